@@ -1,0 +1,147 @@
+"""Which tensors a model has, and how each is stored and scaled."""
+
+from __future__ import annotations
+
+import enum
+import math
+import zlib
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+from gguf import GGMLQuantizationType, LlamaFileType
+
+from random_model.blocks import BlockType
+from random_model.shapes import Shape
+
+QUIET = 1 / 16
+"""Scale of the output rows of tokens that should not come up: their logits stay near 0."""
+
+LOGIT_STD = 3.0
+"""Spread of the logits: wide enough for clear winners, narrow enough for sampling to vary."""
+
+QUERY_KEY_GAIN = 1.6
+"""Attention that prefers some tokens; with 1 it averages over all, and every text ends in the same loop."""
+
+TIED_EMBEDDING_STD = 0.02
+"""Far below the 1 that each layer adds, or a model with tied embeddings repeats its last token for ever."""
+
+
+class Quant(enum.Enum):
+    F32 = "f32"
+    F16 = "f16"
+    Q8_0 = "q8_0"
+    Q4_0 = "q4_0"
+    Q4_K_M = "q4_k_m"
+
+    @property
+    def file_type(self) -> LlamaFileType:
+        return LlamaFileType.ALL_F32 if self is Quant.F32 else LlamaFileType[f"MOSTLY_{self.name}"]
+
+    @property
+    def base(self) -> BlockType:
+        """The type of most weights."""
+        return BlockType(GGMLQuantizationType[self.name.removesuffix("_M")])
+
+    @property
+    def better(self) -> BlockType:
+        """The type that llama.cpp gives to some of `attn_v` and `ffn_down`."""
+        return BlockType(GGMLQuantizationType.Q6_K) if self is Quant.Q4_K_M else self.base
+
+    @property
+    def output(self) -> BlockType:
+        """The type that llama.cpp gives to the output matrix."""
+        return BlockType(GGMLQuantizationType.Q6_K) if self in (Quant.Q4_0, Quant.Q4_K_M) else self.base
+
+
+@dataclass(frozen=True)
+class Norm:
+    """A norm's weights: one constant."""
+
+    name: str
+    columns: int
+    value: float = 1.0
+
+    type = GGMLQuantizationType.F32
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return (self.columns,)
+
+    @property
+    def num_bytes(self) -> int:
+        return self.columns * 4
+
+    def data(self, seed: int) -> npt.NDArray[np.float32]:
+        return np.full(self.columns, self.value, dtype="<f4")
+
+
+@dataclass(frozen=True)
+class Matrix:
+    """Random weights of mean 0 and this standard deviation, that of the quiet rows `QUIET` times smaller."""
+
+    name: str
+    rows: int
+    columns: int
+    block: BlockType
+    std: float
+    quiet_rows: tuple[int, ...] = ()
+
+    @property
+    def type(self) -> GGMLQuantizationType:
+        return self.block.type
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return (self.rows, self.columns)
+
+    @property
+    def num_bytes(self) -> int:
+        return self.rows * self.block.row_bytes(self.columns)
+
+    def data(self, seed: int) -> npt.NDArray[np.uint8]:
+        """(rows, bytes of a row). Depends on the seed and the name only."""
+        std = np.full(self.rows, self.std, dtype=np.float32)
+        std[list(self.quiet_rows)] *= QUIET
+        bits = np.random.SFC64(np.random.SeedSequence([seed, zlib.crc32(self.name.encode())]))
+        return self.block.random(bits, std, self.columns)
+
+
+Tensor = Norm | Matrix
+
+
+def all_tensors(shape: Shape, quant: Quant, quiet: list[int]) -> Iterator[Tensor]:
+    """Every tensor of the file, in order. quiet: tokens that should hardly ever be sampled."""
+    unit, rows = 1 / math.sqrt(shape.width), tuple(quiet)
+    if shape.tied:
+        yield Matrix("token_embd.weight", shape.vocab, shape.width, quant.output, TIED_EMBEDDING_STD, rows)
+        yield Norm("output_norm.weight", shape.width, LOGIT_STD * unit / TIED_EMBEDDING_STD)
+    else:
+        yield Matrix("token_embd.weight", shape.vocab, shape.width, quant.base, 1.0)
+        yield Norm("output_norm.weight", shape.width, LOGIT_STD)
+        yield Matrix("output.weight", shape.vocab, shape.width, quant.output, unit, rows)
+    for layer in range(shape.layers):
+        yield from _layer(shape, quant, layer)
+
+
+def _layer(shape: Shape, quant: Quant, layer: int) -> Iterator[Tensor]:
+    """Scaled so that a normalised input gives each sublayer an output of about 1 per element."""
+    mixed = quant.better if _gets_more_bits(layer, shape.layers) else quant.base
+    width, kv_width, ffn = shape.width, shape.kv_width, shape.ffn
+    unit, name = 1 / math.sqrt(width), f"blk.{layer}."
+    yield Norm(name + "attn_norm.weight", width)
+    yield Matrix(name + "attn_q.weight", width, width, quant.base, QUERY_KEY_GAIN * unit)
+    yield Matrix(name + "attn_k.weight", kv_width, width, quant.base, QUERY_KEY_GAIN * unit)
+    yield Matrix(name + "attn_v.weight", kv_width, width, mixed, unit)
+    yield Matrix(name + "attn_output.weight", width, width, quant.base, unit)
+    yield Norm(name + "ffn_norm.weight", width)
+    yield Matrix(name + "ffn_gate.weight", ffn, width, quant.base, unit)
+    yield Matrix(name + "ffn_up.weight", ffn, width, quant.base, unit)
+    yield Matrix(name + "ffn_down.weight", width, ffn, mixed, 2 / math.sqrt(ffn))
+
+
+def _gets_more_bits(layer: int, layers: int) -> bool:
+    """llama.cpp's own choice for Q4_K_M (`use_more_bits` in src/llama-quant.cpp)."""
+    eighth = layers // 8
+    return layer < eighth or layer >= 7 * layers // 8 or (layer - eighth) % 3 == 2

@@ -1,0 +1,44 @@
+"""The model that tests run on: built on demand by `scripts/make_model.py`, cached outside git."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+SCRIPTS = Path(__file__).resolve().parent.parent / "scripts"
+MAKE_MODEL = SCRIPTS / "make_model.py"
+
+
+def tiny_model_path(quant: str = "f32", *, fim: bool = False) -> Path:
+    """A GGUF file of a few MB; a change of the generator's source builds it anew. Safe in parallel.
+
+    f32 by default: logits then differ least (about 0.01, where two best are 0.6 apart) between steps of
+    different sizes, so that greedy output can be compared.
+    """
+    name = f"tiny-{quant}{'-fim' if fim else ''}-{_source_digest()}.gguf"
+    path = _cache_folder() / name
+    if not path.exists():
+        path.parent.mkdir(parents=True, exist_ok=True)
+        # Processes that race each build a whole file of equal bytes under a name of their own.
+        make_model("--shape", "tiny", "--quant", quant, "--output", str(path), *(["--fim"] if fim else []))
+    return path
+
+
+def make_model(*arguments: str) -> None:
+    """Run the command. Raises CalledProcessError."""
+    subprocess.run([sys.executable, str(MAKE_MODEL), *arguments], check=True)
+
+
+def _cache_folder() -> Path:
+    base = os.environ.get("XDG_CACHE_HOME")
+    return (Path(base) if base else Path.home() / ".cache") / "openai-cpu-server" / "models"
+
+
+def _source_digest() -> str:
+    digest = hashlib.sha256()
+    for source in [MAKE_MODEL, *sorted((SCRIPTS / "random_model").glob("*.*"))]:
+        digest.update(source.name.encode() + b"\0" + source.read_bytes())
+    return digest.hexdigest()[:12]
