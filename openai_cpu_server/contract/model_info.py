@@ -1,0 +1,88 @@
+"""Facts about the loaded model that the engine hands over at start, and the tokenizer's protocol."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+import msgspec
+
+
+class ModelInfo(msgspec.Struct, frozen=True, kw_only=True):
+    """What was loaded, and what its native memory can do."""
+
+    path: str
+    description: str
+    """llama.cpp's own words, such as `llama 7B Q4_K - Medium`."""
+    architecture: str
+    num_parameters: int
+    file_bytes: int
+    vocab_size: int
+    context_trained: int
+    """Tokens of context that the model was trained for."""
+    kv_tokens: int
+    """Cells of the KV pool."""
+    kv_bytes_per_token: int
+    kv_type: str
+    max_seqs: int
+    max_step_tokens: int
+    max_step_outputs: int
+    """Positions of one step whose logits can be had."""
+    threads: int
+    end_tokens: frozenset[int]
+    """Tokens that end a generation (EOS, EOT and their like)."""
+    can_trim: bool
+    """The end of a sequence can be removed (not so in recurrent, hybrid and sliding-window memories)."""
+
+    @property
+    def context_limit(self) -> int:
+        """Tokens, prompt and output together, that one request can have."""
+        return min(self.context_trained, self.kv_tokens)
+
+
+class FimTokens(msgspec.Struct, frozen=True):
+    """Control tokens of fill-in-the-middle models."""
+
+    prefix: int
+    suffix: int
+    middle: int
+
+
+class Tokenizer(Protocol):
+    """A model's vocabulary. Safe to call from any thread."""
+
+    @property
+    def vocab_size(self) -> int: ...
+
+    @property
+    def chat_template(self) -> str | None:
+        """jinja2 source out of the model file."""
+        ...
+
+    @property
+    def bos_text(self) -> str: ...
+
+    @property
+    def eos_text(self) -> str: ...
+
+    @property
+    def bos(self) -> int | None: ...
+
+    @property
+    def adds_bos(self) -> bool:
+        """Whether `encode(..., add_special=True)` puts `bos` first."""
+        ...
+
+    @property
+    def fim(self) -> FimTokens | None: ...
+
+    def encode(self, text: str, *, add_special: bool, parse_special: bool) -> list[int]:
+        """`parse_special`: control tokens written out in the text (`<|im_end|>`) become those tokens."""
+        ...
+
+    def piece(self, token: int, *, special: bool = False) -> bytes:
+        """A token's bytes; control tokens give b"" unless `special`."""
+        ...
+
+    def decode(self, tokens: list[int], *, special: bool = False) -> str:
+        """Text of tokens; bytes that are no UTF-8 become U+FFFD."""
+        ...

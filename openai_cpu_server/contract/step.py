@@ -1,0 +1,98 @@
+"""One step of the engine as plain data, and the `Backend` that executes it."""
+
+from __future__ import annotations
+
+from typing import Protocol, Union
+
+import msgspec
+
+from openai_cpu_server.contract.model_info import ModelInfo
+from openai_cpu_server.contract.request import Sampling
+
+
+class Open(msgspec.Struct, frozen=True):
+    """Bind a free slot to a request's sampler. `output` was generated before a preemption or a crash."""
+
+    slot: int
+    sampling: Sampling
+    prompt: tuple[int, ...]
+    output: tuple[int, ...] = ()
+    top_logprobs: int | None = None
+
+
+class Close(msgspec.Struct, frozen=True):
+    """Free the slot: its KV cells and its sampler."""
+
+    slot: int
+
+
+Verb = Union[Open, Close]
+"""What happens to slots before the spans are computed, in order."""
+
+
+class Span(msgspec.Struct, frozen=True):
+    """Consecutive tokens of one slot to compute: `tokens[i]` stands at position `start + i`."""
+
+    slot: int
+    start: int
+    tokens: tuple[int, ...]
+    sample: bool
+    """Sample one token after the last."""
+    targets: tuple[int, ...] = ()
+    """Report the log-probability of `targets[i]` after `tokens[i]` (prompt scoring)."""
+
+
+class Step(msgspec.Struct, frozen=True):
+    """What the backend does in one go: the verbs in order, then all spans in one `llama_decode`."""
+
+    verbs: tuple[Verb, ...] = ()
+    spans: tuple[Span, ...] = ()
+
+    @property
+    def num_tokens(self) -> int:
+        return sum(len(span.tokens) for span in self.spans)
+
+
+class TokenLogprob(msgspec.Struct, frozen=True, array_like=True):
+    """Natural log-probability of a token under the model's own distribution (before sampling parameters)."""
+
+    token: int
+    logprob: float
+    top: tuple[tuple[int, float], ...] = ()
+    """The most probable alternatives, best first."""
+
+
+class Sample(msgspec.Struct, frozen=True):
+    """The token that was sampled after a span."""
+
+    token: int
+    logprob: TokenLogprob | None = None
+
+
+class StepResult(msgspec.Struct, frozen=True):
+    """What came out. An interrupted step computed nothing: its spans have left no trace in the slots."""
+
+    samples: dict[int, Sample] = {}
+    """By slot, for every span with `sample`."""
+    scores: dict[int, tuple[TokenLogprob, ...]] = {}
+    """By slot, one per target, for every span with targets."""
+    interrupted: bool = False
+
+
+class Backend(Protocol):
+    """Owns the model and its memory. Not thread-safe but for `interrupt`."""
+
+    @property
+    def info(self) -> ModelInfo: ...
+
+    def execute(self, step: Step) -> StepResult: ...
+
+    def interrupt(self) -> None:
+        """Make the running `execute` return early, `interrupted`; later steps are untouched. Any thread."""
+        ...
+
+    def piece(self, token: int) -> bytes:
+        """The bytes that a token adds to the output: b"" for control tokens."""
+        ...
+
+    def close(self) -> None: ...
