@@ -1,0 +1,82 @@
+"""Accounts for the KV pool in blocks. llama.cpp places the cells; the ledger says how many are left."""
+
+from __future__ import annotations
+
+
+class KVLedger:
+    """Who holds which of the pool's blocks, and how many share each.
+
+    A holder (a slot) has whole blocks, enough for the tokens that it was grown to; the last one may be partly
+    filled. Blocks that it shares hold the same cells for all their holders. So the ledger never counts fewer
+    cells than llama.cpp has taken, and a step that fits the ledger fits the pool.
+    """
+
+    def __init__(self, num_blocks: int, block_size: int = 16) -> None:
+        self.num_blocks = num_blocks
+        self.block_size = block_size
+        self._free = list(range(num_blocks))
+        self._num_holders = [0] * num_blocks
+        self._held: dict[int, list[int]] = {}
+
+    @property
+    def num_free(self) -> int:
+        return len(self._free)
+
+    @property
+    def num_used(self) -> int:
+        return self.num_blocks - len(self._free)
+
+    @property
+    def num_shared(self) -> int:
+        """Blocks with more than one holder."""
+        return sum(holders > 1 for holders in self._num_holders)
+
+    @property
+    def tokens_used(self) -> int:
+        """Cells taken, whole blocks counted."""
+        return self.num_used * self.block_size
+
+    def blocks_for(self, num_tokens: int) -> int:
+        return -(-num_tokens // self.block_size)
+
+    def room(self, slot: int) -> int:
+        """Tokens that the slot could hold if it got all free blocks."""
+        return (len(self._held.get(slot, ())) + self.num_free) * self.block_size
+
+    def grow(self, slot: int, num_tokens: int) -> None:
+        """Let the slot hold `num_tokens` in all. The caller has asked `room`."""
+        held = self._held.setdefault(slot, [])
+        missing = self.blocks_for(num_tokens) - len(held)
+        assert missing <= self.num_free, f"slot {slot} needs {missing} blocks, {self.num_free} are free"
+        for _ in range(missing):
+            block = self._free.pop()
+            self._num_holders[block] = 1
+            held.append(block)
+
+    def share(self, source: int, slot: int, num_tokens: int) -> None:
+        """Let an empty slot hold the source's first `num_tokens` too: their whole blocks, without copying."""
+        assert not self._held.get(slot), f"slot {slot} holds blocks already"
+        shared = self._held[source][: num_tokens // self.block_size]
+        for block in shared:
+            self._num_holders[block] += 1
+        self._held[slot] = list(shared)
+
+    def free(self, slot: int) -> None:
+        for block in self._held.pop(slot, ()):
+            self._num_holders[block] -= 1
+            if self._num_holders[block] == 0:
+                self._free.append(block)
+
+    def check(self, computed: dict[int, int]) -> None:
+        """Assert that the books balance; `computed` gives each running slot's tokens with cells."""
+        holders = [0] * self.num_blocks
+        for blocks in self._held.values():
+            assert len(set(blocks)) == len(blocks), "a block twice in one slot"
+            for block in blocks:
+                holders[block] += 1
+        assert holders == self._num_holders
+        assert sorted(self._free) == [block for block, n in enumerate(holders) if n == 0]
+        assert set(self._held) <= set(computed), f"blocks of slots not running: {self._held.keys()}"
+        for slot, num_tokens in computed.items():
+            held = len(self._held.get(slot, ()))
+            assert held >= self.blocks_for(num_tokens), f"slot {slot} holds too little"

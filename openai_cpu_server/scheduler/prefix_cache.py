@@ -1,0 +1,192 @@
+"""The index of the prefix cache: which runs of tokens have their KV cells saved in host memory.
+
+Pure: it knows blocks by number. The backend holds their bytes, and is told by `Save` and `Drop` verbs.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, insort
+from collections import OrderedDict
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from itertools import takewhile
+
+BLOCK_TOKENS = 64
+"""Tokens of a block: a multiple of the pool's blocks."""
+
+Tokens = tuple[int, ...]
+
+
+@dataclass(eq=False)
+class _Branch:
+    """Where blocks begin: a namespace's root, or the end of another block."""
+
+    children: dict[Tokens, _Block] = field(default_factory=dict)
+    ordered: list[Tokens] = field(default_factory=list)
+    """The keys of `children`, sorted: what shares most with a text stands next to it."""
+
+
+@dataclass(eq=False)
+class _Block(_Branch):
+    number: int = field(kw_only=True)
+    tokens: Tokens = field(kw_only=True)
+    parent: _Branch = field(kw_only=True)
+
+
+@dataclass(frozen=True)
+class Match:
+    """The longest saved prefix: `blocks` whole, and `tail_tokens` of the block `tail`."""
+
+    blocks: tuple[int, ...] = ()
+    tail: int | None = None
+    tail_tokens: int = 0
+
+    @property
+    def num_tokens(self) -> int:
+        return len(self.blocks) * BLOCK_TOKENS + self.tail_tokens
+
+
+@dataclass(frozen=True)
+class Insertion:
+    """What saving a prefix comes to: new blocks (number, position of the first token), and evicted ones."""
+
+    saved: tuple[tuple[int, int], ...]
+    evicted: tuple[int, ...]
+
+
+class PrefixCache:
+    """A tree of blocks per namespace (cache salt, API key), compared token by token.
+
+    Recency is kept so that a parent is always more recent than its children: the least recent block is
+    a leaf, and goes first.
+    """
+
+    def __init__(self, capacity: int) -> None:
+        self.capacity = capacity
+        """In blocks."""
+        self.num_evictions = 0
+        self._roots: dict[str, _Branch] = {}
+        self._recency: OrderedDict[int, _Block] = OrderedDict()
+        self._pinned: dict[int, _Block] = {}
+        self._next_number = 0
+
+    def __len__(self) -> int:
+        return len(self._recency) + len(self._pinned)
+
+    def match(self, tokens: Sequence[int], namespace: str, limit: int) -> Match:
+        """The longest saved prefix of at most `limit` tokens. Changes nothing."""
+        path = self._path(tokens, namespace, limit)
+        branch = path[-1] if path else self._roots.get(namespace)
+        start = len(path) * BLOCK_TOKENS
+        tail, tail_tokens = _closest(branch, tuple(tokens[start : min(start + BLOCK_TOKENS, limit)]))
+        return Match(tuple(n.number for n in path), tail.number if tail else None, tail_tokens)
+
+    def use(self, tokens: Sequence[int], namespace: str) -> None:
+        """Make the blocks of this prefix the most recent."""
+        self._touch(self._path(tokens, namespace, len(tokens)))
+
+    def insert(self, tokens: Sequence[int], namespace: str, *, pin: bool = False) -> Insertion:
+        """Take in all whole blocks of `tokens` that are not saved yet, as far as there is room."""
+        path = self._path(tokens, namespace, len(tokens))
+        self._touch(path)
+        saved: list[tuple[int, int]] = []
+        evicted: list[int] = []
+        while (len(path) + 1) * BLOCK_TOKENS <= len(tokens) and self._make_room(path, evicted):
+            start = len(path) * BLOCK_TOKENS
+            node = self._add(path, tuple(tokens[start : start + BLOCK_TOKENS]), namespace)
+            saved.append((node.number, start))
+        self._touch(path)
+        if pin:
+            self._pin(path)
+        return Insertion(tuple(saved), tuple(evicted))
+
+    def clear(self) -> tuple[int, ...]:
+        """Forget everything that is not pinned; returns the blocks' numbers."""
+        dropped = tuple(self._recency)
+        while self._recency:
+            self._remove(next(iter(self._recency.values())))
+        return dropped
+
+    def check(self) -> None:
+        """Assert that tree, recency and pins agree."""
+        nodes = [node for root in self._roots.values() for node in _below(root)]
+        assert {n.number for n in nodes} == set(self._recency) | set(self._pinned)
+        assert len(self) == len(nodes) <= max(self.capacity, len(self._pinned))
+        rank = {number: i for i, number in enumerate(self._recency)}
+        for node in nodes:
+            assert node.ordered == sorted(node.children)
+            parent = node.parent
+            if isinstance(parent, _Block) and parent.number in rank and node.number in rank:
+                assert rank[parent.number] > rank[node.number], "a child is more recent than its parent"
+
+    def _path(self, tokens: Sequence[int], namespace: str, limit: int) -> list[_Block]:
+        branch: _Branch | None = self._roots.get(namespace)
+        path: list[_Block] = []
+        while branch is not None and (len(path) + 1) * BLOCK_TOKENS <= limit:
+            start = len(path) * BLOCK_TOKENS
+            branch = child = branch.children.get(tuple(tokens[start : start + BLOCK_TOKENS]))
+            if child is not None:
+                path.append(child)
+        return path
+
+    def _touch(self, path: Sequence[_Block]) -> None:
+        for node in reversed(path):
+            if node.number in self._recency:
+                self._recency.move_to_end(node.number)
+
+    def _add(self, path: list[_Block], tokens: Tokens, namespace: str) -> _Block:
+        parent = path[-1] if path else self._roots.setdefault(namespace, _Branch())
+        block = _Block(number=self._next_number, tokens=tokens, parent=parent)
+        self._next_number += 1
+        parent.children[tokens] = block
+        insort(parent.ordered, tokens)
+        self._recency[block.number] = block
+        path.append(block)
+        return block
+
+    def _make_room(self, keep: Sequence[_Block], evicted: list[int]) -> bool:
+        """Room for one more block; evicts the least recent leaf, but none of `keep`."""
+        if len(self) < self.capacity:
+            return True
+        oldest = next(iter(self._recency.values()), None)
+        if oldest is None or oldest in keep or oldest.children:
+            return False
+        self._remove(oldest)
+        evicted.append(oldest.number)
+        self.num_evictions += 1
+        return True
+
+    def _remove(self, block: _Block) -> None:
+        assert not block.children, "only leaves go"
+        del self._recency[block.number]
+        del block.parent.children[block.tokens]
+        block.parent.ordered.remove(block.tokens)
+
+    def _pin(self, path: Sequence[_Block]) -> None:
+        for node in path:
+            if node.number in self._recency:
+                del self._recency[node.number]
+                self._pinned[node.number] = node
+
+
+def _closest(branch: _Branch | None, tokens: Tokens) -> tuple[_Block | None, int]:
+    """The child that begins like `tokens`, and for how many tokens."""
+    if branch is None or not tokens:
+        return None, 0
+    at = bisect_left(branch.ordered, tokens)
+    neighbours = branch.ordered[max(0, at - 1) : at + 1]
+    common, best = max(((_common(tokens, key), key) for key in neighbours), default=(0, ()))
+    return (branch.children[best], common) if common else (None, 0)
+
+
+def _common(a: Tokens, b: Tokens) -> int:
+    return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(a, b, strict=False)))
+
+
+def _below(branch: _Branch) -> list[_Block]:
+    found: list[_Block] = []
+    stack = list(branch.children.values())
+    while stack:
+        found.append(stack.pop())
+        stack.extend(found[-1].children.values())
+    return found

@@ -1,0 +1,90 @@
+"""One sequence in the scheduler: its tokens, how far they are computed, where it stands."""
+
+from __future__ import annotations
+
+import enum
+
+from openai_cpu_server.contract.request import GenerationRequest
+
+
+class Status(enum.Enum):
+    WAITING = "waiting"
+    """Holds no slot and no KV cells."""
+    RUNNING = "running"
+    """Holds a slot, and the blocks that the ledger says."""
+    FINISHED = "finished"
+    """Gone; holds nothing."""
+
+
+_MOVES = {
+    Status.WAITING: {Status.RUNNING, Status.FINISHED},
+    Status.RUNNING: {Status.WAITING, Status.FINISHED},
+    Status.FINISHED: set[Status](),
+}
+
+
+class Sequence:
+    """Prompt and output in one list; `computed` of its tokens have KV cells in `slot`.
+
+    One rule covers prefill, chunked prefill, decode and every kind of resuming: compute up to n of the
+    `pending` tokens, and sample if that reaches the end.
+    """
+
+    def __init__(self, request: GenerationRequest, output: tuple[int, ...], arrival: int) -> None:
+        self.request = request
+        self.arrival = arrival
+        self.tokens = [*request.tokens, *output]
+        self.computed = 0
+        self.num_scored = 0 if request.prompt_logprobs and not output else len(request.tokens) - 1
+        """Prompt positions whose successor's log-probability has been reported, or is not asked for."""
+        self._status = Status.WAITING
+        self._slot: int | None = None
+
+    @property
+    def status(self) -> Status:
+        return self._status
+
+    @property
+    def slot(self) -> int:
+        """The native sequence id of a running sequence."""
+        assert self._slot is not None, f"{self.request.id} is {self._status.value} and has no slot"
+        return self._slot
+
+    @property
+    def pending(self) -> int:
+        return len(self.tokens) - self.computed
+
+    @property
+    def output(self) -> tuple[int, ...]:
+        return tuple(self.tokens[len(self.request.tokens) :])
+
+    @property
+    def num_output(self) -> int:
+        return len(self.tokens) - len(self.request.tokens)
+
+    @property
+    def remaining(self) -> int:
+        """Output tokens that may still come."""
+        return self.request.max_tokens - self.num_output
+
+    @property
+    def is_scoring(self) -> bool:
+        return self.num_scored < len(self.request.tokens) - 1
+
+    def run(self, slot: int) -> None:
+        self._move(Status.RUNNING)
+        self._slot = slot
+
+    def release(self) -> None:
+        """Back to waiting, without cells: all tokens are computed again later."""
+        self._move(Status.WAITING)
+        self._slot = None
+        self.computed = 0
+
+    def finish(self) -> None:
+        self._move(Status.FINISHED)
+        self._slot = None
+
+    def _move(self, to: Status) -> None:
+        assert to in _MOVES[self._status], f"{self.request.id}: {self._status.value} -> {to.value}"
+        self._status = to

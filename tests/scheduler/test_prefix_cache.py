@@ -1,0 +1,127 @@
+"""The prefix cache's index: what matches, what is kept, what goes."""
+
+from __future__ import annotations
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from openai_cpu_server.scheduler.prefix_cache import BLOCK_TOKENS as B
+from openai_cpu_server.scheduler.prefix_cache import Match, PrefixCache
+
+
+def text(*blocks: int, extra: int = 0) -> tuple[int, ...]:
+    """Whole blocks, each of one repeated token, then `extra` more of token 9."""
+    return tuple(token for token in blocks for _ in range(B)) + (9,) * extra
+
+
+def found(cache: PrefixCache, tokens: tuple[int, ...], namespace: str = "") -> int:
+    return cache.match(tokens, namespace, len(tokens)).num_tokens
+
+
+def test_an_empty_cache_matches_nothing() -> None:
+    assert PrefixCache(4).match(text(1), "", B) == Match()
+
+
+def test_whole_blocks_match_and_an_unfinished_one_is_not_kept() -> None:
+    cache = PrefixCache(4)
+    assert cache.insert(text(1, 2, extra=10), "").saved == ((0, 0), (1, B))
+    assert cache.match(text(1, 2, 3), "", 3 * B).blocks == (0, 1)
+    assert len(cache) == 2
+
+
+def test_a_block_matches_in_part_to_the_token() -> None:
+    cache = PrefixCache(4)
+    cache.insert(text(1, 2), "")
+    tokens = text(1) + (2,) * 17 + (5,) * 40
+    assert cache.match(tokens, "", len(tokens)) == Match((0,), 1, 17)
+
+
+def test_the_part_is_the_longest_among_several() -> None:
+    cache = PrefixCache(9)
+    for n in (10, 20, 30):
+        cache.insert((1,) * n + (2,) * (B - n), "")
+    assert found(cache, (1,) * 25 + (7,) * 50) == 25
+    assert found(cache, (1,) * 20 + (3,) * 50) == 20
+
+
+def test_the_limit_cuts_a_match() -> None:
+    cache = PrefixCache(4)
+    cache.insert(text(1, 2), "")
+    assert cache.match(text(1, 2), "", 2 * B - 1) == Match((0,), 1, B - 1)
+
+
+def test_namespaces_do_not_see_each_other() -> None:
+    cache = PrefixCache(4)
+    cache.insert(text(1), "a")
+    assert found(cache, text(1), "b") == 0
+    assert found(cache, text(1), "a") == B
+
+
+def test_a_shared_beginning_is_kept_once() -> None:
+    cache = PrefixCache(9)
+    cache.insert(text(1, 2), "")
+    assert cache.insert(text(1, 3), "").saved == ((2, B),)
+    assert len(cache) == 3
+
+
+def test_the_least_recently_used_leaf_goes_first() -> None:
+    cache = PrefixCache(3)
+    cache.insert(text(1, 2), "")
+    cache.insert(text(3), "")
+    cache.use(text(1, 2), "")
+    assert cache.insert(text(4), "").evicted == (2,)
+    assert found(cache, text(1, 2)) == 2 * B
+
+
+def test_a_chain_loses_its_end_before_its_beginning() -> None:
+    cache = PrefixCache(3)
+    cache.insert(text(1, 2, 3), "")
+    assert cache.insert(text(4), "").evicted == (2,)
+    assert found(cache, text(1, 2, 3)) == 2 * B
+
+
+def test_what_is_too_long_is_kept_as_far_as_it_goes() -> None:
+    cache = PrefixCache(2)
+    assert len(cache.insert(text(1, 2, 3, 4), "").saved) == 2
+    cache.check()
+
+
+def test_pinned_blocks_stay() -> None:
+    cache = PrefixCache(2)
+    cache.insert(text(1), "", pin=True)
+    for n in range(5, 9):
+        cache.insert(text(n), "")
+    assert found(cache, text(1)) == B
+    assert len(cache.clear()) == 1
+    assert len(cache) == 1
+
+
+def test_no_capacity_keeps_nothing() -> None:
+    assert PrefixCache(0).insert(text(1), "").saved == ()
+
+
+@given(
+    st.lists(st.tuples(st.lists(st.integers(0, 2), max_size=5), st.integers(0, 70), st.sampled_from("ab"))),
+    st.integers(0, 12),
+)
+@settings(deadline=None)
+def test_the_cache_agrees_with_what_was_saved_and_dropped(
+    inserts: list[tuple[list[int], int, str]], capacity: int
+) -> None:
+    cache = PrefixCache(capacity)
+    held: dict[int, tuple[str, tuple[int, ...]]] = {}
+    for blocks, extra, namespace in inserts:
+        tokens = text(*blocks, extra=extra)
+        insertion = cache.insert(tokens, namespace)
+        for number, start in insertion.saved:
+            held[number] = (namespace, tokens[: start + B])
+        for number in insertion.evicted:
+            del held[number]
+        cache.check()
+        assert len(cache) == len(held) <= capacity
+        match = cache.match(tokens, namespace, len(tokens))
+        for i, number in enumerate(match.blocks):
+            assert held[number] == (namespace, tokens[: (i + 1) * B])
+        if match.tail is not None:
+            whole = len(match.blocks) * B
+            assert held[match.tail][1][: whole + match.tail_tokens] == tokens[: match.num_tokens]

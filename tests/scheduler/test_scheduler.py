@@ -1,0 +1,223 @@
+"""Stories about who computes what, when."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from openai_cpu_server.contract.request import Priority
+from tests.scheduler.driver import Driver, alone, request
+
+BATCH = Priority.BATCH
+
+
+def test_a_request_runs_to_its_end() -> None:
+    driver = Driver()
+    one = request("a", prompt=10, output=5)
+    driver.submit(one)
+    assert driver.run()[:2] == [{"a": 10}, {"a": 1}]
+    assert driver.outputs["a"] == alone(one)
+
+
+def test_cells_are_freed_with_the_request() -> None:
+    driver = Driver()
+    driver.submit(request("a"), request("b"))
+    driver.run()
+    assert driver.backend.cells == {}
+    assert driver.scheduler.kv_tokens_used == 0
+
+
+def test_a_newcomer_joins_the_next_step() -> None:
+    driver = Driver()
+    driver.submit(request("a", output=10))
+    driver.step()
+    driver.submit(request("b", prompt=8))
+    assert driver.step() == {"a": 1, "b": 8}
+
+
+def test_a_long_prompt_does_not_stall_a_stream() -> None:
+    driver = Driver(decoding=32, idle=64)
+    driver.submit(request("stream", output=40))
+    driver.step()
+    driver.submit(request("long", prompt=300, output=1))
+    steps = driver.run()
+    assert all(step["stream"] == 1 for step in steps[:39] if step)
+    assert max(step.get("long", 0) for step in steps) == 31
+
+
+def test_an_idle_server_reads_prompts_in_larger_chunks() -> None:
+    driver = Driver(decoding=32, idle=64)
+    driver.submit(request("long", prompt=150, output=1))
+    assert driver.run()[:3] == [{"long": 64}, {"long": 64}, {"long": 22}]
+
+
+def test_many_decoding_sequences_leave_a_tile_for_a_newcomer() -> None:
+    driver = Driver(slots=16, decoding=16)
+    driver.submit(*(request(f"d{i}", output=50) for i in range(15)))
+    for _ in range(10):
+        driver.step()
+    driver.submit(request("new", prompt=100))
+    assert driver.step()["new"] == 16
+
+
+def test_interactive_is_admitted_before_batch() -> None:
+    driver = Driver(slots=1)
+    driver.submit(request("b", priority=BATCH), request("i"))
+    driver.run()
+    assert driver.finished == ["i", "b"]
+
+
+def test_equals_are_admitted_in_order_of_arrival() -> None:
+    driver = Driver(slots=1)
+    driver.submit(*(request(name) for name in "abc"))
+    driver.run()
+    assert driver.finished == ["a", "b", "c"]
+
+
+def test_interactive_prompts_are_read_before_batch_prompts() -> None:
+    driver = Driver(idle=64)
+    driver.submit(request("b", prompt=60, priority=BATCH), request("i", prompt=60))
+    assert driver.step() == {"i": 60, "b": 4}
+
+
+def test_interactive_takes_the_slot_of_a_running_batch_request() -> None:
+    driver = Driver(slots=1)
+    batch = request("b", output=20, priority=BATCH)
+    driver.submit(batch)
+    driver.step()
+    driver.submit(request("i"))
+    assert driver.step() == {"i": 4}
+    driver.run()
+    assert driver.outputs["b"] == alone(batch)
+
+
+def test_batch_is_not_released_where_that_would_not_help() -> None:
+    driver = Driver(slots=2, kv_tokens=256)
+    driver.submit(request("i", prompt=100, output=100), request("b", prompt=16, output=16, priority=BATCH))
+    driver.step()
+    driver.step()
+    driver.submit(request("j", prompt=200, output=16))
+    assert "b" in driver.step()
+
+
+def test_equals_do_not_release_each_other_at_admission() -> None:
+    driver = Driver(slots=1)
+    driver.submit(request("a", output=10))
+    driver.step()
+    driver.submit(request("b"))
+    assert driver.step() == {"a": 1}
+
+
+def test_a_full_pool_releases_the_last_and_fails_nobody() -> None:
+    driver = Driver(kv_tokens=256)
+    requests = [request(name, prompt=30, output=150) for name in "abc"]
+    driver.submit(*requests)
+    driver.run()
+    assert driver.finished == ["a", "b", "c"]
+    assert [driver.outputs[r.id] for r in requests] == [alone(r) for r in requests]
+
+
+def test_two_half_read_prompts_cannot_lock_each_other_out() -> None:
+    driver = Driver(kv_tokens=256, decoding=16, idle=16)
+    requests = [request(name, prompt=120, output=100) for name in "ab"]
+    driver.submit(*requests)
+    driver.run()
+    assert [driver.outputs[r.id] for r in requests] == [alone(r) for r in requests]
+
+
+def test_cancelling_a_waiting_request_leaves_no_trace() -> None:
+    driver = Driver(slots=1)
+    driver.submit(request("a"), request("b"), request("c"))
+    driver.step()
+    driver.cancel("b")
+    driver.run()
+    assert driver.finished == ["a", "c"]
+
+
+def test_cancelling_a_running_request_frees_its_cells_in_the_next_step() -> None:
+    driver = Driver()
+    driver.submit(request("a"), request("b"))
+    driver.step()
+    driver.cancel("a")
+    driver.step()
+    assert len(driver.backend.cells) == 1
+
+
+def test_the_last_cancelled_request_still_gets_a_step_that_frees_its_cells() -> None:
+    driver = Driver()
+    driver.submit(request("a"))
+    driver.step()
+    driver.cancel("a")
+    assert driver.scheduler.has_work
+    driver.step()
+    assert driver.backend.cells == {}
+    assert not driver.scheduler.has_work
+
+
+def test_an_interrupted_step_is_done_again() -> None:
+    driver = Driver()
+    one = request("a", prompt=10)
+    driver.submit(one)
+    assert driver.step(interrupt=True) == {"a": 10}
+    assert driver.step() == {"a": 10}
+    driver.run()
+    assert driver.outputs["a"] == alone(one)
+
+
+def test_a_prompt_is_scored_once_even_if_it_is_computed_twice() -> None:
+    driver = Driver(slots=1, idle=64)
+    driver.submit(request("b", prompt=150, output=2, priority=BATCH, prompt_logprobs=True))
+    driver.step()
+    driver.submit(request("i"))
+    driver.run()
+    assert driver.num_scores["b"] == 149
+
+
+def test_scoring_needs_no_more_outputs_than_the_backend_has() -> None:
+    driver = Driver(slots=4, idle=64, outputs=20)
+    driver.submit(request("s", prompt=100, output=0, prompt_logprobs=True))
+    assert max(step.get("s", 0) for step in driver.run()) == 20
+    assert driver.num_scores["s"] == 99
+    assert driver.finished == ["s"]
+
+
+def test_a_request_that_can_never_fit_is_a_bug_of_the_caller() -> None:
+    with pytest.raises(AssertionError):
+        Driver(kv_tokens=256).submit(request("a", prompt=200, output=100))
+
+
+@st.composite
+def actions(draw: st.DrawFn) -> list[tuple[str, int, int, bool]]:
+    kind = st.sampled_from(["submit", "submit", "step", "step", "step", "cancel", "interrupt"])
+    return draw(
+        st.lists(st.tuples(kind, st.integers(1, 120), st.integers(0, 60), st.booleans()), max_size=60)
+    )
+
+
+@given(actions(), st.integers(1, 5), st.sampled_from([192, 256, 512]))
+@settings(max_examples=200, deadline=None)
+def test_whatever_happens_every_request_ends_with_its_own_output(
+    script: list[tuple[str, int, int, bool]], slots: int, kv_tokens: int
+) -> None:
+    driver = Driver(slots=slots, kv_tokens=kv_tokens, decoding=24, idle=32, outputs=30)
+    asked = {}
+    cancelled = set()
+    for number, (kind, prompt, output, flag) in enumerate(script):
+        if kind == "submit":
+            one = request(f"r{number}", prompt, output, Priority(flag), prompt_logprobs=prompt % 3 == 0)
+            asked[one.id] = one
+            driver.submit(one)
+        elif kind == "cancel" and asked:
+            name = sorted(asked)[prompt % len(asked)]
+            driver.cancel(name)
+            cancelled.add(name)
+        elif kind != "cancel":
+            driver.step(interrupt=kind == "interrupt")
+    driver.run()
+    assert driver.backend.cells == {}
+    assert driver.scheduler.kv_tokens_used == 0
+    assert len(driver.finished) == len(set(driver.finished))
+    for name in set(asked) - cancelled:
+        assert driver.outputs[name] == alone(asked[name])
+        assert driver.num_scores[name] == (len(asked[name].tokens) - 1) * asked[name].prompt_logprobs
