@@ -1,0 +1,104 @@
+"""The tokens of one step, laid out as llama.cpp wants them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import repeat
+from typing import NamedTuple
+
+import llama_cpp
+import numpy as np
+
+from openai_cpu_server.contract.step import Span
+
+
+class OutputRows(NamedTuple):
+    """Where a span's logits are in the matrix of the step's: rows of its targets, row of its sample."""
+
+    targets: range
+    sample: int | None
+
+
+class Layout(NamedTuple):
+    """What a filled batch will bring: rows of logits by span, and their number."""
+
+    rows: list[OutputRows]
+    num_outputs: int
+
+
+class Batch:
+    """A `llama_batch` over arrays of numpy's: they own the memory, so there is nothing to free."""
+
+    def __init__(self, capacity: int) -> None:
+        self.capacity = capacity
+        self._tokens = np.zeros(capacity, np.int32)
+        self._positions = np.zeros(capacity, np.int32)
+        self._slots = np.zeros(capacity, np.int32)
+        self._wants_logits = np.zeros(capacity, np.int8)
+        self._slot_counts = np.ones(capacity, np.int32)
+        row = self._slots.itemsize * np.arange(capacity, dtype=np.uintp)
+        self._slot_pointers = np.uintp(self._slots.ctypes.data) + row
+        self.native = self._native()
+
+    def fill(self, spans: Sequence[Span]) -> Layout:
+        """Replaces what was in it."""
+        tokens: list[int] = []
+        positions: list[int] = []
+        slots: list[int] = []
+        wants: list[int] = []
+        rows = []
+        num_outputs = 0
+        for span in spans:
+            length = len(span.tokens)
+            tokens += span.tokens
+            positions += range(span.start, span.start + length)
+            slots += repeat(span.slot, length)
+            wants += _wants(span)
+            rows.append(_rows(span, num_outputs))
+            num_outputs += _num_outputs(span)
+        self._store(tokens, positions, slots, wants)
+        return Layout(rows, num_outputs)
+
+    def _store(self, tokens: list[int], positions: list[int], slots: list[int], wants: list[int]) -> None:
+        count = len(tokens)
+        assert 0 < count <= self.capacity, f"{count} tokens in a step of at most {self.capacity}"
+        self._tokens[:count] = tokens
+        self._positions[:count] = positions
+        self._slots[:count] = slots
+        self._wants_logits[:count] = wants
+        self.native.n_tokens = count
+
+    def _native(self) -> llama_cpp.llama_batch:
+        batch = llama_cpp.llama_batch()
+        for name, array in (
+            ("token", self._tokens),
+            ("pos", self._positions),
+            ("n_seq_id", self._slot_counts),
+            ("seq_id", self._slot_pointers),
+            ("logits", self._wants_logits),
+        ):
+            kind = dict(llama_cpp.llama_batch._fields_)[name]
+            setattr(batch, name, array.ctypes.data_as(kind))
+        return batch
+
+
+def _num_outputs(span: Span) -> int:
+    """The last token's logits may serve both as a target's and for the sample."""
+    return len(span.targets) + (span.sample and len(span.targets) < len(span.tokens))
+
+
+def _wants(span: Span) -> list[int]:
+    length, scored = len(span.tokens), len(span.targets)
+    assert length > 0, "an empty span"
+    assert scored <= length, f"{scored} targets for {length} tokens"
+    wants = [1] * scored + [0] * (length - scored)
+    if span.sample:
+        wants[-1] = 1
+    return wants
+
+
+def _rows(span: Span, first: int) -> OutputRows:
+    """Row `first` is the span's first. Its sample is the last: of a target, or behind the targets."""
+    scored = len(span.targets)
+    sample = first + min(scored, len(span.tokens) - 1) if span.sample else None
+    return OutputRows(range(first, first + scored), sample)

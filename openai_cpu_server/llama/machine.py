@@ -1,0 +1,90 @@
+"""What this process may use of the machine: memory and cores, control groups respected."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import psutil
+
+
+class Machine:
+    """Reads limits afresh at each call. The paths are arguments for the tests' sake."""
+
+    def __init__(self, cgroups: Path = Path("/sys/fs/cgroup"), process: Path = Path("/proc/self")) -> None:
+        self._cgroups = cgroups
+        self._process = process
+
+    def free_memory(self) -> int:
+        """Bytes: what the system can give without swapping, and what the control groups still allow."""
+        return max(0, min([psutil.virtual_memory().available, *self._memory_left()]))
+
+    def num_threads(self) -> int:
+        """One per physical core, at most as many as this process may run on or has a quota for."""
+        usable = _usable_cpus()
+        physical = psutil.cpu_count(logical=False) or usable
+        return max(1, min([usable, physical, *self._cpu_quotas()]))
+
+    def _memory_left(self) -> list[int]:
+        return [
+            limit - usage + _reclaimable(group)
+            for group in self._groups("memory")
+            for limit_name, usage_name in (
+                ("memory.max", "memory.current"),
+                ("memory.limit_in_bytes", "memory.usage_in_bytes"),
+            )
+            if (limit := _number(group / limit_name)) is not None
+            and (usage := _number(group / usage_name)) is not None
+        ]
+
+    def _cpu_quotas(self) -> list[int]:
+        quotas = []
+        for group in self._groups("cpu"):
+            quota, period = _quota(group)
+            if quota is not None and period and quota > 0:
+                quotas.append(quota // period)
+        return quotas
+
+    def _groups(self, controller: str) -> list[Path]:
+        """The process's group of a controller and those around it, up to what is mounted as the root."""
+        groups: list[Path] = []
+        for line in _lines(self._process / "cgroup"):
+            _, controllers, name = line.split(":", 2)
+            if controllers == "" or controller in controllers.split(","):
+                root = self._cgroups / controllers if controllers else self._cgroups
+                inner = root / name.lstrip("/")
+                groups += [inner, *(parent for parent in inner.parents if parent.is_relative_to(root))]
+        return groups
+
+
+def _usable_cpus() -> int:
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
+def _quota(group: Path) -> tuple[int | None, int | None]:
+    """Microseconds of CPU per period of microseconds."""
+    fields = " ".join(_lines(group / "cpu.max")).split()
+    if len(fields) == 2:
+        return (int(fields[0]) if fields[0].isdecimal() else None), int(fields[1])
+    return _number(group / "cpu.cfs_quota_us"), _number(group / "cpu.cfs_period_us")
+
+
+def _reclaimable(group: Path) -> int:
+    """File pages that count as used but go when memory is short."""
+    fields = dict(line.split(" ", 1) for line in _lines(group / "memory.stat"))
+    return int(fields.get("total_inactive_file", fields.get("inactive_file", "0")))
+
+
+def _number(path: Path) -> int | None:
+    """None where there is no such file, and for "max"."""
+    text = " ".join(_lines(path))
+    return int(text) if text.lstrip("-").isdecimal() else None
+
+
+def _lines(path: Path) -> list[str]:
+    try:
+        return path.read_text("utf-8").splitlines()
+    except OSError:
+        return []

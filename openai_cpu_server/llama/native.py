@@ -1,0 +1,80 @@
+"""What llama.cpp has once per process: its start, and its log."""
+
+from __future__ import annotations
+
+import atexit
+import ctypes
+import enum
+import functools
+from collections import deque
+
+import llama_cpp
+
+
+class _Level(enum.IntEnum):
+    """ggml.h's `ggml_log_level` (llama_cpp's own logger has older numbers)."""
+
+    WARN = 3
+    ERROR = 4
+
+
+_CONSEQUENCES = ("failed to load model", "failed to load GGUF split")
+"""Lines that only say that an earlier line was fatal begin so."""
+_PREFACES = ("error loading model", "failed to initialize the context")
+
+
+class NativeLog:
+    """Keeps llama.cpp's last warnings and errors in memory and prints nothing.
+
+    It owns the callback that the library holds: the library must be muted before the callback dies.
+    """
+
+    def __init__(self) -> None:
+        self._lines: deque[tuple[int, str]] = deque(maxlen=64)
+        self._callback = llama_cpp.llama_log_callback(self._keep)
+
+    def install(self) -> None:
+        llama_cpp.llama_log_set(self._callback, None)
+
+    def mute(self) -> None:
+        """From here on nothing of Python is called: a native thread may log while the interpreter ends.
+
+        Any C function without effect serves as the callback; it ignores its arguments.
+        """
+        silent = ctypes.cast(ctypes.CDLL(None).getpid, llama_cpp.llama_log_callback)
+        llama_cpp.llama_log_set(silent, None)
+
+    def clear(self) -> None:
+        self._lines.clear()
+
+    def cause(self) -> str | None:
+        """The last error that names a cause, else the last warning, else None; one line."""
+        lines = list(self._lines)
+        errors = [text for level, text in lines if level == _Level.ERROR]
+        telling = [text for text in errors if not text.startswith(_CONSEQUENCES)]
+        warnings = [text for level, text in lines if level == _Level.WARN]
+        return next((found[-1] for found in (telling, errors, warnings) if found), None)
+
+    def _keep(self, level: int, text: bytes, _user_data: object) -> None:
+        if level in (_Level.WARN, _Level.ERROR):
+            line = text.decode("utf-8", "replace").strip()
+            self._lines.append((level, _without_origin(line)))
+
+
+def _without_origin(line: str) -> str:
+    """Drop the names of C++ functions, and what they say of every failure, from the front of a line."""
+    while True:
+        head, colon, rest = line.partition(": ")
+        if not colon or not (head.isidentifier() or head in _PREFACES):
+            return line
+        line = rest
+
+
+@functools.cache
+def native_log() -> NativeLog:
+    """Start llama.cpp and take over its log (after `import llama_cpp` has set its own). Once per process."""
+    log = NativeLog()
+    log.install()
+    atexit.register(log.mute)
+    llama_cpp.llama_backend_init()
+    return log

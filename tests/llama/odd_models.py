@@ -1,0 +1,128 @@
+"""Small GGUF files with what the tiny model has not: other metadata, other kinds of memory."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import gguf
+import numpy as np
+
+_WIDTH, _LAYERS = 64, 2
+_RNG = np.random.default_rng(0)
+
+
+def rewritten(source: Path, target: Path, changes: dict[str, object]) -> Path:
+    """A copy with other values (ints, strings or bools) for some metadata keys."""
+    reader = gguf.GGUFReader(source)
+    architecture = changes.get("general.architecture", "llama")
+    writer = gguf.GGUFWriter(target, str(architecture))
+    _copy_metadata(reader, writer, skip=set(changes))
+    for key, value in changes.items():
+        if key != "general.architecture":
+            kinds = {bool: writer.add_bool, int: writer.add_uint32, str: writer.add_string}
+            kinds[type(value)](key, value)
+    for tensor in reader.tensors:
+        writer.add_tensor(tensor.name, tensor.data, raw_dtype=tensor.tensor_type)
+    return _written(writer, target)
+
+
+def mamba(source: Path, target: Path) -> Path:
+    """A recurrent model with the tokenizer of `source`: one state per sequence, no cells per token."""
+    inner, state, conv, rank = 2 * _WIDTH, 8, 4, 4
+    writer = gguf.GGUFWriter(target, "mamba")
+    _copy_tokenizer(source, writer)
+    writer.add_context_length(1024)
+    writer.add_embedding_length(_WIDTH)
+    writer.add_block_count(_LAYERS)
+    writer.add_feed_forward_length(0)
+    writer.add_head_count(0)
+    writer.add_ssm_conv_kernel(conv)
+    writer.add_ssm_inner_size(inner)
+    writer.add_ssm_state_size(state)
+    writer.add_ssm_time_step_rank(rank)
+    writer.add_layer_norm_rms_eps(1e-5)
+    shapes = {
+        "attn_norm.weight": (_WIDTH,),
+        "ssm_in.weight": (2 * inner, _WIDTH),
+        "ssm_conv1d.weight": (inner, conv),
+        "ssm_conv1d.bias": (inner,),
+        "ssm_x.weight": (rank + 2 * state, inner),
+        "ssm_dt.weight": (inner, rank),
+        "ssm_dt.bias": (inner,),
+        "ssm_a": (inner, state),
+        "ssm_d": (inner,),
+        "ssm_out.weight": (_WIDTH, inner),
+    }
+    _add_tensors(writer, source, shapes, negative={"ssm_a"})
+    return _written(writer, target)
+
+
+def gemma3(source: Path, target: Path, *, window: int) -> Path:
+    """A model in which most layers see only the last `window` tokens."""
+    heads, kv_heads, head, inner = 2, 1, 32, 128
+    writer = gguf.GGUFWriter(target, "gemma3")
+    _copy_tokenizer(source, writer)
+    writer.add_context_length(1024)
+    writer.add_embedding_length(_WIDTH)
+    writer.add_block_count(_LAYERS)
+    writer.add_feed_forward_length(inner)
+    writer.add_head_count(heads)
+    writer.add_head_count_kv(kv_heads)
+    writer.add_key_length(head)
+    writer.add_value_length(head)
+    writer.add_layer_norm_rms_eps(1e-5)
+    writer.add_sliding_window(window)
+    shapes = {
+        "attn_norm.weight": (_WIDTH,),
+        "attn_q.weight": (heads * head, _WIDTH),
+        "attn_k.weight": (kv_heads * head, _WIDTH),
+        "attn_v.weight": (kv_heads * head, _WIDTH),
+        "attn_output.weight": (_WIDTH, heads * head),
+        "attn_q_norm.weight": (head,),
+        "attn_k_norm.weight": (head,),
+        "post_attention_norm.weight": (_WIDTH,),
+        "ffn_norm.weight": (_WIDTH,),
+        "ffn_gate.weight": (inner, _WIDTH),
+        "ffn_up.weight": (inner, _WIDTH),
+        "ffn_down.weight": (_WIDTH, inner),
+        "post_ffw_norm.weight": (_WIDTH,),
+    }
+    _add_tensors(writer, source, shapes, negative=set())
+    return _written(writer, target)
+
+
+def _add_tensors(
+    writer: gguf.GGUFWriter, source: Path, shapes: dict[str, tuple[int, ...]], negative: set[str]
+) -> None:
+    vocab_size = len(gguf.GGUFReader(source).fields["tokenizer.ggml.tokens"].data)
+    writer.add_tensor("token_embd.weight", _random((vocab_size, _WIDTH)))
+    writer.add_tensor("output_norm.weight", np.ones(_WIDTH, np.float32))
+    for layer in range(_LAYERS):
+        for name, shape in shapes.items():
+            data = np.ones(shape, np.float32) if name.endswith("norm.weight") else _random(shape)
+            writer.add_tensor(f"blk.{layer}.{name}", -np.abs(data) if name in negative else data)
+
+
+def _random(shape: tuple[int, ...]) -> np.ndarray:
+    return _RNG.normal(0, 0.3, shape).astype(np.float32)
+
+
+def _copy_tokenizer(source: Path, writer: gguf.GGUFWriter) -> None:
+    reader = gguf.GGUFReader(source)
+    others = {name for name in reader.fields if not name.startswith("tokenizer.")}
+    _copy_metadata(reader, writer, skip=others)
+
+
+def _copy_metadata(reader: gguf.GGUFReader, writer: gguf.GGUFWriter, skip: set[str]) -> None:
+    for name, field in reader.fields.items():
+        if name not in skip and name != "general.architecture" and not name.startswith("GGUF."):
+            inner = field.types[1] if field.types[0] == gguf.GGUFValueType.ARRAY else None
+            writer.add_key_value(name, field.contents(), field.types[0], sub_type=inner)
+
+
+def _written(writer: gguf.GGUFWriter, target: Path) -> Path:
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return target

@@ -1,0 +1,238 @@
+"""What steps compute, and what they leave behind."""
+
+from __future__ import annotations
+
+import threading
+
+import numpy as np
+import pytest
+
+from openai_cpu_server.contract.request import Sampling
+from openai_cpu_server.contract.step import Close, Open, Span, Step, StepResult, TokenLogprob
+from openai_cpu_server.llama.backend import LlamaBackend
+from tests.llama.driver import GREEDY, feed, generate, opened, sampled
+
+PROMPT = tuple(1 + (7 * i * i + 3 * i) % 900 for i in range(60))
+OTHER = tuple(1 + (5 * i * i + 11 * i) % 900 for i in range(41))
+TOLERANCE = 0.02
+"""Steps of other sizes round differently (EVIDENCE.md, 3)."""
+
+
+def scores(backend: LlamaBackend, prompt: tuple[int, ...], chunk: int) -> list[TokenLogprob]:
+    """The log-probability of every prompt token but the first, computed in chunks."""
+    found: list[TokenLogprob] = []
+    with opened(backend, 0, prompt, top_logprobs=backend.info.vocab_size):
+        for start in range(0, len(prompt), chunk):
+            tokens, targets = prompt[start : start + chunk], prompt[start + 1 : start + 1 + chunk]
+            result = backend.execute(Step(spans=(Span(0, start, tokens, False, targets),)))
+            found += result.scores.get(0, ())
+    return found
+
+
+@pytest.mark.parametrize("chunk", [1, 7, 32])
+def test_prompts_in_chunks_continue_as_prompts_in_one_piece(backend: LlamaBackend, chunk: int) -> None:
+    assert generate(backend, PROMPT, 16, chunk=chunk) == generate(backend, PROMPT, 16)
+
+
+def test_chunks_change_log_probabilities_by_rounding_only(backend: LlamaBackend) -> None:
+    whole, parts = scores(backend, PROMPT, 60), scores(backend, PROMPT, 7)
+    assert len(whole) == len(parts) == len(PROMPT) - 1
+    assert [s.logprob for s in parts] == pytest.approx([s.logprob for s in whole], abs=TOLERANCE)
+
+
+def test_sequences_in_one_batch_do_not_see_each_other(backend: LlamaBackend) -> None:
+    prompts = {0: PROMPT, 3: OTHER}
+    outputs: dict[int, list[int]] = {0: [], 3: []}
+    with opened(backend, 0, PROMPT), opened(backend, 3, OTHER):
+        spans = tuple(Span(slot, 0, prompt, True) for slot, prompt in prompts.items())
+        for _ in range(12):
+            for slot, sample in backend.execute(Step(spans=spans)).samples.items():
+                outputs[slot].append(sample.token)
+            spans = tuple(
+                Span(slot, len(prompts[slot]) + len(output) - 1, (output[-1],), True)
+                for slot, output in outputs.items()
+            )
+    assert outputs == {slot: generate(backend, prompt, 12) for slot, prompt in prompts.items()}
+
+
+def test_verbs_and_spans_of_one_step_go_together(backend: LlamaBackend) -> None:
+    first = Step(verbs=(Open(1, GREEDY, PROMPT),), spans=(Span(1, 0, PROMPT, True),))
+    again = Step(verbs=(Close(1), *first.verbs), spans=first.spans)
+    results = [backend.execute(step) for step in (first, again, again, Step(verbs=(Close(1),)))]
+    assert results[0].samples == results[1].samples == results[2].samples
+    assert results[3].samples == {}
+
+
+def test_closing_gives_all_cells_back(backend: LlamaBackend) -> None:
+    """The pool holds two such prompts, not three."""
+    prompt = (PROMPT * 34)[:2000]
+    with opened(backend, 0, prompt):
+        feed(backend, 0, 0, prompt, sample=False)
+        for _ in range(3):
+            with opened(backend, 1, prompt):
+                feed(backend, 1, 0, prompt, sample=False)
+
+
+def test_a_span_without_outputs_has_no_results(backend: LlamaBackend) -> None:
+    with opened(backend, 0, PROMPT):
+        result = backend.execute(Step(spans=(Span(0, 0, PROMPT, False),)))
+    assert (result.samples, result.scores, result.interrupted) == ({}, {}, False)
+
+
+def test_targets_score_as_teacher_forcing_does(backend: LlamaBackend) -> None:
+    forced = []
+    with opened(backend, 0, PROMPT, top_logprobs=backend.info.vocab_size):
+        for position, token in enumerate(PROMPT[:-1]):
+            logprob = sampled(backend, 0, position, [token]).logprob
+            assert logprob is not None
+            forced.append(dict(logprob.top)[PROMPT[position + 1]])
+    found = scores(backend, PROMPT, 60)
+    assert [score.token for score in found] == list(PROMPT[1:])
+    assert [score.logprob for score in found] == pytest.approx(forced, abs=TOLERANCE)
+
+
+def test_a_token_can_be_target_and_sample_at_once(backend: LlamaBackend) -> None:
+    with opened(backend, 0, PROMPT, top_logprobs=1):
+        result = backend.execute(Step(spans=(Span(0, 0, PROMPT, True, (*PROMPT[1:], 5)),)))
+    sample = result.samples[0]
+    assert len(result.scores[0]) == len(PROMPT)
+    assert sample.logprob is not None
+    assert result.scores[0][-1].top == sample.logprob.top == ((sample.token, sample.logprob.logprob),)
+
+
+def test_log_probabilities_of_the_whole_vocabulary_sum_to_one(backend: LlamaBackend) -> None:
+    sampling = Sampling(seed=4, temperature=3.0, logit_bias={7: 5.0})
+    with opened(backend, 0, PROMPT, sampling, top_logprobs=backend.info.vocab_size):
+        sample = sampled(backend, 0, 0, PROMPT)
+    assert sample.logprob is not None
+    top = sample.logprob.top
+    assert len({token for token, _ in top}) == backend.info.vocab_size
+    assert np.exp([logprob for _, logprob in top]).sum() == pytest.approx(1)
+    assert [logprob for _, logprob in top] == sorted((logprob for _, logprob in top), reverse=True)
+    assert dict(top)[sample.token] == sample.logprob.logprob
+
+
+def test_sampling_parameters_do_not_change_log_probabilities(backend: LlamaBackend) -> None:
+    tops = []
+    for sampling in (GREEDY, Sampling(seed=1, temperature=2.0, logit_bias={9: 50.0}, repeat_penalty=2.0)):
+        with opened(backend, 0, PROMPT, sampling, top_logprobs=5):
+            logprob = sampled(backend, 0, 0, PROMPT).logprob
+        assert logprob is not None
+        tops.append(logprob.top)
+    assert tops[0] == tops[1]
+
+
+def test_none_asked_no_log_probabilities_and_zero_only_the_sampled(backend: LlamaBackend) -> None:
+    with opened(backend, 0, PROMPT):
+        assert sampled(backend, 0, 0, PROMPT).logprob is None
+    with opened(backend, 0, PROMPT, top_logprobs=0):
+        logprob = sampled(backend, 0, 0, PROMPT).logprob
+    assert logprob is not None
+    assert logprob.top == ()
+
+
+def test_an_interrupted_step_leaves_no_trace(backend: LlamaBackend) -> None:
+    head, tail = PROMPT[:20], (PROMPT * 40)[20:2000]
+    other = Span(2, 0, OTHER, True)
+    with opened(backend, 0, head + tail), opened(backend, 2, OTHER):
+        feed(backend, 0, 0, head, sample=False)
+        spans = (Span(0, 20, tail, True), other)
+        interrupted = execute_and_press(backend, Step(spans=spans))
+        assert (interrupted.interrupted, interrupted.samples, interrupted.scores) == (True, {}, {})
+        result = backend.execute(Step(spans=spans))
+    assert not result.interrupted
+    with opened(backend, 0, head + tail), opened(backend, 2, OTHER):
+        feed(backend, 0, 0, head, sample=False)
+        undisturbed = backend.execute(Step(spans=spans))
+    assert result == undisturbed
+
+
+def execute_and_press(backend: LlamaBackend, step: Step) -> StepResult:
+    """Interrupt from another thread, from before the step to its end."""
+    done = threading.Event()
+
+    def press() -> None:
+        while not done.wait(0.0005):
+            backend.interrupt()
+
+    presser = threading.Thread(target=press)
+    presser.start()
+    try:
+        return backend.execute(step)
+    finally:
+        done.set()
+        presser.join()
+
+
+def test_interrupting_when_nothing_runs_does_not_hit_the_next_step(backend: LlamaBackend) -> None:
+    backend.interrupt()
+    expected = generate(backend, PROMPT, 2)
+    with opened(backend, 0, PROMPT):
+        backend.interrupt()
+        assert sampled(backend, 0, 0, PROMPT).token == expected[0]
+        backend.interrupt()
+        assert sampled(backend, 0, len(PROMPT), expected[:1]).token == expected[1]
+
+
+SEEDED = Sampling(
+    seed=99, temperature=1.5, top_p=0.95, repeat_penalty=1.3, presence_penalty=0.5, frequency_penalty=0.3
+)
+
+
+def test_seeded_output_is_reproducible_and_seeds_matter(backend: LlamaBackend) -> None:
+    outputs = [generate(backend, PROMPT, 12, SEEDED) for _ in range(2)]
+    assert outputs[0] == outputs[1]
+    other = Sampling(seed=100, temperature=1.5)
+    assert generate(backend, PROMPT, 12, other) != generate(
+        backend, PROMPT, 12, Sampling(seed=101, temperature=1.5)
+    )
+
+
+@pytest.mark.parametrize("produced", [1, 5, 11])
+def test_a_resumed_request_gets_the_tokens_that_it_would_have_got(
+    backend: LlamaBackend, produced: int
+) -> None:
+    whole = generate(backend, PROMPT, 16, SEEDED)
+    resumed = whole[:produced]
+    with opened(backend, 5, PROMPT, SEEDED, output=resumed):
+        feed(backend, 5, 0, PROMPT, sample=False)
+        for index, token in enumerate(whole[: produced - 1]):
+            feed(backend, 5, len(PROMPT) + index, [token], sample=False)
+        while len(resumed) < len(whole):
+            resumed.append(sampled(backend, 5, len(PROMPT) + len(resumed) - 1, resumed[-1:]).token)
+    assert resumed == whole
+
+
+def test_ignoring_the_end_goes_on_for_ever(backend: LlamaBackend) -> None:
+    end = min(backend.info.end_tokens)
+    forced = Sampling(seed=0, temperature=0, logit_bias={end: 1000.0})
+    assert generate(backend, PROMPT, 3, forced) == [end] * 3
+    ignoring = Sampling(seed=0, temperature=0, logit_bias={end: 1000.0}, ignore_eos=True)
+    assert not backend.info.end_tokens & set(generate(backend, PROMPT, 3, ignoring))
+
+
+@pytest.mark.parametrize(
+    "step",
+    [
+        Step(verbs=(Open(8, GREEDY, PROMPT),)),
+        Step(verbs=(Open(0, GREEDY, PROMPT), Open(0, GREEDY, PROMPT))),
+        Step(spans=(Span(0, 0, (), False),)),
+        Step(spans=(Span(0, 0, (1,) * 2049, False),)),
+        Step(spans=(Span(0, 0, (1,) * 100, False, (1,) * 100),)),
+        Step(spans=(Span(0, 0, (1,), False, (1, 2)),)),
+    ],
+    ids=["no such slot", "slot is open", "empty", "too many tokens", "too many outputs", "too many targets"],
+)
+def test_steps_that_no_scheduler_may_ask_for(backend: LlamaBackend, step: Step) -> None:
+    try:
+        with pytest.raises(AssertionError):
+            backend.execute(step)
+    finally:
+        for verb in step.verbs[:1]:
+            if verb.slot < backend.info.max_seqs:
+                backend.execute(Step(verbs=(Close(verb.slot),)))
+
+
+def test_pieces_of_sampled_tokens(backend: LlamaBackend) -> None:
+    assert backend.piece(3 + ord("A")) == b"A"
+    assert [backend.piece(token) for token in backend.info.end_tokens] == [b"", b""]

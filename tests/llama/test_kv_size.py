@@ -1,0 +1,98 @@
+"""Bytes of a KV cell from metadata alone, for shapes of which there is no model here."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import gguf
+import pytest
+
+from openai_cpu_server.errors import StartupError
+from openai_cpu_server.llama.gguf_header import GgufHeader
+from openai_cpu_server.llama.kv_size import KVType, bytes_per_cell, pool_cells
+
+MISTRAL_7B = {
+    "block_count": 32,
+    "embedding_length": 4096,
+    "attention.head_count": 32,
+    "attention.head_count_kv": 8,
+}
+
+
+def header(folder: Path, **facts: object) -> GgufHeader:
+    path = folder / "facts.gguf"
+    writer = gguf.GGUFWriter(path, "some")
+    for name, value in facts.items():
+        key = f"some.{name}"
+        if isinstance(value, list):
+            writer.add_array(key, value)
+        else:
+            writer.add_uint32(key, int(str(value)))
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.close()
+    return GgufHeader(path)
+
+
+@pytest.mark.parametrize(
+    ("kv_type", "expected"),
+    [(KVType.F32, 262_144), (KVType.F16, 131_072), (KVType.BF16, 131_072), (KVType.Q8_0, 69_632)],
+)
+def test_mistral_7b(tmp_path: Path, kv_type: KVType, expected: int) -> None:
+    assert bytes_per_cell(header(tmp_path, **MISTRAL_7B), kv_type) == expected
+
+
+@pytest.mark.parametrize(
+    ("facts", "expected"),
+    [
+        ({}, 4 * 2 * 2 * (16 + 16)),
+        ({"attention.head_count_kv": 1}, 4 * 1 * 2 * (16 + 16)),
+        ({"attention.key_length": 24, "attention.value_length": 8}, 4 * 2 * 2 * (24 + 8)),
+        ({"attention.head_count_kv": [0, 2, 0, 1]}, (2 + 1) * 2 * (16 + 16)),
+        ({"attention.head_count": [2, 4, 2, 4]}, (2 + 4 + 2 + 4) * 2 * (16 + 16)),
+        ({"attention.shared_kv_layers": 3}, 1 * 2 * 2 * (16 + 16)),
+        ({"nextn_predict_layers": 1}, 3 * 2 * 2 * (16 + 16)),
+        ({"full_attention_interval": 2}, 2 * 2 * 2 * (16 + 16)),
+        ({"attention.key_length_swa": 32, "attention.value_length_swa": 32}, 4 * 2 * 2 * (32 + 32)),
+        (
+            {
+                "attention.head_count_kv": 1,
+                "attention.key_length": 576,
+                "attention.value_length": 512,
+                "attention.key_length_mla": 192,
+            },
+            4 * 2 * 576,
+        ),
+        ({"attention.head_count": 0}, 0),
+    ],
+    ids=[
+        "all heads",
+        "grouped",
+        "own sizes",
+        "layers without attention",
+        "heads per layer",
+        "shared layers",
+        "prediction layers",
+        "every other layer",
+        "window heads",
+        "latent",
+        "recurrent",
+    ],
+)
+def test_shapes(tmp_path: Path, facts: dict[str, object], expected: int) -> None:
+    base = {"block_count": 4, "embedding_length": 32, "attention.head_count": 2}
+    assert bytes_per_cell(header(tmp_path, **{**base, **facts}), KVType.F16) == expected
+
+
+def test_the_default_pool() -> None:
+    assert pool_cells(None, 1000, 2 * 1000 * 700) == 512
+    assert pool_cells(None, 1000, 10**12) == 16_384
+    assert pool_cells(None, 0, 10**9) == 16_384
+    with pytest.raises(StartupError, match=r"256 tokens at 1000 bytes need 0\.2 MiB"):
+        pool_cells(None, 1000, 2 * 1000 * 255)
+
+
+def test_a_requested_pool() -> None:
+    assert pool_cells(5000, 1000, 5000 * 1000) == 5000
+    with pytest.raises(StartupError, match="Not enough memory"):
+        pool_cells(5001, 1000, 5000 * 1000)

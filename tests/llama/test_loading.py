@@ -1,0 +1,259 @@
+"""What loads, what it says of itself, and the one line that says why something does not."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import llama_cpp
+import msgspec
+import pytest
+
+from openai_cpu_server.contract.messages import EngineOptions
+from openai_cpu_server.contract.step import Close, Open, Span, Step
+from openai_cpu_server.errors import StartupError
+from openai_cpu_server.llama.backend import LlamaBackend
+from openai_cpu_server.llama.gguf_header import GgufHeader
+from openai_cpu_server.llama.kv_size import KVType, bytes_per_cell
+from openai_cpu_server.llama.machine import Machine
+from openai_cpu_server.llama.native import native_log
+from openai_cpu_server.llama.vocabulary import Vocabulary
+from tests.llama.driver import GREEDY, generate
+from tests.llama.odd_models import gemma3, mamba, rewritten
+
+SMALL = EngineOptions(model_path="", kv_tokens=512, max_seqs=4, step_tokens=16, prefill_tokens=64)
+PROMPT = tuple(range(300, 340))
+
+
+@contextmanager
+def loaded(path: Path, machine: Machine | None = None, **changes: object) -> Iterator[LlamaBackend]:
+    options = msgspec.structs.replace(SMALL, model_path=str(path), **changes)
+    backend = LlamaBackend.load(options, lambda fraction: None, machine)
+    try:
+        yield backend
+    finally:
+        backend.close()
+
+
+class SmallMachine(Machine):
+    """A control group of a given size around this process."""
+
+    def __init__(self, folder: Path, free_bytes: int) -> None:
+        (folder / "cgroup").write_text("0::/\n")
+        (folder / "memory.max").write_text(f"{free_bytes}\n")
+        (folder / "memory.current").write_text("0\n")
+        super().__init__(cgroups=folder, process=folder)
+
+
+def failure(path: Path, capfd: pytest.CaptureFixture[str], **changes: object) -> str:
+    """The one line; nothing else may reach the terminal."""
+    with pytest.raises(StartupError) as raised, loaded(path, **changes):
+        pass
+    assert capfd.readouterr() == ("", "")
+    (line,) = str(raised.value).splitlines()
+    return line
+
+
+def test_facts(tiny: Path) -> None:
+    progress: list[float] = []
+    backend = LlamaBackend.load(msgspec.structs.replace(SMALL, model_path=str(tiny)), progress.append)
+    info = backend.info
+    backend.close()
+    assert progress == sorted(progress)
+    assert progress[-1] == 1.0
+    assert (info.path, info.architecture, info.file_bytes) == (str(tiny), "llama", tiny.stat().st_size)
+    assert (info.kv_tokens, info.kv_type, info.max_seqs, info.context_trained) == (512, "f16", 4, 4096)
+    assert (info.max_step_tokens, info.max_step_outputs) == (64, 68)
+    assert (info.vocab_size, info.end_tokens) == (1024, frozenset({2, 260}))
+    assert info.can_trim
+    assert info.num_parameters > 1_000_000
+    assert info.threads >= 1
+
+
+def test_sizes_are_what_llama_made_of_them(tiny: Path) -> None:
+    with loaded(tiny, kv_tokens=300, prefill_tokens=50, step_tokens=3) as backend:
+        assert (backend.info.kv_tokens, backend.info.max_step_tokens) == (512, 64)
+    with loaded(tiny, kv_tokens=256, prefill_tokens=1000) as backend:
+        assert backend.info.max_step_tokens == backend.info.kv_tokens == 256
+
+
+@pytest.mark.parametrize("repack", [True, False, None])
+def test_repacked_or_not_the_tokens_are_the_same(tiny: Path, repack: bool | None) -> None:
+    with loaded(tiny) as plain, loaded(tiny, repack=repack) as other:
+        assert generate(other, PROMPT, 4) == generate(plain, PROMPT, 4)
+
+
+@pytest.mark.parametrize("kv_type", ["f32", "f16", "bf16", "q8_0"])
+def test_cells_cost_what_llama_says(tiny: Path, kv_type: str) -> None:
+    with native_lines() as lines, loaded(tiny, kv_type=kv_type, kv_tokens=4096) as backend:
+        generate(backend, PROMPT, 2)
+        info = backend.info
+    assert info.kv_tokens * info.kv_bytes_per_token / 2**20 == pytest.approx(kv_megabytes(lines), abs=0.006)
+
+
+@contextmanager
+def native_lines() -> Iterator[list[str]]:
+    """llama.cpp's log at all levels."""
+    lines: list[str] = []
+    callback = llama_cpp.llama_log_callback(lambda level, text, data: lines.append(text.decode()))
+    log = native_log()
+    llama_cpp.llama_log_set(callback, None)
+    try:
+        yield lines
+    finally:
+        log.install()
+
+
+def kv_megabytes(lines: list[str]) -> float:
+    return sum(float(size) for size in re.findall(r"KV buffer size = +([\d.]+) MiB", "".join(lines)))
+
+
+def test_the_default_pool_is_half_of_the_free_memory(tiny: Path, tmp_path: Path) -> None:
+    cell = bytes_per_cell(GgufHeader(tiny), KVType.F16)
+    with loaded(tiny, SmallMachine(tmp_path, 2 * 1100 * cell), kv_tokens=None) as backend:
+        assert backend.info.kv_tokens == 1024
+    with loaded(tiny, SmallMachine(tmp_path, 2 * 10**6 * cell), kv_tokens=None) as backend:
+        assert backend.info.kv_tokens == 16_384
+
+
+@pytest.mark.parametrize(("kv_tokens", "free_tokens"), [(None, 500), (2048, 2047), (10**9, 10**6)])
+def test_not_enough_memory(
+    tiny: Path,
+    tmp_path: Path,
+    capfd: pytest.CaptureFixture[str],
+    kv_tokens: int | None,
+    free_tokens: int,
+) -> None:
+    cell = bytes_per_cell(GgufHeader(tiny), KVType.F16)
+    machine = SmallMachine(tmp_path, free_tokens * cell)
+    line = failure(tiny, capfd, machine=machine, kv_tokens=kv_tokens)
+    assert line.startswith(f"Not enough memory for the KV pool: {kv_tokens or 256} tokens at {cell} bytes")
+
+
+def test_no_such_file(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "absent.gguf"
+    assert failure(path, capfd) == f"There is no model file {path}."
+
+
+def test_a_directory(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    assert failure(tmp_path, capfd) == f"{tmp_path} is a directory, not a GGUF file."
+
+
+@pytest.mark.parametrize("content", [b"", b"GG", b"<html>not found</html>", b"PK\x03\x04"])
+def test_not_a_gguf_file(tmp_path: Path, capfd: pytest.CaptureFixture[str], content: bytes) -> None:
+    path = tmp_path / "page.gguf"
+    path.write_bytes(content)
+    assert failure(path, capfd) == f"{path} is not a GGUF file."
+
+
+@pytest.mark.parametrize("kept", [4, 8, 24, 100, 5_000, 20_000, 1_000_000, -1])
+def test_truncated_files(tiny: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str], kept: int) -> None:
+    path = tmp_path / "part.gguf"
+    path.write_bytes(tiny.read_bytes()[:kept])
+    assert failure(path, capfd).startswith(f"{path} is truncated or damaged: ")
+
+
+def test_a_version_from_the_future(tiny: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "future.gguf"
+    data = bytearray(tiny.read_bytes())
+    data[4:8] = (77).to_bytes(4, "little")
+    path.write_bytes(data)
+    assert "version 77" in failure(path, capfd)
+
+
+def test_an_unknown_architecture(tiny: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    path = rewritten(tiny, tmp_path / "new.gguf", {"general.architecture": "tomorrow"})
+    assert failure(path, capfd) == f"Cannot load {path}: unknown model architecture: 'tomorrow'."
+
+
+def test_a_missing_fact(tiny: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    path = rewritten(tiny, tmp_path / "odd.gguf", {"llama.rope.dimension_count": 32})
+    assert "invalid n_rot: 32, expected 64" in failure(path, capfd)
+
+
+def test_an_embedding_model(tiny: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    path = rewritten(tiny, tmp_path / "embed.gguf", {"llama.attention.causal": False})
+    assert failure(path, capfd) == f"{path} (llama) is no model that generates text."
+
+
+def test_no_tokenizer(tiny: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    path = rewritten(tiny, tmp_path / "mute.gguf", {"tokenizer.ggml.model": "no_vocab"})
+    assert failure(path, capfd) == f"{path} has no tokenizer."
+    with pytest.raises(StartupError, match="has no tokenizer"):
+        Vocabulary.open(path)
+
+
+def test_missing_parts(tiny: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    split = {"split.count": 3, "split.no": 0}
+    first = rewritten(tiny, tmp_path / "m-00001-of-00003.gguf", split)
+    assert failure(first, capfd).endswith("missing beside it: m-00002-of-00003.gguf, m-00003-of-00003.gguf.")
+    second = rewritten(tiny, tmp_path / "m-00002-of-00003.gguf", {**split, "split.no": 1})
+    rewritten(tiny, tmp_path / "m-00003-of-00003.gguf", {**split, "split.no": 2})
+    assert failure(second, capfd) == f"{second} is part 2 of 3; name the first, {first}."
+    renamed = second.rename(tmp_path / "renamed.gguf")
+    assert "its name must end in -00002-of-00003.gguf" in failure(renamed, capfd)
+
+
+@pytest.mark.parametrize(
+    ("changes", "line"),
+    [
+        ({"kv_type": "q2_k"}, "Unknown KV type 'q2_k'; known are f32, f16, bf16, q8_0."),
+        ({"max_seqs": 255}, "--max-seqs must be between 1 and 254, not 255."),
+        ({"max_seqs": 0}, "--max-seqs must be between 1 and 254, not 0."),
+        ({"threads": 0}, "--threads must be at least 1, not 0."),
+        ({"kv_tokens": 0}, "A KV pool of 0 tokens is too small."),
+        ({"prefill_tokens": 0}, "A step must be allowed at least 1 token."),
+    ],
+)
+def test_wrong_options(
+    tiny: Path, capfd: pytest.CaptureFixture[str], changes: dict[str, object], line: str
+) -> None:
+    assert failure(tiny, capfd, **changes) == line
+
+
+def test_heads_that_a_quantised_cache_cannot_hold(
+    tiny: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    changes: dict[str, object] = {"llama.attention.head_count": 16, "llama.attention.head_count_kv": 8}
+    path = rewritten(tiny, tmp_path / "thin.gguf", {**changes, "llama.rope.dimension_count": 16})
+    assert "q8_0 with block size 32 does not divide" in failure(path, capfd, kv_type="q8_0")
+
+
+def test_a_listener_that_fails_ends_the_load(tiny: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    def fail(fraction: float) -> None:
+        raise BrokenPipeError("nobody listens")
+
+    with pytest.raises(BrokenPipeError, match="nobody listens"):
+        LlamaBackend.load(msgspec.structs.replace(SMALL, model_path=str(tiny)), fail)
+    assert capfd.readouterr() == ("", "")
+
+
+def test_the_most_slots(tiny: Path) -> None:
+    with loaded(tiny, max_seqs=254, kv_tokens=1024) as backend:
+        verbs = tuple(Open(slot, GREEDY, PROMPT) for slot in range(254))
+        backend.execute(Step(verbs=verbs))
+        spans = tuple(Span(slot, 0, (slot + 300,), True) for slot in range(0, 254, 4))
+        assert len(backend.execute(Step(spans=spans)).samples) == 64
+
+
+def test_recurrent_models_are_served_without_trimming_and_interruption(tiny: Path, tmp_path: Path) -> None:
+    with loaded(mamba(tiny, tmp_path / "mamba.gguf")) as backend:
+        assert not backend.info.can_trim
+        assert backend.info.kv_bytes_per_token == 0
+        expected = generate(backend, PROMPT, 8)
+        assert generate(backend, PROMPT, 8, slot=2) == expected
+        backend.execute(Step(verbs=(Open(0, GREEDY, PROMPT),)))
+        assert backend.execute(Step(spans=(Span(0, 0, PROMPT, True),))).samples[0].token == expected[0]
+        backend.execute(Step(verbs=(Close(0),)))
+
+
+def test_window_models_compute_the_same_in_any_chunks(tiny: Path, tmp_path: Path) -> None:
+    path = gemma3(tiny, tmp_path / "gemma3.gguf", window=16)
+    with native_lines() as lines, loaded(path) as backend:
+        info = backend.info
+        prompt = (PROMPT * 3)[:100]
+        assert generate(backend, prompt[:60], 8) == generate(backend, prompt[:60], 8, chunk=9)
+    assert not info.can_trim
+    assert info.kv_tokens * info.kv_bytes_per_token / 2**20 == pytest.approx(kv_megabytes(lines), abs=0.012)

@@ -1,0 +1,247 @@
+"""Each parameter changes which tokens are chosen, and how often."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import numpy as np
+import pytest
+
+from openai_cpu_server.contract.request import Sampling
+from openai_cpu_server.contract.step import Open
+from openai_cpu_server.llama.draw import draw, uniform
+from openai_cpu_server.llama.logprobs import BadLogits, score
+from openai_cpu_server.llama.sampling import Sampler
+from openai_cpu_server.llama.truncation import Candidates
+
+SIZE = 1000
+END = frozenset({2, 10})
+LOGITS = np.random.default_rng(1).normal(0, 1.5, SIZE).astype(np.float32)
+BEST_FIRST = [int(token) for token in np.argsort(-LOGITS)]
+PROBABILITIES = np.exp(LOGITS.astype(np.float64)) / np.exp(LOGITS.astype(np.float64)).sum()
+CANDIDATES = Candidates(SIZE)
+
+
+def sampler(
+    prompt: tuple[int, ...] = (5,), output: tuple[int, ...] = (), end: frozenset[int] = END, **parameters
+) -> Sampler:
+    opened = Open(0, Sampling(**{"seed": 7, **parameters}), prompt, output)
+    return Sampler(opened, CANDIDATES, vocab_size=SIZE, end_tokens=end)
+
+
+def samples(count: int, logits: np.ndarray = LOGITS, **parameters) -> list[int]:
+    chooser = sampler(**parameters)
+    found = [chooser.sample(logits) for _ in range(count)]
+    chooser.close()
+    return found
+
+
+def nucleus(order: list[int], top_p: float) -> set[int]:
+    kept = int(np.searchsorted(PROBABILITIES[order].cumsum(), top_p)) + 1
+    return set(order[:kept])
+
+
+def test_greedy_takes_the_best_and_of_equals_the_first() -> None:
+    assert samples(3, temperature=0) == BEST_FIRST[:1] * 3
+    tied = np.zeros(SIZE, np.float32)
+    tied[[40, 50]] = 1
+    assert samples(1, tied, temperature=0) == [40]
+
+
+def test_draws_follow_the_distribution() -> None:
+    counts = Counter(samples(8000))
+    for token in BEST_FIRST[:20]:
+        expected = PROBABILITIES[token] * 8000
+        assert counts[token] == pytest.approx(expected, abs=4 * expected**0.5)
+
+
+@pytest.mark.parametrize(("temperature", "share"), [(0.25, 0.99), (1.0, 0.33), (4.0, 0.05)])
+def test_temperature_sharpens_and_flattens(temperature: float, share: float) -> None:
+    scaled = np.exp(LOGITS.astype(np.float64) / temperature)
+    expected = scaled[BEST_FIRST[:20]].sum() / scaled.sum()
+    among_best = np.isin(samples(3000, temperature=temperature), BEST_FIRST[:20]).mean()
+    assert among_best == pytest.approx(expected, abs=0.04)
+    assert expected == pytest.approx(share, abs=0.05)
+
+
+def test_the_smallest_temperatures_are_greedy() -> None:
+    assert set(samples(50, temperature=1e-300)) == {BEST_FIRST[0]}
+
+
+def test_top_k_draws_among_the_k_best_only() -> None:
+    assert set(samples(2000, top_k=3)) == set(BEST_FIRST[:3])
+    assert set(samples(50, top_k=1)) == {BEST_FIRST[0]}
+    assert samples(50, top_k=10**6) == samples(50, top_k=SIZE)
+
+
+def test_top_p_draws_in_the_nucleus_only() -> None:
+    allowed = nucleus(BEST_FIRST, 0.3)
+    assert 3 < len(allowed) < 50
+    assert set(samples(3000, top_p=0.3)) == allowed
+    assert set(samples(50, top_p=0.0)) == {BEST_FIRST[0]}
+
+
+def test_min_p_draws_what_is_not_much_less_likely_than_the_best() -> None:
+    allowed = set(np.flatnonzero(0.1 * PROBABILITIES.max() <= PROBABILITIES))
+    assert 3 < len(allowed) < 50
+    assert set(samples(3000, min_p=0.1)) == allowed
+
+
+def test_typical_draws_near_the_expected_surprise_only() -> None:
+    surprise = -np.log(PROBABILITIES)
+    entropy = (PROBABILITIES * surprise).sum()
+    order = [int(token) for token in np.argsort(np.abs(surprise - entropy))]
+    allowed = nucleus(order, 0.2)
+    found = set(samples(6000, typical_p=0.2))
+    assert found <= allowed
+    assert len(found) > 0.9 * len(allowed)
+    assert BEST_FIRST[0] not in found
+
+
+def test_typical_bears_tokens_of_no_probability() -> None:
+    """llama.cpp multiplies 0 by the logarithm of 0 there."""
+    banned = {BEST_FIRST[0]: -100.0, BEST_FIRST[1]: -np.inf}
+    found = set(samples(2000, typical_p=0.2, logit_bias=banned))
+    assert found
+    assert not found & set(BEST_FIRST[:2])
+
+
+def test_truncations_add_up() -> None:
+    found = set(samples(3000, top_k=20, top_p=0.9, min_p=0.2, typical_p=0.95))
+    assert found <= set(BEST_FIRST[:20])
+    assert len(found) > 1
+
+
+def test_temperature_comes_after_truncation() -> None:
+    """The nucleus is that of the model's distribution, however flat it is made afterwards."""
+    assert set(samples(4000, top_p=0.3, temperature=50.0)) == nucleus(BEST_FIRST, 0.3)
+
+
+@pytest.mark.parametrize("parameters", [{"temperature": 0}, {}, {"top_k": 5}, {"typical_p": 0.5}])
+def test_bias_bans_and_forces(parameters: dict[str, float]) -> None:
+    banned = dict.fromkeys(BEST_FIRST[:10], -100.0)
+    assert not set(samples(200, logit_bias=banned, **parameters)) & set(banned)
+    assert set(samples(200, logit_bias={BEST_FIRST[-1]: 100.0}, **parameters)) == {BEST_FIRST[-1]}
+
+
+@pytest.mark.parametrize("parameters", [{"temperature": 0}, {}, {"top_p": 0.5}])
+def test_a_request_that_forbids_every_token_ends(parameters: dict[str, float]) -> None:
+    everything = dict.fromkeys(range(SIZE), -np.inf)
+    assert samples(1, logit_bias=everything, **parameters) == [min(END)]
+    assert samples(1, end=frozenset(), logit_bias=everything, **parameters) == BEST_FIRST[:1]
+
+
+@pytest.mark.parametrize("parameters", [{"temperature": 0}, {}, {"top_k": 50}])
+def test_ignoring_the_end_never_samples_an_end_token(parameters: dict[str, float]) -> None:
+    ends = frozenset(BEST_FIRST[:5])
+    assert set(samples(300, end=ends, **parameters)) & ends
+    assert not set(samples(300, end=ends, ignore_eos=True, **parameters)) & ends
+
+
+@pytest.mark.parametrize("parameters", [{}, {"top_k": 40, "top_p": 0.95}])
+def test_draws_depend_on_seed_and_position_only(parameters: dict[str, float]) -> None:
+    whole = samples(30, **parameters)
+    assert samples(18, output=tuple(whole[:12]), **parameters) == whole[12:]
+    assert samples(30, seed=8, **parameters) != whole
+
+
+def test_repeat_penalty_looks_at_the_window_of_prompt_and_output() -> None:
+    prompt = tuple(BEST_FIRST[:4])
+    greedy = {"temperature": 0, "repeat_penalty": 100.0}
+    assert samples(3, prompt=prompt, repeat_last_n=64, **greedy) == BEST_FIRST[4:7]
+    assert samples(1, prompt=prompt, repeat_last_n=2, **greedy) == BEST_FIRST[:1]
+    assert samples(1, prompt=prompt, output=(500, 501), repeat_last_n=2, **greedy) == BEST_FIRST[:1]
+    assert samples(1, prompt=(), output=prompt, repeat_last_n=4, **greedy) == BEST_FIRST[4:5]
+    assert samples(1, prompt=prompt, repeat_last_n=0, **greedy) == BEST_FIRST[:1]
+
+
+@pytest.mark.parametrize("penalty", [{"presence_penalty": 100.0}, {"frequency_penalty": 100.0}])
+def test_presence_and_frequency_look_at_the_output_only(penalty: dict[str, float]) -> None:
+    greedy = {"temperature": 0, **penalty}
+    assert samples(3, prompt=tuple(BEST_FIRST[:9]), **greedy) == BEST_FIRST[:3]
+    assert samples(2, output=tuple(BEST_FIRST[:2]), **greedy) == BEST_FIRST[2:4]
+
+
+def test_penalties_against_a_plain_reference() -> None:
+    parameters = {
+        "temperature": 0,
+        "repeat_penalty": 1.7,
+        "repeat_last_n": 5,
+        "presence_penalty": 0.4,
+        "frequency_penalty": 0.9,
+        "logit_bias": {BEST_FIRST[3]: 2.5, BEST_FIRST[30]: -1.0},
+    }
+    prompt = tuple(BEST_FIRST[:8])
+    output: list[int] = []
+    for _ in range(60):
+        output.append(reference_choice(prompt, output, parameters))
+    assert samples(60, prompt=prompt, **parameters) == output
+    assert samples(20, prompt=prompt, output=tuple(output[:40]), **parameters) == output[40:]
+    assert 5 < len(set(output)) < 60
+
+
+def reference_choice(prompt: tuple[int, ...], output: list[int], parameters: dict) -> int:
+    logits = [float(logit) for logit in LOGITS]
+    for token, bias in parameters["logit_bias"].items():
+        logits[token] += bias
+    for token in set([*prompt, *output][-parameters["repeat_last_n"] :]):
+        penalty = parameters["repeat_penalty"]
+        logits[token] = logits[token] / penalty if logits[token] > 0 else logits[token] * penalty
+    for token in set(output):
+        logits[token] -= parameters["presence_penalty"]
+        logits[token] -= parameters["frequency_penalty"] * output.count(token)
+    return logits.index(max(logits))
+
+
+def test_sampling_leaves_the_logits_alone() -> None:
+    logits = LOGITS.copy()
+    samples(
+        3, logits, top_k=5, repeat_penalty=2.0, presence_penalty=1.0, logit_bias={1: 9.0}, ignore_eos=True
+    )
+    assert (logits == LOGITS).all()
+
+
+@pytest.mark.parametrize("parameters", [{"temperature": 0}, {}, {"top_p": 0.5, "repeat_penalty": 2.0}])
+@pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
+def test_logits_that_are_no_distribution_are_named(parameters: dict[str, float], bad: float) -> None:
+    logits = np.full(SIZE, bad, np.float32) if bad == -np.inf else LOGITS.copy()
+    logits[17] = bad
+    with pytest.raises(BadLogits, match=r"largest logit is -?(nan|inf)"):
+        samples(1, logits, **parameters)
+    with pytest.raises(BadLogits):
+        score(logits, 3, 2)
+
+
+def test_scores_are_the_logarithms_of_the_softmax() -> None:
+    found = score(LOGITS, BEST_FIRST[7], 3)
+    assert found.logprob == pytest.approx(np.log(PROBABILITIES[BEST_FIRST[7]]), abs=1e-5)
+    assert [token for token, _ in found.top] == BEST_FIRST[:3]
+    assert [logprob for _, logprob in found.top] == pytest.approx(
+        np.log(PROBABILITIES[BEST_FIRST[:3]]), abs=1e-5
+    )
+
+
+def test_uniform_is_uniform_and_its_neighbours_are_independent() -> None:
+    grid = np.array([[uniform(seed, position) for position in range(200)] for seed in range(-100, 100)])
+    assert 0 <= grid.min() < 0.001
+    assert 0.999 < grid.max() < 1
+    assert grid.mean() == pytest.approx(0.5, abs=0.01)
+    assert grid.std() == pytest.approx(12**-0.5, abs=0.01)
+    for shifted in (grid[1:, :], grid[:, 1:], grid[1:, 1:]):
+        pair = grid[: shifted.shape[0], : shifted.shape[1]]
+        assert abs(np.corrcoef(pair.ravel(), shifted.ravel())[0, 1]) < 0.03
+
+
+def test_seeds_of_any_size_give_chances() -> None:
+    assert all(0 <= uniform(seed, 3) < 1 for seed in (-1, 2**31, 2**63, 2**64 - 1, 2**80))
+
+
+@pytest.mark.parametrize("size", [1, 255, 256, 257, 1000])
+def test_draws_at_the_edges(size: int) -> None:
+    """The quantiles 0 and almost 1 hit the first and the last token that can be drawn at all."""
+    logits = np.full(size, -np.inf, np.float32)
+    possible = sorted({size // 3, size // 2, size - 1 - size // 5})
+    logits[possible] = 0.1
+    assert draw(logits, 1.0, 0.0) == possible[0]
+    assert draw(logits, 1.0, 1 - 2.0**-53) == possible[-1]
+    assert {draw(logits, 1.0, chance / 97) for chance in range(97)} == set(possible)
