@@ -1,0 +1,70 @@
+"""One engine process, from its start to its death."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from collections.abc import Sequence
+
+import psutil
+
+from openai_cpu_server.contract.messages import Command, EngineOptions, Event, Start
+from openai_cpu_server.engine.channel import ClientChannel
+
+_EXIT_GRACE_S = 1.0
+
+
+class EngineProcess:
+    """Owns a child process and the socket to it. The child ends when the socket does."""
+
+    def __init__(self, process: asyncio.subprocess.Process, channel: ClientChannel) -> None:
+        self._process = process
+        self._channel = channel
+
+    @classmethod
+    async def spawn(cls, command: Sequence[str], options: EngineOptions) -> EngineProcess:
+        """Start `command` with its socket's file descriptor as last argument, and tell it the options."""
+        ours, theirs = socket.socketpair()
+        with theirs:
+            process = await asyncio.create_subprocess_exec(
+                *command,
+                str(theirs.fileno()),
+                pass_fds=(theirs.fileno(),),
+                stdin=asyncio.subprocess.DEVNULL,
+            )
+        child = cls(process, await ClientChannel.open(ours))
+        child.send(Start(options=options))
+        return child
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    @property
+    def exit_status(self) -> int | None:
+        """Negative: killed by that signal."""
+        return self._process.returncode
+
+    @property
+    def rss_bytes(self) -> int:
+        """Resident memory, the mapped model file included; 0 once it is dead."""
+        try:
+            return int(psutil.Process(self.pid).memory_info().rss)
+        except psutil.Error:
+            return 0
+
+    def send(self, command: Command) -> None:
+        self._channel.send(command)
+
+    async def receive(self) -> Event | None:
+        """The next event; None when the process is gone."""
+        return await self._channel.receive()
+
+    async def close(self) -> None:
+        """Let it go; kill it if it stays."""
+        self._channel.close()
+        try:
+            await asyncio.wait_for(self._process.wait(), _EXIT_GRACE_S)
+        except asyncio.TimeoutError:
+            self._process.kill()
+            await self._process.wait()

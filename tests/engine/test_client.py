@@ -1,0 +1,218 @@
+"""The client against a real engine process; only its backend is a fake."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import sys
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import anyio
+import pytest
+
+from openai_cpu_server.contract.messages import EngineOptions, FinishReason, TokenEvent
+from openai_cpu_server.contract.request import GenerationRequest, Priority
+from openai_cpu_server.engine.client import EngineClient, EngineState
+from openai_cpu_server.errors import EngineUnavailable, GenerationFailed, QueueFull, StartupError
+from tests.fakes import END_TOKEN, FakeBackend
+from tests.scheduler.driver import alone, request
+
+pytestmark = pytest.mark.anyio
+
+
+def client(*flags: str, max_queue: int = 1000, max_seqs: int = 8, kv_tokens: int = 4096) -> EngineClient:
+    command = [sys.executable, "-m", "tests.fake_engine", *flags]
+    return EngineClient(
+        command, EngineOptions(model_path="", max_seqs=max_seqs, kv_tokens=kv_tokens), max_queue=max_queue
+    )
+
+
+@asynccontextmanager
+async def running(engine: EngineClient) -> AsyncIterator[EngineClient]:
+    task = asyncio.create_task(engine.run())
+    try:
+        await until(engine, EngineState.READY)
+        yield engine
+    finally:
+        await engine.close()
+        await task
+
+
+async def until(engine: EngineClient, state: EngineState) -> None:
+    with anyio.fail_after(20):
+        while engine.state is not state:
+            await asyncio.sleep(0.01)
+
+
+async def collect(engine: EngineClient, *requests: GenerationRequest) -> list[TokenEvent]:
+    async with engine.generate(requests) as generation:
+        return [event async for event in generation]
+
+
+def expected_text(one: GenerationRequest) -> str:
+    tokens = alone(one)
+    if END_TOKEN in tokens:
+        tokens = tokens[: tokens.index(END_TOKEN)]
+    return b"".join(FakeBackend().piece(t) for t in tokens).decode(errors="replace")
+
+
+def text(events: list[TokenEvent]) -> str:
+    return "".join(event.text for event in events)
+
+
+async def test_tokens_arrive_one_by_one_and_end_with_a_finish() -> None:
+    one = request("a", output=6)
+    async with running(client()) as engine:
+        events = await collect(engine, one)
+    assert text(events) == expected_text(one)
+    assert [event.finish is not None for event in events] == [False] * (len(events) - 1) + [True]
+    assert events[-1].finish is not None
+    assert events[-1].finish.reason is FinishReason.LENGTH
+    assert events[-1].finish.output_tokens == 6
+
+
+async def test_choices_of_one_call_come_interleaved() -> None:
+    async with running(client()) as engine:
+        events = await collect(engine, request("a", output=5), request("b", output=5))
+    assert {event.id for event in events[:4]} == {"a", "b"}
+    assert sum(event.finish is not None for event in events) == 2
+
+
+async def test_stop_strings_end_the_request_in_the_engine() -> None:
+    one = request("a", output=50)
+    whole = expected_text(one)
+    async with running(client()) as engine:
+        events = await collect(engine, request("a", output=50, stop=(whole[7:10],)))
+    assert text(events) == whole[: whole.index(whole[7:10])]
+    assert events[-1].finish is not None
+    assert events[-1].finish.reason is FinishReason.STOP
+
+
+async def test_leaving_a_generation_frees_its_cells() -> None:
+    async with running(client("step_s=0.01")) as engine:
+        async with engine.generate([request("a", output=1000)]) as generation:
+            async for _ in generation:
+                break
+            assert engine.status().kv_tokens_used > 0
+        await collect(engine, request("b", output=3))
+        assert engine.status().running == {"interactive": 0, "batch": 0}
+        await collect(engine, request("c", output=1))
+        assert engine.status().kv_tokens_used == 0
+
+
+async def test_timings_add_up() -> None:
+    async with running(client("step_s=0.01")) as engine:
+        async with engine.generate([request("a", output=5)]) as generation:
+            assert len([event async for event in generation]) > 0
+        timings = generation.timings
+    parts = timings.queue_ms + timings.prefill_ms + timings.generation_ms
+    assert parts == pytest.approx(timings.latency_ms)
+    assert timings.generation_ms >= 4 * 10 * 0.9
+    assert timings.tokens_generated == 5
+    assert timings.tokens_per_second > 0
+
+
+async def test_the_queue_is_bounded_per_priority() -> None:
+    async with running(client("step_s=0.05", max_seqs=1, max_queue=2)) as engine:
+        held = [engine.generate([request(f"r{i}", output=100)]) for i in range(2)]
+        with pytest.raises(QueueFull):
+            engine.generate([request("one too many")])
+        held.append(engine.generate([request("b", priority=Priority.BATCH)]))
+        for generation in held:
+            async with generation:
+                pass
+
+
+async def test_nothing_is_accepted_while_loading() -> None:
+    engine = client("load_s=0.5")
+    task = asyncio.create_task(engine.run())
+    await asyncio.sleep(0.1)
+    with pytest.raises(EngineUnavailable):
+        engine.generate([request("a")])
+    await engine.close()
+    await task
+
+
+async def test_an_engine_that_cannot_start_says_why() -> None:
+    with pytest.raises(StartupError, match="no-such-file"):
+        await client("fail=no-such-file").run()
+
+
+async def test_a_request_beyond_the_pool_is_refused_by_the_engine_too() -> None:
+    async with running(client(kv_tokens=256)) as engine:
+        with pytest.raises(GenerationFailed, match="needs 300 tokens of 256"):
+            await collect(engine, request("a", prompt=200, output=100))
+        assert len(await collect(engine, request("b"))) > 0
+
+
+async def test_closing_ends_live_streams() -> None:
+    engine = client("step_s=0.05")
+    async with running(engine):
+        stream = asyncio.create_task(collect(engine, request("a", output=1000)))
+        await asyncio.sleep(0.2)
+    with pytest.raises(GenerationFailed, match="shutting down"):
+        await stream
+
+
+async def test_the_engine_leaves_when_its_client_does() -> None:
+    async with running(client()) as engine:
+        pid = engine.engine_pid
+        assert pid is not None
+        os.kill(pid, 0)
+    with pytest.raises(ProcessLookupError):
+        os.kill(pid, 0)
+
+
+async def test_killing_the_engine_pauses_streams_and_loses_nothing() -> None:
+    requests = [request(f"r{i}", prompt=20 + i, output=60) for i in range(6)]
+    async with running(client("step_s=0.01")) as engine:
+        streams = [asyncio.create_task(collect(engine, one)) for one in requests]
+        for _ in range(3):
+            await asyncio.sleep(0.15)
+            pid = engine.engine_pid
+            assert pid is not None
+            os.kill(pid, signal.SIGKILL)
+            await until(engine, EngineState.RESTARTING)
+            await until(engine, EngineState.READY)
+        results = await asyncio.gather(*streams)
+        assert engine.status().restarts == 3
+    assert [text(events) for events in results] == [expected_text(one) for one in requests]
+    assert [events[-1].finish.output_tokens for events in results if events[-1].finish] == [60] * 6
+
+
+async def test_requests_made_during_a_restart_wait_for_it() -> None:
+    async with running(client("load_s=0.3")) as engine:
+        pid = engine.engine_pid
+        assert pid is not None
+        os.kill(pid, signal.SIGKILL)
+        await until(engine, EngineState.RESTARTING)
+        one = request("a")
+        assert text(await collect(engine, one)) == expected_text(one)
+
+
+async def test_a_poisonous_request_fails_alone() -> None:
+    poison = request("poison", tokens=(2, 3, 300), output=5)
+    innocent = [request(f"r{i}", output=80) for i in range(4)]
+    async with running(client("step_s=0.01", "kill_on=300")) as engine:
+        streams = [asyncio.create_task(collect(engine, one)) for one in innocent]
+        await asyncio.sleep(0.2)
+        with pytest.raises(GenerationFailed, match="crashed twice"):
+            await collect(engine, poison)
+        results = await asyncio.gather(*streams)
+        assert engine.status().restarts == 2
+    assert [text(events) for events in results] == [expected_text(one) for one in innocent]
+
+
+async def test_an_engine_that_keeps_dying_is_given_up() -> None:
+    engine = client("kill_on=300")
+    async with running(engine):
+        for i in range(2):
+            with pytest.raises(GenerationFailed):
+                await collect(engine, request(f"p{i}", tokens=(300,)))
+        with pytest.raises(GenerationFailed, match="5 times within a minute"):
+            await collect(engine, request("last", tokens=(300,)))
+        assert engine.state is EngineState.FAILED
+        with pytest.raises(EngineUnavailable):
+            engine.generate([request("too late")])

@@ -1,0 +1,41 @@
+"""An engine process with the fake backend: `python -m tests.fake_engine [KEY=VALUE ...] FD`."""
+
+from __future__ import annotations
+
+import signal
+import socket
+import sys
+import time
+from collections.abc import Callable
+
+import msgspec
+
+from openai_cpu_server.contract.messages import EngineOptions
+from openai_cpu_server.contract.step import Backend
+from openai_cpu_server.engine.channel import EngineChannel
+from openai_cpu_server.engine.core import build_core
+from openai_cpu_server.engine.loop import run_engine
+from openai_cpu_server.errors import StartupError
+from tests.fakes import FAKE_INFO, FakeBackend
+
+
+def main() -> None:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    flags = dict(argument.split("=") for argument in sys.argv[1:-1])
+
+    def load(options: EngineOptions, on_progress: Callable[[float], None]) -> Backend:
+        if "fail" in flags:
+            raise StartupError(flags["fail"])
+        time.sleep(float(flags.get("load_s", 0)))
+        on_progress(1.0)
+        info = msgspec.structs.replace(
+            FAKE_INFO, kv_tokens=options.kv_tokens or FAKE_INFO.kv_tokens, max_seqs=options.max_seqs
+        )
+        kill_on = int(flags["kill_on"]) if "kill_on" in flags else None
+        return FakeBackend(info, kill_on=kill_on, step_s=float(flags.get("step_s", 0)))
+
+    run_engine(EngineChannel(socket.socket(fileno=int(sys.argv[-1]))), load=load, build_core=build_core)
+
+
+if __name__ == "__main__":
+    main()
