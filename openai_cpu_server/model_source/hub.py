@@ -1,0 +1,133 @@
+"""Downloads by the hub's own library: its cache, its progress bar, `HF_TOKEN`, `HF_ENDPOINT`, `HF_HOME`."""
+
+from __future__ import annotations
+
+import logging
+import shutil
+from collections.abc import Sequence
+from pathlib import Path
+
+from huggingface_hub import (
+    CacheNotFound,
+    HfApi,
+    get_hf_file_metadata,
+    hf_hub_download,
+    hf_hub_url,
+    scan_cache_dir,
+    try_to_load_from_cache,
+)
+from huggingface_hub.constants import HF_HUB_CACHE
+from huggingface_hub.errors import RemoteEntryNotFoundError
+
+from openai_cpu_server.errors import StartupError
+from openai_cpu_server.model_source.gguf_names import models, parts, preferred, quantisation
+from openai_cpu_server.model_source.hub_failures import one_line
+from openai_cpu_server.model_source.hub_name import HubName
+
+logger = logging.getLogger(__name__)
+
+_TIMEOUT_S = 10.0
+
+
+def fetch(name: HubName) -> Path:
+    """The model's (first) file in the cache, downloaded if it is not there. Raises StartupError."""
+    try:
+        return _fetch(name)
+    except StartupError:
+        raise
+    except KeyboardInterrupt:
+        raise StartupError(f"interrupted while fetching {name.file or 'a model'} of {name.repo}") from None
+    except Exception as error:  # network, disk and native code of somebody else's, with errors of every kind
+        logger.debug("cannot fetch %s", name, exc_info=True)
+        raise StartupError(one_line(error, name)) from None
+
+
+def _fetch(name: HubName) -> Path:
+    files = parts(name.file or _choose(name))
+    try:
+        # Fails at once where a download would try again for half a minute.
+        get_hf_file_metadata(hf_hub_url(name.repo, files[0]))
+    except RemoteEntryNotFoundError:
+        raise
+    except Exception as error:
+        return _cached_instead(name, files, error)
+    return _download(name.repo, files)
+
+
+def _cached_instead(name: HubName, files: Sequence[str], error: Exception) -> Path:
+    cached = [try_to_load_from_cache(name.repo, file) for file in files]
+    paths = [Path(path) for path in cached if isinstance(path, str)]
+    if len(paths) < len(files):
+        raise error
+    logger.warning("%s; using what is in the cache", one_line(error, name))
+    return paths[0]
+
+
+def _download(repo: str, files: Sequence[str]) -> Path:
+    plans = [hf_hub_download(repo, file, dry_run=True) for file in files]
+    missing = [plan for plan in plans if plan.will_download]
+    if missing:
+        num_bytes = sum(plan.file_size or 0 for plan in missing)
+        _require_space(repo, num_bytes)
+        logger.info("downloading %s of %s, %s, to %s", files[0], repo, _gb(num_bytes), HF_HUB_CACHE)
+    paths = [Path(hf_hub_download(repo, file)) for file in files]
+    return paths[0]
+
+
+def _require_space(repo: str, num_bytes: int) -> None:
+    cache = Path(HF_HUB_CACHE)
+    folder = next(folder for folder in (cache, *cache.parents) if folder.exists())
+    free = shutil.disk_usage(folder).free
+    if free < num_bytes:
+        raise StartupError(
+            f"not enough disk space for {repo}: {_gb(num_bytes)} are needed, {_gb(free)} free in {cache}"
+        )
+
+
+def _choose(name: HubName) -> str:
+    """The file to take where the user named only a repository."""
+    candidates = _candidates(name)
+    chosen = preferred(candidates, name.quant)
+    if chosen is None:
+        raise StartupError(_no_choice(name, candidates))
+    logger.info("taking %s of %d GGUF models in %s", chosen, len(candidates), name.repo)
+    return chosen
+
+
+def _candidates(name: HubName) -> list[str]:
+    """The repository's models; without the hub those in the cache, if one of them will do."""
+    try:
+        files = HfApi().model_info(name.repo, timeout=_TIMEOUT_S).siblings or []
+        return models(file.rfilename for file in files)
+    except Exception:
+        cached = models(_cached_file_names(name.repo))
+        if preferred(cached, name.quant) is None:
+            raise
+        return cached
+
+
+def _no_choice(name: HubName, candidates: Sequence[str]) -> str:
+    if not candidates:
+        return f"{name.repo} has no GGUF model"
+    quants = sorted({quantisation(candidate) or candidate for candidate in candidates})
+    return f"{name.repo} has no {name.quant}, but {', '.join(quants)}"
+
+
+def _cached_file_names(repo: str) -> list[str]:
+    """Of the revision that was current at the last download."""
+    try:
+        cache = scan_cache_dir()
+    except CacheNotFound:
+        return []
+    return [
+        file.file_path.relative_to(revision.snapshot_path).as_posix()
+        for cached in cache.repos
+        if (cached.repo_type, cached.repo_id) == ("model", repo)
+        for revision in cached.revisions
+        if "main" in revision.refs
+        for file in revision.files
+    ]
+
+
+def _gb(num_bytes: int) -> str:
+    return f"{num_bytes / 1e9:.2f} GB"

@@ -1,0 +1,57 @@
+"""What `--model` may say, and which file it means."""
+
+from __future__ import annotations
+
+import difflib
+import os
+import re
+from pathlib import Path
+
+from openai_cpu_server.errors import StartupError
+from openai_cpu_server.model_source.aliases import ALIASES
+from openai_cpu_server.model_source.demo import DemoFiles
+from openai_cpu_server.model_source.hub import fetch
+from openai_cpu_server.model_source.hub_name import PREFIX, parse_hub_name
+
+_DEMO = "demo"
+
+
+def resolve_model(name: str, *, demo: DemoFiles | None = None) -> Path:
+    """The GGUF file that is meant; it may have to be downloaded first. Raises StartupError with one line.
+
+    `demo` and aliases come before files of the same name (write `./demo`), `hf:` before everything.
+    """
+    if name.startswith(PREFIX):
+        return fetch(parse_hub_name(name))
+    if name == _DEMO:
+        return (demo or DemoFiles()).path()
+    if name in ALIASES:
+        return fetch(parse_hub_name(ALIASES[name]))
+    return _local_file(name)
+
+
+def _local_file(name: str) -> Path:
+    try:
+        path = Path(name).expanduser()
+        if path.is_file():
+            return path
+        is_folder = bool(name) and path.is_dir()
+    except (OSError, RuntimeError) as error:  # no access, too long a name; `~nobody`
+        raise StartupError(f"cannot look for {name}: {error}") from None
+    if is_folder:
+        raise StartupError(f"{name} is a folder, not a GGUF file")
+    if any(separator in name for separator in (os.sep, os.altsep) if separator) or path.suffix == ".gguf":
+        raise StartupError(f"there is no file {name}{_hub_hint(name)}")
+    raise StartupError(_unknown(name))
+
+
+def _hub_hint(name: str) -> str:
+    """`OWNER/REPO` is a likely slip."""
+    return f" (a repository on the hub is {PREFIX}{name})" if re.fullmatch(r"[\w.-]+/[\w.-]+", name) else ""
+
+
+def _unknown(name: str) -> str:
+    known = sorted([*ALIASES, _DEMO])
+    close = difflib.get_close_matches(name.lower(), known, n=2)
+    hint = f" (did you mean {' or '.join(close)}?)" if close else ""
+    return f"unknown model {name!r}{hint}: PATH, {PREFIX}OWNER/REPO[/FILE], or one of {', '.join(known)}"

@@ -1,0 +1,1 @@
+"""A conversation as the text that a model reads. Text in, text out."""

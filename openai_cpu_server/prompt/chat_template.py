@@ -1,0 +1,100 @@
+"""A model's chat template: compiled once, rendered for every request."""
+
+from __future__ import annotations
+
+import datetime
+from collections.abc import Callable, Mapping, Sequence
+from typing import NoReturn
+
+import jinja2
+
+from openai_cpu_server.errors import StartupError, TemplateFailed
+from openai_cpu_server.prompt.sandbox import MAX_STEPS, ChatEnvironment
+
+_NEEDLE = "needle 5b1f"
+
+
+class ChatTemplate:
+    """Raises StartupError for source that does not compile. Any thread may render, several at once.
+
+    Rendering can take milliseconds, and a hostile template seconds: not for an event loop.
+    """
+
+    def __init__(
+        self,
+        source: str,
+        *,
+        bos_text: str,
+        eos_text: str,
+        now: Callable[[], datetime.datetime] = datetime.datetime.now,
+        max_steps: int = MAX_STEPS,
+    ) -> None:
+        self._template = _compile(source, max_steps)
+        self._constants: dict[str, object] = {
+            "bos_token": bos_text,
+            "eos_token": eos_text,
+            "raise_exception": _raise_exception,
+            "strftime_now": lambda form: now().strftime(form),
+        }
+        self.wants_parts = self._wants_parts()
+        """Shows a message's text only if its content is a list of parts."""
+
+    def render(
+        self,
+        messages: Sequence[Mapping[str, object]],
+        *,
+        tools: Sequence[Mapping[str, object]] | None = None,
+        add_generation_prompt: bool = True,
+        extra: Mapping[str, object] | None = None,
+    ) -> str:
+        """The prompt's text. `extra`: further variables; none of them replaces one of ours.
+
+        Raises TemplateFailed, with the template's own words if it refuses the messages.
+        """
+        variables = {
+            "documents": None,
+            **(extra or {}),
+            **self._constants,
+            "messages": messages,
+            "tools": tools,
+            "add_generation_prompt": add_generation_prompt,
+        }
+        try:
+            return self._template.render(variables)
+        except _Refused as error:
+            raise TemplateFailed(str(error)) from None
+        except Exception as error:  # somebody else's program: it can raise anything
+            raise TemplateFailed(f"the chat template failed: {_words(error)}") from None
+
+    def _wants_parts(self) -> bool:
+        return not self._shows(_NEEDLE) and self._shows([{"type": "text", "text": _NEEDLE}])
+
+    def _shows(self, content: object) -> bool:
+        try:
+            return _NEEDLE in self.render([{"role": "user", "content": content}])
+        except TemplateFailed:
+            return False
+
+
+class _Refused(jinja2.TemplateError):
+    """The template called `raise_exception`."""
+
+
+def _raise_exception(message: object) -> NoReturn:
+    raise _Refused(str(message))
+
+
+def _compile(source: str, max_steps: int) -> jinja2.Template:
+    try:
+        return ChatEnvironment(max_steps=max_steps).compile_bounded(source)
+    except jinja2.TemplateSyntaxError as error:
+        raise StartupError(f"the chat template, line {error.lineno}: {_words(error)}") from None
+    except Exception as error:  # constants are folded at once, and can fail like a rendering
+        raise StartupError(f"the chat template does not compile: {_words(error)}") from None
+
+
+def _words(error: Exception) -> str:
+    """One line."""
+    message = error.message if isinstance(error, jinja2.TemplateError) else str(error)
+    first_line = (message or "").strip().partition("\n")[0]
+    return first_line or type(error).__name__

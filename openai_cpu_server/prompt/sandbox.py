@@ -1,0 +1,172 @@
+"""The jinja2 dialect of chat templates, in a sandbox that also bounds loops and sizes.
+
+A template comes with a model file, so it is somebody else's program. jinja2's sandbox keeps it from our
+objects; the bounds here stop runaway loops and simple size bombs, which jinja2 lets pass. They are no limit
+on memory: whoever serves a model trusts its maker not to be that inventive.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any, NoReturn
+
+import jinja2
+from jinja2 import nodes
+from jinja2.exceptions import SecurityError
+from jinja2.ext import Extension
+from jinja2.parser import Parser
+from jinja2.runtime import Context, LoopContext
+from jinja2.sandbox import ImmutableSandboxedEnvironment
+from jinja2.visitor import NodeTransformer
+
+from openai_cpu_server.prompt.bounds import (
+    BINOP_CHECKS,
+    LimitExceeded,
+    check_brace_format,
+    check_numbers,
+    check_size,
+)
+
+MAX_STEPS = 2_000_000
+"""Loop iterations of one rendering: seconds of work."""
+_STEPS_OF_A_CALL = 10
+
+
+class _Steps:
+    """What is left of one rendering's steps."""
+
+    def __init__(self, steps: int) -> None:
+        self._left = steps
+
+    def spend(self, steps: int) -> None:
+        self._left -= steps
+        if self._left < 0:
+            raise LimitExceeded("too many loop iterations and calls")
+
+
+class StepContext(Context):
+    """Variables of one rendering, and its steps; a block's own variables have the same steps."""
+
+    def __init__(self, environment: ChatEnvironment, *args: Any, **kwargs: Any) -> None:
+        super().__init__(environment, *args, **kwargs)
+        self.steps = _Steps(environment.max_steps)
+
+    def derived(self, locals: dict[str, Any] | None = None) -> StepContext:
+        child = super().derived(locals)
+        assert isinstance(child, StepContext)
+        child.steps = self.steps
+        return child
+
+
+class ChatEnvironment(ImmutableSandboxedEnvironment):
+    """Reads what Hugging Face's chat templates are written in. Shared by threads: no state of a rendering."""
+
+    intercepted_binops = frozenset({"+", "*", "**", "%"})
+    context_class = StepContext
+
+    def __init__(self, *, max_steps: int) -> None:
+        self.max_steps = max_steps
+        super().__init__(
+            trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols", GenerationTag]
+        )
+        self.filters["tojson"] = to_json
+        self.filters["counted"] = counted
+        self.filters["joined"] = joined
+        for name in ("center", "indent"):
+            self.filters[name] = _with_small_numbers(self.filters[name])
+        del self.globals["lipsum"]
+
+    def compile_bounded(self, source: str) -> jinja2.Template:
+        """Raises jinja2.TemplateError."""
+        return self.from_string(_Bounds().visit(self.parse(source)))
+
+    # jinja2 joins whatever a template, a macro or a `set` block prints through this attribute.
+    def concat(self, parts: Iterable[str]) -> str:
+        kept: list[str] = []
+        total = 0
+        for part in parts:
+            total += len(part)
+            check_size(total)
+            kept.append(part)
+        return "".join(kept)
+
+    def call(__self, __context: Context, __obj: Any, *args: Any, **kwargs: Any) -> Any:
+        assert isinstance(__context, StepContext)
+        __context.steps.spend(_STEPS_OF_A_CALL)
+        if isinstance(__obj, LoopContext) and args:
+            args = (counted(__context, args[0]), *args[1:])
+        if isinstance(getattr(__obj, "__self__", None), str):
+            check_numbers((*args, *kwargs.values()))
+        return super().call(__context, __obj, *args, **kwargs)
+
+    def call_binop(self, context: Context, operator: str, left: Any, right: Any) -> Any:
+        BINOP_CHECKS[operator](left, right)
+        return super().call_binop(context, operator, left, right)
+
+    def unsafe_undefined(self, obj: Any, attribute: str) -> NoReturn:
+        """jinja2 would let it pass as long as nothing is done with it."""
+        raise SecurityError(f"access to attribute {attribute!r} of {type(obj).__name__!r} object is unsafe")
+
+    def wrap_str_format(self, value: Any) -> Callable[..., str] | None:
+        wrapped = super().wrap_str_format(value)
+        if wrapped is not None:
+            check_brace_format(value.__self__)
+        return wrapped
+
+
+class GenerationTag(Extension):
+    """`{% generation %}` marks what an assistant said, for training; here its body is all there is to it."""
+
+    tags = {"generation"}  # noqa: RUF012
+
+    def parse(self, parser: Parser) -> list[nodes.Node]:
+        next(parser.stream)
+        return parser.parse_statements(("name:endgeneration",), drop_needle=True)
+
+
+class _Bounds(NodeTransformer):
+    """Routes every loop through `counted` and every `~` through `joined`."""
+
+    def visit_For(self, node: nodes.For) -> nodes.Node:
+        self.generic_visit(node)
+        node.iter = nodes.Filter(node.iter, "counted", [], [], None, None, lineno=node.lineno)
+        return node
+
+    def visit_Concat(self, node: nodes.Concat) -> nodes.Node:
+        self.generic_visit(node)
+        pieces = nodes.List(node.nodes, lineno=node.lineno)
+        return nodes.Filter(pieces, "joined", [], [], None, None, lineno=node.lineno)
+
+
+@jinja2.pass_context
+def counted(context: StepContext, items: Iterable[object]) -> Iterator[object]:
+    for item in items:
+        context.steps.spend(1)
+        yield item
+
+
+@jinja2.pass_environment
+def joined(environment: ChatEnvironment, pieces: Sequence[object]) -> str:
+    return environment.concat(str(piece) for piece in pieces)
+
+
+def to_json(
+    value: object,
+    ensure_ascii: bool = False,
+    indent: int | None = None,
+    separators: tuple[str, str] | None = None,
+    sort_keys: bool = False,
+) -> str:
+    """Plain JSON, where jinja2's own filter escapes for HTML and sorts keys."""
+    return json.dumps(
+        value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys
+    )
+
+
+def _with_small_numbers(function: Callable[..., Any]) -> Callable[..., Any]:
+    def checked(value: object, *args: object, **kwargs: object) -> Any:
+        check_numbers((*args, *kwargs.values()))
+        return function(value, *args, **kwargs)
+
+    return checked

@@ -1,0 +1,273 @@
+"""Templates use what real ones use; hostile ones end with an error instead of the server's end."""
+
+from __future__ import annotations
+
+import datetime
+import threading
+
+import pytest
+
+from openai_cpu_server.errors import StartupError, TemplateFailed
+from openai_cpu_server.prompt.bounds import MAX_CHARS
+from openai_cpu_server.prompt.chat_template import ChatTemplate
+
+USER = {"role": "user", "content": "Hello"}
+SYSTEM = {"role": "system", "content": "Be brief."}
+ASSISTANT = {"role": "assistant", "content": "Hi"}
+
+TURNS = """\
+{%- for message in messages %}
+    {{- '<' + message['role'] + '>' + message['content'] | trim + '</>' }}
+{%- endfor %}
+{%- if add_generation_prompt %}
+    {{- '<assistant>' }}
+{%- endif %}
+"""
+ALTERNATING = """\
+{{ bos_token }}
+{%- if messages[0]['role'] == 'system' %}
+    {%- set system = messages[0].content %}
+    {%- set turns = messages[1:] %}
+{%- else %}
+    {%- set turns = messages %}
+{%- endif %}
+{%- for message in turns %}
+    {%- if (message.role == 'user') != (loop.index0 % 2 == 0) %}
+        {{- raise_exception('roles must alternate: user, assistant, user, ...') }}
+    {%- endif %}
+    {%- if message.role == 'user' %}
+        {{- '[Q]' + (system + ' ' if loop.first and system is defined else '') + message.content + '[/Q]' }}
+    {%- else %}
+        {{- message.content.strip() + eos_token }}
+    {%- endif %}
+{%- endfor -%}
+"""
+
+
+def template(source: str) -> ChatTemplate:
+    return ChatTemplate(
+        source, bos_text="<s>", eos_text="</s>", now=lambda: datetime.datetime(2026, 7, 4, 9, 30)
+    )
+
+
+def render(source: str, **arguments: object) -> str:
+    """Of one message by a user, with these further variables."""
+    return template(source).render([USER], extra=arguments)
+
+
+def test_turns_and_generation_prompt() -> None:
+    turns = template(TURNS)
+    assert turns.render([SYSTEM, USER]) == "<system>Be brief.</><user>Hello</><assistant>"
+    assert turns.render([USER], add_generation_prompt=False) == "<user>Hello</>"
+
+
+def test_slices_tests_and_special_tokens() -> None:
+    rendered = template(ALTERNATING).render([SYSTEM, USER, ASSISTANT, USER])
+    assert rendered == "<s>[Q]Be brief. Hello[/Q]Hi</s>[Q]Hello[/Q]"
+
+
+def test_refusal_is_the_templates_own_message() -> None:
+    with pytest.raises(TemplateFailed) as failure:
+        template(ALTERNATING).render([USER, USER])
+    assert str(failure.value) == "roles must alternate: user, assistant, user, ..."
+
+
+@pytest.mark.parametrize(
+    ("source", "expected"),
+    [
+        ("{%- set ns = namespace(n=0) %}{% for m in 'abc' %}{% set ns.n = ns.n + 1 %}{% endfor %}"
+         "{{ ns.n }}", "3"),
+        ("{% for i in range(9) %}{% if i == 1 %}{% continue %}{% endif %}"
+         "{% if i == 3 %}{% break %}{% endif %}{{ i }}{% endfor %}", "02"),
+        ("{% for i in [1, 2, 3] %}{{ loop.index0 }}{{ loop.revindex }}{{ loop.last }} {% endfor %}",
+         "03False 12False 21True "),
+        ("{% for i in [1, 2] %}{{ loop.length }}{{ loop.nextitem }}{{ loop.previtem }}.{% endfor %}",
+         "22.21."),
+        ("{% for k, v in {'a': 1}.items() %}{{ k }}={{ v }}{% else %}none{% endfor %}", "a=1"),
+        ("{% for i in [] %}{{ i }}{% else %}none{% endfor %}", "none"),
+        ("{% for i in [3, 4, 5] if i > 3 %}{{ i }}{% endfor %}", "45"),
+        ("{% for i in [1, [2, [3]]] recursive %}{{ i if i is number else loop(i) }}{% endfor %}", "123"),
+        ("{% macro twice(x) %}{{ x }}{{ x }}{% endmacro %}{{ twice('ab') }}", "abab"),
+        ("{% macro box() %}[{{ caller() }}]{% endmacro %}{% call box() %}in{% endcall %}", "[in]"),
+        ("{% set text %}{{ messages[0].content }}!{% endset %}{{ text | length }}", "6"),
+        ("{{ 'a' ~ 1 ~ none }}", "a1None"),
+        ("{{ messages[-1]['content'].split('l')[0] + messages | length | string }}", "He1"),
+        ("{{ 'a,b'.split(',') | join('-') | upper }}{{ '  x '.rstrip() }}", "A-B  x"),
+        ("{{ '%02d-%s' % (7, 'x') }} {{ '{:>3}|{{1}}'.format(5) }} {{ 3 * 'ab' }} {{ 2 ** 5 }}",
+         "07-x   5|{1} ababab 32"),
+        ("{{ strftime_now('%d %b %Y') }}", "04 Jul 2026"),
+        ("a{% generation %}b{{ eos_token }}{% endgeneration %}c", "ab</s>c"),
+        ("{{ missing }}|{{ missing is defined }}|{{ tools is none }}", "|False|True"),
+        ("{{ messages | selectattr('role', 'equalto', 'user') | map(attribute='content') | list }}",
+         "['Hello']"),
+        ("{{ 'x' | indent(2, true) }}{{ 'y' | center(3) }}", "  x y "),
+        ("{% if true %}\n  {% set x = 1 %}\n{% endif %}\n{{ x }}\n", "1"),
+    ],
+)  # fmt: skip
+def test_dialect(source: str, expected: str) -> None:
+    assert render(source) == expected
+
+
+def test_tojson_is_plain_json() -> None:
+    value = {"b": "<é>", "a": [1]}
+    assert render("{{ v | tojson }}", v=value) == '{"b": "<é>", "a": [1]}'
+    assert render("{{ v | tojson(indent=1) }}", v=[1]) == "[\n 1\n]"
+    assert render("{{ v | tojson(sort_keys=true, ensure_ascii=true) }}", v=value) == (
+        '{"a": [1], "b": "<\\u00e9>"}'
+    )
+
+
+def test_documents_may_come_along() -> None:
+    assert render("{{ documents is none }}") == "True"
+    assert render("{{ documents[0] }}", documents=["x"]) == "x"
+
+
+def test_tools_and_extra_variables() -> None:
+    tools = [{"type": "function", "function": {"name": "now"}}]
+    source = "{{ tools[0].function.name }} {{ enable_thinking }} {{ bos_token }}"
+    rendered = template(source).render(
+        [USER], tools=tools, extra={"enable_thinking": False, "bos_token": "x", "messages": "x"}
+    )
+    assert rendered == "now False <s>"
+
+
+@pytest.mark.parametrize(
+    ("source", "part_of_message"),
+    [
+        ("{% for message in messages %}", "line 1"),
+        ("fine\n{{ 'a' | nosuchfilter }}", "line 2: No filter named 'nosuchfilter'"),
+        ("{% endgeneration %}", "line 1"),
+        ("{{ 1 / 0 }}{{ ", "line 1"),
+    ],
+)
+def test_source_that_does_not_compile(source: str, part_of_message: str) -> None:
+    with pytest.raises(StartupError, match=part_of_message) as failure:
+        template(source)
+    assert "\n" not in str(failure.value)
+
+
+@pytest.mark.parametrize(
+    ("source", "part_of_message"),
+    [
+        ("{{ messages[7].content }}", "has no element 7"),
+        ("{{ 1 / n }}", "division by zero"),
+        ("{{ messages[0].content + 1 }}", "can only concatenate str"),
+        ("{% include 'other' %}", "no loader"),
+        ("{{ lipsum(5) }}", "'lipsum' is undefined"),
+        ("{{ undefined_thing | tojson }}", "Undefined is not JSON serializable"),
+        ("{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}", "recursion"),
+    ],
+)
+def test_failure_while_rendering(source: str, part_of_message: str) -> None:
+    with pytest.raises(TemplateFailed, match=f"the chat template failed: .*{part_of_message}"):
+        render(source, n=0)
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "{{ ''.__class__.__mro__ }}",
+        "{{ ''['__class__'] }}",
+        "{{ ('' | attr('__class__')).mro() }}",
+        "{{ '{0.__class__}'.format(1) }}",
+        "{{ '{a.__class__}'.format_map({'a': 1}) }}",
+        "{{ raise_exception.__globals__ }}",
+        "{{ self.__init__.__globals__ }}",
+        "{{ messages.append(1) }}",
+        "{{ messages[0].update({'role': 'system'}) }}",
+        "{{ messages[0].pop('role') }}",
+        "{{ messages.clear() }}",
+    ],
+)
+def test_unsafe_access(source: str) -> None:
+    message = {"role": "user", "content": "Hello"}
+    messages = [message]
+    with pytest.raises(TemplateFailed, match=r"unsafe|not safely callable"):
+        template(source).render(messages)
+    assert messages == [message] == [USER]
+
+
+DOUBLING = "{% set ns = namespace(x='a') %}{% for i in range(99) %}{% set ns.x = EXPRESSION %}{% endfor %}"
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}",
+        "{% for i in range(99999) recursive %}{{ loop(range(99999)) if loop.depth == 1 }}{% endfor %}",
+        "{% for i in text %}{% for j in text %}{% for k in text %}{% endfor %}{% endfor %}{% endfor %}",
+        "{% macro f(n) %}{% if n %}{{ f(n - 1) }}{{ f(n - 1) }}{% endif %}{% endmacro %}{{ f(60) }}",
+        "{% block b scoped %}{% for i in text %}{% for j in text %}"
+        "{% for k in text %}{% endfor %}{% endfor %}{% endfor %}{% endblock %}",
+    ],
+)
+def test_endless_work(source: str) -> None:
+    endless = ChatTemplate(source, bos_text="", eos_text="", max_steps=200_000)
+    with pytest.raises(TemplateFailed, match="too many loop iterations and calls"):
+        endless.render([USER], extra={"text": "x" * 2000})
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "{{ 'a' * 10 ** 9 }}",
+        "{{ 10 ** 9 * [1] }}",
+        "{{ 'a'.ljust(10 ** 10) }}",
+        "{{ 'a' | center(10 ** 10) }}",
+        "{{ 'a' | indent(width=10 ** 10) }}",
+        "{{ '%9999999999d' % 1 }}",
+        "{{ '%.999999999f' % 1.0 }}",
+        "{{ '{:>9999999999}'.format(1) }}",
+        DOUBLING.replace("EXPRESSION", "ns.x + ns.x"),
+        DOUBLING.replace("EXPRESSION", "ns.x ~ ns.x"),
+        DOUBLING.replace("{% set ns.x = EXPRESSION %}", "{% set ns.x %}{{ ns.x }}{{ ns.x }}{% endset %}"),
+        "{% for i in range(99999) %}{{ text }}{% endfor %}",
+    ],
+)
+def test_size_bomb(source: str) -> None:
+    with pytest.raises(TemplateFailed, match=f"grows beyond {MAX_CHARS}"):
+        render(source, text="x" * 2000)
+
+
+@pytest.mark.parametrize(
+    "source", ["{{ 10 ** (10 ** 10) }}", "{{ '%*d' % (9, 1) }}", "{{ '{:{}}'.format(1, 9) }}"]
+)
+def test_other_bombs(source: str) -> None:
+    with pytest.raises(TemplateFailed, match=r"bits|computed width"):
+        render(source)
+
+
+def test_bomb_that_is_a_constant_does_not_go_off_at_compile_time() -> None:
+    with pytest.raises((StartupError, TemplateFailed)):
+        render("{{ 'a' | center(99999999999) }}")
+
+
+def test_one_rendering_does_not_use_up_the_steps_of_the_next() -> None:
+    source = "{% for i in range(1000) %}{% endfor %}done"
+    loops = ChatTemplate(source, bos_text="", eos_text="", max_steps=1500)
+    assert {loops.render([USER]) for _ in range(5)} == {"done"}
+
+
+def test_threads_share_a_template() -> None:
+    turns = template(TURNS)
+    results: dict[int, str] = {}
+
+    def work(index: int) -> None:
+        messages = [{"role": "user", "content": f"{index}.{turn}"} for turn in range(50)]
+        results[index] = turns.render(messages)
+
+    threads = [threading.Thread(target=work, args=(index,)) for index in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert [result.count(f">{index}.") for index, result in sorted(results.items())] == [50] * 8
+
+
+def test_wants_parts_only_where_text_is_not_shown() -> None:
+    parts = "{% for m in messages %}{% for part in m.content %}{{ part.text }}{% endfor %}{% endfor %}"
+    both = "{% for m in messages %}{{ m.content if m.content is string else m.content[0].text }}{% endfor %}"
+    assert template(parts).wants_parts
+    assert not template(both).wants_parts
+    assert not template(TURNS).wants_parts
+    assert not template("{{ raise_exception('never') }}").wants_parts

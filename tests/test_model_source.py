@@ -1,0 +1,475 @@
+"""Models by name: the real client library, in a process of its own, against a hub on loopback."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import pty
+import signal
+import socket
+import struct
+import subprocess
+import sys
+import termios
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from openai_cpu_server.errors import StartupError
+from openai_cpu_server.model_source import DemoFiles, resolve_model
+from openai_cpu_server.model_source.aliases import ALIASES
+from openai_cpu_server.model_source.gguf_names import models, parts, preferred, quantisation
+from openai_cpu_server.model_source.hub_name import HubName, parse_hub_name
+from tests.hub_stand_in import Hub, Repo, running
+
+RESOLVE = """
+import logging, sys
+from openai_cpu_server.errors import StartupError
+from openai_cpu_server.model_source import resolve_model
+logging.basicConfig(level=logging.INFO, format="%(name)s: %(message)s")
+logging.getLogger("httpx2").setLevel(logging.WARNING)
+try:
+    print(resolve_model(sys.argv[1]))
+except StartupError as error:
+    sys.exit(f"ERROR {error}")
+"""
+QUANTS = {f"model.{quant}.gguf": quant.encode() * 999 for quant in ("Q2_K", "Q4_K_M", "Q8_0")}
+SPLIT = {f"Q4_K_M/big-Q4_K_M-0000{part}-of-00003.gguf": b"part %d" % part for part in (1, 2, 3)}
+REPOS = {
+    "acme/quants": Repo({**QUANTS, "README.md": b"", "mmproj-model-f16.gguf": b"no model"}),
+    "acme/split": Repo({**SPLIT, "big-Q8_0.gguf": b"8 bits"}),
+    "acme/torn": Repo({"torn-00001-of-00002.gguf": b"half"}),
+    "acme/folders": Repo({"sub/folder/model.gguf": b"deep"}),
+    "acme/none": Repo({"model.safetensors": b""}),
+    "acme/secret": Repo({"model.gguf": b"secret"}, token="s3cret"),
+    "acme/gated": Repo({"model.gguf": b"gated"}, gated=True),
+    "acme/huge": Repo({"model.gguf": b"small in truth"}, claimed_size=10**18),
+    "acme/large": Repo({"model.gguf": b"x" * 3_000_000}),
+}
+
+
+@dataclass
+class User:
+    """Somebody at a terminal, with a cache, and environment variables that name the hub."""
+
+    home: Path
+    endpoint: str
+    token: str = ""
+    offline: bool = False
+
+    @property
+    def environment(self) -> dict[str, str]:
+        hub = {"HF_ENDPOINT": self.endpoint, "HF_HOME": str(self.home), "HF_HUB_DISABLE_TELEMETRY": "1"}
+        own = {name: value for name, value in os.environ.items() if not _steers_the_library(name)}
+        asked = {"HF_TOKEN": self.token, "HF_HUB_OFFLINE": "1" if self.offline else ""}
+        return {**own, **hub, **{name: value for name, value in asked.items() if value}}
+
+    def start(self, model: str, *, stderr: int = subprocess.PIPE, before: str = "") -> subprocess.Popen[str]:
+        return subprocess.Popen(
+            [sys.executable, "-c", before + RESOLVE, model],
+            env=self.environment,
+            stdout=subprocess.PIPE,
+            stderr=stderr,
+            text=True,
+        )
+
+    def resolve(self, model: str) -> Path:
+        process = self.start(model)
+        stdout, stderr = process.communicate()
+        assert process.returncode == 0, stderr
+        return Path(stdout.strip())
+
+    def failure(self, model: str, *, before: str = "") -> str:
+        """The one line; nothing else may be on the terminal but logged lines and the progress bar."""
+        return failure_of(self.start(model, before=before))
+
+
+def _steers_the_library(variable: str) -> bool:
+    return variable.startswith("HF_") or variable.lower().endswith("_proxy")
+
+
+def failure_of(process: subprocess.Popen[str]) -> str:
+    stdout, stderr = process.communicate()
+    assert process.returncode == 1, stderr
+    assert stdout == ""
+    assert "Traceback" not in stderr
+    before, _, line = stderr.partition("ERROR ")
+    assert "Warning" not in before
+    assert line.endswith("\n")
+    assert line.count("\n") == 1
+    return line.strip()
+
+
+@pytest.fixture
+def hub() -> Iterator[Hub]:
+    with running(REPOS) as hub:
+        yield hub
+
+
+@pytest.fixture
+def user(hub: Hub, tmp_path: Path) -> User:
+    return User(tmp_path / "hf", hub.endpoint)
+
+
+@pytest.fixture
+def unreachable() -> str:
+    """A port that nobody listens on."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        return f"http://127.0.0.1:{listener.getsockname()[1]}"
+
+
+class TestDownload:
+    def test_file(self, user: User, hub: Hub) -> None:
+        path = user.resolve("hf:acme/quants/model.Q8_0.gguf")
+        assert path.read_bytes() == QUANTS["model.Q8_0.gguf"]
+        assert path.name == "model.Q8_0.gguf"
+        assert path.is_relative_to(user.home)
+        assert hub.downloads() == ["model.Q8_0.gguf"]
+
+    def test_file_in_folders(self, user: User) -> None:
+        path = user.resolve("hf:acme/folders/sub/folder/model.gguf")
+        assert path.read_bytes() == b"deep"
+
+    def test_repository_gives_q4_k_m(self, user: User) -> None:
+        assert user.resolve("hf:acme/quants").name == "model.Q4_K_M.gguf"
+
+    def test_quantisation(self, user: User) -> None:
+        assert user.resolve("hf:acme/quants:q2_k").name == "model.Q2_K.gguf"
+
+    def test_all_parts_of_a_split_model(self, user: User, hub: Hub) -> None:
+        path = user.resolve("hf:acme/split")
+        assert path.name == "big-Q4_K_M-00001-of-00003.gguf"
+        assert {part.name: part.read_bytes() for part in path.parent.iterdir()} == {
+            name.removeprefix("Q4_K_M/"): content for name, content in SPLIT.items()
+        }
+        assert hub.downloads() == list(SPLIT)
+
+    def test_any_part_means_all(self, user: User, hub: Hub) -> None:
+        path = user.resolve("hf:acme/split/Q4_K_M/big-Q4_K_M-00002-of-00003.gguf")
+        assert path.read_bytes() == b"part 1"
+        assert hub.downloads() == list(SPLIT)
+
+    def test_second_time_downloads_nothing(self, user: User, hub: Hub) -> None:
+        assert user.resolve("hf:acme/quants") == user.resolve("hf:acme/quants")
+        assert hub.downloads() == ["model.Q4_K_M.gguf"]
+
+    def test_broken_connection_is_taken_up_again(self, user: User, hub: Hub) -> None:
+        hub.stall_after = 1_000_000
+        hub.released.set()
+        assert user.resolve("hf:acme/large").read_bytes() == b"x" * 3_000_000
+        assert hub.downloads() == ["model.gguf", "model.gguf"]
+
+    def test_token_from_the_environment(self, user: User) -> None:
+        user.token = "s3cret"
+        assert user.resolve("hf:acme/secret").read_bytes() == b"secret"
+
+    def test_says_what_it_does(self, user: User) -> None:
+        _, stderr = user.start("hf:acme/large").communicate()
+        assert "hub: taking model.gguf of 1 GGUF models in acme/large" in stderr
+        assert f"hub: downloading model.gguf of acme/large, 0.00 GB, to {user.home / 'hub'}" in stderr
+
+    def test_progress_bar_on_a_terminal(self, user: User) -> None:
+        master, terminal = pty.openpty()
+        fcntl.ioctl(terminal, termios.TIOCSWINSZ, struct.pack("4H", 24, 100, 0, 0))
+        process = user.start("hf:acme/large", stderr=terminal)
+        os.close(terminal)
+        process.communicate()
+        assert b"model.gguf: 100%" in os.read(master, 65536)
+        os.close(master)
+
+    @pytest.mark.parametrize("alias", ["mistral-7b", "qwen2.5-0.5b"])
+    def test_alias(self, tmp_path: Path, alias: str) -> None:
+        meant = parse_hub_name(ALIASES[alias])
+        assert meant.file is not None
+        with running({meant.repo: Repo({meant.file: alias.encode()})}) as hub:
+            path = User(tmp_path, hub.endpoint).resolve(alias)
+        assert path.read_bytes() == alias.encode()
+        assert quantisation(path.name) == "Q4_K_M"
+
+
+class TestWithoutTheHub:
+    @pytest.mark.parametrize(
+        "name",
+        ["hf:acme/quants/model.Q4_K_M.gguf", "hf:acme/quants", "hf:acme/split", "hf:acme/quants:Q4_K_M"],
+    )
+    @pytest.mark.parametrize("offline", [False, True])
+    def test_cached_model(self, user: User, unreachable: str, name: str, offline: bool) -> None:
+        downloaded = user.resolve(name)
+        user.endpoint, user.offline = unreachable, offline
+        assert user.resolve(name) == downloaded
+
+    def test_repository_with_another_file_cached(self, user: User, unreachable: str) -> None:
+        downloaded = user.resolve("hf:acme/quants:Q8_0")
+        user.endpoint = unreachable
+        assert user.resolve("hf:acme/quants") == downloaded
+
+    def test_half_of_a_split_model_is_none(self, user: User, hub: Hub, unreachable: str) -> None:
+        path = user.resolve("hf:acme/split")
+        path.with_name("big-Q4_K_M-00003-of-00003.gguf").unlink()
+        user.endpoint = unreachable
+        assert "the connection to" in user.failure("hf:acme/split")
+        assert "the connection to" in user.failure("hf:acme/split/Q4_K_M/big-Q4_K_M-00001-of-00003.gguf")
+
+    @pytest.mark.parametrize("status", [500, 401])
+    def test_hub_in_trouble(self, user: User, hub: Hub, status: int) -> None:
+        downloaded = user.resolve("hf:acme/quants/model.Q8_0.gguf")
+        hub.status = status
+        assert user.resolve("hf:acme/quants/model.Q8_0.gguf") == downloaded
+
+    def test_says_that_it_uses_the_cache(self, user: User, unreachable: str) -> None:
+        user.resolve("hf:acme/folders")
+        user.endpoint = unreachable
+        _, stderr = user.start("hf:acme/folders").communicate()
+        assert f"the connection to {unreachable}" in stderr
+        assert "using what is in the cache" in stderr
+
+
+class TestFailures:
+    @pytest.mark.parametrize("name", ["hf:acme/quants/model.Q8_0.gguf", "hf:acme/quants"])
+    def test_connection_refused(self, user: User, unreachable: str, name: str) -> None:
+        user.endpoint = unreachable
+        assert user.failure(name).startswith(f"the connection to {unreachable} for acme/quants")
+
+    def test_offline_by_choice(self, user: User) -> None:
+        user.offline = True
+        assert "HF_HUB_OFFLINE is set, and acme/quants is not in the cache" in user.failure("hf:acme/quants")
+
+    @pytest.mark.parametrize("name", ["hf:acme/nothing/model.gguf", "hf:acme/nothing"])
+    def test_no_such_repository(self, user: User, hub: Hub, name: str) -> None:
+        assert user.failure(name).startswith(f"there is no repository acme/nothing on {hub.endpoint}")
+
+    def test_no_such_file(self, user: User) -> None:
+        assert user.failure("hf:acme/quants/other.gguf") == "acme/quants has no file other.gguf"
+
+    def test_split_model_lacks_a_part(self, user: User, hub: Hub) -> None:
+        line = user.failure("hf:acme/torn/torn-00001-of-00002.gguf")
+        assert line == "acme/torn has no file torn-00002-of-00002.gguf"
+        assert user.failure("hf:acme/torn") == "acme/torn has no GGUF model"
+        assert hub.downloads() == []
+
+    def test_no_such_quantisation(self, user: User) -> None:
+        assert user.failure("hf:acme/quants:Q5_1") == "acme/quants has no Q5_1, but Q2_K, Q4_K_M, Q8_0"
+
+    def test_no_gguf(self, user: User) -> None:
+        assert user.failure("hf:acme/none") == "acme/none has no GGUF model"
+
+    @pytest.mark.parametrize("token", ["", "wrong"])
+    @pytest.mark.parametrize("name", ["hf:acme/secret/model.gguf", "hf:acme/secret"])
+    def test_unauthorised(self, user: User, token: str, name: str) -> None:
+        user.token = token
+        assert "set HF_TOKEN" in user.failure(name)
+
+    @pytest.mark.parametrize("name", ["hf:acme/gated/model.gguf", "hf:acme/gated"])
+    def test_gated(self, user: User, name: str) -> None:
+        assert user.failure(name).startswith("acme/gated is gated: accept its terms")
+
+    def test_hub_in_trouble(self, user: User, hub: Hub) -> None:
+        hub.status = 503
+        assert user.failure("hf:acme/quants") == f"{hub.endpoint} answered 503 for acme/quants"
+
+    def test_strange_repository_name(self, user: User) -> None:
+        assert user.failure("hf:acme/-quants-").startswith("acme/-quants- cannot be a repository")
+
+    def test_larger_than_the_disk(self, user: User, hub: Hub) -> None:
+        assert "not enough disk space for acme/huge: 1000000000.00 GB" in user.failure("hf:acme/huge")
+        assert hub.downloads() == []
+
+    def test_disk_refuses_more(self, user: User) -> None:
+        """The nearest to a full disk without being root: the kernel refuses files beyond a size."""
+        small = "import resource; resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, 100_000))"
+        line = user.failure("hf:acme/large", before=small)
+        assert line == f"cannot store acme/large in {user.home / 'hub'}: File too large"
+
+    def test_cache_cannot_be_a_folder(self, user: User) -> None:
+        user.home.write_text("in the way")
+        assert "Not a directory" in user.failure("hf:acme/large")
+
+    def test_interrupted(self, user: User, hub: Hub) -> None:
+        hub.stall_after = 1_000_000
+        process = user.start("hf:acme/large")
+        assert hub.stalled.wait(timeout=60)
+        process.send_signal(signal.SIGINT)
+        assert failure_of(process) == "interrupted while fetching a model of acme/large"
+
+
+class TestLocalFiles:
+    def test_existing_file(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setenv("HOME", str(tmp_path))
+        monkeypatch.chdir(tmp_path)
+        (tmp_path / "model.bin").touch()
+        assert resolve_model(str(tmp_path / "model.bin")) == tmp_path / "model.bin"
+        assert resolve_model("~/model.bin") == tmp_path / "model.bin"
+        assert resolve_model("model.bin") == Path("model.bin")
+
+    @pytest.mark.parametrize(
+        ("name", "line"),
+        [
+            ("models/other.bin", r"there is no file models/other\.bin \(.*hf:models/other\.bin\)"),
+            ("/no/such/model", "there is no file /no/such/model"),
+            ("other.gguf", r"there is no file other\.gguf"),
+            (".", r"\. is a folder, not a GGUF file"),
+            ("x" * 5000, "cannot look for x+: .*too long"),
+            ("~nobody-at-all/x.gguf", "cannot look for ~nobody-at-all"),
+            ("mistral-7", r"unknown model 'mistral-7' \(did you mean mistral-7b\?\): PATH, hf:.*demo.*"),
+            ("Demo", r"unknown model 'Demo' \(did you mean demo\?\)"),
+            ("gpt-4o", "unknown model 'gpt-4o': PATH, "),
+            ("", "unknown model ''"),
+        ],
+    )
+    def test_no_such_file(self, name: str, line: str) -> None:
+        with pytest.raises(StartupError, match=f"^{line}") as failure:
+            resolve_model(name)
+        assert "\n" not in str(failure.value)
+
+
+class TestHubNames:
+    def test_forms(self) -> None:
+        assert parse_hub_name("hf:a/b") == HubName(repo="a/b")
+        assert parse_hub_name("hf:a/b/c.gguf") == HubName(repo="a/b", file="c.gguf")
+        assert parse_hub_name("hf:a/b/c/d e.gguf") == HubName(repo="a/b", file="c/d e.gguf")
+        assert parse_hub_name("hf:a/b:UD-Q4_K_XL") == HubName(repo="a/b", quant="UD-Q4_K_XL")
+
+    @pytest.mark.parametrize(
+        "text",
+        ["hf:", "hf:a", "hf:a/", "hf:/b", "hf:a/b/", "hf:a/b:", "hf:a/b//c", "hf:a/b/../c", "hf:a/b/c:Q8_0"],
+    )
+    def test_malformed(self, text: str) -> None:
+        with pytest.raises(StartupError, match="is not hf:OWNER/REPO"):
+            parse_hub_name(text)
+
+    def test_every_alias_names_a_file(self) -> None:
+        assert all((parse_hub_name(meant).file or "").endswith(".gguf") for meant in ALIASES.values())
+
+
+class TestGgufNames:
+    @pytest.mark.parametrize(
+        ("name", "expected"),
+        [
+            ("mistral-7b-instruct-v0.2.Q4_K_M.gguf", "Q4_K_M"),
+            ("qwen2.5-0.5b-instruct-q4_k_m.gguf", "Q4_K_M"),
+            ("Phi-3-mini-4k-instruct-q4.gguf", "Q4"),
+            ("Model-UD-Q4_K_XL.gguf", "Q4_K_XL"),
+            ("model_iq4_nl.gguf", "IQ4_NL"),
+            ("m-Q4_0_4_4.gguf", "Q4_0_4_4"),
+            ("m.i1-IQ3_XXS.gguf", "IQ3_XXS"),
+            ("m-Q5_K_M-imat.gguf", "Q5_K_M"),
+            ("m-fp16.gguf", "F16"),
+            ("m-BF16-00001-of-00002.gguf", "BF16"),
+            ("Q6_K/m-00001-of-00002.gguf", "Q6_K"),
+            ("gpt-oss-20b-mxfp4.gguf", "MXFP4"),
+            ("model.gguf", None),
+            ("q42-f160.gguf", None),
+        ],
+    )
+    def test_quantisation(self, name: str, expected: str | None) -> None:
+        assert quantisation(name) == expected
+
+    @pytest.mark.parametrize(
+        ("quants", "expected"),
+        [
+            ("F16 Q2_K Q4_0 Q4_K_S Q4_K_M Q5_K_M Q8_0", "Q4_K_M"),
+            ("F16 Q4_0 Q4_K_S Q5_K_M", "Q4_K_S"),
+            ("Q4_0 Q5_K_M IQ4_XS", "Q5_K_M"),
+            ("IQ4_XS Q4_0 Q6_K", "Q4_0"),
+            ("Q8_0 IQ4_NL Q6_K", "IQ4_NL"),
+            ("Q8_0 Q3_K_M Q6_K", "Q6_K"),
+            ("Q8_0 Q3_K_M Q2_K", "Q3_K_M"),
+            ("F16 Q8_0 BF16 F32", "Q8_0"),
+            ("F32 BF16 F16 IQ1_S", "F16"),
+            ("unheard-of", "unheard-of"),
+        ],
+    )
+    def test_preference(self, quants: str, expected: str) -> None:
+        assert preferred([f"m-{quant}.gguf" for quant in quants.split()]) == f"m-{expected}.gguf"
+
+    def test_ties_go_to_the_shallower_then_the_first_by_name(self) -> None:
+        assert preferred(["a/m-Q4_K_M.gguf", "y-Q4_K_M.gguf", "x-Q4_K_M.gguf"]) == "x-Q4_K_M.gguf"
+
+    def test_quantisation_asked_for(self) -> None:
+        names = ["m-BF16.gguf", "m-F16.gguf", "m-Q4_K_M.gguf", "m-UD-Q4_K_XL.gguf"]
+        assert preferred(names, "f16") == "m-F16.gguf"
+        assert preferred(names, "ud-q4_k_xl") == "m-UD-Q4_K_XL.gguf"
+        assert preferred(names, "Q4_K") is None
+
+    def test_parts(self) -> None:
+        assert parts("a/m-00002-of-00002.gguf") == ("a/m-00001-of-00002.gguf", "a/m-00002-of-00002.gguf")
+        assert parts("m.gguf") == ("m.gguf",)
+        assert parts("m-00000-of-00002.gguf") == ("m-00000-of-00002.gguf",)
+        assert parts("m-00003-of-00002.gguf") == ("m-00003-of-00002.gguf",)
+
+    def test_models(self) -> None:
+        names = [
+            "README.md",
+            "b-Q4_0.gguf",
+            "a-imatrix-Q8_0.GGUF",
+            "a.imatrix.gguf",
+            "mmproj-a-f16.gguf",
+            "s-00001-of-00002.gguf",
+            "s-00002-of-00002.gguf",
+            "torn-00001-of-00002.gguf",
+        ]
+        assert models(names) == ["a-imatrix-Q8_0.GGUF", "b-Q4_0.gguf", "s-00001-of-00002.gguf"]
+
+
+GENERATOR = """
+import pathlib, sys
+assert sys.argv[1:6] == ["--shape", "tiny", "--quant", "f16", "--output"]
+pathlib.Path(sys.argv[6]).write_text("random")
+with open(__file__ + ".runs", "a") as runs:
+    runs.write("x")
+"""
+
+
+class TestDemo:
+    def files(self, folder: Path, generator: str | None) -> DemoFiles:
+        script = folder / "scripts" / "make.py"
+        if generator is not None:
+            script.parent.mkdir()
+            script.write_text(generator)
+        return DemoFiles(
+            models=(folder / "installed.gguf", folder / "demo.gguf"), generator=script, cache=folder / "cache"
+        )
+
+    def test_model_that_comes_along(self, tmp_path: Path) -> None:
+        (tmp_path / "demo.gguf").touch()
+        assert resolve_model("demo", demo=self.files(tmp_path, GENERATOR)) == tmp_path / "demo.gguf"
+
+    def test_random_model_is_made_once_and_said_to_be_one(
+        self, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        files = self.files(tmp_path, GENERATOR)
+        path = resolve_model("demo", demo=files)
+        assert resolve_model("demo", demo=files) == path
+        assert path.read_text() == "random"
+        assert list(path.parent.iterdir()) == [path]
+        assert files.generator.with_name("make.py.runs").read_text() == "x"
+        assert caplog.text.count("has random weights and says nothing sensible") == 2
+
+    def test_changed_generator_makes_it_anew(self, tmp_path: Path) -> None:
+        files = self.files(tmp_path, GENERATOR)
+        before = resolve_model("demo", demo=files)
+        files.generator.write_text(GENERATOR.replace('"random"', '"other"'))
+        assert resolve_model("demo", demo=files).read_text() == "other"
+        assert before.read_text() == "random"
+
+    def test_installation_without_one(self, tmp_path: Path) -> None:
+        with pytest.raises(StartupError, match="no demo model"):
+            resolve_model("demo", demo=self.files(tmp_path, None))
+
+    def test_generator_fails(self, tmp_path: Path) -> None:
+        files = self.files(tmp_path, "import sys; sys.exit('progress\\ncannot write it')")
+        with pytest.raises(StartupError, match=r"^cannot make a random model: cannot write it$"):
+            resolve_model("demo", demo=files)
+        assert list(files.cache.iterdir()) == []
+
+    def test_cache_in_the_way(self, tmp_path: Path) -> None:
+        (tmp_path / "cache").touch()
+        with pytest.raises(StartupError, match=f"^cannot make a random model in {tmp_path}/cache: "):
+            resolve_model("demo", demo=self.files(tmp_path, GENERATOR))
+
+    @pytest.mark.native
+    def test_repositorys_own_generator(self, tmp_path: Path) -> None:
+        path = resolve_model("demo", demo=DemoFiles(models=(), cache=tmp_path))
+        assert path.read_bytes().startswith(b"GGUF")
