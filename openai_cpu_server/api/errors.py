@@ -1,0 +1,110 @@
+"""The one table that turns failures into HTTP: status, type and code of OpenAI's error object."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import msgspec
+from starlette.exceptions import HTTPException
+from starlette.responses import Response
+
+from openai_cpu_server.errors import (
+    BodyTooLarge,
+    EngineUnavailable,
+    GenerationFailed,
+    InvalidRequest,
+    ModelNotFound,
+    PromptTooLong,
+    QueueFull,
+    ServerError,
+    TemplateFailed,
+    Unauthorized,
+)
+
+
+class Failure(msgspec.Struct, frozen=True):
+    """What a class of failures is to a client."""
+
+    status: int
+    type: str
+    code: str | None = None
+    param: str | None = None
+
+
+TABLE: Mapping[type[ServerError], Failure] = {
+    InvalidRequest: Failure(400, "invalid_request_error"),
+    PromptTooLong: Failure(400, "invalid_request_error", "context_length_exceeded"),
+    TemplateFailed: Failure(400, "invalid_request_error", "chat_template_failed", "messages"),
+    Unauthorized: Failure(401, "invalid_request_error", "invalid_api_key"),
+    ModelNotFound: Failure(404, "invalid_request_error", "model_not_found", "model"),
+    BodyTooLarge: Failure(413, "invalid_request_error", "request_too_large"),
+    QueueFull: Failure(429, "rate_limit_error", "queue_full"),
+    GenerationFailed: Failure(500, "server_error", "generation_failed"),
+    EngineUnavailable: Failure(503, "server_error", "engine_unavailable"),
+    ServerError: Failure(500, "server_error", "internal_error"),
+}
+INTERNAL = TABLE[ServerError]
+HTTP_CODES = {404: "unknown_url", 405: "method_not_allowed"}
+
+
+class ErrorBody(msgspec.Struct, frozen=True):
+    message: str
+    type: str
+    param: str | None
+    code: str | None
+
+
+class ErrorObject(msgspec.Struct, frozen=True):
+    """`{"error": {"message", "type", "param", "code"}}`."""
+
+    error: ErrorBody
+
+
+def failure_of(error: Exception) -> Failure:
+    if isinstance(error, HTTPException):
+        return Failure(error.status_code, "invalid_request_error", HTTP_CODES.get(error.status_code))
+    return next((TABLE[cls] for cls in type(error).__mro__ if cls in TABLE), INTERNAL)
+
+
+def error_object(error: Exception, *, request_id: str) -> ErrorObject:
+    failure = failure_of(error)
+    return ErrorObject(
+        ErrorBody(
+            message=_message(error, failure, request_id),
+            type=failure.type,
+            param=_param(error) or failure.param,
+            code=failure.code or (error.code if isinstance(error, InvalidRequest) else None),
+        )
+    )
+
+
+def error_response(error: Exception, *, request_id: str) -> Response:
+    return Response(
+        msgspec.json.encode(error_object(error, request_id=request_id)),
+        status_code=failure_of(error).status,
+        headers=_headers(error),
+        media_type="application/json",
+    )
+
+
+def _message(error: Exception, failure: Failure, request_id: str) -> str:
+    """What is nobody's business but ours stays in the log, where the request id finds it."""
+    if failure == INTERNAL:
+        return f"The server had an error while processing the request (request id {request_id})."
+    return error.detail if isinstance(error, HTTPException) else str(error)
+
+
+def _param(error: Exception) -> str | None:
+    return error.param if isinstance(error, (InvalidRequest, PromptTooLong)) else None
+
+
+def _headers(error: Exception) -> dict[str, str]:
+    match error:
+        case HTTPException(headers=headers):
+            return dict(headers or {})
+        case QueueFull(retry_after_s=seconds) | EngineUnavailable(retry_after_s=seconds):
+            return {"retry-after": str(seconds)}
+        case Unauthorized():
+            return {"www-authenticate": "Bearer"}
+        case _:
+            return {}

@@ -1,0 +1,48 @@
+"""Answers gathered for clients that do not stream, and the best of several."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from openai_cpu_server.api.call import Call
+from openai_cpu_server.contract.messages import Finish, TokenEvent
+from openai_cpu_server.contract.step import TokenLogprob
+
+
+@dataclass
+class Answer:
+    """All that one request brought; complete when `finish` is there."""
+
+    texts: list[str] = field(default_factory=list)
+    logprobs: list[TokenLogprob] = field(default_factory=list)
+    prompt_logprobs: list[TokenLogprob] = field(default_factory=list)
+    finish: Finish | None = None
+
+    def add(self, event: TokenEvent) -> None:
+        self.texts.append(event.text)
+        self.logprobs.extend(event.logprobs)
+        self.prompt_logprobs.extend(event.prompt_logprobs)
+        self.finish = event.finish
+
+    @property
+    def text(self) -> str:
+        return "".join(self.texts)
+
+    @property
+    def score(self) -> float:
+        """Mean log-probability of the tokens shown; no token is the worst."""
+        if not self.logprobs:
+            return float("-inf")
+        return sum(entry.logprob for entry in self.logprobs) / len(self.logprobs)
+
+
+def shown(call: Call, answers: Mapping[str, Answer]) -> list[tuple[int, Answer]]:
+    """The answers to show, as (index of the request, answer), the best `n` of each prompt, best first."""
+    ranked: list[tuple[int, Answer]] = []
+    for start in range(0, len(call.requests), call.best_of):
+        group = [(i, answers[call.requests[i].id]) for i in range(start, start + call.best_of)]
+        if call.best_of > call.n:
+            group.sort(key=lambda pair: -pair[1].score)
+        ranked += group[: call.n]
+    return ranked

@@ -1,0 +1,108 @@
+"""Parts that chat and text completions share: usage, finish reasons, the bytes of chunks."""
+
+from __future__ import annotations
+
+from typing import Union
+
+import msgspec
+from msgspec import UNSET, UnsetType
+
+from openai_cpu_server.api.call import Call
+from openai_cpu_server.contract.messages import Finish, FinishReason
+from openai_cpu_server.engine.generation import Timings
+from openai_cpu_server.errors import GenerationFailed
+
+_REASONS = {FinishReason.STOP: "stop", FinishReason.LENGTH: "length"}
+
+DONE = b"data: [DONE]\n\n"
+
+Tier = Union[str, UnsetType]
+Metadata = Union[dict[str, str], UnsetType]
+
+
+class PromptDetails(msgspec.Struct, frozen=True):
+    cached_tokens: int
+
+
+class Usage(msgspec.Struct, frozen=True):
+    prompt_tokens: int
+    completion_tokens: int
+    total_tokens: int
+    prompt_tokens_details: PromptDetails
+
+
+class ChunkHead(msgspec.Struct, frozen=True, kw_only=True):
+    """What every chunk of a stream says alike."""
+
+    id: str
+    object: str
+    created: int
+    model: str
+    service_tier: Tier = UNSET
+    system_fingerprint: str
+
+
+def service_tier(call: Call) -> Tier:
+    return UNSET if call.service_tier is None else call.service_tier
+
+
+def metadata(call: Call) -> Metadata:
+    return UNSET if call.metadata is None else call.metadata
+
+
+def rounded(timings: Timings) -> dict[str, float]:
+    """Milliseconds and rates with three decimals."""
+    return {name: round(value, 3) for name, value in msgspec.structs.asdict(timings).items()}
+
+
+def finish_reason(finish: Finish) -> str:
+    """OpenAI's word. Raises GenerationFailed for an end that is nobody's result."""
+    reason = _REASONS.get(finish.reason)
+    if reason is None:
+        raise GenerationFailed(finish.error or "The server ended the request before its end.")
+    return reason
+
+
+def usage(call: Call, finishes: dict[str, Finish]) -> Usage:
+    """A prompt counts once, however many choices; of cached tokens its first choice knows."""
+    prompt_tokens = sum(len(prompt.tokens) for prompt in call.prompts)
+    output_tokens = sum(finish.output_tokens for finish in finishes.values())
+    firsts = [finishes[request.id] for request in call.requests[:: call.best_of]]
+    cached = sum(finish.cached_tokens for finish in firsts)
+    return Usage(prompt_tokens, output_tokens, prompt_tokens + output_tokens, PromptDetails(cached))
+
+
+def json_text(text: str) -> bytes:
+    """A JSON string. Line ends of Unicode are escaped: many clients split streams at them."""
+    encoded = msgspec.json.encode(text)
+    if text.isascii():
+        return encoded
+    return (
+        encoded.replace(b"\xc2\x85", b"\\u0085")
+        .replace(b"\xe2\x80\xa8", b"\\u2028")
+        .replace(b"\xe2\x80\xa9", b"\\u2029")
+    )
+
+
+class ChunkWriter:
+    """Frames chunks of one stream as server-sent events; all that is alike is encoded once."""
+
+    def __init__(self, call: Call, kind: str) -> None:
+        head = ChunkHead(
+            id=call.id,
+            object=kind,
+            created=call.created,
+            model=call.model,
+            service_tier=service_tier(call),
+            system_fingerprint=call.fingerprint,
+        )
+        self._open = b"data: " + msgspec.json.encode(head)[:-1] + b',"choices":['
+        self._close = b'],"usage":null}\n\n' if call.include_usage else b"]}\n\n"
+
+    def chunk(self, choice: bytes) -> bytes:
+        return self._open + choice + self._close
+
+    def usage(self, usage: Usage, timings: Timings) -> bytes:
+        """The one chunk without choices, at the end."""
+        numbers = b'],"usage":' + msgspec.json.encode(usage)
+        return self._open + numbers + b',"timings":' + msgspec.json.encode(rounded(timings)) + b"}\n\n"

@@ -1,0 +1,1 @@
+"""From a checked body to what the engine understands. Pure functions; all refusals are InvalidRequest."""

@@ -1,0 +1,58 @@
+"""What the roles of a conversation demand. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from openai_cpu_server.api.schemas.chat import Message, ToolCall
+from openai_cpu_server.errors import InvalidRequest
+
+
+def checked_messages(messages: Sequence[Message]) -> list[dict[str, object]]:
+    """As `prompt` takes them: known fields only. Raises InvalidRequest."""
+    for index, message in enumerate(messages):
+        _check(message, f"messages[{index}]")
+    return [_known_fields(message) for message in messages]
+
+
+def _check(message: Message, at: str) -> None:
+    if message.content is None and not message.tool_calls:
+        raise _missing(f"{at}.content")
+    if message.tool_calls and message.role != "assistant":
+        raise _misplaced(f"{at}.tool_calls", "assistant")
+    if message.tool_call_id is not None and message.role != "tool":
+        raise _misplaced(f"{at}.tool_call_id", "tool")
+    if message.tool_call_id is None and message.role == "tool":
+        raise _missing(f"{at}.tool_call_id")
+
+
+def _known_fields(message: Message) -> dict[str, object]:
+    fields: dict[str, object] = {"role": message.role}
+    if isinstance(message.content, list):
+        fields["content"] = [{"type": part.type, "text": part.text} for part in message.content]
+    else:
+        fields["content"] = message.content
+    if message.name is not None:
+        fields["name"] = message.name
+    if message.tool_call_id is not None:
+        fields["tool_call_id"] = message.tool_call_id
+    if message.tool_calls:
+        fields["tool_calls"] = [_tool_call(call) for call in message.tool_calls]
+    return fields
+
+
+def _tool_call(call: ToolCall) -> dict[str, object]:
+    function = {"name": call.function.name, "arguments": call.function.arguments}
+    return {"id": call.id, "type": call.type, "function": function}
+
+
+def _missing(param: str) -> InvalidRequest:
+    return InvalidRequest(
+        f"Missing required parameter: '{param}'.", param=param, code="missing_required_parameter"
+    )
+
+
+def _misplaced(param: str, role: str) -> InvalidRequest:
+    return InvalidRequest(
+        f"'{param}' belongs to messages of role '{role}'.", param=param, code="invalid_value"
+    )

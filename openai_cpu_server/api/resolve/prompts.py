@@ -1,0 +1,67 @@
+"""The prompts of a text completion: strings are tokenised, token ids are checked."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Union
+
+from openai_cpu_server.api.call import Prompt
+from openai_cpu_server.api.resolve.sampling import check_tokens
+from openai_cpu_server.api.schemas.completion import CompletionBody
+from openai_cpu_server.contract.model_info import Tokenizer
+from openai_cpu_server.errors import InvalidRequest
+from openai_cpu_server.prompt.fim import fim_tokens
+
+Text = Union[str, Sequence[int]]
+
+
+def completion_prompts(body: CompletionBody, tokenizer: Tokenizer) -> list[Prompt]:
+    """Raises InvalidRequest for an empty prompt, unknown ids, or a suffix that the model cannot honour."""
+    echo = bool(body.echo)
+    if body.suffix is None:
+        return [_plain(prompt, tokenizer, echo=echo) for prompt in _as_list(body.prompt)]
+    if echo:
+        message = "'echo' and 'suffix' cannot be combined."
+        raise InvalidRequest(message, param="suffix", code="invalid_value")
+    return [_fill_in(prompt, body.suffix, tokenizer) for prompt in _as_list(body.prompt)]
+
+
+def _as_list(prompt: str | list[str] | list[int] | list[list[int]]) -> list[Text]:
+    if isinstance(prompt, str):
+        return [prompt]
+    if isinstance(prompt[0], int):
+        return [[token for token in prompt if isinstance(token, int)]]
+    return [item for item in prompt if not isinstance(item, int)]
+
+
+def _plain(prompt: Text, tokenizer: Tokenizer, *, echo: bool) -> Prompt:
+    tokens = _tokens(prompt, tokenizer, add_special=True)
+    if not tokens:
+        message = "Invalid value for 'prompt': it is empty, and this model has no token to begin with."
+        raise InvalidRequest(message, param="prompt", code="invalid_value")
+    return Prompt(tokens, _text(prompt, tokenizer) if echo else None)
+
+
+def _fill_in(prefix: Text, suffix: str, tokenizer: Tokenizer) -> Prompt:
+    fim = tokenizer.fim
+    if fim is None:
+        message = "'suffix' is not supported by this model: it has no fill-in-the-middle tokens."
+        raise InvalidRequest(message, param="suffix", code="unsupported_parameter")
+    before = _tokens(prefix, tokenizer, add_special=False)
+    after = _tokens(suffix, tokenizer, add_special=False)
+    begin = (tokenizer.bos,) if tokenizer.adds_bos and tokenizer.bos is not None else ()
+    return Prompt((*begin, *fim_tokens(before, after, fim)))
+
+
+def _tokens(prompt: Text, tokenizer: Tokenizer, *, add_special: bool) -> tuple[int, ...]:
+    if isinstance(prompt, str):
+        return tuple(tokenizer.encode(prompt, add_special=add_special, parse_special=True))
+    return check_tokens(tuple(prompt), vocab_size=tokenizer.vocab_size, param="prompt")
+
+
+def _text(prompt: Text, tokenizer: Tokenizer) -> str:
+    """What to echo; a leading BOS is not part of anybody's text."""
+    if isinstance(prompt, str):
+        return prompt
+    tokens = list(prompt)
+    return tokenizer.decode(tokens[1:] if tokens[0] == tokenizer.bos else tokens, special=True)

@@ -1,0 +1,73 @@
+"""`GET /health`: the process lives. `GET /ready`: it can generate. Both tell how it is doing."""
+
+from __future__ import annotations
+
+from typing import Union
+
+import msgspec
+from msgspec import UNSET, UnsetType
+from starlette.requests import Request
+from starlette.responses import Response
+
+from openai_cpu_server.api.errors import ErrorBody, error_object
+from openai_cpu_server.api.options import ApiOptions
+from openai_cpu_server.api.routes.generation import unavailable
+from openai_cpu_server.api.routes.models import json_response
+from openai_cpu_server.api.ticket import ticket_of
+from openai_cpu_server.contract.request import Priority
+from openai_cpu_server.engine.client import EngineClient, EngineState, EngineStatus
+
+
+class QueueSizes(msgspec.Struct, frozen=True):
+    running: int
+    waiting: int
+
+
+class Memory(msgspec.Struct, frozen=True):
+    rss_bytes: int
+    kv_tokens: int
+    kv_tokens_used: int
+
+
+class HealthReport(msgspec.Struct, frozen=True, kw_only=True):
+    status: str
+    """`loading`, `ready`, `restarting`, `failed` or `stopped`."""
+    reason: str | None
+    model: str
+    loaded: float
+    """Share of the model that is loaded, 0 to 1."""
+    queue: dict[str, QueueSizes]
+    """By priority."""
+    memory: Memory
+    restarts: int
+    error: Union[ErrorBody, UnsetType] = UNSET
+
+
+class HealthRoutes:
+    def __init__(self, engine: EngineClient, options: ApiOptions) -> None:
+        self._engine = engine
+        self._model = options.model
+
+    async def health(self, request: Request) -> Response:
+        return json_response(self._report(self._engine.status()))
+
+    async def ready(self, request: Request) -> Response:
+        report = self._report(self._engine.status())
+        if self._engine.state is EngineState.READY:
+            return json_response(report)
+        why = unavailable(self._engine)
+        error = error_object(why, request_id=ticket_of(request.scope).id).error
+        return json_response(
+            msgspec.structs.replace(report, error=error), 503, {"retry-after": str(why.retry_after_s)}
+        )
+
+    def _report(self, status: EngineStatus) -> HealthReport:
+        return HealthReport(
+            status=status.state.value,
+            reason=status.reason,
+            model=self._model,
+            loaded=1.0 if self._engine.info else self._engine.loading_fraction,
+            queue={p.label: QueueSizes(status.running[p.label], status.waiting[p.label]) for p in Priority},
+            memory=Memory(status.rss_bytes, status.kv_tokens, status.kv_tokens_used),
+            restarts=status.restarts,
+        )

@@ -1,0 +1,71 @@
+"""`GET /v1/models` and `GET /v1/models/{id}`."""
+
+from __future__ import annotations
+
+import msgspec
+from starlette.requests import Request
+from starlette.responses import Response
+
+from openai_cpu_server.api.options import ApiOptions
+from openai_cpu_server.contract.model_info import ModelInfo
+from openai_cpu_server.engine.client import EngineClient
+
+
+class ModelMeta(msgspec.Struct, frozen=True, kw_only=True):
+    context_length: int
+    """Tokens that one request can have, prompt and output together."""
+    context_trained: int
+    parameters: int
+    size_bytes: int
+    vocab_size: int
+    architecture: str
+    description: str
+
+
+class ModelCard(msgspec.Struct, frozen=True, kw_only=True):
+    id: str
+    object: str = "model"
+    created: int
+    owned_by: str = "openai-cpu-server"
+    meta: ModelMeta | None
+    """None until the model is loaded."""
+
+
+class ModelList(msgspec.Struct, frozen=True):
+    data: list[ModelCard]
+    object: str = "list"
+
+
+class ModelRoutes:
+    def __init__(self, engine: EngineClient, options: ApiOptions) -> None:
+        self._engine = engine
+        self._options = options
+
+    async def list(self, request: Request) -> Response:
+        return json_response(ModelList([self._card(name) for name in self._options.names]))
+
+    async def one(self, request: Request) -> Response:
+        return json_response(self._card(self._options.served(request.path_params["id"])))
+
+    def _card(self, name: str) -> ModelCard:
+        info = self._engine.info
+        return ModelCard(id=name, created=self._options.created, meta=_meta(info) if info else None)
+
+
+def json_response(
+    value: msgspec.Struct, status: int = 200, headers: dict[str, str] | None = None
+) -> Response:
+    body = msgspec.json.encode(value)
+    return Response(body, status_code=status, headers=headers, media_type="application/json")
+
+
+def _meta(info: ModelInfo) -> ModelMeta:
+    return ModelMeta(
+        context_length=info.context_limit,
+        context_trained=info.context_trained,
+        parameters=info.num_parameters,
+        size_bytes=info.file_bytes,
+        vocab_size=info.vocab_size,
+        architecture=info.architecture,
+        description=info.description,
+    )

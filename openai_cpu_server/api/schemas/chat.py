@@ -1,0 +1,52 @@
+"""The body of `POST /v1/chat/completions`."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal, Union
+
+from pydantic import Field, Tag
+
+from openai_cpu_server.api.schemas.base import Body
+from openai_cpu_server.api.schemas.generation import GenerationBody
+from openai_cpu_server.api.schemas.unions import TEXT_OR_LIST
+
+
+class TextPart(Body):
+    type: Literal["text"]
+    text: str
+
+
+Content = Annotated[
+    Union[Annotated[str, Tag("<text>")], Annotated[list[TextPart], Field(min_length=1), Tag("<list>")]],
+    TEXT_OR_LIST,
+]
+
+
+class CalledFunction(Body):
+    name: str
+    arguments: str
+
+
+class ToolCall(Body):
+    id: str
+    type: Literal["function"]
+    function: CalledFunction
+
+
+class Message(Body):
+    role: Literal["system", "developer", "user", "assistant", "tool"]
+    content: Content | None = None
+    name: str | None = None
+    tool_calls: list[ToolCall] | None = None
+    tool_call_id: str | None = None
+
+
+Messages = Annotated[list[Message], Field(min_length=1)]
+
+
+class ChatBody(GenerationBody):
+    messages: Messages
+    max_completion_tokens: Annotated[int, Field(ge=1)] | None = None
+    max_tokens: Annotated[int, Field(ge=1)] | None = None
+    logprobs: bool | None = None
+    top_logprobs: Annotated[int, Field(ge=0, le=20)] | None = None

@@ -1,0 +1,19 @@
+"""The body of `POST /v1/completions`."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from pydantic import Field
+
+from openai_cpu_server.api.schemas.generation import GenerationBody
+from openai_cpu_server.api.schemas.unions import Prompt
+
+
+class CompletionBody(GenerationBody):
+    prompt: Prompt
+    suffix: str | None = None
+    max_tokens: Annotated[int, Field(ge=0)] | None = None
+    best_of: Annotated[int, Field(ge=1)] | None = None
+    echo: bool | None = None
+    logprobs: Annotated[int, Field(ge=0, le=5)] | None = None

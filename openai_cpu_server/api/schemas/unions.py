@@ -1,0 +1,59 @@
+"""Unions chosen by the JSON type, so that an error names the right place.
+
+Tags stand in angle brackets: pydantic puts them into an error's path, and `parse` takes them out again.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Union
+
+from pydantic import Discriminator, Field, Tag
+
+
+def _text_or_list(value: object) -> str | None:
+    if isinstance(value, str):
+        return "<text>"
+    return "<list>" if isinstance(value, list) else None
+
+
+def _prompt_kind(value: object) -> str | None:
+    if isinstance(value, str):
+        return "<text>"
+    if not isinstance(value, list):
+        return None
+    if not value or isinstance(value[0], str):
+        return "<texts>"
+    return "<token lists>" if isinstance(value[0], list) else "<tokens>"
+
+
+TEXT_OR_LIST = Discriminator(
+    _text_or_list,
+    custom_error_type="text_or_list",
+    custom_error_message="Input should be a string or a list",
+)
+
+NonEmpty = Annotated[str, Field(min_length=1)]
+Tokens = Annotated[list[int], Field(min_length=1, fail_fast=True)]
+
+Stop = Annotated[
+    Union[
+        Annotated[NonEmpty, Tag("<text>")],
+        Annotated[list[NonEmpty], Field(max_length=16), Tag("<list>")],
+    ],
+    TEXT_OR_LIST,
+]
+
+Prompt = Annotated[
+    Union[
+        Annotated[str, Tag("<text>")],
+        Annotated[list[str], Field(min_length=1, fail_fast=True), Tag("<texts>")],
+        Annotated[Tokens, Tag("<tokens>")],
+        Annotated[list[Tokens], Field(min_length=1, fail_fast=True), Tag("<token lists>")],
+    ],
+    Discriminator(
+        _prompt_kind,
+        custom_error_type="prompt_kind",
+        custom_error_message="Input should be a string, a list of strings, a list of token ids, "
+        "or a list of lists of token ids",
+    ),
+]

@@ -1,0 +1,83 @@
+"""A client at the ASGI interface: it sees every chunk when it is sent, and it can leave."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+
+from starlette.types import ASGIApp, Message
+
+
+class Exchange:
+    """One POST on its way. The body may come in several pieces."""
+
+    def __init__(self) -> None:
+        self.status: int | None = None
+        self.headers: dict[str, str] = {}
+        self._to_app: asyncio.Queue[Message] = asyncio.Queue()
+        self._from_app: asyncio.Queue[Message] = asyncio.Queue()
+
+    def send_body(self, *pieces: bytes) -> None:
+        for index, piece in enumerate(pieces):
+            more = index < len(pieces) - 1
+            self._to_app.put_nowait({"type": "http.request", "body": piece, "more_body": more})
+
+    def disconnect(self) -> None:
+        self._to_app.put_nowait({"type": "http.disconnect"})
+
+    async def chunk(self) -> bytes | None:
+        """The next piece of the response's body; None after the last."""
+        message = await self._from_app.get()
+        if message["type"] == "http.response.start":
+            self.status = message["status"]
+            self.headers = {name.decode(): value.decode() for name, value in message["headers"]}
+            return await self.chunk()
+        if not message.get("more_body", False) and not message.get("body"):
+            return None
+        body = message["body"]
+        assert isinstance(body, bytes)
+        return body
+
+    async def receive(self) -> Message:
+        return await self._to_app.get()
+
+    async def send(self, message: Message) -> None:
+        self._from_app.put_nowait(message)
+
+
+@asynccontextmanager
+async def exchange(
+    app: ASGIApp,
+    path: str,
+    body: Mapping[str, object] | None = None,
+    headers: Mapping[str, str] | None = None,
+) -> AsyncIterator[Exchange]:
+    """Leaving it waits until the application has returned. Without a body the caller sends it."""
+    one = Exchange()
+    if body is not None:
+        one.send_body(json.dumps(body).encode())
+    raw = [(name.lower().encode(), value.encode()) for name, value in (headers or {}).items()]
+    scope = {
+        "type": "http",
+        "asgi": {"version": "3.0", "spec_version": "2.3"},
+        "http_version": "1.1",
+        "method": "POST",
+        "scheme": "http",
+        "path": path,
+        "raw_path": path.encode(),
+        "query_string": b"",
+        "root_path": "",
+        "headers": raw,
+        "server": ("test", 80),
+        "client": ("test", 1),
+    }
+    task = asyncio.create_task(app(scope, one.receive, one.send))  # type: ignore[arg-type]
+    try:
+        yield one
+    except BaseException:
+        one.disconnect()  # a test that fails must not wait for an answer
+        raise
+    finally:
+        await task

@@ -1,0 +1,83 @@
+"""Calls and events for the tests of rendering."""
+
+from __future__ import annotations
+
+import math
+
+from openai_cpu_server.api.call import Call, Prompt
+from openai_cpu_server.contract.messages import Finish, FinishReason, TokenEvent
+from openai_cpu_server.contract.request import GenerationRequest, Priority, Sampling
+from openai_cpu_server.contract.step import TokenLogprob
+from openai_cpu_server.engine.generation import Timings
+
+TIMINGS = Timings(
+    queue_ms=1.23456,
+    prefill_ms=2.0,
+    generation_ms=3.0,
+    latency_ms=6.23456,
+    tokens_generated=4,
+    tokens_per_second=800.0,
+)
+TIMINGS_JSON = (
+    '{"queue_ms":1.235,"prefill_ms":2.0,"generation_ms":3.0,"latency_ms":6.235,'
+    '"tokens_generated":4,"tokens_per_second":800.0}'
+)
+
+
+def tokens_of(text: str) -> tuple[int, ...]:
+    return tuple(byte + 2 for byte in text.encode())
+
+
+def call(
+    *prompts: Prompt,
+    n: int = 1,
+    best_of: int | None = None,
+    logprobs: int | None = None,
+    include_usage: bool = False,
+    service_tier: str | None = None,
+    metadata: dict[str, str] | None = None,
+) -> Call:
+    prompts = prompts or (Prompt((0, *tokens_of("hi"))),)
+    best_of = best_of or n
+    requests = [
+        GenerationRequest(id=f"c-{i}", tokens=p.tokens, max_tokens=9, sampling=Sampling(seed=0))
+        for i, p in enumerate(p for p in prompts for _ in range(best_of))
+    ]
+    return Call(
+        id="c",
+        model="m",
+        created=7,
+        fingerprint="fp",
+        prompts=prompts,
+        requests=tuple(requests),
+        n=n,
+        best_of=best_of,
+        priority=Priority.INTERACTIVE,
+        include_usage=include_usage,
+        shown_logprobs=logprobs,
+        service_tier=service_tier,
+        metadata=metadata,
+    )
+
+
+def text(index: int, words: str, *logprobs: TokenLogprob) -> TokenEvent:
+    return TokenEvent(id=f"c-{index}", tokens=tokens_of(words), text=words, logprobs=logprobs)
+
+
+def end(
+    index: int,
+    reason: FinishReason = FinishReason.STOP,
+    *,
+    output_tokens: int = 2,
+    cached_tokens: int = 0,
+    error: str | None = None,
+) -> TokenEvent:
+    finish = Finish(reason=reason, output_tokens=output_tokens, cached_tokens=cached_tokens, error=error)
+    return TokenEvent(id=f"c-{index}", finish=finish)
+
+
+def scored(letter: str, logprob: float, *top: tuple[str, float]) -> TokenLogprob:
+    return TokenLogprob(ord(letter) + 2, logprob, tuple((ord(t) + 2, p) for t, p in top))
+
+
+MINUS_INFINITY = -math.inf

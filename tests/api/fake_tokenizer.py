@@ -1,0 +1,52 @@
+"""A byte-level vocabulary that fits `tests.fakes.FakeBackend`: token t + 2 is byte t."""
+
+from __future__ import annotations
+
+import re
+
+from openai_cpu_server.contract.model_info import FimTokens
+from tests.fakes import VOCAB_SIZE
+
+CONTROL = {
+    0: "<s>",
+    1: "</s>",
+    300: "<|user|>",
+    301: "<|assistant|>",
+    400: "<|prefix|>",
+    401: "<|suffix|>",
+    402: "<|middle|>",
+}
+_IDS = {name: token for token, name in CONTROL.items()}
+_SPLIT = re.compile("(" + "|".join(map(re.escape, _IDS)) + ")")
+
+
+class FakeTokenizer:
+    """At the contract's `Tokenizer` protocol; `chat_template` is plain jinja2."""
+
+    vocab_size = VOCAB_SIZE
+    bos_text = "<s>"
+    eos_text = "</s>"
+    bos = 0
+    chat_template = (
+        "{% for m in messages %}{% if m.role == 'tool' %}{{ raise_exception('no tools here') }}{% endif %}"
+        "<|{{ m.role }}|>{{ m.content }}{% endfor %}"
+        "{% if add_generation_prompt %}<|assistant|>{% endif %}"
+    )
+
+    def __init__(self, *, adds_bos: bool = True, has_fim: bool = False) -> None:
+        self.adds_bos = adds_bos
+        self.fim = FimTokens(prefix=400, suffix=401, middle=402) if has_fim else None
+
+    def encode(self, text: str, *, add_special: bool, parse_special: bool) -> list[int]:
+        tokens = [self.bos] if add_special and self.adds_bos else []
+        for part in _SPLIT.split(text) if parse_special else [text]:
+            tokens += [_IDS[part]] if part in _IDS else [byte + 2 for byte in part.encode()]
+        return tokens
+
+    def piece(self, token: int, *, special: bool = False) -> bytes:
+        if 2 <= token < 258:
+            return bytes([token - 2])
+        return CONTROL.get(token, f"<|{token}|>").encode() if special else b""
+
+    def decode(self, tokens: list[int], *, special: bool = False) -> str:
+        return b"".join(self.piece(t, special=special) for t in tokens).decode(errors="replace")

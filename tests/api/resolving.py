@@ -1,0 +1,42 @@
+"""Bodies as JSON in, calls out, for the tests of resolving."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from openai_cpu_server.api.call import Call
+from openai_cpu_server.api.options import ApiOptions
+from openai_cpu_server.api.render.pieces import Pieces
+from openai_cpu_server.api.resolve.calls import Circumstances
+from openai_cpu_server.api.resolve.chat_prompts import ChatPrompts
+from openai_cpu_server.api.routes.chat import ChatFamily
+from openai_cpu_server.api.routes.completions import CompletionFamily
+from openai_cpu_server.errors import InvalidRequest
+from openai_cpu_server.prompt.chat_template import ChatTemplate
+from tests.api.fake_tokenizer import FakeTokenizer
+from tests.fakes import FAKE_INFO
+
+CONTEXT = FAKE_INFO.context_limit
+OPTIONS = ApiOptions(model="fake", aliases=("other",), created=1, max_choices=8)
+AROUND = Circumstances(FAKE_INFO, OPTIONS, None)
+
+
+def chat(
+    *, around: Circumstances = AROUND, template: str | None = FakeTokenizer.chat_template, **fields: object
+) -> Call:
+    tokenizer = FakeTokenizer()
+    compiled = ChatTemplate(template, bos_text="<s>", eos_text="</s>") if template is not None else None
+    family = ChatFamily(ChatPrompts(compiled, tokenizer), Pieces(tokenizer))
+    body = {"messages": [{"role": "user", "content": "hi"}], **fields}
+    return family.resolve(json.dumps(body).encode(), around).call
+
+
+def complete(*, tokenizer: FakeTokenizer | None = None, **fields: object) -> Call:
+    family = CompletionFamily(Pieces(tokenizer or FakeTokenizer()))
+    return family.resolve(json.dumps({"prompt": "hi", **fields}).encode(), AROUND).call
+
+
+def param_of(error: pytest.ExceptionInfo[InvalidRequest]) -> str | None:
+    return error.value.param

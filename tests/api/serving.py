@@ -1,0 +1,63 @@
+"""The real application on a real engine process; only the backend and the tokenizer are fakes."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+
+import anyio
+import httpx
+from starlette.applications import Starlette
+
+from openai_cpu_server.api.application import create_api
+from openai_cpu_server.api.options import ApiOptions
+from openai_cpu_server.contract.messages import EngineOptions
+from openai_cpu_server.engine.client import EngineClient, EngineState
+from openai_cpu_server.prompt.chat_template import ChatTemplate
+from tests.api.fake_tokenizer import FakeTokenizer
+
+OPTIONS = ApiOptions(model="fake", aliases=("team/fake",), created=1)
+TEMPLATE = ChatTemplate(FakeTokenizer.chat_template, bos_text="<s>", eos_text="</s>")
+
+
+def new_engine(*flags: str, max_queue: int = 1000) -> EngineClient:
+    command = [sys.executable, "-m", "tests.fake_engine", *flags]
+    return EngineClient(
+        command, EngineOptions(model_path="", max_seqs=16, kv_tokens=4096), max_queue=max_queue
+    )
+
+
+@asynccontextmanager
+async def running(engine: EngineClient) -> AsyncIterator[EngineClient]:
+    task = asyncio.create_task(engine.run())
+    try:
+        await eventually(lambda: engine.state is EngineState.READY)
+        yield engine
+    finally:
+        await engine.close()
+        await task
+
+
+def api(
+    engine: EngineClient, options: ApiOptions = OPTIONS, tokenizer: FakeTokenizer | None = None
+) -> Starlette:
+    return create_api(
+        engine=engine, tokenizer=tokenizer or FakeTokenizer(), template=TEMPLATE, options=options
+    )
+
+
+def client(app: Starlette) -> httpx.AsyncClient:
+    return httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://test")
+
+
+async def eventually(is_so: Callable[[], bool]) -> None:
+    with anyio.fail_after(20):
+        while not is_so():
+            await asyncio.sleep(0.005)
+
+
+def num_live(engine: EngineClient) -> int:
+    status = engine.status()
+    return sum(status.running.values()) + sum(status.waiting.values())

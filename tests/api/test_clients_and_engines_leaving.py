@@ -1,0 +1,133 @@
+"""Streams as they go, and what happens when either side goes."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+
+import anyio
+import msgspec
+import openai
+import pytest
+
+from openai_cpu_server.engine.client import EngineClient, EngineState
+from tests.api.asgi import exchange
+from tests.api.serving import OPTIONS, api, client, eventually, new_engine, num_live, running
+from tests.api.talking import MESSAGES, chat
+
+pytestmark = pytest.mark.anyio
+
+
+@pytest.mark.parametrize("stream", [True, False])
+async def test_a_client_that_leaves_takes_its_request_along(slow_engine: EngineClient, stream: bool) -> None:
+    body = {"messages": MESSAGES, "ignore_eos": True, "stream": stream, "n": 2}
+    async with exchange(api(slow_engine), "/v1/chat/completions", body) as one:
+        await eventually(lambda: slow_engine.status().running["interactive"] == 2)
+        if stream:
+            assert await one.chunk()
+        one.disconnect()
+    assert num_live(slow_engine) == 0
+    await eventually(lambda: slow_engine.status().kv_tokens_used == 0)
+
+
+async def test_a_stream_comes_chunk_by_chunk(slow_engine: EngineClient) -> None:
+    body = {"prompt": "hi", "ignore_eos": True, "max_tokens": 5, "stream": True, "temperature": 0}
+    async with exchange(api(slow_engine), "/v1/completions", body) as one:
+        chunks = []
+        while (chunk := await one.chunk()) is not None:
+            chunks.append(chunk)
+    assert len(chunks) >= 5
+    assert chunks[-1].endswith(b"data: [DONE]\n\n")
+
+
+async def test_a_silent_stream_is_kept_alive(slow_engine: EngineClient) -> None:
+    app = api(slow_engine, msgspec.structs.replace(OPTIONS, keep_alive_s=0.001))
+    body = {"prompt": "hi", "ignore_eos": True, "max_tokens": 3, "stream": True}
+    async with exchange(app, "/v1/completions", body) as one:
+        chunks = []
+        while (chunk := await one.chunk()) is not None:
+            chunks.append(chunk)
+    said = [chunk for chunk in chunks if chunk != b": keep-alive\n\n"]
+    assert len(said) < len(chunks)
+    assert said[-1].endswith(b"data: [DONE]\n\n")
+
+
+async def test_an_engine_that_goes_ends_a_stream_with_an_error() -> None:
+    engine = new_engine("step_s=0.02")
+    async with running(engine):
+        body = {"messages": MESSAGES, "ignore_eos": True, "stream": True}
+        async with exchange(api(engine), "/v1/chat/completions", body, {"x-request-id": "r1"}) as one:
+            assert b'"role":"assistant"' in (await one.chunk() or b"")
+            await engine.close()
+            chunks = []
+            while (chunk := await one.chunk()) is not None:
+                chunks.append(chunk)
+    assert chunks[-1] == (
+        b'event: error\ndata: {"error":{"message":"The server is shutting down.","type":"server_error",'
+        b'"param":null,"code":"generation_failed"}}\n\n'
+    )
+    assert one.status == 200
+
+
+async def test_an_engine_that_goes_fails_a_whole_response() -> None:
+    engine = new_engine("step_s=0.02")
+    async with running(engine):
+        body = {"messages": MESSAGES, "ignore_eos": True}
+        async with exchange(api(engine), "/v1/chat/completions", body) as one:
+            await eventually(lambda: num_live(engine) == 1)
+            await engine.close()
+            data = await one.chunk() or b""
+    assert one.status == 500
+    assert json.loads(data)["error"]["code"] == "generation_failed"
+
+
+async def test_a_client_that_leaves_the_queue_leaves_nothing_behind() -> None:
+    async with running(new_engine("step_s=0.02")) as engine:
+        app = api(engine)
+        long = {"prompt": "a", "ignore_eos": True, "max_tokens": 4000}  # nearly the whole pool
+        async with exchange(app, "/v1/completions", long) as first:
+            await eventually(lambda: engine.status().running["interactive"] == 1)
+            for stream in (True, False):
+                async with exchange(app, "/v1/completions", {**long, "stream": stream}) as second:
+                    await eventually(lambda: engine.status().waiting["interactive"] == 1)
+                    second.disconnect()
+                assert engine.status().waiting["interactive"] == 0
+            first.disconnect()
+        assert num_live(engine) == 0
+
+
+async def test_the_sdk_raises_what_ends_a_stream_early() -> None:
+    engine = new_engine("step_s=0.02")
+    async with running(engine), client(api(engine)) as http, anyio.create_task_group() as tasks:
+        sdk = openai.AsyncOpenAI(base_url="http://test/v1", api_key="none", http_client=http, max_retries=0)
+
+        async def close_once_it_runs() -> None:
+            await eventually(lambda: engine.status().kv_tokens_used > 0)
+            await engine.close()
+
+        tasks.start_soon(close_once_it_runs)
+        stream = await sdk.completions.create(
+            model="fake", prompt="hi", stream=True, extra_body={"ignore_eos": True}
+        )
+        with pytest.raises(openai.APIError, match="shutting down") as caught:
+            async for _ in stream:
+                pass
+    assert caught.value.code == "generation_failed"
+
+
+async def test_a_crash_is_a_pause_for_clients_and_not_ready_for_machines() -> None:
+    async with running(new_engine()) as engine, client(api(engine)) as http:
+        before = (await chat(http)).json()
+        pid = engine.engine_pid
+        assert pid is not None
+        os.kill(pid, signal.SIGKILL)
+        await eventually(lambda: engine.state is EngineState.RESTARTING)
+        ready, health = await http.get("/ready"), await http.get("/health")
+        after = await chat(http)
+    assert (ready.status_code, ready.json()["status"]) == (503, "restarting")
+    assert "retry-after" in ready.headers
+    assert ready.json()["error"]["code"] == "engine_unavailable"
+    assert (health.status_code, health.json()["restarts"]) == (200, 1)
+    assert after.status_code == 200
+    assert after.json()["choices"] == before["choices"]

@@ -1,0 +1,96 @@
+"""The error table: exact bodies, statuses and headers."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from starlette.exceptions import HTTPException
+
+from openai_cpu_server import errors
+from openai_cpu_server.api.errors import TABLE, error_response
+from openai_cpu_server.errors import (
+    BodyTooLarge,
+    EngineUnavailable,
+    GenerationFailed,
+    InvalidRequest,
+    ModelNotFound,
+    PromptTooLong,
+    QueueFull,
+    ServerError,
+    StartupError,
+    TemplateFailed,
+    Unauthorized,
+)
+
+BAD = "invalid_request_error"
+
+
+@pytest.mark.parametrize(
+    ("error", "status", "kind", "param", "code"),
+    [
+        (InvalidRequest("no", param="n", code="invalid_value"), 400, BAD, "n", "invalid_value"),
+        (InvalidRequest("no"), 400, BAD, None, None),
+        (
+            PromptTooLong(prompt_tokens=9, max_tokens=2, limit=10, param="prompt"),
+            400,
+            BAD,
+            "prompt",
+            "context_length_exceeded",
+        ),
+        (TemplateFailed("no"), 400, BAD, "messages", "chat_template_failed"),
+        (Unauthorized("no"), 401, BAD, None, "invalid_api_key"),
+        (ModelNotFound("x"), 404, BAD, "model", "model_not_found"),
+        (HTTPException(404, "no"), 404, BAD, None, "unknown_url"),
+        (HTTPException(405, "no"), 405, BAD, None, "method_not_allowed"),
+        (BodyTooLarge(5), 413, BAD, None, "request_too_large"),
+        (QueueFull(3, retry_after_s=7), 429, "rate_limit_error", None, "queue_full"),
+        (GenerationFailed("no"), 500, "server_error", None, "generation_failed"),
+        (EngineUnavailable("no"), 503, "server_error", None, "engine_unavailable"),
+    ],
+)
+def test_every_failure_has_its_status_and_object(
+    error: Exception, status: int, kind: str, param: str | None, code: str | None
+) -> None:
+    response = error_response(error, request_id="r1")
+    message = error.detail if isinstance(error, HTTPException) else str(error)
+    assert response.status_code == status
+    assert json.loads(response.body) == {
+        "error": {"message": message, "type": kind, "param": param, "code": code}
+    }
+
+
+def test_the_bytes_are_openais() -> None:
+    response = error_response(InvalidRequest("Too big.", param="n", code="invalid_value"), request_id="r1")
+    expected = (
+        b'{"error":{"message":"Too big.","type":"invalid_request_error","param":"n","code":"invalid_value"}}'
+    )
+    assert response.body == expected
+    assert response.headers["content-type"] == "application/json"
+
+
+@pytest.mark.parametrize("error", [KeyError("secret"), ServerError("secret"), StartupError("secret")])
+def test_what_is_ours_alone_is_not_told(error: Exception) -> None:
+    response = error_response(error, request_id="r1")
+    assert response.status_code == 500
+    assert b"secret" not in response.body
+    assert b"r1" in response.body
+
+
+@pytest.mark.parametrize(
+    ("error", "header", "value"),
+    [
+        (QueueFull(3, retry_after_s=7), "retry-after", "7"),
+        (EngineUnavailable("no", retry_after_s=2), "retry-after", "2"),
+        (Unauthorized("no"), "www-authenticate", "Bearer"),
+        (HTTPException(405, headers={"Allow": "POST"}), "allow", "POST"),
+    ],
+)
+def test_headers_say_what_to_do(error: Exception, header: str, value: str) -> None:
+    assert error_response(error, request_id="r1").headers[header] == value
+
+
+def test_no_failure_is_forgotten() -> None:
+    """A new exception in `errors.py` needs a line in the table, but for those that end the start."""
+    named = {e for e in vars(errors).values() if isinstance(e, type) and issubclass(e, ServerError)}
+    assert named - {StartupError} == set(TABLE)

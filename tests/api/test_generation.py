@@ -1,0 +1,142 @@
+"""Chat and text completions over the real application: what is sent, what comes back."""
+
+from __future__ import annotations
+
+import httpx
+import msgspec
+import pytest
+
+from openai_cpu_server.engine.client import EngineClient
+from tests.api.serving import OPTIONS, api, client, new_engine, running
+from tests.api.talking import MESSAGES, chat, complete, error_of, events
+
+pytestmark = pytest.mark.anyio
+
+
+async def test_a_chat_is_answered_with_usage_and_timings(http: httpx.AsyncClient) -> None:
+    response = await chat(http, service_tier="flex", metadata={"k": "v"}, ignore_eos=True)
+    body = response.json()
+    assert response.status_code == 200
+    assert body["object"] == "chat.completion"
+    assert (body["service_tier"], body["metadata"], body["model"]) == ("flex", {"k": "v"}, "fake")
+    assert body["choices"][0]["finish_reason"] == "length"
+    assert body["usage"] == {
+        "prompt_tokens": 5,
+        "completion_tokens": 8,
+        "total_tokens": 13,
+        "prompt_tokens_details": {"cached_tokens": 0},
+    }
+    assert body["timings"]["tokens_generated"] == 8
+    assert body["timings"]["latency_ms"] >= body["timings"]["generation_ms"]
+
+
+async def test_a_stream_says_what_the_whole_response_says(http: httpx.AsyncClient) -> None:
+    whole = (await chat(http, n=2)).json()
+    response = await chat(http, n=2, stream=True, stream_options={"include_usage": True})
+    chunks = events(response)
+    assert response.headers["content-type"].startswith("text/event-stream")
+    assert response.headers["cache-control"] == "no-cache"
+    assert response.headers["x-accel-buffering"] == "no"
+    assert response.text.endswith("\n\ndata: [DONE]\n\n")
+    texts = {0: "", 1: ""}
+    for chunk in chunks[:-1]:
+        assert chunk["usage"] is None
+        for choice in chunk["choices"]:  # type: ignore[attr-defined]
+            texts[choice["index"]] += choice["delta"].get("content", "")
+    assert texts == {i: whole["choices"][i]["message"]["content"] for i in range(2)}
+    assert chunks[-1]["choices"] == []
+    assert chunks[-1]["usage"] == whole["usage"]
+    assert whole["usage"]["prompt_tokens"] == 5
+
+
+async def test_a_stream_without_the_option_has_no_usage(http: httpx.AsyncClient) -> None:
+    chunks = events(await chat(http, stream=True))
+    assert all("usage" not in chunk for chunk in chunks)
+    assert all(chunk["choices"] for chunk in chunks)
+
+
+async def test_completions_of_several_prompts_stream_by_index(http: httpx.AsyncClient) -> None:
+    fields = {"prompt": ["a", "bc"], "n": 2, "echo": True}
+    whole = (await complete(http, **fields)).json()
+    texts = dict.fromkeys(range(4), "")
+    for chunk in events(await complete(http, **fields, stream=True)):
+        for choice in chunk["choices"]:  # type: ignore[attr-defined]
+            texts[choice["index"]] += choice["text"]
+    assert texts == {choice["index"]: choice["text"] for choice in whole["choices"]}
+    assert [texts[i][:2] for i in (2, 3)] == ["bc", "bc"]
+    assert whole["usage"]["prompt_tokens"] == 2 + 3
+
+
+async def test_scoring_a_prompt(http: httpx.AsyncClient) -> None:
+    response = await complete(http, echo=True, logprobs=1, max_tokens=0)
+    (choice,) = response.json()["choices"]
+    assert choice["text"] == "hi"
+    assert choice["logprobs"]["token_logprobs"] == [None, -1.0, -1.0]
+    assert response.json()["usage"]["completion_tokens"] == 0
+
+
+async def test_best_of_is_paid_for(http: httpx.AsyncClient) -> None:
+    body = (await complete(http, best_of=3, ignore_eos=True)).json()
+    assert len(body["choices"]) == 1
+    assert body["usage"]["completion_tokens"] == 24
+
+
+async def test_a_long_prompt_goes_through_a_thread(http: httpx.AsyncClient) -> None:
+    body = (await complete(http, prompt="x" * 4000, max_tokens=1)).json()
+    assert body["usage"]["prompt_tokens"] == 4001
+
+
+async def test_a_lenient_server_says_what_it_ignores(engine: EngineClient) -> None:
+    lenient = msgspec.structs.replace(OPTIONS, lenient=True)
+    async with client(api(engine, lenient)) as http:
+        for stream in (True, False):
+            response = await chat(http, temprature=1, stream=stream)
+            assert response.status_code == 200
+            assert response.headers["x-ignored-parameters"] == "temprature"
+
+
+@pytest.mark.parametrize(
+    ("fields", "status", "param", "code"),
+    [
+        ({"temperature": "hot"}, 400, "temperature", "invalid_value"),
+        ({"temprature": 1}, 400, "temprature", "unknown_parameter"),
+        ({"tools": []}, 400, "tools", "unsupported_parameter"),
+        ({"messages": []}, 400, "messages", "invalid_value"),
+        ({"max_tokens": 5000}, 400, "messages", "context_length_exceeded"),
+        ({"n": 65}, 400, "n", "invalid_value"),
+        ({"model": "gpt-4o"}, 404, "model", "model_not_found"),
+        (
+            {"messages": [{"role": "tool", "content": "4", "tool_call_id": "c"}]},
+            400,
+            "messages",
+            "chat_template_failed",
+        ),
+    ],
+)
+@pytest.mark.parametrize("stream", [True, False])
+async def test_refusals_come_before_the_stream(
+    http: httpx.AsyncClient, fields: dict[str, object], status: int, param: str, code: str, stream: bool
+) -> None:
+    response = await chat(http, **fields, stream=stream)
+    error = error_of(response)
+    assert (response.status_code, error["param"], error["code"]) == (status, param, code)
+
+
+async def test_malformed_json_is_refused(http: httpx.AsyncClient) -> None:
+    for content in (b"{", b"\xff\xfe", b"[]", b'{"a":' * 3000):
+        response = await http.post("/v1/chat/completions", content=content)
+        assert (response.status_code, error_of(response)["code"]) == (400, "invalid_json")
+
+
+async def test_the_priority_header_is_checked(http: httpx.AsyncClient) -> None:
+    response = await http.post(
+        "/v1/chat/completions", json={"messages": MESSAGES}, headers={"X-Priority": "urgent"}
+    )
+    assert (response.status_code, error_of(response)["param"]) == (400, "X-Priority")
+
+
+async def test_a_full_queue_is_429() -> None:
+    async with running(new_engine("step_s=0.02", max_queue=1)) as engine, client(api(engine)) as http:
+        response = await chat(http, n=2)
+    assert (response.status_code, error_of(response)["code"]) == (429, "queue_full")
+    assert int(response.headers["retry-after"]) >= 1

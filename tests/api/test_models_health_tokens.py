@@ -1,0 +1,126 @@
+"""The routes that generate nothing."""
+
+from __future__ import annotations
+
+import httpx
+import pytest
+
+from tests.api.serving import api, client, new_engine
+from tests.api.talking import chat, complete, error_of
+
+pytestmark = pytest.mark.anyio
+
+
+async def test_models_are_listed_with_their_facts(http: httpx.AsyncClient) -> None:
+    body = (await http.get("/v1/models")).json()
+    assert body["object"] == "list"
+    assert [card["id"] for card in body["data"]] == ["fake", "team/fake"]
+    card = body["data"][1]
+    assert (await http.get("/v1/models/team/fake")).json() == card
+    assert card == {
+        "id": "team/fake",
+        "object": "model",
+        "created": 1,
+        "owned_by": "openai-cpu-server",
+        "meta": {
+            "context_length": 4096,
+            "context_trained": 4096,
+            "parameters": 1,
+            "size_bytes": 1,
+            "vocab_size": 512,
+            "architecture": "fake",
+            "description": "fake",
+        },
+    }
+
+
+async def test_an_unknown_model_is_not_found(http: httpx.AsyncClient) -> None:
+    response = await http.get("/v1/models/team/other")
+    assert response.status_code == 404
+    assert response.json() == {
+        "error": {
+            "message": "The model 'team/other' does not exist on this server.",
+            "type": "invalid_request_error",
+            "param": "model",
+            "code": "model_not_found",
+        }
+    }
+
+
+@pytest.mark.parametrize("path", ["/health", "/ready"])
+async def test_a_ready_server_tells_how_it_is_doing(http: httpx.AsyncClient, path: str) -> None:
+    response = await http.get(path)
+    body = response.json()
+    assert response.status_code == 200
+    assert (await http.head(path)).status_code == 200
+    assert (body["status"], body["model"], body["loaded"], body["restarts"]) == ("ready", "fake", 1.0, 0)
+    assert body["queue"] == {label: {"running": 0, "waiting": 0} for label in ("interactive", "batch")}
+    assert body["memory"]["rss_bytes"] > 0
+    assert body["memory"]["kv_tokens"] == 4096
+    assert "error" not in body
+
+
+async def test_a_loading_server_lives_but_is_not_ready() -> None:
+    engine = new_engine()  # never started
+    async with client(api(engine)) as http:
+        health, ready = await http.get("/health"), await http.get("/ready")
+        answers = [await chat(http), await complete(http)]
+        models, tokens = await http.get("/v1/models"), await http.post("/tokenize", json={"content": "a"})
+    assert (health.status_code, health.json()["status"]) == (200, "loading")
+    assert (ready.status_code, ready.headers["retry-after"]) == (503, "1")
+    assert ready.json()["error"]["code"] == "engine_unavailable"
+    for answer in answers:
+        assert (answer.status_code, answer.headers["retry-after"]) == (503, "1")
+        assert error_of(answer)["message"] == "The model is loading (0%)."
+    assert models.json()["data"][0]["meta"] is None
+    assert tokens.json() == {"tokens": [99], "count": 1, "max_model_len": None}
+
+
+@pytest.mark.parametrize(
+    ("body", "tokens"),
+    [
+        ({"content": "a"}, [99]),
+        ({"content": "a", "add_special": True}, [0, 99]),
+        ({"prompt": "a"}, [0, 99]),
+        ({"prompt": "a", "add_special": False, "model": "fake"}, [99]),
+        ({"messages": [{"role": "user", "content": "a"}]}, [0, 300, 99, 301]),
+    ],
+)
+async def test_tokenize(http: httpx.AsyncClient, body: dict[str, object], tokens: list[int]) -> None:
+    response = await http.post("/tokenize", json=body)
+    assert response.json() == {"tokens": tokens, "count": len(tokens), "max_model_len": 4096}
+
+
+async def test_tokenize_with_pieces(http: httpx.AsyncClient) -> None:
+    response = await http.post("/tokenize", json={"content": "a<|user|>é", "with_pieces": True})
+    assert response.json()["tokens"] == [
+        {"id": 99, "piece": "a"},
+        {"id": 300, "piece": "<|user|>"},
+        {"id": 197, "piece": [195]},
+        {"id": 171, "piece": [169]},
+    ]
+
+
+async def test_detokenize(http: httpx.AsyncClient) -> None:
+    response = await http.post("/detokenize", json={"tokens": [300, 99, 197, 171]})
+    assert response.json() == {"content": "<|user|>aé", "prompt": "<|user|>aé"}
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "param"),
+    [
+        ("/tokenize", {}, "content"),
+        ("/tokenize", {"content": "a", "prompt": "a"}, "content"),
+        ("/tokenize", {"content": 5}, "content"),
+        ("/tokenize", {"content": "a", "colour": 1}, "colour"),
+        ("/tokenize", {"content": "a", "model": "x"}, "model"),
+        ("/detokenize", {}, "tokens"),
+        ("/detokenize", {"tokens": ["a"]}, "tokens[0]"),
+        ("/detokenize", {"tokens": [512]}, "tokens"),
+        ("/detokenize", {"tokens": [1], "model": "x"}, "model"),
+    ],
+)
+async def test_token_routes_refuse_as_the_others_do(
+    http: httpx.AsyncClient, path: str, body: dict[str, object], param: str
+) -> None:
+    assert error_of(await http.post(path, json=body))["param"] == param
