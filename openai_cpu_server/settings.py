@@ -1,0 +1,130 @@
+"""All options, once: from the command line, else the environment (`OCS_*`), else a TOML file, else these."""
+
+from __future__ import annotations
+
+import argparse
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Literal
+
+from pydantic import Field, SecretStr, ValidationError, model_validator
+from pydantic_settings import (
+    BaseSettings,
+    CliApp,
+    PydanticBaseSettingsSource,
+    SettingsConfigDict,
+    SettingsError,
+    TomlConfigSettingsSource,
+)
+
+from openai_cpu_server.contract.messages import EngineOptions
+from openai_cpu_server.contract.request import Priority
+from openai_cpu_server.errors import StartupError
+
+_ENV_PREFIX = "OCS_"
+
+
+class Settings(BaseSettings):
+    """Serve a GGUF model behind the OpenAI API."""
+
+    model_config = SettingsConfigDict(
+        env_prefix=_ENV_PREFIX,
+        cli_prog_name="openai-cpu-server serve",
+        cli_kebab_case=True,
+        cli_implicit_flags=True,
+        cli_hide_none_type=True,
+        extra="forbid",
+    )
+
+    config: Path | None = Field(None, description="TOML file with any of these options (kv_type = ...)")
+    model: str = Field("demo", description="PATH, hf:OWNER/REPO[/FILE], an alias such as mistral-7b, or demo")
+    served_model_name: str | None = Field(None, description="name in the API; default: the file's")
+    chat_template: Path | None = Field(None, description="jinja2 file to use instead of the model's own")
+    host: str = Field("127.0.0.1", description="address to listen on")
+    port: int = Field(8000, ge=0, le=65535, description="port to listen on; 0 picks one")
+    api_key: SecretStr | None = Field(None, description="require this key (Authorization: Bearer)")
+    ctx_size: int | None = Field(
+        None, ge=256, description="tokens of the KV pool; default: half of free memory, at most 16384"
+    )
+    max_seqs: int = Field(64, ge=1, le=254, description="sequences that run at once")
+    threads: int | None = Field(None, ge=1, description="compute threads; default: physical cores")
+    kv_type: Literal["auto", "f32", "f16", "bf16", "q8_0"] = Field("auto", description="KV cell type")
+    repack: Literal["auto", "on", "off"] = Field("auto", description="repack weights for this CPU at load")
+    step_tokens: int = Field(64, ge=16, description="tokens of a step while streams are running")
+    prefill_tokens: int = Field(256, ge=16, description="tokens of a step while none is")
+    default_priority: Literal["interactive", "batch"] = Field(
+        "interactive", description="priority of requests that name none"
+    )
+    max_queue: int = Field(1000, ge=1, description="requests of a priority that may wait; beyond: 429")
+    max_choices: int = Field(64, ge=1, description="largest n and best_of")
+    max_body_mb: int = Field(32, ge=1, description="largest request body")
+    keep_alive_s: float = Field(10.0, ge=0, description="seconds between comments on a silent stream")
+    lenient: bool = Field(False, description="ignore unknown parameters and name them in a header")
+    log_level: Literal["debug", "info", "warning", "error"] = Field("info", description="least level shown")
+
+    @model_validator(mode="after")
+    def _steps_hold_all_sequences(self) -> Settings:
+        if max(self.step_tokens, self.prefill_tokens) <= self.max_seqs:
+            raise ValueError("prefill-tokens must be larger than max-seqs")
+        return self
+
+    @classmethod
+    def settings_customise_sources(
+        cls,
+        settings_cls: type[BaseSettings],
+        init_settings: PydanticBaseSettingsSource,
+        env_settings: PydanticBaseSettingsSource,
+        dotenv_settings: PydanticBaseSettingsSource,
+        file_secret_settings: PydanticBaseSettingsSource,
+    ) -> tuple[PydanticBaseSettingsSource, ...]:
+        return init_settings, env_settings, TomlConfigSettingsSource(settings_cls)
+
+    def engine_options(self, model_path: Path) -> EngineOptions:
+        return EngineOptions(
+            model_path=str(model_path),
+            kv_tokens=self.ctx_size,
+            max_seqs=self.max_seqs,
+            threads=self.threads,
+            kv_type="f16" if self.kv_type == "auto" else self.kv_type,
+            repack={"auto": None, "on": True, "off": False}[self.repack],
+            step_tokens=self.step_tokens,
+            prefill_tokens=self.prefill_tokens,
+        )
+
+    @property
+    def priority(self) -> Priority:
+        return Priority[self.default_priority.upper()]
+
+
+def read_settings(arguments: Sequence[str]) -> Settings:
+    """Settings for these command line arguments. Raises StartupError with one line that names the option."""
+    path = _config_path(arguments)
+    try:
+        return CliApp.run(_reading(path), cli_args=list(arguments))
+    except ValidationError as error:
+        raise StartupError("; ".join(_problem(e["loc"], e["msg"]) for e in error.errors())) from None
+    except (SettingsError, OSError, ValueError) as error:
+        raise StartupError(f"cannot read the settings: {error}") from None
+
+
+def _reading(path: Path | None) -> type[Settings]:
+    """Settings that also read a TOML file."""
+    if path is None:
+        return Settings
+    if not path.is_file():
+        raise StartupError(f"there is no configuration file {path}")
+    return type("Settings", (Settings,), {"__doc__": Settings.__doc__}, toml_file=path)
+
+
+def _config_path(arguments: Sequence[str]) -> Path | None:
+    """Where the TOML file is must be known before the options are read."""
+    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    parser.add_argument("--config", default=os.environ.get(f"{_ENV_PREFIX}CONFIG"))
+    path = parser.parse_known_args(arguments)[0].config
+    return Path(path).expanduser() if path else None
+
+
+def _problem(location: tuple[int | str, ...], message: str) -> str:
+    option = "--" + "-".join(str(part) for part in location).replace("_", "-")
+    return f"{option}: {message}" if location else message

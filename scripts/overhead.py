@@ -1,0 +1,255 @@
+#!/usr/bin/env python3
+"""What the server costs: its output tokens/s against a bare llama_decode + sampler loop of the same steps.
+
+    .venv/bin/python scripts/overhead.py --model PATH [--clients 16] [--prompt-tokens 64] [--tokens 64]
+
+Rounds alternate (bare, server, bare, server, ...) so that a noisy machine hits both; medians are compared.
+The bare loop asks the scheduler for its steps beforehand, so both compute batches of the same shapes.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import ctypes
+import json
+import os
+import re
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import llama_cpp
+
+from openai_cpu_server.contract.messages import EngineOptions
+from openai_cpu_server.contract.request import GenerationRequest, Sampling
+from openai_cpu_server.contract.step import Sample, Span, StepResult
+from openai_cpu_server.scheduler.budget import TokenBudget
+from openai_cpu_server.scheduler.kv_ledger import KVLedger
+from openai_cpu_server.scheduler.policy import PriorityPolicy
+from openai_cpu_server.scheduler.scheduler import Limits, Scheduler
+
+SAMPLING = {"temperature": 0.8, "top_k": 40, "top_p": 0.95}
+OPTIONS = EngineOptions(model_path="")
+KV_TOKENS = 8192
+OUTPUTS = 128
+
+
+@dataclass(frozen=True)
+class Load:
+    """Equal requests that all arrive at once."""
+
+    clients: int
+    prompt_tokens: int
+    tokens: int
+
+    @property
+    def output_tokens(self) -> int:
+        return self.clients * self.tokens
+
+
+def main() -> None:
+    arguments = _arguments()
+    load = Load(arguments.clients, arguments.prompt_tokens, arguments.tokens)
+    steps = list(_steps(load))
+    bare, served = [], []
+    for number in range(arguments.rounds):
+        with Bare(arguments.model, load) as loop:
+            bare.append(load.output_tokens / loop.run(steps))
+        with _server(arguments.model, load) as port:
+            asyncio.run(_serve_load(port, Load(load.clients, load.prompt_tokens, 4)))  # warm up
+            served.append(load.output_tokens / asyncio.run(_serve_load(port, load)))
+        print(f"round {number + 1}: bare {bare[-1]:.2f} tok/s, server {served[-1]:.2f} tok/s", flush=True)
+    _report(load, len(steps), bare, served)
+
+
+def _report(load: Load, num_steps: int, bare: Sequence[float], served: Sequence[float]) -> None:
+    loop, server = statistics.median(bare), statistics.median(served)
+    print(f"{load.clients} requests of {load.prompt_tokens} + {load.tokens} tokens, {num_steps} steps")
+    print(f"bare llama_decode + sampler loop: {loop:8.2f} output tok/s")
+    print(f"server, {load.clients} HTTP streams:          {server:8.2f} output tok/s")
+    print(f"ratio: {server / loop:.3f}")
+
+
+def _arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--model", type=Path, required=True, help="GGUF (scripts/make_model.py --shape 1b)")
+    parser.add_argument("--clients", type=int, default=16)
+    parser.add_argument("--prompt-tokens", type=int, default=64)
+    parser.add_argument("--tokens", type=int, default=64)
+    parser.add_argument("--rounds", type=int, default=3)
+    return parser.parse_args()
+
+
+def _prompt(number: int, load: Load) -> list[int]:
+    return [300 + (7 * number + i) % 500 for i in range(load.prompt_tokens)]
+
+
+def _steps(load: Load) -> Iterator[tuple[Span, ...]]:
+    """What the server's scheduler computes for this load."""
+    scheduler = Scheduler(
+        limits=Limits(OPTIONS.max_seqs, OPTIONS.prefill_tokens, OUTPUTS),
+        ledger=KVLedger(KV_TOKENS // 16),
+        budget=TokenBudget(decoding=OPTIONS.step_tokens, idle=OPTIONS.prefill_tokens),
+        policy=PriorityPolicy(),
+    )
+    for number in range(load.clients):
+        prompt = tuple(_prompt(number, load))
+        sampling = Sampling(seed=number)
+        scheduler.submit(
+            GenerationRequest(id=str(number), tokens=prompt, max_tokens=load.tokens, sampling=sampling)
+        )
+    while scheduler.has_work:
+        step = scheduler.schedule()
+        result = StepResult(samples={span.slot: Sample(500) for span in step.spans if span.sample})
+        for advance in scheduler.apply(step, result):
+            if advance.sequence.remaining == 0:
+                scheduler.finish(advance.sequence)
+        if step.spans:
+            yield step.spans
+
+
+class Bare:
+    """The least that one can do: one llama_decode a step, one sampler chain a sequence."""
+
+    def __init__(self, model: Path, load: Load) -> None:
+        params = llama_cpp.llama_model_default_params()
+        params.use_extra_bufts = False
+        llama_cpp.llama_log_set(_silent, None)
+        self._model = llama_cpp.llama_model_load_from_file(str(model).encode(), params)
+        self._context = llama_cpp.llama_init_from_model(self._model, self._context_params())
+        self._batch = llama_cpp.llama_batch_init(512, 0, 1)
+        self._chains = [self._chain(seed) for seed in range(OPTIONS.max_seqs)]
+        self._next = [0] * OPTIONS.max_seqs
+
+    def __enter__(self) -> Bare:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for chain in self._chains:
+            llama_cpp.llama_sampler_free(chain)
+        llama_cpp.llama_batch_free(self._batch)
+        llama_cpp.llama_free(self._context)
+        llama_cpp.llama_model_free(self._model)
+
+    def run(self, steps: Sequence[tuple[Span, ...]]) -> float:
+        """Seconds for all steps, after one that warms up."""
+        self._step(steps[0])
+        llama_cpp.llama_memory_clear(llama_cpp.llama_get_memory(self._context), False)
+        start = time.perf_counter()
+        for spans in steps:
+            self._step(spans)
+        return time.perf_counter() - start
+
+    def _step(self, spans: Sequence[Span]) -> None:
+        batch, n = self._batch, 0
+        for span in spans:
+            for i, token in enumerate(span.tokens):
+                batch.token[n] = self._next[span.slot] if len(span.tokens) == 1 else token
+                batch.pos[n] = span.start + i
+                batch.n_seq_id[n] = 1
+                batch.seq_id[n][0] = span.slot
+                batch.logits[n] = span.sample and i == len(span.tokens) - 1
+                n += 1
+        batch.n_tokens = n
+        assert llama_cpp.llama_decode(self._context, batch) == 0
+        self._sample(spans)
+
+    def _sample(self, spans: Sequence[Span]) -> None:
+        n = -1
+        for span in spans:
+            n += len(span.tokens)
+            if span.sample:
+                chain = self._chains[span.slot]
+                self._next[span.slot] = llama_cpp.llama_sampler_sample(chain, self._context, n)
+
+    def _context_params(self) -> llama_cpp.llama_context_params:
+        params = llama_cpp.llama_context_default_params()
+        params.n_ctx = KV_TOKENS
+        params.n_batch = params.n_ubatch = OPTIONS.prefill_tokens
+        params.n_seq_max = OPTIONS.max_seqs
+        params.n_threads = params.n_threads_batch = len(os.sched_getaffinity(0))
+        params.flash_attn_type = llama_cpp.LLAMA_FLASH_ATTN_TYPE_ENABLED
+        params.kv_unified = True
+        params.no_perf = True
+        return params
+
+    def _chain(self, seed: int) -> ctypes.c_void_p:
+        chain = llama_cpp.llama_sampler_chain_init(llama_cpp.llama_sampler_chain_default_params())
+        for sampler in (
+            llama_cpp.llama_sampler_init_top_k(int(SAMPLING["top_k"])),
+            llama_cpp.llama_sampler_init_top_p(SAMPLING["top_p"], 1),
+            llama_cpp.llama_sampler_init_temp(SAMPLING["temperature"]),
+            llama_cpp.llama_sampler_init_dist(seed),
+        ):
+            llama_cpp.llama_sampler_chain_add(chain, sampler)
+        return chain
+
+
+@llama_cpp.llama_log_callback
+def _silent(level: int, text: bytes, data: object) -> None:
+    """llama.cpp says much while it loads."""
+
+
+@contextmanager
+def _server(model: Path, load: Load) -> Iterator[int]:
+    """A server process; yields its port."""
+    command = [sys.executable, "-m", "openai_cpu_server", "serve", "--model", str(model), "--port", "0"]
+    options = ["--ctx-size", str(KV_TOKENS), "--max-seqs", str(OPTIONS.max_seqs), "--repack", "off"]
+    process = subprocess.Popen(command + options, stderr=subprocess.PIPE, text=True)
+    try:
+        assert process.stderr is not None
+        port = None
+        for line in process.stderr:
+            if found := re.search(r"listening on http://[^:]+:(\d+)", line):
+                port = int(found[1])
+            if "ready" in line:
+                break
+        if port is None:
+            raise SystemExit("the server did not start")
+        yield port
+    finally:
+        process.terminate()
+        process.wait()
+
+
+async def _serve_load(port: int, load: Load) -> float:
+    """Seconds until all streams have ended."""
+    start = time.perf_counter()
+    counts = await asyncio.gather(*(_stream(port, number, load) for number in range(load.clients)))
+    assert set(counts) == {load.tokens}, f"tokens per request: {counts}"
+    return time.perf_counter() - start
+
+
+async def _stream(port: int, number: int, load: Load) -> int:
+    """One streamed completion over a plain socket (a client library would cost more than the server)."""
+    body = {
+        "prompt": _prompt(number, load),
+        "max_tokens": load.tokens,
+        "stream": True,
+        "stream_options": {"include_usage": True},
+        "ignore_eos": True,
+        "seed": number,
+        **SAMPLING,
+    }
+    payload = json.dumps(body).encode()
+    reader, writer = await asyncio.open_connection("127.0.0.1", port, limit=2**20)
+    writer.write(
+        b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+        b"Connection: close\r\nContent-Length: %d\r\n\r\n%s" % (len(payload), payload)
+    )
+    tokens = 0
+    async for line in reader:
+        if line.startswith(b"data: {") and b'"completion_tokens"' in line:
+            tokens = json.loads(line[6:])["usage"]["completion_tokens"]
+    writer.close()
+    return tokens
+
+
+if __name__ == "__main__":
+    main()

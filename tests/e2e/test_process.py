@@ -1,0 +1,178 @@
+"""The server as a process: how it starts, how it ends, and what a killed engine does to its streams."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import httpx
+import openai
+import psutil
+import pytest
+
+from tests.server import ServerProcess
+from tests.tiny_model import tiny_model_path
+
+pytestmark = pytest.mark.native
+
+
+def start_failure(*options: str) -> str:
+    """Start the server with options that cannot work; returns the one line that it says last."""
+    command = [sys.executable, "-m", "openai_cpu_server", "serve", "--port", "0", *options]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 2, done.stderr
+    assert "Traceback" not in done.stderr
+    lines = done.stderr.strip().splitlines()
+    assert [line for line in lines if line.startswith("openai-cpu-server: ")] == lines[-1:]
+    return lines[-1]
+
+
+def test_a_path_that_does_not_exist() -> None:
+    assert "/nowhere/model.gguf" in start_failure("--model", "/nowhere/model.gguf")
+
+
+def test_a_file_that_is_no_gguf(tmp_path: Path) -> None:
+    (tmp_path / "text.gguf").write_text("not a model")
+    assert "not a GGUF" in start_failure("--model", str(tmp_path / "text.gguf"))
+
+
+def test_a_truncated_file(tmp_path: Path) -> None:
+    whole = tiny_model_path().read_bytes()
+    (tmp_path / "half.gguf").write_bytes(whole[: len(whole) * 2 // 3])
+    assert "half.gguf" in start_failure("--model", str(tmp_path / "half.gguf"))
+
+
+def test_not_enough_memory_for_the_pool() -> None:
+    assert "memory" in start_failure("--model", str(tiny_model_path()), "--ctx-size", "2000000000")
+
+
+def test_a_port_that_is_taken(server: ServerProcess) -> None:
+    port = server.url.rsplit(":", 1)[1]
+    assert "cannot listen" in start_failure("--model", str(tiny_model_path()), "--port", port)
+
+
+@pytest.mark.parametrize(
+    ("options", "named"),
+    [(["--port", "x"], "--port"), (["--kv-type", "q1"], "kv-type"), (["--bogus"], "--bogus")],
+)
+def test_options_that_are_wrong(options: list[str], named: str) -> None:
+    command = [sys.executable, "-m", "openai_cpu_server", "serve", *options]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 2
+    assert named in done.stderr.strip().splitlines()[-1]
+    assert "Traceback" not in done.stderr
+
+
+def test_help_names_every_option_with_its_meaning() -> None:
+    command = [sys.executable, "-m", "openai_cpu_server", "serve", "--help"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 0
+    for option in ("--model", "--ctx-size", "--max-seqs", "--threads", "--kv-type", "--api-key", "--config"):
+        assert option in done.stdout
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_ends_everything_with_a_line_of_totals(number: int) -> None:
+    with ServerProcess("--model", str(tiny_model_path())) as server:
+        engine = server.engine
+        body = {"prompt": "x", "max_tokens": 4000, "ignore_eos": True, "stream": True}
+        with httpx.stream("POST", server.url + "/v1/completions", json=body) as stream:
+            lines = stream.iter_lines()
+            next(lines)
+            started = time.monotonic()
+            server.process.send_signal(number)
+            rest = list(lines)
+        code = server.stop(number)
+        assert time.monotonic() - started < 5  # a hang, not a matter of speed
+    assert code == 0
+    assert any("shutting down" in line for line in rest)
+    assert "served 1 requests" in server.lines[-1]
+    assert not psutil.pid_exists(engine.pid)
+
+
+def test_start_up_says_what_it_loads(server: ServerProcess) -> None:
+    log = "".join(server.lines)
+    for said in ("loading", "KV tokens", "threads", "tiny"):
+        assert said in log
+
+
+def test_the_engine_dies_with_the_server() -> None:
+    with ServerProcess("--model", str(tiny_model_path())) as server:
+        engine = server.engine
+        server.process.send_signal(signal.SIGKILL)
+        engine.wait(timeout=10)
+        assert not engine.is_running()
+
+
+Token = tuple[str, float]
+"""Its text, and by how much it was more probable than the second."""
+
+
+async def greedy(sdk: openai.AsyncOpenAI, number: int) -> list[Token]:
+    stream = await sdk.completions.create(
+        model="m",
+        prompt=f"Story {number}",
+        max_tokens=300,
+        temperature=0,
+        logprobs=2,
+        stream=True,
+        extra_body={"ignore_eos": True},
+    )
+    found: list[Token] = []
+    async for chunk in stream:
+        logprobs = chunk.choices[0].logprobs
+        if logprobs is not None and logprobs.tokens:
+            gaps = [max(top.values()) - min(top.values()) for top in logprobs.top_logprobs or [] if top]
+            found += zip(logprobs.tokens, gaps, strict=True)
+    return found
+
+
+def differ_only_after_a_tie(one: list[Token], other: list[Token]) -> bool:
+    """Computed in another batch, logits differ in rounding: where two tokens tie, either may follow."""
+    first = next((i for i, (a, b) in enumerate(zip(one, other, strict=True)) if a[0] != b[0]), None)
+    return first is None or one[first][1] < 0.05
+
+
+@pytest.mark.anyio
+async def test_streams_go_on_when_the_engine_is_killed() -> None:
+    options = ("--model", str(tiny_model_path()), "--served-model-name", "m")
+    with ServerProcess(*options) as server:
+        async with openai.AsyncOpenAI(base_url=server.url + "/v1", api_key="none") as sdk:
+            undisturbed = [await greedy(sdk, number) for number in range(4)]
+            streams = [asyncio.create_task(greedy(sdk, number)) for number in range(4)]
+            await asyncio.sleep(0.2)
+            assert not any(stream.done() for stream in streams)
+            os.kill(server.engine.pid, signal.SIGKILL)
+            resumed = await asyncio.gather(*streams)
+        assert server.status()["restarts"] == 1
+    assert [len(tokens) for tokens in resumed] == [300] * 4
+    for one, other in zip(undisturbed, resumed, strict=True):
+        assert differ_only_after_a_tie(one, other)
+
+
+def test_not_ready_while_it_loads_then_ready() -> None:
+    server = ServerProcess("--model", str(tiny_model_path()))
+    try:
+        url = "http://127.0.0.1:" + server.wait_for(r"listening on http://127\.0\.0\.1:(\d+)")
+        early = httpx.get(url + "/ready")
+        server.wait_for("(ready): ")
+        assert httpx.get(url + "/ready").status_code == 200
+        assert early.status_code in (200, 503)
+        assert httpx.get(url + "/health").status_code == 200
+    finally:
+        server.stop(signal.SIGTERM)
+
+
+def test_a_configuration_file_and_the_environment(tmp_path: Path) -> None:
+    config = tmp_path / "server.toml"
+    config.write_text(f'model = "{tiny_model_path()}"\nserved_model_name = "from-file"\nmax_seqs = 3\n')
+    env = {**os.environ, "OCS_CONFIG": str(config), "OCS_MAX_SEQS": "5"}
+    with ServerProcess("--served-model-name", "from-command-line", env=env) as server:
+        models = httpx.get(server.url + "/v1/models").json()
+        assert models["data"][0]["id"] == "from-command-line"
+        assert "5 sequences" in "".join(server.lines)

@@ -1,0 +1,73 @@
+"""The real server as a process of its own, as a user starts it."""
+
+from __future__ import annotations
+
+import queue
+import re
+import signal
+import subprocess
+import sys
+import threading
+from types import TracebackType
+from typing import Any
+
+import httpx
+import psutil
+
+
+class ServerProcess:
+    """`python -m openai_cpu_server serve ...` on a port of its own; its log is kept in `lines`."""
+
+    def __init__(self, *options: str, env: dict[str, str] | None = None) -> None:
+        self.lines: list[str] = []
+        self._new: queue.SimpleQueue[str | None] = queue.SimpleQueue()
+        command = [sys.executable, "-m", "openai_cpu_server", "serve", "--port", "0", *options]
+        self.process = subprocess.Popen(
+            command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=env
+        )
+        self._reader = threading.Thread(target=self._read, daemon=True)
+        self._reader.start()
+
+    def __enter__(self) -> ServerProcess:
+        self.url = "http://127.0.0.1:" + self.wait_for(r"listening on http://127\.0\.0\.1:(\d+)")
+        self.wait_for("(ready): ")
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.stop(signal.SIGTERM)
+
+    def wait_for(self, pattern: str, timeout_s: float = 60) -> str:
+        """The first group of the first new line that matches."""
+        while (line := self._new.get(timeout=timeout_s)) is not None:
+            if found := re.search(pattern, line):
+                return found[1]
+        raise AssertionError(f"the server ended without {pattern!r}:\n" + "".join(self.lines))
+
+    def stop(self, number: int) -> int:
+        """Send a signal and wait for the end; returns the exit code."""
+        if self.process.poll() is None:
+            self.process.send_signal(number)
+        code = self.process.wait(timeout=20)
+        self._reader.join()
+        assert self.process.stdout is not None
+        self.process.stdout.close()
+        return code
+
+    @property
+    def engine(self) -> psutil.Process:
+        (child,) = psutil.Process(self.process.pid).children()
+        return child
+
+    def status(self) -> dict[str, Any]:
+        """The answer of `/health`."""
+        answer: dict[str, Any] = httpx.get(self.url + "/health").json()
+        return answer
+
+    def _read(self) -> None:
+        assert self.process.stdout is not None
+        for line in self.process.stdout:
+            self.lines.append(line)
+            self._new.put(line)
+        self._new.put(None)

@@ -1,0 +1,114 @@
+"""The fences of the design: who may import whom. Walks the source; imports nothing of it."""
+
+from __future__ import annotations
+
+import ast
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+PACKAGE = Path(__file__).parent.parent / "openai_cpu_server"
+NAME = PACKAGE.name
+
+ALLOWED = {
+    "__init__": set[str](),
+    "__main__": {"cli"},
+    "errors": set[str](),
+    "contract": {"errors"},
+    "settings": {"contract", "errors"},
+    "model_source": {"errors"},
+    "prompt": {"contract", "errors"},
+    "structured": {"errors"},
+    "scheduler": {"contract"},
+    "engine": {"contract", "errors", "scheduler"},
+    "llama": {"contract", "errors"},
+    "api": {"", "contract", "errors", "engine.client", "engine.generation", "prompt", "structured"},
+    "cli": {"", "app", "errors", "settings"},
+    "app": {"", "api", "contract", "engine.client", "errors", "llama", "model_source", "prompt", "settings"},
+    "engine.process": {"engine", "llama"},
+}
+"""Layer (or one file of it) -> what it may import besides itself; "" is the package's own `__init__`."""
+
+ASYNC_SIDE = ["engine.client", "engine.child", "engine.generation", "engine.recovery", "engine.channel"]
+"""These run in the API process: for them there is no scheduler."""
+
+ONLY_IN = {
+    "llama_cpp": {"llama"},
+    "llguidance": {"llama"},
+    "starlette": {"api"},
+    "sse_starlette": {"api"},
+    "uvicorn": {"app"},
+    "pydantic": {"api", "settings"},
+    "pydantic_settings": {"settings"},
+    "huggingface_hub": {"model_source"},
+    "jinja2": {"prompt"},
+}
+PURE = {"scheduler", "structured"}
+
+
+def modules() -> Iterator[tuple[str, ast.Module]]:
+    for path in sorted(PACKAGE.rglob("*.py")):
+        parts = path.relative_to(PACKAGE).with_suffix("").parts
+        name = ".".join(parts[:-1] if len(parts) > 1 and parts[-1] == "__init__" else parts)
+        yield name, ast.parse(path.read_text())
+
+
+def imports(tree: ast.AST) -> Iterator[str]:
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, "imports are absolute"
+            yield node.module or ""
+
+
+def within(name: str, allowed: str) -> bool:
+    return name == allowed or (allowed != "" and name.startswith(allowed + "."))
+
+
+MODULES = dict(modules())
+
+
+@pytest.mark.parametrize("module", MODULES)
+def test_layers_import_only_what_lies_below(module: str) -> None:
+    layer = module.split(".", maxsplit=1)[0]
+    allowed = ALLOWED.get(module, ALLOWED[layer]) | {layer}
+    for name in imports(MODULES[module]):
+        if name.split(".")[0] == NAME:
+            inner = name[len(NAME) + 1 :]
+            assert any(within(inner, a) for a in allowed), f"{module} imports {name}"
+
+
+@pytest.mark.parametrize("module", ASYNC_SIDE)
+def test_the_async_side_of_the_engine_knows_no_scheduler(module: str) -> None:
+    assert not any("scheduler" in name for name in imports(MODULES[module]))
+
+
+@pytest.mark.parametrize("module", MODULES)
+def test_libraries_stay_in_their_rooms(module: str) -> None:
+    layer = module.split(".", maxsplit=1)[0]
+    for name in imports(MODULES[module]):
+        assert layer in ONLY_IN.get(name.split(".")[0], {layer}), f"{module} imports {name}"
+
+
+@pytest.mark.parametrize("module", [m for m in MODULES if m.split(".")[0] in PURE])
+def test_pure_layers_use_the_standard_library_only_and_do_no_io(module: str) -> None:
+    roots = {name.split(".")[0] for name in imports(MODULES[module])}
+    assert roots <= set(sys.stdlib_module_names) | {NAME}
+    assert not roots & {"time", "asyncio", "socket", "threading", "subprocess", "os", "logging"}
+
+
+@pytest.mark.parametrize("module", [m for m in MODULES if m != "settings"])
+def test_only_the_settings_read_the_environment(module: str) -> None:
+    names = {n.attr for n in ast.walk(MODULES[module]) if isinstance(n, ast.Attribute)}
+    assert not names & {"environ", "getenv"}
+
+
+@pytest.mark.parametrize("module", MODULES)
+def test_own_code_is_imported_at_the_top(module: str) -> None:
+    functions = [
+        n for n in ast.walk(MODULES[module]) if isinstance(n, ast.FunctionDef | ast.AsyncFunctionDef)
+    ]
+    assert not any(name.startswith(NAME) for function in functions for name in imports(function))

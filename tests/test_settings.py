@@ -1,0 +1,75 @@
+"""Where options come from, and what is said about wrong ones."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from openai_cpu_server.contract.request import Priority
+from openai_cpu_server.errors import StartupError
+from openai_cpu_server.settings import read_settings
+
+
+@pytest.fixture(autouse=True)
+def _no_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("OCS_CONFIG", "OCS_PORT", "OCS_MODEL"):
+        monkeypatch.delenv(name, raising=False)
+
+
+def test_defaults() -> None:
+    settings = read_settings([])
+    assert (settings.model, settings.port, settings.priority) == ("demo", 8000, Priority.INTERACTIVE)
+    options = settings.engine_options(Path("m.gguf"))
+    assert (options.kv_tokens, options.kv_type, options.repack) == (None, "f16", None)
+
+
+def test_the_command_line_beats_the_environment_beats_the_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = tmp_path / "c.toml"
+    config.write_text('port = 1\nmodel = "file"\nhost = "file"\n')
+    monkeypatch.setenv("OCS_PORT", "2")
+    monkeypatch.setenv("OCS_MODEL", "environment")
+    settings = read_settings(["--config", str(config), "--port", "3"])
+    assert (settings.port, settings.model, settings.host) == (3, "environment", "file")
+
+
+def test_the_file_may_be_named_by_the_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    config = tmp_path / "c.toml"
+    config.write_text("max_seqs = 7\n")
+    monkeypatch.setenv("OCS_CONFIG", str(config))
+    assert read_settings([]).max_seqs == 7
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["--port", "x"], "--port"),
+        (["--ctx-size", "1"], "--ctx-size"),
+        (["--max-seqs", "254", "--prefill-tokens", "200"], "larger than max-seqs"),
+        (["--config", "/nowhere.toml"], "no configuration file"),
+    ],
+)
+def test_wrong_options_are_named_in_one_line(arguments: list[str], said: str) -> None:
+    with pytest.raises(StartupError, match=said) as error:
+        read_settings(arguments)
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize("content", ["port = ", "unknown_option = 1\n", 'port = "x"\n'])
+def test_a_wrong_file_is_one_line_too(tmp_path: Path, content: str) -> None:
+    config = tmp_path / "c.toml"
+    config.write_text(content)
+    with pytest.raises(StartupError) as error:
+        read_settings(["--config", str(config)])
+    assert "\n" not in str(error.value)
+
+
+def test_repack_and_kv_type_reach_the_engine() -> None:
+    options = read_settings(["--repack", "on", "--kv-type", "q8_0"]).engine_options(Path("m"))
+    assert (options.repack, options.kv_type) == (True, "q8_0")
+
+
+def test_the_key_does_not_show() -> None:
+    assert "hunter2" not in repr(read_settings(["--api-key", "hunter2"]))
