@@ -22,10 +22,10 @@ OPTIONS = ApiOptions(model="fake", aliases=("team/fake",), created=1)
 TEMPLATE = ChatTemplate(FakeTokenizer.chat_template, bos_text="<s>", eos_text="</s>")
 
 
-def new_engine(*flags: str, max_queue: int = 1000) -> EngineClient:
+def new_engine(*flags: str, max_queue: int = 1000, max_seqs: int = 16) -> EngineClient:
     command = [sys.executable, "-m", "tests.fake_engine", *flags]
     return EngineClient(
-        command, EngineOptions(model_path="", max_seqs=16, kv_tokens=4096), max_queue=max_queue
+        command, EngineOptions(model_path="", max_seqs=max_seqs, kv_tokens=4096), max_queue=max_queue
     )
 
 
