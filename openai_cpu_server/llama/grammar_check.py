@@ -1,4 +1,4 @@
-"""Does a text fit a grammar, and where does it stop fitting: llguidance, fed byte by byte, no model needed."""
+"""Does a text fit a grammar, and where does it stop fitting? llguidance, byte by byte; no model needed."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class GrammarCheck:
     def __init__(self, gbnf: str) -> None:
         try:
             lark = gbnf_to_lark(gbnf)
-            self._matcher = LLMatcher(_TOKENIZER, LLMatcher.grammar_from_lark(lark), log_level=0)
+            self._matcher = LLMatcher(TOKENIZER, LLMatcher.grammar_from_lark(lark), log_level=0)
         except Exception as error:
             raise InvalidRequest(f"The grammar cannot be read: {error}") from error
         if self._matcher.is_error():
@@ -58,4 +58,4 @@ class GrammarCheck:
         return Fit(accepted, len(tokens), accepted == len(tokens) and self._matcher.is_accepting())
 
 
-_TOKENIZER = LLTokenizer(TokenizerWrapper(_Bytes()))
+TOKENIZER = LLTokenizer(TokenizerWrapper(_Bytes()))

@@ -1,0 +1,235 @@
+"""Automata of expressions, by Brzozowski derivatives: intersection and complement cost nothing extra."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from openai_cpu_server.structured.charset import DIGITS, CharSet, partition
+from openai_cpu_server.structured.expr import (
+    ALL,
+    EMPTY,
+    NOTHING,
+    Alt,
+    And,
+    Chars,
+    Expr,
+    Not,
+    Repeat,
+    Residue,
+    Seq,
+    alt,
+    both,
+    negate,
+    repeat,
+    seq,
+)
+from openai_cpu_server.structured.options import Budget
+
+_POINT = ord(".")
+_ZERO = ord("0")
+
+
+@dataclass(frozen=True)
+class Automaton:
+    """Deterministic. State 0 is the start; every state can reach an accepting one, unless there is none."""
+
+    edges: tuple[tuple[tuple[CharSet, int], ...], ...]
+    accepting: frozenset[int]
+
+    @property
+    def is_empty(self) -> bool:
+        return not self.accepting
+
+
+def nullable(expr: Expr) -> bool:
+    """Whether the empty string is in the language."""
+    if isinstance(expr, (Seq, And)):
+        return all(nullable(x) for x in expr.items)
+    if isinstance(expr, Alt):
+        return any(nullable(x) for x in expr.items)
+    if isinstance(expr, Repeat):
+        return expr.low == 0 or nullable(expr.item)
+    if isinstance(expr, Not):
+        return not nullable(expr.item)
+    if isinstance(expr, Residue):
+        missing = expr.decimals - (expr.read or 0)
+        return bool(expr.remainder * 10**missing % expr.modulus == 0)
+    return False
+
+
+class Deriver:
+    """Derivatives of expressions by one character, remembered, and paid for out of a budget."""
+
+    def __init__(self, budget: Budget) -> None:
+        self._budget = budget
+        self._known: dict[tuple[Expr, int], Expr] = {}
+
+    def derive(self, expr: Expr, code: int) -> Expr:
+        """What may follow the character `code`."""
+        key = (expr, code)
+        found = self._known.get(key)
+        if found is None:
+            self._budget.spend("regex_work", 1 + len(expr.parts) // 8)
+            found = self._known[key] = self._derive(expr, code)
+        return found
+
+    def _derive(self, expr: Expr, code: int) -> Expr:
+        if isinstance(expr, Chars):
+            return EMPTY if code in expr.set else NOTHING
+        if isinstance(expr, Seq):
+            return self._of_sequence(expr.items, code)
+        if isinstance(expr, Alt):
+            return _sorted_alt([self.derive(x, code) for x in expr.items])
+        if isinstance(expr, Repeat):
+            rest = repeat(expr.item, max(expr.low - 1, 0), None if expr.high is None else expr.high - 1)
+            return seq(self.derive(expr.item, code), rest)
+        if isinstance(expr, And):
+            return both(*sorted({self.derive(x, code) for x in expr.items}, key=_serial))
+        if isinstance(expr, Not):
+            return negate(self.derive(expr.item, code))
+        assert isinstance(expr, Residue), expr
+        return _of_residue(expr, code)
+
+    def _of_sequence(self, items: tuple[Expr, ...], code: int) -> Expr:
+        options = []
+        for i, item in enumerate(items):
+            options.append(seq(self.derive(item, code), *items[i + 1 :]))
+            if not nullable(item):
+                break
+        return _sorted_alt(options)
+
+    def matches(self, expr: Expr, text: str) -> bool:
+        for char in text:
+            expr = self.derive(expr, ord(char))
+            if expr == NOTHING:
+                return False
+        return nullable(expr)
+
+
+def _sorted_alt(options: list[Expr]) -> Expr:
+    """In an order of their own, for equal states must look equal."""
+    flat = [x for option in options for x in (option.items if isinstance(option, Alt) else (option,))]
+    return ALL if ALL in flat else alt(*sorted(set(flat), key=_serial))
+
+
+def _serial(expr: Expr) -> int:
+    return expr.serial
+
+
+def _of_residue(expr: Residue, code: int) -> Expr:
+    if code == _POINT:
+        return NOTHING if expr.read is not None else Residue(expr.modulus, expr.decimals, expr.remainder, 0)
+    if code not in DIGITS:
+        return NOTHING
+    if expr.read is not None and expr.read == expr.decimals:
+        return expr if code == _ZERO else NOTHING
+    remainder = (expr.remainder * 10 + code - _ZERO) % expr.modulus
+    return Residue(expr.modulus, expr.decimals, remainder, None if expr.read is None else expr.read + 1)
+
+
+def char_sets(expr: Expr) -> Iterator[CharSet]:
+    """Every set of characters that the expression tells apart."""
+    if isinstance(expr, Chars):
+        yield expr.set
+    elif isinstance(expr, (Seq, Alt, And)):
+        for item in expr.items:
+            yield from char_sets(item)
+    elif isinstance(expr, (Repeat, Not)):
+        yield from char_sets(expr.item)
+    elif isinstance(expr, Residue):
+        yield from (CharSet.chars(c) for c in "0123456789.")
+
+
+def build(expr: Expr, budget: Budget) -> Automaton:
+    """Minimal. Raises SchemaTooLarge."""
+    classes = partition(dict.fromkeys(char_sets(expr)))
+    table, accepting = _explore(expr, classes, Deriver(budget), budget)
+    return _minimal(_without_dead_ends(table, accepting), accepting, classes)
+
+
+def _explore(
+    expr: Expr, classes: list[CharSet], deriver: Deriver, budget: Budget
+) -> tuple[list[list[int | None]], set[int]]:
+    states, table, accepting = {expr: 0}, [], set()
+    queue = [expr]
+    for state in queue:
+        row: list[int | None] = []
+        for each in classes:
+            target = deriver.derive(state, each.ranges[0][0])
+            if target not in states and target != NOTHING:
+                states[target] = len(states)
+                queue.append(target)
+                budget.check("regex_states", len(states))
+            row.append(states.get(target))
+        if nullable(state):
+            accepting.add(states[state])
+        table.append(row)
+    return table, accepting
+
+
+def _without_dead_ends(table: list[list[int | None]], accepting: set[int]) -> list[list[int | None]]:
+    """Drop the edges into states that reach no accepting one."""
+    sources: dict[int, list[int]] = {}
+    for state, row in enumerate(table):
+        for target in row:
+            if target is not None:
+                sources.setdefault(target, []).append(state)
+    alive, queue = set(accepting), list(accepting)
+    for state in queue:
+        fresh = [s for s in sources.get(state, ()) if s not in alive]
+        alive.update(fresh)
+        queue += fresh
+    return [[t if t in alive else None for t in row] for row in table]
+
+
+def _minimal(table: list[list[int | None]], accepting: set[int], classes: list[CharSet]) -> Automaton:
+    """Moore's refinement, then the blocks numbered in the order in which they are reached."""
+    block = [int(s in accepting) for s in range(len(table))]
+    while True:
+        signatures: dict[tuple[int | None, ...], int] = {}
+        fresh = []
+        for state, row in enumerate(table):
+            key = (block[state], *(None if t is None else block[t] for t in row))
+            fresh.append(signatures.setdefault(key, len(signatures)))
+        if len(signatures) == len(set(block)):
+            break
+        block = fresh
+    return _numbered(table, accepting, classes, block)
+
+
+def _numbered(
+    table: list[list[int | None]], accepting: set[int], classes: list[CharSet], block: list[int]
+) -> Automaton:
+    numbers, queue, edges = {block[0]: 0}, [0], []
+    for state in queue:
+        merged: dict[int, CharSet] = {}
+        for each, target in zip(classes, table[state], strict=True):
+            if target is None:
+                continue
+            if block[target] not in numbers:
+                numbers[block[target]] = len(numbers)
+                queue.append(target)
+            number = numbers[block[target]]
+            merged[number] = merged[number] | each if number in merged else each
+        edges.append(tuple((chars, number) for number, chars in merged.items()))
+    final = frozenset(numbers[block[s]] for s in accepting if block[s] in numbers)
+    return Automaton(tuple(edges), final)
+
+
+def is_empty(expr: Expr, budget: Budget) -> bool:
+    """Whether no string is in the language; looks only as far as it must."""
+    if expr in (EMPTY, ALL):
+        return False
+    classes = partition(dict.fromkeys(char_sets(expr)))
+    deriver, seen, queue = Deriver(budget), {expr}, [expr]
+    for state in queue:
+        if nullable(state):
+            return False
+        for each in classes:
+            target = deriver.derive(state, each.ranges[0][0])
+            if target not in seen and target != NOTHING:
+                seen.add(target)
+                queue.append(target)
+                budget.check("regex_states", len(seen))
+    return True

@@ -1,0 +1,173 @@
+"""JSON Schema -> GBNF: reads the schema, unfolds what each value may be, writes a rule for each."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from openai_cpu_server.structured.array_shape import array_shape
+from openai_cpu_server.structured.arrays import Arrays, NotEnforceable
+from openai_cpu_server.structured.expr import NOTHING, Expr, Ref, Text, alt
+from openai_cpu_server.structured.goals import Branch, Fact, Goal, Goals
+from openai_cpu_server.structured.grammar import Grammar
+from openai_cpu_server.structured.json_types import Json
+from openai_cpu_server.structured.lexemes import Lexemes
+from openai_cpu_server.structured.names import Names
+from openai_cpu_server.structured.nodes import Kind, PropertyCount, Scalars
+from openai_cpu_server.structured.normalise import Normaliser
+from openai_cpu_server.structured.number_facts import Numbers
+from openai_cpu_server.structured.numbers import INTEGER, NUMBER
+from openai_cpu_server.structured.object_shape import ObjectShape, ObjectShapes
+from openai_cpu_server.structured.objects import Objects
+from openai_cpu_server.structured.options import Budget, Options
+from openai_cpu_server.structured.punctuation import Punctuation
+from openai_cpu_server.structured.report import Report, Unenforced
+from openai_cpu_server.structured.strings import Strings
+
+_MOST_LISTED = 40
+
+
+@dataclass(frozen=True)
+class CompiledSchema:
+    gbnf: str
+    unenforced: tuple[Unenforced, ...]
+    """Empty, unless the options say that keywords may be left out."""
+
+
+def compile_schema(schema: Json, options: Options | None = None) -> CompiledSchema:
+    """Raises UnsupportedSchema, InvalidSchema, SchemaTooLarge."""
+    return _Compiler(schema, options or Options()).compile()
+
+
+def schema_to_gbnf(schema: dict[str, Json] | bool, options: Options | None = None) -> str:
+    """GBNF text that exactly the values of the schema match, as far as the order of properties allows.
+
+    Raises UnsupportedSchema, InvalidSchema, SchemaTooLarge.
+    """
+    return compile_schema(schema, options).gbnf
+
+
+class _Compiler:
+    def __init__(self, schema: Json, options: Options) -> None:
+        budget = Budget(options.limits)
+        self._report = Report(options.strict)
+        self._normaliser = Normaliser(schema, budget, self._report)
+        self._table = self._normaliser.table
+        self._goals = Goals(self._table, self._normaliser.at, budget, self._report)
+        self._goals.is_possible = self._is_possible
+        self._strings = Strings(self._goals, budget)
+        self._numbers = Numbers(self._table, self._report)
+        self._shapes = ObjectShapes(self._goals, self._strings, self._report)
+        self._grammar = Grammar(budget)
+        self._lexemes = Lexemes(self._grammar, self._strings)
+        marks = Punctuation(self._grammar, options.whitespace)
+        names = Names(self._strings, self._lexemes)
+        self._objects = Objects(self._grammar, marks, self._value, names, options.order)
+        self._arrays = Arrays(self._grammar, marks, self._value, self._listed)
+        self._rules: dict[Goal, str] = {}
+        self._waiting: list[tuple[Goal, str]] = []
+
+    def compile(self) -> CompiledSchema:
+        root = self._value(((self._normaliser.at(""), True),), "value")
+        while self._waiting:
+            goal, name = self._waiting.pop()
+            self._grammar.set(name, self._of_goal(goal, name))
+        return CompiledSchema(self._grammar.finish(root), self._report.unenforced)
+
+    def _value(self, goal: Goal, hint: str) -> Expr:
+        """A value that fits the goal. Its rule is written later: nesting costs no stack, nor need it end."""
+        if goal not in self._rules:
+            self._rules[goal] = self._grammar.reserve("any" if goal == () else hint)
+            self._waiting.append((goal, self._rules[goal]))
+        return Ref(self._rules[goal])
+
+    def _of_goal(self, goal: Goal, hint: str) -> Expr:
+        options = []
+        for kind in Kind:
+            for branch in self._goals.branches(goal, kind):
+                if self._is_possible(branch, kind):
+                    options.append(self._of_branch(branch, kind, hint))
+        return alt(*options)
+
+    def _of_branch(self, branch: Branch, kind: Kind, hint: str) -> Expr:
+        if kind is Kind.NULL:
+            return Text("null")
+        if kind is Kind.BOOLEAN:
+            return alt(*(Text("true" if b else "false") for b in _booleans(branch)))
+        if kind is Kind.NUMBER:
+            return self._number(branch, hint)
+        if kind is Kind.STRING:
+            return self._lexemes.string(self._strings.language(branch))
+        if kind is Kind.ARRAY:
+            return self._array(branch, hint)
+        return alt(*(self._object(shape, branch, hint) for shape in self._shapes.shapes(branch)))
+
+    def _number(self, branch: Branch, hint: str) -> Expr:
+        language = self._numbers.language(branch)
+        plain = {NUMBER: "number", INTEGER: "integer"}
+        return self._lexemes.number(language, plain.get(language, f"{hint}-number"))
+
+    def _array(self, branch: Branch, hint: str) -> Expr:
+        shape = array_shape(branch, self._goals)
+        if shape is None:
+            return NOTHING
+        try:
+            return self._arrays.expr(shape, hint)
+        except NotEnforceable as error:
+            path, keyword = self._table.place(error.place)
+            self._report.refuse(path, keyword, error.reason)
+            return self._arrays.expr(shape.without(error.place), hint)
+
+    def _object(self, shape: ObjectShape, branch: Branch, hint: str) -> Expr:
+        if shape.low > len(shape.members) + bool(shape.others):
+            counts = [f for f in branch if isinstance(f.node, PropertyCount) and f.node.low == shape.low]
+            path, keyword = self._table.place(counts[0].number)
+            self._report.refuse(path, keyword, "over 1 cannot be enforced on names that may repeat")
+            shape = shape.without_low()
+        return self._objects.expr(shape, hint)
+
+    # Which branches have values
+
+    def _is_possible(self, branch: Branch, kind: Kind) -> bool:
+        if kind is Kind.NULL:
+            return True
+        if kind is Kind.BOOLEAN:
+            return bool(_booleans(branch))
+        if kind is Kind.NUMBER:
+            return not self._strings.is_empty(self._numbers.language(branch))
+        if kind is Kind.STRING:
+            return not self._strings.is_empty(self._strings.language(branch))
+        if kind is Kind.ARRAY:
+            return array_shape(branch, self._goals) is not None
+        return bool(self._shapes.shapes(branch))
+
+    def _listed(self, goal: Goal) -> list[Expr] | None:
+        """All values of a goal, if they are few scalars that are listed somewhere."""
+        found: list[Expr] = []
+        for kind in Kind:
+            for branch in self._goals.branches(goal, kind):
+                values = self._listed_in(branch, kind)
+                if values is None:
+                    return None
+                found += values
+        unique = list(dict.fromkeys(found))
+        return unique if len(unique) <= _MOST_LISTED else None
+
+    def _listed_in(self, branch: Branch, kind: Kind) -> list[Expr] | None:
+        if kind is Kind.NULL:
+            return [Text("null")]
+        if kind is Kind.BOOLEAN:
+            return [Text("true" if b else "false") for b in _booleans(branch)]
+        if not any(isinstance(f.node, Scalars) and f.is_true for f in branch):
+            return None if self._is_possible(branch, kind) else []
+        if kind is Kind.STRING:
+            return [self._lexemes.string(x) for x in self._strings.listed(branch)]
+        return [self._lexemes.number(x, "number") for x in self._numbers.listed(branch)]
+
+
+def _booleans(branch: Branch) -> list[bool]:
+    return [b for b in (True, False) if all(_allows(f, b) for f in branch)]
+
+
+def _allows(fact: Fact, value: bool) -> bool:
+    assert isinstance(fact.node, Scalars)
+    return (value in fact.node.booleans) == fact.is_true

@@ -1,0 +1,112 @@
+"""Automaton -> expression, by eliminating states; the cheapest first, ends before beginnings."""
+
+from __future__ import annotations
+
+import heapq
+
+from openai_cpu_server.structured.automaton import Automaton
+from openai_cpu_server.structured.expr import (
+    EMPTY,
+    NOTHING,
+    Alt,
+    Chars,
+    Expr,
+    Repeat,
+    Seq,
+    alt,
+    seq,
+    star,
+)
+
+_START, _END = -1, -2
+_LARGEST = 4_000
+"""Parts of an expression that is still worth writing down."""
+
+_DEEPEST = 90
+
+
+class _TooLong(Exception):
+    """No expression worth writing down."""
+
+
+class _Graph:
+    """Edges labelled with expressions, between the automaton's states, one start and one end."""
+
+    def __init__(self, automaton: Automaton) -> None:
+        self._out: dict[int, dict[int, Expr]] = {_START: {0: EMPTY}, _END: {}}
+        self._into: dict[int, set[int]] = {_START: set(), _END: set()}
+        self._sizes: dict[Expr, int] = {}
+        for state, edges in enumerate(automaton.edges):
+            self._out[state] = {target: Chars(chars) for chars, target in edges}
+            if state in automaton.accepting:
+                self._out[state][_END] = EMPTY
+        for state in self._out:
+            self._into.setdefault(state, set())
+        for state, targets in self._out.items():
+            for target in targets:
+                self._into[target].add(state)
+        self._queue = [(self._cost(s), -s) for s in range(len(automaton.edges))]
+        heapq.heapify(self._queue)
+
+    def eliminate_all(self) -> Expr:
+        """Raises _TooLong."""
+        while self._queue:
+            cost, negated = heapq.heappop(self._queue)
+            if -negated not in self._out:
+                continue
+            fresh = self._cost(-negated)
+            if fresh > cost:
+                heapq.heappush(self._queue, (fresh, negated))
+            else:
+                self._eliminate(-negated)
+        return self._out[_START].get(_END, NOTHING)
+
+    def _cost(self, state: int) -> int:
+        """How many times what stands at the state's edges will be written."""
+        out, into = self._out[state], self._into[state]
+        ways_in, ways_out = len(into - {state}), len(out) - (state in out)
+        weight = sum(self._size(e) for e in out.values())
+        incoming = sum(self._size(self._out[s][state]) for s in into)
+        return max(ways_in - 1, 0) * weight + max(ways_out - 1, 0) * incoming
+
+    def _size(self, expr: Expr) -> int:
+        """Leaves of an expression: what it costs to write."""
+        known = self._sizes.get(expr)
+        if known is None:
+            if isinstance(expr, (Seq, Alt)):
+                known = 1 + sum(self._size(x) for x in expr.items)
+            else:
+                known = 1 + (self._size(expr.item) if isinstance(expr, Repeat) else 0)
+            self._sizes[expr] = known
+        return known
+
+    def _eliminate(self, state: int) -> None:
+        out = self._out.pop(state)
+        loop = star(out.pop(state)) if state in out else EMPTY
+        sources = self._into.pop(state) - {state}
+        for source in sorted(sources):
+            before = self._out[source].pop(state)
+            for target, after in out.items():
+                self._add(source, target, seq(before, loop, after))
+        for target in out:
+            self._into[target].discard(state)
+        for changed in sorted((sources | set(out)) - {_START, _END}):
+            heapq.heappush(self._queue, (self._cost(changed), -changed))
+
+    def _add(self, source: int, target: int, expr: Expr) -> None:
+        known = self._out[source].get(target)
+        whole = expr if known is None else alt(known, expr)
+        if self._size(whole) > _LARGEST or whole.depth > _DEEPEST:
+            raise _TooLong
+        self._out[source][target] = whole
+        self._into[target].add(source)
+
+
+def to_expr(automaton: Automaton) -> Expr | None:
+    """An expression of the same language, or None if that would be too long to write down."""
+    if automaton.is_empty:
+        return NOTHING
+    try:
+        return _Graph(automaton).eliminate_all()
+    except _TooLong:
+        return None

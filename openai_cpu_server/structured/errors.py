@@ -1,0 +1,41 @@
+"""Why a schema, a pattern or a grammar cannot be compiled. All are the client's to mend: 400."""
+
+from __future__ import annotations
+
+from openai_cpu_server.errors import InvalidRequest
+
+
+class UnsupportedSchema(InvalidRequest):
+    """A keyword that no grammar can enforce here. `path` is a JSON pointer to the schema that holds it."""
+
+    def __init__(self, path: str, keyword: str, reason: str = "cannot be enforced by a grammar") -> None:
+        super().__init__(f"{path or '/'}: '{keyword}' {reason}.", code="unsupported_schema")
+        self.path = path
+        self.keyword = keyword
+        self.reason = reason
+
+
+class InvalidSchema(InvalidRequest):
+    """Not a JSON Schema, or one that no value can satisfy."""
+
+    def __init__(self, path: str, message: str) -> None:
+        super().__init__(f"{path or '/'}: {message}.", code="invalid_schema")
+        self.path = path
+
+
+class SchemaTooLarge(InvalidRequest):
+    """A limit of `Limits` was passed; `limit` is the name of its field."""
+
+    def __init__(self, limit: str, value: int) -> None:
+        super().__init__(f"The schema is too large: more than {value} {limit.replace('_', ' ')}.")
+        self.limit = limit
+
+
+class InvalidPattern(InvalidRequest):
+    """A regular expression that is broken, or beyond what is regular; `position` counts characters."""
+
+    def __init__(self, pattern: str, position: int, message: str) -> None:
+        shown = pattern if len(pattern) <= 80 else pattern[:77] + "..."
+        super().__init__(f"pattern {shown!r}, character {position}: {message}.", code="invalid_pattern")
+        self.position = position
+        self.reason = message

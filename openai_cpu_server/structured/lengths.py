@@ -1,0 +1,137 @@
+"""How long the strings of an expression are, and the expression with its lengths bounded."""
+
+from __future__ import annotations
+
+from openai_cpu_server.structured.expr import (
+    ANY_CHAR,
+    NOTHING,
+    Alt,
+    And,
+    Chars,
+    Expr,
+    Not,
+    Repeat,
+    Residue,
+    Seq,
+    alt,
+    both,
+    repeat,
+    seq,
+)
+
+Span = tuple[int, "int | None"]
+
+
+def span(expr: Expr) -> Span:
+    """The least and the greatest number of characters (None: no end)."""
+    if isinstance(expr, Chars):
+        return 1, 1
+    if isinstance(expr, Seq):
+        spans = [span(x) for x in expr.items]
+        return sum(s[0] for s in spans), _total([s[1] for s in spans])
+    if isinstance(expr, Alt):
+        spans = [span(x) for x in expr.items]
+        highs = [s[1] for s in spans]
+        known = [h for h in highs if h is not None]
+        return min((s[0] for s in spans), default=0), max(known, default=0) if known == highs else None
+    if isinstance(expr, Repeat):
+        low, high = span(expr.item)
+        return low * expr.low, None if expr.high is None or high is None else high * expr.high
+    assert isinstance(expr, (And, Not, Residue)), expr
+    return 0, None
+
+
+def _total(highs: list[int | None]) -> int | None:
+    known = [h for h in highs if h is not None]
+    return sum(known) if len(known) == len(highs) else None
+
+
+def bounded(expr: Expr, low: int, high: int | None) -> Expr:
+    """The strings of `expr` with `low` to `high` characters: by its structure if that is plain, else And."""
+    least, most = span(expr)
+    if (high is not None and (least > high or high < low)) or (most is not None and most < low):
+        return NOTHING
+    if least >= low and (high is None or (most is not None and most <= high)):
+        return expr
+    found = _by_structure(expr, low, high)
+    return both(expr, repeat(ANY_CHAR, low, high)) if found is None else found
+
+
+def _by_structure(expr: Expr, low: int, high: int | None) -> Expr | None:
+    if isinstance(expr, Repeat):
+        return _repetition(expr, low, high)
+    if isinstance(expr, Alt):
+        parts = [bounded(x, low, high) for x in expr.items]
+        return None if any(isinstance(x, And) for x in parts) else alt(*parts)
+    return _sequence(expr, low, high) if isinstance(expr, Seq) else None
+
+
+def _repetition(expr: Repeat, low: int, high: int | None) -> Expr | None:
+    """Items of one length each: their number is bounded."""
+    least, most = span(expr.item)
+    if least != most or least == 0:
+        return None
+    fewest = max(expr.low, -(-low // least))
+    highs = [h for h in (expr.high, None if high is None else high // least) if h is not None]
+    most_items = min(highs, default=None)
+    return (
+        NOTHING if most_items is not None and most_items < fewest else repeat(expr.item, fewest, most_items)
+    )
+
+
+def _sequence(expr: Seq, low: int, high: int | None) -> Expr | None:
+    """Where one part alone has a variable length, it takes what the others leave."""
+    spans = [span(x) for x in expr.items]
+    variable = [i for i, s in enumerate(spans) if s[0] != s[1]]
+    if len(variable) != 1:
+        return None
+    i = variable[0]
+    fixed = sum(s[0] for j, s in enumerate(spans) if j != i)
+    part = bounded(expr.items[i], max(low - fixed, 0), None if high is None else high - fixed)
+    if isinstance(part, And):
+        return None
+    return seq(*expr.items[:i], part, *expr.items[i + 1 :])
+
+
+def within(expr: Expr, high: int) -> Expr:
+    """Strings of `expr` with at most `high` characters: not all of them, but none that is longer.
+
+    A sequence of parts without end would need a counter in every part. Instead each gets its share, and any
+    one of them may get all that the others' small shares leave; a repetition has few long items or many.
+    """
+    least, most = span(expr)
+    if least > high:
+        return NOTHING
+    if most is not None and most <= high:
+        return expr
+    if isinstance(expr, Alt):
+        return alt(*(within(x, high) for x in expr.items))
+    if isinstance(expr, Repeat):
+        return _fewer(expr, high)
+    assert isinstance(expr, Seq), expr
+    return _shared(expr, high)
+
+
+def _fewer(expr: Repeat, high: int) -> Expr:
+    least, most = span(expr.item)
+    if least == most:
+        return repeat(expr.item, expr.low, high // max(least, 1))
+    largest = high // max(least, 1)
+    largest = largest if expr.high is None else min(largest, expr.high)
+    options, count = [], max(expr.low, 1)
+    while count <= largest:
+        options.append(repeat(within(expr.item, high // count), expr.low, count))
+        count *= 2
+    return alt(*options, *([Seq(())] if expr.low == 0 else []))
+
+
+def _shared(expr: Seq, high: int) -> Expr:
+    spans = [span(x) for x in expr.items]
+    room = high - sum(s[0] for s in spans)
+    variable = [i for i, s in enumerate(spans) if s[0] != s[1]]
+    small = room // (2 * len(variable))
+    options = []
+    for favoured in variable:
+        extra = dict.fromkeys(variable, small) | {favoured: room - small * (len(variable) - 1)}
+        options.append(seq(*(within(x, spans[i][0] + extra.get(i, 0)) for i, x in enumerate(expr.items))))
+    return alt(*options)

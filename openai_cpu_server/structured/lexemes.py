@@ -1,0 +1,40 @@
+"""Strings and numbers -> grammar: as one lexeme where they can be written down so, else rule by rule."""
+
+from __future__ import annotations
+
+from openai_cpu_server.structured.expr import EMPTY, Chars, Expr, Ref, Text, alt, seq
+from openai_cpu_server.structured.grammar import Grammar
+from openai_cpu_server.structured.json_text import JsonText
+from openai_cpu_server.structured.strings import Strings
+
+
+class Lexemes:
+    def __init__(self, grammar: Grammar, strings: Strings) -> None:
+        self._grammar = grammar
+        self.text = JsonText(grammar)
+        self._strings = strings
+
+    def string(self, language: Expr) -> Expr:
+        """With quotes."""
+        simple = self._strings.simplified(language)
+        if simple is not None:
+            return self.text.string(simple)
+        return seq(Text('"'), self._by_states(language, "text"), Text('"'))
+
+    def defined(self, hint: str, expr: Expr) -> Expr:
+        """A rule for an expression that is grammar already."""
+        return self._grammar.define(hint, expr)
+
+    def number(self, language: Expr, hint: str) -> Expr:
+        simple = self._strings.simplified(language)
+        return self._by_states(language, hint) if simple is None else self._grammar.define(hint, simple)
+
+    def _by_states(self, language: Expr, hint: str) -> Expr:
+        """A rule for each state of the automaton: longer to run than one lexeme, but short to write."""
+        automaton = self._strings.automaton(language)
+        names = [self._grammar.reserve(hint) for _ in automaton.edges]
+        for state, edges in enumerate(automaton.edges):
+            options = [seq(self.text.content(Chars(chars)), Ref(names[to])) for chars, to in edges]
+            ends = [EMPTY] if state in automaton.accepting else []
+            self._grammar.set(names[state], alt(*ends, *options))
+        return Ref(names[0])

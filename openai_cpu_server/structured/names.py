@@ -1,0 +1,102 @@
+"""Names of properties that nobody declared -> grammar of their keys."""
+
+from __future__ import annotations
+
+from openai_cpu_server.structured.charset import ANY, CharSet, single
+from openai_cpu_server.structured.expr import (
+    ALL,
+    EMPTY,
+    NOTHING,
+    Alt,
+    Chars,
+    Expr,
+    Seq,
+    Text,
+    any_of,
+    both,
+    negate,
+    seq,
+)
+from openai_cpu_server.structured.lexemes import Lexemes
+from openai_cpu_server.structured.strings import Strings
+
+_Trie = dict[str, "_Trie"]
+_END = ""
+_LEVELS = 9
+"""Characters after which a name goes on in a rule of its own: groups must not nest too deep."""
+
+
+class Names:
+    def __init__(self, strings: Strings, lexemes: Lexemes) -> None:
+        self._strings = strings
+        self._lexemes = lexemes
+        self._others: dict[tuple[str, ...], Expr] = {}
+        self._ways: dict[str, Expr] = {}
+
+    def exactly(self, name: str) -> Expr:
+        return self._lexemes.text.exactly(name)
+
+    def key(self, language: Expr, excluded: tuple[str, ...]) -> Expr:
+        """The strings of a language but for some, with their quotes. NOTHING if there are none."""
+        if language is ALL:
+            return self._all_but(excluded)
+        unwanted = [n for n in excluded if self._strings.matches(language, n)]
+        if unwanted:
+            language = both(language, negate(any_of(unwanted)))
+        if self._strings.is_empty(language):
+            return NOTHING
+        return self._lexemes.string(language)
+
+    def _all_but(self, excluded: tuple[str, ...]) -> Expr:
+        """Every string but these: a trie, and ways out of it at each character. Faster than an automaton."""
+        names = tuple(sorted(excluded))
+        if not names:
+            return self._lexemes.string(ALL)
+        if names not in self._others:
+            content = self._outside(_trie(names))
+            self._others[names] = self._lexemes.defined("string", seq(Text('"'), content, Text('"')))
+        return self._others[names]
+
+    def _outside(self, root: _Trie) -> Expr:
+        """What follows a prefix that the trie knows, for the whole to be none of its names."""
+        done: dict[int, Expr] = {}
+        stack = [(root, 0)]
+        while stack:
+            node, depth = stack[-1]
+            waiting = [child for char, child in node.items() if char != _END and id(child) not in done]
+            if waiting:
+                stack += [(child, depth + 1) for child in waiting]
+            elif id(stack.pop()[0]) not in done:
+                found = self._ways_out(node, done)
+                is_cut = depth % _LEVELS == _LEVELS - 1
+                done[id(node)] = self._lexemes.defined("name", found) if is_cut else found
+        return done[id(root)]
+
+    def _ways_out(self, node: _Trie, done: dict[int, Expr]) -> Expr:
+        """The end (unless a name ends here), another character, or a known one and so on."""
+        text = self._lexemes.text
+        options = [] if _END in node else [EMPTY]
+        options.append(self._astray("".join(node)))
+        for char, child in node.items():
+            if char != _END:
+                options.append(Seq((text.content(Chars(single(ord(char)))), done[id(child)])))
+        return Alt(tuple(options)) if len(options) > 1 else options[0]
+
+    def _astray(self, known: str) -> Expr:
+        """Any character but these, and whatever follows: a rule, for there are many alike."""
+        if known not in self._ways:
+            text = self._lexemes.text
+            way = seq(text.content(Chars(ANY - CharSet.chars(known))), text.content(ALL))
+            self._ways[known] = self._lexemes.defined("other", way)
+        return self._ways[known]
+
+
+def _trie(names: tuple[str, ...]) -> _Trie:
+    """Characters -> tries; under `_END` where a name ends."""
+    root: _Trie = {}
+    for name in names:
+        node = root
+        for char in name:
+            node = node.setdefault(char, {})
+        node[_END] = {}
+    return root

@@ -1,0 +1,80 @@
+"""What a caller may choose, and how much a schema may cost."""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass, field
+
+from openai_cpu_server.structured.errors import SchemaTooLarge
+
+
+class Whitespace(enum.Enum):
+    COMPACT = "compact"
+    """None between tokens: `{"a":1}`."""
+    FLEXIBLE = "flexible"
+    """Up to 40 blanks and line ends around punctuation."""
+
+
+class PropertyOrder(enum.Enum):
+    """In which order an object's declared properties may stand. Additional ones come after them."""
+
+    SCHEMA = "schema"
+    """That of `properties`, then names that only `required` mentions."""
+    ANY = "any"
+    """Any order where there are up to five; else that of `properties`, or that of `required`, then the rest.
+    Additional properties may stand anywhere. For checking what others wrote, not for writing."""
+
+
+@dataclass(frozen=True)
+class Limits:
+    """Counted, not timed: the same schema passes or fails on every machine."""
+
+    containers: int = 10_000
+    """Objects and lists of the document, whatever they are for."""
+    schemas: int = 2_000
+    """Subschemas that are looked at."""
+    depth: int = 48
+    """Levels of nested subschemas, values of `const`, groups of a pattern."""
+    values: int = 2_000
+    """Values of one `enum`, names of one `properties`."""
+    text: int = 30_000
+    """Characters of all names, values and patterns together."""
+    branches: int = 1_000
+    """Alternatives that merging makes of `anyOf`, `oneOf`, `not` and their like, over the whole schema."""
+    unfolded: int = 5_000
+    """Steps of that merging."""
+    regex_states: int = 300
+    """States of one automaton."""
+    regex_work: int = 7_000
+    """Transitions of all automata together."""
+    rules: int = 1_000
+    grammar: int = 80_000
+    """Characters of the finished text."""
+
+
+@dataclass(frozen=True)
+class Options:
+    whitespace: Whitespace = Whitespace.COMPACT
+    order: PropertyOrder = PropertyOrder.SCHEMA
+    strict: bool = True
+    """False: keywords that cannot be enforced are left out and reported, not refused."""
+    limits: Limits = field(default_factory=Limits)
+
+
+class Budget:
+    """What is left of each limit while one schema is compiled."""
+
+    def __init__(self, limits: Limits) -> None:
+        self.limits = limits
+        self._spent: dict[str, int] = {}
+
+    def spend(self, limit: str, amount: int = 1) -> None:
+        """Raises SchemaTooLarge once the sum passes the limit of that name."""
+        spent = self._spent.get(limit, 0) + amount
+        self._spent[limit] = spent
+        self.check(limit, spent)
+
+    def check(self, limit: str, amount: int) -> None:
+        allowed: int = getattr(self.limits, limit)
+        if amount > allowed:
+            raise SchemaTooLarge(limit, allowed)

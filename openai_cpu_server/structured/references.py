@@ -1,0 +1,132 @@
+"""Where a `$ref` points: JSON pointers, `$id`, `$anchor`, `id` of the older drafts. Inside one document."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from urllib.parse import unquote, urldefrag, urljoin
+
+from openai_cpu_server.structured.errors import UnsupportedSchema
+from openai_cpu_server.structured.json_types import Json
+from openai_cpu_server.structured.options import Budget
+
+_NO_SCHEMAS = frozenset({"enum", "const", "default", "examples"})
+
+
+_STEPS_PER_SCHEMA = 4
+"""How many containers deep a document may go for each level of schemas."""
+
+
+@dataclass(frozen=True)
+class _Place:
+    """A container of the document, where it is, and the base address there."""
+
+    value: dict[str, Json] | list[Json]
+    parent: _Place | None
+    name: str
+    base: str
+    depth: int
+
+    @property
+    def pointer(self) -> str:
+        parts, place = [], self
+        while place.parent is not None:
+            parts.append(f"/{_escape(place.name)}")
+            place = place.parent
+        return "".join(reversed(parts))
+
+
+class References:
+    """Finds subschemas by address. Addresses are relative to the nearest enclosing `$id`."""
+
+    def __init__(self, root: Json, budget: Budget) -> None:
+        self._root = root
+        self._places: dict[str, str] = {"": ""}
+        self._bases: dict[str, str] = {}
+        self._budget = budget
+        self._scan()
+
+    def _scan(self) -> None:
+        """Note every `$id` and anchor. Iterative: nobody's nesting may exhaust the stack."""
+        queue = [_Place(self._root, None, "", "", 0)] if isinstance(self._root, (dict, list)) else []
+        for place in queue:
+            self._budget.spend("containers")
+            self._budget.check("depth", place.depth // _STEPS_PER_SCHEMA)
+            value, base = place.value, place.base
+            if isinstance(value, dict):
+                base = self._note(value, place)
+                children = [(k, v) for k, v in value.items() if k not in _NO_SCHEMAS]
+            else:
+                children = [(str(i), v) for i, v in enumerate(value)]
+            queue += [
+                _Place(v, place, k, base, place.depth + 1) for k, v in children if isinstance(v, (dict, list))
+            ]
+
+    def _note(self, schema: dict[str, Json], place: _Place) -> str:
+        """Gives the address that the schema's own references are relative to."""
+        base = place.base
+        name = schema.get("$id", schema.get("id"))
+        if isinstance(name, str) and place.name != "properties":
+            address, fragment = urldefrag(urljoin(base, name))
+            if fragment and not fragment.startswith("/"):
+                self._places.setdefault(f"{address}#{fragment}", place.pointer)
+            elif not fragment:
+                base = address
+                self._bases[place.pointer] = base
+                self._places.setdefault(base, place.pointer)
+        for keyword in ("$anchor", "$dynamicAnchor"):
+            anchor = schema.get(keyword)
+            if isinstance(anchor, str):
+                self._places.setdefault(f"{base}#{anchor}", place.pointer)
+        return base
+
+    def find(self, reference: str, at: str) -> str:
+        """The pointer of the schema that `reference`, met at the pointer `at`, means."""
+        address, fragment = urldefrag(urljoin(self._base(at), reference))
+        fragment = unquote(fragment)
+        if fragment and not fragment.startswith("/"):
+            place = self._places.get(f"{address}#{fragment}", self._places.get(f"#{fragment}"))
+            return self._known(place, at, reference)
+        home = self._known(self._places.get(address), at, reference)
+        return self._known(self._pointer(home, fragment), at, reference)
+
+    def _base(self, pointer: str) -> str:
+        while pointer not in self._bases:
+            if not pointer:
+                return ""
+            pointer = pointer.rpartition("/")[0]
+        return self._bases[pointer]
+
+    def _known(self, place: str | None, at: str, reference: str) -> str:
+        if place is None:
+            raise UnsupportedSchema(at, "$ref", f"to {reference[:100]!r} leads to nothing in this schema")
+        return place
+
+    def _pointer(self, home: str, fragment: str) -> str | None:
+        """From the schema at `home`, else (as many schemas are written) from the root of the document."""
+        for start in dict.fromkeys((home, "")):
+            if self._exists(start + fragment):
+                return start + fragment
+        return None
+
+    def _exists(self, pointer: str) -> bool:
+        try:
+            self.value(pointer)
+        except (KeyError, IndexError, ValueError, TypeError):
+            return False
+        return True
+
+    def value(self, pointer: str) -> Json:
+        """Raises KeyError, IndexError, ValueError or TypeError if nothing is there."""
+        value = self._root
+        for part in pointer.split("/")[1:]:
+            if isinstance(value, list):
+                value = value[int(part)]
+            elif isinstance(value, dict):
+                value = value[part.replace("~1", "/").replace("~0", "~")]
+            else:
+                raise KeyError(part)
+        return value
+
+
+def _escape(name: str) -> str:
+    return name.replace("~", "~0").replace("/", "~1")

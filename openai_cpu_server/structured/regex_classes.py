@@ -1,0 +1,46 @@
+"""Character escapes and classes of ECMAScript regular expressions."""
+
+from __future__ import annotations
+
+import functools
+import sys
+import unicodedata
+
+from openai_cpu_server.structured.charset import DIGITS, SPACE, WORD, CharSet
+
+SHORTHANDS = {"d": DIGITS, "D": ~DIGITS, "w": WORD, "W": ~WORD, "s": SPACE, "S": ~SPACE}
+CONTROLS = {"t": "\t", "n": "\n", "r": "\r", "v": "\x0b", "f": "\x0c", "0": "\0"}
+_POSIX_NAMES = {
+    "letter": "L",
+    "uppercase_letter": "Lu",
+    "lowercase_letter": "Ll",
+    "digit": "Nd",
+    "number": "N",
+    "punctuation": "P",
+    "symbol": "S",
+    "separator": "Z",
+    "mark": "M",
+}
+
+
+@functools.lru_cache(maxsize=1)
+def _categories() -> dict[str, list[tuple[int, int]]]:
+    """Ranges of every two-letter general category, as this Python's Unicode tables have them."""
+    found: dict[str, list[tuple[int, int]]] = {}
+    start, current = 0, unicodedata.category("\0")
+    for code in range(1, sys.maxunicode + 2):
+        category = unicodedata.category(chr(code)) if code <= sys.maxunicode else ""
+        if category != current:
+            found.setdefault(current, []).append((start, code - 1))
+            start, current = code, category
+    return found
+
+
+@functools.lru_cache(maxsize=64)
+def unicode_property(name: str) -> CharSet | None:
+    """`L`, `Lu`, `Letter`, `gc=Nd`: a general category; None for anything else (scripts are not known)."""
+    short = name.split("=")[-1] if name.startswith(("gc=", "General_Category=")) else name
+    short = _POSIX_NAMES.get(short.lower(), short)
+    if short not in {"L", "M", "N", "P", "S", "Z", "C"} and short not in _categories():
+        return None
+    return CharSet.of(*(r for key, ranges in _categories().items() if key.startswith(short) for r in ranges))

@@ -1,0 +1,167 @@
+"""Facts about strings -> their language, and the grammar of it."""
+
+from __future__ import annotations
+
+import functools
+from itertools import combinations, takewhile
+
+from openai_cpu_server.structured.automaton import Automaton, Deriver, build, is_empty
+from openai_cpu_server.structured.charset import CharSet
+from openai_cpu_server.structured.elimination import to_expr
+from openai_cpu_server.structured.expr import (
+    ALL,
+    ANY_CHAR,
+    NOTHING,
+    And,
+    Chars,
+    Expr,
+    Repeat,
+    Seq,
+    alt,
+    any_of,
+    both,
+    literal,
+    negate,
+)
+from openai_cpu_server.structured.formats import FORMATS
+from openai_cpu_server.structured.goals import Branch, Goal, Goals
+from openai_cpu_server.structured.lengths import bounded, span, within
+from openai_cpu_server.structured.nodes import Format, Kind, Length, Pattern, Scalars
+from openai_cpu_server.structured.options import Budget, Limits
+from openai_cpu_server.structured.regex import full_language, search_language
+
+_COUNTED = 24
+"""Characters up to which a bound on a pattern's length is counted exactly."""
+
+
+class Strings:
+    """Languages of string branches. Patterns are compiled once."""
+
+    def __init__(self, goals: Goals, budget: Budget) -> None:
+        self._goals = goals
+        self._budget = budget
+        self._patterns: dict[str, Expr] = {}
+        self._automata: dict[Expr, Automaton] = {}
+        self._simple: dict[Expr, Expr | None] = {}
+        self._empty: dict[Expr, bool] = {}
+        self._deriver = Deriver(budget)
+
+    def pattern(self, pattern: str) -> Expr:
+        if pattern not in self._patterns:
+            self._patterns[pattern] = search_language(pattern, self._budget.limits)
+        return self._patterns[pattern]
+
+    def language(self, branch: Branch) -> Expr:
+        """Strings that fit all facts; listed ones are filtered here and now."""
+        if any(isinstance(f.node, Scalars) and f.is_true for f in branch):
+            return alt(*self.listed(branch))
+        low, high = _lengths(branch)
+        return bounded(both(*self._parts(branch)), low, high)
+
+    def listed(self, branch: Branch) -> list[Expr]:
+        """The values of an `enum` that fit the other facts."""
+        lists = [f.node.strings for f in branch if isinstance(f.node, Scalars) and f.is_true]
+        common = [x for x in lists[0] if all(x in other for other in map(set, lists[1:]))]
+        low, high = _lengths(branch)
+        parts = self._parts(branch)
+        return [literal(x) for x in common if self._fits(x, parts, low, high)]
+
+    def _parts(self, branch: Branch) -> list[Expr]:
+        """What languages the facts are, but for lengths and lists."""
+        skipped = [
+            f for f in branch if isinstance(f.node, Length) or (isinstance(f.node, Scalars) and f.is_true)
+        ]
+        return [self._part(f.node, f.is_true) for f in branch if f not in skipped]
+
+    def _part(self, node: object, is_true: bool) -> Expr:
+        if isinstance(node, Pattern):
+            found = self.pattern(node.pattern)
+        elif isinstance(node, Format):
+            found = _format_language(node.name)
+        else:
+            assert isinstance(node, Scalars), node
+            found = any_of(node.strings)
+        return found if is_true else negate(found)
+
+    def _fits(self, text: str, parts: list[Expr], low: int, high: int | None) -> bool:
+        if len(text) < low or (high is not None and len(text) > high):
+            return False
+        return all(self.matches(part, text) for part in parts)
+
+    def matches(self, language: Expr, text: str) -> bool:
+        return self._deriver.matches(language, text)
+
+    def of_goal(self, goal: Goal) -> Expr:
+        """All strings that fit a goal."""
+        languages = [self.language(b) for b in self._goals.branches(goal, Kind.STRING)]
+        return ALL if ALL in languages else alt(*languages)
+
+    def is_empty(self, language: Expr) -> bool:
+        if not language.is_extended:
+            return language is NOTHING
+        if language not in self._empty:
+            clash = isinstance(language, And) and _starts_clash(language)
+            self._empty[language] = clash or is_empty(language, self._budget)
+        return self._empty[language]
+
+    def automaton(self, language: Expr) -> Automaton:
+        if language not in self._automata:
+            self._automata[language] = build(language, self._budget)
+        return self._automata[language]
+
+    def simplified(self, language: Expr) -> Expr | None:
+        """Without intersections and complements; None if that takes too long an expression."""
+        if not language.is_extended:
+            return language
+        if language not in self._simple:
+            limited = _long_but_limited(language)
+            if limited is None:
+                self._simple[language] = to_expr(self.automaton(language))
+            else:
+                self._simple[language] = within(*limited)
+        return self._simple[language]
+
+
+@functools.lru_cache(maxsize=len(FORMATS))
+def _format_language(name: str) -> Expr:
+    """The same for every schema: compiled once."""
+    return full_language(FORMATS[name], Limits())
+
+
+def _starts_clash(language: And) -> bool:
+    """Whether two parts begin with different characters: no automaton is needed to see that."""
+    starts = [_start(x) for x in language.items]
+    return any(not a & b for one, other in combinations(starts, 2) for a, b in zip(one, other, strict=False))
+
+
+def _start(expr: Expr) -> list[CharSet]:
+    """What the first characters are sure to be."""
+    parts = expr.items if isinstance(expr, Seq) else (expr,)
+    return [x.set for x in takewhile(lambda x: isinstance(x, Chars), parts) if isinstance(x, Chars)]
+
+
+def _long_but_limited(language: Expr) -> tuple[Expr, int] | None:
+    """A plain language and its longest length, where an automaton would have to count far."""
+    if not isinstance(language, And) or len(language.items) != 2:
+        return None
+    body, length = language.items
+    if not isinstance(length, Repeat) or length.item is not ANY_CHAR or length.high is None:
+        return None
+    if body.is_extended or length.high <= _COUNTED or length.low > span(body)[0]:
+        return None
+    return body, length.high
+
+
+def _lengths(branch: Branch) -> tuple[int, int | None]:
+    lengths = [f.node for f in branch if isinstance(f.node, Length)]
+    high: int | None = None
+    for each in lengths:
+        high = _least(high, each.high)
+    return max((each.low for each in lengths), default=0), high
+
+
+def _least(one: int | None, other: int | None) -> int | None:
+    """None: no limit."""
+    if one is None or other is None:
+        return other if one is None else one
+    return min(one, other)

@@ -1,0 +1,229 @@
+#!/usr/bin/env python3
+"""How many real schemas are enforced exactly, and at what cost.
+
+    scripts/maskbench.py FILE [--model GGUF] [--order schema|any] [--whitespace compact|flexible] [--failures]
+
+FILE: JSON lines, gzipped or not: {"name", "schema", "tests": [{"valid", "data"}]}. A case passes when its
+schema compiles, the grammar accepts every valid instance (as `json.dumps` writes it, in the grammar's white
+space) to the end, and rejects every invalid one. The server's grammars put properties in the schema's order,
+others write them in any: so both kinds of grammar are measured, unless one is asked for. One thread.
+"""
+
+from __future__ import annotations
+
+import argparse
+import collections
+import gzip
+import json
+import statistics
+import sys
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+from llguidance import LLMatcher, LLTokenizer, TokenizerWrapper
+from llguidance.gbnf_to_lark import gbnf_to_lark
+
+from openai_cpu_server.errors import InvalidRequest
+from openai_cpu_server.llama.grammar_check import GrammarCheck
+from openai_cpu_server.structured import (
+    Options,
+    PropertyOrder,
+    UnsupportedSchema,
+    Whitespace,
+    schema_to_gbnf,
+)
+
+VOCABULARY = 32_000
+
+
+@dataclass
+class Result:
+    """What came out, and how long it took (seconds)."""
+
+    cases: int = 0
+    passed: int = 0
+    refused: collections.Counter[str] = field(default_factory=collections.Counter)
+    rejects_valid: int = 0
+    accepts_invalid: int = 0
+    compile_s: list[float] = field(default_factory=list)
+    load_s: list[float] = field(default_factory=list)
+    mask_s: list[float] = field(default_factory=list)
+    failures: list[str] = field(default_factory=list)
+
+
+class Vocabulary:
+    """Tokens for the masks, as llguidance asks for them."""
+
+    bos_token_id = None
+
+    def __init__(self, tokens: list[bytes], end: int, special: list[int]) -> None:
+        self.tokens, self.eos_token_id, self.special_token_ids = tokens, end, special
+
+    def __call__(self, text: bytes | str) -> list[int]:
+        """Unused: the bench tokenises greedily."""
+        return []
+
+
+def vocabulary_of_model(path: str) -> Vocabulary:
+    """The pieces of a GGUF model with a SentencePiece vocabulary."""
+    from gguf import GGUFReader
+
+    fields = GGUFReader(path).fields
+    pieces = fields["tokenizer.ggml.tokens"].contents()
+    kinds = fields["tokenizer.ggml.token_type"].contents()
+    end = fields["tokenizer.ggml.eos_token_id"].contents()
+    tokens, special = [], []
+    for i, (piece, kind) in enumerate(zip(pieces, kinds, strict=True)):
+        if kind == 6:
+            tokens.append(bytes([int(piece[3:5], 16)]))
+        else:
+            tokens.append(piece.replace("\u2581", " ").encode())
+        if kind in (2, 3):
+            special.append(i)
+    return Vocabulary(tokens, end, special)
+
+
+def vocabulary_of_text(cases: list[dict], size: int = VOCABULARY) -> Vocabulary:
+    """Bytes, and the most frequent pieces of words of the cases themselves."""
+    counts: collections.Counter[str] = collections.Counter()
+    for case in cases:
+        words = json.dumps(case, ensure_ascii=False).split(" ")
+        for word in words:
+            counts.update(
+                word[i:j] for i in range(min(len(word), 24)) for j in range(i + 2, min(i + 9, len(word) + 1))
+            )
+    pieces = [piece.encode() for piece, _ in counts.most_common(size - 257)]
+    return Vocabulary(
+        [bytes([i]) for i in range(256)] + pieces + [b"</s>"], 256 + len(pieces), [256 + len(pieces)]
+    )
+
+
+class Bench:
+    def __init__(self, vocabulary: Vocabulary, options: Options) -> None:
+        self.vocabulary_size = len(vocabulary.tokens)
+        self._tokenizer = LLTokenizer(TokenizerWrapper(vocabulary), slices=LLTokenizer.json_slices())
+        self._options = options
+        self.result = Result()
+
+    def run(self, case: dict) -> None:
+        self.result.cases += 1
+        start = time.perf_counter()
+        try:
+            gbnf = schema_to_gbnf(case["schema"], self._options)
+        except InvalidRequest as error:
+            keyword = error.keyword if isinstance(error, UnsupportedSchema) else type(error).__name__
+            self.result.refused[keyword] += 1
+            self.result.failures.append(f"{case['name']}: refused: {error}")
+            return
+        finally:
+            self.result.compile_s.append(time.perf_counter() - start)
+        if self._is_right(case, GrammarCheck(gbnf)):
+            self.result.passed += 1
+        self._time(case, gbnf)
+
+    def _is_right(self, case: dict, grammar: GrammarCheck) -> bool:
+        right = True
+        for test in case["tests"]:
+            text = self._written(test["data"])
+            fit = grammar.check(text)
+            if fit.fits == test["valid"]:
+                continue
+            right = False
+            self.result.rejects_valid += test["valid"]
+            self.result.accepts_invalid += not test["valid"]
+            what = "rejects valid" if test["valid"] else "accepts invalid"
+            place = f"{text[: fit.accepted][-50:]} ^ {text[fit.accepted :][:50]}"
+            self.result.failures.append(f"{case['name']}: {what}: {place}")
+        return right
+
+    def _written(self, data: object) -> str:
+        is_compact = self._options.whitespace is Whitespace.COMPACT
+        return json.dumps(data, separators=(",", ":") if is_compact else None)
+
+    def _time(self, case: dict, gbnf: str) -> None:
+        """Loading the grammar, and a mask for every token of the valid instances."""
+        start = time.perf_counter()
+        matcher = LLMatcher(self._tokenizer, LLMatcher.grammar_from_lark(gbnf_to_lark(gbnf)), log_level=0)
+        self.result.load_s.append(time.perf_counter() - start)
+        for test in case["tests"]:
+            if test["valid"]:
+                matcher.reset()
+                self._masks(matcher, self._written(test["data"]))
+
+    def _masks(self, matcher: LLMatcher, text: str) -> None:
+        for token in self._tokenizer.greedy_tokenize(text):
+            start = time.perf_counter()
+            matcher.compute_bitmask()
+            self.result.mask_s.append(time.perf_counter() - start)
+            if not matcher.try_consume_tokens([token]):
+                return
+
+
+def percentile(values: list[float], share: float) -> float:
+    return sorted(values)[min(int(len(values) * share), len(values) - 1)] if values else 0.0
+
+
+def report(result: Result, num_valid: int, num_invalid: int, vocabulary_size: int) -> str:
+    refused = ", ".join(f"{n} {k}" for k, n in result.refused.most_common())
+    share = 100 / max(result.cases, 1)
+    rejected = 100 * result.rejects_valid / max(num_valid, 1)
+    lines = [
+        f"passed           {result.passed} of {result.cases} ({result.passed * share:.1f} %)",
+        f"refused          {sum(result.refused.values())} ({refused or 'none'})",
+        f"rejects valid    {result.rejects_valid} of {num_valid} instances ({rejected:.2f} %)",
+        f"accepts invalid  {result.accepts_invalid} of {num_invalid} instances",
+        _times("compile", result.compile_s, "schema -> GBNF"),
+        _times("load", result.load_s, "GBNF -> llguidance"),
+        _times("mask", result.mask_s, f"{len(result.mask_s)} tokens, vocabulary of {vocabulary_size}"),
+    ]
+    return "\n".join(lines)
+
+
+def _times(name: str, values: list[float], what: str) -> str:
+    if not values:
+        return f"{name:16} none"
+    mean, p50, p99 = statistics.mean(values), percentile(values, 0.5), percentile(values, 0.99)
+    return f"{name:16} mean {mean * 1e3:.3f} ms, p50 {p50 * 1e3:.3f} ms, p99 {p99 * 1e3:.3f} ms ({what})"
+
+
+def read_cases(path: Path) -> list[dict]:
+    data = path.read_bytes()
+    text = gzip.decompress(data) if path.suffix == ".gz" else data
+    return [json.loads(line) for line in text.splitlines()]
+
+
+def measure(cases: list[dict], vocabulary: Vocabulary, options: Options) -> Bench:
+    bench = Bench(vocabulary, options)
+    for case in cases:
+        bench.run(case)
+    return bench
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("file", type=Path)
+    parser.add_argument("--model", help="GGUF file to take the vocabulary from (default: made from FILE)")
+    parser.add_argument("--order", choices=[o.value for o in PropertyOrder], help="default: both")
+    parser.add_argument("--whitespace", choices=[w.value for w in Whitespace], default="compact")
+    parser.add_argument("--failures", action="store_true", help="list them")
+    arguments = parser.parse_args()
+    cases = read_cases(arguments.file)
+    vocabulary = vocabulary_of_model(arguments.model) if arguments.model else vocabulary_of_text(cases)
+    valid = [t["valid"] for c in cases for t in c["tests"]]
+    orders = [PropertyOrder(arguments.order)] if arguments.order else list(PropertyOrder)
+    for order in orders:
+        options = Options(whitespace=Whitespace(arguments.whitespace), order=order)
+        bench = measure(cases, vocabulary, options)
+        default = ", as the server has it" if order is Options().order else ""
+        print(f"properties in {order.value} order{default}; white space {arguments.whitespace}")
+        print(report(bench.result, sum(valid), len(valid) - sum(valid), bench.vocabulary_size))
+        print(*(bench.result.failures if arguments.failures else []), sep="\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,112 @@
+"""items, prefixItems, additionalItems, counts, contains, uniqueItems."""
+
+import itertools
+
+import pytest
+
+from openai_cpu_server.structured import UnsupportedSchema, schema_to_gbnf
+from tests.structured.oracle import check
+
+INT, STR = {"type": "integer"}, {"type": "string"}
+
+
+def array(**more):
+    return {"type": "array", **more}
+
+
+def test_items():
+    check(array(items=INT), [[], [1], [1, 2, 3]], [["a"], [1, "a"], 1])
+    check(array(items=False), [[]], [[1]])
+    check(array(), [[], [1, "a", [None]]], [{}])
+
+
+def test_counts():
+    check(array(items=INT, minItems=2, maxItems=3), [[1, 2], [1, 2, 3]], [[], [1], [1, 2, 3, 4]])
+    check(array(items=INT, minItems=1), [[1], [1] * 9], [[]])
+    check(array(maxItems=0), [[]], [[1]])
+    check(array(items=INT, minItems=100, maxItems=200), [[1] * 100, [1] * 200], [[1] * 99, [1] * 201])
+
+
+def test_prefix_items():
+    check(array(prefixItems=[INT, STR]), [[], [1], [1, "a"], [1, "a", None]], [["a"], [1, 1]])
+    check(array(prefixItems=[INT, STR], items=False), [[], [1, "a"]], [[1, "a", 1]])
+    check(
+        array(prefixItems=[INT, STR], items={"type": "null"}, minItems=1),
+        [[1], [1, "a", None, None]],
+        [[], [1, "a", 1]],
+    )
+    check(array(prefixItems=[INT, STR, INT], minItems=2, items=False), [[1, "a"], [1, "a", 2]], [[1], []])
+
+
+def test_items_of_the_older_drafts():
+    check(array(items=[INT, STR], additionalItems=False), [[], [1], [1, "a"]], [["a"], [1, "a", 1]])
+    check(array(items=[INT], additionalItems=STR), [[1, "a", "b"]], [[1, 1]])
+    check(array(items=INT, additionalItems=False), [[1, 2, 3]], [["a"]])
+
+
+def test_a_place_that_nothing_fits_ends_the_array():
+    check(array(prefixItems=[INT, False]), [[], [1]], [[1, 1]])
+
+
+def test_contains():
+    check(array(contains=INT), [[1], ["a", 1], ["a", 1, "b", 2]], [[], ["a"]])
+    check(
+        array(items={"enum": ["a", "b"]}, contains={"const": "b"}),
+        [["b"], ["a", "b", "a"]],
+        [["a"], [], ["c", "b"]],
+    )
+
+
+def test_min_and_max_contains():
+    check(array(contains=INT, minContains=2), [[1, 2], [1, "a", 2]], [[1], ["a", 1]])
+    check(array(contains=INT, maxContains=1), [[1], ["a", 1, "b"]], [[1, 2], [], ["a"]])
+    check(array(contains=INT, minContains=0), [[], ["a"], [1]], [])
+    check(array(contains=INT, minContains=0, maxContains=1), [[], ["a"], [1, "a"]], [[1, 2]])
+
+
+def test_contains_with_counts_and_places():
+    schema = array(prefixItems=[STR], contains=INT, minItems=2, maxItems=3)
+    check(schema, [["a", 1], ["a", "b", 1], ["a", 1, None]], [["a"], [1, 2], ["a", "b"], ["a", 1, 1, 1]])
+
+
+def test_two_needs_at_once():
+    check(array(allOf=[{"contains": INT}, {"contains": STR}]), [[1, "a"], ["a", None, 1]], [[1], ["a"], []])
+
+
+def test_an_array_that_cannot_be_long_enough_is_no_alternative():
+    check({"anyOf": [array(items=False, minItems=1), INT]}, [1], [[], [1]])
+
+
+def test_unique_items_of_few_values():
+    schema = array(items={"enum": ["a", "b", "c"]}, uniqueItems=True)
+    every = [list(p) for n in range(4) for p in itertools.permutations("abc", n)]
+    check(schema, every, [["a", "a"], ["a", "b", "a"], ["d"]])
+
+
+def test_unique_items_with_counts():
+    schema = array(items={"enum": ["a", 1, None]}, uniqueItems=True, minItems=1, maxItems=2)
+    check(schema, [["a"], [None, 1]], [[], ["a", 1, None], [1, 1]])
+    check(array(items={"type": "boolean"}, uniqueItems=True), [[], [True, False], [False]], [[True, True]])
+
+
+def test_many_unique_values_come_in_the_order_of_the_list():
+    values = [f"v{i}" for i in range(12)]
+    check(
+        array(items={"enum": values}, uniqueItems=True, minItems=1),
+        [values, ["v2", "v11"]],
+        [[], ["v2", "v2"], ["v11", "v2", "v2"]],
+    )
+
+
+def test_unique_items_without_end_are_refused():
+    with pytest.raises(UnsupportedSchema) as caught:
+        schema_to_gbnf({"properties": {"tags": array(items=STR, uniqueItems=True)}})
+    assert (caught.value.path, caught.value.keyword) == ("/properties/tags", "uniqueItems")
+
+
+def test_one_item_is_always_unique():
+    check(array(items=STR, uniqueItems=True, maxItems=1), [[], ["a"]], [["a", "b"]])
+
+
+def test_unique_items_may_be_off():
+    check(array(items=INT, uniqueItems=False), [[1, 1]], [])

@@ -1,0 +1,27 @@
+"""Where a text stops fitting a grammar."""
+
+import pytest
+
+from openai_cpu_server.errors import InvalidRequest
+from openai_cpu_server.llama.grammar_check import Fit, GrammarCheck
+from openai_cpu_server.structured import schema_to_gbnf
+
+SCHEMA = {
+    "type": "object",
+    "properties": {"rating": {"type": "integer", "minimum": 1, "maximum": 5}},
+    "required": ["rating"],
+}
+
+
+def test_it_tells_where_a_text_stops_fitting():
+    grammar = GrammarCheck(schema_to_gbnf(SCHEMA))
+    assert grammar.check('{"rating":5}') == Fit(accepted=12, size=12, is_complete=True)
+    assert grammar.check('{"rating":6}') == Fit(accepted=10, size=12, is_complete=False)
+    assert grammar.check('{"rating":5') == Fit(accepted=11, size=11, is_complete=False)
+    assert grammar.check("") == Fit(accepted=0, size=0, is_complete=False)
+
+
+def test_a_broken_grammar_is_the_requests_fault():
+    for gbnf in ("root ::= (", "root = a", "a ::= b", ""):
+        with pytest.raises(InvalidRequest):
+            GrammarCheck(gbnf)

@@ -1,0 +1,164 @@
+"""Hostile schemas: each is compiled or refused by counting, with a clear error, and never by running out."""
+
+import contextlib
+import tracemalloc
+
+import pytest
+
+from openai_cpu_server.errors import InvalidRequest
+from openai_cpu_server.structured import (
+    Limits,
+    Options,
+    SchemaTooLarge,
+    compile_schema,
+    regex_to_gbnf,
+    schema_to_gbnf,
+)
+
+
+def nested(wrap, depth, inner):
+    for _ in range(depth):
+        inner = wrap(inner)
+    return inner
+
+
+def chain(length):
+    links = {f"d{i}": {"$ref": f"#/$defs/d{i + 1}"} for i in range(length)}
+    return {"$defs": {**links, f"d{length}": {"type": "integer"}}, "$ref": "#/$defs/d0"}
+
+
+def doubling(length, word):
+    """Each definition mentions the next one twice."""
+    links = {
+        f"d{i}": {word: [{"$ref": f"#/$defs/d{i + 1}"}, {"$ref": f"#/$defs/d{i + 1}"}]} for i in range(length)
+    }
+    return {"$defs": {**links, f"d{length}": {"minimum": 1}}, "$ref": "#/$defs/d0"}
+
+
+def choices(number, word="anyOf"):
+    return {
+        "allOf": [
+            {word: [{"required": [f"a{i}"]}, {"required": [f"b{i}"]}, {"required": [f"c{i}"]}]}
+            for i in range(number)
+        ]
+    }
+
+
+HOSTILE = {
+    "deep properties": nested(
+        lambda s: {"properties": {"a": s}, "required": ["a"], "type": "object"}, 2_000, {}
+    ),
+    "deep items": nested(lambda s: {"items": s}, 5_000, {}),
+    "deep not": nested(lambda s: {"not": s}, 5_000, {}),
+    "deep anyOf": nested(lambda s: {"anyOf": [s, {"type": "null"}]}, 500, {"type": "integer"}),
+    "deep const": {"const": nested(lambda v: [v], 5_000, 1)},
+    "long chain of references": chain(2_000),
+    "required chain": {
+        "$defs": {
+            f"d{i}": {"type": "object", "properties": {"n": {"$ref": f"#/$defs/d{i + 1}"}}, "required": ["n"]}
+            for i in range(900)
+        }
+        | {"d900": {"type": "null"}},
+        "$ref": "#/$defs/d0",
+    },
+    "exponential allOf": doubling(60, "allOf"),
+    "exponential anyOf": doubling(60, "anyOf"),
+    "exponential oneOf": doubling(30, "oneOf"),
+    "product of anyOf": choices(14),
+    "product of oneOf": choices(9, "oneOf"),
+    "negated product": {"not": choices(12)},
+    "many alternatives": {"oneOf": [{"type": "object", "required": [f"p{i}"]} for i in range(60)]},
+    "huge bounds": {
+        "type": "array",
+        "items": {"type": "string", "maxLength": 10**9},
+        "minItems": 10**6,
+        "maxItems": 10**9,
+    },
+    "huge count of properties": {
+        "type": "object",
+        "properties": {"a": {}},
+        "maxProperties": 10**9,
+        "minProperties": 10**9,
+    },
+    "huge contains": {"type": "array", "contains": {"type": "integer"}, "minContains": 10**6},
+    "many contains": {"type": "array", "allOf": [{"contains": {"const": i}} for i in range(20)]},
+    "huge number": {"type": "integer", "minimum": 10**5_000},
+    "long bound": {"type": "number", "minimum": 10**300, "maximum": 10**300 + 1},
+    "many multiples": {"type": "integer", "allOf": [{"multipleOf": p} for p in (7, 11, 13, 17, 19, 23)]},
+    "large enum": {"enum": [f"value {i} " + "x" * 1_000 for i in range(10_000)]},
+    "long enum": {"enum": list(range(100_000))},
+    "many properties": {"properties": {f"property {i}": {"type": "integer"} for i in range(20_000)}},
+    "many patterns": {
+        "patternProperties": {f"a.*{i}.*b": {"minimum": i} for i in range(40)},
+        "type": "object",
+    },
+    "nested counts": {"pattern": "^((a{1,100}){1,100}){1,100}$", "maxLength": 20},
+    "large count": {"pattern": "(a|b){0,100000}", "minLength": 3},
+    "catastrophic": {"allOf": [{"pattern": "(a|aa)+$"}, {"pattern": "^(a+)+b"}, {"pattern": "(.*a){12}"}]},
+    "exponential automaton": {"allOf": [{"pattern": "(a|b)*a(a|b){18}$"}, {"pattern": "^[ab]*$"}]},
+    "negated automaton": {"type": "string", "not": {"pattern": "(a|b)*a(a|b){18}$"}},
+    "deep groups": {"pattern": "(" * 5_000 + "a" + ")" * 5_000},
+    "long pattern": {"pattern": "a" * 3_000_000},
+    "many anchors": {"pattern": "(^a|^b)" * 30},
+    "wide class": {"pattern": "[" + "".join(chr(c) for c in range(0x100, 0x4000, 2)) + "]+"},
+    "long name": {"properties": {"x" * 300_000: {}}},
+    "unicode class": {"allOf": [{"pattern": "^\\p{L}+$"}, {"pattern": "^\\P{Lu}+$"}], "maxLength": 20},
+}
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+def test_hostile_schemas_cost_little(name):
+    """The measure here is memory; work is bounded by counts, and a runaway meets the time limit of tests."""
+    schema = HOSTILE[name]
+    tracemalloc.start()
+    try:
+        with contextlib.suppress(InvalidRequest):
+            schema_to_gbnf(schema)
+    finally:
+        _, peak = tracemalloc.get_traced_memory()
+        tracemalloc.stop()
+    assert peak < 50_000_000
+
+
+@pytest.mark.parametrize(
+    ("limit", "schema"),
+    [
+        ("schemas", {"anyOf": [{"type": "integer"}, {"type": "string"}]}),
+        ("depth", {"items": {"items": {"items": {"items": {"items": {"items": {}}}}}}}),
+        ("values", {"enum": [1, 2, 3]}),
+        ("text", {"enum": ["a long text"]}),
+        ("branches", {"type": "object", "anyOf": [{"required": ["a"]}, {"required": ["b"]}]}),
+        ("unfolded", {"allOf": [{"minimum": 1}, {"maximum": 2}, {"type": "integer"}]}),
+        ("regex_states", {"allOf": [{"pattern": "abc"}, {"pattern": "def"}]}),
+        ("regex_work", {"allOf": [{"pattern": "abc"}, {"pattern": "def"}]}),
+        ("rules", {"type": "object"}),
+        ("grammar", {"type": "object"}),
+    ],
+)
+def test_each_limit_is_named(limit, schema):
+    with pytest.raises(SchemaTooLarge) as caught:
+        schema_to_gbnf(schema, Options(limits=Limits(**{limit: 2})))
+    assert caught.value.limit == limit
+
+
+def test_limits_are_counted_the_same_every_time():
+    schema = {"allOf": [{"pattern": "(a|b)*a(a|b){5}"}, {"pattern": "^[ab]*$"}]}
+    assert len({compile_schema(schema).gbnf for _ in range(3)}) == 1
+
+
+def test_a_schema_deep_within_its_limits_is_compiled():
+    schema = nested(lambda s: {"type": "object", "properties": {"a": s}}, 40, {"type": "integer"})
+    assert schema_to_gbnf(schema)
+
+
+def test_hostile_regex():
+    for pattern in ("(a{1,1000}){1,1000}", "(" * 3_000, "a{100001}", "[" * 100_000):
+        with contextlib.suppress(InvalidRequest):
+            assert len(regex_to_gbnf(pattern)) < 60_000
+
+
+def test_errors_stay_short_however_long_the_schema():
+    for schema in ({"pattern": "(?=" + "a" * 10_000}, {"type": "x" * 10_000}, {"$ref": "#" + "y" * 10_000}):
+        with pytest.raises(InvalidRequest) as caught:
+            schema_to_gbnf(schema)
+        assert len(str(caught.value)) < 400

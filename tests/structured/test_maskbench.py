@@ -1,0 +1,56 @@
+"""A sample of real schemas, where the data lies beside the checkout; all of them: `scripts/maskbench.py`."""
+
+from __future__ import annotations
+
+import runpy
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+DATA = ROOT.parent / "shared" / "data" / "maskbench-dev" / "cases.jsonl.gz"
+TINY = [
+    {
+        "name": "integer",
+        "schema": {"type": "integer"},
+        "tests": [{"valid": True, "data": 1}, {"valid": False, "data": "x"}],
+    },
+    {"name": "refused", "schema": {"pattern": "(?=a)"}, "tests": []},
+    {
+        "name": "order",
+        "schema": {"properties": {"a": {}, "b": {}}},
+        "tests": [{"valid": True, "data": {"b": 1, "a": 1}}],
+    },
+]
+
+
+@pytest.fixture(scope="module")
+def bench():
+    return runpy.run_path(str(ROOT / "scripts" / "maskbench.py"))
+
+
+def test_the_bench_counts_what_happens(bench):
+    run = bench["Bench"](bench["vocabulary_of_text"](TINY, size=300), bench["Options"]())
+    for case in TINY:
+        run.run(case)
+    result = run.result
+    assert (result.cases, result.passed, dict(result.refused)) == (3, 1, {"pattern": 1})
+    assert (result.rejects_valid, result.accepts_invalid) == (1, 0)
+    assert (len(result.compile_s), len(result.load_s)) == (3, 2)
+    assert result.mask_s
+    report = bench["report"](result, 2, 1, 300)
+    assert "1 of 3 (33.3 %)" in report
+    assert "1 pattern" in report
+
+
+@pytest.mark.skipif(not DATA.exists(), reason="the cases are not beside this checkout")
+@pytest.mark.parametrize(("order", "least_passed"), [("schema", 0.92), ("any", 0.95)])
+def test_a_sample_of_real_schemas(bench, order, least_passed):
+    cases = bench["read_cases"](DATA)[::5]
+    run = bench["Bench"](
+        bench["vocabulary_of_text"](TINY, size=300), bench["Options"](order=bench["PropertyOrder"](order))
+    )
+    for case in cases:
+        run.run(case)
+    assert run.result.accepts_invalid == 0
+    assert run.result.passed >= least_passed * len(cases)

@@ -1,0 +1,104 @@
+"""minimum, maximum, exclusive bounds, multipleOf."""
+
+import pytest
+
+from openai_cpu_server.structured import UnsupportedSchema, schema_to_gbnf
+from tests.structured.oracle import accepts, check
+
+
+@pytest.mark.parametrize(
+    ("low", "high"), [(1, 5), (0, 0), (-7, 12), (8, 1234), (-250, -9), (99, 101), (0, 4294967295), (-1, 0)]
+)
+def test_integers_between(low, high):
+    inside = {low, high, (low + high) // 2, min(low + 1, high)}
+    near = {low - 1, high + 1, low - 1000, high + 1000, high * 10 + 9, low * 10 - 9}
+    outside = {n for n in near if not low <= n <= high}
+    check({"type": "integer", "minimum": low, "maximum": high}, sorted(inside), sorted(outside))
+
+
+def test_every_integer_of_a_small_range():
+    check({"type": "integer", "minimum": -12, "maximum": 25}, list(range(-12, 26)), [-13, 26, -100, 100])
+
+
+def test_one_sided_integers():
+    check({"type": "integer", "minimum": 7}, [7, 8, 10, 99, 10**20], [6, 0, -7, -100])
+    check({"type": "integer", "maximum": -7}, [-7, -8, -10, -(10**20)], [-6, 0, 7])
+
+
+def test_integer_bounds_that_are_fractions():
+    check({"type": "integer", "minimum": 1.5, "exclusiveMaximum": 4}, [2, 3], [1, 4, 5])
+    check({"type": "integer", "exclusiveMinimum": 1.5, "maximum": 3.9}, [2, 3], [1, 4])
+
+
+def test_exclusive_bounds():
+    check({"type": "integer", "exclusiveMinimum": 0, "exclusiveMaximum": 3}, [1, 2], [0, 3, -1])
+    check(
+        {"type": "number", "exclusiveMinimum": 0, "exclusiveMaximum": 1}, [0.5, 0.01, 0.99], [0, 1, 0.0, 1.0]
+    )
+
+
+def test_exclusive_bounds_of_draft_4():
+    schema = {
+        "type": "integer",
+        "minimum": 1,
+        "exclusiveMinimum": True,
+        "maximum": 4,
+        "exclusiveMaximum": False,
+    }
+    check(schema, [2, 3, 4], [1, 5])
+
+
+def test_decimals_in_bounds():
+    schema = {"type": "number", "minimum": -1.25, "maximum": 2.5}
+    check(schema, [-1.25, -1.2, -1, 0, 0.0, 2, 2.5, 2.49], [-1.26, -1.3, -2, 2.51, 2.6, 3, 10])
+
+
+def test_a_lower_bound_of_zero_keeps_exponents():
+    check({"type": "number", "minimum": 0}, [0, 1.5, 1e30, 1e-9], [-1, -0.5, -1e30])
+
+
+def test_a_decimal_next_to_an_open_bound_is_never_rounded_onto_it():
+    schema = {"type": "number", "exclusiveMaximum": 5}
+    assert accepts(schema, "4.99")
+    assert not accepts(schema, "4.9999999999999999999999")
+
+
+def test_bounds_apply_to_numbers_only():
+    check({"minimum": 5}, [5, "a", None, []], [4])
+
+
+def test_several_bounds_are_all_kept():
+    check({"allOf": [{"minimum": 2}, {"maximum": 9}], "type": "integer", "minimum": 4}, [4, 9], [3, 10])
+
+
+@pytest.mark.parametrize("step", [2, 3, 5, 7, 10, 25])
+def test_multiples_of_integers(step):
+    schema = {"type": "integer", "multipleOf": step}
+    check(schema, [0, step, -step, 12 * step], [1, step + 1, -1])
+
+
+def test_multiples_of_decimals():
+    check({"type": "number", "multipleOf": 0.25}, [0, 0.25, -1.5, 3, 10.75], [0.1, 0.3, 1.26])
+    check({"type": "number", "multipleOf": 0.01}, [0.01, 1.5, 19.99], [0.001, 1.234])
+    check({"type": "number", "multipleOf": 1}, [3, -2], [0.5])
+
+
+def test_multiples_within_bounds():
+    check({"type": "integer", "multipleOf": 15, "minimum": 10, "maximum": 50}, [15, 30, 45], [0, 10, 60, 20])
+
+
+def test_common_multiples():
+    check({"type": "integer", "allOf": [{"multipleOf": 2}, {"multipleOf": 3}]}, [0, 6, -12], [2, 3, 4])
+
+
+def test_a_step_that_needs_too_large_an_automaton_is_refused():
+    with pytest.raises(UnsupportedSchema) as caught:
+        schema_to_gbnf({"properties": {"a": {"type": "integer", "multipleOf": 123457}}})
+    assert (caught.value.path, caught.value.keyword) == ("/properties/a", "multipleOf")
+
+
+def test_bounds_as_large_as_numbers_get():
+    schema = {"type": "integer", "minimum": -9223372036854775808, "maximum": 9223372036854775807}
+    check(schema, [9223372036854775807, -9223372036854775808], [9223372036854775808, -9223372036854775809])
+    largest = 1.7976931348623157e308
+    check({"type": "number", "minimum": -largest, "maximum": largest}, [1, -123456.5, 1e300], ["a"])

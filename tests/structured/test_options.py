@@ -1,0 +1,110 @@
+"""Keywords that cannot be enforced: refused, or left out and named."""
+
+import json
+
+import pytest
+
+from openai_cpu_server.structured import (
+    InvalidSchema,
+    Options,
+    Unenforced,
+    UnsupportedSchema,
+    compile_schema,
+    schema_to_gbnf,
+)
+from tests.structured.oracle import check
+
+LENIENT = Options(strict=False)
+SCHEMA = {
+    "type": "object",
+    "properties": {
+        "tags": {"type": "array", "items": {"type": "string", "maxLength": 3}, "uniqueItems": True},
+        "name": {"type": "string", "pattern": "(?=a).*", "minLength": 1},
+    },
+    "required": ["tags"],
+}
+
+
+def test_nothing_is_left_out_of_a_strict_grammar():
+    with pytest.raises(UnsupportedSchema):
+        compile_schema(SCHEMA)
+    assert compile_schema({"type": "string"}).unenforced == ()
+
+
+def test_what_is_left_out_is_named_and_the_rest_is_enforced():
+    compiled = compile_schema(SCHEMA, LENIENT)
+    assert set(compiled.unenforced) == {
+        Unenforced("/properties/tags", "uniqueItems"),
+        Unenforced("/properties/name", "pattern"),
+    }
+    check(
+        SCHEMA,
+        [{"tags": ["a", "a"], "name": "b"}],
+        [{"tags": ["abcd"]}, {"tags": [], "name": ""}, {}],
+        LENIENT,
+    )
+
+
+@pytest.mark.parametrize(
+    ("schema", "left_out"),
+    [
+        ({"type": "object", "minProperties": 3}, Unenforced("", "minProperties")),
+        ({"type": "integer", "multipleOf": 99999}, Unenforced("", "multipleOf")),
+        ({"$dynamicRef": "#x"}, Unenforced("", "$dynamicRef")),
+        ({"not": {"type": "array", "uniqueItems": True}}, Unenforced("/not", "uniqueItems")),
+        (
+            {
+                "type": "object",
+                "not": {"propertyNames": {"pattern": "a"}},
+                "allOf": [{"not": {"propertyNames": {"pattern": "b"}}}],
+            },
+            Unenforced("/allOf/0/not", "propertyNames"),
+        ),
+        ({"patternProperties": {"(?!a)": {}}}, Unenforced("", "patternProperties")),
+        ({"$ref": "#/a", "a": {}, "unevaluatedItems": False}, Unenforced("", "unevaluatedItems")),
+    ],
+)
+def test_each_can_be_left_out(schema, left_out):
+    assert compile_schema(schema, LENIENT).unenforced == (left_out,)
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [
+        {"properties": []},
+        {"required": "a"},
+        {"required": [1]},
+        {"enum": 1},
+        {"items": 3},
+        {"minLength": -1},
+        {"maxItems": 1.5},
+        {"minimum": "1"},
+        {"multipleOf": 0},
+        {"anyOf": []},
+        {"allOf": {}},
+        {"pattern": 1},
+        {"format": []},
+        {"$ref": 1},
+        {"uniqueItems": "yes"},
+        {"type": []},
+        {"properties": {"a": 1}},
+        {"dependencies": []},
+        {"prefixItems": {}},
+        {"maximum": float("inf")},
+        {"enum": [float("nan")]},
+    ],
+)
+def test_what_is_no_schema_is_refused_in_either_mode(schema):
+    for options in (Options(), LENIENT):
+        with pytest.raises(InvalidSchema):
+            schema_to_gbnf(schema, options)
+
+
+def test_errors_tell_the_place_as_a_pointer():
+    with pytest.raises(InvalidSchema) as caught:
+        schema_to_gbnf({"properties": {"a/b": {"items": {"minLength": "x"}}}})
+    assert caught.value.path == "/properties/a~1b/items"
+
+
+def test_the_same_schema_gives_the_same_text():
+    assert schema_to_gbnf(SCHEMA, LENIENT) == schema_to_gbnf(json.loads(json.dumps(SCHEMA)), LENIENT)

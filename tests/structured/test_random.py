@@ -1,0 +1,98 @@
+"""Random schemas: what their grammars write, and whatever they accept, fits the schema."""
+
+from __future__ import annotations
+
+import json
+import random
+from typing import Any
+
+import jsonschema
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from openai_cpu_server.errors import InvalidRequest
+from openai_cpu_server.llama.grammar_check import GrammarCheck
+from openai_cpu_server.structured import Options, PropertyOrder, Whitespace, schema_to_gbnf
+from tests.structured.oracle import Sampler, compact
+from tests.structured.random_schemas import schemas, values
+
+QUICK = settings(max_examples=150, deadline=None, suppress_health_check=list(HealthCheck), derandomize=True)
+FORMATS = jsonschema.FormatChecker(["date", "ipv4", "uuid"])
+
+
+def is_valid(schema: Any, value: Any) -> bool:
+    """By the reference; endless references count as valid."""
+    try:
+        return jsonschema.Draft202012Validator(schema, format_checker=FORMATS).is_valid(value)
+    except RecursionError:
+        return True
+
+
+def grammar_of(schema: Any, options: Options | None = None) -> str | None:
+    try:
+        return schema_to_gbnf(schema, options)
+    except InvalidRequest:
+        return None
+
+
+@QUICK
+@given(
+    schemas, st.integers(0, 2**32), st.sampled_from(list(Whitespace)), st.sampled_from(list(PropertyOrder))
+)
+def test_drawn_sentences_fit_the_schema(schema, seed, whitespace, order):
+    gbnf = grammar_of(schema, Options(whitespace=whitespace, order=order))
+    if gbnf is None:
+        return
+    sampler, rng = Sampler(gbnf), random.Random(seed)
+    for _ in range(3):
+        text = sampler.draw(rng, longest=120)
+        if text is not None:
+            assert is_valid(schema, json.loads(text)), text
+
+
+@QUICK
+@given(schemas, st.lists(values, min_size=5, max_size=15))
+def test_what_is_accepted_is_valid(schema, instances):
+    gbnf = grammar_of(schema)
+    if gbnf is None:
+        return
+    grammar = GrammarCheck(gbnf)
+    for value in instances:
+        if grammar.check(compact(value)).fits:
+            assert is_valid(schema, value), compact(value)
+
+
+def in_order(schema: Any, value: Any) -> bool:
+    """Whether no object in the value has more than one property: then there is no order to be wrong."""
+    if isinstance(value, dict):
+        return len(value) < 2 and all(in_order(schema, v) for v in value.values())
+    return all(in_order(schema, v) for v in value) if isinstance(value, list) else True
+
+
+@QUICK
+@given(schemas, st.lists(values, min_size=5, max_size=15))
+def test_what_is_valid_is_accepted_where_order_does_not_matter(schema, instances):
+    gbnf = grammar_of(schema)
+    if gbnf is None or '"$ref"' in json.dumps(schema):
+        return
+    grammar = GrammarCheck(gbnf)
+    for value in instances:
+        if in_order(schema, value) and is_valid(schema, value):
+            assert grammar.check(compact(value)).fits, compact(value)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_the_review_schema_is_always_within_bounds(seed):
+    text = {"type": "array", "items": {"type": "string", "maxLength": 8}, "maxItems": 2}
+    schema = {
+        "type": "object",
+        "properties": {"rating": {"type": "integer", "minimum": 1, "maximum": 5}, "pros": text, "cons": text},
+        "required": ["rating", "pros", "cons"],
+        "additionalProperties": False,
+    }
+    sampler, rng = Sampler(schema_to_gbnf(schema)), random.Random(seed)
+    drawn = [json.loads(t) for _ in range(30) if (t := sampler.draw(rng)) is not None]
+    assert len(drawn) > 15
+    assert all(is_valid(schema, value) for value in drawn)
+    assert {value["rating"] for value in drawn} == {1, 2, 3, 4, 5}

@@ -1,0 +1,139 @@
+"""$ref, $defs, definitions, $id, $anchor, recursion; $schema decides about siblings."""
+
+import pytest
+
+from openai_cpu_server.structured import InvalidSchema, UnsupportedSchema, schema_to_gbnf
+from tests.structured.oracle import check
+
+INT = {"type": "integer"}
+
+
+@pytest.mark.parametrize("home", ["$defs", "definitions", "components"])
+def test_local_reference(home):
+    check({home: {"n": INT}, "type": "array", "items": {"$ref": f"#/{home}/n"}}, [[], [1]], [["a"]])
+
+
+def test_pointers_are_unescaped():
+    check({"$defs": {"a/b~c d": INT}, "$ref": "#/$defs/a~1b~0c%20d"}, [1], ["a"])
+
+
+def test_a_reference_into_any_place():
+    check(
+        {
+            "properties": {"a": {"items": [INT]}, "b": {"$ref": "#/properties/a/items/0"}},
+            "required": ["b"],
+            "type": "object",
+        },
+        [{"b": 1}],
+        [{"b": "x"}],
+    )
+
+
+def test_recursion():
+    tree = {
+        "type": "object",
+        "properties": {"v": INT, "kids": {"type": "array", "items": {"$ref": "#"}}},
+        "required": ["v"],
+        "additionalProperties": False,
+    }
+    check(tree, [{"v": 1}, {"v": 1, "kids": [{"v": 2, "kids": []}]}], [{}, {"v": 1, "kids": [{}]}])
+
+
+def test_mutual_recursion():
+    schema = {
+        "$defs": {
+            "a": {"type": "array", "items": {"$ref": "#/$defs/b"}},
+            "b": {
+                "type": "object",
+                "properties": {"a": {"$ref": "#/$defs/a"}},
+                "additionalProperties": False,
+            },
+        },
+        "$ref": "#/$defs/a",
+    }
+    check(schema, [[], [{}], [{"a": [{}]}]], [{}, [{"a": {}}], [1]])
+
+
+def test_endless_recursion_is_no_alternative():
+    schema = {
+        "$defs": {"n": {"type": "object", "properties": {"n": {"$ref": "#/$defs/n"}}, "required": ["n"]}},
+        "anyOf": [{"$ref": "#/$defs/n"}, INT],
+    }
+    check(schema, [1], [{}, {"n": {}}])
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [
+        {"$ref": "#"},
+        {"$defs": {"a": {"$ref": "#/$defs/b"}, "b": {"$ref": "#/$defs/a"}}, "$ref": "#/$defs/a"},
+        {"anyOf": [INT, {"$ref": "#"}]},
+    ],
+)
+def test_a_reference_that_leads_back_to_itself_is_refused(schema):
+    with pytest.raises(InvalidSchema, match="itself"):
+        schema_to_gbnf(schema)
+
+
+@pytest.mark.parametrize(
+    "target", ["#/$defs/none", "#none", "other.json", "https://example.org/s.json", "#/type/x"]
+)
+def test_a_reference_to_nothing_is_refused(target):
+    with pytest.raises(UnsupportedSchema) as caught:
+        schema_to_gbnf({"properties": {"a": {"$ref": target}}, "type": "object"})
+    assert (caught.value.path, caught.value.keyword) == ("/properties/a", "$ref")
+
+
+def test_anchors():
+    check({"$defs": {"x": {"$anchor": "n", **INT}}, "$ref": "#n"}, [1], ["a"])
+    check({"definitions": {"x": {"id": "#n", **INT}}, "$ref": "#n"}, [1], ["a"])
+
+
+def test_ids():
+    schema = {
+        "$id": "https://example.org/root.json",
+        "$defs": {"x": {"$id": "sub/x.json", "$defs": {"y": INT}, "$ref": "#/$defs/y"}},
+        "$ref": "sub/x.json",
+    }
+    check(schema, [1], ["a"])
+    check(
+        {
+            "$id": "https://example.org/r.json",
+            "$defs": {"n": INT},
+            "$ref": "https://example.org/r.json#/$defs/n",
+        },
+        [1],
+        ["a"],
+    )
+
+
+def test_siblings_count_since_2019():
+    check({"$defs": {"n": INT}, "$ref": "#/$defs/n", "minimum": 5}, [5], [4, "a"])
+
+
+def test_siblings_are_silent_in_the_older_drafts():
+    schema = {
+        "$schema": "http://json-schema.org/draft-07/schema#",
+        "definitions": {"n": INT},
+        "$ref": "#/definitions/n",
+        "minimum": 5,
+    }
+    check(schema, [4, 5], ["a"])
+
+
+def test_recursive_ref():
+    check({"$recursiveRef": "#/$defs/n", "$defs": {"n": INT}}, [1], ["a"])
+
+
+def test_dynamic_ref_is_refused():
+    with pytest.raises(UnsupportedSchema, match=r"\$dynamicRef"):
+        schema_to_gbnf({"$dynamicRef": "#x"})
+
+
+def test_draft_3_is_refused():
+    with pytest.raises(UnsupportedSchema, match="draft 3"):
+        schema_to_gbnf({"$schema": "http://json-schema.org/draft-03/schema#"})
+
+
+def test_an_unused_definition_is_not_looked_at():
+    check({"$defs": {"broken": {"pattern": "(?=a)"}}, "type": "integer"}, [1], ["a"])

@@ -1,0 +1,173 @@
+"""minLength, maxLength, pattern, format."""
+
+import pytest
+
+from openai_cpu_server.structured import UnsupportedSchema, schema_to_gbnf
+from tests.structured.oracle import accepts, check
+
+
+def test_lengths_count_characters():
+    check(
+        {"type": "string", "minLength": 2, "maxLength": 3}, ["ab", "éé", "😀😀😀", '\n"'], ["a", "", "abcd"]
+    )
+    check({"type": "string", "minLength": 2}, ["ab", "x" * 50], ["", "a"])
+    check({"type": "string", "maxLength": 0}, [""], ["a"])
+
+
+def test_an_escaped_character_counts_once():
+    assert accepts({"type": "string", "maxLength": 1}, '"\\u00e9"')
+    assert accepts({"type": "string", "maxLength": 1}, '"\\ud83d\\ude00"')
+    assert not accepts({"type": "string", "maxLength": 1}, '"\\u00e9\\u00e9"')
+
+
+@pytest.mark.parametrize(
+    ("pattern", "accepted", "rejected"),
+    [
+        ("a", ["a", "xay"], ["", "b"]),
+        ("^a", ["a", "ab"], ["ba", ""]),
+        ("a$", ["a", "ba"], ["ab"]),
+        ("^a$", ["a"], ["aa", "", "ba"]),
+        ("^a|b$", ["ax", "xb"], ["xa", "bx", "c"]),
+        ("^(?:ab|cd)+$", ["ab", "abcd"], ["", "abc"]),
+        ("^(?<year>\\d{4})-\\d{2}$", ["2024-01"], ["24-01", "2024-1"]),
+        ("^[a-c_\\-.]{2,3}$", ["a_", "-.b"], ["a", "abcd", "ad"]),
+        ("^[^0-9]*$", ["", "abc", "é"], ["a1"]),
+        ("^\\w+\\s\\S$", ["ab c"], ["ab  ", "ab"]),
+        ("^\\D\\W$", ["a-"], ["1-", "aa"]),
+        ("^.$", ["a", "é", '"'], ["\n", "ab", ""]),
+        ("^a{3}b{2,}c?$", ["aaabb", "aaabbbc"], ["aabb", "aaab", "aaabbcc"]),
+        ("^\\x41\\u00e9\\u{1F600}\\t$", ["Aé😀\t"], ["Aé😀"]),
+        ("^(a|b)*?c+?$", ["c", "abcc"], ["ab"]),
+        ("^[\\]\\[\\\\^]$", ["]", "[", "\\", "^"], ["a"]),
+        ("^\\/\\.\\*$", ["/.*"], ["/a*"]),
+        ("^$", [""], ["a"]),
+        ("^a{,2}$", ["a{,2}"], ["aa"]),
+        ("^\\p{Lu}\\p{L}*$", ["Éa", "A"], ["aé", "1"]),
+        ("(^a|^b)c$", ["ac", "bc"], ["xac", "c"]),
+        ("", ["", "anything"], []),
+        ("^(([0-9]|[a-f]){2}){0,32}$", ["", "0a", "0a1b"], ["0", "0g"]),
+    ],
+)
+def test_pattern(pattern, accepted, rejected):
+    check({"type": "string", "pattern": pattern}, accepted, rejected)
+
+
+def test_pattern_applies_to_strings_only():
+    check({"pattern": "^a$"}, ["a", 1, None], ["b"])
+
+
+@pytest.mark.parametrize(
+    ("pattern", "reason"),
+    [
+        ("(?=a)b", "look-around"),
+        ("(?!a)b", "look-around"),
+        ("(?<=a)b", "look-around"),
+        ("(a)\\1", "back references"),
+        ("\\bword\\b", "word boundaries"),
+        ("(?i)a", "unknown kind of group"),
+        ("a(b", "missing"),
+        ("a)b", "unmatched"),
+        ("*a", "nothing to repeat"),
+        ("a**", "nothing to repeat"),
+        ("[a", "missing"),
+        ("[b-a]", "out of order"),
+        ("a{3,2}", "out of order"),
+        ("a\\", "backslash"),
+        ("\\ud800", "no such character"),
+        ("\\p{Greek}", "general categories"),
+        ("a{1,99999999}", "counts over"),
+        ("(^a)*b", "repetition"),
+    ],
+)
+def test_patterns_beyond_a_grammar_are_refused_with_their_place(pattern, reason):
+    with pytest.raises(UnsupportedSchema, match=reason) as caught:
+        schema_to_gbnf({"properties": {"x": {"pattern": pattern}}})
+    assert (caught.value.path, caught.value.keyword) == ("/properties/x", "pattern")
+
+
+def test_pattern_within_lengths():
+    check(
+        {"type": "string", "pattern": "^[a-z][a-z0-9-]*$", "maxLength": 4, "minLength": 2},
+        ["ab", "a-1z"],
+        ["a", "abcde", "1a"],
+    )
+    check({"type": "string", "pattern": "b", "maxLength": 3}, ["b", "abc"], ["", "abcd", "aaa"])
+    check(
+        {"type": "string", "pattern": "^a*b*$", "minLength": 3, "maxLength": 5},
+        ["aab", "bbbbb"],
+        ["ab", "aaabbb", "ba"],
+    )
+
+
+def test_a_long_bound_on_several_open_parts_is_never_exceeded():
+    schema = {"type": "string", "pattern": "^[a-z]+:[a-z]+$", "maxLength": 60}
+    check(schema, ["a:b", "a" * 20 + ":" + "b" * 10, "x" * 40 + ":y"], ["a" * 40 + ":" + "b" * 40, "ab"])
+
+
+def test_several_patterns_hold_at_once():
+    schema = {"type": "string", "allOf": [{"pattern": "a"}, {"pattern": "b"}, {"not": {"pattern": "c"}}]}
+    check(schema, ["ab", "bxa"], ["a", "b", "abc"])
+
+
+def test_a_character_beyond_ascii_may_be_escaped_in_a_pattern():
+    assert accepts({"type": "string", "pattern": "^[à-ü]+$"}, '"\\u00e9é"')
+    assert not accepts({"type": "string", "pattern": "^[à-ü]+$"}, '"\\u0041"')
+
+
+FORMATS = {
+    "date": (
+        ["2024-02-29", "1999-12-31", "2000-02-29"],
+        ["2023-02-29", "1900-02-29", "2024-13-01", "2024-04-31", "24-01-01"],
+    ),
+    "time": (["10:20:30Z", "23:59:59.123+01:30"], ["10:20:30", "24:00:00Z", "10:60:00Z", "10:20Z"]),
+    "date-time": (
+        ["2024-02-29T10:20:30Z", "2024-01-01T00:00:00.5-08:00"],
+        ["2024-02-30T10:20:30Z", "2024-01-01", "2024-01-01 00:00:00Z"],
+    ),
+    "duration": (["P1Y2M3DT4H5M6S", "PT5M", "P2W", "P1D"], ["P", "PT", "1D", "P1S", "P1Y2W", "PT1D"]),
+    "email": (["a@b.example", "first.last+tag@host"], ["a", "a@", "@b", "a..b@c", "a b@c"]),
+    "hostname": (["example.org", "a", "a-b.c1"], ["-a", "a-", "a..b", "a_b", "a" * 64, ""]),
+    "ipv4": (["127.0.0.1", "255.255.255.255"], ["256.0.0.1", "1.2.3", "01.2.3.4", "1.2.3.4.5"]),
+    "ipv6": (
+        ["::", "::1", "1:2:3:4:5:6:7:8", "fe80::1:2", "::ffff:1.2.3.4"],
+        ["1:2:3", ":::", "1::2::3", "12345::", "1:2:3:4:5:6:7:8:9"],
+    ),
+    "uri": (
+        ["https://a.b/c?d=e#f", "urn:isbn:1", "mailto:a@b", "http://[::1]:80/"],
+        ["/a/b", "a", "http://a b", "://a", ""],
+    ),
+    "uri-reference": (["/a/b", "a?b", "#c", "", "https://a.b", "//h/p"], ["a b", "\\\\a"]),
+    "uuid": (
+        ["123e4567-e89b-12d3-a456-426614174000"],
+        ["123e4567e89b12d3a456426614174000", "123e4567-e89b-12d3-a456-42661417400g"],
+    ),
+    "json-pointer": (["", "/a/b~0c~1d", "/0/é"], ["a", "/a~", "/~2"]),
+}
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_format(name):
+    accepted, rejected = FORMATS[name]
+    check({"type": "string", "format": name}, accepted, rejected)
+
+
+def test_unknown_formats_are_annotations():
+    check({"type": "string", "format": "phone"}, ["anything", ""], [1])
+
+
+def test_format_applies_to_strings_only():
+    check({"format": "date"}, [1, None, "2024-01-01"], ["x"])
+
+
+def test_a_hostname_never_gets_longer_than_253():
+    check(
+        {"format": "hostname"}, [".".join(["a" * 63] * 3)], [".".join(["a" * 63] * 4), ".".join(["a"] * 200)]
+    )
+
+
+def test_formats_and_patterns_hold_at_once():
+    check(
+        {"type": "string", "format": "date", "pattern": "^2024-"},
+        ["2024-02-29"],
+        ["2023-01-01", "2024-02-30"],
+    )

@@ -1,0 +1,74 @@
+"""The text itself: readable, and fit for llama.cpp's own parser."""
+
+import re
+
+import pytest
+
+from openai_cpu_server.structured import choice_to_gbnf, json_object_gbnf, regex_to_gbnf, schema_to_gbnf
+from tests.tiny_model import tiny_model_path
+
+REVIEW = {
+    "type": "object",
+    "properties": {
+        "rating": {"type": "integer", "minimum": 1, "maximum": 5},
+        "pros": {"type": "array", "items": {"type": "string"}, "maxItems": 3},
+        "summary": {"type": "string", "maxLength": 120},
+    },
+    "required": ["rating", "pros", "summary"],
+    "additionalProperties": False,
+}
+GRAMMARS = {
+    "review": lambda: schema_to_gbnf(REVIEW),
+    "any": lambda: schema_to_gbnf(True),
+    "open": lambda: schema_to_gbnf({"properties": {"a-b": {}, "é\n": {"pattern": "[^-a\\]^\\\\]"}}}),
+    "formats": lambda: schema_to_gbnf(
+        {"anyOf": [{"format": f} for f in ("uri", "date-time", "ipv6", "email")]}
+    ),
+    "tree": lambda: schema_to_gbnf({"type": "array", "items": {"$ref": "#"}}),
+    "object": json_object_gbnf,
+    "regex": lambda: regex_to_gbnf("[^\\n\\u2028]+\\x07(\\t|é){2}"),
+    "choice": lambda: choice_to_gbnf(['a"\\\n', "é"]),
+}
+
+
+def test_repetition_is_counted_not_nested():
+    text = schema_to_gbnf(REVIEW)
+    assert "char{0,120}" in text
+    assert "){0,2}" in text
+    assert "?)?" not in text
+
+
+def test_rules_are_named_after_properties():
+    assert {"root", "rating-number", "pros"} <= set(re.findall(r"^(\S+) ::=", schema_to_gbnf(REVIEW), re.M))
+
+
+def test_deep_patterns_do_not_nest_groups_too_deep():
+    text = schema_to_gbnf({"pattern": "^" + "(a" * 40 + ")?" * 40 + "$"})
+    assert max(line.count("(") for line in text.splitlines()) < 30
+
+
+@pytest.fixture(scope="module")
+def parses():
+    """llama.cpp's own parser: it gives a grammar, or null."""
+    import llama_cpp
+
+    parameters = llama_cpp.llama_model_default_params()
+    parameters.vocab_only = True
+    model = llama_cpp.llama_model_load_from_file(str(tiny_model_path()).encode(), parameters)
+    vocabulary = llama_cpp.llama_model_get_vocab(model)
+
+    def parse(text):
+        sampler = llama_cpp.llama_sampler_init_grammar(vocabulary, text.encode(), b"root")
+        if sampler:
+            llama_cpp.llama_sampler_free(sampler)
+        return bool(sampler)
+
+    yield parse
+    llama_cpp.llama_model_free(model)
+
+
+@pytest.mark.native
+@pytest.mark.parametrize("name", GRAMMARS)
+def test_llama_cpp_reads_it(name, parses):
+    assert parses(GRAMMARS[name]())
+    assert not parses("root ::= (")
