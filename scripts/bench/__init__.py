@@ -1,0 +1,1 @@
+"""The rooms of scripts/benchmark.py."""

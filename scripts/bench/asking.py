@@ -1,0 +1,110 @@
+"""What a client asks for, and what it sees come back: all times in seconds of `time.perf_counter`."""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Sequence
+
+import msgspec
+
+
+class Priority(enum.Enum):
+    """As users write it in the header `X-Priority`; servers without priorities do not read it."""
+
+    INTERACTIVE = "interactive"
+    BATCH = "batch"
+
+
+class Ask(msgspec.Struct, frozen=True, kw_only=True):
+    """One streamed completion of `max_tokens` tokens, whatever the model thinks of ending."""
+
+    prompt: tuple[int, ...]
+    max_tokens: int
+    seed: int = 0
+    temperature: float = 0.8
+    """0 is greedy."""
+    priority: Priority | None = None
+    logprobs: int | None = None
+    """Alternatives beside each token; None: no log-probabilities."""
+
+
+class PromptDetails(msgspec.Struct, frozen=True):
+    cached_tokens: int = 0
+
+
+class Usage(msgspec.Struct, frozen=True):
+    prompt_tokens: int
+    completion_tokens: int
+    prompt_tokens_details: PromptDetails | None = None
+
+    @property
+    def cached_tokens(self) -> int:
+        return self.prompt_tokens_details.cached_tokens if self.prompt_tokens_details else 0
+
+
+class Timings(msgspec.Struct, frozen=True):
+    """What only our server tells; a server that does not counts as 0."""
+
+    queue_ms: float = 0.0
+    preemptions: int = 0
+    interruptions: int = 0
+    padded_tokens: int = 0
+
+
+class ScoredToken(msgspec.Struct, frozen=True):
+    """A sampled token with its best alternatives, by their text."""
+
+    text: str
+    logprob: float
+    top: dict[str, float]
+
+
+class Trace:
+    """What one client saw of one request. Filled in by the client while the answer streams."""
+
+    def __init__(self, ask: Ask, arrival: float) -> None:
+        self.ask = ask
+        self.arrival = arrival
+        """When it should have been sent: a client that is late makes no server faster."""
+        self.chunk_times: list[float] = []
+        """Of chunks with content; a chunk that names only the role has none."""
+        self.text = ""
+        self.scored: list[ScoredToken] = []
+        self.usage: Usage | None = None
+        self.timings = Timings()
+        self.error: str | None = None
+        self.end: float | None = None
+        """When the answer was complete; None: it was not, or not yet."""
+
+    @property
+    def is_complete(self) -> bool:
+        return self.end is not None and self.error is None
+
+    @property
+    def output_tokens(self) -> int:
+        return self.usage.completion_tokens if self.usage else len(self.chunk_times)
+
+    @property
+    def ttft_s(self) -> float | None:
+        return self.chunk_times[0] - self.arrival if self.chunk_times else None
+
+    @property
+    def gaps_s(self) -> list[float]:
+        """Inter-token latencies."""
+        return [b - a for a, b in zip(self.chunk_times, self.chunk_times[1:], strict=False)]
+
+    def computed_tokens(self, begin: float, end: float) -> float:
+        """Prompt and output tokens within begin <= t < end.
+
+        The prompt counts when the first token arrives. A chunk is a token, or, once the usage is known, its
+        equal share of the output (half a character is held back, so some chunks bring two tokens).
+        """
+        within = sum(begin <= t < end for t in self.chunk_times)
+        tokens_per_chunk = self.output_tokens / len(self.chunk_times) if self.chunk_times else 0.0
+        prompt = len(self.ask.prompt) if self.chunk_times and begin <= self.chunk_times[0] < end else 0
+        return prompt + within * tokens_per_chunk
+
+
+def first_token_times(traces: Sequence[Trace]) -> list[float]:
+    """Seconds to the first token, of all that got one."""
+    return [trace.ttft_s for trace in traces if trace.ttft_s is not None]

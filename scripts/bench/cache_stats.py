@@ -1,0 +1,51 @@
+"""What our server says of its KV memory: `GET /v1/cache/stats`, `DELETE /v1/cache`."""
+
+from __future__ import annotations
+
+import msgspec
+
+from bench.http_client import call
+
+_PATH = "/v1/cache"
+
+
+class Amount(msgspec.Struct, frozen=True):
+    tokens: int
+    bytes: int
+
+
+class Pool(msgspec.Struct, frozen=True):
+    """Cells that running requests attend to."""
+
+    total: Amount
+    used: Amount
+    shared: Amount
+
+
+class Cache(msgspec.Struct, frozen=True):
+    """Computed prompts in host memory."""
+
+    used: Amount
+    evictions: int
+
+
+class Savings(msgspec.Struct, frozen=True):
+    running_requests: int
+
+
+class CacheStats(msgspec.Struct, frozen=True):
+    """None of these before the engine's first step."""
+
+    pool: Pool | None
+    cache: Cache | None
+    savings: Savings | None
+
+
+async def cache_stats(port: int) -> CacheStats:
+    """Raises HttpFailed."""
+    return msgspec.json.decode(await call(port, "GET", f"{_PATH}/stats"), type=CacheStats)
+
+
+async def clear_cache(port: int) -> None:
+    """All but pinned prompts go, with the engine's next step. Raises HttpFailed."""
+    await call(port, "DELETE", _PATH)

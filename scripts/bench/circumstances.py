@@ -1,0 +1,46 @@
+"""What the numbers depend on besides the code."""
+
+from __future__ import annotations
+
+import os
+import platform
+import subprocess
+from datetime import datetime, timezone
+from pathlib import Path
+
+import psutil
+
+from bench.results import Circumstances
+
+_ROOT = Path(__file__).resolve().parents[2]
+_CPU_INFO = Path("/proc/cpuinfo")
+
+
+def circumstances(model: Path, *, rounds: int, is_quick: bool) -> Circumstances:
+    return Circumstances(
+        started=datetime.now(timezone.utc).isoformat(timespec="seconds"),
+        model=model.name,
+        commit=_commit(),
+        cpu=_cpu(),
+        num_cpus=len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1,
+        memory_bytes=psutil.virtual_memory().total,
+        rounds=rounds,
+        is_quick=is_quick,
+    )
+
+
+def _commit() -> str:
+    """With a `+` if files differ from it; empty outside a checkout."""
+    command = ["git", "-C", str(_ROOT), "describe", "--always", "--dirty=+", "--abbrev=10"]
+    try:
+        return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
+    except (OSError, subprocess.CalledProcessError):
+        return ""
+
+
+def _cpu() -> str:
+    if _CPU_INFO.is_file():
+        for line in _CPU_INFO.read_text().splitlines():
+            if line.startswith("model name"):
+                return line.partition(":")[2].strip()
+    return platform.processor() or platform.machine()

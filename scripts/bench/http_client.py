@@ -1,0 +1,178 @@
+"""A streaming client over a plain socket: real HTTP, hardly any CPU (client and server share the cores)."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator
+
+import msgspec
+
+from bench.asking import Ask, ScoredToken, Timings, Trace, Usage
+
+_HOST = "127.0.0.1"
+_PIECE_BYTES = 2**16
+_DEADLINE_S = 1800
+"""Longer than any answer takes: a server that hangs must not hang the benchmark."""
+
+
+class HttpFailed(Exception):
+    """The server's answer is no success, or no answer."""
+
+
+class _Delta(msgspec.Struct, frozen=True):
+    content: str | None = None
+
+
+class _Logprobs(msgspec.Struct, frozen=True):
+    tokens: list[str] = []
+    token_logprobs: list[float | None] = []
+    top_logprobs: list[dict[str, float] | None] = []
+
+
+class _Choice(msgspec.Struct, frozen=True):
+    text: str | None = None
+    delta: _Delta | None = None
+    logprobs: _Logprobs | None = None
+
+    @property
+    def content(self) -> str:
+        return self.text or (self.delta.content if self.delta else None) or ""
+
+
+class _Chunk(msgspec.Struct, frozen=True):
+    """Of text or chat completions; fields that measure nothing are skipped."""
+
+    choices: list[_Choice] = []
+    usage: Usage | None = None
+    timings: Timings | None = None
+    error: msgspec.Raw | None = None
+
+
+_decode_chunk = msgspec.json.Decoder(_Chunk).decode
+
+
+class _Head(msgspec.Struct, frozen=True):
+    status: int
+    is_chunked: bool
+
+
+async def stream(port: int, trace: Trace) -> None:
+    """Ask, and fill in the trace. What goes wrong is written into the trace, not raised."""
+    try:
+        await asyncio.wait_for(_stream(port, trace), _DEADLINE_S)
+    except asyncio.TimeoutError:
+        trace.error = f"not complete after {_DEADLINE_S} s"
+    except (OSError, EOFError, ValueError, HttpFailed, msgspec.DecodeError) as error:
+        trace.error = f"{type(error).__name__}: {error}"
+
+
+async def call(port: int, method: str, path: str) -> bytes:
+    """The body of a small request's answer. Raises HttpFailed."""
+    try:
+        reader, writer = await _open(port, f"{method} {path}", b"", {})
+        try:
+            head = await _read_head(reader)
+            body = b"".join([piece async for piece in _pieces(reader, head)])
+        finally:
+            writer.close()
+    except (OSError, EOFError, ValueError) as error:
+        raise HttpFailed(f"{method} {path}: {error}") from None
+    _check(head, body)
+    return body
+
+
+async def _stream(port: int, trace: Trace) -> None:
+    ask = trace.ask
+    headers = {"X-Priority": ask.priority.value} if ask.priority else {}
+    reader, writer = await _open(port, "POST /v1/completions", _body(ask), headers)
+    try:
+        head = await _read_head(reader)
+        if head.status != 200:
+            _check(head, b"".join([piece async for piece in _pieces(reader, head)]))
+        async for data in _events(reader, head):
+            if data == b"[DONE]":
+                trace.end = time.perf_counter()
+                return
+            _note(trace, data)
+        raise HttpFailed("the stream ended without [DONE]")
+    finally:
+        writer.close()
+
+
+def _body(ask: Ask) -> bytes:
+    body: dict[str, object] = {
+        "prompt": ask.prompt,
+        "max_tokens": ask.max_tokens,
+        "seed": ask.seed,
+        "temperature": ask.temperature,
+        "ignore_eos": True,
+        "stream": True,
+        "stream_options": {"include_usage": True},
+    }
+    if ask.logprobs is not None:
+        body["logprobs"] = ask.logprobs
+    return msgspec.json.encode(body)
+
+
+def _note(trace: Trace, data: bytes) -> None:
+    chunk = _decode_chunk(data)
+    if chunk.error is not None:
+        raise HttpFailed(bytes(chunk.error).decode(errors="replace"))
+    trace.usage = chunk.usage or trace.usage
+    trace.timings = chunk.timings or trace.timings
+    for choice in chunk.choices:
+        if choice.content or choice.logprobs:
+            trace.chunk_times.append(time.perf_counter())
+        trace.text += choice.content
+        trace.scored += _scored(choice.logprobs)
+
+
+def _scored(logprobs: _Logprobs | None) -> list[ScoredToken]:
+    if logprobs is None:
+        return []
+    rows = zip(logprobs.tokens, logprobs.token_logprobs, logprobs.top_logprobs, strict=True)
+    return [ScoredToken(text, logprob or 0.0, top or {}) for text, logprob, top in rows]
+
+
+async def _open(
+    port: int, request: str, body: bytes, headers: dict[str, str]
+) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+    reader, writer = await asyncio.open_connection(_HOST, port, limit=2**22)
+    lines = [f"{request} HTTP/1.1", f"Host: {_HOST}:{port}", "Connection: close"]
+    lines += [f"{name}: {value}" for name, value in headers.items()]
+    lines += ["Content-Type: application/json", f"Content-Length: {len(body)}"]
+    writer.write("\r\n".join(lines).encode() + b"\r\n\r\n" + body)
+    return reader, writer
+
+
+async def _read_head(reader: asyncio.StreamReader) -> _Head:
+    first, *lines = (await reader.readuntil(b"\r\n\r\n")).lower().split(b"\r\n")
+    is_chunked = any(line.startswith(b"transfer-encoding:") and b"chunked" in line for line in lines)
+    return _Head(int(first.split()[1]), is_chunked)
+
+
+async def _pieces(reader: asyncio.StreamReader, head: _Head) -> AsyncIterator[bytes]:
+    """The body as it comes; without chunks it ends with the connection."""
+    if not head.is_chunked:
+        while piece := await reader.read(_PIECE_BYTES):
+            yield piece
+        return
+    while size := int((await reader.readuntil(b"\r\n")).split(b";")[0], 16):
+        yield await reader.readexactly(size)
+        await reader.readexactly(2)
+
+
+async def _events(reader: asyncio.StreamReader, head: _Head) -> AsyncIterator[bytes]:
+    """The data of server-sent events, one line each; comments are skipped."""
+    rest = b""
+    async for piece in _pieces(reader, head):
+        *lines, rest = (rest + piece).split(b"\n")
+        for line in lines:
+            if line.startswith(b"data:"):
+                yield line[5:].strip()
+
+
+def _check(head: _Head, body: bytes) -> None:
+    if head.status >= 400:
+        raise HttpFailed(f"status {head.status}: {body[:300].decode(errors='replace')}")

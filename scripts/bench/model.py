@@ -1,0 +1,36 @@
+"""The model to measure with, if none is given: made once, kept in the user's cache."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+_SCRIPTS = Path(__file__).resolve().parents[1]
+_MAKE_MODEL = _SCRIPTS / "make_model.py"
+_SHAPE, _QUANT = "1b", "q4_k_m"
+
+
+def default_model() -> Path:
+    """Random weights in the shape of a 1 B model. Raises CalledProcessError."""
+    path = _cache_folder() / f"{_SHAPE}-{_QUANT}-{_generator_digest()}.gguf"
+    if not path.is_file():
+        path.parent.mkdir(parents=True, exist_ok=True)
+        command = [sys.executable, str(_MAKE_MODEL), "--shape", _SHAPE, "--quant", _QUANT]
+        subprocess.run([*command, "--output", str(path)], check=True)
+    return path
+
+
+def _cache_folder() -> Path:
+    base = os.environ.get("XDG_CACHE_HOME")
+    return (Path(base) if base else Path.home() / ".cache") / "openai-cpu-server" / "models"
+
+
+def _generator_digest() -> str:
+    """A changed generator makes its model anew."""
+    digest = hashlib.sha256()
+    for source in [_MAKE_MODEL, *sorted((_SCRIPTS / "random_model").glob("*.*"))]:
+        digest.update(source.name.encode() + b"\0" + source.read_bytes())
+    return digest.hexdigest()[:12]
