@@ -9,6 +9,7 @@ from openai_cpu_server import __version__
 from openai_cpu_server.app import serve
 from openai_cpu_server.errors import StartupError
 from openai_cpu_server.settings import read_settings
+from openai_cpu_server.tune import tune
 
 _EXIT_WRONG_START = 2
 
@@ -36,6 +37,7 @@ def _version(_: Sequence[str]) -> None:
 
 _COMMANDS: dict[str, Callable[[Sequence[str]], None]] = {
     "serve": _serve,
+    "tune": tune,
     "version": _version,
     "--version": _version,
 }

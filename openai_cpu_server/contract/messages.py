@@ -21,13 +21,43 @@ class EngineOptions(msgspec.Struct, frozen=True, kw_only=True):
     max_seqs: int = 64
     threads: int | None = None
     """None: one per physical core that this process may use."""
+    threads_batch: int | None = None
+    """For steps of more than one token; None: as `threads`."""
     kv_type: str = "f16"
     repack: bool | None = None
     """Repack weights at load for this CPU's kernels; None: what is faster for the model's quantisation."""
-    step_tokens: int = 64
-    """Tokens of a step at most while any sequence is decoding."""
+    flash_attention: bool = True
+    """Off: slower with a long context, and impossible with a quantised KV type."""
     prefill_tokens: int = 256
-    """Tokens of a step at most while none is."""
+    """Tokens of a step at most."""
+    interactive_step_ms: float = 300.0
+    """What a step may take while an interactive request is running."""
+    batch_step_ms: float = 600.0
+    """What it may take otherwise."""
+    batch_floor: float = 0.1
+    """Share of the time that batch work keeps, whatever comes."""
+    preempt_threshold_ms: float = 100.0
+    """An interactive newcomer interrupts a batch step that has longer than this left."""
+    policy: str = "priority"
+    tile_filling: bool = True
+    mixed_steps: bool = True
+    """Prompts and decoding sequences share steps."""
+    cache_bytes: int = 0
+    """Host memory for the prefix cache."""
+    cache_file: str | None = None
+    """Where the prefix cache is kept between runs."""
+    pinned_prompts: tuple[tuple[int, ...], ...] = ()
+    """Computed at start, and never evicted from the prefix cache."""
+    pinned_namespace: str = ""
+    cost_dir: str | None = None
+    """Where measured cost curves are kept; None: nothing is measured, a guess is refined while serving."""
+
+    log_level: str = "info"
+
+    @property
+    def exit_grace_s(self) -> float:
+        """What the engine process is given to end by itself: more if it has a cache to write."""
+        return 60.0 if self.cache_file else 1.0
 
 
 class Start(msgspec.Struct, frozen=True, tag="start"):
@@ -45,7 +75,11 @@ class Cancel(msgspec.Struct, frozen=True, tag="cancel"):
     id: str
 
 
-Command = Union[Start, Submit, Cancel]
+class ClearCache(msgspec.Struct, frozen=True, tag="clear_cache"):
+    """Forget all of the prefix cache but what is pinned."""
+
+
+Command = Union[Start, Submit, Cancel, ClearCache]
 
 
 class FinishReason(enum.Enum):
@@ -63,6 +97,12 @@ class Finish(msgspec.Struct, frozen=True, kw_only=True):
     """Tokens sampled, those of an end token or a stop string included."""
     cached_tokens: int = 0
     """Prompt tokens that were not computed, for another request had."""
+    preemptions: int = 0
+    """Times that it gave up its cells for somebody else."""
+    interruptions: int = 0
+    """Steps of its that were thrown away for somebody else."""
+    padded_tokens: int = 0
+    """Throw-away tokens in the steps that it took part in."""
     error: str | None = None
 
 
@@ -101,12 +141,49 @@ class StepStarted(msgspec.Struct, frozen=True, tag="step_started"):
     ids: tuple[str, ...]
 
 
+class KVStats(msgspec.Struct, frozen=True, kw_only=True):
+    """Both tiers of KV memory, and what they have saved since the start."""
+
+    block_tokens: int
+    pool_blocks: int
+    pool_blocks_used: int
+    pool_blocks_shared: int
+    """Held by more than one sequence."""
+    cache_block_tokens: int
+    cache_capacity_blocks: int
+    cache_blocks: int
+    cache_evictions: int
+    prompt_tokens: int
+    """Of all requests that have run."""
+    cached_tokens: int
+    """Of these, not computed."""
+
+    @property
+    def pool_tokens_used(self) -> int:
+        """Whole blocks counted."""
+        return self.pool_blocks_used * self.block_tokens
+
+
 class StepDone(msgspec.Struct, frozen=True, tag="step_done"):
     """All that one step brought, in one message."""
 
     events: tuple[TokenEvent, ...]
-    kv_tokens_used: int
-    """Cells of the pool that are taken, whole blocks counted."""
+    kv: KVStats
 
 
-Event = Union[Loading, Ready, StartFailed, StepStarted, StepDone]
+class Place(msgspec.Struct, frozen=True):
+    """Of a request that waits: 1 is next."""
+
+    id: str
+    position: int
+    first_token_ms: float
+    """Estimate from now."""
+
+
+class QueueState(msgspec.Struct, frozen=True, tag="queue_state"):
+    """The head of the waiting room, now and then while there is one."""
+
+    places: tuple[Place, ...]
+
+
+Event = Union[Loading, Ready, StartFailed, StepStarted, StepDone, QueueState]

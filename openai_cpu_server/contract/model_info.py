@@ -30,6 +30,8 @@ class ModelInfo(msgspec.Struct, frozen=True, kw_only=True):
     threads: int
     end_tokens: frozenset[int]
     """Tokens that end a generation (EOS, EOT and their like)."""
+    can_share: bool
+    """Cells of a sequence's beginning can be shared, saved and restored."""
     can_trim: bool
     """The end of a sequence can be removed (not so in recurrent, hybrid and sliding-window memories)."""
 

@@ -59,6 +59,10 @@ class GenerationRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults
     """Also report the log-probability of every prompt token but the first."""
     client: str = ""
     """Whom to be fair to: the API key's name, or the body's `user`."""
+    cache_namespace: str = ""
+    """Only requests of the same namespace share computed prompts (cache salt, API key)."""
+    pin: bool = False
+    """Keep the prompt in the prefix cache for good."""
 
     @property
     def total_tokens(self) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Protocol, Union
 
 import msgspec
@@ -26,8 +27,40 @@ class Close(msgspec.Struct, frozen=True):
     slot: int
 
 
-Verb = Union[Open, Close]
-"""What happens to slots before the spans are computed, in order."""
+class Share(msgspec.Struct, frozen=True):
+    """Let the open, empty `slot` hold the cells of positions 0 .. end-1 of `source` too, without copying."""
+
+    source: int
+    slot: int
+    end: int
+
+
+class Save(msgspec.Struct, frozen=True):
+    """Copy the slot's cells of positions start .. end-1 to host memory, as the prefix cache's block."""
+
+    slot: int
+    start: int
+    end: int
+    block: int
+
+
+class Restore(msgspec.Struct, frozen=True):
+    """Put a saved block's first `end - start` cells into the slot, behind the `start` that it holds."""
+
+    block: int
+    slot: int
+    start: int
+    end: int
+
+
+class Drop(msgspec.Struct, frozen=True):
+    """Free a saved block."""
+
+    block: int
+
+
+Verb = Union[Open, Close, Share, Save, Restore, Drop]
+"""What happens to slots and saved blocks before the spans are computed, in order."""
 
 
 class Span(msgspec.Struct, frozen=True):
@@ -47,10 +80,23 @@ class Step(msgspec.Struct, frozen=True):
 
     verbs: tuple[Verb, ...] = ()
     spans: tuple[Span, ...] = ()
+    padding: int = 0
+    """Throw-away tokens to compute besides, in a slot set aside, where a larger step is a faster one."""
 
     @property
     def num_tokens(self) -> int:
+        """Padding not counted."""
         return sum(len(span.tokens) for span in self.spans)
+
+
+class SavedBlock(msgspec.Struct, frozen=True):
+    """A block of the prefix cache as its index knows it: enough to rebuild the index from a file."""
+
+    number: int
+    parent: int | None
+    """The block before it; None for the first of its namespace's chain."""
+    namespace: str
+    tokens: tuple[int, ...]
 
 
 class TokenLogprob(msgspec.Struct, frozen=True, array_like=True):
@@ -93,6 +139,14 @@ class Backend(Protocol):
 
     def piece(self, token: int) -> bytes:
         """The bytes that a token adds to the output: b"" for control tokens."""
+        ...
+
+    def export_cache(self, path: str, blocks: Sequence[SavedBlock]) -> None:
+        """Write these saved blocks, index and cells, to a file. Raises OSError."""
+        ...
+
+    def import_cache(self, path: str) -> tuple[SavedBlock, ...]:
+        """Take in what `export_cache` wrote, parents before children; () if the file is of no use here."""
         ...
 
     def close(self) -> None: ...

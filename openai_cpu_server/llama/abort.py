@@ -37,7 +37,7 @@ class AbortSwitch:
             self._set(armed=False)
 
     def press(self) -> None:
-        """From any thread; without effect unless armed."""
+        """From any thread, at any time (a reader of commands does not know whether a step runs)."""
         with self._lock:
             if self._is_armed:
                 self._text[0] = b"\x01"

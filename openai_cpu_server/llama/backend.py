@@ -2,19 +2,40 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import NamedTuple
 
 from openai_cpu_server.contract.messages import EngineOptions
 from openai_cpu_server.contract.model_info import ModelInfo
-from openai_cpu_server.contract.step import Close, Open, Sample, Span, Step, StepResult, TokenLogprob, Verb
+from openai_cpu_server.contract.step import (
+    Close,
+    Drop,
+    Open,
+    Restore,
+    Sample,
+    Save,
+    SavedBlock,
+    Share,
+    Span,
+    Step,
+    StepResult,
+    TokenLogprob,
+    Verb,
+)
 from openai_cpu_server.llama.batch import Batch, Layout
-from openai_cpu_server.llama.context import Decoded, Logits
+from openai_cpu_server.llama.block_store import BlockStore
+from openai_cpu_server.llama.cache_file import BadCacheFile, read_cache_file, write_cache_file
+from openai_cpu_server.llama.cell_copies import CellCopies
+from openai_cpu_server.llama.context import Decoded, Logits, PoolFull
 from openai_cpu_server.llama.loading import Loaded, load
 from openai_cpu_server.llama.logprobs import score
 from openai_cpu_server.llama.machine import Machine
 from openai_cpu_server.llama.sampling import Sampler
 from openai_cpu_server.llama.truncation import Candidates
+
+logger = logging.getLogger(__name__)
 
 
 class _OpenSlot(NamedTuple):
@@ -23,15 +44,21 @@ class _OpenSlot(NamedTuple):
 
 
 class LlamaBackend:
-    """Owns model, context and the samplers of the open slots. Not thread-safe but for `interrupt`."""
+    """Owns model, context, saved blocks and the samplers of the open slots.
+
+    Not thread-safe but for `interrupt`.
+    """
 
     def __init__(self, loaded: Loaded) -> None:
         """Takes over what was loaded."""
         self._loaded = loaded
         self._context = loaded.context
         self._batch = Batch(loaded.info.max_step_tokens)
+        self._store = BlockStore()
+        self._copies = CellCopies(self._context, self._store, scratch_slot=loaded.set_aside.scratch)
         self._candidates = Candidates(loaded.info.vocab_size)
         self._slots: dict[int, _OpenSlot] = {}
+        self._can_interrupt = not loaded.model.is_recurrent
 
     @classmethod
     def load(
@@ -51,38 +78,82 @@ class LlamaBackend:
         return self._loaded.info
 
     def execute(self, step: Step) -> StepResult:
-        """Raises `DecodeFailed` or `BadLogits`; the backend is of no further use then."""
+        """Raises `DecodeFailed` or `BadLogits`; the backend is of no further use then.
+
+        An interrupted step has done its verbs. Padding for which the pool has no room is left out.
+        """
         with self._loaded.abort.armed():
             for verb in step.verbs:
                 self._apply(verb)
             if not step.spans:
+                assert not step.padding, "padding, and nothing to pad"
                 return StepResult()
-            layout = self._fill(step.spans)
-            decoded = self._context.decode(self._batch)
+            layout, decoded = self._compute(step.spans, step.padding)
         if decoded is Decoded.INTERRUPTED:
             self._roll_back(step.spans)
             return StepResult(interrupted=True)
         return self._result(step.spans, layout)
 
     def interrupt(self) -> None:
-        """From any thread. A state per sequence cannot be rolled back: such models run on."""
-        if not self._loaded.model.is_recurrent:
+        """From any thread, at any time: the step that runs ends early, else nothing happens.
+
+        A state per sequence cannot be rolled back: such models run on.
+        """
+        if self._can_interrupt:
             self._loaded.abort.press()
 
     def piece(self, token: int) -> bytes:
         return self._loaded.vocabulary.piece(token)
 
+    def export_cache(self, path: str, blocks: Sequence[SavedBlock]) -> None:
+        """Raises OSError; then the file is as it was before."""
+        saved = [(block, self._store.get(block.number)) for block in blocks]
+        write_cache_file(Path(path), self._loaded.fingerprint, saved)
+
+    def import_cache(self, path: str) -> tuple[SavedBlock, ...]:
+        """Into an empty cache, under the numbers that the blocks had. Their bytes stay in the mapped file.
+
+        Damaged blocks are left out, with what continues them; a file of no use is logged and ignored.
+        """
+        try:
+            file = read_cache_file(Path(path), self._loaded.fingerprint)
+        except FileNotFoundError:
+            return ()
+        except (OSError, BadCacheFile) as error:
+            logger.warning("The prefix cache %s is ignored: %s.", path, error)
+            return ()
+        if file.num_damaged:
+            logger.warning(
+                "%d blocks of the prefix cache %s are damaged and left out.", file.num_damaged, path
+            )
+        for block, cells in file.blocks:
+            self._store.put(block.number, cells)
+        return tuple(block for block, _ in file.blocks)
+
     def close(self) -> None:
         while self._slots:
             self._slots.popitem()[1].sampler.close()
+        self._store.close()
         self._context.close()
         self._loaded.model.close()
 
     def _apply(self, verb: Verb) -> None:
-        if isinstance(verb, Open):
-            self._open(verb)
-        else:
-            self._close(verb)
+        match verb:
+            case Open():
+                self._open(verb)
+            case Close():
+                self._close(verb)
+            case Share():
+                self._share(verb)
+            case Save(slot, start, end, block):
+                self._require_held(slot, end)
+                self._store.put(block, self._copies.save(slot, start, end))
+            case Restore(block, slot, start, end):
+                self._require_held(slot, start)
+                assert self._context.num_positions(slot) == start, f"slot {slot} holds more than {start}"
+                self._copies.restore(self._store.get(block), slot, start, end)
+            case Drop(block):
+                self._store.drop(block)
 
     def _open(self, verb: Open) -> None:
         info = self.info
@@ -95,6 +166,34 @@ class LlamaBackend:
     def _close(self, verb: Close) -> None:
         self._context.free_slot(verb.slot)
         self._slots.pop(verb.slot).sampler.close()
+
+    def _share(self, verb: Share) -> None:
+        self._require_held(verb.source, verb.end)
+        assert verb.slot in self._slots, f"slot {verb.slot} is not open"
+        assert self._context.num_positions(verb.slot) == 0, f"slot {verb.slot} holds cells"
+        self._context.share(verb.source, verb.slot, 0, verb.end)
+
+    def _require_held(self, slot: int, end: int) -> None:
+        assert self.info.can_share, "this model's memory cannot share, save and restore"
+        assert slot in self._slots, f"slot {slot} is not open"
+        held = self._context.num_positions(slot)
+        assert held >= end, f"slot {slot} holds {held} tokens, not {end}"
+
+    def _compute(self, spans: Sequence[Span], padding: int) -> tuple[Layout, Decoded]:
+        if not padding:
+            layout = self._fill(spans)
+            return layout, self._context.decode(self._batch)
+        layout = self._fill([*spans, self._padding(padding)])
+        try:
+            decoded = self._context.decode(self._batch)
+        except PoolFull:
+            return self._compute(spans, padding=0)
+        self._context.free_slot(self._loaded.set_aside.padding)
+        return layout, decoded
+
+    def _padding(self, count: int) -> Span:
+        token = self._loaded.vocabulary.bos or 0
+        return Span(slot=self._loaded.set_aside.padding, start=0, tokens=(token,) * count, sample=False)
 
     def _fill(self, spans: Sequence[Span]) -> Layout:
         layout = self._batch.fill(spans)
@@ -112,7 +211,7 @@ class LlamaBackend:
             return StepResult()
         logits = self._context.logits(layout.num_outputs)
         samples, scores = {}, {}
-        for span, rows in zip(spans, layout.rows, strict=True):
+        for span, rows in zip(spans, layout.rows, strict=False):  # padding has rows too, but none of use
             if span.targets:
                 scores[span.slot] = self._score(span, logits[rows.targets.start : rows.targets.stop])
             if rows.sample is not None:

@@ -14,6 +14,7 @@ import numpy.typing as npt
 from openai_cpu_server.errors import ServerError, StartupError
 from openai_cpu_server.llama.abort import AbortSwitch
 from openai_cpu_server.llama.batch import Batch
+from openai_cpu_server.llama.block_store import Bytes
 from openai_cpu_server.llama.kv_size import KVType
 from openai_cpu_server.llama.model import Model
 from openai_cpu_server.llama.native import native_log
@@ -25,7 +26,11 @@ SLOTS_MAX = 256
 
 
 class DecodeFailed(ServerError):
-    """`llama_decode` refused or failed: a bug of ours, or of llama.cpp. What the pool holds is unknown."""
+    """llama.cpp refused or failed: a bug of ours, or of its. What the pool holds is unknown."""
+
+
+class PoolFull(DecodeFailed):
+    """There are not enough free cells; nothing was changed."""
 
 
 class Decoded(enum.Enum):
@@ -42,6 +47,9 @@ class ContextOptions(msgspec.Struct, frozen=True, kw_only=True):
     outputs: int
     """Rows of logits of one step at most; at least `num_slots` (llama.cpp asserts it)."""
     threads: int
+    """For the computation of a single token."""
+    threads_batch: int
+    flash_attention: bool
 
 
 class Context:
@@ -99,7 +107,7 @@ class Context:
             return Decoded.INTERRUPTED
         if code == 1:
             # Cells are taken wherever they are free, so this is no fragmentation but a wrong ledger.
-            raise DecodeFailed(f"No free KV cells for {batch.native.n_tokens} tokens: the ledger is wrong.")
+            raise PoolFull(f"No free KV cells for {batch.native.n_tokens} tokens: the ledger is wrong.")
         raise DecodeFailed(f"llama_decode returned {code}: {log.cause() or 'no reason given'}.")
 
     def logits(self, rows: int) -> Logits:
@@ -120,6 +128,30 @@ class Context:
             raise DecodeFailed(
                 f"Slot {slot} cannot be trimmed to {start} tokens: this model's memory cannot."
             )
+
+    def share(self, source: int, slot: int, start: int, end: int) -> None:
+        """Let `slot` hold the cells of positions start .. end-1 of `source` too. Copies nothing."""
+        llama_cpp.llama_memory_seq_cp(self._live_memory, source, slot, start, end)
+
+    def cells_bytes(self, slot: int) -> int:
+        """Size of what `read_cells` gives."""
+        return int(llama_cpp.llama_state_seq_get_size(self.handle, slot))
+
+    def read_cells(self, slot: int, data: Bytes) -> None:
+        """Copy all cells of the slot, with their positions, into `data`, which they fill exactly."""
+        log = native_log()
+        log.clear()
+        count = llama_cpp.llama_state_seq_get_data(self.handle, _pointer(data), len(data), slot)
+        if count != len(data):
+            raise DecodeFailed(f"Saved {count} bytes instead of {len(data)}: {log.cause() or 'no reason'}.")
+
+    def write_cells(self, slot: int, data: Bytes) -> None:
+        """Give the slot the cells that `read_cells` gave, and no others. They need as many free cells."""
+        log = native_log()
+        log.clear()
+        count = llama_cpp.llama_state_seq_set_data(self.handle, _pointer(data), len(data), slot)
+        if count != len(data):
+            raise DecodeFailed(f"Restored {count} of {len(data)} bytes: {log.cause() or 'no reason'}.")
 
     def num_positions(self, slot: int) -> int:
         """Tokens that the slot holds."""
@@ -148,6 +180,11 @@ class Context:
         self.close()
 
 
+def _pointer(data: Bytes) -> object:
+    assert data.flags.c_contiguous
+    return ctypes.cast(data.ctypes.data, ctypes.POINTER(ctypes.c_uint8))
+
+
 def _params(options: ContextOptions, abort: AbortSwitch) -> llama_cpp.llama_context_params:
     assert options.num_slots <= min(SLOTS_MAX, options.outputs)
     params = llama_cpp.llama_context_default_params()
@@ -156,10 +193,14 @@ def _params(options: ContextOptions, abort: AbortSwitch) -> llama_cpp.llama_cont
     params.n_seq_max = options.num_slots
     params.n_outputs_max = options.outputs
     params.n_outputs_max_per_seq = options.outputs
-    params.n_threads = params.n_threads_batch = options.threads
+    params.n_threads, params.n_threads_batch = options.threads, options.threads_batch
     params.type_k = params.type_v = options.kv_type.ggml_type
     params.kv_unified = True
-    params.flash_attn_type = llama_cpp.LLAMA_FLASH_ATTN_TYPE_ENABLED
+    params.flash_attn_type = (
+        llama_cpp.LLAMA_FLASH_ATTN_TYPE_ENABLED
+        if options.flash_attention
+        else llama_cpp.LLAMA_FLASH_ATTN_TYPE_DISABLED
+    )
     params.swa_full = True
     params.offload_kqv = params.op_offload = False
     params.no_perf = True

@@ -34,6 +34,10 @@ class KVType(enum.Enum):
         known = ", ".join(kind.label for kind in cls)
         raise StartupError(f"Unknown KV type '{label}'; known are {known}.")
 
+    @property
+    def is_quantised(self) -> bool:
+        return self._block_values > 1
+
     def row_bytes(self, num_values: int) -> int:
         return -(-num_values // self._block_values) * self._block_bytes
 

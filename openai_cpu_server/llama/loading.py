@@ -12,20 +12,30 @@ from openai_cpu_server.contract.model_info import ModelInfo
 from openai_cpu_server.errors import StartupError
 from openai_cpu_server.llama.abort import AbortSwitch
 from openai_cpu_server.llama.context import SLOTS_MAX, Context, ContextOptions
+from openai_cpu_server.llama.fingerprint import cells_fingerprint
 from openai_cpu_server.llama.gguf_header import GgufHeader
 from openai_cpu_server.llama.kv_size import KVType, bytes_per_cell, pool_cells
 from openai_cpu_server.llama.machine import Machine
 from openai_cpu_server.llama.model import Model
 from openai_cpu_server.llama.vocabulary import Vocabulary
 
-_SLOTS_SET_ASIDE = 2
-"""Sequence ids behind those of the requests: one for temporary copies, one for padding."""
 _SCORED_OUTPUTS = 64
 """Rows of logits for prompt scoring, beside one per running sequence."""
 _MOSTLY_Q4_0 = 2
 """llama.cpp's LLAMA_FTYPE_MOSTLY_Q4_0."""
 _TILE = 16
 _BATCH_TOKENS_MIN = 32
+
+
+class SlotsSetAside(NamedTuple):
+    """Sequence ids behind those of the requests."""
+
+    scratch: int
+    """For copies on their way."""
+    padding: int
+
+
+_NUM_SET_ASIDE = len(SlotsSetAside._fields)
 
 
 class Loaded(NamedTuple):
@@ -36,6 +46,9 @@ class Loaded(NamedTuple):
     context: Context
     abort: AbortSwitch
     info: ModelInfo
+    set_aside: SlotsSetAside
+    fingerprint: str
+    """Of all that saved cells depend on."""
 
 
 def load(options: EngineOptions, on_progress: Callable[[float], None], machine: Machine) -> Loaded:
@@ -44,7 +57,7 @@ def load(options: EngineOptions, on_progress: Callable[[float], None], machine: 
     _require_sane(options)
     with ExitStack() as undo:
         header = GgufHeader(Path(options.model_path))
-        model = Model.open(header, repack=_repacks(options, header), on_progress=on_progress)
+        model = Model.open(header, repack=repacks(options, header), on_progress=on_progress)
         undo.callback(model.close)
         if not model.generates_text:
             raise StartupError(f"{model.path} ({model.header.architecture}) is no model that generates text.")
@@ -53,22 +66,29 @@ def load(options: EngineOptions, on_progress: Callable[[float], None], machine: 
         cell_bytes = bytes_per_cell(model.header, kv_type)
         cells = pool_cells(options.kv_tokens, cell_bytes, machine.free_memory())
         context = Context(model, _context_options(options, cells, kv_type, machine), abort)
+        undo.callback(context.close)
         info = _info(options, model, vocabulary, context, cell_bytes)
+        fingerprint = cells_fingerprint(model.header, info, flash_attention=options.flash_attention)
         undo.pop_all()
-    return Loaded(model, vocabulary, context, abort, info)
+    set_aside = SlotsSetAside(scratch=options.max_seqs, padding=options.max_seqs + 1)
+    return Loaded(model, vocabulary, context, abort, info, set_aside, fingerprint)
 
 
 def _require_sane(options: EngineOptions) -> None:
-    slots_max = SLOTS_MAX - _SLOTS_SET_ASIDE
+    slots_max = SLOTS_MAX - _NUM_SET_ASIDE
     if not 1 <= options.max_seqs <= slots_max:
         raise StartupError(f"--max-seqs must be between 1 and {slots_max}, not {options.max_seqs}.")
     if options.threads is not None and options.threads < 1:
         raise StartupError(f"--threads must be at least 1, not {options.threads}.")
-    if min(options.step_tokens, options.prefill_tokens) < 1:
+    if options.threads_batch is not None and options.threads_batch < 1:
+        raise StartupError(f"--threads-batch must be at least 1, not {options.threads_batch}.")
+    if not options.flash_attention and KVType.named(options.kv_type).is_quantised:
+        raise StartupError(f"KV type {options.kv_type} needs flash attention.")
+    if options.prefill_tokens < 1:
         raise StartupError("A step must be allowed at least 1 token.")
 
 
-def _repacks(options: EngineOptions, header: GgufHeader) -> bool:
+def repacks(options: EngineOptions, header: GgufHeader) -> bool:
     """Measured with many sequences: repacked Q4_0 is twice as fast as plain; of Q4_K_M the plain is faster,
     and ready at once."""
     if options.repack is not None:
@@ -77,14 +97,17 @@ def _repacks(options: EngineOptions, header: GgufHeader) -> bool:
 
 
 def _context_options(options: EngineOptions, cells: int, kv_type: KVType, machine: Machine) -> ContextOptions:
-    step_tokens = max(options.step_tokens, options.prefill_tokens, _BATCH_TOKENS_MIN)
+    step_tokens = max(options.prefill_tokens, options.max_seqs + _TILE, _BATCH_TOKENS_MIN)
+    threads = options.threads or machine.num_threads()
     return ContextOptions(
         kv_cells=cells,
         kv_type=kv_type,
-        num_slots=options.max_seqs + _SLOTS_SET_ASIDE,
+        num_slots=options.max_seqs + _NUM_SET_ASIDE,
         batch_tokens=-(-step_tokens // _TILE) * _TILE,
         outputs=options.max_seqs + _SCORED_OUTPUTS,
-        threads=options.threads or machine.num_threads(),
+        threads=threads,
+        threads_batch=options.threads_batch or threads,
+        flash_attention=options.flash_attention,
     )
 
 
@@ -107,6 +130,7 @@ def _info(
         max_step_outputs=context.max_outputs,
         threads=context.threads,
         end_tokens=vocabulary.end_tokens,
+        can_share=not model.is_recurrent and not model.has_window,
         # A window's cells are reused as soon as it has passed them, even with `swa_full`: what was before
         # the end of the sequence may be gone.
         can_trim=not model.is_recurrent and not model.has_window,

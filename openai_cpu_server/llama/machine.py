@@ -25,6 +25,10 @@ class Machine:
         physical = psutil.cpu_count(logical=False) or usable
         return max(1, min([usable, physical, *self._cpu_quotas()]))
 
+    def num_cpus(self) -> int:
+        """Hardware threads that this process may use at once."""
+        return max(1, min([_usable_cpus(), *self._cpu_quotas()]))
+
     def _memory_left(self) -> list[int]:
         return [
             limit - usage + _reclaimable(group)

@@ -2,14 +2,44 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 
+from openai_cpu_server.contract.messages import EngineOptions
 from openai_cpu_server.contract.request import Sampling
-from openai_cpu_server.contract.step import Close, Open, Sample, Span, Step
+from openai_cpu_server.contract.step import Close, Open, Sample, Span, Step, StepResult, Verb
 from openai_cpu_server.llama.backend import LlamaBackend
 
 GREEDY = Sampling(seed=0, temperature=0)
+
+
+Logprobs = tuple[tuple[int, float], ...]
+"""Of the whole vocabulary, best first."""
+
+
+@contextmanager
+def small_backend(
+    model: Path, kv_type: str = "f16", *, kv_tokens: int = 512, flash_attention: bool = True
+) -> Iterator[LlamaBackend]:
+    options = EngineOptions(
+        model_path=str(model),
+        kv_tokens=kv_tokens,
+        kv_type=kv_type,
+        max_seqs=6,
+        prefill_tokens=256,
+        flash_attention=flash_attention,
+    )
+    backend = LlamaBackend.load(options, lambda fraction: None)
+    try:
+        yield backend
+    finally:
+        backend.close()
+
+
+def do(backend: LlamaBackend, *verbs: Verb) -> None:
+    assert backend.execute(Step(verbs=verbs)) == StepResult()
 
 
 @contextmanager
@@ -43,6 +73,43 @@ def sampled(backend: LlamaBackend, slot: int, start: int, tokens: Sequence[int])
     sample = feed(backend, slot, start, tokens)
     assert sample is not None
     return sample
+
+
+@contextmanager
+def holding(backend: LlamaBackend, slot: int, *chunks: Sequence[int]) -> Iterator[None]:
+    """A slot that reports the whole vocabulary, with the chunks computed in a step each."""
+    tokens = [token for chunk in chunks for token in chunk]
+    with opened(backend, slot, tokens, top_logprobs=backend.info.vocab_size):
+        start = 0
+        for chunk in chunks:
+            feed(backend, slot, start, chunk, sample=False)
+            start += len(chunk)
+        yield
+
+
+def logprobs(backend: LlamaBackend, slot: int, start: int, tokens: Sequence[int]) -> Logprobs:
+    """After the last of the tokens, which are computed."""
+    logprob = sampled(backend, slot, start, tokens).logprob
+    assert logprob is not None
+    assert len(logprob.top) == backend.info.vocab_size
+    return logprob.top
+
+
+def execute_and_press(backend: LlamaBackend, step: Step) -> StepResult:
+    """Interrupt from another thread, from before the step to its end."""
+    done = threading.Event()
+
+    def press() -> None:
+        while not done.wait(0.0005):
+            backend.interrupt()
+
+    presser = threading.Thread(target=press)
+    presser.start()
+    try:
+        return backend.execute(step)
+    finally:
+        done.set()
+        presser.join()
 
 
 def generate(

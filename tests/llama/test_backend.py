@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import threading
+from pathlib import Path
 
 import numpy as np
 import pytest
 
 from openai_cpu_server.contract.request import Sampling
-from openai_cpu_server.contract.step import Close, Open, Span, Step, StepResult, TokenLogprob
+from openai_cpu_server.contract.step import Close, Open, Span, Step, TokenLogprob
 from openai_cpu_server.llama.backend import LlamaBackend
-from tests.llama.driver import GREEDY, feed, generate, opened, sampled
+from tests.llama.driver import GREEDY, execute_and_press, feed, generate, opened, sampled, small_backend
 
 PROMPT = tuple(1 + (7 * i * i + 3 * i) % 900 for i in range(60))
 OTHER = tuple(1 + (5 * i * i + 11 * i) % 900 for i in range(41))
@@ -131,37 +131,22 @@ def test_none_asked_no_log_probabilities_and_zero_only_the_sampled(backend: Llam
     assert logprob.top == ()
 
 
-def test_an_interrupted_step_leaves_no_trace(backend: LlamaBackend) -> None:
+@pytest.mark.parametrize("padding", [0, 19])
+def test_an_interrupted_step_leaves_no_trace(backend: LlamaBackend, padding: int) -> None:
     head, tail = PROMPT[:20], (PROMPT * 40)[20:2000]
     other = Span(2, 0, OTHER, True)
     with opened(backend, 0, head + tail), opened(backend, 2, OTHER):
         feed(backend, 0, 0, head, sample=False)
         spans = (Span(0, 20, tail, True), other)
-        interrupted = execute_and_press(backend, Step(spans=spans))
+        step = Step(spans=spans, padding=padding)
+        interrupted = execute_and_press(backend, step)
         assert (interrupted.interrupted, interrupted.samples, interrupted.scores) == (True, {}, {})
-        result = backend.execute(Step(spans=spans))
+        result = backend.execute(step)
     assert not result.interrupted
     with opened(backend, 0, head + tail), opened(backend, 2, OTHER):
         feed(backend, 0, 0, head, sample=False)
-        undisturbed = backend.execute(Step(spans=spans))
+        undisturbed = backend.execute(step)
     assert result == undisturbed
-
-
-def execute_and_press(backend: LlamaBackend, step: Step) -> StepResult:
-    """Interrupt from another thread, from before the step to its end."""
-    done = threading.Event()
-
-    def press() -> None:
-        while not done.wait(0.0005):
-            backend.interrupt()
-
-    presser = threading.Thread(target=press)
-    presser.start()
-    try:
-        return backend.execute(step)
-    finally:
-        done.set()
-        presser.join()
 
 
 def test_interrupting_when_nothing_runs_does_not_hit_the_next_step(backend: LlamaBackend) -> None:
@@ -172,6 +157,12 @@ def test_interrupting_when_nothing_runs_does_not_hit_the_next_step(backend: Llam
         assert sampled(backend, 0, 0, PROMPT).token == expected[0]
         backend.interrupt()
         assert sampled(backend, 0, len(PROMPT), expected[:1]).token == expected[1]
+
+
+def test_interrupting_what_is_closed_is_no_error(tiny: Path) -> None:
+    with small_backend(tiny) as backend:
+        pass
+    backend.interrupt()
 
 
 SEEDED = Sampling(
@@ -218,10 +209,21 @@ def test_ignoring_the_end_goes_on_for_ever(backend: LlamaBackend) -> None:
         Step(verbs=(Open(0, GREEDY, PROMPT), Open(0, GREEDY, PROMPT))),
         Step(spans=(Span(0, 0, (), False),)),
         Step(spans=(Span(0, 0, (1,) * 2049, False),)),
+        Step(spans=(Span(0, 0, (1,) * 2040, False),), padding=9),
+        Step(padding=1),
         Step(spans=(Span(0, 0, (1,) * 100, False, (1,) * 100),)),
         Step(spans=(Span(0, 0, (1,), False, (1, 2)),)),
     ],
-    ids=["no such slot", "slot is open", "empty", "too many tokens", "too many outputs", "too many targets"],
+    ids=[
+        "no such slot",
+        "slot is open",
+        "empty",
+        "too many tokens",
+        "too much padding",
+        "only padding",
+        "too many outputs",
+        "too many targets",
+    ],
 )
 def test_steps_that_no_scheduler_may_ask_for(backend: LlamaBackend, step: Step) -> None:
     try:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from openai_cpu_server.contract.step import Span
@@ -21,7 +22,14 @@ TOKENS = tuple(range(300, 320))
 @pytest.fixture
 def context(tiny: Path) -> Iterator[Context]:
     options = ContextOptions(
-        kv_cells=256, kv_type=KVType.F16, num_slots=4, batch_tokens=64, outputs=8, threads=1
+        kv_cells=256,
+        kv_type=KVType.F16,
+        num_slots=4,
+        batch_tokens=64,
+        outputs=8,
+        threads=1,
+        threads_batch=1,
+        flash_attention=True,
     )
     abort = AbortSwitch()
     with (
@@ -76,6 +84,35 @@ def test_more_tokens_than_cells_is_named(context: Context) -> None:
 def test_a_gap_in_the_positions_is_refused(context: Context) -> None:
     with pytest.raises(DecodeFailed, match="llama_decode returned -1"):
         compute(context, Span(0, 0, (300,), True), Span(0, 7, (301,), True))
+
+
+def test_cells_go_through_host_memory_into_other_places(context: Context) -> None:
+    """What they were is kept, bit by bit."""
+    compute(context, Span(0, 0, TOKENS, False), Span(1, 0, TOKENS, False))
+    data = np.empty(context.cells_bytes(0), np.uint8)
+    context.read_cells(0, data)
+    context.free_slot(0)
+    compute(context, Span(2, 0, TOKENS[:7], False))
+    context.write_cells(0, data)
+    again = np.empty_like(data)
+    context.read_cells(0, again)
+    assert (again == data).all()
+    assert [context.num_positions(slot) for slot in range(4)] == [20, 20, 7, 0]
+
+
+def test_what_are_no_cells_is_refused_and_changes_nothing(context: Context) -> None:
+    compute(context, Span(0, 0, TOKENS, False))
+    data = np.empty(context.cells_bytes(0), np.uint8)
+    context.read_cells(0, data)
+    for wrong in (np.zeros(1000, np.uint8), data[:100], data[:-1], np.append(data, np.uint8(0))):
+        with pytest.raises(DecodeFailed, match="Restored"):
+            context.write_cells(3, wrong)
+        context.free_slot(3)
+    with pytest.raises(DecodeFailed, match="Saved 0 bytes"):
+        context.read_cells(0, data[:-1])
+    assert [context.num_positions(slot) for slot in range(4)] == [20, 0, 0, 0]
+    for start in range(0, 236, 59):
+        assert compute(context, Span(1, start, (300,) * 59, True)) is Decoded.DONE
 
 
 def test_closing_twice_is_closing_once(context: Context) -> None:

@@ -9,9 +9,10 @@ import psutil
 
 from openai_cpu_server.contract.messages import EngineOptions
 from openai_cpu_server.contract.request import Sampling
-from openai_cpu_server.contract.step import Close, Open, Span, Step
+from openai_cpu_server.contract.step import Close, Drop, Open, Restore, Save, SavedBlock, Span, Step
 from openai_cpu_server.llama.backend import LlamaBackend
 from openai_cpu_server.llama.vocabulary import Vocabulary
+from tests.llama.driver import do, holding
 
 ALL = Sampling(
     seed=1,
@@ -45,6 +46,49 @@ def test_opening_and_closing_slots(backend: LlamaBackend) -> None:
     use_slots(backend, 200)
     assert psutil.Process().num_fds() <= files
     assert resident() - memory < 2**20
+
+
+def test_saving_and_dropping(backend: LlamaBackend) -> None:
+    """What is dropped goes back to the system, all but a little for the next."""
+
+    def once(times: int) -> None:
+        starts = range(0, 2048, 64)
+        with holding(backend, 0, (300,) * 2048):
+            for number in range(times):
+                do(backend, *(Save(0, start, start + 64, 32 * number + start // 64) for start in starts))
+        held = resident()
+        do(backend, *(Drop(number) for number in range(32 * times)))
+        return held
+
+    once(2)
+    memory = resident()
+    held = [once(100) for _ in range(3)]
+    assert min(held) - memory > 64 * 2**20 < 2 * (held[0] - memory)
+    assert resident() - memory < 72 * 2**20
+    assert max(held) - held[0] < 8 * 2**20
+
+
+def test_writing_and_mapping_the_prefix_cache(backend: LlamaBackend, tmp_path: Path) -> None:
+    path = str(tmp_path / "prefixes.kv")
+    block = SavedBlock(1, None, "", (300,) * 64)
+
+    def once() -> None:
+        with holding(backend, 0, block.tokens):
+            do(backend, Save(0, 0, 64, 1))
+        backend.export_cache(path, [block])
+        do(backend, Drop(1))
+        assert backend.import_cache(path) == (block,)
+        with holding(backend, 0):
+            do(backend, Restore(1, 0, 0, 64))
+        do(backend, Drop(1))
+
+    once()
+    process = psutil.Process()
+    files, maps = process.num_fds(), len(process.memory_maps(grouped=False))
+    for _ in range(20):
+        once()
+    assert process.num_fds() <= files
+    assert len(process.memory_maps(grouped=False)) - maps < 5
 
 
 def test_loading_and_closing(tiny: Path) -> None:

@@ -23,7 +23,7 @@ from openai_cpu_server.llama.vocabulary import Vocabulary
 from tests.llama.driver import GREEDY, generate
 from tests.llama.odd_models import gemma3, mamba, rewritten
 
-SMALL = EngineOptions(model_path="", kv_tokens=512, max_seqs=4, step_tokens=16, prefill_tokens=64)
+SMALL = EngineOptions(model_path="", kv_tokens=512, max_seqs=4, prefill_tokens=64)
 PROMPT = tuple(range(300, 340))
 
 
@@ -68,12 +68,13 @@ def test_facts(tiny: Path) -> None:
     assert (info.max_step_tokens, info.max_step_outputs) == (64, 68)
     assert (info.vocab_size, info.end_tokens) == (1024, frozenset({2, 260}))
     assert info.can_trim
+    assert info.can_share
     assert info.num_parameters > 1_000_000
     assert info.threads >= 1
 
 
 def test_sizes_are_what_llama_made_of_them(tiny: Path) -> None:
-    with loaded(tiny, kv_tokens=300, prefill_tokens=50, step_tokens=3) as backend:
+    with loaded(tiny, kv_tokens=300, prefill_tokens=50) as backend:
         assert (backend.info.kv_tokens, backend.info.max_step_tokens) == (512, 64)
     with loaded(tiny, kv_tokens=256, prefill_tokens=1000) as backend:
         assert backend.info.max_step_tokens == backend.info.kv_tokens == 256
@@ -241,6 +242,7 @@ def test_the_most_slots(tiny: Path) -> None:
 def test_recurrent_models_are_served_without_trimming_and_interruption(tiny: Path, tmp_path: Path) -> None:
     with loaded(mamba(tiny, tmp_path / "mamba.gguf")) as backend:
         assert not backend.info.can_trim
+        assert not backend.info.can_share
         assert backend.info.kv_bytes_per_token == 0
         expected = generate(backend, PROMPT, 8)
         assert generate(backend, PROMPT, 8, slot=2) == expected
@@ -256,4 +258,5 @@ def test_window_models_compute_the_same_in_any_chunks(tiny: Path, tmp_path: Path
         prompt = (PROMPT * 3)[:100]
         assert generate(backend, prompt[:60], 8) == generate(backend, prompt[:60], 8, chunk=9)
     assert not info.can_trim
+    assert not info.can_share
     assert info.kv_tokens * info.kv_bytes_per_token / 2**20 == pytest.approx(kv_megabytes(lines), abs=0.012)

@@ -1,0 +1,96 @@
+"""The bytes of the prefix cache's blocks, in host memory."""
+
+from __future__ import annotations
+
+import mmap
+from collections import deque
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+Bytes = npt.NDArray[np.uint8]
+
+_SPARE_BYTES = 64 * 2**20
+"""Of dropped blocks kept at hand: to fault in fresh memory takes six times as long as to copy into it."""
+
+_PRIVATE = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
+
+
+def _fresh(num_bytes: int) -> Bytes:
+    """Pages of its own: they go back to the system as soon as the array is gone, as malloc's often do not."""
+    try:
+        return np.frombuffer(mmap.mmap(-1, num_bytes, flags=_PRIVATE), np.uint8)
+    except OSError:  # the system counts mappings
+        return np.empty(num_bytes, np.uint8)
+
+
+class SavedCells(NamedTuple):
+    """Cells of consecutive positions, as llama.cpp writes them: some parts, one behind the other."""
+
+    data: Bytes
+    """Read-only where it is a view of a mapped file."""
+    sizes: tuple[int, ...]
+    """Bytes of each part; their sum is the length of `data`."""
+
+    def part(self, index: int) -> Bytes:
+        start = sum(self.sizes[:index])
+        return self.data[start : start + self.sizes[index]]
+
+
+class BlockStore:
+    """Owns saved cells by the number of their block."""
+
+    def __init__(self) -> None:
+        self._blocks: dict[int, SavedCells] = {}
+        self._total_bytes = 0
+        self._spares: deque[Bytes] = deque()
+        self._spare_bytes = 0
+
+    def __len__(self) -> int:
+        return len(self._blocks)
+
+    @property
+    def total_bytes(self) -> int:
+        """Of all blocks, those in mapped files included."""
+        return self._total_bytes
+
+    @property
+    def spare_bytes(self) -> int:
+        """Of dropped blocks, kept for the next."""
+        return self._spare_bytes
+
+    def allocate(self, num_bytes: int) -> Bytes:
+        """Memory for a block, with anything in it."""
+        if self._spares and len(self._spares[-1]) == num_bytes:
+            self._spare_bytes -= num_bytes
+            return self._spares.pop()
+        return _fresh(num_bytes)
+
+    def put(self, number: int, cells: SavedCells) -> None:
+        assert number not in self._blocks, f"block {number} is saved already"
+        self._blocks[number] = cells
+        self._total_bytes += len(cells.data)
+
+    def get(self, number: int) -> SavedCells:
+        assert number in self._blocks, f"there is no block {number}"
+        return self._blocks[number]
+
+    def drop(self, number: int) -> None:
+        data = self.get(number).data
+        del self._blocks[number]
+        self._total_bytes -= len(data)
+        if data.flags.writeable:
+            self._keep_spare(data)
+
+    def _keep_spare(self, data: Bytes) -> None:
+        """Instead of older ones, if they become too many: what comes next is most often of the same size."""
+        self._spares.append(data)
+        self._spare_bytes += len(data)
+        while self._spare_bytes > _SPARE_BYTES:
+            self._spare_bytes -= len(self._spares.popleft())
+
+    def close(self) -> None:
+        self._blocks.clear()
+        self._spares.clear()
+        self._total_bytes = self._spare_bytes = 0

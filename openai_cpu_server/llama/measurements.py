@@ -1,0 +1,78 @@
+"""Keeps measurements on disk, each in a small JSON file named by what it depends on."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import logging
+import os
+import tempfile
+from pathlib import Path
+from typing import TypeVar
+
+import msgspec
+
+logger = logging.getLogger(__name__)
+
+_Value = TypeVar("_Value", bound=msgspec.Struct)
+
+
+class _Entry(msgspec.Struct):
+    key: msgspec.Raw
+    value: msgspec.Raw
+
+
+class Measurements:
+    """A folder of them. What is missing, damaged or of another key is just not there."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+
+    def path(self, key: msgspec.Struct) -> Path:
+        digest = hashlib.sha256(msgspec.json.encode(key)).hexdigest()[:16]
+        return self._folder / f"{_kind(key)}-{digest}.json"
+
+    def get(self, key: msgspec.Struct, type_: type[_Value]) -> _Value | None:
+        path = self.path(key)
+        try:
+            entry = msgspec.json.decode(path.read_bytes(), type=_Entry)
+            if msgspec.json.decode(entry.key, type=type(key)) != key:
+                return None
+            return msgspec.json.decode(entry.value, type=type_)
+        except (FileNotFoundError, NotADirectoryError):
+            return None
+        except (OSError, msgspec.MsgspecError, UnicodeDecodeError) as error:
+            logger.warning("ignoring %s: %s", path, error)
+            return None
+
+    def put(self, key: msgspec.Struct, value: msgspec.Struct) -> bool:
+        """All of it or nothing. False, with a line in the log, where nothing can be written."""
+        path = self.path(key)
+        entry = _Entry(_raw(key), _raw(value))
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            _write(path, msgspec.json.format(msgspec.json.encode(entry), indent=2))
+        except OSError as error:
+            logger.warning("cannot keep what was measured in %s: %s", path.parent, error.strerror or error)
+            return False
+        return True
+
+
+def _kind(key: msgspec.Struct) -> str:
+    return type(key).__name__.removesuffix("Key").lower()
+
+
+def _raw(value: msgspec.Struct) -> msgspec.Raw:
+    return msgspec.Raw(msgspec.json.encode(value))
+
+
+def _write(path: Path, data: bytes) -> None:
+    handle, name = tempfile.mkstemp(dir=path.parent, prefix=path.name, suffix=".part")
+    try:
+        with os.fdopen(handle, "wb") as file:
+            file.write(data)
+        Path(name).replace(path)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            Path(name).unlink()
+        raise

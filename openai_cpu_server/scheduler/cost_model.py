@@ -1,0 +1,226 @@
+"""Predicts how long a step will take, and learns from how long it took."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from itertools import pairwise
+
+from openai_cpu_server.contract.cost import CostCurve, TiledAttention
+
+TILE = 16
+"""Rows of a matrix kernel's tile. Costs climb in stairs of so many tokens (EVIDENCE.md, 1)."""
+_WORTH_PADDING = 0.98
+"""A larger step must be predicted to take at most this share, or it is not worth its noise."""
+_HARDLY_LONGER = 1.1
+"""A step that takes up to so many times as long is worth it, if its further tokens are useful ones."""
+_RATE_ALL, _RATE_TERM = 0.05, 0.1
+"""Share of a step's error (as a logarithm) that moves the price of everything, and of its largest term."""
+_LARGEST_ERROR = math.log(1.5)
+"""What a single step can say at most: a noisy neighbour makes it many times as long."""
+_FURTHEST = math.log(8.0)
+"""How far prices may move away from the measured ones."""
+
+_GUESS = CostCurve(
+    step_ms=(
+        (1, 26.0),
+        (8, 134.0),
+        (12, 140.0),
+        (16, 142.0),
+        (17, 205.0),
+        (32, 206.0),
+        (64, 361.0),
+        (128, 644.0),
+    ),
+    attended_ms=0.01,
+    skipped_ms=0.00025,
+    tiled=TiledAttention(rows=64, pair_ms=0.006),
+)
+"""A model of 10^9 parameters (Q4_K_M, plain weights, f16 cells) on two cores: EVIDENCE.md, 1 and 3."""
+
+
+class CostModel:
+    """milliseconds = all * (tile[n] * table[n] + own * attention + others * skipped pairs).
+
+    The table comes from a measured curve; the factors start at 1 and follow what steps really take. A tile's
+    sizes share one factor, so that learning does not disturb what the curve says of sizes side by side.
+    """
+
+    def __init__(self, curve: CostCurve) -> None:
+        assert curve.step_ms, "a curve has points"
+        self._curve = _scaled(curve, 1.0)
+        self._measured = _table(self._curve.step_ms)
+        self._last = len(self._measured) - 1
+        self._slope = _slope(self._measured)
+        self._all = _Factor(_RATE_ALL)
+        self._own = _Factor(_RATE_TERM)
+        self._others = _Factor(_RATE_TERM)
+        self._tiles: dict[int, _Factor] = {}
+        self._learned = list(self._measured)
+        """The table times the tiles' factors."""
+
+    @classmethod
+    def guess(cls, num_parameters: int = 10**9) -> CostModel:
+        """For when nothing was measured: the shape of one known machine, scaled by the model's size.
+
+        Absolute times can be far off until some dozens of steps have refined them.
+        """
+        return cls(_scaled(_GUESS, max(num_parameters, 10**6) / 10**9))
+
+    @property
+    def curve(self) -> CostCurve:
+        """What is known by now, as a curve that predicts the same up to the last measured point."""
+        learned = CostCurve(
+            step_ms=tuple(enumerate(self._learned))[1:],
+            attended_ms=self._curve.attended_ms,
+            skipped_ms=self._curve.skipped_ms,
+            tiled=self._curve.tiled,
+        )
+        return _scaled(learned, self._all.value, own=self._own.value, others=self._others.value)
+
+    @property
+    def tiled_from(self) -> int | None:
+        """The step size from which attention is computed in tiles."""
+        return self._curve.tiled.rows if self._curve.tiled else None
+
+    def predict_ms(
+        self, num_tokens: int, attended: int = 0, skipped: int = 0, cells: int | None = None
+    ) -> float:
+        """`attended`, `skipped`: pairs of a token and a cell of its own sequence, of another's.
+
+        `cells`: those that the step's sequences attend to, shared ones counted once; None: one sequence's.
+        """
+        own_ms = self._own.value * self._curve.attention_ms(num_tokens, attended, cells)
+        others_ms = self._others.value * self._curve.skipped_ms * skipped
+        return self._all.value * (self._step_ms(num_tokens) + own_ms + others_ms)
+
+    def cheapest_size(self, num_tokens: int, limit: int, pool_cells: int = 0) -> int:
+        """The size from `num_tokens` to the end of its tile, at most `limit`, that takes clearly least time.
+
+        Added tokens skip `pool_cells` each. Without a clear gain: `num_tokens`. No step is grown into one
+        that attends in tiles.
+        """
+        cell_ms = self._others.value * self._curve.skipped_ms * pool_cells
+        larger = range(num_tokens + 1, self._growth_limit(num_tokens, limit) + 1)
+        if not larger:
+            return num_tokens
+        ms, size = min((self._learned[n] + (n - num_tokens) * cell_ms, n) for n in larger)
+        return size if ms < _WORTH_PADDING * self._learned[num_tokens] else num_tokens
+
+    def free_size(self, num_tokens: int, limit: int) -> int:
+        """The largest size within the tile, at most `limit`, that takes hardly longer than `num_tokens` do.
+
+        Worth growing to with tokens that must be computed anyway, not with padding.
+        """
+        most = _HARDLY_LONGER * self._learned[min(num_tokens, self._last)]
+        larger = range(self._growth_limit(num_tokens, limit), num_tokens, -1)
+        return next((n for n in larger if self._learned[n] <= most), num_tokens)
+
+    def _growth_limit(self, num_tokens: int, limit: int) -> int:
+        end = min(limit, -(-num_tokens // TILE) * TILE, self._last)
+        tiled = self._curve.tiled
+        return end if tiled is None or num_tokens >= tiled.rows else min(end, tiled.rows - 1)
+
+    def refine(
+        self, num_tokens: int, attended: int, skipped: int, actual_ms: float, cells: int | None = None
+    ) -> None:
+        """Learn from a whole step, no interrupted one. Each term learns by its share of the step."""
+        if num_tokens <= 0 or actual_ms <= 0:
+            return
+        predicted = max(self.predict_ms(num_tokens, attended, skipped, cells), 1e-6)
+        error = math.log(actual_ms / predicted)
+        error = min(max(error, -_LARGEST_ERROR), _LARGEST_ERROR)
+        scale = self._all.value / predicted
+        own = scale * self._own.value * self._curve.attention_ms(num_tokens, attended, cells)
+        others = scale * self._others.value * self._curve.skipped_ms * skipped
+        self._all.learn(error)
+        self._own.learn(error * own)
+        self._others.learn(error * others)
+        self._learn_tile(num_tokens, error * max(0.0, 1.0 - own - others))
+
+    def _learn_tile(self, num_tokens: int, error: float) -> None:
+        first = (min(num_tokens, self._last) - 1) // TILE * TILE + 1
+        factor = self._tiles.setdefault(first, _Factor(_RATE_TERM))
+        factor.learn(error)
+        sizes = slice(first, first + TILE)
+        self._learned[sizes] = [factor.value * ms for ms in self._measured[sizes]]
+
+    def _step_ms(self, num_tokens: int) -> float:
+        """Behind the last measured point: on along the slope, with the last tile's factor."""
+        if num_tokens <= self._last:
+            return self._learned[num_tokens]
+        factor = self._tiles.get((self._last - 1) // TILE * TILE + 1)
+        rise = (num_tokens - self._last) * self._slope
+        return self._learned[-1] + (rise if factor is None else rise * factor.value)
+
+
+class _Factor:
+    """A positive number that follows the errors it is told, slowly and within bounds."""
+
+    __slots__ = ("_log", "_rate", "value")
+
+    def __init__(self, rate: float) -> None:
+        self._rate = rate
+        self._log = 0.0
+        self.value = 1.0
+
+    def learn(self, error: float) -> None:
+        self._log = min(max(self._log + self._rate * error, -_FURTHEST), _FURTHEST)
+        self.value = math.exp(self._log)
+
+
+def _scaled(curve: CostCurve, factor: float, *, own: float = 1.0, others: float = 1.0) -> CostCurve:
+    """All prices times `factor`, and none below 0."""
+    own, others, tiled = factor * own, factor * others, curve.tiled
+    return CostCurve(
+        step_ms=tuple((n, factor * max(0.0, ms)) for n, ms in curve.step_ms),
+        attended_ms=own * max(0.0, curve.attended_ms),
+        skipped_ms=others * max(0.0, curve.skipped_ms),
+        tiled=None if tiled is None else TiledAttention(tiled.rows, own * max(0.0, tiled.pair_ms)),
+    )
+
+
+def _table(points: Sequence[tuple[int, float]]) -> list[float]:
+    """Milliseconds by tokens, 0 up to the last point: straight lines between the knots of the staircase."""
+    measured = dict(points)
+    knots = sorted((_stairs(measured) | measured | {0: 0.0}).items())
+    table = [0.0]
+    for (start, low), (end, high) in pairwise(knots):
+        step = (high - low) / (end - start)
+        table += [low + step * n for n in range(1, end - start)] + [high]
+    first = knots[1]
+    # A step costs something whatever its size: below the first point it costs what that does.
+    table[1 : first[0]] = [first[1]] * (first[0] - 1)
+    return table
+
+
+def _stairs(measured: Mapping[int, float]) -> dict[int, float]:
+    """Knots for the tiles behind the second that were measured at their ends only: they climb as it does."""
+    ends = {n: ms for n, ms in measured.items() if n % TILE == 0 and n >= TILE}
+    shape = _shape(measured)
+    knots = dict(ends)
+    for (start, low), (end, high) in pairwise(sorted(ends.items())):
+        rise = (high - low) * TILE / (end - start)
+        for base in range(start, end, TILE):
+            at_base = low + rise * (base - start) / TILE
+            knots[base] = at_base
+            if not any(base < n < base + TILE for n in measured):
+                knots |= {base + n: at_base + share * rise for n, share in shape.items()}
+    return knots
+
+
+def _shape(measured: Mapping[int, float]) -> dict[int, float]:
+    """Tokens into the second tile -> share of its rise that they have cost; {} if it was not measured."""
+    low, high = measured.get(TILE), measured.get(2 * TILE)
+    if low is None or high is None or high <= low:
+        return {}
+    inside = {n - TILE: ms for n, ms in measured.items() if TILE < n < 2 * TILE}
+    return {n: min(max((ms - low) / (high - low), 0.0), 1.0) for n, ms in inside.items()}
+
+
+def _slope(table: Sequence[float]) -> float:
+    """Milliseconds per token over the latter half; the average if noise has made that fall."""
+    last = len(table) - 1
+    half = last // 2
+    slope = (table[last] - table[half]) / (last - half)
+    return slope if slope > 0 else table[last] / last

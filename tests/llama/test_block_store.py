@@ -1,0 +1,72 @@
+"""Who owns saved bytes, and how many there are."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from openai_cpu_server.llama.block_store import BlockStore, SavedCells
+
+MEGABYTE = 2**20
+
+
+def saved(store: BlockStore, *sizes: int) -> SavedCells:
+    return SavedCells(store.allocate(sum(sizes)), sizes)
+
+
+def test_blocks_are_known_by_number_and_counted() -> None:
+    store = BlockStore()
+    store.put(3, first := saved(store, 10, 20))
+    store.put(9, second := saved(store, 5))
+    assert (len(store), store.total_bytes) == (2, 35)
+    assert store.get(3) is first
+    store.drop(3)
+    assert (len(store), store.total_bytes) == (1, 5)
+    assert store.get(9) is second
+    with pytest.raises(AssertionError, match="no block 3"):
+        store.get(3)
+    with pytest.raises(AssertionError, match="saved already"):
+        store.put(9, second)
+    store.close()
+    assert (len(store), store.total_bytes, store.spare_bytes) == (0, 0, 0)
+
+
+def test_parts_lie_behind_each_other() -> None:
+    cells = SavedCells(np.arange(6, dtype=np.uint8), (1, 3, 2))
+    assert [cells.part(index).tolist() for index in range(3)] == [[0], [1, 2, 3], [4, 5]]
+
+
+def test_memory_of_dropped_blocks_is_used_for_the_next_of_that_size() -> None:
+    store = BlockStore()
+    for number in range(3):
+        store.put(number, saved(store, MEGABYTE))
+    memory = {store.get(number).data.ctypes.data for number in range(3)}
+    for number in range(3):
+        store.drop(number)
+    assert (store.total_bytes, store.spare_bytes) == (0, 3 * MEGABYTE)
+    other = store.allocate(MEGABYTE + 1)
+    assert other.ctypes.data not in memory
+    assert {data.ctypes.data for data in [store.allocate(MEGABYTE) for _ in range(3)]} == memory
+    assert store.spare_bytes == 0
+
+
+def test_only_some_memory_is_kept_for_the_next() -> None:
+    store = BlockStore()
+    for number in range(100):
+        store.put(number, saved(store, MEGABYTE))
+    for number in range(100):
+        store.drop(number)
+    assert store.spare_bytes == 64 * MEGABYTE
+    store.put(100, saved(store, 10 * MEGABYTE))
+    store.drop(100)
+    assert store.spare_bytes == 64 * MEGABYTE
+    assert len(store.allocate(10 * MEGABYTE)) == 10 * MEGABYTE
+    assert store.spare_bytes == 54 * MEGABYTE
+
+
+def test_what_is_not_ours_to_write_is_not_used_again() -> None:
+    store = BlockStore()
+    mapped = np.frombuffer(b"0123456789", np.uint8)
+    store.put(1, SavedCells(mapped, (10,)))
+    store.drop(1)
+    assert store.spare_bytes == 0

@@ -1,0 +1,229 @@
+"""The prefix cache outlives its process, and nothing else passes for it."""
+
+from __future__ import annotations
+
+import logging
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from openai_cpu_server.contract.step import Drop, Restore, Save, SavedBlock
+from openai_cpu_server.llama.backend import LlamaBackend
+from tests.llama.driver import Logprobs, do, holding, logprobs, small_backend
+from tests.llama.odd_models import rewritten
+
+TEXT = tuple(1 + (7 * i * i + 3 * i) % 900 for i in range(200))
+BLOCKS = (
+    SavedBlock(number=4, parent=None, namespace="", tokens=TEXT[:64]),
+    SavedBlock(number=17, parent=4, namespace="", tokens=TEXT[64:128]),
+    SavedBlock(number=5, parent=None, namespace="key", tokens=TEXT[:64]),
+)
+KV_TYPES = ["f16", "f32", "bf16", "q8_0"]
+
+
+@pytest.fixture(scope="module")
+def writer(tiny: Path) -> Iterator[LlamaBackend]:
+    with small_backend(tiny) as backend:
+        yield backend
+
+
+@pytest.fixture
+def path(writer: LlamaBackend, tmp_path: Path) -> Path:
+    """A good file of three blocks."""
+    path = tmp_path / "prefixes.kv"
+    export(writer, path)
+    return path
+
+
+def export(backend: LlamaBackend, path: Path) -> Logprobs:
+    """Three blocks, and what follows upon the first two."""
+    with holding(backend, 0, TEXT[:64], TEXT[64:128]):
+        do(backend, Save(0, 0, 64, 4), Save(0, 64, 128, 17), Save(0, 0, 64, 5))
+        expected = logprobs(backend, 0, 128, TEXT[128:129])
+    backend.export_cache(str(path), BLOCKS)
+    do(backend, Drop(4), Drop(17), Drop(5))
+    return expected
+
+
+def restored(backend: LlamaBackend) -> Logprobs:
+    with holding(backend, 3):
+        do(backend, Restore(4, 3, 0, 64), Restore(17, 3, 64, 128))
+        return logprobs(backend, 3, 128, TEXT[128:129])
+
+
+def refusal(backend: LlamaBackend, path: Path, caplog: pytest.LogCaptureFixture) -> str:
+    caplog.set_level(logging.INFO)
+    assert backend.import_cache(str(path)) == ()
+    (record,) = caplog.records
+    assert record.levelno == logging.WARNING
+    (line,) = record.getMessage().splitlines()
+    return line
+
+
+@pytest.mark.parametrize("kv_type", KV_TYPES)
+def test_a_later_process_restores_identical_cells(tiny: Path, tmp_path: Path, kv_type: str) -> None:
+    path = tmp_path / "prefixes.kv"
+    with small_backend(tiny, kv_type) as backend:
+        expected = export(backend, path)
+    with small_backend(tiny, kv_type) as backend:
+        assert backend.import_cache(str(path)) == BLOCKS
+        assert restored(backend) == expected
+        do(backend, Drop(5))
+        backend.export_cache(str(path), BLOCKS[:2])  # over the file that is mapped
+        assert restored(backend) == expected
+        do(backend, Drop(4), Drop(17))
+    with small_backend(tiny, kv_type) as backend:
+        assert backend.import_cache(str(path)) == BLOCKS[:2]
+        assert restored(backend) == expected
+
+
+def test_new_blocks_beside_imported_ones(tiny: Path, path: Path) -> None:
+    with small_backend(tiny) as backend:
+        backend.import_cache(str(path))
+        with holding(backend, 0, TEXT[:16]):
+            do(backend, Save(0, 0, 16, block=18))
+        more = SavedBlock(18, None, "short", TEXT[:16])
+        backend.export_cache(str(path), (*BLOCKS, more))
+    with small_backend(tiny) as backend:
+        assert backend.import_cache(str(path)) == (*BLOCKS, more)
+
+
+def test_an_empty_cache_is_written_and_read(writer: LlamaBackend, path: Path) -> None:
+    writer.export_cache(str(path), ())
+    assert writer.import_cache(str(path)) == ()
+
+
+def test_no_file_is_nothing_to_speak_of(
+    writer: LlamaBackend, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO)
+    assert writer.import_cache(str(tmp_path / "absent")) == ()
+    assert caplog.records == []
+
+
+def test_a_folder(writer: LlamaBackend, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    assert refusal(writer, tmp_path, caplog).startswith(f"The prefix cache {tmp_path} is ignored: [Errno 21]")
+
+
+@pytest.mark.parametrize(
+    ("content", "cause"),
+    [
+        (b"", "it is empty"),
+        (b"OCS-KV\r\n", "it is no cache file"),
+        (b"GGUF" + bytes(100), "it is no cache file"),
+        (b"OCS-KV\n" + bytes(100), "it is no cache file"),
+        (b"OCS-KV\r\n\x02\0\0\0" + bytes(100), "it is of format 2, not 1"),
+        (b"OCS-KV\r\n\x01\0\0\0" + bytes(100), "its index is damaged"),
+        (b"OCS-KV\r\n\x01\0\0\0" + b"\xff" * 100, "its index is damaged"),
+    ],
+)
+def test_something_else(
+    writer: LlamaBackend, tmp_path: Path, caplog: pytest.LogCaptureFixture, content: bytes, cause: str
+) -> None:
+    path = tmp_path / "other"
+    path.write_bytes(content)
+    assert refusal(writer, path, caplog) == f"The prefix cache {path} is ignored: {cause}."
+
+
+@pytest.mark.parametrize("kept", [31, 32, 100, 1000, 5000, 100_000, -4096, -1])
+def test_a_truncated_file(
+    writer: LlamaBackend, path: Path, caplog: pytest.LogCaptureFixture, kept: int
+) -> None:
+    path.write_bytes(path.read_bytes()[:kept])
+    assert "is ignored: it" in refusal(writer, path, caplog)
+
+
+def test_a_file_with_something_behind(
+    writer: LlamaBackend, path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    size = path.stat().st_size
+    path.write_bytes(path.read_bytes() + b"more")
+    assert f"it has {size + 4} bytes instead of {size}" in refusal(writer, path, caplog)
+
+
+@pytest.mark.parametrize("at", [0, 9, 13, 17, 25, 40, 200, 600])
+def test_a_flipped_bit_in_head_or_index(
+    writer: LlamaBackend, path: Path, caplog: pytest.LogCaptureFixture, at: int
+) -> None:
+    flip(path, at)
+    assert "is ignored: it" in refusal(writer, path, caplog)
+
+
+@pytest.mark.parametrize(("damaged", "left"), [(0, BLOCKS[2:]), (1, (BLOCKS[0], BLOCKS[2])), (2, BLOCKS[:2])])
+def test_damaged_cells_are_left_out_with_all_that_continues_them(
+    tiny: Path,
+    path: Path,
+    caplog: pytest.LogCaptureFixture,
+    damaged: int,
+    left: tuple[SavedBlock, ...],
+) -> None:
+    num_pages = path.stat().st_size // 4096
+    block_pages = (num_pages - 1) // 3
+    flip(path, (num_pages - (3 - damaged) * block_pages) * 4096 + 30_000)
+    with small_backend(tiny) as backend:
+        assert backend.import_cache(str(path)) == left
+        with holding(backend, 0):
+            do(backend, Restore(left[0].number, 0, 0, 64))
+    (record,) = caplog.records
+    assert (
+        record.getMessage() == f"{3 - len(left)} blocks of the prefix cache {path} are damaged and left out."
+    )
+
+
+def flip(path: Path, at: int) -> None:
+    data = bytearray(path.read_bytes())
+    data[at] ^= 0x10
+    path.write_bytes(data)
+
+
+FOREIGN = "it is of another model, KV type or version of llama.cpp"
+
+
+@pytest.mark.parametrize("kv_type", ["f32", "bf16", "q8_0"])
+def test_another_kv_type(tiny: Path, path: Path, caplog: pytest.LogCaptureFixture, kv_type: str) -> None:
+    with small_backend(tiny, kv_type) as backend:
+        assert FOREIGN in refusal(backend, path, caplog)
+
+
+def test_another_layout(tiny: Path, path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    with small_backend(tiny, flash_attention=False) as backend:
+        assert FOREIGN in refusal(backend, path, caplog)
+
+
+def test_another_model(tiny: Path, tmp_path: Path, path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    other = rewritten(tiny, tmp_path / "other.gguf", {"general.name": "other"})
+    with small_backend(other) as backend:
+        assert FOREIGN in refusal(backend, path, caplog)
+
+
+def test_the_same_model_under_another_name(tiny: Path, tmp_path: Path, path: Path) -> None:
+    link = tmp_path / "link.gguf"
+    link.symlink_to(tiny)
+    with small_backend(link) as backend:
+        assert backend.import_cache(str(path)) == BLOCKS
+
+
+def test_what_killed_writers_left_behind_is_removed(writer: LlamaBackend, tmp_path: Path) -> None:
+    dead = subprocess.run(
+        [sys.executable, "-c", "import os; print(os.getpid())"], capture_output=True, check=True
+    )
+    orphan = tmp_path / f".prefixes.kv.{int(dead.stdout)}.draft"
+    others = [tmp_path / f".prefixes.kv.{os.getppid()}.draft", tmp_path / ".prefixes.kv.notes.draft"]
+    for file in (orphan, *others):
+        file.touch()
+    writer.export_cache(str(tmp_path / "prefixes.kv"), ())
+    assert set(tmp_path.iterdir()) == {tmp_path / "prefixes.kv", *others}
+
+
+def test_a_failed_export_leaves_everything_as_it_was(writer: LlamaBackend, tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError):
+        writer.export_cache(str(tmp_path / "absent" / "prefixes.kv"), ())
+    occupied = tmp_path / "occupied"
+    occupied.mkdir()
+    with pytest.raises(IsADirectoryError):
+        writer.export_cache(str(occupied), ())
+    assert [entry.name for entry in tmp_path.iterdir()] == ["occupied"]

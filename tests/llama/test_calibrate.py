@@ -1,0 +1,212 @@
+"""The cost curve of the tiny model: measured through the backend as it serves, kept, and measured again."""
+
+from __future__ import annotations
+
+import logging
+import math
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from openai_cpu_server.contract.cost import CostCurve, TiledAttention
+from openai_cpu_server.contract.messages import EngineOptions
+from openai_cpu_server.llama.backend import LlamaBackend
+from openai_cpu_server.llama.calibrate import CurveKey, cost_curve, is_sane, keep_curve
+from openai_cpu_server.llama.measurements import Measurements
+from openai_cpu_server.llama.neighbours import Neighbours
+from openai_cpu_server.scheduler.cost_model import CostModel
+from tests.llama.driver import generate
+from tests.llama.odd_models import mamba
+
+PROMPT = tuple(range(300, 340))
+
+
+class Quiet(Neighbours):
+    """A machine that is left to us."""
+
+    def share(self) -> float:
+        return 0.0
+
+
+class Noisy(Neighbours):
+    def share(self) -> float:
+        return 0.5
+
+
+@pytest.fixture(scope="module")
+def options(tiny: Path) -> EngineOptions:
+    return EngineOptions(model_path=str(tiny), kv_tokens=2048, max_seqs=8, prefill_tokens=128)
+
+
+@pytest.fixture(scope="module")
+def fresh(options: EngineOptions) -> Iterator[LlamaBackend]:
+    backend = LlamaBackend.load(options, lambda fraction: None)
+    yield backend
+    backend.close()
+
+
+def measured(backend: LlamaBackend, options: EngineOptions, folder: Path) -> CostCurve:
+    return cost_curve(backend, options, folder, neighbours=Quiet())
+
+
+def test_a_curve_is_positive_and_finite_and_feeds_a_model(
+    fresh: LlamaBackend, options: EngineOptions, tmp_path: Path
+) -> None:
+    progress: list[float] = []
+    curve = cost_curve(fresh, options, tmp_path, progress.append, Quiet())
+    assert is_sane(curve)
+    assert curve.step_ms[0][0] == 1
+    assert {n for n, _ in curve.step_ms} <= {1, 2, 4, 8, 12, 15, 16, 17, 24, 32, 48, 64, 128}
+    assert curve.tiled is not None
+    assert CostModel(curve).predict_ms(16, 16_000, 0) > 0
+    assert progress == sorted(progress)
+    assert progress[-1] == 1.0
+
+
+def test_measuring_leaves_no_trace(fresh: LlamaBackend, options: EngineOptions, tmp_path: Path) -> None:
+    expected = generate(fresh, PROMPT, 8)
+    measured(fresh, options, tmp_path)
+    for slot in range(options.max_seqs):
+        assert generate(fresh, PROMPT, 8, slot=slot) == expected
+
+
+def test_a_curve_is_measured_once(fresh: LlamaBackend, options: EngineOptions, tmp_path: Path) -> None:
+    first = measured(fresh, options, tmp_path)
+    (path,) = tmp_path.iterdir()
+    written = path.stat().st_mtime_ns
+    assert measured(fresh, options, tmp_path) == first
+    assert path.stat().st_mtime_ns == written
+
+
+@pytest.mark.parametrize("content", [b"", b"{", b"\xff\xfe", b'{"key": 1, "value": 2}', b"[]", b"null"])
+def test_a_damaged_file_is_measured_again(
+    fresh: LlamaBackend, options: EngineOptions, tmp_path: Path, content: bytes
+) -> None:
+    measured(fresh, options, tmp_path)
+    (path,) = tmp_path.iterdir()
+    path.write_bytes(content)
+    again = measured(fresh, options, tmp_path)
+    assert is_sane(again)
+    assert measured(fresh, options, tmp_path) == again
+
+
+def test_a_curve_that_cannot_be_is_measured_again(
+    fresh: LlamaBackend, options: EngineOptions, tmp_path: Path
+) -> None:
+    absurd = CostCurve(step_ms=((16, -1.0),), attended_ms=0.0, skipped_ms=0.0)
+    keep_curve(fresh.info, options, tmp_path, absurd)
+    assert is_sane(measured(fresh, options, tmp_path))
+
+
+def test_what_was_learnt_takes_the_place_of_what_was_measured(
+    fresh: LlamaBackend, options: EngineOptions, tmp_path: Path
+) -> None:
+    learnt = CostCurve(step_ms=((1, 1.5), (16, 2.5)), attended_ms=0.25, skipped_ms=0.0)
+    keep_curve(fresh.info, options, tmp_path, learnt)
+    assert measured(fresh, options, tmp_path) == learnt
+
+
+def test_what_was_measured_beside_busy_neighbours_is_used_but_not_kept(
+    fresh: LlamaBackend, options: EngineOptions, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    assert is_sane(cost_curve(fresh, options, tmp_path, neighbours=Noisy()))
+    assert not list(tmp_path.iterdir())
+    assert "other processes took 50 %" in caplog.text
+
+
+def test_a_folder_that_cannot_be_written_costs_one_line(
+    fresh: LlamaBackend, options: EngineOptions, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    (tmp_path / "file").write_text("in the way")
+    assert is_sane(measured(fresh, options, tmp_path / "file" / "cache"))
+    assert len([r for r in caplog.records if r.levelno >= logging.WARNING]) == 1
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"repack": True},
+        {"threads_batch": 1},
+        {"flash_attention": False},
+    ],
+)
+def test_other_options_are_another_curve(
+    fresh: LlamaBackend, options: EngineOptions, tmp_path: Path, changes: dict[str, object]
+) -> None:
+    assert _path(fresh, options, tmp_path) == _path(fresh, options, tmp_path)
+    other = msgspec.structs.replace(options, **changes)
+    assert _path(fresh, options, tmp_path) != _path(fresh, other, tmp_path)
+
+
+def test_another_model_or_pool_is_another_curve(
+    fresh: LlamaBackend, options: EngineOptions, tiny: Path, tmp_path: Path
+) -> None:
+    info, kept = fresh.info, Measurements(tmp_path)
+    path = _path(fresh, options, tmp_path)
+    for changes in ({"kv_tokens": 9000}, {"kv_type": "f32"}, {"threads": 77}, {"num_parameters": 5}):
+        other = msgspec.structs.replace(info, **changes)
+        assert kept.path(CurveKey.of(other, options)) != path
+    slightly = msgspec.structs.replace(info, kv_tokens=info.kv_tokens + 256)
+    assert kept.path(CurveKey.of(slightly, options)) == path
+    copy = tmp_path / "copy.gguf"
+    copy.write_bytes(tiny.read_bytes())
+    os.utime(copy, ns=(1, 1))
+    newer = msgspec.structs.replace(info, path=str(copy))
+    assert kept.path(CurveKey.of(newer, options)) != path
+
+
+def _path(backend: LlamaBackend, options: EngineOptions, folder: Path) -> Path:
+    return Measurements(folder).path(CurveKey.of(backend.info, options))
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"kv_tokens": 256, "prefill_tokens": 32, "max_seqs": 1},
+        {"kv_tokens": 1024, "max_seqs": 2, "kv_type": "q8_0"},
+        {"flash_attention": False, "threads": 1, "threads_batch": 2},
+    ],
+)
+def test_small_pools_and_other_options(
+    options: EngineOptions, tmp_path: Path, changes: dict[str, object]
+) -> None:
+    chosen = msgspec.structs.replace(options, **changes)
+    backend = LlamaBackend.load(chosen, lambda fraction: None)
+    try:
+        curve = measured(backend, chosen, tmp_path)
+    finally:
+        backend.close()
+    assert is_sane(curve)
+    assert curve.step_ms[-1][0] <= backend.info.max_step_tokens
+    assert curve.tiled is None
+
+
+def test_a_model_without_cells(tiny: Path, tmp_path: Path) -> None:
+    path = mamba(tiny, tmp_path / "mamba.gguf")
+    chosen = EngineOptions(model_path=str(path), kv_tokens=512, max_seqs=4, prefill_tokens=64)
+    backend = LlamaBackend.load(chosen, lambda fraction: None)
+    try:
+        assert is_sane(measured(backend, chosen, tmp_path / "cache"))
+    finally:
+        backend.close()
+
+
+@pytest.mark.parametrize(
+    "curve",
+    [
+        CostCurve(step_ms=(), attended_ms=0.0, skipped_ms=0.0),
+        CostCurve(step_ms=((0, 1.0),), attended_ms=0.0, skipped_ms=0.0),
+        CostCurve(step_ms=((2, 1.0), (1, 1.0)), attended_ms=0.0, skipped_ms=0.0),
+        CostCurve(step_ms=((1, 1.0), (1, 1.0)), attended_ms=0.0, skipped_ms=0.0),
+        CostCurve(step_ms=((1, 0.0),), attended_ms=0.0, skipped_ms=0.0),
+        CostCurve(step_ms=((1, math.inf),), attended_ms=0.0, skipped_ms=0.0),
+        CostCurve(step_ms=((1, 1.0),), attended_ms=-1.0, skipped_ms=0.0),
+        CostCurve(step_ms=((1, 1.0),), attended_ms=0.0, skipped_ms=math.nan),
+        CostCurve(step_ms=((1, 1.0),), attended_ms=0.0, skipped_ms=0.0, tiled=TiledAttention(64, -1.0)),
+    ],
+)
+def test_what_no_curve_can_be(curve: CostCurve) -> None:
+    assert not is_sane(curve)
