@@ -12,15 +12,21 @@ from collections.abc import Iterator
 from datetime import timedelta
 from pathlib import Path
 
+import psutil
 import uvicorn
 
 from openai_cpu_server.api.application import create_api
+from openai_cpu_server.api.auth import key_identity
 from openai_cpu_server.api.options import ApiOptions
+from openai_cpu_server.api.resolve.cache import cache_namespace
+from openai_cpu_server.contract.messages import EngineOptions
 from openai_cpu_server.contract.model_info import Tokenizer
 from openai_cpu_server.engine.client import EngineClient
 from openai_cpu_server.errors import StartupError
+from openai_cpu_server.llama.profile import load_profile
 from openai_cpu_server.llama.vocabulary import Vocabulary
 from openai_cpu_server.model_source import resolve_model
+from openai_cpu_server.prompt.chat import needs_special_tokens
 from openai_cpu_server.prompt.chat_template import ChatTemplate
 from openai_cpu_server.settings import Settings
 
@@ -39,9 +45,8 @@ def serve(settings: Settings) -> None:
         logging.getLogger(chatty).setLevel(logging.WARNING)
     model_path = resolve_model(settings.model)
     with _listen(settings.host, settings.port) as listener, Vocabulary.open(model_path) as vocabulary:
-        engine = EngineClient(
-            _ENGINE_COMMAND, settings.engine_options(model_path), max_queue=settings.max_queue
-        )
+        options = _engine_options(settings, model_path, vocabulary)
+        engine = EngineClient(_ENGINE_COMMAND, options, max_queue=settings.max_queue)
         api = create_api(
             engine=engine,
             tokenizer=vocabulary,
@@ -119,7 +124,46 @@ def _read(path: Path) -> str:
     try:
         return path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
-        raise StartupError(f"cannot read the chat template {path}: {error}") from None
+        raise StartupError(f"cannot read {path}: {error}") from None
+
+
+def _engine_options(settings: Settings, model_path: Path, tokenizer: Tokenizer) -> EngineOptions:
+    """As the user says, else as `tune` has found, else the defaults."""
+    options = settings.engine_options(
+        model_path,
+        cache_bytes=_cache_bytes(settings),
+        pinned_prompts=tuple(_pinned(path, tokenizer) for path in settings.pin_prompt),
+        pinned_namespace=_pinned_namespace(settings),
+    )
+    profile = load_profile(model_path, settings.profile_dir) if settings.profile == "auto" else None
+    if profile is None:
+        return options
+    logger.info("using the profile that was tuned for this model here: %s", profile)
+    return profile.applied(options, given=settings.model_fields_set)
+
+
+def _pinned(path: Path, tokenizer: Tokenizer) -> tuple[int, ...]:
+    """A prompt as its tokens stand at the beginning of a request: with BOS, control tokens read as such."""
+    text = _read(path)
+    special = needs_special_tokens(text, bos_text=tokenizer.bos_text)
+    tokens = tuple(tokenizer.encode(text, add_special=special, parse_special=True))
+    if not tokens:
+        raise StartupError(f"there is nothing to pin in {path}")
+    return tokens
+
+
+def _pinned_namespace(settings: Settings) -> str:
+    """Pinned prompts serve the holders of the server's key, where keys are isolated."""
+    if settings.cache_isolation == "off" or settings.api_key is None:
+        return ""
+    identity = key_identity(f"Bearer {settings.api_key.get_secret_value()}")
+    return cache_namespace(salt=None, key=identity)
+
+
+def _cache_bytes(settings: Settings) -> int:
+    if settings.cache_mb is not None:
+        return settings.cache_mb * _MIB
+    return int(psutil.virtual_memory().total) // 4
 
 
 def _api_options(settings: Settings, model_path: Path) -> ApiOptions:
@@ -131,6 +175,7 @@ def _api_options(settings: Settings, model_path: Path) -> ApiOptions:
         max_body_bytes=settings.max_body_mb * _MIB,
         max_choices=settings.max_choices,
         default_priority=settings.priority,
+        isolate_by_key=settings.cache_isolation == "key",
         keep_alive_s=settings.keep_alive_s,
     )
 

@@ -43,6 +43,14 @@ class ModelNotFound(ServerError):
         self.name = name
 
 
+class RequestNotFound(ServerError):
+    """No live request has this id: it has ended, or never was."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__(f"There is no live request '{name}'.")
+        self.name = name
+
+
 class Unauthorized(ServerError):
     """No API key, or a wrong one."""
 
@@ -73,3 +81,7 @@ class EngineUnavailable(ServerError):
 
 class GenerationFailed(ServerError):
     """An accepted request ended with an error of ours."""
+
+
+class RequestCancelled(ServerError):
+    """An accepted request was ended by somebody other than its client."""

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Literal
 
-from pydantic import Field, SecretStr, ValidationError, model_validator
+from pydantic import Field, SecretStr, ValidationError
 from pydantic_settings import (
     BaseSettings,
     CliApp,
@@ -49,10 +49,41 @@ class Settings(BaseSettings):
     )
     max_seqs: int = Field(64, ge=1, le=254, description="sequences that run at once")
     threads: int | None = Field(None, ge=1, description="compute threads; default: physical cores")
+    threads_batch: int | None = Field(
+        None, ge=1, description="threads for steps of more than one token; default: as --threads"
+    )
+    flash_attention: bool = Field(True, description="off: slower with long contexts")
+    profile: Literal["auto", "off"] = Field(
+        "auto", description="use what `openai-cpu-server tune` has found, for options that are not given"
+    )
     kv_type: Literal["auto", "f32", "f16", "bf16", "q8_0"] = Field("auto", description="KV cell type")
     repack: Literal["auto", "on", "off"] = Field("auto", description="repack weights for this CPU at load")
-    step_tokens: int = Field(64, ge=16, description="tokens of a step while streams are running")
-    prefill_tokens: int = Field(256, ge=16, description="tokens of a step while none is")
+    prefill_tokens: int = Field(256, ge=16, description="tokens of a step at most (llama.cpp's batch)")
+    interactive_step_ms: float = Field(
+        300.0, gt=0, description="what a step may take while an interactive request runs"
+    )
+    batch_step_ms: float = Field(600.0, gt=0, description="what a step may take otherwise")
+    batch_floor: float = Field(0.1, ge=0, le=1, description="share of the time that batch work keeps")
+    preempt_threshold_ms: float = Field(
+        100.0, ge=0, description="an interactive newcomer interrupts a batch step with more than this left"
+    )
+    policy: Literal["priority", "fifo", "sjf"] = Field("priority", description="who goes first")
+    tile_filling: bool = Field(True, description="grow steps to sizes that are faster")
+    mixed_steps: bool = Field(True, description="prompts and decoding sequences share steps")
+    cache_mb: int | None = Field(
+        None, ge=0, description="host memory of the prefix cache; default: a quarter of the machine's"
+    )
+    cache_file: Path | None = Field(None, description="keep the prefix cache here between runs")
+    pin_prompt: list[Path] = Field(
+        [], description="files of prompts to compute at start and keep in the prefix cache"
+    )
+    cache_isolation: Literal["off", "key"] = Field(
+        "off", description="key: requests of different API keys share no computed prompts"
+    )
+    cache_dir: Path | None = Field(
+        None, description="where measured profiles are kept; default: the user's cache directory"
+    )
+    calibrate: bool = Field(True, description="measure the cost of steps at the first start with a model")
     default_priority: Literal["interactive", "batch"] = Field(
         "interactive", description="priority of requests that name none"
     )
@@ -62,12 +93,6 @@ class Settings(BaseSettings):
     keep_alive_s: float = Field(10.0, ge=0, description="seconds between comments on a silent stream")
     lenient: bool = Field(False, description="ignore unknown parameters and name them in a header")
     log_level: Literal["debug", "info", "warning", "error"] = Field("info", description="least level shown")
-
-    @model_validator(mode="after")
-    def _steps_hold_all_sequences(self) -> Settings:
-        if max(self.step_tokens, self.prefill_tokens) <= self.max_seqs:
-            raise ValueError("prefill-tokens must be larger than max-seqs")
-        return self
 
     @classmethod
     def settings_customise_sources(
@@ -80,21 +105,52 @@ class Settings(BaseSettings):
     ) -> tuple[PydanticBaseSettingsSource, ...]:
         return init_settings, env_settings, TomlConfigSettingsSource(settings_cls)
 
-    def engine_options(self, model_path: Path) -> EngineOptions:
+    def engine_options(
+        self,
+        model_path: Path,
+        *,
+        cache_bytes: int,
+        pinned_prompts: tuple[tuple[int, ...], ...] = (),
+        pinned_namespace: str = "",
+    ) -> EngineOptions:
+        """`cache_bytes`: what `cache_mb` comes to on this machine."""
         return EngineOptions(
             model_path=str(model_path),
             kv_tokens=self.ctx_size,
             max_seqs=self.max_seqs,
             threads=self.threads,
+            threads_batch=self.threads_batch,
+            flash_attention=self.flash_attention,
             kv_type="f16" if self.kv_type == "auto" else self.kv_type,
             repack={"auto": None, "on": True, "off": False}[self.repack],
-            step_tokens=self.step_tokens,
             prefill_tokens=self.prefill_tokens,
+            interactive_step_ms=self.interactive_step_ms,
+            batch_step_ms=self.batch_step_ms,
+            batch_floor=self.batch_floor,
+            preempt_threshold_ms=self.preempt_threshold_ms,
+            policy=self.policy,
+            tile_filling=self.tile_filling,
+            mixed_steps=self.mixed_steps,
+            cache_bytes=cache_bytes,
+            cache_file=str(self.cache_file) if self.cache_file else None,
+            pinned_prompts=pinned_prompts,
+            pinned_namespace=pinned_namespace,
+            cost_dir=str(self.profile_dir) if self.calibrate else None,
+            log_level=self.log_level,
         )
+
+    @property
+    def profile_dir(self) -> Path:
+        return self.cache_dir or user_cache_dir()
 
     @property
     def priority(self) -> Priority:
         return Priority[self.default_priority.upper()]
+
+
+def user_cache_dir() -> Path:
+    base = os.environ.get("XDG_CACHE_HOME")
+    return (Path(base) if base else Path.home() / ".cache") / "openai-cpu-server"
 
 
 def read_settings(arguments: Sequence[str]) -> Settings:

@@ -25,18 +25,24 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import llama_cpp
+import msgspec
 
 from openai_cpu_server.contract.messages import EngineOptions
 from openai_cpu_server.contract.request import GenerationRequest, Sampling
-from openai_cpu_server.contract.step import Sample, Span, StepResult
-from openai_cpu_server.scheduler.budget import TokenBudget
+from openai_cpu_server.contract.step import Sample, Span, Step, StepResult
+from openai_cpu_server.llama.backend import LlamaBackend
+from openai_cpu_server.llama.calibrate import cost_curve
+from openai_cpu_server.scheduler.compose import StepOptions
+from openai_cpu_server.scheduler.cost_model import CostModel
 from openai_cpu_server.scheduler.kv_ledger import KVLedger
 from openai_cpu_server.scheduler.policy import PriorityPolicy
+from openai_cpu_server.scheduler.prefix_cache import PrefixCache
 from openai_cpu_server.scheduler.scheduler import Limits, Scheduler
+from openai_cpu_server.settings import user_cache_dir
 
 SAMPLING = {"temperature": 0.8, "top_k": 40, "top_p": 0.95}
-OPTIONS = EngineOptions(model_path="")
 KV_TOKENS = 8192
+OPTIONS = EngineOptions(model_path="", kv_tokens=KV_TOKENS, repack=False)
 OUTPUTS = 128
 
 
@@ -56,7 +62,7 @@ class Load:
 def main() -> None:
     arguments = _arguments()
     load = Load(arguments.clients, arguments.prompt_tokens, arguments.tokens)
-    steps = list(_steps(load))
+    steps = list(_steps(load, _cost(arguments.model)))
     bare, served = [], []
     for number in range(arguments.rounds):
         with Bare(arguments.model, load) as loop:
@@ -90,12 +96,24 @@ def _prompt(number: int, load: Load) -> list[int]:
     return [300 + (7 * number + i) % 500 for i in range(load.prompt_tokens)]
 
 
-def _steps(load: Load) -> Iterator[tuple[Span, ...]]:
+def _cost(model: Path) -> CostModel:
+    """The cost model as the server's: measured once, kept where the server keeps it."""
+    options = msgspec.structs.replace(OPTIONS, model_path=str(model))
+    backend = LlamaBackend.load(options, lambda fraction: None)
+    try:
+        return CostModel(cost_curve(backend, options, user_cache_dir()))
+    finally:
+        backend.close()
+
+
+def _steps(load: Load, cost: CostModel) -> Iterator[Step]:
     """What the server's scheduler computes for this load."""
     scheduler = Scheduler(
         limits=Limits(OPTIONS.max_seqs, OPTIONS.prefill_tokens, OUTPUTS),
         ledger=KVLedger(KV_TOKENS // 16),
-        budget=TokenBudget(decoding=OPTIONS.step_tokens, idle=OPTIONS.prefill_tokens),
+        cache=PrefixCache(0),
+        cost=cost,
+        options=StepOptions(),
         policy=PriorityPolicy(),
     )
     for number in range(load.clients):
@@ -111,7 +129,7 @@ def _steps(load: Load) -> Iterator[tuple[Span, ...]]:
             if advance.sequence.remaining == 0:
                 scheduler.finish(advance.sequence)
         if step.spans:
-            yield step.spans
+            yield step
 
 
 class Bare:
@@ -137,28 +155,35 @@ class Bare:
         llama_cpp.llama_free(self._context)
         llama_cpp.llama_model_free(self._model)
 
-    def run(self, steps: Sequence[tuple[Span, ...]]) -> float:
+    def run(self, steps: Sequence[Step]) -> float:
         """Seconds for all steps, after one that warms up."""
         self._step(steps[0])
         llama_cpp.llama_memory_clear(llama_cpp.llama_get_memory(self._context), False)
         start = time.perf_counter()
-        for spans in steps:
-            self._step(spans)
+        for step in steps:
+            self._step(step)
         return time.perf_counter() - start
 
-    def _step(self, spans: Sequence[Span]) -> None:
-        batch, n = self._batch, 0
-        for span in spans:
+    def _step(self, step: Step) -> None:
+        n = 0
+        for span in step.spans:
             for i, token in enumerate(span.tokens):
-                batch.token[n] = self._next[span.slot] if len(span.tokens) == 1 else token
-                batch.pos[n] = span.start + i
-                batch.n_seq_id[n] = 1
-                batch.seq_id[n][0] = span.slot
-                batch.logits[n] = span.sample and i == len(span.tokens) - 1
+                token = self._next[span.slot] if len(span.tokens) == 1 else token
+                self._put(n, token, span.start + i, span.slot, span.sample and i == len(span.tokens) - 1)
                 n += 1
-        batch.n_tokens = n
-        assert llama_cpp.llama_decode(self._context, batch) == 0
-        self._sample(spans)
+        for position in range(step.padding):
+            self._put(n + position, 0, position, OPTIONS.max_seqs, False)
+        self._batch.n_tokens = n + step.padding
+        assert llama_cpp.llama_decode(self._context, self._batch) == 0
+        self._sample(step.spans)
+        if step.padding:
+            memory = llama_cpp.llama_get_memory(self._context)
+            llama_cpp.llama_memory_seq_rm(memory, OPTIONS.max_seqs, -1, -1)
+
+    def _put(self, n: int, token: int, position: int, slot: int, output: bool) -> None:
+        batch = self._batch
+        batch.token[n], batch.pos[n], batch.n_seq_id[n], batch.logits[n] = token, position, 1, output
+        batch.seq_id[n][0] = slot
 
     def _sample(self, spans: Sequence[Span]) -> None:
         n = -1
@@ -172,7 +197,7 @@ class Bare:
         params = llama_cpp.llama_context_default_params()
         params.n_ctx = KV_TOKENS
         params.n_batch = params.n_ubatch = OPTIONS.prefill_tokens
-        params.n_seq_max = OPTIONS.max_seqs
+        params.n_seq_max = OPTIONS.max_seqs + 1
         params.n_threads = params.n_threads_batch = len(os.sched_getaffinity(0))
         params.flash_attn_type = llama_cpp.LLAMA_FLASH_ATTN_TYPE_ENABLED
         params.kv_unified = True
@@ -201,6 +226,7 @@ def _server(model: Path, load: Load) -> Iterator[int]:
     """A server process; yields its port."""
     command = [sys.executable, "-m", "openai_cpu_server", "serve", "--model", str(model), "--port", "0"]
     options = ["--ctx-size", str(KV_TOKENS), "--max-seqs", str(OPTIONS.max_seqs), "--repack", "off"]
+    options += ["--cache-mb", "0", "--profile", "off", "--prefill-tokens", str(OPTIONS.prefill_tokens)]
     process = subprocess.Popen(command + options, stderr=subprocess.PIPE, text=True)
     try:
         assert process.stderr is not None

@@ -13,7 +13,7 @@ import msgspec
 from openai_cpu_server.contract.messages import EngineOptions
 from openai_cpu_server.contract.step import Backend
 from openai_cpu_server.engine.channel import EngineChannel
-from openai_cpu_server.engine.core import build_core
+from openai_cpu_server.engine.core import EngineCore, build_core
 from openai_cpu_server.engine.loop import run_engine
 from openai_cpu_server.errors import StartupError
 from tests.fakes import FAKE_INFO, FakeBackend
@@ -34,7 +34,10 @@ def main() -> None:
         kill_on = int(flags["kill_on"]) if "kill_on" in flags else None
         return FakeBackend(info, kill_on=kill_on, step_s=float(flags.get("step_s", 0)))
 
-    run_engine(EngineChannel(socket.socket(fileno=int(sys.argv[-1]))), load=load, build_core=build_core)
+    def build(options: EngineOptions, backend: Backend) -> EngineCore:
+        return build_core(options, backend, None)
+
+    run_engine(EngineChannel(socket.socket(fileno=int(sys.argv[-1]))), load=load, build_core=build)
 
 
 if __name__ == "__main__":

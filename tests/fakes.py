@@ -6,9 +6,28 @@ import os
 import signal
 import threading
 import zlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import msgspec
 
 from openai_cpu_server.contract.model_info import ModelInfo
-from openai_cpu_server.contract.step import Close, Open, Sample, Span, Step, StepResult, TokenLogprob
+from openai_cpu_server.contract.step import (
+    Close,
+    Drop,
+    Open,
+    Restore,
+    Sample,
+    Save,
+    SavedBlock,
+    Share,
+    Span,
+    Step,
+    StepResult,
+    TokenLogprob,
+    Verb,
+)
 
 VOCAB_SIZE = 512
 END_TOKEN = 1
@@ -28,6 +47,7 @@ FAKE_INFO = ModelInfo(
     max_step_outputs=128,
     threads=1,
     end_tokens=frozenset({END_TOKEN}),
+    can_share=True,
     can_trim=True,
 )
 
@@ -38,8 +58,16 @@ def next_token(tokens: list[int]) -> int:
     return 2 + (digest >> 8) % 256 if digest % 16 == 0 else 2 + ord("abcdefghij klmnopq"[digest % 18])
 
 
+@dataclass(eq=False)
+class Cell:
+    """A KV cell: what it stands for. Sequences that share it hold the same object."""
+
+    position: int
+    token: int
+
+
 class FakeBackend:
-    """Keeps the tokens of every slot as its "KV cells" and refuses what a real pool would refuse.
+    """Keeps the tokens of every slot as its KV cells, and refuses what a real pool would refuse.
 
     Token t >= 2 is the byte t-2 (those from 258 on are nothing); 1 ends. `kill_on` makes the process kill
     itself in the step that computes this token; `step_s` makes a step take its time.
@@ -49,26 +77,24 @@ class FakeBackend:
         self, info: ModelInfo = FAKE_INFO, *, kill_on: int | None = None, step_s: float = 0.0
     ) -> None:
         self.info = info
-        self.cells: dict[int, list[int]] = {}
+        self.cells: dict[int, list[Cell]] = {}
         self.opened: dict[int, Open] = {}
-        self.num_steps = 0
+        self.blocks: dict[int, list[Cell]] = {}
+        self.num_computed = 0
         self._kill_on = kill_on
         self._step_s = step_s
         self._interrupted = threading.Event()
 
     def execute(self, step: Step) -> StepResult:
-        self.num_steps += 1
+        self._interrupted.clear()
         for verb in step.verbs:
             self._do(verb)
-        if self._step_s:
-            self._interrupted.wait(self._step_s)
-            if self._interrupted.is_set():
-                self._interrupted.clear()
-                return StepResult(interrupted=True)
-        assert step.num_tokens <= self.info.max_step_tokens
+        if self._step_s and self._interrupted.wait(self._step_s):
+            return StepResult(interrupted=True)
+        assert step.num_tokens + step.padding <= self.info.max_step_tokens
         for span in step.spans:
             self._compute(span)
-        assert sum(map(len, self.cells.values())) <= self.info.kv_tokens, "the pool is full"
+        assert len({id(c) for cells in self.cells.values() for c in cells}) <= self.info.kv_tokens, "full"
         return StepResult(
             samples={s.slot: self._sample(s.slot) for s in step.spans if s.sample},
             scores={s.slot: tuple(TokenLogprob(t, -1.0) for t in s.targets) for s in step.spans if s.targets},
@@ -80,29 +106,58 @@ class FakeBackend:
     def piece(self, token: int) -> bytes:
         return bytes([token - 2]) if 2 <= token < 258 else b""
 
+    def export_cache(self, path: str, blocks: Sequence[SavedBlock]) -> None:
+        assert {block.number for block in blocks} == set(self.blocks)
+        Path(path).write_bytes(msgspec.msgpack.encode(blocks))
+
+    def import_cache(self, path: str) -> tuple[SavedBlock, ...]:
+        if not Path(path).exists():
+            return ()
+        blocks = msgspec.msgpack.decode(Path(path).read_bytes(), type=tuple[SavedBlock, ...])
+        depth: dict[int | None, int] = {None: 0}
+        for block in blocks:
+            start = depth[block.parent]
+            self.blocks[block.number] = [Cell(start + i, token) for i, token in enumerate(block.tokens)]
+            depth[block.number] = start + len(block.tokens)
+        return blocks
+
     def close(self) -> None:
         self.cells.clear()
 
-    def _do(self, verb: Open | Close) -> None:
-        if isinstance(verb, Open):
-            assert verb.slot not in self.cells, f"slot {verb.slot} is taken"
-            self.cells[verb.slot] = []
-            self.opened[verb.slot] = verb
-        else:
-            del self.cells[verb.slot]
-            del self.opened[verb.slot]
+    def _do(self, verb: Verb) -> None:
+        match verb:
+            case Open(slot=slot):
+                assert slot not in self.cells, f"slot {slot} is taken"
+                self.cells[slot], self.opened[slot] = [], verb
+            case Close(slot=slot):
+                del self.cells[slot]
+                del self.opened[slot]
+            case Share(source=source, slot=slot, end=end):
+                assert self.cells[slot] == []
+                assert len(self.cells[source]) >= end, "shares what is not computed"
+                self.cells[slot] = self.cells[source][:end]
+            case Save(slot=slot, start=start, end=end, block=block):
+                assert block not in self.blocks
+                assert len(self.cells[slot]) >= end
+                self.blocks[block] = self.cells[slot][start:end]
+            case Restore(block=block, slot=slot, start=start, end=end):
+                assert len(self.cells[slot]) == start
+                part = self.blocks[block][: end - start]
+                assert [c.position for c in part] == list(range(start, end))
+                self.cells[slot] += [Cell(c.position, c.token) for c in part]
+            case Drop(block=block):
+                del self.blocks[block]
 
     def _compute(self, span: Span) -> None:
         cells = self.cells[span.slot]
-        assert len(cells) == span.start, (
-            f"slot {span.slot} has {len(cells)} cells, span starts at {span.start}"
-        )
+        assert len(cells) == span.start, f"slot {span.slot}: {len(cells)} cells, span from {span.start}"
         if self._kill_on in span.tokens:
             os.kill(os.getpid(), signal.SIGKILL)
-        cells.extend(span.tokens)
+        cells += [Cell(span.start + i, token) for i, token in enumerate(span.tokens)]
+        self.num_computed += len(span.tokens)
 
     def _sample(self, slot: int) -> Sample:
-        token = next_token(self.cells[slot])
+        token = next_token([cell.token for cell in self.cells[slot]])
         opened = self.opened[slot]
         if opened.top_logprobs is None:
             return Sample(token)

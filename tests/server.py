@@ -21,9 +21,9 @@ class ServerProcess:
     def __init__(self, *options: str, env: dict[str, str] | None = None) -> None:
         self.lines: list[str] = []
         self._new: queue.SimpleQueue[str | None] = queue.SimpleQueue()
-        command = [sys.executable, "-m", "openai_cpu_server", "serve", "--port", "0", *options]
+        command = [sys.executable, "-m", "openai_cpu_server", "serve", "--port", "0", "--no-calibrate"]
         self.process = subprocess.Popen(
-            command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=env
+            [*command, *options], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=env
         )
         self._reader = threading.Thread(target=self._read, daemon=True)
         self._reader.start()

@@ -20,7 +20,7 @@ def _no_environment(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_defaults() -> None:
     settings = read_settings([])
     assert (settings.model, settings.port, settings.priority) == ("demo", 8000, Priority.INTERACTIVE)
-    options = settings.engine_options(Path("m.gguf"))
+    options = settings.engine_options(Path("m.gguf"), cache_bytes=0)
     assert (options.kv_tokens, options.kv_type, options.repack) == (None, "f16", None)
 
 
@@ -46,8 +46,9 @@ def test_the_file_may_be_named_by_the_environment(tmp_path: Path, monkeypatch: p
     ("arguments", "said"),
     [
         (["--port", "x"], "--port"),
+        (["--cache-isolation", "salt"], "--cache-isolation"),
         (["--ctx-size", "1"], "--ctx-size"),
-        (["--max-seqs", "254", "--prefill-tokens", "200"], "larger than max-seqs"),
+        (["--batch-floor", "2"], "--batch-floor"),
         (["--config", "/nowhere.toml"], "no configuration file"),
     ],
 )
@@ -67,7 +68,7 @@ def test_a_wrong_file_is_one_line_too(tmp_path: Path, content: str) -> None:
 
 
 def test_repack_and_kv_type_reach_the_engine() -> None:
-    options = read_settings(["--repack", "on", "--kv-type", "q8_0"]).engine_options(Path("m"))
+    options = read_settings(["--repack", "on", "--kv-type", "q8_0"]).engine_options(Path("m"), cache_bytes=0)
     assert (options.repack, options.kv_type) == (True, "q8_0")
 
 

@@ -15,11 +15,13 @@ from openai_cpu_server.api.middleware import Authentication, BodyLimit, Boundary
 from openai_cpu_server.api.options import ApiOptions
 from openai_cpu_server.api.render.pieces import Pieces
 from openai_cpu_server.api.resolve.chat_prompts import ChatPrompts
+from openai_cpu_server.api.routes.cache import CacheRoutes
 from openai_cpu_server.api.routes.chat import ChatFamily
 from openai_cpu_server.api.routes.completions import CompletionFamily
 from openai_cpu_server.api.routes.generation import GenerationRoute
 from openai_cpu_server.api.routes.health import HealthRoutes
 from openai_cpu_server.api.routes.models import ModelRoutes
+from openai_cpu_server.api.routes.requests import RequestRoutes
 from openai_cpu_server.api.routes.tokens import TokenRoutes
 from openai_cpu_server.api.ticket import ticket_of
 from openai_cpu_server.contract.model_info import Tokenizer
@@ -59,11 +61,16 @@ def _routes(
     models = ModelRoutes(engine, options)
     tokens = TokenRoutes(tokenizer, prompts, engine, options)
     health = HealthRoutes(engine, options)
+    cache, requests = CacheRoutes(engine), RequestRoutes(engine)
     return [
         Route("/v1/chat/completions", chat.create, methods=["POST"]),
         Route("/v1/completions", completions.create, methods=["POST"]),
         Route("/v1/models", models.list),
         Route("/v1/models/{id:path}", models.one),
+        Route("/v1/cache", cache.clear, methods=["DELETE"]),
+        Route("/v1/cache/stats", cache.stats),
+        Route("/v1/requests", requests.list),
+        Route("/v1/requests/{id:path}", requests.cancel, methods=["DELETE"]),
         Route("/tokenize", tokens.tokenize, methods=["POST"]),
         Route("/detokenize", tokens.detokenize, methods=["POST"]),
         Route("/health", health.health),

@@ -16,6 +16,8 @@ from openai_cpu_server.errors import (
     ModelNotFound,
     PromptTooLong,
     QueueFull,
+    RequestCancelled,
+    RequestNotFound,
     ServerError,
     TemplateFailed,
     Unauthorized,
@@ -37,12 +39,15 @@ TABLE: Mapping[type[ServerError], Failure] = {
     TemplateFailed: Failure(400, "invalid_request_error", "chat_template_failed", "messages"),
     Unauthorized: Failure(401, "invalid_request_error", "invalid_api_key"),
     ModelNotFound: Failure(404, "invalid_request_error", "model_not_found", "model"),
+    RequestNotFound: Failure(404, "invalid_request_error", "request_not_found", "id"),
     BodyTooLarge: Failure(413, "invalid_request_error", "request_too_large"),
     QueueFull: Failure(429, "rate_limit_error", "queue_full"),
+    RequestCancelled: Failure(499, "server_error", "request_cancelled"),
     GenerationFailed: Failure(500, "server_error", "generation_failed"),
     EngineUnavailable: Failure(503, "server_error", "engine_unavailable"),
     ServerError: Failure(500, "server_error", "internal_error"),
 }
+"""499 is what others use for a cancelled request too; unlike 409 and 5xx it makes no SDK try again."""
 INTERNAL = TABLE[ServerError]
 HTTP_CODES = {404: "unknown_url", 405: "method_not_allowed"}
 

@@ -24,6 +24,8 @@ class ApiOptions(msgspec.Struct, frozen=True, kw_only=True):
     max_sequences: int = 1024
     """The most that one call may ask for: its prompts times its choices."""
     default_priority: Priority = Priority.INTERACTIVE
+    isolate_by_key: bool = False
+    """Requests of different API keys share no computed prompts."""
     keep_alive_s: float = 10.0
     """Seconds between the comments that keep a silent stream open; 0 sends none."""
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import AsyncIterator, Mapping
 from typing import Protocol
 
@@ -12,10 +13,11 @@ from starlette.types import Receive, Scope, Send
 
 from openai_cpu_server.api.call import Call
 from openai_cpu_server.api.errors import INTERNAL, error_object, failure_of
+from openai_cpu_server.api.queue_comments import QueueComments
 from openai_cpu_server.api.render.common import DONE, Usage
 from openai_cpu_server.api.tally import Tally
 from openai_cpu_server.api.ticket import Ticket, ticket_of
-from openai_cpu_server.contract.messages import TokenEvent
+from openai_cpu_server.contract.messages import Place, TokenEvent
 from openai_cpu_server.engine.generation import Generation, Timings
 
 logger = logging.getLogger(__name__)
@@ -71,17 +73,24 @@ class StreamedCall:
         )
 
     async def _messages(self, ticket: Ticket, tally: Tally) -> AsyncIterator[bytes]:
+        queue = QueueComments(time.monotonic)
         try:
-            async for event in self._generation:
-                tally.note(event)
-                chunks = self._renderer.chunks(event)
-                if chunks:
-                    yield chunks
+            async for item in self._generation.progress():
+                message = queue.about(item) if isinstance(item, Place) else self._chunks(item, tally, queue)
+                if message:
+                    yield message
             tally.is_complete = True
             yield self._end(tally)
         except Exception as error:
             tally.is_complete = True
             yield _error_event(error, ticket)
+
+    def _chunks(self, event: TokenEvent, tally: Tally, queue: QueueComments) -> bytes:
+        tally.note(event)
+        chunks = self._renderer.chunks(event)
+        if chunks:
+            queue.end()
+        return chunks
 
     def _end(self, tally: Tally) -> bytes:
         if not self._call.include_usage:

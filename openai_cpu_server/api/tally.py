@@ -6,7 +6,7 @@ import time
 from collections import Counter
 
 from openai_cpu_server.api.call import Call
-from openai_cpu_server.api.render.common import Usage, usage
+from openai_cpu_server.api.render.common import Usage, cached_tokens, usage
 from openai_cpu_server.api.ticket import Ticket
 from openai_cpu_server.contract.messages import Finish, TokenEvent
 from openai_cpu_server.engine.generation import Timings
@@ -39,7 +39,7 @@ class Tally:
         """For the log; also of a call that was left before its end."""
         ticket.notes["priority"] = self._call.priority.label
         ticket.notes["prompt_tokens"] = sum(len(prompt.tokens) for prompt in self._call.prompts)
-        ticket.notes["cached_tokens"] = sum(finish.cached_tokens for finish in self._finishes.values())
+        ticket.notes["cached_tokens"] = cached_tokens(self._call, self._finishes)
         ticket.notes["output_tokens"] = sum(self._output_tokens(request_id) for request_id in self._released)
         ticket.notes["queue_ms"] = round(timings.queue_ms, 1)
         if self._first_event_s is not None:

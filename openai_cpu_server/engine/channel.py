@@ -33,15 +33,20 @@ class EngineChannel:
 
     def receive(self) -> Command | None:
         """The next command; None when the other side is gone."""
-        head = self._reader.read(_LENGTH.size)
-        if len(head) < _LENGTH.size:
-            return None
-        (length,) = _LENGTH.unpack(head)
-        payload = self._reader.read(length)
-        if len(payload) < length:
+        head = self._read(_LENGTH.size)
+        payload = None if head is None else self._read(_LENGTH.unpack(head)[0])
+        if payload is None:
             return None
         command: Command = _commands.decode(payload)
         return command
+
+    def _read(self, length: int) -> bytes | None:
+        """A client that was killed with our events unread leaves no end of file, but a reset."""
+        try:
+            data = self._reader.read(length)
+        except ConnectionError:
+            return None
+        return data if len(data) == length else None
 
 
 class ClientChannel:
@@ -55,10 +60,13 @@ class ClientChannel:
     async def open(cls, sock: socket.socket) -> ClientChannel:
         return cls(*await asyncio.open_connection(sock=sock))
 
-    def send(self, command: Command) -> None:
-        """Never blocks; commands to an engine that has died are lost, as they would be a moment later."""
+    def send(self, *commands: Command) -> None:
+        """In one piece, so that the engine sees them together.
+
+        Never blocks; commands to an engine that has died are lost, as they would be a moment later.
+        """
         if not self._writer.is_closing():
-            self._writer.write(_frame(command))
+            self._writer.write(b"".join(map(_frame, commands)))
 
     async def receive(self) -> Event | None:
         """The next event; None when the engine is gone."""

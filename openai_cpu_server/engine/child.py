@@ -11,15 +11,16 @@ import psutil
 from openai_cpu_server.contract.messages import Command, EngineOptions, Event, Start
 from openai_cpu_server.engine.channel import ClientChannel
 
-_EXIT_GRACE_S = 1.0
-
 
 class EngineProcess:
     """Owns a child process and the socket to it. The child ends when the socket does."""
 
-    def __init__(self, process: asyncio.subprocess.Process, channel: ClientChannel) -> None:
+    def __init__(
+        self, process: asyncio.subprocess.Process, channel: ClientChannel, *, grace_s: float
+    ) -> None:
         self._process = process
         self._channel = channel
+        self._grace_s = grace_s
 
     @classmethod
     async def spawn(cls, command: Sequence[str], options: EngineOptions) -> EngineProcess:
@@ -32,7 +33,7 @@ class EngineProcess:
                 pass_fds=(theirs.fileno(),),
                 stdin=asyncio.subprocess.DEVNULL,
             )
-        child = cls(process, await ClientChannel.open(ours))
+        child = cls(process, await ClientChannel.open(ours), grace_s=options.exit_grace_s)
         child.send(Start(options=options))
         return child
 
@@ -53,8 +54,8 @@ class EngineProcess:
         except psutil.Error:
             return 0
 
-    def send(self, command: Command) -> None:
-        self._channel.send(command)
+    def send(self, *commands: Command) -> None:
+        self._channel.send(*commands)
 
     async def receive(self) -> Event | None:
         """The next event; None when the process is gone."""
@@ -64,7 +65,7 @@ class EngineProcess:
         """Let it go; kill it if it stays."""
         self._channel.close()
         try:
-            await asyncio.wait_for(self._process.wait(), _EXIT_GRACE_S)
+            await asyncio.wait_for(self._process.wait(), self._grace_s)
         except asyncio.TimeoutError:
             self._process.kill()
             await self._process.wait()

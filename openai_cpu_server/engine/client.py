@@ -3,20 +3,22 @@
 from __future__ import annotations
 
 import asyncio
-import enum
 import logging
 import time
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Callable, Sequence
 
-import msgspec
 import psutil
 
 from openai_cpu_server.contract.messages import (
     Cancel,
+    ClearCache,
     EngineOptions,
     Event,
+    KVStats,
     Loading,
+    Place,
+    QueueState,
     Ready,
     StartFailed,
     StepDone,
@@ -27,54 +29,22 @@ from openai_cpu_server.contract.model_info import ModelInfo
 from openai_cpu_server.contract.request import GenerationRequest, Priority
 from openai_cpu_server.engine.child import EngineProcess
 from openai_cpu_server.engine.generation import Generation
-from openai_cpu_server.engine.recovery import Live, LiveRequests
-from openai_cpu_server.errors import EngineUnavailable, QueueFull, StartupError
+from openai_cpu_server.engine.live import Live, LiveRequest, RequestState
+from openai_cpu_server.engine.recovery import LiveRequests
+from openai_cpu_server.engine.state import EngineState, EngineStatus, Totals
+from openai_cpu_server.errors import (
+    EngineUnavailable,
+    GenerationFailed,
+    QueueFull,
+    RequestCancelled,
+    ServerError,
+    StartupError,
+)
 
 logger = logging.getLogger(__name__)
 
 _MAX_CRASHES_A_MINUTE = 5
 _FIRST_BACKOFF_S = 0.1
-
-
-class EngineState(enum.Enum):
-    LOADING = "loading"
-    READY = "ready"
-    RESTARTING = "restarting"
-    """The process has died; a new one is loading. Requests are accepted and wait."""
-    FAILED = "failed"
-    """It died too often; nothing is accepted."""
-    STOPPED = "stopped"
-
-
-_MOVES = {
-    EngineState.LOADING: {EngineState.READY, EngineState.FAILED, EngineState.STOPPED},
-    EngineState.READY: {EngineState.RESTARTING, EngineState.FAILED, EngineState.STOPPED},
-    EngineState.RESTARTING: {EngineState.READY, EngineState.FAILED, EngineState.STOPPED},
-    EngineState.FAILED: {EngineState.STOPPED},
-    EngineState.STOPPED: set[EngineState](),
-}
-
-
-class EngineStatus(msgspec.Struct, frozen=True, kw_only=True):
-    """A snapshot for health routes. Requests are counted by their priority's label."""
-
-    state: EngineState
-    reason: str | None
-    running: dict[str, int]
-    waiting: dict[str, int]
-    kv_tokens: int
-    kv_tokens_used: int
-    restarts: int
-    rss_bytes: int
-    """Resident memory of this process and the engine's, the mapped model file included."""
-
-
-class Totals(msgspec.Struct):
-    """Counted over the client's life."""
-
-    requests: int = 0
-    prompt_tokens: int = 0
-    output_tokens: int = 0
 
 
 class EngineClient:
@@ -104,7 +74,7 @@ class EngineClient:
         self._process: EngineProcess | None = None
         self._crash_times: deque[float] = deque(maxlen=_MAX_CRASHES_A_MINUTE)
         self._restarts = 0
-        self._kv_tokens_used = 0
+        self._kv_stats: KVStats | None = None
 
     # -- for the API -----------------------------------------------------------------------------------
 
@@ -117,10 +87,10 @@ class EngineClient:
         self._check_open()
         self._check_queue(requests[0].priority, len(requests))
         generation = Generation(requests, cancel=self._cancel, clock=self._clock)
-        for request in requests:
-            live = Live(request, generation)
+        choices = [Live(request, generation, self._clock()) for request in requests]
+        for live in choices:
             self._live.add(live)
-            self._submit(live)
+        self._submit(choices)
         self.totals.requests += 1
         self.totals.prompt_tokens += sum(map(len, {request.tokens for request in requests}))
         return generation
@@ -129,13 +99,39 @@ class EngineClient:
         return EngineStatus(
             state=self._state,
             reason=self.reason,
-            running=self._count(started=True),
-            waiting=self._count(started=False),
+            running=self._live.count(RequestState.RUNNING),
+            waiting=self._live.count(RequestState.WAITING),
             kv_tokens=self.info.kv_tokens if self.info else 0,
-            kv_tokens_used=self._kv_tokens_used,
+            kv_tokens_used=self._kv_stats.pool_tokens_used if self._kv_stats else 0,
             restarts=self._restarts,
             rss_bytes=self._rss_bytes(),
         )
+
+    def kv_stats(self) -> KVStats | None:
+        """As of the last step; None while this engine process has not made any."""
+        return self._kv_stats
+
+    def clear_cache(self) -> None:
+        """Drop all of the prefix cache but what is pinned, with the next step. Raises `EngineUnavailable`."""
+        if self._process is None or self._state is not EngineState.READY:
+            raise self._unavailable()
+        self._process.send(ClearCache())
+
+    def requests(self) -> list[LiveRequest]:
+        """All that live, in the order of their arrival."""
+        now_s = self._clock()
+        return [live.snapshot(now_s) for live in self._live]
+
+    def cancel(self, name: str) -> bool:
+        """End an API call, named by its id or by that of one of its sequences; False if there is none.
+
+        Whoever reads its generation gets `RequestCancelled`.
+        """
+        call = self._live.call_of(name)
+        for live in call:
+            self._cancel(live.request.id)
+        self._fail(call, "The request was cancelled on the server.", RequestCancelled)
+        return bool(call)
 
     @property
     def engine_pid(self) -> int | None:
@@ -144,18 +140,15 @@ class EngineClient:
     def _check_open(self) -> None:
         if self._state in (EngineState.READY, EngineState.RESTARTING):
             return
-        raise EngineUnavailable(f"The engine is {self._state.value}: {self.reason or 'no requests yet'}.")
+        raise self._unavailable()
+
+    def _unavailable(self) -> EngineUnavailable:
+        return EngineUnavailable(f"The engine is {self._state.value}: {self.reason or 'no requests yet'}.")
 
     def _check_queue(self, priority: Priority, num_new: int) -> None:
-        waiting = self._count(started=False)[priority.label]
+        waiting = self._live.count(RequestState.WAITING)[priority.label]
         if waiting + num_new > self._max_queue:
             raise QueueFull(waiting, retry_after_s=1)
-
-    def _count(self, *, started: bool) -> dict[str, int]:
-        counts = Counter(
-            live.request.priority.label for live in self._live if live.generation.has_started == started
-        )
-        return {priority.label: counts[priority.label] for priority in Priority}
 
     def _rss_bytes(self) -> int:
         engine = self._process.rss_bytes if self._process else 0
@@ -166,10 +159,10 @@ class EngineClient:
         if self._process is not None:
             self._process.send(Cancel(id=request_id))
 
-    def _submit(self, live: Live) -> None:
-        """Without a ready engine the request waits in `_live` for the next one."""
+    def _submit(self, requests: Sequence[Live]) -> None:
+        """Without a ready engine they wait in `_live` for the next one."""
         if self._process is not None and self._state is EngineState.READY:
-            self._process.send(live.submit())
+            self._process.send(*[live.submit() for live in requests])
 
     # -- the process's life ----------------------------------------------------------------------------
 
@@ -203,14 +196,16 @@ class EngineClient:
 
     def _handle(self, event: Event) -> None:
         match event:
-            case StepDone(events=events, kv_tokens_used=used):
-                self._kv_tokens_used = used
+            case StepDone(events=events, kv=kv):
+                self._kv_stats = kv
                 for token_event in events:
                     self._deliver(token_event)
                 self._try_suspect()
             case StepStarted(ids=ids):
                 for live in self._live.computing(ids):
                     live.generation.start()
+            case QueueState(places=places):
+                self._tell_places(places)
             case Loading(fraction=fraction):
                 self._loading(fraction)
             case Ready(info=info):
@@ -226,6 +221,10 @@ class EngineClient:
         live.generation.push(event)
         if event.finish is not None:
             self.totals.output_tokens += event.finish.output_tokens
+
+    def _tell_places(self, places: Sequence[Place]) -> None:
+        for generation, place in self._live.waiting(places, self._clock()).items():
+            generation.wait_at(place)
 
     def _loading(self, fraction: float) -> None:
         if int(4 * fraction) > int(4 * self.loading_fraction):
@@ -245,14 +244,13 @@ class EngineClient:
         self.info = info
         self.reason = None
         self._move(EngineState.READY)
-        for live in self._live.innocent():
-            self._submit(live)
+        self._submit(self._live.innocent())
         self._try_suspect()
 
     def _try_suspect(self) -> None:
         suspect = self._live.next_suspect()
         if suspect is not None:
-            self._submit(suspect)
+            self._submit([suspect])
 
     def _start_failed(self, message: str) -> None:
         if self._state is EngineState.LOADING:
@@ -266,7 +264,7 @@ class EngineClient:
         self.reason = self.reason or f"the engine process died (exit status {exit_status})"
         logger.error("%s, %d requests live", self.reason, len(self._live))
         self._restarts += 1
-        self._kv_tokens_used = 0
+        self._kv_stats = None
         self._crash_times.append(self._clock())
         self._fail(self._live.crashed(), "The engine crashed twice while it computed this request.")
         if self._recent_crashes() >= _MAX_CRASHES_A_MINUTE:
@@ -284,13 +282,15 @@ class EngineClient:
         self._move(EngineState.FAILED)
         self._fail(list(self._live), f"The engine is gone: {self.reason}.")
 
-    def _fail(self, requests: Sequence[Live], message: str) -> None:
+    def _fail(
+        self, requests: Sequence[Live], message: str, kind: type[ServerError] = GenerationFailed
+    ) -> None:
         for live in requests:
             self._live.remove(live.request.id)
-            live.generation.fail(live.request.id, message)
+            live.generation.fail(live.request.id, kind(message))
 
     def _move(self, to: EngineState) -> None:
         if to is self._state:
             return
-        assert to in _MOVES[self._state], f"{self._state.value} -> {to.value}"
+        assert self._state.may_become(to), f"{self._state.value} -> {to.value}"
         self._state = to

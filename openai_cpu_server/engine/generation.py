@@ -8,13 +8,16 @@ from types import TracebackType
 
 import msgspec
 
-from openai_cpu_server.contract.messages import FinishReason, TokenEvent
+from openai_cpu_server.contract.messages import Finish, FinishReason, Place, TokenEvent
 from openai_cpu_server.contract.request import GenerationRequest
-from openai_cpu_server.errors import GenerationFailed
+from openai_cpu_server.errors import GenerationFailed, ServerError
 
 
 class Timings(msgspec.Struct, frozen=True, kw_only=True):
-    """Where a generation's time went, in milliseconds; the parts add up to the latency."""
+    """Where a generation's time went, in milliseconds; the parts add up to the latency.
+
+    Counts are sums over all its sequences that have ended.
+    """
 
     queue_ms: float
     """Until its first token was in a step."""
@@ -23,9 +26,14 @@ class Timings(msgspec.Struct, frozen=True, kw_only=True):
     generation_ms: float
     latency_ms: float
     tokens_generated: int
-    """Over all choices."""
     tokens_per_second: float
     """Of the time after the queue."""
+    preemptions: int
+    """Times that one gave up its KV cells for somebody else."""
+    interruptions: int
+    """Steps of theirs that were thrown away for somebody else."""
+    padded_tokens: int
+    """Throw-away tokens in the steps that they took part in."""
 
 
 class Clocking:
@@ -37,11 +45,6 @@ class Clocking:
         self._started: float | None = None
         self._first_token: float | None = None
         self._ended: float | None = None
-        self.tokens = 0
-
-    @property
-    def has_started(self) -> bool:
-        return self._started is not None
 
     def start(self) -> None:
         if self._started is None:
@@ -54,26 +57,30 @@ class Clocking:
     def end(self) -> None:
         self._ended = self._clock()
 
-    def timings(self) -> Timings:
+    def timings(self, finishes: Sequence[Finish]) -> Timings:
         """As of the end, or as of now."""
         end = self._clock() if self._ended is None else self._ended
         started = end if self._started is None else self._started
         first = end if self._first_token is None else self._first_token
-        busy_s = end - started
+        tokens, busy_s = sum(finish.output_tokens for finish in finishes), end - started
         return Timings(
             queue_ms=1000 * (started - self._submitted),
             prefill_ms=1000 * (first - started),
             generation_ms=1000 * (end - first),
             latency_ms=1000 * (end - self._submitted),
-            tokens_generated=self.tokens,
-            tokens_per_second=self.tokens / busy_s if busy_s > 0 else 0.0,
+            tokens_generated=tokens,
+            tokens_per_second=tokens / busy_s if busy_s > 0 else 0.0,
+            preemptions=sum(finish.preemptions for finish in finishes),
+            interruptions=sum(finish.interruptions for finish in finishes),
+            padded_tokens=sum(finish.padded_tokens for finish in finishes),
         )
 
 
 class Generation:
     """The events of one API call's sequences, as they come. `async with` it: leaving cancels what still runs.
 
-    Iterating raises `GenerationFailed` when a sequence ends with an error.
+    Iterating raises `GenerationFailed` when a sequence ends with an error, `RequestCancelled` when somebody
+    else ended it.
     """
 
     def __init__(
@@ -85,7 +92,8 @@ class Generation:
     ) -> None:
         self._unfinished = {request.id for request in requests}
         self._cancel = cancel
-        self._queue: asyncio.Queue[TokenEvent | GenerationFailed] = asyncio.Queue()
+        self._queue: asyncio.Queue[TokenEvent | Place | ServerError] = asyncio.Queue()
+        self._finishes: list[Finish] = []
         self._clocking = Clocking(clock)
 
     async def __aenter__(self) -> Generation:
@@ -101,40 +109,45 @@ class Generation:
             self._cancel(request_id)
 
     async def __aiter__(self) -> AsyncIterator[TokenEvent]:
+        async for item in self.progress():
+            if isinstance(item, TokenEvent):
+                yield item
+
+    async def progress(self) -> AsyncIterator[TokenEvent | Place]:
+        """Its events and, while it waits as a whole, its place in the queue now and then."""
         while self._unfinished or not self._queue.empty():
             item = await self._queue.get()
-            if isinstance(item, GenerationFailed):
+            if isinstance(item, ServerError):
                 raise item
             yield item
 
     @property
     def timings(self) -> Timings:
-        return self._clocking.timings()
-
-    @property
-    def has_started(self) -> bool:
-        return self._clocking.has_started
+        return self._clocking.timings(self._finishes)
 
     # -- called by the client --------------------------------------------------------------------------
 
     def start(self) -> None:
         self._clocking.start()
 
+    def wait_at(self, place: Place) -> None:
+        self._queue.put_nowait(place)
+
     def push(self, event: TokenEvent) -> None:
         self._clocking.start()
         if event.tokens or event.finish is not None:
             self._clocking.first_token()
         if event.finish is not None:
-            self._clocking.tokens += event.finish.output_tokens
+            self._finishes.append(event.finish)
             self._leave(event.id)
             if event.finish.reason is FinishReason.ERROR:
                 self._queue.put_nowait(GenerationFailed(event.finish.error or "the engine gave no reason"))
                 return
         self._queue.put_nowait(event)
 
-    def fail(self, request_id: str, message: str) -> None:
+    def fail(self, request_id: str, error: ServerError) -> None:
         self._leave(request_id)
-        self._queue.put_nowait(GenerationFailed(message))
+        self._queue.put_nowait(error)
 
     def _leave(self, request_id: str) -> None:
         self._unfinished.discard(request_id)

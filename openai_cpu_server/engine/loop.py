@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import queue
 import threading
@@ -9,23 +10,21 @@ import time
 from collections.abc import Callable, Iterator
 
 from openai_cpu_server.contract.messages import (
-    Cancel,
     EngineOptions,
     Loading,
     Ready,
     Start,
     StartFailed,
-    Submit,
 )
 from openai_cpu_server.contract.step import Backend
 from openai_cpu_server.engine.channel import EngineChannel
-from openai_cpu_server.engine.core import EngineCore
+from openai_cpu_server.engine.core import EngineCore, Work
 from openai_cpu_server.errors import StartupError
+
+logger = logging.getLogger(__name__)
 
 Load = Callable[[EngineOptions, Callable[[float], None]], Backend]
 BuildCore = Callable[[EngineOptions, Backend], EngineCore]
-
-_EXIT_GRACE_S = 2.0
 
 
 def run_engine(channel: EngineChannel, *, load: Load, build_core: BuildCore) -> None:
@@ -38,52 +37,73 @@ def run_engine(channel: EngineChannel, *, load: Load, build_core: BuildCore) -> 
     except StartupError as error:
         channel.send(StartFailed(message=str(error)))
         return
+    core = build_core(start.options, backend)
     try:
         channel.send(Ready(info=backend.info))
-        _serve(channel, backend, build_core(start.options, backend))
-    except BrokenPipeError:
+        _serve(channel, backend, core, grace_s=start.options.exit_grace_s)
+    except ConnectionError:
         pass  # the client died while we sent: nobody is left to tell
     finally:
+        _save_cache(core, start.options.cache_file)
         backend.close()
 
 
-def _serve(channel: EngineChannel, backend: Backend, core: EngineCore) -> None:
+def _serve(channel: EngineChannel, backend: Backend, core: EngineCore, *, grace_s: float) -> None:
     inbox = Inbox()
-    threading.Thread(target=_read, args=(channel, inbox, backend), daemon=True).start()
+    threading.Thread(target=_read, args=(channel, inbox, core, backend, grace_s), daemon=True).start()
+    _step(channel, core)  # the first tells the client how the memory stands, work or not
     while inbox.is_open:
         for command in inbox.drain(wait=not core.has_work):
             core.handle(command)
         if core.has_work:
-            for event in core.step():
-                channel.send(event)
+            _step(channel, core)
 
 
-def _read(channel: EngineChannel, inbox: Inbox, backend: Backend) -> None:
-    """The reader thread: takes commands in while a step runs."""
-    while (command := channel.receive()) is not None:
-        if isinstance(command, Submit | Cancel):
+def _step(channel: EngineChannel, core: EngineCore) -> None:
+    for event in core.step():
+        channel.send(event)
+
+
+def _read(channel: EngineChannel, inbox: Inbox, core: EngineCore, backend: Backend, grace_s: float) -> None:
+    """The reader thread: takes commands in while a step runs, and may interrupt it."""
+    try:
+        while (command := channel.receive()) is not None:
+            if isinstance(command, Start):
+                continue  # once is enough
             inbox.put(command)
-    inbox.close()
-    backend.interrupt()
-    time.sleep(_EXIT_GRACE_S)
-    os._exit(1)  # the main thread hangs in native code; an orphan must not stay
+            if core.is_worth_interrupting(command):
+                backend.interrupt()
+    finally:
+        inbox.close()
+        backend.interrupt()
+        time.sleep(grace_s)
+        os._exit(1)  # the main thread hangs in native code; an orphan must not stay
+
+
+def _save_cache(core: EngineCore, path: str | None) -> None:
+    if path is None:
+        return
+    try:
+        core.save_cache(path)
+    except OSError as error:
+        logger.error("the prefix cache is not saved: %s", error)
 
 
 class Inbox:
     """Commands from the reader thread to the loop."""
 
     def __init__(self) -> None:
-        self._queue: queue.SimpleQueue[Submit | Cancel | None] = queue.SimpleQueue()
+        self._queue: queue.SimpleQueue[Work | None] = queue.SimpleQueue()
         self.is_open = True
 
-    def put(self, command: Submit | Cancel) -> None:
+    def put(self, command: Work) -> None:
         self._queue.put(command)
 
     def close(self) -> None:
         self.is_open = False
         self._queue.put(None)
 
-    def drain(self, *, wait: bool) -> Iterator[Submit | Cancel]:
+    def drain(self, *, wait: bool) -> Iterator[Work]:
         """All commands that have come; if there is none, `wait` for one."""
         try:
             command = self._queue.get(block=wait)

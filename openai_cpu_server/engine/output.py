@@ -66,7 +66,16 @@ class Output:
         )
 
     def _finish(self, reason: FinishReason, error: str | None = None) -> Finish:
-        return Finish(reason=reason, output_tokens=self._sequence.num_output, error=error)
+        sequence = self._sequence
+        return Finish(
+            reason=reason,
+            output_tokens=sequence.num_output,
+            cached_tokens=sequence.cached_tokens or 0,
+            preemptions=sequence.num_preemptions,
+            interruptions=sequence.num_interruptions,
+            padded_tokens=sequence.num_padded,
+            error=error,
+        )
 
 
 def _join(first: Release, second: Release) -> Release:

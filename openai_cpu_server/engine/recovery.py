@@ -1,30 +1,20 @@
-"""What becomes of the live requests when the engine process dies. Pure bookkeeping."""
+"""All live requests: who runs, who waits where, and what becomes of them when the engine process dies.
+
+Pure bookkeeping.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass, field
+from collections import Counter
+from collections.abc import Iterable, Iterator
 
-from openai_cpu_server.contract.messages import Submit, TokenEvent
-from openai_cpu_server.contract.request import GenerationRequest
+from openai_cpu_server.contract.messages import Place, TokenEvent
+from openai_cpu_server.contract.request import Priority
 from openai_cpu_server.engine.generation import Generation
+from openai_cpu_server.engine.live import Live, RequestState
 
 MAX_CRASHES = 2
 """A request that was being computed in so many crashes in a row, without a token between, is to blame."""
-
-
-@dataclass
-class Live:
-    """An accepted request that has not ended, with what it has produced."""
-
-    request: GenerationRequest
-    generation: Generation
-    output: list[int] = field(default_factory=list)
-    crashes: int = 0
-    """In a row, that happened while it was being computed."""
-
-    def submit(self) -> Submit:
-        return Submit(request=self.request, output=tuple(self.output))
 
 
 class LiveRequests:
@@ -52,10 +42,36 @@ class LiveRequests:
     def get(self, request_id: str) -> Live | None:
         return self._live.get(request_id)
 
+    def call_of(self, name: str) -> list[Live]:
+        """All of the API call that has this id, or of which this is one sequence (`CALL/0`)."""
+        calls = {live.generation for live in self if name in _names(live)}
+        return [live for live in self if live.generation in calls]
+
+    def count(self, state: RequestState) -> dict[str, int]:
+        """By the label of their priority."""
+        counts = Counter(live.request.priority for live in self._live.values() if live.state is state)
+        return {priority.label: counts[priority] for priority in Priority}
+
     def computing(self, ids: tuple[str, ...]) -> list[Live]:
         """These are in the step that now runs."""
         self._computing = frozenset(ids)
-        return [self._live[i] for i in ids if i in self._live]
+        computing = [self._live[i] for i in ids if i in self._live]
+        for live in computing:
+            live.run()
+        return computing
+
+    def waiting(self, places: Iterable[Place], now_s: float) -> dict[Generation, Place]:
+        """These wait, the foremost of all. Returns the first place of every call that waits as a whole."""
+        foremost: dict[Generation, Place] = {}
+        for live in self._live.values():
+            live.expected = None
+        for place in sorted(places, key=lambda place: place.position):
+            live_there = self._live.get(place.id)
+            if live_there is not None:
+                live_there.wait_at(place, now_s)
+                foremost.setdefault(live_there.generation, place)
+        running = {live.generation for live in self if live.state is RequestState.RUNNING}
+        return {generation: place for generation, place in foremost.items() if generation not in running}
 
     def advanced(self, event: TokenEvent) -> None:
         """The request has gained tokens or ended."""
@@ -74,6 +90,8 @@ class LiveRequests:
         for live in accused:
             live.crashes += 1
         guilty = [live for live in accused if live.crashes >= MAX_CRASHES]
+        for live in self:
+            live.wait()
         self._computing = frozenset()
         self._quarantine = [live.request.id for live in self if live.crashes and live not in guilty]
         self._on_trial = None
@@ -96,3 +114,8 @@ class LiveRequests:
 
     def _is_suspect(self, request_id: str | None) -> bool:
         return request_id in self._live and self._live[request_id].crashes > 0
+
+
+def _names(live: Live) -> tuple[str, str]:
+    """Its own, and its API call's."""
+    return live.request.id, live.request.id.partition("/")[0]

@@ -39,9 +39,16 @@ class KVLedger:
     def blocks_for(self, num_tokens: int) -> int:
         return -(-num_tokens // self.block_size)
 
+    def num_held(self, slot: int) -> int:
+        return len(self._held.get(slot, ()))
+
+    def num_exclusive(self, slot: int) -> int:
+        """Blocks that nobody else holds: what freeing the slot would give."""
+        return sum(self._num_holders[block] == 1 for block in self._held.get(slot, ()))
+
     def room(self, slot: int) -> int:
         """Tokens that the slot could hold if it got all free blocks."""
-        return (len(self._held.get(slot, ())) + self.num_free) * self.block_size
+        return (self.num_held(slot) + self.num_free) * self.block_size
 
     def grow(self, slot: int, num_tokens: int) -> None:
         """Let the slot hold `num_tokens` in all. The caller has asked `room`."""
@@ -78,5 +85,4 @@ class KVLedger:
         assert sorted(self._free) == [block for block, n in enumerate(holders) if n == 0]
         assert set(self._held) <= set(computed), f"blocks of slots not running: {self._held.keys()}"
         for slot, num_tokens in computed.items():
-            held = len(self._held.get(slot, ()))
-            assert held >= self.blocks_for(num_tokens), f"slot {slot} holds too little"
+            assert self.num_held(slot) >= self.blocks_for(num_tokens), f"slot {slot} holds too little"

@@ -11,6 +11,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import takewhile
 
+from openai_cpu_server.contract.step import SavedBlock
+
 BLOCK_TOKENS = 64
 """Tokens of a block: a multiple of the pool's blocks."""
 
@@ -100,6 +102,34 @@ class PrefixCache:
             self._pin(path)
         return Insertion(tuple(saved), tuple(evicted))
 
+    def export(self) -> list[SavedBlock]:
+        """All blocks, parents before children."""
+        found: list[SavedBlock] = []
+        for namespace, root in self._roots.items():
+            stack: list[tuple[_Branch, int | None]] = [(root, None)]
+            while stack:
+                branch, parent = stack.pop()
+                for block in branch.children.values():
+                    found.append(SavedBlock(block.number, parent, namespace, block.tokens))
+                    stack.append((block, block.number))
+        return found
+
+    def adopt(self, blocks: Sequence[SavedBlock]) -> tuple[int, ...]:
+        """Take in what `export` gave; returns the numbers of those that do not fit in."""
+        adopted: dict[int, _Block] = {}
+        refused: list[int] = []
+        for block in blocks:
+            root = self._roots.setdefault(block.namespace, _Branch())
+            parent = root if block.parent is None else adopted.get(block.parent)
+            if parent is None or len(block.tokens) != BLOCK_TOKENS or len(self) >= self.capacity:
+                refused.append(block.number)
+                continue
+            adopted[block.number] = self._attach(block.number, block.tokens, parent)
+            self._next_number = max(self._next_number, block.number + 1)
+        # Children first, then their parents: as recency is kept.
+        self._touch(list(adopted.values()))
+        return tuple(refused)
+
     def clear(self) -> tuple[int, ...]:
         """Forget everything that is not pinned; returns the blocks' numbers."""
         dropped = tuple(self._recency)
@@ -136,12 +166,16 @@ class PrefixCache:
 
     def _add(self, path: list[_Block], tokens: Tokens, namespace: str) -> _Block:
         parent = path[-1] if path else self._roots.setdefault(namespace, _Branch())
-        block = _Block(number=self._next_number, tokens=tokens, parent=parent)
+        block = self._attach(self._next_number, tokens, parent)
         self._next_number += 1
+        path.append(block)
+        return block
+
+    def _attach(self, number: int, tokens: Tokens, parent: _Branch) -> _Block:
+        block = _Block(number=number, tokens=tokens, parent=parent)
         parent.children[tokens] = block
         insort(parent.ordered, tokens)
-        self._recency[block.number] = block
-        path.append(block)
+        self._recency[number] = block
         return block
 
     def _make_room(self, keep: Sequence[_Block], evicted: list[int]) -> bool:

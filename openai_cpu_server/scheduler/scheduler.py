@@ -1,37 +1,40 @@
-"""The continuous batching scheduler: `step = schedule()`, execute it, `apply(step, result)`, and again."""
+"""The continuous batching scheduler: `step = schedule(now)`, execute it, `apply(step, result)`, and again."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import islice
 
-from openai_cpu_server.contract.request import GenerationRequest
-from openai_cpu_server.contract.step import (
-    Close,
-    Open,
-    Sample,
-    Span,
-    Step,
-    StepResult,
-    TokenLogprob,
-    Verb,
-)
-from openai_cpu_server.scheduler.budget import Budget
+from openai_cpu_server.contract.messages import KVStats
+from openai_cpu_server.contract.request import GenerationRequest, Priority
+from openai_cpu_server.contract.step import Sample, SavedBlock, Span, Step, StepResult, TokenLogprob
+from openai_cpu_server.scheduler.compose import Composer, StepOptions
 from openai_cpu_server.scheduler.kv_ledger import KVLedger
+from openai_cpu_server.scheduler.memory import Memory
+from openai_cpu_server.scheduler.outlook import Outlook, outlook
+from openai_cpu_server.scheduler.plan import StepCost, StepPlan
 from openai_cpu_server.scheduler.policy import Policy
+from openai_cpu_server.scheduler.prefix_cache import PrefixCache
+from openai_cpu_server.scheduler.reuse import NOTHING, Reuse, find_reuse
 from openai_cpu_server.scheduler.sequence import Sequence, Status
 from openai_cpu_server.scheduler.waiting import WaitingRoom
 
-_HEADROOM_TOKENS = 32
-"""Output that admission foresees for each sequence, so that it is not released as soon as it decodes."""
+_LOOK_AHEAD = 32
+"""Waiting sequences that are looked at for each step: those before may be waiting for someone's prefix."""
+
+
+_TOLD = 200
+"""Waiting sequences that are told their place."""
 
 
 @dataclass(frozen=True)
 class Limits:
-    """What one step of the backend can hold."""
+    """What one step of the backend can hold, and what its memory can do."""
 
     num_slots: int
     step_tokens: int
     step_outputs: int
+    can_share: bool = True
 
 
 @dataclass(frozen=True)
@@ -44,48 +47,67 @@ class Advance:
 
 
 class Scheduler:
-    """Owns the sequences, the slots and the ledger. Who owns which cells:
+    """Decides who computes what in each step; `Memory` keeps the books of the cells."""
 
-        slot s of a running sequence: positions 0 .. computed-1, in ledger blocks held by s
-        everything else in the pool : free
-
-    Cells are freed by a `Close` verb at the head of the next step, and in the ledger at once: the verb runs
-    before any span that could need them.
-    """
-
-    def __init__(self, *, limits: Limits, ledger: KVLedger, budget: Budget, policy: Policy) -> None:
+    def __init__(
+        self,
+        *,
+        limits: Limits,
+        ledger: KVLedger,
+        cache: PrefixCache,
+        cost: StepCost,
+        options: StepOptions,
+        policy: Policy,
+    ) -> None:
         assert limits.step_tokens > limits.num_slots, "every sequence can decode in one step"
         assert limits.step_outputs >= limits.num_slots
         self._limits = limits
-        self._ledger = ledger
-        self._budget = budget
+        self._cost = cost
         self._policy = policy
+        self._memory = Memory(num_slots=limits.num_slots, ledger=ledger, cache=cache)
+        self._composer = Composer(options)
         self._waiting = WaitingRoom(policy)
-        self._running: dict[int, Sequence] = {}
         self._sequences: dict[str, Sequence] = {}
-        self._free_slots = list(reversed(range(limits.num_slots)))
-        self._verbs: list[Verb] = []
         self._arrivals = 0
+        self._plan: StepPlan | None = None
+        """Of the step that is being executed."""
 
     @property
     def has_work(self) -> bool:
-        return bool(self._sequences or self._verbs)
+        return bool(self._sequences) or self._memory.has_verbs
 
     @property
-    def kv_tokens_used(self) -> int:
-        return self._ledger.tokens_used
+    def kv_stats(self) -> KVStats:
+        return self._memory.stats()
+
+    @property
+    def num_waiting(self) -> int:
+        return len(self._waiting)
+
+    @property
+    def cache_blocks(self) -> list[SavedBlock]:
+        return self._memory.cache.export()
+
+    def outlook(self) -> list[Outlook]:
+        """For the head of the waiting room."""
+        running = list(self._memory.running.values())
+        head = islice(self._waiting.in_order(), _TOLD)
+        return outlook(head, running, self._cost, self._limits.num_slots)
 
     def get(self, request_id: str) -> Sequence | None:
         return self._sequences.get(request_id)
 
-    def participants(self, step: Step) -> tuple[str, ...]:
-        """Requests that have a span in the step."""
-        return tuple(self._running[span.slot].request.id for span in step.spans)
+    def participants(self, step: Step) -> tuple[Sequence, ...]:
+        """Sequences that have a span in the step."""
+        return tuple(self._memory.running[span.slot] for span in step.spans)
 
-    def submit(self, request: GenerationRequest, output: tuple[int, ...] = ()) -> Sequence:
+    def submit(
+        self, request: GenerationRequest, output: tuple[int, ...] = (), *, now_s: float = 0.0
+    ) -> Sequence:
         """Accept a request that fits into the pool; `output` was generated by an engine that died."""
-        assert self._ledger.blocks_for(request.total_tokens) <= self._ledger.num_blocks
-        sequence = Sequence(request, output, self._arrivals)
+        ledger = self._memory.ledger
+        assert ledger.blocks_for(request.total_tokens) <= ledger.num_blocks
+        sequence = Sequence(request, output, self._arrivals, now_s)
         self._arrivals += 1
         self._sequences[request.id] = sequence
         self._waiting.enter(sequence)
@@ -93,32 +115,73 @@ class Scheduler:
 
     def finish(self, sequence: Sequence) -> None:
         """The sequence leaves, for whatever reason; its cells are free for the next step."""
-        self._vacate(sequence)
+        if sequence.status is Status.RUNNING:
+            self._memory.vacate(sequence)
+        else:
+            self._waiting.leave(sequence)
         sequence.finish()
         del self._sequences[sequence.request.id]
+
+    def clear_cache(self) -> None:
+        """Forget all saved blocks but those that are pinned."""
+        self._memory.clear_cache()
 
     # -- deciding --------------------------------------------------------------------------------------
 
     def schedule(self) -> Step:
         """The next step; without spans if there is nothing to compute."""
         self._admit()
-        spans = self._compose()
-        verbs, self._verbs = tuple(self._verbs), []
-        return Step(verbs=verbs, spans=spans)
+        plan = self._new_plan()
+        self._composer.compose(plan, self._in_order())
+        spans = self._claim_spans(plan)
+        padding = self._padding(sum(len(span.tokens) for span in spans))
+        self._composer.account(plan, self._in_order())
+        self._plan = plan
+        return Step(verbs=self._memory.take_verbs(), spans=spans, padding=padding)
+
+    def predicted_ms(self, step: Step) -> float:
+        """How long the step that `schedule` has just given will take."""
+        assert self._plan is not None
+        plan = self._plan
+        return self._cost.predict_ms(step.num_tokens + step.padding, plan.attended, plan.skipped, plan.cells)
+
+    def may_interrupt(self, step: Step) -> bool:
+        """Whether an interactive newcomer may throw this step away: nobody interactive is in it."""
+        return bool(step.spans) and all(s.request.priority is Priority.BATCH for s in self.participants(step))
 
     def _admit(self) -> None:
-        while (newcomer := self._waiting.first()) is not None and self._make_way(newcomer):
-            self._waiting.leave()
-            slot = self._free_slots.pop()
-            newcomer.run(slot)
-            self._running[slot] = newcomer
-            self._verbs.append(_open(newcomer))
+        admitted = True
+        while admitted:
+            admitted = self._admit_one()
 
-    def _make_way(self, newcomer: Sequence) -> bool:
-        """Whether the newcomer can run now; a lesser class is released for it, as far as that helps."""
+    def _admit_one(self) -> bool:
+        """Admit the first who can run; those who wait for another's prefix are passed over."""
+        for newcomer in islice(self._waiting.in_order(), _LOOK_AHEAD):
+            reuse = self._find_reuse(newcomer)
+            if reuse is None:
+                continue
+            if not self._make_way(newcomer, reuse):
+                return False
+            # Making way may have released the very sequence that was to share its cells.
+            if reuse.source is not None and reuse.source.status is not Status.RUNNING:
+                reuse = self._find_reuse(newcomer) or NOTHING
+            newcomer.is_protected = self._waiting.is_ahead_of_turn(newcomer)
+            self._waiting.leave(newcomer)
+            self._memory.place(newcomer, reuse)
+            return True
+        return False
+
+    def _find_reuse(self, newcomer: Sequence) -> Reuse | None:
+        if not self._limits.can_share:
+            return NOTHING
+        return find_reuse(newcomer, self._memory.running.values(), self._memory.cache, self._policy)
+
+    def _make_way(self, newcomer: Sequence, reuse: Reuse) -> bool:
+        """Whether the newcomer can run now; lesser lanes are released for it, as far as that helps."""
         victims: list[Sequence] = []
-        lesser = [s for s in self._ordered() if s.request.priority > newcomer.request.priority]
-        while not self._has_place(newcomer, without=victims):
+        lane = self._policy.lane(newcomer)
+        lesser = [s for s in self._in_order() if self._policy.lane(s) > lane and not s.is_protected]
+        while not self._memory.has_place(newcomer, reuse, without=victims):
             if not lesser:
                 return False
             victims.append(lesser.pop())
@@ -126,44 +189,39 @@ class Scheduler:
             self._release(victim)
         return True
 
-    def _has_place(self, newcomer: Sequence, *, without: list[Sequence]) -> bool:
-        stay = [s for s in self._running.values() if s not in without]
-        if not stay:
-            return True  # it fits alone: `submit` has seen to that
-        foreseen = sum(self._foreseen_blocks(s) for s in [*stay, newcomer])
-        return len(stay) < self._limits.num_slots and foreseen <= self._ledger.num_blocks
+    def _in_order(self) -> list[Sequence]:
+        policy = self._policy
+        return sorted(self._memory.running.values(), key=lambda s: (policy.lane(s), policy.key(s), s.arrival))
 
-    def _foreseen_blocks(self, sequence: Sequence) -> int:
-        headroom = min(max(sequence.remaining, 0), _HEADROOM_TOKENS)
-        return self._ledger.blocks_for(len(sequence.tokens) + headroom)
+    def _release(self, sequence: Sequence) -> None:
+        """Preempt: save, give the cells back, wait again."""
+        self._memory.vacate(sequence)
+        sequence.release()
+        self._waiting.enter(sequence)
 
-    def _compose(self) -> tuple[Span, ...]:
-        """Decoding sequences first, each one token; then prompts, in order, with what is left."""
-        ordered = self._ordered()
-        decoding = [s for s in ordered if s.pending == 1]
-        left = min(self._budget.tokens(len(decoding)), self._limits.step_tokens)
-        outputs = self._limits.step_outputs
-        spans: list[Span] = []
-        for sequence in decoding + [s for s in ordered if s.pending > 1]:
-            span = self._span(sequence, min(left, sequence.pending), outputs)
-            if span is not None:
-                spans.append(span)
-                left -= len(span.tokens)
-                outputs -= len(span.targets) + span.sample
+    def _new_plan(self) -> StepPlan:
+        return StepPlan(
+            self._cost,
+            pool_cells=self._memory.ledger.tokens_used,
+            max_tokens=self._limits.step_tokens,
+            max_outputs=self._limits.step_outputs,
+        )
+
+    def _claim_spans(self, plan: StepPlan) -> tuple[Span, ...]:
+        spans = [self._span(sequence, num_tokens) for sequence, num_tokens in plan.parts.items()]
         # A later, better-ordered sequence may have released one that had its span already.
-        return tuple(s for s in spans if s.slot in self._running)
+        running = self._memory.running
+        return tuple(span for span in spans if span is not None and span.slot in running)
 
-    def _span(self, sequence: Sequence, num_tokens: int, outputs: int) -> Span | None:
+    def _span(self, sequence: Sequence, num_tokens: int) -> Span | None:
         """Up to `num_tokens` of the sequence, as many as have, or are given, cells."""
-        if sequence.status is not Status.RUNNING or num_tokens == 0 or outputs == 0:
+        if sequence.status is not Status.RUNNING:
             return None
-        if sequence.is_scoring:
-            num_tokens = min(num_tokens, outputs)
         num_tokens = min(num_tokens, self._claim(sequence))
         if num_tokens == 0:
             return None
         start, end = sequence.computed, sequence.computed + num_tokens
-        self._ledger.grow(sequence.slot, end)
+        self._memory.ledger.grow(sequence.slot, end)
         return Span(
             slot=sequence.slot,
             start=start,
@@ -174,42 +232,38 @@ class Scheduler:
 
     def _claim(self, sequence: Sequence) -> int:
         """Tokens that the sequence has room for; worse-ordered ones are released until it is one at least."""
-        while (room := self._ledger.room(sequence.slot) - sequence.computed) <= 0:
-            worst = self._ordered()[-1]
+        while (room := self._memory.ledger.room(sequence.slot) - sequence.computed) <= 0:
+            worst = self._in_order()[-1]
             if worst is sequence:
                 return 0
             self._release(worst)
         return room
 
-    def _ordered(self) -> list[Sequence]:
-        return sorted(self._running.values(), key=self._policy.key)
-
-    def _release(self, sequence: Sequence) -> None:
-        """Preempt: give the cells back, wait again."""
-        self._vacate(sequence)
-        sequence.release()
-        self._waiting.enter(sequence)
-
-    def _vacate(self, sequence: Sequence) -> None:
-        if sequence.status is not Status.RUNNING:
-            return
-        slot = sequence.slot
-        self._ledger.free(slot)
-        self._free_slots.append(slot)
-        del self._running[slot]
-        self._verbs.append(Close(slot))
+    def _padding(self, num_tokens: int) -> int:
+        """Throw-away tokens that make the step faster. They need cells for as long as it runs."""
+        if not num_tokens or not self._composer.fills_tiles:
+            return 0
+        ledger = self._memory.ledger
+        padding = self._cost.cheapest_size(num_tokens, self._limits.step_tokens) - num_tokens
+        return padding if padding <= ledger.num_free * ledger.block_size else 0
 
     # -- applying --------------------------------------------------------------------------------------
 
-    def apply(self, step: Step, result: StepResult) -> list[Advance]:
-        """Take over what the step computed. An interrupted step computed nothing."""
+    def apply(self, step: Step, result: StepResult, elapsed_ms: float | None = None) -> list[Advance]:
+        """Take over what the step computed, and learn from its time. An interrupted one computed nothing."""
         if result.interrupted:
+            for sequence in self.participants(step):
+                sequence.num_interruptions += 1
             return []
-        return [self._advance(span, result) for span in step.spans]
+        if elapsed_ms is not None and step.spans and self._plan is not None:
+            size, plan = step.num_tokens + step.padding, self._plan
+            self._cost.refine(size, plan.attended, plan.skipped, elapsed_ms, plan.cells)
+        return [self._advance(span, step.padding, result) for span in step.spans]
 
-    def _advance(self, span: Span, result: StepResult) -> Advance:
-        sequence = self._running[span.slot]
+    def _advance(self, span: Span, padding: int, result: StepResult) -> Advance:
+        sequence = self._memory.running[span.slot]
         sequence.computed += len(span.tokens)
+        sequence.num_padded += padding
         sample = result.samples[span.slot] if span.sample else None
         if sample is not None:
             sequence.tokens.append(sample.token)
@@ -218,30 +272,15 @@ class Scheduler:
         return Advance(sequence, sample, scores)
 
     def check(self) -> None:
-        """Assert that slots, sequences and ledger agree (tests call this after every step)."""
-        assert len(self._free_slots) + len(self._running) == self._limits.num_slots
-        assert not set(self._free_slots) & set(self._running)
-        for slot, sequence in self._running.items():
-            assert sequence.slot == slot
+        """Assert that sequences and memory agree (tests call this after every step)."""
+        for sequence in self._memory.running.values():
             assert self._sequences[sequence.request.id] is sequence
-            assert 0 <= sequence.computed <= len(sequence.tokens)
-        self._ledger.check({slot: s.computed for slot, s in self._running.items()})
-
-
-def _open(sequence: Sequence) -> Open:
-    request = sequence.request
-    return Open(
-        slot=sequence.slot,
-        sampling=request.sampling,
-        prompt=request.tokens,
-        output=sequence.output,
-        top_logprobs=request.top_logprobs,
-    )
+        assert len(self._waiting) + len(self._memory.running) == len(self._sequences)
+        self._memory.check()
 
 
 def _targets(sequence: Sequence, start: int, end: int) -> tuple[int, ...]:
     """The prompt tokens that follow positions start .. end-1, if they are to be scored."""
-    prompt = sequence.request.tokens
     if not sequence.is_scoring or end <= sequence.num_scored:
         return ()
-    return prompt[start + 1 : end + 1]
+    return sequence.request.tokens[start + 1 : end + 1]

@@ -30,13 +30,27 @@ class Sequence:
     `pending` tokens, and sample if that reaches the end.
     """
 
-    def __init__(self, request: GenerationRequest, output: tuple[int, ...], arrival: int) -> None:
+    def __init__(
+        self, request: GenerationRequest, output: tuple[int, ...], arrival: int, arrived_s: float
+    ) -> None:
         self.request = request
         self.arrival = arrival
+        """How many came before it."""
+        self.arrived_s = arrived_s
         self.tokens = [*request.tokens, *output]
         self.computed = 0
         self.num_scored = 0 if request.prompt_logprobs and not output else len(request.tokens) - 1
         """Prompt positions whose successor's log-probability has been reported, or is not asked for."""
+        self.cached_tokens: int | None = None
+        """Prompt tokens that were shared or restored when it first ran, instead of computed."""
+        self.is_protected = False
+        """It has waited so long that it was admitted before a better lane: no newcomer takes its place."""
+        self.num_preemptions = 0
+        self.num_interruptions = 0
+        self.num_padded = 0
+        """Throw-away tokens in the steps that it took part in."""
+        self.kinship: dict[int, int] = {}
+        """By arrival of another: length of the common prefix of these tokens and its prompt."""
         self._status = Status.WAITING
         self._slot: int | None = None
 
@@ -68,18 +82,25 @@ class Sequence:
         return self.request.max_tokens - self.num_output
 
     @property
+    def reusable(self) -> int:
+        """Tokens whose cells may come from elsewhere: neither the last, nor any that must give logits."""
+        return self.num_scored if self.is_scoring else len(self.tokens) - 1
+
+    @property
     def is_scoring(self) -> bool:
         return self.num_scored < len(self.request.tokens) - 1
 
     def run(self, slot: int) -> None:
         self._move(Status.RUNNING)
         self._slot = slot
+        self.kinship.clear()
 
     def release(self) -> None:
         """Back to waiting, without cells: all tokens are computed again later."""
         self._move(Status.WAITING)
         self._slot = None
         self.computed = 0
+        self.num_preemptions += 1
 
     def finish(self) -> None:
         self._move(Status.FINISHED)

@@ -17,10 +17,13 @@ TIMINGS = Timings(
     latency_ms=6.23456,
     tokens_generated=4,
     tokens_per_second=800.0,
+    preemptions=1,
+    interruptions=2,
+    padded_tokens=30,
 )
 TIMINGS_JSON = (
     '{"queue_ms":1.235,"prefill_ms":2.0,"generation_ms":3.0,"latency_ms":6.235,'
-    '"tokens_generated":4,"tokens_per_second":800.0}'
+    '"tokens_generated":4,"tokens_per_second":800.0,"preemptions":1,"interruptions":2,"padded_tokens":30}'
 )
 
 

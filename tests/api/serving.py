@@ -14,7 +14,8 @@ from starlette.applications import Starlette
 from openai_cpu_server.api.application import create_api
 from openai_cpu_server.api.options import ApiOptions
 from openai_cpu_server.contract.messages import EngineOptions
-from openai_cpu_server.engine.client import EngineClient, EngineState
+from openai_cpu_server.engine.client import EngineClient
+from openai_cpu_server.engine.state import EngineState
 from openai_cpu_server.prompt.chat_template import ChatTemplate
 from tests.api.fake_tokenizer import FakeTokenizer
 
@@ -22,11 +23,11 @@ OPTIONS = ApiOptions(model="fake", aliases=("team/fake",), created=1)
 TEMPLATE = ChatTemplate(FakeTokenizer.chat_template, bos_text="<s>", eos_text="</s>")
 
 
-def new_engine(*flags: str, max_queue: int = 1000, max_seqs: int = 16) -> EngineClient:
+def new_engine(*flags: str, max_queue: int = 1000, max_seqs: int = 16, cache_bytes: int = 0) -> EngineClient:
+    """Of a token the fake's cells take one byte."""
     command = [sys.executable, "-m", "tests.fake_engine", *flags]
-    return EngineClient(
-        command, EngineOptions(model_path="", max_seqs=max_seqs, kv_tokens=4096), max_queue=max_queue
-    )
+    options = EngineOptions(model_path="", max_seqs=max_seqs, kv_tokens=4096, cache_bytes=cache_bytes)
+    return EngineClient(command, options, max_queue=max_queue)
 
 
 @asynccontextmanager

@@ -27,6 +27,8 @@ async def test_a_chat_is_answered_with_usage_and_timings(http: httpx.AsyncClient
         "prompt_tokens_details": {"cached_tokens": 0},
     }
     assert body["timings"]["tokens_generated"] == 8
+    assert (body["timings"]["preemptions"], body["timings"]["interruptions"]) == (0, 0)
+    assert isinstance(body["timings"]["padded_tokens"], int)
     assert body["timings"]["latency_ms"] >= body["timings"]["generation_ms"]
 
 

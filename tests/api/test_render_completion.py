@@ -131,13 +131,15 @@ def test_choices_count_through_all_prompts() -> None:
 
 
 def test_prompt_tokens_and_cached_ones_are_summed_over_prompts() -> None:
-    asked = call(Prompt(tokens_of("a")), Prompt(tokens_of("bc")), n=2)
-    body = json.loads(whole(asked, *(end(i, cached_tokens=10**i) for i in range(4))))
+    """Of a prompt's choices the first to run found the least; the others shared what it computed."""
+    asked = call(Prompt(tokens_of("abcd")), Prompt(tokens_of("efghijk")), n=2)
+    found = [3, 2, 0, 6]
+    body = json.loads(whole(asked, *(end(i, cached_tokens=found[i]) for i in range(4))))
     assert body["usage"] == {
-        "prompt_tokens": 3,
+        "prompt_tokens": 11,
         "completion_tokens": 8,
-        "total_tokens": 11,
-        "prompt_tokens_details": {"cached_tokens": 101},
+        "total_tokens": 19,
+        "prompt_tokens_details": {"cached_tokens": 2 + 0},
     }
 
 

@@ -101,7 +101,7 @@ def test_prompts_in_all_shapes(prompt: object, expected: list[tuple[int, ...]]) 
     call = complete(prompt=prompt, n=2)
     assert [p.tokens for p in call.prompts] == expected
     assert [request.tokens for request in call.requests] == [t for t in expected for _ in range(2)]
-    assert [request.id for request in call.requests] == [f"{call.id}-{i}" for i in range(2 * len(expected))]
+    assert [request.id for request in call.requests] == [f"{call.id}/{i}" for i in range(2 * len(expected))]
 
 
 def test_choices_of_every_prompt_begin_at_the_same_seed() -> None:

@@ -6,7 +6,7 @@ import asyncio
 import os
 import signal
 import sys
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 
 import anyio
@@ -14,19 +14,28 @@ import pytest
 
 from openai_cpu_server.contract.messages import EngineOptions, FinishReason, TokenEvent
 from openai_cpu_server.contract.request import GenerationRequest, Priority
-from openai_cpu_server.engine.client import EngineClient, EngineState
-from openai_cpu_server.errors import EngineUnavailable, GenerationFailed, QueueFull, StartupError
+from openai_cpu_server.engine.client import EngineClient
+from openai_cpu_server.engine.live import RequestState
+from openai_cpu_server.engine.state import EngineState
+from openai_cpu_server.errors import (
+    EngineUnavailable,
+    GenerationFailed,
+    QueueFull,
+    RequestCancelled,
+    StartupError,
+)
 from tests.fakes import END_TOKEN, FakeBackend
 from tests.scheduler.driver import alone, request
 
 pytestmark = pytest.mark.anyio
 
 
-def client(*flags: str, max_queue: int = 1000, max_seqs: int = 8, kv_tokens: int = 4096) -> EngineClient:
+def client(
+    *flags: str, max_queue: int = 1000, max_seqs: int = 8, kv_tokens: int = 4096, cache_bytes: int = 0
+) -> EngineClient:
     command = [sys.executable, "-m", "tests.fake_engine", *flags]
-    return EngineClient(
-        command, EngineOptions(model_path="", max_seqs=max_seqs, kv_tokens=kv_tokens), max_queue=max_queue
-    )
+    options = EngineOptions(model_path="", max_seqs=max_seqs, kv_tokens=kv_tokens, cache_bytes=cache_bytes)
+    return EngineClient(command, options, max_queue=max_queue)
 
 
 @asynccontextmanager
@@ -100,6 +109,92 @@ async def test_leaving_a_generation_frees_its_cells() -> None:
         assert engine.status().running == {"interactive": 0, "batch": 0}
         await collect(engine, request("c", output=1))
         assert engine.status().kv_tokens_used == 0
+
+
+async def eventually(is_so: Callable[[], bool]) -> None:
+    with anyio.fail_after(20):
+        while not is_so():
+            await asyncio.sleep(0.005)
+
+
+async def test_who_runs_and_who_waits_where() -> None:
+    async with running(client("step_s=0.02", max_seqs=1)) as engine:
+        held = [engine.generate([request(name, prompt=4, output=1000)]) for name in ("a/0", "b/0", "c/0")]
+        await eventually(lambda: engine.requests()[-1].position is not None)
+        first, second, third = engine.requests()
+        assert [one.id for one in (first, second, third)] == ["a/0", "b/0", "c/0"]
+        assert (first.state, first.position, first.first_token_ms) == (RequestState.RUNNING, None, None)
+        assert (second.state, second.position) == (RequestState.WAITING, 1)
+        assert (third.state, third.position) == (RequestState.WAITING, 2)
+        assert second.first_token_ms is not None
+        assert third.first_token_ms is not None
+        assert third.first_token_ms >= second.first_token_ms > 0
+        await eventually(lambda: engine.requests()[0].output_tokens > 2)
+        assert engine.requests()[0].prompt_tokens == 4
+        assert engine.requests()[0].age_s > engine.requests()[2].age_s > 0
+        for generation in held:
+            async with generation:
+                pass
+        assert engine.requests() == []
+
+
+async def test_cancelling_ends_a_call_and_nobody_else() -> None:
+    async with running(client("step_s=0.01")) as engine:
+        both = [request("a/0", output=1000), request("a/1", output=1000)]
+        doomed = asyncio.create_task(collect(engine, *both))
+        other = request("b/0", output=20)
+        spared = asyncio.create_task(collect(engine, other))
+        await eventually(lambda: len(engine.requests()) == 3 and engine.requests()[0].output_tokens > 0)
+        assert not engine.cancel("c")
+        assert engine.cancel("a/1")
+        assert not engine.cancel("a")
+        with pytest.raises(RequestCancelled):
+            await doomed
+        assert text(await spared) == expected_text(other)
+        await eventually(lambda: engine.status().kv_tokens_used == 0)
+
+
+async def test_a_call_can_be_cancelled_while_the_engine_restarts() -> None:
+    async with running(client("load_s=0.3", "step_s=0.01")) as engine:
+        doomed = asyncio.create_task(collect(engine, request("a/0", output=1000)))
+        other = request("b/0", output=20)
+        spared = asyncio.create_task(collect(engine, other))
+        await eventually(lambda: engine.status().running["interactive"] == 2)
+        pid = engine.engine_pid
+        assert pid is not None
+        os.kill(pid, signal.SIGKILL)
+        await until(engine, EngineState.RESTARTING)
+        assert {one.state for one in engine.requests()} == {RequestState.WAITING}
+        assert engine.kv_stats() is None
+        with pytest.raises(EngineUnavailable):
+            engine.clear_cache()
+        assert engine.cancel("a")
+        with pytest.raises(RequestCancelled):
+            await doomed
+        assert text(await spared) == expected_text(other)
+
+
+async def test_the_cache_is_seen_and_cleared() -> None:
+    prompt = tuple(range(2, 202))
+    async with running(client(cache_bytes=64 * 100)) as engine:
+        found = []
+        for name in ("a", "b"):
+            events = await collect(engine, request(name, tokens=prompt, output=2))
+            assert events[-1].finish is not None
+            found.append(events[-1].finish.cached_tokens)
+        assert found[0] == 0 < found[1] < 200
+        await eventually(lambda: engine.status().kv_tokens_used == 0)
+        kv = engine.kv_stats()
+        assert kv is not None
+        assert (kv.prompt_tokens, kv.cached_tokens) == (400, found[1])
+        assert (kv.cache_blocks, kv.cache_capacity_blocks, kv.pool_blocks_used) == (3, 100, 0)
+        engine.clear_cache()
+
+        def is_empty() -> bool:
+            kv = engine.kv_stats()
+            return kv is not None and kv.cache_blocks == 0
+
+        await eventually(is_empty)
 
 
 async def test_timings_add_up() -> None:

@@ -5,10 +5,11 @@ from __future__ import annotations
 import msgspec
 
 from openai_cpu_server.contract.request import GenerationRequest, Priority, Sampling
-from openai_cpu_server.contract.step import Step
-from openai_cpu_server.scheduler.budget import TokenBudget
+from openai_cpu_server.contract.step import Step, StepResult
+from openai_cpu_server.scheduler.compose import StepOptions
 from openai_cpu_server.scheduler.kv_ledger import KVLedger
-from openai_cpu_server.scheduler.policy import PriorityPolicy
+from openai_cpu_server.scheduler.policy import Policy, PriorityPolicy
+from openai_cpu_server.scheduler.prefix_cache import PrefixCache
 from openai_cpu_server.scheduler.scheduler import Limits, Scheduler
 from tests.fakes import FAKE_INFO, FakeBackend, next_token
 
@@ -34,29 +35,80 @@ def alone(asked: GenerationRequest) -> list[int]:
     return tokens[len(asked.tokens) :]
 
 
+class TokenCost:
+    """A millisecond a token; sizes in `steps` are cheaper than what is below them, as tiles are."""
+
+    def __init__(self, tiles: tuple[int, ...] = (), jump: tuple[int, float] | None = None) -> None:
+        self._tiles = tiles
+        self.tiled_from, self._jump_ms = jump or (None, 0.0)
+        self.learned: list[tuple[int, float]] = []
+
+    def predict_ms(self, num_tokens: int, attended: int, skipped: int, cells: int | None = None) -> float:
+        assert cells is None or cells >= 0
+        jump = self._jump_ms if self.tiled_from and num_tokens >= self.tiled_from else 0.0
+        return num_tokens + jump
+
+    def cheapest_size(self, num_tokens: int, limit: int) -> int:
+        return next((t for t in self._tiles if t - 8 < num_tokens <= t <= limit), num_tokens)
+
+    def free_size(self, num_tokens: int, limit: int) -> int:
+        return self.cheapest_size(num_tokens, limit)
+
+    def refine(
+        self, num_tokens: int, attended: int, skipped: int, actual_ms: float, cells: int | None = None
+    ) -> None:
+        self.learned.append((num_tokens, actual_ms))
+
+
 class Driver:
-    """A scheduler, a backend, and what came out. Requests end when they have all their tokens."""
+    """A scheduler, a backend, and what came out. Requests end when they have all their tokens.
+
+    A step takes a millisecond a token: up to `decoding` while an interactive request decodes, else `idle`.
+    """
 
     def __init__(
-        self, *, slots: int = 8, kv_tokens: int = 1024, decoding: int = 32, idle: int = 64, outputs: int = 64
+        self,
+        *,
+        slots: int = 8,
+        kv_tokens: int = 1024,
+        decoding: int = 32,
+        idle: int = 64,
+        outputs: int = 64,
+        cache_blocks: int = 0,
+        policy: Policy | None = None,
+        tiles: tuple[int, ...] = (),
+        jump: tuple[int, float] | None = None,
+        can_share: bool = True,
+        floor: float = 0.1,
+        mixes: bool = True,
     ) -> None:
         info = msgspec.structs.replace(
             FAKE_INFO, max_seqs=slots, kv_tokens=kv_tokens, max_step_tokens=max(idle, slots + 16)
         )
+        self.now_s = 0.0
         self.backend = FakeBackend(info)
+        self.cost = TokenCost(tiles, jump)
+        self.ledger = KVLedger(kv_tokens // 16, 16)
+        self.cache = PrefixCache(cache_blocks)
         self.scheduler = Scheduler(
-            limits=Limits(slots, info.max_step_tokens, outputs),
-            ledger=KVLedger(kv_tokens // 16, 16),
-            budget=TokenBudget(decoding=decoding, idle=idle),
-            policy=PriorityPolicy(),
+            limits=Limits(slots, info.max_step_tokens, outputs, can_share=can_share),
+            ledger=self.ledger,
+            cache=self.cache,
+            cost=self.cost,
+            options=StepOptions(
+                interactive_step_ms=decoding, batch_step_ms=idle, batch_floor=floor, mixes=mixes
+            ),
+            policy=policy or PriorityPolicy(),
         )
         self.outputs: dict[str, list[int]] = {}
         self.num_scores: dict[str, int] = {}
         self.finished: list[str] = []
+        self.cached: dict[str, int | None] = {}
+        self.paddings: list[int] = []
 
     def submit(self, *requests: GenerationRequest) -> None:
         for one in requests:
-            self.scheduler.submit(one)
+            self.scheduler.submit(one, now_s=self.now_s)
             self.outputs[one.id] = []
             self.num_scores[one.id] = 0
 
@@ -64,15 +116,17 @@ class Driver:
         sequence = self.scheduler.get(name)
         if sequence is not None:
             self.scheduler.finish(sequence)
+            self.scheduler.check()
 
     def step(self, *, interrupt: bool = False) -> Spans:
+        self.now_s += 0.1
         step = self.scheduler.schedule()
-        names = self.scheduler.participants(step)
+        names = [s.request.id for s in self.scheduler.participants(step)]
+        self.paddings.append(step.padding)
+        self.scheduler.check()
         if interrupt:
             self.backend.execute(Step(verbs=step.verbs))
-            self.scheduler.apply(
-                step, msgspec.structs.replace(self.backend.execute(Step()), interrupted=True)
-            )
+            self.scheduler.apply(step, StepResult(interrupted=True))
         else:
             self._apply(step)
         self.scheduler.check()
@@ -86,8 +140,9 @@ class Driver:
         return steps
 
     def _apply(self, step: Step) -> None:
-        for advance in self.scheduler.apply(step, self.backend.execute(step)):
+        for advance in self.scheduler.apply(step, self.backend.execute(step), 1.0):
             name = advance.sequence.request.id
+            self.cached[name] = advance.sequence.cached_tokens
             self.num_scores[name] += len(advance.scores)
             if advance.sample is not None:
                 self.outputs[name].append(advance.sample.token)

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from openai_cpu_server.contract.request import Priority
+from openai_cpu_server.contract.request import GenerationRequest, Priority
+from openai_cpu_server.scheduler.policy import FifoPolicy, PriorityPolicy, ShortestFirstPolicy
 from tests.scheduler.driver import Driver, alone, request
 
 BATCH = Priority.BATCH
@@ -25,7 +27,7 @@ def test_cells_are_freed_with_the_request() -> None:
     driver.submit(request("a"), request("b"))
     driver.run()
     assert driver.backend.cells == {}
-    assert driver.scheduler.kv_tokens_used == 0
+    assert driver.ledger.num_used == 0
 
 
 def test_a_newcomer_joins_the_next_step() -> None:
@@ -76,9 +78,9 @@ def test_equals_are_admitted_in_order_of_arrival() -> None:
 
 
 def test_interactive_prompts_are_read_before_batch_prompts() -> None:
-    driver = Driver(idle=64)
-    driver.submit(request("b", prompt=60, priority=BATCH), request("i", prompt=60))
-    assert driver.step() == {"i": 60, "b": 4}
+    driver = Driver(decoding=32, idle=64)
+    driver.submit(request("b", prompt=60, priority=BATCH), request("i", prompt=20))
+    assert driver.step() == {"i": 20, "b": 12}
 
 
 def test_interactive_takes_the_slot_of_a_running_batch_request() -> None:
@@ -187,36 +189,80 @@ def test_a_request_that_can_never_fit_is_a_bug_of_the_caller() -> None:
         Driver(kv_tokens=256).submit(request("a", prompt=200, output=100))
 
 
+Action = tuple[str, int, int, bool, bool]
+
+
 @st.composite
-def actions(draw: st.DrawFn) -> list[tuple[str, int, int, bool]]:
-    kind = st.sampled_from(["submit", "submit", "step", "step", "step", "cancel", "interrupt"])
-    return draw(
-        st.lists(st.tuples(kind, st.integers(1, 120), st.integers(0, 60), st.booleans()), max_size=60)
+def actions(draw: st.DrawFn) -> list[Action]:
+    kind = st.sampled_from(["submit", "submit", "step", "step", "step", "cancel", "interrupt", "clear"])
+    action = st.tuples(kind, st.integers(1, 150), st.integers(0, 60), st.booleans(), st.booleans())
+    return draw(st.lists(action, max_size=60))
+
+
+def asked_by(number: int, action: Action) -> GenerationRequest:
+    """Half of the requests begin with the same tokens."""
+    _, prompt, output, is_batch, is_kin = action
+    one = request(
+        f"r{number}",
+        prompt,
+        output,
+        Priority(is_batch),
+        prompt_logprobs=prompt % 5 == 0,
+        client=str(prompt % 3),
+        cache_namespace="x" * (prompt % 7 == 0),
     )
+    if not is_kin:
+        return one
+    return msgspec.structs.replace(one, tokens=(tuple(range(2, 102)) + one.tokens)[:prompt])
 
 
-@given(actions(), st.integers(1, 5), st.sampled_from([192, 256, 512]))
-@settings(max_examples=200, deadline=None)
+@given(
+    actions(),
+    st.integers(1, 5),
+    st.sampled_from([224, 256, 512]),
+    st.integers(0, 6),
+    st.sampled_from([PriorityPolicy, FifoPolicy, ShortestFirstPolicy]),
+    st.sampled_from([(), (16,), (16, 32)]),
+)
+@settings(max_examples=300, deadline=None)
 def test_whatever_happens_every_request_ends_with_its_own_output(
-    script: list[tuple[str, int, int, bool]], slots: int, kv_tokens: int
+    script: list[Action],
+    slots: int,
+    kv_tokens: int,
+    cache_blocks: int,
+    policy: type[PriorityPolicy],
+    tiles: tuple[int, ...],
 ) -> None:
-    driver = Driver(slots=slots, kv_tokens=kv_tokens, decoding=24, idle=32, outputs=30)
+    driver = Driver(
+        slots=slots,
+        kv_tokens=kv_tokens,
+        decoding=24,
+        idle=32,
+        outputs=30,
+        cache_blocks=cache_blocks,
+        policy=policy(),
+        tiles=tiles,
+    )
     asked = {}
     cancelled = set()
-    for number, (kind, prompt, output, flag) in enumerate(script):
+    for number, action in enumerate(script):
+        kind = action[0]
         if kind == "submit":
-            one = request(f"r{number}", prompt, output, Priority(flag), prompt_logprobs=prompt % 3 == 0)
+            one = asked_by(number, action)
             asked[one.id] = one
             driver.submit(one)
         elif kind == "cancel" and asked:
-            name = sorted(asked)[prompt % len(asked)]
+            name = sorted(asked)[action[1] % len(asked)]
             driver.cancel(name)
             cancelled.add(name)
+        elif kind == "clear":
+            driver.scheduler.clear_cache()
         elif kind != "cancel":
             driver.step(interrupt=kind == "interrupt")
     driver.run()
     assert driver.backend.cells == {}
-    assert driver.scheduler.kv_tokens_used == 0
+    assert driver.ledger.num_used == 0
+    assert len(driver.backend.blocks) == len(driver.cache) <= cache_blocks
     assert len(driver.finished) == len(set(driver.finished))
     for name in set(asked) - cancelled:
         assert driver.outputs[name] == alone(asked[name])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Union
 
 import msgspec
@@ -63,13 +64,26 @@ def finish_reason(finish: Finish) -> str:
     return reason
 
 
-def usage(call: Call, finishes: dict[str, Finish]) -> Usage:
-    """A prompt counts once, however many choices; of cached tokens its first choice knows."""
+def usage(call: Call, finishes: Mapping[str, Finish]) -> Usage:
+    """A prompt counts once, however many choices."""
     prompt_tokens = sum(len(prompt.tokens) for prompt in call.prompts)
     output_tokens = sum(finish.output_tokens for finish in finishes.values())
-    firsts = [finishes[request.id] for request in call.requests[:: call.best_of]]
-    cached = sum(finish.cached_tokens for finish in firsts)
-    return Usage(prompt_tokens, output_tokens, prompt_tokens + output_tokens, PromptDetails(cached))
+    details = PromptDetails(cached_tokens(call, finishes))
+    return Usage(prompt_tokens, output_tokens, prompt_tokens + output_tokens, details)
+
+
+def cached_tokens(call: Call, finishes: Mapping[str, Finish]) -> int:
+    """Prompt tokens that the call did not compute: of each prompt, what its first choice to run found.
+
+    That one found the least, for the others shared what it computed.
+    """
+    found: dict[int, int] = {}
+    for index, request in enumerate(call.requests):
+        finish = finishes.get(request.id)
+        if finish is not None:
+            prompt = index // call.best_of
+            found[prompt] = min(finish.cached_tokens, found.get(prompt, finish.cached_tokens))
+    return sum(found.values())
 
 
 def json_text(text: str) -> bytes:

@@ -13,6 +13,7 @@ import msgspec
 from openai_cpu_server import __version__
 from openai_cpu_server.api.call import Call, Prompt
 from openai_cpu_server.api.options import ApiOptions
+from openai_cpu_server.api.resolve.cache import cache_namespace
 from openai_cpu_server.api.resolve.limits import (
     check_sequences,
     choices,
@@ -26,6 +27,9 @@ from openai_cpu_server.api.schemas.generation import GenerationBody
 from openai_cpu_server.contract.model_info import ModelInfo
 from openai_cpu_server.contract.request import GenerationRequest
 
+_CLIENT_CHARS = 16
+"""Of a key's identity: enough to tell clients apart in a listing."""
+
 
 class Circumstances(msgspec.Struct, frozen=True):
     """What beside the body decides what a call means."""
@@ -33,6 +37,8 @@ class Circumstances(msgspec.Struct, frozen=True):
     info: ModelInfo
     options: ApiOptions
     priority_header: str | None
+    key_identity: str | None = None
+    """Of the API key that came with the call."""
 
 
 class Asked(msgspec.Struct, frozen=True, kw_only=True):
@@ -88,7 +94,10 @@ class _Requests:
         self._context = around.info.context_limit
         self._sampling = sampling_of(body, vocab_size=around.info.vocab_size)
         self._stop = stop_strings(body)
-        self._client = body.user or ""
+        self._client = body.user or (around.key_identity or "")[:_CLIENT_CHARS]
+        self._namespace = cache_namespace(
+            salt=body.cache_salt, key=around.key_identity if around.options.isolate_by_key else None
+        )
         self.priority = priority_of(
             header=around.priority_header,
             field=body.priority,
@@ -109,7 +118,7 @@ class _Requests:
 
     def _request(self, prompt: Prompt, index: int, choice: int, top: int | None) -> GenerationRequest:
         return GenerationRequest(
-            id=f"{self._id}-{index}",
+            id=f"{self._id}/{index}",
             tokens=prompt.tokens,
             max_tokens=output_tokens(
                 self._asked.max_tokens,
@@ -123,4 +132,5 @@ class _Requests:
             top_logprobs=top,
             prompt_logprobs=self._asked.score_prompt,
             client=self._client,
+            cache_namespace=self._namespace,
         )

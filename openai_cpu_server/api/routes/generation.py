@@ -8,6 +8,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import ASGIApp
 
+from openai_cpu_server.api.auth import key_identity
 from openai_cpu_server.api.call import Call
 from openai_cpu_server.api.disconnect import while_connected
 from openai_cpu_server.api.offload import off_loop
@@ -21,8 +22,9 @@ from openai_cpu_server.api.stream import StreamedCall
 from openai_cpu_server.api.tally import Tally
 from openai_cpu_server.api.ticket import ticket_of
 from openai_cpu_server.contract.model_info import ModelInfo
-from openai_cpu_server.engine.client import EngineClient, EngineState
+from openai_cpu_server.engine.client import EngineClient
 from openai_cpu_server.engine.generation import Generation
+from openai_cpu_server.engine.state import EngineState
 from openai_cpu_server.errors import EngineUnavailable
 
 
@@ -34,12 +36,17 @@ class GenerationRoute:
 
     async def create(self, request: Request) -> ASGIApp:
         data = await request.body()
-        around = Circumstances(model_of(self._engine), self._options, request.headers.get(HEADER))
+        around = self._around(request)
         resolved = await off_loop(len(data), partial(self._family.resolve, data, around))
         generation = self._engine.generate(resolved.call.requests)
         if resolved.call.stream:
             return self._streamed(resolved, generation)
         return await self._gathered(request, resolved, generation)
+
+    def _around(self, request: Request) -> Circumstances:
+        headers = request.headers
+        identity = key_identity(headers.get("authorization"))
+        return Circumstances(model_of(self._engine), self._options, headers.get(HEADER), identity)
 
     def _streamed(self, resolved: Resolved, generation: Generation) -> ASGIApp:
         return StreamedCall(

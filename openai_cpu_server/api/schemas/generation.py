@@ -45,3 +45,4 @@ class GenerationBody(Body):
     repeat_last_n: Annotated[int, Field(ge=0, lt=2**31)] | None = None
     ignore_eos: bool | None = None
     priority: str | None = None
+    cache_salt: Annotated[str, Field(min_length=1, max_length=256)] | None = None

@@ -1,0 +1,71 @@
+"""`GET /v1/requests`: who is being served and who waits. `DELETE /v1/requests/{id}` ends one."""
+
+from __future__ import annotations
+
+import msgspec
+from starlette.requests import Request
+from starlette.responses import Response
+
+from openai_cpu_server.api.routes.models import json_response
+from openai_cpu_server.engine.client import EngineClient
+from openai_cpu_server.engine.live import LiveRequest
+from openai_cpu_server.errors import RequestNotFound
+
+
+class RequestCard(msgspec.Struct, frozen=True, kw_only=True):
+    id: str
+    """The id of the API's object, and the number of its sequence: `chatcmpl-123/0`."""
+    object: str = "request"
+    priority: str
+    state: str
+    """`waiting` or `running`."""
+    prompt_tokens: int
+    output_tokens: int
+    """So far."""
+    age_s: float
+    client: str
+    """The body's `user`, if it named one."""
+    position: int | None
+    """Of one that waits near the head of the queue: 1 is next."""
+    first_token_ms: float | None
+    """Estimate from now, where there is a position."""
+
+
+class RequestList(msgspec.Struct, frozen=True):
+    data: list[RequestCard]
+    object: str = "list"
+
+
+class Cancelled(msgspec.Struct, frozen=True):
+    id: str
+    deleted: bool = True
+    object: str = "request"
+
+
+class RequestRoutes:
+    def __init__(self, engine: EngineClient) -> None:
+        self._engine = engine
+
+    async def list(self, request: Request) -> Response:
+        return json_response(RequestList([_card(live) for live in self._engine.requests()]))
+
+    async def cancel(self, request: Request) -> Response:
+        """Ends the whole API call, also where the id is that of one of its sequences."""
+        name: str = request.path_params["id"]
+        if not self._engine.cancel(name):
+            raise RequestNotFound(name)
+        return json_response(Cancelled(name))
+
+
+def _card(live: LiveRequest) -> RequestCard:
+    return RequestCard(
+        id=live.id,
+        priority=live.priority.label,
+        state=live.state.value,
+        prompt_tokens=live.prompt_tokens,
+        output_tokens=live.output_tokens,
+        age_s=round(live.age_s, 3),
+        client=live.client,
+        position=live.position,
+        first_token_ms=None if live.first_token_ms is None else round(live.first_token_ms, 1),
+    )

@@ -1,0 +1,51 @@
+"""What the engine can be doing, and the counts that tell how it is."""
+
+from __future__ import annotations
+
+import enum
+
+import msgspec
+
+
+class EngineState(enum.Enum):
+    LOADING = "loading"
+    READY = "ready"
+    RESTARTING = "restarting"
+    """The process has died; a new one is loading. Requests are accepted and wait."""
+    FAILED = "failed"
+    """It died too often; nothing is accepted."""
+    STOPPED = "stopped"
+
+    def may_become(self, other: EngineState) -> bool:
+        return other in _MOVES[self]
+
+
+_MOVES = {
+    EngineState.LOADING: {EngineState.READY, EngineState.FAILED, EngineState.STOPPED},
+    EngineState.READY: {EngineState.RESTARTING, EngineState.FAILED, EngineState.STOPPED},
+    EngineState.RESTARTING: {EngineState.READY, EngineState.FAILED, EngineState.STOPPED},
+    EngineState.FAILED: {EngineState.STOPPED},
+    EngineState.STOPPED: set[EngineState](),
+}
+
+
+class EngineStatus(msgspec.Struct, frozen=True, kw_only=True):
+    """A snapshot for health routes. Requests are counted by their priority's label."""
+
+    state: EngineState
+    reason: str | None
+    running: dict[str, int]
+    waiting: dict[str, int]
+    kv_tokens: int
+    kv_tokens_used: int
+    restarts: int
+    rss_bytes: int
+    """Resident memory of this process and the engine's, the mapped model file included."""
+
+
+class Totals(msgspec.Struct):
+    """Counted over the client's life."""
+
+    requests: int = 0
+    prompt_tokens: int = 0
+    output_tokens: int = 0

@@ -1,0 +1,150 @@
+"""Composes a step within a time budget: who computes how many tokens. Decides; claims nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as Seq
+from dataclasses import dataclass
+
+from openai_cpu_server.contract.request import Priority
+from openai_cpu_server.scheduler.plan import StepPlan
+from openai_cpu_server.scheduler.sequence import Sequence
+
+TILE = 16
+"""Rows of a matrix kernel's tile: 16 tokens cost hardly more than 9 (EVIDENCE.md, 1)."""
+
+
+@dataclass(frozen=True)
+class StepOptions:
+    interactive_step_ms: float = 300.0
+    """Budget while an interactive request is running."""
+    batch_step_ms: float = 600.0
+    """Budget otherwise."""
+    batch_floor: float = 0.1
+    """Share of the time that batch work keeps, whatever comes."""
+    fills_tiles: bool = True
+    mixes: bool = True
+    """Decoding sequences and prompts share steps (off: for comparison only)."""
+
+
+@dataclass(frozen=True)
+class _Groups:
+    """The running sequences by what they need, each group in the policy's order."""
+
+    decoding: list[Sequence]
+    reading: list[Sequence]
+    batch_decoding: list[Sequence]
+    batch_reading: list[Sequence]
+
+    @classmethod
+    def of(cls, running: Seq[Sequence]) -> _Groups:
+        groups = cls([], [], [], [])
+        for sequence in running:
+            groups._group_of(sequence).append(sequence)
+        return groups
+
+    def _group_of(self, sequence: Sequence) -> list[Sequence]:
+        if sequence.request.priority is Priority.BATCH:
+            return self.batch_decoding if sequence.pending == 1 else self.batch_reading
+        return self.decoding if sequence.pending == 1 else self.reading
+
+    @property
+    def has_interactive(self) -> bool:
+        return bool(self.decoding or self.reading)
+
+    @property
+    def has_batch(self) -> bool:
+        return bool(self.batch_decoding or self.batch_reading)
+
+
+class Composer:
+    """Interactive decodes, interactive prompts, batch decodes, batch prompts, as far as the budget goes.
+
+    Batch work that was left out builds up a credit of time, which a later step must spend on it.
+    """
+
+    def __init__(self, options: StepOptions) -> None:
+        self._options = options
+        self._credit_ms = 0.0
+
+    @property
+    def fills_tiles(self) -> bool:
+        return self._options.fills_tiles and self._options.mixes
+
+    def compose(self, plan: StepPlan, running: Seq[Sequence]) -> None:
+        """Fill the plan from the running sequences, which come in the policy's order."""
+        groups = _Groups.of(running)
+        if self._options.mixes:
+            self._compose(plan, groups)
+        else:
+            self._compose_apart(plan, groups)
+        if self.fills_tiles:
+            _fill_tile(plan, running)
+
+    def account(self, plan: StepPlan, running: Seq[Sequence]) -> None:
+        """Book what the step gave to batch work, once it is settled."""
+        groups = _Groups.of(running)
+        if not (groups.has_batch and groups.has_interactive) or not plan.num_tokens:
+            self._credit_ms = 0.0
+            return
+        batch_tokens = sum(n for s, n in plan.parts.items() if s.request.priority is Priority.BATCH)
+        step_ms = plan.ms
+        spent = step_ms * batch_tokens / plan.num_tokens
+        credit = self._credit_ms + self._options.batch_floor * step_ms - spent
+        self._credit_ms = min(max(credit, 0.0), self._options.batch_step_ms)
+
+    def _compose(self, plan: StepPlan, groups: _Groups) -> None:
+        options = self._options
+        for sequence in groups.decoding:
+            plan.add(sequence, 1)
+        reading_ms = options.interactive_step_ms if groups.decoding else options.batch_step_ms
+        _read_fairly(plan, groups.reading, reading_ms)
+        budget_ms = options.interactive_step_ms if groups.has_interactive else options.batch_step_ms
+        self._add_batch(plan, groups, max(budget_ms, plan.ms + self._credit_ms if self._credit_ms else 0.0))
+
+    def _add_batch(self, plan: StepPlan, groups: _Groups, budget_ms: float) -> None:
+        for sequence in groups.batch_decoding:
+            plan.add(sequence, plan.fit(sequence, 1, budget_ms))
+        for sequence in groups.batch_reading:
+            plan.add(sequence, plan.fit(sequence, sequence.pending, budget_ms))
+        if plan.num_tokens == 0:
+            _begin(plan, groups.batch_decoding + groups.batch_reading)
+
+    def _compose_apart(self, plan: StepPlan, groups: _Groups) -> None:
+        """Prompts first, alone; then everybody decodes."""
+        reading = groups.reading + groups.batch_reading
+        for sequence in reading:
+            plan.add(sequence, plan.fit(sequence, sequence.pending, self._options.batch_step_ms))
+        if plan.num_tokens == 0:
+            _begin(plan, reading)
+        if plan.num_tokens == 0:
+            for sequence in groups.decoding + groups.batch_decoding:
+                plan.add(sequence, 1)
+
+
+def _read_fairly(plan: StepPlan, reading: Seq[Sequence], budget_ms: float) -> None:
+    """Half of what fits to the first in order, the rest to the shortest: nobody waits for a whole prompt.
+
+    They get a tile at least, budget or not: else many decoding sequences would lock a newcomer out.
+    """
+    if not reading:
+        return
+    first, shortest = reading[0], min(reading, key=lambda s: s.pending)
+    fits = max(plan.fit(first, sum(s.pending for s in reading), budget_ms), min(TILE, plan.room))
+    share = fits if first is shortest else -(-fits // 2)
+    plan.add(first, min(share, first.pending))
+    for sequence in sorted(reading, key=lambda s: s.pending):
+        planned = sum(plan.parts.get(s, 0) for s in reading)
+        plan.add(sequence, min(plan.left_of(sequence), fits - planned))
+
+
+def _begin(plan: StepPlan, sequences: Seq[Sequence]) -> None:
+    """However little the budget, something is computed: a tile of the first."""
+    if sequences:
+        plan.add(sequences[0], min(TILE, sequences[0].pending))
+
+
+def _fill_tile(plan: StepPlan, running: Seq[Sequence]) -> None:
+    """Grow with work that waits anyway to the size at hand that is cheaper, or no dearer."""
+    size = plan.worthwhile if plan.num_tokens else 0
+    for sequence in running:
+        plan.add(sequence, min(plan.left_of(sequence), size - plan.num_tokens))

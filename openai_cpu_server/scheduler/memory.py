@@ -1,0 +1,142 @@
+"""Both tiers of KV memory and the slots: who holds what, and the verbs that tell the backend."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from openai_cpu_server.contract.messages import KVStats
+from openai_cpu_server.contract.step import Close, Drop, Open, Save, Verb
+from openai_cpu_server.scheduler.kv_ledger import KVLedger
+from openai_cpu_server.scheduler.prefix_cache import BLOCK_TOKENS, PrefixCache
+from openai_cpu_server.scheduler.reuse import Reuse
+from openai_cpu_server.scheduler.sequence import Sequence
+
+HEADROOM_TOKENS = 32
+"""Output that admission foresees for each sequence, so that it is not released as soon as it decodes."""
+
+
+class Memory:
+    """Places sequences into slots and takes them out again. Who owns which cells:
+
+        slot s of a running sequence: positions 0 .. computed-1, in ledger blocks that s holds (or shares)
+        saved blocks                : host memory, known by number to the cache
+        everything else in the pool : free
+
+    Verbs take effect at the head of the next step, in order; the books are changed at once.
+    """
+
+    def __init__(self, *, num_slots: int, ledger: KVLedger, cache: PrefixCache) -> None:
+        self.ledger = ledger
+        self.cache = cache
+        self.running: dict[int, Sequence] = {}
+        self._num_slots = num_slots
+        self._free_slots = list(reversed(range(num_slots)))
+        self._verbs: list[Verb] = []
+        self._prompt_tokens = 0
+        self._cached_tokens = 0
+
+    @property
+    def has_verbs(self) -> bool:
+        return bool(self._verbs)
+
+    def take_verbs(self) -> tuple[Verb, ...]:
+        verbs, self._verbs = tuple(self._verbs), []
+        return verbs
+
+    def has_place(self, newcomer: Sequence, reuse: Reuse, *, without: Iterable[Sequence] = ()) -> bool:
+        """Whether the newcomer can run beside the running sequences, some of them left out."""
+        leavers = {sequence.slot: sequence for sequence in without}
+        stayers = [s for slot, s in self.running.items() if slot not in leavers]
+        if not stayers:
+            return True  # it fits alone: `submit` has seen to that
+        freed = sum(self.ledger.num_exclusive(slot) for slot in leavers)
+        growth = sum(self._growth(s) for s in stayers)
+        shared = 0 if reuse.source in leavers.values() else reuse.shared // self.ledger.block_size
+        need = self._foreseen(newcomer) - shared
+        return len(stayers) < self._num_slots and growth + need <= self.ledger.num_free + freed
+
+    def place(self, sequence: Sequence, reuse: Reuse) -> None:
+        """Give a waiting sequence a slot, with the cells that it can reuse."""
+        slot = self._free_slots.pop()
+        sequence.run(slot)
+        self.running[slot] = sequence
+        self._verbs.append(_open(sequence))
+        self._verbs += reuse.verbs(slot)
+        if reuse.source is not None:
+            self.ledger.share(reuse.source.slot, slot, reuse.shared)
+        self.ledger.grow(slot, reuse.num_tokens)
+        sequence.computed = reuse.num_tokens
+        self.cache.use(sequence.tokens[: reuse.num_tokens], sequence.request.cache_namespace)
+        self._count(sequence, reuse)
+
+    def vacate(self, sequence: Sequence) -> None:
+        """Free a running sequence's cells, after its whole blocks are saved."""
+        slot = sequence.slot
+        self._save(sequence)
+        self._verbs.append(Close(slot))
+        self.ledger.free(slot)
+        self._free_slots.append(slot)
+        del self.running[slot]
+
+    def clear_cache(self) -> None:
+        self._verbs += [Drop(number) for number in self.cache.clear()]
+
+    def stats(self) -> KVStats:
+        return KVStats(
+            block_tokens=self.ledger.block_size,
+            pool_blocks=self.ledger.num_blocks,
+            pool_blocks_used=self.ledger.num_used,
+            pool_blocks_shared=self.ledger.num_shared,
+            cache_block_tokens=BLOCK_TOKENS,
+            cache_capacity_blocks=self.cache.capacity,
+            cache_blocks=len(self.cache),
+            cache_evictions=self.cache.num_evictions,
+            prompt_tokens=self._prompt_tokens,
+            cached_tokens=self._cached_tokens,
+        )
+
+    def check(self) -> None:
+        """Assert that slots, ledger and cache agree."""
+        assert len(self._free_slots) + len(self.running) == self._num_slots
+        assert not set(self._free_slots) & set(self.running)
+        for slot, sequence in self.running.items():
+            assert sequence.slot == slot
+            assert 0 <= sequence.computed <= len(sequence.tokens)
+        self.ledger.check({slot: s.computed for slot, s in self.running.items()})
+        self.cache.check()
+
+    def _foreseen(self, sequence: Sequence) -> int:
+        headroom = min(max(sequence.remaining, 0), HEADROOM_TOKENS)
+        return self.ledger.blocks_for(len(sequence.tokens) + headroom)
+
+    def _growth(self, sequence: Sequence) -> int:
+        return max(0, self._foreseen(sequence) - self.ledger.num_held(sequence.slot))
+
+    def _save(self, sequence: Sequence) -> None:
+        request = sequence.request
+        insertion = self.cache.insert(
+            sequence.tokens[: sequence.computed], request.cache_namespace, pin=request.pin
+        )
+        self._verbs += [Drop(number) for number in insertion.evicted]
+        self._verbs += [
+            Save(sequence.slot, start, start + BLOCK_TOKENS, number) for number, start in insertion.saved
+        ]
+
+    def _count(self, sequence: Sequence, reuse: Reuse) -> None:
+        """What was reused counts when a request first runs, not when it comes back."""
+        if sequence.cached_tokens is None:
+            prompt_tokens = len(sequence.request.tokens)
+            sequence.cached_tokens = min(reuse.num_tokens, prompt_tokens)
+            self._prompt_tokens += prompt_tokens
+            self._cached_tokens += sequence.cached_tokens
+
+
+def _open(sequence: Sequence) -> Open:
+    request = sequence.request
+    return Open(
+        slot=sequence.slot,
+        sampling=request.sampling,
+        prompt=request.tokens,
+        output=sequence.output,
+        top_logprobs=request.top_logprobs,
+    )

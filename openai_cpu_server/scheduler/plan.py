@@ -1,0 +1,136 @@
+"""What goes into the next step: a plan of (sequence, tokens), priced as it grows."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from openai_cpu_server.scheduler.sequence import Sequence
+
+
+class StepCost(Protocol):
+    """The cost model, as far as the scheduler needs it."""
+
+    @property
+    def tiled_from(self) -> int | None:
+        """The step size from which all rows of a tile pay for every cell that any of them attends to."""
+        ...
+
+    def predict_ms(self, num_tokens: int, attended: int, skipped: int, cells: int | None = None) -> float:
+        """`cells`: distinct ones that the step attends to."""
+        ...
+
+    def cheapest_size(self, num_tokens: int, limit: int) -> int:
+        """The size from `num_tokens` on, and within a tile, that takes the least time."""
+        ...
+
+    def free_size(self, num_tokens: int, limit: int) -> int:
+        """The largest size within the tile that takes hardly longer."""
+        ...
+
+    def refine(
+        self, num_tokens: int, attended: int, skipped: int, actual_ms: float, cells: int | None = None
+    ) -> None:
+        """Learn from a step that was computed."""
+        ...
+
+
+class StepPlan:
+    """Grows by tokens of sequences; knows what the step would cost with a few more."""
+
+    def __init__(self, cost: StepCost, *, pool_cells: int, max_tokens: int, max_outputs: int) -> None:
+        self.parts: dict[Sequence, int] = {}
+        """Tokens to compute of each sequence, in the order in which they claim cells."""
+        self.num_tokens = 0
+        self.attended = 0
+        self.skipped = 0
+        self._own_cells = 0
+        """Of every sequence in the step, shared ones counted for each."""
+        self._cost = cost
+        self._pool_cells = pool_cells
+        """Taken by all sequences, shared ones counted once: what is not one's own must be skipped."""
+        self._max_tokens = max_tokens
+        self._outputs_left = max_outputs
+
+    @property
+    def ms(self) -> float:
+        return self._cost.predict_ms(self.num_tokens, self.attended, self.skipped, self.cells)
+
+    @property
+    def cells(self) -> int:
+        """Distinct cells that the step attends to, at most: those of the pool and the step's own."""
+        return min(self._own_cells, self._pool_cells + self.num_tokens)
+
+    @property
+    def room(self) -> int:
+        """Tokens that the backend still takes."""
+        return self._max_tokens - self.num_tokens
+
+    @property
+    def worthwhile(self) -> int:
+        """The size up to which further useful tokens cost next to nothing, or less than that."""
+        cheapest = self._cost.cheapest_size(self.num_tokens, self._max_tokens)
+        return max(cheapest, self._cost.free_size(self.num_tokens, self._max_tokens))
+
+    def left_of(self, sequence: Sequence) -> int:
+        """Pending tokens that are not planned yet."""
+        return sequence.pending - self.parts.get(sequence, 0)
+
+    def fit(self, sequence: Sequence, wanted: int, budget_ms: float) -> int:
+        """How many of the wanted tokens fit into the budget and the backend; fewer where that is faster."""
+        wanted = max(0, min(wanted, self.room, self._outputs_for(sequence)))
+        if wanted and self._ms_with(sequence, wanted) > budget_ms:
+            wanted = self._most(sequence, wanted, budget_ms)
+        return self._before_tiles(sequence, wanted)
+
+    def _most(self, sequence: Sequence, too_many: int, budget_ms: float) -> int:
+        low, high = 0, too_many  # `low` fits, `high` does not
+        while high - low > 1:
+            middle = (low + high) // 2
+            if self._ms_with(sequence, middle) <= budget_ms:
+                low = middle
+            else:
+                high = middle
+        return low
+
+    def _before_tiles(self, sequence: Sequence, num_tokens: int) -> int:
+        """Where a step begins to attend in tiles its price may jump: stop short if that is faster."""
+        tiled_from = self._cost.tiled_from
+        short = 0 if tiled_from is None else tiled_from - 1 - self.num_tokens
+        if not 0 < short < num_tokens:
+            return num_tokens
+        return max(short, num_tokens, key=lambda n: (self.num_tokens + n) / self._ms_with(sequence, n))
+
+    def add(self, sequence: Sequence, num_tokens: int) -> None:
+        num_tokens = min(num_tokens, self.room, self._outputs_for(sequence))
+        if num_tokens <= 0:
+            return
+        attended, skipped = self._pairs(sequence, num_tokens)
+        self._own_cells += self._cells_of(sequence, num_tokens)
+        self.parts[sequence] = self.parts.get(sequence, 0) + num_tokens
+        self.num_tokens += num_tokens
+        self.attended += attended
+        self.skipped += skipped
+        ends = self.left_of(sequence) == 0
+        self._outputs_left -= num_tokens if sequence.is_scoring else ends
+
+    def _outputs_for(self, sequence: Sequence) -> int:
+        """Tokens of the sequence that the rows of logits which are left allow."""
+        if self._outputs_left <= 0:
+            return 0
+        return self._outputs_left if sequence.is_scoring else self._max_tokens
+
+    def _ms_with(self, sequence: Sequence, num_tokens: int) -> float:
+        attended, skipped = self._pairs(sequence, num_tokens)
+        total = self.num_tokens + num_tokens
+        cells = min(self._own_cells + self._cells_of(sequence, num_tokens), self._pool_cells + total)
+        return self._cost.predict_ms(total, self.attended + attended, self.skipped + skipped, cells)
+
+    def _cells_of(self, sequence: Sequence, num_tokens: int) -> int:
+        """Cells that further tokens of the sequence bring into the step."""
+        return num_tokens if sequence in self.parts else sequence.computed + num_tokens
+
+    def _pairs(self, sequence: Sequence, num_tokens: int) -> tuple[int, int]:
+        """Pairs of these tokens with cells of their own sequence before them, and with other people's."""
+        start = sequence.computed + self.parts.get(sequence, 0)
+        attended = num_tokens * start + num_tokens * (num_tokens - 1) // 2
+        return attended, num_tokens * max(0, self._pool_cells - sequence.computed)

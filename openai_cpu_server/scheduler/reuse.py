@@ -1,0 +1,88 @@
+"""Where a newcomer's computed tokens can come from: a running sequence, the prefix cache, or its own work."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from openai_cpu_server.contract.step import Restore, Share, Verb
+from openai_cpu_server.scheduler.policy import Policy
+from openai_cpu_server.scheduler.prefix_cache import BLOCK_TOKENS, Match, PrefixCache
+from openai_cpu_server.scheduler.sequence import Sequence
+
+WORTH_WAITING = BLOCK_TOKENS
+"""A request waits for another that is computing a common prefix of so many tokens."""
+
+
+@dataclass(frozen=True)
+class Reuse:
+    """How a newcomer gets the cells of its first `num_tokens` tokens."""
+
+    source: Sequence | None = None
+    shared: int = 0
+    """Tokens whose cells `source` shares."""
+    restored: tuple[tuple[int, int, int], ...] = ()
+    """(block, start, end): pieces from the cache, behind what is shared."""
+
+    @property
+    def num_tokens(self) -> int:
+        return self.restored[-1][2] if self.restored else self.shared
+
+    def verbs(self, slot: int) -> list[Verb]:
+        share: list[Verb] = [] if self.source is None else [Share(self.source.slot, slot, self.shared)]
+        return share + [Restore(block, slot, start, end) for block, start, end in self.restored]
+
+
+NOTHING = Reuse()
+
+
+def find_reuse(
+    newcomer: Sequence, running: Iterable[Sequence], cache: PrefixCache, policy: Policy
+) -> Reuse | None:
+    """The best that there is now; None if it is better to wait for what a running sequence is computing."""
+    limit = newcomer.reusable
+    kin = [(s, common) for s in running if (common := _common(newcomer, s, limit)) > 0]
+    match = cache.match(newcomer.tokens, newcomer.request.cache_namespace, limit)
+    source = max(kin, key=lambda pair: min(pair[1], pair[0].computed), default=None)
+    shared = min(source[1], source[0].computed) if source else 0
+    now = max(shared, match.num_tokens)
+    lane = policy.lane(newcomer)
+    soon = max((common for s, common in kin if policy.lane(s) <= lane and s.computed < common), default=0)
+    if soon > now and soon >= WORTH_WAITING:
+        return None
+    if source is None or shared == 0:
+        return Reuse(restored=_pieces(match, 0))
+    if match.num_tokens <= shared:
+        return Reuse(source[0], shared)
+    whole = shared // BLOCK_TOKENS * BLOCK_TOKENS
+    return Reuse(source[0] if whole else None, whole, _pieces(match, whole // BLOCK_TOKENS))
+
+
+def _pieces(match: Match, skip: int) -> tuple[tuple[int, int, int], ...]:
+    """The match's blocks but the first `skip`, each with the positions that it fills."""
+    starts = range(skip * BLOCK_TOKENS, len(match.blocks) * BLOCK_TOKENS, BLOCK_TOKENS)
+    pieces = [(match.blocks[start // BLOCK_TOKENS], start, start + BLOCK_TOKENS) for start in starts]
+    if match.tail is not None:
+        start = len(match.blocks) * BLOCK_TOKENS
+        pieces.append((match.tail, start, start + match.tail_tokens))
+    return tuple(pieces)
+
+
+def _common(newcomer: Sequence, other: Sequence, limit: int) -> int:
+    """Length of the common prefix of the newcomer's tokens and the other's prompt, `limit` at most."""
+    if newcomer.request.cache_namespace != other.request.cache_namespace:
+        return 0
+    known = newcomer.kinship.get(other.arrival)
+    if known is None:
+        known = newcomer.kinship[other.arrival] = _common_prefix(newcomer.tokens, other.request.tokens)
+    return min(known, limit)
+
+
+def _common_prefix(a: list[int], b: tuple[int, ...]) -> int:
+    """Compares in large pieces, for these run at C's speed."""
+    length, at = min(len(a), len(b)), 0
+    while at < length and a[at : at + 64] == list(b[at : at + 64]):
+        at += 64
+    while at < length and a[at] == b[at]:
+        at += 1
+    return min(at, length)

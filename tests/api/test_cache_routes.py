@@ -1,0 +1,151 @@
+"""What the KV memory holds and saves, emptying it, and who shares it with whom."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+
+import httpx
+import msgspec
+import pytest
+
+from openai_cpu_server.api.resolve.cache import cache_namespace
+from openai_cpu_server.api.routes.cache import cache_stats
+from openai_cpu_server.contract.messages import KVStats
+from openai_cpu_server.engine.client import EngineClient
+from tests.api.serving import OPTIONS, api, client, eventually, new_engine, running
+from tests.api.talking import complete, error_of
+from tests.fakes import FAKE_INFO
+
+pytestmark = pytest.mark.anyio
+
+KV = KVStats(
+    block_tokens=16,
+    pool_blocks=256,
+    pool_blocks_used=10,
+    pool_blocks_shared=4,
+    cache_block_tokens=64,
+    cache_capacity_blocks=100,
+    cache_blocks=7,
+    cache_evictions=3,
+    prompt_tokens=400,
+    cached_tokens=100,
+)
+INFO = msgspec.structs.replace(FAKE_INFO, kv_bytes_per_token=2, context_trained=1000)
+PROMPT = list(range(2, 202))
+
+
+@pytest.fixture
+async def caching() -> AsyncIterator[EngineClient]:
+    async with running(new_engine(cache_bytes=64 * 100)) as engine:
+        yield engine
+
+
+async def cached(http: httpx.AsyncClient, headers: dict[str, str] | None = None, **fields: object) -> int:
+    """Tokens of the long prompt that another request had computed."""
+    body = {"prompt": PROMPT, "max_tokens": 2, "seed": 1, **fields}
+    response = await http.post("/v1/completions", json=body, headers=headers)
+    assert response.status_code == 200
+    return int(response.json()["usage"]["prompt_tokens_details"]["cached_tokens"])
+
+
+def test_every_number_of_the_stats() -> None:
+    assert msgspec.to_builtins(cache_stats(KV, INFO, num_running=3)) == {
+        "object": "cache.stats",
+        "pool": {
+            "block_tokens": 16,
+            "total": {"blocks": 256, "tokens": 4096, "bytes": 8192},
+            "used": {"blocks": 10, "tokens": 160, "bytes": 320},
+            "shared": {"blocks": 4, "tokens": 64, "bytes": 128},
+        },
+        "cache": {
+            "block_tokens": 64,
+            "capacity": {"blocks": 100, "tokens": 6400, "bytes": 12800},
+            "used": {"blocks": 7, "tokens": 448, "bytes": 896},
+            "evictions": 3,
+        },
+        "savings": {
+            "running_requests": 3,
+            "full_contexts_bytes": 6000,
+            "pool_used_bytes": 320,
+            "saved_bytes": 5680,
+        },
+        "prompt_tokens": 400,
+        "cached_tokens": 100,
+        "hit_rate": 0.25,
+    }
+
+
+def test_nothing_run_is_no_rate_and_nothing_running_saves_nothing() -> None:
+    idle = cache_stats(msgspec.structs.replace(KV, prompt_tokens=0, cached_tokens=0), INFO, num_running=0)
+    assert idle.hit_rate is None
+    assert idle.savings is not None
+    assert idle.savings.saved_bytes == 0
+
+
+async def test_stats_follow_what_was_served(caching: EngineClient) -> None:
+    async with client(api(caching)) as http:
+        found = [await cached(http) for _ in range(2)]
+        await eventually(lambda: caching.status().kv_tokens_used == 0)
+        stats = (await http.get("/v1/cache/stats")).json()
+    assert found[0] == 0 < found[1] < 200
+    assert (stats["prompt_tokens"], stats["cached_tokens"]) == (400, found[1])
+    assert stats["hit_rate"] == found[1] / 400
+    assert stats["pool"]["total"] == {"blocks": 256, "tokens": 4096, "bytes": 4096}
+    assert stats["cache"]["used"] == {"blocks": 3, "tokens": 192, "bytes": 192}
+    assert stats["savings"]["running_requests"] == 0
+
+
+async def test_a_cleared_cache_remembers_nothing(caching: EngineClient) -> None:
+    async with client(api(caching)) as http:
+        assert await cached(http) == 0
+        response = await http.delete("/v1/cache")
+        assert (response.status_code, response.content) == (204, b"")
+        assert await cached(http) == 0
+        assert await cached(http) > 0
+
+
+async def test_without_an_engine_there_is_nothing_to_see_or_clear() -> None:
+    async with client(api(new_engine())) as http:  # never started
+        for response in (await http.get("/v1/cache/stats"), await http.delete("/v1/cache")):
+            assert (response.status_code, error_of(response)["code"]) == (503, "engine_unavailable")
+
+
+async def test_choices_share_what_the_first_computed_and_usage_says_so(caching: EngineClient) -> None:
+    async with client(api(caching)) as http:
+        assert await cached(http, n=4) == 0
+        assert 0 < await cached(http, n=4) < 200
+        stats = (await http.get("/v1/cache/stats")).json()
+    assert stats["cached_tokens"] > 2 * 3 * 128  # the others of each four share nearly all
+
+
+async def test_a_salt_keeps_prompts_apart(caching: EngineClient) -> None:
+    async with client(api(caching)) as http:
+        assert await cached(http) == await cached(http, cache_salt="a") == 0
+        assert await cached(http, cache_salt="b") == 0
+        assert await cached(http, cache_salt="a") > 0
+        assert await cached(http) > 0
+
+
+@pytest.mark.parametrize("isolates", [True, False])
+async def test_keys_keep_prompts_apart_where_that_is_asked_for(caching: EngineClient, isolates: bool) -> None:
+    options = msgspec.structs.replace(OPTIONS, isolate_by_key=isolates)
+    async with client(api(caching, options)) as http:
+        assert await cached(http, {"authorization": "Bearer ann"}) == 0
+        assert (await cached(http, {"authorization": "Bearer bob"}) > 0) is not isolates
+        assert (await cached(http) > 0) is not isolates
+        assert await cached(http, {"authorization": "bearer  ann "}) > 0
+
+
+@pytest.mark.parametrize("salt", ["", "x" * 257, 5])
+async def test_a_salt_is_a_short_string(http: httpx.AsyncClient, salt: object) -> None:
+    response = await complete(http, cache_salt=salt)
+    assert (response.status_code, error_of(response)["param"]) == (400, "cache_salt")
+
+
+def test_namespaces_are_equal_for_equal_pairs_alone() -> None:
+    pairs = [(None, None), ("a", None), (None, "a"), ("a", "b"), ("b", "a"), ("ab", None), (None, "ab")]
+    pairs += [("", "ab"), ("ab", ""), ("null", None), ('a","b', None), (None, 'a","b')]
+    names = [cache_namespace(salt=salt, key=key) for salt, key in pairs]
+    assert len(set(names)) == len(pairs)
+    assert names == [cache_namespace(salt=salt, key=key) for salt, key in pairs]
+    assert names[0] == ""

@@ -1,0 +1,227 @@
+"""The engine's core with the fake backend, step by step, on a clock of our own."""
+
+from __future__ import annotations
+
+import threading
+import time
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from openai_cpu_server.contract.cost import CostCurve
+from openai_cpu_server.contract.messages import (
+    Cancel,
+    ClearCache,
+    EngineOptions,
+    FinishReason,
+    QueueState,
+    StepDone,
+    StepStarted,
+    Submit,
+    TokenEvent,
+)
+from openai_cpu_server.contract.request import Priority
+from openai_cpu_server.contract.step import Step, StepResult
+from openai_cpu_server.engine.core import EngineCore, build_core
+from tests.fakes import FAKE_INFO, FakeBackend
+from tests.scheduler.driver import alone, request
+
+BATCH = Priority.BATCH
+CURVE = CostCurve(step_ms=((1, 5.0), (256, 1000.0)), attended_ms=0.0, skipped_ms=0.0)
+OPTIONS = EngineOptions(model_path="", cache_bytes=64 * 100)
+
+
+class Engine:
+    """A core whose messages are kept."""
+
+    def __init__(self, options: EngineOptions = OPTIONS, backend: FakeBackend | None = None) -> None:
+        self.backend = backend or FakeBackend()
+        self.core: EngineCore = build_core(options, self.backend, CURVE)
+        self.events: list[TokenEvent] = []
+        self.started: list[tuple[str, ...]] = []
+        self.queues: list[QueueState] = []
+        self.last: StepDone | None = None
+
+    def step(self) -> None:
+        for message in self.core.step():
+            match message:
+                case StepDone(events=events):
+                    self.events += events
+                    self.last = message
+                case StepStarted(ids=ids):
+                    self.started.append(ids)
+                case QueueState():
+                    self.queues.append(message)
+
+    def run(self) -> None:
+        while self.core.has_work:
+            self.step()
+
+    def finish(self, name: str) -> TokenEvent:
+        (event,) = [e for e in self.events if e.id == name and e.finish]
+        return event
+
+
+def test_who_is_computed_is_announced_when_it_changes() -> None:
+    engine = Engine()
+    engine.core.handle(Submit(request("a", output=5)))
+    engine.step()
+    engine.step()
+    engine.core.handle(Submit(request("b", output=2)))
+    engine.run()
+    assert engine.started[:3] == [("a",), ("a", "b"), ("a",)]
+
+
+def test_cancelling_gives_one_last_event() -> None:
+    engine = Engine()
+    engine.core.handle(Submit(request("a", output=50)))
+    engine.step()
+    engine.core.handle(Cancel("a"))
+    engine.core.handle(Cancel("a"))
+    engine.run()
+    finish = engine.finish("a").finish
+    assert finish is not None
+    assert finish.reason is FinishReason.CANCELLED
+
+
+def test_resuming_with_all_tokens_only_ends_it() -> None:
+    engine = Engine()
+    one = request("a", output=5)
+    engine.core.handle(Submit(one, output=tuple(alone(one))))
+    engine.run()
+    assert engine.finish("a").tokens == ()
+
+
+def test_what_was_reused_is_reported() -> None:
+    engine = Engine()
+    prompt = tuple(range(2, 102))
+    engine.core.handle(Submit(request("a", tokens=prompt)))
+    engine.run()
+    engine.core.handle(Submit(request("b", tokens=prompt)))
+    engine.run()
+    finish = engine.finish("b").finish
+    assert finish is not None
+    assert finish.cached_tokens == 64
+    assert engine.last is not None
+    assert (engine.last.kv.prompt_tokens, engine.last.kv.cached_tokens) == (200, 64)
+
+
+def test_those_who_wait_are_told_their_place() -> None:
+    options = msgspec.structs.replace(OPTIONS, max_seqs=1)
+    engine = Engine(options, FakeBackend(msgspec.structs.replace(FAKE_INFO, max_seqs=1)))
+    for name in ("a", "b", "c"):
+        engine.core.handle(Submit(request(name, output=20)))
+    engine.step()
+    places = engine.queues[0].places
+    assert [(place.id, place.position) for place in places] == [("b", 1), ("c", 2)]
+    assert 0 < places[0].first_token_ms < places[1].first_token_ms
+
+
+def test_clearing_the_cache_drops_its_blocks() -> None:
+    engine = Engine()
+    engine.core.handle(Submit(request("a", prompt=200)))
+    engine.run()
+    assert len(engine.backend.blocks) == 3
+    engine.core.handle(ClearCache())
+    engine.run()
+    assert engine.backend.blocks == {}
+
+
+def test_pinned_prompts_are_computed_at_start_and_stay() -> None:
+    pin = tuple(range(2, 130))
+    engine = Engine(msgspec.structs.replace(OPTIONS, pinned_prompts=(pin,)))
+    engine.run()
+    engine.core.handle(ClearCache())
+    engine.core.handle(Submit(request("a", tokens=(*pin, 7))))
+    engine.run()
+    finish = engine.finish("a").finish
+    assert finish is not None
+    assert finish.cached_tokens == 128
+
+
+def test_the_cache_outlives_the_engine_in_its_file(tmp_path: Path) -> None:
+    options = msgspec.structs.replace(OPTIONS, cache_file=str(tmp_path / "cache"))
+    one = request("a", prompt=200, output=3)
+    first = Engine(options)
+    first.core.handle(Submit(request("gone", prompt=70, output=100)))
+    first.core.handle(Submit(one))
+    for _ in range(10):
+        first.step()
+    first.core.save_cache(str(tmp_path / "cache"))
+    second = Engine(options)
+    second.core.handle(Submit(one))
+    second.run()
+    finish = second.finish("a").finish
+    assert finish is not None
+    assert finish.cached_tokens == 192
+    assert [t for e in second.events for t in e.tokens] == alone(one)
+
+
+def test_a_smaller_cache_takes_what_fits(tmp_path: Path) -> None:
+    path = str(tmp_path / "cache")
+    first = Engine(msgspec.structs.replace(OPTIONS, cache_file=path))
+    first.core.handle(Submit(request("a", prompt=320)))
+    first.run()
+    first.core.save_cache(path)
+    second = Engine(msgspec.structs.replace(OPTIONS, cache_file=path, cache_bytes=64 * 2))
+    assert len(second.backend.blocks) == 2
+
+
+class BusyBackend(FakeBackend):
+    """Tells when a step is being executed; a batch step takes until it is interrupted, or half a second."""
+
+    def __init__(self) -> None:
+        super().__init__(step_s=0.5)
+        self.is_busy = threading.Event()
+
+    def execute(self, step: Step) -> StepResult:
+        self._step_s = 0.5 if any(len(span.tokens) > 1 for span in step.spans) else 0.0
+        self.is_busy.set()
+        return super().execute(step)
+
+
+@pytest.mark.parametrize(
+    ("running", "newcomer", "interrupts"),
+    [(BATCH, Priority.INTERACTIVE, True), (BATCH, BATCH, False), (Priority.INTERACTIVE,) * 2 + (False,)],
+)
+def test_an_interactive_newcomer_interrupts_batch_work_only(
+    running: Priority, newcomer: Priority, interrupts: bool
+) -> None:
+    backend = BusyBackend()
+    engine = Engine(backend=backend)
+    one = request("one", prompt=100, priority=running)
+    engine.core.handle(Submit(one))
+    step = threading.Thread(target=engine.step)
+    step.start()
+    backend.is_busy.wait()
+    time.sleep(0.05)
+    command = Submit(request("two", priority=newcomer))
+    assert engine.core.is_worth_interrupting(command) == interrupts
+    if interrupts:
+        backend.interrupt()
+    step.join()
+    engine.core.handle(command)
+    engine.run()
+    finish = engine.finish("one").finish
+    assert finish is not None
+    assert finish.interruptions == int(interrupts)
+    assert [t for e in engine.events if e.id == "one" for t in e.tokens] == alone(one)
+    assert not engine.core.is_worth_interrupting(command)
+
+
+def test_no_step_is_interrupted_twice_in_a_row() -> None:
+    backend = BusyBackend()
+    engine = Engine(backend=backend)
+    engine.core.handle(Submit(request("one", prompt=200, priority=BATCH)))
+    worth = []
+    for _ in range(2):
+        backend.is_busy.clear()
+        step = threading.Thread(target=engine.step)
+        step.start()
+        backend.is_busy.wait()
+        time.sleep(0.05)
+        worth.append(engine.core.is_worth_interrupting(Submit(request("x"))))
+        backend.interrupt()
+        step.join()
+    assert worth == [True, False]

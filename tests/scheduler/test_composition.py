@@ -1,0 +1,155 @@
+"""Stories about what a step is made of: budgets, tiles, fairness, the floor of batch work."""
+
+from __future__ import annotations
+
+from openai_cpu_server.contract.request import Priority
+from openai_cpu_server.scheduler.policy import AGING_S, FifoPolicy, ShortestFirstPolicy
+from tests.scheduler.driver import Driver, alone, request
+
+BATCH = Priority.BATCH
+
+
+def test_batch_is_left_out_while_interactive_work_fills_the_budget() -> None:
+    driver = Driver(decoding=16, idle=64, floor=0.0)
+    driver.submit(request("b", output=20, priority=BATCH))
+    driver.step()
+    driver.submit(request("i", prompt=16, output=3), request("j", prompt=64, output=3))
+    assert "b" not in driver.step()
+    driver.run()
+    assert driver.finished[-1] == "b"
+
+
+def test_batch_that_was_left_out_keeps_its_cells() -> None:
+    driver = Driver(decoding=16, idle=64, floor=0.0)
+    batch = request("b", prompt=50, output=20, priority=BATCH)
+    driver.submit(batch)
+    driver.step()
+    driver.submit(request("i", prompt=64, output=30))
+    driver.run()
+    assert driver.outputs["b"] == alone(batch)
+    assert driver.backend.num_computed == 50 + 19 + 64 + 29
+
+
+def test_batch_keeps_its_share_of_the_time() -> None:
+    driver = Driver(slots=8, decoding=16, idle=64, floor=0.25, kv_tokens=8192)
+    driver.submit(request("b", prompt=400, output=200, priority=BATCH))
+    driver.submit(*(request(f"i{n}", prompt=400, output=100) for n in range(3)))
+    steps = [driver.step() for _ in range(60)]
+    share = sum(step.get("b", 0) for step in steps) / sum(sum(step.values()) for step in steps)
+    assert 0.2 <= share <= 0.35
+
+
+def test_a_short_prompt_does_not_wait_for_a_whole_long_one() -> None:
+    driver = Driver(idle=64)
+    driver.submit(request("long", prompt=500))
+    driver.step()
+    driver.submit(request("short", prompt=30))
+    assert driver.step() == {"long": 34, "short": 30}
+
+
+def test_a_long_prompt_goes_on_while_short_ones_come() -> None:
+    driver = Driver(slots=16, idle=64)
+    driver.submit(request("long", prompt=500))
+    driver.submit(*(request(f"s{n}", prompt=60) for n in range(8)))
+    assert all(step["long"] >= 16 for step in [driver.step() for _ in range(5)])
+
+
+def test_a_step_grows_to_the_cheaper_size_with_waiting_prompt_tokens() -> None:
+    driver = Driver(slots=16, decoding=12, idle=64, tiles=(16,))
+    driver.submit(*(request(f"d{n}", output=40) for n in range(10)))
+    driver.step()
+    driver.submit(request("p", prompt=100, priority=BATCH))
+    step = driver.step()
+    assert sum(step.values()) == 16
+    assert step["p"] == 6
+    assert driver.paddings[-1] == 0
+
+
+def test_padding_fills_a_tile_when_nothing_waits() -> None:
+    driver = Driver(slots=16, tiles=(16,))
+    driver.submit(*(request(f"d{n}", output=40) for n in range(10)))
+    driver.step()
+    driver.step()
+    assert driver.paddings[-1] == 6
+
+
+def test_there_is_no_padding_where_it_is_not_cheaper() -> None:
+    driver = Driver(slots=16, tiles=(16,))
+    driver.submit(*(request(f"d{n}", output=40) for n in range(5)))
+    driver.run()
+    assert set(driver.paddings) == {0}
+
+
+def test_steps_that_do_not_mix_read_first_and_decode_then() -> None:
+    driver = Driver(mixes=False, idle=64)
+    driver.submit(request("a", output=5))
+    driver.step()
+    driver.submit(request("b", prompt=80))
+    assert [driver.step() for _ in range(3)] == [{"b": 64}, {"b": 16}, {"a": 1, "b": 1}]
+
+
+def test_the_cost_model_learns_from_every_step() -> None:
+    driver = Driver(tiles=(16,))
+    driver.submit(request("a", prompt=10, output=2))
+    driver.run()
+    assert driver.cost.learned[0] == (16, 1.0)
+
+
+def test_clients_take_turns() -> None:
+    driver = Driver(slots=1)
+    driver.submit(*(request(f"a{n}", client="a") for n in range(5)))
+    driver.submit(request("b0", client="b"), request("c0", client="c"))
+    driver.run()
+    assert driver.finished[:4] == ["a0", "b0", "c0", "a1"]
+
+
+def test_old_batch_work_is_admitted_before_new_interactive_work() -> None:
+    driver = Driver(slots=1)
+    driver.submit(request("running", output=30))
+    driver.step()
+    driver.submit(request("b", priority=BATCH))
+    driver.now_s += AGING_S + 1
+    driver.submit(request("i"))
+    driver.run()
+    assert driver.finished == ["running", "b", "i"]
+
+
+def test_fifo_knows_no_classes() -> None:
+    driver = Driver(slots=1, policy=FifoPolicy())
+    driver.submit(request("b", priority=BATCH), request("i"))
+    driver.run()
+    assert driver.finished == ["b", "i"]
+
+
+def test_shortest_first_and_nobody_for_ever_last() -> None:
+    driver = Driver(slots=1, policy=ShortestFirstPolicy())
+    driver.submit(request("first"), request("long", output=100), request("short", output=5))
+    driver.run()
+    assert driver.finished == ["first", "short", "long"] or driver.finished == ["short", "first", "long"]
+    driver.submit(request("hold", output=20))
+    driver.step()
+    driver.submit(request("old", output=100))
+    driver.now_s += 10
+    driver.submit(request("new", output=50))
+    driver.run()
+    assert driver.finished[-2:] == ["old", "new"]
+
+
+def test_only_steps_without_interactive_work_may_be_interrupted() -> None:
+    driver = Driver()
+    driver.submit(request("b", priority=BATCH))
+    assert driver.scheduler.may_interrupt(driver.scheduler.schedule())
+    driver.submit(request("i"))
+    assert not driver.scheduler.may_interrupt(driver.scheduler.schedule())
+
+
+def test_a_step_stops_short_of_the_size_where_its_price_jumps() -> None:
+    driver = Driver(idle=150, jump=(40, 60.0))
+    driver.submit(request("p", prompt=100))
+    assert driver.step() == {"p": 39}
+
+
+def test_a_step_goes_beyond_the_jump_where_tiles_are_faster() -> None:
+    driver = Driver(idle=150, jump=(40, -5.0))
+    driver.submit(request("p", prompt=100))
+    assert driver.step() == {"p": 100}

@@ -1,0 +1,228 @@
+"""Stories about computing a shared prompt once: running sequences, the prefix cache, and waiting for both."""
+
+from __future__ import annotations
+
+import pytest
+
+from openai_cpu_server.contract.request import GenerationRequest, Priority
+from tests.scheduler.driver import Driver, alone, request
+
+BATCH = Priority.BATCH
+
+
+def prefixed(name: str, shared: int, own: int = 5, output: int = 4, **more: object) -> GenerationRequest:
+    """A request whose prompt begins with `shared` tokens that all such requests have."""
+    start = tuple(2 + i % 200 for i in range(shared))
+    end = tuple(2 + (sum(name.encode()) + 7 * i) % 200 for i in range(own))
+    return request(name, output=output, tokens=start + end, **more)
+
+
+def outputs_are_their_own(driver: Driver, *requests: GenerationRequest) -> bool:
+    return all(driver.outputs[one.id] == alone(one) for one in requests)
+
+
+def test_a_finished_prompt_is_restored_to_the_token() -> None:
+    driver = Driver(cache_blocks=20)
+    first, second = prefixed("a", 150), prefixed("b", 150)
+    driver.submit(first)
+    driver.run()
+    driver.submit(second)
+    driver.run()
+    # a's whole blocks are two of 64; b's prompt leaves the prefix at token 150.
+    assert driver.cached == {"a": 0, "b": 128}
+    assert outputs_are_their_own(driver, first, second)
+
+
+def test_a_part_of_a_block_is_restored() -> None:
+    driver = Driver(cache_blocks=20)
+    driver.submit(prefixed("a", 190, own=10))
+    driver.run()
+    second = prefixed("b", 150, own=3)
+    driver.submit(second)
+    driver.run()
+    assert driver.cached["b"] == 150
+    assert outputs_are_their_own(driver, second)
+
+
+def test_the_same_prompt_again_computes_only_its_last_token() -> None:
+    driver = Driver(cache_blocks=20)
+    driver.submit(prefixed("a", 128, own=0))
+    driver.run()
+    driver.submit(prefixed("b", 128, own=0))
+    assert driver.step() == {"b": 1}
+    driver.run()
+    assert driver.cached["b"] == 127
+
+
+def test_the_next_turn_of_a_conversation_reuses_the_answer_too() -> None:
+    driver = Driver(cache_blocks=20)
+    first = prefixed("a", 60, own=0, output=80)
+    driver.submit(first)
+    driver.run()
+    turn = request("b", tokens=(*first.tokens, *driver.outputs["a"], 5, 6, 7))
+    driver.submit(turn)
+    driver.run()
+    assert driver.cached["b"] == 128
+    assert outputs_are_their_own(driver, turn)
+
+
+def test_a_running_sequence_shares_its_cells_to_the_token() -> None:
+    driver = Driver(idle=256)
+    first, second = prefixed("a", 100, output=30), prefixed("b", 100)
+    driver.submit(first)
+    driver.step()
+    used = driver.ledger.num_used
+    driver.submit(second)
+    assert driver.step()["b"] == 5
+    assert driver.cached["b"] == 100
+    assert driver.ledger.num_used < 2 * used
+    assert driver.ledger.num_shared == 6
+    driver.run()
+    assert outputs_are_their_own(driver, first, second)
+
+
+def test_what_is_shared_survives_the_one_who_computed_it() -> None:
+    driver = Driver(idle=256)
+    first, second = prefixed("a", 100, output=3), prefixed("b", 100, output=30)
+    driver.submit(first)
+    driver.step()
+    driver.submit(second)
+    driver.run()
+    assert driver.finished == ["a", "b"]
+    assert outputs_are_their_own(driver, first, second)
+
+
+def test_sixteen_equal_prompts_are_computed_once() -> None:
+    driver = Driver(slots=16, kv_tokens=4096, idle=64)
+    requests = [prefixed(f"r{i}", 300, own=4) for i in range(16)]
+    driver.submit(*requests)
+    driver.run()
+    assert driver.backend.num_computed == 300 + 16 * (4 + 3)
+    assert outputs_are_their_own(driver, *requests)
+
+
+def test_who_waits_for_a_prefix_does_not_hold_up_others() -> None:
+    driver = Driver(idle=64)
+    driver.submit(prefixed("a", 300), prefixed("b", 300), request("other", prompt=20))
+    assert set(driver.step()) == {"a", "other"}
+
+
+def test_interactive_does_not_wait_for_a_prefix_that_batch_work_computes() -> None:
+    driver = Driver(idle=64)
+    driver.submit(prefixed("b", 300, priority=BATCH))
+    driver.step()
+    driver.submit(prefixed("i", 300))
+    assert "i" in driver.step()
+
+
+def test_a_short_common_beginning_is_not_worth_waiting_for() -> None:
+    driver = Driver(idle=64)
+    driver.submit(prefixed("a", 30, own=200), prefixed("b", 30, own=5))
+    assert set(driver.step()) == {"a", "b"}
+
+
+def test_choices_of_one_prompt_fork_after_its_prefill() -> None:
+    driver = Driver(idle=256)
+    choices = [request(f"a/{i}", tokens=tuple(range(2, 102)), output=6) for i in range(4)]
+    driver.submit(*choices)
+    assert driver.step() == {"a/0": 100}
+    assert driver.step() == {f"a/{i}": 1 for i in range(4)}
+    driver.run()
+    assert [driver.cached[f"a/{i}"] for i in range(4)] == [0, 99, 99, 99]
+
+
+def test_namespaces_share_nothing() -> None:
+    driver = Driver(cache_blocks=20, idle=256)
+    driver.submit(prefixed("a", 128, cache_namespace="x"))
+    driver.step()
+    driver.submit(prefixed("b", 128, cache_namespace="y"))
+    driver.run()
+    driver.submit(prefixed("c", 128))
+    driver.run()
+    assert driver.cached == {"a": 0, "b": 0, "c": 0}
+
+
+def test_shared_cells_and_saved_blocks_are_combined() -> None:
+    driver = Driver(cache_blocks=40, idle=512, kv_tokens=2048)
+    long = prefixed("long", 100, own=200)
+    driver.submit(long)
+    driver.run()
+    driver.submit(prefixed("short", 100, own=3, output=40))
+    driver.step()
+    again = request("again", tokens=(*long.tokens, 9, 9))
+    driver.submit(again)
+    driver.run()
+    assert driver.cached["again"] == 300 // 64 * 64
+    assert outputs_are_their_own(driver, again)
+
+
+def test_a_released_sequence_comes_back_from_the_cache() -> None:
+    driver = Driver(slots=1, cache_blocks=20, idle=256)
+    batch = request("b", prompt=200, output=30, priority=BATCH)
+    driver.submit(batch)
+    driver.step()
+    driver.step()
+    driver.submit(request("i"))
+    driver.run()
+    computed_again = driver.backend.num_computed - (200 + 29 + 4 + 3)
+    assert computed_again == (200 + 1) % 64
+    assert driver.cached["b"] == 0
+    assert outputs_are_their_own(driver, batch)
+
+
+def test_cancelled_work_is_saved_too() -> None:
+    driver = Driver(cache_blocks=20, idle=256)
+    driver.submit(prefixed("a", 128))
+    driver.step()
+    driver.cancel("a")
+    driver.submit(prefixed("b", 128))
+    driver.run()
+    assert driver.cached["b"] == 128
+
+
+def test_the_cache_never_exceeds_its_capacity() -> None:
+    driver = Driver(cache_blocks=3, idle=256)
+    for name in "abcd":
+        driver.submit(request(name, prompt=130, tokens=tuple(2 + (ord(name) * i) % 199 for i in range(130))))
+        driver.run()
+    assert len(driver.backend.blocks) <= 3
+
+
+def test_clearing_the_cache_frees_its_blocks_but_the_pinned() -> None:
+    driver = Driver(cache_blocks=20, idle=256)
+    driver.submit(request("pin", prompt=64, output=0, tokens=(7,) * 64, pin=True), prefixed("a", 128))
+    driver.run()
+    driver.scheduler.clear_cache()
+    driver.run()
+    assert len(driver.backend.blocks) == 1
+    driver.submit(request("b", tokens=(7,) * 64 + (8, 9)))
+    driver.run()
+    assert driver.cached["b"] == 64
+
+
+def test_a_scored_prompt_is_computed_whole() -> None:
+    driver = Driver(cache_blocks=20, idle=256, outputs=256)
+    driver.submit(prefixed("a", 128))
+    driver.run()
+    driver.submit(prefixed("b", 128, prompt_logprobs=True))
+    driver.run()
+    assert driver.cached["b"] == 0
+    assert driver.num_scores["b"] == 132
+
+
+def test_memory_that_cannot_share_is_left_alone() -> None:
+    driver = Driver(can_share=False, idle=256)
+    requests = [prefixed(name, 128) for name in "ab"]
+    driver.submit(*requests)
+    driver.run()
+    assert driver.cached == {"a": 0, "b": 0}
+    assert outputs_are_their_own(driver, *requests)
+
+
+@pytest.mark.parametrize("kv_tokens", [400, 416, 480])
+def test_sharing_in_a_pool_that_is_almost_full(kv_tokens: int) -> None:
+    driver = Driver(cache_blocks=30, idle=64, kv_tokens=kv_tokens)
+    requests = [prefixed(f"r{i}", 200, own=10 * i + 1, output=60) for i in range(5)]
+    driver.submit(*requests)
+    driver.run()
+    assert outputs_are_their_own(driver, *requests)
