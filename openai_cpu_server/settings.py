@@ -60,7 +60,7 @@ class Settings(BaseSettings):
     repack: Literal["auto", "on", "off"] = Field("auto", description="repack weights for this CPU at load")
     prefill_tokens: int = Field(256, ge=16, description="tokens of a step at most (llama.cpp's batch)")
     interactive_step_ms: float = Field(
-        300.0, gt=0, description="what a step may take while an interactive request runs"
+        130.0, gt=0, description="what a step may take while an interactive request runs"
     )
     batch_step_ms: float = Field(600.0, gt=0, description="what a step may take otherwise")
     batch_floor: float = Field(0.1, ge=0, le=1, description="share of the time that batch work keeps")

@@ -30,7 +30,7 @@ class EngineOptions(msgspec.Struct, frozen=True, kw_only=True):
     """Off: slower with a long context, and impossible with a quantised KV type."""
     prefill_tokens: int = 256
     """Tokens of a step at most."""
-    interactive_step_ms: float = 300.0
+    interactive_step_ms: float = 130.0
     """What a step may take while an interactive request is running."""
     batch_step_ms: float = 600.0
     """What it may take otherwise."""

@@ -12,10 +12,13 @@ from openai_cpu_server.scheduler.sequence import Sequence
 TILE = 16
 """Rows of a matrix kernel's tile: 16 tokens cost hardly more than 9 (EVIDENCE.md, 1)."""
 
+_STRETCH = 2.0
+"""A step that ends an interactive prompt may be so many times longer: first tokens are waited for most."""
+
 
 @dataclass(frozen=True)
 class StepOptions:
-    interactive_step_ms: float = 300.0
+    interactive_step_ms: float = 130.0
     """Budget while an interactive request is running."""
     batch_step_ms: float = 600.0
     """Budget otherwise."""
@@ -97,6 +100,7 @@ class Composer:
         for sequence in groups.decoding:
             plan.add(sequence, 1)
         reading_ms = options.interactive_step_ms if groups.decoding else options.batch_step_ms
+        _end_shortest(plan, groups.reading, min(_STRETCH * reading_ms, options.batch_step_ms))
         _read_fairly(plan, groups.reading, reading_ms)
         budget_ms = options.interactive_step_ms if groups.has_interactive else options.batch_step_ms
         self._add_batch(plan, groups, max(budget_ms, plan.ms + self._credit_ms if self._credit_ms else 0.0))
@@ -121,20 +125,30 @@ class Composer:
                 plan.add(sequence, 1)
 
 
+def _end_shortest(plan: StepPlan, reading: Seq[Sequence], budget_ms: float) -> None:
+    """Read the shortest prompt to its end, if that is possible now and leaves a tile for the others."""
+    shortest = min(reading, key=lambda s: s.pending, default=None)
+    if shortest is None or (len(reading) > 1 and shortest.pending + TILE > plan.room):
+        return
+    if plan.fit(shortest, shortest.pending, budget_ms) == shortest.pending:
+        plan.add(shortest, shortest.pending)
+
+
 def _read_fairly(plan: StepPlan, reading: Seq[Sequence], budget_ms: float) -> None:
     """Half of what fits to the first in order, the rest to the shortest: nobody waits for a whole prompt.
 
-    They get a tile at least, budget or not: else many decoding sequences would lock a newcomer out.
+    They get a tile at least, budget or not: else those who decode, or shorter prompts, would lock them out.
     """
-    if not reading:
+    unread = [s for s in reading if plan.left_of(s) > 0]
+    if not unread:
         return
-    first, shortest = reading[0], min(reading, key=lambda s: s.pending)
-    fits = max(plan.fit(first, sum(s.pending for s in reading), budget_ms), min(TILE, plan.room))
+    first, shortest = unread[0], min(unread, key=plan.left_of)
+    fits = max(plan.fit(first, sum(map(plan.left_of, unread)), budget_ms), min(TILE, plan.room))
     share = fits if first is shortest else -(-fits // 2)
-    plan.add(first, min(share, first.pending))
-    for sequence in sorted(reading, key=lambda s: s.pending):
-        planned = sum(plan.parts.get(s, 0) for s in reading)
-        plan.add(sequence, min(plan.left_of(sequence), fits - planned))
+    end = plan.num_tokens + fits
+    plan.add(first, min(share, plan.left_of(first)))
+    for sequence in sorted(unread, key=plan.left_of):
+        plan.add(sequence, min(plan.left_of(sequence), end - plan.num_tokens))
 
 
 def _begin(plan: StepPlan, sequences: Seq[Sequence]) -> None:

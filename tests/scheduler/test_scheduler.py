@@ -45,7 +45,9 @@ def test_a_long_prompt_does_not_stall_a_stream() -> None:
     driver.submit(request("long", prompt=300, output=1))
     steps = driver.run()
     assert all(step["stream"] == 1 for step in steps[:39] if step)
-    assert max(step.get("long", 0) for step in steps) == 31
+    *chunks, last = [step["long"] for step in steps if "long" in step]
+    assert set(chunks) == {31}
+    assert last <= 2 * 32  # a prompt may be read to its end in a longer step
 
 
 def test_an_idle_server_reads_prompts_in_larger_chunks() -> None:
