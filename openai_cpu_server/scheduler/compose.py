@@ -13,7 +13,7 @@ TILE = 16
 """Rows of a matrix kernel's tile: 16 tokens cost hardly more than 9 (EVIDENCE.md, 1)."""
 
 _STRETCH = 2.0
-"""A step that ends an interactive prompt may be so many times longer: first tokens are waited for most."""
+"""A step that reads an interactive prompt may be so many times longer: first tokens are waited for most."""
 
 
 @dataclass(frozen=True)
@@ -99,8 +99,10 @@ class Composer:
         options = self._options
         for sequence in groups.decoding:
             plan.add(sequence, 1)
-        reading_ms = options.interactive_step_ms if groups.decoding else options.batch_step_ms
-        _end_shortest(plan, groups.reading, min(_STRETCH * reading_ms, options.batch_step_ms))
+        reading_ms = options.batch_step_ms
+        if groups.decoding:
+            reading_ms = min(reading_ms, _STRETCH * options.interactive_step_ms)
+        _end_shortest(plan, groups.reading, reading_ms)
         _read_fairly(plan, groups.reading, reading_ms)
         budget_ms = options.interactive_step_ms if groups.has_interactive else options.batch_step_ms
         self._add_batch(plan, groups, max(budget_ms, plan.ms + self._credit_ms if self._credit_ms else 0.0))

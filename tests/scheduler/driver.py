@@ -86,35 +86,54 @@ class Driver:
             FAKE_INFO, max_seqs=slots, kv_tokens=kv_tokens, max_step_tokens=max(idle, slots + 16)
         )
         self.now_s = 0.0
-        self.backend = FakeBackend(info)
         self.cost = TokenCost(tiles, jump)
-        self.ledger = KVLedger(kv_tokens // 16, 16)
-        self.cache = PrefixCache(cache_blocks)
-        self.scheduler = Scheduler(
-            limits=Limits(slots, info.max_step_tokens, outputs, can_share=can_share),
-            ledger=self.ledger,
-            cache=self.cache,
-            cost=self.cost,
-            options=StepOptions(
-                interactive_step_ms=decoding, batch_step_ms=idle, batch_floor=floor, mixes=mixes
-            ),
-            policy=policy or PriorityPolicy(),
+        self._info = info
+        self._limits = Limits(slots, info.max_step_tokens, outputs, can_share=can_share)
+        self._cache_blocks = cache_blocks
+        self._options = StepOptions(
+            interactive_step_ms=decoding, batch_step_ms=idle, batch_floor=floor, mixes=mixes
         )
+        self._policy = policy or PriorityPolicy()
+        self._live: dict[str, GenerationRequest] = {}
+        self._start()
         self.outputs: dict[str, list[int]] = {}
         self.num_scores: dict[str, int] = {}
         self.finished: list[str] = []
         self.cached: dict[str, int | None] = {}
         self.paddings: list[int] = []
 
+    def _start(self) -> None:
+        self.backend = FakeBackend(self._info)
+        self.ledger = KVLedger(self._info.kv_tokens // 16, 16)
+        self.cache = PrefixCache(self._cache_blocks)
+        self.scheduler = Scheduler(
+            limits=self._limits,
+            ledger=self.ledger,
+            cache=self.cache,
+            cost=self.cost,
+            options=self._options,
+            policy=self._policy,
+        )
+
+    def crash(self) -> None:
+        """A new engine, to which every live request is submitted again with what it has produced."""
+        self._start()
+        for one in self._live.values():
+            self.scheduler.submit(one, tuple(self.outputs[one.id]), now_s=self.now_s)
+            if not self.outputs[one.id]:
+                self.num_scores[one.id] = 0
+
     def submit(self, *requests: GenerationRequest) -> None:
         for one in requests:
             self.scheduler.submit(one, now_s=self.now_s)
+            self._live[one.id] = one
             self.outputs[one.id] = []
             self.num_scores[one.id] = 0
 
     def cancel(self, name: str) -> None:
         sequence = self.scheduler.get(name)
         if sequence is not None:
+            del self._live[name]
             self.scheduler.finish(sequence)
             self.scheduler.check()
 
@@ -148,4 +167,5 @@ class Driver:
                 self.outputs[name].append(advance.sample.token)
             if advance.sequence.remaining == 0 and (advance.sample or advance.sequence.pending == 0):
                 self.scheduler.finish(advance.sequence)
+                del self._live[name]
                 self.finished.append(name)

@@ -39,15 +39,14 @@ def test_a_newcomer_joins_the_next_step() -> None:
 
 
 def test_a_long_prompt_does_not_stall_a_stream() -> None:
-    driver = Driver(decoding=32, idle=64)
+    driver = Driver(decoding=16, idle=64)
     driver.submit(request("stream", output=40))
     driver.step()
     driver.submit(request("long", prompt=300, output=1))
     steps = driver.run()
     assert all(step["stream"] == 1 for step in steps[:39] if step)
-    *chunks, last = [step["long"] for step in steps if "long" in step]
-    assert set(chunks) == {31}
-    assert last <= 2 * 32  # a prompt may be read to its end in a longer step
+    # A step that reads a prompt may take twice the budget, and no more.
+    assert max(step.get("long", 0) for step in steps) == 31
 
 
 def test_an_idle_server_reads_prompts_in_larger_chunks() -> None:
@@ -57,7 +56,7 @@ def test_an_idle_server_reads_prompts_in_larger_chunks() -> None:
 
 
 def test_many_decoding_sequences_leave_a_tile_for_a_newcomer() -> None:
-    driver = Driver(slots=16, decoding=16)
+    driver = Driver(slots=16, decoding=4)
     driver.submit(*(request(f"d{i}", output=50) for i in range(15)))
     for _ in range(10):
         driver.step()
@@ -196,7 +195,9 @@ Action = tuple[str, int, int, bool, bool]
 
 @st.composite
 def actions(draw: st.DrawFn) -> list[Action]:
-    kind = st.sampled_from(["submit", "submit", "step", "step", "step", "cancel", "interrupt", "clear"])
+    kind = st.sampled_from(
+        ["submit", "submit", "step", "step", "step", "cancel", "interrupt", "clear", "crash"]
+    )
     action = st.tuples(kind, st.integers(1, 150), st.integers(0, 60), st.booleans(), st.booleans())
     return draw(st.lists(action, max_size=60))
 
@@ -259,6 +260,8 @@ def test_whatever_happens_every_request_ends_with_its_own_output(
             cancelled.add(name)
         elif kind == "clear":
             driver.scheduler.clear_cache()
+        elif kind == "crash":
+            driver.crash()
         elif kind != "cancel":
             driver.step(interrupt=kind == "interrupt")
     driver.run()
