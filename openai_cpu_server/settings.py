@@ -23,6 +23,22 @@ from openai_cpu_server.contract.request import Priority
 from openai_cpu_server.errors import StartupError
 
 _ENV_PREFIX = "OCS_"
+_PASSED_ON = {
+    "max_seqs",
+    "threads",
+    "threads_batch",
+    "flash_attention",
+    "prefill_tokens",
+    "interactive_step_ms",
+    "batch_step_ms",
+    "batch_floor",
+    "preempt_threshold_ms",
+    "policy",
+    "tile_filling",
+    "mixed_steps",
+    "log_level",
+}
+"""Options that the engine knows by the same name."""
 
 
 class Settings(BaseSettings):
@@ -115,28 +131,16 @@ class Settings(BaseSettings):
     ) -> EngineOptions:
         """`cache_bytes`: what `cache_mb` comes to on this machine."""
         return EngineOptions(
+            **self.model_dump(include=_PASSED_ON),
             model_path=str(model_path),
             kv_tokens=self.ctx_size,
-            max_seqs=self.max_seqs,
-            threads=self.threads,
-            threads_batch=self.threads_batch,
-            flash_attention=self.flash_attention,
             kv_type="f16" if self.kv_type == "auto" else self.kv_type,
             repack={"auto": None, "on": True, "off": False}[self.repack],
-            prefill_tokens=self.prefill_tokens,
-            interactive_step_ms=self.interactive_step_ms,
-            batch_step_ms=self.batch_step_ms,
-            batch_floor=self.batch_floor,
-            preempt_threshold_ms=self.preempt_threshold_ms,
-            policy=self.policy,
-            tile_filling=self.tile_filling,
-            mixed_steps=self.mixed_steps,
             cache_bytes=cache_bytes,
             cache_file=str(self.cache_file) if self.cache_file else None,
             pinned_prompts=pinned_prompts,
             pinned_namespace=pinned_namespace,
             cost_dir=str(self.profile_dir) if self.calibrate else None,
-            log_level=self.log_level,
         )
 
     @property

@@ -21,11 +21,16 @@ Tokens = tuple[int, ...]
 
 @dataclass(eq=False)
 class _Branch:
-    """Where blocks begin: a namespace's root, or the end of another block."""
+    """Where blocks begin: at a namespace's root, or at the end of another block."""
 
     children: dict[Tokens, _Block] = field(default_factory=dict)
     ordered: list[Tokens] = field(default_factory=list)
     """The keys of `children`, sorted: what shares most with a text stands next to it."""
+
+
+@dataclass(eq=False)
+class _Root(_Branch):
+    namespace: str = field(kw_only=True)
 
 
 @dataclass(eq=False)
@@ -67,7 +72,7 @@ class PrefixCache:
         self.capacity = capacity
         """In blocks."""
         self.num_evictions = 0
-        self._roots: dict[str, _Branch] = {}
+        self._roots: dict[str, _Root] = {}
         self._recency: OrderedDict[int, _Block] = OrderedDict()
         self._pinned: dict[int, _Block] = {}
         self._next_number = 0
@@ -119,11 +124,11 @@ class PrefixCache:
         adopted: dict[int, _Block] = {}
         refused: list[int] = []
         for block in blocks:
-            root = self._roots.setdefault(block.namespace, _Branch())
-            parent = root if block.parent is None else adopted.get(block.parent)
-            if parent is None or len(block.tokens) != BLOCK_TOKENS or len(self) >= self.capacity:
+            is_rooted = block.parent is None or block.parent in adopted
+            if not is_rooted or len(block.tokens) != BLOCK_TOKENS or len(self) >= self.capacity:
                 refused.append(block.number)
                 continue
+            parent = self._root(block.namespace) if block.parent is None else adopted[block.parent]
             adopted[block.number] = self._attach(block.number, block.tokens, parent)
             self._next_number = max(self._next_number, block.number + 1)
         # Children first, then their parents: as recency is kept.
@@ -143,6 +148,7 @@ class PrefixCache:
         assert {n.number for n in nodes} == set(self._recency) | set(self._pinned)
         assert len(self) == len(nodes) <= max(self.capacity, len(self._pinned))
         rank = {number: i for i, number in enumerate(self._recency)}
+        assert all(root.children for root in self._roots.values()), "a namespace without blocks stays"
         for node in nodes:
             assert node.ordered == sorted(node.children)
             parent = node.parent
@@ -165,11 +171,14 @@ class PrefixCache:
                 self._recency.move_to_end(node.number)
 
     def _add(self, path: list[_Block], tokens: Tokens, namespace: str) -> _Block:
-        parent = path[-1] if path else self._roots.setdefault(namespace, _Branch())
+        parent = path[-1] if path else self._root(namespace)
         block = self._attach(self._next_number, tokens, parent)
         self._next_number += 1
         path.append(block)
         return block
+
+    def _root(self, namespace: str) -> _Root:
+        return self._roots.setdefault(namespace, _Root(namespace=namespace))
 
     def _attach(self, number: int, tokens: Tokens, parent: _Branch) -> _Block:
         block = _Block(number=number, tokens=tokens, parent=parent)
@@ -195,6 +204,8 @@ class PrefixCache:
         del self._recency[block.number]
         del block.parent.children[block.tokens]
         block.parent.ordered.remove(block.tokens)
+        if isinstance(block.parent, _Root) and not block.parent.children:
+            del self._roots[block.parent.namespace]
 
     def _pin(self, path: Sequence[_Block]) -> None:
         for node in path:

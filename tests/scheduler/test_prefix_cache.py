@@ -100,6 +100,21 @@ def test_no_capacity_keeps_nothing() -> None:
     assert PrefixCache(0).insert(text(1), "").saved == ()
 
 
+def test_what_is_exported_is_adopted_as_far_as_it_fits() -> None:
+    cache = PrefixCache(9)
+    cache.insert(text(1, 2, 3), "a")
+    cache.insert(text(1, 5), "b")
+    for capacity, kept in ((9, 5), (2, 2), (0, 0)):
+        other = PrefixCache(capacity)
+        refused = other.adopt(cache.export())
+        other.check()
+        assert (len(other), len(refused)) == (kept, 5 - kept)
+    whole = PrefixCache(9)
+    whole.adopt(cache.export())
+    assert found(whole, text(1, 2, 3), "a") == 3 * B
+    assert whole.insert(text(7), "a").saved[0][0] == 5
+
+
 @given(
     st.lists(st.tuples(st.lists(st.integers(0, 2), max_size=5), st.integers(0, 70), st.sampled_from("ab"))),
     st.integers(0, 12),
