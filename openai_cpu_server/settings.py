@@ -36,6 +36,7 @@ _PASSED_ON = {
     "policy",
     "tile_filling",
     "mixed_steps",
+    "prefix_sharing",
     "log_level",
 }
 """Options that the engine knows by the same name."""
@@ -86,6 +87,7 @@ class Settings(BaseSettings):
     policy: Literal["priority", "fifo", "sjf"] = Field("priority", description="who goes first")
     tile_filling: bool = Field(True, description="grow steps to sizes that are faster")
     mixed_steps: bool = Field(True, description="prompts and decoding sequences share steps")
+    prefix_sharing: bool = Field(True, description="compute a common prompt once (off: for comparison)")
     cache_mb: int | None = Field(
         None, ge=0, description="host memory of the prefix cache; default: a quarter of the machine's"
     )

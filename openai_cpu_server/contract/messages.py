@@ -42,6 +42,8 @@ class EngineOptions(msgspec.Struct, frozen=True, kw_only=True):
     tile_filling: bool = True
     mixed_steps: bool = True
     """Prompts and decoding sequences share steps."""
+    prefix_sharing: bool = True
+    """Running sequences share cells, and computed prompts are saved and restored."""
     cache_bytes: int = 0
     """Host memory for the prefix cache."""
     cache_file: str | None = None

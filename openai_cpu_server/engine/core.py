@@ -165,9 +165,10 @@ def _refusal(request: GenerationRequest, why: str) -> TokenEvent:
 def build_core(options: EngineOptions, backend: Backend, curve: CostCurve | None) -> EngineCore:
     """A core with its scheduler, its saved prefix cache, and its pinned prompts submitted."""
     info = backend.info
-    cache = _cache(options, backend)
+    shares = info.can_share and options.prefix_sharing
+    cache = _cache(options, backend) if shares else PrefixCache(0)
     scheduler = Scheduler(
-        limits=Limits(info.max_seqs, info.max_step_tokens, info.max_step_outputs, info.can_share),
+        limits=Limits(info.max_seqs, info.max_step_tokens, info.max_step_outputs, shares),
         ledger=KVLedger(info.kv_tokens // _POOL_BLOCK_TOKENS, _POOL_BLOCK_TOKENS),
         cache=cache,
         cost=CostModel(curve) if curve else CostModel.guess(info.num_parameters),
@@ -189,7 +190,7 @@ def build_core(options: EngineOptions, backend: Backend, curve: CostCurve | None
 def _cache(options: EngineOptions, backend: Backend) -> PrefixCache:
     info = backend.info
     block_bytes = BLOCK_TOKENS * info.kv_bytes_per_token
-    cache = PrefixCache(options.cache_bytes // block_bytes if info.can_share else 0)
+    cache = PrefixCache(options.cache_bytes // block_bytes)
     if options.cache_file is not None and cache.capacity:
         refused = cache.adopt(backend.import_cache(options.cache_file))
         backend.execute(Step(verbs=tuple(Drop(number) for number in refused)))

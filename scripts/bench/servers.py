@@ -31,8 +31,8 @@ class Variant(enum.Enum):
     """Our server, whole and with features off; the options that make it so."""
 
     WHOLE = ("ours", ())
-    CACHE_OFF = ("cache off", ("--cache-mb", "0"))
-    SEQUENTIAL = ("one at a time, cache off", ("--cache-mb", "0", "--max-seqs", "1"))
+    CACHE_OFF = ("cache off", ("--no-prefix-sharing",))
+    SEQUENTIAL = ("one at a time, cache off", ("--no-prefix-sharing", "--max-seqs", "1"))
     PLAIN_STEPS = ("no tile filling, no mixed steps", ("--no-tile-filling", "--no-mixed-steps"))
     FIFO = ("first come, first served", ("--policy", "fifo"))
 

@@ -113,7 +113,8 @@ Token = tuple[str, float]
 """Its text, and by how much it was more probable than the second."""
 
 
-async def greedy(sdk: openai.AsyncOpenAI, number: int) -> list[Token]:
+async def greedy(sdk: openai.AsyncOpenAI, number: int, found: list[Token]) -> list[Token]:
+    """Tokens are added to `found` as they come."""
     stream = await sdk.completions.create(
         model="m",
         prompt=f"Story {number}",
@@ -123,7 +124,6 @@ async def greedy(sdk: openai.AsyncOpenAI, number: int) -> list[Token]:
         stream=True,
         extra_body={"ignore_eos": True},
     )
-    found: list[Token] = []
     async for chunk in stream:
         logprobs = chunk.choices[0].logprobs
         if logprobs is not None and logprobs.tokens:
@@ -143,9 +143,11 @@ async def test_streams_go_on_when_the_engine_is_killed() -> None:
     options = ("--model", str(tiny_model_path()), "--served-model-name", "m")
     with ServerProcess(*options) as server:
         async with openai.AsyncOpenAI(base_url=server.url + "/v1", api_key="none") as sdk:
-            undisturbed = [await greedy(sdk, number) for number in range(4)]
-            streams = [asyncio.create_task(greedy(sdk, number)) for number in range(4)]
-            await asyncio.sleep(0.2)
+            undisturbed = [await greedy(sdk, number, []) for number in range(4)]
+            found: list[list[Token]] = [[] for _ in range(4)]
+            streams = [asyncio.create_task(greedy(sdk, n, found[n])) for n in range(4)]
+            while min(map(len, found)) < 20:
+                await asyncio.sleep(0.001)
             assert not any(stream.done() for stream in streams)
             os.kill(server.engine.pid, signal.SIGKILL)
             resumed = await asyncio.gather(*streams)

@@ -107,6 +107,17 @@ def test_what_was_reused_is_reported() -> None:
     assert (engine.last.kv.prompt_tokens, engine.last.kv.cached_tokens) == (200, 64)
 
 
+def test_nothing_is_shared_where_that_is_switched_off() -> None:
+    engine = Engine(msgspec.structs.replace(OPTIONS, prefix_sharing=False))
+    prompt = tuple(range(2, 102))
+    for name in ("a", "b"):
+        engine.core.handle(Submit(request(name, tokens=prompt)))
+    engine.run()
+    assert engine.backend.blocks == {}
+    assert engine.last is not None
+    assert engine.last.kv.cached_tokens == 0
+
+
 def test_those_who_wait_are_told_their_place() -> None:
     options = msgspec.structs.replace(OPTIONS, max_seqs=1)
     engine = Engine(options, FakeBackend(msgspec.structs.replace(FAKE_INFO, max_seqs=1)))
