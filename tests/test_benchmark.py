@@ -136,8 +136,8 @@ def test_greedy_outputs_are_the_same_nearly_tied_or_different() -> None:
 def test_an_option_that_the_server_has_not_is_named() -> None:
     spec = ours(Variant.SEQUENTIAL, Path("m.gguf"), "--ctx-size", "256")
     known = frozenset({"--model", "--port", "--ctx-size", "--max-seqs"})
-    assert missing_options(spec, known) == ["--cache-mb"]
-    assert missing_options(spec, known | {"--cache-mb"}) == []
+    assert missing_options(spec, known) == ["--no-prefix-sharing"]
+    assert missing_options(spec, known | {"--no-prefix-sharing"}) == []
     assert "8123" in spec.on(8123)
 
 
