@@ -12,9 +12,6 @@ from openai_cpu_server.scheduler.sequence import Sequence
 TILE = 16
 """Rows of a matrix kernel's tile: 16 tokens cost hardly more than 9 (EVIDENCE.md, 1)."""
 
-_STRETCH = 2.0
-"""A step that reads an interactive prompt may be so many times longer: first tokens are waited for most."""
-
 
 @dataclass(frozen=True)
 class StepOptions:
@@ -99,13 +96,18 @@ class Composer:
         options = self._options
         for sequence in groups.decoding:
             plan.add(sequence, 1)
-        reading_ms = options.batch_step_ms
-        if groups.decoding:
-            reading_ms = min(reading_ms, _STRETCH * options.interactive_step_ms)
+        reading_ms = self._reading_ms(groups)
         _end_shortest(plan, groups.reading, reading_ms)
         _read_fairly(plan, groups.reading, reading_ms)
         budget_ms = options.interactive_step_ms if groups.has_interactive else options.batch_step_ms
         self._add_batch(plan, groups, max(budget_ms, plan.ms + self._credit_ms if self._credit_ms else 0.0))
+
+    def _reading_ms(self, groups: _Groups) -> float:
+        """The more requests wait for their first token, the longer may those wait who have it already."""
+        if not groups.decoding:
+            return self._options.batch_step_ms
+        patience = 1 + len(groups.reading)
+        return min(patience * self._options.interactive_step_ms, self._options.batch_step_ms)
 
     def _add_batch(self, plan: StepPlan, groups: _Groups, budget_ms: float) -> None:
         for sequence in groups.batch_decoding:

@@ -45,7 +45,7 @@ def test_a_long_prompt_does_not_stall_a_stream() -> None:
     driver.submit(request("long", prompt=300, output=1))
     steps = driver.run()
     assert all(step["stream"] == 1 for step in steps[:39] if step)
-    # A step that reads a prompt may take twice the budget, and no more.
+    # While one request waits for its first token a step may take twice the budget, and no more.
     assert max(step.get("long", 0) for step in steps) == 31
 
 
