@@ -26,6 +26,8 @@ from bench.workloads.pure_scheduler import PureScheduler
 from openai_cpu_server.contract.request import GenerationRequest, Sampling
 from tests.tiny_model import SCRIPTS, tiny_model_path
 
+pytestmark = pytest.mark.thorough
+
 ASK = Ask(prompt=(300, 301, 302), max_tokens=2)
 
 

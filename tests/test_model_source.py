@@ -24,6 +24,8 @@ from openai_cpu_server.model_source.gguf_names import models, parts, preferred, 
 from openai_cpu_server.model_source.hub_name import HubName, parse_hub_name
 from tests.hub_stand_in import Hub, Repo, running
 
+pytestmark = pytest.mark.thorough
+
 RESOLVE = """
 import logging, sys
 from openai_cpu_server.errors import StartupError

@@ -17,6 +17,8 @@ from openai_cpu_server.tune.search import Row, factors, num_trials, search, winn
 from openai_cpu_server.tune.workload import Failure, Goal, Part, Timings
 from tests.tiny_model import tiny_model_path
 
+pytestmark = pytest.mark.thorough
+
 START = Profile(
     threads=4, threads_batch=4, repack=False, prefill_tokens=256, kv_type="f16", flash_attention=True
 )

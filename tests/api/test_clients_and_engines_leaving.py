@@ -17,7 +17,7 @@ from tests.api.asgi import exchange
 from tests.api.serving import OPTIONS, api, client, eventually, new_engine, num_live, running
 from tests.api.talking import MESSAGES, chat
 
-pytestmark = pytest.mark.anyio
+pytestmark = [pytest.mark.anyio, pytest.mark.thorough]
 
 
 @pytest.mark.parametrize("stream", [True, False])

@@ -17,6 +17,8 @@ from tests.api.asgi import Exchange, exchange
 from tests.api.serving import api, client, eventually, new_engine, running
 from tests.api.talking import MESSAGES
 
+pytestmark = pytest.mark.thorough
+
 LONG = {"prompt": "a", "ignore_eos": True}
 SHORT = {"prompt": "b", "ignore_eos": True, "max_tokens": 3, "stream": True, "temperature": 0}
 

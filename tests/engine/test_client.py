@@ -27,7 +27,7 @@ from openai_cpu_server.errors import (
 from tests.fakes import END_TOKEN, FakeBackend
 from tests.scheduler.driver import alone, request
 
-pytestmark = pytest.mark.anyio
+pytestmark = [pytest.mark.anyio, pytest.mark.thorough]
 
 
 def client(

@@ -27,6 +27,8 @@ from openai_cpu_server.engine.core import EngineCore, build_core
 from tests.fakes import FAKE_INFO, FakeBackend
 from tests.scheduler.driver import alone, request
 
+pytestmark = pytest.mark.thorough
+
 BATCH = Priority.BATCH
 CURVE = CostCurve(step_ms=((1, 5.0), (256, 1000.0)), attended_ms=0.0, skipped_ms=0.0)
 OPTIONS = EngineOptions(model_path="", cache_bytes=64 * 100)

@@ -11,6 +11,8 @@ from openai_cpu_server.errors import StartupError, TemplateFailed
 from openai_cpu_server.prompt.bounds import MAX_CHARS
 from openai_cpu_server.prompt.chat_template import ChatTemplate
 
+pytestmark = pytest.mark.thorough
+
 USER = {"role": "user", "content": "Hello"}
 SYSTEM = {"role": "system", "content": "Be brief."}
 ASSISTANT = {"role": "assistant", "content": "Hi"}

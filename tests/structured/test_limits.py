@@ -15,6 +15,8 @@ from openai_cpu_server.structured import (
     schema_to_gbnf,
 )
 
+pytestmark = pytest.mark.thorough
+
 
 def nested(wrap, depth, inner):
     for _ in range(depth):

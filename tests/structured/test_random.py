@@ -17,6 +17,8 @@ from openai_cpu_server.structured import Options, PropertyOrder, Whitespace, sch
 from tests.structured.oracle import Sampler, compact
 from tests.structured.random_schemas import schemas, values
 
+pytestmark = pytest.mark.thorough
+
 QUICK = settings(max_examples=150, deadline=None, suppress_health_check=list(HealthCheck), derandomize=True)
 FORMATS = jsonschema.FormatChecker(["date", "ipv4", "uuid"])
 
