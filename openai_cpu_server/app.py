@@ -168,7 +168,7 @@ def _cache_bytes(settings: Settings) -> int:
 
 def _api_options(settings: Settings, model_path: Path) -> ApiOptions:
     return ApiOptions(
-        model=settings.served_model_name or model_path.stem,
+        model=settings.served_model_name or _model_name(settings.model, model_path),
         created=int(time.time()),
         api_key=settings.api_key.get_secret_value() if settings.api_key else None,
         lenient=settings.lenient,
@@ -178,6 +178,12 @@ def _api_options(settings: Settings, model_path: Path) -> ApiOptions:
         isolate_by_key=settings.cache_isolation == "key",
         keep_alive_s=settings.keep_alive_s,
     )
+
+
+def _model_name(asked: str, path: Path) -> str:
+    """`demo` and aliases keep their name; files and hub models go by their file's."""
+    is_file = "/" in asked or ":" in asked or asked.endswith(".gguf")
+    return path.stem if is_file else asked
 
 
 def _log_totals(engine: EngineClient, seconds: float) -> None:

@@ -170,6 +170,11 @@ def test_not_ready_while_it_loads_then_ready() -> None:
         server.stop(signal.SIGTERM)
 
 
+def test_the_demo_model_is_served_by_its_name() -> None:
+    with ServerProcess() as server:
+        assert httpx.get(server.url + "/v1/models").json()["data"][0]["id"] == "demo"
+
+
 def test_a_configuration_file_and_the_environment(tmp_path: Path) -> None:
     config = tmp_path / "server.toml"
     config.write_text(f'model = "{tiny_model_path()}"\nserved_model_name = "from-file"\nmax_seqs = 3\n')
