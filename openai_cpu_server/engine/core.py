@@ -91,7 +91,9 @@ class EngineCore:
         yield from self._queue_news()
 
     def save_cache(self, path: str) -> None:
-        """End everything and write the prefix cache to a file. Raises OSError."""
+        """End everything and write the prefix cache, if there is one, to a file. Raises OSError."""
+        if not self._scheduler.kv_stats.cache_capacity_blocks:
+            return  # what an earlier run has left there stays
         for request_id in list(self._outputs):
             self._end(request_id, FinishReason.CANCELLED)
         self._backend.execute(self._scheduler.schedule())

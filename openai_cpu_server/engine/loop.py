@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import queue
@@ -39,12 +40,12 @@ def run_engine(channel: EngineChannel, *, load: Load, build_core: BuildCore) -> 
         return
     core = build_core(start.options, backend)
     try:
-        channel.send(Ready(info=backend.info))
-        _serve(channel, backend, core, grace_s=start.options.exit_grace_s)
-    except ConnectionError:
-        pass  # the client died while we sent: nobody is left to tell
-    finally:
+        with contextlib.suppress(ConnectionError):  # the client died while we sent: nobody is left to tell
+            channel.send(Ready(info=backend.info))
+            _serve(channel, backend, core, grace_s=start.options.exit_grace_s)
+        # Only at an orderly end: after an error in native code nobody knows what the cells hold.
         _save_cache(core, start.options.cache_file)
+    finally:
         backend.close()
 
 

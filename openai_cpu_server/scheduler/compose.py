@@ -6,11 +6,9 @@ from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 
 from openai_cpu_server.contract.request import Priority
+from openai_cpu_server.scheduler.cost_model import TILE
 from openai_cpu_server.scheduler.plan import StepPlan
 from openai_cpu_server.scheduler.sequence import Sequence
-
-TILE = 16
-"""Rows of a matrix kernel's tile: 16 tokens cost hardly more than 9 (EVIDENCE.md, 1)."""
 
 
 @dataclass(frozen=True)

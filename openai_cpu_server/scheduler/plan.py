@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Protocol
 
+from openai_cpu_server.contract.cost import attended_pairs
 from openai_cpu_server.scheduler.sequence import Sequence
 
 
@@ -132,5 +133,4 @@ class StepPlan:
     def _pairs(self, sequence: Sequence, num_tokens: int) -> tuple[int, int]:
         """Pairs of these tokens with cells of their own sequence before them, and with other people's."""
         start = sequence.computed + self.parts.get(sequence, 0)
-        attended = num_tokens * start + num_tokens * (num_tokens - 1) // 2
-        return attended, num_tokens * max(0, self._pool_cells - sequence.computed)
+        return attended_pairs(start, num_tokens), num_tokens * max(0, self._pool_cells - sequence.computed)

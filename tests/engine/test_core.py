@@ -171,6 +171,14 @@ def test_the_cache_outlives_the_engine_in_its_file(tmp_path: Path) -> None:
     assert [t for e in second.events for t in e.tokens] == alone(one)
 
 
+def test_a_server_without_a_cache_leaves_the_file_alone(tmp_path: Path) -> None:
+    path = tmp_path / "cache"
+    path.write_bytes(b"of an earlier run")
+    engine = Engine(msgspec.structs.replace(OPTIONS, prefix_sharing=False))
+    engine.core.save_cache(str(path))
+    assert path.read_bytes() == b"of an earlier run"
+
+
 def test_a_smaller_cache_takes_what_fits(tmp_path: Path) -> None:
     path = str(tmp_path / "cache")
     first = Engine(msgspec.structs.replace(OPTIONS, cache_file=path))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from openai_cpu_server.contract.request import Priority
-from openai_cpu_server.scheduler.compose import TILE
+from openai_cpu_server.scheduler.cost_model import TILE
 from openai_cpu_server.scheduler.policy import AGING_S, FifoPolicy, ShortestFirstPolicy
 from tests.scheduler.driver import Driver, alone, request
 
