@@ -96,7 +96,9 @@ class Finish(msgspec.Struct, frozen=True, kw_only=True):
 
     reason: FinishReason
     output_tokens: int
-    """Tokens sampled, those of an end token or a stop string included."""
+    """Tokens sampled or forced, those of an end token or a stop string included."""
+    forced_tokens: int = 0
+    """Of these, not sampled: the constraint left no choice. After a crash: those since then."""
     cached_tokens: int = 0
     """Prompt tokens that were not computed, for another request had."""
     preemptions: int = 0
@@ -125,8 +127,17 @@ class TokenEvent(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Set on the last event of a request, and only there."""
 
 
+class LoadingPhase(enum.Enum):
+    WEIGHTS = "weights"
+    COSTS = "costs"
+    """Its steps are timed, at the first start with a model."""
+
+
 class Loading(msgspec.Struct, frozen=True, tag="loading"):
+    """How far a phase of the start has come, 0 to 1."""
+
     fraction: float
+    phase: LoadingPhase = LoadingPhase.WEIGHTS
 
 
 class Ready(msgspec.Struct, frozen=True, tag="ready"):
@@ -138,9 +149,11 @@ class StartFailed(msgspec.Struct, frozen=True, tag="start_failed"):
 
 
 class StepStarted(msgspec.Struct, frozen=True, tag="step_started"):
-    """Who is in the step that now runs. Sent only when that has changed."""
+    """Who is in the step that now runs, and how long such steps may take. Sent only when that has changed."""
 
     ids: tuple[str, ...]
+    expected_ms: float = 0.0
+    """The cost model's prediction for each, rounded up to a power of two; 0: 128 at most."""
 
 
 class KVStats(msgspec.Struct, frozen=True, kw_only=True):
@@ -166,11 +179,31 @@ class KVStats(msgspec.Struct, frozen=True, kw_only=True):
         return self.pool_blocks_used * self.block_tokens
 
 
+class StepFigures(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """What a step was, and how long it took. Times are of the backend's work."""
+
+    sequences: int
+    tokens: int
+    """Computed, padding not counted; 0: the step only moved cells."""
+    padding: int = 0
+    sampled: int = 0
+    forced: int = 0
+    """Output tokens that constraints left no alternative to, found since the figures before."""
+    preemptions: int = 0
+    """Sequences that have given up their cells for this step."""
+    predicted_ms: float
+    elapsed_ms: float
+    is_interrupted: bool = False
+    """It was thrown away."""
+
+
 class StepDone(msgspec.Struct, frozen=True, tag="step_done"):
     """All that one step brought, in one message."""
 
     events: tuple[TokenEvent, ...]
     kv: KVStats
+    figures: StepFigures | None = None
+    """None: there is nothing to tell."""
 
 
 class Place(msgspec.Struct, frozen=True):

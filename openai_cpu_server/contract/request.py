@@ -42,6 +42,20 @@ class Sampling(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Never sample a token that ends the generation."""
 
 
+class Constraint(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """What the output must look like."""
+
+    grammar: str
+    """GBNF that is known to compile."""
+    opening: tuple[int, ...] = ()
+    """Tokens that the output begins with, before the grammar's first (the marker of a tool call)."""
+    triggers: tuple[str, ...] = ()
+    """The output is free until it holds one of these (control tokens by name); the grammar begins behind it.
+
+    (): it begins with the first token.
+    """
+
+
 class GenerationRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """One sequence to generate: one choice of one API call."""
 
@@ -61,6 +75,9 @@ class GenerationRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults
     """Whom to be fair to: the API key's name, or the body's `user`."""
     cache_namespace: str = ""
     """Only requests of the same namespace share computed prompts (cache salt, API key)."""
+    constraint: Constraint | None = None
+    show_control_tokens: bool = False
+    """Control tokens, but for those that end the output, are text (`[TOOL_CALLS]`); else they are silent."""
     pin: bool = False
     """Keep the prompt in the prefix cache for good."""
 

@@ -8,7 +8,7 @@ from typing import Protocol, Union
 import msgspec
 
 from openai_cpu_server.contract.model_info import ModelInfo
-from openai_cpu_server.contract.request import Sampling
+from openai_cpu_server.contract.request import Constraint, Sampling
 
 
 class Open(msgspec.Struct, frozen=True):
@@ -19,6 +19,7 @@ class Open(msgspec.Struct, frozen=True):
     prompt: tuple[int, ...]
     output: tuple[int, ...] = ()
     top_logprobs: int | None = None
+    constraint: Constraint | None = None
 
 
 class Close(msgspec.Struct, frozen=True):
@@ -113,15 +114,19 @@ class Sample(msgspec.Struct, frozen=True):
 
     token: int
     logprob: TokenLogprob | None = None
+    forced: tuple[int, ...] = ()
+    """Tokens behind it that the constraint leaves no alternative to; they still have to be computed."""
 
 
 class StepResult(msgspec.Struct, frozen=True):
     """What came out. An interrupted step computed nothing: its spans have left no trace in the slots."""
 
     samples: dict[int, Sample] = {}
-    """By slot, for every span with `sample`."""
+    """By slot, for every span with `sample` that is not among the failures."""
     scores: dict[int, tuple[TokenLogprob, ...]] = {}
     """By slot, one per target, for every span with targets."""
+    failures: dict[int, str] = {}
+    """By slot, why its constraint cannot be carried out any further: nothing is sampled there."""
     interrupted: bool = False
 
 
@@ -137,8 +142,22 @@ class Backend(Protocol):
         """Make the running `execute` return early, `interrupted`; later steps are untouched. Any thread."""
         ...
 
-    def piece(self, token: int) -> bytes:
-        """The bytes that a token adds to the output: b"" for control tokens."""
+    def piece(self, token: int, *, special: bool = False) -> bytes:
+        """The bytes that a token adds to the output: b"" for control tokens, but their names if `special`.
+
+        Tokens that end the output have none in any case.
+        """
+        ...
+
+    def prepare(self, constraint: Constraint) -> None:
+        """Compile ahead what `forced` and `Open` will need. Any thread; what goes wrong is told there."""
+        ...
+
+    def forced(self, constraint: Constraint, output: tuple[int, ...]) -> tuple[int, ...]:
+        """Tokens that follow this output of a request whatever its model says: the beginning, if it is empty.
+
+        Raises `ConstraintFailed`.
+        """
         ...
 
     def export_cache(self, path: str, blocks: Sequence[SavedBlock]) -> None:

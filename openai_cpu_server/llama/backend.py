@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence
+from concurrent.futures import Future
 from pathlib import Path
-from typing import NamedTuple
 
 from openai_cpu_server.contract.messages import EngineOptions
 from openai_cpu_server.contract.model_info import ModelInfo
+from openai_cpu_server.contract.request import Constraint
 from openai_cpu_server.contract.step import (
     Close,
     Drop,
@@ -24,29 +25,28 @@ from openai_cpu_server.contract.step import (
     TokenLogprob,
     Verb,
 )
+from openai_cpu_server.errors import ConstraintFailed
 from openai_cpu_server.llama.batch import Batch, Layout
 from openai_cpu_server.llama.block_store import BlockStore
 from openai_cpu_server.llama.cache_file import BadCacheFile, read_cache_file, write_cache_file
 from openai_cpu_server.llama.cell_copies import CellCopies
+from openai_cpu_server.llama.constrained import ConstrainedOutput
+from openai_cpu_server.llama.constraints import Constraints
 from openai_cpu_server.llama.context import Decoded, Logits, PoolFull
 from openai_cpu_server.llama.loading import Loaded, load
 from openai_cpu_server.llama.logprobs import score
 from openai_cpu_server.llama.machine import Machine
 from openai_cpu_server.llama.sampling import Sampler
+from openai_cpu_server.llama.slot import OpenSlot
 from openai_cpu_server.llama.truncation import Candidates
 
 logger = logging.getLogger(__name__)
 
 
-class _OpenSlot(NamedTuple):
-    sampler: Sampler
-    top_logprobs: int | None
-
-
 class LlamaBackend:
-    """Owns model, context, saved blocks and the samplers of the open slots.
+    """Owns model, context, saved blocks, compiled grammars and the samplers of the open slots.
 
-    Not thread-safe but for `interrupt`.
+    Not thread-safe but for `interrupt` and `prepare`.
     """
 
     def __init__(self, loaded: Loaded) -> None:
@@ -57,7 +57,8 @@ class LlamaBackend:
         self._store = BlockStore()
         self._copies = CellCopies(self._context, self._store, scratch_slot=loaded.set_aside.scratch)
         self._candidates = Candidates(loaded.info.vocab_size)
-        self._slots: dict[int, _OpenSlot] = {}
+        self._constraints = Constraints(loaded.vocabulary)
+        self._slots: dict[int, OpenSlot] = {}
         self._can_interrupt = not loaded.model.is_recurrent
 
     @classmethod
@@ -68,6 +69,7 @@ class LlamaBackend:
         backend = cls(load(options, on_progress, machine or Machine()))
         try:
             backend._warm_up()
+            backend._constraints.wait_until_ready()
         except BaseException:
             backend.close()
             raise
@@ -88,7 +90,8 @@ class LlamaBackend:
             if not step.spans:
                 assert not step.padding, "padding, and nothing to pad"
                 return StepResult()
-            layout, decoded = self._compute(step.spans, step.padding)
+            with self._constraints.foreseeing(self._constrained(step.spans)):
+                layout, decoded = self._compute(step.spans, step.padding)
         if decoded is Decoded.INTERRUPTED:
             self._roll_back(step.spans)
             return StepResult(interrupted=True)
@@ -102,8 +105,14 @@ class LlamaBackend:
         if self._can_interrupt:
             self._loaded.abort.press()
 
-    def piece(self, token: int) -> bytes:
-        return self._loaded.vocabulary.piece(token)
+    def piece(self, token: int, *, special: bool = False) -> bytes:
+        return self._loaded.vocabulary.piece(token, special=special and token not in self.info.end_tokens)
+
+    def prepare(self, constraint: Constraint) -> None:
+        self._constraints.prepare(constraint)
+
+    def forced(self, constraint: Constraint, output: tuple[int, ...]) -> tuple[int, ...]:
+        return self._constraints.start(constraint, output).take_forced()
 
     def export_cache(self, path: str, blocks: Sequence[SavedBlock]) -> None:
         """Raises OSError; then the file is as it was before."""
@@ -132,7 +141,8 @@ class LlamaBackend:
 
     def close(self) -> None:
         while self._slots:
-            self._slots.popitem()[1].sampler.close()
+            self._slots.popitem()[1].close()
+        self._constraints.close()
         self._store.close()
         self._context.close()
         self._loaded.model.close()
@@ -161,11 +171,14 @@ class LlamaBackend:
         assert verb.slot not in self._slots, f"slot {verb.slot} is open"
         assert self._context.num_positions(verb.slot) == 0, f"slot {verb.slot} holds cells"
         sampler = Sampler(verb, self._candidates, vocab_size=info.vocab_size, end_tokens=info.end_tokens)
-        self._slots[verb.slot] = _OpenSlot(sampler, verb.top_logprobs)
+        constrained = None
+        if verb.constraint is not None:
+            constrained = self._constraints.start_beside(verb.constraint, verb.output)
+        self._slots[verb.slot] = OpenSlot(verb, sampler, constrained)
 
     def _close(self, verb: Close) -> None:
         self._context.free_slot(verb.slot)
-        self._slots.pop(verb.slot).sampler.close()
+        self._slots.pop(verb.slot).close()
 
     def _share(self, verb: Share) -> None:
         self._require_held(verb.source, verb.end)
@@ -178,6 +191,11 @@ class LlamaBackend:
         assert slot in self._slots, f"slot {slot} is not open"
         held = self._context.num_positions(slot)
         assert held >= end, f"slot {slot} holds {held} tokens, not {end}"
+
+    def _constrained(self, spans: Sequence[Span]) -> list[Future[ConstrainedOutput]]:
+        """Outputs that will be asked what they allow when the spans are computed."""
+        sampling = (self._slots[span.slot].constrained for span in spans if span.sample)
+        return [output for output in sampling if output is not None]
 
     def _compute(self, spans: Sequence[Span], padding: int) -> tuple[Layout, Decoded]:
         if not padding:
@@ -210,22 +228,31 @@ class LlamaBackend:
         if not layout.num_outputs:
             return StepResult()
         logits = self._context.logits(layout.num_outputs)
-        samples, scores = {}, {}
+        samples: dict[int, Sample] = {}
+        failures: dict[int, str] = {}
+        scores = {}
         for span, rows in zip(spans, layout.rows, strict=False):  # padding has rows too, but none of use
             if span.targets:
                 scores[span.slot] = self._score(span, logits[rows.targets.start : rows.targets.stop])
             if rows.sample is not None:
-                samples[span.slot] = self._sample(span.slot, logits[rows.sample])
-        return StepResult(samples=samples, scores=scores)
+                self._sample(span.slot, logits[rows.sample], samples, failures)
+        return StepResult(samples=samples, scores=scores, failures=failures)
 
     def _score(self, span: Span, logits: Logits) -> tuple[TokenLogprob, ...]:
-        num_top = self._slots[span.slot].top_logprobs or 0
+        num_top = self._slots[span.slot].num_top
         return tuple(score(row, target, num_top) for row, target in zip(logits, span.targets, strict=True))
 
-    def _sample(self, slot: int, logits: Logits) -> Sample:
-        sampler, num_top = self._slots[slot]
-        token = sampler.sample(logits)
-        return Sample(token, None if num_top is None else score(logits, token, num_top))
+    def _sample(
+        self, slot: int, logits: Logits, samples: dict[int, Sample], failures: dict[int, str]
+    ) -> None:
+        """A constraint that fails takes only its own request with it."""
+        opened = self._slots[slot]
+        try:
+            samples[slot] = opened.sample(logits)
+        except ConstraintFailed as error:
+            failures[slot] = str(error)
+            if opened.constraint is not None:
+                self._constraints.give_up(opened.constraint)
 
     def _warm_up(self) -> None:
         """Compute one token and forget it, so that no request pays for the first use of the weights."""

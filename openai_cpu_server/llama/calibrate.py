@@ -81,7 +81,8 @@ def cost_curve(
     """The curve out of `cache_dir`, else measured now and kept there. `on_progress` gets 0 to 1.
 
     The backend must be fresh, with no open slot and no saved block; so it is handed back. What was measured
-    while the machine was busy with other things is used, but not kept.
+    while the machine was busy with other things is used, but not kept. Nor is what is learnt while serving:
+    it follows the last dozens of steps, whatever slowed them down, and is learnt again as soon.
     """
     key, kept = CurveKey.of(backend.info, options), Measurements(cache_dir)
     curve = kept.get(key, CostCurve)
@@ -100,11 +101,6 @@ def _keep_if_quiet(kept: Measurements, key: CurveKey, curve: CostCurve, others: 
     logger.warning(
         "other processes took %.0f %% of the machine while steps were timed: next time again", 100 * others
     )
-
-
-def keep_curve(info: ModelInfo, options: EngineOptions, cache_dir: Path, curve: CostCurve) -> None:
-    """Replace what is on disk, by what was learnt while serving."""
-    Measurements(cache_dir).put(CurveKey.of(info, options), curve)
 
 
 def is_sane(curve: CostCurve) -> bool:

@@ -15,6 +15,7 @@ from openai_cpu_server.errors import ServerError, StartupError
 from openai_cpu_server.llama.abort import AbortSwitch
 from openai_cpu_server.llama.batch import Batch
 from openai_cpu_server.llama.block_store import Bytes
+from openai_cpu_server.llama.cores import Cores
 from openai_cpu_server.llama.kv_size import KVType
 from openai_cpu_server.llama.model import Model
 from openai_cpu_server.llama.native import native_log
@@ -61,6 +62,8 @@ class Context:
         log.clear()
         self._abort = abort
         self._max_outputs = options.outputs
+        # Other numbers of threads for large steps would mean new threads for each of them.
+        self._cores = Cores(options.threads if options.threads == options.threads_batch else 1)
         handle = llama_cpp.llama_init_from_model(model.handle, _params(options, abort))
         if handle is None:
             raise StartupError(f"Cannot make a context for {model.path}: {log.cause() or 'no reason given'}.")
@@ -100,7 +103,8 @@ class Context:
         """
         log = native_log()
         log.clear()
-        code = llama_cpp.llama_decode(self.handle, batch.native)
+        with self._cores.computing():
+            code = llama_cpp.llama_decode(self.handle, batch.native)
         if code == 0:
             return Decoded.DONE
         if code == 2:

@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from llguidance import LLMatcher, LLTokenizer, TokenizerWrapper
-from llguidance.gbnf_to_lark import gbnf_to_lark
 
 from openai_cpu_server.errors import InvalidRequest
+from openai_cpu_server.structured.gbnf.to_lark import gbnf_to_lark
 
 _END = 256
 
@@ -39,23 +39,40 @@ class Fit:
         return self.accepted == self.size and self.is_complete
 
 
+@dataclass(frozen=True)
+class Next:
+    """What the grammar lets follow a text. `forced`: bytes without a choice; `allowed`: the first bytes."""
+
+    forced: bytes
+    allowed: bytes
+    is_end: bool
+
+
 class GrammarCheck:
     """One compiled grammar. Raises InvalidRequest if the text is not GBNF, or more than llguidance takes."""
 
     def __init__(self, gbnf: str) -> None:
-        try:
-            lark = gbnf_to_lark(gbnf)
-            self._matcher = LLMatcher(TOKENIZER, LLMatcher.grammar_from_lark(lark), log_level=0)
-        except Exception as error:
-            raise InvalidRequest(f"The grammar cannot be read: {error}") from error
+        lark = LLMatcher.grammar_from_lark(gbnf_to_lark(gbnf))
+        self._matcher = LLMatcher(TOKENIZER, lark, log_level=0)
         if self._matcher.is_error():
             raise InvalidRequest(f"The grammar cannot be read: {self._matcher.get_error()}")
 
-    def check(self, text: str) -> Fit:
+    def check(self, text: str | bytes) -> Fit:
         self._matcher.reset()
-        tokens = list(text.encode())
+        tokens = list(text.encode() if isinstance(text, str) else text)
         accepted = self._matcher.try_consume_tokens(tokens)
+        if self._matcher.is_error():
+            raise InvalidRequest(f"The grammar is too complex here: {self._matcher.get_error()}")
         return Fit(accepted, len(tokens), accepted == len(tokens) and self._matcher.is_accepting())
+
+    def after(self, text: bytes) -> Next:
+        """What may follow a text that fits so far."""
+        self._matcher.reset()
+        accepted = self._matcher.try_consume_tokens(list(text))
+        assert accepted == len(text), "the text does not fit"
+        mask = self._matcher.compute_bitmask()
+        allowed = bytes(i for i in range(_END) if mask[i >> 3] >> (i & 7) & 1)
+        return Next(self._matcher.compute_ff_bytes(), allowed, self._matcher.is_accepting())
 
 
 TOKENIZER = LLTokenizer(TokenizerWrapper(_Bytes()))

@@ -6,6 +6,7 @@ import numpy as np
 
 from openai_cpu_server.contract.step import Open
 from openai_cpu_server.llama.adjustments import Adjustments
+from openai_cpu_server.llama.constrained import Allowed
 from openai_cpu_server.llama.context import Logits
 from openai_cpu_server.llama.draw import draw, uniform
 from openai_cpu_server.llama.logprobs import BadLogits
@@ -15,8 +16,8 @@ from openai_cpu_server.llama.truncation import Candidates, Truncation, truncates
 class Sampler:
     """Of one open slot: bias and penalties, then truncation, then the draw of its output position.
 
-    A request whose parameters forbid every token gets the model's end token: its output ends there (what the
-    model would have chosen freely, if it knows no end).
+    A free request whose parameters forbid every token gets the model's end token: its output ends there (what
+    the model would have chosen freely, if it knows no end).
     """
 
     def __init__(self, opened: Open, candidates: Candidates, *, vocab_size: int, end_tokens: frozenset[int]):
@@ -34,32 +35,31 @@ class Sampler:
         narrows = is_random and truncates(opened.sampling)
         self._truncation = Truncation(opened.sampling, candidates) if narrows else None
 
-    def sample(self, logits: Logits) -> int:
-        """(vocabulary,) -> the token of the next output position. Raises `BadLogits`."""
+    def choose(self, logits: Logits, allowed: Allowed | None = None) -> int:
+        """(vocabulary,) -> a token for the next output position, among the allowed. Raises `BadLogits`."""
         best = int(logits.argmax())
         if not np.isfinite(logits[best]):
             raise BadLogits(
                 f"The model's largest logit is {logits[best]} at output position {self._position}."
             )
-        token = self._choose(logits, best)
+        adjusted = logits if self._adjustments.is_empty else self._adjustments.apply(logits)
+        if allowed is not None:
+            adjusted = _masked(adjusted, logits, allowed)
+        if adjusted is not logits:
+            still_best = int(adjusted.argmax())
+            if adjusted[still_best] == -np.inf:
+                return min(self._end_tokens, default=best)
+            best = still_best
+        return best if self._sampling.temperature <= 0 else self._draw(adjusted)
+
+    def accept(self, token: int) -> None:
+        """`token` stands at the next output position, chosen or not."""
         self._adjustments.accept(token)
         self._position += 1
-        return token
 
     def close(self) -> None:
         if self._truncation is not None:
             self._truncation.close()
-
-    def _choose(self, logits: Logits, best: int) -> int:
-        if not self._adjustments.is_empty:
-            logits = self._adjustments.apply(logits)
-            allowed = int(logits.argmax())
-            if logits[allowed] == -np.inf:
-                return min(self._end_tokens, default=best)
-            best = allowed
-        if self._sampling.temperature <= 0:
-            return best
-        return self._draw(logits)
 
     def _draw(self, logits: Logits) -> int:
         chance = uniform(self._sampling.seed, self._position)
@@ -68,3 +68,14 @@ class Sampler:
             return draw(logits, temperature, chance)
         survivors = self._truncation.apply(logits)
         return int(survivors.tokens[draw(survivors.logits, temperature, chance)])
+
+
+def _masked(adjusted: Logits, logits: Logits, allowed: Allowed) -> Logits:
+    """-inf where not allowed. The grammar wins over parameters or a model that forbid all that it allows."""
+    forbidden = ~allowed
+    for preferred in (adjusted, logits):
+        masked = preferred.copy()
+        np.copyto(masked, -np.inf, where=forbidden)  # a third of `np.where`'s time
+        if masked.max() > -np.inf:
+            return masked
+    return np.where(allowed, np.float32(0), np.float32(-np.inf))

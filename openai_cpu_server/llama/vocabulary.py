@@ -45,6 +45,11 @@ class Vocabulary:
         return self._model.vocab
 
     @property
+    def native(self) -> object:
+        """llama.cpp's vocabulary; lives as long as the model."""
+        return self._vocab
+
+    @property
     def vocab_size(self) -> int:
         return self._size
 

@@ -1,6 +1,7 @@
 """JSON Schema, regular expressions and lists of choices -> GBNF text. Pure: text in, text out."""
 
 from openai_cpu_server.structured.compiler import CompiledSchema, compile_schema, schema_to_gbnf
+from openai_cpu_server.structured.compose import compose
 from openai_cpu_server.structured.errors import (
     InvalidPattern,
     InvalidSchema,
@@ -24,6 +25,7 @@ __all__ = [
     "Whitespace",
     "choice_to_gbnf",
     "compile_schema",
+    "compose",
     "json_object_gbnf",
     "regex_to_gbnf",
     "schema_to_gbnf",

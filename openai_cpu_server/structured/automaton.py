@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 
-from openai_cpu_server.structured.charset import DIGITS, CharSet, partition
+from openai_cpu_server.structured.alphabet import Alphabet
+from openai_cpu_server.structured.charset import DIGITS, CharSet
 from openai_cpu_server.structured.expr import (
     ALL,
     EMPTY,
@@ -44,18 +44,7 @@ class Automaton:
 
 def nullable(expr: Expr) -> bool:
     """Whether the empty string is in the language."""
-    if isinstance(expr, (Seq, And)):
-        return all(nullable(x) for x in expr.items)
-    if isinstance(expr, Alt):
-        return any(nullable(x) for x in expr.items)
-    if isinstance(expr, Repeat):
-        return expr.low == 0 or nullable(expr.item)
-    if isinstance(expr, Not):
-        return not nullable(expr.item)
-    if isinstance(expr, Residue):
-        missing = expr.decimals - (expr.read or 0)
-        return bool(expr.remainder * 10**missing % expr.modulus == 0)
-    return False
+    return expr.is_nullable
 
 
 class Deriver:
@@ -67,16 +56,17 @@ class Deriver:
 
     def derive(self, expr: Expr, code: int) -> Expr:
         """What may follow the character `code`."""
+        if isinstance(expr, Chars):
+            return EMPTY if code in expr.set else NOTHING
         key = (expr, code)
         found = self._known.get(key)
         if found is None:
-            self._budget.spend("regex_work", 1 + len(expr.parts) // 8)
+            parts_per_unit = 4 if isinstance(expr, And) else 8
+            self._budget.spend("regex_work", 1 + len(expr.parts) // parts_per_unit)
             found = self._known[key] = self._derive(expr, code)
         return found
 
     def _derive(self, expr: Expr, code: int) -> Expr:
-        if isinstance(expr, Chars):
-            return EMPTY if code in expr.set else NOTHING
         if isinstance(expr, Seq):
             return self._of_sequence(expr.items, code)
         if isinstance(expr, Alt):
@@ -85,17 +75,28 @@ class Deriver:
             rest = repeat(expr.item, max(expr.low - 1, 0), None if expr.high is None else expr.high - 1)
             return seq(self.derive(expr.item, code), rest)
         if isinstance(expr, And):
-            return both(*sorted({self.derive(x, code) for x in expr.items}, key=_serial))
+            return self._of_all(expr.items, code)
         if isinstance(expr, Not):
             return negate(self.derive(expr.item, code))
         assert isinstance(expr, Residue), expr
         return _of_residue(expr, code)
 
+    def _of_all(self, items: tuple[Expr, ...], code: int) -> Expr:
+        found: set[Expr] = set()
+        for item in items:
+            rest = self.derive(item, code)
+            if rest is NOTHING:
+                return NOTHING
+            found.add(rest)
+        return both(*sorted(found, key=_serial))
+
     def _of_sequence(self, items: tuple[Expr, ...], code: int) -> Expr:
         options = []
         for i, item in enumerate(items):
-            options.append(seq(self.derive(item, code), *items[i + 1 :]))
-            if not nullable(item):
+            rest = self.derive(item, code)
+            if rest is not NOTHING:
+                options.append(seq(rest, *items[i + 1 :]))
+            if not item.is_nullable:
                 break
         return _sorted_alt(options)
 
@@ -109,6 +110,8 @@ class Deriver:
 
 def _sorted_alt(options: list[Expr]) -> Expr:
     """In an order of their own, for equal states must look equal."""
+    if len(options) == 1 and not isinstance(options[0], Alt):
+        return options[0]
     flat = [x for option in options for x in (option.items if isinstance(option, Alt) else (option,))]
     return ALL if ALL in flat else alt(*sorted(set(flat), key=_serial))
 
@@ -128,44 +131,36 @@ def _of_residue(expr: Residue, code: int) -> Expr:
     return Residue(expr.modulus, expr.decimals, remainder, None if expr.read is None else expr.read + 1)
 
 
-def char_sets(expr: Expr) -> Iterator[CharSet]:
-    """Every set of characters that the expression tells apart."""
-    if isinstance(expr, Chars):
-        yield expr.set
-    elif isinstance(expr, (Seq, Alt, And)):
-        for item in expr.items:
-            yield from char_sets(item)
-    elif isinstance(expr, (Repeat, Not)):
-        yield from char_sets(expr.item)
-    elif isinstance(expr, Residue):
-        yield from (CharSet.chars(c) for c in "0123456789.")
-
-
 def build(expr: Expr, budget: Budget) -> Automaton:
     """Minimal. Raises SchemaTooLarge."""
-    classes = partition(dict.fromkeys(char_sets(expr)))
-    table, accepting = _explore(expr, classes, Deriver(budget), budget)
-    return _minimal(_without_dead_ends(table, accepting), accepting, classes)
+    alphabet = Alphabet(expr)
+    table, accepting = _explore(expr, alphabet, budget)
+    return _minimal(_without_dead_ends(table, accepting), accepting, alphabet.classes)
 
 
-def _explore(
-    expr: Expr, classes: list[CharSet], deriver: Deriver, budget: Budget
-) -> tuple[list[list[int | None]], set[int]]:
-    states, table, accepting = {expr: 0}, [], set()
+def _explore(expr: Expr, alphabet: Alphabet, budget: Budget) -> tuple[list[list[int | None]], set[int]]:
+    deriver, states, table, accepting = Deriver(budget), {expr: 0}, [], set()
     queue = [expr]
     for state in queue:
-        row: list[int | None] = []
-        for each in classes:
-            target = deriver.derive(state, each.ranges[0][0])
+        row: list[int | None] = [None] * len(alphabet.classes)
+        for block in alphabet.blocks(state):
+            target = deriver.derive(state, alphabet.code(block))
             if target not in states and target != NOTHING:
                 states[target] = len(states)
                 queue.append(target)
                 budget.check("regex_states", len(states))
-            row.append(states.get(target))
-        if nullable(state):
+            _fill(row, block, states.get(target))
+        if state.is_nullable:
             accepting.add(states[state])
         table.append(row)
     return table, accepting
+
+
+def _fill(row: list[int | None], block: int, target: int | None) -> None:
+    while block and target is not None:
+        lowest = block & -block
+        row[lowest.bit_length() - 1] = target
+        block ^= lowest
 
 
 def _without_dead_ends(table: list[list[int | None]], accepting: set[int]) -> list[list[int | None]]:
@@ -221,13 +216,12 @@ def is_empty(expr: Expr, budget: Budget) -> bool:
     """Whether no string is in the language; looks only as far as it must."""
     if expr in (EMPTY, ALL):
         return False
-    classes = partition(dict.fromkeys(char_sets(expr)))
-    deriver, seen, queue = Deriver(budget), {expr}, [expr]
+    alphabet, deriver, seen, queue = Alphabet(expr), Deriver(budget), {expr}, [expr]
     for state in queue:
-        if nullable(state):
+        if state.is_nullable:
             return False
-        for each in classes:
-            target = deriver.derive(state, each.ranges[0][0])
+        for block in alphabet.blocks(state):
+            target = deriver.derive(state, alphabet.code(block))
             if target not in seen and target != NOTHING:
                 seen.add(target)
                 queue.append(target)

@@ -26,19 +26,29 @@ def _normal(ranges: Iterable[Range]) -> tuple[Range, ...]:
 class CharSet:
     ranges: tuple[Range, ...]
 
+    def __hash__(self) -> int:
+        """Found once: sets are looked up far more often than made."""
+        known: int | None = self.__dict__.get("_hash")
+        if known is None:
+            known = self.__dict__["_hash"] = hash(self.ranges)
+        return known
+
     @staticmethod
     def of(*ranges: Range) -> CharSet:
         return CharSet(_normal(r for r in ranges if r[0] <= r[1])) - _NO_CHARACTERS
 
     @staticmethod
     def chars(text: str) -> CharSet:
-        return single(ord(text)) if len(text) == 1 else CharSet.of(*((ord(c), ord(c)) for c in text))
+        return single(ord(text)) if len(text) == 1 else _of_text(text)
 
     def __bool__(self) -> bool:
         return bool(self.ranges)
 
     def __contains__(self, code: int) -> bool:
-        return any(low <= code <= high for low, high in self.ranges)
+        for low, high in self.ranges:
+            if code <= high:
+                return low <= code
+        return False
 
     def __or__(self, other: CharSet) -> CharSet:
         return CharSet(_normal(self.ranges + other.ranges))
@@ -57,7 +67,7 @@ class CharSet:
         return CharSet(tuple(out))
 
     def __sub__(self, other: CharSet) -> CharSet:
-        return self & CharSet(_gaps(other.ranges))
+        return self & CharSet(_gaps(other.ranges)) if other.ranges else self
 
     def __invert__(self) -> CharSet:
         return ANY - self
@@ -80,8 +90,13 @@ def _gaps(ranges: tuple[Range, ...]) -> tuple[Range, ...]:
 
 @functools.lru_cache(maxsize=512)
 def single(code: int) -> CharSet:
-    """One character. (No surrogate: strings have none.)"""
-    return CharSet.of((code, code))
+    """One character; none for a surrogate: strings have none."""
+    return CharSet(() if _SURROGATES[0] <= code <= _SURROGATES[1] else ((code, code),))
+
+
+@functools.lru_cache(maxsize=512)
+def _of_text(text: str) -> CharSet:
+    return CharSet.of(*((ord(c), ord(c)) for c in text))
 
 
 _NO_CHARACTERS = CharSet((_SURROGATES,))

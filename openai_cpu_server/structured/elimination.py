@@ -21,6 +21,8 @@ from openai_cpu_server.structured.expr import (
 _START, _END = -1, -2
 _LARGEST = 4_000
 """Parts of an expression that is still worth writing down."""
+_MOST_WRITTEN = 15_000
+"""Parts of all expressions on the way there."""
 
 _DEEPEST = 90
 
@@ -36,6 +38,7 @@ class _Graph:
         self._out: dict[int, dict[int, Expr]] = {_START: {0: EMPTY}, _END: {}}
         self._into: dict[int, set[int]] = {_START: set(), _END: set()}
         self._sizes: dict[Expr, int] = {}
+        self._num_written = 0
         for state, edges in enumerate(automaton.edges):
             self._out[state] = {target: Chars(chars) for chars, target in edges}
             if state in automaton.accepting:
@@ -96,7 +99,9 @@ class _Graph:
     def _add(self, source: int, target: int, expr: Expr) -> None:
         known = self._out[source].get(target)
         whole = expr if known is None else alt(known, expr)
-        if self._size(whole) > _LARGEST or whole.depth > _DEEPEST:
+        size = self._size(whole)
+        self._num_written += size
+        if size > _LARGEST or whole.depth > _DEEPEST or self._num_written > _MOST_WRITTEN:
             raise _TooLong
         self._out[source][target] = whole
         self._into[target].add(source)

@@ -39,3 +39,13 @@ class InvalidPattern(InvalidRequest):
         super().__init__(f"pattern {shown!r}, character {position}: {message}.", code="invalid_pattern")
         self.position = position
         self.reason = message
+
+
+class InvalidGrammar(InvalidRequest):
+    """GBNF that is broken, or more than a limit allows; line and column count from 1, in characters."""
+
+    def __init__(self, line: int, column: int, message: str) -> None:
+        super().__init__(f"grammar, line {line}, column {column}: {message}.", code="invalid_grammar")
+        self.line = line
+        self.column = column
+        self.reason = message

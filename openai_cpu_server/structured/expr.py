@@ -10,35 +10,49 @@ import itertools
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any, ClassVar
-from weakref import KeyedRef
+from weakref import ref
 
 from openai_cpu_server.structured.charset import ANY, CharSet, single
+
+
+class _Kept(ref[Any]):
+    """A weak reference that knows where it is kept."""
+
+    __slots__ = ("key",)
+    key: tuple[object, ...]
 
 
 class _Interned(type):
     """Classes whose instances are equal only if they are the same. Weakly kept; safe between threads."""
 
-    _known: ClassVar[dict[tuple[object, ...], KeyedRef[Any, Any]]] = {}
+    _known: ClassVar[dict[tuple[object, ...], _Kept]] = {}
     _serials: ClassVar[Iterator[int]] = itertools.count()
 
     def __call__(cls, *args: object) -> Any:
         key = (cls, *args)
         reference = _Interned._known.get(key)
-        found = None if reference is None else reference()
-        return cls._made(key) if found is None else found
+        if reference is not None:
+            found = reference()
+            if found is not None:
+                return found
+        return cls._made(key)
 
     def _made(cls, key: tuple[object, ...]) -> Any:
-        fresh = type.__call__(cls, *key[1:])
-        fresh.__dict__["serial"] = next(_Interned._serials)
+        """(Hundreds of thousands are made: fields are set at once, past the door that dataclasses guard.)"""
+        fresh: Any = object.__new__(cls)  # type: ignore[arg-type]
+        facts: dict[str, Any] = fresh.__dict__
+        facts.update(zip(cls.__match_args__, key[1:]))  # type: ignore[attr-defined]  # noqa: B905
+        facts["serial"] = next(_Interned._serials)
         fresh.measure()
-        reference = KeyedRef(fresh, _Interned._forget, key)
+        reference = _Kept(fresh, _Interned._forget)
+        reference.key = key
         found = _Interned._known.setdefault(key, reference)()
         if found is None:
             _Interned._known[key] = reference
         return fresh if found is None else found
 
     @staticmethod
-    def _forget(reference: KeyedRef[Any, Any], known: dict[Any, Any] = _known) -> None:
+    def _forget(reference: _Kept, known: dict[Any, Any] = _known) -> None:
         """(The table comes as a default, for at the interpreter's end there are no globals.)"""
         if known.get(reference.key) is reference:
             del known[reference.key]
@@ -55,6 +69,8 @@ class Expr(metaclass=_Interned):
     """Whether there are intersections, complements or residues in it, which no grammar has."""
     references: frozenset[str] = _NO_NAMES
     """Rules that are named in it."""
+    is_nullable: bool = False
+    """Whether the empty string is in its language. (Of a rule nothing is known: False.)"""
 
     @property
     def parts(self) -> tuple[Expr, ...]:
@@ -64,15 +80,31 @@ class Expr(metaclass=_Interned):
     def measure(self) -> None:
         """Note what follows from the parts: once, when it is made."""
         facts, parts = self.__dict__, self.parts
-        if parts:
-            facts["depth"] = 1 + max([x.depth for x in parts])
-        if isinstance(self, (And, Not, Residue)) or any(x.is_extended for x in parts):
+        if self._takes_nothing():
+            facts["is_nullable"] = True
+        if isinstance(self, (And, Not, Residue)):
             facts["is_extended"] = True
-        named = [x.references for x in parts if x.references]
-        if named:
-            facts["references"] = named[0].union(*named[1:])
         elif isinstance(self, Ref):
             facts["references"] = frozenset((self.name,))
+        if parts:
+            self._measure_parts(facts, parts)
+
+    @staticmethod
+    def _measure_parts(facts: dict[str, Any], parts: tuple[Expr, ...]) -> None:
+        depth, named = 0, _NO_NAMES
+        for part in parts:
+            if part.depth > depth:
+                depth = part.depth
+            if part.is_extended:
+                facts["is_extended"] = True
+            if part.references and part.references is not named:
+                named = named | part.references if named else part.references
+        facts["depth"] = depth + 1
+        if named:
+            facts["references"] = named
+
+    def _takes_nothing(self) -> bool:
+        return False
 
 
 @dataclass(frozen=True, eq=False)
@@ -87,6 +119,9 @@ class Text(Expr):
     """A literal of the grammar's text."""
 
     text: str
+
+    def _takes_nothing(self) -> bool:
+        return not self.text
 
 
 @dataclass(frozen=True, eq=False)
@@ -104,6 +139,9 @@ class Seq(Expr):
     def parts(self) -> tuple[Expr, ...]:
         return self.items
 
+    def _takes_nothing(self) -> bool:
+        return False not in [x.is_nullable for x in self.items]
+
 
 @dataclass(frozen=True, eq=False)
 class Alt(Expr):
@@ -112,6 +150,9 @@ class Alt(Expr):
     @property
     def parts(self) -> tuple[Expr, ...]:
         return self.items
+
+    def _takes_nothing(self) -> bool:
+        return True in [x.is_nullable for x in self.items]
 
 
 @dataclass(frozen=True, eq=False)
@@ -126,6 +167,9 @@ class Repeat(Expr):
     def parts(self) -> tuple[Expr, ...]:
         return (self.item,)
 
+    def _takes_nothing(self) -> bool:
+        return self.low == 0 or self.item.is_nullable
+
 
 @dataclass(frozen=True, eq=False)
 class And(Expr):
@@ -135,6 +179,9 @@ class And(Expr):
     def parts(self) -> tuple[Expr, ...]:
         return self.items
 
+    def _takes_nothing(self) -> bool:
+        return False not in [x.is_nullable for x in self.items]
+
 
 @dataclass(frozen=True, eq=False)
 class Not(Expr):
@@ -143,6 +190,9 @@ class Not(Expr):
     @property
     def parts(self) -> tuple[Expr, ...]:
         return (self.item,)
+
+    def _takes_nothing(self) -> bool:
+        return not self.item.is_nullable
 
 
 @dataclass(frozen=True, eq=False)
@@ -156,6 +206,9 @@ class Residue(Expr):
     decimals: int
     remainder: int = 0
     read: int | None = None
+
+    def _takes_nothing(self) -> bool:
+        return bool(self.remainder * 10 ** (self.decimals - (self.read or 0)) % self.modulus == 0)
 
 
 EMPTY: Expr = Seq(())

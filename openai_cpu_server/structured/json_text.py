@@ -6,6 +6,7 @@ may be written as \\uXXXX too, for that is how many programs write them.
 
 from __future__ import annotations
 
+import functools
 import json
 
 from openai_cpu_server.structured.charset import ANY, DIGITS, CharSet
@@ -71,13 +72,21 @@ class JsonText:
     def _of_set(self, chars: CharSet) -> Expr:
         if chars == ANY:
             return self._grammar.once("char", _any_character)
-        raw = chars - _MUST_ESCAPE
-        if raw == chars and not raw & (_BEYOND_ASCII | _BEYOND_BMP):
+        raw, is_plain, has_every_escape = _facts(chars)
+        if is_plain:
             return Chars(raw)
-        if not _ESCAPED - chars:
+        if has_every_escape:
             return alt(Chars(raw), self._grammar.once("escape", _every_escape))
         whole = alt(*([Chars(raw)] if raw else []), *_escapes(chars))
         return whole if chars.size == 1 else self._grammar.define("char", whole)
+
+
+@functools.lru_cache(maxsize=4096)
+def _facts(chars: CharSet) -> tuple[CharSet, bool, bool]:
+    """Those that need no escape; whether these are all, and none has one; whether no other is missing."""
+    raw = chars - _MUST_ESCAPE
+    is_plain = raw == chars and not raw & (_BEYOND_ASCII | _BEYOND_BMP)
+    return raw, is_plain, not _ESCAPED - chars
 
 
 def plain_text(content: Expr) -> str | None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+
 from openai_cpu_server.structured.charset import ANY, CharSet, single
 from openai_cpu_server.structured.expr import (
     ALL,
@@ -86,9 +88,14 @@ class Names:
         """Any character but these, and whatever follows: a rule, for there are many alike."""
         if known not in self._ways:
             text = self._lexemes.text
-            way = seq(text.content(Chars(ANY - CharSet.chars(known))), text.content(ALL))
+            way = seq(text.content(Chars(_all_but(known))), text.content(ALL))
             self._ways[known] = self._lexemes.defined("other", way)
         return self._ways[known]
+
+
+@functools.lru_cache(maxsize=4096)
+def _all_but(known: str) -> CharSet:
+    return ANY - CharSet.chars(known)
 
 
 def _trie(names: tuple[str, ...]) -> _Trie:

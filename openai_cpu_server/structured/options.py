@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import enum
 from dataclasses import dataclass, field
 
@@ -41,11 +42,11 @@ class Limits:
     """Characters of all names, values and patterns together."""
     branches: int = 1_000
     """Alternatives that merging makes of `anyOf`, `oneOf`, `not` and their like, over the whole schema."""
-    unfolded: int = 5_000
+    unfolded: int = 3_000
     """Steps of that merging."""
     regex_states: int = 300
     """States of one automaton."""
-    regex_work: int = 7_000
+    regex_work: int = 7_500
     """Transitions of all automata together."""
     rules: int = 1_000
     grammar: int = 80_000
@@ -66,15 +67,18 @@ class Budget:
 
     def __init__(self, limits: Limits) -> None:
         self.limits = limits
+        self._allowed: dict[str, int] = dataclasses.asdict(limits)
         self._spent: dict[str, int] = {}
 
     def spend(self, limit: str, amount: int = 1) -> None:
         """Raises SchemaTooLarge once the sum passes the limit of that name."""
-        spent = self._spent.get(limit, 0) + amount
-        self._spent[limit] = spent
-        self.check(limit, spent)
+        spent = self._spent[limit] = self._spent.get(limit, 0) + amount
+        if spent > self._allowed[limit]:
+            raise SchemaTooLarge(limit, self._allowed[limit])
+
+    def spent(self, limit: str) -> int:
+        return self._spent.get(limit, 0)
 
     def check(self, limit: str, amount: int) -> None:
-        allowed: int = getattr(self.limits, limit)
-        if amount > allowed:
-            raise SchemaTooLarge(limit, allowed)
+        if amount > self._allowed[limit]:
+            raise SchemaTooLarge(limit, self._allowed[limit])

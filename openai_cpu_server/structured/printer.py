@@ -6,6 +6,8 @@ beyond ASCII as themselves, counts in braces, and no more than some thirty neste
 
 from __future__ import annotations
 
+import functools
+
 from openai_cpu_server.structured.charset import ANY, MAX, CharSet
 from openai_cpu_server.structured.expr import EMPTY, Alt, Chars, Expr, Ref, Repeat, Seq, Text
 from openai_cpu_server.structured.options import Budget
@@ -93,6 +95,8 @@ def _count(low: int, high: int | None) -> str:
 
 
 def literal_text(text: str) -> str:
+    if text.isalnum() and text.isascii():
+        return f'"{text}"'
     return '"' + "".join(_in_literal(c) for c in text) + '"'
 
 
@@ -103,6 +107,7 @@ def _in_literal(char: str) -> str:
     return char if ord(char) >= 0x20 and ord(char) != 0x7F else f"\\x{ord(char):02x}"
 
 
+@functools.lru_cache(maxsize=1024)
 def char_class(chars: CharSet) -> str:
     """Negated where that is shorter: where the set reaches the last code point."""
     if chars.ranges and chars.ranges[-1][1] == MAX and chars != ANY:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from dataclasses import dataclass
 
 from openai_cpu_server.structured.automaton import nullable
@@ -39,6 +40,7 @@ class _Way:
     at_end: bool = False
 
 
+@functools.lru_cache(maxsize=32)
 def search_language(pattern: str, limits: Limits) -> Expr:
     """Strings that contain a match. Raises InvalidPattern."""
     ways = _ways_of(pattern, limits)

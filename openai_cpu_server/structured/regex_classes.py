@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import sys
 import unicodedata
+from collections.abc import Iterator
 
 from openai_cpu_server.structured.charset import DIGITS, SPACE, WORD, CharSet
 
@@ -27,13 +28,23 @@ _POSIX_NAMES = {
 def _categories() -> dict[str, list[tuple[int, int]]]:
     """Ranges of every two-letter general category, as this Python's Unicode tables have them."""
     found: dict[str, list[tuple[int, int]]] = {}
+    codes = list(_looked_at())
+    categories = map(unicodedata.category, map(chr, codes))
     start, current = 0, unicodedata.category("\0")
-    for code in range(1, sys.maxunicode + 2):
-        category = unicodedata.category(chr(code)) if code <= sys.maxunicode else ""
+    for code, category in zip(codes, categories, strict=True):
         if category != current:
             found.setdefault(current, []).append((start, code - 1))
             start, current = code, category
+    found.setdefault(current, []).append((start, sys.maxunicode))
     return found
+
+
+def _looked_at() -> Iterator[int]:
+    """Every code point that may differ from the one before it. Planes 4 to 13 are empty, the last private."""
+    yield from range(0x40000)
+    yield from range(0xE0000, 0xE1000)
+    for plane in (0xF0000, 0x100000):
+        yield from (plane, plane + 0xFFFE)
 
 
 @functools.lru_cache(maxsize=64)

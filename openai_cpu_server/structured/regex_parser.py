@@ -15,6 +15,7 @@ from openai_cpu_server.structured.regex_classes import CONTROLS, SHORTHANDS, uni
 
 _QUANTIFIERS = {"*": (0, None), "+": (1, None), "?": (0, 1)}
 _LARGEST_COUNT = 100_000
+_MOST_RANGES = 3_000
 
 
 @dataclass(frozen=True)
@@ -232,6 +233,8 @@ class RegexParser:
                 self._at += 1
                 low = self._range(low, self._class_atom())
             ranges += low.ranges
+            if len(ranges) > _MOST_RANGES:
+                self._fail(f"more than {_MOST_RANGES} characters and ranges in one class")
         found = CharSet.of(*ranges)
         return ~found if negated else found
 

@@ -14,7 +14,7 @@ import pytest
 from openai_cpu_server.contract.cost import CostCurve, TiledAttention
 from openai_cpu_server.contract.messages import EngineOptions
 from openai_cpu_server.llama.backend import LlamaBackend
-from openai_cpu_server.llama.calibrate import CurveKey, cost_curve, is_sane, keep_curve
+from openai_cpu_server.llama.calibrate import CurveKey, cost_curve, is_sane
 from openai_cpu_server.llama.measurements import Measurements
 from openai_cpu_server.llama.neighbours import Neighbours
 from openai_cpu_server.scheduler.cost_model import CostModel
@@ -97,16 +97,8 @@ def test_a_curve_that_cannot_be_is_measured_again(
     fresh: LlamaBackend, options: EngineOptions, tmp_path: Path
 ) -> None:
     absurd = CostCurve(step_ms=((16, -1.0),), attended_ms=0.0, skipped_ms=0.0)
-    keep_curve(fresh.info, options, tmp_path, absurd)
+    Measurements(tmp_path).put(CurveKey.of(fresh.info, options), absurd)
     assert is_sane(measured(fresh, options, tmp_path))
-
-
-def test_what_was_learnt_takes_the_place_of_what_was_measured(
-    fresh: LlamaBackend, options: EngineOptions, tmp_path: Path
-) -> None:
-    learnt = CostCurve(step_ms=((1, 1.5), (16, 2.5)), attended_ms=0.25, skipped_ms=0.0)
-    keep_curve(fresh.info, options, tmp_path, learnt)
-    assert measured(fresh, options, tmp_path) == learnt
 
 
 def test_what_was_measured_beside_busy_neighbours_is_used_but_not_kept(

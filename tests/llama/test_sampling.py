@@ -31,7 +31,10 @@ def sampler(
 
 def samples(count: int, logits: np.ndarray = LOGITS, **parameters) -> list[int]:
     chooser = sampler(**parameters)
-    found = [chooser.sample(logits) for _ in range(count)]
+    found = []
+    for _ in range(count):
+        found.append(chooser.choose(logits))
+        chooser.accept(found[-1])
     chooser.close()
     return found
 

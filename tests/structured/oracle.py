@@ -7,10 +7,10 @@ import random
 from typing import Any
 
 from llguidance import LLMatcher
-from llguidance.gbnf_to_lark import gbnf_to_lark
 
 from openai_cpu_server.llama.grammar_check import TOKENIZER, GrammarCheck
 from openai_cpu_server.structured import Options, schema_to_gbnf
+from openai_cpu_server.structured.gbnf import gbnf_to_lark
 
 _END = 256
 

@@ -1,7 +1,9 @@
 """Hostile schemas: each is compiled or refused by counting, with a clear error, and never by running out."""
 
 import contextlib
+import sys
 import tracemalloc
+import unicodedata
 
 import pytest
 
@@ -10,10 +12,11 @@ from openai_cpu_server.structured import (
     Limits,
     Options,
     SchemaTooLarge,
-    compile_schema,
+    UnsupportedSchema,
     regex_to_gbnf,
     schema_to_gbnf,
 )
+from openai_cpu_server.structured.regex_classes import unicode_property
 
 pytestmark = pytest.mark.thorough
 
@@ -104,6 +107,9 @@ HOSTILE = {
     "many anchors": {"pattern": "(^a|^b)" * 30},
     "wide class": {"pattern": "[" + "".join(chr(c) for c in range(0x100, 0x4000, 2)) + "]+"},
     "long name": {"properties": {"x" * 300_000: {}}},
+    "many patterns at once": {
+        "allOf": [{"anyOf": [{"pattern": f"{chr(97 + i)}.*{i}"}, {"maxLength": i}]} for i in range(16)]
+    },
     "unicode class": {"allOf": [{"pattern": "^\\p{L}+$"}, {"pattern": "^\\P{Lu}+$"}], "maxLength": 20},
 }
 
@@ -143,9 +149,63 @@ def test_each_limit_is_named(limit, schema):
     assert caught.value.limit == limit
 
 
-def test_limits_are_counted_the_same_every_time():
-    schema = {"allOf": [{"pattern": "(a|b)*a(a|b){5}"}, {"pattern": "^[ab]*$"}]}
-    assert len({compile_schema(schema).gbnf for _ in range(3)}) == 1
+def outcome(schema):
+    try:
+        return schema_to_gbnf(schema)
+    except InvalidRequest as error:
+        return str(error)
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+def test_limits_are_counted_the_same_every_time(name):
+    """Nothing that is remembered between schemas lets one of them pass that did not pass before."""
+    assert outcome(HOSTILE[name]) == outcome(HOSTILE[name])
+
+
+@pytest.mark.parametrize(
+    ("name", "limit"),
+    [
+        ("many patterns at once", "branches"),
+        ("many patterns", "regex_work"),
+        ("long bound", "regex_work"),
+        ("required chain", "unfolded"),
+        ("product of oneOf", "unfolded"),
+        ("huge contains", "rules"),
+        ("exponential automaton", "regex_states"),
+        ("large enum", "values"),
+        ("many properties", "containers"),
+    ],
+)
+def test_hostile_schemas_are_refused_by_counting(name, limit):
+    with pytest.raises(SchemaTooLarge) as caught:
+        schema_to_gbnf(HOSTILE[name])
+    assert caught.value.limit == limit
+
+
+def test_an_intersection_pays_for_all_its_parts():
+    """Of sixteen patterns that hold at once, each step is sixteen steps."""
+    schema = {"allOf": [{"pattern": f"{chr(97 + i)}.*{chr(97 + i)}"} for i in range(16)]}
+    with pytest.raises(SchemaTooLarge) as caught:
+        schema_to_gbnf(schema)
+    assert caught.value.limit in ("regex_work", "regex_states")
+
+
+def test_a_class_of_too_many_characters_is_refused():
+    with pytest.raises(UnsupportedSchema, match="in one class"):
+        schema_to_gbnf(HOSTILE["wide class"])
+
+
+def test_classes_of_unicode_are_complete():
+    """Only some planes are looked at: here all are."""
+    for category in ("Lu", "Lo", "Mn", "Cf", "Cn", "Co", "Cs"):
+        ranges = unicode_property(category).ranges
+        inside = {code for low, high in ranges for code in range(low, high + 1)}
+        expected = {
+            code
+            for code in range(sys.maxunicode + 1)
+            if unicodedata.category(chr(code)) == category and category != "Cs"
+        }
+        assert inside == expected
 
 
 def test_a_schema_deep_within_its_limits_is_compiled():

@@ -38,7 +38,7 @@ def test_the_bench_counts_what_happens(bench):
     result = run.result
     assert (result.cases, result.passed, dict(result.refused)) == (3, 1, {"pattern": 1})
     assert (result.rejects_valid, result.accepts_invalid) == (1, 0)
-    assert (len(result.compile_s), len(result.load_s)) == (3, 2)
+    assert (len(result.compile_s), len(result.convert_s), len(result.load_s)) == (3, 2, 2)
     assert result.mask_s
     report = bench["report"](result, 2, 1, 300)
     assert "1 of 3 (33.3 %)" in report

@@ -1,0 +1,210 @@
+"""Where a reader that takes the longest lexeme would go wrong.
+
+llguidance reads the lexemes that the grammar allows at a place all at once, as far as any of them goes, and
+never turns back. That is exact if, wherever a lexeme ends, the byte that may follow it continues none of
+those that are being read. Where this does not hold, the lexemes that could go on must be broken into smaller
+ones. (Single characters never conflict.)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from openai_cpu_server.structured.automaton import Deriver
+from openai_cpu_server.structured.charset import CharSet, partition
+from openai_cpu_server.structured.errors import SchemaTooLarge
+from openai_cpu_server.structured.expr import EMPTY, NOTHING, Expr
+from openai_cpu_server.structured.gbnf.follow import following
+from openai_cpu_server.structured.gbnf.leads import Leads, lead_of_char
+from openai_cpu_server.structured.gbnf.loose import Loosener, without_words, words
+from openai_cpu_server.structured.gbnf.places import places
+from openai_cpu_server.structured.gbnf.plan import Plan, is_character
+from openai_cpu_server.structured.gbnf.quoted import Quoted
+from openai_cpu_server.structured.gbnf.work import Share, TooMuch, Work
+from openai_cpu_server.structured.options import Budget, Limits
+
+MOST_WORK = 3_000
+"""Derivatives; beyond so many, every lexeme but words is taken to be in conflict, and then words, too."""
+
+
+def conflicting(plan: Plan, work: Work, share: Share) -> set[str]:
+    """Names of lexemes to break. Empty: the plan can be read as it is. Raises InvalidGrammar.
+
+    First all lexemes are taken to be read everywhere; then, if any conflict, those of each place, as far as
+    the share of the work goes.
+    """
+    found = _conflicts(plan.lexemes, following(plan, work), work)
+    if found is not None and not found:
+        return set()
+    suspects = set(plan.lexemes) if found is None else found
+    try:
+        return _confirmed(plan, suspects, share)
+    except TooMuch:
+        return _largest(plan.lexemes) if found is None else found
+
+
+def _confirmed(plan: Plan, suspects: set[str], work: Work) -> set[str]:
+    """Those of the suspects that conflict with what is read at the same place. Raises TooMuch."""
+    leads = Leads()
+    confirmed: set[str] = set()
+    for place in places(plan, work):
+        firsts = leads.union(plan.lexemes[name] for name in place if name in suspects)
+        lexemes = {name: x for name in place if leads.mask(x := plan.lexemes[name]) & firsts}
+        here = _conflicts(lexemes, place, work) if lexemes else set()
+        confirmed |= _largest(lexemes) if here is None else here
+    return confirmed
+
+
+def _conflicts(lexemes: dict[str, Expr], follow: dict[str, int], work: Work) -> set[str] | None:
+    """None if that is too much work."""
+    try:
+        found = _Search(lexemes, follow, work).found()
+    except SchemaTooLarge:
+        return None
+    return {name for name in found if not is_character(lexemes[name])}
+
+
+def _largest(lexemes: dict[str, Expr]) -> set[str]:
+    """Those that can be broken; words only if there are no others."""
+    breakable = {name for name, expr in lexemes.items() if not is_character(expr)}
+    return {name for name in breakable if without_words(lexemes[name]) != NOTHING} or breakable
+
+
+def _shortened(lexemes: dict[str, Expr], work: Work) -> dict[str, Expr]:
+    """One character for all strings in quotes, if that is fair to all lexemes."""
+    quoted, found = Quoted(work), dict[str, Expr]()
+    for name, expr in lexemes.items():
+        short = quoted.shortened(expr)
+        if short is None:
+            return lexemes
+        found[name] = short
+    return found
+
+
+@dataclass
+class _Group:
+    """Lexemes that look alike once loosened."""
+
+    follow: int = 0
+    members: list[str] = field(default_factory=list)
+
+
+State = tuple[tuple[Expr, Expr], ...]
+"""(loosened lexeme, what is left of it), of all lexemes that can still go on or end."""
+
+
+class _Search:
+    def __init__(self, lexemes: dict[str, Expr], follow: dict[str, int], work: Work) -> None:
+        self._follow = follow
+        self._work = work
+        self._budget = Budget(Limits(regex_work=MOST_WORK, regex_states=MOST_WORK))
+        self._deriver = Deriver(self._budget)
+        self._groups: dict[Expr, _Group] = {}
+        self._words: dict[str, list[str]] = {}
+        """Word -> the lexemes that it is of."""
+        self._steps: dict[tuple[State, str], State] = {}
+        self._known_followers: dict[State, int] = {}
+        self._leads = Leads()
+        self._loosener = Loosener()
+        self._found: set[str] = set()
+        for name, expr in _shortened(lexemes, work).items():
+            self._add(name, expr)
+
+    def _add(self, name: str, expr: Expr) -> None:
+        for word in words(expr):
+            self._work.spend(2 + len(word) // 16)
+            self._words.setdefault(word, []).append(name)
+        self._work.spend(6)
+        rest = without_words(expr)
+        if rest not in (NOTHING, EMPTY):
+            group = self._groups.setdefault(self._loosener.loosened(rest), _Group())
+            group.follow |= self._follow[name]
+            group.members.append(name)
+
+    def found(self) -> set[str]:
+        start: State = tuple((expr, expr) for expr in self._groups)
+        self._explore(start)
+        for word in self._words:
+            self._read(word, start)
+        self._compare_words()
+        return self._found
+
+    def _explore(self, start: State) -> None:
+        seen, queue = {start}, [start]
+        for state in queue:
+            self._work.spend(4 + len(state))
+            if state is not start:
+                self._note(self._followers(state), state)
+            for char in self._characters(state):
+                target = self._step(state, char)
+                if target and target not in seen:
+                    seen.add(target)
+                    queue.append(target)
+                    self._budget.check("regex_states", len(seen))
+
+    def _characters(self, state: State) -> list[str]:
+        """One for each way in which the lexemes can go on."""
+        sets: set[CharSet] = set().union(*(self._leads.fronts(rest) for _, rest in state))
+        self._budget.spend("regex_work", 1 + len(sets) ** 2 // 4)
+        union = CharSet(())
+        for each in sets:
+            union |= each
+        return [chr(c.ranges[0][0]) for c in partition(sets) if c & union]
+
+    def _step(self, state: State, char: str) -> State:
+        key = (state, char)
+        found = self._steps.get(key)
+        if found is None:
+            before = self._budget.spent("regex_work")
+            moved = ((group, self._deriver.derive(rest, ord(char))) for group, rest in state)
+            found = self._steps[key] = tuple((group, rest) for group, rest in moved if rest != NOTHING)
+            self._work.spend(4 + len(state) + 6 * (self._budget.spent("regex_work") - before))
+        return found
+
+    def _followers(self, state: State) -> int:
+        """What may come next if a lexeme ends here."""
+        if state in self._known_followers:
+            return self._known_followers[state]
+        mask = 0
+        for group, rest in state:
+            if rest.is_nullable:
+                mask |= self._groups[group].follow
+        self._known_followers[state] = mask
+        return mask
+
+    def _note(self, following: int, state: State) -> None:
+        """The lexemes that would swallow what follows another."""
+        for group, rest in state if following else ():
+            if following & self._leads.mask(rest):
+                self._found.update(self._groups[group].members)
+
+    def _read(self, word: str, state: State) -> None:
+        """Beside the other lexemes, until none of them goes on."""
+        self._work.spend(1)
+        for position, char in enumerate(word):
+            if position and self._followers(state) & lead_of_char(char):
+                self._found.update(self._words[word])
+            state = self._step(state, char)
+            if not state:
+                return
+            self._work.spend(1)
+        self._note(self._union(self._words[word]), state)
+
+    def _compare_words(self) -> None:
+        """Each with those that it begins with: sorted, they come shortly before it."""
+        beginnings: list[tuple[str, int]] = []
+        for word in sorted(self._words):
+            while beginnings and not word.startswith(beginnings[-1][0]):
+                beginnings.pop()
+            self._work.spend(1 + len(beginnings))
+            for beginning, follow in beginnings:
+                if follow & lead_of_char(word[len(beginning)]):
+                    self._found.update(self._words[word])
+            beginnings.append((word, self._union(self._words[word])))
+
+    def _union(self, names: Iterable[str]) -> int:
+        mask = 0
+        for name in names:
+            mask |= self._follow[name]
+        return mask

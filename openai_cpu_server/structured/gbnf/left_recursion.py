@@ -1,0 +1,54 @@
+"""Rules that begin with themselves. Nothing here calls itself but along one expression's (small) depth."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Set
+
+from openai_cpu_server.structured.expr import Alt, Expr, Ref, Repeat, Seq
+from openai_cpu_server.structured.gbnf.nullable import nullable_expressions
+
+
+def find_left_recursion(rules: dict[str, Expr]) -> list[str] | None:
+    """The names along one such cycle, or None."""
+    nullable = nullable_expressions(rules)
+    done: set[str] = set()
+    for start in rules:
+        cycle = _cycle_from(start, rules, nullable, done)
+        if cycle:
+            return cycle
+    return None
+
+
+def _cycle_from(start: str, rules: dict[str, Expr], nullable: Set[Expr], done: set[str]) -> list[str] | None:
+    """Depth first; `path` holds the rules that are open."""
+    if start in done:
+        return None
+    path = {start: leftmost(rules[start], nullable)}
+    while path:
+        name = next(reversed(path))
+        for first in path[name]:
+            if first in path:
+                return list(path)[list(path).index(first) :]
+            if first not in done:
+                path[first] = leftmost(rules[first], nullable)
+                break
+        else:
+            done.add(name)
+            del path[name]
+    return None
+
+
+def leftmost(expr: Expr, nullable: Set[Expr]) -> Iterator[str]:
+    """Rules with which the expression may begin."""
+    if isinstance(expr, Ref):
+        yield expr.name
+    elif isinstance(expr, Alt):
+        for item in expr.items:
+            yield from leftmost(item, nullable)
+    elif isinstance(expr, Repeat):
+        yield from leftmost(expr.item, nullable)
+    elif isinstance(expr, Seq):
+        for item in expr.items:
+            yield from leftmost(item, nullable)
+            if item not in nullable:
+                return

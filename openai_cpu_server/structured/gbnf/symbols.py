@@ -1,0 +1,102 @@
+"""GBNF text -> symbols. They are cut out all at once; where one stands is found when an error asks for it."""
+
+from __future__ import annotations
+
+import enum
+import itertools
+import re
+from collections.abc import Iterator
+
+from openai_cpu_server.structured.errors import InvalidGrammar
+
+MOST_CHARACTERS = 100_000
+MOST_SYMBOLS = 16_000
+
+
+class Kind(enum.Enum):
+    NEWLINE = "the end of the line"
+    NAME = "a rule's name"
+    DEFINE = "'::='"
+    LITERAL = "a literal"
+    CLASS = "a class of characters"
+    ANY = "'.'"
+    OPEN = "'('"
+    CLOSE = "')'"
+    OR = "'|'"
+    REPEAT = "a repetition"
+    END = "the end of the grammar"
+
+
+_SYMBOL = r"""[A-Za-z0-9_-]+ | "(?:[^"\\]|\\.)*" | \[(?:[^\]\\]|\\.)*\]
+    | [*+?] | \{[^{}"\[\]()|:]*\} | \| | \( | \) | \. | ::= | \r\n | \r | \n"""
+_ONE = re.compile(_SYMBOL, re.VERBOSE | re.DOTALL)
+_NEXT = re.compile(rf"[ \t]*({_SYMBOL} | \#[^\r\n]* | .*)", re.VERBOSE | re.DOTALL)
+"""A symbol, a comment; or, if there is neither, all the rest."""
+
+_BY_FIRST = {
+    **dict.fromkeys("ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789_-", Kind.NAME),
+    **dict.fromkeys("*+?{", Kind.REPEAT),
+    **dict.fromkeys("\r\n", Kind.NEWLINE),
+    '"': Kind.LITERAL,
+    "[": Kind.CLASS,
+    "(": Kind.OPEN,
+    ")": Kind.CLOSE,
+    "|": Kind.OR,
+    ".": Kind.ANY,
+    ":": Kind.DEFINE,
+    "": Kind.END,
+}
+_UNFINISHED = {
+    '"': "a literal without its closing '\"'",
+    "[": "a class of characters without its closing ']'",
+    "{": "a repetition without its closing '}'",
+}
+
+
+class Symbols:
+    """`texts`: of all symbols in order, spaces and comments left out; the last one is empty, the end."""
+
+    def __init__(self, text: str) -> None:
+        """Raises InvalidGrammar if there are too many, or too many characters."""
+        self._text = text
+        if len(text) > MOST_CHARACTERS:
+            raise self._error_at(MOST_CHARACTERS, f"more than {MOST_CHARACTERS} characters")
+        self.texts = [*filter(_is_symbol, _NEXT.findall(text)), ""]
+        if len(self.texts) > MOST_SYMBOLS + 1:
+            raise self.error(MOST_SYMBOLS, f"more than {MOST_SYMBOLS} symbols")
+        self._num_readable = len(self.texts)
+        if len(self.texts) > 1 and not _ONE.fullmatch(self.texts[-2]):
+            self._num_readable -= 2
+
+    def kind(self, index: int) -> Kind:
+        """Raises InvalidGrammar if no symbol begins there."""
+        if index == self._num_readable:
+            raise self._unreadable(index)
+        return _BY_FIRST[self.texts[index][:1]]
+
+    def error(self, index: int, message: str, offset: int = 0) -> InvalidGrammar:
+        """At the symbol, or as many characters behind its beginning."""
+        return self._error_at(self._start(index) + offset, message)
+
+    def _start(self, index: int) -> int:
+        return next(itertools.islice(self._starts(), index, None), len(self._text))
+
+    def _starts(self) -> Iterator[int]:
+        return (found.start(1) for found in _NEXT.finditer(self._text) if _is_symbol(found[1]))
+
+    def _error_at(self, position: int, message: str) -> InvalidGrammar:
+        lines = re.split(r"\r\n|\r|\n", self._text[:position])
+        return InvalidGrammar(len(lines), len(lines[-1]) + 1, message)
+
+    def _unreadable(self, index: int) -> InvalidGrammar:
+        char = self.texts[index][0]
+        if char in _UNFINISHED:
+            return self.error(index, _UNFINISHED[char])
+        if char in "<!":
+            return self.error(index, "tokens (<...>, !<...>) cannot be named here: write their characters")
+        return self.error(index, f"{char!r} begins no symbol of a grammar")
+
+
+def _is_symbol(text: str) -> bool:
+    """Not a comment, nor the nothing behind the last symbol."""
+    return text[:1] not in ("#", "")

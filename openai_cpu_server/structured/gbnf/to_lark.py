@@ -1,0 +1,45 @@
+"""GBNF -> the Lark text that llguidance runs, with exactly GBNF's language."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from openai_cpu_server.structured.expr import Expr
+from openai_cpu_server.structured.gbnf.conflicts import conflicting
+from openai_cpu_server.structured.gbnf.lark import lark_text
+from openai_cpu_server.structured.gbnf.nullable import every_expression
+from openai_cpu_server.structured.gbnf.parser import parse_gbnf
+from openai_cpu_server.structured.gbnf.plan import Plan, is_character
+from openai_cpu_server.structured.gbnf.regular import Regular
+from openai_cpu_server.structured.gbnf.work import Share, Work
+
+_GENTLE_ROUNDS = 2
+_ROUNDS = 3
+_MOST_TO_CONFIRM = 6_000
+"""Steps to find out what is read where; beyond so many, all lexemes are taken to be read everywhere."""
+_CHARACTERS_PER_STEP = 6
+"""Of the text, to be parsed."""
+
+
+def gbnf_to_lark(gbnf: str) -> str:
+    """Raises InvalidGrammar."""
+    work = Work()
+    work.spend(len(gbnf) // _CHARACTERS_PER_STEP)
+    return _rules_to_lark(parse_gbnf(gbnf).rules, work)
+
+
+def _rules_to_lark(rules: dict[str, Expr], work: Work) -> str:
+    """Lexemes as large as they can be read: broken where they conflict, in the end into single characters."""
+    regular, share = Regular(rules, work), Share(work, _MOST_TO_CONFIRM)
+    broken: set[Expr] = set()
+    for number in range(_ROUNDS):
+        plan = Plan(rules, regular, lambda language: language not in broken, work)
+        found = [plan.lexemes[name] for name in conflicting(plan, work, share)]
+        if not found:
+            return lark_text(plan)
+        broken.update(found if number < _GENTLE_ROUNDS else _all_parts(found))
+    return lark_text(Plan(rules, regular, is_character, work))
+
+
+def _all_parts(found: Iterable[Expr]) -> list[Expr]:
+    return [expr for expr in every_expression(found) if not is_character(expr)]

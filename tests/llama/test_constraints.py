@@ -1,0 +1,406 @@
+"""Grammars on the tiny model: whatever it would like to say, only what fits comes out."""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Iterator
+from pathlib import Path
+
+import jsonschema
+import msgspec
+import numpy as np
+import pytest
+from llguidance import LLMatcher
+
+from openai_cpu_server.contract.messages import EngineOptions, FinishReason, Submit, TokenEvent
+from openai_cpu_server.contract.request import Constraint, GenerationRequest, Sampling
+from openai_cpu_server.contract.step import Close, Open, Span, Step
+from openai_cpu_server.engine.core import build_core
+from openai_cpu_server.errors import ConstraintFailed
+from openai_cpu_server.llama.backend import LlamaBackend
+from openai_cpu_server.llama.constrained import ConstrainedOutput, Words
+from openai_cpu_server.llama.grammars import Grammars, compile_grammar, grammar_tokenizer
+from openai_cpu_server.llama.sampling import Sampler
+from openai_cpu_server.llama.truncation import Candidates
+from openai_cpu_server.llama.vocabulary import Vocabulary
+from openai_cpu_server.structured import schema_to_gbnf
+from tests.llama.driver import GREEDY, execute_and_press
+
+LETTERS = "root ::= [a-z]{3,8}"
+OBJECT = schema_to_gbnf(
+    {
+        "type": "object",
+        "properties": {
+            "rating": {"type": "integer", "minimum": 1, "maximum": 5},
+            "reasons": {"type": "array", "items": {"enum": ["price", "quality", "none"]}, "maxItems": 3},
+        },
+        "required": ["rating", "reasons"],
+        "additionalProperties": False,
+    }
+)
+AMBIGUOUS = 'root ::= x\nx ::= "" | [ab] x [ab] x'
+"""Takes ever more time to parse."""
+WIDE = "\n".join(
+    [f"root ::= [a-z] ({' | '.join(f'r{i}' for i in range(350))})"]
+    + [f'r{i} ::= "+" r{i} | "-" r{i} | "*" r{i} | "/" r{i} | "!" r{i} | "v{i}"' for i in range(350)]
+)
+"""Behind its first letter it has more alternatives than llguidance allows."""
+
+
+@pytest.fixture(scope="module")
+def backend(tiny: Path) -> Iterator[LlamaBackend]:
+    options = EngineOptions(model_path=str(tiny), kv_tokens=8192, max_seqs=16, prefill_tokens=512)
+    backend = LlamaBackend.load(options, lambda fraction: None)
+    yield backend
+    backend.close()
+
+
+@pytest.fixture(scope="module")
+def words(vocabulary: Vocabulary) -> Words:
+    return Words(vocabulary, grammar_tokenizer(vocabulary))
+
+
+def asked(name: str, grammar: str, sampling: Sampling = GREEDY, **more: object) -> GenerationRequest:
+    constraint = Constraint(grammar=grammar, **more.pop("constraint", {}))
+    prompt = tuple(3 + byte for byte in name.encode())
+    base = GenerationRequest(id=name, tokens=prompt, max_tokens=300, sampling=sampling, constraint=constraint)
+    return msgspec.structs.replace(base, **more)
+
+
+class Outcome:
+    """What came of one request."""
+
+    def __init__(self, events: list[TokenEvent]) -> None:
+        self.text = "".join(event.text for event in events)
+        self.tokens = tuple(token for event in events for token in event.tokens)
+        self.finish = events[-1].finish
+        assert self.finish is not None
+
+    @property
+    def reason(self) -> FinishReason:
+        return self.finish.reason
+
+
+def run(
+    backend: LlamaBackend, *requests: GenerationRequest, told: tuple[int, ...] = ()
+) -> dict[str, Outcome]:
+    """To their ends, through the engine's core. `told`: output that an earlier engine has told already."""
+    core = build_core(EngineOptions(model_path="", tile_filling=False), backend, None)
+    events: dict[str, list[TokenEvent]] = {one.id: [] for one in requests}
+    for one in requests:
+        core.prepare(Submit(one, output=told))
+        core.handle(Submit(one, output=told))
+    while core.has_work:
+        for message in core.step():
+            for event in getattr(message, "events", ()):
+                events[event.id].append(event)
+    return {name: Outcome(found) for name, found in events.items()}
+
+
+def run_one(backend: LlamaBackend, one: GenerationRequest, told: tuple[int, ...] = ()) -> Outcome:
+    return run(backend, one, told=told)[one.id]
+
+
+def schemas() -> dict[str, dict[str, object]]:
+    text = {"type": "string", "maxLength": 12}
+    kinds = [
+        text,
+        {"type": "integer", "minimum": -5, "maximum": 500},
+        {"type": "boolean"},
+        {"enum": ["red", "green", None, 7]},
+        {"type": "array", "items": text, "minItems": 1, "maxItems": 3},
+        {"type": "string", "format": "date"},
+        {"type": "string", "pattern": "^[A-Z]{2}-[0-9]{1,4}$"},
+        {"anyOf": [{"const": "x"}, {"type": "array", "items": {"type": "null"}, "maxItems": 2}]},
+    ]
+    return {
+        f"schema{i}": {
+            "type": "object",
+            "properties": {f"first_{i}": kinds[i % 8], "the second": kinds[(3 * i + i // 8) % 8]},
+            "required": [f"first_{i}"] if i % 2 else [f"first_{i}", "the second"],
+            "additionalProperties": False,
+        }
+        for i in range(16)
+    }
+
+
+def test_sixteen_hot_sequences_with_a_schema_each_are_all_valid(backend: LlamaBackend) -> None:
+    found = {}
+    for seed in range(3):
+        hot = Sampling(seed=seed, temperature=1.5)
+        found = run(backend, *(asked(n, schema_to_gbnf(s), hot) for n, s in schemas().items()))
+        for name, schema in schemas().items():
+            assert found[name].reason is FinishReason.STOP
+            jsonschema.validate(json.loads(found[name].text), schema)
+    assert len({one.text for one in found.values()}) == 16
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_the_mask_is_what_the_grammar_takes(words: Words, seed: int) -> None:
+    rng = random.Random(seed)
+    matcher = compile_grammar(OBJECT, words.tokenizer)
+    output = ConstrainedOutput(Constraint(grammar=OBJECT), matcher.deep_copy(), words)
+    for _ in range(40):
+        forced = output.take_forced()
+        matcher.consume_tokens(list(forced))
+        if words.end in forced:
+            break
+        allowed = output.allowed()
+        assert allowed is not None
+        takes = [bool(matcher.validate_tokens([token])) for token in range(words.size)]
+        assert allowed.tolist() == takes
+        token = rng.choice(np.flatnonzero(allowed).tolist())
+        output.accept(token)
+        matcher.consume_token(token)
+        if token in words.ends:
+            break
+
+
+def test_forced_tokens_are_those_that_are_sampled_one_by_one(backend: LlamaBackend) -> None:
+    burst, single = asked("a", OBJECT), asked("a", OBJECT, top_logprobs=2)
+    found = run_one(backend, burst), run_one(backend, single)
+    assert found[0].tokens == found[1].tokens
+    assert found[0].text == found[1].text
+    assert found[0].finish.output_tokens == found[1].finish.output_tokens
+
+
+@pytest.mark.parametrize("sampling", [GREEDY, Sampling(seed=5, temperature=1.5)])
+@pytest.mark.parametrize("constraint", [{}, {"opening": (4, 70, 71), "triggers": ("CD",)}])
+def test_an_output_goes_on_wherever_it_was_left(
+    backend: LlamaBackend, sampling: Sampling, constraint: dict[str, object]
+) -> None:
+    one = asked("resume", OBJECT, sampling, constraint=constraint)
+    whole = run_one(backend, one)
+    assert whole.reason is FinishReason.STOP
+    for end in range(0, len(whole.tokens) + 1, 2):
+        rest = run_one(backend, one, told=whole.tokens[:end])
+        assert whole.tokens[:end] + rest.tokens == whole.tokens
+        assert rest.finish.output_tokens == whole.finish.output_tokens
+
+
+def test_constrained_sequences_do_not_disturb_each_other(backend: LlamaBackend) -> None:
+    requests = [asked(n, schema_to_gbnf(s)) for n, s in list(schemas().items())[:6]]
+    together = run(backend, *requests, asked("free", LETTERS, constraint={}))
+    for one in requests:
+        assert run_one(backend, one).tokens == together[one.id].tokens
+
+
+def test_the_opening_comes_first_and_is_shown_where_it_is_asked_for(backend: LlamaBackend) -> None:
+    for shows, start in ((True, "<s>x"), (False, "x")):
+        one = asked("o", LETTERS, constraint={"opening": (1, 3 + ord("x"))}, show_control_tokens=shows)
+        found = run_one(backend, one)
+        assert found.tokens[:2] == (1, 3 + ord("x"))
+        assert found.text.startswith(start)
+        assert 3 <= len(found.text) - len(start) <= 8
+
+
+def test_the_grammar_begins_behind_the_trigger(backend: LlamaBackend) -> None:
+    free = run_one(backend, msgspec.structs.replace(asked("t", LETTERS, max_tokens=60), constraint=None))
+    trigger = next(free.text[i : i + 3] for i in range(9, 40) if free.text[i : i + 3].isascii())
+    before = free.text[: free.text.index(trigger) + 3]
+    one = asked("t", OBJECT, constraint={"triggers": (trigger, "never seen")})
+    found = run_one(backend, one)
+    assert found.reason is FinishReason.STOP
+    assert found.text.startswith(before)
+    assert 1 <= json.loads(found.text[len(before) :])["rating"] <= 5
+    for end in range(1, len(found.tokens), 3):
+        rest = run_one(backend, one, told=found.tokens[:end])
+        assert found.tokens[:end] + rest.tokens == found.tokens
+
+
+def follow(words: Words, grammar: str, **parts: object) -> ConstrainedOutput:
+    matcher = compile_grammar(grammar, words.tokenizer)
+    return ConstrainedOutput(Constraint(grammar=grammar, **parts), matcher, words)
+
+
+def byte(char: str) -> int:
+    return 3 + ord(char)
+
+
+def token_of(vocabulary: Vocabulary, text: bytes) -> int:
+    return next(t for t in range(vocabulary.vocab_size) if vocabulary.piece(t) == text)
+
+
+def test_a_trigger_may_span_tokens_and_be_a_control_token(words: Words) -> None:
+    for trigger, tokens in (("ab<s>c", [byte("a"), byte("b"), 1, byte("c")]), ("<s>", [1])):
+        output = follow(words, 'root ::= "x" [0-9]', triggers=("zz", trigger))
+        for token in (byte("a"), byte("c"), *tokens[:-1]):
+            output.accept(token)
+            assert output.allowed() is None
+            assert not output.is_forced
+        output.accept(tokens[-1])
+        assert [words.shown(token) for token in output.take_forced()] == [b"x"]
+
+
+def test_what_stands_behind_the_trigger_in_its_token_belongs_to_the_grammar(
+    words: Words, vocabulary: Vocabulary
+) -> None:
+    ratings = token_of(vocabulary, b"at")
+    for grammar, takes in (('root ::= "t" [0-9]', True), ('root ::= "x" [0-9]', False)):
+        output = follow(words, grammar, triggers=("ra",))
+        assert output.takes(ratings)
+        output.accept(byte("r"))
+        assert output.takes(ratings) == takes
+        assert output.takes(byte("a"))
+    output = follow(words, 'root ::= "t" [0-9]', triggers=("ra",))
+    output.accept(byte("r"))
+    output.accept(ratings)
+    allowed = output.allowed()
+    assert allowed is not None
+    assert {vocabulary.piece(t) for t in np.flatnonzero(allowed)} == {b"%d" % i for i in range(10)}
+
+
+def test_a_token_that_goes_on_against_the_grammar_behind_a_trigger_is_not_chosen(
+    backend: LlamaBackend, vocabulary: Vocabulary
+) -> None:
+    at = token_of(vocabulary, b"at")
+    hot = msgspec.structs.replace(GREEDY, logit_bias={at: 100.0})
+    found = run_one(backend, asked("t", 'root ::= "!"', hot, constraint={"triggers": ("a",)}, max_tokens=9))
+    assert at not in found.tokens
+
+
+def test_the_end_comes_only_when_the_grammar_is_complete(backend: LlamaBackend) -> None:
+    ends = backend.info.end_tokens
+    for end in ends:
+        eager = msgspec.structs.replace(GREEDY, logit_bias={end: 100.0})
+        found = run_one(backend, asked("e", LETTERS, eager))
+        assert found.reason is FinishReason.STOP
+        assert len(found.text) in range(3, 9)
+    never = msgspec.structs.replace(GREEDY, ignore_eos=True)
+    found = run_one(backend, asked("e", LETTERS, never))
+    assert (found.reason, len(found.text)) == (FinishReason.STOP, 8)
+
+
+def test_any_end_token_may_end_a_grammar(words: Words) -> None:
+    output = follow(words, LETTERS)
+    for _ in range(3):
+        output.accept(byte("x"))
+    allowed = output.allowed()
+    assert allowed is not None
+    assert len(words.ends) == 2
+    assert all(allowed[end] for end in words.ends)
+
+
+def test_a_cut_output_says_so(backend: LlamaBackend) -> None:
+    whole = run_one(backend, asked("c", OBJECT))
+    for limit in range(1, len(whole.tokens) + 1):
+        found = run_one(backend, asked("c", OBJECT, max_tokens=limit))
+        assert (found.reason, found.tokens) == (FinishReason.LENGTH, whole.tokens[:limit])
+    assert run_one(backend, asked("c", OBJECT, max_tokens=len(whole.tokens) + 1)).reason is FinishReason.STOP
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.5])
+@pytest.mark.parametrize("parameters", [{}, {"top_k": 1, "min_p": 0.5}, {"repeat_penalty": 1.9}])
+def test_no_parameter_allows_what_the_grammar_forbids(
+    backend: LlamaBackend, temperature: float, parameters: dict[str, object]
+) -> None:
+    bias = {byte("Z"): 100.0, **{byte(c): -100.0 for c in "abcdefghijklmnopqrstuvwxyz"}}
+    sampling = Sampling(seed=1, temperature=temperature, logit_bias=bias, presence_penalty=-2, **parameters)
+    found = run_one(backend, asked("p", LETTERS, sampling))
+    assert found.text.islower()
+    assert 3 <= len(found.text) <= 8
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_the_grammar_wins_over_parameters_that_forbid_all_it_allows(temperature: float) -> None:
+    sampling = Sampling(seed=1, temperature=temperature, logit_bias={4: -np.inf}, ignore_eos=True)
+    sampler = Sampler(Open(0, sampling, (1,)), Candidates(8), vocab_size=8, end_tokens=frozenset({2}))
+    logits = np.linspace(1, 0, 8, dtype=np.float32)
+    for only in (4, 2):
+        assert sampler.choose(logits, np.arange(8) == only) == only
+    logits[5] = -np.inf
+    assert sampler.choose(logits, np.arange(8) == 5) == 5
+    assert sampler.choose(logits, np.isin(np.arange(8), [4, 6])) == 6
+
+
+def test_log_probabilities_are_the_models_own(backend: LlamaBackend) -> None:
+    prompt = (5, 6, 7)
+    found = []
+    for constraint in (None, Constraint(grammar=LETTERS)):
+        backend.execute(Step(verbs=(Open(0, GREEDY, prompt, (), backend.info.vocab_size, constraint),)))
+        (sample,) = backend.execute(Step(spans=(Span(0, 0, prompt, True),))).samples.values()
+        backend.execute(Step(verbs=(Close(0),)))
+        assert sample.logprob is not None
+        found.append(sample.logprob)
+    free, held = found
+    assert dict(free.top) == pytest.approx(dict(held.top))
+    assert held.logprob == pytest.approx(dict(free.top)[held.token])
+
+
+def test_an_interrupted_step_leaves_the_constraint_where_it_was(backend: LlamaBackend) -> None:
+    prompt = tuple(range(5, 400))
+    constraint = Constraint(grammar=LETTERS)
+    samples = []
+    for interrupts in (False, True):
+        backend.execute(Step(verbs=(Open(0, GREEDY, prompt, (), None, constraint),)))
+        step = Step(spans=(Span(0, 0, prompt, True),))
+        if interrupts:
+            assert execute_and_press(backend, step).interrupted
+        samples.append(backend.execute(step).samples[0])
+        backend.execute(Step(verbs=(Close(0),)))
+    assert samples[0] == samples[1]
+
+
+@pytest.mark.parametrize("grammar", ["root ::= missing", "}{", "", 'root ::= "a'])
+def test_a_broken_grammar_fails_only_its_own_request(backend: LlamaBackend, grammar: str) -> None:
+    found = run(backend, asked("bad", grammar), asked("good", LETTERS))
+    assert found["bad"].reason is FinishReason.ERROR
+    assert found["bad"].finish.error
+    assert found["good"].reason is FinishReason.STOP
+
+
+def test_an_empty_trigger_fails_only_its_own_request(backend: LlamaBackend) -> None:
+    assert run_one(backend, asked("x", LETTERS, constraint={"triggers": ("",)})).reason is FinishReason.ERROR
+
+
+def test_a_grammar_that_becomes_too_complex_fails_its_own_request(backend: LlamaBackend) -> None:
+    found = run(backend, asked("bad", WIDE), asked("good", LETTERS))
+    assert found["bad"].reason is FinishReason.ERROR
+    assert "max is 2000" in (found["bad"].finish.error or "")
+    assert found["good"].reason is FinishReason.STOP
+
+
+def test_a_grammar_that_takes_too_much_time_fails(words: Words) -> None:
+    matcher = compile_grammar(AMBIGUOUS, words.tokenizer)
+    output = ConstrainedOutput(Constraint(grammar=AMBIGUOUS), matcher, words, patience_s=0.1)
+    with pytest.raises(ConstraintFailed, match="too much time"):
+        output.replay([byte("a")] * 3000)
+
+
+def test_compiled_grammars_are_kept_within_bounds(words: Words) -> None:
+    grammars = Grammars(max_entries=3, max_bytes=100)
+    for char in "abcdef":
+        assert isinstance(grammars.matcher(f'root ::= "{char}"', words.tokenizer), LLMatcher)
+    assert len(grammars) == 3
+    long = 'root ::= "' + 80 * "x" + '"'
+    grammars.matcher(long, words.tokenizer)
+    assert len(grammars) == 1
+    grammars.forget(long)
+    assert len(grammars) == 0
+    for _ in range(2):
+        with pytest.raises(ConstraintFailed):
+            grammars.matcher("broken", words.tokenizer)
+
+
+def test_copies_of_a_compiled_grammar_are_apart(words: Words) -> None:
+    grammars = Grammars()
+    first, second = (grammars.matcher(LETTERS, words.tokenizer) for _ in range(2))
+    assert first.consume_token(byte("a"))
+    assert not first.consume_token(byte("0"))
+    assert first.is_error()
+    assert second.consume_token(byte("b"))
+
+
+def test_pieces_of_control_tokens_are_their_names_but_for_ends(backend: LlamaBackend) -> None:
+    assert backend.piece(1) == b""
+    assert backend.piece(1, special=True) == b"<s>"
+    assert [backend.piece(end, special=True) for end in backend.info.end_tokens] == [b"", b""]
+
+
+def test_control_tokens_are_no_text_for_a_grammar(words: Words) -> None:
+    output = follow(words, 'root ::= [<s>|a-z_]{1,8} "!"')
+    allowed = output.allowed()
+    assert allowed is not None
+    assert not allowed[1]
+    assert allowed[byte("<")]

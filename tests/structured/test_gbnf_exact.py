@@ -1,0 +1,33 @@
+"""The Lark text has exactly the language of the GBNF text: against a matcher that tries everything."""
+
+from __future__ import annotations
+
+import itertools
+
+from hypothesis import assume, given, settings
+
+from openai_cpu_server.llama.grammar_check import GrammarCheck
+from openai_cpu_server.structured.errors import InvalidGrammar
+from openai_cpu_server.structured.gbnf import gbnf_to_lark, parse_gbnf
+from tests.structured.gbnf_reference import LETTERS, Matcher, grammars, printed
+
+WORDS = ["".join(w) for n in range(5) for w in itertools.product(LETTERS[:3] + LETTERS[4], repeat=n)]
+WORDS += ["è", "èé", "xè", "éèx", "xyxyxy", "yxéyx", "x\nx\nx", "éééééé", "xxxxxxx"]
+
+
+def is_left_recursive(text):
+    try:
+        parse_gbnf(text)
+    except InvalidGrammar as error:
+        return error.reason.startswith("left recursion")
+    return False
+
+
+@settings(max_examples=150, deadline=None)
+@given(grammars())
+def test_random_grammars(grammar):
+    text = printed(grammar)
+    assume(not is_left_recursive(text))
+    check, matcher = GrammarCheck(text), Matcher(grammar)
+    wrong = [w for w in WORDS if check.check(w).fits != matcher.matches(w)]
+    assert not wrong, gbnf_to_lark(text)

@@ -1,0 +1,135 @@
+"""Hostile grammars: read or refused by counting steps, in bounded memory, never by running out of stack."""
+
+from __future__ import annotations
+
+import contextlib
+import tracemalloc
+
+import pytest
+
+from openai_cpu_server.llama.grammar_check import GrammarCheck
+from openai_cpu_server.structured.errors import InvalidGrammar
+from openai_cpu_server.structured.gbnf import conflicts, follow, gbnf_to_lark, to_lark, work
+from openai_cpu_server.structured.gbnf.work import Share, TooMuch, Work
+
+CHAIN = range(1_500)
+HOSTILE = {
+    "deep groups": "root ::= " + "(" * 500 + '"a"' + ")*" * 500,
+    "too deep groups": "root ::= " + "(" * 50_000,
+    "long chain of rules": "root ::= r0\n"
+    + "\n".join(f'r{i} ::= "a" r{i + 1}' for i in CHAIN)
+    + '\nr1500 ::= "b"',
+    "long chain of names": "root ::= r0\n"
+    + "\n".join(f"r{i} ::= r{i + 1}" for i in CHAIN)
+    + '\nr1500 ::= "b"',
+    "doubling": "root ::= r0\n"
+    + "\n".join(f'r{i} ::= r{i + 1} "a" r{i + 1} | r{i + 1} "b"' for i in range(200))
+    + "\nr200 ::= [a-z]?",
+    "many that may be empty": "root ::= "
+    + " ".join(f"r{i}" for i in CHAIN)
+    + "\n"
+    + "\n".join(f"r{i} ::= r{i + 1}?" for i in CHAIN)
+    + '\nr1500 ::= "b"',
+    "huge counts": 'root ::= (("a"{1,1000000000}){1,1000000000} root?){1,1000000000}',
+    "exponential automaton": "root ::= x root | x\nx ::= [ab]* [a] [ab]{18} [ab]?",
+    "many classes": "root ::= x root?\nx ::= "
+    + " | ".join(f"[{chr(i)}-{chr(i + 50)}]+" for i in range(200, 1_200)),
+    "many words": "root ::= x root?\nx ::= " + " | ".join(f'"w{i}"' for i in range(6_000)),
+    "conflicting words": "root ::= x root?\nx ::= " + " | ".join(f'"{"ab" * i}"' for i in range(1, 200)),
+    "everything follows everything": "\n".join(
+        ["root ::= r0"]
+        + [f"r{i} ::= [{chr(0x21 + i)}] (r{i + 1} | r{i * 7 % 90} | r{i * 11 % 90})?" for i in range(90)]
+    )
+    .replace("[\\]", "[a]")
+    .replace("[[]", "[b]")
+    .replace("[]]", "[c]")
+    .replace("[^]", "[d]")
+    + '\nr90 ::= "z"',
+    "long left recursion": "root ::= r0\n"
+    + "\n".join(f'r{i} ::= ""? r{i + 1}' for i in CHAIN)
+    + "\nr1500 ::= r0",
+    "long class": "root ::= [" + "".join(map(chr, range(0x100, 0xC000))) * 2 + "]",
+    "long literal of escapes": 'root ::= "' + "\\x41" * 24_000 + '"',
+    "long literal beyond ASCII": 'root ::= "' + "é" * 99_000 + '"',
+    "long literal in quotes": 'root ::= "\\"' + "x" * 99_000 + '" | [a-z]+',
+    "long literal beside others": 'root ::= "' + "x" * 99_000 + '" root | [a-z]+ ";" root | ""',
+    "long literal": 'root ::= "' + "x" * 99_000 + '"',
+}
+
+
+REFUSED = {
+    "too deep groups": "symbols",
+    "long left recursion": "left recursion",
+    "long chain of rules": "steps",
+    "doubling": "steps",
+    "many classes": "steps",
+    "many words": "steps",
+    "conflicting words": "steps",
+    "long class": "class of more than",
+    "long literal in quotes": "steps",
+    "long literal beside others": "steps",
+}
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("name", HOSTILE)
+def test_hostile_grammars_are_translated_within_the_limit_or_refused(name):
+    """Twice the same: what is counted does not depend on what has been translated before."""
+    for _ in range(2):
+        try:
+            lark, reason = gbnf_to_lark(HOSTILE[name]), ""
+        except InvalidGrammar as error:
+            lark, reason = "", error.reason
+        assert bool(lark) == (name not in REFUSED)
+        assert REFUSED.get(name, "") in reason
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("name", HOSTILE)
+def test_hostile_grammars_cost_little_memory(name):
+    tracemalloc.start()
+    try:
+        with contextlib.suppress(InvalidGrammar):
+            gbnf_to_lark(HOSTILE[name])
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert peak < 50_000_000
+
+
+def test_where_the_search_for_conflicts_gives_up_the_language_stays(monkeypatch):
+    monkeypatch.setattr(conflicts, "MOST_WORK", 3)
+    monkeypatch.setattr(follow, "_MOST_STEPS", 0)
+    check = GrammarCheck('root ::= [a-z]+ [0-9]* root? | "abc" "def"')
+    assert check.check("abc12def").fits
+    assert not check.check("abc_").fits
+
+
+def test_every_stage_counts_its_steps(monkeypatch):
+    grammar = 'root ::= "(" [a-z]+ ")" root? | "do" [a-z] word "." root?\nword ::= "else" | [0-9]{3,}'
+    spent = []
+    monkeypatch.setattr(to_lark, "Work", lambda: spent.append(Work()) or spent[-1])
+    lark = gbnf_to_lark(grammar)
+    for allowed in range(spent[0].spent):
+        monkeypatch.setattr(to_lark, "Work", lambda allowed=allowed: Work(allowed))
+        with pytest.raises(InvalidGrammar, match=f"more than {allowed} steps"):
+            gbnf_to_lark(grammar)
+    monkeypatch.setattr(to_lark, "Work", lambda: Work(spent[0].spent))
+    assert gbnf_to_lark(grammar) == lark
+
+
+def test_the_limit_is_the_one_that_is_named(monkeypatch):
+    monkeypatch.setattr(work, "MOST_STEPS", 5)
+    with pytest.raises(InvalidGrammar, match="more than 5 steps"):
+        gbnf_to_lark('root ::= "(" root? ")"')
+
+
+def test_a_share_ends_before_the_whole():
+    whole = Work(10)
+    share = Share(whole, 3)
+    share.spend(3)
+    with pytest.raises(TooMuch):
+        share.spend(1)
+    assert whole.spent == 4
+    with pytest.raises(InvalidGrammar):
+        Share(whole, 100).spend(7)

@@ -1,0 +1,126 @@
+"""GBNF as llama.cpp reads it; what is wrong is told with its line and column."""
+
+from __future__ import annotations
+
+import pytest
+
+from openai_cpu_server.errors import InvalidRequest
+from openai_cpu_server.llama.grammar_check import GrammarCheck
+from openai_cpu_server.structured.errors import InvalidGrammar
+from openai_cpu_server.structured.gbnf import gbnf_to_lark, parse_gbnf
+from openai_cpu_server.structured.gbnf.symbols import MOST_CHARACTERS, MOST_SYMBOLS
+
+GRAMMARS = {
+    "literal": ('root ::= "ab" "c"', ["abc"], ["ab", "abcd", ""]),
+    "escapes": (r'root ::= "\n\r\t\\\"\[\]\-\x41\u00e9\U0001F600"', ['\n\r\t\\"[]-Aé😀'], [""]),
+    "beyond ASCII": ('root ::= "é😀" [ぁ-ゟ]', ["é😀か"], ["é😀x", "é😀"]),
+    "class": (r"root ::= [a-c_\x30-\x32\]]", list("abc_012]"), ["d", "3", "", "ab", "-"]),
+    "dash first or last": ("root ::= [-a] [a-]", ["--", "aa", "-a"], ["b-", "a"]),
+    "escaped dash": (r"root ::= [a\-c]", ["a", "-", "c"], ["b"]),
+    "negated class": ("root ::= [^a\\n]", ["b", "é", "😀", "\t"], ["a", "\n", "", "bb"]),
+    "any": ("root ::= . .", ["ab", "\n😀"], ["a", "abc"]),
+    "alternatives": ('root ::= "a" | "b" |', ["a", "b", ""], ["ab"]),
+    "groups": ('root ::= ("a" | "b" ("c" | "d"))', ["a", "bc", "bd"], ["b", "c"]),
+    "repetitions": ('root ::= "a"* "b"+ "c"?', ["b", "aab", "bbc"], ["", "ac", "bcc"]),
+    "counts": (
+        'root ::= "a"{2} "b"{1,} "c"{,2} "d"{ 1 , 2 }',
+        ["aabd", "aabbbccdd"],
+        ["abd", "aad", "aabcccd", "aabddd"],
+    ),
+    "counted literal": ('root ::= "ab"{2}', ["abab"], ["abb"]),
+    "counted twice": ('root ::= ("x"{2})*', ["", "xx", "xxxx"], ["x", "xxx"]),
+    "operators one after another": ('root ::= "x"{2}*', ["", "xx", "xxxx"], ["x"]),
+    "zero times": ('root ::= "a"{0} "b"', ["b"], ["ab", ""]),
+    "empty repetition": ('root ::= ("a"? "b"?)* "c"', ["c", "abbac"], ["ab"]),
+    "names": ('root ::= a-1 B_2\na-1 ::= "x"\nB_2 ::= "y"', ["xy"], ["x"]),
+    "names that look alike": (
+        'root ::= aB "-" a-b "-" A-B\naB ::= "1" root?\na-b ::= "2" root?\nA-B ::= "3" root?',
+        ["1-2-3"],
+        ["1-1-1", "2-2-2"],
+    ),
+    "comments": ('# first\nroot ::= "a" # here\n  # there\n| "b"'.replace("\n| ", " | "), ["a"], ["b"]),
+    "continued lines": ('root ::=\n  "a" |\n  "b" (\n "c"\n | "d" )\nx ::= "y"\n', ["a", "bc"], ["b"]),
+    "carriage returns": ('root ::= a\r\na ::= "b"\r\n', ["b"], ["a"]),
+    "right recursion": ('root ::= "(" root ")" | "x"', ["x", "((x))"], ["(x", "()"]),
+    "undone recursion": ('root ::= "a" | never\nnever ::= "b" never', ["a"], ["b", "bb"]),
+    "alternatives that begin alike": (
+        'root ::= a | b\na ::= "x"\nb ::= "xy" root?',
+        ["x", "xy", "xyx"],
+        ["y"],
+    ),
+    "greed would eat what follows": ("root ::= [a-z]+ root | [a-z] [0-9]", ["a1", "abc1"], ["abc", "1"]),
+    "literals and classes": ('root ::= "ab" r | "abc"\nr ::= "c" "d" r?', ["abc", "abcd"], ["ab", "abd"]),
+    "characters that share bytes": ("root ::= [é]* r\nr ::= [è] r?", ["è", "éèè"], ["é"]),
+}
+
+
+@pytest.mark.parametrize("name", GRAMMARS)
+def test_each_construct_has_its_language(name):
+    text, accepted, rejected = GRAMMARS[name]
+    check = GrammarCheck(text)
+    assert [x for x in accepted if not check.check(x).fits] == []
+    assert [x for x in rejected if check.check(x).fits] == []
+
+
+WRONG = [
+    ("", 1, 1, "there is no rule 'root'"),
+    ('a ::= "b"', 1, 10, "there is no rule 'root'"),
+    ("root ::= a\n", 1, 10, "there is no rule 'a'"),
+    ('root ::= "a"\nb ::=\n  c', 3, 3, "there is no rule 'c'"),
+    ('root ::= "a" "b', 1, 14, "without its closing '\"'"),
+    ("root ::= [a-", 1, 10, "without its closing ']'"),
+    ('root ::= "a"{2', 1, 13, "without its closing '}'"),
+    ('root ::= ("a"\n', 2, 1, "expected a literal, a class, a rule's name, '(', '|' or ')'"),
+    ('root ::= "a" )', 1, 14, "not ')'"),
+    ('root "a"', 1, 6, "expected '::='"),
+    ('root ::= "a"\n  | "b"', 2, 3, "expected a rule's name, not '|'"),
+    ('root ::= x ::= "a"', 1, 12, "not '::='"),
+    ("root ::= 'a'", 1, 10, "begins no symbol"),
+    ("root ::= *", 1, 10, "nothing stands before '*'"),
+    ('root ::= "a" | +', 1, 16, "nothing stands before '+'"),
+    ('root ::= "a"{,}', 1, 13, "expected {m}, {m,}, {,n} or {m,n}"),
+    ('root ::= "a"{x}', 1, 13, "expected {m}, {m,}, {,n} or {m,n}"),
+    ('root ::= "a"{3,2}', 1, 13, "at least 3 and at most 2 times"),
+    ('root ::= "a"{99999999999}', 1, 13, "more than 1000000000 repetitions"),
+    (r'root ::= "ab\q"', 1, 13, "unknown escape"),
+    (r'root ::= "\x4"', 1, 11, "expects 2 hexadecimal digits"),
+    (r"root ::= [\u12]", 1, 11, "expects 4 hexadecimal digits"),
+    (r'root ::= "\U00110000"', 1, 11, "there is no character 0x110000"),
+    (r'root ::= "\ud800"', 1, 11, "there is no character 0xd800"),
+    ("root ::= []", 1, 10, "names none"),
+    ("root ::= [a-cz-x]", 1, 14, "whose end lies before its beginning"),
+    ('root ::= "a"\nroot ::= "b"', 2, 1, "is defined already"),
+    ("root ::= <think> .*", 1, 10, "tokens"),
+    ("root ::= !<[7]>", 1, 10, "tokens"),
+    ('root ::= root "a" | "b"', 1, 1, "left recursion: root -> root"),
+    ('root ::= "x" a\na ::= "y"? b\nb ::= ("z" | a) "w"', 2, 1, "left recursion: a -> b -> a"),
+    ('root ::= ("a" | (("b" | (((root))))))', 1, 1, "left recursion"),
+    ("root ::= " + "(" * 502, 1, 510, "more than 500 nested groups"),
+    ("#" * (MOST_CHARACTERS + 1), 1, MOST_CHARACTERS + 1, "characters"),
+    ("root ::= " + "." * (MOST_SYMBOLS + 1), 1, MOST_SYMBOLS + 8, "symbols"),
+]
+
+
+@pytest.mark.parametrize(("text", "line", "column", "message"), WRONG)
+def test_what_is_wrong_is_told_with_its_place(text, line, column, message):
+    with pytest.raises(InvalidGrammar) as caught:
+        parse_gbnf(text)
+    assert (caught.value.line, caught.value.column) == (line, column)
+    assert message in caught.value.reason
+    assert isinstance(caught.value, InvalidRequest)
+
+
+@pytest.mark.parametrize("depth", [35, 200, 500])
+def test_deep_groups_are_read(depth):
+    optional = "(" * depth + '"a"' + ' "b")?' * depth
+    check = GrammarCheck(f"root ::= {optional}")
+    assert check.check("").fits
+    assert check.check("a" + "b" * depth).fits
+    assert not check.check("a" + "b" * (depth + 1)).fits
+
+
+def test_characters_only_rules_stay_whole_where_nothing_forbids_it():
+    lark = gbnf_to_lark(
+        'root ::= "[" item ("," item)* "]" | root2\nroot2 ::= "{" root "}"\nitem ::= [a-z]+ "!"?'
+    )
+    assert r"/[a-z]+(?:\x{21})?/" in lark
