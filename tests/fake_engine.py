@@ -15,15 +15,17 @@ from openai_cpu_server.contract.step import Backend
 from openai_cpu_server.engine.channel import EngineChannel
 from openai_cpu_server.engine.core import EngineCore, build_core
 from openai_cpu_server.engine.loop import run_engine
+from openai_cpu_server.engine.offspring import die_with_parent, leave_signals_to_parent
 from openai_cpu_server.errors import StartupError
 from tests.fakes import FAKE_INFO, FakeBackend
 
 
 def main() -> None:
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    leave_signals_to_parent()
     flags = dict(argument.split("=") for argument in sys.argv[1:-1])
 
     def load(options: EngineOptions, on_progress: Callable[[float], None]) -> Backend:
+        die_with_parent()
         if "fail" in flags:
             raise StartupError(flags["fail"])
         time.sleep(float(flags.get("load_s", 0)))
@@ -32,9 +34,13 @@ def main() -> None:
             FAKE_INFO, kv_tokens=options.kv_tokens or FAKE_INFO.kv_tokens, max_seqs=options.max_seqs
         )
         kill_on = int(flags["kill_on"]) if "kill_on" in flags else None
-        return FakeBackend(info, kill_on=kill_on, step_s=float(flags.get("step_s", 0)))
+        kill_with = signal.Signals[flags.get("kill_with", "SIGSEGV")]
+        step_s = float(flags.get("step_s", 0))
+        return FakeBackend(info, kill_on=kill_on, kill_with=kill_with, step_s=step_s)
 
-    def build(options: EngineOptions, backend: Backend) -> EngineCore:
+    def build(options: EngineOptions, backend: Backend, on_progress: Callable[[float], None]) -> EngineCore:
+        on_progress(float(flags.get("timed", 1.0)))
+        time.sleep(float(flags.get("build_s", 0)))
         return build_core(options, backend, None)
 
     run_engine(EngineChannel(socket.socket(fileno=int(sys.argv[-1]))), load=load, build_core=build)

@@ -13,6 +13,7 @@ from pathlib import Path
 import msgspec
 
 from openai_cpu_server.contract.model_info import ModelInfo
+from openai_cpu_server.contract.request import Constraint
 from openai_cpu_server.contract.step import (
     Close,
     Drop,
@@ -28,7 +29,10 @@ from openai_cpu_server.contract.step import (
     TokenLogprob,
     Verb,
 )
+from openai_cpu_server.errors import ConstraintFailed
 
+CONTROL_TOKEN = 300
+"""Silent, unless control tokens are shown."""
 VOCAB_SIZE = 512
 END_TOKEN = 1
 FAKE_INFO = ModelInfo(
@@ -58,6 +62,40 @@ def next_token(tokens: list[int]) -> int:
     return 2 + (digest >> 8) % 256 if digest % 16 == 0 else 2 + ord("abcdefghij klmnopq"[digest % 18])
 
 
+def forced_token(constraint: Constraint, output: list[int]) -> int | None:
+    """The fake's grammars are patterns: `?` is any token, `*` some copies of the one before, `!` a failure.
+
+    Everything else stands for itself; the end of the pattern ends the output. Returns what must follow the
+    output; None is free. A pattern `(` is broken.
+    """
+    if "(" in constraint.grammar:
+        raise ConstraintFailed("the pattern is broken")
+    expected: list[int | None] = list(constraint.opening)
+    for sign in constraint.grammar:
+        if len(expected) > len(output):
+            break
+        if sign == "!":
+            raise ConstraintFailed("the pattern has failed")
+        expected += _expansion(sign, output[len(expected) - 1 : len(expected)])
+    return [*expected, END_TOKEN][len(output)]
+
+
+def _expansion(sign: str, before: list[int]) -> list[int | None]:
+    if sign == "?":
+        return [None]
+    if sign == "*":
+        return [*before] * (sum(before) % 5)
+    return [2 + ord(sign)]
+
+
+def forced_tokens(constraint: Constraint, output: list[int]) -> tuple[int, ...]:
+    """All that must follow the output, up to the next choice or the end."""
+    followed = list(output)
+    while END_TOKEN not in followed and (token := forced_token(constraint, followed)) is not None:
+        followed.append(token)
+    return tuple(followed[len(output) :])
+
+
 @dataclass(eq=False)
 class Cell:
     """A KV cell: what it stands for. Sequences that share it hold the same object."""
@@ -69,12 +107,17 @@ class Cell:
 class FakeBackend:
     """Keeps the tokens of every slot as its KV cells, and refuses what a real pool would refuse.
 
-    Token t >= 2 is the byte t-2 (those from 258 on are nothing); 1 ends. `kill_on` makes the process kill
-    itself in the step that computes this token; `step_s` makes a step take its time.
+    Token t >= 2 is the byte t-2 (those from 258 on are nothing); 1 ends. `kill_on` makes the process send
+    itself a signal, `kill_with`, in the step that computes this token; `step_s` makes a step take its time.
     """
 
     def __init__(
-        self, info: ModelInfo = FAKE_INFO, *, kill_on: int | None = None, step_s: float = 0.0
+        self,
+        info: ModelInfo = FAKE_INFO,
+        *,
+        kill_on: int | None = None,
+        kill_with: signal.Signals = signal.SIGSEGV,
+        step_s: float = 0.0,
     ) -> None:
         self.info = info
         self.cells: dict[int, list[Cell]] = {}
@@ -82,6 +125,7 @@ class FakeBackend:
         self.blocks: dict[int, list[Cell]] = {}
         self.num_computed = 0
         self._kill_on = kill_on
+        self._kill_with = kill_with
         self._step_s = step_s
         self._interrupted = threading.Event()
 
@@ -95,16 +139,28 @@ class FakeBackend:
         for span in step.spans:
             self._compute(span)
         assert len({id(c) for cells in self.cells.values() for c in cells}) <= self.info.kv_tokens, "full"
-        return StepResult(
-            samples={s.slot: self._sample(s.slot) for s in step.spans if s.sample},
-            scores={s.slot: tuple(TokenLogprob(t, -1.0) for t in s.targets) for s in step.spans if s.targets},
-        )
+        samples, failures = {}, {}
+        for slot in (span.slot for span in step.spans if span.sample):
+            try:
+                samples[slot] = self._sample(slot)
+            except ConstraintFailed as error:
+                failures[slot] = str(error)
+        scores = {s.slot: tuple(TokenLogprob(t, -1.0) for t in s.targets) for s in step.spans if s.targets}
+        return StepResult(samples=samples, scores=scores, failures=failures)
 
     def interrupt(self) -> None:
         self._interrupted.set()
 
-    def piece(self, token: int) -> bytes:
+    def piece(self, token: int, *, special: bool = False) -> bytes:
+        if token == CONTROL_TOKEN and special:
+            return b"[CONTROL]"
         return bytes([token - 2]) if 2 <= token < 258 else b""
+
+    def prepare(self, constraint: Constraint) -> None:
+        pass
+
+    def forced(self, constraint: Constraint, output: tuple[int, ...]) -> tuple[int, ...]:
+        return forced_tokens(constraint, list(output))
 
     def export_cache(self, path: str, blocks: Sequence[SavedBlock]) -> None:
         assert {block.number for block in blocks} == set(self.blocks)
@@ -152,14 +208,18 @@ class FakeBackend:
         cells = self.cells[span.slot]
         assert len(cells) == span.start, f"slot {span.slot}: {len(cells)} cells, span from {span.start}"
         if self._kill_on in span.tokens:
-            os.kill(os.getpid(), signal.SIGKILL)
+            os.kill(os.getpid(), self._kill_with)
         cells += [Cell(span.start + i, token) for i, token in enumerate(span.tokens)]
         self.num_computed += len(span.tokens)
 
     def _sample(self, slot: int) -> Sample:
-        token = next_token([cell.token for cell in self.cells[slot]])
         opened = self.opened[slot]
+        tokens = [cell.token for cell in self.cells[slot]]
+        output = tokens[len(opened.prompt) :]
+        forced = None if opened.constraint is None else forced_token(opened.constraint, output)
+        token = next_token(tokens) if forced is None else forced
         if opened.top_logprobs is None:
-            return Sample(token)
+            burst = opened.constraint and forced_tokens(opened.constraint, [*output, token])
+            return Sample(token, forced=burst or ())
         top = tuple((token + i, -1.0 - i) for i in range(opened.top_logprobs))
         return Sample(token, TokenLogprob(token, -1.0, top))

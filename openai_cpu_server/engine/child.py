@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import socket
 from collections.abc import Sequence
 
@@ -61,11 +62,16 @@ class EngineProcess:
         """The next event; None when the process is gone."""
         return await self._channel.receive()
 
+    def kill(self) -> None:
+        """At once, whatever it does; stopped processes too."""
+        with contextlib.suppress(ProcessLookupError):
+            self._process.kill()
+
     async def close(self) -> None:
         """Let it go; kill it if it stays."""
         self._channel.close()
         try:
             await asyncio.wait_for(self._process.wait(), self._grace_s)
         except asyncio.TimeoutError:
-            self._process.kill()
+            self.kill()
             await self._process.wait()

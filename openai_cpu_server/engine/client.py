@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections import deque
 from collections.abc import Callable, Sequence
 
 import psutil
@@ -17,6 +16,7 @@ from openai_cpu_server.contract.messages import (
     Event,
     KVStats,
     Loading,
+    LoadingPhase,
     Place,
     QueueState,
     Ready,
@@ -28,13 +28,19 @@ from openai_cpu_server.contract.messages import (
 from openai_cpu_server.contract.model_info import ModelInfo
 from openai_cpu_server.contract.request import GenerationRequest, Priority
 from openai_cpu_server.engine.child import EngineProcess
+from openai_cpu_server.engine.crashes import CrashRecord
+from openai_cpu_server.engine.death import Death, DeathKind
 from openai_cpu_server.engine.generation import Generation
 from openai_cpu_server.engine.live import Live, LiveRequest, RequestState
+from openai_cpu_server.engine.queue_room import wait_until_left_s
 from openai_cpu_server.engine.recovery import LiveRequests
 from openai_cpu_server.engine.state import EngineState, EngineStatus, Totals
+from openai_cpu_server.engine.watch import NOBODY, EngineWatch
+from openai_cpu_server.engine.watchdog import TICK_S, HangLimits, Watchdog
 from openai_cpu_server.errors import (
     EngineUnavailable,
     GenerationFailed,
+    InvalidRequest,
     QueueFull,
     RequestCancelled,
     ServerError,
@@ -43,14 +49,14 @@ from openai_cpu_server.errors import (
 
 logger = logging.getLogger(__name__)
 
-_MAX_CRASHES_A_MINUTE = 5
-_FIRST_BACKOFF_S = 0.1
+_DRAIN_LOOK_S = 0.05
 
 
 class EngineClient:
     """Owns the engine process and every live request. All methods belong to one event loop's thread.
 
-    `command` starts the engine; the number of its socket's file descriptor is appended.
+    `command` starts the engine; the number of its socket's file descriptor is appended. `max_queue` is of
+    each priority; `max_held_bytes` of each API call, in events that its client has not taken.
     """
 
     def __init__(
@@ -59,20 +65,36 @@ class EngineClient:
         options: EngineOptions,
         *,
         max_queue: int,
+        max_held_bytes: int = 4 * 1024 * 1024,
         clock: Callable[[], float] = time.monotonic,
+        watch: EngineWatch = NOBODY,
+        hang_limits: HangLimits = HangLimits(),  # noqa: B008 (frozen)
+        max_crashes_a_minute: int = 5,
     ) -> None:
         self.totals = Totals()
         self.info: ModelInfo | None = None
         self.loading_fraction = 0.0
+        self.timing_fraction: float | None = None
+        """How far the timing of steps has come; None: not begun, or not needed."""
         self.reason: str | None = None
         self._command = tuple(command)
         self._options = options
         self._max_queue = max_queue
+        self._max_held_bytes = max_held_bytes
         self._clock = clock
+        self._watch = watch
         self._state = EngineState.LOADING
         self._live = LiveRequests()
         self._process: EngineProcess | None = None
-        self._crash_times: deque[float] = deque(maxlen=_MAX_CRASHES_A_MINUTE)
+        self._hang_limits = hang_limits
+        self._hung_s: float | None = None
+        """The silence for which the present process was killed."""
+        self._start_failure: str | None = None
+        """What the present process has said about it."""
+        self._crashes = CrashRecord(max_a_minute=max_crashes_a_minute, clock=clock)
+        self._has_advanced = False
+        """The present process has brought tokens."""
+        self._is_draining = False
         self._restarts = 0
         self._kv_stats: KVStats | None = None
 
@@ -80,24 +102,29 @@ class EngineClient:
 
     @property
     def state(self) -> EngineState:
-        return self._state
+        is_alive = self._state in (EngineState.READY, EngineState.RESTARTING)
+        return EngineState.DRAINING if self._is_draining and is_alive else self._state
 
     def generate(self, requests: Sequence[GenerationRequest]) -> Generation:
-        """Submit the sequences of one API call. Raises `EngineUnavailable` or `QueueFull`; never blocks."""
+        """Submit the sequences of one API call. Never blocks.
+
+        Raises `EngineUnavailable`, `QueueFull`, `InvalidRequest` for more sequences than may ever wait.
+        """
         self._check_open()
         self._check_queue(requests[0].priority, len(requests))
-        generation = Generation(requests, cancel=self._cancel, clock=self._clock)
-        choices = [Live(request, generation, self._clock()) for request in requests]
-        for live in choices:
-            self._live.add(live)
-        self._submit(choices)
+        generation = Generation(
+            requests, cancel=self._cancel, clock=self._clock, max_held_bytes=self._max_held_bytes
+        )
+        for request in requests:
+            self._live.add(Live(request, generation, self._clock()))
+        self._send_due()
         self.totals.requests += 1
         self.totals.prompt_tokens += sum(map(len, {request.tokens for request in requests}))
         return generation
 
     def status(self) -> EngineStatus:
         return EngineStatus(
-            state=self._state,
+            state=self.state,
             reason=self.reason,
             running=self._live.count(RequestState.RUNNING),
             waiting=self._live.count(RequestState.WAITING),
@@ -113,7 +140,7 @@ class EngineClient:
 
     def clear_cache(self) -> None:
         """Drop all of the prefix cache but what is pinned, with the next step. Raises `EngineUnavailable`."""
-        if self._process is None or self._state is not EngineState.READY:
+        if self._process is None or self.state is not EngineState.READY:
             raise self._unavailable()
         self._process.send(ClearCache())
 
@@ -138,17 +165,21 @@ class EngineClient:
         return self._process.pid if self._process else None
 
     def _check_open(self) -> None:
-        if self._state in (EngineState.READY, EngineState.RESTARTING):
-            return
-        raise self._unavailable()
+        if self.state not in (EngineState.READY, EngineState.RESTARTING):
+            raise self._unavailable()
 
     def _unavailable(self) -> EngineUnavailable:
-        return EngineUnavailable(f"The engine is {self._state.value}: {self.reason or 'no requests yet'}.")
+        return EngineUnavailable(f"The engine is {self.state.value}: {self.reason or 'no requests yet'}.")
 
     def _check_queue(self, priority: Priority, num_new: int) -> None:
+        if num_new > self._max_queue:
+            message = f"{num_new} sequences in one call; {self._max_queue} may wait at once on this server."
+            raise InvalidRequest(message, param="n", code="invalid_value")
         waiting = self._live.count(RequestState.WAITING)[priority.label]
-        if waiting + num_new > self._max_queue:
-            raise QueueFull(waiting, retry_after_s=1)
+        num_over = waiting + num_new - self._max_queue
+        if num_over > 0:
+            expected = self._live.expected_waits_s(priority, self._clock())
+            raise QueueFull(waiting, retry_after_s=wait_until_left_s(expected, num_over))
 
     def _rss_bytes(self) -> int:
         engine = self._process.rss_bytes if self._process else 0
@@ -158,20 +189,35 @@ class EngineClient:
         self._live.remove(request_id)
         if self._process is not None:
             self._process.send(Cancel(id=request_id))
+        self._send_due()
 
-    def _submit(self, requests: Sequence[Live]) -> None:
+    def _send_due(self) -> None:
         """Without a ready engine they wait in `_live` for the next one."""
-        if self._process is not None and self._state is EngineState.READY:
-            self._process.send(*[live.submit() for live in requests])
+        if self._process is not None and self._state is EngineState.READY and (due := self._live.due()):
+            self._process.send(*[live.submit() for live in due])
 
     # -- the process's life ----------------------------------------------------------------------------
 
     async def run(self) -> None:
         """Keep an engine alive until `close`. Raises `StartupError` if the first one cannot start."""
         while self._is_wanted():
-            exit_status = await self._live_once()
+            death = await self._live_once()
             if self._is_wanted():
-                await self._crashed(exit_status)
+                await self._crashed(death)
+
+    async def drain(self, seconds: float) -> None:
+        """Accept nothing more, and give what runs or waits this long to end.
+
+        Batch work that has not begun is refused at once: it can be sent again.
+        """
+        self._is_draining = True
+        self.reason = "the server is about to end"
+        waiting = [live for live in self._live if live.state is RequestState.WAITING]
+        batch = [live for live in waiting if live.request.priority is Priority.BATCH]
+        self._fail(batch, f"The engine is draining: {self.reason}.", EngineUnavailable)
+        deadline_s = self._clock() + seconds
+        while len(self._live) and self._clock() < deadline_s:  # noqa: ASYNC110 (once in a server's life)
+            await asyncio.sleep(_DRAIN_LOOK_S)
 
     async def close(self) -> None:
         """End all requests and the process."""
@@ -180,40 +226,68 @@ class EngineClient:
         if self._process is not None:
             await self._process.close()
 
+    def kill(self) -> None:
+        """For a `close` that is not to wait."""
+        self._move(EngineState.STOPPED)
+        if self._process is not None:
+            self._process.kill()
+
     def _is_wanted(self) -> bool:
         return self._state not in (EngineState.STOPPED, EngineState.FAILED)
 
-    async def _live_once(self) -> int | None:
-        """One engine process from spawn to death; returns its exit status."""
+    async def _live_once(self) -> Death:
+        """One engine process from spawn to death."""
         process = self._process = await EngineProcess.spawn(self._command, self._options)
+        watchdog = Watchdog(self._hang_limits, now_s=self._clock())
+        self._hung_s, self._start_failure, self._has_advanced = None, None, False
+        guard = asyncio.create_task(self._guard(process, watchdog))
         try:
-            while (event := await process.receive()) is not None:
+            while self._is_wanted() and (event := await process.receive()) is not None:
+                watchdog.news()
+                if isinstance(event, StepStarted):
+                    watchdog.step_begins(event.expected_ms)
                 self._handle(event)
         finally:
+            guard.cancel()
             self._process = None
             await process.close()
-        return process.exit_status
+        return Death.of(process.exit_status, hang_s=self._hung_s)
+
+    async def _guard(self, process: EngineProcess, watchdog: Watchdog) -> None:
+        """Kill the process if it hangs: then it is dead like any other."""
+        while not self._is_hung(watchdog):  # noqa: ASYNC110 (it is a clock)
+            await asyncio.sleep(TICK_S)
+        self._hung_s = watchdog.silence_s
+        logger.error("the engine process makes no progress: killing it")
+        process.kill()
+
+    def _is_hung(self, watchdog: Watchdog) -> bool:
+        is_loading = self._state is not EngineState.READY
+        return watchdog.is_hung(self._clock(), is_loading=is_loading, owes=self._live.are_owed)
 
     def _handle(self, event: Event) -> None:
         match event:
-            case StepDone(events=events, kv=kv):
+            case StepDone(events=events, kv=kv, figures=figures):
                 self._kv_stats = kv
+                if figures is not None:
+                    self._watch.step_done(figures)
                 for token_event in events:
                     self._deliver(token_event)
-                self._try_suspect()
+                self._send_due()
             case StepStarted(ids=ids):
                 for live in self._live.computing(ids):
                     live.generation.start()
             case QueueState(places=places):
                 self._tell_places(places)
-            case Loading(fraction=fraction):
-                self._loading(fraction)
+            case Loading(fraction=fraction, phase=phase):
+                self._loading(fraction, phase)
             case Ready(info=info):
                 self._ready(info)
             case StartFailed(message=message):
                 self._start_failed(message)
 
     def _deliver(self, event: TokenEvent) -> None:
+        self._has_advanced = True
         live = self._live.get(event.id)
         if live is None:
             return  # cancelled while this was on its way
@@ -226,7 +300,10 @@ class EngineClient:
         for generation, place in self._live.waiting(places, self._clock()).items():
             generation.wait_at(place)
 
-    def _loading(self, fraction: float) -> None:
+    def _loading(self, fraction: float, phase: LoadingPhase) -> None:
+        if phase is LoadingPhase.COSTS:
+            self.timing_fraction = fraction
+            return
         if int(4 * fraction) > int(4 * self.loading_fraction):
             logger.info("loading %s: %.0f %%", self._options.model_path, 100 * fraction)
         self.loading_fraction = fraction
@@ -242,42 +319,36 @@ class EngineClient:
             info.threads,
         )
         self.info = info
-        self.reason = None
+        if not self._is_draining:
+            self.reason = None
         self._move(EngineState.READY)
-        self._submit(self._live.innocent())
-        self._try_suspect()
-
-    def _try_suspect(self) -> None:
-        suspect = self._live.next_suspect()
-        if suspect is not None:
-            self._submit([suspect])
+        self._send_due()
 
     def _start_failed(self, message: str) -> None:
         if self._state is EngineState.LOADING:
             raise StartupError(message)
-        self.reason = message
+        self._start_failure = message
 
-    async def _crashed(self, exit_status: int | None) -> None:
+    async def _crashed(self, death: Death) -> None:
         """Decide what the death means, and wait before the next start."""
         if self._state is EngineState.LOADING:
-            raise StartupError(f"the engine died while it loaded the model (exit status {exit_status})")
-        self.reason = self.reason or f"the engine process died (exit status {exit_status})"
+            raise StartupError(f"the model could not be loaded: {death.message}")
+        self.reason = self._start_failure or death.message
         logger.error("%s, %d requests live", self.reason, len(self._live))
         self._restarts += 1
+        self._watch.engine_died(death.cause)
         self._kv_stats = None
-        self._crash_times.append(self._clock())
-        self._fail(self._live.crashed(), "The engine crashed twice while it computed this request.")
-        if self._recent_crashes() >= _MAX_CRASHES_A_MINUTE:
+        if death.kind is not DeathKind.KILL or not self._has_advanced:
+            self._crashes.note()
+        self._fail(self._live.crashed(death.kind), _sentence(death))
+        if self._crashes.is_too_many:
             self._give_up()
             return
         self._move(EngineState.RESTARTING)
-        await asyncio.sleep(_FIRST_BACKOFF_S * 2 ** (self._recent_crashes() - 1))
-
-    def _recent_crashes(self) -> int:
-        return sum(self._clock() - t < 60 for t in self._crash_times)
+        await asyncio.sleep(self._crashes.backoff_s)
 
     def _give_up(self) -> None:
-        self.reason = f"the engine process died {_MAX_CRASHES_A_MINUTE} times within a minute"
+        self.reason = f"{self._crashes.max_a_minute} crashes within a minute; the last time {self.reason}"
         logger.critical("giving up: %s", self.reason)
         self._move(EngineState.FAILED)
         self._fail(list(self._live), f"The engine is gone: {self.reason}.")
@@ -294,3 +365,7 @@ class EngineClient:
             return
         assert self._state.may_become(to), f"{self._state.value} -> {to.value}"
         self._state = to
+
+
+def _sentence(death: Death) -> str:
+    return f"The engine died each time that it computed this request; the last time {death.message}."

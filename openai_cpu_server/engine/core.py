@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 
 from openai_cpu_server.contract.cost import CostCurve
 from openai_cpu_server.contract.messages import (
@@ -15,6 +17,7 @@ from openai_cpu_server.contract.messages import (
     Place,
     QueueState,
     StepDone,
+    StepFigures,
     StepStarted,
     Submit,
     TokenEvent,
@@ -22,16 +25,20 @@ from openai_cpu_server.contract.messages import (
 from openai_cpu_server.contract.request import GenerationRequest, Priority, Sampling
 from openai_cpu_server.contract.step import Backend, Drop, Step, StepResult
 from openai_cpu_server.engine.output import Output
+from openai_cpu_server.errors import ConstraintFailed
 from openai_cpu_server.scheduler.compose import StepOptions
 from openai_cpu_server.scheduler.cost_model import CostModel
 from openai_cpu_server.scheduler.kv_ledger import KVLedger
 from openai_cpu_server.scheduler.policy import POLICIES
 from openai_cpu_server.scheduler.prefix_cache import BLOCK_TOKENS, PrefixCache
 from openai_cpu_server.scheduler.scheduler import Advance, Limits, Scheduler
+from openai_cpu_server.scheduler.sequence import Sequence
 
 _POOL_BLOCK_TOKENS = 16
 _QUEUE_NEWS_S = 0.5
 _NEVER = float("-inf")
+_SHORT_MS = 128.0
+"""Nobody wants to know of shorter steps how short they are."""
 
 Work = Submit | Cancel | ClearCache
 """Commands that the core handles."""
@@ -53,13 +60,16 @@ class EngineCore:
         self._preempt_threshold_s = preempt_threshold_s
         self._clock = clock
         self._outputs: dict[str, Output] = {}
-        self._announced: tuple[str, ...] = ()
+        self._announced = StepStarted(ids=())
         self._events: list[TokenEvent] = []
         """Of the step being built."""
         self._interruptible_until = _NEVER
         """Read by the reader thread while a step runs."""
         self._was_interrupted = False
         self._queue_told_at = _NEVER
+        self._num_forced = 0
+        """Output tokens that no figures have told of yet."""
+        self._preemptions_told = 0
 
     @property
     def has_work(self) -> bool:
@@ -74,6 +84,11 @@ class EngineCore:
             case ClearCache():
                 self._scheduler.clear_cache()
 
+    def prepare(self, command: Work) -> None:
+        """What takes time and can be done before the command's turn. Any thread."""
+        if isinstance(command, Submit) and command.request.constraint is not None:
+            self._backend.prepare(command.request.constraint)
+
     def is_worth_interrupting(self, command: Work) -> bool:
         """Whether the running step should be thrown away for this command. Any thread."""
         if not isinstance(command, Submit) or command.request.priority is not Priority.INTERACTIVE:
@@ -84,10 +99,9 @@ class EngineCore:
         """Compute one step; what happens is yielded when it happens."""
         step = self._scheduler.schedule()
         yield from self._announce(step)
-        if step.verbs or step.spans:
-            self._compute(step)
+        figures = self._compute(step) if step.verbs or step.spans else self._idle_figures(step)
         events, self._events = tuple(self._events), []
-        yield StepDone(events=events, kv=self._scheduler.kv_stats)
+        yield StepDone(events=events, kv=self._scheduler.kv_stats, figures=figures)
         yield from self._queue_news()
 
     def save_cache(self, path: str) -> None:
@@ -99,29 +113,54 @@ class EngineCore:
         self._backend.execute(self._scheduler.schedule())
         self._backend.export_cache(path, self._scheduler.cache_blocks)
 
-    def _compute(self, step: Step) -> None:
-        started = self._clock()
-        self._interruptible_until = self._until(step, started)
+    def _compute(self, step: Step) -> StepFigures:
+        started, predicted_ms = self._clock(), self._scheduler.predicted_ms(step)
+        self._interruptible_until = self._until(step, started + predicted_ms / 1000)
         result = self._backend.execute(step)
         self._interruptible_until = _NEVER
         self._was_interrupted = result.interrupted
-        self._apply(step, result, 1000 * (self._clock() - started))
+        elapsed_ms = 1000 * (self._clock() - started)
+        self._apply(step, result, elapsed_ms)
+        return self._figures(step, result, predicted_ms, elapsed_ms)
 
-    def _until(self, step: Step, started: float) -> float:
+    def _until(self, step: Step, expected_end: float) -> float:
         """Never twice in a row: at most half of the work is wasted."""
         if self._was_interrupted or not self._scheduler.may_interrupt(step):
             return _NEVER
-        return started + self._scheduler.predicted_ms(step) / 1000 - self._preempt_threshold_s
+        return expected_end - self._preempt_threshold_s
 
     def _apply(self, step: Step, result: StepResult, elapsed_ms: float) -> None:
         for advance in self._scheduler.apply(step, result, elapsed_ms):
+            if advance.sample is not None:
+                self._num_forced += len(advance.sample.forced)
             self._advance(advance)
+
+    def _idle_figures(self, step: Step) -> StepFigures | None:
+        """A request whose output is forced as a whole ends without a step."""
+        return self._figures(step, StepResult(), 0.0, 0.0) if self._num_forced else None
+
+    def _figures(self, step: Step, result: StepResult, predicted_ms: float, elapsed_ms: float) -> StepFigures:
+        forced, self._num_forced = self._num_forced, 0
+        preemptions = self._scheduler.num_preemptions - self._preemptions_told
+        self._preemptions_told += preemptions
+        return StepFigures(
+            sequences=len(step.spans),
+            tokens=step.num_tokens,
+            padding=step.padding,
+            sampled=len(result.samples),
+            forced=forced,
+            preemptions=preemptions,
+            predicted_ms=predicted_ms,
+            elapsed_ms=elapsed_ms,
+            is_interrupted=result.interrupted,
+        )
 
     def _announce(self, step: Step) -> Iterator[StepStarted]:
         ids = tuple(sequence.request.id for sequence in self._scheduler.participants(step))
-        if ids != self._announced:
-            self._announced = ids
-            yield StepStarted(ids=ids)
+        news = StepStarted(ids=ids, expected_ms=_bound_ms(self._scheduler.predicted_ms(step)))
+        if news != self._announced:
+            self._announced = news
+            yield news
 
     def _queue_news(self) -> Iterator[QueueState]:
         if self._scheduler.num_waiting and self._clock() - self._queue_told_at >= _QUEUE_NEWS_S:
@@ -133,13 +172,42 @@ class EngineCore:
     def _submit(self, request: GenerationRequest, output: tuple[int, ...]) -> None:
         limit = self._backend.info.context_limit
         if request.total_tokens > limit:
-            self._events.append(_refusal(request, f"needs {request.total_tokens} tokens of {limit}"))
+            self._events.append(_refusal(request, f"needs {request.total_tokens} tokens of {limit}", output))
             return
-        sequence = self._scheduler.submit(request, output, now_s=self._clock())
-        end_tokens = self._backend.info.end_tokens
-        self._outputs[request.id] = Output(sequence, piece=self._backend.piece, end_tokens=end_tokens)
-        if output and sequence.remaining <= 0:
+        try:
+            beginning = self._beginning(request, output)
+        except ConstraintFailed as error:
+            self._events.append(_refusal(request, str(error), output))
+            return
+        self._accept(request, output, beginning)
+
+    def _beginning(self, request: GenerationRequest, output: tuple[int, ...]) -> tuple[int, ...]:
+        """What the constraint forces before anything is sampled, to be computed with the prompt.
+
+        Not where tokens are scored one by one. Raises `ConstraintFailed`.
+        """
+        if request.constraint is None:
+            return ()
+        forced = self._backend.forced(request.constraint, output)
+        if request.top_logprobs is not None or request.prompt_logprobs:
+            return ()
+        return forced[: max(0, request.max_tokens - len(output))]
+
+    def _accept(
+        self, request: GenerationRequest, output: tuple[int, ...], beginning: tuple[int, ...]
+    ) -> None:
+        sequence = self._scheduler.submit(request, output, beginning, now_s=self._clock())
+        self._outputs[request.id] = Output(
+            sequence,
+            piece=partial(self._backend.piece, special=request.show_control_tokens),
+            end_tokens=self._backend.info.end_tokens,
+            num_told=len(output),
+        )
+        if output and len(output) >= request.max_tokens:
             self._end(request.id, FinishReason.LENGTH)  # only its last event was lost in the crash
+            return
+        self._num_forced += len(beginning)
+        self._take(sequence, self._outputs[request.id].begin(beginning))
 
     def _end(self, request_id: str, reason: FinishReason) -> None:
         """End a request that has not ended by itself already."""
@@ -149,18 +217,25 @@ class EngineCore:
             self._events.append(self._outputs.pop(request_id).end(reason))
 
     def _advance(self, advance: Advance) -> None:
-        request_id = advance.sequence.request.id
-        event = self._outputs[request_id].advance(advance)
+        self._take(advance.sequence, self._outputs[advance.sequence.request.id].advance(advance))
+
+    def _take(self, sequence: Sequence, event: TokenEvent | None) -> None:
+        """Tell what a sequence has gained; it leaves with its last event."""
         if event is None:
             return
         self._events.append(event)
         if event.finish is not None:
-            del self._outputs[request_id]
-            self._scheduler.finish(advance.sequence)
+            del self._outputs[sequence.request.id]
+            self._scheduler.finish(sequence)
 
 
-def _refusal(request: GenerationRequest, why: str) -> TokenEvent:
-    finish = Finish(reason=FinishReason.ERROR, output_tokens=0, error=why)
+def _bound_ms(predicted_ms: float) -> float:
+    """A power of two: what grows a little with every step is seldom news. 0: short."""
+    return 2.0 ** math.ceil(math.log2(predicted_ms)) if predicted_ms > _SHORT_MS else 0.0
+
+
+def _refusal(request: GenerationRequest, why: str, output: tuple[int, ...]) -> TokenEvent:
+    finish = Finish(reason=FinishReason.ERROR, output_tokens=len(output), error=why)
     return TokenEvent(id=request.id, finish=finish)
 
 

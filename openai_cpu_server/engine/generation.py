@@ -10,7 +10,8 @@ import msgspec
 
 from openai_cpu_server.contract.messages import Finish, FinishReason, Place, TokenEvent
 from openai_cpu_server.contract.request import GenerationRequest
-from openai_cpu_server.errors import GenerationFailed, ServerError
+from openai_cpu_server.engine.backlog import Backlog
+from openai_cpu_server.errors import GenerationFailed, ReaderTooSlow, ServerError
 
 
 class Timings(msgspec.Struct, frozen=True, kw_only=True):
@@ -32,6 +33,8 @@ class Timings(msgspec.Struct, frozen=True, kw_only=True):
     """Times that one gave up its KV cells for somebody else."""
     interruptions: int
     """Steps of theirs that were thrown away for somebody else."""
+    forced_tokens: int
+    """Output that a grammar left no choice about, computed without sampling."""
     padded_tokens: int
     """Throw-away tokens in the steps that they took part in."""
 
@@ -72,6 +75,7 @@ class Clocking:
             tokens_per_second=tokens / busy_s if busy_s > 0 else 0.0,
             preemptions=sum(finish.preemptions for finish in finishes),
             interruptions=sum(finish.interruptions for finish in finishes),
+            forced_tokens=sum(finish.forced_tokens for finish in finishes),
             padded_tokens=sum(finish.padded_tokens for finish in finishes),
         )
 
@@ -89,12 +93,16 @@ class Generation:
         *,
         cancel: Callable[[str], None],
         clock: Callable[[], float],
+        max_held_bytes: int = 4 * 1024 * 1024,
     ) -> None:
+        """`max_held_bytes`: of events that nobody takes; beyond, it ends with `ReaderTooSlow`."""
         self._unfinished = {request.id for request in requests}
         self._cancel = cancel
         self._queue: asyncio.Queue[TokenEvent | Place | ServerError] = asyncio.Queue()
         self._finishes: list[Finish] = []
         self._clocking = Clocking(clock)
+        self._backlog = Backlog(clock, max_bytes=max_held_bytes)
+        self._timer: asyncio.TimerHandle | None = None
 
     async def __aenter__(self) -> Generation:
         return self
@@ -107,6 +115,7 @@ class Generation:
     ) -> None:
         for request_id in self._unfinished:
             self._cancel(request_id)
+        self._stop_timer()
 
     async def __aiter__(self) -> AsyncIterator[TokenEvent]:
         async for item in self.progress():
@@ -119,11 +128,26 @@ class Generation:
             item = await self._queue.get()
             if isinstance(item, ServerError):
                 raise item
+            if isinstance(item, TokenEvent):
+                self._backlog.take(item)
             yield item
 
     @property
     def timings(self) -> Timings:
         return self._clocking.timings(self._finishes)
+
+    def fail_in(self, seconds: float, error: ServerError) -> None:
+        """End it with this error unless it has ended by then."""
+        self._timer = asyncio.get_running_loop().call_later(max(0.0, seconds), self._end, error)
+
+    def _end(self, error: ServerError) -> None:
+        for request_id in list(self._unfinished):
+            self._cancel(request_id)
+            self.fail(request_id, error)
+
+    def _stop_timer(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
 
     # -- called by the client --------------------------------------------------------------------------
 
@@ -143,7 +167,16 @@ class Generation:
             if event.finish.reason is FinishReason.ERROR:
                 self._queue.put_nowait(GenerationFailed(event.finish.error or "the engine gave no reason"))
                 return
+        self._backlog.add(event)
         self._queue.put_nowait(event)
+        if self._backlog.is_too_much:
+            self._drop()
+
+    def _drop(self) -> None:
+        """Keep nothing more for a reader so slow."""
+        self._end(ReaderTooSlow())
+        self._queue = asyncio.Queue()
+        self._queue.put_nowait(ReaderTooSlow())
 
     def fail(self, request_id: str, error: ServerError) -> None:
         self._leave(request_id)
@@ -153,3 +186,4 @@ class Generation:
         self._unfinished.discard(request_id)
         if not self._unfinished:
             self._clocking.end()
+            self._stop_timer()

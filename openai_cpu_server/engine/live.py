@@ -52,8 +52,10 @@ class Live:
     generation: Generation
     submitted_s: float
     output: list[int] = field(default_factory=list)
-    crashes: int = 0
-    """In a row, that happened while it was being computed."""
+    suspicion: int = 0
+    """Of killing the engine; see `recovery`."""
+    has_advanced: bool = False
+    """In the engine process that now runs."""
     state: RequestState = RequestState.WAITING
     expected: Expected | None = None
 

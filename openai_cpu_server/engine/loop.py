@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator
 from openai_cpu_server.contract.messages import (
     EngineOptions,
     Loading,
+    LoadingPhase,
     Ready,
     Start,
     StartFailed,
@@ -25,7 +26,8 @@ from openai_cpu_server.errors import StartupError
 logger = logging.getLogger(__name__)
 
 Load = Callable[[EngineOptions, Callable[[float], None]], Backend]
-BuildCore = Callable[[EngineOptions, Backend], EngineCore]
+BuildCore = Callable[[EngineOptions, Backend, Callable[[float], None]], EngineCore]
+"""The last argument is told how far it has come, 0 to 1."""
 
 
 def run_engine(channel: EngineChannel, *, load: Load, build_core: BuildCore) -> None:
@@ -34,11 +36,11 @@ def run_engine(channel: EngineChannel, *, load: Load, build_core: BuildCore) -> 
     if not isinstance(start, Start):
         return
     try:
-        backend = load(start.options, lambda fraction: channel.send(Loading(fraction=fraction)))
+        backend = load(start.options, _teller(channel, LoadingPhase.WEIGHTS))
     except StartupError as error:
         channel.send(StartFailed(message=str(error)))
         return
-    core = build_core(start.options, backend)
+    core = build_core(start.options, backend, _teller(channel, LoadingPhase.COSTS))
     try:
         with contextlib.suppress(ConnectionError):  # the client died while we sent: nobody is left to tell
             channel.send(Ready(info=backend.info))
@@ -47,6 +49,10 @@ def run_engine(channel: EngineChannel, *, load: Load, build_core: BuildCore) -> 
         _save_cache(core, start.options.cache_file)
     finally:
         backend.close()
+
+
+def _teller(channel: EngineChannel, phase: LoadingPhase) -> Callable[[float], None]:
+    return lambda fraction: channel.send(Loading(fraction=fraction, phase=phase))
 
 
 def _serve(channel: EngineChannel, backend: Backend, core: EngineCore, *, grace_s: float) -> None:
@@ -71,6 +77,7 @@ def _read(channel: EngineChannel, inbox: Inbox, core: EngineCore, backend: Backe
         while (command := channel.receive()) is not None:
             if isinstance(command, Start):
                 continue  # once is enough
+            core.prepare(command)
             inbox.put(command)
             if core.is_worth_interrupting(command):
                 backend.interrupt()

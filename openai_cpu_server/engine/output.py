@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 
 from openai_cpu_server.contract.messages import Finish, FinishReason, TokenEvent
 from openai_cpu_server.contract.step import Sample, TokenLogprob
@@ -13,25 +14,46 @@ from openai_cpu_server.scheduler.sequence import Sequence
 _NOTHING = Release(0, "")
 
 
+@dataclass(frozen=True)
+class _Token:
+    number: int
+    logprob: TokenLogprob | None
+    is_forced: bool = False
+
+
 class Output:
     """Turns each advance of its sequence into at most one event; the one with `finish` is the last.
 
-    A sequence that resumes after a crash starts with nothing held: its tokens were all released.
+    A sequence that resumes after a crash starts with nothing held: its first `num_told` output tokens were
+    all released.
     """
 
     def __init__(
-        self, sequence: Sequence, *, piece: Callable[[int], bytes], end_tokens: frozenset[int]
+        self, sequence: Sequence, *, piece: Callable[[int], bytes], end_tokens: frozenset[int], num_told: int
     ) -> None:
         self._sequence = sequence
         self._piece = piece
         self._end_tokens = end_tokens
+        self._num_tokens = num_told
+        """Of the output as far as it has been looked at; forced ones behind its end do not count."""
+        self._num_forced = 0
+        """Of these, computed without sampling."""
         self._text = TextStream(sequence.request.stop)
-        self._held: list[Sample] = []
-        """Sampled tokens whose text is not released yet."""
+        self._held: list[_Token] = []
+        """Tokens that are not told yet."""
+        self._gained = _NOTHING
+        """What may be told of them."""
         self._scores: list[TokenLogprob] = []
+
+    def begin(self, beginning: Iterable[int]) -> TokenEvent | None:
+        """What is forced before anything is sampled: told with the first sample, unless it is all."""
+        reason = self._push([_Token(token, None, is_forced=True) for token in beginning])
+        return None if reason is None else self._event(self._finish(reason))
 
     def advance(self, advance: Advance) -> TokenEvent | None:
         self._scores.extend(advance.scores)
+        if advance.failure is not None:
+            return self.end(FinishReason.ERROR, advance.failure)
         if advance.sample is not None:
             return self._sampled(advance.sample)
         if self._sequence.pending == 0:
@@ -40,27 +62,53 @@ class Output:
 
     def end(self, reason: FinishReason, error: str | None = None) -> TokenEvent:
         """The last event, for a request that ends without another token."""
-        return self._event(_NOTHING, self._finish(reason, error))
+        self._gained = _NOTHING
+        return self._event(self._finish(reason, error))
 
     def _sampled(self, sample: Sample) -> TokenEvent | None:
-        if sample.token in self._end_tokens:
-            return self._event(self._text.flush(), self._finish(FinishReason.STOP))
-        self._held.append(sample)
-        release = self._text.push(self._piece(sample.token))
-        if release.stopped:
-            return self._event(release, self._finish(FinishReason.STOP))
-        if self._sequence.remaining <= 0:
-            return self._event(_join(release, self._text.flush()), self._finish(FinishReason.LENGTH))
-        return self._event(release, None) if release.num_tokens else None
+        forced = (_Token(token, None, is_forced=True) for token in sample.forced)
+        reason = self._push([_Token(sample.token, sample.logprob), *forced])
+        if reason is not None:
+            return self._event(self._finish(reason))
+        return self._event(None) if self._gained.num_tokens else None
 
-    def _event(self, release: Release, finish: Finish | None) -> TokenEvent:
-        samples, self._held = self._held[: release.num_tokens], self._held[release.num_tokens :]
+    def _push(self, tokens: Iterable[_Token]) -> FinishReason | None:
+        """Look at tokens up to the output's end; returns why it ends there, if it does."""
+        for token in tokens:
+            reason = self._push_one(token)
+            if reason is not None:
+                return reason
+        return None
+
+    def _push_one(self, token: _Token) -> FinishReason | None:
+        self._num_tokens += 1
+        self._num_forced += token.is_forced
+        if token.number in self._end_tokens:
+            self._gain(self._text.flush())
+            return FinishReason.STOP
+        self._held.append(token)
+        release = self._text.push(self._piece(token.number))
+        self._gain(release)
+        if release.stopped:
+            return FinishReason.STOP
+        if self._num_tokens >= self._sequence.request.max_tokens:
+            self._gain(self._text.flush())
+            return FinishReason.LENGTH
+        return None
+
+    def _gain(self, release: Release) -> None:
+        gained = self._gained
+        self._gained = Release(gained.num_tokens + release.num_tokens, gained.text + release.text)
+
+    def _event(self, finish: Finish | None) -> TokenEvent:
+        gained, self._gained = self._gained, _NOTHING
+        told, self._held = self._held[: gained.num_tokens], self._held[gained.num_tokens :]
         scores, self._scores = tuple(self._scores), []
         return TokenEvent(
             id=self._sequence.request.id,
-            tokens=tuple(s.token for s in samples),
-            text=release.text,
-            logprobs=tuple(s.logprob for s in samples if s.logprob is not None),
+            tokens=tuple(token.number for token in told),
+            text=gained.text,
+            logprobs=tuple(token.logprob for token in told if token.logprob is not None),
             prompt_logprobs=scores,
             finish=finish,
         )
@@ -69,14 +117,11 @@ class Output:
         sequence = self._sequence
         return Finish(
             reason=reason,
-            output_tokens=sequence.num_output,
+            output_tokens=self._num_tokens,
+            forced_tokens=self._num_forced,
             cached_tokens=sequence.cached_tokens or 0,
             preemptions=sequence.num_preemptions,
             interruptions=sequence.num_interruptions,
             padded_tokens=sequence.num_padded,
             error=error,
         )
-
-
-def _join(first: Release, second: Release) -> Release:
-    return Release(first.num_tokens + second.num_tokens, first.text + second.text)

@@ -1,11 +1,14 @@
-"""The engine process: `python -m openai_cpu_server.engine.process FD`. Wires llama, scheduler and core."""
+"""The engine process: `python -m openai_cpu_server.engine.process LOG_FORMAT FD`.
+
+Wires llama, scheduler and core.
+"""
 
 from __future__ import annotations
 
 import logging
-import signal
 import socket
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 from openai_cpu_server.contract.cost import CostCurve
@@ -14,26 +17,37 @@ from openai_cpu_server.contract.step import Backend
 from openai_cpu_server.engine.channel import EngineChannel
 from openai_cpu_server.engine.core import EngineCore, build_core
 from openai_cpu_server.engine.loop import run_engine
+from openai_cpu_server.engine.offspring import die_with_parent, leave_signals_to_parent
 from openai_cpu_server.llama.backend import LlamaBackend
 from openai_cpu_server.llama.calibrate import cost_curve
+from openai_cpu_server.observe.logs import set_up_logs
 
 
-def _build(options: EngineOptions, backend: Backend) -> EngineCore:
+def _load(options: EngineOptions, on_progress: Callable[[float], None]) -> Backend:
+    if options.cache_file is None:
+        die_with_parent()  # else the end of the socket tells it to save its cache and go
+    return LlamaBackend.load(options, on_progress)
+
+
+def _build(options: EngineOptions, backend: Backend, on_progress: Callable[[float], None]) -> EngineCore:
     logging.getLogger().setLevel(options.log_level.upper())
-    return build_core(options, backend, _curve(options, backend))
+    return build_core(options, backend, _curve(options, backend, on_progress))
 
 
-def _curve(options: EngineOptions, backend: Backend) -> CostCurve | None:
+def _curve(
+    options: EngineOptions, backend: Backend, on_progress: Callable[[float], None]
+) -> CostCurve | None:
     """What steps cost here: known from an earlier start, or measured now."""
-    return cost_curve(backend, options, Path(options.cost_dir)) if options.cost_dir else None
+    if options.cost_dir is None:
+        return None
+    return cost_curve(backend, options, Path(options.cost_dir), on_progress)
 
 
 def main() -> None:
-    # Ctrl-C reaches the whole process group; the API process decides what it means.
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
-    channel = EngineChannel(socket.socket(fileno=int(sys.argv[1])))
-    run_engine(channel, load=LlamaBackend.load, build_core=_build)
+    leave_signals_to_parent()
+    set_up_logs("info", "json" if sys.argv[1] == "json" else "console")
+    channel = EngineChannel(socket.socket(fileno=int(sys.argv[2])))
+    run_engine(channel, load=_load, build_core=_build)
 
 
 if __name__ == "__main__":

@@ -10,24 +10,36 @@ from collections.abc import Iterable, Iterator
 
 from openai_cpu_server.contract.messages import Place, TokenEvent
 from openai_cpu_server.contract.request import Priority
+from openai_cpu_server.engine.death import DeathKind
 from openai_cpu_server.engine.generation import Generation
 from openai_cpu_server.engine.live import Live, RequestState
 
-MAX_CRASHES = 2
-"""A request that was being computed in so many crashes in a row, without a token between, is to blame."""
+_SUSPICION = {DeathKind.FAULT: 3, DeathKind.HANG: 3, DeathKind.KILL: 2}
+"""What a death makes of each request in the step, and adds to one that was alone in it."""
+_GUILTY = 6
+"""Two faults in a row without a token between, or three kills, which mostly come from outside; all but the
+first while it was alone."""
 
 
 class LiveRequests:
-    """All live requests, and which of them wait outside the engine because they are suspected of killing it.
+    """All live requests, and which of them wait outside the engine because it may die of one.
 
-    After a crash, requests that were not being computed go back at once. Those that were go back one at a
-    time, the next when the one before has made progress: so a second crash accuses only one of them.
+    After a crash, those that were being computed are on trial: each goes back alone, and everybody else
+    when the last has made progress. A request fails only if it is the only one in the step in which the
+    engine dies again: so none is ever sentenced for another. Those that had not got anywhere in the dead
+    engine are tried first, the newest of them foremost, for it is mostly them.
+
+    A kill from outside accuses only who has made no progress in that engine: no kill -9 at a random moment
+    hurts anybody, but a request that brings the out-of-memory killer every time is found.
     """
 
     def __init__(self) -> None:
         self._live: dict[str, Live] = {}
         self._computing: frozenset[str] = frozenset()
-        self._quarantine: list[str] = []
+        self._held: dict[str, Live] = {}
+        """Not in the engine, in the order of their arrival."""
+        self._suspects: list[str] = []
+        """Who is tried after the one on trial."""
         self._on_trial: str | None = None
 
     def __iter__(self) -> Iterator[Live]:
@@ -37,7 +49,8 @@ class LiveRequests:
         return len(self._live)
 
     def add(self, live: Live) -> None:
-        self._live[live.request.id] = live
+        """It is held until it is `due`."""
+        self._live[live.request.id] = self._held[live.request.id] = live
 
     def get(self, request_id: str) -> Live | None:
         return self._live.get(request_id)
@@ -51,6 +64,11 @@ class LiveRequests:
         """By the label of their priority."""
         counts = Counter(live.request.priority for live in self._live.values() if live.state is state)
         return {priority.label: counts[priority] for priority in Priority}
+
+    def expected_waits_s(self, priority: Priority, now_s: float) -> list[float]:
+        """From now to the first token, of those at the head of the queue, in ascending order."""
+        waiting = [live for live in self if live.request.priority is priority and live.expected]
+        return sorted(max(0.0, live.expected.first_token_s - now_s) for live in waiting if live.expected)
 
     def computing(self, ids: tuple[str, ...]) -> list[Live]:
         """These are in the step that now runs."""
@@ -77,43 +95,70 @@ class LiveRequests:
         """The request has gained tokens or ended."""
         live = self._live[event.id]
         live.output.extend(event.tokens)
-        live.crashes = 0
+        live.suspicion, live.has_advanced = 0, True
         if event.finish is not None:
             del self._live[event.id]
 
     def remove(self, request_id: str) -> Live | None:
+        self._held.pop(request_id, None)
         return self._live.pop(request_id, None)
 
-    def crashed(self) -> list[Live]:
-        """The engine died: accuse who was being computed. Returns those who were so twice in a row."""
-        accused = [live for live in self if live.request.id in self._computing]
+    def due(self) -> list[Live]:
+        """Who is to be sent to the engine now. They count as sent."""
+        if not self._held or self._is_suspect(self._on_trial):
+            return []
+        self._on_trial = self._next_suspect()
+        if self._on_trial is not None:
+            return [self._held.pop(self._on_trial)]
+        sent, self._held = list(self._held.values()), {}
+        return sent
+
+    @property
+    def are_owed(self) -> bool:
+        """The engine has some of them, and something to do."""
+        return len(self._held) < len(self._live)
+
+    def crashed(self, kind: DeathKind) -> list[Live]:
+        """The engine died: accuse who was being computed. Returns who is to blame."""
+        present = self._present()
+        is_alone = len(present) == 1
+        accused = [live for live in present if kind is not DeathKind.KILL or not live.has_advanced]
         for live in accused:
-            live.crashes += 1
-        guilty = [live for live in accused if live.crashes >= MAX_CRASHES]
+            live.suspicion = _SUSPICION[kind] + (live.suspicion if is_alone else 0)
+        guilty = [live for live in accused if is_alone and live.suspicion >= _GUILTY]
+        self._hold_all()
+        newest_first = [live for live in self if live.suspicion and live not in guilty][::-1]
+        self._suspects = [live.request.id for live in sorted(newest_first, key=_order_of_trial)]
         for live in self:
-            live.wait()
-        self._computing = frozenset()
-        self._quarantine = [live.request.id for live in self if live.crashes and live not in guilty]
-        self._on_trial = None
+            live.has_advanced = False
         return guilty
 
-    def innocent(self) -> list[Live]:
-        """Who may be submitted to a new engine at once."""
-        return [live for live in self if not live.crashes]
+    def _present(self) -> list[Live]:
+        """Who was in the step; if nobody was, all that the engine had."""
+        computing = [live for live in self if live.request.id in self._computing]
+        return computing or [live for live in self if live.request.id not in self._held]
 
-    def next_suspect(self) -> Live | None:
-        """Who may be submitted now; None while another is on trial, and when nobody is left."""
-        if self._is_suspect(self._on_trial):
-            return None
-        self._on_trial = next((i for i in self._quarantine if self._is_suspect(i)), None)
-        if self._on_trial is None:
-            self._quarantine.clear()
-            return None
-        self._quarantine.remove(self._on_trial)
-        return self._live[self._on_trial]
+    def _hold_all(self) -> None:
+        for live in self:
+            live.wait()
+        self._held = dict(self._live)
+        self._computing = frozenset()
+        self._on_trial = None
+
+    def _next_suspect(self) -> str | None:
+        """Those who are gone, or were cleared, need no trial."""
+        while self._suspects:
+            suspect = self._suspects.pop(0)
+            if self._is_suspect(suspect):
+                return suspect
+        return None
 
     def _is_suspect(self, request_id: str | None) -> bool:
-        return request_id in self._live and self._live[request_id].crashes > 0
+        return request_id in self._live and self._live[request_id].suspicion > 0
+
+
+def _order_of_trial(live: Live) -> tuple[int, bool]:
+    return -live.suspicion, live.has_advanced
 
 
 def _names(live: Live) -> tuple[str, str]:

@@ -12,6 +12,8 @@ class EngineState(enum.Enum):
     READY = "ready"
     RESTARTING = "restarting"
     """The process has died; a new one is loading. Requests are accepted and wait."""
+    DRAINING = "draining"
+    """The server is about to end: what was accepted goes on, nothing new is accepted."""
     FAILED = "failed"
     """It died too often; nothing is accepted."""
     STOPPED = "stopped"
@@ -20,12 +22,12 @@ class EngineState(enum.Enum):
         return other in _MOVES[self]
 
 
-_MOVES = {
+_MOVES: dict[EngineState, set[EngineState]] = {
     EngineState.LOADING: {EngineState.READY, EngineState.FAILED, EngineState.STOPPED},
     EngineState.READY: {EngineState.RESTARTING, EngineState.FAILED, EngineState.STOPPED},
     EngineState.RESTARTING: {EngineState.READY, EngineState.FAILED, EngineState.STOPPED},
     EngineState.FAILED: {EngineState.STOPPED},
-    EngineState.STOPPED: set[EngineState](),
+    EngineState.STOPPED: set(),
 }
 
 

@@ -10,6 +10,9 @@ from openai_cpu_server.scheduler.cost_model import TILE
 from openai_cpu_server.scheduler.plan import StepPlan
 from openai_cpu_server.scheduler.sequence import Sequence
 
+_BURST_PATIENCE = 2
+"""Interactive budgets that a step with forced tokens may take: it is those who decode that gain by them."""
+
 
 @dataclass(frozen=True)
 class StepOptions:
@@ -42,8 +45,8 @@ class _Groups:
 
     def _group_of(self, sequence: Sequence) -> list[Sequence]:
         if sequence.request.priority is Priority.BATCH:
-            return self.batch_decoding if sequence.pending == 1 else self.batch_reading
-        return self.decoding if sequence.pending == 1 else self.reading
+            return self.batch_decoding if sequence.is_decoding else self.batch_reading
+        return self.decoding if sequence.is_decoding else self.reading
 
     @property
     def has_interactive(self) -> bool:
@@ -94,6 +97,8 @@ class Composer:
         options = self._options
         for sequence in groups.decoding:
             plan.add(sequence, 1)
+        burst_ms = min(_BURST_PATIENCE * options.interactive_step_ms, options.batch_step_ms)
+        _end_bursts(plan, groups.decoding, burst_ms)
         reading_ms = self._reading_ms(groups)
         _end_shortest(plan, groups.reading, reading_ms)
         _read_fairly(plan, groups.reading, reading_ms)
@@ -110,6 +115,7 @@ class Composer:
     def _add_batch(self, plan: StepPlan, groups: _Groups, budget_ms: float) -> None:
         for sequence in groups.batch_decoding:
             plan.add(sequence, plan.fit(sequence, 1, budget_ms))
+        _end_bursts(plan, [s for s in groups.batch_decoding if s in plan.parts], budget_ms)
         for sequence in groups.batch_reading:
             plan.add(sequence, plan.fit(sequence, sequence.pending, budget_ms))
         if plan.num_tokens == 0:
@@ -123,8 +129,16 @@ class Composer:
         if plan.num_tokens == 0:
             _begin(plan, reading)
         if plan.num_tokens == 0:
-            for sequence in groups.decoding + groups.batch_decoding:
+            decoding = groups.decoding + groups.batch_decoding
+            for sequence in decoding:
                 plan.add(sequence, 1)
+            _end_bursts(plan, decoding, self._options.batch_step_ms)
+
+
+def _end_bursts(plan: StepPlan, decoding: Seq[Sequence], budget_ms: float) -> None:
+    """The forced tokens behind what each has sampled, those with the fewest first: who ends samples again."""
+    for sequence in sorted(decoding, key=plan.left_of):
+        plan.add(sequence, plan.fit(sequence, plan.left_of(sequence), budget_ms))
 
 
 def _end_shortest(plan: StepPlan, reading: Seq[Sequence], budget_ms: float) -> None:

@@ -97,8 +97,8 @@ class CostModel:
     def cheapest_size(self, num_tokens: int, limit: int, pool_cells: int = 0) -> int:
         """The size from `num_tokens` to the end of its tile, at most `limit`, that takes clearly least time.
 
-        Added tokens skip `pool_cells` each. Without a clear gain: `num_tokens`. No step is grown into one
-        that attends in tiles.
+        Added tokens skip `pool_cells` each: useful ones do so sooner or later, padding for nothing. Without a
+        clear gain: `num_tokens`. No step is grown into one that attends in tiles.
         """
         cell_ms = self._others.value * self._curve.skipped_ms * pool_cells
         larger = range(num_tokens + 1, self._growth_limit(num_tokens, limit) + 1)

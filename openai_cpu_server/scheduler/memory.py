@@ -139,4 +139,5 @@ def _open(sequence: Sequence) -> Open:
         prompt=request.tokens,
         output=sequence.output,
         top_logprobs=request.top_logprobs,
+        constraint=request.constraint,
     )

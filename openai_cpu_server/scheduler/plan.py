@@ -20,8 +20,11 @@ class StepCost(Protocol):
         """`cells`: distinct ones that the step attends to."""
         ...
 
-    def cheapest_size(self, num_tokens: int, limit: int) -> int:
-        """The size from `num_tokens` on, and within a tile, that takes the least time."""
+    def cheapest_size(self, num_tokens: int, limit: int, pool_cells: int = 0) -> int:
+        """The size from `num_tokens` on, and within a tile, that takes the least time.
+
+        The further tokens skip `pool_cells` each.
+        """
         ...
 
     def free_size(self, num_tokens: int, limit: int) -> int:

@@ -31,13 +31,19 @@ class Sequence:
     """
 
     def __init__(
-        self, request: GenerationRequest, output: tuple[int, ...], arrival: int, arrived_s: float
+        self,
+        request: GenerationRequest,
+        output: tuple[int, ...],
+        beginning: tuple[int, ...],
+        arrival: int,
+        arrived_s: float,
     ) -> None:
+        """`output`: generated before a crash; `beginning`: what its constraint forces behind that."""
         self.request = request
         self.arrival = arrival
         """How many came before it."""
         self.arrived_s = arrived_s
-        self.tokens = [*request.tokens, *output]
+        self.tokens = [*request.tokens, *output, *beginning]
         self.computed = 0
         self.num_scored = 0 if request.prompt_logprobs and not output else len(request.tokens) - 1
         """Prompt positions whose successor's log-probability has been reported, or is not asked for."""
@@ -51,6 +57,8 @@ class Sequence:
         """Throw-away tokens in the steps that it took part in."""
         self.kinship: dict[int, int] = {}
         """By arrival of another: length of the common prefix of these tokens and its prompt."""
+        self._num_to_read = len(self.tokens)
+        """Tokens that it had when it last began to run."""
         self._status = Status.WAITING
         self._slot: int | None = None
 
@@ -67,6 +75,11 @@ class Sequence:
     @property
     def pending(self) -> int:
         return len(self.tokens) - self.computed
+
+    @property
+    def is_decoding(self) -> bool:
+        """What is pending was generated since it runs: a sampled token, and those forced behind it."""
+        return self.computed >= self._num_to_read - 1
 
     @property
     def output(self) -> tuple[int, ...]:
@@ -93,6 +106,7 @@ class Sequence:
     def run(self, slot: int) -> None:
         self._move(Status.RUNNING)
         self._slot = slot
+        self._num_to_read = len(self.tokens)
         self.kinship.clear()
 
     def release(self) -> None:

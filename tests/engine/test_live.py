@@ -8,6 +8,7 @@ import pytest
 
 from openai_cpu_server.contract.messages import Finish, FinishReason, Place, TokenEvent
 from openai_cpu_server.contract.request import Priority
+from openai_cpu_server.engine.death import DeathKind
 from openai_cpu_server.engine.generation import Generation
 from openai_cpu_server.engine.live import Live, LiveRequest, RequestState
 from openai_cpu_server.engine.recovery import LiveRequests
@@ -59,7 +60,7 @@ def test_all_wait_while_the_engine_is_restarting() -> None:
     live = LiveRequests()
     accept(live, "a/0")
     live.computing(("a/0",))
-    assert live.crashed() == []
+    assert live.crashed(DeathKind.FAULT) == []
     assert states(live) == {"a/0": WAITING}
 
 
@@ -117,11 +118,13 @@ def test_a_call_has_its_own_name_and_those_of_its_sequences() -> None:
 
 def test_counts_of_a_generation_are_sums_over_its_sequences() -> None:
     generation = accept(LiveRequests(), "a/0", "a/1")
-    generation.push(TokenEvent(id="a/0", finish=finish(preemptions=1, interruptions=2, padded_tokens=30)))
-    generation.push(TokenEvent(id="a/1", finish=finish(preemptions=4, padded_tokens=5)))
+    generation.push(
+        TokenEvent(id="a/0", finish=finish(preemptions=1, interruptions=2, padded_tokens=30, forced_tokens=1))
+    )
+    generation.push(TokenEvent(id="a/1", finish=finish(preemptions=4, padded_tokens=5, forced_tokens=2)))
     timings = generation.timings
     assert (timings.tokens_generated, timings.preemptions, timings.interruptions) == (4, 5, 2)
-    assert timings.padded_tokens == 35
+    assert (timings.padded_tokens, timings.forced_tokens) == (35, 3)
 
 
 async def test_places_come_between_events_for_those_who_ask() -> None:

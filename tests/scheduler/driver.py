@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import msgspec
 
 from openai_cpu_server.contract.request import GenerationRequest, Priority, Sampling
@@ -11,7 +13,8 @@ from openai_cpu_server.scheduler.kv_ledger import KVLedger
 from openai_cpu_server.scheduler.policy import Policy, PriorityPolicy
 from openai_cpu_server.scheduler.prefix_cache import PrefixCache
 from openai_cpu_server.scheduler.scheduler import Limits, Scheduler
-from tests.fakes import FAKE_INFO, FakeBackend, next_token
+from openai_cpu_server.scheduler.sequence import Sequence
+from tests.fakes import END_TOKEN, FAKE_INFO, FakeBackend, forced_token, next_token
 
 Spans = dict[str, int]
 """Tokens that each request computed in a step."""
@@ -31,8 +34,16 @@ def alone(asked: GenerationRequest) -> list[int]:
     """What the request generates on an idle machine."""
     tokens = list(asked.tokens)
     for _ in range(asked.max_tokens):
-        tokens.append(next_token(tokens))
+        tokens.append(_next_alone(asked, tokens))
+        if asked.constraint and tokens[-1] == END_TOKEN:
+            break
     return tokens[len(asked.tokens) :]
+
+
+def _next_alone(asked: GenerationRequest, tokens: list[int]) -> int:
+    output = tokens[len(asked.tokens) :]
+    forced = forced_token(asked.constraint, output) if asked.constraint else None
+    return next_token(tokens) if forced is None else forced
 
 
 class TokenCost:
@@ -42,13 +53,17 @@ class TokenCost:
         self._tiles = tiles
         self.tiled_from, self._jump_ms = jump or (None, 0.0)
         self.learned: list[tuple[int, float]] = []
+        self.crowded_from = math.inf
+        """Cells of the pool from which on padding costs more than it saves."""
 
     def predict_ms(self, num_tokens: int, attended: int, skipped: int, cells: int | None = None) -> float:
         assert cells is None or cells >= 0
         jump = self._jump_ms if self.tiled_from and num_tokens >= self.tiled_from else 0.0
         return num_tokens + jump
 
-    def cheapest_size(self, num_tokens: int, limit: int) -> int:
+    def cheapest_size(self, num_tokens: int, limit: int, pool_cells: int = 0) -> int:
+        if pool_cells >= self.crowded_from:
+            return num_tokens
         return next((t for t in self._tiles if t - 8 < num_tokens <= t <= limit), num_tokens)
 
     def free_size(self, num_tokens: int, limit: int) -> int:
@@ -98,6 +113,7 @@ class Driver:
         self._start()
         self.outputs: dict[str, list[int]] = {}
         self.num_scores: dict[str, int] = {}
+        self.failures: dict[str, str] = {}
         self.finished: list[str] = []
         self.cached: dict[str, int | None] = {}
         self.paddings: list[int] = []
@@ -115,20 +131,46 @@ class Driver:
             policy=self._policy,
         )
 
-    def crash(self) -> None:
-        """A new engine, to which every live request is submitted again with what it has produced."""
+    def crash(self, lost: int = 0) -> None:
+        """A new engine, to which every live request is submitted again with what it has produced.
+
+        But for the last `lost` tokens, which were not told yet.
+        """
         self._start()
-        for one in self._live.values():
-            self.scheduler.submit(one, tuple(self.outputs[one.id]), now_s=self.now_s)
-            if not self.outputs[one.id]:
-                self.num_scores[one.id] = 0
+        for one in list(self._live.values()):
+            told = self.outputs[one.id]
+            self._enter(one, tuple(told[: max(0, len(told) - lost)]))
 
     def submit(self, *requests: GenerationRequest) -> None:
         for one in requests:
-            self.scheduler.submit(one, now_s=self.now_s)
             self._live[one.id] = one
-            self.outputs[one.id] = []
+            self._enter(one, ())
+
+    def _enter(self, one: GenerationRequest, output: tuple[int, ...]) -> None:
+        if not output:
             self.num_scores[one.id] = 0
+        beginning = self._beginning(one, output)
+        sequence = self.scheduler.submit(one, output, beginning, now_s=self.now_s)
+        self.outputs[one.id] = list(output)
+        self._gain(sequence, beginning)
+
+    def _beginning(self, one: GenerationRequest, output: tuple[int, ...]) -> tuple[int, ...]:
+        if one.constraint is None or one.prompt_logprobs:
+            return ()
+        return self.backend.forced(one.constraint, output)[: one.max_tokens - len(output)]
+
+    def _gain(self, sequence: Sequence, tokens: tuple[int, ...]) -> None:
+        """A request ends with its last token, or that of its constraint."""
+        name = sequence.request.id
+        self.outputs[name] += tokens
+        ended = sequence.request.constraint is not None and END_TOKEN in tokens
+        if ended or (tokens and sequence.remaining == 0):
+            self._finish(sequence)
+
+    def _finish(self, sequence: Sequence) -> None:
+        self.scheduler.finish(sequence)
+        del self._live[sequence.request.id]
+        self.finished.append(sequence.request.id)
 
     def cancel(self, name: str) -> None:
         sequence = self.scheduler.get(name)
@@ -163,9 +205,10 @@ class Driver:
             name = advance.sequence.request.id
             self.cached[name] = advance.sequence.cached_tokens
             self.num_scores[name] += len(advance.scores)
-            if advance.sample is not None:
-                self.outputs[name].append(advance.sample.token)
-            if advance.sequence.remaining == 0 and (advance.sample or advance.sequence.pending == 0):
-                self.scheduler.finish(advance.sequence)
-                del self._live[name]
-                self.finished.append(name)
+            if advance.failure is not None:
+                self.failures[name] = advance.failure
+                self._finish(advance.sequence)
+            elif advance.sample is not None:
+                self._gain(advance.sequence, (advance.sample.token, *advance.sample.forced))
+            elif advance.sequence.pending == 0:
+                self._finish(advance.sequence)

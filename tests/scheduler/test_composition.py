@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from openai_cpu_server.contract.request import Priority
+from openai_cpu_server.contract.request import Constraint, Priority
 from openai_cpu_server.scheduler.cost_model import TILE
 from openai_cpu_server.scheduler.policy import AGING_S, FifoPolicy, ShortestFirstPolicy
 from tests.scheduler.driver import Driver, alone, request
@@ -72,6 +72,16 @@ def test_padding_fills_a_tile_when_nothing_waits() -> None:
     driver.step()
     driver.step()
     assert driver.paddings[-1] == 6
+
+
+def test_padding_that_would_skip_more_cells_than_it_is_worth_is_left_out() -> None:
+    driver = Driver(slots=16, tiles=(16,))
+    driver.submit(*(request(f"d{n}", output=40) for n in range(10)))
+    driver.step()
+    driver.step()
+    driver.cost.crowded_from = driver.ledger.tokens_used + 16 * 10
+    driver.run()
+    assert set(driver.paddings[1:]) == {6, 0}, "padded until the pool was crowded"
 
 
 def test_there_is_no_padding_where_it_is_not_cheaper() -> None:
@@ -154,3 +164,53 @@ def test_a_step_goes_beyond_the_jump_where_tiles_are_faster() -> None:
     driver = Driver(idle=150, jump=(40, -5.0))
     driver.submit(request("p", prompt=100))
     assert driver.step() == {"p": 100}
+
+
+def under(pattern: str, **more: object) -> dict[str, object]:
+    return {"constraint": Constraint(grammar=pattern, **more)}
+
+
+def test_forced_tokens_are_computed_with_the_token_before_them() -> None:
+    driver = Driver()
+    driver.submit(request("a", prompt=6, output=40, **under("?bcd?f")))
+    assert driver.run() == [{"a": 6}, {"a": 4}, {}]
+
+
+def test_a_forced_beginning_is_computed_with_the_prompt() -> None:
+    driver = Driver()
+    driver.submit(request("a", prompt=6, output=40, **under("{ab?", opening=(7, 8))))
+    assert driver.run() == [{"a": 11}, {}]
+    assert driver.outputs["a"] == alone(request("a", prompt=6, output=40, **under("{ab?", opening=(7, 8))))
+
+
+def test_forced_tokens_take_no_more_than_two_budgets_from_those_who_decode() -> None:
+    driver = Driver(decoding=8, idle=64)
+    driver.submit(request("a", output=90, **under("?" + 60 * "x" + "?")), request("b", output=90))
+    driver.step()
+    steps = driver.run()
+    assert all(sum(step.values()) <= 16 for step in steps)
+    assert [step["b"] for step in steps[:5]] == [1] * 5
+    assert [step["a"] for step in steps[:5]] == [15, 15, 15, 15, 1]
+
+
+def test_the_shortest_burst_ends_first() -> None:
+    driver = Driver(decoding=8, idle=64)
+    long, short = under("?" + 30 * "x" + "?"), under("?" + 9 * "x" + "?")
+    driver.submit(request("a", output=60, **long), request("b", output=60, **short))
+    driver.step()
+    assert driver.step() == {"a": 6, "b": 10}
+
+
+def test_forced_tokens_of_batch_work_wait_for_room_in_the_budget() -> None:
+    driver = Driver(decoding=16, idle=64, floor=0.0)
+    driver.submit(request("b", output=80, priority=BATCH, **under("?" + 40 * "x" + "?")))
+    driver.step()
+    driver.submit(request("i", prompt=10, output=3))
+    assert driver.step() == {"b": 6, "i": 10}
+
+
+def test_where_steps_are_not_mixed_bursts_are_computed_with_the_decoding() -> None:
+    driver = Driver(mixes=False, idle=64)
+    driver.submit(request("a", output=80, **under("?bcde?")), request("b", output=5))
+    driver.step()
+    assert driver.step() == {"a": 5, "b": 1}

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from openai_cpu_server.contract.request import GenerationRequest, Priority
+from openai_cpu_server.contract.request import Constraint, GenerationRequest, Priority
 from openai_cpu_server.scheduler.policy import FifoPolicy, PriorityPolicy, ShortestFirstPolicy
 from tests.scheduler.driver import Driver, alone, request
 
@@ -213,10 +213,19 @@ def asked_by(number: int, action: Action) -> GenerationRequest:
         prompt_logprobs=prompt % 5 == 0,
         client=str(prompt % 3),
         cache_namespace="x" * (prompt % 7 == 0),
+        constraint=_constraint(prompt),
     )
     if not is_kin:
         return one
     return msgspec.structs.replace(one, tokens=(tuple(range(2, 102)) + one.tokens)[:prompt])
+
+
+def _constraint(prompt: int) -> Constraint | None:
+    """For half of the requests: the fake's patterns, with bursts whose length depends on what is sampled."""
+    patterns = ["abc?def", "?*?*?x*?" * 4, "{" + 40 * "z" + "?}", "*?" + 30 * "?ab*"]
+    if prompt % 8 >= len(patterns):
+        return None
+    return Constraint(grammar=patterns[prompt % 8], opening=(7, 8) if prompt % 3 == 0 else ())
 
 
 @given(
@@ -261,7 +270,7 @@ def test_whatever_happens_every_request_ends_with_its_own_output(
         elif kind == "clear":
             driver.scheduler.clear_cache()
         elif kind == "crash":
-            driver.crash()
+            driver.crash(lost=action[1] % 4)
         elif kind != "cancel":
             driver.step(interrupt=kind == "interrupt")
     driver.run()
