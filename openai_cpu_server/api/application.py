@@ -2,31 +2,57 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
+from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import Request
 from starlette.responses import Response
-from starlette.routing import Route
+from starlette.routing import BaseRoute, Route, WebSocketRoute
 from starlette.types import Lifespan
 
+from openai_cpu_server.api.access.authentication import Authentication
+from openai_cpu_server.api.access.key_ring import KeyRing
+from openai_cpu_server.api.access.limit_headers import NAMES as LIMIT_HEADERS
+from openai_cpu_server.api.access.meter import Meter
+from openai_cpu_server.api.access.metering import Metering
+from openai_cpu_server.api.access.rate_limits import RateLimits
+from openai_cpu_server.api.endings import Endings
 from openai_cpu_server.api.errors import error_response
-from openai_cpu_server.api.middleware import Authentication, BodyLimit, Boundary
+from openai_cpu_server.api.middleware import BodyLimit, Boundary, ConnectionLimit
+from openai_cpu_server.api.openapi import PATH as OPENAPI_PATH
+from openai_cpu_server.api.openapi import OpenApiRoute
 from openai_cpu_server.api.options import ApiOptions
+from openai_cpu_server.api.pace import BodyPace
 from openai_cpu_server.api.render.pieces import Pieces
 from openai_cpu_server.api.resolve.chat_prompts import ChatPrompts
+from openai_cpu_server.api.resolve.grammars import Grammars
+from openai_cpu_server.api.resolve.output import ToolOutputs
+from openai_cpu_server.api.routes.batches import BatchRoutes
 from openai_cpu_server.api.routes.cache import CacheRoutes
 from openai_cpu_server.api.routes.chat import ChatFamily
 from openai_cpu_server.api.routes.completions import CompletionFamily
+from openai_cpu_server.api.routes.family import UNENFORCED
+from openai_cpu_server.api.routes.files import MULTIPART_BYTES, FileRoutes
 from openai_cpu_server.api.routes.generation import GenerationRoute
 from openai_cpu_server.api.routes.health import HealthRoutes
+from openai_cpu_server.api.routes.metrics import MetricsRoutes
 from openai_cpu_server.api.routes.models import ModelRoutes
 from openai_cpu_server.api.routes.requests import RequestRoutes
+from openai_cpu_server.api.routes.stats import StatsRoutes
 from openai_cpu_server.api.routes.tokens import TokenRoutes
+from openai_cpu_server.api.routes.websocket import SocketRoute
+from openai_cpu_server.api.rows import RowRunner, set_row_runner
 from openai_cpu_server.api.ticket import ticket_of
 from openai_cpu_server.contract.model_info import Tokenizer
 from openai_cpu_server.engine.client import EngineClient
+from openai_cpu_server.jobs.jobs import Jobs
+from openai_cpu_server.observe.watch import Watch
 from openai_cpu_server.prompt.chat_template import ChatTemplate
+from openai_cpu_server.prompt.tool_formats import ToolFormat
+from openai_cpu_server.structured import Whitespace
 
 
 def create_api(
@@ -34,37 +60,99 @@ def create_api(
     engine: EngineClient,
     tokenizer: Tokenizer,
     template: ChatTemplate | None,
+    tool_format: ToolFormat | None,
+    check_grammar: Callable[[str], object],
     options: ApiOptions,
+    keys: KeyRing | None = None,
+    limits: RateLimits | None = None,
+    jobs: Jobs | None = None,
+    watch: Watch | None = None,
     lifespan: Lifespan[Starlette] | None = None,
 ) -> Starlette:
-    """`template`: None for a model that has none; chat is refused then."""
+    """`template`: None for a model that has none; chat is refused then. `tool_format`: None where it is
+    unknown; tools are refused then. `check_grammar` raises InvalidRequest for GBNF that cannot be executed.
+
+    `keys`: None is the one key of the options, or none; `limits`: None counts in this process; `jobs`: None
+    is no batch API. What the jobs need of the application is its `rows.row_runner`. `watch`: the engine's, if
+    it has one; None: requests are watched, steps are not.
+    """
+    watch = watch or Watch.new(model=options.model)
+    keys = keys or KeyRing(options.api_key)
+    limits = limits or RateLimits(Meter.open(None))
+    prompts = ChatPrompts(template, tokenizer, tool_format)
+    grammars = Grammars(check_grammar, Whitespace(options.json_whitespace))
+    tools = ToolOutputs(tool_format, grammars, tokenizer) if tool_format is not None else None
+    pieces = Pieces(tokenizer)
+    generation = {
+        "/v1/chat/completions": GenerationRoute(
+            ChatFamily(prompts, pieces, grammars, tools), engine, options
+        ),
+        "/v1/completions": GenerationRoute(CompletionFamily(pieces, grammars), engine, options),
+    }
+    routes: list[BaseRoute] = [
+        *(Route(path, route.create, methods=["POST"]) for path, route in generation.items()),
+        *_routes(engine, tokenizer, prompts, options),
+        *_watching_routes(engine, watch),
+        *(_job_routes(jobs, options) if jobs else []),
+    ]
+    routes.append(Route(OPENAPI_PATH, OpenApiRoute(routes, lenient=options.lenient).document))
+    endings = Endings(watch, routes)
+    socket = SocketRoute(
+        generation["/v1/chat/completions"],
+        limits=limits,
+        endings=endings,
+        options=options,
+        cancel=engine.cancel,
+    )
+    routes.append(WebSocketRoute("/v1/chat/completions", socket.serve))
     app = Starlette(
-        routes=_routes(engine, tokenizer, ChatPrompts(template, tokenizer), options),
+        routes=routes,
         middleware=[
-            Middleware(Boundary),
-            Middleware(Authentication, api_key=options.api_key),
-            Middleware(BodyLimit, max_bytes=options.max_body_bytes),
+            *_cors(options.cors_origins),
+            Middleware(Boundary, endings=endings),
+            Middleware(ConnectionLimit),
+            Middleware(Authentication, keys=keys),
+            Middleware(Metering, limits=limits),
+            Middleware(BodyPace, read_timeout_s=options.read_timeout_s),
+            Middleware(
+                BodyLimit,
+                max_bytes=options.max_body_bytes,
+                by_path={"/v1/files": options.max_file_bytes + MULTIPART_BYTES},
+            ),
         ],
         exception_handlers={HTTPException: _no_such_route},
         lifespan=lifespan,
     )
     app.router.redirect_slashes = False
+    set_row_runner(app, RowRunner(generation, engine=engine, options=options, keys=keys, endings=endings))
     return app
+
+
+def _cors(origins: tuple[str, ...]) -> list[Middleware]:
+    """Outside of all else: a preflight has no key, and pages may read errors too."""
+    if not origins:
+        return []
+    notes = ("x-request-id", "x-ignored-parameters", UNENFORCED)
+    exposed = (*notes, "retry-after", "retry-after-ms", *LIMIT_HEADERS)
+    return [
+        Middleware(
+            CORSMiddleware,
+            allow_origins=origins,
+            allow_methods=("GET", "POST", "DELETE"),
+            allow_headers=("*",),
+            expose_headers=exposed,
+        )
+    ]
 
 
 def _routes(
     engine: EngineClient, tokenizer: Tokenizer, prompts: ChatPrompts, options: ApiOptions
 ) -> list[Route]:
-    pieces = Pieces(tokenizer)
-    chat = GenerationRoute(ChatFamily(prompts, pieces), engine, options)
-    completions = GenerationRoute(CompletionFamily(pieces), engine, options)
     models = ModelRoutes(engine, options)
     tokens = TokenRoutes(tokenizer, prompts, engine, options)
     health = HealthRoutes(engine, options)
     cache, requests = CacheRoutes(engine), RequestRoutes(engine)
     return [
-        Route("/v1/chat/completions", chat.create, methods=["POST"]),
-        Route("/v1/completions", completions.create, methods=["POST"]),
         Route("/v1/models", models.list),
         Route("/v1/models/{id:path}", models.one),
         Route("/v1/cache", cache.clear, methods=["DELETE"]),
@@ -78,9 +166,31 @@ def _routes(
     ]
 
 
+def _watching_routes(engine: EngineClient, watch: Watch) -> list[Route]:
+    metrics, stats = MetricsRoutes(engine, watch.metrics), StatsRoutes(engine, watch.recent)
+    return [Route("/metrics", metrics.page), Route("/v1/stats", stats.stats)]
+
+
+def _job_routes(jobs: Jobs, options: ApiOptions) -> list[Route]:
+    files, batches = FileRoutes(jobs), BatchRoutes(jobs, options)
+    return [
+        Route("/v1/files", files.create, methods=["POST"]),
+        Route("/v1/files", files.list),
+        Route("/v1/files/{id}", files.one),
+        Route("/v1/files/{id}", files.delete, methods=["DELETE"]),
+        Route("/v1/files/{id}/content", files.content),
+        Route("/v1/batches", batches.create, methods=["POST"]),
+        Route("/v1/batches", batches.list),
+        Route("/v1/batches/{id}", batches.one),
+        Route("/v1/batches/{id}/cancel", batches.cancel, methods=["POST"]),
+    ]
+
+
 async def _no_such_route(request: Request, error: Exception) -> Response:
     """404 and 405 of the router, with what was asked for in the message."""
     assert isinstance(error, HTTPException)
     detail = f"{error.detail}: {request.method} {request.url.path}"
     named = HTTPException(error.status_code, detail, error.headers)
-    return error_response(named, request_id=ticket_of(request.scope).id)
+    ticket = ticket_of(request.scope)
+    ticket.failed(named)
+    return error_response(named, request_id=ticket.id)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 
 import msgspec
@@ -9,17 +10,30 @@ from starlette.exceptions import HTTPException
 from starlette.responses import Response
 
 from openai_cpu_server.errors import (
+    BatchConflict,
     BodyTooLarge,
+    BodyTooSlow,
+    ConstraintFailed,
+    DeadlineExceeded,
     EngineUnavailable,
+    FileInUse,
+    Forbidden,
     GenerationFailed,
     InvalidRequest,
+    JobObjectNotFound,
     ModelNotFound,
+    OriginRefused,
     PromptTooLong,
     QueueFull,
+    RateLimited,
+    ReaderTooSlow,
     RequestCancelled,
     RequestNotFound,
+    RequestsLimited,
     ServerError,
     TemplateFailed,
+    TokensLimited,
+    TooManyConnections,
     Unauthorized,
 )
 
@@ -38,16 +52,31 @@ TABLE: Mapping[type[ServerError], Failure] = {
     PromptTooLong: Failure(400, "invalid_request_error", "context_length_exceeded"),
     TemplateFailed: Failure(400, "invalid_request_error", "chat_template_failed", "messages"),
     Unauthorized: Failure(401, "invalid_request_error", "invalid_api_key"),
+    Forbidden: Failure(403, "invalid_request_error", "missing_scope"),
+    OriginRefused: Failure(403, "invalid_request_error", "origin_not_allowed"),
     ModelNotFound: Failure(404, "invalid_request_error", "model_not_found", "model"),
     RequestNotFound: Failure(404, "invalid_request_error", "request_not_found", "id"),
+    JobObjectNotFound: Failure(404, "invalid_request_error", param="id"),
+    BodyTooSlow: Failure(408, "invalid_request_error", "request_body_timeout"),
+    DeadlineExceeded: Failure(408, "server_error", "request_timeout"),
+    ReaderTooSlow: Failure(408, "server_error", "reader_too_slow"),
+    FileInUse: Failure(409, "invalid_request_error", "file_in_use", "id"),
+    BatchConflict: Failure(409, "invalid_request_error", "batch_conflict", "id"),
     BodyTooLarge: Failure(413, "invalid_request_error", "request_too_large"),
+    RequestsLimited: Failure(429, "requests", "rate_limit_exceeded"),
+    TokensLimited: Failure(429, "tokens", "rate_limit_exceeded"),
     QueueFull: Failure(429, "rate_limit_error", "queue_full"),
     RequestCancelled: Failure(499, "server_error", "request_cancelled"),
+    ConstraintFailed: Failure(500, "server_error", "generation_failed"),
     GenerationFailed: Failure(500, "server_error", "generation_failed"),
     EngineUnavailable: Failure(503, "server_error", "engine_unavailable"),
+    TooManyConnections: Failure(503, "server_error", "too_many_connections"),
     ServerError: Failure(500, "server_error", "internal_error"),
 }
-"""499 is what others use for a cancelled request too; unlike 409 and 5xx it makes no SDK try again."""
+"""499 is what others use for a cancelled request too; unlike 409 and 5xx it makes no SDK try again.
+
+408 is OpenAI's for a request that took too long; SDKs would try again, so a header asks them not to.
+"""
 INTERNAL = TABLE[ServerError]
 HTTP_CODES = {404: "unknown_url", 405: "method_not_allowed"}
 
@@ -83,11 +112,18 @@ def error_object(error: Exception, *, request_id: str) -> ErrorObject:
     )
 
 
+def code_of(error: Exception) -> str:
+    """One of few words that say what went wrong: the error object's code, else its type."""
+    own = error.code if isinstance(error, InvalidRequest) else None
+    failure = failure_of(error)
+    return failure.code or own or failure.type
+
+
 def error_response(error: Exception, *, request_id: str) -> Response:
     return Response(
         msgspec.json.encode(error_object(error, request_id=request_id)),
         status_code=failure_of(error).status,
-        headers=_headers(error),
+        headers=headers_of(error),
         media_type="application/json",
     )
 
@@ -103,13 +139,28 @@ def _param(error: Exception) -> str | None:
     return error.param if isinstance(error, (InvalidRequest, PromptTooLong)) else None
 
 
-def _headers(error: Exception) -> dict[str, str]:
+def headers_of(error: Exception) -> dict[str, str]:
+    """What its response says beside the object."""
     match error:
         case HTTPException(headers=headers):
             return dict(headers or {})
+        case RateLimited(retry_after_s=None) | DeadlineExceeded() | FileInUse() | BatchConflict():
+            return {"x-should-retry": "false"}
+        case RateLimited(retry_after_s=float(seconds)):
+            return _retry_after(seconds)
         case QueueFull(retry_after_s=seconds) | EngineUnavailable(retry_after_s=seconds):
-            return {"retry-after": str(seconds)}
+            return _retry_after(seconds)
+        case TooManyConnections(retry_after_s=seconds):
+            return {**_retry_after(seconds), "connection": "close"}
+        case BodyTooSlow() | BodyTooLarge():
+            return {"connection": "close"}  # the rest of the body is of no use
         case Unauthorized():
             return {"www-authenticate": "Bearer"}
         case _:
             return {}
+
+
+def _retry_after(seconds: float) -> dict[str, str]:
+    """Whole seconds for everybody, and the milliseconds that OpenAI's SDKs read; a second at least."""
+    seconds = max(1.0, seconds)
+    return {"retry-after": str(math.ceil(seconds)), "retry-after-ms": str(math.ceil(1000 * seconds))}

@@ -1,40 +1,51 @@
-"""Pure ASGI layers around the routes, the outermost first: boundary, authentication, size of the body."""
+"""Pure ASGI layers around the routes: the boundary outside of all, excess connections, large bodies."""
 
 from __future__ import annotations
 
 import logging
+from collections.abc import Mapping
 
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from openai_cpu_server.api.auth import is_authorized
+from openai_cpu_server.api.access.authentication import key_name
+from openai_cpu_server.api.access.scopes import OPEN_PATHS
+from openai_cpu_server.api.endings import Endings
 from openai_cpu_server.api.errors import INTERNAL, error_response, failure_of
 from openai_cpu_server.api.ticket import Ticket, open_ticket
-from openai_cpu_server.errors import BodyTooLarge, Unauthorized
+from openai_cpu_server.errors import BodyTooLarge, TooManyConnections
 
 logger = logging.getLogger(__name__)
 
-OPEN_PATHS = frozenset({"/health", "/ready"})
-"""Asked by machines all the time: no key, no line in the log."""
+EXCESS_CONNECTION = "excess_connection"
+"""In the state that the web server hands over with a request."""
+
+
+_SOCKET_REFUSED = 403
+"""What the web server makes of a WebSocket that is closed before it opened: there is nothing at its path."""
+_SWITCHING_PROTOCOLS = 101
 
 
 class Boundary:
-    """Gives every request its id, every failure its response, and the log one line for each."""
+    """Gives every request its id, every failure its response, and every request its one end."""
 
-    def __init__(self, app: ASGIApp) -> None:
+    def __init__(self, app: ASGIApp, *, endings: Endings) -> None:
         self._app = app
+        self._endings = endings
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http":
+        if scope["type"] not in ("http", "websocket"):
             await self._app(scope, receive, send)
             return
         ticket = open_ticket(scope)
 
         async def tagged(message: Message) -> None:
-            if message["type"] == "http.response.start":
-                MutableHeaders(scope=message)["x-request-id"] = ticket.id
-                ticket.status = message["status"]
+            status = _begun(message)
+            if ticket.status is None and status is not None:
+                message.setdefault("headers", [])
+                MutableHeaders(scope=message).update({**ticket.headers, "x-request-id": ticket.id})
+                ticket.status = status
             await send(message)
 
         try:
@@ -48,7 +59,21 @@ class Boundary:
                 raise  # too late for a response: the server closes the connection
             await error_response(error, request_id=ticket.id)(scope, receive, tagged)
         finally:
-            ticket.log(quiet=scope["path"] in OPEN_PATHS)
+            ticket.client = key_name(scope)
+            self._endings.end(ticket)
+
+
+def _begun(message: Message) -> int | None:
+    """The status of a response or of a WebSocket's handshake that begins with this message."""
+    match message["type"]:
+        case "http.response.start" | "websocket.http.response.start":
+            status: int = message["status"]
+            return status
+        case "websocket.accept":
+            return _SWITCHING_PROTOCOLS
+        case "websocket.close":
+            return _SOCKET_REFUSED
+    return None
 
 
 def _log_internal(error: Exception, ticket: Ticket) -> None:
@@ -56,40 +81,42 @@ def _log_internal(error: Exception, ticket: Ticket) -> None:
         logger.error("request %s failed", ticket.id, exc_info=error)
 
 
-class Authentication:
-    def __init__(self, app: ASGIApp, *, api_key: str | None) -> None:
+class ConnectionLimit:
+    """Refuses what comes on a connection that the web server has marked as one too many."""
+
+    def __init__(self, app: ASGIApp) -> None:
         self._app = app
-        self._api_key = api_key
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] == "http" and self._api_key is not None and scope["path"] not in OPEN_PATHS:
-            given = Headers(scope=scope).get("authorization")
-            if not is_authorized(given, self._api_key):
-                raise Unauthorized("Missing or incorrect API key: send 'Authorization: Bearer KEY'.")
+        is_refused = scope["type"] in ("http", "websocket") and scope["path"] not in OPEN_PATHS
+        if is_refused and scope.get("state", {}).get(EXCESS_CONNECTION):
+            raise TooManyConnections
         await self._app(scope, receive, send)
 
 
 class BodyLimit:
-    """Refuses a body by what it says of its length, and by counting."""
+    """Refuses a body by what it says of its length, and by counting. `by_path`: limits of their own."""
 
-    def __init__(self, app: ASGIApp, *, max_bytes: int) -> None:
+    def __init__(self, app: ASGIApp, *, max_bytes: int, by_path: Mapping[str, int] | None = None) -> None:
         self._app = app
         self._max_bytes = max_bytes
+        self._by_path = by_path or {}
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        if _announced_bytes(scope) > self._max_bytes:
-            raise BodyTooLarge(self._max_bytes)
+        max_bytes = self._by_path.get(scope["path"], self._max_bytes)
+        if _announced_bytes(scope) > max_bytes:
+            raise BodyTooLarge(max_bytes)
         received = 0
 
         async def counted() -> Message:
             nonlocal received
             message = await receive()
             received += len(message.get("body", b""))
-            if received > self._max_bytes:
-                raise BodyTooLarge(self._max_bytes)
+            if received > max_bytes:
+                raise BodyTooLarge(max_bytes)
             return message
 
         await self._app(scope, counted, send)

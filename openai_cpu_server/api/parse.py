@@ -37,7 +37,7 @@ def parse(schema: type[B], data: bytes, *, lenient: bool) -> tuple[B, Ignored]:
     unknown = tuple(name for name in unknown_fields(body) if name not in NOT_YET)
     if unknown and not lenient:
         raise _unknown(unknown)
-    return body, Ignored(tuple(_header_safe(name) for name in unknown))
+    return body, Ignored(tuple(header_safe(name) for name in unknown))
 
 
 def path_of(location: Sequence[int | str]) -> str | None:
@@ -73,5 +73,5 @@ def _unknown(names: Sequence[str]) -> InvalidRequest:
     return InvalidRequest(message, param=names[0], code="unknown_parameter")
 
 
-def _header_safe(name: str) -> str:
+def header_safe(name: str) -> str:
     return "".join(c if c.isascii() and c.isprintable() and c != "," else "?" for c in name[:128])

@@ -1,4 +1,4 @@
-"""What is noted about one HTTP request while it is served: its id, and the line that the log gets."""
+"""What is noted about one request while it is served: its id, and what the log and the watch get."""
 
 from __future__ import annotations
 
@@ -11,9 +11,15 @@ from dataclasses import dataclass, field
 from starlette.datastructures import Headers
 from starlette.types import Scope
 
+from openai_cpu_server.api.errors import code_of
+from openai_cpu_server.contract.request import Priority
+from openai_cpu_server.observe.ended import CallFigures, Origin, TraceParent
+
 logger = logging.getLogger("openai_cpu_server.requests")
 
 _SANE_ID = re.compile(r"[A-Za-z0-9._:/+=@-]{1,128}")
+_TRACE_PARENT = re.compile(r"(?!ff)[0-9a-f]{2}-(?!0{32})[0-9a-f]{32}-(?!0{16})[0-9a-f]{16}-[0-9a-f]{2}")
+_MAX_TRACE_STATE = 512
 _SCOPE_KEY = "openai_cpu_server.ticket"
 _CLIENT_GONE = 499
 """nginx's word for a client that left before its answer."""
@@ -24,32 +30,69 @@ class Ticket:
     """Lives as long as its request. Whoever knows something for the log adds it to `notes`."""
 
     id: str
-    route: str
+    method: str
+    path: str
+    origin: Origin = Origin.HTTP
+    trace: TraceParent | None = None
     started_s: float = field(default_factory=time.monotonic)
     status: int | None = None
     """Set when the response begins."""
+    client: str | None = None
+    """The name of its key."""
+    priority: Priority | None = None
+    """Of a generating request."""
+    code: str | None = None
+    """Of its error."""
+    call: CallFigures | None = None
+    """What was generated; set when that has ended."""
     notes: dict[str, str | int | float] = field(default_factory=dict)
+    headers: dict[str, str] = field(default_factory=dict)
+    """Of the response, whatever it will be."""
 
     def client_gone(self) -> None:
         self.status = _CLIENT_GONE
 
     def failed(self, error: Exception) -> None:
         self.notes["error"] = type(error).__name__
+        self.code = code_of(error)
 
-    def log(self, *, quiet: bool) -> None:
-        fields = {"id": self.id, "route": self.route, "status": self.status or "-", **self.notes}
-        fields["total_ms"] = round(1000 * (time.monotonic() - self.started_s), 1)
+    def log(self, seconds: float, *, quiet: bool) -> None:
+        """One line, or the same as fields; `seconds`: all that it took."""
+        route = f"{self.method} {self.path[:200]!r}".replace("'", "")
+        fields: dict[str, str | int | float] = {"id": self.id, "route": route, "status": self.status or "-"}
+        if self.origin is not Origin.HTTP:
+            fields["origin"] = self.origin.value
+        if self.client is not None:
+            fields["key"] = self.client
+        if self.trace is not None:
+            fields["trace_id"] = self.trace.trace_id
+        fields |= {**self.notes, "total_ms": round(1000 * seconds, 1)}
         line = " ".join(f"{name}={value}" for name, value in fields.items())
-        logger.log(logging.DEBUG if quiet else logging.INFO, line)
+        logger.log(logging.DEBUG if quiet else logging.INFO, "%s", line, extra={"fields": fields})
 
 
 def open_ticket(scope: Scope) -> Ticket:
     """With the client's own request id, where it sent a sane one."""
-    given = Headers(scope=scope).get("x-request-id", "")
-    request_id = given if _SANE_ID.fullmatch(given) else "req_" + secrets.token_hex(16)
-    ticket = Ticket(request_id, f"{scope['method']} {scope['path'][:200]!r}".replace("'", ""))
+    headers = Headers(scope=scope)
+    given = headers.get("x-request-id", "")
+    request_id = given if _SANE_ID.fullmatch(given) else new_request_id()
+    origin = Origin.HTTP if scope["type"] == "http" else Origin.WEBSOCKET
+    method = scope.get("method", "GET")  # which a WebSocket's handshake is
+    ticket = Ticket(request_id, method, scope["path"], origin, trace=_trace(headers))
     scope[_SCOPE_KEY] = ticket
     return ticket
+
+
+def new_request_id() -> str:
+    return "req_" + secrets.token_hex(16)
+
+
+def _trace(headers: Headers) -> TraceParent | None:
+    """What is malformed begins a trace of its own, as the specification has it."""
+    parent = headers.get("traceparent", "")
+    if not _TRACE_PARENT.fullmatch(parent):
+        return None
+    return TraceParent(parent, headers.get("tracestate", "")[:_MAX_TRACE_STATE])
 
 
 def ticket_of(scope: Scope) -> Ticket:

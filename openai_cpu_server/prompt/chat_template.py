@@ -29,6 +29,7 @@ class ChatTemplate:
         now: Callable[[], datetime.datetime] = datetime.datetime.now,
         max_steps: int = MAX_STEPS,
     ) -> None:
+        self.source = source
         self._template = _compile(source, max_steps)
         self._constants: dict[str, object] = {
             "bos_token": bos_text,
@@ -38,6 +39,10 @@ class ChatTemplate:
         }
         self.wants_parts = self._wants_parts()
         """Shows a message's text only if its content is a list of parts."""
+        self.shows_tools = self._shows_tools()
+        """Tells the model which tools there are."""
+        self.shows_calls = self._shows_calls()
+        """Knows what to do with earlier calls and their results."""
 
     def render(
         self,
@@ -69,11 +74,39 @@ class ChatTemplate:
     def _wants_parts(self) -> bool:
         return not self._shows(_NEEDLE) and self._shows([{"type": "text", "text": _NEEDLE}])
 
+    def _shows_tools(self) -> bool:
+        return self._finds([self._text("user", "")], tools=[_tool(_NEEDLE)])
+
+    def _shows_calls(self) -> bool:
+        call = {"id": "000000000", "type": "function", "function": {"name": _NEEDLE, "arguments": {}}}
+        calling = {**self._text("assistant", ""), "tool_calls": [call]}
+        result = {**self._text("tool", ""), "tool_call_id": "000000000", "name": _NEEDLE}
+        messages, tools = [self._text("user", ""), calling], [_tool("")]
+        return self._finds(messages, tools=tools) and self._finds([*messages, result], tools=tools)
+
+    def _text(self, role: str, text: str) -> dict[str, object]:
+        return {"role": role, "content": [{"type": "text", "text": text}] if self.wants_parts else text}
+
     def _shows(self, content: object) -> bool:
+        return self._finds([{"role": "user", "content": content}])
+
+    def _finds(
+        self,
+        messages: Sequence[Mapping[str, object]],
+        tools: Sequence[Mapping[str, object]] | None = None,
+    ) -> bool:
         try:
-            return _NEEDLE in self.render([{"role": "user", "content": content}])
+            return _NEEDLE in self.render(messages, tools=tools)
         except TemplateFailed:
             return False
+
+
+def _tool(description: str) -> dict[str, object]:
+    parameters = {"type": "object", "properties": {}}
+    return {
+        "type": "function",
+        "function": {"name": "f", "description": description, "parameters": parameters},
+    }
 
 
 class _Refused(jinja2.TemplateError):

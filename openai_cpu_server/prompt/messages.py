@@ -53,11 +53,11 @@ def _part_text(part: object, param: str) -> str:
 def _tool_call(call: object) -> object:
     if not isinstance(call, Mapping) or not isinstance(function := call.get("function"), Mapping):
         return call
-    arguments = _arguments(function.get("arguments"))
+    arguments = arguments_object(function.get("arguments"))
     return {**call, "function": {**function, "arguments": arguments}}
 
 
-def _arguments(arguments: object) -> object:
+def arguments_object(arguments: object) -> object:
     """OpenAI writes them as JSON in a string; what is no JSON object stays as it is."""
     if not isinstance(arguments, str):
         return arguments

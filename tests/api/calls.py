@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from openai_cpu_server.api.call import Call, Prompt
+from openai_cpu_server.api.call import Call, CallStyle, Prompt
 from openai_cpu_server.contract.messages import Finish, FinishReason, TokenEvent
 from openai_cpu_server.contract.request import GenerationRequest, Priority, Sampling
 from openai_cpu_server.contract.step import TokenLogprob
@@ -19,11 +19,13 @@ TIMINGS = Timings(
     tokens_per_second=800.0,
     preemptions=1,
     interruptions=2,
+    forced_tokens=3,
     padded_tokens=30,
 )
 TIMINGS_JSON = (
     '{"queue_ms":1.235,"prefill_ms":2.0,"generation_ms":3.0,"latency_ms":6.235,'
-    '"tokens_generated":4,"tokens_per_second":800.0,"preemptions":1,"interruptions":2,"padded_tokens":30}'
+    '"tokens_generated":4,"tokens_per_second":800.0,"preemptions":1,"interruptions":2,"forced_tokens":3,'
+    '"padded_tokens":30}'
 )
 
 
@@ -39,6 +41,7 @@ def call(
     include_usage: bool = False,
     service_tier: str | None = None,
     metadata: dict[str, str] | None = None,
+    calls: CallStyle | None = None,
 ) -> Call:
     prompts = prompts or (Prompt((0, *tokens_of("hi"))),)
     best_of = best_of or n
@@ -60,6 +63,7 @@ def call(
         shown_logprobs=logprobs,
         service_tier=service_tier,
         metadata=metadata,
+        calls=calls,
     )
 
 

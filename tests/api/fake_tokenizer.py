@@ -12,6 +12,8 @@ CONTROL = {
     1: "</s>",
     300: "<|user|>",
     301: "<|assistant|>",
+    302: "<|tool_call|>",
+    303: "[TOOL_CALLS]",
     400: "<|prefix|>",
     401: "<|suffix|>",
     402: "<|middle|>",
@@ -29,6 +31,7 @@ class FakeTokenizer:
     bos = 0
     chat_template = (
         "{% for m in messages %}{% if m.role == 'tool' %}{{ raise_exception('no tools here') }}{% endif %}"
+        "{% if m.role == 'system' and not loop.first %}{{ raise_exception('too late') }}{% endif %}"
         "<|{{ m.role }}|>{{ m.content }}{% endfor %}"
         "{% if add_generation_prompt %}<|assistant|>{% endif %}"
     )

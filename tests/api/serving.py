@@ -11,23 +11,36 @@ import anyio
 import httpx
 from starlette.applications import Starlette
 
+from openai_cpu_server.api.access.key_ring import KeyRing
+from openai_cpu_server.api.access.rate_limits import RateLimits
 from openai_cpu_server.api.application import create_api
 from openai_cpu_server.api.options import ApiOptions
 from openai_cpu_server.contract.messages import EngineOptions
 from openai_cpu_server.engine.client import EngineClient
 from openai_cpu_server.engine.state import EngineState
+from openai_cpu_server.engine.watch import NOBODY, EngineWatch
+from openai_cpu_server.jobs.jobs import Jobs
+from openai_cpu_server.llama.grammar_check import GrammarCheck
+from openai_cpu_server.observe.watch import Watch
 from openai_cpu_server.prompt.chat_template import ChatTemplate
+from openai_cpu_server.prompt.tool_formats import TOOL_FORMATS
 from tests.api.fake_tokenizer import FakeTokenizer
 
 OPTIONS = ApiOptions(model="fake", aliases=("team/fake",), created=1)
 TEMPLATE = ChatTemplate(FakeTokenizer.chat_template, bos_text="<s>", eos_text="</s>")
 
 
-def new_engine(*flags: str, max_queue: int = 1000, max_seqs: int = 16, cache_bytes: int = 0) -> EngineClient:
+def new_engine(
+    *flags: str,
+    max_queue: int = 1000,
+    max_seqs: int = 16,
+    cache_bytes: int = 0,
+    watch: EngineWatch = NOBODY,
+) -> EngineClient:
     """Of a token the fake's cells take one byte."""
     command = [sys.executable, "-m", "tests.fake_engine", *flags]
     options = EngineOptions(model_path="", max_seqs=max_seqs, kv_tokens=4096, cache_bytes=cache_bytes)
-    return EngineClient(command, options, max_queue=max_queue)
+    return EngineClient(command, options, max_queue=max_queue, watch=watch)
 
 
 @asynccontextmanager
@@ -42,10 +55,19 @@ async def running(engine: EngineClient) -> AsyncIterator[EngineClient]:
 
 
 def api(
-    engine: EngineClient, options: ApiOptions = OPTIONS, tokenizer: FakeTokenizer | None = None
+    engine: EngineClient,
+    options: ApiOptions = OPTIONS,
+    tokenizer: FakeTokenizer | None = None,
+    watch: Watch | None = None,
 ) -> Starlette:
     return create_api(
-        engine=engine, tokenizer=tokenizer or FakeTokenizer(), template=TEMPLATE, options=options
+        engine=engine,
+        tokenizer=tokenizer or FakeTokenizer(),
+        template=TEMPLATE,
+        tool_format=TOOL_FORMATS["demo"],
+        check_grammar=GrammarCheck,
+        options=options,
+        watch=watch,
     )
 
 
@@ -62,3 +84,25 @@ async def eventually(is_so: Callable[[], bool]) -> None:
 def num_live(engine: EngineClient) -> int:
     status = engine.status()
     return sum(status.running.values()) + sum(status.waiting.values())
+
+
+def locked_api(
+    engine: EngineClient,
+    keys: KeyRing,
+    *,
+    options: ApiOptions = OPTIONS,
+    limits: RateLimits | None = None,
+    jobs: Jobs | None = None,
+) -> Starlette:
+    """With keys of a file."""
+    return create_api(
+        engine=engine,
+        tokenizer=FakeTokenizer(),
+        template=TEMPLATE,
+        tool_format=TOOL_FORMATS["demo"],
+        check_grammar=GrammarCheck,
+        options=options,
+        keys=keys,
+        limits=limits,
+        jobs=jobs,
+    )

@@ -11,17 +11,25 @@ from openai_cpu_server import errors
 from openai_cpu_server.api.errors import TABLE, error_response
 from openai_cpu_server.errors import (
     BodyTooLarge,
+    BodyTooSlow,
+    DeadlineExceeded,
     EngineUnavailable,
+    Forbidden,
     GenerationFailed,
     InvalidRequest,
     ModelNotFound,
     PromptTooLong,
     QueueFull,
+    RateLimited,
+    ReaderTooSlow,
     RequestCancelled,
     RequestNotFound,
+    RequestsLimited,
     ServerError,
     StartupError,
     TemplateFailed,
+    TokensLimited,
+    TooManyConnections,
     Unauthorized,
 )
 
@@ -42,6 +50,13 @@ BAD = "invalid_request_error"
         ),
         (TemplateFailed("no"), 400, BAD, "messages", "chat_template_failed"),
         (Unauthorized("no"), 401, BAD, None, "invalid_api_key"),
+        (Forbidden("admin"), 403, BAD, None, "missing_scope"),
+        (BodyTooSlow(), 408, BAD, None, "request_body_timeout"),
+        (DeadlineExceeded(5), 408, "server_error", None, "request_timeout"),
+        (ReaderTooSlow(), 408, "server_error", None, "reader_too_slow"),
+        (RequestsLimited("x", retry_after_s=1), 429, "requests", None, "rate_limit_exceeded"),
+        (TokensLimited("x", retry_after_s=None), 429, "tokens", None, "rate_limit_exceeded"),
+        (TooManyConnections(), 503, "server_error", None, "too_many_connections"),
         (ModelNotFound("x"), 404, BAD, "model", "model_not_found"),
         (RequestNotFound("x"), 404, BAD, "id", "request_not_found"),
         (HTTPException(404, "no"), 404, BAD, None, "unknown_url"),
@@ -85,6 +100,14 @@ def test_what_is_ours_alone_is_not_told(error: Exception) -> None:
     ("error", "header", "value"),
     [
         (QueueFull(3, retry_after_s=7), "retry-after", "7"),
+        (QueueFull(3, retry_after_s=7.25), "retry-after", "8"),
+        (QueueFull(3, retry_after_s=7.25), "retry-after-ms", "7250"),
+        (QueueFull(3, retry_after_s=0.01), "retry-after-ms", "1000"),
+        (RequestsLimited("x", retry_after_s=3.5), "retry-after", "4"),
+        (TokensLimited("x", retry_after_s=None), "x-should-retry", "false"),
+        (DeadlineExceeded(5), "x-should-retry", "false"),
+        (TooManyConnections(), "connection", "close"),
+        (BodyTooSlow(), "connection", "close"),
         (EngineUnavailable("no", retry_after_s=2), "retry-after", "2"),
         (Unauthorized("no"), "www-authenticate", "Bearer"),
         (HTTPException(405, headers={"Allow": "POST"}), "allow", "POST"),
@@ -95,6 +118,6 @@ def test_headers_say_what_to_do(error: Exception, header: str, value: str) -> No
 
 
 def test_no_failure_is_forgotten() -> None:
-    """A new exception in `errors.py` needs a line in the table, but for those that end the start."""
+    """A new exception in `errors.py` needs a line in the table, but for bases and what ends the start."""
     named = {e for e in vars(errors).values() if isinstance(e, type) and issubclass(e, ServerError)}
-    assert named - {StartupError} == set(TABLE)
+    assert named - {StartupError, RateLimited} == set(TABLE)

@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 import logging
+from pathlib import Path
 
 import httpx
 import pytest
 
+from openai_cpu_server.api.access.key_ring import KeyRing
+from openai_cpu_server.api.rows import row_runner
 from openai_cpu_server.engine.client import EngineClient
+from openai_cpu_server.observe.logs import JsonFormatter
 from tests.api.asgi import exchange
-from tests.api.serving import api, eventually
+from tests.api.serving import api, client, eventually, locked_api
 from tests.api.talking import MESSAGES, chat
 
 pytestmark = pytest.mark.anyio
@@ -33,6 +39,7 @@ async def test_the_log_has_one_line_of_numbers(
     assert (fields["status"], fields["priority"]) == ("200", "batch")
     assert (fields["prompt_tokens"], fields["cached_tokens"], fields["output_tokens"]) == ("7", "0", "8")
     assert float(fields["total_ms"]) >= float(fields["ttft_ms"]) >= float(fields["queue_ms"])
+    assert fields["finish_reason"] == "length"
     assert "psst" not in line
 
 
@@ -49,3 +56,62 @@ async def test_a_client_that_left_is_499_in_the_log(
         (line,) = [record.getMessage() for record in caplog.records if record.name.endswith(".requests")]
         assert "status=499" in line
         assert "output_tokens=" in line
+
+
+async def test_the_same_as_json_with_the_keys_name_and_never_the_key(
+    engine: EngineClient, caplog: pytest.LogCaptureFixture, tmp_path: Path
+) -> None:
+    path = tmp_path / "keys.toml"
+    path.write_text(f'[keys.ann]\nsha256 = "{hashlib.sha256(b"hunter2").hexdigest()}"\n')
+    headers = {
+        "authorization": "Bearer hunter2",
+        "traceparent": "00-" + "ab" * 16 + "-" + "cd" * 8 + "-01",
+        "x-request-id": "mine",
+    }
+    async with client(locked_api(engine, KeyRing(path=path))) as http:
+        http.headers.update(headers)
+        with caplog.at_level(logging.INFO, "openai_cpu_server.requests"):
+            await chat(http, ignore_eos=True)
+            await chat(http, temperature=9)
+    good, bad = (
+        json.loads(JsonFormatter().format(record))
+        for record in caplog.records
+        if record.name.endswith(".requests")
+    )
+    assert (good["id"], good["key"], good["status"], good["priority"]) == ("mine", "ann", 200, "interactive")
+    assert (good["output_tokens"], good["finish_reason"], good["trace_id"]) == (8, "length", "ab" * 16)
+    assert good["total_ms"] >= good["ttft_ms"] >= good["queue_ms"] >= 0
+    assert (bad["status"], bad["error"], bad["key"]) == (400, "InvalidRequest", "ann")
+    assert "hunter2" not in caplog.text
+
+
+@pytest.mark.parametrize("given", ["", "x", "00-" + "0" * 32 + "-" + "cd" * 8 + "-01", "ff-" + "a" * 53])
+async def test_a_malformed_trace_is_none(
+    http: httpx.AsyncClient, caplog: pytest.LogCaptureFixture, given: str
+) -> None:
+    with caplog.at_level(logging.INFO, "openai_cpu_server.requests"):
+        await http.get("/v1/models", headers={"traceparent": given})
+    assert "status=200" in caplog.text
+    assert "trace_id" not in caplog.text
+
+
+async def test_rows_of_batches_have_their_lines(
+    engine: EngineClient, caplog: pytest.LogCaptureFixture
+) -> None:
+    rows = row_runner(api(engine))
+    with caplog.at_level(logging.INFO, "openai_cpu_server.requests"):
+        answer = await rows("/v1/chat/completions", json.dumps({"messages": MESSAGES}).encode(), "")
+        await rows("/v1/chat/completions", b"{}", "")
+    good, bad = (r.getMessage() for r in caplog.records if r.name.endswith(".requests"))
+    assert f"id={answer.request_id} route=POST /v1/chat/completions status=200 origin=batch" in good
+    assert "priority=batch" in good
+    assert "status=400 origin=batch error=InvalidRequest" in bad
+
+
+@pytest.mark.parametrize("path", ["/health", "/ready", "/metrics"])
+async def test_what_machines_ask_all_the_time_is_not_logged(
+    http: httpx.AsyncClient, caplog: pytest.LogCaptureFixture, path: str
+) -> None:
+    with caplog.at_level(logging.INFO, "openai_cpu_server.requests"):
+        await http.get(path)
+    assert not caplog.records

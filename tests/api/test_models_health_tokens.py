@@ -76,6 +76,15 @@ async def test_a_loading_server_lives_but_is_not_ready() -> None:
     assert tokens.json() == {"tokens": [99], "count": 1, "max_model_len": None}
 
 
+async def test_whoever_comes_while_costs_are_measured_is_told_so() -> None:
+    engine = new_engine()
+    engine.loading_fraction, engine.timing_fraction = 1.0, 0.4
+    async with client(api(engine)) as http:
+        answer = await chat(http)
+    assert answer.status_code == 503
+    assert error_of(answer)["message"].endswith("is being measured (40%).")
+
+
 @pytest.mark.parametrize(
     ("body", "tokens"),
     [

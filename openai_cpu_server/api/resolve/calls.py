@@ -21,6 +21,7 @@ from openai_cpu_server.api.resolve.limits import (
     output_tokens,
     stop_strings,
 )
+from openai_cpu_server.api.resolve.output import Output, check_ends
 from openai_cpu_server.api.resolve.priority import priority_of
 from openai_cpu_server.api.resolve.sampling import for_choice, sampling_of
 from openai_cpu_server.api.schemas.generation import GenerationBody
@@ -39,6 +40,8 @@ class Circumstances(msgspec.Struct, frozen=True):
     priority_header: str | None
     key_identity: str | None = None
     """Of the API key that came with the call."""
+    client: str | None = None
+    """Name of the key, where it has one; whom to be fair to, whatever the body says."""
 
 
 class Asked(msgspec.Struct, frozen=True, kw_only=True):
@@ -54,13 +57,14 @@ class Asked(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def resolve_call(
-    body: GenerationBody, prompts: Sequence[Prompt], asked: Asked, around: Circumstances
+    body: GenerationBody, prompts: Sequence[Prompt], asked: Asked, around: Circumstances, output: Output
 ) -> Call:
+    check_ends(body, output)
     n = choices(body.n, limit=around.options.max_choices, param="n")
     best_of = n if asked.best_of is None else asked.best_of
     check_sequences(len(prompts), best_of, limit=around.options.max_sequences)
     call_id = asked.id_prefix + secrets.token_hex(12)
-    requests = _Requests(call_id, body, asked, around)
+    requests = _Requests(call_id, body, asked, around, output)
     return Call(
         id=call_id,
         model=around.options.served(body.model),
@@ -73,9 +77,12 @@ def resolve_call(
         priority=requests.priority,
         stream=bool(body.stream),
         include_usage=include_usage(body),
+        timeout_s=body.timeout,
+        max_output_tokens=(asked.max_tokens or 0) * best_of * len(prompts),
         service_tier=body.service_tier,
         metadata=body.metadata,
         shown_logprobs=asked.logprobs,
+        calls=output.calls,
     )
 
 
@@ -88,13 +95,19 @@ def fingerprint(info: ModelInfo) -> str:
 class _Requests:
     """Builds the requests of one call: alike but for their prompts and seeds."""
 
-    def __init__(self, call_id: str, body: GenerationBody, asked: Asked, around: Circumstances) -> None:
+    def __init__(
+        self, call_id: str, body: GenerationBody, asked: Asked, around: Circumstances, output: Output
+    ) -> None:
         self._id = call_id
+        self._constraint = output.constraint
+        # What the model writes between text and calls is for the reader of its output to see.
+        self._show_control_tokens = output.calls is not None
         self._asked = asked
         self._context = around.info.context_limit
+        self._options = around.options
         self._sampling = sampling_of(body, vocab_size=around.info.vocab_size)
         self._stop = stop_strings(body)
-        self._client = body.user or (around.key_identity or "")[:_CLIENT_CHARS]
+        self._client = around.client or body.user or (around.key_identity or "")[:_CLIENT_CHARS]
         self._namespace = cache_namespace(
             salt=body.cache_salt, key=around.key_identity if around.options.isolate_by_key else None
         )
@@ -125,6 +138,8 @@ class _Requests:
                 prompt_tokens=len(prompt.tokens),
                 context=self._context,
                 param=self._asked.prompt_param,
+                max_prompt=self._options.max_prompt_tokens,
+                max_output=self._options.max_output_tokens,
             ),
             sampling=for_choice(self._sampling, choice),
             priority=self.priority,
@@ -133,4 +148,6 @@ class _Requests:
             prompt_logprobs=self._asked.score_prompt,
             client=self._client,
             cache_namespace=self._namespace,
+            constraint=self._constraint,
+            show_control_tokens=self._show_control_tokens,
         )

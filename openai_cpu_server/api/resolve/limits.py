@@ -7,9 +7,28 @@ from openai_cpu_server.api.schemas.generation import GenerationBody
 from openai_cpu_server.errors import InvalidRequest, PromptTooLong
 
 
-def output_tokens(asked: int | None, *, prompt_tokens: int, context: int, param: str) -> int:
-    """Output tokens at most; nothing asked is all that the context leaves, and that must be one at least."""
+def output_tokens(
+    asked: int | None,
+    *,
+    prompt_tokens: int,
+    context: int,
+    param: str,
+    max_prompt: int | None = None,
+    max_output: int | None = None,
+) -> int:
+    """Output tokens at most; nothing asked is all that the context leaves, and that must be one at least.
+
+    `max_prompt`, `max_output`: the server's own limits.
+    """
+    if max_prompt is not None and prompt_tokens > max_prompt:
+        message = f"The prompt has {prompt_tokens} tokens; this server takes at most {max_prompt}."
+        raise InvalidRequest(message, param=param, code="context_length_exceeded")
+    if asked is not None and max_output is not None and asked > max_output:
+        message = f"Invalid value for 'max_tokens': this server allows at most {max_output}."
+        raise InvalidRequest(message, param="max_tokens", code="invalid_value")
     wanted = max(1, context - prompt_tokens) if asked is None else asked
+    if asked is None and max_output is not None:
+        wanted = min(wanted, max_output)
     if prompt_tokens + wanted > context:
         raise PromptTooLong(prompt_tokens=prompt_tokens, max_tokens=wanted, limit=context, param=param)
     return wanted

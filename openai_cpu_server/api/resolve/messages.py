@@ -9,15 +9,22 @@ from openai_cpu_server.errors import InvalidRequest
 
 
 def checked_messages(messages: Sequence[Message]) -> list[dict[str, object]]:
-    """As `prompt` takes them: known fields only. Raises InvalidRequest."""
+    """As `prompt` takes them: known fields only, and those of deprecated calls by their new names.
+
+    Raises InvalidRequest.
+    """
     for index, message in enumerate(messages):
         _check(message, f"messages[{index}]")
     return [_known_fields(message) for message in messages]
 
 
 def _check(message: Message, at: str) -> None:
-    if message.content is None and not message.tool_calls:
+    if message.content is None and not message.tool_calls and not message.function_call:
         raise _missing(f"{at}.content")
+    if message.function_call and message.role != "assistant":
+        raise _misplaced(f"{at}.function_call", "assistant")
+    if message.name is None and message.role == "function":
+        raise _missing(f"{at}.name")
     if message.tool_calls and message.role != "assistant":
         raise _misplaced(f"{at}.tool_calls", "assistant")
     if message.tool_call_id is not None and message.role != "tool":
@@ -38,7 +45,19 @@ def _known_fields(message: Message) -> dict[str, object]:
         fields["tool_call_id"] = message.tool_call_id
     if message.tool_calls:
         fields["tool_calls"] = [_tool_call(call) for call in message.tool_calls]
-    return fields
+    return fields | _legacy_fields(message)
+
+
+def _legacy_fields(message: Message) -> dict[str, object]:
+    """A deprecated call has no id: its function's name says what its result belongs to."""
+    if message.role == "function":
+        return {"role": "tool", "tool_call_id": f"function_{message.name}"}
+    if message.function_call is not None:
+        call = ToolCall(
+            id=f"function_{message.function_call.name}", type="function", function=message.function_call
+        )
+        return {"tool_calls": [_tool_call(call)]}
+    return {}
 
 
 def _tool_call(call: ToolCall) -> dict[str, object]:

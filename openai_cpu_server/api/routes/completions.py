@@ -6,8 +6,11 @@ from openai_cpu_server.api.options import ApiOptions
 from openai_cpu_server.api.parse import parse
 from openai_cpu_server.api.render.completion import CompletionRenderer
 from openai_cpu_server.api.render.pieces import Pieces
+from openai_cpu_server.api.resolve.answer_shape import answer_grammar
 from openai_cpu_server.api.resolve.calls import Asked, Circumstances, resolve_call
+from openai_cpu_server.api.resolve.grammars import Grammars
 from openai_cpu_server.api.resolve.limits import choices
+from openai_cpu_server.api.resolve.output import of_answer
 from openai_cpu_server.api.resolve.prompts import completion_prompts
 from openai_cpu_server.api.routes.family import Resolved
 from openai_cpu_server.api.schemas.completion import CompletionBody
@@ -15,8 +18,9 @@ from openai_cpu_server.errors import InvalidRequest
 
 
 class CompletionFamily:
-    def __init__(self, pieces: Pieces) -> None:
+    def __init__(self, pieces: Pieces, grammars: Grammars) -> None:
         self._tokenizer = pieces.tokenizer
+        self._grammars = grammars
         self.renderer = CompletionRenderer(pieces)
 
     def resolve(self, data: bytes, around: Circumstances) -> Resolved:
@@ -31,7 +35,9 @@ class CompletionFamily:
             score_prompt=bool(body.echo) and body.logprobs is not None,
         )
         prompts = completion_prompts(body, self._tokenizer)
-        return Resolved(resolve_call(body, prompts, asked, around), ignored)
+        output = of_answer(answer_grammar(body, self._grammars))
+        call = resolve_call(body, prompts, asked, around, output)
+        return Resolved(call, ignored, output.unenforced)
 
 
 def _best_of(body: CompletionBody, options: ApiOptions) -> int | None:

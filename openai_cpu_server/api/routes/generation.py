@@ -2,30 +2,55 @@
 
 from __future__ import annotations
 
+import time
+from collections.abc import Awaitable, Callable, Mapping
 from functools import partial
+from typing import NamedTuple
 
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import ASGIApp
 
-from openai_cpu_server.api.auth import key_identity
+from openai_cpu_server.api.access.authentication import identity_of
+from openai_cpu_server.api.access.keys import Identity
+from openai_cpu_server.api.access.metering import lease_of
+from openai_cpu_server.api.access.rate_limits import Lease
 from openai_cpu_server.api.call import Call
 from openai_cpu_server.api.disconnect import while_connected
-from openai_cpu_server.api.offload import off_loop
+from openai_cpu_server.api.offload import SLOW, off_loop
 from openai_cpu_server.api.options import ApiOptions
 from openai_cpu_server.api.render.answers import Answer
 from openai_cpu_server.api.render.common import Usage
+from openai_cpu_server.api.resolve.answer_shape import may_shape_output
 from openai_cpu_server.api.resolve.calls import Circumstances
 from openai_cpu_server.api.resolve.priority import HEADER
 from openai_cpu_server.api.routes.family import Family, Resolved
-from openai_cpu_server.api.stream import StreamedCall
+from openai_cpu_server.api.stream import StreamedCall, StreamRenderer
 from openai_cpu_server.api.tally import Tally
-from openai_cpu_server.api.ticket import ticket_of
+from openai_cpu_server.api.ticket import Ticket, ticket_of
 from openai_cpu_server.contract.model_info import ModelInfo
 from openai_cpu_server.engine.client import EngineClient
-from openai_cpu_server.engine.generation import Generation
+from openai_cpu_server.engine.generation import Generation, Timings
 from openai_cpu_server.engine.state import EngineState
-from openai_cpu_server.errors import EngineUnavailable
+from openai_cpu_server.errors import DeadlineExceeded, EngineUnavailable, InvalidRequest
+
+Gathering = Callable[[], Awaitable[dict[str, Answer]]]
+Doing = Callable[[Gathering], Awaitable[dict[str, Answer]]]
+
+
+class Begun(NamedTuple):
+    """A call that has been submitted, and what comes of it."""
+
+    resolved: Resolved
+    generation: Generation
+
+    @property
+    def call(self) -> Call:
+        return self.resolved.call
+
+
+async def _do(work: Gathering) -> dict[str, Answer]:
+    return await work()
 
 
 class GenerationRoute:
@@ -36,38 +61,90 @@ class GenerationRoute:
 
     async def create(self, request: Request) -> ASGIApp:
         data = await request.body()
-        around = self._around(request)
-        resolved = await off_loop(len(data), partial(self._family.resolve, data, around))
-        generation = self._engine.generate(resolved.call.requests)
-        if resolved.call.stream:
-            return self._streamed(resolved, generation)
-        return await self._gathered(request, resolved, generation)
+        around = self.around(identity_of(request.scope), priority_header=request.headers.get(HEADER))
+        begun = await self.begin(data, around, ticket_of(request.scope), lease_of(request.scope))
+        return self._streamed(begun) if begun.call.stream else await self._gathered(request, begun)
 
-    def _around(self, request: Request) -> Circumstances:
-        headers = request.headers
-        identity = key_identity(headers.get("authorization"))
-        return Circumstances(model_of(self._engine), self._options, headers.get(HEADER), identity)
+    def around(self, identity: Identity, *, priority_header: str | None) -> Circumstances:
+        """Of a call by this client. Raises EngineUnavailable."""
+        return Circumstances(
+            info=model_of(self._engine),
+            options=self._options.seen_by(identity.key),
+            priority_header=priority_header,
+            key_identity=identity.digest,
+            client=identity.client,
+        )
 
-    def _streamed(self, resolved: Resolved, generation: Generation) -> ASGIApp:
+    async def begin(self, data: bytes, around: Circumstances, ticket: Ticket, lease: Lease) -> Begun:
+        """Resolve and submit. Raises what `api/errors.py` lists. Whoever gets it owns the generation."""
+        resolved = await self._resolved(data, around)
+        call = resolved.call
+        ticket.priority = call.priority
+        prompt_tokens = sum(len(prompt.tokens) for prompt in call.prompts)
+        await lease.reserve(prompt_tokens=prompt_tokens, output_tokens=call.max_output_tokens)
+        generation = self._engine.generate(call.requests)
+        self._limit_time(ticket, call, generation)
+        return Begun(resolved, generation)
+
+    def stream_renderer(self, call: Call) -> StreamRenderer:
+        return self._family.renderer.stream(call)
+
+    async def whole(self, begun: Begun, ticket: Ticket, do: Doing = _do) -> bytes:
+        """The answer of a call that is not streamed. `do` does the work as long as somebody wants it."""
+        call, generation, tally = begun.call, begun.generation, Tally(begun.call)
+        try:
+            async with generation:
+                answers = await do(partial(_gather, call, generation, tally))
+        finally:
+            tally.report(ticket, generation.timings)
+        return await self._rendered(call, answers, tally.usage(), generation.timings)
+
+    async def answer(self, data: bytes, around: Circumstances, ticket: Ticket) -> bytes:
+        """The whole answer to a body that came by no request of its own, such as a row of a batch.
+
+        Raises what `api/errors.py` lists. The server's limit of time is not for these, which wait long.
+        """
+        resolved = await self._resolved(data, around)
+        call = resolved.call
+        if call.stream:
+            message = "'stream' is not possible in a batch."
+            raise InvalidRequest(message, param="stream", code="unsupported_value")
+        generation = self._engine.generate(call.requests)
+        if call.timeout_s is not None:
+            generation.fail_in(call.timeout_s, DeadlineExceeded(call.timeout_s))
+        return await self.whole(Begun(resolved, generation), ticket)
+
+    async def _resolved(self, data: bytes, around: Circumstances) -> Resolved:
+        size = SLOW if may_shape_output(data) else len(data)
+        return await off_loop(size, partial(self._family.resolve, data, around))
+
+    def _limit_time(self, ticket: Ticket, call: Call, generation: Generation) -> None:
+        """The client's limit or the server's, whichever is shorter; the call's time began when it came in."""
+        limits_s = [limit for limit in (call.timeout_s, self._options.request_timeout_s) if limit is not None]
+        if limits_s:
+            timeout_s = min(limits_s)
+            gone_s = time.monotonic() - ticket.started_s
+            generation.fail_in(timeout_s - gone_s, DeadlineExceeded(timeout_s))
+
+    def _streamed(self, begun: Begun) -> ASGIApp:
         return StreamedCall(
-            resolved.call,
-            generation,
-            self._family.renderer.stream(resolved.call),
-            headers=resolved.ignored.headers,
+            begun.call,
+            begun.generation,
+            self.stream_renderer(begun.call),
+            headers=begun.resolved.headers,
             keep_alive_s=self._options.keep_alive_s,
         )
 
-    async def _gathered(self, request: Request, resolved: Resolved, generation: Generation) -> Response:
-        call, tally = resolved.call, Tally(resolved.call)
-        try:
-            async with generation:
-                answers = await while_connected(request.receive, partial(_gather, call, generation, tally))
-        finally:
-            tally.report(ticket_of(request.scope), generation.timings)
-        usage = tally.usage()
-        render = partial(self._family.renderer.whole, call, answers, usage, generation.timings)
-        body = await off_loop(_shown_bytes(call, usage), render)
-        return Response(body, media_type="application/json", headers=resolved.ignored.headers)
+    async def _gathered(self, request: Request, begun: Begun) -> Response:
+        while_here = partial(while_connected, request.receive)
+        body = await self.whole(begun, ticket_of(request.scope), while_here)
+        return Response(body, media_type="application/json", headers=begun.resolved.headers)
+
+    async def _rendered(
+        self, call: Call, answers: Mapping[str, Answer], usage: Usage, timings: Timings
+    ) -> bytes:
+        render = partial(self._family.renderer.whole, call, answers, usage, timings)
+        return await off_loop(_shown_bytes(call, usage), render)
 
 
 async def _gather(call: Call, generation: Generation, tally: Tally) -> dict[str, Answer]:
@@ -91,11 +168,17 @@ def model_of(engine: EngineClient) -> ModelInfo:
     return engine.info
 
 
+def _loading(engine: EngineClient) -> str:
+    if engine.timing_fraction is None:
+        return f"The model is loading ({engine.loading_fraction:.0%})."
+    return f"The model is loaded; the cost of its steps is being measured ({engine.timing_fraction:.0%})."
+
+
 def unavailable(engine: EngineClient) -> EngineUnavailable:
     """Why nothing can be generated now."""
     match engine.state:
         case EngineState.LOADING:
-            return EngineUnavailable(f"The model is loading ({engine.loading_fraction:.0%}).")
+            return EngineUnavailable(_loading(engine))
         case EngineState.RESTARTING:
             return EngineUnavailable(f"The engine is restarting: {engine.reason}.")
         case state:

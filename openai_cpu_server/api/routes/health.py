@@ -68,7 +68,12 @@ class HealthRoutes:
             reason=status.reason,
             model=self._model,
             loaded=1.0 if self._engine.info else self._engine.loading_fraction,
-            queue={p.label: QueueSizes(status.running[p.label], status.waiting[p.label]) for p in Priority},
+            queue=queue_sizes(status),
             memory=Memory(status.rss_bytes, status.kv_tokens, status.kv_tokens_used),
             restarts=status.restarts,
         )
+
+
+def queue_sizes(status: EngineStatus) -> dict[str, QueueSizes]:
+    """By priority."""
+    return {p.label: QueueSizes(status.running[p.label], status.waiting[p.label]) for p in Priority}

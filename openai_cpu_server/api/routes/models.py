@@ -6,6 +6,7 @@ import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
+from openai_cpu_server.api.access.authentication import identity_of
 from openai_cpu_server.api.options import ApiOptions
 from openai_cpu_server.contract.model_info import ModelInfo
 from openai_cpu_server.engine.client import EngineClient
@@ -42,10 +43,13 @@ class ModelRoutes:
         self._options = options
 
     async def list(self, request: Request) -> Response:
-        return json_response(ModelList([self._card(name) for name in self._options.names]))
+        return json_response(ModelList([self._card(name) for name in self._seen(request).names]))
 
     async def one(self, request: Request) -> Response:
-        return json_response(self._card(self._options.served(request.path_params["id"])))
+        return json_response(self._card(self._seen(request).served(request.path_params["id"])))
+
+    def _seen(self, request: Request) -> ApiOptions:
+        return self._options.seen_by(identity_of(request.scope).key)
 
     def _card(self, name: str) -> ModelCard:
         info = self._engine.info

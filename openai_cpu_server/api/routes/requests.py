@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
+from openai_cpu_server.api.access.authentication import identity_of
+from openai_cpu_server.api.access.keys import Identity
 from openai_cpu_server.api.routes.models import json_response
 from openai_cpu_server.engine.client import EngineClient
 from openai_cpu_server.engine.live import LiveRequest
@@ -24,7 +28,7 @@ class RequestCard(msgspec.Struct, frozen=True, kw_only=True):
     """So far."""
     age_s: float
     client: str
-    """The body's `user`, if it named one."""
+    """The name of its API key, else the body's `user`, if it named one."""
     position: int | None
     """Of one that waits near the head of the queue: 1 is next."""
     first_token_ms: float | None
@@ -47,14 +51,20 @@ class RequestRoutes:
         self._engine = engine
 
     async def list(self, request: Request) -> Response:
-        return json_response(RequestList([_card(live) for live in self._engine.requests()]))
+        """Those of the caller's key; an administrator's are all."""
+        return json_response(RequestList([_card(live) for live in self._visible(identity_of(request.scope))]))
 
     async def cancel(self, request: Request) -> Response:
         """Ends the whole API call, also where the id is that of one of its sequences."""
         name: str = request.path_params["id"]
-        if not self._engine.cancel(name):
+        visible = self._visible(identity_of(request.scope))
+        if not any(name in (live.id, live.id.partition("/")[0]) for live in visible):
             raise RequestNotFound(name)
+        self._engine.cancel(name)
         return json_response(Cancelled(name))
+
+    def _visible(self, identity: Identity) -> Sequence[LiveRequest]:
+        return tuple(live for live in self._engine.requests() if identity.owns(live.client))
 
 
 def _card(live: LiveRequest) -> RequestCard:

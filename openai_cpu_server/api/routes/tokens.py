@@ -9,6 +9,7 @@ import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
+from openai_cpu_server.api.access.authentication import identity_of
 from openai_cpu_server.api.offload import off_loop
 from openai_cpu_server.api.options import ApiOptions
 from openai_cpu_server.api.parse import Ignored, parse
@@ -28,7 +29,7 @@ class TokenPiece(msgspec.Struct, frozen=True):
 
 
 class Tokenized(msgspec.Struct, frozen=True):
-    tokens: Union[tuple[int, ...], list[TokenPiece]]
+    tokens: tuple[Union[int, TokenPiece], ...]
     count: int
     max_model_len: int | None
 
@@ -51,19 +52,21 @@ class TokenRoutes:
 
     async def tokenize(self, request: Request) -> Response:
         data = await request.body()
-        tokenized, ignored = await off_loop(len(data), partial(self._tokenize, data))
+        options = self._options.seen_by(identity_of(request.scope).key)
+        tokenized, ignored = await off_loop(len(data), partial(self._tokenize, data, options))
         return json_response(tokenized, headers=ignored.headers)
 
     async def detokenize(self, request: Request) -> Response:
         data = await request.body()
-        detokenized, ignored = await off_loop(len(data), partial(self._detokenize, data))
+        options = self._options.seen_by(identity_of(request.scope).key)
+        detokenized, ignored = await off_loop(len(data), partial(self._detokenize, data, options))
         return json_response(detokenized, headers=ignored.headers)
 
-    def _tokenize(self, data: bytes) -> tuple[Tokenized, Ignored]:
-        body, ignored = parse(TokenizeBody, data, lenient=self._options.lenient)
-        self._options.served(body.model)
+    def _tokenize(self, data: bytes, options: ApiOptions) -> tuple[Tokenized, Ignored]:
+        body, ignored = parse(TokenizeBody, data, lenient=options.lenient)
+        options.served(body.model)
         tokens = self._tokens(body)
-        shown = [self._piece(token) for token in tokens] if body.with_pieces else tokens
+        shown = tuple(self._piece(token) if body.with_pieces else token for token in tokens)
         info = self._engine.info
         return Tokenized(shown, len(tokens), info.context_limit if info else None), ignored
 
@@ -85,9 +88,9 @@ class TokenRoutes:
         except UnicodeDecodeError:
             return TokenPiece(token, tuple(raw))
 
-    def _detokenize(self, data: bytes) -> tuple[Detokenized, Ignored]:
-        body, ignored = parse(DetokenizeBody, data, lenient=self._options.lenient)
-        self._options.served(body.model)
+    def _detokenize(self, data: bytes, options: ApiOptions) -> tuple[Detokenized, Ignored]:
+        body, ignored = parse(DetokenizeBody, data, lenient=options.lenient)
+        options.served(body.model)
         check_tokens(tuple(body.tokens), vocab_size=self._tokenizer.vocab_size, param="tokens")
         text = self._tokenizer.decode(body.tokens, special=True)
         return Detokenized(text, text), ignored

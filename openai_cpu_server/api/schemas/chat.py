@@ -8,6 +8,7 @@ from pydantic import Field, Tag
 
 from openai_cpu_server.api.schemas.base import Body
 from openai_cpu_server.api.schemas.generation import GenerationBody
+from openai_cpu_server.api.schemas.tools import FunctionCall, Functions, ToolChoice, Tools
 from openai_cpu_server.api.schemas.unions import TEXT_OR_LIST
 
 
@@ -34,11 +35,13 @@ class ToolCall(Body):
 
 
 class Message(Body):
-    role: Literal["system", "developer", "user", "assistant", "tool"]
+    role: Literal["system", "developer", "user", "assistant", "tool", "function"]
     content: Content | None = None
     name: str | None = None
     tool_calls: list[ToolCall] | None = None
     tool_call_id: str | None = None
+    function_call: CalledFunction | None = None
+    """Deprecated, like the role `function`."""
 
 
 Messages = Annotated[list[Message], Field(min_length=1)]
@@ -50,3 +53,9 @@ class ChatBody(GenerationBody):
     max_tokens: Annotated[int, Field(ge=1)] | None = None
     logprobs: bool | None = None
     top_logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
+    tools: Tools | None = None
+    tool_choice: ToolChoice | None = None
+    parallel_tool_calls: bool | None = None
+    functions: Functions | None = None
+    """Deprecated, like `function_call`: the answer then has a `function_call`, too."""
+    function_call: FunctionCall | None = None

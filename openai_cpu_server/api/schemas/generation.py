@@ -7,6 +7,13 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from openai_cpu_server.api.schemas.base import Body
+from openai_cpu_server.api.schemas.structured import (
+    Choices,
+    JsonObject,
+    ResponseFormat,
+    SchemaOrText,
+    StructuredOutputs,
+)
 from openai_cpu_server.api.schemas.unions import Stop
 
 Penalty = Annotated[float, Field(ge=-2, le=2)]
@@ -37,6 +44,8 @@ class GenerationBody(Body):
     metadata: Annotated[dict[Key, Value], Field(max_length=16)] | None = None
     service_tier: Literal["auto", "default", "flex", "priority"] | None = None
 
+    response_format: ResponseFormat | None = None
+
     # Ours, under the names that llama-server and vLLM use.
     top_k: Annotated[int, Field(ge=-1, lt=2**31)] | None = None
     min_p: Annotated[float, Field(ge=0, le=1)] | None = None
@@ -46,3 +55,16 @@ class GenerationBody(Body):
     ignore_eos: bool | None = None
     priority: str | None = None
     cache_salt: Annotated[str, Field(min_length=1, max_length=256)] | None = None
+    timeout: Annotated[float, Field(gt=0)] | None = None
+    """Seconds that the call may take, waiting included."""
+
+    # What the output must look like, beside `response_format`; at most one of all these.
+    grammar: str | None = None
+    regex: str | None = None
+    choice: Choices | None = None
+    json_schema: JsonObject | None = None
+    guided_json: SchemaOrText | None = None
+    guided_regex: str | None = None
+    guided_choice: Choices | None = None
+    guided_grammar: str | None = None
+    structured_outputs: StructuredOutputs | None = None

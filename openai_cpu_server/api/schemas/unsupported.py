@@ -11,16 +11,8 @@ from openai_cpu_server.errors import InvalidRequest
 
 NOT_YET: dict[str, tuple[object, ...]] = {
     # structured output
-    "response_format": ({"type": "text"},),
-    "grammar": (),
-    "regex": (),
-    "choice": (),
-    # tools
-    "tools": (),
-    "tool_choice": ("none",),
-    "parallel_tool_calls": (),
-    "functions": (),
-    "function_call": ("none",),
+    "guided_whitespace_pattern": (),
+    "guided_decoding_backend": (),
     # other media
     "modalities": (["text"],),
     "audio": (),

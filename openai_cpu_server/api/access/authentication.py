@@ -1,0 +1,59 @@
+"""The layer that finds out who sent a request, and whether they may."""
+
+from __future__ import annotations
+
+from starlette.datastructures import Headers
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from openai_cpu_server.api.access.key_ring import KeyRing
+from openai_cpu_server.api.access.keys import Identity
+from openai_cpu_server.api.access.scopes import required_scope
+from openai_cpu_server.api.auth import given_key, key_identity, offered_key
+from openai_cpu_server.errors import Forbidden, Unauthorized
+
+_SCOPE_KEY = "openai_cpu_server.identity"
+
+
+class Authentication:
+    """Requests and WebSockets that may not pass never reach the layers below."""
+
+    def __init__(self, app: ASGIApp, *, keys: KeyRing) -> None:
+        self._app = app
+        self._keys = keys
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] in ("http", "websocket"):
+            self._admit(scope)
+        await self._app(scope, receive, send)
+
+    def _admit(self, scope: Scope) -> None:
+        """Raises Unauthorized, Forbidden."""
+        required = required_scope(scope["path"])
+        identity = scope[_SCOPE_KEY] = self._identify(_given(scope), is_needed=required is not None)
+        if required is not None and not identity.may(required):
+            raise Forbidden(required.value)
+
+    def _identify(self, given: bytes | None, *, is_needed: bool) -> Identity:
+        if self._keys.is_open or not is_needed:
+            return Identity(None, key_identity(given))
+        key = None if given is None else self._keys.find(given)
+        if key is None:
+            raise Unauthorized("Missing or incorrect API key: send 'Authorization: Bearer KEY'.")
+        return Identity(key, key_identity(given))
+
+
+def _given(scope: Scope) -> bytes | None:
+    return given_key(Headers(scope=scope)) or offered_key(scope.get("subprotocols", ()))
+
+
+def key_name(scope: Scope) -> str | None:
+    """Of whoever sent this request, as far as that is known."""
+    identity = scope.get(_SCOPE_KEY)
+    return identity.client if isinstance(identity, Identity) else None
+
+
+def identity_of(scope: Scope) -> Identity:
+    """Of whoever sent this request."""
+    identity = scope[_SCOPE_KEY]
+    assert isinstance(identity, Identity)
+    return identity

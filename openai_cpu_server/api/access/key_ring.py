@@ -1,0 +1,55 @@
+"""All keys of the server: looked up in constant time, read again on demand."""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import logging
+from pathlib import Path
+
+from openai_cpu_server.api.access.key_file import read_keys
+from openai_cpu_server.api.access.keys import ALL_SCOPES, Key
+from openai_cpu_server.errors import StartupError
+
+logger = logging.getLogger(__name__)
+
+
+class KeyRing:
+    """`api_key`: one key for everything; `path`: a file of keys. With neither the server is open."""
+
+    def __init__(self, api_key: str | None = None, path: Path | None = None) -> None:
+        """Raises StartupError for a file that cannot be used."""
+        self._own = () if api_key is None else (_shared_key(api_key),)
+        self._path = path
+        self._keys = self._own + (read_keys(path) if path else ())
+
+    @property
+    def is_open(self) -> bool:
+        return not self._keys
+
+    def find(self, given: bytes) -> Key | None:
+        """Compares with every key, whichever fits."""
+        digest, found = hashlib.sha256(given).digest(), None
+        for key in self._keys:
+            if hmac.compare_digest(key.digest, digest):
+                found = key
+        return found
+
+    def named(self, name: str) -> Key | None:
+        """The key of this holder, as it is now."""
+        return next((key for key in self._keys if key.name == name), None)
+
+    def reload(self) -> None:
+        """Read the file again; one that is broken changes nothing but the log. Without a file: nothing."""
+        if self._path is None:
+            return
+        try:
+            self._keys = self._own + read_keys(self._path)
+        except StartupError as error:
+            logger.error("the keys stay as they were: %s", error)
+        else:
+            logger.info("%d API keys read from %s", len(self._keys) - len(self._own), self._path)
+
+
+def _shared_key(key: str) -> Key:
+    return Key(name="", digest=hashlib.sha256(key.encode()).digest(), scopes=ALL_SCOPES)

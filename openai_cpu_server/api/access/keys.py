@@ -1,0 +1,66 @@
+"""API keys as the server holds them: digests, never the keys themselves."""
+
+from __future__ import annotations
+
+import enum
+
+import msgspec
+
+from openai_cpu_server.contract.request import Priority
+
+
+class Scope(enum.Enum):
+    """What a key is for."""
+
+    INFERENCE = "inference"
+    """Models, generation, tokens; one's own requests."""
+    METRICS = "metrics"
+    ADMIN = "admin"
+    """The cache, and everybody's requests."""
+
+
+ALL_SCOPES = frozenset(Scope)
+
+
+class Allowance(msgspec.Struct, frozen=True, kw_only=True):
+    """Limits of one key; None: there is no such limit."""
+
+    requests_per_minute: int | None = None
+    tokens_per_minute: int | None = None
+    tokens_per_day: int | None = None
+    concurrent: int | None = None
+    """Calls being served at once, by this server process."""
+
+
+class Key(msgspec.Struct, frozen=True, kw_only=True):
+    name: str
+    """Its holder, to whom the scheduler is fair; "": the key of `--api-key`, which many may share."""
+    digest: bytes
+    """SHA-256 of the key."""
+    scopes: frozenset[Scope] = frozenset({Scope.INFERENCE})
+    priority: Priority | None = None
+    """Of requests that name none; None: the server's default."""
+    models: frozenset[str] | None = None
+    """Names that it may use; None: all."""
+    allowance: Allowance = Allowance()
+
+
+class Identity(msgspec.Struct, frozen=True):
+    """Who sent a request."""
+
+    key: Key | None
+    """None: the server has no keys, and everybody may do everything."""
+    digest: str | None
+    """SHA-256, in hex, of the key that was sent, be it needed or not."""
+
+    @property
+    def client(self) -> str | None:
+        """The key's name, where it has one."""
+        return self.key.name or None if self.key else None
+
+    def may(self, scope: Scope) -> bool:
+        return self.key is None or scope in self.key.scopes
+
+    def owns(self, client: str) -> bool:
+        """Whether a request of this client is theirs to see and to end."""
+        return self.may(Scope.ADMIN) or client == self.client

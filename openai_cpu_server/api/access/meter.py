@@ -1,0 +1,139 @@
+"""Counts what keys use, in this process or in Redis. A storage that fails lets everybody pass."""
+
+from __future__ import annotations
+
+import enum
+import logging
+import time
+from collections.abc import Awaitable, Callable
+from typing import TypeVar
+
+import anyio
+import msgspec
+from limits import RateLimitItem, RateLimitItemPerDay, RateLimitItemPerMinute
+from limits.aio.storage import MemoryStorage, RedisStorage
+from limits.aio.strategies import SlidingWindowCounterRateLimiter
+from limits.errors import ConfigurationError, StorageError
+
+from openai_cpu_server.api.access.window import Window
+from openai_cpu_server.errors import StartupError
+
+logger = logging.getLogger(__name__)
+T = TypeVar("T")
+
+_ANSWER_S = 1.0
+"""What the storage gets to answer."""
+_PAUSE_S = 5.0
+"""It is not asked again for so long after a failure."""
+_SCHEMES = ("redis://", "rediss://", "redis+unix://")
+
+
+class Unit(enum.Enum):
+    REQUESTS = "requests"
+    TOKENS = "tokens"
+
+
+class Period(enum.Enum):
+    MINUTE = "min"
+    DAY = "day"
+
+
+class Quota(msgspec.Struct, frozen=True):
+    """So much in a period."""
+
+    unit: Unit
+    period: Period
+    limit: int
+
+    @property
+    def label(self) -> str:
+        """As OpenAI writes it: `tokens per min (TPM)`."""
+        unit, period = self.unit.value, self.period.value
+        short = f"{unit[0]}P{period[0]}".upper()
+        return f"{unit} per {period} ({short})"
+
+    @property
+    def item(self) -> RateLimitItem:
+        kind = RateLimitItemPerMinute if self.period is Period.MINUTE else RateLimitItemPerDay
+        return kind(self.limit, namespace=f"openai-cpu-server/{self.unit.value}")
+
+
+class Meter:
+    def __init__(
+        self, storage: MemoryStorage | RedisStorage, *, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._storage = storage
+        self._limiter = SlidingWindowCounterRateLimiter(storage)
+        self._clock = clock
+        self._asks_again_s = float("-inf")
+        self._is_failing = False
+
+    @classmethod
+    def open(cls, url: str | None) -> Meter:
+        """`url`: `redis://...`; None: counts in this process. Raises StartupError, without the URL."""
+        if url is None:
+            return cls(MemoryStorage())
+        if not url.startswith(_SCHEMES):
+            raise StartupError("--limits-url: expected redis://HOST:PORT")
+        try:
+            return cls(_redis(url))
+        except ConfigurationError:
+            raise StartupError("--limits-url needs: pip install 'openai-cpu-server[redis]'") from None
+        except ValueError:
+            raise StartupError("--limits-url: expected redis://HOST:PORT") from None
+
+    async def take(self, quota: Quota, name: str, cost: int) -> bool:
+        """Count `cost` against the quota of this name; False, and nothing counted, if there is no room."""
+        return await self._ask(lambda: self._limiter.hit(quota.item, name, cost=cost), otherwise=True)
+
+    async def window(self, quota: Quota, name: str) -> Window:
+        """What is used; nothing, where the storage fails."""
+        period_s = quota.item.get_expiry()
+
+        async def read() -> Window:
+            found = await self._storage.get_sliding_window(quota.item.key_for(name), period_s)
+            previous, previous_left_s, current, current_left_s = found
+            return Window(
+                period_s=period_s,
+                previous=previous,
+                previous_left_s=previous_left_s,
+                current=current,
+                current_left_s=current_left_s,
+            )
+
+        return await self._ask(read, otherwise=Window(period_s=period_s))
+
+    async def _ask(self, ask: Callable[[], Awaitable[T]], *, otherwise: T) -> T:
+        if self._clock() < self._asks_again_s:
+            return otherwise
+        try:
+            with anyio.fail_after(_ANSWER_S):
+                answer = await ask()
+        except (StorageError, OSError, TimeoutError) as error:
+            self._fails(error)
+            return otherwise
+        self._works()
+        return answer
+
+    def _fails(self, error: Exception) -> None:
+        """Names the kind of failure only: messages may hold the URL, and that a password."""
+        self._asks_again_s = self._clock() + _PAUSE_S
+        if not self._is_failing:
+            kind = type(error.__cause__ or error).__name__
+            logger.error("the storage of rate limits fails (%s): nobody is limited until it is back", kind)
+        self._is_failing = True
+
+    def _works(self) -> None:
+        if self._is_failing:
+            logger.info("the storage of rate limits is back")
+        self._is_failing = False
+
+
+def _redis(url: str) -> RedisStorage:
+    return RedisStorage(
+        "async+" + url,
+        wrap_exceptions=True,
+        implementation="redispy",
+        socket_timeout=_ANSWER_S,
+        socket_connect_timeout=_ANSWER_S,
+    )

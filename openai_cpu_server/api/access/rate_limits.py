@@ -1,0 +1,147 @@
+"""Limits of keys: requests and tokens over time, and calls at once.
+
+A call's prompt and the output that it asks for by number must fit; the prompt is counted when the call
+begins, the output as it was when the call ends. Without `max_tokens` nothing is held back for the output.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from types import TracebackType
+
+from openai_cpu_server.api.access.keys import Allowance, Key
+from openai_cpu_server.api.access.limit_headers import limit_headers
+from openai_cpu_server.api.access.meter import Meter, Period, Quota, Unit
+from openai_cpu_server.errors import RequestsLimited, TokensLimited
+
+_CONCURRENT_RETRY_S = 1.0
+_UNLIMITED = Allowance()
+
+
+@dataclass
+class _Account:
+    """Of a key, in this process."""
+
+    num_running: int = 0
+    held_tokens: int = 0
+    """Outputs that running calls may still have."""
+    lock: asyncio.Lock = field(default_factory=asyncio.Lock)
+    """Between looking whether tokens fit and counting them."""
+
+
+class RateLimits:
+    """Everybody's accounts. One for a server, whatever the way that calls come in."""
+
+    def __init__(self, meter: Meter) -> None:
+        self._meter = meter
+        self._accounts: dict[str, _Account] = {}
+
+    def lease(self, key: Key | None, headers: dict[str, str]) -> Lease:
+        """For one call. `headers` gets what its response is to say of the limits."""
+        name = key.name if key else ""
+        allowance = key.allowance if key else _UNLIMITED
+        account = self._accounts.setdefault(name, _Account())
+        return Lease(name, allowance, account, self._meter, headers)
+
+
+class Lease:
+    """One call's share: `async with` it while the call is served, then its output tokens are counted."""
+
+    def __init__(
+        self, name: str, allowance: Allowance, account: _Account, meter: Meter, headers: dict[str, str]
+    ) -> None:
+        self.output_tokens = 0
+        """To be set before the end."""
+        self._name = name
+        self._allowance = allowance
+        self._account = account
+        self._meter = meter
+        self._headers = headers
+        self._held_tokens = 0
+
+    async def __aenter__(self) -> Lease:
+        """Raises RequestsLimited."""
+        self._begin()
+        try:
+            await self._count_request()
+            await self._show()
+        except BaseException:
+            self._account.num_running -= 1
+            raise
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._account.num_running -= 1
+        self._account.held_tokens -= self._held_tokens
+        for quota in _quotas(self._allowance, Unit.TOKENS):
+            await self._charge(quota)
+
+    async def reserve(self, *, prompt_tokens: int, output_tokens: int) -> None:
+        """Count the prompt, and hold back room for the output. Raises TokensLimited."""
+        quotas = tuple(_quotas(self._allowance, Unit.TOKENS))
+        async with self._account.lock:
+            for quota in quotas:
+                await self._check_tokens(quota, prompt_tokens + output_tokens)
+            for quota in quotas:
+                if not await self._meter.take(quota, self._name, prompt_tokens):
+                    await self._check_tokens(quota, prompt_tokens)  # another server was faster
+            self._account.held_tokens += output_tokens
+            self._held_tokens = output_tokens
+        await self._show()
+
+    def _begin(self) -> None:
+        limit = self._allowance.concurrent
+        if limit is not None and self._account.num_running >= limit:
+            raise RequestsLimited(f"concurrent requests: Limit {limit}", retry_after_s=_CONCURRENT_RETRY_S)
+        self._account.num_running += 1
+
+    async def _count_request(self) -> None:
+        for quota in _quotas(self._allowance, Unit.REQUESTS):
+            if not await self._meter.take(quota, self._name, 1):
+                await self._show()
+                window = await self._meter.window(quota, self._name)
+                said = f"{quota.label}: Limit {quota.limit}, Requested 1"
+                raise RequestsLimited(said, retry_after_s=window.wait_s(1, quota.limit))
+
+    async def _check_tokens(self, quota: Quota, asked: int) -> None:
+        """Raises TokensLimited if so many do not fit beside what running calls may need."""
+        window = await self._meter.window(quota, self._name)
+        held = self._account.held_tokens
+        if asked + held <= window.remaining(quota.limit):
+            return
+        await self._show()
+        used = quota.limit - window.remaining(quota.limit) + held
+        raise TokensLimited(
+            f"{quota.label}: Limit {quota.limit}, Used {used}, Requested {asked}",
+            retry_after_s=window.wait_s(min(asked + held, max(asked, quota.limit)), quota.limit),
+        )
+
+    async def _charge(self, quota: Quota) -> None:
+        """Count the output; of one that exceeds what is left, what is left."""
+        if self.output_tokens and not await self._meter.take(quota, self._name, self.output_tokens):
+            window = await self._meter.window(quota, self._name)
+            await self._meter.take(quota, self._name, window.remaining(quota.limit))
+
+    async def _show(self) -> None:
+        for unit in Unit:
+            for quota in _quotas(self._allowance, unit):
+                if quota.period is Period.MINUTE:
+                    window = await self._meter.window(quota, self._name)
+                    held = self._account.held_tokens if unit is Unit.TOKENS else 0
+                    self._headers.update(limit_headers(quota, window, held=held))
+
+
+def _quotas(allowance: Allowance, unit: Unit) -> Iterator[Quota]:
+    if unit is Unit.REQUESTS and allowance.requests_per_minute is not None:
+        yield Quota(unit, Period.MINUTE, allowance.requests_per_minute)
+    if unit is Unit.TOKENS and allowance.tokens_per_minute is not None:
+        yield Quota(unit, Period.MINUTE, allowance.tokens_per_minute)
+    if unit is Unit.TOKENS and allowance.tokens_per_day is not None:
+        yield Quota(unit, Period.DAY, allowance.tokens_per_day)

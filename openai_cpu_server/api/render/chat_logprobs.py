@@ -1,0 +1,43 @@
+"""Log-probabilities in the shape of chat completions."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import msgspec
+
+from openai_cpu_server.api.render.pieces import Pieces, finite
+from openai_cpu_server.contract.step import TokenLogprob
+
+
+class TopToken(msgspec.Struct, frozen=True):
+    token: str
+    logprob: float
+    bytes: tuple[int, ...] | None
+
+
+class TokenEntry(msgspec.Struct, frozen=True):
+    token: str
+    logprob: float
+    bytes: tuple[int, ...] | None
+    top_logprobs: list[TopToken]
+
+
+class ChatLogprobs(msgspec.Struct, frozen=True):
+    content: list[TokenEntry]
+    refusal: None = None
+
+
+def chat_logprobs(entries: Sequence[TokenLogprob], pieces: Pieces) -> ChatLogprobs:
+    return ChatLogprobs([_entry(entry, pieces) for entry in entries])
+
+
+def _entry(entry: TokenLogprob, pieces: Pieces) -> TokenEntry:
+    piece = pieces[entry.token]
+    top = [_top(token, logprob, pieces) for token, logprob in entry.top]
+    return TokenEntry(piece.text, finite(entry.logprob), piece.bytes, top)
+
+
+def _top(token: int, logprob: float, pieces: Pieces) -> TopToken:
+    piece = pieces[token]
+    return TopToken(piece.text, finite(logprob), piece.bytes)

@@ -1,0 +1,137 @@
+"""`chat.completion.chunk`: a role, deltas, a reason to end, for every choice."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+
+import msgspec
+
+from openai_cpu_server.api.call import Call, CallStyle
+from openai_cpu_server.api.render.calls import CallDeltas, NewId, reason_with_calls
+from openai_cpu_server.api.render.chat_logprobs import chat_logprobs
+from openai_cpu_server.api.render.common import ChunkWriter, Usage, finish_reason, json_text
+from openai_cpu_server.api.render.pieces import Pieces
+from openai_cpu_server.contract.messages import Finish, TokenEvent
+from openai_cpu_server.contract.step import TokenLogprob
+from openai_cpu_server.engine.generation import Timings
+from openai_cpu_server.prompt.tool_formats import CallArguments, CallBegin, Part
+
+_NO_LOGPROBS = b"null"
+
+
+class ChatStream:
+    """The chunks of a chat call, event by event."""
+
+    def __init__(self, call: Call, pieces: Pieces, new_id: NewId) -> None:
+        self._writer = ChunkWriter(call, "chat.completion.chunk")
+        scores = _Scores(pieces if call.shown_logprobs is not None else None)
+        self._choices = {
+            request.id: _choice(index, scores, call.calls, new_id)
+            for index, request in enumerate(call.requests)
+        }
+
+    def chunks(self, event: TokenEvent) -> bytes:
+        """Zero or more server-sent events."""
+        return b"".join(map(self._writer.chunk, self._choices[event.id].choices(event)))
+
+    def usage(self, usage: Usage, timings: Timings) -> bytes:
+        return self._writer.usage(usage, timings)
+
+
+class _Scores:
+    """Log-probabilities as JSON, or `null` where nobody asked for them."""
+
+    def __init__(self, pieces: Pieces | None) -> None:
+        self._pieces = pieces
+
+    def json(self, entries: Sequence[TokenLogprob]) -> bytes:
+        if self._pieces is None:
+            return _NO_LOGPROBS
+        return msgspec.json.encode(chat_logprobs(entries, self._pieces))
+
+
+class _Choice(Protocol):
+    def choices(self, event: TokenEvent) -> list[bytes]:
+        """What the event adds to the choice, as the elements of `choices`, one for each chunk."""
+        ...
+
+
+def _choice(index: int, scores: _Scores, style: CallStyle | None, new_id: NewId) -> _Choice:
+    if style is None:
+        return _TextChoice(index, scores)
+    return _CallingChoice(index, scores, style, new_id)
+
+
+def _delta(index: int, delta: bytes, logprobs: bytes = _NO_LOGPROBS, reason: bytes = b"null") -> bytes:
+    begin = b'{"index":%d,"delta":' % index
+    return begin + delta + b',"logprobs":' + logprobs + b',"finish_reason":' + reason + b"}"
+
+
+class _TextChoice:
+    def __init__(self, index: int, scores: _Scores) -> None:
+        self._index = index
+        self._scores = scores
+        self._is_open = False
+
+    def choices(self, event: TokenEvent) -> list[bytes]:
+        parts = []
+        if not self._is_open:
+            self._is_open = True
+            parts.append(_delta(self._index, b'{"role":"assistant","content":""}'))
+        if event.text or event.logprobs:
+            content = b'{"content":' + json_text(event.text) + b"}"
+            parts.append(_delta(self._index, content, self._scores.json(event.logprobs)))
+        if event.finish is not None:
+            reason = f'"{finish_reason(event.finish)}"'.encode()
+            parts.append(_delta(self._index, b"{}", reason=reason))
+        return parts
+
+
+class _CallingChoice:
+    """Content and calls; what may still be the beginning of a call is held back, and its scores with it."""
+
+    def __init__(self, index: int, scores: _Scores, style: CallStyle, new_id: NewId) -> None:
+        self._index = index
+        self._scores = scores
+        self._style = style
+        self._reader = style.reader()
+        self._deltas = CallDeltas(style, new_id)
+        self._is_open = False
+        self._held_scores: list[TokenLogprob] = []
+
+    def choices(self, event: TokenEvent) -> list[bytes]:
+        self._held_scores.extend(event.logprobs)
+        parts = self._reader.feed(event.text)
+        if event.finish is not None:
+            parts += self._reader.finish()
+        shown = [self._opening(parts)] if parts or event.finish is not None else []
+        shown += [_delta(self._index, self._part(part), self._released_scores()) for part in parts]
+        if event.finish is not None:
+            shown.append(self._end(event.finish))
+        return [choice for choice in shown if choice]
+
+    def _opening(self, parts: Sequence[Part]) -> bytes:
+        """A choice that begins with a call has no content, rather than an empty one."""
+        if self._is_open:
+            return b""
+        self._is_open = True
+        content = b"null" if parts and isinstance(parts[0], CallBegin) else b'""'
+        return _delta(self._index, b'{"role":"assistant","content":' + content + b"}")
+
+    def _part(self, part: Part) -> bytes:
+        if isinstance(part, CallBegin):
+            return self._deltas.begin(part)
+        if isinstance(part, CallArguments):
+            return self._deltas.more(part)
+        return b'{"content":' + json_text(part.text) + b"}"
+
+    def _end(self, finish: Finish) -> bytes:
+        reason = reason_with_calls(finish, self._reader, self._style)
+        return _delta(self._index, b"{}", self._released_scores(), f'"{reason}"'.encode())
+
+    def _released_scores(self) -> bytes:
+        if not self._held_scores:
+            return _NO_LOGPROBS
+        held, self._held_scores = self._held_scores, []
+        return self._scores.json(held)

@@ -1,0 +1,19 @@
+"""`GET /metrics`, in Prometheus' text format."""
+
+from __future__ import annotations
+
+from starlette.requests import Request
+from starlette.responses import Response
+
+from openai_cpu_server.engine.client import EngineClient
+from openai_cpu_server.observe.engine_gauges import EngineGauges
+from openai_cpu_server.observe.metrics import CONTENT_TYPE, Metrics
+
+
+class MetricsRoutes:
+    def __init__(self, engine: EngineClient, metrics: Metrics) -> None:
+        metrics.add(EngineGauges(engine))
+        self._metrics = metrics
+
+    async def page(self, request: Request) -> Response:
+        return Response(self._metrics.page(), headers={"content-type": CONTENT_TYPE})

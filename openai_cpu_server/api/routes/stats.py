@@ -1,0 +1,162 @@
+"""`GET /v1/stats`: how the server has been doing, since its start and in the last minutes."""
+
+from __future__ import annotations
+
+import msgspec
+from starlette.requests import Request
+from starlette.responses import Response
+
+from openai_cpu_server.api.routes.cache import cache_stats
+from openai_cpu_server.api.routes.health import QueueSizes, queue_sizes
+from openai_cpu_server.api.routes.models import json_response
+from openai_cpu_server.engine.client import EngineClient
+from openai_cpu_server.observe.distribution import Distribution
+from openai_cpu_server.observe.recent import Recent, Span
+
+
+class Times(msgspec.Struct, frozen=True, kw_only=True):
+    """Milliseconds; None where there was nothing to measure."""
+
+    mean: float | None
+    p50: float | None
+    p90: float | None
+    p99: float | None
+
+
+class Calls(msgspec.Struct, frozen=True, kw_only=True):
+    """Generating requests and rows of batches, counted when they end."""
+
+    seconds: float
+    """The time that this is about."""
+    processed: int
+    failed: int
+    """Of these; clients that left are among them."""
+    latency_ms: Times
+    """From arrival to the end."""
+    queue_ms: Times
+    ttft_ms: Times
+    inter_token_ms: Times
+
+
+class Throughput(msgspec.Struct, frozen=True, kw_only=True):
+    """Tokens a second, as they are computed."""
+
+    output_now: float
+    """Over the last 10 to 20 seconds."""
+    output_since_start: float
+    computed_now: float
+    """Prompt tokens too; what the prefix cache had is not computed."""
+    computed_since_start: float
+
+
+class MemoryEfficiency(msgspec.Struct, frozen=True, kw_only=True):
+    """KV cells that are held, against a server that gives each running request a whole context."""
+
+    running_requests: int
+    kv_bytes_held: int
+    full_contexts_bytes: int
+    saved_share: float | None
+    """1 - held / full; None while nothing runs."""
+
+
+class CacheUse(msgspec.Struct, frozen=True, kw_only=True):
+    """Since the engine process's start."""
+
+    prompt_tokens: int
+    cached_tokens: int
+    hit_rate: float | None
+    """None before the first prompt."""
+
+
+class Stats(msgspec.Struct, frozen=True, kw_only=True):
+    object: str = "stats"
+    uptime_s: float
+    engine: str
+    """Its state, as in `/health`."""
+    restarts: int
+    """Of the engine process."""
+    queue: dict[str, QueueSizes]
+    """By priority."""
+    total: Calls
+    recent: Calls
+    """The last five minutes."""
+    throughput: Throughput
+    memory: MemoryEfficiency | None
+    """None, as `cache`, until the engine's first step."""
+    cache: CacheUse | None
+
+
+class StatsRoutes:
+    def __init__(self, engine: EngineClient, recent: Recent) -> None:
+        self._engine = engine
+        self._recent = recent
+
+    async def stats(self, request: Request) -> Response:
+        status, recent = self._engine.status(), self._recent
+        total = Span(recent.uptime_s, recent.total)
+        memory, cache = self._kv()
+        return json_response(
+            Stats(
+                uptime_s=round(recent.uptime_s, 1),
+                engine=status.state.value,
+                restarts=status.restarts,
+                queue=queue_sizes(status),
+                total=_calls(total),
+                recent=_calls(recent.window()),
+                throughput=_throughput(total, recent.moment()),
+                memory=memory,
+                cache=cache,
+            )
+        )
+
+    def _kv(self) -> tuple[MemoryEfficiency | None, CacheUse | None]:
+        kv, info = self._engine.kv_stats(), self._engine.info
+        if kv is None or info is None:
+            return None, None
+        stats = cache_stats(kv, info, num_running=sum(self._engine.status().running.values()))
+        assert stats.savings is not None
+        saved, full = stats.savings, stats.savings.full_contexts_bytes
+        memory = MemoryEfficiency(
+            running_requests=saved.running_requests,
+            kv_bytes_held=saved.pool_used_bytes,
+            full_contexts_bytes=full,
+            saved_share=round(saved.saved_bytes / full, 4) if full else None,
+        )
+        return memory, CacheUse(
+            prompt_tokens=stats.prompt_tokens, cached_tokens=stats.cached_tokens, hit_rate=stats.hit_rate
+        )
+
+
+def _calls(span: Span) -> Calls:
+    sums = span.sums
+    return Calls(
+        seconds=round(span.seconds, 1),
+        processed=sums.calls,
+        failed=sums.failed,
+        latency_ms=_times(sums.latency),
+        queue_ms=_times(sums.queue),
+        ttft_ms=_times(sums.ttft),
+        inter_token_ms=_times(sums.gaps),
+    )
+
+
+def _times(distribution: Distribution) -> Times:
+    return Times(
+        mean=_ms(distribution.mean_s),
+        p50=_ms(distribution.quantile_s(0.5)),
+        p90=_ms(distribution.quantile_s(0.9)),
+        p99=_ms(distribution.quantile_s(0.99)),
+    )
+
+
+def _throughput(total: Span, moment: Span) -> Throughput:
+    return Throughput(
+        output_now=round(moment.sums.output_tokens / moment.seconds, 2),
+        output_since_start=round(total.sums.output_tokens / total.seconds, 2),
+        computed_now=round(moment.sums.computed_tokens / moment.seconds, 2),
+        computed_since_start=round(total.sums.computed_tokens / total.seconds, 2),
+    )
+
+
+def _ms(seconds: float | None) -> float | None:
+    return None if seconds is None else round(1000 * seconds, 3)

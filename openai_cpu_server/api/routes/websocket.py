@@ -1,0 +1,272 @@
+"""`GET /v1/chat/completions` as a WebSocket: many requests at once, each on the way that a POST goes."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import AsyncIterator, Callable
+from functools import partial
+from urllib.parse import urlsplit
+
+import anyio
+import msgspec
+from anyio.abc import TaskGroup
+from starlette.websockets import WebSocket, WebSocketDisconnect
+
+from openai_cpu_server.api.access.authentication import identity_of
+from openai_cpu_server.api.access.rate_limits import Lease, RateLimits
+from openai_cpu_server.api.auth import SUBPROTOCOL
+from openai_cpu_server.api.endings import Endings
+from openai_cpu_server.api.errors import INTERNAL, failure_of
+from openai_cpu_server.api.offload import off_loop
+from openai_cpu_server.api.options import ApiOptions
+from openai_cpu_server.api.resolve.priority import HEADER, priority_of
+from openai_cpu_server.api.routes.generation import Begun, GenerationRoute
+from openai_cpu_server.api.socket_messages import Ask, Cancel, about, done, failed, objects, read_message
+from openai_cpu_server.api.tally import Tally
+from openai_cpu_server.api.ticket import Ticket, new_request_id, ticket_of
+from openai_cpu_server.contract.request import Priority
+from openai_cpu_server.errors import (
+    BodyTooLarge,
+    InvalidRequest,
+    OriginRefused,
+    RequestNotFound,
+    RequestsLimited,
+)
+from openai_cpu_server.observe.ended import Origin
+
+logger = logging.getLogger(__name__)
+
+_RETRY_S = 1.0
+
+
+class SocketRoute:
+    """The handshake. What is wrong with it is answered as a request would be, before the socket opens."""
+
+    def __init__(
+        self,
+        route: GenerationRoute,
+        *,
+        limits: RateLimits,
+        endings: Endings,
+        options: ApiOptions,
+        cancel: Callable[[str], object],
+    ) -> None:
+        """`cancel` ends a call by its id, so that whoever reads it gets RequestCancelled."""
+        self._route = route
+        self._limits = limits
+        self._endings = endings
+        self._options = options
+        self._cancel = cancel
+
+    async def serve(self, websocket: WebSocket) -> None:
+        self._check_origin(websocket)
+        priority = priority_of(
+            header=websocket.headers.get(HEADER),
+            field=None,
+            tier=None,
+            default=self._options.seen_by(identity_of(websocket.scope).key).default_priority,
+        )
+        offered = SUBPROTOCOL in websocket.scope["subprotocols"]
+        await websocket.accept(subprotocol=SUBPROTOCOL if offered else None)
+        await _Socket(websocket, self, priority).run()
+
+    def _check_origin(self, websocket: WebSocket) -> None:
+        """Browsers ask nobody whether a page may open a socket: that is left to the server."""
+        origin, allowed = websocket.headers.get("origin"), self._options.cors_origins
+        if origin is None or origin in allowed or "*" in allowed:
+            return
+        if urlsplit(origin).netloc != websocket.headers.get("host"):
+            raise OriginRefused(origin)
+
+    # -- what its sockets share --------------------------------------------------------------------
+
+    @property
+    def route(self) -> GenerationRoute:
+        return self._route
+
+    @property
+    def options(self) -> ApiOptions:
+        return self._options
+
+    def lease(self, websocket: WebSocket, ticket: Ticket) -> Lease:
+        return self._limits.lease(identity_of(websocket.scope).key, ticket.headers)
+
+    def cancel(self, call_id: str) -> None:
+        self._cancel(call_id)
+
+    def end(self, ticket: Ticket) -> None:
+        self._endings.end(ticket)
+
+
+class _Request:
+    """One of a socket's, from its message to its last one."""
+
+    def __init__(self, name: str, ticket: Ticket, cancel: Callable[[str], object]) -> None:
+        self.name = name
+        self.ticket = ticket
+        self._cancel = cancel
+        self._call_id: str | None = None
+        self._is_cancelled = False
+
+    def goes_by(self, name: str) -> bool:
+        return name in (self.name, self._call_id)
+
+    def cancel(self) -> None:
+        """It ends by itself, as one that somebody else has cancelled; at once, or when it is submitted."""
+        self._is_cancelled = True
+        if self._call_id is not None:
+            self._cancel(self._call_id)
+
+    def submitted(self, call_id: str) -> None:
+        self._call_id = call_id
+        if self._is_cancelled:
+            self._cancel(call_id)
+
+
+class _Socket:
+    """An open socket. When it closes, all of its requests end."""
+
+    def __init__(self, websocket: WebSocket, shared: SocketRoute, priority: Priority) -> None:
+        """`priority`: of requests that name none."""
+        self._websocket = websocket
+        self._shared = shared
+        self._priority = priority
+        self._running: dict[str, _Request] = {}
+        self._is_open = True
+
+    async def run(self) -> None:
+        async with anyio.create_task_group() as group:
+            try:
+                async for data in self._received():
+                    await self._take(data, group)
+            finally:
+                self._close()
+
+    async def _received(self) -> AsyncIterator[bytes]:
+        while (message := await self._websocket.receive())["type"] == "websocket.receive":
+            text = message.get("text")
+            yield message["bytes"] if text is None else text.encode()
+
+    async def _take(self, data: bytes, group: TaskGroup) -> None:
+        """Answers wrong messages here: a client that reads none of the answers is not read either."""
+        try:
+            if len(data) > self._shared.options.max_body_bytes:
+                raise BodyTooLarge(self._shared.options.max_body_bytes)
+            message = await off_loop(len(data), partial(read_message, data))
+            if isinstance(message, Cancel):
+                self._cancel(message.name)
+            else:
+                self._begin(message, group)
+        except Exception as error:
+            await self._send(failed(None, error, ticket_id=self._socket_id, headers={}))
+
+    def _cancel(self, name: str) -> None:
+        """Raises RequestNotFound."""
+        named = [request for request in self._running.values() if request.goes_by(name)]
+        if not named:
+            raise RequestNotFound(name)
+        for request in named:
+            request.cancel()
+
+    def _begin(self, ask: Ask, group: TaskGroup) -> None:
+        """Raises InvalidRequest, RequestsLimited."""
+        limit = self._shared.options.max_socket_requests
+        if len(self._running) >= limit:
+            said = f"requests at once on one WebSocket: Limit {limit}"
+            raise RequestsLimited(said, retry_after_s=_RETRY_S)
+        if ask.name in self._running:
+            message = f"A request with the request_id '{ask.name}' is running on this socket."
+            raise InvalidRequest(message, param="request_id", code="invalid_value")
+        ticket = self._ticket()
+        request = _Request(ask.name or ticket.id, ticket, self._shared.cancel)
+        self._running[request.name] = request
+        group.start_soon(self._serve, request, ask.body)
+
+    def _ticket(self) -> Ticket:
+        """Requests count and are logged one by one, in the trace of the handshake."""
+        socket, client = ticket_of(self._websocket.scope), identity_of(self._websocket.scope).client
+        return Ticket(
+            new_request_id(), "POST", socket.path, Origin.WEBSOCKET, trace=socket.trace, client=client
+        )
+
+    async def _serve(self, request: _Request, data: bytes) -> None:
+        """The last message goes out when the request has given up all that it held, and its name."""
+        ticket, name = request.ticket, request.name
+        try:
+            async with self._shared.lease(self._websocket, ticket) as lease:
+                headers = await self._generate(request, data, lease)
+            ticket.status = 200
+            last = done(name, {"x-request-id": ticket.id, **ticket.headers, **headers})
+        except Exception as error:
+            last = self._failed(request, error)
+        finally:
+            del self._running[name]
+            self._end(ticket)
+        await self._send(last)
+
+    async def _generate(self, request: _Request, data: bytes, lease: Lease) -> dict[str, str]:
+        route, identity = self._shared.route, identity_of(self._websocket.scope)
+        around = route.around(identity, priority_header=None)
+        options = msgspec.structs.replace(around.options, default_priority=self._priority)
+        around = msgspec.structs.replace(around, options=options)
+        begun = await route.begin(data, around, request.ticket, lease)
+        request.submitted(begun.call.id)
+        try:
+            if begun.call.stream:
+                await self._stream(request, begun)
+            else:
+                whole = await route.whole(begun, request.ticket)
+                await self._send(about(request.name, whole))
+        finally:
+            lease.output_tokens = int(request.ticket.notes.get("output_tokens", 0))
+        return begun.resolved.headers
+
+    async def _stream(self, request: _Request, begun: Begun) -> None:
+        call, generation, tally = begun.call, begun.generation, Tally(begun.call)
+        renderer = self._shared.route.stream_renderer(call)
+        try:
+            async with generation:
+                async for event in generation:
+                    tally.note(event)
+                    await self._send_chunks(request.name, renderer.chunks(event))
+            if call.include_usage:
+                await self._send_chunks(request.name, renderer.usage(tally.usage(), generation.timings))
+        finally:
+            tally.is_complete = True
+            tally.report(request.ticket, generation.timings)
+
+    async def _send_chunks(self, name: str, events: bytes) -> None:
+        for chunk in objects(events):
+            await self._send(about(name, chunk))
+
+    async def _send(self, message: bytes) -> None:
+        """Waits while the client does not read; events that come meanwhile are held up to a limit."""
+        if not self._is_open:
+            return
+        try:
+            await self._websocket.send_text(message.decode())
+        except (WebSocketDisconnect, RuntimeError):  # the latter: it is closing for a reason of the server's
+            self._close()
+
+    def _failed(self, request: _Request, error: Exception) -> bytes:
+        ticket = request.ticket
+        if failure_of(error) == INTERNAL:
+            logger.error("request %s failed", ticket.id, exc_info=error)
+        ticket.failed(error)
+        ticket.status = failure_of(error).status
+        headers = {"x-request-id": ticket.id, **ticket.headers}
+        return failed(request.name, error, ticket_id=ticket.id, headers=headers)
+
+    def _end(self, ticket: Ticket) -> None:
+        if not self._is_open:
+            ticket.client_gone()
+        self._shared.end(ticket)
+
+    def _close(self) -> None:
+        self._is_open = False
+        for request in self._running.values():
+            request.cancel()
+
+    @property
+    def _socket_id(self) -> str:
+        return ticket_of(self._websocket.scope).id

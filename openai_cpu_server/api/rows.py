@@ -1,0 +1,128 @@
+"""Runs the rows of batches in this process, on the very way that the HTTP routes go, at batch priority."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+
+import msgspec
+from starlette.applications import Starlette
+
+from openai_cpu_server.api.access.key_ring import KeyRing
+from openai_cpu_server.api.access.keys import Key
+from openai_cpu_server.api.endings import Endings
+from openai_cpu_server.api.errors import INTERNAL, error_object, failure_of
+from openai_cpu_server.api.options import ApiOptions
+from openai_cpu_server.api.resolve.calls import Circumstances
+from openai_cpu_server.api.routes.generation import GenerationRoute, model_of
+from openai_cpu_server.api.ticket import Ticket, new_request_id
+from openai_cpu_server.contract.request import Priority
+from openai_cpu_server.engine.client import EngineClient
+from openai_cpu_server.errors import EngineUnavailable, GenerationFailed, QueueFull, Unauthorized
+from openai_cpu_server.jobs.rows import RowAnswer
+from openai_cpu_server.observe.ended import Origin
+
+logger = logging.getLogger(__name__)
+
+
+class RowRunner:
+    """A `jobs.rows.RunRow`. A batch outlives its request: what its key may do is looked up for every row.
+
+    Rows do not count against a key's rate limits, as with OpenAI: they only get what nobody else needs.
+    """
+
+    def __init__(
+        self,
+        routes: Mapping[str, GenerationRoute],
+        *,
+        engine: EngineClient,
+        options: ApiOptions,
+        keys: KeyRing,
+        endings: Endings,
+    ) -> None:
+        self._routes = routes
+        self._engine = engine
+        self._options = options
+        self._keys = keys
+        self._endings = endings
+
+    async def __call__(self, url: str, body: bytes, owner: str) -> RowAnswer:
+        ticket = Ticket(
+            new_request_id(), "POST", url, Origin.BATCH, client=owner or None, priority=Priority.BATCH
+        )
+        self._endings.row_begins()
+        is_over = False
+        try:
+            answer = await self._answer(ticket, body, owner)
+            is_over = answer.retry_after_s is None
+        finally:
+            self._leave(ticket, is_over=is_over)
+        return answer
+
+    async def _answer(self, ticket: Ticket, body: bytes, owner: str) -> RowAnswer:
+        try:
+            around = self._around(self._key_of(owner))
+            answer = await self._routes[ticket.path].answer(body, around, ticket)
+        except Exception as error:
+            return _failed(self._blame(error), ticket)
+        ticket.status = 200
+        return RowAnswer(status=200, request_id=ticket.id, body=answer)
+
+    def _leave(self, ticket: Ticket, *, is_over: bool) -> None:
+        """One that is tried again, or that a stop has cut short, has not ended."""
+        if is_over:
+            self._endings.end(ticket)
+        else:
+            self._endings.row_put_off()
+        self._endings.row_left()
+
+    def _key_of(self, owner: str) -> Key | None:
+        """None: everything is allowed."""
+        key = self._keys.named(owner)
+        if key is None and owner and not self._keys.is_open:
+            raise Unauthorized(f"The API key '{owner}' of this batch does not exist any more.")
+        return key
+
+    def _around(self, key: Key | None) -> Circumstances:
+        return Circumstances(
+            info=model_of(self._engine),
+            options=self._options.seen_by(key),
+            priority_header=Priority.BATCH.label,
+            key_identity=key.digest.hex() if key else None,
+            client=key.name or None if key else None,
+        )
+
+    def _blame(self, error: Exception) -> Exception:
+        """An engine that is gone takes its requests with it: that is not their fault."""
+        if isinstance(error, GenerationFailed):
+            try:
+                model_of(self._engine)
+            except EngineUnavailable as unavailable:
+                return unavailable
+        return error
+
+
+def set_row_runner(app: Starlette, rows: RowRunner) -> None:
+    app.state.row_runner = rows
+
+
+def row_runner(app: Starlette) -> RowRunner:
+    """Of an application that `create_api` has made."""
+    rows = app.state.row_runner
+    assert isinstance(rows, RowRunner)
+    return rows
+
+
+def _failed(error: Exception, ticket: Ticket) -> RowAnswer:
+    failure = failure_of(error)
+    ticket.failed(error)
+    ticket.status = failure.status
+    if failure == INTERNAL:
+        logger.error("row %s failed", ticket.id, exc_info=error)
+    again = error.retry_after_s if isinstance(error, (QueueFull, EngineUnavailable)) else None
+    return RowAnswer(
+        status=failure.status,
+        request_id=ticket.id,
+        body=msgspec.json.encode(error_object(error, request_id=ticket.id)),
+        retry_after_s=again,
+    )

@@ -1,0 +1,1 @@
+"""What is told to those who watch: metrics, statistics, logs, traces. Knows no HTTP."""

@@ -1,0 +1,45 @@
+"""What is counted of generating requests, when they end."""
+
+from __future__ import annotations
+
+from prometheus_client import CollectorRegistry, Counter, Histogram
+
+from openai_cpu_server.observe.distribution import BOUNDS_S
+from openai_cpu_server.observe.ended import CallFigures, Ended
+from openai_cpu_server.observe.histograms import DistributionHistogram
+
+_LABELS = ("route", "priority")
+
+
+class CallMetrics:
+    def __init__(self, registry: CollectorRegistry) -> None:
+        def counter(name: str, said: str, *more: str) -> Counter:
+            return Counter(f"ocs_{name}", said, ("priority", *more), registry=registry)
+
+        def histogram(name: str, said: str) -> Histogram:
+            return Histogram(f"ocs_{name}_seconds", said, _LABELS, registry=registry, buckets=BOUNDS_S)
+
+        self._sequences = counter("sequences", "Sequences by how they ended.", "reason")
+        self._prompt = counter("prompt_tokens", "Tokens of the prompts of ended requests.")
+        self._cached = counter("cached_tokens", "Of these, not computed: another request had.")
+        self._output = counter("output_tokens", "Output tokens of ended requests.")
+        self._queue = histogram("queue", "From submission to the first step.")
+        self._ttft = histogram("time_to_first_token", "From arrival to the first token.")
+        self._total = histogram("request", "From arrival to the end of a generating request.")
+        self._gaps = DistributionHistogram(
+            "ocs_inter_token_seconds", "Between tokens of a sequence, each counted.", _LABELS
+        )
+        registry.register(self._gaps)
+
+    def ended(self, request: Ended, call: CallFigures) -> None:
+        priority, labels = request.priority, (request.route, request.priority)
+        for reason in call.finish_reasons:
+            self._sequences.labels(priority, reason).inc()
+        self._prompt.labels(priority).inc(call.prompt_tokens)
+        self._cached.labels(priority).inc(call.cached_tokens)
+        self._output.labels(priority).inc(call.output_tokens)
+        self._queue.labels(*labels).observe(call.queue_s)
+        self._total.labels(*labels).observe(request.seconds)
+        if call.ttft_s is not None:
+            self._ttft.labels(*labels).observe(call.ttft_s)
+        self._gaps.merge(labels, call.gaps)

@@ -1,0 +1,43 @@
+"""The log, as lines for people or as JSON for machines. A record may carry `fields` besides its message."""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Mapping
+from datetime import datetime, timezone
+from typing import Literal
+
+LogFormat = Literal["console", "json"]
+_CONSOLE = "%(asctime)s %(levelname)s %(message)s"
+_CHATTY = ("httpx", "httpx2", "urllib3", "opentelemetry")
+
+
+def set_up_logs(level: str, log_format: LogFormat) -> None:
+    """Everybody's records, the web server's too, go to standard error."""
+    handler = logging.StreamHandler()
+    handler.setFormatter(JsonFormatter() if log_format == "json" else logging.Formatter(_CONSOLE))
+    logging.basicConfig(level=level.upper(), handlers=[handler])
+    for chatty in _CHATTY:
+        logging.getLogger(chatty).setLevel(logging.WARNING)
+
+
+class JsonFormatter(logging.Formatter):
+    """One object a line: time (UTC), level, logger, message, and the record's `fields`."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        entry: dict[str, object] = {
+            "time": datetime.fromtimestamp(record.created, timezone.utc).isoformat(timespec="milliseconds"),
+            "level": record.levelname.lower(),
+            "logger": record.name,
+            "message": record.getMessage(),
+        }
+        if record.exc_info:
+            entry["exception"] = self.formatException(record.exc_info)
+        return json.dumps({**entry, **_fields(record)}, default=str)
+
+
+def _fields(record: logging.LogRecord) -> Mapping[str, object]:
+    fields = getattr(record, "fields", {})
+    assert isinstance(fields, Mapping)
+    return fields

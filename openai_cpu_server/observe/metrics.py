@@ -1,0 +1,105 @@
+"""All that is counted for Prometheus, in a registry of its own. README's table says what each means."""
+
+from __future__ import annotations
+
+import platform
+from collections.abc import Iterator
+from importlib.metadata import version
+
+from prometheus_client import (
+    CollectorRegistry,
+    Counter,
+    Gauge,
+    Info,
+    ProcessCollector,
+    generate_latest,
+)
+from prometheus_client.core import Metric
+from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4
+from prometheus_client.registry import Collector
+
+from openai_cpu_server import __version__
+from openai_cpu_server.contract.messages import StepFigures
+from openai_cpu_server.observe.call_metrics import CallMetrics
+from openai_cpu_server.observe.ended import Ended, Origin
+from openai_cpu_server.observe.step_metrics import StepMetrics
+
+CONTENT_TYPE = CONTENT_TYPE_PLAIN_0_0_4
+
+
+class Metrics:
+    """Requests are told when they end, steps when they are done; all by one thread.
+
+    `model`: its served name.
+    """
+
+    def __init__(self, registry: CollectorRegistry, *, model: str) -> None:
+        self._registry = registry
+        self._requests = Counter(
+            "ocs_requests",
+            "Requests that have ended.",
+            ("origin", "method", "route", "priority", "status"),
+            registry=registry,
+        )
+        self._refusals = Counter(
+            "ocs_refusals", "Requests that ended with an error, by its code.", ("code",), registry=registry
+        )
+        self._calls = CallMetrics(registry)
+        self._rows = Counter(
+            "ocs_batch_rows", "Rows of batches that were run, by outcome.", ("outcome",), registry=registry
+        )
+        self.rows_running = Gauge(
+            "ocs_batch_rows_running", "Rows of batches being run or queued.", registry=registry
+        )
+        self._deaths = Counter(
+            "ocs_engine_restarts", "Deaths of the engine process, by cause.", ("cause",), registry=registry
+        )
+        self._steps = StepMetrics(registry)
+        ProcessCollector(namespace="ocs", registry=registry)
+        Info("ocs_build", "What runs here.", registry=registry).info(
+            {
+                "version": __version__,
+                "python": platform.python_version(),
+                "llama_cpp_python": version("llama-cpp-python"),
+                "model": model,
+            }
+        )
+
+    def add(self, collector: Collector) -> None:
+        self._registry.register(collector)
+
+    def page(self) -> bytes:
+        """What `/metrics` answers, as `CONTENT_TYPE`."""
+        return generate_latest(_Lean(self._registry))
+
+    def ended(self, request: Ended) -> None:
+        self._requests.labels(
+            request.origin.value, request.method, request.route, request.priority, request.status
+        ).inc()
+        if request.code is not None:
+            self._refusals.labels(request.code).inc()
+        if request.origin is Origin.BATCH:
+            self._rows.labels("answered" if request.status < 300 else "failed").inc()
+        if request.call is not None:
+            self._calls.ended(request, request.call)
+
+    def row_put_off(self) -> None:
+        self._rows.labels("put_off").inc()
+
+    def step_done(self, figures: StepFigures) -> None:
+        self._steps.step_done(figures)
+
+    def engine_died(self, cause: str) -> None:
+        self._deaths.labels(cause).inc()
+
+
+class _Lean(Collector):
+    """Without the times at which each series began, which the text format would show as gauges."""
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        self._registry = registry
+
+    def collect(self) -> Iterator[Metric]:
+        for family in self._registry.collect():
+            family.samples = [sample for sample in family.samples if not sample.name.endswith("_created")]
+            yield family

@@ -1,0 +1,112 @@
+"""The last minutes in slices of time, for `/v1/stats`: memory and work are bounded, whatever the load."""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+
+from openai_cpu_server.contract.messages import StepFigures
+from openai_cpu_server.observe.distribution import Distribution
+from openai_cpu_server.observe.ended import CallFigures, Ended
+
+SLICE_S = 10.0
+_NUM_SLICES = 30
+_SUCCESS = range(200, 300)
+
+
+@dataclass
+class Sums:
+    """Of some span of time. Calls are counted when they end, tokens when they are computed."""
+
+    calls: int = 0
+    failed: int = 0
+    """Of the calls: those with an error, and those whose client left."""
+    output_tokens: int = 0
+    computed_tokens: int = 0
+    latency: Distribution = field(default_factory=Distribution)
+    queue: Distribution = field(default_factory=Distribution)
+    ttft: Distribution = field(default_factory=Distribution)
+    gaps: Distribution = field(default_factory=Distribution)
+
+    def call_ended(self, request: Ended, call: CallFigures) -> None:
+        self.calls += 1
+        self.failed += request.code is not None or request.status not in _SUCCESS
+        self.latency.add(request.seconds)
+        self.queue.add(call.queue_s)
+        if call.ttft_s is not None:
+            self.ttft.add(call.ttft_s)
+        self.gaps.merge(call.gaps)
+
+    def step_done(self, figures: StepFigures) -> None:
+        self.output_tokens += figures.sampled + figures.forced
+        self.computed_tokens += 0 if figures.is_interrupted else figures.tokens
+
+    def merge(self, other: Sums) -> None:
+        self.calls += other.calls
+        self.failed += other.failed
+        self.output_tokens += other.output_tokens
+        self.computed_tokens += other.computed_tokens
+        self.latency.merge(other.latency)
+        self.queue.merge(other.queue)
+        self.ttft.merge(other.ttft)
+        self.gaps.merge(other.gaps)
+
+
+@dataclass(frozen=True)
+class Span:
+    seconds: float
+    sums: Sums
+
+
+class Recent:
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self.total = Sums()
+        """Since the start."""
+        self._clock = clock
+        self._started_s = clock()
+        self._slices: deque[tuple[int, Sums]] = deque(maxlen=_NUM_SLICES)
+        """(number since the start, what happened in it); a slice in which nothing happened is not there."""
+
+    @property
+    def uptime_s(self) -> float:
+        return self._clock() - self._started_s
+
+    def ended(self, request: Ended) -> None:
+        if request.call is not None:
+            for sums in (self.total, self._now()):
+                sums.call_ended(request, request.call)
+
+    def step_done(self, figures: StepFigures) -> None:
+        for sums in (self.total, self._now()):
+            sums.step_done(figures)
+
+    def window(self) -> Span:
+        """The last five minutes, as far as there were so many."""
+        return self._last(_NUM_SLICES)
+
+    def moment(self) -> Span:
+        """The last 10 to 20 seconds."""
+        return self._last(2)
+
+    def _last(self, num_slices: int) -> Span:
+        first = max(0, self._number() - num_slices + 1)
+        seconds = max(self.uptime_s - first * SLICE_S, 1e-9)
+        return Span(seconds, _sum(sums for number, sums in self._slices if number >= first))
+
+    def _now(self) -> Sums:
+        number = self._number()
+        if not self._slices or self._slices[-1][0] != number:
+            self._slices.append((number, Sums()))
+        return self._slices[-1][1]
+
+    def _number(self) -> int:
+        return int(self.uptime_s // SLICE_S)
+
+
+def _sum(parts: Iterable[Sums]) -> Sums:
+    total = Sums()
+    for part in parts:
+        total.merge(part)
+    return total

@@ -1,0 +1,139 @@
+"""OpenTelemetry traces: a span for each request, with its queue, prefill and decode below it.
+
+Spans are made when a request has ended, from the times that were noted: until then tracing costs nothing.
+Only here is OpenTelemetry imported, and only when somebody wants traces (the extra `otel`).
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, NamedTuple
+
+from openai_cpu_server import __version__
+from openai_cpu_server.errors import StartupError
+from openai_cpu_server.observe.ended import CallFigures, Ended, TraceParent
+
+if TYPE_CHECKING:
+    from opentelemetry.context import Context
+    from opentelemetry.sdk.trace import SpanProcessor
+    from opentelemetry.util.types import AttributeValue
+
+_SERVICE = "openai-cpu-server"
+_TRACES_PATH = "/v1/traces"
+_EXPORT_TIMEOUT_S = 5
+_SERVER_ERROR = 500
+
+
+def open_tracing(endpoint: str) -> Tracing:
+    """Sends traces to the collector at this URL (OTLP over HTTP). Raises StartupError without the extra."""
+    try:
+        from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
+        from opentelemetry.sdk.trace.export import BatchSpanProcessor
+    except ImportError:
+        raise StartupError("--otel-endpoint needs: pip install 'openai-cpu-server[otel]'") from None
+    if not endpoint.startswith(("http://", "https://")):
+        raise StartupError("--otel-endpoint: expected http://HOST:PORT")
+    exporter = OTLPSpanExporter(endpoint=traces_url(endpoint), timeout=_EXPORT_TIMEOUT_S)
+    return Tracing(BatchSpanProcessor(exporter))
+
+
+def traces_url(endpoint: str) -> str:
+    """A collector's address is the base of one for each signal, as OpenTelemetry's specification has it."""
+    base = endpoint.rstrip("/")
+    return base if base.endswith(_TRACES_PATH) else base + _TRACES_PATH
+
+
+class Tracing:
+    def __init__(self, processor: SpanProcessor) -> None:
+        """`processor`: where spans go; it is shut down with this."""
+        from opentelemetry.sdk.resources import SERVICE_NAME, SERVICE_VERSION, Resource
+        from opentelemetry.sdk.trace import TracerProvider
+        from opentelemetry.trace import SpanKind, StatusCode, set_span_in_context
+        from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
+
+        resource = Resource.create({SERVICE_VERSION: __version__})
+        if str(resource.attributes[SERVICE_NAME]).startswith("unknown_service"):  # nobody has named it
+            resource = resource.merge(Resource({SERVICE_NAME: _SERVICE}))
+        self._provider = TracerProvider(resource=resource, shutdown_on_exit=False)
+        self._provider.add_span_processor(processor)
+        self._tracer = self._provider.get_tracer(_SERVICE, __version__)
+        self._extract = TraceContextTextMapPropagator().extract
+        self._below = set_span_in_context
+        self._server, self._error = SpanKind.SERVER, StatusCode.ERROR
+
+    def close(self) -> None:
+        """Send what is left; a collector that does not answer is not waited for long."""
+        self._provider.shutdown()
+
+    def ended(self, request: Ended) -> None:
+        if request.is_quiet:
+            return
+        epoch_s = time.time() - time.monotonic()
+        span = self._tracer.start_span(
+            f"{request.method} {request.route}",
+            context=self._parent(request.trace),
+            kind=self._server,
+            attributes=dict(_of_request(request)),
+            start_time=_ns(epoch_s + request.started_s),
+        )
+        if request.call is not None:
+            below = self._below(span)
+            for phase in _phases(request.call):
+                self._add(phase, below, epoch_s)
+        if request.status >= _SERVER_ERROR:
+            span.set_status(self._error, request.code)
+        span.end(_ns(epoch_s + request.ended_s))
+
+    def _add(self, phase: Phase, below: Context, epoch_s: float) -> None:
+        start_s = epoch_s + phase.start_s
+        span = self._tracer.start_span(
+            phase.name, context=below, attributes=phase.attributes, start_time=_ns(start_s)
+        )
+        span.end(_ns(start_s + phase.seconds))
+
+    def _parent(self, trace: TraceParent | None) -> Context | None:
+        """None: it begins a trace."""
+        if trace is None:
+            return None
+        return self._extract({"traceparent": trace.parent, "tracestate": trace.state})
+
+
+class Phase(NamedTuple):
+    name: str
+    start_s: float
+    """On the monotonic clock."""
+    seconds: float
+    attributes: dict[str, AttributeValue]
+
+
+def _phases(call: CallFigures) -> Iterator[Phase]:
+    """As far as the call came."""
+    start_s = call.submitted_s
+    yield Phase("queue", start_s, call.queue_s, {})
+    if call.prefill_s or call.decode_s:
+        tokens = {"ocs.prompt_tokens": call.prompt_tokens, "ocs.cached_tokens": call.cached_tokens}
+        yield Phase("prefill", start_s + call.queue_s, call.prefill_s, {**tokens})
+    if call.ttft_s is not None:
+        start_s += call.queue_s + call.prefill_s
+        yield Phase("decode", start_s, call.decode_s, {"ocs.output_tokens": call.output_tokens})
+
+
+def _of_request(request: Ended) -> Iterator[tuple[str, AttributeValue]]:
+    """Names as OpenTelemetry's conventions have them, where they have some."""
+    yield "http.request.method", request.method
+    yield "http.route", request.route
+    yield "http.response.status_code", request.status
+    yield "ocs.request_id", request.id
+    yield "ocs.origin", request.origin.value
+    if request.code is not None:
+        yield "error.type", request.code
+    if request.call is not None:
+        yield "ocs.priority", request.priority
+        yield "gen_ai.usage.input_tokens", request.call.prompt_tokens
+        yield "gen_ai.usage.output_tokens", request.call.output_tokens
+        yield "gen_ai.response.finish_reasons", request.call.finish_reasons
+
+
+def _ns(seconds: float) -> int:
+    return round(seconds * 1e9)

@@ -1,0 +1,44 @@
+"""The one who is told of everything, and tells the rest."""
+
+from __future__ import annotations
+
+from prometheus_client import CollectorRegistry
+
+from openai_cpu_server.contract.messages import StepFigures
+from openai_cpu_server.observe.ended import Ended
+from openai_cpu_server.observe.metrics import Metrics
+from openai_cpu_server.observe.recent import Recent
+from openai_cpu_server.observe.tracing import Tracing
+
+
+class Watch:
+    """An `engine.watch.EngineWatch` too. All methods belong to one event loop's thread."""
+
+    def __init__(self, metrics: Metrics, recent: Recent, tracing: Tracing | None = None) -> None:
+        self.metrics = metrics
+        self.recent = recent
+        self._tracing = tracing
+
+    @classmethod
+    def new(cls, *, model: str, tracing: Tracing | None = None) -> Watch:
+        """Everything at zero, in a registry of its own."""
+        return cls(Metrics(CollectorRegistry(), model=model), Recent(), tracing)
+
+    def ended(self, request: Ended) -> None:
+        """Once for every request, however it ended."""
+        self.metrics.ended(request)
+        self.recent.ended(request)
+        if self._tracing is not None:
+            self._tracing.ended(request)
+
+    def close(self) -> None:
+        """Nothing is told after this."""
+        if self._tracing is not None:
+            self._tracing.close()
+
+    def step_done(self, figures: StepFigures) -> None:
+        self.metrics.step_done(figures)
+        self.recent.step_done(figures)
+
+    def engine_died(self, cause: str) -> None:
+        self.metrics.engine_died(cause)

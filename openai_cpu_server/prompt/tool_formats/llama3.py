@@ -1,0 +1,34 @@
+"""Llama 3's JSON: an output that begins with a brace is calls.
+
+`<|python_tag|>`, which the model may write before them, means nothing more; the grammar, which rules from the
+first token on, leaves it out.
+"""
+
+from __future__ import annotations
+
+from openai_cpu_server.prompt.tool_formats.reader import FirstGate, ToolReader
+
+
+class Llama3Format:
+    """`{"name": ..., "parameters": {...}}`, further calls behind `; `."""
+
+    name = "llama3"
+    marker = ""
+    marker_is_text = True
+    arguments_key = "parameters"
+
+    def recognises(self, template: str) -> bool:
+        return "<|start_header_id|>" in template and '"parameters": ' in template
+
+    def calls(self, *, several: bool) -> str:
+        return 'call ("; " call)*' if several else "call"
+
+    def written(self, calls: str) -> str:
+        return "; ".join(calls.splitlines())
+
+    def history_id(self, call_id: str) -> str:
+        return call_id
+
+    def reader(self, *, at_start: bool = False) -> ToolReader:
+        """Calls are always at the start."""
+        return ToolReader(FirstGate("{"), self.arguments_key)

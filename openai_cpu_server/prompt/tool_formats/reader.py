@@ -1,0 +1,114 @@
+"""Reads a model's output while it comes: content first, then calls."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Protocol, Union
+
+from openai_cpu_server.prompt.tool_formats.scanner import CallArguments, CallBegin, CallScanner
+
+
+@dataclass(frozen=True)
+class Content:
+    text: str
+
+
+Part = Union[Content, CallBegin, CallArguments]
+
+
+class Gate(Protocol):
+    """Watches for the beginning of the calls."""
+
+    def feed(self, text: str) -> tuple[str, str | None]:
+        """Content that is none of the calls for sure; and what follows it once they have begun."""
+        ...
+
+    def rest(self) -> str:
+        """What was held back, when the output has ended without calls."""
+        ...
+
+
+class MarkerGate:
+    """Calls begin behind a marker; white space before it is nobody's."""
+
+    def __init__(self, marker: str) -> None:
+        self._marker = marker
+        self._held = ""
+
+    def feed(self, text: str) -> tuple[str, str | None]:
+        text = self._held + text
+        content, found, calls = text.partition(self._marker)
+        if found:
+            self._held = ""
+            return content.rstrip(), calls
+        safe = len(text[: len(text) - self._overlap(text)].rstrip())
+        self._held = text[safe:]
+        return text[:safe], None
+
+    def rest(self) -> str:
+        held, self._held = self._held, ""
+        return held
+
+    def _overlap(self, text: str) -> int:
+        """Characters at the end of the text that the marker begins with."""
+        sizes = range(min(len(self._marker) - 1, len(text)), 0, -1)
+        return next((size for size in sizes if text.endswith(self._marker[:size])), 0)
+
+
+class FirstGate:
+    """An output that begins with a mark is calls; any other is content to its end, whatever it holds."""
+
+    def __init__(self, mark: str) -> None:
+        self._mark = mark
+        self._held: str | None = ""
+        """None: it is content."""
+
+    def feed(self, text: str) -> tuple[str, str | None]:
+        if self._held is None:
+            return text, None
+        self._held += text
+        if self._held.startswith(self._mark):
+            calls, self._held = self._held, ""
+            return "", calls
+        return ("", None) if self._mark.startswith(self._held) else (self.rest(), None)
+
+    def rest(self) -> str:
+        held, self._held = self._held, None
+        return held or ""
+
+
+class ToolReader:
+    """Gives the same content and calls however the text was cut into pieces."""
+
+    def __init__(self, gate: Gate, arguments_key: str) -> None:
+        self._gate = gate
+        self._new_scanner: Callable[[], CallScanner] = lambda: CallScanner(arguments_key)
+        self._calls: CallScanner | None = None
+
+    @property
+    def is_cut(self) -> bool:
+        """Whether the output, if it ended here, would end within a call."""
+        return self._calls is not None and self._calls.is_cut
+
+    @property
+    def has_calls(self) -> bool:
+        return self._calls is not None
+
+    def feed(self, text: str) -> list[Part]:
+        if self._calls is not None:
+            return [*self._calls.feed(text)]
+        content, calls = self._gate.feed(text)
+        parts: list[Part] = [Content(content)] if content else []
+        if calls is not None:
+            self._calls = self._new_scanner()
+            parts += self._calls.feed(calls)
+        return parts
+
+    def finish(self) -> list[Part]:
+        rest = self._gate.rest()
+        return [Content(rest)] if rest else []
+
+
+def marked_reader(marker: str, arguments_key: str, *, at_start: bool) -> ToolReader:
+    return ToolReader(FirstGate(marker) if at_start else MarkerGate(marker), arguments_key)

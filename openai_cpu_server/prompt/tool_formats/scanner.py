@@ -1,0 +1,93 @@
+"""Finds the calls in JSON that comes in pieces. The grammar has made it; nothing is parsed twice."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class CallBegin:
+    name: str
+
+
+@dataclass(frozen=True)
+class CallArguments:
+    """The next piece of the JSON text of the arguments."""
+
+    text: str
+
+
+class CallScanner:
+    """Skips what stands between calls: separators, brackets, closing marks."""
+
+    def __init__(self, arguments_key: str) -> None:
+        self._head = re.compile(
+            r'\{\s*"name"\s*:\s*"([^"\\]+)"\s*,\s*"' + re.escape(arguments_key) + r'"\s*:\s*(?=\{)'
+        )
+        self._waiting = ""
+        self._arguments: _Braces | None = None
+        self._num_begun = 0
+
+    @property
+    def is_cut(self) -> bool:
+        return self._arguments is not None or self._num_begun == 0
+
+    def feed(self, text: str) -> list[CallBegin | CallArguments]:
+        parts: list[CallBegin | CallArguments] = []
+        while text:
+            part, text = self._between(text) if self._arguments is None else self._inside(text)
+            parts += [part] if part is not None else []
+        return parts
+
+    def _between(self, text: str) -> tuple[CallBegin | None, str]:
+        self._waiting += text
+        head = self._head.search(self._waiting)
+        if head is None:
+            return None, ""
+        rest, self._waiting = self._waiting[head.end() :], ""
+        self._arguments = _Braces()
+        self._num_begun += 1
+        return CallBegin(head[1]), rest
+
+    def _inside(self, text: str) -> tuple[CallArguments, str]:
+        assert self._arguments is not None
+        end = self._arguments.end_in(text)
+        if end is None:
+            return CallArguments(text), ""
+        self._arguments = None
+        return CallArguments(text[:end]), text[end:]
+
+
+_MARKS = re.compile(r'["\\{}]')
+
+
+class _Braces:
+    """Counts them, outside of strings."""
+
+    def __init__(self) -> None:
+        self._depth = 0
+        self._in_string = False
+        self._escaped_at: int | None = None
+
+    def end_in(self, text: str) -> int | None:
+        """Where the object ends in this next piece of it; None: not here."""
+        skip, self._escaped_at = self._escaped_at, None
+        for mark in _MARKS.finditer(text):
+            at = mark.start()
+            if at == skip:
+                continue
+            if mark[0] == "\\":
+                skip = at + 1
+            elif self._ends(mark[0]):
+                return at + 1
+        self._escaped_at = 0 if skip == len(text) else None
+        return None
+
+    def _ends(self, mark: str) -> bool:
+        if mark == '"':
+            self._in_string = not self._in_string
+        elif not self._in_string:
+            self._depth += 1 if mark == "{" else -1
+            return self._depth == 0
+        return False

@@ -1,0 +1,226 @@
+"""What shapes the answer's text: which fields, what they accept, what is refused and how."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from openai_cpu_server.api.resolve.answer_shape import may_shape_output
+from openai_cpu_server.contract.request import Constraint
+from openai_cpu_server.errors import InvalidRequest
+from openai_cpu_server.llama.grammar_check import GrammarCheck
+from openai_cpu_server.structured import Whitespace
+from tests.api.resolving import complete, resolved_chat
+
+SCHEMA = {
+    "type": "object",
+    "properties": {"a": {"type": "integer", "minimum": 1, "maximum": 5}},
+    "required": ["a"],
+    "additionalProperties": False,
+}
+HARD = {"type": "object", "properties": {"a": {"type": "string", "pattern": "^(?=x)"}}}
+
+
+def json_schema(schema: dict[str, object] = SCHEMA, **fields: object) -> dict[str, object]:
+    return {"type": "json_schema", "json_schema": {"name": "n", "schema": schema, **fields}}
+
+
+def constraint(**fields: object) -> Constraint | None:
+    """The same on both routes."""
+    whole, text = resolved_chat(**fields).call.requests[0], complete(**fields).requests[0]
+    assert whole.constraint == text.constraint
+    assert not whole.show_control_tokens
+    return whole.constraint
+
+
+def accepts(text: str, **fields: object) -> bool:
+    shape = constraint(**fields)
+    assert shape is not None
+    assert (shape.opening, shape.triggers) == ((), ())
+    return GrammarCheck(shape.grammar).check(text).fits
+
+
+def refused(**fields: object) -> InvalidRequest:
+    with pytest.raises(InvalidRequest) as caught:
+        resolved_chat(**fields)
+    return caught.value
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"response_format": json_schema()},
+        {"response_format": json_schema(strict=True, description="d")},
+        {"response_format": json_schema(strict=False)},
+        {"json_schema": SCHEMA},
+        {"guided_json": SCHEMA},
+        {"guided_json": json.dumps(SCHEMA)},
+        {"structured_outputs": {"json": SCHEMA}},
+        {"structured_outputs": {"json": json.dumps(SCHEMA)}},
+        {"response_format": {"type": "text"}, "json_schema": SCHEMA},
+    ],
+)
+def test_a_schema_in_all_its_places(fields: dict[str, object]) -> None:
+    assert accepts('{"a":3}', **fields)
+    assert not accepts('{"a":6}', **fields)
+    assert not accepts('{"a": 3}', **fields)
+
+
+@pytest.mark.parametrize(
+    ("fields", "good", "bad"),
+    [
+        ({"response_format": {"type": "json_object"}}, '{"x":[1]}', "[1]"),
+        ({"structured_outputs": {"json_object": True}}, '{"x":[1]}', "[1]"),
+        ({"regex": "a+b"}, "aab", "ba"),
+        ({"guided_regex": "a+b"}, "aab", "ba"),
+        ({"structured_outputs": {"regex": "a+b"}}, "aab", "ba"),
+        ({"choice": ["yes", 'n"o']}, 'n"o', "no"),
+        ({"guided_choice": ["yes", 'n"o']}, 'n"o', "no"),
+        ({"structured_outputs": {"choice": ["yes", 'n"o']}}, 'n"o', "no"),
+        ({"grammar": 'root ::= "x" [0-9]{2}'}, "x12", "x1"),
+        ({"guided_grammar": 'root ::= "x" [0-9]{2}'}, "x12", "x1"),
+        ({"structured_outputs": {"grammar": 'root ::= "x" [0-9]{2}'}}, "x12", "x1"),
+    ],
+)
+def test_the_other_shapes(fields: dict[str, object], good: str, bad: str) -> None:
+    assert accepts(good, **fields)
+    assert not accepts(bad, **fields)
+
+
+@pytest.mark.parametrize("fields", [{}, {"response_format": {"type": "text"}}, {"response_format": None}])
+def test_free_text_has_no_constraint(fields: dict[str, object]) -> None:
+    assert constraint(**fields) is None
+
+
+def test_white_space_is_the_servers_choice() -> None:
+    call = resolved_chat(response_format=json_schema(), whitespace=Whitespace.FLEXIBLE).call
+    shape = call.requests[0].constraint
+    assert shape is not None
+    assert GrammarCheck(shape.grammar).check('{\n  "a" : 3\n}').fits
+
+
+def test_every_choice_obeys() -> None:
+    requests = resolved_chat(response_format=json_schema(), n=3).call.requests
+    assert len({request.constraint.grammar for request in requests if request.constraint}) == 1
+
+
+@pytest.mark.parametrize(
+    ("fields", "param", "code"),
+    [
+        ({"response_format": "json"}, "response_format", "invalid_value"),
+        ({"response_format": {}}, "response_format.type", "missing_required_parameter"),
+        ({"response_format": {"type": "xml"}}, "response_format.type", "invalid_value"),
+        (
+            {"response_format": {"type": "json_schema"}},
+            "response_format.json_schema",
+            "missing_required_parameter",
+        ),
+        (
+            {"response_format": {"type": "json_schema", "json_schema": {"schema": {}}}},
+            "response_format.json_schema.name",
+            "missing_required_parameter",
+        ),
+        (
+            {"response_format": {"type": "json_schema", "json_schema": {"name": "n"}}},
+            "response_format.json_schema.schema",
+            "missing_required_parameter",
+        ),
+        ({"response_format": json_schema(name="a b")}, "response_format.json_schema.name", "invalid_value"),
+        (
+            {"response_format": json_schema(colour=1)},
+            "response_format.json_schema.colour",
+            "unknown_parameter",
+        ),
+        (
+            {"response_format": {**json_schema(), "type": "json_object"}},
+            "response_format.json_schema",
+            "invalid_value",
+        ),
+        ({"response_format": {"type": "text", "schema": {}}}, "response_format.schema", "unknown_parameter"),
+        (
+            {"response_format": json_schema(HARD)},
+            "response_format.json_schema.schema.properties.a",
+            "unsupported_schema",
+        ),
+        ({"json_schema": HARD}, "json_schema.properties.a", "unsupported_schema"),
+        ({"guided_json": HARD}, "guided_json.properties.a", "unsupported_schema"),
+        ({"guided_json": "{"}, "guided_json", "invalid_value"),
+        ({"guided_json": "[]"}, "guided_json", "invalid_value"),
+        ({"guided_json": 5}, "guided_json", "invalid_value"),
+        ({"json_schema": {"type": "house"}}, "json_schema", "invalid_schema"),
+        ({"json_schema": {"enum": []}}, "json_schema", "invalid_schema"),
+        ({"regex": "("}, "regex", "invalid_pattern"),
+        ({"regex": 5}, "regex", "invalid_value"),
+        ({"choice": []}, "choice", "invalid_value"),
+        ({"choice": [1]}, "choice[0]", "invalid_value"),
+        ({"grammar": "root ::= x"}, "grammar", "invalid_grammar"),
+        ({"grammar": ""}, "grammar", "invalid_grammar"),
+        ({"grammar": "#" * 200_001}, "grammar", None),
+        ({"structured_outputs": {}}, "structured_outputs", "invalid_value"),
+        (
+            {"structured_outputs": {"regex": "a", "choice": ["a"]}},
+            "structured_outputs.choice",
+            "invalid_value",
+        ),
+        (
+            {"structured_outputs": {"structural_tag": "x"}},
+            "structured_outputs.structural_tag",
+            "unknown_parameter",
+        ),
+        ({"regex": "a", "guided_regex": "a"}, "guided_regex", "invalid_value"),
+        ({"response_format": json_schema(), "choice": ["a"]}, "choice", "invalid_value"),
+        ({"guided_whitespace_pattern": " "}, "guided_whitespace_pattern", "unsupported_parameter"),
+        ({"regex": "a", "stop": "a"}, "stop", "invalid_value"),
+        ({"regex": "a", "ignore_eos": True}, "ignore_eos", "invalid_value"),
+    ],
+)
+def test_refusals_name_the_field(fields: dict[str, object], param: str, code: str | None) -> None:
+    error = refused(**fields)
+    assert (error.param, error.code) == (param, code)
+
+
+def test_a_refused_keyword_is_named_with_its_place() -> None:
+    message = str(refused(response_format=json_schema({"properties": {"a": {"$ref": "#/nowhere"}}})))
+    assert message == "/properties/a: '$ref' to '#/nowhere' leads to nothing in this schema."
+
+
+def test_what_need_not_be_enforced_is_named_in_a_header() -> None:
+    resolved = resolved_chat(response_format=json_schema(HARD, strict=False))
+    assert resolved.headers == {
+        "x-unenforced-schema-keywords": "response_format.json_schema.schema.properties.a.pattern"
+    }
+    assert resolved_chat(response_format=json_schema(strict=False)).headers == {}
+
+
+def test_a_long_list_of_names_is_cut() -> None:
+    schema = {"properties": {f"a,{i}": {"pattern": "^(?=x)", "type": "string"} for i in range(40)}}
+    header = resolved_chat(response_format=json_schema(schema, strict=False)).headers[
+        "x-unenforced-schema-keywords"
+    ]
+    assert header.split(",")[-1] == "..."
+    assert len(header.split(",")) == 33
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "response_format",
+        "tools",
+        "functions",
+        "grammar",
+        "regex",
+        "choice",
+        "json_schema",
+        "guided_json",
+        "guided_regex",
+        "guided_choice",
+        "guided_grammar",
+        "structured_outputs",
+    ],
+)
+def test_bodies_that_may_need_compiling_are_known_by_sight(name: str) -> None:
+    assert may_shape_output(json.dumps({name: 1}).encode())
+    hidden = "".join(f"\\u{ord(letter):04x}" for letter in name)
+    assert may_shape_output(f'{{"{hidden}":1}}'.encode())
+    assert not may_shape_output(b'{"messages":[{"role":"user","content":"hi"}],"max_tokens":5}')

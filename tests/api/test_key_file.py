@@ -1,0 +1,172 @@
+"""Keys: the file, what is said about a broken one, and reading it again."""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+from pathlib import Path
+
+import pytest
+
+from openai_cpu_server.api.access.key_file import read_keys
+from openai_cpu_server.api.access.key_ring import KeyRing
+from openai_cpu_server.api.access.keys import ALL_SCOPES, Allowance, Scope
+from openai_cpu_server.api.access.new_key import new_key
+from openai_cpu_server.api.auth import given_key, key_identity
+from openai_cpu_server.contract.request import Priority
+from openai_cpu_server.errors import StartupError
+
+
+def sha(key: str) -> str:
+    return hashlib.sha256(key.encode()).hexdigest()
+
+
+def write(folder: Path, text: str) -> Path:
+    path = folder / "keys.toml"
+    path.write_text(text)
+    return path
+
+
+def test_everything_that_a_key_may_say(tmp_path: Path) -> None:
+    text = f"""
+        [keys.ann]
+        sha256 = "{sha("a")}"
+        priority = "batch"
+        models = ["demo"]
+        requests_per_minute = 1
+        tokens_per_minute = 2
+        tokens_per_day = 3
+        concurrent = 4
+        [keys."b@c.org"]
+        sha256 = "{sha("b").upper()}"
+        scopes = ["metrics", "inference"]
+        [keys.root]
+        sha256 = "{sha("r")}"
+        admin = true
+    """
+    ann, bob, root = read_keys(write(tmp_path, text))
+    assert (ann.name, ann.digest) == ("ann", hashlib.sha256(b"a").digest())
+    assert (ann.priority, ann.models, ann.scopes) == (
+        Priority.BATCH,
+        frozenset({"demo"}),
+        frozenset({Scope.INFERENCE}),
+    )
+    assert ann.allowance == Allowance(
+        requests_per_minute=1, tokens_per_minute=2, tokens_per_day=3, concurrent=4
+    )
+    assert (bob.name, bob.scopes) == ("b@c.org", frozenset({Scope.METRICS, Scope.INFERENCE}))
+    assert bob.allowance == Allowance()
+    assert (root.scopes, root.models, root.priority) == (ALL_SCOPES, None, None)
+
+
+BROKEN = [
+    ("[keys.a", "table declaration"),
+    ("", "keys"),
+    ("[keys]", "length"),
+    ("[keys.a]", "sha256"),
+    ('[keys.a]\nsha256 = "abc"', "sha256"),
+    (f'[keys.a]\nsha256 = "{sha("a")}"\nconcurrent = 0', "concurrent"),
+    (f'[keys.a]\nsha256 = "{sha("a")}"\nconcurrent = "x"', "concurrent"),
+    (f'[keys.a]\nsha256 = "{sha("a")}"\npriority = "high"', "priority"),
+    (f'[keys.a]\nsha256 = "{sha("a")}"\nscopes = ["all"]', "scopes"),
+    (f'[keys.a]\nsha256 = "{sha("a")}"\nmodels = []', "models"),
+    (f'[keys.a]\nsha256 = "{sha("a")}"\nkey = "hunter2"', "key"),
+    (f'[keys."a b"]\nsha256 = "{sha("a")}"', "'a b'"),
+    (f'[keys.a]\nsha256 = "{sha("a")}"\n[keys.b]\nsha256 = "{sha("a")}"', "same sha256"),
+]
+
+
+@pytest.mark.parametrize(("text", "said"), BROKEN)
+def test_a_broken_file_is_one_line_without_secrets(tmp_path: Path, text: str, said: str) -> None:
+    with pytest.raises(StartupError) as error:
+        read_keys(write(tmp_path, text))
+    message = str(error.value)
+    assert said in message.replace(str(tmp_path), "")
+    assert "\n" not in message
+    assert "hunter2" not in message
+
+
+def test_a_file_that_is_not_there(tmp_path: Path) -> None:
+    with pytest.raises(StartupError, match="No such file"):
+        read_keys(tmp_path / "none.toml")
+
+
+def test_reading_again_replaces_the_keys(tmp_path: Path) -> None:
+    path = write(tmp_path, f'[keys.a]\nsha256 = "{sha("old")}"')
+    ring = KeyRing("own", path)
+    write(tmp_path, f'[keys.a]\nsha256 = "{sha("new")}"')
+    assert ring.find(b"old") is not None
+    ring.reload()
+    assert ring.find(b"old") is None
+    found = ring.find(b"new")
+    assert found is not None
+    assert found.name == "a"
+    assert ring.find(b"own") is not None
+
+
+@pytest.mark.parametrize("text", [text for text, _ in BROKEN])
+def test_a_file_that_has_broken_keeps_the_keys(
+    tmp_path: Path, text: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    path = write(tmp_path, f'[keys.a]\nsha256 = "{sha("old")}"')
+    ring = KeyRing(None, path)
+    write(tmp_path, text)
+    with caplog.at_level(logging.INFO):
+        ring.reload()
+    assert ring.find(b"old") is not None
+    (record,) = caplog.records
+    assert "the keys stay as they were" in record.getMessage()
+
+
+def test_reading_again_without_a_file_does_nothing(caplog: pytest.LogCaptureFixture) -> None:
+    ring = KeyRing("own")
+    ring.reload()
+    assert ring.find(b"own") is not None
+    assert not caplog.records
+
+
+def test_a_server_without_keys_is_open() -> None:
+    assert KeyRing().is_open
+    assert not KeyRing("k").is_open
+
+
+def test_a_new_key_opens_what_its_lines_say(tmp_path: Path) -> None:
+    text = new_key("ann.b")
+    comment, table = text.split("\n", 1)
+    key = comment.rsplit(" ", 1)[1]
+    assert key.startswith("sk-ocs-")
+    assert len(key) > 40
+    assert key not in table
+    assert new_key("ann.b") != text
+    found = KeyRing(None, write(tmp_path, text)).find(key.encode())  # the comment may stay in the file
+    assert found is not None
+    assert found.name == "ann.b"
+
+
+@pytest.mark.parametrize("name", ["", "a b", 'a"b', "a\nb", "x" * 65])
+def test_a_name_that_is_none(name: str) -> None:
+    with pytest.raises(StartupError, match="no name"):
+        new_key(name)
+
+
+@pytest.mark.parametrize(
+    ("headers", "key"),
+    [
+        ({}, None),
+        ({"authorization": "Bearer k"}, b"k"),
+        ({"authorization": "bearer  k "}, b"k"),
+        ({"authorization": "Bearer "}, None),
+        ({"authorization": "Basic k"}, None),
+        ({"x-api-key": "k"}, b"k"),
+        ({"x-api-key": ""}, None),
+        ({"x-api-key": "x", "authorization": "Bearer k"}, b"k"),
+        ({"x-api-key": "x", "authorization": "Basic k"}, b"x"),
+    ],
+)
+def test_where_a_key_stands(headers: dict[str, str], key: bytes | None) -> None:
+    assert given_key(headers) == key
+
+
+def test_an_identity_tells_keys_apart() -> None:
+    assert key_identity(None) is None
+    assert key_identity(b"a") == sha("a") != key_identity(b"b")

@@ -1,0 +1,148 @@
+"""What a key changes beside opening the door: models, priority, fairness, whose requests one sees."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import httpx
+import pytest
+from starlette.applications import Starlette
+
+from openai_cpu_server.api.access.key_ring import KeyRing
+from openai_cpu_server.engine.client import EngineClient
+from tests.api.asgi import exchange
+from tests.api.serving import api, client, eventually, locked_api, num_live
+from tests.api.talking import MESSAGES, chat, error_of
+
+pytestmark = pytest.mark.anyio
+
+LONG = {"messages": MESSAGES, "ignore_eos": True, "user": "carl"}
+
+
+@pytest.fixture
+def keys(tmp_path: Path) -> KeyRing:
+    lines = {
+        "ann": 'priority = "batch"',
+        "bob": 'models = ["team/fake"]',
+        "carl": 'models = ["other"]',
+        "root": "admin = true",
+    }
+    path = tmp_path / "keys.toml"
+    path.write_text(
+        "\n".join(
+            f'[keys.{n}]\nsha256 = "{hashlib.sha256(n.encode()).hexdigest()}"\n{t}' for n, t in lines.items()
+        )
+    )
+    return KeyRing("shared", path)
+
+
+@pytest.fixture
+def locked(slow_engine: EngineClient, keys: KeyRing) -> Starlette:
+    return locked_api(slow_engine, keys)
+
+
+@pytest.fixture
+async def http(locked: Starlette) -> AsyncIterator[httpx.AsyncClient]:
+    async with client(locked) as one:
+        yield one
+
+
+def of(name: str) -> dict[str, str]:
+    return {"x-api-key": name}
+
+
+async def models(http: httpx.AsyncClient, name: str) -> list[str]:
+    answer = await http.get("/v1/models", headers=of(name))
+    return [card["id"] for card in answer.json()["data"]]
+
+
+async def test_one_sees_the_models_that_one_may_use(http: httpx.AsyncClient) -> None:
+    assert await models(http, "ann") == ["fake", "team/fake"]
+    assert await models(http, "bob") == ["team/fake"]
+    assert await models(http, "carl") == []
+    assert (await http.get("/v1/models/fake", headers=of("bob"))).status_code == 404
+    assert (await http.get("/v1/models/team/fake", headers=of("bob"))).status_code == 200
+
+
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/completions", "/tokenize", "/detokenize"])
+async def test_a_model_that_one_may_not_use_does_not_exist(http: httpx.AsyncClient, path: str) -> None:
+    body = {
+        "/v1/chat/completions": {"messages": MESSAGES, "max_tokens": 1},
+        "/v1/completions": {"prompt": "a", "max_tokens": 1},
+        "/tokenize": {"prompt": "a"},
+        "/detokenize": {"tokens": [3]},
+    }[path]
+    refused = await http.post(path, json={**body, "model": "fake"}, headers=of("bob"))
+    assert (refused.status_code, error_of(refused)["code"]) == (404, "model_not_found")
+    for model in ({"model": "team/fake"}, {}):
+        assert (await http.post(path, json={**body, **model}, headers=of("bob"))).status_code == 200
+    assert (await http.post(path, json=body, headers=of("carl"))).status_code == 404
+
+
+async def test_a_model_of_ones_own_is_the_default(http: httpx.AsyncClient) -> None:
+    http.headers.update(of("bob"))
+    assert (await chat(http)).json()["model"] == "team/fake"
+
+
+@pytest.mark.parametrize(
+    ("name", "fields", "seen"),
+    [
+        ("ann", {}, ("ann", "batch")),
+        ("ann", {"priority": "interactive"}, ("ann", "interactive")),
+        ("bob", {}, ("bob", "interactive")),
+        ("shared", {}, ("carl", "interactive")),
+    ],
+)
+async def test_the_scheduler_knows_the_keys_name_and_priority(
+    locked: Starlette, slow_engine: EngineClient, name: str, fields: dict[str, str], seen: tuple[str, str]
+) -> None:
+    async with exchange(locked, "/v1/chat/completions", {**LONG, **fields}, of(name)) as one:
+        await eventually(lambda: num_live(slow_engine) == 1)
+        (live,) = slow_engine.requests()
+        assert (live.client, live.priority.label) == seen
+        one.disconnect()
+
+
+async def test_one_sees_and_ends_ones_own_requests_only(
+    http: httpx.AsyncClient, locked: Starlette, slow_engine: EngineClient
+) -> None:
+    async with exchange(locked, "/v1/chat/completions", LONG, of("ann")):
+        await eventually(lambda: num_live(slow_engine) == 1)
+        name = slow_engine.requests()[0].id
+
+        async def listed(who: str) -> list[str]:
+            return [c["id"] for c in (await http.get("/v1/requests", headers=of(who))).json()["data"]]
+
+        assert [await listed(who) for who in ("ann", "bob", "carl", "root", "shared")] == [
+            [name],
+            [],
+            [],
+            [name],
+            [name],
+        ]
+        for who in ("bob", "carl"):
+            for path in (name, name.partition("/")[0]):
+                refused = await http.delete(f"/v1/requests/{path}", headers=of(who))
+                assert (refused.status_code, error_of(refused)["code"]) == (404, "request_not_found")
+        assert num_live(slow_engine) == 1
+        assert (await http.delete(f"/v1/requests/{name}", headers=of("ann"))).status_code == 200
+    assert num_live(slow_engine) == 0
+
+
+async def test_an_administrator_ends_anybodys(
+    http: httpx.AsyncClient, locked: Starlette, slow_engine: EngineClient
+) -> None:
+    async with exchange(locked, "/v1/chat/completions", LONG, of("ann")):
+        await eventually(lambda: num_live(slow_engine) == 1)
+        name = slow_engine.requests()[0].id
+        assert (await http.delete(f"/v1/requests/{name}", headers=of("root"))).status_code == 200
+    assert num_live(slow_engine) == 0
+
+
+async def test_without_keys_the_user_is_the_client(slow_engine: EngineClient) -> None:
+    async with exchange(api(slow_engine), "/v1/chat/completions", LONG) as one:
+        await eventually(lambda: num_live(slow_engine) == 1)
+        assert slow_engine.requests()[0].client == "carl"
+        one.disconnect()

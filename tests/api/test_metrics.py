@@ -1,0 +1,222 @@
+"""`/metrics` and `/v1/stats`: every request once, whatever becomes of it."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+
+import pytest
+
+from openai_cpu_server.api.rows import row_runner
+from tests.api.asgi import exchange
+from tests.api.serving import api, client, eventually, new_engine
+from tests.api.talking import MESSAGES, chat, complete, error_of
+from tests.api.watching import Watched, page, watched
+
+pytestmark = pytest.mark.anyio
+
+CHAT = "/v1/chat/completions"
+REQUESTS = "ocs_requests_total"
+
+
+async def counted(one: Watched) -> list[dict[str, str]]:
+    """All that was asked, but for the asking itself."""
+    found = (await page(one.http)).series(REQUESTS)
+    return [labels for labels in found if labels["route"] != "/metrics"]
+
+
+async def test_each_request_is_counted_once_under_what_became_of_it() -> None:
+    async with watched() as one:
+        await chat(one.http)
+        await chat(one.http, stream=True, service_tier="flex")
+        await complete(one.http, prompt=["a", "b"])
+        await chat(one.http, temperature=9)
+        await one.http.get("/v1/models/nobody")
+        await one.http.get(CHAT)
+        await one.http.get("/nowhere")
+        await one.http.get("/health")
+        keys = ("method", "route", "priority", "status")
+        found = await counted(one)
+        assert {labels["origin"] for labels in found} == {"http"}
+        assert sorted(tuple(labels[key] for key in keys) for labels in found) == [
+            ("GET", "/health", "none", "200"),
+            ("GET", CHAT, "none", "405"),
+            ("GET", "/v1/models/{id}", "none", "404"),
+            ("GET", "other", "none", "404"),
+            ("POST", CHAT, "batch", "200"),
+            ("POST", CHAT, "interactive", "200"),
+            ("POST", CHAT, "none", "400"),
+            ("POST", "/v1/completions", "interactive", "200"),
+        ]
+        now = await page(one.http)
+        assert now.sum(REQUESTS) - now.sum(REQUESTS, route="/metrics") == 8
+        for code in ("model_not_found", "method_not_allowed", "unknown_url", "invalid_value"):
+            assert now.sum("ocs_refusals_total", code=code) == 1
+        assert now.sum("ocs_refusals_total") == 4
+
+
+@pytest.mark.parametrize("stream", [True, False])
+async def test_a_client_that_leaves_is_counted_once(stream: bool) -> None:
+    async with watched("step_s=0.02") as one:
+        body = {"messages": MESSAGES, "ignore_eos": True, "stream": stream}
+        async with exchange(one.app, CHAT, body) as left:
+            await eventually(lambda: one.engine.status().kv_tokens_used > 0)
+            left.disconnect()
+        assert [labels["status"] for labels in await counted(one)] == ["499"]
+        now = await page(one.http)
+        assert now.sum("ocs_request_seconds_count") == 1
+        assert now.sum("ocs_sequences_total", reason="unfinished") == now.sum("ocs_sequences_total") == 1
+
+
+async def test_who_is_refused_for_a_full_queue_is_counted_with_its_priority() -> None:
+    async with watched("step_s=0.05", max_queue=1) as one:
+        calls = [chat(one.http, ignore_eos=True, n=1, stream=True) for _ in range(40)]
+        answers = await asyncio.gather(*calls)
+        refused = [answer for answer in answers if answer.status_code == 429]
+        assert {error_of(answer)["code"] for answer in refused} == {"queue_full"}
+        now = await page(one.http)
+        assert now.sum(REQUESTS, status="429", priority="interactive") == len(refused) > 0
+        assert now.sum(REQUESTS, route=CHAT) == 40
+        assert now.sum("ocs_refusals_total", code="queue_full") == len(refused)
+
+
+async def test_tokens_and_times_of_calls_and_steps_agree() -> None:
+    async with watched() as one:
+        usage = [(await chat(one.http, ignore_eos=True, n=n)).json()["usage"] for n in (1, 2, 3)]
+        now = await page(one.http)
+        output = sum(u["completion_tokens"] for u in usage)
+        assert output == 8 * 6
+        assert now.sum("ocs_output_tokens_total", priority="interactive") == output
+        assert now.sum("ocs_prompt_tokens_total") == sum(u["prompt_tokens"] for u in usage)
+        cached = sum(u["prompt_tokens_details"]["cached_tokens"] for u in usage)
+        assert now.sum("ocs_cached_tokens_total") == cached
+        assert now.sum("ocs_sampled_tokens_total") == output
+        assert now.sum("ocs_sequences_total", reason="length") == 6
+        for name in ("queue", "request", "time_to_first_token"):
+            assert now.sum(f"ocs_{name}_seconds_count", route=CHAT, priority="interactive") == 3
+        for name in ("seconds", "predicted_seconds", "real_to_predicted_ratio", "tokens", "sequences"):
+            assert now.sum(f"ocs_step_{name}_count") == now.sum("ocs_step_seconds_count") > 8
+        assert now.sum("ocs_step_tokens_sum") == now.sum("ocs_computed_tokens_total")
+        assert now.sum("ocs_computed_tokens_total") >= output - 6
+        assert 0 < now.sum("ocs_inter_token_seconds_count") <= output - 6
+        assert now.sum("ocs_inter_token_seconds_bucket", le="+Inf") == now.sum(
+            "ocs_inter_token_seconds_count"
+        )
+
+
+async def test_strangers_make_up_no_series() -> None:
+    async with watched() as one:
+        await one.http.request("BREW", "/coffee")
+        before = len((await page(one.http)).samples)
+        for number in range(30):
+            await one.http.request(f"BREW{number}", f"/coffee/{number}")
+            await chat(one.http, model=f"model-{number}")
+            await one.http.get(f"/v1/models/{number}", headers={"x-priority": str(number)})
+        after = await page(one.http)
+        assert after.sum(REQUESTS, method="other", route="other") == 31
+        assert len(after.samples) - before < 12
+
+
+async def test_the_gauges_show_who_runs_and_what_is_held() -> None:
+    async with watched("step_s=0.02") as one:
+        body = {"messages": MESSAGES, "ignore_eos": True, "stream": True, "service_tier": "flex"}
+        async with exchange(one.app, CHAT, body) as held:
+            await eventually(lambda: one.engine.status().kv_tokens_used > 0)
+            now = await page(one.http)
+            assert now.sum("ocs_requests_running", priority="batch") == 1
+            assert now.sum("ocs_requests_running", priority="interactive") == 0
+            assert now.sum("ocs_kv_pool_blocks") == 256
+            assert now.sum("ocs_kv_pool_blocks_used") >= 1
+            assert now.sum("ocs_prefix_cache_capacity_bytes") == 4096
+            held.disconnect()
+        assert now.sum("ocs_engine_ready") == 1
+        assert now.sum("ocs_process_resident_memory_bytes") > 0
+        assert now.sum("ocs_memory_resident_bytes") > now.sum("ocs_process_resident_memory_bytes")
+
+
+async def test_the_cause_of_a_restart_is_told() -> None:
+    async with watched("step_s=0.02") as one:
+        task = asyncio.create_task(chat(one.http, ignore_eos=True, max_tokens=30))
+        await eventually(lambda: one.engine.status().kv_tokens_used > 0)
+        assert one.engine.engine_pid is not None
+        os.kill(one.engine.engine_pid, signal.SIGSEGV)
+        assert (await task).status_code == 200
+        now = await page(one.http)
+        assert now.series("ocs_engine_restarts_total") == [{"cause": "SIGSEGV"}]
+        assert now.sum(REQUESTS, route=CHAT, status="200") == 1
+        stats = (await one.http.get("/v1/stats")).json()
+        assert stats["restarts"] == 1
+
+
+async def test_rows_of_batches_are_counted_once() -> None:
+    async with watched("step_s=0.01") as one:
+        rows = row_runner(one.app)
+        body = {"messages": MESSAGES, "max_tokens": 4, "ignore_eos": True}
+        await rows(CHAT, json.dumps(body).encode(), "")
+        await rows(CHAT, b'{"messages": 1}', "")
+        running = asyncio.create_task(rows(CHAT, json.dumps({**body, "max_tokens": 500}).encode(), ""))
+        await eventually(lambda: bool(one.engine.requests()))
+        assert (await page(one.http)).sum("ocs_batch_rows_running") == 1
+        running.cancel()  # the server stops: it will be run again
+        await asyncio.wait([running])
+        now = await page(one.http)
+        assert {labels["outcome"] for labels in now.series("ocs_batch_rows_total")} == {
+            "answered",
+            "failed",
+            "put_off",
+        }
+        assert now.sum("ocs_batch_rows_running") == 0
+        assert now.sum(REQUESTS, origin="batch", priority="batch") == now.sum(REQUESTS, origin="batch") == 2
+        assert now.sum(REQUESTS, origin="batch", priority="batch", status="200") == 1
+        assert now.sum("ocs_output_tokens_total", priority="batch") == 4
+
+
+async def test_a_row_that_must_wait_for_the_engine_has_not_ended() -> None:
+    app = api(new_engine())
+    answer = await row_runner(app)(CHAT, json.dumps({"messages": MESSAGES}).encode(), "")
+    assert answer.retry_after_s is not None
+    async with client(app) as http:
+        now = await page(http)
+    assert now.sum("ocs_batch_rows_total", outcome="put_off") == 1
+    assert now.sum(REQUESTS, origin="batch") == now.sum("ocs_refusals_total") == 0
+
+
+async def test_stats_are_the_same_in_json() -> None:
+    async with watched("step_s=0.005") as one:
+        for _ in range(4):
+            await chat(one.http, ignore_eos=True)
+        await chat(one.http, temperature=9)
+        body = {"messages": MESSAGES, "ignore_eos": True, "stream": True}
+        async with exchange(one.app, CHAT, body) as held:
+            await eventually(lambda: one.engine.status().kv_tokens_used > 0)
+            stats = (await one.http.get("/v1/stats")).json()
+            held.disconnect()
+        assert stats["object"] == "stats"
+        assert (stats["total"]["processed"], stats["total"]["failed"]) == (4, 0)
+        assert stats["recent"]["processed"] == 4
+        for times in ("latency_ms", "ttft_ms", "inter_token_ms"):
+            measured = stats["recent"][times]
+            assert 0 < measured["p50"] <= measured["p90"] <= measured["p99"]
+            assert measured["mean"] > 0
+        assert stats["recent"]["latency_ms"]["mean"] > stats["recent"]["ttft_ms"]["mean"]
+        assert stats["throughput"]["output_now"] > 0
+        assert stats["throughput"]["output_since_start"] > 0
+        assert stats["memory"]["running_requests"] == 1
+        assert 0 < stats["memory"]["saved_share"] < 1
+        assert stats["cache"]["prompt_tokens"] > 0
+        assert stats["queue"]["interactive"] == {"running": 1, "waiting": 0}
+        ended = (await one.http.get("/v1/stats")).json()
+        assert (ended["total"]["processed"], ended["total"]["failed"]) == (5, 1)
+
+
+async def test_an_engine_that_has_not_started_has_metrics_already() -> None:
+    async with client(api(new_engine())) as http:
+        assert (await page(http)).sum("ocs_engine_ready") == 0
+        stats = (await http.get("/v1/stats")).json()
+        assert (stats["engine"], stats["memory"], stats["recent"]["latency_ms"]["p50"]) == (
+            "loading",
+            None,
+            None,
+        )

@@ -1,0 +1,206 @@
+"""`/openapi.json` describes the routes that there are, and holds for what they take and answer."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import re
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import jsonschema
+import msgspec
+import pytest
+from starlette.applications import Starlette
+
+from openai_cpu_server.api.access.key_ring import KeyRing
+from openai_cpu_server.api.openapi import document, operation_names
+from openai_cpu_server.api.operations import OPERATIONS
+from openai_cpu_server.engine.client import EngineClient
+from openai_cpu_server.jobs.database import open_database
+from openai_cpu_server.jobs.jobs import Jobs
+from openai_cpu_server.jobs.options import JobOptions
+from tests.api.serving import OPTIONS, api, client, locked_api
+from tests.api.talking import MESSAGES
+
+pytestmark = pytest.mark.anyio
+Json = dict[str, Any]
+
+
+@pytest.fixture
+async def whole(engine: EngineClient, tmp_path: Path) -> AsyncIterator[Starlette]:
+    """With every route that there can be. Nothing runs the jobs."""
+    jobs = Jobs(open_database(str(tmp_path / "jobs.db")), JobOptions(model="fake"))
+    task = asyncio.create_task(jobs.run(_no_row))
+    await asyncio.sleep(0)
+    yield locked_api(engine, KeyRing(), jobs=jobs)
+    await jobs.close()
+    await task
+
+
+async def _no_row(*_: object) -> Any:
+    raise AssertionError("no batch has been sent")
+
+
+@pytest.fixture
+async def described(whole: Starlette) -> Json:
+    async with client(whole) as http:
+        answer = await http.get("/openapi.json")
+    assert answer.headers["content-type"] == "application/json"
+    return dict(answer.json())
+
+
+def refs(value: object) -> Iterator[str]:
+    if isinstance(value, dict):
+        yield from ([value["$ref"]] if isinstance(value.get("$ref"), str) else [])
+        for inner in value.values():
+            yield from refs(inner)
+    elif isinstance(value, list):
+        for inner in value:
+            yield from refs(inner)
+
+
+def checked(described: Json, schema: Json, value: object) -> None:
+    """Raises ValidationError. What the schema refers to is in the document."""
+    jsonschema.Draft202012Validator({**schema, "components": described["components"]}).validate(value)
+
+
+def answer_schema(described: Json, method: str, path: str, status: int) -> Json:
+    response = described["paths"][path][method]["responses"][str(status)]
+    if "$ref" in response:
+        response = described["components"]["responses"][response["$ref"].rsplit("/", 1)[1]]
+    return dict(response["content"]["application/json"]["schema"])
+
+
+async def test_the_table_has_every_route_and_no_other(whole: Starlette) -> None:
+    assert sorted(operation_names(whole.routes)) == sorted(OPERATIONS)
+
+
+async def test_the_document_has_the_routes_that_this_server_has(
+    engine: EngineClient, described: Json
+) -> None:
+    """Without jobs there are no batches."""
+    async with client(api(engine)) as http:
+        small = (await http.get("/openapi.json")).json()
+    assert set(described["paths"]) - set(small["paths"]) == {
+        path for path in described["paths"] if path.startswith(("/v1/files", "/v1/batches"))
+    }
+
+
+async def test_all_that_is_referred_to_is_there(described: Json) -> None:
+    for ref in refs(described):
+        found = described
+        for part in ref.removeprefix("#/").split("/"):
+            found = found[part]
+
+
+async def test_all_schemas_are_json_schema(described: Json) -> None:
+    for schema in described["components"]["schemas"].values():
+        jsonschema.Draft202012Validator.check_schema(schema)
+
+
+async def test_it_is_openapi_for_those_who_read_that() -> None:
+    import schemathesis
+
+    names = [name for name in OPERATIONS if not name.startswith("WEBSOCKET")]
+    schema = schemathesis.openapi.from_dict(json.loads(json.dumps(document(names, lenient=False))))
+    assert len(list(schema.get_all_operations())) == len(names)
+
+
+async def test_open_routes_ask_for_no_key_and_the_others_say_what_for(described: Json) -> None:
+    paths = described["paths"]
+    assert paths["/health"]["get"]["security"] == []
+    assert paths["/v1/cache"]["delete"]["x-required-scope"] == "admin"
+    assert paths["/v1/chat/completions"]["post"]["security"] == [{"bearer": []}, {"x-api-key": []}]
+    assert "401" in paths["/v1/models"]["get"]["responses"]
+    assert "401" not in paths["/ready"]["get"]["responses"]
+
+
+async def test_errors_are_described_by_their_codes(described: Json) -> None:
+    responses = described["components"]["responses"]
+    assert "`queue_full`" in responses["error429"]["description"]
+    assert "`context_length_exceeded`" in responses["error400"]["description"]
+
+
+CHAT = {"messages": MESSAGES, "max_tokens": 4, "seed": 1}
+GOOD: list[tuple[str, str, Json | None]] = [
+    ("post", "/v1/chat/completions", CHAT),
+    ("post", "/v1/chat/completions", {**CHAT, "logprobs": True, "top_logprobs": 2, "metadata": {"a": "b"}}),
+    ("post", "/v1/completions", {"prompt": "hi", "max_tokens": 4, "logprobs": 1, "echo": True}),
+    ("post", "/tokenize", {"content": "hé", "with_pieces": True}),
+    ("post", "/detokenize", {"tokens": [5, 6]}),
+    ("get", "/v1/models", None),
+    ("get", "/v1/requests", None),
+    ("get", "/v1/cache/stats", None),
+    ("get", "/v1/stats", None),
+    ("get", "/v1/files", None),
+    ("get", "/v1/batches", None),
+    ("get", "/health", None),
+    ("get", "/ready", None),
+]
+
+
+@pytest.mark.parametrize(("method", "path", "body"), GOOD)
+async def test_what_is_taken_and_answered_is_as_described(
+    whole: Starlette, described: Json, method: str, path: str, body: Json | None
+) -> None:
+    async with client(whole) as http:
+        answer = await http.request(method, path, json=body)
+    assert answer.status_code == 200, answer.text
+    checked(described, answer_schema(described, method, path, 200), answer.json())
+    if body is not None:
+        content = described["paths"][path][method]["requestBody"]["content"]
+        checked(described, content["application/json"]["schema"], body)
+
+
+BAD: list[tuple[str, Json]] = [
+    ("/v1/chat/completions", {}),
+    ("/v1/chat/completions", {**CHAT, "temperature": "hot"}),
+    ("/v1/chat/completions", {**CHAT, "messages": []}),
+    ("/v1/chat/completions", {**CHAT, "colour": 1}),
+    ("/v1/chat/completions", {**CHAT, "stop": [""]}),
+    ("/v1/completions", {"prompt": 5}),
+    ("/detokenize", {"tokens": ["a"]}),
+    ("/v1/batches", {"input_file_id": "x"}),
+]
+
+
+@pytest.mark.parametrize(("path", "body"), BAD)
+async def test_what_is_refused_is_outside_of_what_is_described(
+    whole: Starlette, described: Json, path: str, body: Json
+) -> None:
+    async with client(whole) as http:
+        answer = await http.post(path, json=body)
+    assert answer.status_code == 400
+    checked(described, answer_schema(described, "post", path, 400), answer.json())
+    schema = described["paths"][path]["post"]["requestBody"]["content"]["application/json"]["schema"]
+    with pytest.raises(jsonschema.ValidationError):
+        checked(described, schema, body)
+
+
+async def test_a_lenient_server_says_that_it_takes_unknown_fields(engine: EngineClient) -> None:
+    async with client(api(engine, msgspec.structs.replace(OPTIONS, lenient=True))) as http:
+        lenient = (await http.get("/openapi.json")).json()
+    checked(lenient, lenient["components"]["schemas"]["request.ChatBody"], {**CHAT, "colour": 1})
+
+
+async def test_operations_have_names_of_their_own(described: Json) -> None:
+    ids = [
+        operation["operationId"]
+        for item in described["paths"].values()
+        for method, operation in item.items()
+        if not method.startswith("x-")
+    ]
+    assert len(set(ids)) == len(ids)
+    assert all(re.fullmatch(r"[a-z0-9_]+", name) for name in ids)
+
+
+async def test_it_needs_no_key(engine: EngineClient) -> None:
+    async with client(locked_api(engine, KeyRing("secret"))) as http:
+        assert (await http.get("/openapi.json")).status_code == 200
+
+
+async def test_it_is_answered_twice_alike(http: httpx.AsyncClient) -> None:
+    assert (await http.get("/openapi.json")).content == (await http.get("/openapi.json")).content

@@ -1,0 +1,204 @@
+"""Limits of keys: over time, at once, in headers; and a storage that is down."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import socket
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import httpx
+import pytest
+
+from openai_cpu_server.api.access.key_ring import KeyRing
+from openai_cpu_server.api.access.keys import Allowance, Key
+from openai_cpu_server.api.access.meter import Meter
+from openai_cpu_server.api.access.rate_limits import RateLimits
+from openai_cpu_server.engine.client import EngineClient
+from openai_cpu_server.errors import RequestsLimited, StartupError, TokensLimited
+from tests.api.asgi import exchange
+from tests.api.serving import client, eventually, locked_api, num_live
+from tests.api.talking import MESSAGES, chat, error_of
+from tests.api.test_key_file import sha
+
+pytestmark = pytest.mark.anyio
+
+HEADERS = {"x-api-key": "k"}
+
+
+def key(**limits: int) -> Key:
+    return Key(name="ann", digest=b"", allowance=Allowance(**limits))
+
+
+def keys(folder: Path, limits: str) -> KeyRing:
+    path = folder / "keys.toml"
+    path.write_text(f'[keys.ann]\nsha256 = "{sha("k")}"\n{limits}\n[keys.bob]\nsha256 = "{sha("b")}"\n')
+    return KeyRing(None, path)
+
+
+@asynccontextmanager
+async def limited(engine: EngineClient, folder: Path, limits: str) -> AsyncIterator[httpx.AsyncClient]:
+    async with client(locked_api(engine, keys(folder, limits))) as http:
+        http.headers.update(HEADERS)
+        yield http
+
+
+async def test_requests_per_minute(engine: EngineClient, tmp_path: Path) -> None:
+    async with limited(engine, tmp_path, "requests_per_minute = 2") as http:
+        first, second, third = [await chat(http) for _ in range(3)]
+        assert [first.status_code, second.status_code, third.status_code] == [200, 200, 429]
+        assert first.headers["x-ratelimit-limit-requests"] == "2"
+        assert [r.headers["x-ratelimit-remaining-requests"] for r in (first, second, third)] == [
+            "1",
+            "0",
+            "0",
+        ]
+        assert first.headers["x-ratelimit-reset-requests"].endswith("s")
+        error = error_of(third)
+        assert (error["type"], error["code"], error["param"]) == ("requests", "rate_limit_exceeded", None)
+        assert "requests per min (RPM): Limit 2, Requested 1" in str(error["message"])
+        wait_s = int(third.headers["retry-after"])
+        assert 1 <= wait_s <= 120
+        assert wait_s - 1 < int(third.headers["retry-after-ms"]) / 1000 <= wait_s
+        assert (await http.get("/v1/models")).status_code == 200  # not metered
+        assert (await chat(http, messages=1)).status_code == 429  # before anything is read
+        bob = await http.post("/v1/chat/completions", json={}, headers={"x-api-key": "b"})
+        assert bob.status_code == 400
+        assert not any(name.startswith("x-ratelimit") for name in bob.headers)
+
+
+async def test_wrong_requests_count_too(engine: EngineClient, tmp_path: Path) -> None:
+    async with limited(engine, tmp_path, "requests_per_minute = 1") as http:
+        wrong = await chat(http, messages=1)
+        assert (wrong.status_code, wrong.headers["x-ratelimit-remaining-requests"]) == (400, "0")
+        assert (await chat(http)).status_code == 429
+
+
+async def test_tokens_are_counted_as_they_were_used(engine: EngineClient, tmp_path: Path) -> None:
+    async with limited(engine, tmp_path, "tokens_per_minute = 100") as http:
+        first = await chat(http, max_tokens=60, stop=["a", "b", "c", "d", "e", "f", "g", "h"])
+        usage = first.json()["usage"]
+        assert usage["completion_tokens"] < 60
+        held = 100 - usage["prompt_tokens"] - 60
+        assert first.headers["x-ratelimit-limit-tokens"] == "100"
+        assert first.headers["x-ratelimit-remaining-tokens"] == str(held)
+        second = await chat(http, max_tokens=1)
+        left = 100 - usage["total_tokens"] - second.json()["usage"]["prompt_tokens"] - 1
+        assert second.headers["x-ratelimit-remaining-tokens"] == str(left)
+
+
+async def test_tokens_that_do_not_fit(engine: EngineClient, tmp_path: Path) -> None:
+    async with limited(engine, tmp_path, "tokens_per_minute = 50") as http:
+        assert (await chat(http, max_tokens=30, ignore_eos=True)).status_code == 200
+        refused = await chat(http, max_tokens=30)
+        error = error_of(refused)
+        assert (refused.status_code, error["type"], error["code"]) == (429, "tokens", "rate_limit_exceeded")
+        assert "tokens per min (TPM): Limit 50" in str(error["message"])
+        assert int(refused.headers["retry-after"]) >= 1
+        assert "x-should-retry" not in refused.headers
+        never = await chat(http, max_tokens=30, n=2)
+        assert never.status_code == 429
+        assert "retry-after" not in never.headers
+        assert never.headers["x-should-retry"] == "false"
+
+
+async def test_a_stream_is_charged_at_its_end_and_its_place_is_free_again(
+    engine: EngineClient, tmp_path: Path
+) -> None:
+    async with limited(engine, tmp_path, "tokens_per_minute = 100\nconcurrent = 1") as http:
+        first = await chat(http, max_tokens=20, ignore_eos=True, stream=True)
+        assert first.headers["x-ratelimit-remaining-tokens"] == str(100 - 5 - 20)
+        second = await chat(http, max_tokens=20, ignore_eos=True, stream=True)
+        assert second.headers["x-ratelimit-remaining-tokens"] == str(100 - 5 - 20 - 5 - 20)
+
+
+async def test_a_quota_for_a_day(engine: EngineClient, tmp_path: Path) -> None:
+    async with limited(engine, tmp_path, "tokens_per_day = 30") as http:
+        assert (await chat(http, max_tokens=20, ignore_eos=True)).status_code == 200
+        refused = await chat(http, max_tokens=20)
+    assert "tokens per day (TPD): Limit 30" in str(error_of(refused)["message"])
+    assert refused.status_code == 429
+
+
+async def test_calls_at_once(slow_engine: EngineClient, tmp_path: Path) -> None:
+    app = locked_api(slow_engine, keys(tmp_path, "concurrent = 1"))
+    body = {"messages": MESSAGES, "ignore_eos": True}
+    async with client(app) as http, exchange(app, "/v1/chat/completions", body, HEADERS) as first:
+        await eventually(lambda: num_live(slow_engine) == 1)
+        http.headers.update(HEADERS)
+        refused = await chat(http)
+        assert refused.status_code == 429
+        assert "concurrent requests: Limit 1" in str(error_of(refused)["message"])
+        first.disconnect()
+        await eventually(lambda: num_live(slow_engine) == 0)
+    async with client(app) as http:
+        http.headers.update(HEADERS)
+        assert (await chat(http)).status_code == 200
+
+
+async def test_outputs_that_run_hold_their_room() -> None:
+    limits, ann = RateLimits(Meter.open(None)), key(tokens_per_minute=100)
+    async with limits.lease(ann, {}) as first:
+        await first.reserve(prompt_tokens=10, output_tokens=60)
+        async with limits.lease(ann, {}) as second:
+            with pytest.raises(TokensLimited, match="Used 70, Requested 31"):
+                await second.reserve(prompt_tokens=1, output_tokens=30)
+            await second.reserve(prompt_tokens=10, output_tokens=20)
+    headers: dict[str, str] = {}
+    async with limits.lease(ann, headers):
+        assert headers["x-ratelimit-remaining-tokens"] == "80"
+
+
+async def test_an_output_beyond_what_is_left_takes_what_is_left() -> None:
+    limits, ann = RateLimits(Meter.open(None)), key(tokens_per_minute=100)
+    async with limits.lease(ann, {}) as lease:
+        await lease.reserve(prompt_tokens=90, output_tokens=0)
+        lease.output_tokens = 50
+    headers: dict[str, str] = {}
+    async with limits.lease(ann, headers) as lease:
+        assert headers["x-ratelimit-remaining-tokens"] == "0"
+        with pytest.raises(TokensLimited):
+            await lease.reserve(prompt_tokens=1, output_tokens=0)
+
+
+async def test_of_many_at_once_no_more_pass_than_may() -> None:
+    limits, ann = RateLimits(Meter.open(None)), key(tokens_per_minute=100, requests_per_minute=50)
+    passed = 0
+
+    async def one() -> None:
+        nonlocal passed
+        try:
+            async with limits.lease(ann, {}) as lease:
+                await lease.reserve(prompt_tokens=5, output_tokens=5)
+                lease.output_tokens = 5
+                passed += 1
+        except (RequestsLimited, TokensLimited):
+            return
+
+    await asyncio.gather(*(one() for _ in range(80)))
+    assert passed == 10
+
+
+async def test_a_storage_that_is_down_limits_nobody_and_says_so_once(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+    limits = RateLimits(Meter.open(f"redis://:hunter2@127.0.0.1:{port}/0"))
+    with caplog.at_level(logging.INFO):
+        for _ in range(3):
+            async with limits.lease(key(requests_per_minute=1, tokens_per_minute=10), {}) as lease:
+                await lease.reserve(prompt_tokens=5, output_tokens=5)
+    (record,) = caplog.records
+    assert "nobody is limited" in record.getMessage()
+    assert "ConnectionError" in record.getMessage()
+    assert "hunter2" not in caplog.text
+
+
+@pytest.mark.parametrize("url", ["mysql://:hunter2@x", "x", "redis://:hunter2@host:port:1"])
+def test_a_url_that_is_wrong_is_not_repeated(url: str) -> None:
+    with pytest.raises(StartupError, match="--limits-url") as error:
+        Meter.open(url)
+    assert "hunter2" not in str(error.value)

@@ -1,0 +1,59 @@
+"""Structured output and tools over HTTP: exact error bodies, headers, the way to the engine."""
+
+from __future__ import annotations
+
+import httpx
+import pytest
+
+from tests.api.talking import chat, complete, error_of
+
+pytestmark = pytest.mark.anyio
+
+ODD = {"type": "string", "maxLength": 0, "pattern": "(?=x)"}
+TOOL = {"type": "function", "function": {"name": "f"}}
+
+
+@pytest.mark.parametrize("stream", [True, False])
+@pytest.mark.parametrize("route", [chat, complete])
+async def test_a_schema_that_cannot_be_enforced(http: httpx.AsyncClient, route: object, stream: bool) -> None:
+    assert callable(route)
+    schema = {"properties": {"a": {"$ref": "#/nowhere"}}}
+    wanted = {"type": "json_schema", "json_schema": {"name": "n", "schema": schema}}
+    response = await route(http, response_format=wanted, stream=stream)
+    assert response.status_code == 400
+    assert response.json() == {
+        "error": {
+            "message": "/properties/a: '$ref' to '#/nowhere' leads to nothing in this schema.",
+            "type": "invalid_request_error",
+            "param": "response_format.json_schema.schema.properties.a",
+            "code": "unsupported_schema",
+        }
+    }
+
+
+async def test_a_broken_grammar_says_where(http: httpx.AsyncClient) -> None:
+    error = error_of(await chat(http, grammar='root ::= "a"\nb := "c"'))
+    assert (error["param"], error["code"]) == ("grammar", "invalid_grammar")
+    assert "line 2, column 3" in str(error["message"])
+
+
+async def test_two_wishes(http: httpx.AsyncClient) -> None:
+    assert error_of(await complete(http, regex="a", choice=["a"])) == {
+        "message": "'regex' and 'choice' cannot be combined: ask for one structure.",
+        "type": "invalid_request_error",
+        "param": "choice",
+        "code": "invalid_value",
+    }
+
+
+async def test_tools_are_no_affair_of_text_completions(http: httpx.AsyncClient) -> None:
+    error = error_of(await complete(http, tools=[TOOL]))
+    assert (error["param"], error["code"]) == ("tools", "unknown_parameter")
+
+
+@pytest.mark.parametrize("stream", [True, False])
+async def test_a_header_names_what_was_not_enforced(http: httpx.AsyncClient, stream: bool) -> None:
+    wanted = {"type": "json_schema", "json_schema": {"name": "n", "schema": ODD, "strict": False}}
+    response = await complete(http, response_format=wanted, stream=stream, max_tokens=0)
+    assert response.status_code == 200
+    assert response.headers["x-unenforced-schema-keywords"] == ("response_format.json_schema.schema.pattern")

@@ -1,0 +1,340 @@
+"""Which functions the model may call, in which form, and what is refused."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+
+from openai_cpu_server.api.call import Call
+from openai_cpu_server.contract.request import Constraint
+from openai_cpu_server.errors import InvalidRequest
+from openai_cpu_server.llama.grammar_check import GrammarCheck
+from openai_cpu_server.structured import Whitespace
+from tests.api.calls import tokens_of
+from tests.api.fake_tokenizer import FakeTokenizer
+from tests.api.resolving import resolved_chat
+
+CITY = {
+    "type": "object",
+    "properties": {"city": {"type": "string", "maxLength": 8}, "days": {"$ref": "#/$defs/few"}},
+    "required": ["city"],
+    "additionalProperties": False,
+    "$defs": {"few": {"type": "integer", "minimum": 1, "maximum": 5}},
+}
+HARD = {"type": "object", "properties": {"a": {"type": "string", "pattern": "^(?=x)"}}, "required": ["a"]}
+
+
+def tool(name: str, parameters: object = None, **fields: object) -> dict[str, object]:
+    return {"type": "function", "function": {"name": name, "parameters": parameters, **fields}}
+
+
+TOOLS = [tool("weather", CITY, description="of a city"), tool("now")]
+NAMED = {"type": "function", "function": {"name": "now"}}
+WEATHER = '{"name":"weather","arguments":{"city":"Rome","days":3}}'
+NOW = '{"name":"now","arguments":{}}'
+FORMS = ["demo", "mistral", "hermes", "llama3"]
+MARKERS = {"demo": "<|tool_call|>", "mistral": "[TOOL_CALLS]", "hermes": "<tool_call>", "llama3": ""}
+
+
+def allowed(mode: str, *names: str) -> dict[str, object]:
+    tools = [{"type": "function", "function": {"name": name}} for name in names]
+    return {"type": "allowed_tools", "allowed_tools": {"mode": mode, "tools": tools}}
+
+
+def written(form: str, *calls: str) -> str:
+    """What follows the marker."""
+    match form:
+        case "mistral":
+            return f"[{','.join(calls)}]"
+        case "hermes":
+            return "\n<tool_call>".join(f"\n{call}\n</tool_call>" for call in calls)
+        case "llama3":
+            return "; ".join(calls).replace("arguments", "parameters")
+    return "\n".join(calls)
+
+
+def constraint(**fields: object) -> Constraint:
+    found = resolved_chat(**{"tools": TOOLS, **fields}).call.requests[0].constraint
+    assert found is not None
+    return found
+
+
+def accepts(of: Constraint, text: str) -> bool:
+    return GrammarCheck(of.grammar).check(text).fits
+
+
+def refused(**fields: object) -> InvalidRequest:
+    with pytest.raises(InvalidRequest) as caught:
+        resolved_chat(**fields)
+    return caught.value
+
+
+def shown_prompt(call: Call) -> str:
+    return FakeTokenizer().decode(list(call.prompts[0].tokens), special=True)
+
+
+@pytest.mark.parametrize("form", ["demo", "mistral", "hermes"])
+def test_auto_is_free_until_the_marker(form: str) -> None:
+    shape = constraint(form=form)
+    assert (shape.opening, shape.triggers) == ((), (MARKERS[form],))
+    for calls in ((WEATHER,), (NOW, WEATHER, NOW)):
+        assert accepts(shape, written(form, *calls))
+    for wrong in ("", "text", written(form, WEATHER.replace("3", "9")), written(form, NOW) + "\nmore"):
+        assert not accepts(shape, wrong)
+
+
+def test_without_a_marker_the_first_character_decides() -> None:
+    shape = constraint(form="llama3")
+    assert (shape.opening, shape.triggers) == ((), ())
+    for good in (written("llama3", WEATHER, NOW), "", "text", " {", "Müde?\n{}"):
+        assert accepts(shape, good)
+    for wrong in ("{", "{}", written("llama3", NOW) + " more", WEATHER):
+        assert not accepts(shape, wrong)
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("choice", ["required", allowed("required", "now", "weather")])
+def test_required_begins_with_the_marker(form: str, choice: object) -> None:
+    shape = constraint(form=form, tool_choice=choice)
+    opening = FakeTokenizer().encode(MARKERS[form], add_special=False, parse_special=True)
+    assert (shape.opening, shape.triggers) == (tuple(opening), ())
+    assert accepts(shape, written(form, WEATHER, NOW))
+    assert not accepts(shape, "text")
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_a_named_function_is_called_once(form: str) -> None:
+    shape = constraint(form=form, tool_choice=NAMED)
+    assert accepts(shape, written(form, NOW))
+    assert not accepts(shape, written(form, WEATHER))
+    assert not accepts(shape, written(form, NOW, NOW))
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("choice", ["auto", "required"])
+def test_parallel_calls_can_be_switched_off(form: str, choice: str) -> None:
+    shape = constraint(form=form, tool_choice=choice, parallel_tool_calls=False)
+    assert accepts(shape, written(form, WEATHER))
+    assert not accepts(shape, written(form, WEATHER, NOW))
+
+
+def test_only_allowed_tools_can_be_called_but_all_are_shown() -> None:
+    resolved = resolved_chat(tools=TOOLS, tool_choice=allowed("auto", "now"))
+    shape = resolved.call.requests[0].constraint
+    assert shape is not None
+    assert accepts(shape, NOW)
+    assert not accepts(shape, WEATHER)
+    assert "of a city" in shown_prompt(resolved.call)
+
+
+def test_none_is_as_if_there_were_no_tools() -> None:
+    call = resolved_chat(tools=TOOLS, tool_choice="none").call
+    assert call.requests[0].constraint is None
+    assert call.calls is None
+    assert call.prompts == resolved_chat().call.prompts
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_white_space_in_calls_is_the_servers_choice(form: str) -> None:
+    spaced = '{ "name" : "weather",\n "arguments": {"city": "Rome"} }'
+    shape = constraint(form=form, whitespace=Whitespace.FLEXIBLE, tool_choice="required")
+    assert accepts(shape, written(form, spaced))
+    assert not accepts(constraint(form=form, tool_choice="required"), written(form, spaced))
+
+
+@pytest.mark.parametrize(
+    ("choice", "reason"), [("auto", "tool_calls"), ("required", "tool_calls"), (NAMED, "stop")]
+)
+def test_finish_reasons_are_openais(choice: object, reason: str) -> None:
+    call = resolved_chat(tools=TOOLS, tool_choice=choice).call
+    assert call.calls is not None
+    assert (call.calls.reason, call.calls.is_legacy) == (reason, False)
+    assert call.requests[0].show_control_tokens
+
+
+def test_the_template_gets_all_of_a_tool() -> None:
+    template = "{{ tools | tojson }}"
+    assert shown_prompt(resolved_chat(tools=TOOLS[1:], template=template).call) == (
+        '<s>[{"type": "function", "function": {"name": "now", "description": "", '
+        '"parameters": {"type": "object", "properties": {}}}}]'
+    )
+
+
+def test_a_template_without_tools_gets_a_system_message() -> None:
+    prompt = shown_prompt(resolved_chat(tools=TOOLS, form="hermes").call)
+    assert prompt.startswith("<s><|system|>You can call these functions:\n")
+    assert prompt.endswith("</tool_call><|user|>hi<|assistant|>")
+
+
+def test_tools_without_a_known_format_are_refused() -> None:
+    error = refused(tools=TOOLS, form=None)
+    assert (error.param, error.code) == ("tools", "unsupported_parameter")
+    assert "--tool-format" in str(error)
+
+
+@pytest.mark.parametrize(
+    ("fields", "param", "code"),
+    [
+        ({"tools": []}, "tools", "invalid_value"),
+        ({"tools": [tool("f")] * 129}, "tools", "invalid_value"),
+        ({"tools": [tool("a b")]}, "tools[0].function.name", "invalid_value"),
+        ({"tools": [tool("f"), tool("f")]}, "tools[1].function.name", "invalid_value"),
+        ({"tools": [{"type": "function"}]}, "tools[0].function", "missing_required_parameter"),
+        ({"tools": [{"type": "custom", "custom": {"name": "f"}}]}, "tools[0].type", "invalid_value"),
+        ({"tools": [tool("f", colour=1)]}, "tools[0].function.colour", "unknown_parameter"),
+        ({"tools": [tool("f", [])]}, "tools[0].function.parameters", "invalid_value"),
+        (
+            {"tools": [tool("f", {"type": "string"})]},
+            "tools[0].function.parameters.type",
+            "invalid_function_parameters",
+        ),
+        (
+            {"tools": [tool("f"), tool("g", HARD, strict=True)]},
+            "tools[1].function.parameters.properties.a",
+            "unsupported_schema",
+        ),
+        ({"tools": [tool("f", {"enum": []})]}, "tools[0].function.parameters", "invalid_schema"),
+        ({"tools": TOOLS, "tool_choice": "maybe"}, "tool_choice", "invalid_value"),
+        ({"tools": TOOLS, "tool_choice": 5}, "tool_choice", "invalid_value"),
+        ({"tools": TOOLS, "tool_choice": {"type": "custom"}}, "tool_choice.type", "invalid_value"),
+        (
+            {"tools": TOOLS, "tool_choice": {"type": "function"}},
+            "tool_choice.function",
+            "missing_required_parameter",
+        ),
+        (
+            {"tools": TOOLS, "tool_choice": {"type": "function", "function": {"name": "x"}}},
+            "tool_choice",
+            "invalid_value",
+        ),
+        ({"tools": TOOLS, "tool_choice": allowed("auto", "x")}, "tool_choice", "invalid_value"),
+        (
+            {"tools": TOOLS, "tool_choice": allowed("none", "now")},
+            "tool_choice.allowed_tools.mode",
+            "invalid_value",
+        ),
+        ({"tool_choice": "auto"}, "tool_choice", "invalid_value"),
+        ({"parallel_tool_calls": True}, "parallel_tool_calls", "invalid_value"),
+        ({"function_call": "auto"}, "function_call", "invalid_value"),
+        ({"functions": [{"name": "f"}], "tools": TOOLS}, "functions", "invalid_value"),
+        ({"functions": [{"name": "f"}], "function_call": {"name": "g"}}, "function_call", "invalid_value"),
+        ({"functions": [{"name": "f"}], "function_call": 1}, "function_call", "invalid_value"),
+        ({"functions": [{"name": "f"}, {"name": "f"}]}, "functions[1].name", "invalid_value"),
+        (
+            {"functions": [{"name": "f", "parameters": {"type": "array"}}]},
+            "functions[0].parameters.type",
+            "invalid_function_parameters",
+        ),
+        ({"tools": TOOLS, "ignore_eos": True}, "ignore_eos", "invalid_value"),
+        ({"tools": TOOLS, "tool_choice": "required", "stop": "}"}, "stop", "invalid_value"),
+        (
+            {"tools": TOOLS, "response_format": {"type": "json_object"}},
+            "response_format",
+            "unsupported_parameter",
+        ),
+        ({"tools": TOOLS, "form": "hermes", "regex": "<.*"}, "response_format", "unsupported_parameter"),
+        ({"tools": TOOLS, "form": "llama3", "regex": "a"}, "response_format", "unsupported_parameter"),
+        (
+            {"tools": TOOLS, "form": "hermes", "grammar": 'root ::= "a"'},
+            "response_format",
+            "unsupported_parameter",
+        ),
+    ],
+)
+def test_refusals_name_the_field(fields: dict[str, object], param: str, code: str) -> None:
+    error = refused(**fields)
+    assert (error.param, error.code) == (param, code)
+
+
+def test_a_tool_of_another_type_is_refused_by_its_name() -> None:
+    message = str(refused(tools=[{"type": "web_search"}]))
+    assert message == (
+        "Invalid value for 'tools[0].type': tools of type 'web_search' are not supported, only 'function'."
+    )
+
+
+def test_free_text_beside_tools_may_have_stop_strings() -> None:
+    for form in FORMS:
+        assert resolved_chat(tools=TOOLS, form=form, stop="x").call.requests[0].stop == ("x",)
+
+
+@pytest.mark.parametrize("strict", [False, None])
+def test_what_a_tool_that_is_not_strict_cannot_have_is_named(strict: bool | None) -> None:
+    resolved = resolved_chat(tools=[tool("f"), tool("g", HARD, strict=strict)])
+    assert resolved.unenforced == ("tools[1].function.parameters.properties.a.pattern",)
+    shape = resolved.call.requests[0].constraint
+    assert shape is not None
+    assert accepts(shape, '{"name":"g","arguments":{"a":"anything"}}')
+    assert not accepts(shape, '{"name":"g","arguments":{"a":1}}')
+
+
+def test_an_answer_of_a_form_or_calls() -> None:
+    schema = {"type": "object", "properties": {"a": {"type": "integer"}}, "additionalProperties": False}
+    wanted = {"type": "json_schema", "json_schema": {"name": "n", "schema": schema}}
+    shape = constraint(form="hermes", response_format=wanted)
+    assert (shape.opening, shape.triggers) == ((), ())
+    assert accepts(shape, '{"a":1}')
+    assert accepts(shape, "<tool_call>" + written("hermes", WEATHER, NOW))
+    assert not accepts(shape, "text")
+    assert not accepts(shape, WEATHER)
+    style = resolved_chat(tools=TOOLS, form="hermes", response_format=wanted).call.calls
+    assert style is not None
+    assert style.at_start
+
+
+def test_calls_that_must_come_leave_no_room_for_the_answers_form() -> None:
+    asked = {"tool_choice": "required", "response_format": {"type": "json_object"}}
+    assert constraint(**asked) == constraint(tool_choice="required")
+
+
+@pytest.mark.parametrize(
+    ("choice", "reason", "opening"),
+    [(None, "function_call", ()), ("auto", "function_call", ()), ({"name": "now"}, "stop", (302,))],
+)
+def test_deprecated_functions_are_tools_by_another_name(
+    choice: object, reason: str, opening: tuple[int, ...]
+) -> None:
+    functions = [{"name": "weather", "parameters": CITY}, {"name": "now"}]
+    call = resolved_chat(functions=functions, function_call=choice).call
+    shape = call.requests[0].constraint
+    assert shape is not None
+    assert call.calls is not None
+    assert (call.calls.reason, call.calls.is_legacy, shape.opening) == (reason, True, opening)
+    assert accepts(shape, NOW)
+    assert not accepts(shape, f"{NOW}\n{NOW}")
+    assert accepts(shape, WEATHER) is (choice != {"name": "now"})
+
+
+def test_deprecated_functions_that_may_not_be_called_are_not_shown() -> None:
+    call = resolved_chat(functions=[{"name": "f"}], function_call="none").call
+    assert msgspec.structs.asdict(call)["calls"] is None
+    assert call.prompts == resolved_chat().call.prompts
+
+
+def test_deprecated_messages_are_understood() -> None:
+    messages = [
+        {"role": "user", "content": "hi"},
+        {"role": "assistant", "content": None, "function_call": {"name": "f", "arguments": "{}"}},
+        {"role": "function", "name": "f", "content": "4"},
+    ]
+    template = (
+        "{% for m in messages %}{{ m.role }} {{ m.tool_calls[0].id if m.tool_calls }}"
+        "{{ m.tool_call_id }} {{ m.content }};{% endfor %}"
+    )
+    call = resolved_chat(messages=messages, template=template, form=None).call
+    text = "user  hi;assistant function_f ;tool function_f 4;"
+    assert call.prompts[0].tokens == (0, *tokens_of(text))
+
+
+@pytest.mark.parametrize(
+    ("message", "param"),
+    [
+        ({"role": "function", "content": "4"}, "messages[0].name"),
+        (
+            {"role": "user", "content": "4", "function_call": {"name": "f", "arguments": ""}},
+            "messages[0].function_call",
+        ),
+    ],
+)
+def test_deprecated_messages_have_their_own_fields(message: dict[str, object], param: str) -> None:
+    assert refused(messages=[message]).param == param

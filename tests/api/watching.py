@@ -1,0 +1,61 @@
+"""What Prometheus would read, and a server that tells it."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+
+import httpx
+from prometheus_client.parser import text_string_to_metric_families
+from starlette.applications import Starlette
+
+from openai_cpu_server.engine.client import EngineClient
+from openai_cpu_server.observe.tracing import Tracing
+from openai_cpu_server.observe.watch import Watch
+from tests.api.serving import OPTIONS, api, client, new_engine, running
+
+
+@dataclass(frozen=True)
+class Watched:
+    """Engine and application, both told of in `/metrics`."""
+
+    engine: EngineClient
+    app: Starlette
+    http: httpx.AsyncClient
+
+
+@asynccontextmanager
+async def watched(
+    *flags: str, tracing: Tracing | None = None, max_queue: int = 1000
+) -> AsyncIterator[Watched]:
+    watch = Watch.new(model=OPTIONS.model, tracing=tracing)
+    async with running(new_engine(*flags, max_queue=max_queue, cache_bytes=4096, watch=watch)) as engine:
+        app = api(engine, watch=watch)
+        async with client(app) as http:
+            yield Watched(engine, app, http)
+
+
+class Page:
+    """Samples of one answer of `/metrics`."""
+
+    def __init__(self, text: str) -> None:
+        families = list(text_string_to_metric_families(text))
+        self.samples = [sample for family in families for sample in family.samples]
+
+    def sum(self, name: str, **labels: str) -> float:
+        """Of all series that have these labels; 0 if there is none."""
+        return sum(
+            sample.value
+            for sample in self.samples
+            if sample.name == name and labels.items() <= sample.labels.items()
+        )
+
+    def series(self, name: str) -> list[dict[str, str]]:
+        return [sample.labels for sample in self.samples if sample.name == name and sample.value]
+
+
+async def page(http: httpx.AsyncClient) -> Page:
+    answer = await http.get("/metrics")
+    assert answer.headers["content-type"].startswith("text/plain; version=0.0.4")
+    return Page(answer.text)

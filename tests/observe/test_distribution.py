@@ -1,0 +1,53 @@
+"""Counts are exact at Prometheus' bounds; quantiles are near."""
+
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from openai_cpu_server.observe.distribution import BOUNDS_S, Distribution
+
+SECONDS = st.floats(min_value=0.0002, max_value=1800) | st.sampled_from(BOUNDS_S)
+
+
+def of(*values: float) -> Distribution:
+    distribution = Distribution()
+    for value in values:
+        distribution.add(value)
+    return distribution
+
+
+@given(st.lists(SECONDS | st.sampled_from([0.0, 1e-9, 1e6])))
+def test_what_prometheus_gets_is_exact(values: list[float]) -> None:
+    distribution = of(*values)
+    expected = [(bound, sum(value <= bound for value in values)) for bound in BOUNDS_S]
+    assert list(distribution.cumulative()) == expected
+    assert distribution.num == len(values)
+    assert abs(distribution.sum_s - sum(values)) <= 1e-6 * (1 + sum(values))
+
+
+@given(st.lists(SECONDS, min_size=1), st.sampled_from([0.5, 0.9, 0.99]))
+def test_quantiles_are_near(values: list[float], share: float) -> None:
+    ordered = sorted(values)
+    exact = next(v for i, v in enumerate(ordered, start=1) if i >= share * len(values))
+    found = of(*values).quantile_s(share)
+    assert found is not None
+    assert exact / 1.4 <= found <= exact * 1.4
+
+
+@given(st.lists(SECONDS), st.lists(SECONDS))
+def test_merging_is_adding(first: list[float], second: list[float]) -> None:
+    merged, together = of(*first), of(*first, *second)
+    merged.merge(of(*second))
+    assert list(merged.cumulative()) == list(together.cumulative())
+    assert merged.quantile_s(0.5) == together.quantile_s(0.5)
+
+
+def test_many_at_once() -> None:
+    distribution = Distribution()
+    distribution.add(0.02, 5)
+    assert (distribution.num, distribution.mean_s) == (5, 0.02)
+
+
+def test_nothing() -> None:
+    assert (Distribution().mean_s, Distribution().quantile_s(0.5), Distribution().num) == (None, None, 0)

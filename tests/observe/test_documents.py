@@ -1,0 +1,100 @@
+"""README's table and the dashboard say what `/metrics` says."""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+from openai_cpu_server.observe.engine_gauges import EngineGauges
+from openai_cpu_server.observe.watch import Watch
+from tests.api.serving import new_engine
+
+ROOT = Path(__file__).parent.parent.parent
+DASHBOARD = json.loads((ROOT / "scripts" / "grafana_dashboard.json").read_text())
+_ROW = re.compile(r"^\| `(ocs_\w+)` \| (\w+) \| (.*?) \|", re.MULTILINE)
+_METRIC = re.compile(r"\bocs_\w+")
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="metrics of the process are Linux's")
+
+
+@pytest.fixture(scope="module")
+def families() -> dict[str, str]:
+    """Name -> type, as Prometheus' text format has them."""
+    watch = Watch.new(model="m")
+    watch.metrics.add(EngineGauges(new_engine()))
+    page = watch.metrics.page().decode()
+    assert list(text_string_to_metric_families(page))
+    return dict(re.findall(r"^# TYPE (\w+) (\w+)$", page, re.MULTILINE))
+
+
+def panels() -> Iterator[dict[str, object]]:
+    yield from DASHBOARD["panels"]
+
+
+def expressions() -> Iterator[str]:
+    for panel in DASHBOARD["panels"]:
+        yield from (target["expr"] for target in panel.get("targets", []))
+
+
+def test_the_readme_names_every_metric_and_no_other(families: dict[str, str]) -> None:
+    table = {name: kind for name, kind, _ in _ROW.findall((ROOT / "README.md").read_text())}
+    assert table == families
+
+
+def test_the_readme_names_the_labels() -> None:
+    labels = {
+        name: re.findall(r"`(\w+)`", said) for name, _, said in _ROW.findall((ROOT / "README.md").read_text())
+    }
+    assert {"origin", "method", "route", "priority", "status"} <= set(labels["ocs_requests_total"])
+    assert labels["ocs_inter_token_seconds"] == ["route", "priority"]
+
+
+def test_names_follow_prometheus_conventions(families: dict[str, str]) -> None:
+    for name, kind in families.items():
+        assert name.startswith("ocs_")
+        assert name.endswith("_total") == (kind == "counter"), name
+        assert not re.search(r"_(ms|millis|minutes|kb|mb|percent)(_|$)", name), name
+
+
+def test_every_metric_of_the_dashboard_exists(families: dict[str, str]) -> None:
+    parts = {
+        n + end
+        for n, kind in families.items()
+        if kind == "histogram"
+        for end in ("_bucket", "_sum", "_count")
+    }
+    named = {name for expression in expressions() for name in _METRIC.findall(expression)}
+    assert named <= set(families) | parts
+
+
+def test_every_metric_is_on_the_dashboard(families: dict[str, str]) -> None:
+    shown = " ".join(expressions())
+    assert [name for name in families if name not in shown] == []
+
+
+def test_the_dashboard_can_be_imported() -> None:
+    assert DASHBOARD["schemaVersion"] >= 38
+    assert DASHBOARD["id"] is None
+    kinds = {variable["name"]: variable["type"] for variable in DASHBOARD["templating"]["list"]}
+    assert kinds["datasource"] == "datasource"
+    ids = [panel["id"] for panel in panels()]
+    assert len(set(ids)) == len(ids)
+    for panel in panels():
+        if panel["type"] != "row":
+            assert panel["datasource"] == {"type": "prometheus", "uid": "${datasource}"}
+
+
+def test_panels_do_not_overlap() -> None:
+    taken: set[tuple[int, int]] = set()
+    for panel in DASHBOARD["panels"]:
+        at = panel["gridPos"]
+        cells = {(x, y) for x in range(at["x"], at["x"] + at["w"]) for y in range(at["y"], at["y"] + at["h"])}
+        assert not cells & taken, panel["title"]
+        assert all(x < 24 for x, _ in cells)
+        taken |= cells

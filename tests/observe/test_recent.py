@@ -1,0 +1,83 @@
+"""The window of `/v1/stats` moves with the clock."""
+
+from __future__ import annotations
+
+import pytest
+
+from openai_cpu_server.contract.messages import StepFigures
+from openai_cpu_server.observe.distribution import Distribution
+from openai_cpu_server.observe.ended import CallFigures, Ended, Origin
+from openai_cpu_server.observe.recent import Recent
+
+
+class Clock:
+    now_s = 100.0
+
+    def __call__(self) -> float:
+        return self.now_s
+
+
+def ended(seconds: float, status: int = 200, code: str | None = None) -> Ended:
+    call = CallFigures(
+        prompt_tokens=5,
+        cached_tokens=0,
+        output_tokens=3,
+        finish_reasons=("stop",),
+        submitted_s=0.0,
+        queue_s=0.1,
+        prefill_s=0.1,
+        decode_s=0.1,
+        ttft_s=0.2,
+        gaps=Distribution(),
+    )
+    return Ended(
+        id="a",
+        origin=Origin.HTTP,
+        method="POST",
+        route="/v1/completions",
+        priority="batch",
+        status=status,
+        code=code,
+        started_s=0.0,
+        ended_s=seconds,
+        call=call,
+    )
+
+
+STEP = StepFigures(sequences=2, tokens=10, sampled=2, forced=3, predicted_ms=1.0, elapsed_ms=1.0)
+
+
+def test_what_is_old_is_left_out_of_the_window_and_stays_in_the_total() -> None:
+    clock = Clock()
+    recent = Recent(clock)
+    recent.ended(ended(1.0))
+    recent.step_done(STEP)
+    clock.now_s += 200
+    recent.ended(ended(3.0, status=499))
+    assert (recent.window().sums.calls, recent.window().sums.failed) == (2, 1)
+    assert recent.window().seconds == pytest.approx(200)
+    clock.now_s += 150
+    assert recent.window().sums.latency.mean_s == pytest.approx(3.0)
+    assert 290 <= recent.window().seconds <= 300
+    clock.now_s += 1000
+    assert recent.window().sums.calls == 0
+    assert (recent.total.calls, recent.total.output_tokens) == (2, 5)
+
+
+def test_throughput_is_of_the_moment() -> None:
+    clock = Clock()
+    recent = Recent(clock)
+    for _ in range(100):
+        clock.now_s += 1
+        recent.step_done(STEP)
+    moment = recent.moment()
+    assert moment.sums.output_tokens / moment.seconds == pytest.approx(5, rel=0.11)
+    assert moment.sums.computed_tokens / moment.seconds == pytest.approx(10, rel=0.11)
+    clock.now_s += 30
+    assert recent.moment().sums.output_tokens == 0
+
+
+def test_errors_within_a_stream_are_failures() -> None:
+    recent = Recent(Clock())
+    recent.ended(ended(1.0, status=200, code="request_timeout"))
+    assert recent.total.failed == 1

@@ -1,0 +1,82 @@
+"""Tools for templates that do not know them, and ids as templates want them."""
+
+from __future__ import annotations
+
+import json
+
+from openai_cpu_server.prompt.chat_template import ChatTemplate
+from openai_cpu_server.prompt.messages import Message
+from openai_cpu_server.prompt.tool_formats import TOOL_FORMATS
+from openai_cpu_server.prompt.tool_texts import with_history_ids, with_instructions, with_written_calls
+
+HERMES, MISTRAL = TOOL_FORMATS["hermes"], TOOL_FORMATS["mistral"]
+FUNCTION = {"name": "f", "description": "does it", "parameters": {"type": "object", "properties": {}}}
+TOOLS = [{"type": "function", "function": FUNCTION}]
+USER: Message = {"role": "user", "content": "hi"}
+
+
+def calling(*ids: str) -> Message:
+    calls = [{"id": i, "type": "function", "function": {"name": "f", "arguments": '{"a": 1}'}} for i in ids]
+    return {"role": "assistant", "content": None, "tool_calls": calls}
+
+
+def result(of: str, text: str) -> Message:
+    return {"role": "tool", "tool_call_id": of, "content": text}
+
+
+def test_ids_of_calls_and_results_still_match() -> None:
+    _, calls, *results = with_history_ids(
+        [USER, calling("x", "y"), result("x", "1"), result("y", "2")], MISTRAL
+    )
+    assert isinstance(calls["tool_calls"], list)
+    ids = [call["id"] for call in calls["tool_calls"]]
+    assert ids == [r["tool_call_id"] for r in results]
+    assert all(len(i) == 9 for i in ids)
+
+
+def test_the_tools_stand_in_a_system_message_of_their_own() -> None:
+    first, second = with_instructions([USER], TOOLS, HERMES)
+    assert second == USER
+    assert first["role"] == "system"
+    assert json.dumps(FUNCTION) in str(first["content"])
+    assert '<tool_call>\n{"name": "NAME", "arguments": {"PARAMETER": "VALUE"}}\n</tool_call>' in str(
+        first["content"]
+    )
+
+
+def test_or_at_the_end_of_the_one_that_is_there() -> None:
+    system: Message = {"role": "developer", "content": [{"type": "text", "text": "Be brief."}]}
+    first, _ = with_instructions([system, USER], TOOLS, HERMES)
+    assert str(first["content"]).startswith("Be brief.\n\nYou can call")
+
+
+def test_calls_and_results_become_turns_of_text() -> None:
+    messages = [
+        USER,
+        calling("x", "y"),
+        result("x", "1"),
+        result("y", "2"),
+        {"role": "assistant", "content": "3"},
+    ]
+    assert with_written_calls(messages, HERMES) == [
+        USER,
+        {
+            "role": "assistant",
+            "content": '<tool_call>\n{"name": "f", "arguments": {"a": 1}}\n</tool_call>\n'
+            '<tool_call>\n{"name": "f", "arguments": {"a": 1}}\n</tool_call>',
+        },
+        {"role": "user", "content": "Results of the functions:\n1\n2"},
+        {"role": "assistant", "content": "3"},
+    ]
+
+
+def test_what_a_template_knows_is_tried_out() -> None:
+    plain = ChatTemplate("{% for m in messages %}{{ m.content }}{% endfor %}", bos_text="", eos_text="")
+    assert (plain.shows_tools, plain.shows_calls) == (False, False)
+    knowing = ChatTemplate(
+        "{% for t in tools %}{{ t | tojson }}{% endfor %}{% for m in messages %}{{ m.content }}"
+        "{% for c in m.tool_calls or [] %}{{ c.function.name }}{% endfor %}{% endfor %}",
+        bos_text="",
+        eos_text="",
+    )
+    assert (knowing.shows_tools, knowing.shows_calls) == (True, True)
