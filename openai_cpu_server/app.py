@@ -5,30 +5,50 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import signal
 import socket
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from datetime import timedelta
 from pathlib import Path
+from typing import NamedTuple
 
 import psutil
 import uvicorn
 
+from openai_cpu_server.api.access.key_ring import KeyRing
+from openai_cpu_server.api.access.meter import Meter
+from openai_cpu_server.api.access.rate_limits import RateLimits
 from openai_cpu_server.api.application import create_api
 from openai_cpu_server.api.auth import key_identity
+from openai_cpu_server.api.middleware import EXCESS_CONNECTION
 from openai_cpu_server.api.options import ApiOptions
 from openai_cpu_server.api.resolve.cache import cache_namespace
+from openai_cpu_server.api.rows import row_runner
+from openai_cpu_server.connection import ConnectionLimits, limited_connection, limited_socket
 from openai_cpu_server.contract.messages import EngineOptions
 from openai_cpu_server.contract.model_info import Tokenizer
 from openai_cpu_server.engine.client import EngineClient
+from openai_cpu_server.engine.watch import EngineWatch
+from openai_cpu_server.engine.watchdog import HangLimits
 from openai_cpu_server.errors import StartupError
+from openai_cpu_server.jobs.database import open_database
+from openai_cpu_server.jobs.jobs import Jobs
+from openai_cpu_server.jobs.options import JobOptions
+from openai_cpu_server.jobs.rows import RunRow
+from openai_cpu_server.llama.grammar_check import GrammarCheck
 from openai_cpu_server.llama.profile import load_profile
 from openai_cpu_server.llama.vocabulary import Vocabulary
 from openai_cpu_server.model_source import resolve_model
+from openai_cpu_server.observe.logs import set_up_logs
+from openai_cpu_server.observe.tracing import open_tracing
+from openai_cpu_server.observe.watch import Watch
 from openai_cpu_server.prompt.chat import needs_special_tokens
 from openai_cpu_server.prompt.chat_template import ChatTemplate
-from openai_cpu_server.settings import Settings
+from openai_cpu_server.prompt.tool_formats import TOOL_FORMATS, ToolFormat, recognised
+from openai_cpu_server.settings import Settings, revealed, user_data_dir
+from openai_cpu_server.web_server import WebServer
 
 logger = logging.getLogger(__name__)
 
@@ -40,63 +60,142 @@ _MIB = 1024 * 1024
 
 def serve(settings: Settings) -> None:
     """Serve until Ctrl-C or SIGTERM. Raises StartupError with one line if that cannot begin."""
-    logging.basicConfig(level=settings.log_level.upper(), format="%(asctime)s %(levelname)s %(message)s")
-    for chatty in ("httpx", "httpx2"):
-        logging.getLogger(chatty).setLevel(logging.WARNING)
+    set_up_logs(settings.log_level, settings.log_format)
+    keys, limits = _keys(settings), RateLimits(Meter.open(revealed(settings.limits_url)))
     model_path = resolve_model(settings.model)
     with _listen(settings.host, settings.port) as listener, Vocabulary.open(model_path) as vocabulary:
-        options = _engine_options(settings, model_path, vocabulary)
-        engine = EngineClient(_ENGINE_COMMAND, options, max_queue=settings.max_queue)
+        options = _api_options(settings, model_path)
+        tracing = open_tracing(settings.traces_endpoint) if settings.traces_endpoint else None
+        watch = Watch.new(model=options.model, tracing=tracing)
+        engine = _engine(settings, model_path, vocabulary, watch)
+        jobs = _jobs(settings, options)
+        template = _template(settings.chat_template, vocabulary)
         api = create_api(
             engine=engine,
             tokenizer=vocabulary,
-            template=_template(settings.chat_template, vocabulary),
-            options=_api_options(settings, model_path),
+            template=template,
+            tool_format=_tool_format(settings.tool_format, template),
+            check_grammar=GrammarCheck,
+            options=options,
+            keys=keys,
+            limits=limits,
+            jobs=jobs,
+            watch=watch,
         )
-        config = uvicorn.Config(
-            api,
-            lifespan="off",
-            log_level=logging.WARNING,
-            access_log=False,
-            timeout_graceful_shutdown=_CLOSE_CONNECTIONS_S,
-            server_header=False,
-        )
+        config = _web_config(settings, api)
         started = time.monotonic()
         try:
-            asyncio.run(_run(_Server(config, engine), engine, listener))
+            working = _working(jobs, row_runner(api))
+            server = WebServer(
+                config,
+                engine,
+                drain_s=settings.drain_seconds,
+                checkpoint=jobs.stop if jobs else _no_checkpoint,
+            )
+            asyncio.run(_run(server, engine, listener, keys, working))
         finally:
             _log_totals(engine, time.monotonic() - started)
+            watch.close()
 
 
-async def _run(server: _Server, engine: EngineClient, listener: socket.socket) -> None:
+class Offline(NamedTuple):
+    """What runs the rows of a batch without a server."""
+
+    engine: EngineClient
+    run_row: RunRow
+
+
+@contextlib.contextmanager
+def offline(settings: Settings) -> Iterator[Offline]:
+    """Who uses it runs the engine, and closes it. Raises StartupError with one line."""
+    model_path = resolve_model(settings.model)
+    with Vocabulary.open(model_path) as vocabulary:
+        options = _api_options(settings, model_path)
+        watch = Watch.new(model=options.model)
+        engine = _engine(settings, model_path, vocabulary, watch)
+        template = _template(settings.chat_template, vocabulary)
+        api = create_api(
+            engine=engine,
+            tokenizer=vocabulary,
+            template=template,
+            tool_format=_tool_format(settings.tool_format, template),
+            check_grammar=GrammarCheck,
+            options=options,
+            watch=watch,
+        )
+        yield Offline(engine, row_runner(api))
+
+
+def served_model(settings: Settings) -> str:
+    """The name in the API. Raises StartupError with one line for a model that cannot be had."""
+    return _api_options(settings, resolve_model(settings.model)).model
+
+
+def _engine(settings: Settings, model_path: Path, vocabulary: Vocabulary, watch: EngineWatch) -> EngineClient:
+    return EngineClient(
+        (*_ENGINE_COMMAND, settings.log_format),
+        _engine_options(settings, model_path, vocabulary),
+        max_queue=settings.max_queue,
+        max_held_bytes=settings.stream_buffer_mb * _MIB,
+        watch=watch,
+        hang_limits=HangLimits(
+            step_s=settings.hang_seconds or None, load_s=settings.load_hang_seconds or None
+        ),
+        max_crashes_a_minute=settings.max_crashes_per_minute,
+    )
+
+
+def _web_config(settings: Settings, api: Callable[..., Awaitable[None]]) -> uvicorn.Config:
+    """Raises StartupError for a certificate that cannot be used."""
+    limits = ConnectionLimits(
+        max_connections=settings.max_connections,
+        read_timeout_s=settings.read_timeout_s,
+        write_timeout_s=settings.write_timeout_s,
+        excess_mark=EXCESS_CONNECTION,
+    )
+    config = uvicorn.Config(
+        api,
+        http=limited_connection(limits),
+        ws=limited_socket(limits),
+        ws_max_size=settings.max_body_mb * _MIB,
+        ws_per_message_deflate=False,  # saves little in small messages, and costs CPU
+        lifespan="off",
+        log_config=None,
+        log_level=logging.WARNING,
+        access_log=False,
+        timeout_graceful_shutdown=_CLOSE_CONNECTIONS_S,
+        server_header=False,
+        ssl_certfile=settings.ssl_certfile,
+        ssl_keyfile=settings.ssl_keyfile,
+        ssl_keyfile_password=revealed(settings.ssl_keyfile_password),
+    )
+    try:
+        config.load()
+    except OSError as error:  # ssl.SSLError is one
+        raise StartupError(f"cannot use --ssl-certfile {settings.ssl_certfile}: {error}") from None
+    return config
+
+
+def _keys(settings: Settings) -> KeyRing:
+    return KeyRing(revealed(settings.api_key), settings.api_keys)
+
+
+async def _run(
+    server: WebServer,
+    engine: EngineClient,
+    listener: socket.socket,
+    keys: KeyRing,
+    working: contextlib.AbstractAsyncContextManager[None],
+) -> None:
     """Engine and web server side by side; an engine that cannot start ends both."""
-    logger.info("listening on http://%s:%d", *listener.getsockname()[:2])
+    scheme = "https" if server.config.is_ssl else "http"
+    logger.info("listening on %s://%s:%d", scheme, *listener.getsockname()[:2])
+    asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, keys.reload)
     engine_task = asyncio.create_task(engine.run())
     engine_task.add_done_callback(server.stop_if_failed)
-    await server.serve(sockets=[listener])
+    async with working:
+        await server.serve(sockets=[listener])
     await engine_task
-
-
-class _Server(uvicorn.Server):
-    """uvicorn, but streams end at once with the server, and a signal that was obeyed is not raised again."""
-
-    def __init__(self, config: uvicorn.Config, engine: EngineClient) -> None:
-        super().__init__(config)
-        self._engine = engine
-
-    def stop_if_failed(self, task: asyncio.Task[None]) -> None:
-        if not task.cancelled() and task.exception() is not None:
-            self.should_exit = True
-
-    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        await self._engine.close()
-        await super().shutdown(sockets)
-
-    @contextlib.contextmanager
-    def capture_signals(self) -> Iterator[None]:
-        with super().capture_signals():
-            yield
-            self._captured_signals.clear()
 
 
 @contextlib.contextmanager
@@ -118,6 +217,13 @@ def _template(path: Path | None, tokenizer: Tokenizer) -> ChatTemplate | None:
         logger.warning("the model has no chat template: /v1/chat/completions needs --chat-template FILE")
         return None
     return ChatTemplate(source, bos_text=tokenizer.bos_text, eos_text=tokenizer.eos_text)
+
+
+def _tool_format(name: str, template: ChatTemplate | None) -> ToolFormat | None:
+    """As the user says, else as the template does; None where tools have to be refused."""
+    if name != "auto":
+        return TOOL_FORMATS[name]
+    return recognised(template.source) if template is not None else None
 
 
 def _read(path: Path) -> str:
@@ -156,7 +262,7 @@ def _pinned_namespace(settings: Settings) -> str:
     """Pinned prompts serve the holders of the server's key, where keys are isolated."""
     if settings.cache_isolation == "off" or settings.api_key is None:
         return ""
-    identity = key_identity(f"Bearer {settings.api_key.get_secret_value()}")
+    identity = key_identity(settings.api_key.get_secret_value().encode())
     return cache_namespace(salt=None, key=identity)
 
 
@@ -170,14 +276,63 @@ def _api_options(settings: Settings, model_path: Path) -> ApiOptions:
     return ApiOptions(
         model=settings.served_model_name or _model_name(settings.model, model_path),
         created=int(time.time()),
-        api_key=settings.api_key.get_secret_value() if settings.api_key else None,
+        api_key=revealed(settings.api_key),
         lenient=settings.lenient,
         max_body_bytes=settings.max_body_mb * _MIB,
+        max_file_bytes=settings.max_file_mb * _MIB,
         max_choices=settings.max_choices,
         default_priority=settings.priority,
         isolate_by_key=settings.cache_isolation == "key",
         keep_alive_s=settings.keep_alive_s,
+        json_whitespace=settings.json_whitespace,
+        max_prompt_tokens=settings.max_prompt_tokens,
+        max_output_tokens=settings.max_output_tokens,
+        request_timeout_s=settings.request_timeout,
+        read_timeout_s=settings.read_timeout_s,
+        cors_origins=tuple(settings.cors_origin),
     )
+
+
+def _jobs(settings: Settings, options: ApiOptions) -> Jobs | None:
+    """None: no batch API, because nobody wants one or because the user's directory cannot keep it."""
+    where = revealed(settings.jobs_db)
+    if where == "none":
+        return None
+    try:
+        database = open_database(where or str(user_data_dir() / "jobs.db"))
+    except StartupError as error:
+        if where is not None:
+            raise
+        logger.warning("there is no batch API: %s", error)
+        return None
+    return Jobs(database, job_options(settings, options.model))
+
+
+def job_options(settings: Settings, model: str) -> JobOptions:
+    return JobOptions(
+        model=model,
+        max_rows=settings.max_batch_rows,
+        max_line_bytes=settings.max_body_mb * _MIB,
+        concurrency=settings.batch_concurrency,
+    )
+
+
+@contextlib.asynccontextmanager
+async def _working(jobs: Jobs | None, run_row: RunRow) -> AsyncIterator[None]:
+    """Batches run meanwhile, and are left resumable."""
+    if jobs is None:
+        yield
+        return
+    task = asyncio.create_task(jobs.run(run_row))
+    try:
+        yield
+    finally:
+        await jobs.close()
+        await task
+
+
+async def _no_checkpoint() -> None:
+    """There are no jobs."""
 
 
 def _model_name(asked: str, path: Path) -> str:

@@ -55,6 +55,54 @@ class Unauthorized(ServerError):
     """No API key, or a wrong one."""
 
 
+class Forbidden(ServerError):
+    """A right key, but not for this."""
+
+    def __init__(self, scope: str) -> None:
+        super().__init__(f"You have insufficient permissions for this operation. Missing scopes: {scope}.")
+
+
+class OriginRefused(ServerError):
+    """A page of another origin opened a WebSocket."""
+
+    def __init__(self, origin: str) -> None:
+        super().__init__(f"Pages of {origin[:200]!r} may not open a WebSocket here; see --cors-origin.")
+
+
+class BodyTooSlow(ServerError):
+    """The request's body did not come in time."""
+
+    def __init__(self) -> None:
+        super().__init__("The request body took too long to arrive.")
+
+
+class TooManyConnections(ServerError):
+    """The server holds as many connections as it may."""
+
+    retry_after_s = 1
+
+    def __init__(self) -> None:
+        super().__init__("The server has too many connections; try again later.")
+
+
+class RateLimited(ServerError):
+    """A key has used up what it may; base of the two below."""
+
+    def __init__(self, said: str, *, retry_after_s: float | None) -> None:
+        """`retry_after_s`: None if it can never fit."""
+        again = "It can never fit." if retry_after_s is None else "Please try again later."
+        super().__init__(f"Rate limit reached on {said}. {again}")
+        self.retry_after_s = retry_after_s
+
+
+class RequestsLimited(RateLimited):
+    """Too many requests, over time or at once."""
+
+
+class TokensLimited(RateLimited):
+    """Too many tokens."""
+
+
 class BodyTooLarge(ServerError):
     """The request's body exceeds the server's limit."""
 
@@ -66,7 +114,7 @@ class BodyTooLarge(ServerError):
 class QueueFull(ServerError):
     """Too many requests of this priority wait already."""
 
-    def __init__(self, waiting: int, retry_after_s: int) -> None:
+    def __init__(self, waiting: int, retry_after_s: float) -> None:
         super().__init__(f"{waiting} requests are waiting already; try again later.")
         self.retry_after_s = retry_after_s
 
@@ -83,5 +131,38 @@ class GenerationFailed(ServerError):
     """An accepted request ended with an error of ours."""
 
 
+class ConstraintFailed(ServerError):
+    """One request's output cannot be held to its grammar: broken, too complex, or the model has no end."""
+
+
 class RequestCancelled(ServerError):
     """An accepted request was ended by somebody other than its client."""
+
+
+class DeadlineExceeded(ServerError):
+    """An accepted request was not done in the time that it or the server allows."""
+
+    def __init__(self, timeout_s: float) -> None:
+        super().__init__(f"The request was not done within {timeout_s:g} seconds.")
+
+
+class ReaderTooSlow(ServerError):
+    """A client does not take what its request brings, and nothing more is kept for it."""
+
+    def __init__(self) -> None:
+        super().__init__("The client reads too slowly: the request was ended.")
+
+
+class JobObjectNotFound(ServerError):
+    """This caller has no file or batch of that id."""
+
+
+class FileInUse(ServerError):
+    """A batch that has not ended reads this file."""
+
+    def __init__(self, file_id: str, batch_id: str) -> None:
+        super().__init__(f"The file '{file_id}' is the input of batch '{batch_id}', which has not ended.")
+
+
+class BatchConflict(ServerError):
+    """The batch is in a state that does not allow this."""

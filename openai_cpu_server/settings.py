@@ -58,9 +58,29 @@ class Settings(BaseSettings):
     model: str = Field("demo", description="PATH, hf:OWNER/REPO[/FILE], an alias such as mistral-7b, or demo")
     served_model_name: str | None = Field(None, description="name in the API; default: the file's")
     chat_template: Path | None = Field(None, description="jinja2 file to use instead of the model's own")
+    tool_format: Literal["auto", "demo", "mistral", "hermes", "llama3"] = Field(
+        "auto", description="how the model writes tool calls; default: as its chat template says"
+    )
+    json_whitespace: Literal["compact", "flexible"] = Field(
+        "compact", description="white space that the model may write in JSON output"
+    )
     host: str = Field("127.0.0.1", description="address to listen on")
     port: int = Field(8000, ge=0, le=65535, description="port to listen on; 0 picks one")
-    api_key: SecretStr | None = Field(None, description="require this key (Authorization: Bearer)")
+    api_key: SecretStr | None = Field(
+        None, description="require this key (Authorization: Bearer, or x-api-key)"
+    )
+    api_keys: Path | None = Field(
+        None, description="TOML file of keys, [keys.NAME] with sha256 and limits; read again on SIGHUP"
+    )
+    limits_url: SecretStr | None = Field(
+        None, description="count what keys use in redis://HOST:PORT; default: in this process"
+    )
+    cors_origin: list[str] = Field(
+        [], description="pages of this origin may call from a browser; * is all; may be given several times"
+    )
+    ssl_certfile: Path | None = Field(None, description="serve HTTPS with this certificate (PEM)")
+    ssl_keyfile: Path | None = Field(None, description="its key; default: in the certificate's file")
+    ssl_keyfile_password: SecretStr | None = Field(None, description="of an encrypted key")
     ctx_size: int | None = Field(
         None, ge=256, description="tokens of the KV pool; default: half of free memory, at most 16384"
     )
@@ -108,9 +128,52 @@ class Settings(BaseSettings):
     max_queue: int = Field(1000, ge=1, description="requests of a priority that may wait; beyond: 429")
     max_choices: int = Field(64, ge=1, description="largest n and best_of")
     max_body_mb: int = Field(32, ge=1, description="largest request body")
+    max_prompt_tokens: int | None = Field(None, ge=1, description="longest prompt; default: the context")
+    max_output_tokens: int | None = Field(
+        None, ge=1, description="longest output of a choice, and what one gets that names no max_tokens"
+    )
+    request_timeout: float | None = Field(
+        None, gt=0, description="seconds that a call may take, waiting included; default: any"
+    )
+    max_connections: int = Field(4096, ge=1, description="connections; beyond: 503")
+    read_timeout_s: float = Field(
+        30.0, gt=0, description="seconds for the headers of a request, and for its body with 1 s per KiB more"
+    )
+    write_timeout_s: float = Field(
+        30.0, gt=0, description="a client that reads nothing for so many seconds is dropped"
+    )
+    stream_buffer_mb: int = Field(
+        4, ge=1, description="held for a client that reads slower than its call generates; beyond: dropped"
+    )
+    jobs_db: SecretStr | None = Field(
+        None,
+        description="files and batches: PATH of a SQLite file, postgresql://..., or none for no batch API; "
+        "default: jobs.db in the user's data directory",
+    )
+    max_file_mb: int = Field(200, ge=1, description="largest file of /v1/files")
+    max_batch_rows: int = Field(50_000, ge=1, description="requests of one batch")
+    batch_concurrency: int = Field(32, ge=1, description="rows of batches that run at once")
+    drain_seconds: float = Field(
+        30.0, ge=0, description="what running requests get to end after the first SIGTERM or Ctrl-C"
+    )
+    hang_seconds: float = Field(
+        60.0, ge=0, description="without progress, or 300 times a step's expected time: a hang; 0: never"
+    )
+    load_hang_seconds: float = Field(
+        1800.0, ge=0, description="the same while the model is loaded and its steps are measured; 0: never"
+    )
+    max_crashes_per_minute: int = Field(
+        5, ge=1, description="of the engine; then it is given up. Kills after progress do not count"
+    )
     keep_alive_s: float = Field(10.0, ge=0, description="seconds between comments on a silent stream")
     lenient: bool = Field(False, description="ignore unknown parameters and name them in a header")
     log_level: Literal["debug", "info", "warning", "error"] = Field("info", description="least level shown")
+    log_format: Literal["console", "json"] = Field("console", description="json: an object a line")
+    otel_endpoint: str | None = Field(
+        None,
+        description="send traces to the OpenTelemetry collector at this URL (OTLP over HTTP); "
+        "default: OTEL_EXPORTER_OTLP_ENDPOINT",
+    )
 
     @classmethod
     def settings_customise_sources(
@@ -150,13 +213,28 @@ class Settings(BaseSettings):
         return self.cache_dir or user_cache_dir()
 
     @property
+    def traces_endpoint(self) -> str | None:
+        """Where traces go; OpenTelemetry's own variable counts where nothing else is said."""
+        return self.otel_endpoint or os.environ.get("OTEL_EXPORTER_OTLP_ENDPOINT") or None
+
+    @property
     def priority(self) -> Priority:
         return Priority[self.default_priority.upper()]
+
+
+def revealed(secret: SecretStr | None) -> str | None:
+    """For whoever needs the secret itself, and does not write it anywhere."""
+    return secret.get_secret_value() if secret else None
 
 
 def user_cache_dir() -> Path:
     base = os.environ.get("XDG_CACHE_HOME")
     return (Path(base) if base else Path.home() / ".cache") / "openai-cpu-server"
+
+
+def user_data_dir() -> Path:
+    base = os.environ.get("XDG_DATA_HOME")
+    return (Path(base) if base else Path.home() / ".local" / "share") / "openai-cpu-server"
 
 
 def read_settings(arguments: Sequence[str]) -> Settings:

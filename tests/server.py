@@ -22,6 +22,10 @@ class ServerProcess:
         self.lines: list[str] = []
         self._new: queue.SimpleQueue[str | None] = queue.SimpleQueue()
         command = [sys.executable, "-m", "openai_cpu_server", "serve", "--port", "0", "--no-calibrate"]
+        if "--jobs-db" not in options:
+            command += ["--jobs-db", "sqlite://"]  # in memory: no test leaves jobs behind for a user's server
+        if "--drain-seconds" not in options:
+            command += ["--drain-seconds", "0"]  # the end of a test waits for nobody
         self.process = subprocess.Popen(
             [*command, *options], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=env
         )

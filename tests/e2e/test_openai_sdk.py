@@ -175,7 +175,7 @@ def test_models(client: openai.OpenAI) -> None:
         ({"extra_body": {"nonsense": 1}}, "nonsense"),
         ({"extra_headers": {"X-Priority": "urgent"}}, "X-Priority"),
         ({"service_tier": "scale"}, "service_tier"),
-        ({"tools": [{"type": "function", "function": {"name": "f"}}]}, "tools"),
+        ({"tools": [{"type": "retrieval"}]}, "tools[0].type"),
         ({"max_tokens": 10**6}, "messages"),
     ],
 )

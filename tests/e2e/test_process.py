@@ -21,10 +21,10 @@ from tests.tiny_model import tiny_model_path
 pytestmark = pytest.mark.native
 
 
-def start_failure(*options: str) -> str:
+def start_failure(*options: str, env: dict[str, str] | None = None) -> str:
     """Start the server with options that cannot work; returns the one line that it says last."""
     command = [sys.executable, "-m", "openai_cpu_server", "serve", "--port", "0", *options]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False, env=env)
     assert done.returncode == 2, done.stderr
     assert "Traceback" not in done.stderr
     lines = done.stderr.strip().splitlines()

@@ -1,0 +1,138 @@
+"""Opens the database: SQLite in WAL mode, or PostgreSQL, behind the same statements.
+
+SQLite runs with synchronous=FULL. NORMAL would survive kill -9 as well (what is written to the WAL stays
+when the process dies), but at a power loss it may forget the last commits, and with them files and batches
+that a client was already told of. A sync per commit is cheap beside a row that takes 100 ms and more, and
+rows that end together share one.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from sqlalchemy import URL, Connection, Engine, create_engine, event, insert, make_url, select
+from sqlalchemy.engine.interfaces import DBAPIConnection
+from sqlalchemy.exc import ArgumentError, DBAPIError, IntegrityError, ProgrammingError, SQLAlchemyError
+from sqlalchemy.pool import ConnectionPoolEntry, Pool, QueuePool, StaticPool
+
+from openai_cpu_server.errors import StartupError
+from openai_cpu_server.jobs.tables import SCHEMA_VERSION, metadata, schema_version
+
+_LOCK_TIMEOUT_S = 30
+"""How long a transaction waits for that of another process."""
+_READS = "openai_cpu_server_reads"
+
+
+class Database:
+    """One at a time: all calls come from the same thread."""
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+
+    @contextmanager
+    def write(self) -> Iterator[Connection]:
+        """A transaction: committed at the end, rolled back by an exception."""
+        with self._engine.begin() as connection:
+            yield connection
+
+    @contextmanager
+    def read(self) -> Iterator[Connection]:
+        with self._engine.connect() as connection:
+            yield connection.execution_options(**{_READS: True})
+
+    def close(self) -> None:
+        self._engine.dispose()
+
+
+def open_database(where: str) -> Database:
+    """`where`: a URL, or the path of a SQLite file. Raises StartupError with one line."""
+    url = _url(where)
+    shown = url.render_as_string(hide_password=True)
+    try:
+        engine = _engine(url)
+        _prepare(engine)
+    except ImportError as error:
+        extra = "pip install 'openai-cpu-server[postgres]'"
+        raise StartupError(f"cannot use {shown}: {error} ({extra})") from None
+    except (SQLAlchemyError, OSError) as error:
+        raise StartupError(f"cannot open the jobs database {shown}: {_reason(error)}") from None
+    return Database(engine)
+
+
+def _url(where: str) -> URL:
+    if "://" not in where:
+        return URL.create("sqlite", database=str(Path(where).expanduser()))
+    try:
+        url = make_url(where)
+    except ArgumentError:
+        raise StartupError("--jobs-db is neither a path nor a database URL") from None
+    if url.drivername in ("postgres", "postgresql"):
+        return url.set(drivername="postgresql+psycopg")
+    if url.get_backend_name() not in ("sqlite", "postgresql"):
+        raise StartupError(f"--jobs-db: {url.get_backend_name()} is not supported, sqlite and postgresql are")
+    return url
+
+
+def _engine(url: URL) -> Engine:
+    if url.get_backend_name() != "sqlite":
+        return create_engine(url, pool_pre_ping=True)
+    if not _is_in_memory(url):
+        Path(url.database or "").parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    engine = create_engine(
+        url, connect_args={"timeout": _LOCK_TIMEOUT_S, "check_same_thread": False}, poolclass=_pool(url)
+    )
+    event.listen(engine, "connect", _set_up_sqlite)
+    event.listen(engine, "begin", _begin_sqlite)
+    return engine
+
+
+def _is_in_memory(url: URL) -> bool:
+    return url.database in (None, "", ":memory:")
+
+
+def _pool(url: URL) -> type[Pool]:
+    """A database in memory is its connection: there is one."""
+    return StaticPool if _is_in_memory(url) else QueuePool
+
+
+def _set_up_sqlite(connection: DBAPIConnection, _: ConnectionPoolEntry) -> None:
+    """Our own BEGIN instead of the driver's, which takes the write lock too late."""
+    assert isinstance(connection, sqlite3.Connection)
+    connection.isolation_level = None
+    for pragma in ("journal_mode=WAL", "synchronous=FULL"):
+        connection.execute(f"PRAGMA {pragma}").close()
+
+
+def _begin_sqlite(connection: Connection) -> None:
+    """A transaction that will write locks at once: it cannot find later that what it read has changed."""
+    is_reading = connection.get_execution_options().get(_READS, False)
+    connection.exec_driver_sql("BEGIN" if is_reading else "BEGIN IMMEDIATE")
+
+
+def _prepare(engine: Engine) -> None:
+    """Create the tables, or check that they are ours."""
+    try:
+        _create(engine)
+    except (IntegrityError, ProgrammingError):  # another server was creating them just now
+        _create(engine)
+    with engine.begin() as connection:
+        found = connection.execute(select(schema_version.c.version)).scalars().all()
+    if found != [SCHEMA_VERSION]:
+        versions = ", ".join(map(str, found))
+        raise StartupError(f"the jobs database is of version {versions}, this program needs {SCHEMA_VERSION}")
+
+
+def _create(engine: Engine) -> None:
+    with engine.begin() as connection:
+        metadata.create_all(connection)
+        if connection.execute(select(schema_version)).first() is None:
+            connection.execute(insert(schema_version).values(version=SCHEMA_VERSION))
+
+
+def _reason(error: Exception) -> str:
+    """One line."""
+    cause = error.orig if isinstance(error, DBAPIError) and error.orig is not None else error
+    return " ".join(str(cause).split())

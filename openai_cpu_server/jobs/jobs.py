@@ -1,0 +1,168 @@
+"""Files and batches as the API uses them, and their life in a server."""
+
+from __future__ import annotations
+
+import secrets
+import time
+from collections.abc import AsyncIterator, Callable
+
+import anyio
+
+from openai_cpu_server.errors import InvalidRequest
+from openai_cpu_server.jobs.batch_store import BatchStore
+from openai_cpu_server.jobs.database import Database
+from openai_cpu_server.jobs.file_store import FileStore, Source
+from openai_cpu_server.jobs.lease import new_holder
+from openai_cpu_server.jobs.ledger import Ledger
+from openai_cpu_server.jobs.options import JobOptions
+from openai_cpu_server.jobs.reading import FileReader
+from openai_cpu_server.jobs.records import BatchRecord, FileRecord, Page, Purpose
+from openai_cpu_server.jobs.rows import RunRow
+from openai_cpu_server.jobs.runner import Runner
+from openai_cpu_server.jobs.store_thread import StoreThread
+from openai_cpu_server.jobs.window import window_seconds
+
+ENDPOINTS = ("/v1/chat/completions", "/v1/completions")
+
+
+class Jobs:
+    """Owns the database. `run` and `close` once each; the rest by one event loop in between.
+
+    An `owner` sees only what is its own: anything else raises JobObjectNotFound.
+    """
+
+    def __init__(
+        self, database: Database, options: JobOptions, *, clock: Callable[[], float] = time.time
+    ) -> None:
+        self._database = database
+        self._model = options.model
+        self._clock = clock
+        self._thread = StoreThread()
+        self._files = FileStore(database)
+        self._batches = BatchStore(database)
+        self._reader = FileReader(self._files, self._thread)
+        self._runner = Runner(
+            files=self._files,
+            ledger=Ledger(database, holder=new_holder(), lease_s=options.lease_s),
+            reader=self._reader,
+            thread=self._thread,
+            options=options,
+            clock=clock,
+        )
+        self._running: anyio.CancelScope | None = None
+        self._ended = anyio.Event()
+        self._closing = anyio.Lock()
+        self._is_closed = False
+
+    async def run(self, run_row: RunRow) -> None:
+        """Run batches, those of earlier processes first, until `stop` or `close`."""
+        if self._is_closed:
+            return
+        try:
+            with anyio.CancelScope() as self._running:
+                await self._runner.run(run_row)
+        finally:
+            self._ended.set()
+
+    async def stop(self) -> None:
+        """Stop running at once. What is committed stays, running rows are computed again by a later start."""
+        if self._running is not None:
+            self._running.cancel()
+            await self._ended.wait()
+        await self._runner.release()
+
+    async def close(self) -> None:
+        """Stop, and let go of the database. Whoever closes first closes; others wait for the same end."""
+        async with self._closing:
+            if not self._is_closed:
+                self._is_closed = True
+                await self.stop()
+                await self._thread.close()
+                self._database.close()
+
+    # -- files -----------------------------------------------------------------------------------------
+
+    async def add_file(
+        self, owner: str, filename: str, content: Source, *, lifetime_s: int | None = None
+    ) -> FileRecord:
+        """`content` is read in another thread. None: it stays until it is deleted."""
+        now = int(self._clock())
+        record = FileRecord(
+            id=_new_id("file-"),
+            owner=owner,
+            purpose=Purpose.BATCH,
+            filename=filename,
+            bytes=0,
+            created_at=now,
+            expires_at=None if lifetime_s is None else now + lifetime_s,
+        )
+        return await self._thread.do(self._files.add, record, content)
+
+    async def file(self, owner: str, file_id: str) -> FileRecord:
+        return await self._thread.do(self._files.get, owner, file_id, self._clock())
+
+    async def list_files(
+        self, owner: str, page: Page, purpose: Purpose | None = None
+    ) -> tuple[list[FileRecord], bool]:
+        """And whether there are more."""
+        return await self._thread.do(self._files.page, owner, page, self._clock(), purpose)
+
+    def content(self, file: FileRecord) -> AsyncIterator[bytes]:
+        return self._reader.parts(file.id)
+
+    async def delete_file(self, owner: str, file_id: str) -> None:
+        """Raises FileInUse."""
+        await self._thread.do(self._files.delete, owner, file_id, self._clock())
+
+    # -- batches ---------------------------------------------------------------------------------------
+
+    async def create_batch(
+        self,
+        owner: str,
+        *,
+        input_file_id: str,
+        endpoint: str,
+        completion_window: str,
+        metadata: dict[str, str] | None = None,
+        output_lifetime_s: int | None = None,
+    ) -> BatchRecord:
+        """Raises InvalidRequest."""
+        if endpoint not in ENDPOINTS:
+            known = " or ".join(f"'{name}'" for name in ENDPOINTS)
+            message = f"Invalid value for 'endpoint': expected {known}."
+            raise InvalidRequest(message, param="endpoint", code="invalid_value")
+        now, batch_id = int(self._clock()), _new_id("batch_")
+        batch = BatchRecord(
+            id=batch_id,
+            owner=owner,
+            model=self._model,
+            endpoint=endpoint,
+            input_file_id=input_file_id,
+            output_id=_new_id("file-"),
+            error_id=_new_id("file-"),
+            completion_window=completion_window,
+            metadata=metadata,
+            output_expires_s=output_lifetime_s,
+            created_at=now,
+            expires_at=now + window_seconds(completion_window),
+        )
+        created = await self._thread.do(self._batches.create, batch)
+        self._runner.wake()
+        return created
+
+    async def batch(self, owner: str, batch_id: str) -> BatchRecord:
+        return await self._thread.do(self._batches.get, owner, batch_id)
+
+    async def list_batches(self, owner: str, page: Page) -> tuple[list[BatchRecord], bool]:
+        """The newest first, and whether there are more."""
+        return await self._thread.do(self._batches.page, owner, page)
+
+    async def cancel_batch(self, owner: str, batch_id: str) -> BatchRecord:
+        """Running rows end, finished ones are kept. Raises BatchConflict."""
+        batch = await self._thread.do(self._batches.cancel, owner, batch_id, self._clock())
+        self._runner.cancel(batch_id)
+        return batch
+
+
+def _new_id(prefix: str) -> str:
+    return prefix + secrets.token_hex(16)

@@ -1,0 +1,141 @@
+"""What the database keeps, as frozen records, and the states of a batch."""
+
+from __future__ import annotations
+
+import enum
+
+import msgspec
+
+
+class BatchStatus(enum.Enum):
+    """OpenAI's words."""
+
+    VALIDATING = "validating"
+    FAILED = "failed"
+    """The input file is wrong; no row has run."""
+    IN_PROGRESS = "in_progress"
+    FINALIZING = "finalizing"
+    COMPLETED = "completed"
+    EXPIRED = "expired"
+    CANCELLING = "cancelling"
+    CANCELLED = "cancelled"
+
+    def may_become(self, other: BatchStatus) -> bool:
+        return other in _MOVES[self]
+
+    @property
+    def has_ended(self) -> bool:
+        return not _MOVES[self]
+
+    @property
+    def moment(self) -> str:
+        """The column that says when a batch became this."""
+        return f"{self.value}_at"
+
+
+_MOVES = {
+    BatchStatus.VALIDATING: {
+        BatchStatus.FAILED,
+        BatchStatus.IN_PROGRESS,
+        BatchStatus.EXPIRED,
+        BatchStatus.CANCELLING,
+    },
+    BatchStatus.IN_PROGRESS: {BatchStatus.FINALIZING, BatchStatus.EXPIRED, BatchStatus.CANCELLING},
+    BatchStatus.FINALIZING: {BatchStatus.COMPLETED},
+    BatchStatus.CANCELLING: {BatchStatus.CANCELLED},
+    BatchStatus.FAILED: set[BatchStatus](),
+    BatchStatus.COMPLETED: set[BatchStatus](),
+    BatchStatus.EXPIRED: set[BatchStatus](),
+    BatchStatus.CANCELLED: set[BatchStatus](),
+}
+ACTIVE = tuple(status for status in BatchStatus if not status.has_ended)
+
+
+class Purpose(enum.Enum):
+    BATCH = "batch"
+    BATCH_OUTPUT = "batch_output"
+
+
+class FileRecord(msgspec.Struct, frozen=True, kw_only=True):
+    """Times are Unix seconds."""
+
+    id: str
+    owner: str
+    """Of whose API key it is; "" where the server has none."""
+    purpose: Purpose
+    filename: str
+    bytes: int
+    created_at: int
+    expires_at: int | None = None
+
+
+class LineError(msgspec.Struct, frozen=True):
+    """What is wrong with an input file; `line` counts from 1."""
+
+    code: str
+    message: str
+    param: str | None = None
+    line: int | None = None
+
+
+class BatchRecord(msgspec.Struct, frozen=True, kw_only=True):
+    id: str
+    owner: str
+    model: str
+    """Of the server that took it: only one that serves this model runs it."""
+    endpoint: str
+    input_file_id: str
+    output_id: str
+    """Set aside at the start; it becomes a file when the batch ends with results."""
+    error_id: str
+    completion_window: str
+    metadata: dict[str, str] | None = None
+    output_expires_s: int | None = None
+    status: BatchStatus = BatchStatus.VALIDATING
+    created_at: int
+    expires_at: int
+    in_progress_at: int | None = None
+    finalizing_at: int | None = None
+    completed_at: int | None = None
+    failed_at: int | None = None
+    expired_at: int | None = None
+    cancelling_at: int | None = None
+    cancelled_at: int | None = None
+    total: int = 0
+    completed: int = 0
+    failed: int = 0
+    input_tokens: int = 0
+    cached_tokens: int = 0
+    output_tokens: int = 0
+    errors: list[LineError] | None = None
+    lease_holder: str | None = None
+    lease_until: float | None = None
+
+    @property
+    def output_file_id(self) -> str | None:
+        return self.output_id if self.status.has_ended and self.completed else None
+
+    @property
+    def error_file_id(self) -> str | None:
+        return self.error_id if self.status.has_ended and self.failed else None
+
+
+class RowResult(msgspec.Struct, frozen=True, kw_only=True):
+    """The end of one row, as it is committed: a line of the output file or of the error file."""
+
+    line: int
+    is_ok: bool
+    content: bytes
+    """With its line end."""
+    input_tokens: int = 0
+    cached_tokens: int = 0
+    output_tokens: int = 0
+
+
+class Page(msgspec.Struct, frozen=True, kw_only=True):
+    """What part of a listing is asked for."""
+
+    limit: int
+    after: str | None = None
+    """Id of the last one already seen."""
+    is_ascending: bool = False

@@ -1,0 +1,143 @@
+"""Looks for batches that nobody runs, and runs them; gives a sign of life for those that it has."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Awaitable, Callable
+
+import anyio
+from anyio.abc import TaskGroup
+
+from openai_cpu_server.jobs.batch_run import BatchRun, Stop
+from openai_cpu_server.jobs.file_store import FileStore
+from openai_cpu_server.jobs.ledger import Ledger
+from openai_cpu_server.jobs.options import JobOptions
+from openai_cpu_server.jobs.reading import FileReader
+from openai_cpu_server.jobs.records import BatchRecord, BatchStatus
+from openai_cpu_server.jobs.rows import RunRow
+from openai_cpu_server.jobs.store_thread import StoreThread
+
+logger = logging.getLogger(__name__)
+
+_RENEWALS_A_LEASE = 4
+_SWEEP_S = 600.0
+_AFTER_FAILURE_S = 5.0
+"""A full disk or a database that is away may come back."""
+
+
+class Runner:
+    def __init__(
+        self,
+        *,
+        files: FileStore,
+        ledger: Ledger,
+        reader: FileReader,
+        thread: StoreThread,
+        options: JobOptions,
+        clock: Callable[[], float],
+    ) -> None:
+        self._files = files
+        self._ledger = ledger
+        self._reader = reader
+        self._thread = thread
+        self._options = options
+        self._clock = clock
+        self._runs: dict[str, BatchRun] = {}
+        self._news = anyio.Event()
+
+    async def run(self, run_row: RunRow) -> None:
+        """Until it is cancelled; what it was running then is resumable, by others after `release`."""
+        slots = anyio.Semaphore(self._options.concurrency)
+        async with anyio.create_task_group() as group:
+            group.start_soon(self._repeat, self._renew, self._renewal_s)
+            group.start_soon(self._repeat, self._sweep, _SWEEP_S)
+            while True:
+                self._news = anyio.Event()
+                await self._survive(lambda: self._start_all(group, run_row, slots))
+                with anyio.move_on_after(self._options.poll_s):
+                    await self._news.wait()
+
+    def wake(self) -> None:
+        """There is a new batch."""
+        self._news.set()
+
+    def cancel(self, batch_id: str) -> None:
+        """It is CANCELLING in the database; end it now, if it runs here."""
+        run = self._runs.get(batch_id)
+        if run is not None:
+            run.stop(Stop.CANCELLED)
+        self.wake()
+
+    async def release(self) -> None:
+        """Give the leases back."""
+        for batch_id in list(self._runs):
+            await self._thread.do(self._ledger.release, batch_id)
+            del self._runs[batch_id]
+
+    @property
+    def _renewal_s(self) -> float:
+        return min(self._options.poll_s, self._options.lease_s / _RENEWALS_A_LEASE)
+
+    async def _start_all(self, group: TaskGroup, run_row: RunRow, slots: anyio.Semaphore) -> None:
+        found = await self._thread.do(self._ledger.unfinished, self._options.model, self._clock())
+        for batch in found:
+            if batch.id in self._runs or not self._has_room_for(batch):
+                continue
+            if await self._thread.do(self._ledger.claim, batch, self._clock()):
+                run = self._runs[batch.id] = self._batch_run(batch, run_row, slots)
+                group.start_soon(self._see_through, batch, run)
+
+    def _has_room_for(self, batch: BatchRecord) -> bool:
+        """One that only has to be ended takes none."""
+        is_over = batch.status is BatchStatus.CANCELLING or batch.expires_at <= self._clock()
+        return is_over or len(self._runs) < self._options.max_batches
+
+    def _batch_run(self, batch: BatchRecord, run_row: RunRow, slots: anyio.Semaphore) -> BatchRun:
+        return BatchRun(
+            batch,
+            ledger=self._ledger,
+            reader=self._reader,
+            thread=self._thread,
+            run_row=run_row,
+            slots=slots,
+            options=self._options,
+            clock=self._clock,
+        )
+
+    async def _see_through(self, batch: BatchRecord, run: BatchRun) -> None:
+        logger.info("batch %s: %s", batch.id, "begins" if batch.in_progress_at is None else "goes on")
+        try:
+            ended = await run.run()
+            logger.info("batch %s: %s", batch.id, ended.value if ended else "is run by another server")
+        except Exception:
+            logger.exception("batch %s stopped; it is tried again", batch.id)
+            await anyio.sleep(_AFTER_FAILURE_S)
+            await self._survive(lambda: self._thread.do(self._ledger.release, batch.id))
+        del self._runs[batch.id]  # not when cancelled: `release` needs to know
+        self.wake()
+
+    async def _renew(self) -> None:
+        """Others may have cancelled batches that run here, or taken them while this process slept."""
+        held = await self._thread.do(self._ledger.renew, self._clock())
+        for batch_id in held.keys() - self._runs.keys():  # its release failed
+            await self._thread.do(self._ledger.release, batch_id)
+        for batch_id, run in list(self._runs.items()):
+            if batch_id not in held:
+                run.stop(Stop.LEASE_LOST)
+            elif held[batch_id] is BatchStatus.CANCELLING:
+                run.stop(Stop.CANCELLED)
+
+    async def _sweep(self) -> None:
+        await self._thread.do(self._files.sweep, self._clock())
+
+    async def _repeat(self, work: Callable[[], Awaitable[None]], every_s: float) -> None:
+        while True:
+            await self._survive(work)
+            await anyio.sleep(every_s)
+
+    async def _survive(self, work: Callable[[], Awaitable[None]]) -> None:
+        """A database that fails now may work the next time."""
+        try:
+            await work()
+        except Exception:
+            logger.exception("the jobs database failed")

@@ -1,0 +1,376 @@
+"""The batch API: the official SDK, unchanged, against the real server process."""
+
+from __future__ import annotations
+
+import hashlib
+import http.client
+import json
+import signal
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import openai
+import pytest
+from openai.types import Batch
+
+from tests.server import ServerProcess
+from tests.tiny_model import tiny_model_path
+
+pytestmark = [pytest.mark.native, pytest.mark.thorough]
+
+CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
+
+
+def chat_row(number: int, **fields: object) -> dict[str, object]:
+    body = {
+        "model": "tiny",
+        "messages": [{"role": "user", "content": f"Row {number}."}],
+        "max_tokens": 4,
+        "temperature": 0,
+        **fields,
+    }
+    return {"custom_id": f"row-{number}", "method": "POST", "url": CHAT, "body": body}
+
+
+def slow_row(number: int) -> dict[str, object]:
+    return chat_row(number, max_tokens=150, ignore_eos=True)
+
+
+def jsonl(rows: list[dict[str, object]]) -> bytes:
+    return b"".join(json.dumps(row).encode() + b"\n" for row in rows)
+
+
+def upload(client: openai.OpenAI, content: bytes) -> str:
+    return client.files.create(file=("rows.jsonl", content), purpose="batch").id
+
+
+def begin(client: openai.OpenAI, content: bytes, window: str = "24h", endpoint: str = CHAT) -> Batch:
+    return client.batches.create(
+        input_file_id=upload(client, content),
+        endpoint=endpoint,  # type: ignore[arg-type]
+        completion_window=window,  # type: ignore[arg-type]
+    )
+
+
+def ended(client: openai.OpenAI, batch_id: str) -> Batch:
+    deadline = time.monotonic() + 100
+    while time.monotonic() < deadline:
+        batch = client.batches.retrieve(batch_id)
+        if batch.status in ("completed", "failed", "expired", "cancelled"):
+            return batch
+        time.sleep(0.1)
+    raise AssertionError(f"still {batch.status}: {batch.request_counts}")
+
+
+def until_some_are_done(client: openai.OpenAI, batch_id: str, num_rows: int) -> None:
+    deadline = time.monotonic() + 60
+    while time.monotonic() < deadline:
+        counts = client.batches.retrieve(batch_id).request_counts
+        if counts is not None and counts.completed >= num_rows:
+            return
+        time.sleep(0.02)
+    raise AssertionError(f"no {num_rows} rows")
+
+
+def lines_of(client: openai.OpenAI, file_id: str | None) -> list[dict[str, object]]:
+    assert file_id is not None
+    return [json.loads(line) for line in client.files.content(file_id).text.splitlines()]
+
+
+def new_server(database: Path | str, *options: str) -> ServerProcess:
+    model = ("--model", str(tiny_model_path()), "--served-model-name", "tiny")
+    return ServerProcess(*model, "--jobs-db", str(database), *options)
+
+
+def sdk(server: ServerProcess) -> openai.OpenAI:
+    return openai.OpenAI(base_url=server.url + "/v1", api_key="none", max_retries=0)
+
+
+@pytest.fixture
+def busy(tmp_path: Path) -> Iterator[openai.OpenAI]:
+    """A server of its own, one row at a time."""
+    with new_server(tmp_path / "jobs.db", "--batch-concurrency", "1") as server, sdk(server) as client:
+        yield client
+
+
+def test_a_batch_from_upload_to_output(client: openai.OpenAI) -> None:
+    rows = [chat_row(n) for n in range(20)]
+    file = client.files.create(file=("rows.jsonl", jsonl(rows)), purpose="batch")
+    assert (file.object, file.purpose, file.filename, file.bytes) == (
+        "file",
+        "batch",
+        "rows.jsonl",
+        len(jsonl(rows)),
+    )
+    batch = client.batches.create(
+        input_file_id=file.id, endpoint=CHAT, completion_window="24h", metadata={"team": "a"}
+    )
+    assert (batch.object, batch.status, batch.metadata) == ("batch", "validating", {"team": "a"})
+    assert batch.expires_at == batch.created_at + 24 * 3600
+    done = ended(client, batch.id)
+    assert done.status == "completed", done.errors
+    assert done.request_counts is not None
+    assert done.request_counts.model_dump() == {"total": 20, "completed": 20, "failed": 0}
+    assert done.error_file_id is None
+    assert (
+        done.created_at <= (done.in_progress_at or 0) <= (done.finalizing_at or 0) <= (done.completed_at or 0)
+    )
+    lines = lines_of(client, done.output_file_id)
+    assert [line["custom_id"] for line in lines] == [f"row-{n}" for n in range(20)]
+    assert len({line["id"] for line in lines}) == 20
+    assert all(set(line) == {"id", "custom_id", "response", "error"} for line in lines)
+    response = lines[7]["response"]
+    assert isinstance(response, dict)
+    assert response["status_code"] == 200
+    assert response["request_id"].startswith("req_")
+    alone = client.chat.completions.create(**rows[7]["body"])  # type: ignore[call-overload]
+    assert response["body"]["choices"][0]["message"]["content"] == alone.choices[0].message.content
+    assert done.usage is not None
+    assert done.usage.output_tokens == sum(
+        line["response"]["body"]["usage"]["completion_tokens"]  # type: ignore[index]
+        for line in lines
+    )
+    output = client.files.retrieve(done.output_file_id or "")
+    assert output.purpose == "batch_output"
+    assert output.bytes == len(client.files.content(output.id).content)
+
+
+def test_text_completions(client: openai.OpenAI) -> None:
+    row = {"custom_id": "a", "method": "POST", "url": COMPLETIONS, "body": {"prompt": "x", "max_tokens": 2}}
+    done = ended(client, begin(client, jsonl([row]), endpoint=COMPLETIONS).id)
+    (line,) = lines_of(client, done.output_file_id)
+    assert line["response"]["body"]["object"] == "text_completion"  # type: ignore[index]
+
+
+def test_rows_that_fail_go_to_the_error_file(client: openai.OpenAI) -> None:
+    rows = [
+        chat_row(0),
+        chat_row(1, temperature=9),
+        chat_row(2, stream=True),
+        chat_row(3, model="nobody"),
+        chat_row(4, max_tokens=10**6),
+        chat_row(5, priority="interactive"),
+    ]
+    done = ended(client, begin(client, jsonl(rows)).id)
+    assert done.status == "completed"
+    assert done.request_counts is not None
+    assert done.request_counts.model_dump() == {"total": 6, "completed": 2, "failed": 4}
+    assert [line["custom_id"] for line in lines_of(client, done.output_file_id)] == ["row-0", "row-5"]
+    errors = lines_of(client, done.error_file_id)
+    seen = [
+        (line["custom_id"], line["response"]["status_code"], line["response"]["body"]["error"]["param"])  # type: ignore[index]
+        for line in errors
+    ]
+    assert seen == [
+        ("row-1", 400, "temperature"),
+        ("row-2", 400, "stream"),
+        ("row-3", 404, "model"),
+        ("row-4", 400, "messages"),
+    ]
+
+
+def test_bad_lines_fail_the_batch_by_number(client: openai.OpenAI) -> None:
+    good = json.dumps(chat_row(0))
+    content = [
+        good,
+        "{not json",
+        "",
+        good,
+        json.dumps({**chat_row(2), "method": "GET"}),
+        json.dumps({**chat_row(3), "url": COMPLETIONS}),
+        json.dumps({"custom_id": "x", "method": "POST", "url": CHAT}),
+    ]
+    failed = ended(client, begin(client, "\n".join(content).encode()).id)
+    assert failed.status == "failed"
+    assert failed.failed_at is not None
+    assert failed.errors is not None
+    assert [(e.line, e.code, e.param) for e in failed.errors.data or []] == [
+        (2, "invalid_json_line", None),
+        (4, "duplicate_custom_id", "custom_id"),
+        (5, "invalid_method", "method"),
+        (6, "mismatched_endpoint", "url"),
+        (7, "missing_required_parameter", "body"),
+    ]
+    assert failed.output_file_id is None
+    assert failed.error_file_id is None
+
+
+def test_files_are_listed_and_deleted(busy: openai.OpenAI) -> None:
+    ids = [upload(busy, jsonl([chat_row(n)])) for n in range(5)]
+    assert [file.id for file in busy.files.list(limit=2)] == ids[::-1]
+    assert [file.id for file in busy.files.list(limit=2, order="asc", after=ids[0])] == ids[1:]
+    assert [file.id for file in busy.files.list(purpose="batch_output")] == []
+    assert busy.files.content(ids[0]).content == jsonl([chat_row(0)])
+    gone = busy.files.delete(ids[2])
+    assert (gone.id, gone.deleted, gone.object) == (ids[2], True, "file")
+    with pytest.raises(openai.NotFoundError, match=f"No such File object: {ids[2]}"):
+        busy.files.retrieve(ids[2])
+    assert [file.id for file in busy.files.list()] == [ids[4], ids[3], ids[1], ids[0]]
+
+
+def test_batches_are_listed_the_newest_first(busy: openai.OpenAI) -> None:
+    ids = [begin(busy, jsonl([chat_row(n)])).id for n in range(5)]
+    assert [batch.id for batch in busy.batches.list(limit=2)] == ids[::-1]
+
+
+def test_a_running_batch_is_cancelled_and_keeps_what_is_done(busy: openai.OpenAI) -> None:
+    batch = begin(busy, jsonl([slow_row(n) for n in range(500)]))
+    until_some_are_done(busy, batch.id, 2)
+    with pytest.raises(openai.ConflictError, match="has not ended"):
+        busy.files.delete(batch.input_file_id)
+    assert busy.batches.cancel(batch.id).status == "cancelling"
+    done = ended(busy, batch.id)
+    assert done.status == "cancelled"
+    assert done.cancelled_at is not None
+    assert done.request_counts is not None
+    assert 2 <= done.request_counts.completed < 500
+    assert len(lines_of(busy, done.output_file_id)) == done.request_counts.completed
+    with pytest.raises(openai.ConflictError, match="Cannot cancel a batch with status 'cancelled'"):
+        busy.batches.cancel(batch.id)
+    assert busy.files.delete(batch.input_file_id).deleted
+
+
+def test_a_window_that_closes_names_the_rows_that_did_not_run(busy: openai.OpenAI) -> None:
+    batch = begin(busy, jsonl([slow_row(n) for n in range(500)]), window="2s")
+    done = ended(busy, batch.id)
+    assert done.status == "expired"
+    assert done.expired_at is not None
+    assert done.expired_at >= batch.created_at + 2
+    assert done.request_counts is not None
+    assert done.request_counts.completed + done.request_counts.failed == 500
+    assert done.request_counts.failed > 0
+    late = lines_of(busy, done.error_file_id)
+    assert late[-1]["custom_id"] == "row-499"
+    assert late[-1]["response"] is None
+    assert late[-1]["error"]["code"] == "batch_expired"  # type: ignore[index]
+
+
+@pytest.mark.parametrize(
+    ("change", "param"),
+    [
+        ({"endpoint": "/v1/embeddings"}, "endpoint"),
+        ({"completion_window": "soon"}, "completion_window"),
+        ({"completion_window": "0h"}, "completion_window"),
+        ({"metadata": {"k": "v" * 513}}, "metadata.k"),
+        ({"output_expires_after": {"anchor": "created_at", "seconds": 1}}, "output_expires_after.seconds"),
+        ({"extra_body": {"colour": "red"}}, "colour"),
+    ],
+)
+def test_a_wrong_batch_is_refused_by_name(
+    client: openai.OpenAI, change: dict[str, object], param: str
+) -> None:
+    asked: dict[str, object] = {
+        "input_file_id": upload(client, b"x\n"),
+        "endpoint": CHAT,
+        "completion_window": "24h",
+    }
+    with pytest.raises(openai.BadRequestError) as refusal:
+        client.batches.create(**{**asked, **change})  # type: ignore[call-overload]
+    assert refusal.value.param == param
+
+
+def test_an_input_file_must_exist(client: openai.OpenAI) -> None:
+    with pytest.raises(openai.NotFoundError, match="No such File object: file-1"):
+        client.batches.create(input_file_id="file-1", endpoint=CHAT, completion_window="24h")
+    with pytest.raises(openai.NotFoundError, match="No batch found with id 'batch_1'"):
+        client.batches.retrieve("batch_1")
+
+
+def test_other_purposes_are_refused_by_name(client: openai.OpenAI) -> None:
+    with pytest.raises(openai.BadRequestError, match="'fine-tune' is not supported") as refusal:
+        client.files.create(file=("a.jsonl", b"{}"), purpose="fine-tune")
+    assert refusal.value.param == "purpose"
+
+
+def test_uploads_have_a_limit_of_their_own(tmp_path: Path) -> None:
+    with new_server("sqlite://", "--max-file-mb", "2", "--max-body-mb", "1") as server, sdk(server) as client:
+        assert upload(client, b"x" * 2 * 2**20)
+        connection = http.client.HTTPConnection(server.url.removeprefix("http://"))
+        connection.putrequest("POST", "/v1/files")
+        connection.putheader("content-length", str(3 * 2**20))
+        connection.endheaders()
+        assert connection.getresponse().status == 413
+        connection.close()
+
+
+def test_kill_9_of_the_whole_server_loses_and_repeats_no_row(tmp_path: Path) -> None:
+    rows = [chat_row(n, max_tokens=2 + n % 7, ignore_eos=True) for n in range(200)]
+    batch_id, kills = "", 0
+    while True:
+        with new_server(tmp_path / "jobs.db", "--batch-concurrency", "4") as server, sdk(server) as client:
+            batch_id = batch_id or begin(client, jsonl(rows)).id
+            if kills == 4:
+                done = ended(client, batch_id)
+                assert done.status == "completed"
+                lines = lines_of(client, done.output_file_id)
+                break
+            kills += 1
+            until_some_are_done(client, batch_id, 40 * kills)
+            server.stop(signal.SIGKILL)
+    assert [line["custom_id"] for line in lines] == [f"row-{n}" for n in range(200)]
+    assert done.request_counts is not None
+    assert done.request_counts.model_dump() == {"total": 200, "completed": 200, "failed": 0}
+    tokens = [line["response"]["body"]["usage"]["completion_tokens"] for line in lines]  # type: ignore[index]
+    assert tokens == [2 + n % 7 for n in range(200)]
+
+
+def test_an_orderly_stop_leaves_a_batch_that_goes_on(tmp_path: Path) -> None:
+    with new_server(tmp_path / "jobs.db", "--batch-concurrency", "1") as server, sdk(server) as client:
+        batch = begin(client, jsonl([chat_row(n, max_tokens=30, ignore_eos=True) for n in range(30)]))
+        until_some_are_done(client, batch.id, 3)
+        assert server.stop(signal.SIGTERM) == 0
+    with new_server(tmp_path / "jobs.db") as server, sdk(server) as client:
+        done = ended(client, batch.id)
+        assert [line["custom_id"] for line in lines_of(client, done.output_file_id)] == [
+            f"row-{n}" for n in range(30)
+        ]
+        assert done.request_counts is not None
+        assert done.request_counts.failed == 0
+
+
+def test_two_servers_share_a_database_and_every_row_runs_once(tmp_path: Path) -> None:
+    database = tmp_path / "jobs.db"
+    with (
+        new_server(database, "--batch-concurrency", "2") as one,
+        new_server(database, "--batch-concurrency", "2") as two,
+        sdk(one) as first,
+        sdk(two) as second,
+    ):
+        batches = [begin(client, jsonl([chat_row(n) for n in range(30)])) for client in (first, second)]
+        for batch in batches:
+            done = ended(second, batch.id)
+            assert [line["custom_id"] for line in lines_of(first, done.output_file_id)] == [
+                f"row-{n}" for n in range(30)
+            ]
+        cancelled = begin(first, jsonl([slow_row(n) for n in range(500)]))
+        until_some_are_done(second, cancelled.id, 1)
+        second.batches.cancel(cancelled.id)
+        assert ended(first, cancelled.id).status == "cancelled"
+
+
+def test_files_and_batches_belong_to_the_key_that_made_them(tmp_path: Path) -> None:
+    digest = {name: hashlib.sha256(f"key-{name}".encode()).hexdigest() for name in ("ann", "bob")}
+    keys = tmp_path / "keys.toml"
+    keys.write_text("".join(f'[keys.{name}]\nsha256 = "{hexed}"\n' for name, hexed in digest.items()))
+    with new_server("sqlite://", "--api-keys", str(keys)) as server:
+        url = server.url + "/v1"
+        ann = openai.OpenAI(base_url=url, api_key="key-ann", max_retries=0)
+        bob = openai.OpenAI(base_url=url, api_key="key-bob", max_retries=0)
+        batch = begin(ann, jsonl([chat_row(0)]))
+        done = ended(ann, batch.id)
+        assert done.status == "completed"
+        assert list(bob.files.list()) == []
+        assert list(bob.batches.list()) == []
+        for file_id in (batch.input_file_id, done.output_file_id or ""):
+            with pytest.raises(openai.NotFoundError):
+                bob.files.content(file_id)
+            with pytest.raises(openai.NotFoundError):
+                bob.files.delete(file_id)
+        with pytest.raises(openai.NotFoundError):
+            bob.batches.cancel(batch.id)
+        with pytest.raises(openai.NotFoundError):
+            bob.batches.create(input_file_id=batch.input_file_id, endpoint=CHAT, completion_window="24h")
+        assert len(list(ann.files.list())) == 2
+        ann.close()
+        bob.close()

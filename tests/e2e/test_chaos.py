@@ -1,0 +1,50 @@
+"""Random kills, as `scripts/chaos.py` makes them: a small edition, and the whole one in the slow marker."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import pytest
+from chaos_parts.batch import run_batch
+from chaos_parts.streams import run_streams
+
+from tests.tiny_model import tiny_model_path
+
+pytestmark = [pytest.mark.native, pytest.mark.thorough]
+
+
+def streams_survive(folder: Path, *, requests: int, kills: int) -> None:
+    figures = asyncio.run(
+        run_streams(
+            tiny_model_path(), folder, requests=requests, kills=kills, tokens=48, clients=16, seed=requests
+        )
+    )
+    assert figures.kills == figures.restarts > kills // 2, figures
+    assert figures.is_good, figures
+
+
+def rows_survive(folder: Path, *, rows: int, kills: int) -> None:
+    figures = run_batch(tiny_model_path(), folder, rows=rows, kills=kills, tokens=16, seed=rows)
+    assert figures.kills == kills
+    assert figures.is_good, figures
+
+
+def test_streams_survive_a_few_kills(tmp_path: Path) -> None:
+    streams_survive(tmp_path, requests=30, kills=5)
+
+
+def test_rows_survive_a_few_kills(tmp_path: Path) -> None:
+    rows_survive(tmp_path, rows=60, kills=2)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(3600)
+def test_streams_survive_200_kills(tmp_path: Path) -> None:
+    streams_survive(tmp_path, requests=500, kills=200)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(3600)
+def test_every_row_of_a_batch_is_there_once_after_50_kills(tmp_path: Path) -> None:
+    rows_survive(tmp_path, rows=2000, kills=50)

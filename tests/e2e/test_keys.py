@@ -1,0 +1,165 @@
+"""Keys of a real server: a file that changes while it serves, TLS, and a log without secrets."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import ssl
+import subprocess
+import sys
+from pathlib import Path
+
+import httpx
+import openai
+import pytest
+
+from tests.e2e.test_process import start_failure
+from tests.server import ServerProcess
+from tests.tiny_model import tiny_model_path
+
+pytestmark = [pytest.mark.native, pytest.mark.thorough]
+
+MODEL = ("--model", str(tiny_model_path()), "--served-model-name", "tiny")
+
+
+def make_key(name: str, *more: str) -> tuple[str, str]:
+    """A key as the command prints it, and its lines for the file."""
+    command = [sys.executable, "-m", "openai_cpu_server", "key", name]
+    printed = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True).stdout
+    first, table = printed.strip().split("\n", 1)
+    return first.rsplit(" ", 1)[1], "\n".join((table, *more, ""))
+
+
+def sdk(server: ServerProcess, key: str) -> openai.OpenAI:
+    return openai.OpenAI(base_url=server.url + "/v1", api_key=key, max_retries=0)
+
+
+def say(client: openai.OpenAI) -> openai.types.Completion:
+    return client.completions.create(model="tiny", prompt="a", max_tokens=2)
+
+
+def test_keys_change_while_the_server_serves_and_nothing_secret_is_logged(tmp_path: Path) -> None:
+    ann, ann_lines = make_key("ann", "requests_per_minute = 1000")
+    bob, bob_lines = make_key("bob", "admin = true")
+    path = tmp_path / "keys.toml"
+    path.write_text(ann_lines)
+    with ServerProcess(*MODEL, "--api-keys", str(path), "--log-level", "debug") as server:
+        with sdk(server, ann) as client:
+            raw = client.completions.with_raw_response.create(model="tiny", prompt="a", max_tokens=2)
+            assert raw.headers["x-ratelimit-remaining-requests"] == "999"
+            with pytest.raises(openai.PermissionDeniedError):
+                client.delete("/cache", cast_to=object)
+        with sdk(server, bob) as client, pytest.raises(openai.AuthenticationError):
+            say(client)
+        assert httpx.get(server.url + "/health").status_code == 200
+
+        path.write_text(bob_lines)
+        os.kill(server.process.pid, signal.SIGHUP)
+        server.wait_for("(1 API keys read)")
+        with sdk(server, bob) as client:
+            assert say(client).choices
+            client.delete("/cache", cast_to=object)
+        with sdk(server, ann) as client, pytest.raises(openai.AuthenticationError):
+            say(client)
+
+        path.write_text(ann_lines + "[keys.broken")
+        os.kill(server.process.pid, signal.SIGHUP)
+        server.wait_for("(the keys stay as they were: .*keys.toml)")
+        with sdk(server, bob) as client:
+            assert say(client).choices
+        httpx.get(server.url + "/v1/models", headers={"authorization": f"Basic {ann}"})
+        httpx.get(server.url + "/v1/models", params={"key": ann})
+    log = "".join(server.lines)
+    assert "POST /v1/completions" in log
+    assert ann not in log
+    assert bob not in log
+
+
+def test_sighup_without_a_file_changes_nothing() -> None:
+    with ServerProcess(*MODEL, "--api-key", "hunter2") as server:
+        os.kill(server.process.pid, signal.SIGHUP)
+        with sdk(server, "hunter2") as client:
+            assert say(client).choices
+        assert server.process.poll() is None
+    assert "hunter2" not in "".join(server.lines)
+
+
+@pytest.mark.parametrize("content", ["[keys.a", "", '[keys.a]\nsha256 = "hunter2"'])
+def test_a_server_does_not_start_with_a_broken_file(tmp_path: Path, content: str) -> None:
+    path = tmp_path / "keys.toml"
+    path.write_text(content)
+    said = start_failure(*MODEL, "--api-keys", str(path))
+    assert "keys.toml" in said
+    assert "hunter2" not in said
+
+
+def test_a_key_needs_a_name() -> None:
+    for arguments in ([], ["a", "b"], ["a b"]):
+        command = [sys.executable, "-m", "openai_cpu_server", "key", *arguments]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+        assert (done.returncode, done.stdout) == (2, "")
+
+
+def certificate(folder: Path, *password: str) -> tuple[Path, Path]:
+    """Of this machine's own name, valid for a day."""
+    key, cert = folder / "key.pem", folder / "cert.pem"
+    protection = ["-passout", f"pass:{password[0]}"] if password else ["-nodes"]
+    command = ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-days", "1", "-subj", "/CN=localhost"]
+    command += ["-addext", "subjectAltName=IP:127.0.0.1", *protection]
+    command += ["-keyout", str(key), "-out", str(cert)]
+    subprocess.run(command, capture_output=True, timeout=60, check=True)
+    return key, cert
+
+
+def test_https(tmp_path: Path) -> None:
+    key, cert = certificate(tmp_path, "open sesame")
+    options = (
+        "--ssl-certfile",
+        str(cert),
+        "--ssl-keyfile",
+        str(key),
+        "--ssl-keyfile-password",
+        "open sesame",
+    )
+    server = ServerProcess(*MODEL, *options)
+    try:
+        url = "https://127.0.0.1:" + server.wait_for(r"listening on https://127\.0\.0\.1:(\d+)")
+        server.wait_for("(ready): ")
+        trusted = ssl.create_default_context(cafile=str(cert))
+        with httpx.Client(verify=trusted) as http:
+            assert http.get(url + "/ready").status_code == 200
+            body = {"prompt": "a", "max_tokens": 3, "stream": True}
+            assert "data: [DONE]" in http.post(url + "/v1/completions", json=body).text
+        with pytest.raises(httpx.ConnectError):
+            httpx.get(url + "/ready")  # nobody vouches for it
+    finally:
+        server.stop(signal.SIGTERM)
+    assert "open sesame" not in "".join(server.lines)
+
+
+def test_a_certificate_that_is_none(tmp_path: Path) -> None:
+    assert "--ssl-certfile" in start_failure(*MODEL, "--ssl-certfile", str(tmp_path / "none.pem"))
+    _, cert = certificate(tmp_path)
+    assert "--ssl-certfile" in start_failure(*MODEL, "--ssl-certfile", str(cert))  # no key in it
+
+
+@pytest.mark.anyio
+async def test_a_stream_goes_on_when_its_key_is_taken_away(tmp_path: Path) -> None:
+    ann, ann_lines = make_key("ann")
+    _, bob_lines = make_key("bob")
+    path = tmp_path / "keys.toml"
+    path.write_text(ann_lines)
+    with ServerProcess(*MODEL, "--api-keys", str(path)) as server:
+        async with openai.AsyncOpenAI(base_url=server.url + "/v1", api_key=ann, max_retries=0) as client:
+            stream = await client.completions.create(
+                model="tiny", prompt="a", max_tokens=300, stream=True, extra_body={"ignore_eos": True}
+            )
+            await anext(stream)
+            path.write_text(bob_lines)
+            os.kill(server.process.pid, signal.SIGHUP)
+            await asyncio.to_thread(server.wait_for, "(1 API keys read)")
+            *_, last = [chunk async for chunk in stream]
+            assert last.choices[0].finish_reason == "length"
+            with pytest.raises(openai.AuthenticationError):
+                await client.models.list()

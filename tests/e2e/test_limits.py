@@ -1,0 +1,198 @@
+"""Strangers on the wire: who does not send, who does not read, who sends too much, and too many."""
+
+from __future__ import annotations
+
+import json
+import socket
+import time
+from collections.abc import Callable, Iterator
+
+import httpx
+import pytest
+
+from tests.server import ServerProcess
+from tests.tiny_model import tiny_model_path
+
+pytestmark = [pytest.mark.native, pytest.mark.thorough]
+
+MODEL = ("--model", str(tiny_model_path()), "--ctx-size", "16384")
+LONG = {
+    "messages": [{"role": "user", "content": "a"}],
+    "max_tokens": 3900,
+    "ignore_eos": True,
+    "stream": True,
+    "logprobs": True,
+    "top_logprobs": 20,
+}
+
+
+def connect(server: ServerProcess, *, receive_bytes: int | None = None) -> socket.socket:
+    sock = socket.socket()
+    if receive_bytes is not None:
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, receive_bytes)
+    sock.settimeout(30)
+    sock.connect(("127.0.0.1", int(server.url.rsplit(":", 1)[1])))
+    return sock
+
+
+def post(body: object, path: str = "/v1/chat/completions") -> bytes:
+    data = json.dumps(body).encode()
+    head = f"POST {path} HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\ncontent-length: {len(data)}"
+    return head.encode() + b"\r\n\r\n" + data
+
+
+def everything(sock: socket.socket) -> bytes:
+    """Until the other side closes; a reset is a close too."""
+    found = b""
+    try:
+        while piece := sock.recv(65536):
+            found += piece
+    except ConnectionError:
+        return found
+    return found
+
+
+def eventually(is_so: Callable[[], bool], timeout_s: float = 30) -> None:
+    end_s = time.monotonic() + timeout_s
+    while not is_so():
+        assert time.monotonic() < end_s
+        time.sleep(0.05)
+
+
+def num_live(server: ServerProcess) -> int:
+    return sum(size["running"] + size["waiting"] for size in server.status()["queue"].values())
+
+
+def error_in(answer: bytes) -> dict[str, object]:
+    head, _, body = answer.partition(b"\r\n\r\n")
+    assert b"connection: close" in head.lower()
+    return dict(json.loads(body)["error"])
+
+
+@pytest.fixture(scope="module")
+def strict() -> Iterator[ServerProcess]:
+    options = ("--read-timeout-s", "1", "--write-timeout-s", "1", "--max-connections", "6")
+    with ServerProcess(*MODEL, *options) as server:
+        yield server
+
+
+def test_a_client_that_stops_reading_is_dropped(strict: ServerProcess) -> None:
+    with connect(strict, receive_bytes=4096) as sock:
+        # Four, for a fast machine ends one of them before the second of patience is over.
+        sock.sendall(post({**LONG, "n": 4, "max_tokens": 3500}))
+        assert sock.recv(100).startswith(b"HTTP/1.1 200")
+        eventually(lambda: num_live(strict) == 4)
+        eventually(lambda: num_live(strict) == 0)
+        rest = everything(sock)
+    assert b"[DONE]" not in rest
+    eventually(lambda: any("status=499" in line for line in strict.lines))
+
+
+def test_what_is_held_for_a_slow_reader_is_bounded() -> None:
+    """Long before the write timeout: the buffer is full first."""
+    with ServerProcess(*MODEL, "--write-timeout-s", "600", "--stream-buffer-mb", "1") as server:
+        before = server.status()["memory"]["rss_bytes"]
+        with connect(server, receive_bytes=4096) as sock:
+            sock.sendall(post({**LONG, "n": 4, "max_tokens": 3500}))
+            assert sock.recv(100).startswith(b"HTTP/1.1 200")
+            eventually(lambda: num_live(server) == 4)
+            eventually(lambda: num_live(server) == 0, timeout_s=90)
+            grown = server.status()["memory"]["rss_bytes"] - before
+            assert b"reader_too_slow" in everything_until(sock, b"reader_too_slow")
+    assert grown < 64 * 2**20
+    assert " 0 output tokens" in server.lines[-1]  # none of the four came to its end
+
+
+def everything_until(sock: socket.socket, words: bytes) -> bytes:
+    found = b""
+    while words not in found:
+        piece = sock.recv(65536)
+        assert piece, "closed"
+        found += piece
+    return found
+
+
+def test_a_reader_that_pauses_a_little_is_served_to_the_end(strict: ServerProcess) -> None:
+    with connect(strict) as sock:
+        sock.sendall(post({**LONG, "max_tokens": 200}))
+        assert sock.recv(100)
+        time.sleep(0.5)
+        assert b"[DONE]" in everything_until(sock, b"[DONE]")
+
+
+def test_who_sends_nothing_is_dropped(strict: ServerProcess) -> None:
+    with connect(strict) as sock:
+        assert everything(sock) == b""
+
+
+def test_who_sends_headers_drop_by_drop_is_dropped(strict: ServerProcess) -> None:
+    with connect(strict) as sock:
+        sock.sendall(b"GET /health HTTP/1.1\r\nhost: x\r\n")
+        sock.settimeout(0.1)
+        eventually(lambda: not _drip(sock))
+
+
+def _drip(sock: socket.socket) -> bool:
+    """Send one more header; False once the other side is gone."""
+    try:
+        sock.sendall(b"a: b\r\n")
+        return sock.recv(100) != b""
+    except TimeoutError:
+        return True
+    except ConnectionError:
+        return False
+
+
+def test_a_kept_connection_is_dropped_if_its_next_request_does_not_come(strict: ServerProcess) -> None:
+    with connect(strict) as sock:
+        sock.sendall(b"GET /health HTTP/1.1\r\nhost: x\r\n\r\n")
+        assert everything_until(sock, b"restarts").startswith(b"HTTP/1.1 200")
+        sock.sendall(b"GET /hea")
+        assert everything(sock) == b""
+
+
+def test_a_body_that_does_not_come_is_refused(strict: ServerProcess) -> None:
+    with connect(strict) as sock:
+        sock.sendall(post(LONG)[:-20])
+        answer = everything(sock)
+    assert answer.startswith(b"HTTP/1.1 408")
+    assert error_in(answer)["code"] == "request_body_timeout"
+
+
+def test_headers_without_end_are_refused(strict: ServerProcess) -> None:
+    for flood in (b"a: " + b"x" * 200_000, b"a: b\r\n" * 40_000):
+        with connect(strict) as sock:
+            sock.sendall(b"GET /health HTTP/1.1\r\nhost: x\r\n")
+            try:
+                sock.sendall(flood)
+            except ConnectionError:
+                continue  # closed already; the answer is lost with what was unread
+            answer = everything(sock)
+        assert answer == b"" or answer.startswith(b"HTTP/1.1 431")
+
+
+def test_what_is_no_http_gets_an_error_object(strict: ServerProcess) -> None:
+    with connect(strict) as sock:
+        sock.sendall(b"\x16\x03\x01 hello\r\n\r\n")
+        answer = everything(sock)
+    assert answer.startswith(b"HTTP/1.1 400 Bad Request")
+    assert error_in(answer) == {
+        "message": "Invalid HTTP request received.",
+        "type": "invalid_request_error",
+        "param": None,
+        "code": "invalid_http",
+    }
+
+
+def test_connections_beyond_the_limit_are_told_so() -> None:
+    with ServerProcess(*MODEL, "--max-connections", "3") as server:
+        idle = [connect(server) for _ in range(3)]
+        try:
+            refused = httpx.get(server.url + "/v1/models")
+            assert (refused.status_code, refused.headers["retry-after"]) == (503, "1")
+            assert refused.json()["error"]["code"] == "too_many_connections"
+            assert httpx.get(server.url + "/health").status_code == 200
+        finally:
+            for sock in idle:
+                sock.close()
+        eventually(lambda: httpx.get(server.url + "/v1/models").status_code == 200)

@@ -1,0 +1,91 @@
+"""A thousand streams held at once, and connections that are half dead, by the real server."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import re
+import socket
+import time
+from collections.abc import Iterator
+
+import httpx
+import psutil
+import pytest
+
+from tests.server import ServerProcess
+from tests.tiny_model import tiny_model_path
+
+pytestmark = [pytest.mark.native, pytest.mark.thorough]
+
+STREAMS = 1000
+BODY = json.dumps(
+    {"messages": [{"role": "user", "content": "a"}], "stream": True, "max_tokens": 3, "ignore_eos": True}
+).encode()
+ASK = (
+    b"POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\nconnection: close\r\ncontent-length: %d\r\n\r\n"
+    % len(BODY)
+)
+
+
+@pytest.fixture(scope="module")
+def busy() -> Iterator[ServerProcess]:
+    options = ("--ctx-size", "4096", "--max-seqs", "16", "--max-queue", "2000", "--read-timeout-s", "60")
+    with ServerProcess("--model", str(tiny_model_path()), *options) as server:
+        yield server
+
+
+def tree_bytes(server: ServerProcess) -> int:
+    process = psutil.Process(server.process.pid)
+    return sum(one.memory_info().rss for one in [process, *process.children(recursive=True)])
+
+
+async def stream(port: int) -> bytes:
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    try:
+        writer.write(ASK + BODY)
+        await writer.drain()
+        return await reader.read()
+    finally:
+        writer.close()
+
+
+async def all_streams(port: int) -> list[bytes]:
+    return await asyncio.gather(*(stream(port) for _ in range(STREAMS)))
+
+
+@pytest.mark.timeout(120)
+def test_a_thousand_streams_at_once_all_come_to_their_end(busy: ServerProcess) -> None:
+    """Most of them wait. What a waiting stream costs is some tens of kilobytes."""
+    port = int(busy.url.rsplit(":", 1)[1])
+    asyncio.run(stream(port))
+    before = tree_bytes(busy)
+    answers = asyncio.run(all_streams(port))
+    for answer in answers:
+        assert answer.startswith(b"HTTP/1.1 200"), answer[:500]
+        assert answer.count(b'"finish_reason":"length"') == 1
+        assert b"data: [DONE]" in answer
+    ids = {re.search(rb'"id":"(chatcmpl-\w+)"', answer)[1] for answer in answers}  # type: ignore[index]
+    assert len(ids) == STREAMS
+    assert tree_bytes(busy) - before < STREAMS * 256 * 1024
+    assert any(b": queued position=" in answer for answer in answers)
+    assert busy.status()["restarts"] == 0
+
+
+def test_half_open_connections_hold_nobody_up(busy: ServerProcess) -> None:
+    """Hundreds that say nothing more, some behind half a request, some behind a stream's beginning."""
+    port = int(busy.url.rsplit(":", 1)[1])
+    starts = (b"", b"POST /v1/chat", ASK, ASK + BODY[:10], ASK + BODY)
+    held = [socket.create_connection(("127.0.0.1", port)) for _ in range(300)]
+    try:
+        for index, sock in enumerate(held):
+            sock.sendall(starts[index % len(starts)])
+        answer = httpx.post(busy.url + "/v1/chat/completions", content=BODY, timeout=30)
+        assert "data: [DONE]" in answer.text
+    finally:
+        for sock in held:
+            sock.close()
+    end_s = time.monotonic() + 30
+    while any(size["running"] + size["waiting"] for size in busy.status()["queue"].values()):
+        assert time.monotonic() < end_s
+        time.sleep(0.05)

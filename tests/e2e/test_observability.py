@@ -1,0 +1,174 @@
+"""A real server, watched: scraped, logging JSON, sending traces to a collector."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+
+import httpx
+import openai
+import pytest
+from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
+from opentelemetry.proto.trace.v1.trace_pb2 import Span
+
+from tests.api.watching import Page
+from tests.e2e.test_process import start_failure
+from tests.server import ServerProcess
+from tests.tiny_model import tiny_model_path
+
+pytestmark = [pytest.mark.native, pytest.mark.thorough]
+
+MODEL = ("--model", str(tiny_model_path()), "--served-model-name", "tiny")
+TRACE = "ab" * 16
+
+
+class Collector:
+    """Takes traces over OTLP, as a collector does."""
+
+    def __init__(self) -> None:
+        self.spans: list[Span] = []
+        self.paths: set[str] = set()
+        collector = self
+
+        class Handler(BaseHTTPRequestHandler):
+            def do_POST(self) -> None:
+                body = self.rfile.read(int(self.headers["content-length"]))
+                collector.paths.add(self.path)
+                for resource in ExportTraceServiceRequest.FromString(body).resource_spans:
+                    collector.spans += [span for scope in resource.scope_spans for span in scope.spans]
+                self.send_response(200)
+                self.send_header("content-length", "0")
+                self.end_headers()
+
+            def log_message(self, format: str, *args: object) -> None:
+                pass
+
+        self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self.url = f"http://127.0.0.1:{self._server.server_port}"
+
+    @contextmanager
+    def running(self) -> Iterator[Collector]:
+        thread = threading.Thread(target=self._server.serve_forever)
+        thread.start()
+        try:
+            yield self
+        finally:
+            self._server.shutdown()
+            thread.join()
+            self._server.server_close()
+
+
+def scrape(server: ServerProcess) -> Page:
+    return Page(httpx.get(server.url + "/metrics").raise_for_status().text)
+
+
+def ask(client: openai.OpenAI, **more: object) -> str:
+    """Returns the request's id."""
+    raw = client.chat.completions.with_raw_response.create(
+        model="tiny",
+        messages=[{"role": "user", "content": "a secret of mine"}],
+        max_tokens=5,
+        extra_body=more or {"ignore_eos": True},
+        extra_headers={"traceparent": f"00-{TRACE}-{'cd' * 8}-01"},
+    )
+    return raw.headers["x-request-id"]
+
+
+def test_a_server_is_watched_from_its_start_to_its_end() -> None:
+    with Collector().running() as collector:
+        options = (*MODEL, "--log-format", "json", "--otel-endpoint", collector.url, "--api-key", "hunter2")
+        server = ServerProcess(*options)
+        try:
+            server.url = "http://127.0.0.1:" + server.wait_for(r"listening on http://127\.0\.0\.1:(\d+)")
+            server.wait_for(r'"message": "(ready): ')
+            with openai.OpenAI(base_url=server.url + "/v1", api_key="hunter2", max_retries=0) as client:
+                request_id = ask(client)
+                with pytest.raises(openai.BadRequestError):
+                    ask(client, colour="red")
+            refused = httpx.get(server.url + "/metrics")
+            assert refused.status_code == 401
+        finally:
+            code = server.stop(signal.SIGTERM)
+    assert code == 0
+
+    entries = [json.loads(line) for line in server.lines]
+    assert all({"time", "level", "logger", "message"} <= entry.keys() for entry in entries)
+    good, bad = (entry for entry in entries if entry["logger"].endswith(".requests"))
+    assert (good["id"], good["status"], good["output_tokens"]) == (request_id, 200, 5)
+    assert (good["finish_reason"], good["priority"], good["trace_id"]) == ("length", "interactive", TRACE)
+    assert good["total_ms"] >= good["ttft_ms"] > 0
+    assert bad["status"] == 400
+    log = "".join(server.lines)
+    assert "secret" not in log
+    assert "hunter2" not in log
+
+    assert collector.paths == {"/v1/traces"}
+    spans = [span for span in collector.spans if span.trace_id.hex() == TRACE]
+    names = sorted(span.name for span in spans)
+    assert names == ["POST /v1/chat/completions"] * 2 + ["decode", "prefill", "queue"]
+    (root, _) = (span for span in spans if span.name.startswith("POST"))
+    assert root.parent_span_id.hex() == "cd" * 8
+    assert {s.parent_span_id for s in spans if not s.name.startswith("POST")} == {root.span_id}
+
+
+def test_real_steps_are_told(server: ServerProcess, client: openai.OpenAI) -> None:
+    before = scrape(server)
+    ask(client)
+    ask(
+        client,
+        response_format={"type": "json_schema", "json_schema": {"name": "a", "schema": {"const": 12345}}},
+    )
+    after = scrape(server)
+
+    def grown(name: str) -> float:
+        return after.sum(name) - before.sum(name)
+
+    assert grown("ocs_sampled_tokens_total") + grown("ocs_forced_tokens_total") == grown(
+        "ocs_output_tokens_total"
+    )
+    assert grown("ocs_step_seconds_count") == 5
+    assert grown("ocs_step_seconds_sum") > 0
+    assert grown("ocs_step_predicted_seconds_sum") > 0
+    assert after.sum("ocs_kv_pool_blocks") > 0
+    stats = httpx.get(server.url + "/v1/stats").json()
+    assert stats["engine"] == "ready"
+    assert stats["total"]["processed"] >= 2
+
+
+def test_a_killed_engine_is_told() -> None:
+    with (
+        ServerProcess(*MODEL) as server,
+        openai.OpenAI(base_url=server.url + "/v1", api_key="none", max_retries=3) as client,
+    ):
+        ask(client)
+        before = scrape(server).sum("ocs_sampled_tokens_total")
+        server.engine.kill()
+        server.wait_for("(ready): ")
+        ask(client)
+        now = scrape(server)
+        assert now.series("ocs_engine_restarts_total") == [{"cause": "SIGKILL"}]
+        assert now.sum("ocs_sampled_tokens_total") == before + 5  # no counter falls back
+        assert now.sum("ocs_engine_ready") == 1
+
+
+def test_the_usual_variable_names_the_collector_too() -> None:
+    env = {**os.environ, "OTEL_EXPORTER_OTLP_ENDPOINT": "nowhere"}
+    assert "--otel-endpoint: expected http://HOST:PORT" in start_failure(*MODEL, env=env)
+
+
+def test_without_the_extra_a_server_says_what_is_missing(tmp_path: Path) -> None:
+    """A module in the way that cannot be imported stands for one that is not installed."""
+    (tmp_path / "opentelemetry").mkdir()
+    (tmp_path / "opentelemetry" / "__init__.py").write_text("raise ImportError\n")
+    env = {**os.environ, "PYTHONPATH": str(tmp_path)}
+    said = start_failure(*MODEL, "--otel-endpoint", "http://127.0.0.1:9", env=env)
+    assert "pip install 'openai-cpu-server[otel]'" in said
+    assert "Traceback" not in said
+    assert sys.executable not in said

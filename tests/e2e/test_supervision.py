@@ -1,0 +1,188 @@
+"""The real server when something dies, hangs, or is told to end."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import httpx
+import openai
+import psutil
+import pytest
+
+from tests.e2e.test_batches import begin, jsonl, slow_row, until_some_are_done
+from tests.server import ServerProcess
+from tests.tiny_model import tiny_model_path
+
+pytestmark = [pytest.mark.native, pytest.mark.thorough]
+
+MODEL = ("--model", str(tiny_model_path()), "--served-model-name", "tiny")
+
+
+def body(max_tokens: int) -> dict[str, object]:
+    fields = {"prompt": "x", "max_tokens": max_tokens, "ignore_eos": True, "temperature": 0}
+    return {**fields, "stream": True, "stream_options": {"include_usage": True}}
+
+
+@contextmanager
+def streaming(server: ServerProcess, max_tokens: int) -> Iterator[Iterator[str]]:
+    """The lines of a stream whose first has come."""
+    url = server.url + "/v1/completions"
+    with httpx.stream("POST", url, json=body(max_tokens), timeout=60) as stream:
+        lines = stream.iter_lines()
+        assert next(lines).startswith("data: ")
+        yield lines
+
+
+def eventually(is_so: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 30
+    while not is_so():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+def num_tokens(lines: list[str]) -> int:
+    """As the chunk with the usage says, which ends the stream."""
+    assert lines[-2:] == ["data: [DONE]", ""]
+    tokens = json.loads(lines[-4].removeprefix("data: "))["usage"]["completion_tokens"]
+    assert isinstance(tokens, int)
+    return tokens
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSEGV, signal.SIGABRT])
+def test_a_stream_survives_the_death_of_the_engine(number: signal.Signals) -> None:
+    with ServerProcess(*MODEL) as server:
+        with streaming(server, 500) as lines:
+            os.kill(server.engine.pid, number)
+            assert num_tokens(list(lines)) == 500
+        assert server.status()["restarts"] == 1
+        assert number.name in "".join(server.lines)
+
+
+def test_a_stopped_engine_is_replaced() -> None:
+    with ServerProcess(*MODEL, "--hang-seconds", "2") as server:
+        engine = server.engine
+        with streaming(server, 1500) as lines:
+            engine.suspend()
+            assert num_tokens(list(lines)) == 1500
+        assert not engine.is_running()
+        assert "no progress for 2 s" in "".join(server.lines)
+
+
+def test_after_five_crashes_in_a_minute_it_is_not_ready_and_says_why() -> None:
+    with ServerProcess(*MODEL) as server:
+        for _ in range(5):
+            os.kill(server.engine.pid, signal.SIGSEGV)
+            eventually(lambda: httpx.get(server.url + "/ready").status_code == 503)
+            eventually(lambda: server.status()["status"] in ("ready", "failed"))
+        for _ in range(2):
+            refused = httpx.get(server.url + "/ready")
+            assert refused.status_code == 503
+            assert "5 crashes within a minute" in refused.text
+            assert "SIGSEGV" in refused.json()["reason"]
+            time.sleep(1)
+        assert httpx.get(server.url + "/health").status_code == 200
+        answer = httpx.post(server.url + "/v1/completions", json=body(5))
+        assert answer.status_code == 503
+        assert answer.json()["error"]["type"] == "server_error"
+        assert "retry-after" in answer.headers
+
+
+@pytest.mark.parametrize("is_stopped", [False, True])
+def test_the_engine_goes_with_the_server_even_if_it_hangs(is_stopped: bool) -> None:
+    with ServerProcess(*MODEL) as server:
+        engine = server.engine
+        if is_stopped:
+            engine.suspend()
+        server.process.send_signal(signal.SIGKILL)
+        psutil.wait_procs([engine], timeout=10)
+        assert not engine.is_running()
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_drains(number: signal.Signals) -> None:
+    with ServerProcess(*MODEL, "--drain-seconds", "60", "--max-seqs", "1") as server:
+        with streaming(server, 1000) as lines:
+            queued = httpx.Client(timeout=60)
+            server.process.send_signal(number)
+            eventually(lambda: httpx.get(server.url + "/ready").status_code == 503)
+            assert httpx.get(server.url + "/ready").json()["status"] == "draining"
+            assert httpx.get(server.url + "/health").status_code == 200
+            refused = queued.post(server.url + "/v1/completions", json=body(5))
+            assert refused.status_code == 503
+            assert int(refused.headers["retry-after"]) > 0
+            assert "draining" in refused.json()["error"]["message"]
+            queued.close()
+            assert num_tokens(list(lines)) == 1000
+        assert server.process.wait(timeout=20) == 0
+
+
+def test_draining_ends_in_time_with_an_error_event() -> None:
+    with ServerProcess(*MODEL, "--drain-seconds", "0.5") as server:
+        with streaming(server, 4000) as lines:
+            server.process.send_signal(signal.SIGTERM)
+            rest = list(lines)
+        assert "shutting down" in rest[-2]
+        assert server.process.wait(timeout=20) == 0
+
+
+def test_a_second_signal_ends_it_at_once() -> None:
+    with ServerProcess(*MODEL, "--drain-seconds", "600") as server:
+        engine = server.engine
+        with streaming(server, 4000) as lines:
+            server.process.send_signal(signal.SIGTERM)
+            eventually(lambda: httpx.get(server.url + "/ready").status_code == 503)
+            server.process.send_signal(signal.SIGTERM)
+            rest = list(lines)
+        assert "shutting down" in rest[-2]
+        assert server.process.wait(timeout=20) == 0
+        assert not engine.is_running()
+
+
+def test_signals_to_the_whole_group_drain_too() -> None:
+    """Ctrl-C, and service managers: the engine gets them as well, and has to stay until the end."""
+    with ServerProcess(*MODEL, "--drain-seconds", "60") as server:
+        with streaming(server, 300) as lines:
+            for process in (server.engine, psutil.Process(server.process.pid)):
+                process.send_signal(signal.SIGTERM)
+            assert num_tokens(list(lines)) == 300
+        assert server.process.wait(timeout=20) == 0
+
+
+def sdk_of(server: ServerProcess) -> openai.OpenAI:
+    return openai.OpenAI(base_url=server.url + "/v1", api_key="none")
+
+
+def test_a_batch_is_checkpointed_when_the_server_drains(tmp_path: Path) -> None:
+    options = (*MODEL, "--jobs-db", str(tmp_path / "jobs.db"), "--drain-seconds", "60")
+    with ServerProcess(*options, "--batch-concurrency", "2") as server, sdk_of(server) as sdk:
+        batch = begin(sdk, jsonl([slow_row(number) for number in range(40)]))
+        until_some_are_done(sdk, batch.id, 2)
+        assert server.stop(signal.SIGTERM) == 0
+    with ServerProcess(*options) as server, sdk_of(server) as sdk:
+        counts = sdk.batches.retrieve(batch.id).request_counts
+        assert counts is not None
+        assert 2 <= counts.completed < 40
+        assert "goes on" in "".join(server.lines)
+
+
+async def chat(sdk: openai.AsyncOpenAI, number: int) -> str:
+    stream = await sdk.completions.create(
+        model="tiny", prompt=f"Story {number}", max_tokens=100, temperature=0, stream=True
+    )
+    return "".join([chunk.choices[0].text async for chunk in stream if chunk.choices])
+
+
+@pytest.mark.anyio
+async def test_requests_made_while_the_engine_restarts_are_answered() -> None:
+    with ServerProcess(*MODEL) as server:
+        async with openai.AsyncOpenAI(base_url=server.url + "/v1", api_key="none", max_retries=0) as sdk:
+            os.kill(server.engine.pid, signal.SIGKILL)
+            answers = await asyncio.gather(*[chat(sdk, number) for number in range(4)])
+    assert all(answers)

@@ -1,0 +1,123 @@
+"""WebSockets over the wire: a client library of the world, a page's way of sending its key, slow readers."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import httpx
+import pytest
+import websockets
+from websockets.asyncio.client import ClientConnection, connect
+
+from tests.server import ServerProcess
+from tests.tiny_model import tiny_model_path
+
+pytestmark = [pytest.mark.native, pytest.mark.thorough, pytest.mark.anyio]
+
+ASK: dict[str, Any] = {"messages": [{"role": "user", "content": "a"}], "max_tokens": 8, "temperature": 0}
+PATH = "/v1/chat/completions"
+
+
+@pytest.fixture(scope="module")
+def locked() -> Iterator[ServerProcess]:
+    options = ("--ctx-size", "16384", "--api-key", "s3cret", "--write-timeout-s", "1", "--max-body-mb", "1")
+    with ServerProcess("--model", str(tiny_model_path()), *options) as server:
+        yield server
+
+
+def opened(server: ServerProcess, **more: Any) -> connect:
+    return connect(server.url.replace("http", "ws") + PATH, **more)
+
+
+def with_key(server: ServerProcess, **more: Any) -> connect:
+    return opened(server, additional_headers={"authorization": "Bearer s3cret"}, **more)
+
+
+async def until_done(socket: ClientConnection, *names: str) -> dict[str, str]:
+    """The content of each, when all are done."""
+    texts, left = dict.fromkeys(names, ""), set(names)
+    while left:
+        message = json.loads(await socket.recv())
+        assert "error" not in message, message
+        name = message["request_id"]
+        texts[name] += "".join(c["delta"].get("content", "") for c in message.get("choices", ()))
+        if "done" in message:
+            left.discard(name)
+    return texts
+
+
+async def test_several_at_once_answer_as_a_post_does(locked: ServerProcess) -> None:
+    async with httpx.AsyncClient(headers={"authorization": "Bearer s3cret"}) as http:
+        alone = (await http.post(locked.url + PATH, json=ASK)).json()["choices"][0]["message"]["content"]
+    async with with_key(locked) as socket:
+        names = [str(i) for i in range(10)]
+        for name in names:
+            await socket.send(json.dumps({**ASK, "request_id": name}))
+        texts = await until_done(socket, *names)
+    assert set(texts.values()) == {alone}
+
+
+async def test_a_page_sends_its_key_as_a_subprotocol(locked: ServerProcess) -> None:
+    offered = ["openai-chat-completions", "openai-insecure-api-key.s3cret"]
+    async with opened(locked, subprotocols=offered) as socket:
+        assert socket.subprotocol == "openai-chat-completions"
+        await socket.send(json.dumps({**ASK, "request_id": "a"}))
+        await until_done(socket, "a")
+    assert not any("s3cret" in line for line in locked.lines)
+
+
+async def test_a_refused_handshake_has_an_error_object(locked: ServerProcess) -> None:
+    with pytest.raises(websockets.InvalidStatus) as refused:
+        async with opened(locked):
+            pass
+    assert refused.value.response.status_code == 401
+    assert json.loads(refused.value.response.body or b"")["error"]["code"] == "invalid_api_key"
+
+
+async def test_a_message_too_large_ends_the_socket(locked: ServerProcess) -> None:
+    async with with_key(locked) as socket:
+        await socket.send("x" * (2 * 2**20))
+        with pytest.raises(websockets.ConnectionClosedError):
+            await socket.recv()
+        assert socket.close_code == 1009
+
+
+async def test_who_stops_reading_is_dropped_and_its_work_ends(locked: ServerProcess) -> None:
+    long = {**ASK, "max_tokens": 3000, "ignore_eos": True, "logprobs": True, "top_logprobs": 20}
+    async with with_key(locked, max_queue=1) as socket:
+        for name in ("a", "b"):
+            await socket.send(json.dumps({**long, "request_id": name}))
+        await asyncio.wait_for(_idle_again(locked), 60)
+        with pytest.raises(websockets.ConnectionClosed):
+            await _read_on(socket)
+
+
+async def _read_on(socket: ClientConnection) -> None:
+    while True:
+        await socket.recv()
+
+
+async def _idle_again(server: ServerProcess) -> None:
+    seen = False
+    while not seen or _num_live(server):
+        seen = seen or _num_live(server) > 0
+        await asyncio.sleep(0.05)
+
+
+def _num_live(server: ServerProcess) -> int:
+    return sum(size["running"] + size["waiting"] for size in server.status()["queue"].values())
+
+
+async def test_the_engines_death_is_a_pause(locked: ServerProcess) -> None:
+    async with with_key(locked) as socket:
+        ask = json.dumps({**ASK, "max_tokens": 200, "ignore_eos": True, "request_id": "a"})
+        await socket.send(ask)
+        undisturbed = await until_done(socket, "a")
+        await socket.send(ask)
+        await socket.recv()
+        locked.engine.kill()
+        assert await until_done(socket, "a") == undisturbed
+    assert locked.status()["restarts"] >= 1

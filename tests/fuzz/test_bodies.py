@@ -1,0 +1,95 @@
+"""Hostile bodies against the real application: no 5xx, no hang, and a good request is served behind them."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import NoReturn
+
+import anyio
+import httpx
+import msgspec
+import pytest
+
+from openai_cpu_server.api.access.key_ring import KeyRing
+from openai_cpu_server.engine.client import EngineClient
+from openai_cpu_server.jobs.database import open_database
+from openai_cpu_server.jobs.jobs import Jobs
+from openai_cpu_server.jobs.options import JobOptions
+from tests.api.serving import OPTIONS, client, locked_api, new_engine, num_live, running
+from tests.api.talking import chat, error_of
+from tests.fuzz.hostile import Bodies
+
+pytestmark = pytest.mark.anyio
+
+SHORT = msgspec.structs.replace(OPTIONS, request_timeout_s=5.0, max_output_tokens=16, max_choices=8)
+AT_ONCE = 16
+FAKES_LIMIT = b"the pattern is broken"
+"""What the fake backend says of grammars with brackets; it cannot execute them."""
+
+
+@pytest.fixture(scope="module")
+async def own_engine() -> AsyncIterator[EngineClient]:
+    async with running(new_engine()) as engine:
+        yield engine
+
+
+@pytest.fixture
+async def http(own_engine: EngineClient, tmp_path: Path) -> AsyncIterator[httpx.AsyncClient]:
+    jobs = Jobs(open_database(str(tmp_path / "jobs.db")), JobOptions(model="fake"))
+    task = asyncio.create_task(jobs.run(_no_row))
+    await asyncio.sleep(0)
+    async with client(locked_api(own_engine, KeyRing(), options=SHORT, jobs=jobs)) as one:
+        yield one
+    await jobs.close()
+    await task
+
+
+async def _no_row(*_: object) -> NoReturn:
+    raise AssertionError("no file has been uploaded")
+
+
+async def attack(http: httpx.AsyncClient, engine: EngineClient, *, seed: int, number: int) -> Counter[int]:
+    """How often each status came. Fails at the first 5xx, with the body that did it."""
+    bodies = Bodies((await http.get("/openapi.json")).json(), seed)
+    statuses: Counter[int] = Counter()
+    for _ in range(number // AT_ONCE):
+        answers = await asyncio.gather(*(_one(http, *bodies.one()) for _ in range(AT_ONCE)))
+        statuses.update(answers)
+    assert (await chat(http)).status_code == 200
+    assert num_live(engine) == 0
+    assert engine.status().restarts == 0
+    return statuses
+
+
+async def _one(http: httpx.AsyncClient, path: str, body: bytes) -> int:
+    with anyio.fail_after(30):
+        answer = await http.post(path, content=body, headers={"content-type": "application/json"})
+    if FAKES_LIMIT in answer.content:
+        return answer.status_code
+    assert answer.status_code < 500, (path, body[:2000], answer.text)
+    if answer.status_code == 200:
+        assert b"generation_failed" not in answer.content, (path, body[:2000], answer.text)
+        assert b"internal_error" not in answer.content, (path, body[:2000], answer.text)
+    else:
+        assert error_of(answer)["message"]
+        assert answer.content.isascii() or answer.content.decode()
+    return answer.status_code
+
+
+@pytest.mark.thorough
+async def test_two_thousand_hostile_bodies(http: httpx.AsyncClient, own_engine: EngineClient) -> None:
+    statuses = await attack(http, own_engine, seed=6, number=2000)
+    assert statuses[400] > 500, statuses
+    assert statuses[200] > 20, "bodies that are refused at once test little"
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(3600)
+@pytest.mark.parametrize("seed", range(100, 150))
+async def test_a_hundred_thousand_in_fifty_parts(
+    http: httpx.AsyncClient, own_engine: EngineClient, seed: int
+) -> None:
+    await attack(http, own_engine, seed=seed, number=2000)

@@ -1,0 +1,205 @@
+"""Raw bytes on the wire of the real server: refused or dropped, and a good request is served behind them."""
+
+from __future__ import annotations
+
+import base64
+import json
+import os
+import socket
+from collections.abc import Iterator
+from random import Random
+
+import httpx
+import pytest
+
+from tests.server import ServerProcess
+from tests.tiny_model import tiny_model_path
+
+pytestmark = [pytest.mark.native, pytest.mark.thorough]
+
+BODY = json.dumps({"messages": [{"role": "user", "content": "a"}], "max_tokens": 2}).encode()
+HEAD = b"POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\n"
+PATH = b"/v1/chat/completions"
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[ServerProcess]:
+    options = ("--ctx-size", "4096", "--read-timeout-s", "1", "--write-timeout-s", "2")
+    with ServerProcess("--model", str(tiny_model_path()), *options) as process:
+        yield process
+
+
+def sent(server: ServerProcess, data: bytes, *, then_half_close: bool = False) -> bytes:
+    """All that comes back until the server closes or has said all for a second."""
+    found = b""
+    with socket.create_connection(("127.0.0.1", int(server.url.rsplit(":", 1)[1])), timeout=10) as sock:
+        try:
+            sock.sendall(data)
+            if then_half_close:
+                sock.shutdown(socket.SHUT_WR)
+            while piece := sock.recv(65536):
+                found += piece
+        except ConnectionError:
+            return found
+    return found
+
+
+def status_of(answer: bytes) -> int | None:
+    return int(answer.split(b" ", 2)[1]) if answer.startswith(b"HTTP/1.1 ") else None
+
+
+def check_serves(server: ServerProcess) -> None:
+    answer = httpx.post(server.url + PATH.decode(), content=BODY, timeout=30)
+    assert answer.status_code == 200, answer.text
+    assert server.status()["restarts"] == 0
+
+
+def with_length(length: bytes, body: bytes = BODY) -> bytes:
+    return HEAD + b"content-length: " + length + b"\r\n\r\n" + body
+
+
+def chunked(*chunks: bytes) -> bytes:
+    return HEAD + b"transfer-encoding: chunked\r\n\r\n" + b"".join(chunks)
+
+
+ANSWERED: dict[str, tuple[bytes, set[int | None]]] = {
+    "no http": (b"\x00\x01\x02\xff\xfe\r\n\r\n", {400}),
+    "http/0.9": (b"GET /health\r\n\r\n", {200, 400}),
+    "http/9.9": (b"GET /health HTTP/9.9\r\nhost: x\r\n\r\n", {400, 505, None}),
+    "a method of our own": (b"BREW /v1/models HTTP/1.1\r\nhost: x\r\n\r\n", {400, 405}),
+    "null in the path": (b"GET /\x00 HTTP/1.1\r\nhost: x\r\n\r\n", {400, 404}),
+    "a path that is no utf-8": (b"GET /v1/models/%ff%fe HTTP/1.1\r\nhost: x\r\n\r\n", {404}),
+    "a path that escapes a null": (b"GET /v1/models/%00 HTTP/1.1\r\nhost: x\r\n\r\n", {404}),
+    "a long path": (b"GET /" + b"a" * 60_000 + b" HTTP/1.1\r\nhost: x\r\n\r\n", {404, 431}),
+    "a header without colon": (b"GET /health HTTP/1.1\r\nhost\r\n\r\n", {400}),
+    "a header that is no utf-8": (b"GET /health HTTP/1.1\r\nhost: x\r\nx-request-id: \xff\r\n\r\n", {200}),
+    "a key that is no latin text": (
+        b"GET /v1/models HTTP/1.1\r\nhost: x\r\nx-api-key: \xc3\x28\r\n\r\n",
+        {200},
+    ),
+    "two lengths": (with_length(b"5\r\ncontent-length: 9"), {400}),
+    "length and chunks": (with_length(b"5\r\ntransfer-encoding: chunked"), {400}),
+    "a negative length": (with_length(b"-1"), {400}),
+    "a length beyond all": (with_length(b"9" * 30), {400, 413}),
+    "a length that is none": (with_length(b"abc"), {400}),
+    "a length too small": (with_length(b"10"), {400}),
+    "a length too large": (with_length(str(len(BODY) + 50).encode()), {408}),
+    "no length": (HEAD + b"\r\n" + BODY, {400}),
+    "chunks that are none": (chunked(b"zz\r\nhello\r\n"), {400}),
+    "a chunk beyond all": (chunked(b"f" * 17 + b"\r\nhello\r\n"), {400}),
+    "chunks without end": (chunked(b"5\r\nhello\r\n"), {408}),
+    "utf-8 that is none": (with_length(b"5", b'{"\xc3\x28"'), {400}),
+    "a socket without a key": (
+        b"GET " + PATH + b" HTTP/1.1\r\nhost: x\r\nupgrade: websocket\r\nconnection: upgrade\r\n\r\n",
+        {400},
+    ),
+    "an upgrade to nothing known": (
+        b"GET /health HTTP/1.1\r\nhost: x\r\nupgrade: h2c\r\nconnection: upgrade\r\n\r\n",
+        {200},
+    ),
+    "http/2": (b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n", {400, 505, None}),
+}
+
+
+@pytest.mark.parametrize("name", ANSWERED)
+def test_what_is_malformed_is_refused(server: ServerProcess, name: str) -> None:
+    data, expected = ANSWERED[name]
+    assert status_of(sent(server, data)) in expected
+    check_serves(server)
+
+
+def test_a_body_cut_off_by_its_sender_ends_quietly(server: ServerProcess) -> None:
+    answer = sent(server, with_length(str(len(BODY) + 5).encode()), then_half_close=True)
+    assert status_of(answer) in (None, 400, 408)
+    check_serves(server)
+
+
+def test_random_bytes_never_cost_the_server(server: ServerProcess) -> None:
+    """Mutations of a good request, half of them closed behind the last byte."""
+    random = Random(6)
+    good = with_length(str(len(BODY)).encode())
+    for _ in range(120):
+        data = bytearray(good)
+        for _ in range(random.randint(1, 6)):
+            data[random.randrange(len(data))] = random.randrange(256)
+        data = data[: random.randrange(1, len(data))] if random.random() < 0.3 else data
+        with socket.create_connection(("127.0.0.1", int(server.url.rsplit(":", 1)[1])), timeout=10) as sock:
+            sock.sendall(bytes(data))
+            if random.random() < 0.5:
+                sock.settimeout(0.02)
+                try:
+                    assert status_of(sock.recv(65536)) not in range(500, 600)
+                except (TimeoutError, ConnectionError):
+                    continue
+    check_serves(server)
+    assert not any("Traceback" in line for line in server.lines), "".join(server.lines)
+
+
+# -- WebSockets -------------------------------------------------------------------------------------------
+
+
+def upgraded(server: ServerProcess) -> socket.socket:
+    sock = socket.create_connection(("127.0.0.1", int(server.url.rsplit(":", 1)[1])), timeout=10)
+    nonce = base64.b64encode(os.urandom(16))
+    sock.sendall(
+        b"GET " + PATH + b" HTTP/1.1\r\nhost: x\r\nupgrade: websocket\r\nconnection: upgrade\r\n"
+        b"sec-websocket-version: 13\r\nsec-websocket-key: " + nonce + b"\r\n\r\n"
+    )
+    answer = sock.recv(4096)
+    assert answer.startswith(b"HTTP/1.1 101"), answer
+    return sock
+
+
+def frame(opcode: int, payload: bytes, *, fin: bool = True) -> bytes:
+    """Masked with zeros."""
+    length = len(payload)
+    size = bytes([0x80 | length]) if length < 126 else b"\xfe" + length.to_bytes(2, "big")
+    return bytes([(0x80 if fin else 0) | opcode]) + size + bytes(4) + payload
+
+
+FRAMES = {
+    "no mask": b"\x81\x02{}",
+    "reserved bits": b"\xf1\x80" + bytes(4),
+    "an opcode of our own": frame(5, b""),
+    "text that is no utf-8": frame(1, b"\xc3\x28"),
+    "a continuation of nothing": frame(0, b"x"),
+    "a long ping": frame(9, b"x" * 126),
+    "a length beyond all": b"\x81\xff" + b"\x7f" + b"\xff" * 7 + bytes(4),
+    "a length beyond the limit": b"\x81\xff" + (10**9).to_bytes(8, "big") + bytes(4),
+    "half a frame": b"\x81\xfe\x10\x00",
+    "an end without a code": frame(8, b"\x00"),
+    "an end with a wrong code": frame(8, (5).to_bytes(2, "big")),
+}
+
+
+@pytest.mark.parametrize("name", FRAMES)
+def test_a_wrong_frame_ends_its_socket_alone(server: ServerProcess, name: str) -> None:
+    with upgraded(server) as other, upgraded(server) as sock:
+        sock.sendall(FRAMES[name])
+        sock.shutdown(socket.SHUT_WR)
+        while sock.recv(4096):
+            pass
+        other.sendall(frame(1, BODY))
+        assert b"request_id" in other.recv(4096)
+    check_serves(server)
+
+
+def test_hostile_messages_leave_the_socket_open(server: ServerProcess) -> None:
+    with upgraded(server) as sock:
+        for text in (
+            b"",
+            b"[" * 60_000,
+            b'{"request_id": 1e400}',
+            b'{"cancel": {"a": NaN}}',
+            b"\x00",
+            b"NaN",
+        ):
+            sock.sendall(frame(1, text))
+            assert b'"error"' in sock.recv(65536)
+        sock.sendall(
+            frame(1, b'{"messages"', fin=False) + frame(9, b"?") + frame(0, BODY[len('{"messages"') :])
+        )
+        found = b""
+        while b'"done":true' not in found:
+            found += sock.recv(65536)
+        assert b'"finish_reason":"length"' in found or b'"finish_reason":"stop"' in found

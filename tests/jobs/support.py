@@ -1,0 +1,83 @@
+"""Jobs on a real database, with rows that are run by a function of the test."""
+
+from __future__ import annotations
+
+import asyncio
+import io
+import json
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import anyio
+import anyio.lowlevel
+
+from openai_cpu_server.jobs.database import open_database
+from openai_cpu_server.jobs.jobs import Jobs
+from openai_cpu_server.jobs.options import JobOptions
+from openai_cpu_server.jobs.records import BatchRecord
+from openai_cpu_server.jobs.rows import RowAnswer
+
+URL = "/v1/completions"
+OPTIONS = JobOptions(model="m", poll_s=0.05, concurrency=4)
+Rows = Callable[[str, bytes, str], Awaitable[RowAnswer]]
+
+
+def row(number: int) -> dict[str, object]:
+    return {"custom_id": f"r{number}", "method": "POST", "url": URL, "body": {"n": number}}
+
+
+def jsonl(num_rows: int) -> bytes:
+    return b"".join(json.dumps(row(n)).encode() + b"\n" for n in range(num_rows))
+
+
+def ok(body: bytes = b'{"usage":{"prompt_tokens":3,"completion_tokens":2}}') -> RowAnswer:
+    return RowAnswer(status=200, request_id="req_1", body=body)
+
+
+async def echo(url: str, body: bytes, owner: str) -> RowAnswer:
+    await anyio.lowlevel.checkpoint()
+    return ok(b'{"echo":' + body + b"}")
+
+
+async def never(url: str, body: bytes, owner: str) -> RowAnswer:
+    await anyio.sleep_forever()
+    raise AssertionError
+
+
+@asynccontextmanager
+async def jobs_at(
+    where: Path | str,
+    run_row: Rows = echo,
+    options: JobOptions = OPTIONS,
+    clock: Callable[[], float] = time.time,
+) -> AsyncIterator[Jobs]:
+    jobs = Jobs(open_database(str(where)), options, clock=clock)
+    task = asyncio.create_task(jobs.run(run_row))
+    try:
+        yield jobs
+    finally:
+        await jobs.close()
+        await task
+
+
+async def begin(jobs: Jobs, content: bytes, *, window: str = "24h", owner: str = "") -> BatchRecord:
+    file = await jobs.add_file(owner, "rows.jsonl", io.BytesIO(content))
+    return await jobs.create_batch(owner, input_file_id=file.id, endpoint=URL, completion_window=window)
+
+
+async def ended(jobs: Jobs, batch: BatchRecord) -> BatchRecord:
+    with anyio.fail_after(30):
+        while not batch.status.has_ended:
+            await anyio.sleep(0.01)
+            batch = await jobs.batch(batch.owner, batch.id)
+    return batch
+
+
+async def lines_of(jobs: Jobs, file_id: str | None, owner: str = "") -> list[dict[str, object]]:
+    assert file_id is not None
+    file = await jobs.file(owner, file_id)
+    content = b"".join([part async for part in jobs.content(file)])
+    assert len(content) == file.bytes
+    return [json.loads(line) for line in content.splitlines()]

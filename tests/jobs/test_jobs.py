@@ -1,0 +1,224 @@
+"""The life of batches: run, retried, interrupted, resumed, expired, cancelled, shared."""
+
+from __future__ import annotations
+
+import asyncio
+import io
+from collections import Counter
+from pathlib import Path
+
+import anyio
+import msgspec
+import pytest
+
+from openai_cpu_server.jobs.file_store import PART_BYTES
+from openai_cpu_server.jobs.recorder import Recorder
+from openai_cpu_server.jobs.records import BatchStatus, Page, RowResult
+from openai_cpu_server.jobs.rows import RowAnswer
+from tests.jobs.support import OPTIONS, begin, echo, ended, jobs_at, jsonl, lines_of, never, ok
+
+pytestmark = pytest.mark.anyio
+
+NAMES = [f"r{n}" for n in range(100)]
+
+
+@pytest.fixture
+def database(tmp_path: Path) -> Path:
+    return tmp_path / "jobs.db"
+
+
+def names(lines: list[dict[str, object]]) -> list[object]:
+    return [line["custom_id"] for line in lines]
+
+
+class Counting:
+    """Counts how often each row was run, and how many at once."""
+
+    def __init__(self, *, pause_s: float = 0.0) -> None:
+        self.runs: Counter[bytes] = Counter()
+        self.at_once = self.most_at_once = 0
+        self._pause_s = pause_s
+
+    async def __call__(self, url: str, body: bytes, owner: str) -> RowAnswer:
+        self.runs[body] += 1
+        self.at_once += 1
+        self.most_at_once = max(self.most_at_once, self.at_once)
+        try:
+            await anyio.sleep(self._pause_s)
+        finally:
+            self.at_once -= 1
+        return ok()
+
+
+async def test_rows_run_a_few_at_a_time_and_come_out_in_order(database: Path) -> None:
+    rows = Counting(pause_s=0.002)
+    async with jobs_at(database, rows) as jobs:
+        done = await ended(jobs, await begin(jobs, jsonl(100)))
+        assert names(await lines_of(jobs, done.output_file_id)) == NAMES
+    assert (done.status, done.total, done.completed, done.failed) == (BatchStatus.COMPLETED, 100, 100, 0)
+    assert (done.input_tokens, done.output_tokens) == (300, 200)
+    assert set(rows.runs.values()) == {1}
+    assert rows.most_at_once == OPTIONS.concurrency
+
+
+async def test_the_slowest_row_does_not_change_the_order(database: Path) -> None:
+    async def first_is_last(url: str, body: bytes, owner: str) -> RowAnswer:
+        await anyio.sleep(0.2 if body == b'{"n": 0}' else 0)
+        return ok(b'{"echo":' + body + b"}")
+
+    async with jobs_at(database, first_is_last) as jobs:
+        done = await ended(jobs, await begin(jobs, jsonl(20)))
+        lines = await lines_of(jobs, done.output_file_id)
+    assert [line["response"]["body"]["echo"]["n"] for line in lines] == list(range(20))  # type: ignore[index]
+
+
+async def test_rows_longer_than_the_parts_of_a_file(database: Path) -> None:
+    long = jsonl(3).replace(b'{"n":', b'{"x":"' + b"y" * PART_BYTES * 2 + b'","n":')
+    async with jobs_at(database) as jobs:
+        done = await ended(jobs, await begin(jobs, long))
+        assert names(await lines_of(jobs, done.output_file_id)) == NAMES[:3]
+
+
+async def test_a_row_that_is_not_to_blame_is_tried_again(database: Path) -> None:
+    tried: Counter[bytes] = Counter()
+
+    async def busy_at_first(url: str, body: bytes, owner: str) -> RowAnswer:
+        tried[body] += 1
+        if tried[body] < 3:
+            return RowAnswer(status=429, request_id="r", body=b"{}", retry_after_s=0.01)
+        return ok()
+
+    async with jobs_at(database, busy_at_first) as jobs:
+        done = await ended(jobs, await begin(jobs, jsonl(10)))
+    assert (done.completed, done.failed) == (10, 0)
+    assert set(tried.values()) == {3}
+
+
+async def test_rows_carry_their_owner(database: Path) -> None:
+    owners = set()
+
+    async def note(url: str, body: bytes, owner: str) -> RowAnswer:
+        owners.add(owner)
+        return ok()
+
+    async with jobs_at(database, note) as jobs:
+        done = await ended(jobs, await begin(jobs, jsonl(3), owner="ann"))
+        assert len(await lines_of(jobs, done.output_file_id, owner="ann")) == 3
+    assert owners == {"ann"}
+
+
+async def test_what_is_closed_goes_on_where_it_was(database: Path) -> None:
+    first, second = Counting(pause_s=0.005), Counting()
+    async with jobs_at(database, first) as jobs:
+        batch = await begin(jobs, jsonl(100))
+        with anyio.fail_after(30):
+            while (batch := await jobs.batch("", batch.id)).completed < 20:
+                await anyio.sleep(0.005)
+    async with jobs_at(database, second) as jobs:
+        done = await ended(jobs, batch)
+        assert names(await lines_of(jobs, done.output_file_id)) == NAMES
+    assert done.in_progress_at == batch.in_progress_at
+    assert 0 < len(second.runs) <= 80
+    again = set(first.runs) & set(second.runs)
+    assert len(again) <= OPTIONS.concurrency, "only what was running is computed again"
+
+
+async def test_a_window_that_closes(database: Path) -> None:
+    async with jobs_at(database, never) as jobs:
+        done = await ended(jobs, await begin(jobs, jsonl(1200), window="1s"))
+        late = await lines_of(jobs, done.error_file_id)
+    assert (done.status, done.completed, done.failed) == (BatchStatus.EXPIRED, 0, 1200)
+    assert names(late) == [f"r{n}" for n in range(1200)]
+    assert done.output_file_id is None
+
+
+async def test_a_window_that_closed_while_nobody_ran_it(database: Path) -> None:
+    now = [1000.0]
+    async with jobs_at(database, never, clock=lambda: now[0]) as jobs:
+        batch = await begin(jobs, jsonl(5), window="1h")
+        with anyio.fail_after(30):
+            while (await jobs.batch("", batch.id)).status is not BatchStatus.IN_PROGRESS:
+                await anyio.sleep(0.005)
+    now[0] += 3601
+    other_model = msgspec.structs.replace(OPTIONS, model="other")
+    async with jobs_at(database, echo, other_model, clock=lambda: now[0]) as jobs:
+        done = await ended(jobs, batch)
+    assert (done.status, done.expired_at, done.failed) == (BatchStatus.EXPIRED, 4601, 5)
+
+
+async def test_cancelling_ends_running_rows(database: Path) -> None:
+    async def odd_ones_hang(url: str, body: bytes, owner: str) -> RowAnswer:
+        return await (never if int(body[6:-1]) % 2 else echo)(url, body, owner)
+
+    async with jobs_at(database, odd_ones_hang) as jobs:
+        batch = await begin(jobs, jsonl(100))
+        with anyio.fail_after(30):
+            while (batch := await jobs.batch("", batch.id)).completed < 4:
+                await anyio.sleep(0.005)
+        assert (await jobs.cancel_batch("", batch.id)).status is BatchStatus.CANCELLING
+        done = await ended(jobs, batch)
+        assert done.status is BatchStatus.CANCELLED
+        assert len(await lines_of(jobs, done.output_file_id)) == done.completed == 4
+        assert done.error_file_id is None
+
+
+async def test_a_short_batch_does_not_wait_for_a_long_one(database: Path) -> None:
+    async with jobs_at(database, Counting(pause_s=0.01)) as jobs:
+        long = await begin(jobs, jsonl(2000))
+        short = await ended(jobs, await begin(jobs, jsonl(10)))
+        assert short.status is BatchStatus.COMPLETED
+        assert not (await jobs.batch("", long.id)).status.has_ended
+
+
+async def test_two_that_share_a_database_run_each_row_once(database: Path) -> None:
+    rows = Counting(pause_s=0.001)
+    async with jobs_at(database, rows) as one, jobs_at(database, rows) as two:
+        batches = [
+            await begin(jobs, jsonl(30).replace(b'"n"', b'"n%d"' % i)) for i, jobs in enumerate([one, two])
+        ]
+        for batch in batches:
+            assert names(await lines_of(one, (await ended(two, batch)).output_file_id)) == NAMES[:30]
+    assert set(rows.runs.values()) == {1}
+    assert len(rows.runs) == 60
+
+
+async def test_another_servers_batch_is_cancelled_through_the_database(database: Path) -> None:
+    async with jobs_at(database, never) as one:
+        batch = await begin(one, jsonl(5))
+        with anyio.fail_after(30):
+            while (await one.batch("", batch.id)).status is not BatchStatus.IN_PROGRESS:
+                await anyio.sleep(0.005)
+        async with jobs_at(database, never) as two:
+            await two.cancel_batch("", batch.id)
+            assert (await ended(one, batch)).status is BatchStatus.CANCELLED
+
+
+async def test_listings_have_pages(database: Path) -> None:
+    async with jobs_at(database) as jobs:
+        made = [await jobs.add_file("", f"{n}", io.BytesIO(b"x")) for n in range(5)]
+        newest, has_more = await jobs.list_files("", Page(limit=2))
+        assert (newest, has_more) == ([made[4], made[3]], True)
+        rest, has_more = await jobs.list_files("", Page(limit=3, after=made[3].id))
+        assert (rest, has_more) == (made[2::-1], False)
+        upward, has_more = await jobs.list_files("", Page(limit=2, after=made[0].id, is_ascending=True))
+        assert (upward, has_more) == (made[1:3], True)
+
+
+async def test_results_that_come_during_a_commit_share_the_next() -> None:
+    commits: list[list[int]] = []
+    gate = anyio.Event()
+
+    async def commit(results: list[RowResult]) -> None:
+        commits.append([result.line for result in results])
+        await gate.wait()
+
+    recorder = Recorder(commit)  # type: ignore[arg-type]
+    results = [RowResult(line=n, is_ok=True, content=b"") for n in range(5)]
+    tasks = [asyncio.create_task(recorder.record(results[0]))]
+    await anyio.wait_all_tasks_blocked()
+    tasks += [asyncio.create_task(recorder.record(result)) for result in results[1:]]
+    await anyio.wait_all_tasks_blocked()
+    assert commits == [[0]]
+    gate.set()
+    await asyncio.gather(*tasks)
+    assert commits == [[0], [1, 2, 3, 4]]

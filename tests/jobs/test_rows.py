@@ -1,0 +1,127 @@
+"""Lines of JSONL: read, checked, answered."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from openai_cpu_server.errors import InvalidRequest
+from openai_cpu_server.jobs.check import MAX_ERRORS, InputCheck
+from openai_cpu_server.jobs.lines import Line, LineSplitter
+from openai_cpu_server.jobs.rows import BadLine, Row, RowAnswer, answered, expired, parse_row
+from openai_cpu_server.jobs.window import window_seconds
+from tests.jobs.support import URL, row
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 7, 1000])
+def test_lines_do_not_depend_on_how_the_file_is_cut(size: int) -> None:
+    content = b"\xef\xbb\xbfone\r\n\n  two \n\xc3\xa9\nlast"
+    splitter, lines = LineSplitter(), []
+    for start in range(0, len(content), size):
+        lines += splitter.feed(content[start : start + size])
+    lines += splitter.end()
+    assert lines == [Line(1, b"one"), Line(3, b"two"), Line(4, "é".encode()), Line(5, b"last")]
+
+
+def test_a_row_keeps_its_body_as_it_was_written() -> None:
+    line = b'{"custom_id":"a","method":"POST","url":"/v1/completions","body":{ "x": 1.50 }}'
+    assert parse_row(Line(9, line), URL) == Row(9, "a", b'{ "x": 1.50 }')
+
+
+@pytest.mark.parametrize(
+    ("content", "code", "param"),
+    [
+        (b"{", "invalid_json_line", None),
+        (b"[1]", "invalid_json_line", None),
+        (b'{"a": "\xff"}', "invalid_json_line", None),
+        (b"[" * 100_000, "invalid_json_line", None),
+        ({}, "missing_required_parameter", "method"),
+        ({**row(0), "method": None}, "missing_required_parameter", "method"),
+        ({**row(0), "method": 1}, "invalid_value", "method"),
+        ({**row(0), "method": "PUT"}, "invalid_method", "method"),
+        ({**row(0), "url": "/v1/chat/completions"}, "mismatched_endpoint", "url"),
+        ({**row(0), "custom_id": ""}, "invalid_value", "custom_id"),
+        ({**row(0), "custom_id": "x" * 513}, "invalid_value", "custom_id"),
+        ({**row(0), "custom_id": 7}, "invalid_value", "custom_id"),
+        ({**row(0), "body": []}, "invalid_value", "body"),
+        ({**row(0), "bodi": {}}, "unknown_parameter", "bodi"),
+    ],
+)
+def test_a_bad_line_is_named(content: bytes | dict[str, object], code: str, param: str | None) -> None:
+    data = content if isinstance(content, bytes) else json.dumps(content).encode()
+    with pytest.raises(BadLine) as bad:
+        parse_row(Line(1, data), URL)
+    assert (bad.value.code, bad.value.param) == (code, param)
+
+
+def checked(
+    *contents: bytes, max_rows: int = 1000, max_line_bytes: int = 1000
+) -> list[tuple[str, int | None]]:
+    check = InputCheck(URL, max_rows=max_rows, max_line_bytes=max_line_bytes)
+    check.feed([Line(number, content) for number, content in enumerate(contents, 1)])
+    return [(error.code, error.line) for error in check.errors()]
+
+
+def encoded(number: int) -> bytes:
+    return json.dumps(row(number)).encode()
+
+
+def test_a_file_of_nothing_is_no_batch() -> None:
+    assert checked() == [("empty_file", None)]
+
+
+def test_ids_are_unique() -> None:
+    assert checked(encoded(1), encoded(2), encoded(1)) == [("duplicate_custom_id", 3)]
+
+
+def test_there_is_a_limit_of_rows() -> None:
+    assert checked(encoded(1), encoded(2), encoded(3), max_rows=2) == [("too_many_requests_in_file", None)]
+
+
+def test_there_is_a_limit_of_a_line() -> None:
+    assert checked(encoded(1), max_line_bytes=10) == [("request_too_large", 1)]
+
+
+def test_only_the_first_errors_are_kept() -> None:
+    errors = checked(*[b"x"] * 500)
+    assert errors == [("invalid_json_line", line) for line in range(1, MAX_ERRORS + 1)]
+
+
+def test_the_line_of_an_answer() -> None:
+    body = b'{"usage":{"prompt_tokens":5,"completion_tokens":7,"prompt_tokens_details":{"cached_tokens":2}}}'
+    result = answered("batch_1", Row(4, "a", b"{}"), RowAnswer(status=200, request_id="req_9", body=body))
+    assert result.content == (
+        b'{"id":"batch_req_c83427e874c088ffdc5d2e93","custom_id":"a",'
+        b'"response":{"status_code":200,"request_id":"req_9","body":' + body + b'},"error":null}\n'
+    )
+    assert (result.line, result.is_ok) == (4, True)
+    assert (result.input_tokens, result.cached_tokens, result.output_tokens) == (5, 2, 7)
+
+
+def test_the_line_of_a_refusal_keeps_the_status() -> None:
+    answer = RowAnswer(status=400, request_id="req_9", body=b'{"error":{"code":"x"}}')
+    result = answered("batch_1", Row(4, "a", b"{}"), answer)
+    assert not result.is_ok
+    line = json.loads(result.content)
+    assert line["response"] == {"status_code": 400, "request_id": "req_9", "body": {"error": {"code": "x"}}}
+    assert line["error"] is None
+
+
+def test_the_line_of_a_row_that_came_too_late() -> None:
+    line = json.loads(expired("batch_1", Row(4, "a", b"{}")).content)
+    assert (line["custom_id"], line["response"], line["error"]["code"]) == ("a", None, "batch_expired")
+
+
+@pytest.mark.parametrize(
+    ("text", "seconds"), [("24h", 86400), ("90m", 5400), ("1h30m", 5400), ("45s", 45), ("720h", 2592000)]
+)
+def test_windows(text: str, seconds: int) -> None:
+    assert window_seconds(text) == seconds
+
+
+@pytest.mark.parametrize("text", ["", "h", "24", "24 h", "-1h", "0h", "721h", "1d", "30m1h", "٣h", "24h\n"])
+def test_what_is_no_window(text: str) -> None:
+    with pytest.raises(InvalidRequest) as refusal:
+        window_seconds(text)
+    assert refusal.value.param == "completion_window"

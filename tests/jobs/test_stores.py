@@ -1,0 +1,333 @@
+"""What is committed, and who may write: on a real SQLite file, and in PostgreSQL's SQL."""
+
+from __future__ import annotations
+
+import io
+import sqlite3
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+from sqlalchemy import Engine, event
+from sqlalchemy.dialects import postgresql
+from sqlalchemy.exc import IntegrityError
+
+from openai_cpu_server.errors import BatchConflict, FileInUse, JobObjectNotFound, StartupError
+from openai_cpu_server.jobs.batch_store import BatchStore
+from openai_cpu_server.jobs.database import Database, open_database
+from openai_cpu_server.jobs.file_store import PART_BYTES, FileStore
+from openai_cpu_server.jobs.lease import has_died, new_holder
+from openai_cpu_server.jobs.ledger import LeaseLost, Ledger
+from openai_cpu_server.jobs.records import (
+    BatchRecord,
+    BatchStatus,
+    FileRecord,
+    LineError,
+    Page,
+    Purpose,
+    RowResult,
+)
+
+
+@pytest.fixture
+def database(tmp_path: Path) -> Iterator[Database]:
+    one = open_database(str(tmp_path / "deep" / "jobs.db"))
+    yield one
+    one.close()
+
+
+def a_file(number: int = 0, owner: str = "", expires_at: int | None = None) -> FileRecord:
+    return FileRecord(
+        id=f"file-{number}",
+        owner=owner,
+        purpose=Purpose.BATCH,
+        filename="a.jsonl",
+        bytes=0,
+        created_at=100,
+        expires_at=expires_at,
+    )
+
+
+def a_batch(number: int = 0, owner: str = "", model: str = "m", file: str = "file-0") -> BatchRecord:
+    return BatchRecord(
+        id=f"batch_{number}",
+        owner=owner,
+        model=model,
+        endpoint="/v1/completions",
+        input_file_id=file,
+        output_id=f"file-out-{number}",
+        error_id=f"file-err-{number}",
+        completion_window="24h",
+        created_at=100,
+        expires_at=1000,
+        metadata={"k": "v"},
+    )
+
+
+def ledger(database: Database) -> Ledger:
+    return Ledger(database, holder=new_holder(), lease_s=30)
+
+
+def begun(database: Database, book: Ledger, number: int = 0) -> BatchRecord:
+    if number == 0:
+        FileStore(database).add(a_file(), io.BytesIO(b"x"))
+    batch = BatchStore(database).create(a_batch(number))
+    assert book.claim(batch, 100)
+    assert book.begin(batch.id, num_rows=3, now_s=101)
+    return batch
+
+
+def result(line: int, *, is_ok: bool = True) -> RowResult:
+    return RowResult(line=line, is_ok=is_ok, content=b"%d\n" % line, output_tokens=2)
+
+
+def content(database: Database, file_id: str) -> bytes:
+    return b"".join(part for _, part in FileStore(database).parts(file_id, 0))
+
+
+def test_a_file_comes_back_as_it_was(database: Database) -> None:
+    files, data = FileStore(database), bytes(range(256)) * 2048
+    assert len(data) > PART_BYTES
+    stored = files.add(a_file(), io.BytesIO(data))
+    assert stored.bytes == len(data)
+    assert files.get("", "file-0", 100) == stored
+    assert content(database, "file-0") == data
+
+
+def test_an_upload_that_breaks_leaves_nothing(database: Database) -> None:
+    class Broken:
+        def __init__(self) -> None:
+            self.reads = 0
+
+        def read(self, size: int, /) -> bytes:
+            self.reads += 1
+            if self.reads == 3:
+                raise OSError("gone")
+            return b"x" * size
+
+    with pytest.raises(OSError, match="gone"):
+        FileStore(database).add(a_file(), Broken())
+    assert content(database, "file-0") == b""
+
+
+def test_expired_files_are_hidden_then_swept_but_not_inputs_in_use(database: Database) -> None:
+    files, batches = FileStore(database), BatchStore(database)
+    for number in (0, 1):
+        files.add(a_file(number, expires_at=200), io.BytesIO(b"x"))
+    batches.create(a_batch())
+    with pytest.raises(JobObjectNotFound):
+        files.get("", "file-1", 200)
+    assert files.page("", Page(limit=9), 200) == ([], False)
+    files.sweep(200)
+    assert content(database, "file-0") == b"x"
+    assert content(database, "file-1") == b""
+
+
+def test_the_input_of_a_batch_cannot_be_deleted_before_its_end(database: Database) -> None:
+    book, files = ledger(database), FileStore(database)
+    batch = begun(database, book)
+    with pytest.raises(FileInUse, match="batch_0"):
+        files.delete("", "file-0", 102)
+    book.finish(batch.id, BatchStatus.EXPIRED, now_s=103)
+    files.delete("", "file-0", 104)
+    assert content(database, "file-0") == b""
+
+
+def test_others_see_nothing(database: Database) -> None:
+    files, batches = FileStore(database), BatchStore(database)
+    files.add(a_file(owner="ann"), io.BytesIO(b"x"))
+    batches.create(a_batch(owner="ann"))
+    for attempt in (
+        lambda: files.get("bob", "file-0", 100),
+        lambda: files.delete("bob", "file-0", 100),
+        lambda: files.page("bob", Page(limit=1, after="file-0"), 100),
+        lambda: batches.get("bob", "batch_0"),
+        lambda: batches.cancel("bob", "batch_0", 100),
+        lambda: batches.page("bob", Page(limit=1, after="batch_0")),
+        lambda: batches.create(a_batch(1, owner="bob")),
+    ):
+        with pytest.raises(JobObjectNotFound):
+            attempt()
+
+
+def test_a_row_ends_once(database: Database) -> None:
+    book = ledger(database)
+    batch = begun(database, book)
+    book.record(batch, [result(1), result(3, is_ok=False)])
+    with pytest.raises(IntegrityError):
+        book.record(batch, [result(2), result(1)])
+    assert book.ended_rows(batch.id) == {1, 3}
+    stored = BatchStore(database).get("", batch.id)
+    assert (stored.completed, stored.failed, stored.output_tokens) == (1, 1, 4)
+
+
+def test_the_output_is_in_the_order_of_the_input(database: Database) -> None:
+    book = ledger(database)
+    batch = begun(database, book)
+    for line in (3, 1, 2):
+        book.record(batch, [result(line)])
+    assert BatchStore(database).get("", batch.id).output_file_id is None
+    assert book.begin_end(batch.id, now_s=102)
+    assert book.finish(batch.id, BatchStatus.COMPLETED, now_s=103) is BatchStatus.COMPLETED
+    stored = BatchStore(database).get("", batch.id)
+    assert (stored.output_file_id, stored.error_file_id, stored.lease_holder) == ("file-out-0", None, None)
+    assert content(database, "file-out-0") == b"1\n2\n3\n"
+    assert FileStore(database).get("", "file-out-0", 103).bytes == 6
+
+
+def test_a_wrong_input_is_kept_with_its_errors(database: Database) -> None:
+    book, batches = ledger(database), BatchStore(database)
+    FileStore(database).add(a_file(), io.BytesIO(b"x"))
+    batch = batches.create(a_batch())
+    book.claim(batch, 100)
+    errors = [LineError("invalid_json_line", "no", None, 3)]
+    book.finish(batch.id, BatchStatus.FAILED, now_s=101, errors=errors)
+    stored = batches.get("", batch.id)
+    assert (stored.status, stored.failed_at, stored.errors) == (BatchStatus.FAILED, 101, errors)
+
+
+def test_one_holds_a_batch(database: Database) -> None:
+    first, second = ledger(database), ledger(database)
+    batch = begun(database, first)
+    assert second.unfinished("m", 110) == []
+    assert not second.claim(batch, 110)
+    first.release(batch.id)
+    (free,) = second.unfinished("m", 110)
+    assert second.claim(free, 110)
+    for write in (
+        lambda: first.record(batch, [result(1)]),
+        lambda: first.begin_end(batch.id, now_s=111),
+        lambda: first.finish(batch.id, BatchStatus.EXPIRED, now_s=111),
+        lambda: first.status(batch.id),
+    ):
+        with pytest.raises(LeaseLost):
+            write()
+    first.release(batch.id)
+    assert first.renew(111) == {}
+    assert second.renew(111) == {batch.id: BatchStatus.IN_PROGRESS}
+    assert second.ended_rows(batch.id) == set()
+
+
+def test_a_lease_runs_out_unless_it_is_renewed(database: Database) -> None:
+    first, second = ledger(database), ledger(database)
+    begun(database, first)
+    first.renew(120)
+    assert second.unfinished("m", 149) == []
+    assert [batch.id for batch in second.unfinished("m", 150)] == ["batch_0"]
+
+
+def test_the_lease_of_a_dead_process_is_free_at_once() -> None:
+    holder = new_holder()
+    assert not has_died(holder)
+    node, pid, started, nonce = holder.split(" ")
+    unused = next(n for n in range(2**22, 1, -1) if not psutil.pid_exists(n))
+    assert has_died(f"{node} {unused} {started} {nonce}")
+    assert has_died(f"{node} {pid} {float(started) - 10:.2f} {nonce}")
+    assert not has_died(f"elsewhere {unused} {started} {nonce}")
+
+
+def test_batches_of_other_models_are_left_alone_until_they_only_have_to_be_ended(database: Database) -> None:
+    book, batches = ledger(database), BatchStore(database)
+    FileStore(database).add(a_file(), io.BytesIO(b"x"))
+    for number in (0, 1):
+        batches.create(a_batch(number, model="other"))
+    assert book.unfinished("m", 110) == []
+    batches.cancel("", "batch_1", 110)
+    assert [batch.id for batch in book.unfinished("m", 110)] == ["batch_1"]
+    assert [batch.id for batch in book.unfinished("m", 1000)] == ["batch_0", "batch_1"]
+
+
+def test_a_cancellation_wins_over_the_end_of_the_work(database: Database) -> None:
+    book, batches = ledger(database), BatchStore(database)
+    batch = begun(database, book)
+    book.record(batch, [result(1)])
+    assert batches.cancel("", batch.id, 102).status is BatchStatus.CANCELLING
+    assert batches.cancel("", batch.id, 105).cancelling_at == 102
+    assert not book.begin_end(batch.id, now_s=103)
+    assert book.finish(batch.id, BatchStatus.EXPIRED, now_s=104) is BatchStatus.CANCELLED
+    assert batches.get("", batch.id).output_file_id == "file-out-0"
+    with pytest.raises(BatchConflict):
+        batches.cancel("", batch.id, 106)
+
+
+def test_states_move_one_way() -> None:
+    assert [status for status in BatchStatus if status.has_ended] == [
+        BatchStatus.FAILED,
+        BatchStatus.COMPLETED,
+        BatchStatus.EXPIRED,
+        BatchStatus.CANCELLED,
+    ]
+    assert not BatchStatus.FINALIZING.may_become(BatchStatus.CANCELLING)
+    assert not BatchStatus.CANCELLING.may_become(BatchStatus.COMPLETED)
+
+
+def test_a_database_of_another_version_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "jobs.db"
+    open_database(str(path)).close()
+    connection = sqlite3.connect(path)
+    connection.execute("UPDATE schema_version SET version = 99")
+    connection.commit()
+    connection.close()
+    with pytest.raises(StartupError, match="of version 99, this program needs 1"):
+        open_database(str(path))
+
+
+@pytest.mark.parametrize(
+    ("where", "said"),
+    [
+        ("mysql://h/d", "mysql is not supported"),
+        ("no url://", "neither a path nor"),
+        ("/proc/nowhere/jobs.db", "cannot open"),
+        # Refused for what is missing, the driver or the server; in either case without the password.
+        ("postgresql://ann:hunter2@127.0.0.1:1/x", "cannot (open the jobs database|use) postgresql"),
+    ],
+)
+def test_a_database_that_cannot_be_had_is_one_line(where: str, said: str) -> None:
+    with pytest.raises(StartupError, match=said) as refusal:
+        open_database(where)
+    assert "\n" not in str(refusal.value)
+    assert "hunter2" not in str(refusal.value)
+
+
+def test_a_file_that_is_no_database(tmp_path: Path) -> None:
+    (tmp_path / "jobs.db").write_bytes(b"not a database" * 100)
+    with pytest.raises(StartupError, match="cannot open"):
+        open_database(str(tmp_path / "jobs.db"))
+
+
+def test_sqlite_syncs_every_commit(database: Database) -> None:
+    with database.read() as connection:
+        assert connection.exec_driver_sql("PRAGMA journal_mode").scalar() == "wal"
+        assert connection.exec_driver_sql("PRAGMA synchronous").scalar() == 2
+
+
+def test_every_statement_is_postgresql_too(database: Database) -> None:
+    """All that the tests of a whole life execute is compiled for the other dialect."""
+    compiled: list[str] = []
+
+    @event.listens_for(Engine, "before_execute")
+    def compile_it(_: object, statement: object, *rest: object) -> None:
+        if hasattr(statement, "compile"):
+            compiled.append(str(statement.compile(dialect=postgresql.dialect())))
+
+    try:
+        book, files = ledger(database), FileStore(database)
+        batch = begun(database, book)
+        book.unfinished("m", 110)
+        book.record(batch, [result(1), result(2, is_ok=False)])
+        book.ended_rows(batch.id)
+        book.renew(111)
+        book.release(batch.id)
+        book.claim(BatchStore(database).get("", batch.id), 112)
+        book.begin_end(batch.id, now_s=113)
+        book.finish(batch.id, BatchStatus.COMPLETED, now_s=114)
+        BatchStore(database).page("", Page(limit=1, after=batch.id))
+        files.page("", Page(limit=1, after="file-0", is_ascending=True), 114, Purpose.BATCH)
+        files.delete("", "file-0", 114)
+        files.sweep(114)
+    finally:
+        event.remove(Engine, "before_execute", compile_it)
+    assert len(compiled) > 25
+    assert any("FOR UPDATE" in sql for sql in compiled)
+    assert any("IS NOT DISTINCT FROM" in sql for sql in compiled)
