@@ -1,0 +1,1 @@
+"""The corpus generator: deterministic, no downloads, no text of other people's."""

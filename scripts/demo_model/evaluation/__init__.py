@@ -1,0 +1,1 @@
+"""How good a trained model is: held-out tasks, answered greedily by the server's own engine, and scored."""

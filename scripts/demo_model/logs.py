@@ -1,0 +1,6 @@
+"""Where a training run writes down how it went, for programs that do without PyTorch."""
+
+from __future__ import annotations
+
+STEPS_LOG, TRIALS_LOG = "steps.jsonl", "trials.jsonl"
+"""One JSON object per line: means of every tenth step; held-out losses."""
