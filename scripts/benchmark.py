@@ -28,6 +28,9 @@ from bench.servers import ServerFailed, our_options
 from bench.workloads import WORKLOADS
 from rich.console import Console
 
+from openai_cpu_server.errors import StartupError
+from openai_cpu_server.model_source import resolve_model
+
 _COMPANY = 0.5
 """Load average before the start from which on somebody else is at work here."""
 
@@ -85,7 +88,11 @@ def _arguments() -> argparse.Namespace:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument(
-        "--model", type=_gguf, metavar="PATH", help="GGUF; default: a random 1 B q4_k_m, made once"
+        "--model",
+        type=_gguf,
+        metavar="MODEL",
+        help="GGUF file, or what else `serve --model` takes, such as demo; "
+        "default: a random 1 B q4_k_m, made once",
     )
     parser.add_argument(
         "--workloads",
@@ -109,10 +116,10 @@ def _default_output() -> Path:
 
 
 def _gguf(text: str) -> Path:
-    path = Path(text).expanduser()
-    if not path.is_file():
-        raise argparse.ArgumentTypeError(f"there is no file {text}")
-    return path
+    try:
+        return resolve_model(text)
+    except StartupError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
 
 
 def _names(text: str) -> list[str]:

@@ -10,24 +10,28 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
+import jsonschema
 import msgspec
 import pytest
+from bench import schemas
 from bench.asking import Ask, ScoredToken, Trace, Usage
-from bench.greedy import Verdict, compare
+from bench.greedy import Verdict, compare, margin_shifts
 from bench.load import Clients, LoadFailed, fixed_arrivals, poisson_arrivals
-from bench.prompts import about, random_tokens
+from bench.prompts import about, random_tokens, random_words
 from bench.report import markdown
 from bench.results import Circumstances, Direction, Figure, Goal, Report, WorkloadResult
 from bench.servers import Variant, missing_options, ours
 from bench.stats import Rounds, percentile, ratio
-from bench.workloads import WORKLOADS, chat, mixed, pool_pressure, prefix
+from bench.workloads import WORKLOADS, chat, json_output, mixed, pool_pressure, prefix
 from bench.workloads.pure_scheduler import PureScheduler
 
 from openai_cpu_server.contract.request import GenerationRequest, Sampling
+from openai_cpu_server.structured import schema_to_gbnf
 from tests.tiny_model import SCRIPTS, tiny_model_path
 
 pytestmark = pytest.mark.thorough
 
+CONSTRAINED = Ask(prompt=(300,), max_tokens=9, schema=schemas.REVIEW)
 ASK = Ask(prompt=(300, 301, 302), max_tokens=2)
 
 
@@ -79,8 +83,51 @@ def test_requests_of_a_round_share_just_what_they_should() -> None:
     assert len({ask.prompt for ask in chat.asks(chat.FULL, 0)}) == 32
 
 
+def test_texts_repeat_by_seed_and_are_of_so_many_words() -> None:
+    text = random_words(50, "a", 1)
+    assert text == random_words(50, "a", 1) != random_words(50, "a", 2)
+    assert len(text.split()) == 50
+
+
+def test_free_requests_have_the_prompts_and_lengths_of_the_constrained_ones() -> None:
+    constrained = json_output.constrained_asks(json_output.FULL, 0)
+    lengths = list(range(50, 66))
+    free = json_output.free_asks(json_output.FULL, 0, lengths)
+    assert [ask.prompt for ask in free] == [ask.prompt for ask in constrained]
+    assert [(ask.schema, ask.max_tokens) for ask in free] == [(None, length) for length in lengths]
+    assert len({str(ask.schema) for ask in constrained}) == 4
+
+
+def test_schemas_are_such_as_the_server_can_enforce() -> None:
+    for schema in schemas.ALL:
+        jsonschema.Draft202012Validator.check_schema(schema)
+        assert schema_to_gbnf(schema)
+
+
+@pytest.mark.parametrize(
+    ("text", "finish_reason", "valid"),
+    [
+        ('{"rating":5,"pros":["a"],"cons":["b"],"summary":"c"}', "stop", True),
+        ('{"rating":6,"pros":["a"],"cons":["b"],"summary":"c"}', "stop", False),
+        ('{"rating":5,"pros":["a"],"cons":["b"],"summary":"c"}', "length", False),
+        ('{"rating":5,"pros":["a"],"cons":["b"],"summ', "stop", False),
+        ("", None, False),
+    ],
+)
+def test_an_answer_is_valid_if_it_is_whole_and_fits(text: str, finish_reason: str, valid: bool) -> None:
+    answer = Trace(CONSTRAINED, 0.0)
+    answer.text, answer.finish_reason = text, finish_reason
+    assert json_output.is_valid(answer) is valid
+
+
 def test_pool_pressure_begins_with_batch_work() -> None:
-    asks, offsets = (make(pool_pressure.FULL) for make in (pool_pressure.asks, pool_pressure.arrivals))
+    prompts = [random_tokens(300, i) for i in range(pool_pressure.FULL.requests)]
+    asks, offsets = (
+        pool_pressure.asks(pool_pressure.FULL, prompts),
+        pool_pressure.arrivals(pool_pressure.FULL),
+    )
+    assert {ask.max_tokens for ask in asks} == {200}
+    assert {ask.max_tokens for ask in pool_pressure.beginnings(asks)} == {32}
     at_once = [ask for ask, offset in zip(asks, offsets, strict=True) if offset == 0]
     assert len(at_once) == 16
     assert {ask.priority for ask in at_once} == {pool_pressure.Priority.BATCH}
@@ -126,13 +173,23 @@ def test_greedy_outputs_are_the_same_nearly_tied_or_different() -> None:
     tied = [token("x", -1.0), token("b", -1.0, a=-1.3), token("q", -1.0)]
     far = [token("x", -1.0), token("b", -1.0, a=-1.9)]
     unknown = [token("x", -1.0), token("c", -1.0)]
-    assert compare(a, a).verdict is Verdict.SAME
-    found = compare(a, tied)
+    assert compare(a, a, near_tie=0.0).verdict is Verdict.SAME
+    found = compare(a, tied, near_tie=0.5)
     assert (found.verdict, found.position) == (Verdict.NEAR_TIE, 1)
     assert found.gap == pytest.approx(0.3), "the larger gap of the two runs"
-    assert compare(a, far).verdict is Verdict.DIFFERENT
-    assert compare(a, unknown).verdict is Verdict.DIFFERENT
-    assert compare(a, a[:2]).verdict is Verdict.DIFFERENT
+    assert compare(a, tied, near_tie=0.2).verdict is Verdict.DIFFERENT
+    for other in (far, unknown, a[:2]):
+        assert compare(a, other, near_tie=0.5).verdict is Verdict.DIFFERENT
+
+
+def test_rounding_is_how_far_the_margin_between_two_candidates_moves() -> None:
+    one = [token("x", -1.0, y=-3.0), token("a", -1.0, b=-1.1), token("p", -1.0, q=-2.0)]
+    other = [token("x", -1.2, y=-3.0), token("b", -1.0, a=-1.3), token("r", -1.0, q=-2.0)]
+    assert list(margin_shifts(one, one)) == [0.0, 0.0, 0.0]
+    assert list(margin_shifts(one, other)) == pytest.approx([0.2, 0.4]), "what follows continues other texts"
+    unknown = [token("x", -1.0, z=-3.0), token("a", -1.0, b=-1.1)]
+    assert list(margin_shifts(one, unknown)) == [0.0], "only the same two candidates compare"
+    assert list(margin_shifts([token("x", -1.0)], one)) == []
 
 
 def test_an_option_that_the_server_has_not_is_named() -> None:
@@ -167,7 +224,7 @@ HEAD = b"HTTP/1.1 200 OK\r\n"
 CHUNKED = HEAD + b"Transfer-Encoding: chunked\r\n\r\n"
 USAGE = (
     b'data: {"choices":[],"usage":{"prompt_tokens":3,"completion_tokens":2,"prompt_tokens_details":'
-    b'{"cached_tokens":1}},"timings":{"preemptions":4,"queue_ms":1.5}}\n\n'
+    b'{"cached_tokens":1}},"timings":{"preemptions":4,"queue_ms":1.5,"forced_tokens":1}}\n\n'
 )
 
 
@@ -186,6 +243,15 @@ async def test_only_chunks_with_content_are_tokens() -> None:
         assert (seen.text, len(seen.chunk_times), seen.is_complete) == ("ab", 2, True)
         assert seen.usage is not None
         assert (seen.output_tokens, seen.usage.cached_tokens, seen.timings.preemptions) == (2, 1, 4)
+
+
+@pytest.mark.anyio
+async def test_an_answer_that_follows_a_schema_has_the_length_that_it_has() -> None:
+    ending = b'data: {"choices":[{"text":"{}","finish_reason":"stop"}]}\n\n' + USAGE + b"data: [DONE]\n\n"
+    async with answering(CHUNKED + chunked(ending)) as clients:
+        seen = await clients.send(CONSTRAINED)
+    clients.check()
+    assert (seen.finish_reason, seen.timings.forced_tokens, seen.output_tokens) == ("stop", 1, 2)
 
 
 @pytest.mark.anyio
@@ -275,6 +341,19 @@ def test_wrong_arguments_are_refused_by_name() -> None:
         assert done.returncode == 2
         assert arguments[0] in done.stderr
     assert all(name in benchmark("--help").stdout for name in WORKLOADS)
+
+
+@pytest.mark.native
+def test_constrained_and_free_answers_are_measured(tmp_path: Path) -> None:
+    model = str(tiny_model_path())
+    done = benchmark("--quick", "--workloads", "json", "--model", model, "--output", str(tmp_path))
+    assert done.returncode == 0, done.stdout + done.stderr
+    report = msgspec.json.decode((tmp_path / "report.json").read_bytes(), type=Report)
+    (result,) = report.results
+    figures = {figure.what: figure.rounds.values[0] for figure in result.figures}
+    assert figures["constrained: valid answers"] == 100
+    assert 0 < figures["forced tokens, of the output"] < 100
+    assert [label for label, _ in result.uses] == ["ours", "ours"]
 
 
 @pytest.mark.native

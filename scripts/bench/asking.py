@@ -15,8 +15,14 @@ class Priority(enum.Enum):
     BATCH = "batch"
 
 
+JsonSchema = dict[str, object]
+
+
 class Ask(msgspec.Struct, frozen=True, kw_only=True):
-    """One streamed completion of `max_tokens` tokens, whatever the model thinks of ending."""
+    """One streamed completion of `max_tokens` tokens, whatever the model thinks of ending.
+
+    With a schema: one that follows it, and ends when it is complete.
+    """
 
     prompt: tuple[int, ...]
     max_tokens: int
@@ -26,6 +32,7 @@ class Ask(msgspec.Struct, frozen=True, kw_only=True):
     priority: Priority | None = None
     logprobs: int | None = None
     """Alternatives beside each token; None: no log-probabilities."""
+    schema: JsonSchema | None = None
 
 
 class PromptDetails(msgspec.Struct, frozen=True):
@@ -49,6 +56,7 @@ class Timings(msgspec.Struct, frozen=True):
     preemptions: int = 0
     interruptions: int = 0
     padded_tokens: int = 0
+    forced_tokens: int = 0
 
 
 class ScoredToken(msgspec.Struct, frozen=True):
@@ -72,6 +80,7 @@ class Trace:
         self.scored: list[ScoredToken] = []
         self.usage: Usage | None = None
         self.timings = Timings()
+        self.finish_reason: str | None = None
         self.error: str | None = None
         self.end: float | None = None
         """When the answer was complete; None: it was not, or not yet."""

@@ -34,6 +34,7 @@ class _Choice(msgspec.Struct, frozen=True):
     text: str | None = None
     delta: _Delta | None = None
     logprobs: _Logprobs | None = None
+    finish_reason: str | None = None
 
     @property
     def content(self) -> str:
@@ -46,7 +47,7 @@ class _Chunk(msgspec.Struct, frozen=True):
     choices: list[_Choice] = []
     usage: Usage | None = None
     timings: Timings | None = None
-    error: msgspec.Raw | None = None
+    error: dict[str, object] | None = None
 
 
 _decode_chunk = msgspec.json.Decoder(_Chunk).decode
@@ -67,10 +68,10 @@ async def stream(port: int, trace: Trace) -> None:
         trace.error = f"{type(error).__name__}: {error}"
 
 
-async def call(port: int, method: str, path: str) -> bytes:
+async def call(port: int, method: str, path: str, sent: bytes = b"") -> bytes:
     """The body of a small request's answer. Raises HttpFailed."""
     try:
-        reader, writer = await _open(port, f"{method} {path}", b"", {})
+        reader, writer = await _open(port, f"{method} {path}", sent, {})
         try:
             head = await _read_head(reader)
             body = b"".join([piece async for piece in _pieces(reader, head)])
@@ -106,25 +107,29 @@ def _body(ask: Ask) -> bytes:
         "max_tokens": ask.max_tokens,
         "seed": ask.seed,
         "temperature": ask.temperature,
-        "ignore_eos": True,
+        "ignore_eos": ask.schema is None,
         "stream": True,
         "stream_options": {"include_usage": True},
     }
     if ask.logprobs is not None:
         body["logprobs"] = ask.logprobs
+    if ask.schema is not None:
+        named = {"name": "answer", "strict": True, "schema": ask.schema}
+        body["response_format"] = {"type": "json_schema", "json_schema": named}
     return msgspec.json.encode(body)
 
 
 def _note(trace: Trace, data: bytes) -> None:
     chunk = _decode_chunk(data)
     if chunk.error is not None:
-        raise HttpFailed(bytes(chunk.error).decode(errors="replace"))
+        raise HttpFailed(str(chunk.error.get("message", chunk.error)))
     trace.usage = chunk.usage or trace.usage
     trace.timings = chunk.timings or trace.timings
     for choice in chunk.choices:
         if choice.content or choice.logprobs:
             trace.chunk_times.append(time.perf_counter())
         trace.text += choice.content
+        trace.finish_reason = choice.finish_reason or trace.finish_reason
         trace.scored += _scored(choice.logprobs)
 
 

@@ -1,9 +1,13 @@
-"""Prompts of exact lengths, made of token ids that every vocabulary has. Equal seeds, equal prompts."""
+"""Prompts of exact lengths, of token ids that every vocabulary has, or of words. Equal seeds: equal ones."""
 
 from __future__ import annotations
 
 import random
+from pathlib import Path
 
+_WORDS = Path(__file__).resolve().parents[1] / "random_model" / "words.txt"
+"""Common English, the most frequent first."""
+_NUM_WORDS = 300
 _FIRST_TOKEN, _LAST_TOKEN = 300, 999
 """Beyond control and byte tokens, within the smallest vocabulary that make_model.py writes."""
 
@@ -17,3 +21,9 @@ def random_tokens(count: int, *seed: object) -> tuple[int, ...]:
 def about(count: int, *seed: object) -> int:
     """A length within 10 % of `count`, at least 1."""
     return max(1, round(count * random.Random(repr(seed)).uniform(0.9, 1.1)))
+
+
+def random_words(count: int, *seed: object) -> str:
+    """Text that every tokenizer makes at least `count` tokens of."""
+    draw = random.Random(repr(seed))
+    return " ".join(draw.choices(_WORDS.read_text(encoding="utf-8").split()[:_NUM_WORDS], k=count))

@@ -8,6 +8,7 @@ from bench.bench import Bench
 from bench.results import WorkloadResult
 from bench.workloads import (
     chat,
+    json_output,
     memory,
     mixed,
     other_cells,
@@ -20,6 +21,7 @@ WORKLOADS: dict[str, Callable[[Bench], WorkloadResult]] = {
     "schedule": schedule.run,
     "memory": memory.run,
     "chat": chat.run,
+    "json": json_output.run,
     "mixed": mixed.run,
     "pool-pressure": pool_pressure.run,
     "prefix": prefix.run,

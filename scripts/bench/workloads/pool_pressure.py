@@ -1,21 +1,37 @@
-"""*pool pressure*: more requests than the KV pool can hold; nobody fails, and nobody's answer changes."""
+"""*pool pressure*: more requests than the KV pool can hold; nobody fails, and nobody's answer changes.
+
+An answer may change where two candidates are so close that rounding decides: by how much rounding moves their
+margin is measured too, with the same prompts in other chunks and in company, in a pool with room for all.
+"""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
-from dataclasses import dataclass
+import statistics
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from itertools import chain
 
-from bench.asking import Ask, Priority, Trace
+import msgspec
+
+from bench.asking import Ask, Priority, ScoredToken, Trace
 from bench.bench import Bench
-from bench.greedy import NEAR_TIE, Comparison, Verdict, compare
-from bench.load import Clients
-from bench.prompts import random_tokens
+from bench.greedy import Comparison, Verdict, compare, margin_shifts
+from bench.load import Clients, LoadFailed
+from bench.prompts import random_words
 from bench.results import Direction, Figure, Goal, WorkloadResult
 from bench.servers import Variant
 from bench.stats import Rounds
+from bench.tokenizer import tokenize
 
-_ALTERNATIVES = 2
+_ALTERNATIVES = 5
+_COMPANY = 8
+_SMALL_CHUNKS = ("--max-seqs", str(_COMPANY), "--prefill-tokens", "48")
+"""Few enough tokens that attention too is computed in another way. (Steps have room for all sequences.)"""
+Answers = dict[tuple[int, ...], list[ScoredToken]]
+"""By their prompts."""
+_MARGIN_TOKENS = 32
+"""Of each answer, to measure rounding by."""
 
 
 @dataclass(frozen=True)
@@ -30,6 +46,25 @@ class Size:
 
 FULL = Size(requests=32, prompt_tokens=300, output_tokens=200, pool_tokens=2048, every_s=2.0)
 QUICK = Size(requests=16, prompt_tokens=150, output_tokens=50, pool_tokens=512, every_s=0.05)
+
+
+@dataclass(frozen=True)
+class Rounding:
+    """What it does to the margin between two candidates' log-probabilities."""
+
+    shifts: list[float] = field(repr=False)
+
+    @property
+    def largest(self) -> float:
+        return max(self.shifts)
+
+    def __str__(self) -> str:
+        median = statistics.median(self.shifts)
+        return (
+            f"the same prompts in chunks of at most 48 tokens, {_COMPANY} at once in a pool with room for "
+            "all: margins between the two best candidates move by up to "
+            f"{self.largest:.3f} (median {median:.3f}, {len(self.shifts)} tokens)"
+        )
 
 
 @dataclass(frozen=True)
@@ -58,15 +93,17 @@ def run(bench: Bench) -> WorkloadResult:
     pool = ("--ctx-size", str(size.pool_tokens))
     bench.say("each request alone")
     with bench.server(Variant.WHOLE, *pool) as server:
-        alone = Clients(server.port)
-        asyncio.run(alone.closed_loop(asks(size), 1))
-    alone.check()
+        asked = asks(size, asyncio.run(prompts(size, server.port)))
+        alone = _answers(server.port, asked, at_once=1)
+    bench.say("their beginnings in other chunks, without pressure")
+    with bench.server(Variant.WHOLE, *roomy(size), *_SMALL_CHUNKS) as server:
+        rounding = _rounding(alone, _answers(server.port, beginnings(asked), at_once=_COMPANY))
 
     def measure(_: int) -> PressureRun:
         with bench.server(Variant.WHOLE, *pool) as server:
             together = Clients(server.port)
-            asyncio.run(together.open_loop(asks(size), arrivals(size)))
-            return _compared(alone, together)
+            asyncio.run(together.open_loop(asked, arrivals(size)))
+            return _compared(alone, together, rounding)
 
     runs = bench.interleaved({Variant.WHOLE: measure})[Variant.WHOLE]
     return WorkloadResult(
@@ -76,22 +113,38 @@ def run(bench: Bench) -> WorkloadResult:
         f"a pool of {size.pool_tokens}",
         goals=_goals(size, runs),
         figures=_figures(runs),
-        notes=_notes(runs),
+        notes=(str(rounding), *_notes(runs, rounding)),
     )
 
 
-def asks(size: Size) -> list[Ask]:
+def roomy(size: Size) -> tuple[str, str]:
+    """A pool in which nobody is ever in the way."""
+    return "--ctx-size", str(2 * _COMPANY * (size.prompt_tokens + size.output_tokens))
+
+
+async def prompts(size: Size, port: int) -> list[tuple[int, ...]]:
+    """Common words, so that a trained model has something to say to them."""
+    texts = [random_words(size.prompt_tokens, "pressure", i) for i in range(size.requests)]
+    return [(await tokenize(port, text))[: size.prompt_tokens] for text in texts]
+
+
+def asks(size: Size, prompts: Sequence[tuple[int, ...]]) -> list[Ask]:
     """The batch half first."""
     return [
         Ask(
-            prompt=random_tokens(size.prompt_tokens, "pressure", i),
+            prompt=prompt,
             max_tokens=size.output_tokens,
             temperature=0,
             priority=Priority.BATCH if i < size.requests // 2 else Priority.INTERACTIVE,
             logprobs=_ALTERNATIVES,
         )
-        for i in range(size.requests)
+        for i, prompt in enumerate(prompts)
     ]
+
+
+def beginnings(asks: Sequence[Ask]) -> list[Ask]:
+    """The same with answers that are just long enough to measure rounding."""
+    return [msgspec.structs.replace(ask, max_tokens=min(ask.max_tokens, _MARGIN_TOKENS)) for ask in asks]
 
 
 def arrivals(size: Size) -> list[float]:
@@ -100,11 +153,29 @@ def arrivals(size: Size) -> list[float]:
     return [max(0.0, size.every_s * (i - half + 1)) for i in range(size.requests)]
 
 
-def _compared(alone: Clients, together: Clients) -> PressureRun:
+def _answers(port: int, asks: Sequence[Ask], *, at_once: int) -> Answers:
+    """Raises LoadFailed."""
+    clients = Clients(port)
+    asyncio.run(clients.closed_loop(asks, at_once))
+    clients.check()
+    return {trace.ask.prompt: trace.scored for trace in clients.traces}
+
+
+def _rounding(one: Answers, other: Answers) -> Rounding:
+    """Raises LoadFailed where no answers have two candidates in common."""
+    shifts = list(chain.from_iterable(margin_shifts(one[prompt], other[prompt]) for prompt in one))
+    if not shifts:
+        raise LoadFailed("the same prompts in other chunks have other candidates throughout")
+    return Rounding(shifts)
+
+
+def _compared(alone: Answers, together: Clients, rounding: Rounding) -> PressureRun:
     """Request by request; those that failed have nothing to compare."""
-    expected = {trace.ask.prompt: trace.scored for trace in alone.traces}
     complete = [trace for trace in together.traces if trace.is_complete]
-    return PressureRun(together.traces, [compare(expected[t.ask.prompt], t.scored) for t in complete])
+    comparisons = [
+        compare(alone[trace.ask.prompt], trace.scored, near_tie=rounding.largest) for trace in complete
+    ]
+    return PressureRun(together.traces, comparisons)
 
 
 def _goals(size: Size, runs: list[PressureRun]) -> tuple[Goal, ...]:
@@ -137,20 +208,20 @@ def _figures(runs: list[PressureRun]) -> tuple[Figure, ...]:
     )
 
 
-def _notes(runs: list[PressureRun]) -> tuple[str, ...]:
+def _notes(runs: list[PressureRun], rounding: Rounding) -> tuple[str, ...]:
     """The exceptions, and what failed."""
     notes = [f"round {n + 1}: {error}" for n, run in enumerate(runs) for error in run.errors]
     for number, run in enumerate(runs):
         exceptions = [c for c in run.comparisons if c.verdict is not Verdict.SAME]
-        notes += [f"round {number + 1}: {_exception(comparison)}" for comparison in exceptions]
+        notes += [f"round {number + 1}: {_exception(comparison, rounding)}" for comparison in exceptions]
     return tuple(notes)
 
 
-def _exception(comparison: Comparison) -> str:
+def _exception(comparison: Comparison, rounding: Rounding) -> str:
     at = f"{comparison.verdict.value} at output token {comparison.position}"
     if comparison.gap is None:
         return f"{at}, the other's choice is not among the best {_ALTERNATIVES}"
-    return f"{at}, candidates {comparison.gap:.3f} apart (near: up to {NEAR_TIE})"
+    return f"{at}, candidates {comparison.gap:.3f} apart (near: up to {rounding.largest:.3f})"
 
 
 def _each(runs: list[PressureRun], figure: Callable[[PressureRun], int]) -> Rounds:

@@ -1,0 +1,83 @@
+#!/usr/bin/env python3
+"""Kills the engine, or the whole server, at random moments, and counts what that has cost.
+
+    .venv/bin/python scripts/chaos.py [--requests 500] [--kills 200]
+    .venv/bin/python scripts/chaos.py --batch [--rows 2000] [--kills 50]
+
+Streams: greedy, once undisturbed and once while the engine is killed (kill -9); every stream must be complete
+and equal to its undisturbed self. Where the two best tokens tie (within 0.05), rounding decides: streams that
+part there are counted apart. Some kills follow another within a second, when an engine still loads.
+Batch: API and engine are killed and the server is started again; every row must be there once.
+The exit code is 1 if anything is lost, doubled, different, or answered with 5xx.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import dataclasses
+import signal
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+from chaos_parts.batch import BatchFigures, run_batch
+from chaos_parts.streams import StreamFigures, run_streams
+
+
+def main() -> int:
+    arguments = _arguments()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # leave no server behind
+    with tempfile.TemporaryDirectory(prefix="chaos-") as folder:
+        figures = _run(arguments, Path(folder))
+    for name, value in dataclasses.asdict(figures).items():
+        print(f"{name:18} {value:.1f}" if isinstance(value, float) else f"{name:18} {value}")
+    print("good" if figures.is_good else "NOT GOOD")
+    return 0 if figures.is_good else 1
+
+
+def _run(arguments: argparse.Namespace, folder: Path) -> StreamFigures | BatchFigures:
+    model = arguments.model or _tiny_model(folder)
+    if arguments.batch:
+        kills = 50 if arguments.kills is None else arguments.kills
+        return run_batch(
+            model, folder, rows=arguments.rows, kills=kills, tokens=arguments.tokens, seed=arguments.seed
+        )
+    return asyncio.run(
+        run_streams(
+            model,
+            folder,
+            requests=arguments.requests,
+            kills=200 if arguments.kills is None else arguments.kills,
+            tokens=arguments.tokens,
+            clients=arguments.clients,
+            seed=arguments.seed,
+        )
+    )
+
+
+def _tiny_model(folder: Path) -> Path:
+    """Random weights: what they say means nothing, but greedily always the same."""
+    path = folder / "tiny.gguf"
+    maker = Path(__file__).parent / "make_model.py"
+    shape = ("--shape", "tiny", "--quant", "f32", "--output", str(path))
+    subprocess.run([sys.executable, str(maker), *shape], check=True)
+    return path
+
+
+def _arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="chaos.py", description=__doc__.partition("\n")[0])
+    parser.add_argument("--batch", action="store_true", help="kill the whole server during a batch")
+    parser.add_argument("--model", type=Path, help="GGUF file (default: a tiny one, made now)")
+    parser.add_argument("--requests", type=int, default=500, help="streams (default %(default)s)")
+    parser.add_argument("--rows", type=int, default=2000, help="of the batch (default %(default)s)")
+    parser.add_argument("--kills", type=int, help="default 200; 50 with --batch")
+    parser.add_argument("--tokens", type=int, default=64, help="of each output (default %(default)s)")
+    parser.add_argument("--clients", type=int, default=16, help="streams at once (default %(default)s)")
+    parser.add_argument("--seed", type=int, default=0, help="of the random moments (default %(default)s)")
+    return parser.parse_args()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

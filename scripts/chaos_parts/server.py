@@ -1,0 +1,84 @@
+"""A server as a process of its own, which can be killed with its engine at any moment."""
+
+from __future__ import annotations
+
+import contextlib
+import re
+import subprocess
+import sys
+import time
+from pathlib import Path
+from types import TracebackType
+
+import httpx
+import psutil
+
+_START_S = 120
+
+
+class Server:
+    """`openai-cpu-server serve` on a port of its own; its log goes to `log`."""
+
+    def __init__(self, model: Path, log: Path, *options: str) -> None:
+        command = [sys.executable, "-m", "openai_cpu_server", "serve", "--port", "0", "--no-calibrate"]
+        command += ["--model", str(model), "--served-model-name", "chaos", "--drain-seconds", "0", *options]
+        self._log = log.open("w")
+        self.log = log
+        self.process = subprocess.Popen(command, stdout=self._log, stderr=subprocess.STDOUT)
+        self.url = ""
+        self.kills = 0
+
+    def __enter__(self) -> Server:
+        port = self._wait_for(r"listening on http://127\.0\.0\.1:(\d+)")
+        self.url = f"http://127.0.0.1:{port}"
+        self._wait_for(r"(ready): ")
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self.process.poll() is None:
+            self.process.terminate()
+            self.process.wait(timeout=60)
+        self._log.close()
+
+    def engine(self) -> psutil.Process | None:
+        """None between two of them."""
+        with contextlib.suppress(psutil.NoSuchProcess):
+            return next(iter(psutil.Process(self.process.pid).children()), None)
+        return None
+
+    def kill_engine(self) -> bool:
+        """False if there is none at the moment."""
+        engine = self.engine()
+        if engine is None:
+            return False
+        with contextlib.suppress(psutil.NoSuchProcess):
+            engine.kill()
+            self.kills += 1
+            return True
+        return False
+
+    def kill_all(self) -> None:
+        engine = self.engine()
+        self.process.kill()
+        self.process.wait()
+        if engine is not None:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                engine.kill()
+
+    def rss_mib(self) -> float:
+        """Of the API process: the engine's is new after every kill."""
+        return float(psutil.Process(self.process.pid).memory_info().rss) / 2**20
+
+    def health(self) -> dict[str, object]:
+        answer: dict[str, object] = httpx.get(self.url + "/health", timeout=30).json()
+        return answer
+
+    def _wait_for(self, pattern: str) -> str:
+        deadline = time.monotonic() + _START_S
+        while time.monotonic() < deadline and self.process.poll() is None:
+            if found := re.search(pattern, self.log.read_text()):
+                return found[1]
+            time.sleep(0.05)
+        raise RuntimeError(f"the server did not start:\n{self.log.read_text()}")

@@ -1,0 +1,207 @@
+"""Streams while the engine is killed again and again: complete, and equal to those of a quiet server."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import random
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import httpx
+
+from chaos_parts.server import Server
+
+_TIE = 0.05
+"""Nearer, in log-probability, two tokens may change places: sums in another batch are rounded otherwise."""
+_AGAIN = 0.2
+"""Share of the kills that hit whatever is there up to a second after another: often an engine that loads."""
+
+
+_BETWEEN = 16
+"""Tokens before the next kill by progress: else the fast ones would all hit engines that still load."""
+
+
+@dataclass
+class Stream:
+    tokens: list[str] = field(default_factory=list)
+    gaps: list[float] = field(default_factory=list)
+    """Log-probability of each token less that of the second best."""
+    reported: int | None = None
+    """Output tokens by the server's own count."""
+    is_done: bool = False
+    status: int = 0
+    error: str | None = None
+
+
+@dataclass
+class StreamFigures:
+    kills: int
+    restarts: int
+    requests: int
+    lost: int
+    """Streams that ended early, with an error, or short of a token."""
+    doubled: int
+    """Streams with more tokens than asked for, or than the server has counted."""
+    different: int
+    """Complete, but with other tokens than undisturbed."""
+    ties: int
+    """Of the others: other tokens after a place where the two best were as good as equal."""
+    status_5xx: int
+    memory_start_mib: float
+    memory_end_mib: float
+    quiet_s: float
+    wall_s: float
+
+    @property
+    def is_good(self) -> bool:
+        return not (self.lost or self.doubled or self.different or self.status_5xx)
+
+
+class Progress:
+    """Output tokens of all streams; wakes the killer at those that were drawn for it."""
+
+    def __init__(self) -> None:
+        self.tokens = 0
+        self._news = asyncio.Event()
+
+    def token(self) -> None:
+        self.tokens += 1
+        self._news.set()
+
+    async def reach(self, tokens: int) -> None:
+        while self.tokens < tokens:
+            self._news.clear()
+            await self._news.wait()
+
+
+async def run_streams(
+    model: Path, folder: Path, *, requests: int, kills: int, tokens: int, clients: int, seed: int
+) -> StreamFigures:
+    chance = random.Random(seed)
+    options = ("--jobs-db", "none", "--max-crashes-per-minute", "1000")
+    with Server(model, folder / "streams.log", *options) as server:
+        began = time.monotonic()
+        quiet = await _all(server, requests, tokens, clients, Progress())
+        quiet_s, start_mib = time.monotonic() - began, server.rss_mib()
+        progress = Progress()
+        killer = asyncio.create_task(_kill(server, kills, requests * tokens, chance, progress))
+        began = time.monotonic()
+        disturbed = await _all(server, requests, tokens, clients, progress)
+        killer.cancel()
+        await asyncio.wait([killer])
+        if not killer.cancelled():
+            killer.result()
+        return StreamFigures(
+            kills=server.kills,
+            restarts=int(str(server.health()["restarts"])),
+            requests=requests,
+            lost=sum(not _is_whole(one, tokens) for one in disturbed),
+            doubled=sum(len(one.tokens) > tokens for one in disturbed),
+            different=sum(_differs(a, b) for a, b in zip(quiet, disturbed, strict=True)),
+            ties=sum(_parts_at_a_tie(a, b) for a, b in zip(quiet, disturbed, strict=True)),
+            status_5xx=sum(one.status >= 500 for one in [*quiet, *disturbed]),
+            memory_start_mib=start_mib,
+            memory_end_mib=server.rss_mib(),
+            quiet_s=quiet_s,
+            wall_s=time.monotonic() - began,
+        )
+
+
+async def _kill(
+    server: Server, kills: int, num_tokens: int, chance: random.Random, progress: Progress
+) -> None:
+    """At tokens drawn from all that will come, and some after a time drawn, whatever the engine does."""
+    num_again = round(_AGAIN * kills)
+    moments = sorted(chance.randrange(num_tokens * 9 // 10) for _ in range(kills - num_again))
+    doubled = set(chance.sample(range(len(moments)), min(num_again, len(moments))))
+    for number, moment in enumerate(moments):
+        await progress.reach(max(moment, progress.tokens + _BETWEEN))
+        await _kill_one(server, chance.uniform(0, 0.05))
+        if number in doubled:
+            await _kill_one(server, chance.uniform(0, 1))
+
+
+async def _kill_one(server: Server, delay_s: float) -> None:
+    await asyncio.sleep(delay_s)
+    while not server.kill_engine():  # noqa: ASYNC110 (what is waited for is another process)
+        await asyncio.sleep(0.01)
+
+
+async def _all(server: Server, requests: int, tokens: int, clients: int, progress: Progress) -> list[Stream]:
+    streams = [Stream() for _ in range(requests)]
+    open_at_once = asyncio.Semaphore(clients)
+    limits = httpx.Limits(max_connections=clients)
+    async with httpx.AsyncClient(base_url=server.url, timeout=300, limits=limits) as client:
+        await asyncio.gather(
+            *(_one(client, n, one, tokens, open_at_once, progress) for n, one in enumerate(streams))
+        )
+    return streams
+
+
+async def _one(
+    client: httpx.AsyncClient,
+    number: int,
+    found: Stream,
+    tokens: int,
+    open_at_once: asyncio.Semaphore,
+    progress: Progress,
+) -> None:
+    body = {
+        "model": "chaos",
+        "prompt": f"Story {number}: " + "once upon a time, " * (number % 7),
+        "max_tokens": tokens,
+        "temperature": 0,
+        "logprobs": 2,
+        "stream": True,
+        "stream_options": {"include_usage": True},
+        "ignore_eos": True,
+    }
+    async with open_at_once:
+        try:
+            async with client.stream("POST", "/v1/completions", json=body) as response:
+                found.status = response.status_code
+                async for line in response.aiter_lines():
+                    _read(line, found, progress)
+        except httpx.HTTPError as error:
+            found.error = repr(error)
+
+
+def _read(line: str, found: Stream, progress: Progress) -> None:
+    if line == "data: [DONE]":
+        found.is_done = True
+    elif line.startswith("event: error"):
+        found.error = line
+    elif line.startswith("data: {"):
+        chunk = json.loads(line.removeprefix("data: "))
+        if chunk.get("usage"):
+            found.reported = chunk["usage"]["completion_tokens"]
+        for choice in chunk.get("choices", ()):
+            _take(choice.get("logprobs"), found, progress)
+
+
+def _take(logprobs: dict[str, list[object]] | None, found: Stream, progress: Progress) -> None:
+    if logprobs is None:
+        return
+    for token, top in zip(logprobs["tokens"], logprobs["top_logprobs"], strict=True):
+        assert isinstance(top, dict)
+        found.tokens.append(str(token))
+        found.gaps.append(max(top.values()) - min(top.values()) if len(top) > 1 else 0.0)
+        progress.token()
+
+
+def _is_whole(one: Stream, tokens: int) -> bool:
+    return one.is_done and one.error is None and one.reported == tokens and len(one.tokens) >= tokens
+
+
+def _parts_at_a_tie(quiet: Stream, disturbed: Stream) -> bool:
+    num = min(len(quiet.tokens), len(disturbed.tokens))
+    return quiet.tokens[:num] != disturbed.tokens[:num] and not _differs(quiet, disturbed)
+
+
+def _differs(quiet: Stream, disturbed: Stream) -> bool:
+    """Where the two first part, neither was near a tie."""
+    pairs = zip(quiet.tokens, disturbed.tokens, strict=False)
+    first = next((i for i, (a, b) in enumerate(pairs) if a != b), None)
+    return first is not None and quiet.gaps[first] >= _TIE

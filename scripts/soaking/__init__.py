@@ -1,0 +1,1 @@
+"""Mixed traffic for hours, and what it does to the server."""
