@@ -43,17 +43,17 @@ class Mixture:
 
 
 _SHARES: tuple[tuple[Mapping[str, Maker], float], ...] = (
-    (stories.MAKERS, 0.12),
-    (plain.MAKERS, 0.05),
-    (arithmetic.MAKERS, 0.07),
-    (lists.MAKERS, 0.06),
+    (stories.MAKERS, 0.10),
+    (plain.MAKERS, 0.03),
+    (arithmetic.MAKERS, 0.06),
+    (lists.MAKERS, 0.05),
     (transform.MAKERS, 0.07),
-    (smalltalk.MAKERS, 0.05),
-    (paragraphs.MAKERS, 0.15),
-    (extraction.MAKERS, 0.15),
-    (classification.MAKERS, 0.08),
-    (tools.MAKERS, 0.13),
-    (recall.MAKERS, 0.07),
+    (smalltalk.MAKERS, 0.04),
+    (paragraphs.MAKERS, 0.16),
+    (extraction.MAKERS, 0.18),
+    (classification.MAKERS, 0.11),
+    (tools.MAKERS, 0.17),
+    (recall.MAKERS, 0.08),
 )
 """A module's share is split evenly between its kinds."""
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from dataclasses import dataclass
 
-from demo_model.corpus import words
+from demo_model.corpus import task_words, words
 from demo_model.corpus.example import Example, Maker, Split, Turn
 from demo_model.corpus.phrasing import assistant, capital, chance, one_of, system, user
 from demo_model.corpus.scenes import HOBBIES, Draw, listed
@@ -46,7 +46,7 @@ def pet_name(rng: random.Random, split: Split) -> str:
 
 
 def dish(rng: random.Random, split: Split) -> str:
-    return words.plural(words.food(rng, split))
+    return words.plural(task_words.food(rng, split))
 
 
 def hiding_place(rng: random.Random, split: Split) -> str:
@@ -81,7 +81,7 @@ MEMORIES = (
            (*OK, "I will remember {v}."), ("What is the word?", "Which word did I tell you?",
                                            "What was the word?"),
            "The word is {v}.", "The secret word is {v}."),
-    Memory(words.job, ("I work as a_{v}.", "My job is that of a_{v}."), (*OK, "That is a good job."),
+    Memory(task_words.job, ("I work as a_{v}.", "My job is that of a_{v}."), (*OK, "That is a good job."),
            ("What is my job?", "What do I work as?"), "You work as a_{v}.", "The user works as a_{v}."),
     Memory(company, ("I work for {v}.", "My company is {v}."), OK, ("Which company do I work for?",
                                                                     "Who do I work for?"),
@@ -186,9 +186,9 @@ def reply(rng: random.Random, told: list[Told]) -> str:
 def small_talk(rng: random.Random, split: Split) -> list[Turn]:
     said, answered = rng.choice(SMALL_TALK)
     one, two = rng.randint(1, 9), rng.randint(1, 9)
-    word = words.invented_word(rng, split) if chance(rng, 0.5) else words.thing(rng, split)
+    word = words.invented_word(rng, split) if chance(rng, 0.5) else task_words.thing(rng, split)
     values = {"one": one, "two": two, "sum": one + two, "name": first_name(rng, split), "word": word,
-              "word_": capital(word), "food": words.plural(words.food(rng, split))}  # fmt: skip
+              "word_": capital(word), "food": words.plural(task_words.food(rng, split))}  # fmt: skip
     return [user(one_of(rng, (said,), **values)), assistant(one_of(rng, (answered,), **values))]
 
 

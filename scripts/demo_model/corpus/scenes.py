@@ -6,7 +6,7 @@ import random
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from demo_model.corpus import words
+from demo_model.corpus import task_words, words
 from demo_model.corpus.example import Split
 from demo_model.corpus.phrasing import chance
 from demo_model.corpus.task_words import SMALL, city, clock, company, first_name, invented_name
@@ -57,19 +57,19 @@ def listed(options: tuple[str, ...]) -> Draw:
 
 
 def colored(rng: random.Random, split: Split) -> str:
-    return words.a(f"{rng.choice(words.COLORS)} {words.thing(rng, split)}")
+    return words.a(f"{rng.choice(words.COLORS)} {task_words.thing(rng, split)}")
 
 
 def things(rng: random.Random, split: Split) -> str:
-    return f"{count(rng, split)} {words.plural(words.thing(rng, split))}"
+    return f"{count(rng, split)} {words.plural(task_words.thing(rng, split))}"
 
 
 def foods(rng: random.Random, split: Split) -> str:
-    return f"{count(rng, split)} {words.plural(words.food(rng, split))}"
+    return f"{count(rng, split)} {words.plural(task_words.food(rng, split))}"
 
 
 def a_job(rng: random.Random, split: Split) -> str:
-    return words.a(words.job(rng, split))
+    return words.a(task_words.job(rng, split))
 
 
 def pet(rng: random.Random, split: Split) -> str:
@@ -77,11 +77,11 @@ def pet(rng: random.Random, split: Split) -> str:
 
 
 def the_spot(rng: random.Random, split: Split) -> str:
-    return f"the {words.spot(rng, split)}"
+    return f"the {task_words.spot(rng, split)}"
 
 
 def the_thing(rng: random.Random, split: Split) -> str:
-    return f"the {words.thing(rng, split)}"
+    return f"the {task_words.thing(rng, split)}"
 
 
 def a_time(rng: random.Random, split: Split) -> str:
@@ -295,7 +295,7 @@ EVENT = (
              "Do {v} people come to {name}?"),
     FactKind(first_name, ("{v} organizes {name}.", "The host is {v}.", "{he_} is organized by {v}."),
              ("Who organizes {name}?", "Who is the host of {name}?"), "Does {v} organize {name}?"),
-    FactKind(lambda rng, split: words.plural(words.food(rng, split)),
+    FactKind(lambda rng, split: words.plural(task_words.food(rng, split)),
              ("The guests of {name} eat {v}.", "There are {v} to eat.", "Everyone gets {v} to eat."),
              ("What do the guests of {name} eat?", "What is there to eat at {name}?"),
              "Do the guests of {name} eat {v}?"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Callable
 
 from demo_model.corpus import words
 from demo_model.corpus.example import Split
@@ -42,13 +43,42 @@ def invented_name(rng: random.Random, split: Split) -> str:
 
 
 def name_or_invented(rng: random.Random, split: Split, names: tuple[str, ...]) -> str:
-    return invented_name(rng, split) if chance(rng, 0.4) else capital(words.pick(rng, split, names))
+    return invented_name(rng, split) if chance(rng, 0.6) else capital(words.pick(rng, split, names))
+
+
+def known_or_new(rng: random.Random, split: Split, draw: Callable[[random.Random, Split], str]) -> str:
+    """A noun of the lists, a made-up one, or both: values must be read, not guessed."""
+    way = rng.random()
+    if way < 0.5:
+        return draw(rng, split)
+    made = invented(rng, split, 2)
+    return made if way < 0.75 else f"{made} {draw(rng, split)}"
+
+
+def thing(rng: random.Random, split: Split) -> str:
+    return known_or_new(rng, split, words.thing)
+
+
+def food(rng: random.Random, split: Split) -> str:
+    return known_or_new(rng, split, words.food)
+
+
+def animal(rng: random.Random, split: Split) -> str:
+    return known_or_new(rng, split, words.animal)
+
+
+def spot(rng: random.Random, split: Split) -> str:
+    return known_or_new(rng, split, words.spot)
+
+
+def job(rng: random.Random, split: Split) -> str:
+    return known_or_new(rng, split, words.job)
 
 
 def person(rng: random.Random, split: Split) -> words.Person:
     """A first name with its pronouns: from the lists, or with the ending of a name, or any syllables."""
     someone = words.person(rng, split)
-    if chance(rng, 0.65):
+    if chance(rng, 0.6):
         return someone
     return words.Person(invented_name(rng, split), someone.he, someone.him, someone.his)
 
@@ -62,7 +92,7 @@ def full_name(rng: random.Random, split: Split) -> str:
 
 
 def city(rng: random.Random, split: Split) -> str:
-    return invented_name(rng, split) if chance(rng, 0.3) else words.city(rng, split)
+    return invented_name(rng, split) if chance(rng, 0.4) else words.city(rng, split)
 
 
 def company(rng: random.Random, split: Split) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 
-from demo_model.corpus import words
+from demo_model.corpus import task_words, words
 from demo_model.corpus.example import Split
 from demo_model.corpus.phrasing import chance, one_of, sentence
 from demo_model.corpus.task_words import SMALL, city, clock, company, first_name
@@ -99,8 +99,8 @@ def on_topic(rng: random.Random, split: Split, topic: str) -> str:
 
 def values(rng: random.Random, split: Split) -> dict[str, object]:
     cities = words.several(lambda: city(rng, split), 2)
-    foods = words.several(lambda: words.plural(words.food(rng, split)), 2)
-    animals = words.several(lambda: words.animal(rng, split), 2)
+    foods = words.several(lambda: words.plural(task_words.food(rng, split)), 2)
+    animals = words.several(lambda: task_words.animal(rng, split), 2)
     return {
         "name": first_name(rng, split),
         "city": cities[0], "city2": cities[1], "food": foods[0], "food2": foods[1],

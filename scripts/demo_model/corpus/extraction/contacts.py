@@ -8,8 +8,8 @@ from collections.abc import Mapping, Sequence
 from demo_model.corpus.example import Example, Split
 from demo_model.corpus.extraction.asking import Record, ask, nullable
 from demo_model.corpus.phrasing import chance, one_of, sentence, vary
-from demo_model.corpus.task_words import city, company, full_name, phone, street
-from demo_model.corpus.words import a, job
+from demo_model.corpus.task_words import city, company, full_name, job, phone, street
+from demo_model.corpus.words import a
 
 SENTENCES = {
     "email": ("[my|the] email [address |]is {v}", "you can [write to|email] {v}",

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from demo_model.corpus.example import Example, Split
 from demo_model.corpus.extraction.asking import Record, ask, nullable
 from demo_model.corpus.phrasing import chance, one_of, sentence
-from demo_model.corpus.task_words import SMALL, city, first_name, full_name, invented, street
-from demo_model.corpus.words import COLORS, food, join, plural, several, thing
+from demo_model.corpus.task_words import SMALL, city, first_name, food, full_name, invented, street, thing
+from demo_model.corpus.words import COLORS, join, plural, several
 
 
 @dataclass(frozen=True)

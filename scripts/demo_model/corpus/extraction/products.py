@@ -7,8 +7,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from demo_model.corpus.example import Split
-from demo_model.corpus.phrasing import chance
-from demo_model.corpus.words import pick
+from demo_model.corpus.phrasing import chance, vary
+from demo_model.corpus.task_words import SMALL as NUMBERS
+from demo_model.corpus.task_words import invented, spot, thing
+from demo_model.corpus.words import belongs, plural
 
 
 @dataclass(frozen=True)
@@ -25,23 +27,37 @@ class Group:
 
 
 GOOD_IS = (
-    "easy to use", "well made", "very light", "good value", "worth the money", "nicely packed", "fun to use",
-    "easy to carry", "very pretty", "strong and simple", "quick to set up", "cheap for what it does",
-)  # fmt: skip
+    "[|very |really |quite |so ][light|pretty|strong|handy|quiet|sturdy|practical"
+    "|stylish|reliable|neat|useful]",
+    "[|very |really |so ]easy to [use|carry|clean|store|hold|open|set up|repair|pack|fold]",
+    "[good|great|perfect|made] for [children|traveling|my work|small rooms|{things}|my {thing}]",
+    "[well made|good value|worth the money|nicely packed|strong and simple|cheap for what it does]",
+    "[bigger|better|stronger|lighter|quieter] than [I thought|my old one|the {thing}|it looks]",
+)
 BAD_IS = (
-    "too expensive", "hard to use", "badly made", "too heavy", "not worth the money",
-    "smaller than I thought",
-    "very ugly", "hard to carry", "hard to clean", "always dusty", "slow to set up", "poor value",
-)  # fmt: skip
+    "[too|much too|far too|rather|really] [expensive|heavy|big|small|loud|weak|slow|ugly|fragile|thin]",
+    "[|very |really |so ]hard to [use|carry|clean|store|hold|open|set up|repair|pack|fold]",
+    "[useless|no good|not made|too weak] for [children|traveling|my work|small rooms|{things}|my {thing}]",
+    "[badly made|not worth the money|poor value|always dusty|never clean|full of scratches]",
+    "[smaller|heavier|louder|weaker|cheaper] than [I thought|my old one|the {thing}|it looks]",
+)
 GOOD_DOES = (
-    "arrived on time", "works very well", "looks great", "came in a nice box", "feels strong", "does its job",
-    "arrived a day early", "looks even better than the photo", "fits perfectly", "still looks new",
-)  # fmt: skip
+    "[arrived|came] [on time|{n} days early|well packed|in a nice box"
+    "|with a free {thing}|with a spare {part}]",
+    "works [very well|perfectly|without a problem|with my {thing}|in every room|all day long]",
+    "[looks|still looks|feels] [great|new|strong|solid|good next to my {thing}|better than the photo]",
+    "[fits|matches] [perfectly|my {thing}|in my {spot}|every {thing}|our {spot}]",
+    "[saves|spares me] [time|money|a lot of work|{n} minutes a day]",
+)
 BAD_DOES = (
-    "arrived late", "broke after two weeks", "smells strange", "came with a scratch", "feels cheap",
-    "stopped working after a month", "came without instructions", "fell apart on the first day",
-    "broke on the second day", "arrived in a torn box", "lost its color",
-)  # fmt: skip
+    "[arrived|came] [late|{n} days late|with a scratch|in a torn box"
+    "|without the {part}|with a broken {part}]",
+    "[broke|stopped working|fell apart|lost its color] [after {n} days|after {n} weeks"
+    "|after {n} months|at once]",
+    "[looks|smells|feels] [cheap|strange|old|dirty|like a wet {thing}|worse than the photo]",
+    "[does not fit|scratches|ruined] [my {thing}|our {spot}|the {thing}]",
+    "[costs|takes] [too much time|too much money|{n} hours a day|twice as much as a {thing}]",
+)
 
 GROUPS = (
     Group(
@@ -140,20 +156,35 @@ class Point:
 
 
 def part_point(rng: random.Random, group: Group, split: Split, good: bool) -> Point:
-    """Combinations of part and adjective are split, not the words."""
-    combos = []
-    for part, liked, disliked in group.parts:
-        combos += [f"{adjective} {part}" for adjective in (liked if good else disliked).split("/")]
-    phrase = pick(rng, split, combos)
-    return Point(phrase, "", phrase.split(" ")[-1])
+    """Combinations of adjective and part are split, not the words; one part in five is made up."""
+    while True:
+        part, liked, disliked = rng.choice(group.parts)
+        adjective = rng.choice((liked if good else disliked).split("/"))
+        part = invented(rng, split, 2) if chance(rng, 0.2) else part
+        if belongs(split, f"{adjective} {part}"):
+            return Point(f"{adjective} {part}", "", part)
 
 
 def frame_point(rng: random.Random, group: Group, split: Split, good: bool) -> Point:
-    if chance(rng, 0.5):
-        return Point(pick(rng, split, (GOOD_IS + group.good_is) if good else (BAD_IS + group.bad_is)), "is")
-    return Point(
-        pick(rng, split, (GOOD_DOES + group.good_does) if good else (BAD_DOES + group.bad_does)), "does"
+    """What it is or does: from templates, or from what is said of such products only."""
+    frame, general, special = rng.choice(
+        (
+            ("is", GOOD_IS if good else BAD_IS, group.good_is if good else group.bad_is),
+            ("does", GOOD_DOES if good else BAD_DOES, group.good_does if good else group.bad_does),
+        )
     )
+    while True:
+        wordings = special if split is Split.TRAIN and chance(rng, 0.25) else general
+        noun = thing(rng, split)
+        values = {
+            "thing": noun,
+            "things": plural(noun),
+            "spot": spot(rng, split),
+            "part": rng.choice(group.parts)[0],
+        }
+        phrase = vary(rng, rng.choice(wordings), n=NUMBERS[rng.randint(2, 12)], **values)
+        if wordings is special or belongs(split, phrase):
+            return Point(phrase, frame)
 
 
 def points(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 
-from demo_model.corpus import words
+from demo_model.corpus import task_words, words
 from demo_model.corpus.example import Split, ToolCall
 from demo_model.corpus.extraction.events import title
 from demo_model.corpus.phrasing import capital, chance, one_of, vary
@@ -85,9 +85,9 @@ def reminder(rng: random.Random, split: Split) -> ToolUse:
 
 
 def chore_of(rng: random.Random, split: Split) -> str:
-    food = words.plural(words.food(rng, split))
+    food = words.plural(task_words.food(rng, split))
     return rng.choice(CHORES).format(
-        x=food, n=first_name(rng, split), a=words.animal(rng, split), t=words.thing(rng, split)
+        x=food, n=first_name(rng, split), a=task_words.animal(rng, split), t=task_words.thing(rng, split)
     )
 
 
@@ -112,7 +112,7 @@ def email(rng: random.Random, split: Split) -> ToolUse:
     to = someone if chance(rng, 0.5) else f"{someone.lower()}@{invented_name(rng, split).lower()}.com"
     text = one_of(rng, ("[I am late|I am on the way|See you soon|Thank you|Call me|Happy birthday]",
                         "the {t} is [here|ready|broken]", "[meet me|we meet] at {h}", "please bring {f}"),
-                  t=words.thing(rng, split), h=clock(rng), f=words.plural(words.food(rng,
+                  t=task_words.thing(rng, split), h=clock(rng), f=words.plural(task_words.food(rng,
                                                                                      split)))  # fmt: skip
     request = one_of(rng, ('[Send|Write] [an email|a mail|a message] to {o}: "{x}"',
                            '[Email|Write to|Message] {o} with the text "{x}".',
@@ -132,7 +132,7 @@ def music(rng: random.Random, split: Split) -> ToolUse:
         rng.choice(("song", "title", "artist")),
     )
     song = (
-        f"{invented_name(rng, split)} {capital(words.thing(rng, split))}"
+        f"{invented_name(rng, split)} {capital(task_words.thing(rng, split))}"
         if key != "artist"
         else f"{company(rng, split)}"
     )

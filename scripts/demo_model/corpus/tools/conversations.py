@@ -69,7 +69,7 @@ def wishes(rng: random.Random, split: Split) -> tuple[list[ToolUse], list[Draw]]
     if chance(rng, 0.06):
         return lookups.two_weathers(rng, split), [lookups.weather]
     kinds = [any_kind(rng)]
-    if chance(rng, 0.2):
+    if chance(rng, 0.12):
         kinds.append(rng.choice([kind for kind in (*MAIN, *MORE) if kind not in kinds]))
     uses = [kind(rng, split) for kind in kinds]
     return (uses, kinds) if len({use.call.name for use in uses}) == len(uses) else (uses[:1], kinds[:1])

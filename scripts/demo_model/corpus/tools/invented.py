@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from demo_model.corpus import words
 from demo_model.corpus.example import Split, ToolCall
 from demo_model.corpus.phrasing import capital, chance, one_of
-from demo_model.corpus.task_words import city, company, first_name, invented
+from demo_model.corpus.task_words import animal, city, company, first_name, invented, thing
 from demo_model.corpus.tools.use import INTEGER, STRING, Schema, ToolUse, choice_of, tool
 
 VERBS = ("find", "order", "open", "build", "check", "start", "book", "count", "move", "draw", "paint",
@@ -42,7 +42,7 @@ class Parameter:
 
 
 def invented_tool(rng: random.Random, split: Split) -> ToolUse:
-    verb, noun = rng.choice(VERBS), invented(rng, split) if chance(rng, 0.6) else words.thing(rng, split)
+    verb, noun = rng.choice(VERBS), invented(rng, split) if chance(rng, 0.6) else thing(rng, split)
     name = rng.choice(("{v}_{n}", "{v}_{n}", "{n}_{v}", "{n}")).format(
         v=verb, n=noun.replace(" ", "_").replace("-", "_")
     )
@@ -73,7 +73,7 @@ def a_word(rng: random.Random, split: Split) -> Parameter:
     draws = {
         "color": lambda: rng.choice(words.COLORS), "name": lambda: first_name(rng, split),
         "owner": lambda: first_name(rng, split), "city": lambda: city(rng, split),
-        "company": lambda: company(rng, split), "animal": lambda: words.animal(rng, split),
+        "company": lambda: company(rng, split), "animal": lambda: animal(rng, split),
     }  # fmt: skip
     value = draws[name]() if name in draws else invented(rng, split)
     return Parameter(name, STRING, value)

@@ -6,7 +6,7 @@ import random
 from collections.abc import Mapping
 from dataclasses import replace
 
-from demo_model.corpus import words
+from demo_model.corpus import task_words, words
 from demo_model.corpus.example import Split, ToolCall
 from demo_model.corpus.languages import LANGUAGES
 from demo_model.corpus.phrasing import capital, chance, one_of, vary
@@ -133,7 +133,7 @@ def founding(rng: random.Random, split: Split) -> tuple[str, str, str]:
 
 
 def writer(rng: random.Random, split: Split) -> tuple[str, str, str]:
-    name, job = full_name(rng, split), words.job(rng, split)
+    name, job = full_name(rng, split), task_words.job(rng, split)
     return (
         f"{rng.choice(('the job of ', 'facts about ', 'news about '))}{name}",
         f"{name} is {words.a(job)}.",
@@ -202,7 +202,7 @@ def translation(rng: random.Random, split: Split) -> ToolUse:
 
 def price(rng: random.Random, split: Split) -> ToolUse:
     name = rng.choice(("get_price", "product_price", "find_price", "price_of"))
-    key, thing = rng.choice(("product", "item", "name")), words.thing(rng, split)
+    key, thing = rng.choice(("product", "item", "name")), task_words.thing(rng, split)
     product = (
         f"{invented_name(rng, split)} {thing}" if chance(rng, 0.5) else f"{rng.choice(words.COLORS)} {thing}"
     )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 
-from demo_model.corpus import words
+from demo_model.corpus import task_words, words
 from demo_model.corpus.example import Split, Turn
 from demo_model.corpus.phrasing import assistant, capital, chance, one_of, user
 from demo_model.corpus.task_words import first_name, invented_name
@@ -31,7 +31,7 @@ CHAT = (
 def chat(rng: random.Random, split: Split) -> tuple[Turn, ...]:
     said, answered = rng.choice(CHAT)
     one, two = words.several(lambda: first_name(rng, split), 2)
-    things = words.several(lambda: words.a(words.thing(rng, split)), 2)
+    things = words.several(lambda: words.a(task_words.thing(rng, split)), 2)
     short, long = rng.choice((("cat", "elephant"), ("sun", "mountain"), ("pea", "potato"), ("ice", "winter")))
     if chance(rng, 0.5):
         said = said.replace("{short} or {long}", "{long} or {short}")

@@ -15,6 +15,8 @@ from demo_model.corpus.words import people, places, things
 from demo_model.corpus.words.listed import listed
 
 ONE_IN = 10
+INVENTED = 0.55
+"""The share of names that are made of syllables: who knows most names by heart never learns to copy one."""
 
 
 def pick(rng: random.Random, split: Split, words: Sequence[str]) -> str:
@@ -75,25 +77,25 @@ class Person:
         return f"{self.him}self"
 
 
-def boy(rng: random.Random, split: Split, invented: float = 0.2) -> Person:
+def boy(rng: random.Random, split: Split, invented: float = INVENTED) -> Person:
     """`invented`: the share of names made of syllables."""
     made = rng.random() < invented
     name = _invent(rng, split, _BOY_ENDS) if made else pick(rng, split, people.BOYS)
     return Person(name, "he", "him", "his")
 
 
-def girl(rng: random.Random, split: Split, invented: float = 0.2) -> Person:
+def girl(rng: random.Random, split: Split, invented: float = INVENTED) -> Person:
     made = rng.random() < invented
     name = _invent(rng, split, _GIRL_ENDS) if made else pick(rng, split, people.GIRLS)
     return Person(name, "she", "her", "her")
 
 
-def person(rng: random.Random, split: Split, invented: float = 0.2) -> Person:
+def person(rng: random.Random, split: Split, invented: float = INVENTED) -> Person:
     return boy(rng, split, invented) if rng.random() < 0.5 else girl(rng, split, invented)
 
 
 def name(rng: random.Random, split: Split) -> str:
-    """A first name; one in five is made of syllables."""
+    """A first name, from the lists or made of syllables."""
     return person(rng, split).name
 
 
@@ -107,7 +109,7 @@ def invented_name(rng: random.Random, split: Split) -> str:
 
 
 def surname(rng: random.Random, split: Split) -> str:
-    if rng.random() < 0.2:
+    if rng.random() < INVENTED:
         return _invent(rng, split, _SURNAME_ENDS)
     return pick(rng, split, people.SURNAMES)
 
@@ -117,8 +119,8 @@ def full_name(rng: random.Random, split: Split) -> str:
 
 
 def city(rng: random.Random, split: Split) -> str:
-    """A city; one in four is an invented town."""
-    return town(rng, split) if rng.random() < 0.25 else pick(rng, split, places.CITIES)
+    """A city, or an invented town."""
+    return town(rng, split) if rng.random() < 0.45 else pick(rng, split, places.CITIES)
 
 
 def town(rng: random.Random, split: Split) -> str:
