@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Callable
 
 from openai_cpu_server.structured.array_shape import ArrayShape, Need
@@ -11,8 +12,8 @@ from openai_cpu_server.structured.goals import Goal, join
 from openai_cpu_server.structured.grammar import Grammar
 from openai_cpu_server.structured.punctuation import Punctuation
 
-_MOST_IN_ANY_ORDER = 6
-"""Values of which every order is allowed where they must differ: every subset of them is a rule."""
+_MOST_SUBSETS = 260
+"""Of values that must differ, where every order of them is allowed: every subset of them is a rule."""
 
 
 _MOST_NEEDS = 3
@@ -128,7 +129,7 @@ class Arrays:
         most = len(values) if shape.high is None else min(shape.high, len(values))
         if most < shape.low:
             return NOTHING
-        if len(values) > _MOST_IN_ANY_ORDER:
+        if sum(math.comb(len(values), n) for n in range(most + 1)) > _MOST_SUBSETS:
             return self._in_given_order(values, shape.low, most, hint)
         return self._in_any_order(values, shape.low, most, hint)
 

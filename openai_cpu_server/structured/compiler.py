@@ -14,7 +14,7 @@ from openai_cpu_server.structured.lexemes import Lexemes
 from openai_cpu_server.structured.names import Names
 from openai_cpu_server.structured.nodes import Kind, PropertyCount, Scalars
 from openai_cpu_server.structured.normalise import Normaliser
-from openai_cpu_server.structured.number_facts import Numbers
+from openai_cpu_server.structured.number_facts import Numbers, few_integers
 from openai_cpu_server.structured.numbers import INTEGER, NUMBER
 from openai_cpu_server.structured.object_shape import ObjectShape, ObjectShapes
 from openai_cpu_server.structured.objects import Objects
@@ -157,6 +157,8 @@ class _Compiler:
             return [Text("null")]
         if kind is Kind.BOOLEAN:
             return [Text("true" if b else "false") for b in _booleans(branch)]
+        if kind is Kind.NUMBER and (integers := few_integers(branch, _MOST_LISTED)) is not None:
+            return [Text(str(x)) for x in integers]
         if not any(isinstance(f.node, Scalars) and f.is_true for f in branch):
             return None if self._is_possible(branch, kind) else []
         if kind is Kind.STRING:

@@ -1,18 +1,27 @@
-"""The formats that are enforced, as patterns. Others are annotations, as the standard says."""
+"""The formats that are enforced, as patterns. Others are annotations, as the standard says.
+
+Where a standard allows what common readers (Python's, pydantic's) cannot read, they are narrower than it.
+"""
 
 from __future__ import annotations
 
 _DAYS_31 = r"(?:0[13578]|1[02])-(?:0[1-9]|[12]\d|3[01])"
 _DAYS_30 = r"(?:0[469]|11)-(?:0[1-9]|[12]\d|30)"
 _FEBRUARY = r"02-(?:0[1-9]|1\d|2[0-8])"
-_LEAP_YEAR = r"(?:\d\d(?:0[48]|[2468][048]|[13579][26])|(?:[02468][048]|[13579][26])00)"
-_DATE = rf"(?:\d{{4}}-(?:{_DAYS_31}|{_DAYS_30}|{_FEBRUARY})|{_LEAP_YEAR}-02-29)"
+_YEAR = r"(?:[1-9]\d{3}|0[1-9]\d\d|00[1-9]\d|000[1-9])"
+"""RFC 3339 has a year 0000, which Python's dates have not."""
+_FOURTH = r"(?:0[48]|[2468][048]|[13579][26])"
+_LEAP_YEAR = rf"(?:\d\d{_FOURTH}|{_FOURTH}00)"
+_DATE = rf"(?:{_YEAR}-(?:{_DAYS_31}|{_DAYS_30}|{_FEBRUARY})|{_LEAP_YEAR}-02-29)"
 _HOUR, _SIXTY = r"(?:[01]\d|2[0-3])", r"[0-5]\d"
-_TIME = rf"{_HOUR}:{_SIXTY}:{_SIXTY}(?:\.\d+)?(?:[zZ]|[+-]{_HOUR}:{_SIXTY})"
+_TIME = rf"{_HOUR}:{_SIXTY}:{_SIXTY}(?:\.\d{{1,9}})?(?:Z|[+-]{_HOUR}:{_SIXTY})"
+"""No leap seconds, nothing below a nanosecond, and capital letters, as RFC 3339 asks of who writes."""
 
-_CLOCK = r"T(?:\d+H(?:\d+M(?:\d+S)?)?|\d+M(?:\d+S)?|\d+S)"
-_CALENDAR = r"(?:\d+Y(?:\d+M(?:\d+D)?)?|\d+M(?:\d+D)?|\d+D)"
-_DURATION = rf"P(?:{_CALENDAR}(?:{_CLOCK})?|{_CLOCK}|\d+W)"
+_CLOCK = r"T(?:\d{1,6}H(?:\d{1,6}M(?:\d{1,6}S)?)?|\d{1,7}M(?:\d{1,7}S)?|\d{1,9}S)"
+"""Less than 2**32 seconds."""
+_CALENDAR = r"(?:\d{1,6}Y(?:\d{1,7}M(?:\d{1,8}D)?)?|\d{1,7}M(?:\d{1,8}D)?|\d{1,8}D)"
+"""Less than a billion days, as Python's durations."""
+_DURATION = rf"P(?:{_CALENDAR}(?:{_CLOCK})?|{_CLOCK}|\d{{1,8}}W)"
 
 
 def _label(longest: int) -> str:
@@ -54,22 +63,31 @@ _IPV6 = (
 _PERCENT = r"%[0-9A-Fa-f]{2}"
 _UNRESERVED = r"A-Za-z0-9._~!$&'()*+,;=\-"
 _PCHAR = rf"(?:[{_UNRESERVED}:@]|{_PERCENT})"
-_HOST = rf"(?:\[{_IPV6}\]|\[[vV][0-9A-Fa-f]+\.[{_UNRESERVED}:]+\]|(?:[{_UNRESERVED}]|{_PERCENT})*)"
-_AUTHORITY = rf"(?:(?:[{_UNRESERVED}:]|{_PERCENT})*@)?{_HOST}(?::\d*)?"
-_ABSOLUTE = rf"/(?:{_PCHAR}+(?:/{_PCHAR}*)*)?"
-_TAIL = rf"(?:\?(?:{_PCHAR}|[/?])*)?(?:#(?:{_PCHAR}|[/?])*)?"
-_URI = (
-    rf"[A-Za-z][A-Za-z0-9+.-]*:(?://{_AUTHORITY}(?:/{_PCHAR}*)*|{_ABSOLUTE}|{_PCHAR}+(?:/{_PCHAR}*)*|){_TAIL}"
-)
+_HOST = rf"(?:\[{_IPV6}\]|(?:[{_UNRESERVED}]|{_PERCENT})*)"
+_PORT = r"(?:\d{0,4}|[1-5]\d{4}|6[0-4]\d{3}|65[0-4]\d\d|655[0-2]\d|6553[0-5])"
+_AUTHORITY = rf"(?:(?:[{_UNRESERVED}:]|{_PERCENT})*@)?{_HOST}(?::{_PORT})?"
+_PATH = rf"(?:[{_UNRESERVED}:@/]|{_PERCENT})*"
+"""Any number of segments: flat, so that a limit on the length is easily kept."""
+_ABSOLUTE = rf"/(?:{_PCHAR}{_PATH})?"
+_MORE = rf"(?:[{_UNRESERVED}:@/?]|{_PERCENT})*"
+_TAIL = rf"(?:\?{_MORE})?(?:#{_MORE})?"
+_URI = rf"[A-Za-z][A-Za-z0-9+.-]*:(?://{_AUTHORITY}(?:/{_PATH})?|{_ABSOLUTE}|{_PCHAR}{_PATH}|){_TAIL}"
 _NO_COLON = rf"(?:[{_UNRESERVED}@]|{_PERCENT})+"
-_RELATIVE = rf"(?://{_AUTHORITY}(?:/{_PCHAR}*)*|{_ABSOLUTE}|{_NO_COLON}(?:/{_PCHAR}*)*|){_TAIL}"
+_RELATIVE = rf"(?://{_AUTHORITY}(?:/{_PATH})?|{_ABSOLUTE}|{_NO_COLON}(?:/{_PATH})?|){_TAIL}"
+
+_LIMITED_TAIL = rf"(?:[/?]{_MORE})?(?:#{_MORE})?"
+_LIMITED_URI = (
+    rf"[A-Za-z][A-Za-z0-9+.-]{{0,15}}:"
+    rf"(?://[{_UNRESERVED}]*(?::\d{{0,4}})?{_LIMITED_TAIL}|/?{_PCHAR}{_MORE}(?:#{_MORE})?)"
+)
+_LIMITED_RELATIVE = rf"(?:/{_PCHAR}{_MORE}|[{_UNRESERVED}@]+(?:[/?]{_MORE})?)(?:#{_MORE})?"
 
 _HEX = "[0-9A-Fa-f]"
 
 FORMATS = {
     "date": _DATE,
     "time": _TIME,
-    "date-time": rf"{_DATE}[tT]{_TIME}",
+    "date-time": rf"{_DATE}T{_TIME}",
     "duration": _DURATION,
     "email": _EMAIL,
     "hostname": _HOSTNAME,
@@ -81,3 +99,10 @@ FORMATS = {
     "json-pointer": r"(?:/(?:[^~/]|~[01])*)*",
 }
 """Whole strings, not parts of them."""
+
+LIMITED = {
+    "email": rf"{_ATOM}(?:\.{_ATOM})?@{_labels(20, 5)}",
+    "uri": _LIMITED_URI,
+    "uri-reference": rf"(?:{_LIMITED_URI}|{_LIMITED_RELATIVE})",
+}
+"""What may stand for a format where lengths are bounded: less of it, but of fewer parts to share the room."""

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
 from openai_cpu_server.structured.errors import InvalidSchema
+from openai_cpu_server.structured.marks import Marked, Marks
 from openai_cpu_server.structured.negation import STAYS_NEGATED, complement, none_of_all
 from openai_cpu_server.structured.nodes import (
     FALSE,
@@ -24,7 +25,9 @@ from openai_cpu_server.structured.nodes import (
     Negation,
     Node,
     OneOf,
+    Properties,
     Reference,
+    Required,
     Scalars,
     Table,
     Types,
@@ -72,17 +75,23 @@ class _State:
     choices: list[list[list[_Item]]] = field(default_factory=list)
     stated: set[Signed] = field(default_factory=set)
     """Everything that has been unfolded in it."""
+    marked: Marked = field(default_factory=Marked)
 
     def copy(self) -> _State:
-        return _State(list(self.facts), list(self.choices), set(self.stated))
+        return _State(list(self.facts), list(self.choices), set(self.stated), self.marked.copy())
 
-    def next_choice(self) -> list[list[_Item]] | None:
+    def next_choice(self, marks: Marks) -> list[list[_Item]] | None:
         """The next one that is still open, without the options that contradict what is stated."""
         while self.choices:
             choice = self.choices.pop(0)
-            if not any(all((x.number, x.is_true) in self.stated for x in option) for option in choice):
+            if not any(all(self._holds(x, marks) for x in option) for option in choice):
                 return [o for o in choice if not any((x.number, not x.is_true) in self.stated for x in o)]
         return None
+
+    def _holds(self, item: _Item, marks: Marks) -> bool:
+        """Whether it holds already, as far as one can see."""
+        is_stated = (item.number, item.is_true) in self.stated
+        return is_stated or (item.is_true and marks.imply(self.marked, item.number))
 
 
 def join(*goals: Goal) -> Goal:
@@ -98,6 +107,7 @@ class Goals:
         self._look_up = look_up
         self._budget = budget
         self._report = report
+        self._marks = Marks(table, look_up)
         self._branches: dict[tuple[Goal, Kind], tuple[Branch, ...]] = {}
         self._truths: dict[tuple[Signed, Kind], bool | None] = {}
         self._possible: dict[tuple[Goal, Kind], bool] = {}
@@ -135,7 +145,7 @@ class Goals:
     def _unfold(self, state: _State, items: list[_Item], kind: Kind) -> Iterable[Branch]:
         if not self._settle(state, items, kind):
             return
-        choice = state.next_choice()
+        choice = state.next_choice(self._marks)
         if choice is None:
             self._budget.spend("branches")
             yield _branch(state.facts)
@@ -216,10 +226,11 @@ class Goals:
             pairs = itertools.combinations(enumerate(node.items), 2)
             return [none, *([item.child(i, x, True) for i, x in pair] for pair in pairs)]
         options = []
-        for i, each in enumerate(node.items):
+        possible = [(i, x) for i, x in enumerate(node.items) if self.truth((x, True), kind) is not False]
+        for i, each in possible:
             others = [
                 item.child(j, x, False)
-                for j, x in enumerate(node.items)
+                for j, x in possible
                 if j != i and (x == each or self._overlap(each, x, kind))
             ]
             options.append([item.child(i, each, True), *others])
@@ -227,6 +238,8 @@ class Goals:
 
     def _overlap(self, one: int, other: int, kind: Kind) -> bool:
         pair = (min(one, other), max(one, other))
+        if kind is Kind.OBJECT and self._marks.tell_apart(*pair):
+            return False
         return self.satisfiable(((pair[0], True), (pair[1], True)), kind)
 
     def _fact(self, item: _Item, node: Node, state: _State, queue: list[_Item], kind: Kind) -> bool | None:
@@ -240,7 +253,14 @@ class Goals:
             queue.append(_Item(item.order, self._complement(item.number, node), True, item.trail))
             return None
         state.facts.append((item.order, Fact(node, item.is_true, item.number)))
-        return None
+        return None if self._fits_marks(node, state.marked) else False
+
+    def _fits_marks(self, node: Node, marked: Marked) -> bool:
+        if isinstance(node, Required):
+            return marked.require(node.names)
+        if isinstance(node, Properties):
+            return all(marked.add(mark) for mark in self._marks.said_by(node))
+        return True
 
     def _complement(self, number: int, node: Node) -> int:
         path, keyword = self.table.place(number)

@@ -26,7 +26,8 @@ from openai_cpu_server.structured.grammar import Grammar
 
 _MUST_ESCAPE = CharSet.chars('"\\') | CharSet.of((0, 0x1F))
 _SHORT = {"\b": "b", "\f": "f", "\n": "n", "\r": "r", "\t": "t", '"': '"', "\\": "\\"}
-_BEYOND_ASCII = CharSet.of((0x80, 0xFFFF))
+_BEYOND_ASCII = CharSet.of((0x7F, 0xFFFF))
+"""With the last of ASCII, a control that is written either way."""
 _BEYOND_BMP = CharSet.of((0x10000, 0x10FFFF))
 _ESCAPED = _MUST_ESCAPE | _BEYOND_ASCII | _BEYOND_BMP
 """What may be written as an escape. (In a string without any bounds everything may.)"""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 from openai_cpu_server.structured.expr import (
     ANY_CHAR,
     NOTHING,
@@ -20,6 +22,9 @@ from openai_cpu_server.structured.expr import (
 )
 
 Span = tuple[int, "int | None"]
+_MOST_PAIRED = 3
+"""Parts of which any two may make up for missing characters."""
+_MOST_SPLIT = 4
 
 
 def span(expr: Expr) -> Span:
@@ -113,16 +118,21 @@ def within(expr: Expr, high: int) -> Expr:
 
 
 def _fewer(expr: Repeat, high: int) -> Expr:
+    """Many short items or few long ones: a number of them for each length that an item may have."""
     least, most = span(expr.item)
     if least == most:
         return repeat(expr.item, expr.low, high // max(least, 1))
     largest = high // max(least, 1)
     largest = largest if expr.high is None else min(largest, expr.high)
-    options, count = [], max(expr.low, 1)
-    while count <= largest:
-        options.append(repeat(within(expr.item, high // count), expr.low, count))
+    count = max(expr.low, 1, min(largest, high // most) if most else 1)
+    options: dict[Expr, int] = {}
+    while count < largest:
+        options[within(expr.item, high // count)] = count
         count *= 2
-    return alt(*options, *([Seq(())] if expr.low == 0 else []))
+    if largest >= max(expr.low, 1):
+        options[within(expr.item, high // largest)] = largest
+    found = [repeat(item, expr.low, count) for item, count in options.items()]
+    return alt(*found, *([Seq(())] if expr.low == 0 else []))
 
 
 def _shared(expr: Seq, high: int) -> Expr:
@@ -130,8 +140,77 @@ def _shared(expr: Seq, high: int) -> Expr:
     room = high - sum(s[0] for s in spans)
     variable = [i for i, s in enumerate(spans) if s[0] != s[1]]
     small = room // (2 * len(variable))
+    favoured = [i for i in variable if _most_extra(spans[i], room) > small] or variable[:1]
     options = []
-    for favoured in variable:
-        extra = dict.fromkeys(variable, small) | {favoured: room - small * (len(variable) - 1)}
+    for chosen in favoured:
+        extra = {i: min(small, _most_extra(spans[i], room)) for i in variable if i != chosen}
+        extra[chosen] = room - sum(extra.values())
         options.append(seq(*(within(x, spans[i][0] + extra.get(i, 0)) for i, x in enumerate(expr.items))))
     return alt(*options)
+
+
+def _most_extra(given: Span, room: int) -> int:
+    """Characters beyond the least that a part can use."""
+    return room if given[1] is None else min(given[1] - given[0], room)
+
+
+def not_shorter(expr: Expr, low: int) -> Expr:
+    """Strings of `expr` with at least `low` characters: not all of them, but none that is shorter.
+
+    Here one part makes up for what is missing, or two of them together.
+    """
+    least, most = span(expr)
+    if most is not None and most < low:
+        return NOTHING
+    if least >= low:
+        return expr
+    if isinstance(expr, Alt):
+        return alt(*(not_shorter(x, low) for x in expr.items))
+    if isinstance(expr, Repeat):
+        return _more(expr, low)
+    assert isinstance(expr, Seq), expr
+    return _made_up(expr, low)
+
+
+def _more(expr: Repeat, low: int) -> Expr:
+    """So many items that it is enough, or items that are each long enough."""
+    least, most = span(expr.item)
+    options = []
+    count = max(expr.low, -(-low // least)) if least else None
+    if count is not None and (expr.high is None or count <= expr.high):
+        options.append(repeat(expr.item, count, expr.high))
+    if least != most:
+        options.append(repeat(not_shorter(expr.item, low), max(expr.low, 1), expr.high))
+    return alt(*options)
+
+
+def _made_up(expr: Seq, low: int) -> Expr:
+    spans = [span(x) for x in expr.items]
+    missing = low - sum(s[0] for s in spans)
+    variable = [i for i, s in enumerate(spans) if s[0] != s[1]]
+    shares = [{i: missing} for i in variable]
+    if len(variable) <= _MOST_PAIRED:
+        pairs = itertools.combinations(variable, 2)
+        shares += [{i: n, j: m} for i, j in pairs for n, m in _split(missing)]
+    options = []
+    for share in shares:
+        parts = (not_shorter(x, spans[i][0] + share.get(i, 0)) for i, x in enumerate(expr.items))
+        options.append(seq(*parts))
+    return alt(*options)
+
+
+def _split(missing: int) -> list[tuple[int, int]]:
+    """In every way, if it is little; else one and two thirds."""
+    if missing <= _MOST_SPLIT:
+        return [(n, missing - n) for n in range(1, missing)]
+    third = missing // 3
+    return [(third, missing - third), (missing - third, third)]
+
+
+def weight(expr: Expr) -> int:
+    """About how many states an automaton of the expression has."""
+    if isinstance(expr, (Seq, Alt)):
+        return sum(weight(x) for x in expr.items)
+    if isinstance(expr, Repeat):
+        return weight(expr.item) * max(expr.low, expr.high or 1, 1)
+    return 1

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from openai_cpu_server.structured.errors import InvalidSchema
+from openai_cpu_server.structured.errors import InvalidSchema, UnsupportedSchema
 from openai_cpu_server.structured.json_types import Json, exact, is_finite
 from openai_cpu_server.structured.leaves import Leaves, Schema
 from openai_cpu_server.structured.nodes import (
@@ -42,11 +42,11 @@ class Normaliser:
         self.table = Table()
         self._budget = budget
         self._report = report
-        self._references = References(root, budget)
         self._by_pointer: dict[str, int] = {}
         self._leaves = Leaves(self.table, budget, report)
         dialect = root.get("$schema", "") if isinstance(root, dict) else ""
         self._is_old = isinstance(dialect, str) and any(d in dialect for d in _OLD_DRAFTS)
+        self._references = References(root, budget, self._is_old)
         if isinstance(dialect, str) and "draft-03" in dialect:
             report.refuse("", "$schema", "names draft 3, which is not supported")
         self._handlers = self._all_handlers()
@@ -71,7 +71,7 @@ class Normaliser:
             "dependentRequired": self._dependencies,
             "dependentSchemas": self._dependencies,
             "$ref": self._ref,
-            "$recursiveRef": self._ref,
+            "$recursiveRef": self._recursive_ref,
             "$dynamicRef": self._dynamic_ref,
         }
 
@@ -100,16 +100,25 @@ class Normaliser:
         return self.table.all(*parts)
 
     def _ref(self, schema: Schema, path: str) -> int:
-        keyword = "$ref" if "$ref" in schema else "$recursiveRef"
-        target = schema[keyword]
-        if not isinstance(target, str):
-            raise InvalidSchema(path, f"'{keyword}' must be a string")
-        pointer = self._references.find(target, path)
-        return self.table.add(Reference(pointer), path, keyword)
+        pointer = self._references.find(_address(schema, "$ref", path), path)
+        return self.table.add(Reference(pointer), path, "$ref")
 
     def _dynamic_ref(self, schema: Schema, path: str) -> int:
-        self._report.refuse(path, "$dynamicRef", "is resolved at run time, which a grammar has not")
-        return TRUE
+        return self._at_run_time(schema, "$dynamicRef", path)
+
+    def _recursive_ref(self, schema: Schema, path: str) -> int:
+        return self._at_run_time(schema, "$recursiveRef", path)
+
+    def _at_run_time(self, schema: Schema, keyword: str, path: str) -> int:
+        try:
+            pointer = self._references.find_dynamic(_address(schema, keyword, path), path)
+        except UnsupportedSchema as error:
+            self._report.refuse(path, keyword, error.reason)
+            return TRUE
+        if pointer is None:
+            self._report.refuse(path, keyword, "is resolved at run time, which a grammar has not")
+            return TRUE
+        return self.table.add(Reference(pointer), path, keyword)
 
     # Values
 
@@ -278,6 +287,13 @@ class Normaliser:
         then = self.schema(schema.get("then", True), f"{path}/then")
         otherwise = self.schema(schema.get("else", True), f"{path}/else")
         return self.table.any(self.table.all(test, then), self.table.all(self.table.negate(test), otherwise))
+
+
+def _address(schema: Schema, keyword: str, path: str) -> str:
+    target = schema[keyword]
+    if not isinstance(target, str):
+        raise InvalidSchema(path, f"'{keyword}' must be a string")
+    return target
 
 
 def _escape(name: str) -> str:

@@ -6,24 +6,29 @@ import math
 import sys
 from decimal import Decimal
 
-from openai_cpu_server.structured.expr import NOTHING, Expr, alt, both, literal, negate
+from openai_cpu_server.structured.expr import NOTHING, Expr, alt, both, literal, negate, optional, seq
 from openai_cpu_server.structured.goals import Branch, Fact
 from openai_cpu_server.structured.integers import integers_between
 from openai_cpu_server.structured.nodes import Integer, Maximum, Minimum, MultipleOf, Scalars, Table
 from openai_cpu_server.structured.numbers import (
+    FINITE,
     INTEGER,
     NOT_NEGATIVE,
     NUMBER,
     PLAIN,
+    SMALL,
     at_least,
     at_most,
     equal_to,
     fractional,
     multiple_of,
+    round_numbers,
 )
 from openai_cpu_server.structured.report import Report
 
 _LARGEST_MODULUS = 1_000
+_MOST_MULTIPLES = 1_500
+"""Between two bounds, that are simply listed."""
 _LARGEST_DOUBLE = Decimal(repr(sys.float_info.max))
 
 
@@ -33,19 +38,24 @@ class Numbers:
         self._report = report
 
     def language(self, branch: Branch) -> Expr:
-        """Texts of the numbers that fit all facts. Bounds are checked on numbers without an exponent."""
-        branch = tuple(f for f in branch if not _is_beyond_doubles(f))
-        if any(isinstance(f.node, Scalars) and f.is_true for f in branch):
-            return alt(*self.listed(branch))
-        if not branch:
-            return NUMBER
-        if _is_only_not_negative(branch):
-            return NOT_NEGATIVE
-        if _is_integer_range(branch):
-            return integers_between(*_integer_bounds(branch))
-        if len(branch) == 1 and isinstance(branch[0].node, (Minimum, Maximum)):
-            return self._part(branch[0])
-        return both(_base(branch), *(self._part(f) for f in branch))
+        """Texts of the numbers that fit all facts. Bounds are checked on numbers without an exponent, but for
+        small ones."""
+        within = tuple(f for f in branch if not _is_beyond_doubles(f))
+        if any(isinstance(f.node, Scalars) and f.is_true for f in within):
+            return alt(*self.listed(within))
+        if not within:
+            return seq(optional(literal("-")), FINITE) if branch else NUMBER
+        if _is_only_not_negative(within):
+            return NOT_NEGATIVE if within == branch else FINITE
+        if _is_integer_range(within):
+            return integers_between(*_integer_bounds(within))
+        listed = _listed_multiples(within)
+        if listed is not None:
+            return alt(*(literal(str(x)) for x in listed))
+        plain = [self._part(f) for f in within]
+        if len(plain) > 1 or not _is_range(within):
+            plain.append(_base(within))
+        return alt(both(*plain), _small(within))
 
     def listed(self, branch: Branch) -> list[Expr]:
         """The values of an `enum` that fit the other facts."""
@@ -67,6 +77,8 @@ class Numbers:
         return found if fact.is_true else negate(found)
 
     def _multiples(self, fact: Fact, step: Decimal) -> Expr:
+        if step == step.to_integral_value() and str(int(step)).strip("0") == "1":
+            return round_numbers(len(str(int(step))) - 1)
         digits = -min(int(step.as_tuple().exponent), 0)
         if digits <= 20 and step.scaleb(digits) <= _LARGEST_MODULUS:
             return multiple_of(step)
@@ -81,6 +93,21 @@ def _is_beyond_doubles(fact: Fact) -> bool:
     if isinstance(node, Minimum):
         return node.bound.value <= -_LARGEST_DOUBLE and not node.bound.is_open
     return isinstance(node, Maximum) and node.bound.value >= _LARGEST_DOUBLE and not node.bound.is_open
+
+
+def _is_range(branch: Branch) -> bool:
+    return all(isinstance(f.node, (Minimum, Maximum)) for f in branch)
+
+
+def _small(branch: Branch) -> Expr:
+    """Numbers with a negative exponent, where all between 0 and 1 (or -1 and 0) keep the bounds."""
+    if not _is_range(branch):
+        return NOTHING
+    low = max((f.node.bound.value for f in branch if isinstance(f.node, Minimum)), default=Decimal(-1))
+    high = min((f.node.bound.value for f in branch if isinstance(f.node, Maximum)), default=Decimal(1))
+    positive = SMALL if low <= 0 and high >= 1 else NOTHING
+    negative = seq(literal("-"), SMALL) if low <= -1 and high >= 0 else NOTHING
+    return alt(positive, negative)
 
 
 def _is_only_not_negative(branch: Branch) -> bool:
@@ -102,6 +129,33 @@ def _integer_bounds(branch: Branch) -> tuple[int | None, int | None]:
     least = [math.floor(b.value) + 1 if b.is_open else math.ceil(b.value) for b in lows]
     greatest = [math.ceil(b.value) - 1 if b.is_open else math.floor(b.value) for b in highs]
     return max(least, default=None), min(greatest, default=None)
+
+
+def few_integers(branch: Branch, most: int) -> range | None:
+    """The integers of a short range, if the facts say nothing else."""
+    if not _is_integer_range(branch):
+        return None
+    low, high = _integer_bounds(branch)
+    return range(low, high + 1) if low is not None and high is not None and high - low < most else None
+
+
+def _listed_multiples(branch: Branch) -> list[int] | None:
+    """Integers between two bounds and multiples of something, if they are few; None if they are not that."""
+    steps = [f.node.step for f in branch if isinstance(f.node, MultipleOf) and f.is_true]
+    bounds = tuple(f for f in branch if isinstance(f.node, (Minimum, Maximum)))
+    low, high = _integer_bounds(bounds)
+    if not steps or not _is_integer(branch) or low is None or high is None:
+        return None
+    step = max(steps)
+    if step != step.to_integral_value() or (high - low) // int(step) > _MOST_MULTIPLES:
+        return None
+    first = -(-low // int(step)) * int(step)
+    found = range(first, high + 1, int(step))
+    return [x for x in found if all(_holds(f, Decimal(x)) for f in branch)]
+
+
+def _is_integer(branch: Branch) -> bool:
+    return any(isinstance(f.node, Integer) and f.is_true for f in branch)
 
 
 def _base(branch: Branch) -> Expr:

@@ -37,6 +37,28 @@ PLAIN = seq(INTEGER, optional(_FRACTION))
 """Numbers without an exponent: what bounds can be checked on."""
 NUMBER = seq(PLAIN, optional(_EXPONENT))
 NOT_NEGATIVE = seq(WHOLE, optional(_FRACTION), optional(_EXPONENT))
+SMALL = seq(
+    _NONZERO,
+    optional(seq(_POINT, repeat(_DIGIT, 1, 14))),
+    Chars(CharSet.chars("eE")),
+    _MINUS,
+    alt(seq(optional(literal("0")), _NONZERO), seq(_NONZERO, _DIGIT)),
+)
+"""Between 0 and 1, neither of them, as programs write them: 1e-05."""
+_E = seq(Chars(CharSet.chars("eE")), optional(Chars(CharSet.chars("+-"))))
+_UP_TO_289 = alt(
+    repeat(_DIGIT, 1, 2), seq(Chars(CharSet.chars("12")), Chars(CharSet.chars("012345678")), _DIGIT)
+)
+_UP_TO_307 = alt(seq(literal("29"), _DIGIT), seq(literal("30"), Chars(CharSet.chars("01234567"))))
+FINITE = alt(
+    seq(
+        alt(literal("0"), seq(_NONZERO, repeat(_DIGIT, 0, 14))),
+        optional(_FRACTION),
+        optional(seq(_E, _UP_TO_289)),
+    ),
+    seq(_NONZERO, optional(_FRACTION), _E, _UP_TO_307),
+)
+"""Without a sign; none that is read as infinite."""
 _PRECISION = 15
 """Decimal digits that survive in a double: with more, 4.99...9 would be read as 5."""
 
@@ -77,6 +99,12 @@ def multiple_of(step: Decimal) -> Expr:
     digits = -min(int(step.as_tuple().exponent), 0)
     modulus = int(step.scaleb(digits))
     return seq(optional(_MINUS), Residue(modulus, digits))
+
+
+def round_numbers(zeros: int) -> Expr:
+    """Multiples of 1, 10, 100...: with so many zeros at the end."""
+    tens = seq(_NONZERO, star(_DIGIT), literal("0" * zeros))
+    return seq(optional(_MINUS), alt(literal("0"), tens), optional(_ZEROS))
 
 
 def fractional() -> Expr:
@@ -125,7 +153,11 @@ def _up_to(value: Decimal, is_open: bool) -> Expr:
     whole, fraction = _parts(value)
     tail = _limited_fraction(len(whole)) if is_open else _FRACTION
     below = integers_between(0, int(whole) - 1) if whole != "0" else NOTHING
-    return alt(seq(below, optional(tail)), seq(literal(whole), _fraction_up_to(fraction, is_open, tail)))
+    far = 10 ** (len(whole) - 2) - 1 if is_open and len(whole) > 2 else None
+    far_below = NOTHING if far is None else seq(integers_between(0, far), optional(_FRACTION))
+    return alt(
+        far_below, seq(below, optional(tail)), seq(literal(whole), _fraction_up_to(fraction, is_open, tail))
+    )
 
 
 def _fraction_up_to(fraction: str, is_open: bool, tail: Expr) -> Expr:

@@ -147,9 +147,9 @@ class _Body:
 
     def _by_count(self) -> Expr:
         """A rule for each (member, number of properties so far), the last members first."""
-        row = {c: self._tail(c) for c in range(self._cap + 1)}
-        for member, text in reversed(self._members):
-            row = {c: self._state(member, text, c, row) for c in range(self._cap + 1)}
+        row = {c: self._tail(c) for c in range(min(self._cap, len(self._members)) + 1)}
+        for place, (member, text) in reversed(list(enumerate(self._members))):
+            row = {c: self._state(member, text, c, row) for c in range(min(self._cap, place) + 1)}
         return row[0]
 
     def _state(self, member: Member, text: Expr, count: int, after: dict[int, Expr]) -> Expr:

@@ -14,6 +14,8 @@ from openai_cpu_server.structured.options import Budget
 
 _PLAIN_IN_CLASS = frozenset("_.,:;@#%=<>!?' $*+(){}|\"")
 _DEEPEST = 10
+_MOST_TIMES = 1_000_000_000
+"""Repetitions that readers of the text count up to; no text is longer than that."""
 
 
 class Printer:
@@ -89,6 +91,8 @@ def _count(low: int, high: int | None) -> str:
     short = {(0, None): "*", (1, None): "+", (0, 1): "?"}
     if (low, high) in short:
         return short[low, high]
+    if high is not None and low <= _MOST_TIMES:
+        high = min(high, _MOST_TIMES)
     if low == high:
         return f"{{{low}}}"
     return f"{{{low},{'' if high is None else high}}}"

@@ -36,12 +36,18 @@ class _Place:
 
 
 class References:
-    """Finds subschemas by address. Addresses are relative to the nearest enclosing `$id`."""
+    """Finds subschemas by address. Addresses are relative to the nearest enclosing `$id`.
 
-    def __init__(self, root: Json, budget: Budget) -> None:
+    `is_old`: of a draft in which `$ref` silences its siblings, so that an `$id` among them is no base.
+    """
+
+    def __init__(self, root: Json, budget: Budget, is_old: bool) -> None:
         self._root = root
+        self._is_old = is_old
         self._places: dict[str, str] = {"": ""}
         self._bases: dict[str, str] = {}
+        self._dynamic: dict[str, dict[str, str]] = {}
+        """Pointers of `$dynamicAnchor`s, by name and base; of `$recursiveAnchor`s, under no name."""
         self._budget = budget
         self._scan()
 
@@ -63,31 +69,53 @@ class References:
 
     def _note(self, schema: dict[str, Json], place: _Place) -> str:
         """Gives the address that the schema's own references are relative to."""
-        base = place.base
-        name = schema.get("$id", schema.get("id"))
-        if isinstance(name, str) and place.name != "properties":
-            address, fragment = urldefrag(urljoin(base, name))
-            if fragment and not fragment.startswith("/"):
-                self._places.setdefault(f"{address}#{fragment}", place.pointer)
-            elif not fragment:
-                base = address
-                self._bases[place.pointer] = base
-                self._places.setdefault(base, place.pointer)
+        base = self._named(schema, place)
         for keyword in ("$anchor", "$dynamicAnchor"):
             anchor = schema.get(keyword)
             if isinstance(anchor, str):
                 self._places.setdefault(f"{base}#{anchor}", place.pointer)
+        dynamic = "" if schema.get("$recursiveAnchor") is True else schema.get("$dynamicAnchor")
+        if isinstance(dynamic, str):
+            self._dynamic.setdefault(dynamic, {}).setdefault(base, place.pointer)
         return base
+
+    def _named(self, schema: dict[str, Json], place: _Place) -> str:
+        """Note the schema's `$id`, and give the base that follows from it."""
+        name = schema.get("$id", schema.get("id"))
+        if not isinstance(name, str) or place.name == "properties":
+            return place.base
+        address, fragment = _joined(place.base, name)
+        if fragment and not fragment.startswith("/"):
+            self._places.setdefault(f"{address}#{fragment}", place.pointer)
+        if fragment:
+            return place.base
+        self._places.setdefault(address, place.pointer)
+        if self._is_old and "$ref" in schema:
+            return place.base
+        self._bases[place.pointer] = address
+        return address
 
     def find(self, reference: str, at: str) -> str:
         """The pointer of the schema that `reference`, met at the pointer `at`, means."""
-        address, fragment = urldefrag(urljoin(self._base(at), reference))
+        address, fragment = _joined(self._base(at), reference)
         fragment = unquote(fragment)
         if fragment and not fragment.startswith("/"):
             place = self._places.get(f"{address}#{fragment}", self._places.get(f"#{fragment}"))
             return self._known(place, at, reference)
         home = self._known(self._places.get(address), at, reference)
         return self._known(self._pointer(home, fragment), at, reference)
+
+    def find_dynamic(self, reference: str, at: str) -> str | None:
+        """What a `$dynamicRef` or `$recursiveRef` means; None if that depends on the way that led to it.
+
+        The outermost anchor of that name counts, and the root of the document is always on the way.
+        """
+        target = self.find(reference, at)
+        anchors = self._dynamic.get(unquote(urldefrag(reference).fragment), {})
+        if target not in anchors.values():
+            return target
+        root = self._bases.get("", "")
+        return anchors[root] if root in anchors else target if len(anchors) == 1 else None
 
     def _base(self, pointer: str) -> str:
         while pointer not in self._bases:
@@ -119,13 +147,22 @@ class References:
         """Raises KeyError, IndexError, ValueError or TypeError if nothing is there."""
         value = self._root
         for part in pointer.split("/")[1:]:
-            if isinstance(value, list):
+            if isinstance(value, list) and part.isascii() and part.isdigit():
                 value = value[int(part)]
             elif isinstance(value, dict):
                 value = value[part.replace("~1", "/").replace("~0", "~")]
             else:
                 raise KeyError(part)
         return value
+
+
+def _joined(base: str, reference: str) -> tuple[str, str]:
+    """Address and fragment. What is no address at all stays as it is, and so leads nowhere."""
+    try:
+        address, fragment = urldefrag(urljoin(base, reference))
+    except ValueError:
+        return reference, ""
+    return address, fragment
 
 
 def _escape(name: str) -> str:

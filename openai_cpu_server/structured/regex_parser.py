@@ -108,10 +108,18 @@ class RegexParser:
         if char == "[":
             return Char(self._class())
         if char == "\\":
-            return Char(self._escape(in_class=False))
+            return self._anchor() or Char(self._escape(in_class=False))
         if char in "*+?":
             self._fail("nothing to repeat")
         return Char(CharSet.chars(char))
+
+    def _anchor(self) -> Tree | None:
+        """`\\A`, `\\Z` and `\\z` of other dialects, which ECMAScript has no use for."""
+        char = self._peek()
+        if char == "" or char not in "AZz":
+            return None
+        self._at += 1
+        return Anchor(char == "A")
 
     def _group(self) -> Tree:
         if self._takes("?") and not self._takes(":"):
@@ -152,9 +160,13 @@ class RegexParser:
         return self._braces() if char == "{" else None
 
     def _braces(self) -> tuple[int, int | None] | None:
-        """`{m}`, `{m,}`, `{m,n}`; any other brace is a character."""
+        """`{m}`, `{m,}`, `{m,n}`, `{,n}`; any other brace is a character.
+
+        `{,n}` is none in ECMAScript, but those who write it do not mean the characters.
+        """
         end = self._pattern.find("}", self._at)
         low, comma, high = self._pattern[self._at + 1 : max(end, self._at + 1)].partition(",")
+        low = "0" if comma and high and not low else low
         if not _is_number(low) or (high and not _is_number(high)):
             return None
         self._at = end + 1

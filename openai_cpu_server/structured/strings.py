@@ -23,15 +23,17 @@ from openai_cpu_server.structured.expr import (
     literal,
     negate,
 )
-from openai_cpu_server.structured.formats import FORMATS
+from openai_cpu_server.structured.formats import FORMATS, LIMITED
 from openai_cpu_server.structured.goals import Branch, Goal, Goals
-from openai_cpu_server.structured.lengths import bounded, span, within
+from openai_cpu_server.structured.lengths import bounded, not_shorter, span, weight, within
 from openai_cpu_server.structured.nodes import Format, Kind, Length, Pattern, Scalars
 from openai_cpu_server.structured.options import Budget, Limits
 from openai_cpu_server.structured.regex import full_language, search_language
 
 _COUNTED = 24
-"""Characters up to which a bound on a pattern's length is counted exactly."""
+"""Characters up to which a limit on a pattern's length is counted exactly."""
+_MOST_STATES = 250
+"""Of an automaton that counts characters."""
 
 
 class Strings:
@@ -101,7 +103,8 @@ class Strings:
             return language is NOTHING
         if language not in self._empty:
             clash = isinstance(language, And) and _starts_clash(language)
-            self._empty[language] = clash or is_empty(language, self._budget)
+            is_found = not clash and _without_counting(language) not in (None, NOTHING)
+            self._empty[language] = clash or (not is_found and is_empty(language, self._budget))
         return self._empty[language]
 
     def automaton(self, language: Expr) -> Automaton:
@@ -114,11 +117,8 @@ class Strings:
         if not language.is_extended:
             return language
         if language not in self._simple:
-            limited = _long_but_limited(language)
-            if limited is None:
-                self._simple[language] = to_expr(self.automaton(language))
-            else:
-                self._simple[language] = within(*limited)
+            found = _without_counting(language)
+            self._simple[language] = to_expr(self.automaton(language)) if found is None else found
         return self._simple[language]
 
 
@@ -126,6 +126,12 @@ class Strings:
 def _format_language(name: str) -> Expr:
     """The same for every schema: compiled once."""
     return full_language(FORMATS[name], Limits())
+
+
+@functools.lru_cache(maxsize=1)
+def _limited_formats() -> dict[Expr, Expr]:
+    """What may stand for the language of a format where lengths are limited."""
+    return {_format_language(name): full_language(LIMITED[name], Limits()) for name in LIMITED}
 
 
 def _starts_clash(language: And) -> bool:
@@ -140,16 +146,22 @@ def _start(expr: Expr) -> list[CharSet]:
     return [x.set for x in takewhile(lambda x: isinstance(x, Chars), parts) if isinstance(x, Chars)]
 
 
-def _long_but_limited(language: Expr) -> tuple[Expr, int] | None:
-    """A plain language and its longest length, where an automaton would have to count far."""
+def _without_counting(language: Expr) -> Expr | None:
+    """Most strings of a plain language with bounded length, where an automaton would have to count far."""
     if not isinstance(language, And) or len(language.items) != 2:
         return None
     body, length = language.items
-    if not isinstance(length, Repeat) or length.item is not ANY_CHAR or length.high is None:
+    if not isinstance(length, Repeat) or length.item is not ANY_CHAR or body.is_extended:
         return None
-    if body.is_extended or length.high <= _COUNTED or length.low > span(body)[0]:
+    is_limited = length.high is not None and length.high > _COUNTED and length.low <= span(body)[0]
+    counted = length.low if length.high is None else length.high
+    if not is_limited and weight(body) * counted <= _MOST_STATES:
         return None
-    return body, length.high
+    least, most = span(body)
+    if most is None or length.low > least:
+        body = _limited_formats().get(body, body)
+    found = not_shorter(body, length.low)
+    return found if length.high is None else within(found, length.high)
 
 
 def _lengths(branch: Branch) -> tuple[int, int | None]:

@@ -83,6 +83,22 @@ def test_unique_items_of_few_values():
     check(schema, every, [["a", "a"], ["a", "b", "a"], ["d"]])
 
 
+def test_unique_items_in_any_order_as_long_as_there_are_few_sets_of_them():
+    days = ["mon", "tue", "wed", "thu", "fri", "sat", "sun"]
+    check(array(items={"enum": days}, uniqueItems=True), [days[::-1], ["sun", "mon"]], [["mon", "mon"]])
+    many = [f"v{i}" for i in range(20)]
+    check(
+        array(items={"enum": many}, uniqueItems=True, maxItems=2),
+        [["v3", "v1"], ["v19"], []],
+        [["v1", "v1"], ["v3", "v2", "v1"]],
+    )
+
+
+def test_unique_items_of_a_short_range():
+    item = {"type": "integer", "minimum": 1, "maximum": 5}
+    check(array(items=item, uniqueItems=True), [[], [5, 1], [1, 2, 3, 4, 5]], [[1, 1], [6], [2, 3, 2]])
+
+
 def test_unique_items_with_counts():
     schema = array(items={"enum": ["a", 1, None]}, uniqueItems=True, minItems=1, maxItems=2)
     check(schema, [["a"], [None, 1]], [[], ["a", 1, None], [1, 1]])

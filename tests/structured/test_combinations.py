@@ -163,3 +163,92 @@ def test_branches_keep_the_order_in_which_the_schema_states_them():
         "required": ["y"],
     }
     check(schema, [{"x": 1, "y": 1}], [{"y": 1, "x": 1}])
+
+
+def kinds(count, **more):
+    return [
+        {
+            "type": "object",
+            "properties": {"kind": {"const": f"k{i}"}, "v": {"type": ("string", "integer")[i % 2]}},
+            "required": ["kind"],
+            **more,
+        }
+        for i in range(count)
+    ]
+
+
+def test_one_of_many_kinds_of_objects():
+    accepted = [{"kind": "k0", "v": "a"}, {"kind": "k99", "v": 1}, {"kind": "k3"}]
+    rejected = [{"kind": "k0", "v": 1}, {"kind": "x"}, {"v": 1}, 1]
+    check({"oneOf": kinds(100)}, accepted, rejected)
+    check({"oneOf": kinds(100, additionalProperties=False)}, accepted, [*rejected, {"kind": "k0", "w": 1}])
+    named = {f"d{i}": {"allOf": [{"$ref": "#/$defs/base"}, kind]} for i, kind in enumerate(kinds(20))}
+    base = {"properties": {"kind": STR}, "required": ["kind"]}
+    some = [{"$ref": f"#/$defs/{name}"} for name in named]
+    check({"$defs": {"base": base, **named}, "oneOf": some}, accepted[:1], rejected)
+
+
+def test_kinds_that_only_the_base_requires():
+    some = [
+        {"properties": {"kind": {"enum": [f"a{i}", f"b{i}"]}, "v": kind}}
+        for i, kind in enumerate([INT, STR] * 8)
+    ]
+    schema = {"type": "object", "required": ["kind"], "oneOf": some}
+    check(
+        schema,
+        [{"kind": "a0", "v": 1}, {"kind": "b1", "v": "x"}],
+        [{"kind": "a0", "v": "x"}, {"v": 1}, {"kind": "c"}],
+    )
+
+
+def test_kinds_that_may_be_absent_overlap():
+    one, other = ({"properties": {"kind": {"const": k}, k: INT}} for k in "ab")
+    check(
+        {"type": "object", "oneOf": [one, other]},
+        [{"kind": "a"}, {"kind": "b", "b": 1}, {"a": "x"}],
+        [{}, {"kind": "a", "a": "x"}, {"kind": "c"}, {"a": 1, "b": 1}],
+    )
+
+
+def test_kinds_are_told_apart_as_json_values_are():
+    one, other = (
+        {"properties": {"t": {"const": c}, n: INT}, "required": ["t"]} for c, n in ((1, "a"), (1.0, "b"))
+    )
+    check(
+        {"type": "object", "properties": {"t": {}, "a": {}}, "oneOf": [one, other]},
+        [{"t": 1, "a": "x"}],
+        [{"t": 1}, {"t": 1, "a": 1, "b": 1}],
+    )
+    some = [{"properties": {"t": {"const": c}}, "required": ["t"]} for c in (1, True, "1", None)]
+    check({"type": "object", "oneOf": some}, [{"t": 1}, {"t": True}, {"t": None}], [{"t": 0}, {"t": "true"}])
+
+
+@pytest.mark.parametrize("is_required", [True, False])
+def test_many_ifs_on_one_property(is_required):
+    tests = [
+        {
+            "if": {"properties": {"kind": {"const": f"k{i}"}}},
+            "then": {"properties": {"v": (INT, STR)[i % 2]}, "required": ["v"]},
+        }
+        for i in range(20)
+    ]
+    kind = {"properties": {"kind": {"enum": [f"k{i}" for i in range(20)]}, "v": {}}}
+    schema = {"type": "object", **kind, "allOf": tests, "required": ["kind"] if is_required else []}
+    check(
+        schema,
+        [{"kind": "k0", "v": 1}, {"kind": "k19", "v": "x"}],
+        [{"kind": "k0", "v": "x"}, {"kind": "k1"}, {}],
+    )
+
+
+def test_a_chain_of_elses():
+    schema = {"properties": {"v": False}}
+    for i in range(12):
+        test = {"properties": {"kind": {"const": f"k{i}"}}}
+        schema = {"if": test, "then": {"properties": {"v": (INT, STR)[i % 2]}}, "else": schema}
+    base = {"type": "object", "properties": {"kind": STR}, "required": ["kind"]}
+    check(
+        {**base, **schema},
+        [{"kind": "k0", "v": 1}, {"kind": "k1", "v": "x"}, {"kind": "z"}],
+        [{"kind": "k0", "v": "x"}, {"kind": "z", "v": 1}, {}],
+    )

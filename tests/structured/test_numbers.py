@@ -102,3 +102,46 @@ def test_bounds_as_large_as_numbers_get():
     check(schema, [9223372036854775807, -9223372036854775808], [9223372036854775808, -9223372036854775809])
     largest = 1.7976931348623157e308
     check({"type": "number", "minimum": -largest, "maximum": largest}, [1, -123456.5, 1e300], ["a"])
+    grammar = {"type": "number", "maximum": largest}
+    assert accepts(grammar, "9.5e307")
+    assert not accepts(grammar, "1e999")
+    assert not accepts({"minimum": 0, "maximum": largest}, "1e400")
+
+
+def test_small_numbers_may_have_an_exponent_where_the_bounds_leave_room():
+    check({"type": "number", "exclusiveMinimum": 0}, [1e-05, 2.5e-07, 0.5], [0, -1e-05])
+    check({"type": "number", "minimum": -1, "maximum": 1}, [1e-05, -1e-05, 1, -1], [1.5, -1.00001])
+    check({"type": "number", "minimum": 1e-3}, [0.001, 2], [1e-05])
+    assert not accepts({"type": "number", "exclusiveMinimum": 0}, "1e-400")
+    assert not accepts({"type": "number", "minimum": -1, "exclusiveMaximum": 0}, "0e-05")
+    assert not accepts({"type": "integer", "minimum": 0, "maximum": 5}, "1e-05")
+
+
+def test_a_number_far_below_a_large_open_bound_may_have_a_fraction():
+    schema = {"type": "number", "exclusiveMaximum": 1e20, "exclusiveMinimum": -1e20}
+    check(schema, [1.5, -0.25, 1234567.125], [100000000000000000000])
+    assert not accepts(schema, "99999999999999999999.9")
+
+
+def test_multiples_of_round_numbers_end_in_zeros():
+    check({"type": "integer", "multipleOf": 1000000}, [0, 1000000, -25000000], [500000, 1, 10])
+    check({"multipleOf": 10000}, [10000, 0, -20000], [1000, 10000.5])
+    check({"type": "integer", "not": {"multipleOf": 10000}}, [1000, 10001], [0, 10000])
+
+
+def test_a_few_multiples_between_two_bounds_are_listed():
+    check(
+        {"type": "integer", "multipleOf": 1024, "minimum": 1, "maximum": 65536},
+        [1024, 65536, 3072],
+        [0, 1, 1000, 66560],
+    )
+    check(
+        {
+            "type": "integer",
+            "allOf": [{"multipleOf": 60}, {"multipleOf": 90}],
+            "minimum": -200,
+            "maximum": 400,
+        },
+        [-180, 0, 180, 360],
+        [60, 90, 540],
+    )

@@ -240,3 +240,11 @@ def test_counts_hold_in_any_order_too():
         [{"c": 1, "a": 1, "b": 1}],
         ANY_ORDER,
     )
+
+
+def test_a_limit_on_many_properties_counts_only_as_far_as_they_go():
+    names = {f"p{i}": {} for i in range(30)}
+    few = {"p0": 1, "p29": 1, "x": 1}
+    check({"properties": names, "maxProperties": 40}, [few, {}], [{f"q{i}": 1 for i in range(41)}])
+    shut = {"properties": names, "additionalProperties": False, "maxProperties": 1000}
+    check(shut, [{"p3": 1}, dict.fromkeys(names, 1)], [{"x": 1}])

@@ -6,6 +6,7 @@ from openai_cpu_server.structured import InvalidSchema, UnsupportedSchema, schem
 from tests.structured.oracle import check
 
 INT = {"type": "integer"}
+SHUT = {"additionalProperties": False}
 
 
 @pytest.mark.parametrize("home", ["$defs", "definitions", "components"])
@@ -76,7 +77,16 @@ def test_a_reference_that_leads_back_to_itself_is_refused(schema):
 
 
 @pytest.mark.parametrize(
-    "target", ["#/$defs/none", "#none", "other.json", "https://example.org/s.json", "#/type/x"]
+    "target",
+    [
+        "http://[",
+        "#/oneOf/-1",
+        "#/$defs/none",
+        "#none",
+        "other.json",
+        "https://example.org/s.json",
+        "#/type/x",
+    ],
 )
 def test_a_reference_to_nothing_is_refused(target):
     with pytest.raises(UnsupportedSchema) as caught:
@@ -125,9 +135,68 @@ def test_recursive_ref():
     check({"$recursiveRef": "#/$defs/n", "$defs": {"n": INT}}, [1], ["a"])
 
 
-def test_dynamic_ref_is_refused():
+def test_an_id_beside_a_silencing_ref_is_no_base():
+    schema = {
+        "$schema": "http://json-schema.org/draft-07/schema#",
+        "$id": "http://example.org/base/",
+        "definitions": {
+            "s": {"$id": "http://example.org/other/n.json", "type": "string"},
+            "i": {"$id": "n.json", **INT},
+        },
+        "allOf": [{"$id": "http://example.org/other/", "$ref": "n.json"}],
+    }
+    check(schema, [1], ["a"])
+
+
+TREE = {"type": "object", "properties": {"kids": {"items": {"$dynamicRef": "#node"}}}, **SHUT}
+
+
+def test_a_dynamic_ref_with_one_anchor_is_a_ref():
+    schema = {"items": {"$dynamicRef": "#x"}, "type": "array", "$defs": {"a": {"$dynamicAnchor": "x", **INT}}}
+    check(schema, [[1], []], [["a"]])
+    check({"$dynamicRef": "#x", "$defs": {"a": {"$anchor": "x", **INT}}}, [1], ["a"])
+    check({"$dynamicAnchor": "node", **TREE}, [{}, {"kids": [{"kids": []}]}], [{"a": 1}, {"kids": [1]}])
+
+
+def test_a_dynamic_anchor_of_the_root_is_the_outermost():
+    schema = {
+        "$id": "https://example.org/strict",
+        "$dynamicAnchor": "node",
+        "$ref": "tree",
+        "required": ["kids"],
+        "$defs": {"tree": {"$id": "tree", "$dynamicAnchor": "node", **TREE}},
+    }
+    check(schema, [{"kids": []}, {"kids": [{"kids": []}]}], [{}, {"kids": [{}]}])
+
+
+def test_a_dynamic_ref_that_depends_on_the_way_is_refused():
+    lists = {
+        name: {"$id": name, "$ref": "list", "$defs": {"x": {"$dynamicAnchor": "item", "type": kind}}}
+        for name, kind in (("numbers", "number"), ("strings", "string"))
+    }
+    items = {"$id": "list", "items": {"$dynamicRef": "#item"}, "$defs": {"y": {"$dynamicAnchor": "item"}}}
+    with pytest.raises(UnsupportedSchema, match=r"\$dynamicRef"):
+        schema_to_gbnf({"anyOf": [{"$ref": "numbers"}, {"$ref": "strings"}], "$defs": {**lists, "l": items}})
+
+
+def test_a_dynamic_ref_to_nothing_is_refused():
     with pytest.raises(UnsupportedSchema, match=r"\$dynamicRef"):
         schema_to_gbnf({"$dynamicRef": "#x"})
+
+
+def test_a_recursive_ref_means_the_root_that_asks_for_it():
+    inner = {
+        "$id": "inner.json",
+        "$recursiveAnchor": True,
+        "anyOf": [{"type": "string"}, {"type": "object", "additionalProperties": {"$recursiveRef": "#"}}],
+    }
+    outer = {
+        "$id": "http://example.org/outer.json",
+        "$defs": {"in": inner},
+        "anyOf": [INT, {"$ref": "inner.json"}],
+    }
+    check({**outer, "$recursiveAnchor": True}, [1, "a", {"b": 1}, {"b": {"c": "d"}}], [1.5, {"b": None}])
+    check(outer, [1, "a", {"b": "c"}], [{"b": 1}])
 
 
 def test_draft_3_is_refused():

@@ -41,7 +41,9 @@ def test_an_escaped_character_counts_once():
         ("^[\\]\\[\\\\^]$", ["]", "[", "\\", "^"], ["a"]),
         ("^\\/\\.\\*$", ["/.*"], ["/a*"]),
         ("^$", [""], ["a"]),
-        ("^a{,2}$", ["a{,2}"], ["aa"]),
+        ("^a{,2}$", ["", "aa"], ["a{,2}", "aaa"]),
+        ("\\Aab\\Z", ["ab"], ["xab", "abx", "AabZ"]),
+        ("a\\z", ["a", "ba"], ["ab", "az"]),
         ("^\\p{Lu}\\p{L}*$", ["Éa", "A"], ["aé", "1"]),
         ("(^a|^b)c$", ["ac", "bc"], ["xac", "c"]),
         ("", ["", "anything"], []),
@@ -102,6 +104,48 @@ def test_pattern_within_lengths():
 def test_a_long_bound_on_several_open_parts_is_never_exceeded():
     schema = {"type": "string", "pattern": "^[a-z]+:[a-z]+$", "maxLength": 60}
     check(schema, ["a:b", "a" * 20 + ":" + "b" * 10, "x" * 40 + ":y"], ["a" * 40 + ":" + "b" * 40, "ab"])
+
+
+@pytest.mark.parametrize(
+    ("schema", "accepted", "rejected"),
+    [
+        ({"minLength": 6}, ["http:a", "https://a.b/c"], ["a:bcd", "http:"]),
+        (
+            {"minLength": 1, "maxLength": 2048},
+            ["https://a.b/c%20d?e=f#g", "urn:isbn:0-395", "a:b", "http://a.b:80/"],
+            ["no uri", "http://a/" + "x" * 2040, "//a"],
+        ),
+        (
+            {"minLength": 9, "maxLength": 20},
+            ["http://a.b/c", "mailto:ab@c.de"],
+            ["http://a", "a:" + "b" * 19],
+        ),
+    ],
+)
+def test_addresses_of_bounded_length(schema, accepted, rejected):
+    check({"type": "string", "format": "uri", **schema}, accepted, rejected)
+
+
+def test_other_formats_of_bounded_length():
+    email = {"type": "string", "format": "email", "minLength": 6, "maxLength": 100}
+    check(
+        email, ["aa@b.cd", "a@bc.de", "john.smith@mail.example.org"], ["a@b.c", "a@" + "b" * 30 + ".c" * 40]
+    )
+    reference = {"type": "string", "format": "uri-reference", "minLength": 1, "maxLength": 255}
+    check(reference, ["a", "/a:b?c#d", "http://a.b", "a/b"], ["", "/" + "a" * 255, "a b"])
+    check({"format": "hostname", "minLength": 4}, ["ab.c", "abcd"], ["abc", "a.b"])
+    check({"format": "json-pointer", "minLength": 1, "maxLength": 255}, ["/", "/a/b"], ["", "/" + "a" * 255])
+
+
+def test_a_bound_that_no_text_comes_near_is_kept_as_far_as_counts_go():
+    most = 2**31 - 1
+    check({"type": "string", "maxLength": most, "minLength": 1}, ["a"], [""])
+    check({"type": "array", "items": {"type": "integer"}, "maxItems": most}, [[], [1, 2]], [["a"]])
+
+
+def test_the_last_character_of_ascii_may_be_escaped():
+    check({"type": "string", "pattern": "^[^a]$"}, ["\x7f", "b"], ["a"])
+    check({"type": "string", "maxLength": 1}, ["\x7f"], ["\x7f\x7f"])
 
 
 def test_several_patterns_hold_at_once():

@@ -1,0 +1,143 @@
+"""What is written in a format can be read: by Python's own parsers, and by pydantic's."""
+
+from __future__ import annotations
+
+import ipaddress
+import json
+import random
+import sys
+import uuid
+from collections.abc import Callable, Iterator
+from datetime import date, datetime, time, timedelta
+from typing import Any
+from urllib.parse import urlsplit
+
+import jsonschema
+import pydantic
+import pytest
+
+from openai_cpu_server.llama.grammar_check import GrammarCheck
+from openai_cpu_server.structured import schema_to_gbnf
+from openai_cpu_server.structured.formats import FORMATS, LIMITED
+from tests.structured.oracle import Sampler, check, compact
+
+pytestmark = pytest.mark.thorough
+
+Reader = Callable[[str], object]
+"""Raises ValueError."""
+
+
+def pydantics(kind: Any) -> Reader:
+    adapter = pydantic.TypeAdapter(kind)
+    return lambda text: adapter.validate_json(json.dumps(text))
+
+
+def pythons(read: Reader) -> list[Reader]:
+    """Of a time with its zone: before 3.11 Python reads few."""
+    return [read] if sys.version_info >= (3, 11) else []
+
+
+READERS: dict[str, list[Reader]] = {
+    "date": [date.fromisoformat, pydantics(date)],
+    "time": [*pythons(time.fromisoformat), pydantics(time)],
+    "date-time": [*pythons(datetime.fromisoformat), pydantics(datetime)],
+    "duration": [pydantics(timedelta)],
+    "email": [],
+    "hostname": [],
+    "ipv4": [ipaddress.IPv4Address],
+    "ipv6": [ipaddress.IPv6Address],
+    "uri": [lambda text: urlsplit(text).port],
+    "uri-reference": [lambda text: urlsplit(text).port],
+    "uuid": [uuid.UUID],
+    "json-pointer": [],
+}
+CHECKER = jsonschema.Draft202012Validator.FORMAT_CHECKER
+
+
+def unread(name: str, text: str) -> Iterator[Reader]:
+    for reader in READERS[name]:
+        try:
+            reader(text)
+        except ValueError:
+            yield reader
+
+
+def is_written(grammar: GrammarCheck, text: str) -> bool:
+    return grammar.check(compact(text)).fits
+
+
+def is_date(text: str) -> bool:
+    try:
+        return bool(date.fromisoformat(text))
+    except ValueError:
+        return False
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_what_is_drawn_is_read(name: str, rng: random.Random) -> None:
+    schema = {"type": "string", "format": name}
+    sampler = Sampler(schema_to_gbnf(schema))
+    drawn = [json.loads(text) for _ in range(300) if (text := sampler.draw(rng)) is not None]
+    assert len(drawn) > 200
+    assert [text for text in drawn if not CHECKER.conforms(text, name)] == []
+    assert [(text, reader) for text in drawn for reader in unread(name, text)] == []
+
+
+@pytest.mark.parametrize("name", LIMITED)
+def test_what_is_drawn_within_a_length_is_of_the_format(name: str, rng: random.Random) -> None:
+    sampler = Sampler(schema_to_gbnf({"type": "string", "format": name, "minLength": 8, "maxLength": 60}))
+    drawn = [json.loads(text) for _ in range(200) if (text := sampler.draw(rng)) is not None]
+    assert len(drawn) > 100
+    assert [x for x in drawn if not 8 <= len(x) <= 60 or not CHECKER.conforms(x, name)] == []
+    whole = GrammarCheck(schema_to_gbnf({"type": "string", "format": name}))
+    assert [text for text in drawn if not is_written(whole, text)] == []
+
+
+def test_dates_are_exactly_pythons() -> None:
+    grammar = GrammarCheck(schema_to_gbnf({"format": "date"}))
+    leap_days = [f"{year:04}-02-29" for year in range(10_000)]
+    years = (0, 1, 4, 9, 10, 99, 100, 999, 1000, 1900, 2000, 2023, 2024, 9999)
+    days = [f"{y:04}-{m:02}-{d:02}" for y in years for m in range(14) for d in range(33)]
+    assert [text for text in leap_days + days if is_written(grammar, text) != is_date(text)] == []
+
+
+def test_a_moment_has_a_date_and_a_time_that_are_read() -> None:
+    check(
+        {"format": "date-time"},
+        ["0001-01-01T00:00:00Z", "9999-12-31T23:59:59.999999999+23:59", "2000-02-29T00:00:00-00:00"],
+        [
+            "0000-01-01T00:00:00Z",
+            "0000-02-29T00:00:00Z",
+            "1900-02-29T00:00:00Z",
+            "2024-01-01T23:59:60Z",
+            "2024-01-01T24:00:00Z",
+            "2024-01-01T00:00:00.1234567890Z",
+            "2024-01-01T00:00:00+24:00",
+            "2024-01-01t00:00:00Z",
+            "2024-01-01T00:00:00z",
+        ],
+    )
+
+
+@pytest.mark.parametrize(
+    "longest",
+    [
+        "P999999Y9999999M99999999DT999999H999999M999999S",
+        "PT9999999M9999999S",
+        "PT999999999S",
+        "P99999999W",
+    ],
+)
+def test_the_longest_durations_are_read(longest: str) -> None:
+    grammar = GrammarCheck(schema_to_gbnf({"format": "duration"}))
+    assert is_written(grammar, longest)
+    assert list(unread("duration", longest)) == []
+    assert not is_written(grammar, longest[:-1] + "9" + longest[-1])
+
+
+@pytest.mark.parametrize("name", ["uri", "uri-reference"])
+def test_ports_are_of_sixteen_bits(name: str) -> None:
+    grammar = GrammarCheck(schema_to_gbnf({"format": name}))
+    ports = [*range(10_000, 100_000, 999), *range(65_480, 65_620), 9, 9999, 100_000]
+    assert [p for p in ports if is_written(grammar, f"http://a:{p}/") != (p < 2**16)] == []
+    assert is_written(grammar, "http://a:/")
