@@ -38,6 +38,7 @@ from openai_cpu_server.jobs.jobs import Jobs
 from openai_cpu_server.jobs.options import JobOptions
 from openai_cpu_server.jobs.rows import RunRow
 from openai_cpu_server.llama.grammar_check import GrammarCheck
+from openai_cpu_server.llama.machine import Machine
 from openai_cpu_server.llama.profile import load_profile
 from openai_cpu_server.llama.vocabulary import Vocabulary
 from openai_cpu_server.model_source import resolve_model
@@ -238,14 +239,21 @@ def _engine_options(settings: Settings, model_path: Path, tokenizer: Tokenizer) 
     options = settings.engine_options(
         model_path,
         cache_bytes=_cache_bytes(settings),
+        draft_model_path=resolve_model(settings.draft_model) if settings.draft_model else None,
         pinned_prompts=tuple(_pinned(path, tokenizer) for path in settings.pin_prompt),
         pinned_namespace=_pinned_namespace(settings),
     )
+    _warn_of_threads(max(settings.threads or 1, settings.threads_batch or 1), Machine().num_cpus())
     profile = load_profile(model_path, settings.profile_dir) if settings.profile == "auto" else None
     if profile is None:
         return options
     logger.info("using the profile that was tuned for this model here: %s", profile)
     return profile.applied(options, given=settings.model_fields_set)
+
+
+def _warn_of_threads(asked: int, cpus: int) -> None:
+    if asked > cpus:
+        logger.warning("%d threads on %d CPUs wait for each other: steps take many times longer", asked, cpus)
 
 
 def _pinned(path: Path, tokenizer: Tokenizer) -> tuple[int, ...]:

@@ -25,8 +25,9 @@ class PromptTooLong(ServerError):
 
     def __init__(self, *, prompt_tokens: int, max_tokens: int, limit: int, param: str) -> None:
         super().__init__(
-            f"This model's context is {limit} tokens, but {prompt_tokens + max_tokens} were asked for "
-            f"({prompt_tokens} in the prompt, {max_tokens} for the output)."
+            # Clients look for the first words to tell this error from others.
+            f"This model's maximum context length is {limit} tokens, but {prompt_tokens + max_tokens} were "
+            f"asked for ({prompt_tokens} in the prompt, {max_tokens} for the output)."
         )
         self.param = param
 
@@ -63,10 +64,10 @@ class Forbidden(ServerError):
 
 
 class OriginRefused(ServerError):
-    """A page of another origin opened a WebSocket."""
+    """A page of another origin called."""
 
     def __init__(self, origin: str) -> None:
-        super().__init__(f"Pages of {origin[:200]!r} may not open a WebSocket here; see --cors-origin.")
+        super().__init__(f"Pages of {origin[:200]!r} may not call this server; see --cors-origin.")
 
 
 class BodyTooSlow(ServerError):
@@ -151,6 +152,17 @@ class ReaderTooSlow(ServerError):
 
     def __init__(self) -> None:
         super().__init__("The client reads too slowly: the request was ended.")
+
+
+class JobsUnavailable(ServerError):
+    """The jobs database cannot be reached, or cannot write."""
+
+    retry_after_s = 10.0
+
+    def __init__(self, reason: str) -> None:
+        """`reason`: one line, which is for the log alone."""
+        super().__init__("The database of files and batches is out of order; try again later.")
+        self.reason = reason
 
 
 class JobObjectNotFound(ServerError):

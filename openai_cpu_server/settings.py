@@ -12,6 +12,7 @@ from pydantic import Field, SecretStr, ValidationError
 from pydantic_settings import (
     BaseSettings,
     CliApp,
+    CliSettingsSource,
     PydanticBaseSettingsSource,
     SettingsConfigDict,
     SettingsError,
@@ -21,8 +22,12 @@ from pydantic_settings import (
 from openai_cpu_server.contract.messages import EngineOptions
 from openai_cpu_server.contract.request import Priority
 from openai_cpu_server.errors import StartupError
+from openai_cpu_server.option_parser import OptionParser, add_option
 
+_PROGRAM = "openai-cpu-server serve"
 _ENV_PREFIX = "OCS_"
+_MAX_THREADS = 512
+"""llama.cpp's own limit."""
 _PASSED_ON = {
     "max_seqs",
     "threads",
@@ -36,6 +41,9 @@ _PASSED_ON = {
     "policy",
     "tile_filling",
     "mixed_steps",
+    "continuous_batching",
+    "speculation",
+    "draft_max",
     "prefix_sharing",
     "log_level",
 }
@@ -47,7 +55,6 @@ class Settings(BaseSettings):
 
     model_config = SettingsConfigDict(
         env_prefix=_ENV_PREFIX,
-        cli_prog_name="openai-cpu-server serve",
         cli_kebab_case=True,
         cli_implicit_flags=True,
         cli_hide_none_type=True,
@@ -85,9 +92,14 @@ class Settings(BaseSettings):
         None, ge=256, description="tokens of the KV pool; default: half of free memory, at most 16384"
     )
     max_seqs: int = Field(64, ge=1, le=254, description="sequences that run at once")
-    threads: int | None = Field(None, ge=1, description="compute threads; default: physical cores")
+    threads: int | None = Field(
+        None, ge=1, le=_MAX_THREADS, description="compute threads; default: physical cores"
+    )
     threads_batch: int | None = Field(
-        None, ge=1, description="threads for steps of more than one token; default: as --threads"
+        None,
+        ge=1,
+        le=_MAX_THREADS,
+        description="threads for steps of more than one token; default: as --threads",
     )
     flash_attention: bool = Field(True, description="off: slower with long contexts")
     profile: Literal["auto", "off"] = Field(
@@ -107,6 +119,18 @@ class Settings(BaseSettings):
     policy: Literal["priority", "fifo", "sjf"] = Field("priority", description="who goes first")
     tile_filling: bool = Field(True, description="grow steps to sizes that are faster")
     mixed_steps: bool = Field(True, description="prompts and decoding sequences share steps")
+    continuous_batching: bool = Field(
+        True, description="newcomers join between steps (off: they wait for the whole batch)"
+    )
+    speculation: Literal["auto", "off", "always"] = Field(
+        "auto",
+        description="verify several likely tokens of a sequence in one step, the answers stay the same; "
+        "auto: where that is predicted to be faster",
+    )
+    draft_model: str | None = Field(
+        None, description="a small model with the same tokenizer that drafts too; named as --model is"
+    )
+    draft_max: int = Field(31, ge=1, description="tokens that one sequence drafts in a step at most")
     prefix_sharing: bool = Field(True, description="compute a common prompt once (off: for comparison)")
     cache_mb: int | None = Field(
         None, ge=0, description="host memory of the prefix cache; default: a quarter of the machine's"
@@ -163,7 +187,7 @@ class Settings(BaseSettings):
         1800.0, ge=0, description="the same while the model is loaded and its steps are measured; 0: never"
     )
     max_crashes_per_minute: int = Field(
-        5, ge=1, description="of the engine; then it is given up. Kills after progress do not count"
+        5, ge=1, description="of the engine; then it is given up. SIGKILLs after progress do not count"
     )
     keep_alive_s: float = Field(10.0, ge=0, description="seconds between comments on a silent stream")
     lenient: bool = Field(False, description="ignore unknown parameters and name them in a header")
@@ -191,6 +215,7 @@ class Settings(BaseSettings):
         model_path: Path,
         *,
         cache_bytes: int,
+        draft_model_path: Path | None = None,
         pinned_prompts: tuple[tuple[int, ...], ...] = (),
         pinned_namespace: str = "",
     ) -> EngineOptions:
@@ -198,6 +223,7 @@ class Settings(BaseSettings):
         return EngineOptions(
             **self.model_dump(include=_PASSED_ON),
             model_path=str(model_path),
+            draft_model_path=str(draft_model_path) if draft_model_path else None,
             kv_tokens=self.ctx_size,
             kv_type="f16" if self.kv_type == "auto" else self.kv_type,
             repack={"auto": None, "on": True, "off": False}[self.repack],
@@ -239,13 +265,18 @@ def user_data_dir() -> Path:
 
 def read_settings(arguments: Sequence[str]) -> Settings:
     """Settings for these command line arguments. Raises StartupError with one line that names the option."""
-    path = _config_path(arguments)
+    settings = _reading(_config_path(arguments))
     try:
-        return CliApp.run(_reading(path), cli_args=list(arguments))
+        return CliApp.run(settings, cli_args=list(arguments), cli_settings_source=_command_line(settings))
     except ValidationError as error:
         raise StartupError("; ".join(_problem(e["loc"], e["msg"]) for e in error.errors())) from None
     except (SettingsError, OSError, ValueError) as error:
         raise StartupError(f"cannot read the settings: {error}") from None
+
+
+def _command_line(settings: type[Settings]) -> CliSettingsSource[OptionParser]:
+    parser = OptionParser(_PROGRAM, Settings.__doc__ or "")
+    return CliSettingsSource(settings, root_parser=parser, add_argument_method=add_option)
 
 
 def _reading(path: Path | None) -> type[Settings]:

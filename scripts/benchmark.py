@@ -1,10 +1,12 @@
 #!/usr/bin/env python3
-"""Measures the server with real HTTP clients, and its goals: pass or miss.
+"""Measures our server beside others, with real HTTP clients, and its goals: pass or miss.
 
-    .venv/bin/python scripts/benchmark.py [--model PATH] [--workloads chat,mixed] [--quick] [--rounds 3]
+    .venv/bin/python scripts/benchmark.py --set-up-peers   (once: llama-server, a venv for the others)
+    .venv/bin/python scripts/benchmark.py [--quick] [--model PATH | --shape SHAPE] [--workloads chat,mixed]
 
 Servers are started by the script, measured in interleaved rounds (A B A B ...), stopped. Medians count; the
-spread is (largest - smallest) / median. Exit code: 0 if everything could be measured, met or not; 1 if not.
+spread is (largest - smallest) / median. The limit is a bare loop over llama_decode. Report, figures and plots
+are written to --output. Exit code: 0 if everything could be measured, met or not; 1 if not.
 """
 
 from __future__ import annotations
@@ -14,18 +16,27 @@ import os
 import signal
 import sys
 import time
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import msgspec
+import psutil
+from bench import plots
 from bench.bench import Bench
 from bench.circumstances import circumstances
+from bench.contestants import Variant
 from bench.http_client import HttpFailed
+from bench.limit.limit import Limit
 from bench.load import LoadFailed
-from bench.model import default_model
+from bench.model import made_model
+from bench.peer_setup import SetupFailed, set_up
+from bench.peers import BEST_FLAGS, KEYS, PeerPaths, peers
 from bench.report import show, show_goals, write
-from bench.results import Report, WorkloadResult
+from bench.results import Circumstances, Report, WorkloadResult
 from bench.servers import ServerFailed, our_options
-from bench.workloads import WORKLOADS
+from bench.workloads import QUICK, WORKLOADS
+from random_model.shapes import SHAPES
+from random_model.tensors import Quant
 from rich.console import Console
 
 from openai_cpu_server.errors import StartupError
@@ -33,37 +44,129 @@ from openai_cpu_server.model_source import resolve_model
 
 _COMPANY = 0.5
 """Load average before the start from which on somebody else is at work here."""
+_SHAPE, _QUICK_SHAPE, _QUANT = "1b", "50m", "q4_k_m"
+_QUICK_S = 160
+"""What the workloads of --quick get of its three minutes."""
+_QUICK_LEAVES_OUT = frozenset({"plain-steps", "fifo", "llama-cpp-server", "example-server"})
+_ALL_KEYS = (*(variant.key for variant in Variant), *KEYS)
+
+
+class TimeUp(KeyboardInterrupt):
+    """The time of --quick is over. Event loops let no other exception through."""
 
 
 def main() -> int:
     arguments = _arguments()
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # leave no server behind
-    model = (arguments.model or default_model()).resolve()
     console = Console()
+    if arguments.set_up_peers:
+        return _set_up(console)
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # leave no server behind
     load_before = os.getloadavg()
     _warn_of_company(load_before[0], console)
+    run = _Run(arguments, console)
     results: list[WorkloadResult] = []
-    known = our_options()
+    if arguments.quick:
+        signal.signal(signal.SIGALRM, _raise_time_up)
+        signal.alarm(_QUICK_S)
     for name in arguments.workloads:
-        bench = Bench(
-            model=model,
-            rounds=arguments.rounds,
-            is_quick=arguments.quick,
-            known_options=known,
-            say=lambda line: console.print(f"[dim]{line}[/dim]", highlight=False),
-        )
-        results.append(_run(name, bench))
+        results.append(run.workload(name))
         show(results[-1], console)
         report = Report(
-            circumstances=circumstances(model, rounds=arguments.rounds, is_quick=arguments.quick),
+            circumstances=run.circumstances(),
             load_before=load_before,
             load_after=os.getloadavg(),
             results=tuple(results),
         )
-        write(report, arguments.output)  # after each: an interrupted run keeps what it has
+        write(report, arguments.output, {})  # after each: an interrupted run keeps what it has
+    signal.alarm(0)
     show_goals(report, console)
+    _draw(report, arguments.output, console)
     console.print(f"written to {arguments.output}", highlight=False)
-    return 1 if any(result.failure for result in results) else 0
+    return 1 if any(result.failure or result.failures for result in results) else 0
+
+
+class _Run:
+    """What all workloads have in common."""
+
+    def __init__(self, arguments: argparse.Namespace, console: Console) -> None:
+        self._rounds: int = arguments.rounds
+        self._is_quick: bool = arguments.quick
+        self._is_poisson: bool = arguments.poisson
+        self._say: Callable[[str], None] = lambda line: console.print(f"[dim]{line}[/dim]", highlight=False)
+        self._model: Path = (arguments.model or made_model(arguments.shape, arguments.quant)).resolve()
+        self._keys: frozenset[str] = arguments.servers
+        paths = PeerPaths.found(arguments.llama_server, arguments.peer_python, arguments.example_server)
+        self._peers = peers(self._model, paths, arguments.llama_server_best)
+        self._limit = Limit(self._model, is_quick=self._is_quick, say=self._say) if arguments.limit else None
+        self._known_options = our_options()
+        self._is_time_up = False
+
+    def workload(self, name: str) -> WorkloadResult:
+        """One that cannot be measured does not take the others along."""
+        bench = Bench(
+            model=self._model,
+            rounds=self._rounds,
+            is_quick=self._is_quick,
+            known_options=self._known_options,
+            say=self._say,
+            peers=self._peers,
+            keys=self._keys,
+            limit=self._limit,
+            is_poisson=self._is_poisson,
+        )
+        self._say(f"{name} ...")
+        start = time.perf_counter()
+        result = self._measured(name, bench)
+        return msgspec.structs.replace(result, uses=tuple(bench.uses), seconds=time.perf_counter() - start)
+
+    def circumstances(self) -> Circumstances:
+        contestants = [*(variant.contestant for variant in Variant), *self._peers]
+        return circumstances(
+            self._model,
+            rounds=self._rounds,
+            is_quick=self._is_quick,
+            contestants=[who for who in contestants if who.key in self._keys],
+        )
+
+    def _measured(self, name: str, bench: Bench) -> WorkloadResult:
+        try:
+            if not self._is_time_up:
+                return WORKLOADS[name](bench)
+        except (ServerFailed, LoadFailed, HttpFailed) as error:
+            return WorkloadResult(name=name, sizes="", failure=str(error))
+        except TimeUp:
+            self._is_time_up = True
+            _stop_leftovers()
+        return WorkloadResult(name=name, sizes="", failure="the three minutes of --quick were over")
+
+
+def _raise_time_up(*_: object) -> None:
+    raise TimeUp
+
+
+def _stop_leftovers() -> None:
+    """Servers that were just being stopped, or started, when the time was up."""
+    children = psutil.Process().children(recursive=True)
+    for child in children:
+        child.terminate()
+    psutil.wait_procs(children, timeout=10)
+
+
+def _set_up(console: Console) -> int:
+    try:
+        set_up(lambda line: console.print(line, highlight=False))
+    except SetupFailed as error:
+        console.print(f"[red]{error}[/red]", highlight=False)
+        return 1
+    console.print("llama-server and llama-cpp-python's servers are ready to be measured")
+    return 0
+
+
+def _draw(report: Report, folder: Path, console: Console) -> None:
+    if not plots.is_possible():
+        console.print("no plots: pip install 'openai-cpu-server[bench]'", highlight=False, markup=False)
+        return
+    write(report, folder, plots.draw(report, folder))
 
 
 def _warn_of_company(load: float, console: Console) -> None:
@@ -72,43 +175,90 @@ def _warn_of_company(load: float, console: Console) -> None:
         console.print(f"[yellow]the load average is {load:.1f} already: figures will be off[/yellow]")
 
 
-def _run(name: str, bench: Bench) -> WorkloadResult:
-    """A workload that cannot be measured does not take the others along."""
-    bench.say(f"{name} ...")
-    start = time.perf_counter()
-    try:
-        result = WORKLOADS[name](bench)
-    except (ServerFailed, LoadFailed, HttpFailed) as error:
-        result = WorkloadResult(name=name, sizes="", failure=str(error))
-    return msgspec.structs.replace(result, uses=tuple(bench.uses), seconds=time.perf_counter() - start)
-
-
 def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument(
+    models = parser.add_mutually_exclusive_group()
+    models.add_argument(
         "--model",
         type=_gguf,
         metavar="MODEL",
-        help="GGUF file, or what else `serve --model` takes, such as demo; "
-        "default: a random 1 B q4_k_m, made once",
+        help="GGUF file, or what else `serve --model` takes, such as demo",
+    )
+    models.add_argument(
+        "--shape",
+        choices=SHAPES,
+        help=f"of a model with random weights, made once; default {_SHAPE}, with --quick {_QUICK_SHAPE}",
+    )
+    parser.add_argument(
+        "--quant", choices=[quant.value for quant in Quant], default=_QUANT, help="of it; default %(default)s"
     )
     parser.add_argument(
         "--workloads",
-        type=_names,
-        default=list(WORKLOADS),
+        type=lambda text: _names(text, tuple(WORKLOADS)),
         metavar="NAME,...",
-        help=f"of {', '.join(WORKLOADS)}; default: all",
+        help=f"of {', '.join(WORKLOADS)}; default: all, with --quick "
+        f"without {', '.join(name for name in WORKLOADS if name not in QUICK)}",
+    )
+    parser.add_argument(
+        "--servers",
+        type=lambda text: frozenset(_names(text, _ALL_KEYS)),
+        metavar="NAME,...",
+        help=f"of {', '.join(_ALL_KEYS)}; default: all that are here, with --quick without "
+        f"{', '.join(sorted(_QUICK_LEAVES_OUT))}. Workloads pick those of them that say something there",
     )
     parser.add_argument("--rounds", type=_positive, metavar="N", help="default 3, with --quick 1")
-    parser.add_argument("--quick", action="store_true", help="smaller sizes: a look, not a result")
+    parser.add_argument(
+        "--quick", action="store_true", help="small sizes, done within three minutes: a look, not a result"
+    )
+    parser.add_argument(
+        "--poisson",
+        action="store_true",
+        help="interactive requests of mixed come at random, not by the clock",
+    )
+    parser.add_argument(
+        "--no-limit", dest="limit", action="store_false", help="leave out the bare loop over llama_decode"
+    )
     parser.add_argument(
         "--output", type=Path, default=_default_output(), metavar="DIR", help="default %(default)s"
     )
+    _add_peers(parser.add_argument_group("peers"))
     arguments = parser.parse_args()
     arguments.rounds = arguments.rounds or (1 if arguments.quick else 3)
+    arguments.shape = arguments.shape or (_QUICK_SHAPE if arguments.quick else _SHAPE)
+    arguments.workloads = arguments.workloads or list(QUICK if arguments.quick else WORKLOADS)
+    left_out = _QUICK_LEAVES_OUT if arguments.quick else frozenset[str]()
+    arguments.servers = arguments.servers or frozenset(_ALL_KEYS) - left_out
     return arguments
+
+
+def _add_peers(group: argparse._ArgumentGroup) -> None:
+    group.add_argument(
+        "--set-up-peers",
+        action="store_true",
+        help="build llama-server from the sources that llama-cpp-python ships, make a virtual environment "
+        "for llama-cpp-python's servers, both in the user's cache, and end",
+    )
+    group.add_argument("--llama-server", type=_file, metavar="PATH", help="default: on PATH, else as set up")
+    group.add_argument(
+        "--llama-server-best",
+        default=BEST_FLAGS,
+        metavar="FLAGS",
+        help="what makes llama-server fastest here, for its second column; default %(default)s",
+    )
+    group.add_argument(
+        "--peer-python",
+        type=_file,
+        metavar="PATH",
+        help="an interpreter that has llama-cpp-python[server]; default: as set up",
+    )
+    group.add_argument(
+        "--example-server",
+        type=_file,
+        metavar="PATH",
+        help="llama-cpp-python's examples/server/server.py; default: as set up",
+    )
 
 
 def _default_output() -> Path:
@@ -122,11 +272,18 @@ def _gguf(text: str) -> Path:
         raise argparse.ArgumentTypeError(str(error)) from None
 
 
-def _names(text: str) -> list[str]:
+def _file(text: str) -> Path:
+    path = Path(text).expanduser()
+    if not path.is_file():
+        raise argparse.ArgumentTypeError(f"there is no file {text}")
+    return path.absolute()
+
+
+def _names(text: str, known: Sequence[str]) -> list[str]:
     names = text.split(",")
-    unknown = [name for name in names if name not in WORKLOADS]
+    unknown = [name for name in names if name not in known]
     if unknown:
-        raise argparse.ArgumentTypeError(f"unknown: {', '.join(unknown)}; there are {', '.join(WORKLOADS)}")
+        raise argparse.ArgumentTypeError(f"unknown: {', '.join(unknown)}; there are {', '.join(known)}")
     return names
 
 

@@ -6,7 +6,7 @@ import os
 import signal
 import threading
 import zlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -16,6 +16,7 @@ from openai_cpu_server.contract.model_info import ModelInfo
 from openai_cpu_server.contract.request import Constraint
 from openai_cpu_server.contract.step import (
     Close,
+    Drafted,
     Drop,
     Open,
     Restore,
@@ -28,6 +29,7 @@ from openai_cpu_server.contract.step import (
     StepResult,
     TokenLogprob,
     Verb,
+    num_right,
 )
 from openai_cpu_server.errors import ConstraintFailed
 
@@ -77,7 +79,7 @@ def forced_token(constraint: Constraint, output: list[int]) -> int | None:
         if sign == "!":
             raise ConstraintFailed("the pattern has failed")
         expected += _expansion(sign, output[len(expected) - 1 : len(expected)])
-    return [*expected, END_TOKEN][len(output)]
+    return expected[len(output)] if len(output) < len(expected) else END_TOKEN
 
 
 def _expansion(sign: str, before: list[int]) -> list[int | None]:
@@ -96,6 +98,13 @@ def forced_tokens(constraint: Constraint, output: list[int]) -> tuple[int, ...]:
     return tuple(followed[len(output) :])
 
 
+def _allows(constraint: Constraint, output: list[int], token: int) -> bool:
+    try:
+        return forced_token(constraint, output) in (None, token)
+    except ConstraintFailed:
+        return False
+
+
 @dataclass(eq=False)
 class Cell:
     """A KV cell: what it stands for. Sequences that share it hold the same object."""
@@ -109,6 +118,7 @@ class FakeBackend:
 
     Token t >= 2 is the byte t-2 (those from 258 on are nothing); 1 ends. `kill_on` makes the process send
     itself a signal, `kill_with`, in the step that computes this token; `step_s` makes a step take its time.
+    `choose` is the model: the next token, from all before it.
     """
 
     def __init__(
@@ -118,15 +128,19 @@ class FakeBackend:
         kill_on: int | None = None,
         kill_with: signal.Signals = signal.SIGSEGV,
         step_s: float = 0.0,
+        choose: Callable[[list[int]], int] = next_token,
     ) -> None:
         self.info = info
         self.cells: dict[int, list[Cell]] = {}
         self.opened: dict[int, Open] = {}
         self.blocks: dict[int, list[Cell]] = {}
+        self.accepted: dict[int, int] = {}
+        """By slot, tokens of its last draft."""
         self.num_computed = 0
         self._kill_on = kill_on
         self._kill_with = kill_with
         self._step_s = step_s
+        self._choose = choose
         self._interrupted = threading.Event()
 
     def execute(self, step: Step) -> StepResult:
@@ -136,17 +150,19 @@ class FakeBackend:
         if self._step_s and self._interrupted.wait(self._step_s):
             return StepResult(interrupted=True)
         assert step.num_tokens + step.padding <= self.info.max_step_tokens
-        for span in step.spans:
+        spans = [self._allowed(span) for span in step.spans]
+        for span in spans:
             self._compute(span)
         assert len({id(c) for cells in self.cells.values() for c in cells}) <= self.info.kv_tokens, "full"
-        samples, failures = {}, {}
-        for slot in (span.slot for span in step.spans if span.sample):
-            try:
-                samples[slot] = self._sample(slot)
-            except ConstraintFailed as error:
-                failures[slot] = str(error)
+        sampled = {span.slot: self._sample_along(span) for span in spans if span.sample}
         scores = {s.slot: tuple(TokenLogprob(t, -1.0) for t in s.targets) for s in step.spans if s.targets}
-        return StepResult(samples=samples, scores=scores, failures=failures)
+        return StepResult(
+            samples={slot: samples[0] for slot, (samples, _) in sampled.items() if samples},
+            further={slot: tuple(samples[1:]) for slot, (samples, _) in sampled.items() if samples[1:]},
+            drafted={s.slot: self._settle_draft(s) for s in step.spans if s.num_drafted},
+            scores=scores,
+            failures={slot: failure for slot, (_, failure) in sampled.items() if failure is not None},
+        )
 
     def interrupt(self) -> None:
         self._interrupted.set()
@@ -204,20 +220,65 @@ class FakeBackend:
             case Drop(block=block):
                 del self.blocks[block]
 
+    def _allowed(self, span: Span) -> Span:
+        """Its draft as far as the request's pattern allows it."""
+        opened = self.opened[span.slot]
+        known = [cell.token for cell in self.cells[span.slot]] + list(span.tokens)
+        if span.num_to_draft:
+            draft = self._thought_of(known, span.num_to_draft)
+            span = msgspec.structs.replace(span, draft=draft, num_to_draft=0)
+        if opened.constraint is None or not span.draft:
+            return span
+        for length, token in enumerate(span.draft):
+            output = [*known[len(opened.prompt) :], *span.draft[:length]]
+            if not _allows(opened.constraint, output, token):
+                return msgspec.structs.replace(span, draft=span.draft[:length])
+        return span
+
+    def _thought_of(self, known: list[int], count: int) -> tuple[int, ...]:
+        """By a draft model that is wrong in one of four cases, and sometimes says less than it was asked."""
+        tokens = list(known)
+        while len(tokens) < len(known) + count and (digest := zlib.crc32(repr(tokens).encode())) % 9:
+            tokens.append(self._choose(tokens) if digest % 4 else 2 + digest % 200)
+        return tuple(tokens[len(known) :])
+
     def _compute(self, span: Span) -> None:
         cells = self.cells[span.slot]
         assert len(cells) == span.start, f"slot {span.slot}: {len(cells)} cells, span from {span.start}"
         if self._kill_on in span.tokens:
             os.kill(os.getpid(), self._kill_with)
-        cells += [Cell(span.start + i, token) for i, token in enumerate(span.tokens)]
-        self.num_computed += len(span.tokens)
+        cells += [Cell(span.start + i, token) for i, token in enumerate(span.tokens + span.draft)]
+        self.num_computed += span.num_tokens
 
-    def _sample(self, slot: int) -> Sample:
+    def _sample_along(self, span: Span) -> tuple[list[Sample], str | None]:
+        """What a step each would have sampled, as far as the draft is right; and why it went no further."""
+        assert not span.draft or (self.info.can_trim and not span.targets)
+        known = [cell.token for cell in self.cells[span.slot]][: span.start + len(span.tokens)]
+        samples: list[Sample] = []
+        output: list[int] = []
+        while len(output) <= len(span.draft) and tuple(output) == span.draft[: len(output)]:
+            try:
+                samples.append(self._sample(span.slot, known + output))
+            except ConstraintFailed as error:
+                self.accepted[span.slot] = len(output)
+                return samples, str(error)
+            output += (samples[-1].token, *samples[-1].forced)
+        self.accepted[span.slot] = num_right(span.draft, output)
+        return samples, None
+
+    def _settle_draft(self, span: Span) -> Drafted:
+        """`span` as it was planned."""
+        accepted, cells = self.accepted[span.slot], self.cells[span.slot]
+        end = span.start + len(span.tokens)
+        num_computed = len(cells) - end
+        del cells[end + accepted :]
+        return Drafted(num_computed, accepted, num_known=len(cells))
+
+    def _sample(self, slot: int, tokens: list[int]) -> Sample:
         opened = self.opened[slot]
-        tokens = [cell.token for cell in self.cells[slot]]
         output = tokens[len(opened.prompt) :]
         forced = None if opened.constraint is None else forced_token(opened.constraint, output)
-        token = next_token(tokens) if forced is None else forced
+        token = self._choose(tokens) if forced is None else forced
         if opened.top_logprobs is None:
             burst = opened.constraint and forced_tokens(opened.constraint, [*output, token])
             return Sample(token, forced=burst or ())

@@ -9,20 +9,39 @@ import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import Any
 
 import jsonschema
 import msgspec
 import pytest
-from bench import schemas
-from bench.asking import Ask, ScoredToken, Trace, Usage
+from bench import plots, schemas
+from bench.asking import Ask, Priority, ScoredToken, Trace, Usage
+from bench.bench import Bench
+from bench.contest import Contest
+from bench.contestants import Contestant, Room, Variant, ours
+from bench.dialect import OURS, Dialect, SchemaField
 from bench.greedy import Verdict, compare, margin_shifts
 from bench.load import Clients, LoadFailed, fixed_arrivals, poisson_arrivals
+from bench.peers import PeerPaths, peers
 from bench.prompts import about, random_tokens, random_words
 from bench.report import markdown
-from bench.results import Circumstances, Direction, Figure, Goal, Report, WorkloadResult
-from bench.servers import Variant, missing_options, ours
+from bench.results import (
+    Circumstances,
+    Curve,
+    Direction,
+    Distribution,
+    Figure,
+    Goal,
+    Line,
+    Report,
+    WorkloadResult,
+)
+from bench.servers import ServerSpec, missing_options, our_options
 from bench.stats import Rounds, percentile, ratio
-from bench.workloads import WORKLOADS, chat, json_output, mixed, pool_pressure, prefix
+from bench.timeline import Part, Step, StepLog, Timeline
+from bench.workloads import WORKLOADS, bursts, chat, json_output, mixed, pool_pressure, prefix, throughput
+from bench.workloads.long_prompt import Passage
+from bench.workloads.mixed_load import Size, Window
 from bench.workloads.pure_scheduler import PureScheduler
 
 from openai_cpu_server.contract.request import GenerationRequest, Sampling
@@ -33,6 +52,9 @@ pytestmark = pytest.mark.thorough
 
 CONSTRAINED = Ask(prompt=(300,), max_tokens=9, schema=schemas.REVIEW)
 ASK = Ask(prompt=(300, 301, 302), max_tokens=2)
+WHERE = Circumstances(
+    started="now", model="m.gguf", commit="", cpu="c", num_cpus=2, memory_bytes=2**30, rounds=3, is_quick=True
+)
 
 
 def test_percentiles_lie_between_the_nearest_ranks() -> None:
@@ -130,8 +152,8 @@ def test_pool_pressure_begins_with_batch_work() -> None:
     assert {ask.max_tokens for ask in pool_pressure.beginnings(asks)} == {32}
     at_once = [ask for ask, offset in zip(asks, offsets, strict=True) if offset == 0]
     assert len(at_once) == 16
-    assert {ask.priority for ask in at_once} == {pool_pressure.Priority.BATCH}
-    assert {ask.priority for ask in asks[16:]} == {pool_pressure.Priority.INTERACTIVE}
+    assert {ask.priority for ask in at_once} == {Priority.BATCH}
+    assert {ask.priority for ask in asks[16:]} == {Priority.INTERACTIVE}
     assert offsets[16:19] == [2.0, 4.0, 6.0]
 
 
@@ -160,8 +182,20 @@ def test_tokens_count_in_the_window_in_which_they_come() -> None:
 
 
 def test_throughput_is_of_both_classes() -> None:
-    window = mixed.Window(0.0, 4.0, batch=[trace(0.0, [1.0, 2.0])], interactive=[trace(0.0, [3.0, 4.0])])
+    window = Window(0.0, 4.0, batch=[trace(0.0, [1.0, 2.0])], interactive=[trace(0.0, [3.0, 4.0])])
     assert window.computed_per_s == (5 + 4) / 4
+    assert window.output_per_s == (2 + 1) / 4
+    assert window.batch_output_per_s == 2 / 4
+
+
+def test_a_stall_reaches_into_the_long_requests_time() -> None:
+    long = trace(10.0, [15.0, 16.0])
+    calm, hit, ended = trace(0.0, [8.0, 9.0, 15.5]), trace(0.0, [8.0, 8.5]), trace(0.0, [9.0, 11.0])
+    ended.end = 11.0
+    passage = Passage(long, [calm, hit, ended], end=16.0)
+    assert sorted(passage.gaps_s) == [0.5, 2.0, 6.5, 7.5], "who still waits at the end has waited"
+    assert passage.calm_s == 0.75
+    assert passage.ttft_s == 5.0
 
 
 def token(text: str, logprob: float, **others: float) -> ScoredToken:
@@ -197,11 +231,48 @@ def test_an_option_that_the_server_has_not_is_named() -> None:
     known = frozenset({"--model", "--port", "--ctx-size", "--max-seqs"})
     assert missing_options(spec, known) == ["--no-prefix-sharing"]
     assert missing_options(spec, known | {"--no-prefix-sharing"}) == []
-    assert "8123" in spec.on(8123)
+    assert "8123" in spec.on(8123, Path("nowhere"))
+
+
+def test_options_can_come_in_a_file(tmp_path: Path) -> None:
+    spec = ServerSpec("x", ("server", "{file}"), ready="/", file='{"port": {port}}')
+    _, path = spec.on(8123, tmp_path)
+    assert Path(path).read_text() == '{"port": 8123}'
+
+
+def test_all_are_asked_for_the_same_in_their_own_words() -> None:
+    plain, bound = OURS.body(ASK), OURS.body(CONSTRAINED)
+    assert (plain["prompt"], plain["ignore_eos"]) == (ASK.prompt, True)
+    assert "ignore_eos" not in bound
+    assert "response_format" in bound
+    other = Dialect(as_text=lambda tokens: "a" * len(tokens), end_tokens=(2, 7))
+    body = other.body(ASK)
+    assert (body["prompt"], body["logit_bias"]) == ("aaa", {"2": -100.0, "7": -100.0})
+    assert "ignore_eos" not in body
+    assert Dialect(schema=SchemaField.JSON_SCHEMA).body(CONSTRAINED)["json_schema"] == schemas.REVIEW
+
+
+@pytest.mark.native
+def test_peers_get_the_room_that_the_load_needs() -> None:
+    paths = PeerPaths(llama_server=Path("/x/llama-server"), python=Path("/x/python"), example=Path("/x/e.py"))
+    model, room = tiny_model_path(), Room(pool_tokens=4096, request_tokens=300)
+    specs = [who.spec(model, room) for who in peers(model, paths, "--no-repack -fa on")]
+    plain, best, old, example = (" ".join(spec.command) for spec in specs)
+    assert plain.endswith("-np 16 -c 8192")
+    assert best == f"{plain} --no-repack -fa on"
+    assert "--n_ctx 588 " in old, "a text may come to more tokens"
+    assert "--interrupt_requests false" in old
+    assert example.endswith("--config-file {file}")
+    assert specs[3].file is not None
+    assert '"n_ctx": 8192' in specs[3].file.replace("{port}", "1")
+    assert specs[2].dialect.as_text is not None
+    assert 20 <= len(specs[2].dialect.as_text(random_tokens(50, "x")).split()) <= 50
+    assert specs[2].dialect.end_tokens
+    assert not list(peers(model, PeerPaths(None, None, None), ""))
 
 
 @asynccontextmanager
-async def answering(*pieces: bytes) -> AsyncIterator[Clients]:
+async def answering(*pieces: bytes, dialect: Dialect = OURS) -> AsyncIterator[Clients]:
     """Clients of a server that sends these bytes, piece by piece, to everyone."""
 
     async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -213,7 +284,7 @@ async def answering(*pieces: bytes) -> AsyncIterator[Clients]:
 
     server = await asyncio.start_server(answer, "127.0.0.1", 0)
     async with server:
-        yield Clients(server.sockets[0].getsockname()[1])
+        yield Clients(server.sockets[0].getsockname()[1], dialect)
 
 
 def chunked(*bodies: bytes) -> bytes:
@@ -243,6 +314,18 @@ async def test_only_chunks_with_content_are_tokens() -> None:
         assert (seen.text, len(seen.chunk_times), seen.is_complete) == ("ab", 2, True)
         assert seen.usage is not None
         assert (seen.output_tokens, seen.usage.cached_tokens, seen.timings.preemptions) == (2, 1, 4)
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize(("reason", "tokens"), [("length", 2), ("stop", 1)])
+async def test_who_does_not_count_is_believed_to_have_gone_to_the_end(reason: str, tokens: int) -> None:
+    chunk = f'data: {{"choices":[{{"text":"ab","finish_reason":"{reason}"}}]}}\n\n'.encode()
+    async with answering(
+        CHUNKED + chunked(chunk, b"data: [DONE]\n\n"), dialect=Dialect(tells_usage=False)
+    ) as clients:
+        seen = await clients.send(ASK)
+    assert seen.is_complete
+    assert seen.output_tokens == tokens
 
 
 @pytest.mark.anyio
@@ -305,29 +388,142 @@ def test_the_report_tells_pass_from_miss() -> None:
         for limit in (1.3, 1.6)
     )
     figure = Figure(what="output", rounds=Rounds((1.0, 150.0, 200.25)), unit="tok/s")
+    servers = {"ours": Rounds((2.0,)), "theirs": Rounds((3.0, 4.0, 5.0))}
+    line = Line(
+        what="TTFT", unit="s", better=Direction.AT_MOST, servers=servers, limit=Rounds((1.5, 1.5, 1.5))
+    )
     report = Report(
-        circumstances=Circumstances(
-            started="now",
-            model="m.gguf",
-            commit="",
-            cpu="c",
-            num_cpus=2,
-            memory_bytes=2**30,
-            rounds=3,
-            is_quick=True,
-        ),
+        circumstances=WHERE,
         load_before=(0.0, 0.0, 0.0),
         load_after=(1.0, 1.0, 1.0),
         results=(
-            WorkloadResult(name="one", sizes="small", goals=goals, figures=(figure,)),
+            WorkloadResult(name="one", sizes="small", goals=goals, figures=(figure,), lines=(line,)),
             WorkloadResult(name="two", sizes="", failure="no such option"),
         ),
     )
-    text = markdown(report)
+    text = markdown(report, {"one": ["one.png"]})
     assert "| one | speed 1.3 | 1.50 x | at least 1.3 x | pass |" in text
     assert "| one | speed 1.6 | 1.50 x | at least 1.6 x | miss |" in text
     assert "| output | 150 tok/s | 133 % | 1 150 200 |" in text
+    assert "| median (spread) | unit | ours | theirs | limit | ours / limit |" in text
+    assert "| TTFT | s | 2 | 4 (50 %) | 1.50 (0 %) | 75 % |" in text
     assert "| two | no such option |  |  | not measured |" in text
+    assert "![one](one.png)" in text
+    assert "What the numbers do not show" in text
+
+
+def test_goals_are_judged_against_who_was_measured() -> None:
+    whole, best = Variant.WHOLE.contestant, Contestant("llama-server-best", "tuned", no_spec)
+    contest = Contest({whole: [3.0, 1.0, 2.0], best: [9.0, 8.0, 7.0]})
+    slow = contest.line("TTFT", "s", Direction.AT_MOST, float)
+    absent, tuned = contest.goals_against_llama_server(slow, "TTFT", plain=40, best=4)
+    assert (absent.measured, absent.is_met) == (None, None)
+    assert (tuned.measured, tuned.is_met) == (4.0, True)
+    fast = contest.line("output", "tok/s", Direction.AT_LEAST, float)
+    assert contest.goal_against("llama-server-best", fast, "output", 1.0).measured == 0.25
+    assert contest.goal_of_limit(fast, "output", 95).is_met is None
+    assert Contest({best: [1.0]}).goal_against("llama-server-best", fast, "output", 1.0).is_met is None
+
+
+def no_spec(model: Path, room: Room) -> ServerSpec:
+    raise AssertionError("nobody starts this one")
+
+
+def ending(model: Path, room: Room) -> ServerSpec:
+    return ServerSpec("broken", (sys.executable, "-c", "print('I am broken')"), ready="/")
+
+
+def a_bench(**more: Any) -> Bench:
+    options = {
+        "model": Path("m.gguf"),
+        "rounds": 2,
+        "is_quick": True,
+        "known_options": frozenset[str](),
+        "say": lambda line: None,
+    }
+    return Bench(**(options | more))
+
+
+def test_who_fails_is_out_and_the_others_go_on() -> None:
+    broken, fine = Contestant("broken", "broken", ending), Contestant("fine", "fine", no_spec)
+    bench, tried = a_bench(), []
+
+    def measure(who: Contestant, number: int) -> int:
+        tried.append(who.key)
+        if who is broken:
+            with bench.start(who, Room(256, 256)):
+                pass
+        return number
+
+    contest = bench.contest([broken, fine], measure)
+    assert tried == ["broken", "fine", "fine"]
+    assert contest.runs == {fine: [0, 1]}
+    assert "I am broken" in contest.failures["broken"]
+    with pytest.raises(LoadFailed, match="I am broken"):
+        bench.contest([broken], measure)
+
+
+def test_only_those_are_measured_who_are_wanted() -> None:
+    theirs = Contestant("llama-server", "llama-server", no_spec)
+    wanted = frozenset({"ours", "llama-server"})
+    everybody = a_bench(peers=[theirs]).contestants(Variant.WHOLE, Variant.FIFO)
+    some = a_bench(peers=[theirs], keys=wanted).contestants(Variant.WHOLE, Variant.FIFO)
+    assert [who.key for who in everybody] == ["ours", "fifo", "llama-server"]
+    assert [who.key for who in some] == ["ours", "llama-server"]
+
+
+def test_a_burst_comes_within_a_second() -> None:
+    offsets = bursts.arrivals(bursts.FULL, 1)
+    assert len(offsets) == 100
+    assert offsets == sorted(offsets) == bursts.arrivals(bursts.FULL, 1) != bursts.arrivals(bursts.FULL, 2)
+    assert 0 <= offsets[0] < offsets[-1] < 1
+
+
+def test_questions_of_all_points_share_the_text_that_was_read_before() -> None:
+    asked = [throughput.asks(throughput.FULL, 0, clients) for clients in (0, *throughput.FULL.clients)]
+    assert [len(asks) for asks in asked] == [8, 8, 8, 8, 16, 32, 64]
+    assert len({ask.prompt[:1024] for asks in asked for ask in asks}) == 1
+    assert len({ask.prompt for asks in asked for ask in asks}) == sum(map(len, asked))
+
+
+STEPS = (
+    Step(1.0, 100.0, 0, False, (Part("b", "batch", 1, True), Part("i", "interactive", 33, False))),
+    Step(1.1, 50.0, 14, False, (Part("b", "batch", 1, True), Part("i", "interactive", 1, True))),
+    Step(1.15, 50.0, 0, True, (Part("b", "batch", 1, True),)),
+    Step(9.0, 50.0, 0, False, (Part("b", "batch", 1, True),)),
+)
+
+
+def test_steps_are_read_from_the_log_of_the_server() -> None:
+    log = StepLog()
+    log.note("ggml: something native")
+    log.note('{"logger": "openai_cpu_server.app", "message": "listening"}')
+    for step in STEPS:
+        fields = msgspec.to_builtins(step)
+        log.note(msgspec.json.encode({"logger": "openai_cpu_server.engine.step_log", **fields}).decode())
+    timeline = log.timeline(1.0, 5.0, [trace(1.1, []), trace(7.0, [])])
+    assert timeline == Timeline(STEPS[:3], (1.1,))
+
+
+def test_plots_are_drawn_of_what_was_measured(tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    one = Rounds((1.0, 2.0))
+    result = WorkloadResult(
+        name="mixed",
+        sizes="",
+        curves=tuple(Curve(label=label, points=((1, one), (4, one))) for label in ("ours", "x", "limit")),
+        distributions=(
+            Distribution(label="ours", ttft_s=(0.1, 0.2), gaps_s=(0.01,)),
+            Distribution(label="x", ttft_s=(0.3,), gaps_s=()),
+        ),
+        timeline=Timeline(STEPS, (1.05,)),
+    )
+    empty = WorkloadResult(name="two", sizes="", failure="no")
+    report = Report(circumstances=WHERE, load_before=(0, 0, 0), load_after=(0, 0, 0), results=(result, empty))
+    drawn = plots.draw(report, tmp_path)
+    assert drawn == {"mixed": ["mixed.png", "mixed-latency.png", "mixed-timeline.png"], "two": []}
+    for name in drawn["mixed"]:
+        assert (tmp_path / name).read_bytes().startswith(b"\x89PNG")
 
 
 def benchmark(*arguments: str) -> subprocess.CompletedProcess[str]:
@@ -336,34 +532,79 @@ def benchmark(*arguments: str) -> subprocess.CompletedProcess[str]:
 
 
 def test_wrong_arguments_are_refused_by_name() -> None:
-    for arguments in (("--workloads", "tea"), ("--rounds", "0"), ("--model", "no.gguf")):
+    for arguments in (
+        ("--workloads", "tea"),
+        ("--servers", "ours,tea"),
+        ("--rounds", "0"),
+        ("--model", "no.gguf"),
+        ("--llama-server", "nowhere"),
+    ):
         done = benchmark(*arguments)
         assert done.returncode == 2
         assert arguments[0] in done.stderr
-    assert all(name in benchmark("--help").stdout for name in WORKLOADS)
+    told = "".join(benchmark("--help").stdout.split())  # it breaks lines at hyphens
+    assert all(name in told for name in WORKLOADS)
+
+
+def measured(folder: Path, *arguments: str) -> WorkloadResult:
+    """One workload on the tiny model, small and once."""
+    model = str(tiny_model_path())
+    done = benchmark("--quick", "--model", model, "--output", str(folder), *arguments)
+    assert done.returncode == 0, done.stdout + done.stderr
+    report = msgspec.json.decode((folder / "report.json").read_bytes(), type=Report)
+    (result,) = report.results
+    assert result.failure is None
+    return result
+
+
+@pytest.mark.native
+def test_two_servers_and_the_limit_stand_side_by_side(tmp_path: Path) -> None:
+    result = measured(tmp_path, "--workloads", "chat", "--servers", "ours,static")
+    output = result.lines[0]
+    assert set(output.servers) == {"ours", "static batching"}
+    assert all(rounds.median > 0 for rounds in output.servers.values())
+    assert output.limit is not None
+    assert output.limit.median > 0
+    assert [one.label for one in result.distributions] == ["ours", "static batching"]
+    (judged,) = [goal for goal in result.goals if goal.is_met is not None]
+    assert judged.what == "output tokens/s, of the bare loop over llama_decode"
+    assert "| output | tok/s |" in (tmp_path / "report.md").read_text()
+
+
+@pytest.mark.native
+def test_the_steps_of_a_mixed_run_are_told() -> None:
+    bench = a_bench(model=tiny_model_path(), known_options=our_options())
+    size = Size(idle_requests=1, ramp_s=0.2, window_s=1, shown_s=1, every_s=0.3)
+    found = mixed.timeline(bench, size)
+    parts = [part for step in found.steps for part in step.spans]
+    assert {(part.priority, part.decodes) for part in parts} >= {("batch", True), ("interactive", False)}
+    assert found.arrivals_s
+
+
+@pytest.mark.native
+@pytest.mark.parametrize("name", ["throughput", "prefix", "long-prompt", "bursts"])
+def test_a_workload_has_figures_for_each_server(name: str) -> None:
+    keys = frozenset({"ours"})
+    bench = a_bench(model=tiny_model_path(), known_options=our_options(), keys=keys, rounds=1)
+    result = WORKLOADS[name](bench)
+    assert result.failures == {}
+    assert all(line.servers["ours"].median > 0 for line in result.lines)
+    assert len(result.lines) >= 3
 
 
 @pytest.mark.native
 def test_constrained_and_free_answers_are_measured(tmp_path: Path) -> None:
-    model = str(tiny_model_path())
-    done = benchmark("--quick", "--workloads", "json", "--model", model, "--output", str(tmp_path))
-    assert done.returncode == 0, done.stdout + done.stderr
-    report = msgspec.json.decode((tmp_path / "report.json").read_bytes(), type=Report)
-    (result,) = report.results
-    figures = {figure.what: figure.rounds.values[0] for figure in result.figures}
-    assert figures["constrained: valid answers"] == 100
-    assert 0 < figures["forced tokens, of the output"] < 100
+    result = measured(tmp_path, "--workloads", "json", "--servers", "ours", "--no-limit")
+    values = {line.what: line.servers["ours"].median for line in result.lines}
+    assert values["constrained: valid answers"] == 100
+    (forced,) = result.figures
+    assert 0 < forced.rounds.median < 100
     assert [label for label, _ in result.uses] == ["ours", "ours"]
 
 
 @pytest.mark.native
 def test_a_workload_is_measured_and_written_down(tmp_path: Path) -> None:
-    model = str(tiny_model_path())
-    done = benchmark("--quick", "--workloads", "memory", "--model", model, "--output", str(tmp_path))
-    assert done.returncode == 0, done.stdout + done.stderr
-    report = msgspec.json.decode((tmp_path / "report.json").read_bytes(), type=Report)
-    (result,) = report.results
-    assert result.failure is None
+    result = measured(tmp_path, "--workloads", "memory", "--servers", "ours")
     cells = {figure.what: figure.rounds.values for figure in result.figures}
     assert 0 < cells["pool, cells held at peak"][0] < cells["cells without sharing"][0]
     ((label, use),) = result.uses

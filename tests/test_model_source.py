@@ -326,6 +326,36 @@ class TestLocalFiles:
         assert "\n" not in str(failure.value)
 
 
+class TestWithoutDownload:
+    def find(self, user: User, name: str) -> subprocess.CompletedProcess[str]:
+        program = RESOLVE.replace("resolve_model", "local_model")
+        return subprocess.run(
+            [sys.executable, "-c", program, name],
+            env=user.environment,
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+
+    def test_what_is_in_the_cache_is_found_without_the_hub(self, user: User, hub: Hub) -> None:
+        fetched = user.resolve("hf:acme/split/Q4_K_M/big-Q4_K_M-00001-of-00003.gguf")
+        hub.requests.clear()
+        for name in ("hf:acme/split", "hf:acme/split:Q4_K_M", f"hf:acme/split/Q4_K_M/{fetched.name}"):
+            done = self.find(user, name)
+            assert (done.stdout, done.returncode) == (f"{fetched}\n", 0)
+        assert hub.requests == []
+
+    @pytest.mark.parametrize(
+        "name", ["hf:acme/quants", "hf:acme/quants:Q8_0", "hf:acme/quants/model.Q8_0.gguf", "hf:acme/unheard"]
+    )
+    def test_nothing_is_downloaded(self, user: User, hub: Hub, name: str) -> None:
+        done = self.find(user, name)
+        assert (done.stdout, done.returncode) == ("", 1)
+        assert done.stderr.startswith(f"ERROR {name} is not in the cache (")
+        assert done.stderr.endswith(f"`openai-cpu-server serve --model {name}` downloads it\n")
+        assert hub.requests == []
+
+
 class TestHubNames:
     def test_forms(self) -> None:
         assert parse_hub_name("hf:a/b") == HubName(repo="a/b")

@@ -50,6 +50,9 @@ def test_the_file_may_be_named_by_the_environment(tmp_path: Path, monkeypatch: p
         (["--ctx-size", "1"], "--ctx-size"),
         (["--batch-floor", "2"], "--batch-floor"),
         (["--config", "/nowhere.toml"], "no configuration file"),
+        (["--threads", "513"], "--threads"),
+        (["--bogus"], "unrecognized arguments: --bogus .see openai-cpu-server serve --help"),
+        (["--port"], "--port: expected one argument"),
     ],
 )
 def test_wrong_options_are_named_in_one_line(arguments: list[str], said: str) -> None:
@@ -74,3 +77,13 @@ def test_repack_and_kv_type_reach_the_engine() -> None:
 
 def test_the_key_does_not_show() -> None:
     assert "hunter2" not in repr(read_settings(["--api-key", "hunter2"]))
+
+
+def test_help_speaks_of_values_as_users_do(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        read_settings(["--help"])
+    shown = capsys.readouterr().out
+    for words in ("--api-key KEY", "--port N", "--pin-prompt PATH", "--kv-type {auto,", "(default: on)"):
+        assert words in shown
+    for python in ("SecretStr", "list[", " str ", " int ", "null", "True", "default: []"):
+        assert python not in shown

@@ -18,6 +18,7 @@ from openai_cpu_server.api.access.key_ring import KeyRing
 from openai_cpu_server.api.access.limit_headers import NAMES as LIMIT_HEADERS
 from openai_cpu_server.api.access.meter import Meter
 from openai_cpu_server.api.access.metering import Metering
+from openai_cpu_server.api.access.origins import OriginCheck
 from openai_cpu_server.api.access.rate_limits import RateLimits
 from openai_cpu_server.api.endings import Endings
 from openai_cpu_server.api.errors import error_response
@@ -93,7 +94,7 @@ def create_api(
         *(Route(path, route.create, methods=["POST"]) for path, route in generation.items()),
         *_routes(engine, tokenizer, prompts, options),
         *_watching_routes(engine, watch),
-        *(_job_routes(jobs, options) if jobs else []),
+        *(_job_routes(jobs, engine, options) if jobs else []),
     ]
     routes.append(Route(OPENAPI_PATH, OpenApiRoute(routes, lenient=options.lenient).document))
     endings = Endings(watch, routes)
@@ -111,8 +112,9 @@ def create_api(
             *_cors(options.cors_origins),
             Middleware(Boundary, endings=endings),
             Middleware(ConnectionLimit),
+            Middleware(OriginCheck, allowed=options.cors_origins),
             Middleware(Authentication, keys=keys),
-            Middleware(Metering, limits=limits),
+            Middleware(Metering, limits=limits, options=options),
             Middleware(BodyPace, read_timeout_s=options.read_timeout_s),
             Middleware(
                 BodyLimit,
@@ -171,8 +173,8 @@ def _watching_routes(engine: EngineClient, watch: Watch) -> list[Route]:
     return [Route("/metrics", metrics.page), Route("/v1/stats", stats.stats)]
 
 
-def _job_routes(jobs: Jobs, options: ApiOptions) -> list[Route]:
-    files, batches = FileRoutes(jobs), BatchRoutes(jobs, options)
+def _job_routes(jobs: Jobs, engine: EngineClient, options: ApiOptions) -> list[Route]:
+    files, batches = FileRoutes(jobs, engine), BatchRoutes(jobs, engine, options)
     return [
         Route("/v1/files", files.create, methods=["POST"]),
         Route("/v1/files", files.list),

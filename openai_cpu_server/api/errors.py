@@ -21,6 +21,7 @@ from openai_cpu_server.errors import (
     GenerationFailed,
     InvalidRequest,
     JobObjectNotFound,
+    JobsUnavailable,
     ModelNotFound,
     OriginRefused,
     PromptTooLong,
@@ -70,6 +71,7 @@ TABLE: Mapping[type[ServerError], Failure] = {
     ConstraintFailed: Failure(500, "server_error", "generation_failed"),
     GenerationFailed: Failure(500, "server_error", "generation_failed"),
     EngineUnavailable: Failure(503, "server_error", "engine_unavailable"),
+    JobsUnavailable: Failure(503, "server_error", "jobs_unavailable"),
     TooManyConnections: Failure(503, "server_error", "too_many_connections"),
     ServerError: Failure(500, "server_error", "internal_error"),
 }
@@ -148,8 +150,8 @@ def headers_of(error: Exception) -> dict[str, str]:
             return {"x-should-retry": "false"}
         case RateLimited(retry_after_s=float(seconds)):
             return _retry_after(seconds)
-        case QueueFull(retry_after_s=seconds) | EngineUnavailable(retry_after_s=seconds):
-            return _retry_after(seconds)
+        case QueueFull() | EngineUnavailable() | JobsUnavailable():
+            return _retry_after(error.retry_after_s)
         case TooManyConnections(retry_after_s=seconds):
             return {**_retry_after(seconds), "connection": "close"}
         case BodyTooSlow() | BodyTooLarge():

@@ -14,7 +14,7 @@ from openai_cpu_server.api.access.scopes import OPEN_PATHS
 from openai_cpu_server.api.endings import Endings
 from openai_cpu_server.api.errors import INTERNAL, error_response, failure_of
 from openai_cpu_server.api.ticket import Ticket, open_ticket
-from openai_cpu_server.errors import BodyTooLarge, TooManyConnections
+from openai_cpu_server.errors import BodyTooLarge, JobsUnavailable, TooManyConnections
 
 logger = logging.getLogger(__name__)
 
@@ -54,7 +54,7 @@ class Boundary:
             ticket.client_gone()
         except Exception as error:
             ticket.failed(error)
-            _log_internal(error, ticket)
+            _log_what_is_ours(error, ticket)
             if ticket.status is not None:
                 raise  # too late for a response: the server closes the connection
             await error_response(error, request_id=ticket.id)(scope, receive, tagged)
@@ -76,7 +76,9 @@ def _begun(message: Message) -> int | None:
     return None
 
 
-def _log_internal(error: Exception, ticket: Ticket) -> None:
+def _log_what_is_ours(error: Exception, ticket: Ticket) -> None:
+    if isinstance(error, JobsUnavailable):
+        logger.error("request %s: the jobs database failed: %s", ticket.id, error.reason)
     if failure_of(error) == INTERNAL:
         logger.error("request %s failed", ticket.id, exc_info=error)
 

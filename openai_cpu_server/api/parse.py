@@ -11,6 +11,7 @@ from pydantic_core import ErrorDetails
 
 from openai_cpu_server.api.schemas.base import Body, unknown_fields
 from openai_cpu_server.api.schemas.unsupported import NOT_YET, refuse_unsupported
+from openai_cpu_server.api.wrong_values import complaint
 from openai_cpu_server.errors import InvalidRequest
 
 B = TypeVar("B", bound=Body)
@@ -30,9 +31,7 @@ def parse(schema: type[B], data: bytes, *, lenient: bool) -> tuple[B, Ignored]:
     try:
         body = schema.model_validate_json(data)
     except ValidationError as error:
-        raise _invalid(
-            error.errors(include_url=False, include_context=False, include_input=False)[0]
-        ) from None
+        raise _invalid(error.errors(include_url=False)[0]) from None
     refuse_unsupported(body.extra)
     unknown = tuple(name for name in unknown_fields(body) if name not in NOT_YET)
     if unknown and not lenient:
@@ -64,7 +63,8 @@ def _invalid(error: ErrorDetails) -> InvalidRequest:
     if error["type"] == "missing":
         message = f"Missing required parameter: '{param}'."
         return InvalidRequest(message, param=param, code="missing_required_parameter")
-    return InvalidRequest(f"Invalid value for '{param}': {error['msg']}.", param=param, code="invalid_value")
+    wrong = complaint(param, error)
+    return InvalidRequest(wrong.message, param=param, code=wrong.code)
 
 
 def _unknown(names: Sequence[str]) -> InvalidRequest:

@@ -8,6 +8,7 @@ from typing import Union
 import msgspec
 
 from openai_cpu_server.api.errors import ErrorBody, error_object, failure_of, headers_of
+from openai_cpu_server.contract.messages import Place
 from openai_cpu_server.errors import InvalidRequest
 
 _MAX_NAME_CHARS = 64
@@ -26,6 +27,19 @@ class Ask(msgspec.Struct, frozen=True):
 class Cancel(msgspec.Struct, frozen=True):
     name: str
     """A `request_id`, or the id that the chunks have."""
+
+
+class Queued(msgspec.Struct, frozen=True):
+    """A streamed request waits; before its first chunk, and only if it has to."""
+
+    request_id: str
+    id: str
+    """The one that its chunks will have."""
+    position: int
+    """1 is next."""
+    first_token_ms: int
+    """An estimate, from now."""
+    object: str = "queue"
 
 
 class Done(msgspec.Struct, frozen=True):
@@ -94,6 +108,10 @@ def objects(events: bytes) -> Iterator[bytes]:
 def about(name: str, json_object: bytes) -> bytes:
     """The same object, saying which request it belongs to."""
     return b'{"request_id":' + msgspec.json.encode(name) + b"," + json_object[1:]
+
+
+def queued(name: str, call_id: str, place: Place) -> bytes:
+    return msgspec.json.encode(Queued(name, call_id, place.position, round(place.first_token_ms)))
 
 
 def done(name: str, headers: Mapping[str, str]) -> bytes:

@@ -13,7 +13,7 @@ from starlette.types import Receive, Scope, Send
 
 from openai_cpu_server.api.call import Call
 from openai_cpu_server.api.errors import INTERNAL, error_object, failure_of
-from openai_cpu_server.api.queue_comments import QueueComments
+from openai_cpu_server.api.queue_news import QueueNews, comment
 from openai_cpu_server.api.render.common import DONE, Usage
 from openai_cpu_server.api.tally import Tally
 from openai_cpu_server.api.ticket import Ticket, ticket_of
@@ -73,11 +73,10 @@ class StreamedCall:
         )
 
     async def _messages(self, ticket: Ticket, tally: Tally) -> AsyncIterator[bytes]:
-        queue = QueueComments(time.monotonic)
+        queue = QueueNews(time.monotonic)
         try:
             async for item in self._generation.progress():
-                message = queue.about(item) if isinstance(item, Place) else self._chunks(item, tally, queue)
-                if message:
+                if message := self._message(item, tally, queue):
                     yield message
             tally.is_complete = True
             yield self._end(tally)
@@ -85,9 +84,12 @@ class StreamedCall:
             tally.is_complete = True
             yield _error_event(error, ticket)
 
-    def _chunks(self, event: TokenEvent, tally: Tally, queue: QueueComments) -> bytes:
-        tally.note(event)
-        chunks = self._renderer.chunks(event)
+    def _message(self, item: TokenEvent | Place, tally: Tally, queue: QueueNews) -> bytes:
+        if isinstance(item, Place):
+            place = queue.about(item)
+            return b"" if place is None else comment(place)
+        tally.note(item)
+        chunks = self._renderer.chunks(item)
         if chunks:
             queue.end()
         return chunks

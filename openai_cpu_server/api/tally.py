@@ -55,8 +55,6 @@ class Tally:
     def report(self, ticket: Ticket, timings: Timings) -> None:
         """What it came to; also of a call that was left before its end."""
         figures = ticket.call = self._figures(ticket, timings)
-        ticket.priority = self._call.priority
-        ticket.notes["priority"] = self._call.priority.label
         ticket.notes["prompt_tokens"] = figures.prompt_tokens
         ticket.notes["cached_tokens"] = figures.cached_tokens
         ticket.notes["output_tokens"] = figures.output_tokens

@@ -40,7 +40,7 @@ class Ticket:
     client: str | None = None
     """The name of its key."""
     priority: Priority | None = None
-    """Of a generating request."""
+    """Of a generating request; until its body is read, and if it is refused, as far as can be told."""
     code: str | None = None
     """Of its error."""
     call: CallFigures | None = None
@@ -64,6 +64,8 @@ class Ticket:
             fields["origin"] = self.origin.value
         if self.client is not None:
             fields["key"] = self.client
+        if self.priority is not None:
+            fields["priority"] = self.priority.label
         if self.trace is not None:
             fields["trace_id"] = self.trace.trace_id
         fields |= {**self.notes, "total_ms": round(1000 * seconds, 1)}

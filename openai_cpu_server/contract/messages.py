@@ -42,6 +42,14 @@ class EngineOptions(msgspec.Struct, frozen=True, kw_only=True):
     tile_filling: bool = True
     mixed_steps: bool = True
     """Prompts and decoding sequences share steps."""
+    continuous_batching: bool = True
+    """Newcomers join between steps; off: they wait until the whole batch is done."""
+    speculation: str = "auto"
+    """`off`; `always`: whatever can be drafted is, whether that pays or not."""
+    draft_max: int = 31
+    """Tokens that one sequence drafts in a step."""
+    draft_model_path: str | None = None
+    """A small model with the same tokens."""
     prefix_sharing: bool = True
     """Running sequences share cells, and computed prompts are saved and restored."""
     cache_bytes: int = 0
@@ -107,6 +115,10 @@ class Finish(msgspec.Struct, frozen=True, kw_only=True):
     """Steps of its that were thrown away for somebody else."""
     padded_tokens: int = 0
     """Throw-away tokens in the steps that it took part in."""
+    drafted_tokens: int = 0
+    """Computed ahead in the hope that they are what comes. After a crash: those since then."""
+    accepted_tokens: int = 0
+    """Of these, those that came: they are in the output."""
     error: str | None = None
 
 
@@ -184,11 +196,15 @@ class StepFigures(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
 
     sequences: int
     tokens: int
-    """Computed, padding not counted; 0: the step only moved cells."""
+    """Computed, drafts counted, padding not; 0: the step only moved cells."""
     padding: int = 0
     sampled: int = 0
     forced: int = 0
     """Output tokens that constraints left no alternative to, found since the figures before."""
+    drafted: int = 0
+    """Of the tokens, those of drafts."""
+    accepted: int = 0
+    """Of these, those that turned out right."""
     preemptions: int = 0
     """Sequences that have given up their cells for this step."""
     predicted_ms: float

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from itertools import takewhile
 from typing import Protocol, Union
 
 import msgspec
@@ -74,6 +75,22 @@ class Span(msgspec.Struct, frozen=True):
     """Sample one token after the last."""
     targets: tuple[int, ...] = ()
     """Report the log-probability of `targets[i]` after `tokens[i]` (prompt scoring)."""
+    draft: tuple[int, ...] = ()
+    """Tokens that may follow: computed behind `tokens` to save steps where they turn out right.
+
+    Only where a token is sampled, without targets, and where the memory can be trimmed.
+    """
+    num_to_draft: int = 0
+    """Instead of `draft`: so many that the backend's draft model is to think of, or fewer."""
+
+    @property
+    def num_drafted(self) -> int:
+        return len(self.draft) + self.num_to_draft
+
+    @property
+    def num_tokens(self) -> int:
+        """That the span computes, its draft included."""
+        return len(self.tokens) + self.num_drafted
 
 
 class Step(msgspec.Struct, frozen=True):
@@ -86,8 +103,8 @@ class Step(msgspec.Struct, frozen=True):
 
     @property
     def num_tokens(self) -> int:
-        """Padding not counted."""
-        return sum(len(span.tokens) for span in self.spans)
+        """Drafts included, padding not."""
+        return sum(span.num_tokens for span in self.spans)
 
 
 class SavedBlock(msgspec.Struct, frozen=True):
@@ -118,15 +135,41 @@ class Sample(msgspec.Struct, frozen=True):
     """Tokens behind it that the constraint leaves no alternative to; they still have to be computed."""
 
 
+def num_right(draft: Sequence[int], output: Iterable[int]) -> int:
+    """How many tokens of the draft, from its beginning on, are those of the output."""
+    same = (token == right for token, right in zip(draft, output, strict=False))
+    return sum(takewhile(bool, same))
+
+
+class Drafted(msgspec.Struct, frozen=True):
+    """What became of a span's draft, in tokens."""
+
+    num_computed: int = 0
+    """Fewer than planned where a constraint forbids some, or the draft model thought of fewer."""
+    num_accepted: int = 0
+    """From its beginning on, those of the output too. The slot holds their cells, and none of the rest."""
+    num_known: int = 0
+    """Of a draft model: tokens of the slot that it has read."""
+
+
 class StepResult(msgspec.Struct, frozen=True):
     """What came out. An interrupted step computed nothing: its spans have left no trace in the slots."""
 
     samples: dict[int, Sample] = {}
-    """By slot, for every span with `sample` that is not among the failures."""
+    """By slot, for every span with `sample` that has not failed at once."""
+    further: dict[int, tuple[Sample, ...]] = {}
+    """By slot, what was sampled behind draft tokens that the samples before have proved right.
+
+    Each is what a step of its own would have sampled.
+    """
+    drafted: dict[int, Drafted] = {}
+    """By slot, what became of its draft, for every span that was to have one."""
+    drafting_ms: float = 0.0
+    """What the draft model took, of the step's time."""
     scores: dict[int, tuple[TokenLogprob, ...]] = {}
     """By slot, one per target, for every span with targets."""
     failures: dict[int, str] = {}
-    """By slot, why its constraint cannot be carried out any further: nothing is sampled there."""
+    """By slot, why its constraint cannot be carried out any further: nothing more is sampled there."""
     interrupted: bool = False
 
 

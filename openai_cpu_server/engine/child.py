@@ -25,7 +25,10 @@ class EngineProcess:
 
     @classmethod
     async def spawn(cls, command: Sequence[str], options: EngineOptions) -> EngineProcess:
-        """Start `command` with its socket's file descriptor as last argument, and tell it the options."""
+        """Start `command` with its socket's file descriptor as last argument, and tell it the options.
+
+        In a session of its own: a terminal's Ctrl-C is for the parent, from the child's first moment on.
+        """
         ours, theirs = socket.socketpair()
         with theirs:
             process = await asyncio.create_subprocess_exec(
@@ -33,6 +36,7 @@ class EngineProcess:
                 str(theirs.fileno()),
                 pass_fds=(theirs.fileno(),),
                 stdin=asyncio.subprocess.DEVNULL,
+                start_new_session=True,
             )
         child = cls(process, await ClientChannel.open(ours), grace_s=options.exit_grace_s)
         child.send(Start(options=options))

@@ -32,9 +32,10 @@ from openai_cpu_server.engine.crashes import CrashRecord
 from openai_cpu_server.engine.death import Death, DeathKind
 from openai_cpu_server.engine.generation import Generation
 from openai_cpu_server.engine.live import Live, LiveRequest, RequestState
+from openai_cpu_server.engine.memory_killer import MemoryKiller
 from openai_cpu_server.engine.queue_room import wait_until_left_s
 from openai_cpu_server.engine.recovery import LiveRequests
-from openai_cpu_server.engine.state import EngineState, EngineStatus, Totals
+from openai_cpu_server.engine.state import EngineState, EngineStatus, LastDeath, Totals
 from openai_cpu_server.engine.watch import NOBODY, EngineWatch
 from openai_cpu_server.engine.watchdog import TICK_S, HangLimits, Watchdog
 from openai_cpu_server.errors import (
@@ -70,6 +71,7 @@ class EngineClient:
         watch: EngineWatch = NOBODY,
         hang_limits: HangLimits = HangLimits(),  # noqa: B008 (frozen)
         max_crashes_a_minute: int = 5,
+        memory_killer: Callable[[], MemoryKiller] = MemoryKiller,
     ) -> None:
         self.totals = Totals()
         self.info: ModelInfo | None = None
@@ -87,6 +89,7 @@ class EngineClient:
         self._live = LiveRequests()
         self._process: EngineProcess | None = None
         self._hang_limits = hang_limits
+        self._memory_killer = memory_killer
         self._hung_s: float | None = None
         """The silence for which the present process was killed."""
         self._start_failure: str | None = None
@@ -96,6 +99,8 @@ class EngineClient:
         """The present process has brought tokens."""
         self._is_draining = False
         self._restarts = 0
+        self._last_death: tuple[Death, float] | None = None
+        """And when."""
         self._kv_stats: KVStats | None = None
 
     # -- for the API -----------------------------------------------------------------------------------
@@ -104,6 +109,11 @@ class EngineClient:
     def state(self) -> EngineState:
         is_alive = self._state in (EngineState.READY, EngineState.RESTARTING)
         return EngineState.DRAINING if self._is_draining and is_alive else self._state
+
+    @property
+    def is_ending(self) -> bool:
+        """It drains, or has stopped; whatever state the process is in, nothing new is begun."""
+        return self._is_draining or self._state is EngineState.STOPPED
 
     def generate(self, requests: Sequence[GenerationRequest]) -> Generation:
         """Submit the sequences of one API call. Never blocks.
@@ -131,6 +141,7 @@ class EngineClient:
             kv_tokens=self.info.kv_tokens if self.info else 0,
             kv_tokens_used=self._kv_stats.pool_tokens_used if self._kv_stats else 0,
             restarts=self._restarts,
+            last_death=self._told_of_last_death(),
             rss_bytes=self._rss_bytes(),
         )
 
@@ -180,6 +191,12 @@ class EngineClient:
         if num_over > 0:
             expected = self._live.expected_waits_s(priority, self._clock())
             raise QueueFull(waiting, retry_after_s=wait_until_left_s(expected, num_over))
+
+    def _told_of_last_death(self) -> LastDeath | None:
+        if self._last_death is None:
+            return None
+        death, died_s = self._last_death
+        return LastDeath(cause=death.cause, message=death.message, age_s=self._clock() - died_s)
 
     def _rss_bytes(self) -> int:
         engine = self._process.rss_bytes if self._process else 0
@@ -238,9 +255,9 @@ class EngineClient:
     async def _live_once(self) -> Death:
         """One engine process from spawn to death."""
         process = self._process = await EngineProcess.spawn(self._command, self._options)
-        watchdog = Watchdog(self._hang_limits, now_s=self._clock())
+        watchdog, killer = Watchdog(self._hang_limits, now_s=self._clock()), self._memory_killer()
         self._hung_s, self._start_failure, self._has_advanced = None, None, False
-        guard = asyncio.create_task(self._guard(process, watchdog))
+        guard = asyncio.create_task(self._guard(process, watchdog, killer))
         try:
             while self._is_wanted() and (event := await process.receive()) is not None:
                 watchdog.news()
@@ -251,11 +268,12 @@ class EngineClient:
             guard.cancel()
             self._process = None
             await process.close()
-        return Death.of(process.exit_status, hang_s=self._hung_s)
+        return Death.of(process.exit_status, hang_s=self._hung_s, ran_out_of_memory=killer.has_struck)
 
-    async def _guard(self, process: EngineProcess, watchdog: Watchdog) -> None:
+    async def _guard(self, process: EngineProcess, watchdog: Watchdog, killer: MemoryKiller) -> None:
         """Kill the process if it hangs: then it is dead like any other."""
-        while not self._is_hung(watchdog):  # noqa: ASYNC110 (it is a clock)
+        while not self._is_hung(watchdog):
+            killer.look()
             await asyncio.sleep(TICK_S)
         self._hung_s = watchdog.silence_s
         logger.error("the engine process makes no progress: killing it")
@@ -321,6 +339,7 @@ class EngineClient:
         self.info = info
         if not self._is_draining:
             self.reason = None
+        self._crashes.started()
         self._move(EngineState.READY)
         self._send_due()
 
@@ -336,19 +355,22 @@ class EngineClient:
         self.reason = self._start_failure or death.message
         logger.error("%s, %d requests live", self.reason, len(self._live))
         self._restarts += 1
+        self._last_death = (death, self._clock())
         self._watch.engine_died(death.cause)
         self._kv_stats = None
         if death.kind is not DeathKind.KILL or not self._has_advanced:
             self._crashes.note()
+        if death.kind is not DeathKind.KILL and self._state is EngineState.RESTARTING:
+            self._crashes.start_failed()
         self._fail(self._live.crashed(death.kind), _sentence(death))
-        if self._crashes.is_too_many:
-            self._give_up()
+        if (why := self._crashes.why_too_many) is not None:
+            self._give_up(why)
             return
         self._move(EngineState.RESTARTING)
         await asyncio.sleep(self._crashes.backoff_s)
 
-    def _give_up(self) -> None:
-        self.reason = f"{self._crashes.max_a_minute} crashes within a minute; the last time {self.reason}"
+    def _give_up(self, why: str) -> None:
+        self.reason = f"{why}; the last time {self.reason}"
         logger.critical("giving up: %s", self.reason)
         self._move(EngineState.FAILED)
         self._fail(list(self._live), f"The engine is gone: {self.reason}.")

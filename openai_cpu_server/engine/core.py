@@ -22,17 +22,21 @@ from openai_cpu_server.contract.messages import (
     Submit,
     TokenEvent,
 )
+from openai_cpu_server.contract.model_info import ModelInfo
 from openai_cpu_server.contract.request import GenerationRequest, Priority, Sampling
 from openai_cpu_server.contract.step import Backend, Drop, Step, StepResult
 from openai_cpu_server.engine.output import Output
+from openai_cpu_server.engine.step_log import log_step
 from openai_cpu_server.errors import ConstraintFailed
 from openai_cpu_server.scheduler.compose import StepOptions
 from openai_cpu_server.scheduler.cost_model import CostModel
+from openai_cpu_server.scheduler.drafts import LookupDrafter, ModelDrafter
 from openai_cpu_server.scheduler.kv_ledger import KVLedger
 from openai_cpu_server.scheduler.policy import POLICIES
 from openai_cpu_server.scheduler.prefix_cache import BLOCK_TOKENS, PrefixCache
 from openai_cpu_server.scheduler.scheduler import Advance, Limits, Scheduler
 from openai_cpu_server.scheduler.sequence import Sequence
+from openai_cpu_server.scheduler.speculation import SpeculationOptions, Speculator
 
 _POOL_BLOCK_TOKENS = 16
 _QUEUE_NEWS_S = 0.5
@@ -120,6 +124,8 @@ class EngineCore:
         self._interruptible_until = _NEVER
         self._was_interrupted = result.interrupted
         elapsed_ms = 1000 * (self._clock() - started)
+        participants = self._scheduler.participants(step)
+        log_step(step, participants, result, started_s=started, elapsed_ms=elapsed_ms)
         self._apply(step, result, elapsed_ms)
         return self._figures(step, result, predicted_ms, elapsed_ms)
 
@@ -131,8 +137,7 @@ class EngineCore:
 
     def _apply(self, step: Step, result: StepResult, elapsed_ms: float) -> None:
         for advance in self._scheduler.apply(step, result, elapsed_ms):
-            if advance.sample is not None:
-                self._num_forced += len(advance.sample.forced)
+            self._num_forced += sum(len(sample.forced) for sample in advance.samples)
             self._advance(advance)
 
     def _idle_figures(self, step: Step) -> StepFigures | None:
@@ -147,8 +152,10 @@ class EngineCore:
             sequences=len(step.spans),
             tokens=step.num_tokens,
             padding=step.padding,
-            sampled=len(result.samples),
+            sampled=len(result.samples) + sum(map(len, result.further.values())),
             forced=forced,
+            drafted=sum(drafted.num_computed for drafted in result.drafted.values()),
+            accepted=sum(drafted.num_accepted for drafted in result.drafted.values()),
             preemptions=preemptions,
             predicted_ms=predicted_ms,
             elapsed_ms=elapsed_ms,
@@ -257,11 +264,22 @@ def build_core(options: EngineOptions, backend: Backend, curve: CostCurve | None
             mixes=options.mixed_steps,
         ),
         policy=POLICIES[options.policy](),
+        continuous=options.continuous_batching,
+        speculator=_speculator(options, info),
     )
     core = EngineCore(scheduler, backend, preempt_threshold_s=options.preempt_threshold_ms / 1000)
     for number, tokens in enumerate(options.pinned_prompts):
         core.handle(Submit(request=_pin(number, tokens, options.pinned_namespace)))
     return core
+
+
+def _speculator(options: EngineOptions, info: ModelInfo) -> Speculator | None:
+    """None where nothing is to be drafted, or what is wrong could not be taken back."""
+    if options.speculation == "off" or not info.can_trim:
+        return None
+    how = SpeculationOptions(max_tokens=options.draft_max, always=options.speculation == "always")
+    draft_model = ModelDrafter(info.draft_cost) if info.draft_cost is not None else None
+    return Speculator(LookupDrafter(info.end_tokens), how, draft_model)
 
 
 def _cache(options: EngineOptions, backend: Backend) -> PrefixCache:

@@ -10,24 +10,41 @@ _MINUTE_S = 60.0
 
 
 class CrashRecord:
-    """Deaths that say something is wrong here; `max_a_minute` of them are too many."""
+    """Deaths that say something is wrong here; `max_a_minute` of them are too many.
+
+    So are as many starts in a row that fail, in whatever time: a large model takes minutes to load.
+    """
 
     def __init__(self, *, max_a_minute: int, clock: Callable[[], float]) -> None:
         self.max_a_minute = max_a_minute
         self._clock = clock
         self._times: deque[float] = deque(maxlen=max_a_minute)
+        self._failed_starts = 0
 
     def note(self) -> None:
         self._times.append(self._clock())
 
+    def start_failed(self) -> None:
+        """It died by itself before it was ready. (That is a death to note, too.)"""
+        self._failed_starts += 1
+
+    def started(self) -> None:
+        self._failed_starts = 0
+
     @property
-    def is_too_many(self) -> bool:
-        return self._recent() >= self.max_a_minute
+    def why_too_many(self) -> str | None:
+        """None: they are not."""
+        if self._recent() >= self.max_a_minute:
+            return f"{self.max_a_minute} crashes within a minute"
+        if self._failed_starts >= self.max_a_minute:
+            return f"{self.max_a_minute} starts in a row that failed"
+        return None
 
     @property
     def backoff_s(self) -> float:
-        """0.1 s, doubled with each within the last minute; 6.4 s at most."""
-        return _FIRST_BACKOFF_S * 2.0 ** min(6, max(0, self._recent() - 1))
+        """0.1 s, doubled with each within the last minute or failed start in a row; 6.4 s at most."""
+        doublings = max(self._recent(), self._failed_starts) - 1
+        return _FIRST_BACKOFF_S * 2.0 ** min(6, max(0, doublings))
 
     def _recent(self) -> int:
         return sum(self._clock() - t < _MINUTE_S for t in self._times)

@@ -16,13 +16,24 @@ _FAULTS = {
 }
 
 
+_OUT_OF_MEMORY = (
+    "the engine process was killed by the system, which ran out of memory (lower --ctx-size or --cache-mb)"
+)
+
+
 class DeathKind(enum.Enum):
     FAULT = "fault"
     """The process's own doing: a fault or an abort in native code, an exit."""
     HANG = "hang"
     """It made no progress, and was killed for it."""
+    MEMORY = "memory"
+    """The system killed it because memory ran out."""
     KILL = "kill"
-    """Somebody else's signal: an operator's, or the system's when memory runs out."""
+    """Somebody else's signal: an operator's, a guard's; the system's, where it does not say."""
+
+    @property
+    def is_from_outside(self) -> bool:
+        return self in (DeathKind.MEMORY, DeathKind.KILL)
 
 
 class Death(msgspec.Struct, frozen=True):
@@ -33,8 +44,11 @@ class Death(msgspec.Struct, frozen=True):
     """One of few words, for counters."""
 
     @classmethod
-    def of(cls, exit_status: int | None, *, hang_s: float | None) -> Death:
-        """`exit_status`: negative is a signal's number. `hang_s`: it was killed after so long a silence."""
+    def of(cls, exit_status: int | None, *, hang_s: float | None, ran_out_of_memory: bool = False) -> Death:
+        """`exit_status`: negative is a signal's number. `hang_s`: it was killed after so long a silence.
+
+        `ran_out_of_memory`: the system was killing for want of memory at that time.
+        """
         if hang_s is not None:
             silence = f"the engine process made no progress for {hang_s:.0f} s and was killed"
             return cls(DeathKind.HANG, silence, "hang")
@@ -43,10 +57,12 @@ class Death(msgspec.Struct, frozen=True):
             return cls(DeathKind.FAULT, f"the engine process ended (exit status {exit_status})", cause)
         if -exit_status in _FAULTS:
             return cls(DeathKind.FAULT, f"the engine process crashed in native code ({cause})", cause)
+        if ran_out_of_memory and cause == "SIGKILL":
+            return cls(DeathKind.MEMORY, _OUT_OF_MEMORY, "out_of_memory")
         return cls(DeathKind.KILL, f"the engine process was killed ({_killer(cause)})", cause)
 
 
 def _killer(cause: str) -> str:
     if cause != "SIGKILL":
         return cause
-    return "SIGKILL: by the system if memory ran out, see its log; else by somebody"
+    return "SIGKILL: by somebody, or by something that guards memory"

@@ -37,6 +37,10 @@ class Timings(msgspec.Struct, frozen=True, kw_only=True):
     """Output that a grammar left no choice about, computed without sampling."""
     padded_tokens: int
     """Throw-away tokens in the steps that they took part in."""
+    draft_n: int
+    """Tokens computed ahead in the hope that they are what comes."""
+    draft_n_accepted: int
+    """Of these, those that came."""
 
 
 class Clocking:
@@ -77,6 +81,8 @@ class Clocking:
             interruptions=sum(finish.interruptions for finish in finishes),
             forced_tokens=sum(finish.forced_tokens for finish in finishes),
             padded_tokens=sum(finish.padded_tokens for finish in finishes),
+            draft_n=sum(finish.drafted_tokens for finish in finishes),
+            draft_n_accepted=sum(finish.accepted_tokens for finish in finishes),
         )
 
 

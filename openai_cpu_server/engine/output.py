@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 
 from openai_cpu_server.contract.messages import Finish, FinishReason, TokenEvent
@@ -52,10 +52,10 @@ class Output:
 
     def advance(self, advance: Advance) -> TokenEvent | None:
         self._scores.extend(advance.scores)
+        if advance.samples:
+            return self._sampled(advance.samples, advance.failure)
         if advance.failure is not None:
             return self.end(FinishReason.ERROR, advance.failure)
-        if advance.sample is not None:
-            return self._sampled(advance.sample)
         if self._sequence.pending == 0:
             return self.end(FinishReason.LENGTH)  # max_tokens is 0: the prompt was only scored
         return None
@@ -65,11 +65,13 @@ class Output:
         self._gained = _NOTHING
         return self._event(self._finish(reason, error))
 
-    def _sampled(self, sample: Sample) -> TokenEvent | None:
-        forced = (_Token(token, None, is_forced=True) for token in sample.forced)
-        reason = self._push([_Token(sample.token, sample.logprob), *forced])
+    def _sampled(self, samples: Iterable[Sample], failure: str | None) -> TokenEvent | None:
+        """`failure`: why nothing could be sampled behind these."""
+        reason = self._push(_tokens(samples))
         if reason is not None:
             return self._event(self._finish(reason))
+        if failure is not None:
+            return self._event(self._finish(FinishReason.ERROR, failure))
         return self._event(None) if self._gained.num_tokens else None
 
     def _push(self, tokens: Iterable[_Token]) -> FinishReason | None:
@@ -123,5 +125,13 @@ class Output:
             preemptions=sequence.num_preemptions,
             interruptions=sequence.num_interruptions,
             padded_tokens=sequence.num_padded,
+            drafted_tokens=sequence.num_drafted,
+            accepted_tokens=sequence.num_accepted,
             error=error,
         )
+
+
+def _tokens(samples: Iterable[Sample]) -> Iterator[_Token]:
+    for sample in samples:
+        yield _Token(sample.token, sample.logprob)
+        yield from (_Token(token, None, is_forced=True) for token in sample.forced)

@@ -14,7 +14,7 @@ from openai_cpu_server.engine.death import DeathKind
 from openai_cpu_server.engine.generation import Generation
 from openai_cpu_server.engine.live import Live, RequestState
 
-_SUSPICION = {DeathKind.FAULT: 3, DeathKind.HANG: 3, DeathKind.KILL: 2}
+_SUSPICION = {DeathKind.FAULT: 3, DeathKind.HANG: 3, DeathKind.MEMORY: 2, DeathKind.KILL: 2}
 """What a death makes of each request in the step, and adds to one that was alone in it."""
 _GUILTY = 6
 """Two faults in a row without a token between, or three kills, which mostly come from outside; all but the
@@ -122,7 +122,7 @@ class LiveRequests:
         """The engine died: accuse who was being computed. Returns who is to blame."""
         present = self._present()
         is_alone = len(present) == 1
-        accused = [live for live in present if kind is not DeathKind.KILL or not live.has_advanced]
+        accused = [live for live in present if not (kind.is_from_outside and live.has_advanced)]
         for live in accused:
             live.suspicion = _SUSPICION[kind] + (live.suspicion if is_alone else 0)
         guilty = [live for live in accused if is_alone and live.suspicion >= _GUILTY]

@@ -31,6 +31,16 @@ _MOVES: dict[EngineState, set[EngineState]] = {
 }
 
 
+class LastDeath(msgspec.Struct, frozen=True, kw_only=True):
+    """Of an engine process; another has been or will be started, unless they died too often."""
+
+    cause: str
+    """As `Death.cause`."""
+    message: str
+    """A clause for people."""
+    age_s: float
+
+
 class EngineStatus(msgspec.Struct, frozen=True, kw_only=True):
     """A snapshot for health routes. Requests are counted by their priority's label."""
 
@@ -41,6 +51,7 @@ class EngineStatus(msgspec.Struct, frozen=True, kw_only=True):
     kv_tokens: int
     kv_tokens_used: int
     restarts: int
+    last_death: LastDeath | None
     rss_bytes: int
     """Resident memory of this process and the engine's, the mapped model file included."""
 

@@ -15,19 +15,37 @@ from pathlib import Path
 
 from sqlalchemy import URL, Connection, Engine, create_engine, event, insert, make_url, select
 from sqlalchemy.engine.interfaces import DBAPIConnection
-from sqlalchemy.exc import ArgumentError, DBAPIError, IntegrityError, ProgrammingError, SQLAlchemyError
+from sqlalchemy.exc import (
+    ArgumentError,
+    DBAPIError,
+    IntegrityError,
+    InterfaceError,
+    InternalError,
+    OperationalError,
+    ProgrammingError,
+    SQLAlchemyError,
+)
+from sqlalchemy.exc import TimeoutError as PoolTimeout
 from sqlalchemy.pool import ConnectionPoolEntry, Pool, QueuePool, StaticPool
 
-from openai_cpu_server.errors import StartupError
+from openai_cpu_server.errors import JobsUnavailable, StartupError
 from openai_cpu_server.jobs.tables import SCHEMA_VERSION, metadata, schema_version
 
 _LOCK_TIMEOUT_S = 30
 """How long a transaction waits for that of another process."""
+_POSTGRES = {
+    "connect_timeout": 10,
+    "tcp_user_timeout": 30_000,
+    "keepalives_idle": 15,
+    "keepalives_interval": 5,
+    "keepalives_count": 3,
+}
+"""Of libpq, unless the URL says otherwise: a host that has vanished is noticed, not waited for."""
 _READS = "openai_cpu_server_reads"
 
 
 class Database:
-    """One at a time: all calls come from the same thread."""
+    """One at a time: all calls come from the same thread. Any use raises JobsUnavailable while it is away."""
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
@@ -35,16 +53,25 @@ class Database:
     @contextmanager
     def write(self) -> Iterator[Connection]:
         """A transaction: committed at the end, rolled back by an exception."""
-        with self._engine.begin() as connection:
+        with _named_failures(), self._engine.begin() as connection:
             yield connection
 
     @contextmanager
     def read(self) -> Iterator[Connection]:
-        with self._engine.connect() as connection:
+        with _named_failures(), self._engine.connect() as connection:
             yield connection.execution_options(**{_READS: True})
 
     def close(self) -> None:
         self._engine.dispose()
+
+
+@contextmanager
+def _named_failures() -> Iterator[None]:
+    """What lies at the database, not at the statement: no connection, a full disk, a replica to read from."""
+    try:
+        yield
+    except (OperationalError, InterfaceError, InternalError, PoolTimeout) as error:
+        raise JobsUnavailable(_reason(error)) from error
 
 
 def open_database(where: str) -> Database:
@@ -78,7 +105,8 @@ def _url(where: str) -> URL:
 
 def _engine(url: URL) -> Engine:
     if url.get_backend_name() != "sqlite":
-        return create_engine(url, pool_pre_ping=True)
+        own = {name: value for name, value in _POSTGRES.items() if name not in url.query}
+        return create_engine(url, pool_pre_ping=True, connect_args=own)
     if not _is_in_memory(url):
         Path(url.database or "").parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     engine = create_engine(

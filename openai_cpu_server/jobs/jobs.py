@@ -7,6 +7,7 @@ import time
 from collections.abc import AsyncIterator, Callable
 
 import anyio
+import msgspec
 
 from openai_cpu_server.errors import InvalidRequest
 from openai_cpu_server.jobs.batch_store import BatchStore
@@ -91,7 +92,7 @@ class Jobs:
             id=_new_id("file-"),
             owner=owner,
             purpose=Purpose.BATCH,
-            filename=filename,
+            filename=_storable(filename),
             bytes=0,
             created_at=now,
             expires_at=None if lifetime_s is None else now + lifetime_s,
@@ -99,20 +100,20 @@ class Jobs:
         return await self._thread.do(self._files.add, record, content)
 
     async def file(self, owner: str, file_id: str) -> FileRecord:
-        return await self._thread.do(self._files.get, owner, file_id, self._clock())
+        return await self._thread.do(self._files.get, owner, _storable(file_id), self._clock())
 
     async def list_files(
         self, owner: str, page: Page, purpose: Purpose | None = None
     ) -> tuple[list[FileRecord], bool]:
         """And whether there are more."""
-        return await self._thread.do(self._files.page, owner, page, self._clock(), purpose)
+        return await self._thread.do(self._files.page, owner, _storable_page(page), self._clock(), purpose)
 
     def content(self, file: FileRecord) -> AsyncIterator[bytes]:
         return self._reader.parts(file.id)
 
     async def delete_file(self, owner: str, file_id: str) -> None:
         """Raises FileInUse."""
-        await self._thread.do(self._files.delete, owner, file_id, self._clock())
+        await self._thread.do(self._files.delete, owner, _storable(file_id), self._clock())
 
     # -- batches ---------------------------------------------------------------------------------------
 
@@ -137,7 +138,7 @@ class Jobs:
             owner=owner,
             model=self._model,
             endpoint=endpoint,
-            input_file_id=input_file_id,
+            input_file_id=_storable(input_file_id),
             output_id=_new_id("file-"),
             error_id=_new_id("file-"),
             completion_window=completion_window,
@@ -151,17 +152,26 @@ class Jobs:
         return created
 
     async def batch(self, owner: str, batch_id: str) -> BatchRecord:
-        return await self._thread.do(self._batches.get, owner, batch_id)
+        return await self._thread.do(self._batches.get, owner, _storable(batch_id))
 
     async def list_batches(self, owner: str, page: Page) -> tuple[list[BatchRecord], bool]:
         """The newest first, and whether there are more."""
-        return await self._thread.do(self._batches.page, owner, page)
+        return await self._thread.do(self._batches.page, owner, _storable_page(page))
 
     async def cancel_batch(self, owner: str, batch_id: str) -> BatchRecord:
         """Running rows end, finished ones are kept. Raises BatchConflict."""
-        batch = await self._thread.do(self._batches.cancel, owner, batch_id, self._clock())
+        batch = await self._thread.do(self._batches.cancel, owner, _storable(batch_id), self._clock())
         self._runner.cancel(batch_id)
         return batch
+
+
+def _storable(text: str) -> str:
+    """PostgreSQL has no text with NUL in it; nor has anything of ours an id like that."""
+    return text.replace("\0", "\N{REPLACEMENT CHARACTER}")
+
+
+def _storable_page(page: Page) -> Page:
+    return page if page.after is None else msgspec.structs.replace(page, after=_storable(page.after))
 
 
 def _new_id(prefix: str) -> str:

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Awaitable, Callable
+from functools import partial
 
 import anyio
 from anyio.abc import TaskGroup
 
+from openai_cpu_server.errors import JobsUnavailable
 from openai_cpu_server.jobs.batch_run import BatchRun, Stop
 from openai_cpu_server.jobs.file_store import FileStore
 from openai_cpu_server.jobs.ledger import Ledger
@@ -43,6 +45,7 @@ class Runner:
         self._options = options
         self._clock = clock
         self._runs: dict[str, BatchRun] = {}
+        self._is_database_away = False
         self._news = anyio.Event()
 
     async def run(self, run_row: RunRow) -> None:
@@ -69,9 +72,9 @@ class Runner:
         self.wake()
 
     async def release(self) -> None:
-        """Give the leases back."""
+        """Give the leases back; one that cannot be given runs out."""
         for batch_id in list(self._runs):
-            await self._thread.do(self._ledger.release, batch_id)
+            await self._survive(partial(self._thread.do, self._ledger.release, batch_id))
             del self._runs[batch_id]
 
     @property
@@ -109,8 +112,8 @@ class Runner:
         try:
             ended = await run.run()
             logger.info("batch %s: %s", batch.id, ended.value if ended else "is run by another server")
-        except Exception:
-            logger.exception("batch %s stopped; it is tried again", batch.id)
+        except Exception as error:
+            _log_stop(batch, error)
             await anyio.sleep(_AFTER_FAILURE_S)
             await self._survive(lambda: self._thread.do(self._ledger.release, batch.id))
         del self._runs[batch.id]  # not when cancelled: `release` needs to know
@@ -136,8 +139,33 @@ class Runner:
             await anyio.sleep(every_s)
 
     async def _survive(self, work: Callable[[], Awaitable[None]]) -> None:
-        """A database that fails now may work the next time."""
+        """A database that fails now may work the next time. That it is away is said once."""
         try:
             await work()
+        except JobsUnavailable as error:
+            if not self._is_database_away:
+                logger.error("the jobs database is away: %s", error.reason)
+            self._is_database_away = True
         except Exception:
             logger.exception("the jobs database failed")
+        else:
+            if self._is_database_away:
+                logger.info("the jobs database is back")
+            self._is_database_away = False
+
+
+def _log_stop(batch: BatchRecord, error: Exception) -> None:
+    away = _database_away(error)
+    if away is None:
+        logger.error("batch %s stopped; it is tried again", batch.id, exc_info=error)
+    else:
+        logger.error("batch %s stopped, and is tried again: %s", batch.id, away.reason)
+
+
+def _database_away(error: BaseException) -> JobsUnavailable | None:
+    """If that is all that went wrong, be it in several rows at once."""
+    if isinstance(error, JobsUnavailable):
+        return error
+    parts = getattr(error, "exceptions", ())  # of a group, for which Python 3.10 has no name
+    found = [_database_away(part) for part in parts]
+    return found[0] if found and all(found) else None

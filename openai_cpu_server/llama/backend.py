@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from pathlib import Path
+
+import msgspec
 
 from openai_cpu_server.contract.messages import EngineOptions
 from openai_cpu_server.contract.model_info import ModelInfo
 from openai_cpu_server.contract.request import Constraint
 from openai_cpu_server.contract.step import (
     Close,
+    Drafted,
     Drop,
     Open,
     Restore,
-    Sample,
     Save,
     SavedBlock,
     Share,
@@ -25,7 +28,6 @@ from openai_cpu_server.contract.step import (
     TokenLogprob,
     Verb,
 )
-from openai_cpu_server.errors import ConstraintFailed
 from openai_cpu_server.llama.batch import Batch, Layout
 from openai_cpu_server.llama.block_store import BlockStore
 from openai_cpu_server.llama.cache_file import BadCacheFile, read_cache_file, write_cache_file
@@ -33,11 +35,12 @@ from openai_cpu_server.llama.cell_copies import CellCopies
 from openai_cpu_server.llama.constrained import ConstrainedOutput
 from openai_cpu_server.llama.constraints import Constraints
 from openai_cpu_server.llama.context import Decoded, Logits, PoolFull
+from openai_cpu_server.llama.draft_model import Wanted
 from openai_cpu_server.llama.loading import Loaded, load
 from openai_cpu_server.llama.logprobs import score
 from openai_cpu_server.llama.machine import Machine
 from openai_cpu_server.llama.sampling import Sampler
-from openai_cpu_server.llama.slot import OpenSlot
+from openai_cpu_server.llama.slot import OpenSlot, Sampled
 from openai_cpu_server.llama.truncation import Candidates
 
 logger = logging.getLogger(__name__)
@@ -58,6 +61,7 @@ class LlamaBackend:
         self._copies = CellCopies(self._context, self._store, scratch_slot=loaded.set_aside.scratch)
         self._candidates = Candidates(loaded.info.vocab_size)
         self._constraints = Constraints(loaded.vocabulary)
+        self._draft_model = loaded.draft_model
         self._slots: dict[int, OpenSlot] = {}
         self._can_interrupt = not loaded.model.is_recurrent
 
@@ -90,12 +94,14 @@ class LlamaBackend:
             if not step.spans:
                 assert not step.padding, "padding, and nothing to pad"
                 return StepResult()
-            with self._constraints.foreseeing(self._constrained(step.spans)):
-                layout, decoded = self._compute(step.spans, step.padding)
+            thought_of, drafting_ms = self._with_drafts(step.spans)
+            spans = [self._allowed(span) for span in thought_of]
+            with self._constraints.foreseeing(self._constrained(spans)):
+                layout, decoded = self._compute(spans, step.padding)
         if decoded is Decoded.INTERRUPTED:
-            self._roll_back(step.spans)
+            self._roll_back(spans)
             return StepResult(interrupted=True)
-        return self._result(step.spans, layout)
+        return self._result(step.spans, spans, layout, drafting_ms)
 
     def interrupt(self) -> None:
         """From any thread, at any time: the step that runs ends early, else nothing happens.
@@ -144,6 +150,8 @@ class LlamaBackend:
             self._slots.popitem()[1].close()
         self._constraints.close()
         self._store.close()
+        if self._draft_model is not None:
+            self._draft_model.close()
         self._context.close()
         self._loaded.model.close()
 
@@ -179,6 +187,8 @@ class LlamaBackend:
     def _close(self, verb: Close) -> None:
         self._context.free_slot(verb.slot)
         self._slots.pop(verb.slot).close()
+        if self._draft_model is not None:
+            self._draft_model.forget(verb.slot)
 
     def _share(self, verb: Share) -> None:
         self._require_held(verb.source, verb.end)
@@ -196,6 +206,34 @@ class LlamaBackend:
         """Outputs that will be asked what they allow when the spans are computed."""
         sampling = (self._slots[span.slot].constrained for span in spans if span.sample)
         return [output for output in sampling if output is not None]
+
+    def _with_drafts(self, spans: Sequence[Span]) -> tuple[Sequence[Span], float]:
+        """With what the draft model has thought of, and the milliseconds that it took."""
+        wanted = [
+            Wanted(span.slot, self._slots[span.slot].tokens, span.num_to_draft)
+            for span in spans
+            if span.num_to_draft
+        ]
+        if not wanted:
+            return spans, 0.0
+        assert self._draft_model is not None, "there is no draft model"
+        started = time.perf_counter()
+        drafts = self._draft_model.draft(wanted)
+        drafted = [
+            msgspec.structs.replace(span, draft=drafts.get(span.slot, ()), num_to_draft=0)
+            if span.num_to_draft
+            else span
+            for span in spans
+        ]
+        return drafted, 1000 * (time.perf_counter() - started)
+
+    def _allowed(self, span: Span) -> Span:
+        """Its draft as far as its constraint allows it."""
+        if not span.draft:
+            return span
+        assert self.info.can_trim, "this model's memory cannot give up what a draft has computed in vain"
+        length = self._slots[span.slot].num_allowed(span.draft)
+        return msgspec.structs.replace(span, draft=span.draft[:length])
 
     def _compute(self, spans: Sequence[Span], padding: int) -> tuple[Layout, Decoded]:
         if not padding:
@@ -224,35 +262,50 @@ class LlamaBackend:
         for span in spans:
             self._context.trim(span.slot, span.start)
 
-    def _result(self, spans: Sequence[Span], layout: Layout) -> StepResult:
+    def _result(
+        self, planned: Sequence[Span], spans: Sequence[Span], layout: Layout, drafting_ms: float
+    ) -> StepResult:
         if not layout.num_outputs:
             return StepResult()
         logits = self._context.logits(layout.num_outputs)
-        samples: dict[int, Sample] = {}
-        failures: dict[int, str] = {}
+        sampled: dict[int, Sampled] = {}
         scores = {}
         for span, rows in zip(spans, layout.rows, strict=False):  # padding has rows too, but none of use
             if span.targets:
                 scores[span.slot] = self._score(span, logits[rows.targets.start : rows.targets.stop])
-            if rows.sample is not None:
-                self._sample(span.slot, logits[rows.sample], samples, failures)
-        return StepResult(samples=samples, scores=scores, failures=failures)
+            if rows.samples:
+                sampled[span.slot] = self._sample(span, logits[rows.samples.start : rows.samples.stop])
+        return StepResult(
+            samples={slot: found.samples[0] for slot, found in sampled.items() if found.samples},
+            further={slot: found.samples[1:] for slot, found in sampled.items() if found.samples[1:]},
+            drafted={
+                span.slot: Drafted(
+                    len(span.draft), sampled[span.slot].num_accepted, self._num_known(span.slot)
+                )
+                for plan, span in zip(planned, spans, strict=True)
+                if plan.num_drafted
+            },
+            drafting_ms=drafting_ms,
+            scores=scores,
+            failures={slot: found.failure for slot, found in sampled.items() if found.failure is not None},
+        )
+
+    def _num_known(self, slot: int) -> int:
+        return self._draft_model.num_known(slot) if self._draft_model is not None else 0
 
     def _score(self, span: Span, logits: Logits) -> tuple[TokenLogprob, ...]:
         num_top = self._slots[span.slot].num_top
         return tuple(score(row, target, num_top) for row, target in zip(logits, span.targets, strict=True))
 
-    def _sample(
-        self, slot: int, logits: Logits, samples: dict[int, Sample], failures: dict[int, str]
-    ) -> None:
-        """A constraint that fails takes only its own request with it."""
-        opened = self._slots[slot]
-        try:
-            samples[slot] = opened.sample(logits)
-        except ConstraintFailed as error:
-            failures[slot] = str(error)
-            if opened.constraint is not None:
-                self._constraints.give_up(opened.constraint)
+    def _sample(self, span: Span, logits: Logits) -> Sampled:
+        """From (1 + draft, vocabulary). A constraint that fails takes only its own request with it."""
+        opened = self._slots[span.slot]
+        sampled = opened.sample_along(span.draft, logits)
+        if sampled.num_accepted < len(span.draft):
+            self._context.trim(span.slot, span.start + len(span.tokens) + sampled.num_accepted)
+        if sampled.failure is not None and opened.constraint is not None:
+            self._constraints.give_up(opened.constraint)
+        return sampled
 
     def _warm_up(self) -> None:
         """Compute one token and forget it, so that no request pays for the first use of the weights."""
@@ -260,3 +313,5 @@ class LlamaBackend:
         self._batch.fill([Span(slot=0, start=0, tokens=(vocabulary.bos or 0,), sample=True)])
         self._context.decode(self._batch)
         self._context.clear()
+        if self._draft_model is not None:
+            self._draft_model.warm_up()

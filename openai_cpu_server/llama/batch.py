@@ -13,10 +13,11 @@ from openai_cpu_server.contract.step import Span
 
 
 class OutputRows(NamedTuple):
-    """Where a span's logits are in the matrix of the step's: rows of its targets, row of its sample."""
+    """Where a span's logits are in the matrix of the step's: rows of its targets, rows to sample from."""
 
     targets: range
-    sample: int | None
+    samples: range
+    """Of the last token, and of each of the draft's; empty if nothing is sampled."""
 
 
 class Layout(NamedTuple):
@@ -49,8 +50,9 @@ class Batch:
         rows = []
         num_outputs = 0
         for span in spans:
-            length = len(span.tokens)
+            length = span.num_tokens
             tokens += span.tokens
+            tokens += span.draft
             positions += range(span.start, span.start + length)
             slots += repeat(span.slot, length)
             wants += _wants(span)
@@ -84,21 +86,25 @@ class Batch:
 
 def _num_outputs(span: Span) -> int:
     """The last token's logits may serve both as a target's and for the sample."""
-    return len(span.targets) + (span.sample and len(span.targets) < len(span.tokens))
+    samples = span.sample and len(span.targets) < len(span.tokens)
+    return len(span.targets) + samples + len(span.draft)
 
 
 def _wants(span: Span) -> list[int]:
     length, scored = len(span.tokens), len(span.targets)
     assert length > 0, "an empty span"
     assert scored <= length, f"{scored} targets for {length} tokens"
+    assert not span.draft or (span.sample and not scored), "a draft where it is of no use"
+    assert not span.num_to_draft, "a draft that nobody has thought of"
     wants = [1] * scored + [0] * (length - scored)
     if span.sample:
         wants[-1] = 1
-    return wants
+    return wants + [1] * len(span.draft)
 
 
 def _rows(span: Span, first: int) -> OutputRows:
-    """Row `first` is the span's first. Its sample is the last: of a target, or behind the targets."""
+    """Row `first` is the span's first. It samples from the last: of a target, or behind the targets."""
     scored = len(span.targets)
-    sample = first + min(scored, len(span.tokens) - 1) if span.sample else None
-    return OutputRows(range(first, first + scored), sample)
+    sampled = first + min(scored, len(span.tokens) - 1)
+    end = sampled + 1 + len(span.draft) if span.sample else sampled
+    return OutputRows(range(first, first + scored), range(sampled, end))

@@ -94,6 +94,19 @@ def cost_curve(
     return curve
 
 
+def known_curves(model: Path, cache_dir: Path) -> list[tuple[CurveKey, CostCurve]]:
+    """What was measured of this model on this machine, with whatever options; the newest first.
+
+    Raises `StartupError` if that is no model.
+    """
+    facts, machine = ModelFacts.of(model), MachineFacts.here()
+    return [
+        (key, curve)
+        for key, curve in Measurements(cache_dir).all_of(CurveKey, CostCurve)
+        if (key.version, key.model, key.machine) == (_VERSION, facts, machine) and is_sane(curve)
+    ]
+
+
 def _keep_if_quiet(kept: Measurements, key: CurveKey, curve: CostCurve, others: float) -> None:
     if others < NOISY:
         kept.put(key, curve)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 
 import numpy as np
@@ -12,6 +12,7 @@ import numpy.typing as npt
 from llguidance import LLMatcher, LLTokenizer
 
 from openai_cpu_server.contract.request import Constraint
+from openai_cpu_server.contract.step import num_right
 from openai_cpu_server.errors import ConstraintFailed
 from openai_cpu_server.llama.triggers import TriggerSearch
 from openai_cpu_server.llama.vocabulary import Vocabulary
@@ -110,6 +111,21 @@ class ConstrainedOutput:
             return True
         spelt = self._words.spell(rest)
         return spelt is not None and self._matcher.validate_tokens(spelt) == len(spelt)
+
+    def num_allowed(self, tokens: Sequence[int]) -> int:
+        """How many of these, from the first on, may come next. Changes nothing.
+
+        Of the free part: all, for what ends a trigger is looked at when it has come.
+        """
+        must = num_right(tokens, self._must)
+        if must < min(len(tokens), len(self._must)):
+            return must
+        rest = list(tokens[must:])
+        if self._search is not None or not rest:
+            return len(tokens)
+        with self._charged():
+            num_valid: int = self._matcher.validate_tokens(rest)
+            return must + num_valid
 
     def accept(self, token: int) -> None:
         """The next token was chosen."""

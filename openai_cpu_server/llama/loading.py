@@ -7,11 +7,14 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import NamedTuple
 
+import msgspec
+
 from openai_cpu_server.contract.messages import EngineOptions
 from openai_cpu_server.contract.model_info import ModelInfo
 from openai_cpu_server.errors import StartupError
 from openai_cpu_server.llama.abort import AbortSwitch
 from openai_cpu_server.llama.context import SLOTS_MAX, Context, ContextOptions
+from openai_cpu_server.llama.draft_model import DraftModel, require_same_tokens
 from openai_cpu_server.llama.fingerprint import cells_fingerprint
 from openai_cpu_server.llama.gguf_header import GgufHeader
 from openai_cpu_server.llama.kv_size import KVType, bytes_per_cell, pool_cells
@@ -49,6 +52,7 @@ class Loaded(NamedTuple):
     set_aside: SlotsSetAside
     fingerprint: str
     """Of all that saved cells depend on."""
+    draft_model: DraftModel | None
 
 
 def load(options: EngineOptions, on_progress: Callable[[float], None], machine: Machine) -> Loaded:
@@ -69,9 +73,48 @@ def load(options: EngineOptions, on_progress: Callable[[float], None], machine: 
         undo.callback(context.close)
         info = _info(options, model, vocabulary, context, cell_bytes)
         fingerprint = cells_fingerprint(model.header, info, flash_attention=options.flash_attention)
+        draft_model = None
+        if options.draft_model_path is not None:
+            draft_model = _load_draft_model(Path(options.draft_model_path), options, vocabulary, info, abort)
+            info = msgspec.structs.replace(
+                info, draft_cost=draft_model.num_parameters / max(1, info.num_parameters)
+            )
         undo.pop_all()
     set_aside = SlotsSetAside(scratch=options.max_seqs, padding=options.max_seqs + 1)
-    return Loaded(model, vocabulary, context, abort, info, set_aside, fingerprint)
+    return Loaded(model, vocabulary, context, abort, info, set_aside, fingerprint, draft_model)
+
+
+def _load_draft_model(
+    path: Path, options: EngineOptions, large: Vocabulary, info: ModelInfo, abort: AbortSwitch
+) -> DraftModel:
+    """Raises `StartupError`; then nothing of it stays loaded."""
+    with ExitStack() as undo:
+        header = GgufHeader(path)
+        model = Model.open(header, repack=repacks(options, header), on_progress=lambda fraction: None)
+        undo.callback(model.close)
+        if not model.generates_text or model.is_recurrent or model.has_window:
+            raise StartupError(
+                f"{path} ({header.architecture}) cannot draft: its memory of tokens cannot be cut back."
+            )
+        vocabulary = Vocabulary(model)
+        require_same_tokens(large, vocabulary, str(path))
+        context = Context(model, _draft_context_options(options, info), abort)
+        undo.pop_all()
+    return DraftModel(model, vocabulary, context)
+
+
+def _draft_context_options(options: EngineOptions, info: ModelInfo) -> ContextOptions:
+    """As many cells as the model has, of the type that is fastest."""
+    return ContextOptions(
+        kv_cells=info.kv_tokens,
+        kv_type=KVType.F16,
+        num_slots=info.max_seqs,
+        batch_tokens=info.max_step_tokens,
+        outputs=info.max_seqs,
+        threads=info.threads,
+        threads_batch=options.threads_batch or info.threads,
+        flash_attention=options.flash_attention,
+    )
 
 
 def _require_sane(options: EngineOptions) -> None:

@@ -14,6 +14,7 @@ import msgspec
 
 logger = logging.getLogger(__name__)
 
+_Key = TypeVar("_Key", bound=msgspec.Struct)
 _Value = TypeVar("_Value", bound=msgspec.Struct)
 
 
@@ -30,7 +31,7 @@ class Measurements:
 
     def path(self, key: msgspec.Struct) -> Path:
         digest = hashlib.sha256(msgspec.json.encode(key)).hexdigest()[:16]
-        return self._folder / f"{_kind(key)}-{digest}.json"
+        return self._folder / f"{_kind(type(key))}-{digest}.json"
 
     def get(self, key: msgspec.Struct, type_: type[_Value]) -> _Value | None:
         path = self.path(key)
@@ -45,6 +46,18 @@ class Measurements:
             logger.warning("ignoring %s: %s", path, error)
             return None
 
+    def all_of(self, key_type: type[_Key], type_: type[_Value]) -> list[tuple[_Key, _Value]]:
+        """Those with keys of a type, the newest first."""
+        found = []
+        for path in sorted(self._folder.glob(f"{_kind(key_type)}-*.json"), key=_age):
+            try:
+                entry = msgspec.json.decode(path.read_bytes(), type=_Entry)
+                key = msgspec.json.decode(entry.key, type=key_type)
+                found.append((key, msgspec.json.decode(entry.value, type=type_)))
+            except (OSError, msgspec.MsgspecError, UnicodeDecodeError) as error:
+                logger.debug("passing over %s: %s", path, error)
+        return found
+
     def put(self, key: msgspec.Struct, value: msgspec.Struct) -> bool:
         """All of it or nothing. False, with a line in the log, where nothing can be written."""
         path = self.path(key)
@@ -58,8 +71,15 @@ class Measurements:
         return True
 
 
-def _kind(key: msgspec.Struct) -> str:
-    return type(key).__name__.removesuffix("Key").lower()
+def _kind(key_type: type[msgspec.Struct]) -> str:
+    return key_type.__name__.removesuffix("Key").lower()
+
+
+def _age(path: Path) -> float:
+    try:
+        return -path.stat().st_mtime
+    except OSError:  # gone meanwhile
+        return 0.0
 
 
 def _raw(value: msgspec.Struct) -> msgspec.Raw:

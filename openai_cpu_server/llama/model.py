@@ -72,9 +72,12 @@ class Model:
 
     @property
     def description(self) -> str:
+        """Architecture, size, quantisation."""
         buffer = ctypes.create_string_buffer(256)
         llama_cpp.llama_model_desc(self.handle, buffer, len(buffer))
-        return buffer.value.decode("utf-8", "replace")
+        described = buffer.value.decode("utf-8", "replace")
+        # llama.cpp knows the sizes of well-known models only.
+        return described.replace("?B", f"{self.num_parameters / 1e6:.3g}M")
 
     @property
     def num_parameters(self) -> int:

@@ -42,6 +42,22 @@ def fetch(name: HubName) -> Path:
         raise StartupError(one_line(error, name)) from None
 
 
+def find_cached(name: HubName) -> Path:
+    """The model's (first) file in the cache; the hub is not asked. Raises StartupError if it is not there."""
+    try:
+        file = name.file or preferred(models(_cached_file_names(name.repo)), name.quant)
+        paths = [_cached_file(name.repo, part) for part in parts(file)] if file else []
+    except Exception as error:  # as above
+        raise StartupError(one_line(error, name)) from None
+    first = next(iter(paths), None)
+    if first is None or None in paths:
+        raise StartupError(
+            f"{name} is not in the cache ({HF_HUB_CACHE}): "
+            f"`openai-cpu-server serve --model {name}` downloads it"
+        )
+    return first
+
+
 def _fetch(name: HubName) -> Path:
     files = parts(name.file or _choose(name))
     try:
@@ -55,12 +71,17 @@ def _fetch(name: HubName) -> Path:
 
 
 def _cached_instead(name: HubName, files: Sequence[str], error: Exception) -> Path:
-    cached = [try_to_load_from_cache(name.repo, file) for file in files]
-    paths = [Path(path) for path in cached if isinstance(path, str)]
-    if len(paths) < len(files):
+    paths = [_cached_file(name.repo, file) for file in files]
+    first = paths[0]
+    if first is None or None in paths:
         raise error
     logger.warning("%s; using what is in the cache", one_line(error, name))
-    return paths[0]
+    return first
+
+
+def _cached_file(repo: str, file: str) -> Path | None:
+    path = try_to_load_from_cache(repo, file)
+    return Path(path) if isinstance(path, str) else None
 
 
 def _download(repo: str, files: Sequence[str]) -> Path:

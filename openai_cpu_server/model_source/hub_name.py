@@ -18,6 +18,10 @@ class HubName(msgspec.Struct, frozen=True, kw_only=True):
     """May be in folders; None: the best of the repository."""
     quant: str | None = None
 
+    def __str__(self) -> str:
+        ending = f"/{self.file}" if self.file else f":{self.quant}" if self.quant else ""
+        return f"{PREFIX}{self.repo}{ending}"
+
 
 def parse_hub_name(text: str) -> HubName:
     """Raises StartupError."""

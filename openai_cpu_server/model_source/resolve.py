@@ -5,13 +5,14 @@ from __future__ import annotations
 import difflib
 import os
 import re
+from collections.abc import Callable
 from pathlib import Path
 
 from openai_cpu_server.errors import StartupError
 from openai_cpu_server.model_source.aliases import ALIASES
 from openai_cpu_server.model_source.demo import DemoFiles
-from openai_cpu_server.model_source.hub import fetch
-from openai_cpu_server.model_source.hub_name import PREFIX, parse_hub_name
+from openai_cpu_server.model_source.hub import fetch, find_cached
+from openai_cpu_server.model_source.hub_name import PREFIX, HubName, parse_hub_name
 
 _DEMO = "demo"
 
@@ -21,12 +22,21 @@ def resolve_model(name: str, *, demo: DemoFiles | None = None) -> Path:
 
     `demo` and aliases come before files of the same name (write `./demo`), `hf:` before everything.
     """
+    return _resolved(name, fetch, demo or DemoFiles())
+
+
+def local_model(name: str) -> Path:
+    """The same, but nothing is downloaded: for commands from which nobody expects gigabytes to come."""
+    return _resolved(name, find_cached, DemoFiles())
+
+
+def _resolved(name: str, from_hub: Callable[[HubName], Path], demo: DemoFiles) -> Path:
     if name.startswith(PREFIX):
-        return fetch(parse_hub_name(name))
+        return from_hub(parse_hub_name(name))
     if name == _DEMO:
-        return (demo or DemoFiles()).path()
+        return demo.path()
     if name in ALIASES:
-        return fetch(parse_hub_name(ALIASES[name]))
+        return from_hub(parse_hub_name(ALIASES[name]))
     return _local_file(name)
 
 

@@ -25,6 +25,9 @@ class Sums:
     """Of the calls: those with an error, and those whose client left."""
     output_tokens: int = 0
     computed_tokens: int = 0
+    drafted_tokens: int = 0
+    accepted_tokens: int = 0
+    """Of those drafted."""
     latency: Distribution = field(default_factory=Distribution)
     queue: Distribution = field(default_factory=Distribution)
     ttft: Distribution = field(default_factory=Distribution)
@@ -42,12 +45,16 @@ class Sums:
     def step_done(self, figures: StepFigures) -> None:
         self.output_tokens += figures.sampled + figures.forced
         self.computed_tokens += 0 if figures.is_interrupted else figures.tokens
+        self.drafted_tokens += figures.drafted
+        self.accepted_tokens += figures.accepted
 
     def merge(self, other: Sums) -> None:
         self.calls += other.calls
         self.failed += other.failed
         self.output_tokens += other.output_tokens
         self.computed_tokens += other.computed_tokens
+        self.drafted_tokens += other.drafted_tokens
+        self.accepted_tokens += other.accepted_tokens
         self.latency.merge(other.latency)
         self.queue.merge(other.queue)
         self.ttft.merge(other.ttft)

@@ -28,6 +28,8 @@ class StepMetrics:
         self._padding = counter("padding_tokens", "Throw-away tokens that made steps faster.")
         self._sampled = counter("sampled_tokens", "Output tokens sampled.")
         self._forced = counter("forced_tokens", "Output tokens that constraints left no alternative to.")
+        self._drafted = counter("drafted_tokens", "Tokens computed ahead, in the hope that they come.")
+        self._accepted = counter("accepted_draft_tokens", "Of these, those that came.")
         self._preemptions = counter("preemptions", "Times that a sequence gave up its cells for another.")
         self._interruptions = counter("interruptions", "Steps thrown away for an interactive newcomer.")
 
@@ -51,3 +53,5 @@ class StepMetrics:
         self._computed.inc(figures.tokens)
         self._padding.inc(figures.padding)
         self._sampled.inc(figures.sampled)
+        self._drafted.inc(figures.drafted)
+        self._accepted.inc(figures.accepted)

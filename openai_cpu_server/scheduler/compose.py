@@ -87,7 +87,7 @@ class Composer:
         if not (groups.has_batch and groups.has_interactive) or not plan.num_tokens:
             self._credit_ms = 0.0
             return
-        batch_tokens = sum(n for s, n in plan.parts.items() if s.request.priority is Priority.BATCH)
+        batch_tokens = sum(plan.num_of(s) for s in plan.parts if s.request.priority is Priority.BATCH)
         step_ms = plan.ms
         spent = step_ms * batch_tokens / plan.num_tokens
         credit = self._credit_ms + self._options.batch_floor * step_ms - spent

@@ -60,6 +60,15 @@ class KVLedger:
             self._num_holders[block] = 1
             held.append(block)
 
+    def shrink(self, slot: int, num_tokens: int) -> None:
+        """Let the slot hold `num_tokens` in all; what is given back must not be shared."""
+        held = self._held[slot]
+        while len(held) > self.blocks_for(num_tokens):
+            block = held.pop()
+            assert self._num_holders[block] == 1, f"slot {slot} gives up a block that others hold"
+            self._num_holders[block] = 0
+            self._free.append(block)
+
     def share(self, source: int, slot: int, num_tokens: int) -> None:
         """Let an empty slot hold the source's first `num_tokens` too: their whole blocks, without copying."""
         assert not self._held.get(slot), f"slot {slot} holds blocks already"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from typing import Protocol
 
 from openai_cpu_server.contract.cost import attended_pairs
@@ -41,12 +42,19 @@ class StepCost(Protocol):
 class StepPlan:
     """Grows by tokens of sequences; knows what the step would cost with a few more."""
 
-    def __init__(self, cost: StepCost, *, pool_cells: int, max_tokens: int, max_outputs: int) -> None:
+    def __init__(
+        self, cost: StepCost, *, pool_cells: int, max_tokens: int, max_outputs: int, pads: bool = True
+    ) -> None:
+        """`pads`: the step will be filled up to a size that is faster."""
         self.parts: dict[Sequence, int] = {}
         """Tokens to compute of each sequence, in the order in which they claim cells."""
+        self.drafts: dict[Sequence, int] = {}
+        """Draft tokens behind those."""
         self.num_tokens = 0
         self.attended = 0
         self.skipped = 0
+        self.drafting_ms = 0.0
+        """What a draft model takes before the step."""
         self._own_cells = 0
         """Of every sequence in the step, shared ones counted for each."""
         self._cost = cost
@@ -54,10 +62,39 @@ class StepPlan:
         """Taken by all sequences, shared ones counted once: what is not one's own must be skipped."""
         self._max_tokens = max_tokens
         self._outputs_left = max_outputs
+        self._pads = pads
+
+    def copy(self) -> StepPlan:
+        """To try something out."""
+        copied = copy.copy(self)
+        copied.parts, copied.drafts = dict(self.parts), dict(self.drafts)
+        return copied
 
     @property
     def ms(self) -> float:
         return self._cost.predict_ms(self.num_tokens, self.attended, self.skipped, self.cells)
+
+    @property
+    def single_ms(self) -> float:
+        """Of a step with one token."""
+        return self._cost.predict_ms(1, 0, 0)
+
+    @property
+    def padded_ms(self) -> float:
+        """Of the step with its padding."""
+        size = self.num_tokens
+        if self._pads:
+            size = self._cost.cheapest_size(size, self._max_tokens, self._pool_cells)
+        return self._cost.predict_ms(size, self.attended, self.skipped, self.cells)
+
+    @property
+    def draft_room(self) -> int:
+        """Draft tokens that the backend still takes."""
+        return max(0, min(self.room, self._outputs_left))
+
+    def num_of(self, sequence: Sequence) -> int:
+        """Its tokens in the step."""
+        return self.parts.get(sequence, 0) + self.drafts.get(sequence, 0)
 
     @property
     def cells(self) -> int:
@@ -108,14 +145,24 @@ class StepPlan:
         num_tokens = min(num_tokens, self.room, self._outputs_for(sequence))
         if num_tokens <= 0:
             return
+        self._count(sequence, num_tokens)
+        self.parts[sequence] = self.parts.get(sequence, 0) + num_tokens
+        ends = self.left_of(sequence) == 0
+        self._outputs_left -= num_tokens if sequence.is_scoring else ends
+
+    def add_draft(self, sequence: Sequence, num_tokens: int) -> None:
+        """Behind all that is pending of the sequence. The caller has asked `draft_room`."""
+        assert 0 < num_tokens <= self.draft_room
+        self._count(sequence, num_tokens)
+        self.drafts[sequence] = self.drafts.get(sequence, 0) + num_tokens
+        self._outputs_left -= num_tokens
+
+    def _count(self, sequence: Sequence, num_tokens: int) -> None:
         attended, skipped = self._pairs(sequence, num_tokens)
         self._own_cells += self._cells_of(sequence, num_tokens)
-        self.parts[sequence] = self.parts.get(sequence, 0) + num_tokens
         self.num_tokens += num_tokens
         self.attended += attended
         self.skipped += skipped
-        ends = self.left_of(sequence) == 0
-        self._outputs_left -= num_tokens if sequence.is_scoring else ends
 
     def _outputs_for(self, sequence: Sequence) -> int:
         """Tokens of the sequence that the rows of logits which are left allow."""
@@ -135,5 +182,5 @@ class StepPlan:
 
     def _pairs(self, sequence: Sequence, num_tokens: int) -> tuple[int, int]:
         """Pairs of these tokens with cells of their own sequence before them, and with other people's."""
-        start = sequence.computed + self.parts.get(sequence, 0)
+        start = sequence.computed + self.num_of(sequence)
         return attended_pairs(start, num_tokens), num_tokens * max(0, self._pool_cells - sequence.computed)

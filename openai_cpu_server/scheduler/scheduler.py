@@ -7,7 +7,15 @@ from itertools import islice
 
 from openai_cpu_server.contract.messages import KVStats
 from openai_cpu_server.contract.request import GenerationRequest, Priority
-from openai_cpu_server.contract.step import Sample, SavedBlock, Span, Step, StepResult, TokenLogprob
+from openai_cpu_server.contract.step import (
+    Drafted,
+    Sample,
+    SavedBlock,
+    Span,
+    Step,
+    StepResult,
+    TokenLogprob,
+)
 from openai_cpu_server.scheduler.compose import Composer, StepOptions
 from openai_cpu_server.scheduler.kv_ledger import KVLedger
 from openai_cpu_server.scheduler.memory import Memory
@@ -17,6 +25,7 @@ from openai_cpu_server.scheduler.policy import Policy
 from openai_cpu_server.scheduler.prefix_cache import PrefixCache
 from openai_cpu_server.scheduler.reuse import NOTHING, Reuse, find_reuse
 from openai_cpu_server.scheduler.sequence import Sequence, Status
+from openai_cpu_server.scheduler.speculation import Drafting, Speculator
 from openai_cpu_server.scheduler.waiting import WaitingRoom
 
 _LOOK_AHEAD = 32
@@ -25,6 +34,9 @@ _LOOK_AHEAD = 32
 
 _TOLD = 200
 """Waiting sequences that are told their place."""
+
+
+_NOTHING_DRAFTED = Drafted()
 
 
 @dataclass(frozen=True)
@@ -42,8 +54,8 @@ class Advance:
     """What one sequence gained in a step."""
 
     sequence: Sequence
-    sample: Sample | None
-    """With no more forced tokens than the sequence may still have."""
+    samples: tuple[Sample, ...]
+    """Several where a draft was right. Together no more tokens than the sequence may still have."""
     scores: tuple[TokenLogprob, ...]
     failure: str | None = None
     """Why its constraint cannot be carried out: it must be finished."""
@@ -61,14 +73,22 @@ class Scheduler:
         cost: StepCost,
         options: StepOptions,
         policy: Policy,
+        continuous: bool = True,
+        speculator: Speculator | None = None,
     ) -> None:
+        """`continuous`: newcomers join between steps (off, for comparison: when the whole batch is done).
+
+        `speculator`: None, nothing is drafted, as it must be where the backend's memory cannot be trimmed.
+        """
         assert limits.step_tokens > limits.num_slots, "every sequence can decode in one step"
         assert limits.step_outputs >= limits.num_slots
         self._limits = limits
         self._cost = cost
         self._policy = policy
+        self._is_continuous = continuous
         self._memory = Memory(num_slots=limits.num_slots, ledger=ledger, cache=cache)
         self._composer = Composer(options)
+        self._speculator = speculator
         self._waiting = WaitingRoom(policy)
         self._sequences: dict[str, Sequence] = {}
         self._arrivals = 0
@@ -134,6 +154,8 @@ class Scheduler:
         else:
             self._waiting.leave(sequence)
         sequence.finish()
+        if self._speculator is not None:
+            self._speculator.forget(sequence)
         del self._sequences[sequence.request.id]
 
     def clear_cache(self) -> None:
@@ -147,8 +169,8 @@ class Scheduler:
         self._admit()
         plan = self._new_plan()
         self._composer.compose(plan, self._in_order())
-        spans = self._claim_spans(plan)
-        padding = self._padding(sum(len(span.tokens) for span in spans))
+        spans = self._with_drafts(plan, self._claim_spans(plan))
+        padding = self._padding(sum(span.num_tokens for span in spans))
         self._composer.account(plan, self._in_order())
         self._plan = plan
         return Step(verbs=self._memory.take_verbs(), spans=spans, padding=padding)
@@ -156,17 +178,21 @@ class Scheduler:
     def predicted_ms(self, step: Step) -> float:
         """How long the step that `schedule` has just given will take."""
         assert self._plan is not None
-        plan = self._plan
-        return self._cost.predict_ms(step.num_tokens + step.padding, plan.attended, plan.skipped, plan.cells)
+        plan, size = self._plan, step.num_tokens + step.padding
+        return plan.drafting_ms + self._cost.predict_ms(size, plan.attended, plan.skipped, plan.cells)
 
     def may_interrupt(self, step: Step) -> bool:
         """Whether an interactive newcomer may throw this step away: nobody interactive is in it."""
         return bool(step.spans) and all(s.request.priority is Priority.BATCH for s in self.participants(step))
 
     def _admit(self) -> None:
-        admitted = True
+        admitted = self._is_open
         while admitted:
             admitted = self._admit_one()
+
+    @property
+    def _is_open(self) -> bool:
+        return self._is_continuous or not self._memory.running
 
     def _admit_one(self) -> bool:
         """Admit the first who can run; those who wait for another's prefix are passed over."""
@@ -220,6 +246,7 @@ class Scheduler:
             pool_cells=self._memory.ledger.tokens_used,
             max_tokens=self._limits.step_tokens,
             max_outputs=self._limits.step_outputs,
+            pads=self._composer.fills_tiles,
         )
 
     def _claim_spans(self, plan: StepPlan) -> tuple[Span, ...]:
@@ -254,6 +281,44 @@ class Scheduler:
             self._release(worst)
         return room
 
+    def _with_drafts(self, plan: StepPlan, spans: tuple[Span, ...]) -> tuple[Span, ...]:
+        """With what is worth drafting behind them. Comes last, so that nobody is released for a draft."""
+        if self._speculator is None:
+            return spans
+        running = self._memory.running
+        drafts = self._speculator.drafts(plan, {running[s.slot]: self._draft_limit(s) for s in spans})
+        return tuple(
+            self._with_draft(plan, span, drafts[running[span.slot]]) if running[span.slot] in drafts else span
+            for span in spans
+        )
+
+    def _draft_limit(self, span: Span) -> int:
+        """Tokens that a draft could save; none for who reads its prompt, or is scored."""
+        sequence = self._memory.running[span.slot]
+        if not span.sample or span.targets or not sequence.is_decoding:
+            return 0
+        return min(sequence.remaining - 1, self._draft_cells(span))
+
+    def _draft_cells(self, span: Span) -> int:
+        return self._memory.ledger.room(span.slot) - span.start - len(span.tokens)
+
+    def _with_draft(self, plan: StepPlan, span: Span, drafting: Drafting) -> Span:
+        """As far as there are free cells left."""
+        tokens, num_to_draft = drafting.cut(self._draft_cells(span))
+        length = len(tokens) + num_to_draft
+        if not length:
+            return span
+        self._memory.ledger.grow(span.slot, span.start + len(span.tokens) + length)
+        plan.add_draft(self._memory.running[span.slot], length)
+        return Span(
+            slot=span.slot,
+            start=span.start,
+            tokens=span.tokens,
+            sample=True,
+            draft=tokens,
+            num_to_draft=num_to_draft,
+        )
+
     def _padding(self, num_tokens: int) -> int:
         """Throw-away tokens that make the step faster. They need cells for as long as it runs."""
         if not num_tokens or not self._composer.fills_tiles:
@@ -270,24 +335,46 @@ class Scheduler:
         if result.interrupted:
             for sequence in self.participants(step):
                 sequence.num_interruptions += 1
+            self._give_up_drafts(step)
             return []
-        if elapsed_ms is not None and step.spans and self._plan is not None:
+        if elapsed_ms is not None and step.spans and self._plan is not None and _is_whole(step, result):
             size, plan = step.num_tokens + step.padding, self._plan
+            elapsed_ms -= result.drafting_ms
             self._cost.refine(size, plan.attended, plan.skipped, elapsed_ms, plan.cells)
-        return [self._advance(span, step.padding, result) for span in step.spans]
+        advances = [self._advance(span, step.padding, result) for span in step.spans]
+        if self._speculator is not None:
+            self._speculator.learn(self._thought_of(step, result), result.drafting_ms)
+        return advances
 
     def _advance(self, span: Span, padding: int, result: StepResult) -> Advance:
         sequence = self._memory.running[span.slot]
-        sequence.computed += len(span.tokens)
         sequence.num_padded += padding
         failure = result.failures.get(span.slot)
-        sample = None
-        if span.sample and failure is None:
-            sample = _cut(result.samples[span.slot], sequence.remaining)
-            sequence.tokens += (sample.token, *sample.forced)
+        samples = _samples(span, result, sequence.remaining)
+        sequence.computed += len(span.tokens)
+        sequence.tokens += [token for sample in samples for token in (sample.token, *sample.forced)]
+        if span.num_drafted:
+            self._settle_draft(sequence, result.drafted.get(span.slot, _NOTHING_DRAFTED))
         scores = result.scores.get(span.slot, ())[max(0, sequence.num_scored - span.start) :]
         sequence.num_scored += len(scores)
-        return Advance(sequence, sample, scores, failure)
+        return Advance(sequence, samples, scores, failure)
+
+    def _thought_of(self, step: Step, result: StepResult) -> dict[Sequence, Drafted]:
+        """What became of drafts of the draft model."""
+        asked = {s.slot: self._memory.running[s.slot] for s in step.spans if s.num_to_draft}
+        return {sequence: result.drafted[slot] for slot, sequence in asked.items()}
+
+    def _settle_draft(self, sequence: Sequence, drafted: Drafted) -> None:
+        sequence.computed += drafted.num_accepted
+        sequence.num_drafted += drafted.num_computed
+        sequence.num_accepted += drafted.num_accepted
+        self._memory.ledger.shrink(sequence.slot, sequence.computed)
+
+    def _give_up_drafts(self, step: Step) -> None:
+        """The cells that were claimed for them."""
+        for span in step.spans:
+            if span.num_drafted:
+                self._memory.ledger.shrink(span.slot, span.start + len(span.tokens))
 
     def check(self) -> None:
         """Assert that sequences and memory agree (tests call this after every step)."""
@@ -295,6 +382,24 @@ class Scheduler:
             assert self._sequences[sequence.request.id] is sequence
         assert len(self._waiting) + len(self._memory.running) == len(self._sequences)
         self._memory.check()
+
+
+def _is_whole(step: Step, result: StepResult) -> bool:
+    """Whether all drafts were computed as they were planned."""
+    num_planned = sum(span.num_drafted for span in step.spans)
+    return num_planned == sum(drafted.num_computed for drafted in result.drafted.values())
+
+
+def _samples(span: Span, result: StepResult, num_tokens: int) -> tuple[Sample, ...]:
+    """What was sampled behind the span and its draft, cut to so many tokens in all."""
+    if not span.sample or span.slot not in result.samples:
+        return ()
+    samples: list[Sample] = []
+    for sample in (result.samples[span.slot], *result.further.get(span.slot, ())):
+        if num_tokens > 0:
+            samples.append(_cut(sample, num_tokens))
+        num_tokens -= 1 + len(sample.forced)
+    return tuple(samples)
 
 
 def _cut(sample: Sample, num_tokens: int) -> Sample:

@@ -55,6 +55,10 @@ class Sequence:
         self.num_interruptions = 0
         self.num_padded = 0
         """Throw-away tokens in the steps that it took part in."""
+        self.num_drafted = 0
+        """Draft tokens that were computed for it."""
+        self.num_accepted = 0
+        """Of these, those that turned out right."""
         self.kinship: dict[int, int] = {}
         """By arrival of another: length of the common prefix of these tokens and its prompt."""
         self._num_to_read = len(self.tokens)

@@ -57,6 +57,8 @@ class Timings(msgspec.Struct, frozen=True):
     interruptions: int = 0
     padded_tokens: int = 0
     forced_tokens: int = 0
+    draft_n: int = 0
+    draft_n_accepted: int = 0
 
 
 class ScoredToken(msgspec.Struct, frozen=True):
@@ -108,10 +110,14 @@ class Trace:
         The prompt counts when the first token arrives. A chunk is a token, or, once the usage is known, its
         equal share of the output (half a character is held back, so some chunks bring two tokens).
         """
+        prompt = len(self.ask.prompt) if self.chunk_times and begin <= self.chunk_times[0] < end else 0
+        return prompt + self.output_within(begin, end)
+
+    def output_within(self, begin: float, end: float) -> float:
+        """Output tokens within begin <= t < end, counted as in `computed_tokens`."""
         within = sum(begin <= t < end for t in self.chunk_times)
         tokens_per_chunk = self.output_tokens / len(self.chunk_times) if self.chunk_times else 0.0
-        prompt = len(self.ask.prompt) if self.chunk_times and begin <= self.chunk_times[0] < end else 0
-        return prompt + within * tokens_per_chunk
+        return within * tokens_per_chunk
 
 
 def first_token_times(traces: Sequence[Trace]) -> list[float]:

@@ -1,21 +1,28 @@
-"""What every workload is given: servers to start, how many rounds, how large."""
+"""What every workload is given: servers to start, how many rounds, how large, and the machine's limit."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Callable, Hashable, Iterator, Mapping
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TypeVar
 
 from bench.asking import Ask
-from bench.load import Clients
+from bench.contest import LIMIT, Contest
+from bench.contestants import Contestant, Room, Variant, ours
+from bench.http_client import HttpFailed
+from bench.limit.limit import Limit, LimitFailed
+from bench.limit.work import Work
+from bench.load import LoadFailed
 from bench.process_tree import TreeUse
 from bench.prompts import random_tokens
-from bench.servers import Server, ServerFailed, Variant, missing_options, ours, running
+from bench.servers import OnLine, Server, ServerFailed, ServerSpec, missing_options, running
 
 K = TypeVar("K", bound=Hashable)
 T = TypeVar("T")
+Works = Callable[[Contest[T], int], Sequence[Work]]
+"""What the bare loop is to compute in a round, whose servers have been measured."""
 
 _WARM_UP_ASKS = 2
 
@@ -31,24 +38,51 @@ class Bench:
         is_quick: bool,
         known_options: frozenset[str],
         say: Callable[[str], None],
+        peers: Sequence[Contestant] = (),
+        keys: frozenset[str] | None = None,
+        limit: Limit | None = None,
+        is_poisson: bool = False,
     ) -> None:
+        """`keys`: of the contestants to measure, None: all; `limit`: None if nobody wants to know.
+
+        `is_poisson`: what comes in an open loop comes at random, not by the clock.
+        """
         self.model = model
         self.rounds = rounds
         self.is_quick = is_quick
+        self.is_poisson = is_poisson
         self.say = say
         self.uses: list[tuple[str, TreeUse]] = []
         self._known_options = known_options
+        self._peers = peers
+        self._keys = keys
+        self._limit = limit
 
     @contextlib.contextmanager
-    def server(self, variant: Variant, *options: str) -> Iterator[Server]:
-        """Started fresh and warmed up. Raises ServerFailed, also for an option that the server has not."""
-        spec = ours(variant, self.model, *options)
-        missing = missing_options(spec, self._known_options)
+    def server(self, variant: Variant, *options: str, on_line: OnLine | None = None) -> Iterator[Server]:
+        """Ours, started fresh and warmed up. Raises ServerFailed, also for an option that it has not."""
+        with self._running(ours(variant, self.model, *options), on_line, is_ours=True) as server:
+            yield server
+
+    @contextlib.contextmanager
+    def start(self, who: Contestant, room: Room) -> Iterator[Server]:
+        """Started fresh and warmed up. Raises ServerFailed."""
+        with self._running(who.spec(self.model, room), None, is_ours=not who.is_peer) as server:
+            yield server
+
+    @contextlib.contextmanager
+    def _running(self, spec: ServerSpec, on_line: OnLine | None, *, is_ours: bool) -> Iterator[Server]:
+        missing = missing_options(spec, self._known_options) if is_ours else []
         if missing:
             raise ServerFailed(f"this server has no {', '.join(missing)}, which '{spec.label}' needs")
-        with running(spec, self.uses) as server:
-            asyncio.run(_warm_up(server.port))
+        with running(spec, self.uses, on_line) as server:
+            asyncio.run(_warm_up(server))
             yield server
+
+    def contestants(self, *variants: Variant) -> list[Contestant]:
+        """Those of our variants, and all peers that are here, as far as they are to be measured."""
+        everybody = [*(variant.contestant for variant in variants), *self._peers]
+        return [who for who in everybody if self._keys is None or who.key in self._keys]
 
     def interleaved(self, measures: Mapping[K, Callable[[int], T]]) -> dict[K, list[T]]:
         """A B A B ...: each measure once a round, so that a noisy machine hits all; lists by round."""
@@ -59,9 +93,55 @@ class Bench:
                 found[key].append(measure(number))
         return found
 
+    def contest(
+        self,
+        contestants: Sequence[Contestant],
+        measure: Callable[[Contestant, int], T],
+        works: Works[T] | None = None,
+    ) -> Contest[T]:
+        """A B A B ...: each contestant once a round, then the bare loop over the works of that round.
 
-async def _warm_up(port: int) -> None:
-    clients = Clients(port)
+        Who fails is out, and the others go on. Raises LoadFailed if nobody is left.
+        """
+        contest: Contest[T] = Contest({who: [] for who in contestants})
+        for number in range(self.rounds):
+            for who in contestants:
+                if who in contest.runs:
+                    self._let_run(contest, who, measure, number)
+            if works is not None:
+                self._let_loop(contest, works, number)
+        if not contest.runs:
+            raise LoadFailed("; ".join(contest.failures.values()) or "none of the servers takes part in this")
+        return contest
+
+    def _let_run(
+        self, contest: Contest[T], who: Contestant, measure: Callable[[Contestant, int], T], number: int
+    ) -> None:
+        self.say(f"round {number + 1} of {self.rounds}: {who.label}")
+        try:
+            contest.runs[who].append(measure(who, number))
+        except (ServerFailed, LoadFailed, HttpFailed) as error:
+            self.say(f"  failed: {error}")
+            contest.failures[who.label] = str(error)
+            del contest.runs[who]
+
+    def _let_loop(self, contest: Contest[T], works: Works[T], number: int) -> None:
+        if self._limit is None or LIMIT in contest.failures:
+            return
+        self.say(f"round {number + 1} of {self.rounds}: {LIMIT}")
+        wanted = works(contest, number)
+        try:
+            contest.loops.append(self._limit.measure(*wanted))
+        except LimitFailed as error:
+            self.say(f"  failed: {error}")
+            contest.failures[LIMIT] = str(error)
+            contest.loops.clear()
+            return
+        contest.plans.update(dict.fromkeys(map(self._limit.plan, wanted)))
+
+
+async def _warm_up(server: Server) -> None:
+    clients = server.clients()
     asks = [Ask(prompt=random_tokens(32, "warm up", i), max_tokens=4) for i in range(_WARM_UP_ASKS)]
     await clients.closed_loop(asks, _WARM_UP_ASKS)
     clients.check()

@@ -5,18 +5,23 @@ from __future__ import annotations
 import os
 import platform
 import subprocess
+from collections.abc import Sequence
 from datetime import datetime, timezone
 from pathlib import Path
 
 import psutil
 
+from bench.contestants import Contestant, Room
 from bench.results import Circumstances
 
 _ROOT = Path(__file__).resolve().parents[2]
 _CPU_INFO = Path("/proc/cpuinfo")
+_SOME_ROOM = Room(pool_tokens=8192, request_tokens=1000)
 
 
-def circumstances(model: Path, *, rounds: int, is_quick: bool) -> Circumstances:
+def circumstances(
+    model: Path, *, rounds: int, is_quick: bool, contestants: Sequence[Contestant] = ()
+) -> Circumstances:
     return Circumstances(
         started=datetime.now(timezone.utc).isoformat(timespec="seconds"),
         model=model.name,
@@ -26,7 +31,13 @@ def circumstances(model: Path, *, rounds: int, is_quick: bool) -> Circumstances:
         memory_bytes=psutil.virtual_memory().total,
         rounds=rounds,
         is_quick=is_quick,
+        servers={who.label: _shown(who, model) for who in contestants},
     )
+
+
+def _shown(who: Contestant, model: Path) -> str:
+    command = who.spec(model, _SOME_ROOM).command
+    return " ".join(Path(part).name if "/" in part else part for part in command)
 
 
 def _commit() -> str:

@@ -8,7 +8,8 @@ from collections.abc import AsyncIterator
 
 import msgspec
 
-from bench.asking import Ask, ScoredToken, Timings, Trace, Usage
+from bench.asking import ScoredToken, Timings, Trace, Usage
+from bench.dialect import Dialect
 
 _HOST = "127.0.0.1"
 _PIECE_BYTES = 2**16
@@ -58,10 +59,10 @@ class _Head(msgspec.Struct, frozen=True):
     is_chunked: bool
 
 
-async def stream(port: int, trace: Trace) -> None:
+async def stream(port: int, trace: Trace, dialect: Dialect) -> None:
     """Ask, and fill in the trace. What goes wrong is written into the trace, not raised."""
     try:
-        await asyncio.wait_for(_stream(port, trace), _DEADLINE_S)
+        await asyncio.wait_for(_stream(port, trace, dialect), _DEADLINE_S)
     except asyncio.TimeoutError:
         trace.error = f"not complete after {_DEADLINE_S} s"
     except (OSError, EOFError, ValueError, HttpFailed, msgspec.DecodeError) as error:
@@ -83,17 +84,18 @@ async def call(port: int, method: str, path: str, sent: bytes = b"") -> bytes:
     return body
 
 
-async def _stream(port: int, trace: Trace) -> None:
+async def _stream(port: int, trace: Trace, dialect: Dialect) -> None:
     ask = trace.ask
     headers = {"X-Priority": ask.priority.value} if ask.priority else {}
-    reader, writer = await _open(port, "POST /v1/completions", _body(ask), headers)
+    body = msgspec.json.encode(dialect.body(ask))
+    reader, writer = await _open(port, "POST /v1/completions", body, headers)
     try:
         head = await _read_head(reader)
         if head.status != 200:
             _check(head, b"".join([piece async for piece in _pieces(reader, head)]))
         async for data in _events(reader, head):
             if data == b"[DONE]":
-                trace.end = time.perf_counter()
+                _end(trace, dialect)
                 return
             _note(trace, data)
         raise HttpFailed("the stream ended without [DONE]")
@@ -101,22 +103,11 @@ async def _stream(port: int, trace: Trace) -> None:
         writer.close()
 
 
-def _body(ask: Ask) -> bytes:
-    body: dict[str, object] = {
-        "prompt": ask.prompt,
-        "max_tokens": ask.max_tokens,
-        "seed": ask.seed,
-        "temperature": ask.temperature,
-        "ignore_eos": ask.schema is None,
-        "stream": True,
-        "stream_options": {"include_usage": True},
-    }
-    if ask.logprobs is not None:
-        body["logprobs"] = ask.logprobs
-    if ask.schema is not None:
-        named = {"name": "answer", "strict": True, "schema": ask.schema}
-        body["response_format"] = {"type": "json_schema", "json_schema": named}
-    return msgspec.json.encode(body)
+def _end(trace: Trace, dialect: Dialect) -> None:
+    """A server that does not count is believed where it says that the answer is as long as it may be."""
+    trace.end = time.perf_counter()
+    if not dialect.tells_usage and trace.finish_reason == "length":
+        trace.usage = Usage(len(trace.ask.prompt), trace.ask.max_tokens)
 
 
 def _note(trace: Trace, data: bytes) -> None:

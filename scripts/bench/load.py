@@ -8,6 +8,7 @@ import time
 from collections.abc import Iterable, Iterator, Sequence
 
 from bench.asking import Ask, Trace
+from bench.dialect import OURS, Dialect
 from bench.http_client import stream
 
 
@@ -18,14 +19,15 @@ class LoadFailed(Exception):
 class Clients:
     """Talk to one server; all that they see is in `traces`, also of requests that were cut off."""
 
-    def __init__(self, port: int) -> None:
+    def __init__(self, port: int, dialect: Dialect = OURS) -> None:
         self._port = port
+        self._dialect = dialect
         self.traces: list[Trace] = []
 
     async def send(self, ask: Ask, arrival: float | None = None) -> Trace:
         trace = Trace(ask, time.perf_counter() if arrival is None else arrival)
         self.traces.append(trace)
-        await stream(self._port, trace)
+        await stream(self._port, trace, self._dialect)
         return trace
 
     async def closed_loop(self, asks: Iterable[Ask], num_clients: int) -> None:

@@ -1,4 +1,4 @@
-"""The model to measure with, if none is given: made once, kept in the user's cache."""
+"""The models to measure with, if none is given: made once, kept in the user's cache."""
 
 from __future__ import annotations
 
@@ -10,15 +10,14 @@ from pathlib import Path
 
 _SCRIPTS = Path(__file__).resolve().parents[1]
 _MAKE_MODEL = _SCRIPTS / "make_model.py"
-_SHAPE, _QUANT = "1b", "q4_k_m"
 
 
-def default_model() -> Path:
-    """Random weights in the shape of a 1 B model. Raises CalledProcessError."""
-    path = _cache_folder() / f"{_SHAPE}-{_QUANT}-{_generator_digest()}.gguf"
+def made_model(shape: str, quant: str) -> Path:
+    """Random weights in the shape of a real model. Raises CalledProcessError."""
+    path = _cache_folder() / f"{shape}-{quant}-{_generator_digest()}.gguf"
     if not path.is_file():
         path.parent.mkdir(parents=True, exist_ok=True)
-        command = [sys.executable, str(_MAKE_MODEL), "--shape", _SHAPE, "--quant", _QUANT]
+        command = [sys.executable, str(_MAKE_MODEL), "--shape", shape, "--quant", quant]
         subprocess.run([*command, "--output", str(path)], check=True)
     return path
 

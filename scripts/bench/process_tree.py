@@ -13,20 +13,28 @@ _EVERY_S = 0.5
 
 
 class TreeUse(msgspec.Struct, frozen=True, kw_only=True):
+    ready_s: float = 0.0
+    """From the start of the process until it could generate."""
+    ready_rss_bytes: int = 0
+    """When it was ready, before anybody asked for anything."""
     peak_rss_bytes: int
     """Of all processes together; pages of a mapped model file that two share count twice."""
     cpu_s: float
+    """Of all processes, while the workload ran."""
     wall_s: float
 
 
 class TreeSampler:
     """Watches from construction to `stop`."""
 
-    def __init__(self, pid: int) -> None:
+    def __init__(self, pid: int, ready_s: float = 0.0) -> None:
         self._root = psutil.Process(pid)
+        self._ready_s = ready_s
         self._start = time.perf_counter()
         self._peak_rss = 0
         self._cpu: dict[int, float] = {}
+        self._sample()
+        self._ready_rss, self._ready_cpu = self._peak_rss, sum(self._cpu.values())
         self._ended = threading.Event()
         self._thread = threading.Thread(target=self._watch, daemon=True)
         self._thread.start()
@@ -35,8 +43,13 @@ class TreeSampler:
         """Call it while the processes still live."""
         self._ended.set()
         self._thread.join()
-        wall_s = time.perf_counter() - self._start
-        return TreeUse(peak_rss_bytes=self._peak_rss, cpu_s=sum(self._cpu.values()), wall_s=wall_s)
+        return TreeUse(
+            ready_s=self._ready_s,
+            ready_rss_bytes=self._ready_rss,
+            peak_rss_bytes=self._peak_rss,
+            cpu_s=sum(self._cpu.values()) - self._ready_cpu,
+            wall_s=time.perf_counter() - self._start,
+        )
 
     def _watch(self) -> None:
         ended = False
@@ -52,3 +65,10 @@ class TreeSampler:
                 self._cpu[process.pid] = times.user + times.system  # of one that died: what it had
                 rss += process.memory_info().rss
         self._peak_rss = max(self._peak_rss, rss)
+
+
+def cpu_seconds(pid: int) -> float:
+    """What a process and its children have used so far."""
+    root = psutil.Process(pid)
+    times = [process.cpu_times() for process in [root, *root.children(recursive=True)]]
+    return sum(t.user + t.system for t in times)

@@ -1,51 +1,71 @@
-"""Shows results: a table on the terminal, JSON, Markdown."""
+"""Shows results: tables on the terminal, JSON, Markdown with plots."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 import msgspec
+import rich.table
 from rich.console import Console
-from rich.table import Table
 
-from bench.results import Figure, Goal, Report, WorkloadResult
+from bench.results import Report, WorkloadResult
+from bench.tables import (
+    Table,
+    figure_table,
+    goal_table,
+    line_table,
+    measured,
+    use_table,
+    verdict,
+    wanted,
+)
 
-_GOAL_HEADS = ("workload", "goal", "measured", "limit", "")
-_FIGURE_HEADS = ("figure", "median", "spread", "rounds")
-_USE_HEADS = ("server", "peak RSS", "CPU", "cores used")
+_NOT_SHOWN = """\
+All of it is one machine, one model, one run: on other CPUs, with other quantisations and other loads the
+order of the servers can be another. Clients and servers share the cores, and the connections are local: no
+network, no TLS, no proxy. Weights are random unless a model was given: speed does not depend on their
+values, but the answers mean nothing, so nothing here is about quality; and lengths are imposed
+(`ignore_eos`) where real answers end when they like, so that what speculation gains on real text is not in
+these numbers. Requests are all alike or of two kinds, for seconds to minutes: no lengths with a long tail,
+no memory in pieces after a week. The peers are of one version, with the flags above; each has settings that
+would suit one of the workloads better than these. The limit is the best of a few ways to put steps
+together, not a proof that there is no better one. A quick run, if this is one, is a look, not a result: it
+is too short for its percentiles."""
 
 
 def show(result: WorkloadResult, console: Console) -> None:
     """One workload, as soon as it is measured."""
-    console.print(f"\n[bold]{result.name}[/bold]: {result.sizes}")
+    console.print(f"\n[bold]{result.name}[/bold]: {result.sizes}", highlight=False)
     if result.failure is not None:
         console.print(f"[red]not measured:[/red] {result.failure}", highlight=False)
         return
-    console.print(_table(_FIGURE_HEADS, [_figure_row(figure) for figure in result.figures]))
+    for table in filter(None, (line_table(result), figure_table(result))):
+        console.print(_on_terminal(table))
     for goal in result.goals:
-        colour = "green" if goal.is_met else "red"
-        console.print(
-            f"  [{colour}]{_verdict(goal)}[/{colour}]  {goal.what}: {_measured(goal)} ({_limit(goal)})"
-        )
-    for note in result.notes:
+        if goal.is_met is not None:
+            colour = "green" if goal.is_met else "red"
+            console.print(
+                f"  [{colour}]{verdict(goal)}[/{colour}]  {goal.what}: {measured(goal)} ({wanted(goal)})"
+            )
+    for note in _notes(result):
         console.print(f"  {note}", highlight=False, markup=False)
 
 
 def show_goals(report: Report, console: Console) -> None:
     console.print()
-    console.print(_table(_GOAL_HEADS, list(_goal_rows(report))))
+    console.print(_on_terminal(goal_table(report)))
     console.print(_load(report))
 
 
-def write(report: Report, folder: Path) -> None:
-    """`report.json` and `report.md`. Raises OSError."""
+def write(report: Report, folder: Path, pictures: Mapping[str, Sequence[str]]) -> None:
+    """`report.json` and `report.md`; `pictures`: files in the folder by workload. Raises OSError."""
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "report.json").write_bytes(msgspec.json.format(msgspec.json.encode(report)) + b"\n")
-    (folder / "report.md").write_text(markdown(report), encoding="utf-8")
+    (folder / "report.md").write_text(markdown(report, pictures), encoding="utf-8")
 
 
-def markdown(report: Report) -> str:
+def markdown(report: Report, pictures: Mapping[str, Sequence[str]]) -> str:
     where = report.circumstances
     size = "quick" if where.is_quick else "full"
     parts = [
@@ -53,67 +73,35 @@ def markdown(report: Report) -> str:
         f"{where.started}, commit {where.commit or 'unknown'}, model {where.model}; {where.cpu}, "
         f"{where.num_cpus} CPUs, {where.memory_bytes / 2**30:.0f} GiB; {size} sizes, "
         f"{where.rounds} rounds. {_load(report)}",
-        _markdown_table(_GOAL_HEADS, list(_goal_rows(report))),
     ]
+    if where.servers:
+        parts.append("\n".join(f"- {label}: `{command}`" for label, command in where.servers.items()))
     for result in report.results:
-        parts += _section(result)
+        parts += _section(result, pictures.get(result.name, ()))
+    parts += ["## Goals", _in_markdown(goal_table(report))]
+    parts += ["## What the numbers do not show", _NOT_SHOWN]
     return "\n\n".join(parts) + "\n"
 
 
-def _section(result: WorkloadResult) -> Iterator[str]:
+def _section(result: WorkloadResult, pictures: Sequence[str]) -> Iterator[str]:
     yield f"## {result.name}"
     yield f"{result.sizes} ({result.seconds:.0f} s)"
     if result.failure is not None:
         yield f"Not measured: {result.failure}"
         return
-    yield _markdown_table(_FIGURE_HEADS, [_figure_row(figure) for figure in result.figures])
-    if result.uses:
-        yield _markdown_table(_USE_HEADS, list(_use_rows(result)))
-    if result.notes:
-        yield "\n".join(f"- {note}" for note in result.notes)
+    for table in filter(None, (line_table(result), figure_table(result))):
+        yield _in_markdown(table)
+    for picture in pictures:
+        yield f"![{result.name}]({picture})"
+    if notes := _notes(result):
+        yield "\n".join(f"- {note}" for note in notes)
+    if uses := use_table(result):
+        yield _in_markdown(uses)
 
 
-def _goal_rows(report: Report) -> Iterator[tuple[str, ...]]:
-    for result in report.results:
-        if result.failure is not None:
-            yield (result.name, result.failure.splitlines()[0], "", "", "not measured")
-        for goal in result.goals:
-            yield (result.name, goal.what, _measured(goal), _limit(goal), _verdict(goal))
-
-
-def _use_rows(result: WorkloadResult) -> Iterator[tuple[str, ...]]:
-    for label, use in result.uses:
-        cores = use.cpu_s / use.wall_s if use.wall_s else 0.0
-        yield (label, f"{use.peak_rss_bytes / 1e6:.0f} MB", f"{use.cpu_s:.1f} s", f"{cores:.2f}")
-
-
-def _figure_row(figure: Figure) -> tuple[str, ...]:
-    rounds = figure.rounds
-    values = " ".join(_number(value) for value in rounds.values)
-    return (figure.what, _with_unit(rounds.median, figure.unit), f"{100 * rounds.spread:.0f} %", values)
-
-
-def _verdict(goal: Goal) -> str:
-    return "pass" if goal.is_met else "miss"
-
-
-def _measured(goal: Goal) -> str:
-    return _with_unit(goal.measured, goal.unit)
-
-
-def _limit(goal: Goal) -> str:
-    return f"{goal.direction.value} {goal.limit:g}{' ' if goal.unit else ''}{goal.unit}"
-
-
-def _with_unit(value: float, unit: str) -> str:
-    return f"{_number(value)} {unit}".rstrip()
-
-
-def _number(value: float) -> str:
-    """Three figures that count; counts as they are."""
-    if value == int(value) if abs(value) < 1e15 else False:
-        return f"{int(value)}"
-    return f"{value:.0f}" if abs(value) >= 100 else f"{value:#.3g}"
+def _notes(result: WorkloadResult) -> list[str]:
+    failures = [f"{label} failed: {why.splitlines()[0]}" for label, why in result.failures.items()]
+    return [*failures, *result.notes]
 
 
 def _load(report: Report) -> str:
@@ -121,13 +109,13 @@ def _load(report: Report) -> str:
     return f"Load average (1, 5, 15 min) before {before}, after {after}."
 
 
-def _table(heads: tuple[str, ...], rows: list[tuple[str, ...]]) -> Table:
-    table = Table(*heads)
-    for row in rows:
-        table.add_row(*row)
-    return table
+def _on_terminal(table: Table) -> rich.table.Table:
+    drawn = rich.table.Table(*table.heads)
+    for row in table.rows:
+        drawn.add_row(*row)
+    return drawn
 
 
-def _markdown_table(heads: tuple[str, ...], rows: list[tuple[str, ...]]) -> str:
-    lines = [heads, tuple("---" for _ in heads), *rows]
+def _in_markdown(table: Table) -> str:
+    lines = [table.heads, tuple("---" for _ in table.heads), *table.rows]
     return "\n".join("| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |" for line in lines)

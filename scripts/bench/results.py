@@ -7,7 +7,8 @@ import enum
 import msgspec
 
 from bench.process_tree import TreeUse
-from bench.stats import Rounds
+from bench.stats import Rounds, ratio
+from bench.timeline import Timeline
 
 
 class Direction(enum.Enum):
@@ -17,16 +18,25 @@ class Direction(enum.Enum):
 
 class Goal(msgspec.Struct, frozen=True, kw_only=True):
     what: str
-    measured: float
+    measured: float | None
+    """None: somebody whom it takes was not measured."""
     direction: Direction
     limit: float
     unit: str = ""
 
     @property
-    def is_met(self) -> bool:
+    def is_met(self) -> bool | None:
+        """None: nobody knows."""
+        if self.measured is None:
+            return None
         if self.direction is Direction.AT_LEAST:
             return self.measured >= self.limit
         return self.measured <= self.limit
+
+
+def gain(one: Rounds, other: Rounds, better: Direction) -> float:
+    """How many times as good the one is: 2 is twice as much, or half of what is better small."""
+    return ratio(one, other) if better is Direction.AT_LEAST else ratio(other, one)
 
 
 class Figure(msgspec.Struct, frozen=True, kw_only=True):
@@ -35,11 +45,53 @@ class Figure(msgspec.Struct, frozen=True, kw_only=True):
     unit: str = ""
 
 
+class Line(msgspec.Struct, frozen=True, kw_only=True):
+    """One figure of several servers, side by side."""
+
+    what: str
+    better: Direction
+    """AT_LEAST: the more the better."""
+    unit: str = ""
+    servers: dict[str, Rounds]
+    """By label, in the order of the columns; who failed is not there."""
+    limit: Rounds | None = None
+    """What the machine itself can do: a bare loop over llama_decode."""
+
+    def share_of_limit(self, label: str) -> float | None:
+        """1 is as good as the bare loop."""
+        if self.limit is None or label not in self.servers:
+            return None
+        return gain(self.servers[label], self.limit, self.better)
+
+
+class Distribution(msgspec.Struct, frozen=True, kw_only=True):
+    """What the users of one server saw, all rounds together."""
+
+    label: str
+    ttft_s: tuple[float, ...]
+    gaps_s: tuple[float, ...]
+    """Inter-token latencies."""
+
+
+class Curve(msgspec.Struct, frozen=True, kw_only=True):
+    """A figure over a number of clients."""
+
+    label: str
+    points: tuple[tuple[int, Rounds], ...]
+
+
 class WorkloadResult(msgspec.Struct, frozen=True, kw_only=True):
     name: str
     sizes: str
     """What was run, in words."""
     goals: tuple[Goal, ...] = ()
+    lines: tuple[Line, ...] = ()
+    distributions: tuple[Distribution, ...] = ()
+    curves: tuple[Curve, ...] = ()
+    timeline: Timeline | None = None
+    """Steps of a run of our own server."""
+    failures: dict[str, str] = {}
+    """Why a server, by its label, could not be measured."""
     figures: tuple[Figure, ...] = ()
     notes: tuple[str, ...] = ()
     uses: tuple[tuple[str, TreeUse], ...] = ()
@@ -60,6 +112,8 @@ class Circumstances(msgspec.Struct, frozen=True, kw_only=True):
     memory_bytes: int
     rounds: int
     is_quick: bool
+    servers: dict[str, str] = {}
+    """By label: the command that starts it, with paths cut down to names. Room differs by workload."""
 
 
 class Report(msgspec.Struct, frozen=True, kw_only=True):

@@ -4,64 +4,58 @@ from __future__ import annotations
 
 import collections
 import contextlib
-import enum
 import re
 import socket
 import subprocess
 import sys
+import tempfile
 import threading
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from bench.dialect import OURS, Dialect
+from bench.load import Clients
 from bench.process_tree import TreeSampler, TreeUse
 
 _START_S = 600
 """The first start with a model measures its costs."""
 _STOP_S = 30
+_POLL_S = 0.05
 _LOG_LINES = 30
-_OURS = (sys.executable, "-m", "openai_cpu_server", "serve")
+OUR_COMMAND = (sys.executable, "-m", "openai_cpu_server", "serve")
+
+OnLine = Callable[[str], None]
 
 
 class ServerFailed(Exception):
     """A server did not start; the message ends with the end of its log."""
 
 
-class Variant(enum.Enum):
-    """Our server, whole and with features off; the options that make it so."""
-
-    WHOLE = ("ours", ())
-    CACHE_OFF = ("cache off", ("--no-prefix-sharing",))
-    SEQUENTIAL = ("one at a time, cache off", ("--no-prefix-sharing", "--max-seqs", "1"))
-    PLAIN_STEPS = ("no tile filling, no mixed steps", ("--no-tile-filling", "--no-mixed-steps"))
-    FIFO = ("first come, first served", ("--policy", "fifo"))
-
-    def __init__(self, label: str, options: tuple[str, ...]) -> None:
-        self.label = label
-        self.options = options
-
-
 @dataclass(frozen=True)
 class ServerSpec:
-    """How to start a server, ours or another: `{port}` in the command stands for its port."""
+    """How to start a server, ours or another: `{port}` in the command or the file stands for its port."""
 
     label: str
     command: tuple[str, ...]
+    """`{file}` stands for the path of the file."""
     ready: str
-    """Pattern of the log line that says that it can generate."""
+    """Answers 200 as soon as the server can generate."""
+    file: str | None = None
+    """Content of a file that the server reads its options from."""
+    dialect: Dialect = OURS
 
-    def on(self, port: int) -> list[str]:
-        return [part.replace("{port}", str(port)) for part in self.command]
-
-
-def ours(variant: Variant, model: Path, *options: str) -> ServerSpec:
-    command = (*_OURS, "--model", str(model), "--port", "{port}", *variant.options, *options)
-    return ServerSpec(variant.label, command, ready=r"\bready: ")
+    def on(self, port: int, folder: Path) -> list[str]:
+        path = folder / "options.json"
+        if self.file is not None:
+            path.write_text(self.file.replace("{port}", str(port)), encoding="utf-8")
+        return [part.replace("{port}", str(port)).replace("{file}", str(path)) for part in self.command]
 
 
 def our_options() -> frozenset[str]:
     """The options that `serve` has. Raises ServerFailed."""
-    done = subprocess.run([*_OURS, "--help"], capture_output=True, text=True, check=False)
+    done = subprocess.run([*OUR_COMMAND, "--help"], capture_output=True, text=True, check=False)
     if done.returncode != 0:
         raise ServerFailed(f"`serve --help` fails:\n{done.stderr}")
     return frozenset(re.findall(r"--[a-z][a-z0-9-]*", done.stdout))
@@ -74,19 +68,23 @@ def missing_options(spec: ServerSpec, known: frozenset[str]) -> list[str]:
 class Server:
     """A running one; made by `running`."""
 
-    def __init__(self, spec: ServerSpec) -> None:
+    def __init__(self, spec: ServerSpec, folder: Path, on_line: OnLine | None) -> None:
         self.spec = spec
         self.port = _free_port()
+        self._on_line = on_line
         self._lines: collections.deque[str] = collections.deque(maxlen=_LOG_LINES)
-        self._ready = threading.Event()
-        self._process = subprocess.Popen(
-            spec.on(self.port),
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            errors="replace",
-        )
+        self._started = time.perf_counter()
+        try:
+            self._process = subprocess.Popen(
+                spec.on(self.port, folder),
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                text=True,
+                errors="replace",
+            )
+        except OSError as error:
+            raise ServerFailed(f"{spec.label} cannot be started: {error}") from None
         self._reader = threading.Thread(target=self._read, daemon=True)
         self._reader.start()
 
@@ -94,12 +92,21 @@ class Server:
     def pid(self) -> int:
         return self._process.pid
 
-    def wait_until_ready(self) -> None:
-        """Raises ServerFailed."""
-        in_time = self._ready.wait(_START_S)
-        if not in_time or self._process.poll() is not None:
-            why = "ended" if in_time else f"was not ready after {_START_S} s"
-            raise ServerFailed(f"{self.spec.label} {why}:\n{''.join(self._lines)}")
+    def clients(self) -> Clients:
+        """Who ask in this server's dialect."""
+        return Clients(self.port, self.spec.dialect)
+
+    def wait_until_ready(self) -> float:
+        """Seconds that the start has taken. Raises ServerFailed."""
+        deadline = self._started + _START_S
+        while not _answers(self.port, self.spec.ready):
+            if self._process.poll() is not None:
+                self._reader.join()
+                raise ServerFailed(f"{self.spec.label} ended:\n{''.join(self._lines)}")
+            if time.perf_counter() > deadline:
+                raise ServerFailed(f"{self.spec.label} was not ready after {_START_S} s")
+            time.sleep(_POLL_S)
+        return time.perf_counter() - self._started
 
     def stop(self) -> None:
         self._process.terminate()
@@ -117,24 +124,41 @@ class Server:
         assert self._process.stdout is not None
         for line in self._process.stdout:
             self._lines.append(line)
-            if re.search(self.spec.ready, line):
-                self._ready.set()
-        self._ready.set()  # it ended: whoever waits shall see that
+            if self._on_line is not None:
+                self._on_line(line)
 
 
 @contextlib.contextmanager
-def running(spec: ServerSpec, uses: list[tuple[str, TreeUse]]) -> Iterator[Server]:
-    """A server that is ready. When it is left, what it used is added to `uses`."""
-    server = Server(spec)
-    try:
-        server.wait_until_ready()
-        sampler = TreeSampler(server.pid)
+def running(
+    spec: ServerSpec, uses: list[tuple[str, TreeUse]], on_line: OnLine | None = None
+) -> Iterator[Server]:
+    """A server that is ready. When it is left, what it used is added to `uses`.
+
+    `on_line` is told each line of its log, in another thread.
+    """
+    with tempfile.TemporaryDirectory(prefix="benchmark-") as folder:
+        server = Server(spec, Path(folder), on_line)
         try:
-            yield server
+            ready_s = server.wait_until_ready()
+            sampler = TreeSampler(server.pid, ready_s)
+            try:
+                yield server
+            finally:
+                uses.append((spec.label, sampler.stop()))
         finally:
-            uses.append((spec.label, sampler.stop()))
-    finally:
-        server.stop()
+            server.stop()
+
+
+def _answers(port: int, path: str) -> bool:
+    """Whether a GET succeeds."""
+    try:
+        with socket.create_connection(("127.0.0.1", port), timeout=5) as connection:
+            connection.sendall(
+                f"GET {path} HTTP/1.1\r\nHost: 127.0.0.1\r\nConnection: close\r\n\r\n".encode()
+            )
+            return connection.makefile("rb").readline().split()[1:2] == [b"200"]
+    except OSError:
+        return False
 
 
 def _free_port() -> int:

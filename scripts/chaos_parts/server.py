@@ -7,6 +7,7 @@ import re
 import subprocess
 import sys
 import time
+from collections import Counter
 from pathlib import Path
 from types import TracebackType
 
@@ -14,6 +15,7 @@ import httpx
 import psutil
 
 _START_S = 120
+_DEATHS = re.compile(r'^ocs_engine_restarts_total\{cause="(\w+)"\} (\S+)$', re.MULTILINE)
 
 
 class Server:
@@ -26,7 +28,7 @@ class Server:
         self.log = log
         self.process = subprocess.Popen(command, stdout=self._log, stderr=subprocess.STDOUT)
         self.url = ""
-        self.kills = 0
+        self._killed: set[psutil.Process] = set()
 
     def __enter__(self) -> Server:
         port = self._wait_for(r"listening on http://127\.0\.0\.1:(\d+)")
@@ -42,10 +44,16 @@ class Server:
             self.process.wait(timeout=60)
         self._log.close()
 
+    @property
+    def kills(self) -> int:
+        """Of engines, each of which dies once."""
+        return len(self._killed)
+
     def engine(self) -> psutil.Process | None:
-        """None between two of them."""
+        """None between two of them: one that is dead, or was killed and is about to be, is no engine."""
         with contextlib.suppress(psutil.NoSuchProcess):
-            return next(iter(psutil.Process(self.process.pid).children()), None)
+            children = set(psutil.Process(self.process.pid).children()) - self._killed
+            return next((one for one in children if one.status() != psutil.STATUS_ZOMBIE), None)
         return None
 
     def kill_engine(self) -> bool:
@@ -55,7 +63,7 @@ class Server:
             return False
         with contextlib.suppress(psutil.NoSuchProcess):
             engine.kill()
-            self.kills += 1
+            self._killed.add(engine)
             return True
         return False
 
@@ -71,9 +79,18 @@ class Server:
         """Of the API process: the engine's is new after every kill."""
         return float(psutil.Process(self.process.pid).memory_info().rss) / 2**20
 
-    def health(self) -> dict[str, object]:
-        answer: dict[str, object] = httpx.get(self.url + "/health", timeout=30).json()
-        return answer
+    def deaths(self) -> Counter[str]:
+        """Of engines by cause, as the server counts them, once the last that was killed has been replaced."""
+        self._wait_until_ready()
+        page = httpx.get(self.url + "/metrics", timeout=30).text
+        return Counter({cause: int(float(count)) for cause, count in _DEATHS.findall(page)})
+
+    def _wait_until_ready(self) -> None:
+        deadline = time.monotonic() + _START_S
+        while self.engine() is None or httpx.get(self.url + "/ready", timeout=30).status_code != 200:
+            if time.monotonic() > deadline:
+                raise RuntimeError(f"the engine does not come back:\n{self.log.read_text()}")
+            time.sleep(0.05)
 
     def _wait_for(self, pattern: str) -> str:
         deadline = time.monotonic() + _START_S

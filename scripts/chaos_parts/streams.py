@@ -38,7 +38,11 @@ class Stream:
 @dataclass
 class StreamFigures:
     kills: int
-    restarts: int
+    """Engines that were killed; fewer than asked for where the streams end first."""
+    deaths: str
+    """Of engines as the server has counted them, by cause."""
+    own_deaths: int
+    """Of these, what no kill explains. (The system's own memory killer is a stranger here, too.)"""
     requests: int
     lost: int
     """Streams that ended early, with an error, or short of a token."""
@@ -56,7 +60,8 @@ class StreamFigures:
 
     @property
     def is_good(self) -> bool:
-        return not (self.lost or self.doubled or self.different or self.status_5xx)
+        wrong = (self.own_deaths, self.lost, self.doubled, self.different, self.status_5xx)
+        return not any(wrong)
 
 
 class Progress:
@@ -93,9 +98,11 @@ async def run_streams(
         await asyncio.wait([killer])
         if not killer.cancelled():
             killer.result()
+        wall_s, deaths = time.monotonic() - began, server.deaths()
         return StreamFigures(
             kills=server.kills,
-            restarts=int(str(server.health()["restarts"])),
+            deaths=", ".join(f"{cause} {count}" for cause, count in deaths.most_common()) or "none",
+            own_deaths=abs(sum(deaths.values()) - server.kills),
             requests=requests,
             lost=sum(not _is_whole(one, tokens) for one in disturbed),
             doubled=sum(len(one.tokens) > tokens for one in disturbed),
@@ -105,7 +112,7 @@ async def run_streams(
             memory_start_mib=start_mib,
             memory_end_mib=server.rss_mib(),
             quiet_s=quiet_s,
-            wall_s=time.monotonic() - began,
+            wall_s=wall_s,
         )
 
 

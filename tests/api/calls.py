@@ -21,11 +21,13 @@ TIMINGS = Timings(
     interruptions=2,
     forced_tokens=3,
     padded_tokens=30,
+    draft_n=8,
+    draft_n_accepted=6,
 )
 TIMINGS_JSON = (
     '{"queue_ms":1.235,"prefill_ms":2.0,"generation_ms":3.0,"latency_ms":6.235,'
     '"tokens_generated":4,"tokens_per_second":800.0,"preemptions":1,"interruptions":2,"forced_tokens":3,'
-    '"padded_tokens":30}'
+    '"padded_tokens":30,"draft_n":8,"draft_n_accepted":6}'
 )
 
 

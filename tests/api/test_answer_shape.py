@@ -108,7 +108,7 @@ def test_every_choice_obeys() -> None:
 @pytest.mark.parametrize(
     ("fields", "param", "code"),
     [
-        ({"response_format": "json"}, "response_format", "invalid_value"),
+        ({"response_format": "json"}, "response_format", "invalid_type"),
         ({"response_format": {}}, "response_format.type", "missing_required_parameter"),
         ({"response_format": {"type": "xml"}}, "response_format.type", "invalid_value"),
         (
@@ -147,13 +147,13 @@ def test_every_choice_obeys() -> None:
         ({"guided_json": HARD}, "guided_json.properties.a", "unsupported_schema"),
         ({"guided_json": "{"}, "guided_json", "invalid_value"),
         ({"guided_json": "[]"}, "guided_json", "invalid_value"),
-        ({"guided_json": 5}, "guided_json", "invalid_value"),
+        ({"guided_json": 5}, "guided_json", "invalid_type"),
         ({"json_schema": {"type": "house"}}, "json_schema", "invalid_schema"),
         ({"json_schema": {"enum": []}}, "json_schema", "invalid_schema"),
         ({"regex": "("}, "regex", "invalid_pattern"),
-        ({"regex": 5}, "regex", "invalid_value"),
-        ({"choice": []}, "choice", "invalid_value"),
-        ({"choice": [1]}, "choice[0]", "invalid_value"),
+        ({"regex": 5}, "regex", "invalid_type"),
+        ({"choice": []}, "choice", "empty_array"),
+        ({"choice": [1]}, "choice[0]", "invalid_type"),
         ({"grammar": "root ::= x"}, "grammar", "invalid_grammar"),
         ({"grammar": ""}, "grammar", "invalid_grammar"),
         ({"grammar": "#" * 200_001}, "grammar", None),

@@ -56,3 +56,22 @@ async def test_options_without_an_origin_needs_a_key(engine: EngineClient) -> No
     options = msgspec.structs.replace(OPTIONS, api_key="k", cors_origins=(PAGE,))
     async with client(api(engine, options)) as http:
         assert (await http.options("/v1/models")).status_code == 401
+
+
+async def test_a_page_cannot_post_what_browsers_send_unasked(engine: EngineClient) -> None:
+    body, kind = b'{"prompt": "x", "max_tokens": 1}', {"content-type": "text/plain"}
+    for allowed, origin, status in (
+        ((), PAGE, 403),
+        (("https://other.example",), PAGE, 403),
+        ((), "null", 403),
+        ((PAGE,), PAGE, 200),
+        (("*",), PAGE, 200),
+        ((), "http://server", 200),
+    ):
+        options = msgspec.structs.replace(OPTIONS, cors_origins=allowed)
+        async with client(api(engine, options)) as http:
+            headers = {**kind, "origin": origin, "host": "server"}
+            answer = await http.post("/v1/completions", content=body, headers=headers)
+            assert answer.status_code == status
+            if status == 403:
+                assert error_of(answer)["code"] == "origin_not_allowed"

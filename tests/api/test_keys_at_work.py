@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import hashlib
+import re
 from collections.abc import AsyncIterator
 from pathlib import Path
 
 import httpx
+import msgspec
 import pytest
 from starlette.applications import Starlette
 
 from openai_cpu_server.api.access.key_ring import KeyRing
 from openai_cpu_server.engine.client import EngineClient
 from tests.api.asgi import exchange
-from tests.api.serving import api, client, eventually, locked_api, num_live
+from tests.api.serving import OPTIONS, api, client, eventually, locked_api, num_live
 from tests.api.talking import MESSAGES, chat, error_of
 
 pytestmark = pytest.mark.anyio
@@ -64,6 +66,22 @@ async def test_one_sees_the_models_that_one_may_use(http: httpx.AsyncClient) -> 
     assert await models(http, "carl") == []
     assert (await http.get("/v1/models/fake", headers=of("bob"))).status_code == 404
     assert (await http.get("/v1/models/team/fake", headers=of("bob"))).status_code == 200
+
+
+async def test_who_is_refused_before_the_body_is_read_counts_with_the_keys_priority(
+    slow_engine: EngineClient, keys: KeyRing
+) -> None:
+    app = locked_api(slow_engine, keys, options=msgspec.structs.replace(OPTIONS, max_body_bytes=10))
+    async with client(app) as http:
+        for name, more in (("ann", {}), ("ann", {"x-priority": "interactive"}), ("bob", {}), ("eve", {})):
+            await http.post("/v1/completions", content=b"x" * 99, headers={**of(name), **more})
+        lines = (await http.get("/metrics", headers=of("root"))).text.splitlines()
+    counted = [line for line in lines if line.startswith("ocs_requests_total")]
+    assert sorted(re.findall(r'priority="(\w+)",.*status="(4\d\d)"} (\d)', "\n".join(counted))) == [
+        ("batch", "413", "1"),
+        ("interactive", "413", "2"),
+        ("none", "401", "1"),
+    ]
 
 
 @pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/completions", "/tokenize", "/detokenize"])

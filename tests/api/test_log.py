@@ -105,7 +105,7 @@ async def test_rows_of_batches_have_their_lines(
     good, bad = (r.getMessage() for r in caplog.records if r.name.endswith(".requests"))
     assert f"id={answer.request_id} route=POST /v1/chat/completions status=200 origin=batch" in good
     assert "priority=batch" in good
-    assert "status=400 origin=batch error=InvalidRequest" in bad
+    assert "status=400 origin=batch priority=batch error=InvalidRequest" in bad
 
 
 @pytest.mark.parametrize("path", ["/health", "/ready", "/metrics"])

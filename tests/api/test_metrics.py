@@ -47,14 +47,37 @@ async def test_each_request_is_counted_once_under_what_became_of_it() -> None:
             ("GET", "other", "none", "404"),
             ("POST", CHAT, "batch", "200"),
             ("POST", CHAT, "interactive", "200"),
-            ("POST", CHAT, "none", "400"),
+            ("POST", CHAT, "interactive", "400"),
             ("POST", "/v1/completions", "interactive", "200"),
         ]
         now = await page(one.http)
         assert now.sum(REQUESTS) - now.sum(REQUESTS, route="/metrics") == 8
-        for code in ("model_not_found", "method_not_allowed", "unknown_url", "invalid_value"):
+        for code in ("model_not_found", "method_not_allowed", "unknown_url", "decimal_above_max_value"):
             assert now.sum("ocs_refusals_total", code=code) == 1
         assert now.sum("ocs_refusals_total") == 4
+
+
+REFUSED: list[tuple[bytes, dict[str, str], str]] = [
+    (b'{"temperature": 9}', {}, "interactive"),
+    (b'{"temperature": 9}', {"x-priority": "batch"}, "batch"),
+    (b'{"temperature": 9, "service_tier": "flex"}', {}, "batch"),
+    (b'{"temperature": 9, "priority": "batch"}', {}, "batch"),
+    (b'{"temperature": 9, "priority": "batch"}', {"x-priority": "interactive"}, "interactive"),
+    (b"{", {"x-priority": "batch"}, "batch"),
+    (b"[" * 100_000, {}, "interactive"),
+    (b'{"priority": 5}', {"x-priority": "batch"}, "batch"),
+    (b'{"priority": "high"}', {}, "none"),
+    (b"{}", {"x-priority": "high"}, "none"),
+]
+
+
+@pytest.mark.parametrize(("body", "headers", "priority"), REFUSED)
+async def test_who_is_refused_early_counts_with_the_priority_that_it_would_have_had(
+    body: bytes, headers: dict[str, str], priority: str
+) -> None:
+    async with watched() as one:
+        assert (await one.http.post(CHAT, content=body, headers=headers)).status_code == 400
+        assert [labels["priority"] for labels in await counted(one)] == [priority]
 
 
 @pytest.mark.parametrize("stream", [True, False])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 
 import pytest
+from pydantic import ValidationError
 
 from openai_cpu_server.api.parse import parse, path_of
 from openai_cpu_server.api.schemas.chat import ChatBody, TextPart
@@ -13,6 +14,8 @@ from openai_cpu_server.api.schemas.unsupported import NOT_YET
 from openai_cpu_server.errors import InvalidRequest
 
 MESSAGES = [{"role": "user", "content": "hi"}]
+TOOL = {"type": "function", "function": {"name": "f"}}
+TYPE = "invalid_type"
 
 
 def chat(**fields: object) -> bytes:
@@ -55,7 +58,7 @@ def test_what_is_no_json_object_has_a_code_and_no_param(data: bytes) -> None:
         ({"temperature": -0.1}, "temperature"),
         ({"temperature": float("nan")}, "temperature"),
         ({"temperature": float("inf")}, "temperature"),
-        ({"top_p": 0}, "top_p"),
+        ({"top_p": -0.1}, "top_p"),
         ({"top_p": 1.5}, "top_p"),
         ({"top_k": -2}, "top_k"),
         ({"top_k": 1.5}, "top_k"),
@@ -111,6 +114,97 @@ def test_parts_that_are_no_text_are_named_by_their_type(kind: str) -> None:
     parts = [{"type": "text", "text": "what is this?"}, {"type": kind, kind: {"url": "data:"}}]
     error = refused(chat(messages=[*MESSAGES, {"role": "user", "content": parts}]))
     assert error.param == "messages[1].content[1].type"
+
+
+@pytest.mark.parametrize(
+    ("fields", "message", "code"),
+    [
+        ({"temperature": "1"}, "Invalid type for 'temperature': expected a number, but got a string.", TYPE),
+        ({"stream": 1}, "Invalid type for 'stream': expected a boolean, but got an integer.", TYPE),
+        ({"n": 1.5}, "Invalid type for 'n': expected an integer, but got a number.", TYPE),
+        ({"stop": {}}, "Invalid type for 'stop': expected a string or an array, but got an object.", TYPE),
+        ({"messages": None}, "Invalid type for 'messages': expected an array, but got null.", TYPE),
+        (
+            {"tools": [TOOL], "tool_choice": True},
+            "Invalid type for 'tool_choice': expected 'none', 'auto', 'required' or an object,"
+            " but got a boolean.",
+            TYPE,
+        ),
+        (
+            {"temperature": 2.5},
+            "Invalid value for 'temperature': expected a value <= 2, but got 2.5.",
+            "decimal_above_max_value",
+        ),
+        (
+            {"typical_p": 0},
+            "Invalid value for 'typical_p': expected a value > 0, but got 0.",
+            "decimal_below_min_value",
+        ),
+        ({"n": 0}, "Invalid value for 'n': expected a value >= 1, but got 0.", "integer_below_min_value"),
+        (
+            {"top_k": 10**50},
+            "Invalid value for 'top_k': expected a value < 2147483648, but got 1" + "0" * 39 + ".",
+            "integer_above_max_value",
+        ),
+        (
+            {"messages": []},
+            "Invalid value for 'messages': expected at least 1 item, but got 0.",
+            "empty_array",
+        ),
+        (
+            {"stop": ["x"] * 17},
+            "Invalid value for 'stop': expected at most 16 items, but got 17.",
+            "array_above_max_length",
+        ),
+        (
+            {"stop": ""},
+            "Invalid value for 'stop': expected at least 1 character, but got 0.",
+            "string_below_min_length",
+        ),
+        (
+            {"metadata": {"k": "v" * 513}},
+            "Invalid value for 'metadata.k': expected at most 512 characters, but got 513.",
+            "string_above_max_length",
+        ),
+        (
+            {"metadata": {str(i): "" for i in range(17)}},
+            "Invalid value for 'metadata': expected at most 16 properties, but got 17.",
+            "object_above_max_properties",
+        ),
+        (
+            {"service_tier": "scale"},
+            "Invalid value for 'service_tier': expected 'auto', 'default', 'flex' or 'priority'.",
+            "invalid_value",
+        ),
+        (
+            {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}]},
+            "Invalid value for 'messages[0].content[0].type': content of type 'image_url' is not supported,"
+            " only 'text'.",
+            "invalid_value",
+        ),
+    ],
+)
+def test_it_is_said_what_was_expected(fields: dict[str, object], message: str, code: str) -> None:
+    error = refused(chat(**fields))
+    assert (str(error), error.code) == (message, code)
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"messages": [1, 1]},
+        {"messages": [{"role": "user", "content": [1, 1]}]},
+        {"messages": [{"role": "assistant", "tool_calls": [1, 1]}]},
+        {"stop": [1, 1]},
+        {"choice": [1, 1]},
+        {"tools": [1, 1]},
+        {"functions": [1, 1]},
+    ],
+)
+def test_a_long_list_of_wrong_values_costs_no_more_than_one(fields: dict[str, object]) -> None:
+    with pytest.raises(ValidationError) as caught:
+        ChatBody.model_validate_json(chat(**fields))
+    assert caught.value.error_count() == 1
 
 
 def test_it_is_said_where_json_ends_to_be_json() -> None:

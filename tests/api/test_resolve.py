@@ -60,6 +60,13 @@ def test_every_sampling_field_arrives() -> None:
     assert (request.stop, request.client) == (("a", "b"), "ann")
 
 
+def test_the_newer_names_of_user() -> None:
+    (request,) = chat(safety_identifier="bob", prompt_cache_key="any").requests
+    assert request.client == "bob"
+    (request,) = chat(user="ann", safety_identifier="bob").requests
+    assert request.client == "ann"
+
+
 @pytest.mark.parametrize("top_k", [0, -1])
 def test_top_k_can_be_off(top_k: int) -> None:
     assert chat(top_k=top_k).requests[0].sampling.top_k is None

@@ -175,14 +175,14 @@ def test_tools_without_a_known_format_are_refused() -> None:
 @pytest.mark.parametrize(
     ("fields", "param", "code"),
     [
-        ({"tools": []}, "tools", "invalid_value"),
-        ({"tools": [tool("f")] * 129}, "tools", "invalid_value"),
+        ({"tools": []}, "tools", "empty_array"),
+        ({"tools": [tool("f")] * 129}, "tools", "array_above_max_length"),
         ({"tools": [tool("a b")]}, "tools[0].function.name", "invalid_value"),
         ({"tools": [tool("f"), tool("f")]}, "tools[1].function.name", "invalid_value"),
         ({"tools": [{"type": "function"}]}, "tools[0].function", "missing_required_parameter"),
         ({"tools": [{"type": "custom", "custom": {"name": "f"}}]}, "tools[0].type", "invalid_value"),
         ({"tools": [tool("f", colour=1)]}, "tools[0].function.colour", "unknown_parameter"),
-        ({"tools": [tool("f", [])]}, "tools[0].function.parameters", "invalid_value"),
+        ({"tools": [tool("f", [])]}, "tools[0].function.parameters", "invalid_type"),
         (
             {"tools": [tool("f", {"type": "string"})]},
             "tools[0].function.parameters.type",
@@ -195,7 +195,7 @@ def test_tools_without_a_known_format_are_refused() -> None:
         ),
         ({"tools": [tool("f", {"enum": []})]}, "tools[0].function.parameters", "invalid_schema"),
         ({"tools": TOOLS, "tool_choice": "maybe"}, "tool_choice", "invalid_value"),
-        ({"tools": TOOLS, "tool_choice": 5}, "tool_choice", "invalid_value"),
+        ({"tools": TOOLS, "tool_choice": 5}, "tool_choice", "invalid_type"),
         ({"tools": TOOLS, "tool_choice": {"type": "custom"}}, "tool_choice.type", "invalid_value"),
         (
             {"tools": TOOLS, "tool_choice": {"type": "function"}},
@@ -218,7 +218,7 @@ def test_tools_without_a_known_format_are_refused() -> None:
         ({"function_call": "auto"}, "function_call", "invalid_value"),
         ({"functions": [{"name": "f"}], "tools": TOOLS}, "functions", "invalid_value"),
         ({"functions": [{"name": "f"}], "function_call": {"name": "g"}}, "function_call", "invalid_value"),
-        ({"functions": [{"name": "f"}], "function_call": 1}, "function_call", "invalid_value"),
+        ({"functions": [{"name": "f"}], "function_call": 1}, "function_call", "invalid_type"),
         ({"functions": [{"name": "f"}, {"name": "f"}]}, "functions[1].name", "invalid_value"),
         (
             {"functions": [{"name": "f", "parameters": {"type": "array"}}]},

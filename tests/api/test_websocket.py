@@ -211,7 +211,7 @@ BAD: list[tuple[object, str | None, str | None]] = [
     ("", None, "invalid_json"),
     ("[" * 100_000, None, "invalid_json"),
     ({"request_id": "a"}, "messages", "missing_required_parameter"),
-    ({**ASK, "request_id": "a", "temperature": 9}, "temperature", "invalid_value"),
+    ({**ASK, "request_id": "a", "temperature": 9}, "temperature", "decimal_above_max_value"),
     ({**ASK, "request_id": "a", "colour": 1}, "colour", "unknown_parameter"),
     ({**ASK, "request_id": "a", "priority": "high"}, "priority", "invalid_value"),
     ({**ASK, "request_id": "a", "model": "no"}, "model", "model_not_found"),
@@ -273,6 +273,30 @@ async def test_one_is_cancelled_and_the_others_go_on(
         assert (ends["a"][-1]["status"], ends["a"][-1]["error"]["code"]) == (499, "request_cancelled")
         assert ends["b"][-1]["done"]
         await eventually(lambda: num_live(slow_engine) == 0)
+
+
+async def test_who_waits_hears_of_its_place_before_its_first_chunk() -> None:
+    """Only if its answer is streamed: a whole one is one message."""
+    async with running(new_engine("step_s=0.01", max_seqs=1)) as engine, opened(api(engine)) as socket:
+        socket.send({**LONG, "request_id": "first"})
+        assert (await socket.next())["object"] == "chat.completion.chunk"
+        async with opened(api(engine)) as other:
+            other.ask("whole", stream=False)
+            await eventually(lambda: num_live(engine) == 2)
+            other.ask("a", ignore_eos=True)
+            heard = [await other.next()]
+            socket.send({"cancel": "first"})
+            messages = await other.until_end("a", "whole")
+    heard += [message for message in messages["a"] if message.get("object") == "queue"]
+    assert heard[0]["position"] == 2
+    for message in heard:
+        assert message.keys() == {"request_id", "id", "object", "position", "first_token_ms"}
+        assert message["first_token_ms"] > 0
+    *chunks, last = messages["a"][len(heard) - 1 :]
+    assert {chunk["object"] for chunk in chunks} == {"chat.completion.chunk"}
+    assert {message["id"] for message in heard} == {chunk["id"] for chunk in chunks}
+    assert last["done"]
+    assert [message.get("object") for message in messages["whole"]] == ["chat.completion", None]
 
 
 async def test_one_can_be_cancelled_before_it_is_submitted(slow_engine: EngineClient) -> None:

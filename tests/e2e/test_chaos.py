@@ -20,7 +20,7 @@ def streams_survive(folder: Path, *, requests: int, kills: int) -> None:
             tiny_model_path(), folder, requests=requests, kills=kills, tokens=48, clients=16, seed=requests
         )
     )
-    assert figures.kills == figures.restarts > kills // 2, figures
+    assert figures.kills > kills // 2, figures
     assert figures.is_good, figures
 
 

@@ -26,9 +26,8 @@ MODEL = ("--model", str(tiny_model_path()), "--served-model-name", "tiny")
 def make_key(name: str, *more: str) -> tuple[str, str]:
     """A key as the command prints it, and its lines for the file."""
     command = [sys.executable, "-m", "openai_cpu_server", "key", name]
-    printed = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True).stdout
-    first, table = printed.strip().split("\n", 1)
-    return first.rsplit(" ", 1)[1], "\n".join((table, *more, ""))
+    printed = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
+    return printed.stderr.split()[-1], "\n".join((printed.stdout.strip(), *more, ""))
 
 
 def sdk(server: ServerProcess, key: str) -> openai.OpenAI:

@@ -278,6 +278,7 @@ def in_list(leaf: Any) -> dict[str, Any]:
     }
 
 
+@pytest.mark.timeout(600)  # all of it is computing, of which a busy machine does little
 def test_five_hundred_answers_of_fifty_schemas_are_valid(any_model: openai.OpenAI) -> None:
     """What ends by itself. The demo model loves zeros: some of its numbers go on until they are cut."""
     schemas = [wrap(leaf) for leaf in LEAVES for wrap in (in_object, in_list)]

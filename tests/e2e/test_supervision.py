@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import re
 import signal
 import time
 from collections.abc import Callable, Iterator
@@ -40,8 +41,8 @@ def streaming(server: ServerProcess, max_tokens: int) -> Iterator[Iterator[str]]
         yield lines
 
 
-def eventually(is_so: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 30
+def eventually(is_so: Callable[[], bool], seconds: float = 30) -> None:
+    deadline = time.monotonic() + seconds
     while not is_so():
         assert time.monotonic() < deadline
         time.sleep(0.01)
@@ -61,7 +62,8 @@ def test_a_stream_survives_the_death_of_the_engine(number: signal.Signals) -> No
         with streaming(server, 500) as lines:
             os.kill(server.engine.pid, number)
             assert num_tokens(list(lines)) == 500
-        assert server.status()["restarts"] == 1
+        status = httpx.get(server.url + "/ready").json()
+        assert (status["restarts"], status["last_restart"]["cause"]) == (1, number.name)
         assert number.name in "".join(server.lines)
 
 
@@ -94,6 +96,19 @@ def test_after_five_crashes_in_a_minute_it_is_not_ready_and_says_why() -> None:
         assert "retry-after" in answer.headers
 
 
+def test_an_engine_that_cannot_start_again_is_given_up_with_its_own_words(tmp_path: Path) -> None:
+    model = tmp_path / "model.gguf"
+    model.write_bytes(tiny_model_path().read_bytes())
+    with ServerProcess("--model", str(model)) as server:
+        model.unlink()
+        os.kill(server.engine.pid, signal.SIGKILL)
+        eventually(lambda: server.status()["status"] == "failed", seconds=100)
+        refused = httpx.get(server.url + "/ready")
+        assert refused.status_code == 503
+        assert re.match(r"5 (crashes within a minute|starts in a row that failed)", refused.json()["reason"])
+        assert "model.gguf" in refused.json()["reason"]
+
+
 @pytest.mark.parametrize("is_stopped", [False, True])
 def test_the_engine_goes_with_the_server_even_if_it_hangs(is_stopped: bool) -> None:
     with ServerProcess(*MODEL) as server:
@@ -107,7 +122,7 @@ def test_the_engine_goes_with_the_server_even_if_it_hangs(is_stopped: bool) -> N
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_a_signal_drains(number: signal.Signals) -> None:
-    with ServerProcess(*MODEL, "--drain-seconds", "60", "--max-seqs", "1") as server:
+    with ServerProcess(*MODEL, "--drain-seconds", "600", "--max-seqs", "1") as server:
         with streaming(server, 1000) as lines:
             queued = httpx.Client(timeout=60)
             server.process.send_signal(number)
@@ -120,6 +135,33 @@ def test_a_signal_drains(number: signal.Signals) -> None:
             assert "draining" in refused.json()["error"]["message"]
             queued.close()
             assert num_tokens(list(lines)) == 1000
+        assert server.process.wait(timeout=20) == 0
+
+
+def test_while_it_drains_no_batch_and_no_file_is_taken_and_all_else_is_told() -> None:
+    options = (*MODEL, "--drain-seconds", "600", "--batch-concurrency", "2")
+    with ServerProcess(*options) as server, sdk_of(server) as sdk:
+        batch = begin(sdk, jsonl([slow_row(number) for number in range(40)]))
+        until_some_are_done(sdk, batch.id, 1)
+        with streaming(server, 1500) as lines:
+            server.process.send_signal(signal.SIGTERM)
+            eventually(lambda: httpx.get(server.url + "/ready").status_code == 503)
+            new = {"endpoint": "/v1/chat/completions", "completion_window": "24h"}
+            form = {"purpose": "batch"}
+            rows = {"file": ("rows.jsonl", jsonl([slow_row(0)] * 5000))}
+            for refused in (
+                httpx.post(server.url + "/v1/batches", json={**new, "input_file_id": batch.input_file_id}),
+                httpx.post(server.url + "/v1/files", data=form, files=rows),
+            ):
+                assert refused.status_code == 503
+                assert int(refused.headers["retry-after"]) > 0
+                assert refused.json()["error"]["code"] == "engine_unavailable"
+                assert "about to end" in refused.json()["error"]["message"]
+            assert sdk.batches.retrieve(batch.id).status == "in_progress"
+            assert [one.id for one in sdk.batches.list()] == [batch.id]
+            assert len(list(sdk.files.list())) >= 1
+            assert sdk.batches.cancel(batch.id).status == "cancelling"
+            assert num_tokens(list(lines)) == 1500
         assert server.process.wait(timeout=20) == 0
 
 
@@ -147,7 +189,7 @@ def test_a_second_signal_ends_it_at_once() -> None:
 
 def test_signals_to_the_whole_group_drain_too() -> None:
     """Ctrl-C, and service managers: the engine gets them as well, and has to stay until the end."""
-    with ServerProcess(*MODEL, "--drain-seconds", "60") as server:
+    with ServerProcess(*MODEL, "--drain-seconds", "600") as server:
         with streaming(server, 300) as lines:
             for process in (server.engine, psutil.Process(server.process.pid)):
                 process.send_signal(signal.SIGTERM)
@@ -160,7 +202,7 @@ def sdk_of(server: ServerProcess) -> openai.OpenAI:
 
 
 def test_a_batch_is_checkpointed_when_the_server_drains(tmp_path: Path) -> None:
-    options = (*MODEL, "--jobs-db", str(tmp_path / "jobs.db"), "--drain-seconds", "60")
+    options = (*MODEL, "--jobs-db", str(tmp_path / "jobs.db"), "--drain-seconds", "600")
     with ServerProcess(*options, "--batch-concurrency", "2") as server, sdk_of(server) as sdk:
         batch = begin(sdk, jsonl([slow_row(number) for number in range(40)]))
         until_some_are_done(sdk, batch.id, 2)

@@ -121,3 +121,17 @@ async def test_the_engines_death_is_a_pause(locked: ServerProcess) -> None:
         locked.engine.kill()
         assert await until_done(socket, "a") == undisturbed
     assert locked.status()["restarts"] >= 1
+
+
+async def test_who_waits_is_told_its_place() -> None:
+    options = ("--model", str(tiny_model_path()), "--max-seqs", "1")
+    with ServerProcess(*options) as server:
+        async with opened(server) as first, opened(server) as second:
+            await first.send(json.dumps({**ASK, "request_id": "a", "max_tokens": 4000, "ignore_eos": True}))
+            assert "choices" in json.loads(await first.recv())
+            await second.send(json.dumps({**ASK, "request_id": "b"}))
+            told = json.loads(await second.recv())
+            assert (told["request_id"], told["object"], told["position"]) == ("b", "queue", 1)
+            assert told["first_token_ms"] > 0
+            await first.send(json.dumps({"cancel": "a"}))
+            assert (await until_done(second, "b"))["b"]

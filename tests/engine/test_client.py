@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import os
 import signal
 import sys
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from pathlib import Path
 
 import anyio
 import pytest
@@ -16,6 +18,7 @@ from openai_cpu_server.contract.messages import EngineOptions, FinishReason, Tok
 from openai_cpu_server.contract.request import GenerationRequest, Priority
 from openai_cpu_server.engine.client import EngineClient
 from openai_cpu_server.engine.live import RequestState
+from openai_cpu_server.engine.memory_killer import MemoryKiller
 from openai_cpu_server.engine.state import EngineState
 from openai_cpu_server.engine.watchdog import HangLimits
 from openai_cpu_server.errors import (
@@ -38,10 +41,13 @@ def client(
     kv_tokens: int = 4096,
     cache_bytes: int = 0,
     hang_limits: HangLimits = HangLimits(),  # noqa: B008 (frozen)
+    memory_killer: Callable[[], MemoryKiller] = MemoryKiller,
 ) -> EngineClient:
     command = [sys.executable, "-m", "tests.fake_engine", *flags]
     options = EngineOptions(model_path="", max_seqs=max_seqs, kv_tokens=kv_tokens, cache_bytes=cache_bytes)
-    return EngineClient(command, options, max_queue=max_queue, hang_limits=hang_limits)
+    return EngineClient(
+        command, options, max_queue=max_queue, hang_limits=hang_limits, memory_killer=memory_killer
+    )
 
 
 @asynccontextmanager
@@ -407,7 +413,7 @@ async def test_a_request_that_is_killed_every_time_fails_alone_at_the_third() ->
     async with running(client("step_s=0.01", "kill_on=300", "kill_with=SIGKILL")) as engine:
         streams = [asyncio.create_task(collect(engine, one)) for one in innocent]
         await eventually(lambda: have_advanced(engine, 4))
-        with pytest.raises(GenerationFailed, match="if memory ran out"):
+        with pytest.raises(GenerationFailed, match="something that guards memory"):
             await collect(engine, poison)
         results = await asyncio.gather(*streams)
         assert engine.status().restarts == 3
@@ -424,6 +430,27 @@ async def test_kills_after_progress_do_not_count_as_crashes() -> None:
             await until(engine, EngineState.RESTARTING)
             await until(engine, EngineState.READY)
         assert text(await stream) == expected_text(one)
+
+
+async def test_an_engine_that_memory_runs_out_for_again_and_again_is_given_up(tmp_path: Path) -> None:
+    """Also where each got on with its work. The file is what the kernel counts its victims in."""
+    vmstat = tmp_path / "vmstat"
+    vmstat.write_text("oom_kill 0\n")
+    killer = functools.partial(MemoryKiller, vmstat)
+    async with running(client("step_s=0.01", memory_killer=killer)) as engine:
+        assert engine.status().last_death is None
+        stream = asyncio.create_task(collect(engine, request("a", output=1000)))
+        for number in range(1, 6):
+            so_far = num_tokens(engine)
+            await eventually(lambda so_far=so_far: num_tokens(engine) > so_far + 5)  # type: ignore[misc]
+            vmstat.write_text(f"oom_kill {number}\n")
+            kill_engine(engine, signal.SIGKILL)
+            await until(engine, EngineState.RESTARTING if number < 5 else EngineState.FAILED)
+            last = engine.status().last_death
+            assert last is not None
+            assert last.cause == "out_of_memory"
+        with pytest.raises(GenerationFailed, match=r"5 crashes within a minute.*ran out of memory"):
+            await stream
 
 
 def num_tokens(engine: EngineClient) -> int:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import random
 
+import pytest
+
 from openai_cpu_server.contract.messages import TokenEvent
 from openai_cpu_server.engine.death import DeathKind
 from openai_cpu_server.engine.generation import Generation
@@ -94,11 +96,12 @@ def test_nobody_is_sentenced_for_another() -> None:
     assert engine.die_in_a_step(FAULT) == ["poison"]
 
 
-def test_kills_from_outside_accuse_nobody_who_had_made_progress() -> None:
+@pytest.mark.parametrize("kind", [KILL, DeathKind.MEMORY])
+def test_kills_from_outside_accuse_nobody_who_had_made_progress(kind: DeathKind) -> None:
     engine = Engine("a", "b", "c")
     for _ in range(200):
         engine.step()
-        assert engine.die_in_a_step(KILL) == []
+        assert engine.die_in_a_step(kind) == []
         assert engine.has == ["a", "b", "c"]
 
 
@@ -114,14 +117,15 @@ def test_random_kills_fail_nobody() -> None:
     assert len(engine.live) == 8
 
 
-def test_a_request_that_brings_the_memory_killer_every_time_fails_at_the_third() -> None:
+@pytest.mark.parametrize("kind", [KILL, DeathKind.MEMORY])
+def test_a_request_that_brings_the_memory_killer_every_time_fails_at_the_third(kind: DeathKind) -> None:
     engine = Engine("a", "b")
     engine.step()
     engine.add("hog")
-    assert engine.die_in_a_step(KILL) == []
+    assert engine.die_in_a_step(kind) == []
     assert engine.has == ["hog"]
-    assert engine.die_in_a_step(KILL) == []
-    assert engine.die_in_a_step(KILL) == ["hog"]
+    assert engine.die_in_a_step(kind) == []
+    assert engine.die_in_a_step(kind) == ["hog"]
     assert engine.has == ["a", "b"]
 
 

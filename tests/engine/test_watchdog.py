@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from openai_cpu_server.engine.crashes import CrashRecord
 from openai_cpu_server.engine.death import Death, DeathKind
+from openai_cpu_server.engine.memory_killer import MemoryKiller
 from openai_cpu_server.engine.watchdog import TICK_S, HangLimits, Watchdog
 
 
@@ -68,7 +71,7 @@ def test_time_in_which_this_process_did_not_run_is_not_held_against_the_engine()
 @pytest.mark.parametrize(
     ("status", "kind", "said", "cause"),
     [
-        (-9, DeathKind.KILL, "if memory ran out", "SIGKILL"),
+        (-9, DeathKind.KILL, "something that guards memory", "SIGKILL"),
         (-15, DeathKind.KILL, "SIGTERM", "SIGTERM"),
         (-11, DeathKind.FAULT, "crashed in native code (SIGSEGV)", "SIGSEGV"),
         (-6, DeathKind.FAULT, "crashed in native code (SIGABRT)", "SIGABRT"),
@@ -88,6 +91,38 @@ def test_a_hang_is_no_kill_though_it_ends_with_one() -> None:
     assert "61 s" in death.message
 
 
+def test_a_kill_while_the_system_ran_out_of_memory_is_its_doing() -> None:
+    death = Death.of(-9, hang_s=None, ran_out_of_memory=True)
+    assert (death.kind, death.cause) == (DeathKind.MEMORY, "out_of_memory")
+    assert "--cache-mb" in death.message
+    assert Death.of(-11, hang_s=None, ran_out_of_memory=True).kind is DeathKind.FAULT
+    assert Death.of(-9, hang_s=9.0, ran_out_of_memory=True).kind is DeathKind.HANG
+
+
+def test_the_memory_killers_count_is_what_tells(tmp_path: Path) -> None:
+    vmstat = tmp_path / "vmstat"
+    vmstat.write_text("pgfault 9\noom_kill 3\nthp_oom_kill 8\n")
+    killer = MemoryKiller(vmstat)
+    assert not killer.has_struck
+    killer.look()
+    vmstat.write_text("pgfault 9\noom_kill 4\nthp_oom_kill 8\n")
+    assert killer.has_struck
+    killer.look()
+    assert killer.has_struck
+    for _ in range(50):
+        killer.look()
+    assert not killer.has_struck
+
+
+@pytest.mark.parametrize("content", [None, "", "pgfault 3\n"])
+def test_where_nobody_counts_it_has_not_struck(tmp_path: Path, content: str | None) -> None:
+    if content is not None:
+        (tmp_path / "vmstat").write_text(content)
+    killer = MemoryKiller(tmp_path / "vmstat")
+    killer.look()
+    assert not killer.has_struck
+
+
 def test_crashes_of_the_last_minute_count_and_the_wait_doubles() -> None:
     now_s = 0.0
     record = CrashRecord(max_a_minute=5, clock=lambda: now_s)
@@ -97,8 +132,21 @@ def test_crashes_of_the_last_minute_count_and_the_wait_doubles() -> None:
         waits.append(record.backoff_s)
         now_s += 10
     assert waits == pytest.approx([0.1, 0.2, 0.4, 0.8])
-    assert not record.is_too_many
+    assert record.why_too_many is None
     record.note()
-    assert record.is_too_many
+    assert record.why_too_many == "5 crashes within a minute"
     now_s += 30  # the first is older than a minute now
-    assert not record.is_too_many
+    assert record.why_too_many is None
+
+
+def test_starts_that_fail_count_in_a_row_however_long_each_takes() -> None:
+    now_s = 0.0
+    record = CrashRecord(max_a_minute=3, clock=lambda: now_s)
+    for number in range(1, 6):
+        now_s += 300
+        record.note()
+        record.start_failed()
+        assert record.backoff_s == pytest.approx(0.1 * 2 ** ((number - 1) % 3))
+        assert record.why_too_many == ("3 starts in a row that failed" if number == 3 else None)
+        if number == 3:
+            record.started()

@@ -8,7 +8,6 @@ import json
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
-from pathlib import Path
 
 import anyio
 import anyio.lowlevel
@@ -48,12 +47,12 @@ async def never(url: str, body: bytes, owner: str) -> RowAnswer:
 
 @asynccontextmanager
 async def jobs_at(
-    where: Path | str,
+    where: str,
     run_row: Rows = echo,
     options: JobOptions = OPTIONS,
     clock: Callable[[], float] = time.time,
 ) -> AsyncIterator[Jobs]:
-    jobs = Jobs(open_database(str(where)), options, clock=clock)
+    jobs = Jobs(open_database(where), options, clock=clock)
     task = asyncio.create_task(jobs.run(run_row))
     try:
         yield jobs

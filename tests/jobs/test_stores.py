@@ -31,8 +31,15 @@ from openai_cpu_server.jobs.records import (
 
 
 @pytest.fixture
-def database(tmp_path: Path) -> Iterator[Database]:
-    one = open_database(str(tmp_path / "deep" / "jobs.db"))
+def database(where: str) -> Iterator[Database]:
+    one = open_database(where)
+    yield one
+    one.close()
+
+
+@pytest.fixture
+def sqlite(tmp_path: Path) -> Iterator[Database]:
+    one = open_database(str(tmp_path / "jobs.db"))
     yield one
     one.close()
 
@@ -296,14 +303,14 @@ def test_a_file_that_is_no_database(tmp_path: Path) -> None:
         open_database(str(tmp_path / "jobs.db"))
 
 
-def test_sqlite_syncs_every_commit(database: Database) -> None:
-    with database.read() as connection:
+def test_sqlite_syncs_every_commit(sqlite: Database) -> None:
+    with sqlite.read() as connection:
         assert connection.exec_driver_sql("PRAGMA journal_mode").scalar() == "wal"
         assert connection.exec_driver_sql("PRAGMA synchronous").scalar() == 2
 
 
-def test_every_statement_is_postgresql_too(database: Database) -> None:
-    """All that the tests of a whole life execute is compiled for the other dialect."""
+def test_every_statement_is_postgresql_too(sqlite: Database) -> None:
+    """All that the tests of a whole life execute is compiled for the other dialect, server or not."""
     compiled: list[str] = []
 
     @event.listens_for(Engine, "before_execute")
@@ -312,17 +319,17 @@ def test_every_statement_is_postgresql_too(database: Database) -> None:
             compiled.append(str(statement.compile(dialect=postgresql.dialect())))
 
     try:
-        book, files = ledger(database), FileStore(database)
-        batch = begun(database, book)
+        book, files = ledger(sqlite), FileStore(sqlite)
+        batch = begun(sqlite, book)
         book.unfinished("m", 110)
         book.record(batch, [result(1), result(2, is_ok=False)])
         book.ended_rows(batch.id)
         book.renew(111)
         book.release(batch.id)
-        book.claim(BatchStore(database).get("", batch.id), 112)
+        book.claim(BatchStore(sqlite).get("", batch.id), 112)
         book.begin_end(batch.id, now_s=113)
         book.finish(batch.id, BatchStatus.COMPLETED, now_s=114)
-        BatchStore(database).page("", Page(limit=1, after=batch.id))
+        BatchStore(sqlite).page("", Page(limit=1, after=batch.id))
         files.page("", Page(limit=1, after="file-0", is_ascending=True), 114, Purpose.BATCH)
         files.delete("", "file-0", 114)
         files.sweep(114)

@@ -26,6 +26,17 @@ def rewritten(source: Path, target: Path, changes: dict[str, object]) -> Path:
     return _written(writer, target)
 
 
+def split(source: Path, target: Path, *, tensors_per_part: int) -> list[Path]:
+    """The same model in parts, `TARGET-00001-of-0000N.gguf` and so on, in order."""
+    reader = gguf.GGUFReader(source)
+    writer = gguf.GGUFWriter(target, "llama", split_max_tensors=tensors_per_part)
+    _copy_metadata(reader, writer, skip=set())
+    for tensor in reader.tensors:
+        writer.add_tensor(tensor.name, tensor.data, raw_dtype=tensor.tensor_type)
+    _written(writer, target)
+    return sorted(target.parent.glob(f"{target.stem}-*-of-*.gguf"))
+
+
 def mamba(source: Path, target: Path) -> Path:
     """A recurrent model with the tokenizer of `source`: one state per sequence, no cells per token."""
     inner, state, conv, rank = 2 * _WIDTH, 8, 4, 4

@@ -41,13 +41,18 @@ def resident() -> int:
     return psutil.Process().memory_info().rss
 
 
-def num_threads_at_rest(expected: int) -> int:
-    """A thread that was joined may take the system a moment to remove."""
-    for _ in range(100):
-        if psutil.Process().num_threads() <= expected:
-            break
+def threads() -> set[int]:
+    """The system's numbers of them; no two threads of these tests have the same."""
+    return {thread.id for thread in psutil.Process().threads()}
+
+
+def threads_that_stay(before: set[int]) -> set[int]:
+    """New ones. The system takes a while to remove one that was joined: it may be among those of before,
+    too, so that a count would fall."""
+    end_s = time.monotonic() + 30
+    while (new := threads() - before) and time.monotonic() < end_s:
         time.sleep(0.01)
-    return psutil.Process().num_threads()
+    return new
 
 
 def test_opening_and_closing_slots(backend: LlamaBackend) -> None:
@@ -122,9 +127,9 @@ def test_loading_and_closing(tiny: Path) -> None:
 
     for _ in range(3):
         once()
-    files, threads, memory = psutil.Process().num_fds(), psutil.Process().num_threads(), resident()
+    files, running, memory = psutil.Process().num_fds(), threads(), resident()
     for _ in range(10):
         once()
     assert psutil.Process().num_fds() <= files
-    assert num_threads_at_rest(threads) == threads
+    assert threads_that_stay(running) == set()
     assert resident() - memory < 8 * 2**20

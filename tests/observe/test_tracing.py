@@ -81,7 +81,7 @@ async def test_a_refusal_is_one_span_that_begins_a_trace(
         await chat(one.http, temperature=9)
     (span,) = exporter.get_finished_spans()
     assert span.parent is None
-    assert dict(span.attributes or {})["error.type"] == "invalid_value"
+    assert dict(span.attributes or {})["error.type"] == "decimal_above_max_value"
     assert span.status.status_code is StatusCode.UNSET  # the client's fault, not ours
 
 

@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import math
+import random
 
 import msgspec
 
 from openai_cpu_server.contract.request import GenerationRequest, Priority, Sampling
 from openai_cpu_server.contract.step import Step, StepResult
+from openai_cpu_server.errors import ConstraintFailed
 from openai_cpu_server.scheduler.compose import StepOptions
+from openai_cpu_server.scheduler.drafts import Draft, Drafter, ModelDrafter
 from openai_cpu_server.scheduler.kv_ledger import KVLedger
 from openai_cpu_server.scheduler.policy import Policy, PriorityPolicy
 from openai_cpu_server.scheduler.prefix_cache import PrefixCache
 from openai_cpu_server.scheduler.scheduler import Limits, Scheduler
-from openai_cpu_server.scheduler.sequence import Sequence
+from openai_cpu_server.scheduler.sequence import Sequence, Status
+from openai_cpu_server.scheduler.speculation import SpeculationOptions, Speculator
 from tests.fakes import END_TOKEN, FAKE_INFO, FakeBackend, forced_token, next_token
 
 Spans = dict[str, int]
@@ -75,6 +79,46 @@ class TokenCost:
         self.learned.append((num_tokens, actual_ms))
 
 
+class KnowingDrafter:
+    """Drafts up to seven tokens that will come, now and then with some that will not among them."""
+
+    def __init__(self, seed: int = 0, *, errors: float = 0.25) -> None:
+        self._random = random.Random(seed)
+        self._errors = errors
+        self.forgotten: list[str] = []
+
+    def draft(self, sequence: Sequence, limit: int) -> Draft:
+        tokens = list(sequence.tokens)
+        while len(tokens) < len(sequence.tokens) + min(limit, self._random.randrange(8)):
+            token = self._next(sequence.request, tokens)
+            if token == END_TOKEN:
+                break
+            tokens.append(token)
+        draft = tuple(tokens[len(sequence.tokens) :])
+        return Draft(draft, (1.0,) * len(draft))
+
+    def forget(self, sequence: Sequence) -> None:
+        self.forgotten.append(sequence.request.id)
+
+    def _next(self, asked: GenerationRequest, tokens: list[int]) -> int:
+        if self._random.random() < self._errors:
+            return self._random.randrange(2, 250)
+        try:
+            return _next_alone(asked, tokens)
+        except ConstraintFailed:
+            return END_TOKEN
+
+
+class SilentDrafter:
+    """Has no idea, so that a draft model is asked."""
+
+    def draft(self, sequence: Sequence, limit: int) -> Draft:
+        return Draft()
+
+    def forget(self, sequence: Sequence) -> None:
+        pass
+
+
 class Driver:
     """A scheduler, a backend, and what came out. Requests end when they have all their tokens.
 
@@ -96,7 +140,10 @@ class Driver:
         can_share: bool = True,
         floor: float = 0.1,
         mixes: bool = True,
+        continuous: bool = True,
+        drafter: Drafter | None = None,
     ) -> None:
+        """`drafter`: whatever it or the fake's draft model thinks of is computed, as far as there is room."""
         info = msgspec.structs.replace(
             FAKE_INFO, max_seqs=slots, kv_tokens=kv_tokens, max_step_tokens=max(idle, slots + 16)
         )
@@ -109,6 +156,8 @@ class Driver:
             interactive_step_ms=decoding, batch_step_ms=idle, batch_floor=floor, mixes=mixes
         )
         self._policy = policy or PriorityPolicy()
+        self._is_continuous = continuous
+        self._drafter = drafter
         self._live: dict[str, GenerationRequest] = {}
         self._start()
         self.outputs: dict[str, list[int]] = {}
@@ -129,7 +178,14 @@ class Driver:
             cost=self.cost,
             options=self._options,
             policy=self._policy,
+            continuous=self._is_continuous,
+            speculator=self._speculator(),
         )
+
+    def _speculator(self) -> Speculator | None:
+        if self._drafter is None:
+            return None
+        return Speculator(self._drafter, SpeculationOptions(always=True), ModelDrafter(0.1))
 
     def crash(self, lost: int = 0) -> None:
         """A new engine, to which every live request is submitted again with what it has produced.
@@ -191,7 +247,15 @@ class Driver:
         else:
             self._apply(step)
         self.scheduler.check()
-        return {name: len(span.tokens) for name, span in zip(names, step.spans, strict=True)}
+        for name in names:
+            self._check_cells(name)
+        return {name: span.num_tokens for name, span in zip(names, step.spans, strict=True)}
+
+    def _check_cells(self, name: str) -> None:
+        """Nothing stays in the pool of what was drafted in vain, or thrown away."""
+        sequence = self.scheduler.get(name)
+        if sequence is not None and sequence.status is Status.RUNNING:
+            assert len(self.backend.cells[sequence.slot]) == sequence.computed
 
     def run(self, max_steps: int = 10_000) -> list[Spans]:
         steps = []
@@ -205,10 +269,11 @@ class Driver:
             name = advance.sequence.request.id
             self.cached[name] = advance.sequence.cached_tokens
             self.num_scores[name] += len(advance.scores)
+            self._gain(advance.sequence, tuple(t for s in advance.samples for t in (s.token, *s.forced)))
+            if advance.sequence.status is Status.FINISHED:
+                continue
             if advance.failure is not None:
                 self.failures[name] = advance.failure
                 self._finish(advance.sequence)
-            elif advance.sample is not None:
-                self._gain(advance.sequence, (advance.sample.token, *advance.sample.forced))
             elif advance.sequence.pending == 0:
                 self._finish(advance.sequence)

@@ -99,6 +99,15 @@ def test_steps_that_do_not_mix_read_first_and_decode_then() -> None:
     assert [driver.step() for _ in range(3)] == [{"b": 64}, {"b": 16}, {"a": 1, "b": 1}]
 
 
+def test_without_continuous_batching_newcomers_wait_for_the_whole_batch() -> None:
+    driver = Driver(continuous=False, slots=3)
+    driver.submit(request("a", prompt=8, output=2), request("b", prompt=8, output=4))
+    driver.step()
+    driver.submit(request("c", prompt=8, output=1), request("d", prompt=8, output=1))
+    driver.run()
+    assert driver.finished == ["a", "b", "c", "d"], "there was room for c from the start"
+
+
 def test_the_cost_model_learns_from_every_step() -> None:
     driver = Driver(tiles=(16,))
     driver.submit(request("a", prompt=10, output=2))

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from openai_cpu_server.contract.request import Constraint, GenerationRequest, Priority
 from openai_cpu_server.scheduler.policy import FifoPolicy, PriorityPolicy, ShortestFirstPolicy
-from tests.scheduler.driver import Driver, alone, request
+from tests.scheduler.driver import Driver, KnowingDrafter, SilentDrafter, alone, request
 
 BATCH = Priority.BATCH
 
@@ -235,6 +235,7 @@ def _constraint(prompt: int) -> Constraint | None:
     st.integers(0, 6),
     st.sampled_from([PriorityPolicy, FifoPolicy, ShortestFirstPolicy]),
     st.sampled_from([(), (16,), (16, 32)]),
+    st.none() | st.builds(KnowingDrafter, st.integers(0, 99)) | st.builds(SilentDrafter),
 )
 @settings(max_examples=300, deadline=None)
 def test_whatever_happens_every_request_ends_with_its_own_output(
@@ -244,6 +245,7 @@ def test_whatever_happens_every_request_ends_with_its_own_output(
     cache_blocks: int,
     policy: type[PriorityPolicy],
     tiles: tuple[int, ...],
+    drafter: KnowingDrafter | SilentDrafter | None,
 ) -> None:
     driver = Driver(
         slots=slots,
@@ -254,6 +256,7 @@ def test_whatever_happens_every_request_ends_with_its_own_output(
         cache_blocks=cache_blocks,
         policy=policy(),
         tiles=tiles,
+        drafter=drafter,
     )
     asked = {}
     cancelled = set()
@@ -278,6 +281,7 @@ def test_whatever_happens_every_request_ends_with_its_own_output(
     assert driver.ledger.num_used == 0
     assert len(driver.backend.blocks) == len(driver.cache) <= cache_blocks
     assert len(driver.finished) == len(set(driver.finished))
+    assert not isinstance(drafter, KnowingDrafter) or set(drafter.forgotten) == set(asked)
     for name in set(asked) - cancelled:
         assert driver.outputs[name] == alone(asked[name])
         assert driver.num_scores[name] == (len(asked[name].tokens) - 1) * asked[name].prompt_logprobs

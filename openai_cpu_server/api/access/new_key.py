@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import secrets
+from typing import NamedTuple
 
 from openai_cpu_server.api.access.key_file import NAME
 from openai_cpu_server.errors import StartupError
@@ -12,14 +13,17 @@ _PREFIX = "sk-ocs-"
 _RANDOM_BYTES = 32
 
 
-def new_key(name: str) -> str:
-    """Text for a terminal: the key, which is kept nowhere, and lines for the file of `--api-keys`.
+class NewKey(NamedTuple):
+    key: str
+    """Kept nowhere."""
+    lines: str
+    """For the file of `--api-keys`."""
 
-    Raises StartupError for a name that no file may have.
-    """
+
+def new_key(name: str) -> NewKey:
+    """Raises StartupError for a name that no file may have."""
     if not NAME.fullmatch(name):
         raise StartupError(f"{name[:64]!r} is no name for a key: use letters, digits and . _ @ -")
     key = _PREFIX + secrets.token_urlsafe(_RANDOM_BYTES)
     digest = hashlib.sha256(key.encode()).hexdigest()
-    table = f'[keys."{name}"]\nsha256 = "{digest}"'
-    return f"# for {name}, shown this once: {key}\n{table}"
+    return NewKey(key, f'[keys."{name}"]\nsha256 = "{digest}"')

@@ -107,7 +107,8 @@ class _Requests:
         self._options = around.options
         self._sampling = sampling_of(body, vocab_size=around.info.vocab_size)
         self._stop = stop_strings(body)
-        self._client = around.client or body.user or (around.key_identity or "")[:_CLIENT_CHARS]
+        user = body.user or body.safety_identifier
+        self._client = around.client or user or (around.key_identity or "")[:_CLIENT_CHARS]
         self._namespace = cache_namespace(
             salt=body.cache_salt, key=around.key_identity if around.options.isolate_by_key else None
         )

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from typing import Union
+
+import msgspec
+
 from openai_cpu_server.contract.request import Priority
 from openai_cpu_server.errors import InvalidRequest
 
@@ -17,6 +21,28 @@ def priority_of(*, header: str | None, field: str | None, tier: str | None, defa
     from_tier = _BY_TIER.get(tier) if tier is not None else None
     given = (priority for priority in (from_header, from_field, from_tier) if priority is not None)
     return next(given, default)
+
+
+class _Words(msgspec.Struct):
+    """What a body says about it, whatever else is wrong with it."""
+
+    priority: Union[str, None] = None
+    service_tier: Union[str, None] = None
+
+
+def likely_priority(body: bytes, *, header: str | None, default: Priority) -> Priority | None:
+    """Of a call that was refused, for whoever counts them; of a body that cannot be read, as without it.
+
+    None: it names one that there is not.
+    """
+    try:
+        words = msgspec.json.decode(body, type=_Words)
+    except (msgspec.DecodeError, RecursionError, UnicodeDecodeError):
+        words = _Words()
+    try:
+        return priority_of(header=header, field=words.priority, tier=words.service_tier, default=default)
+    except InvalidRequest:
+        return None
 
 
 def _named(label: str | None, param: str) -> Priority | None:

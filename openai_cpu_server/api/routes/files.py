@@ -13,8 +13,10 @@ from starlette.responses import Response, StreamingResponse
 from openai_cpu_server.api.access.authentication import identity_of
 from openai_cpu_server.api.paging import page_of
 from openai_cpu_server.api.parse import parse
+from openai_cpu_server.api.routes.generation import check_not_ending
 from openai_cpu_server.api.routes.models import json_response
 from openai_cpu_server.api.schemas.batches import ExpiresAfter
+from openai_cpu_server.engine.client import EngineClient
 from openai_cpu_server.errors import InvalidRequest
 from openai_cpu_server.jobs.jobs import Jobs
 from openai_cpu_server.jobs.records import FileRecord, Purpose
@@ -54,10 +56,12 @@ class FileDeleted(msgspec.Struct, frozen=True):
 
 
 class FileRoutes:
-    def __init__(self, jobs: Jobs) -> None:
+    def __init__(self, jobs: Jobs, engine: EngineClient) -> None:
         self._jobs = jobs
+        self._engine = engine
 
     async def create(self, request: Request) -> Response:
+        check_not_ending(self._engine)  # before it is read: nobody waits for the end of an upload
         async with request.form(max_files=1, max_fields=_MAX_FIELDS) as form:
             _check_form(form)
             upload, lifetime_s = form.get("file"), _lifetime_s(form)

@@ -23,17 +23,20 @@ from openai_cpu_server.api.render.answers import Answer
 from openai_cpu_server.api.render.common import Usage
 from openai_cpu_server.api.resolve.answer_shape import may_shape_output
 from openai_cpu_server.api.resolve.calls import Circumstances
-from openai_cpu_server.api.resolve.priority import HEADER
+from openai_cpu_server.api.resolve.priority import HEADER, likely_priority
 from openai_cpu_server.api.routes.family import Family, Resolved
 from openai_cpu_server.api.stream import StreamedCall, StreamRenderer
 from openai_cpu_server.api.tally import Tally
 from openai_cpu_server.api.ticket import Ticket, ticket_of
 from openai_cpu_server.contract.model_info import ModelInfo
+from openai_cpu_server.contract.request import Priority
 from openai_cpu_server.engine.client import EngineClient
 from openai_cpu_server.engine.generation import Generation, Timings
 from openai_cpu_server.engine.state import EngineState
-from openai_cpu_server.errors import DeadlineExceeded, EngineUnavailable, InvalidRequest
+from openai_cpu_server.errors import DeadlineExceeded, EngineUnavailable, InvalidRequest, ServerError
 
+_NEXT_SERVER_S = 10
+"""Until another is there, if somebody starts one."""
 Gathering = Callable[[], Awaitable[dict[str, Answer]]]
 Doing = Callable[[Gathering], Awaitable[dict[str, Answer]]]
 
@@ -77,7 +80,11 @@ class GenerationRoute:
 
     async def begin(self, data: bytes, around: Circumstances, ticket: Ticket, lease: Lease) -> Begun:
         """Resolve and submit. Raises what `api/errors.py` lists. Whoever gets it owns the generation."""
-        resolved = await self._resolved(data, around)
+        try:
+            resolved = await self._resolved(data, around)
+        except ServerError:
+            ticket.priority = await _likely_priority(data, around)
+            raise
         call = resolved.call
         ticket.priority = call.priority
         prompt_tokens = sum(len(prompt.tokens) for prompt in call.prompts)
@@ -147,6 +154,11 @@ class GenerationRoute:
         return await off_loop(_shown_bytes(call, usage), render)
 
 
+async def _likely_priority(data: bytes, around: Circumstances) -> Priority | None:
+    header, default = around.priority_header, around.options.default_priority
+    return await off_loop(len(data), partial(likely_priority, data, header=header, default=default))
+
+
 async def _gather(call: Call, generation: Generation, tally: Tally) -> dict[str, Answer]:
     answers = {request.id: Answer() for request in call.requests}
     async for event in generation:
@@ -168,6 +180,12 @@ def model_of(engine: EngineClient) -> ModelInfo:
     return engine.info
 
 
+def check_not_ending(engine: EngineClient) -> None:
+    """For new work that needs no engine at once. Raises EngineUnavailable while the server drains."""
+    if engine.is_ending:
+        raise EngineUnavailable("The server is about to end and takes no new work.", _NEXT_SERVER_S)
+
+
 def _loading(engine: EngineClient) -> str:
     if engine.timing_fraction is None:
         return f"The model is loading ({engine.loading_fraction:.0%})."
@@ -182,4 +200,4 @@ def unavailable(engine: EngineClient) -> EngineUnavailable:
         case EngineState.RESTARTING:
             return EngineUnavailable(f"The engine is restarting: {engine.reason}.")
         case state:
-            return EngineUnavailable(f"The engine is {state.value}: {engine.reason}.", retry_after_s=10)
+            return EngineUnavailable(f"The engine is {state.value}: {engine.reason}.", _NEXT_SERVER_S)

@@ -30,6 +30,15 @@ class Memory(msgspec.Struct, frozen=True):
     kv_tokens_used: int
 
 
+class LastRestart(msgspec.Struct, frozen=True):
+    """The engine's last death, which a ready server has survived."""
+
+    cause: str
+    """As the metric of restarts says it: `SIGSEGV`, `out_of_memory`, `hang`, ..."""
+    reason: str
+    age_s: float
+
+
 class HealthReport(msgspec.Struct, frozen=True, kw_only=True):
     status: str
     """`loading`, `ready`, `restarting`, `failed` or `stopped`."""
@@ -41,6 +50,7 @@ class HealthReport(msgspec.Struct, frozen=True, kw_only=True):
     """By priority."""
     memory: Memory
     restarts: int
+    last_restart: LastRestart | None
     error: Union[ErrorBody, UnsetType] = UNSET
 
 
@@ -71,7 +81,13 @@ class HealthRoutes:
             queue=queue_sizes(status),
             memory=Memory(status.rss_bytes, status.kv_tokens, status.kv_tokens_used),
             restarts=status.restarts,
+            last_restart=_last_restart(status),
         )
+
+
+def _last_restart(status: EngineStatus) -> LastRestart | None:
+    last = status.last_death
+    return None if last is None else LastRestart(last.cause, last.message, round(last.age_s, 1))
 
 
 def queue_sizes(status: EngineStatus) -> dict[str, QueueSizes]:

@@ -49,6 +49,15 @@ class Throughput(msgspec.Struct, frozen=True, kw_only=True):
     computed_since_start: float
 
 
+class Speculation(msgspec.Struct, frozen=True, kw_only=True):
+    """Tokens computed ahead, in the hope that they are what comes."""
+
+    drafted_since_start: int
+    accepted_since_start: int
+    acceptance_rate: float | None
+    """Of the last five minutes; None: nothing was drafted."""
+
+
 class MemoryEfficiency(msgspec.Struct, frozen=True, kw_only=True):
     """KV cells that are held, against a server that gives each running request a whole context."""
 
@@ -81,6 +90,7 @@ class Stats(msgspec.Struct, frozen=True, kw_only=True):
     recent: Calls
     """The last five minutes."""
     throughput: Throughput
+    speculation: Speculation
     memory: MemoryEfficiency | None
     """None, as `cache`, until the engine's first step."""
     cache: CacheUse | None
@@ -104,6 +114,7 @@ class StatsRoutes:
                 total=_calls(total),
                 recent=_calls(recent.window()),
                 throughput=_throughput(total, recent.moment()),
+                speculation=_speculation(total, recent.window()),
                 memory=memory,
                 cache=cache,
             )
@@ -155,6 +166,15 @@ def _throughput(total: Span, moment: Span) -> Throughput:
         output_since_start=round(total.sums.output_tokens / total.seconds, 2),
         computed_now=round(moment.sums.computed_tokens / moment.seconds, 2),
         computed_since_start=round(total.sums.computed_tokens / total.seconds, 2),
+    )
+
+
+def _speculation(total: Span, window: Span) -> Speculation:
+    drafted, accepted = window.sums.drafted_tokens, window.sums.accepted_tokens
+    return Speculation(
+        drafted_since_start=total.sums.drafted_tokens,
+        accepted_since_start=total.sums.accepted_tokens,
+        acceptance_rate=round(accepted / drafted, 4) if drafted else None,
     )
 
 

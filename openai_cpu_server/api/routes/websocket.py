@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import AsyncIterator, Callable
 from functools import partial
-from urllib.parse import urlsplit
 
 import anyio
 import msgspec
@@ -13,22 +13,33 @@ from anyio.abc import TaskGroup
 from starlette.websockets import WebSocket, WebSocketDisconnect
 
 from openai_cpu_server.api.access.authentication import identity_of
+from openai_cpu_server.api.access.origins import check_origin
 from openai_cpu_server.api.access.rate_limits import Lease, RateLimits
 from openai_cpu_server.api.auth import SUBPROTOCOL
 from openai_cpu_server.api.endings import Endings
 from openai_cpu_server.api.errors import INTERNAL, failure_of
 from openai_cpu_server.api.offload import off_loop
 from openai_cpu_server.api.options import ApiOptions
+from openai_cpu_server.api.queue_news import QueueNews
 from openai_cpu_server.api.resolve.priority import HEADER, priority_of
 from openai_cpu_server.api.routes.generation import Begun, GenerationRoute
-from openai_cpu_server.api.socket_messages import Ask, Cancel, about, done, failed, objects, read_message
+from openai_cpu_server.api.socket_messages import (
+    Ask,
+    Cancel,
+    about,
+    done,
+    failed,
+    objects,
+    queued,
+    read_message,
+)
 from openai_cpu_server.api.tally import Tally
 from openai_cpu_server.api.ticket import Ticket, new_request_id, ticket_of
+from openai_cpu_server.contract.messages import Place
 from openai_cpu_server.contract.request import Priority
 from openai_cpu_server.errors import (
     BodyTooLarge,
     InvalidRequest,
-    OriginRefused,
     RequestNotFound,
     RequestsLimited,
 )
@@ -59,7 +70,7 @@ class SocketRoute:
         self._cancel = cancel
 
     async def serve(self, websocket: WebSocket) -> None:
-        self._check_origin(websocket)
+        check_origin(websocket.headers, self._options.cors_origins)
         priority = priority_of(
             header=websocket.headers.get(HEADER),
             field=None,
@@ -69,14 +80,6 @@ class SocketRoute:
         offered = SUBPROTOCOL in websocket.scope["subprotocols"]
         await websocket.accept(subprotocol=SUBPROTOCOL if offered else None)
         await _Socket(websocket, self, priority).run()
-
-    def _check_origin(self, websocket: WebSocket) -> None:
-        """Browsers ask nobody whether a page may open a socket: that is left to the server."""
-        origin, allowed = websocket.headers.get("origin"), self._options.cors_origins
-        if origin is None or origin in allowed or "*" in allowed:
-            return
-        if urlsplit(origin).netloc != websocket.headers.get("host"):
-            raise OriginRefused(origin)
 
     # -- what its sockets share --------------------------------------------------------------------
 
@@ -186,7 +189,13 @@ class _Socket:
         """Requests count and are logged one by one, in the trace of the handshake."""
         socket, client = ticket_of(self._websocket.scope), identity_of(self._websocket.scope).client
         return Ticket(
-            new_request_id(), "POST", socket.path, Origin.WEBSOCKET, trace=socket.trace, client=client
+            new_request_id(),
+            "POST",
+            socket.path,
+            Origin.WEBSOCKET,
+            trace=socket.trace,
+            client=client,
+            priority=self._priority,
         )
 
     async def _serve(self, request: _Request, data: bytes) -> None:
@@ -223,17 +232,26 @@ class _Socket:
 
     async def _stream(self, request: _Request, begun: Begun) -> None:
         call, generation, tally = begun.call, begun.generation, Tally(begun.call)
-        renderer = self._shared.route.stream_renderer(call)
+        renderer, queue = self._shared.route.stream_renderer(call), QueueNews(time.monotonic)
         try:
             async with generation:
-                async for event in generation:
-                    tally.note(event)
-                    await self._send_chunks(request.name, renderer.chunks(event))
+                async for item in generation.progress():
+                    if isinstance(item, Place):
+                        await self._tell_place(request.name, call.id, queue.about(item))
+                        continue
+                    tally.note(item)
+                    if chunks := renderer.chunks(item):
+                        queue.end()
+                        await self._send_chunks(request.name, chunks)
             if call.include_usage:
                 await self._send_chunks(request.name, renderer.usage(tally.usage(), generation.timings))
         finally:
             tally.is_complete = True
             tally.report(request.ticket, generation.timings)
+
+    async def _tell_place(self, name: str, call_id: str, place: Place | None) -> None:
+        if place is not None:
+            await self._send(queued(name, call_id, place))
 
     async def _send_chunks(self, name: str, events: bytes) -> None:
         for chunk in objects(events):

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import Annotated, Literal, Union
 
-from pydantic import Field, Tag
+from pydantic import BeforeValidator, Field, Tag
+from pydantic_core import PydanticCustomError
 
 from openai_cpu_server.api.schemas.base import Body
 from openai_cpu_server.api.schemas.generation import GenerationBody
@@ -12,13 +13,23 @@ from openai_cpu_server.api.schemas.tools import FunctionCall, Functions, ToolCho
 from openai_cpu_server.api.schemas.unions import TEXT_OR_LIST
 
 
+def _refuse_others(kind: object) -> object:
+    if isinstance(kind, str) and kind != "text":
+        message = "content of type '{kind}' is not supported, only 'text'"
+        raise PydanticCustomError("part_type", message, {"kind": kind[:64]})
+    return kind
+
+
 class TextPart(Body):
-    type: Literal["text"]
+    type: Annotated[Literal["text"], BeforeValidator(_refuse_others)]
     text: str
 
 
 Content = Annotated[
-    Union[Annotated[str, Tag("<text>")], Annotated[list[TextPart], Field(min_length=1), Tag("<list>")]],
+    Union[
+        Annotated[str, Tag("<text>")],
+        Annotated[list[TextPart], Field(min_length=1, fail_fast=True), Tag("<list>")],
+    ],
     TEXT_OR_LIST,
 ]
 
@@ -38,13 +49,13 @@ class Message(Body):
     role: Literal["system", "developer", "user", "assistant", "tool", "function"]
     content: Content | None = None
     name: str | None = None
-    tool_calls: list[ToolCall] | None = None
+    tool_calls: Annotated[list[ToolCall], Field(fail_fast=True)] | None = None
     tool_call_id: str | None = None
     function_call: CalledFunction | None = None
     """Deprecated, like the role `function`."""
 
 
-Messages = Annotated[list[Message], Field(min_length=1)]
+Messages = Annotated[list[Message], Field(min_length=1, fail_fast=True)]
 
 
 class ChatBody(GenerationBody):

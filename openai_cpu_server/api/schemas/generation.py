@@ -36,11 +36,15 @@ class GenerationBody(Body):
     stop: Stop | None = None
     seed: int | None = None
     temperature: Annotated[float, Field(ge=0, le=2)] | None = None
-    top_p: Annotated[float, Field(gt=0, le=1)] | None = None
+    top_p: Annotated[float, Field(ge=0, le=1)] | None = None
     presence_penalty: Penalty | None = None
     frequency_penalty: Penalty | None = None
     logit_bias: dict[str, Bias] | None = None
     user: str | None = None
+    safety_identifier: str | None = None
+    """What OpenAI calls `user` now."""
+    prompt_cache_key: str | None = None
+    """A hint that helps OpenAI to find a prompt again; here equal prompts are found without."""
     metadata: Annotated[dict[Key, Value], Field(max_length=16)] | None = None
     service_tier: Literal["auto", "default", "flex", "priority"] | None = None
 

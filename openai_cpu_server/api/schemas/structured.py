@@ -26,7 +26,7 @@ SchemaOrText = Annotated[
         custom_error_message="Input should be a JSON Schema, as an object or as text",
     ),
 ]
-Choices = Annotated[list[str], Field(min_length=1)]
+Choices = Annotated[list[str], Field(min_length=1, fail_fast=True)]
 
 
 class JsonSchemaFormat(Body):

@@ -49,7 +49,7 @@ class NamedTool(Body):
 
 class AllowedTools(Body):
     mode: Literal["auto", "required"]
-    tools: Annotated[list[NamedTool], Field(min_length=1)]
+    tools: Annotated[list[NamedTool], Field(min_length=1, fail_fast=True)]
 
 
 class AllowedChoice(Body):
@@ -98,5 +98,5 @@ FunctionCall = Annotated[
 ]
 MAX_TOOLS = 128
 """OpenAI's limit."""
-Tools = Annotated[list[Tool], Field(min_length=1, max_length=MAX_TOOLS)]
-Functions = Annotated[list[LegacyFunction], Field(min_length=1, max_length=MAX_TOOLS)]
+Tools = Annotated[list[Tool], Field(min_length=1, max_length=MAX_TOOLS, fail_fast=True)]
+Functions = Annotated[list[LegacyFunction], Field(min_length=1, max_length=MAX_TOOLS, fail_fast=True)]

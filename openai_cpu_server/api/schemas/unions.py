@@ -29,7 +29,7 @@ def _prompt_kind(value: object) -> str | None:
 TEXT_OR_LIST = Discriminator(
     _text_or_list,
     custom_error_type="text_or_list",
-    custom_error_message="Input should be a string or a list",
+    custom_error_message="Input should be a string or an array",
 )
 
 NonEmpty = Annotated[str, Field(min_length=1)]
@@ -38,7 +38,7 @@ Tokens = Annotated[list[int], Field(min_length=1, fail_fast=True)]
 Stop = Annotated[
     Union[
         Annotated[NonEmpty, Tag("<text>")],
-        Annotated[list[NonEmpty], Field(max_length=16), Tag("<list>")],
+        Annotated[list[NonEmpty], Field(max_length=16, fail_fast=True), Tag("<list>")],
     ],
     TEXT_OR_LIST,
 ]

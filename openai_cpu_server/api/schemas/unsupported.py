@@ -18,12 +18,10 @@ NOT_YET: dict[str, tuple[object, ...]] = {
     "audio": (),
     # hints and services of OpenAI's own
     "prediction": (),
-    "prompt_cache_key": (),
     "prompt_cache_options": (),
     "prompt_cache_retention": (),
     "reasoning_effort": ("none",),
     "verbosity": (),
-    "safety_identifier": (),
     "moderation": (),
     "web_search_options": (),
     "store": (False,),

@@ -2,28 +2,39 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 from bench.bench import Bench
 from bench.results import WorkloadResult
 from bench.workloads import (
+    bursts,
     chat,
     json_output,
+    long_prompt,
     memory,
     mixed,
     other_cells,
     pool_pressure,
     prefix,
     schedule,
+    speculation,
+    throughput,
 )
 
-WORKLOADS: dict[str, Callable[[Bench], WorkloadResult]] = {
-    "schedule": schedule.run,
-    "memory": memory.run,
+WORKLOADS: Mapping[str, Callable[[Bench], WorkloadResult]] = {
+    "throughput": throughput.run,
     "chat": chat.run,
-    "json": json_output.run,
-    "mixed": mixed.run,
-    "pool-pressure": pool_pressure.run,
     "prefix": prefix.run,
+    "mixed": mixed.run,
+    "long-prompt": long_prompt.run,
+    "bursts": bursts.run,
+    "json": json_output.run,
+    "speculation": speculation.run,
+    "memory": memory.run,
+    "schedule": schedule.run,
+    "pool-pressure": pool_pressure.run,
     "other-cells": other_cells.run,
 }
+
+QUICK = ("throughput", "chat", "prefix", "mixed", "long-prompt", "bursts", "json", "memory", "schedule")
+"""Those for which there is time within three minutes."""

@@ -1,14 +1,16 @@
-"""What *chat* and *prefix* share: a fixed number of requests, k clients, timed from first to last."""
+"""What *chat*, *prefix* and *bursts* share: a number of requests, timed from the first to the last."""
 
 from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 
 from bench.asking import Ask, Trace, first_token_times
+from bench.contest import Contest
 from bench.load import Clients
+from bench.results import Direction, Line
 from bench.servers import Server
 from bench.stats import percentile
 
@@ -37,17 +39,63 @@ class BatchRun:
     def ttft_s(self, percent: float) -> float:
         return percentile(first_token_times(self.traces), percent)
 
-    @property
-    def worst_stall_s(self) -> float:
-        """Longest silence after a first token."""
-        return max((gap for trace in self.traces for gap in trace.gaps_s), default=0.0)
+    def gap_s(self, percent: float) -> float:
+        """Inter-token latency; 100: the longest silence after a first token."""
+        gaps = [gap for trace in self.traces for gap in trace.gaps_s]
+        return percentile(gaps, percent) if gaps else 0.0
 
 
 def run_batch(server: Server, asks: Sequence[Ask], num_clients: int) -> BatchRun:
-    """Raises LoadFailed."""
-    clients = Clients(server.port)
-    start = time.perf_counter()
-    asyncio.run(clients.closed_loop(asks, num_clients))
-    seconds = time.perf_counter() - start
+    """In a closed loop. Raises LoadFailed."""
+    return _run(server, lambda clients: clients.closed_loop(asks, num_clients))
+
+
+def run_arrivals(server: Server, asks: Sequence[Ask], offsets: Sequence[float]) -> BatchRun:
+    """In an open loop. Raises LoadFailed."""
+    return _run(server, lambda clients: clients.open_loop(asks, offsets))
+
+
+def _run(server: Server, load: Callable[[Clients], Awaitable[None]]) -> BatchRun:
+    clients = server.clients()
+
+    async def timed() -> float:
+        start = time.perf_counter()
+        await load(clients)
+        return time.perf_counter() - start
+
+    seconds = asyncio.run(timed())
     clients.check()
     return BatchRun(seconds, clients.traces)
+
+
+def output_line(contest: Contest[BatchRun]) -> Line:
+    """The bare loop's first work is the same requests."""
+    return contest.line(
+        "output",
+        "tok/s",
+        Direction.AT_LEAST,
+        lambda run: run.output_tokens_per_s,
+        lambda loops: loops[0].output_tokens_per_s,
+    )
+
+
+def requests_line(contest: Contest[BatchRun]) -> Line:
+    """The bare loop's first work is the same requests."""
+    return contest.line(
+        "requests",
+        "1/s",
+        Direction.AT_LEAST,
+        lambda run: run.requests_per_s,
+        lambda loops: loops[0].requests_per_s,
+    )
+
+
+def latency_lines(contest: Contest[BatchRun]) -> tuple[Line, ...]:
+    figures: tuple[tuple[str, Callable[[BatchRun], float]], ...] = (
+        ("TTFT p50", lambda run: run.ttft_s(50)),
+        ("TTFT p95", lambda run: run.ttft_s(95)),
+        ("inter-token latency p50", lambda run: run.gap_s(50)),
+        ("inter-token latency p95", lambda run: run.gap_s(95)),
+        ("worst stall", lambda run: run.gap_s(100)),
+    )
+    return tuple(contest.line(what, "s", Direction.AT_MOST, figure) for what, figure in figures)

@@ -1,20 +1,19 @@
-"""*chat*: many short conversations at once; what tile filling and mixed steps bring."""
+"""*chat*: many short conversations at once."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
 
 from bench.asking import Ask
 from bench.bench import Bench
+from bench.contest import Contest
+from bench.contestants import Contestant, Room, Variant
+from bench.limit.work import Request, Work
 from bench.prompts import random_tokens
-from bench.results import Direction, Figure, Goal, WorkloadResult
-from bench.servers import Variant
-from bench.stats import Rounds, ratio
-from bench.workloads.batches import BatchRun, run_batch
+from bench.results import Goal, Line, WorkloadResult
+from bench.workloads.batches import BatchRun, latency_lines, output_line, requests_line, run_batch
 
-_SERVER = ("--ctx-size", "8192")
+_POOL_TOKENS = 8192
 
 
 @dataclass(frozen=True)
@@ -24,6 +23,15 @@ class Size:
     prompt_tokens: int
     output_tokens: int
 
+    @property
+    def room(self) -> Room:
+        return Room(pool_tokens=_POOL_TOKENS, request_tokens=self.prompt_tokens + self.output_tokens)
+
+    @property
+    def work(self) -> Work:
+        request = Request(prompt=self.prompt_tokens, output=self.output_tokens)
+        return Work(clients=self.clients, requests=(request,) * self.requests)
+
 
 FULL = Size(requests=32, clients=16, prompt_tokens=173, output_tokens=48)
 QUICK = Size(requests=16, clients=8, prompt_tokens=87, output_tokens=24)
@@ -31,30 +39,24 @@ QUICK = Size(requests=16, clients=8, prompt_tokens=87, output_tokens=24)
 
 def run(bench: Bench) -> WorkloadResult:
     size = QUICK if bench.is_quick else FULL
-    variants = (Variant.WHOLE, Variant.PLAIN_STEPS)
-    runs = bench.interleaved({variant: partial(_measure, bench, size, variant) for variant in variants})
-    whole, plain = runs[Variant.WHOLE], runs[Variant.PLAIN_STEPS]
-    speed = ratio(_each(whole, _speed), _each(plain, _speed))
+
+    def measure(who: Contestant, number: int) -> BatchRun:
+        with bench.start(who, size.room) as server:
+            return run_batch(server, asks(size, number), size.clients)
+
+    contestants = bench.contestants(Variant.WHOLE, Variant.PLAIN_STEPS, Variant.STATIC)
+    contest = bench.contest(contestants, measure, lambda *_: [size.work])
+    output = output_line(contest)
     return WorkloadResult(
         name="chat",
         sizes=f"{size.requests} requests, {size.clients} clients, "
         f"{size.prompt_tokens} + {size.output_tokens} tokens",
-        goals=(
-            Goal(
-                what="output tokens/s, against the same server without tile filling and mixed steps",
-                measured=speed,
-                direction=Direction.AT_LEAST,
-                limit=1.3,
-                unit="x",
-            ),
-        ),
-        figures=tuple(figure for variant in variants for figure in _figures(variant, runs[variant])),
+        goals=_goals(contest, output),
+        lines=(output, requests_line(contest), *latency_lines(contest)),
+        distributions=contest.distributions(lambda run: run.traces),
+        failures=contest.failures,
+        notes=contest.notes,
     )
-
-
-def _measure(bench: Bench, size: Size, variant: Variant, number: int) -> BatchRun:
-    with bench.server(variant, *_SERVER) as server:
-        return run_batch(server, asks(size, number), size.clients)
 
 
 def asks(size: Size, number: int) -> list[Ask]:
@@ -69,18 +71,10 @@ def asks(size: Size, number: int) -> list[Ask]:
     ]
 
 
-def _figures(variant: Variant, runs: list[BatchRun]) -> list[Figure]:
-    label = variant.label
-    return [
-        Figure(what=f"{label}: output", rounds=_each(runs, _speed), unit="tok/s"),
-        Figure(what=f"{label}: TTFT p50", rounds=_each(runs, lambda run: run.ttft_s(50)), unit="s"),
-        Figure(what=f"{label}: worst stall", rounds=_each(runs, lambda run: run.worst_stall_s), unit="s"),
-    ]
-
-
-def _speed(run: BatchRun) -> float:
-    return run.output_tokens_per_s
-
-
-def _each(runs: list[BatchRun], figure: Callable[[BatchRun], float]) -> Rounds:
-    return Rounds(tuple(map(figure, runs)))
+def _goals(contest: Contest[BatchRun], output: Line) -> tuple[Goal, ...]:
+    what = "output tokens/s"
+    return (
+        contest.goal_against(Variant.PLAIN_STEPS.key, output, what, 1.3),
+        *contest.goals_against_llama_server(output, what, plain=1.7, best=1.2),
+        contest.goal_of_limit(output, what, 95),
+    )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import enum
 import json
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -13,30 +12,25 @@ import msgspec
 from bench import schemas
 from bench.asking import Ask, JsonSchema, Trace
 from bench.bench import Bench
+from bench.contest import OURS, Contest
+from bench.contestants import Contestant, Room, Variant
+from bench.limit.work import Request, Work
 from bench.prompts import random_tokens
 from bench.results import Direction, Figure, Goal, WorkloadResult
-from bench.servers import Variant
 from bench.stats import Rounds, ratio
 from bench.workloads.batches import BatchRun, run_batch
 
-_SERVER = ("--ctx-size", "16384")
+_POOL_TOKENS = 16384
 _LONGEST = 800
 """Tokens: more than any of the schemas allows in words, and several times what is usual."""
 _COMPARED = (
     "compared are equal prompts and equal numbers of output tokens, not equal texts: free text cannot be "
     "made to say the same. Overhead: the free requests' tokens per second over the constrained ones', less 1"
 )
-
-
-class Kind(enum.Enum):
-    """The order matters: free requests get the lengths of the constrained ones before them."""
-
-    CONSTRAINED = "constrained"
-    FREE = "free"
-
-    @property
-    def label(self) -> str:
-        return self.value
+_LIMIT = (
+    "the limit computes all tokens one by one; tokens that a schema forces need not be, so it can be beaten"
+)
+_LEFT_OUT = "servers whose text completions know no JSON Schema are left out"
 
 
 @dataclass(frozen=True)
@@ -45,38 +39,95 @@ class Size:
     clients: int
     prompt_tokens: int
 
+    @property
+    def room(self) -> Room:
+        return Room(pool_tokens=_POOL_TOKENS, request_tokens=self.prompt_tokens + _LONGEST)
+
 
 FULL = Size(requests=16, clients=16, prompt_tokens=120)
 QUICK = Size(requests=8, clients=8, prompt_tokens=40)
 
 
+@dataclass(frozen=True)
+class JsonRun:
+    bound: BatchRun
+    """Answers that follow schemas."""
+    free: BatchRun
+    """The same prompts with free answers, each as long."""
+
+    @property
+    def lengths(self) -> list[int]:
+        return [trace.output_tokens for trace in in_order(self.bound.traces)]
+
+    @property
+    def overhead_percent(self) -> float:
+        return 100 * (self.free.output_tokens_per_s / self.bound.output_tokens_per_s - 1)
+
+    @property
+    def forced_percent(self) -> float:
+        forced = sum(trace.timings.forced_tokens for trace in self.bound.traces)
+        return 100 * forced / sum(trace.output_tokens for trace in self.bound.traces)
+
+    @property
+    def mean_tokens(self) -> float:
+        return sum(self.lengths) / len(self.lengths)
+
+    @property
+    def valid_percent(self) -> float:
+        return 100 * sum(map(is_valid, self.bound.traces)) / len(self.bound.traces)
+
+
 def run(bench: Bench) -> WorkloadResult:
     size = QUICK if bench.is_quick else FULL
-    lengths: dict[int, list[int]] = {}
 
-    def constrained(number: int) -> BatchRun:
-        found = _measure(bench, constrained_asks(size, number), size)
-        lengths[number] = [trace.output_tokens for trace in in_order(found.traces)]
-        return found
+    def measure(who: Contestant, number: int) -> JsonRun:
+        with bench.start(who, size.room) as server:
+            bound = run_batch(server, constrained_asks(size, number), size.clients)
+        lengths = [trace.output_tokens for trace in in_order(bound.traces)]
+        with bench.start(who, size.room) as server:  # afresh: nothing of the same prompts is known
+            return JsonRun(bound, run_batch(server, free_asks(size, number, lengths), size.clients))
 
-    def free(number: int) -> BatchRun:
-        return _measure(bench, free_asks(size, number, lengths[number]), size)
-
-    runs = bench.interleaved({Kind.CONSTRAINED: constrained, Kind.FREE: free})
-    bound, unbound = runs[Kind.CONSTRAINED], runs[Kind.FREE]
+    contestants = [who for who in bench.contestants(Variant.WHOLE) if who.does_json]
+    contest = bench.contest(contestants, measure, lambda so_far, _: _works(size, so_far))
+    own = next((runs for who, runs in contest.runs.items() if who.key == OURS), [])
+    line, at_least, at_most = contest.line, Direction.AT_LEAST, Direction.AT_MOST
     return WorkloadResult(
         name="json",
         sizes=f"{size.requests} requests that follow {len(schemas.ALL)} schemas, {size.clients} clients, "
         f"{size.prompt_tokens} prompt tokens; then free ones of the same lengths",
-        goals=_goals(bound, unbound),
-        figures=_figures(bound, unbound),
-        notes=(_COMPARED, *_wrong_answers(bound)),
+        goals=_goals(own),
+        lines=(
+            line(
+                "constrained: output",
+                "tok/s",
+                at_least,
+                lambda run: run.bound.output_tokens_per_s,
+                lambda loops: loops[0].output_tokens_per_s,
+            ),
+            line(
+                "free: output",
+                "tok/s",
+                at_least,
+                lambda run: run.free.output_tokens_per_s,
+                lambda loops: loops[0].output_tokens_per_s,
+            ),
+            line("overhead", "%", at_most, lambda run: run.overhead_percent),
+            line("constrained: valid answers", "%", at_least, lambda run: run.valid_percent),
+            line("constrained: tokens of an answer", "", at_most, lambda run: run.mean_tokens),
+            line("constrained: TTFT p50", "s", at_most, lambda run: run.bound.ttft_s(50)),
+            line("free: TTFT p50", "s", at_most, lambda run: run.free.ttft_s(50)),
+        ),
+        figures=_figures(own),
+        failures=contest.failures,
+        notes=(*contest.notes, _COMPARED, _LIMIT, _LEFT_OUT, *_wrong_answers(own)),
     )
 
 
-def _measure(bench: Bench, asks: list[Ask], size: Size) -> BatchRun:
-    with bench.server(Variant.WHOLE, *_SERVER) as server:
-        return run_batch(server, asks, size.clients)
+def _works(size: Size, contest: Contest[JsonRun]) -> list[Work]:
+    """As long as the first's answers were, in its first round."""
+    lengths = next((runs[0].lengths for runs in contest.runs.values() if runs), [1])
+    requests = tuple(Request(prompt=size.prompt_tokens, output=length) for length in lengths)
+    return [Work(clients=size.clients, requests=requests)]
 
 
 def constrained_asks(size: Size, number: int) -> list[Ask]:
@@ -119,18 +170,22 @@ def _fits(answer: object, schema: JsonSchema) -> bool:
     return fits
 
 
-def _goals(bound: list[BatchRun], unbound: list[BatchRun]) -> tuple[Goal, ...]:
+def _goals(runs: list[JsonRun]) -> tuple[Goal, ...]:
+    if not runs:
+        return ()
+    free = _each(runs, lambda run: run.free.output_tokens_per_s)
+    bound = _each(runs, lambda run: run.bound.output_tokens_per_s)
     return (
         Goal(
             what="overhead of answers that follow a schema, against free ones of the same lengths",
-            measured=100 * (ratio(_each(unbound, _speed), _each(bound, _speed)) - 1),
+            measured=100 * (ratio(free, bound) - 1),
             direction=Direction.AT_MOST,
             limit=0,
             unit="%",
         ),
         Goal(
             what="answers that are JSON and fit their schema, in the worst round",
-            measured=min(map(_valid_percent, bound)),
+            measured=min(run.valid_percent for run in runs),
             direction=Direction.AT_LEAST,
             limit=100,
             unit="%",
@@ -138,53 +193,21 @@ def _goals(bound: list[BatchRun], unbound: list[BatchRun]) -> tuple[Goal, ...]:
     )
 
 
-def _figures(bound: list[BatchRun], unbound: list[BatchRun]) -> tuple[Figure, ...]:
-    overheads = (_overhead_percent(*pair) for pair in zip(bound, unbound, strict=True))
-    return (
-        Figure(what="constrained: output", rounds=_each(bound, _speed), unit="tok/s"),
-        Figure(what="free: output", rounds=_each(unbound, _speed), unit="tok/s"),
-        Figure(what="overhead", rounds=Rounds(tuple(overheads)), unit="%"),
-        Figure(what="forced tokens, of the output", rounds=_each(bound, _forced_percent), unit="%"),
-        Figure(what="constrained: tokens of an answer", rounds=_each(bound, _mean_tokens)),
-        Figure(what="constrained: TTFT p50", rounds=_each(bound, _median_ttft_s), unit="s"),
-        Figure(what="free: TTFT p50", rounds=_each(unbound, _median_ttft_s), unit="s"),
-        Figure(what="constrained: valid answers", rounds=_each(bound, _valid_percent), unit="%"),
-    )
+def _figures(runs: list[JsonRun]) -> tuple[Figure, ...]:
+    if not runs:
+        return ()
+    forced = _each(runs, lambda run: run.forced_percent)
+    return (Figure(what="ours: forced tokens, of the output", rounds=forced, unit="%"),)
 
 
-def _overhead_percent(bound: BatchRun, unbound: BatchRun) -> float:
-    return 100 * (_speed(unbound) / _speed(bound) - 1)
-
-
-def _speed(run: BatchRun) -> float:
-    return run.output_tokens_per_s
-
-
-def _forced_percent(run: BatchRun) -> float:
-    forced = sum(trace.timings.forced_tokens for trace in run.traces)
-    return 100 * forced / sum(trace.output_tokens for trace in run.traces)
-
-
-def _mean_tokens(run: BatchRun) -> float:
-    return sum(trace.output_tokens for trace in run.traces) / len(run.traces)
-
-
-def _median_ttft_s(run: BatchRun) -> float:
-    return run.ttft_s(50)
-
-
-def _valid_percent(run: BatchRun) -> float:
-    return 100 * sum(map(is_valid, run.traces)) / len(run.traces)
-
-
-def _wrong_answers(runs: list[BatchRun]) -> list[str]:
+def _wrong_answers(runs: list[JsonRun]) -> list[str]:
     return [
         f"round {number + 1}: not valid ({trace.finish_reason}): {trace.text[:200]!r}"
         for number, run in enumerate(runs)
-        for trace in run.traces
+        for trace in run.bound.traces
         if not is_valid(trace)
     ]
 
 
-def _each(runs: list[BatchRun], figure: Callable[[BatchRun], float]) -> Rounds:
+def _each(runs: list[JsonRun], figure: Callable[[JsonRun], float]) -> Rounds:
     return Rounds(tuple(map(figure, runs)))

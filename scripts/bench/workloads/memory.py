@@ -1,25 +1,34 @@
-"""*memory*: KV cells that requests with a common prefix hold, against a full context for each."""
+"""*memory*: what servers hold, ready and at work, and what they do while nobody asks for anything.
+
+Of ours also: KV cells that requests with a common prefix hold, against a full context for each.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
 from bench.asking import Ask
 from bench.bench import Bench
 from bench.cache_stats import CacheStats, Pool, cache_stats
-from bench.load import Clients, LoadFailed
+from bench.contest import OURS, Contest
+from bench.contestants import Contestant, Room, Variant
+from bench.load import LoadFailed
+from bench.process_tree import TreeUse, cpu_seconds
 from bench.prompts import random_tokens
-from bench.results import Direction, Figure, Goal, WorkloadResult
-from bench.servers import Variant
+from bench.results import Direction, Figure, Goal, Line, WorkloadResult
+from bench.servers import Server
 from bench.stats import Rounds
 
-_SERVER = ("--ctx-size", "16384", "--kv-type", "f16")
+_POOL_TOKENS = 16384
 _POLL_S = 0.02
 _CONTEXT = 4096
 """Tokens of the full context that a server with fixed slots sets aside for each request."""
+_SLOT_TOKENS = 2000
+"""Of a slot, for servers that have 16 of them: the same number of cells in all as eight full contexts."""
 _MB = 1e6
 
 
@@ -29,14 +38,19 @@ class Size:
     shared_tokens: int
     own_tokens: int
     output_tokens: int
+    idle_s: float
+
+    @property
+    def room(self) -> Room:
+        return Room(pool_tokens=_POOL_TOKENS, request_tokens=_SLOT_TOKENS)
 
 
-FULL = Size(requests=8, shared_tokens=1000, own_tokens=40, output_tokens=60)
-QUICK = Size(requests=8, shared_tokens=1000, own_tokens=20, output_tokens=20)
+FULL = Size(requests=8, shared_tokens=1000, own_tokens=40, output_tokens=60, idle_s=5)
+QUICK = Size(requests=8, shared_tokens=1000, own_tokens=20, output_tokens=20, idle_s=1)
 
 
-class _Peak:
-    """The most of each that there was at once; `pool`: at the moment when most cells were held."""
+class Peak:
+    """The most of each that our server had at once; `pool`: at the moment when most cells were held."""
 
     def __init__(self) -> None:
         self.pool: Pool | None = None
@@ -65,28 +79,60 @@ class _Peak:
         return self.pool
 
 
+@dataclass(frozen=True)
+class MemoryRun:
+    idle_cores: float
+    use: TreeUse
+    peak: Peak | None = None
+    """Of ours."""
+
+
 def run(bench: Bench) -> WorkloadResult:
     size = QUICK if bench.is_quick else FULL
 
-    def measure(number: int) -> _Peak:
-        with bench.server(Variant.WHOLE, *_SERVER) as server:
-            return asyncio.run(_measure(size, server.port, number))
+    def measure(who: Contestant, number: int) -> MemoryRun:
+        with bench.start(who, size.room) as server:
+            idle_cores = _idle_cores(server, size.idle_s)
+            peak = asyncio.run(_load(size, server, number, is_ours=who.key == OURS))
+        _, use = bench.uses[-1]
+        return MemoryRun(idle_cores, use, peak)
 
-    peaks = bench.interleaved({Variant.WHOLE: measure})[Variant.WHOLE]
+    contest = bench.contest(bench.contestants(Variant.WHOLE), measure)
+    peaks = [run.peak for runs in contest.runs.values() for run in runs if run.peak is not None]
     return WorkloadResult(
         name="memory",
         sizes=f"{size.requests} requests, {size.shared_tokens} shared + {size.own_tokens} own "
-        f"+ {size.output_tokens} output tokens",
-        goals=(_goal(_each(peaks, lambda peak: _saved_percent(size, peak))),),
-        figures=_figures(size, peaks),
+        f"+ {size.output_tokens} output tokens; before, {size.idle_s:g} s with nothing to do",
+        goals=(_goal(_each(peaks, lambda peak: _saved_percent(size, peak))),) if peaks else (),
+        lines=_lines(contest),
+        figures=_figures(size, peaks) if peaks else (),
+        failures=contest.failures,
+        notes=("resident memory counts the pages of a mapped model file, which the system can take back",),
     )
 
 
-def _saved_percent(size: Size, peak: _Peak) -> float:
+def _idle_cores(server: Server, seconds: float) -> float:
+    """Cores that a server keeps busy that has nothing to do."""
+    start, before_s = time.perf_counter(), cpu_seconds(server.pid)
+    time.sleep(seconds)
+    return (cpu_seconds(server.pid) - before_s) / (time.perf_counter() - start)
+
+
+def _lines(contest: Contest[MemoryRun]) -> tuple[Line, ...]:
+    figures: tuple[tuple[str, str, Callable[[MemoryRun], float]], ...] = (
+        ("ready after", "s", lambda run: run.use.ready_s),
+        ("resident memory when ready", "MB", lambda run: run.use.ready_rss_bytes / _MB),
+        ("resident memory at most", "MB", lambda run: run.use.peak_rss_bytes / _MB),
+        ("cores used while idle", "", lambda run: run.idle_cores),
+    )
+    return tuple(contest.line(what, unit, Direction.AT_MOST, figure) for what, unit, figure in figures)
+
+
+def _saved_percent(size: Size, peak: Peak) -> float:
     return 100 * (1 - peak.held.used.bytes / _full_bytes(size, peak))
 
 
-def _full_bytes(size: Size, peak: _Peak) -> float:
+def _full_bytes(size: Size, peak: Peak) -> float:
     return size.requests * _CONTEXT * peak.held.total.bytes / peak.held.total.tokens
 
 
@@ -100,31 +146,36 @@ def _goal(saved: Rounds) -> Goal:
     )
 
 
-def _figures(size: Size, peaks: list[_Peak]) -> tuple[Figure, ...]:
-    unshared = size.requests * (size.shared_tokens + size.own_tokens + size.output_tokens)
-    rows: tuple[tuple[str, str, Callable[[_Peak], float]], ...] = (
+def _figures(size: Size, peaks: list[Peak]) -> tuple[Figure, ...]:
+    per_request = size.own_tokens + size.output_tokens
+    unshared = size.requests * (size.shared_tokens + per_request)
+    rows: tuple[tuple[str, str, Callable[[Peak], float]], ...] = (
         ("pool, held at peak", "MB", lambda peak: peak.held.used.bytes / _MB),
         ("full contexts", "MB", lambda peak: _full_bytes(size, peak) / _MB),
         ("pool, cells held at peak", "", lambda peak: peak.held.used.tokens),
         ("of these, shared", "", lambda peak: peak.held.shared.tokens),
         ("cells without sharing", "", lambda _: unshared),
+        ("cells with perfect sharing", "", lambda _: size.shared_tokens + size.requests * per_request),
         ("requests that ran at once", "", lambda peak: peak.running),
         ("prefix cache in host memory, at most", "MB", lambda peak: peak.cache_bytes / _MB),
     )
     return tuple(Figure(what=what, rounds=_each(peaks, figure), unit=unit) for what, unit, figure in rows)
 
 
-async def _measure(size: Size, port: int, number: int) -> _Peak:
-    clients, peak = Clients(port), _Peak()
-    watcher = asyncio.create_task(peak.watch(port))
+async def _load(size: Size, server: Server, number: int, *, is_ours: bool) -> Peak | None:
+    clients, peak = server.clients(), Peak()
+    watcher = asyncio.create_task(peak.watch(server.port)) if is_ours else None
     try:
         await clients.closed_loop(asks(size, number), size.requests)
     finally:
-        watcher.cancel()
-        with contextlib.suppress(asyncio.CancelledError):
-            await watcher
+        if watcher is not None:
+            watcher.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await watcher
     clients.check()
-    peak.note(await cache_stats(port))
+    if not is_ours:
+        return None
+    peak.note(await cache_stats(server.port))
     return peak
 
 
@@ -140,5 +191,5 @@ def asks(size: Size, number: int) -> list[Ask]:
     ]
 
 
-def _each(peaks: list[_Peak], figure: Callable[[_Peak], float]) -> Rounds:
+def _each(peaks: list[Peak], figure: Callable[[Peak], float]) -> Rounds:
     return Rounds(tuple(float(figure(peak)) for peak in peaks))

@@ -4,150 +4,150 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 
-from bench.asking import Ask, Priority, Trace, first_token_times
+from bench.asking import Trace, first_token_times
 from bench.bench import Bench
-from bench.load import Clients, fixed_arrivals
-from bench.prompts import about, random_tokens
-from bench.results import Direction, Figure, Goal, WorkloadResult
-from bench.servers import Variant
+from bench.contest import OURS, Contest
+from bench.contestants import Contestant, Variant
+from bench.results import Direction, Figure, Goal, Line, WorkloadResult
+from bench.servers import Server
 from bench.stats import Rounds, percentile, ratio
-
-_SERVER = ("--ctx-size", "8192")
-_PAUSE_S = 1.0
-"""After requests were cut off, until the next measurement."""
-
-
-@dataclass(frozen=True)
-class Size:
-    idle_requests: int
-    ramp_s: float
-    """Batch clients alone, before the window opens: they all begin with their prompts at once."""
-    window_s: float
-    every_s: float = 1.5
-    batch_clients: int = 8
-    batch_prompt: int = 400
-    batch_output: int = 100
-    short_prompt: int = 33
-    short_output: int = 12
-
-
-FULL = Size(idle_requests=20, ramp_s=20, window_s=75)
-QUICK = Size(idle_requests=6, ramp_s=5, window_s=15)
+from bench.timeline import StepLog, Timeline
+from bench.workloads.mixed_load import (
+    FULL,
+    POOL_TOKENS,
+    QUICK,
+    Size,
+    Window,
+    batch_asks,
+    interactive_asks,
+    run_both,
+    run_window,
+)
 
 
 @dataclass(frozen=True)
-class Window:
-    """What went on from `begin` to `end`, and the traces that say so."""
+class OwnPhases:
+    """Before the window, of our own server only."""
 
-    begin: float
-    end: float
-    batch: list[Trace]
-    interactive: list[Trace]
-
-    @property
-    def computed_per_s(self) -> float:
-        """Prompt and output tokens of both classes a second."""
-        traces = self.batch + self.interactive
-        return sum(t.computed_tokens(self.begin, self.end) for t in traces) / (self.end - self.begin)
-
-
-@dataclass(frozen=True)
-class MixedRun:
     idle: list[Trace]
     alone: Window
-    both: Window
 
     @property
     def idle_p50_s(self) -> float:
         return percentile(first_token_times(self.idle), 50)
 
+
+@dataclass(frozen=True)
+class MixedRun:
+    both: Window
+    own: OwnPhases | None = None
+
     def ttft_s(self, percent: float) -> float:
         return percentile(first_token_times(self.both.interactive), percent)
 
-    @property
-    def gap_p95_s(self) -> float:
-        return percentile([gap for trace in self.both.interactive for gap in trace.gaps_s], 95)
+    def gap_s(self, percent: float) -> float:
+        return percentile([gap for trace in self.both.interactive for gap in trace.gaps_s], percent)
 
 
 def run(bench: Bench) -> WorkloadResult:
     size = QUICK if bench.is_quick else FULL
 
-    def measure(number: int) -> MixedRun:
-        with bench.server(Variant.WHOLE, *_SERVER) as server:
-            return asyncio.run(_measure(bench, size, server.port, number))
+    def measure(who: Contestant, number: int) -> MixedRun:
+        with bench.start(who, size.room) as server:
+            phases = asyncio.run(_own_phases(bench, size, server, number)) if who.key == OURS else None
+            return MixedRun(asyncio.run(run_both(bench, size, server, number)), phases)
 
-    runs = bench.interleaved({Variant.WHOLE: measure})[Variant.WHOLE]
+    contestants = bench.contestants(Variant.WHOLE, Variant.FIFO)
+    contest = bench.contest(contestants, measure, lambda so_far, _: size.works(_batch_per_s(so_far)))
+    lines = _lines(contest)
+    own = next((runs for who, runs in contest.runs.items() if who.key == OURS), [])
     return WorkloadResult(
         name="mixed",
         sizes=f"{size.batch_clients} batch clients, about {size.batch_prompt} + {size.batch_output} tokens; "
-        f"interactive about {size.short_prompt} + {size.short_output} tokens every {size.every_s} s; "
+        f"interactive about {size.short_prompt} + {size.short_output} tokens every {size.every_s} s "
+        f"{'on average, at random' if bench.is_poisson else 'by the clock'}, whatever happens; "
         f"window of {size.window_s:g} s",
-        goals=_goals(runs),
-        figures=_figures(runs),
+        goals=(*_own_goals(own), *_goals(contest, lines)),
+        lines=tuple(lines.values()),
+        distributions=contest.distributions(lambda run: run.both.interactive),
+        figures=_figures(own),
+        timeline=timeline(bench, size) if own else None,
+        failures=contest.failures,
+        notes=contest.notes,
     )
 
 
-async def _measure(bench: Bench, size: Size, port: int, number: int) -> MixedRun:
-    """Idle, batch alone, both: in one server's life, one after the other."""
+async def _own_phases(bench: Bench, size: Size, server: Server, number: int) -> OwnPhases:
+    """Idle, then batch alone."""
     bench.say("  idle")
-    idle = Clients(port)
-    await idle.closed_loop(itertools.islice(_interactive(size, "idle", number), size.idle_requests), 1)
+    idle = server.clients()
+    await idle.closed_loop(itertools.islice(interactive_asks(size, "idle", number), size.idle_requests), 1)
     idle.check()
     bench.say("  batch alone")
-    alone = await _window(size, port, _batch(size, "alone", number), iter(()))
+    alone = await run_window(size, server, batch_asks(size, "alone", number), iter(()), [])
     bench.say("  batch and interactive")
-    both = await _window(size, port, _batch(size, "both", number), _interactive(size, "both", number))
-    return MixedRun(idle.traces, alone, both)
+    return OwnPhases(idle.traces, alone)
 
 
-async def _window(size: Size, port: int, batch_asks: Iterator[Ask], short_asks: Iterator[Ask]) -> Window:
-    """The batch load goes on until the last interactive request is answered, and is then cut off."""
-    batch, interactive = Clients(port), Clients(port)
-    background = asyncio.create_task(batch.closed_loop(batch_asks, size.batch_clients))
-    try:
-        await asyncio.sleep(size.ramp_s)
-        begin = time.perf_counter()
-        arrivals = fixed_arrivals(size.every_s, size.window_s)
-        await asyncio.gather(interactive.open_loop(short_asks, arrivals), asyncio.sleep(size.window_s))
-    finally:
-        background.cancel()
-        await asyncio.gather(background, return_exceptions=True)
-    batch.check()
-    interactive.check()
-    await asyncio.sleep(_PAUSE_S)
-    return Window(begin, begin + size.window_s, batch.traces, interactive.traces)
+def timeline(bench: Bench, size: Size) -> Timeline:
+    """One more run, of which every step is written down: that costs time, so it is not measured."""
+    bench.say("once more, with a log of its steps")
+    log = StepLog()
+    options = ("--ctx-size", str(POOL_TOKENS), "--log-level", "debug", "--log-format", "json")
+    with bench.server(Variant.WHOLE, *options, on_line=log.note) as server:
+        window = asyncio.run(run_both(bench, size, server, bench.rounds))
+    return log.timeline(window.begin, window.begin + size.shown_s, window.interactive)
 
 
-def _batch(size: Size, phase: str, number: int) -> Iterator[Ask]:
-    """Without end. Lengths are the same with and without company, tokens are not: no phase helps another."""
-    for i in itertools.count():
-        yield Ask(
-            prompt=random_tokens(about(size.batch_prompt, "batch", i), phase, number, i),
-            max_tokens=about(size.batch_output, "output", i),
-            seed=i,
-            priority=Priority.BATCH,
-        )
+def _batch_per_s(contest: Contest[MixedRun]) -> float:
+    """Of the first who was measured, ours as a rule: the bare loop gets the classes as they were mixed."""
+    return next((runs[-1].both.batch_output_per_s for runs in contest.runs.values() if runs), 0.0)
 
 
-def _interactive(size: Size, phase: str, number: int) -> Iterator[Ask]:
-    for i in itertools.count():
-        yield Ask(
-            prompt=random_tokens(about(size.short_prompt, "short", i), "short", phase, number, i),
-            max_tokens=size.short_output,
-            seed=i,
-            priority=Priority.INTERACTIVE,
-        )
+def _lines(contest: Contest[MixedRun]) -> dict[str, Line]:
+    """By short names."""
+    at_most, at_least = Direction.AT_MOST, Direction.AT_LEAST
+    line = contest.line
+    return {
+        "ttft p50": line("interactive TTFT p50", "s", at_most, lambda run: run.ttft_s(50)),
+        "ttft p95": line(
+            "interactive TTFT p95", "s", at_most, lambda run: run.ttft_s(95), lambda loops: loops[1].seconds
+        ),
+        "ttft worst": line("interactive TTFT worst", "s", at_most, lambda run: run.ttft_s(100)),
+        "gap p50": line("interactive inter-token latency p50", "s", at_most, lambda run: run.gap_s(50)),
+        "gap p95": line("interactive inter-token latency p95", "s", at_most, lambda run: run.gap_s(95)),
+        "batch": line("batch output", "tok/s", at_least, lambda run: run.both.batch_output_per_s),
+        "output": line(
+            "output, both classes",
+            "tok/s",
+            at_least,
+            lambda run: run.both.output_per_s,
+            lambda loops: loops[0].output_tokens_per_s,
+        ),
+        "computed": line("computed, both classes", "tok/s", at_least, lambda run: run.both.computed_per_s),
+    }
 
 
-def _goals(runs: list[MixedRun]) -> tuple[Goal, ...]:
-    p95 = _each(runs, lambda run: run.ttft_s(95))
-    idle = _each(runs, lambda run: run.idle_p50_s)
-    both = _each(runs, lambda run: run.both.computed_per_s)
-    alone = _each(runs, lambda run: run.alone.computed_per_s)
+def _goals(contest: Contest[MixedRun], lines: dict[str, Line]) -> tuple[Goal, ...]:
+    against = contest.goals_against_llama_server
+    return (
+        *against(lines["ttft p95"], "interactive TTFT p95", plain=40, best=25),
+        *against(lines["output"], "output tokens/s of both classes", plain=1.2, best=1.0),
+    )
+
+
+def _own_goals(runs: list[MixedRun]) -> tuple[Goal, ...]:
+    """Against the same server without company."""
+    pairs = [(run, run.own) for run in runs if run.own is not None]
+    if not pairs:
+        return ()
+    p95 = Rounds(tuple(run.ttft_s(95) for run, _ in pairs))
+    idle = Rounds(tuple(own.idle_p50_s for _, own in pairs))
+    both = Rounds(tuple(run.both.computed_per_s for run, _ in pairs))
+    alone = Rounds(tuple(own.alone.computed_per_s for _, own in pairs))
     return (
         Goal(
             what="interactive TTFT p95",
@@ -174,23 +174,21 @@ def _goals(runs: list[MixedRun]) -> tuple[Goal, ...]:
 
 
 def _figures(runs: list[MixedRun]) -> tuple[Figure, ...]:
-    rows: tuple[tuple[str, str, Callable[[MixedRun], float]], ...] = (
-        ("idle: TTFT p50", "s", lambda run: run.idle_p50_s),
-        ("mixed: interactive TTFT p50", "s", lambda run: run.ttft_s(50)),
-        ("mixed: interactive TTFT p95", "s", lambda run: run.ttft_s(95)),
-        ("mixed: interactive TTFT worst", "s", lambda run: run.ttft_s(100)),
-        ("mixed: interactive inter-token latency p95", "s", lambda run: run.gap_p95_s),
-        ("batch alone: computed", "tok/s", lambda run: run.alone.computed_per_s),
-        ("mixed: computed, both classes", "tok/s", lambda run: run.both.computed_per_s),
-        ("mixed: interruptions of complete requests", "", lambda run: _sum(run, "interruptions")),
-        ("mixed: preemptions of complete requests", "", lambda run: _sum(run, "preemptions")),
+    """Of our own server."""
+    pairs = [(run, run.own) for run in runs if run.own is not None]
+    if not pairs:
+        return ()
+    rows: tuple[tuple[str, str, Callable[[MixedRun, OwnPhases], float]], ...] = (
+        ("ours, idle: TTFT p50", "s", lambda run, own: own.idle_p50_s),
+        ("ours, batch alone: computed", "tok/s", lambda run, own: own.alone.computed_per_s),
+        ("ours: interruptions of complete requests", "", lambda run, own: _sum(run, "interruptions")),
+        ("ours: preemptions of complete requests", "", lambda run, own: _sum(run, "preemptions")),
     )
-    return tuple(Figure(what=what, rounds=_each(runs, figure), unit=unit) for what, unit, figure in rows)
+    return tuple(
+        Figure(what=what, rounds=Rounds(tuple(figure(run, own) for run, own in pairs)), unit=unit)
+        for what, unit, figure in rows
+    )
 
 
 def _sum(run: MixedRun, timing: str) -> float:
     return float(sum(getattr(trace.timings, timing) for trace in run.both.batch + run.both.interactive))
-
-
-def _each(runs: list[MixedRun], figure: Callable[[MixedRun], float]) -> Rounds:
-    return Rounds(tuple(map(figure, runs)))

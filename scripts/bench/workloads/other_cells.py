@@ -8,10 +8,11 @@ from dataclasses import dataclass
 from bench.asking import Ask
 from bench.bench import Bench
 from bench.cache_stats import cache_stats, clear_cache
+from bench.contestants import Variant
 from bench.load import Clients, LoadFailed
 from bench.prompts import random_tokens
 from bench.results import Direction, Figure, Goal, WorkloadResult
-from bench.servers import Server, Variant
+from bench.servers import Server
 from bench.stats import Rounds, percentile, ratio
 from openai_cpu_server.llama.gguf_header import GgufHeader
 from openai_cpu_server.llama.kv_size import KVType, bytes_per_cell

@@ -16,11 +16,11 @@ import msgspec
 
 from bench.asking import Ask, Priority, ScoredToken, Trace
 from bench.bench import Bench
+from bench.contestants import Variant
 from bench.greedy import Comparison, Verdict, compare, margin_shifts
 from bench.load import Clients, LoadFailed
 from bench.prompts import random_words
 from bench.results import Direction, Figure, Goal, WorkloadResult
-from bench.servers import Variant
 from bench.stats import Rounds
 from bench.tokenizer import tokenize
 

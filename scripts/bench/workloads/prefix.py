@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
 
 from bench.asking import Ask
 from bench.bench import Bench
+from bench.contest import OURS, Contest
+from bench.contestants import Contestant, Room, Variant
+from bench.limit.work import Request, Work
 from bench.prompts import random_tokens
-from bench.results import Direction, Figure, Goal, WorkloadResult
-from bench.servers import Variant
-from bench.stats import Rounds, ratio
-from bench.workloads.batches import BatchRun, run_batch
+from bench.results import Direction, Figure, Goal, Line, WorkloadResult
+from bench.stats import Rounds
+from bench.workloads.batches import BatchRun, latency_lines, requests_line, run_batch
 
-_SERVER = ("--ctx-size", "16384")
-_VARIANTS = (Variant.WHOLE, Variant.CACHE_OFF, Variant.SEQUENTIAL)
+_POOL_TOKENS = 16384
+_ONE_AT_A_TIME = 16
+"""Requests that are enough to know how fast a server is that serves one after the other."""
 
 
 @dataclass(frozen=True)
@@ -26,6 +27,16 @@ class Size:
     own_tokens: int
     output_tokens: int
 
+    @property
+    def room(self) -> Room:
+        longest = self.shared_tokens + self.own_tokens + self.output_tokens
+        return Room(pool_tokens=_POOL_TOKENS, request_tokens=longest)
+
+    @property
+    def work(self) -> Work:
+        request = Request(prompt=self.own_tokens, output=self.output_tokens)
+        return Work(clients=self.clients, shared=self.shared_tokens, requests=(request,) * self.requests)
+
 
 FULL = Size(requests=48, clients=16, shared_tokens=1080, own_tokens=45, output_tokens=16)
 QUICK = Size(requests=24, clients=8, shared_tokens=540, own_tokens=22, output_tokens=8)
@@ -33,40 +44,62 @@ QUICK = Size(requests=24, clients=8, shared_tokens=540, own_tokens=22, output_to
 
 def run(bench: Bench) -> WorkloadResult:
     size = QUICK if bench.is_quick else FULL
-    runs = bench.interleaved({variant: partial(_measure, bench, size, variant) for variant in _VARIANTS})
-    speeds = {variant: _each(runs[variant], lambda run: run.requests_per_s) for variant in _VARIANTS}
-    cached = _each(runs[Variant.WHOLE], lambda run: run.cached_share)
+
+    def measure(who: Contestant, number: int) -> BatchRun:
+        asked = asks(size, number)
+        if who.key == Variant.SEQUENTIAL.key:
+            asked = asked[:_ONE_AT_A_TIME]
+        with bench.start(who, size.room) as server:
+            return run_batch(server, asked, size.clients)
+
+    contestants = bench.contestants(Variant.WHOLE, Variant.CACHE_OFF, Variant.SEQUENTIAL)
+    contest = bench.contest(contestants, measure, lambda *_: [size.work])
+    requests, cached = requests_line(contest), _cached(contest)
     return WorkloadResult(
         name="prefix",
         sizes=f"{size.requests} requests, {size.clients} clients, "
-        f"{size.shared_tokens} shared + {size.own_tokens} own + {size.output_tokens} output tokens",
-        goals=_goals(speeds, cached),
-        figures=(
-            *(Figure(what=f"{v.label}: requests", rounds=speeds[v], unit="1/s") for v in _VARIANTS),
-            *(_ttft(variant, runs[variant]) for variant in _VARIANTS),
-            Figure(what="ours: cached share of prompt tokens", rounds=cached),
-        ),
+        f"{size.shared_tokens} shared + {size.own_tokens} own + {size.output_tokens} output tokens; "
+        f"of {Variant.SEQUENTIAL.label!r} the first {min(_ONE_AT_A_TIME, size.requests)}",
+        goals=_goals(contest, requests, cached),
+        lines=(requests, *latency_lines(contest)),
+        distributions=contest.distributions(lambda run: run.traces),
+        figures=cached,
+        failures=contest.failures,
+        notes=contest.notes,
     )
 
 
-def _goals(speeds: dict[Variant, Rounds], cached: Rounds) -> tuple[Goal, ...]:
-    whole = speeds[Variant.WHOLE]
+def _cached(contest: Contest[BatchRun]) -> tuple[Figure, ...]:
+    """Ours tells."""
+    return tuple(
+        Figure(
+            what="ours: cached share of prompt tokens",
+            rounds=Rounds(tuple(100 * r.cached_share for r in runs)),
+            unit="%",
+        )
+        for who, runs in contest.runs.items()
+        if who.key == OURS
+    )
+
+
+def _goals(contest: Contest[BatchRun], requests: Line, cached: tuple[Figure, ...]) -> tuple[Goal, ...]:
+    what = "requests/s"
     return (
-        _at_least(
-            "requests/s, against one at a time with cache off", ratio(whole, speeds[Variant.SEQUENTIAL]), 10
+        contest.goal_against(Variant.SEQUENTIAL.key, requests, what, 10),
+        contest.goal_against(Variant.CACHE_OFF.key, requests, what, 5),
+        *(
+            Goal(
+                what="cached share of prompt tokens",
+                measured=figure.rounds.median,
+                direction=Direction.AT_LEAST,
+                limit=90,
+                unit="%",
+            )
+            for figure in cached
         ),
-        _at_least("requests/s, against cache off", ratio(whole, speeds[Variant.CACHE_OFF]), 5),
-        _at_least("cached share of prompt tokens", 100 * cached.median, 90, unit="%"),
+        *contest.goals_against_llama_server(requests, what, plain=8, best=6),
+        contest.goal_of_limit(requests, what, 95),
     )
-
-
-def _at_least(what: str, measured: float, limit: float, unit: str = "x") -> Goal:
-    return Goal(what=what, measured=measured, direction=Direction.AT_LEAST, limit=limit, unit=unit)
-
-
-def _measure(bench: Bench, size: Size, variant: Variant, number: int) -> BatchRun:
-    with bench.server(variant, *_SERVER) as server:
-        return run_batch(server, asks(size, number), size.clients)
 
 
 def asks(size: Size, number: int) -> list[Ask]:
@@ -80,12 +113,3 @@ def asks(size: Size, number: int) -> list[Ask]:
         )
         for i in range(size.requests)
     ]
-
-
-def _ttft(variant: Variant, runs: list[BatchRun]) -> Figure:
-    rounds = _each(runs, lambda run: run.ttft_s(50))
-    return Figure(what=f"{variant.label}: TTFT p50", rounds=rounds, unit="s")
-
-
-def _each(runs: list[BatchRun], figure: Callable[[BatchRun], float]) -> Rounds:
-    return Rounds(tuple(map(figure, runs)))

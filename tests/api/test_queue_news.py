@@ -10,7 +10,7 @@ import httpx
 import openai
 import pytest
 
-from openai_cpu_server.api.queue_comments import INTERVAL_S, QueueComments, Said, comment, is_due
+from openai_cpu_server.api.queue_news import INTERVAL_S, QueueNews, Said, comment, is_due
 from openai_cpu_server.contract.messages import Place
 from openai_cpu_server.engine.client import EngineClient
 from tests.api.asgi import Exchange, exchange
@@ -34,7 +34,7 @@ SHORT = {"prompt": "b", "ignore_eos": True, "max_tokens": 3, "stream": True, "te
         (5.0, Said(4.5, 3), 2, False),
     ],
 )
-def test_a_new_position_is_worth_a_comment_but_not_many_a_second(
+def test_a_new_position_is_news_but_not_many_a_second(
     now_s: float, said: Said | None, position: int, due: bool
 ) -> None:
     assert is_due(now_s, said, position) == due
@@ -46,14 +46,14 @@ def test_the_bytes_of_a_comment() -> None:
 
 def test_a_stream_hears_of_every_place_that_lasts_until_its_first_chunk() -> None:
     now = [0.0]
-    comments = QueueComments(lambda: now[0])
+    news = QueueNews(lambda: now[0])
     heard = []
     for now[0], position in ((0.0, 3), (0.4, 2), (0.9, 1), (1.4, 1), (1.9, 1)):
-        heard.append(comments.about(Place("a/0", position, 10.0)))
-    assert [h[:20] for h in heard] == [b": queued position=3 ", b"", b"", b": queued position=1 ", b""]
-    comments.end()
+        heard.append(news.about(Place("a/0", position, 10.0)))
+    assert [place and place.position for place in heard] == [3, None, None, 1, None]
+    news.end()
     now[0] = 9.0
-    assert comments.about(Place("a/0", 7, 10.0)) == b""
+    assert news.about(Place("a/0", 7, 10.0)) is None
 
 
 def waits_at(engine: EngineClient, position: int) -> Callable[[], bool]:

@@ -1,0 +1,1 @@
+"""`openai-cpu-server inspect`: what a model file holds, and what it comes to on this machine."""

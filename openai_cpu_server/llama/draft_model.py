@@ -1,0 +1,159 @@
+"""A small model with the same tokens, which guesses what the large one will say."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from openai_cpu_server.contract.step import Span, num_right
+from openai_cpu_server.errors import StartupError
+from openai_cpu_server.llama.batch import Batch
+from openai_cpu_server.llama.context import Context, Decoded, Logits, PoolFull
+from openai_cpu_server.llama.model import Model
+from openai_cpu_server.llama.vocabulary import Vocabulary
+
+_MOST_PADDING = 256
+"""Tokens without meaning that some models of a family have at the end of their vocabulary, and others not."""
+_LEAST_SURE = 0.4
+"""A draft ends before a token that the draft model itself thinks less probable."""
+
+
+class Wanted(NamedTuple):
+    """A draft behind a slot's tokens: all of them, the last not computed yet."""
+
+    slot: int
+    tokens: Sequence[int]
+    num_tokens: int
+    """At most; at least 1."""
+
+
+class DraftModel:
+    """Owns the small model and its pool of cells, one slot for each of the large one's.
+
+    Its cells follow by themselves: what it has computed of a slot is compared with what is drafted for. It
+    reads no more tokens in a step than one batch holds, so a long prompt takes it some steps.
+    """
+
+    def __init__(self, model: Model, vocabulary: Vocabulary, context: Context) -> None:
+        self._model = model
+        self._vocabulary = vocabulary
+        self._context = context
+        self._batch = Batch(context.batch_tokens)
+        self._held: dict[int, list[int]] = {}
+
+    @property
+    def num_parameters(self) -> int:
+        return self._model.num_parameters
+
+    def num_known(self, slot: int) -> int:
+        """Tokens that it has computed of the slot."""
+        return len(self._held.get(slot, ()))
+
+    def draft(self, wanted: Sequence[Wanted]) -> dict[int, tuple[int, ...]]:
+        """Greedy ones, by slot; none where it has not read enough yet, or there is no room for that."""
+        spans = self._reading([one for one in wanted if self._can_read(one.tokens)])
+        counts = {one.slot: one.num_tokens for one in wanted}
+        drafts: dict[int, list[int]] = {}
+        while spans:
+            chosen = self._compute(spans)
+            for slot, token in chosen.items():
+                drafts.setdefault(slot, []).append(token)
+            spans = [self._next(slot, drafts[slot]) for slot in chosen if len(drafts[slot]) < counts[slot]]
+        return {slot: tuple(tokens) for slot, tokens in drafts.items()}
+
+    def forget(self, slot: int) -> None:
+        """The slot is closed."""
+        if self._held.pop(slot, None) is not None:
+            self._context.free_slot(slot)
+
+    def close(self) -> None:
+        self._context.close()
+        self._model.close()
+
+    def warm_up(self) -> None:
+        """Compute a token and forget it."""
+        self._compute([Span(slot=0, start=0, tokens=(self._vocabulary.bos or 0,), sample=True)])
+        self.forget(0)
+
+    def _can_read(self, tokens: Sequence[int]) -> bool:
+        return max(tokens) < self._vocabulary.vocab_size
+
+    def _reading(self, wanted: Sequence[Wanted]) -> list[Span]:
+        """What it has to read before it can draft, as far as there is room for it."""
+        spans = []
+        left = self._batch.capacity
+        cells = self._context.kv_cells - sum(map(len, self._held.values()))
+        for one in wanted:
+            start = self._trim(one.slot, one.tokens)
+            tokens = tuple(one.tokens[start : start + left])
+            cells -= len(tokens) + one.num_tokens
+            if not tokens or cells < 0:
+                break
+            left -= len(tokens)
+            is_last = start + len(tokens) == len(one.tokens)
+            spans.append(Span(slot=one.slot, start=start, tokens=tokens, sample=is_last))
+        return spans
+
+    def _trim(self, slot: int, tokens: Sequence[int]) -> int:
+        """Give up what is not as it was drafted; returns how many tokens are left. The last is never."""
+        held = self._held.setdefault(slot, [])
+        is_beginning = held == list(tokens[: len(held)])  # most often, and quickly seen
+        common = min(len(held) if is_beginning else num_right(held, tokens), len(tokens) - 1)
+        if common < len(held):
+            self._context.trim(slot, common)
+            del held[common:]
+        return common
+
+    def _next(self, slot: int, draft: Sequence[int]) -> Span:
+        return Span(slot=slot, start=len(self._held[slot]), tokens=(draft[-1],), sample=True)
+
+    def _compute(self, spans: Sequence[Span]) -> dict[int, int]:
+        """The next token of each slot that is sampled, if the model is sure of it; none when interrupted."""
+        layout = self._batch.fill(spans)
+        try:
+            decoded = self._context.decode(self._batch)
+        except PoolFull:  # cells that are free only after a trim of other slots
+            decoded = Decoded.INTERRUPTED
+        if decoded is Decoded.INTERRUPTED:
+            for span in spans:
+                self._context.trim(span.slot, span.start)
+            return {}
+        for span in spans:
+            self._held.setdefault(span.slot, []).extend(span.tokens)
+        if not layout.num_outputs:
+            return {}
+        logits = self._context.logits(layout.num_outputs)
+        rows = {
+            span.slot: rows.samples[0] for span, rows in zip(spans, layout.rows, strict=True) if span.sample
+        }
+        return {slot: token for slot, row in rows.items() if (token := self._sure(logits[row])) is not None}
+
+    def _sure(self, logits: Logits) -> int | None:
+        """The likeliest token; None: it is not likely, or ends the output."""
+        best = int(logits.argmax())
+        if best in self._vocabulary.end_tokens or not np.isfinite(logits[best]):
+            return None
+        probability = 1.0 / float(np.exp(logits - logits[best]).sum())
+        return best if probability >= _LEAST_SURE else None
+
+
+def require_same_tokens(large: Vocabulary, small: Vocabulary, name: str) -> None:
+    """Raises `StartupError`: a draft in other tokens would mean something else."""
+    sizes = large.vocab_size, small.vocab_size
+    if abs(sizes[0] - sizes[1]) > _MOST_PADDING:
+        raise StartupError(
+            f"The draft model {name} has another tokenizer: {sizes[1]} tokens, the model has {sizes[0]}."
+        )
+    for token in range(min(sizes)):
+        ours, theirs = large.piece(token, special=True), small.piece(token, special=True)
+        if ours != theirs:
+            raise StartupError(
+                f"The draft model {name} has another tokenizer: token {token} is {_shown(theirs)}, "
+                f"where the model has {_shown(ours)}."
+            )
+
+
+def _shown(piece: bytes) -> str:
+    return repr(piece.decode("utf-8", "replace"))

@@ -1,0 +1,141 @@
+"""Reads what GGUF files are made of, where llama.cpp's API does not hand it out."""
+
+from __future__ import annotations
+
+import mmap
+import struct
+from pathlib import Path
+from typing import BinaryIO, Union
+
+import msgspec
+
+from openai_cpu_server.errors import StartupError
+
+_MAGIC = b"GGUF"
+_VERSIONS = (2, 3)
+_SCALARS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
+_STRING, _ARRAY = 8, 9
+_LONGEST_KEPT_ARRAY = 4096
+"""Longer arrays are the vocabulary's; the ones about layers are shorter."""
+
+
+class SkippedArray(msgspec.Struct, frozen=True):
+    """An array that stays in the file: of strings, or a long one."""
+
+    kind: int
+    """GGUF's number of its elements' type."""
+    length: int
+    start: int
+    """Byte of the file at which its elements begin."""
+
+    @property
+    def holds_strings(self) -> bool:
+        return self.kind == _STRING
+
+
+Value = Union[int, float, bool, str, tuple[Union[int, float, bool], ...], SkippedArray]
+
+
+def mapped(path: Path) -> mmap.mmap:
+    """The whole file, to be read only. `StartupError` for what cannot be read or is no GGUF file."""
+    with _open(path) as file:
+        return mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+
+
+def _open(path: Path) -> BinaryIO:
+    try:
+        file = path.open("rb")
+    except FileNotFoundError:
+        raise StartupError(f"There is no model file {path}.") from None
+    except IsADirectoryError:
+        raise StartupError(f"{path} is a directory, not a GGUF file.") from None
+    except OSError as error:
+        raise StartupError(f"Cannot read {path}: {error.strerror}.") from None
+    if file.read(4) != _MAGIC:
+        file.close()
+        raise StartupError(f"{path} is not a GGUF file.")
+    return file
+
+
+class GgufReader:
+    """Reads GGUF's basic types (little endian) one after the other. `StartupError` where there are none."""
+
+    def __init__(self, data: mmap.mmap, path: Path, position: int = len(_MAGIC)) -> None:
+        self._data = data
+        self._path = path
+        self.position = position
+        self.num_tensors = 0
+        """Known after `pairs`."""
+
+    def pairs(self) -> dict[str, Value]:
+        """Of a reader at the beginning."""
+        version = self.scalar("I")
+        if version not in _VERSIONS:
+            raise StartupError(f"{self._path} is a GGUF file of version {version}; 2 and 3 can be read.")
+        self.num_tensors, num_pairs = int(self.scalar("Q")), int(self.scalar("Q"))
+        return dict(self._pair() for _ in range(num_pairs))
+
+    def scalar(self, code: str) -> int | float | bool:
+        """`code`: as `struct` has it."""
+        try:
+            (value,) = struct.unpack_from("<" + code, self._data, self.position)
+        except struct.error:
+            raise self._damage() from None
+        self.position += struct.calcsize("<" + code)
+        return value  # type: ignore[no-any-return]
+
+    def string(self) -> str:
+        length = int(self.scalar("Q"))
+        start = self.position
+        self._skip(length)
+        return self._data[start : self.position].decode("utf-8", "replace")
+
+    def strings(self, count: int) -> list[str]:
+        return [self.string() for _ in range(count)]
+
+    def _pair(self) -> tuple[str, Value]:
+        key = self.string()
+        return key, self._value(int(self.scalar("I")))
+
+    def _value(self, kind: int) -> Value:
+        if kind == _STRING:
+            return self.string()
+        if kind == _ARRAY:
+            return self._array(int(self.scalar("I")), int(self.scalar("Q")))
+        return self.scalar(self._code(kind))
+
+    def _array(self, kind: int, length: int) -> Value:
+        skipped = SkippedArray(kind, length, self.position)
+        if kind == _STRING:
+            self._skip_strings(length)
+            return skipped
+        code = self._code(kind)
+        if length > _LONGEST_KEPT_ARRAY:
+            self._skip(length * struct.calcsize("<" + code))
+            return skipped
+        return tuple(self.scalar(code) for _ in range(length))
+
+    def _code(self, kind: int) -> str:
+        code = _SCALARS.get(kind)
+        if code is None:
+            raise self._damage()
+        return code
+
+    def _skip(self, num_bytes: int) -> None:
+        self.position += num_bytes
+        if self.position > len(self._data):
+            raise self._damage()
+
+    def _skip_strings(self, count: int) -> None:
+        """A vocabulary has hundreds of thousands of them: a tight loop."""
+        data, at, length_of = self._data, self.position, struct.Struct("<Q").unpack_from
+        try:
+            for _ in range(count):
+                at += 8 + length_of(data, at)[0]
+        except (struct.error, OverflowError):
+            raise self._damage() from None
+        self.position = at
+        self._skip(0)
+
+    def _damage(self) -> StartupError:
+        return StartupError(f"{self._path} is truncated or damaged: its header ends too early.")

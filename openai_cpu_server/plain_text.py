@@ -1,0 +1,65 @@
+"""Output for people and shells: the same in a terminal, a pipe and a file, without colours."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Sequence
+
+_CUT_OFF = 1
+_UNITS = ((10**12, "TB"), (10**9, "GB"), (10**6, "MB"), (10**3, "kB"))
+_COUNTS = ((10**12, "T"), (10**9, "B"), (10**6, "M"), (10**3, "k"))
+
+
+def show(text: str) -> None:
+    """On standard output, ending with a line's end. Leaves quietly if nobody reads on (`| head`)."""
+    try:
+        sys.stdout.write(text if text.endswith("\n") else text + "\n")
+        sys.stdout.flush()
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # else Python complains at its end
+        sys.exit(_CUT_OFF)
+
+
+def say(text: str) -> None:
+    """A line on standard error."""
+    sys.stderr.write(f"{text}\n")
+    sys.stderr.flush()
+
+
+def columns(rows: Sequence[Sequence[str]], *, right: Sequence[int] = ()) -> str:
+    """Lines with their cells below each other; the columns named in `right` end at the same place."""
+    widths = [max(map(len, cells)) for cells in zip(*rows, strict=True)]
+    return "\n".join(_line(row, widths, right) for row in rows)
+
+
+def _line(row: Sequence[str], widths: Sequence[int], right: Sequence[int]) -> str:
+    cells = (
+        cell.rjust(width) if index in right else cell.ljust(width)
+        for index, (cell, width) in enumerate(zip(row, widths, strict=True))
+    )
+    return "  ".join(cells).rstrip()
+
+
+def bytes_text(num_bytes: float) -> str:
+    """Three digits and more, decimal units: `7.53 MB`."""
+    return _scaled(num_bytes, _UNITS) or f"{num_bytes:.0f} bytes"
+
+
+def count_text(count: float) -> str:
+    """`7.24 B`."""
+    return _scaled(count, _COUNTS) or f"{count:.0f}"
+
+
+def harmless(text: str) -> str:
+    """Text out of a file, on one line: what is no visible character is spelt out."""
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
+
+
+def _scaled(value: float, units: Sequence[tuple[int, str]]) -> str | None:
+    for size, unit in units:
+        if value >= size:
+            scaled = value / size
+            digits = 2 if scaled < 10 else 1 if scaled < 100 else 0
+            return f"{scaled:.{digits}f} {unit}"
+    return None

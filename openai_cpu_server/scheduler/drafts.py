@@ -1,0 +1,144 @@
+"""What a sequence may go on with, and how likely that is."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Protocol
+
+from openai_cpu_server.contract.step import Drafted
+from openai_cpu_server.scheduler.acceptance import Experience, OwnExperience
+from openai_cpu_server.scheduler.lookup import MAX_MATCH, Lookup
+from openai_cpu_server.scheduler.sequence import Sequence
+
+_ASSUMED_OF_MODEL = 0.6
+_MOST_OF_MODEL = 8
+"""Tokens of one draft: each is computed alone."""
+_READING = 0.3
+"""What a token of many that are read at once costs, against one that is thought of."""
+_PAID_IN_STEPS = 8
+"""A prompt is read once, for many drafts."""
+_PRICE_RATE = 0.1
+_ASSUMED = (0.2, 0.3, 0.5, 0.7, 0.85, 0.9)
+"""Of matches of 2, 3, 4 to 7, 8 to 15, 16 to 31 tokens, and of more: long ones are quotations, short ones
+often chance."""
+_KINDS = (0, 0, 0, 1, *(2,) * 4, *(3,) * 8, *(4,) * 16, 5)
+"""By match up to `MAX_MATCH`: which of these it is."""
+
+
+@dataclass(frozen=True)
+class Draft:
+    """Tokens that may follow a sequence's last, which may itself have to be computed yet."""
+
+    tokens: tuple[int, ...] = ()
+    """(): the backend's draft model is to think of some."""
+    chances: tuple[float, ...] = ()
+    """Of each token, that it is right if those before it are."""
+    first_ms: float = 0.0
+    """What it costs to begin."""
+    token_ms: float = 0.0
+    """What each token costs beside the place that it takes in the step."""
+
+
+class Drafter(Protocol):
+    """Foretells sequences. Knows nothing of what it costs to find out."""
+
+    def draft(self, sequence: Sequence, limit: int) -> Draft:
+        """At most so many tokens; none that ends the output. Asked for whenever the sequence decodes."""
+        ...
+
+    def forget(self, sequence: Sequence) -> None:
+        """It has finished."""
+        ...
+
+
+class ModelDrafter:
+    """What the backend's draft model would think of: how often that is right, and its price."""
+
+    def __init__(self, draft_cost: float) -> None:
+        """`draft_cost`: of a token, against the model's; by and by the measured price takes its place."""
+        self._draft_cost = draft_cost
+        self._token_ms: float | None = None
+        self._experience = Experience((_ASSUMED_OF_MODEL,))
+        self._own: dict[Sequence, OwnExperience] = {}
+        self._known: dict[Sequence, int] = {}
+        """Tokens that the draft model has read."""
+
+    def draft(self, sequence: Sequence, limit: int, model_ms: float) -> Draft:
+        """`model_ms`: what a token costs the model itself, alone in a step."""
+        if sequence not in self._own:
+            self._own[sequence] = self._experience.of_one()
+        self._experience.fade()
+        chance = self._own[sequence].rate(0)
+        token_ms = self._draft_cost * model_ms if self._token_ms is None else self._token_ms
+        unread = len(sequence.tokens) - self._known.get(sequence, 0)
+        return Draft(
+            chances=(chance,) * min(limit, _MOST_OF_MODEL),
+            first_ms=max(0, unread - _MOST_OF_MODEL) * token_ms * _READING / _PAID_IN_STEPS,
+            token_ms=token_ms,
+        )
+
+    def learn(self, sequence: Sequence, drafted: Drafted) -> None:
+        """What became of a draft that was asked for."""
+        own = self._own[sequence]
+        for _ in range(drafted.num_accepted):
+            own.learn(0, was_right=True)
+        if drafted.num_accepted < drafted.num_computed:
+            own.learn(0, was_right=False)
+
+    def learn_price(self, outcomes: Mapping[Sequence, Drafted], drafting_ms: float) -> None:
+        """Of a step with such outcomes, unless it had to read first."""
+        unread = [len(s.tokens) - self._known.get(s, 0) for s in outcomes]
+        self._known.update({sequence: drafted.num_known for sequence, drafted in outcomes.items()})
+        num_tokens = sum(drafted.num_computed for drafted in outcomes.values())
+        if num_tokens and max(unread) <= 4 * _MOST_OF_MODEL:
+            ms = drafting_ms / num_tokens
+            before = ms if self._token_ms is None else self._token_ms
+            self._token_ms = before + _PRICE_RATE * (ms - before)
+
+    def forget(self, sequence: Sequence) -> None:
+        self._own.pop(sequence, None)
+        self._known.pop(sequence, None)
+
+
+class _Reader:
+    """Of one sequence."""
+
+    def __init__(self, experience: OwnExperience) -> None:
+        self.lookup = Lookup()
+        self.experience = experience
+
+
+class LookupDrafter:
+    """Quotes: drafts what came after an earlier place in the prompt or the output.
+
+    It learns how good it is from every token that comes, drafted or not: what was foreseen costs nothing.
+    """
+
+    def __init__(self, end_tokens: frozenset[int]) -> None:
+        self._end_tokens = end_tokens
+        self._experience = Experience(_ASSUMED)
+        self._readers: dict[Sequence, _Reader] = {}
+
+    def draft(self, sequence: Sequence, limit: int) -> Draft:
+        reader = self._readers.get(sequence)
+        if reader is None:
+            reader = self._readers[sequence] = _Reader(self._experience.of_one())
+        for guess in reader.lookup.follow(sequence.tokens):
+            reader.experience.learn(_KINDS[min(guess.match, MAX_MATCH)], was_right=guess.was_right)
+        tokens = tuple(self._before_end(reader.lookup.foreseen(limit)))
+        if not tokens:
+            return Draft()
+        rates = [reader.experience.rate(kind) for kind in range(len(_ASSUMED))]
+        kinds = _KINDS[reader.lookup.match :][: len(tokens)]
+        known = tuple(rates[kind] for kind in kinds)
+        return Draft(tokens, known + (rates[-1],) * (len(tokens) - len(known)))
+
+    def forget(self, sequence: Sequence) -> None:
+        self._readers.pop(sequence, None)
+
+    def _before_end(self, tokens: list[int]) -> Iterator[int]:
+        for token in tokens:
+            if token in self._end_tokens:
+                return
+            yield token

@@ -1,0 +1,61 @@
+"""Who is measured: our server, whole and with features off, and what users would pick instead."""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from bench.servers import OUR_COMMAND, ServerSpec
+
+
+@dataclass(frozen=True)
+class Room:
+    """What a workload needs of a server's memory."""
+
+    pool_tokens: int
+    """Of our pool, which all requests share."""
+    request_tokens: int
+    """Of the longest request, prompt and output."""
+
+
+@dataclass(frozen=True)
+class Contestant:
+    """`key` names it on the command line, `label` in tables."""
+
+    key: str
+    label: str
+    spec: Callable[[Path, Room], ServerSpec] = field(compare=False, repr=False)
+    """Of a model: how to start it."""
+    is_peer: bool = True
+    does_json: bool = False
+    """Text completions can follow a JSON Schema."""
+
+
+class Variant(enum.Enum):
+    """Our server, whole and with features off; the options that make it so."""
+
+    WHOLE = ("ours", "ours", ())
+    CACHE_OFF = ("cache-off", "cache off", ("--no-prefix-sharing",))
+    SEQUENTIAL = ("sequential", "one at a time", ("--no-prefix-sharing", "--max-seqs", "1"))
+    STATIC = ("static", "static batching", ("--no-continuous-batching", "--no-mixed-steps"))
+    PLAIN_STEPS = ("plain-steps", "plain steps", ("--no-tile-filling", "--no-mixed-steps"))
+    FIFO = ("fifo", "fifo", ("--policy", "fifo"))
+
+    def __init__(self, key: str, label: str, options: tuple[str, ...]) -> None:
+        self.key = key
+        self.label = label
+        self.options = options
+
+    @property
+    def contestant(self) -> Contestant:
+        return Contestant(key=self.key, label=self.label, spec=self._in_room, is_peer=False, does_json=True)
+
+    def _in_room(self, model: Path, room: Room) -> ServerSpec:
+        return ours(self, model, "--ctx-size", str(room.pool_tokens))
+
+
+def ours(variant: Variant, model: Path, *options: str) -> ServerSpec:
+    command = (*OUR_COMMAND, "--model", str(model), "--port", "{port}", *variant.options, *options)
+    return ServerSpec(variant.label, command, ready="/ready")

@@ -1,0 +1,139 @@
+"""Runs the bare loop: finds out which steps suit a piece of work best on this machine, and times them."""
+
+from __future__ import annotations
+
+import itertools
+import subprocess
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+
+import msgspec
+
+from bench.limit.shapes import Prices, predict_s
+from bench.limit.work import Answer, Job, LoopRun, Policy, Trial, Work
+
+_SCRIPTS = Path(__file__).resolve().parents[2]
+_COMMAND = (sys.executable, "-m", "bench.limit.process")
+_SIZES = (1, 2, 4, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 512)
+_QUICK_SIZES = (1, 4, 8, 16, 32, 64, 128, 256)
+_REPEATS = 2
+_PROMPT_STEPS = (16, 32, 48, 63, 64, 96, 128, 192, 256, 512)
+_BEFORE_TILES = 63
+"""Tokens of the largest step in which attention is not yet computed in tiles (EVIDENCE.md of the project)."""
+_SAMPLE_TOKENS = 2_000
+"""Of the work, to try policies on."""
+
+PriceList = tuple[tuple[int, float], ...]
+
+
+class LimitFailed(Exception):
+    """The bare loop did not get through; the message ends with what it said."""
+
+
+class _Plan(msgspec.Struct, frozen=True):
+    repack: bool
+    policy: Policy
+
+    def __str__(self) -> str:
+        return f"{'repacked' if self.repack else 'plain'} weights, {self.policy}"
+
+
+class Limit:
+    """Of one model. What was found out is kept for the next workload."""
+
+    def __init__(self, model: Path, *, is_quick: bool, say: Callable[[str], None]) -> None:
+        self._model = model
+        self._is_quick = is_quick
+        self._say = say
+        self._price_lists: dict[bool, PriceList] | None = None
+        self._plans: dict[Work, _Plan] = {}
+
+    def plan(self, work: Work) -> str:
+        """How this work was computed, in words."""
+        return str(self._plans[work])
+
+    def measure(self, *works: Work) -> list[LoopRun]:
+        """Each under the policy that is best for it. Raises LimitFailed."""
+        plans = [self._plan(work) for work in works]
+        runs: dict[Work, LoopRun] = {}
+        for repack in {plan.repack for plan in plans}:
+            mine = [(work, plan) for work, plan in zip(works, plans, strict=True) if plan.repack is repack]
+            trials = tuple(Trial(work, plan.policy) for work, plan in mine)
+            found = self._run(repack, trials)
+            runs |= {work: run for (work, _), run in zip(mine, found, strict=True)}
+        return [runs[work] for work in works]
+
+    def _plan(self, work: Work) -> _Plan:
+        if work not in self._plans:
+            self._plans[work] = self._find_plan(work)
+        return self._plans[work]
+
+    def _find_plan(self, work: Work) -> _Plan:
+        """By what steps cost; the best of each kind is then tried, for prices do not know of attention."""
+        ranked = sorted(self._candidates(work), key=lambda plan: self._predicted_s(work, plan))
+        if self._is_quick:
+            return ranked[0]
+        tried = list(_with_layouts(_best_of_each_kind(ranked), may_split=not work.shared))
+        sample = _sample(work)
+        found = self._run(ranked[0].repack, [Trial(sample, plan.policy) for plan in tried])
+        return min(zip(found, tried, strict=True), key=lambda pair: pair[0].seconds)[1]
+
+    def _candidates(self, work: Work) -> Iterator[_Plan]:
+        for repack, prices in self._prices().items():
+            sizes = [size for size in _PROMPT_STEPS if size <= Prices(prices).largest]
+            for size, mixes in itertools.product(sizes, (True, False)):
+                yield _Plan(repack, Policy(size=size, mixes=mixes))
+
+    def _predicted_s(self, work: Work, plan: _Plan) -> float:
+        return predict_s(work, plan.policy, Prices(self._prices()[plan.repack]))
+
+    def _prices(self) -> dict[bool, PriceList]:
+        """What steps cost with plain weights and with repacked ones."""
+        if self._price_lists is None:
+            self._say("limit: what steps of the bare loop cost")
+            self._price_lists = {repack: self._time_steps(repack) for repack in (False, True)}
+        return self._price_lists
+
+    def _time_steps(self, repack: bool) -> PriceList:
+        sizes, repeats = (_QUICK_SIZES, 1) if self._is_quick else (_SIZES, _REPEATS)
+        job = Job(model=str(self._model), repack=repack, sizes=sizes, repeats=repeats)
+        return _answer(job).step_ms
+
+    def _run(self, repack: bool, trials: Sequence[Trial]) -> tuple[LoopRun, ...]:
+        prices = self._prices()[repack]
+        job = Job(model=str(self._model), repack=repack, step_ms=prices, trials=tuple(trials))
+        return _answer(job).runs
+
+
+def _best_of_each_kind(ranked: Sequence[_Plan]) -> list[_Plan]:
+    """With the best plan's weights: prompts mixed in small steps, mixed in large ones, apart."""
+    kinds: dict[tuple[bool, bool], _Plan] = {}
+    for plan in ranked:
+        kind = (plan.policy.mixes, plan.policy.size <= _BEFORE_TILES)
+        if plan.repack is ranked[0].repack and kind != (False, True):
+            kinds.setdefault(kind, plan)
+    return list(kinds.values())
+
+
+def _with_layouts(plans: Sequence[_Plan], *, may_split: bool) -> Iterator[_Plan]:
+    for plan in plans:
+        yield plan
+        if may_split:
+            yield _Plan(plan.repack, msgspec.structs.replace(plan.policy, unified=False))
+
+
+def _sample(work: Work) -> Work:
+    """The first requests, as many as there are clients or as can be had for little."""
+    tokens = itertools.accumulate(request.prompt + request.output for request in work.requests)
+    count = max(2, sum(total <= _SAMPLE_TOKENS for total in tokens))
+    return msgspec.structs.replace(work, requests=work.requests[:count])
+
+
+def _answer(job: Job) -> Answer:
+    done = subprocess.run(
+        _COMMAND, input=msgspec.json.encode(job), capture_output=True, cwd=_SCRIPTS, check=False
+    )
+    if done.returncode != 0:
+        raise LimitFailed(f"the bare loop: {done.stderr.decode(errors='replace').strip()[-500:]}")
+    return msgspec.json.decode(done.stdout, type=Answer)

@@ -1,0 +1,142 @@
+"""The steps that a piece of work comes to under a policy, and what they should take. Pure."""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from bench.limit.work import Policy, Request, Work
+
+
+@dataclass(frozen=True)
+class Part:
+    """Consecutive tokens of one lane."""
+
+    lane: int
+    start: int
+    tokens: int
+    samples: bool
+    """Logits are wanted after the last."""
+
+
+@dataclass(frozen=True)
+class Shape:
+    """One step. Lanes that begin hold the shared prefix before it; lanes that end are empty after it."""
+
+    begins: tuple[int, ...]
+    parts: tuple[Part, ...]
+    ends: tuple[int, ...]
+    padding: int
+
+    @property
+    def num_tokens(self) -> int:
+        return sum(part.tokens for part in self.parts) + self.padding
+
+    @property
+    def is_decoding(self) -> bool:
+        return all(part.tokens == 1 and part.samples for part in self.parts)
+
+
+class Prices:
+    """Milliseconds of a step by its tokens: straight lines between what was measured."""
+
+    def __init__(self, step_ms: Sequence[tuple[int, float]]) -> None:
+        self._points = sorted(step_ms)
+        self._sizes = [size for size, _ in self._points]
+
+    @property
+    def largest(self) -> int:
+        return self._sizes[-1]
+
+    def ms(self, num_tokens: int) -> float:
+        at = bisect_left(self._sizes, num_tokens)
+        if at == len(self._sizes):
+            size, ms = self._points[-1]
+            return ms * num_tokens / size
+        size, ms = self._points[at]
+        if size == num_tokens or at == 0:
+            return ms
+        below, below_ms = self._points[at - 1]
+        return below_ms + (ms - below_ms) * (num_tokens - below) / (size - below)
+
+    def cheapest(self, num_tokens: int) -> int:
+        """The size from here on that takes least: some larger steps are faster."""
+        larger = [(ms, size) for size, ms in self._points if size > num_tokens]
+        return min([(self.ms(num_tokens), num_tokens), *larger])[1]
+
+
+class _Lane:
+    """A client and the request that it has taken."""
+
+    def __init__(self, number: int, request: Request, shared: int) -> None:
+        self.number = number
+        self.position = shared
+        self.unread = request.prompt
+        self.unwritten = request.output
+
+    def part(self, tokens: int) -> Part:
+        """The next tokens; the lane moves on."""
+        samples = tokens >= self.unread
+        part = Part(self.number, self.position, tokens, samples)
+        self.position += tokens
+        self.unread = max(0, self.unread - tokens)
+        self.unwritten -= samples
+        return part
+
+
+def shapes(work: Work, policy: Policy, prices: Prices) -> Iterator[Shape]:
+    """All steps behind the shared prefix, the padding that makes them faster included."""
+    waiting = iter(work.requests)
+    lanes: dict[int, _Lane] = {}
+    while True:
+        begins = _fill(lanes, waiting, work)
+        if not lanes:
+            return
+        parts = _parts(list(lanes.values()), policy)
+        ends = tuple(number for number, lane in lanes.items() if lane.unwritten == 0)
+        for number in ends:
+            del lanes[number]
+        num_tokens = sum(part.tokens for part in parts)
+        padding = prices.cheapest(num_tokens) - num_tokens if num_tokens <= prices.largest else 0
+        yield Shape(begins, parts, ends, padding)
+
+
+def prefix_sizes(work: Work, policy: Policy) -> list[int]:
+    """The steps that compute the shared prefix."""
+    return [min(policy.size, work.shared - start) for start in range(0, work.shared, policy.size)]
+
+
+def predict_s(work: Work, policy: Policy, prices: Prices) -> float:
+    """Without what attention costs."""
+    prefix = [] if work.is_warm else prefix_sizes(work, policy)
+    steps = [shape.num_tokens for shape in shapes(work, policy, prices)]
+    return sum(map(prices.ms, prefix + steps)) / 1000
+
+
+def _fill(lanes: dict[int, _Lane], waiting: Iterator[Request], work: Work) -> tuple[int, ...]:
+    """Free clients take the next requests."""
+    begins = []
+    for number in range(work.clients):
+        if number not in lanes:
+            request = next(waiting, None)
+            if request is None:
+                break
+            lanes[number] = _Lane(number, request, work.shared)
+            begins.append(number)
+    return tuple(begins)
+
+
+def _parts(lanes: Sequence[_Lane], policy: Policy) -> tuple[Part, ...]:
+    reading = [lane for lane in lanes if lane.unread]
+    decoding = [lane for lane in lanes if not lane.unread]
+    if reading and not policy.mixes:
+        decoding = []
+    parts = [lane.part(1) for lane in decoding]
+    room = max(policy.size - len(parts), 1)
+    for lane in reading:
+        tokens = min(lane.unread, room)
+        if tokens:
+            parts.append(lane.part(tokens))
+            room -= tokens
+    return tuple(parts)

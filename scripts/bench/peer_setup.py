@@ -1,0 +1,118 @@
+"""Gets the peers: builds llama-server from llama-cpp-python's sources, and a venv for that one's servers.
+
+All of it lies in the user's cache, under the version that our server runs on: equal kernels on both sides.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+import tarfile
+import tempfile
+from collections.abc import Callable, Mapping
+from importlib.metadata import version
+from pathlib import Path
+
+from openai_cpu_server.settings import user_cache_dir
+
+_PACKAGE = "llama-cpp-python"
+_EXAMPLE_NEEDS = ("openai", "safetensors", "websockets")
+"""What the example server imports beside the package's own `server` extra."""
+_KERNELS = "-DGGML_NATIVE=ON"
+"""As `scripts/bootstrap` builds our own."""
+_CMAKE = (
+    _KERNELS,
+    "-DCMAKE_BUILD_TYPE=Release",
+    "-DBUILD_SHARED_LIBS=OFF",
+    "-DLLAMA_BUILD_APP=OFF",
+    "-DLLAMA_BUILD_EXAMPLES=OFF",
+    "-DLLAMA_BUILD_TESTS=OFF",
+    "-DLLAMA_OPENSSL=OFF",
+    "-DLLAMA_USE_PREBUILT_UI=OFF",
+)
+
+Say = Callable[[str], None]
+
+
+class SetupFailed(Exception):
+    """A peer could not be built; the message ends with the end of the log."""
+
+
+def peers_dir() -> Path:
+    return user_cache_dir() / "peers" / version(_PACKAGE)
+
+
+def built_llama_server() -> Path:
+    """Where `set_up` puts it."""
+    return peers_dir() / "llama-server"
+
+
+def peer_python() -> Path:
+    """The interpreter of the venv that `set_up` makes."""
+    return peers_dir() / "venv" / "bin" / "python"
+
+
+def example_server() -> Path:
+    """Where `set_up` puts llama-cpp-python's example server."""
+    return peers_dir() / "example_server.py"
+
+
+def set_up(say: Say) -> None:
+    """Build what is missing: ten minutes on two cores, once. Raises SetupFailed."""
+    if built_llama_server().is_file() and peer_python().is_file():
+        return
+    peers_dir().mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=peers_dir(), prefix="partial-") as folder:
+        sources = _sources(Path(folder), say)
+        shutil.copy(sources / "examples" / "server" / "server.py", example_server())
+        if not built_llama_server().is_file():
+            _build(sources, Path(folder) / "build", say)
+        if not peer_python().is_file():
+            _make_venv(sources, peer_python().parents[1], say)
+
+
+def _sources(folder: Path, say: Say) -> Path:
+    """The unpacked sdist."""
+    named = f"{_PACKAGE}=={version(_PACKAGE)}"
+    say(f"downloading the sources of {named}")
+    _run([sys.executable, "-m", "pip", "download", "--no-deps", "--no-binary", _PACKAGE, named], cwd=folder)
+    (archive,) = folder.glob("*.tar.gz")
+    with tarfile.open(archive) as tar:
+        tar.extractall(folder, filter="data")
+    return folder / archive.name.removesuffix(".tar.gz")
+
+
+def _build(sources: Path, tree: Path, say: Say) -> None:
+    say(f"building llama-server with {_jobs()} jobs (CMAKE_BUILD_PARALLEL_LEVEL): some minutes")
+    _run(["cmake", "-S", str(sources / "vendor" / "llama.cpp"), "-B", str(tree), *_CMAKE])
+    _run(["cmake", "--build", str(tree), "--target", "llama-server", "--parallel", _jobs()])
+    shutil.move(tree / "bin" / "llama-server", built_llama_server())
+
+
+def _make_venv(sources: Path, folder: Path, say: Say) -> None:
+    """Appears under its name only when it is whole. Ours will not do: the example server needs all parts."""
+    say("building llama-cpp-python for its servers, in a virtual environment: some minutes")
+    partial = folder.with_name("venv-partial")
+    shutil.rmtree(partial, ignore_errors=True)
+    _run([sys.executable, "-m", "venv", str(partial)])
+    pip = [str(partial / "bin" / "python"), "-m", "pip", "install", "--quiet", "--no-cache-dir"]
+    build = {"CMAKE_ARGS": _KERNELS, "CMAKE_BUILD_PARALLEL_LEVEL": _jobs()}
+    _run([*pip, f"{sources}[server]", *_EXAMPLE_NEEDS], extra=build)
+    partial.rename(folder)
+
+
+def _jobs() -> str:
+    return os.environ.get("CMAKE_BUILD_PARALLEL_LEVEL", str(os.cpu_count() or 1))
+
+
+def _run(command: list[str], *, cwd: Path | None = None, extra: Mapping[str, str] | None = None) -> None:
+    try:
+        done = subprocess.run(
+            command, cwd=cwd, env={**os.environ, **(extra or {})}, capture_output=True, text=True, check=False
+        )
+    except FileNotFoundError:
+        raise SetupFailed(f"there is no {command[0]} on this machine") from None
+    if done.returncode != 0:
+        raise SetupFailed(f"{' '.join(command[:4])} ... fails:\n{(done.stdout + done.stderr)[-2000:]}")

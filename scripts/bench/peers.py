@@ -1,0 +1,169 @@
+"""What users would pick instead of our server: how to find them here, and how to start them.
+
+Each is given as many threads as our server takes, and room for 16 requests of the workload's length.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+
+from bench.contestants import Contestant, Room
+from bench.dialect import Dialect, SchemaField
+from bench.peer_setup import built_llama_server, example_server, peer_python
+from bench.servers import ServerSpec
+from openai_cpu_server.llama.machine import Machine
+from openai_cpu_server.llama.vocabulary import Vocabulary
+
+_SLOTS = 16
+_CONTEXT_STEP = 256
+_TEXT_IS_LONGER = 1.15
+"""At most so many times as many tokens come of a prompt that is sent as text."""
+BEST_FLAGS = "--no-repack"
+"""Of llama-server on CPUs where plain K-quants are faster in batches than repacked ones."""
+KEYS = ("llama-server", "llama-server-best", "llama-cpp-server", "example-server")
+
+
+@dataclass(frozen=True)
+class PeerPaths:
+    """None: this peer is not here."""
+
+    llama_server: Path | None
+    python: Path | None
+    example: Path | None
+
+    @classmethod
+    def found(cls, llama_server: Path | None, python: Path | None, example: Path | None) -> PeerPaths:
+        """As given, else on PATH, else as `--set-up-peers` has left them."""
+        on_path = shutil.which("llama-server")
+        python = python or _if_there(peer_python())
+        return cls(
+            llama_server=llama_server or (Path(on_path) if on_path else _if_there(built_llama_server())),
+            python=python,
+            example=(example or _if_there(example_server())) if python else None,
+        )
+
+
+def peers(model: Path, paths: PeerPaths, best_flags: str) -> list[Contestant]:
+    return list(_peers(_Words(model), paths, tuple(best_flags.split())))
+
+
+def _peers(words: _Words, paths: PeerPaths, best_flags: tuple[str, ...]) -> Iterator[Contestant]:
+    if paths.llama_server is not None:
+        for key, label, flags in (
+            ("llama-server", "llama-server", ()),
+            ("llama-server-best", f"llama-server {' '.join(best_flags)}", best_flags),
+        ):
+            yield Contestant(key, label, _LlamaServer(paths.llama_server, label, flags), does_json=True)
+    if paths.python is not None:
+        yield Contestant("llama-cpp-server", "llama_cpp.server", _LlamaCppServer(paths.python, words))
+    if paths.python is not None and paths.example is not None:
+        yield Contestant(
+            "example-server", "example server", _ExampleServer(paths.python, paths.example, words)
+        )
+
+
+class _Words:
+    """What a model's tokens are as text, for servers that take no ids: about as many, read again."""
+
+    def __init__(self, model: Path) -> None:
+        self._model = model
+
+    @cached_property
+    def _vocabulary(self) -> Vocabulary:
+        return Vocabulary.open(self._model)
+
+    @property
+    def end_tokens(self) -> tuple[int, ...]:
+        return tuple(self._vocabulary.end_tokens)
+
+    def text(self, tokens: tuple[int, ...]) -> str:
+        return self._vocabulary.decode(list(tokens))
+
+
+@dataclass(frozen=True)
+class _LlamaServer:
+    path: Path
+    label: str
+    flags: tuple[str, ...]
+
+    def __call__(self, model: Path, room: Room) -> ServerSpec:
+        command = (str(self.path), "-m", str(model), "--host", "127.0.0.1", "--port", "{port}")
+        sized = ("-np", str(_SLOTS), "-c", str(_SLOTS * _context(room)))
+        dialect = Dialect(schema=SchemaField.JSON_SCHEMA)
+        return ServerSpec(self.label, (*command, *sized, *self.flags), ready="/health", dialect=dialect)
+
+
+@dataclass(frozen=True)
+class _LlamaCppServer:
+    """One request at a time. By default a newcomer cuts off whoever is being served: that is switched off."""
+
+    python: Path
+    words: _Words
+
+    def __call__(self, model: Path, room: Room) -> ServerSpec:
+        options = {
+            "model": str(model),
+            "host": "127.0.0.1",
+            "port": "{port}",
+            "n_ctx": str(int(_TEXT_IS_LONGER * _context(room))),
+            "n_threads": str(Machine().num_threads()),
+            "interrupt_requests": "false",
+        }
+        given = [part for name, value in options.items() for part in (f"--{name}", value)]
+        return ServerSpec(
+            "llama_cpp.server",
+            (str(self.python), "-m", "llama_cpp.server", *given),
+            ready="/v1/models",
+            dialect=_dialect(self.words, takes_tokens=False),
+        )
+
+
+@dataclass(frozen=True)
+class _ExampleServer:
+    python: Path
+    path: Path
+    words: _Words
+
+    def __call__(self, model: Path, room: Room) -> ServerSpec:
+        threads = Machine().num_threads()
+        options = {
+            "server": {"host": "127.0.0.1", "port": "{port}"},
+            "model": {
+                "path": str(model),
+                "n_ctx": _SLOTS * _context(room),
+                "n_seq_max": _SLOTS,
+                "threads": threads,
+                "threads_batch": threads,
+                "store_logits": False,
+            },
+        }
+        return ServerSpec(
+            "example server",
+            (str(self.python), str(self.path), "--config-file", "{file}"),
+            ready="/healthz",
+            file=json.dumps(options).replace('"{port}"', "{port}"),
+            dialect=_dialect(self.words, takes_tokens=True),
+        )
+
+
+def _dialect(words: _Words, *, takes_tokens: bool) -> Dialect:
+    return Dialect(
+        as_text=None if takes_tokens else words.text,
+        end_tokens=words.end_tokens,
+        tells_usage=False,
+        schema=SchemaField.NOWHERE,
+    )
+
+
+def _context(room: Room) -> int:
+    """Of one request, with a little to spare."""
+    return -(-(room.request_tokens + 1) // _CONTEXT_STEP) * _CONTEXT_STEP
+
+
+def _if_there(path: Path) -> Path | None:
+    return path if path.exists() else None

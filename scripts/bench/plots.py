@@ -1,0 +1,251 @@
+"""Plots of what was measured. matplotlib is an extra: `pip install 'openai-cpu-server[bench]'`."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
+
+from bench.contest import LIMIT
+from bench.contestants import Variant
+from bench.results import Curve, Distribution, Report, WorkloadResult
+from bench.timeline import Timeline
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+_OURS = Variant.WHOLE.label
+_WIDTH, _HEIGHT = 10.0, 4.2
+_DOTS = 110
+_SHORTEST_S = 1e-3
+"""What comes sooner came in the same packet."""
+_OUR_COLOUR = "#c1121f"
+_COLOURS = ("#1d3557", "#2a9d8f", "#e9a820", "#7b2cbf", "#6c757d", "#0096c7", "#9c6644")
+_INTERACTIVE, _BATCH, _PADDING = "#c1121f", "#1d5d9b", "#bbbbbb"
+_READING_ALPHA = 0.45
+_MOST_NUMBERED = 120
+"""Steps in a picture that leave room for numbers."""
+
+
+def is_possible() -> bool:
+    try:
+        import matplotlib  # noqa: F401
+    except ImportError:
+        return False
+    return True
+
+
+def draw(report: Report, folder: Path) -> dict[str, list[str]]:
+    """PNG files in the folder; their names by workload. Raises OSError."""
+    return {result.name: list(_of_workload(result, folder)) for result in report.results}
+
+
+def _of_workload(result: WorkloadResult, folder: Path) -> Iterator[str]:
+    if result.curves:
+        yield _figure(folder / f"{result.name}.png", [lambda axes: _curves(axes, result)])
+    if any(one.ttft_s for one in result.distributions):
+        panels = [
+            lambda axes: _distribution(axes, result, "time to first token, s", lambda one: one.ttft_s),
+            lambda axes: _distribution(axes, result, "inter-token latency, s", lambda one: one.gaps_s),
+        ]
+        yield _figure(folder / f"{result.name}-latency.png", panels)
+    timeline = result.timeline
+    if timeline is not None and timeline.steps:
+        yield _figure(folder / f"{result.name}-timeline.png", [lambda axes: _timeline(axes, timeline)])
+
+
+def _figure(path: Path, panels: Sequence[Callable[[Axes], None]]) -> str:
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(_WIDTH, _HEIGHT), dpi=_DOTS, layout="constrained")
+    FigureCanvasAgg(figure)
+    for number, panel in enumerate(panels, 1):
+        panel(figure.add_subplot(1, len(panels), number))
+    figure.savefig(path)
+    return path.name
+
+
+def _curves(axes: Axes, result: WorkloadResult) -> None:
+    for curve, stroke in zip(result.curves, _strokes([curve.label for curve in result.curves]), strict=True):
+        clients, medians, low, high = _points(curve)
+        axes.plot(
+            clients,
+            medians,
+            marker="o",
+            label=curve.label,
+            color=stroke.colour,
+            linewidth=stroke.width,
+            linestyle=stroke.style,
+        )
+        axes.fill_between(clients, low, high, color=stroke.colour, alpha=0.15, linewidth=0)
+    axes.set_xscale("log", base=2)
+    axes.set_yscale("log")
+    axes.set_xticks([k for k, _ in result.curves[0].points], [str(k) for k, _ in result.curves[0].points])
+    axes.yaxis.set_major_formatter(_plain)
+    axes.yaxis.set_minor_formatter(_plain)
+    axes.set_xlabel("clients")
+    axes.set_ylabel("requests per second")
+    axes.grid(alpha=0.3, which="both")
+    axes.legend(loc="center left", bbox_to_anchor=(1.0, 0.5), fontsize="small", frameon=False)
+
+
+def _points(curve: Curve) -> tuple[list[int], list[float], list[float], list[float]]:
+    rounds = [rounds for _, rounds in curve.points]
+    return (
+        [clients for clients, _ in curve.points],
+        [each.median for each in rounds],
+        [min(each.values) for each in rounds],
+        [max(each.values) for each in rounds],
+    )
+
+
+def _distribution(
+    axes: Axes, result: WorkloadResult, title: str, values: Callable[[Distribution], Sequence[float]]
+) -> None:
+    """Which share of them was as short as that."""
+    from matplotlib.ticker import LogLocator, NullFormatter
+
+    shown = [one for one in result.distributions if values(one)]
+    for one, stroke in zip(shown, _strokes([one.label for one in shown]), strict=True):
+        ordered = sorted(values(one))
+        shares = [100 * (rank + 1) / len(ordered) for rank in range(len(ordered))]
+        axes.step(ordered, shares, where="post", label=one.label, color=stroke.colour, linewidth=stroke.width)
+    axes.set_xscale("log")
+    axes.set_xlim(left=_SHORTEST_S if min(map(min, map(values, shown))) < _SHORTEST_S else None)
+    axes.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+    axes.xaxis.set_major_formatter(_plain)
+    axes.xaxis.set_minor_formatter(NullFormatter())
+    axes.set_ylim(0, 101)
+    axes.set_xlabel(title)
+    axes.set_ylabel("% of them at most")
+    axes.grid(alpha=0.3, which="both")
+    axes.legend(fontsize="x-small", frameon=False)
+
+
+def _plain(value: float, _: object) -> str:
+    """A tick as people write it; only 1, 2 and 5 of each power are named."""
+    digit = f"{value:e}"[0]
+    return f"{value:g}" if digit in "125" else ""
+
+
+class _Stroke(NamedTuple):
+    colour: str
+    width: float = 1.3
+    style: str = "-"
+
+
+def _strokes(labels: Sequence[str]) -> list[_Stroke]:
+    """Ours stands out, the limit is dashed."""
+    fixed = {_OURS: _Stroke(_OUR_COLOUR, 2.2), LIMIT: _Stroke("black", 1.2, "--")}
+    others = [label for label in labels if label not in fixed]
+    found = {label: _Stroke(_COLOURS[number % len(_COLOURS)]) for number, label in enumerate(others)} | fixed
+    return [found[label] for label in labels]
+
+
+class _Look(NamedTuple):
+    """How a sequence's part of a step is drawn."""
+
+    row: int
+    colour: str
+    is_pale: bool
+    """It reads its prompt."""
+    is_hatched: bool
+    """The step was thrown away."""
+
+
+def _timeline(axes: Axes, timeline: Timeline) -> None:
+    """A column is a step, a row is taken by one sequence after the other."""
+    start = timeline.steps[0].started_s
+    rows = _rows(timeline)
+    for look, bars in _bars(timeline, rows, start).items():
+        axes.broken_barh(
+            bars,
+            (look.row, 0.9),
+            facecolors=look.colour,
+            alpha=_READING_ALPHA if look.is_pale else 1.0,
+            hatch="xxx" if look.is_hatched else None,
+            edgecolor="white",
+            linewidth=0.4,
+        )
+    if len(timeline.steps) <= _MOST_NUMBERED:
+        _number_parts(axes, timeline, rows, start)
+    for arrival in timeline.arrivals_s:
+        axes.axvline(arrival - start, color=_INTERACTIVE, linewidth=0.8, linestyle=":")
+    axes.set_xlabel("seconds (dotted: an interactive request arrives)")
+    _name_rows(axes, timeline, rows)
+    axes.set_ylim(0, max(rows.values()) + 1)
+    axes.set_xlim(0, max(step.started_s - start + step.elapsed_ms / 1000 for step in timeline.steps))
+    _timeline_legend(axes)
+
+
+def _name_rows(axes: Axes, timeline: Timeline, rows: Mapping[str, int]) -> None:
+    kinds: dict[str, set[int]] = {"padding": {0}}
+    for step in timeline.steps:
+        for part in step.spans:
+            kinds.setdefault(part.priority, set()).add(rows[part.id])
+    axes.set_yticks(
+        [(min(rows) + max(rows) + 0.9) / 2 for rows in kinds.values()], list(kinds), rotation=90, va="center"
+    )
+    axes.tick_params(axis="y", length=0)
+
+
+def _bars(
+    timeline: Timeline, rows: Mapping[str, int], start: float
+) -> dict[_Look, list[tuple[float, float]]]:
+    """(left, width) in seconds by looks; padding has the lowest row."""
+    bars: dict[_Look, list[tuple[float, float]]] = defaultdict(list)
+    for step in timeline.steps:
+        bar = (step.started_s - start, step.elapsed_ms / 1000)
+        if step.padding:
+            bars[_Look(0, _PADDING, False, step.interrupted)].append(bar)
+        for part in step.spans:
+            colour = _INTERACTIVE if part.priority == "interactive" else _BATCH
+            bars[_Look(rows[part.id], colour, not part.decodes, step.interrupted)].append(bar)
+    return bars
+
+
+def _number_parts(axes: Axes, timeline: Timeline, rows: Mapping[str, int], start: float) -> None:
+    """How many tokens of a prompt, or of padding, a step computes."""
+    for step in timeline.steps:
+        middle = step.started_s - start + step.elapsed_ms / 2000
+        numbers = [(rows[part.id], part.tokens) for part in step.spans if not part.decodes]
+        for row, number in [*numbers, (0, step.padding)]:
+            if number:
+                axes.text(middle, row + 0.45, str(number), ha="center", va="center", size=5)
+
+
+def _rows(timeline: Timeline) -> dict[str, int]:
+    """Batch sequences below, interactive ones above; each gets a row that is free when it begins."""
+    spans: dict[str, tuple[float, float, bool]] = {}
+    for step in timeline.steps:
+        for part in step.spans:
+            begin = spans[part.id][0] if part.id in spans else step.started_s
+            end = step.started_s + step.elapsed_ms / 1000
+            spans[part.id] = (begin, end, part.priority == "interactive")
+    rows: dict[str, int] = {}
+    first = 1  # below it: padding
+    for is_interactive in (False, True):
+        ends: list[float] = []
+        for name, (begin, end, kind) in sorted(spans.items(), key=lambda item: item[1]):
+            if kind is not is_interactive:
+                continue
+            row = next((i for i, busy_until in enumerate(ends) if busy_until <= begin), len(ends))
+            ends[row:] = [end, *ends[row + 1 :]]
+            rows[name] = first + row
+        first += len(ends)
+    return rows
+
+
+def _timeline_legend(axes: Axes) -> None:
+    from matplotlib.patches import Patch
+
+    handles = [
+        Patch(color=_INTERACTIVE, label="interactive, decodes"),
+        Patch(color=_INTERACTIVE, alpha=_READING_ALPHA, label="interactive, reads (tokens)"),
+        Patch(color=_BATCH, label="batch, decodes"),
+        Patch(color=_BATCH, alpha=_READING_ALPHA, label="batch, reads (tokens)"),
+        Patch(color=_PADDING, label="padding"),
+    ]
+    axes.figure.legend(handles=handles, loc="outside upper center", ncols=5, fontsize="small", frameon=False)

@@ -1,0 +1,111 @@
+"""Results as tables, whatever they are then printed with."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from bench.contest import LIMIT, OURS
+from bench.contestants import Variant
+from bench.results import Figure, Goal, Line, Report, WorkloadResult
+from bench.stats import Rounds
+
+_OURS = Variant.WHOLE.label
+assert Variant.WHOLE.key == OURS
+
+
+class Table(NamedTuple):
+    heads: tuple[str, ...]
+    rows: list[tuple[str, ...]]
+
+
+def line_table(result: WorkloadResult) -> Table | None:
+    """Servers side by side, the limit beside them, and how much of it ours reaches."""
+    labels = list(dict.fromkeys(label for line in result.lines for label in line.servers))
+    if not labels:
+        return None
+    has_limit = any(line.limit is not None for line in result.lines)
+    heads = ("median (spread)", "unit", *labels, *((LIMIT, f"{_OURS} / {LIMIT}") if has_limit else ()))
+    return Table(heads, [tuple(_line_row(line, labels, has_limit)) for line in result.lines])
+
+
+def figure_table(result: WorkloadResult) -> Table | None:
+    if not result.figures:
+        return None
+    return Table(("figure", "median", "spread", "rounds"), [_figure_row(figure) for figure in result.figures])
+
+
+def use_table(result: WorkloadResult) -> Table | None:
+    rows = list(_use_rows(result))
+    return Table(("server", "ready after", "peak RSS", "CPU", "cores used"), rows) if rows else None
+
+
+def goal_table(report: Report) -> Table:
+    return Table(("workload", "goal", "measured", "limit", ""), list(_goal_rows(report)))
+
+
+def verdict(goal: Goal) -> str:
+    return {True: "pass", False: "miss", None: "not measured"}[goal.is_met]
+
+
+def measured(goal: Goal) -> str:
+    return "" if goal.measured is None else _with_unit(goal.measured, goal.unit)
+
+
+def wanted(goal: Goal) -> str:
+    return f"{goal.direction.value} {goal.limit:g}{' ' if goal.unit else ''}{goal.unit}"
+
+
+def _line_row(line: Line, labels: list[str], has_limit: bool) -> Iterator[str]:
+    yield line.what
+    yield line.unit
+    for label in labels:
+        yield _cell(line.servers.get(label))
+    if has_limit:
+        share = line.share_of_limit(_OURS)
+        yield _cell(line.limit)
+        yield "" if share is None else f"{100 * share:.0f} %"
+
+
+def _cell(rounds: Rounds | None) -> str:
+    if rounds is None:
+        return ""
+    spread = f" ({100 * rounds.spread:.0f} %)" if len(rounds.values) > 1 else ""
+    return _number(rounds.median) + spread
+
+
+def _figure_row(figure: Figure) -> tuple[str, ...]:
+    rounds = figure.rounds
+    values = " ".join(_number(value) for value in rounds.values)
+    return (figure.what, _with_unit(rounds.median, figure.unit), f"{100 * rounds.spread:.0f} %", values)
+
+
+def _use_rows(result: WorkloadResult) -> Iterator[tuple[str, ...]]:
+    for label, use in result.uses:
+        cores = use.cpu_s / use.wall_s if use.wall_s else 0.0
+        yield (
+            label,
+            f"{use.ready_s:.1f} s",
+            f"{use.peak_rss_bytes / 1e6:.0f} MB",
+            f"{use.cpu_s:.1f} s",
+            f"{cores:.2f}",
+        )
+
+
+def _goal_rows(report: Report) -> Iterator[tuple[str, ...]]:
+    for result in report.results:
+        if result.failure is not None:
+            yield (result.name, result.failure.splitlines()[0], "", "", "not measured")
+        for goal in result.goals:
+            yield (result.name, goal.what, measured(goal), wanted(goal), verdict(goal))
+
+
+def _with_unit(value: float, unit: str) -> str:
+    return f"{_number(value)} {unit}".rstrip()
+
+
+def _number(value: float) -> str:
+    """Three figures that count; counts as they are."""
+    if value == int(value) if abs(value) < 1e15 else False:
+        return f"{int(value)}"
+    return f"{value:.0f}" if abs(value) >= 100 else f"{value:#.3g}"

@@ -1,0 +1,62 @@
+"""Who was in each step of a run: our server says so at log level `debug`."""
+
+from __future__ import annotations
+
+import msgspec
+
+from bench.asking import Trace
+
+_LOGGER = "openai_cpu_server.engine.step_log"
+_MOST_STEPS = 1000
+"""More cannot be told apart in a picture."""
+
+
+class Part(msgspec.Struct, frozen=True):
+    """One sequence's tokens in a step."""
+
+    id: str
+    priority: str
+    tokens: int
+    decodes: bool
+    """Else it reads its prompt."""
+
+
+class Step(msgspec.Struct, frozen=True):
+    started_s: float
+    """Of the clock that `time.perf_counter` and `time.monotonic` share on Linux."""
+    elapsed_ms: float
+    padding: int
+    interrupted: bool
+    spans: tuple[Part, ...]
+
+
+class Timeline(msgspec.Struct, frozen=True):
+    steps: tuple[Step, ...]
+    arrivals_s: tuple[float, ...]
+    """Of interactive requests, on the same clock."""
+
+
+class _Line(msgspec.Struct, frozen=True):
+    logger: str = ""
+
+
+class StepLog:
+    """Reads a server's log (JSON lines) for its steps."""
+
+    def __init__(self) -> None:
+        self._steps: list[Step] = []
+
+    def note(self, line: str) -> None:
+        """Other lines are skipped."""
+        try:
+            if msgspec.json.decode(line, type=_Line).logger == _LOGGER:
+                self._steps.append(msgspec.json.decode(line, type=Step))
+        except msgspec.DecodeError:
+            pass  # what is no JSON comes from native code
+
+    def timeline(self, begin: float, end: float, interactive: list[Trace]) -> Timeline:
+        """The steps that began in that time."""
+        steps = [step for step in self._steps if begin <= step.started_s < end][:_MOST_STEPS]
+        last = steps[-1].started_s if steps else begin
+        arrivals = (trace.arrival for trace in interactive if begin <= trace.arrival <= last)
+        return Timeline(tuple(steps), tuple(arrivals))

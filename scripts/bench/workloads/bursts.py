@@ -1,0 +1,80 @@
+"""*bursts*: many short requests arrive within a second at a server that has nothing to do."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass
+
+from bench.asking import Ask
+from bench.bench import Bench
+from bench.contestants import Contestant, Room, Variant
+from bench.limit.work import Request, Work
+from bench.prompts import random_tokens
+from bench.results import Direction, WorkloadResult
+from bench.workloads.batches import BatchRun, latency_lines, output_line, run_arrivals
+
+_POOL_TOKENS = 8192
+_WITHIN_S = 1.0
+
+
+@dataclass(frozen=True)
+class Size:
+    requests: int
+    prompt_tokens: int
+    output_tokens: int
+
+    @property
+    def room(self) -> Room:
+        return Room(pool_tokens=_POOL_TOKENS, request_tokens=self.prompt_tokens + self.output_tokens)
+
+    @property
+    def work(self) -> Work:
+        request = Request(prompt=self.prompt_tokens, output=self.output_tokens)
+        return Work(clients=self.requests, requests=(request,) * self.requests)
+
+
+FULL = Size(requests=100, prompt_tokens=40, output_tokens=16)
+QUICK = Size(requests=100, prompt_tokens=20, output_tokens=8)
+
+
+def run(bench: Bench) -> WorkloadResult:
+    size = QUICK if bench.is_quick else FULL
+
+    def measure(who: Contestant, number: int) -> BatchRun:
+        with bench.start(who, size.room) as server:
+            return run_arrivals(server, asks(size, number), arrivals(size, number))
+
+    contest = bench.contest(bench.contestants(Variant.WHOLE, Variant.STATIC), measure, lambda *_: [size.work])
+    seconds = contest.line(
+        "until all are answered",
+        "s",
+        Direction.AT_MOST,
+        lambda run: run.seconds,
+        lambda loops: loops[0].seconds,
+    )
+    return WorkloadResult(
+        name="bursts",
+        sizes=f"{size.requests} arrivals in {_WITHIN_S:g} s, "
+        f"{size.prompt_tokens} + {size.output_tokens} tokens",
+        lines=(seconds, output_line(contest), *latency_lines(contest)),
+        distributions=contest.distributions(lambda run: run.traces),
+        failures=contest.failures,
+        notes=contest.notes,
+    )
+
+
+def asks(size: Size, number: int) -> list[Ask]:
+    return [
+        Ask(
+            prompt=random_tokens(size.prompt_tokens, "burst", number, i),
+            max_tokens=size.output_tokens,
+            seed=i,
+        )
+        for i in range(size.requests)
+    ]
+
+
+def arrivals(size: Size, number: int) -> list[float]:
+    """A Poisson process that has brought so many in that time: they are anywhere in it."""
+    draw = random.Random(number)
+    return sorted(draw.uniform(0, _WITHIN_S) for _ in range(size.requests))

@@ -1,0 +1,184 @@
+"""*long prompt*: a long prompt arrives while others stream; how long do their streams stand still?"""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass
+from itertools import pairwise
+
+from bench.asking import Ask, Trace
+from bench.bench import Bench
+from bench.contest import Contest, distribution
+from bench.contestants import Contestant, Room, Variant
+from bench.limit.work import LoopRun, Request, Work
+from bench.load import Clients, LoadFailed
+from bench.prompts import random_tokens
+from bench.results import Direction, Goal, Line, WorkloadResult
+from bench.servers import Server
+from bench.stats import percentile
+
+_POOL_TOKENS = 16384
+_POLL_S = 0.02
+_CALM_TOKENS = 8
+"""Of each stream, before the long prompt comes."""
+_START_S = 300.0
+"""In which the streams must have begun."""
+
+_TWO_LIMITS = (
+    "the limits are of two loops, the streams alone and the long prompt alone: nobody can reach both"
+)
+
+
+@dataclass(frozen=True)
+class Size:
+    long_tokens: int
+    streams: int = 8
+    stream_prompt: int = 64
+    stream_output: int = 600
+    """More than can come while the long prompt is read: the rest is cut off."""
+    long_output: int = 8
+
+    @property
+    def room(self) -> Room:
+        longest = max(self.long_tokens + self.long_output, self.stream_prompt + self.stream_output)
+        return Room(pool_tokens=_POOL_TOKENS, request_tokens=longest)
+
+    @property
+    def works(self) -> list[Work]:
+        """The streams alone; the long prompt alone."""
+        stream = Request(prompt=self.stream_prompt, output=32)
+        return [
+            Work(clients=self.streams, requests=(stream,) * self.streams),
+            Work(clients=1, requests=(Request(prompt=self.long_tokens, output=1),)),
+        ]
+
+
+FULL = Size(long_tokens=4000)
+QUICK = Size(long_tokens=1000)
+
+
+@dataclass(frozen=True)
+class Passage:
+    """A long prompt's way through: what it saw, and what the streams beside it did meanwhile."""
+
+    long: Trace
+    streams: list[Trace]
+    end: float
+    """When the long prompt's answer was complete."""
+
+    @property
+    def ttft_s(self) -> float:
+        assert self.long.ttft_s is not None, "it is complete"
+        return self.long.ttft_s
+
+    @property
+    def gaps_s(self) -> list[float]:
+        """Silences of the streams that reach into the long request's time; those at its end included."""
+        gaps = []
+        for trace in self.streams:
+            last = [] if trace.is_complete else [self.end]
+            times = [t for t in trace.chunk_times if t <= self.end] + last
+            gaps += [b - a for a, b in pairwise(times) if b > self.long.arrival]
+        return gaps
+
+    @property
+    def calm_s(self) -> float:
+        """Median inter-token latency before."""
+        before = [
+            b - a for trace in self.streams for a, b in pairwise(trace.chunk_times) if b <= self.long.arrival
+        ]
+        return percentile(before, 50)
+
+    def gap_s(self, percent: float) -> float:
+        return percentile(self.gaps_s, percent)
+
+
+def run(bench: Bench) -> WorkloadResult:
+    size = QUICK if bench.is_quick else FULL
+
+    def measure(who: Contestant, number: int) -> Passage:
+        with bench.start(who, size.room) as server:
+            return asyncio.run(_measure(size, server, number))
+
+    contestants = bench.contestants(Variant.WHOLE, Variant.PLAIN_STEPS)
+    contest = bench.contest(contestants, measure, lambda *_: size.works)
+    lines = _lines(contest)
+    return WorkloadResult(
+        name="long-prompt",
+        sizes=f"{size.streams} streams run when a prompt of {size.long_tokens} tokens arrives",
+        goals=_goals(contest, lines),
+        lines=lines,
+        distributions=tuple(
+            distribution(who.label, [trace for passage in passages for trace in passage.streams])
+            for who, passages in contest.runs.items()
+        ),
+        failures=contest.failures,
+        notes=(*contest.notes, _TWO_LIMITS) if contest.loops else (),
+    )
+
+
+async def _measure(size: Size, server: Server, number: int) -> Passage:
+    streams, one = server.clients(), server.clients()
+    background = asyncio.create_task(streams.closed_loop(_streams(size, number), size.streams))
+    try:
+        await asyncio.wait_for(_calm(size, streams), _START_S)
+        long = await one.send(_long(size, number))
+    except asyncio.TimeoutError:
+        raise LoadFailed(f"{size.streams} streams did not begin within {_START_S:g} s") from None
+    finally:
+        background.cancel()
+        await asyncio.gather(background, return_exceptions=True)
+    streams.check()
+    one.check()
+    if long.end is None or long.ttft_s is None:
+        raise LoadFailed("the long prompt got no answer")
+    return Passage(long, streams.traces, long.end)
+
+
+async def _calm(size: Size, streams: Clients) -> None:
+    """Until all stream, or as many as the server serves at once and one of those has got far."""
+    while not _is_calm(size, streams.traces):
+        streams.check()
+        await asyncio.sleep(_POLL_S)
+
+
+def _is_calm(size: Size, traces: list[Trace]) -> bool:
+    counts = [len(trace.chunk_times) for trace in traces]
+    all_stream = len(counts) == size.streams and min(counts) >= _CALM_TOKENS
+    return all_stream or max(counts, default=0) >= size.stream_output // 4
+
+
+def _streams(size: Size, number: int) -> list[Ask]:
+    return [
+        Ask(
+            prompt=random_tokens(size.stream_prompt, "stream", number, i),
+            max_tokens=size.stream_output,
+            seed=i,
+        )
+        for i in range(size.streams)
+    ]
+
+
+def _long(size: Size, number: int) -> Ask:
+    return Ask(prompt=random_tokens(size.long_tokens, "long", number), max_tokens=size.long_output)
+
+
+def _lines(contest: Contest[Passage]) -> tuple[Line, ...]:
+    at_most = Direction.AT_MOST
+    return (
+        contest.line("worst stall of the streams", "s", at_most, lambda p: p.gap_s(100), _step_s),
+        contest.line("inter-token latency p95 meanwhile", "s", at_most, lambda p: p.gap_s(95), _step_s),
+        contest.line("inter-token latency p50 before", "s", at_most, lambda p: p.calm_s, _step_s),
+        contest.line(
+            "TTFT of the long prompt", "s", at_most, lambda p: p.ttft_s, lambda runs: runs[1].seconds
+        ),
+    )
+
+
+def _step_s(loops: list[LoopRun]) -> float | None:
+    ms = loops[0].decode_ms
+    return None if ms is None else ms / 1000
+
+
+def _goals(contest: Contest[Passage], lines: tuple[Line, ...]) -> tuple[Goal, ...]:
+    return contest.goals_against_llama_server(lines[0], "worst stall", plain=5, best=5)

@@ -1,0 +1,144 @@
+"""The load of *mixed*: batch clients without end, and interactive requests that come whatever happens."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from bench.asking import Ask, Priority, Trace
+from bench.bench import Bench
+from bench.contestants import Room
+from bench.limit.work import Request, Work
+from bench.load import fixed_arrivals, poisson_arrivals
+from bench.prompts import about, random_tokens
+from bench.servers import Server
+
+POOL_TOKENS = 8192
+_MARGIN = 1.1
+"""Lengths differ from what they should be by so much at most."""
+_MOST_SHORTS = 20
+"""Short requests for each batch request that the bare loop is given."""
+_PAUSE_S = 1.0
+"""After requests were cut off, until the next measurement."""
+
+
+@dataclass(frozen=True)
+class Size:
+    idle_requests: int
+    ramp_s: float
+    """Batch clients alone, before the window opens: they all begin with their prompts at once."""
+    window_s: float
+    shown_s: float
+    """Of the window whose steps are drawn."""
+    every_s: float = 1.5
+    batch_clients: int = 8
+    batch_prompt: int = 400
+    batch_output: int = 100
+    short_prompt: int = 33
+    short_output: int = 12
+
+    @property
+    def room(self) -> Room:
+        longest = int(_MARGIN * self.batch_prompt + _MARGIN * self.batch_output) + 1
+        return Room(pool_tokens=POOL_TOKENS, request_tokens=longest)
+
+    def works(self, batch_output_per_s: float) -> list[Work]:
+        """Both classes in a closed loop, one more client than batch has; one short request alone."""
+        batch_every_s = self.batch_output / max(batch_output_per_s, 1e-3)
+        batch = Request(prompt=self.batch_prompt, output=self.batch_output)
+        shorts = min(max(1, round(batch_every_s / self.every_s)), _MOST_SHORTS)
+        short = Request(prompt=self.short_prompt, output=self.short_output)
+        return [
+            Work(clients=self.batch_clients + 1, requests=(batch, *[short] * shorts) * self.batch_clients),
+            Work(clients=1, requests=(Request(prompt=self.short_prompt, output=1),)),
+        ]
+
+
+FULL = Size(idle_requests=20, ramp_s=20, window_s=75, shown_s=8)
+QUICK = Size(idle_requests=6, ramp_s=0.5, window_s=3, shown_s=2, every_s=0.5)
+
+
+@dataclass(frozen=True)
+class Window:
+    """What went on from `begin` to `end`, and the traces that say so."""
+
+    begin: float
+    end: float
+    batch: list[Trace]
+    interactive: list[Trace]
+
+    @property
+    def computed_per_s(self) -> float:
+        """Prompt and output tokens of both classes a second."""
+        traces = self.batch + self.interactive
+        return sum(t.computed_tokens(self.begin, self.end) for t in traces) / (self.end - self.begin)
+
+    @property
+    def output_per_s(self) -> float:
+        """Output tokens of both classes a second."""
+        return self._output(self.batch + self.interactive)
+
+    @property
+    def batch_output_per_s(self) -> float:
+        return self._output(self.batch)
+
+    def _output(self, traces: list[Trace]) -> float:
+        return sum(t.output_within(self.begin, self.end) for t in traces) / (self.end - self.begin)
+
+
+async def run_both(bench: Bench, size: Size, server: Server, number: int) -> Window:
+    jobs, shorts = batch_asks(size, "both", number), interactive_asks(size, "both", number)
+    return await run_window(size, server, jobs, shorts, _arrivals(bench, size, number))
+
+
+def _arrivals(bench: Bench, size: Size, number: int) -> list[float]:
+    if bench.is_poisson:
+        return poisson_arrivals(1 / size.every_s, size.window_s, seed=number)
+    return fixed_arrivals(size.every_s, size.window_s)
+
+
+async def run_window(
+    size: Size,
+    server: Server,
+    jobs: Iterator[Ask],
+    shorts: Iterator[Ask],
+    offsets: Sequence[float],
+) -> Window:
+    """The batch load goes on until the last interactive request is answered, and is then cut off."""
+    batch, interactive = server.clients(), server.clients()
+    background = asyncio.create_task(batch.closed_loop(jobs, size.batch_clients))
+    try:
+        await asyncio.sleep(size.ramp_s)
+        begin = time.perf_counter()
+        await asyncio.gather(interactive.open_loop(shorts, offsets), asyncio.sleep(size.window_s))
+    finally:
+        background.cancel()
+        await asyncio.gather(background, return_exceptions=True)
+    batch.check()
+    interactive.check()
+    await asyncio.sleep(_PAUSE_S)
+    return Window(begin, begin + size.window_s, batch.traces, interactive.traces)
+
+
+def batch_asks(size: Size, phase: str, number: int) -> Iterator[Ask]:
+    """Without end. Lengths are the same with and without company, tokens are not: no phase helps another."""
+    for i in itertools.count():
+        yield Ask(
+            prompt=random_tokens(about(size.batch_prompt, "batch", i), phase, number, i),
+            max_tokens=about(size.batch_output, "output", i),
+            seed=i,
+            priority=Priority.BATCH,
+        )
+
+
+def interactive_asks(size: Size, phase: str, number: int) -> Iterator[Ask]:
+    for i in itertools.count():
+        yield Ask(
+            prompt=random_tokens(about(size.short_prompt, "short", i), "short", phase, number, i),
+            max_tokens=size.short_output,
+            seed=i,
+            priority=Priority.INTERACTIVE,
+        )

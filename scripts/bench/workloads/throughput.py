@@ -1,0 +1,178 @@
+"""*throughput*: sequential against batched, over the number of clients.
+
+Short questions about one long text that all know: its prompt has been computed before the clock starts, for
+every server, so that steady operation is measured (*prefix* begins cold).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from dataclasses import dataclass
+
+from bench.asking import Ask
+from bench.bench import Bench
+from bench.contest import LIMIT, OURS, Contest
+from bench.contestants import Contestant, Room, Variant
+from bench.limit.work import Request, Work
+from bench.load import Clients
+from bench.prompts import random_tokens
+from bench.results import Curve, Direction, Goal, Line, WorkloadResult
+from bench.servers import Server
+from bench.stats import Rounds, ratio
+
+_POOL_TOKENS = 16384
+_COMPARED_AT = 16
+"""Clients at which our server meets the sequential one's best."""
+_POLL_S = 0.05
+_PAUSE_S = 1.0
+"""After requests were cut off, until the next point."""
+_ENOUGH = 4
+"""Complete requests that a slow server is let off with when the time of a point is over."""
+
+
+@dataclass(frozen=True)
+class Size:
+    clients: tuple[int, ...]
+    shared_tokens: int
+    own_tokens: int
+    output_tokens: int
+    point_s: float
+    least_requests: int
+
+    @property
+    def room(self) -> Room:
+        longest = self.shared_tokens + self.own_tokens + self.output_tokens
+        return Room(pool_tokens=_POOL_TOKENS, request_tokens=longest)
+
+    def num_requests(self, clients: int) -> int:
+        return max(self.least_requests, 2 * clients)
+
+    def work(self, clients: int) -> Work:
+        request = Request(prompt=self.own_tokens, output=self.output_tokens)
+        return Work(
+            clients=clients,
+            shared=self.shared_tokens,
+            is_warm=True,
+            requests=(request,) * self.num_requests(clients),
+        )
+
+
+FULL = Size((1, 2, 4, 8, 16, 32), 1024, 16, 16, point_s=20, least_requests=8)
+QUICK = Size((1, 4, 16), 256, 8, 8, point_s=2, least_requests=4)
+
+Speeds = dict[int, float]
+"""Requests/s by clients."""
+
+
+def run(bench: Bench) -> WorkloadResult:
+    size = QUICK if bench.is_quick else FULL
+
+    def measure(who: Contestant, number: int) -> Speeds:
+        with bench.start(who, size.room) as server:
+            return asyncio.run(_measure(server, size, number))
+
+    contestants = bench.contestants(Variant.WHOLE, Variant.SEQUENTIAL, Variant.STATIC)
+    contest = bench.contest(contestants, measure, lambda *_: [size.work(k) for k in size.clients])
+    lines = {clients: _line(contest, size, clients) for clients in size.clients}
+    return WorkloadResult(
+        name="throughput",
+        sizes=f"{', '.join(map(str, size.clients))} clients, "
+        f"{size.shared_tokens} shared + {size.own_tokens} own + {size.output_tokens} output tokens; the "
+        f"shared ones are computed before; two requests a client, at least {size.least_requests} in all; "
+        f"a server that is not done after {size.point_s:g} s is let off with {_ENOUGH} of them",
+        goals=_goals(contest, lines),
+        lines=tuple(lines.values()),
+        curves=_curves(lines),
+        failures=contest.failures,
+        notes=contest.notes,
+    )
+
+
+async def _measure(server: Server, size: Size, number: int) -> Speeds:
+    warming = server.clients()
+    await warming.send(asks(size, number, 0)[0])
+    warming.check()
+    return {clients: await _speed(server, size, number, clients) for clients in size.clients}
+
+
+async def _speed(server: Server, size: Size, number: int, num_clients: int) -> float:
+    clients = server.clients()
+    start = time.perf_counter()
+    loop = asyncio.create_task(clients.closed_loop(asks(size, number, num_clients), num_clients))
+    while not loop.done():
+        await asyncio.wait([loop], timeout=_POLL_S)
+        if time.perf_counter() > start + size.point_s and len(_ends(clients)) >= _ENOUGH:
+            break
+    if not loop.done():
+        await _cut_off(loop)
+    clients.check()
+    ends = _ends(clients)
+    return len(ends) / (max(ends) - start)
+
+
+async def _cut_off(loop: asyncio.Task[None]) -> None:
+    loop.cancel()
+    with contextlib.suppress(asyncio.CancelledError):
+        await loop
+    await asyncio.sleep(_PAUSE_S)
+
+
+def _ends(clients: Clients) -> list[float]:
+    return [trace.end for trace in clients.traces if trace.end is not None]
+
+
+def asks(size: Size, number: int, num_clients: int) -> list[Ask]:
+    """Of one point; 0 clients: the one that makes the shared text known."""
+    shared = random_tokens(size.shared_tokens, "throughput", number)
+    return [
+        Ask(
+            prompt=shared + random_tokens(size.own_tokens, "question", number, num_clients, i),
+            max_tokens=size.output_tokens,
+            seed=i,
+        )
+        for i in range(size.num_requests(num_clients))
+    ]
+
+
+def _line(contest: Contest[Speeds], size: Size, clients: int) -> Line:
+    at = size.clients.index(clients)
+    return contest.line(
+        f"requests, {clients} {'client' if clients == 1 else 'clients'}",
+        "1/s",
+        Direction.AT_LEAST,
+        lambda speeds: speeds[clients],
+        lambda loops: loops[at].requests_per_s,
+    )
+
+
+def _goals(contest: Contest[Speeds], lines: dict[int, Line]) -> tuple[Goal, ...]:
+    """Against the best that one at a time comes to, with however many clients."""
+    one, other = contest.label(OURS), contest.label(Variant.SEQUENTIAL.key)
+    measured = None
+    if one is not None and other is not None:
+        best = max((line.servers[other] for line in lines.values()), key=lambda rounds: rounds.median)
+        measured = ratio(lines[_COMPARED_AT].servers[one], best)
+    return (
+        Goal(
+            what=f"requests/s with {_COMPARED_AT} clients, against '{Variant.SEQUENTIAL.label}'",
+            measured=measured,
+            direction=Direction.AT_LEAST,
+            limit=15.6,
+            unit="x",
+        ),
+    )
+
+
+def _curves(lines: dict[int, Line]) -> tuple[Curve, ...]:
+    """The bare loop's last."""
+    labels = list(next(iter(lines.values())).servers)
+    curves = [
+        Curve(label=label, points=tuple((clients, line.servers[label]) for clients, line in lines.items()))
+        for label in labels
+    ]
+    limits: list[tuple[int, Rounds]] = [
+        (k, line.limit) for k, line in lines.items() if line.limit is not None
+    ]
+    return (*curves, Curve(label=LIMIT, points=tuple(limits))) if limits else tuple(curves)

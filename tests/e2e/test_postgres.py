@@ -1,0 +1,106 @@
+"""Batches in PostgreSQL, where the machine has it: kill -9 of the server, and a database that goes away."""
+
+from __future__ import annotations
+
+import signal
+from collections import Counter
+from collections.abc import Iterator
+
+import httpx
+import openai
+import pytest
+
+from tests.e2e.test_batches import begin, chat_row, ended, jsonl, lines_of, slow_row, until_some_are_done
+from tests.postgres import PostgresServer
+from tests.server import ServerProcess
+from tests.tiny_model import tiny_model_path
+
+pytestmark = [pytest.mark.native, pytest.mark.thorough]
+
+MODEL = ("--model", str(tiny_model_path()), "--served-model-name", "tiny", "--batch-concurrency", "4")
+
+
+@pytest.fixture(scope="module")
+def postgres() -> Iterator[PostgresServer]:
+    with PostgresServer() as server:
+        yield server
+
+
+def sdk_of(server: ServerProcess) -> openai.OpenAI:
+    return openai.OpenAI(base_url=server.url + "/v1", api_key="none", max_retries=0)
+
+
+def every_row_once(sdk: openai.OpenAI, batch_id: str, num_rows: int) -> None:
+    done = ended(sdk, batch_id)
+    assert done.status == "completed"
+    found = Counter(str(line["custom_id"]) for line in lines_of(sdk, done.output_file_id))
+    assert found == Counter(f"row-{number}" for number in range(num_rows))
+
+
+def test_a_killed_servers_batch_goes_on_in_another(postgres: PostgresServer) -> None:
+    url = postgres.new_database()
+    rows = jsonl([slow_row(number) for number in range(24)])
+    with ServerProcess(*MODEL, "--jobs-db", url) as first, sdk_of(first) as sdk:
+        batch = begin(sdk, rows)
+        until_some_are_done(sdk, batch.id, 3)
+        first.stop(signal.SIGKILL)
+    with ServerProcess(*MODEL, "--jobs-db", url) as second, sdk_of(second) as sdk:
+        every_row_once(sdk, batch.id, 24)
+
+
+def test_a_database_that_goes_away_is_503_and_its_batches_go_on_afterwards(postgres: PostgresServer) -> None:
+    with ServerProcess(*MODEL, "--jobs-db", postgres.new_database()) as server, sdk_of(server) as sdk:
+        batch = begin(sdk, jsonl([slow_row(number) for number in range(24)]))
+        until_some_are_done(sdk, batch.id, 2)
+        postgres.stop()
+        try:
+            for _ in range(2):
+                refused = httpx.get(server.url + "/v1/batches", timeout=30)
+                assert refused.status_code == 503, refused.text
+                assert refused.json()["error"]["code"] == "jobs_unavailable"
+                assert int(refused.headers["retry-after"]) > 0
+            with pytest.raises(openai.InternalServerError) as upload:
+                sdk.files.create(file=("rows.jsonl", jsonl([chat_row(0)])), purpose="batch")
+            assert upload.value.status_code == 503
+            body = {"prompt": "x", "max_tokens": 3}
+            assert httpx.post(server.url + "/v1/completions", json=body, timeout=30).status_code == 200
+            assert httpx.get(server.url + "/ready").status_code == 200
+            assert any("the jobs database failed: " in line for line in server.lines)
+            server.wait_for("(the jobs database is away): ")
+        finally:
+            postgres.start()
+        server.wait_for("(the jobs database is back)")
+        every_row_once(sdk, batch.id, 24)
+
+
+def test_a_server_ends_in_order_while_its_database_is_away(postgres: PostgresServer) -> None:
+    with ServerProcess(*MODEL, "--jobs-db", postgres.new_database()) as server, sdk_of(server) as sdk:
+        batch = begin(sdk, jsonl([slow_row(number) for number in range(24)]))
+        until_some_are_done(sdk, batch.id, 1)
+        postgres.stop()
+        try:
+            assert server.stop(signal.SIGTERM) == 0
+        finally:
+            postgres.start()
+    assert "Traceback" not in "".join(server.lines)
+
+
+@pytest.mark.parametrize("nul", ["%00", "a%00b"])
+def test_ids_with_a_nul_are_unknown_as_any(postgres: PostgresServer, nul: str) -> None:
+    with ServerProcess(*MODEL, "--jobs-db", postgres.new_database()) as server:
+        body = {"input_file_id": "a\0", "endpoint": "/v1/completions", "completion_window": "1h"}
+        answers = [
+            httpx.get(f"{server.url}/v1/files/{nul}"),
+            httpx.get(f"{server.url}/v1/batches/{nul}"),
+            httpx.get(f"{server.url}/v1/batches?after={nul}"),
+            httpx.delete(f"{server.url}/v1/files/{nul}"),
+            httpx.post(f"{server.url}/v1/batches", json=body),
+        ]
+        assert [answer.status_code for answer in answers] == [404] * 5
+        form, rows = {"purpose": "batch"}, {"file": ("rows\0.jsonl", jsonl([chat_row(0)]))}
+        made = httpx.post(server.url + "/v1/files", data=form, files=rows)
+        assert made.status_code == 200, made.text
+        words = {"metadata": {"a": "\0"}, "endpoint": "/v1/chat/completions", "completion_window": "1h"}
+        begun = httpx.post(f"{server.url}/v1/batches", json={"input_file_id": made.json()["id"], **words})
+        assert begun.status_code == 200, begun.text
+        assert begun.json()["metadata"] == {"a": "\0"}

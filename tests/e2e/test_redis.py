@@ -1,0 +1,101 @@
+"""Rate limits in Redis, where the machine has it: two servers count together; nobody fails without it."""
+
+from __future__ import annotations
+
+import hashlib
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+
+import httpx
+import pytest
+
+from tests.redis_server import RedisServer
+from tests.server import ServerProcess
+from tests.tiny_model import tiny_model_path
+
+pytestmark = [pytest.mark.native, pytest.mark.thorough]
+
+
+@pytest.fixture(scope="module")
+def redis() -> Iterator[RedisServer]:
+    with RedisServer() as server:
+        yield server
+
+
+@pytest.fixture(scope="module")
+def two_servers(
+    redis: RedisServer, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[tuple[ServerProcess, ServerProcess]]:
+    """Counted together for the holders of these keys, each test's with one of its own."""
+    keys = tmp_path_factory.mktemp("keys") / "keys.toml"
+    write_keys(keys, requests="requests_per_minute = 5", tokens="tokens_per_minute = 100", away="")
+    options = ("--model", str(tiny_model_path()), "--api-keys", str(keys), "--limits-url", redis.url)
+    with ServerProcess(*options) as one, ServerProcess(*options) as two:
+        yield one, two
+
+
+def write_keys(path: Path, **limits: str) -> None:
+    tables = []
+    for name, lines in limits.items():
+        digest = hashlib.sha256(name.encode()).hexdigest()
+        tables.append(f'[keys.{name}]\nsha256 = "{digest}"\n{lines or "requests_per_minute = 2"}\n')
+    path.write_text("\n".join(tables))
+
+
+def ask(server: ServerProcess, key: str, max_tokens: int = 2) -> httpx.Response:
+    body = {"prompt": "x", "max_tokens": max_tokens, "temperature": 0, "ignore_eos": True}
+    return httpx.post(server.url + "/v1/completions", json=body, headers={"x-api-key": key}, timeout=60)
+
+
+def remaining(answer: httpx.Response, unit: str) -> int:
+    return int(answer.headers[f"x-ratelimit-remaining-{unit}"])
+
+
+def test_requests_are_counted_together(two_servers: tuple[ServerProcess, ServerProcess]) -> None:
+    answers = [ask(two_servers[number % 2], "requests") for number in range(7)]
+    assert [answer.status_code for answer in answers] == [200] * 5 + [429] * 2
+    assert [remaining(answer, "requests") for answer in answers] == [4, 3, 2, 1, 0, 0, 0]
+    for refused in answers[5:]:
+        assert refused.json()["error"]["code"] == "rate_limit_exceeded"
+        assert int(refused.headers["retry-after"]) > 0
+
+
+def test_tokens_are_counted_together(two_servers: tuple[ServerProcess, ServerProcess]) -> None:
+    one, two = two_servers
+    used = [ask(server, "tokens", max_tokens=30).json()["usage"]["total_tokens"] for server in (one, two)]
+    third = ask(one, "tokens", max_tokens=1)
+    assert third.status_code == 200
+    prompt = third.json()["usage"]["prompt_tokens"]
+    assert remaining(third, "tokens") == 100 - sum(used) - prompt - 1
+    refused = ask(two, "tokens", max_tokens=60)
+    assert (refused.status_code, refused.json()["error"]["type"]) == (429, "tokens")
+
+
+def test_without_redis_nobody_is_limited_and_with_it_again(
+    two_servers: tuple[ServerProcess, ServerProcess], redis: RedisServer
+) -> None:
+    redis.kill()
+    for _ in range(3):
+        assert [ask(server, "away").status_code for server in two_servers] == [200, 200]
+    for server in two_servers:
+        server.wait_for("(nobody is limited)")
+    redis.start()
+    statuses = {200}
+    while statuses != {429}:  # each server asks again some seconds after a failure
+        statuses = {ask(server, "away").status_code for server in two_servers}
+        assert statuses <= {200, 429}
+    for server in two_servers:
+        server.wait_for("(storage of rate limits is back)")
+
+
+def test_a_redis_that_hangs_is_as_one_that_is_away(
+    two_servers: tuple[ServerProcess, ServerProcess], redis: RedisServer
+) -> None:
+    assert redis.process is not None
+    redis.process.send_signal(signal.SIGSTOP)
+    try:
+        for _ in range(3):
+            assert [ask(server, "requests").status_code for server in two_servers] == [200, 200]
+    finally:
+        redis.process.send_signal(signal.SIGCONT)

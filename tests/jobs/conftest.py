@@ -1,0 +1,25 @@
+"""Where jobs are kept: every test runs on SQLite, and on PostgreSQL where the machine has it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.postgres import PostgresServer
+
+
+@pytest.fixture(scope="session")
+def postgres() -> Iterator[PostgresServer]:
+    with PostgresServer() as server:
+        yield server
+
+
+@pytest.fixture(params=["sqlite", pytest.param("postgresql", marks=pytest.mark.thorough)])
+def where(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    """Of an empty database."""
+    if request.param == "sqlite":
+        return str(tmp_path / "deep" / "jobs.db")
+    server: PostgresServer = request.getfixturevalue("postgres")
+    return server.new_database()

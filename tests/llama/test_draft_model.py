@@ -1,0 +1,151 @@
+"""A small model drafts for a large one with the same tokens; what comes out is the large one's."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from openai_cpu_server.contract.messages import EngineOptions
+from openai_cpu_server.contract.request import GenerationRequest, Sampling
+from openai_cpu_server.contract.step import Close, Open, Span, Step
+from openai_cpu_server.errors import StartupError
+from openai_cpu_server.llama.backend import LlamaBackend
+from openai_cpu_server.llama.vocabulary import Vocabulary
+from tests.llama.driver import GREEDY, execute_and_press, generate, opened
+from tests.llama.test_drafts import DEMO, answers, drafts_of
+
+DRAFT = DEMO.with_name("demo-draft.gguf")
+TEXT = "One day the small dog ran to the old mill by the river. "
+
+
+def options(model: Path, draft: Path, **more: object) -> EngineOptions:
+    base = EngineOptions(model_path=str(model), draft_model_path=str(draft), kv_tokens=2048, max_seqs=4)
+    return msgspec.structs.replace(base, **more)
+
+
+@contextmanager
+def loaded(model: Path, draft: Path, **more: object) -> Iterator[LlamaBackend]:
+    backend = LlamaBackend.load(options(model, draft, **more), lambda fraction: None)
+    try:
+        yield backend
+    finally:
+        backend.close()
+
+
+@pytest.fixture(scope="module")
+def backend() -> Iterator[LlamaBackend]:
+    with loaded(DEMO, DRAFT) as backend:
+        yield backend
+
+
+@pytest.fixture(scope="module")
+def sure() -> Iterator[LlamaBackend]:
+    """The model drafts for itself: it is right as often as it is greedy."""
+    with loaded(DEMO, DEMO) as backend:
+        yield backend
+
+
+@pytest.fixture(scope="module")
+def prompts() -> list[tuple[int, ...]]:
+    texts = [TEXT, TEXT + "The cat was not there. " * 3, "My name is Anna. " + TEXT]
+    with Vocabulary.open(DEMO) as words:
+        return [tuple(words.encode(text, add_special=True, parse_special=False)) for text in texts]
+
+
+def asks(prompts: Sequence[tuple[int, ...]], sampling: Sampling = GREEDY) -> list[GenerationRequest]:
+    return [
+        GenerationRequest(id=str(n), tokens=tokens, max_tokens=40, sampling=sampling, top_logprobs=2)
+        for n, tokens in enumerate(prompts)
+    ]
+
+
+def drafted(backend: LlamaBackend, slot: int, start: int, tokens: Sequence[int], count: int) -> list[int]:
+    """What a step with so many draft tokens brings."""
+    result = backend.execute(Step(spans=(Span(slot, start, tuple(tokens), True, num_to_draft=count),)))
+    assert not result.interrupted
+    return [result.samples[slot].token, *(sample.token for sample in result.further.get(slot, ()))]
+
+
+def test_what_it_drafts_for_itself_is_right(sure: LlamaBackend, prompts: list[tuple[int, ...]]) -> None:
+    for prompt in prompts:
+        expected = generate(sure, prompt, 12)
+        with opened(sure, 0, prompt):
+            found = drafted(sure, 0, 0, prompt, 4)
+            while len(found) < 9:
+                start = len(prompt) + len(found) - 1
+                found += drafted(sure, 0, start, found[-1:], 4)
+        assert found[:9] == expected[:9]
+
+
+@pytest.mark.parametrize("sampling", [GREEDY, Sampling(seed=4, temperature=0.7)], ids=str)
+def test_answers_are_the_models_own(
+    backend: LlamaBackend, prompts: list[tuple[int, ...]], sampling: Sampling
+) -> None:
+    """Its weights are quantised: where two tokens are all but equally likely, either may come."""
+    requests = asks(prompts, sampling)
+    plain, drafting = answers(backend, "off", *requests), answers(backend, "always", *requests)
+    assert sum(drafts_of(event)[0] for event in drafting.values()) > 0
+    for name, event in plain.items():
+        pairs = zip(event.logprobs, drafting[name].logprobs, strict=False)
+        parting = next((one for one, other in pairs if one.token != other.token), None)
+        assert parting is None or sampling is not GREEDY or parting.top[0][1] - parting.top[1][1] < 0.2
+
+
+def test_drafts_for_itself_save_steps(sure: LlamaBackend, prompts: list[tuple[int, ...]]) -> None:
+    drafting = answers(sure, "always", *asks(prompts))
+    assert sum(drafts_of(event)[1] for event in drafting.values()) > 20
+
+
+def test_it_reads_a_long_prompt_in_some_steps(prompts: list[tuple[int, ...]]) -> None:
+    prompt = (prompts[0] * 30)[:300]
+    with loaded(DEMO, DEMO, prefill_tokens=64) as backend, opened(backend, 0, prompt):
+        for start in range(0, 256, 64):
+            backend.execute(Step(spans=(Span(0, start, prompt[start : start + 64], False),)))
+        known, tokens, start = [], list(prompt), 256
+        while len(known) < 8:
+            span = Span(0, start, tuple(tokens[start:]), True, num_to_draft=2)
+            result = backend.execute(Step(spans=(span,)))
+            known.append(result.drafted[0].num_known)
+            start = len(tokens) + result.drafted[0].num_accepted
+            tokens += [result.samples[0].token, *(s.token for s in result.further.get(0, ()))]
+        assert known[0] < known[1] < known[2] < len(prompt)
+        assert known[-1] >= len(prompt)
+
+
+def test_interrupted_drafts_leave_no_trace(sure: LlamaBackend, prompts: list[tuple[int, ...]]) -> None:
+    prompt = (prompts[0] * 30)[:250]
+    expected = generate(sure, prompt, 6)
+    with opened(sure, 0, prompt):
+        step = Step(spans=(Span(0, 0, prompt, True, num_to_draft=4),))
+        assert execute_and_press(sure, step).interrupted
+        found = drafted(sure, 0, 0, prompt, 4)
+        while len(found) < 6:
+            found += drafted(sure, 0, len(prompt) + len(found) - 1, found[-1:], 4)
+    assert found[:6] == expected
+
+
+def test_a_slot_is_free_again_when_it_is_closed(sure: LlamaBackend, prompts: list[tuple[int, ...]]) -> None:
+    for prompt in prompts * 3:
+        sure.execute(Step(verbs=(Open(1, GREEDY, prompt),)))
+        span = Span(1, 0, prompt, True, num_to_draft=3)
+        assert sure.execute(Step(spans=(span,))).drafted[1].num_known >= len(prompt)
+        sure.execute(Step(verbs=(Close(1),)))
+
+
+def test_its_price_is_told(backend: LlamaBackend) -> None:
+    assert backend.info.draft_cost is not None
+    assert 0 < backend.info.draft_cost < 1
+
+
+def test_another_tokenizer_is_refused(tiny: Path) -> None:
+    with pytest.raises(StartupError, match=r"demo-draft\.gguf has another tokenizer"):
+        LlamaBackend.load(options(tiny, DRAFT), lambda fraction: None)
+
+
+def test_a_draft_model_that_is_not_there_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(StartupError, match="There is no model file"):
+        LlamaBackend.load(options(DEMO, tmp_path / "none.gguf"), lambda fraction: None)

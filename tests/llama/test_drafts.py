@@ -1,0 +1,335 @@
+"""Draft tokens change how many steps it takes, and nothing else: not what is chosen, nor how often."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+import pytest
+
+from openai_cpu_server.contract.messages import EngineOptions, Submit, TokenEvent
+from openai_cpu_server.contract.request import Constraint, GenerationRequest, Sampling
+from openai_cpu_server.contract.step import Close, Drafted, Open, Sample, Save, Span, Step, num_right
+from openai_cpu_server.engine.core import build_core
+from openai_cpu_server.llama.backend import LlamaBackend
+from openai_cpu_server.llama.sampling import Sampler
+from openai_cpu_server.llama.slot import OpenSlot
+from openai_cpu_server.llama.truncation import Candidates
+from openai_cpu_server.llama.vocabulary import Vocabulary
+from tests.llama.driver import GREEDY, execute_and_press, generate, opened
+
+SIZE = 40
+CANDIDATES = Candidates(SIZE)
+DRAWS = 6000
+PROMPT = tuple(1 + (7 * i * i + 3 * i) % 900 for i in range(50))
+TOLERANCE = 0.02
+"""Steps of other sizes round differently (EVIDENCE.md, 3)."""
+DEMO = Path(__file__).parents[2] / "model_assets" / "demo.gguf"
+
+Floats = npt.NDArray[np.float64]
+
+
+def rows(count: int) -> npt.NDArray[np.float32]:
+    """Logits after the span's last token and after each of the draft's."""
+    return np.random.default_rng(3).normal(0, 1.5, (count, SIZE)).astype(np.float32)
+
+
+def slot(seed: int, **parameters: object) -> OpenSlot:
+    opened_at = Open(0, Sampling(seed=seed, **parameters), prompt=(5, 6))  # type: ignore[arg-type]
+    return OpenSlot(opened_at, Sampler(opened_at, CANDIDATES, vocab_size=SIZE, end_tokens=frozenset({2})))
+
+
+def chosen_along(
+    draft: Sequence[int], logits: npt.NDArray[np.float32], seed: int, **p: object
+) -> tuple[list[int], int]:
+    one = slot(seed, **p)
+    sampled = one.sample_along(draft, logits)
+    one.close()
+    return [sample.token for sample in sampled.samples], sampled.num_accepted
+
+
+def softmax(logits: npt.NDArray[np.float32], temperature: float = 1.0) -> Floats:
+    weights = np.exp((logits.astype(np.float64) - logits.max()) / temperature)
+    found: Floats = weights / weights.sum()
+    return found
+
+
+def chi_square(counts: Counter[int], expected: Floats) -> float:
+    """In standard deviations of the statistic; rare tokens are taken together."""
+    total = counts.total()
+    common = [token for token in range(SIZE) if expected[token] * total >= 5]
+    assert sum(counts[token] for token in range(SIZE) if expected[token] == 0) == 0
+    seen = [counts[token] for token in common] + [total - sum(counts[token] for token in common)]
+    wanted = [expected[token] * total for token in common]
+    wanted.append(max(total - sum(wanted), 1e-9))
+    if wanted[-1] < 5:
+        seen, wanted = seen[:-1], wanted[:-1]
+    statistic = sum((s - w) ** 2 / w for s, w in zip(seen, wanted, strict=True))
+    degrees = len(seen) - 1
+    return float((statistic - degrees) / np.sqrt(2 * degrees))
+
+
+def top_k(p: Floats, k: int) -> Floats:
+    kept = np.zeros(SIZE)
+    best = np.argsort(-p)[:k]
+    kept[best] = p[best]
+    return kept / kept.sum()
+
+
+@pytest.mark.parametrize("rank", [0, 3, 20])
+@pytest.mark.parametrize("temperature", [0.7, 1.0, 2.0])
+def test_the_first_token_is_distributed_as_without_a_draft(rank: int, temperature: float) -> None:
+    """Whether the draft is likely, less so, or hardly so; it is accepted as often as it is probable."""
+    logits = rows(2)
+    expected = softmax(logits[0], temperature)
+    draft = int(np.argsort(-expected)[rank])
+    found = [chosen_along([draft], logits, seed, temperature=temperature) for seed in range(DRAWS)]
+    counts = Counter(tokens[0] for tokens, _ in found)
+    assert abs(chi_square(counts, expected)) < 4
+    accepted = sum(num for _, num in found)
+    assert accepted == counts[draft]
+    assert accepted == pytest.approx(expected[draft] * DRAWS, abs=4 * (expected[draft] * DRAWS) ** 0.5 + 1)
+
+
+def test_what_replaces_a_rejected_token_is_the_rest_of_the_distribution() -> None:
+    logits = rows(2)
+    expected = softmax(logits[0])
+    draft = int(expected.argmax())
+    found = [chosen_along([draft], logits, seed) for seed in range(DRAWS)]
+    rest = expected.copy()
+    rest[draft] = 0
+    counts = Counter(tokens[0] for tokens, accepted in found if not accepted)
+    assert abs(chi_square(counts, rest / rest.sum())) < 4
+
+
+def test_tokens_behind_accepted_ones_are_distributed_as_without_a_draft() -> None:
+    logits = rows(3)
+    draft = [int(row.argmax()) for row in logits[:2]]
+    found = [chosen_along(draft, logits, seed)[0] for seed in range(3 * DRAWS)]
+    for position in (1, 2):
+        counts = Counter(tokens[position] for tokens in found if len(tokens) > position)
+        assert counts.total() > 300
+        assert abs(chi_square(counts, softmax(logits[position]))) < 4
+
+
+def test_truncation_bias_and_penalties_are_part_of_the_distribution() -> None:
+    """The second token is penalised for the first, which has only just been accepted."""
+    logits = np.repeat(rows(1), 2, axis=0)
+    biased = logits[0].copy()
+    biased[7] += 1.5
+    first, again = top_k(softmax(biased), 8), biased.copy()
+    draft = int(first.argmax())
+    again[draft] -= 2.0
+    parameters = {"top_k": 8, "logit_bias": {7: 1.5}, "presence_penalty": 2.0}
+    found = [chosen_along([draft], logits, seed, **parameters)[0] for seed in range(2 * DRAWS)]
+    assert abs(chi_square(Counter(tokens[0] for tokens in found), first)) < 4
+    behind = Counter(tokens[1] for tokens in found if len(tokens) > 1)
+    assert behind.total() > 1000
+    assert abs(chi_square(behind, top_k(softmax(again), 8))) < 4
+
+
+@pytest.mark.parametrize(
+    "parameters",
+    [
+        {"temperature": 0.0},
+        {},
+        {"temperature": 0.0, "repeat_penalty": 1.5, "repeat_last_n": 3},
+        {"top_p": 0.8, "min_p": 0.05, "frequency_penalty": 0.5},
+    ],
+    ids=str,
+)
+def test_the_very_tokens_are_those_of_one_step_each(parameters: dict[str, float]) -> None:
+    """By seed and position: drafts come and go with the load, seeded answers stay."""
+    logits = rows(6)
+    for seed in range(50):
+        alone = slot(seed, **parameters)
+        expected = [alone.sample(row).token for row in logits]
+        alone.close()
+        for right in range(6):
+            draft = expected[:right] + [(token + 1) % SIZE for token in expected[right:5]]
+            tokens, accepted = chosen_along(draft, logits, seed, **parameters)
+            assert (tokens, accepted) == (expected[: right + 1], right)
+
+
+def stepwise(
+    backend: LlamaBackend, verb: Open, count: int, draft_of: int = 0, wrong: int = 0
+) -> list[Sample]:
+    """Samples of a request whose drafts are `draft_of` tokens of a first run, `wrong` ones behind them."""
+    expected: list[Sample] = []
+    for drafts in (False, True) if draft_of or wrong else (False,):
+        found = _run(backend, verb, count, expected if drafts else [], draft_of, wrong)
+        expected = expected or found
+    return found
+
+
+def _run(
+    backend: LlamaBackend, verb: Open, count: int, known: list[Sample], right: int, wrong: int
+) -> list[Sample]:
+    backend.execute(Step(verbs=(verb,)))
+    tokens, samples, start = list(verb.prompt), list[Sample](), 0
+    truth = [token for sample in known for token in (sample.token, *sample.forced)]
+    while len(samples) < count and not (samples and samples[-1].token in backend.info.end_tokens):
+        at = len(tokens) - len(verb.prompt)
+        draft = truth[at : at + right]
+        draft += [(token + 3) % 900 + 5 for token in truth[at + right : at + right + wrong]]
+        draft = [token for token in draft if token not in backend.info.end_tokens]
+        span = Span(verb.slot, start, tuple(tokens[start:]), True, draft=tuple(draft))
+        result = backend.execute(Step(spans=(span,)))
+        assert not result.failures
+        new = [result.samples[verb.slot], *result.further.get(verb.slot, ())]
+        start = len(tokens) + result.drafted.get(verb.slot, Drafted()).num_accepted
+        samples += new
+        tokens += [token for sample in new for token in (sample.token, *sample.forced)]
+    backend.execute(Step(verbs=(Close(verb.slot),)))
+    return samples
+
+
+@pytest.mark.parametrize(("right", "wrong"), [(3, 0), (0, 4), (2, 2), (7, 1)])
+@pytest.mark.parametrize("sampling", [GREEDY, Sampling(seed=5, temperature=0.8, repeat_penalty=1.2)], ids=str)
+def test_real_tokens_do_not_depend_on_drafts(
+    backend: LlamaBackend, sampling: Sampling, right: int, wrong: int
+) -> None:
+    verb = Open(0, sampling, PROMPT)
+    plain = stepwise(backend, verb, 40)
+    drafted = stepwise(backend, verb, 40, right, wrong)
+    assert [sample.token for sample in drafted][:40] == [sample.token for sample in plain]
+
+
+def test_log_probabilities_are_those_of_the_accepted_tokens(backend: LlamaBackend) -> None:
+    verb = Open(0, GREEDY, PROMPT, top_logprobs=3)
+    plain, drafted = stepwise(backend, verb, 20), stepwise(backend, verb, 20, 4, 2)
+    for one, other in zip(plain, drafted, strict=False):
+        assert one.logprob is not None
+        assert other.logprob is not None
+        assert other.logprob.token == one.logprob.token == one.token
+        assert other.logprob.logprob == pytest.approx(one.logprob.logprob, abs=TOLERANCE)
+        assert dict(other.logprob.top) == pytest.approx(dict(one.logprob.top), abs=TOLERANCE)
+
+
+def test_drafts_share_a_step_with_others(backend: LlamaBackend) -> None:
+    expected = generate(backend, PROMPT, 6)
+    other = generate(backend, PROMPT[:20], 1)
+    with opened(backend, 0, PROMPT), opened(backend, 1, PROMPT[:20]):
+        spans = (
+            Span(0, 0, PROMPT, True, draft=(*expected[:4], 7)),
+            Span(1, 0, PROMPT[:20], True, draft=(9, 9, 9)),
+        )
+        result = backend.execute(Step(spans=spans, padding=7))
+        assert [result.samples[0].token, *(s.token for s in result.further[0])] == expected[:5]
+        assert result.samples[1].token == other[0]
+        assert result.drafted == {0: Drafted(5, 4), 1: Drafted(3, num_right((9,), other))}
+        again = backend.execute(Step(spans=(Span(0, len(PROMPT) + 4, (expected[4],), True),)))
+    assert again.samples[0].token == expected[5]
+
+
+def test_rejected_cells_are_gone(backend: LlamaBackend) -> None:
+    """A block behind what was accepted cannot be saved: nothing is there."""
+    with opened(backend, 0, PROMPT):
+        span = Span(0, 0, PROMPT, True, draft=(1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14))
+        accepted = backend.execute(Step(spans=(span,))).drafted[0].num_accepted
+        assert accepted < 14
+        with pytest.raises(AssertionError):
+            backend.execute(Step(verbs=(Save(0, 0, len(PROMPT) + accepted + 1, 900),)))
+
+
+def test_an_interrupted_draft_leaves_no_trace(backend: LlamaBackend) -> None:
+    head, tail = PROMPT[:20], (PROMPT * 40)[20:1000]
+    with opened(backend, 0, head + tail):
+        backend.execute(Step(spans=(Span(0, 0, head, False),)))
+        step = Step(spans=(Span(0, 20, tail, True, draft=(1, 2, 3)),))
+        assert execute_and_press(backend, step).interrupted
+        result = backend.execute(step)
+    with opened(backend, 0, head + tail):
+        backend.execute(Step(spans=(Span(0, 0, head, False),)))
+        assert backend.execute(step) == result
+
+
+LETTERS = Constraint(grammar='root ::= "<" [a-z]{5} "-" [a-z]{5} " and so on, for ever" [a-z]{3} ">"')
+
+
+@pytest.mark.parametrize("top_logprobs", [None, 0])
+@pytest.mark.parametrize(("right", "wrong"), [(4, 0), (0, 3), (2, 3), (12, 2)])
+def test_grammars_hold_with_drafts(
+    backend: LlamaBackend, right: int, wrong: int, top_logprobs: int | None
+) -> None:
+    verb = Open(0, Sampling(seed=3), PROMPT, (), top_logprobs, LETTERS)
+    plain, drafted = stepwise(backend, verb, 60), stepwise(backend, verb, 60, right, wrong)
+    assert [(s.token, s.forced) for s in drafted] == [(s.token, s.forced) for s in plain]
+
+
+def test_a_draft_is_cut_where_the_grammar_forbids(backend: LlamaBackend, vocabulary: Vocabulary) -> None:
+    fits = vocabulary.encode("abc", add_special=False, parse_special=False)
+    draft = (*fits, *vocabulary.encode("7!", add_special=False, parse_special=False))
+    constraint = Constraint(grammar="root ::= [a-z]{20,30}")
+    backend.execute(Step(verbs=(Open(0, GREEDY, PROMPT, constraint=constraint),)))
+    result = backend.execute(Step(spans=(Span(0, 0, PROMPT, True, draft=draft),)))
+    none = backend.execute(Step(verbs=(Close(0), Open(0, GREEDY, PROMPT, constraint=constraint))))
+    assert none.drafted == {}
+    nothing = backend.execute(Step(spans=(Span(0, 0, PROMPT, True, draft=draft[len(fits) :]),)))
+    backend.execute(Step(verbs=(Close(0),)))
+    assert result.drafted[0].num_computed == len(fits)
+    assert (nothing.drafted, len(nothing.samples)) == ({0: Drafted()}, 1)
+
+
+def answers(backend: LlamaBackend, speculation: str, *requests: GenerationRequest) -> dict[str, TokenEvent]:
+    """Through the engine's core: all that each request's events say, in one."""
+    options = EngineOptions(model_path="", speculation=speculation)
+    core = build_core(options, backend, None)
+    for one in requests:
+        core.handle(Submit(one))
+    found: dict[str, TokenEvent] = {}
+    while core.has_work:
+        for message in core.step():
+            for event in getattr(message, "events", ()):
+                before = found.get(event.id, TokenEvent(id=event.id))
+                found[event.id] = msgspec.structs.replace(
+                    event,
+                    tokens=before.tokens + event.tokens,
+                    text=before.text + event.text,
+                    logprobs=before.logprobs + event.logprobs,
+                )
+    return found
+
+
+def drafts_of(event: TokenEvent) -> tuple[int, int]:
+    assert event.finish is not None
+    return event.finish.drafted_tokens, event.finish.accepted_tokens
+
+
+def test_a_whole_engine_says_the_same_with_and_without(backend: LlamaBackend) -> None:
+    """Greedy answers of random weights soon repeat themselves, which is quoting too."""
+    requests = [
+        GenerationRequest(id=str(n), tokens=(PROMPT * 3)[n : n + 90], max_tokens=60, sampling=GREEDY)
+        for n in range(4)
+    ]
+    plain, drafting = answers(backend, "off", *requests), answers(backend, "always", *requests)
+    assert {i: e.tokens for i, e in drafting.items()} == {i: e.tokens for i, e in plain.items()}
+    assert sum(drafts_of(event)[1] for event in drafting.values()) > 0
+    assert all(drafts_of(event) == (0, 0) for event in plain.values())
+
+
+def test_the_demo_model_says_the_same_in_fewer_steps() -> None:
+    """Its weights are quantised: where two tokens are all but equally likely, either may come."""
+    options = EngineOptions(model_path=str(DEMO), kv_tokens=2048, max_seqs=4)
+    backend = LlamaBackend.load(options, lambda fraction: None)
+    try:
+        with Vocabulary.open(DEMO) as words:
+            texts = ["one two three four five six " * 5, "The red fox ran to the old mill. " * 4]
+            prompts = [words.encode(text, add_special=True, parse_special=False) for text in texts]
+        no_end = Sampling(seed=0, temperature=0, ignore_eos=True)
+        requests = [
+            GenerationRequest(id=str(n), tokens=tuple(tokens), max_tokens=60, sampling=no_end, top_logprobs=2)
+            for n, tokens in enumerate(prompts)
+        ]
+        plain, drafting = answers(backend, "off", *requests), answers(backend, "always", *requests)
+    finally:
+        backend.close()
+    assert sum(drafts_of(event)[1] for event in drafting.values()) > 10
+    for name, event in plain.items():
+        pairs = zip(event.logprobs, drafting[name].logprobs, strict=True)
+        parting = next((one for one, other in pairs if one.token != other.token), None)
+        assert parting is None or parting.top[0][1] - parting.top[1][1] < 0.2

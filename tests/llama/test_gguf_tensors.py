@@ -1,0 +1,102 @@
+"""Tensors from the header alone: against the `gguf` package, and against damage."""
+
+from __future__ import annotations
+
+import struct
+from pathlib import Path
+
+import gguf
+import pytest
+
+from openai_cpu_server.errors import StartupError
+from openai_cpu_server.llama.gguf_header import GgufHeader
+from openai_cpu_server.llama.gguf_tensors import file_tensors, model_tensors
+from openai_cpu_server.llama.tensor_types import tensor_type_named, tensor_types
+from tests.llama.odd_models import split
+from tests.tiny_model import tiny_model_path
+
+
+@pytest.mark.parametrize("quant", ["f32", "q4_k_m", "q8_0"])
+def test_the_same_as_gguf_reads(quant: str) -> None:
+    path = tiny_model_path(quant)
+    expected = [
+        (t.name, tuple(map(int, t.shape)), int(t.tensor_type), int(t.data_offset), int(t.n_bytes))
+        for t in gguf.GGUFReader(path).tensors
+    ]
+    found = file_tensors(GgufHeader(path))
+    assert [(t.name, t.shape, t.type.number, t.start, t.num_bytes) for t in found] == expected
+
+
+def test_types_have_the_sizes_that_gguf_knows() -> None:
+    made = [kind for kind in tensor_types().values() if kind.can_be_made]
+    sizes = {kind.number: (kind.block_values, kind.block_bytes) for kind in made}
+    known = {int(number): size for number, size in gguf.GGML_QUANT_SIZES.items() if int(number) in sizes}
+    assert len(known) > 20
+    assert {number: sizes[number] for number in known} == known
+
+
+def test_types_by_name() -> None:
+    assert tensor_type_named("Q4_k").name == "q4_K"
+    assert tensor_type_named("q8_0").bits == 8.5
+    for name in ("q4_k_m", "q8_1", "i32"):  # a file type, one of a step's own, one that is not for weights
+        with pytest.raises(StartupError, match=f"there is no tensor type '{name}'; there are f32, f16"):
+            tensor_type_named(name)
+
+
+def test_long_arrays_stay_in_the_file(tiny: Path) -> None:
+    header = GgufHeader(tiny)
+    tokens = gguf.GGUFReader(tiny).fields["tokenizer.ggml.tokens"].contents()
+    assert header.array_length("tokenizer.ggml.tokens") == len(tokens) == 1024
+    assert header.get_strings("tokenizer.ggml.tokens", [0, 1023, 5000]) == {0: tokens[0], 1023: tokens[1023]}
+    assert list(header.get_strings("tokenizer.ggml.tokens").values()) == tokens
+    assert header.get_strings("tokenizer.ggml.scores") == {}
+    assert header.get_strings("no.such.key") == {}
+
+
+def test_a_model_in_parts_is_one_model(tiny: Path, tmp_path: Path) -> None:
+    first, *others = split(tiny, tmp_path / "m.gguf", tensors_per_part=9)
+    assert len(others) == 2
+    whole = {(t.name, t.shape, t.type.name) for t in file_tensors(GgufHeader(tiny))}
+    assert {(t.name, t.shape, t.type.name) for t in model_tensors(GgufHeader(first))} == whole
+    others[0].write_bytes(others[1].read_bytes())
+    with pytest.raises(StartupError, match=r"and its other parts have .* tensors instead of 21"):
+        model_tensors(GgufHeader(first))
+
+
+def test_a_file_that_ends_before_its_tensors(tiny: Path, tmp_path: Path) -> None:
+    path = tmp_path / "cut.gguf"
+    path.write_bytes(tiny.read_bytes()[:-1])
+    size = tiny.stat().st_size
+    with pytest.raises(
+        StartupError, match=f"truncated or damaged: its tensors end at byte {size:,}, the file"
+    ):
+        model_tensors(GgufHeader(path))
+
+
+@pytest.mark.parametrize(
+    ("dimensions", "kind", "line"),
+    [
+        ((4,), 99, "tensor 't' is of type 99, which llama.cpp here does not know"),
+        ((4,), 4, "tensor 't' is of type 4, which"),
+        ((100,), 12, "is damaged: rows of tensor 't' have 100 values, but q4_K stores 256 together"),
+        ((), 0, "is damaged: tensor 't' has 0 dimensions"),
+        ((1, 1, 1, 1, 1), 0, "is damaged: tensor 't' has 5 dimensions"),
+        ((2**62, 4), 0, "is truncated or damaged: its tensors end at byte"),
+    ],
+)
+def test_strange_tensors(tmp_path: Path, dimensions: tuple[int, ...], kind: int, line: str) -> None:
+    path = tmp_path / "odd.gguf"
+    shape = struct.pack(f"<I{len(dimensions)}Q", len(dimensions), *dimensions)
+    tensor = struct.pack("<Q", 1) + b"t" + shape + struct.pack("<IQ", kind, 0)
+    path.write_bytes(b"GGUF" + struct.pack("<IQQ", 3, 1, 0) + tensor + bytes(64))
+    with pytest.raises(StartupError) as raised:
+        model_tensors(GgufHeader(path))
+    assert line in str(raised.value)
+
+
+@pytest.mark.parametrize("size", [4, 8, 24, 40, 500, 20_000])
+def test_headers_that_end_too_early(tiny: Path, tmp_path: Path, size: int) -> None:
+    path = tmp_path / "cut.gguf"
+    path.write_bytes(tiny.read_bytes()[:size])
+    with pytest.raises(StartupError, match="is truncated or damaged: its header ends too early"):
+        model_tensors(GgufHeader(path))

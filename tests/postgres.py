@@ -1,0 +1,118 @@
+"""A PostgreSQL server of the tests' own, where the machine has the program: no test needs one."""
+
+from __future__ import annotations
+
+import getpass
+import os
+import pwd
+import shutil
+import signal
+import socket
+import subprocess
+import tempfile
+import time
+from pathlib import Path
+from types import TracebackType
+
+import pytest
+
+_USER = "tests"
+_START_S = 60
+
+
+def programs() -> Path:
+    """The folder of `initdb` and `postgres`. Skips the test where there is none, or no driver."""
+    pytest.importorskip("psycopg")
+    on_path = [Path(found).resolve().parent for found in [shutil.which("postgres")] if found]
+    for folder in [*on_path, *sorted(Path("/usr/lib/postgresql").glob("*/bin"), reverse=True)]:
+        if (folder / "initdb").exists() and (folder / "postgres").exists():
+            return folder
+    pytest.skip("there is no PostgreSQL on this machine")
+
+
+class PostgresServer:
+    """On a port of its own; trusts everybody on this machine, and keeps nothing."""
+
+    def __init__(self) -> None:
+        self._programs = programs()
+        self._folder = Path(tempfile.mkdtemp(prefix="postgres-"))
+        with socket.create_server(("127.0.0.1", 0)) as free:
+            self._port = free.getsockname()[1]
+        self._user = _unprivileged()
+        if self._user is not None:
+            shutil.chown(self._folder, self._user)
+        self._num_databases = 0
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def __enter__(self) -> PostgresServer:
+        self._run("initdb", "--auth=trust", "--username", _USER, "--no-sync", "-D", self._data)
+        self.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.stop()
+        shutil.rmtree(self._folder)
+
+    def start(self) -> None:
+        options = ("-F", "-h", "127.0.0.1", "-p", str(self._port), "-c", "unix_socket_directories=")
+        self._process = subprocess.Popen(
+            [self._programs / "postgres", "-D", self._data, *options],
+            user=self._user,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+        )
+        deadline = time.monotonic() + _START_S
+        while not self._answers():
+            assert time.monotonic() < deadline, "PostgreSQL does not start"
+            time.sleep(0.05)
+
+    def stop(self) -> None:
+        """Connections are cut, as at a restart of the service."""
+        if self._process is not None:
+            self._process.send_signal(signal.SIGINT)
+            self._process.wait(timeout=_START_S)
+            self._process = None
+
+    def new_database(self) -> str:
+        """Its URL."""
+        self._num_databases += 1
+        name = f"jobs{self._num_databases}"
+        self._execute(f"CREATE DATABASE {name}")
+        return f"postgresql://{_USER}@127.0.0.1:{self._port}/{name}"
+
+    @property
+    def _data(self) -> str:
+        return str(self._folder / "data")
+
+    def _run(self, program: str, *arguments: str) -> None:
+        command = [self._programs / program, *arguments]
+        subprocess.run(command, user=self._user, check=True, capture_output=True)
+
+    def _answers(self) -> bool:
+        import psycopg
+
+        try:
+            self._execute("SELECT 1")
+        except psycopg.OperationalError:
+            return False
+        return True
+
+    def _execute(self, statement: str) -> None:
+        import psycopg
+
+        url = f"postgresql://{_USER}@127.0.0.1:{self._port}/postgres"
+        with psycopg.connect(url, autocommit=True) as connection:
+            connection.execute(statement.encode())
+
+
+def _unprivileged() -> str | None:
+    """PostgreSQL does not run as root. None: we are somebody else already."""
+    if os.geteuid() != 0:
+        return None
+    known = {entry.pw_name for entry in pwd.getpwall()}
+    found = next((name for name in ("postgres", "nobody") if name in known), None)
+    if found is None:
+        pytest.skip(f"PostgreSQL does not run as {getpass.getuser()}")
+    return found

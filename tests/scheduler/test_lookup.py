@@ -1,0 +1,105 @@
+"""What is foreseen is what came after the longest, else the latest, place that reads as the end does."""
+
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from openai_cpu_server.contract.request import GenerationRequest, Sampling
+from openai_cpu_server.scheduler.drafts import LookupDrafter
+from openai_cpu_server.scheduler.lookup import MIN_MATCH, Guess, Lookup
+from openai_cpu_server.scheduler.sequence import Sequence
+
+END = 9
+
+
+def foreseen(tokens: list[int], limit: int = 4) -> list[int]:
+    lookup = Lookup()
+    lookup.follow(tokens)
+    return lookup.foreseen(limit)
+
+
+def test_what_stood_behind_the_same_tokens_is_foreseen() -> None:
+    assert foreseen([1, 2, 3, 4, 5, 6, 7, 8, 1, 2, 3]) == [4, 5, 6, 7]
+
+
+def test_too_short_a_match_says_nothing() -> None:
+    assert foreseen([1, 2, 3, 4, 9, 3]) == []
+    assert foreseen([]) == foreseen([1, 2]) == []
+
+
+def test_the_longest_match_wins_and_of_equals_the_latest() -> None:
+    assert foreseen([7, 1, 2, 3, 5, 1, 2, 3, 6, 7, 1, 2, 3], 1) == [5]
+    assert foreseen([1, 2, 3, 5, 1, 2, 3, 6, 1, 2, 3], 1) == [6]
+
+
+def test_what_repeats_itself_goes_on() -> None:
+    assert foreseen([1, 2, 1, 2, 1, 2], 5) == [1, 2, 1, 2, 1]
+    assert foreseen([4, 4, 4, 4], 3) == [4, 4, 4]
+
+
+def test_tokens_whose_bytes_overlap_are_no_match() -> None:
+    assert foreseen([1 << 8, 2 << 8, 3 << 8, 4 << 8, 5, 1, 2, 3]) == []
+
+
+def test_a_place_is_kept_while_it_is_right() -> None:
+    lookup, tokens = Lookup(), [1, 2, 3, 4, 5, 6, 1, 2, 3]
+    assert lookup.follow(tokens) == []
+    tokens += [4, 5]
+    assert lookup.follow(tokens) == [Guess(3, True), Guess(4, True)]
+    assert (lookup.foreseen(1), lookup.match) == ([6], 5)
+    tokens += [7]
+    assert lookup.follow(tokens) == [Guess(5, False)]
+    assert lookup.foreseen(1) == []
+
+
+@given(st.lists(st.integers(0, 2), max_size=60), st.lists(st.integers(1, 9), max_size=20))
+def test_a_place_always_reads_as_the_end_does(tokens: list[int], cuts: list[int]) -> None:
+    lookup, known = Lookup(), 0
+    for cut in [*cuts, 60]:
+        known += cut
+        guesses = lookup.follow(tokens[:known])
+        assert all(guess.match >= MIN_MATCH for guess in guesses)
+    (next_one, *_) = [*lookup.foreseen(1), None]
+    ends = [i for i in range(MIN_MATCH, len(tokens)) if tokens[i - MIN_MATCH : i] == tokens[-MIN_MATCH:]]
+    if next_one is not None:
+        assert next_one in {tokens[i] for i in ends}
+    if not cuts:
+        assert (next_one is not None) == bool(ends)
+
+
+def sequence(*tokens: int) -> Sequence:
+    asked = GenerationRequest(id="a", tokens=tokens, max_tokens=100, sampling=Sampling(seed=0))
+    return Sequence(asked, (), (), 0, 0.0)
+
+
+def test_no_token_that_ends_the_output_is_drafted() -> None:
+    drafter = LookupDrafter(frozenset({END}))
+    assert drafter.draft(sequence(1, 2, 3, 4, END, 5, 1, 2, 3), 8).tokens == (4,)
+    assert drafter.draft(sequence(1, 2, 3, END, 5, 1, 2, 3), 8).tokens == ()
+
+
+def test_chances_follow_what_came() -> None:
+    drafter, quote = LookupDrafter(frozenset()), list(range(100, 200))
+    good, bad = sequence(*quote, *quote[:3]), sequence(*quote, *quote[:3])
+    at_first = drafter.draft(good, 8)
+    assert drafter.draft(bad, 8) == at_first
+    assert list(at_first.chances) == sorted(at_first.chances)
+    good.tokens += quote[3:60]
+    for number in range(10):
+        bad.tokens += [500 + number, *quote[:3]]
+        drafter.draft(bad, 8)
+    assert drafter.draft(good, 8).chances[0] > 0.9
+    assert drafter.draft(bad, 8).chances[0] < at_first.chances[0]
+
+
+def test_a_newcomer_leans_on_what_others_have_seen() -> None:
+    drafter, quote = LookupDrafter(frozenset()), list(range(100, 200))
+    before = drafter.draft(sequence(*quote, *quote[:3]), 1).chances
+    for _ in range(20):
+        one = sequence(*quote, *quote[:3])
+        drafter.draft(one, 1)
+        one.tokens += [7]
+        drafter.draft(one, 1)
+        drafter.forget(one)
+    assert drafter.draft(sequence(*quote, *quote[:3]), 1).chances < before
