@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -38,16 +39,17 @@ def is_possible() -> bool:
 
 def draw(report: Report, folder: Path) -> dict[str, list[str]]:
     """PNG files in the folder; their names by workload. Raises OSError."""
-    return {result.name: list(_of_workload(result, folder)) for result in report.results}
+    strokes = _strokes(report)
+    return {result.name: list(_of_workload(result, folder, strokes)) for result in report.results}
 
 
-def _of_workload(result: WorkloadResult, folder: Path) -> Iterator[str]:
+def _of_workload(result: WorkloadResult, folder: Path, strokes: Strokes) -> Iterator[str]:
     if result.curves:
-        yield _figure(folder / f"{result.name}.png", [lambda axes: _curves(axes, result)])
+        yield _figure(folder / f"{result.name}.png", [lambda axes: _curves(axes, result, strokes)])
     if any(one.ttft_s for one in result.distributions):
         panels = [
-            lambda axes: _distribution(axes, result, "time to first token, s", lambda one: one.ttft_s),
-            lambda axes: _distribution(axes, result, "inter-token latency, s", lambda one: one.gaps_s),
+            partial(_distribution, result, strokes, "time to first token, s", lambda one: one.ttft_s),
+            partial(_distribution, result, strokes, "inter-token latency, s", lambda one: one.gaps_s),
         ]
         yield _figure(folder / f"{result.name}-latency.png", panels)
     timeline = result.timeline
@@ -67,8 +69,9 @@ def _figure(path: Path, panels: Sequence[Callable[[Axes], None]]) -> str:
     return path.name
 
 
-def _curves(axes: Axes, result: WorkloadResult) -> None:
-    for curve, stroke in zip(result.curves, _strokes([curve.label for curve in result.curves]), strict=True):
+def _curves(axes: Axes, result: WorkloadResult, strokes: Strokes) -> None:
+    for curve in result.curves:
+        stroke = strokes[curve.label]
         clients, medians, low, high = _points(curve)
         axes.plot(
             clients,
@@ -102,13 +105,18 @@ def _points(curve: Curve) -> tuple[list[int], list[float], list[float], list[flo
 
 
 def _distribution(
-    axes: Axes, result: WorkloadResult, title: str, values: Callable[[Distribution], Sequence[float]]
+    result: WorkloadResult,
+    strokes: Strokes,
+    title: str,
+    values: Callable[[Distribution], Sequence[float]],
+    axes: Axes,
 ) -> None:
     """Which share of them was as short as that."""
     from matplotlib.ticker import LogLocator, NullFormatter
 
     shown = [one for one in result.distributions if values(one)]
-    for one, stroke in zip(shown, _strokes([one.label for one in shown]), strict=True):
+    for one in shown:
+        stroke = strokes[one.label]
         ordered = sorted(values(one))
         shares = [100 * (rank + 1) / len(ordered) for rank in range(len(ordered))]
         axes.step(ordered, shares, where="post", label=one.label, color=stroke.colour, linewidth=stroke.width)
@@ -136,12 +144,18 @@ class _Stroke(NamedTuple):
     style: str = "-"
 
 
-def _strokes(labels: Sequence[str]) -> list[_Stroke]:
-    """Ours stands out, the limit is dashed."""
+Strokes = dict[str, _Stroke]
+"""By label."""
+
+
+def _strokes(report: Report) -> Strokes:
+    """One for each server, the same in all pictures. Ours stands out, the limit is dashed."""
     fixed = {_OURS: _Stroke(_OUR_COLOUR, 2.2), LIMIT: _Stroke("black", 1.2, "--")}
-    others = [label for label in labels if label not in fixed]
-    found = {label: _Stroke(_COLOURS[number % len(_COLOURS)]) for number, label in enumerate(others)} | fixed
-    return [found[label] for label in labels]
+    everybody = dict.fromkeys(
+        one.label for result in report.results for one in (*result.curves, *result.distributions)
+    )
+    others = [label for label in everybody if label not in fixed]
+    return {label: _Stroke(_COLOURS[n % len(_COLOURS)]) for n, label in enumerate(others)} | fixed
 
 
 class _Look(NamedTuple):
@@ -181,13 +195,12 @@ def _timeline(axes: Axes, timeline: Timeline) -> None:
 
 
 def _name_rows(axes: Axes, timeline: Timeline, rows: Mapping[str, int]) -> None:
-    kinds: dict[str, set[int]] = {"padding": {0}}
+    kinds: dict[str, set[int]] = {}
     for step in timeline.steps:
         for part in step.spans:
             kinds.setdefault(part.priority, set()).add(rows[part.id])
-    axes.set_yticks(
-        [(min(rows) + max(rows) + 0.9) / 2 for rows in kinds.values()], list(kinds), rotation=90, va="center"
-    )
+    middles = [(min(taken) + max(taken) + 0.9) / 2 for taken in kinds.values()]
+    axes.set_yticks(middles, list(kinds), rotation=90, va="center")
     axes.tick_params(axis="y", length=0)
 
 
@@ -225,7 +238,7 @@ def _rows(timeline: Timeline) -> dict[str, int]:
             end = step.started_s + step.elapsed_ms / 1000
             spans[part.id] = (begin, end, part.priority == "interactive")
     rows: dict[str, int] = {}
-    first = 1  # below it: padding
+    first = int(any(step.padding for step in timeline.steps))  # below it: padding
     for is_interactive in (False, True):
         ends: list[float] = []
         for name, (begin, end, kind) in sorted(spans.items(), key=lambda item: item[1]):

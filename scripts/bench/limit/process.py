@@ -63,7 +63,7 @@ def _run(model: object, trial: Trial, prices: Prices, cores: Cores) -> LoopRun:
         planned = list(shapes(work, policy, prices))
         loop.time_step(1)
         start = time.perf_counter()
-        loop.read_prefix(prefix_sizes(work, policy))
+        loop.read_prefix(prefix_sizes(work, prices))
         if work.is_warm:
             start = time.perf_counter()
         times_ms = [loop.compute(shape, work.shared) for shape in planned]

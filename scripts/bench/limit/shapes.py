@@ -49,6 +49,11 @@ class Prices:
     def largest(self) -> int:
         return self._sizes[-1]
 
+    @property
+    def fastest(self) -> int:
+        """The size at which a token costs least."""
+        return min(self._points, key=lambda point: point[1] / point[0])[0]
+
     def ms(self, num_tokens: int) -> float:
         at = bisect_left(self._sizes, num_tokens)
         if at == len(self._sizes):
@@ -102,14 +107,15 @@ def shapes(work: Work, policy: Policy, prices: Prices) -> Iterator[Shape]:
         yield Shape(begins, parts, ends, padding)
 
 
-def prefix_sizes(work: Work, policy: Policy) -> list[int]:
-    """The steps that compute the shared prefix."""
-    return [min(policy.size, work.shared - start) for start in range(0, work.shared, policy.size)]
+def prefix_sizes(work: Work, prices: Prices) -> list[int]:
+    """The steps that compute the shared prefix, whatever the policy: nobody is there yet to be mixed with."""
+    size = prices.fastest
+    return [min(size, work.shared - start) for start in range(0, work.shared, size)]
 
 
 def predict_s(work: Work, policy: Policy, prices: Prices) -> float:
     """Without what attention costs."""
-    prefix = [] if work.is_warm else prefix_sizes(work, policy)
+    prefix = [] if work.is_warm else prefix_sizes(work, prices)
     steps = [shape.num_tokens for shape in shapes(work, policy, prices)]
     return sum(map(prices.ms, prefix + steps)) / 1000
 
