@@ -18,8 +18,9 @@ from pathlib import Path
 
 import httpx
 import psutil
+from bench.contestants import Variant, ours
 from bench.process_tree import TreeUse
-from bench.servers import Server, ServerFailed, ServerSpec, Variant, ours, running
+from bench.servers import Server, ServerFailed, ServerSpec, running
 from soaking.traffic import Client
 
 _MIB = 2**20

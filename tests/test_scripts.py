@@ -1,0 +1,21 @@
+"""Scripts that run for minutes are not run in the suite: here they at least start."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+SCRIPTS = sorted((Path(__file__).parents[1] / "scripts").glob("*.py"))
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("script", SCRIPTS, ids=lambda path: path.name)
+def test_each_script_says_how_it_is_used(script: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, str(script), "--help"], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith("usage: ")
