@@ -15,7 +15,6 @@ from openai_cpu_server.structured.marks import Marked, Marks
 from openai_cpu_server.structured.negation import STAYS_NEGATED, complement, none_of_all
 from openai_cpu_server.structured.nodes import (
     FALSE,
-    KIND_OF,
     TRUE,
     All,
     AnyOf,
@@ -28,14 +27,14 @@ from openai_cpu_server.structured.nodes import (
     Properties,
     Reference,
     Required,
-    Scalars,
     Table,
     Types,
+    Unevaluated,
 )
 from openai_cpu_server.structured.options import Budget
 from openai_cpu_server.structured.report import Report
+from openai_cpu_server.structured.truths import Signed, Truths
 
-Signed = tuple[int, bool]
 Goal = tuple[Signed, ...]
 Order = tuple[int, ...]
 _DEEP = 24
@@ -67,12 +66,19 @@ class _Item:
         return _Item((*self.order, index), number, is_true, self.trail)
 
 
+@dataclass(frozen=True)
+class _Choice:
+    options: list[list[_Item]]
+    is_exclusive: bool = False
+    """Whether only one option can hold; its first item says which one it is."""
+
+
 @dataclass
 class _State:
     """A branch while it grows: facts so far, and choices that are still to be made."""
 
     facts: list[tuple[Order, Fact]] = field(default_factory=list)
-    choices: list[list[list[_Item]]] = field(default_factory=list)
+    choices: list[_Choice] = field(default_factory=list)
     stated: set[Signed] = field(default_factory=set)
     """Everything that has been unfolded in it."""
     marked: Marked = field(default_factory=Marked)
@@ -83,10 +89,16 @@ class _State:
     def next_choice(self, marks: Marks) -> list[list[_Item]] | None:
         """The next one that is still open, without the options that contradict what is stated."""
         while self.choices:
-            choice = self.choices.pop(0)
+            choice = self._still_open(self.choices.pop(0))
             if not any(all(self._holds(x, marks) for x in option) for option in choice):
                 return [o for o in choice if not any((x.number, not x.is_true) in self.stated for x in o)]
         return None
+
+    def _still_open(self, choice: _Choice) -> list[list[_Item]]:
+        if not choice.is_exclusive:
+            return choice.options
+        stated = [o for o in choice.options if (o[0].number, o[0].is_true) in self.stated]
+        return stated or choice.options
 
     def _holds(self, item: _Item, marks: Marks) -> bool:
         """Whether it holds already, as far as one can see."""
@@ -100,7 +112,8 @@ def join(*goals: Goal) -> Goal:
 
 
 class Goals:
-    """Unfolds goals. `look_up` gives the node at a pointer; `is_possible` tells if a branch has values."""
+    """Unfolds goals. `look_up` gives the node at a pointer; `is_possible` tells if a branch has values;
+    `expand` says in other nodes what one asks of all that is not evaluated."""
 
     def __init__(self, table: Table, look_up: Callable[[str], int], budget: Budget, report: Report) -> None:
         self.table = table
@@ -108,11 +121,12 @@ class Goals:
         self._budget = budget
         self._report = report
         self._marks = Marks(table, look_up)
+        self._truths = Truths(table, look_up)
         self._branches: dict[tuple[Goal, Kind], tuple[Branch, ...]] = {}
-        self._truths: dict[tuple[Signed, Kind], bool | None] = {}
         self._possible: dict[tuple[Goal, Kind], bool] = {}
         self._depth = 0
         self.is_possible: Callable[[Branch, Kind], bool] = lambda branch, kind: True
+        self.expand: Callable[[Unevaluated], int] = lambda node: TRUE
 
     def branches(self, goal: Goal, kind: Kind) -> tuple[Branch, ...]:
         key = (goal, kind)
@@ -180,7 +194,9 @@ class Goals:
             return self._combined(item, node, state, queue, kind)
         if isinstance(node, OneOf):
             options = self._one_of(item, node, kind)
-            return self._choose(options, state, queue, kind)
+            return self._choose(options, state, queue, kind, is_exclusive=item.is_true)
+        if isinstance(node, Unevaluated):
+            return self._beyond(item, node, state, queue, kind)
         return self._fact(item, node, state, queue, kind)
 
     def _followed(self, item: _Item, node: Reference) -> _Item:
@@ -200,13 +216,27 @@ class Goals:
         options = [[item.child(i, number, sign)] for i, (number, sign) in enumerate(signed)]
         return self._choose(options, state, queue, kind)
 
+    def _beyond(
+        self, item: _Item, node: Unevaluated, state: _State, queue: list[_Item], kind: Kind
+    ) -> bool | None:
+        """At once, not in turn: its choices settle those of the schemas beside it."""
+        if node.kind is not kind:
+            return item.is_true
+        expanded = _Item(item.order, self.expand(node), item.is_true, item.trail)
+        return self._step(expanded, state, queue, kind)
+
     def _choose(
-        self, options: list[list[_Item]], state: _State, queue: list[_Item], kind: Kind
+        self,
+        options: list[list[_Item]],
+        state: _State,
+        queue: list[_Item],
+        kind: Kind,
+        is_exclusive: bool = False,
     ) -> bool | None:
         """Leave out what cannot be. Nothing is to be chosen where an option holds anyway, or is alone."""
         open_options = []
         for option in options:
-            truths = [self.truth((x.number, x.is_true), kind) for x in option]
+            truths = [self._truths.of((x.number, x.is_true), kind) for x in option]
             if all(t is True for t in truths):
                 return None
             if not any(t is False for t in truths):
@@ -216,7 +246,7 @@ class Goals:
         if len(open_options) == 1:
             queue += open_options[0]
         else:
-            state.choices.append(open_options)
+            state.choices.append(_Choice(open_options, is_exclusive))
         return None
 
     def _one_of(self, item: _Item, node: OneOf, kind: Kind) -> list[list[_Item]]:
@@ -226,24 +256,25 @@ class Goals:
             pairs = itertools.combinations(enumerate(node.items), 2)
             return [none, *([item.child(i, x, True) for i, x in pair] for pair in pairs)]
         options = []
-        possible = [(i, x) for i, x in enumerate(node.items) if self.truth((x, True), kind) is not False]
+        possible = [(i, x) for i, x in enumerate(node.items) if self._truths.of((x, True), kind) is not False]
         for i, each in possible:
             others = [
                 item.child(j, x, False)
                 for j, x in possible
-                if j != i and (x == each or self._overlap(each, x, kind))
+                if j != i and (x == each or self.overlap(each, x, kind))
             ]
             options.append([item.child(i, each, True), *others])
         return options
 
-    def _overlap(self, one: int, other: int, kind: Kind) -> bool:
+    def overlap(self, one: int, other: int, kind: Kind) -> bool:
+        """False only if surely no value of the type fits both nodes."""
         pair = (min(one, other), max(one, other))
         if kind is Kind.OBJECT and self._marks.tell_apart(*pair):
             return False
         return self.satisfiable(((pair[0], True), (pair[1], True)), kind)
 
     def _fact(self, item: _Item, node: Node, state: _State, queue: list[_Item], kind: Kind) -> bool | None:
-        known = self._atom_truth(node, item.is_true, kind)
+        known = self._truths.of_atom(node, item.is_true, kind)
         if known is not None:
             return known
         if isinstance(node, Types):
@@ -269,57 +300,6 @@ class Goals:
             self._report.refuse(path, keyword, "cannot be negated by a grammar")
             return TRUE
         return self.table.add(self.table[found], path, keyword)
-
-    # What is known at a glance
-
-    def truth(self, signed: Signed, kind: Kind) -> bool | None:
-        """Whether the node holds for all values of a type (True), for none (False), or it depends."""
-        key = (signed, kind)
-        if key not in self._truths:
-            self._truths[key] = None
-            self._truths[key] = self._truth(signed, kind)
-        return self._truths[key]
-
-    def _truth(self, signed: Signed, kind: Kind) -> bool | None:
-        number, is_true = signed
-        node = self.table[number]
-        if isinstance(node, Constant):
-            return node.value == is_true
-        if isinstance(node, Negation):
-            return self.truth((node.item, not is_true), kind)
-        if isinstance(node, Reference):
-            return self.truth((self._look_up(node.pointer), is_true), kind)
-        if isinstance(node, (All, AnyOf)):
-            return self._truth_of_parts(node, is_true, kind)
-        return None if isinstance(node, OneOf) else self._atom_truth(node, is_true, kind)
-
-    def _truth_of_parts(self, node: All | AnyOf, is_true: bool, kind: Kind) -> bool | None:
-        decisive = isinstance(node, AnyOf) == is_true
-        truths = [self.truth((x, is_true), kind) for x in node.items]
-        if decisive in truths:
-            return decisive
-        return (not decisive) if all(t is (not decisive) for t in truths) else None
-
-    def _atom_truth(self, node: Node, is_true: bool, kind: Kind) -> bool | None:
-        if isinstance(node, Types):
-            if kind is Kind.NUMBER and "integer" in node.names and "number" not in node.names:
-                return None
-            return (kind.value in node.names) == is_true
-        if isinstance(node, Scalars):
-            return _scalars_truth(node, is_true, kind)
-        return None if KIND_OF[type(node)] is kind else is_true
-
-
-def _scalars_truth(node: Scalars, is_true: bool, kind: Kind) -> bool | None:
-    listed: dict[Kind, bool] = {
-        Kind.NULL: node.null,
-        Kind.BOOLEAN: bool(node.booleans),
-        Kind.NUMBER: bool(node.numbers),
-        Kind.STRING: bool(node.strings),
-    }
-    if kind is Kind.NULL or not listed.get(kind, False):
-        return listed.get(kind, False) == is_true
-    return None
 
 
 def _branch(facts: list[tuple[Order, Fact]]) -> Branch:

@@ -172,6 +172,15 @@ class Reference:
     pointer: str
 
 
+@dataclass(frozen=True)
+class Unevaluated:
+    """Properties of an object (items of an array) that the schema at `pointer` does not evaluate in any other
+    way fit its `unevaluatedProperties` (`unevaluatedItems`)."""
+
+    pointer: str
+    kind: Kind
+
+
 Atom = Union[
     Scalars,
     Integer,
@@ -191,7 +200,7 @@ Atom = Union[
     PropertyNames,
     SomeProperty,
 ]
-Node = Union[Constant, Types, Atom, All, AnyOf, OneOf, Negation, Reference]
+Node = Union[Constant, Types, Atom, All, AnyOf, OneOf, Negation, Reference, Unevaluated]
 
 KIND_OF: dict[type[object], Kind] = {
     **dict.fromkeys((Integer, Minimum, Maximum, MultipleOf), Kind.NUMBER),

@@ -506,7 +506,7 @@ def test_a_bar_on_a_terminal(tiny: Path, tmp_path: Path) -> None:
     output, _ = process.communicate(timeout=30)
     assert process.returncode == 0
     assert b"out.gguf" in seen
-    assert b"blk.1.ffn_up" in seen
+    assert b"writing to disk" in seen  # what comes before it may be over between two pictures
     assert re.search(rb"\d\d%", seen)
     assert b"\x1b" not in output
     assert output.startswith(b"out.gguf: made in ")
