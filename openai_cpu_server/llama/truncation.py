@@ -1,15 +1,16 @@
-"""Top-k, typical, top-p and min-p: llama.cpp's own samplers, chained in its order."""
+"""Top-k, typical, top-p and min-p: llama.cpp's own samplers in its order, on the tokens that matter."""
 
 from __future__ import annotations
 
 import ctypes
+import math
 from typing import NamedTuple
 
 import llama_cpp
 import numpy as np
-import numpy.typing as npt
 
 from openai_cpu_server.contract.request import Sampling
+from openai_cpu_server.llama.candidates import Tokens, above, nucleus, of_the_best
 from openai_cpu_server.llama.context import Logits
 
 _CANDIDATE = np.dtype([("id", np.int32), ("logit", np.float32), ("p", np.float32)])
@@ -18,8 +19,11 @@ _NEGLIGIBLE = 80.0
 """Logits so far below the largest have a probability under 1e-34. `typical` computes 0 * log(0) on them."""
 
 
+_ROUNDING = 1e-3
+
+
 class Survivors(NamedTuple):
-    tokens: npt.NDArray[np.int32]
+    tokens: Tokens
     logits: Logits
 
 
@@ -29,18 +33,13 @@ class Candidates:
     def __init__(self, vocab_size: int) -> None:
         assert _CANDIDATE.itemsize == ctypes.sizeof(llama_cpp.llama_token_data)
         self._records = np.zeros(vocab_size, _CANDIDATE)
-        self._tokens = np.arange(vocab_size, dtype=np.int32)
         self._data = self._records.ctypes.data_as(llama_cpp.llama_token_data_p)
 
-    def narrowed_by(self, chain: object, logits: Logits, floor: float) -> Survivors:
-        """What a sampler chain leaves of the tokens with logits above `floor`, as copies."""
-        tokens: npt.NDArray[np.int32] = self._tokens
-        if not logits.min() > floor:
-            tokens = np.flatnonzero(logits > floor).astype(np.int32)
-            logits = logits[tokens]
+    def narrowed_by(self, chain: object, tokens: Tokens, logits: Logits) -> Survivors:
+        """What a sampler chain leaves of these tokens of the vocabulary, as copies."""
         count = len(tokens)
         self._records["id"][:count] = tokens
-        self._records["logit"][:count] = logits
+        self._records["logit"][:count] = logits[tokens]
         array = llama_cpp.llama_token_data_array(self._data, count, -1, False)
         llama_cpp.llama_sampler_apply(chain, ctypes.byref(array))
         left = self._records[: array.size]
@@ -52,7 +51,7 @@ class Truncation:
 
     def __init__(self, sampling: Sampling, candidates: Candidates) -> None:
         self._candidates = candidates
-        self._is_typical = sampling.typical_p < 1
+        self._sampling = sampling
         self._chain: object | None = llama_cpp.llama_sampler_chain_init(
             llama_cpp.llama_sampler_chain_default_params()
         )
@@ -62,8 +61,7 @@ class Truncation:
     def apply(self, logits: Logits) -> Survivors:
         """(vocabulary,), -inf where forbidden -> the tokens left, and their logits. At least one is left."""
         assert self._chain is not None, "the chain is freed"
-        floor = float(logits.max()) - _NEGLIGIBLE if self._is_typical else -np.inf
-        return self._candidates.narrowed_by(self._chain, logits, floor)
+        return self._candidates.narrowed_by(self._chain, _seen(self._sampling, logits), logits)
 
     def close(self) -> None:
         chain, self._chain = self._chain, None
@@ -75,12 +73,26 @@ def truncates(sampling: Sampling) -> bool:
     return sampling.top_k is not None or sampling.typical_p < 1 or sampling.top_p < 1 or sampling.min_p > 0
 
 
+def _seen(sampling: Sampling, logits: Logits) -> Tokens:
+    """Tokens that the chain's first sampler of any effect cannot do without."""
+    best = float(logits.max())
+    if sampling.top_k is not None:
+        tokens = of_the_best(logits, sampling.top_k)
+        return tokens[logits[tokens] > best - _NEGLIGIBLE] if sampling.typical_p < 1 else tokens
+    if sampling.typical_p < 1:
+        return above(logits, best - _NEGLIGIBLE)
+    if sampling.top_p < 1:
+        return nucleus(logits, sampling.top_p)
+    return above(logits, best + math.log(sampling.min_p) - _ROUNDING if sampling.min_p > 0 else -math.inf)
+
+
 def _samplers(sampling: Sampling) -> list[object]:
     """Owned by the chain that they are added to. A value of no effect makes a sampler of no effect."""
     top_k = [] if sampling.top_k is None else [llama_cpp.llama_sampler_init_top_k(sampling.top_k)]
+    is_nucleus = sampling.top_k is None and sampling.typical_p >= 1  # `_seen` has cut it out already
     return [
         *top_k,
         llama_cpp.llama_sampler_init_typical(sampling.typical_p, _MIN_KEEP),
-        llama_cpp.llama_sampler_init_top_p(sampling.top_p, _MIN_KEEP),
+        llama_cpp.llama_sampler_init_top_p(1.0 if is_nucleus else sampling.top_p, _MIN_KEEP),
         llama_cpp.llama_sampler_init_min_p(sampling.min_p, _MIN_KEEP),
     ]
