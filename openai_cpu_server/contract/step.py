@@ -82,6 +82,11 @@ class Span(msgspec.Struct, frozen=True):
     """
     num_to_draft: int = 0
     """Instead of `draft`: so many that the backend's draft model is to think of, or fewer."""
+    num_to_read: int | None = None
+    """Tokens of the slot that the draft model may read for that; with more to read it thinks of nothing yet.
+
+    None: as many as it can.
+    """
 
     @property
     def num_drafted(self) -> int:

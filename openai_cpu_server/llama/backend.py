@@ -210,7 +210,7 @@ class LlamaBackend:
     def _with_drafts(self, spans: Sequence[Span]) -> tuple[Sequence[Span], float]:
         """With what the draft model has thought of, and the milliseconds that it took."""
         wanted = [
-            Wanted(span.slot, self._slots[span.slot].tokens, span.num_to_draft)
+            Wanted(span.slot, self._slots[span.slot].tokens, span.num_to_draft, span.num_to_read)
             for span in spans
             if span.num_to_draft
         ]

@@ -56,14 +56,13 @@ class ContextOptions(msgspec.Struct, frozen=True, kw_only=True):
 class Context:
     """One unified pool of KV cells, shared by all slots (llama.cpp's sequence ids)."""
 
-    def __init__(self, model: Model, options: ContextOptions, abort: AbortSwitch) -> None:
-        """Raises `StartupError`. `model` must outlive the context; `abort` is kept."""
+    def __init__(self, model: Model, options: ContextOptions, abort: AbortSwitch, cores: Cores) -> None:
+        """Raises `StartupError`. `model` must outlive the context; `abort` and `cores` are kept."""
         log = native_log()
         log.clear()
         self._abort = abort
         self._max_outputs = options.outputs
-        # Other numbers of threads for large steps would mean new threads for each of them.
-        self._cores = Cores(options.threads if options.threads == options.threads_batch else 1)
+        self._cores = cores
         handle = llama_cpp.llama_init_from_model(model.handle, _params(options, abort))
         if handle is None:
             raise StartupError(f"Cannot make a context for {model.path}: {log.cause() or 'no reason given'}.")

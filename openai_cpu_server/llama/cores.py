@@ -17,6 +17,8 @@ class Cores:
     that is busy with other things, Linux puts two of them on one core, for seconds: then each meeting takes
     a time slice (measured: steps of 10 ms took 630). Fewer threads than cores are left to the kernel, which
     finds free ones.
+
+    One for all contexts that one thread computes with: llama.cpp's threads serve each of them.
     """
 
     def __init__(self, num_threads: int) -> None:

@@ -27,13 +27,16 @@ class Wanted(NamedTuple):
     tokens: Sequence[int]
     num_tokens: int
     """At most; at least 1."""
+    num_to_read: int | None = None
+    """Tokens that may be read for it now; None: as many as a batch holds."""
 
 
 class DraftModel:
     """Owns the small model and its pool of cells, one slot for each of the large one's.
 
     Its cells follow by themselves: what it has computed of a slot is compared with what is drafted for. It
-    reads no more tokens in a step than one batch holds, so a long prompt takes it some steps.
+    reads no more tokens in a step than it is asked to, nor than one batch holds, so a long prompt takes it
+    some steps.
     """
 
     def __init__(self, model: Model, vocabulary: Vocabulary, context: Context) -> None:
@@ -87,7 +90,8 @@ class DraftModel:
         cells = self._context.kv_cells - sum(map(len, self._held.values()))
         for one in wanted:
             start = self._trim(one.slot, one.tokens)
-            tokens = tuple(one.tokens[start : start + left])
+            most = left if one.num_to_read is None else min(left, one.num_to_read)
+            tokens = tuple(one.tokens[start : start + most])
             cells -= len(tokens) + one.num_tokens
             if not tokens or cells < 0:
                 break

@@ -14,9 +14,10 @@ from openai_cpu_server.contract.model_info import ModelInfo
 from openai_cpu_server.errors import StartupError
 from openai_cpu_server.llama.abort import AbortSwitch
 from openai_cpu_server.llama.context import SLOTS_MAX, Context, ContextOptions
+from openai_cpu_server.llama.cores import Cores
 from openai_cpu_server.llama.draft_model import DraftModel, require_same_tokens
 from openai_cpu_server.llama.fingerprint import cells_fingerprint
-from openai_cpu_server.llama.gguf_header import GgufHeader
+from openai_cpu_server.llama.gguf_header import GgufHeader, model_files, total_bytes
 from openai_cpu_server.llama.kv_size import KVType, bytes_per_cell, pool_cells
 from openai_cpu_server.llama.machine import Machine
 from openai_cpu_server.llama.model import Model
@@ -26,6 +27,8 @@ _SCORED_OUTPUTS = 64
 """Rows of logits for prompt scoring, beside one per running sequence."""
 _MOSTLY_Q4_0 = 2
 """llama.cpp's LLAMA_FTYPE_MOSTLY_Q4_0."""
+_DRAFT_KV_TYPE = KVType.F16
+"""The fastest."""
 _TILE = 16
 _BATCH_TOKENS_MIN = 32
 
@@ -61,6 +64,7 @@ def load(options: EngineOptions, on_progress: Callable[[float], None], machine: 
     _require_sane(options)
     with ExitStack() as undo:
         header = GgufHeader(Path(options.model_path))
+        draft = _draft_header(options)
         model = Model.open(header, repack=repacks(options, header), on_progress=on_progress)
         undo.callback(model.close)
         if not model.generates_text:
@@ -68,14 +72,16 @@ def load(options: EngineOptions, on_progress: Callable[[float], None], machine: 
         vocabulary = Vocabulary(model)
         abort = AbortSwitch()
         cell_bytes = bytes_per_cell(model.header, kv_type)
-        cells = pool_cells(options.kv_tokens, cell_bytes, machine.free_memory())
-        context = Context(model, _context_options(options, cells, kv_type, machine), abort)
+        cells = _pool_cells(options, cell_bytes, draft, machine)
+        context_options = _context_options(options, cells, kv_type, machine)
+        cores = _cores(context_options)
+        context = Context(model, context_options, abort, cores)
         undo.callback(context.close)
         info = _info(options, model, vocabulary, context, cell_bytes)
         fingerprint = cells_fingerprint(model.header, info, flash_attention=options.flash_attention)
         draft_model = None
-        if options.draft_model_path is not None:
-            draft_model = _load_draft_model(Path(options.draft_model_path), options, vocabulary, info, abort)
+        if draft is not None:
+            draft_model = _load_draft_model(draft, options, vocabulary, info, abort, cores)
             info = msgspec.structs.replace(
                 info, draft_cost=draft_model.num_parameters / max(1, info.num_parameters)
             )
@@ -84,30 +90,53 @@ def load(options: EngineOptions, on_progress: Callable[[float], None], machine: 
     return Loaded(model, vocabulary, context, abort, info, set_aside, fingerprint, draft_model)
 
 
+def _draft_header(options: EngineOptions) -> GgufHeader | None:
+    return None if options.draft_model_path is None else GgufHeader(Path(options.draft_model_path))
+
+
+def _pool_cells(options: EngineOptions, cell_bytes: int, draft: GgufHeader | None, machine: Machine) -> int:
+    """Beside the weights of the draft model, which are loaded later; each cell comes with one of its own."""
+    free_bytes = machine.free_memory()
+    if draft is not None:
+        cell_bytes += bytes_per_cell(draft, _DRAFT_KV_TYPE)
+        free_bytes = max(0, free_bytes - total_bytes(model_files(draft)))
+    return pool_cells(options.kv_tokens, cell_bytes, free_bytes)
+
+
+def _cores(options: ContextOptions) -> Cores:
+    """Other numbers of threads for large steps would mean new threads for each of them."""
+    return Cores(options.threads if options.threads == options.threads_batch else 1)
+
+
 def _load_draft_model(
-    path: Path, options: EngineOptions, large: Vocabulary, info: ModelInfo, abort: AbortSwitch
+    header: GgufHeader,
+    options: EngineOptions,
+    large: Vocabulary,
+    info: ModelInfo,
+    abort: AbortSwitch,
+    cores: Cores,
 ) -> DraftModel:
     """Raises `StartupError`; then nothing of it stays loaded."""
     with ExitStack() as undo:
-        header = GgufHeader(path)
         model = Model.open(header, repack=repacks(options, header), on_progress=lambda fraction: None)
         undo.callback(model.close)
         if not model.generates_text or model.is_recurrent or model.has_window:
             raise StartupError(
-                f"{path} ({header.architecture}) cannot draft: its memory of tokens cannot be cut back."
+                f"{header.path} ({header.architecture}) cannot draft: "
+                "its memory of tokens cannot be cut back."
             )
         vocabulary = Vocabulary(model)
-        require_same_tokens(large, vocabulary, str(path))
-        context = Context(model, _draft_context_options(options, info), abort)
+        require_same_tokens(large, vocabulary, str(header.path))
+        context = Context(model, _draft_context_options(options, info), abort, cores)
         undo.pop_all()
     return DraftModel(model, vocabulary, context)
 
 
 def _draft_context_options(options: EngineOptions, info: ModelInfo) -> ContextOptions:
-    """As many cells as the model has, of the type that is fastest."""
+    """As many cells as the model has."""
     return ContextOptions(
         kv_cells=info.kv_tokens,
-        kv_type=KVType.F16,
+        kv_type=_DRAFT_KV_TYPE,
         num_slots=info.max_seqs,
         batch_tokens=info.max_step_tokens,
         outputs=info.max_seqs,

@@ -74,6 +74,8 @@ class Composer:
     def compose(self, plan: StepPlan, running: Seq[Sequence]) -> None:
         """Fill the plan from the running sequences, which come in the policy's order."""
         groups = _Groups.of(running)
+        options = self._options
+        plan.budget_ms = options.interactive_step_ms if groups.has_interactive else options.batch_step_ms
         if self._options.mixes:
             self._compose(plan, groups)
         else:
@@ -102,8 +104,8 @@ class Composer:
         reading_ms = self._reading_ms(groups)
         _end_shortest(plan, groups.reading, reading_ms)
         _read_fairly(plan, groups.reading, reading_ms)
-        budget_ms = options.interactive_step_ms if groups.has_interactive else options.batch_step_ms
-        self._add_batch(plan, groups, max(budget_ms, plan.ms + self._credit_ms if self._credit_ms else 0.0))
+        credit_ms = plan.ms + self._credit_ms if self._credit_ms else 0.0
+        self._add_batch(plan, groups, max(plan.budget_ms, credit_ms))
 
     def _reading_ms(self, groups: _Groups) -> float:
         """The more requests wait for their first token, the longer may those wait who have it already."""

@@ -15,7 +15,8 @@ _ASSUMED_OF_MODEL = 0.6
 _MOST_OF_MODEL = 8
 """Tokens of one draft: each is computed alone."""
 _READING = 0.3
-"""What a token of many that are read at once costs, against one that is thought of."""
+"""What a token of many that are read at once costs, against one that is thought of, until it is measured."""
+_MUCH_UNREAD = 4 * _MOST_OF_MODEL
 _PAID_IN_STEPS = 8
 """A prompt is read once, for many drafts."""
 _PRICE_RATE = 0.1
@@ -38,6 +39,14 @@ class Draft:
     """What it costs to begin."""
     token_ms: float = 0.0
     """What each token costs beside the place that it takes in the step."""
+    num_unread: int = 0
+    """Tokens of the sequence that the draft model must read first, beyond the usual few."""
+    read_ms: float = 0.0
+    """What each of those costs."""
+
+    def think_ms(self, length: int) -> float:
+        """Of so many tokens."""
+        return self.first_ms + length * self.token_ms
 
 
 class Drafter(Protocol):
@@ -59,6 +68,7 @@ class ModelDrafter:
         """`draft_cost`: of a token, against the model's; by and by the measured price takes its place."""
         self._draft_cost = draft_cost
         self._token_ms: float | None = None
+        self._read_ms: float | None = None
         self._experience = Experience((_ASSUMED_OF_MODEL,))
         self._own: dict[Sequence, OwnExperience] = {}
         self._known: dict[Sequence, int] = {}
@@ -71,11 +81,14 @@ class ModelDrafter:
         self._experience.fade()
         chance = self._own[sequence].rate(0)
         token_ms = self._draft_cost * model_ms if self._token_ms is None else self._token_ms
-        unread = len(sequence.tokens) - self._known.get(sequence, 0)
+        read_ms = _READING * token_ms if self._read_ms is None else self._read_ms
+        num_unread = max(0, self._unread(sequence) - _MOST_OF_MODEL)
         return Draft(
             chances=(chance,) * min(limit, _MOST_OF_MODEL),
-            first_ms=max(0, unread - _MOST_OF_MODEL) * token_ms * _READING / _PAID_IN_STEPS,
+            first_ms=num_unread * read_ms / _PAID_IN_STEPS,
             token_ms=token_ms,
+            num_unread=num_unread,
+            read_ms=read_ms,
         )
 
     def learn(self, sequence: Sequence, drafted: Drafted) -> None:
@@ -87,18 +100,28 @@ class ModelDrafter:
             own.learn(0, was_right=False)
 
     def learn_price(self, outcomes: Mapping[Sequence, Drafted], drafting_ms: float) -> None:
-        """Of a step with such outcomes, unless it had to read first."""
-        unread = [len(s.tokens) - self._known.get(s, 0) for s in outcomes]
+        """Of a step with such outcomes: of a token, or of reading one where much was to be read first."""
+        has_read = max(map(self._unread, outcomes)) > _MUCH_UNREAD
+        num_known = sum(drafted.num_known - self._known.get(s, 0) for s, drafted in outcomes.items())
         self._known.update({sequence: drafted.num_known for sequence, drafted in outcomes.items()})
         num_tokens = sum(drafted.num_computed for drafted in outcomes.values())
-        if num_tokens and max(unread) <= 4 * _MOST_OF_MODEL:
-            ms = drafting_ms / num_tokens
-            before = ms if self._token_ms is None else self._token_ms
-            self._token_ms = before + _PRICE_RATE * (ms - before)
+        if not has_read and num_tokens:
+            self._token_ms = _nearer(self._token_ms, drafting_ms / num_tokens)
+        elif has_read and num_known - num_tokens > _MUCH_UNREAD:
+            reading_ms = max(0.0, drafting_ms - num_tokens * (self._token_ms or 0.0))
+            self._read_ms = _nearer(self._read_ms, reading_ms / (num_known - num_tokens))
 
     def forget(self, sequence: Sequence) -> None:
         self._own.pop(sequence, None)
         self._known.pop(sequence, None)
+
+    def _unread(self, sequence: Sequence) -> int:
+        return len(sequence.tokens) - self._known.get(sequence, 0)
+
+
+def _nearer(price_ms: float | None, ms: float) -> float:
+    """The price after a further measurement."""
+    return ms if price_ms is None else price_ms + _PRICE_RATE * (ms - price_ms)
 
 
 class _Reader:

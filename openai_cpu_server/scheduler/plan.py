@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import math
 from typing import Protocol
 
 from openai_cpu_server.contract.cost import attended_pairs
@@ -55,6 +56,10 @@ class StepPlan:
         self.skipped = 0
         self.drafting_ms = 0.0
         """What a draft model takes before the step."""
+        self.budget_ms = math.inf
+        """What the step may take."""
+        self.plain_ms: float | None = None
+        """What the step would take without drafts; None: nobody in it could have one."""
         self._own_cells = 0
         """Of every sequence in the step, shared ones counted for each."""
         self._cost = cost
@@ -82,7 +87,11 @@ class StepPlan:
     @property
     def padded_ms(self) -> float:
         """Of the step with its padding."""
-        size = self.num_tokens
+        return self.least_ms(0)
+
+    def least_ms(self, num_further: int) -> float:
+        """Of the step with padding and so many further tokens, but for what these attend to."""
+        size = self.num_tokens + num_further
         if self._pads:
             size = self._cost.cheapest_size(size, self._max_tokens, self._pool_cells)
         return self._cost.predict_ms(size, self.attended, self.skipped, self.cells)
@@ -156,6 +165,16 @@ class StepPlan:
         self._count(sequence, num_tokens)
         self.drafts[sequence] = self.drafts.get(sequence, 0) + num_tokens
         self._outputs_left -= num_tokens
+
+    def drop_draft(self, sequence: Sequence, num_tokens: int) -> None:
+        """The last so many tokens of its draft were not computed."""
+        self.drafts[sequence] -= num_tokens
+        attended, skipped = self._pairs(sequence, num_tokens)
+        self._own_cells -= num_tokens
+        self.num_tokens -= num_tokens
+        self.attended -= attended
+        self.skipped -= skipped
+        self._outputs_left += num_tokens
 
     def _count(self, sequence: Sequence, num_tokens: int) -> None:
         attended, skipped = self._pairs(sequence, num_tokens)

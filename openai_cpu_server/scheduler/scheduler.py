@@ -19,6 +19,7 @@ from openai_cpu_server.contract.step import (
 from openai_cpu_server.scheduler.compose import Composer, StepOptions
 from openai_cpu_server.scheduler.kv_ledger import KVLedger
 from openai_cpu_server.scheduler.memory import Memory
+from openai_cpu_server.scheduler.outcome import NOTHING_DRAFTED, samples_of, without_missing_drafts
 from openai_cpu_server.scheduler.outlook import Outlook, outlook
 from openai_cpu_server.scheduler.plan import StepCost, StepPlan
 from openai_cpu_server.scheduler.policy import Policy
@@ -30,13 +31,8 @@ from openai_cpu_server.scheduler.waiting import WaitingRoom
 
 _LOOK_AHEAD = 32
 """Waiting sequences that are looked at for each step: those before may be waiting for someone's prefix."""
-
-
 _TOLD = 200
 """Waiting sequences that are told their place."""
-
-
-_NOTHING_DRAFTED = Drafted()
 
 
 @dataclass(frozen=True)
@@ -118,6 +114,15 @@ class Scheduler:
         running = list(self._memory.running.values())
         head = islice(self._waiting.in_order(), _TOLD)
         return outlook(head, running, self._cost, self._limits.num_slots)
+
+    @property
+    def preempted(self) -> list[Sequence]:
+        """Who has run, and waits again."""
+        return [
+            sequence
+            for sequence in self._sequences.values()
+            if sequence.num_preemptions and sequence.status is Status.WAITING
+        ]
 
     def get(self, request_id: str) -> Sequence | None:
         return self._sequences.get(request_id)
@@ -269,7 +274,7 @@ class Scheduler:
             start=start,
             tokens=tuple(sequence.tokens[start:end]),
             sample=end == len(sequence.tokens) and sequence.remaining > 0,
-            targets=_targets(sequence, start, end),
+            targets=sequence.targets(start, end),
         )
 
     def _claim(self, sequence: Sequence) -> int:
@@ -304,19 +309,19 @@ class Scheduler:
 
     def _with_draft(self, plan: StepPlan, span: Span, drafting: Drafting) -> Span:
         """As far as there are free cells left."""
-        tokens, num_to_draft = drafting.cut(self._draft_cells(span))
-        length = len(tokens) + num_to_draft
-        if not length:
+        drafting = drafting.cut(self._draft_cells(span))
+        if not drafting.length:
             return span
-        self._memory.ledger.grow(span.slot, span.start + len(span.tokens) + length)
-        plan.add_draft(self._memory.running[span.slot], length)
+        self._memory.ledger.grow(span.slot, span.start + len(span.tokens) + drafting.length)
+        plan.add_draft(self._memory.running[span.slot], drafting.length)
         return Span(
             slot=span.slot,
             start=span.start,
             tokens=span.tokens,
             sample=True,
-            draft=tokens,
-            num_to_draft=num_to_draft,
+            draft=drafting.tokens,
+            num_to_draft=drafting.num_to_draft,
+            num_to_read=drafting.num_to_read,
         )
 
     def _padding(self, num_tokens: int) -> int:
@@ -337,24 +342,30 @@ class Scheduler:
                 sequence.num_interruptions += 1
             self._give_up_drafts(step)
             return []
-        if elapsed_ms is not None and step.spans and self._plan is not None and _is_whole(step, result):
-            size, plan = step.num_tokens + step.padding, self._plan
-            elapsed_ms -= result.drafting_ms
-            self._cost.refine(size, plan.attended, plan.skipped, elapsed_ms, plan.cells)
+        if elapsed_ms is not None and step.spans and self._plan is not None:
+            self._learn_time(self._plan, step, result, elapsed_ms)
         advances = [self._advance(span, step.padding, result) for span in step.spans]
         if self._speculator is not None:
             self._speculator.learn(self._thought_of(step, result), result.drafting_ms)
         return advances
 
+    def _learn_time(self, plan: StepPlan, step: Step, result: StepResult, elapsed_ms: float) -> None:
+        plan, num_missing = without_missing_drafts(plan, step, result, self._memory.running)
+        size = step.num_tokens - num_missing + step.padding
+        if self._speculator is not None:
+            step_ms = self._cost.predict_ms(size, plan.attended, plan.skipped, plan.cells)
+            self._speculator.compare(plan, step, result, step_ms + result.drafting_ms, elapsed_ms)
+        self._cost.refine(size, plan.attended, plan.skipped, elapsed_ms - result.drafting_ms, plan.cells)
+
     def _advance(self, span: Span, padding: int, result: StepResult) -> Advance:
         sequence = self._memory.running[span.slot]
         sequence.num_padded += padding
         failure = result.failures.get(span.slot)
-        samples = _samples(span, result, sequence.remaining)
+        samples = samples_of(span, result, sequence.remaining)
         sequence.computed += len(span.tokens)
         sequence.tokens += [token for sample in samples for token in (sample.token, *sample.forced)]
         if span.num_drafted:
-            self._settle_draft(sequence, result.drafted.get(span.slot, _NOTHING_DRAFTED))
+            self._settle_draft(sequence, result.drafted.get(span.slot, NOTHING_DRAFTED))
         scores = result.scores.get(span.slot, ())[max(0, sequence.num_scored - span.start) :]
         sequence.num_scored += len(scores)
         return Advance(sequence, samples, scores, failure)
@@ -382,35 +393,3 @@ class Scheduler:
             assert self._sequences[sequence.request.id] is sequence
         assert len(self._waiting) + len(self._memory.running) == len(self._sequences)
         self._memory.check()
-
-
-def _is_whole(step: Step, result: StepResult) -> bool:
-    """Whether all drafts were computed as they were planned."""
-    num_planned = sum(span.num_drafted for span in step.spans)
-    return num_planned == sum(drafted.num_computed for drafted in result.drafted.values())
-
-
-def _samples(span: Span, result: StepResult, num_tokens: int) -> tuple[Sample, ...]:
-    """What was sampled behind the span and its draft, cut to so many tokens in all."""
-    if not span.sample or span.slot not in result.samples:
-        return ()
-    samples: list[Sample] = []
-    for sample in (result.samples[span.slot], *result.further.get(span.slot, ())):
-        if num_tokens > 0:
-            samples.append(_cut(sample, num_tokens))
-        num_tokens -= 1 + len(sample.forced)
-    return tuple(samples)
-
-
-def _cut(sample: Sample, num_tokens: int) -> Sample:
-    """To so many tokens in all."""
-    if len(sample.forced) < num_tokens:
-        return sample
-    return Sample(sample.token, sample.logprob, sample.forced[: num_tokens - 1])
-
-
-def _targets(sequence: Sequence, start: int, end: int) -> tuple[int, ...]:
-    """The prompt tokens that follow positions start .. end-1, if they are to be scored."""
-    if not sequence.is_scoring or end <= sequence.num_scored:
-        return ()
-    return sequence.request.tokens[start + 1 : end + 1]

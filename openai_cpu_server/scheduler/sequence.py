@@ -107,6 +107,12 @@ class Sequence:
     def is_scoring(self) -> bool:
         return self.num_scored < len(self.request.tokens) - 1
 
+    def targets(self, start: int, end: int) -> tuple[int, ...]:
+        """The prompt tokens that follow positions start .. end-1, if they are to be scored."""
+        if not self.is_scoring or end <= self.num_scored:
+            return ()
+        return self.request.tokens[start + 1 : end + 1]
+
     def run(self, slot: int) -> None:
         self._move(Status.RUNNING)
         self._slot = slot

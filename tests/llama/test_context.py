@@ -12,6 +12,7 @@ from openai_cpu_server.contract.step import Span
 from openai_cpu_server.llama.abort import AbortSwitch
 from openai_cpu_server.llama.batch import Batch
 from openai_cpu_server.llama.context import Context, ContextOptions, Decoded, DecodeFailed
+from openai_cpu_server.llama.cores import Cores
 from openai_cpu_server.llama.gguf_header import GgufHeader
 from openai_cpu_server.llama.kv_size import KVType
 from openai_cpu_server.llama.model import Model
@@ -34,7 +35,7 @@ def context(tiny: Path) -> Iterator[Context]:
     abort = AbortSwitch()
     with (
         Model.open(GgufHeader(tiny), repack=False, on_progress=lambda fraction: None) as model,
-        Context(model, options, abort) as context,
+        Context(model, options, abort, Cores(1)) as context,
     ):
         yield context
 

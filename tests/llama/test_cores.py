@@ -37,11 +37,63 @@ backend.close()
 """
 
 
+_DRAFTING_PROGRAM = """
+import json, os, sys, threading
+from openai_cpu_server.contract.messages import EngineOptions
+from openai_cpu_server.contract.step import Span
+from openai_cpu_server.llama.batch import Batch
+from openai_cpu_server.llama.draft_model import Wanted
+from openai_cpu_server.llama.loading import load
+from openai_cpu_server.llama.machine import Machine
+
+seen, is_over = set(), threading.Event()
+
+def watch():
+    while not is_over.wait(0.0002):
+        seen.add(tuple(sorted(os.sched_getaffinity(os.getpid()))))
+
+before = set(os.listdir("/proc/self/task"))
+threads = int(sys.argv[2])
+options = EngineOptions(
+    model_path=sys.argv[1],
+    draft_model_path=sys.argv[1],
+    kv_tokens=512,
+    max_seqs=2,
+    threads=threads,
+    threads_batch=threads,
+)
+loaded = load(options, lambda fraction: None, Machine())
+batch = Batch(1)
+batch.fill([Span(slot=0, start=0, tokens=(300,), sample=True)])
+loaded.context.decode(batch)
+watcher = threading.Thread(target=watch)
+watcher.start()
+for _ in range(300):
+    loaded.draft_model.draft([Wanted(0, range(300, 500), 8)])
+    loaded.draft_model.forget(0)
+    if len(seen) > 1:
+        break
+is_over.set()
+watcher.join()
+ours = {str(thread.native_id) for thread in (*threading.enumerate(), watcher)}
+new = set(os.listdir("/proc/self/task")) - before - ours
+print(json.dumps([[sorted(os.sched_getaffinity(int(t))) for t in new], sorted(seen)]))
+loaded.draft_model.close()
+loaded.context.close()
+loaded.model.close()
+"""
+
+
 def affinities(model: Path, threads: int, threads_batch: int) -> tuple[list[list[int]], list[int]]:
     """Cores of the threads that llama.cpp has started, and of the thread that calls it."""
-    command = [sys.executable, "-c", _PROGRAM, str(model), str(threads), str(threads_batch)]
-    done = subprocess.run(command, capture_output=True, check=True)
-    return msgspec.json.decode(done.stdout, type=tuple[list[list[int]], list[int]])
+    return msgspec.json.decode(
+        printed(_PROGRAM, model, threads, threads_batch), type=tuple[list[list[int]], list[int]]
+    )
+
+
+def printed(program: str, *arguments: object) -> bytes:
+    command = [sys.executable, "-c", program, *map(str, arguments)]
+    return subprocess.run(command, capture_output=True, check=True).stdout
 
 
 def test_as_many_threads_as_cores_have_one_each(tiny: Path) -> None:
@@ -57,3 +109,13 @@ def test_fewer_or_more_threads_are_left_to_the_kernel(tiny: Path) -> None:
         workers, caller = affinities(tiny, threads, threads_batch)
         assert len(workers) >= threads - 1
         assert all(found == cores for found in [*workers, caller])
+
+
+@pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="nothing is bound on one core")
+def test_a_draft_model_computes_on_the_same_cores(tiny: Path) -> None:
+    """It gets no threads of its own: those of the model serve it, and its caller keeps to its core too."""
+    cores = sorted(os.sched_getaffinity(0))
+    output = printed(_DRAFTING_PROGRAM, tiny, len(cores))
+    workers, caller = msgspec.json.decode(output, type=tuple[list[list[int]], list[list[int]]])
+    assert sorted(workers) == [[core] for core in cores[1:]]
+    assert cores[:1] in caller, "while the draft model computed"

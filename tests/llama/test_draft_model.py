@@ -116,6 +116,22 @@ def test_it_reads_a_long_prompt_in_some_steps(prompts: list[tuple[int, ...]]) ->
         assert known[-1] >= len(prompt)
 
 
+def test_it_reads_no_more_than_it_may(sure: LlamaBackend, prompts: list[tuple[int, ...]]) -> None:
+    prompt = (prompts[0] * 30)[:200]
+    with opened(sure, 0, prompt):
+        sure.execute(Step(spans=(Span(0, 0, prompt[:-1], False),)))
+        known, tokens, start = [0], list(prompt), len(prompt) - 1
+        while known[-1] < len(prompt):
+            span = Span(0, start, tuple(tokens[start:]), True, num_to_draft=2, num_to_read=90)
+            result = sure.execute(Step(spans=(span,)))
+            known.append(result.drafted[0].num_known)
+            start = len(tokens) + result.drafted[0].num_accepted
+            tokens += [result.samples[0].token, *(s.token for s in result.further.get(0, ()))]
+            assert result.drafted[0].num_computed == 0 or known[-1] >= len(prompt)
+    assert known[:3] == [0, 90, 180]
+    assert len(known) == 4
+
+
 def test_interrupted_drafts_leave_no_trace(sure: LlamaBackend, prompts: list[tuple[int, ...]]) -> None:
     prompt = (prompts[0] * 30)[:250]
     expected = generate(sure, prompt, 6)

@@ -119,6 +119,22 @@ def test_the_default_pool_is_half_of_the_free_memory(tiny: Path, tmp_path: Path)
         assert backend.info.kv_tokens == 16_384
 
 
+def test_the_pool_leaves_room_for_a_draft_models_weights_and_cells(tiny: Path, tmp_path: Path) -> None:
+    cell = bytes_per_cell(GgufHeader(tiny), KVType.F16)
+    machine = SmallMachine(tmp_path, tiny.stat().st_size + 2 * 1100 * 2 * cell)
+    with loaded(tiny, machine, kv_tokens=None, draft_model_path=str(tiny)) as backend:
+        assert (backend.info.kv_tokens, backend.info.kv_bytes_per_token) == (1024, cell)
+
+
+def test_no_memory_for_a_draft_models_cells(
+    tiny: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    cell = bytes_per_cell(GgufHeader(tiny), KVType.F16)
+    machine = SmallMachine(tmp_path, tiny.stat().st_size + 1000 * cell)
+    line = failure(tiny, capfd, machine=machine, kv_tokens=512, draft_model_path=str(tiny))
+    assert line.startswith(f"Not enough memory for the KV pool: 512 tokens at {2 * cell} bytes")
+
+
 @pytest.mark.parametrize(("kv_tokens", "free_tokens"), [(None, 500), (2048, 2047), (10**9, 10**6)])
 def test_not_enough_memory(
     tiny: Path,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import random
+from collections.abc import Callable
 
 import msgspec
 
@@ -142,13 +143,22 @@ class Driver:
         mixes: bool = True,
         continuous: bool = True,
         drafter: Drafter | None = None,
+        always: bool = True,
+        cost: TokenCost | None = None,
+        elapsed_ms: Callable[[Step], float] = lambda step: 1.0,
     ) -> None:
-        """`drafter`: whatever it or the fake's draft model thinks of is computed, as far as there is room."""
+        """`drafter`: whatever it or the fake's draft model thinks of is computed, as far as there is room.
+
+        `always`: even where that does not pay; else there is no draft model. `elapsed_ms`: what a step really
+        takes.
+        """
         info = msgspec.structs.replace(
             FAKE_INFO, max_seqs=slots, kv_tokens=kv_tokens, max_step_tokens=max(idle, slots + 16)
         )
         self.now_s = 0.0
-        self.cost = TokenCost(tiles, jump)
+        self.cost = cost or TokenCost(tiles, jump)
+        self._elapsed_ms = elapsed_ms
+        self._always = always
         self._info = info
         self._limits = Limits(slots, info.max_step_tokens, outputs, can_share=can_share)
         self._cache_blocks = cache_blocks
@@ -185,7 +195,8 @@ class Driver:
     def _speculator(self) -> Speculator | None:
         if self._drafter is None:
             return None
-        return Speculator(self._drafter, SpeculationOptions(always=True), ModelDrafter(0.1))
+        draft_model = ModelDrafter(0.1) if self._always else None
+        return Speculator(self._drafter, SpeculationOptions(always=self._always), draft_model)
 
     def crash(self, lost: int = 0) -> None:
         """A new engine, to which every live request is submitted again with what it has produced.
@@ -265,7 +276,8 @@ class Driver:
         return steps
 
     def _apply(self, step: Step) -> None:
-        for advance in self.scheduler.apply(step, self.backend.execute(step), 1.0):
+        result = self.backend.execute(step)
+        for advance in self.scheduler.apply(step, result, self._elapsed_ms(step)):
             name = advance.sequence.request.id
             self.cached[name] = advance.sequence.cached_tokens
             self.num_scores[name] += len(advance.scores)

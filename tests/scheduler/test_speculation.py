@@ -2,21 +2,23 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from openai_cpu_server.contract.cost import CostCurve
 from openai_cpu_server.contract.request import GenerationRequest, Priority, Sampling
 from openai_cpu_server.contract.step import Drafted
 from openai_cpu_server.scheduler.cost_model import CostModel
+from openai_cpu_server.scheduler.draft_lengths import choose_lengths
 from openai_cpu_server.scheduler.drafts import Draft, ModelDrafter
 from openai_cpu_server.scheduler.plan import StepPlan
 from openai_cpu_server.scheduler.sequence import Sequence
-from openai_cpu_server.scheduler.speculation import choose_lengths
-from tests.scheduler.driver import Driver, KnowingDrafter, SilentDrafter, alone, request
+from openai_cpu_server.scheduler.speculation import SpeculationOptions, Speculator
+from tests.scheduler.driver import Driver, KnowingDrafter, SilentDrafter, TokenCost, alone, request
 
 REPACKED = ((1, 20), (8, 124), (12, 160), (16, 149), (17, 190), (32, 297), (64, 543), (128, 1031))
 PLAIN = ((1, 26), (8, 134), (12, 140), (16, 142), (17, 205), (32, 206), (64, 361), (128, 644))
@@ -24,10 +26,18 @@ PLAIN = ((1, 26), (8, 134), (12, 140), (16, 142), (17, 205), (32, 206), (64, 361
 FLAT = tuple((n, 10.0) for n in (1, 256))
 
 
-def plan(num_decoding: int, curve: tuple[tuple[int, float], ...] = PLAIN, *, outputs: int = 128) -> StepPlan:
+def plan(
+    num_decoding: int,
+    curve: tuple[tuple[int, float], ...] = PLAIN,
+    *,
+    outputs: int = 128,
+    budget_ms: float = math.inf,
+    kind: type[CostModel] = CostModel,
+) -> StepPlan:
     """Of sequences that decode a token each."""
-    model = CostModel(CostCurve(step_ms=curve, attended_ms=0.0, skipped_ms=0.0))
+    model = kind(CostCurve(step_ms=curve, attended_ms=0.0, skipped_ms=0.0))
     made = StepPlan(model, pool_cells=100, max_tokens=256, max_outputs=outputs)
+    made.budget_ms = budget_ms
     for number in range(num_decoding):
         made.add(decoding(str(number), 3), 1)
     return made
@@ -104,6 +114,7 @@ def test_no_more_is_drafted_than_the_backend_takes() -> None:
     assert sum(lengths(plan(4, FLAT, outputs=20), *([0.9] * 4))) == 16
 
 
+@settings(deadline=None)
 @given(
     st.lists(st.floats(0.01, 1.0), min_size=1, max_size=40),
     st.integers(0, 8),
@@ -122,6 +133,198 @@ def test_all_together_never_get_slower(
             made.add_draft(sequence, length)
         expected += sum(chance**i for i in range(1, length + 1))
     assert expected / made.padded_ms >= before or math.isclose(expected / made.padded_ms, before)
+
+
+def with_drafts(made: StepPlan, *chosen: int) -> StepPlan:
+    grown = made.copy()
+    for sequence, length in zip(made.parts, chosen, strict=False):
+        if length:
+            grown.add_draft(sequence, length)
+    return grown
+
+
+def test_drafts_stay_within_the_steps_budget() -> None:
+    """A newcomer waits for its end."""
+    assert lengths(plan(1, budget_ms=600.0), 0.99) == [31]
+    assert lengths(plan(1, budget_ms=143.0), 0.99) == [15]
+    assert lengths(plan(1, budget_ms=119.0), 0.99) == [6]
+    seven_times = tuple((n, 7.0 * ms) for n, ms in PLAIN)
+    assert lengths(plan(1, seven_times, budget_ms=130.0), 0.99) == [0]
+
+
+def test_where_the_step_is_over_its_budget_anyway_what_is_free_is_drafted() -> None:
+    made = plan(12, REPACKED, budget_ms=50.0)
+    assert sum(lengths(made, *([0.5] * 12))) == 4
+
+
+@settings(deadline=None)
+@given(
+    st.lists(st.floats(0.01, 1.0), min_size=1, max_size=40),
+    st.sampled_from([PLAIN, REPACKED, FLAT]),
+    st.floats(5.0, 900.0),
+)
+def test_no_budget_is_exceeded_for_drafts(
+    chances: list[float], curve: tuple[tuple[int, float], ...], budget_ms: float
+) -> None:
+    made = plan(len(chances), curve, budget_ms=budget_ms)
+    grown = with_drafts(made, *lengths(made, *chances))
+    assert grown.padded_ms <= max(budget_ms, made.padded_ms)
+
+
+class CountingCost(CostModel):
+    """Knows how often it was asked."""
+
+    num_asked = 0
+
+    def predict_ms(
+        self, num_tokens: int, attended: int = 0, skipped: int = 0, cells: int | None = None
+    ) -> float:
+        CountingCost.num_asked += 1
+        return super().predict_ms(num_tokens, attended, skipped, cells)
+
+
+def times_asked(num_decoding: int, *drafts: Draft, budget_ms: float = math.inf) -> tuple[int, bool]:
+    """To choose among these drafts; and whether any was chosen."""
+    made = plan(num_decoding, budget_ms=budget_ms, kind=CountingCost)
+    CountingCost.num_asked = 0
+    chosen = choose_lengths(made, dict(zip(made.parts, drafts, strict=False)), always=False)
+    return CountingCost.num_asked, bool(chosen)
+
+
+def test_quotations_are_weighed_once() -> None:
+    """A draft model's thoughts beside them make it two ways to weigh."""
+    quoted = [Draft((7,) * 31, (0.95,) * 31)] * 15
+    once, chosen = times_asked(16, *quoted)
+    twice, _ = times_asked(16, *quoted, thought(0.9, 0.1))
+    assert chosen
+    looks = 7 + 7 + 1  # ends of tiles up to 128 tokens, powers of two, and all
+    assert once <= looks + 11 < twice
+
+
+def test_what_could_not_pay_if_it_were_certain_is_not_weighed() -> None:
+    one = Draft((7,) * 31, (0.99,) * 31)
+    assert times_asked(32, one) == (7, False)  # without drafts; with 1, 2, 4, 8, 16, 31 tokens
+    assert times_asked(32, Draft()) == (0, False)
+
+
+@pytest.mark.parametrize("curve", [PLAIN, REPACKED, FLAT])
+def test_what_would_pay_if_it_were_certain_is_weighed(curve: tuple[tuple[int, float], ...]) -> None:
+    for num_drafting, num_others, each in itertools.product((1, 2, 4, 8), (0, 1, 5, 12), (1, 2, 4, 8)):
+        made = plan(num_drafting + num_others, curve)
+        grown = with_drafts(made, *[each] * num_drafting)
+        steps = (num_others + num_drafting / (1 + each)) / len(made.parts)
+        if steps * grown.padded_ms < 0.95 * made.padded_ms:
+            assert any(lengths(made, *[1.0] * num_drafting, tokens=each))
+
+
+def test_a_long_prompt_is_read_by_the_draft_model_within_the_steps_budgets() -> None:
+    speculator = Speculator(SilentDrafter(), SpeculationOptions(), ModelDrafter(0.002))
+    sequence, known, steps = decoding("a", 2000), 0, 0
+    while True:
+        made = StepPlan(
+            CostModel(CostCurve(step_ms=FLAT, attended_ms=0.0, skipped_ms=0.0)),
+            pool_cells=2000,
+            max_tokens=256,
+            max_outputs=128,
+        )
+        made.add(sequence, 1)
+        made.budget_ms = 13.0
+        (drafting,) = speculator.drafts(made, {sequence: 50}).values()
+        assert drafting.num_to_read is not None
+        assert 10.0 + made.drafting_ms <= made.budget_ms
+        if drafting.num_to_draft > 1:
+            break
+        known, steps = known + drafting.num_to_read, steps + 1
+        speculator.learn({sequence: Drafted(num_known=known)}, made.drafting_ms)
+    assert known < 2000 <= known + drafting.num_to_read
+    assert steps == 4  # 2.84 ms each, at 0.006 for a token
+
+
+def test_there_is_no_reading_where_there_is_no_time() -> None:
+    speculator = Speculator(SilentDrafter(), SpeculationOptions(), ModelDrafter(0.02))
+    made, sequence = plan(0, FLAT, budget_ms=10.0), decoding("a", 400)
+    made.add(sequence, 1)
+    assert speculator.drafts(made, {sequence: 50}) == {}
+    assert made.drafting_ms == 0.0
+
+
+def test_a_draft_that_was_cut_costs_what_a_short_one_does() -> None:
+    cut, short = plan(3), plan(3)
+    for made, length in ((cut, 8), (short, 3)):
+        for sequence in list(made.parts)[:2]:
+            made.add_draft(sequence, length)
+    for sequence in list(cut.parts)[:2]:
+        cut.drop_draft(sequence, 5)
+    for name in ("num_tokens", "attended", "skipped", "cells", "draft_room"):
+        assert getattr(cut, name) == getattr(short, name)
+
+
+def test_times_are_learned_where_a_draft_model_says_less_than_was_asked() -> None:
+    driver = Driver(drafter=SilentDrafter())
+    driver.submit(request("a", prompt=10, output=60), request("b", prompt=10, output=40))
+    steps = driver.run()
+    learned = [num_tokens for num_tokens, _ in driver.cost.learned]
+    assert len(learned) == sum(map(bool, steps))
+    assert sum(learned) == driver.backend.num_computed < sum(sum(spans.values()) for spans in steps)
+
+
+class FlatCost(TokenCost):
+    """Believes, and goes on believing, that drafts cost nothing."""
+
+    def predict_ms(self, num_tokens: int, attended: int, skipped: int, cells: int | None = None) -> float:
+        return 10.0
+
+
+def drafted_shares(driver: Driver, num_requests: int) -> list[float]:
+    """Of the steps of one request after the other, those with a draft."""
+    shares = []
+    for number in range(num_requests):
+        one = request(f"r{number}", output=150)
+        driver.submit(one)
+        steps = driver.run()[1:]
+        assert driver.outputs[one.id] == alone(one)
+        shares.append(sum(step[one.id] > 1 for step in steps if step) / len(steps))
+    return shares
+
+
+def test_drafts_that_lose_against_all_predictions_are_left_for_a_while() -> None:
+    driver = Driver(
+        drafter=KnowingDrafter(errors=1.0),
+        always=False,
+        cost=FlatCost(),
+        elapsed_ms=lambda step: 10.0 if step.num_tokens == 1 else 20.0,
+    )
+    shares = drafted_shares(driver, 9)
+    assert 0.2 < shares[0] < 0.4
+    assert shares[1:6] == [0.0] * 5
+    assert max(shares[6:]) > 0.1, "they are tried again"
+
+
+def test_drafts_that_gain_are_kept() -> None:
+    driver = Driver(
+        drafter=KnowingDrafter(errors=0.0),
+        always=False,
+        cost=FlatCost(),
+        elapsed_ms=lambda step: 10.0 + step.num_tokens,
+    )
+    assert min(drafted_shares(driver, 2)) > 0.7
+
+
+def test_a_batch_sequence_drafts_in_longer_steps_than_an_interactive_one() -> None:
+    longest = []
+    for priority in Priority:
+        driver = Driver(
+            drafter=KnowingDrafter(errors=0.0), always=False, decoding=12, idle=40, cost=SlowTokens()
+        )
+        driver.submit(request("a", output=100, priority=priority))
+        longest.append(max(sum(step.values()) for step in driver.run()[1:]))
+    assert list(Priority) == [Priority.INTERACTIVE, Priority.BATCH]
+    assert longest[0] == 3 < longest[1]
+
+
+class SlowTokens(TokenCost):
+    def predict_ms(self, num_tokens: int, attended: int, skipped: int, cells: int | None = None) -> float:
+        return 9.0 + num_tokens
 
 
 def thought(chance: float, token_ms: float, first_ms: float = 0.0) -> Draft:

@@ -1,0 +1,128 @@
+"""What drafts have brought, against the same progress without: where they lose, they are left for a while."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+_FORGET = 0.98
+"""What a further step leaves of those before: some 50 count."""
+_TRIAL = 32
+"""Steps with drafts before anything is said of them."""
+_ENOUGH = 8
+"""Steps without drafts that say how far predictions of such are off."""
+_FURTHEST = 3.0
+"""How many times longer, or shorter, than predicted a step may count: the rest is a noisy neighbour."""
+_PAUSE_MS = 10_000.0
+_LONGEST_PAUSE_MS = 32 * _PAUSE_MS
+
+
+class Kind(NamedTuple):
+    """Steps that are compared with each other."""
+
+    size: int
+    """Of as many sequences, up to a factor of two."""
+    thinks: bool
+    """The draft model is asked."""
+
+    @classmethod
+    def of(cls, num_sequences: int, *, thinks: bool) -> Kind:
+        return cls(num_sequences.bit_length(), thinks)
+
+
+class Done(NamedTuple):
+    """A step that was computed, in which somebody could have had a draft."""
+
+    num_sequences: int
+    num_accepted: int
+    """Draft tokens that came true."""
+    plain_ms: float
+    """What it was predicted to take without drafts."""
+    predicted_ms: float
+    elapsed_ms: float
+    """Drafting included."""
+
+    @property
+    def worth_ms(self) -> float:
+        """What the same progress was predicted to take without drafts."""
+        return self.plain_ms * (1 + self.num_accepted / self.num_sequences)
+
+    @property
+    def taken_ms(self) -> float:
+        shortest, longest = self.predicted_ms / _FURTHEST, self.predicted_ms * _FURTHEST
+        return min(max(self.elapsed_ms, shortest), longest)
+
+
+class Gains:
+    """Compares by kinds of steps. Its clock is the time that steps take, so pauses last while there is work.
+
+    What would have come without drafts is what the cost model predicts, put right by the steps of that size
+    that had none: so texts of different lengths, and prompts that are read beside, can be compared.
+    """
+
+    def __init__(self) -> None:
+        self._now_ms = 0.0
+        self._plain: dict[int, _Account] = {}
+        self._trials: dict[Kind, _Trial] = {}
+
+    def allows(self, kind: Kind) -> bool:
+        """Whether such drafts have not been found to lose of late."""
+        trial = self._trials.get(kind)
+        return trial is None or trial.paused_until_ms <= self._now_ms
+
+    def pass_time(self, ms: float) -> None:
+        """A step has taken so long."""
+        self._now_ms += ms
+
+    def learn_plain(self, done: Done) -> None:
+        """From a step without drafts."""
+        size = Kind.of(done.num_sequences, thinks=False).size
+        self._plain.setdefault(size, _Account()).book(done.worth_ms, done.taken_ms)
+
+    def learn(self, kind: Kind, done: Done) -> None:
+        """From a step with drafts."""
+        trial = self._trials.setdefault(kind, _Trial())
+        trial.learn(done, self._slowness(kind.size), self._now_ms)
+
+    def _slowness(self, size: int) -> float:
+        """What steps without drafts take, against the prediction."""
+        account = self._plain.get(size)
+        return 1.0 if account is None or account.num_steps < _ENOUGH else 1.0 / account.ratio
+
+
+class _Account:
+    """Sums in which old steps count less and less."""
+
+    def __init__(self) -> None:
+        self.num_steps = 0
+        self._worth_ms = 0.0
+        self._taken_ms = 0.0
+
+    @property
+    def ratio(self) -> float:
+        """Worth by time taken."""
+        return self._worth_ms / max(self._taken_ms, 1e-9)
+
+    def book(self, worth_ms: float, taken_ms: float) -> None:
+        self.num_steps += 1
+        self._worth_ms = _FORGET * self._worth_ms + worth_ms
+        self._taken_ms = _FORGET * self._taken_ms + taken_ms
+
+
+class _Trial:
+    """Of one kind. A loss ends it for a while, the next one for twice as long."""
+
+    def __init__(self) -> None:
+        self.paused_until_ms = 0.0
+        self._pause_ms = _PAUSE_MS
+        self._account = _Account()
+
+    def learn(self, done: Done, slowness: float, now_ms: float) -> None:
+        self._account.book(slowness * done.worth_ms, done.taken_ms)
+        if self._account.num_steps < _TRIAL:
+            return
+        if self._account.ratio >= 1.0:
+            self._pause_ms = _PAUSE_MS
+            return
+        self.paused_until_ms = now_ms + self._pause_ms
+        self._pause_ms = min(2 * self._pause_ms, _LONGEST_PAUSE_MS)
+        self._account = _Account()
