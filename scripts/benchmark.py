@@ -6,7 +6,8 @@
 
 Servers are started by the script, measured in interleaved rounds (A B A B ...), stopped. Medians count; the
 spread is (largest - smallest) / median. The limit is a bare loop over llama_decode. Report, figures and plots
-are written to --output. Exit code: 0 if everything could be measured, met or not; 1 if not.
+are written to --output. Exit code: 0 if everything could be measured, met or not, or the time of --quick was
+over; 1 if something failed; 2 for wrong arguments.
 """
 
 from __future__ import annotations
@@ -25,19 +26,20 @@ from bench import plots
 from bench.bench import Bench
 from bench.circumstances import circumstances
 from bench.contestants import Variant
-from bench.http_client import HttpFailed
+from bench.failures import described
 from bench.limit.limit import Limit
-from bench.load import LoadFailed
 from bench.model import made_model
 from bench.peer_setup import SetupFailed, set_up
-from bench.peers import BEST_FLAGS, KEYS, PeerPaths, peers
+from bench.peers import BEST_FLAGS, KEYS, PeerPaths, PeerUnusable, absent, peers
 from bench.report import show, show_goals, write
-from bench.results import Circumstances, Report, WorkloadResult
-from bench.servers import ServerFailed, our_options
+from bench.results import Report, WorkloadResult
+from bench.servers import our_options
+from bench.time_limit import TimeLimit, TimeUp
 from bench.workloads import QUICK, WORKLOADS
 from random_model.shapes import SHAPES
 from random_model.tensors import Quant
 from rich.console import Console
+from rich.markup import escape
 
 from openai_cpu_server.errors import StartupError
 from openai_cpu_server.model_source import resolve_model
@@ -46,13 +48,10 @@ _COMPANY = 0.5
 """Load average before the start from which on somebody else is at work here."""
 _SHAPE, _QUICK_SHAPE, _QUANT = "1b", "50m", "q4_k_m"
 _QUICK_S = 160
-"""What the workloads of --quick get of its three minutes."""
+"""What workloads get of the three minutes of --quick, and all that comes before them."""
+_TIME_UP = "not measured: the three minutes of --quick were over"
 _QUICK_KEYS = frozenset({"ours", "sequential", "llama-server", "llama-server-best"})
 _ALL_KEYS = (*(variant.key for variant in Variant), *KEYS)
-
-
-class TimeUp(KeyboardInterrupt):
-    """The time of --quick is over. Event loops let no other exception through."""
 
 
 def main() -> int:
@@ -60,25 +59,22 @@ def main() -> int:
     console = Console()
     if arguments.set_up_peers:
         return _set_up(console)
+    limit = TimeLimit(_QUICK_S if arguments.quick else None)
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # leave no server behind
     load_before = os.getloadavg()
     _warn_of_company(load_before[0], console)
-    run = _Run(arguments, console)
+    run = _Run(arguments, console, limit)
     results: list[WorkloadResult] = []
-    if arguments.quick:
-        signal.signal(signal.SIGALRM, _raise_time_up)
-        signal.alarm(_QUICK_S)
     for name in arguments.workloads:
         results.append(run.workload(name))
         show(results[-1], console)
         report = Report(
-            circumstances=run.circumstances(),
+            circumstances=run.circumstances,
             load_before=load_before,
             load_after=os.getloadavg(),
             results=tuple(results),
         )
         write(report, arguments.output, {})  # after each: an interrupted run keeps what it has
-    signal.alarm(0)
     show_goals(report, console)
     _draw(report, arguments.output, console)
     console.print(f"written to {arguments.output}", highlight=False)
@@ -88,18 +84,30 @@ def main() -> int:
 class _Run:
     """What all workloads have in common."""
 
-    def __init__(self, arguments: argparse.Namespace, console: Console) -> None:
+    def __init__(self, arguments: argparse.Namespace, console: Console, time_limit: TimeLimit) -> None:
         self._rounds: int = arguments.rounds
         self._is_quick: bool = arguments.quick
-        self._is_poisson: bool = arguments.poisson
-        self._say: Callable[[str], None] = lambda line: console.print(f"[dim]{line}[/dim]", highlight=False)
+        self._by_clock: bool = arguments.by_clock
+        self._time_limit = time_limit
+        self._say: Callable[[str], None] = lambda line: console.print(
+            f"[dim]{escape(line)}[/dim]", highlight=False
+        )
         self._model: Path = (arguments.model or made_model(arguments.shape, arguments.quant)).resolve()
         self._keys: frozenset[str] = arguments.servers
-        paths = PeerPaths.found(arguments.llama_server, arguments.peer_python, arguments.example_server)
-        self._peers = peers(self._model, paths, arguments.llama_server_best)
+        self._peers = peers(self._model, arguments.peer_paths, arguments.llama_server_best)
         self._limit = Limit(self._model, is_quick=self._is_quick, say=self._say) if arguments.limit else None
         self._known_options = our_options()
-        self._is_time_up = False
+        missing = absent(self._keys, self._peers)
+        if missing:
+            self._say(f"{', '.join(missing)}: not here: --set-up-peers")
+        contestants = [*(variant.contestant for variant in Variant), *self._peers]
+        self.circumstances = circumstances(
+            self._model,
+            rounds=self._rounds,
+            is_quick=self._is_quick,
+            contestants=[who for who in contestants if who.key in self._keys],
+            absent=missing,
+        )
 
     def workload(self, name: str) -> WorkloadResult:
         """One that cannot be measured does not take the others along."""
@@ -112,36 +120,22 @@ class _Run:
             peers=self._peers,
             keys=self._keys,
             limit=self._limit,
-            is_poisson=self._is_poisson,
+            by_clock=self._by_clock,
         )
         self._say(f"{name} ...")
         start = time.perf_counter()
         result = self._measured(name, bench)
         return msgspec.structs.replace(result, uses=tuple(bench.uses), seconds=time.perf_counter() - start)
 
-    def circumstances(self) -> Circumstances:
-        contestants = [*(variant.contestant for variant in Variant), *self._peers]
-        return circumstances(
-            self._model,
-            rounds=self._rounds,
-            is_quick=self._is_quick,
-            contestants=[who for who in contestants if who.key in self._keys],
-        )
-
     def _measured(self, name: str, bench: Bench) -> WorkloadResult:
         try:
-            if not self._is_time_up:
+            with self._time_limit.ending():
                 return WORKLOADS[name](bench)
-        except (ServerFailed, LoadFailed, HttpFailed) as error:
-            return WorkloadResult(name=name, sizes="", failure=str(error))
         except TimeUp:
-            self._is_time_up = True
             _stop_leftovers()
-        return WorkloadResult(name=name, sizes="", failure="the three minutes of --quick were over")
-
-
-def _raise_time_up(*_: object) -> None:
-    raise TimeUp
+            return WorkloadResult(name=name, sizes="", notes=(_TIME_UP,))
+        except Exception as error:
+            return WorkloadResult(name=name, sizes="", failure=described(error))
 
 
 def _stop_leftovers() -> None:
@@ -166,7 +160,12 @@ def _draw(report: Report, folder: Path, console: Console) -> None:
     if not plots.is_possible():
         console.print("no plots: pip install 'openai-cpu-server[bench]'", highlight=False, markup=False)
         return
-    write(report, folder, plots.draw(report, folder))
+    try:
+        pictures = plots.draw(report, folder)
+    except Exception as error:  # the figures are written already
+        console.print(f"no plots: {described(error)}", highlight=False, markup=False)
+        return
+    write(report, folder, pictures)
 
 
 def _warn_of_company(load: float, console: Console) -> None:
@@ -213,9 +212,9 @@ def _arguments() -> argparse.Namespace:
         "--quick", action="store_true", help="small sizes, done within three minutes: a look, not a result"
     )
     parser.add_argument(
-        "--poisson",
+        "--by-clock",
         action="store_true",
-        help="interactive requests of mixed come at random, not by the clock",
+        help="interactive requests of mixed come at equal intervals, not at random (Poisson)",
     )
     parser.add_argument(
         "--no-limit", dest="limit", action="store_false", help="leave out the bare loop over llama_decode"
@@ -229,6 +228,12 @@ def _arguments() -> argparse.Namespace:
     arguments.shape = arguments.shape or (_QUICK_SHAPE if arguments.quick else _SHAPE)
     arguments.workloads = arguments.workloads or list(QUICK if arguments.quick else WORKLOADS)
     arguments.servers = arguments.servers or (_QUICK_KEYS if arguments.quick else frozenset(_ALL_KEYS))
+    try:
+        arguments.peer_paths = PeerPaths.found(
+            arguments.llama_server, arguments.peer_python, arguments.example_server
+        )
+    except PeerUnusable as error:
+        parser.error(str(error))
     return arguments
 
 

@@ -13,25 +13,30 @@ import argparse
 import asyncio
 import ctypes
 import json
-import os
 import re
 import statistics
 import subprocess
 import sys
 import time
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
+from multiprocessing import get_context
 from pathlib import Path
 
 import llama_cpp
 import msgspec
+from bench.servers import environment
 
+from openai_cpu_server.contract.cost import CostCurve
 from openai_cpu_server.contract.messages import EngineOptions
 from openai_cpu_server.contract.request import GenerationRequest, Sampling
 from openai_cpu_server.contract.step import Sample, Span, Step, StepResult
 from openai_cpu_server.llama.backend import LlamaBackend
 from openai_cpu_server.llama.calibrate import cost_curve
+from openai_cpu_server.llama.cores import Cores
+from openai_cpu_server.llama.machine import Machine
 from openai_cpu_server.scheduler.compose import StepOptions
 from openai_cpu_server.scheduler.cost_model import CostModel
 from openai_cpu_server.scheduler.kv_ledger import KVLedger
@@ -64,8 +69,9 @@ def main() -> None:
     load = Load(arguments.clients, arguments.prompt_tokens, arguments.tokens)
     steps = list(_steps(load, _cost(arguments.model)))
     bare, served = [], []
+    cores = Cores(Machine().num_threads())  # one for all rounds: threads come into being once
     for number in range(arguments.rounds):
-        with Bare(arguments.model, load) as loop:
+        with Bare(arguments.model, cores) as loop:
             bare.append(load.output_tokens / loop.run(steps))
         with _server(arguments.model, load) as port:
             asyncio.run(_serve_load(port, Load(load.clients, load.prompt_tokens, 4)))  # warm up
@@ -97,11 +103,17 @@ def _prompt(number: int, load: Load) -> list[int]:
 
 
 def _cost(model: Path) -> CostModel:
-    """The cost model as the server's: measured once, kept where the server keeps it."""
-    options = msgspec.structs.replace(OPTIONS, model_path=str(model))
+    """The cost model as the server's, from a process of its own: here no thread may compute before `Bare`."""
+    with ProcessPoolExecutor(max_workers=1, mp_context=get_context("spawn")) as pool:
+        return CostModel(pool.submit(_curve, str(model)).result())
+
+
+def _curve(model: str) -> CostCurve:
+    """Measured once, kept where the server keeps it."""
+    options = msgspec.structs.replace(OPTIONS, model_path=model)
     backend = LlamaBackend.load(options, lambda fraction: None)
     try:
-        return CostModel(cost_curve(backend, options, user_cache_dir()))
+        return cost_curve(backend, options, user_cache_dir())
     finally:
         backend.close()
 
@@ -133,9 +145,13 @@ def _steps(load: Load, cost: CostModel) -> Iterator[Step]:
 
 
 class Bare:
-    """The least that one can do: one llama_decode a step, one sampler chain a sequence."""
+    """The least that one can do: one llama_decode a step, one sampler chain a sequence.
 
-    def __init__(self, model: Path, load: Load) -> None:
+    With as many threads as the server's, bound to cores in the same way.
+    """
+
+    def __init__(self, model: Path, cores: Cores) -> None:
+        self._cores = cores
         params = llama_cpp.llama_model_default_params()
         params.use_extra_bufts = False
         llama_cpp.llama_log_set(_silent, None)
@@ -174,7 +190,9 @@ class Bare:
         for position in range(step.padding):
             self._put(n + position, 0, position, OPTIONS.max_seqs, False)
         self._batch.n_tokens = n + step.padding
-        assert llama_cpp.llama_decode(self._context, self._batch) == 0
+        with self._cores.computing():
+            code = llama_cpp.llama_decode(self._context, self._batch)
+        assert code == 0, f"llama_decode returned {code}"
         self._sample(step.spans)
         if step.padding:
             memory = llama_cpp.llama_get_memory(self._context)
@@ -198,7 +216,7 @@ class Bare:
         params.n_ctx = KV_TOKENS
         params.n_batch = params.n_ubatch = OPTIONS.prefill_tokens
         params.n_seq_max = OPTIONS.max_seqs + 1
-        params.n_threads = params.n_threads_batch = len(os.sched_getaffinity(0))
+        params.n_threads = params.n_threads_batch = Machine().num_threads()
         params.flash_attn_type = llama_cpp.LLAMA_FLASH_ATTN_TYPE_ENABLED
         params.kv_unified = True
         params.no_perf = True
@@ -227,7 +245,13 @@ def _server(model: Path, load: Load) -> Iterator[int]:
     command = [sys.executable, "-m", "openai_cpu_server", "serve", "--model", str(model), "--port", "0"]
     options = ["--ctx-size", str(KV_TOKENS), "--max-seqs", str(OPTIONS.max_seqs), "--repack", "off"]
     options += ["--cache-mb", "0", "--profile", "off", "--prefill-tokens", str(OPTIONS.prefill_tokens)]
-    process = subprocess.Popen(command + options, stderr=subprocess.PIPE, text=True)
+    options += [
+        "--speculation",
+        "off",
+        "--jobs-db",
+        "none",
+    ]  # drafts would be other steps than the bare loop's
+    process = subprocess.Popen(command + options, env=environment(), stderr=subprocess.PIPE, text=True)
     try:
         assert process.stderr is not None
         port = None

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import math
+import signal
 import subprocess
 import sys
 from collections.abc import AsyncIterator
@@ -22,7 +24,7 @@ from bench.contestants import Contestant, Room, Variant, ours
 from bench.dialect import OURS, Dialect, SchemaField
 from bench.greedy import Verdict, compare, margin_shifts
 from bench.load import Clients, LoadFailed, fixed_arrivals, poisson_arrivals
-from bench.peers import PeerPaths, peers
+from bench.peers import PeerPaths, PeerUnusable, absent, peers
 from bench.prompts import about, random_tokens, random_words
 from bench.report import markdown
 from bench.results import (
@@ -36,13 +38,15 @@ from bench.results import (
     Report,
     WorkloadResult,
 )
-from bench.servers import ServerSpec, missing_options, our_options
+from bench.servers import ServerSpec, environment, missing_options, our_options
 from bench.stats import Rounds, percentile, ratio
+from bench.time_limit import TimeLimit, TimeUp
 from bench.timeline import Part, Step, StepLog, Timeline
 from bench.workloads import WORKLOADS, bursts, chat, json_output, mixed, pool_pressure, prefix, throughput
 from bench.workloads.long_prompt import Passage
-from bench.workloads.mixed_load import Size, Window
+from bench.workloads.mixed_load import FULL, Size, Window
 from bench.workloads.pure_scheduler import PureScheduler
+from bench.workloads.speculation_tasks import conversations, draft_model, tasks
 
 from openai_cpu_server.contract.request import GenerationRequest, Sampling
 from openai_cpu_server.structured import schema_to_gbnf
@@ -228,10 +232,21 @@ def test_rounding_is_how_far_the_margin_between_two_candidates_moves() -> None:
 
 def test_an_option_that_the_server_has_not_is_named() -> None:
     spec = ours(Variant.SEQUENTIAL, Path("m.gguf"), "--ctx-size", "256")
-    known = frozenset({"--model", "--port", "--ctx-size", "--max-seqs"})
+    known = frozenset({"--model", "--port", "--profile", "--jobs-db", "--ctx-size", "--max-seqs"})
     assert missing_options(spec, known) == ["--no-prefix-sharing"]
     assert missing_options(spec, known | {"--no-prefix-sharing"}) == []
     assert "8123" in spec.on(8123, Path("nowhere"))
+
+
+def test_no_option_comes_from_the_users_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OCS_MAX_SEQS", "3")
+    monkeypatch.setenv("LLAMA_ARG_THREADS", "1")
+    monkeypatch.setenv("ELSE", "kept")
+    assert {"OCS_MAX_SEQS", "LLAMA_ARG_THREADS"}.isdisjoint(environment())
+    assert environment()["ELSE"] == "kept"
+    command = " ".join(ours(Variant.WHOLE, Path("m.gguf")).command)
+    assert "--profile off" in command
+    assert "--jobs-db none" in command
 
 
 def test_options_can_come_in_a_file(tmp_path: Path) -> None:
@@ -245,6 +260,8 @@ def test_all_are_asked_for_the_same_in_their_own_words() -> None:
     assert (plain["prompt"], plain["ignore_eos"]) == (ASK.prompt, True)
     assert "ignore_eos" not in bound
     assert "response_format" in bound
+    assert {"top_k": 40, "min_p": 0.0, "repeat_penalty": 1.0}.items() <= plain.items()
+    assert {"top_k", "min_p"}.isdisjoint(Dialect(knows_llama_sampling=False).body(ASK))
     other = Dialect(as_text=lambda tokens: "a" * len(tokens), end_tokens=(2, 7))
     body = other.body(ASK)
     assert (body["prompt"], body["logit_bias"]) == ("aaa", {"2": -100.0, "7": -100.0})
@@ -259,7 +276,9 @@ def test_peers_get_the_room_that_the_load_needs() -> None:
     specs = [who.spec(model, room) for who in peers(model, paths, "--no-repack -fa on")]
     plain, best, old, example = (" ".join(spec.command) for spec in specs)
     assert plain.endswith("-np 16 -c 8192")
-    assert best == f"{plain} --no-repack -fa on"
+    assert best.startswith(f"{plain} -t ")
+    assert best.endswith(" --no-repack -fa on")
+    assert " -tb " in best
     assert "--n_ctx 588 " in old, "a text may come to more tokens"
     assert "--interrupt_requests false" in old
     assert example.endswith("--config-file {file}")
@@ -269,6 +288,8 @@ def test_peers_get_the_room_that_the_load_needs() -> None:
     assert 20 <= len(specs[2].dialect.as_text(random_tokens(50, "x")).split()) <= 50
     assert specs[2].dialect.end_tokens
     assert not list(peers(model, PeerPaths(None, None, None), ""))
+    here = peers(model, PeerPaths(Path("/x/llama-server"), None, None), "")
+    assert absent({"ours", "llama-server", "example-server"}, here) == ["example-server"]
 
 
 @asynccontextmanager
@@ -425,6 +446,26 @@ def test_goals_are_judged_against_who_was_measured() -> None:
     assert Contest({best: [1.0]}).goal_against("llama-server-best", fast, "output", 1.0).is_met is None
 
 
+def test_who_has_no_figure_is_missing_in_one_line_only() -> None:
+    whole, other = Variant.WHOLE.contestant, Contestant("llama-server", "theirs", no_spec)
+    contest = Contest({whole: [[]], other: [[2.0]]})
+    line = contest.line("TTFT", "s", Direction.AT_MOST, lambda values: percentile(values, 50))
+    count = contest.line("answers", "", Direction.AT_LEAST, len)
+    assert (set(line.servers), set(count.servers)) == ({"theirs"}, {"ours", "theirs"})
+    assert "TTFT: ValueError: no values" in contest.failures["ours"]
+    assert contest.goal_against("llama-server", line, "TTFT", 1).is_met is None
+    assert contest.of_ours("goals", lambda runs: (percentile(runs[0], 50),)) == ()
+    assert contest.of_ours("rounds", lambda runs: (len(runs),)) == (1,)
+
+
+def test_the_time_is_up_in_a_workload_only() -> None:
+    limit = TimeLimit(1)
+    signal.pause()
+    assert limit.is_over, "nothing was raised out here"
+    with pytest.raises(TimeUp), limit.ending():
+        raise AssertionError("nothing begins any more")
+
+
 def no_spec(model: Path, room: Room) -> ServerSpec:
     raise AssertionError("nobody starts this one")
 
@@ -446,6 +487,7 @@ def a_bench(**more: Any) -> Bench:
 
 def test_who_fails_is_out_and_the_others_go_on() -> None:
     broken, fine = Contestant("broken", "broken", ending), Contestant("fine", "fine", no_spec)
+    odd = Contestant("odd", "odd", no_spec)
     bench, tried = a_bench(), []
 
     def measure(who: Contestant, number: int) -> int:
@@ -453,10 +495,13 @@ def test_who_fails_is_out_and_the_others_go_on() -> None:
         if who is broken:
             with bench.start(who, Room(256, 256)):
                 pass
+        if who is odd:
+            return round(percentile([], number))
         return number
 
-    contest = bench.contest([broken, fine], measure)
-    assert tried == ["broken", "fine", "fine"]
+    contest = bench.contest([broken, odd, fine], measure)
+    assert tried == ["broken", "odd", "fine", "fine"]
+    assert "ValueError: no values" in contest.failures["odd"]
     assert contest.runs == {fine: [0, 1]}
     assert "I am broken" in contest.failures["broken"]
     with pytest.raises(LoadFailed, match="I am broken"):
@@ -480,10 +525,34 @@ def test_a_burst_comes_within_a_second() -> None:
 
 
 def test_questions_of_all_points_share_the_text_that_was_read_before() -> None:
-    asked = [throughput.asks(throughput.FULL, 0, clients) for clients in (0, *throughput.FULL.clients)]
-    assert [len(asks) for asks in asked] == [8, 8, 8, 8, 16, 32, 64]
+    points = (0, *throughput.FULL.clients)
+    asked = [list(itertools.islice(throughput.asks(throughput.FULL, 0, k), 2 * k + 1)) for k in points]
     assert len({ask.prompt[:1024] for asks in asked for ask in asks}) == 1
     assert len({ask.prompt for asks in asked for ask in asks}) == sum(map(len, asked))
+
+
+def test_slower_machines_get_as_many_requests_in_a_longer_time() -> None:
+    usual, slow, fast = FULL.paced(0.75), FULL.paced(7.5), FULL.paced(0.01)
+    assert (usual.every_s, usual.window_s) == (1.5, FULL.window_s)
+    assert (slow.every_s, slow.ramp_s, slow.window_s) == (15.0, 10 * FULL.ramp_s, 10 * FULL.window_s)
+    assert (fast.every_s, fast.window_s) == (0.3, FULL.window_s)
+
+
+def test_conversations_repeat_and_are_for_models_that_talk() -> None:
+    demo = SCRIPTS.parent / "model_assets" / "demo.gguf"
+    asked = conversations(("stories", "extract_review"), 1, 4, 0.8)
+    assert asked == conversations(("stories", "extract_review"), 1, 4, 0.8)
+    assert asked != conversations(("stories", "extract_review"), 0, 4, 0.8)
+    body = OURS.body(asked[0])
+    assert ("prompt" not in body, "ignore_eos" not in body, asked[0].path) == (
+        True,
+        True,
+        "/v1/chat/completions",
+    )
+    assert asked[0].messages[-1]["role"] == "user"
+    assert len(tasks(demo)) > len(tasks(tiny_model_path()))
+    assert draft_model(demo) == demo.with_name("demo-draft.gguf")
+    assert draft_model(tiny_model_path()) is None
 
 
 STEPS = (
@@ -531,6 +600,14 @@ def benchmark(*arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, capture_output=True, text=True, check=False)
 
 
+def test_peers_that_were_named_must_run() -> None:
+    nothing = Path("/dev/null")
+    with pytest.raises(PeerUnusable, match="--llama-server: "):
+        PeerPaths.found(nothing, None, None)
+    with pytest.raises(PeerUnusable, match="--peer-python: "):
+        PeerPaths.found(None, nothing, None)
+
+
 def test_wrong_arguments_are_refused_by_name() -> None:
     for arguments in (
         ("--workloads", "tea"),
@@ -573,7 +650,7 @@ def test_two_servers_and_the_limit_stand_side_by_side(tmp_path: Path) -> None:
 
 @pytest.mark.native
 def test_the_steps_of_a_mixed_run_are_told() -> None:
-    bench = a_bench(model=tiny_model_path(), known_options=our_options())
+    bench = a_bench(model=tiny_model_path(), known_options=our_options(), by_clock=True)
     size = Size(idle_requests=1, ramp_s=0.2, window_s=1, shown_s=1, every_s=0.3)
     found = mixed.timeline(bench, size)
     parts = [part for step in found.steps for part in step.spans]

@@ -16,15 +16,18 @@ class Priority(enum.Enum):
 
 
 JsonSchema = dict[str, object]
+Message = dict[str, str]
+"""Of a chat: role and content."""
 
 
 class Ask(msgspec.Struct, frozen=True, kw_only=True):
     """One streamed completion of `max_tokens` tokens, whatever the model thinks of ending.
 
-    With a schema: one that follows it, and ends when it is complete.
+    With a schema: one that follows it, and ends when it is complete. With messages: a chat's next answer,
+    which ends where the model ends it.
     """
 
-    prompt: tuple[int, ...]
+    prompt: tuple[int, ...] = ()
     max_tokens: int
     seed: int = 0
     temperature: float = 0.8
@@ -33,6 +36,16 @@ class Ask(msgspec.Struct, frozen=True, kw_only=True):
     logprobs: int | None = None
     """Alternatives beside each token; None: no log-probabilities."""
     schema: JsonSchema | None = None
+    messages: tuple[Message, ...] = ()
+
+    @property
+    def ends_itself(self) -> bool:
+        """`max_tokens` is only what it has at most."""
+        return self.schema is not None or bool(self.messages)
+
+    @property
+    def path(self) -> str:
+        return "/v1/chat/completions" if self.messages else "/v1/completions"
 
 
 class PromptDetails(msgspec.Struct, frozen=True):

@@ -11,8 +11,8 @@ from typing import TypeVar
 from bench.asking import Ask
 from bench.contest import LIMIT, Contest
 from bench.contestants import Contestant, Room, Variant, ours
-from bench.http_client import HttpFailed
-from bench.limit.limit import Limit, LimitFailed
+from bench.failures import described
+from bench.limit.limit import Limit
 from bench.limit.work import Work
 from bench.load import LoadFailed
 from bench.process_tree import TreeUse
@@ -41,16 +41,16 @@ class Bench:
         peers: Sequence[Contestant] = (),
         keys: frozenset[str] | None = None,
         limit: Limit | None = None,
-        is_poisson: bool = False,
+        by_clock: bool = False,
     ) -> None:
         """`keys`: of the contestants to measure, None: all; `limit`: None if nobody wants to know.
 
-        `is_poisson`: what comes in an open loop comes at random, not by the clock.
+        `by_clock`: interactive requests come at equal intervals, not as a Poisson process.
         """
         self.model = model
         self.rounds = rounds
         self.is_quick = is_quick
-        self.is_poisson = is_poisson
+        self.by_clock = by_clock
         self.say = say
         self.uses: list[tuple[str, TreeUse]] = []
         self._known_options = known_options
@@ -101,7 +101,7 @@ class Bench:
     ) -> Contest[T]:
         """A B A B ...: each contestant once a round, then the bare loop over the works of that round.
 
-        Who fails is out, and the others go on. Raises LoadFailed if nobody is left.
+        Who fails, however, is out, and the others go on. Raises LoadFailed if nobody is left.
         """
         contest: Contest[T] = Contest({who: [] for who in contestants})
         for number in range(self.rounds):
@@ -120,24 +120,23 @@ class Bench:
         self.say(f"round {number + 1} of {self.rounds}: {who.label}")
         try:
             contest.runs[who].append(measure(who, number))
-        except (ServerFailed, LoadFailed, HttpFailed) as error:
-            self.say(f"  failed: {error}")
-            contest.failures[who.label] = str(error)
+        except Exception as error:
+            contest.failures[who.label] = described(error)
+            self.say(f"  failed: {contest.failures[who.label]}")
             del contest.runs[who]
 
     def _let_loop(self, contest: Contest[T], works: Works[T], number: int) -> None:
         if self._limit is None or LIMIT in contest.failures:
             return
         self.say(f"round {number + 1} of {self.rounds}: {LIMIT}")
-        wanted = works(contest, number)
         try:
+            wanted = works(contest, number)
             contest.loops.append(self._limit.measure(*wanted))
-        except LimitFailed as error:
-            self.say(f"  failed: {error}")
-            contest.failures[LIMIT] = str(error)
+            contest.plans.update(dict.fromkeys(map(self._limit.plan, wanted)))
+        except Exception as error:
+            contest.failures[LIMIT] = described(error)
+            self.say(f"  failed: {contest.failures[LIMIT]}")
             contest.loops.clear()
-            return
-        contest.plans.update(dict.fromkeys(map(self._limit.plan, wanted)))
 
 
 async def _warm_up(server: Server) -> None:

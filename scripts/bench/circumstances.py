@@ -20,7 +20,12 @@ _SOME_ROOM = Room(pool_tokens=8192, request_tokens=1000)
 
 
 def circumstances(
-    model: Path, *, rounds: int, is_quick: bool, contestants: Sequence[Contestant] = ()
+    model: Path,
+    *,
+    rounds: int,
+    is_quick: bool,
+    contestants: Sequence[Contestant] = (),
+    absent: Sequence[str] = (),
 ) -> Circumstances:
     return Circumstances(
         started=datetime.now(timezone.utc).isoformat(timespec="seconds"),
@@ -32,6 +37,7 @@ def circumstances(
         rounds=rounds,
         is_quick=is_quick,
         servers={who.label: _shown(who, model) for who in contestants},
+        absent=tuple(absent),
     )
 
 

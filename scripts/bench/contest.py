@@ -4,15 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Generic, TypeVar
 
 from bench.asking import Trace, first_token_times
 from bench.contestants import Contestant, Variant
+from bench.failures import described
 from bench.limit.work import LoopRun
 from bench.results import Direction, Distribution, Goal, Line, gain
 from bench.stats import Rounds
 
 T = TypeVar("T")
+R = TypeVar("R")
 
 LIMIT = "limit"
 """The bare loop's label."""
@@ -26,7 +29,7 @@ class Contest(Generic[T]):
 
     runs: dict[Contestant, list[T]]
     failures: dict[str, str] = field(default_factory=dict)
-    """By label: why there are no rounds."""
+    """By label: why there are no rounds, or not all figures of them."""
     loops: list[list[LoopRun]] = field(default_factory=list)
     """By round: how the bare loop got through each work; [] if it was not measured."""
     plans: dict[str, None] = field(default_factory=dict)
@@ -44,12 +47,33 @@ class Contest(Generic[T]):
         figure: Callable[[T], float],
         limit: Callable[[list[LoopRun]], float | None] | None = None,
     ) -> Line:
-        """`limit`: the bare loop's figure in a round, if it has one."""
-        servers = {who.label: Rounds(tuple(map(figure, runs))) for who, runs in self.runs.items()}
-        return Line(what=what, unit=unit, better=better, servers=servers, limit=self._limit(limit))
+        """`limit`: the bare loop's figure in a round, if it has one. Who has no figure is not in the line."""
+        servers: dict[str, Rounds] = {}
+        for who, runs in self.runs.items():
+            values = self.attempt(who.label, what, partial(_each, figure, runs))
+            if values:
+                servers[who.label] = Rounds(values)
+        return Line(what=what, unit=unit, better=better, servers=servers, limit=self._limit(what, limit))
 
-    def _limit(self, figure: Callable[[list[LoopRun]], float | None] | None) -> Rounds | None:
-        values = [figure(runs) for runs in self.loops] if figure is not None else []
+    def attempt(self, label: str, what: str, get: Callable[[], R]) -> R | None:
+        """None if it cannot be told: then that one has failed, and the others' figures stay."""
+        try:
+            return get()
+        except Exception as error:
+            self.failures.setdefault(label, f"{what}: {described(error)}")
+            return None
+
+    def of_ours(self, what: str, get: Callable[[list[T]], tuple[R, ...]]) -> tuple[R, ...]:
+        """What is told of our server alone; () if it was not measured, or cannot be told."""
+        for who, runs in self.runs.items():
+            if who.key == OURS:
+                return self.attempt(who.label, what, partial(get, runs)) or ()
+        return ()
+
+    def _limit(self, what: str, figure: Callable[[list[LoopRun]], float | None] | None) -> Rounds | None:
+        if figure is None:
+            return None
+        values = self.attempt(LIMIT, what, lambda: [figure(runs) for runs in self.loops]) or []
         known = tuple(value for value in values if value is not None)
         return Rounds(known) if known else None
 
@@ -65,10 +89,9 @@ class Contest(Generic[T]):
 
     def goal_against(self, key: str, line: Line, what: str, times: float) -> Goal:
         """To be so many times as good as that server."""
-        one, other = self.label(OURS), self.label(key)
-        measured = None
-        if one is not None and other is not None:
-            measured = gain(line.servers[one], line.servers[other], line.better)
+        other = self.label(key)
+        one, rounds = line.servers.get(self.label(OURS) or ""), line.servers.get(other or "")
+        measured = gain(one, rounds, line.better) if one is not None and rounds is not None else None
         return Goal(
             what=_against(what, line.better, other or key),
             measured=measured,
@@ -97,6 +120,10 @@ class Contest(Generic[T]):
             limit=percent,
             unit="%",
         )
+
+
+def _each(figure: Callable[[T], float], runs: Sequence[T]) -> tuple[float, ...]:
+    return tuple(map(figure, runs))
 
 
 def distribution(label: str, traces: Sequence[Trace]) -> Distribution:

@@ -31,6 +31,8 @@ class Contestant:
     is_peer: bool = True
     does_json: bool = False
     """Text completions can follow a JSON Schema."""
+    at_once: int | None = None
+    """Requests that it computes side by side; None: as many as come."""
 
 
 class Variant(enum.Enum):
@@ -50,12 +52,24 @@ class Variant(enum.Enum):
 
     @property
     def contestant(self) -> Contestant:
-        return Contestant(key=self.key, label=self.label, spec=self._in_room, is_peer=False, does_json=True)
+        return Contestant(
+            key=self.key,
+            label=self.label,
+            spec=self._in_room,
+            is_peer=False,
+            does_json=True,
+            at_once=1 if self is Variant.SEQUENTIAL else None,
+        )
 
     def _in_room(self, model: Path, room: Room) -> ServerSpec:
         return ours(self, model, "--ctx-size", str(room.pool_tokens))
 
 
+_REPRODUCIBLE = ("--profile", "off", "--jobs-db", "none")
+"""Not what `tune` has found here, nor the user's batch jobs, which would go on as soon as a server starts."""
+
+
 def ours(variant: Variant, model: Path, *options: str) -> ServerSpec:
-    command = (*OUR_COMMAND, "--model", str(model), "--port", "{port}", *variant.options, *options)
+    where = ("--model", str(model), "--port", "{port}")
+    command = (*OUR_COMMAND, *where, *_REPRODUCIBLE, *variant.options, *options)
     return ServerSpec(variant.label, command, ready="/ready")

@@ -8,8 +8,9 @@ from dataclasses import dataclass
 
 from bench.asking import Ask
 
-_TOP_K, _TOP_P = 40, 0.95
-"""Said to all, so that nobody samples from more than the others do."""
+_TOP_P = 0.95
+_LLAMA_SAMPLING = {"top_k": 40, "min_p": 0.0, "repeat_penalty": 1.0}
+"""Said to all who know it, so that nobody samples from more than the others do, or in more steps."""
 _BANNED = -100.0
 
 
@@ -32,26 +33,33 @@ class Dialect:
     tells_usage: bool = True
     """The last chunk of a stream counts the tokens."""
     schema: SchemaField = SchemaField.RESPONSE_FORMAT
+    knows_llama_sampling: bool = True
+    """Else it samples by temperature and top_p only, whatever one asks for."""
 
     def body(self, ask: Ask) -> dict[str, object]:
-        """Of `POST /v1/completions`."""
+        """Of `POST` to `path`."""
         body: dict[str, object] = {
-            "prompt": self.as_text(ask.prompt) if self.as_text else ask.prompt,
             "max_tokens": ask.max_tokens,
             "seed": ask.seed,
             "temperature": ask.temperature,
-            "top_k": _TOP_K,
             "top_p": _TOP_P,
             "stream": True,
             "stream_options": {"include_usage": True},
         }
+        if self.knows_llama_sampling:
+            body |= _LLAMA_SAMPLING
         if ask.logprobs is not None:
             body["logprobs"] = ask.logprobs
-        return {**body, **self._length(ask), **self._schema(ask)}
+        return {**body, **self._prompt(ask), **self._length(ask), **self._schema(ask)}
+
+    def _prompt(self, ask: Ask) -> dict[str, object]:
+        if ask.messages:
+            return {"messages": ask.messages}
+        return {"prompt": self.as_text(ask.prompt) if self.as_text else ask.prompt}
 
     def _length(self, ask: Ask) -> dict[str, object]:
-        """All of `max_tokens`, whatever the model thinks of ending."""
-        if ask.schema is not None:
+        """All of `max_tokens`, whatever the model thinks of ending; of a chat, what it has to say."""
+        if ask.ends_itself:
             return {}
         if self.end_tokens:
             return {"logit_bias": {str(token): _BANNED for token in self.end_tokens}}

@@ -10,6 +10,7 @@ import msgspec
 
 from bench.asking import ScoredToken, Timings, Trace, Usage
 from bench.dialect import Dialect
+from bench.failures import Failed
 
 _HOST = "127.0.0.1"
 _PIECE_BYTES = 2**16
@@ -17,7 +18,7 @@ _DEADLINE_S = 1800
 """Longer than any answer takes: a server that hangs must not hang the benchmark."""
 
 
-class HttpFailed(Exception):
+class HttpFailed(Failed):
     """The server's answer is no success, or no answer."""
 
 
@@ -88,7 +89,7 @@ async def _stream(port: int, trace: Trace, dialect: Dialect) -> None:
     ask = trace.ask
     headers = {"X-Priority": ask.priority.value} if ask.priority else {}
     body = msgspec.json.encode(dialect.body(ask))
-    reader, writer = await _open(port, "POST /v1/completions", body, headers)
+    reader, writer = await _open(port, f"POST {ask.path}", body, headers)
     try:
         head = await _read_head(reader)
         if head.status != 200:

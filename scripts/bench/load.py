@@ -9,10 +9,11 @@ from collections.abc import Iterable, Iterator, Sequence
 
 from bench.asking import Ask, Trace
 from bench.dialect import OURS, Dialect
+from bench.failures import Failed
 from bench.http_client import stream
 
 
-class LoadFailed(Exception):
+class LoadFailed(Failed):
     """Requests failed in a workload that is about speed."""
 
 
@@ -44,12 +45,12 @@ class Clients:
     def check(self) -> None:
         """Raises LoadFailed if any request failed, or brought another number of tokens than asked for.
 
-        An answer that follows a schema has the length that it has.
+        An answer that ends itself has the length that it has.
         """
         for trace in self.traces:
             if trace.error is not None:
                 raise LoadFailed(trace.error)
-            is_fixed = trace.ask.schema is None
+            is_fixed = not trace.ask.ends_itself
             if is_fixed and trace.is_complete and trace.output_tokens != trace.ask.max_tokens:
                 raise LoadFailed(f"{trace.output_tokens} output tokens instead of {trace.ask.max_tokens}")
 

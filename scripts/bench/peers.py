@@ -1,13 +1,15 @@
 """What users would pick instead of our server: how to find them here, and how to start them.
 
-Each is given as many threads as our server takes, and room for 16 requests of the workload's length.
+Each is given as many threads as our server takes, but for llama-server with its defaults, which finds its own
+number; and room for 16 requests of the workload's length.
 """
 
 from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Iterator
+import subprocess
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -15,7 +17,7 @@ from pathlib import Path
 from bench.contestants import Contestant, Room
 from bench.dialect import Dialect, SchemaField
 from bench.peer_setup import built_llama_server, example_server, peer_python
-from bench.servers import ServerSpec
+from bench.servers import ServerSpec, environment
 from openai_cpu_server.llama.machine import Machine
 from openai_cpu_server.llama.vocabulary import Vocabulary
 
@@ -26,6 +28,11 @@ _TEXT_IS_LONGER = 1.15
 BEST_FLAGS = "--no-repack"
 """Of llama-server on CPUs where plain K-quants are faster in batches than repacked ones."""
 KEYS = ("llama-server", "llama-server-best", "llama-cpp-server", "example-server")
+_CHECK_S = 120
+
+
+class PeerUnusable(Exception):
+    """One that was named does not run; the message begins with its option."""
 
 
 @dataclass(frozen=True)
@@ -38,14 +45,27 @@ class PeerPaths:
 
     @classmethod
     def found(cls, llama_server: Path | None, python: Path | None, example: Path | None) -> PeerPaths:
-        """As given, else on PATH, else as `--set-up-peers` has left them."""
+        """As given, else on PATH, else as `--set-up-peers` has left them. Raises PeerUnusable."""
+        if llama_server is not None:
+            _check("--llama-server", llama_server, "--version")
+        if python is not None:
+            _check("--peer-python", python, "-c", "import llama_cpp.server.app")
         on_path = shutil.which("llama-server")
         python = python or _if_there(peer_python())
+        if example is not None:
+            if python is None:
+                raise PeerUnusable(f"--example-server {example}: nothing to run it with: --peer-python")
+            _check("--example-server", python, str(example), "--help")
         return cls(
             llama_server=llama_server or (Path(on_path) if on_path else _if_there(built_llama_server())),
             python=python,
             example=(example or _if_there(example_server())) if python else None,
         )
+
+
+def absent(wanted: Collection[str], here: Collection[Contestant]) -> list[str]:
+    """The peers among those wanted that are not on this machine."""
+    return [key for key in KEYS if key in wanted and key not in {who.key for who in here}]
 
 
 def peers(model: Path, paths: PeerPaths, best_flags: str) -> list[Contestant]:
@@ -54,13 +74,20 @@ def peers(model: Path, paths: PeerPaths, best_flags: str) -> list[Contestant]:
 
 def _peers(words: _Words, paths: PeerPaths, best_flags: tuple[str, ...]) -> Iterator[Contestant]:
     if paths.llama_server is not None:
+        threads = str(Machine().num_threads())
         for key, label, flags in (
             ("llama-server", "llama-server", ()),
-            ("llama-server-best", f"llama-server {' '.join(best_flags)}", best_flags),
+            (
+                "llama-server-best",
+                f"llama-server {' '.join(best_flags)}".rstrip(),
+                ("-t", threads, "-tb", threads, *best_flags),
+            ),
         ):
             yield Contestant(key, label, _LlamaServer(paths.llama_server, label, flags), does_json=True)
     if paths.python is not None:
-        yield Contestant("llama-cpp-server", "llama_cpp.server", _LlamaCppServer(paths.python, words))
+        yield Contestant(
+            "llama-cpp-server", "llama_cpp.server", _LlamaCppServer(paths.python, words), at_once=1
+        )
     if paths.python is not None and paths.example is not None:
         yield Contestant(
             "example-server", "example server", _ExampleServer(paths.python, paths.example, words)
@@ -152,17 +179,32 @@ class _ExampleServer:
 
 
 def _dialect(words: _Words, *, takes_tokens: bool) -> Dialect:
+    """The one that takes tokens is the example server, which knows OpenAI's parameters only."""
     return Dialect(
         as_text=None if takes_tokens else words.text,
         end_tokens=words.end_tokens,
         tells_usage=False,
         schema=SchemaField.NOWHERE,
+        knows_llama_sampling=not takes_tokens,
     )
 
 
 def _context(room: Room) -> int:
     """Of one request, with a little to spare."""
     return -(-(room.request_tokens + 1) // _CONTEXT_STEP) * _CONTEXT_STEP
+
+
+def _check(option: str, *command: Path | str) -> None:
+    """Raises PeerUnusable."""
+    try:
+        done = subprocess.run(
+            command, env=environment(), capture_output=True, text=True, timeout=_CHECK_S, check=False
+        )
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise PeerUnusable(f"{option}: {error}") from None
+    if done.returncode != 0:
+        said = (done.stderr or done.stdout).strip().rpartition("\n")[2]
+        raise PeerUnusable(f"{option}: `{' '.join(map(str, command))}` fails: {said or done.returncode}")
 
 
 def _if_there(path: Path) -> Path | None:

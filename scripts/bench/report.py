@@ -8,7 +8,9 @@ from pathlib import Path
 import msgspec
 import rich.table
 from rich.console import Console
+from rich.markup import escape
 
+from bench.failures import first_line
 from bench.results import Report, WorkloadResult
 from bench.tables import (
     Table,
@@ -26,19 +28,19 @@ All of it is one machine, one model, one run: on other CPUs, with other quantisa
 order of the servers can be another. Clients and servers share the cores, and the connections are local: no
 network, no TLS, no proxy. Weights are random unless a model was given: speed does not depend on their
 values, but the answers mean nothing, so nothing here is about quality; and lengths are imposed
-(`ignore_eos`) where real answers end when they like, so that what speculation gains on real text is not in
-these numbers. Requests are all alike or of two kinds, for seconds to minutes: no lengths with a long tail,
-no memory in pieces after a week. The peers are of one version, with the flags above; each has settings that
-would suit one of the workloads better than these. The limit is the best of a few ways to put steps
-together, not a proof that there is no better one. A quick run, if this is one, is a look, not a result: it
-is too short for its percentiles."""
+(`ignore_eos`) where real answers end when they like; what speculation gains on real text only *speculation*
+with `--model demo` shows, of a toy model. Requests are all alike or of two kinds, for seconds to minutes: no
+lengths with a long tail, no memory in pieces after a week. The peers are of one version, with the flags
+above; each has settings that would suit one of the workloads better than these. The limit is the best of a
+few ways to put steps together, not a proof that there is no better one. A quick run, if this is one, is a
+look, not a result: it is too short for its percentiles."""
 
 
 def show(result: WorkloadResult, console: Console) -> None:
     """One workload, as soon as it is measured."""
-    console.print(f"\n[bold]{result.name}[/bold]: {result.sizes}", highlight=False)
+    console.print(f"\n[bold]{result.name}[/bold]: {escape(result.sizes)}", highlight=False)
     if result.failure is not None:
-        console.print(f"[red]not measured:[/red] {result.failure}", highlight=False)
+        console.print(f"[red]not measured:[/red] {escape(result.failure)}", highlight=False)
         return
     for table in filter(None, (line_table(result), figure_table(result))):
         console.print(_on_terminal(table))
@@ -46,7 +48,8 @@ def show(result: WorkloadResult, console: Console) -> None:
         if goal.is_met is not None:
             colour = "green" if goal.is_met else "red"
             console.print(
-                f"  [{colour}]{verdict(goal)}[/{colour}]  {goal.what}: {measured(goal)} ({wanted(goal)})"
+                f"  [{colour}]{verdict(goal)}[/{colour}]  "
+                f"{escape(goal.what)}: {measured(goal)} ({wanted(goal)})"
             )
     for note in _notes(result):
         console.print(f"  {note}", highlight=False, markup=False)
@@ -76,6 +79,8 @@ def markdown(report: Report, pictures: Mapping[str, Sequence[str]]) -> str:
     ]
     if where.servers:
         parts.append("\n".join(f"- {label}: `{command}`" for label, command in where.servers.items()))
+    if where.absent:
+        parts.append(f"Not here, so not measured: {', '.join(where.absent)}.")
     for result in report.results:
         parts += _section(result, pictures.get(result.name, ()))
     parts += ["## Goals", _in_markdown(goal_table(report))]
@@ -100,7 +105,7 @@ def _section(result: WorkloadResult, pictures: Sequence[str]) -> Iterator[str]:
 
 
 def _notes(result: WorkloadResult) -> list[str]:
-    failures = [f"{label} failed: {why.splitlines()[0]}" for label, why in result.failures.items()]
+    failures = [f"{label} failed: {first_line(why)}" for label, why in result.failures.items()]
     return [*failures, *result.notes]
 
 
@@ -110,9 +115,9 @@ def _load(report: Report) -> str:
 
 
 def _on_terminal(table: Table) -> rich.table.Table:
-    drawn = rich.table.Table(*table.heads)
+    drawn = rich.table.Table(*map(escape, table.heads))
     for row in table.rows:
-        drawn.add_row(*row)
+        drawn.add_row(*map(escape, row))
     return drawn
 
 

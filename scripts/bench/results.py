@@ -91,7 +91,7 @@ class WorkloadResult(msgspec.Struct, frozen=True, kw_only=True):
     timeline: Timeline | None = None
     """Steps of a run of our own server."""
     failures: dict[str, str] = {}
-    """Why a server, by its label, could not be measured."""
+    """Why a server, by its label, could not be measured, or not in full."""
     figures: tuple[Figure, ...] = ()
     notes: tuple[str, ...] = ()
     uses: tuple[tuple[str, TreeUse], ...] = ()
@@ -114,6 +114,8 @@ class Circumstances(msgspec.Struct, frozen=True, kw_only=True):
     is_quick: bool
     servers: dict[str, str] = {}
     """By label: the command that starts it, with paths cut down to names. Room differs by workload."""
+    absent: tuple[str, ...] = ()
+    """Peers that were wanted and are not on this machine."""
 
 
 class Report(msgspec.Struct, frozen=True, kw_only=True):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import collections
 import contextlib
+import os
 import re
 import socket
 import subprocess
@@ -16,6 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from bench.dialect import OURS, Dialect
+from bench.failures import Failed
 from bench.load import Clients
 from bench.process_tree import TreeSampler, TreeUse
 
@@ -25,11 +27,13 @@ _STOP_S = 30
 _POLL_S = 0.05
 _LOG_LINES = 30
 OUR_COMMAND = (sys.executable, "-m", "openai_cpu_server", "serve")
+_OPTIONS_IN_ENVIRONMENT = ("OCS_", "LLAMA_ARG_", "OTEL_")
+"""Variables from which our server and llama-server take options that are not on the command line."""
 
 OnLine = Callable[[str], None]
 
 
-class ServerFailed(Exception):
+class ServerFailed(Failed):
     """A server did not start; the message ends with the end of its log."""
 
 
@@ -55,10 +59,16 @@ class ServerSpec:
 
 def our_options() -> frozenset[str]:
     """The options that `serve` has. Raises ServerFailed."""
-    done = subprocess.run([*OUR_COMMAND, "--help"], capture_output=True, text=True, check=False)
+    command = [*OUR_COMMAND, "--help"]
+    done = subprocess.run(command, env=environment(), capture_output=True, text=True, check=False)
     if done.returncode != 0:
         raise ServerFailed(f"`serve --help` fails:\n{done.stderr}")
     return frozenset(re.findall(r"--[a-z][a-z0-9-]*", done.stdout))
+
+
+def environment() -> dict[str, str]:
+    """This process's, without options of servers: a run must not depend on what its user has set."""
+    return {name: value for name, value in os.environ.items() if not name.startswith(_OPTIONS_IN_ENVIRONMENT)}
 
 
 def missing_options(spec: ServerSpec, known: frozenset[str]) -> list[str]:
@@ -82,6 +92,7 @@ class Server:
                 stderr=subprocess.STDOUT,
                 text=True,
                 errors="replace",
+                env=environment(),
             )
         except OSError as error:
             raise ServerFailed(f"{spec.label} cannot be started: {error}") from None

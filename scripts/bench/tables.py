@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 from bench.contest import LIMIT, OURS
 from bench.contestants import Variant
+from bench.failures import first_line
 from bench.results import Figure, Goal, Line, Report, WorkloadResult
 from bench.stats import Rounds
 
@@ -95,7 +96,7 @@ def _use_rows(result: WorkloadResult) -> Iterator[tuple[str, ...]]:
 def _goal_rows(report: Report) -> Iterator[tuple[str, ...]]:
     for result in report.results:
         if result.failure is not None:
-            yield (result.name, result.failure.splitlines()[0], "", "", "not measured")
+            yield (result.name, first_line(result.failure), "", "", "not measured")
         for goal in result.goals:
             yield (result.name, goal.what, measured(goal), wanted(goal), verdict(goal))
 

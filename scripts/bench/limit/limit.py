@@ -10,6 +10,7 @@ from pathlib import Path
 
 import msgspec
 
+from bench.failures import Failed
 from bench.limit.shapes import Prices, predict_s
 from bench.limit.work import Answer, Job, LoopRun, Policy, Trial, Work
 
@@ -27,7 +28,7 @@ _SAMPLE_TOKENS = 2_000
 PriceList = tuple[tuple[int, float], ...]
 
 
-class LimitFailed(Exception):
+class LimitFailed(Failed):
     """The bare loop did not get through; the message ends with what it said."""
 
 

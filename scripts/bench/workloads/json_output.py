@@ -12,7 +12,7 @@ import msgspec
 from bench import schemas
 from bench.asking import Ask, JsonSchema, Trace
 from bench.bench import Bench
-from bench.contest import OURS, Contest
+from bench.contest import Contest
 from bench.contestants import Contestant, Room, Variant
 from bench.limit.work import Request, Work
 from bench.prompts import random_tokens
@@ -89,13 +89,12 @@ def run(bench: Bench) -> WorkloadResult:
 
     contestants = [who for who in bench.contestants(Variant.WHOLE) if who.does_json]
     contest = bench.contest(contestants, measure, lambda so_far, _: _works(size, so_far))
-    own = next((runs for who, runs in contest.runs.items() if who.key == OURS), [])
     line, at_least, at_most = contest.line, Direction.AT_LEAST, Direction.AT_MOST
     return WorkloadResult(
         name="json",
         sizes=f"{size.requests} requests that follow {len(schemas.ALL)} schemas, {size.clients} clients, "
         f"{size.prompt_tokens} prompt tokens; then free ones of the same lengths",
-        goals=_goals(own),
+        goals=contest.of_ours("goals", _goals),
         lines=(
             line(
                 "constrained: output",
@@ -117,9 +116,9 @@ def run(bench: Bench) -> WorkloadResult:
             line("constrained: TTFT p50", "s", at_most, lambda run: run.bound.ttft_s(50)),
             line("free: TTFT p50", "s", at_most, lambda run: run.free.ttft_s(50)),
         ),
-        figures=_figures(own),
+        figures=contest.of_ours("figures", _figures),
         failures=contest.failures,
-        notes=(*contest.notes, _COMPARED, _LIMIT, _LEFT_OUT, *_wrong_answers(own)),
+        notes=(*contest.notes, _COMPARED, _LIMIT, _LEFT_OUT, *contest.of_ours("answers", _wrong_answers)),
     )
 
 
@@ -171,8 +170,6 @@ def _fits(answer: object, schema: JsonSchema) -> bool:
 
 
 def _goals(runs: list[JsonRun]) -> tuple[Goal, ...]:
-    if not runs:
-        return ()
     free = _each(runs, lambda run: run.free.output_tokens_per_s)
     bound = _each(runs, lambda run: run.bound.output_tokens_per_s)
     return (
@@ -194,19 +191,17 @@ def _goals(runs: list[JsonRun]) -> tuple[Goal, ...]:
 
 
 def _figures(runs: list[JsonRun]) -> tuple[Figure, ...]:
-    if not runs:
-        return ()
     forced = _each(runs, lambda run: run.forced_percent)
     return (Figure(what="ours: forced tokens, of the output", rounds=forced, unit="%"),)
 
 
-def _wrong_answers(runs: list[JsonRun]) -> list[str]:
-    return [
+def _wrong_answers(runs: list[JsonRun]) -> tuple[str, ...]:
+    return tuple(
         f"round {number + 1}: not valid ({trace.finish_reason}): {trace.text[:200]!r}"
         for number, run in enumerate(runs)
         for trace in run.bound.traces
         if not is_valid(trace)
-    ]
+    )
 
 
 def _each(runs: list[JsonRun], figure: Callable[[JsonRun], float]) -> Rounds:

@@ -1,28 +1,33 @@
-"""*mixed*: interactive requests arrive by the clock while batch clients keep the machine full."""
+"""*mixed*: interactive requests arrive, whatever happens, while batch clients keep the machine full.
+
+How often they come is measured first: a machine that is twice as slow gets half as many, from all alike.
+"""
 
 from __future__ import annotations
 
 import asyncio
-import itertools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from bench.asking import Trace, first_token_times
 from bench.bench import Bench
 from bench.contest import OURS, Contest
 from bench.contestants import Contestant, Variant
+from bench.failures import described
+from bench.load import LoadFailed
 from bench.results import Direction, Figure, Goal, Line, WorkloadResult
-from bench.servers import Server
 from bench.stats import Rounds, percentile, ratio
 from bench.timeline import StepLog, Timeline
 from bench.workloads.mixed_load import (
     FULL,
     POOL_TOKENS,
     QUICK,
+    SHORTEST_S,
     Size,
     Window,
     batch_asks,
-    interactive_asks,
+    idle_requests,
+    median_s,
     run_both,
     run_window,
 )
@@ -30,7 +35,7 @@ from bench.workloads.mixed_load import (
 
 @dataclass(frozen=True)
 class OwnPhases:
-    """Before the window, of our own server only."""
+    """On a server of its own, of ours only."""
 
     idle: list[Trace]
     alone: Window
@@ -53,43 +58,61 @@ class MixedRun:
 
 
 def run(bench: Bench) -> WorkloadResult:
-    size = QUICK if bench.is_quick else FULL
+    contestants = bench.contestants(Variant.WHOLE, Variant.FIFO)
+    size = _paced(bench, QUICK if bench.is_quick else FULL, contestants)
 
     def measure(who: Contestant, number: int) -> MixedRun:
+        phases = _own_phases(bench, size, who, number) if who.key == OURS else None
         with bench.start(who, size.room) as server:
-            phases = asyncio.run(_own_phases(bench, size, server, number)) if who.key == OURS else None
             return MixedRun(asyncio.run(run_both(bench, size, server, number)), phases)
 
-    contestants = bench.contestants(Variant.WHOLE, Variant.FIFO)
     contest = bench.contest(contestants, measure, lambda so_far, _: size.works(_batch_per_s(so_far)))
     lines = _lines(contest)
-    own = next((runs for who, runs in contest.runs.items() if who.key == OURS), [])
     return WorkloadResult(
         name="mixed",
         sizes=f"{size.batch_clients} batch clients, about {size.batch_prompt} + {size.batch_output} tokens; "
-        f"interactive about {size.short_prompt} + {size.short_output} tokens every {size.every_s} s "
-        f"{'on average, at random' if bench.is_poisson else 'by the clock'}, whatever happens; "
-        f"window of {size.window_s:g} s",
-        goals=(*_own_goals(own), *_goals(contest, lines)),
+        f"interactive about {size.short_prompt} + {size.short_output} tokens every {size.every_s:g} s "
+        f"{'by the clock' if bench.by_clock else 'on average, at random (Poisson)'}, whatever happens: "
+        f"twice what one takes alone, at least {SHORTEST_S:g} s, for all servers the same; "
+        f"window of {size.window_s:.0f} s",
+        goals=(*contest.of_ours("goals", _own_goals), *_goals(contest, lines)),
         lines=tuple(lines.values()),
         distributions=contest.distributions(lambda run: run.both.interactive),
-        figures=_figures(own),
-        timeline=timeline(bench, size) if own else None,
+        figures=contest.of_ours("figures", _figures),
+        timeline=_attempted_timeline(bench, size, contest),
         failures=contest.failures,
         notes=contest.notes,
     )
 
 
-async def _own_phases(bench: Bench, size: Size, server: Server, number: int) -> OwnPhases:
-    """Idle, then batch alone."""
-    bench.say("  idle")
-    idle = server.clients()
-    await idle.closed_loop(itertools.islice(interactive_asks(size, "idle", number), size.idle_requests), 1)
-    idle.check()
-    bench.say("  batch alone")
-    alone = await run_window(size, server, batch_asks(size, "alone", number), iter(()), [])
+def _paced(bench: Bench, size: Size, contestants: Sequence[Contestant]) -> Size:
+    """By the first who answers, ours as a rule. Raises LoadFailed if nobody does."""
+    for who in contestants:
+        bench.say(f"what an interactive request takes alone: {who.label}")
+        try:
+            with bench.start(who, size.room) as server:
+                return size.paced(median_s(asyncio.run(idle_requests(size, server, 0))))
+        except Exception as error:
+            bench.say(f"  failed: {described(error)}")
+    raise LoadFailed("none of the servers answers")
+
+
+def _own_phases(bench: Bench, size: Size, who: Contestant, number: int) -> OwnPhases:
+    """Idle, then batch alone. In the window that is judged, all servers are as fresh as the others."""
+    with bench.start(who, size.room) as server:
+        bench.say("  idle")
+        idle = asyncio.run(idle_requests(size, server, number))
+        bench.say("  batch alone")
+        alone = run_window(size, server, batch_asks(size, "alone", number), iter(()), [])
+        phases = OwnPhases(idle, asyncio.run(alone))
     bench.say("  batch and interactive")
-    return OwnPhases(idle.traces, alone)
+    return phases
+
+
+def _attempted_timeline(bench: Bench, size: Size, contest: Contest[MixedRun]) -> Timeline | None:
+    """Of ours. A picture that cannot be made costs nobody's figures."""
+    label = contest.label(OURS)
+    return contest.attempt(label, "timeline", lambda: timeline(bench, size)) if label else None
 
 
 def timeline(bench: Bench, size: Size) -> Timeline:
@@ -142,8 +165,6 @@ def _goals(contest: Contest[MixedRun], lines: dict[str, Line]) -> tuple[Goal, ..
 def _own_goals(runs: list[MixedRun]) -> tuple[Goal, ...]:
     """Against the same server without company."""
     pairs = [(run, run.own) for run in runs if run.own is not None]
-    if not pairs:
-        return ()
     p95 = Rounds(tuple(run.ttft_s(95) for run, _ in pairs))
     idle = Rounds(tuple(own.idle_p50_s for _, own in pairs))
     both = Rounds(tuple(run.both.computed_per_s for run, _ in pairs))
@@ -176,8 +197,6 @@ def _own_goals(runs: list[MixedRun]) -> tuple[Goal, ...]:
 def _figures(runs: list[MixedRun]) -> tuple[Figure, ...]:
     """Of our own server."""
     pairs = [(run, run.own) for run in runs if run.own is not None]
-    if not pairs:
-        return ()
     rows: tuple[tuple[str, str, Callable[[MixedRun, OwnPhases], float]], ...] = (
         ("ours, idle: TTFT p50", "s", lambda run, own: own.idle_p50_s),
         ("ours, batch alone: computed", "tok/s", lambda run, own: own.alone.computed_per_s),

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import statistics
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from bench.asking import Ask, Priority, Trace
 from bench.bench import Bench
@@ -21,8 +22,10 @@ _MARGIN = 1.1
 """Lengths differ from what they should be by so much at most."""
 _MOST_SHORTS = 20
 """Short requests for each batch request that the bare loop is given."""
-_PAUSE_S = 1.0
-"""After requests were cut off, until the next measurement."""
+_PACE = 2.0
+"""Interactive requests come at intervals of so many times what one takes that is alone."""
+SHORTEST_S = 0.3
+"""Of these intervals: what is faster is bound by its clients."""
 
 
 @dataclass(frozen=True)
@@ -34,6 +37,7 @@ class Size:
     shown_s: float
     """Of the window whose steps are drawn."""
     every_s: float = 1.5
+    """Between interactive requests, on average. The other times go with it."""
     batch_clients: int = 8
     batch_prompt: int = 400
     batch_output: int = 100
@@ -44,6 +48,21 @@ class Size:
     def room(self) -> Room:
         longest = int(_MARGIN * self.batch_prompt + _MARGIN * self.batch_output) + 1
         return Room(pool_tokens=POOL_TOKENS, request_tokens=longest)
+
+    def paced(self, request_s: float) -> Size:
+        """For a model and a machine on which an interactive request takes so long, with nobody else there.
+
+        Where intervals must be longer, all times are; where they may be shorter, there are more requests.
+        """
+        every_s = max(SHORTEST_S, round(_PACE * request_s, 2))
+        slower = max(1.0, every_s / self.every_s)
+        return replace(
+            self,
+            every_s=every_s,
+            ramp_s=slower * self.ramp_s,
+            window_s=slower * self.window_s,
+            shown_s=slower * self.shown_s,
+        )
 
     def works(self, batch_output_per_s: float) -> list[Work]:
         """Both classes in a closed loop, one more client than batch has; one short request alone."""
@@ -89,15 +108,29 @@ class Window:
         return sum(t.output_within(self.begin, self.end) for t in traces) / (self.end - self.begin)
 
 
+async def idle_requests(size: Size, server: Server, number: int) -> list[Trace]:
+    """Interactive ones, one after the other. Raises LoadFailed."""
+    clients = server.clients()
+    asks = itertools.islice(interactive_asks(size, "idle", number), size.idle_requests)
+    await clients.closed_loop(asks, 1)
+    clients.check()
+    return clients.traces
+
+
+def median_s(traces: Sequence[Trace]) -> float:
+    """From the arrival to the end. All are complete."""
+    return statistics.median(trace.end - trace.arrival for trace in traces if trace.end is not None)
+
+
 async def run_both(bench: Bench, size: Size, server: Server, number: int) -> Window:
     jobs, shorts = batch_asks(size, "both", number), interactive_asks(size, "both", number)
     return await run_window(size, server, jobs, shorts, _arrivals(bench, size, number))
 
 
 def _arrivals(bench: Bench, size: Size, number: int) -> list[float]:
-    if bench.is_poisson:
-        return poisson_arrivals(1 / size.every_s, size.window_s, seed=number)
-    return fixed_arrivals(size.every_s, size.window_s)
+    if bench.by_clock:
+        return fixed_arrivals(size.every_s, size.window_s)
+    return poisson_arrivals(1 / size.every_s, size.window_s, seed=number)
 
 
 async def run_window(
@@ -119,7 +152,6 @@ async def run_window(
         await asyncio.gather(background, return_exceptions=True)
     batch.check()
     interactive.check()
-    await asyncio.sleep(_PAUSE_S)
     return Window(begin, begin + size.window_s, batch.traces, interactive.traces)
 
 

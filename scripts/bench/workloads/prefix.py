@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from bench.asking import Ask
 from bench.bench import Bench
-from bench.contest import OURS, Contest
+from bench.contest import Contest
 from bench.contestants import Contestant, Room, Variant
 from bench.limit.work import Request, Work
 from bench.prompts import random_tokens
@@ -54,7 +54,7 @@ def run(bench: Bench) -> WorkloadResult:
 
     contestants = bench.contestants(Variant.WHOLE, Variant.CACHE_OFF, Variant.SEQUENTIAL)
     contest = bench.contest(contestants, measure, lambda *_: [size.work])
-    requests, cached = requests_line(contest), _cached(contest)
+    requests, cached = requests_line(contest), contest.of_ours("cached share", _cached)
     return WorkloadResult(
         name="prefix",
         sizes=f"{size.requests} requests, {size.clients} clients, "
@@ -69,17 +69,9 @@ def run(bench: Bench) -> WorkloadResult:
     )
 
 
-def _cached(contest: Contest[BatchRun]) -> tuple[Figure, ...]:
-    """Ours tells."""
-    return tuple(
-        Figure(
-            what="ours: cached share of prompt tokens",
-            rounds=Rounds(tuple(100 * r.cached_share for r in runs)),
-            unit="%",
-        )
-        for who, runs in contest.runs.items()
-        if who.key == OURS
-    )
+def _cached(runs: list[BatchRun]) -> tuple[Figure, ...]:
+    shares = Rounds(tuple(100 * run.cached_share for run in runs))
+    return (Figure(what="ours: cached share of prompt tokens", rounds=shares, unit="%"),)
 
 
 def _goals(contest: Contest[BatchRun], requests: Line, cached: tuple[Figure, ...]) -> tuple[Goal, ...]:

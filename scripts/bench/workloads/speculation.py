@@ -3,134 +3,109 @@
 from __future__ import annotations
 
 import enum
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
 
-from bench import schemas
-from bench.asking import Ask
 from bench.bench import Bench
-from bench.contestants import Variant
-from bench.prompts import random_tokens
-from bench.results import Direction, Figure, Goal, WorkloadResult
-from bench.stats import Rounds, ratio
+from bench.contest import Contest
+from bench.contestants import Contestant, Room, Variant, ours
+from bench.results import Direction, Goal, Line, WorkloadResult
+from bench.servers import ServerSpec
+from bench.stats import ratio
 from bench.workloads.batches import BatchRun, run_batch
+from bench.workloads.speculation_tasks import Task, draft_model, tasks
 
-_SERVER = ("--ctx-size", "16384")
+_ROOM = Room(pool_tokens=16384, request_tokens=1024)
 _MEANING = (
     "a prompt to quote is a passage of random tokens three times and its beginning: language models go on "
     "with it, small or random ones begin to repeat themselves, which is a quotation too; how much was "
-    "foretold the accepted tokens say"
+    "foretold the accepted tokens say",
+    "conversations are held-out ones of the kinds that the demo model has learned, in its chat template; the "
+    "model ends its answers itself, stories are sampled at temperature 0.8, the others greedy",
 )
 
 
 class Mode(enum.Enum):
-    """The value of `--speculation`."""
-
-    ON = "auto"
-    OFF = "off"
+    OFF = "drafts off"
+    QUOTING = "drafts that quote"
+    MODEL = "draft model too"
 
     @property
-    def label(self) -> str:
-        return f"--speculation {self.value}"
-
-
-@dataclass(frozen=True)
-class Task:
-    what: str
-    clients: int
-    asks: Callable[[int, int], list[Ask]]
-    """Of a round, with so many output tokens each."""
+    def options(self) -> tuple[str, ...]:
+        return ("--speculation", "off" if self is Mode.OFF else "auto")
 
 
 Runs = dict[str, BatchRun]
 """By task."""
 
 
-def quoting(number: int, tokens: int, clients: int) -> list[Ask]:
-    """Greedy, and long enough for a model that has learned nothing to begin to repeat itself."""
-    found = []
-    for i in range(clients):
-        passage = random_tokens(60, "speculation", number, i)
-        found.append(Ask(prompt=passage * 3 + passage[:12], max_tokens=3 * tokens, seed=i, temperature=0.0))
-    return found
-
-
-def filling_json(number: int, tokens: int, clients: int) -> list[Ask]:
-    return [
-        Ask(
-            prompt=random_tokens(80, "speculation json", number, i),
-            max_tokens=8 * tokens,
-            seed=i,
-            schema=schemas.ALL[i % len(schemas.ALL)],
-        )
-        for i in range(clients)
-    ]
-
-
-def free(number: int, tokens: int, clients: int) -> list[Ask]:
-    """Sampled, so that hardly anything can be foretold."""
-    return [
-        Ask(prompt=random_tokens(80, "speculation free", number, i), max_tokens=tokens, seed=i)
-        for i in range(clients)
-    ]
-
-
-TASKS = (
-    Task("quotations, 1 client", 1, lambda number, tokens: quoting(number, tokens, 1)),
-    Task("quotations, 4 clients", 4, lambda number, tokens: quoting(number, tokens, 4)),
-    Task("quotations, 16 clients", 16, lambda number, tokens: quoting(number, tokens, 16)),
-    Task("JSON, 1 client", 1, lambda number, tokens: filling_json(number, tokens, 2)),
-    Task("JSON, 8 clients", 8, lambda number, tokens: filling_json(number, tokens, 8)),
-    Task("free text, 1 client", 1, lambda number, tokens: free(number, tokens, 1)),
-    Task("free text, 16 clients", 16, lambda number, tokens: free(number, tokens, 16)),
-)
-
-
 def run(bench: Bench) -> WorkloadResult:
+    """The same server in each mode; in each round afresh, all tasks on it one after the other."""
     tokens = 24 if bench.is_quick else 128
-    runs = bench.interleaved({mode: _measured(bench, mode, tokens) for mode in Mode})
+    asked = tasks(bench.model)
+
+    def measure(who: Contestant, number: int) -> Runs:
+        with bench.start(who, _ROOM) as server:
+            return {task.what: run_batch(server, task.asks(number, tokens), task.clients) for task in asked}
+
+    contest = bench.contest([_contestant(mode, bench.model) for mode in _modes(bench.model)], measure)
+    outputs = {task.what: _line(contest, task, "output", "tok/s", _speed) for task in asked}
     return WorkloadResult(
         name="speculation",
-        sizes=f"{len(TASKS)} tasks, answers of {tokens} tokens (quotations: {3 * tokens}; JSON: complete)",
-        goals=tuple(_goal(runs, task) for task in TASKS),
-        figures=tuple(figure for task in TASKS for figure in _figures(runs, task)),
-        notes=(_MEANING,),
+        sizes=f"{len(asked)} tasks; random tokens: answers of {tokens} tokens (quotations: {3 * tokens}; "
+        "JSON: complete)",
+        goals=tuple(_goals(contest, outputs)),
+        lines=tuple(
+            line
+            for task in asked
+            for line in (
+                outputs[task.what],
+                _line(contest, task, "drafted, of the output", "%", _drafted),
+                _line(contest, task, "accepted, of the drafted", "%", _accepted),
+            )
+        ),
+        failures=contest.failures,
+        notes=_MEANING,
     )
 
 
-def _measured(bench: Bench, mode: Mode, tokens: int) -> Callable[[int], Runs]:
-    """All tasks on one server, one after the other."""
-
-    def measure(number: int) -> Runs:
-        with bench.server(Variant.WHOLE, *_SERVER, "--speculation", mode.value) as server:
-            return {task.what: run_batch(server, task.asks(number, tokens), task.clients) for task in TASKS}
-
-    return measure
+def _modes(model: Path) -> list[Mode]:
+    return [mode for mode in Mode if mode is not Mode.MODEL or draft_model(model) is not None]
 
 
-def _goal(runs: dict[Mode, list[Runs]], task: Task) -> Goal:
-    on, off = (_each(runs[mode], task, _speed) for mode in Mode)
-    return Goal(
-        what=f"{task.what}: output with drafts, against without",
-        measured=ratio(on, off),
-        direction=Direction.AT_LEAST,
-        limit=1.0,
-        unit="x",
+def _contestant(mode: Mode, model: Path) -> Contestant:
+    draft = draft_model(model) if mode is Mode.MODEL else None
+    options = (*mode.options, *(("--draft-model", str(draft)) if draft is not None else ()))
+
+    def spec(model: Path, room: Room) -> ServerSpec:
+        made = ours(Variant.WHOLE, model, "--ctx-size", str(room.pool_tokens), *options)
+        return replace(made, label=mode.value)
+
+    return Contestant(key=mode.name, label=mode.value, spec=spec, is_peer=False)
+
+
+def _line(
+    contest: Contest[Runs], task: Task, what: str, unit: str, figure: Callable[[BatchRun], float]
+) -> Line:
+    return contest.line(
+        f"{task.what}: {what}", unit, Direction.AT_LEAST, lambda runs: figure(runs[task.what])
     )
 
 
-def _figures(runs: dict[Mode, list[Runs]], task: Task) -> tuple[Figure, ...]:
-    on, off = runs[Mode.ON], runs[Mode.OFF]
-    return (
-        Figure(what=f"{task.what}: output, drafts on", rounds=_each(on, task, _speed), unit="tok/s"),
-        Figure(what=f"{task.what}: output, drafts off", rounds=_each(off, task, _speed), unit="tok/s"),
-        Figure(what=f"{task.what}: drafted, of the output", rounds=_each(on, task, _drafted), unit="%"),
-        Figure(what=f"{task.what}: accepted, of the drafted", rounds=_each(on, task, _accepted), unit="%"),
-    )
-
-
-def _each(runs: list[Runs], task: Task, figure: Callable[[BatchRun], float]) -> Rounds:
-    return Rounds(tuple(figure(found[task.what]) for found in runs))
+def _goals(contest: Contest[Runs], outputs: dict[str, Line]) -> Iterator[Goal]:
+    off = Mode.OFF.value
+    labels = [who.label for who in contest.runs if who.label != off]
+    for what, line in outputs.items():
+        for label in labels:
+            speeds = line.servers
+            yield Goal(
+                what=f"{what}: output, '{label}' against without",
+                measured=ratio(speeds[label], speeds[off]) if {label, off} <= speeds.keys() else None,
+                direction=Direction.AT_LEAST,
+                limit=1.0,
+                unit="x",
+            )
 
 
 def _speed(run: BatchRun) -> float:

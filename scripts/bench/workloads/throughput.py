@@ -8,8 +8,12 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass
+
+import msgspec
 
 from bench.asking import Ask
 from bench.bench import Bench
@@ -26,10 +30,10 @@ _POOL_TOKENS = 16384
 _COMPARED_AT = 16
 """Clients at which our server meets the sequential one's best."""
 _POLL_S = 0.05
-_PAUSE_S = 1.0
-"""After requests were cut off, until the next point."""
+_PAUSE_S = 2.0
+"""After requests were cut off: llama-server looks once a second whether its clients are still there."""
 _ENOUGH = 4
-"""Complete requests that a slow server is let off with when the time of a point is over."""
+"""Answers that one must have given at least when the time of a point is over."""
 
 
 @dataclass(frozen=True)
@@ -71,7 +75,7 @@ def run(bench: Bench) -> WorkloadResult:
 
     def measure(who: Contestant, number: int) -> Speeds:
         with bench.start(who, size.room) as server:
-            return asyncio.run(_measure(server, size, number))
+            return asyncio.run(_measure(server, size, number, who.at_once))
 
     contestants = bench.contestants(Variant.WHOLE, Variant.SEQUENTIAL, Variant.STATIC)
     contest = bench.contest(contestants, measure, lambda *_: [size.work(k) for k in size.clients])
@@ -80,8 +84,10 @@ def run(bench: Bench) -> WorkloadResult:
         name="throughput",
         sizes=f"{', '.join(map(str, size.clients))} clients, "
         f"{size.shared_tokens} shared + {size.own_tokens} own + {size.output_tokens} output tokens; the "
-        f"shared ones are computed before; two requests a client, at least {size.least_requests} in all; "
-        f"a server that is not done after {size.point_s:g} s is let off with {_ENOUGH} of them",
+        f"shared ones are computed before; all clients ask until two requests a client, at least "
+        f"{size.least_requests} in all, are answered: answers over the time until the last one; "
+        f"a server that is not done after {size.point_s:g} s is let off with one a client, "
+        f"one that serves one at a time with {_ENOUGH}",
         goals=_goals(contest, lines),
         lines=tuple(lines.values()),
         curves=_curves(lines),
@@ -90,50 +96,57 @@ def run(bench: Bench) -> WorkloadResult:
     )
 
 
-async def _measure(server: Server, size: Size, number: int) -> Speeds:
-    warming = server.clients()
-    await warming.send(asks(size, number, 0)[0])
-    warming.check()
-    return {clients: await _speed(server, size, number, clients) for clients in size.clients}
+async def _measure(server: Server, size: Size, number: int, at_once: int | None) -> Speeds:
+    """`at_once`: requests that the server computes side by side, None: all."""
+    speeds: Speeds = {}
+    for num_clients in size.clients:
+        await _settle(server, size, number)
+        enough = max(_ENOUGH, min(num_clients, at_once or num_clients))
+        speeds[num_clients] = await _speed(server, size, number, num_clients, enough)
+    return speeds
 
 
-async def _speed(server: Server, size: Size, number: int, num_clients: int) -> float:
+async def _settle(server: Server, size: Size, number: int) -> None:
+    """One token is answered: the shared text is known, and what was cut off keeps nobody busy any more."""
+    probe = next(asks(size, number, 0))
+    clients = server.clients()
+    await clients.send(msgspec.structs.replace(probe, max_tokens=1))
+    clients.check()
+
+
+async def _speed(server: Server, size: Size, number: int, num_clients: int, enough: int) -> float:
+    """Requests/s while all clients are busy. With fewer answers than are on the way it would be too low."""
     clients = server.clients()
     start = time.perf_counter()
     loop = asyncio.create_task(clients.closed_loop(asks(size, number, num_clients), num_clients))
     while not loop.done():
         await asyncio.wait([loop], timeout=_POLL_S)
-        if time.perf_counter() > start + size.point_s and len(_ends(clients)) >= _ENOUGH:
+        is_late = time.perf_counter() > start + size.point_s
+        if len(_ends(clients)) >= (enough if is_late else size.num_requests(num_clients)):
             break
-    if not loop.done():
-        await _cut_off(loop)
-    clients.check()
-    ends = _ends(clients)
-    return len(ends) / (max(ends) - start)
-
-
-async def _cut_off(loop: asyncio.Task[None]) -> None:
+        clients.check()
     loop.cancel()
     with contextlib.suppress(asyncio.CancelledError):
         await loop
     await asyncio.sleep(_PAUSE_S)
+    clients.check()
+    ends = _ends(clients)
+    return len(ends) / (max(ends) - start)
 
 
 def _ends(clients: Clients) -> list[float]:
     return [trace.end for trace in clients.traces if trace.end is not None]
 
 
-def asks(size: Size, number: int, num_clients: int) -> list[Ask]:
-    """Of one point; 0 clients: the one that makes the shared text known."""
+def asks(size: Size, number: int, num_clients: int) -> Iterator[Ask]:
+    """Of one point, without end; 0 clients: those that make the shared text known."""
     shared = random_tokens(size.shared_tokens, "throughput", number)
-    return [
-        Ask(
+    for i in itertools.count():
+        yield Ask(
             prompt=shared + random_tokens(size.own_tokens, "question", number, num_clients, i),
             max_tokens=size.output_tokens,
             seed=i,
         )
-        for i in range(size.num_requests(num_clients))
-    ]
 
 
 def _line(contest: Contest[Speeds], size: Size, clients: int) -> Line:
@@ -149,10 +162,11 @@ def _line(contest: Contest[Speeds], size: Size, clients: int) -> Line:
 
 def _goals(contest: Contest[Speeds], lines: dict[int, Line]) -> tuple[Goal, ...]:
     """Against the best that one at a time comes to, with however many clients."""
-    one, other = contest.label(OURS), contest.label(Variant.SEQUENTIAL.key)
+    one, other = contest.label(OURS) or "", contest.label(Variant.SEQUENTIAL.key) or ""
     measured = None
-    if one is not None and other is not None:
-        best = max((line.servers[other] for line in lines.values()), key=lambda rounds: rounds.median)
+    others = [line.servers[other] for line in lines.values() if other in line.servers]
+    if others and one in lines[_COMPARED_AT].servers:
+        best = max(others, key=lambda rounds: rounds.median)
         measured = ratio(lines[_COMPARED_AT].servers[one], best)
     return (
         Goal(
@@ -167,9 +181,14 @@ def _goals(contest: Contest[Speeds], lines: dict[int, Line]) -> tuple[Goal, ...]
 
 def _curves(lines: dict[int, Line]) -> tuple[Curve, ...]:
     """The bare loop's last."""
-    labels = list(next(iter(lines.values())).servers)
+    labels = dict.fromkeys(label for line in lines.values() for label in line.servers)
     curves = [
-        Curve(label=label, points=tuple((clients, line.servers[label]) for clients, line in lines.items()))
+        Curve(
+            label=label,
+            points=tuple(
+                (clients, line.servers[label]) for clients, line in lines.items() if label in line.servers
+            ),
+        )
         for label in labels
     ]
     limits: list[tuple[int, Rounds]] = [
