@@ -45,6 +45,7 @@ from openai_cpu_server.model_source import resolve_model
 from openai_cpu_server.observe.logs import set_up_logs
 from openai_cpu_server.observe.tracing import open_tracing
 from openai_cpu_server.observe.watch import Watch
+from openai_cpu_server.open_files import room_for_connections
 from openai_cpu_server.prompt.chat import needs_special_tokens
 from openai_cpu_server.prompt.chat_template import ChatTemplate
 from openai_cpu_server.prompt.tool_formats import TOOL_FORMATS, ToolFormat, recognised
@@ -61,6 +62,7 @@ _MIB = 1024 * 1024
 
 def serve(settings: Settings) -> None:
     """Serve until Ctrl-C or SIGTERM. Raises StartupError with one line if that cannot begin."""
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGHUP})  # one that comes waits for its handler
     set_up_logs(settings.log_level, settings.log_format)
     keys, limits = _keys(settings), RateLimits(Meter.open(revealed(settings.limits_url)))
     model_path = resolve_model(settings.model)
@@ -149,7 +151,7 @@ def _engine(settings: Settings, model_path: Path, vocabulary: Vocabulary, watch:
 def _web_config(settings: Settings, api: Callable[..., Awaitable[None]]) -> uvicorn.Config:
     """Raises StartupError for a certificate that cannot be used."""
     limits = ConnectionLimits(
-        max_connections=settings.max_connections,
+        max_connections=room_for_connections(settings.max_connections),
         read_timeout_s=settings.read_timeout_s,
         write_timeout_s=settings.write_timeout_s,
         excess_mark=EXCESS_CONNECTION,
@@ -192,6 +194,7 @@ async def _run(
     scheme = "https" if server.config.is_ssl else "http"
     logger.info("listening on %s://%s:%d", scheme, *listener.getsockname()[:2])
     asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, keys.reload)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGHUP})
     engine_task = asyncio.create_task(engine.run())
     engine_task.add_done_callback(server.stop_if_failed)
     async with working:
@@ -287,6 +290,7 @@ def _api_options(settings: Settings, model_path: Path) -> ApiOptions:
         api_key=revealed(settings.api_key),
         lenient=settings.lenient,
         max_body_bytes=settings.max_body_mb * _MIB,
+        max_bodies_bytes=max(settings.max_bodies_mb, settings.max_body_mb) * _MIB,
         max_file_bytes=settings.max_file_mb * _MIB,
         max_choices=settings.max_choices,
         default_priority=settings.priority,

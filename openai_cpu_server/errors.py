@@ -112,6 +112,15 @@ class BodyTooLarge(ServerError):
         self.limit = limit
 
 
+class BodiesFull(ServerError):
+    """The bodies that are being read hold as much memory as they may."""
+
+    retry_after_s = 1
+
+    def __init__(self) -> None:
+        super().__init__("The server is reading too many large request bodies; try again later.")
+
+
 class QueueFull(ServerError):
     """Too many requests of this priority wait already."""
 
@@ -129,7 +138,14 @@ class EngineUnavailable(ServerError):
 
 
 class GenerationFailed(ServerError):
-    """An accepted request ended with an error of ours."""
+    """An accepted request ended with an error of ours.
+
+    `may_retry`: it had no part in that. Otherwise it may be what the engine dies of, every time.
+    """
+
+    def __init__(self, message: str, *, may_retry: bool = False) -> None:
+        super().__init__(message)
+        self.may_retry = may_retry
 
 
 class ConstraintFailed(ServerError):
@@ -167,6 +183,10 @@ class JobsUnavailable(ServerError):
 
 class JobObjectNotFound(ServerError):
     """This caller has no file or batch of that id."""
+
+    def __init__(self, message: str, *, param: str = "id") -> None:
+        super().__init__(message)
+        self.param = param
 
 
 class FileInUse(ServerError):

@@ -152,6 +152,9 @@ class Settings(BaseSettings):
     max_queue: int = Field(1000, ge=1, description="requests of a priority that may wait; beyond: 429")
     max_choices: int = Field(64, ge=1, description="largest n and best_of")
     max_body_mb: int = Field(32, ge=1, description="largest request body")
+    max_bodies_mb: int = Field(
+        256, ge=1, description="bodies that are being read, all together, but for 64 KiB of each; beyond: 503"
+    )
     max_prompt_tokens: int | None = Field(None, ge=1, description="longest prompt; default: the context")
     max_output_tokens: int | None = Field(
         None, ge=1, description="longest output of a choice, and what one gets that names no max_tokens"

@@ -7,6 +7,7 @@ import socket
 import sys
 import time
 from collections.abc import Callable
+from pathlib import Path
 
 import msgspec
 
@@ -22,10 +23,11 @@ from tests.fakes import FAKE_INFO, FakeBackend
 
 def main() -> None:
     leave_signals_to_parent()
+    die_with_parent()
     flags = dict(argument.split("=") for argument in sys.argv[1:-1])
+    sock = socket.socket(fileno=int(sys.argv[-1]))
 
     def load(options: EngineOptions, on_progress: Callable[[float], None]) -> Backend:
-        die_with_parent()
         if "fail" in flags:
             raise StartupError(flags["fail"])
         time.sleep(float(flags.get("load_s", 0)))
@@ -41,9 +43,11 @@ def main() -> None:
     def build(options: EngineOptions, backend: Backend, on_progress: Callable[[float], None]) -> EngineCore:
         on_progress(float(flags.get("timed", 1.0)))
         time.sleep(float(flags.get("build_s", 0)))
+        if "babble_if" in flags and Path(flags["babble_if"]).exists():
+            sock.sendall(b"\x01\0\0\0\xc1")  # a whole message, of no meaning in msgpack
         return build_core(options, backend, None)
 
-    run_engine(EngineChannel(socket.socket(fileno=int(sys.argv[-1]))), load=load, build_core=build)
+    run_engine(EngineChannel(sock), load=load, build_core=build)
 
 
 if __name__ == "__main__":

@@ -18,7 +18,9 @@ import psutil
 class ServerProcess:
     """`python -m openai_cpu_server serve ...` on a port of its own; its log is kept in `lines`."""
 
-    def __init__(self, *options: str, env: dict[str, str] | None = None) -> None:
+    def __init__(
+        self, *options: str, env: dict[str, str] | None = None, max_open_files: int | None = None
+    ) -> None:
         self.lines: list[str] = []
         self._new: queue.SimpleQueue[str | None] = queue.SimpleQueue()
         command = [sys.executable, "-m", "openai_cpu_server", "serve", "--port", "0", "--no-calibrate"]
@@ -26,6 +28,8 @@ class ServerProcess:
             command += ["--jobs-db", "sqlite://"]  # in memory: no test leaves jobs behind for a user's server
         if "--drain-seconds" not in options:
             command += ["--drain-seconds", "0"]  # the end of a test waits for nobody
+        if max_open_files is not None:
+            command = ["/bin/sh", "-c", f'ulimit -n {max_open_files} && exec "$@"', "sh", *command]
         self.process = subprocess.Popen(
             [*command, *options], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=env
         )

@@ -36,6 +36,7 @@ ALLOWED = {
     "observe": {"", "contract", "engine.client", "engine.state", "errors"},
     "api": {"", "contract", "errors", *ENGINE_FACE, "jobs", "observe", "prompt", "structured"},
     "connection": set[str](),
+    "open_files": set[str](),
     "web_server": {"engine.client"},
     "cli": {"commands", "errors"},
     "commands": {
@@ -79,6 +80,7 @@ ALLOWED = {
         "llama",
         "model_source",
         "observe",
+        "open_files",
         "prompt",
         "settings",
         "web_server",

@@ -100,6 +100,7 @@ def create_api(
     endings = Endings(watch, routes)
     socket = SocketRoute(
         generation["/v1/chat/completions"],
+        keys=keys,
         limits=limits,
         endings=endings,
         options=options,
@@ -119,7 +120,8 @@ def create_api(
             Middleware(
                 BodyLimit,
                 max_bytes=options.max_body_bytes,
-                by_path={"/v1/files": options.max_file_bytes + MULTIPART_BYTES},
+                max_bytes_of_all=options.max_bodies_bytes,
+                uploads={"/v1/files": options.max_file_bytes + MULTIPART_BYTES},
             ),
         ],
         exception_handlers={HTTPException: _no_such_route},

@@ -11,6 +11,7 @@ from starlette.responses import Response
 
 from openai_cpu_server.errors import (
     BatchConflict,
+    BodiesFull,
     BodyTooLarge,
     BodyTooSlow,
     ConstraintFailed,
@@ -57,7 +58,7 @@ TABLE: Mapping[type[ServerError], Failure] = {
     OriginRefused: Failure(403, "invalid_request_error", "origin_not_allowed"),
     ModelNotFound: Failure(404, "invalid_request_error", "model_not_found", "model"),
     RequestNotFound: Failure(404, "invalid_request_error", "request_not_found", "id"),
-    JobObjectNotFound: Failure(404, "invalid_request_error", param="id"),
+    JobObjectNotFound: Failure(404, "invalid_request_error"),
     BodyTooSlow: Failure(408, "invalid_request_error", "request_body_timeout"),
     DeadlineExceeded: Failure(408, "server_error", "request_timeout"),
     ReaderTooSlow: Failure(408, "server_error", "reader_too_slow"),
@@ -72,6 +73,7 @@ TABLE: Mapping[type[ServerError], Failure] = {
     GenerationFailed: Failure(500, "server_error", "generation_failed"),
     EngineUnavailable: Failure(503, "server_error", "engine_unavailable"),
     JobsUnavailable: Failure(503, "server_error", "jobs_unavailable"),
+    BodiesFull: Failure(503, "server_error", "too_many_bodies"),
     TooManyConnections: Failure(503, "server_error", "too_many_connections"),
     ServerError: Failure(500, "server_error", "internal_error"),
 }
@@ -138,7 +140,7 @@ def _message(error: Exception, failure: Failure, request_id: str) -> str:
 
 
 def _param(error: Exception) -> str | None:
-    return error.param if isinstance(error, (InvalidRequest, PromptTooLong)) else None
+    return error.param if isinstance(error, (InvalidRequest, PromptTooLong, JobObjectNotFound)) else None
 
 
 def headers_of(error: Exception) -> dict[str, str]:
@@ -148,11 +150,13 @@ def headers_of(error: Exception) -> dict[str, str]:
             return dict(headers or {})
         case RateLimited(retry_after_s=None) | DeadlineExceeded() | FileInUse() | BatchConflict():
             return {"x-should-retry": "false"}
+        case GenerationFailed(may_retry=False) | ConstraintFailed():
+            return {"x-should-retry": "false"}  # SDKs would send what kills the engine twice again
         case RateLimited(retry_after_s=float(seconds)):
             return _retry_after(seconds)
         case QueueFull() | EngineUnavailable() | JobsUnavailable():
             return _retry_after(error.retry_after_s)
-        case TooManyConnections(retry_after_s=seconds):
+        case TooManyConnections(retry_after_s=seconds) | BodiesFull(retry_after_s=seconds):
             return {**_retry_after(seconds), "connection": "close"}
         case BodyTooSlow() | BodyTooLarge():
             return {"connection": "close"}  # the rest of the body is of no use

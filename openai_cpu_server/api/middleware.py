@@ -11,6 +11,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from openai_cpu_server.api.access.authentication import key_name
 from openai_cpu_server.api.access.scopes import OPEN_PATHS
+from openai_cpu_server.api.bodies import BodyBudget, HeldBody, set_held_body
 from openai_cpu_server.api.endings import Endings
 from openai_cpu_server.api.errors import INTERNAL, error_response, failure_of
 from openai_cpu_server.api.ticket import Ticket, open_ticket
@@ -56,7 +57,8 @@ class Boundary:
             ticket.failed(error)
             _log_what_is_ours(error, ticket)
             if ticket.status is not None:
-                raise  # too late for a response: the server closes the connection
+                _leave_incomplete(error, scope)
+                return
             await error_response(error, request_id=ticket.id)(scope, receive, tagged)
         finally:
             ticket.client = key_name(scope)
@@ -74,6 +76,15 @@ def _begun(message: Message) -> int | None:
         case "websocket.close":
             return _SOCKET_REFUSED
     return None
+
+
+def _leave_incomplete(error: Exception, scope: Scope) -> None:
+    """Too late for another response: the web server closes the connection, and the client sees it cut.
+
+    Raises the error for a stack in the log, unless it is one with a name, such as a file that was deleted.
+    """
+    if failure_of(error) == INTERNAL or scope["type"] == "websocket":
+        raise error
 
 
 def _log_what_is_ours(error: Exception, ticket: Ticket) -> None:
@@ -96,21 +107,33 @@ class ConnectionLimit:
         await self._app(scope, receive, send)
 
 
-class BodyLimit:
-    """Refuses a body by what it says of its length, and by counting. `by_path`: limits of their own."""
+_SPOOLED_BYTES = 1024 * 1024
+"""What Starlette's reader of forms keeps of a file in memory."""
 
-    def __init__(self, app: ASGIApp, *, max_bytes: int, by_path: Mapping[str, int] | None = None) -> None:
+
+class BodyLimit:
+    """Refuses a body by what it says of its length, and by counting; and if all together are too large.
+
+    `uploads`: paths with limits of their own, whose bodies go to disk beyond `_SPOOLED_BYTES`.
+    """
+
+    def __init__(
+        self, app: ASGIApp, *, max_bytes: int, max_bytes_of_all: int, uploads: Mapping[str, int]
+    ) -> None:
         self._app = app
         self._max_bytes = max_bytes
-        self._by_path = by_path or {}
+        self._budget = BodyBudget(max_bytes_of_all)
+        self._uploads = uploads
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        max_bytes = self._by_path.get(scope["path"], self._max_bytes)
+        max_bytes = self._uploads.get(scope["path"], self._max_bytes)
         if _announced_bytes(scope) > max_bytes:
             raise BodyTooLarge(max_bytes)
+        held = HeldBody(self._budget, _SPOOLED_BYTES if scope["path"] in self._uploads else max_bytes)
+        set_held_body(scope, held)
         received = 0
 
         async def counted() -> Message:
@@ -119,9 +142,13 @@ class BodyLimit:
             received += len(message.get("body", b""))
             if received > max_bytes:
                 raise BodyTooLarge(max_bytes)
+            held.has_grown(received)
             return message
 
-        await self._app(scope, counted, send)
+        try:
+            await self._app(scope, counted, send)
+        finally:
+            held.release()
 
 
 def _announced_bytes(scope: Scope) -> int:

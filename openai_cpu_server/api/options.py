@@ -23,6 +23,8 @@ class ApiOptions(msgspec.Struct, frozen=True, kw_only=True):
     lenient: bool = False
     """Ignore unknown fields, and say so in the header `x-ignored-parameters`, instead of refusing them."""
     max_body_bytes: int = 32 * 1024 * 1024
+    max_bodies_bytes: int = 256 * 1024 * 1024
+    """Of all bodies that are being read, beyond the first 64 KiB of each."""
     max_file_bytes: int = 200 * 1024 * 1024
     """Of an upload; OpenAI's limit."""
     max_choices: int = 64

@@ -88,7 +88,7 @@ class StreamedCall:
         if isinstance(item, Place):
             place = queue.about(item)
             return b"" if place is None else comment(place)
-        tally.note(item)
+        tally.note(item, self._generation.arrived_s)
         chunks = self._renderer.chunks(item)
         if chunks:
             queue.end()

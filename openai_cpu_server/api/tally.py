@@ -33,17 +33,20 @@ class Tally:
         self.is_complete = False
         """All that the client is to get has been made, be it an error."""
 
-    def note(self, event: TokenEvent) -> None:
-        """(For every event of every stream: a microsecond.)"""
-        now_s = time.monotonic()
+    def note(self, event: TokenEvent, arrived_s: float) -> None:
+        """(For every event of every stream: a microsecond.)
+
+        `arrived_s`: when it came from the engine, on the monotonic clock. A client that reads slowly has its
+        events noted late, but that says nothing about how fast they were made.
+        """
         if self._first_event_s is None:
-            self._first_event_s = now_s
+            self._first_event_s = arrived_s
         num_tokens = len(event.tokens)
         if num_tokens:
             last_s = self._last_s.get(event.id)
             if last_s is not None:
-                self._gaps.add((now_s - last_s) / num_tokens, num_tokens)
-            self._last_s[event.id] = now_s
+                self._gaps.add((arrived_s - last_s) / num_tokens, num_tokens)
+            self._last_s[event.id] = arrived_s
             self._released[event.id] += num_tokens
         if event.finish is not None:
             self._finishes[event.id] = event.finish

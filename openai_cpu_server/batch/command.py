@@ -24,7 +24,33 @@ from openai_cpu_server.observe.logs import set_up_logs
 from openai_cpu_server.settings import Settings, read_settings
 
 _ROWS_FAILED, _INTERRUPTED = 1, 130
-_OF_SERVERS = ("--host", "--port", "--jobs-db", "--api-key", "--api-keys", "--max-file-mb", "--otel-endpoint")
+OF_SERVERS = frozenset(
+    {
+        "host",
+        "port",
+        "api_key",
+        "api_keys",
+        "limits_url",
+        "cors_origin",
+        "ssl_certfile",
+        "ssl_keyfile",
+        "ssl_keyfile_password",
+        "cache_isolation",
+        "default_priority",
+        "max_bodies_mb",
+        "request_timeout",
+        "max_connections",
+        "read_timeout_s",
+        "write_timeout_s",
+        "jobs_db",
+        "max_file_mb",
+        "drain_seconds",
+        "keep_alive_s",
+        "otel_endpoint",
+    }
+)
+"""Settings that mean nothing without connections, keys or a server's end. In the environment or a file, which
+a server may share, they are passed over."""
 
 
 def batch(arguments: Sequence[str]) -> None:
@@ -55,8 +81,9 @@ def _parser() -> argparse.ArgumentParser:
 
 def _settings(arguments: Sequence[str]) -> Settings:
     for argument in arguments:
-        if argument.partition("=")[0] in _OF_SERVERS:
-            raise StartupError(f"{argument.partition('=')[0]} is for servers: batch has none")
+        option = argument.partition("=")[0]
+        if option.startswith("--") and option.removeprefix("--").replace("-", "_") in OF_SERVERS:
+            raise StartupError(f"{option} is for servers: batch has none")
     return read_settings(arguments)
 
 

@@ -235,6 +235,8 @@ class QueueState(msgspec.Struct, frozen=True, tag="queue_state"):
     """The head of the waiting room, now and then while there is one."""
 
     places: tuple[Place, ...]
+    preempted: tuple[str, ...] = ()
+    """All that have run before, also those behind the head: of these nothing else tells that they wait."""
 
 
 Event = Union[Loading, Ready, StartFailed, StepStarted, StepDone, QueueState]

@@ -42,6 +42,13 @@ class ModelInfo(msgspec.Struct, frozen=True, kw_only=True):
         """Tokens, prompt and output together, that one request can have."""
         return min(self.context_trained, self.kv_tokens)
 
+    @property
+    def summary(self) -> str:
+        """For the log."""
+        pool_mib = self.kv_tokens * self.kv_bytes_per_token / 2**20
+        pool = f"{self.kv_tokens} KV tokens ({self.kv_type}, {pool_mib:.0f} MiB)"
+        return f"{self.description}, {pool}, {self.max_seqs} sequences at once, {self.threads} threads"
+
 
 class FimTokens(msgspec.Struct, frozen=True):
     """Control tokens of fill-in-the-middle models."""

@@ -69,7 +69,7 @@ class ClientChannel:
             self._writer.write(b"".join(map(_frame, commands)))
 
     async def receive(self) -> Event | None:
-        """The next event; None when the engine is gone."""
+        """The next event; None when the engine is gone. Raises `msgspec.DecodeError`."""
         try:
             (length,) = _LENGTH.unpack(await self._reader.readexactly(_LENGTH.size))
             event: Event = _events.decode(await self._reader.readexactly(length))

@@ -28,17 +28,24 @@ class EngineProcess:
         """Start `command` with its socket's file descriptor as last argument, and tell it the options.
 
         In a session of its own: a terminal's Ctrl-C is for the parent, from the child's first moment on.
+
+        Raises OSError, and RuntimeError where no thread can be had to wait for its end.
         """
         ours, theirs = socket.socketpair()
         with theirs:
-            process = await asyncio.create_subprocess_exec(
-                *command,
-                str(theirs.fileno()),
-                pass_fds=(theirs.fileno(),),
-                stdin=asyncio.subprocess.DEVNULL,
-                start_new_session=True,
-            )
-        child = cls(process, await ClientChannel.open(ours), grace_s=options.exit_grace_s)
+            channel = await ClientChannel.open(ours)
+            try:
+                process = await asyncio.create_subprocess_exec(
+                    *command,
+                    str(theirs.fileno()),
+                    pass_fds=(theirs.fileno(),),
+                    stdin=asyncio.subprocess.DEVNULL,
+                    start_new_session=True,
+                )
+            except BaseException:
+                channel.close()
+                raise
+        child = cls(process, channel, grace_s=options.exit_grace_s)
         child.send(Start(options=options))
         return child
 
@@ -63,7 +70,7 @@ class EngineProcess:
         self._channel.send(*commands)
 
     async def receive(self) -> Event | None:
-        """The next event; None when the process is gone."""
+        """The next event; None when the process is gone. Raises `msgspec.DecodeError`."""
         return await self._channel.receive()
 
     def kill(self) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import time
 from collections.abc import Callable, Sequence
@@ -17,7 +18,6 @@ from openai_cpu_server.contract.messages import (
     KVStats,
     Loading,
     LoadingPhase,
-    Place,
     QueueState,
     Ready,
     StartFailed,
@@ -31,13 +31,14 @@ from openai_cpu_server.engine.child import EngineProcess
 from openai_cpu_server.engine.crashes import CrashRecord
 from openai_cpu_server.engine.death import Death, DeathKind
 from openai_cpu_server.engine.generation import Generation
+from openai_cpu_server.engine.guard import Guard
 from openai_cpu_server.engine.live import Live, LiveRequest, RequestState
 from openai_cpu_server.engine.memory_killer import MemoryKiller
 from openai_cpu_server.engine.queue_room import wait_until_left_s
 from openai_cpu_server.engine.recovery import LiveRequests
 from openai_cpu_server.engine.state import EngineState, EngineStatus, LastDeath, Totals
 from openai_cpu_server.engine.watch import NOBODY, EngineWatch
-from openai_cpu_server.engine.watchdog import TICK_S, HangLimits, Watchdog
+from openai_cpu_server.engine.watchdog import HangLimits
 from openai_cpu_server.errors import (
     EngineUnavailable,
     GenerationFailed,
@@ -88,10 +89,12 @@ class EngineClient:
         self._state = EngineState.LOADING
         self._live = LiveRequests()
         self._process: EngineProcess | None = None
+        """None: there is none that listens."""
+        self._last_process: EngineProcess | None = None
+        """It may still be on its way out."""
+        self._stopped = asyncio.Event()
         self._hang_limits = hang_limits
         self._memory_killer = memory_killer
-        self._hung_s: float | None = None
-        """The silence for which the present process was killed."""
         self._start_failure: str | None = None
         """What the present process has said about it."""
         self._crashes = CrashRecord(max_a_minute=max_crashes_a_minute, clock=clock)
@@ -166,9 +169,8 @@ class EngineClient:
         Whoever reads its generation gets `RequestCancelled`.
         """
         call = self._live.call_of(name)
-        for live in call:
-            self._cancel(live.request.id)
-        self._fail(call, "The request was cancelled on the server.", RequestCancelled)
+        self._cancel(*[live.request.id for live in call])
+        self._fail(call, lambda: RequestCancelled("The request was cancelled on the server."))
         return bool(call)
 
     @property
@@ -180,7 +182,8 @@ class EngineClient:
             raise self._unavailable()
 
     def _unavailable(self) -> EngineUnavailable:
-        return EngineUnavailable(f"The engine is {self.state.value}: {self.reason or 'no requests yet'}.")
+        why = f"The engine is {self.state.value}: {self.reason or 'no requests yet'}."
+        return EngineUnavailable(why, self.state.retry_after_s)
 
     def _check_queue(self, priority: Priority, num_new: int) -> None:
         if num_new > self._max_queue:
@@ -202,10 +205,12 @@ class EngineClient:
         engine = self._process.rss_bytes if self._process else 0
         return engine + int(psutil.Process().memory_info().rss)
 
-    def _cancel(self, request_id: str) -> None:
-        self._live.remove(request_id)
+    def _cancel(self, *request_ids: str) -> None:
+        """The engine is not to compute them any more. Who reads them knows, or is still to be told."""
+        for request_id in request_ids:
+            self._live.remove(request_id)
         if self._process is not None:
-            self._process.send(Cancel(id=request_id))
+            self._process.send(*[Cancel(id=request_id) for request_id in request_ids])
         self._send_due()
 
     def _send_due(self) -> None:
@@ -231,57 +236,64 @@ class EngineClient:
         self.reason = "the server is about to end"
         waiting = [live for live in self._live if live.state is RequestState.WAITING]
         batch = [live for live in waiting if live.request.priority is Priority.BATCH]
-        self._fail(batch, f"The engine is draining: {self.reason}.", EngineUnavailable)
+        self._cancel(*[live.request.id for live in batch])
+        self._fail(batch, self._unavailable)
         deadline_s = self._clock() + seconds
         while len(self._live) and self._clock() < deadline_s:  # noqa: ASYNC110 (once in a server's life)
             await asyncio.sleep(_DRAIN_LOOK_S)
 
     async def close(self) -> None:
-        """End all requests and the process."""
+        """End all requests and the process. One that loads has nothing to save and is not waited for."""
+        is_loading = self._state in (EngineState.LOADING, EngineState.RESTARTING)
         self._move(EngineState.STOPPED)
-        self._fail(list(self._live), "The server is shutting down.")
+        self._fail(list(self._live), lambda: GenerationFailed("The server is shutting down.", may_retry=True))
         if self._process is not None:
+            if is_loading:
+                self._process.kill()
             await self._process.close()
 
     def kill(self) -> None:
-        """For a `close` that is not to wait."""
+        """For a `close` that is not to wait, not even if it waits already."""
         self._move(EngineState.STOPPED)
-        if self._process is not None:
-            self._process.kill()
+        if self._last_process is not None:
+            self._last_process.kill()
 
     def _is_wanted(self) -> bool:
         return self._state not in (EngineState.STOPPED, EngineState.FAILED)
 
     async def _live_once(self) -> Death:
         """One engine process from spawn to death."""
-        process = self._process = await EngineProcess.spawn(self._command, self._options)
-        watchdog, killer = Watchdog(self._hang_limits, now_s=self._clock()), self._memory_killer()
-        self._hung_s, self._start_failure, self._has_advanced = None, None, False
-        guard = asyncio.create_task(self._guard(process, watchdog, killer))
+        self._start_failure, self._has_advanced = None, False
         try:
-            while self._is_wanted() and (event := await process.receive()) is not None:
-                watchdog.news()
-                if isinstance(event, StepStarted):
-                    watchdog.step_begins(event.expected_ms)
-                self._handle(event)
+            process = await EngineProcess.spawn(self._command, self._options)
+        except (OSError, RuntimeError) as error:  # of descriptors, memory or threads there may be none left
+            return Death.unborn(error)
+        self._process = self._last_process = process
+        if not self._is_wanted():
+            process.kill()
+        guard = self._guard(process)
+        try:
+            await self._follow(guard)
         finally:
-            guard.cancel()
+            guard.stop()
             self._process = None
             await process.close()
-        return Death.of(process.exit_status, hang_s=self._hung_s, ran_out_of_memory=killer.has_struck)
+        return guard.death()
 
-    async def _guard(self, process: EngineProcess, watchdog: Watchdog, killer: MemoryKiller) -> None:
-        """Kill the process if it hangs: then it is dead like any other."""
-        while not self._is_hung(watchdog):
-            killer.look()
-            await asyncio.sleep(TICK_S)
-        self._hung_s = watchdog.silence_s
-        logger.error("the engine process makes no progress: killing it")
-        process.kill()
+    def _guard(self, process: EngineProcess) -> Guard:
+        return Guard(
+            process,
+            limits=self._hang_limits,
+            killer=self._memory_killer(),
+            clock=self._clock,
+            is_loading=lambda: self._state is not EngineState.READY,
+            owes=lambda: self._live.are_owed,
+        )
 
-    def _is_hung(self, watchdog: Watchdog) -> bool:
-        is_loading = self._state is not EngineState.READY
-        return watchdog.is_hung(self._clock(), is_loading=is_loading, owes=self._live.are_owed)
+    async def _follow(self, guard: Guard) -> None:
+        """Until the process has said its last, or is not wanted any more when it has said something."""
+        while (event := await guard.receive()) is not None and self._is_wanted():
+            self._handle(event)
 
     def _handle(self, event: Event) -> None:
         match event:
@@ -295,8 +307,8 @@ class EngineClient:
             case StepStarted(ids=ids):
                 for live in self._live.computing(ids):
                     live.generation.start()
-            case QueueState(places=places):
-                self._tell_places(places)
+            case QueueState():
+                self._tell_places(event)
             case Loading(fraction=fraction, phase=phase):
                 self._loading(fraction, phase)
             case Ready(info=info):
@@ -314,8 +326,9 @@ class EngineClient:
         if event.finish is not None:
             self.totals.output_tokens += event.finish.output_tokens
 
-    def _tell_places(self, places: Sequence[Place]) -> None:
-        for generation, place in self._live.waiting(places, self._clock()).items():
+    def _tell_places(self, queue: QueueState) -> None:
+        self._live.preempted(queue.preempted)
+        for generation, place in self._live.waiting(queue.places, self._clock()).items():
             generation.wait_at(place)
 
     def _loading(self, fraction: float, phase: LoadingPhase) -> None:
@@ -327,15 +340,7 @@ class EngineClient:
         self.loading_fraction = fraction
 
     def _ready(self, info: ModelInfo) -> None:
-        logger.info(
-            "ready: %s, %d KV tokens (%s, %.0f MiB), %d sequences at once, %d threads",
-            info.description,
-            info.kv_tokens,
-            info.kv_type,
-            info.kv_tokens * info.kv_bytes_per_token / 2**20,
-            info.max_seqs,
-            info.threads,
-        )
+        logger.info("ready: %s", info.summary)
         self.info = info
         if not self._is_draining:
             self.reason = None
@@ -362,32 +367,30 @@ class EngineClient:
             self._crashes.note()
         if death.kind is not DeathKind.KILL and self._state is EngineState.RESTARTING:
             self._crashes.start_failed()
-        self._fail(self._live.crashed(death.kind), _sentence(death))
+        self._fail(self._live.crashed(death.kind), lambda: GenerationFailed(death.verdict))
         if (why := self._crashes.why_too_many) is not None:
             self._give_up(why)
             return
         self._move(EngineState.RESTARTING)
-        await asyncio.sleep(self._crashes.backoff_s)
+        with contextlib.suppress(asyncio.TimeoutError):
+            await asyncio.wait_for(self._stopped.wait(), self._crashes.backoff_s)
 
     def _give_up(self, why: str) -> None:
         self.reason = f"{why}; the last time {self.reason}"
         logger.critical("giving up: %s", self.reason)
         self._move(EngineState.FAILED)
-        self._fail(list(self._live), f"The engine is gone: {self.reason}.")
+        self._fail(list(self._live), lambda: GenerationFailed(f"The engine is gone: {self.reason}."))
 
-    def _fail(
-        self, requests: Sequence[Live], message: str, kind: type[ServerError] = GenerationFailed
-    ) -> None:
+    def _fail(self, requests: Sequence[Live], error: Callable[[], ServerError]) -> None:
+        """`error`: a new one for each, for each is raised somewhere else."""
         for live in requests:
             self._live.remove(live.request.id)
-            live.generation.fail(live.request.id, kind(message))
+            live.generation.fail(live.request.id, error())
 
     def _move(self, to: EngineState) -> None:
         if to is self._state:
             return
         assert self._state.may_become(to), f"{self._state.value} -> {to.value}"
         self._state = to
-
-
-def _sentence(death: Death) -> str:
-    return f"The engine died each time that it computed this request; the last time {death.message}."
+        if to is EngineState.STOPPED:
+            self._stopped.set()

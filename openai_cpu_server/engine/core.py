@@ -174,7 +174,8 @@ class EngineCore:
             self._queue_told_at = self._clock()
             outlooks = self._scheduler.outlook()
             places = tuple(Place(o.sequence.request.id, o.position, o.first_token_ms) for o in outlooks)
-            yield QueueState(places=places)
+            preempted = tuple(sequence.request.id for sequence in self._scheduler.preempted)
+            yield QueueState(places=places, preempted=preempted)
 
     def _submit(self, request: GenerationRequest, output: tuple[int, ...]) -> None:
         limit = self._backend.info.context_limit

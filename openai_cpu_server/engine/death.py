@@ -43,6 +43,21 @@ class Death(msgspec.Struct, frozen=True):
     cause: str
     """One of few words, for counters."""
 
+    @property
+    def verdict(self) -> str:
+        """For a request that is to blame."""
+        return f"The engine died each time that it computed this request; the last time {self.message}."
+
+    @classmethod
+    def unborn(cls, error: Exception) -> Death:
+        """No process could be started."""
+        return cls(DeathKind.FAULT, f"the engine process could not be started ({error})", "not_started")
+
+    @classmethod
+    def by_message(cls, error: str) -> Death:
+        """It was killed because a message of its cannot be read, as between two versions of the program."""
+        return cls(DeathKind.FAULT, f"the engine process sent what cannot be read ({error})", "bad_message")
+
     @classmethod
     def of(cls, exit_status: int | None, *, hang_s: float | None, ran_out_of_memory: bool = False) -> Death:
         """`exit_status`: negative is a signal's number. `hang_s`: it was killed after so long a silence.

@@ -13,6 +13,9 @@ from openai_cpu_server.contract.request import GenerationRequest
 from openai_cpu_server.engine.backlog import Backlog
 from openai_cpu_server.errors import GenerationFailed, ReaderTooSlow, ServerError
 
+_Arrived = tuple[TokenEvent | Place | ServerError, float]
+"""And when it came in."""
+
 
 class Timings(msgspec.Struct, frozen=True, kw_only=True):
     """Where a generation's time went, in milliseconds; the parts add up to the latency.
@@ -104,7 +107,10 @@ class Generation:
         """`max_held_bytes`: of events that nobody takes; beyond, it ends with `ReaderTooSlow`."""
         self._unfinished = {request.id for request in requests}
         self._cancel = cancel
-        self._queue: asyncio.Queue[TokenEvent | Place | ServerError] = asyncio.Queue()
+        self.arrived_s = clock()
+        """When the event that was taken last came in, on `clock`."""
+        self._queue: asyncio.Queue[_Arrived] = asyncio.Queue()
+        self._clock = clock
         self._finishes: list[Finish] = []
         self._clocking = Clocking(clock)
         self._backlog = Backlog(clock, max_bytes=max_held_bytes)
@@ -131,7 +137,7 @@ class Generation:
     async def progress(self) -> AsyncIterator[TokenEvent | Place]:
         """Its events and, while it waits as a whole, its place in the queue now and then."""
         while self._unfinished or not self._queue.empty():
-            item = await self._queue.get()
+            item, self.arrived_s = await self._queue.get()
             if isinstance(item, ServerError):
                 raise item
             if isinstance(item, TokenEvent):
@@ -161,7 +167,7 @@ class Generation:
         self._clocking.start()
 
     def wait_at(self, place: Place) -> None:
-        self._queue.put_nowait(place)
+        self._put(place)
 
     def push(self, event: TokenEvent) -> None:
         self._clocking.start()
@@ -171,10 +177,10 @@ class Generation:
             self._finishes.append(event.finish)
             self._leave(event.id)
             if event.finish.reason is FinishReason.ERROR:
-                self._queue.put_nowait(GenerationFailed(event.finish.error or "the engine gave no reason"))
+                self._put(GenerationFailed(event.finish.error or "the engine gave no reason"))
                 return
         self._backlog.add(event)
-        self._queue.put_nowait(event)
+        self._put(event)
         if self._backlog.is_too_much:
             self._drop()
 
@@ -182,11 +188,14 @@ class Generation:
         """Keep nothing more for a reader so slow."""
         self._end(ReaderTooSlow())
         self._queue = asyncio.Queue()
-        self._queue.put_nowait(ReaderTooSlow())
+        self._put(ReaderTooSlow())
 
     def fail(self, request_id: str, error: ServerError) -> None:
         self._leave(request_id)
-        self._queue.put_nowait(error)
+        self._put(error)
+
+    def _put(self, item: TokenEvent | Place | ServerError) -> None:
+        self._queue.put_nowait((item, self._clock()))
 
     def _leave(self, request_id: str) -> None:
         self._unfinished.discard(request_id)

@@ -22,5 +22,16 @@ def die_with_parent() -> None:
 
     Elsewhere than on Linux the end of the socket has to do.
     """
+    _signal_at_parents_death("SIGKILL")
+
+
+def wake_at_parents_death() -> None:
+    """Instead of `die_with_parent`, once the socket's end is noticed: this process goes by itself then, and
+    the kernel sees to it that it can, should it be stopped."""
+    _signal_at_parents_death("SIGCONT")
+
+
+def _signal_at_parents_death(name: str) -> None:
     if sys.platform == "linux":
-        ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+        number = getattr(signal, name)
+        ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, number, 0, 0, 0)

@@ -17,21 +17,22 @@ from openai_cpu_server.contract.step import Backend
 from openai_cpu_server.engine.channel import EngineChannel
 from openai_cpu_server.engine.core import EngineCore, build_core
 from openai_cpu_server.engine.loop import run_engine
-from openai_cpu_server.engine.offspring import die_with_parent, leave_signals_to_parent
+from openai_cpu_server.engine.offspring import (
+    die_with_parent,
+    leave_signals_to_parent,
+    wake_at_parents_death,
+)
 from openai_cpu_server.llama.backend import LlamaBackend
 from openai_cpu_server.llama.calibrate import cost_curve
 from openai_cpu_server.observe.logs import set_up_logs
 
 
-def _load(options: EngineOptions, on_progress: Callable[[float], None]) -> Backend:
-    if options.cache_file is None:
-        die_with_parent()  # else the end of the socket tells it to save its cache and go
-    return LlamaBackend.load(options, on_progress)
-
-
 def _build(options: EngineOptions, backend: Backend, on_progress: Callable[[float], None]) -> EngineCore:
     logging.getLogger().setLevel(options.log_level.upper())
-    return build_core(options, backend, _curve(options, backend, on_progress))
+    core = build_core(options, backend, _curve(options, backend, on_progress))
+    if options.cache_file is not None:
+        wake_at_parents_death()  # from here on the end of the socket tells it to save its cache and go
+    return core
 
 
 def _curve(
@@ -45,9 +46,10 @@ def _curve(
 
 def main() -> None:
     leave_signals_to_parent()
+    die_with_parent()
     set_up_logs("info", "json" if sys.argv[1] == "json" else "console")
     channel = EngineChannel(socket.socket(fileno=int(sys.argv[2])))
-    run_engine(channel, load=_load, build_core=_build)
+    run_engine(channel, load=LlamaBackend.load, build_core=_build)
 
 
 if __name__ == "__main__":

@@ -78,6 +78,11 @@ class LiveRequests:
             live.run()
         return computing
 
+    def preempted(self, ids: Iterable[str]) -> None:
+        """These have run and wait again, wherever."""
+        for live in [self._live[i] for i in ids if i in self._live]:
+            live.wait()
+
     def waiting(self, places: Iterable[Place], now_s: float) -> dict[Generation, Place]:
         """These wait, the foremost of all. Returns the first place of every call that waits as a whole."""
         foremost: dict[Generation, Place] = {}

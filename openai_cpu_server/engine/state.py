@@ -6,6 +6,9 @@ import enum
 
 import msgspec
 
+_SOON_S = 1
+_NEXT_SERVER_S = 10
+
 
 class EngineState(enum.Enum):
     LOADING = "loading"
@@ -20,6 +23,12 @@ class EngineState(enum.Enum):
 
     def may_become(self, other: EngineState) -> bool:
         return other in _MOVES[self]
+
+    @property
+    def retry_after_s(self) -> int:
+        """For who is refused in this state: longer where it takes another server, not a little patience."""
+        goes_on = self in (EngineState.LOADING, EngineState.READY, EngineState.RESTARTING)
+        return _SOON_S if goes_on else _NEXT_SERVER_S
 
 
 _MOVES: dict[EngineState, set[EngineState]] = {

@@ -26,7 +26,7 @@ class BatchStore:
         )
         with self._database.write() as connection:
             if connection.execute(select(files.c.id).where(is_input).with_for_update()).first() is None:
-                raise file_not_found(batch.input_file_id)
+                raise file_not_found(batch.input_file_id, param="input_file_id")
             connection.execute(insert(batches).values(**msgspec.to_builtins(batch)))
         return batch
 
@@ -47,7 +47,7 @@ class BatchStore:
                 known = select(batches.c.number).where(batches.c.id == page.after, batches.c.owner == owner)
                 last = connection.execute(known).scalar()
                 if last is None:
-                    raise _not_found(page.after)
+                    raise _not_found(page.after, param="after")
                 query = query.where(batches.c.number < last)
             found = connection.execute(query.limit(page.limit + 1)).mappings().all()
         return [batch_record(row) for row in found[: page.limit]], len(found) > page.limit
@@ -74,5 +74,5 @@ def batch_record(row: RowMapping) -> BatchRecord:
     return msgspec.convert(fields, BatchRecord)
 
 
-def _not_found(batch_id: str) -> JobObjectNotFound:
-    return JobObjectNotFound(f"No batch found with id '{batch_id[:128]}'.")
+def _not_found(batch_id: str, *, param: str = "id") -> JobObjectNotFound:
+    return JobObjectNotFound(f"No batch found with id '{batch_id[:128]}'.", param=param)

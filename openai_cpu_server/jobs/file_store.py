@@ -59,7 +59,7 @@ class FileStore:
                 known = select(files.c.number).where(files.c.id == page.after, files.c.owner == owner)
                 last = connection.execute(known).scalar()
                 if last is None:
-                    raise file_not_found(page.after)
+                    raise file_not_found(page.after, param="after")
                 query = query.where(files.c.number > last if page.is_ascending else files.c.number < last)
             found = connection.execute(query.limit(page.limit + 1)).mappings().all()
         return [_record(row) for row in found[: page.limit]], len(found) > page.limit
@@ -93,8 +93,8 @@ class FileStore:
                 connection.execute(delete(files).where(files.c.id == file_id))
 
 
-def file_not_found(file_id: str) -> JobObjectNotFound:
-    return JobObjectNotFound(f"No such File object: {file_id[:128]}")
+def file_not_found(file_id: str, *, param: str = "id") -> JobObjectNotFound:
+    return JobObjectNotFound(f"No such File object: {file_id[:128]}", param=param)
 
 
 def _parts(content: Source) -> Iterator[tuple[int, bytes]]:

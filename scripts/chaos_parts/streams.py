@@ -121,8 +121,9 @@ async def _kill(
 ) -> None:
     """At tokens drawn from all that will come, and some after a time drawn, whatever the engine does."""
     num_again = round(_AGAIN * kills)
-    moments = sorted(chance.randrange(num_tokens * 9 // 10) for _ in range(kills - num_again))
-    doubled = set(chance.sample(range(len(moments)), min(num_again, len(moments))))
+    moments = sorted(chance.randrange(num_tokens * 3 // 4) for _ in range(kills - num_again))
+    early = range((len(moments) + 1) // 2)  # the second one, a second later, must still find streams
+    doubled = set(chance.sample(early, min(num_again, len(early))))
     for number, moment in enumerate(moments):
         await progress.reach(max(moment, progress.tokens + _BETWEEN))
         await _kill_one(server, chance.uniform(0, 0.05))

@@ -24,6 +24,15 @@ class Exchange:
             more = index < len(pieces) - 1
             self._to_app.put_nowait({"type": "http.request", "body": piece, "more_body": more})
 
+    def begin_body(self, piece: bytes) -> None:
+        """More is to come."""
+        self._to_app.put_nowait({"type": "http.request", "body": piece, "more_body": True})
+
+    @property
+    def has_taken_all(self) -> bool:
+        """Of what was sent, the application has read everything."""
+        return self._to_app.empty()
+
     def disconnect(self) -> None:
         self._to_app.put_nowait({"type": "http.disconnect"})
 

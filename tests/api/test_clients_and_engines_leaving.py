@@ -117,6 +117,19 @@ async def test_the_sdk_raises_what_ends_a_stream_early() -> None:
     assert caught.value.code == "generation_failed"
 
 
+async def test_the_sdk_does_not_repeat_what_kills_the_engine() -> None:
+    """By itself it sends what got a 500 twice again: together enough crashes to give the engine up."""
+    async with running(new_engine("kill_on=300")) as engine, client(api(engine)) as http:
+        sdk = openai.AsyncOpenAI(base_url="http://test/v1", api_key="none", http_client=http)
+        assert sdk.max_retries == 2
+        with pytest.raises(openai.InternalServerError, match="died each time") as caught:
+            await sdk.completions.create(model="fake", prompt=[2, 3, 300])
+        assert caught.value.response.headers["x-should-retry"] == "false"
+        await eventually(lambda: engine.state is EngineState.READY)
+        ready = await http.get("/ready")
+    assert (ready.status_code, ready.json()["restarts"]) == (200, 2)
+
+
 async def test_a_crash_is_a_pause_for_clients_and_not_ready_for_machines() -> None:
     async with running(new_engine()) as engine, client(api(engine)) as http:
         before = (await chat(http)).json()

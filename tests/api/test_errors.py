@@ -10,8 +10,10 @@ from starlette.exceptions import HTTPException
 from openai_cpu_server import errors
 from openai_cpu_server.api.errors import TABLE, error_response
 from openai_cpu_server.errors import (
+    BodiesFull,
     BodyTooLarge,
     BodyTooSlow,
+    ConstraintFailed,
     DeadlineExceeded,
     EngineUnavailable,
     Forbidden,
@@ -58,6 +60,7 @@ BAD = "invalid_request_error"
         (RequestsLimited("x", retry_after_s=1), 429, "requests", None, "rate_limit_exceeded"),
         (TokensLimited("x", retry_after_s=None), 429, "tokens", None, "rate_limit_exceeded"),
         (TooManyConnections(), 503, "server_error", None, "too_many_connections"),
+        (BodiesFull(), 503, "server_error", None, "too_many_bodies"),
         (JobsUnavailable("the disk"), 503, "server_error", None, "jobs_unavailable"),
         (ModelNotFound("x"), 404, BAD, "model", "model_not_found"),
         (RequestNotFound("x"), 404, BAD, "id", "request_not_found"),
@@ -108,8 +111,12 @@ def test_what_is_ours_alone_is_not_told(error: Exception) -> None:
         (RequestsLimited("x", retry_after_s=3.5), "retry-after", "4"),
         (TokensLimited("x", retry_after_s=None), "x-should-retry", "false"),
         (DeadlineExceeded(5), "x-should-retry", "false"),
+        (GenerationFailed("no"), "x-should-retry", "false"),
+        (ConstraintFailed("no"), "x-should-retry", "false"),
         (JobsUnavailable("the disk"), "retry-after", "10"),
         (TooManyConnections(), "connection", "close"),
+        (BodiesFull(), "connection", "close"),
+        (BodiesFull(), "retry-after", "1"),
         (BodyTooSlow(), "connection", "close"),
         (EngineUnavailable("no", retry_after_s=2), "retry-after", "2"),
         (Unauthorized("no"), "www-authenticate", "Bearer"),
@@ -118,6 +125,11 @@ def test_what_is_ours_alone_is_not_told(error: Exception) -> None:
 )
 def test_headers_say_what_to_do(error: Exception, header: str, value: str) -> None:
     assert error_response(error, request_id="r1").headers[header] == value
+
+
+def test_what_a_shutdown_ends_may_be_sent_again() -> None:
+    response = error_response(GenerationFailed("The server ends.", may_retry=True), request_id="r1")
+    assert "x-should-retry" not in response.headers
 
 
 def test_no_failure_is_forgotten() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import logging
 import os
 import signal
 
@@ -13,6 +14,7 @@ from openai_cpu_server.api.rows import row_runner
 from tests.api.asgi import exchange
 from tests.api.serving import api, client, eventually, new_engine
 from tests.api.talking import MESSAGES, chat, complete, error_of
+from tests.api.test_websocket import opened
 from tests.api.watching import Watched, page, watched
 
 pytestmark = pytest.mark.anyio
@@ -103,6 +105,41 @@ async def test_who_is_refused_for_a_full_queue_is_counted_with_its_priority() ->
         assert now.sum(REQUESTS, status="429", priority="interactive") == len(refused) > 0
         assert now.sum(REQUESTS, route=CHAT) == 40
         assert now.sum("ocs_refusals_total", code="queue_full") == len(refused)
+
+
+async def test_a_message_that_begins_no_request_is_counted_as_a_refused_post(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    async with watched("step_s=0.02") as one, opened(one.app, headers={"X-Priority": "batch"}) as socket:
+        with caplog.at_level(logging.INFO, "openai_cpu_server.requests"):
+            socket.ask("a", max_tokens=2000, ignore_eos=True)
+            await socket.next()
+            for message in ({"request_id": "a", "messages": MESSAGES}, {"request_id": 5}, {"cancel": "b"}):
+                socket.send(message)
+            told = []
+            while len(told) < 3:
+                if (message := await socket.next())["request_id"] is None:
+                    told.append(message["headers"]["x-request-id"])
+        assert [sum(f"id={name} " in line for line in caplog.text.splitlines()) for name in told] == [1, 1, 1]
+        keys = ("origin", "method", "route", "priority", "status")
+        assert sorted(tuple(labels[key] for key in keys) for labels in await counted(one)) == [
+            ("websocket", "POST", CHAT, "batch", "400"),
+            ("websocket", "POST", CHAT, "none", "404"),
+        ]
+        now = await page(one.http)
+        assert now.sum(REQUESTS, origin="websocket", status="400") == 2
+        assert now.sum("ocs_refusals_total", code="request_not_found") == 1
+        assert now.sum("ocs_refusals_total") == 3
+
+
+async def test_who_closes_a_socket_has_left_and_was_not_refused() -> None:
+    async with watched("step_s=0.02") as one:
+        async with opened(one.app) as socket:
+            socket.ask("a", max_tokens=2000, ignore_eos=True)
+            await socket.next()
+        now = await page(one.http)
+        assert now.sum(REQUESTS, origin="websocket", method="POST", status="499") == 1
+        assert now.sum("ocs_refusals_total") == 0
 
 
 async def test_tokens_and_times_of_calls_and_steps_agree() -> None:

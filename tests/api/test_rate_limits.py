@@ -19,7 +19,7 @@ from openai_cpu_server.api.access.rate_limits import RateLimits
 from openai_cpu_server.engine.client import EngineClient
 from openai_cpu_server.errors import RequestsLimited, StartupError, TokensLimited
 from tests.api.asgi import exchange
-from tests.api.serving import client, eventually, locked_api, num_live
+from tests.api.serving import client, eventually, locked_api, new_engine, num_live, running
 from tests.api.talking import MESSAGES, chat, error_of
 from tests.api.test_key_file import sha
 
@@ -149,6 +149,37 @@ async def test_outputs_that_run_hold_their_room() -> None:
     headers: dict[str, str] = {}
     async with limits.lease(ann, headers):
         assert headers["x-ratelimit-remaining-tokens"] == "80"
+
+
+async def test_a_refused_call_gets_its_tokens_back() -> None:
+    limits, ann = RateLimits(Meter.open(None)), key(tokens_per_minute=100, tokens_per_day=500)
+    headers: dict[str, str] = {}
+    async with limits.lease(ann, headers) as lease:
+        await lease.reserve(prompt_tokens=30, output_tokens=60)
+        assert headers["x-ratelimit-remaining-tokens"] == "10"
+        await lease.refund()
+        assert headers["x-ratelimit-remaining-tokens"] == "100"
+    async with limits.lease(ann, headers) as lease:
+        await lease.reserve(prompt_tokens=100, output_tokens=0)
+        assert headers["x-ratelimit-remaining-tokens"] == "0"
+
+
+async def test_a_full_queue_costs_no_tokens(tmp_path: Path) -> None:
+    body = {"messages": MESSAGES, "ignore_eos": True}
+    async with running(new_engine("step_s=0.05", max_seqs=1, max_queue=1)) as engine:
+        app = locked_api(engine, keys(tmp_path, "tokens_per_minute = 1000"))
+        bob = {"x-api-key": "b"}
+        path = "/v1/chat/completions"
+        async with exchange(app, path, body, bob) as first, client(app) as http:
+            http.headers.update(HEADERS)
+            await eventually(lambda: engine.status().running["interactive"] == 1)
+            async with exchange(app, path, body, bob) as second:
+                await eventually(lambda: engine.status().waiting["interactive"] == 1)
+                refused = [await chat(http) for _ in range(2)]
+                assert {error_of(one)["code"] for one in refused} == {"queue_full"}
+                assert {one.headers["x-ratelimit-remaining-tokens"] for one in refused} == {"1000"}
+                second.disconnect()
+            first.disconnect()
 
 
 async def test_an_output_beyond_what_is_left_takes_what_is_left() -> None:

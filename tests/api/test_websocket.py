@@ -355,8 +355,9 @@ async def test_what_a_lenient_server_ignores_is_said_at_the_end(engine: EngineCl
 async def test_for_who_does_not_read_a_little_is_held(engine: EngineClient) -> None:
     async with opened(api(engine)) as socket:
         socket.may_send.clear()
+        num_before = engine.totals.requests
         socket.ask("a", max_tokens=100, ignore_eos=True)
-        await eventually(lambda: bool(engine.requests()))
+        await eventually(lambda: engine.totals.requests > num_before)
         await eventually(lambda: num_live(engine) == 0)
         socket.may_send.set()
         assert (await socket.until_end("a"))["a"][-1]["done"]
@@ -454,6 +455,51 @@ async def test_each_request_counts_against_its_keys_limits(engine: EngineClient,
     async with client(app) as http:
         again = await http.post("/v1/chat/completions", json=ASK, headers={"x-api-key": "s3cret"})
         assert again.status_code == 429
+
+
+async def test_what_a_key_may_is_asked_for_each_request(slow_engine: EngineClient, tmp_path: Path) -> None:
+    ring = keys(tmp_path)
+    async with opened(locked_api(slow_engine, ring), headers={"x-api-key": "s3cret"}) as socket:
+        socket.send({**LONG, "request_id": "before"})
+        await socket.next()
+        keys(tmp_path, 'priority = "batch"\nmodels = ["team/fake"]\nrequests_per_minute = 2\n')
+        ring.reload()
+        socket.ask("hidden", model="fake")
+        socket.send({**LONG, "request_id": "lowered"})
+        await eventually(lambda: num_live(slow_engine) == 2)
+        assert [live.priority.label for live in slow_engine.requests()] == ["interactive", "batch"]
+        socket.ask("limited")
+        ends = {}
+        while len(ends) < 2:
+            if is_last(message := await socket.next()):
+                ends[message["request_id"]] = message["error"]["code"]
+        assert ends == {"hidden": "model_not_found", "limited": "rate_limit_exceeded"}
+
+
+async def test_a_key_that_is_taken_away_begins_nothing_more(
+    slow_engine: EngineClient, tmp_path: Path
+) -> None:
+    ring = keys(tmp_path)
+    async with opened(locked_api(slow_engine, ring), headers={"x-api-key": "s3cret"}) as socket:
+        socket.send({**LONG, "max_tokens": 20, "request_id": "before"})
+        await socket.next()
+        path = tmp_path / "keys.toml"
+        path.write_text(path.read_text().replace(hashlib.sha256(b"s3cret").hexdigest(), "0" * 64))
+        ring.reload()
+        socket.ask("after")
+        ends = await socket.until_end("before", "after")
+        assert ends["before"][-1]["done"]
+        (refused,) = ends["after"]
+        assert (refused["status"], refused["error"]["code"]) == (401, "invalid_api_key")
+
+
+async def test_a_key_that_loses_its_scope_begins_nothing_more(engine: EngineClient, tmp_path: Path) -> None:
+    ring = keys(tmp_path)
+    async with opened(locked_api(engine, ring), headers={"x-api-key": "s3cret"}) as socket:
+        keys(tmp_path, 'scopes = ["metrics"]\n')
+        ring.reload()
+        socket.ask("a")
+        assert (await socket.until_end("a"))["a"][-1]["error"]["code"] == "missing_scope"
 
 
 async def test_output_tokens_count_too(engine: EngineClient, tmp_path: Path) -> None:

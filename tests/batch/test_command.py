@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import os
+import pty
 import signal
 import subprocess
 import sys
@@ -11,9 +14,11 @@ from pathlib import Path
 
 import pytest
 
+from openai_cpu_server.batch.command import OF_SERVERS
 from openai_cpu_server.jobs.database import open_database
 from openai_cpu_server.jobs.lease import new_holder
 from openai_cpu_server.jobs.ledger import Ledger
+from openai_cpu_server.settings import Settings
 from tests.tiny_model import tiny_model_path
 
 pytestmark = [pytest.mark.native, pytest.mark.thorough]
@@ -113,7 +118,7 @@ def test_a_state_of_another_input_is_refused(tmp_path: Path) -> None:
         ("{\n", (), "no line"),
         ('{"url": "/v1/completions"}\n[]\n', (), "line 2: This line is not a JSON object."),
         (None, (), "there is no file"),
-        ("x", ("--port", "1"), "--port is for servers"),
+        ("x", ("--cors-origin=*",), "--cors-origin is for servers"),
         ("x", ("--nonsense",), "nonsense"),
         ("x", ("--errors", "/nowhere/in.jsonl", "--overwrite"), "there is no directory /nowhere"),
     ],
@@ -128,6 +133,50 @@ def test_wrong_use_is_said_before_anything_begins(
     assert said in done.stderr
     assert "Traceback" not in done.stderr
     assert files(tmp_path) == ([] if content is None else ["in.jsonl"])
+
+
+def test_every_option_is_either_obeyed_or_refused() -> None:
+    """A new option has to be put here, if batches obey it, or among those of servers."""
+    obeyed = {
+        *("config", "model", "served_model_name", "chat_template", "tool_format", "json_whitespace"),
+        *("ctx_size", "max_seqs", "threads", "threads_batch", "flash_attention", "profile", "kv_type"),
+        *("repack", "prefill_tokens", "interactive_step_ms", "batch_step_ms", "batch_floor"),
+        *("preempt_threshold_ms", "policy", "tile_filling", "mixed_steps", "continuous_batching"),
+        *("speculation", "draft_model", "draft_max", "prefix_sharing", "cache_mb", "cache_file"),
+        *(
+            "pin_prompt",
+            "cache_dir",
+            "calibrate",
+            "max_queue",
+            "max_choices",
+            "max_body_mb",
+            "max_prompt_tokens",
+        ),
+        *("max_output_tokens", "stream_buffer_mb", "max_batch_rows", "batch_concurrency", "hang_seconds"),
+        *("load_hang_seconds", "max_crashes_per_minute", "lenient", "log_level", "log_format"),
+    }
+    assert not obeyed & OF_SERVERS
+    assert obeyed | OF_SERVERS == set(Settings.model_fields)
+
+
+def test_a_terminal_sees_a_bar(tmp_path: Path) -> None:
+    """What it shows at the least, however soon all is over; it is gone when the result is told."""
+    write_rows(tmp_path / "in.jsonl", 3)
+    ours, theirs = pty.openpty()
+    process = subprocess.Popen(
+        command(tmp_path), stderr=theirs, env={**os.environ, "TERM": "xterm", "COLUMNS": "120"}
+    )
+    os.close(theirs)
+    seen = b""
+    with contextlib.suppress(OSError):  # the terminal is gone when its last holder is
+        while chunk := os.read(ours, 4096):
+            seen += chunk
+    os.close(ours)
+    assert process.wait(30) == 0
+    bar, _, result = seen.rpartition(b"\x1b")
+    assert b"in.jsonl" in bar
+    assert b" tokens" in bar
+    assert b"3 of 3 rows" in result
 
 
 def rows_done(state: Path) -> set[int]:

@@ -271,8 +271,13 @@ def test_a_wrong_batch_is_refused_by_name(
 
 
 def test_an_input_file_must_exist(client: openai.OpenAI) -> None:
-    with pytest.raises(openai.NotFoundError, match="No such File object: file-1"):
+    with pytest.raises(openai.NotFoundError, match="No such File object: file-1") as refusal:
         client.batches.create(input_file_id="file-1", endpoint=CHAT, completion_window="24h")
+    assert refusal.value.param == "input_file_id"
+    for listing in (client.files.list, client.batches.list):
+        with pytest.raises(openai.NotFoundError) as refusal:
+            listing(after="no-such-id")
+        assert refusal.value.param == "after"
     with pytest.raises(openai.NotFoundError, match="No batch found with id 'batch_1'"):
         client.batches.retrieve("batch_1")
 
@@ -292,6 +297,23 @@ def test_uploads_have_a_limit_of_their_own(tmp_path: Path) -> None:
         connection.endheaders()
         assert connection.getresponse().status == 413
         connection.close()
+
+
+def test_a_file_that_is_deleted_while_it_is_read_is_cut(server: ServerProcess, client: openai.OpenAI) -> None:
+    """Far more than sockets and the server's first look at the database take."""
+    content, num_lines = b"x" * 40 * 2**20, len(server.lines)
+    file_id = upload(client, content)
+    reader = http.client.HTTPConnection(server.url.removeprefix("http://"))
+    reader.request("GET", f"/v1/files/{file_id}/content", headers={"x-request-id": "cut"})
+    answer = reader.getresponse()
+    assert answer.getheader("content-length") == str(len(content))
+    assert client.files.delete(file_id).deleted
+    with pytest.raises(http.client.IncompleteRead):
+        answer.read()
+    reader.close()
+    assert client.models.list().data
+    assert "error=JobObjectNotFound" in server.wait_for("(id=cut .*)")
+    assert "Traceback" not in "".join(server.lines[num_lines:])
 
 
 def test_kill_9_of_the_whole_server_loses_and_repeats_no_row(tmp_path: Path) -> None:

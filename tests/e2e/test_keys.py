@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import signal
 import ssl
@@ -13,8 +14,11 @@ from pathlib import Path
 import httpx
 import openai
 import pytest
+from websockets.asyncio.client import connect
 
 from tests.e2e.test_process import start_failure
+from tests.hub_stand_in import Repo
+from tests.hub_stand_in import running as hub_running
 from tests.server import ServerProcess
 from tests.tiny_model import tiny_model_path
 
@@ -73,6 +77,47 @@ def test_keys_change_while_the_server_serves_and_nothing_secret_is_logged(tmp_pa
     assert "POST /v1/completions" in log
     assert ann not in log
     assert bob not in log
+
+
+@pytest.mark.anyio
+async def test_an_open_socket_begins_nothing_more_when_its_key_is_taken_away(tmp_path: Path) -> None:
+    ann, ann_lines = make_key("ann")
+    _, bob_lines = make_key("bob")
+    path = tmp_path / "keys.toml"
+    path.write_text(ann_lines)
+    ask = {"messages": [{"role": "user", "content": "a"}], "max_tokens": 2, "stream": False}
+    with ServerProcess(*MODEL, "--api-keys", str(path)) as server:
+        url = server.url.replace("http", "ws") + "/v1/chat/completions"
+        async with connect(url, additional_headers={"authorization": f"Bearer {ann}"}) as socket:
+            await socket.send(json.dumps({**ask, "request_id": "a"}))
+            assert "choices" in json.loads(await socket.recv())
+            assert "done" in json.loads(await socket.recv())
+            path.write_text(bob_lines)
+            os.kill(server.process.pid, signal.SIGHUP)
+            await asyncio.to_thread(server.wait_for, "(1 API keys read)")
+            await socket.send(json.dumps({**ask, "request_id": "b"}))
+            refused = json.loads(await socket.recv())
+            assert (refused["request_id"], refused["status"]) == ("b", 401)
+            assert refused["error"]["code"] == "invalid_api_key"
+
+
+def test_sighup_while_the_model_is_downloaded_waits_until_it_is_there(tmp_path: Path) -> None:
+    _, ann_lines = make_key("ann")
+    path = tmp_path / "keys.toml"
+    path.write_text(ann_lines)
+    with hub_running({"acme/tiny": Repo({"tiny.gguf": tiny_model_path().read_bytes()})}) as hub:
+        hub.stall_after = 1000
+        own = {name: value for name, value in os.environ.items() if not name.startswith("HF_")}
+        env = {**own, "HF_ENDPOINT": hub.endpoint, "HF_HOME": str(tmp_path), "HF_HUB_DISABLE_TELEMETRY": "1"}
+        server = ServerProcess("--model", "hf:acme/tiny/tiny.gguf", "--api-keys", str(path), env=env)
+        try:
+            assert hub.stalled.wait(timeout=60)
+            os.kill(server.process.pid, signal.SIGHUP)
+            hub.released.set()
+            server.wait_for("(1 API keys read)")
+            server.wait_for("(ready): ")
+        finally:
+            server.stop(signal.SIGTERM)
 
 
 def test_sighup_without_a_file_changes_nothing() -> None:

@@ -202,3 +202,23 @@ def test_connections_beyond_the_limit_are_told_so() -> None:
             for sock in idle:
                 sock.close()
         eventually(lambda: httpx.get(server.url + "/v1/models").status_code == 200)
+
+
+def test_few_open_files_mean_fewer_connections_and_the_others_are_told_so() -> None:
+    """Many more than there are files for, one after the other: each of them gets its answer."""
+    with ServerProcess(*MODEL, "--read-timeout-s", "600", max_open_files=160) as server:
+        said = next(line for line in server.lines if "connections at once" in line)
+        assert "32 connections at once, not the 4096" in said
+        assert "160 files" in said
+        idle = [connect(server) for _ in range(32)]
+        try:
+            for _ in range(200):
+                with connect(server) as sock:
+                    sock.sendall(b"GET /v1/models HTTP/1.1\r\nhost: x\r\n\r\n")
+                    answer = everything(sock)
+                assert answer.startswith(b"HTTP/1.1 503")
+                assert error_in(answer)["code"] == "too_many_connections"
+        finally:
+            for sock in idle:
+                sock.close()
+        eventually(lambda: httpx.get(server.url + "/v1/models").status_code == 200)

@@ -109,14 +109,46 @@ def test_an_engine_that_cannot_start_again_is_given_up_with_its_own_words(tmp_pa
         assert "model.gguf" in refused.json()["reason"]
 
 
+@pytest.mark.parametrize("has_cache_file", [False, True])
 @pytest.mark.parametrize("is_stopped", [False, True])
-def test_the_engine_goes_with_the_server_even_if_it_hangs(is_stopped: bool) -> None:
-    with ServerProcess(*MODEL) as server:
+def test_the_engine_goes_with_the_server_even_if_it_hangs(
+    is_stopped: bool, has_cache_file: bool, tmp_path: Path
+) -> None:
+    cache = ("--cache-file", str(tmp_path / "cache")) if has_cache_file else ()
+    with ServerProcess(*MODEL, *cache) as server:
         engine = server.engine
         if is_stopped:
             engine.suspend()
         server.process.send_signal(signal.SIGKILL)
         psutil.wait_procs([engine], timeout=10)
+        assert not engine.is_running()
+
+
+@contextmanager
+def hung_in_load(cache: Path) -> Iterator[ServerProcess]:
+    """Its engine reads its cache file, a pipe that nobody writes to."""
+    os.mkfifo(cache)
+    server = ServerProcess(*MODEL, "--cache-file", str(cache))
+    try:
+        server.wait_for(r"(loading) .*: 100 %")
+        yield server
+    finally:
+        server.stop(signal.SIGKILL)
+
+
+def test_an_engine_that_hangs_while_it_loads_goes_with_the_server(tmp_path: Path) -> None:
+    with hung_in_load(tmp_path / "cache") as server:
+        engine = server.engine
+        server.process.send_signal(signal.SIGKILL)
+        psutil.wait_procs([engine], timeout=10)
+        assert not engine.is_running()
+
+
+def test_one_signal_ends_a_server_whose_engine_loads(tmp_path: Path) -> None:
+    """Although an engine with a cache file has a minute to save it."""
+    with hung_in_load(tmp_path / "cache") as server:
+        engine = server.engine
+        assert server.stop(signal.SIGTERM) == 0
         assert not engine.is_running()
 
 
@@ -131,7 +163,8 @@ def test_a_signal_drains(number: signal.Signals) -> None:
             assert httpx.get(server.url + "/health").status_code == 200
             refused = queued.post(server.url + "/v1/completions", json=body(5))
             assert refused.status_code == 503
-            assert int(refused.headers["retry-after"]) > 0
+            told = httpx.get(server.url + "/ready").headers["retry-after"]
+            assert refused.headers["retry-after"] == told == "10"
             assert "draining" in refused.json()["error"]["message"]
             queued.close()
             assert num_tokens(list(lines)) == 1000

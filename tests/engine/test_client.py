@@ -40,11 +40,20 @@ def client(
     max_seqs: int = 8,
     kv_tokens: int = 4096,
     cache_bytes: int = 0,
+    cache_file: str | None = None,
+    policy: str = "priority",
     hang_limits: HangLimits = HangLimits(),  # noqa: B008 (frozen)
     memory_killer: Callable[[], MemoryKiller] = MemoryKiller,
 ) -> EngineClient:
     command = [sys.executable, "-m", "tests.fake_engine", *flags]
-    options = EngineOptions(model_path="", max_seqs=max_seqs, kv_tokens=kv_tokens, cache_bytes=cache_bytes)
+    options = EngineOptions(
+        model_path="",
+        max_seqs=max_seqs,
+        kv_tokens=kv_tokens,
+        cache_bytes=cache_bytes,
+        cache_file=cache_file,
+        policy=policy,
+    )
     return EngineClient(
         command, options, max_queue=max_queue, hang_limits=hang_limits, memory_killer=memory_killer
     )

@@ -28,18 +28,26 @@ class Authentication:
 
     def _admit(self, scope: Scope) -> None:
         """Raises Unauthorized, Forbidden."""
-        required = required_scope(scope["path"])
-        identity = scope[_SCOPE_KEY] = self._identify(_given(scope), is_needed=required is not None)
-        if required is not None and not identity.may(required):
-            raise Forbidden(required.value)
+        path = scope["path"]
+        scope[_SCOPE_KEY] = _identified(self._keys, key_identity(_given(scope)), path)
+        _check_scope(scope[_SCOPE_KEY], path)
 
-    def _identify(self, given: bytes | None, *, is_needed: bool) -> Identity:
-        if self._keys.is_open or not is_needed:
-            return Identity(None, key_identity(given))
-        key = None if given is None else self._keys.find(given)
-        if key is None:
-            raise Unauthorized("Missing or incorrect API key: send 'Authorization: Bearer KEY'.")
-        return Identity(key, key_identity(given))
+
+def _identified(keys: KeyRing, digest: str | None, path: str) -> Identity:
+    """`digest`: of the key that was sent. Raises Unauthorized."""
+    if keys.is_open or required_scope(path) is None:
+        return Identity(None, digest)
+    key = None if digest is None else keys.with_digest(bytes.fromhex(digest))
+    if key is None:
+        raise Unauthorized("Missing or incorrect API key: send 'Authorization: Bearer KEY'.")
+    return Identity(key, digest)
+
+
+def _check_scope(identity: Identity, path: str) -> None:
+    """Raises Forbidden."""
+    required = required_scope(path)
+    if required is not None and not identity.may(required):
+        raise Forbidden(required.value)
 
 
 def _given(scope: Scope) -> bytes | None:
@@ -56,4 +64,11 @@ def identity_of(scope: Scope) -> Identity:
     """Of whoever sent this request."""
     identity = scope[_SCOPE_KEY]
     assert isinstance(identity, Identity)
+    return identity
+
+
+def identity_now(scope: Scope, keys: KeyRing) -> Identity:
+    """Of whoever opened this connection, by the keys as they are now. Raises Unauthorized, Forbidden."""
+    identity = _identified(keys, identity_of(scope).digest, scope["path"])
+    _check_scope(identity, scope["path"])
     return identity

@@ -86,6 +86,13 @@ class Meter:
         """Count `cost` against the quota of this name; False, and nothing counted, if there is no room."""
         return await self._ask(lambda: self._limiter.hit(quota.item, name, cost=cost), otherwise=True)
 
+    async def give_back(self, quota: Quota, name: str, cost: int) -> None:
+        """Take back what `take` has counted, as far as it is in the window that runs."""
+        window = await self.window(quota, name)
+        counted = min(cost, window.current)
+        if counted > 0:
+            await self._ask(lambda: self._limiter.hit(quota.item, name, cost=-counted), otherwise=True)
+
     async def window(self, quota: Quota, name: str) -> Window:
         """What is used; nothing, where the storage fails."""
         period_s = quota.item.get_expiry()

@@ -2,6 +2,7 @@
 
 A call's prompt and the output that it asks for by number must fit; the prompt is counted when the call
 begins, the output as it was when the call ends. Without `max_tokens` nothing is held back for the output.
+A call that is refused after its prompt was counted gets it back.
 """
 
 from __future__ import annotations
@@ -60,6 +61,8 @@ class Lease:
         self._meter = meter
         self._headers = headers
         self._held_tokens = 0
+        self._taken: dict[Quota, int] = {}
+        """Tokens of the prompt, by what they count against."""
 
     async def __aenter__(self) -> Lease:
         """Raises RequestsLimited."""
@@ -90,11 +93,33 @@ class Lease:
             for quota in quotas:
                 await self._check_tokens(quota, prompt_tokens + output_tokens)
             for quota in quotas:
-                if not await self._meter.take(quota, self._name, prompt_tokens):
-                    await self._check_tokens(quota, prompt_tokens)  # another server was faster
+                await self._take(quota, prompt_tokens)
             self._account.held_tokens += output_tokens
             self._held_tokens = output_tokens
         await self._show()
+
+    async def refund(self) -> None:
+        """The call was refused after all: it has used no tokens, and will use none."""
+        await self._give_back()
+        self._account.held_tokens -= self._held_tokens
+        self._held_tokens = 0
+        await self._show()
+
+    async def _take(self, quota: Quota, prompt_tokens: int) -> None:
+        """Raises TokensLimited, and nothing is counted then, if another server was faster."""
+        if await self._meter.take(quota, self._name, prompt_tokens):
+            self._taken[quota] = prompt_tokens
+            return
+        try:
+            await self._check_tokens(quota, prompt_tokens)
+        except TokensLimited:
+            await self._give_back()
+            raise
+
+    async def _give_back(self) -> None:
+        for quota, tokens in self._taken.items():
+            await self._meter.give_back(quota, self._name, tokens)
+        self._taken.clear()
 
     def _begin(self) -> None:
         limit = self._allowance.concurrent

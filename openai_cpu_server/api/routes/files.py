@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import AsyncIterator
 from urllib.parse import quote
 
 import msgspec
@@ -17,7 +18,7 @@ from openai_cpu_server.api.routes.generation import check_not_ending
 from openai_cpu_server.api.routes.models import json_response
 from openai_cpu_server.api.schemas.batches import ExpiresAfter
 from openai_cpu_server.engine.client import EngineClient
-from openai_cpu_server.errors import InvalidRequest
+from openai_cpu_server.errors import InvalidRequest, JobObjectNotFound
 from openai_cpu_server.jobs.jobs import Jobs
 from openai_cpu_server.jobs.records import FileRecord, Purpose
 
@@ -94,7 +95,7 @@ class FileRoutes:
             "content-length": str(record.bytes),
             "content-disposition": f"attachment; filename*=utf-8''{quote(record.filename, safe='')}",
         }
-        content = self._jobs.content(record)
+        content = _whole(self._jobs.content(record), record)
         return StreamingResponse(content, media_type="application/octet-stream", headers=headers)
 
     async def delete(self, request: Request) -> Response:
@@ -129,6 +130,16 @@ def _listing(records: list[FileRecord], *, has_more: bool) -> FileList:
         last_id=records[-1].id if records else None,
         has_more=has_more,
     )
+
+
+async def _whole(content: AsyncIterator[bytes], record: FileRecord) -> AsyncIterator[bytes]:
+    """Raises JobObjectNotFound if the file ends before its end: it was deleted meanwhile."""
+    left = record.bytes
+    async for part in content:
+        left -= len(part)
+        yield part
+    if left:
+        raise JobObjectNotFound(f"The file '{record.id}' was deleted while it was read.")
 
 
 async def _to_the_end(adding: asyncio.Future[FileRecord]) -> FileRecord:

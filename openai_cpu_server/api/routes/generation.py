@@ -15,6 +15,7 @@ from openai_cpu_server.api.access.authentication import identity_of
 from openai_cpu_server.api.access.keys import Identity
 from openai_cpu_server.api.access.metering import lease_of
 from openai_cpu_server.api.access.rate_limits import Lease
+from openai_cpu_server.api.bodies import release_body, unkept_body
 from openai_cpu_server.api.call import Call
 from openai_cpu_server.api.disconnect import while_connected
 from openai_cpu_server.api.offload import SLOW, off_loop
@@ -35,8 +36,6 @@ from openai_cpu_server.engine.generation import Generation, Timings
 from openai_cpu_server.engine.state import EngineState
 from openai_cpu_server.errors import DeadlineExceeded, EngineUnavailable, InvalidRequest, ServerError
 
-_NEXT_SERVER_S = 10
-"""Until another is there, if somebody starts one."""
 Gathering = Callable[[], Awaitable[dict[str, Answer]]]
 Doing = Callable[[Gathering], Awaitable[dict[str, Answer]]]
 
@@ -63,10 +62,15 @@ class GenerationRoute:
         self._options = options
 
     async def create(self, request: Request) -> ASGIApp:
-        data = await request.body()
-        around = self.around(identity_of(request.scope), priority_header=request.headers.get(HEADER))
-        begun = await self.begin(data, around, ticket_of(request.scope), lease_of(request.scope))
+        begun = await self._begun(request)
+        release_body(request.scope)
         return self._streamed(begun) if begun.call.stream else await self._gathered(request, begun)
+
+    async def _begun(self, request: Request) -> Begun:
+        """Keeps nothing of the body: the call may wait for long."""
+        data = await unkept_body(request)
+        around = self.around(identity_of(request.scope), priority_header=request.headers.get(HEADER))
+        return await self.begin(data, around, ticket_of(request.scope), lease_of(request.scope))
 
     def around(self, identity: Identity, *, priority_header: str | None) -> Circumstances:
         """Of a call by this client. Raises EngineUnavailable."""
@@ -89,7 +93,11 @@ class GenerationRoute:
         ticket.priority = call.priority
         prompt_tokens = sum(len(prompt.tokens) for prompt in call.prompts)
         await lease.reserve(prompt_tokens=prompt_tokens, output_tokens=call.max_output_tokens)
-        generation = self._engine.generate(call.requests)
+        try:
+            generation = self._engine.generate(call.requests)
+        except ServerError:
+            await lease.refund()
+            raise
         self._limit_time(ticket, call, generation)
         return Begun(resolved, generation)
 
@@ -162,7 +170,7 @@ async def _likely_priority(data: bytes, around: Circumstances) -> Priority | Non
 async def _gather(call: Call, generation: Generation, tally: Tally) -> dict[str, Answer]:
     answers = {request.id: Answer() for request in call.requests}
     async for event in generation:
-        tally.note(event)
+        tally.note(event, generation.arrived_s)
         answers[event.id].add(event)
     return answers
 
@@ -183,7 +191,8 @@ def model_of(engine: EngineClient) -> ModelInfo:
 def check_not_ending(engine: EngineClient) -> None:
     """For new work that needs no engine at once. Raises EngineUnavailable while the server drains."""
     if engine.is_ending:
-        raise EngineUnavailable("The server is about to end and takes no new work.", _NEXT_SERVER_S)
+        again_s = EngineState.DRAINING.retry_after_s
+        raise EngineUnavailable("The server is about to end and takes no new work.", again_s)
 
 
 def _loading(engine: EngineClient) -> str:
@@ -200,4 +209,4 @@ def unavailable(engine: EngineClient) -> EngineUnavailable:
         case EngineState.RESTARTING:
             return EngineUnavailable(f"The engine is restarting: {engine.reason}.")
         case state:
-            return EngineUnavailable(f"The engine is {state.value}: {engine.reason}.", _NEXT_SERVER_S)
+            return EngineUnavailable(f"The engine is {state.value}: {engine.reason}.", state.retry_after_s)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import time
 from collections.abc import AsyncIterator, Callable
@@ -12,7 +13,9 @@ import msgspec
 from anyio.abc import TaskGroup
 from starlette.websockets import WebSocket, WebSocketDisconnect
 
-from openai_cpu_server.api.access.authentication import identity_of
+from openai_cpu_server.api.access.authentication import identity_now, identity_of
+from openai_cpu_server.api.access.key_ring import KeyRing
+from openai_cpu_server.api.access.keys import Identity
 from openai_cpu_server.api.access.origins import check_origin
 from openai_cpu_server.api.access.rate_limits import Lease, RateLimits
 from openai_cpu_server.api.auth import SUBPROTOCOL
@@ -39,9 +42,11 @@ from openai_cpu_server.contract.messages import Place
 from openai_cpu_server.contract.request import Priority
 from openai_cpu_server.errors import (
     BodyTooLarge,
+    Forbidden,
     InvalidRequest,
     RequestNotFound,
     RequestsLimited,
+    Unauthorized,
 )
 from openai_cpu_server.observe.ended import Origin
 
@@ -57,6 +62,7 @@ class SocketRoute:
         self,
         route: GenerationRoute,
         *,
+        keys: KeyRing,
         limits: RateLimits,
         endings: Endings,
         options: ApiOptions,
@@ -64,6 +70,7 @@ class SocketRoute:
     ) -> None:
         """`cancel` ends a call by its id, so that whoever reads it gets RequestCancelled."""
         self._route = route
+        self._keys = keys
         self._limits = limits
         self._endings = endings
         self._options = options
@@ -71,15 +78,10 @@ class SocketRoute:
 
     async def serve(self, websocket: WebSocket) -> None:
         check_origin(websocket.headers, self._options.cors_origins)
-        priority = priority_of(
-            header=websocket.headers.get(HEADER),
-            field=None,
-            tier=None,
-            default=self._options.seen_by(identity_of(websocket.scope).key).default_priority,
-        )
+        self.priority(websocket, identity_of(websocket.scope))
         offered = SUBPROTOCOL in websocket.scope["subprotocols"]
         await websocket.accept(subprotocol=SUBPROTOCOL if offered else None)
-        await _Socket(websocket, self, priority).run()
+        await _Socket(websocket, self).run()
 
     # -- what its sockets share --------------------------------------------------------------------
 
@@ -91,8 +93,21 @@ class SocketRoute:
     def options(self) -> ApiOptions:
         return self._options
 
-    def lease(self, websocket: WebSocket, ticket: Ticket) -> Lease:
-        return self._limits.lease(identity_of(websocket.scope).key, ticket.headers)
+    def identity(self, websocket: WebSocket) -> Identity:
+        """Keys may have been read again since the handshake. Raises Unauthorized, Forbidden."""
+        return identity_now(websocket.scope, self._keys)
+
+    def priority(self, websocket: WebSocket, identity: Identity) -> Priority:
+        """Of requests that name none. Raises InvalidRequest."""
+        return priority_of(
+            header=websocket.headers.get(HEADER),
+            field=None,
+            tier=None,
+            default=self._options.seen_by(identity.key).default_priority,
+        )
+
+    def lease(self, identity: Identity, ticket: Ticket) -> Lease:
+        return self._limits.lease(identity.key, ticket.headers)
 
     def cancel(self, call_id: str) -> None:
         self._cancel(call_id)
@@ -129,11 +144,9 @@ class _Request:
 class _Socket:
     """An open socket. When it closes, all of its requests end."""
 
-    def __init__(self, websocket: WebSocket, shared: SocketRoute, priority: Priority) -> None:
-        """`priority`: of requests that name none."""
+    def __init__(self, websocket: WebSocket, shared: SocketRoute) -> None:
         self._websocket = websocket
         self._shared = shared
-        self._priority = priority
         self._running: dict[str, _Request] = {}
         self._is_open = True
 
@@ -161,7 +174,19 @@ class _Socket:
             else:
                 self._begin(message, group)
         except Exception as error:
-            await self._send(failed(None, error, ticket_id=self._socket_id, headers={}))
+            await self._send(self._refused(error))
+
+    def _refused(self, error: Exception) -> bytes:
+        """The message that begins no request has come to its end; that counts as a refused POST does."""
+        ticket = self._ticket()
+        with contextlib.suppress(Unauthorized, Forbidden):
+            identity = self._shared.identity(self._websocket)
+            ticket.client = identity.client
+            if not isinstance(error, RequestNotFound):  # of one to cancel: this was not to generate
+                ticket.priority = self._shared.priority(self._websocket, identity)
+        message = self._failed(None, ticket, error)
+        self._end(ticket)
+        return message
 
     def _cancel(self, name: str) -> None:
         """Raises RequestNotFound."""
@@ -187,36 +212,33 @@ class _Socket:
 
     def _ticket(self) -> Ticket:
         """Requests count and are logged one by one, in the trace of the handshake."""
-        socket, client = ticket_of(self._websocket.scope), identity_of(self._websocket.scope).client
-        return Ticket(
-            new_request_id(),
-            "POST",
-            socket.path,
-            Origin.WEBSOCKET,
-            trace=socket.trace,
-            client=client,
-            priority=self._priority,
-        )
+        socket = ticket_of(self._websocket.scope)
+        return Ticket(new_request_id(), "POST", socket.path, Origin.WEBSOCKET, trace=socket.trace)
 
     async def _serve(self, request: _Request, data: bytes) -> None:
         """The last message goes out when the request has given up all that it held, and its name."""
         ticket, name = request.ticket, request.name
         try:
-            async with self._shared.lease(self._websocket, ticket) as lease:
-                headers = await self._generate(request, data, lease)
+            identity = self._shared.identity(self._websocket)
+            ticket.client = identity.client
+            ticket.priority = self._shared.priority(self._websocket, identity)
+            async with self._shared.lease(identity, ticket) as lease:
+                headers = await self._generate(request, data, identity, lease)
             ticket.status = 200
             last = done(name, {"x-request-id": ticket.id, **ticket.headers, **headers})
         except Exception as error:
-            last = self._failed(request, error)
+            last = self._failed(name, ticket, error)
         finally:
             del self._running[name]
             self._end(ticket)
         await self._send(last)
 
-    async def _generate(self, request: _Request, data: bytes, lease: Lease) -> dict[str, str]:
-        route, identity = self._shared.route, identity_of(self._websocket.scope)
+    async def _generate(
+        self, request: _Request, data: bytes, identity: Identity, lease: Lease
+    ) -> dict[str, str]:
+        route, priority = self._shared.route, self._shared.priority(self._websocket, identity)
         around = route.around(identity, priority_header=None)
-        options = msgspec.structs.replace(around.options, default_priority=self._priority)
+        options = msgspec.structs.replace(around.options, default_priority=priority)
         around = msgspec.structs.replace(around, options=options)
         begun = await route.begin(data, around, request.ticket, lease)
         request.submitted(begun.call.id)
@@ -239,7 +261,7 @@ class _Socket:
                     if isinstance(item, Place):
                         await self._tell_place(request.name, call.id, queue.about(item))
                         continue
-                    tally.note(item)
+                    tally.note(item, generation.arrived_s)
                     if chunks := renderer.chunks(item):
                         queue.end()
                         await self._send_chunks(request.name, chunks)
@@ -266,14 +288,15 @@ class _Socket:
         except (WebSocketDisconnect, RuntimeError):  # the latter: it is closing for a reason of the server's
             self._close()
 
-    def _failed(self, request: _Request, error: Exception) -> bytes:
-        ticket = request.ticket
+    def _failed(self, name: str | None, ticket: Ticket, error: Exception) -> bytes:
+        """The last message. What ends because its client has left is no failure, as over HTTP."""
         if failure_of(error) == INTERNAL:
             logger.error("request %s failed", ticket.id, exc_info=error)
-        ticket.failed(error)
-        ticket.status = failure_of(error).status
+        if self._is_open:
+            ticket.failed(error)
+            ticket.status = failure_of(error).status
         headers = {"x-request-id": ticket.id, **ticket.headers}
-        return failed(request.name, error, ticket_id=ticket.id, headers=headers)
+        return failed(name, error, ticket_id=ticket.id, headers=headers)
 
     def _end(self, ticket: Ticket) -> None:
         if not self._is_open:
@@ -284,7 +307,3 @@ class _Socket:
         self._is_open = False
         for request in self._running.values():
             request.cancel()
-
-    @property
-    def _socket_id(self) -> str:
-        return ticket_of(self._websocket.scope).id

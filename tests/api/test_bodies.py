@@ -1,0 +1,70 @@
+"""All bodies together: what is being read may hold so much memory, and no more."""
+
+from __future__ import annotations
+
+import json
+
+import msgspec
+import pytest
+
+from openai_cpu_server.api.bodies import FREE_BYTES, BodyBudget, HeldBody
+from openai_cpu_server.engine.client import EngineClient
+from openai_cpu_server.errors import BodiesFull
+from tests.api.asgi import exchange
+from tests.api.serving import OPTIONS, api, client, eventually, num_live
+from tests.api.talking import chat, error_of
+
+pytestmark = pytest.mark.anyio
+
+BUDGET = 200_000
+LARGE = b" " * (FREE_BYTES + 150_000)
+
+
+def test_the_first_bytes_of_a_body_are_free() -> None:
+    budget = BodyBudget(10)
+    held = [HeldBody(budget, 10**9) for _ in range(100)]
+    for one in held:
+        one.has_grown(FREE_BYTES)
+    held[0].has_grown(FREE_BYTES + 6)
+    with pytest.raises(BodiesFull):
+        held[1].has_grown(FREE_BYTES + 5)
+    held[1].has_grown(FREE_BYTES + 4)
+    held[0].release()
+    held[0].release()
+    held[1].has_grown(FREE_BYTES + 10)
+    for one in held:
+        one.release()
+    budget.take(10)
+
+
+def test_what_goes_to_disk_is_not_counted() -> None:
+    held = HeldBody(BodyBudget(10), FREE_BYTES + 10)
+    held.has_grown(10**9)
+
+
+async def test_beyond_it_large_bodies_get_503_and_small_ones_are_served(engine: EngineClient) -> None:
+    app = api(engine, msgspec.structs.replace(OPTIONS, max_bodies_bytes=BUDGET))
+    async with client(app) as http, exchange(app, "/v1/completions") as slow:
+        slow.begin_body(LARGE)
+        await eventually(lambda: slow.has_taken_all)
+        refused = await http.post("/tokenize", content=LARGE)
+        assert (refused.status_code, error_of(refused)["code"]) == (503, "too_many_bodies")
+        assert (refused.headers["retry-after"], refused.headers["connection"]) == ("1", "close")
+        assert (await chat(http)).status_code == 200
+        slow.disconnect()
+    async with client(app) as http:
+        for _ in range(3):
+            assert (await http.post("/tokenize", content=LARGE)).status_code == 400
+
+
+async def test_a_call_that_generates_holds_its_body_no_longer(slow_engine: EngineClient) -> None:
+    app = api(slow_engine, msgspec.structs.replace(OPTIONS, max_bodies_bytes=BUDGET))
+    ask = {"prompt": "a", "max_tokens": 1000, "ignore_eos": True}
+    async with client(app) as http:
+        for stream in (True, False):
+            async with exchange(app, "/v1/completions") as one:
+                one.send_body(LARGE + json.dumps({**ask, "stream": stream}).encode())
+                await eventually(lambda: num_live(slow_engine) == 1)
+                assert (await http.post("/tokenize", content=LARGE)).status_code == 400
+                one.disconnect()
+            await eventually(lambda: num_live(slow_engine) == 0)

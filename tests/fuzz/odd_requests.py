@@ -1,0 +1,133 @@
+"""Requests that are wrong elsewhere than in a JSON body: paths, query strings, headers, uploads."""
+
+from __future__ import annotations
+
+from random import Random
+from typing import Any
+from urllib.parse import quote_from_bytes
+
+import httpx
+
+WORDS = [
+    b"",
+    b"0",
+    b"-1",
+    b"1",
+    b"5",
+    b"1e9",
+    b"9" * 400,
+    b"NaN",
+    b"None",
+    b"asc",
+    b"batch",
+    b"\x00",
+    b"\xff\xfe",
+    b"\xc3\x28",
+    "é\u2028😀".encode(),
+    b"%00",
+    b"%",
+    b"../../etc/passwd",
+    b"a/b//c/.",
+    b"' OR 1=1 --",
+    b"{{7*7}}",
+    b"file-" + b"x" * 24,
+    b"batch_1",
+    b"chatcmpl-1/0",
+    b"x" * 5000,
+]
+LATIN = [word for word in WORDS if not set(word) & set(b"\x00\r\n") and word.strip() == word]
+HEADERS = [
+    "x-priority",
+    "x-request-id",
+    "authorization",
+    "x-api-key",
+    "origin",
+    "content-type",
+    "accept",
+    "accept-encoding",
+    "traceparent",
+    "tracestate",
+    "range",
+    "if-none-match",
+    "expect",
+    "cookie",
+    "x-forwarded-for",
+]
+BODY = b'{"model":"m","prompt":"a","max_tokens":1}'
+ROW = b'{"custom_id":"a","method":"POST","url":"/v1/completions","body":' + BODY + b"}"
+
+
+class OddRequests:
+    """`document`: of `/openapi.json`."""
+
+    def __init__(self, url: str, document: dict[str, Any], random: Random) -> None:
+        self._url = url
+        self._random = random
+        self._operations = [
+            (
+                method.upper(),
+                path,
+                [one["name"] for one in operation.get("parameters", []) if one["in"] == "query"],
+            )
+            for path, item in document["paths"].items()
+            for method, operation in item.items()
+            if method in ("get", "delete") or path.endswith("/cancel")
+        ]
+
+    def without_body(self) -> httpx.Request:
+        random = self._random
+        method, path, names = random.choice(self._operations)
+        while "{" in path:
+            before, _, rest = path.partition("{")
+            path = before + quote_from_bytes(random.choice(WORDS), safe="/%'") + rest.partition("}")[2]
+        if random.random() < 0.1:
+            method = random.choice(["GET", "POST", "PUT", "PATCH", "DELETE", "HEAD", "OPTIONS", "TRACE"])
+        query = "&".join(self._pair(names) for _ in range(random.choice((0, 0, 1, 1, 2, 30))))
+        url = self._url + path + ("?" + query if query else "")
+        return httpx.Request(method, url, headers=self._headers())
+
+    def upload(self) -> httpx.Request:
+        """Of a form that is right, wrong in a field, or no form."""
+        random = self._random
+        boundary = random.choice([b"b", b"x" * 70, b"-", b"'()+_,-.:"])
+        parts = [part for part in self._parts() if random.random() < 0.95]
+        if random.random() < 0.2:
+            parts.insert(
+                random.randrange(len(parts) + 1), self._part(random.choice(WORDS), random.choice(WORDS))
+            )
+        body = b"".join(b"--" + boundary + b"\r\n" + part + b"\r\n" for part in parts)
+        body += b"--" + boundary + random.choice([b"--\r\n", b"--\r\n", b"--\r\n", b"", b"--", b"\r\n"])
+        if random.random() < 0.3:
+            at = random.randrange(len(body))
+            body = random.choice([body[:at], body[:at] + random.randbytes(9) + body[at:], body[at:], b""])
+        kind = b"multipart/form-data; boundary=" + random.choice([*[boundary] * 9, b'"b', b"", b"z"])
+        headers = [(b"content-type", kind)] if random.random() < 0.95 else []
+        return httpx.Request("POST", self._url + "/v1/files", content=body, headers=headers)
+
+    def _pair(self, names: list[str]) -> str:
+        random = self._random
+        name = random.choice(names).encode() if names and random.random() < 0.8 else random.choice(WORDS)
+        return (
+            quote_from_bytes(name)
+            + random.choice(["=", "=", "=", "", "=="])
+            + quote_from_bytes(random.choice(WORDS))
+        )
+
+    def _headers(self) -> list[tuple[bytes, bytes]]:
+        random = self._random
+        names = [random.choice(HEADERS).encode() for _ in range(random.choice((0, 1, 1, 2, 40)))]
+        return [(name, random.choice(LATIN)) for name in names]
+
+    def _parts(self) -> list[bytes]:
+        random = self._random
+        rows = random.choice([ROW, ROW, ROW + b"\n" + ROW, b"", b"\n\n", b"{}", b"\xff" * 99, b"x" * 100_000])
+        name = random.choice([b"rows.jsonl", b"rows.jsonl", *WORDS]).replace(b'"', b"")
+        file = b'content-disposition: form-data; name="file"; filename="' + name + b'"\r\n\r\n' + rows
+        parts = [file, self._part(b"purpose", random.choice([*WORDS, *[b"batch"] * 2 * len(WORDS)]))]
+        if random.random() < 0.2:
+            parts.append(self._part(b"expires_after[anchor]", random.choice([b"created_at", *WORDS])))
+            parts.append(self._part(b"expires_after[seconds]", random.choice([b"3600", b"3599", *WORDS])))
+        return parts
+
+    def _part(self, name: bytes, value: bytes) -> bytes:
+        return b'content-disposition: form-data; name="' + name.replace(b'"', b"") + b'"\r\n\r\n' + value

@@ -1,0 +1,158 @@
+"""Hostile bodies, uploads, query strings, paths and headers against the real server and the tiny model."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import Iterator
+from random import Random
+from typing import Any
+
+import anyio
+import httpx
+import pytest
+import schemathesis
+from hypothesis import HealthCheck, Phase, given, settings
+from schemathesis import APIOperation, Case
+from schemathesis.specs.openapi.checks import (
+    content_type_conformance,
+    response_schema_conformance,
+    status_code_conformance,
+)
+
+from tests.fuzz.hostile import Bodies, Json
+from tests.fuzz.odd_requests import OddRequests
+from tests.server import ServerProcess
+from tests.tiny_model import tiny_model_path
+
+pytestmark = [pytest.mark.native, pytest.mark.thorough, pytest.mark.anyio]
+
+AT_ONCE = 8
+OPTIONS = ("--ctx-size", "4096", "--max-output-tokens", "16", "--max-choices", "8", "--request-timeout", "20")
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[ServerProcess]:
+    with ServerProcess("--model", str(tiny_model_path()), *OPTIONS) as process:
+        yield process
+
+
+@pytest.fixture(scope="module")
+def document(server: ServerProcess) -> Json:
+    found: Json = httpx.get(server.url + "/openapi.json").json()
+    return found
+
+
+async def send_all(server: ServerProcess, requests: list[httpx.Request]) -> Counter[int]:
+    """How often each status came. Fails at the first 5xx or hang, with the request that did it."""
+    statuses: Counter[int] = Counter()
+    waiting = iter(requests)
+
+    async def send() -> None:
+        for request in waiting:
+            with anyio.fail_after(60):
+                statuses[await status_of(http, request)] += 1
+
+    async with httpx.AsyncClient(timeout=60) as http:
+        await asyncio.gather(*(send() for _ in range(AT_ONCE)))
+        good = await http.post(server.url + "/v1/completions", json={"prompt": "a", "max_tokens": 2})
+    assert good.status_code == 200, good.text
+    status = server.status()
+    assert status["restarts"] == 0
+    assert not any(size["running"] + size["waiting"] for size in status["queue"].values())
+    assert not any("Traceback" in line for line in server.lines), "".join(server.lines)[-5000:]
+    return statuses
+
+
+async def status_of(http: httpx.AsyncClient, request: httpx.Request) -> int:
+    shown = (request.method, request.url, request.headers, request.content[:2000])
+    answer = await http.send(request)
+    assert answer.status_code < 500, (shown, answer.text)
+    if answer.status_code == 200:
+        assert b'"internal_error"' not in answer.content, (shown, answer.text)
+        assert b'"generation_failed"' not in answer.content, (shown, answer.text)
+    return answer.status_code
+
+
+async def bodies(server: ServerProcess, document: Json, *, seed: int, number: int) -> Counter[int]:
+    made = Bodies(document, seed)
+    headers = {"content-type": "application/json"}
+    pairs = [made.one() for _ in range(number)]
+    return await send_all(
+        server,
+        [httpx.Request("POST", server.url + path, content=body, headers=headers) for path, body in pairs],
+    )
+
+
+async def test_hostile_bodies(server: ServerProcess, document: Json) -> None:
+    statuses = await bodies(server, document, seed=7, number=300)
+    assert statuses[200] > 5, statuses
+    assert statuses[400] > 100, statuses
+
+
+async def test_odd_paths_queries_and_headers(server: ServerProcess, document: Json) -> None:
+    odd = OddRequests(server.url, document, Random(7))
+    statuses = await send_all(server, [odd.without_body() for _ in range(300)])
+    assert statuses[200] > 20, statuses
+    assert statuses[400] + statuses[404] > 20, statuses
+
+
+async def test_odd_uploads(server: ServerProcess, document: Json) -> None:
+    odd = OddRequests(server.url, document, Random(7))
+    statuses = await send_all(server, [odd.upload() for _ in range(200)])
+    assert statuses[200] > 5, statuses
+    assert statuses[400] > 50, statuses
+
+
+def check_operation(
+    server: ServerProcess, operation: APIOperation[Any, Any, Any, Any], examples: int
+) -> None:
+    """Of requests by its description: no 5xx, no hang, and answers as they are described."""
+
+    @settings(
+        max_examples=examples,
+        deadline=None,
+        derandomize=True,
+        database=None,
+        phases=[Phase.generate],
+        suppress_health_check=list(HealthCheck),
+    )
+    @given(operation.as_strategy())
+    def check(case: Case) -> None:
+        answer = case.call(base_url=server.url, timeout=60)
+        assert answer.status_code < 500, (case.as_curl_command(), answer.text)
+        described = [status_code_conformance, content_type_conformance, response_schema_conformance]
+        case.validate_response(answer, checks=described)
+
+    check()
+
+
+def check_document(server: ServerProcess, examples: int) -> None:
+    schema = schemathesis.openapi.from_url(server.url + "/openapi.json")
+    operations = [operation.ok() for operation in schema.get_all_operations()]
+    assert len(operations) > 20
+    for operation in operations:
+        check_operation(server, operation, examples)
+    status = server.status()
+    assert (status["restarts"], status["status"]) == (0, "ready"), status
+
+
+@pytest.mark.timeout(600)  # most of it goes into making the examples
+def test_schemathesis_finds_answers_as_described(server: ServerProcess) -> None:
+    check_document(server, examples=10)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(3600)
+def test_schemathesis_for_longer(server: ServerProcess) -> None:
+    check_document(server, examples=500)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(3600)
+@pytest.mark.parametrize("seed", range(200, 210))
+async def test_thousands_in_ten_parts(server: ServerProcess, document: Json, seed: int) -> None:
+    await bodies(server, document, seed=seed, number=1000)
+    odd = OddRequests(server.url, document, Random(seed))
+    await send_all(server, [odd.without_body() for _ in range(1000)])
+    await send_all(server, [odd.upload() for _ in range(1000)])
