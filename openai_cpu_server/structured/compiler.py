@@ -22,6 +22,7 @@ from openai_cpu_server.structured.options import Budget, Options
 from openai_cpu_server.structured.punctuation import Punctuation
 from openai_cpu_server.structured.report import Report, Unenforced
 from openai_cpu_server.structured.strings import Strings
+from openai_cpu_server.structured.unevaluated import Expander
 
 _MOST_LISTED = 40
 
@@ -54,6 +55,15 @@ class _Compiler:
         self._table = self._normaliser.table
         self._goals = Goals(self._table, self._normaliser.at, budget, self._report)
         self._goals.is_possible = self._is_possible
+        self._goals.expand = Expander(
+            self._table,
+            self._normaliser.at,
+            self._goals.may_meet,
+            self._normaliser.references,
+            self._normaliser.draft,
+            budget,
+            self._report,
+        ).expand
         self._strings = Strings(self._goals, budget)
         self._numbers = Numbers(self._table, self._report)
         self._shapes = ObjectShapes(self._goals, self._strings, self._report)

@@ -261,17 +261,20 @@ class Goals:
             others = [
                 item.child(j, x, False)
                 for j, x in possible
-                if j != i and (x == each or self.overlap(each, x, kind))
+                if j != i and (x == each or self._overlap(each, x, kind))
             ]
             options.append([item.child(i, each, True), *others])
         return options
 
-    def overlap(self, one: int, other: int, kind: Kind) -> bool:
-        """False only if surely no value of the type fits both nodes."""
-        pair = (min(one, other), max(one, other))
-        if kind is Kind.OBJECT and self._marks.tell_apart(*pair):
+    def may_meet(self, one: int, other: int, kind: Kind) -> bool:
+        """False only if no value of the type fits both nodes, as one sees at a glance."""
+        if any(self._truths.of((x, True), kind) is False for x in (one, other)):
             return False
-        return self.satisfiable(((pair[0], True), (pair[1], True)), kind)
+        return kind is not Kind.OBJECT or not self._marks.tell_apart(one, other)
+
+    def _overlap(self, one: int, other: int, kind: Kind) -> bool:
+        pair = (min(one, other), max(one, other))
+        return self.may_meet(*pair, kind) and self.satisfiable(((pair[0], True), (pair[1], True)), kind)
 
     def _fact(self, item: _Item, node: Node, state: _State, queue: list[_Item], kind: Kind) -> bool | None:
         known = self._truths.of_atom(node, item.is_true, kind)

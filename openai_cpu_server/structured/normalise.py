@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from openai_cpu_server.structured.drafts import Draft, draft_of
 from openai_cpu_server.structured.errors import InvalidSchema, UnsupportedSchema
+from openai_cpu_server.structured.evaluation import KEYWORDS, looks_beside
 from openai_cpu_server.structured.json_types import Json, exact, is_finite
 from openai_cpu_server.structured.leaves import Leaves, Schema
 from openai_cpu_server.structured.nodes import (
@@ -13,6 +15,7 @@ from openai_cpu_server.structured.nodes import (
     Contains,
     Count,
     Items,
+    Kind,
     OneOf,
     Properties,
     PropertyNames,
@@ -21,16 +24,12 @@ from openai_cpu_server.structured.nodes import (
     Scalars,
     Table,
     Types,
+    Unevaluated,
 )
 from openai_cpu_server.structured.options import Budget
 from openai_cpu_server.structured.references import References
 from openai_cpu_server.structured.report import Report
 
-_OLD_DRAFTS = ("draft-04", "draft-05", "draft-06", "draft-07")
-"""Where `$ref` silences its siblings."""
-_IN_PLACE = frozenset(
-    {"$ref", "allOf", "anyOf", "oneOf", "not", "if", "dependentSchemas", "dependencies", "$dynamicRef"}
-)
 _PROPERTY_KEYWORDS = ("properties", "patternProperties", "additionalProperties", "unevaluatedProperties")
 _ITEM_KEYWORDS = ("items", "prefixItems", "additionalItems", "unevaluatedItems")
 
@@ -44,10 +43,10 @@ class Normaliser:
         self._report = report
         self._by_pointer: dict[str, int] = {}
         self._leaves = Leaves(self.table, budget, report)
-        dialect = root.get("$schema", "") if isinstance(root, dict) else ""
-        self._is_old = isinstance(dialect, str) and any(d in dialect for d in _OLD_DRAFTS)
-        self._references = References(root, budget, self._is_old)
-        if isinstance(dialect, str) and "draft-03" in dialect:
+        self.draft = draft_of(root)
+        self._is_old = self.draft is Draft.OLD
+        self.references = References(root, budget, self._is_old)
+        if self.draft is Draft.THREE:
             report.refuse("", "$schema", "names draft 3, which is not supported")
         self._handlers = self._all_handlers()
 
@@ -78,7 +77,7 @@ class Normaliser:
     def at(self, pointer: str) -> int:
         """The node of the schema at a JSON pointer. Raises InvalidSchema, UnsupportedSchema."""
         if pointer not in self._by_pointer:
-            self._by_pointer[pointer] = self.schema(self._references.value(pointer), pointer)
+            self._by_pointer[pointer] = self.schema(self.references.value(pointer), pointer)
         return self._by_pointer[pointer]
 
     def schema(self, schema: Json, path: str, depth: int = 0) -> int:
@@ -90,17 +89,23 @@ class Normaliser:
         self._budget.check("depth", path.count("/") // 2)
         if "$ref" in schema and self._is_old:
             return self._ref(schema, path)
-        parts: list[int] = []
+        parts = self._unevaluated(schema, path)
         done: set[object] = set()
         for keyword in schema:
             handler = self._handlers.get(keyword)
             if handler is not None and handler not in done:
                 done.add(handler)
                 parts.append(handler(schema, path))
-        return self.table.all(*parts)
+        self._by_pointer[path] = self.table.all(*parts)
+        return self._by_pointer[path]
+
+    def _unevaluated(self, schema: Schema, path: str) -> list[int]:
+        """First of all: what they choose settles what the keywords beside them leave open."""
+        kinds = [k for k in KEYWORDS if looks_beside(schema, k)]
+        return [self.table.add(Unevaluated(path, k), path, KEYWORDS[k]) for k in kinds]
 
     def _ref(self, schema: Schema, path: str) -> int:
-        pointer = self._references.find(_address(schema, "$ref", path), path)
+        pointer = self.references.find(_address(schema, "$ref", path), path)
         return self.table.add(Reference(pointer), path, "$ref")
 
     def _dynamic_ref(self, schema: Schema, path: str) -> int:
@@ -111,7 +116,7 @@ class Normaliser:
 
     def _at_run_time(self, schema: Schema, keyword: str, path: str) -> int:
         try:
-            pointer = self._references.find_dynamic(_address(schema, keyword, path), path)
+            pointer = self.references.find_dynamic(_address(schema, keyword, path), path)
         except UnsupportedSchema as error:
             self._report.refuse(path, keyword, error.reason)
             return TRUE
@@ -182,21 +187,18 @@ class Normaliser:
         for pattern, _ in patterns:
             if self._leaves.pattern(pattern, path, "patternProperties") == TRUE:
                 return TRUE
-        rest = self._rest(schema, path, "additionalProperties", "unevaluatedProperties")
+        rest = self._rest(schema, path, "additionalProperties", Kind.OBJECT)
         found = Properties(tuple(named), tuple(patterns), rest)
         keyword = next(k for k in _PROPERTY_KEYWORDS if k in schema)
         return self.table.add(found, path, keyword)
 
-    def _rest(self, schema: Schema, path: str, additional: str, unevaluated: str) -> int:
+    def _rest(self, schema: Schema, path: str, additional: str, kind: Kind) -> int:
         """What goes for everything that has no schema of its own."""
         if additional in schema:
             return self.schema(schema[additional], f"{path}/{additional}")
-        if unevaluated not in schema or schema[unevaluated] is True:
+        if KEYWORDS[kind] not in schema or looks_beside(schema, kind):
             return TRUE
-        if not _IN_PLACE.isdisjoint(schema):
-            self._report.refuse(path, unevaluated, "beside other schemas for the same value is not supported")
-            return TRUE
-        return self.schema(schema[unevaluated], f"{path}/{unevaluated}")
+        return self.schema(schema[KEYWORDS[kind]], f"{path}/{KEYWORDS[kind]}")
 
     def _required(self, schema: Schema, path: str) -> int:
         return self._require(schema["required"], path, "required")
@@ -246,7 +248,7 @@ class Normaliser:
         self._budget.check("values", len(prefix))
         name = "prefixItems" if rest_keyword == "items" else "items"
         first = tuple(self.schema(x, f"{path}/{name}/{i}") for i, x in enumerate(prefix))
-        rest = self._rest(schema, path, rest_keyword, "unevaluatedItems")
+        rest = self._rest(schema, path, rest_keyword, Kind.ARRAY)
         return self.table.add(Items(first, rest), path, name if prefix else rest_keyword)
 
     def _contains(self, schema: Schema, path: str) -> int:

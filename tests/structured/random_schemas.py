@@ -77,10 +77,20 @@ def _arrays(inner: st.SearchStrategy[Any]) -> st.SearchStrategy[dict[str, Any]]:
     )
 
 
+def _unevaluated(inner: st.SearchStrategy[Any]) -> st.SearchStrategy[dict[str, Any]]:
+    rest = st.just(False) | inner
+    return st.fixed_dictionaries({"unevaluatedProperties": rest}) | st.fixed_dictionaries(
+        {"unevaluatedItems": rest, "contains": inner}
+    )
+
+
 def _combined(inner: st.SearchStrategy[Any]) -> st.SearchStrategy[dict[str, Any]]:
     several = st.lists(inner, min_size=1, max_size=3)
     return st.one_of(
         _some(allOf=several, anyOf=several, oneOf=several),
+        st.tuples(_some(allOf=several, anyOf=several, oneOf=several), _unevaluated(inner)).map(
+            lambda pair: {**pair[0], **pair[1]}
+        ),
         inner.map(lambda s: {"not": s}),
         st.tuples(inner, inner, inner).map(lambda s: {"if": s[0], "then": s[1], "else": s[2]}),
         st.tuples(inner, inner).map(

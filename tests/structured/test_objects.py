@@ -185,8 +185,6 @@ def test_unevaluated_properties_alone_are_additional_ones():
         [{"a": 1}, {}],
         [{"b": 1}],
     )
-    with pytest.raises(UnsupportedSchema, match="unevaluatedProperties"):
-        schema_to_gbnf({"allOf": [{"properties": {"a": INT}}], "unevaluatedProperties": False})
 
 
 def test_nested_objects():

@@ -1,0 +1,23 @@
+"""Which draft of JSON Schema a document is written in, as far as its keywords mean different things."""
+
+from __future__ import annotations
+
+import enum
+
+from openai_cpu_server.structured.json_types import Json
+
+
+class Draft(enum.Enum):
+    THREE = ("draft-03",)
+    """Not supported."""
+    OLD = ("draft-04", "draft-05", "draft-06", "draft-07")
+    """Where `$ref` silences its siblings."""
+    D2019 = ("2019-09",)
+    D2020 = ("2020-12",)
+    """And all that name no draft."""
+
+
+def draft_of(root: Json) -> Draft:
+    dialect = root.get("$schema") if isinstance(root, dict) else None
+    named = (d for d in Draft if isinstance(dialect, str) and any(name in dialect for name in d.value))
+    return next(named, Draft.D2020)

@@ -1,0 +1,53 @@
+"""`unevaluatedProperties` and `unevaluatedItems` -> other nodes: what each way of passing leaves over."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from openai_cpu_server.structured.drafts import Draft
+from openai_cpu_server.structured.evaluated import TooManyWays
+from openai_cpu_server.structured.evaluation import KEYWORDS, Evaluation
+from openai_cpu_server.structured.nodes import TRUE, Kind, Table, Unevaluated
+from openai_cpu_server.structured.options import Budget
+from openai_cpu_server.structured.references import References
+from openai_cpu_server.structured.report import Report
+
+
+class Expander:
+    """`at` gives the node at a pointer; `may_meet` tells if a value of a type may fit two nodes."""
+
+    def __init__(
+        self,
+        table: Table,
+        at: Callable[[str], int],
+        may_meet: Callable[[int, int, Kind], bool],
+        references: References,
+        draft: Draft,
+        budget: Budget,
+        report: Report,
+    ) -> None:
+        self._table = table
+        self._at = at
+        self._report = report
+        self._evaluations = {
+            kind: Evaluation(kind, table, at, may_meet, references, draft, budget) for kind in KEYWORDS
+        }
+        self._known: dict[Unevaluated, int] = {}
+
+    def expand(self, node: Unevaluated) -> int:
+        """The number of a node that says the same. Raises InvalidSchema, UnsupportedSchema."""
+        if node not in self._known:
+            self._known[node] = self._expanded(node)
+        return self._known[node]
+
+    def _expanded(self, node: Unevaluated) -> int:
+        keyword = KEYWORDS[node.kind]
+        place = (node.pointer, keyword)
+        rest = self._at(f"{node.pointer}/{keyword}")
+        try:
+            ways = self._evaluations[node.kind].beside(node.pointer)
+        except TooManyWays:
+            self._report.refuse(*place, "depends on too many combinations of other schemas")
+            return TRUE
+        closed = [w.seen.beyond(rest, node.kind, self._table, place) for w in ways]
+        return self._table.any(*(self._table.all(c, *w.guards) for c, w in zip(closed, ways, strict=True)))

@@ -1,0 +1,382 @@
+"""unevaluatedProperties and unevaluatedItems beside schemas that apply in place.
+
+As in `test_standard`, every instance is judged by `jsonschema` as well.
+"""
+
+from __future__ import annotations
+
+import jsonschema
+import pytest
+
+from openai_cpu_server.structured import (
+    InvalidSchema,
+    Options,
+    Unenforced,
+    UnsupportedSchema,
+    compile_schema,
+    schema_to_gbnf,
+)
+from tests.structured.oracle import check
+
+D2019 = {"$schema": "https://json-schema.org/draft/2019-09/schema"}
+D2020 = {"$schema": "https://json-schema.org/draft/2020-12/schema"}
+INT, STR = {"type": "integer"}, {"type": "string"}
+OBJECT, ARRAY = {"type": "object"}, {"type": "array"}
+SHUT, SHUT_ITEMS = {"unevaluatedProperties": False}, {"unevaluatedItems": False}
+
+
+def has(*names, **properties):
+    """An object with these properties, those in `names` required."""
+    return {"properties": properties, "required": list(names)}
+
+
+def kind(name, **properties):
+    return has("kind", kind={"const": name}, **properties)
+
+
+OBJECTS = {
+    "allOf": (
+        {**OBJECT, "properties": {"a": INT}, "allOf": [has(b=STR), has("c", c=INT)], **SHUT},
+        [{"c": 1}, {"a": 1, "b": "x", "c": 2}],
+        [{}, {"c": 1, "d": 1}, {"b": 1, "c": 1}],
+    ),
+    "allOf: properties after it": (
+        {**SHUT, "allOf": [has(a=INT)], "properties": {"b": INT}},
+        [{"a": 1, "b": 1}, {}, 3],
+        [{"c": 1}],
+    ),
+    "$ref: a base that is extended": (
+        {
+            "$defs": {"base": {**OBJECT, **has("id", id=INT)}},
+            "$ref": "#/$defs/base",
+            "properties": {"name": STR},
+            **SHUT,
+        },
+        [{"id": 1}, {"id": 1, "name": "x"}],
+        [{"name": "x"}, {"id": 1, "age": 2}, {"id": "x"}, 1],
+    ),
+    "$ref: one that leads to others": (
+        {
+            "$defs": {
+                "a": {"allOf": [{"$ref": "#/$defs/b"}], "properties": {"a": INT}},
+                "b": {"$ref": "#/$defs/c", "patternProperties": {"^x": INT}},
+                "c": has(c=INT),
+            },
+            "$ref": "#/$defs/a",
+            **SHUT,
+        },
+        [{"c": 1, "a": 1, "x1": 1}, {}],
+        [{"d": 1}, {"x1": "a"}],
+    ),
+    "$ref: a tree that is closed where it is used": (
+        {
+            "$defs": {
+                "tree": {"type": "object", "properties": {"kids": {"type": "array", "items": {"$ref": "#"}}}}
+            },
+            "$ref": "#/$defs/tree",
+            "properties": {"value": INT},
+            "required": ["value"],
+            **SHUT,
+        },
+        [{"kids": [{"value": 1}, {"kids": [], "value": 2}], "value": 3}],
+        [{"kids": [{"value": 1, "x": 1}], "value": 1}, {"value": 1, "x": 1}],
+    ),
+    "$dynamicRef": (
+        {
+            **D2020,
+            "$defs": {"it": {"$dynamicAnchor": "it", **has(a=INT)}},
+            "$dynamicRef": "#it",
+            "properties": {"b": INT},
+            **SHUT,
+        },
+        [{"a": 1, "b": 1}],
+        [{"c": 1}],
+    ),
+    "a schema instead of false": (
+        {**OBJECT, "allOf": [has(a=STR)], "unevaluatedProperties": INT},
+        [{"a": "x", "z": 1}, {"z": 1}],
+        [{"a": "x", "z": "y"}, {"a": 1}],
+    ),
+    "true asks for nothing": (
+        {"allOf": [has(a=INT)], "unevaluatedProperties": True},
+        [{"z": 1}],
+        [{"a": "x"}],
+    ),
+    "anyOf: all that pass count": (
+        {**OBJECT, "anyOf": [has(a=INT), has("b", b=INT), has("c", c=STR)], **SHUT},
+        [{"a": 1}, {"b": 1}, {"a": 1, "b": 1}, {"a": 1, "b": 1, "c": "x"}, {"b": 1, "c": "x"}, {}],
+        [{"b": "x"}, {"a": 1, "b": "x"}, {"d": 1}, {"a": "x", "b": 1}, {"b": 1, "c": 1}],
+    ),
+    "anyOf: options that evaluate nothing": (
+        {**OBJECT, "properties": {"a": INT, "b": INT}, "anyOf": [has("a"), has("b")], **SHUT},
+        [{"a": 1}, {"a": 1, "b": 1}],
+        [{}, {"a": 1, "c": 1}],
+    ),
+    "anyOf: one evaluates nothing": (
+        {**OBJECT, "properties": {"a": INT}, "anyOf": [has("a"), has("b", b=INT)], **SHUT},
+        [{"a": 1}, {"b": 1}, {"a": 1, "b": 1}],
+        [{}, {"a": 1, "b": "x"}, {"c": 1}],
+    ),
+    "anyOf: one of another type": (
+        {"anyOf": [STR, has(a=INT)], **SHUT},
+        ["x", {"a": 1}, {}, 1],
+        [{"b": 1}],
+    ),
+    "anyOf: nested": (
+        {
+            **OBJECT,
+            "anyOf": [{**has("a", a=INT), "anyOf": [has("b", b=INT), has("c", c=INT)]}, has("d", d=INT)],
+            **SHUT,
+        },
+        [{"a": 1, "b": 1}, {"a": 1, "b": 1, "c": 1}, {"d": 1}, {"a": 1, "b": 1, "d": 1}],
+        [{"a": 1}, {"b": 1, "d": 1}, {"a": 1, "b": 1, "c": "x"}, {"a": 1, "d": 1}],
+    ),
+    "anyOf: one that looks at everything": (
+        {
+            **OBJECT,
+            "anyOf": [
+                has("a", a=INT),
+                {"required": ["z"], "additionalProperties": {"type": ["integer", "null"]}},
+            ],
+            **SHUT,
+        },
+        [{"a": 1}, {"z": 1}, {"z": None, "y": 2}, {"z": None, "a": 1}],
+        [{"a": 1, "y": 1}, {"z": "x"}, {"a": 1, "z": "x"}],
+    ),
+    "oneOf: by kind": (
+        {**OBJECT, "properties": {"id": INT}, "oneOf": [kind("a", x=INT), kind("b", y=INT)], **SHUT},
+        [{"id": 1, "kind": "a", "x": 1}, {"kind": "b"}, {"kind": "b", "y": 1}],
+        [{"kind": "a", "y": 1}, {"kind": "c"}, {"kind": "a", "z": 1}, {"x": 1}],
+    ),
+    "oneOf: that overlap": (
+        {**OBJECT, "oneOf": [has("a", a=INT), has("b", b=INT)], **SHUT},
+        [{"a": 1}, {"b": 1}],
+        [{}, {"a": 1, "b": 1}, {"a": 1, "b": "x"}, {"a": 1, "c": 1}],
+    ),
+    "if: then and else": (
+        {
+            **OBJECT,
+            "if": kind("a"),
+            "then": has(x=INT),
+            "else": has(y=INT),
+            **SHUT,
+        },
+        [{"kind": "a"}, {"kind": "a", "x": 1}, {"y": 1}, {}],
+        [{"kind": "b"}, {"kind": "a", "y": 1}, {"x": 1}, {"kind": "a", "x": "1"}],
+    ),
+    "if: alone, it evaluates where it passes": (
+        {**OBJECT, "if": has(a=INT), **SHUT},
+        [{}, {"a": 1}],
+        [{"a": "x"}, {"b": 1}],
+    ),
+    "if: many, on one property": (
+        {
+            **OBJECT,
+            **has("kind", kind={"enum": list("abcdefgh")}),
+            "allOf": [{"if": kind(k), "then": has("v" + k, **{"v" + k: INT})} for k in "abcdefgh"],
+            **SHUT,
+        },
+        [{"kind": "a", "va": 1}, {"kind": "h", "vh": 1}],
+        [{"kind": "a", "vb": 1}, {"kind": "a", "va": 1, "vb": 1}, {"kind": "a"}, {"kind": "i"}],
+    ),
+    "dependentSchemas": (
+        {**D2019, **OBJECT, "properties": {"a": INT}, "dependentSchemas": {"a": has("b", b=INT)}, **SHUT},
+        [{}, {"a": 1, "b": 1}],
+        [{"a": 1}, {"b": 1}, {"a": 1, "b": 1, "c": 1}],
+    ),
+    "not evaluates nothing": (
+        {**OBJECT, "properties": {"a": INT}, "not": {"not": has(b=INT)}, **SHUT},
+        [{"a": 1}, {}],
+        [{"b": 1}],
+    ),
+    "not: a closed one": (
+        {
+            **OBJECT,
+            **has(a=INT, b=INT),
+            "additionalProperties": False,
+            "not": {"allOf": [has(a=INT)], **SHUT},
+        },
+        [{"b": 1}, {"a": 1, "b": 1}],
+        [{"a": 1}, {}, {"a": "x"}],
+    ),
+    "additionalProperties evaluates all": (
+        {**OBJECT, "allOf": [{"additionalProperties": INT}], **SHUT},
+        [{}, {"a": 1, "z": 2}],
+        [{"a": "x"}],
+    ),
+    "additionalProperties: of its own": (
+        {**OBJECT, "allOf": [has(a=INT)], "additionalProperties": STR, **SHUT},
+        [{"b": "x"}],
+        [{"a": 1}, {"b": 1}],
+    ),
+    "cousins are not seen": (
+        {**OBJECT, "allOf": [has(a=INT), {**has(b=INT), "allOf": [True], **SHUT}]},
+        [{"b": 1}, {}],
+        [{"a": 1}, {"a": 1, "b": 1}],
+    ),
+    "one within another": (
+        {**OBJECT, "allOf": [{"allOf": [has(a=INT)], "unevaluatedProperties": INT}], **SHUT},
+        [{"a": 1, "z": 1}],
+        [{"z": "x"}],
+    ),
+    "within a property": (
+        {"properties": {"p": {**OBJECT, "anyOf": [has("a", a=INT), has("b", b=INT)], **SHUT}}},
+        [{"p": {"a": 1}}, {"q": 1}],
+        [{"p": {"c": 1}}, {"p": {"a": 1, "c": 1}}],
+    ),
+    "names that match patterns of options": (
+        {
+            **OBJECT,
+            "anyOf": [{"required": ["a"], "patternProperties": {"^a": INT}}, has("b", b=INT)],
+            **SHUT,
+        },
+        [{"a": 1}, {"a": 1, "ab": 1}, {"b": 1}, {"b": 1, "a": 1}],
+        [{"ab": 1, "b": 1}, {"a": 1, "ab": "x"}, {"c": 1}],
+    ),
+    "values of const evaluate nothing": (
+        {**OBJECT, "allOf": [{"const": {"a": 1}}], "unevaluatedProperties": INT},
+        [{"a": 1}],
+        [{}, {"a": 2}],
+    ),
+}
+
+ITEMS = {
+    "allOf": (
+        {**ARRAY, "prefixItems": [INT], "allOf": [{"prefixItems": [True, STR]}], **SHUT_ITEMS},
+        [[], [1], [1, "x"]],
+        [["x"], [1, 2], [1, "x", 3]],
+    ),
+    "a schema instead of false": (
+        {**ARRAY, "allOf": [{"prefixItems": [STR]}], "unevaluatedItems": INT},
+        [["x"], ["x", 1, 2], []],
+        [[1], ["x", "y"]],
+    ),
+    "items evaluate all": (
+        {**ARRAY, "allOf": [{"items": INT}], **SHUT_ITEMS},
+        [[], [1, 2]],
+        [["x"]],
+    ),
+    "a list of items, draft 2019-09": (
+        {**D2019, **ARRAY, "items": [INT], "anyOf": [{"items": [True, STR]}, True], **SHUT_ITEMS},
+        [[1], [1, "x"]],
+        [[1, 2], [1, "x", 1]],
+    ),
+    "anyOf: the longest that passes": (
+        {**ARRAY, "anyOf": [{"prefixItems": [INT]}, {"prefixItems": [True, STR, True]}], **SHUT_ITEMS},
+        [[1], ["x", "x"], [1, "x", 3], []],
+        [[1, 2], ["x", 1], [1, 2, 3], [1, "x", 3, 4]],
+    ),
+    "oneOf": (
+        {
+            **ARRAY,
+            "minItems": 1,
+            "oneOf": [{"prefixItems": [INT]}, {"prefixItems": [STR, STR]}],
+            **SHUT_ITEMS,
+        },
+        [[1], ["x"], ["x", "y"]],
+        [[1, 2], ["x", 1], ["x", "y", "z"]],
+    ),
+    "if: then and else": (
+        {
+            **ARRAY,
+            "if": {"prefixItems": [{"const": 1}]},
+            "then": {"prefixItems": [True, STR]},
+            "else": {"prefixItems": [STR]},
+            **SHUT_ITEMS,
+        },
+        [[1], [1, "x"], ["x"], []],
+        [[2], ["x", "y"], [1, 2], [1, "x", 1]],
+    ),
+    "$ref": (
+        {"$defs": {"pair": {**ARRAY, "prefixItems": [INT, INT]}}, "$ref": "#/$defs/pair", **SHUT_ITEMS},
+        [[], [1, 2]],
+        [[1, 2, 3], "x"],
+    ),
+    "contains evaluates what it is about": (
+        {**ARRAY, "prefixItems": [INT], "contains": STR, **SHUT_ITEMS},
+        [[1, "x"], [1, "x", "y"]],
+        [[1], [1, 2, "x"], [1, "x", None], []],
+    ),
+    "contains: of several options": (
+        {**ARRAY, "anyOf": [{"contains": INT}, {"contains": STR}], **SHUT_ITEMS},
+        [[1], ["x"], [1, "x", 2]],
+        [[], [None], [1, None]],
+    ),
+    "contains: with minContains 0": (
+        {**ARRAY, "contains": INT, "minContains": 0, **SHUT_ITEMS},
+        [[], [1, 2]],
+        [["x"], [1, "x"]],
+    ),
+    "not: a closed one": (
+        {**ARRAY, "items": INT, "not": {"allOf": [{"prefixItems": [True]}], **SHUT_ITEMS}},
+        [[1, 2], [1, 2, 3]],
+        [[], [1], ["x", 1]],
+    ),
+}
+
+
+@pytest.mark.parametrize(("schema", "valid", "invalid"), OBJECTS.values(), ids=OBJECTS)
+def test_properties(schema, valid, invalid):
+    check_both(schema, valid, invalid)
+
+
+@pytest.mark.parametrize(("schema", "valid", "invalid"), ITEMS.values(), ids=ITEMS)
+def test_items(schema, valid, invalid):
+    check_both(schema, valid, invalid)
+
+
+def check_both(schema, valid, invalid):
+    judge = jsonschema.validators.validator_for(schema, jsonschema.Draft202012Validator)(schema)
+    assert [value for value in valid if not judge.is_valid(value)] == []
+    assert [value for value in invalid if judge.is_valid(value)] == []
+    check(schema, valid, invalid)
+
+
+def test_contains_evaluates_nothing_in_draft_2019_09():
+    """Not judged by `jsonschema`, which does not tell the two drafts apart here."""
+    check(
+        {**D2019, **ARRAY, "items": [True], "contains": STR, **SHUT_ITEMS},
+        [["x"]],
+        [[1], [1, "x"], ["x", "y"]],
+    )
+
+
+def test_the_order_is_that_of_the_schema():
+    schema = {"allOf": [has("b", b=INT), has("a", a=INT)], "properties": {"c": INT}, **OBJECT, **SHUT}
+    check(schema, [{"b": 1, "a": 1, "c": 1}], [{"a": 1, "b": 1, "c": 1}, {"c": 1, "b": 1, "a": 1}])
+
+
+@pytest.mark.parametrize("keyword", ["oneOf", "anyOf"])
+def test_many_kinds_that_exclude_each_other(keyword):
+    options = [kind(f"k{i}", **{f"p{i}": INT}) for i in range(30)]
+    check(
+        {**OBJECT, keyword: options, **SHUT},
+        [{"kind": "k0"}, {"kind": "k29", "p29": 1}],
+        [{"kind": "k1", "p2": 1}, {"kind": "k30"}],
+    )
+
+
+def test_too_many_combinations_are_refused():
+    schema = {**OBJECT, "properties": {"p": {**SHUT, "anyOf": [has(**{f"p{i}": INT}) for i in range(10)]}}}
+    with pytest.raises(UnsupportedSchema, match="combinations") as caught:
+        schema_to_gbnf(schema)
+    assert (caught.value.path, caught.value.keyword) == ("/properties/p", "unevaluatedProperties")
+    left_out = Unenforced("/properties/p", "unevaluatedProperties")
+    assert compile_schema(schema, Options(strict=False)).unenforced == (left_out,)
+
+
+def test_what_is_left_out_evaluates_everything():
+    """Where it is not known what a subschema evaluates, nothing may be called unevaluated."""
+    schema = {**OBJECT, "allOf": [{"patternProperties": {"(?!a)b": INT}}], **SHUT}
+    with pytest.raises(UnsupportedSchema, match="patternProperties"):
+        schema_to_gbnf(schema)
+    check(schema, [{"b": 1}, {"z": 1}], [1], Options(strict=False))
+
+
+def test_a_schema_within_itself_is_refused():
+    for schema in (
+        {"$ref": "#", **SHUT},
+        {"$defs": {"a": {"anyOf": [{"$ref": "#/$defs/a"}, has(b=INT)]}}, "$ref": "#/$defs/a", **SHUT},
+    ):
+        with pytest.raises(InvalidSchema):
+            schema_to_gbnf(schema)
