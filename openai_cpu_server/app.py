@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import signal
 import socket
 import sys
 import time
@@ -33,6 +32,7 @@ from openai_cpu_server.engine.client import EngineClient
 from openai_cpu_server.engine.watch import EngineWatch
 from openai_cpu_server.engine.watchdog import HangLimits
 from openai_cpu_server.errors import StartupError
+from openai_cpu_server.hangup import Hangup
 from openai_cpu_server.jobs.database import open_database
 from openai_cpu_server.jobs.jobs import Jobs
 from openai_cpu_server.jobs.options import JobOptions
@@ -62,7 +62,7 @@ _MIB = 1024 * 1024
 
 def serve(settings: Settings) -> None:
     """Serve until Ctrl-C or SIGTERM. Raises StartupError with one line if that cannot begin."""
-    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGHUP})  # one that comes waits for its handler
+    hangup = Hangup()
     set_up_logs(settings.log_level, settings.log_format)
     keys, limits = _keys(settings), RateLimits(Meter.open(revealed(settings.limits_url)))
     model_path = resolve_model(settings.model)
@@ -95,7 +95,7 @@ def serve(settings: Settings) -> None:
                 drain_s=settings.drain_seconds,
                 checkpoint=jobs.stop if jobs else _no_checkpoint,
             )
-            asyncio.run(_run(server, engine, listener, keys, working))
+            asyncio.run(_run(server, engine, listener, hangup, keys, working))
         finally:
             _log_totals(engine, time.monotonic() - started)
             watch.close()
@@ -187,14 +187,14 @@ async def _run(
     server: WebServer,
     engine: EngineClient,
     listener: socket.socket,
+    hangup: Hangup,
     keys: KeyRing,
     working: contextlib.AbstractAsyncContextManager[None],
 ) -> None:
     """Engine and web server side by side; an engine that cannot start ends both."""
     scheme = "https" if server.config.is_ssl else "http"
     logger.info("listening on %s://%s:%d", scheme, *listener.getsockname()[:2])
-    asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, keys.reload)
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGHUP})
+    hangup.call(keys.reload)
     engine_task = asyncio.create_task(engine.run())
     engine_task.add_done_callback(server.stop_if_failed)
     async with working:

@@ -675,6 +675,7 @@ def test_a_workload_has_figures_for_each_server(name: str) -> None:
     assert len(result.lines) >= 3
 
 
+@pytest.mark.slow
 @pytest.mark.native
 def test_constrained_and_free_answers_are_measured(tmp_path: Path) -> None:
     result = measured(tmp_path, "--workloads", "json", "--servers", "ours", "--no-limit")

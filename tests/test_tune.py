@@ -164,6 +164,7 @@ def test_tuning_the_tiny_model(tiny: Path, tmp_path: Path, goal: str) -> None:
     assert [path.suffix for path in tmp_path.iterdir()] == [".json"]
 
 
+@pytest.mark.slow
 @pytest.mark.native
 def test_what_busy_neighbours_have_disturbed_is_shown_but_not_kept(tiny: Path, tmp_path: Path) -> None:
     burn = [sys.executable, "-c", "while True: pass"]

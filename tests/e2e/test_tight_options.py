@@ -59,6 +59,10 @@ def user(tight: ServerProcess) -> Iterator[httpx.Client]:
     eventually(lambda: num_live(tight) == 0)
 
 
+def num_running(server: ServerProcess) -> int:
+    return sum(size["running"] for size in server.status()["queue"].values())
+
+
 def complete(client: httpx.Client, **fields: object) -> httpx.Response:
     return client.post("/v1/completions", json={**SHORT, **fields})
 
@@ -82,9 +86,12 @@ def test_a_full_queue(tight: ServerProcess, user: httpx.Client) -> None:
 @pytest.mark.parametrize(
     ("fields", "said"), [({"timeout": 0.2}, "0.2 seconds"), ({"timeout": 600, "n": 2}, "4 seconds")]
 )
-def test_a_call_ends_when_its_time_is_over(user: httpx.Client, fields: dict[str, object], said: str) -> None:
+def test_a_call_ends_when_its_time_is_over(
+    tight: ServerProcess, user: httpx.Client, fields: dict[str, object], said: str
+) -> None:
     """The field's or the server's, whichever is shorter."""
     with user.stream("POST", "/v1/completions", json=LONG):
+        eventually(lambda: num_running(tight) == 1)
         late = complete(user, **{**LONG, **fields, "stream": False})
     assert (late.status_code, error_of(late)["code"]) == (408, "request_timeout")
     assert said in str(error_of(late)["message"])
