@@ -19,7 +19,7 @@ def anyio_backend() -> str:
 
 @pytest.hookimpl(tryfirst=True)  # before pytest-xdist reads the marks
 def pytest_collection_modifyitems(items: Iterable[pytest.Item]) -> None:
-    """scripts/test runs two workers: what starts servers, which compute on all cores, stays on one of them."""
+    """scripts/test runs two workers: what starts servers stays on one of them."""
     for item in items:
         where = item.path.relative_to(_TESTS).parts
         if len(where) == 1 or where[0] in _SERVERS:
