@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 _TESTS = Path(__file__).parent
-_TOGETHER = {"e2e", "test_tune.py"}
-"""What starts most of the servers, or measures the machine: half of the suite's time."""
+_SERVERS = {"batch", "e2e", "fuzz"}
+"""Folders of tests that start servers; the files beside the folders mostly do so too."""
 
 
 @pytest.fixture(scope="session")
@@ -19,7 +19,8 @@ def anyio_backend() -> str:
 
 @pytest.hookimpl(tryfirst=True)  # before pytest-xdist reads the marks
 def pytest_collection_modifyitems(items: Iterable[pytest.Item]) -> None:
-    """scripts/test runs two workers: these stay on one of them, in order."""
+    """scripts/test runs two workers: what starts servers stays on one of them."""
     for item in items:
-        if item.path.relative_to(_TESTS).parts[0] in _TOGETHER:
+        where = item.path.relative_to(_TESTS).parts
+        if len(where) == 1 or where[0] in _SERVERS:
             item.add_marker(pytest.mark.xdist_group("servers"))
