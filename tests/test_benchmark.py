@@ -658,14 +658,9 @@ def test_the_steps_of_a_mixed_run_are_told() -> None:
     assert found.arrivals_s
 
 
+@pytest.mark.slow
 @pytest.mark.native
-@pytest.mark.parametrize(
-    "name",
-    [
-        "throughput",
-        *(pytest.param(name, marks=pytest.mark.slow) for name in ("prefix", "long-prompt", "bursts")),
-    ],
-)
+@pytest.mark.parametrize("name", ["throughput", "prefix", "long-prompt", "bursts"])
 def test_a_workload_has_figures_for_each_server(name: str) -> None:
     keys = frozenset({"ours"})
     bench = a_bench(model=tiny_model_path(), known_options=our_options(), keys=keys, rounds=1)

@@ -34,6 +34,7 @@ def test_streams_survive_a_few_kills(tmp_path: Path) -> None:
     streams_survive(tmp_path, requests=60, kills=5)
 
 
+@pytest.mark.slow
 def test_rows_survive_a_few_kills(tmp_path: Path) -> None:
     rows_survive(tmp_path, rows=60, kills=2)
 
