@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
-import os
-import pty
 import signal
 import subprocess
 import sys
@@ -19,6 +16,7 @@ from openai_cpu_server.jobs.database import open_database
 from openai_cpu_server.jobs.lease import new_holder
 from openai_cpu_server.jobs.ledger import Ledger
 from openai_cpu_server.settings import Settings
+from tests.terminal import seen_on_a_terminal
 from tests.tiny_model import tiny_model_path
 
 pytestmark = [pytest.mark.native, pytest.mark.thorough]
@@ -162,18 +160,9 @@ def test_every_option_is_either_obeyed_or_refused() -> None:
 def test_a_terminal_sees_a_bar(tmp_path: Path) -> None:
     """What it shows at the least, however soon all is over; it is gone when the result is told."""
     write_rows(tmp_path / "in.jsonl", 3)
-    ours, theirs = pty.openpty()
-    process = subprocess.Popen(
-        command(tmp_path), stderr=theirs, env={**os.environ, "TERM": "xterm", "COLUMNS": "120"}
-    )
-    os.close(theirs)
-    seen = b""
-    with contextlib.suppress(OSError):  # the terminal is gone when its last holder is
-        while chunk := os.read(ours, 4096):
-            seen += chunk
-    os.close(ours)
-    assert process.wait(30) == 0
-    bar, _, result = seen.rpartition(b"\x1b")
+    done = seen_on_a_terminal(command(tmp_path))
+    assert done.returncode == 0
+    bar, _, result = done.terminal.rpartition(b"\x1b")
     assert b"in.jsonl" in bar
     assert b" tokens" in bar
     assert b"3 of 3 rows" in result

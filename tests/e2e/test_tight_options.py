@@ -10,6 +10,7 @@ from contextlib import ExitStack
 import httpx
 import pytest
 
+from tests.access_table import ADMIN, INFERENCE, METRICS, NEEDED, OPEN
 from tests.e2e.test_limits import connect, eventually, num_live
 from tests.server import ServerProcess
 from tests.tiny_model import tiny_model_path
@@ -168,51 +169,25 @@ def test_pages_of_other_origins(tight: ServerProcess, user: httpx.Client) -> Non
 
 # -- Who may do what --------------------------------------------------------------------------------------
 
-INFERENCE, METRICS, ADMIN = "user", "scraper", "operator"
-"""Names of keys that have this scope and no other."""
-ROUTES: dict[str, str | None] = {
-    "POST /v1/chat/completions": INFERENCE,
-    "POST /v1/completions": INFERENCE,
-    "GET /v1/models": INFERENCE,
-    "GET /v1/models/{id}": INFERENCE,
-    "POST /tokenize": INFERENCE,
-    "POST /detokenize": INFERENCE,
-    "GET /v1/requests": INFERENCE,
-    "DELETE /v1/requests/{id}": INFERENCE,
-    "DELETE /v1/cache": ADMIN,
-    "GET /v1/cache/stats": ADMIN,
-    "POST /v1/files": INFERENCE,
-    "GET /v1/files": INFERENCE,
-    "GET /v1/files/{id}": INFERENCE,
-    "DELETE /v1/files/{id}": INFERENCE,
-    "GET /v1/files/{id}/content": INFERENCE,
-    "POST /v1/batches": INFERENCE,
-    "GET /v1/batches": INFERENCE,
-    "GET /v1/batches/{id}": INFERENCE,
-    "POST /v1/batches/{id}/cancel": INFERENCE,
-    "GET /metrics": METRICS,
-    "GET /v1/stats": METRICS,
-    "GET /health": None,
-    "GET /ready": None,
-    "GET /openapi.json": None,
-}
+HOLDERS = {INFERENCE: {"all", "user", "few", "one"}, METRICS: {"all", "scraper"}, ADMIN: {"all", "operator"}}
+"""Names of keys that have this scope."""
 
 
 def test_the_table_has_every_route(tight: ServerProcess) -> None:
     paths = httpx.get(tight.url + "/openapi.json").json()["paths"]
     methods = ("get", "post", "put", "patch", "delete")
     found = {f"{m.upper()} {path}" for path, item in paths.items() for m in item if m in methods}
-    assert found == set(ROUTES)
+    assert found == set(NEEDED)
 
 
-@pytest.mark.parametrize("route", ROUTES)
+@pytest.mark.parametrize("route", NEEDED)
 def test_each_route_asks_for_its_key(tight: ServerProcess, route: str) -> None:
     method, path = route.replace("{id}", "none").split(" ")
-    right = ROUTES[route]
+    needed = NEEDED[route]
     for key in (None, "wrong", *KEYS):
         with http(tight, key) as client:
             answer = client.request(method, path)
-        if right is None or key in (right, "all") or (right == INFERENCE and key in ("few", "one")):
+        if needed is OPEN or key in HOLDERS[needed]:
             assert answer.status_code not in (401, 403, 500), (route, key)
         elif key in (None, "wrong"):
             assert (answer.status_code, error_of(answer)["code"]) == (401, "invalid_api_key"), (route, key)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import pty
 import re
 import resource
 import signal
@@ -31,6 +30,7 @@ from openai_cpu_server.llama.model import Model
 from openai_cpu_server.llama.quantize import QuantizeOptions, plan
 from openai_cpu_server.quantize.output import Output
 from tests.llama.odd_models import gemma3, mamba, split
+from tests.terminal import seen_on_a_terminal
 from tests.tiny_model import tiny_model_path
 
 pytestmark = [pytest.mark.native, pytest.mark.thorough]
@@ -490,23 +490,10 @@ def test_a_worker_that_crashes_is_one_line(tiny: Path, tmp_path: Path) -> None:
 
 
 def test_a_bar_on_a_terminal(tiny: Path, tmp_path: Path) -> None:
-    ours, theirs = pty.openpty()
-    process = subprocess.Popen(
-        command(tiny, tmp_path / "out.gguf", *SLOW),
-        stdout=subprocess.PIPE,
-        stderr=theirs,
-        env={**os.environ, "TERM": "xterm", "COLUMNS": "120"},
-    )
-    os.close(theirs)
-    seen = b""
-    with contextlib.suppress(OSError):  # the terminal is gone when its last holder is
-        while chunk := os.read(ours, 4096):
-            seen += chunk
-    os.close(ours)
-    output, _ = process.communicate(timeout=30)
-    assert process.returncode == 0
-    assert b"out.gguf" in seen
-    assert b"writing to disk" in seen  # what comes before it may be over between two pictures
-    assert re.search(rb"\d\d%", seen)
-    assert b"\x1b" not in output
-    assert output.startswith(b"out.gguf: made in ")
+    done = seen_on_a_terminal(command(tiny, tmp_path / "out.gguf", *SLOW))
+    assert done.returncode == 0
+    assert b"out.gguf" in done.terminal
+    assert b"writing to disk" in done.terminal  # what comes before it may be over between two pictures
+    assert re.search(rb"\d\d%", done.terminal)
+    assert b"\x1b" not in done.output
+    assert done.output.startswith(b"out.gguf: made in ")

@@ -1,0 +1,35 @@
+"""What each route asks of a key: tested inside the application, and from outside of the real process."""
+
+from __future__ import annotations
+
+from openai_cpu_server.api.access.keys import Scope
+
+INFERENCE, METRICS, ADMIN = Scope
+OPEN = None
+NEEDED = {
+    "POST /v1/chat/completions": INFERENCE,
+    "POST /v1/completions": INFERENCE,
+    "GET /v1/models": INFERENCE,
+    "GET /v1/models/{id}": INFERENCE,
+    "DELETE /v1/cache": ADMIN,
+    "GET /v1/cache/stats": ADMIN,
+    "GET /v1/requests": INFERENCE,
+    "DELETE /v1/requests/{id}": INFERENCE,
+    "POST /v1/files": INFERENCE,
+    "GET /v1/files": INFERENCE,
+    "GET /v1/files/{id}": INFERENCE,
+    "DELETE /v1/files/{id}": INFERENCE,
+    "GET /v1/files/{id}/content": INFERENCE,
+    "POST /v1/batches": INFERENCE,
+    "GET /v1/batches": INFERENCE,
+    "GET /v1/batches/{id}": INFERENCE,
+    "POST /v1/batches/{id}/cancel": INFERENCE,
+    "POST /tokenize": INFERENCE,
+    "POST /detokenize": INFERENCE,
+    "GET /metrics": METRICS,
+    "GET /v1/stats": METRICS,
+    "GET /health": OPEN,
+    "GET /ready": OPEN,
+    "GET /openapi.json": OPEN,
+}
+"""A route that is missing here fails a test: decide what it needs, then add it."""
