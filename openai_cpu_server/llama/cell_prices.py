@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
+from typing import NamedTuple
 
 from openai_cpu_server.contract.cost import CostCurve, TiledAttention
 from openai_cpu_server.contract.model_info import ModelInfo
@@ -39,6 +40,22 @@ class Stopwatch:
         return used_s + ms / 1000 <= share * self._budget_s
 
 
+class _Behind(NamedTuple):
+    """A step of some tokens in a pool with cells."""
+
+    cells: int
+    size: int
+    ms: float
+
+    @property
+    def pairs(self) -> int:
+        return self.cells * self.size
+
+    def price(self, empty_ms: float) -> float:
+        """Milliseconds per pair of a token and a cell; 0 if noise hides it."""
+        return max(0.0, (self.ms - empty_ms) / self.pairs)
+
+
 class CellPrices:
     """The same steps three times: in an empty pool, behind a context, and beside other people's cells.
 
@@ -59,14 +76,19 @@ class CellPrices:
         step, rows = min(_STEP, self._info.max_step_tokens), _TILE_ROWS
         if self._context < step:
             return CostCurve(step_ms=(), attended_ms=0.0, skipped_ms=0.0)
-        step_ms, rows_ms = self._fresh(step), self._fresh(rows) if tiled else 0.0
+        sizes = [step, rows] if tiled else [step]
+        before = [self._fresh(size) for size in sizes]
         self._compute_context()
-        attended = self._price(0, step, step_ms)
+        behind = [self._behind(0, size) for size in sizes]
+        self._crowd()
+        beside = self._behind(1, step) if self._info.max_seqs > 1 else None
+        # Seconds later again: one noisy moment must not make the cells look free.
+        step_ms, *rows_ms = (min(ms, self._fresh(size)) for ms, size in zip(before, sizes, strict=True))
+        attended = behind[0].price(step_ms)
+        skipped = beside.price(step_ms) if beside is not None else 0.0
         attention = None
         if tiled:  # that is what tiles are for; more would be noise
-            attention = TiledAttention(rows, min(self._price(0, rows, rows_ms), attended))
-        self._crowd()
-        skipped = self._price(1, step, step_ms) if self._info.max_seqs > 1 else 0.0
+            attention = TiledAttention(rows, min(behind[1].price(rows_ms[0]), attended))
         return CostCurve(step_ms=(), attended_ms=attended, skipped_ms=min(skipped, attended), tiled=attention)
 
     def _fresh(self, size: int) -> float:
@@ -86,13 +108,10 @@ class CellPrices:
                 return
             last_ms = self._probe.compute({0: min(self._chunk, left)})
 
-    def _price(self, slot: int, size: int, empty_ms: float) -> float:
-        """Milliseconds per pair of a token and one of the cells that are there; 0 if noise hides it."""
-        prices = []
-        for _ in self._repeats():
-            pairs = size * self._probe.cells
-            prices.append((self._probe.compute({slot: size}) - empty_ms) / pairs)
-        return max(0.0, min(prices))
+    def _behind(self, slot: int, size: int) -> _Behind:
+        """Best of some steps among the cells that are there."""
+        found = [_Behind(self._probe.cells, size, self._probe.compute({slot: size})) for _ in self._repeats()]
+        return min(found, key=lambda behind: behind.ms / behind.pairs)
 
     def _crowd(self) -> None:
         """Copy the context to other slots, where that costs next to nothing."""
