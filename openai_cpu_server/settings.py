@@ -34,6 +34,7 @@ _PASSED_ON = {
     "threads_batch",
     "flash_attention",
     "prefill_tokens",
+    "staging_tokens",
     "interactive_step_ms",
     "batch_step_ms",
     "batch_floor",
@@ -108,6 +109,9 @@ class Settings(BaseSettings):
     kv_type: Literal["auto", "f32", "f16", "bf16", "q8_0"] = Field("auto", description="KV cell type")
     repack: Literal["auto", "on", "off"] = Field("auto", description="repack weights for this CPU at load")
     prefill_tokens: int = Field(256, ge=16, description="tokens of a step at most (llama.cpp's batch)")
+    staging_tokens: int = Field(
+        2048, ge=0, description="cells beside the pool, where prompts are computed without others in the way"
+    )
     interactive_step_ms: float = Field(
         130.0, gt=0, description="what a step may take while an interactive request runs"
     )

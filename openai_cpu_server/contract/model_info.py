@@ -34,6 +34,8 @@ class ModelInfo(msgspec.Struct, frozen=True, kw_only=True):
     """Cells of a sequence's beginning can be shared, saved and restored."""
     can_trim: bool
     """The end of a sequence can be removed (not so in recurrent, hybrid and sliding-window memories)."""
+    staging_tokens: int = 0
+    """Cells beside the pool, in which prompts can be computed first; 0: there are none."""
     draft_cost: float | None = None
     """What a token costs the draft model, roughly, against this one; None: there is no draft model."""
 

@@ -105,6 +105,11 @@ class Step(msgspec.Struct, frozen=True):
     spans: tuple[Span, ...] = ()
     padding: int = 0
     """Throw-away tokens to compute besides, in a slot set aside, where a larger step is a faster one."""
+    is_staged: bool = False
+    """Computed beside the pool, where no other sequence's cells are in the way: only spans of slots that have
+    no cells in the pool, without drafts and padding. They are moved there when they are needed there: by
+    another step, or by a verb. The pool must have room for them all the time.
+    """
 
     @property
     def num_tokens(self) -> int:

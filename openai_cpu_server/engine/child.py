@@ -14,8 +14,8 @@ from openai_cpu_server.contract.messages import Command, EngineOptions, Event, S
 from openai_cpu_server.engine.channel import ClientChannel
 
 _WAITING = {"GOMP_SPINCOUNT": "10000"}
-"""How long threads that compute spin for each other: longer than between two operations of a step (no step got
-slower), shorter than between two steps. So a core is free for whoever reads the tokens of the one before;
+"""How long threads that compute spin for each other: longer than between two operations of a step (no step
+got slower), shorter than between two steps. So a core is free for whoever reads the tokens of the one before;
 otherwise they take it from the thread that makes the next (measured: 1.4 ms of a step with 16 streams).
 """
 _WAITING_CHOSEN_BY_USER = ("GOMP_SPINCOUNT", "OMP_WAIT_POLICY")

@@ -253,7 +253,9 @@ def build_core(options: EngineOptions, backend: Backend, curve: CostCurve | None
     shares = info.can_share and options.prefix_sharing
     cache = _cache(options, backend) if shares else PrefixCache(0)
     scheduler = Scheduler(
-        limits=Limits(info.max_seqs, info.max_step_tokens, info.max_step_outputs, shares),
+        limits=Limits(
+            info.max_seqs, info.max_step_tokens, info.max_step_outputs, shares, info.staging_tokens
+        ),
         ledger=KVLedger(info.kv_tokens // _POOL_BLOCK_TOKENS, _POOL_BLOCK_TOKENS),
         cache=cache,
         cost=CostModel(curve) if curve else CostModel.guess(info.num_parameters),

@@ -30,6 +30,7 @@ def log_step(
         "started_s": started_s,
         "elapsed_ms": elapsed_ms,
         "padding": step.padding,
+        "staged": step.is_staged,
         "interrupted": result.interrupted,
         "spans": spans,
     }

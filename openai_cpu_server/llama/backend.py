@@ -34,7 +34,7 @@ from openai_cpu_server.llama.cache_file import BadCacheFile, read_cache_file, wr
 from openai_cpu_server.llama.cell_copies import CellCopies
 from openai_cpu_server.llama.constrained import ConstrainedOutput
 from openai_cpu_server.llama.constraints import Constraints
-from openai_cpu_server.llama.context import Decoded, Logits, PoolFull
+from openai_cpu_server.llama.context import Context, Decoded, Logits, PoolFull
 from openai_cpu_server.llama.draft_model import Wanted
 from openai_cpu_server.llama.loading import Loaded, load
 from openai_cpu_server.llama.logprobs import score
@@ -61,6 +61,7 @@ class LlamaBackend:
         self._copies = CellCopies(self._context, self._store, scratch_slot=loaded.set_aside.scratch)
         self._candidates = Candidates(loaded.info.vocab_size)
         self._constraints = Constraints(loaded.vocabulary)
+        self._staging = loaded.staging
         self._draft_model = loaded.draft_model
         self._slots: dict[int, OpenSlot] = {}
         self._can_interrupt = not loaded.model.is_recurrent
@@ -96,12 +97,14 @@ class LlamaBackend:
                 return StepResult()
             thought_of, drafting_ms = self._with_drafts(step.spans)
             spans = [self._allowed(span) for span in thought_of]
+            context = self._place(step)
             with self._constraints.foreseeing(self._constrained(spans)):
-                layout, decoded = self._compute(spans, step.padding)
+                layout, decoded = self._compute(context, spans, step.padding)
         if decoded is Decoded.INTERRUPTED:
-            self._roll_back(spans)
+            for span in spans:  # llama.cpp keeps what it finished
+                context.trim(span.slot, span.start)
             return StepResult(interrupted=True)
-        return self._result(step.spans, spans, layout, drafting_ms)
+        return self._result(context, step.spans, spans, layout, drafting_ms)
 
     def interrupt(self) -> None:
         """From any thread, at any time: the step that runs ends early, else nothing happens.
@@ -152,6 +155,8 @@ class LlamaBackend:
         self._store.close()
         if self._draft_model is not None:
             self._draft_model.close()
+        if self._staging is not None:
+            self._staging.close()
         self._context.close()
         self._loaded.model.close()
 
@@ -164,6 +169,7 @@ class LlamaBackend:
             case Share():
                 self._share(verb)
             case Save(slot, start, end, block):
+                self._settle(slot)
                 self._require_held(slot, end)
                 self._store.put(block, self._copies.save(slot, start, end))
             case Restore(block, slot, start, end):
@@ -186,11 +192,14 @@ class LlamaBackend:
 
     def _close(self, verb: Close) -> None:
         self._context.free_slot(verb.slot)
+        if self._staging is not None:
+            self._staging.free(verb.slot)
         self._slots.pop(verb.slot).close()
         if self._draft_model is not None:
             self._draft_model.forget(verb.slot)
 
     def _share(self, verb: Share) -> None:
+        self._settle(verb.source)
         self._require_held(verb.source, verb.end)
         assert verb.slot in self._slots, f"slot {verb.slot} is not open"
         assert self._context.num_positions(verb.slot) == 0, f"slot {verb.slot} holds cells"
@@ -201,6 +210,23 @@ class LlamaBackend:
         assert slot in self._slots, f"slot {slot} is not open"
         held = self._context.num_positions(slot)
         assert held >= end, f"slot {slot} holds {held} tokens, not {end}"
+
+    def _place(self, step: Step) -> Context:
+        """Where the step is computed; the cells that it needs are there."""
+        if not step.is_staged:
+            for span in step.spans:
+                self._settle(span.slot)
+            return self._context
+        assert self._staging is not None, "there is nothing beside the pool"
+        assert not step.padding, "padding belongs to the pool"
+        for span in step.spans:
+            assert not span.num_drafted, "drafts belong to the pool"
+            self._staging.enter(span.slot)
+        return self._staging.context
+
+    def _settle(self, slot: int) -> None:
+        if self._staging is not None:
+            self._staging.settle(slot)
 
     def _constrained(self, spans: Sequence[Span]) -> list[Future[ConstrainedOutput]]:
         """Outputs that will be asked what they allow when the spans are computed."""
@@ -235,16 +261,16 @@ class LlamaBackend:
         length = self._slots[span.slot].num_allowed(span.draft)
         return msgspec.structs.replace(span, draft=span.draft[:length])
 
-    def _compute(self, spans: Sequence[Span], padding: int) -> tuple[Layout, Decoded]:
+    def _compute(self, context: Context, spans: Sequence[Span], padding: int) -> tuple[Layout, Decoded]:
         if not padding:
             layout = self._fill(spans)
-            return layout, self._context.decode(self._batch)
+            return layout, context.decode(self._batch)
         layout = self._fill([*spans, self._padding(padding)])
         try:
-            decoded = self._context.decode(self._batch)
+            decoded = context.decode(self._batch)
         except PoolFull:
-            return self._compute(spans, padding=0)
-        self._context.free_slot(self._loaded.set_aside.padding)
+            return self._compute(context, spans, padding=0)
+        context.free_slot(self._loaded.set_aside.padding)
         return layout, decoded
 
     def _padding(self, count: int) -> Span:
@@ -257,17 +283,17 @@ class LlamaBackend:
         assert layout.num_outputs <= most, f"{layout.num_outputs} outputs in a step of at most {most}"
         return layout
 
-    def _roll_back(self, spans: Sequence[Span]) -> None:
-        """llama.cpp keeps what it finished of an aborted step."""
-        for span in spans:
-            self._context.trim(span.slot, span.start)
-
     def _result(
-        self, planned: Sequence[Span], spans: Sequence[Span], layout: Layout, drafting_ms: float
+        self,
+        context: Context,
+        planned: Sequence[Span],
+        spans: Sequence[Span],
+        layout: Layout,
+        drafting_ms: float,
     ) -> StepResult:
         if not layout.num_outputs:
             return StepResult()
-        logits = self._context.logits(layout.num_outputs)
+        logits = context.logits(layout.num_outputs)
         sampled: dict[int, Sampled] = {}
         scores = {}
         for span, rows in zip(spans, layout.rows, strict=False):  # padding has rows too, but none of use
@@ -311,7 +337,8 @@ class LlamaBackend:
         """Compute one token and forget it, so that no request pays for the first use of the weights."""
         vocabulary = self._loaded.vocabulary
         self._batch.fill([Span(slot=0, start=0, tokens=(vocabulary.bos or 0,), sample=True)])
-        self._context.decode(self._batch)
-        self._context.clear()
+        for context in (self._context, self._staging.context) if self._staging else (self._context,):
+            context.decode(self._batch)
+            context.clear()
         if self._draft_model is not None:
             self._draft_model.warm_up()

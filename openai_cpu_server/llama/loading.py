@@ -21,6 +21,7 @@ from openai_cpu_server.llama.gguf_header import GgufHeader, model_files, total_b
 from openai_cpu_server.llama.kv_size import KVType, bytes_per_cell, pool_cells
 from openai_cpu_server.llama.machine import Machine
 from openai_cpu_server.llama.model import Model
+from openai_cpu_server.llama.staging import Staging
 from openai_cpu_server.llama.vocabulary import Vocabulary
 
 _SCORED_OUTPUTS = 64
@@ -29,6 +30,8 @@ _MOSTLY_Q4_0 = 2
 """llama.cpp's LLAMA_FTYPE_MOSTLY_Q4_0."""
 _DRAFT_KV_TYPE = KVType.F16
 """The fastest."""
+_STAGING_SHARE = 4
+"""Of the pool's cells a quarter at most are beside it."""
 _TILE = 16
 _BATCH_TOKENS_MIN = 32
 
@@ -55,6 +58,7 @@ class Loaded(NamedTuple):
     set_aside: SlotsSetAside
     fingerprint: str
     """Of all that saved cells depend on."""
+    staging: Staging | None
     draft_model: DraftModel | None
 
 
@@ -77,7 +81,12 @@ def load(options: EngineOptions, on_progress: Callable[[float], None], machine: 
         cores = _cores(context_options)
         context = Context(model, context_options, abort, cores)
         undo.callback(context.close)
-        info = _info(options, model, vocabulary, context, cell_bytes)
+        info = _info(options, model, vocabulary, context, cell_bytes, machine)
+        staging = None
+        if info.staging_tokens:
+            staging_context = Context(model, _staging_options(context_options, info), abort, cores)
+            undo.callback(staging_context.close)
+            staging = Staging(staging_context, context)
         fingerprint = cells_fingerprint(model.header, info, flash_attention=options.flash_attention)
         draft_model = None
         if draft is not None:
@@ -87,7 +96,7 @@ def load(options: EngineOptions, on_progress: Callable[[float], None], machine: 
             )
         undo.pop_all()
     set_aside = SlotsSetAside(scratch=options.max_seqs, padding=options.max_seqs + 1)
-    return Loaded(model, vocabulary, context, abort, info, set_aside, fingerprint, draft_model)
+    return Loaded(model, vocabulary, context, abort, info, set_aside, fingerprint, staging, draft_model)
 
 
 def _draft_header(options: EngineOptions) -> GgufHeader | None:
@@ -183,9 +192,26 @@ def _context_options(options: EngineOptions, cells: int, kv_type: KVType, machin
     )
 
 
+def _staging_options(options: ContextOptions, info: ModelInfo) -> ContextOptions:
+    return msgspec.structs.replace(options, kv_cells=info.staging_tokens)
+
+
+def _staging_tokens(options: EngineOptions, context: Context, cell_bytes: int, machine: Machine) -> int:
+    """None where one step would fill them, or memory has no room for more than the pool."""
+    cells = min(options.staging_tokens, context.kv_cells // _STAGING_SHARE)
+    fits = (context.kv_cells + cells) * cell_bytes <= machine.free_memory()
+    return cells if fits and cells >= context.batch_tokens else 0
+
+
 def _info(
-    options: EngineOptions, model: Model, vocabulary: Vocabulary, context: Context, cell_bytes: int
+    options: EngineOptions,
+    model: Model,
+    vocabulary: Vocabulary,
+    context: Context,
+    cell_bytes: int,
+    machine: Machine,
 ) -> ModelInfo:
+    can_share = not model.is_recurrent and not model.has_window
     return ModelInfo(
         path=str(model.path),
         description=model.description,
@@ -202,8 +228,9 @@ def _info(
         max_step_outputs=context.max_outputs,
         threads=context.threads,
         end_tokens=vocabulary.end_tokens,
-        can_share=not model.is_recurrent and not model.has_window,
+        can_share=can_share,
         # A window's cells are reused as soon as it has passed them, even with `swa_full`: what was before
         # the end of the sequence may be gone.
-        can_trim=not model.is_recurrent and not model.has_window,
+        can_trim=can_share,
+        staging_tokens=_staging_tokens(options, context, cell_bytes, machine) if can_share else 0,
     )

@@ -10,6 +10,10 @@ from openai_cpu_server.scheduler.cost_model import TILE
 from openai_cpu_server.scheduler.plan import StepPlan
 from openai_cpu_server.scheduler.sequence import Sequence
 
+_WORTH_STAGING_ONE, _WORTH_STAGING_SEVERAL = 1.03, 0.97
+"""How many times as much must be done in the same time beside the pool. Cells are to be moved afterwards; but
+of several prompts each is in the way of the others, and soon that of all who decode.
+"""
 _BURST_PATIENCE = 2
 """Interactive budgets that a step with forced tokens may take: it is those who decode that gain by them."""
 
@@ -57,31 +61,90 @@ class _Groups:
         return bool(self.batch_decoding or self.batch_reading)
 
 
+@dataclass(frozen=True)
+class _Worth:
+    """What tokens are worth: the milliseconds that they take in the best company.
+
+    Eight sequences decode in the time of sixteen: they are worth half of it.
+    """
+
+    decoded_token_ms: float
+    prompt_token_ms: float
+
+    def of(self, plan: StepPlan) -> float:
+        decoded = sum(num_tokens for sequence, num_tokens in plan.parts.items() if sequence.is_decoding)
+        return decoded * self.decoded_token_ms + (plan.num_tokens - decoded) * self.prompt_token_ms
+
+
 class Composer:
     """Interactive decodes, interactive prompts, batch decodes, batch prompts, as far as the budget goes.
 
     Batch work that was left out builds up a credit of time, which a later step must spend on it.
+
+    Prompts that share nothing are computed beside the pool where that is faster than in one step with all
+    others. Those then have the next step, and both together take no longer than one step may.
     """
 
     def __init__(self, options: StepOptions) -> None:
         self._options = options
         self._credit_ms = 0.0
+        self._owes_others = False
+        """The step before was beside the pool: now it is the turn of those who were left out for it."""
 
     @property
     def fills_tiles(self) -> bool:
         return self._options.fills_tiles and self._options.mixes
 
-    def compose(self, plan: StepPlan, running: Seq[Sequence]) -> None:
-        """Fill the plan from the running sequences, which come in the policy's order."""
-        groups = _Groups.of(running)
-        options = self._options
-        plan.budget_ms = options.interactive_step_ms if groups.has_interactive else options.batch_step_ms
-        if self._options.mixes:
-            self._compose(plan, groups)
-        else:
-            self._compose_apart(plan, groups)
+    def compose(self, plan: StepPlan, staged: StepPlan | None, running: Seq[Sequence]) -> StepPlan:
+        """Fill one of the plans from the running sequences, which come in the policy's order.
+
+        `staged`: for a step beside the pool; None: it is full, or there is none.
+        """
+        options, present = self._options, _Groups.of(running)
+        plan.budget_ms = options.interactive_step_ms if present.has_interactive else options.batch_step_ms
+        if not options.mixes:
+            self._compose_apart(plan, present)
+            return plan
+        fresh = [s for s in running if s.can_be_staged] if staged is not None else []
+        owes_others, self._owes_others = self._owes_others, False
+        if staged is None or not fresh:
+            return self._filled(plan, running, present)
+        others = [s for s in running if not s.can_be_staged]
+        if owes_others and others:
+            return self._filled(plan, others, present)
+        staged.budget_ms = plan.budget_ms
+        return self._better(plan, staged, fresh, running, present)
+
+    def _better(
+        self, plan: StepPlan, staged: StepPlan, fresh: Seq[Sequence], running: Seq[Sequence], present: _Groups
+    ) -> StepPlan:
+        """All in one step, or those whose prompts share nothing beside the pool and then the others."""
+        together, company = self._filled(plan.copy(), running, present), plan.copy()
+        for sequence, num_tokens in together.parts.items():
+            if not sequence.can_be_staged:
+                company.add(sequence, num_tokens)
+        company_ms = company.ms if company.parts else 0.0
+        self._filled(staged, fresh, present, spent_ms=company_ms)
+        num_fresh = together.num_tokens - company.num_tokens
+        if not num_fresh or not staged.num_tokens:
+            return together
+        worth = _Worth(plan.tile_token_ms, staged.ms / staged.num_tokens)
+        company_worth = worth.of(company)
+        apart = (staged.ms + company_worth) / (staged.ms + company_ms)
+        least = _WORTH_STAGING_ONE if len(fresh) == 1 else _WORTH_STAGING_SEVERAL
+        if apart <= least * (num_fresh * worth.prompt_token_ms + company_worth) / together.ms:
+            return together
+        self._owes_others = bool(company.parts)
+        return staged
+
+    def _filled(
+        self, plan: StepPlan, running: Seq[Sequence], present: _Groups, *, spent_ms: float = 0.0
+    ) -> StepPlan:
+        """From these of those who are present; `spent_ms` of every budget is for others."""
+        self._compose(plan, _Groups.of(running), present, spent_ms)
         if self.fills_tiles:
             _fill_tile(plan, running)
+        return plan
 
     def account(self, plan: StepPlan, running: Seq[Sequence]) -> None:
         """Book what the step gave to batch work, once it is settled."""
@@ -95,23 +158,23 @@ class Composer:
         credit = self._credit_ms + self._options.batch_floor * step_ms - spent
         self._credit_ms = min(max(credit, 0.0), self._options.batch_step_ms)
 
-    def _compose(self, plan: StepPlan, groups: _Groups) -> None:
+    def _compose(self, plan: StepPlan, groups: _Groups, present: _Groups, spent_ms: float) -> None:
         options = self._options
         for sequence in groups.decoding:
             plan.add(sequence, 1)
         burst_ms = min(_BURST_PATIENCE * options.interactive_step_ms, options.batch_step_ms)
         _end_bursts(plan, groups.decoding, burst_ms)
-        reading_ms = self._reading_ms(groups)
+        reading_ms = self._reading_ms(present) - spent_ms
         _end_shortest(plan, groups.reading, reading_ms)
         _read_fairly(plan, groups.reading, reading_ms)
         credit_ms = plan.ms + self._credit_ms if self._credit_ms else 0.0
-        self._add_batch(plan, groups, max(plan.budget_ms, credit_ms))
+        self._add_batch(plan, groups, max(plan.budget_ms, credit_ms) - spent_ms)
 
     def _reading_ms(self, groups: _Groups) -> float:
         """The more requests wait for their first token, the longer may those wait who have it already."""
         if not groups.decoding:
             return self._options.batch_step_ms
-        patience = 1 + len(groups.reading)
+        patience = 1 + 2 * len(groups.reading)
         return min(patience * self._options.interactive_step_ms, self._options.batch_step_ms)
 
     def _add_batch(self, plan: StepPlan, groups: _Groups, budget_ms: float) -> None:

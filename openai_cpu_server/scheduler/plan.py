@@ -7,6 +7,7 @@ import math
 from typing import Protocol
 
 from openai_cpu_server.contract.cost import attended_pairs
+from openai_cpu_server.scheduler.cost_model import TILE
 from openai_cpu_server.scheduler.sequence import Sequence
 
 
@@ -44,9 +45,19 @@ class StepPlan:
     """Grows by tokens of sequences; knows what the step would cost with a few more."""
 
     def __init__(
-        self, cost: StepCost, *, pool_cells: int, max_tokens: int, max_outputs: int, pads: bool = True
+        self,
+        cost: StepCost,
+        *,
+        pool_cells: int,
+        max_tokens: int,
+        max_outputs: int,
+        pads: bool = True,
+        is_staged: bool = False,
     ) -> None:
-        """`pads`: the step will be filled up to a size that is faster."""
+        """`pads`: the step will be filled up to a size that is faster. `is_staged`: beside the pool, of which
+        then nothing is skipped; `pool_cells` are those there.
+        """
+        self.is_staged = is_staged
         self.parts: dict[Sequence, int] = {}
         """Tokens to compute of each sequence, in the order in which they claim cells."""
         self.drafts: dict[Sequence, int] = {}
@@ -83,6 +94,11 @@ class StepPlan:
     def single_ms(self) -> float:
         """Of a step with one token."""
         return self._cost.predict_ms(1, 0, 0)
+
+    @property
+    def tile_token_ms(self) -> float:
+        """Of a token of a step that fills a tile."""
+        return self._cost.predict_ms(TILE, 0, 0) / TILE
 
     @property
     def padded_ms(self) -> float:

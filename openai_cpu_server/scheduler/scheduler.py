@@ -43,6 +43,8 @@ class Limits:
     step_tokens: int
     step_outputs: int
     can_share: bool = True
+    staging_tokens: int = 0
+    """Cells beside the pool; a step's tokens fit, or it is 0."""
 
 
 @dataclass(frozen=True)
@@ -172,13 +174,14 @@ class Scheduler:
     def schedule(self) -> Step:
         """The next step; without spans if there is nothing to compute."""
         self._admit()
-        plan = self._new_plan()
-        self._composer.compose(plan, self._in_order())
+        plan = self._composer.compose(self._new_plan(), self._new_staged_plan(), self._in_order())
         spans = self._with_drafts(plan, self._claim_spans(plan))
-        padding = self._padding(sum(span.num_tokens for span in spans))
+        padding = 0 if plan.is_staged else self._padding(sum(span.num_tokens for span in spans))
         self._composer.account(plan, self._in_order())
         self._plan = plan
-        return Step(verbs=self._memory.take_verbs(), spans=spans, padding=padding)
+        for span in spans:
+            self._memory.running[span.slot].is_staged = plan.is_staged
+        return Step(self._memory.take_verbs(), spans, padding, is_staged=plan.is_staged and bool(spans))
 
     def predicted_ms(self, step: Step) -> float:
         """How long the step that `schedule` has just given will take."""
@@ -252,6 +255,21 @@ class Scheduler:
             max_tokens=self._limits.step_tokens,
             max_outputs=self._limits.step_outputs,
             pads=self._composer.fills_tiles,
+        )
+
+    def _new_staged_plan(self) -> StepPlan | None:
+        """None: there is no room beside the pool."""
+        staged = self._memory.staged_tokens
+        room = min(self._limits.staging_tokens - staged, self._limits.step_tokens)
+        if room <= 0:
+            return None
+        return StepPlan(
+            self._cost,
+            pool_cells=staged,
+            max_tokens=room,
+            max_outputs=self._limits.step_outputs,
+            pads=False,
+            is_staged=True,
         )
 
     def _claim_spans(self, plan: StepPlan) -> tuple[Span, ...]:
@@ -391,5 +409,6 @@ class Scheduler:
         """Assert that sequences and memory agree (tests call this after every step)."""
         for sequence in self._memory.running.values():
             assert self._sequences[sequence.request.id] is sequence
+        assert self._memory.staged_tokens <= self._limits.staging_tokens
         assert len(self._waiting) + len(self._memory.running) == len(self._sequences)
         self._memory.check()

@@ -59,6 +59,8 @@ class Sequence:
         """Draft tokens that were computed for it."""
         self.num_accepted = 0
         """Of these, those that turned out right."""
+        self.is_staged = False
+        """Its cells, if it has any, are beside the pool."""
         self.kinship: dict[int, int] = {}
         """By arrival of another: length of the common prefix of these tokens and its prompt."""
         self._num_to_read = len(self.tokens)
@@ -84,6 +86,11 @@ class Sequence:
     def is_decoding(self) -> bool:
         """What is pending was generated since it runs: a sampled token, and those forced behind it."""
         return self.computed >= self._num_to_read - 1
+
+    @property
+    def can_be_staged(self) -> bool:
+        """It reads its prompt, and nothing of it is in the pool."""
+        return not self.is_decoding and (self.is_staged or self.computed == 0)
 
     @property
     def output(self) -> tuple[int, ...]:
@@ -116,6 +123,7 @@ class Sequence:
     def run(self, slot: int) -> None:
         self._move(Status.RUNNING)
         self._slot = slot
+        self.is_staged = False
         self._num_to_read = len(self.tokens)
         self.kinship.clear()
 

@@ -54,8 +54,14 @@ def _next_alone(asked: GenerationRequest, tokens: list[int]) -> int:
 class TokenCost:
     """A millisecond a token; sizes in `steps` are cheaper than what is below them, as tiles are."""
 
-    def __init__(self, tiles: tuple[int, ...] = (), jump: tuple[int, float] | None = None) -> None:
+    def __init__(
+        self,
+        tiles: tuple[int, ...] = (),
+        jump: tuple[int, float] | None = None,
+        skipped_ms: float = 0.0,
+    ) -> None:
         self._tiles = tiles
+        self._skipped_ms = skipped_ms
         self.tiled_from, self._jump_ms = jump or (None, 0.0)
         self.learned: list[tuple[int, float]] = []
         self.crowded_from = math.inf
@@ -64,7 +70,7 @@ class TokenCost:
     def predict_ms(self, num_tokens: int, attended: int, skipped: int, cells: int | None = None) -> float:
         assert cells is None or cells >= 0
         jump = self._jump_ms if self.tiled_from and num_tokens >= self.tiled_from else 0.0
-        return num_tokens + jump
+        return num_tokens + jump + self._skipped_ms * skipped
 
     def cheapest_size(self, num_tokens: int, limit: int, pool_cells: int = 0) -> int:
         if pool_cells >= self.crowded_from:
@@ -139,6 +145,7 @@ class Driver:
         tiles: tuple[int, ...] = (),
         jump: tuple[int, float] | None = None,
         can_share: bool = True,
+        staging: int = 0,
         floor: float = 0.1,
         mixes: bool = True,
         continuous: bool = True,
@@ -153,14 +160,18 @@ class Driver:
         takes.
         """
         info = msgspec.structs.replace(
-            FAKE_INFO, max_seqs=slots, kv_tokens=kv_tokens, max_step_tokens=max(idle, slots + 16)
+            FAKE_INFO,
+            max_seqs=slots,
+            kv_tokens=kv_tokens,
+            max_step_tokens=max(idle, slots + 16),
+            staging_tokens=staging,
         )
         self.now_s = 0.0
         self.cost = cost or TokenCost(tiles, jump)
         self._elapsed_ms = elapsed_ms
         self._always = always
         self._info = info
-        self._limits = Limits(slots, info.max_step_tokens, outputs, can_share=can_share)
+        self._limits = Limits(slots, info.max_step_tokens, outputs, can_share, staging)
         self._cache_blocks = cache_blocks
         self._options = StepOptions(
             interactive_step_ms=decoding, batch_step_ms=idle, batch_floor=floor, mixes=mixes
@@ -176,6 +187,8 @@ class Driver:
         self.finished: list[str] = []
         self.cached: dict[str, int | None] = {}
         self.paddings: list[int] = []
+        self.staged: list[list[str]] = []
+        """By step, who was computed beside the pool."""
 
     def _start(self) -> None:
         self.backend = FakeBackend(self._info)
@@ -251,6 +264,7 @@ class Driver:
         step = self.scheduler.schedule()
         names = [s.request.id for s in self.scheduler.participants(step)]
         self.paddings.append(step.padding)
+        self.staged.append([name for name in names if step.is_staged])
         self.scheduler.check()
         if interrupt:
             self.backend.execute(Step(verbs=step.verbs))
