@@ -22,8 +22,8 @@ _REPEATS = 2
 _PROMPT_STEPS = (16, 32, 48, 63, 64, 96, 128, 192, 256, 512)
 _BEFORE_TILES = 63
 """Tokens of the largest step in which attention is not yet computed in tiles (EVIDENCE.md of the project)."""
-_SAMPLE_TOKENS = 2_000
-"""Of the work, to try policies on."""
+_SAMPLE_TOKENS = 8_000
+"""Of the work, to try policies on: less than all of it, with a second wave of requests, misleads."""
 
 PriceList = tuple[tuple[int, float], ...]
 
