@@ -270,6 +270,17 @@ def user_data_dir() -> Path:
     return (Path(base) if base else Path.home() / ".local" / "share") / "openai-cpu-server"
 
 
+def make_threads_wait() -> None:
+    """Let engines that this process starts inherit how their compute threads wait, unless a user has said it.
+
+    They spin longer than between two operations of a step (no step got slower), shorter than between two
+    steps: then a core is free for whoever reads the tokens of the one before. Otherwise that takes it from the
+    thread that makes the next (measured: 1.4 ms of a step with 16 streams).
+    """
+    if "OMP_WAIT_POLICY" not in os.environ:
+        os.environ.setdefault("GOMP_SPINCOUNT", "10000")
+
+
 def read_settings(arguments: Sequence[str]) -> Settings:
     """Settings for these command line arguments. Raises StartupError with one line that names the option."""
     settings = _reading(_config_path(arguments))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import os
 import socket
 from collections.abc import Sequence
 
@@ -12,13 +11,6 @@ import psutil
 
 from openai_cpu_server.contract.messages import Command, EngineOptions, Event, Start
 from openai_cpu_server.engine.channel import ClientChannel
-
-_WAITING = {"GOMP_SPINCOUNT": "10000"}
-"""How long threads that compute spin for each other: longer than between two operations of a step (no step
-got slower), shorter than between two steps. So a core is free for whoever reads the tokens of the one before;
-otherwise they take it from the thread that makes the next (measured: 1.4 ms of a step with 16 streams).
-"""
-_WAITING_CHOSEN_BY_USER = ("GOMP_SPINCOUNT", "OMP_WAIT_POLICY")
 
 
 class EngineProcess:
@@ -48,7 +40,6 @@ class EngineProcess:
                     str(theirs.fileno()),
                     pass_fds=(theirs.fileno(),),
                     stdin=asyncio.subprocess.DEVNULL,
-                    env=_environment(),
                     start_new_session=True,
                 )
             except BaseException:
@@ -95,8 +86,3 @@ class EngineProcess:
         except asyncio.TimeoutError:
             self.kill()
             await self._process.wait()
-
-
-def _environment() -> dict[str, str]:
-    is_chosen = any(name in os.environ for name in _WAITING_CHOSEN_BY_USER)
-    return dict(os.environ) if is_chosen else os.environ | _WAITING
