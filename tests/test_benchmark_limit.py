@@ -6,7 +6,7 @@ from collections import Counter
 
 import pytest
 from bench.limit.limit import Limit, LimitFailed
-from bench.limit.shapes import Prices, Shape, predict_s, prefix_sizes, shapes
+from bench.limit.shapes import Prices, Shape, latencies, predict_s, prefix_sizes, shapes
 from bench.limit.work import Policy, Request, Work
 
 from tests.tiny_model import tiny_model_path
@@ -24,6 +24,16 @@ def test_prices_lie_between_what_was_measured() -> None:
 
 def test_a_larger_step_may_be_the_cheapest() -> None:
     assert [STAIRS.cheapest(n) for n in (1, 8, 12, 16, 17, 64)] == [1, 16, 16, 16, 17, 64]
+
+
+def test_waits_are_told_as_clients_feel_them() -> None:
+    """Two clients, three requests of 16 + 2 tokens: the third is taken when the first is answered."""
+    work = Work(clients=2, requests=(Request(prompt=16, output=2),) * 3)
+    planned = list(shapes(work, APART, LINE))
+    assert [len(shape.parts) for shape in planned] == [1, 1, 2, 1, 1]
+    first, gaps = latencies(planned, [1.0, 1.0, 0.5, 1.0, 0.25], begun_s=3.0)
+    assert first == [4.0, 5.0, 1.0]
+    assert gaps == [1.5, 0.5, 0.25]
 
 
 @pytest.mark.parametrize("policy", [MIXED, APART])

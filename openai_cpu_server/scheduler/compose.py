@@ -110,7 +110,7 @@ class Composer:
         if staged is None or not fresh:
             return self._filled(plan, running, present)
         others = [s for s in running if not s.can_be_staged]
-        if owes_others and others:
+        if owes_others and others and min(map(_priority, others)) <= min(map(_priority, fresh)):
             return self._filled(plan, others, present)
         staged.budget_ms = plan.budget_ms
         return self._better(plan, staged, fresh, running, present)
@@ -128,11 +128,10 @@ class Composer:
         num_fresh = together.num_tokens - company.num_tokens
         if not num_fresh or not staged.num_tokens:
             return together
-        worth = _Worth(plan.tile_token_ms, staged.ms / staged.num_tokens)
-        company_worth = worth.of(company)
-        apart = (staged.ms + company_worth) / (staged.ms + company_ms)
+        worth = _Worth(plan.tile_token_ms, plan.bulk_token_ms)
+        apart = (worth.of(staged) + worth.of(company)) / (staged.ms + company_ms)
         least = _WORTH_STAGING_ONE if len(fresh) == 1 else _WORTH_STAGING_SEVERAL
-        if apart <= least * (num_fresh * worth.prompt_token_ms + company_worth) / together.ms:
+        if apart <= least * worth.of(together) / together.ms:
             return together
         self._owes_others = bool(company.parts)
         return staged
@@ -198,6 +197,10 @@ class Composer:
             for sequence in decoding:
                 plan.add(sequence, 1)
             _end_bursts(plan, decoding, self._options.batch_step_ms)
+
+
+def _priority(sequence: Sequence) -> Priority:
+    return sequence.request.priority
 
 
 def _end_bursts(plan: StepPlan, decoding: Seq[Sequence], budget_ms: float) -> None:

@@ -101,6 +101,11 @@ class StepPlan:
         return self._cost.predict_ms(TILE, 0, 0) / TILE
 
     @property
+    def bulk_token_ms(self) -> float:
+        """Of a token of a step as large as may be."""
+        return self._cost.predict_ms(self._max_tokens, 0, 0) / self._max_tokens
+
+    @property
     def padded_ms(self) -> float:
         """Of the step with its padding."""
         return self.least_ms(0)

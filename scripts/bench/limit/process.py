@@ -16,7 +16,7 @@ from contextlib import ExitStack
 import llama_cpp
 import msgspec
 
-from bench.limit.shapes import Prices, Shape, prefix_sizes, shapes
+from bench.limit.shapes import Prices, Shape, latencies, prefix_sizes, shapes
 from bench.limit.work import Answer, Job, LoopRun, Trial, Work
 from openai_cpu_server.llama.cores import Cores
 from openai_cpu_server.llama.machine import Machine
@@ -66,10 +66,14 @@ def _run(model: object, trial: Trial, prices: Prices, cores: Cores) -> LoopRun:
         loop.read_prefix(prefix_sizes(work, prices))
         if work.is_warm:
             start = time.perf_counter()
+        begun_s = time.perf_counter() - start
         times_ms = [loop.compute(shape, work.shared) for shape in planned]
         seconds = time.perf_counter() - start
+    first, gaps = latencies(planned, [ms / 1000 for ms in times_ms], begun_s=begun_s)
     return LoopRun(
         seconds=seconds,
+        ttft_s=tuple(first),
+        gaps_s=tuple(gaps),
         steps=len(planned),
         decode_ms=_decode_ms(planned, times_ms, work.clients),
         requests=len(work.requests),

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Iterator, Sequence
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from bench.limit.work import Policy, Request, Work
@@ -105,6 +106,23 @@ def shapes(work: Work, policy: Policy, prices: Prices) -> Iterator[Shape]:
         num_tokens = sum(part.tokens for part in parts)
         padding = prices.cheapest(num_tokens) - num_tokens if num_tokens <= prices.largest else 0
         yield Shape(begins, parts, ends, padding)
+
+
+def latencies(
+    shapes: Iterable[Shape], times_s: Iterable[float], *, begun_s: float = 0.0
+) -> tuple[list[float], list[float]]:
+    """Times to first token and between tokens. `begun_s`: so long ago all clients came, for the prefix."""
+    now, since = 0.0, defaultdict[int, float](lambda: -begun_s)
+    first, gaps = [], []
+    is_begun: set[int] = set()
+    for shape, seconds in zip(shapes, times_s, strict=True):
+        is_begun.difference_update(shape.begins)
+        now += seconds
+        for lane in (part.lane for part in shape.parts if part.samples):
+            (gaps if lane in is_begun else first).append(now - since[lane])
+            is_begun.add(lane)
+            since[lane] = now
+    return first, gaps
 
 
 def prefix_sizes(work: Work, prices: Prices) -> list[int]:

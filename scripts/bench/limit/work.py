@@ -75,6 +75,10 @@ class LoopRun(msgspec.Struct, frozen=True, kw_only=True):
     """Median of the steps in which all clients decode and nobody reads; None: there were none."""
     requests: int
     output_tokens: int
+    ttft_s: tuple[float, ...]
+    """By request, from when its client took it."""
+    gaps_s: tuple[float, ...]
+    """Between tokens of a request, of all requests."""
 
     @property
     def requests_per_s(self) -> float:

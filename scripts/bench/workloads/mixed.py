@@ -14,6 +14,7 @@ from bench.bench import Bench
 from bench.contest import OURS, Contest
 from bench.contestants import Contestant, Variant
 from bench.failures import described
+from bench.limit.work import LoopRun
 from bench.load import LoadFailed
 from bench.results import Direction, Figure, Goal, Line, WorkloadResult
 from bench.stats import Rounds, percentile, ratio
@@ -135,13 +136,17 @@ def _lines(contest: Contest[MixedRun]) -> dict[str, Line]:
     at_most, at_least = Direction.AT_MOST, Direction.AT_LEAST
     line = contest.line
     return {
-        "ttft p50": line("interactive TTFT p50", "s", at_most, lambda run: run.ttft_s(50)),
-        "ttft p95": line(
-            "interactive TTFT p95", "s", at_most, lambda run: run.ttft_s(95), lambda loops: loops[1].seconds
+        "ttft p50": line("interactive TTFT p50", "s", at_most, lambda run: run.ttft_s(50), _first_token_s),
+        "ttft p95": line("interactive TTFT p95", "s", at_most, lambda run: run.ttft_s(95), _first_token_s),
+        "ttft worst": line(
+            "interactive TTFT worst", "s", at_most, lambda run: run.ttft_s(100), _first_token_s
         ),
-        "ttft worst": line("interactive TTFT worst", "s", at_most, lambda run: run.ttft_s(100)),
-        "gap p50": line("interactive inter-token latency p50", "s", at_most, lambda run: run.gap_s(50)),
-        "gap p95": line("interactive inter-token latency p95", "s", at_most, lambda run: run.gap_s(95)),
+        "gap p50": line(
+            "interactive inter-token latency p50", "s", at_most, lambda run: run.gap_s(50), _gap_s
+        ),
+        "gap p95": line(
+            "interactive inter-token latency p95", "s", at_most, lambda run: run.gap_s(95), _gap_s
+        ),
         "batch": line("batch output", "tok/s", at_least, lambda run: run.both.batch_output_per_s),
         "output": line(
             "output, both classes",
@@ -152,6 +157,16 @@ def _lines(contest: Contest[MixedRun]) -> dict[str, Line]:
         ),
         "computed": line("computed, both classes", "tok/s", at_least, lambda run: run.both.computed_per_s),
     }
+
+
+def _first_token_s(loops: list[LoopRun]) -> float:
+    """Of one alone: no company makes it shorter."""
+    return max(loops[1].ttft_s)
+
+
+def _gap_s(loops: list[LoopRun]) -> float:
+    """The same."""
+    return percentile(loops[1].gaps_s, 50)
 
 
 def _goals(contest: Contest[MixedRun], lines: dict[str, Line]) -> tuple[Goal, ...]:

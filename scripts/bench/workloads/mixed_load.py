@@ -72,7 +72,7 @@ class Size:
         short = Request(prompt=self.short_prompt, output=self.short_output)
         return [
             Work(clients=self.batch_clients + 1, requests=(batch, *[short] * shorts) * self.batch_clients),
-            Work(clients=1, requests=(Request(prompt=self.short_prompt, output=1),)),
+            Work(clients=1, requests=(short,)),
         ]
 
 
