@@ -153,7 +153,7 @@ class FakeBackend:
             return StepResult(interrupted=True)
         assert step.num_tokens + step.padding <= self.info.max_step_tokens
         spans = [self._allowed(span) for span in step.spans]
-        self._place(step)
+        self.place(step)
         for span in spans:
             self._compute(span)
         assert sum(len(self.cells[slot]) for slot in self.staged) <= self.info.staging_tokens
@@ -200,7 +200,8 @@ class FakeBackend:
     def close(self) -> None:
         self.cells.clear()
 
-    def _place(self, step: Step) -> None:
+    def place(self, step: Step) -> None:
+        """Cells are where the step needs them, even if it is then interrupted."""
         slots = {span.slot for span in step.spans}
         if not step.is_staged:
             self.staged -= slots

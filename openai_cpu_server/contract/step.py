@@ -163,7 +163,9 @@ class Drafted(msgspec.Struct, frozen=True):
 
 
 class StepResult(msgspec.Struct, frozen=True):
-    """What came out. An interrupted step computed nothing: its spans have left no trace in the slots."""
+    """What came out. An interrupted step computed nothing: its spans left no trace in the slots, whose cells
+    are where it needed them, in the pool or beside it.
+    """
 
     samples: dict[int, Sample] = {}
     """By slot, for every span with `sample` that has not failed at once."""

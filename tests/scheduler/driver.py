@@ -268,6 +268,7 @@ class Driver:
         self.scheduler.check()
         if interrupt:
             self.backend.execute(Step(verbs=step.verbs))
+            self.backend.place(step)
             self.scheduler.apply(step, StepResult(interrupted=True))
         else:
             self._apply(step)
