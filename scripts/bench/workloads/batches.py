@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 from bench.asking import Ask, Trace, first_token_times
 from bench.contest import Contest
+from bench.limit.work import LoopRun
 from bench.load import Clients
 from bench.results import Direction, Line
 from bench.servers import Server
@@ -92,28 +93,29 @@ def requests_line(contest: Contest[BatchRun]) -> Line:
 
 def latency_lines(contest: Contest[BatchRun]) -> tuple[Line, ...]:
     """The bare loop's are of the steps that bring the most output, not the shortest that are possible."""
+
+    def line(what: str, ours: Callable[[BatchRun, float], float], loops: _Waits, percent: float) -> Line:
+        return contest.line(
+            what,
+            "s",
+            Direction.AT_MOST,
+            lambda run: ours(run, percent),
+            lambda runs: percentile(loops(runs[0]), percent),
+        )
+
     return (
-        *(_first_token_line(contest, f"TTFT p{percent}", percent) for percent in (50, 95)),
-        *(_gap_line(contest, f"inter-token latency p{percent}", percent) for percent in (50, 95)),
-        _gap_line(contest, "worst stall", 100),
+        *(line(f"TTFT p{p}", BatchRun.ttft_s, _first_tokens, p) for p in (50, 95)),
+        *(line(f"inter-token latency p{p}", BatchRun.gap_s, _gaps, p) for p in (50, 95)),
+        line("worst stall", BatchRun.gap_s, _gaps, 100),
     )
 
 
-def _first_token_line(contest: Contest[BatchRun], what: str, percent: float) -> Line:
-    return contest.line(
-        what,
-        "s",
-        Direction.AT_MOST,
-        lambda run: run.ttft_s(percent),
-        lambda loops: percentile(loops[0].ttft_s, percent),
-    )
+_Waits = Callable[[LoopRun], Sequence[float]]
 
 
-def _gap_line(contest: Contest[BatchRun], what: str, percent: float) -> Line:
-    return contest.line(
-        what,
-        "s",
-        Direction.AT_MOST,
-        lambda run: run.gap_s(percent),
-        lambda loops: percentile(loops[0].gaps_s, percent),
-    )
+def _first_tokens(run: LoopRun) -> Sequence[float]:
+    return run.ttft_s
+
+
+def _gaps(run: LoopRun) -> Sequence[float]:
+    return run.gaps_s
