@@ -115,7 +115,7 @@ class Settings(BaseSettings):
     interactive_step_ms: float = Field(
         130.0, gt=0, description="what a step may take while an interactive request runs"
     )
-    batch_step_ms: float = Field(600.0, gt=0, description="what a step may take otherwise")
+    batch_step_ms: float = Field(800.0, gt=0, description="what a step may take otherwise")
     batch_floor: float = Field(0.1, ge=0, le=1, description="share of the time that batch work keeps")
     preempt_threshold_ms: float = Field(
         100.0, ge=0, description="an interactive newcomer interrupts a batch step with more than this left"

@@ -34,7 +34,7 @@ class EngineOptions(msgspec.Struct, frozen=True, kw_only=True):
     """Cells beside the pool, where prompts are computed without others in the way; 0: none."""
     interactive_step_ms: float = 130.0
     """What a step may take while an interactive request is running."""
-    batch_step_ms: float = 600.0
+    batch_step_ms: float = 800.0
     """What it may take otherwise."""
     batch_floor: float = 0.1
     """Share of the time that batch work keeps, whatever comes."""

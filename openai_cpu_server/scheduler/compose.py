@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 
@@ -10,9 +11,10 @@ from openai_cpu_server.scheduler.cost_model import TILE
 from openai_cpu_server.scheduler.plan import StepPlan
 from openai_cpu_server.scheduler.sequence import Sequence
 
-_WORTH_STAGING_ONE, _WORTH_STAGING_SEVERAL = 1.03, 0.97
-"""How many times as much must be done in the same time beside the pool. Cells are to be moved afterwards; but
-of several prompts each is in the way of the others, and soon that of all who decode.
+_WORTH_MOVING, _WORTH_KEEPING_CLEAR, _WORTH_SPLITTING, _WORTH_WAITING = 1.03, 0.97, 1.1, 1.3
+"""How many times as much must be done in the same time: by one prompt beside the pool, whose cells are to be
+moved afterwards; by several there (each is in the way of the others, and soon that of all who decode); by
+prompts alone in the pool; by prompts that take longer than they should.
 """
 _BURST_PATIENCE = 2
 """Interactive budgets that a step with forced tokens may take: it is those who decode that gain by them."""
@@ -22,7 +24,7 @@ _BURST_PATIENCE = 2
 class StepOptions:
     interactive_step_ms: float = 130.0
     """Budget while an interactive request is running."""
-    batch_step_ms: float = 600.0
+    batch_step_ms: float = 800.0
     """Budget otherwise."""
     batch_floor: float = 0.1
     """Share of the time that batch work keeps, whatever comes."""
@@ -71,9 +73,45 @@ class _Worth:
     decoded_token_ms: float
     prompt_token_ms: float
 
-    def of(self, plan: StepPlan) -> float:
+    def rate(self, *plans: StepPlan) -> float:
+        """Worth done per millisecond by these steps, one after the other; 0: nothing is done."""
+        steps = [plan for plan in plans if plan.num_tokens]
+        return sum(map(self._of, steps)) / sum(plan.ms for plan in steps) if steps else 0.0
+
+    def _of(self, plan: StepPlan) -> float:
         decoded = sum(num_tokens for sequence, num_tokens in plan.parts.items() if sequence.is_decoding)
         return decoded * self.decoded_token_ms + (plan.num_tokens - decoded) * self.prompt_token_ms
+
+
+@dataclass(frozen=True)
+class _Way:
+    """Of computing some without the others."""
+
+    takes: Callable[[Sequence], bool]
+    least_gain: Callable[[int], float]
+    """By the number of those whom it takes."""
+
+    def left_out(self, running: Seq[Sequence]) -> list[Sequence]:
+        """Whose turn it is afterwards: nobody's, if one of a better class has come for whom it is the way."""
+        others = [sequence for sequence in running if not self.takes(sequence)]
+        if _best_class(others) > _best_class([s for s in running if self.takes(s)]):
+            return []
+        return others
+
+    def company(self, together: StepPlan, empty: StepPlan) -> StepPlan:
+        """What those whom it leaves out compute if all are together, without the others."""
+        company = empty.copy()
+        for sequence, num_tokens in together.parts.items():
+            if not self.takes(sequence):
+                company.add(sequence, num_tokens)
+        return company
+
+
+_STAGED = _Way(
+    takes=lambda sequence: sequence.can_be_staged,
+    least_gain=lambda count: _WORTH_MOVING if count == 1 else _WORTH_KEEPING_CLEAR,
+)
+_ALONE = _Way(takes=lambda sequence: not sequence.is_decoding, least_gain=lambda count: _WORTH_SPLITTING)
 
 
 class Composer:
@@ -81,15 +119,16 @@ class Composer:
 
     Batch work that was left out builds up a credit of time, which a later step must spend on it.
 
-    Prompts that share nothing are computed beside the pool where that is faster than in one step with all
-    others. Those then have the next step, and both together take no longer than one step may.
+    Where it is faster than all in one step, prompts have one for themselves: beside the pool those that share
+    nothing, in it all of them. The others then have the next, and both together take no longer than one may;
+    but where that gains much, prompts take as long as a step that nobody interactive is in.
     """
 
     def __init__(self, options: StepOptions) -> None:
         self._options = options
         self._credit_ms = 0.0
-        self._owes_others = False
-        """The step before was beside the pool: now it is the turn of those who were left out for it."""
+        self._owed_by: _Way | None = None
+        """How the step before was, for which others were left out: now it is their turn."""
 
     @property
     def fills_tiles(self) -> bool:
@@ -105,42 +144,58 @@ class Composer:
         if not options.mixes:
             self._compose_apart(plan, present)
             return plan
-        fresh = [s for s in running if s.can_be_staged] if staged is not None else []
-        owes_others, self._owes_others = self._owes_others, False
-        if staged is None or not fresh:
-            return self._filled(plan, running, present)
-        others = [s for s in running if not s.can_be_staged]
-        if owes_others and others and min(map(_priority, others)) <= min(map(_priority, fresh)):
+        owed_by, self._owed_by = self._owed_by, None
+        if owed_by is not None and (others := owed_by.left_out(running)):
             return self._filled(plan, others, present)
-        staged.budget_ms = plan.budget_ms
-        return self._better(plan, staged, fresh, running, present)
+        if all(sequence.is_decoding for sequence in running):
+            return self._filled(plan, running, present)
+        if staged is not None:
+            staged.budget_ms = plan.budget_ms
+        return self._best(plan, staged, running, present)
 
-    def _better(
-        self, plan: StepPlan, staged: StepPlan, fresh: Seq[Sequence], running: Seq[Sequence], present: _Groups
+    def _best(
+        self, plan: StepPlan, staged: StepPlan | None, running: Seq[Sequence], present: _Groups
     ) -> StepPlan:
-        """All in one step, or those whose prompts share nothing beside the pool and then the others."""
-        together, company = self._filled(plan.copy(), running, present), plan.copy()
-        for sequence, num_tokens in together.parts.items():
-            if not sequence.can_be_staged:
-                company.add(sequence, num_tokens)
-        company_ms = company.ms if company.parts else 0.0
-        self._filled(staged, fresh, present, spent_ms=company_ms)
-        num_fresh = together.num_tokens - company.num_tokens
-        if not num_fresh or not staged.num_tokens:
-            return together
+        """All in one step; or prompts that share nothing beside the pool, or prompts alone, then the others.
+
+        A step without the others is larger, and attends in tiles: with a long context that is several times
+        as fast. Only for that it may take as long as one that nobody interactive is in.
+        """
+        together = self._filled(plan.copy(), running, present)
         worth = _Worth(plan.tile_token_ms, plan.bulk_token_ms)
-        apart = (worth.of(staged) + worth.of(company)) / (staged.ms + company_ms)
-        least = _WORTH_STAGING_ONE if len(fresh) == 1 else _WORTH_STAGING_SEVERAL
-        if apart <= least * worth.of(together) / together.ms:
-            return together
-        self._owes_others = bool(company.parts)
-        return staged
+        best, rate = together, worth.rate(together)
+        for way, empty in (_STAGED, staged), (_ALONE, plan):
+            company = way.company(together, plan)
+            same = empty is plan and not company.num_tokens
+            if empty is None or same or company.num_tokens == together.num_tokens:
+                continue
+            taken = [sequence for sequence in running if way.takes(sequence)]
+            company_ms = company.ms if company.num_tokens else 0.0
+            for reading_ms, least_gain in (
+                (self._reading_ms(present) - company_ms, way.least_gain(len(taken))),
+                (self._options.batch_step_ms, _WORTH_WAITING),
+            ):
+                apart = self._filled(empty.copy(), taken, present, reading_ms=reading_ms, spent_ms=company_ms)
+                gained = worth.rate(apart, company)
+                if apart.num_tokens and gained > least_gain * rate:
+                    best, rate = apart, gained
+                    self._owed_by = way if company.num_tokens else None
+        return best
 
     def _filled(
-        self, plan: StepPlan, running: Seq[Sequence], present: _Groups, *, spent_ms: float = 0.0
+        self,
+        plan: StepPlan,
+        running: Seq[Sequence],
+        present: _Groups,
+        *,
+        reading_ms: float | None = None,
+        spent_ms: float = 0.0,
     ) -> StepPlan:
-        """From these of those who are present; `spent_ms` of every budget is for others."""
-        self._compose(plan, _Groups.of(running), present, spent_ms)
+        """From these of those who are present. `reading_ms`: for interactive prompts, if not as always;
+        `spent_ms` of the other budgets is for others.
+        """
+        reading_ms = self._reading_ms(present) if reading_ms is None else reading_ms
+        self._compose(plan, _Groups.of(running), reading_ms, spent_ms)
         if self.fills_tiles:
             _fill_tile(plan, running)
         return plan
@@ -157,13 +212,12 @@ class Composer:
         credit = self._credit_ms + self._options.batch_floor * step_ms - spent
         self._credit_ms = min(max(credit, 0.0), self._options.batch_step_ms)
 
-    def _compose(self, plan: StepPlan, groups: _Groups, present: _Groups, spent_ms: float) -> None:
+    def _compose(self, plan: StepPlan, groups: _Groups, reading_ms: float, spent_ms: float) -> None:
         options = self._options
         for sequence in groups.decoding:
             plan.add(sequence, 1)
         burst_ms = min(_BURST_PATIENCE * options.interactive_step_ms, options.batch_step_ms)
         _end_bursts(plan, groups.decoding, burst_ms)
-        reading_ms = self._reading_ms(present) - spent_ms
         _end_shortest(plan, groups.reading, reading_ms)
         _read_fairly(plan, groups.reading, reading_ms)
         credit_ms = plan.ms + self._credit_ms if self._credit_ms else 0.0
@@ -199,8 +253,8 @@ class Composer:
             _end_bursts(plan, decoding, self._options.batch_step_ms)
 
 
-def _priority(sequence: Sequence) -> Priority:
-    return sequence.request.priority
+def _best_class(sequences: Seq[Sequence]) -> Priority:
+    return min((sequence.request.priority for sequence in sequences), default=Priority.BATCH)
 
 
 def _end_bursts(plan: StepPlan, decoding: Seq[Sequence], budget_ms: float) -> None:

@@ -1,0 +1,84 @@
+"""Prompts and those who decode take turns, where a step of prompts alone is much faster."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+from openai_cpu_server.contract.cost import CostCurve, TiledAttention
+from openai_cpu_server.contract.request import Priority
+from tests.scheduler.driver import Driver, TokenCost, alone, request
+
+STREAMS = "abcd"
+
+
+class AttentionCost(TokenCost):
+    """A millisecond a token, and attention: ten times as cheap in tiles, if there are no others."""
+
+    CURVE = CostCurve(
+        step_ms=((1, 1.0),), attended_ms=0.05, skipped_ms=0.0, tiled=TiledAttention(rows=32, pair_ms=0.005)
+    )
+
+    def __init__(self) -> None:
+        super().__init__(jump=(32, 0.0))
+
+    def predict_ms(self, num_tokens: int, attended: int, skipped: int, cells: int | None = None) -> float:
+        return num_tokens + self.CURVE.attention_ms(num_tokens, attended, cells)
+
+
+def streaming(priority: Priority = Priority.INTERACTIVE) -> Driver:
+    """Four sequences decode, with 200 cells."""
+    driver = Driver(decoding=100, idle=200, kv_tokens=4096, floor=0.0, cost=AttentionCost())
+    driver.submit(*(request(name, prompt=50, output=80, priority=priority) for name in STREAMS))
+    while not all(driver.outputs.get(name) for name in STREAMS):
+        driver.step()
+    driver.step()
+    return driver
+
+
+def who(step: dict[str, int]) -> str:
+    return "".join(sorted(step))
+
+
+def test_deep_in_a_long_prompt_it_and_the_streams_take_turns() -> None:
+    driver = streaming()
+    long = request("L", prompt=900, output=2)
+    driver.submit(long)
+    steps = []
+    while not driver.outputs["L"]:
+        steps.append(who(driver.step()))
+    assert steps.count("L") >= 8
+    assert set(steps) <= {"L", STREAMS, "Labcd"}
+    assert all(after != "L" for step, after in pairwise(steps) if step == "L")
+    driver.run()
+    assert driver.outputs["L"] == alone(long)
+
+
+def test_a_step_of_the_prompt_alone_takes_no_longer_than_batch_steps_may() -> None:
+    driver = streaming()
+    driver.submit(request("L", prompt=900, output=1))
+    done = 0
+    while not driver.outputs["L"]:
+        step = driver.step()
+        if who(step) == "L":
+            attended = sum(range(done, done + step["L"]))
+            assert driver.cost.predict_ms(step["L"], attended, 0, done + step["L"]) <= 200
+        done += step.get("L", 0)
+    assert done == 900
+
+
+def test_whoever_comes_meanwhile_is_not_behind_those_whose_turn_it_is() -> None:
+    """A prompt of a better class than the sequences that decode."""
+    driver = streaming(Priority.BATCH)
+    driver.submit(request("L", prompt=900, output=1, priority=Priority.BATCH))
+    while who(driver.step()) != "L":
+        pass
+    driver.submit(request("i", prompt=20, output=2))
+    assert "i" in driver.step()
+
+
+def test_without_attention_that_pays_they_share_steps() -> None:
+    driver = Driver(decoding=100, idle=200, kv_tokens=4096)
+    driver.submit(*(request(name, prompt=50, output=80) for name in STREAMS))
+    driver.step()
+    driver.submit(request("L", prompt=900, output=1))
+    assert {who(driver.step()) for _ in range(4)} == {"Labcd"}
