@@ -2,47 +2,47 @@
 
 from __future__ import annotations
 
+import functools
+import pkgutil
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from openai_cpu_server import __version__
-from openai_cpu_server.api.access.new_key import new_key
-from openai_cpu_server.app import serve
-from openai_cpu_server.batch import batch
 from openai_cpu_server.errors import StartupError
-from openai_cpu_server.grammar_command import grammar
-from openai_cpu_server.inspection.command import inspect
-from openai_cpu_server.plain_text import columns, say, show
-from openai_cpu_server.quantize.command import quantize
-from openai_cpu_server.settings import read_settings
-from openai_cpu_server.tune import tune
+from openai_cpu_server.plain_text import columns, show
 
 _HELP = ("-h", "--help")
-_KEY_USAGE = "usage: openai-cpu-server key NAME"
-_KEY_HELP = f"""{_KEY_USAGE}
-
-Make a random API key. It is shown once, on standard error; on standard output are the lines for the file of
---api-keys."""
 
 
 class _Command(NamedTuple):
-    run: Callable[[Sequence[str]], None]
+    entry_point: str
+    """MODULE:FUNCTION, of the arguments behind the command. Imported when it is called for: no command needs
+    what all of them import, and `--version` need not wait for a server.
+    """
     summary: str
 
 
-def run(arguments: Sequence[str]) -> None:
-    """Raises StartupError with one line."""
+def load(arguments: Sequence[str]) -> Callable[[], None]:
+    """What the arguments call for, all that it needs imported.
+
+    Both that and this raise StartupError with one line.
+    """
     first = arguments[0] if arguments else "serve"
     if first in _HELP:
-        show(_overview())
-    elif first in _COMMANDS:
-        _COMMANDS[first].run(arguments[1:])
-    elif first == "--version":
-        _version(())
+        return lambda: show(_overview())
+    if first == "--version":
+        return functools.partial(version, ())
+    if first in _COMMANDS:
+        arguments = arguments[1:]
     elif first.startswith("-"):
-        _serve(arguments)
+        first = "serve"
     else:
         raise StartupError(f"there is no command {first!r}; the commands are {', '.join(_COMMANDS)}")
+    return functools.partial(pkgutil.resolve_name(_COMMANDS[first].entry_point), arguments)
+
+
+def version(_: Sequence[str]) -> None:
+    show(__version__)
 
 
 def _overview() -> str:
@@ -54,32 +54,19 @@ def _overview() -> str:
     )
 
 
-def _serve(arguments: Sequence[str]) -> None:
-    serve(read_settings(arguments))
-
-
-def _key(arguments: Sequence[str]) -> None:
-    if len(arguments) == 1 and arguments[0] in _HELP:
-        show(_KEY_HELP)
-        return
-    if len(arguments) != 1:
-        raise StartupError(_KEY_USAGE)
-    key, lines = new_key(arguments[0])
-    say(f"{arguments[0]}'s key, shown this once: {key}")  # not into the file that `>>` adds the lines to
-    show(lines)
-
-
-def _version(_: Sequence[str]) -> None:
-    show(__version__)
-
-
 _COMMANDS = {
-    "serve": _Command(_serve, "serve a GGUF model behind the OpenAI API"),
-    "batch": _Command(batch, "run a JSONL file of requests without a server"),
-    "grammar": _Command(grammar, "print the grammar of a JSON Schema, or check texts against it"),
-    "inspect": _Command(inspect, "say what a model file holds and how it would run here"),
-    "key": _Command(_key, "make an API key"),
-    "quantize": _Command(quantize, "write a smaller model file"),
-    "tune": _Command(tune, "measure the best settings for a model on this machine"),
-    "version": _Command(_version, "print the version"),
+    "serve": _Command("openai_cpu_server.serve_command:serve", "serve a GGUF model behind the OpenAI API"),
+    "batch": _Command("openai_cpu_server.batch:batch", "run a JSONL file of requests without a server"),
+    "grammar": _Command(
+        "openai_cpu_server.grammar_command:grammar",
+        "print the grammar of a JSON Schema, or check texts against it",
+    ),
+    "inspect": _Command(
+        "openai_cpu_server.inspection.command:inspect",
+        "say what a model file holds and how it would run here",
+    ),
+    "key": _Command("openai_cpu_server.key_command:key", "make an API key"),
+    "quantize": _Command("openai_cpu_server.quantize.command:quantize", "write a smaller model file"),
+    "tune": _Command("openai_cpu_server.tune:tune", "measure the best settings for a model on this machine"),
+    "version": _Command("openai_cpu_server.commands:version", "print the version"),
 }

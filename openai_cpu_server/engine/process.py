@@ -5,6 +5,7 @@ Wires llama, scheduler and core.
 
 from __future__ import annotations
 
+import gc
 import logging
 import socket
 import sys
@@ -32,6 +33,7 @@ def _build(options: EngineOptions, backend: Backend, on_progress: Callable[[floa
     core = build_core(options, backend, _curve(options, backend, on_progress))
     if options.cache_file is not None:
         wake_at_parents_death()  # from here on the end of the socket tells it to save its cache and go
+    gc.freeze()  # all this stays: the collector need not look at it again between two steps
     return core
 
 

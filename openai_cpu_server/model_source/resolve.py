@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import difflib
 import os
+import pkgutil
 import re
-from collections.abc import Callable
 from pathlib import Path
 
 from openai_cpu_server.errors import StartupError
 from openai_cpu_server.model_source.aliases import ALIASES
 from openai_cpu_server.model_source.demo import DemoFiles
-from openai_cpu_server.model_source.hub import fetch, find_cached
 from openai_cpu_server.model_source.hub_name import PREFIX, HubName, parse_hub_name
 
 _DEMO = "demo"
+_FETCH = "openai_cpu_server.model_source.hub:fetch"
+_FIND_CACHED = "openai_cpu_server.model_source.hub:find_cached"
+"""Imported when they are called: most starts need no hub, and its library takes a quarter of a start."""
 
 
 def resolve_model(name: str, *, demo: DemoFiles | None = None) -> Path:
@@ -22,22 +24,27 @@ def resolve_model(name: str, *, demo: DemoFiles | None = None) -> Path:
 
     `demo` and aliases come before files of the same name (write `./demo`), `hf:` before everything.
     """
-    return _resolved(name, fetch, demo or DemoFiles())
+    return _resolved(name, _FETCH, demo or DemoFiles())
 
 
 def local_model(name: str) -> Path:
     """The same, but nothing is downloaded: for commands from which nobody expects gigabytes to come."""
-    return _resolved(name, find_cached, DemoFiles())
+    return _resolved(name, _FIND_CACHED, DemoFiles())
 
 
-def _resolved(name: str, from_hub: Callable[[HubName], Path], demo: DemoFiles) -> Path:
+def _resolved(name: str, on_hub: str, demo: DemoFiles) -> Path:
     if name.startswith(PREFIX):
-        return from_hub(parse_hub_name(name))
+        return _at_hub(on_hub, parse_hub_name(name))
     if name == _DEMO:
         return demo.path()
     if name in ALIASES:
-        return from_hub(parse_hub_name(ALIASES[name]))
+        return _at_hub(on_hub, parse_hub_name(ALIASES[name]))
     return _local_file(name)
+
+
+def _at_hub(find: str, name: HubName) -> Path:
+    path: Path = pkgutil.resolve_name(find)(name)
+    return path
 
 
 def _local_file(name: str) -> Path:

@@ -56,10 +56,18 @@ class Interrupt:
             os.kill(os.getpid(), signal.SIGINT)
 
 sys.meta_path.insert(0, Interrupt())
-sys.argv = ["openai-cpu-server", "version"]
+sys.argv = ["openai-cpu-server", "serve", "--help"]
 main()
 """
     done = subprocess.run(
         [sys.executable, "-c", script], capture_output=True, text=True, timeout=60, check=False
     )
     assert (done.returncode, done.stdout, done.stderr) == (-signal.SIGINT, "", "")
+
+
+def test_what_serves_does_not_import_the_hubs_library() -> None:
+    script = "import sys, openai_cpu_server.serve_command; print('huggingface_hub' in sys.modules)"
+    done = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, timeout=60, check=True
+    )
+    assert done.stdout == "False\n"
