@@ -25,9 +25,15 @@ def of_the_best(logits: Logits, count: int) -> Tokens:
     width = len(logits) // _GROUPS
     if not 0 < count <= width:
         return above(logits, -math.inf)
-    bests = logits[: width * _GROUPS].reshape(_GROUPS, width).max(axis=0)
+    grouped = logits[: width * _GROUPS].reshape(_GROUPS, width)
+    bests = grouped.max(axis=0)
     bound = np.partition(bests, width - count)[width - count]
-    return above(logits, np.nextafter(bound, np.float32(-np.inf)))
+    if bound == -math.inf:
+        return above(logits, -math.inf)
+    columns = np.flatnonzero(bests >= bound)  # the others have nothing, and need not be looked through
+    rows, places = np.divmod(np.flatnonzero(grouped.take(columns, axis=1) >= bound), len(columns))
+    behind = width * _GROUPS + np.flatnonzero(logits[width * _GROUPS :] >= bound)
+    return np.concatenate((rows * width + columns[places], behind)).astype(np.int32)
 
 
 def nucleus(logits: Logits, share: float) -> Tokens:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import numpy as np
+import numpy.typing as npt
 
 from openai_cpu_server.llama.context import Logits
 
 _MASK = 2**64 - 1
 _BLOCK = 256
+_FEW = 1024
 _COLDEST = 1e-30
 """Temperatures below are as greedy, and no more float32."""
 
@@ -30,10 +32,19 @@ def draw(logits: Logits, temperature: float, chance: float) -> int:
 
     `logits` may hold -inf (never drawn), but its largest must be finite.
     """
+    if len(logits) <= _FEW:
+        return _one_of_a_few(logits.astype(np.float64), temperature, chance)
     scale = np.float32(max(temperature, _COLDEST))
     with np.errstate(over="ignore"):  # what a cold division sends to -inf has weight 0
         weights = np.exp((logits - logits.max()) / scale)
     return _index_at(weights, chance)
+
+
+def _one_of_a_few(logits: npt.NDArray[np.float64], temperature: float, chance: float) -> int:
+    """With half of the overhead; nothing that is float32 overflows here."""
+    weights = np.exp((logits - logits.max()) / max(temperature, _COLDEST))
+    sums = weights.cumsum()
+    return int(sums.searchsorted(min(chance * sums[-1], np.nextafter(sums[-1], 0)), "right"))
 
 
 def _index_at(weights: Logits, chance: float) -> int:

@@ -75,15 +75,19 @@ def truncates(sampling: Sampling) -> bool:
 
 def _seen(sampling: Sampling, logits: Logits) -> Tokens:
     """Tokens that the chain's first sampler of any effect cannot do without."""
-    best = float(logits.max())
     if sampling.top_k is not None:
         tokens = of_the_best(logits, sampling.top_k)
-        return tokens[logits[tokens] > best - _NEGLIGIBLE] if sampling.typical_p < 1 else tokens
+        return tokens[logits[tokens] > _negligible(logits)] if sampling.typical_p < 1 else tokens
     if sampling.typical_p < 1:
-        return above(logits, best - _NEGLIGIBLE)
+        return above(logits, _negligible(logits))
     if sampling.top_p < 1:
         return nucleus(logits, sampling.top_p)
-    return above(logits, best + math.log(sampling.min_p) - _ROUNDING if sampling.min_p > 0 else -math.inf)
+    least = float(logits.max()) + math.log(sampling.min_p) - _ROUNDING if sampling.min_p > 0 else -math.inf
+    return above(logits, least)
+
+
+def _negligible(logits: Logits) -> float:
+    return float(logits.max()) - _NEGLIGIBLE
 
 
 def _samplers(sampling: Sampling) -> list[object]:
