@@ -149,7 +149,11 @@ class Settings(BaseSettings):
     cache_dir: Path | None = Field(
         None, description="where measured profiles are kept; default: the user's cache directory"
     )
-    calibrate: bool = Field(True, description="measure the cost of steps at the first start with a model")
+    calibrate: Literal["idle", "start", "never"] = Field(
+        "idle",
+        description="when the cost of steps is measured, once for a model: while nobody wants anything, "
+        "before the first start is over, or never",
+    )
     default_priority: Literal["interactive", "batch"] = Field(
         "interactive", description="priority of requests that name none"
     )
@@ -238,7 +242,8 @@ class Settings(BaseSettings):
             cache_file=str(self.cache_file) if self.cache_file else None,
             pinned_prompts=pinned_prompts,
             pinned_namespace=pinned_namespace,
-            cost_dir=str(self.profile_dir) if self.calibrate else None,
+            cost_dir=str(self.profile_dir) if self.calibrate != "never" else None,
+            calibrate=self.calibrate,
         )
 
     @property

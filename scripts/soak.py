@@ -24,7 +24,7 @@ from bench.servers import Server, ServerFailed, ServerSpec, running
 from soaking.traffic import Client
 
 _MIB = 2**20
-_OPTIONS = ("--ctx-size", "8192", "--cache-mb", "8", "--no-calibrate")
+_OPTIONS = ("--ctx-size", "8192", "--cache-mb", "8", "--calibrate", "never")
 _SETTLE_S = 2.0
 """Behind the last request, before memory is read."""
 

@@ -14,7 +14,7 @@ import msgspec
 from openai_cpu_server.contract.messages import EngineOptions
 from openai_cpu_server.contract.step import Backend
 from openai_cpu_server.engine.channel import EngineChannel
-from openai_cpu_server.engine.core import EngineCore, build_core
+from openai_cpu_server.engine.core import EngineCore, Measure, build_core
 from openai_cpu_server.engine.loop import run_engine
 from openai_cpu_server.engine.offspring import die_with_parent, leave_signals_to_parent
 from openai_cpu_server.errors import StartupError
@@ -45,9 +45,22 @@ def main() -> None:
         time.sleep(float(flags.get("build_s", 0)))
         if "babble_if" in flags and Path(flags["babble_if"]).exists():
             sock.sendall(b"\x01\0\0\0\xc1")  # a whole message, of no meaning in msgpack
-        return build_core(options, backend, None)
+        measure = _endless(Path(flags["measuring"])) if "measuring" in flags else None
+        return build_core(options, backend, None, measure)
 
     run_engine(EngineChannel(sock), load=load, build_core=build)
+
+
+def _endless(begun: Path) -> Measure:
+    """Ends only when something is wanted. The file gets a line each time that it begins."""
+
+    def measure(is_wanted: Callable[[], bool]) -> None:
+        with begun.open("a") as file:
+            file.write("begun\n")
+        while not is_wanted():
+            time.sleep(0.001)
+
+    return measure
 
 
 if __name__ == "__main__":

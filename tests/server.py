@@ -23,7 +23,9 @@ class ServerProcess:
     ) -> None:
         self.lines: list[str] = []
         self._new: queue.SimpleQueue[str | None] = queue.SimpleQueue()
-        command = [sys.executable, "-m", "openai_cpu_server", "serve", "--port", "0", "--no-calibrate"]
+        command = [sys.executable, "-m", "openai_cpu_server", "serve", "--port", "0"]
+        if "--calibrate" not in options:
+            command += ["--calibrate", "never"]
         if "--jobs-db" not in options:
             command += ["--jobs-db", "sqlite://"]  # in memory: no test leaves jobs behind for a user's server
         if "--drain-seconds" not in options:

@@ -84,7 +84,10 @@ def _settings(arguments: Sequence[str]) -> Settings:
         option = argument.partition("=")[0]
         if option.startswith("--") and option.removeprefix("--").replace("-", "_") in OF_SERVERS:
             raise StartupError(f"{option} is for servers: batch has none")
-    return read_settings(arguments)
+    settings = read_settings(arguments)
+    if settings.calibrate == "idle":  # which a batch never is
+        return settings.model_copy(update={"calibrate": "start"})
+    return settings
 
 
 def _run(paths: Paths, settings: Settings, console: Console) -> int:

@@ -63,6 +63,8 @@ class EngineOptions(msgspec.Struct, frozen=True, kw_only=True):
     pinned_namespace: str = ""
     cost_dir: str | None = None
     """Where measured cost curves are kept; None: nothing is measured, a guess is refined while serving."""
+    calibrate: str = "start"
+    """When what is not known yet is measured. start: before it is ready; idle: when nobody wants anything."""
 
     log_level: str = "info"
 
@@ -144,7 +146,7 @@ class TokenEvent(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 class LoadingPhase(enum.Enum):
     WEIGHTS = "weights"
     COSTS = "costs"
-    """Its steps are timed, at the first start with a model."""
+    """Its steps are timed, where that is wanted before the first start with a model is over."""
 
 
 class Loading(msgspec.Struct, frozen=True, tag="loading"):

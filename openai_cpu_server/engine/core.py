@@ -46,6 +46,8 @@ _SHORT_MS = 128.0
 
 Work = Submit | Cancel | ClearCache
 """Commands that the core handles."""
+Measure = Callable[[Callable[[], bool]], CostCurve | None]
+"""Times steps until the argument says that something else is wanted: then None, and another call goes on."""
 
 
 class EngineCore:
@@ -57,8 +59,13 @@ class EngineCore:
         backend: Backend,
         *,
         preempt_threshold_s: float,
+        measure: Measure | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
+        """`measure`: what steps cost is only guessed yet."""
+        self._measure = measure
+        self._is_measuring = False
+        """Read by the reader thread."""
         self._scheduler = scheduler
         self._backend = backend
         self._preempt_threshold_s = preempt_threshold_s
@@ -79,6 +86,22 @@ class EngineCore:
     def has_work(self) -> bool:
         return self._scheduler.has_work or bool(self._events)
 
+    @property
+    def is_guessing(self) -> bool:
+        """What steps cost, and could measure it."""
+        return self._measure is not None
+
+    def calibrate(self, is_wanted: Callable[[], bool]) -> None:
+        """Measure what steps cost, until that is known or something is wanted. Only without work."""
+        assert not self.has_work
+        assert self._measure is not None
+        self._is_measuring = True
+        curve = self._measure(is_wanted)
+        self._is_measuring = False
+        if curve is not None:
+            self._scheduler.cost = CostModel(curve)
+            self._measure = None
+
     def handle(self, command: Work) -> None:
         match command:
             case Submit(request=request, output=output):
@@ -95,6 +118,8 @@ class EngineCore:
 
     def is_worth_interrupting(self, command: Work) -> bool:
         """Whether the running step should be thrown away for this command. Any thread."""
+        if self._is_measuring:
+            return True
         if not isinstance(command, Submit) or command.request.priority is not Priority.INTERACTIVE:
             return False
         return self._clock() < self._interruptible_until
@@ -247,8 +272,13 @@ def _refusal(request: GenerationRequest, why: str, output: tuple[int, ...]) -> T
     return TokenEvent(id=request.id, finish=finish)
 
 
-def build_core(options: EngineOptions, backend: Backend, curve: CostCurve | None) -> EngineCore:
-    """A core with its scheduler, its saved prefix cache, and its pinned prompts submitted."""
+def build_core(
+    options: EngineOptions, backend: Backend, curve: CostCurve | None, measure: Measure | None = None
+) -> EngineCore:
+    """A core with its scheduler, its saved prefix cache, and its pinned prompts submitted.
+
+    Without a curve it goes by a guess, until it has found time to `measure`.
+    """
     info = backend.info
     shares = info.can_share and options.prefix_sharing
     cache = _cache(options, backend) if shares else PrefixCache(0)
@@ -270,7 +300,12 @@ def build_core(options: EngineOptions, backend: Backend, curve: CostCurve | None
         continuous=options.continuous_batching,
         speculator=_speculator(options, info),
     )
-    core = EngineCore(scheduler, backend, preempt_threshold_s=options.preempt_threshold_ms / 1000)
+    core = EngineCore(
+        scheduler,
+        backend,
+        preempt_threshold_s=options.preempt_threshold_ms / 1000,
+        measure=measure if curve is None else None,
+    )
     for number, tokens in enumerate(options.pinned_prompts):
         core.handle(Submit(request=_pin(number, tokens, options.pinned_namespace)))
     return core

@@ -5,9 +5,9 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
-import queue
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Iterator
 
 from openai_cpu_server.contract.messages import (
@@ -24,6 +24,9 @@ from openai_cpu_server.engine.core import EngineCore, Work
 from openai_cpu_server.errors import StartupError
 
 logger = logging.getLogger(__name__)
+
+_QUIET_S = 2.0
+"""Nobody must have wanted anything for so long before steps are timed, or timed again."""
 
 Load = Callable[[EngineOptions, Callable[[float], None]], Backend]
 BuildCore = Callable[[EngineOptions, Backend, Callable[[float], None]], EngineCore]
@@ -60,10 +63,20 @@ def _serve(channel: EngineChannel, backend: Backend, core: EngineCore, *, grace_
     threading.Thread(target=_read, args=(channel, inbox, core, backend, grace_s), daemon=True).start()
     _step(channel, core)  # the first tells the client how the memory stands, work or not
     while inbox.is_open:
-        for command in inbox.drain(wait=not core.has_work):
+        inbox.wait(_patience_s(core))
+        for command in inbox.drain():
             core.handle(command)
         if core.has_work:
             _step(channel, core)
+        elif core.is_guessing and not inbox.has_news:
+            core.calibrate(lambda: inbox.has_news)
+
+
+def _patience_s(core: EngineCore) -> float | None:
+    """For how long to wait for commands; None: for ever."""
+    if core.has_work:
+        return 0.0
+    return _QUIET_S if core.is_guessing else None
 
 
 def _step(channel: EngineChannel, core: EngineCore) -> None:
@@ -101,22 +114,29 @@ class Inbox:
     """Commands from the reader thread to the loop."""
 
     def __init__(self) -> None:
-        self._queue: queue.SimpleQueue[Work | None] = queue.SimpleQueue()
+        self._commands: deque[Work] = deque()
+        self._news = threading.Event()
         self.is_open = True
 
+    @property
+    def has_news(self) -> bool:
+        """Commands, or that there will be no more of them."""
+        return self._news.is_set()
+
     def put(self, command: Work) -> None:
-        self._queue.put(command)
+        self._commands.append(command)
+        self._news.set()
 
     def close(self) -> None:
         self.is_open = False
-        self._queue.put(None)
+        self._news.set()
 
-    def drain(self, *, wait: bool) -> Iterator[Work]:
-        """All commands that have come; if there is none, `wait` for one."""
-        try:
-            command = self._queue.get(block=wait)
-            while command is not None:
-                yield command
-                command = self._queue.get_nowait()
-        except queue.Empty:
-            return
+    def wait(self, timeout_s: float | None) -> None:
+        """For news; None: as long as it takes."""
+        self._news.wait(timeout_s)
+
+    def drain(self) -> Iterator[Work]:
+        """All commands that have come."""
+        self._news.clear()
+        while self._commands:
+            yield self._commands.popleft()

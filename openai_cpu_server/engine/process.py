@@ -12,7 +12,6 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
-from openai_cpu_server.contract.cost import CostCurve
 from openai_cpu_server.contract.messages import EngineOptions
 from openai_cpu_server.contract.step import Backend
 from openai_cpu_server.engine.channel import EngineChannel
@@ -24,26 +23,31 @@ from openai_cpu_server.engine.offspring import (
     wake_at_parents_death,
 )
 from openai_cpu_server.llama.backend import LlamaBackend
-from openai_cpu_server.llama.calibrate import cost_curve
+from openai_cpu_server.llama.calibrate import Calibrator
 from openai_cpu_server.observe.logs import set_up_logs
 
 
 def _build(options: EngineOptions, backend: Backend, on_progress: Callable[[float], None]) -> EngineCore:
     logging.getLogger().setLevel(options.log_level.upper())
-    core = build_core(options, backend, _curve(options, backend, on_progress))
+    core = _calibrated(options, backend, on_progress)
     if options.cache_file is not None:
         wake_at_parents_death()  # from here on the end of the socket tells it to save its cache and go
     gc.freeze()  # all this stays: the collector need not look at it again between two steps
     return core
 
 
-def _curve(
-    options: EngineOptions, backend: Backend, on_progress: Callable[[float], None]
-) -> CostCurve | None:
-    """What steps cost here: known from an earlier start, or measured now."""
+def _calibrated(options: EngineOptions, backend: Backend, on_progress: Callable[[float], None]) -> EngineCore:
+    """What steps cost here is known from an earlier start, or measured now, or when there is time for it."""
     if options.cost_dir is None:
-        return None
-    return cost_curve(backend, options, Path(options.cost_dir), on_progress)
+        return build_core(options, backend, None)
+    is_due = options.calibrate == "start"
+    calibrator = Calibrator(
+        backend, options, Path(options.cost_dir), on_progress if is_due else lambda fraction: None
+    )
+    curve = calibrator.known()
+    if curve is None and is_due:
+        curve = calibrator.measure()
+    return build_core(options, backend, curve, calibrator.measure)
 
 
 def main() -> None:

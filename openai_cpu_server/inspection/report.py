@@ -196,7 +196,7 @@ def _memory(memory: Memory) -> str:
 def _speed(speed: Speed | None) -> str:
     if speed is None:
         return (
-            "speed: not measured on this machine yet; serve does it at its first start with a model,\n"
+            "speed: not measured on this machine yet; serve does it when nobody wants anything of it,\n"
             "or inspect with --measure"
         )
     rows = [("reading a prompt", f"{speed.prompt_tokens_per_second:,.0f}", "tokens/s")]

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import math
 import time
-from collections.abc import Callable
+from collections import deque
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import msgspec
@@ -18,7 +20,7 @@ from openai_cpu_server.llama.cell_prices import CellPrices, Stopwatch
 from openai_cpu_server.llama.facts import MachineFacts, ModelFacts
 from openai_cpu_server.llama.measurements import Measurements
 from openai_cpu_server.llama.neighbours import NOISY, Neighbours
-from openai_cpu_server.llama.probe import Probe
+from openai_cpu_server.llama.probe import Disturbed, Probe
 
 logger = logging.getLogger(__name__)
 
@@ -78,20 +80,90 @@ def cost_curve(
     on_progress: Callable[[float], None] = lambda fraction: None,
     neighbours: Neighbours | None = None,
 ) -> CostCurve:
-    """The curve out of `cache_dir`, else measured now and kept there. `on_progress` gets 0 to 1.
-
-    The backend must be fresh, with no open slot and no saved block; so it is handed back. What was measured
-    while the machine was busy with other things is used, but not kept. Nor is what is learnt while serving:
-    it follows the last dozens of steps, whatever slowed them down, and is learnt again as soon.
-    """
-    key, kept = CurveKey.of(backend.info, options), Measurements(cache_dir)
-    curve = kept.get(key, CostCurve)
-    if curve is None or not is_sane(curve):
-        neighbours = neighbours or Neighbours()
-        curve = measure_curve(backend, options, on_progress)
-        _keep_if_quiet(kept, key, curve, neighbours.share())
+    """The curve out of `cache_dir`, else measured now and kept there. `on_progress` gets 0 to 1."""
+    calibrator = Calibrator(backend, options, cache_dir, on_progress, neighbours)
+    curve = calibrator.known() or calibrator.measure()
+    assert curve is not None, "nothing else is wanted"
     on_progress(1.0)
     return curve
+
+
+class Calibrator:
+    """Measures once what steps of a backend cost, and keeps it in a folder.
+
+    What was measured while the machine was busy with other things is used, but not kept. Nor is what is
+    learnt while serving: it follows the last dozens of steps, whatever slowed them down, and is learnt again
+    as soon.
+    """
+
+    def __init__(
+        self,
+        backend: Backend,
+        options: EngineOptions,
+        cache_dir: Path,
+        on_progress: Callable[[float], None] = lambda fraction: None,
+        neighbours: Neighbours | None = None,
+    ) -> None:
+        self._backend = backend
+        self._key = CurveKey.of(backend.info, options)
+        self._kept = Measurements(cache_dir)
+        self._neighbours = neighbours or Neighbours()
+        self._seconds = 0.0
+        """That it has taken so far."""
+        self._others_s = 0.0
+        """Of these, what others took of the machine."""
+        self._calibration = _Calibration(
+            backend.info,
+            Stopwatch(_budget_s(backend.info), on_progress),
+            is_tiled=options.flash_attention and backend.info.kv_type in _TILED_KV_TYPES,
+        )
+
+    def known(self) -> CostCurve | None:
+        """What an earlier one has kept."""
+        curve = self._kept.get(self._key, CostCurve)
+        return curve if curve is not None and is_sane(curve) else None
+
+    def measure(self, is_wanted: Callable[[], bool] = lambda: False) -> CostCurve | None:
+        """None: something else was wanted meanwhile; another call goes on.
+
+        The backend must have no open slot. Takes about 10 s for 10^9 parameters, 40 s for 7 * 10^9 and more.
+        """
+        if not self._seconds:
+            logger.info(
+                "measuring what steps cost (once for a model and its options, about %.0f s)",
+                _budget_s(self._backend.info),
+            )
+        try:
+            with self._watching_neighbours(), Probe(self._backend, is_wanted) as probe:
+                while not self._calibration.is_done:
+                    self._calibration.go_on(probe)
+        except Disturbed:
+            return None
+        curve = self._calibration.curve()
+        logger.info("timed steps of up to %d tokens in %.1f s", curve.step_ms[-1][0], self._seconds)
+        self._keep_if_quiet(curve)
+        return curve
+
+    @contextlib.contextmanager
+    def _watching_neighbours(self) -> Iterator[None]:
+        started = time.monotonic()
+        self._neighbours.share()
+        try:
+            yield
+        finally:
+            seconds = time.monotonic() - started
+            self._seconds += seconds
+            self._others_s += seconds * self._neighbours.share()
+
+    def _keep_if_quiet(self, curve: CostCurve) -> None:
+        others = self._others_s / self._seconds
+        if others < NOISY:
+            self._kept.put(self._key, curve)
+            return
+        logger.warning(
+            "other processes took %.0f %% of the machine while steps were timed: next time again",
+            100 * others,
+        )
 
 
 def known_curves(model: Path, cache_dir: Path) -> list[tuple[CurveKey, CostCurve]]:
@@ -105,15 +177,6 @@ def known_curves(model: Path, cache_dir: Path) -> list[tuple[CurveKey, CostCurve
         for key, curve in Measurements(cache_dir).all_of(CurveKey, CostCurve)
         if (key.version, key.model, key.machine) == (_VERSION, facts, machine) and is_sane(curve)
     ]
-
-
-def _keep_if_quiet(kept: Measurements, key: CurveKey, curve: CostCurve, others: float) -> None:
-    if others < NOISY:
-        kept.put(key, curve)
-        return
-    logger.warning(
-        "other processes took %.0f %% of the machine while steps were timed: next time again", 100 * others
-    )
 
 
 def is_sane(curve: CostCurve) -> bool:
@@ -130,53 +193,64 @@ def is_sane(curve: CostCurve) -> bool:
     )
 
 
-def measure_curve(
-    backend: Backend, options: EngineOptions, on_progress: Callable[[float], None]
-) -> CostCurve:
-    """About 10 s for 10^9 parameters, 40 s for 7 * 10^9 and more."""
-    started = time.monotonic()
-    budget_s = min(1.0 + 9.0 * backend.info.num_parameters / 10**9, 40.0)
-    logger.info("measuring what steps cost (once for a model and its options, about %.0f s)", budget_s)
-    tiled = options.flash_attention and backend.info.kv_type in _TILED_KV_TYPES
-    with Probe(backend) as probe:
-        curve = _Calibration(probe, backend.info, Stopwatch(budget_s, on_progress)).curve(tiled=tiled)
-    logger.info("timed steps of up to %d tokens in %.1f s", curve.step_ms[-1][0], time.monotonic() - started)
-    return curve
+def _budget_s(info: ModelInfo) -> float:
+    return min(1.0 + 9.0 * info.num_parameters / 10**9, 40.0)
 
 
 class _Calibration:
-    """The small sizes come first, and in each round again: what time is left makes them more exact."""
+    """In pieces: each size, the prices of cells, each size again. A piece that is disturbed begins anew.
 
-    def __init__(self, probe: Probe, info: ModelInfo, watch: Stopwatch) -> None:
-        self._probe = probe
+    The small sizes come first in each round: what time is left makes them more exact.
+    """
+
+    def __init__(self, info: ModelInfo, watch: Stopwatch, *, is_tiled: bool) -> None:
         self._info = info
         self._watch = watch
+        self._is_tiled = is_tiled
         self._best: dict[int, float] = {}
+        self._prices: CostCurve | None = None
+        largest = min(info.max_step_tokens, info.kv_tokens)
+        self._pending = deque(n for n in _SIZES if n <= largest)
+        """Sizes that the round has still to time."""
+        self._rounds_left = _ROUNDS - 1
 
-    def curve(self, *, tiled: bool) -> CostCurve:
-        largest = min(self._info.max_step_tokens, self._info.kv_tokens)
-        self._round([n for n in _SIZES if n <= largest], _SIZES_SHARE)
-        prices = CellPrices(self._probe, self._info, self._watch, chunk=max(self._best)).measure(tiled=tiled)
-        for _ in range(_ROUNDS - 1):
-            self._round(list(self._best), 1.0)
-        points = {n: self._bare(n, prices) for n in sorted(self._best)}
-        return msgspec.structs.replace(prices, step_ms=_without_peaks(points))
+    @property
+    def is_done(self) -> bool:
+        return self._prices is not None and not self._pending and not self._rounds_left
 
-    def _round(self, sizes: list[int], share: float) -> None:
-        """As many of the sizes as the time allows, from the smallest on; one at least."""
-        for size in sizes:
-            if self._best and not self._watch.allows(self._foreseen(size), share):
-                return
-            ms = self._time(size)
-            self._best[size] = min(ms, self._best.get(size, ms))
+    def go_on(self, probe: Probe) -> None:
+        """With the next piece. Raises `Disturbed`."""
+        with self._watch.running():
+            if self._pending:
+                self._time_next(probe)
+            elif self._prices is None:
+                chunk = max(self._best)
+                prices = CellPrices(probe, self._info, self._watch, chunk=chunk)
+                self._prices = prices.measure(tiled=self._is_tiled)
+            else:
+                self._pending.extend(self._best)
+                self._rounds_left -= 1
+
+    def curve(self) -> CostCurve:
+        assert self._prices is not None
+        points = {n: self._bare(n, self._prices) for n in sorted(self._best)}
+        return msgspec.structs.replace(self._prices, step_ms=_without_peaks(points))
+
+    def _time_next(self, probe: Probe) -> None:
+        """If the time allows; the smallest always. Else the round is over."""
+        size = self._pending[0]
+        share = _SIZES_SHARE if self._prices is None else 1.0
+        if self._best and not self._watch.allows(self._foreseen(size), share):
+            self._pending.clear()
+            return
+        probe.close()
+        ms = probe.compute(self._shape(size))
+        self._best[size] = min(ms, self._best.get(size, ms))
+        self._pending.popleft()
 
     def _foreseen(self, size: int) -> float:
         nearest = size if size in self._best else max(self._best)
         return self._best[nearest] * size / nearest
-
-    def _time(self, size: int) -> float:
-        self._probe.close()
-        return self._probe.compute(self._shape(size))
 
     def _shape(self, size: int) -> dict[int, int]:
         decodes = min(size, _DECODES, self._info.max_seqs)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Callable, Iterator
 from typing import NamedTuple
@@ -29,13 +30,22 @@ class Stopwatch:
     """A budget of time, and the progress through it."""
 
     def __init__(self, budget_s: float, on_progress: Callable[[float], None]) -> None:
-        self._started = time.monotonic()
+        self._used_s = 0.0
+        """By what has come to its end."""
+        self._since = time.monotonic()
         self._budget_s = budget_s
         self._on_progress = on_progress
 
+    @contextlib.contextmanager
+    def running(self) -> Iterator[None]:
+        """It stands still outside, and what ends with an exception has taken no time."""
+        self._since = time.monotonic()
+        yield
+        self._used_s += time.monotonic() - self._since
+
     def allows(self, ms: float, share: float = 1.0) -> bool:
         """Whether so many milliseconds more stay within a share of the budget."""
-        used_s = time.monotonic() - self._started
+        used_s = self._used_s + time.monotonic() - self._since
         self._on_progress(min(used_s / self._budget_s, 1.0))
         return used_s + ms / 1000 <= share * self._budget_s
 

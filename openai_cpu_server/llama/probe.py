@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from types import TracebackType
 
 from openai_cpu_server.contract.request import Sampling
@@ -12,15 +12,21 @@ from openai_cpu_server.contract.step import Backend, Close, Drop, Open, Restore,
 
 _SAMPLING = Sampling(seed=0)
 """OpenAI's defaults: what drawing a token costs is part of the step."""
-_BLOCK = 0
-"""Number of the probe's saved block, which lives within one call; the cache must not hold another."""
+_BLOCK = -1
+"""Number of the probe's saved block, which lives within one call; the cache's are not negative."""
+
+
+class Disturbed(Exception):
+    """Something else is wanted. What was being timed says nothing."""
 
 
 class Probe:
-    """Use before serving begins: the backend must have no open slot and no saved block. Leaves none."""
+    """Use while nothing is served: the backend must have no open slot. Leaves none, disturbed or not."""
 
-    def __init__(self, backend: Backend) -> None:
+    def __init__(self, backend: Backend, is_wanted: Callable[[], bool] = lambda: False) -> None:
+        """`is_wanted`: whether something else is; asked before every step."""
         self._backend = backend
+        self._is_wanted = is_wanted
         self._held: dict[int, int] = {}
         """Tokens by open slot."""
         self._random = random.Random(0)
@@ -35,13 +41,19 @@ class Probe:
         return sum(self._held.values())
 
     def compute(self, sizes: Mapping[int, int]) -> float:
-        """Milliseconds of a step with `sizes[slot]` tokens behind what each slot holds; all are sampled."""
+        """Milliseconds of a step with `sizes[slot]` tokens behind what each slot holds; all are sampled.
+
+        Raises `Disturbed`.
+        """
+        if self._is_wanted():
+            raise Disturbed
         self._open(slot for slot in sizes if slot not in self._held)
         step = Step(spans=tuple(self._span(slot, size) for slot, size in sizes.items()))
         started = time.perf_counter()
         result = self._backend.execute(step)
         seconds = time.perf_counter() - started
-        assert not result.interrupted, "nobody interrupts a measurement"
+        if result.interrupted:
+            raise Disturbed
         for slot, size in sizes.items():
             self._held[slot] += size
         return 1000 * seconds
@@ -77,5 +89,5 @@ class Probe:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if kind is None:
+        if kind is None or issubclass(kind, Disturbed):
             self.close()

@@ -92,11 +92,13 @@ class _Way:
     """By the number of those whom it takes."""
 
     def left_out(self, running: Seq[Sequence]) -> list[Sequence]:
-        """Whose turn it is afterwards: nobody's, if one of a better class has come for whom it is the way."""
-        others = [sequence for sequence in running if not self.takes(sequence)]
-        if _best_class(others) > _best_class([s for s in running if self.takes(s)]):
-            return []
-        return others
+        """Whose turn it is afterwards."""
+        return [sequence for sequence in running if not self.takes(sequence)]
+
+    def is_outranked(self, running: Seq[Sequence]) -> bool:
+        """Somebody whom it takes is of a better class than all whom it leaves out."""
+        taken = [sequence for sequence in running if self.takes(sequence)]
+        return _best_class(taken) < _best_class(self.left_out(running))
 
     def company(self, together: StepPlan, empty: StepPlan) -> StepPlan:
         """What those whom it leaves out compute if all are together, without the others."""
@@ -144,14 +146,23 @@ class Composer:
         if not options.mixes:
             self._compose_apart(plan, present)
             return plan
-        owed_by, self._owed_by = self._owed_by, None
-        if owed_by is not None and (others := owed_by.left_out(running)):
-            return self._filled(plan, others, present)
+        turn = self._turn_of_others(plan, running, present)
+        if turn is not None:
+            return turn
         if all(sequence.is_decoding for sequence in running):
             return self._filled(plan, running, present)
         if staged is not None:
             staged.budget_ms = plan.budget_ms
         return self._best(plan, staged, running, present)
+
+    def _turn_of_others(self, plan: StepPlan, running: Seq[Sequence], present: _Groups) -> StepPlan | None:
+        """A step of those whom the one before has left out; who is outranked must have saved for it."""
+        way, self._owed_by = self._owed_by, None
+        others = way.left_out(running) if way is not None else []
+        if way is None or not others:
+            return None
+        turn = self._filled(plan.copy(), others, present)
+        return None if way.is_outranked(running) and turn.ms > self._credit_ms else turn
 
     def _best(
         self, plan: StepPlan, staged: StepPlan | None, running: Seq[Sequence], present: _Groups

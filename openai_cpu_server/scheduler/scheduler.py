@@ -81,7 +81,8 @@ class Scheduler:
         assert limits.step_tokens > limits.num_slots, "every sequence can decode in one step"
         assert limits.step_outputs >= limits.num_slots
         self._limits = limits
-        self._cost = cost
+        self.cost = cost
+        """Another may take its place between two steps."""
         self._policy = policy
         self._is_continuous = continuous
         self._memory = Memory(num_slots=limits.num_slots, ledger=ledger, cache=cache)
@@ -115,7 +116,7 @@ class Scheduler:
         """For the head of the waiting room."""
         running = list(self._memory.running.values())
         head = islice(self._waiting.in_order(), _TOLD)
-        return outlook(head, running, self._cost, self._limits.num_slots)
+        return outlook(head, running, self.cost, self._limits.num_slots)
 
     @property
     def preempted(self) -> list[Sequence]:
@@ -187,7 +188,7 @@ class Scheduler:
         """How long the step that `schedule` has just given will take."""
         assert self._plan is not None
         plan, size = self._plan, step.num_tokens + step.padding
-        return plan.drafting_ms + self._cost.predict_ms(size, plan.attended, plan.skipped, plan.cells)
+        return plan.drafting_ms + self.cost.predict_ms(size, plan.attended, plan.skipped, plan.cells)
 
     def may_interrupt(self, step: Step) -> bool:
         """Whether an interactive newcomer may throw this step away: nobody interactive is in it."""
@@ -250,7 +251,7 @@ class Scheduler:
 
     def _new_plan(self) -> StepPlan:
         return StepPlan(
-            self._cost,
+            self.cost,
             pool_cells=self._memory.ledger.tokens_used,
             max_tokens=self._limits.step_tokens,
             max_outputs=self._limits.step_outputs,
@@ -264,7 +265,7 @@ class Scheduler:
         if room <= 0:
             return None
         return StepPlan(
-            self._cost,
+            self.cost,
             pool_cells=staged,
             max_tokens=room,
             max_outputs=self._limits.step_outputs,
@@ -347,7 +348,7 @@ class Scheduler:
         if not num_tokens or not self._composer.fills_tiles:
             return 0
         ledger = self._memory.ledger
-        size = self._cost.cheapest_size(num_tokens, self._limits.step_tokens, ledger.tokens_used)
+        size = self.cost.cheapest_size(num_tokens, self._limits.step_tokens, ledger.tokens_used)
         padding = size - num_tokens
         return padding if padding <= ledger.num_free * ledger.block_size else 0
 
@@ -371,9 +372,9 @@ class Scheduler:
         plan, num_missing = without_missing_drafts(plan, step, result, self._memory.running)
         size = step.num_tokens - num_missing + step.padding
         if self._speculator is not None:
-            step_ms = self._cost.predict_ms(size, plan.attended, plan.skipped, plan.cells)
+            step_ms = self.cost.predict_ms(size, plan.attended, plan.skipped, plan.cells)
             self._speculator.compare(plan, step, result, step_ms + result.drafting_ms, elapsed_ms)
-        self._cost.refine(size, plan.attended, plan.skipped, elapsed_ms - result.drafting_ms, plan.cells)
+        self.cost.refine(size, plan.attended, plan.skipped, elapsed_ms - result.drafting_ms, plan.cells)
 
     def _advance(self, span: Span, padding: int, result: StepResult) -> Advance:
         sequence = self._memory.running[span.slot]

@@ -65,8 +65,8 @@ class Variant(enum.Enum):
         return ours(self, model, "--ctx-size", str(room.pool_tokens))
 
 
-_REPRODUCIBLE = ("--profile", "off", "--jobs-db", "none")
-"""Not what `tune` has found here, nor the user's batch jobs, which would go on as soon as a server starts."""
+_REPRODUCIBLE = ("--profile", "off", "--jobs-db", "none", "--calibrate", "start")
+"""Not what `tune` has found here, nor guesses, nor the user's batch jobs, which would go on at a start."""
 
 
 def ours(variant: Variant, model: Path, *options: str) -> ServerSpec:

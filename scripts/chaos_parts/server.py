@@ -22,7 +22,7 @@ class Server:
     """`openai-cpu-server serve` on a port of its own; its log goes to `log`."""
 
     def __init__(self, model: Path, log: Path, *options: str) -> None:
-        command = [sys.executable, "-m", "openai_cpu_server", "serve", "--port", "0", "--no-calibrate"]
+        command = [sys.executable, "-m", "openai_cpu_server", "serve", "--port", "0", "--calibrate", "never"]
         command += ["--model", str(model), "--served-model-name", "chaos", "--drain-seconds", "0", *options]
         self._log = log.open("w")
         self.log = log

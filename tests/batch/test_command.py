@@ -38,7 +38,7 @@ def write_rows(path: Path, num_rows: int, *, max_tokens: int = 4, bad: int | Non
 
 def command(folder: Path, *options: str) -> list[str]:
     files = [str(folder / "in.jsonl"), "-o", str(folder / "out.jsonl")]
-    model = ["--model", str(tiny_model_path()), "--no-calibrate"]
+    model = ["--model", str(tiny_model_path()), "--calibrate", "never"]
     return [sys.executable, "-m", "openai_cpu_server", "batch", *files, *model, *options]
 
 

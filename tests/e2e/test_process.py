@@ -183,3 +183,20 @@ def test_a_configuration_file_and_the_environment(tmp_path: Path) -> None:
         models = httpx.get(server.url + "/v1/models").json()
         assert models["data"][0]["id"] == "from-command-line"
         assert "5 sequences" in "".join(server.lines)
+
+
+def test_costs_are_measured_while_nobody_wants_anything(tmp_path: Path) -> None:
+    options = ("--calibrate", "idle", "--cache-dir", str(tmp_path))
+    with ServerProcess("--model", str(tiny_model_path()), *options) as server:
+
+        def answer() -> str:
+            body = {"prompt": "measured", "max_tokens": 8, "temperature": 0}
+            reply = httpx.post(server.url + "/v1/completions", json=body, timeout=60)
+            return str(reply.raise_for_status().json()["choices"][0]["text"])
+
+        before = answer()
+        server.wait_for("(measuring) what steps cost")
+        assert answer() == before
+        server.wait_for("(timed) steps")
+        assert answer() == before
+    assert len(list(tmp_path.glob("curve-*.json"))) == 1

@@ -495,3 +495,21 @@ async def test_draining_ends_in_time() -> None:
         assert not stream.done()
     with pytest.raises(GenerationFailed, match="shutting down"):
         await stream
+
+
+async def test_what_steps_cost_is_measured_in_quiet_moments_and_whoever_comes_is_served(
+    tmp_path: Path,
+) -> None:
+    begun = tmp_path / "begun"
+
+    async def times(number: int) -> None:
+        with anyio.fail_after(20):
+            while not begun.exists() or len(begun.read_text().splitlines()) < number:
+                await asyncio.sleep(0.01)
+
+    async with running(client(f"measuring={begun}")) as engine:
+        for number in (1, 2):
+            await times(number)
+            one = request(f"r{number}", output=4)
+            assert text(await collect(engine, one)) == expected_text(one)
+        await times(3)

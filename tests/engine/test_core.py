@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import msgspec
@@ -246,3 +247,40 @@ def test_no_step_is_interrupted_twice_in_a_row() -> None:
         backend.interrupt()
         step.join()
     assert worth == [True, False]
+
+
+def test_costs_that_were_guessed_are_measured_and_used() -> None:
+    core = build_core(OPTIONS, FakeBackend(), None, lambda is_wanted: CURVE)
+    assert core.is_guessing
+    core.calibrate(lambda: False)
+    assert not core.is_guessing
+    core.handle(Submit(request=request("a", prompt=100, output=1)))
+    (done,) = (message for message in core.step() if isinstance(message, StepDone))
+    assert done.figures is not None
+    assert done.figures.predicted_ms == pytest.approx(5 + 995 * 99 / 255)
+
+
+def test_a_measurement_that_is_disturbed_is_made_again() -> None:
+    curves = iter([None, CURVE])
+    core = build_core(OPTIONS, FakeBackend(), None, lambda is_wanted: next(curves))
+    core.calibrate(lambda: True)
+    assert core.is_guessing
+    core.calibrate(lambda: False)
+    assert not core.is_guessing
+
+
+def test_whatever_comes_interrupts_a_measurement_and_only_that() -> None:
+    seen: list[bool] = []
+
+    def measure(is_wanted: Callable[[], bool]) -> CostCurve:
+        seen.append(core.is_worth_interrupting(Cancel(id="x")))
+        return CURVE
+
+    core = build_core(OPTIONS, FakeBackend(), None, measure)
+    core.calibrate(lambda: False)
+    seen.append(core.is_worth_interrupting(Cancel(id="x")))
+    assert seen == [True, False]
+
+
+def test_known_costs_are_not_measured() -> None:
+    assert not build_core(OPTIONS, FakeBackend(), CURVE, lambda is_wanted: CURVE).is_guessing

@@ -108,7 +108,7 @@ def test_the_demo_model(shown: Shown) -> None:
         "bos       0  <|endoftext|>",
         "eot       2  <|im_end|>",
         "serve takes 16,384 tokens for all requests unless --ctx-size says more",
-        "speed: not measured on this machine yet; serve does it at its first start with a model,",
+        "speed: not measured on this machine yet; serve does it when nobody wants anything of it,",
         "tuned: no; `openai-cpu-server tune demo` finds the best options for this machine",
     ):
         assert line in lines

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import itertools
 import logging
 import math
 import os
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -14,9 +16,10 @@ import pytest
 from openai_cpu_server.contract.cost import CostCurve, TiledAttention
 from openai_cpu_server.contract.messages import EngineOptions
 from openai_cpu_server.llama.backend import LlamaBackend
-from openai_cpu_server.llama.calibrate import CurveKey, cost_curve, is_sane
+from openai_cpu_server.llama.calibrate import Calibrator, CurveKey, cost_curve, is_sane
 from openai_cpu_server.llama.measurements import Measurements
 from openai_cpu_server.llama.neighbours import Neighbours
+from openai_cpu_server.llama.probe import Disturbed, Probe
 from openai_cpu_server.scheduler.cost_model import CostModel
 from tests.llama.driver import generate
 from tests.llama.odd_models import mamba
@@ -79,6 +82,50 @@ def test_a_curve_is_measured_once(fresh: LlamaBackend, options: EngineOptions, t
     written = path.stat().st_mtime_ns
     assert measured(fresh, options, tmp_path) == first
     assert path.stat().st_mtime_ns == written
+
+
+def test_it_is_disturbed_by_whoever_wants_something_and_goes_on_later(
+    fresh: LlamaBackend, options: EngineOptions, tmp_path: Path
+) -> None:
+    expected = generate(fresh, PROMPT, 8)
+    calibrator = Calibrator(fresh, options, tmp_path, neighbours=Quiet())
+    asked, attempts = itertools.count(1), 0
+    curve = None
+    while curve is None:
+        curve = calibrator.measure(lambda: next(asked) % 40 == 0)
+        attempts += 1
+        assert generate(fresh, PROMPT, 8) == expected
+    assert attempts >= 2
+    assert is_sane(curve)
+    assert calibrator.known() == curve
+
+
+def compute_for_ever(probe: Probe) -> None:
+    while True:
+        probe.compute({0: 100})
+        probe.close()
+
+
+def test_an_interrupted_step_is_not_counted(
+    fresh: LlamaBackend, options: EngineOptions, tmp_path: Path
+) -> None:
+    expected = generate(fresh, PROMPT, 8)
+    probe = Probe(fresh)
+    stop = threading.Event()
+
+    def press() -> None:
+        while not stop.is_set():
+            fresh.interrupt()
+
+    presser = threading.Thread(target=press)
+    presser.start()
+    try:
+        with pytest.raises(Disturbed), probe:
+            compute_for_ever(probe)
+    finally:
+        stop.set()
+        presser.join()
+    assert generate(fresh, PROMPT, 8) == expected
 
 
 @pytest.mark.parametrize("content", [b"", b"{", b"\xff\xfe", b'{"key": 1, "value": 2}', b"[]", b"null"])

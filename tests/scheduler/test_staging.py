@@ -11,16 +11,24 @@ SKIPPING_COSTS = 0.01
 """Milliseconds for each cell that a token has to skip."""
 
 
-def crowded(staging: int = 512, **options: int) -> Driver:
+def crowded(
+    staging: int = 512,
+    *,
+    decoding: int = 64,
+    idle: int = 128,
+    output: int = 60,
+    priority: Priority = Priority.INTERACTIVE,
+) -> Driver:
     """Eight sequences decode, with 400 cells."""
     driver = Driver(
         slots=10,
+        kv_tokens=8192,
         staging=staging,
-        decoding=options.get("decoding", 64),
-        idle=options.get("idle", 128),
+        decoding=decoding,
+        idle=idle,
         cost=TokenCost(skipped_ms=SKIPPING_COSTS),
     )
-    driver.submit(*(request(name, prompt=50, output=60) for name in "abcdefgh"))
+    driver.submit(*(request(name, prompt=50, output=output, priority=priority) for name in "abcdefgh"))
     while not all(name in driver.outputs and driver.outputs[name] for name in "abcdefgh"):
         driver.step()
     driver.step()
@@ -96,3 +104,14 @@ def test_batch_prompts_wait_beside_the_pool_too() -> None:
     driver.submit(request("new", prompt=100, output=2, priority=Priority.BATCH))
     driver.run()
     assert ["new"] in driver.staged
+
+
+def test_batch_work_keeps_its_share_beside_prompts_without_end() -> None:
+    """Whose answers are a token long, so that nobody interactive ever decodes."""
+    driver = crowded(priority=Priority.BATCH, output=400)
+    steps = []
+    for number in range(120):
+        driver.submit(request(f"i{number}", prompt=60, output=1))
+        steps.append(driver.step())
+    share = sum("a" in step for step in steps) / len(steps)
+    assert 0.05 < share < 0.5
