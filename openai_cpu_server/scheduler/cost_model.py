@@ -14,6 +14,10 @@ _WORTH_PADDING = 0.98
 """A larger step must be predicted to take at most this share, or it is not worth its noise."""
 _HARDLY_LONGER = 1.1
 """A step that takes up to so many times as long is worth it, if its further tokens are useful ones."""
+_LONGER, _MUCH_FASTER = 1.3, 1.5
+"""And up to so many times as long, where it computes so many times as much in the same time: half a tile takes
+as long as a whole one, and a little less than half may be all that fits into a budget.
+"""
 _RATE_ALL, _RATE_TERM = 0.05, 0.1
 """Share of a step's error (as a logarithm) that moves the price of everything, and of its largest term."""
 _LARGEST_ERROR = math.log(1.5)
@@ -110,11 +114,15 @@ class CostModel:
     def free_size(self, num_tokens: int, limit: int) -> int:
         """The largest size within the tile, at most `limit`, that takes hardly longer than `num_tokens` do.
 
-        Worth growing to with tokens that must be computed anyway, not with padding.
+        Or somewhat longer, where it is much faster. Worth growing to with tokens that must be computed anyway, not with padding.
         """
-        most = _HARDLY_LONGER * self._learned[min(num_tokens, self._last)]
         larger = range(self._growth_limit(num_tokens, limit), num_tokens, -1)
-        return next((n for n in larger if self._learned[n] <= most), num_tokens)
+        return next((n for n in larger if self._is_worth(num_tokens, n)), num_tokens)
+
+    def _is_worth(self, num_tokens: int, larger: int) -> bool:
+        longer = self._learned[larger] / self._learned[min(num_tokens, self._last)]
+        faster = larger / num_tokens / longer
+        return longer <= _HARDLY_LONGER or (longer <= _LONGER and faster >= _MUCH_FASTER)
 
     def _growth_limit(self, num_tokens: int, limit: int) -> int:
         end = min(limit, -(-num_tokens // TILE) * TILE, self._last)
