@@ -15,8 +15,8 @@ _WORTH_PADDING = 0.98
 _HARDLY_LONGER = 1.1
 """A step that takes up to so many times as long is worth it, if its further tokens are useful ones."""
 _LONGER, _MUCH_FASTER = 1.3, 1.5
-"""And up to so many times as long, where it computes so many times as much in the same time: half a tile takes
-as long as a whole one, and a little less than half may be all that fits into a budget.
+"""And up to so many times as long, where it computes so many times as much in the same time: half a tile
+takes as long as a whole one, and a little less than half may be all that fits into a budget.
 """
 _RATE_ALL, _RATE_TERM = 0.05, 0.1
 """Share of a step's error (as a logarithm) that moves the price of everything, and of its largest term."""
@@ -114,7 +114,8 @@ class CostModel:
     def free_size(self, num_tokens: int, limit: int) -> int:
         """The largest size within the tile, at most `limit`, that takes hardly longer than `num_tokens` do.
 
-        Or somewhat longer, where it is much faster. Worth growing to with tokens that must be computed anyway, not with padding.
+        Or somewhat longer, where it is much faster. Worth growing to with tokens that must be computed
+        anyway, not with padding.
         """
         larger = range(self._growth_limit(num_tokens, limit), num_tokens, -1)
         return next((n for n in larger if self._is_worth(num_tokens, n)), num_tokens)
