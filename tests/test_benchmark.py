@@ -232,7 +232,9 @@ def test_rounding_is_how_far_the_margin_between_two_candidates_moves() -> None:
 
 def test_an_option_that_the_server_has_not_is_named() -> None:
     spec = ours(Variant.SEQUENTIAL, Path("m.gguf"), "--ctx-size", "256")
-    known = frozenset({"--model", "--port", "--profile", "--jobs-db", "--ctx-size", "--max-seqs"})
+    known = frozenset(
+        {"--model", "--port", "--profile", "--jobs-db", "--calibrate", "--ctx-size", "--max-seqs"}
+    )
     assert missing_options(spec, known) == ["--no-prefix-sharing"]
     assert missing_options(spec, known | {"--no-prefix-sharing"}) == []
     assert "8123" in spec.on(8123, Path("nowhere"))

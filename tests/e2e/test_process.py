@@ -199,4 +199,3 @@ def test_costs_are_measured_while_nobody_wants_anything(tmp_path: Path) -> None:
         assert answer() == before
         server.wait_for("(timed) steps")
         assert answer() == before
-    assert len(list(tmp_path.glob("curve-*.json"))) == 1
