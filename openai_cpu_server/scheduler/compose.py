@@ -16,6 +16,8 @@ _WORTH_MOVING, _WORTH_KEEPING_CLEAR, _WORTH_SPLITTING, _WORTH_WAITING = 1.03, 0.
 moved afterwards; by several there (each is in the way of the others, and soon that of all who decode); by
 prompts alone in the pool; by prompts that take longer than they should.
 """
+_TILED_PATIENCE = 2
+"""Batch budgets that the smallest step of prompts alone that attends in tiles may take: on a slow machine."""
 _BURST_PATIENCE = 2
 """Interactive budgets that a step with forced tokens may take: it is those who decode that gain by them."""
 
@@ -123,7 +125,8 @@ class Composer:
 
     Where it is faster than all in one step, prompts have one for themselves: beside the pool those that share
     nothing, in it all of them. The others then have the next, and both together take no longer than one may;
-    but where that gains much, prompts take as long as a step that nobody interactive is in.
+    but where that gains much, prompts take as long as a step that nobody interactive is in, or twice as long
+    if on a slow machine no smaller step gains so much.
     """
 
     def __init__(self, options: StepOptions) -> None:
@@ -182,16 +185,30 @@ class Composer:
                 continue
             taken = [sequence for sequence in running if way.takes(sequence)]
             company_ms = company.ms if company.num_tokens else 0.0
-            for reading_ms, least_gain in (
-                (self._reading_ms(present) - company_ms, way.least_gain(len(taken))),
-                (self._options.batch_step_ms, _WORTH_WAITING),
+            for within, reading_ms, least_gain in self._chances(
+                empty, self._reading_ms(present) - company_ms, way.least_gain(len(taken))
             ):
-                apart = self._filled(empty.copy(), taken, present, reading_ms=reading_ms, spent_ms=company_ms)
+                if best.attends_in_tiles and within is not empty:
+                    break
+                apart = self._filled(
+                    within.copy(), taken, present, reading_ms=reading_ms, spent_ms=company_ms
+                )
                 gained = worth.rate(apart, company)
                 if apart.num_tokens and gained > least_gain * rate:
                     best, rate = apart, gained
                     self._owed_by = way if company.num_tokens else None
         return best
+
+    def _chances(
+        self, empty: StepPlan, reading_ms: float, least_gain: float
+    ) -> tuple[tuple[StepPlan, float, float], ...]:
+        """What to fill, the time that interactive prompts have, and how many times as fast it must be."""
+        batch_ms = self._options.batch_step_ms
+        return (
+            (empty, reading_ms, least_gain),
+            (empty, batch_ms, _WORTH_WAITING),
+            (empty.up_to_tiles(), _TILED_PATIENCE * batch_ms, _WORTH_WAITING),
+        )
 
     def _filled(
         self,

@@ -87,6 +87,18 @@ class StepPlan:
         return copied
 
     @property
+    def attends_in_tiles(self) -> bool:
+        tiled_from = self._cost.tiled_from
+        return tiled_from is not None and self.num_tokens >= tiled_from
+
+    def up_to_tiles(self) -> StepPlan:
+        """A copy that takes no more tokens than the smallest step that attends in tiles, if any does."""
+        copied = self.copy()
+        if self._cost.tiled_from is not None:
+            copied._max_tokens = min(self._max_tokens, self._cost.tiled_from)
+        return copied
+
+    @property
     def ms(self) -> float:
         return self._cost.predict_ms(self.num_tokens, self.attended, self.skipped, self.cells)
 
