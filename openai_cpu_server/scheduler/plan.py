@@ -51,10 +51,13 @@ class StepPlan:
         pool_cells: int,
         max_tokens: int,
         max_outputs: int,
+        max_scored: int | None = None,
         pads: bool = True,
         is_staged: bool = False,
     ) -> None:
-        """`pads`: the step will be filled up to a size that is faster. `is_staged`: beside the pool, of which
+        """`max_scored`: of the outputs, those for tokens of prompts, whose scores are wanted; None: all.
+
+        `pads`: the step will be filled up to a size that is faster. `is_staged`: beside the pool, of which
         then nothing is skipped; `pool_cells` are those there.
         """
         self.is_staged = is_staged
@@ -78,6 +81,7 @@ class StepPlan:
         """Taken by all sequences, shared ones counted once: what is not one's own must be skipped."""
         self._max_tokens = max_tokens
         self._outputs_left = max_outputs
+        self._scored_left = max_outputs if max_scored is None else max_scored
         self._pads = pads
 
     def copy(self) -> StepPlan:
@@ -191,6 +195,7 @@ class StepPlan:
         self.parts[sequence] = self.parts.get(sequence, 0) + num_tokens
         ends = self.left_of(sequence) == 0
         self._outputs_left -= num_tokens if sequence.is_scoring else ends
+        self._scored_left -= num_tokens * sequence.is_scoring
 
     def add_draft(self, sequence: Sequence, num_tokens: int) -> None:
         """Behind all that is pending of the sequence. The caller has asked `draft_room`."""
@@ -220,7 +225,7 @@ class StepPlan:
         """Tokens of the sequence that the rows of logits which are left allow."""
         if self._outputs_left <= 0:
             return 0
-        return self._outputs_left if sequence.is_scoring else self._max_tokens
+        return max(0, min(self._scored_left, self._outputs_left)) if sequence.is_scoring else self._max_tokens
 
     def _ms_with(self, sequence: Sequence, num_tokens: int) -> float:
         attended, skipped = self._pairs(sequence, num_tokens)

@@ -209,10 +209,12 @@ class Scheduler:
             reuse = self._find_reuse(newcomer)
             if reuse is None:
                 continue
+            num_preemptions = self.num_preemptions
             if not self._make_way(newcomer, reuse):
                 return False
-            # Making way may have released the very sequence that was to share its cells.
-            if reuse.source is not None and reuse.source.status is not Status.RUNNING:
+            if self.num_preemptions > num_preemptions:
+                # Who was released may have been the one that shares, and what of it was saved has taken the
+                # place of other saved blocks.
                 reuse = self._find_reuse(newcomer) or NOTHING
             newcomer.is_protected = self._waiting.is_ahead_of_turn(newcomer)
             self._waiting.leave(newcomer)
@@ -255,6 +257,7 @@ class Scheduler:
             pool_cells=self._memory.ledger.tokens_used,
             max_tokens=self._limits.step_tokens,
             max_outputs=self._limits.step_outputs,
+            max_scored=self._max_scored,
             pads=self._composer.fills_tiles,
         )
 
@@ -269,9 +272,15 @@ class Scheduler:
             pool_cells=staged,
             max_tokens=room,
             max_outputs=self._limits.step_outputs,
+            max_scored=self._max_scored,
             pads=False,
             is_staged=True,
         )
+
+    @property
+    def _max_scored(self) -> int:
+        """Tokens of prompts that are scored in a step: one output is left for everybody else."""
+        return max(1, self._limits.step_outputs - len(self._memory.running) + 1)
 
     def _claim_spans(self, plan: StepPlan) -> tuple[Span, ...]:
         spans = [self._span(sequence, num_tokens) for sequence, num_tokens in plan.parts.items()]

@@ -223,3 +223,16 @@ def test_where_steps_are_not_mixed_bursts_are_computed_with_the_decoding() -> No
     driver.submit(request("a", output=80, **under("?bcde?")), request("b", output=5))
     driver.step()
     assert driver.step() == {"a": 5, "b": 1}
+
+
+def test_scored_prompts_leave_the_batch_work_its_outputs() -> None:
+    """There is time for all of them in a step, but not an output for each token."""
+    driver = Driver(decoding=400, idle=400, outputs=40, kv_tokens=4096)
+    batch = request("b", prompt=20, output=10, priority=Priority.BATCH)
+    driver.submit(batch)
+    for number in range(4):
+        driver.submit(request(f"s{number}", prompt=300, output=0, prompt_logprobs=True))
+    steps = driver.run()
+    ends = max(number for number, step in enumerate(steps) if "b" in step)
+    assert ends < 15
+    assert driver.outputs["b"] == alone(batch)

@@ -188,6 +188,21 @@ def test_the_cache_never_exceeds_its_capacity() -> None:
     assert len(driver.backend.blocks) <= 3
 
 
+def test_saved_blocks_that_give_way_to_those_of_who_is_released_are_not_restored() -> None:
+    driver = Driver(slots=1, cache_blocks=2, idle=256)
+    driver.submit(prefixed("a", 128))
+    driver.run()
+    long = request("L", prompt=200, output=40, priority=BATCH)
+    driver.submit(long)
+    for _ in range(3):
+        driver.step()
+    newcomer = prefixed("b", 128)
+    driver.submit(newcomer)
+    driver.run()
+    assert driver.scheduler.num_preemptions == 1
+    assert outputs_are_their_own(driver, long, newcomer)
+
+
 def test_clearing_the_cache_frees_its_blocks_but_the_pinned() -> None:
     driver = Driver(cache_blocks=20, idle=256)
     driver.submit(request("pin", prompt=64, output=0, tokens=(7,) * 64, pin=True), prefixed("a", 128))
