@@ -25,8 +25,10 @@ from openai_cpu_server.errors import StartupError
 
 logger = logging.getLogger(__name__)
 
-_QUIET_S = 2.0
-"""Nobody must have wanted anything for so long before steps are timed, or timed again."""
+_QUIET_S, _QUIET_MOST_S = 2.0, 60.0
+"""Nobody must have wanted anything for so long before steps are timed; twice as long after each time that
+somebody came meanwhile, up to the latter: else the gaps of light traffic are all spent on that.
+"""
 
 Load = Callable[[EngineOptions, Callable[[float], None]], Backend]
 BuildCore = Callable[[EngineOptions, Backend, Callable[[float], None]], EngineCore]
@@ -62,21 +64,23 @@ def _serve(channel: EngineChannel, backend: Backend, core: EngineCore, *, grace_
     inbox = Inbox()
     threading.Thread(target=_read, args=(channel, inbox, core, backend, grace_s), daemon=True).start()
     _step(channel, core)  # the first tells the client how the memory stands, work or not
+    quiet_s = _QUIET_S
     while inbox.is_open:
-        inbox.wait(_patience_s(core))
+        inbox.wait(_patience_s(core, quiet_s))
         for command in inbox.drain():
             core.handle(command)
         if core.has_work:
             _step(channel, core)
         elif core.is_guessing and not inbox.has_news:
             core.calibrate(lambda: inbox.has_news)
+            quiet_s = min(2 * quiet_s, _QUIET_MOST_S)
 
 
-def _patience_s(core: EngineCore) -> float | None:
+def _patience_s(core: EngineCore, quiet_s: float) -> float | None:
     """For how long to wait for commands; None: for ever."""
     if core.has_work:
         return 0.0
-    return _QUIET_S if core.is_guessing else None
+    return quiet_s if core.is_guessing else None
 
 
 def _step(channel: EngineChannel, core: EngineCore) -> None:
@@ -121,7 +125,7 @@ class Inbox:
     @property
     def has_news(self) -> bool:
         """Commands, or that there will be no more of them."""
-        return self._news.is_set()
+        return self._news.is_set() or not self.is_open
 
     def put(self, command: Work) -> None:
         self._commands.append(command)
@@ -133,7 +137,8 @@ class Inbox:
 
     def wait(self, timeout_s: float | None) -> None:
         """For news; None: as long as it takes."""
-        self._news.wait(timeout_s)
+        if self.is_open:
+            self._news.wait(timeout_s)
 
     def drain(self) -> Iterator[Work]:
         """All commands that have come."""

@@ -14,8 +14,8 @@ class AbortSwitch:
     """llama.cpp asks between the nodes of its graph whether to go on; the answer must not need the GIL.
 
     So the callback is the C library's own `strlen`, and its data a text of length 0 (go on) or 1 (abort):
-    the first of two bytes is the switch. `press` counts only while armed: the lock orders it against the
-    end of the step that it was meant for, so it can never hit the next one.
+    the first of two bytes is the switch. `press` counts only while armed. Who presses has looked at a step a
+    moment before: if that ends meanwhile it may be the next one that is thrown away, and computed again.
     """
 
     def __init__(self) -> None:

@@ -16,7 +16,7 @@ from openai_cpu_server.contract.cost import CostCurve, attended_pairs
 from openai_cpu_server.contract.messages import EngineOptions
 from openai_cpu_server.contract.model_info import ModelInfo
 from openai_cpu_server.contract.step import Backend
-from openai_cpu_server.llama.cell_prices import CellPrices, Stopwatch
+from openai_cpu_server.llama.cell_prices import CONTEXT, CellPrices, Stopwatch
 from openai_cpu_server.llama.facts import MachineFacts, ModelFacts
 from openai_cpu_server.llama.measurements import Measurements
 from openai_cpu_server.llama.neighbours import NOISY, Neighbours
@@ -36,6 +36,8 @@ _STEEPEST_FALL = 1.6
 """What a size costs of a larger one at most: filling a tile of 16 has been seen to save a third."""
 _SIZES_SHARE = 0.5
 """Of the time, for the first round over all sizes."""
+_LEAST_CONTEXT = 256
+"""Cells whose prices are known well enough."""
 
 
 class CurveKey(msgspec.Struct, frozen=True, kw_only=True):
@@ -209,6 +211,8 @@ class _Calibration:
         self._is_tiled = is_tiled
         self._best: dict[int, float] = {}
         self._prices: CostCurve | None = None
+        self._context = CONTEXT
+        """Cells of its own that the next attempt at prices computes, at most."""
         largest = min(info.max_step_tokens, info.kv_tokens)
         self._pending = deque(n for n in _SIZES if n <= largest)
         """Sizes that the round has still to time."""
@@ -224,9 +228,7 @@ class _Calibration:
             if self._pending:
                 self._time_next(probe)
             elif self._prices is None:
-                chunk = max(self._best)
-                prices = CellPrices(probe, self._info, self._watch, chunk=chunk)
-                self._prices = prices.measure(tiled=self._is_tiled)
+                self._prices = self._price_cells(probe)
             else:
                 self._pending.extend(self._best)
                 self._rounds_left -= 1
@@ -235,6 +237,12 @@ class _Calibration:
         assert self._prices is not None
         points = {n: self._bare(n, self._prices) for n in sorted(self._best)}
         return msgspec.structs.replace(self._prices, step_ms=_without_peaks(points))
+
+    def _price_cells(self, probe: Probe) -> CostCurve:
+        """The longest piece. Whenever it is disturbed the next attempt has half as many cells to compute."""
+        context, self._context = self._context, max(self._context // 2, _LEAST_CONTEXT)
+        prices = CellPrices(probe, self._info, self._watch, chunk=max(self._best), context=context)
+        return prices.measure(tiled=self._is_tiled)
 
     def _time_next(self, probe: Probe) -> None:
         """If the time allows; the smallest always. Else the round is over."""

@@ -11,7 +11,7 @@ from openai_cpu_server.contract.cost import CostCurve, TiledAttention
 from openai_cpu_server.contract.model_info import ModelInfo
 from openai_cpu_server.llama.probe import Probe
 
-_CONTEXT = 1024
+CONTEXT = 1024
 """Own cells at most: they have to be computed, which takes most of the time."""
 _CONTEXT_SHARE = 0.75
 """Of the time, by which the context must be there."""
@@ -72,13 +72,15 @@ class CellPrices:
     Slot 0 holds the context, slot 1 is the one beside it, the others hold copies.
     """
 
-    def __init__(self, probe: Probe, info: ModelInfo, watch: Stopwatch, *, chunk: int) -> None:
-        """`chunk`: tokens of the largest step that is known to be short enough."""
+    def __init__(
+        self, probe: Probe, info: ModelInfo, watch: Stopwatch, *, chunk: int, context: int = CONTEXT
+    ) -> None:
+        """`chunk`: tokens of the largest step that is known to be short enough; `context`: most own cells."""
         self._probe = probe
         self._info = info
         self._watch = watch
         self._chunk = chunk
-        self._context = min(_CONTEXT, info.kv_tokens - _RESERVE)
+        self._context = min(context, info.kv_tokens - _RESERVE)
 
     def measure(self, *, tiled: bool) -> CostCurve:
         """A curve with prices, but without steps. All are 0 where the pool holds no context worth it."""

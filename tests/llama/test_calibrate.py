@@ -100,6 +100,21 @@ def test_it_is_disturbed_by_whoever_wants_something_and_goes_on_later(
     assert calibrator.known() == curve
 
 
+def test_the_longest_piece_becomes_shorter_until_there_is_time_enough_for_it(
+    fresh: LlamaBackend, options: EngineOptions, tmp_path: Path
+) -> None:
+    """It takes 29 steps at first, and somebody comes after 26 each time."""
+    calibrator = Calibrator(fresh, options, tmp_path, neighbours=Quiet())
+    attempts = 0
+    curve = None
+    while curve is None:
+        steps = itertools.count(1)
+        curve = calibrator.measure(lambda steps=steps: next(steps) > 26)
+        attempts += 1
+        assert attempts < 20, "it never ends"
+    assert is_sane(curve)
+
+
 def compute_for_ever(probe: Probe) -> None:
     while True:
         probe.compute({0: 100})
