@@ -533,11 +533,28 @@ def test_questions_of_all_points_share_the_text_that_was_read_before() -> None:
     assert len({ask.prompt for asks in asked for ask in asks}) == sum(map(len, asked))
 
 
+def test_each_slot_is_told_the_shared_text_before_the_clock_starts() -> None:
+    probes = throughput.probes(throughput.FULL, 0, 16)
+    (shared,) = {ask.prompt[:1024] for ask in probes}
+    assert len({ask.prompt for ask in probes}) == 16
+    assert {ask.max_tokens for ask in probes} == {1}
+    assert shared == next(throughput.asks(throughput.FULL, 0, 8)).prompt[:1024]
+
+
 def test_slower_machines_get_as_many_requests_in_a_longer_time() -> None:
     usual, slow, fast = FULL.paced(0.75), FULL.paced(7.5), FULL.paced(0.01)
     assert (usual.every_s, usual.window_s) == (1.5, FULL.window_s)
     assert (slow.every_s, slow.ramp_s, slow.window_s) == (15.0, 10 * FULL.ramp_s, 10 * FULL.window_s)
     assert (fast.every_s, fast.window_s) == (0.3, FULL.window_s)
+
+
+def test_the_bare_loop_is_given_the_classes_as_they_were_mixed() -> None:
+    """At 20 tokens/s the batch class ends a request of 100 in 5 s, in which three short ones come."""
+    both, alone = FULL.works(20.0)
+    batch = [request for request in both.requests if request.output == FULL.batch_output]
+    assert (both.clients, len(batch), len(both.requests)) == (9, 24, 24 + 3 * 24)
+    assert (alone.clients, len(alone.requests)) == (1, 10)
+    assert {request.prompt for request in alone.requests} == {FULL.short_prompt}
 
 
 def test_conversations_repeat_and_are_for_models_that_talk() -> None:
