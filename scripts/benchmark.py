@@ -4,10 +4,10 @@
     .venv/bin/python scripts/benchmark.py --set-up-peers   (once: llama-server, a venv for the others)
     .venv/bin/python scripts/benchmark.py [--quick] [--model PATH | --shape SHAPE] [--workloads chat,mixed]
 
-Servers are started by the script, measured in interleaved rounds (A B A B ...), stopped. Medians count; the
-spread is (largest - smallest) / median. The limit is a bare loop over llama_decode. Report, figures and plots
-are written to --output. Exit code: 0 if everything could be measured, met or not, or the time of --quick was
-over; 1 if something failed; 2 for wrong arguments.
+Servers are started by the script, measured in interleaved rounds (A B A B ...), stopped. Medians count, of
+ratios too, which are taken in each round; the spread is (largest - smallest) / median. The limit is a bare
+loop over llama_decode. Report, figures and plots are written to --output. Exit code: 0 if everything could be
+measured, met or not, or the time of --quick was over; 1 if something failed; 2 for wrong arguments.
 """
 
 from __future__ import annotations
@@ -191,7 +191,7 @@ def _arguments() -> argparse.Namespace:
         help=f"of a model with random weights, made once; default {_SHAPE}, with --quick {_QUICK_SHAPE}",
     )
     parser.add_argument(
-        "--quant", choices=[quant.value for quant in Quant], default=_QUANT, help="of it; default %(default)s"
+        "--quant", choices=[quant.value for quant in Quant], help=f"of it, without --model; default {_QUANT}"
     )
     parser.add_argument(
         "--workloads",
@@ -224,6 +224,9 @@ def _arguments() -> argparse.Namespace:
     )
     _add_peers(parser.add_argument_group("peers"))
     arguments = parser.parse_args()
+    if arguments.quant and arguments.model:
+        parser.error("--quant: not with --model, which is a file as it is")
+    arguments.quant = arguments.quant or _QUANT
     arguments.rounds = arguments.rounds or (1 if arguments.quick else 3)
     arguments.shape = arguments.shape or (_QUICK_SHAPE if arguments.quick else _SHAPE)
     arguments.workloads = arguments.workloads or list(QUICK if arguments.quick else WORKLOADS)

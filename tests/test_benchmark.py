@@ -19,6 +19,7 @@ import pytest
 from bench import plots, schemas
 from bench.asking import Ask, Priority, ScoredToken, Trace, Usage
 from bench.bench import Bench
+from bench.circumstances import shown
 from bench.contest import Contest
 from bench.contestants import Contestant, Room, Variant, ours
 from bench.dialect import OURS, Dialect, SchemaField
@@ -39,7 +40,7 @@ from bench.results import (
     WorkloadResult,
 )
 from bench.servers import ServerSpec, environment, missing_options, our_options
-from bench.stats import Rounds, percentile, ratio
+from bench.stats import Rounds, percentile, ratios
 from bench.time_limit import TimeLimit, TimeUp
 from bench.timeline import Part, Step, StepLog, Timeline
 from bench.workloads import WORKLOADS, bursts, chat, json_output, mixed, pool_pressure, prefix, throughput
@@ -74,8 +75,14 @@ def test_percentiles_lie_between_the_nearest_ranks() -> None:
 def test_rounds_come_to_a_median_and_a_spread() -> None:
     rounds = Rounds((8.0, 10.0, 13.0))
     assert (rounds.median, rounds.spread) == (10.0, 0.5)
-    assert ratio(rounds, Rounds((5.0,))) == 2.0
-    assert ratio(rounds, Rounds((0.0,))) == math.inf
+    assert Rounds.of("abc", ord) == Rounds((97.0, 98.0, 99.0))
+
+
+def test_rounds_are_compared_in_pairs() -> None:
+    """A machine that is slow in the second round is slow for both."""
+    assert ratios(Rounds((8.0, 2.0, 13.0)), Rounds((4.0, 1.0, 5.0))) == Rounds((2.0, 2.0, 2.6))
+    assert ratios(Rounds((8.0, 10.0, 13.0)), Rounds((5.0,))) == Rounds((2.0,)), "no pairs: medians"
+    assert ratios(Rounds((1.0,)), Rounds((0.0,))) == Rounds((math.inf,))
 
 
 def test_fixed_arrivals_come_by_the_clock() -> None:
@@ -289,7 +296,10 @@ def test_peers_get_the_room_that_the_load_needs() -> None:
     assert specs[2].dialect.as_text is not None
     assert 20 <= len(specs[2].dialect.as_text(random_tokens(50, "x")).split()) <= 50
     assert specs[2].dialect.end_tokens
+    assert shown(peers(model, paths, "")[0], model).endswith("-np 16 -c {room}")
+    assert " --ctx-size {room}" in shown(Variant.WHOLE.contestant, model)
     assert not list(peers(model, PeerPaths(None, None, None), ""))
+    assert len({who.label for who in peers(model, paths, "")}) == 4, "a label is one server's"
     here = peers(model, PeerPaths(Path("/x/llama-server"), None, None), "")
     assert absent({"ours", "llama-server", "example-server"}, here) == ["example-server"]
 
@@ -407,7 +417,13 @@ def test_the_pure_scheduler_runs_and_ends_requests() -> None:
 
 def test_the_report_tells_pass_from_miss() -> None:
     goals = tuple(
-        Goal(what=f"speed {limit}", measured=1.5, direction=Direction.AT_LEAST, limit=limit, unit="x")
+        Goal(
+            what=f"speed {limit}",
+            rounds=Rounds((1.5, 1.7, 1.2)),
+            direction=Direction.AT_LEAST,
+            limit=limit,
+            unit="x",
+        )
         for limit in (1.3, 1.6)
     )
     figure = Figure(what="output", rounds=Rounds((1.0, 150.0, 200.25)), unit="tok/s")
@@ -415,21 +431,23 @@ def test_the_report_tells_pass_from_miss() -> None:
     line = Line(
         what="TTFT", unit="s", better=Direction.AT_MOST, servers=servers, limit=Rounds((1.5, 1.5, 1.5))
     )
+    speed = Line(what="speed", unit="1/s", better=Direction.AT_LEAST, servers=servers, limit=Rounds((8.0,)))
     report = Report(
         circumstances=WHERE,
         load_before=(0.0, 0.0, 0.0),
         load_after=(1.0, 1.0, 1.0),
         results=(
-            WorkloadResult(name="one", sizes="small", goals=goals, figures=(figure,), lines=(line,)),
+            WorkloadResult(name="one", sizes="small", goals=goals, figures=(figure,), lines=(line, speed)),
             WorkloadResult(name="two", sizes="", failure="no such option"),
         ),
     )
     text = markdown(report, {"one": ["one.png"]})
-    assert "| one | speed 1.3 | 1.50 x | at least 1.3 x | pass |" in text
-    assert "| one | speed 1.6 | 1.50 x | at least 1.6 x | miss |" in text
+    assert "| one | speed 1.3 | 1.50 x (1.20 to 1.70) | at least 1.3 x | pass |" in text
+    assert "| one | speed 1.6 | 1.50 x (1.20 to 1.70) | at least 1.6 x | miss |" in text
     assert "| output | 150 tok/s | 133 % | 1 150 200 |" in text
     assert "| median (spread) | unit | ours | theirs | limit | ours / limit |" in text
-    assert "| TTFT | s | 2 | 4 (50 %) | 1.50 (0 %) | 75 % |" in text
+    assert "| speed | 1/s | 2 | 4 (50 %) | 8 | 25 % |" in text
+    assert "| TTFT | s | 2 | 4 (50 %) | 1.50 (0 %) |  |" in text, "a limit of latency is not to be reached"
     assert "| two | no such option |  |  | not measured |" in text
     assert "![one](one.png)" in text
     assert "What the numbers do not show" in text
@@ -437,11 +455,12 @@ def test_the_report_tells_pass_from_miss() -> None:
 
 def test_goals_are_judged_against_who_was_measured() -> None:
     whole, best = Variant.WHOLE.contestant, Contestant("llama-server-best", "tuned", no_spec)
-    contest = Contest({whole: [3.0, 1.0, 2.0], best: [9.0, 8.0, 7.0]})
+    contest = Contest({whole: [3.0, 1.0, 2.0], best: [9.0, 4.0, 8.0]})
     slow = contest.line("TTFT", "s", Direction.AT_MOST, float)
     absent, tuned = contest.goals_against_llama_server(slow, "TTFT", plain=40, best=4)
     assert (absent.measured, absent.is_met) == (None, None)
     assert (tuned.measured, tuned.is_met) == (4.0, True)
+    assert tuned.rounds == Rounds((3.0, 4.0, 4.0))
     fast = contest.line("output", "tok/s", Direction.AT_LEAST, float)
     assert contest.goal_against("llama-server-best", fast, "output", 1.0).measured == 0.25
     assert contest.goal_of_limit(fast, "output", 95).is_met is None
@@ -633,6 +652,7 @@ def test_wrong_arguments_are_refused_by_name() -> None:
         ("--servers", "ours,tea"),
         ("--rounds", "0"),
         ("--model", "no.gguf"),
+        ("--quant", "q8_0", "--model", "demo"),
         ("--llama-server", "nowhere"),
     ):
         done = benchmark(*arguments)

@@ -80,7 +80,7 @@ def _peers(words: _Words, paths: PeerPaths, best_flags: tuple[str, ...]) -> Iter
             ("llama-server", "llama-server", ()),
             (
                 "llama-server-best",
-                f"llama-server {' '.join(best_flags)}".rstrip(),
+                f"llama-server {' '.join(best_flags) or 'with our threads'}",
                 ("-t", threads, "-tb", threads, *best_flags),
             ),
         ):

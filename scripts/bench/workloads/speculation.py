@@ -12,7 +12,7 @@ from bench.contest import Contest
 from bench.contestants import Contestant, Room, Variant, ours
 from bench.results import Direction, Goal, Line, WorkloadResult
 from bench.servers import ServerSpec
-from bench.stats import ratio
+from bench.stats import ratios
 from bench.workloads.batches import BatchRun, run_batch
 from bench.workloads.speculation_tasks import Task, draft_model, tasks
 
@@ -101,7 +101,7 @@ def _goals(contest: Contest[Runs], outputs: dict[str, Line]) -> Iterator[Goal]:
             speeds = line.servers
             yield Goal(
                 what=f"{what}: output, '{label}' against without",
-                measured=ratio(speeds[label], speeds[off]) if {label, off} <= speeds.keys() else None,
+                rounds=ratios(speeds[label], speeds[off]) if {label, off} <= speeds.keys() else None,
                 direction=Direction.AT_LEAST,
                 limit=1.0,
                 unit="x",

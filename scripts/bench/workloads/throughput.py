@@ -25,7 +25,7 @@ from bench.peers import SLOTS
 from bench.prompts import random_tokens
 from bench.results import Curve, Direction, Goal, Line, WorkloadResult
 from bench.servers import Server
-from bench.stats import Rounds, ratio
+from bench.stats import Rounds, ratios
 
 _POOL_TOKENS = 16384
 _COMPARED_AT = 16
@@ -174,11 +174,11 @@ def _goals(contest: Contest[Speeds], lines: dict[int, Line]) -> tuple[Goal, ...]
     others = [line.servers[other] for line in lines.values() if other in line.servers]
     if others and one in lines[_COMPARED_AT].servers:
         best = max(others, key=lambda rounds: rounds.median)
-        measured = ratio(lines[_COMPARED_AT].servers[one], best)
+        measured = ratios(lines[_COMPARED_AT].servers[one], best)
     return (
         Goal(
             what=f"requests/s with {_COMPARED_AT} clients, against '{Variant.SEQUENTIAL.label}'",
-            measured=measured,
+            rounds=measured,
             direction=Direction.AT_LEAST,
             limit=15.6,
             unit="x",
