@@ -627,10 +627,32 @@ def test_plots_are_drawn_of_what_was_measured(tmp_path: Path) -> None:
     )
     empty = WorkloadResult(name="two", sizes="", failure="no")
     report = Report(circumstances=WHERE, load_before=(0, 0, 0), load_after=(0, 0, 0), results=(result, empty))
-    drawn = plots.draw(report, tmp_path)
+    drawn, failures = plots.draw(report, tmp_path)
+    assert failures == {}
     assert drawn == {"mixed": ["mixed.png", "mixed-latency.png", "mixed-timeline.png"], "two": []}
     for name in drawn["mixed"]:
         assert (tmp_path / name).read_bytes().startswith(b"\x89PNG")
+
+
+def test_a_plot_that_fails_does_not_take_the_others_along(tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    (tmp_path / "bad.png").mkdir()
+    curve = Curve(label="ours", points=((1, Rounds((1.0,))),))
+    results = tuple(WorkloadResult(name=name, sizes="", curves=(curve,)) for name in ("bad", "good"))
+    report = Report(circumstances=WHERE, load_before=(0, 0, 0), load_after=(0, 0, 0), results=results)
+    drawn, failures = plots.draw(report, tmp_path)
+    assert drawn == {"bad": [], "good": ["good.png"]}
+    assert "IsADirectoryError" in failures["bad.png"]
+
+
+def test_no_two_servers_look_alike_in_plots() -> None:
+    labels = ["ours", "limit", *(str(n) for n in range(13))]
+    one = tuple(Distribution(label=label, ttft_s=(0.1,), gaps_s=()) for label in labels)
+    result = WorkloadResult(name="prefix", sizes="", distributions=one)
+    strokes = plots.strokes_of(
+        Report(circumstances=WHERE, load_before=(0, 0, 0), load_after=(0, 0, 0), results=(result,))
+    )
+    assert len(set(strokes.values())) == len(labels) == len(strokes)
 
 
 def benchmark(*arguments: str) -> subprocess.CompletedProcess[str]:
@@ -718,6 +740,13 @@ def test_constrained_and_free_answers_are_measured(tmp_path: Path) -> None:
     (forced,) = result.figures
     assert 0 < forced.rounds.median < 100
     assert [label for label, _ in result.uses] == ["ours", "ours"]
+
+
+@pytest.mark.native
+def test_what_measures_ours_alone_is_skipped_without_it(tmp_path: Path) -> None:
+    result = measured(tmp_path, "--workloads", "schedule", "--servers", "static", "--no-limit")
+    assert (result.figures, result.goals) == ((), ())
+    assert "not measured" in result.notes[0]
 
 
 @pytest.mark.native

@@ -74,7 +74,6 @@ def _run(model: object, trial: Trial, prices: Prices, cores: Cores) -> LoopRun:
         seconds=seconds,
         ttft_s=tuple(first),
         gaps_s=tuple(gaps),
-        steps=len(planned),
         decode_ms=_decode_ms(planned, times_ms, work.clients),
         requests=len(work.requests),
         output_tokens=work.output_tokens,

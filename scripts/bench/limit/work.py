@@ -79,7 +79,6 @@ class LoopRun(msgspec.Struct, frozen=True, kw_only=True):
     """How one trial went."""
 
     seconds: float
-    steps: int
     decode_ms: float | None
     """Median of the steps in which all clients decode and nobody reads; None: there were none."""
     requests: int
