@@ -4,10 +4,10 @@
     .venv/bin/python scripts/benchmark.py --set-up-peers   (once: llama-server, a venv for the others)
     .venv/bin/python scripts/benchmark.py [--quick] [--model PATH | --shape SHAPE] [--workloads chat,mixed]
 
-Servers are started by the script, measured in interleaved rounds (A B A B ...), stopped. Medians count; the
-spread is (largest - smallest) / median. The limit is a bare loop over llama_decode. Report, figures and plots
-are written to --output. Exit code: 0 if everything could be measured, met or not, or the time of --quick was
-over; 1 if something failed; 2 for wrong arguments.
+Servers are started by the script, measured in interleaved rounds (A B A B ...), stopped. Medians count, of
+ratios too, which are taken in each round; the spread is (largest - smallest) / median. The limit is a bare
+loop over llama_decode. Report, figures and plots are written to --output. Exit code: 0 if everything could be
+measured, met or not, or the time of --quick was over; 1 if something failed; 2 for wrong arguments.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ import psutil
 from bench import plots
 from bench.bench import Bench
 from bench.circumstances import circumstances
+from bench.contest import OURS
 from bench.contestants import Variant
 from bench.failures import described
 from bench.limit.limit import Limit
@@ -35,7 +36,7 @@ from bench.report import show, show_goals, write
 from bench.results import Report, WorkloadResult
 from bench.servers import our_options
 from bench.time_limit import TimeLimit, TimeUp
-from bench.workloads import QUICK, WORKLOADS
+from bench.workloads import OURS_ALONE, QUICK, WORKLOADS
 from random_model.shapes import SHAPES
 from random_model.tensors import Quant
 from rich.console import Console
@@ -49,7 +50,10 @@ _COMPANY = 0.5
 _SHAPE, _QUICK_SHAPE, _QUANT = "1b", "50m", "q4_k_m"
 _QUICK_S = 160
 """What workloads get of the three minutes of --quick, and all that comes before them."""
+_STOP_S = 10
+"""For servers to end when the time is over; then they are killed."""
 _TIME_UP = "not measured: the three minutes of --quick were over"
+_NOT_OURS = f"not measured: this is of '{OURS}' alone, which is not among the --servers"
 _QUICK_KEYS = frozenset({"ours", "sequential", "llama-server", "llama-server-best"})
 _ALL_KEYS = (*(variant.key for variant in Variant), *KEYS)
 
@@ -76,9 +80,9 @@ def main() -> int:
         )
         write(report, arguments.output, {})  # after each: an interrupted run keeps what it has
     show_goals(report, console)
-    _draw(report, arguments.output, console)
+    is_drawn = _draw(report, arguments.output, console)
     console.print(f"written to {arguments.output}", highlight=False)
-    return 1 if any(result.failure or result.failures for result in results) else 0
+    return 1 if not is_drawn or any(result.failure or result.failures for result in results) else 0
 
 
 class _Run:
@@ -128,6 +132,8 @@ class _Run:
         return msgspec.structs.replace(result, uses=tuple(bench.uses), seconds=time.perf_counter() - start)
 
     def _measured(self, name: str, bench: Bench) -> WorkloadResult:
+        if name in OURS_ALONE and OURS not in self._keys:
+            return WorkloadResult(name=name, sizes="", notes=(_NOT_OURS,))
         try:
             with self._time_limit.ending():
                 return WORKLOADS[name](bench)
@@ -143,7 +149,10 @@ def _stop_leftovers() -> None:
     children = psutil.Process().children(recursive=True)
     for child in children:
         child.terminate()
-    psutil.wait_procs(children, timeout=10)
+    _, alive = psutil.wait_procs(children, timeout=_STOP_S)
+    for child in alive:
+        child.kill()
+    psutil.wait_procs(alive)
 
 
 def _set_up(console: Console) -> int:
@@ -156,16 +165,16 @@ def _set_up(console: Console) -> int:
     return 0
 
 
-def _draw(report: Report, folder: Path, console: Console) -> None:
+def _draw(report: Report, folder: Path, console: Console) -> bool:
+    """False if a plot failed; without matplotlib none is due."""
     if not plots.is_possible():
         console.print("no plots: pip install 'openai-cpu-server[bench]'", highlight=False, markup=False)
-        return
-    try:
-        pictures = plots.draw(report, folder)
-    except Exception as error:  # the figures are written already
-        console.print(f"no plots: {described(error)}", highlight=False, markup=False)
-        return
-    write(report, folder, pictures)
+        return True
+    drawn = plots.draw(report, folder)
+    for name, why in drawn.failures.items():
+        console.print(f"no {name}: {why}", highlight=False, markup=False)
+    write(report, folder, drawn.pictures)
+    return not drawn.failures
 
 
 def _warn_of_company(load: float, console: Console) -> None:
@@ -191,7 +200,7 @@ def _arguments() -> argparse.Namespace:
         help=f"of a model with random weights, made once; default {_SHAPE}, with --quick {_QUICK_SHAPE}",
     )
     parser.add_argument(
-        "--quant", choices=[quant.value for quant in Quant], default=_QUANT, help="of it; default %(default)s"
+        "--quant", choices=[quant.value for quant in Quant], help=f"of it, without --model; default {_QUANT}"
     )
     parser.add_argument(
         "--workloads",
@@ -224,6 +233,9 @@ def _arguments() -> argparse.Namespace:
     )
     _add_peers(parser.add_argument_group("peers"))
     arguments = parser.parse_args()
+    if arguments.quant and arguments.model:
+        parser.error("--quant: not with --model, which is a file as it is")
+    arguments.quant = arguments.quant or _QUANT
     arguments.rounds = arguments.rounds or (1 if arguments.quick else 3)
     arguments.shape = arguments.shape or (_QUICK_SHAPE if arguments.quick else _SHAPE)
     arguments.workloads = arguments.workloads or list(QUICK if arguments.quick else WORKLOADS)

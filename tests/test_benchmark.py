@@ -19,6 +19,7 @@ import pytest
 from bench import plots, schemas
 from bench.asking import Ask, Priority, ScoredToken, Trace, Usage
 from bench.bench import Bench
+from bench.circumstances import shown
 from bench.contest import Contest
 from bench.contestants import Contestant, Room, Variant, ours
 from bench.dialect import OURS, Dialect, SchemaField
@@ -39,7 +40,7 @@ from bench.results import (
     WorkloadResult,
 )
 from bench.servers import ServerSpec, environment, missing_options, our_options
-from bench.stats import Rounds, percentile, ratio
+from bench.stats import Rounds, percentile, ratios
 from bench.time_limit import TimeLimit, TimeUp
 from bench.timeline import Part, Step, StepLog, Timeline
 from bench.workloads import WORKLOADS, bursts, chat, json_output, mixed, pool_pressure, prefix, throughput
@@ -74,8 +75,14 @@ def test_percentiles_lie_between_the_nearest_ranks() -> None:
 def test_rounds_come_to_a_median_and_a_spread() -> None:
     rounds = Rounds((8.0, 10.0, 13.0))
     assert (rounds.median, rounds.spread) == (10.0, 0.5)
-    assert ratio(rounds, Rounds((5.0,))) == 2.0
-    assert ratio(rounds, Rounds((0.0,))) == math.inf
+    assert Rounds.of("abc", ord) == Rounds((97.0, 98.0, 99.0))
+
+
+def test_rounds_are_compared_in_pairs() -> None:
+    """A machine that is slow in the second round is slow for both."""
+    assert ratios(Rounds((8.0, 2.0, 13.0)), Rounds((4.0, 1.0, 5.0))) == Rounds((2.0, 2.0, 2.6))
+    assert ratios(Rounds((8.0, 10.0, 13.0)), Rounds((5.0,))) == Rounds((2.0,)), "no pairs: medians"
+    assert ratios(Rounds((1.0,)), Rounds((0.0,))) == Rounds((math.inf,))
 
 
 def test_fixed_arrivals_come_by_the_clock() -> None:
@@ -289,7 +296,10 @@ def test_peers_get_the_room_that_the_load_needs() -> None:
     assert specs[2].dialect.as_text is not None
     assert 20 <= len(specs[2].dialect.as_text(random_tokens(50, "x")).split()) <= 50
     assert specs[2].dialect.end_tokens
+    assert shown(peers(model, paths, "")[0], model).endswith("-np 16 -c {room}")
+    assert " --ctx-size {room}" in shown(Variant.WHOLE.contestant, model)
     assert not list(peers(model, PeerPaths(None, None, None), ""))
+    assert len({who.label for who in peers(model, paths, "")}) == 4, "a label is one server's"
     here = peers(model, PeerPaths(Path("/x/llama-server"), None, None), "")
     assert absent({"ours", "llama-server", "example-server"}, here) == ["example-server"]
 
@@ -407,7 +417,13 @@ def test_the_pure_scheduler_runs_and_ends_requests() -> None:
 
 def test_the_report_tells_pass_from_miss() -> None:
     goals = tuple(
-        Goal(what=f"speed {limit}", measured=1.5, direction=Direction.AT_LEAST, limit=limit, unit="x")
+        Goal(
+            what=f"speed {limit}",
+            rounds=Rounds((1.5, 1.7, 1.2)),
+            direction=Direction.AT_LEAST,
+            limit=limit,
+            unit="x",
+        )
         for limit in (1.3, 1.6)
     )
     figure = Figure(what="output", rounds=Rounds((1.0, 150.0, 200.25)), unit="tok/s")
@@ -415,21 +431,23 @@ def test_the_report_tells_pass_from_miss() -> None:
     line = Line(
         what="TTFT", unit="s", better=Direction.AT_MOST, servers=servers, limit=Rounds((1.5, 1.5, 1.5))
     )
+    speed = Line(what="speed", unit="1/s", better=Direction.AT_LEAST, servers=servers, limit=Rounds((8.0,)))
     report = Report(
         circumstances=WHERE,
         load_before=(0.0, 0.0, 0.0),
         load_after=(1.0, 1.0, 1.0),
         results=(
-            WorkloadResult(name="one", sizes="small", goals=goals, figures=(figure,), lines=(line,)),
+            WorkloadResult(name="one", sizes="small", goals=goals, figures=(figure,), lines=(line, speed)),
             WorkloadResult(name="two", sizes="", failure="no such option"),
         ),
     )
     text = markdown(report, {"one": ["one.png"]})
-    assert "| one | speed 1.3 | 1.50 x | at least 1.3 x | pass |" in text
-    assert "| one | speed 1.6 | 1.50 x | at least 1.6 x | miss |" in text
+    assert "| one | speed 1.3 | 1.50 x (1.20 to 1.70) | at least 1.3 x | pass |" in text
+    assert "| one | speed 1.6 | 1.50 x (1.20 to 1.70) | at least 1.6 x | miss |" in text
     assert "| output | 150 tok/s | 133 % | 1 150 200 |" in text
     assert "| median (spread) | unit | ours | theirs | limit | ours / limit |" in text
-    assert "| TTFT | s | 2 | 4 (50 %) | 1.50 (0 %) | 75 % |" in text
+    assert "| speed | 1/s | 2 | 4 (50 %) | 8 | 25 % |" in text
+    assert "| TTFT | s | 2 | 4 (50 %) | 1.50 (0 %) |  |" in text, "a limit of latency is not to be reached"
     assert "| two | no such option |  |  | not measured |" in text
     assert "![one](one.png)" in text
     assert "What the numbers do not show" in text
@@ -437,11 +455,12 @@ def test_the_report_tells_pass_from_miss() -> None:
 
 def test_goals_are_judged_against_who_was_measured() -> None:
     whole, best = Variant.WHOLE.contestant, Contestant("llama-server-best", "tuned", no_spec)
-    contest = Contest({whole: [3.0, 1.0, 2.0], best: [9.0, 8.0, 7.0]})
+    contest = Contest({whole: [3.0, 1.0, 2.0], best: [9.0, 4.0, 8.0]})
     slow = contest.line("TTFT", "s", Direction.AT_MOST, float)
     absent, tuned = contest.goals_against_llama_server(slow, "TTFT", plain=40, best=4)
     assert (absent.measured, absent.is_met) == (None, None)
     assert (tuned.measured, tuned.is_met) == (4.0, True)
+    assert tuned.rounds == Rounds((3.0, 4.0, 4.0))
     fast = contest.line("output", "tok/s", Direction.AT_LEAST, float)
     assert contest.goal_against("llama-server-best", fast, "output", 1.0).measured == 0.25
     assert contest.goal_of_limit(fast, "output", 95).is_met is None
@@ -533,11 +552,28 @@ def test_questions_of_all_points_share_the_text_that_was_read_before() -> None:
     assert len({ask.prompt for asks in asked for ask in asks}) == sum(map(len, asked))
 
 
+def test_each_slot_is_told_the_shared_text_before_the_clock_starts() -> None:
+    probes = throughput.probes(throughput.FULL, 0, 16)
+    (shared,) = {ask.prompt[:1024] for ask in probes}
+    assert len({ask.prompt for ask in probes}) == 16
+    assert {ask.max_tokens for ask in probes} == {1}
+    assert shared == next(throughput.asks(throughput.FULL, 0, 8)).prompt[:1024]
+
+
 def test_slower_machines_get_as_many_requests_in_a_longer_time() -> None:
     usual, slow, fast = FULL.paced(0.75), FULL.paced(7.5), FULL.paced(0.01)
     assert (usual.every_s, usual.window_s) == (1.5, FULL.window_s)
     assert (slow.every_s, slow.ramp_s, slow.window_s) == (15.0, 10 * FULL.ramp_s, 10 * FULL.window_s)
     assert (fast.every_s, fast.window_s) == (0.3, FULL.window_s)
+
+
+def test_the_bare_loop_is_given_the_classes_as_they_were_mixed() -> None:
+    """At 20 tokens/s the batch class ends a request of 100 in 5 s, in which three short ones come."""
+    both, alone = FULL.works(20.0)
+    batch = [request for request in both.requests if request.output == FULL.batch_output]
+    assert (both.clients, len(batch), len(both.requests)) == (9, 24, 24 + 3 * 24)
+    assert (alone.clients, len(alone.requests)) == (1, 10)
+    assert {request.prompt for request in alone.requests} == {FULL.short_prompt}
 
 
 def test_conversations_repeat_and_are_for_models_that_talk() -> None:
@@ -591,10 +627,32 @@ def test_plots_are_drawn_of_what_was_measured(tmp_path: Path) -> None:
     )
     empty = WorkloadResult(name="two", sizes="", failure="no")
     report = Report(circumstances=WHERE, load_before=(0, 0, 0), load_after=(0, 0, 0), results=(result, empty))
-    drawn = plots.draw(report, tmp_path)
+    drawn, failures = plots.draw(report, tmp_path)
+    assert failures == {}
     assert drawn == {"mixed": ["mixed.png", "mixed-latency.png", "mixed-timeline.png"], "two": []}
     for name in drawn["mixed"]:
         assert (tmp_path / name).read_bytes().startswith(b"\x89PNG")
+
+
+def test_a_plot_that_fails_does_not_take_the_others_along(tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    (tmp_path / "bad.png").mkdir()
+    curve = Curve(label="ours", points=((1, Rounds((1.0,))),))
+    results = tuple(WorkloadResult(name=name, sizes="", curves=(curve,)) for name in ("bad", "good"))
+    report = Report(circumstances=WHERE, load_before=(0, 0, 0), load_after=(0, 0, 0), results=results)
+    drawn, failures = plots.draw(report, tmp_path)
+    assert drawn == {"bad": [], "good": ["good.png"]}
+    assert "IsADirectoryError" in failures["bad.png"]
+
+
+def test_no_two_servers_look_alike_in_plots() -> None:
+    labels = ["ours", "limit", *(str(n) for n in range(13))]
+    one = tuple(Distribution(label=label, ttft_s=(0.1,), gaps_s=()) for label in labels)
+    result = WorkloadResult(name="prefix", sizes="", distributions=one)
+    strokes = plots.strokes_of(
+        Report(circumstances=WHERE, load_before=(0, 0, 0), load_after=(0, 0, 0), results=(result,))
+    )
+    assert len(set(strokes.values())) == len(labels) == len(strokes)
 
 
 def benchmark(*arguments: str) -> subprocess.CompletedProcess[str]:
@@ -616,6 +674,7 @@ def test_wrong_arguments_are_refused_by_name() -> None:
         ("--servers", "ours,tea"),
         ("--rounds", "0"),
         ("--model", "no.gguf"),
+        ("--quant", "q8_0", "--model", "demo"),
         ("--llama-server", "nowhere"),
     ):
         done = benchmark(*arguments)
@@ -681,6 +740,13 @@ def test_constrained_and_free_answers_are_measured(tmp_path: Path) -> None:
     (forced,) = result.figures
     assert 0 < forced.rounds.median < 100
     assert [label for label, _ in result.uses] == ["ours", "ours"]
+
+
+@pytest.mark.native
+def test_what_measures_ours_alone_is_skipped_without_it(tmp_path: Path) -> None:
+    result = measured(tmp_path, "--workloads", "schedule", "--servers", "static", "--no-limit")
+    assert (result.figures, result.goals) == ((), ())
+    assert "not measured" in result.notes[0]
 
 
 @pytest.mark.native

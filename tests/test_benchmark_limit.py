@@ -6,7 +6,7 @@ from collections import Counter
 
 import pytest
 from bench.limit.limit import Limit, LimitFailed
-from bench.limit.shapes import Prices, Shape, latencies, predict_s, prefix_sizes, shapes
+from bench.limit.shapes import Prices, Shape, latencies, passes, predict_s, prefix_sizes, shapes
 from bench.limit.work import Policy, Request, Work
 
 from tests.tiny_model import tiny_model_path
@@ -15,6 +15,7 @@ pytestmark = pytest.mark.thorough
 
 STAIRS = Prices([(1, 10.0), (8, 50.0), (12, 60.0), (16, 40.0), (32, 100.0), (64, 200.0)])
 LINE = Prices([(1, 1.0), (64, 64.0)])
+FLAT = Prices([(1, 10.0), (64, 10.0)])
 MIXED, APART = Policy(size=16, mixes=True), Policy(size=16, mixes=False)
 
 
@@ -36,7 +37,7 @@ def test_waits_are_told_as_clients_feel_them() -> None:
     assert gaps == [1.5, 0.5, 0.25]
 
 
-@pytest.mark.parametrize("policy", [MIXED, APART])
+@pytest.mark.parametrize("policy", [MIXED, APART, Policy(size=16, mixes=False, readers=2)])
 @pytest.mark.parametrize("shared", [0, 5])
 def test_every_token_is_computed_once_and_in_order(policy: Policy, shared: int) -> None:
     work = Work(clients=3, shared=shared, requests=tuple(Request(7 * n + 1, n + 1) for n in range(5)))
@@ -73,6 +74,40 @@ def test_steps_are_padded_where_that_is_faster() -> None:
     found: list[Shape] = list(shapes(work, MIXED, STAIRS))
     assert [(len(shape.parts), shape.padding) for shape in found] == [(12, 4), (12, 4)]
     assert all(shape.is_decoding for shape in found)
+
+
+def test_with_cells_apart_neighbours_read_equally_many_tokens() -> None:
+    """173-token prompts: never 173 of one beside the first 83 of the next."""
+    work = Work(clients=3, requests=(Request(173, 2),) * 3)
+    assert tokens(work, apart(256, 1)) == [[173], [173], [173], [1, 1, 1]]
+    assert tokens(work, apart(256, 2)) == [[128, 128], [45, 45], [173], [1, 1, 1]]
+    assert tokens(work, apart(512, 16)) == [[170, 170, 170], [3, 3, 3], [1, 1, 1]]
+
+
+@pytest.mark.parametrize("readers", [1, 2, 16])
+def test_with_cells_apart_a_step_is_one_pass_while_all_are_busy(readers: int) -> None:
+    """Lengths differ, so lanes are filled anew in any order; the last requests leave gaps."""
+    work = Work(clients=4, requests=tuple(Request(5 + 7 * n % 11, 9 - 5 * n % 7) for n in range(12)))
+    planned = list(shapes(work, apart(16, readers), STAIRS))
+    last = max(n for n, shape in enumerate(planned) if shape.begins)
+    for shape in planned[:last]:
+        lanes = [part.lane for part in shape.parts]
+        assert lanes == list(range(lanes[0], lanes[0] + len(lanes)))
+        assert len(passes(shape, apart(16, readers))) == 1
+    assert {shape.padding for shape in planned} == {0}
+    assert sum(part.samples for shape in planned for part in shape.parts) == work.output_tokens
+
+
+def test_lanes_with_a_gap_between_them_cost_two_passes() -> None:
+    work = Work(clients=3, requests=(Request(1, 3), Request(1, 2), Request(1, 3)))
+    *_, last = shapes(work, apart(3, 3), LINE)
+    assert passes(last, apart(3, 3)) == [1, 1]
+    assert passes(last, APART) == [2]
+    assert predict_s(work, apart(3, 3), FLAT) > predict_s(work, APART, FLAT)
+
+
+def apart(size: int, readers: int) -> Policy:
+    return Policy(size=size, mixes=False, readers=readers)
 
 
 def test_a_shared_prefix_costs_once_or_nothing() -> None:

@@ -65,10 +65,8 @@ class Usage(msgspec.Struct, frozen=True):
 class Timings(msgspec.Struct, frozen=True):
     """What only our server tells; a server that does not counts as 0."""
 
-    queue_ms: float = 0.0
     preemptions: int = 0
     interruptions: int = 0
-    padded_tokens: int = 0
     forced_tokens: int = 0
     draft_n: int = 0
     draft_n_accepted: int = 0

@@ -70,6 +70,11 @@ class Bench:
         with self._running(who.spec(self.model, room), None, is_ours=not who.is_peer) as server:
             yield server
 
+    def start_unmeasured(self, who: Contestant, room: Room) -> None:
+        """And stop: what a server measures at its first start with a model is known then."""
+        with running(who.spec(self.model, room), []):
+            pass
+
     @contextlib.contextmanager
     def _running(self, spec: ServerSpec, on_line: OnLine | None, *, is_ours: bool) -> Iterator[Server]:
         missing = missing_options(spec, self._known_options) if is_ours else []

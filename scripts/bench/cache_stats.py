@@ -26,7 +26,6 @@ class Cache(msgspec.Struct, frozen=True):
     """Computed prompts in host memory."""
 
     used: Amount
-    evictions: int
 
 
 class Savings(msgspec.Struct, frozen=True):

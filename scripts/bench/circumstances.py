@@ -16,7 +16,8 @@ from bench.results import Circumstances
 
 _ROOT = Path(__file__).resolve().parents[2]
 _CPU_INFO = Path("/proc/cpuinfo")
-_SOME_ROOM = Room(pool_tokens=8192, request_tokens=1000)
+_ROOMS = (Room(pool_tokens=8192, request_tokens=1000), Room(pool_tokens=16384, request_tokens=2000))
+"""What differs between the commands for these is room."""
 
 
 def circumstances(
@@ -36,13 +37,15 @@ def circumstances(
         memory_bytes=psutil.virtual_memory().total,
         rounds=rounds,
         is_quick=is_quick,
-        servers={who.label: _shown(who, model) for who in contestants},
+        servers={who.label: shown(who, model) for who in contestants},
         absent=tuple(absent),
     )
 
 
-def _shown(who: Contestant, model: Path) -> str:
-    command = who.spec(model, _SOME_ROOM).command
+def shown(who: Contestant, model: Path) -> str:
+    """Its command, with `{room}` where workloads differ, and paths cut down to names."""
+    one, other = (who.spec(model, room).command for room in _ROOMS)
+    command = (part if part == same else "{room}" for part, same in zip(one, other, strict=True))
     return " ".join(Path(part).name if "/" in part else part for part in command)
 
 

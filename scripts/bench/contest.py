@@ -11,7 +11,7 @@ from bench.asking import Trace, first_token_times
 from bench.contestants import Contestant, Variant
 from bench.failures import described
 from bench.limit.work import LoopRun
-from bench.results import Direction, Distribution, Goal, Line, gain
+from bench.results import Direction, Distribution, Goal, Line, gains
 from bench.stats import Rounds
 
 T = TypeVar("T")
@@ -50,9 +50,9 @@ class Contest(Generic[T]):
         """`limit`: the bare loop's figure in a round, if it has one. Who has no figure is not in the line."""
         servers: dict[str, Rounds] = {}
         for who, runs in self.runs.items():
-            values = self.attempt(who.label, what, partial(_each, figure, runs))
-            if values:
-                servers[who.label] = Rounds(values)
+            rounds = self.attempt(who.label, what, partial(Rounds.of, runs, figure))
+            if rounds is not None and rounds.values:
+                servers[who.label] = rounds
         return Line(what=what, unit=unit, better=better, servers=servers, limit=self._limit(what, limit))
 
     def attempt(self, label: str, what: str, get: Callable[[], R]) -> R | None:
@@ -91,10 +91,10 @@ class Contest(Generic[T]):
         """To be so many times as good as that server."""
         other = self.label(key)
         one, rounds = line.servers.get(self.label(OURS) or ""), line.servers.get(other or "")
-        measured = gain(one, rounds, line.better) if one is not None and rounds is not None else None
+        measured = gains(one, rounds, line.better) if one is not None and rounds is not None else None
         return Goal(
             what=_against(what, line.better, other or key),
-            measured=measured,
+            rounds=measured,
             direction=Direction.AT_LEAST,
             limit=times,
             unit="x",
@@ -115,15 +115,11 @@ class Contest(Generic[T]):
         share = line.share_of_limit(one) if one is not None else None
         return Goal(
             what=f"{what}, of the bare loop over llama_decode",
-            measured=None if share is None else 100 * share,
+            rounds=None if share is None else Rounds.of(share.values, lambda value: 100 * value),
             direction=Direction.AT_LEAST,
             limit=percent,
             unit="%",
         )
-
-
-def _each(figure: Callable[[T], float], runs: Sequence[T]) -> tuple[float, ...]:
-    return tuple(map(figure, runs))
 
 
 def distribution(label: str, traces: Sequence[Trace]) -> Distribution:

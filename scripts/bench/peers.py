@@ -21,7 +21,8 @@ from bench.servers import ServerSpec, environment
 from openai_cpu_server.llama.machine import Machine
 from openai_cpu_server.llama.vocabulary import Vocabulary
 
-_SLOTS = 16
+SLOTS = 16
+"""Requests that a peer with slots serves at once."""
 _CONTEXT_STEP = 256
 _TEXT_IS_LONGER = 1.15
 """At most so many times as many tokens come of a prompt that is sent as text."""
@@ -79,7 +80,7 @@ def _peers(words: _Words, paths: PeerPaths, best_flags: tuple[str, ...]) -> Iter
             ("llama-server", "llama-server", ()),
             (
                 "llama-server-best",
-                f"llama-server {' '.join(best_flags)}".rstrip(),
+                f"llama-server {' '.join(best_flags) or 'with our threads'}",
                 ("-t", threads, "-tb", threads, *best_flags),
             ),
         ):
@@ -120,7 +121,7 @@ class _LlamaServer:
 
     def __call__(self, model: Path, room: Room) -> ServerSpec:
         command = (str(self.path), "-m", str(model), "--host", "127.0.0.1", "--port", "{port}")
-        sized = ("-np", str(_SLOTS), "-c", str(_SLOTS * _context(room)))
+        sized = ("-np", str(SLOTS), "-c", str(SLOTS * _context(room)))
         dialect = Dialect(schema=SchemaField.JSON_SCHEMA)
         return ServerSpec(self.label, (*command, *sized, *self.flags), ready="/health", dialect=dialect)
 
@@ -162,8 +163,8 @@ class _ExampleServer:
             "server": {"host": "127.0.0.1", "port": "{port}"},
             "model": {
                 "path": str(model),
-                "n_ctx": _SLOTS * _context(room),
-                "n_seq_max": _SLOTS,
+                "n_ctx": SLOTS * _context(room),
+                "n_seq_max": SLOTS,
                 "threads": threads,
                 "threads_batch": threads,
                 "store_logits": False,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
@@ -10,6 +11,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from bench.contest import LIMIT
 from bench.contestants import Variant
+from bench.failures import described
 from bench.results import Curve, Distribution, Report, WorkloadResult
 from bench.timeline import Timeline
 
@@ -23,6 +25,8 @@ _SHORTEST_S = 1e-3
 """What comes sooner came in the same packet."""
 _OUR_COLOUR = "#c1121f"
 _COLOURS = ("#1d3557", "#2a9d8f", "#e9a820", "#7b2cbf", "#6c757d", "#0096c7", "#9c6644")
+_STYLES = ("-", ":", "-.")
+"""With each of the colours: more than there are servers."""
 _INTERACTIVE, _BATCH, _PADDING = "#c1121f", "#1d5d9b", "#bbbbbb"
 _READING_ALPHA = 0.45
 _MOST_NUMBERED = 120
@@ -37,27 +41,46 @@ def is_possible() -> bool:
     return True
 
 
-def draw(report: Report, folder: Path) -> dict[str, list[str]]:
-    """PNG files in the folder; their names by workload. Raises OSError."""
-    strokes = _strokes(report)
-    return {result.name: list(_of_workload(result, folder, strokes)) for result in report.results}
+Panels = Sequence[Callable[["Axes"], None]]
 
 
-def _of_workload(result: WorkloadResult, folder: Path, strokes: Strokes) -> Iterator[str]:
+class Drawn(NamedTuple):
+    """Names of PNG files by workload; by the names of those that failed: why."""
+
+    pictures: dict[str, list[str]]
+    failures: dict[str, str]
+
+
+def draw(report: Report, folder: Path) -> Drawn:
+    """One that cannot be drawn does not take the others along."""
+    strokes = strokes_of(report)
+    drawn = Drawn({result.name: [] for result in report.results}, {})
+    for result in report.results:
+        for name, panels in _of_workload(result, strokes):
+            try:
+                _figure(folder / name, panels)
+            except Exception as error:  # the figures are written already
+                drawn.failures[name] = described(error)
+            else:
+                drawn.pictures[result.name].append(name)
+    return drawn
+
+
+def _of_workload(result: WorkloadResult, strokes: Strokes) -> Iterator[tuple[str, Panels]]:
     if result.curves:
-        yield _figure(folder / f"{result.name}.png", [lambda axes: _curves(axes, result, strokes)])
+        yield f"{result.name}.png", [lambda axes: _curves(axes, result, strokes)]
     if any(one.ttft_s for one in result.distributions):
         panels = [
             partial(_distribution, result, strokes, "time to first token, s", lambda one: one.ttft_s),
             partial(_distribution, result, strokes, "inter-token latency, s", lambda one: one.gaps_s),
         ]
-        yield _figure(folder / f"{result.name}-latency.png", panels)
+        yield f"{result.name}-latency.png", panels
     timeline = result.timeline
     if timeline is not None and timeline.steps:
-        yield _figure(folder / f"{result.name}-timeline.png", [lambda axes: _timeline(axes, timeline)])
+        yield f"{result.name}-timeline.png", [lambda axes: _timeline(axes, timeline)]
 
 
-def _figure(path: Path, panels: Sequence[Callable[[Axes], None]]) -> str:
+def _figure(path: Path, panels: Panels) -> None:
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
@@ -66,7 +89,6 @@ def _figure(path: Path, panels: Sequence[Callable[[Axes], None]]) -> str:
     for number, panel in enumerate(panels, 1):
         panel(figure.add_subplot(1, len(panels), number))
     figure.savefig(path)
-    return path.name
 
 
 def _curves(axes: Axes, result: WorkloadResult, strokes: Strokes) -> None:
@@ -119,7 +141,15 @@ def _distribution(
         stroke = strokes[one.label]
         ordered = sorted(values(one))
         shares = [100 * (rank + 1) / len(ordered) for rank in range(len(ordered))]
-        axes.step(ordered, shares, where="post", label=one.label, color=stroke.colour, linewidth=stroke.width)
+        axes.step(
+            ordered,
+            shares,
+            where="post",
+            label=one.label,
+            color=stroke.colour,
+            linewidth=stroke.width,
+            linestyle=stroke.style,
+        )
     axes.set_xscale("log")
     axes.set_xlim(left=_SHORTEST_S if min(map(min, map(values, shown))) < _SHORTEST_S else None)
     axes.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
@@ -138,24 +168,25 @@ def _plain(value: float, _: object) -> str:
     return f"{value:g}" if digit in "125" else ""
 
 
-class _Stroke(NamedTuple):
+class Stroke(NamedTuple):
     colour: str
     width: float = 1.3
     style: str = "-"
 
 
-Strokes = dict[str, _Stroke]
+Strokes = dict[str, Stroke]
 """By label."""
 
 
-def _strokes(report: Report) -> Strokes:
+def strokes_of(report: Report) -> Strokes:
     """One for each server, the same in all pictures. Ours stands out, the limit is dashed."""
-    fixed = {_OURS: _Stroke(_OUR_COLOUR, 2.2), LIMIT: _Stroke("black", 1.2, "--")}
+    fixed = {_OURS: Stroke(_OUR_COLOUR, 2.2), LIMIT: Stroke("black", 1.2, "--")}
     everybody = dict.fromkeys(
         one.label for result in report.results for one in (*result.curves, *result.distributions)
     )
     others = [label for label in everybody if label not in fixed]
-    return {label: _Stroke(_COLOURS[n % len(_COLOURS)]) for n, label in enumerate(others)} | fixed
+    looks = itertools.cycle(Stroke(colour, style=style) for style in _STYLES for colour in _COLOURS)
+    return dict(zip(others, looks, strict=False)) | fixed
 
 
 class _Look(NamedTuple):

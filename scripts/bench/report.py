@@ -23,6 +23,7 @@ from bench.tables import (
     wanted,
 )
 
+_ROOM = "`{room}`: tokens, as many as a workload's requests need, by its pool or by its longest request."
 _NOT_SHOWN = """\
 All of it is one machine, one model, one run: on other CPUs, with other quantisations and other loads the
 order of the servers can be another. Clients and servers share the cores, and the connections are local: no
@@ -32,7 +33,9 @@ values, but the answers mean nothing, so nothing here is about quality; and leng
 with `--model demo` shows, of a toy model. Requests are all alike or of two kinds, for seconds to minutes: no
 lengths with a long tail, no memory in pieces after a week. The peers are of one version, with the flags
 above; each has settings that would suit one of the workloads better than these. The limit is the best of a
-few ways to put steps together, not a proof that there is no better one. A quick run, if this is one, is a
+few ways to put steps together, not a proof that there is no better one; its latencies are those of the steps
+that bring the most output (in *mixed* and *long prompt*: of what each says), so a server can be below them.
+A quick run, if this is one, is a
 look, not a result: it is too short for its percentiles."""
 
 
@@ -79,6 +82,7 @@ def markdown(report: Report, pictures: Mapping[str, Sequence[str]]) -> str:
     ]
     if where.servers:
         parts.append("\n".join(f"- {label}: `{command}`" for label, command in where.servers.items()))
+        parts.append(_ROOM)
     if where.absent:
         parts.append(f"Not here, so not measured: {', '.join(where.absent)}.")
     for result in report.results:

@@ -7,7 +7,7 @@ import enum
 import msgspec
 
 from bench.process_tree import TreeUse
-from bench.stats import Rounds, ratio
+from bench.stats import Rounds, ratios
 from bench.timeline import Timeline
 
 
@@ -18,11 +18,15 @@ class Direction(enum.Enum):
 
 class Goal(msgspec.Struct, frozen=True, kw_only=True):
     what: str
-    measured: float | None
-    """None: somebody whom it takes was not measured."""
+    rounds: Rounds | None
+    """What was measured, of which the median counts; None: somebody whom it takes was not measured."""
     direction: Direction
     limit: float
     unit: str = ""
+
+    @property
+    def measured(self) -> float | None:
+        return None if self.rounds is None else self.rounds.median
 
     @property
     def is_met(self) -> bool | None:
@@ -34,9 +38,9 @@ class Goal(msgspec.Struct, frozen=True, kw_only=True):
         return self.measured <= self.limit
 
 
-def gain(one: Rounds, other: Rounds, better: Direction) -> float:
+def gains(one: Rounds, other: Rounds, better: Direction) -> Rounds:
     """How many times as good the one is: 2 is twice as much, or half of what is better small."""
-    return ratio(one, other) if better is Direction.AT_LEAST else ratio(other, one)
+    return ratios(one, other) if better is Direction.AT_LEAST else ratios(other, one)
 
 
 class Figure(msgspec.Struct, frozen=True, kw_only=True):
@@ -57,11 +61,11 @@ class Line(msgspec.Struct, frozen=True, kw_only=True):
     limit: Rounds | None = None
     """What the machine itself can do: a bare loop over llama_decode."""
 
-    def share_of_limit(self, label: str) -> float | None:
+    def share_of_limit(self, label: str) -> Rounds | None:
         """1 is as good as the bare loop."""
         if self.limit is None or label not in self.servers:
             return None
-        return gain(self.servers[label], self.limit, self.better)
+        return gains(self.servers[label], self.limit, self.better)
 
 
 class Distribution(msgspec.Struct, frozen=True, kw_only=True):
@@ -113,7 +117,7 @@ class Circumstances(msgspec.Struct, frozen=True, kw_only=True):
     rounds: int
     is_quick: bool
     servers: dict[str, str] = {}
-    """By label: the command that starts it, with paths cut down to names. Room differs by workload."""
+    """By label: the command that starts it; `{room}` where workloads differ, paths cut down to names."""
     absent: tuple[str, ...] = ()
     """Peers that were wanted and are not on this machine."""
 

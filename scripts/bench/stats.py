@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
+from typing import TypeVar
 
 import msgspec
+
+T = TypeVar("T")
 
 
 def percentile(values: Sequence[float], percent: float) -> float:
@@ -27,6 +30,10 @@ class Rounds(msgspec.Struct, frozen=True):
 
     values: tuple[float, ...]
 
+    @classmethod
+    def of(cls, runs: Iterable[T], figure: Callable[[T], float]) -> Rounds:
+        return cls(tuple(float(figure(run)) for run in runs))
+
     @property
     def median(self) -> float:
         return statistics.median(self.values)
@@ -37,6 +44,15 @@ class Rounds(msgspec.Struct, frozen=True):
         return (max(self.values) - min(self.values)) / abs(self.median) if self.median else 0.0
 
 
-def ratio(above: Rounds, below: Rounds) -> float:
-    """Of the medians; infinite over 0."""
-    return above.median / below.median if below.median else math.inf
+def ratios(above: Rounds, below: Rounds) -> Rounds:
+    """Round by round, for what disturbs a round disturbs both; one of the medians if one has more rounds.
+
+    Infinite over 0.
+    """
+    if len(above.values) != len(below.values):
+        return Rounds((_ratio(above.median, below.median),))
+    return Rounds(tuple(map(_ratio, above.values, below.values)))
+
+
+def _ratio(above: float, below: float) -> float:
+    return above / below if below else math.inf

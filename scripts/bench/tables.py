@@ -8,7 +8,7 @@ from typing import NamedTuple
 from bench.contest import LIMIT, OURS
 from bench.contestants import Variant
 from bench.failures import first_line
-from bench.results import Figure, Goal, Line, Report, WorkloadResult
+from bench.results import Direction, Figure, Goal, Line, Report, WorkloadResult
 from bench.stats import Rounds
 
 _OURS = Variant.WHOLE.label
@@ -21,7 +21,7 @@ class Table(NamedTuple):
 
 
 def line_table(result: WorkloadResult) -> Table | None:
-    """Servers side by side, the limit beside them, and how much of it ours reaches."""
+    """Servers side by side, the limit beside them, and how much of it ours reaches where more is better."""
     labels = list(dict.fromkeys(label for line in result.lines for label in line.servers))
     if not labels:
         return None
@@ -50,7 +50,12 @@ def verdict(goal: Goal) -> str:
 
 
 def measured(goal: Goal) -> str:
-    return "" if goal.measured is None else _with_unit(goal.measured, goal.unit)
+    """The median, and between what rounds lay."""
+    if goal.rounds is None:
+        return ""
+    values = goal.rounds.values
+    spread = f" ({_number(min(values))} to {_number(max(values))})" if len(values) > 1 else ""
+    return _with_unit(goal.rounds.median, goal.unit) + spread
 
 
 def wanted(goal: Goal) -> str:
@@ -63,9 +68,9 @@ def _line_row(line: Line, labels: list[str], has_limit: bool) -> Iterator[str]:
     for label in labels:
         yield _cell(line.servers.get(label))
     if has_limit:
-        share = line.share_of_limit(_OURS)
+        share = line.share_of_limit(_OURS) if line.better is Direction.AT_LEAST else None
         yield _cell(line.limit)
-        yield "" if share is None else f"{100 * share:.0f} %"
+        yield "" if share is None else f"{100 * share.median:.0f} %"
 
 
 def _cell(rounds: Rounds | None) -> str:

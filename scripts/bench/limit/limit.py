@@ -19,6 +19,8 @@ _COMMAND = (sys.executable, "-m", "bench.limit.process")
 _SIZES = (1, 2, 4, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 512)
 _QUICK_SIZES = (1, 4, 8, 16, 32, 64, 128, 256)
 _REPEATS = 2
+_READERS = (1, 2, 4, 16)
+"""Neighbours who read together, with cells apart."""
 _PROMPT_STEPS = (16, 32, 48, 63, 64, 96, 128, 192, 256, 512)
 _BEFORE_TILES = 63
 """Tokens of the largest step in which attention is not yet computed in tiles (EVIDENCE.md of the project)."""
@@ -75,7 +77,7 @@ class Limit:
         ranked = sorted(self._candidates(work), key=lambda plan: self._predicted_s(work, plan))
         if self._is_quick:
             return ranked[0]
-        tried = list(_with_layouts(_best_of_each_kind(ranked), may_split=not work.shared))
+        tried = _best_of_each_kind(ranked)
         sample = _sample(work)
         found = self._run(ranked[0].repack, [Trial(sample, plan.policy) for plan in tried])
         return min(zip(found, tried, strict=True), key=lambda pair: pair[0].seconds)[1]
@@ -85,6 +87,9 @@ class Limit:
             sizes = [size for size in _PROMPT_STEPS if size <= Prices(prices).largest]
             for size, mixes in itertools.product(sizes, (True, False)):
                 yield _Plan(repack, Policy(size=size, mixes=mixes))
+            several = [readers for readers in _READERS if readers <= work.clients and not work.shared]
+            for size, readers in itertools.product(sizes, several):
+                yield _Plan(repack, Policy(size=size, mixes=False, readers=readers))
 
     def _predicted_s(self, work: Work, plan: _Plan) -> float:
         return predict_s(work, plan.policy, Prices(self._prices()[plan.repack]))
@@ -108,20 +113,23 @@ class Limit:
 
 
 def _best_of_each_kind(ranked: Sequence[_Plan]) -> list[_Plan]:
-    """With the best plan's weights: prompts mixed in small steps, mixed in large ones, apart."""
-    kinds: dict[tuple[bool, bool], _Plan] = {}
+    """With the best plan's weights."""
+    best: dict[tuple[bool, bool, bool], _Plan] = {}
     for plan in ranked:
-        kind = (plan.policy.mixes, plan.policy.size <= _BEFORE_TILES)
-        if plan.repack is ranked[0].repack and kind != (False, True):
-            kinds.setdefault(kind, plan)
-    return list(kinds.values())
+        kind = _kind(plan.policy)
+        if plan.repack is ranked[0].repack and kind != _HOPELESS:
+            best.setdefault(kind, plan)
+    return list(best.values())
 
 
-def _with_layouts(plans: Sequence[_Plan], *, may_split: bool) -> Iterator[_Plan]:
-    for plan in plans:
-        yield plan
-        if may_split:
-            yield _Plan(plan.repack, msgspec.structs.replace(plan.policy, unified=False))
+_HOPELESS = (True, False, True)
+"""In one pool, prompts apart, in small steps."""
+
+
+def _kind(policy: Policy) -> tuple[bool, bool, bool]:
+    """Where cells are, what is mixed, and if attention to prompts is computed in tiles."""
+    tokens_of_one = policy.size // (policy.readers or 1)
+    return (policy.unified, policy.mixes, tokens_of_one <= _BEFORE_TILES)
 
 
 def _sample(work: Work) -> Work:

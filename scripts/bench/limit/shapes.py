@@ -103,9 +103,7 @@ def shapes(work: Work, policy: Policy, prices: Prices) -> Iterator[Shape]:
         ends = tuple(number for number, lane in lanes.items() if lane.unwritten == 0)
         for number in ends:
             del lanes[number]
-        num_tokens = sum(part.tokens for part in parts)
-        padding = prices.cheapest(num_tokens) - num_tokens if num_tokens <= prices.largest else 0
-        yield Shape(begins, parts, ends, padding)
+        yield Shape(begins, parts, ends, _padding(parts, policy, prices))
 
 
 def latencies(
@@ -134,8 +132,22 @@ def prefix_sizes(work: Work, prices: Prices) -> list[int]:
 def predict_s(work: Work, policy: Policy, prices: Prices) -> float:
     """Without what attention costs."""
     prefix = [] if work.is_warm else prefix_sizes(work, prices)
-    steps = [shape.num_tokens for shape in shapes(work, policy, prices)]
+    steps = [n for shape in shapes(work, policy, prices) for n in passes(shape, policy)]
     return sum(map(prices.ms, prefix + steps)) / 1000
+
+
+def passes(shape: Shape, policy: Policy) -> list[int]:
+    """Tokens of each pass over the weights: with cells apart only neighbours are computed together."""
+    if policy.unified:
+        return [shape.num_tokens]
+    found: list[int] = []
+    last = None
+    for part in shape.parts:
+        if last is None or part.lane != last + 1:
+            found.append(0)
+        found[-1] += part.tokens
+        last = part.lane
+    return found
 
 
 def _fill(lanes: dict[int, _Lane], waiting: Iterator[Request], work: Work) -> tuple[int, ...]:
@@ -151,7 +163,17 @@ def _fill(lanes: dict[int, _Lane], waiting: Iterator[Request], work: Work) -> tu
     return tuple(begins)
 
 
+def _padding(parts: Sequence[Part], policy: Policy, prices: Prices) -> int:
+    """None with cells apart: it would be computed by itself."""
+    num_tokens = sum(part.tokens for part in parts)
+    if not policy.unified or num_tokens > prices.largest:
+        return 0
+    return prices.cheapest(num_tokens) - num_tokens
+
+
 def _parts(lanes: Sequence[_Lane], policy: Policy) -> tuple[Part, ...]:
+    if policy.readers is not None:
+        return _equal_parts(lanes, policy.size, policy.readers)
     reading = [lane for lane in lanes if lane.unread]
     decoding = [lane for lane in lanes if not lane.unread]
     if reading and not policy.mixes:
@@ -164,3 +186,15 @@ def _parts(lanes: Sequence[_Lane], policy: Policy) -> tuple[Part, ...]:
             parts.append(lane.part(tokens))
             room -= tokens
     return tuple(parts)
+
+
+def _equal_parts(lanes: Sequence[_Lane], size: int, readers: int) -> tuple[Part, ...]:
+    """The first who read, as far as they are neighbours; else all who decode, in the order of their lanes."""
+    ordered = sorted(lanes, key=lambda lane: lane.number)
+    reading = [lane for lane in ordered if lane.unread]
+    if not reading:
+        return tuple(lane.part(1) for lane in ordered)
+    first = reading[0].number
+    together = [lane for n, lane in enumerate(reading[: min(readers, size)]) if lane.number == first + n]
+    tokens = min(size // len(together), *(lane.unread for lane in together))
+    return tuple(lane.part(tokens) for lane in together)

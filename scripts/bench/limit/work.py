@@ -40,12 +40,21 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True):
     """Tokens of a step that reads prompts."""
     mixes: bool
     """Who decodes is in such steps too; else prompts are read first, alone."""
-    unified: bool = True
-    """All sequences in one pool of cells; else each has its own, and none can share."""
+    readers: int | None = None
+    """None: all sequences are in one pool of cells. Else each has its own, and none can share: llama.cpp
+    computes together only neighbours that have equally many tokens, so nobody reads beside who decodes, and
+    so many neighbours at most read together."""
+
+    def __post_init__(self) -> None:
+        assert self.unified or not self.mixes
+
+    @property
+    def unified(self) -> bool:
+        return self.readers is None
 
     def __str__(self) -> str:
         kind = "prompts and decoding mixed" if self.mixes else "prompts apart"
-        cells = "one pool of cells" if self.unified else "cells apart"
+        cells = "one pool of cells" if self.unified else f"cells apart, {self.readers} read at once"
         return f"{kind}, prompt steps of {self.size}, {cells}"
 
 
@@ -70,7 +79,6 @@ class LoopRun(msgspec.Struct, frozen=True, kw_only=True):
     """How one trial went."""
 
     seconds: float
-    steps: int
     decode_ms: float | None
     """Median of the steps in which all clients decode and nobody reads; None: there were none."""
     requests: int

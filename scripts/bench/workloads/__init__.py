@@ -36,5 +36,8 @@ WORKLOADS: Mapping[str, Callable[[Bench], WorkloadResult]] = {
     "other-cells": other_cells.run,
 }
 
+OURS_ALONE = frozenset({"speculation", "schedule", "pool-pressure", "other-cells"})
+"""Those that measure no other server, and none of the variants that can be named."""
+
 QUICK = ("throughput", "chat", "prefix", "mixed", "long-prompt", "bursts", "json", "memory", "schedule")
 """Those for which there is time within three minutes."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from dataclasses import dataclass
 
 import jsonschema
@@ -17,7 +16,7 @@ from bench.contestants import Contestant, Room, Variant
 from bench.limit.work import Request, Work
 from bench.prompts import random_tokens
 from bench.results import Direction, Figure, Goal, WorkloadResult
-from bench.stats import Rounds, ratio
+from bench.stats import Rounds
 from bench.workloads.batches import BatchRun, run_batch
 
 _POOL_TOKENS = 16384
@@ -170,19 +169,17 @@ def _fits(answer: object, schema: JsonSchema) -> bool:
 
 
 def _goals(runs: list[JsonRun]) -> tuple[Goal, ...]:
-    free = _each(runs, lambda run: run.free.output_tokens_per_s)
-    bound = _each(runs, lambda run: run.bound.output_tokens_per_s)
     return (
         Goal(
             what="overhead of answers that follow a schema, against free ones of the same lengths",
-            measured=100 * (ratio(free, bound) - 1),
+            rounds=Rounds.of(runs, lambda run: run.overhead_percent),
             direction=Direction.AT_MOST,
             limit=0,
             unit="%",
         ),
         Goal(
             what="answers that are JSON and fit their schema, in the worst round",
-            measured=min(run.valid_percent for run in runs),
+            rounds=Rounds((min(run.valid_percent for run in runs),)),
             direction=Direction.AT_LEAST,
             limit=100,
             unit="%",
@@ -191,7 +188,7 @@ def _goals(runs: list[JsonRun]) -> tuple[Goal, ...]:
 
 
 def _figures(runs: list[JsonRun]) -> tuple[Figure, ...]:
-    forced = _each(runs, lambda run: run.forced_percent)
+    forced = Rounds.of(runs, lambda run: run.forced_percent)
     return (Figure(what="ours: forced tokens, of the output", rounds=forced, unit="%"),)
 
 
@@ -202,7 +199,3 @@ def _wrong_answers(runs: list[JsonRun]) -> tuple[str, ...]:
         for trace in run.bound.traces
         if not is_valid(trace)
     )
-
-
-def _each(runs: list[JsonRun], figure: Callable[[JsonRun], float]) -> Rounds:
-    return Rounds(tuple(map(figure, runs)))

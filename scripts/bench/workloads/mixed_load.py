@@ -22,6 +22,8 @@ _MARGIN = 1.1
 """Lengths differ from what they should be by so much at most."""
 _MOST_SHORTS = 20
 """Short requests for each batch request that the bare loop is given."""
+_ALONE = 10
+"""Short requests that it is given one by one."""
 _PACE = 2.0
 """Interactive requests come at intervals of so many times what one takes that is alone."""
 SHORTEST_S = 0.3
@@ -43,6 +45,8 @@ class Size:
     batch_output: int = 100
     short_prompt: int = 33
     short_output: int = 12
+    waves: int = 3
+    """Batch requests of each client for the bare loop: the more, the less does its end count."""
 
     @property
     def room(self) -> Room:
@@ -65,19 +69,22 @@ class Size:
         )
 
     def works(self, batch_output_per_s: float) -> list[Work]:
-        """Both classes in a closed loop, one more client than batch has; one short request alone."""
+        """Both classes in a closed loop, one more client than batch has; short requests one by one."""
         batch_every_s = self.batch_output / max(batch_output_per_s, 1e-3)
         batch = Request(prompt=self.batch_prompt, output=self.batch_output)
         shorts = min(max(1, round(batch_every_s / self.every_s)), _MOST_SHORTS)
         short = Request(prompt=self.short_prompt, output=self.short_output)
         return [
-            Work(clients=self.batch_clients + 1, requests=(batch, *[short] * shorts) * self.batch_clients),
-            Work(clients=1, requests=(short,)),
+            Work(
+                clients=self.batch_clients + 1,
+                requests=(batch, *[short] * shorts) * self.batch_clients * self.waves,
+            ),
+            Work(clients=1, requests=(short,) * _ALONE),
         ]
 
 
 FULL = Size(idle_requests=20, ramp_s=20, window_s=75, shown_s=8)
-QUICK = Size(idle_requests=6, ramp_s=0.5, window_s=3, shown_s=2, every_s=0.5)
+QUICK = Size(idle_requests=6, ramp_s=0.5, window_s=3, shown_s=2, every_s=0.5, waves=1)
 
 
 @dataclass(frozen=True)

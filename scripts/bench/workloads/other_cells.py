@@ -13,7 +13,7 @@ from bench.load import Clients, LoadFailed
 from bench.prompts import random_tokens
 from bench.results import Direction, Figure, Goal, WorkloadResult
 from bench.servers import Server
-from bench.stats import Rounds, percentile, ratio
+from bench.stats import Rounds, percentile, ratios
 from openai_cpu_server.llama.gguf_header import GgufHeader
 from openai_cpu_server.llama.kv_size import KVType, bytes_per_cell
 
@@ -65,7 +65,7 @@ def _result(size: Size, cached: int, empty: Rounds, full: Rounds) -> WorkloadRes
         goals=(
             Goal(
                 what="step time with a full prefix cache, against an empty one",
-                measured=ratio(full, empty),
+                rounds=ratios(full, empty),
                 direction=Direction.AT_MOST,
                 limit=1.05,
                 unit="x",

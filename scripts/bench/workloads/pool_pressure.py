@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import statistics
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import chain
 
@@ -193,18 +193,18 @@ def _goals(size: Size, runs: list[PressureRun]) -> tuple[Goal, ...]:
 
 
 def _goal(what: str, measured: float, direction: Direction, limit: float) -> Goal:
-    return Goal(what=what, measured=measured, direction=direction, limit=limit)
+    return Goal(what=what, rounds=Rounds((measured,)), direction=direction, limit=limit)
 
 
 def _figures(runs: list[PressureRun]) -> tuple[Figure, ...]:
     return (
-        Figure(what="outputs identical", rounds=_each(runs, lambda run: run.count(Verdict.SAME))),
+        Figure(what="outputs identical", rounds=Rounds.of(runs, lambda run: run.count(Verdict.SAME))),
         Figure(
             what="outputs that part at a near tie",
-            rounds=_each(runs, lambda run: run.count(Verdict.NEAR_TIE)),
+            rounds=Rounds.of(runs, lambda run: run.count(Verdict.NEAR_TIE)),
         ),
-        Figure(what="outputs that differ", rounds=_each(runs, lambda run: run.count(Verdict.DIFFERENT))),
-        Figure(what="preemptions", rounds=_each(runs, lambda run: run.preemptions)),
+        Figure(what="outputs that differ", rounds=Rounds.of(runs, lambda run: run.count(Verdict.DIFFERENT))),
+        Figure(what="preemptions", rounds=Rounds.of(runs, lambda run: run.preemptions)),
     )
 
 
@@ -222,7 +222,3 @@ def _exception(comparison: Comparison, rounding: Rounding) -> str:
     if comparison.gap is None:
         return f"{at}, the other's choice is not among the best {_ALTERNATIVES}"
     return f"{at}, candidates {comparison.gap:.3f} apart (near: up to {rounding.largest:.3f})"
-
-
-def _each(runs: list[PressureRun], figure: Callable[[PressureRun], int]) -> Rounds:
-    return Rounds(tuple(float(figure(run)) for run in runs))

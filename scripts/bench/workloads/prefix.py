@@ -70,7 +70,7 @@ def run(bench: Bench) -> WorkloadResult:
 
 
 def _cached(runs: list[BatchRun]) -> tuple[Figure, ...]:
-    shares = Rounds(tuple(100 * run.cached_share for run in runs))
+    shares = Rounds.of(runs, lambda run: 100 * run.cached_share)
     return (Figure(what="ours: cached share of prompt tokens", rounds=shares, unit="%"),)
 
 
@@ -82,7 +82,7 @@ def _goals(contest: Contest[BatchRun], requests: Line, cached: tuple[Figure, ...
         *(
             Goal(
                 what="cached share of prompt tokens",
-                measured=figure.rounds.median,
+                rounds=figure.rounds,
                 direction=Direction.AT_LEAST,
                 limit=90,
                 unit="%",

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import random
 import time
-from collections.abc import Callable
 
 from bench.bench import Bench
 from bench.prompts import random_tokens
@@ -26,14 +25,14 @@ def run(bench: Bench) -> WorkloadResult:
     num_steps = _QUICK_STEPS if bench.is_quick else _STEPS
     runs = bench.interleaved({"schedule() and apply()": lambda number: _measure(num_steps, number)})
     (rounds,) = runs.values()
-    schedule = _each(rounds, lambda steps: percentile([step[0] for step in steps], 50))
+    schedule = Rounds.of(rounds, lambda steps: percentile([step[0] for step in steps], 50))
     return WorkloadResult(
         name="schedule",
         sizes=f"{_RUNNING} running, {_WAITING} waiting, {num_steps} steps with a fake result",
         goals=(
             Goal(
                 what="schedule(), median",
-                measured=schedule.median,
+                rounds=schedule,
                 direction=Direction.AT_MOST,
                 limit=1.0,
                 unit="ms",
@@ -41,8 +40,8 @@ def run(bench: Bench) -> WorkloadResult:
         ),
         figures=(
             Figure(what="schedule() p50", rounds=schedule, unit="ms"),
-            Figure(what="schedule() p99", rounds=_each(rounds, _schedule_p99), unit="ms"),
-            Figure(what="schedule() and apply() p50", rounds=_each(rounds, _both_p50), unit="ms"),
+            Figure(what="schedule() p99", rounds=Rounds.of(rounds, _schedule_p99), unit="ms"),
+            Figure(what="schedule() and apply() p50", rounds=Rounds.of(rounds, _both_p50), unit="ms"),
         ),
     )
 
@@ -103,7 +102,3 @@ def _schedule_p99(steps: Steps) -> float:
 
 def _both_p50(steps: Steps) -> float:
     return percentile([schedule + apply for schedule, apply in steps], 50)
-
-
-def _each(rounds: list[Steps], figure: Callable[[Steps], float]) -> Rounds:
-    return Rounds(tuple(map(figure, rounds)))

@@ -12,17 +12,19 @@ from bench.contest import Contest
 from bench.contestants import Contestant, Room, Variant, ours
 from bench.results import Direction, Goal, Line, WorkloadResult
 from bench.servers import ServerSpec
-from bench.stats import ratio
+from bench.stats import ratios
 from bench.workloads.batches import BatchRun, run_batch
-from bench.workloads.speculation_tasks import Task, draft_model, tasks
+from bench.workloads.speculation_tasks import TASKS, Task, draft_model, tasks
 
 _ROOM = Room(pool_tokens=16384, request_tokens=1024)
 _MEANING = (
     "a prompt to quote is a passage of random tokens three times and its beginning: language models go on "
     "with it, small or random ones begin to repeat themselves, which is a quotation too; how much was "
-    "foretold the accepted tokens say",
+    "foretold the accepted tokens say"
+)
+_CONVERSATIONS = (
     "conversations are held-out ones of the kinds that the demo model has learned, in its chat template; the "
-    "model ends its answers itself, stories are sampled at temperature 0.8, the others greedy",
+    "model ends its answers itself, stories are sampled at temperature 0.8, the others greedy"
 )
 
 
@@ -66,7 +68,7 @@ def run(bench: Bench) -> WorkloadResult:
             )
         ),
         failures=contest.failures,
-        notes=_MEANING,
+        notes=(_MEANING, _CONVERSATIONS) if len(asked) > len(TASKS) else (_MEANING,),
     )
 
 
@@ -101,7 +103,7 @@ def _goals(contest: Contest[Runs], outputs: dict[str, Line]) -> Iterator[Goal]:
             speeds = line.servers
             yield Goal(
                 what=f"{what}: output, '{label}' against without",
-                measured=ratio(speeds[label], speeds[off]) if {label, off} <= speeds.keys() else None,
+                rounds=ratios(speeds[label], speeds[off]) if {label, off} <= speeds.keys() else None,
                 direction=Direction.AT_LEAST,
                 limit=1.0,
                 unit="x",

@@ -1,7 +1,7 @@
 """*throughput*: sequential against batched, over the number of clients.
 
-Short questions about one long text that all know: its prompt has been computed before the clock starts, for
-every server, so that steady operation is measured (*prefix* begins cold).
+Short questions about one long text that all know: its prompt has been computed before the clock starts, in
+every slot of a server that has such, so that steady operation is measured (*prefix* begins cold).
 """
 
 from __future__ import annotations
@@ -21,10 +21,11 @@ from bench.contest import LIMIT, OURS, Contest
 from bench.contestants import Contestant, Room, Variant
 from bench.limit.work import Request, Work
 from bench.load import Clients
+from bench.peers import SLOTS
 from bench.prompts import random_tokens
 from bench.results import Curve, Direction, Goal, Line, WorkloadResult
 from bench.servers import Server
-from bench.stats import Rounds, ratio
+from bench.stats import Rounds, ratios
 
 _POOL_TOKENS = 16384
 _COMPARED_AT = 16
@@ -100,18 +101,24 @@ async def _measure(server: Server, size: Size, number: int, at_once: int | None)
     """`at_once`: requests that the server computes side by side, None: all."""
     speeds: Speeds = {}
     for num_clients in size.clients:
-        await _settle(server, size, number)
-        enough = max(_ENOUGH, min(num_clients, at_once or num_clients))
+        side_by_side = min(num_clients, at_once or num_clients)
+        await _settle(server, size, number, min(side_by_side, SLOTS))
+        enough = max(_ENOUGH, side_by_side)
         speeds[num_clients] = await _speed(server, size, number, num_clients, enough)
     return speeds
 
 
-async def _settle(server: Server, size: Size, number: int) -> None:
-    """One token is answered: the shared text is known, and what was cut off keeps nobody busy any more."""
-    probe = next(asks(size, number, 0))
+async def _settle(server: Server, size: Size, number: int, num_slots: int) -> None:
+    """One token for each slot: all know the shared text, and what was cut off keeps nobody busy any more."""
     clients = server.clients()
-    await clients.send(msgspec.structs.replace(probe, max_tokens=1))
+    await clients.closed_loop(probes(size, number, num_slots), num_slots)
     clients.check()
+
+
+def probes(size: Size, number: int, count: int) -> list[Ask]:
+    """They come at once, so that no slot gets two of them."""
+    asked = itertools.islice(asks(size, number, 0), count)
+    return [msgspec.structs.replace(ask, max_tokens=1) for ask in asked]
 
 
 async def _speed(server: Server, size: Size, number: int, num_clients: int, enough: int) -> float:
@@ -167,11 +174,11 @@ def _goals(contest: Contest[Speeds], lines: dict[int, Line]) -> tuple[Goal, ...]
     others = [line.servers[other] for line in lines.values() if other in line.servers]
     if others and one in lines[_COMPARED_AT].servers:
         best = max(others, key=lambda rounds: rounds.median)
-        measured = ratio(lines[_COMPARED_AT].servers[one], best)
+        measured = ratios(lines[_COMPARED_AT].servers[one], best)
     return (
         Goal(
             what=f"requests/s with {_COMPARED_AT} clients, against '{Variant.SEQUENTIAL.label}'",
-            measured=measured,
+            rounds=measured,
             direction=Direction.AT_LEAST,
             limit=15.6,
             unit="x",
