@@ -571,7 +571,7 @@ def test_the_bare_loop_is_given_the_classes_as_they_were_mixed() -> None:
     """At 20 tokens/s the batch class ends a request of 100 in 5 s, in which three short ones come."""
     both, alone = FULL.works(20.0)
     batch = [request for request in both.requests if request.output == FULL.batch_output]
-    assert (both.clients, len(batch), len(both.requests)) == (9, 24, 24 + 3 * 24)
+    assert (both.clients, len(batch), len(both.requests)) == (9, 16, 16 + 3 * 16)
     assert (alone.clients, len(alone.requests)) == (1, 10)
     assert {request.prompt for request in alone.requests} == {FULL.short_prompt}
 

@@ -45,7 +45,7 @@ class Size:
     batch_output: int = 100
     short_prompt: int = 33
     short_output: int = 12
-    waves: int = 3
+    waves: int = 2
     """Batch requests of each client for the bare loop: the more, the less does its end count."""
 
     @property
