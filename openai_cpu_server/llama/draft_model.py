@@ -39,9 +39,11 @@ class DraftModel:
     some steps.
     """
 
-    def __init__(self, model: Model, vocabulary: Vocabulary, context: Context) -> None:
+    def __init__(self, model: Model, vocabulary: Vocabulary, context: Context, *, num_common: int) -> None:
+        """`num_common`: tokens that both models have; those behind are padding of one of the two."""
         self._model = model
         self._vocabulary = vocabulary
+        self._num_common = num_common
         self._context = context
         self._batch = Batch(context.batch_tokens)
         self._held: dict[int, list[int]] = {}
@@ -56,7 +58,7 @@ class DraftModel:
 
     def draft(self, wanted: Sequence[Wanted]) -> dict[int, tuple[int, ...]]:
         """Greedy ones, by slot; none where it has not read enough yet, or there is no room for that."""
-        spans = self._reading([one for one in wanted if self._can_read(one.tokens)])
+        spans = self._reading([one for one in wanted if max(one.tokens) < self._num_common])
         counts = {one.slot: one.num_tokens for one in wanted}
         drafts: dict[int, list[int]] = {}
         while spans:
@@ -79,9 +81,6 @@ class DraftModel:
         """Compute a token and forget it."""
         self._compute([Span(slot=0, start=0, tokens=(self._vocabulary.bos or 0,), sample=True)])
         self.forget(0)
-
-    def _can_read(self, tokens: Sequence[int]) -> bool:
-        return max(tokens) < self._vocabulary.vocab_size
 
     def _reading(self, wanted: Sequence[Wanted]) -> list[Span]:
         """What it has to read before it can draft, as far as there is room for it."""
@@ -135,9 +134,9 @@ class DraftModel:
         return {slot: token for slot, row in rows.items() if (token := self._sure(logits[row])) is not None}
 
     def _sure(self, logits: Logits) -> int | None:
-        """The likeliest token; None: it is not likely, or ends the output."""
+        """The likeliest token; None: it is not likely, ends the output, or is none of the large model's."""
         best = int(logits.argmax())
-        if best in self._vocabulary.end_tokens or not np.isfinite(logits[best]):
+        if best >= self._num_common or best in self._vocabulary.end_tokens or not np.isfinite(logits[best]):
             return None
         probability = 1.0 / float(np.exp(logits - logits[best]).sum())
         return best if probability >= _LEAST_SURE else None

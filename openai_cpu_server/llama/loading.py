@@ -138,7 +138,7 @@ def _load_draft_model(
         require_same_tokens(large, vocabulary, str(header.path))
         context = Context(model, _draft_context_options(options, info), abort, cores)
         undo.pop_all()
-    return DraftModel(model, vocabulary, context)
+    return DraftModel(model, vocabulary, context, num_common=min(large.vocab_size, vocabulary.vocab_size))
 
 
 def _draft_context_options(options: EngineOptions, info: ModelInfo) -> ContextOptions:

@@ -16,6 +16,7 @@ from openai_cpu_server.errors import StartupError
 from openai_cpu_server.llama.backend import LlamaBackend
 from openai_cpu_server.llama.vocabulary import Vocabulary
 from tests.llama.driver import GREEDY, execute_and_press, generate, opened
+from tests.llama.odd_models import padded
 from tests.llama.test_drafts import DEMO, answers, drafts_of
 
 DRAFT = DEMO.with_name("demo-draft.gguf")
@@ -150,6 +151,16 @@ def test_a_slot_is_free_again_when_it_is_closed(sure: LlamaBackend, prompts: lis
         span = Span(1, 0, prompt, True, num_to_draft=3)
         assert sure.execute(Step(spans=(span,))).drafted[1].num_known >= len(prompt)
         sure.execute(Step(verbs=(Close(1),)))
+
+
+def test_tokens_that_only_the_draft_model_has_end_its_drafts(tiny: Path, tmp_path: Path) -> None:
+    longer = padded(tiny, tmp_path / "longer.gguf", num_tokens=256)
+    prompt = tuple(range(300, 340))
+    with loaded(tiny, longer) as backend, loaded(longer, longer) as itself:
+        assert generate(itself, prompt, 1)[0] >= backend.info.vocab_size
+        expected = generate(backend, prompt, 1)
+        with opened(backend, 0, prompt):
+            assert drafted(backend, 0, 0, prompt, 4) == expected
 
 
 def test_its_price_is_told(backend: LlamaBackend) -> None:
