@@ -18,6 +18,8 @@ _MOST_PADDING = 256
 """Tokens without meaning that some models of a family have at the end of their vocabulary, and others not."""
 _LEAST_SURE = 0.4
 """A draft ends before a token that the draft model itself thinks less probable."""
+_KEPT_FREE = 16
+"""One cell of so many is for the sequences that it reads already: they grow."""
 
 
 class Wanted(NamedTuple):
@@ -36,7 +38,8 @@ class DraftModel:
 
     Its cells follow by themselves: what it has computed of a slot is compared with what is drafted for. It
     reads no more tokens in a step than it is asked to, nor than one batch holds, so a long prompt takes it
-    some steps.
+    some steps. It shares no cells between slots, as the large one does, so there may not be room for all: it
+    begins to read only what it has room for to the end.
     """
 
     def __init__(self, model: Model, vocabulary: Vocabulary, context: Context, *, num_common: int) -> None:
@@ -47,6 +50,8 @@ class DraftModel:
         self._context = context
         self._batch = Batch(context.batch_tokens)
         self._held: dict[int, list[int]] = {}
+        self._claims: dict[int, int] = {}
+        """Cells for each slot that it has begun to read: for all tokens, and the draft behind them."""
 
     @property
     def num_parameters(self) -> int:
@@ -70,6 +75,7 @@ class DraftModel:
 
     def forget(self, slot: int) -> None:
         """The slot is closed."""
+        self._claims.pop(slot, None)
         if self._held.pop(slot, None) is not None:
             self._context.free_slot(slot)
 
@@ -83,21 +89,31 @@ class DraftModel:
         self.forget(0)
 
     def _reading(self, wanted: Sequence[Wanted]) -> list[Span]:
-        """What it has to read before it can draft, as far as there is room for it."""
+        """What it has to read before it can draft. Who finds no more room leaves its cells to the others."""
         spans = []
         left = self._batch.capacity
-        cells = self._context.kv_cells - sum(map(len, self._held.values()))
-        for one in wanted:
+        for one in sorted(wanted, key=lambda one: one.slot not in self._claims):
+            if not self._claim(one):
+                self.forget(one.slot)
+                continue
             start = self._trim(one.slot, one.tokens)
             most = left if one.num_to_read is None else min(left, one.num_to_read)
             tokens = tuple(one.tokens[start : start + most])
-            cells -= len(tokens) + one.num_tokens
-            if not tokens or cells < 0:
-                break
-            left -= len(tokens)
-            is_last = start + len(tokens) == len(one.tokens)
-            spans.append(Span(slot=one.slot, start=start, tokens=tokens, sample=is_last))
+            if tokens:
+                left -= len(tokens)
+                is_last = start + len(tokens) == len(one.tokens)
+                spans.append(Span(slot=one.slot, start=start, tokens=tokens, sample=is_last))
         return spans
+
+    def _claim(self, one: Wanted) -> bool:
+        """Cells for all of it, if they are there."""
+        needed = len(one.tokens) + one.num_tokens
+        others = sum(self._claims.values()) - self._claims.get(one.slot, 0)
+        kept_free = 0 if one.slot in self._claims else self._context.kv_cells // _KEPT_FREE
+        if others + needed + kept_free > self._context.kv_cells:
+            return False
+        self._claims[one.slot] = needed
+        return True
 
     def _trim(self, slot: int, tokens: Sequence[int]) -> int:
         """Give up what is not as it was drafted; returns how many tokens are left. The last is never."""
