@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -33,6 +34,14 @@ class Wanted(NamedTuple):
     """Tokens that may be read for it now; None: as many as a batch holds."""
 
 
+class Thought(NamedTuple):
+    """What it has thought of for a slot."""
+
+    tokens: tuple[int, ...]
+    num_tried: int
+    """Tokens; one more than there are where it was not sure of the last."""
+
+
 class DraftModel:
     """Owns the small model and its pool of cells, one slot for each of the large one's.
 
@@ -61,17 +70,20 @@ class DraftModel:
         """Tokens that it has computed of the slot."""
         return len(self._held.get(slot, ()))
 
-    def draft(self, wanted: Sequence[Wanted]) -> dict[int, tuple[int, ...]]:
-        """Greedy ones, by slot; none where it has not read enough yet, or there is no room for that."""
+    def draft(self, wanted: Sequence[Wanted]) -> dict[int, Thought]:
+        """Greedily, by slot; none where it has not read enough yet, or there is no room for that."""
         spans = self._reading([one for one in wanted if max(one.tokens) < self._num_common])
         counts = {one.slot: one.num_tokens for one in wanted}
         drafts: dict[int, list[int]] = {}
+        num_tried: Counter[int] = Counter()
         while spans:
             chosen = self._compute(spans)
-            for slot, token in chosen.items():
+            num_tried.update(chosen.keys())
+            sure = {slot: token for slot, token in chosen.items() if token is not None}
+            for slot, token in sure.items():
                 drafts.setdefault(slot, []).append(token)
-            spans = [self._next(slot, drafts[slot]) for slot in chosen if len(drafts[slot]) < counts[slot]]
-        return {slot: tuple(tokens) for slot, tokens in drafts.items()}
+            spans = [self._next(slot, drafts[slot]) for slot in sure if len(drafts[slot]) < counts[slot]]
+        return {slot: Thought(tuple(drafts.get(slot, ())), tried) for slot, tried in num_tried.items()}
 
     def forget(self, slot: int) -> None:
         """The slot is closed."""
@@ -128,8 +140,8 @@ class DraftModel:
     def _next(self, slot: int, draft: Sequence[int]) -> Span:
         return Span(slot=slot, start=len(self._held[slot]), tokens=(draft[-1],), sample=True)
 
-    def _compute(self, spans: Sequence[Span]) -> dict[int, int]:
-        """The next token of each slot that is sampled, if the model is sure of it; none when interrupted."""
+    def _compute(self, spans: Sequence[Span]) -> dict[int, int | None]:
+        """The next token of each slot that is sampled: None unless it is sure. No slots when interrupted."""
         layout = self._batch.fill(spans)
         try:
             decoded = self._context.decode(self._batch)
@@ -147,7 +159,7 @@ class DraftModel:
         rows = {
             span.slot: rows.samples[0] for span, rows in zip(spans, layout.rows, strict=True) if span.sample
         }
-        return {slot: token for slot, row in rows.items() if (token := self._sure(logits[row])) is not None}
+        return {slot: self._sure(logits[row]) for slot, row in rows.items()}
 
     def _sure(self, logits: Logits) -> int | None:
         """The likeliest token; None: it is not likely, ends the output, or is none of the large model's."""

@@ -223,6 +223,22 @@ def test_tokens_that_only_the_draft_model_has_end_its_drafts(tiny: Path, tmp_pat
             assert drafted(backend, 0, 0, prompt, 4) == expected
 
 
+def test_what_it_is_not_sure_of_counts_as_thought_of(
+    sure: LlamaBackend, prompts: list[tuple[int, ...]]
+) -> None:
+    """Behind words in no order nobody is sure of anything; there is nothing to think of while it reads."""
+    random = tuple(300 + (7919 * n) % 2000 for n in range(80))
+    texts = {0: list(random), 1: list((prompts[0] * 30)[:80])}
+    sure.execute(Step(verbs=tuple(Open(slot, ENDLESS, tuple(text)) for slot, text in texts.items())))
+    sure.execute(Step(spans=tuple(Span(slot, 0, tuple(text[:-1]), False) for slot, text in texts.items())))
+    computed = dict.fromkeys(texts, 79)
+    steps = [draft_along(sure, texts, computed) for _ in range(8)]
+    sure.execute(Step(verbs=(Close(0), Close(1))))
+    assert [(one.num_computed, one.num_thought) for one in steps[0].values()] == [(0, 0)] * 2
+    found = [(one.num_computed, one.num_thought) for step in steps[1:] for one in step.values()]
+    assert set(found) == {(0, 1), (1, 2), (2, 2)}
+
+
 def test_its_price_is_told(backend: LlamaBackend) -> None:
     assert backend.info.draft_cost is not None
     assert 0 < backend.info.draft_cost < 1
