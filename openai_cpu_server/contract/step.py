@@ -190,7 +190,7 @@ class StepResult(msgspec.Struct, frozen=True):
 
 
 class Backend(Protocol):
-    """Owns the model and its memory. Not thread-safe but for `interrupt`."""
+    """Owns the model and its memory. Not thread-safe but for `interrupt` and `prepare`."""
 
     @property
     def info(self) -> ModelInfo: ...
