@@ -90,7 +90,9 @@ class Settings(BaseSettings):
     ssl_keyfile: Path | None = Field(None, description="its key; default: in the certificate's file")
     ssl_keyfile_password: SecretStr | None = Field(None, description="of an encrypted key")
     ctx_size: int | None = Field(
-        None, ge=256, description="tokens of the KV pool; default: half of free memory, at most 16384"
+        None,
+        ge=256,
+        description="tokens of the KV pool; default: half of the memory beside the weights, at most 16384",
     )
     max_seqs: int = Field(64, ge=1, le=254, description="sequences that run at once")
     threads: int | None = Field(

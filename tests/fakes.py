@@ -291,7 +291,8 @@ class FakeBackend:
         end = span.start + len(span.tokens)
         num_computed = len(cells) - end
         del cells[end + accepted :]
-        return Drafted(num_computed, accepted, num_known=len(cells))
+        num_thought = num_computed + (num_computed < span.num_to_draft)
+        return Drafted(num_computed, accepted, num_known=len(cells), num_thought=num_thought)
 
     def _sample(self, slot: int, tokens: list[int]) -> Sample:
         opened = self.opened[slot]

@@ -17,7 +17,7 @@ class EngineOptions(msgspec.Struct, frozen=True, kw_only=True):
 
     model_path: str
     kv_tokens: int | None = None
-    """Cells of the KV pool; None: what fits into half of the free memory, at most 16,384."""
+    """Cells of the KV pool; None: what half of the memory beside the weights holds, at most 16,384."""
     max_seqs: int = 64
     threads: int | None = None
     """None: one per physical core that this process may use."""

@@ -160,6 +160,10 @@ class Drafted(msgspec.Struct, frozen=True):
     """From its beginning on, those of the output too. The slot holds their cells, and none of the rest."""
     num_known: int = 0
     """Of a draft model: tokens of the slot that it has read."""
+    num_thought: int = 0
+    """Of a draft model: tokens that it has thought of, also the one that it was not sure enough of, and those
+    that a constraint forbids. 0 while it is still reading.
+    """
 
 
 class StepResult(msgspec.Struct, frozen=True):
@@ -186,7 +190,7 @@ class StepResult(msgspec.Struct, frozen=True):
 
 
 class Backend(Protocol):
-    """Owns the model and its memory. Not thread-safe but for `interrupt`."""
+    """Owns the model and its memory. Not thread-safe but for `interrupt` and `prepare`."""
 
     @property
     def info(self) -> ModelInfo: ...

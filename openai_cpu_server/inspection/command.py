@@ -94,13 +94,15 @@ class _Inspection:
         self._facts = facts
         self._cache_dir = settings.profile_dir.expanduser()
         self._profile = load_profile(header.path, self._cache_dir) if settings.profile == "auto" else None
-        self._options = _engine_options(header.path, settings, self._profile)
+        draft = local_model(settings.draft_model) if settings.draft_model else None
+        self._draft = GgufHeader(draft) if draft is not None else None
+        self._options = _engine_options(header.path, draft, settings, self._profile)
 
     def report(self, *, measures: bool) -> Report:
         header, facts, options, machine = self._header, self._facts, self._options, Machine()
         if not facts.generates_text:
             return Report(facts, read_template(header), memory=None, profile=None, speed=None)
-        memory = read_memory(header, facts, options, machine)  # as it is without the model
+        memory = read_memory(header, facts, options, machine, self._draft)  # as it is without the model
         measured = self._measured() if measures else self._known(machine)
         return Report(
             facts,
@@ -125,7 +127,9 @@ class _Inspection:
             )
 
 
-def _engine_options(model: Path, settings: Settings, profile: Profile | None) -> EngineOptions:
+def _engine_options(
+    model: Path, draft: Path | None, settings: Settings, profile: Profile | None
+) -> EngineOptions:
     """As `serve` would have them, but for the prefix cache, which is nothing to be measured."""
-    options = settings.engine_options(model, cache_bytes=0)
+    options = settings.engine_options(model, cache_bytes=0, draft_model_path=draft)
     return profile.applied(options, given=settings.model_fields_set) if profile else options

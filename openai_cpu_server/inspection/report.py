@@ -170,6 +170,7 @@ def _memory(memory: Memory) -> str:
     lines = [
         f"memory: {bytes_text(memory.free_bytes)} of {bytes_text(memory.total_bytes)} free, "
         f"{bytes_text(memory.left_bytes)} beside the weights"
+        f"{' of the model and its draft model' if memory.draft_model else ''}"
     ]
     if memory.problem is not None:
         lines.append(f"serve would not start: {memory.problem}")
@@ -189,6 +190,7 @@ def _memory(memory: Memory) -> str:
     if memory.pool_tokens is not None and memory.kv_types:
         lines.append(
             f"serve takes {memory.pool_tokens:,} tokens for all requests unless --ctx-size says more"
+            f"{f', and {memory.staging_tokens:,} beside them' if memory.staging_tokens else ''}"
         )
     return "\n".join(lines)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from pathlib import Path
 
@@ -35,7 +35,7 @@ from openai_cpu_server.llama.cell_copies import CellCopies
 from openai_cpu_server.llama.constrained import ConstrainedOutput
 from openai_cpu_server.llama.constraints import Constraints
 from openai_cpu_server.llama.context import Context, Decoded, Logits, PoolFull
-from openai_cpu_server.llama.draft_model import Wanted
+from openai_cpu_server.llama.draft_model import Thought, Wanted
 from openai_cpu_server.llama.loading import Loaded, load
 from openai_cpu_server.llama.logprobs import score
 from openai_cpu_server.llama.machine import Machine
@@ -44,6 +44,11 @@ from openai_cpu_server.llama.slot import OpenSlot, Sampled
 from openai_cpu_server.llama.truncation import Candidates
 
 logger = logging.getLogger(__name__)
+
+_NO_THOUGHT = Thought((), 0)
+
+Thoughts = Mapping[int, Thought]
+"""By slot."""
 
 
 class LlamaBackend:
@@ -95,8 +100,8 @@ class LlamaBackend:
             if not step.spans:
                 assert not step.padding, "padding, and nothing to pad"
                 return StepResult()
-            thought_of, drafting_ms = self._with_drafts(step.spans)
-            spans = [self._allowed(span) for span in thought_of]
+            thoughts, drafting_ms = self._think(step.spans)
+            spans = [self._allowed(_with_draft(span, thoughts)) for span in step.spans]
             context = self._place(step)
             with self._constraints.foreseeing(self._constrained(spans)):
                 layout, decoded = self._compute(context, spans, step.padding)
@@ -104,7 +109,7 @@ class LlamaBackend:
             for span in spans:  # llama.cpp keeps what it finished
                 context.trim(span.slot, span.start)
             return StepResult(interrupted=True)
-        return self._result(context, step.spans, spans, layout, drafting_ms)
+        return self._result(context, step.spans, spans, layout, thoughts, drafting_ms)
 
     def interrupt(self) -> None:
         """From any thread, at any time: the step that runs ends early, else nothing happens.
@@ -233,25 +238,19 @@ class LlamaBackend:
         sampling = (self._slots[span.slot].constrained for span in spans if span.sample)
         return [output for output in sampling if output is not None]
 
-    def _with_drafts(self, spans: Sequence[Span]) -> tuple[Sequence[Span], float]:
-        """With what the draft model has thought of, and the milliseconds that it took."""
+    def _think(self, spans: Sequence[Span]) -> tuple[Thoughts, float]:
+        """What the draft model thinks of, by slot, and the milliseconds that it took."""
         wanted = [
             Wanted(span.slot, self._slots[span.slot].tokens, span.num_to_draft, span.num_to_read)
             for span in spans
             if span.num_to_draft
         ]
         if not wanted:
-            return spans, 0.0
+            return {}, 0.0
         assert self._draft_model is not None, "there is no draft model"
         started = time.perf_counter()
-        drafts = self._draft_model.draft(wanted)
-        drafted = [
-            msgspec.structs.replace(span, draft=drafts.get(span.slot, ()), num_to_draft=0)
-            if span.num_to_draft
-            else span
-            for span in spans
-        ]
-        return drafted, 1000 * (time.perf_counter() - started)
+        thoughts = self._draft_model.draft(wanted)
+        return thoughts, 1000 * (time.perf_counter() - started)
 
     def _allowed(self, span: Span) -> Span:
         """Its draft as far as its constraint allows it."""
@@ -289,6 +288,7 @@ class LlamaBackend:
         planned: Sequence[Span],
         spans: Sequence[Span],
         layout: Layout,
+        thoughts: Thoughts,
         drafting_ms: float,
     ) -> StepResult:
         if not layout.num_outputs:
@@ -306,7 +306,10 @@ class LlamaBackend:
             further={slot: found.samples[1:] for slot, found in sampled.items() if found.samples[1:]},
             drafted={
                 span.slot: Drafted(
-                    len(span.draft), sampled[span.slot].num_accepted, self._num_known(span.slot)
+                    len(span.draft),
+                    sampled[span.slot].num_accepted,
+                    self._num_known(span.slot),
+                    thoughts.get(span.slot, _NO_THOUGHT).num_tried,
                 )
                 for plan, span in zip(planned, spans, strict=True)
                 if plan.num_drafted
@@ -342,3 +345,11 @@ class LlamaBackend:
             context.clear()
         if self._draft_model is not None:
             self._draft_model.warm_up()
+
+
+def _with_draft(span: Span, thoughts: Thoughts) -> Span:
+    """With what the draft model has thought of, if it was asked."""
+    if not span.num_to_draft:
+        return span
+    thought = thoughts.get(span.slot, _NO_THOUGHT)
+    return msgspec.structs.replace(span, draft=thought.tokens, num_to_draft=0)

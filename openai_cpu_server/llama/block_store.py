@@ -43,17 +43,8 @@ class BlockStore:
 
     def __init__(self) -> None:
         self._blocks: dict[int, SavedCells] = {}
-        self._total_bytes = 0
         self._spares: deque[Bytes] = deque()
         self._spare_bytes = 0
-
-    def __len__(self) -> int:
-        return len(self._blocks)
-
-    @property
-    def total_bytes(self) -> int:
-        """Of all blocks, those in mapped files included."""
-        return self._total_bytes
 
     @property
     def spare_bytes(self) -> int:
@@ -70,7 +61,6 @@ class BlockStore:
     def put(self, number: int, cells: SavedCells) -> None:
         assert number not in self._blocks, f"block {number} is saved already"
         self._blocks[number] = cells
-        self._total_bytes += len(cells.data)
 
     def get(self, number: int) -> SavedCells:
         assert number in self._blocks, f"there is no block {number}"
@@ -79,7 +69,6 @@ class BlockStore:
     def drop(self, number: int) -> None:
         data = self.get(number).data
         del self._blocks[number]
-        self._total_bytes -= len(data)
         if data.flags.writeable:
             self._keep_spare(data)
 
@@ -93,4 +82,4 @@ class BlockStore:
     def close(self) -> None:
         self._blocks.clear()
         self._spares.clear()
-        self._total_bytes = self._spare_bytes = 0
+        self._spare_bytes = 0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -18,6 +19,8 @@ _MOST_PADDING = 256
 """Tokens without meaning that some models of a family have at the end of their vocabulary, and others not."""
 _LEAST_SURE = 0.4
 """A draft ends before a token that the draft model itself thinks less probable."""
+_KEPT_FREE = 16
+"""One cell of so many is for the sequences that it reads already: they grow."""
 
 
 class Wanted(NamedTuple):
@@ -31,20 +34,33 @@ class Wanted(NamedTuple):
     """Tokens that may be read for it now; None: as many as a batch holds."""
 
 
+class Thought(NamedTuple):
+    """What it has thought of for a slot."""
+
+    tokens: tuple[int, ...]
+    num_tried: int
+    """Tokens; one more than there are where it was not sure of the last."""
+
+
 class DraftModel:
     """Owns the small model and its pool of cells, one slot for each of the large one's.
 
     Its cells follow by themselves: what it has computed of a slot is compared with what is drafted for. It
     reads no more tokens in a step than it is asked to, nor than one batch holds, so a long prompt takes it
-    some steps.
+    some steps. It shares no cells between slots, as the large one does, so there may not be room for all: it
+    begins to read only what it has room for to the end.
     """
 
-    def __init__(self, model: Model, vocabulary: Vocabulary, context: Context) -> None:
+    def __init__(self, model: Model, vocabulary: Vocabulary, context: Context, *, num_common: int) -> None:
+        """`num_common`: tokens that both models have; those behind are padding of one of the two."""
         self._model = model
         self._vocabulary = vocabulary
+        self._num_common = num_common
         self._context = context
         self._batch = Batch(context.batch_tokens)
         self._held: dict[int, list[int]] = {}
+        self._claims: dict[int, int] = {}
+        """Cells for each slot that it has begun to read: for all tokens, and the draft behind them."""
 
     @property
     def num_parameters(self) -> int:
@@ -54,20 +70,24 @@ class DraftModel:
         """Tokens that it has computed of the slot."""
         return len(self._held.get(slot, ()))
 
-    def draft(self, wanted: Sequence[Wanted]) -> dict[int, tuple[int, ...]]:
-        """Greedy ones, by slot; none where it has not read enough yet, or there is no room for that."""
-        spans = self._reading([one for one in wanted if self._can_read(one.tokens)])
+    def draft(self, wanted: Sequence[Wanted]) -> dict[int, Thought]:
+        """Greedily, by slot; none where it has not read enough yet, or there is no room for that."""
+        spans = self._reading([one for one in wanted if max(one.tokens) < self._num_common])
         counts = {one.slot: one.num_tokens for one in wanted}
         drafts: dict[int, list[int]] = {}
+        num_tried: Counter[int] = Counter()
         while spans:
             chosen = self._compute(spans)
-            for slot, token in chosen.items():
+            num_tried.update(chosen.keys())
+            sure = {slot: token for slot, token in chosen.items() if token is not None}
+            for slot, token in sure.items():
                 drafts.setdefault(slot, []).append(token)
-            spans = [self._next(slot, drafts[slot]) for slot in chosen if len(drafts[slot]) < counts[slot]]
-        return {slot: tuple(tokens) for slot, tokens in drafts.items()}
+            spans = [self._next(slot, drafts[slot]) for slot in sure if len(drafts[slot]) < counts[slot]]
+        return {slot: Thought(tuple(drafts.get(slot, ())), tried) for slot, tried in num_tried.items()}
 
     def forget(self, slot: int) -> None:
         """The slot is closed."""
+        self._claims.pop(slot, None)
         if self._held.pop(slot, None) is not None:
             self._context.free_slot(slot)
 
@@ -80,25 +100,32 @@ class DraftModel:
         self._compute([Span(slot=0, start=0, tokens=(self._vocabulary.bos or 0,), sample=True)])
         self.forget(0)
 
-    def _can_read(self, tokens: Sequence[int]) -> bool:
-        return max(tokens) < self._vocabulary.vocab_size
-
     def _reading(self, wanted: Sequence[Wanted]) -> list[Span]:
-        """What it has to read before it can draft, as far as there is room for it."""
+        """What it has to read before it can draft. Who finds no more room leaves its cells to the others."""
         spans = []
         left = self._batch.capacity
-        cells = self._context.kv_cells - sum(map(len, self._held.values()))
-        for one in wanted:
+        for one in sorted(wanted, key=lambda one: one.slot not in self._claims):
+            if not self._claim(one):
+                self.forget(one.slot)
+                continue
             start = self._trim(one.slot, one.tokens)
             most = left if one.num_to_read is None else min(left, one.num_to_read)
             tokens = tuple(one.tokens[start : start + most])
-            cells -= len(tokens) + one.num_tokens
-            if not tokens or cells < 0:
-                break
-            left -= len(tokens)
-            is_last = start + len(tokens) == len(one.tokens)
-            spans.append(Span(slot=one.slot, start=start, tokens=tokens, sample=is_last))
+            if tokens:
+                left -= len(tokens)
+                is_last = start + len(tokens) == len(one.tokens)
+                spans.append(Span(slot=one.slot, start=start, tokens=tokens, sample=is_last))
         return spans
+
+    def _claim(self, one: Wanted) -> bool:
+        """Cells for all of it, if they are there."""
+        needed = len(one.tokens) + one.num_tokens
+        others = sum(self._claims.values()) - self._claims.get(one.slot, 0)
+        kept_free = 0 if one.slot in self._claims else self._context.kv_cells // _KEPT_FREE
+        if others + needed + kept_free > self._context.kv_cells:
+            return False
+        self._claims[one.slot] = needed
+        return True
 
     def _trim(self, slot: int, tokens: Sequence[int]) -> int:
         """Give up what is not as it was drafted; returns how many tokens are left. The last is never."""
@@ -113,8 +140,8 @@ class DraftModel:
     def _next(self, slot: int, draft: Sequence[int]) -> Span:
         return Span(slot=slot, start=len(self._held[slot]), tokens=(draft[-1],), sample=True)
 
-    def _compute(self, spans: Sequence[Span]) -> dict[int, int]:
-        """The next token of each slot that is sampled, if the model is sure of it; none when interrupted."""
+    def _compute(self, spans: Sequence[Span]) -> dict[int, int | None]:
+        """The next token of each slot that is sampled: None unless it is sure. No slots when interrupted."""
         layout = self._batch.fill(spans)
         try:
             decoded = self._context.decode(self._batch)
@@ -132,12 +159,12 @@ class DraftModel:
         rows = {
             span.slot: rows.samples[0] for span, rows in zip(spans, layout.rows, strict=True) if span.sample
         }
-        return {slot: token for slot, row in rows.items() if (token := self._sure(logits[row])) is not None}
+        return {slot: self._sure(logits[row]) for slot, row in rows.items()}
 
     def _sure(self, logits: Logits) -> int | None:
-        """The likeliest token; None: it is not likely, or ends the output."""
+        """The likeliest token; None: it is not likely, ends the output, or is none of the large model's."""
         best = int(logits.argmax())
-        if best in self._vocabulary.end_tokens or not np.isfinite(logits[best]):
+        if best >= self._num_common or best in self._vocabulary.end_tokens or not np.isfinite(logits[best]):
             return None
         probability = 1.0 / float(np.exp(logits - logits[best]).sum())
         return best if probability >= _LEAST_SURE else None

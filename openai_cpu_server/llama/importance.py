@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import struct
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import NamedTuple
 
@@ -46,15 +47,27 @@ def read_importance(path: Path) -> Importance:
 def _from_gguf(path: Path, data: bytes) -> Importance:
     header = GgufHeader(path)
     tensors = {tensor.name: tensor for tensor in file_tensors(header)}
-    names = [name.removesuffix(_SUMS) for name in tensors if name.endswith(_SUMS)]
-    missing = [name for name in names if name + _COUNTS not in tensors]
-    if missing:
-        raise StartupError(f"{path} is damaged: it has no counts for {missing[0]}")
     columns = {
-        name: _means(_floats(path, data, tensors[name + _SUMS]), _floats(path, data, tensors[name + _COUNTS]))
-        for name in names
+        name: _means(_floats(path, data, sums), _floats(path, data, counts))
+        for name, sums, counts in _pairs(path, tensors)
     }
     return Importance(path, columns, header.get_int("imatrix.chunk_count"))
+
+
+def _pairs(path: Path, tensors: Mapping[str, Tensor]) -> Iterator[tuple[str, Tensor, Tensor]]:
+    """The name of each tensor, its sums, and its counts: one for each expert, which all have as many sums."""
+    for sums in tensors.values():
+        if not sums.name.endswith(_SUMS):
+            continue
+        name = sums.name.removesuffix(_SUMS)
+        counts = tensors.get(name + _COUNTS)
+        if counts is None:
+            raise StartupError(f"{path} is damaged: it has no counts for {name}")
+        if not counts.num_values or sums.num_values % counts.num_values:
+            raise StartupError(
+                f"{path} is damaged: it has {sums.num_values} sums and {counts.num_values} counts for {name}"
+            )
+        yield name, sums, counts
 
 
 def _floats(path: Path, data: bytes, tensor: Tensor) -> Floats:

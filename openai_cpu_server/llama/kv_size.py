@@ -84,7 +84,7 @@ def _largest(header: GgufHeader, name: str, default: int) -> int:
 
 
 def pool_cells(requested: int | None, cell_bytes: int, free_bytes: int) -> int:
-    """Cells to allocate: those requested, or what half of the free memory holds, if that is enough."""
+    """Cells to allocate: those requested, or what half of `free_bytes` holds, if that is enough."""
     if requested is not None:
         _require_fit(requested, cell_bytes, free_bytes)
         return requested
@@ -102,7 +102,7 @@ def _require_fit(cells: int, cell_bytes: int, free_bytes: int) -> None:
     if needed > free_bytes:
         raise StartupError(
             f"Not enough memory for the KV pool: {cells} tokens at {cell_bytes} bytes need "
-            f"{_megabytes(needed)}, but {_megabytes(free_bytes)} can be had; "
+            f"{_megabytes(needed)}, but {_megabytes(free_bytes)} can be had beside the weights; "
             "ask for fewer tokens (--ctx-size) or a smaller KV type (--kv-type)."
         )
 

@@ -17,10 +17,11 @@ from openai_cpu_server.llama.context import SLOTS_MAX, Context, ContextOptions
 from openai_cpu_server.llama.cores import Cores
 from openai_cpu_server.llama.draft_model import DraftModel, require_same_tokens
 from openai_cpu_server.llama.fingerprint import cells_fingerprint
-from openai_cpu_server.llama.gguf_header import GgufHeader, model_files, total_bytes
-from openai_cpu_server.llama.kv_size import KVType, bytes_per_cell, pool_cells
+from openai_cpu_server.llama.gguf_header import GgufHeader
+from openai_cpu_server.llama.kv_size import KVType
 from openai_cpu_server.llama.machine import Machine
 from openai_cpu_server.llama.model import Model
+from openai_cpu_server.llama.room import DRAFT_KV_TYPE, Room, batch_tokens
 from openai_cpu_server.llama.staging import Staging
 from openai_cpu_server.llama.vocabulary import Vocabulary
 
@@ -28,12 +29,6 @@ _SCORED_OUTPUTS = 64
 """Rows of logits for prompt scoring, beside one per running sequence."""
 _MOSTLY_Q4_0 = 2
 """llama.cpp's LLAMA_FTYPE_MOSTLY_Q4_0."""
-_DRAFT_KV_TYPE = KVType.F16
-"""The fastest."""
-_STAGING_SHARE = 4
-"""Of the pool's cells a quarter at most are beside it."""
-_TILE = 16
-_BATCH_TOKENS_MIN = 32
 
 
 class SlotsSetAside(NamedTuple):
@@ -69,19 +64,18 @@ def load(options: EngineOptions, on_progress: Callable[[float], None], machine: 
     with ExitStack() as undo:
         header = GgufHeader(Path(options.model_path))
         draft = _draft_header(options)
+        room = Room.of(header, draft, kv_type, machine.free_memory())
         model = Model.open(header, repack=repacks(options, header), on_progress=on_progress)
         undo.callback(model.close)
         if not model.generates_text:
             raise StartupError(f"{model.path} ({model.header.architecture}) is no model that generates text.")
         vocabulary = Vocabulary(model)
         abort = AbortSwitch()
-        cell_bytes = bytes_per_cell(model.header, kv_type)
-        cells = _pool_cells(options, cell_bytes, draft, machine)
-        context_options = _context_options(options, cells, kv_type, machine)
+        context_options = _context_options(options, room.pool_cells(options.kv_tokens), kv_type, machine)
         cores = _cores(context_options)
         context = Context(model, context_options, abort, cores)
         undo.callback(context.close)
-        info = _info(options, model, vocabulary, context, cell_bytes, machine)
+        info = _info(options, model, vocabulary, context, room)
         staging = None
         if info.staging_tokens:
             staging_context = Context(model, _staging_options(context_options, info), abort, cores)
@@ -101,15 +95,6 @@ def load(options: EngineOptions, on_progress: Callable[[float], None], machine: 
 
 def _draft_header(options: EngineOptions) -> GgufHeader | None:
     return None if options.draft_model_path is None else GgufHeader(Path(options.draft_model_path))
-
-
-def _pool_cells(options: EngineOptions, cell_bytes: int, draft: GgufHeader | None, machine: Machine) -> int:
-    """Beside the weights of the draft model, which are loaded later; each cell comes with one of its own."""
-    free_bytes = machine.free_memory()
-    if draft is not None:
-        cell_bytes += bytes_per_cell(draft, _DRAFT_KV_TYPE)
-        free_bytes = max(0, free_bytes - total_bytes(model_files(draft)))
-    return pool_cells(options.kv_tokens, cell_bytes, free_bytes)
 
 
 def _cores(options: ContextOptions) -> Cores:
@@ -138,14 +123,14 @@ def _load_draft_model(
         require_same_tokens(large, vocabulary, str(header.path))
         context = Context(model, _draft_context_options(options, info), abort, cores)
         undo.pop_all()
-    return DraftModel(model, vocabulary, context)
+    return DraftModel(model, vocabulary, context, num_common=min(large.vocab_size, vocabulary.vocab_size))
 
 
 def _draft_context_options(options: EngineOptions, info: ModelInfo) -> ContextOptions:
     """As many cells as the model has."""
     return ContextOptions(
         kv_cells=info.kv_tokens,
-        kv_type=_DRAFT_KV_TYPE,
+        kv_type=DRAFT_KV_TYPE,
         num_slots=info.max_seqs,
         batch_tokens=info.max_step_tokens,
         outputs=info.max_seqs,
@@ -178,13 +163,12 @@ def repacks(options: EngineOptions, header: GgufHeader) -> bool:
 
 
 def _context_options(options: EngineOptions, cells: int, kv_type: KVType, machine: Machine) -> ContextOptions:
-    step_tokens = max(options.prefill_tokens, options.max_seqs + _TILE, _BATCH_TOKENS_MIN)
     threads = options.threads or machine.num_threads()
     return ContextOptions(
         kv_cells=cells,
         kv_type=kv_type,
         num_slots=options.max_seqs + _NUM_SET_ASIDE,
-        batch_tokens=-(-step_tokens // _TILE) * _TILE,
+        batch_tokens=batch_tokens(options),
         outputs=options.max_seqs + _SCORED_OUTPUTS,
         threads=threads,
         threads_batch=options.threads_batch or threads,
@@ -196,20 +180,8 @@ def _staging_options(options: ContextOptions, info: ModelInfo) -> ContextOptions
     return msgspec.structs.replace(options, kv_cells=info.staging_tokens)
 
 
-def _staging_tokens(options: EngineOptions, context: Context, cell_bytes: int, machine: Machine) -> int:
-    """None where one step would fill them, or memory has no room for more than the pool."""
-    cells = min(options.staging_tokens, context.kv_cells // _STAGING_SHARE)
-    fits = (context.kv_cells + cells) * cell_bytes <= machine.free_memory()
-    return cells if fits and cells >= context.batch_tokens else 0
-
-
 def _info(
-    options: EngineOptions,
-    model: Model,
-    vocabulary: Vocabulary,
-    context: Context,
-    cell_bytes: int,
-    machine: Machine,
+    options: EngineOptions, model: Model, vocabulary: Vocabulary, context: Context, room: Room
 ) -> ModelInfo:
     can_share = not model.is_recurrent and not model.has_window
     return ModelInfo(
@@ -221,7 +193,7 @@ def _info(
         vocab_size=vocabulary.vocab_size,
         context_trained=model.context_trained or context.kv_cells,
         kv_tokens=context.kv_cells,
-        kv_bytes_per_token=cell_bytes,
+        kv_bytes_per_token=room.cell_bytes,
         kv_type=options.kv_type,
         max_seqs=options.max_seqs,
         max_step_tokens=context.batch_tokens,
@@ -232,5 +204,5 @@ def _info(
         # A window's cells are reused as soon as it has passed them, even with `swa_full`: what was before
         # the end of the sequence may be gone.
         can_trim=can_share,
-        staging_tokens=_staging_tokens(options, context, cell_bytes, machine) if can_share else 0,
+        staging_tokens=room.staging_cells(options, context.kv_cells) if can_share else 0,
     )

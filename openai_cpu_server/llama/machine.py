@@ -76,9 +76,10 @@ def _quota(group: Path) -> tuple[int | None, int | None]:
 
 
 def _reclaimable(group: Path) -> int:
-    """File pages that count as used but go when memory is short."""
+    """File pages that count as used but go when memory is short, as they do for the whole system."""
     fields = dict(line.split(" ", 1) for line in _lines(group / "memory.stat"))
-    return int(fields.get("total_inactive_file", fields.get("inactive_file", "0")))
+    names = ("inactive_file", "active_file")
+    return sum(int(fields.get(f"total_{name}", fields.get(name, "0"))) for name in names)
 
 
 def _number(path: Path) -> int | None:

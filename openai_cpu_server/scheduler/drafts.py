@@ -92,11 +92,11 @@ class ModelDrafter:
         )
 
     def learn(self, sequence: Sequence, drafted: Drafted) -> None:
-        """What became of a draft that was asked for."""
+        """What became of a draft that was asked for. What the draft model was not sure of is wrong."""
         own = self._own[sequence]
         for _ in range(drafted.num_accepted):
             own.learn(0, was_right=True)
-        if drafted.num_accepted < drafted.num_computed:
+        if drafted.num_accepted < drafted.num_thought:
             own.learn(0, was_right=False)
 
     def learn_price(self, outcomes: Mapping[Sequence, Drafted], drafting_ms: float) -> None:
@@ -104,7 +104,7 @@ class ModelDrafter:
         has_read = max(map(self._unread, outcomes)) > _MUCH_UNREAD
         num_known = sum(drafted.num_known - self._known.get(s, 0) for s, drafted in outcomes.items())
         self._known.update({sequence: drafted.num_known for sequence, drafted in outcomes.items()})
-        num_tokens = sum(drafted.num_computed for drafted in outcomes.values())
+        num_tokens = sum(drafted.num_thought for drafted in outcomes.values())
         if not has_read and num_tokens:
             self._token_ms = _nearer(self._token_ms, drafting_ms / num_tokens)
         elif has_read and num_known - num_tokens > _MUCH_UNREAD:

@@ -49,7 +49,7 @@ class Lookup:
         return guesses
 
     def foreseen(self, limit: int) -> list[int]:
-        """The tokens that may come, at most so many; () without a place. What repeats itself goes on."""
+        """The tokens that may come, at most so many; none without a place. What repeats itself goes on."""
         if self._place is None:
             return []
         found = self._known[self._place : self._place + limit].tolist()

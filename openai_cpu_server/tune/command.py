@@ -11,11 +11,12 @@ from rich.console import Console
 from openai_cpu_server.contract.messages import EngineOptions
 from openai_cpu_server.errors import StartupError
 from openai_cpu_server.llama.gguf_header import GgufHeader, model_files, total_bytes
-from openai_cpu_server.llama.kv_size import KVType, bytes_per_cell, pool_cells
+from openai_cpu_server.llama.kv_size import KVType
 from openai_cpu_server.llama.loading import repacks
 from openai_cpu_server.llama.machine import Machine
 from openai_cpu_server.llama.neighbours import NOISY, Neighbours
 from openai_cpu_server.llama.profile import Profile, save_profile
+from openai_cpu_server.llama.room import Room
 from openai_cpu_server.model_source import resolve_model
 from openai_cpu_server.settings import read_settings
 from openai_cpu_server.tune.children import Children
@@ -105,8 +106,8 @@ def _defaults(header: GgufHeader, machine: Machine) -> Profile:
 
 def _options(header: GgufHeader, machine: Machine) -> EngineOptions:
     """A pool that has room with every KV type: f32 is the largest."""
-    cell_bytes = bytes_per_cell(header, KVType.F32)
-    cells = min(_POOL_CELLS, max(pool_cells(None, cell_bytes, machine.free_memory()), 1024))
+    room = Room.of(header, None, KVType.F32, machine.free_memory())
+    cells = min(_POOL_CELLS, max(room.pool_cells(None), 1024))
     return EngineOptions(model_path=str(header.path), kv_tokens=cells)
 
 

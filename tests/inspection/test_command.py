@@ -18,6 +18,7 @@ import pytest
 from openai_cpu_server.cli import main
 from openai_cpu_server.contract.cost import CostCurve
 from openai_cpu_server.contract.messages import EngineOptions
+from openai_cpu_server.errors import StartupError
 from openai_cpu_server.inspection.facts import read_facts
 from openai_cpu_server.inspection.memory import read_memory
 from openai_cpu_server.llama.backend import LlamaBackend
@@ -107,7 +108,7 @@ def test_the_demo_model(shown: Shown) -> None:
         "q8_0             57  7.38 MB  99.8%   8.50",
         "bos       0  <|endoftext|>",
         "eot       2  <|im_end|>",
-        "serve takes 16,384 tokens for all requests unless --ctx-size says more",
+        "serve takes 16,384 tokens for all requests unless --ctx-size says more, and 2,048 beside them",
         "speed: not measured on this machine yet; serve does it when nobody wants anything of it,",
         "tuned: no; `openai-cpu-server tune demo` finds the best options for this machine",
     ):
@@ -313,6 +314,48 @@ def test_what_fits_beside_the_weights(tiny: Path, tmp_path: Path) -> None:
     full = read_memory(header, facts, options, SmallMachine(tmp_path, size // 2))
     assert (full.left_bytes, full.pool_tokens, full.context) == (0, None, None)
     assert "Not enough memory for the KV pool" in (full.problem or "")
+
+
+@pytest.mark.parametrize("draft", [False, True])
+@pytest.mark.parametrize("free_bytes", [900_000, 3_000_000, 5_500_000, 12_000_000, 40_000_000])
+@pytest.mark.parametrize("kv_tokens", [None, 2048])
+def test_what_it_says_is_what_serve_takes(
+    tiny: Path, tmp_path: Path, free_bytes: int, kv_tokens: int | None, draft: bool
+) -> None:
+    header, weights = GgufHeader(tiny), (2 if draft else 1) * tiny.stat().st_size
+    options = EngineOptions(
+        model_path=str(tiny), kv_tokens=kv_tokens, draft_model_path=str(tiny) if draft else None
+    )
+    machine = SmallMachine(tmp_path, weights + free_bytes)
+    facts = read_facts(header, model_tensors(header))
+    memory = read_memory(header, facts, options, machine, header if draft else None)
+    assert memory.left_bytes == free_bytes
+    assert (memory.pool_tokens, memory.staging_tokens, memory.problem) == taken(options, machine)
+
+
+def taken(options: EngineOptions, machine: Machine) -> tuple[int | None, int, str | None]:
+    """Cells of the pool, cells beside it, and why it does not start."""
+    try:
+        backend = LlamaBackend.load(options, lambda fraction: None, machine)
+    except StartupError as error:
+        return None, 0, str(error)
+    backend.close()
+    return backend.info.kv_tokens, backend.info.staging_tokens, None
+
+
+def test_a_draft_model_counts(tiny: Path, shown: Shown, facts: Facts) -> None:
+    alone, both = facts(tiny)["memory"], facts(tiny, "--draft-model", tiny)["memory"]
+    assert (alone["draft_model"], both["draft_model"]) == (None, str(tiny))
+    assert [cost["bytes_per_token"] for cost in both["kv_types"]] == [
+        cost["bytes_per_token"] + 1024 for cost in alone["kv_types"]
+    ]
+    said = shown(tiny, "--draft-model", tiny)
+    assert "beside the weights of the model and its draft model\n" in said
+    assert (
+        "serve takes 16,384 tokens for all requests unless --ctx-size says more, and 2,048 beside them"
+        in said
+    )
+    assert "and 2,048 beside" not in shown(tiny, "--staging-tokens", 0)
 
 
 def test_a_pool_that_cannot_be_is_said(tiny: Path, shown: Shown) -> None:

@@ -26,6 +26,27 @@ def rewritten(source: Path, target: Path, changes: dict[str, object]) -> Path:
     return _written(writer, target)
 
 
+def padded(source: Path, target: Path, *, num_tokens: int) -> Path:
+    """The same model with tokens of no meaning behind its own, which it holds to be far likelier."""
+    reader = gguf.GGUFReader(source)
+    key = "tokenizer.ggml."
+    arrays: dict[str, list[object]] = {
+        f"{key}tokens": [f"<padding{n}>" for n in range(num_tokens)],
+        f"{key}scores": [-1e6] * num_tokens,
+        f"{key}token_type": [int(gguf.TokenType.UNUSED)] * num_tokens,
+    }
+    writer = gguf.GGUFWriter(target, "llama")
+    _copy_metadata(reader, writer, skip={*arrays, "llama.vocab_size"})
+    for name, more in arrays.items():
+        writer.add_array(name, reader.fields[name].contents() + more)
+    for tensor in reader.tensors:
+        data = tensor.data
+        if tensor.name in ("token_embd.weight", "output.weight"):
+            data = np.concatenate([data, 20 * data[-num_tokens:]])
+        writer.add_tensor(tensor.name, data)
+    return _written(writer, target)
+
+
 def split(source: Path, target: Path, *, tensors_per_part: int) -> list[Path]:
     """The same model in parts, `TARGET-00001-of-0000N.gguf` and so on, in order."""
     reader = gguf.GGUFReader(source)

@@ -11,14 +11,16 @@ import pytest
 
 from openai_cpu_server.contract.messages import EngineOptions
 from openai_cpu_server.contract.request import GenerationRequest, Sampling
-from openai_cpu_server.contract.step import Close, Open, Span, Step
+from openai_cpu_server.contract.step import Close, Drafted, Open, Share, Span, Step
 from openai_cpu_server.errors import StartupError
 from openai_cpu_server.llama.backend import LlamaBackend
 from openai_cpu_server.llama.vocabulary import Vocabulary
 from tests.llama.driver import GREEDY, execute_and_press, generate, opened
+from tests.llama.odd_models import padded
 from tests.llama.test_drafts import DEMO, answers, drafts_of
 
 DRAFT = DEMO.with_name("demo-draft.gguf")
+ENDLESS = Sampling(seed=0, temperature=0, ignore_eos=True)
 TEXT = "One day the small dog ran to the old mill by the river. "
 
 
@@ -132,6 +134,65 @@ def test_it_reads_no_more_than_it_may(sure: LlamaBackend, prompts: list[tuple[in
     assert len(known) == 4
 
 
+def draft_along(
+    backend: LlamaBackend, texts: dict[int, list[int]], computed: dict[int, int]
+) -> dict[int, Drafted]:
+    """A step in which all of the slots draft, in this order; takes over what it brings."""
+    spans = tuple(
+        Span(slot, computed[slot], tuple(text[computed[slot] :]), True, num_to_draft=2, num_to_read=60)
+        for slot, text in texts.items()
+    )
+    result = backend.execute(Step(spans=spans))
+    for slot, text in texts.items():
+        computed[slot] = len(text) + result.drafted[slot].num_accepted
+        text += [result.samples[slot].token, *(s.token for s in result.further.get(slot, ()))]
+    return result.drafted
+
+
+def test_it_reads_only_what_it_has_room_for_to_the_end(prompts: list[tuple[int, ...]]) -> None:
+    """Three long prompts share the pool's cells; of the draft model's one of them takes half."""
+    long, short = (prompts[0] * 30)[:256], prompts[0][:10]
+    texts = {slot: list(short if slot == 3 else long) for slot in (2, 0, 1, 3)}
+    with loaded(DEMO, DEMO, kv_tokens=512) as backend:
+        opens = tuple(Open(slot, GREEDY, tuple(text)) for slot, text in texts.items())
+        backend.execute(Step(verbs=opens, spans=(Span(0, 0, long[:-1], False),)))
+        shares = (Share(0, 1, len(long) - 1), Share(0, 2, len(long) - 1))
+        backend.execute(Step(verbs=shares, spans=(Span(3, 0, short[:-1], False),)))
+        computed = {slot: len(text) - 1 for slot, text in texts.items()}
+        for _ in range(6):
+            drafted = draft_along(backend, texts, computed)
+        assert {slot: one.num_known > 0 for slot, one in drafted.items()} == {
+            2: True,
+            0: False,
+            1: False,
+            3: True,
+        }
+        assert drafted[2].num_known >= len(long)
+        backend.execute(Step(verbs=(Close(2),)))
+        del texts[2]
+        for _ in range(6):
+            drafted = draft_along(backend, texts, computed)
+        assert [one.num_known > 0 for one in drafted.values()] == [True, False, True]
+        assert drafted[0].num_known >= len(long)
+
+
+def test_who_finds_no_room_any_more_leaves_its_own_to_the_others(prompts: list[tuple[int, ...]]) -> None:
+    long = (prompts[0] * 30)[:230]
+    texts = {0: list(long), 1: list(long)}
+    with loaded(DEMO, DEMO, kv_tokens=512) as backend:
+        backend.execute(Step(verbs=tuple(Open(slot, ENDLESS, long) for slot in texts)))
+        backend.execute(Step(spans=(Span(0, 0, long[:-1], False),)))
+        backend.execute(Step(verbs=(Share(0, 1, len(long) - 1),)))
+        computed = {slot: len(text) - 1 for slot, text in texts.items()}
+        num_known = []
+        while len(texts[1]) < 310:
+            drafted = draft_along(backend, texts, computed)
+            num_known.append([one.num_known > 0 for one in drafted.values()])
+    assert [True, True] in num_known
+    assert num_known[-1] == [False, True]
+    assert drafted[1].num_known >= 300
+
+
 def test_interrupted_drafts_leave_no_trace(sure: LlamaBackend, prompts: list[tuple[int, ...]]) -> None:
     prompt = (prompts[0] * 30)[:250]
     expected = generate(sure, prompt, 6)
@@ -150,6 +211,32 @@ def test_a_slot_is_free_again_when_it_is_closed(sure: LlamaBackend, prompts: lis
         span = Span(1, 0, prompt, True, num_to_draft=3)
         assert sure.execute(Step(spans=(span,))).drafted[1].num_known >= len(prompt)
         sure.execute(Step(verbs=(Close(1),)))
+
+
+def test_tokens_that_only_the_draft_model_has_end_its_drafts(tiny: Path, tmp_path: Path) -> None:
+    longer = padded(tiny, tmp_path / "longer.gguf", num_tokens=256)
+    prompt = tuple(range(300, 340))
+    with loaded(tiny, longer) as backend, loaded(longer, longer) as itself:
+        assert generate(itself, prompt, 1)[0] >= backend.info.vocab_size
+        expected = generate(backend, prompt, 1)
+        with opened(backend, 0, prompt):
+            assert drafted(backend, 0, 0, prompt, 4) == expected
+
+
+def test_what_it_is_not_sure_of_counts_as_thought_of(
+    sure: LlamaBackend, prompts: list[tuple[int, ...]]
+) -> None:
+    """Behind words in no order nobody is sure of anything; there is nothing to think of while it reads."""
+    random = tuple(300 + (7919 * n) % 2000 for n in range(80))
+    texts = {0: list(random), 1: list((prompts[0] * 30)[:80])}
+    sure.execute(Step(verbs=tuple(Open(slot, ENDLESS, tuple(text)) for slot, text in texts.items())))
+    sure.execute(Step(spans=tuple(Span(slot, 0, tuple(text[:-1]), False) for slot, text in texts.items())))
+    computed = dict.fromkeys(texts, 79)
+    steps = [draft_along(sure, texts, computed) for _ in range(8)]
+    sure.execute(Step(verbs=(Close(0), Close(1))))
+    assert [(one.num_computed, one.num_thought) for one in steps[0].values()] == [(0, 0)] * 2
+    found = [(one.num_computed, one.num_thought) for step in steps[1:] for one in step.values()]
+    assert set(found) == {(0, 1), (1, 2), (2, 2)}
 
 
 def test_its_price_is_told(backend: LlamaBackend) -> None:

@@ -112,16 +112,19 @@ def kv_megabytes(lines: list[str]) -> float:
 
 
 def test_the_default_pool_is_half_of_the_free_memory(tiny: Path, tmp_path: Path) -> None:
-    cell = bytes_per_cell(GgufHeader(tiny), KVType.F16)
-    with loaded(tiny, SmallMachine(tmp_path, 2 * 1100 * cell), kv_tokens=None) as backend:
-        assert backend.info.kv_tokens == 1024
-    with loaded(tiny, SmallMachine(tmp_path, 2 * 10**6 * cell), kv_tokens=None) as backend:
+    """Beside the weights, whether they are mapped or not."""
+    cell, size = bytes_per_cell(GgufHeader(tiny), KVType.F16), tiny.stat().st_size
+    for repack in (True, False):
+        machine = SmallMachine(tmp_path, size + 2 * 1100 * cell)
+        with loaded(tiny, machine, kv_tokens=None, repack=repack) as backend:
+            assert backend.info.kv_tokens == 1024
+    with loaded(tiny, SmallMachine(tmp_path, size + 2 * 10**6 * cell), kv_tokens=None) as backend:
         assert backend.info.kv_tokens == 16_384
 
 
 def test_the_pool_leaves_room_for_a_draft_models_weights_and_cells(tiny: Path, tmp_path: Path) -> None:
     cell = bytes_per_cell(GgufHeader(tiny), KVType.F16)
-    machine = SmallMachine(tmp_path, tiny.stat().st_size + 2 * 1100 * 2 * cell)
+    machine = SmallMachine(tmp_path, 2 * tiny.stat().st_size + 2 * 1100 * 2 * cell)
     with loaded(tiny, machine, kv_tokens=None, draft_model_path=str(tiny)) as backend:
         assert (backend.info.kv_tokens, backend.info.kv_bytes_per_token) == (1024, cell)
 
@@ -130,9 +133,20 @@ def test_no_memory_for_a_draft_models_cells(
     tiny: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     cell = bytes_per_cell(GgufHeader(tiny), KVType.F16)
-    machine = SmallMachine(tmp_path, tiny.stat().st_size + 1000 * cell)
+    machine = SmallMachine(tmp_path, 2 * tiny.stat().st_size + 1000 * cell)
     line = failure(tiny, capfd, machine=machine, kv_tokens=512, draft_model_path=str(tiny))
     assert line.startswith(f"Not enough memory for the KV pool: 512 tokens at {2 * cell} bytes")
+
+
+@pytest.mark.parametrize(("free_tokens", "staging_tokens"), [(4095, 0), (4096, 512)])
+def test_cells_beside_the_pool_leave_room_for_a_draft_model(
+    tiny: Path, tmp_path: Path, free_tokens: int, staging_tokens: int
+) -> None:
+    """A pool of 2048 comes with as many cells of the draft model's; a cell here is one of the model's own."""
+    cell = bytes_per_cell(GgufHeader(tiny), KVType.F16)
+    machine = SmallMachine(tmp_path, 2 * tiny.stat().st_size + (free_tokens + 512) * cell)
+    with loaded(tiny, machine, kv_tokens=2048, staging_tokens=512, draft_model_path=str(tiny)) as backend:
+        assert backend.info.staging_tokens == staging_tokens
 
 
 @pytest.mark.parametrize(("kv_tokens", "free_tokens"), [(None, 500), (2048, 2047), (10**9, 10**6)])
@@ -144,7 +158,7 @@ def test_not_enough_memory(
     free_tokens: int,
 ) -> None:
     cell = bytes_per_cell(GgufHeader(tiny), KVType.F16)
-    machine = SmallMachine(tmp_path, free_tokens * cell)
+    machine = SmallMachine(tmp_path, tiny.stat().st_size + free_tokens * cell)
     line = failure(tiny, capfd, machine=machine, kv_tokens=kv_tokens)
     assert line.startswith(f"Not enough memory for the KV pool: {kv_tokens or 256} tokens at {cell} bytes")
 

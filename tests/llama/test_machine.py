@@ -35,7 +35,7 @@ def test_the_narrowest_group_on_the_way_up_counts(tmp_path: Path) -> None:
         "memory.max": "max\n",
         "pod/memory.max": f"{GIB // 64}\n",
         "pod/memory.current": f"{GIB // 128}\n",
-        "pod/memory.stat": f"anon 1\ninactive_file {GIB // 256}\n",
+        "pod/memory.stat": f"anon 1\ninactive_file {GIB // 512}\nactive_file {GIB // 512}\n",
         "pod/box/memory.max": f"{GIB // 2}\n",
         "pod/box/memory.current": "0\n",
     }

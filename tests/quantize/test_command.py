@@ -244,13 +244,13 @@ def _legacy(path: Path, columns: dict[str, np.ndarray]) -> Path:
     return path
 
 
-def _gguf(path: Path, columns: dict[str, np.ndarray]) -> Path:
+def _gguf(path: Path, columns: dict[str, np.ndarray], num_experts: int = 1) -> Path:
     writer = gguf.GGUFWriter(path, "")
     writer.add_type("imatrix")
     writer.add_uint32("imatrix.chunk_count", 5)
     for name, sums in columns.items():
         writer.add_tensor(f"{name}.in_sum2", sums[np.newaxis])
-        writer.add_tensor(f"{name}.counts", np.array([[10.0]], np.float32))
+        writer.add_tensor(f"{name}.counts", np.full((num_experts, 1), 10.0, np.float32))
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
@@ -274,11 +274,13 @@ def test_an_importance_matrix_makes_the_smallest_types(tiny: Path, tmp_path: Pat
 def test_wrong_importance_matrices(tiny: Path, tmp_path: Path, run: Run) -> None:
     garbage = tmp_path / "garbage.dat"
     garbage.write_bytes(b"\x05\0\0\0" + b"x" * 100)
+    uneven = _gguf(tmp_path / "uneven.gguf", {"blk.0.ffn_up.weight": np.ones(256, np.float32)}, num_experts=3)
     matrix = importance(tiny, tmp_path / "few.dat", legacy=True)
     for options, line in [
         (("--imatrix", tmp_path / "none.dat"), "none.dat: No such file"),
         (("--imatrix", garbage), "garbage.dat is no importance matrix, or a damaged one"),
         (("--imatrix", tiny), "is no importance matrix: it names no tensors"),
+        (("--imatrix", uneven), "is damaged: it has 256 sums and 3 counts for blk.0.ffn_up.weight"),
         (
             ("--imatrix", matrix, "--output-tensor-type", "iq2_xxs"),
             "output.weight cannot be iq2_xxs without an importance matrix",

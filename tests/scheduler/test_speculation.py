@@ -356,7 +356,7 @@ def test_a_draft_model_that_is_wrong_is_asked_no_more_for_a_while() -> None:
     at_first = drafter.draft(sequence, 8, 20.0)
     assert (len(at_first.chances), at_first.token_ms) == (8, 2.0)
     for _ in range(30):
-        drafter.learn(sequence, Drafted(4, 0, num_known=20))
+        drafter.learn(sequence, Drafted(4, 0, num_known=20, num_thought=4))
     assert drafter.draft(sequence, 8, 20.0).chances[0] < 0.1
     newcomer = decoding("b", 20)
     soon = drafter.draft(newcomer, 8, 20.0).chances[0]
@@ -366,9 +366,38 @@ def test_a_draft_model_that_is_wrong_is_asked_no_more_for_a_while() -> None:
     assert drafter.draft(newcomer, 8, 20.0).chances[0] > 0.5
 
 
+def test_a_draft_model_that_dares_say_nothing_is_asked_no_more_for_a_while() -> None:
+    drafter, sequence = ModelDrafter(0.1), decoding("a", 20)
+    drafter.draft(sequence, 8, 20.0)
+    nothing = Drafted(num_known=20, num_thought=1)
+    for _ in range(30):
+        drafter.learn(sequence, nothing)
+        drafter.learn_price({sequence: nothing}, 3.0)
+    asked = drafter.draft(sequence, 8, 20.0)
+    assert asked.chances[0] < 0.1
+    assert asked.token_ms == 3.0
+
+
+def test_a_draft_that_ends_early_was_wrong_about_its_next_token() -> None:
+    for drafted, expected in ((Drafted(1, 1, 20, 2), 0.5), (Drafted(1, 1, 20, 1), 1.0)):
+        drafter, sequence = ModelDrafter(0.1), decoding("a", 20)
+        for _ in range(200):
+            drafter.draft(sequence, 8, 20.0)
+            drafter.learn(sequence, drafted)
+        assert drafter.draft(sequence, 8, 20.0).chances[0] == pytest.approx(expected, abs=0.1)
+
+
+def test_to_read_is_no_wrong_guess() -> None:
+    drafter, sequence = ModelDrafter(0.1), decoding("a", 2000)
+    before = drafter.draft(sequence, 8, 20.0).chances[0]
+    for known in range(60, 1800, 60):
+        drafter.learn(sequence, Drafted(num_known=known))
+    assert drafter.draft(sequence, 8, 20.0).chances[0] == pytest.approx(before, abs=0.01)
+
+
 def test_the_price_of_a_draft_model_is_learned_where_it_need_not_read_first() -> None:
     drafter, sequence = ModelDrafter(0.1), decoding("a", 200)
-    outcomes = {sequence: Drafted(4, 0, num_known=200)}
+    outcomes = {sequence: Drafted(4, 0, num_known=200, num_thought=4)}
     reading = drafter.draft(sequence, 8, 20.0)
     assert reading.first_ms > 0
     drafter.learn_price(outcomes, 400.0)
