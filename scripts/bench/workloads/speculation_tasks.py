@@ -63,7 +63,7 @@ def filling_json(number: int, tokens: int, clients: int) -> list[Ask]:
     return [
         Ask(
             prompt=random_tokens(80, "speculation json", number, i),
-            max_tokens=8 * tokens,
+            max_tokens=7 * tokens,
             seed=i,
             schema=schemas.ALL[i % len(schemas.ALL)],
         )
