@@ -201,14 +201,13 @@ class Composer:
 
     def _chances(
         self, empty: StepPlan, reading_ms: float, least_gain: float
-    ) -> tuple[tuple[StepPlan, float, float], ...]:
+    ) -> list[tuple[StepPlan, float, float]]:
         """What to fill, the time that interactive prompts have, and how many times as fast it must be."""
         batch_ms = self._options.batch_step_ms
-        return (
-            (empty, reading_ms, least_gain),
-            (empty, batch_ms, _WORTH_WAITING),
-            (empty.up_to_tiles(), _TILED_PATIENCE * batch_ms, _WORTH_WAITING),
-        )
+        chances = [(empty, reading_ms, least_gain), (empty, batch_ms, _WORTH_WAITING)]
+        if (tiled := empty.up_to_tiles()) is not None:
+            chances.append((tiled, _TILED_PATIENCE * batch_ms, _WORTH_WAITING))
+        return chances
 
     def _filled(
         self,

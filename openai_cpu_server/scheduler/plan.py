@@ -95,11 +95,12 @@ class StepPlan:
         tiled_from = self._cost.tiled_from
         return tiled_from is not None and self.num_tokens >= tiled_from
 
-    def up_to_tiles(self) -> StepPlan:
+    def up_to_tiles(self) -> StepPlan | None:
         """A copy that takes no more tokens than the smallest step that attends in tiles, if any does."""
+        if self._cost.tiled_from is None:
+            return None
         copied = self.copy()
-        if self._cost.tiled_from is not None:
-            copied._max_tokens = min(self._max_tokens, self._cost.tiled_from)
+        copied._max_tokens = min(self._max_tokens, self._cost.tiled_from)
         return copied
 
     @property

@@ -7,7 +7,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from bench.contest import LIMIT
 from bench.contestants import Variant
@@ -100,9 +100,7 @@ def _curves(axes: Axes, result: WorkloadResult, strokes: Strokes) -> None:
             medians,
             marker="o",
             label=curve.label,
-            color=stroke.colour,
-            linewidth=stroke.width,
-            linestyle=stroke.style,
+            **stroke.looks,
         )
         axes.fill_between(clients, low, high, color=stroke.colour, alpha=0.15, linewidth=0)
     axes.set_xscale("log", base=2)
@@ -146,9 +144,7 @@ def _distribution(
             shares,
             where="post",
             label=one.label,
-            color=stroke.colour,
-            linewidth=stroke.width,
-            linestyle=stroke.style,
+            **stroke.looks,
         )
     axes.set_xscale("log")
     axes.set_xlim(left=_SHORTEST_S if min(map(min, map(values, shown))) < _SHORTEST_S else None)
@@ -172,6 +168,11 @@ class Stroke(NamedTuple):
     colour: str
     width: float = 1.3
     style: str = "-"
+
+    @property
+    def looks(self) -> dict[str, Any]:
+        """As matplotlib's functions take them."""
+        return {"color": self.colour, "linewidth": self.width, "linestyle": self.style}
 
 
 Strokes = dict[str, Stroke]

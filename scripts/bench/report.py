@@ -35,8 +35,7 @@ lengths with a long tail, no memory in pieces after a week. The peers are of one
 above; each has settings that would suit one of the workloads better than these. The limit is the best of a
 few ways to put steps together, not a proof that there is no better one; its latencies are those of the steps
 that bring the most output (in *mixed* and *long prompt*: of what each says), so a server can be below them.
-A quick run, if this is one, is a
-look, not a result: it is too short for its percentiles."""
+A quick run, if this is one, is a look, not a result: it is too short for its percentiles."""
 
 
 def show(result: WorkloadResult, console: Console) -> None:

@@ -86,6 +86,24 @@ def test_on_a_slow_machine_it_takes_twice_as_long_for_the_least_that_is_much_fas
     assert driver.outputs["L"] == alone(long)
 
 
+class StartingCost(TokenCost):
+    """A step takes 180 ms and a millisecond a token; nothing attends in tiles."""
+
+    def predict_ms(self, num_tokens: int, attended: int, skipped: int, cells: int | None = None) -> float:
+        return 180.0 + num_tokens
+
+
+def test_only_tiles_are_worth_more_than_a_batch_step_may_take() -> None:
+    """In twice the time ten times as much would be read."""
+    driver = Driver(decoding=190, idle=200, kv_tokens=4096, cost=StartingCost())
+    driver.submit(*(request(name, prompt=50, output=80) for name in STREAMS))
+    while not all(driver.outputs.get(name) for name in STREAMS):
+        driver.step()
+    driver.submit(request("L", prompt=900, output=1))
+    while not driver.outputs["L"]:
+        assert driver.step().get("L", 0) <= 20
+
+
 def test_whoever_comes_meanwhile_is_not_behind_those_whose_turn_it_is() -> None:
     """A prompt of a better class than the sequences that decode."""
     driver = streaming(Priority.BATCH)
