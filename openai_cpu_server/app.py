@@ -49,7 +49,7 @@ from openai_cpu_server.open_files import room_for_connections
 from openai_cpu_server.prompt.chat import needs_special_tokens
 from openai_cpu_server.prompt.chat_template import ChatTemplate
 from openai_cpu_server.prompt.tool_formats import TOOL_FORMATS, ToolFormat, recognised
-from openai_cpu_server.settings import Settings, make_threads_wait, revealed, user_data_dir
+from openai_cpu_server.settings import Settings, revealed, tune_engines, user_data_dir
 from openai_cpu_server.web_server import WebServer
 
 logger = logging.getLogger(__name__)
@@ -135,7 +135,7 @@ def served_model(settings: Settings) -> str:
 
 
 def _engine(settings: Settings, model_path: Path, vocabulary: Vocabulary, watch: EngineWatch) -> EngineClient:
-    make_threads_wait()
+    tune_engines()
     return EngineClient(
         (*_ENGINE_COMMAND, settings.log_format),
         _engine_options(settings, model_path, vocabulary),

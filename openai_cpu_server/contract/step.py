@@ -186,6 +186,8 @@ class StepResult(msgspec.Struct, frozen=True):
     """By slot, one per target, for every span with targets."""
     failures: dict[int, str] = {}
     """By slot, why its constraint cannot be carried out any further: nothing more is sampled there."""
+    padding: int = 0
+    """Throw-away tokens that were computed: all of the step's, or none if there were no cells for them."""
     interrupted: bool = False
 
 

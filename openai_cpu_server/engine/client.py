@@ -8,6 +8,7 @@ import logging
 import time
 from collections.abc import Callable, Sequence
 
+import msgspec
 import psutil
 
 from openai_cpu_server.contract.messages import (
@@ -356,7 +357,10 @@ class EngineClient:
     async def _crashed(self, death: Death) -> None:
         """Decide what the death means, and wait before the next start."""
         if self._state is EngineState.LOADING:
-            raise StartupError(f"the model could not be loaded: {death.message}")
+            raise StartupError(self._first_death(death))
+        if death.kind is DeathKind.FAULT and self._options.calibrate == "idle" and not len(self._live):
+            logger.warning("steps are not timed any more: the engine may have died of that")
+            self._options = msgspec.structs.replace(self._options, calibrate="never")
         self.reason = self._start_failure or death.message
         logger.error("%s, %d requests live", self.reason, len(self._live))
         self._restarts += 1
@@ -374,6 +378,11 @@ class EngineClient:
         self._move(EngineState.RESTARTING)
         with contextlib.suppress(asyncio.TimeoutError):
             await asyncio.wait_for(self._stopped.wait(), self._crashes.backoff_s)
+
+    def _first_death(self, death: Death) -> str:
+        if self.timing_fraction is None:
+            return f"the model could not be loaded: {death.message}"
+        return f"{death.message} while it timed steps (--calibrate never leaves that out)"
 
     def _give_up(self, why: str) -> None:
         self.reason = f"{why}; the last time {self.reason}"

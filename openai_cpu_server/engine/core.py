@@ -176,7 +176,7 @@ class EngineCore:
         return StepFigures(
             sequences=len(step.spans),
             tokens=step.num_tokens,
-            padding=step.padding,
+            padding=result.padding,
             sampled=len(result.samples) + sum(map(len, result.further.values())),
             forced=forced,
             drafted=sum(drafted.num_computed for drafted in result.drafted.values()),

@@ -37,7 +37,7 @@ def _build(options: EngineOptions, backend: Backend, on_progress: Callable[[floa
 
 
 def _calibrated(options: EngineOptions, backend: Backend, on_progress: Callable[[float], None]) -> EngineCore:
-    """What steps cost here is known from an earlier start, or measured now, or when there is time for it."""
+    """What steps cost is known from an earlier start, or measured now, or when there is time, or never."""
     if options.cost_dir is None:
         return build_core(options, backend, None)
     is_due = options.calibrate == "start"
@@ -47,7 +47,8 @@ def _calibrated(options: EngineOptions, backend: Backend, on_progress: Callable[
     curve = calibrator.known()
     if curve is None and is_due:
         curve = calibrator.measure()
-    return build_core(options, backend, curve, calibrator.measure)
+    may_measure = options.calibrate != "never"
+    return build_core(options, backend, curve, calibrator.measure if may_measure else None)
 
 
 def main() -> None:

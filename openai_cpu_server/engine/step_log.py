@@ -29,7 +29,7 @@ def log_step(
     fields = {
         "started_s": started_s,
         "elapsed_ms": elapsed_ms,
-        "padding": step.padding,
+        "padding": result.padding,
         "staged": step.is_staged,
         "interrupted": result.interrupted,
         "spans": spans,
@@ -39,6 +39,6 @@ def log_step(
         elapsed_ms,
         step.num_tokens,
         len(spans),
-        step.padding,
+        result.padding,
         extra={"fields": fields},
     )

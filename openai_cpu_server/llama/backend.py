@@ -104,12 +104,13 @@ class LlamaBackend:
             spans = [self._allowed(_with_draft(span, thoughts)) for span in step.spans]
             context = self._place(step)
             with self._constraints.foreseeing(self._constrained(spans)):
-                layout, decoded = self._compute(context, spans, step.padding)
+                layout, decoded, padding = self._compute(context, spans, step.padding)
         if decoded is Decoded.INTERRUPTED:
             for span in spans:  # llama.cpp keeps what it finished
                 context.trim(span.slot, span.start)
             return StepResult(interrupted=True)
-        return self._result(context, step.spans, spans, layout, thoughts, drafting_ms)
+        result = self._result(context, step.spans, spans, layout, thoughts, drafting_ms)
+        return msgspec.structs.replace(result, padding=padding) if padding else result
 
     def interrupt(self) -> None:
         """From any thread, at any time: the step that runs ends early, else nothing happens.
@@ -260,17 +261,18 @@ class LlamaBackend:
         length = self._slots[span.slot].num_allowed(span.draft)
         return msgspec.structs.replace(span, draft=span.draft[:length])
 
-    def _compute(self, context: Context, spans: Sequence[Span], padding: int) -> tuple[Layout, Decoded]:
+    def _compute(self, context: Context, spans: Sequence[Span], padding: int) -> tuple[Layout, Decoded, int]:
+        """The last: the padding that there was room for, all or none."""
         if not padding:
             layout = self._fill(spans)
-            return layout, context.decode(self._batch)
+            return layout, context.decode(self._batch), 0
         layout = self._fill([*spans, self._padding(padding)])
         try:
             decoded = context.decode(self._batch)
         except PoolFull:
             return self._compute(context, spans, padding=0)
         context.free_slot(self._loaded.set_aside.padding)
-        return layout, decoded
+        return layout, decoded, padding
 
     def _padding(self, count: int) -> Span:
         token = self._loaded.vocabulary.bos or 0

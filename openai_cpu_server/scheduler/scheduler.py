@@ -372,22 +372,22 @@ class Scheduler:
             return []
         if elapsed_ms is not None and step.spans and self._plan is not None:
             self._learn_time(self._plan, step, result, elapsed_ms)
-        advances = [self._advance(span, step.padding, result) for span in step.spans]
+        advances = [self._advance(span, result) for span in step.spans]
         if self._speculator is not None:
             self._speculator.learn(self._thought_of(step, result), result.drafting_ms)
         return advances
 
     def _learn_time(self, plan: StepPlan, step: Step, result: StepResult, elapsed_ms: float) -> None:
         plan, num_missing = without_missing_drafts(plan, step, result, self._memory.running)
-        size = step.num_tokens - num_missing + step.padding
+        size = step.num_tokens - num_missing + result.padding
         if self._speculator is not None:
             step_ms = self.cost.predict_ms(size, plan.attended, plan.skipped, plan.cells)
             self._speculator.compare(plan, step, result, step_ms + result.drafting_ms, elapsed_ms)
         self.cost.refine(size, plan.attended, plan.skipped, elapsed_ms - result.drafting_ms, plan.cells)
 
-    def _advance(self, span: Span, padding: int, result: StepResult) -> Advance:
+    def _advance(self, span: Span, result: StepResult) -> Advance:
         sequence = self._memory.running[span.slot]
-        sequence.num_padded += padding
+        sequence.num_padded += result.padding
         failure = result.failures.get(span.slot)
         samples = samples_of(span, result, sequence.remaining)
         sequence.computed += len(span.tokens)

@@ -42,6 +42,7 @@ def client(
     cache_bytes: int = 0,
     cache_file: str | None = None,
     policy: str = "priority",
+    calibrate: str = "start",
     hang_limits: HangLimits = HangLimits(),  # noqa: B008 (frozen)
     memory_killer: Callable[[], MemoryKiller] = MemoryKiller,
 ) -> EngineClient:
@@ -53,6 +54,7 @@ def client(
         cache_bytes=cache_bytes,
         cache_file=cache_file,
         policy=policy,
+        calibrate=calibrate,
     )
     return EngineClient(
         command, options, max_queue=max_queue, hang_limits=hang_limits, memory_killer=memory_killer
@@ -513,3 +515,19 @@ async def test_what_steps_cost_is_measured_in_quiet_moments_and_whoever_comes_is
             one = request(f"r{number}", output=4)
             assert text(await collect(engine, one)) == expected_text(one)
         await times(3)
+
+
+async def test_an_engine_that_dies_while_it_measures_costs_is_followed_by_one_that_does_not() -> None:
+    async with running(client("dies_measuring=1", calibrate="idle")) as engine:
+        with anyio.fail_after(20):
+            while not engine.status().restarts:
+                await asyncio.sleep(0.01)
+        await asyncio.sleep(2.5)  # in which it would have begun again
+        assert engine.status().restarts == 1
+        one = request("r", output=4)
+        assert text(await collect(engine, one)) == expected_text(one)
+
+
+async def test_a_first_start_that_dies_while_it_measures_costs_says_what_to_leave_out() -> None:
+    with pytest.raises(StartupError, match=r"while it timed steps \(--calibrate never"):
+        await client("dies_measuring=1", calibrate="start").run()

@@ -22,7 +22,9 @@ def decoded(backend: LlamaBackend, padding: int, count: int = 12) -> tuple[list[
     with opened(backend, 1, TEXT[:30], top_logprobs=0):
         span = Span(1, 0, TEXT[:30], True)
         for position in range(30, 30 + count):
-            sample = backend.execute(Step(spans=(span,), padding=padding)).samples[1]
+            result = backend.execute(Step(spans=(span,), padding=padding))
+            assert result.padding == padding
+            sample = result.samples[1]
             assert sample.logprob is not None
             tokens.append(sample.token)
             found.append(sample.logprob.logprob)
@@ -66,6 +68,7 @@ def test_a_full_pool_has_no_place_for_padding(tiny: Path) -> None:
         with opened(backend, 0, TEXT), opened(backend, 1, TEXT):
             feed(backend, 0, 0, TEXT, sample=False)
             assert backend.execute(Step(spans=spans)) == padded
+            assert padded.padding == 0
 
 
 def test_recurrent_models_can_be_padded(tiny: Path, tmp_path: Path) -> None:

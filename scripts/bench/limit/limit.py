@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import os
 import subprocess
 import sys
 from collections.abc import Callable, Iterator, Sequence
@@ -13,6 +14,7 @@ import msgspec
 from bench.failures import Failed
 from bench.limit.shapes import Prices, predict_s
 from bench.limit.work import Answer, Job, LoopRun, Policy, Trial, Work
+from openai_cpu_server.settings import HUGE_PAGES
 
 _SCRIPTS = Path(__file__).resolve().parents[2]
 _COMMAND = (sys.executable, "-m", "bench.limit.process")
@@ -141,7 +143,12 @@ def _sample(work: Work) -> Work:
 
 def _answer(job: Job) -> Answer:
     done = subprocess.run(
-        _COMMAND, input=msgspec.json.encode(job), capture_output=True, cwd=_SCRIPTS, check=False
+        _COMMAND,
+        input=msgspec.json.encode(job),
+        capture_output=True,
+        cwd=_SCRIPTS,
+        env=os.environ | HUGE_PAGES,  # as our engine
+        check=False,
     )
     if done.returncode != 0:
         raise LimitFailed(f"the bare loop: {done.stderr.decode(errors='replace').strip()[-500:]}")

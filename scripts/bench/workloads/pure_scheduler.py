@@ -52,7 +52,8 @@ class PureScheduler:
         self.num_running -= sum(isinstance(verb, Close) for verb in step.verbs)
 
     def fake_result(self, step: Step) -> StepResult:
-        return StepResult(samples={span.slot: Sample(_SOME_TOKEN) for span in step.spans if span.sample})
+        samples = {span.slot: Sample(_SOME_TOKEN) for span in step.spans if span.sample}
+        return StepResult(samples=samples, padding=step.padding)
 
     def apply(self, step: Step, result: StepResult) -> Sequence[Advance]:
         return self._scheduler.apply(step, result)
