@@ -302,13 +302,14 @@ def _end_shortest(plan: StepPlan, reading: Seq[Sequence], budget_ms: float) -> N
 def _read_fairly(plan: StepPlan, reading: Seq[Sequence], budget_ms: float) -> None:
     """Half of what fits to the first in order, the rest to the shortest: nobody waits for a whole prompt.
 
-    They get a tile at least, budget or not: else those who decode, or shorter prompts, would lock them out.
+    They get a tile at least, or what fits before a step attends in tiles, budget or not: else those who
+    decode, or shorter prompts, would lock them out.
     """
     unread = [s for s in reading if plan.left_of(s) > 0]
     if not unread:
         return
     first, shortest = unread[0], min(unread, key=plan.left_of)
-    fits = max(plan.fit(first, sum(map(plan.left_of, unread)), budget_ms), min(TILE, plan.room))
+    fits = max(plan.fit(first, sum(map(plan.left_of, unread)), budget_ms), plan.least_share)
     share = fits if first is shortest else -(-fits // 2)
     end = plan.num_tokens + fits
     plan.add(first, min(share, plan.left_of(first)))

@@ -154,6 +154,13 @@ class StepPlan:
         return self._max_tokens - self.num_tokens
 
     @property
+    def least_share(self) -> int:
+        """A kernel's tile of tokens; fewer where the step would begin to attend in tiles."""
+        tiled_from = self._cost.tiled_from
+        short = 0 if tiled_from is None else tiled_from - 1 - self.num_tokens
+        return min(TILE, self.room, short if short > 0 else TILE)
+
+    @property
     def worthwhile(self) -> int:
         """The size up to which further useful tokens cost next to nothing, or less than that."""
         cheapest = self._cost.cheapest_size(self.num_tokens, self._max_tokens)

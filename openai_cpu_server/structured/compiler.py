@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from openai_cpu_server.structured.array_shape import array_shape
 from openai_cpu_server.structured.arrays import Arrays, NotEnforceable
+from openai_cpu_server.structured.evaluation import KEYWORDS, Evaluation
 from openai_cpu_server.structured.expr import NOTHING, Expr, Ref, Text, alt
 from openai_cpu_server.structured.goals import Branch, Fact, Goal, Goals
 from openai_cpu_server.structured.grammar import Grammar
@@ -58,10 +59,7 @@ class _Compiler:
         self._goals.expand = Expander(
             self._table,
             self._normaliser.at,
-            self._goals.may_meet,
-            self._normaliser.references,
-            self._normaliser.draft,
-            budget,
+            {kind: self._evaluation(kind, budget) for kind in KEYWORDS},
             self._report,
         ).expand
         self._strings = Strings(self._goals, budget)
@@ -75,6 +73,18 @@ class _Compiler:
         self._arrays = Arrays(self._grammar, marks, self._value, self._listed)
         self._rules: dict[Goal, str] = {}
         self._waiting: list[tuple[Goal, str]] = []
+
+    def _evaluation(self, kind: Kind, budget: Budget) -> Evaluation:
+        normaliser = self._normaliser
+        return Evaluation(
+            kind,
+            self._table,
+            normaliser.at,
+            self._goals.may_meet,
+            normaliser.references,
+            normaliser.draft,
+            budget,
+        )
 
     def compile(self) -> CompiledSchema:
         root = self._value(((self._normaliser.at(""), True),), "value")

@@ -2,36 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
-from openai_cpu_server.structured.drafts import Draft
 from openai_cpu_server.structured.evaluated import TooManyWays
 from openai_cpu_server.structured.evaluation import KEYWORDS, Evaluation
 from openai_cpu_server.structured.nodes import TRUE, Kind, Table, Unevaluated
-from openai_cpu_server.structured.options import Budget
-from openai_cpu_server.structured.references import References
 from openai_cpu_server.structured.report import Report
 
 
 class Expander:
-    """`at` gives the node at a pointer; `may_meet` tells if a value of a type may fit two nodes."""
+    """`at` gives the node at a pointer."""
 
     def __init__(
         self,
         table: Table,
         at: Callable[[str], int],
-        may_meet: Callable[[int, int, Kind], bool],
-        references: References,
-        draft: Draft,
-        budget: Budget,
+        evaluations: Mapping[Kind, Evaluation],
         report: Report,
     ) -> None:
         self._table = table
         self._at = at
+        self._evaluations = evaluations
         self._report = report
-        self._evaluations = {
-            kind: Evaluation(kind, table, at, may_meet, references, draft, budget) for kind in KEYWORDS
-        }
         self._known: dict[Unevaluated, int] = {}
 
     def expand(self, node: Unevaluated) -> int:
