@@ -358,7 +358,7 @@ class EngineClient:
         """Decide what the death means, and wait before the next start."""
         if self._state is EngineState.LOADING:
             raise StartupError(self._first_death(death))
-        if death.kind is DeathKind.FAULT and self._options.calibrate == "idle" and not len(self._live):
+        if self._may_have_died_measuring(death):
             logger.warning("steps are not timed any more: the engine may have died of that")
             self._options = msgspec.structs.replace(self._options, calibrate="never")
         self.reason = self._start_failure or death.message
@@ -378,6 +378,11 @@ class EngineClient:
         self._move(EngineState.RESTARTING)
         with contextlib.suppress(asyncio.TimeoutError):
             await asyncio.wait_for(self._stopped.wait(), self._crashes.backoff_s)
+
+    def _may_have_died_measuring(self, death: Death) -> bool:
+        """By itself, ready, and with nothing else to do."""
+        is_idle = self._state is EngineState.READY and not len(self._live)
+        return is_idle and death.kind is DeathKind.FAULT and self._options.calibrate == "idle"
 
     def _first_death(self, death: Death) -> str:
         if self.timing_fraction is None:

@@ -169,22 +169,23 @@ def test_a_step_stops_short_of_the_size_where_its_price_jumps() -> None:
     assert driver.step() == {"p": 39}
 
 
-def test_what_a_prompt_gets_at_least_does_not_make_those_who_decode_jump() -> None:
-    driver = Driver(slots=40, kv_tokens=4096, decoding=10, idle=200, jump=(40, 60.0))
-    driver.submit(*(request(f"d{n}", prompt=4, output=40) for n in range(30)))
-    while len(driver.step()) < 30:
+def crowded(num_decoding: int) -> Driver:
+    """A prompt is read beside so many who decode; from 40 tokens on a step costs 60 ms more."""
+    driver = Driver(slots=45, kv_tokens=4096, decoding=10, idle=200, jump=(40, 60.0))
+    driver.submit(*(request(f"d{n}", prompt=4, output=40) for n in range(num_decoding)))
+    while len(driver.step()) < num_decoding:
         pass
     driver.submit(request("p", prompt=20, output=1))
+    return driver
+
+
+def test_what_a_prompt_gets_at_least_does_not_make_those_who_decode_jump() -> None:
+    driver = crowded(30)
     assert [driver.step()["p"] for _ in range(3)] == [9, 9, 2]
 
 
 def test_where_no_step_without_the_jump_has_room_a_prompt_still_gets_a_tile() -> None:
-    driver = Driver(slots=45, kv_tokens=4096, decoding=10, idle=200, jump=(40, 60.0))
-    driver.submit(*(request(f"d{n}", prompt=4, output=40) for n in range(39)))
-    while len(driver.step()) < 39:
-        pass
-    driver.submit(request("p", prompt=20, output=1))
-    assert driver.step()["p"] == TILE
+    assert crowded(39).step()["p"] == TILE
 
 
 def test_a_step_goes_beyond_the_jump_where_tiles_are_faster() -> None:

@@ -147,7 +147,7 @@ def _answer(job: Job) -> Answer:
         input=msgspec.json.encode(job),
         capture_output=True,
         cwd=_SCRIPTS,
-        env=os.environ | HUGE_PAGES,  # as our engine
+        env=HUGE_PAGES | os.environ,  # as our engine
         check=False,
     )
     if done.returncode != 0:
