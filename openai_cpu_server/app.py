@@ -25,32 +25,32 @@ from openai_cpu_server.api.middleware import EXCESS_CONNECTION
 from openai_cpu_server.api.options import ApiOptions
 from openai_cpu_server.api.resolve.cache import cache_namespace
 from openai_cpu_server.api.rows import row_runner
-from openai_cpu_server.connection import ConnectionLimits, limited_connection, limited_socket
 from openai_cpu_server.contract.messages import EngineOptions
 from openai_cpu_server.contract.model_info import Tokenizer
-from openai_cpu_server.engine.client import EngineClient
-from openai_cpu_server.engine.watch import EngineWatch
-from openai_cpu_server.engine.watchdog import HangLimits
+from openai_cpu_server.dispatch.client import EngineClient
+from openai_cpu_server.dispatch.watch import EngineWatch
+from openai_cpu_server.dispatch.watchdog import HangLimits
 from openai_cpu_server.errors import StartupError
-from openai_cpu_server.hangup import Hangup
 from openai_cpu_server.jobs.database import open_database
 from openai_cpu_server.jobs.jobs import Jobs
 from openai_cpu_server.jobs.options import JobOptions
 from openai_cpu_server.jobs.rows import RunRow
-from openai_cpu_server.llama.grammar_check import GrammarCheck
-from openai_cpu_server.llama.machine import Machine
-from openai_cpu_server.llama.profile import load_profile
-from openai_cpu_server.llama.vocabulary import Vocabulary
+from openai_cpu_server.llama.grammar.grammar_check import GrammarCheck
+from openai_cpu_server.llama.host.machine import Machine
+from openai_cpu_server.llama.measure.profile import load_profile
+from openai_cpu_server.llama.model.vocabulary import Vocabulary
 from openai_cpu_server.model_source import resolve_model
 from openai_cpu_server.observe.logs import set_up_logs
 from openai_cpu_server.observe.tracing import open_tracing
 from openai_cpu_server.observe.watch import Watch
-from openai_cpu_server.open_files import room_for_connections
 from openai_cpu_server.prompt.chat import needs_special_tokens
 from openai_cpu_server.prompt.chat_template import ChatTemplate
 from openai_cpu_server.prompt.tool_formats import TOOL_FORMATS, ToolFormat, recognised
 from openai_cpu_server.settings import Settings, revealed, tune_engines, user_data_dir
-from openai_cpu_server.web_server import WebServer
+from openai_cpu_server.web.connection import ConnectionLimits, limited_connection, limited_socket
+from openai_cpu_server.web.hangup import Hangup
+from openai_cpu_server.web.open_files import room_for_connections
+from openai_cpu_server.web.server import WebServer
 
 logger = logging.getLogger(__name__)
 

@@ -28,7 +28,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 from llguidance import LLMatcher, LLTokenizer, TokenizerWrapper
 
 from openai_cpu_server.errors import InvalidRequest
-from openai_cpu_server.llama.grammar_check import GrammarCheck
+from openai_cpu_server.llama.grammar.grammar_check import GrammarCheck
 from openai_cpu_server.structured import (
     Options,
     PropertyOrder,

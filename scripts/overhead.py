@@ -35,9 +35,9 @@ from openai_cpu_server.contract.messages import EngineOptions
 from openai_cpu_server.contract.request import GenerationRequest, Sampling
 from openai_cpu_server.contract.step import Sample, Span, Step, StepResult
 from openai_cpu_server.llama.backend import LlamaBackend
-from openai_cpu_server.llama.calibrate import cost_curve
-from openai_cpu_server.llama.cores import Cores
-from openai_cpu_server.llama.machine import Machine
+from openai_cpu_server.llama.host.cores import Cores
+from openai_cpu_server.llama.host.machine import Machine
+from openai_cpu_server.llama.measure.calibrate import cost_curve
 from openai_cpu_server.scheduler.compose import StepOptions
 from openai_cpu_server.scheduler.cost_model import CostModel
 from openai_cpu_server.scheduler.kv_ledger import KVLedger

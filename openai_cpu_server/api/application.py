@@ -48,7 +48,7 @@ from openai_cpu_server.api.routes.websocket import SocketRoute
 from openai_cpu_server.api.rows import RowRunner, set_row_runner
 from openai_cpu_server.api.ticket import ticket_of
 from openai_cpu_server.contract.model_info import Tokenizer
-from openai_cpu_server.engine.client import EngineClient
+from openai_cpu_server.dispatch.client import EngineClient
 from openai_cpu_server.jobs.jobs import Jobs
 from openai_cpu_server.observe.watch import Watch
 from openai_cpu_server.prompt.chat_template import ChatTemplate

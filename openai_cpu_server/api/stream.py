@@ -18,7 +18,7 @@ from openai_cpu_server.api.render.common import DONE, Usage
 from openai_cpu_server.api.tally import Tally
 from openai_cpu_server.api.ticket import Ticket, ticket_of
 from openai_cpu_server.contract.messages import Place, TokenEvent
-from openai_cpu_server.engine.generation import Generation, Timings
+from openai_cpu_server.dispatch.generation import Generation, Timings
 
 logger = logging.getLogger(__name__)
 

@@ -23,7 +23,7 @@ from openai_cpu_server.engine.offspring import (
     wake_at_parents_death,
 )
 from openai_cpu_server.llama.backend import LlamaBackend
-from openai_cpu_server.llama.calibrate import Calibrator
+from openai_cpu_server.llama.measure.calibrate import Calibrator
 from openai_cpu_server.observe.logs import set_up_logs
 
 

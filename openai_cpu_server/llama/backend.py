@@ -28,20 +28,20 @@ from openai_cpu_server.contract.step import (
     TokenLogprob,
     Verb,
 )
-from openai_cpu_server.llama.batch import Batch, Layout
-from openai_cpu_server.llama.block_store import BlockStore
-from openai_cpu_server.llama.cache_file import BadCacheFile, read_cache_file, write_cache_file
-from openai_cpu_server.llama.cell_copies import CellCopies
-from openai_cpu_server.llama.constrained import ConstrainedOutput
-from openai_cpu_server.llama.constraints import Constraints
-from openai_cpu_server.llama.context import Context, Decoded, Logits, PoolFull
+from openai_cpu_server.llama.cells.batch import Batch, Layout
+from openai_cpu_server.llama.cells.block_store import BlockStore
+from openai_cpu_server.llama.cells.cache_file import BadCacheFile, read_cache_file, write_cache_file
+from openai_cpu_server.llama.cells.cell_copies import CellCopies
+from openai_cpu_server.llama.cells.context import Context, Decoded, Logits, PoolFull
 from openai_cpu_server.llama.draft_model import Thought, Wanted
+from openai_cpu_server.llama.grammar.constrained import ConstrainedOutput
+from openai_cpu_server.llama.grammar.constraints import Constraints
+from openai_cpu_server.llama.host.machine import Machine
 from openai_cpu_server.llama.loading import Loaded, load
-from openai_cpu_server.llama.logprobs import score
-from openai_cpu_server.llama.machine import Machine
-from openai_cpu_server.llama.sampling import Sampler
-from openai_cpu_server.llama.slot import OpenSlot, Sampled
-from openai_cpu_server.llama.truncation import Candidates
+from openai_cpu_server.llama.sampling.logprobs import score
+from openai_cpu_server.llama.sampling.sampler import Sampler
+from openai_cpu_server.llama.sampling.slot import OpenSlot, Sampled
+from openai_cpu_server.llama.sampling.truncation import Candidates
 
 logger = logging.getLogger(__name__)
 

@@ -10,10 +10,10 @@ import numpy as np
 
 from openai_cpu_server.contract.step import Span, num_right
 from openai_cpu_server.errors import StartupError
-from openai_cpu_server.llama.batch import Batch
-from openai_cpu_server.llama.context import Context, Decoded, Logits, PoolFull
-from openai_cpu_server.llama.model import Model
-from openai_cpu_server.llama.vocabulary import Vocabulary
+from openai_cpu_server.llama.cells.batch import Batch
+from openai_cpu_server.llama.cells.context import Context, Decoded, Logits, PoolFull
+from openai_cpu_server.llama.model.model import Model
+from openai_cpu_server.llama.model.vocabulary import Vocabulary
 
 _MOST_PADDING = 256
 """Tokens without meaning that some models of a family have at the end of their vocabulary, and others not."""

@@ -12,18 +12,18 @@ import msgspec
 from openai_cpu_server.contract.messages import EngineOptions
 from openai_cpu_server.contract.model_info import ModelInfo
 from openai_cpu_server.errors import StartupError
-from openai_cpu_server.llama.abort import AbortSwitch
-from openai_cpu_server.llama.context import SLOTS_MAX, Context, ContextOptions
-from openai_cpu_server.llama.cores import Cores
+from openai_cpu_server.llama.cells.abort import AbortSwitch
+from openai_cpu_server.llama.cells.context import SLOTS_MAX, Context, ContextOptions
+from openai_cpu_server.llama.cells.staging import Staging
 from openai_cpu_server.llama.draft_model import DraftModel, require_same_tokens
-from openai_cpu_server.llama.fingerprint import cells_fingerprint
-from openai_cpu_server.llama.gguf_header import GgufHeader
-from openai_cpu_server.llama.kv_size import KVType
-from openai_cpu_server.llama.machine import Machine
-from openai_cpu_server.llama.model import Model
-from openai_cpu_server.llama.room import DRAFT_KV_TYPE, Room, batch_tokens
-from openai_cpu_server.llama.staging import Staging
-from openai_cpu_server.llama.vocabulary import Vocabulary
+from openai_cpu_server.llama.gguf.header import GgufHeader
+from openai_cpu_server.llama.host.cores import Cores
+from openai_cpu_server.llama.host.machine import Machine
+from openai_cpu_server.llama.model.fingerprint import cells_fingerprint
+from openai_cpu_server.llama.model.kv_size import KVType
+from openai_cpu_server.llama.model.model import Model
+from openai_cpu_server.llama.model.room import DRAFT_KV_TYPE, Room, batch_tokens
+from openai_cpu_server.llama.model.vocabulary import Vocabulary
 
 _SCORED_OUTPUTS = 64
 """Rows of logits for prompt scoring, beside one per running sequence."""

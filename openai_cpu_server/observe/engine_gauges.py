@@ -9,8 +9,8 @@ from prometheus_client.registry import Collector
 
 from openai_cpu_server.contract.messages import KVStats
 from openai_cpu_server.contract.request import Priority
-from openai_cpu_server.engine.client import EngineClient
-from openai_cpu_server.engine.state import EngineState, EngineStatus
+from openai_cpu_server.dispatch.client import EngineClient
+from openai_cpu_server.dispatch.state import EngineState, EngineStatus
 
 
 class EngineGauges(Collector):

@@ -18,8 +18,8 @@ from bench.contestants import Contestant, Room
 from bench.dialect import Dialect, SchemaField
 from bench.peer_setup import built_llama_server, example_server, peer_python
 from bench.servers import ServerSpec, environment
-from openai_cpu_server.llama.machine import Machine
-from openai_cpu_server.llama.vocabulary import Vocabulary
+from openai_cpu_server.llama.host.machine import Machine
+from openai_cpu_server.llama.model.vocabulary import Vocabulary
 
 SLOTS = 16
 """Requests that a peer with slots serves at once."""

@@ -29,7 +29,7 @@ from demo_model.evaluation.tasks import Answered, answered, scores
 from demo_model.evaluation.trained import Trained
 from demo_model.progress import counter
 from openai_cpu_server.errors import StartupError
-from openai_cpu_server.llama.machine import Machine
+from openai_cpu_server.llama.host.machine import Machine
 
 _TOKENS = 8000
 """Of plain text and of conversations each."""

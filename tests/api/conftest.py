@@ -8,7 +8,7 @@ import httpx
 import pytest
 from starlette.applications import Starlette
 
-from openai_cpu_server.engine.client import EngineClient
+from openai_cpu_server.dispatch.client import EngineClient
 from tests.api.serving import api, client, new_engine, running
 
 

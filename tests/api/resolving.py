@@ -17,7 +17,7 @@ from openai_cpu_server.api.routes.chat import ChatFamily
 from openai_cpu_server.api.routes.completions import CompletionFamily
 from openai_cpu_server.api.routes.family import Resolved
 from openai_cpu_server.errors import InvalidRequest
-from openai_cpu_server.llama.grammar_check import GrammarCheck
+from openai_cpu_server.llama.grammar.grammar_check import GrammarCheck
 from openai_cpu_server.prompt.chat_template import ChatTemplate
 from openai_cpu_server.prompt.tool_formats import TOOL_FORMATS
 from openai_cpu_server.structured import Whitespace

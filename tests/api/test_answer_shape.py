@@ -9,7 +9,7 @@ import pytest
 from openai_cpu_server.api.resolve.answer_shape import may_shape_output
 from openai_cpu_server.contract.request import Constraint
 from openai_cpu_server.errors import InvalidRequest
-from openai_cpu_server.llama.grammar_check import GrammarCheck
+from openai_cpu_server.llama.grammar.grammar_check import GrammarCheck
 from openai_cpu_server.structured import Whitespace
 from tests.api.resolving import complete, resolved_chat
 

@@ -8,7 +8,7 @@ import msgspec
 import pytest
 
 from openai_cpu_server.api.bodies import FREE_BYTES, BodyBudget, HeldBody
-from openai_cpu_server.engine.client import EngineClient
+from openai_cpu_server.dispatch.client import EngineClient
 from openai_cpu_server.errors import BodiesFull
 from tests.api.asgi import exchange
 from tests.api.serving import OPTIONS, api, client, eventually, num_live

@@ -11,7 +11,7 @@ import pytest
 from openai_cpu_server.api.resolve.cache import cache_namespace
 from openai_cpu_server.api.routes.cache import cache_stats
 from openai_cpu_server.contract.messages import KVStats
-from openai_cpu_server.engine.client import EngineClient
+from openai_cpu_server.dispatch.client import EngineClient
 from tests.api.serving import OPTIONS, api, client, eventually, new_engine, running
 from tests.api.talking import complete, error_of
 from tests.fakes import FAKE_INFO

@@ -6,7 +6,7 @@ import httpx
 import msgspec
 import pytest
 
-from openai_cpu_server.engine.client import EngineClient
+from openai_cpu_server.dispatch.client import EngineClient
 from tests.api.serving import OPTIONS, api, client
 from tests.api.talking import MESSAGES, chat, complete, error_of, events
 

@@ -13,7 +13,7 @@ import pytest
 from starlette.applications import Starlette
 
 from openai_cpu_server.api.access.key_ring import KeyRing
-from openai_cpu_server.engine.client import EngineClient
+from openai_cpu_server.dispatch.client import EngineClient
 from tests.api.asgi import exchange
 from tests.api.serving import OPTIONS, api, client, eventually, locked_api, num_live
 from tests.api.talking import MESSAGES, chat, error_of

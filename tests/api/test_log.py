@@ -12,7 +12,7 @@ import pytest
 
 from openai_cpu_server.api.access.key_ring import KeyRing
 from openai_cpu_server.api.rows import row_runner
-from openai_cpu_server.engine.client import EngineClient
+from openai_cpu_server.dispatch.client import EngineClient
 from openai_cpu_server.observe.logs import JsonFormatter
 from tests.api.asgi import exchange
 from tests.api.serving import api, client, eventually, locked_api

@@ -8,7 +8,7 @@ import httpx
 import msgspec
 import pytest
 
-from openai_cpu_server.engine.client import EngineClient
+from openai_cpu_server.dispatch.client import EngineClient
 from tests.api.asgi import exchange
 from tests.api.fake_tokenizer import FakeTokenizer
 from tests.api.serving import OPTIONS, api, client

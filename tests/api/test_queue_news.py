@@ -12,7 +12,7 @@ import pytest
 
 from openai_cpu_server.api.queue_news import INTERVAL_S, QueueNews, Said, comment, is_due
 from openai_cpu_server.contract.messages import Place
-from openai_cpu_server.engine.client import EngineClient
+from openai_cpu_server.dispatch.client import EngineClient
 from tests.api.asgi import Exchange, exchange
 from tests.api.serving import api, client, eventually, new_engine, running
 from tests.api.talking import MESSAGES

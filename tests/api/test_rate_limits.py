@@ -16,7 +16,7 @@ from openai_cpu_server.api.access.key_ring import KeyRing
 from openai_cpu_server.api.access.keys import Allowance, Key
 from openai_cpu_server.api.access.meter import Meter
 from openai_cpu_server.api.access.rate_limits import RateLimits
-from openai_cpu_server.engine.client import EngineClient
+from openai_cpu_server.dispatch.client import EngineClient
 from openai_cpu_server.errors import RequestsLimited, StartupError, TokensLimited
 from tests.api.asgi import exchange
 from tests.api.serving import client, eventually, locked_api, new_engine, num_live, running

@@ -10,7 +10,7 @@ import msgspec
 import openai
 import pytest
 
-from openai_cpu_server.engine.client import EngineClient
+from openai_cpu_server.dispatch.client import EngineClient
 from tests.api.asgi import exchange
 from tests.api.serving import OPTIONS, api, client, eventually, new_engine, num_live, running
 from tests.api.talking import MESSAGES, error_of

@@ -12,7 +12,7 @@ import pytest
 from openai_cpu_server.api.access.key_ring import KeyRing
 from openai_cpu_server.api.application import create_api
 from openai_cpu_server.api.rows import RowRunner, row_runner
-from openai_cpu_server.engine.client import EngineClient
+from openai_cpu_server.dispatch.client import EngineClient
 from tests.api.fake_tokenizer import FakeTokenizer
 from tests.api.serving import OPTIONS, TEMPLATE, api, client, eventually, new_engine, running
 from tests.api.talking import MESSAGES, chat

@@ -7,7 +7,7 @@ import pytest
 from openai_cpu_server.api.tally import Tally
 from openai_cpu_server.api.ticket import Ticket
 from openai_cpu_server.contract.messages import TokenEvent
-from openai_cpu_server.engine.generation import Generation
+from openai_cpu_server.dispatch.generation import Generation
 from tests.api.calls import call
 
 pytestmark = pytest.mark.anyio

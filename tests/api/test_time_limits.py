@@ -12,7 +12,7 @@ import pytest
 from starlette.types import Message
 
 from openai_cpu_server.api.pace import paced
-from openai_cpu_server.engine.client import EngineClient
+from openai_cpu_server.dispatch.client import EngineClient
 from openai_cpu_server.errors import BodyTooSlow
 from tests.api.asgi import exchange
 from tests.api.serving import OPTIONS, api, client, eventually, new_engine, num_live, running

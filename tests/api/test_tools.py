@@ -8,7 +8,7 @@ import pytest
 from openai_cpu_server.api.call import Call
 from openai_cpu_server.contract.request import Constraint
 from openai_cpu_server.errors import InvalidRequest
-from openai_cpu_server.llama.grammar_check import GrammarCheck
+from openai_cpu_server.llama.grammar.grammar_check import GrammarCheck
 from openai_cpu_server.structured import Whitespace
 from tests.api.calls import tokens_of
 from tests.api.fake_tokenizer import FakeTokenizer

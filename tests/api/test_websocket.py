@@ -22,7 +22,7 @@ from starlette.types import Message
 
 from openai_cpu_server.api.access.key_ring import KeyRing
 from openai_cpu_server.contract.messages import EngineOptions
-from openai_cpu_server.engine.client import EngineClient
+from openai_cpu_server.dispatch.client import EngineClient
 from tests.api.serving import OPTIONS, api, client, eventually, locked_api, new_engine, num_live, running
 from tests.api.talking import MESSAGES, chat, events
 

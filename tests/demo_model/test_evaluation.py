@@ -25,7 +25,7 @@ from demo_model.evaluation.texts import holds, last_number, same_json
 from demo_model.evaluation.transcript import transcript
 from numpy.typing import NDArray
 
-from openai_cpu_server.llama.vocabulary import Vocabulary
+from openai_cpu_server.llama.model.vocabulary import Vocabulary
 from tests.tiny_model import tiny_model_path
 
 MIXTURE = whole_mixture(seed=3)

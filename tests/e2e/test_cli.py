@@ -48,7 +48,7 @@ def test_ctrl_c_while_it_is_imported_says_nothing() -> None:
     # One import among the many sends the signal, so that it comes in time on any machine.
     script = """
 import os, signal, sys
-from openai_cpu_server.cli import main
+from openai_cpu_server.commands.cli import main
 
 class Interrupt:
     def find_spec(self, name, path=None, target=None):
@@ -66,7 +66,7 @@ main()
 
 
 def test_what_serves_does_not_import_the_hubs_library() -> None:
-    script = "import sys, openai_cpu_server.serve_command; print('huggingface_hub' in sys.modules)"
+    script = "import sys, openai_cpu_server.commands.serve; print('huggingface_hub' in sys.modules)"
     done = subprocess.run(
         [sys.executable, "-c", script], capture_output=True, text=True, timeout=60, check=True
     )

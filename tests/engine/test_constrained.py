@@ -9,7 +9,7 @@ import pytest
 
 from openai_cpu_server.contract.messages import Cancel, FinishReason, Submit, TokenEvent
 from openai_cpu_server.contract.request import Constraint, GenerationRequest
-from tests.engine.test_client import client, running, text
+from tests.dispatch.test_client import client, running, text
 from tests.engine.test_core import Engine
 from tests.fakes import CONTROL_TOKEN, END_TOKEN
 from tests.scheduler.driver import alone, request

@@ -14,7 +14,7 @@ import msgspec
 import pytest
 
 from openai_cpu_server.api.access.key_ring import KeyRing
-from openai_cpu_server.engine.client import EngineClient
+from openai_cpu_server.dispatch.client import EngineClient
 from openai_cpu_server.jobs.database import open_database
 from openai_cpu_server.jobs.jobs import Jobs
 from openai_cpu_server.jobs.options import JobOptions

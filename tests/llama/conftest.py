@@ -9,7 +9,7 @@ import pytest
 
 from openai_cpu_server.contract.messages import EngineOptions
 from openai_cpu_server.llama.backend import LlamaBackend
-from openai_cpu_server.llama.vocabulary import Vocabulary
+from openai_cpu_server.llama.model.vocabulary import Vocabulary
 from tests.tiny_model import tiny_model_path
 
 

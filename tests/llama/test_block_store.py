@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from openai_cpu_server.llama.block_store import BlockStore, SavedCells
+from openai_cpu_server.llama.cells.block_store import BlockStore, SavedCells
 
 MEGABYTE = 2**20
 

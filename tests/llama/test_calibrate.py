@@ -16,10 +16,10 @@ import pytest
 from openai_cpu_server.contract.cost import CostCurve, TiledAttention
 from openai_cpu_server.contract.messages import EngineOptions
 from openai_cpu_server.llama.backend import LlamaBackend
-from openai_cpu_server.llama.calibrate import Calibrator, CurveKey, cost_curve, is_sane
-from openai_cpu_server.llama.measurements import Measurements
-from openai_cpu_server.llama.neighbours import Neighbours
-from openai_cpu_server.llama.probe import Disturbed, Probe
+from openai_cpu_server.llama.host.neighbours import Neighbours
+from openai_cpu_server.llama.measure.calibrate import Calibrator, CurveKey, cost_curve, is_sane
+from openai_cpu_server.llama.measure.measurements import Measurements
+from openai_cpu_server.llama.measure.probe import Disturbed, Probe
 from openai_cpu_server.scheduler.cost_model import CostModel
 from tests.llama.driver import generate
 from tests.llama.odd_models import mamba

@@ -19,11 +19,11 @@ from openai_cpu_server.contract.step import Close, Open, Span, Step
 from openai_cpu_server.engine.core import build_core
 from openai_cpu_server.errors import ConstraintFailed
 from openai_cpu_server.llama.backend import LlamaBackend
-from openai_cpu_server.llama.constrained import ConstrainedOutput, Words
-from openai_cpu_server.llama.grammars import Grammars, compile_grammar, grammar_tokenizer
-from openai_cpu_server.llama.sampling import Sampler
-from openai_cpu_server.llama.truncation import Candidates
-from openai_cpu_server.llama.vocabulary import Vocabulary
+from openai_cpu_server.llama.grammar.constrained import ConstrainedOutput, Words
+from openai_cpu_server.llama.grammar.grammars import Grammars, compile_grammar, grammar_tokenizer
+from openai_cpu_server.llama.model.vocabulary import Vocabulary
+from openai_cpu_server.llama.sampling.sampler import Sampler
+from openai_cpu_server.llama.sampling.truncation import Candidates
 from openai_cpu_server.structured import schema_to_gbnf
 from tests.llama.driver import GREEDY, execute_and_press
 

@@ -9,13 +9,13 @@ import numpy as np
 import pytest
 
 from openai_cpu_server.contract.step import Span
-from openai_cpu_server.llama.abort import AbortSwitch
-from openai_cpu_server.llama.batch import Batch
-from openai_cpu_server.llama.context import Context, ContextOptions, Decoded, DecodeFailed
-from openai_cpu_server.llama.cores import Cores
-from openai_cpu_server.llama.gguf_header import GgufHeader
-from openai_cpu_server.llama.kv_size import KVType
-from openai_cpu_server.llama.model import Model
+from openai_cpu_server.llama.cells.abort import AbortSwitch
+from openai_cpu_server.llama.cells.batch import Batch
+from openai_cpu_server.llama.cells.context import Context, ContextOptions, Decoded, DecodeFailed
+from openai_cpu_server.llama.gguf.header import GgufHeader
+from openai_cpu_server.llama.host.cores import Cores
+from openai_cpu_server.llama.model.kv_size import KVType
+from openai_cpu_server.llama.model.model import Model
 
 TOKENS = tuple(range(300, 320))
 

@@ -41,10 +41,10 @@ _DRAFTING_PROGRAM = """
 import json, os, sys, threading
 from openai_cpu_server.contract.messages import EngineOptions
 from openai_cpu_server.contract.step import Span
-from openai_cpu_server.llama.batch import Batch
+from openai_cpu_server.llama.cells.batch import Batch
 from openai_cpu_server.llama.draft_model import Wanted
 from openai_cpu_server.llama.loading import load
-from openai_cpu_server.llama.machine import Machine
+from openai_cpu_server.llama.host.machine import Machine
 
 seen, is_over = set(), threading.Event()
 

@@ -14,7 +14,7 @@ from openai_cpu_server.contract.request import GenerationRequest, Sampling
 from openai_cpu_server.contract.step import Close, Drafted, Open, Share, Span, Step
 from openai_cpu_server.errors import StartupError
 from openai_cpu_server.llama.backend import LlamaBackend
-from openai_cpu_server.llama.vocabulary import Vocabulary
+from openai_cpu_server.llama.model.vocabulary import Vocabulary
 from tests.llama.driver import GREEDY, execute_and_press, generate, opened
 from tests.llama.odd_models import padded
 from tests.llama.test_drafts import DEMO, answers, drafts_of

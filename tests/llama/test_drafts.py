@@ -16,10 +16,10 @@ from openai_cpu_server.contract.request import Constraint, GenerationRequest, Sa
 from openai_cpu_server.contract.step import Close, Drafted, Open, Sample, Save, Span, Step, num_right
 from openai_cpu_server.engine.core import build_core
 from openai_cpu_server.llama.backend import LlamaBackend
-from openai_cpu_server.llama.sampling import Sampler
-from openai_cpu_server.llama.slot import OpenSlot
-from openai_cpu_server.llama.truncation import Candidates
-from openai_cpu_server.llama.vocabulary import Vocabulary
+from openai_cpu_server.llama.model.vocabulary import Vocabulary
+from openai_cpu_server.llama.sampling.sampler import Sampler
+from openai_cpu_server.llama.sampling.slot import OpenSlot
+from openai_cpu_server.llama.sampling.truncation import Candidates
 from tests.llama.driver import GREEDY, execute_and_press, generate, opened
 
 SIZE = 40

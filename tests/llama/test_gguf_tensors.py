@@ -9,9 +9,9 @@ import gguf
 import pytest
 
 from openai_cpu_server.errors import StartupError
-from openai_cpu_server.llama.gguf_header import GgufHeader
-from openai_cpu_server.llama.gguf_tensors import file_tensors, model_tensors
-from openai_cpu_server.llama.tensor_types import tensor_type_named, tensor_types
+from openai_cpu_server.llama.gguf.header import GgufHeader
+from openai_cpu_server.llama.gguf.tensor_types import tensor_type_named, tensor_types
+from openai_cpu_server.llama.gguf.tensors import file_tensors, model_tensors
 from tests.llama.odd_models import split
 from tests.tiny_model import tiny_model_path
 

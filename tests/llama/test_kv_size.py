@@ -8,8 +8,8 @@ import gguf
 import pytest
 
 from openai_cpu_server.errors import StartupError
-from openai_cpu_server.llama.gguf_header import GgufHeader
-from openai_cpu_server.llama.kv_size import KVType, bytes_per_cell, pool_cells
+from openai_cpu_server.llama.gguf.header import GgufHeader
+from openai_cpu_server.llama.model.kv_size import KVType, bytes_per_cell, pool_cells
 
 MISTRAL_7B = {
     "block_count": 32,

@@ -12,7 +12,7 @@ from openai_cpu_server.contract.messages import EngineOptions
 from openai_cpu_server.contract.request import Constraint, Sampling
 from openai_cpu_server.contract.step import Close, Drop, Open, Restore, Save, SavedBlock, Span, Step
 from openai_cpu_server.llama.backend import LlamaBackend
-from openai_cpu_server.llama.vocabulary import Vocabulary
+from openai_cpu_server.llama.model.vocabulary import Vocabulary
 from tests.llama.driver import do, holding
 
 ALL = Sampling(

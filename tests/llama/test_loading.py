@@ -15,11 +15,11 @@ from openai_cpu_server.contract.messages import EngineOptions
 from openai_cpu_server.contract.step import Close, Open, Span, Step
 from openai_cpu_server.errors import StartupError
 from openai_cpu_server.llama.backend import LlamaBackend
-from openai_cpu_server.llama.gguf_header import GgufHeader
-from openai_cpu_server.llama.kv_size import KVType, bytes_per_cell
-from openai_cpu_server.llama.machine import Machine
-from openai_cpu_server.llama.native import native_log
-from openai_cpu_server.llama.vocabulary import Vocabulary
+from openai_cpu_server.llama.gguf.header import GgufHeader
+from openai_cpu_server.llama.host.machine import Machine
+from openai_cpu_server.llama.model.kv_size import KVType, bytes_per_cell
+from openai_cpu_server.llama.model.native import native_log
+from openai_cpu_server.llama.model.vocabulary import Vocabulary
 from tests.llama.driver import GREEDY, generate
 from tests.llama.odd_models import gemma3, mamba, rewritten
 

@@ -21,7 +21,7 @@ from openai_cpu_server.contract.step import (
     Verb,
 )
 from openai_cpu_server.llama.backend import LlamaBackend
-from openai_cpu_server.llama.context import DecodeFailed
+from openai_cpu_server.llama.cells.context import DecodeFailed
 from tests.llama.driver import (
     GREEDY,
     Logprobs,

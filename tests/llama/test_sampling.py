@@ -9,10 +9,10 @@ import pytest
 
 from openai_cpu_server.contract.request import Sampling
 from openai_cpu_server.contract.step import Open
-from openai_cpu_server.llama.draw import draw, uniform
-from openai_cpu_server.llama.logprobs import BadLogits, score
-from openai_cpu_server.llama.sampling import Sampler
-from openai_cpu_server.llama.truncation import Candidates
+from openai_cpu_server.llama.sampling.draw import draw, uniform
+from openai_cpu_server.llama.sampling.logprobs import BadLogits, score
+from openai_cpu_server.llama.sampling.sampler import Sampler
+from openai_cpu_server.llama.sampling.truncation import Candidates
 
 SIZE = 1000
 END = frozenset({2, 10})

@@ -9,7 +9,7 @@ import pytest
 
 from openai_cpu_server.contract.model_info import FimTokens
 from openai_cpu_server.errors import InvalidRequest
-from openai_cpu_server.llama.vocabulary import Vocabulary
+from openai_cpu_server.llama.model.vocabulary import Vocabulary
 from tests.llama.odd_models import rewritten
 from tests.tiny_model import tiny_model_path
 

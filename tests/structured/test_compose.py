@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from openai_cpu_server.llama.grammar_check import GrammarCheck
+from openai_cpu_server.llama.grammar.grammar_check import GrammarCheck
 from openai_cpu_server.structured import Limits, SchemaTooLarge, compose, schema_to_gbnf
 
 STRINGS = schema_to_gbnf({"type": "array", "items": {"type": "string", "pattern": '^[^"\\]\\[a-z]{2}$'}})

@@ -2,7 +2,7 @@
 
 import pytest
 
-from openai_cpu_server.llama.grammar_check import GrammarCheck
+from openai_cpu_server.llama.grammar.grammar_check import GrammarCheck
 from openai_cpu_server.structured import (
     InvalidPattern,
     InvalidSchema,

@@ -6,7 +6,7 @@ import itertools
 
 from hypothesis import assume, given, settings
 
-from openai_cpu_server.llama.grammar_check import GrammarCheck
+from openai_cpu_server.llama.grammar.grammar_check import GrammarCheck
 from openai_cpu_server.structured.errors import InvalidGrammar
 from openai_cpu_server.structured.gbnf import gbnf_to_lark, parse_gbnf
 from tests.structured.gbnf_reference import LETTERS, Matcher, grammars, printed

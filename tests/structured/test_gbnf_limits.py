@@ -7,7 +7,7 @@ import tracemalloc
 
 import pytest
 
-from openai_cpu_server.llama.grammar_check import GrammarCheck
+from openai_cpu_server.llama.grammar.grammar_check import GrammarCheck
 from openai_cpu_server.structured.errors import InvalidGrammar
 from openai_cpu_server.structured.gbnf import conflicts, follow, gbnf_to_lark, to_lark, work
 from openai_cpu_server.structured.gbnf.work import Share, TooMuch, Work

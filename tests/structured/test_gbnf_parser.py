@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from openai_cpu_server.errors import InvalidRequest
-from openai_cpu_server.llama.grammar_check import GrammarCheck
+from openai_cpu_server.llama.grammar.grammar_check import GrammarCheck
 from openai_cpu_server.structured.errors import InvalidGrammar
 from openai_cpu_server.structured.gbnf import gbnf_to_lark, parse_gbnf
 from openai_cpu_server.structured.gbnf.symbols import MOST_CHARACTERS, MOST_SYMBOLS

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from openai_cpu_server.llama.grammar_check import GrammarCheck
+from openai_cpu_server.llama.grammar.grammar_check import GrammarCheck
 from openai_cpu_server.structured.gbnf import gbnf_to_lark, to_lark
 
 APART = {

@@ -12,7 +12,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from openai_cpu_server.errors import InvalidRequest
-from openai_cpu_server.llama.grammar_check import GrammarCheck
+from openai_cpu_server.llama.grammar.grammar_check import GrammarCheck
 from openai_cpu_server.structured import Options, PropertyOrder, Whitespace, schema_to_gbnf
 from tests.structured.oracle import Sampler, compact
 from tests.structured.random_schemas import schemas, values

@@ -14,7 +14,7 @@ from openai_cpu_server.api.render.common import ChunkWriter, Usage, finish_reaso
 from openai_cpu_server.api.render.pieces import Pieces
 from openai_cpu_server.contract.messages import Finish, TokenEvent
 from openai_cpu_server.contract.step import TokenLogprob
-from openai_cpu_server.engine.generation import Timings
+from openai_cpu_server.dispatch.generation import Timings
 from openai_cpu_server.prompt.tool_formats import CallArguments, CallBegin, Part
 
 _NO_LOGPROBS = b"null"

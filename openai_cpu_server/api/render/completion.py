@@ -24,7 +24,7 @@ from openai_cpu_server.api.render.legacy_logprobs import LegacyLogprobs, LegacyW
 from openai_cpu_server.api.render.pieces import Pieces
 from openai_cpu_server.contract.messages import TokenEvent
 from openai_cpu_server.contract.step import TokenLogprob
-from openai_cpu_server.engine.generation import Timings
+from openai_cpu_server.dispatch.generation import Timings
 
 
 class TextChoice(msgspec.Struct, frozen=True):

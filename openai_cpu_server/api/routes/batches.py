@@ -13,7 +13,7 @@ from openai_cpu_server.api.routes.files import owner_of
 from openai_cpu_server.api.routes.generation import check_not_ending
 from openai_cpu_server.api.routes.models import json_response
 from openai_cpu_server.api.schemas.batches import BatchBody
-from openai_cpu_server.engine.client import EngineClient
+from openai_cpu_server.dispatch.client import EngineClient
 from openai_cpu_server.jobs.jobs import Jobs
 from openai_cpu_server.jobs.records import BatchRecord, LineError
 

@@ -10,7 +10,7 @@ from openai_cpu_server.api.routes.generation import model_of
 from openai_cpu_server.api.routes.models import json_response
 from openai_cpu_server.contract.messages import KVStats
 from openai_cpu_server.contract.model_info import ModelInfo
-from openai_cpu_server.engine.client import EngineClient
+from openai_cpu_server.dispatch.client import EngineClient
 
 
 class Amount(msgspec.Struct, frozen=True):

@@ -17,7 +17,7 @@ from openai_cpu_server.api.parse import parse
 from openai_cpu_server.api.routes.generation import check_not_ending
 from openai_cpu_server.api.routes.models import json_response
 from openai_cpu_server.api.schemas.batches import ExpiresAfter
-from openai_cpu_server.engine.client import EngineClient
+from openai_cpu_server.dispatch.client import EngineClient
 from openai_cpu_server.errors import InvalidRequest, JobObjectNotFound
 from openai_cpu_server.jobs.jobs import Jobs
 from openai_cpu_server.jobs.records import FileRecord, Purpose

@@ -31,9 +31,9 @@ from openai_cpu_server.api.tally import Tally
 from openai_cpu_server.api.ticket import Ticket, ticket_of
 from openai_cpu_server.contract.model_info import ModelInfo
 from openai_cpu_server.contract.request import Priority
-from openai_cpu_server.engine.client import EngineClient
-from openai_cpu_server.engine.generation import Generation, Timings
-from openai_cpu_server.engine.state import EngineState
+from openai_cpu_server.dispatch.client import EngineClient
+from openai_cpu_server.dispatch.generation import Generation, Timings
+from openai_cpu_server.dispatch.state import EngineState
 from openai_cpu_server.errors import DeadlineExceeded, EngineUnavailable, InvalidRequest, ServerError
 
 Gathering = Callable[[], Awaitable[dict[str, Answer]]]

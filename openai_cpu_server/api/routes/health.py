@@ -15,8 +15,8 @@ from openai_cpu_server.api.routes.generation import unavailable
 from openai_cpu_server.api.routes.models import json_response
 from openai_cpu_server.api.ticket import ticket_of
 from openai_cpu_server.contract.request import Priority
-from openai_cpu_server.engine.client import EngineClient
-from openai_cpu_server.engine.state import EngineState, EngineStatus
+from openai_cpu_server.dispatch.client import EngineClient
+from openai_cpu_server.dispatch.state import EngineState, EngineStatus
 
 
 class QueueSizes(msgspec.Struct, frozen=True):

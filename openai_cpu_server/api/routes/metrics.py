@@ -5,7 +5,7 @@ from __future__ import annotations
 from starlette.requests import Request
 from starlette.responses import Response
 
-from openai_cpu_server.engine.client import EngineClient
+from openai_cpu_server.dispatch.client import EngineClient
 from openai_cpu_server.observe.engine_gauges import EngineGauges
 from openai_cpu_server.observe.metrics import CONTENT_TYPE, Metrics
 

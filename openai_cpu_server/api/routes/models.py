@@ -9,7 +9,7 @@ from starlette.responses import Response
 from openai_cpu_server.api.access.authentication import identity_of
 from openai_cpu_server.api.options import ApiOptions
 from openai_cpu_server.contract.model_info import ModelInfo
-from openai_cpu_server.engine.client import EngineClient
+from openai_cpu_server.dispatch.client import EngineClient
 
 
 class ModelMeta(msgspec.Struct, frozen=True, kw_only=True):

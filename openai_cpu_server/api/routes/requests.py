@@ -11,8 +11,8 @@ from starlette.responses import Response
 from openai_cpu_server.api.access.authentication import identity_of
 from openai_cpu_server.api.access.keys import Identity
 from openai_cpu_server.api.routes.models import json_response
-from openai_cpu_server.engine.client import EngineClient
-from openai_cpu_server.engine.live import LiveRequest
+from openai_cpu_server.dispatch.client import EngineClient
+from openai_cpu_server.dispatch.live import LiveRequest
 from openai_cpu_server.errors import RequestNotFound
 
 

@@ -9,7 +9,7 @@ from starlette.responses import Response
 from openai_cpu_server.api.routes.cache import cache_stats
 from openai_cpu_server.api.routes.health import QueueSizes, queue_sizes
 from openai_cpu_server.api.routes.models import json_response
-from openai_cpu_server.engine.client import EngineClient
+from openai_cpu_server.dispatch.client import EngineClient
 from openai_cpu_server.observe.distribution import Distribution
 from openai_cpu_server.observe.recent import Recent, Span
 

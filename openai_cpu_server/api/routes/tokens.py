@@ -18,7 +18,7 @@ from openai_cpu_server.api.resolve.sampling import check_tokens
 from openai_cpu_server.api.routes.models import json_response
 from openai_cpu_server.api.schemas.tokens import DetokenizeBody, TokenizeBody
 from openai_cpu_server.contract.model_info import Tokenizer
-from openai_cpu_server.engine.client import EngineClient
+from openai_cpu_server.dispatch.client import EngineClient
 from openai_cpu_server.errors import InvalidRequest
 
 

@@ -18,8 +18,8 @@ import msgspec
 
 from bench.limit.shapes import Prices, Shape, latencies, prefix_sizes, shapes
 from bench.limit.work import Answer, Job, LoopRun, Trial, Work
-from openai_cpu_server.llama.cores import Cores
-from openai_cpu_server.llama.machine import Machine
+from openai_cpu_server.llama.host.cores import Cores
+from openai_cpu_server.llama.host.machine import Machine
 
 _CELLS_STEP = 256
 _FIRST_TOKEN, _NUM_TOKENS = 300, 700

@@ -14,8 +14,8 @@ from bench.prompts import random_tokens
 from bench.results import Direction, Figure, Goal, WorkloadResult
 from bench.servers import Server
 from bench.stats import Rounds, percentile, ratios
-from openai_cpu_server.llama.gguf_header import GgufHeader
-from openai_cpu_server.llama.kv_size import KVType, bytes_per_cell
+from openai_cpu_server.llama.gguf.header import GgufHeader
+from openai_cpu_server.llama.model.kv_size import KVType, bytes_per_cell
 
 _RUNNING = 8
 _FILL_CLIENTS = 8

@@ -13,7 +13,7 @@ from demo_model.corpus.mixture import whole_mixture
 from bench import schemas
 from bench.asking import Ask, Message
 from bench.prompts import random_tokens
-from openai_cpu_server.llama.gguf_header import GgufHeader
+from openai_cpu_server.llama.gguf.header import GgufHeader
 
 _CORPUS_SEED = 7
 _ANSWER_TOKENS = 320

@@ -12,7 +12,7 @@ from openai_cpu_server.contract.request import GenerationRequest, Priority, Samp
 from openai_cpu_server.engine.core import build_core
 from openai_cpu_server.errors import StartupError
 from openai_cpu_server.llama.backend import LlamaBackend
-from openai_cpu_server.llama.vocabulary import Vocabulary
+from openai_cpu_server.llama.model.vocabulary import Vocabulary
 from openai_cpu_server.prompt.chat import needs_special_tokens, render_chat
 from openai_cpu_server.prompt.chat_template import ChatTemplate
 

@@ -1,0 +1,135 @@
+"""The command: from a model's name to a report."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+from pathlib import Path
+
+import msgspec
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn
+
+from openai_cpu_server.commands.inspect.facts import Facts, read_facts
+from openai_cpu_server.commands.inspect.memory import read_memory
+from openai_cpu_server.commands.inspect.report import Report, text
+from openai_cpu_server.commands.inspect.speed import Measured, best_known, measure, predicted
+from openai_cpu_server.commands.inspect.template import read_template, template_source
+from openai_cpu_server.commands.plain_text import show
+from openai_cpu_server.contract.messages import EngineOptions
+from openai_cpu_server.errors import StartupError
+from openai_cpu_server.llama.gguf.header import GgufHeader
+from openai_cpu_server.llama.gguf.tensors import model_tensors
+from openai_cpu_server.llama.host.machine import Machine
+from openai_cpu_server.llama.measure.profile import Profile, load_profile
+from openai_cpu_server.model_source import local_model
+from openai_cpu_server.settings import Settings, read_settings
+
+
+def inspect(arguments: Sequence[str]) -> None:
+    """Raises StartupError with one line."""
+    given, rest = _parser().parse_known_args(arguments)
+    settings = _settings(rest)
+    header = GgufHeader(local_model(given.model))
+    if given.template is not None:
+        show(_template(header, given.template))
+        return
+    facts = read_facts(header, model_tensors(header))
+    report = _Inspection(header, facts, settings).report(measures=given.measure)
+    show(_json(report) if given.json else text(report, given.model))
+
+
+def _json(report: Report) -> str:
+    return msgspec.json.format(msgspec.json.encode(report), indent=2).decode()
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="openai-cpu-server inspect",
+        description="Say what a model file holds, what fits into this machine's memory, and how fast it is"
+        " here. Reads the header only; nothing is loaded or downloaded.",
+        epilog="All options of serve that concern the engine are accepted too (--kv-type q8_0): the report is"
+        " about a server with them. Exit status: 0, or 2 if the file is missing, damaged or no GGUF file.",
+        allow_abbrev=False,
+    )
+    parser.add_argument(
+        "model", metavar="MODEL", help="PATH, demo, or an alias or hf:OWNER/REPO[/FILE] that was downloaded"
+    )
+    output = parser.add_mutually_exclusive_group()
+    output.add_argument("--json", action="store_true", help="all of it as JSON, sizes in bytes")
+    output.add_argument(
+        "--template",
+        nargs="?",
+        const="",
+        metavar="NAME",
+        help="print the chat template, whole, and nothing else; NAME: of a further one, such as tool_use",
+    )
+    parser.add_argument(
+        "--measure",
+        action="store_true",
+        help="load the model and time its steps, unless that was done before (10 s for 1 B)",
+    )
+    return parser
+
+
+def _settings(arguments: Sequence[str]) -> Settings:
+    for argument in arguments:
+        if argument.partition("=")[0] == "--model":
+            raise StartupError("--model is for serve: inspect MODEL")
+    return read_settings(arguments)
+
+
+def _template(header: GgufHeader, name: str) -> str:
+    source = template_source(header, name)
+    if source is None:
+        raise StartupError(f"{header.path} has no chat template{f' {name}' if name else ''}")
+    return source
+
+
+class _Inspection:
+    """One model on one machine, with the options of one server."""
+
+    def __init__(self, header: GgufHeader, facts: Facts, settings: Settings) -> None:
+        self._header = header
+        self._facts = facts
+        self._cache_dir = settings.profile_dir.expanduser()
+        self._profile = load_profile(header.path, self._cache_dir) if settings.profile == "auto" else None
+        draft = local_model(settings.draft_model) if settings.draft_model else None
+        self._draft = GgufHeader(draft) if draft is not None else None
+        self._options = _engine_options(header.path, draft, settings, self._profile)
+
+    def report(self, *, measures: bool) -> Report:
+        header, facts, options, machine = self._header, self._facts, self._options, Machine()
+        if not facts.generates_text:
+            return Report(facts, read_template(header), memory=None, profile=None, speed=None)
+        memory = read_memory(header, facts, options, machine, self._draft)  # as it is without the model
+        measured = self._measured() if measures else self._known(machine)
+        return Report(
+            facts,
+            read_template(header),
+            memory,
+            self._profile,
+            predicted(measured, options, header, machine) if measured else None,
+        )
+
+    def _known(self, machine: Machine) -> Measured | None:
+        return best_known(self._header.path, self._cache_dir, self._options, self._header, machine)
+
+    def _measured(self) -> Measured:
+        console = Console(stderr=True)
+        columns = (TextColumn("{task.description}"), BarColumn(), TaskProgressColumn())
+        with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
+            task = bar.add_task("", total=1.0)
+            return measure(
+                self._options,
+                self._cache_dir,
+                lambda what, fraction: bar.update(task, description=what, completed=fraction),
+            )
+
+
+def _engine_options(
+    model: Path, draft: Path | None, settings: Settings, profile: Profile | None
+) -> EngineOptions:
+    """As `serve` would have them, but for the prefix cache, which is nothing to be measured."""
+    options = settings.engine_options(model, cache_bytes=0, draft_model_path=draft)
+    return profile.applied(options, given=settings.model_fields_set) if profile else options

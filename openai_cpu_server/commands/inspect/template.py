@@ -1,0 +1,51 @@
+"""The chat template of a model file."""
+
+from __future__ import annotations
+
+import msgspec
+
+from openai_cpu_server.errors import StartupError
+from openai_cpu_server.llama.gguf.header import GgufHeader
+from openai_cpu_server.prompt.chat_template import ChatTemplate
+from openai_cpu_server.prompt.tool_formats import recognised
+
+_KEY = "tokenizer.chat_template"
+
+
+class Template(msgspec.Struct, frozen=True):
+    source: str
+    named: list[str]
+    """Further ones in the file, such as `tool_use`."""
+    tool_format: str | None
+    """How calls are written; None: in none of the ways that the server knows, and tools are refused."""
+    shows_tools: bool
+    """It tells the model which tools there are; else the server does."""
+    problem: str | None
+    """Why it cannot be used."""
+
+
+def read_template(header: GgufHeader) -> Template | None:
+    source = template_source(header)
+    if source is None:
+        return None
+    compiled, problem = _compiled(source)
+    known = recognised(source)
+    return Template(
+        source=source,
+        named=list(header.get_strings("tokenizer.chat_templates").values()),
+        tool_format=known.name if known else None,
+        shows_tools=compiled is not None and compiled.shows_tools,
+        problem=problem,
+    )
+
+
+def template_source(header: GgufHeader, name: str = "") -> str | None:
+    """`name`: of a further one; "": that of chats."""
+    return header.get_str(f"{_KEY}.{name}" if name else _KEY)
+
+
+def _compiled(source: str) -> tuple[ChatTemplate | None, str | None]:
+    try:
+        return ChatTemplate(source, bos_text="", eos_text=""), None
+    except StartupError as error:
+        return None, str(error)

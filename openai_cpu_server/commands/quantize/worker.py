@@ -1,0 +1,60 @@
+"""The process that quantises: `python -m openai_cpu_server.commands.quantize.worker`.
+
+A process of its own because the native call ends when it is done, not before, and no callback of it can end
+it: to stop it is to kill it. Ctrl-C is left to the command, which kills this process and removes what it has
+written. If the command itself is gone, standard input ends, and this process cleans up and leaves.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+import threading
+from pathlib import Path
+
+import msgspec
+
+from openai_cpu_server.commands.quantize.messages import Answer, Began, Done, Failed, Go, Job, Planned
+from openai_cpu_server.engine.offspring import leave_signals_to_parent
+from openai_cpu_server.errors import StartupError
+from openai_cpu_server.llama.gguf.quantize import QuantizeFailed, plan, quantize
+
+_ABANDONED = 1
+_STDIN = 0
+
+
+def main() -> None:
+    leave_signals_to_parent()
+    job = msgspec.json.decode(sys.stdin.buffer.readline(), type=Job)
+    try:
+        _work(job)
+    except (QuantizeFailed, StartupError) as error:
+        _send(Failed(str(error)))
+
+
+def _work(job: Job) -> None:
+    _send(Planned(plan(Path(job.source), job.options)))
+    line = sys.stdin.buffer.readline()
+    if not line:
+        return  # the plan was all that was wanted
+    go = msgspec.json.decode(line, type=Go)
+    threading.Thread(target=_leave_with_parent, args=(Path(go.folder),), daemon=True).start()
+    quantize(Path(job.source), Path(go.target), job.options, lambda number: _send(Began(number)))
+    _send(Done())
+
+
+def _leave_with_parent(folder: Path) -> None:
+    while os.read(_STDIN, 1):
+        pass
+    shutil.rmtree(folder, ignore_errors=True)
+    os._exit(_ABANDONED)
+
+
+def _send(answer: Answer) -> None:
+    sys.stdout.buffer.write(msgspec.json.encode(answer) + b"\n")
+    sys.stdout.buffer.flush()
+
+
+if __name__ == "__main__":
+    main()

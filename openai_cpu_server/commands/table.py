@@ -1,0 +1,78 @@
+"""What `openai-cpu-server COMMAND` runs. Without a command it serves."""
+
+from __future__ import annotations
+
+import functools
+import pkgutil
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+from openai_cpu_server import __version__
+from openai_cpu_server.commands.plain_text import columns, show
+from openai_cpu_server.errors import StartupError
+
+_HELP = ("-h", "--help")
+
+
+class _Command(NamedTuple):
+    entry_point: str
+    """MODULE:FUNCTION, of the arguments behind the command. Imported when it is called for: no command needs
+    what all of them import, and `--version` need not wait for a server.
+    """
+    summary: str
+
+
+def load(arguments: Sequence[str]) -> Callable[[], None]:
+    """What the arguments call for, all that it needs imported.
+
+    Both that and this raise StartupError with one line.
+    """
+    first = arguments[0] if arguments else "serve"
+    if first in _HELP:
+        return lambda: show(_overview())
+    if first == "--version":
+        return functools.partial(version, ())
+    if first in _COMMANDS:
+        arguments = arguments[1:]
+    elif first.startswith("-"):
+        first = "serve"
+    else:
+        raise StartupError(f"there is no command {first!r}; the commands are {', '.join(_COMMANDS)}")
+    return functools.partial(pkgutil.resolve_name(_COMMANDS[first].entry_point), arguments)
+
+
+def version(_: Sequence[str]) -> None:
+    show(__version__)
+
+
+def _overview() -> str:
+    listed = columns([("  " + name, command.summary) for name, command in _COMMANDS.items()])
+    return (
+        "usage: openai-cpu-server [COMMAND] [options]\n\n"
+        f"{listed}\n\n"
+        "Without a command it serves. `openai-cpu-server COMMAND --help` lists a command's options."
+    )
+
+
+_COMMANDS = {
+    "serve": _Command("openai_cpu_server.commands.serve:serve", "serve a GGUF model behind the OpenAI API"),
+    "batch": _Command(
+        "openai_cpu_server.commands.batch:batch", "run a JSONL file of requests without a server"
+    ),
+    "grammar": _Command(
+        "openai_cpu_server.commands.grammar:grammar",
+        "print the grammar of a JSON Schema, or check texts against it",
+    ),
+    "inspect": _Command(
+        "openai_cpu_server.commands.inspect.command:inspect",
+        "say what a model file holds and how it would run here",
+    ),
+    "key": _Command("openai_cpu_server.commands.key:key", "make an API key"),
+    "quantize": _Command(
+        "openai_cpu_server.commands.quantize.command:quantize", "write a smaller model file"
+    ),
+    "tune": _Command(
+        "openai_cpu_server.commands.tune:tune", "measure the best settings for a model on this machine"
+    ),
+    "version": _Command("openai_cpu_server.commands.table:version", "print the version"),
+}

@@ -1,0 +1,83 @@
+"""The process that measures one setting: a `Trial` comes in by stdin, `Timings` or a `Failure` go out.
+
+A setting of its own process cannot harm the others: its memory is freed, and if it crashes it is just out.
+"""
+
+from __future__ import annotations
+
+import sys
+
+import msgspec
+
+from openai_cpu_server.commands.tune.workload import FEW, MANY, SHORT_PROMPT, Failure, Part, Timings, Trial
+from openai_cpu_server.contract.model_info import ModelInfo
+from openai_cpu_server.errors import StartupError
+from openai_cpu_server.llama.backend import LlamaBackend
+from openai_cpu_server.llama.measure.probe import Probe
+
+_REPEATS = 3
+_SHORT_MS = 3000.0
+"""A long prompt that takes less is computed twice, against noise."""
+_RESERVE = 512
+"""Cells of the pool beside the contexts: what the timed steps add."""
+
+
+def main() -> None:
+    trial = msgspec.json.decode(sys.stdin.buffer.read(), type=Trial)
+    answer = _answer(trial)
+    sys.stdout.buffer.write(msgspec.json.encode(answer))
+
+
+def _answer(trial: Trial) -> Timings | Failure:
+    try:
+        backend = LlamaBackend.load(trial.options, lambda fraction: None)
+    except StartupError as error:
+        return Failure(str(error))
+    try:
+        with Probe(backend) as probe:
+            return _timings(trial, backend.info, probe)
+    finally:
+        backend.close()
+
+
+def _timings(trial: Trial, info: ModelInfo, probe: Probe) -> Timings:
+    """Slot 0 holds the long prompt, the last slot gets the short one, those between decode."""
+    context = min(trial.context, info.kv_tokens - _RESERVE)
+    prefill_ms = _fill(probe, context, trial.options.prefill_tokens)
+    if prefill_ms * context < _SHORT_MS:
+        probe.close()
+        prefill_ms = min(prefill_ms, _fill(probe, context, trial.options.prefill_tokens))
+    timings = Timings(context=context)
+    if Part.PREFILL in trial.parts:
+        short_ms = min(probe.compute({info.max_seqs - 1: SHORT_PROMPT}) for _ in range(_REPEATS))
+        timings = msgspec.structs.replace(timings, prefill_ms=prefill_ms, short_prompt_ms=short_ms)
+    if Part.DECODE_ONE in trial.parts:
+        one_ms = min(probe.compute({0: 1}) for _ in range(4 * _REPEATS))
+        timings = msgspec.structs.replace(timings, decode_one_ms=one_ms)
+    if Part.DECODE_MANY in trial.parts:
+        few_ms, many_ms = _decode(probe, info, FEW), _decode(probe, info, MANY)
+        timings = msgspec.structs.replace(timings, decode_few_ms=few_ms, decode_many_ms=many_ms)
+    return timings
+
+
+def _fill(probe: Probe, context: int, chunk: int) -> float:
+    """Milliseconds per token."""
+    total_ms = 0.0
+    while (left := context - probe.held(0)) > 0:
+        total_ms += probe.compute({0: min(chunk, left)})
+    return total_ms / context
+
+
+def _decode(probe: Probe, info: ModelInfo, num_sequences: int) -> float:
+    """Milliseconds per sequence of a step in which each decodes, behind cells of its own if can be."""
+    room = (info.kv_tokens - _RESERVE) // probe.held(0)
+    slots = range(min(num_sequences, info.max_seqs - 1, room if info.can_share else num_sequences))
+    new = [slot for slot in slots if not probe.held(slot)]
+    if info.can_share and new:
+        probe.copy(0, new)
+    step_ms = min(probe.compute(dict.fromkeys(slots, 1)) for _ in range(_REPEATS))
+    return step_ms / len(slots)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,80 @@
+"""Watches over one engine process: kills it if it hangs or cannot be read, and tells what it died of."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+
+import msgspec
+
+from openai_cpu_server.contract.messages import Event, StepStarted
+from openai_cpu_server.dispatch.child import EngineProcess
+from openai_cpu_server.dispatch.death import Death
+from openai_cpu_server.dispatch.memory_killer import MemoryKiller
+from openai_cpu_server.dispatch.watchdog import TICK_S, HangLimits, Watchdog
+
+logger = logging.getLogger(__name__)
+
+
+class Guard:
+    """Hears what the process says, and looks at it every `TICK_S` until `stop`."""
+
+    def __init__(
+        self,
+        process: EngineProcess,
+        *,
+        limits: HangLimits,
+        killer: MemoryKiller,
+        clock: Callable[[], float],
+        is_loading: Callable[[], bool],
+        owes: Callable[[], bool],
+    ) -> None:
+        self._process = process
+        self._watchdog = Watchdog(limits, now_s=clock())
+        self._killer = killer
+        self._clock = clock
+        self._is_loading = is_loading
+        self._owes = owes
+        self._hung_s: float | None = None
+        """The silence for which it was killed."""
+        self._unreadable: str | None = None
+        """Why it was killed for what it said."""
+        self._task = asyncio.create_task(self._watch())
+
+    async def receive(self) -> Event | None:
+        """The process's next event; None when it is gone, or was killed for one that cannot be read."""
+        try:
+            event = await self._process.receive()
+        except msgspec.DecodeError as error:
+            logger.error("a message of the engine process cannot be read: killing it")
+            self._unreadable = str(error)
+            self._process.kill()
+            return None
+        self._watchdog.news()
+        if isinstance(event, StepStarted):
+            self._watchdog.step_begins(event.expected_ms)
+        return event
+
+    def stop(self) -> None:
+        self._task.cancel()
+
+    def death(self) -> Death:
+        """Of the process, which has ended."""
+        if self._unreadable is not None:
+            return Death.by_message(self._unreadable)
+        return Death.of(
+            self._process.exit_status, hang_s=self._hung_s, ran_out_of_memory=self._killer.has_struck
+        )
+
+    async def _watch(self) -> None:
+        """If it hangs it is killed, and then dead like any other."""
+        while not self._is_hung():
+            self._killer.look()
+            await asyncio.sleep(TICK_S)
+        self._hung_s = self._watchdog.silence_s
+        logger.error("the engine process makes no progress: killing it")
+        self._process.kill()
+
+    def _is_hung(self) -> bool:
+        return self._watchdog.is_hung(self._clock(), is_loading=self._is_loading(), owes=self._owes())

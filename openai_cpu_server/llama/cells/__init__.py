@@ -1,0 +1,1 @@
+"""KV cells: where they are computed, kept, copied and saved."""

@@ -1,0 +1,211 @@
+"""Owns a `llama_context`: the KV pool, and the computation of steps."""
+
+from __future__ import annotations
+
+import ctypes
+import enum
+from types import TracebackType
+
+import llama_cpp
+import msgspec
+import numpy as np
+import numpy.typing as npt
+
+from openai_cpu_server.errors import ServerError, StartupError
+from openai_cpu_server.llama.cells.abort import AbortSwitch
+from openai_cpu_server.llama.cells.batch import Batch
+from openai_cpu_server.llama.cells.block_store import Bytes
+from openai_cpu_server.llama.host.cores import Cores
+from openai_cpu_server.llama.model.kv_size import KVType
+from openai_cpu_server.llama.model.model import Model
+from openai_cpu_server.llama.model.native import native_log
+
+Logits = npt.NDArray[np.float32]
+
+SLOTS_MAX = 256
+"""llama.cpp's LLAMA_MAX_SEQ."""
+
+
+class DecodeFailed(ServerError):
+    """llama.cpp refused or failed: a bug of ours, or of its. What the pool holds is unknown."""
+
+
+class PoolFull(DecodeFailed):
+    """There are not enough free cells; nothing was changed."""
+
+
+class Decoded(enum.Enum):
+    DONE = "done"
+    INTERRUPTED = "interrupted"
+
+
+class ContextOptions(msgspec.Struct, frozen=True, kw_only=True):
+    kv_cells: int
+    kv_type: KVType
+    num_slots: int
+    batch_tokens: int
+    """Tokens of one step at most."""
+    outputs: int
+    """Rows of logits of one step at most; at least `num_slots` (llama.cpp asserts it)."""
+    threads: int
+    """For the computation of a single token."""
+    threads_batch: int
+    flash_attention: bool
+
+
+class Context:
+    """One unified pool of KV cells, shared by all slots (llama.cpp's sequence ids)."""
+
+    def __init__(self, model: Model, options: ContextOptions, abort: AbortSwitch, cores: Cores) -> None:
+        """Raises `StartupError`. `model` must outlive the context; `abort` and `cores` are kept."""
+        log = native_log()
+        log.clear()
+        self._abort = abort
+        self._max_outputs = options.outputs
+        self._cores = cores
+        handle = llama_cpp.llama_init_from_model(model.handle, _params(options, abort))
+        if handle is None:
+            raise StartupError(f"Cannot make a context for {model.path}: {log.cause() or 'no reason given'}.")
+        self._handle: object | None = handle
+        self._vocab_size = int(llama_cpp.llama_vocab_n_tokens(model.vocab))
+        self._memory = llama_cpp.llama_get_memory(handle)
+        if self._memory is None:
+            self.close()
+            raise StartupError(f"{model.path} keeps no memory of its tokens: it cannot generate text.")
+
+    @property
+    def handle(self) -> object:
+        assert self._handle is not None, "the context is closed"
+        return self._handle
+
+    @property
+    def kv_cells(self) -> int:
+        return int(llama_cpp.llama_n_ctx(self.handle))
+
+    @property
+    def batch_tokens(self) -> int:
+        return int(llama_cpp.llama_n_batch(self.handle))
+
+    @property
+    def max_outputs(self) -> int:
+        """Rows of logits of one step at most."""
+        return self._max_outputs
+
+    @property
+    def threads(self) -> int:
+        return int(llama_cpp.llama_n_threads(self.handle))
+
+    def decode(self, batch: Batch) -> Decoded:
+        """Compute a batch; the one place where llama.cpp's return codes are read. Raises `DecodeFailed`.
+
+        After an interruption finished parts may have left cells: the caller trims its slots.
+        """
+        log = native_log()
+        log.clear()
+        with self._cores.computing():
+            code = llama_cpp.llama_decode(self.handle, batch.native)
+        if code == 0:
+            return Decoded.DONE
+        if code == 2:
+            return Decoded.INTERRUPTED
+        if code == 1:
+            # Cells are taken wherever they are free, so this is no fragmentation but a wrong ledger.
+            raise PoolFull(f"No free KV cells for {batch.native.n_tokens} tokens: the ledger is wrong.")
+        raise DecodeFailed(f"llama_decode returned {code}: {log.cause() or 'no reason given'}.")
+
+    def logits(self, rows: int) -> Logits:
+        """(rows, vocabulary) of the last decode, in the batch's order. A view: gone with the next decode."""
+        assert 0 < rows <= self._max_outputs
+        pointer = llama_cpp.llama_get_logits(self.handle)
+        address = ctypes.addressof(pointer.contents)
+        values = (ctypes.c_float * (rows * self._vocab_size)).from_address(address)
+        return np.ctypeslib.as_array(values).reshape(rows, self._vocab_size)
+
+    def free_slot(self, slot: int) -> None:
+        """Removing all of a sequence never fails."""
+        llama_cpp.llama_memory_seq_rm(self._live_memory, slot, -1, -1)
+
+    def trim(self, slot: int, start: int) -> None:
+        """Remove the cells from position `start` on."""
+        if not llama_cpp.llama_memory_seq_rm(self._live_memory, slot, start, -1):
+            raise DecodeFailed(
+                f"Slot {slot} cannot be trimmed to {start} tokens: this model's memory cannot."
+            )
+
+    def share(self, source: int, slot: int, start: int, end: int) -> None:
+        """Let `slot` hold the cells of positions start .. end-1 of `source` too. Copies nothing."""
+        llama_cpp.llama_memory_seq_cp(self._live_memory, source, slot, start, end)
+
+    def cells_bytes(self, slot: int) -> int:
+        """Size of what `read_cells` gives."""
+        return int(llama_cpp.llama_state_seq_get_size(self.handle, slot))
+
+    def read_cells(self, slot: int, data: Bytes) -> None:
+        """Copy all cells of the slot, with their positions, into `data`, which they fill exactly."""
+        log = native_log()
+        log.clear()
+        count = llama_cpp.llama_state_seq_get_data(self.handle, _pointer(data), len(data), slot)
+        if count != len(data):
+            raise DecodeFailed(f"Saved {count} bytes instead of {len(data)}: {log.cause() or 'no reason'}.")
+
+    def write_cells(self, slot: int, data: Bytes) -> None:
+        """Give the slot the cells that `read_cells` gave, and no others. They need as many free cells."""
+        log = native_log()
+        log.clear()
+        count = llama_cpp.llama_state_seq_set_data(self.handle, _pointer(data), len(data), slot)
+        if count != len(data):
+            raise DecodeFailed(f"Restored {count} of {len(data)} bytes: {log.cause() or 'no reason'}.")
+
+    def num_positions(self, slot: int) -> int:
+        """Tokens that the slot holds."""
+        return int(llama_cpp.llama_memory_seq_pos_max(self._live_memory, slot)) + 1
+
+    def clear(self) -> None:
+        """Free all slots."""
+        llama_cpp.llama_memory_clear(self._live_memory, False)
+
+    def close(self) -> None:
+        handle, self._handle = self._handle, None
+        if handle is not None:
+            llama_cpp.llama_free(handle)
+
+    @property
+    def _live_memory(self) -> object:
+        assert self._handle is not None, "the context is closed"
+        return self._memory
+
+    def __enter__(self) -> Context:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+def _pointer(data: Bytes) -> object:
+    assert data.flags.c_contiguous
+    return ctypes.cast(data.ctypes.data, ctypes.POINTER(ctypes.c_uint8))
+
+
+def _params(options: ContextOptions, abort: AbortSwitch) -> llama_cpp.llama_context_params:
+    assert options.num_slots <= min(SLOTS_MAX, options.outputs)
+    params = llama_cpp.llama_context_default_params()
+    params.n_ctx = options.kv_cells
+    params.n_batch = params.n_ubatch = options.batch_tokens
+    params.n_seq_max = options.num_slots
+    params.n_outputs_max = options.outputs
+    params.n_outputs_max_per_seq = options.outputs
+    params.n_threads, params.n_threads_batch = options.threads, options.threads_batch
+    params.type_k = params.type_v = options.kv_type.ggml_type
+    params.kv_unified = True
+    params.flash_attn_type = (
+        llama_cpp.LLAMA_FLASH_ATTN_TYPE_ENABLED
+        if options.flash_attention
+        else llama_cpp.LLAMA_FLASH_ATTN_TYPE_DISABLED
+    )
+    params.swa_full = True
+    params.offload_kqv = params.op_offload = False
+    params.no_perf = True
+    abort.connect(params)
+    return params

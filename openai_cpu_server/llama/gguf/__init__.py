@@ -1,0 +1,1 @@
+"""GGUF files: what is in them, and how they are quantised."""

@@ -1,0 +1,92 @@
+"""The metadata at the front of a GGUF file, and the files that are parts of one model."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from pathlib import Path
+
+from openai_cpu_server.errors import StartupError
+from openai_cpu_server.llama.gguf.reader import GgufReader, SkippedArray, mapped
+
+
+class GgufHeader:
+    """Scalars, strings and short numeric arrays by key. `StartupError` for whatever is not a whole header."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        with mapped(path) as data:
+            reader = GgufReader(data, path)
+            self._values = reader.pairs()
+        self.num_tensors = reader.num_tensors
+        self.tensors_start = reader.position
+        """Byte of the file at which the descriptions of the tensors begin."""
+
+    def get_int(self, key: str) -> int | None:
+        value = self._values.get(key)
+        return value if isinstance(value, int) else None
+
+    def get_float(self, key: str) -> float | None:
+        value = self._values.get(key)
+        return float(value) if isinstance(value, (int, float)) else None
+
+    def get_bool(self, key: str) -> bool | None:
+        value = self._values.get(key)
+        return value if isinstance(value, bool) else None
+
+    def get_str(self, key: str) -> str | None:
+        value = self._values.get(key)
+        return value if isinstance(value, str) else None
+
+    def get_ints(self, key: str, length: int) -> list[int] | None:
+        """An array of `length`, or a scalar repeated."""
+        value = self._values.get(key)
+        if isinstance(value, tuple):
+            return [int(element) for element in value[:length]]
+        return [value] * length if isinstance(value, int) else None
+
+    def array_length(self, key: str) -> int | None:
+        value = self._values.get(key)
+        if isinstance(value, SkippedArray):
+            return value.length
+        return len(value) if isinstance(value, tuple) else None
+
+    def get_strings(self, key: str, indices: Collection[int] | None = None) -> dict[int, str]:
+        """By index, elements of an array of strings, read from the file now; None: all. {}: no such array."""
+        array = self._values.get(key)
+        if not isinstance(array, SkippedArray) or not array.holds_strings:
+            return {}
+        wanted = set(range(array.length) if indices is None else indices)
+        with mapped(self.path) as data:
+            reader = GgufReader(data, self.path, position=array.start)
+            strings = enumerate(reader.strings(min(array.length, max(wanted, default=-1) + 1)))
+            return {index: text for index, text in strings if index in wanted}
+
+    @property
+    def architecture(self) -> str:
+        return self.get_str("general.architecture") or ""
+
+    def for_architecture(self, key: str) -> str:
+        return f"{self.architecture}.{key}"
+
+
+def model_files(header: GgufHeader) -> list[Path]:
+    """The model's files. `StartupError` unless all are there and `header` is the first's."""
+    count = header.get_int("split.count") or 1
+    if count == 1:
+        return [header.path]
+    index = header.get_int("split.no") or 0
+    suffix = f"-{index + 1:05d}-of-{count:05d}.gguf"
+    if not header.path.name.endswith(suffix):
+        raise StartupError(f"{header.path} is part {index + 1} of {count}; its name must end in {suffix}.")
+    stem = str(header.path)[: -len(suffix)]
+    parts = [Path(f"{stem}-{number:05d}-of-{count:05d}.gguf") for number in range(1, count + 1)]
+    missing = [part.name for part in parts if not part.is_file()]
+    if missing:
+        raise StartupError(f"{header.path} is one of {count} parts; missing beside it: {', '.join(missing)}.")
+    if index != 0:
+        raise StartupError(f"{header.path} is part {index + 1} of {count}; name the first, {parts[0]}.")
+    return parts
+
+
+def total_bytes(files: list[Path]) -> int:
+    return sum(file.stat().st_size for file in files)

@@ -1,0 +1,236 @@
+"""Runs llama.cpp's quantisation of a file, and reads what it says about it in its log.
+
+`llama_model_quantize` tells nothing but 0 or 1, and hears nothing until it ends: progress, the types that it
+has chosen and the reason for a failure are in the log alone, and no callback of it can stop it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import re
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import llama_cpp
+import msgspec
+
+from openai_cpu_server.errors import ServerError
+from openai_cpu_server.llama.gguf.importance import Importance, read_importance
+from openai_cpu_server.llama.model.native import native_log
+
+_TENSOR = re.compile(r"\[ *(\d+)/ *(\d+)\] (\S+) +- \[[^\]]*\], type = *(\S+), ")
+_CHOICE = re.compile(r"size = .*? MiB ->.*? MiB \((\S+)\)")
+_FALLBACK = re.compile(
+    r"warning: (\S+) +- ncols +(\d+) not divisible by +(\d+) \(required for type +(\S+?)\)"
+    r".*falling back to +(\S+)"
+)
+_FAILURE = re.compile(r"failed to quantize: (.*)")
+_NEEDS_IMPORTANCE = "will require an imatrix"
+
+
+class QuantizeFailed(ServerError):
+    """llama.cpp's own words."""
+
+
+class QuantizeOptions(msgspec.Struct, frozen=True, kw_only=True):
+    """What `llama_model_quantize_params` can be told."""
+
+    file_type: int
+    """LLAMA_FTYPE."""
+    threads: int
+    is_copy: bool = False
+    """Tensors stay as they are."""
+    is_pure: bool = False
+    """All tensors in one type, no mixture."""
+    keeps_output: bool = False
+    """`output.weight` stays as it is."""
+    output_type: int | None = None
+    """ggml's number of a tensor type; None: llama.cpp's choice."""
+    embedding_type: int | None = None
+    tensor_types: tuple[tuple[str, int], ...] = ()
+    """(regular expression for names, tensor type); the first that matches counts."""
+    importance: str | None = None
+    """Path of an importance matrix."""
+    allows_requantising: bool = False
+    """Tensors that are quantised already may be quantised again."""
+    keeps_parts: bool = False
+    """As many files as the source has."""
+    buffer_bytes: int
+    """Memory for the rows of a tensor."""
+
+
+class PlannedTensor(msgspec.Struct, frozen=True):
+    name: str
+    source: str
+    """Tensor type."""
+    target: str
+
+
+class Fallback(msgspec.Struct, frozen=True):
+    """A tensor whose rows are no multiple of the wanted type's blocks."""
+
+    name: str
+    columns: int
+    block: int
+    wanted: str
+    got: str
+
+
+class Plan(msgspec.Struct, frozen=True):
+    """What llama.cpp would do."""
+
+    tensors: tuple[PlannedTensor, ...]
+    fallbacks: tuple[Fallback, ...]
+    needs_importance: bool
+    """An importance matrix is missing."""
+
+
+def plan(source: Path, options: QuantizeOptions) -> Plan:
+    """Reads the header only: takes no time. Raises `QuantizeFailed` or `StartupError`."""
+    transcript = _Transcript(lambda number: None)
+    _run(source, Path(os.devnull), options, transcript, dry_run=True)
+    return Plan(
+        tuple(transcript.tensors),
+        tuple(transcript.fallbacks),
+        transcript.needs_importance and options.importance is None,
+    )
+
+
+def quantize(source: Path, target: Path, options: QuantizeOptions, on_tensor: Callable[[int], None]) -> None:
+    """Write `target`, and what was there is gone. With parts it is what their names begin with.
+
+    `on_tensor` hears the number of each tensor, from 1, when it begins. Raises `QuantizeFailed` or
+    `StartupError`; then an unfinished file may be there. Nothing can interrupt it.
+    """
+    _run(source, target, options, _Transcript(on_tensor), dry_run=False)
+
+
+def _run(
+    source: Path, target: Path, options: QuantizeOptions, transcript: _Transcript, *, dry_run: bool
+) -> None:
+    importance = read_importance(Path(options.importance)) if options.importance is not None else None
+    native = _NativeParams(options, importance)
+    native.params.dry_run = dry_run
+    with transcript.listening():
+        failed = llama_cpp.llama_model_quantize(
+            os.fsencode(source), os.fsencode(target), ctypes.byref(native.params)
+        )
+    if failed:
+        raise QuantizeFailed(transcript.failure or "llama.cpp gave no reason")
+
+
+class _NativeParams:
+    """The struct, and whatever it points to: must live as long as the call."""
+
+    def __init__(self, options: QuantizeOptions, importance: Importance | None) -> None:
+        self.params = params = llama_cpp.llama_model_quantize_default_params()
+        params.ftype = options.file_type
+        params.nthread = options.threads
+        params.only_copy = options.is_copy
+        params.pure = options.is_pure
+        params.quantize_output_tensor = not options.keeps_output
+        params.allow_requantize = options.allows_requantising
+        params.keep_split = options.keeps_parts
+        params.max_buf_size = options.buffer_bytes
+        if options.output_type is not None:
+            params.output_tensor_type = options.output_type
+        if options.embedding_type is not None:
+            params.token_embedding_type = options.embedding_type
+        if options.tensor_types:
+            self._types = _type_array(options.tensor_types)
+            params.tt_overrides = self._types
+        if importance is not None:
+            self._importance = importance
+            self._columns = _column_array(importance)
+            self._notes = _notes(importance)
+            params.imatrix = self._columns
+            params.kv_overrides = self._notes
+
+
+def _type_array(pairs: tuple[tuple[str, int], ...]) -> ctypes.Array[llama_cpp.llama_model_tensor_override]:
+    """Ends with an empty one, as all arrays here."""
+    array: ctypes.Array[llama_cpp.llama_model_tensor_override] = (
+        llama_cpp.llama_model_tensor_override * (len(pairs) + 1)
+    )()
+    for element, (pattern, number) in zip(array, pairs, strict=False):
+        element.pattern, element.type = pattern.encode(), number
+    return array
+
+
+def _column_array(importance: Importance) -> ctypes.Array[llama_cpp.llama_model_imatrix_data]:
+    """Points into the matrix's own memory."""
+    array: ctypes.Array[llama_cpp.llama_model_imatrix_data] = (
+        llama_cpp.llama_model_imatrix_data * (len(importance.columns) + 1)
+    )()
+    for element, (name, values) in zip(array, importance.columns.items(), strict=False):
+        element.name, element.size = name.encode(), values.size
+        element.data = values.ctypes.data_as(ctypes.POINTER(ctypes.c_float))
+    return array
+
+
+def _notes(importance: Importance) -> ctypes.Array[llama_cpp.llama_model_kv_override]:
+    """What llama-quantize writes into the file about the matrix, the folder left out."""
+    facts: dict[str, str | int] = {
+        "quantize.imatrix.file": importance.path.name,
+        "quantize.imatrix.entries_count": len(importance.columns),
+    }
+    if importance.num_chunks is not None:
+        facts["quantize.imatrix.chunks_count"] = importance.num_chunks
+    array: ctypes.Array[llama_cpp.llama_model_kv_override] = (
+        llama_cpp.llama_model_kv_override * (len(facts) + 1)
+    )()
+    for element, (key, value) in zip(array, facts.items(), strict=False):
+        element.key = key.encode()
+        if isinstance(value, int):
+            element.tag, element.value.val_i64 = llama_cpp.LLAMA_KV_OVERRIDE_TYPE_INT, value
+        else:
+            element.tag = llama_cpp.LLAMA_KV_OVERRIDE_TYPE_STR
+            element.value.val_str = value.encode()[:127].decode(errors="ignore").encode()
+    return array
+
+
+class _Transcript:
+    """Reads the log of one run. A line comes in pieces: a tensor's name when it begins, the rest later."""
+
+    def __init__(self, on_tensor: Callable[[int], None]) -> None:
+        self.tensors: list[PlannedTensor] = []
+        """With its target; of a run that is not dry, the source's."""
+        self.fallbacks: list[Fallback] = []
+        self.needs_importance = False
+        self.failure: str | None = None
+        self._on_tensor = on_tensor
+        self._callback = llama_cpp.llama_log_callback(self._hear)
+        self._line = ""
+
+    @contextlib.contextmanager
+    def listening(self) -> Iterator[None]:
+        """The process's log goes here meanwhile."""
+        log = native_log()
+        llama_cpp.llama_log_set(self._callback, None)
+        try:
+            yield
+        finally:
+            log.install()
+
+    def _hear(self, _level: int, text: bytes, _user_data: object) -> None:
+        piece = text.decode("utf-8", "replace")
+        begun = _TENSOR.match(piece)
+        if begun is not None:
+            self._on_tensor(int(begun[1]))
+        *lines, self._line = (self._line + piece).split("\n")
+        for line in lines:
+            self._read(line)
+
+    def _read(self, line: str) -> None:
+        if failure := _FAILURE.search(line):  # in the middle of a tensor's line
+            self.failure = failure[1].strip()
+        elif tensor := _TENSOR.search(line):
+            choice = _CHOICE.search(line)
+            self.tensors.append(PlannedTensor(tensor[3], tensor[4], choice[1] if choice else tensor[4]))
+        elif fallback := _FALLBACK.search(line):
+            name, columns, block, wanted, got = fallback.groups()
+            self.fallbacks.append(Fallback(name, int(columns), int(block), wanted, got))
+        elif _NEEDS_IMPORTANCE in line:
+            self.needs_importance = True

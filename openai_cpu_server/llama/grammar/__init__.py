@@ -1,0 +1,1 @@
+"""Grammars, executed by llguidance."""

@@ -1,0 +1,77 @@
+"""The engine's side of grammars: what they are compiled with, and the threads that work beside a step."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
+
+from openai_cpu_server.contract.request import Constraint
+from openai_cpu_server.errors import ConstraintFailed
+from openai_cpu_server.llama.grammar.constrained import ConstrainedOutput, Words
+from openai_cpu_server.llama.grammar.grammars import Grammars, grammar_tokenizer
+from openai_cpu_server.llama.model.vocabulary import Vocabulary
+
+_THREADS = 2
+
+
+class Constraints:
+    """Opens constrained outputs and computes their masks while llama.cpp computes; all native work of
+    llguidance's is done without the interpreter's lock."""
+
+    def __init__(self, vocabulary: Vocabulary) -> None:
+        """Begins to read the vocabulary; `close` before it goes."""
+        self._threads = ThreadPoolExecutor(_THREADS, thread_name_prefix="grammar")
+        self._words = self._threads.submit(_words, vocabulary)
+        self._grammars = Grammars()
+
+    def wait_until_ready(self) -> None:
+        """The vocabulary is read. A model that can have no constraints refuses them when they come."""
+        self._words.exception()
+
+    def prepare(self, constraint: Constraint) -> None:
+        """Compile the grammar. Any thread. What goes wrong is told by `start`."""
+        with contextlib.suppress(ConstraintFailed):
+            self.start(constraint, ())
+
+    def start(self, constraint: Constraint, output: Sequence[int]) -> ConstrainedOutput:
+        """With the output so far. Raises `ConstraintFailed`."""
+        words = self._words.result()
+        matcher = self._grammars.matcher(constraint.grammar, words.tokenizer)
+        constrained = ConstrainedOutput(constraint, matcher, words)
+        constrained.replay(output)
+        return constrained
+
+    def start_beside(self, constraint: Constraint, output: Sequence[int]) -> Future[ConstrainedOutput]:
+        return self._threads.submit(self.start, constraint, output)
+
+    @contextmanager
+    def foreseeing(self, outputs: Sequence[Future[ConstrainedOutput]]) -> Iterator[None]:
+        """Find what each output allows next while the body runs."""
+        job = self._threads.submit(_foresee, outputs) if outputs else None
+        try:
+            yield
+        finally:
+            if job is not None:
+                job.result()
+
+    def give_up(self, constraint: Constraint) -> None:
+        """It has failed on its way: others with this grammar shall begin anew."""
+        self._grammars.forget(constraint.grammar)
+
+    def close(self) -> None:
+        self._threads.shutdown(cancel_futures=True)
+
+
+def _words(vocabulary: Vocabulary) -> Words:
+    return Words(vocabulary, grammar_tokenizer(vocabulary))
+
+
+def _foresee(outputs: Sequence[Future[ConstrainedOutput]]) -> None:
+    """What fails here fails again, and is told, when the result is asked for."""
+    for output in outputs:
+        with contextlib.suppress(ConstraintFailed):
+            constrained = output.result()
+            if not constrained.is_forced:
+                constrained.allowed()

@@ -1,0 +1,111 @@
+"""Grammars compiled by llguidance for one model's vocabulary."""
+
+from __future__ import annotations
+
+import ctypes
+import threading
+from collections import OrderedDict
+from concurrent.futures import Future
+
+import llama_cpp
+from llguidance import LLMatcher, LLParserLimits, LLTokenizer
+
+from openai_cpu_server.errors import ConstraintFailed
+from openai_cpu_server.llama.model.vocabulary import Vocabulary
+from openai_cpu_server.structured.gbnf.to_lark import gbnf_to_lark
+
+_MAX_LEXER_STATES = 50_000
+"""About 2 kB each."""
+_SPECIAL = b"\xff"
+"""llguidance's mark of tokens that no text consists of."""
+
+
+def grammar_tokenizer(vocabulary: Vocabulary) -> LLTokenizer:
+    """All tokens as llguidance knows them. Takes a second for 250,000; must not outlive the vocabulary.
+
+    Raises `ConstraintFailed` for a vocabulary without an end: no output could ever be complete.
+    """
+    if not vocabulary.end_tokens:
+        raise ConstraintFailed("This model has no token that ends its output, so it can follow no grammar.")
+    return LLTokenizer.from_llamacpp(
+        tokens=[_trie_bytes(vocabulary, token) for token in range(vocabulary.vocab_size)],
+        vocab_ptr=vocabulary.native,
+        tokenize_fptr=ctypes.cast(llama_cpp.llama_cpp._lib.llama_tokenize, ctypes.c_void_p).value,
+        eos_token=sorted(vocabulary.end_tokens),
+        slices=None,
+    )
+
+
+def _trie_bytes(vocabulary: Vocabulary, token: int) -> bytes:
+    """What is silent in the output is no text in the grammar."""
+    piece = vocabulary.piece(token)
+    if piece:
+        return piece
+    name = vocabulary.piece(token, special=True)
+    return _SPECIAL + name if name else b""
+
+
+def compile_grammar(gbnf: str, tokenizer: LLTokenizer) -> LLMatcher:
+    """At its start, to be copied for each sequence. Raises `ConstraintFailed`."""
+    try:
+        lark = gbnf_to_lark(gbnf)
+    except Exception as error:  # whatever is wrong with the text, only its own request may fail
+        raise ConstraintFailed(f"The grammar cannot be read: {error}") from error
+    limits = LLParserLimits(max_lexer_states=_MAX_LEXER_STATES, verbose_errors=False)
+    matcher = LLMatcher(tokenizer, LLMatcher.grammar_from_lark(lark), log_level=0, limits=limits)
+    if matcher.is_error():
+        raise ConstraintFailed(f"The grammar cannot be used: {matcher.get_error()}")
+    return matcher
+
+
+class Grammars:
+    """Compiled ones by their text; the least recently used is forgotten. Any thread."""
+
+    def __init__(self, *, max_entries: int = 128, max_bytes: int = 8 * 2**20) -> None:
+        """`max_bytes`: of the texts."""
+        self._max_entries = max_entries
+        self._max_bytes = max_bytes
+        self._lock = threading.Lock()
+        self._known: OrderedDict[str, Future[LLMatcher]] = OrderedDict()
+        self._num_bytes = 0
+
+    def __len__(self) -> int:
+        return len(self._known)
+
+    def matcher(self, gbnf: str, tokenizer: LLTokenizer) -> LLMatcher:
+        """A new one, at the grammar's start. Compiles at most once. Raises `ConstraintFailed`."""
+        future, is_new = self._entry(gbnf)
+        if is_new:
+            _compile_into(future, gbnf, tokenizer)
+        return future.result().deep_copy()
+
+    def forget(self, gbnf: str) -> None:
+        """Copies share what they learn: a grammar that has hit a limit is of no use to later sequences."""
+        with self._lock:
+            self._remove(gbnf)
+
+    def _entry(self, gbnf: str) -> tuple[Future[LLMatcher], bool]:
+        with self._lock:
+            known = self._known.get(gbnf)
+            if known is not None:
+                self._known.move_to_end(gbnf)
+                return known, False
+            self._known[gbnf] = future = Future[LLMatcher]()
+            self._num_bytes += len(gbnf)
+            while len(self._known) > 1 and self._is_too_large():
+                self._remove(next(iter(self._known)))
+            return future, True
+
+    def _is_too_large(self) -> bool:
+        return len(self._known) > self._max_entries or self._num_bytes > self._max_bytes
+
+    def _remove(self, gbnf: str) -> None:
+        if self._known.pop(gbnf, None) is not None:
+            self._num_bytes -= len(gbnf)
+
+
+def _compile_into(future: Future[LLMatcher], gbnf: str, tokenizer: LLTokenizer) -> None:
+    try:
+        future.set_result(compile_grammar(gbnf, tokenizer))
+    except BaseException as error:
+        future.set_exception(error)

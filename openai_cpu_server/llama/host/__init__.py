@@ -1,0 +1,1 @@
+"""The machine: its memory, its cores, and who else computes on it."""

@@ -1,0 +1,1 @@
+"""What steps cost here, and where measurements are kept."""

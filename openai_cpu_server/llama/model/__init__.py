@@ -1,0 +1,1 @@
+"""A loaded model: its weights, its vocabulary, the memory that it takes."""

@@ -1,0 +1,111 @@
+"""What one cell of the KV pool costs, and how many cells to have."""
+
+from __future__ import annotations
+
+import enum
+
+from openai_cpu_server.errors import StartupError
+from openai_cpu_server.llama.gguf.header import GgufHeader
+
+CELLS_GRANULARITY = 256
+"""llama.cpp pads the size of the pool to a multiple of this."""
+_DEFAULT_CELLS_MAX = 16_384
+
+
+class KVType(enum.Enum):
+    """What keys and values are kept as: (name, ggml's number, values and bytes of a block)."""
+
+    F32 = ("f32", 0, 1, 4)
+    F16 = ("f16", 1, 1, 2)
+    BF16 = ("bf16", 30, 1, 2)
+    Q8_0 = ("q8_0", 8, 32, 34)
+
+    def __init__(self, label: str, ggml_type: int, block_values: int, block_bytes: int) -> None:
+        self.label = label
+        self.ggml_type = ggml_type
+        self._block_values = block_values
+        self._block_bytes = block_bytes
+
+    @classmethod
+    def named(cls, label: str) -> KVType:
+        for kind in cls:
+            if kind.label == label:
+                return kind
+        known = ", ".join(kind.label for kind in cls)
+        raise StartupError(f"Unknown KV type '{label}'; known are {known}.")
+
+    @property
+    def is_quantised(self) -> bool:
+        return self._block_values > 1
+
+    def row_bytes(self, num_values: int) -> int:
+        return -(-num_values // self._block_values) * self._block_bytes
+
+
+def bytes_per_cell(header: GgufHeader, kv_type: KVType) -> int:
+    """Keys and values of one token over all layers that attend.
+
+    Exact for models with one attention shape; an upper bound where window layers have heads of another size.
+    Recurrent state is per sequence, not per cell, and not counted.
+    """
+    heads = _kv_heads(header)
+    key_values, value_values = _head_sizes(header)
+    return sum(
+        kv_type.row_bytes(count * key_values) + kv_type.row_bytes(count * value_values) for count in heads
+    )
+
+
+def _kv_heads(header: GgufHeader) -> list[int]:
+    """Heads of keys and values, for each layer that has a cache of its own."""
+    key = header.for_architecture
+    num_all = header.get_int(key("block_count")) or 0
+    num_layers = num_all - (header.get_int(key("nextn_predict_layers")) or 0)
+    heads = header.get_ints(key("attention.head_count"), num_layers) or [0] * num_layers
+    kv_heads = header.get_ints(key("attention.head_count_kv"), num_layers) or heads
+    own = num_layers - (header.get_int(key("attention.shared_kv_layers")) or 0)
+    interval = header.get_int(key("full_attention_interval")) or 1
+    return [count for layer, count in enumerate(kv_heads[:own], 1) if layer % interval == 0 and count > 0]
+
+
+def _head_sizes(header: GgufHeader) -> tuple[int, int]:
+    """Values of one head's key and value; latent attention (MLA) keeps no values beside the keys."""
+    key = header.for_architecture
+    heads = header.get_ints(key("attention.head_count"), 1) or [0]
+    default = (header.get_int(key("embedding_length")) or 0) // max(1, heads[0])
+    key_values = _largest(header, "attention.key_length", default)
+    value_values = _largest(header, "attention.value_length", default)
+    is_latent = bool(header.get_int(key("attention.key_length_mla")))
+    return key_values, 0 if is_latent else value_values
+
+
+def _largest(header: GgufHeader, name: str, default: int) -> int:
+    full = header.get_int(header.for_architecture(name)) or default
+    return max(full, header.get_int(header.for_architecture(name + "_swa")) or full)
+
+
+def pool_cells(requested: int | None, cell_bytes: int, free_bytes: int) -> int:
+    """Cells to allocate: those requested, or what half of `free_bytes` holds, if that is enough."""
+    if requested is not None:
+        _require_fit(requested, cell_bytes, free_bytes)
+        return requested
+    affordable = free_bytes // 2 // max(1, cell_bytes)
+    cells = min(affordable, _DEFAULT_CELLS_MAX) // CELLS_GRANULARITY * CELLS_GRANULARITY
+    if cells == 0:
+        _require_fit(CELLS_GRANULARITY, cell_bytes, free_bytes // 2)
+    return cells
+
+
+def _require_fit(cells: int, cell_bytes: int, free_bytes: int) -> None:
+    if cells < 1:
+        raise StartupError(f"A KV pool of {cells} tokens is too small.")
+    needed = cells * cell_bytes
+    if needed > free_bytes:
+        raise StartupError(
+            f"Not enough memory for the KV pool: {cells} tokens at {cell_bytes} bytes need "
+            f"{_megabytes(needed)}, but {_megabytes(free_bytes)} can be had beside the weights; "
+            "ask for fewer tokens (--ctx-size) or a smaller KV type (--kv-type)."
+        )
+
+
+def _megabytes(num_bytes: int) -> str:
+    return f"{num_bytes / 2**20:,.1f} MiB"

@@ -1,0 +1,158 @@
+"""Owns a loaded `llama_model`."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+from collections.abc import Callable
+from pathlib import Path
+from types import TracebackType
+
+import llama_cpp
+
+from openai_cpu_server.errors import StartupError
+from openai_cpu_server.llama.gguf.header import GgufHeader, model_files, total_bytes
+from openai_cpu_server.llama.model.native import native_log
+
+_SIGNS_OF_DAMAGE = ("not within the file bounds", "failed to read", "exceeds remaining file size")
+
+
+class Model:
+    """Weights and vocabulary of a GGUF file; whoever opens it closes it, after all that was made from it."""
+
+    def __init__(self, header: GgufHeader, handle: object, file_bytes: int) -> None:
+        """Use `open`."""
+        self.header = header
+        self.file_bytes = file_bytes
+        self._handle: object | None = handle
+
+    @classmethod
+    def open(cls, header: GgufHeader, *, repack: bool, on_progress: Callable[[float], None]) -> Model:
+        """`repack`: weights are rearranged for this CPU, into private memory. Raises `StartupError`."""
+        params = llama_cpp.llama_model_default_params()
+        params.use_extra_bufts = repack
+        return cls._load(header, params, on_progress)
+
+    @classmethod
+    def open_vocabulary(cls, header: GgufHeader) -> Model:
+        """Metadata and tokens only: quick, and small. Raises `StartupError`."""
+        params = llama_cpp.llama_model_default_params()
+        params.vocab_only = True
+        return cls._load(header, params, lambda fraction: None)
+
+    @classmethod
+    def _load(
+        cls, header: GgufHeader, params: llama_cpp.llama_model_params, on_progress: Callable[[float], None]
+    ) -> Model:
+        files = model_files(header)
+        log = native_log()
+        log.clear()
+        progress = _Progress(on_progress)
+        params.progress_callback = progress.callback
+        params.load_mode = llama_cpp.LLAMA_LOAD_MODE_MMAP
+        params.n_gpu_layers = 0
+        handle = llama_cpp.llama_model_load_from_file(os.fsencode(header.path), params)
+        progress.raise_failure()
+        if handle is None:
+            raise StartupError(_why_not_loaded(header.path, log.cause()))
+        return cls(header, handle, total_bytes(files))
+
+    @property
+    def handle(self) -> object:
+        assert self._handle is not None, "the model is closed"
+        return self._handle
+
+    @property
+    def vocab(self) -> object:
+        return llama_cpp.llama_model_get_vocab(self.handle)
+
+    @property
+    def path(self) -> Path:
+        return self.header.path
+
+    @property
+    def description(self) -> str:
+        """Architecture, size, quantisation."""
+        buffer = ctypes.create_string_buffer(256)
+        llama_cpp.llama_model_desc(self.handle, buffer, len(buffer))
+        described = buffer.value.decode("utf-8", "replace")
+        # llama.cpp knows the sizes of well-known models only.
+        return described.replace("?B", f"{self.num_parameters / 1e6:.3g}M")
+
+    @property
+    def num_parameters(self) -> int:
+        return int(llama_cpp.llama_model_n_params(self.handle))
+
+    @property
+    def context_trained(self) -> int:
+        """Tokens; 0 if the model does not say."""
+        return int(llama_cpp.llama_model_n_ctx_train(self.handle))
+
+    @property
+    def is_recurrent(self) -> bool:
+        """Some or all layers keep a state per sequence instead of cells per token."""
+        model = self.handle
+        return bool(llama_cpp.llama_model_is_recurrent(model) or llama_cpp.llama_model_is_hybrid(model))
+
+    @property
+    def has_window(self) -> bool:
+        """Some or all layers attend to a sliding window only."""
+        return int(llama_cpp.llama_model_n_swa(self.handle)) > 0
+
+    @property
+    def generates_text(self) -> bool:
+        """False for encoders, embedding models and diffusion models."""
+        model = self.handle
+        return (
+            bool(llama_cpp.llama_model_has_decoder(model))
+            and not llama_cpp.llama_model_has_encoder(model)
+            and not llama_cpp.llama_model_is_diffusion(model)
+            and self.header.get_int(self.header.for_architecture("attention.causal")) != 0
+        )
+
+    def chat_template(self, name: str | None = None) -> str | None:
+        """jinja2 source; files can have further ones by name, such as `tool_use`."""
+        key = None if name is None else name.encode()
+        source = llama_cpp.llama_model_chat_template(self.handle, key)
+        return None if source is None else str(source.decode("utf-8", "replace"))
+
+    def close(self) -> None:
+        handle, self._handle = self._handle, None
+        if handle is not None:
+            llama_cpp.llama_model_free(handle)
+
+    def __enter__(self) -> Model:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+class _Progress:
+    """Passes llama.cpp's progress on. A listener that raises ends the load, and gets its exception back."""
+
+    def __init__(self, listener: Callable[[float], None]) -> None:
+        self._listener = listener
+        self._failure: BaseException | None = None
+        self.callback = llama_cpp.llama_progress_callback(self._report)
+
+    def raise_failure(self) -> None:
+        if self._failure is not None:
+            raise self._failure
+
+    def _report(self, fraction: float, _user_data: object) -> bool:
+        try:
+            self._listener(fraction)
+        except BaseException as failure:
+            self._failure = failure
+        return self._failure is None
+
+
+def _why_not_loaded(path: Path, cause: str | None) -> str:
+    if cause is None:
+        return f"Cannot load {path}: llama.cpp gave no reason."
+    if any(sign in cause for sign in _SIGNS_OF_DAMAGE):
+        return f"{path} is truncated or damaged: {cause}."
+    return f"Cannot load {path}: {cause}."

@@ -1,0 +1,161 @@
+"""A model's tokens: text to tokens and back."""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+from pathlib import Path
+from types import TracebackType
+
+import llama_cpp
+
+from openai_cpu_server.contract.model_info import FimTokens
+from openai_cpu_server.errors import InvalidRequest, StartupError
+from openai_cpu_server.llama.gguf.header import GgufHeader
+from openai_cpu_server.llama.model.model import Model
+
+_SPARE_TOKENS = 16
+"""Text has at most one token per byte, and a few special ones around."""
+
+
+class Vocabulary:
+    """The contract's `Tokenizer`. Safe to call from any thread: the native vocabulary is only read."""
+
+    def __init__(self, model: Model, *, owns_model: bool = False) -> None:
+        """Over a loaded model; `close` closes it only if owned."""
+        self._model = model
+        self._owns_model = owns_model
+        if llama_cpp.llama_vocab_type(self._vocab) == llama_cpp.LLAMA_VOCAB_TYPE_NONE:
+            raise StartupError(f"{model.path} has no tokenizer.")
+        self._size = int(llama_cpp.llama_vocab_n_tokens(self._vocab))
+        self._pieces: list[bytes | None] = [None] * self._size
+
+    @classmethod
+    def open(cls, path: Path) -> Vocabulary:
+        """Of a GGUF file, without its weights; it owns what it opens. Raises `StartupError`."""
+        model = Model.open_vocabulary(GgufHeader(path))
+        try:
+            return cls(model, owns_model=True)
+        except BaseException:
+            model.close()
+            raise
+
+    @property
+    def _vocab(self) -> object:
+        return self._model.vocab
+
+    @property
+    def native(self) -> object:
+        """llama.cpp's vocabulary; lives as long as the model."""
+        return self._vocab
+
+    @property
+    def vocab_size(self) -> int:
+        return self._size
+
+    @functools.cached_property
+    def chat_template(self) -> str | None:
+        return self._model.chat_template()
+
+    def named_chat_template(self, name: str) -> str | None:
+        """A further template of the file, such as `tool_use`."""
+        return self._model.chat_template(name)
+
+    @property
+    def bos(self) -> int | None:
+        return _present(llama_cpp.llama_vocab_bos(self._vocab))
+
+    @property
+    def eos(self) -> int | None:
+        return _present(llama_cpp.llama_vocab_eos(self._vocab))
+
+    @property
+    def bos_text(self) -> str:
+        return self._text_of(self.bos)
+
+    @property
+    def eos_text(self) -> str:
+        return self._text_of(self.eos)
+
+    @property
+    def adds_bos(self) -> bool:
+        return bool(llama_cpp.llama_vocab_get_add_bos(self._vocab)) and self.bos is not None
+
+    @functools.cached_property
+    def fim(self) -> FimTokens | None:
+        prefix = _present(llama_cpp.llama_vocab_fim_pre(self._vocab))
+        suffix = _present(llama_cpp.llama_vocab_fim_suf(self._vocab))
+        middle = _present(llama_cpp.llama_vocab_fim_mid(self._vocab))
+        if prefix is None or suffix is None or middle is None:
+            return None
+        return FimTokens(prefix=prefix, suffix=suffix, middle=middle)
+
+    @functools.cached_property
+    def end_tokens(self) -> frozenset[int]:
+        """Tokens that end a generation."""
+        vocab, is_end = self._vocab, llama_cpp.llama_vocab_is_eog
+        return frozenset(token for token in range(self._size) if is_end(vocab, token))
+
+    def encode(self, text: str, *, add_special: bool, parse_special: bool) -> list[int]:
+        data = _utf8(text)
+        capacity = len(data) + _SPARE_TOKENS
+        while True:
+            tokens = (llama_cpp.llama_token * capacity)()
+            count = llama_cpp.llama_tokenize(
+                self._vocab, data, len(data), tokens, capacity, add_special, parse_special
+            )
+            if count >= 0:
+                return list(tokens[:count])
+            capacity = -count
+
+    def piece(self, token: int, *, special: bool = False) -> bytes:
+        """Raises `InvalidRequest` for what is no token: llama.cpp would end the process."""
+        if not 0 <= token < self._size:
+            raise InvalidRequest(f"{token} is no token: the vocabulary has {self._size}.", param="tokens")
+        if special:
+            return self._render(token, special=True)
+        piece = self._pieces[token]
+        if piece is None:
+            piece = self._pieces[token] = (
+                b"" if token in self.end_tokens else self._render(token, special=False)
+            )
+        return piece
+
+    def decode(self, tokens: list[int], *, special: bool = False) -> str:
+        return b"".join(self.piece(token, special=special) for token in tokens).decode("utf-8", "replace")
+
+    def close(self) -> None:
+        if self._owns_model:
+            self._model.close()
+
+    def __enter__(self) -> Vocabulary:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _text_of(self, token: int | None) -> str:
+        return "" if token is None else self.decode([token], special=True)
+
+    def _render(self, token: int, *, special: bool) -> bytes:
+        size = 64
+        while True:
+            buffer = ctypes.create_string_buffer(size)
+            length = llama_cpp.llama_token_to_piece(self._vocab, token, buffer, size, 0, special)
+            if length >= 0:
+                return buffer.raw[:length]
+            size = -length
+
+
+def _present(token: int) -> int | None:
+    return None if token == llama_cpp.LLAMA_TOKEN_NULL else int(token)
+
+
+def _utf8(text: str) -> bytes:
+    """Halves of surrogate pairs that stand alone (JSON can spell them) become U+FFFD."""
+    try:
+        return text.encode()
+    except UnicodeEncodeError:
+        return text.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace").encode()

@@ -1,0 +1,113 @@
+"""An open slot: how its request chooses tokens, and under what constraint."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from concurrent.futures import Future
+from typing import NamedTuple
+
+import numpy as np
+
+from openai_cpu_server.contract.request import Constraint
+from openai_cpu_server.contract.step import Open, Sample, TokenLogprob, num_right
+from openai_cpu_server.errors import ConstraintFailed
+from openai_cpu_server.llama.cells.context import Logits
+from openai_cpu_server.llama.grammar.constrained import Allowed, ConstrainedOutput
+from openai_cpu_server.llama.sampling.logprobs import score
+from openai_cpu_server.llama.sampling.sampler import Sampler
+
+
+class Sampled(NamedTuple):
+    """What came of a span and its draft."""
+
+    samples: tuple[Sample, ...]
+    num_accepted: int
+    """Tokens of the draft that are the output's, from its beginning on."""
+    failure: str | None = None
+    """Why the constraint failed behind the samples."""
+
+
+class OpenSlot:
+    """Owns its sampler. `constrained` is being started, perhaps in another thread."""
+
+    def __init__(
+        self, opened: Open, sampler: Sampler, constrained: Future[ConstrainedOutput] | None = None
+    ) -> None:
+        self.constrained = constrained
+        self.constraint: Constraint | None = opened.constraint
+        self.tokens = [*opened.prompt, *opened.output]
+        """Of the sequence, as far as they are known."""
+        self._sampler = sampler
+        self._top_logprobs = opened.top_logprobs
+
+    @property
+    def num_top(self) -> int:
+        return self._top_logprobs or 0
+
+    def num_allowed(self, draft: Sequence[int]) -> int:
+        """How many of the draft's tokens, from its beginning on, the constraint lets come next."""
+        if self.constrained is None:
+            return len(draft)
+        try:
+            return self.constrained.result().num_allowed(draft)
+        except ConstraintFailed:
+            return 0  # it fails again, and is told, when a token is sampled
+
+    def sample_along(self, draft: Sequence[int], logits: Logits) -> Sampled:
+        """(1 + draft, vocabulary), after the span's last token and after each of the draft's.
+
+        Every token is chosen as without a draft, by the same draw; the draft only says which rows of logits
+        are there already. So a draft token x is accepted with the target's own p(x), and what is chosen in
+        its place is distributed as p without x: rejection sampling, whose output knows nothing of drafts.
+        """
+        samples: list[Sample] = []
+        output: list[int] = []
+        while len(output) <= len(draft) and output == list(draft[: len(output)]):
+            try:
+                sample = self.sample(logits[len(output)])
+            except ConstraintFailed as error:
+                return Sampled(tuple(samples), len(output), str(error))
+            samples.append(sample)
+            output += (sample.token, *sample.forced)
+        self.tokens += output
+        return Sampled(tuple(samples), num_right(draft, output))
+
+    def sample(self, logits: Logits) -> Sample:
+        """(vocabulary,) -> the next token, with all that are forced behind it. Raises `ConstraintFailed`.
+
+        Where log-probabilities are asked for, forced tokens come one at a time: each has its own.
+        """
+        if self.constrained is None:
+            token = self._sampler.choose(logits)
+            self._sampler.accept(token)
+            return Sample(token, self._score(logits, token))
+        output = self.constrained.result()
+        token = output.take_one_forced() if output.is_forced else self._choose(logits, output)
+        self._sampler.accept(token)
+        if self._top_logprobs is not None:
+            return Sample(token, self._score(logits, token))
+        forced = output.take_forced()
+        for follower in forced:
+            self._sampler.accept(follower)
+        return Sample(token, forced=forced)
+
+    def close(self) -> None:
+        self._sampler.close()
+
+    def _choose(self, logits: Logits, output: ConstrainedOutput) -> int:
+        allowed = output.allowed()
+        token = self._sampler.choose(logits, allowed)
+        while not output.takes(token):
+            allowed = _without(token, allowed, len(logits))
+            token = self._sampler.choose(logits, allowed)
+        output.accept(token)
+        return token
+
+    def _score(self, logits: Logits, token: int) -> TokenLogprob | None:
+        return None if self._top_logprobs is None else score(logits, token, self._top_logprobs)
+
+
+def _without(token: int, allowed: Allowed | None, vocab_size: int) -> Allowed:
+    left = np.ones(vocab_size, np.bool_) if allowed is None else allowed
+    left[token] = False
+    return left

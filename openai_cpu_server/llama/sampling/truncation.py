@@ -1,0 +1,102 @@
+"""Top-k, typical, top-p and min-p: llama.cpp's own samplers in its order, on the tokens that matter."""
+
+from __future__ import annotations
+
+import ctypes
+import math
+from typing import NamedTuple
+
+import llama_cpp
+import numpy as np
+
+from openai_cpu_server.contract.request import Sampling
+from openai_cpu_server.llama.cells.context import Logits
+from openai_cpu_server.llama.sampling.candidates import Tokens, above, nucleus, of_the_best
+
+_CANDIDATE = np.dtype([("id", np.int32), ("logit", np.float32), ("p", np.float32)])
+_MIN_KEEP = 1
+_NEGLIGIBLE = 80.0
+"""Logits so far below the largest have a probability under 1e-34. `typical` computes 0 * log(0) on them."""
+
+
+_ROUNDING = 1e-3
+
+
+class Survivors(NamedTuple):
+    tokens: Tokens
+    logits: Logits
+
+
+class Candidates:
+    """Scratch memory for a vocabulary of `llama_token_data`; shared by all chains, used by one at a time."""
+
+    def __init__(self, vocab_size: int) -> None:
+        assert _CANDIDATE.itemsize == ctypes.sizeof(llama_cpp.llama_token_data)
+        self._records = np.zeros(vocab_size, _CANDIDATE)
+        self._data = self._records.ctypes.data_as(llama_cpp.llama_token_data_p)
+
+    def narrowed_by(self, chain: object, tokens: Tokens, logits: Logits) -> Survivors:
+        """What a sampler chain leaves of these tokens of the vocabulary, as copies."""
+        count = len(tokens)
+        self._records["id"][:count] = tokens
+        self._records["logit"][:count] = logits[tokens]
+        array = llama_cpp.llama_token_data_array(self._data, count, -1, False)
+        llama_cpp.llama_sampler_apply(chain, ctypes.byref(array))
+        left = self._records[: array.size]
+        return Survivors(left["id"].copy(), left["logit"].copy())
+
+
+class Truncation:
+    """A request's `llama_sampler` chain, freed with the request."""
+
+    def __init__(self, sampling: Sampling, candidates: Candidates) -> None:
+        self._candidates = candidates
+        self._sampling = sampling
+        self._chain: object | None = llama_cpp.llama_sampler_chain_init(
+            llama_cpp.llama_sampler_chain_default_params()
+        )
+        for sampler in _samplers(sampling):
+            llama_cpp.llama_sampler_chain_add(self._chain, sampler)
+
+    def apply(self, logits: Logits) -> Survivors:
+        """(vocabulary,), -inf where forbidden -> the tokens left, and their logits. At least one is left."""
+        assert self._chain is not None, "the chain is freed"
+        return self._candidates.narrowed_by(self._chain, _seen(self._sampling, logits), logits)
+
+    def close(self) -> None:
+        chain, self._chain = self._chain, None
+        if chain is not None:
+            llama_cpp.llama_sampler_free(chain)
+
+
+def truncates(sampling: Sampling) -> bool:
+    return sampling.top_k is not None or sampling.typical_p < 1 or sampling.top_p < 1 or sampling.min_p > 0
+
+
+def _seen(sampling: Sampling, logits: Logits) -> Tokens:
+    """Tokens that the chain's first sampler of any effect cannot do without."""
+    if sampling.top_k is not None:
+        tokens = of_the_best(logits, sampling.top_k)
+        return tokens[logits[tokens] > _negligible(logits)] if sampling.typical_p < 1 else tokens
+    if sampling.typical_p < 1:
+        return above(logits, _negligible(logits))
+    if sampling.top_p < 1:
+        return nucleus(logits, sampling.top_p)
+    least = float(logits.max()) + math.log(sampling.min_p) - _ROUNDING if sampling.min_p > 0 else -math.inf
+    return above(logits, least)
+
+
+def _negligible(logits: Logits) -> float:
+    return float(logits.max()) - _NEGLIGIBLE
+
+
+def _samplers(sampling: Sampling) -> list[object]:
+    """Owned by the chain that they are added to. A value of no effect makes a sampler of no effect."""
+    top_k = [] if sampling.top_k is None else [llama_cpp.llama_sampler_init_top_k(sampling.top_k)]
+    is_nucleus = sampling.top_k is None and sampling.typical_p >= 1  # `_seen` has cut it out already
+    return [
+        *top_k,
+        llama_cpp.llama_sampler_init_typical(sampling.typical_p, _MIN_KEEP),
+        llama_cpp.llama_sampler_init_top_p(1.0 if is_nucleus else sampling.top_p, _MIN_KEEP),
+        llama_cpp.llama_sampler_init_min_p(sampling.min_p, _MIN_KEEP),
+    ]

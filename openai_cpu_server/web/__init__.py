@@ -1,0 +1,1 @@
+"""The web server around the application: connections, signals, open files."""

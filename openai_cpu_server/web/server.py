@@ -1,0 +1,84 @@
+"""The web server, and its end: what was accepted is finished first."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import socket
+from collections.abc import Awaitable, Callable, Iterator
+from types import FrameType
+
+import uvicorn
+
+from openai_cpu_server.dispatch.client import EngineClient
+
+logger = logging.getLogger(__name__)
+
+
+class WebServer(uvicorn.Server):
+    """uvicorn, with signals of our own meaning.
+
+    The first SIGTERM or Ctrl-C drains: nothing new is accepted, while what runs has `drain_s` to end. The
+    second ends everything at once, the third waits for nobody's last bytes either. `checkpoint` is called
+    when draining begins. A signal that was obeyed is not raised again: the process ends with 0.
+    """
+
+    def __init__(
+        self,
+        config: uvicorn.Config,
+        engine: EngineClient,
+        *,
+        drain_s: float,
+        checkpoint: Callable[[], Awaitable[None]],
+    ) -> None:
+        super().__init__(config)
+        self._engine = engine
+        self._drain_s = drain_s
+        self._checkpoint = checkpoint
+        self._num_signals = 0
+        self._draining: asyncio.Task[None] | None = None
+
+    def stop_if_failed(self, task: asyncio.Task[None]) -> None:
+        if not task.cancelled() and task.exception() is not None:
+            self.should_exit = True
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        """In a signal handler, so it only takes notes; `on_tick` and `shutdown` read them."""
+        self._num_signals += 1
+        if self._num_signals > 1:
+            self.should_exit = True
+            asyncio.get_running_loop().call_soon_threadsafe(self._engine.kill)
+        self.force_exit = self._num_signals > 2
+
+    async def on_tick(self, counter: int) -> bool:
+        if self._num_signals and self._draining is None:
+            self._draining = asyncio.create_task(self._drain())
+            self._draining.add_done_callback(self._drained)
+        return await super().on_tick(counter)
+
+    async def _drain(self) -> None:
+        logger.info(
+            "draining: what runs has %g s to end; another signal ends it at once (%d requests)",
+            self._drain_s,
+            len(self._engine.requests()),
+        )
+        await asyncio.gather(self._engine.drain(self._drain_s), self._checkpoint())
+
+    def _drained(self, task: asyncio.Task[None]) -> None:
+        self.should_exit = True
+        if not task.cancelled() and (error := task.exception()) is not None:
+            logger.error("draining failed", exc_info=error)
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        """Whatever still runs ends with an error."""
+        if self._draining is not None:
+            self._draining.cancel()
+        await self._engine.close()
+        await super().shutdown(sockets)
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        with super().capture_signals():
+            yield
+            self._captured_signals.clear()

@@ -1,0 +1,435 @@
+"""`openai-cpu-server inspect` on real files, and what it says against what llama.cpp says."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import gguf
+import msgspec
+import numpy as np
+import pytest
+
+from openai_cpu_server.commands.cli import main
+from openai_cpu_server.commands.inspect.facts import read_facts
+from openai_cpu_server.commands.inspect.memory import read_memory
+from openai_cpu_server.contract.cost import CostCurve
+from openai_cpu_server.contract.messages import EngineOptions
+from openai_cpu_server.errors import StartupError
+from openai_cpu_server.llama.backend import LlamaBackend
+from openai_cpu_server.llama.gguf.header import GgufHeader
+from openai_cpu_server.llama.gguf.tensors import model_tensors
+from openai_cpu_server.llama.host.machine import Machine
+from openai_cpu_server.llama.measure.calibrate import CurveKey
+from openai_cpu_server.llama.measure.measurements import Measurements
+from openai_cpu_server.llama.measure.profile import Profile, save_profile
+from tests.llama.odd_models import gemma3, mamba, rewritten, split
+from tests.tiny_model import tiny_model_path
+
+pytestmark = [pytest.mark.native, pytest.mark.thorough]
+
+
+class Outcome(NamedTuple):
+    returncode: int
+    stdout: str
+    stderr: str
+
+
+Run = Callable[..., Outcome]
+
+
+@pytest.fixture
+def run(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Run:
+    """The command in this process, with an empty folder of measurements."""
+    monkeypatch.setenv("OCS_CACHE_DIR", str(tmp_path / "cache"))
+
+    def run(*arguments: object) -> Outcome:
+        monkeypatch.setattr(sys, "argv", ["openai-cpu-server", "inspect", *map(str, arguments)])
+        code: object = 0
+        try:
+            main()
+        except SystemExit as leaving:
+            code = leaving.code
+        assert isinstance(code, int)
+        return Outcome(code, *capsys.readouterr())
+
+    return run
+
+
+@pytest.fixture
+def shown(run: Run) -> Callable[..., str]:
+    def shown(*arguments: object) -> str:
+        done = run(*arguments)
+        assert (done.returncode, done.stderr) == (0, "")
+        return done.stdout
+
+    return shown
+
+
+@pytest.fixture
+def facts(run: Run) -> Callable[..., Any]:
+    """What `--json` says."""
+
+    def facts(*arguments: object) -> Any:
+        done = run(*arguments, "--json")
+        assert (done.returncode, done.stderr) == (0, "")
+        return json.loads(done.stdout)
+
+    return facts
+
+
+@pytest.fixture(scope="module")
+def tiny() -> Path:
+    return tiny_model_path()
+
+
+Shown, Facts = Callable[..., str], Callable[..., Any]
+
+
+# -- the file ------------------------------------------------------------------------------------------
+
+
+def test_the_demo_model(shown: Shown) -> None:
+    lines = shown("demo").splitlines()
+    for line in (
+        "architecture   llama, 8 layers, width 256, 4 heads, 2 for keys and values",
+        "parameters     6.95 M",
+        "quantisation   q8_0, 8.51 bits per weight",
+        "license        MIT",
+        "context        trained for 1,024 tokens; serve grants 1,024 to a request",
+        "positions      RoPE, base 10,000, 64 dimensions",
+        "tokenizer      BPE (smollm), 4,096 tokens",
+        "weights in  tensors     size  share   bits",
+        "q8_0             57  7.38 MB  99.8%   8.50",
+        "bos       0  <|endoftext|>",
+        "eot       2  <|im_end|>",
+        "serve takes 16,384 tokens for all requests unless --ctx-size says more, and 2,048 beside them",
+        "speed: not measured on this machine yet; serve does it when nobody wants anything of it,",
+        "tuned: no; `openai-cpu-server tune demo` finds the best options for this machine",
+    ):
+        assert line in lines
+    (template,) = [line for line in lines if line.startswith("chat template")]
+    assert template.endswith(" characters, tool calls as demo (--template prints it)")
+    (f16,) = [line for line in lines if line.startswith("f16 (serve)")]
+    assert f16.split()[2] == "4,096"
+    assert not any("\x1b" in line or line != line.rstrip() for line in lines)
+
+
+def test_it_says_the_same_as_the_engine(tiny: Path, facts: Facts) -> None:
+    report = facts(tiny, "--kv-type", "q8_0", "--ctx-size", "2048")
+    backend = LlamaBackend.load(
+        EngineOptions(model_path=str(tiny), kv_type="q8_0", kv_tokens=2048), lambda fraction: None
+    )
+    info = backend.info
+    backend.close()
+    model, memory = report["model"], report["memory"]
+    assert model["weights"]["parameters"] == model["weights"]["active_parameters"] == info.num_parameters
+    assert model["file_bytes"] == info.file_bytes
+    assert model["architecture"] == info.architecture
+    assert model["shape"]["context_trained"] == info.context_trained
+    assert model["tokenizer"]["size"] == info.vocab_size
+    assert memory["pool_tokens"] == info.kv_tokens
+    assert memory["context"] == info.context_limit
+    (cost,) = [cost for cost in memory["kv_types"] if cost["type"] == memory["kv_type"]]
+    assert cost["bytes_per_token"] == info.kv_bytes_per_token
+
+
+@pytest.mark.parametrize("quant", ["f32", "q4_k_m"])
+def test_types_add_up(facts: Facts, quant: str) -> None:
+    path = tiny_model_path(quant)
+    weights, reader = facts(path)["model"]["weights"], gguf.GGUFReader(path)
+    assert sum(share["tensors"] for share in weights["types"]) == len(reader.tensors)
+    assert sum(share["weights"] for share in weights["types"]) == weights["parameters"]
+    assert sum(share["bytes"] for share in weights["types"]) == sum(t.n_bytes for t in reader.tensors)
+    assert weights["file_type"] == quant
+    assert weights["types"][0]["type"] == ("f32" if quant == "f32" else "q4_K")
+
+
+def test_the_template_is_printed_whole_and_alone(tiny: Path, shown: Shown) -> None:
+    template = gguf.GGUFReader(tiny).fields["tokenizer.chat_template"].contents()
+    assert shown(tiny, "--template") == template + "\n"
+
+
+def test_templates_of_all_kinds(tiny: Path, tmp_path: Path, shown: Shown, run: Run) -> None:
+    key = "tokenizer.chat_template"
+    plain = rewritten(tiny, tmp_path / "plain.gguf", {key: "{{ messages[0].content }}"})
+    assert "25 characters, no tool calls (--template prints it)" in shown(plain)
+    broken = rewritten(tiny, tmp_path / "broken.gguf", {key: "{% if"})
+    assert "chat template  cannot be used: the chat template, line 1: " in shown(broken)
+    named = rewritten(tiny, tmp_path / "named.gguf", {f"{key}.tool_use": "{{ tools }}"})
+    assert shown(named, "--template", "tool_use") == "{{ tools }}\n"
+    done = run(named, "--template", "other")
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr.endswith("named.gguf has no chat template other\n")
+
+
+def test_a_model_without_template(tiny: Path, tmp_path: Path, shown: Shown, run: Run) -> None:
+    path = tmp_path / "mute.gguf"
+    path.write_bytes(tiny.read_bytes().replace(b"tokenizer.chat_template", b"tokenizer.chat_temptation"[:23]))
+    assert "chat template  none: chats need serve --chat-template FILE" in shown(path)
+    assert run(path, "--template").returncode == 2
+
+
+def test_windows_and_states(tiny: Path, tmp_path: Path, shown: Shown, facts: Facts) -> None:
+    window = gemma3(tiny, tmp_path / "window.gguf", window=64)
+    assert "attention      some or all layers see the last 64 tokens only" in shown(window)
+    assert facts(window)["model"]["shape"]["window"] == 64
+    state = mamba(tiny, tmp_path / "state.gguf")
+    said = shown(state)
+    assert "some or all layers keep a state for each sequence instead of cells" in said
+    assert "KV cells" not in said
+    assert facts(state)["memory"]["kv_types"] == []
+
+
+def test_scaled_positions(tiny: Path, tmp_path: Path, shown: Shown) -> None:
+    changes = {"llama.rope.scaling.type": "yarn", "llama.rope.scaling.original_context_length": 1024}
+    path = rewritten(tiny, tmp_path / "yarn.gguf", changes)
+    assert "RoPE, base 10,000, 64 dimensions, yarn scaling from 1,024 tokens" in shown(path)
+
+
+def written(
+    path: Path, architecture: str, numbers: dict[str, int], tensors: dict[str, tuple[int, ...]]
+) -> Path:
+    """A file with just these facts."""
+    writer = gguf.GGUFWriter(path, architecture)
+    for key, value in numbers.items():
+        writer.add_uint32(key, value)
+    for name, shape in tensors.items():
+        writer.add_tensor(name, np.zeros(shape, np.float16))
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return path
+
+
+def test_experts(tmp_path: Path, shown: Shown) -> None:
+    numbers = {"moe.block_count": 1, "moe.expert_count": 8, "moe.expert_used_count": 2}
+    tensors = {"blk.0.ffn_up_exps.weight": (8, 100, 100), "token_embd.weight": (100, 100)}
+    said = shown(written(tmp_path / "moe.gguf", "moe", numbers, tensors))
+    assert "architecture   moe, 1 layers, 8 experts, 2 at work" in said
+    assert "parameters     90.0 k, of which 30.0 k for a token" in said
+
+
+def test_what_is_no_model(tmp_path: Path, shown: Shown) -> None:
+    path = tmp_path / "adapter.gguf"
+    writer = gguf.GGUFWriter(path, "llama")
+    writer.add_type("adapter")
+    writer.add_tensor("blk.0.attn_q.weight.lora_a", np.zeros((4, 4), np.float32))
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    said = shown(path)
+    assert "content        adapter, not a model" in said
+    assert "memory:" not in said
+    assert "speed" not in said
+
+
+def test_texts_of_the_file_do_no_harm_to_the_terminal(tiny: Path, tmp_path: Path, shown: Shown) -> None:
+    path = rewritten(tiny, tmp_path / "evil.gguf", {"general.name": "a\x1b[2Jb\nc ü"})
+    assert r"name           a\x1b[2Jb\nc ü" in shown(path)
+
+
+def test_parts(tiny: Path, tmp_path: Path, shown: Shown, facts: Facts, run: Run) -> None:
+    first, second, third = split(tiny, tmp_path / "m.gguf", tensors_per_part=9)
+    assert f"file           {first} and 2 more, " in shown(first)
+    of_parts, whole = facts(first)["model"], facts(tiny)["model"]
+    assert (of_parts["weights"], of_parts["files"]) == (whole["weights"], 3)
+    done = run(second)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert "is part 2 of 3; name the first, " in done.stderr
+    third.unlink()
+    done = run(first)
+    assert done.returncode == 2
+    assert "is one of 3 parts; missing beside it: m-00003-of-00003.gguf" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("content", "line"),
+    [
+        (None, "there is no file"),
+        (b"", "is not a GGUF file"),
+        (b"<html>", "is not a GGUF file"),
+        (b"GGUF", "is truncated or damaged: its header ends too early"),
+        (b"GGUF\x01\0\0\0", "is a GGUF file of version 1; 2 and 3 can be read"),
+        ("half", "is truncated or damaged: its tensors end at byte"),
+    ],
+)
+@pytest.mark.parametrize("option", [None, "--json"])
+def test_damage_is_one_line(
+    tiny: Path, tmp_path: Path, run: Run, content: bytes | str | None, line: str, option: str | None
+) -> None:
+    path = tmp_path / "m.gguf"
+    if content is not None:
+        path.write_bytes(content if isinstance(content, bytes) else tiny.read_bytes()[:3_000_000])
+    done = run(path, *([option] if option else []))
+    assert (done.returncode, done.stdout) == (2, "")
+    assert line in done.stderr
+    assert len(done.stderr.splitlines()) == 1
+
+
+def test_wrong_use(tiny: Path, run: Run) -> None:
+    for arguments, line in [
+        (("hf:acme/none",), "is not in the cache"),
+        (("demon",), "unknown model 'demon' (did you mean demo?)"),
+        ((tiny, "--model", "demo"), "--model is for serve"),
+        ((tiny, "--kv-typ", "f16"), "kv-typ"),
+        ((tiny, "--ctx-size", "1"), "--ctx-size"),
+        ((tiny, "--json", "--template"), "not allowed with argument --json"),
+    ]:
+        done = run(*arguments)
+        assert (done.returncode, done.stdout) == (2, "")
+        assert line in done.stderr
+
+
+# -- the machine ---------------------------------------------------------------------------------------
+
+
+class SmallMachine(Machine):
+    """A control group of a given size around this process."""
+
+    def __init__(self, folder: Path, free_bytes: int) -> None:
+        (folder / "cgroup").write_text("0::/\n")
+        (folder / "memory.max").write_text(f"{free_bytes}\n")
+        (folder / "memory.current").write_text("0\n")
+        super().__init__(cgroups=folder, process=folder)
+
+
+def test_what_fits_beside_the_weights(tiny: Path, tmp_path: Path) -> None:
+    header = GgufHeader(tiny)
+    facts, size = read_facts(header, model_tensors(header)), tiny.stat().st_size
+    options = EngineOptions(model_path=str(tiny))
+    memory = read_memory(header, facts, options, SmallMachine(tmp_path, size + 10_240_000))
+    assert (memory.free_bytes, memory.left_bytes) == (size + 10_240_000, 10_240_000)
+    f16 = next(cost for cost in memory.kv_types if cost.type == "f16")
+    assert (f16.bytes_per_token, f16.tokens) == (1024, 10_000)
+    assert [(fit.tokens, fit.sequences) for fit in f16.fits] == [(1024, 9), (4096, 2)]
+    assert (memory.pool_tokens, memory.context, memory.problem) == (4864, 4096, None)
+    full = read_memory(header, facts, options, SmallMachine(tmp_path, size // 2))
+    assert (full.left_bytes, full.pool_tokens, full.context) == (0, None, None)
+    assert "Not enough memory for the KV pool" in (full.problem or "")
+
+
+@pytest.mark.parametrize("draft", [False, True])
+@pytest.mark.parametrize("free_bytes", [900_000, 3_000_000, 5_500_000, 12_000_000, 40_000_000])
+@pytest.mark.parametrize("kv_tokens", [None, 2048])
+def test_what_it_says_is_what_serve_takes(
+    tiny: Path, tmp_path: Path, free_bytes: int, kv_tokens: int | None, draft: bool
+) -> None:
+    header, weights = GgufHeader(tiny), (2 if draft else 1) * tiny.stat().st_size
+    options = EngineOptions(
+        model_path=str(tiny), kv_tokens=kv_tokens, draft_model_path=str(tiny) if draft else None
+    )
+    machine = SmallMachine(tmp_path, weights + free_bytes)
+    facts = read_facts(header, model_tensors(header))
+    memory = read_memory(header, facts, options, machine, header if draft else None)
+    assert memory.left_bytes == free_bytes
+    assert (memory.pool_tokens, memory.staging_tokens, memory.problem) == taken(options, machine)
+
+
+def taken(options: EngineOptions, machine: Machine) -> tuple[int | None, int, str | None]:
+    """Cells of the pool, cells beside it, and why it does not start."""
+    try:
+        backend = LlamaBackend.load(options, lambda fraction: None, machine)
+    except StartupError as error:
+        return None, 0, str(error)
+    backend.close()
+    return backend.info.kv_tokens, backend.info.staging_tokens, None
+
+
+def test_a_draft_model_counts(tiny: Path, shown: Shown, facts: Facts) -> None:
+    alone, both = facts(tiny)["memory"], facts(tiny, "--draft-model", tiny)["memory"]
+    assert (alone["draft_model"], both["draft_model"]) == (None, str(tiny))
+    assert [cost["bytes_per_token"] for cost in both["kv_types"]] == [
+        cost["bytes_per_token"] + 1024 for cost in alone["kv_types"]
+    ]
+    said = shown(tiny, "--draft-model", tiny)
+    assert "beside the weights of the model and its draft model\n" in said
+    assert (
+        "serve takes 16,384 tokens for all requests unless --ctx-size says more, and 2,048 beside them"
+        in said
+    )
+    assert "and 2,048 beside" not in shown(tiny, "--staging-tokens", 0)
+
+
+def test_a_pool_that_cannot_be_is_said(tiny: Path, shown: Shown) -> None:
+    said = shown(tiny, "--ctx-size", 10**12)
+    assert "serve would not start: Not enough memory for the KV pool: 1000000000000 tokens" in said
+
+
+def test_measured_steps_predict_the_speed(tiny: Path, tmp_path: Path, shown: Shown, facts: Facts) -> None:
+    """10 ms a step and 1 ms a token, nothing for attention."""
+    curve = CostCurve(step_ms=tuple((n, 10.0 + n) for n in (1, 16, 64, 256)), attended_ms=0.0, skipped_ms=0.0)
+    for kv_type in ("f16", "q8_0"):
+        options = EngineOptions(model_path=str(tiny), kv_type=kv_type)
+        backend = LlamaBackend.load(options, lambda fraction: None)
+        key = CurveKey.of(backend.info, options)
+        backend.close()
+        Measurements(tmp_path / "cache").put(key, curve)
+    speed = facts(tiny)["speed"]
+    assert (speed["kv_type"], speed["is_default"], speed["context"]) == ("f16", True, 512)
+    assert speed["prompt_tokens_per_second"] == pytest.approx(1000 * 256 / 266)
+    assert {each["sequences"]: each["tokens_per_second"] for each in speed["decode"]} == pytest.approx(
+        {n: 1000 * n / (10 + n) for n in (1, 2, 4, 8, 16, 32)}
+    )
+    said = shown(tiny)
+    assert "speed, predicted from steps timed here (" in said
+    assert "writing, 16 at once  615.4  tokens/s in all" in said
+    assert facts(tiny, "--kv-type", "q8_0")["speed"]["kv_type"] == "q8_0"
+    assert "serve would have other options" in shown(tiny, "--kv-type", "f32")
+    other = tmp_path / "other.gguf"
+    other.write_bytes(tiny.read_bytes())
+    os.utime(other, ns=(1, 1))
+    assert facts(other)["speed"] is None
+
+
+def test_it_measures_on_demand(tiny: Path, run: Run) -> None:
+    done = run(tiny, "--measure", "--json")
+    assert done.returncode == 0
+    speed = json.loads(done.stdout)["speed"]
+    assert speed["is_default"]
+    assert all(each["tokens_per_second"] > 0 for each in speed["decode"])
+
+
+def test_what_was_tuned_counts(tiny: Path, tmp_path: Path, shown: Shown, facts: Facts) -> None:
+    profile = Profile(
+        threads=1, threads_batch=1, repack=True, prefill_tokens=64, kv_type="bf16", flash_attention=False
+    )
+    save_profile(tiny, tmp_path / "cache", profile)
+    assert "tuned: threads 1, threads_batch 1, repack on, prefill_tokens 64, kv_type bf16" in shown(tiny)
+    report = facts(tiny)
+    assert report["profile"] == msgspec.structs.asdict(profile)
+    assert report["memory"]["kv_type"] == "bf16"
+    assert facts(tiny, "--profile", "off")["profile"] is None
+    assert facts(tiny, "--kv-type", "f32")["memory"]["kv_type"] == "f32"
+
+
+# -- as a process --------------------------------------------------------------------------------------
+
+
+def test_a_pipe_gets_plain_text_and_may_close(tiny: Path, tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "openai_cpu_server", "inspect", str(tiny)]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert done.stderr == ""
+    assert "\x1b" not in done.stdout
+    long = rewritten(tiny, tmp_path / "long.gguf", {"tokenizer.chat_template": "x" * 1_000_000})
+    # Unbuffered, Python takes a write that the pipe has cut short for a whole one.
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"}
+    with subprocess.Popen(
+        [*command[:-1], str(long), "--template"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        env=environment,
+    ) as process:
+        assert process.stdout is not None
+        assert process.stdout.read(3) == b"xxx"
+        process.stdout.close()
+        assert process.stderr is not None
+        assert process.stderr.read() == b""
+    assert process.returncode == 1

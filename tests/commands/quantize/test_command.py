@@ -1,0 +1,507 @@
+"""`openai-cpu-server quantize` as a process, on real files."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import resource
+import signal
+import struct
+import subprocess
+import sys
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+import gguf
+import numpy as np
+import psutil
+import pytest
+
+from openai_cpu_server.commands.cli import main
+from openai_cpu_server.commands.quantize.output import Output
+from openai_cpu_server.errors import StartupError
+from openai_cpu_server.llama.gguf.file_types import (
+    FILE_TYPES,
+    FileType,
+    file_type_name,
+    file_type_named,
+    is_copy,
+)
+from openai_cpu_server.llama.gguf.header import GgufHeader
+from openai_cpu_server.llama.gguf.quantize import QuantizeOptions, plan
+from openai_cpu_server.llama.gguf.tensors import model_tensors
+from openai_cpu_server.llama.model.model import Model
+from tests.llama.odd_models import gemma3, mamba, split
+from tests.terminal import seen_on_a_terminal
+from tests.tiny_model import tiny_model_path
+
+pytestmark = [pytest.mark.native, pytest.mark.thorough]
+
+SLOW = ("--type", "iq3_s", "--threads", "1")
+"""Takes a second or more on the tiny model."""
+
+
+@pytest.fixture(scope="module")
+def tiny() -> Path:
+    return tiny_model_path()
+
+
+def command(*arguments: object) -> list[str]:
+    return [sys.executable, "-m", "openai_cpu_server", "quantize", *map(str, arguments)]
+
+
+class Outcome(NamedTuple):
+    returncode: int
+    stdout: str
+    stderr: str
+
+
+Run = Callable[..., Outcome]
+
+
+@pytest.fixture
+def run(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Run:
+    """The command in this process; its worker is one of its own."""
+
+    def run(*arguments: object) -> Outcome:
+        monkeypatch.setattr(sys, "argv", ["openai-cpu-server", "quantize", *map(str, arguments)])
+        code: object = 0
+        try:
+            main()
+        except SystemExit as leaving:
+            code = leaving.code
+        assert isinstance(code, int)
+        return Outcome(code, *capsys.readouterr())
+
+    return run
+
+
+@pytest.fixture
+def made(run: Run) -> Run:
+    """A run that goes well."""
+
+    def made(*arguments: object) -> Outcome:
+        done = run(*arguments)
+        assert (done.returncode, done.stderr) == (0, "")
+        return done
+
+    return made
+
+
+def types(path: Path) -> dict[str, str]:
+    return {tensor.name: tensor.type.name for tensor in model_tensors(GgufHeader(path))}
+
+
+def values(path: Path, name: str) -> np.ndarray:
+    (tensor,) = [tensor for tensor in gguf.GGUFReader(path).tensors if tensor.name == name]
+    return gguf.dequantize(tensor.data, tensor.tensor_type)
+
+
+def left(folder: Path) -> list[str]:
+    return sorted(path.name for path in folder.iterdir())
+
+
+# -- what comes out ------------------------------------------------------------------------------------
+
+
+def test_q4_k_m_is_what_everybody_calls_so(tiny: Path, tmp_path: Path, made: Run) -> None:
+    out = tmp_path / "out.gguf"
+    done = made(tiny, out, "--type", "q4_k_m")
+    assert left(tmp_path) == ["out.gguf"]
+    assert {**types(out), "token_embd.weight": ""} == {
+        **types(tiny_model_path("q4_k_m")),
+        "token_embd.weight": "",
+    }
+    assert file_type_name(GgufHeader(out).get_int("general.file_type") or 0) == "q4_k_m"
+    with Model.open(GgufHeader(out), repack=False, on_progress=lambda fraction: None) as model:
+        assert model.description == "llama 1.71M Q4_K - Medium"
+    original = values(tiny, "blk.0.ffn_up.weight")
+    off = values(out, "blk.0.ffn_up.weight") - original
+    assert 0 < np.abs(off).mean() < 0.1 * np.abs(original).mean()
+    lines = done.stdout.splitlines()
+    assert re.fullmatch(r"out\.gguf: made in \d+\.\d s", lines[0])
+    assert [line.split() for line in lines[1:]] == [
+        ["before", "after"],
+        ["size", "6.85", "MB", "1.10", "MB"],
+        ["bits", "per", "weight", "32.00", "5.04"],
+        ["tensors", "in", "f32", "21", "5"],
+        ["tensors", "in", "q6_K", "-", "3"],
+        ["tensors", "in", "q4_K", "-", "13"],
+    ]
+
+
+def test_what_quantised_models_are_to_be_again_must_be_said(tmp_path: Path, run: Run, made: Run) -> None:
+    out = tmp_path / "demo.gguf"
+    refused = run("demo", out, "--type", "q4_k_m")
+    assert refused.returncode == 2
+    assert "is quantised already (q8_0)" in refused.stderr
+    assert "--allow-requantize" in refused.stderr
+    assert left(tmp_path) == []
+    done = made("demo", out, "--type", "Q4_K", "--allow-requantize")
+    assert Counter(types(out).values()) == {"q4_K": 44, "f32": 17, "q6_K": 5, "q5_0": 4, "q8_0": 4}
+    assert done.stdout.splitlines()[-3:] == [
+        "8 of 74 tensors could not have the type that is meant for them:",
+        "  4 with rows of 704 values, no multiple of the 256 of q6_K: q8_0",
+        "  4 with rows of 704 values, no multiple of the 256 of q4_K: q5_0",
+    ]
+
+
+def test_rows_that_no_block_divides_are_f16(tiny: Path, tmp_path: Path, made: Run) -> None:
+    source, out = mamba(tiny, tmp_path / "mamba.gguf"), tmp_path / "out.gguf"
+    done = made(source, out, "--type", "q4_0")
+    assert types(out)["blk.0.ssm_dt.weight"] == "f16"
+    assert "  2 with rows of 4 values, no multiple of the 32 of q4_0: f16" in done.stdout
+    with Model.open(GgufHeader(out), repack=False, on_progress=lambda fraction: None) as model:
+        assert model.is_recurrent
+
+
+def test_options_for_single_tensors(tiny: Path, tmp_path: Path, made: Run) -> None:
+    pure, mixed = tmp_path / "pure.gguf", tmp_path / "mixed.gguf"
+    made(tiny, pure, "--type", "q4_k_m", "--pure", "--leave-output-tensor")
+    assert Counter(types(pure).values()) == {"q4_K": 15, "f32": 6}
+    assert types(pure)["output.weight"] == "f32"
+    chosen = ("--output-tensor-type", "bf16", "--token-embedding-type", "Q8_0")
+    made(tiny, mixed, "--type", "q4_k_m", *chosen, "--tensor-type", r"blk\.0\..*=q5_1")
+    found = types(mixed)
+    assert (found["output.weight"], found["token_embd.weight"]) == ("bf16", "q8_0")
+    assert {kind for name, kind in found.items() if "blk.0." in name} == {"q5_1", "f32"}
+    assert "q5_1" not in {kind for name, kind in found.items() if "blk.1." in name}
+
+
+def test_a_dry_run_writes_nothing_and_foresees_the_size(tiny: Path, tmp_path: Path, made: Run) -> None:
+    out = tmp_path / "out.gguf"
+    foreseen = made(tiny, out, "--type", "q6_k", "--dry-run").stdout
+    assert left(tmp_path) == []
+    assert foreseen.startswith("out.gguf: would be made\n")
+    happened = made(tiny, out, "--type", "q6_k").stdout
+    assert foreseen.splitlines()[1:] == happened.splitlines()[1:]
+
+
+def test_parts_stay_parts_or_become_one(tiny: Path, tmp_path: Path, run: Run, made: Run) -> None:
+    first, *_ = split(tiny, tmp_path / "m.gguf", tensors_per_part=9)
+    folder = tmp_path / "out"
+    folder.mkdir()
+    made(first, folder / "small.gguf", "--type", "q8_0", "--keep-split")
+    assert left(folder) == [f"small-0000{n}-of-00003.gguf" for n in (1, 2, 3)]
+    made(folder / "small-00001-of-00003.gguf", folder / "one.gguf", "--type", "copy")
+    made(tiny, folder / "direct.gguf", "--type", "q8_0", "--keep-split")  # of one file that is one
+    assert types(folder / "one.gguf") == types(folder / "direct.gguf")
+    again = run(first, folder / "small.gguf", "--type", "q8_0", "--keep-split")
+    assert again.returncode == 2
+    assert "small-00001-of-00003.gguf exists already" in again.stderr
+
+
+@pytest.mark.parametrize("kind", FILE_TYPES.values(), ids=FILE_TYPES)
+def test_every_type_of_the_list_can_be_made(tiny: Path, kind: FileType) -> None:
+    options = QuantizeOptions(file_type=kind.number, threads=1, is_copy=is_copy(kind), buffer_bytes=2**26)
+    planned = plan(tiny, options)
+    assert planned.needs_importance == kind.needs_importance
+    targets = {tensor.target for tensor in planned.tensors}
+    base = "q8_0" if kind.name == "mxfp4_moe" else kind.base  # there are no experts
+    assert {base or "f32", "f32"} <= targets
+
+
+def test_types_that_need_an_importance_matrix_say_so(tiny: Path, tmp_path: Path, run: Run) -> None:
+    done = run(tiny, tmp_path / "out.gguf", "--type", "iq1_s")
+    assert (done.returncode, done.stdout) == (2, "")
+    assert "this type needs an importance matrix: --imatrix FILE" in done.stderr
+
+
+def test_the_list_of_types(made: Run) -> None:
+    lines = made("--type", "list").stdout.splitlines()
+    assert [line.split()[0] for line in lines[1:]] == list(FILE_TYPES)
+    (line,) = [line for line in lines if line.startswith("q4_k_m")]
+    assert line.split(maxsplit=2)[1:] == ["4.50", "some tensors in more bits; what most people use"]
+
+
+def test_names_of_types() -> None:
+    assert file_type_named("Q4_K_M") == file_type_named("q4_k") == FILE_TYPES["q4_k_m"]
+    assert file_type_named("FP16").name == "f16"
+    with pytest.raises(StartupError, match=r"'q4km': did you mean q4_k_m or .*\? --type list shows all"):
+        file_type_named("q4km")
+    with pytest.raises(StartupError, match="there is no type 'fast': --type list"):
+        file_type_named("fast")
+
+
+# -- importance matrices -------------------------------------------------------------------------------
+
+
+def importance(tiny: Path, path: Path, *, legacy: bool) -> Path:
+    """Says that all columns matter the same, after 10 calls."""
+    columns = {
+        tensor.name: np.full(tensor.shape[0], 20.0, np.float32)
+        for tensor in model_tensors(GgufHeader(tiny))
+        if tensor.name.startswith("blk.") and len(tensor.shape) == 2
+    }
+    return _legacy(path, columns) if legacy else _gguf(path, columns)
+
+
+def _legacy(path: Path, columns: dict[str, np.ndarray]) -> Path:
+    entries = [
+        struct.pack("<i", len(name)) + name.encode() + struct.pack("<ii", 10, len(sums)) + sums.tobytes()
+        for name, sums in columns.items()
+    ]
+    ending = struct.pack("<ii", 5, 4) + b"text"
+    path.write_bytes(struct.pack("<i", len(entries)) + b"".join(entries) + ending)
+    return path
+
+
+def _gguf(path: Path, columns: dict[str, np.ndarray], num_experts: int = 1) -> Path:
+    writer = gguf.GGUFWriter(path, "")
+    writer.add_type("imatrix")
+    writer.add_uint32("imatrix.chunk_count", 5)
+    for name, sums in columns.items():
+        writer.add_tensor(f"{name}.in_sum2", sums[np.newaxis])
+        writer.add_tensor(f"{name}.counts", np.full((num_experts, 1), 10.0, np.float32))
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return path
+
+
+def test_an_importance_matrix_makes_the_smallest_types(tiny: Path, tmp_path: Path, made: Run) -> None:
+    for form in ("legacy", "gguf"):
+        matrix = importance(tiny, tmp_path / f"{form}.imatrix", legacy=form == "legacy")
+        made(tiny, tmp_path / f"{form}.gguf", "--type", "iq2_xxs", "--imatrix", matrix)
+        header = GgufHeader(tmp_path / f"{form}.gguf")
+        assert header.get_str("quantize.imatrix.file") == f"{form}.imatrix"
+        assert header.get_int("quantize.imatrix.entries_count") == 14
+        assert header.get_int("quantize.imatrix.chunks_count") == 5
+        assert Counter(types(header.path).values())["iq2_xxs"] == 12
+    a, b = (values(tmp_path / f"{form}.gguf", "blk.1.ffn_up.weight") for form in ("legacy", "gguf"))
+    assert np.array_equal(a, b)
+
+
+def test_wrong_importance_matrices(tiny: Path, tmp_path: Path, run: Run) -> None:
+    garbage = tmp_path / "garbage.dat"
+    garbage.write_bytes(b"\x05\0\0\0" + b"x" * 100)
+    uneven = _gguf(tmp_path / "uneven.gguf", {"blk.0.ffn_up.weight": np.ones(256, np.float32)}, num_experts=3)
+    matrix = importance(tiny, tmp_path / "few.dat", legacy=True)
+    for options, line in [
+        (("--imatrix", tmp_path / "none.dat"), "none.dat: No such file"),
+        (("--imatrix", garbage), "garbage.dat is no importance matrix, or a damaged one"),
+        (("--imatrix", tiny), "is no importance matrix: it names no tensors"),
+        (("--imatrix", uneven), "is damaged: it has 256 sums and 3 counts for blk.0.ffn_up.weight"),
+        (
+            ("--imatrix", matrix, "--output-tensor-type", "iq2_xxs"),
+            "output.weight cannot be iq2_xxs without an importance matrix",
+        ),
+    ]:
+        done = run(tiny, tmp_path / "out.gguf", "--type", "iq2_xxs", *options)
+        assert (done.returncode, done.stdout) == (2, "")
+        assert line in done.stderr
+        assert len(done.stderr.splitlines()) == 1
+
+
+# -- what is refused -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("arguments", "line"),
+    [
+        (["no.gguf", "out.gguf", "--type", "q8_0"], "there is no file no.gguf"),
+        (["hf:acme/none", "out.gguf", "--type", "q8_0"], "hf:acme/none is not in the cache"),
+        (["html.gguf", "out.gguf", "--type", "q8_0"], "html.gguf is not a GGUF file"),
+        (["cut.gguf", "out.gguf", "--type", "q8_0"], "cut.gguf is truncated or damaged"),
+        (["header.gguf", "out.gguf", "--type", "q8_0"], "header.gguf is no model: there are no weights"),
+        (["tiny.gguf", "out.gguf", "--type", "q4_m"], "there is no type 'q4_m': did you mean q4_k_m"),
+        (
+            ["tiny.gguf", "out.gguf", "--type", "q8_0", "--threads", "0"],
+            "--threads must be at least 1, not 0",
+        ),
+        (["tiny.gguf", "--type", "q8_0"], "usage: openai-cpu-server quantize IN OUT --type TYPE"),
+        (["tiny.gguf", "old.gguf", "--type", "q8_0"], "old.gguf exists already: --force replaces it"),
+        (["tiny.gguf", "tiny.gguf", "--type", "q8_0", "--force"], "is what is to be quantised"),
+        (["tiny.gguf", "link.gguf", "--type", "q8_0", "--force"], "is what is to be quantised"),
+        (["tiny.gguf", "no/out.gguf", "--type", "q8_0"], "there is no folder"),
+        (["tiny.gguf", ".", "--type", "q8_0"], "is a folder: name the file"),
+        (["tiny.gguf", "/dev/null", "--type", "q8_0", "--force"], "/dev/null is no ordinary file"),
+        (["tiny.gguf", "out.gguf", "--type", "q8_0", "--output-tensor-type", "q8"], "no tensor type 'q8'"),
+        (["tiny.gguf", "out.gguf", "--type", "q8_0", "--tensor-type", "q8_0"], "write NAMES=TYPE"),
+        (
+            ["tiny.gguf", "out.gguf", "--type", "q4_0", "--tensor-type", "(=q8_0"],
+            "cannot quantise tiny.gguf: ",
+        ),
+        (
+            ["narrow.gguf", "out.gguf", "--type", "q8_0", "--token-embedding-type", "q6_k"],
+            "token_embd.weight cannot be q6_K: its rows of 64 values are no multiple of 256",
+        ),
+        (["unknown.gguf", "out.gguf", "--type", "q8_0"], "unknown model architecture: 'llamb'"),
+    ],
+)
+def test_wrong_use_is_one_line(
+    tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, arguments: list[str], line: str, run: Run
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    data = tiny.read_bytes()
+    Path("tiny.gguf").write_bytes(data)
+    Path("cut.gguf").write_bytes(data[:-100])
+    Path("html.gguf").write_bytes(b"<html>")
+    Path("header.gguf").write_bytes(b"GGUF" + struct.pack("<IQQ", 3, 0, 0))
+    Path("old.gguf").write_bytes(b"old")
+    Path("unknown.gguf").write_bytes(data.replace(b"llama", b"llamb"))
+    Path("link.gguf").symlink_to("tiny.gguf")
+    gemma3(tiny, Path("narrow.gguf"), window=8)
+    before = left(tmp_path)
+    done = run(*arguments)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert line in done.stderr
+    assert len(done.stderr.splitlines()) == 1
+    assert done.stderr.startswith("openai-cpu-server: ")
+    assert left(tmp_path) == before
+    assert Path("old.gguf").read_bytes() == b"old"
+
+
+def test_without_a_type_the_usage_is_shown(run: Run) -> None:
+    done = run("a.gguf", "b.gguf")
+    assert done.returncode == 2
+    assert "the following arguments are required: --type" in done.stderr
+
+
+def test_force_replaces_and_follows_links(tiny: Path, tmp_path: Path, made: Run) -> None:
+    (tmp_path / "old.gguf").write_bytes(b"old")
+    (tmp_path / "link.gguf").symlink_to("old.gguf")
+    made(tiny, tmp_path / "link.gguf", "--type", "q8_0", "--force")
+    assert (tmp_path / "link.gguf").is_symlink()
+    assert types(tmp_path / "old.gguf")["output.weight"] == "q8_0"
+
+
+# -- what goes wrong on the way ------------------------------------------------------------------------
+
+
+def test_room_is_asked_for_before(tmp_path: Path) -> None:
+    Output(tmp_path / "out.gguf").require_room(1)
+    with pytest.raises(
+        StartupError, match=r"not enough disk space for .*: 1000000 TB are needed, .* are free"
+    ):
+        Output(tmp_path / "out.gguf").require_room(10**18)
+
+
+def test_a_full_disk_is_one_line_and_leaves_nothing(tiny: Path, tmp_path: Path) -> None:
+    def limit() -> None:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (500_000, 500_000))
+
+    (tmp_path / "out.gguf").write_bytes(b"old")
+    done = subprocess.run(
+        command(tiny, tmp_path / "out.gguf", "--type", "q8_0", "--force"),
+        capture_output=True,
+        text=True,
+        check=False,
+        preexec_fn=limit,
+    )
+    assert (done.returncode, done.stdout) == (1, "")
+    assert done.stderr == (
+        f"openai-cpu-server: cannot write {tmp_path / 'out.gguf'}: "
+        "the disk is full, or a limit of file sizes is reached\n"
+    )
+    assert left(tmp_path) == ["out.gguf"]
+    assert (tmp_path / "out.gguf").read_bytes() == b"old"
+
+
+def test_weights_that_are_no_numbers(tiny: Path, tmp_path: Path, run: Run) -> None:
+    data = bytearray(tiny.read_bytes())
+    (tensor,) = [t for t in model_tensors(GgufHeader(tiny)) if t.name == "blk.1.ffn_up.weight"]
+    data[tensor.start : tensor.start + 4] = struct.pack("<f", float("nan"))
+    (tmp_path / "nan.gguf").write_bytes(data)
+    done = run(tmp_path / "nan.gguf", tmp_path / "out.gguf", "--type", "q4_k_m")
+    assert (done.returncode, done.stdout) == (1, "")
+    assert "cannot quantise" in done.stderr
+    assert "invalid" in done.stderr or "validation failed" in done.stderr
+    assert len(done.stderr.splitlines()) == 1
+    assert left(tmp_path) == ["nan.gguf"]
+
+
+@contextlib.contextmanager
+def at_work(tiny: Path, folder: Path, *options: str) -> Iterator[subprocess.Popen[bytes]]:
+    """A run that is writing its output right now."""
+    process = subprocess.Popen(
+        command(tiny, folder / "out.gguf", *SLOW, *options), stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    )
+    try:
+        wait_until(lambda: any(path.stat().st_size for path in folder.glob(".out.gguf.*.part/out.gguf")))
+        yield process
+    finally:
+        process.kill()
+        process.communicate()
+
+
+def wait_until(holds: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 60
+    while not holds():
+        assert time.monotonic() < deadline
+        time.sleep(0.005)
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_who_stops_it_finds_nothing_left(tiny: Path, tmp_path: Path, number: signal.Signals) -> None:
+    with at_work(tiny, tmp_path) as process:
+        (worker,) = psutil.Process(process.pid).children()
+        process.send_signal(number)
+        output, errors = process.communicate(timeout=30)
+    assert process.returncode == 128 + number
+    assert (output, errors) == (b"", b"openai-cpu-server: interrupted, nothing was written\n")
+    assert left(tmp_path) == []
+    assert not worker.is_running()
+
+
+def test_ctrl_c_reaches_the_whole_group(tiny: Path, tmp_path: Path) -> None:
+    process = subprocess.Popen(
+        command(tiny, tmp_path / "out.gguf", *SLOW), stderr=subprocess.PIPE, start_new_session=True
+    )
+    wait_until(lambda: any(tmp_path.glob(".out.gguf.*.part/out.gguf")))
+    os.killpg(process.pid, signal.SIGINT)
+    _, errors = process.communicate(timeout=30)
+    assert process.returncode == 130
+    assert errors == b"openai-cpu-server: interrupted, nothing was written\n"
+    assert left(tmp_path) == []
+
+
+def test_a_command_that_is_killed_takes_its_worker_and_the_partial_file_along(
+    tiny: Path, tmp_path: Path
+) -> None:
+    with at_work(tiny, tmp_path) as process:
+        (worker,) = psutil.Process(process.pid).children()
+        process.kill()
+        process.wait()
+        worker.wait(30)
+    assert left(tmp_path) == []
+
+
+def test_a_worker_that_is_killed_is_one_line(tiny: Path, tmp_path: Path) -> None:
+    with at_work(tiny, tmp_path) as process:
+        (worker,) = psutil.Process(process.pid).children()
+        worker.kill()
+        _, errors = process.communicate(timeout=30)
+    assert process.returncode == 1
+    assert errors.decode().endswith(": the process was killed; did memory run out?\n")
+    assert left(tmp_path) == []
+
+
+def test_a_worker_that_crashes_is_one_line(tiny: Path, tmp_path: Path) -> None:
+    with at_work(tiny, tmp_path) as process:
+        (worker,) = psutil.Process(process.pid).children()
+        worker.send_signal(signal.SIGSEGV)
+        _, errors = process.communicate(timeout=30)
+    assert process.returncode == 1
+    assert b": llama.cpp crashed (SIGSEGV)" in errors
+    assert len(errors.splitlines()) == 1
+    assert left(tmp_path) == []
+
+
+# -- what the person at the terminal sees --------------------------------------------------------------
+
+
+def test_a_bar_on_a_terminal(tiny: Path, tmp_path: Path) -> None:
+    done = seen_on_a_terminal(command(tiny, tmp_path / "out.gguf", *SLOW))
+    assert done.returncode == 0
+    assert b"out.gguf" in done.terminal
+    assert b"writing to disk" in done.terminal  # what comes before it may be over between two pictures
+    assert re.search(rb"\d\d%", done.terminal)
+    assert b"\x1b" not in done.output
+    assert done.output.startswith(b"out.gguf: made in ")

@@ -1,0 +1,117 @@
+"""`openai-cpu-server grammar`: its output and its exit status."""
+
+from __future__ import annotations
+
+import io
+import json
+import sys
+
+import pytest
+
+from openai_cpu_server.commands.grammar import grammar
+from openai_cpu_server.errors import StartupError
+from openai_cpu_server.structured import schema_to_gbnf
+
+SCHEMA = {
+    "type": "object",
+    "properties": {"rating": {"type": "integer", "minimum": 1, "maximum": 5}, "text": {"type": "string"}},
+    "required": ["rating", "text"],
+    "additionalProperties": False,
+}
+
+
+@pytest.fixture
+def place(tmp_path, monkeypatch):
+    """A folder with a schema, in which files are named without it."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "schema.json").write_text(json.dumps(SCHEMA))
+    return tmp_path
+
+
+def status(*arguments):
+    try:
+        grammar(arguments)
+    except SystemExit as error:
+        return error.code
+    return 0
+
+
+def test_a_schema_is_printed_as_the_server_has_it(place, capsys):
+    assert status("schema.json") == 0
+    assert capsys.readouterr().out == schema_to_gbnf(SCHEMA)
+
+
+def test_white_space_and_order_are_options(place, capsys):
+    assert status("schema.json", "--json-whitespace", "flexible", "--order", "any") == 0
+    assert capsys.readouterr().out != schema_to_gbnf(SCHEMA)
+
+
+def test_instances_fit_or_not(place, capsys):
+    (place / "good.json").write_text('{"rating": 4, "text": "ü"}\n')
+    (place / "bad.json").write_text('{\n  "rating": 6\n}\n')
+    (place / "cut.json").write_text('{"rating":4')
+    assert status("schema.json", "--check", "good.json", "bad.json", "cut.json") == 1
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0] == "good.json: fits"
+    assert lines[1] == "bad.json:2:13: stops fitting at byte 14: '6'"
+    assert lines[2] == r"  expected one of \x09-\x0a \x0d \x20 1-5"
+    assert lines[3] == "cut.json:1:12: stops fitting at byte 11: the end"
+
+
+def test_columns_count_characters_and_offsets_bytes(place, capsys):
+    (place / "bad.json").write_text('{"rating":4,"text":"ü",}')
+    assert status("schema.json", "--json-whitespace", "compact", "--check", "bad.json") == 1
+    assert "bad.json:1:23: stops fitting at byte 23: ',}'\n  expected '}'" in capsys.readouterr().out
+
+
+def test_compact_means_compact(place):
+    (place / "spaced.json").write_text('{"rating": 4, "text": ""}')
+    assert status("schema.json", "--check", "spaced.json") == 0
+    assert status("schema.json", "--json-whitespace", "compact", "--check", "spaced.json") == 1
+
+
+def test_another_order_is_named_as_the_reason(place, capsys):
+    (place / "turned.json").write_text('{"text":"","rating":4}')
+    assert status("schema.json", "--check", "turned.json") == 1
+    assert "--order any" in capsys.readouterr().out
+    assert status("schema.json", "--order", "any", "--check", "turned.json") == 0
+
+
+def test_standard_input(place, capsys, monkeypatch):
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b'{"rating":1,"text":""}')))
+    assert status("schema.json", "--check", "-") == 0
+    assert capsys.readouterr().out == "-: fits\n"
+
+
+def test_grammar_files_are_checked(place, capsys):
+    (place / "list.gbnf").write_text('root ::= item+\nitem ::= "- " [^\\n]+ "\\n"\n')
+    assert status("list.gbnf") == 0
+    assert capsys.readouterr().out == "list.gbnf: a grammar of 2 rules\n"
+    (place / "list.txt").write_text("- a\n- b\n")
+    assert status("list.gbnf", "--check", "list.txt") == 0
+    (place / "list.txt").write_text("- a\n-b\n")
+    assert status("list.gbnf", "--check", "list.txt") == 1
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "message"),
+    [
+        ("broken.gbnf", 'root ::= "a"\n  b ::= x\n', "broken.gbnf:2:9: there is no rule 'x'"),
+        ("broken.json", "{", "broken.json: not JSON"),
+        ("list.json", "[]", "list.json: a schema is an object or a boolean"),
+        ("odd.json", '{"pattern": "(?=a)"}', "odd.json: /: 'pattern'"),
+    ],
+)
+def test_wrong_files_are_named(place, name, text, message):
+    (place / name).write_text(text)
+    with pytest.raises(StartupError) as caught:
+        grammar([name])
+    assert str(caught.value).startswith(message)
+
+
+def test_wrong_use(place):
+    assert status("schema.json", "--order", "backwards") == 2
+    assert status() == 2
+    for arguments in (["missing.json"], ["-", "--check", "-"], ["schema.json", "--check", "missing.json"]):
+        with pytest.raises(StartupError):
+            grammar(arguments)

@@ -1,0 +1,229 @@
+"""`tune`: the search in isolation, and the command on the tiny model as a user runs it."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from openai_cpu_server.commands.tune.search import Row, factors, num_trials, search, winner
+from openai_cpu_server.commands.tune.workload import Failure, Goal, Part, Timings
+from openai_cpu_server.contract.messages import EngineOptions
+from openai_cpu_server.llama.measure.profile import Profile, load_profile, save_profile
+from tests.tiny_model import tiny_model_path
+
+pytestmark = pytest.mark.thorough
+
+START = Profile(
+    threads=4, threads_batch=4, repack=False, prefill_tokens=256, kv_type="f16", flash_attention=True
+)
+THREADS = (2, 4, 8)
+CHUNKS = (64, 256)
+
+
+class Machine:
+    """Takes 10 ms per token, times what each option makes of it; counts what it was asked."""
+
+    def __init__(self, **effects: dict[object, float]) -> None:
+        self.effects = effects
+        self.asked: list[tuple[Profile, tuple[Part, ...]]] = []
+
+    def measure(self, profile: Profile, parts: tuple[Part, ...]) -> Timings | Failure:
+        self.asked.append((profile, parts))
+        ms = 10.0
+        for name, effect in self.effects.items():
+            ms *= effect.get(getattr(profile, name), 1.0)
+        if ms < 0:
+            return Failure("crashed (exit code -11)")
+        return Timings(
+            context=512,
+            prefill_ms=ms if Part.PREFILL in parts else None,
+            short_prompt_ms=64 * ms if Part.PREFILL in parts else None,
+            decode_one_ms=ms if Part.DECODE_ONE in parts else None,
+            decode_few_ms=ms if Part.DECODE_MANY in parts else None,
+            decode_many_ms=ms if Part.DECODE_MANY in parts else None,
+        )
+
+
+def run(machine: Machine, goal: Goal = Goal.THROUGHPUT, start: Profile = START) -> list[Row]:
+    plan = factors(goal, threads=THREADS, prefill_tokens=CHUNKS)
+    rows = list(search(start, plan, goal, machine.measure))
+    if rows[0].timings is not None:
+        assert len(rows) == num_trials(start, plan)
+    return rows
+
+
+@pytest.mark.parametrize("goal", Goal)
+def test_the_best_of_each_factor_is_found_on_top_of_the_best_before(goal: Goal) -> None:
+    machine = Machine(repack={True: 0.5}, kv_type={"bf16": 0.9, "f32": 0.8}, threads_batch={8: 0.7})
+    best = winner(run(machine, goal))
+    assert (best.profile.repack, best.profile.kv_type, best.profile.threads_batch) == (True, "f32", 8)
+    assert (best.profile.flash_attention, best.profile.prefill_tokens) == (True, 256)
+
+
+def test_what_is_hardly_better_is_noise() -> None:
+    rows = run(Machine(repack={True: 0.98}, kv_type={"f32": 0.99}))
+    assert winner(rows) is rows[0]
+
+
+def test_only_what_a_factor_changes_is_timed_again() -> None:
+    machine = Machine()
+    run(machine)
+    parts = {p.threads: parts for p, parts in machine.asked if p.threads != START.threads}
+    assert set(parts.values()) == {(Part.DECODE_ONE,)}
+    chunks = [parts for p, parts in machine.asked if p.prefill_tokens != START.prefill_tokens]
+    assert chunks == [(Part.PREFILL,)]
+
+
+def test_threads_are_chosen_by_one_sequence_alone() -> None:
+    best = winner(run(Machine(threads={2: 0.1}), Goal.LATENCY))
+    assert (best.profile.threads, best.profile.threads_batch) == (2, 4)
+
+
+def test_quantised_cells_without_flash_attention_are_not_tried() -> None:
+    machine = Machine(kv_type={"q8_0": 0.5})
+    rows = run(machine)
+    (without,) = [row for row in rows if row.factor == "flash_attention"]
+    assert (without.timings, without.note) == (None, "needs flash attention")
+    assert all(p.flash_attention for p, _ in machine.asked)
+
+
+def test_a_setting_that_crashes_is_out() -> None:
+    rows = run(Machine(repack={True: -1.0}, kv_type={"f32": 0.5}))
+    assert rows[1].note == "crashed (exit code -11)"
+    assert not rows[1].is_better
+    assert winner(rows).profile.kv_type == "f32"
+
+
+def test_if_the_defaults_do_not_run_nothing_else_is_tried() -> None:
+    (only,) = run(Machine(repack={False: -1.0}))
+    assert only.timings is None
+
+
+# -- profiles ------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def tiny() -> Path:
+    return tiny_model_path()
+
+
+def test_a_profile_is_for_one_model_on_one_machine(tiny: Path, tmp_path: Path) -> None:
+    copy = tmp_path / "copy.gguf"
+    copy.write_bytes(tiny.read_bytes())
+    os.utime(copy, ns=(1, 1))
+    assert load_profile(tiny, tmp_path) is None
+    assert save_profile(tiny, tmp_path, START) is not None
+    assert load_profile(tiny, tmp_path) == START
+    assert load_profile(copy, tmp_path) is None
+    assert load_profile(tmp_path / "absent.gguf", tmp_path) is None
+
+
+def test_a_damaged_profile_is_none(tiny: Path, tmp_path: Path) -> None:
+    path = save_profile(tiny, tmp_path, START)
+    assert path is not None
+    path.write_text(path.read_text().replace('"threads": 4', '"threads": "many"'))
+    assert load_profile(tiny, tmp_path) is None
+
+
+def test_a_profile_sets_its_options_and_no_others(tiny: Path) -> None:
+    options = START.applied(EngineOptions(model_path=str(tiny), kv_tokens=1024, max_seqs=3))
+    assert (options.kv_tokens, options.max_seqs, options.threads, options.repack) == (1024, 3, 4, False)
+
+
+# -- the command ---------------------------------------------------------------------------------------
+
+
+def command(*arguments: object, width: int = 120) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "openai_cpu_server", "tune", *map(str, arguments)],
+        capture_output=True,
+        text=True,
+        check=False,
+        env={**os.environ, "COLUMNS": str(width)},
+    )
+
+
+@pytest.mark.native
+@pytest.mark.parametrize("goal", ["throughput", pytest.param("latency", marks=pytest.mark.slow)])
+def test_tuning_the_tiny_model(tiny: Path, tmp_path: Path, goal: str) -> None:
+    done = command(tiny, "--for", goal, "--cache-dir", tmp_path, "--force")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert f"the gain in {goal}" in done.stdout
+    for setting in ("defaults", "kv-type f32", "kv-type bf16", "kv-type q8_0", "flash-attention off"):
+        assert setting in done.stdout
+    assert done.stdout.count("best") == 1
+    profile = load_profile(tiny, tmp_path)
+    assert profile is not None
+    assert f"--kv-type {profile.kv_type}" in done.stdout
+    assert [path.suffix for path in tmp_path.iterdir()] == [".json"]
+
+
+@pytest.mark.slow
+@pytest.mark.native
+def test_what_busy_neighbours_have_disturbed_is_shown_but_not_kept(tiny: Path, tmp_path: Path) -> None:
+    burn = [sys.executable, "-c", "while True: pass"]
+    others = [subprocess.Popen(burn) for _ in range(max(1, (os.cpu_count() or 1) // 2))]
+    try:
+        done = command(tiny, "--for", "latency", "--cache-dir", tmp_path)
+    finally:
+        for other in others:
+            other.kill()
+            other.wait()
+    assert done.returncode == 0
+    assert "defaults" in done.stdout
+    assert "Not kept: other processes took" in done.stdout
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.native
+def test_ctrl_c_leaves_nothing_behind(tiny: Path, tmp_path: Path) -> None:
+    process = subprocess.Popen(
+        [sys.executable, "-m", "openai_cpu_server", "tune", str(tiny), "--cache-dir", str(tmp_path)],
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+    )
+    with pytest.raises(subprocess.TimeoutExpired):
+        process.wait(1.5)
+    process.send_signal(signal.SIGINT)
+    _, errors = process.communicate(timeout=30)
+    assert process.returncode == 130
+    assert b"Traceback" not in errors
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.native
+@pytest.mark.parametrize(
+    ("content", "line"), [(None, "there is no file"), (b"<html>", "is not a GGUF file"), (b"GGUF", "damaged")]
+)
+def test_a_wrong_model_is_one_line(tmp_path: Path, content: bytes | None, line: str) -> None:
+    path = tmp_path / "m.gguf"
+    if content is not None:
+        path.write_bytes(content)
+    done = command(path, "--cache-dir", tmp_path / "cache")
+    assert (done.returncode, done.stdout) == (2, "")
+    assert line in done.stderr
+    assert len(done.stderr.splitlines()) == 1
+    assert not (tmp_path / "cache").exists()
+
+
+@pytest.mark.native
+def test_a_model_that_does_not_load_is_one_line(tiny: Path, tmp_path: Path) -> None:
+    path = tmp_path / "cut.gguf"
+    path.write_bytes(tiny.read_bytes()[:1_000_000])
+    done = command(path, "--cache-dir", tmp_path / "cache")
+    assert done.returncode == 2
+    assert "is truncated or damaged" in done.stderr
+    assert len(done.stderr.splitlines()) == 1
+
+
+def test_timings_that_are_newer_replace_the_older() -> None:
+    old = Timings(context=512, prefill_ms=1.0, decode_one_ms=2.0)
+    assert old.updated(Timings(context=512, decode_one_ms=3.0)) == msgspec.structs.replace(
+        old, decode_one_ms=3.0
+    )

@@ -1,0 +1,533 @@
+"""The client against a real engine process; only its backend is a fake."""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import os
+import signal
+import sys
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import anyio
+import pytest
+
+from openai_cpu_server.contract.messages import EngineOptions, FinishReason, TokenEvent
+from openai_cpu_server.contract.request import GenerationRequest, Priority
+from openai_cpu_server.dispatch.client import EngineClient
+from openai_cpu_server.dispatch.live import RequestState
+from openai_cpu_server.dispatch.memory_killer import MemoryKiller
+from openai_cpu_server.dispatch.state import EngineState
+from openai_cpu_server.dispatch.watchdog import HangLimits
+from openai_cpu_server.errors import (
+    EngineUnavailable,
+    GenerationFailed,
+    QueueFull,
+    RequestCancelled,
+    StartupError,
+)
+from tests.fakes import END_TOKEN, FakeBackend
+from tests.scheduler.driver import alone, request
+
+pytestmark = [pytest.mark.anyio, pytest.mark.thorough]
+
+
+def client(
+    *flags: str,
+    max_queue: int = 1000,
+    max_seqs: int = 8,
+    kv_tokens: int = 4096,
+    cache_bytes: int = 0,
+    cache_file: str | None = None,
+    policy: str = "priority",
+    calibrate: str = "start",
+    hang_limits: HangLimits = HangLimits(),  # noqa: B008 (frozen)
+    memory_killer: Callable[[], MemoryKiller] = MemoryKiller,
+) -> EngineClient:
+    command = [sys.executable, "-m", "tests.fake_engine", *flags]
+    options = EngineOptions(
+        model_path="",
+        max_seqs=max_seqs,
+        kv_tokens=kv_tokens,
+        cache_bytes=cache_bytes,
+        cache_file=cache_file,
+        policy=policy,
+        calibrate=calibrate,
+    )
+    return EngineClient(
+        command, options, max_queue=max_queue, hang_limits=hang_limits, memory_killer=memory_killer
+    )
+
+
+@asynccontextmanager
+async def running(engine: EngineClient) -> AsyncIterator[EngineClient]:
+    task = asyncio.create_task(engine.run())
+    try:
+        await until(engine, EngineState.READY)
+        yield engine
+    finally:
+        await engine.close()
+        await task
+
+
+async def until(engine: EngineClient, state: EngineState) -> None:
+    with anyio.fail_after(20):
+        while engine.state is not state:
+            await asyncio.sleep(0.01)
+
+
+async def collect(engine: EngineClient, *requests: GenerationRequest) -> list[TokenEvent]:
+    async with engine.generate(requests) as generation:
+        return [event async for event in generation]
+
+
+def expected_text(one: GenerationRequest) -> str:
+    tokens = alone(one)
+    if END_TOKEN in tokens:
+        tokens = tokens[: tokens.index(END_TOKEN)]
+    return b"".join(FakeBackend().piece(t) for t in tokens).decode(errors="replace")
+
+
+def text(events: list[TokenEvent]) -> str:
+    return "".join(event.text for event in events)
+
+
+async def test_tokens_arrive_one_by_one_and_end_with_a_finish() -> None:
+    one = request("a", output=6)
+    async with running(client()) as engine:
+        events = await collect(engine, one)
+    assert text(events) == expected_text(one)
+    assert [event.finish is not None for event in events] == [False] * (len(events) - 1) + [True]
+    assert events[-1].finish is not None
+    assert events[-1].finish.reason is FinishReason.LENGTH
+    assert events[-1].finish.output_tokens == 6
+
+
+async def test_choices_of_one_call_come_interleaved() -> None:
+    async with running(client()) as engine:
+        events = await collect(engine, request("a", output=5), request("b", output=5))
+    assert {event.id for event in events[:4]} == {"a", "b"}
+    assert sum(event.finish is not None for event in events) == 2
+
+
+async def test_stop_strings_end_the_request_in_the_engine() -> None:
+    one = request("a", output=50)
+    whole = expected_text(one)
+    async with running(client()) as engine:
+        events = await collect(engine, request("a", output=50, stop=(whole[7:10],)))
+    assert text(events) == whole[: whole.index(whole[7:10])]
+    assert events[-1].finish is not None
+    assert events[-1].finish.reason is FinishReason.STOP
+
+
+async def test_leaving_a_generation_frees_its_cells() -> None:
+    async with running(client("step_s=0.01")) as engine:
+        async with engine.generate([request("a", output=1000)]) as generation:
+            async for _ in generation:
+                break
+            assert engine.status().kv_tokens_used > 0
+        await collect(engine, request("b", output=3))
+        assert engine.status().running == {"interactive": 0, "batch": 0}
+        await collect(engine, request("c", output=1))
+        assert engine.status().kv_tokens_used == 0
+
+
+async def eventually(is_so: Callable[[], bool]) -> None:
+    with anyio.fail_after(20):
+        while not is_so():
+            await asyncio.sleep(0.005)
+
+
+async def test_who_runs_and_who_waits_where() -> None:
+    async with running(client("step_s=0.02", max_seqs=1)) as engine:
+        held = [engine.generate([request(name, prompt=4, output=1000)]) for name in ("a/0", "b/0", "c/0")]
+        await eventually(lambda: engine.requests()[-1].position is not None)
+        first, second, third = engine.requests()
+        assert [one.id for one in (first, second, third)] == ["a/0", "b/0", "c/0"]
+        assert (first.state, first.position, first.first_token_ms) == (RequestState.RUNNING, None, None)
+        assert (second.state, second.position) == (RequestState.WAITING, 1)
+        assert (third.state, third.position) == (RequestState.WAITING, 2)
+        assert second.first_token_ms is not None
+        assert third.first_token_ms is not None
+        assert third.first_token_ms >= second.first_token_ms > 0
+        await eventually(lambda: engine.requests()[0].output_tokens > 2)
+        assert engine.requests()[0].prompt_tokens == 4
+        assert engine.requests()[0].age_s > engine.requests()[2].age_s > 0
+        for generation in held:
+            async with generation:
+                pass
+        assert engine.requests() == []
+
+
+async def test_cancelling_ends_a_call_and_nobody_else() -> None:
+    async with running(client("step_s=0.01")) as engine:
+        both = [request("a/0", output=1000), request("a/1", output=1000)]
+        doomed = asyncio.create_task(collect(engine, *both))
+        other = request("b/0", output=20)
+        spared = asyncio.create_task(collect(engine, other))
+        await eventually(lambda: len(engine.requests()) == 3 and engine.requests()[0].output_tokens > 0)
+        assert not engine.cancel("c")
+        assert engine.cancel("a/1")
+        assert not engine.cancel("a")
+        with pytest.raises(RequestCancelled):
+            await doomed
+        assert text(await spared) == expected_text(other)
+        await eventually(lambda: engine.status().kv_tokens_used == 0)
+
+
+async def test_a_call_can_be_cancelled_while_the_engine_restarts() -> None:
+    async with running(client("load_s=0.3", "step_s=0.01")) as engine:
+        doomed = asyncio.create_task(collect(engine, request("a/0", output=1000)))
+        other = request("b/0", output=20)
+        spared = asyncio.create_task(collect(engine, other))
+        await eventually(lambda: engine.status().running["interactive"] == 2)
+        pid = engine.engine_pid
+        assert pid is not None
+        os.kill(pid, signal.SIGKILL)
+        await until(engine, EngineState.RESTARTING)
+        assert {one.state for one in engine.requests()} == {RequestState.WAITING}
+        assert engine.kv_stats() is None
+        with pytest.raises(EngineUnavailable):
+            engine.clear_cache()
+        assert engine.cancel("a")
+        with pytest.raises(RequestCancelled):
+            await doomed
+        assert text(await spared) == expected_text(other)
+
+
+async def test_the_cache_is_seen_and_cleared() -> None:
+    prompt = tuple(range(2, 202))
+    async with running(client(cache_bytes=64 * 100)) as engine:
+        found = []
+        for name in ("a", "b"):
+            events = await collect(engine, request(name, tokens=prompt, output=2))
+            assert events[-1].finish is not None
+            found.append(events[-1].finish.cached_tokens)
+        assert found[0] == 0 < found[1] < 200
+        await eventually(lambda: engine.status().kv_tokens_used == 0)
+        kv = engine.kv_stats()
+        assert kv is not None
+        assert (kv.prompt_tokens, kv.cached_tokens) == (400, found[1])
+        assert (kv.cache_blocks, kv.cache_capacity_blocks, kv.pool_blocks_used) == (3, 100, 0)
+        engine.clear_cache()
+
+        def is_empty() -> bool:
+            kv = engine.kv_stats()
+            return kv is not None and kv.cache_blocks == 0
+
+        await eventually(is_empty)
+
+
+async def test_timings_add_up() -> None:
+    async with running(client("step_s=0.01")) as engine:
+        async with engine.generate([request("a", output=5)]) as generation:
+            assert len([event async for event in generation]) > 0
+        timings = generation.timings
+    parts = timings.queue_ms + timings.prefill_ms + timings.generation_ms
+    assert parts == pytest.approx(timings.latency_ms)
+    assert timings.generation_ms >= 4 * 10 * 0.9
+    assert timings.tokens_generated == 5
+    assert timings.tokens_per_second > 0
+
+
+async def test_the_queue_is_bounded_per_priority() -> None:
+    async with running(client("step_s=0.05", max_seqs=1, max_queue=2)) as engine:
+        held = [engine.generate([request(f"r{i}", output=100)]) for i in range(2)]
+        with pytest.raises(QueueFull):
+            engine.generate([request("one too many")])
+        held.append(engine.generate([request("b", priority=Priority.BATCH)]))
+        for generation in held:
+            async with generation:
+                pass
+
+
+async def test_nothing_is_accepted_while_loading() -> None:
+    engine = client("load_s=0.5")
+    task = asyncio.create_task(engine.run())
+    await asyncio.sleep(0.1)
+    with pytest.raises(EngineUnavailable):
+        engine.generate([request("a")])
+    await engine.close()
+    await task
+
+
+async def test_a_start_goes_on_telling_how_far_it_is_while_costs_are_measured() -> None:
+    engine = client("timed=0.25", "build_s=30")
+    task = asyncio.create_task(engine.run())
+    with anyio.fail_after(20):
+        while engine.timing_fraction is None:
+            await asyncio.sleep(0.01)
+    assert (engine.state, engine.loading_fraction, engine.timing_fraction) == (EngineState.LOADING, 1.0, 0.25)
+    await engine.close()
+    await task
+
+
+async def test_an_engine_that_cannot_start_says_why() -> None:
+    with pytest.raises(StartupError, match="no-such-file"):
+        await client("fail=no-such-file").run()
+
+
+async def test_a_request_beyond_the_pool_is_refused_by_the_engine_too() -> None:
+    async with running(client(kv_tokens=256)) as engine:
+        with pytest.raises(GenerationFailed, match="needs 300 tokens of 256"):
+            await collect(engine, request("a", prompt=200, output=100))
+        assert len(await collect(engine, request("b"))) > 0
+
+
+async def test_closing_ends_live_streams() -> None:
+    engine = client("step_s=0.05")
+    async with running(engine):
+        stream = asyncio.create_task(collect(engine, request("a", output=1000)))
+        await asyncio.sleep(0.2)
+    with pytest.raises(GenerationFailed, match="shutting down"):
+        await stream
+
+
+async def test_the_engine_leaves_when_its_client_does() -> None:
+    async with running(client()) as engine:
+        pid = engine.engine_pid
+        assert pid is not None
+        os.kill(pid, 0)
+    with pytest.raises(ProcessLookupError):
+        os.kill(pid, 0)
+
+
+async def test_killing_the_engine_pauses_streams_and_loses_nothing() -> None:
+    requests = [request(f"r{i}", prompt=20 + i, output=60) for i in range(6)]
+    async with running(client("step_s=0.01")) as engine:
+        streams = [asyncio.create_task(collect(engine, one)) for one in requests]
+        for _ in range(3):
+            await asyncio.sleep(0.15)
+            pid = engine.engine_pid
+            assert pid is not None
+            os.kill(pid, signal.SIGKILL)
+            await until(engine, EngineState.RESTARTING)
+            await until(engine, EngineState.READY)
+        results = await asyncio.gather(*streams)
+        assert engine.status().restarts == 3
+    assert [text(events) for events in results] == [expected_text(one) for one in requests]
+    assert [events[-1].finish.output_tokens for events in results if events[-1].finish] == [60] * 6
+
+
+async def test_requests_made_during_a_restart_wait_for_it() -> None:
+    async with running(client("load_s=0.3")) as engine:
+        pid = engine.engine_pid
+        assert pid is not None
+        os.kill(pid, signal.SIGKILL)
+        await until(engine, EngineState.RESTARTING)
+        one = request("a")
+        assert text(await collect(engine, one)) == expected_text(one)
+
+
+async def test_a_poisonous_request_fails_alone() -> None:
+    poison = request("poison", tokens=(2, 3, 300), output=5)
+    innocent = [request(f"r{i}", output=80) for i in range(4)]
+    async with running(client("step_s=0.01", "kill_on=300")) as engine:
+        streams = [asyncio.create_task(collect(engine, one)) for one in innocent]
+        await asyncio.sleep(0.2)
+        with pytest.raises(GenerationFailed, match="died each time"):
+            await collect(engine, poison)
+        results = await asyncio.gather(*streams)
+        assert engine.status().restarts == 2
+    assert [text(events) for events in results] == [expected_text(one) for one in innocent]
+
+
+async def test_an_engine_that_keeps_dying_is_given_up() -> None:
+    engine = client("kill_on=300")
+    async with running(engine):
+        for i in range(2):
+            with pytest.raises(GenerationFailed):
+                await collect(engine, request(f"p{i}", tokens=(300,)))
+        with pytest.raises(GenerationFailed, match="5 crashes within a minute"):
+            await collect(engine, request("last", tokens=(300,)))
+        assert engine.state is EngineState.FAILED
+        with pytest.raises(EngineUnavailable):
+            engine.generate([request("too late")])
+
+
+SIGNALS = [signal.SIGKILL, signal.SIGSEGV, signal.SIGABRT, signal.SIGBUS]
+
+
+@pytest.mark.parametrize("number", SIGNALS)
+async def test_streams_survive_whatever_kills_the_engine(number: signal.Signals) -> None:
+    requests = [request(f"r{i}", prompt=20 + i, output=40) for i in range(4)]
+    async with running(client("step_s=0.01")) as engine:
+        streams = [asyncio.create_task(collect(engine, one)) for one in requests]
+        await eventually(lambda: have_advanced(engine, 4))
+        kill_engine(engine, number)
+        results = await asyncio.gather(*streams)
+        assert engine.status().restarts == 1
+    assert [text(events) for events in results] == [expected_text(one) for one in requests]
+
+
+def have_advanced(engine: EngineClient, num: int) -> bool:
+    """So many requests live, and all have some tokens."""
+    tokens = [live.output_tokens for live in engine.requests()]
+    return len(tokens) == num and min(tokens) > 3
+
+
+def kill_engine(engine: EngineClient, number: signal.Signals) -> None:
+    pid = engine.engine_pid
+    assert pid is not None
+    os.kill(pid, number)
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGHUP, signal.SIGTERM])
+async def test_signals_to_the_whole_group_do_not_end_the_engine(number: signal.Signals) -> None:
+    async with running(client()) as engine:
+        kill_engine(engine, number)
+        one = request("a")
+        assert text(await collect(engine, one)) == expected_text(one)
+        assert engine.status().restarts == 0
+
+
+async def test_a_stopped_engine_is_a_hang_and_its_streams_go_on() -> None:
+    requests = [request(f"r{i}", output=60) for i in range(3)]
+    async with running(client("step_s=0.01", hang_limits=HangLimits(step_s=1))) as engine:
+        streams = [asyncio.create_task(collect(engine, one)) for one in requests]
+        await eventually(lambda: engine.status().running["interactive"] == 3)
+        kill_engine(engine, signal.SIGSTOP)
+        await until(engine, EngineState.RESTARTING)
+        assert engine.reason is not None
+        assert "no progress" in engine.reason
+        results = await asyncio.gather(*streams)
+    assert [text(events) for events in results] == [expected_text(one) for one in requests]
+
+
+async def test_a_long_step_and_an_idle_engine_are_no_hangs() -> None:
+    async with running(client("step_s=1.5", hang_limits=HangLimits(step_s=4))) as engine:
+        one = request("a", output=3)
+        assert text(await collect(engine, one)) == expected_text(one)
+        await asyncio.sleep(5)
+        assert engine.status().restarts == 0
+
+
+async def test_an_engine_that_hangs_while_it_loads_again_is_started_anew() -> None:
+    async with running(client(hang_limits=HangLimits(load_s=2))) as engine:
+        kill_engine(engine, signal.SIGKILL)
+        await eventually(lambda: engine.state is EngineState.RESTARTING and engine.engine_pid is not None)
+        kill_engine(engine, signal.SIGSTOP)
+        await until(engine, EngineState.READY)
+        assert engine.status().restarts == 2
+
+
+async def test_a_first_load_that_hangs_is_told() -> None:
+    with pytest.raises(StartupError, match="no progress"):
+        await client("load_s=100", hang_limits=HangLimits(load_s=1)).run()
+
+
+async def test_a_request_that_is_killed_every_time_fails_alone_at_the_third() -> None:
+    poison = request("poison", tokens=(2, 3, 300), output=5)
+    innocent = [request(f"r{i}", output=80) for i in range(4)]
+    async with running(client("step_s=0.01", "kill_on=300", "kill_with=SIGKILL")) as engine:
+        streams = [asyncio.create_task(collect(engine, one)) for one in innocent]
+        await eventually(lambda: have_advanced(engine, 4))
+        with pytest.raises(GenerationFailed, match="something that guards memory"):
+            await collect(engine, poison)
+        results = await asyncio.gather(*streams)
+        assert engine.status().restarts == 3
+    assert [text(events) for events in results] == [expected_text(one) for one in innocent]
+
+
+async def test_kills_after_progress_do_not_count_as_crashes() -> None:
+    one = request("a", output=150)
+    async with running(client("step_s=0.01")) as engine:
+        stream = asyncio.create_task(collect(engine, one))
+        for number in range(7):
+            await eventually(lambda number=number: num_tokens(engine) > 5 * number)  # type: ignore[misc]
+            kill_engine(engine, signal.SIGKILL)
+            await until(engine, EngineState.RESTARTING)
+            await until(engine, EngineState.READY)
+        assert text(await stream) == expected_text(one)
+
+
+async def test_an_engine_that_memory_runs_out_for_again_and_again_is_given_up(tmp_path: Path) -> None:
+    """Also where each got on with its work. The file is what the kernel counts its victims in."""
+    vmstat = tmp_path / "vmstat"
+    vmstat.write_text("oom_kill 0\n")
+    killer = functools.partial(MemoryKiller, vmstat)
+    async with running(client("step_s=0.01", memory_killer=killer)) as engine:
+        assert engine.status().last_death is None
+        stream = asyncio.create_task(collect(engine, request("a", output=1000)))
+        for number in range(1, 6):
+            so_far = num_tokens(engine)
+            await eventually(lambda so_far=so_far: num_tokens(engine) > so_far + 5)  # type: ignore[misc]
+            vmstat.write_text(f"oom_kill {number}\n")
+            kill_engine(engine, signal.SIGKILL)
+            await until(engine, EngineState.RESTARTING if number < 5 else EngineState.FAILED)
+            last = engine.status().last_death
+            assert last is not None
+            assert last.cause == "out_of_memory"
+        with pytest.raises(GenerationFailed, match=r"5 crashes within a minute.*ran out of memory"):
+            await stream
+
+
+def num_tokens(engine: EngineClient) -> int:
+    """Of all that live, so far."""
+    return sum(live.output_tokens for live in engine.requests())
+
+
+async def test_draining_accepts_nothing_and_finishes_what_runs() -> None:
+    one, waiting = request("a", output=40), request("b", output=10)
+    async with running(client("step_s=0.02", max_seqs=1)) as engine:
+        stream = asyncio.create_task(collect(engine, one))
+        await eventually(lambda: engine.status().running["interactive"] == 1)
+        queued = asyncio.create_task(collect(engine, waiting))
+        refused = asyncio.create_task(collect(engine, request("c", priority=Priority.BATCH)))
+        await eventually(lambda: len(engine.requests()) == 3)
+        draining = asyncio.create_task(engine.drain(30))
+        with pytest.raises(EngineUnavailable, match="draining"):
+            await refused
+        assert engine.state is EngineState.DRAINING
+        with pytest.raises(EngineUnavailable, match="draining"):
+            engine.generate([request("too late")])
+        kill_engine(engine, signal.SIGKILL)
+        assert text(await stream) == expected_text(one)
+        assert text(await queued) == expected_text(waiting)
+        await draining
+
+
+async def test_draining_ends_in_time() -> None:
+    async with running(client("step_s=0.05")) as engine:
+        stream = asyncio.create_task(collect(engine, request("a", output=1000)))
+        await eventually(lambda: engine.status().running["interactive"] == 1)
+        await engine.drain(0.2)
+        assert not stream.done()
+    with pytest.raises(GenerationFailed, match="shutting down"):
+        await stream
+
+
+async def test_what_steps_cost_is_measured_in_quiet_moments_and_whoever_comes_is_served(
+    tmp_path: Path,
+) -> None:
+    begun = tmp_path / "begun"
+
+    async def times(number: int) -> None:
+        with anyio.fail_after(20):
+            while not begun.exists() or len(begun.read_text().splitlines()) < number:
+                await asyncio.sleep(0.01)
+
+    async with running(client(f"measuring={begun}")) as engine:
+        for number in (1, 2):
+            await times(number)
+            one = request(f"r{number}", output=4)
+            assert text(await collect(engine, one)) == expected_text(one)
+        await times(3)
+
+
+async def test_an_engine_that_dies_while_it_measures_costs_is_followed_by_one_that_does_not() -> None:
+    async with running(client("dies_measuring=1", calibrate="idle")) as engine:
+        with anyio.fail_after(20):
+            while not engine.status().restarts:
+                await asyncio.sleep(0.01)
+        await asyncio.sleep(2.5)  # in which it would have begun again
+        assert engine.status().restarts == 1
+        one = request("r", output=4)
+        assert text(await collect(engine, one)) == expected_text(one)
+
+
+async def test_a_first_start_that_dies_while_it_measures_costs_says_what_to_leave_out() -> None:
+    with pytest.raises(StartupError, match=r"while it timed steps \(--calibrate never"):
+        await client("dies_measuring=1", calibrate="start").run()

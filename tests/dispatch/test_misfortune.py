@@ -1,0 +1,208 @@
+"""The client when engine processes cannot be started or read, and when its end comes at an awkward moment."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import operator
+import os
+import resource
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+
+import anyio
+import pytest
+
+from openai_cpu_server.contract.request import Priority
+from openai_cpu_server.dispatch.client import EngineClient
+from openai_cpu_server.dispatch.state import EngineState
+from openai_cpu_server.errors import EngineUnavailable, GenerationFailed, StartupError
+from tests.dispatch.test_client import (
+    client,
+    collect,
+    eventually,
+    expected_text,
+    kill_engine,
+    running,
+    text,
+    until,
+)
+from tests.scheduler.driver import request
+
+pytestmark = [pytest.mark.anyio, pytest.mark.thorough]
+
+
+@contextlib.contextmanager
+def no_more_files() -> Iterator[None]:
+    """This process keeps the descriptors that it has, and gets no other."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (0, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+def says(engine: EngineClient, words: str) -> bool:
+    return words in (engine.reason or "")
+
+
+async def test_an_engine_that_cannot_be_spawned_is_a_start_that_failed() -> None:
+    one = request("a", output=60)
+    async with running(client("step_s=0.01")) as engine:
+        stream = asyncio.create_task(collect(engine, one))
+        await eventually(lambda: engine.status().running["interactive"] == 1)
+        with no_more_files():
+            kill_engine(engine, signal.SIGKILL)
+            await eventually(lambda: says(engine, "could not be started"))
+            assert says(engine, "Too many open files")
+        assert text(await stream) == expected_text(one)
+        status = engine.status()
+        assert status.restarts >= 2
+        assert status.last_death is not None
+        assert status.last_death.cause == "not_started"
+
+
+async def test_engines_that_can_never_be_spawned_again_are_given_up() -> None:
+    async with running(client()) as engine:
+        with no_more_files():
+            kill_engine(engine, signal.SIGKILL)
+            await until(engine, EngineState.FAILED)
+        assert says(engine, "5 crashes within a minute")
+        assert says(engine, "Too many open files")
+        with pytest.raises(EngineUnavailable) as caught:
+            engine.generate([request("too late")])
+        assert caught.value.retry_after_s == EngineState.DRAINING.retry_after_s > 1
+
+
+async def test_a_first_engine_that_cannot_be_spawned_ends_the_start_with_a_line() -> None:
+    engine = client()
+    with no_more_files(), pytest.raises(StartupError, match="Too many open files"):
+        await engine.run()
+
+
+async def test_an_engine_that_cannot_be_read_is_replaced(tmp_path: Path) -> None:
+    """As one of another version may be, after an upgrade under a running server."""
+    babbling = tmp_path / "babbling"
+    one = request("a")
+    async with running(client(f"babble_if={babbling}")) as engine:
+        babbling.touch()
+        kill_engine(engine, signal.SIGKILL)
+        await eventually(lambda: says(engine, "cannot be read"))
+        babbling.unlink()
+        assert text(await collect(engine, one)) == expected_text(one)
+        last = engine.status().last_death
+        assert last is not None
+        assert last.cause == "bad_message"
+
+
+async def test_what_draining_refuses_is_not_computed_either() -> None:
+    running_one, last = request("a", prompt=5, output=40), request("c")
+    refused_one = request("b", prompt=50, priority=Priority.BATCH)
+    async with running(client("step_s=0.02", max_seqs=1, policy="fifo")) as engine:
+        first = asyncio.create_task(collect(engine, running_one))
+        await eventually(lambda: engine.status().running["interactive"] == 1)
+        refused = asyncio.create_task(collect(engine, refused_one))
+        await eventually(lambda: len(engine.requests()) == 2)
+        third = asyncio.create_task(collect(engine, last))
+        await eventually(lambda: len(engine.requests()) == 3)
+        draining = asyncio.create_task(engine.drain(30))
+        with pytest.raises(EngineUnavailable, match="draining") as caught:
+            await refused
+        assert caught.value.retry_after_s == EngineState.DRAINING.retry_after_s
+        await asyncio.gather(first, third, draining)
+        kv = engine.kv_stats()
+        assert kv is not None
+        assert kv.prompt_tokens == len(running_one.tokens) + len(last.tokens)
+
+
+async def test_who_is_preempted_waits_however_many_are_before_it() -> None:
+    async with running(client("step_s=0.01", max_seqs=1)) as engine:
+        batch = engine.generate([request("batch", output=1000, priority=Priority.BATCH)])
+        await eventually(lambda: engine.status().running["batch"] == 1)
+        crowd = engine.generate([request(f"i{number}", output=1000) for number in range(300)])
+        await eventually(lambda: engine.status().waiting == {"interactive": 299, "batch": 1})
+        for generation in (crowd, batch):
+            async with generation:
+                pass
+
+
+async def test_an_engine_that_gets_ready_when_it_is_not_wanted_any_more() -> None:
+    """Its message is there, and who awaits it is to go on, when the client is killed."""
+    engine = client("build_s=0.3")
+    task = asyncio.create_task(engine.run())
+    waited_for = operator.attrgetter("_fut_waiter")
+    with anyio.fail_after(20):
+        while engine.timing_fraction is None or not waited_for(task).done():
+            await asyncio.sleep(0)
+    assert engine.state is EngineState.LOADING
+    engine.kill()
+    await task
+    assert engine.state is EngineState.STOPPED
+    assert engine.info is None
+
+
+@pytest.mark.parametrize("ticks", [0, 1, 2, 3, 4])
+async def test_a_client_that_is_closed_while_it_spawns(ticks: int) -> None:
+    """With a cache file, for which an engine that is up would be given a minute."""
+    engine = client("load_s=100", cache_file="nowhere")
+    task = asyncio.create_task(engine.run())
+    for _ in range(ticks):
+        await asyncio.sleep(0)
+    with anyio.fail_after(20):
+        await engine.close()
+        await task
+
+
+async def test_an_engine_that_loads_is_not_waited_for_even_with_a_cache_file() -> None:
+    engine = client("load_s=100", cache_file="nowhere")
+    task = asyncio.create_task(engine.run())
+    await eventually(lambda: engine.engine_pid is not None)
+    with anyio.fail_after(20):
+        await engine.close()
+        await task
+
+
+async def test_nobody_waits_for_the_next_start_of_a_client_that_ends() -> None:
+    engine = client()
+    task = asyncio.create_task(engine.run())
+    await until(engine, EngineState.READY)
+    with no_more_files():
+        kill_engine(engine, signal.SIGKILL)
+        await eventually(lambda: says(engine, "could not be started"))
+        engine.kill()
+        for _ in range(20):  # of the event loop's rounds
+            await asyncio.sleep(0)
+        assert task.done()
+    await task
+
+
+async def test_a_kill_ends_a_close_that_waits_for_the_cache(tmp_path: Path) -> None:
+    """The file is a pipe that nobody reads."""
+    pipe = tmp_path / "cache"
+    engine = client(cache_bytes=64 * 100, cache_file=str(pipe))
+    async with running(engine):
+        await collect(engine, request("a"))
+        pid = engine.engine_pid
+        assert pid is not None
+        os.mkfifo(pipe)
+        closing = asyncio.create_task(engine.close())
+        await eventually(lambda: engine.engine_pid is None)
+        assert not closing.done()
+        engine.kill()
+        with anyio.fail_after(20):
+            await closing
+    with pytest.raises(ProcessLookupError):
+        os.kill(pid, 0)
+
+
+async def test_what_a_shutdown_ends_may_be_tried_again_and_what_kills_engines_may_not() -> None:
+    async with running(client("step_s=0.02", "kill_on=300")) as engine:
+        with pytest.raises(GenerationFailed) as poison:
+            await collect(engine, request("p", tokens=(300,)))
+        stream = asyncio.create_task(collect(engine, request("a", output=1000)))
+        await eventually(lambda: engine.status().running["interactive"] == 1)
+    with pytest.raises(GenerationFailed) as cut:
+        await stream
+    assert (poison.value.may_retry, cut.value.may_retry) == (False, True)
