@@ -47,8 +47,8 @@ from openai_cpu_server.api.routes.tokens import TokenRoutes
 from openai_cpu_server.api.routes.websocket import SocketRoute
 from openai_cpu_server.api.rows import RowRunner, set_row_runner
 from openai_cpu_server.api.ticket import ticket_of
+from openai_cpu_server.contract.engine import Engine
 from openai_cpu_server.contract.model_info import Tokenizer
-from openai_cpu_server.dispatch.client import EngineClient
 from openai_cpu_server.jobs.jobs import Jobs
 from openai_cpu_server.observe.watch import Watch
 from openai_cpu_server.prompt.chat_template import ChatTemplate
@@ -58,7 +58,7 @@ from openai_cpu_server.structured import Whitespace
 
 def create_api(
     *,
-    engine: EngineClient,
+    engine: Engine,
     tokenizer: Tokenizer,
     template: ChatTemplate | None,
     tool_format: ToolFormat | None,
@@ -149,9 +149,7 @@ def _cors(origins: tuple[str, ...]) -> list[Middleware]:
     ]
 
 
-def _routes(
-    engine: EngineClient, tokenizer: Tokenizer, prompts: ChatPrompts, options: ApiOptions
-) -> list[Route]:
+def _routes(engine: Engine, tokenizer: Tokenizer, prompts: ChatPrompts, options: ApiOptions) -> list[Route]:
     models = ModelRoutes(engine, options)
     tokens = TokenRoutes(tokenizer, prompts, engine, options)
     health = HealthRoutes(engine, options)
@@ -170,12 +168,12 @@ def _routes(
     ]
 
 
-def _watching_routes(engine: EngineClient, watch: Watch) -> list[Route]:
+def _watching_routes(engine: Engine, watch: Watch) -> list[Route]:
     metrics, stats = MetricsRoutes(engine, watch.metrics), StatsRoutes(engine, watch.recent)
     return [Route("/metrics", metrics.page), Route("/v1/stats", stats.stats)]
 
 
-def _job_routes(jobs: Jobs, engine: EngineClient, options: ApiOptions) -> list[Route]:
+def _job_routes(jobs: Jobs, engine: Engine, options: ApiOptions) -> list[Route]:
     files, batches = FileRoutes(jobs, engine), BatchRoutes(jobs, engine, options)
     return [
         Route("/v1/files", files.create, methods=["POST"]),

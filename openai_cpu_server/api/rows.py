@@ -16,8 +16,8 @@ from openai_cpu_server.api.options import ApiOptions
 from openai_cpu_server.api.resolve.calls import Circumstances
 from openai_cpu_server.api.routes.generation import GenerationRoute, model_of
 from openai_cpu_server.api.ticket import Ticket, new_request_id
+from openai_cpu_server.contract.engine import Engine
 from openai_cpu_server.contract.request import Priority
-from openai_cpu_server.dispatch.client import EngineClient
 from openai_cpu_server.errors import EngineUnavailable, GenerationFailed, QueueFull, Unauthorized
 from openai_cpu_server.jobs.rows import RowAnswer
 from openai_cpu_server.observe.ended import Origin
@@ -35,7 +35,7 @@ class RowRunner:
         self,
         routes: Mapping[str, GenerationRoute],
         *,
-        engine: EngineClient,
+        engine: Engine,
         options: ApiOptions,
         keys: KeyRing,
         endings: Endings,

@@ -17,8 +17,8 @@ from openai_cpu_server.api.queue_news import QueueNews, comment
 from openai_cpu_server.api.render.common import DONE, Usage
 from openai_cpu_server.api.tally import Tally
 from openai_cpu_server.api.ticket import Ticket, ticket_of
+from openai_cpu_server.contract.engine import Generation, Timings
 from openai_cpu_server.contract.messages import Place, TokenEvent
-from openai_cpu_server.dispatch.generation import Generation, Timings
 
 logger = logging.getLogger(__name__)
 

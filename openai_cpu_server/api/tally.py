@@ -8,8 +8,8 @@ from collections import Counter
 from openai_cpu_server.api.call import Call
 from openai_cpu_server.api.render.common import Usage, cached_tokens, usage
 from openai_cpu_server.api.ticket import Ticket
+from openai_cpu_server.contract.engine import Timings
 from openai_cpu_server.contract.messages import Finish, TokenEvent
-from openai_cpu_server.dispatch.generation import Timings
 from openai_cpu_server.observe.distribution import Distribution
 from openai_cpu_server.observe.ended import CallFigures
 

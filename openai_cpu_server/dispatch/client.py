@@ -11,6 +11,14 @@ from collections.abc import Callable, Sequence
 import msgspec
 import psutil
 
+from openai_cpu_server.contract.engine import (
+    EngineState,
+    EngineStatus,
+    LastDeath,
+    LiveRequest,
+    RequestState,
+    unavailable,
+)
 from openai_cpu_server.contract.messages import (
     Cancel,
     ClearCache,
@@ -33,11 +41,11 @@ from openai_cpu_server.dispatch.crashes import CrashRecord
 from openai_cpu_server.dispatch.death import Death, DeathKind
 from openai_cpu_server.dispatch.generation import Generation
 from openai_cpu_server.dispatch.guard import Guard
-from openai_cpu_server.dispatch.live import Live, LiveRequest, RequestState
+from openai_cpu_server.dispatch.live import Live
 from openai_cpu_server.dispatch.memory_killer import MemoryKiller
 from openai_cpu_server.dispatch.queue_room import wait_until_left_s
 from openai_cpu_server.dispatch.recovery import LiveRequests
-from openai_cpu_server.dispatch.state import EngineState, EngineStatus, LastDeath, Totals
+from openai_cpu_server.dispatch.state import Totals
 from openai_cpu_server.dispatch.watch import NOBODY, EngineWatch
 from openai_cpu_server.dispatch.watchdog import HangLimits
 from openai_cpu_server.errors import (
@@ -77,8 +85,8 @@ class EngineClient:
     ) -> None:
         self.totals = Totals()
         self.info: ModelInfo | None = None
-        self.loading_fraction = 0.0
-        self.timing_fraction: float | None = None
+        self._loaded = 0.0
+        self._timed: float | None = None
         """How far the timing of steps has come; None: not begun, or not needed."""
         self.reason: str | None = None
         self._command = tuple(command)
@@ -140,6 +148,8 @@ class EngineClient:
         return EngineStatus(
             state=self.state,
             reason=self.reason,
+            loaded=1.0 if self.info else self._loaded,
+            timed=self._timed,
             running=self._live.count(RequestState.RUNNING),
             waiting=self._live.count(RequestState.WAITING),
             kv_tokens=self.info.kv_tokens if self.info else 0,
@@ -183,8 +193,7 @@ class EngineClient:
             raise self._unavailable()
 
     def _unavailable(self) -> EngineUnavailable:
-        why = f"The engine is {self.state.value}: {self.reason or 'no requests yet'}."
-        return EngineUnavailable(why, self.state.retry_after_s)
+        return unavailable(self.status())
 
     def _check_queue(self, priority: Priority, num_new: int) -> None:
         if num_new > self._max_queue:
@@ -334,11 +343,11 @@ class EngineClient:
 
     def _loading(self, fraction: float, phase: LoadingPhase) -> None:
         if phase is LoadingPhase.COSTS:
-            self.timing_fraction = fraction
+            self._timed = fraction
             return
-        if int(4 * fraction) > int(4 * self.loading_fraction):
+        if int(4 * fraction) > int(4 * self._loaded):
             logger.info("loading %s: %.0f %%", self._options.model_path, 100 * fraction)
-        self.loading_fraction = fraction
+        self._loaded = fraction
 
     def _ready(self, info: ModelInfo) -> None:
         logger.info("ready: %s", info.summary)
@@ -385,7 +394,7 @@ class EngineClient:
         return is_idle and death.kind is DeathKind.FAULT and self._options.calibrate == "idle"
 
     def _first_death(self, death: Death) -> str:
-        if self.timing_fraction is None:
+        if self._timed is None:
             return f"the model could not be loaded: {death.message}"
         return f"{death.message} while it timed steps (--calibrate never leaves that out)"
 

@@ -6,8 +6,7 @@ import asyncio
 from collections.abc import AsyncIterator, Callable, Sequence
 from types import TracebackType
 
-import msgspec
-
+from openai_cpu_server.contract.engine import Timings
 from openai_cpu_server.contract.messages import Finish, FinishReason, Place, TokenEvent
 from openai_cpu_server.contract.request import GenerationRequest
 from openai_cpu_server.dispatch.backlog import Backlog
@@ -15,35 +14,6 @@ from openai_cpu_server.errors import GenerationFailed, ReaderTooSlow, ServerErro
 
 _Arrived = tuple[TokenEvent | Place | ServerError, float]
 """And when it came in."""
-
-
-class Timings(msgspec.Struct, frozen=True, kw_only=True):
-    """Where a generation's time went, in milliseconds; the parts add up to the latency.
-
-    Counts are sums over all its sequences that have ended.
-    """
-
-    queue_ms: float
-    """Until its first token was in a step."""
-    prefill_ms: float
-    """Until its first output token."""
-    generation_ms: float
-    latency_ms: float
-    tokens_generated: int
-    tokens_per_second: float
-    """Of the time after the queue."""
-    preemptions: int
-    """Times that one gave up its KV cells for somebody else."""
-    interruptions: int
-    """Steps of theirs that were thrown away for somebody else."""
-    forced_tokens: int
-    """Output that a grammar left no choice about, computed without sampling."""
-    padded_tokens: int
-    """Throw-away tokens in the steps that they took part in."""
-    draft_n: int
-    """Tokens computed ahead in the hope that they are what comes."""
-    draft_n_accepted: int
-    """Of these, those that came."""
 
 
 class Clocking:

@@ -2,38 +2,14 @@
 
 from __future__ import annotations
 
-import enum
 from dataclasses import dataclass, field
 
 import msgspec
 
+from openai_cpu_server.contract.engine import LiveRequest, RequestState
 from openai_cpu_server.contract.messages import Place, Submit
-from openai_cpu_server.contract.request import GenerationRequest, Priority
+from openai_cpu_server.contract.request import GenerationRequest
 from openai_cpu_server.dispatch.generation import Generation
-
-
-class RequestState(enum.Enum):
-    WAITING = "waiting"
-    """It is not in the engine's slots: new, preempted, or the engine is restarting."""
-    RUNNING = "running"
-
-
-class LiveRequest(msgspec.Struct, frozen=True, kw_only=True):
-    """A snapshot for those who watch."""
-
-    id: str
-    """The API call's id and its sequence's number: `CALL/0`."""
-    priority: Priority
-    state: RequestState
-    prompt_tokens: int
-    output_tokens: int
-    """So far, of those whose text is out."""
-    age_s: float
-    client: str
-    position: int | None
-    """1 is next; None: it runs, or it is not among the first that wait."""
-    first_token_ms: float | None
-    """Estimate from now, where there is a position."""
 
 
 class Expected(msgspec.Struct, frozen=True):

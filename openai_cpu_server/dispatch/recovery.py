@@ -8,11 +8,12 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Iterator
 
+from openai_cpu_server.contract.engine import RequestState
 from openai_cpu_server.contract.messages import Place, TokenEvent
 from openai_cpu_server.contract.request import Priority
 from openai_cpu_server.dispatch.death import DeathKind
 from openai_cpu_server.dispatch.generation import Generation
-from openai_cpu_server.dispatch.live import Live, RequestState
+from openai_cpu_server.dispatch.live import Live
 
 _SUSPICION = {DeathKind.FAULT: 3, DeathKind.HANG: 3, DeathKind.MEMORY: 2, DeathKind.KILL: 2}
 """What a death makes of each request in the step, and adds to one that was alone in it."""

@@ -7,14 +7,13 @@ from collections.abc import Iterator
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
+from openai_cpu_server.contract.engine import Engine, EngineState, EngineStatus
 from openai_cpu_server.contract.messages import KVStats
 from openai_cpu_server.contract.request import Priority
-from openai_cpu_server.dispatch.client import EngineClient
-from openai_cpu_server.dispatch.state import EngineState, EngineStatus
 
 
 class EngineGauges(Collector):
-    def __init__(self, engine: EngineClient) -> None:
+    def __init__(self, engine: Engine) -> None:
         self._engine = engine
 
     def collect(self) -> Iterator[Metric]:

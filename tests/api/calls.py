@@ -5,10 +5,10 @@ from __future__ import annotations
 import math
 
 from openai_cpu_server.api.call import Call, CallStyle, Prompt
+from openai_cpu_server.contract.engine import Timings
 from openai_cpu_server.contract.messages import Finish, FinishReason, TokenEvent
 from openai_cpu_server.contract.request import GenerationRequest, Priority, Sampling
 from openai_cpu_server.contract.step import TokenLogprob
-from openai_cpu_server.dispatch.generation import Timings
 
 TIMINGS = Timings(
     queue_ms=1.23456,

@@ -15,9 +15,9 @@ from openai_cpu_server.api.access.key_ring import KeyRing
 from openai_cpu_server.api.access.rate_limits import RateLimits
 from openai_cpu_server.api.application import create_api
 from openai_cpu_server.api.options import ApiOptions
+from openai_cpu_server.contract.engine import EngineState
 from openai_cpu_server.contract.messages import EngineOptions
 from openai_cpu_server.dispatch.client import EngineClient
-from openai_cpu_server.dispatch.state import EngineState
 from openai_cpu_server.dispatch.watch import NOBODY, EngineWatch
 from openai_cpu_server.jobs.jobs import Jobs
 from openai_cpu_server.llama.grammar.grammar_check import GrammarCheck

@@ -11,8 +11,8 @@ import msgspec
 import openai
 import pytest
 
+from openai_cpu_server.contract.engine import EngineState
 from openai_cpu_server.dispatch.client import EngineClient
-from openai_cpu_server.dispatch.state import EngineState
 from tests.api.asgi import exchange
 from tests.api.serving import OPTIONS, api, client, eventually, new_engine, num_live, running
 from tests.api.talking import MESSAGES, chat

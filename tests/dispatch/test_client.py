@@ -14,12 +14,11 @@ from pathlib import Path
 import anyio
 import pytest
 
+from openai_cpu_server.contract.engine import EngineState, RequestState
 from openai_cpu_server.contract.messages import EngineOptions, FinishReason, TokenEvent
 from openai_cpu_server.contract.request import GenerationRequest, Priority
 from openai_cpu_server.dispatch.client import EngineClient
-from openai_cpu_server.dispatch.live import RequestState
 from openai_cpu_server.dispatch.memory_killer import MemoryKiller
-from openai_cpu_server.dispatch.state import EngineState
 from openai_cpu_server.dispatch.watchdog import HangLimits
 from openai_cpu_server.errors import (
     EngineUnavailable,
@@ -257,9 +256,9 @@ async def test_a_start_goes_on_telling_how_far_it_is_while_costs_are_measured() 
     engine = client("timed=0.25", "build_s=30")
     task = asyncio.create_task(engine.run())
     with anyio.fail_after(20):
-        while engine.timing_fraction is None:
+        while engine.status().timed is None:
             await asyncio.sleep(0.01)
-    assert (engine.state, engine.loading_fraction, engine.timing_fraction) == (EngineState.LOADING, 1.0, 0.25)
+    assert (engine.state, engine.status().loaded, engine.status().timed) == (EngineState.LOADING, 1.0, 0.25)
     await engine.close()
     await task
 

@@ -6,11 +6,12 @@ import asyncio
 
 import pytest
 
+from openai_cpu_server.contract.engine import LiveRequest, RequestState
 from openai_cpu_server.contract.messages import Finish, FinishReason, Place, TokenEvent
 from openai_cpu_server.contract.request import Priority
 from openai_cpu_server.dispatch.death import DeathKind
 from openai_cpu_server.dispatch.generation import Generation
-from openai_cpu_server.dispatch.live import Live, LiveRequest, RequestState
+from openai_cpu_server.dispatch.live import Live
 from openai_cpu_server.dispatch.recovery import LiveRequests
 from openai_cpu_server.errors import RequestCancelled
 from tests.scheduler.driver import request

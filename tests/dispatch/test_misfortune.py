@@ -14,9 +14,9 @@ from pathlib import Path
 import anyio
 import pytest
 
+from openai_cpu_server.contract.engine import EngineState
 from openai_cpu_server.contract.request import Priority
 from openai_cpu_server.dispatch.client import EngineClient
-from openai_cpu_server.dispatch.state import EngineState
 from openai_cpu_server.errors import EngineUnavailable, GenerationFailed, StartupError
 from tests.dispatch.test_client import (
     client,
@@ -134,7 +134,7 @@ async def test_an_engine_that_gets_ready_when_it_is_not_wanted_any_more() -> Non
     task = asyncio.create_task(engine.run())
     waited_for = operator.attrgetter("_fut_waiter")
     with anyio.fail_after(20):
-        while engine.timing_fraction is None or not waited_for(task).done():
+        while engine.status().timed is None or not waited_for(task).done():
             await asyncio.sleep(0)
     assert engine.state is EngineState.LOADING
     engine.kill()

@@ -31,7 +31,7 @@ from openai_cpu_server.api.render.common import (
     service_tier,
 )
 from openai_cpu_server.api.render.pieces import Pieces
-from openai_cpu_server.dispatch.generation import Timings
+from openai_cpu_server.contract.engine import Timings
 
 
 class AssistantMessage(msgspec.Struct, frozen=True, kw_only=True):

@@ -12,9 +12,9 @@ from openai_cpu_server.api.render.calls import CallDeltas, NewId, reason_with_ca
 from openai_cpu_server.api.render.chat_logprobs import chat_logprobs
 from openai_cpu_server.api.render.common import ChunkWriter, Usage, finish_reason, json_text
 from openai_cpu_server.api.render.pieces import Pieces
+from openai_cpu_server.contract.engine import Timings
 from openai_cpu_server.contract.messages import Finish, TokenEvent
 from openai_cpu_server.contract.step import TokenLogprob
-from openai_cpu_server.dispatch.generation import Timings
 from openai_cpu_server.prompt.tool_formats import CallArguments, CallBegin, Part
 
 _NO_LOGPROBS = b"null"

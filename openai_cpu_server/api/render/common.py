@@ -9,8 +9,8 @@ import msgspec
 from msgspec import UNSET, UnsetType
 
 from openai_cpu_server.api.call import Call
+from openai_cpu_server.contract.engine import Timings
 from openai_cpu_server.contract.messages import Finish, FinishReason
-from openai_cpu_server.dispatch.generation import Timings
 from openai_cpu_server.errors import GenerationFailed
 
 _REASONS = {FinishReason.STOP: "stop", FinishReason.LENGTH: "length"}

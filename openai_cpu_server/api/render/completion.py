@@ -22,9 +22,9 @@ from openai_cpu_server.api.render.common import (
 )
 from openai_cpu_server.api.render.legacy_logprobs import LegacyLogprobs, LegacyWriter, prompt_logprobs
 from openai_cpu_server.api.render.pieces import Pieces
+from openai_cpu_server.contract.engine import Timings
 from openai_cpu_server.contract.messages import TokenEvent
 from openai_cpu_server.contract.step import TokenLogprob
-from openai_cpu_server.dispatch.generation import Timings
 
 
 class TextChoice(msgspec.Struct, frozen=True):

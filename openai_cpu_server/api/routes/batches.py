@@ -13,7 +13,7 @@ from openai_cpu_server.api.routes.files import owner_of
 from openai_cpu_server.api.routes.generation import check_not_ending
 from openai_cpu_server.api.routes.models import json_response
 from openai_cpu_server.api.schemas.batches import BatchBody
-from openai_cpu_server.dispatch.client import EngineClient
+from openai_cpu_server.contract.engine import Engine
 from openai_cpu_server.jobs.jobs import Jobs
 from openai_cpu_server.jobs.records import BatchRecord, LineError
 
@@ -83,7 +83,7 @@ class BatchList(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class BatchRoutes:
-    def __init__(self, jobs: Jobs, engine: EngineClient, options: ApiOptions) -> None:
+    def __init__(self, jobs: Jobs, engine: Engine, options: ApiOptions) -> None:
         self._jobs = jobs
         self._engine = engine
         self._lenient = options.lenient

@@ -8,9 +8,9 @@ from starlette.responses import Response
 
 from openai_cpu_server.api.routes.generation import model_of
 from openai_cpu_server.api.routes.models import json_response
+from openai_cpu_server.contract.engine import Engine
 from openai_cpu_server.contract.messages import KVStats
 from openai_cpu_server.contract.model_info import ModelInfo
-from openai_cpu_server.dispatch.client import EngineClient
 
 
 class Amount(msgspec.Struct, frozen=True):
@@ -72,7 +72,7 @@ NO_STATS = CacheStats(pool=None, cache=None, savings=None, prompt_tokens=0, cach
 
 
 class CacheRoutes:
-    def __init__(self, engine: EngineClient) -> None:
+    def __init__(self, engine: Engine) -> None:
         self._engine = engine
 
     async def stats(self, request: Request) -> Response:

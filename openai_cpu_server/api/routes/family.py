@@ -13,7 +13,7 @@ from openai_cpu_server.api.render.answers import Answer
 from openai_cpu_server.api.render.common import Usage
 from openai_cpu_server.api.resolve.calls import Circumstances
 from openai_cpu_server.api.stream import StreamRenderer
-from openai_cpu_server.dispatch.generation import Timings
+from openai_cpu_server.contract.engine import Timings
 
 UNENFORCED = "x-unenforced-schema-keywords"
 _MOST_NAMED = 32

@@ -17,7 +17,7 @@ from openai_cpu_server.api.parse import parse
 from openai_cpu_server.api.routes.generation import check_not_ending
 from openai_cpu_server.api.routes.models import json_response
 from openai_cpu_server.api.schemas.batches import ExpiresAfter
-from openai_cpu_server.dispatch.client import EngineClient
+from openai_cpu_server.contract.engine import Engine
 from openai_cpu_server.errors import InvalidRequest, JobObjectNotFound
 from openai_cpu_server.jobs.jobs import Jobs
 from openai_cpu_server.jobs.records import FileRecord, Purpose
@@ -57,7 +57,7 @@ class FileDeleted(msgspec.Struct, frozen=True):
 
 
 class FileRoutes:
-    def __init__(self, jobs: Jobs, engine: EngineClient) -> None:
+    def __init__(self, jobs: Jobs, engine: Engine) -> None:
         self._jobs = jobs
         self._engine = engine
 

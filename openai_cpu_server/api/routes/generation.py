@@ -29,11 +29,9 @@ from openai_cpu_server.api.routes.family import Family, Resolved
 from openai_cpu_server.api.stream import StreamedCall, StreamRenderer
 from openai_cpu_server.api.tally import Tally
 from openai_cpu_server.api.ticket import Ticket, ticket_of
+from openai_cpu_server.contract.engine import Engine, EngineState, Generation, Timings, unavailable
 from openai_cpu_server.contract.model_info import ModelInfo
 from openai_cpu_server.contract.request import Priority
-from openai_cpu_server.dispatch.client import EngineClient
-from openai_cpu_server.dispatch.generation import Generation, Timings
-from openai_cpu_server.dispatch.state import EngineState
 from openai_cpu_server.errors import DeadlineExceeded, EngineUnavailable, InvalidRequest, ServerError
 
 Gathering = Callable[[], Awaitable[dict[str, Answer]]]
@@ -56,7 +54,7 @@ async def _do(work: Gathering) -> dict[str, Answer]:
 
 
 class GenerationRoute:
-    def __init__(self, family: Family, engine: EngineClient, options: ApiOptions) -> None:
+    def __init__(self, family: Family, engine: Engine, options: ApiOptions) -> None:
         self._family = family
         self._engine = engine
         self._options = options
@@ -181,32 +179,15 @@ def _shown_bytes(call: Call, usage: Usage) -> int:
     return per_token * usage.total_tokens
 
 
-def model_of(engine: EngineClient) -> ModelInfo:
+def model_of(engine: Engine) -> ModelInfo:
     """Raises EngineUnavailable while there is none to generate with."""
     if engine.info is None or engine.state in (EngineState.FAILED, EngineState.STOPPED):
-        raise unavailable(engine)
+        raise unavailable(engine.status())
     return engine.info
 
 
-def check_not_ending(engine: EngineClient) -> None:
+def check_not_ending(engine: Engine) -> None:
     """For new work that needs no engine at once. Raises EngineUnavailable while the server drains."""
     if engine.is_ending:
         again_s = EngineState.DRAINING.retry_after_s
         raise EngineUnavailable("The server is about to end and takes no new work.", again_s)
-
-
-def _loading(engine: EngineClient) -> str:
-    if engine.timing_fraction is None:
-        return f"The model is loading ({engine.loading_fraction:.0%})."
-    return f"The model is loaded; the cost of its steps is being measured ({engine.timing_fraction:.0%})."
-
-
-def unavailable(engine: EngineClient) -> EngineUnavailable:
-    """Why nothing can be generated now."""
-    match engine.state:
-        case EngineState.LOADING:
-            return EngineUnavailable(_loading(engine))
-        case EngineState.RESTARTING:
-            return EngineUnavailable(f"The engine is restarting: {engine.reason}.")
-        case state:
-            return EngineUnavailable(f"The engine is {state.value}: {engine.reason}.", state.retry_after_s)

@@ -11,12 +11,10 @@ from starlette.responses import Response
 
 from openai_cpu_server.api.errors import ErrorBody, error_object
 from openai_cpu_server.api.options import ApiOptions
-from openai_cpu_server.api.routes.generation import unavailable
 from openai_cpu_server.api.routes.models import json_response
 from openai_cpu_server.api.ticket import ticket_of
+from openai_cpu_server.contract.engine import Engine, EngineState, EngineStatus, unavailable
 from openai_cpu_server.contract.request import Priority
-from openai_cpu_server.dispatch.client import EngineClient
-from openai_cpu_server.dispatch.state import EngineState, EngineStatus
 
 
 class QueueSizes(msgspec.Struct, frozen=True):
@@ -55,7 +53,7 @@ class HealthReport(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class HealthRoutes:
-    def __init__(self, engine: EngineClient, options: ApiOptions) -> None:
+    def __init__(self, engine: Engine, options: ApiOptions) -> None:
         self._engine = engine
         self._model = options.model
 
@@ -63,10 +61,11 @@ class HealthRoutes:
         return json_response(self._report(self._engine.status()))
 
     async def ready(self, request: Request) -> Response:
-        report = self._report(self._engine.status())
-        if self._engine.state is EngineState.READY:
+        status = self._engine.status()
+        report = self._report(status)
+        if status.state is EngineState.READY:
             return json_response(report)
-        why = unavailable(self._engine)
+        why = unavailable(status)
         error = error_object(why, request_id=ticket_of(request.scope).id).error
         return json_response(
             msgspec.structs.replace(report, error=error), 503, {"retry-after": str(why.retry_after_s)}
@@ -77,7 +76,7 @@ class HealthRoutes:
             status=status.state.value,
             reason=status.reason,
             model=self._model,
-            loaded=1.0 if self._engine.info else self._engine.loading_fraction,
+            loaded=status.loaded,
             queue=queue_sizes(status),
             memory=Memory(status.rss_bytes, status.kv_tokens, status.kv_tokens_used),
             restarts=status.restarts,

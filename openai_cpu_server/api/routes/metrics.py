@@ -5,13 +5,13 @@ from __future__ import annotations
 from starlette.requests import Request
 from starlette.responses import Response
 
-from openai_cpu_server.dispatch.client import EngineClient
+from openai_cpu_server.contract.engine import Engine
 from openai_cpu_server.observe.engine_gauges import EngineGauges
 from openai_cpu_server.observe.metrics import CONTENT_TYPE, Metrics
 
 
 class MetricsRoutes:
-    def __init__(self, engine: EngineClient, metrics: Metrics) -> None:
+    def __init__(self, engine: Engine, metrics: Metrics) -> None:
         metrics.add(EngineGauges(engine))
         self._metrics = metrics
 

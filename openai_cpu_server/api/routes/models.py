@@ -8,8 +8,8 @@ from starlette.responses import Response
 
 from openai_cpu_server.api.access.authentication import identity_of
 from openai_cpu_server.api.options import ApiOptions
+from openai_cpu_server.contract.engine import Engine
 from openai_cpu_server.contract.model_info import ModelInfo
-from openai_cpu_server.dispatch.client import EngineClient
 
 
 class ModelMeta(msgspec.Struct, frozen=True, kw_only=True):
@@ -38,7 +38,7 @@ class ModelList(msgspec.Struct, frozen=True):
 
 
 class ModelRoutes:
-    def __init__(self, engine: EngineClient, options: ApiOptions) -> None:
+    def __init__(self, engine: Engine, options: ApiOptions) -> None:
         self._engine = engine
         self._options = options
 

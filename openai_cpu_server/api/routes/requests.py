@@ -11,8 +11,7 @@ from starlette.responses import Response
 from openai_cpu_server.api.access.authentication import identity_of
 from openai_cpu_server.api.access.keys import Identity
 from openai_cpu_server.api.routes.models import json_response
-from openai_cpu_server.dispatch.client import EngineClient
-from openai_cpu_server.dispatch.live import LiveRequest
+from openai_cpu_server.contract.engine import Engine, LiveRequest
 from openai_cpu_server.errors import RequestNotFound
 
 
@@ -47,7 +46,7 @@ class Cancelled(msgspec.Struct, frozen=True):
 
 
 class RequestRoutes:
-    def __init__(self, engine: EngineClient) -> None:
+    def __init__(self, engine: Engine) -> None:
         self._engine = engine
 
     async def list(self, request: Request) -> Response:

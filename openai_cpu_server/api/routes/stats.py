@@ -9,7 +9,7 @@ from starlette.responses import Response
 from openai_cpu_server.api.routes.cache import cache_stats
 from openai_cpu_server.api.routes.health import QueueSizes, queue_sizes
 from openai_cpu_server.api.routes.models import json_response
-from openai_cpu_server.dispatch.client import EngineClient
+from openai_cpu_server.contract.engine import Engine
 from openai_cpu_server.observe.distribution import Distribution
 from openai_cpu_server.observe.recent import Recent, Span
 
@@ -97,7 +97,7 @@ class Stats(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class StatsRoutes:
-    def __init__(self, engine: EngineClient, recent: Recent) -> None:
+    def __init__(self, engine: Engine, recent: Recent) -> None:
         self._engine = engine
         self._recent = recent
 

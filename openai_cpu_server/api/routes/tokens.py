@@ -17,8 +17,8 @@ from openai_cpu_server.api.resolve.chat_prompts import ChatPrompts
 from openai_cpu_server.api.resolve.sampling import check_tokens
 from openai_cpu_server.api.routes.models import json_response
 from openai_cpu_server.api.schemas.tokens import DetokenizeBody, TokenizeBody
+from openai_cpu_server.contract.engine import Engine
 from openai_cpu_server.contract.model_info import Tokenizer
-from openai_cpu_server.dispatch.client import EngineClient
 from openai_cpu_server.errors import InvalidRequest
 
 
@@ -43,7 +43,7 @@ class TokenRoutes:
     """Needs no engine: the vocabulary is in this process."""
 
     def __init__(
-        self, tokenizer: Tokenizer, prompts: ChatPrompts, engine: EngineClient, options: ApiOptions
+        self, tokenizer: Tokenizer, prompts: ChatPrompts, engine: Engine, options: ApiOptions
     ) -> None:
         self._tokenizer = tokenizer
         self._prompts = prompts

@@ -9,8 +9,8 @@ from pathlib import Path
 from openai_cpu_server.app import Offline
 from openai_cpu_server.commands.batch.input import checked_endpoint, parts
 from openai_cpu_server.commands.batch.paths import Paths
+from openai_cpu_server.contract.engine import EngineState
 from openai_cpu_server.dispatch.client import EngineClient
-from openai_cpu_server.dispatch.state import EngineState
 from openai_cpu_server.errors import StartupError
 from openai_cpu_server.jobs.jobs import Jobs
 from openai_cpu_server.jobs.options import JobOptions

@@ -1,0 +1,220 @@
+"""The `Engine` that the API and the jobs know: a process on this machine, or a replica elsewhere."""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import AsyncIterator, Sequence
+from types import TracebackType
+from typing import Protocol, Union
+
+import msgspec
+
+from openai_cpu_server.contract.messages import KVStats, Place, TokenEvent
+from openai_cpu_server.contract.model_info import ModelInfo
+from openai_cpu_server.contract.request import GenerationRequest, Priority
+from openai_cpu_server.errors import EngineUnavailable, ServerError
+
+_SOON_S = 1
+_NEXT_SERVER_S = 10
+
+
+class EngineState(enum.Enum):
+    LOADING = "loading"
+    READY = "ready"
+    RESTARTING = "restarting"
+    """The process has died; a new one is loading. Requests are accepted and wait."""
+    DRAINING = "draining"
+    """The server is about to end: what was accepted goes on, nothing new is accepted."""
+    FAILED = "failed"
+    """It died too often; nothing is accepted."""
+    STOPPED = "stopped"
+
+    def may_become(self, other: EngineState) -> bool:
+        return other in _MOVES[self]
+
+    @property
+    def retry_after_s(self) -> int:
+        """For who is refused in this state: longer where it takes another server, not a little patience."""
+        goes_on = self in (EngineState.LOADING, EngineState.READY, EngineState.RESTARTING)
+        return _SOON_S if goes_on else _NEXT_SERVER_S
+
+
+_MOVES: dict[EngineState, set[EngineState]] = {
+    EngineState.LOADING: {EngineState.READY, EngineState.FAILED, EngineState.STOPPED},
+    EngineState.READY: {EngineState.RESTARTING, EngineState.FAILED, EngineState.STOPPED},
+    EngineState.RESTARTING: {EngineState.READY, EngineState.FAILED, EngineState.STOPPED},
+    EngineState.FAILED: {EngineState.STOPPED},
+    EngineState.STOPPED: set(),
+}
+
+
+class LastDeath(msgspec.Struct, frozen=True, kw_only=True):
+    """The last death of an engine process; another was started, unless they died too often."""
+
+    cause: str
+    """One of few words: a signal's name, `exit_1`, `hang`, `out_of_memory`, ..."""
+    message: str
+    """A clause for people."""
+    age_s: float
+
+
+class EngineStatus(msgspec.Struct, frozen=True, kw_only=True):
+    """A snapshot for health routes. Requests are counted by their priority's label."""
+
+    state: EngineState
+    reason: str | None
+    loaded: float
+    """Share of the model that is loaded, 0 to 1."""
+    timed: float | None
+    """Share of the steps that are timed, before it is ready; None: not begun, or not needed."""
+    running: dict[str, int]
+    waiting: dict[str, int]
+    kv_tokens: int
+    kv_tokens_used: int
+    restarts: int
+    last_death: LastDeath | None
+    rss_bytes: int
+    """Resident memory of this process and the engine's, the mapped model file included."""
+
+
+class RequestState(enum.Enum):
+    WAITING = "waiting"
+    """It is not in the engine's slots: new, preempted, or the engine is restarting."""
+    RUNNING = "running"
+
+
+class LiveRequest(msgspec.Struct, frozen=True, kw_only=True):
+    """A snapshot for those who watch."""
+
+    id: str
+    """The API call's id and its sequence's number: `CALL/0`."""
+    priority: Priority
+    state: RequestState
+    prompt_tokens: int
+    output_tokens: int
+    """So far, of those whose text is out."""
+    age_s: float
+    client: str
+    position: int | None
+    """1 is next; None: it runs, or it is not among the first that wait."""
+    first_token_ms: float | None
+    """Estimate from now, where there is a position."""
+
+
+class Timings(msgspec.Struct, frozen=True, kw_only=True):
+    """Where a generation's time went, in milliseconds; the parts add up to the latency.
+
+    Counts are sums over all its sequences that have ended.
+    """
+
+    queue_ms: float
+    """Until its first token was in a step."""
+    prefill_ms: float
+    """Until its first output token."""
+    generation_ms: float
+    latency_ms: float
+    tokens_generated: int
+    tokens_per_second: float
+    """Of the time after the queue."""
+    preemptions: int
+    """Times that one gave up its KV cells for somebody else."""
+    interruptions: int
+    """Steps of theirs that were thrown away for somebody else."""
+    forced_tokens: int
+    """Output that a grammar left no choice about, computed without sampling."""
+    padded_tokens: int
+    """Throw-away tokens in the steps that they took part in."""
+    draft_n: int
+    """Tokens computed ahead in the hope that they are what comes."""
+    draft_n_accepted: int
+    """Of these, those that came."""
+
+
+class Generation(Protocol):
+    """The sequences of one API call, being generated. Leaving its context cancels what has not ended."""
+
+    @property
+    def arrived_s(self) -> float:
+        """When the event that was taken last came in, on the monotonic clock."""
+        ...
+
+    @property
+    def timings(self) -> Timings: ...
+
+    async def __aenter__(self) -> Generation: ...
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None: ...
+
+    def __aiter__(self) -> AsyncIterator[TokenEvent]:
+        """Its events, until all sequences have ended. Raises what it failed with."""
+        ...
+
+    def progress(self) -> AsyncIterator[Union[TokenEvent, Place]]:
+        """Its events and, while it waits as a whole, its place in the queue now and then."""
+        ...
+
+    def fail_in(self, seconds: float, error: ServerError) -> None:
+        """End it with this error unless it has ended by then."""
+        ...
+
+
+class Engine(Protocol):
+    """Generates. All methods belong to one event loop's thread, and none of them blocks."""
+
+    @property
+    def info(self) -> ModelInfo | None:
+        """Facts about the model; None until it was loaded for the first time."""
+        ...
+
+    @property
+    def state(self) -> EngineState: ...
+
+    @property
+    def is_ending(self) -> bool:
+        """It drains, or has stopped: nothing new is begun, whatever state its process is in."""
+        ...
+
+    def generate(self, requests: Sequence[GenerationRequest]) -> Generation:
+        """Submit the sequences of one API call.
+
+        Raises `EngineUnavailable`, `QueueFull`, `InvalidRequest` for more sequences than may ever wait.
+        """
+        ...
+
+    def cancel(self, name: str) -> bool:
+        """End an API call, named by its id or by that of one of its sequences; False if there is none.
+
+        Whoever reads its generation gets `RequestCancelled`.
+        """
+        ...
+
+    def requests(self) -> list[LiveRequest]:
+        """All that live, in the order of their arrival."""
+        ...
+
+    def status(self) -> EngineStatus: ...
+
+    def kv_stats(self) -> KVStats | None:
+        """As of the last step; None while the present engine process has not made any."""
+        ...
+
+    def clear_cache(self) -> None:
+        """Drop all of the prefix cache but what is pinned, with the next step. Raises `EngineUnavailable`."""
+        ...
+
+
+def unavailable(status: EngineStatus) -> EngineUnavailable:
+    """Why nothing can be generated now."""
+    state, reason = status.state, status.reason or "no requests yet"
+    if state is not EngineState.LOADING:
+        return EngineUnavailable(f"The engine is {state.value}: {reason}.", state.retry_after_s)
+    if status.timed is None:
+        return EngineUnavailable(f"The model is loading ({status.loaded:.0%}).")
+    return EngineUnavailable(
+        f"The model is loaded; the cost of its steps is being measured ({status.timed:.0%})."
+    )
