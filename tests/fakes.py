@@ -139,6 +139,8 @@ class FakeBackend:
         self.accepted: dict[int, int] = {}
         """By slot, tokens of its last draft."""
         self.num_computed = 0
+        self.verbs_ms = 0.0
+        """What verbs are said to have taken."""
         self._kill_on = kill_on
         self._kill_with = kill_with
         self._step_s = step_s
@@ -165,6 +167,7 @@ class FakeBackend:
             further={slot: tuple(samples[1:]) for slot, (samples, _) in sampled.items() if samples[1:]},
             drafted={s.slot: self._settle_draft(s) for s in step.spans if s.num_drafted},
             scores=scores,
+            verbs_ms=self.verbs_ms,
             padding=step.padding,
             failures={slot: failure for slot, (_, failure) in sampled.items() if failure is not None},
         )

@@ -72,7 +72,9 @@ class GenerationRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults
     prompt_logprobs: bool = False
     """Also report the log-probability of every prompt token but the first."""
     client: str = ""
-    """Whom to be fair to: the API key's name, or the body's `user`."""
+    """Whom to be fair to: the API key's name, else the body's `user`, else the peer's address."""
+    route: str = ""
+    """What kind of call it belongs to; outputs of one kind are expected to be alike in length."""
     cache_namespace: str = ""
     """Only requests of the same namespace share computed prompts (cache salt, API key)."""
     constraint: Constraint | None = None

@@ -182,6 +182,8 @@ class StepResult(msgspec.Struct, frozen=True):
     """By slot, what became of its draft, for every span that was to have one."""
     drafting_ms: float = 0.0
     """What the draft model took, of the step's time."""
+    verbs_ms: float = 0.0
+    """What the verbs took, of the step's time."""
     scores: dict[int, tuple[TokenLogprob, ...]] = {}
     """By slot, one per target, for every span with targets."""
     failures: dict[int, str] = {}

@@ -259,7 +259,7 @@ class EngineCore:
         self._events.append(event)
         if event.finish is not None:
             del self._outputs[sequence.request.id]
-            self._scheduler.finish(sequence)
+            self._scheduler.complete(sequence)
 
 
 def _bound_ms(predicted_ms: float) -> float:

@@ -95,11 +95,10 @@ class LlamaBackend:
         An interrupted step has done its verbs. Padding for which the pool has no room is left out.
         """
         with self._loaded.abort.armed():
-            for verb in step.verbs:
-                self._apply(verb)
+            verbs_ms = self._apply_all(step.verbs)
             if not step.spans:
                 assert not step.padding, "padding, and nothing to pad"
-                return StepResult()
+                return StepResult(verbs_ms=verbs_ms)
             thoughts, drafting_ms = self._think(step.spans)
             spans = [self._allowed(_with_draft(span, thoughts)) for span in step.spans]
             context = self._place(step)
@@ -108,9 +107,9 @@ class LlamaBackend:
         if decoded is Decoded.INTERRUPTED:
             for span in spans:  # llama.cpp keeps what it finished
                 context.trim(span.slot, span.start)
-            return StepResult(interrupted=True)
+            return StepResult(interrupted=True, verbs_ms=verbs_ms)
         result = self._result(context, step.spans, spans, layout, thoughts, drafting_ms)
-        return msgspec.structs.replace(result, padding=padding) if padding else result
+        return msgspec.structs.replace(result, padding=padding, verbs_ms=verbs_ms)
 
     def interrupt(self) -> None:
         """From any thread, at any time: the step that runs ends early, else nothing happens.
@@ -165,6 +164,15 @@ class LlamaBackend:
             self._staging.close()
         self._context.close()
         self._loaded.model.close()
+
+    def _apply_all(self, verbs: Sequence[Verb]) -> float:
+        """Do the verbs in order; returns the milliseconds that they took."""
+        if not verbs:
+            return 0.0
+        started = time.perf_counter()
+        for verb in verbs:
+            self._apply(verb)
+        return 1000 * (time.perf_counter() - started)
 
     def _apply(self, verb: Verb) -> None:
         match verb:

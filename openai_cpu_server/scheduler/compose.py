@@ -52,9 +52,9 @@ class _Groups:
         return groups
 
     def _group_of(self, sequence: Sequence) -> list[Sequence]:
-        if sequence.request.priority is Priority.BATCH:
-            return self.batch_decoding if sequence.is_decoding else self.batch_reading
-        return self.decoding if sequence.is_decoding else self.reading
+        if _is_interactive(sequence):
+            return self.decoding if sequence.is_decoding else self.reading
+        return self.batch_decoding if sequence.is_decoding else self.batch_reading
 
     @property
     def has_interactive(self) -> bool:
@@ -98,9 +98,9 @@ class _Way:
         return [sequence for sequence in running if not self.takes(sequence)]
 
     def is_outranked(self, running: Seq[Sequence]) -> bool:
-        """Somebody whom it takes is of a better class than all whom it leaves out."""
+        """Somebody whom it takes is interactive, and nobody whom it leaves out."""
         taken = [sequence for sequence in running if self.takes(sequence)]
-        return _best_class(taken) < _best_class(self.left_out(running))
+        return any(map(_is_interactive, taken)) and not any(map(_is_interactive, self.left_out(running)))
 
     def company(self, together: StepPlan, empty: StepPlan) -> StepPlan:
         """What those whom it leaves out compute if all are together, without the others."""
@@ -121,7 +121,8 @@ _ALONE = _Way(takes=lambda sequence: not sequence.is_decoding, least_gain=lambda
 class Composer:
     """Interactive decodes, interactive prompts, batch decodes, batch prompts, as far as the budget goes.
 
-    Batch work that was left out builds up a credit of time, which a later step must spend on it.
+    Batch work that gets less than its floor builds up a credit of time. It is spent on tokens beyond a step's
+    budget and, where that is not enough, on a step of its own.
 
     Where it is faster than all in one step, prompts have one for themselves: beside the pool those that share
     nothing, in it all of them. The others then have the next, and both together take no longer than one may;
@@ -132,8 +133,15 @@ class Composer:
     def __init__(self, options: StepOptions) -> None:
         self._options = options
         self._credit_ms = 0.0
+        """Time that batch work has coming."""
+        self._saving_for_ms = 0.0
+        """What a step of batch work alone would take, for which there is not enough credit yet."""
         self._owed_by: _Way | None = None
         """How the step before was, for which others were left out: now it is their turn."""
+        self._is_turn = False
+        """The step being composed is somebody's turn, for which others are left out."""
+        self._has_passed_over = False
+        """The step before was a turn that left out an interactive newcomer: the next one is not."""
 
     @property
     def fills_tiles(self) -> bool:
@@ -149,7 +157,8 @@ class Composer:
         if not options.mixes:
             self._compose_apart(plan, present)
             return plan
-        turn = self._turn_of_others(plan, running, present)
+        turn = self._turn_of_others(plan, running, present) or self._turn_of_batch(plan, running, present)
+        self._is_turn = turn is not None
         if turn is not None:
             return turn
         if all(sequence.is_decoding for sequence in running):
@@ -159,13 +168,22 @@ class Composer:
         return self._best(plan, staged, running, present)
 
     def _turn_of_others(self, plan: StepPlan, running: Seq[Sequence], present: _Groups) -> StepPlan | None:
-        """A step of those whom the one before has left out; who is outranked must have saved for it."""
+        """A step of those whom the one before has left out; batch work alone must have saved for it."""
         way, self._owed_by = self._owed_by, None
-        others = way.left_out(running) if way is not None else []
-        if way is None or not others:
+        if way is None or self._has_passed_over or way.is_outranked(running):
             return None
-        turn = self._filled(plan.copy(), others, present)
-        return None if way.is_outranked(running) and turn.ms > self._credit_ms else turn
+        others = way.left_out(running)
+        return self._filled(plan.copy(), others, present) if others else None
+
+    def _turn_of_batch(self, plan: StepPlan, running: Seq[Sequence], present: _Groups) -> StepPlan | None:
+        """A step of batch work alone, once it has saved for it."""
+        is_due = self._credit_ms > 0 and present.has_batch and present.has_interactive
+        if not is_due or self._has_passed_over:
+            return None
+        batch = [sequence for sequence in running if not _is_interactive(sequence)]
+        turn = self._filled(plan.copy(), batch, present)
+        self._saving_for_ms = turn.ms
+        return turn if turn.ms <= self._credit_ms else None
 
     def _best(
         self, plan: StepPlan, staged: StepPlan | None, running: Seq[Sequence], present: _Groups
@@ -230,14 +248,17 @@ class Composer:
     def account(self, plan: StepPlan, running: Seq[Sequence]) -> None:
         """Book what the step gave to batch work, once it is settled."""
         groups = _Groups.of(running)
+        passed_over = (s for s in groups.reading if s.is_newcomer and s not in plan.parts)
+        self._has_passed_over = self._is_turn and any(passed_over)
         if not (groups.has_batch and groups.has_interactive) or not plan.num_tokens:
             self._credit_ms = 0.0
             return
-        batch_tokens = sum(plan.num_of(s) for s in plan.parts if s.request.priority is Priority.BATCH)
+        batch_tokens = sum(plan.num_of(s) for s in plan.parts if not _is_interactive(s))
         step_ms = plan.ms
         spent = step_ms * batch_tokens / plan.num_tokens
         credit = self._credit_ms + self._options.batch_floor * step_ms - spent
-        self._credit_ms = min(max(credit, 0.0), self._options.batch_step_ms)
+        most_ms = max(self._options.batch_step_ms, self._saving_for_ms)
+        self._credit_ms = min(max(credit, 0.0), most_ms)
 
     def _compose(self, plan: StepPlan, groups: _Groups, reading_ms: float, spent_ms: float) -> None:
         options = self._options
@@ -247,8 +268,9 @@ class Composer:
         _end_bursts(plan, groups.decoding, burst_ms)
         _end_shortest(plan, groups.reading, reading_ms)
         _read_fairly(plan, groups.reading, reading_ms)
-        credit_ms = plan.ms + self._credit_ms if self._credit_ms else 0.0
-        self._add_batch(plan, groups, max(plan.budget_ms, credit_ms) - spent_ms)
+        credit_ms = min(self._credit_ms, options.interactive_step_ms)
+        within_credit_ms = plan.ms + credit_ms if credit_ms and plan.num_tokens else 0.0
+        self._add_batch(plan, groups, max(plan.budget_ms, within_credit_ms) - spent_ms)
 
     def _reading_ms(self, groups: _Groups) -> float:
         """The more requests wait for their first token, the longer may those wait who have it already."""
@@ -280,8 +302,8 @@ class Composer:
             _end_bursts(plan, decoding, self._options.batch_step_ms)
 
 
-def _best_class(sequences: Seq[Sequence]) -> Priority:
-    return min((sequence.request.priority for sequence in sequences), default=Priority.BATCH)
+def _is_interactive(sequence: Sequence) -> bool:
+    return sequence.request.priority is Priority.INTERACTIVE
 
 
 def _end_bursts(plan: StepPlan, decoding: Seq[Sequence], budget_ms: float) -> None:

@@ -17,6 +17,7 @@ class KVLedger:
         self._free = list(range(num_blocks))
         self._num_holders = [0] * num_blocks
         self._held: dict[int, list[int]] = {}
+        self._num_shared = 0
 
     @property
     def num_free(self) -> int:
@@ -29,7 +30,7 @@ class KVLedger:
     @property
     def num_shared(self) -> int:
         """Blocks with more than one holder."""
-        return sum(holders > 1 for holders in self._num_holders)
+        return self._num_shared
 
     @property
     def tokens_used(self) -> int:
@@ -74,12 +75,14 @@ class KVLedger:
         assert not self._held.get(slot), f"slot {slot} holds blocks already"
         shared = self._held[source][: num_tokens // self.block_size]
         for block in shared:
+            self._num_shared += self._num_holders[block] == 1
             self._num_holders[block] += 1
         self._held[slot] = list(shared)
 
     def free(self, slot: int) -> None:
         for block in self._held.pop(slot, ()):
             self._num_holders[block] -= 1
+            self._num_shared -= self._num_holders[block] == 1
             if self._num_holders[block] == 0:
                 self._free.append(block)
 
@@ -91,6 +94,7 @@ class KVLedger:
             for block in blocks:
                 holders[block] += 1
         assert holders == self._num_holders
+        assert self._num_shared == sum(n > 1 for n in holders)
         assert sorted(self._free) == [block for block, n in enumerate(holders) if n == 0]
         assert set(self._held) <= set(computed), f"blocks of slots not running: {self._held.keys()}"
         for slot, num_tokens in computed.items():

@@ -58,7 +58,7 @@ class Memory:
     def place(self, sequence: Sequence, reuse: Reuse) -> None:
         """Give a waiting sequence a slot, with the cells that it can reuse."""
         slot = self._free_slots.pop()
-        sequence.run(slot)
+        sequence.run(slot, reuse.num_tokens)
         self.running[slot] = sequence
         self._verbs.append(_open(sequence))
         self._verbs += reuse.verbs(slot)
@@ -66,7 +66,6 @@ class Memory:
             self.ledger.share(reuse.source.slot, slot, reuse.shared)
             reuse.source.is_staged = False  # the verb moves its cells to the pool
         self.ledger.grow(slot, reuse.num_tokens)
-        sequence.computed = reuse.num_tokens
         self.cache.use(sequence.tokens[: reuse.num_tokens], sequence.request.cache_namespace)
         self._count(sequence, reuse)
 

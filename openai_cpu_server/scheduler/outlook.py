@@ -1,15 +1,17 @@
-"""What those who wait may expect. An estimate: outputs may be shorter than asked for, and others may come."""
+"""What those who wait may expect. An estimate: outputs may be shorter or longer, and others may come."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import heapq
+from collections.abc import Callable, Iterable
+from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 
 from openai_cpu_server.scheduler.plan import StepCost
 from openai_cpu_server.scheduler.sequence import Sequence
 
 _READING_TOKENS = 128
-"""The step size by which the price of reading a prompt is estimated."""
+"""The step size by which the price of reading a prompt is estimated: the largest that is always measured."""
 
 
 @dataclass(frozen=True)
@@ -21,25 +23,37 @@ class Outlook:
 
 
 def outlook(
-    waiting: Iterable[Sequence], running: list[Sequence], cost: StepCost, num_slots: int
+    waiting: Iterable[Sequence],
+    running: Seq[Sequence],
+    cost: StepCost,
+    *,
+    num_slots: int,
+    expected_left: Callable[[Sequence], int],
+    lane: Callable[[Sequence], int],
 ) -> list[Outlook]:
-    """For `waiting`, in their order: a place for them, then the prompts before them and their own."""
+    """For `waiting`, in their order: a place for them, then the prompts before them and their own.
+
+    A place is a free slot, one that a sequence of a worse lane holds, or one whose holder has ended.
+    """
     token_ms = cost.predict_ms(_READING_TOKENS, 0, 0) / _READING_TOKENS
     step_ms = cost.predict_ms(max(len(running), 1), 0, 0)
-    leaving = sorted(max(s.remaining, 0) for s in running)
-    free = num_slots - len(running)
     backlog = sum(s.pending for s in running if s.pending > 1)
+    places, best_lane = [0] * num_slots, -1
     found = []
-    for index, sequence in enumerate(waiting):
+    for position, sequence in enumerate(waiting, 1):
+        if lane(sequence) > best_lane:
+            joining = [s for s in running if best_lane < lane(s) <= lane(sequence)]
+            places = _with_taken(places, [max(1, expected_left(s)) for s in joining])
+            best_lane = lane(sequence)
+        start = heapq.heappop(places)
+        heapq.heappush(places, start + max(1, expected_left(sequence)))
         backlog += sequence.pending
-        place_ms = step_ms * _steps_to_a_place(index - free, leaving)
-        found.append(Outlook(sequence, index + 1, place_ms + backlog * token_ms))
+        found.append(Outlook(sequence, position, start * step_ms + backlog * token_ms))
     return found
 
 
-def _steps_to_a_place(rank: int, leaving: list[int]) -> int:
-    """Until `rank` + 1 of the running have left; the next generation is taken to last as long."""
-    if rank < 0 or not leaving:
-        return 0
-    generations, within = divmod(rank, len(leaving))
-    return generations * leaving[-1] + leaving[within]
+def _with_taken(places: list[int], leaving: list[int]) -> list[int]:
+    """In how many steps each slot is free, a heap, when those who leave in so many steps hold slots too."""
+    taken = [steps for steps in places if steps] + leaving
+    num_free = max(0, len(places) - len(taken))
+    return sorted([0] * num_free + taken)[: len(places)]

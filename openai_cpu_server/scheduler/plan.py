@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import math
+from collections.abc import Mapping
 from typing import Protocol
 
 from openai_cpu_server.contract.cost import attended_pairs
@@ -80,8 +81,8 @@ class StepPlan:
         self._pool_cells = pool_cells
         """Taken by all sequences, shared ones counted once: what is not one's own must be skipped."""
         self._max_tokens = max_tokens
-        self._outputs_left = max_outputs
-        self._scored_left = max_outputs if max_scored is None else max_scored
+        self._outputs_left = self._max_outputs = max_outputs
+        self._scored_left = self._max_scored = max_outputs if max_scored is None else max_scored
         self._pads = pads
 
     def copy(self) -> StepPlan:
@@ -89,6 +90,22 @@ class StepPlan:
         copied = copy.copy(self)
         copied.parts, copied.drafts = dict(self.parts), dict(self.drafts)
         return copied
+
+    def _emptied(self) -> StepPlan:
+        empty = copy.copy(self)
+        empty.parts, empty.drafts = {}, {}
+        empty.num_tokens = empty.attended = empty.skipped = empty._own_cells = 0
+        empty._outputs_left, empty._scored_left = self._max_outputs, self._max_scored
+        return empty
+
+    def limited_to(self, parts: Mapping[Sequence, int]) -> StepPlan:
+        """The plan with these tokens of each sequence only: not all that was planned got cells."""
+        if parts == self.parts:
+            return self
+        limited = self._emptied()
+        for sequence, num_tokens in parts.items():
+            limited.add(sequence, num_tokens)
+        return limited
 
     @property
     def attends_in_tiles(self) -> bool:

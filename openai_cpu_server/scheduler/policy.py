@@ -1,4 +1,8 @@
-"""Who goes first: for admission, for a place in a step, and for keeping one's cells."""
+"""Who goes first: for admission, for a place in a step, and for keeping one's cells.
+
+No policy moves batch work in front of an interactive request, however long it has waited: its share is the
+scheduler's concern (`batch_floor`).
+"""
 
 from __future__ import annotations
 
@@ -7,10 +11,12 @@ from typing import Protocol
 from openai_cpu_server.contract.request import Priority
 from openai_cpu_server.scheduler.sequence import Sequence
 
-AGING_S = 60.0
-"""A batch request that came so much earlier than an interactive one is admitted before it."""
 TOKENS_PER_S = 16.0
-"""What a second of earlier arrival is worth in expected output, so that no long job waits for ever."""
+"""A second of earlier arrival is worth so many tokens of expected output: else long jobs might wait for ever.
+
+It is a rule of fairness, not a measured price: a job of 1,000 tokens overtakes every job of 40 that comes a
+minute later.
+"""
 
 
 class Policy(Protocol):
@@ -28,7 +34,7 @@ class Policy(Protocol):
 
 
 class PriorityPolicy:
-    """Interactive before batch; clients take turns; first come, first served. Batch work ages."""
+    """Interactive before batch; clients take turns; first come, first served."""
 
     def lane(self, sequence: Sequence) -> int:
         return sequence.request.priority
@@ -37,7 +43,7 @@ class PriorityPolicy:
         return sequence.request.client
 
     def key(self, sequence: Sequence) -> float:
-        return sequence.arrived_s + AGING_S * sequence.request.priority
+        return sequence.arrived_s
 
 
 class FifoPolicy:
@@ -63,8 +69,7 @@ class ShortestFirstPolicy:
         return ""
 
     def key(self, sequence: Sequence) -> float:
-        aging = AGING_S * sequence.request.priority
-        return sequence.request.max_tokens + TOKENS_PER_S * (sequence.arrived_s + aging)
+        return sequence.expected_output + TOKENS_PER_S * sequence.arrived_s
 
 
 POLICIES: dict[str, type[PriorityPolicy] | type[FifoPolicy] | type[ShortestFirstPolicy]] = {

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import enum
+import math
 from dataclasses import dataclass
 from itertools import islice
 
@@ -17,7 +19,9 @@ from openai_cpu_server.contract.step import (
     TokenLogprob,
 )
 from openai_cpu_server.scheduler.compose import Composer, StepOptions
+from openai_cpu_server.scheduler.copies import CopyPrice
 from openai_cpu_server.scheduler.kv_ledger import KVLedger
+from openai_cpu_server.scheduler.lengths import OutputLengths
 from openai_cpu_server.scheduler.memory import Memory
 from openai_cpu_server.scheduler.outcome import NOTHING_DRAFTED, samples_of, without_missing_drafts
 from openai_cpu_server.scheduler.outlook import Outlook, outlook
@@ -45,6 +49,16 @@ class Limits:
     can_share: bool = True
     staging_tokens: int = 0
     """Cells beside the pool; a step's tokens fit, or it is 0."""
+
+
+class _Admission(enum.Enum):
+    """What came of looking through a lane."""
+
+    ADMITTED = enum.auto()
+    NO_CELLS = enum.auto()
+    """Its first has to wait for cells; nobody behind may take them."""
+    NOBODY = enum.auto()
+    """All have to wait for a prefix that others compute."""
 
 
 @dataclass(frozen=True)
@@ -81,6 +95,12 @@ class Scheduler:
         assert limits.step_tokens > limits.num_slots, "every sequence can decode in one step"
         assert limits.step_outputs >= limits.num_slots
         self._limits = limits
+        self._num_seats = min(limits.num_slots - 1, math.ceil(options.batch_floor * limits.num_slots))
+        """Slots that better lanes leave to worse ones while those have work.
+
+        With its share of the slots batch work gets its share of the admissions. It may hold more, as long as
+        nobody better wants them.
+        """
         self.cost = cost
         """Another may take its place between two steps."""
         self._policy = policy
@@ -88,9 +108,13 @@ class Scheduler:
         self._memory = Memory(num_slots=limits.num_slots, ledger=ledger, cache=cache)
         self._composer = Composer(options)
         self._speculator = speculator
+        self._copy_price = CopyPrice()
+        self._lengths = OutputLengths()
         self._waiting = WaitingRoom(policy)
         self._sequences: dict[str, Sequence] = {}
         self._arrivals = 0
+        self._arrived: list[Sequence] = []
+        """Those who came since the last step was made."""
         self.num_preemptions = 0
         """Of all sequences, since the start."""
         self._plan: StepPlan | None = None
@@ -113,10 +137,15 @@ class Scheduler:
         return self._memory.cache.export()
 
     def outlook(self) -> list[Outlook]:
-        """For the head of the waiting room."""
-        running = list(self._memory.running.values())
-        head = islice(self._waiting.in_order(), _TOLD)
-        return outlook(head, running, self.cost, self._limits.num_slots)
+        """What the head of the waiting room may expect."""
+        return outlook(
+            islice(self._waiting.in_order(), _TOLD),
+            list(self._memory.running.values()),
+            self.cost,
+            num_slots=self._limits.num_slots,
+            expected_left=lambda s: self._lengths.left(s.request, s.num_output),
+            lane=self._policy.lane,
+        )
 
     @property
     def preempted(self) -> list[Sequence]:
@@ -149,11 +178,18 @@ class Scheduler:
         """
         ledger = self._memory.ledger
         assert ledger.blocks_for(request.total_tokens) <= ledger.num_blocks
-        sequence = Sequence(request, output, beginning, self._arrivals, now_s)
+        expected = len(output) + self._lengths.left(request, len(output))
+        sequence = Sequence(request, output, beginning, self._arrivals, now_s, expected)
         self._arrivals += 1
+        self._arrived.append(sequence)
         self._sequences[request.id] = sequence
         self._waiting.enter(sequence)
         return sequence
+
+    def complete(self, sequence: Sequence) -> None:
+        """The sequence has ended by itself: from its length it is learned how long others will be."""
+        self._lengths.learn(sequence.request, sequence.num_output)
+        self.finish(sequence)
 
     def finish(self, sequence: Sequence) -> None:
         """The sequence leaves, for whatever reason; its cells are free for the next step."""
@@ -175,8 +211,13 @@ class Scheduler:
     def schedule(self) -> Step:
         """The next step; without spans if there is nothing to compute."""
         self._admit()
+        for sequence in self._arrived:
+            sequence.has_queued |= sequence.status is Status.WAITING
+        self._arrived.clear()
         plan = self._composer.compose(self._new_plan(), self._new_staged_plan(), self._in_order())
-        spans = self._with_drafts(plan, self._claim_spans(plan))
+        spans = self._claim_spans(plan)
+        plan = plan.limited_to({self._memory.running[s.slot]: len(s.tokens) for s in spans})
+        spans = self._with_drafts(plan, spans)
         padding = 0 if plan.is_staged else self._padding(sum(span.num_tokens for span in spans))
         self._composer.account(plan, self._in_order())
         self._plan = plan
@@ -188,39 +229,51 @@ class Scheduler:
         """How long the step that `schedule` has just given will take."""
         assert self._plan is not None
         plan, size = self._plan, step.num_tokens + step.padding
-        return plan.drafting_ms + self.cost.predict_ms(size, plan.attended, plan.skipped, plan.cells)
+        copying_ms = self._copy_price.predict_ms(step.verbs)
+        step_ms = self.cost.predict_ms(size, plan.attended, plan.skipped, plan.cells) if size else 0.0
+        return plan.drafting_ms + copying_ms + step_ms
 
     def may_interrupt(self, step: Step) -> bool:
         """Whether an interactive newcomer may throw this step away: nobody interactive is in it."""
         return bool(step.spans) and all(s.request.priority is Priority.BATCH for s in self.participants(step))
 
     def _admit(self) -> None:
-        admitted = self._is_open
-        while admitted:
-            admitted = self._admit_one()
-
-    @property
-    def _is_open(self) -> bool:
-        return self._is_continuous or not self._memory.running
+        """Let in who can run, better lanes first; one lane's want of a slot does not hold up the next."""
+        is_open = self._is_continuous or not self._memory.running
+        while is_open and self._admit_one():
+            pass
 
     def _admit_one(self) -> bool:
-        """Admit the first who can run; those who wait for another's prefix are passed over."""
-        for newcomer in islice(self._waiting.in_order(), _LOOK_AHEAD):
+        for lane in self._waiting.lanes:
+            admission = self._admit_from(lane) if self._has_slot(lane) else _Admission.NOBODY
+            if admission is not _Admission.NOBODY:
+                return admission is _Admission.ADMITTED
+        return False
+
+    def _has_slot(self, lane: int) -> bool:
+        """Whether a slot is free for the lane, or held by a worse one beyond its seats."""
+        lanes = [self._policy.lane(sequence) for sequence in self._memory.running.values()]
+        num_worse = sum(other > lane for other in lanes)
+        num_kept = min(self._num_seats, num_worse + self._waiting.num_behind(lane))
+        return len(lanes) - num_worse < self._limits.num_slots - num_kept
+
+    def _admit_from(self, lane: int) -> _Admission:
+        """Admit the lane's first who can run; those who wait for another's prefix are passed over."""
+        for newcomer in islice(self._waiting.in_turn(lane), _LOOK_AHEAD):
             reuse = self._find_reuse(newcomer)
             if reuse is None:
                 continue
             num_preemptions = self.num_preemptions
             if not self._make_way(newcomer, reuse):
-                return False
+                return _Admission.NO_CELLS
             if self.num_preemptions > num_preemptions:
                 # Who was released may have been the one that shares, and what of it was saved has taken the
                 # place of other saved blocks.
                 reuse = self._find_reuse(newcomer) or NOTHING
-            newcomer.is_protected = self._waiting.is_ahead_of_turn(newcomer)
             self._waiting.leave(newcomer)
             self._memory.place(newcomer, reuse)
-            return True
-        return False
+            return _Admission.ADMITTED
+        return _Admission.NOBODY
 
     def _find_reuse(self, newcomer: Sequence) -> Reuse | None:
         if not self._limits.can_share:
@@ -231,7 +284,7 @@ class Scheduler:
         """Whether the newcomer can run now; lesser lanes are released for it, as far as that helps."""
         victims: list[Sequence] = []
         lane = self._policy.lane(newcomer)
-        lesser = [s for s in self._in_order() if self._policy.lane(s) > lane and not s.is_protected]
+        lesser = [s for s in self._in_order() if self._policy.lane(s) > lane]
         while not self._memory.has_place(newcomer, reuse, without=victims):
             if not lesser:
                 return False
@@ -370,6 +423,7 @@ class Scheduler:
                 sequence.num_interruptions += 1
             self._give_up_drafts(step)
             return []
+        self._copy_price.learn(step.verbs, result.verbs_ms)
         if elapsed_ms is not None and step.spans and self._plan is not None:
             self._learn_time(self._plan, step, result, elapsed_ms)
         advances = [self._advance(span, result) for span in step.spans]
@@ -380,6 +434,7 @@ class Scheduler:
     def _learn_time(self, plan: StepPlan, step: Step, result: StepResult, elapsed_ms: float) -> None:
         plan, num_missing = without_missing_drafts(plan, step, result, self._memory.running)
         size = step.num_tokens - num_missing + result.padding
+        elapsed_ms -= result.verbs_ms
         if self._speculator is not None:
             step_ms = self.cost.predict_ms(size, plan.attended, plan.skipped, plan.cells)
             self._speculator.compare(plan, step, result, step_ms + result.drafting_ms, elapsed_ms)

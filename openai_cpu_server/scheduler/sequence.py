@@ -37,8 +37,12 @@ class Sequence:
         beginning: tuple[int, ...],
         arrival: int,
         arrived_s: float,
+        expected_output: int | None = None,
     ) -> None:
-        """`output`: generated before a crash; `beginning`: what its constraint forces behind that."""
+        """`output`: generated before a crash; `beginning`: what its constraint forces behind that.
+
+        `expected_output`: tokens; None: as many as it may have.
+        """
         self.request = request
         self.arrival = arrival
         """How many came before it."""
@@ -47,10 +51,12 @@ class Sequence:
         self.computed = 0
         self.num_scored = 0 if request.prompt_logprobs and not output else len(request.tokens) - 1
         """Prompt positions whose successor's log-probability has been reported, or is not asked for."""
+        self.has_queued = False
+        """There was no place for it when it came, or it was released since."""
         self.cached_tokens: int | None = None
         """Prompt tokens that were shared or restored when it first ran, instead of computed."""
-        self.is_protected = False
-        """It has waited so long that it was admitted before a better lane: no newcomer takes its place."""
+        self.expected_output = request.max_tokens if expected_output is None else expected_output
+        """As it was foreseen when it came: it never changes, for queues are sorted by it."""
         self.num_preemptions = 0
         self.num_interruptions = 0
         self.num_padded = 0
@@ -65,6 +71,8 @@ class Sequence:
         """By arrival of another: length of the common prefix of these tokens and its prompt."""
         self._num_to_read = len(self.tokens)
         """Tokens that it had when it last began to run."""
+        self._num_reused = 0
+        """Of these, computed by others."""
         self._status = Status.WAITING
         self._slot: int | None = None
 
@@ -86,6 +94,12 @@ class Sequence:
     def is_decoding(self) -> bool:
         """What is pending was generated since it runs: a sampled token, and those forced behind it."""
         return self.computed >= self._num_to_read - 1
+
+    @property
+    def is_newcomer(self) -> bool:
+        """It came, found a slot at once, and nothing was computed of it yet."""
+        found_slot = self._status is Status.RUNNING and not self.has_queued
+        return found_slot and self.computed == self._num_reused
 
     @property
     def can_be_staged(self) -> bool:
@@ -120,9 +134,11 @@ class Sequence:
             return ()
         return self.request.tokens[start + 1 : end + 1]
 
-    def run(self, slot: int) -> None:
+    def run(self, slot: int, num_reused: int) -> None:
+        """It gets a slot, in which the cells of its first `num_reused` tokens are already."""
         self._move(Status.RUNNING)
         self._slot = slot
+        self.computed = self._num_reused = num_reused
         self.is_staged = False
         self._num_to_read = len(self.tokens)
         self.kinship.clear()
@@ -133,6 +149,7 @@ class Sequence:
         self._slot = None
         self.computed = 0
         self.num_preemptions += 1
+        self.has_queued = True
 
     def finish(self) -> None:
         self._move(Status.FINISHED)

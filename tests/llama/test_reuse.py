@@ -237,7 +237,7 @@ def test_what_an_interrupted_step_was_told_is_done(backend: LlamaBackend) -> Non
     with holding(backend, 0, *CHUNKS):
         long = Span(1, 64, OTHER * 9, True)
         result = execute_and_press(backend, Step(verbs=verbs, spans=(long,), padding=16))
-        assert result == StepResult(interrupted=True)
+        assert result == StepResult(interrupted=True, verbs_ms=result.verbs_ms)
         found = [logprobs(backend, slot, 64, TEXT[64:80]) for slot in (1, 2)]
     do(backend, Close(1), Close(2), Drop(1))
     with holding(backend, 0, *CHUNKS[:2]):

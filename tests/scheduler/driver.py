@@ -59,7 +59,10 @@ class TokenCost:
         tiles: tuple[int, ...] = (),
         jump: tuple[int, float] | None = None,
         skipped_ms: float = 0.0,
+        step_ms: float = 0.0,
     ) -> None:
+        """`step_ms`: what a step costs beside its tokens."""
+        self._step_ms = step_ms
         self._tiles = tiles
         self._skipped_ms = skipped_ms
         self.tiled_from, self._jump_ms = jump or (None, 0.0)
@@ -70,7 +73,7 @@ class TokenCost:
     def predict_ms(self, num_tokens: int, attended: int, skipped: int, cells: int | None = None) -> float:
         assert cells is None or cells >= 0
         jump = self._jump_ms if self.tiled_from and num_tokens >= self.tiled_from else 0.0
-        return num_tokens + jump + self._skipped_ms * skipped
+        return self._step_ms + num_tokens + jump + self._skipped_ms * skipped
 
     def cheapest_size(self, num_tokens: int, limit: int, pool_cells: int = 0) -> int:
         if pool_cells >= self.crowded_from:
@@ -187,6 +190,7 @@ class Driver:
         self.finished: list[str] = []
         self.cached: dict[str, int | None] = {}
         self.paddings: list[int] = []
+        self.predicted_ms: list[float] = []
         self.staged: list[list[str]] = []
         """By step, who was computed beside the pool."""
 
@@ -248,7 +252,7 @@ class Driver:
             self._finish(sequence)
 
     def _finish(self, sequence: Sequence) -> None:
-        self.scheduler.finish(sequence)
+        self.scheduler.complete(sequence)
         del self._live[sequence.request.id]
         self.finished.append(sequence.request.id)
 
@@ -263,6 +267,7 @@ class Driver:
         self.now_s += 0.1
         step = self.scheduler.schedule()
         names = [s.request.id for s in self.scheduler.participants(step)]
+        self.predicted_ms.append(self.scheduler.predicted_ms(step))
         self.paddings.append(step.padding)
         self.staged.append([name for name in names if step.is_staged])
         self.scheduler.check()
@@ -289,6 +294,13 @@ class Driver:
             steps.append(self.step())
             assert len(steps) < max_steps, "starved"
         return steps
+
+    def run_until(self, is_so: Callable[[], bool], max_steps: int = 10_000) -> None:
+        for _ in range(max_steps):
+            if is_so():
+                return
+            self.step()
+        raise AssertionError("it never came")
 
     def _apply(self, step: Step) -> None:
         result = self.backend.execute(step)

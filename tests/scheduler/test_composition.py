@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from openai_cpu_server.contract.request import Constraint, Priority
 from openai_cpu_server.scheduler.cost_model import TILE
-from openai_cpu_server.scheduler.policy import AGING_S, FifoPolicy, ShortestFirstPolicy
+from openai_cpu_server.scheduler.policy import FifoPolicy, ShortestFirstPolicy
 from tests.scheduler.driver import Driver, alone, request
 
 BATCH = Priority.BATCH
@@ -121,17 +121,6 @@ def test_clients_take_turns() -> None:
     driver.submit(request("b0", client="b"), request("c0", client="c"))
     driver.run()
     assert driver.finished[:4] == ["a0", "b0", "c0", "a1"]
-
-
-def test_old_batch_work_is_admitted_before_new_interactive_work() -> None:
-    driver = Driver(slots=1)
-    driver.submit(request("running", output=30))
-    driver.step()
-    driver.submit(request("b", priority=BATCH))
-    driver.now_s += AGING_S + 1
-    driver.submit(request("i"))
-    driver.run()
-    assert driver.finished == ["running", "b", "i"]
 
 
 def test_fifo_knows_no_classes() -> None:

@@ -288,3 +288,23 @@ def test_whatever_happens_every_request_ends_with_its_own_output(
     for name in set(asked) - cancelled:
         assert driver.outputs[name] == alone(asked[name])
         assert driver.num_scores[name] == (len(asked[name].tokens) - 1) * asked[name].prompt_logprobs
+
+
+def test_tokens_that_got_no_cells_are_neither_predicted_nor_learned() -> None:
+    driver = Driver(slots=4, kv_tokens=64, idle=64)
+    driver.submit(request("a", prompt=30, output=30, priority=BATCH))
+    driver.step()
+    driver.submit(request("b", prompt=33, output=20, priority=BATCH))
+    while driver.scheduler.has_work:
+        step = driver.step()
+        if step:
+            assert driver.cost.learned[-1][0] == sum(step.values()) + driver.paddings[-1]
+            assert driver.predicted_ms[-1] <= sum(step.values()) + driver.paddings[-1] + 1
+
+
+def test_what_verbs_take_is_not_learned_as_the_price_of_tokens() -> None:
+    driver = Driver(elapsed_ms=lambda step: 7.0)
+    driver.backend.verbs_ms = 5.0
+    driver.submit(request("a", prompt=10, output=2))
+    driver.run()
+    assert {ms for _, ms in driver.cost.learned} == {2.0}

@@ -1,0 +1,83 @@
+"""Outputs are expected to be as long as those of the same kind were."""
+
+from __future__ import annotations
+
+from openai_cpu_server.contract.request import GenerationRequest, Priority
+from openai_cpu_server.scheduler.lengths import OutputLengths
+from openai_cpu_server.scheduler.policy import ShortestFirstPolicy
+from tests.scheduler.driver import Driver, request
+
+
+def one(route: str = "chat", client: str = "ann", most: int = 1000) -> GenerationRequest:
+    return request("r", output=most, route=route, client=client)
+
+
+def test_nothing_known_is_as_long_as_it_may_be() -> None:
+    assert OutputLengths().left(one(most=70), 20) == 50
+
+
+def test_a_client_is_known_by_its_own_outputs_and_a_new_one_by_its_route() -> None:
+    lengths = OutputLengths()
+    for length in (10, 20, 30, 40):
+        lengths.learn(one(client="ann"), length)
+    for length in (110, 120, 130, 140):
+        lengths.learn(one(client="bob"), length)
+    assert lengths.left(one(client="ann")) == 25
+    assert lengths.left(one(client="new")) == 75
+    assert lengths.left(one(route="completions", client="new")) == 75
+
+
+def test_what_may_not_be_longer_is_not_expected_to_be() -> None:
+    lengths = OutputLengths()
+    for _ in range(4):
+        lengths.learn(one(), 100)
+    assert lengths.left(one(most=60), 10) == 50
+
+
+def test_who_has_outlived_the_short_ones_is_compared_with_the_long() -> None:
+    lengths = OutputLengths()
+    for length in (5, 5, 5, 5, 90, 90, 90, 90):
+        lengths.learn(one(), length)
+    assert lengths.left(one(), 10) == 80
+    assert lengths.left(one(), 95) == 905
+
+
+def test_an_output_that_goes_on_has_one_token_left_at_least() -> None:
+    lengths = OutputLengths()
+    for _ in range(4):
+        lengths.learn(one(), 0)
+    assert lengths.left(one(most=5), 5) == 0
+    assert lengths.left(one(most=0)) == 0
+
+
+def test_clients_without_end_do_not_fill_the_memory() -> None:
+    lengths = OutputLengths()
+    for number in range(5000):
+        lengths.learn(one(client=str(number)), 7)
+    assert lengths.left(one(client="4999")) == 7
+    assert len(lengths._known) <= 1024
+
+
+def test_shortest_first_goes_by_what_was_learned_not_by_what_is_asked_for() -> None:
+    driver = Driver(slots=1, policy=ShortestFirstPolicy())
+    for number in range(4):
+        short = request(f"s{number}", output=3, route="a")
+        long = request(f"l{number}", output=40, route="b")
+        driver.submit(short, long)
+    driver.run()
+    driver.submit(request("hold", output=3))
+    driver.step()
+    driver.submit(request("long", output=50, route="b"), request("short", output=400, route="a"))
+    waiting = [entry.sequence.request.id for entry in driver.scheduler.outlook()]
+    assert waiting == ["short", "long"]
+
+
+def test_the_outlook_counts_what_outputs_really_become() -> None:
+    driver = Driver(slots=1)
+    driver.submit(*(request(f"d{number}", output=5, priority=Priority.BATCH) for number in range(4)))
+    driver.run()
+    driver.submit(request("now", output=900, prompt=4))
+    driver.step()
+    driver.submit(request("next", output=5))
+    (next_one,) = driver.scheduler.outlook()
+    assert next_one.first_token_ms < 20, "not after 900 tokens"

@@ -1,0 +1,168 @@
+"""Batch work has a share of slots and time, and no more: whoever comes to talk is never behind it."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from openai_cpu_server.contract.request import Priority
+from openai_cpu_server.scheduler.policy import PriorityPolicy, ShortestFirstPolicy
+from tests.scheduler.driver import Driver, Spans, TokenCost, request
+
+BATCH = Priority.BATCH
+
+
+def steps_to_first_token(driver: Driver, name: str) -> int:
+    """Steps that are computed until the request has an output token."""
+    count = 0
+    while not driver.outputs[name]:
+        driver.step()
+        count += 1
+        assert count < 1000, "starved"
+    return count
+
+
+@pytest.mark.parametrize("policy", [PriorityPolicy(), ShortestFirstPolicy()])
+def test_a_person_after_a_minute_of_400_batch_jobs_is_next(policy: PriorityPolicy) -> None:
+    driver = Driver(slots=8, kv_tokens=8192, policy=policy)
+    driver.submit(*(request(f"b{i}", prompt=20, output=900, priority=BATCH) for i in range(400)))
+    while driver.now_s < 61:
+        driver.step()
+    driver.submit(request("person", prompt=12, output=5))
+    assert steps_to_first_token(driver, "person") == 1
+
+
+def test_batch_work_that_waited_for_an_hour_is_not_in_front_of_anybody() -> None:
+    driver = Driver(slots=2)
+    driver.submit(request("b", output=200, priority=BATCH))
+    driver.step()
+    driver.now_s += 3600
+    driver.submit(request("x", output=50), request("y", output=50))
+    for _ in range(3):
+        driver.step()
+    assert driver.outputs["x"]
+
+
+def test_a_person_takes_a_slot_from_batch_work_however_long_that_had_waited() -> None:
+    driver = Driver(slots=2)
+    driver.submit(request("x", output=30), request("b", output=300, priority=BATCH))
+    driver.run_until(lambda: "x" in driver.finished)
+    driver.submit(request("person"))
+    assert "person" in driver.step()
+
+
+def test_batch_work_keeps_a_seat_beside_people_without_end() -> None:
+    driver = Driver(slots=4, kv_tokens=4096, floor=0.1)
+    driver.submit(*(request(f"i{i}", output=20) for i in range(200)))
+    driver.submit(*(request(f"b{i}", output=20, priority=BATCH) for i in range(10)))
+    steps = [driver.step() for _ in range(300)]
+    assert any(name in driver.finished for name in ("b0", "b1", "b2"))
+    assert all(sum(name.startswith("b") for name in step) <= 1 for step in steps)
+
+
+def test_without_a_floor_batch_work_has_what_is_left() -> None:
+    driver = Driver(slots=2, floor=0.0)
+    driver.submit(request("b", priority=BATCH), *(request(f"i{i}", output=20) for i in range(4)))
+    driver.run()
+    assert driver.finished[-1] == "b"
+
+
+def test_where_people_wait_for_cells_batch_work_takes_none() -> None:
+    driver = Driver(slots=4, kv_tokens=256)
+    driver.submit(request("i", prompt=150, output=60), request("j", prompt=150, output=20))
+    driver.submit(request("b", prompt=20, output=20, priority=BATCH))
+    steps = driver.run()
+    order = [name for step in steps for name in step]
+    assert order.index("j") < order.index("b")
+
+
+def share_of_batch(steps: list[Spans], predicted_ms: list[float]) -> float:
+    """A step's time is shared out by its tokens."""
+    batch_ms = 0.0
+    for step, ms in zip(steps, predicted_ms, strict=True):
+        tokens = sum(n for name, n in step.items() if name.startswith("b"))
+        batch_ms += ms * tokens / sum(step.values())
+    return batch_ms / sum(predicted_ms)
+
+
+@settings(deadline=None, max_examples=30)
+@given(
+    slots=st.integers(2, 12),
+    floor=st.sampled_from([0.05, 0.1]),
+    prompt=st.integers(1, 120),
+    output=st.integers(4, 60),
+    batch_prompt=st.integers(1, 120),
+    staging=st.sampled_from([0, 256]),
+    skipped_ms=st.sampled_from([0.0, 0.002]),
+)
+def test_batch_work_has_its_share_of_any_few_seconds(
+    slots: int, floor: float, prompt: int, output: int, batch_prompt: int, staging: int, skipped_ms: float
+) -> None:
+    """People come without end, and batch work is always there: once that runs it has its share.
+
+    A step of batch work alone takes some time, however little it does, as real ones do.
+    """
+    cost = TokenCost(skipped_ms=skipped_ms, step_ms=8)
+    driver = Driver(slots=slots, kv_tokens=16384, floor=floor, cost=cost, staging=staging, decoding=40)
+    driver.submit(*(request(f"b{i}", batch_prompt, 400, BATCH) for i in range(slots)))
+    driver.step()
+    steps: list[Spans] = []
+    for number in range(240):
+        if driver.scheduler.num_waiting < 2 * slots:
+            driver.submit(*(request(f"i{number}.{i}", prompt, output) for i in range(2 * slots)))
+        steps.append(driver.step())
+    for start in range(60, 180, 20):
+        window = slice(start, start + 60)
+        assert share_of_batch(steps[window], driver.predicted_ms[1:][window]) >= 0.9 * floor
+
+
+history = st.lists(
+    st.one_of(
+        st.tuples(st.just("batch"), st.integers(1, 200), st.integers(1, 60)),
+        st.tuples(st.just("person"), st.integers(1, 200), st.integers(1, 20)),
+        st.tuples(st.just("steps"), st.integers(1, 10), st.just(0)),
+        st.tuples(st.just("wait"), st.integers(1, 300), st.just(0)),
+        st.tuples(st.just("cancel"), st.integers(0, 20), st.just(0)),
+    ),
+    max_size=25,
+)
+
+
+@settings(deadline=None, max_examples=200)
+@given(
+    history=history,
+    slots=st.integers(1, 8),
+    floor=st.sampled_from([0.0, 0.1, 0.5]),
+    staging=st.sampled_from([0, 256]),
+    skipped_ms=st.sampled_from([0.0, 0.002]),
+)
+def test_whatever_has_been_a_newcomer_is_in_the_next_step_or_the_one_after(
+    history: list[tuple[str, int, int]], slots: int, floor: float, staging: int, skipped_ms: float
+) -> None:
+    """Where a slot is free for people, or batch work holds one beyond its seats."""
+    cost = TokenCost(skipped_ms=skipped_ms)
+    driver = Driver(slots=slots, kv_tokens=4096, floor=floor, staging=staging, cost=cost)
+    names: list[str] = []
+    for number, (what, size, output) in enumerate(history):
+        if what in ("batch", "person"):
+            names.append(f"{what}{number}")
+            priority = BATCH if what == "batch" else Priority.INTERACTIVE
+            driver.submit(request(names[-1], size, output, priority))
+        elif what == "wait":
+            driver.now_s += size
+        elif what == "cancel" and names:
+            driver.cancel(names[size % len(names)])
+        elif what == "steps":
+            for _ in range(size):
+                driver.step()
+    people = [name for name in names if name.startswith("person") and name not in driver.finished]
+    alive = [name for name in people if driver.scheduler.get(name) is not None]
+    seats = min(slots - 1, math.ceil(floor * slots))
+    reading = [name for name in alive if not driver.outputs[name]]
+    if reading or len(alive) >= slots - seats:
+        return
+    driver.submit(request("newcomer", 5, 3))
+    assert "newcomer" in {**driver.step(), **driver.step()}
