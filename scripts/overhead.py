@@ -130,7 +130,7 @@ def _steps(load: Load, cost: CostModel) -> Iterator[Step]:
         ledger=KVLedger(KV_TOKENS // 16),
         cache=PrefixCache(0),
         cost=cost,
-        options=StepOptions(),
+        options=StepOptions(interactive_step_ms=130.0, batch_step_ms=800.0, batch_floor=0.1),
         policy=PriorityPolicy(),
     )
     for number in range(load.clients):

@@ -5,7 +5,11 @@ from __future__ import annotations
 from typing import NamedTuple
 
 _FORGET = 0.98
-"""What a further step leaves of those before: some 50 count."""
+"""What a further step leaves of those before: some 50 count.
+
+This guards against drafts that lose against all predictions (tests/scheduler/test_gains.py tells when it must
+act). `scripts/sensitivity.py gains._TRIAL` and the other names here: where drafts gain, no value matters.
+"""
 _TRIAL = 32
 """Steps with drafts before anything is said of them."""
 _ENOUGH = 8
@@ -13,7 +17,9 @@ _ENOUGH = 8
 _FURTHEST = 3.0
 """How many times longer, or shorter, than predicted a step may count: the rest is a noisy neighbour."""
 _PAUSE_MS = 10_000.0
+"""How long drafts are left after their first loss: a trial of 32 steps then costs little of it."""
 _LONGEST_PAUSE_MS = 32 * _PAUSE_MS
+"""After losses in a row, each of which doubles the pause: five minutes, so that other texts get a chance."""
 
 
 class Kind(NamedTuple):

@@ -14,7 +14,9 @@ from openai_cpu_server.scheduler.plan import StepPlan
 from openai_cpu_server.scheduler.sequence import Sequence
 
 _FEW_TO_READ = 16
-"""Tokens that a draft model may always read: what has come since, and what was wrong of its last draft."""
+"""Tokens that a draft model may always read: what has come since, and what was wrong of its last draft. It is
+twice the longest draft of a draft model (`drafts.py`).
+"""
 
 
 @dataclass(frozen=True)

@@ -27,7 +27,7 @@ def new_scheduler(num_slots: int) -> Scheduler:
         ledger=KVLedger(_KV_TOKENS // _BLOCK_TOKENS, _BLOCK_TOKENS),
         cache=PrefixCache(_CACHE_BLOCKS),
         cost=CostModel.guess(),
-        options=StepOptions(),
+        options=StepOptions(interactive_step_ms=130.0, batch_step_ms=800.0, batch_floor=0.1),
         policy=POLICIES["priority"](),
     )
 

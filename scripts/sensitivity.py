@@ -1,0 +1,229 @@
+#!/usr/bin/env python3
+"""What the scheduler's tuned constants bring: simulated workloads with each of them smaller and larger.
+
+    .venv/bin/python scripts/sensitivity.py [NAME ...]
+
+Steps take what a cost curve says that was measured on a real machine, 1.2 times as long as the scheduler is
+told, with noise; so everything that it learns from matters. Nothing depends on this machine: the same numbers
+come out everywhere. Columns:
+
+    chat    32 x 250 + 48 tokens in 16 slots: tokens/s, longest stall of a stream
+    quotes  16 x 250 + 96 in 2 slots, most of the output stands in the prompt
+    mixed   16 x 400 + 100 batch, an interactive 100 + 24 every 1.5 s: p95 of its first token, tokens/s of all
+    long    4,000 tokens beside 8 streams: its first token, longest stall of a stream
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import itertools
+import math
+import random
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+from openai_cpu_server.contract.request import GenerationRequest, Priority, Sampling
+from openai_cpu_server.contract.step import Drafted, Sample, Span, Step, StepResult, num_right
+from openai_cpu_server.scheduler.compose import StepOptions
+from openai_cpu_server.scheduler.cost_model import CostModel
+from openai_cpu_server.scheduler.drafts import LookupDrafter
+from openai_cpu_server.scheduler.kv_ledger import KVLedger
+from openai_cpu_server.scheduler.policy import PriorityPolicy
+from openai_cpu_server.scheduler.prefix_cache import PrefixCache
+from openai_cpu_server.scheduler.scheduler import Limits, Scheduler
+from openai_cpu_server.scheduler.speculation import SpeculationOptions, Speculator
+
+_SLOWNESS, _NOISE = 1.2, 0.1
+_VARIANTS: dict[str, tuple[float, ...]] = {
+    "compose._WORTH_STAGING": (0.9, 1.15),
+    "compose._WORTH_SPLITTING": (1.0, 1.3),
+    "compose._WORTH_WAITING": (1.0, 2.0),
+    "compose._TILED_PATIENCE": (1, 4),
+    "compose._BURST_PATIENCE": (1, 4),
+    "cost_model._WORTH_PADDING": (0.9, 1.0),
+    "cost_model._HARDLY_LONGER": (1.0, 1.3),
+    "cost_model._LONGER": (1.1, 1.6),
+    "cost_model._MUCH_FASTER": (1.2, 2.0),
+    "cost_model._RATE_ALL": (0.01, 0.2),
+    "cost_model._RATE_TERM": (0.02, 0.4),
+    "cost_model._LARGEST_ERROR": (math.log(1.1), math.log(4.0)),
+    "memory.HEADROOM_TOKENS": (0, 128),
+    "acceptance._FORGET_ALL": (0.98, 0.9999),
+    "acceptance._FORGET_OWN": (0.85, 0.99),
+    "acceptance._FADE": (0.99, 1.0),
+    "acceptance._PRIOR_WEIGHT": (2.0, 32.0),
+    "acceptance._LEAN": (1.0, 16.0),
+    "draft_lengths._WORTH": (0.85, 1.0),
+    "draft_lengths._PATIENCE": (1.0, 2.0),
+    "draft_lengths._LEAST_CHANCE": (0.005, 0.1),
+    "gains._FORGET": (0.9, 0.995),
+    "gains._TRIAL": (8, 128),
+    "gains._ENOUGH": (2, 32),
+    "gains._FURTHEST": (1.5, 10.0),
+    "gains._PAUSE_MS": (2_000.0, 50_000.0),
+    "lookup._MAX_PLACES": (1, 16),
+    "lookup.MIN_MATCH": (1, 4),
+}
+"""By constant, a smaller and a larger value than the package's."""
+
+
+@dataclass
+class _Client:
+    request: GenerationRequest
+    text: list[int]
+    arrives_ms: float = 0.0
+    token_times: list[float] = field(default_factory=list)
+
+    @property
+    def ttft_ms(self) -> float:
+        return self.token_times[0] - self.arrives_ms
+
+    @property
+    def worst_gap_ms(self) -> float:
+        return max((b - a for a, b in itertools.pairwise(self.token_times)), default=0.0)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser.add_argument("names", nargs="*", help="constants such as compose._WORTH_MOVING; default: all")
+    names = parser.parse_args().names or list(_VARIANTS)
+    heads = ("chat tok/s", "gap", "quotes tok/s", "mixed TTFT", "tok/s", "long TTFT", "gap")
+    print(f"{'constant':32}{'value':>10}" + "".join(f"{head:>14}" for head in heads))
+    _print("as it is", "", _measure())
+    for name in names:
+        for value in _VARIANTS[name]:
+            with _changed(name, value):
+                _print(name, f"{value:g}", _measure())
+
+
+def _print(name: str, value: str, figures: tuple[float, ...]) -> None:
+    print(f"{name:32}{value:>10}" + "".join(f"{figure:14.1f}" for figure in figures), flush=True)
+
+
+@contextmanager
+def _changed(name: str, value: float) -> Iterator[None]:
+    module_name, constant = name.split(".")
+    module = importlib.import_module(f"openai_cpu_server.scheduler.{module_name}")
+    before = getattr(module, constant)
+    setattr(module, constant, value)
+    try:
+        yield
+    finally:
+        setattr(module, constant, before)
+
+
+def _measure() -> tuple[float, ...]:
+    chat = [_client(f"c{n}", 250, 48, seed=n) for n in range(32)]
+    chat_ms = _run(chat, slots=16)
+    quotes = [_client(f"q{n}", 250, 96, seed=n, quoted=0.7) for n in range(16)]
+    quotes_ms = _run(quotes, slots=2)
+    batch = [_client(f"b{n}", 400, 100, seed=n, priority=Priority.BATCH) for n in range(16)]
+    people = [_client(f"i{n}", 100, 24, seed=90 + n, arrives_ms=1500 * (n + 1)) for n in range(20)]
+    mixed_ms = _run(batch + people, slots=12)
+    streams = [_client(f"s{n}", 50, 300, seed=n) for n in range(8)]
+    long = _client("long", 4000, 16, seed=99, arrives_ms=5000)
+    _run([*streams, long], slots=16)
+    ttfts = sorted(client.ttft_ms for client in people)
+    return (
+        1000 * 32 * 48 / chat_ms,
+        max(client.worst_gap_ms for client in chat),
+        1000 * 16 * 96 / quotes_ms,
+        ttfts[int(0.95 * len(ttfts))],
+        1000 * (16 * 100 + 20 * 24) / mixed_ms,
+        long.ttft_ms,
+        max(client.worst_gap_ms for client in streams),
+    )
+
+
+def _client(
+    name: str,
+    prompt: int,
+    output: int,
+    *,
+    seed: int,
+    quoted: float = 0.0,
+    priority: Priority = Priority.INTERACTIVE,
+    arrives_ms: float = 0.0,
+) -> _Client:
+    """`quoted`: share of the output that repeats runs of twelve tokens of the prompt."""
+    choice = random.Random(seed)
+    tokens = [choice.randrange(10, 30_000) for _ in range(prompt)]
+    text: list[int] = []
+    while len(text) < output:
+        at = choice.randrange(prompt - 12)
+        is_quote = choice.random() < quoted
+        text += tokens[at : at + 12] if is_quote else [choice.randrange(10, 30_000) for _ in range(12)]
+    request = GenerationRequest(
+        id=name, tokens=tuple(tokens), max_tokens=output, sampling=Sampling(seed=1), priority=priority
+    )
+    return _Client(request, text[:output], arrives_ms)
+
+
+def _run(clients: list[_Client], *, slots: int) -> float:
+    """Serve them all; returns the milliseconds that it takes."""
+    scheduler, truth, noise = _scheduler(slots), CostModel.guess(), random.Random(7)
+    by_name = {client.request.id: client for client in clients}
+    arriving = sorted(clients, key=lambda client: client.arrives_ms)
+    now_ms = 0.0
+    while scheduler.has_work or arriving:
+        if not scheduler.has_work:
+            now_ms = max(now_ms, arriving[0].arrives_ms)
+        while arriving and arriving[0].arrives_ms <= now_ms:
+            scheduler.submit(arriving.pop(0).request, now_s=now_ms / 1000)
+        step = scheduler.schedule()
+        predicted_ms = scheduler.predicted_ms(step)
+        told = scheduler.cost.predict_ms(step.num_tokens + step.padding) if step.spans else 1.0
+        true = truth.predict_ms(step.num_tokens + step.padding) if step.spans else 1.0
+        elapsed_ms = predicted_ms * true / told * _SLOWNESS * math.exp(noise.gauss(0, _NOISE))
+        now_ms += elapsed_ms
+        names = {s.slot: s.request.id for s in scheduler.participants(step)}
+        result = _executed(step, {slot: by_name[name] for slot, name in names.items()})
+        for advance in scheduler.apply(step, result, elapsed_ms):
+            client = by_name[advance.sequence.request.id]
+            client.token_times += [now_ms] * len(advance.samples)
+            if advance.sequence.remaining == 0:
+                scheduler.complete(advance.sequence)
+    return now_ms
+
+
+def _scheduler(slots: int) -> Scheduler:
+    return Scheduler(
+        limits=Limits(slots, 256, 256, staging_tokens=2048),
+        ledger=KVLedger(1024, 16),
+        cache=PrefixCache(4096),
+        cost=CostModel.guess(),
+        options=StepOptions(interactive_step_ms=130.0, batch_step_ms=800.0, batch_floor=0.1),
+        policy=PriorityPolicy(),
+        speculator=Speculator(LookupDrafter(frozenset({0})), SpeculationOptions()),
+    )
+
+
+def _executed(step: Step, clients: dict[int, _Client]) -> StepResult:
+    outputs = {s.slot: _output(s, clients[s.slot]) for s in step.spans if s.sample}
+    return StepResult(
+        samples={slot: tokens[0] for slot, tokens in outputs.items()},
+        further={slot: tokens[1:] for slot, tokens in outputs.items() if tokens[1:]},
+        drafted={
+            span.slot: Drafted(len(span.draft), len(outputs[span.slot]) - 1)
+            for span in step.spans
+            if span.draft
+        },
+        padding=step.padding,
+    )
+
+
+def _output(span: Span, client: _Client) -> tuple[Sample, ...]:
+    """What comes behind the span: a token, and one more for each draft token that was right."""
+    at = span.start + len(span.tokens) - len(client.request.tokens)
+    coming = client.text[at:]
+    return tuple(Sample(token) for token in coming[: num_right(span.draft, coming) + 1])
+
+
+if __name__ == "__main__":
+    main()
