@@ -1,4 +1,4 @@
-"""The characters that an expression tells apart, and which of them matter for its next step alone."""
+"""The characters that an expression tells apart, and which of them matter for its next step."""
 
 from __future__ import annotations
 
@@ -19,18 +19,18 @@ class Alphabet:
         self._fronts: dict[Expr, frozenset[int]] = {}
 
     def blocks(self, state: Expr) -> list[int]:
-        """Sets of classes; with all of one set the state goes on in the same way."""
+        """Sets of classes. The state goes on in the same way with all characters of one set."""
         blocks = [(1 << len(self.classes)) - 1]
         for mask in self._front(state):
             blocks = [part for each in blocks for part in (each & mask, each & ~mask) if part]
         return blocks
 
     def code(self, block: int) -> int:
-        """A character of the block."""
+        """One character of the block."""
         return self.classes[(block & -block).bit_length() - 1].ranges[0][0]
 
     def _front(self, expr: Expr) -> frozenset[int]:
-        """Sets of characters that matter for the first step."""
+        """The sets of characters that the first step of the expression tells apart."""
         found = self._fronts.get(expr)
         if found is None:
             found = self._fronts[expr] = frozenset(self._compute(expr))

@@ -1,4 +1,6 @@
-"""Facts about arrays, put together: which goal each place has, how many items, what must be among them."""
+"""Puts facts about arrays together: the goal of each place, the number of items, and which items must
+occur.
+"""
 
 from __future__ import annotations
 
@@ -14,11 +16,11 @@ class Need:
 
     item: Goal
     without: Goal
-    """Its negation."""
+    """The negation of `item`."""
     low: int
     high: int | None
     place: int
-    """The number of its node, for errors."""
+    """The number of the node that asks for this, for errors."""
 
 
 @dataclass(frozen=True)
@@ -29,18 +31,18 @@ class ArrayShape:
     high: int | None
     needs: tuple[Need, ...]
     unique: int | None
-    """The number of the node that asks for unique items."""
+    """The number of the node that asks for unique items; None: nothing does."""
 
     def item(self, index: int) -> Goal:
         return self.prefix[index] if index < len(self.prefix) else self.rest
 
     def without(self, place: int) -> ArrayShape:
-        """Not asking for unique items, or for what must be contained: whichever that node asks for."""
+        """The shape without what this node asks for: unique items, or items that must occur."""
         return replace(self, unique=None) if place == self.unique else replace(self, needs=())
 
 
 def array_shape(branch: Branch, goals: Goals) -> ArrayShape | None:
-    """None if no array fits."""
+    """The shape of the arrays that fit all facts; None if no array fits."""
     needs = [_need(f.node, f.number) for f in branch if isinstance(f.node, Contains)]
     if any(n.high is not None and n.high < n.low for n in needs):
         return None
@@ -81,7 +83,7 @@ def _count(branch: Branch) -> tuple[int, int | None]:
 
 
 def _reachable(prefix: tuple[Goal, ...], rest: Goal, high: int | None, goals: Goals) -> int | None:
-    """How many items there can be, given the places that nothing fits."""
+    """The most items that an array can have, given that nothing fits some places."""
     places = [i for i, goal in enumerate(prefix) if not goals.satisfiable(goal)]
     if not goals.satisfiable(rest):
         places.append(len(prefix))

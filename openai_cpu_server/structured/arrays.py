@@ -1,4 +1,4 @@
-"""Arrays -> grammar: plain lists by counting, others by a rule per state (place, needs met, values used)."""
+"""Arrays -> grammar. Plain lists count their items; others have a rule for each state."""
 
 from __future__ import annotations
 
@@ -13,14 +13,18 @@ from openai_cpu_server.structured.grammar import Grammar
 from openai_cpu_server.structured.punctuation import Punctuation
 
 _MOST_SUBSETS = 260
-"""Of values that must differ, where every order of them is allowed: every subset of them is a rule."""
+"""The most subsets of values that must differ. Each is a rule; with more, the values keep the list's
+order.
+"""
 
 
 _MOST_NEEDS = 3
 
 
 class NotEnforceable(Exception):
-    """Unique items of too many values, or too much that must be contained; `place` is a node's number."""
+    """The schema asks for unique items among too many values, or too much that must occur. `place` is a
+    node.
+    """
 
     def __init__(self, place: int, reason: str) -> None:
         super().__init__(reason)
@@ -42,7 +46,7 @@ class Arrays:
         self._values = values
 
     def expr(self, shape: ArrayShape, hint: str) -> Expr:
-        """Raises NotEnforceable."""
+        """The grammar of such arrays. Raises NotEnforceable."""
         if shape.unique is not None:
             content = self._set(shape, hint)
         elif len(shape.needs) > _MOST_NEEDS:
@@ -56,7 +60,7 @@ class Arrays:
         return seq(self._marks.open_array, content, self._marks.close_array)
 
     def _plain(self, shape: ArrayShape, hint: str) -> Expr:
-        """`a "," b ("," rest){m,n}`, cut off wherever there are items enough."""
+        """`a "," b ("," rest){m,n}`. The list may end wherever it has enough items."""
         if shape.high == 0:
             return EMPTY
         size = len(shape.prefix)
@@ -68,11 +72,11 @@ class Arrays:
         return first if shape.low > 0 else alt(EMPTY, first)
 
     def _optional_tail(self, item: Expr, hint: str) -> Expr:
-        """As a rule: optional tails must not nest."""
+        """A rule for the tail, because optional tails must not nest."""
         return self._grammar.define(f"{hint}-tail", alt(EMPTY, item))
 
     def _tail(self, shape: ArrayShape, start: int, hint: str) -> Expr:
-        """Items from place `start` on, all of one kind."""
+        """The items from place `start` on, which all have the same goal."""
         high = None if shape.high is None else shape.high - start
         if high is not None and high <= 0:
             return EMPTY
@@ -82,7 +86,9 @@ class Arrays:
     # Items that must be there
 
     def _counted(self, shape: ArrayShape, hint: str) -> Expr:
-        """A rule for each (place, how often each need is met), both capped where they stop to matter."""
+        """A rule for each (place, how often each need is met). Both stop counting where they no longer
+        matter.
+        """
         rules: dict[tuple[int, ...], str] = {}
         cap = max(len(shape.prefix), shape.low, 1) if shape.high is None else shape.high
         start = (0, *(0 for _ in shape.needs))
@@ -107,7 +113,9 @@ class Arrays:
     def _moves(
         self, shape: ArrayShape, state: tuple[int, ...], cap: int
     ) -> list[tuple[Goal, tuple[int, ...]]]:
-        """One more item, with every combination of needs that it meets."""
+        """The goals of one more item, one for each set of needs that it can meet, with the state behind
+        it.
+        """
         if shape.high is not None and state[0] >= shape.high:
             return []
         moves = []
@@ -151,7 +159,7 @@ class Arrays:
         return Ref(rules[0])
 
     def _in_given_order(self, values: list[Expr], low: int, most: int, hint: str) -> Expr:
-        """Of many values, any subset in the order of the list: a rule for each (value, how many so far)."""
+        """Subsets of many values, each in the order of the list: a rule for each (value, how many so far)."""
         row = [EMPTY if low <= count <= most else NOTHING for count in range(most + 2)]
         for value in reversed(values):
             row = [
@@ -162,10 +170,10 @@ class Arrays:
 
 
 def _step(count: int, need: Need, is_hit: bool) -> tuple[Goal, int | None]:
-    """What an item must be to count (or not to), and the new count; None: it may not.
+    """The goal of an item that meets the need (or does not), and the new count; None: it may not meet it.
 
-    Without an upper limit an item need not be kept from counting, it just is not relied upon; and what was
-    counted often enough is not counted on.
+    Without an upper limit, the count may ignore items that meet the need, and it stops once it is high
+    enough.
     """
     if need.high is None:
         if is_hit:

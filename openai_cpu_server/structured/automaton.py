@@ -1,4 +1,6 @@
-"""Automata of expressions, by Brzozowski derivatives: intersection and complement cost nothing extra."""
+"""Automata of expressions by Brzozowski derivatives, with which intersection and complement cost nothing
+extra.
+"""
 
 from __future__ import annotations
 
@@ -32,7 +34,9 @@ _ZERO = ord("0")
 
 @dataclass(frozen=True)
 class Automaton:
-    """Deterministic. State 0 is the start; every state can reach an accepting one, unless there is none."""
+    """A deterministic automaton. State 0 is the start; every state can reach an accepting one, if there is
+    any.
+    """
 
     edges: tuple[tuple[tuple[CharSet, int], ...], ...]
     accepting: frozenset[int]
@@ -43,19 +47,21 @@ class Automaton:
 
 
 def nullable(expr: Expr) -> bool:
-    """Whether the empty string is in the language."""
+    """Whether the language contains the empty string."""
     return expr.is_nullable
 
 
 class Deriver:
-    """Derivatives of expressions by one character, remembered, and paid for out of a budget."""
+    """Computes derivatives of expressions by one character. It remembers them and charges them to a
+    budget.
+    """
 
     def __init__(self, budget: Budget) -> None:
         self._budget = budget
         self._known: dict[tuple[Expr, int], Expr] = {}
 
     def derive(self, expr: Expr, code: int) -> Expr:
-        """What may follow the character `code`."""
+        """The expression of what may follow the character `code`."""
         if isinstance(expr, Chars):
             return EMPTY if code in expr.set else NOTHING
         key = (expr, code)
@@ -109,7 +115,7 @@ class Deriver:
 
 
 def _sorted_alt(options: list[Expr]) -> Expr:
-    """In an order of their own, for equal states must look equal."""
+    """The alternatives in a fixed order, because equal states must be equal objects."""
     if len(options) == 1 and not isinstance(options[0], Alt):
         return options[0]
     flat = [x for option in options for x in (option.items if isinstance(option, Alt) else (option,))]
@@ -132,7 +138,7 @@ def _of_residue(expr: Residue, code: int) -> Expr:
 
 
 def build(expr: Expr, budget: Budget) -> Automaton:
-    """Minimal. Raises SchemaTooLarge."""
+    """The minimal automaton of an expression. Raises SchemaTooLarge."""
     alphabet = Alphabet(expr)
     table, accepting = _explore(expr, alphabet, budget)
     return _minimal(_without_dead_ends(table, accepting), accepting, alphabet.classes)
@@ -179,7 +185,7 @@ def _without_dead_ends(table: list[list[int | None]], accepting: set[int]) -> li
 
 
 def _minimal(table: list[list[int | None]], accepting: set[int], classes: list[CharSet]) -> Automaton:
-    """Moore's refinement, then the blocks numbered in the order in which they are reached."""
+    """Minimise by Moore's refinement; then number the blocks in the order in which they are reached."""
     block = [int(s in accepting) for s in range(len(table))]
     while True:
         signatures: dict[tuple[int | None, ...], int] = {}
@@ -213,7 +219,7 @@ def _numbered(
 
 
 def is_empty(expr: Expr, budget: Budget) -> bool:
-    """Whether no string is in the language; looks only as far as it must."""
+    """Whether the language is empty. The search ends at the first accepting state."""
     if expr in (EMPTY, ALL):
         return False
     alphabet, deriver, seen, queue = Alphabet(expr), Deriver(budget), {expr}, [expr]

@@ -1,4 +1,4 @@
-"""Sets of Unicode code points, as sorted, disjoint, inclusive ranges. Surrogates are in none."""
+"""Sets of Unicode code points as sorted, disjoint, inclusive ranges. No set contains surrogates."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class CharSet:
     ranges: tuple[Range, ...]
 
     def __hash__(self) -> int:
-        """Found once: sets are looked up far more often than made."""
+        """The hash is computed once, because sets are looked up far more often than made."""
         known: int | None = self.__dict__.get("_hash")
         if known is None:
             known = self.__dict__["_hash"] = hash(self.ranges)
@@ -90,7 +90,7 @@ def _gaps(ranges: tuple[Range, ...]) -> tuple[Range, ...]:
 
 @functools.lru_cache(maxsize=512)
 def single(code: int) -> CharSet:
-    """One character; none for a surrogate: strings have none."""
+    """The set of one character; empty for a surrogate, because strings have none."""
     return CharSet(() if _SURROGATES[0] <= code <= _SURROGATES[1] else ((code, code),))
 
 
@@ -110,7 +110,7 @@ NOT_LINE_END = ANY - CharSet.chars("\n\r\u2028\u2029")
 
 
 def partition(sets: Iterable[CharSet]) -> list[CharSet]:
-    """The coarsest classes such that every given set is a union of some of them; together ANY."""
+    """The coarsest classes such that every given set is a union of some of them. Together they are ANY."""
     classes = [ANY]
     for given in sets:
         split = []

@@ -1,4 +1,4 @@
-"""Several compiled grammars under one root. What they have in common is written once."""
+"""Puts several compiled grammars under one root. Rules that they have in common are written once."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from openai_cpu_server.structured.grammar import ROOT
 from openai_cpu_server.structured.options import Limits
 
 _LEXEME = re.compile(r'"(?:\\.|[^"\\])*"|\[(?:\\.|[^\]\\])*\]|[a-z][a-z0-9-]*')
-"""Of text that `printer` wrote: a literal, a class, a name."""
+"""Matches a literal, a class or a name in text that `printer` wrote."""
 _DEFINES = " ::= "
 
 Rule = tuple[str, str]
-"""The part that it is of, and its name there."""
+"""The key of the part to which the rule belongs, and the rule's name in that part."""
 
 
 def compose(root: str, parts: Mapping[str, str], limits: Limits | None = None) -> str:
-    """A grammar whose root is `root` (further rules may follow it on lines of their own).
+    """A grammar whose root is the text `root`, which may have further rules on lines of their own.
 
     Each part is a grammar of this package; its root goes by the part's key there. Raises SchemaTooLarge.
     """
@@ -33,7 +33,7 @@ def compose(root: str, parts: Mapping[str, str], limits: Limits | None = None) -
 
 
 def _rules(gbnf: str) -> list[tuple[str, str]]:
-    """(name, body): `printer` writes one to a line."""
+    """The (name, body) of each rule; `printer` writes one rule to a line."""
     split = (line.partition(_DEFINES) for line in gbnf.split("\n") if line)
     return [(name, body) for name, _, body in split]
 
@@ -43,9 +43,10 @@ def _references(body: str) -> list[str]:
 
 
 def _first_alike(bodies: Mapping[Rule, str]) -> dict[Rule, Rule]:
-    """For each rule the first that means the same: of the same name and text, and so are all it refers to.
+    """For each rule the first rule with the same meaning: the same name and text, and so for all that they
+    name.
 
-    Begins with what looks alike and takes apart what refers to different rules, until nothing changes.
+    It first groups rules that look alike, then parts those that name different rules, until nothing changes.
     """
     references = {rule: [(rule[0], name) for name in _references(body)] for rule, body in bodies.items()}
     marks: dict[Rule, object] = {(key, name): (name, body) for (key, name), body in bodies.items()}
@@ -60,12 +61,12 @@ def _first_alike(bodies: Mapping[Rule, str]) -> dict[Rule, Rule]:
 
 
 def _names(firsts: Mapping[Rule, Rule]) -> dict[Rule, str]:
-    """The roots keep their parts' keys, so that `root` may name them."""
+    """New names. A root gets its part's key as its name, so that `root` can name it."""
     return {rule: rule[0] if rule[1] == ROOT else "-".join(first) for rule, first in firsts.items()}
 
 
 def _kept(names: Mapping[Rule, str]) -> list[Rule]:
-    """One rule of each name."""
+    """One rule for each name."""
     first: dict[str, Rule] = {}
     for rule, name in names.items():
         first.setdefault(name, rule)

@@ -1,4 +1,4 @@
-"""Which draft of JSON Schema a document is written in, as far as its keywords mean different things."""
+"""Finds which draft of JSON Schema a document uses, as far as keywords have different meanings in them."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from openai_cpu_server.structured.json_types import Json
 
 class Draft(enum.Enum):
     THREE = ("draft-03",)
-    """Not supported."""
+    """The draft that is not supported."""
     OLD = ("draft-04", "draft-05", "draft-06", "draft-07")
-    """Where `$ref` silences its siblings."""
+    """The drafts in which `$ref` silences the keywords beside it."""
     D2019 = ("2019-09",)
     D2020 = ("2020-12",)
-    """And all that name no draft."""
+    """This draft, and all documents that name none."""
 
 
 def draft_of(root: Json) -> Draft:

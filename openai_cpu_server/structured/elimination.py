@@ -1,4 +1,4 @@
-"""Automaton -> expression, by eliminating states; the cheapest first, ends before beginnings."""
+"""Automaton -> expression by eliminating states, the cheapest first and the later of equals first."""
 
 from __future__ import annotations
 
@@ -20,19 +20,19 @@ from openai_cpu_server.structured.expr import (
 
 _START, _END = -1, -2
 _LARGEST = 4_000
-"""Parts of an expression that is still worth writing down."""
+"""The most parts that an expression may have to be worth writing down."""
 _MOST_WRITTEN = 15_000
-"""Parts of all expressions on the way there."""
+"""The most parts that all intermediate expressions may have together."""
 
 _DEEPEST = 90
 
 
 class _TooLong(Exception):
-    """No expression worth writing down."""
+    """The expression is too long to be worth writing down."""
 
 
 class _Graph:
-    """Edges labelled with expressions, between the automaton's states, one start and one end."""
+    """A graph of the automaton's states, a start and an end. Its edges are labelled with expressions."""
 
     def __init__(self, automaton: Automaton) -> None:
         self._out: dict[int, dict[int, Expr]] = {_START: {0: EMPTY}, _END: {}}
@@ -52,7 +52,7 @@ class _Graph:
         heapq.heapify(self._queue)
 
     def eliminate_all(self) -> Expr:
-        """Raises _TooLong."""
+        """The expression from start to end. Raises _TooLong."""
         while self._queue:
             cost, negated = heapq.heappop(self._queue)
             if -negated not in self._out:
@@ -65,7 +65,7 @@ class _Graph:
         return self._out[_START].get(_END, NOTHING)
 
     def _cost(self, state: int) -> int:
-        """How many times what stands at the state's edges will be written."""
+        """About how many parts must be written once more if this state is eliminated."""
         out, into = self._out[state], self._into[state]
         ways_in, ways_out = len(into - {state}), len(out) - (state in out)
         weight = sum(self._size(e) for e in out.values())
@@ -73,7 +73,7 @@ class _Graph:
         return max(ways_in - 1, 0) * weight + max(ways_out - 1, 0) * incoming
 
     def _size(self, expr: Expr) -> int:
-        """Leaves of an expression: what it costs to write."""
+        """The number of parts of an expression, itself included: what it costs to write."""
         known = self._sizes.get(expr)
         if known is None:
             if isinstance(expr, (Seq, Alt)):

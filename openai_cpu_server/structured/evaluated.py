@@ -1,8 +1,8 @@
-"""What a schema evaluates of an object or an array, and the ways for that to come about.
+"""What a schema evaluates of an object or an array, and in which ways.
 
-A schema that passes evaluates what those of its subschemas do that pass. So there are several ways: one for
-each choice of alternatives. The more of them pass, the more is evaluated and the less is left to constrain:
-so a way need not say what does not pass, it just sees less. All ways together are exact.
+A schema that passes evaluates what its subschemas evaluate, if these pass too. So there are several ways: one
+for each choice of alternatives. The more alternatives pass, the more is evaluated, and the less is left to
+constrain. So a way need not say which alternatives fail: it just sees less. All ways together are exact.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _PAIRS_PER_STEP = 8
 
 
 class TooManyWays(Exception):
-    """More alternatives, and combinations of them, than a grammar should be made of."""
+    """There are more alternatives, and combinations of them, than a grammar should consist of."""
 
 
 @dataclass(frozen=True)
@@ -29,11 +29,11 @@ class Evaluated:
     everything: bool = False
     names: tuple[str, ...] = ()
     patterns: tuple[str, ...] = ()
-    """Properties whose names match one of these."""
+    """Properties whose names match one of these patterns are evaluated."""
     prefix: int = 0
-    """So many items, from the first one."""
+    """The first so many items are evaluated."""
     matching: tuple[int, ...] = ()
-    """Items that fit one of these nodes."""
+    """Items that fit one of these nodes are evaluated."""
 
     def union(self, other: Evaluated) -> Evaluated:
         if self.everything or other.everything:
@@ -57,7 +57,7 @@ class Evaluated:
         return self.prefix <= other.prefix and self._listed <= other._listed
 
     def beyond(self, rest: int, kind: Kind, table: Table, place: tuple[str, str]) -> int:
-        """The node that asks all else to fit `rest`; `place` (path, keyword) is to blame in errors."""
+        """The node that makes everything not evaluated fit `rest`. Errors name `place` (path, keyword)."""
         if self.everything:
             return TRUE
         if kind is Kind.ARRAY:
@@ -72,31 +72,31 @@ NOTHING_SEEN = Evaluated()
 
 @dataclass(frozen=True)
 class Way:
-    """Where all the guards (nodes) hold, at least so much is evaluated."""
+    """Where all the guards (nodes) hold, at least `seen` is evaluated."""
 
     guards: tuple[int, ...] = ()
     seen: Evaluated = NOTHING_SEEN
 
     def join(self, other: Way) -> Way:
-        """Both at once. To see nothing, no guard is needed."""
+        """The way in which both hold. A way that sees nothing needs no guard."""
         seen = self.seen.union(other.seen)
         return Way() if seen == NOTHING_SEEN else Way(tuple(dict.fromkeys(self.guards + other.guards)), seen)
 
     def is_covered_by(self, other: Way) -> bool:
-        """Whether the other one asks for no more and sees no less."""
+        """Whether the other way needs no further guard and sees at least as much."""
         return set(other.guards) <= set(self.guards) and self.seen.is_within(other.seen)
 
 
 @dataclass(frozen=True)
 class Option:
-    """A subschema: its node, and the ways in which it evaluates what it does if it passes."""
+    """A subschema: its node, and the ways in which it evaluates values that pass it."""
 
     number: int
     ways: list[Way]
 
     @property
     def guarded(self) -> list[Way]:
-        """The ways, each only for where the subschema passes."""
+        """The ways, each with the subschema itself as a further guard."""
         if self.number == FALSE:
             return []
         guard = Way() if self.number == TRUE else Way((self.number,), NOTHING_SEEN)
@@ -104,14 +104,14 @@ class Option:
 
 
 class Combiner:
-    """Puts ways together. `may_meet` tells if both nodes may hold at once."""
+    """Combines ways. `may_meet` tells whether two nodes may hold at once."""
 
     def __init__(self, may_meet: Callable[[int, int], bool], budget: Budget) -> None:
         self._may_meet = may_meet
         self._budget = budget
 
     def both(self, one: list[Way], other: list[Way]) -> list[Way]:
-        """Of two subschemas that pass. Raises TooManyWays."""
+        """The ways of two subschemas that both pass. Raises TooManyWays."""
         self._budget.spend("unfolded", len(one) * len(other) // _PAIRS_PER_STEP)
         found: list[Way] = []
         for a, b in itertools.product(one, other):
@@ -120,7 +120,7 @@ class Combiner:
         return pruned(found)
 
     def some_of(self, options: list[Option]) -> list[Way]:
-        """Of subschemas of which one passes at least. Raises TooManyWays."""
+        """The ways of subschemas of which at least one passes. Raises TooManyWays."""
         found: list[Way] = []
         is_nothing_seen = False
         for option in options:
@@ -135,7 +135,7 @@ class Combiner:
 
 
 def pruned(ways: list[Way]) -> list[Way]:
-    """Without those that others cover. Raises TooManyWays."""
+    """The ways without those that another way covers. Raises TooManyWays."""
     _check(len(ways))
     kept: list[Way] = []
     for way in ways:

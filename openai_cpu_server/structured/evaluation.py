@@ -1,4 +1,4 @@
-"""Reads off schemas what they evaluate, by their own keywords and by the schemas that they apply in place."""
+"""Finds what schemas evaluate, by their own keywords and by the schemas that they apply in place."""
 
 from __future__ import annotations
 
@@ -27,21 +27,25 @@ _BESIDE = {Kind.OBJECT: _IN_PLACE | {"dependentSchemas"}, Kind.ARRAY: _IN_PLACE 
 
 
 def looks_beside(schema: Schema, kind: Kind) -> bool:
-    """Whether the keyword depends on more than `properties`, `items` and their like."""
+    """Whether the schema's `unevaluated...` depends on keywords other than `properties`, `items` and their
+    like.
+    """
     asks = schema.get(KEYWORDS[kind], True) is not True
     return asks and not _is_closed(schema, kind) and not _BESIDE[kind].isdisjoint(schema)
 
 
 def _is_closed(schema: Schema, kind: Kind) -> bool:
-    """Whether `additionalProperties` (`items`, `additionalItems`) evaluates all that is left."""
+    """Whether `additionalProperties` (`items`, `additionalItems`) evaluates everything else."""
     if kind is Kind.OBJECT:
         return "additionalProperties" in schema
     return ("additionalItems" if isinstance(schema.get("items"), list) else "items") in schema
 
 
 class Evaluation:
-    """For values of one type. `at` gives the node of the schema at a pointer; `may_meet` tells if a value
-    of a type may fit two nodes."""
+    """Finds what schemas evaluate of values of one type.
+
+    `at` gives the node of the schema at a pointer; `may_meet` tells if a value of a type may fit two nodes.
+    """
 
     def __init__(
         self,
@@ -65,7 +69,9 @@ class Evaluation:
         self._handlers = self._all_handlers()
 
     def _all_handlers(self) -> dict[str, Callable[[Schema, str], list[Way]]]:
-        """By keyword: what evaluates. `not` never does, and no keyword does that the draft does not know."""
+        """The handlers of the keywords that evaluate. `not` never does, nor do keywords that the draft does
+        not know.
+        """
         objects = {**dict.fromkeys(("properties", "patternProperties"), self._properties)}
         objects["dependentSchemas"] = self._dependent
         arrays = {**dict.fromkeys(("items", "prefixItems"), self._items)}
@@ -82,7 +88,7 @@ class Evaluation:
         }
 
     def beside(self, pointer: str) -> list[Way]:
-        """What the schema there evaluates but for its own `unevaluated...`. Raises TooManyWays."""
+        """What the schema at a pointer evaluates without its own `unevaluated...`. Raises TooManyWays."""
         self._at(pointer)
         schema = self._references.value(pointer)
         assert isinstance(schema, dict)
@@ -130,7 +136,7 @@ class Evaluation:
         return [Way(seen=Evaluated(names=tuple(names), patterns=tuple(patterns)) if is_known else EVERYTHING)]
 
     def _is_regular(self, pattern: str) -> bool:
-        """What is not has been refused already, or is left out as it is asked for."""
+        """Whether a pattern is regular. Others were refused before this, or are left out on request."""
         try:
             search_language(pattern, self._budget.limits)
         except InvalidPattern:
@@ -192,7 +198,9 @@ class Evaluation:
         return self._ways(self._references.find(_address(schema, "$ref"), path))
 
     def _dynamic_ref(self, schema: Schema, path: str) -> list[Way]:
-        """One that leads nowhere has been refused already, or is left out as it is asked for."""
+        """The ways of the reference's target. A target that is missing was refused before this, or is left
+        out on request.
+        """
         keyword = "$recursiveRef" if self._draft is Draft.D2019 else "$dynamicRef"
         try:
             pointer = self._references.find_dynamic(_address(schema, keyword), path)

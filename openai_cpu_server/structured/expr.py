@@ -16,14 +16,16 @@ from openai_cpu_server.structured.charset import ANY, CharSet, single
 
 
 class _Kept(ref[Any]):
-    """A weak reference that knows where it is kept."""
+    """A weak reference that knows its key in the table."""
 
     __slots__ = ("key",)
     key: tuple[object, ...]
 
 
 class _Interned(type):
-    """Classes whose instances are equal only if they are the same. Weakly kept; safe between threads."""
+    """The class of classes whose equal instances are one object. The table is weak, and safe between
+    threads.
+    """
 
     _known: ClassVar[dict[tuple[object, ...], _Kept]] = {}
     _serials: ClassVar[Iterator[int]] = itertools.count()
@@ -38,7 +40,7 @@ class _Interned(type):
         return cls._made(key)
 
     def _made(cls, key: tuple[object, ...]) -> Any:
-        """(Hundreds of thousands are made: fields are set at once, past the door that dataclasses guard.)"""
+        """Make an instance. Fields are set at once, not by the dataclass: there are hundreds of thousands."""
         fresh: Any = object.__new__(cls)  # type: ignore[arg-type]
         facts: dict[str, Any] = fresh.__dict__
         facts.update(zip(cls.__match_args__, key[1:]))  # type: ignore[attr-defined]  # noqa: B905
@@ -53,7 +55,9 @@ class _Interned(type):
 
     @staticmethod
     def _forget(reference: _Kept, known: dict[Any, Any] = _known) -> None:
-        """(The table comes as a default, for at the interpreter's end there are no globals.)"""
+        """Drop a dead entry. The table is a default argument, for at the interpreter's end there are no
+        globals.
+        """
         if known.get(reference.key) is reference:
             del known[reference.key]
 
@@ -63,22 +67,22 @@ _NO_NAMES: frozenset[str] = frozenset()
 
 class Expr(metaclass=_Interned):
     serial: int
-    """Older expressions have smaller ones: an order to put equal sets of expressions into."""
+    """A number that grows with every new expression: it gives sets of expressions an order."""
     depth: int = 1
     is_extended: bool = False
-    """Whether there are intersections, complements or residues in it, which no grammar has."""
+    """Whether the expression contains intersections, complements or residues, which no grammar has."""
     references: frozenset[str] = _NO_NAMES
-    """Rules that are named in it."""
+    """The names of the rules that the expression refers to."""
     is_nullable: bool = False
-    """Whether the empty string is in its language. (Of a rule nothing is known: False.)"""
+    """Whether the language contains the empty string. A reference to a rule always says False."""
 
     @property
     def parts(self) -> tuple[Expr, ...]:
-        """What it is made of."""
+        """The expressions that this one is made of."""
         return ()
 
     def measure(self) -> None:
-        """Note what follows from the parts: once, when it is made."""
+        """Store the facts that follow from the parts. It is called once, when the instance is made."""
         facts, parts = self.__dict__, self.parts
         if self._takes_nothing():
             facts["is_nullable"] = True
@@ -109,14 +113,14 @@ class Expr(metaclass=_Interned):
 
 @dataclass(frozen=True, eq=False)
 class Chars(Expr):
-    """One character out of a set."""
+    """One character of a set."""
 
     set: CharSet
 
 
 @dataclass(frozen=True, eq=False)
 class Text(Expr):
-    """A literal of the grammar's text."""
+    """A literal in the grammar's text."""
 
     text: str
 
@@ -126,7 +130,7 @@ class Text(Expr):
 
 @dataclass(frozen=True, eq=False)
 class Ref(Expr):
-    """A rule of the grammar."""
+    """A reference to a rule of the grammar."""
 
     name: str
 
@@ -157,7 +161,7 @@ class Alt(Expr):
 
 @dataclass(frozen=True, eq=False)
 class Repeat(Expr):
-    """`low` to `high` times (None: without end)."""
+    """`item`, `low` to `high` times; None: no upper limit."""
 
     item: Expr
     low: int
@@ -197,9 +201,10 @@ class Not(Expr):
 
 @dataclass(frozen=True, eq=False)
 class Residue(Expr):
-    """Decimal digits (with a point, perhaps) whose value times 10**decimals is a multiple of `modulus`.
+    """Decimal digits, perhaps with a point, whose value times 10**decimals is a multiple of `modulus`.
 
-    `remainder` is of the digits read so far; `read` counts decimals read, None before the point.
+    `remainder` is the remainder of the digits read so far. `read` counts the decimals read; None before the
+    point.
     """
 
     modulus: int
@@ -216,7 +221,7 @@ NOTHING: Expr = Alt(())
 
 
 def literal(text: str) -> Expr:
-    """The string itself, as characters."""
+    """The string, character by character."""
     return Seq(tuple(Chars(single(ord(c))) for c in text)) if len(text) != 1 else Chars(single(ord(text)))
 
 
@@ -235,7 +240,7 @@ def seq(*items: Expr) -> Expr:
 
 
 def _joined(left: Expr, right: Expr) -> Expr | None:
-    """`x x{1,3}` as `x{2,4}`."""
+    """`x x{1,3}` as `x{2,4}`; None if the two cannot be joined."""
     if isinstance(left, Repeat):
         other = right if isinstance(right, Repeat) else None
         if left.item is not (other.item if other else right):

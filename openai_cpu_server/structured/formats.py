@@ -1,6 +1,6 @@
-"""The formats that are enforced, as patterns. Others are annotations, as the standard says.
+"""The formats that are enforced, as patterns. The standard lets us ignore all others.
 
-Where a standard allows what common readers (Python's, pydantic's) cannot read, they are narrower than it.
+Where a standard allows what common readers (Python's, pydantic's) cannot read, the patterns allow less.
 """
 
 from __future__ import annotations
@@ -9,18 +9,18 @@ _DAYS_31 = r"(?:0[13578]|1[02])-(?:0[1-9]|[12]\d|3[01])"
 _DAYS_30 = r"(?:0[469]|11)-(?:0[1-9]|[12]\d|30)"
 _FEBRUARY = r"02-(?:0[1-9]|1\d|2[0-8])"
 _YEAR = r"(?:[1-9]\d{3}|0[1-9]\d\d|00[1-9]\d|000[1-9])"
-"""RFC 3339 has a year 0000, which Python's dates have not."""
+"""RFC 3339 has a year 0000; Python's dates have none."""
 _FOURTH = r"(?:0[48]|[2468][048]|[13579][26])"
 _LEAP_YEAR = rf"(?:\d\d{_FOURTH}|{_FOURTH}00)"
 _DATE = rf"(?:{_YEAR}-(?:{_DAYS_31}|{_DAYS_30}|{_FEBRUARY})|{_LEAP_YEAR}-02-29)"
 _HOUR, _SIXTY = r"(?:[01]\d|2[0-3])", r"[0-5]\d"
 _TIME = rf"{_HOUR}:{_SIXTY}:{_SIXTY}(?:\.\d{{1,9}})?(?:Z|[+-]{_HOUR}:{_SIXTY})"
-"""No leap seconds, nothing below a nanosecond, and capital letters, as RFC 3339 asks of who writes."""
+"""Without leap seconds and parts of nanoseconds, with capital letters: RFC 3339 asks writers for those."""
 
 _CLOCK = r"T(?:\d{1,6}H(?:\d{1,6}M(?:\d{1,6}S)?)?|\d{1,7}M(?:\d{1,7}S)?|\d{1,9}S)"
-"""Less than 2**32 seconds."""
+"""Less than 2**32 seconds in all."""
 _CALENDAR = r"(?:\d{1,6}Y(?:\d{1,7}M(?:\d{1,8}D)?)?|\d{1,7}M(?:\d{1,8}D)?|\d{1,8}D)"
-"""Less than a billion days, as Python's durations."""
+"""Less than a billion days in all: Python's durations have no more."""
 _DURATION = rf"P(?:{_CALENDAR}(?:{_CLOCK})?|{_CLOCK}|\d{{1,8}}W)"
 
 
@@ -33,7 +33,7 @@ def _labels(longest: int, most: int) -> str:
 
 
 _HOSTNAME = rf"(?:{_labels(63, 3)}|{_labels(30, 8)}|{_labels(14, 16)})"
-"""253 characters at most: few labels of any length, or more shorter ones."""
+"""At most 253 characters: few labels of any length, or more labels that are shorter."""
 
 _ATOM = r"[A-Za-z0-9!#$%&'*+/=?^_`{|}~-]{1,20}"
 _EMAIL = rf"{_ATOM}(?:\.{_ATOM}){{0,2}}@{_HOSTNAME}"
@@ -67,7 +67,7 @@ _HOST = rf"(?:\[{_IPV6}\]|(?:[{_UNRESERVED}]|{_PERCENT})*)"
 _PORT = r"(?:\d{0,4}|[1-5]\d{4}|6[0-4]\d{3}|65[0-4]\d\d|655[0-2]\d|6553[0-5])"
 _AUTHORITY = rf"(?:(?:[{_UNRESERVED}:]|{_PERCENT})*@)?{_HOST}(?::{_PORT})?"
 _PATH = rf"(?:[{_UNRESERVED}:@/]|{_PERCENT})*"
-"""Any number of segments: flat, so that a limit on the length is easily kept."""
+"""Any number of segments. The pattern is flat, so that a limit on the length is easily kept."""
 _ABSOLUTE = rf"/(?:{_PCHAR}{_PATH})?"
 _MORE = rf"(?:[{_UNRESERVED}:@/?]|{_PERCENT})*"
 _TAIL = rf"(?:\?{_MORE})?(?:#{_MORE})?"
@@ -98,11 +98,13 @@ FORMATS = {
     "uuid": rf"{_HEX}{{8}}-{_HEX}{{4}}-{_HEX}{{4}}-{_HEX}{{4}}-{_HEX}{{12}}",
     "json-pointer": r"(?:/(?:[^~/]|~[01])*)*",
 }
-"""Whole strings, not parts of them."""
+"""Patterns of whole strings, by the format's name."""
 
 LIMITED = {
     "email": rf"{_ATOM}(?:\.{_ATOM})?@{_labels(20, 5)}",
     "uri": _LIMITED_URI,
     "uri-reference": rf"(?:{_LIMITED_URI}|{_LIMITED_RELATIVE})",
 }
-"""What may stand for a format where lengths are bounded: less of it, but of fewer parts to share the room."""
+"""Patterns that replace a format where the length is limited. They match less, and have fewer variable
+parts.
+"""

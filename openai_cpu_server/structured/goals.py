@@ -1,4 +1,4 @@
-"""Which values satisfy several schemas at once, and fail others: schemas -> alternatives of plain facts.
+"""Finds which values satisfy several schemas at once and fail others: schemas -> alternatives of plain facts.
 
 A goal is a conjunction of signed nodes. For one type of value it unfolds into branches (a disjunction), each
 a list of facts: constraints of that type, in the order in which the schema states them.
@@ -43,7 +43,7 @@ _MOST_COMPARED = 60
 
 @dataclass(frozen=True)
 class Fact:
-    """One constraint on values of one type; `number` is its node's."""
+    """One constraint on values of one type; `number` is the number of its node."""
 
     node: Node = field(compare=False)
     is_true: bool
@@ -70,24 +70,24 @@ class _Item:
 class _Choice:
     options: list[list[_Item]]
     is_exclusive: bool = False
-    """Whether only one option can hold; its first item says which one it is."""
+    """Whether only one option can hold; its first item tells which one."""
 
 
 @dataclass
 class _State:
-    """A branch while it grows: facts so far, and choices that are still to be made."""
+    """A branch while it grows: its facts so far, and the choices that are still open."""
 
     facts: list[tuple[Order, Fact]] = field(default_factory=list)
     choices: list[_Choice] = field(default_factory=list)
     stated: set[Signed] = field(default_factory=set)
-    """Everything that has been unfolded in it."""
+    """All signed nodes that were unfolded in this branch."""
     marked: Marked = field(default_factory=Marked)
 
     def copy(self) -> _State:
         return _State(list(self.facts), list(self.choices), set(self.stated), self.marked.copy())
 
     def next_choice(self, marks: Marks) -> list[list[_Item]] | None:
-        """The next one that is still open, without the options that contradict what is stated."""
+        """The next open choice, without the options that contradict what is stated; None if there is none."""
         while self.choices:
             choice = self._still_open(self.choices.pop(0))
             if not any(all(self._holds(x, marks) for x in option) for option in choice):
@@ -101,19 +101,22 @@ class _State:
         return stated or choice.options
 
     def _holds(self, item: _Item, marks: Marks) -> bool:
-        """Whether it holds already, as far as one can see."""
+        """Whether the item is known to hold already."""
         is_stated = (item.number, item.is_true) in self.stated
         return is_stated or (item.is_true and marks.imply(self.marked, item.number))
 
 
 def join(*goals: Goal) -> Goal:
-    """All of them at once."""
+    """The goal to satisfy all of these."""
     return tuple(dict.fromkeys(x for goal in goals for x in goal if x != (TRUE, True)))
 
 
 class Goals:
-    """Unfolds goals. `look_up` gives the node at a pointer; `is_possible` tells if a branch has values;
-    `expand` says in other nodes what one asks of all that is not evaluated."""
+    """Unfolds goals into branches.
+
+    `look_up` gives the node at a pointer; `is_possible` tells if a branch has values; `expand` says in other
+    nodes what an `Unevaluated` asks of everything that is not evaluated.
+    """
 
     def __init__(self, table: Table, look_up: Callable[[str], int], budget: Budget, report: Report) -> None:
         self.table = table
@@ -137,7 +140,9 @@ class Goals:
         return self._branches[key]
 
     def satisfiable(self, goal: Goal, kind: Kind | None = None) -> bool:
-        """False only if surely no value of the type (of any type) fits. Deep recursion counts as possible."""
+        """False only if surely no value of the type fits (None: of any type). Deep recursion counts as
+        possible.
+        """
         if goal == ANYTHING:
             return True
         if kind is None:
@@ -168,7 +173,7 @@ class Goals:
             yield from self._unfold(state.copy(), option, kind)
 
     def _settle(self, state: _State, items: list[_Item], kind: Kind) -> bool:
-        """Everything that needs no choice; False on a contradiction."""
+        """Unfold everything that needs no choice; False on a contradiction."""
         queue = list(items)
         while queue:
             item = queue.pop(0)
@@ -219,7 +224,7 @@ class Goals:
     def _beyond(
         self, item: _Item, node: Unevaluated, state: _State, queue: list[_Item], kind: Kind
     ) -> bool | None:
-        """At once, not in turn: its choices settle those of the schemas beside it."""
+        """Unfold at once what is asked of the rest: its choices settle those of the schemas beside it."""
         if node.kind is not kind:
             return item.is_true
         expanded = _Item(item.order, self.expand(node), item.is_true, item.trail)
@@ -233,7 +238,7 @@ class Goals:
         kind: Kind,
         is_exclusive: bool = False,
     ) -> bool | None:
-        """Leave out what cannot be. Nothing is to be chosen where an option holds anyway, or is alone."""
+        """Leave out options that cannot hold. There is no choice if one holds anyway, or only one is left."""
         open_options = []
         for option in options:
             truths = [self._truths.of((x.number, x.is_true), kind) for x in option]
@@ -250,7 +255,9 @@ class Goals:
         return None
 
     def _one_of(self, item: _Item, node: OneOf, kind: Kind) -> list[list[_Item]]:
-        """Exactly one: each with the negations of those that it overlaps. Not one: none, or two at least."""
+        """The options of `oneOf`: each with the negations of those it overlaps. Negated: none of them holds,
+        or two do.
+        """
         if not item.is_true:
             none = [item.child(i, x, False) for i, x in enumerate(node.items)]
             pairs = itertools.combinations(enumerate(node.items), 2)
@@ -267,7 +274,7 @@ class Goals:
         return options
 
     def may_meet(self, one: int, other: int, kind: Kind) -> bool:
-        """False only if no value of the type fits both nodes, as one sees at a glance."""
+        """False only if it is plain that no value of the type fits both nodes."""
         if any(self._truths.of((x, True), kind) is False for x in (one, other)):
             return False
         return kind is not Kind.OBJECT or not self._marks.tell_apart(one, other)
@@ -310,7 +317,7 @@ def _branch(facts: list[tuple[Order, Fact]]) -> Branch:
 
 
 def _without_special_cases(branches: list[Branch]) -> tuple[Branch, ...]:
-    """A branch with all facts of another one, and more, adds nothing to it."""
+    """The branches without those that have all facts of another branch and more: they add no values."""
     if len(branches) > _MOST_COMPARED:
         return tuple(branches)
     sets = [frozenset(b) for b in branches]

@@ -31,7 +31,7 @@ class Grammar:
         self._counts: dict[str, int] = dict.fromkeys(_RESERVED, 1)
 
     def reserve(self, hint: str) -> str:
-        """A new name. Names are lower case, for readers of the text treat case as meaning."""
+        """A new name for a rule. Names are lower case, because readers give case a meaning."""
         stem = re.sub(r"[^a-z0-9]+", "-", hint.lower())[:24].strip("-")
         stem = stem if stem[:1].isalpha() else f"r{stem}"
         count = self._counts[stem] = self._counts.get(stem, 0) + 1
@@ -49,7 +49,9 @@ class Grammar:
         self._rules[name] = expr
 
     def define(self, hint: str, expr: Expr) -> Expr:
-        """A rule for the expression, an older one if there is one; what is short stays where it is."""
+        """A reference to a rule for the expression, an older one if possible. Short expressions need no
+        rule.
+        """
         if isinstance(expr, (Ref, Text)):
             return expr
         if expr not in self._shared:
@@ -65,13 +67,13 @@ class Grammar:
         return self._made[name]
 
     def structural(self, hint: str, lexeme: Expr) -> Expr:
-        """Punctuation as a rule that stays one: `lexeme | never`."""
+        """A rule for punctuation that is not read as one lexeme: `lexeme | never`."""
         if NEVER not in self._rules:
             self.set(NEVER, seq(Chars(~ANY), Ref(NEVER)))
         return self.define(hint, alt(lexeme, Ref(NEVER)))
 
     def finish(self, root: Expr) -> str:
-        """The text. Raises InvalidSchema if nothing at all matches."""
+        """The grammar's text. Raises InvalidSchema if nothing at all matches."""
         self._rules[ROOT] = root
         rules = _productive(self._rules)
         if ROOT not in rules:
@@ -83,7 +85,7 @@ class Grammar:
 
 
 def _productive(rules: dict[str, Expr]) -> dict[str, Expr]:
-    """Without the alternatives that can never come to an end (`never` itself is meant so)."""
+    """The rules without alternatives that can never end. `never` itself stays: that is its purpose."""
     good: set[str] = {NEVER}
     grown = True
     while grown:
@@ -134,7 +136,7 @@ def _renamed(expr: Expr, names: dict[str, str]) -> Expr:
 
 
 def _merged(rules: dict[str, Expr]) -> dict[str, Expr]:
-    """Equal rules become one, again and again; a rule that only names another one disappears."""
+    """Merge equal rules until nothing changes, and remove rules that only name another one."""
     while True:
         first: dict[Expr, str] = {}
         names: dict[str, str] = {}
@@ -156,7 +158,7 @@ def _last(name: str, names: dict[str, str]) -> str:
 
 
 def _reachable(rules: dict[str, Expr]) -> dict[str, Expr]:
-    """Only what the root leads to, the root first and the others in the order in which they are met."""
+    """The rules that the root leads to, in the order in which they are met."""
     order = {ROOT: rules[ROOT]}
     queue = [ROOT]
     for name in queue:

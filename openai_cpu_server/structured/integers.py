@@ -1,4 +1,4 @@
-"""Integers between two bounds, written down digit by digit: no automaton needed."""
+"""The integers between two bounds, digit by digit. No automaton is needed."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ _NONZERO = Chars(DIGITS - CharSet.chars("0"))
 
 
 def integers_between(low: int | None, high: int | None) -> Expr:
-    """None: no bound. Without leading zeros, and without `-0`."""
+    """Integers without leading zeros and without `-0`; None: no bound."""
     if low is not None and high is not None and low > high:
         return NOTHING
     parts = []
@@ -23,7 +23,7 @@ def integers_between(low: int | None, high: int | None) -> Expr:
 
 
 def _naturals(low: int, high: int | None) -> Expr:
-    """0 <= low <= high."""
+    """Natural numbers; 0 <= low <= high."""
     shortest = len(str(low))
     if high is None:
         longer = seq(_NONZERO, repeat(_DIGIT, shortest, None))
@@ -39,7 +39,9 @@ def _naturals(low: int, high: int | None) -> Expr:
 
 
 def _same_length(low: str, high: str) -> Expr:
-    """Numbers of one length: those that begin like `low`, those in between, those that begin like `high`."""
+    """Numbers of one length: those that begin like `low`, those in between, and those that begin like
+    `high`.
+    """
     if not low:
         return EMPTY
     if low[0] == high[0]:

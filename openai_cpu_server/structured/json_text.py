@@ -27,12 +27,14 @@ from openai_cpu_server.structured.grammar import Grammar
 _MUST_ESCAPE = CharSet.chars('"\\') | CharSet.of((0, 0x1F))
 _SHORT = {"\b": "b", "\f": "f", "\n": "n", "\r": "r", "\t": "t", '"': '"', "\\": "\\"}
 _BEYOND_ASCII = CharSet.of((0x7F, 0xFFFF))
-"""With the last of ASCII, a control that is written either way."""
+"""All of the basic plane beyond ASCII, and DEL, a control that may be written either way."""
 _BEYOND_BMP = CharSet.of((0x10000, 0x10FFFF))
 _ESCAPED = _MUST_ESCAPE | _BEYOND_ASCII | _BEYOND_BMP
-"""What may be written as an escape. (In a string without any bounds everything may.)"""
+"""The characters that may be escaped. (In a string without any limits every character may.)"""
 _MOST_ESCAPED_RANGES = 16
-"""Ranges of a set that may be written as escapes, from the lowest; the others only as themselves."""
+"""The most ranges of a set that may be written as escapes, from the lowest; others stand only for
+themselves.
+"""
 _HEX = DIGITS | CharSet.chars("abcdefABCDEF")
 
 
@@ -51,11 +53,11 @@ class JsonText:
         return self._grammar.define("string", seq(Text('"'), self.content(content), Text('"')))
 
     def exactly(self, text: str) -> Expr:
-        """One string, with its quotes."""
+        """One string with its quotes."""
         return Text(json.dumps(text)) if text.isascii() else self.string(literal(text))
 
     def content(self, content: Expr) -> Expr:
-        """What stands between the quotes."""
+        """The text between the quotes."""
         if isinstance(content, Chars):
             return self._character(content.set)
         if isinstance(content, Seq):
@@ -84,14 +86,16 @@ class JsonText:
 
 @functools.lru_cache(maxsize=4096)
 def _facts(chars: CharSet) -> tuple[CharSet, bool, bool]:
-    """Those that need no escape; whether these are all, and none has one; whether no other is missing."""
+    """The characters that need no escape; whether these are all and none may have one; whether all that may
+    are there.
+    """
     raw = chars - _MUST_ESCAPE
     is_plain = raw == chars and not raw & (_BEYOND_ASCII | _BEYOND_BMP)
     return raw, is_plain, not _ESCAPED - chars
 
 
 def plain_text(content: Expr) -> str | None:
-    """The one string of a language that has visibly one."""
+    """The one string of a language that plainly has only one; else None."""
     items = content.items if isinstance(content, Seq) else (content,)
     chars = [chr(x.set.ranges[0][0]) for x in items if isinstance(x, Chars) and x.set.size == 1]
     return "".join(chars) if len(chars) == len(items) else None
@@ -102,7 +106,7 @@ def _every_escape() -> Expr:
 
 
 def _any_character() -> Expr:
-    """Everything that JSON allows, escapes that nobody needs included; but no lone surrogates."""
+    """Everything that JSON allows, with needless escapes, but without lone surrogates."""
     unit = alt(
         seq(Chars(_HEX - CharSet.chars("dD")), repeat(Chars(_HEX), 3, 3)),
         seq(Chars(CharSet.chars("dD")), Chars(CharSet.chars("01234567")), repeat(Chars(_HEX), 2, 2)),
@@ -113,7 +117,7 @@ def _any_character() -> Expr:
 
 
 def _surrogates(second: str) -> Expr:
-    """A pair, without the first `\\u`."""
+    r"""A surrogate pair without the first `\u`."""
     two = repeat(Chars(_HEX), 2, 2)
     high = seq(Chars(CharSet.chars("dD")), Chars(CharSet.chars(second)), two)
     return seq(high, Text("\\u"), Chars(CharSet.chars("dD")), Chars(CharSet.chars("cdefCDEF")), two)
@@ -131,7 +135,7 @@ def _escapes(chars: CharSet) -> list[Expr]:
 
 
 def _pairs(chars: CharSet) -> list[Expr]:
-    """Surrogate pairs, for all characters beyond the basic plane or for a single one."""
+    """Surrogate pairs for all characters beyond the basic plane, or for a single one."""
     if chars == _BEYOND_BMP:
         return [seq(Text("\\u"), _surrogates("89abAB"))]
     if chars.size != 1:
@@ -142,7 +146,7 @@ def _pairs(chars: CharSet) -> list[Expr]:
 
 
 def _hex_range(low: int, high: int, width: int) -> Expr:
-    """Hexadecimal numbers of `width` digits from `low` to `high`, in either case."""
+    """Hexadecimal numbers of `width` digits from `low` to `high`, in upper or lower case."""
     if width == 0:
         return Seq(())
     unit = 16 ** (width - 1)

@@ -1,4 +1,4 @@
-"""JSON values as Python has them, and the numbers among them exactly."""
+"""JSON values in Python, with exact numbers."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ _LONGEST_NUMBER_BITS = 1_200
 
 
 def is_finite(value: int | float) -> bool:
-    """Neither infinite nor no number, and not absurdly long."""
+    """Whether a number is finite and not absurdly long."""
     return math.isfinite(value) if isinstance(value, float) else value.bit_length() <= _LONGEST_NUMBER_BITS
 
 
 def exact(value: int | float) -> Decimal:
-    """A float as it is written, not as it is stored: 0.1 is one tenth."""
+    """A float as it was written, not as it is stored: 0.1 is one tenth."""
     return Decimal(repr(value)) if isinstance(value, float) else Decimal(value)

@@ -1,4 +1,4 @@
-"""Keywords that constrain a value by itself: types, values, numbers, strings, counts."""
+"""Reads keywords that constrain a value by itself: types, values, numbers, strings, counts."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ _TYPE_NAMES = frozenset({"null", "boolean", "integer", "number", "string", "arra
 
 
 class Leaves:
-    """Each method reads one keyword (or a pair) of a schema and gives a node's number."""
+    """Each method reads one keyword (or a pair) of a schema and returns the number of a node."""
 
     def __init__(self, table: Table, budget: Budget, report: Report) -> None:
         self._table = table
@@ -106,7 +106,7 @@ class Leaves:
         return self._table.add(MultipleOf(step), path, "multipleOf")
 
     def counts(self, schema: Schema, low: str, high: str, path: str) -> tuple[int, int | None]:
-        """Non-negative integers of two keywords; 0 and None where they are absent."""
+        """The non-negative integers of two keywords; 0 and None where they are absent."""
         return self._natural(schema, low, path) or 0, self._natural(schema, high, path)
 
     def _natural(self, schema: Schema, keyword: str, path: str) -> int | None:
@@ -139,7 +139,7 @@ class Leaves:
         return self.pattern(schema["pattern"], path, "pattern")
 
     def pattern(self, pattern: Json, path: str, keyword: str) -> int:
-        """A node for the pattern, or TRUE where it is not regular and that is only to be noted."""
+        """A node for the pattern; TRUE for one that cannot be compiled, if it may be left out."""
         if not isinstance(pattern, str):
             raise InvalidSchema(path, f"'{keyword}' must be a regular expression")
         self._budget.spend("text", len(pattern))

@@ -1,4 +1,4 @@
-"""How long the strings of an expression are, and the expression with its lengths bounded."""
+"""Finds how long the strings of an expression are, and limits their length."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ from openai_cpu_server.structured.expr import (
 
 Span = tuple[int, "int | None"]
 _MOST_PAIRED = 3
-"""Parts of which any two may make up for missing characters."""
+"""If at most so many parts vary, any two of them may make up for missing characters together."""
 _MOST_SPLIT = 4
 
 
 def span(expr: Expr) -> Span:
-    """The least and the greatest number of characters (None: no end)."""
+    """The least and the greatest number of characters; None: no limit."""
     if isinstance(expr, Chars):
         return 1, 1
     if isinstance(expr, Seq):
@@ -52,7 +52,9 @@ def _total(highs: list[int | None]) -> int | None:
 
 
 def bounded(expr: Expr, low: int, high: int | None) -> Expr:
-    """The strings of `expr` with `low` to `high` characters: by its structure if that is plain, else And."""
+    """The strings of `expr` with `low` to `high` characters: by its structure where that is simple,
+    else And.
+    """
     least, most = span(expr)
     if (high is not None and (least > high or high < low)) or (most is not None and most < low):
         return NOTHING
@@ -72,7 +74,7 @@ def _by_structure(expr: Expr, low: int, high: int | None) -> Expr | None:
 
 
 def _repetition(expr: Repeat, low: int, high: int | None) -> Expr | None:
-    """Items of one length each: their number is bounded."""
+    """If all items have the same length, limit their number; else None."""
     least, most = span(expr.item)
     if least != most or least == 0:
         return None
@@ -85,7 +87,7 @@ def _repetition(expr: Repeat, low: int, high: int | None) -> Expr | None:
 
 
 def _sequence(expr: Seq, low: int, high: int | None) -> Expr | None:
-    """Where one part alone has a variable length, it takes what the others leave."""
+    """If only one part varies in length, it gets what the others leave; else None."""
     spans = [span(x) for x in expr.items]
     variable = [i for i, s in enumerate(spans) if s[0] != s[1]]
     if len(variable) != 1:
@@ -99,10 +101,10 @@ def _sequence(expr: Seq, low: int, high: int | None) -> Expr | None:
 
 
 def within(expr: Expr, high: int) -> Expr:
-    """Strings of `expr` with at most `high` characters: not all of them, but none that is longer.
+    """Strings of `expr` with at most `high` characters. Some may be missing, but none is longer.
 
-    A sequence of parts without end would need a counter in every part. Instead each gets its share, and any
-    one of them may get all that the others' small shares leave; a repetition has few long items or many.
+    A sequence of endless parts would need a counter in every part. Instead each part gets a small share, and
+    one of them gets all that is left. A repetition has few long items or many short ones.
     """
     least, most = span(expr)
     if least > high:
@@ -118,7 +120,7 @@ def within(expr: Expr, high: int) -> Expr:
 
 
 def _fewer(expr: Repeat, high: int) -> Expr:
-    """Many short items or few long ones: a number of them for each length that an item may have."""
+    """Many short items or few long ones: a number of items for each length that an item may have."""
     least, most = span(expr.item)
     if least == most:
         return repeat(expr.item, expr.low, high // max(least, 1))
@@ -150,14 +152,14 @@ def _shared(expr: Seq, high: int) -> Expr:
 
 
 def _most_extra(given: Span, room: int) -> int:
-    """Characters beyond the least that a part can use."""
+    """How many characters beyond its least a part can use."""
     return room if given[1] is None else min(given[1] - given[0], room)
 
 
 def not_shorter(expr: Expr, low: int) -> Expr:
-    """Strings of `expr` with at least `low` characters: not all of them, but none that is shorter.
+    """Strings of `expr` with at least `low` characters. Some may be missing, but none is shorter.
 
-    Here one part makes up for what is missing, or two of them together.
+    One part makes up for missing characters, or two of them together.
     """
     least, most = span(expr)
     if most is not None and most < low:
@@ -173,7 +175,7 @@ def not_shorter(expr: Expr, low: int) -> Expr:
 
 
 def _more(expr: Repeat, low: int) -> Expr:
-    """So many items that it is enough, or items that are each long enough."""
+    """Enough items that they are long enough together, or items that are long enough each."""
     least, most = span(expr.item)
     options = []
     count = max(expr.low, -(-low // least)) if least else None
@@ -200,7 +202,7 @@ def _made_up(expr: Seq, low: int) -> Expr:
 
 
 def _split(missing: int) -> list[tuple[int, int]]:
-    """In every way, if it is little; else one and two thirds."""
+    """All ways to split the number if it is small; else one third and two thirds."""
     if missing <= _MOST_SPLIT:
         return [(n, missing - n) for n in range(1, missing)]
     third = missing // 3

@@ -1,4 +1,4 @@
-"""Strings and numbers -> grammar: as one lexeme where they can be written down so, else rule by rule."""
+"""Strings and numbers -> grammar: one lexeme if it can be written down, else a rule for each state."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ class Lexemes:
         self._strings = strings
 
     def string(self, language: Expr) -> Expr:
-        """With quotes."""
+        """The strings of a language, with quotes."""
         simple = self._strings.simplified(language)
         if simple is not None:
             return self.text.string(simple)
@@ -30,7 +30,9 @@ class Lexemes:
         return self._by_states(language, hint) if simple is None else self._grammar.define(hint, simple)
 
     def _by_states(self, language: Expr, hint: str) -> Expr:
-        """A rule for each state of the automaton: longer to run than one lexeme, but short to write."""
+        """A rule for each state of the automaton, which is slower to run than one lexeme but short to
+        write.
+        """
         automaton = self._strings.automaton(language)
         names = [self._grammar.reserve(hint) for _ in automaton.edges]
         for state, edges in enumerate(automaton.edges):

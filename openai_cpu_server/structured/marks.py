@@ -1,6 +1,7 @@
-"""What tells objects apart at a glance: properties that must be there, with one of a few values.
+"""Tells objects apart by properties that must be present with one of a few values.
 
-`oneOf` of many kinds of objects, and many `if`s on one property, would else be unfolded in every combination.
+Without this, `oneOf` of many kinds of objects, and many `if`s on one property, would be unfolded in every
+combination.
 """
 
 from __future__ import annotations
@@ -24,23 +25,23 @@ from openai_cpu_server.structured.nodes import (
 )
 
 Values = frozenset[tuple[str, object]]
-"""Scalars with the names of their types: 1 is not true."""
+"""Scalars with the names of their types, as 1 is not true."""
 
 
 @dataclass(frozen=True)
 class Mark:
-    """What one schema says of a property, if it is there."""
+    """What one schema says about a property, if it is present."""
 
     name: str
     listed: Values | None
-    """It has one of these values; None: no list is known."""
+    """The property has one of these values; None: there is no list."""
     unlisted: Values
-    """It has none of these."""
+    """The property has none of these values."""
 
 
 @dataclass
 class Marked:
-    """What is known of an object while the facts about it are collected."""
+    """What is known of an object while its facts are collected."""
 
     _required: set[str] = field(default_factory=set)
     _marks: dict[str, Mark] = field(default_factory=dict)
@@ -49,12 +50,12 @@ class Marked:
         return Marked(set(self._required), dict(self._marks))
 
     def require(self, names: tuple[str, ...]) -> bool:
-        """False if one of them has no value left."""
+        """Require these properties; False if one of them has no value left."""
         self._required.update(names)
         return all(self._is_possible(n) for n in names)
 
     def add(self, mark: Mark) -> bool:
-        """False if it must be there, and has no value left."""
+        """Add a mark; False if its property is required and has no value left."""
         known = self._marks.get(mark.name)
         if known is not None:
             listed = _common(known.listed, mark.listed)
@@ -66,7 +67,7 @@ class Marked:
         return self._required.issuperset(names)
 
     def listed(self, name: str) -> Values | None:
-        """The values that the property may have; None: it may be anything."""
+        """The values that the property may have; None: any value."""
         mark = self._marks.get(name)
         return None if mark is None or mark.listed is None else mark.listed - mark.unlisted
 
@@ -75,7 +76,7 @@ class Marked:
 
 
 class Marks:
-    """Reads marks off nodes. Each node is looked at once; `look_up` gives the node at a pointer."""
+    """Reads marks off nodes, each node once. `look_up` gives the node at a pointer."""
 
     def __init__(self, table: Table, look_up: Callable[[str], int]) -> None:
         self._table = table
@@ -96,7 +97,7 @@ class Marks:
         return any(name in theirs and not values & theirs[name] for name, values in ours.items())
 
     def imply(self, known: Marked, number: int) -> bool:
-        """Whether an object of which that much is known surely fits the node."""
+        """Whether surely every object of which so much is known fits the node."""
         node = self._table[number]
         if isinstance(node, Required):
             return known.must_have(node.names)
@@ -107,7 +108,7 @@ class Marks:
         return False
 
     def _all_fit(self, values: Values | None, number: int) -> bool:
-        """Whether all these values surely fit the node."""
+        """Whether surely all these values fit the node; None: all values there are."""
         node = self._table[number]
         if number == TRUE or values is None:
             return number == TRUE
@@ -116,7 +117,7 @@ class Marks:
         return isinstance(node, Scalars) and values <= _values_of(node)
 
     def _of(self, number: int) -> dict[str, Values]:
-        """By name: the values that a property must have in every object that fits the node."""
+        """By name, the values that a property must have in every object that fits the node."""
         if number not in self._required:
             self._required[number] = {}
             self._required[number] = self._found(self._table[number])
@@ -142,7 +143,7 @@ class Marks:
         return found
 
     def _values(self, number: int) -> Values | None:
-        """The only values that fit the node, if that is plain to see."""
+        """The only values that fit the node; None if that is not plain."""
         if number not in self._listed:
             self._listed[number] = None
             self._listed[number] = self._listed_by(self._table[number])
@@ -178,7 +179,7 @@ def _values_of(node: Scalars) -> Values:
 
 
 def _common(one: Values | None, other: Values | None) -> Values | None:
-    """None: all values."""
+    """The values in both sets; None stands for all values."""
     if one is None or other is None:
         return other if one is None else one
     return one & other

@@ -1,4 +1,4 @@
-"""Names of properties that nobody declared -> grammar of their keys."""
+"""Names of properties that the schema does not list -> grammar of their keys."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from openai_cpu_server.structured.strings import Strings
 _Trie = dict[str, "_Trie"]
 _END = ""
 _LEVELS = 9
-"""Characters after which a name goes on in a rule of its own: groups must not nest too deep."""
+"""After so many characters a name goes on in a rule of its own, because groups must not nest too deep."""
 
 
 class Names:
@@ -39,7 +39,7 @@ class Names:
         return self._lexemes.text.exactly(name)
 
     def key(self, language: Expr, excluded: tuple[str, ...]) -> Expr:
-        """The strings of a language but for some, with their quotes. NOTHING if there are none."""
+        """The strings of a language without `excluded`, with quotes. NOTHING if there are none."""
         if language is ALL:
             return self._all_but(excluded)
         unwanted = [n for n in excluded if self._strings.matches(language, n)]
@@ -50,7 +50,9 @@ class Names:
         return self._lexemes.string(language)
 
     def _all_but(self, excluded: tuple[str, ...]) -> Expr:
-        """Every string but these: a trie, and ways out of it at each character. Faster than an automaton."""
+        """Every string except these: a trie with ways out of it at each character. It is faster than an
+        automaton.
+        """
         names = tuple(sorted(excluded))
         if not names:
             return self._lexemes.string(ALL)
@@ -60,7 +62,7 @@ class Names:
         return self._others[names]
 
     def _outside(self, root: _Trie) -> Expr:
-        """What follows a prefix that the trie knows, for the whole to be none of its names."""
+        """What may follow a prefix in the trie, so that the whole is none of its names."""
         done: dict[int, Expr] = {}
         stack = [(root, 0)]
         while stack:
@@ -75,7 +77,7 @@ class Names:
         return done[id(root)]
 
     def _ways_out(self, node: _Trie, done: dict[int, Expr]) -> Expr:
-        """The end (unless a name ends here), another character, or a known one and so on."""
+        """The ways to go on: end here (unless a name does), another character, or a known one and so on."""
         text = self._lexemes.text
         options = [] if _END in node else [EMPTY]
         options.append(self._astray("".join(node)))
@@ -85,7 +87,7 @@ class Names:
         return Alt(tuple(options)) if len(options) > 1 else options[0]
 
     def _astray(self, known: str) -> Expr:
-        """Any character but these, and whatever follows: a rule, for there are many alike."""
+        """Any character except these, then anything. It is a rule, because it is needed often."""
         if known not in self._ways:
             text = self._lexemes.text
             way = seq(text.content(Chars(_all_but(known))), text.content(ALL))
@@ -99,7 +101,7 @@ def _all_but(known: str) -> CharSet:
 
 
 def _trie(names: tuple[str, ...]) -> _Trie:
-    """Characters -> tries; under `_END` where a name ends."""
+    """Characters -> tries; `_END` marks where a name ends."""
     root: _Trie = {}
     for name in names:
         node = root

@@ -1,4 +1,4 @@
-"""The complement of one constraint, among values of its type, as nodes again."""
+"""Writes the complement of one constraint, among values of its type, in nodes again."""
 
 from __future__ import annotations
 
@@ -29,11 +29,11 @@ from openai_cpu_server.structured.nodes import (
 from openai_cpu_server.structured.numbers import Bound
 
 STAYS_NEGATED = (Pattern, Format, Integer, MultipleOf, Scalars)
-"""Constraints on numbers and strings, whose languages are complemented as such."""
+"""Constraints on numbers and strings; their languages are complemented instead."""
 
 
 def complement(node: Node, table: Table) -> int | None:
-    """The node's number, or None where no grammar can say it."""
+    """The number of the complement's node; None if no grammar can say it."""
     if isinstance(node, Minimum):
         return table.add(Maximum(Bound(node.bound.value, not node.bound.is_open)))
     if isinstance(node, Maximum):
@@ -56,10 +56,10 @@ def complement(node: Node, table: Table) -> int | None:
 
 
 def none_of_all(items: tuple[int, ...], table: Table) -> list[tuple[int, bool]]:
-    """Signed nodes of which one holds, if not all `items` do.
+    """Signed nodes, one of which holds if not all `items` do.
 
-    For a property that is both required and described, "absent" and "there, but wrong" are one alternative,
-    "not right if there": else every negation would double the alternatives once more.
+    If a property is both required and described, "absent" and "present, but wrong" become one alternative,
+    "wrong if present": else every negation would double the alternatives once more.
     """
     described = next((x for x in items if isinstance(table[x], Properties)), None)
     required = next((x for x in items if isinstance(table[x], Required)), None)
@@ -88,7 +88,7 @@ def _outside(node: Length | Count | PropertyCount, table: Table) -> int:
 
 
 def _some_item(node: Items, table: Table) -> int | None:
-    """An item at a certain place is wrong, or some item of the rest is."""
+    """An item at some place is wrong, or some item of the rest is; None if that cannot be said."""
     options = []
     for i, item in enumerate(node.prefix):
         wrong = table.add(Items((TRUE,) * i + (table.negate(item),), TRUE))
@@ -131,7 +131,9 @@ def _no_property(node: SomeProperty, table: Table) -> int:
 
 
 def _some_name(node: PropertyNames, table: Table) -> int | None:
-    """Where a pattern alone binds the names: some name does not match it (or does, if none may)."""
+    """Some name breaks the constraint on names; None unless that is a single pattern, negated or not, or
+    `false`.
+    """
     inner = table[node.name]
     if node.name == FALSE:
         return table.add(PropertyCount(1, None))

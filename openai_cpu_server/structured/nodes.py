@@ -1,4 +1,4 @@
-"""Schemas in a normal form: small constraints on one type of value each, and how they combine.
+"""The normal form of schemas: small constraints on one type of value each, and ways to combine them.
 
 Every node has a number in its `Table`; equal nodes have equal numbers. A constraint says nothing about values
 of other types than its own, as in JSON Schema.
@@ -15,7 +15,7 @@ from openai_cpu_server.structured.numbers import Bound
 
 
 class Kind(enum.Enum):
-    """Types of JSON values."""
+    """The types of JSON values."""
 
     NULL = "null"
     BOOLEAN = "boolean"
@@ -27,21 +27,21 @@ class Kind(enum.Enum):
 
 @dataclass(frozen=True)
 class Constant:
-    """True or False: all values or none."""
+    """True or False: all values fit, or none does."""
 
     value: bool
 
 
 @dataclass(frozen=True)
 class Types:
-    """Of one of these types; `integer` may stand beside those of Kind."""
+    """The value has one of these types; `integer` may stand beside those of Kind."""
 
     names: frozenset[str]
 
 
 @dataclass(frozen=True)
 class Scalars:
-    """One of these values: null, booleans, numbers, strings."""
+    """The value is one of these: null, booleans, numbers, strings."""
 
     null: bool
     booleans: frozenset[bool]
@@ -51,7 +51,7 @@ class Scalars:
 
 @dataclass(frozen=True)
 class Integer:
-    """A number without a fraction."""
+    """The number has no fraction."""
 
 
 @dataclass(frozen=True)
@@ -71,7 +71,7 @@ class MultipleOf:
 
 @dataclass(frozen=True)
 class Length:
-    """Characters of a string."""
+    """The string has `low` to `high` characters."""
 
     low: int
     high: int | None
@@ -95,7 +95,7 @@ class Items:
 
 @dataclass(frozen=True)
 class Count:
-    """Items of an array."""
+    """The array has `low` to `high` items."""
 
     low: int
     high: int | None
@@ -110,7 +110,7 @@ class Contains:
 
 @dataclass(frozen=True)
 class Unique:
-    """No two items are equal."""
+    """No two items of the array are equal."""
 
 
 @dataclass(frozen=True)
@@ -118,7 +118,7 @@ class Properties:
     named: tuple[tuple[str, int], ...]
     patterns: tuple[tuple[str, int], ...]
     rest: int
-    """Of properties that are neither named nor match a pattern."""
+    """The node for properties that are neither named nor match a pattern."""
 
 
 @dataclass(frozen=True)
@@ -139,8 +139,9 @@ class PropertyNames:
 
 @dataclass(frozen=True)
 class SomeProperty:
-    """There is a property whose name matches (`pattern`), or is none of those that `beside` knows, and whose
-    value fits `value`."""
+    """Some property fits `value`. Its name matches `pattern`, or (None) is none of those that `beside`
+    knows.
+    """
 
     pattern: str | None
     beside: tuple[tuple[str, ...], tuple[str, ...]]
@@ -174,8 +175,10 @@ class Reference:
 
 @dataclass(frozen=True)
 class Unevaluated:
-    """Properties of an object (items of an array) that the schema at `pointer` does not evaluate in any other
-    way fit its `unevaluatedProperties` (`unevaluatedItems`)."""
+    """The parts that the schema at `pointer` does not evaluate otherwise fit its `unevaluated...` keyword.
+
+    The parts are properties of an object, or items of an array.
+    """
 
     pointer: str
     kind: Kind
@@ -208,13 +211,13 @@ KIND_OF: dict[type[object], Kind] = {
     **dict.fromkeys((Items, Count, Contains, Unique), Kind.ARRAY),
     **dict.fromkeys((Properties, Required, PropertyCount, PropertyNames, SomeProperty), Kind.OBJECT),
 }
-"""Which type of value a constraint is about. (`Scalars` is about all.)"""
+"""The type of value that a constraint is about. (`Scalars` is about all types.)"""
 
 TRUE, FALSE = 0, 1
 
 
 class Table:
-    """Numbers nodes, and remembers where in the schema each was met first."""
+    """Gives numbers to nodes, and remembers where in the schema each was met first."""
 
     def __init__(self) -> None:
         self._nodes: list[Node] = []
@@ -235,7 +238,7 @@ class Table:
         return number
 
     def place(self, number: int) -> tuple[str, str]:
-        """(path, keyword) to blame in an error."""
+        """The (path, keyword) that an error about this node names."""
         return self._places.get(number, ("", "schema"))
 
     def all(self, *items: int) -> int:

@@ -1,4 +1,4 @@
-"""JSON Schema, drafts 4 to 2020-12 -> nodes. References are left standing and looked up when needed."""
+"""JSON Schema, drafts 4 to 2020-12, -> nodes. References stay and are looked up when needed."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ _ITEM_KEYWORDS = ("items", "prefixItems", "additionalItems", "unevaluatedItems")
 
 
 class Normaliser:
-    """Owns the table of one document."""
+    """Reads the schemas of one document into a table, which it owns."""
 
     def __init__(self, root: Json, budget: Budget, report: Report) -> None:
         self.table = Table()
@@ -51,7 +51,9 @@ class Normaliser:
         self._handlers = self._all_handlers()
 
     def _all_handlers(self) -> dict[str, Callable[[Schema, str], int]]:
-        """By keyword. Keywords that belong together share a handler; it runs where the first one stands."""
+        """The handlers by keyword. Keywords that belong together share one, which runs at the first of
+        them.
+        """
         return {
             **self._leaves.handlers,
             "enum": self._enum,
@@ -100,7 +102,9 @@ class Normaliser:
         return self._by_pointer[path]
 
     def _unevaluated(self, schema: Schema, path: str) -> list[int]:
-        """First of all: what they choose settles what the keywords beside them leave open."""
+        """The `unevaluated...` keywords. They come first: their choices settle those of the keywords beside
+        them.
+        """
         kinds = [k for k in KEYWORDS if looks_beside(schema, k)]
         return [self.table.add(Unevaluated(path, k), path, KEYWORDS[k]) for k in kinds]
 
@@ -157,7 +161,7 @@ class Normaliser:
         )
 
     def _compound(self, value: Json, path: str, keyword: str, depth: int = 0) -> int:
-        """The schema that an array or object alone fits."""
+        """The schema that only this array or object fits."""
         self._budget.spend("schemas")
         self._budget.check("depth", depth)
         if isinstance(value, list):
@@ -193,7 +197,7 @@ class Normaliser:
         return self.table.add(found, path, keyword)
 
     def _rest(self, schema: Schema, path: str, additional: str, kind: Kind) -> int:
-        """What goes for everything that has no schema of its own."""
+        """The schema for everything that has none of its own."""
         if additional in schema:
             return self.schema(schema[additional], f"{path}/{additional}")
         if KEYWORDS[kind] not in schema or looks_beside(schema, kind):

@@ -28,7 +28,7 @@ from openai_cpu_server.structured.report import Report
 
 _LARGEST_MODULUS = 1_000
 _MOST_MULTIPLES = 1_500
-"""Between two bounds, that are simply listed."""
+"""The most multiples between two bounds that are listed one by one."""
 _LARGEST_DOUBLE = Decimal(repr(sys.float_info.max))
 
 
@@ -38,8 +38,10 @@ class Numbers:
         self._report = report
 
     def language(self, branch: Branch) -> Expr:
-        """Texts of the numbers that fit all facts. Bounds are checked on numbers without an exponent, but for
-        small ones."""
+        """The texts of the numbers that fit all facts.
+
+        Where facts must be checked digit by digit, the texts have no exponent, except those of small numbers.
+        """
         within = tuple(f for f in branch if not _is_beyond_doubles(f))
         if any(isinstance(f.node, Scalars) and f.is_true for f in within):
             return alt(*self.listed(within))
@@ -88,7 +90,7 @@ class Numbers:
 
 
 def _is_beyond_doubles(fact: Fact) -> bool:
-    """A bound that every number keeps, once it is read as a double."""
+    """Whether every number keeps this bound once it is read as a double."""
     node = fact.node
     if isinstance(node, Minimum):
         return node.bound.value <= -_LARGEST_DOUBLE and not node.bound.is_open
@@ -100,7 +102,7 @@ def _is_range(branch: Branch) -> bool:
 
 
 def _small(branch: Branch) -> Expr:
-    """Numbers with a negative exponent, where all between 0 and 1 (or -1 and 0) keep the bounds."""
+    """Numbers with a negative exponent, if the bounds allow all of 0 to 1 (or -1 to 0)."""
     if not _is_range(branch):
         return NOTHING
     low = max((f.node.bound.value for f in branch if isinstance(f.node, Minimum)), default=Decimal(-1))
@@ -132,7 +134,7 @@ def _integer_bounds(branch: Branch) -> tuple[int | None, int | None]:
 
 
 def few_integers(branch: Branch, most: int) -> range | None:
-    """The integers of a short range, if the facts say nothing else."""
+    """The integers of a short range, if the facts say nothing else; else None."""
     if not _is_integer_range(branch):
         return None
     low, high = _integer_bounds(branch)
@@ -140,7 +142,7 @@ def few_integers(branch: Branch, most: int) -> range | None:
 
 
 def _listed_multiples(branch: Branch) -> list[int] | None:
-    """Integers between two bounds and multiples of something, if they are few; None if they are not that."""
+    """The multiples between two bounds, if they are integers and few; else None."""
     steps = [f.node.step for f in branch if isinstance(f.node, MultipleOf) and f.is_true]
     bounds = tuple(f for f in branch if isinstance(f.node, (Minimum, Maximum)))
     low, high = _integer_bounds(bounds)
@@ -186,14 +188,14 @@ def _is_so(fact: Fact, value: Decimal) -> bool:
 
 
 def _is_multiple(value: Decimal, step: Decimal) -> bool:
-    """Exactly, whatever their sizes."""
+    """Whether a number is an exact multiple of another, whatever their sizes."""
     return (value.as_integer_ratio()[0] * step.as_integer_ratio()[1]) % (
         step.as_integer_ratio()[0] * value.as_integer_ratio()[1]
     ) == 0
 
 
 def _spelled(value: Decimal) -> Expr:
-    """As it is usually written: 5, 0.5, 1e+100; and 5.0 where the schema itself has it so."""
+    """The usual spelling: 5, 0.5, 1e+100; and 5.0 where the schema itself writes that."""
     if value == value.to_integral_value() and value.copy_abs() < Decimal(10) ** 16:
         whole = literal(str(int(value)))
         exponent = value.as_tuple().exponent

@@ -1,4 +1,4 @@
-"""Languages of JSON numbers: integers and decimals in bounds, as expressions over their text."""
+"""Languages of JSON numbers: integers and decimals within bounds, as expressions over their text."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ _ZEROS = seq(_POINT, repeat(literal("0"), 1, None))
 _EXPONENT = seq(Chars(CharSet.chars("eE")), optional(Chars(CharSet.chars("+-"))), repeat(_DIGIT, 1, None))
 INTEGER = seq(optional(_MINUS), WHOLE)
 PLAIN = seq(INTEGER, optional(_FRACTION))
-"""Numbers without an exponent: what bounds can be checked on."""
+"""Numbers without an exponent, on which bounds can be checked."""
 NUMBER = seq(PLAIN, optional(_EXPONENT))
 NOT_NEGATIVE = seq(WHOLE, optional(_FRACTION), optional(_EXPONENT))
 SMALL = seq(
@@ -44,7 +44,7 @@ SMALL = seq(
     _MINUS,
     alt(seq(optional(literal("0")), _NONZERO), seq(_NONZERO, _DIGIT)),
 )
-"""Between 0 and 1, neither of them, as programs write them: 1e-05."""
+"""Numbers between 0 and 1, both excluded, in the form that programs write: 1e-05."""
 _E = seq(Chars(CharSet.chars("eE")), optional(Chars(CharSet.chars("+-"))))
 _UP_TO_289 = alt(
     repeat(_DIGIT, 1, 2), seq(Chars(CharSet.chars("12")), Chars(CharSet.chars("012345678")), _DIGIT)
@@ -58,20 +58,20 @@ FINITE = alt(
     ),
     seq(_NONZERO, optional(_FRACTION), _E, _UP_TO_307),
 )
-"""Without a sign; none that is read as infinite."""
+"""Numbers without a sign; none of them is read as infinite."""
 _PRECISION = 15
-"""Decimal digits that survive in a double: with more, 4.99...9 would be read as 5."""
+"""Decimal digits that a double keeps: with more of them, 4.99...9 would be read as 5."""
 
 
 @dataclass(frozen=True)
 class Bound:
     value: Decimal
     is_open: bool
-    """Whether the value itself is out."""
+    """Whether the value itself is excluded."""
 
 
 def at_least(bound: Bound) -> Expr:
-    """Numbers without exponent that are not less than the bound (or greater, if it is open)."""
+    """Numbers without exponent that are at least the bound, or greater if it is open."""
     value, is_open = bound.value, bound.is_open
     if value < 0 or (value == 0 and not is_open):
         below = _up_to(value.copy_negate(), is_open) if value < 0 else NOTHING
@@ -80,7 +80,7 @@ def at_least(bound: Bound) -> Expr:
 
 
 def at_most(bound: Bound) -> Expr:
-    """The mirror image of `at_least`."""
+    """Numbers without exponent that are at most the bound, or less if it is open."""
     value, is_open = bound.value, bound.is_open
     if value < 0 or (value == 0 and is_open):
         return seq(_MINUS, _from(value.copy_negate(), is_open))
@@ -102,20 +102,20 @@ def multiple_of(step: Decimal) -> Expr:
 
 
 def round_numbers(zeros: int) -> Expr:
-    """Multiples of 1, 10, 100...: with so many zeros at the end."""
+    """Multiples of 1, 10, 100...: numbers that end with so many zeros."""
     tens = seq(_NONZERO, star(_DIGIT), literal("0" * zeros))
     return seq(optional(_MINUS), alt(literal("0"), tens), optional(_ZEROS))
 
 
 def fractional() -> Expr:
-    """Numbers without exponent that are no integers, not even after rounding to a double."""
+    """Numbers without exponent that are no integers, not even once they are rounded to a double."""
     whole = alt(literal("0"), seq(_NONZERO, repeat(_DIGIT, 0, 8)))
     digits = seq(star(_DIGIT), _NONZERO, star(_DIGIT))
     return seq(optional(_MINUS), whole, _POINT, bounded(digits, 1, _PRECISION - 9))
 
 
 def _parts(value: Decimal) -> tuple[str, str]:
-    """Digits before and after the point, without idle zeros."""
+    """The digits before and after the point, without needless zeros."""
     whole, _, fraction = f"{value:f}".partition(".")
     return whole.lstrip("0") or "0", fraction.rstrip("0")
 
@@ -125,13 +125,13 @@ def _all_positive(is_open: bool) -> Expr:
 
 
 def _limited_fraction(digits_before: int) -> Expr:
-    """Beside an open bound, no more digits than a double can tell apart."""
+    """A fraction with no more digits than a double can tell apart; it is used next to an open bound."""
     room = _PRECISION - digits_before
     return seq(_POINT, repeat(_DIGIT, 1, room)) if room > 0 else _ZEROS
 
 
 def _from(value: Decimal, is_open: bool) -> Expr:
-    """Positive numbers (no sign) >= value, or > value."""
+    """Positive numbers (without a sign) >= value, or > value."""
     whole, fraction = _parts(value)
     tail = _limited_fraction(len(whole)) if is_open else _FRACTION
     above = seq(integers_between(int(whole) + 1, None), optional(tail))
@@ -149,7 +149,7 @@ def _fraction_from(fraction: str, is_open: bool, tail: Expr) -> Expr:
 
 
 def _up_to(value: Decimal, is_open: bool) -> Expr:
-    """Positive numbers and zero (no sign) <= value, or < value."""
+    """Zero and positive numbers (without a sign) <= value, or < value."""
     whole, fraction = _parts(value)
     tail = _limited_fraction(len(whole)) if is_open else _FRACTION
     below = integers_between(0, int(whole) - 1) if whole != "0" else NOTHING
@@ -171,7 +171,7 @@ def _fraction_up_to(fraction: str, is_open: bool, tail: Expr) -> Expr:
 
 
 def _greater(digits: str) -> list[tuple[str, CharSet, int]]:
-    """(common prefix, digits that make it greater, how many follow) at every place."""
+    """(common prefix, digits that make the number greater, how many digits follow), for every place."""
     return [
         (digits[:i], CharSet.of((ord(d) + 1, ord("9"))), len(digits) - i - 1)
         for i, d in enumerate(digits)

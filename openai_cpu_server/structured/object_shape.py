@@ -1,4 +1,4 @@
-"""Facts about objects, put together: named properties in order, classes of other names, counts."""
+"""Puts facts about objects together: named properties in order, classes of other names, counts."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from openai_cpu_server.structured.strings import Strings
 
 @dataclass(frozen=True)
 class Member:
-    """A property with a name of its own."""
+    """A property that the schema names."""
 
     name: str
     value: Goal
@@ -30,7 +30,7 @@ class Member:
 
 @dataclass(frozen=True)
 class Others:
-    """Properties whose names are in a language; no declared name is."""
+    """Properties whose names are in a language; no named property is among them."""
 
     names: Expr
     value: Goal
@@ -40,15 +40,15 @@ class Others:
 class ObjectShape:
     members: tuple[Member, ...]
     excluded: tuple[str, ...]
-    """Names that `others` must not have: those of the members, and of properties that must be absent."""
+    """Names that `others` must not have: members, and properties that must be absent."""
     others: tuple[Others, ...]
     low: int
     high: int | None
     is_order_meant: bool
-    """Whether the order of the members is somebody's choice."""
+    """Whether somebody chose the order of the members."""
     required: tuple[str, ...]
     witness: tuple[Others, ...] = ()
-    """One property of one of these kinds must be there, beside all else; none: nothing is asked for."""
+    """One property of one of these kinds must be present, beside all else; (): none is asked for."""
 
     def without_low(self) -> ObjectShape:
         return replace(self, low=0)
@@ -56,7 +56,7 @@ class ObjectShape:
 
 @dataclass(frozen=True)
 class _Known:
-    """One `Properties`, its names at hand."""
+    """One `Properties`, with its names as a dictionary."""
 
     fact: Properties
     named: dict[str, int]
@@ -64,7 +64,7 @@ class _Known:
 
 @dataclass(frozen=True)
 class _Class:
-    """Other names that match some patterns and not others."""
+    """Other names that match some of the patterns and not the others."""
 
     names: Expr
     matched: frozenset[str]
@@ -78,7 +78,9 @@ class ObjectShapes:
         self._known: dict[Branch, list[ObjectShape]] = {}
 
     def shapes(self, branch: Branch) -> list[ObjectShape]:
-        """Usually one; none if no object fits; several where one property of many is asked for."""
+        """The shapes of a branch: usually one, none if no object fits, several if one property of many is
+        asked for.
+        """
         if branch not in self._known:
             self._known[branch] = self._found(branch)
         return self._known[branch]
@@ -146,7 +148,7 @@ class ObjectShapes:
         return self._strings.matches(self._strings.pattern(pattern), name)
 
     def _exact_names(self, facts: list[_Known]) -> list[str]:
-        """Patterns such as `^a$` are names."""
+        """Names that a pattern spells out, such as `^a$`."""
         texts = [plain_text(self._strings.pattern(p)) for f in facts for p, _ in f.fact.patterns]
         return [t for t in texts if t is not None]
 
@@ -172,7 +174,7 @@ class ObjectShapes:
         return [c for c in (inside, outside) if not self._strings.is_empty(self._beside(c.names, names))]
 
     def _beside(self, language: Expr, names: list[str]) -> Expr:
-        """Without the listed names, if there are but a few: this is only to find classes that are empty."""
+        """The language without the listed names, if these are few. It only serves to find empty classes."""
         return both(language, negate(any_of(names))) if 0 < len(names) < 8 else language
 
     # Properties of which one must be there
@@ -209,13 +211,13 @@ class ObjectShapes:
 
 
 def _confirms(required: tuple[str, ...], order: list[str]) -> bool:
-    """Whether `required` names two declared properties at least, all of them in the order of `properties`."""
+    """Whether `required` names all declared properties, at least two, in the order of `properties`."""
     known = [n for n in required if n in order]
     return len(known) > 1 and known == sorted(known, key=order.index) and len(known) == len(order)
 
 
 def _says_nothing(fact: Properties, value: int) -> bool:
-    """A pattern that allows what is allowed anyway."""
+    """Whether a pattern allows only what is allowed anyway."""
     return value == TRUE and fact.rest == TRUE
 
 

@@ -1,4 +1,4 @@
-"""Objects -> grammar. Properties in order, any subset of the optional ones; other names after them.
+"""Objects -> grammar: properties in order, any subset of the optional ones, and other names after them.
 
 `a?, b?, c` is a chain: a rule for "from here on, something is written already", and no nested optionals.
 Where properties are counted, or may stand in any order, there is a rule for each state instead.
@@ -17,7 +17,7 @@ from openai_cpu_server.structured.options import PropertyOrder
 from openai_cpu_server.structured.punctuation import Punctuation
 
 _FREELY_ORDERED = 5
-"""Properties that may stand in any order: a rule for each subset."""
+"""The most properties that may stand in any order, because each subset of them is a rule."""
 
 
 class Objects:
@@ -42,7 +42,7 @@ class Objects:
         return seq(self._marks.open_object, content, self._marks.close_object)
 
     def _orders(self, shape: ObjectShape) -> list[tuple[Member, ...]]:
-        """As the schema has them; else also in the order of `required`, then the others."""
+        """The schema's order; if any order is asked for, also that of `required` and then the others."""
         if self._order is PropertyOrder.SCHEMA:
             return [shape.members]
         place = {name: i for i, name in enumerate(shape.required)}
@@ -54,7 +54,7 @@ class Objects:
         return seq(key, self._value(member.value, member.name))
 
     def other(self, kinds: tuple[Others, ...], excluded: tuple[str, ...], hint: str) -> Expr:
-        """One property of these kinds."""
+        """One property of these kinds, with a name that is not excluded."""
         parts = []
         for kind in kinds:
             name = self._names.key(kind.names, excluded)
@@ -82,7 +82,7 @@ class Objects:
 
 
 class _Body:
-    """What stands between the braces, for one order of the members."""
+    """Writes what stands between the braces, for one order of the members."""
 
     def __init__(self, objects: Objects, shape: ObjectShape, hint: str, members: tuple[Member, ...]) -> None:
         self._objects = objects
@@ -114,7 +114,9 @@ class _Body:
     # In order, not counted
 
     def _starts(self) -> Expr:
-        """Any of the leading optional members comes first, or the first required one; or none at all."""
+        """The ways to begin: with any leading optional member, with the first required one, or with none at
+        all.
+        """
         num_leading = self._num_leading
         ways = min(num_leading + 1, len(self._members))
         rest = seq(*self._written(ways), self._tail(1))
@@ -129,12 +131,12 @@ class _Body:
 
     @property
     def _num_leading(self) -> int:
-        """Optional members before the first required one: so many ways there are to begin."""
+        """The number of optional members before the first required one, each of which may come first."""
         optional = [not m.is_required for m, _ in self._members]
         return optional.index(False) if False in optional else len(optional)
 
     def _written(self, start: int, stop: int | None = None) -> list[Expr]:
-        """Members after something else: each with its comma, the optional ones as they please."""
+        """Members behind other members: each has its comma, and optional ones may be missing."""
         found = []
         for member, text in self._members[start:stop]:
             written = seq(self._objects.comma, text)
@@ -184,7 +186,9 @@ class _Body:
         return repeat(seq(self._objects.comma, self._other), low, high) if self._other != NOTHING else EMPTY
 
     def _with_witness(self, count: int, missing: int, room: int | None) -> Expr:
-        """It comes last: were its name written twice, the last one counts."""
+        """The properties behind the members, with the witness last: if its name occurs twice, the last one
+        counts.
+        """
         assert self._witness is not None
         if missing > 1 or room == 0:
             return NOTHING
@@ -200,7 +204,7 @@ class _Body:
     # In any order
 
     def in_any_order(self) -> Expr:
-        """A rule for each set of members written so far, and whether other names came, too."""
+        """A rule for each set of members written so far, and whether other names came too."""
         rules = {(0, 0): self._objects.reserve(f"{self._hint}-any")}
         queue = [(0, 0)]
         texts = [text for _, text in self._members] + [self._other]
@@ -225,7 +229,9 @@ class _Body:
                 queue.append(state)
 
     def _end(self, used: int, others: int) -> Expr:
-        """All required ones are there; other names come last, if they have not come all along."""
+        """What may end the object: if all required members are there, other names, unless they may come
+        anywhere.
+        """
         if any(m.is_required and not used >> i & 1 for i, (m, _) in enumerate(self._members)):
             return NOTHING
         count = bin(used).count("1") + others

@@ -1,7 +1,7 @@
-"""Expressions as GBNF text that llama.cpp and llguidance's translator both read alike.
+r"""Writes expressions as GBNF text that llama.cpp and llguidance's translator read alike.
 
-Their common ground: classes with `\\xHH` escapes (a dash, a caret and brackets have no other), characters
-beyond ASCII as themselves, counts in braces, and no more than some thirty nested groups.
+Their common ground: `\xHH` escapes in classes (a dash, a caret and brackets have no other), characters beyond
+ASCII as themselves, counts in braces, and at most some thirty nested groups.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from openai_cpu_server.structured.options import Budget
 _PLAIN_IN_CLASS = frozenset("_.,:;@#%=<>!?' $*+(){}|\"")
 _DEEPEST = 10
 _MOST_TIMES = 1_000_000_000
-"""Repetitions that readers of the text count up to; no text is longer than that."""
+"""The most repetitions that readers of the text count; no text has so many."""
 
 
 class Printer:
@@ -64,14 +64,16 @@ class Printer:
         return " ".join(parts) or '""'
 
     def _alternatives(self, items: tuple[Expr, ...], depth: int) -> str:
-        """With the empty one as a question mark."""
+        """The alternatives, with a question mark for the empty one."""
         filled = [x for x in items if x != EMPTY]
         shown = " | ".join(self._show(x, depth + 1) for x in filled)
         return f"({shown})" + ("?" if len(filled) < len(items) else "")
 
     def _operand(self, expr: Expr, depth: int) -> str:
-        """In parentheses; or as a rule of its own, where it would nest too deep, or is counted itself (the
-        translator forgets the parentheses of `(x{2})*`)."""
+        """The operand in parentheses, or as a rule of its own if it would nest too deep or is counted itself.
+
+        The translator forgets the parentheses of `(x{2})*`.
+        """
         if isinstance(expr, (Chars, Text, Ref)):
             return self._show(expr, depth)
         if depth >= _DEEPEST or isinstance(expr, Repeat) or (isinstance(expr, Alt) and EMPTY in expr.items):
@@ -113,7 +115,7 @@ def _in_literal(char: str) -> str:
 
 @functools.lru_cache(maxsize=1024)
 def char_class(chars: CharSet) -> str:
-    """Negated where that is shorter: where the set reaches the last code point."""
+    """A class, negated if the set reaches the last code point: that is shorter."""
     if chars.ranges and chars.ranges[-1][1] == MAX and chars != ANY:
         return f"[^{_ranges(~chars)}]"
     return f"[{_ranges(chars)}]" if chars else f"[^{_ranges(ANY)}]"
@@ -124,7 +126,7 @@ def _ranges(chars: CharSet) -> str:
 
 
 def _joined_over_surrogates(chars: CharSet) -> list[tuple[int, int]]:
-    """Surrogates are no characters: a range may run across them."""
+    """The ranges, joined across the surrogates, which are no characters."""
     ranges: list[tuple[int, int]] = []
     for low, high in chars.ranges:
         if low == 0xE000 and ranges and ranges[-1][1] == 0xD7FF:

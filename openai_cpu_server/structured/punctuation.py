@@ -13,7 +13,7 @@ _MOST_BLANKS = 40
 
 
 class Punctuation:
-    """Marks take up the white space on both sides, so that it is read in one way only."""
+    """Each mark takes the white space on both sides, so that it can be read in one way only."""
 
     def __init__(self, grammar: Grammar, whitespace: Whitespace) -> None:
         self._grammar = grammar
@@ -47,7 +47,7 @@ class Punctuation:
         return self._mark("comma", self._blank, ",", self._blank)
 
     def key(self, content: Expr) -> Expr:
-        """A property's name, in quotes, and its colon: one lexeme."""
+        """A property's name in quotes with its colon, as one lexeme."""
         colon = seq(self._blank, Text(":"), self._blank)
         if isinstance(content, Text) and colon == Text(":"):
             return Text(content.text + ":")

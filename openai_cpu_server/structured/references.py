@@ -1,4 +1,4 @@
-"""Where a `$ref` points: JSON pointers, `$id`, `$anchor`, `id` of the older drafts. Inside one document."""
+"""Finds the targets of `$ref` in one document: JSON pointers, `$id`, `$anchor`, `id` of the older drafts."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ _NO_SCHEMAS = frozenset({"enum", "const", "default", "examples"})
 
 
 _STEPS_PER_SCHEMA = 4
-"""How many containers deep a document may go for each level of schemas."""
+"""For each level of schemas a document may go so many containers deep."""
 
 
 @dataclass(frozen=True)
 class _Place:
-    """A container of the document, where it is, and the base address there."""
+    """A container of the document: where it is, and the base address there."""
 
     value: dict[str, Json] | list[Json]
     parent: _Place | None
@@ -36,7 +36,7 @@ class _Place:
 
 
 class References:
-    """Finds subschemas by address. Addresses are relative to the nearest enclosing `$id`.
+    """Finds subschemas by address. An address is relative to the nearest enclosing `$id`.
 
     `is_old`: of a draft in which `$ref` silences its siblings, so that an `$id` among them is no base.
     """
@@ -47,12 +47,12 @@ class References:
         self._places: dict[str, str] = {"": ""}
         self._bases: dict[str, str] = {}
         self._dynamic: dict[str, dict[str, str]] = {}
-        """Pointers of `$dynamicAnchor`s, by name and base; of `$recursiveAnchor`s, under no name."""
+        """The pointers of each `$dynamicAnchor`, by name and base. `$recursiveAnchor` has the name ""."""
         self._budget = budget
         self._scan()
 
     def _scan(self) -> None:
-        """Note every `$id` and anchor. Iterative: nobody's nesting may exhaust the stack."""
+        """Store every `$id` and anchor. A loop does it, so that deep nesting cannot exhaust the stack."""
         queue = [_Place(self._root, None, "", "", 0)] if isinstance(self._root, (dict, list)) else []
         for place in queue:
             self._budget.spend("containers")
@@ -68,7 +68,7 @@ class References:
             ]
 
     def _note(self, schema: dict[str, Json], place: _Place) -> str:
-        """Gives the address that the schema's own references are relative to."""
+        """Store a schema's anchors. Returns the address to which its own references are relative."""
         base = self._named(schema, place)
         for keyword in ("$anchor", "$dynamicAnchor"):
             anchor = schema.get(keyword)
@@ -80,7 +80,7 @@ class References:
         return base
 
     def _named(self, schema: dict[str, Json], place: _Place) -> str:
-        """Note the schema's `$id`, and give the base that follows from it."""
+        """Store the schema's `$id`, and return the base address that follows from it."""
         name = schema.get("$id", schema.get("id"))
         if not isinstance(name, str) or place.name == "properties":
             return place.base
@@ -96,7 +96,7 @@ class References:
         return address
 
     def find(self, reference: str, at: str) -> str:
-        """The pointer of the schema that `reference`, met at the pointer `at`, means."""
+        """The pointer of the schema that `reference` means, if it stands at the pointer `at`."""
         address, fragment = _joined(self._base(at), reference)
         fragment = unquote(fragment)
         if fragment and not fragment.startswith("/"):
@@ -106,7 +106,7 @@ class References:
         return self._known(self._pointer(home, fragment), at, reference)
 
     def find_dynamic(self, reference: str, at: str) -> str | None:
-        """What a `$dynamicRef` or `$recursiveRef` means; None if that depends on the way that led to it.
+        """The target of a `$dynamicRef` or `$recursiveRef`; None if it depends on the way that led there.
 
         The outermost anchor of that name counts, and the root of the document is always on the way.
         """
@@ -130,7 +130,9 @@ class References:
         return place
 
     def _pointer(self, home: str, fragment: str) -> str | None:
-        """From the schema at `home`, else (as many schemas are written) from the root of the document."""
+        """The pointer from the schema at `home`, or else (many schemas are written so) from the document's
+        root.
+        """
         for start in dict.fromkeys((home, "")):
             if self._exists(start + fragment):
                 return start + fragment
@@ -144,7 +146,7 @@ class References:
         return True
 
     def value(self, pointer: str) -> Json:
-        """Raises KeyError, IndexError, ValueError or TypeError if nothing is there."""
+        """The value at a pointer. Raises KeyError, IndexError, ValueError or TypeError if there is none."""
         value = self._root
         for part in pointer.split("/")[1:]:
             if isinstance(value, list) and part.isascii() and part.isdigit():
@@ -157,7 +159,7 @@ class References:
 
 
 def _joined(base: str, reference: str) -> tuple[str, str]:
-    """Address and fragment. What is no address at all stays as it is, and so leads nowhere."""
+    """Address and fragment of a joined address. An invalid address stays as it is, and so leads nowhere."""
     try:
         address, fragment = urldefrag(urljoin(base, reference))
     except ValueError:

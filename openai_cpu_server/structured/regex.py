@@ -1,4 +1,4 @@
-"""A pattern's language: the strings in which it is found, as JSON Schema has it."""
+"""The language of a pattern: the strings in which it is found, as JSON Schema means it."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ _MOST_WAYS = 64
 
 @dataclass(frozen=True)
 class _Way:
-    """One alternative of a pattern: whether it begins at the start and ends at the end of the string."""
+    """One alternative of a pattern, and whether it begins at the string's start and ends at its end."""
 
     body: Expr
     at_start: bool = False
@@ -42,13 +42,13 @@ class _Way:
 
 @functools.lru_cache(maxsize=32)
 def search_language(pattern: str, limits: Limits) -> Expr:
-    """Strings that contain a match. Raises InvalidPattern."""
+    """The strings that contain a match. Raises InvalidPattern."""
     ways = _ways_of(pattern, limits)
     return alt(*(seq(EMPTY if w.at_start else ALL, w.body, EMPTY if w.at_end else ALL) for w in ways))
 
 
 def full_language(pattern: str, limits: Limits) -> Expr:
-    """Strings that match as a whole. Raises InvalidPattern."""
+    """The strings that match as a whole. Raises InvalidPattern."""
     return alt(*(w.body for w in _ways_of(pattern, limits)))
 
 
@@ -60,7 +60,7 @@ def _ways_of(pattern: str, limits: Limits) -> list[_Way]:
 
 
 class _Splitter:
-    """Moves anchors out of a tree, to the ends of its alternatives."""
+    """Moves the anchors of a tree to the ends of its alternatives."""
 
     def __init__(self, pattern: str) -> None:
         self._pattern = pattern
@@ -88,7 +88,7 @@ class _Splitter:
         return ([_Way(EMPTY)] if tree.low == 0 else []) + self.ways(tree.item)
 
     def _joined(self, left: _Way, right: _Way) -> _Way:
-        """`a$b` and `a^b` match nothing, unless the part that must not be there can be empty."""
+        """`a$b` and `a^b` match nothing, unless the part on the wrong side of the anchor can be empty."""
         before, after = left.body, right.body
         if right.at_start:
             before = self._emptied(before)

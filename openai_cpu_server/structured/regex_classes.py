@@ -26,7 +26,7 @@ _POSIX_NAMES = {
 
 @functools.lru_cache(maxsize=1)
 def _categories() -> dict[str, list[tuple[int, int]]]:
-    """Ranges of every two-letter general category, as this Python's Unicode tables have them."""
+    """The ranges of every two-letter general category, by this Python's Unicode tables."""
     found: dict[str, list[tuple[int, int]]] = {}
     codes = list(_looked_at())
     categories = map(unicodedata.category, map(chr, codes))
@@ -40,7 +40,9 @@ def _categories() -> dict[str, list[tuple[int, int]]]:
 
 
 def _looked_at() -> Iterator[int]:
-    """Every code point that may differ from the one before it. Planes 4 to 13 are empty, the last private."""
+    """Every code point that may differ from the one before it. Planes 4 to 13 are empty, 15 and 16
+    private.
+    """
     yield from range(0x40000)
     yield from range(0xE0000, 0xE1000)
     for plane in (0xF0000, 0x100000):
@@ -49,7 +51,7 @@ def _looked_at() -> Iterator[int]:
 
 @functools.lru_cache(maxsize=64)
 def unicode_property(name: str) -> CharSet | None:
-    """`L`, `Lu`, `Letter`, `gc=Nd`: a general category; None for anything else (scripts are not known)."""
+    """The set of `L`, `Lu`, `Letter`, `gc=Nd`: a general category. None for anything else, scripts too."""
     short = name.split("=")[-1] if name.startswith(("gc=", "General_Category=")) else name
     short = _POSIX_NAMES.get(short.lower(), short)
     if short not in {"L", "M", "N", "P", "S", "Z", "C"} and short not in _categories():

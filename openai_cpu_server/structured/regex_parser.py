@@ -1,6 +1,6 @@
-"""ECMAScript regular expressions, the regular part of them, into trees with anchors.
+"""Reads the regular part of ECMAScript's regular expressions into trees with anchors.
 
-Groups capture nothing here. Look-around, back references, word boundaries and flags are refused.
+Groups capture nothing. Look-around, back references, word boundaries and flags are refused.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ Tree = Union[Char, Anchor, Sequence, Choice, Counted]
 
 
 class RegexParser:
-    """One pattern, read from left to right."""
+    """Reads one pattern from left to right."""
 
     def __init__(self, pattern: str, limits: Limits) -> None:
         self._pattern = pattern
@@ -58,7 +58,7 @@ class RegexParser:
         self._depth = 0
 
     def parse(self) -> Tree:
-        """Raises InvalidPattern."""
+        """The tree of the pattern. Raises InvalidPattern."""
         tree = self._choice()
         if self._at < len(self._pattern):
             self._fail("unmatched ')'")
@@ -114,7 +114,7 @@ class RegexParser:
         return Char(CharSet.chars(char))
 
     def _anchor(self) -> Tree | None:
-        """`\\A`, `\\Z` and `\\z` of other dialects, which ECMAScript has no use for."""
+        r"""Read `\A`, `\Z` and `\z`, anchors of other dialects that ECMAScript does not use."""
         char = self._peek()
         if char == "" or char not in "AZz":
             return None
@@ -130,7 +130,7 @@ class RegexParser:
         return tree
 
     def _group_kind(self) -> None:
-        """After `(?`: a name may follow; everything else looks around or sets flags."""
+        """Read what follows `(?`: a name may; everything else is a look-around or sets flags."""
         if self._peek() in "=!" or self._pattern[self._at : self._at + 2] in ("<=", "<!"):
             self._fail("look-around is not regular enough for a grammar")
         end = self._pattern.find(">", self._at)
@@ -160,9 +160,9 @@ class RegexParser:
         return self._braces() if char == "{" else None
 
     def _braces(self) -> tuple[int, int | None] | None:
-        """`{m}`, `{m,}`, `{m,n}`, `{,n}`; any other brace is a character.
+        """Read `{m}`, `{m,}`, `{m,n}` or `{,n}`; any other brace is a character.
 
-        `{,n}` is none in ECMAScript, but those who write it do not mean the characters.
+        `{,n}` is no count in ECMAScript, but nobody who writes it means the characters.
         """
         end = self._pattern.find("}", self._at)
         low, comma, high = self._pattern[self._at + 1 : max(end, self._at + 1)].partition(",")
@@ -216,7 +216,7 @@ class RegexParser:
         return ~found if negated else found
 
     def _code(self, kind: str) -> int:
-        """The code point of `\\xHH`, `\\uHHHH`, a pair of the latter, or `\\u{H...}`."""
+        r"""The code point of `\xHH`, `\uHHHH`, a pair of the latter, or `\u{H...}`."""
         if kind == "u" and self._takes("{"):
             end = self._pattern.find("}", self._at)
             code = self._hex(max(end - self._at, 0))
@@ -251,7 +251,7 @@ class RegexParser:
         return ~found if negated else found
 
     def _range_follows(self, low: CharSet) -> bool:
-        """A dash is a character of its own at the end, and beside a class such as `\\w`."""
+        r"""Whether a dash makes a range. At the end, and beside a class such as `\w`, it is a character."""
         rest = self._pattern[self._at : self._at + 2]
         if rest[:1] != "-" or rest[1:] in ("", "]") or low.size != 1:
             return False

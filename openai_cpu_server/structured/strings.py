@@ -1,4 +1,4 @@
-"""Facts about strings -> their language, and the grammar of it."""
+"""Facts about strings -> their language and its grammar."""
 
 from __future__ import annotations
 
@@ -31,13 +31,13 @@ from openai_cpu_server.structured.options import Budget, Limits
 from openai_cpu_server.structured.regex import full_language, search_language
 
 _COUNTED = 24
-"""Characters up to which a limit on a pattern's length is counted exactly."""
+"""A limit on a pattern's length is exact up to so many characters."""
 _MOST_STATES = 250
-"""Of an automaton that counts characters."""
+"""The most states of an automaton that counts characters."""
 
 
 class Strings:
-    """Languages of string branches. Patterns are compiled once."""
+    """Finds the languages of string branches. Patterns are compiled once."""
 
     def __init__(self, goals: Goals, budget: Budget) -> None:
         self._goals = goals
@@ -54,7 +54,7 @@ class Strings:
         return self._patterns[pattern]
 
     def language(self, branch: Branch) -> Expr:
-        """Strings that fit all facts; listed ones are filtered here and now."""
+        """The strings that fit all facts; listed ones are filtered here."""
         if any(isinstance(f.node, Scalars) and f.is_true for f in branch):
             return alt(*self.listed(branch))
         low, high = _lengths(branch)
@@ -69,7 +69,7 @@ class Strings:
         return [literal(x) for x in common if self._fits(x, parts, low, high)]
 
     def _parts(self, branch: Branch) -> list[Expr]:
-        """What languages the facts are, but for lengths and lists."""
+        """The languages of the facts, except lengths and lists."""
         skipped = [
             f for f in branch if isinstance(f.node, Length) or (isinstance(f.node, Scalars) and f.is_true)
         ]
@@ -113,7 +113,7 @@ class Strings:
         return self._automata[language]
 
     def simplified(self, language: Expr) -> Expr | None:
-        """Without intersections and complements; None if that takes too long an expression."""
+        """The expression without intersections and complements; None if that would be too long."""
         if not language.is_extended:
             return language
         if language not in self._simple:
@@ -124,30 +124,30 @@ class Strings:
 
 @functools.lru_cache(maxsize=len(FORMATS))
 def _format_language(name: str) -> Expr:
-    """The same for every schema: compiled once."""
+    """A format's language. It is the same for every schema, so it is compiled once."""
     return full_language(FORMATS[name], Limits())
 
 
 @functools.lru_cache(maxsize=1)
 def _limited_formats() -> dict[Expr, Expr]:
-    """What may stand for the language of a format where lengths are limited."""
+    """The languages that replace formats where lengths are limited."""
     return {_format_language(name): full_language(LIMITED[name], Limits()) for name in LIMITED}
 
 
 def _starts_clash(language: And) -> bool:
-    """Whether two parts begin with different characters: no automaton is needed to see that."""
+    """Whether two parts begin with different characters, which needs no automaton."""
     starts = [_start(x) for x in language.items]
     return any(not a & b for one, other in combinations(starts, 2) for a, b in zip(one, other, strict=False))
 
 
 def _start(expr: Expr) -> list[CharSet]:
-    """What the first characters are sure to be."""
+    """The characters with which every string begins, as far as that is plain."""
     parts = expr.items if isinstance(expr, Seq) else (expr,)
     return [x.set for x in takewhile(lambda x: isinstance(x, Chars), parts) if isinstance(x, Chars)]
 
 
 def _without_counting(language: Expr) -> Expr | None:
-    """Most strings of a plain language with bounded length, where an automaton would have to count far."""
+    """Most strings of a plain language within these lengths, where an automaton would have to count far."""
     if not isinstance(language, And) or len(language.items) != 2:
         return None
     body, length = language.items
@@ -173,7 +173,7 @@ def _lengths(branch: Branch) -> tuple[int, int | None]:
 
 
 def _least(one: int | None, other: int | None) -> int | None:
-    """None: no limit."""
+    """The smaller limit; None: no limit."""
     if one is None or other is None:
         return other if one is None else one
     return min(one, other)

@@ -1,4 +1,4 @@
-"""What is known of a node at a glance: whether all values of one type fit it, or none."""
+"""What is plain about a node: whether all values of one type fit it, or none."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ Signed = tuple[int, bool]
 
 
 class Truths:
-    """Each signed node is looked at once; `look_up` gives the node at a pointer."""
+    """Looks at each signed node once. `look_up` gives the node at a pointer."""
 
     def __init__(self, table: Table, look_up: Callable[[str], int]) -> None:
         self._table = table
@@ -32,7 +32,7 @@ class Truths:
         self._known: dict[tuple[Signed, Kind], bool | None] = {}
 
     def of(self, signed: Signed, kind: Kind) -> bool | None:
-        """Whether the node holds for all values of a type (True), for none (False), or it depends."""
+        """Whether all values of the type fit (True), none does (False), or it depends (None)."""
         key = (signed, kind)
         if key not in self._known:
             self._known[key] = None

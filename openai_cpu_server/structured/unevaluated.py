@@ -1,4 +1,4 @@
-"""`unevaluatedProperties` and `unevaluatedItems` -> other nodes: what each way of passing leaves over."""
+"""`unevaluatedProperties` and `unevaluatedItems` -> other nodes, by what each way of passing leaves over."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from openai_cpu_server.structured.report import Report
 
 
 class Expander:
-    """`at` gives the node at a pointer."""
+    """Writes those keywords in other nodes. `at` gives the node at a pointer."""
 
     def __init__(
         self,
@@ -27,7 +27,7 @@ class Expander:
         self._known: dict[Unevaluated, int] = {}
 
     def expand(self, node: Unevaluated) -> int:
-        """The number of a node that says the same. Raises InvalidSchema, UnsupportedSchema."""
+        """The number of a node that means the same. Raises InvalidSchema, UnsupportedSchema."""
         if node not in self._known:
             self._known[node] = self._expanded(node)
         return self._known[node]

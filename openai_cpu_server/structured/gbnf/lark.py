@@ -1,4 +1,4 @@
-"""A plan as text in llguidance's dialect of Lark: words as strings, other lexemes as terminals."""
+"""Writes a plan in llguidance's dialect of Lark: words as strings, other lexemes as terminals."""
 
 from __future__ import annotations
 
