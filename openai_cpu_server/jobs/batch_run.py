@@ -1,4 +1,4 @@
-"""One batch's way to its end, in the process that holds its lease."""
+"""Runs one batch to its end, in the process that holds its lease."""
 
 from __future__ import annotations
 
@@ -18,19 +18,19 @@ from openai_cpu_server.jobs.rows import Row, RowAnswer, RunRow, answered, expire
 from openai_cpu_server.jobs.store_thread import StoreThread
 
 _EXPIRED_AT_ONCE = 500
-"""Rows in one transaction."""
+"""The rows in one transaction."""
 _LONGEST_RETRY_S = 10.0
 
 
 class Stop(enum.Enum):
-    """Why a run ends early. A completion window that runs out is noticed by the run itself."""
+    """Why a run ends early. The run itself notices when the completion window ends."""
 
     CANCELLED = "cancelled"
     LEASE_LOST = "lease lost"
 
 
 class BatchRun:
-    """`slots`: how many rows run at once, of all batches together. Cancelling `run` leaves it resumable."""
+    """`slots` limits how many rows of all batches run at once. A cancelled `run` can be resumed."""
 
     def __init__(
         self,
@@ -58,13 +58,13 @@ class BatchRun:
         self._recorder = Recorder(self._commit)
 
     def stop(self, why: Stop) -> None:
-        """The first reason counts."""
+        """Ask the run to end. Only the first reason counts."""
         if self._stop is None:
             self._stop = why
             self._scope.cancel()
 
     async def run(self) -> BatchStatus | None:
-        """How the batch has ended; None if it is no longer ours."""
+        """Run the batch. Returns how it ended; None if another process has it now."""
         try:
             ending = await self._until_stopped()
             if ending is BatchStatus.EXPIRED:
@@ -99,7 +99,7 @@ class BatchRun:
         return BatchStatus.COMPLETED
 
     async def _checked(self) -> tuple[int, list[LineError]]:
-        """The number of rows, and what is wrong with them."""
+        """The number of rows, and the errors in them."""
         check = InputCheck(
             self._batch.endpoint,
             max_rows=self._options.max_rows,
@@ -116,7 +116,7 @@ class BatchRun:
                 group.start_soon(self._row, row)
 
     async def _open_rows(self) -> AsyncIterator[Row]:
-        """Rows without a committed result, in order. Only a part of the file is in memory."""
+        """The rows without a committed result, in order. Only a part of the file is in memory."""
         ended = await self._thread.do(self._ledger.ended_rows, self._batch.id)
         async for lines in self._reader.lines(self._batch.input_file_id):
             for line in lines:
@@ -131,7 +131,9 @@ class BatchRun:
             self._slots.release()
 
     async def _answer(self, row: Row) -> RowAnswer:
-        """Asks again as long as the row is not to blame: a full queue, an engine that restarts."""
+        """Run a row. It is tried again as long as it is not to blame: the queue is full, or the engine
+        restarts.
+        """
         while True:
             answer = await self._run_row(self._batch.endpoint, row.body, self._batch.owner)
             if answer.retry_after_s is None:
@@ -145,7 +147,9 @@ class BatchRun:
             self.stop(Stop.LEASE_LOST)
 
     async def _overdue(self) -> BatchStatus:
-        """The window may have closed in the middle of a move: what is committed decides."""
+        """End a batch whose window is over. What is committed decides: the window may end in the middle of a
+        move.
+        """
         status = await self._thread.do(self._ledger.status, self._batch.id)
         if status is BatchStatus.FINALIZING:
             return BatchStatus.COMPLETED
@@ -156,7 +160,7 @@ class BatchRun:
         return BatchStatus.EXPIRED
 
     async def _expire_rest(self) -> None:
-        """Rows that have not run are named in the error file."""
+        """Write the rows that have not run into the error file."""
         results: list[RowResult] = []
         async for row in self._open_rows():
             results.append(expired(self._batch.id, row))

@@ -1,4 +1,4 @@
-"""Batches as their owners see them. Synchronous; each method is one transaction."""
+"""Batches as their owners see them. The methods are synchronous, and each is one transaction."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class BatchStore:
         self._database = database
 
     def create(self, batch: BatchRecord) -> BatchRecord:
-        """Raises JobObjectNotFound if there is no such input file of this owner."""
+        """Create a batch. Raises JobObjectNotFound if this owner has no such input file."""
         is_input = and_(
             files.c.id == batch.input_file_id,
             files.c.owner == batch.owner,
@@ -31,7 +31,7 @@ class BatchStore:
         return batch
 
     def get(self, owner: str, batch_id: str) -> BatchRecord:
-        """Raises JobObjectNotFound."""
+        """One batch. Raises JobObjectNotFound."""
         query = select(batches).where(batches.c.id == batch_id, batches.c.owner == owner)
         with self._database.read() as connection:
             row = connection.execute(query).mappings().first()
@@ -40,7 +40,7 @@ class BatchStore:
         return batch_record(row)
 
     def page(self, owner: str, page: Page) -> tuple[list[BatchRecord], bool]:
-        """The newest first, and whether there are more."""
+        """One page of batches, the newest first, and whether there are more."""
         query = select(batches).where(batches.c.owner == owner).order_by(batches.c.number.desc())
         with self._database.read() as connection:
             if page.after is not None:
@@ -53,7 +53,9 @@ class BatchStore:
         return [batch_record(row) for row in found[: page.limit]], len(found) > page.limit
 
     def cancel(self, owner: str, batch_id: str, now_s: float) -> BatchRecord:
-        """Whoever runs it ends it. Raises JobObjectNotFound, and BatchConflict if it is too late."""
+        """Ask for a cancellation; the runner ends the batch. Raises JobObjectNotFound, and BatchConflict if
+        it is too late.
+        """
         mine = and_(batches.c.id == batch_id, batches.c.owner == owner)
         with self._database.write() as connection:
             row = connection.execute(select(batches).where(mine).with_for_update()).mappings().first()

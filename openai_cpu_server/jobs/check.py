@@ -1,4 +1,4 @@
-"""Checks an input file before any of its rows runs, and names what is wrong by line."""
+"""Checks an input file before any of its rows runs, and names errors by line."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from openai_cpu_server.jobs.records import LineError
 from openai_cpu_server.jobs.rows import BadLine, parse_row
 
 MAX_ERRORS = 100
-"""More are counted by nobody: the first ones tell what is wrong."""
+"""The most errors that are reported: the first ones show what is wrong."""
 
 
 class InputCheck:
-    """Fed with all lines of a file, in order."""
+    """Reads all lines of a file in order."""
 
     def __init__(self, endpoint: str, *, max_rows: int, max_line_bytes: int) -> None:
         self.num_rows = 0
@@ -32,7 +32,7 @@ class InputCheck:
                 self._note(LineError(bad.code, str(bad), bad.param, line.number))
 
     def errors(self) -> list[LineError]:
-        """At most `MAX_ERRORS`; to be asked after the last line."""
+        """At most `MAX_ERRORS` errors. Ask for them after the last line."""
         if self.num_rows == 0:
             self._note(LineError("empty_file", "The input file is empty."))
         if self.num_rows > self._max_rows:

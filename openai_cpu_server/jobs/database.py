@@ -1,9 +1,9 @@
-"""Opens the database: SQLite in WAL mode, or PostgreSQL, behind the same statements.
+"""Opens the database: SQLite in WAL mode, or PostgreSQL, with the same statements.
 
-SQLite runs with synchronous=FULL. NORMAL would survive kill -9 as well (what is written to the WAL stays
-when the process dies), but at a power loss it may forget the last commits, and with them files and batches
-that a client was already told of. A sync per commit is cheap beside a row that takes 100 ms and more, and
-rows that end together share one.
+SQLite runs with synchronous=FULL. NORMAL would survive kill -9 as well (what is written to the WAL stays when
+the process dies), but after a power loss it may forget the last commits, and with them files and batches that
+a client knows of. A sync per commit is cheap beside a row that takes 100 ms and more, and rows that end
+together share one.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from openai_cpu_server.errors import JobsUnavailable, StartupError
 from openai_cpu_server.jobs.tables import SCHEMA_VERSION, metadata, schema_version
 
 _LOCK_TIMEOUT_S = 30
-"""How long a transaction waits for that of another process."""
+"""The seconds that a transaction waits for one of another process."""
 _POSTGRES = {
     "connect_timeout": 10,
     "tcp_user_timeout": 30_000,
@@ -40,12 +40,12 @@ _POSTGRES = {
     "keepalives_interval": 5,
     "keepalives_count": 3,
 }
-"""Of libpq, unless the URL says otherwise: a host that has vanished is noticed, not waited for."""
+"""libpq's settings unless the URL says otherwise: they notice a host that has vanished."""
 _READS = "openai_cpu_server_reads"
 
 
 class Database:
-    """One at a time: all calls come from the same thread. Any use raises JobsUnavailable while it is away."""
+    """The database, used by one thread. Every use raises JobsUnavailable while it cannot be reached."""
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
@@ -67,7 +67,9 @@ class Database:
 
 @contextmanager
 def _named_failures() -> Iterator[None]:
-    """What lies at the database, not at the statement: no connection, a full disk, a replica to read from."""
+    """Turn the database's own failures into JobsUnavailable: no connection, a full disk, a read-only
+    replica.
+    """
     try:
         yield
     except (OperationalError, InterfaceError, InternalError, PoolTimeout) as error:
@@ -75,7 +77,7 @@ def _named_failures() -> Iterator[None]:
 
 
 def open_database(where: str) -> Database:
-    """`where`: a URL, or the path of a SQLite file. Raises StartupError with one line."""
+    """Open a database. `where` is a URL, or the path of a SQLite file. Raises StartupError with one line."""
     url = _url(where)
     shown = url.render_as_string(hide_password=True)
     try:
@@ -122,12 +124,12 @@ def _is_in_memory(url: URL) -> bool:
 
 
 def _pool(url: URL) -> type[Pool]:
-    """A database in memory is its connection: there is one."""
+    """The class of the pool. A database in memory exists in one connection only, so it gets one."""
     return StaticPool if _is_in_memory(url) else QueuePool
 
 
 def _set_up_sqlite(connection: DBAPIConnection, _: ConnectionPoolEntry) -> None:
-    """Our own BEGIN instead of the driver's, which takes the write lock too late."""
+    """Replace the driver's BEGIN, which takes the write lock too late."""
     assert isinstance(connection, sqlite3.Connection)
     connection.isolation_level = None
     for pragma in ("journal_mode=WAL", "synchronous=FULL"):
@@ -135,13 +137,13 @@ def _set_up_sqlite(connection: DBAPIConnection, _: ConnectionPoolEntry) -> None:
 
 
 def _begin_sqlite(connection: Connection) -> None:
-    """A transaction that will write locks at once: it cannot find later that what it read has changed."""
+    """Lock at the start of a transaction that will write: what it read cannot change before it writes."""
     is_reading = connection.get_execution_options().get(_READS, False)
     connection.exec_driver_sql("BEGIN" if is_reading else "BEGIN IMMEDIATE")
 
 
 def _prepare(engine: Engine) -> None:
-    """Create the tables, or check that they are ours."""
+    """Create the tables, or check that existing ones are ours."""
     try:
         _create(engine)
     except (IntegrityError, ProgrammingError):  # another server was creating them just now
@@ -161,6 +163,6 @@ def _create(engine: Engine) -> None:
 
 
 def _reason(error: Exception) -> str:
-    """One line."""
+    """The error's cause on one line."""
     cause = error.orig if isinstance(error, DBAPIError) and error.orig is not None else error
     return " ".join(str(cause).split())

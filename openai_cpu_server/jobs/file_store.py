@@ -1,4 +1,4 @@
-"""Files in the database. Synchronous; each method is one transaction."""
+"""Files in the database. The methods are synchronous, and each is one transaction."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class FileStore:
         self._database = database
 
     def add(self, record: FileRecord, content: Source) -> FileRecord:
-        """Returns it with its size."""
+        """Store a file. Returns its record with the size."""
         num_bytes = 0
         with self._database.write() as connection:
             for number, part in _parts(content):
@@ -39,7 +39,7 @@ class FileStore:
         return stored
 
     def get(self, owner: str, file_id: str, now_s: float) -> FileRecord:
-        """Raises JobObjectNotFound."""
+        """One file's record. Raises JobObjectNotFound."""
         with self._database.read() as connection:
             row = connection.execute(select(files).where(_visible(owner, file_id, now_s))).mappings().first()
         if row is None:
@@ -49,7 +49,7 @@ class FileStore:
     def page(
         self, owner: str, page: Page, now_s: float, purpose: Purpose | None = None
     ) -> tuple[list[FileRecord], bool]:
-        """And whether there are more."""
+        """One page of files, and whether there are more."""
         order = files.c.number.asc() if page.is_ascending else files.c.number.desc()
         query = select(files).where(files.c.owner == owner, _fresh(now_s)).order_by(order)
         if purpose is not None:
@@ -65,14 +65,16 @@ class FileStore:
         return [_record(row) for row in found[: page.limit]], len(found) > page.limit
 
     def parts(self, file_id: str, after: int) -> list[tuple[int, bytes]]:
-        """The next ones behind number `after` (the first is 1), 4 MB at most of an upload; [] at the end."""
+        """The next parts after number `after` (the first is 1), at most 4 MB of an upload; [] at the end."""
         query = select(parts.c.number, parts.c.content).where(parts.c.file_id == file_id)
         query = query.where(parts.c.number > after).order_by(parts.c.number).limit(_PARTS_AT_ONCE)
         with self._database.read() as connection:
             return [(number, bytes(content)) for number, content in connection.execute(query)]
 
     def delete(self, owner: str, file_id: str, now_s: float) -> None:
-        """Raises JobObjectNotFound, and FileInUse for the input of a batch that has not ended."""
+        """Delete a file. Raises JobObjectNotFound, and FileInUse for the input of a batch that has not
+        ended.
+        """
         with self._database.write() as connection:
             seen = select(files.c.id).where(_visible(owner, file_id, now_s)).with_for_update()
             if connection.execute(seen).first() is None:
@@ -84,7 +86,7 @@ class FileStore:
             connection.execute(delete(parts).where(parts.c.file_id == file_id))
 
     def sweep(self, now_s: float) -> None:
-        """Delete files whose time is over, but for inputs of batches that have not ended."""
+        """Delete files that have expired, except the inputs of batches that have not ended."""
         with self._database.write() as connection:
             used = select(batches.c.input_file_id).where(batches.c.status.in_(_ACTIVE))
             old = select(files.c.id).where(files.c.expires_at <= now_s, files.c.id.not_in(used))
@@ -119,5 +121,5 @@ def _visible(owner: str, file_id: str, now_s: float) -> ColumnElement[bool]:
 
 
 def _uses(file_id: str) -> ColumnElement[bool]:
-    """Of a batch: whether it still needs the file."""
+    """Whether a batch still needs the file."""
     return and_(batches.c.input_file_id == file_id, batches.c.status.in_(_ACTIVE))

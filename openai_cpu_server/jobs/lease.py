@@ -1,4 +1,4 @@
-"""Who runs a batch: one process at a time, told apart so that a dead one is recognised at once."""
+"""Names the process that runs a batch, so that a dead one is recognised at once."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ _PID_NAMESPACE = Path("/proc/self/ns/pid")
 
 
 def new_holder() -> str:
-    """`NODE PID STARTED NONCE` of this process; the nonce tells two runners in it apart."""
+    """`NODE PID STARTED NONCE` for this process; the nonce tells apart two runners in it."""
     process = psutil.Process()
     return f"{_node()} {process.pid} {process.create_time():.2f} {secrets.token_hex(4)}"
 
 
 def has_died(holder: str) -> bool:
-    """Known only of processes that are visible from here; the lease of others runs out."""
+    """Whether the holder is surely dead. Only processes on this node can be checked; other leases run out."""
     node, pid, started, _ = holder.split(" ")
     if node != _node():
         return False
@@ -30,7 +30,7 @@ def has_died(holder: str) -> bool:
 
 
 def _node() -> str:
-    """The host, and within it the container: process ids mean nothing outside of either."""
+    """The host and the container: process ids have a meaning only within both."""
     namespace = ""
     with contextlib.suppress(OSError):
         namespace = f"/{_PID_NAMESPACE.stat().st_ino}"

@@ -1,6 +1,7 @@
-"""Batches as the process that runs them sees them: leases, committed rows, moves of the state.
+"""Batches as the process that runs them sees them: leases, committed rows, changes of state.
 
-Every write names the holder of the lease; where another has taken it, LeaseLost, and nothing is written.
+Every write names the holder of the lease. If another process has taken it, LeaseLost is raised and nothing is
+written.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ class LeaseLost(ServerError):
 
 
 class Ledger:
-    """`holder`: as `lease.new_holder` makes them. `lease_s`: how long others wait for a host that is gone."""
+    """`holder` comes from `lease.new_holder`. `lease_s` is how long others wait for a vanished host."""
 
     def __init__(self, database: Database, *, holder: str, lease_s: float) -> None:
         self._database = database
@@ -41,7 +42,9 @@ class Ledger:
         self._lease_s = lease_s
 
     def unfinished(self, model: str, now_s: float) -> list[BatchRecord]:
-        """That nobody runs, the oldest first: those of this model, and those that only have to be ended."""
+        """Batches that nobody runs, the oldest first: those of this model, and those that only have to be
+        ended.
+        """
         wanted = or_(
             batches.c.model == model,
             batches.c.expires_at <= now_s,
@@ -53,7 +56,7 @@ class Ledger:
         return [batch for batch in found if _is_free(batch, now_s)]
 
     def claim(self, batch: BatchRecord, now_s: float) -> bool:
-        """False if it has ended or another process was faster."""
+        """Take the lease. False if the batch has ended or another process was faster."""
         unchanged = batches.c.lease_holder.is_not_distinct_from(batch.lease_holder)
         free = and_(batches.c.id == batch.id, batches.c.status.in_(_ACTIVE), unchanged)
         lease = {"lease_holder": self._holder, "lease_until": now_s + self._lease_s}
@@ -61,7 +64,7 @@ class Ledger:
             return connection.execute(update(batches).where(free).values(lease)).rowcount == 1
 
     def renew(self, now_s: float) -> dict[str, BatchStatus]:
-        """All batches whose lease is ours, with what has become of them."""
+        """Renew our leases. Returns all batches whose lease is still ours, with their states."""
         ours = batches.c.lease_holder == self._holder
         with self._database.write() as connection:
             connection.execute(update(batches).where(ours).values(lease_until=now_s + self._lease_s))
@@ -69,23 +72,23 @@ class Ledger:
             return {batch_id: BatchStatus(status) for batch_id, status in found}
 
     def release(self, batch_id: str) -> None:
-        """Let others, or a later start, go on with it."""
+        """Give up the lease, so that others, or a later start, go on with the batch."""
         free = {"lease_holder": None, "lease_until": None}
         with self._database.write() as connection:
             connection.execute(update(batches).where(self._held(batch_id)).values(free))
 
     def begin(self, batch_id: str, *, num_rows: int, now_s: float) -> bool:
-        """The input is right. False if somebody has cancelled the batch meanwhile."""
+        """Say that the input is valid. False if somebody has cancelled the batch meanwhile."""
         moved = {"status": "in_progress", "in_progress_at": int(now_s), "total": num_rows}
         return self._move(batch_id, BatchStatus.VALIDATING, moved)
 
     def begin_end(self, batch_id: str, *, now_s: float) -> bool:
-        """All rows are committed. False if somebody has cancelled the batch meanwhile."""
+        """Say that all rows are committed. False if somebody has cancelled the batch meanwhile."""
         moved = {"status": "finalizing", "finalizing_at": int(now_s)}
         return self._move(batch_id, BatchStatus.IN_PROGRESS, moved)
 
     def status(self, batch_id: str) -> BatchStatus:
-        """Raises LeaseLost."""
+        """The batch's state. Raises LeaseLost."""
         with self._database.read() as connection:
             found = connection.execute(select(batches.c.status).where(self._held(batch_id))).scalar()
         if found is None:
@@ -93,13 +96,13 @@ class Ledger:
         return BatchStatus(found)
 
     def ended_rows(self, batch_id: str) -> set[int]:
-        """Lines whose results are committed."""
+        """The numbers of lines whose results are committed."""
         with self._database.read() as connection:
             query = select(results.c.line).where(results.c.batch_id == batch_id)
             return set(connection.execute(query).scalars())
 
     def record(self, batch: BatchRecord, rows: Sequence[RowResult]) -> None:
-        """Commit the ends of rows, each the first of its line. Raises LeaseLost."""
+        """Commit results of rows; only the first for each line counts. Raises LeaseLost."""
         with self._database.write() as connection:
             counted = connection.execute(update(batches).where(self._held(batch.id)).values(_counts(rows)))
             if counted.rowcount != 1:
@@ -115,7 +118,7 @@ class Ledger:
         now_s: float,
         errors: Sequence[LineError] = (),
     ) -> BatchStatus:
-        """End it, or cancel it if that was asked for meanwhile; what is committed becomes its files.
+        """End the batch, or cancel it if that was asked for meanwhile. Committed rows become its files.
 
         Raises LeaseLost.
         """
@@ -140,7 +143,7 @@ class Ledger:
         return ending
 
     def _move(self, batch_id: str, before: BatchStatus, moved: Mapping[str, object]) -> bool:
-        """Raises LeaseLost."""
+        """Change the state. Raises LeaseLost."""
         with self._database.write() as connection:
             held = self._held(batch_id)
             change = update(batches).where(held, batches.c.status == before.value).values(moved)
@@ -176,7 +179,7 @@ def _part(batch: BatchRecord, row: RowResult) -> dict[str, object]:
 
 
 def _publish(connection: Connection, batch: BatchRecord, now_s: float) -> None:
-    """The parts that rows have left become files that clients see."""
+    """Make files for clients of the parts that rows have left."""
     outputs = ((batch.output_id, "output", batch.completed), (batch.error_id, "error", batch.failed))
     for file_id, kind, num_rows in outputs:
         if num_rows == 0:

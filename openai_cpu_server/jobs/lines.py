@@ -1,4 +1,4 @@
-"""From the parts of a file to its lines."""
+"""Cuts the parts of a file into lines."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ _BOM = b"\xef\xbb\xbf"
 
 class Line(msgspec.Struct, frozen=True):
     number: int
-    """From 1, blank lines counted."""
+    """The line's number from 1; blank lines count."""
     content: bytes
 
 
 class LineSplitter:
-    """Holds the part of a line that is not complete yet. Blank lines are counted and left out."""
+    """Keeps the part of a line that is not complete yet. Blank lines are counted and left out."""
 
     def __init__(self) -> None:
         self._number = 0

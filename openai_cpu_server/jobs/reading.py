@@ -1,4 +1,4 @@
-"""The content of a stored file, a few parts at a time."""
+"""Reads the content of a stored file, a few parts at a time."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class FileReader:
             last = found[-1][0]
 
     async def lines(self, file_id: str) -> AsyncIterator[list[Line]]:
-        """The lines that end in each part."""
+        """Yield the lines that end in each group of parts."""
         splitter = LineSplitter()
         async for part in self.parts(file_id):
             yield await anyio.to_thread.run_sync(splitter.feed, part)

@@ -1,4 +1,4 @@
-"""Commits the results of rows; those that end while a commit is under way share the next one."""
+"""Commits the results of rows. Rows that end during a commit share the next one."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ Commit = Callable[[Sequence[RowResult]], Awaitable[None]]
 
 
 class Recorder:
-    """After an exception of `commit` it must not be used any more: others' rows went with it."""
+    """After an exception of `commit` it must not be used again, because other rows' results are lost too."""
 
     def __init__(self, commit: Commit) -> None:
         self._commit = commit
@@ -28,5 +28,5 @@ class Recorder:
                 await self._commit(taken)
 
     def _holds(self, result: RowResult) -> bool:
-        """Whoever had the lock before took all that were waiting then."""
+        """Whether the result still waits. The lock's last holder took all that waited then."""
         return any(waiting is result for waiting in self._waiting)

@@ -1,4 +1,4 @@
-"""One row of a batch: read from a line of the input file, answered by a line of OpenAI's format. Pure."""
+"""One row of a batch: a line of the input file, and the line of OpenAI's format that answers it. Pure."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class Row(msgspec.Struct, frozen=True):
     line: int
     custom_id: str
     body: bytes
-    """As it stands in the file."""
+    """The request's body as it stands in the file."""
 
 
 class RowAnswer(msgspec.Struct, frozen=True, kw_only=True):
@@ -30,7 +30,7 @@ class RowAnswer(msgspec.Struct, frozen=True, kw_only=True):
     body: bytes
     """JSON."""
     retry_after_s: float | None = None
-    """Given: nothing was wrong with the row; try it again later."""
+    """Seconds after which to try again: the row was not to blame. None: the answer is final."""
 
 
 class RunRow(Protocol):
@@ -40,7 +40,7 @@ class RunRow(Protocol):
 
 
 class BadLine(ServerError):
-    """This line of an input file is no request of its batch."""
+    """A line of an input file is no request for its batch."""
 
     def __init__(self, code: str, message: str, param: str | None = None) -> None:
         super().__init__(message)
@@ -77,13 +77,13 @@ class _Usage(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class _Answer(msgspec.Struct, frozen=True):
-    """What is read of an answer: the rest passes through untouched."""
+    """The fields of an answer that we read; the rest is passed on."""
 
     usage: Union[_Usage, None] = None
 
 
 def parse_row(line: Line, endpoint: str) -> Row:
-    """Raises BadLine."""
+    """Read a line of the input file. Raises BadLine."""
     fields = _fields(line.content)
     method, url = _text(fields, "method"), _text(fields, "url")
     if method != "POST":
@@ -97,12 +97,12 @@ def parse_row(line: Line, endpoint: str) -> Row:
 
 
 def url_of(line: Line) -> str:
-    """Raises BadLine."""
+    """The URL of a line's request. Raises BadLine."""
     return _text(_fields(line.content), "url")
 
 
 def answered(batch_id: str, row: Row, answer: RowAnswer) -> RowResult:
-    """2xx goes to the output file, all else to the error file."""
+    """The row's result: 2xx goes to the output file, all else to the error file."""
     is_ok = 200 <= answer.status < 300
     response = _Response(answer.status, answer.request_id, msgspec.Raw(answer.body))
     usage = _usage(answer.body) if is_ok else _Usage()
@@ -172,7 +172,7 @@ def _body(fields: dict[str, msgspec.Raw]) -> bytes:
 
 
 def _row_id(batch_id: str, row: Row) -> str:
-    """The same when a row is computed again."""
+    """The row's id. It is the same if the row is computed again."""
     return "batch_req_" + hashlib.sha256(f"{batch_id}/{row.line}".encode()).hexdigest()[:24]
 
 

@@ -1,4 +1,4 @@
-"""Looks for batches that nobody runs, and runs them; gives a sign of life for those that it has."""
+"""Finds batches that nobody runs, and runs them. It renews the leases of those that it has."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ logger = logging.getLogger(__name__)
 _RENEWALS_A_LEASE = 4
 _SWEEP_S = 600.0
 _AFTER_FAILURE_S = 5.0
-"""A full disk or a database that is away may come back."""
+"""Seconds before the next try: a full disk, or a database that cannot be reached, may come back."""
 
 
 class Runner:
@@ -49,7 +49,9 @@ class Runner:
         self._news = anyio.Event()
 
     async def run(self, run_row: RunRow) -> None:
-        """Until it is cancelled; what it was running then is resumable, by others after `release`."""
+        """Run batches until this is cancelled. Then they can be resumed, by other processes after
+        `release`.
+        """
         slots = anyio.Semaphore(self._options.concurrency)
         async with anyio.create_task_group() as group:
             group.start_soon(self._repeat, self._renew, self._renewal_s)
@@ -61,18 +63,18 @@ class Runner:
                     await self._news.wait()
 
     def wake(self) -> None:
-        """There is a new batch."""
+        """Look for batches now, because there is a new one."""
         self._news.set()
 
     def cancel(self, batch_id: str) -> None:
-        """It is CANCELLING in the database; end it now, if it runs here."""
+        """End a batch now, if it runs here. It is CANCELLING in the database already."""
         run = self._runs.get(batch_id)
         if run is not None:
             run.stop(Stop.CANCELLED)
         self.wake()
 
     async def release(self) -> None:
-        """Give the leases back; one that cannot be given runs out."""
+        """Give up all leases. A lease that cannot be given up runs out."""
         for batch_id in list(self._runs):
             await self._survive(partial(self._thread.do, self._ledger.release, batch_id))
             del self._runs[batch_id]
@@ -91,7 +93,7 @@ class Runner:
                 group.start_soon(self._see_through, batch, run)
 
     def _has_room_for(self, batch: BatchRecord) -> bool:
-        """One that only has to be ended takes none."""
+        """Whether there is room for a batch. One that only has to be ended needs none."""
         is_over = batch.status is BatchStatus.CANCELLING or batch.expires_at <= self._clock()
         return is_over or len(self._runs) < self._options.max_batches
 
@@ -120,7 +122,9 @@ class Runner:
         self.wake()
 
     async def _renew(self) -> None:
-        """Others may have cancelled batches that run here, or taken them while this process slept."""
+        """Renew the leases. Others may have cancelled batches that run here, or taken them while this process
+        slept.
+        """
         held = await self._thread.do(self._ledger.renew, self._clock())
         for batch_id in held.keys() - self._runs.keys():  # its release failed
             await self._thread.do(self._ledger.release, batch_id)
@@ -139,7 +143,7 @@ class Runner:
             await anyio.sleep(every_s)
 
     async def _survive(self, work: Callable[[], Awaitable[None]]) -> None:
-        """A database that fails now may work the next time. That it is away is said once."""
+        """Go on after a failure of the database, which may work the next time. It is logged once."""
         try:
             await work()
         except JobsUnavailable as error:
@@ -163,7 +167,7 @@ def _log_stop(batch: BatchRecord, error: Exception) -> None:
 
 
 def _database_away(error: BaseException) -> JobsUnavailable | None:
-    """If that is all that went wrong, be it in several rows at once."""
+    """The failure of the database, if nothing else went wrong, in several rows at once perhaps; else None."""
     if isinstance(error, JobsUnavailable):
         return error
     parts = getattr(error, "exceptions", ())  # of a group, for which Python 3.10 has no name

@@ -1,4 +1,6 @@
-"""The one thread that talks to the database: one writer, and an event loop that never waits for a disk."""
+"""The one thread that talks to the database: a single writer, and an event loop that never waits for a
+disk.
+"""
 
 from __future__ import annotations
 
@@ -17,10 +19,12 @@ class StoreThread:
         self._executor = ThreadPoolExecutor(1, thread_name_prefix="jobs-db")
 
     async def do(self, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-        """In the order of the calls. Work that has begun is finished, also when its caller is cancelled."""
+        """Call a function in the thread, in the order of the calls. Work that has begun ends even if its
+        caller is cancelled.
+        """
         loop = asyncio.get_running_loop()
         return await loop.run_in_executor(self._executor, partial(work, *args, **kwargs))
 
     async def close(self) -> None:
-        """When all that was begun is done."""
+        """Wait until all work that has begun is done."""
         await asyncio.to_thread(self._executor.shutdown)

@@ -23,7 +23,9 @@ from sqlalchemy import (
 )
 
 SCHEMA_VERSION = 1
-"""Raised with every change of the tables; `database.py` refuses a database of another version."""
+"""The version of the tables. It grows with every change; `database.py` refuses databases of other
+versions.
+"""
 
 metadata = MetaData()
 
@@ -94,4 +96,4 @@ results = Table(
     Column("batch_id", String(64), primary_key=True),
     Column("line", Integer, primary_key=True, autoincrement=False),
 )
-"""Which rows of a running batch have ended. The key is what makes a second result of a row impossible."""
+"""The rows of running batches that have ended. The key makes a second result of a row impossible."""

@@ -1,4 +1,4 @@
-"""The scheduler without an engine. All that this benchmark knows of its constructor is in this file."""
+"""The scheduler without an engine. Only this file of the benchmark knows its constructor."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _SOME_TOKEN = 500
 
 
 def new_scheduler(num_slots: int) -> Scheduler:
-    """As the engine builds it, for a model of 10^9 parameters."""
+    """A scheduler as the engine builds it, for a model of 10^9 parameters."""
     return Scheduler(
         limits=Limits(num_slots=num_slots, step_tokens=_STEP_TOKENS, step_outputs=num_slots),
         ledger=KVLedger(_KV_TOKENS // _BLOCK_TOKENS, _BLOCK_TOKENS),
@@ -38,7 +38,7 @@ class PureScheduler:
     def __init__(self, *, num_slots: int) -> None:
         self._scheduler = new_scheduler(num_slots)
         self.num_running = 0
-        """Slots that steps have opened and not closed."""
+        """The slots that steps have opened and not closed."""
 
     def submit(self, request: GenerationRequest) -> None:
         self._scheduler.submit(request)
@@ -47,7 +47,7 @@ class PureScheduler:
         return self._scheduler.schedule()
 
     def count(self, step: Step) -> None:
-        """Once for each step."""
+        """Count a step's slots. Call it once for each step."""
         self.num_running += sum(isinstance(verb, Open) for verb in step.verbs)
         self.num_running -= sum(isinstance(verb, Close) for verb in step.verbs)
 
@@ -59,7 +59,7 @@ class PureScheduler:
         return self._scheduler.apply(step, result)
 
     def finish_complete(self, advances: Sequence[Advance]) -> int:
-        """Take out the sequences that have all their tokens; returns how many."""
+        """Take out the sequences that have all their tokens; returns how many there were."""
         complete = [advance.sequence for advance in advances if advance.sequence.remaining == 0]
         for sequence in complete:
             self._scheduler.finish(sequence)
