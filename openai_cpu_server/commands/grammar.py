@@ -14,7 +14,7 @@ from openai_cpu_server.llama.grammar.grammar_check import GrammarCheck, Next
 from openai_cpu_server.structured import Options, PropertyOrder, Whitespace, schema_to_gbnf
 from openai_cpu_server.structured.errors import InvalidGrammar
 from openai_cpu_server.structured.gbnf import parse_gbnf
-from openai_cpu_server.structured.json_types import Json
+from openai_cpu_server.structured.schema.json_types import Json
 
 _STDIN = "-"
 _DOES_NOT_FIT = 1

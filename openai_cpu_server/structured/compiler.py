@@ -4,26 +4,26 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from openai_cpu_server.structured.array_shape import array_shape
-from openai_cpu_server.structured.arrays import Arrays, NotEnforceable
-from openai_cpu_server.structured.evaluation import KEYWORDS, Evaluation
-from openai_cpu_server.structured.expr import NOTHING, Expr, Ref, Text, alt
-from openai_cpu_server.structured.goals import Branch, Fact, Goal, Goals
-from openai_cpu_server.structured.grammar import Grammar
-from openai_cpu_server.structured.json_types import Json
-from openai_cpu_server.structured.lexemes import Lexemes
-from openai_cpu_server.structured.names import Names
-from openai_cpu_server.structured.nodes import Kind, PropertyCount, Scalars
-from openai_cpu_server.structured.normalise import Normaliser
-from openai_cpu_server.structured.number_facts import Numbers, few_integers
-from openai_cpu_server.structured.numbers import INTEGER, NUMBER
-from openai_cpu_server.structured.object_shape import ObjectShape, ObjectShapes
-from openai_cpu_server.structured.objects import Objects
+from openai_cpu_server.structured.languages.expr import NOTHING, Expr, Ref, Text, alt
+from openai_cpu_server.structured.logic.goals import Branch, Fact, Goal, Goals
 from openai_cpu_server.structured.options import Budget, Options
-from openai_cpu_server.structured.punctuation import Punctuation
 from openai_cpu_server.structured.report import Report, Unenforced
-from openai_cpu_server.structured.strings import Strings
-from openai_cpu_server.structured.unevaluated import Expander
+from openai_cpu_server.structured.scalars.numbers import INTEGER, NUMBER
+from openai_cpu_server.structured.schema.evaluation import KEYWORDS, Evaluation
+from openai_cpu_server.structured.schema.json_types import Json
+from openai_cpu_server.structured.schema.nodes import Kind, PropertyCount, Scalars
+from openai_cpu_server.structured.schema.normalise import Normaliser
+from openai_cpu_server.structured.schema.unevaluated import Expander
+from openai_cpu_server.structured.values.array_shape import array_shape
+from openai_cpu_server.structured.values.arrays import Arrays, NotEnforceable
+from openai_cpu_server.structured.values.lexemes import Lexemes
+from openai_cpu_server.structured.values.names import Names
+from openai_cpu_server.structured.values.number_facts import Numbers, few_integers
+from openai_cpu_server.structured.values.object_shape import ObjectShape, ObjectShapes
+from openai_cpu_server.structured.values.objects import Objects
+from openai_cpu_server.structured.values.strings import Strings
+from openai_cpu_server.structured.writing.grammar import Grammar
+from openai_cpu_server.structured.writing.punctuation import Punctuation
 
 _MOST_LISTED = 40
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from openai_cpu_server.structured.compiler import schema_to_gbnf
 from openai_cpu_server.structured.errors import InvalidSchema
-from openai_cpu_server.structured.expr import NOTHING, Text, alt
-from openai_cpu_server.structured.grammar import Grammar
+from openai_cpu_server.structured.languages.expr import NOTHING, Text, alt
 from openai_cpu_server.structured.options import Budget, Limits, Options
-from openai_cpu_server.structured.regex import full_language
+from openai_cpu_server.structured.scalars.regex import full_language
+from openai_cpu_server.structured.writing.grammar import Grammar
 
 
 def json_object_gbnf(options: Options | None = None) -> str:

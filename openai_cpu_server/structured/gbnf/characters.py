@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import re
 
-from openai_cpu_server.structured.charset import MAX, CharSet
+from openai_cpu_server.structured.languages.charset import MAX, CharSet
 
 _CHARACTER = re.compile(
     r"\\x([0-9a-fA-F]{2})|\\u([0-9a-fA-F]{4})|\\U([0-9a-fA-F]{8})|\\([nrt\\\"\[\]-])|([^\\])", re.DOTALL

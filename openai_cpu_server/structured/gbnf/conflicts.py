@@ -11,10 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from openai_cpu_server.structured.automaton import Deriver
-from openai_cpu_server.structured.charset import CharSet, partition
 from openai_cpu_server.structured.errors import SchemaTooLarge
-from openai_cpu_server.structured.expr import EMPTY, NOTHING, Expr
 from openai_cpu_server.structured.gbnf.follow import following
 from openai_cpu_server.structured.gbnf.leads import Leads, lead_of_char
 from openai_cpu_server.structured.gbnf.loose import Loosener, without_words, words
@@ -22,6 +19,9 @@ from openai_cpu_server.structured.gbnf.places import places
 from openai_cpu_server.structured.gbnf.plan import Plan, is_character
 from openai_cpu_server.structured.gbnf.quoted import Quoted
 from openai_cpu_server.structured.gbnf.work import Share, TooMuch, Work
+from openai_cpu_server.structured.languages.automaton import Deriver
+from openai_cpu_server.structured.languages.charset import CharSet, partition
+from openai_cpu_server.structured.languages.expr import EMPTY, NOTHING, Expr
 from openai_cpu_server.structured.options import Budget, Limits
 
 MOST_WORK = 3_000

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections import deque
 
-from openai_cpu_server.structured.expr import Alt, Expr, Ref, Repeat, Seq
 from openai_cpu_server.structured.gbnf.leads import ALL_BYTES, Leads
 from openai_cpu_server.structured.gbnf.left_recursion import leftmost
 from openai_cpu_server.structured.gbnf.nullable import nullable_expressions
 from openai_cpu_server.structured.gbnf.plan import Plan, is_lexeme
 from openai_cpu_server.structured.gbnf.work import Work
+from openai_cpu_server.structured.languages.expr import Alt, Expr, Ref, Repeat, Seq
 
 _MOST_STEPS = 20_000
 """Beyond so many steps everything may follow everything: that is never wrong, but makes masks slower."""

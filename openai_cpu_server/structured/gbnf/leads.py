@@ -5,8 +5,8 @@ from __future__ import annotations
 import functools
 from collections.abc import Iterable
 
-from openai_cpu_server.structured.charset import CharSet
-from openai_cpu_server.structured.expr import Chars, Expr, Seq, Text
+from openai_cpu_server.structured.languages.charset import CharSet
+from openai_cpu_server.structured.languages.expr import Chars, Expr, Seq, Text
 
 ALL_BYTES = (1 << 256) - 1
 _LENGTHS = ((0, 0x7F), (0x80, 0x7FF), (0x800, 0xFFFF), (0x10000, 0x10FFFF))

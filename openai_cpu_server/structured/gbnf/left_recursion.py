@@ -6,8 +6,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Set
 
-from openai_cpu_server.structured.expr import Alt, Expr, Ref, Repeat, Seq
 from openai_cpu_server.structured.gbnf.nullable import nullable_expressions
+from openai_cpu_server.structured.languages.expr import Alt, Expr, Ref, Repeat, Seq
 
 
 def find_left_recursion(rules: dict[str, Expr]) -> list[str] | None:

@@ -6,8 +6,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from openai_cpu_server.structured.charset import CharSet
-from openai_cpu_server.structured.expr import (
+from openai_cpu_server.structured.gbnf.nullable import every_expression
+from openai_cpu_server.structured.languages.charset import CharSet
+from openai_cpu_server.structured.languages.expr import (
     Alt,
     Chars,
     Expr,
@@ -20,7 +21,6 @@ from openai_cpu_server.structured.expr import (
     seq,
     star,
 )
-from openai_cpu_server.structured.gbnf.nullable import every_expression
 
 _LARGEST_COUNT = 3
 _DEEPEST = 40

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Container, Iterable
 
-from openai_cpu_server.structured.expr import EMPTY, Expr, Ref, Repeat, Seq, Text
+from openai_cpu_server.structured.languages.expr import EMPTY, Expr, Ref, Repeat, Seq, Text
 
 _NO_TEXT = Text("")
 

@@ -13,12 +13,12 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from openai_cpu_server.structured.charset import ANY
 from openai_cpu_server.structured.errors import InvalidGrammar
-from openai_cpu_server.structured.expr import EMPTY, Chars, Expr, Ref, Text, alt, repeat, seq
 from openai_cpu_server.structured.gbnf.characters import WrongCharacter, class_set, literal_text
 from openai_cpu_server.structured.gbnf.left_recursion import find_left_recursion
 from openai_cpu_server.structured.gbnf.symbols import Kind, Symbols
+from openai_cpu_server.structured.languages.charset import ANY
+from openai_cpu_server.structured.languages.expr import EMPTY, Chars, Expr, Ref, Text, alt, repeat, seq
 
 ROOT = "root"
 DEEPEST_GROUP = 500

@@ -8,12 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Set
 
-from openai_cpu_server.structured.expr import Alt, Expr, Ref, Repeat, Seq, Text
 from openai_cpu_server.structured.gbnf.leads import Leads
 from openai_cpu_server.structured.gbnf.nullable import nullable_expressions
 from openai_cpu_server.structured.gbnf.parser import ROOT
 from openai_cpu_server.structured.gbnf.plan import Plan, is_lexeme
 from openai_cpu_server.structured.gbnf.work import Work
+from openai_cpu_server.structured.languages.expr import Alt, Expr, Ref, Repeat, Seq, Text
 
 Place = dict[str, int]
 """The lexemes of one place by name, with the first bytes of what may follow each there."""

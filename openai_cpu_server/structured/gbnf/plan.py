@@ -7,7 +7,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from openai_cpu_server.structured.expr import (
+from openai_cpu_server.structured.gbnf.parser import ROOT
+from openai_cpu_server.structured.gbnf.regular import Regular
+from openai_cpu_server.structured.gbnf.work import Work
+from openai_cpu_server.structured.languages.expr import (
     EMPTY,
     Alt,
     Chars,
@@ -20,9 +23,6 @@ from openai_cpu_server.structured.expr import (
     literal,
     repeat,
 )
-from openai_cpu_server.structured.gbnf.parser import ROOT
-from openai_cpu_server.structured.gbnf.regular import Regular
-from openai_cpu_server.structured.gbnf.work import Work
 
 _MARK = "#"
 """The first character of a lexeme's name; no rule's name begins so."""

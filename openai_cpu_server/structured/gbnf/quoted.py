@@ -9,11 +9,22 @@ from __future__ import annotations
 import functools
 import re
 
-from openai_cpu_server.structured.charset import MAX, single
-from openai_cpu_server.structured.expr import Alt, Chars, Expr, Repeat, Seq, Text, alt, literal, repeat, seq
 from openai_cpu_server.structured.gbnf.leads import Leads
 from openai_cpu_server.structured.gbnf.nullable import parts_first
 from openai_cpu_server.structured.gbnf.work import Work
+from openai_cpu_server.structured.languages.charset import MAX, single
+from openai_cpu_server.structured.languages.expr import (
+    Alt,
+    Chars,
+    Expr,
+    Repeat,
+    Seq,
+    Text,
+    alt,
+    literal,
+    repeat,
+    seq,
+)
 
 _WHOLE = re.compile(r'"(?:[^"\\]|\\.)*"', re.DOTALL)
 STRING = Chars(single(MAX))

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from openai_cpu_server.structured.expr import Alt, Expr, Ref, Repeat, Seq, alt, repeat, seq
 from openai_cpu_server.structured.gbnf.work import Work
+from openai_cpu_server.structured.languages.expr import Alt, Expr, Ref, Repeat, Seq, alt, repeat, seq
 
 DEEPEST_LEXEME = 300
 _MOST_PUT_IN = 30_000

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from openai_cpu_server.structured.expr import Expr
 from openai_cpu_server.structured.gbnf.conflicts import conflicting
 from openai_cpu_server.structured.gbnf.lark import lark_text
 from openai_cpu_server.structured.gbnf.nullable import every_expression
@@ -12,6 +11,7 @@ from openai_cpu_server.structured.gbnf.parser import parse_gbnf
 from openai_cpu_server.structured.gbnf.plan import Plan, is_character
 from openai_cpu_server.structured.gbnf.regular import Regular
 from openai_cpu_server.structured.gbnf.work import Share, Work
+from openai_cpu_server.structured.languages.expr import Expr
 
 _GENTLE_ROUNDS = 2
 _ROUNDS = 3
