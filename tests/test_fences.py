@@ -97,10 +97,11 @@ ONLY_IN = {
 }
 PURE = {"scheduler", "structured"}
 ROOMS_UPWARDS = {
+    "jobs": ("store", "run"),
     "structured": ("languages", "scalars", "writing", "gbnf", "schema", "logic", "values"),
 }
 """The rooms of a layer: each imports only those before it, and what files of the layer's root it may name."""
-FOR_ALL_ROOMS = {"structured": {"errors", "options", "report"}}
+FOR_ALL_ROOMS = {"jobs": {"options", "records"}, "structured": {"errors", "options", "report"}}
 
 
 def modules() -> Iterator[tuple[str, ast.Module]]:

@@ -10,17 +10,17 @@ import anyio
 import msgspec
 
 from openai_cpu_server.errors import InvalidRequest
-from openai_cpu_server.jobs.batch_store import BatchStore
-from openai_cpu_server.jobs.database import Database
-from openai_cpu_server.jobs.file_store import FileStore, Source
-from openai_cpu_server.jobs.lease import new_holder
-from openai_cpu_server.jobs.ledger import Ledger
 from openai_cpu_server.jobs.options import JobOptions
-from openai_cpu_server.jobs.reading import FileReader
 from openai_cpu_server.jobs.records import BatchRecord, FileRecord, Page, Purpose
-from openai_cpu_server.jobs.rows import RunRow
-from openai_cpu_server.jobs.runner import Runner
-from openai_cpu_server.jobs.store_thread import StoreThread
+from openai_cpu_server.jobs.run.reading import FileReader
+from openai_cpu_server.jobs.run.rows import RunRow
+from openai_cpu_server.jobs.run.runner import Runner
+from openai_cpu_server.jobs.store.batches import BatchStore
+from openai_cpu_server.jobs.store.database import Database
+from openai_cpu_server.jobs.store.files import FileStore, Source
+from openai_cpu_server.jobs.store.lease import new_holder
+from openai_cpu_server.jobs.store.ledger import Ledger
+from openai_cpu_server.jobs.store.thread import StoreThread
 from openai_cpu_server.jobs.window import window_seconds
 
 ENDPOINTS = ("/v1/chat/completions", "/v1/completions")

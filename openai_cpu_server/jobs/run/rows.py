@@ -8,8 +8,8 @@ from typing import Protocol, Union
 import msgspec
 
 from openai_cpu_server.errors import ServerError
-from openai_cpu_server.jobs.lines import Line
 from openai_cpu_server.jobs.records import RowResult
+from openai_cpu_server.jobs.run.lines import Line
 
 _FIELDS = ("custom_id", "method", "url", "body")
 _MAX_ID_CHARS = 512

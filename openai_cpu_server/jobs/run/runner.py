@@ -10,14 +10,14 @@ import anyio
 from anyio.abc import TaskGroup
 
 from openai_cpu_server.errors import JobsUnavailable
-from openai_cpu_server.jobs.batch_run import BatchRun, Stop
-from openai_cpu_server.jobs.file_store import FileStore
-from openai_cpu_server.jobs.ledger import Ledger
 from openai_cpu_server.jobs.options import JobOptions
-from openai_cpu_server.jobs.reading import FileReader
 from openai_cpu_server.jobs.records import BatchRecord, BatchStatus
-from openai_cpu_server.jobs.rows import RunRow
-from openai_cpu_server.jobs.store_thread import StoreThread
+from openai_cpu_server.jobs.run.batch import BatchRun, Stop
+from openai_cpu_server.jobs.run.reading import FileReader
+from openai_cpu_server.jobs.run.rows import RunRow
+from openai_cpu_server.jobs.store.files import FileStore
+from openai_cpu_server.jobs.store.ledger import Ledger
+from openai_cpu_server.jobs.store.thread import StoreThread
 
 logger = logging.getLogger(__name__)
 

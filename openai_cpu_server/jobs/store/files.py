@@ -10,9 +10,9 @@ import msgspec
 from sqlalchemy import ColumnElement, RowMapping, and_, delete, insert, or_, select
 
 from openai_cpu_server.errors import FileInUse, JobObjectNotFound
-from openai_cpu_server.jobs.database import Database
 from openai_cpu_server.jobs.records import ACTIVE, FileRecord, Page, Purpose
-from openai_cpu_server.jobs.tables import batches, files, parts
+from openai_cpu_server.jobs.store.database import Database
+from openai_cpu_server.jobs.store.tables import batches, files, parts
 
 PART_BYTES = 256 * 1024
 _PARTS_AT_ONCE = 16

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from openai_cpu_server.jobs.lines import Line
 from openai_cpu_server.jobs.records import LineError
-from openai_cpu_server.jobs.rows import BadLine, parse_row
+from openai_cpu_server.jobs.run.lines import Line
+from openai_cpu_server.jobs.run.rows import BadLine, parse_row
 
 MAX_ERRORS = 100
 """The most errors that are reported: the first ones show what is wrong."""

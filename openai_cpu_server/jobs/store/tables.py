@@ -23,7 +23,7 @@ from sqlalchemy import (
 )
 
 SCHEMA_VERSION = 1
-"""The version of the tables. It grows with every change; `database.py` refuses databases of other
+"""The version of the tables. It grows with every change; `database` refuses databases of other
 versions.
 """
 

@@ -6,9 +6,9 @@ from collections.abc import AsyncIterator
 
 import anyio
 
-from openai_cpu_server.jobs.file_store import FileStore
-from openai_cpu_server.jobs.lines import Line, LineSplitter
-from openai_cpu_server.jobs.store_thread import StoreThread
+from openai_cpu_server.jobs.run.lines import Line, LineSplitter
+from openai_cpu_server.jobs.store.files import FileStore
+from openai_cpu_server.jobs.store.thread import StoreThread
 
 
 class FileReader:

@@ -8,14 +8,14 @@ from functools import partial
 
 import anyio
 
-from openai_cpu_server.jobs.check import InputCheck
-from openai_cpu_server.jobs.ledger import LeaseLost, Ledger
 from openai_cpu_server.jobs.options import JobOptions
-from openai_cpu_server.jobs.reading import FileReader
-from openai_cpu_server.jobs.recorder import Recorder
 from openai_cpu_server.jobs.records import BatchRecord, BatchStatus, LineError, RowResult
-from openai_cpu_server.jobs.rows import Row, RowAnswer, RunRow, answered, expired, parse_row
-from openai_cpu_server.jobs.store_thread import StoreThread
+from openai_cpu_server.jobs.run.check import InputCheck
+from openai_cpu_server.jobs.run.reading import FileReader
+from openai_cpu_server.jobs.run.recorder import Recorder
+from openai_cpu_server.jobs.run.rows import Row, RowAnswer, RunRow, answered, expired, parse_row
+from openai_cpu_server.jobs.store.ledger import LeaseLost, Ledger
+from openai_cpu_server.jobs.store.thread import StoreThread
 
 _EXPIRED_AT_ONCE = 500
 """The rows in one transaction."""

@@ -12,9 +12,6 @@ import msgspec
 from sqlalchemy import ColumnElement, Connection, and_, delete, func, insert, or_, select, update
 
 from openai_cpu_server.errors import ServerError
-from openai_cpu_server.jobs.batch_store import batch_record
-from openai_cpu_server.jobs.database import Database
-from openai_cpu_server.jobs.lease import has_died
 from openai_cpu_server.jobs.records import (
     ACTIVE,
     BatchRecord,
@@ -24,7 +21,10 @@ from openai_cpu_server.jobs.records import (
     Purpose,
     RowResult,
 )
-from openai_cpu_server.jobs.tables import batches, files, parts, results
+from openai_cpu_server.jobs.store.batches import batch_record
+from openai_cpu_server.jobs.store.database import Database
+from openai_cpu_server.jobs.store.lease import has_died
+from openai_cpu_server.jobs.store.tables import batches, files, parts, results
 
 _ACTIVE = tuple(status.value for status in ACTIVE)
 

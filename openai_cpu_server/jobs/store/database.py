@@ -29,7 +29,7 @@ from sqlalchemy.exc import TimeoutError as PoolTimeout
 from sqlalchemy.pool import ConnectionPoolEntry, Pool, QueuePool, StaticPool
 
 from openai_cpu_server.errors import JobsUnavailable, StartupError
-from openai_cpu_server.jobs.tables import SCHEMA_VERSION, metadata, schema_version
+from openai_cpu_server.jobs.store.tables import SCHEMA_VERSION, metadata, schema_version
 
 _LOCK_TIMEOUT_S = 30
 """The seconds that a transaction waits for one of another process."""

@@ -6,10 +6,10 @@ import msgspec
 from sqlalchemy import RowMapping, and_, insert, or_, select, update
 
 from openai_cpu_server.errors import BatchConflict, JobObjectNotFound
-from openai_cpu_server.jobs.database import Database
-from openai_cpu_server.jobs.file_store import file_not_found
 from openai_cpu_server.jobs.records import BatchRecord, BatchStatus, Page, Purpose
-from openai_cpu_server.jobs.tables import batches, files
+from openai_cpu_server.jobs.store.database import Database
+from openai_cpu_server.jobs.store.files import file_not_found
+from openai_cpu_server.jobs.store.tables import batches, files
 
 
 class BatchStore:
