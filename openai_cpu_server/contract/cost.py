@@ -4,6 +4,11 @@ from __future__ import annotations
 
 import msgspec
 
+TILE_TOKENS = 16
+"""The rows of a tile in ggml's matrix kernels: costs climb in stairs of so many tokens (EVIDENCE.md, 1)."""
+ATTENTION_TILE_ROWS = 64
+"""ggml's GGML_FA_TILE_Q: steps of at least so many tokens attend in tiles of so many rows."""
+
 
 class TiledAttention(msgspec.Struct, frozen=True):
     """Large steps attend in tiles: `rows` tokens at once read every cell that any of them attends to.

@@ -11,6 +11,9 @@ import msgspec
 from openai_cpu_server.contract.model_info import ModelInfo
 from openai_cpu_server.contract.request import Constraint, Sampling
 
+POOL_BLOCK_TOKENS = 16
+"""The cells in which the scheduler's ledger counts the KV pool. Restored cells come in such parts, too."""
+
 
 class Open(msgspec.Struct, frozen=True):
     """Bind a free slot to a request's sampler. `output` is what a preemption or a crash interrupted."""

@@ -33,7 +33,7 @@ from openai_cpu_server.llama.cells.block_store import BlockStore
 from openai_cpu_server.llama.cells.cache_file import BadCacheFile, read_cache_file, write_cache_file
 from openai_cpu_server.llama.cells.cell_copies import CellCopies
 from openai_cpu_server.llama.cells.context import Context, Decoded, Logits, PoolFull
-from openai_cpu_server.llama.draft_model import Thought, Wanted
+from openai_cpu_server.llama.draft_model import Draft, DraftRequest
 from openai_cpu_server.llama.grammar.constrained import ConstrainedOutput
 from openai_cpu_server.llama.grammar.constraints import Constraints
 from openai_cpu_server.llama.host.machine import Machine
@@ -45,10 +45,10 @@ from openai_cpu_server.llama.sampling.truncation import Candidates
 
 logger = logging.getLogger(__name__)
 
-_NO_THOUGHT = Thought((), 0)
+_NO_DRAFT = Draft((), 0)
 
-Thoughts = Mapping[int, Thought]
-"""The draft model's results, by slot."""
+Drafts = Mapping[int, Draft]
+"""The draft model's drafts, by slot."""
 
 
 class LlamaBackend:
@@ -102,8 +102,8 @@ class LlamaBackend:
             if not step.spans:
                 assert not step.padding, "padding, and nothing to pad"
                 return StepResult()
-            thoughts, drafting_ms = self._think(step.spans)
-            spans = [self._allowed(_with_draft(span, thoughts)) for span in step.spans]
+            drafts, drafting_ms = self._draft(step.spans)
+            spans = [self._allowed(_with_draft(span, drafts)) for span in step.spans]
             context = self._place(step)
             with self._constraints.foreseeing(self._constrained(spans)):
                 layout, decoded, padding = self._compute(context, spans, step.padding)
@@ -111,7 +111,7 @@ class LlamaBackend:
             for span in spans:  # llama.cpp keeps what it finished
                 context.trim(span.slot, span.start)
             return StepResult(interrupted=True)
-        result = self._result(context, step.spans, spans, layout, thoughts, drafting_ms)
+        result = self._result(context, step.spans, spans, layout, drafts, drafting_ms)
         return msgspec.structs.replace(result, padding=padding) if padding else result
 
     def interrupt(self) -> None:
@@ -243,19 +243,19 @@ class LlamaBackend:
         sampling = (self._slots[span.slot].constrained for span in spans if span.sample)
         return [output for output in sampling if output is not None]
 
-    def _think(self, spans: Sequence[Span]) -> tuple[Thoughts, float]:
+    def _draft(self, spans: Sequence[Span]) -> tuple[Drafts, float]:
         """The draft model's drafts by slot, and the milliseconds that they took."""
-        wanted = [
-            Wanted(span.slot, self._slots[span.slot].tokens, span.num_to_draft, span.num_to_read)
+        requests = [
+            DraftRequest(span.slot, self._slots[span.slot].tokens, span.num_to_draft, span.num_to_read)
             for span in spans
             if span.num_to_draft
         ]
-        if not wanted:
+        if not requests:
             return {}, 0.0
         assert self._draft_model is not None, "there is no draft model"
         started = time.perf_counter()
-        thoughts = self._draft_model.draft(wanted)
-        return thoughts, 1000 * (time.perf_counter() - started)
+        drafts = self._draft_model.draft(requests)
+        return drafts, 1000 * (time.perf_counter() - started)
 
     def _allowed(self, span: Span) -> Span:
         """The span, with its draft cut off before the first token that the constraint forbids."""
@@ -296,7 +296,7 @@ class LlamaBackend:
         planned: Sequence[Span],
         spans: Sequence[Span],
         layout: Layout,
-        thoughts: Thoughts,
+        drafts: Drafts,
         drafting_ms: float,
     ) -> StepResult:
         if not layout.num_outputs:
@@ -317,7 +317,7 @@ class LlamaBackend:
                     len(span.draft),
                     sampled[span.slot].num_accepted,
                     self._num_known(span.slot),
-                    thoughts.get(span.slot, _NO_THOUGHT).num_tried,
+                    drafts.get(span.slot, _NO_DRAFT).num_tried,
                 )
                 for plan, span in zip(planned, spans, strict=True)
                 if plan.num_drafted
@@ -357,9 +357,9 @@ class LlamaBackend:
             self._draft_model.warm_up()
 
 
-def _with_draft(span: Span, thoughts: Thoughts) -> Span:
+def _with_draft(span: Span, drafts: Drafts) -> Span:
     """The span with the draft model's tokens as its draft, if it asked for some."""
     if not span.num_to_draft:
         return span
-    thought = thoughts.get(span.slot, _NO_THOUGHT)
-    return msgspec.structs.replace(span, draft=thought.tokens, num_to_draft=0)
+    draft = drafts.get(span.slot, _NO_DRAFT)
+    return msgspec.structs.replace(span, draft=draft.tokens, num_to_draft=0)

@@ -25,7 +25,7 @@ _KEPT_FREE = 16
 """One cell in so many stays free for the sequences that the draft model reads already, because they grow."""
 
 
-class Wanted(NamedTuple):
+class DraftRequest(NamedTuple):
     """A request for a draft behind all of a slot's tokens, the last of which is not computed yet."""
 
     slot: int
@@ -36,7 +36,7 @@ class Wanted(NamedTuple):
     """The most tokens that may be read for it now; None: as many as a batch holds."""
 
 
-class Thought(NamedTuple):
+class Draft(NamedTuple):
     """What the draft model found for a slot."""
 
     tokens: tuple[int, ...]
@@ -74,12 +74,12 @@ class DraftModel:
         """The number of the slot's tokens that it has computed."""
         return len(self._held.get(slot, ()))
 
-    def draft(self, wanted: Sequence[Wanted]) -> dict[int, Thought]:
+    def draft(self, requests: Sequence[DraftRequest]) -> dict[int, Draft]:
         """Greedy drafts by slot. A slot is missing while not enough of it is read, or if there is no room for
         it.
         """
-        spans = self._reading([one for one in wanted if max(one.tokens) < self._num_common])
-        counts = {one.slot: one.num_tokens for one in wanted}
+        spans = self._reading([one for one in requests if max(one.tokens) < self._num_common])
+        counts = {one.slot: one.num_tokens for one in requests}
         drafts: dict[int, list[int]] = {}
         num_tried: Counter[int] = Counter()
         while spans:
@@ -89,7 +89,7 @@ class DraftModel:
             for slot, token in sure.items():
                 drafts.setdefault(slot, []).append(token)
             spans = [self._next(slot, drafts[slot]) for slot in sure if len(drafts[slot]) < counts[slot]]
-        return {slot: Thought(tuple(drafts.get(slot, ())), tried) for slot, tried in num_tried.items()}
+        return {slot: Draft(tuple(drafts.get(slot, ())), tried) for slot, tried in num_tried.items()}
 
     def forget(self, slot: int) -> None:
         """Free what belongs to the slot, because it is closed."""
@@ -106,13 +106,13 @@ class DraftModel:
         self._compute([Span(slot=0, start=0, tokens=(self._vocabulary.bos or 0,), sample=True)])
         self.forget(0)
 
-    def _reading(self, wanted: Sequence[Wanted]) -> list[Span]:
+    def _reading(self, requests: Sequence[DraftRequest]) -> list[Span]:
         """The tokens to read before a draft is possible. A slot that finds no room gives its cells to the
         others.
         """
         spans = []
         left = self._batch.capacity
-        for one in sorted(wanted, key=lambda one: one.slot not in self._claims):
+        for one in sorted(requests, key=lambda one: one.slot not in self._claims):
             if not self._claim(one):
                 self.forget(one.slot)
                 continue
@@ -125,7 +125,7 @@ class DraftModel:
                 spans.append(Span(slot=one.slot, start=start, tokens=tokens, sample=is_last))
         return spans
 
-    def _claim(self, one: Wanted) -> bool:
+    def _claim(self, one: DraftRequest) -> bool:
         """Claim cells for all tokens and the draft; False if there are not enough."""
         needed = len(one.tokens) + one.num_tokens
         others = sum(self._claims.values()) - self._claims.get(one.slot, 0)

@@ -99,7 +99,7 @@ def _wants(span: Span) -> list[int]:
     assert length > 0, "an empty span"
     assert scored <= length, f"{scored} targets for {length} tokens"
     assert not span.draft or (span.sample and not scored), "a draft where it is of no use"
-    assert not span.num_to_draft, "a draft that nobody has thought of"
+    assert not span.num_to_draft, "a draft that was not made"
     wants = [1] * scored + [0] * (length - scored)
     if span.sample:
         wants[-1] = 1

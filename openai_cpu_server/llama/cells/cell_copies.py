@@ -4,13 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from openai_cpu_server.contract.step import POOL_BLOCK_TOKENS
 from openai_cpu_server.llama.cells.block_store import BlockStore, SavedCells
 from openai_cpu_server.llama.cells.context import Context
-
-PART_TOKENS = 16
-"""llama.cpp reads a saved part whole or not at all. Parts are this small so that a restored prefix needs, for
-a moment, no more room than its last ledger block has.
-"""
 
 
 class CellCopies:
@@ -61,4 +57,8 @@ class CellCopies:
 
 
 def _parts(start: int, end: int) -> Iterator[tuple[int, int]]:
-    return ((first, min(first + PART_TOKENS, end)) for first in range(start, end, PART_TOKENS))
+    """The start and the end of each part. llama.cpp reads a saved part whole or not at all.
+
+    Parts of a ledger block make a restored prefix need, for a moment, no more room than its last block has.
+    """
+    return ((first, min(first + POOL_BLOCK_TOKENS, end)) for first in range(start, end, POOL_BLOCK_TOKENS))

@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
-from openai_cpu_server.contract.cost import CostCurve, TiledAttention
+from openai_cpu_server.contract.cost import ATTENTION_TILE_ROWS, TILE_TOKENS, CostCurve, TiledAttention
 from openai_cpu_server.contract.model_info import ModelInfo
 from openai_cpu_server.llama.measure.probe import Probe
 
@@ -15,14 +15,12 @@ CONTEXT = 1024
 """The most cells of its own context. Computing them takes most of the time."""
 _CONTEXT_SHARE = 0.75
 """Share of the time after which the context must be computed."""
-_STEP = 16
-"""The number of tokens in the timed steps."""
-_TILE_ROWS = 64
-"""ggml's GGML_FA_TILE_Q: steps of at least so many tokens attend in tiles."""
+_STEP = TILE_TOKENS
+"""The number of tokens in the timed steps: a whole tile."""
 _COPIES = 15
 """The number of copies of the context that fill the pool with other sequences' cells."""
 _REPEATS = 3
-_RESERVE = 2 * _REPEATS * (_STEP + _TILE_ROWS)
+_RESERVE = 2 * _REPEATS * (_STEP + ATTENTION_TILE_ROWS)
 """Cells of the pool that the timed steps themselves need."""
 
 
@@ -89,8 +87,8 @@ class CellPrices:
         """A curve with prices, but without step times. All prices are 0 where the pool is too small for a
         context.
         """
-        tiled = tiled and min(self._info.max_step_tokens, self._info.kv_tokens) >= _TILE_ROWS
-        step, rows = min(_STEP, self._info.max_step_tokens), _TILE_ROWS
+        tiled = tiled and min(self._info.max_step_tokens, self._info.kv_tokens) >= ATTENTION_TILE_ROWS
+        step, rows = min(_STEP, self._info.max_step_tokens), ATTENTION_TILE_ROWS
         if self._context < step:
             return CostCurve(step_ms=(), attended_ms=0.0, skipped_ms=0.0)
         sizes = [step, rows] if tiled else [step]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+from openai_cpu_server.contract.cost import TILE_TOKENS
 from openai_cpu_server.contract.messages import EngineOptions
 from openai_cpu_server.llama.gguf.header import GgufHeader, model_files, total_bytes
 from openai_cpu_server.llama.model.kv_size import CELLS_GRANULARITY, KVType, bytes_per_cell, pool_cells
@@ -12,7 +13,6 @@ DRAFT_KV_TYPE = KVType.F16
 """The fastest type."""
 _STAGING_SHARE = 4
 """The cells beside the pool are at most a quarter of the pool's."""
-_TILE = 16
 _BATCH_TOKENS_MIN = 32
 
 
@@ -57,5 +57,5 @@ class Room(NamedTuple):
 
 def batch_tokens(options: EngineOptions) -> int:
     """The most tokens that one step may have."""
-    tokens = max(options.prefill_tokens, options.max_seqs + _TILE, _BATCH_TOKENS_MIN)
-    return -(-tokens // _TILE) * _TILE
+    tokens = max(options.prefill_tokens, options.max_seqs + TILE_TOKENS, _BATCH_TOKENS_MIN)
+    return -(-tokens // TILE_TOKENS) * TILE_TOKENS

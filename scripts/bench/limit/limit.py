@@ -14,6 +14,7 @@ import msgspec
 from bench.failures import Failed
 from bench.limit.shapes import Prices, predict_s
 from bench.limit.work import Answer, Job, LoopRun, Policy, Trial, Work
+from openai_cpu_server.contract.cost import ATTENTION_TILE_ROWS
 from openai_cpu_server.settings import HUGE_PAGES
 
 _SCRIPTS = Path(__file__).resolve().parents[2]
@@ -24,8 +25,6 @@ _REPEATS = 2
 _READERS = (1, 2, 4, 16)
 """How many neighbours read together, if each sequence has its own cells."""
 _PROMPT_STEPS = (16, 32, 48, 63, 64, 96, 128, 192, 256, 512)
-_BEFORE_TILES = 63
-"""The largest step whose attention is not computed in tiles (EVIDENCE.md of the project)."""
 _SAMPLE_TOKENS = 8_000
 """The tokens of the work on which policies are tried. Fewer tokens, without a second wave of requests,
 mislead.
@@ -135,7 +134,7 @@ _HOPELESS = (True, False, True)
 def _kind(policy: Policy) -> tuple[bool, bool, bool]:
     """The kind of a policy: where cells are, what is mixed, and whether attention to prompts uses tiles."""
     tokens_of_one = policy.size // (policy.readers or 1)
-    return (policy.unified, policy.mixes, tokens_of_one <= _BEFORE_TILES)
+    return (policy.unified, policy.mixes, tokens_of_one < ATTENTION_TILE_ROWS)
 
 
 def _sample(work: Work) -> Work:

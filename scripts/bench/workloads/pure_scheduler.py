@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from openai_cpu_server.contract.request import GenerationRequest
-from openai_cpu_server.contract.step import Close, Open, Sample, Step, StepResult
+from openai_cpu_server.contract.step import POOL_BLOCK_TOKENS, Close, Open, Sample, Step, StepResult
 from openai_cpu_server.scheduler.compose import StepOptions
 from openai_cpu_server.scheduler.cost_model import CostModel
 from openai_cpu_server.scheduler.kv_ledger import KVLedger
@@ -14,7 +14,6 @@ from openai_cpu_server.scheduler.prefix_cache import PrefixCache
 from openai_cpu_server.scheduler.scheduler import Advance, Limits, Scheduler
 
 _KV_TOKENS = 65_536
-_BLOCK_TOKENS = 16
 _CACHE_BLOCKS = 4_096
 _STEP_TOKENS = 256
 _SOME_TOKEN = 500
@@ -24,7 +23,7 @@ def new_scheduler(num_slots: int) -> Scheduler:
     """A scheduler as the engine builds it, for a model of 10^9 parameters."""
     return Scheduler(
         limits=Limits(num_slots=num_slots, step_tokens=_STEP_TOKENS, step_outputs=num_slots),
-        ledger=KVLedger(_KV_TOKENS // _BLOCK_TOKENS, _BLOCK_TOKENS),
+        ledger=KVLedger(_KV_TOKENS // POOL_BLOCK_TOKENS, POOL_BLOCK_TOKENS),
         cache=PrefixCache(_CACHE_BLOCKS),
         cost=CostModel.guess(),
         options=StepOptions(),
