@@ -31,10 +31,10 @@ from openai_cpu_server.dispatch.client import EngineClient
 from openai_cpu_server.dispatch.watch import EngineWatch
 from openai_cpu_server.dispatch.watchdog import HangLimits
 from openai_cpu_server.errors import StartupError
-from openai_cpu_server.jobs.database import open_database
 from openai_cpu_server.jobs.jobs import Jobs
 from openai_cpu_server.jobs.options import JobOptions
-from openai_cpu_server.jobs.rows import RunRow
+from openai_cpu_server.jobs.run.rows import RunRow
+from openai_cpu_server.jobs.store.database import open_database
 from openai_cpu_server.llama.grammar.grammar_check import GrammarCheck
 from openai_cpu_server.llama.host.machine import Machine
 from openai_cpu_server.llama.measure.profile import load_profile

@@ -49,9 +49,9 @@ _COMPANY = 0.5
 """Load average before the start from which on somebody else is at work here."""
 _SHAPE, _QUICK_SHAPE, _QUANT = "1b", "50m", "q4_k_m"
 _QUICK_S = 160
-"""What workloads get of the three minutes of --quick, and all that comes before them."""
+"""The seconds of --quick's three minutes for workloads and everything before them."""
 _STOP_S = 10
-"""For servers to end when the time is over; then they are killed."""
+"""The seconds for servers to end when the time is over; then they are killed."""
 _TIME_UP = "not measured: the three minutes of --quick were over"
 _NOT_OURS = f"not measured: this is of '{OURS}' alone, which is not among the --servers"
 _QUICK_KEYS = frozenset({"ours", "sequential", "llama-server", "llama-server-best"})
@@ -114,7 +114,7 @@ class _Run:
         )
 
     def workload(self, name: str) -> WorkloadResult:
-        """One that cannot be measured does not take the others along."""
+        """Run one workload. A failure does not stop the others."""
         bench = Bench(
             model=self._model,
             rounds=self._rounds,

@@ -16,7 +16,7 @@ _PROGRESS_FROM_BYTES = 200_000_000
 
 
 class _Progress:
-    """One self-updating line on a terminal, else a line every ten percent; nothing for small files."""
+    """Shows one self-updating line on a terminal, else a line every ten percent; nothing for small files."""
 
     def __init__(self) -> None:
         self._shown_percent = 0
@@ -66,7 +66,7 @@ def main() -> int:
 
 
 def _reason(error: OSError, path: Path) -> str:
-    """numpy reports a short write without its errno."""
+    """The reason of a failure. numpy reports a short write without its errno."""
     if error.strerror is not None:
         return error.strerror
     free = shutil.disk_usage(path.absolute().parent).free

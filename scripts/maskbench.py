@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""How many real schemas are enforced exactly, and at what cost.
+"""Measures how many real schemas are enforced exactly, and at what cost.
 
     scripts/maskbench.py FILE [--model GGUF] [--order schema|any] [--whitespace compact|flexible] [--failures]
 
@@ -43,7 +43,7 @@ VOCABULARY = 32_000
 
 @dataclass
 class Result:
-    """What came out, and how long it took (seconds of CPU time)."""
+    """The outcome, and the seconds of CPU time that it took."""
 
     cases: int = 0
     passed: int = 0
@@ -58,7 +58,7 @@ class Result:
 
 
 class Vocabulary:
-    """Tokens for the masks, as llguidance asks for them."""
+    """Tokens for the masks, in the form that llguidance asks for."""
 
     bos_token_id = None
 
@@ -66,7 +66,7 @@ class Vocabulary:
         self.tokens, self.eos_token_id, self.special_token_ids = tokens, end, special
 
     def __call__(self, text: bytes | str) -> list[int]:
-        """Unused: the bench tokenises greedily."""
+        """Unused, because the benchmark tokenises greedily."""
         return []
 
 
@@ -90,7 +90,7 @@ def vocabulary_of_model(path: str) -> Vocabulary:
 
 
 def vocabulary_of_text(cases: list[dict], size: int = VOCABULARY) -> Vocabulary:
-    """Bytes, and the most frequent pieces of words of the cases themselves."""
+    """A vocabulary of bytes, and of the most frequent pieces of words in the cases."""
     counts: collections.Counter[str] = collections.Counter()
     for case in cases:
         words = json.dumps(case, ensure_ascii=False).split(" ")
@@ -151,7 +151,7 @@ class Bench:
         return json.dumps(data, separators=(",", ":") if is_compact else None)
 
     def _time(self, case: dict, gbnf: str) -> None:
-        """Loading the grammar, and a mask for every token of the valid instances."""
+        """Time loading the grammar, and a mask for every token of the valid instances."""
         start = time.process_time()
         lark = gbnf_to_lark(gbnf)
         self.result.convert_s.append(time.process_time() - start)

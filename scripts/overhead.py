@@ -1,5 +1,6 @@
 #!/usr/bin/env python3
-"""What the server costs: its output tokens/s against a bare llama_decode + sampler loop of the same steps.
+"""Measures what the server costs: its output tokens/s against a bare llama_decode + sampler loop of the same
+steps.
 
     .venv/bin/python scripts/overhead.py --model PATH [--clients 16] [--prompt-tokens 64] [--tokens 64]
 
@@ -51,7 +52,7 @@ KV_TOKENS = 8192
 OPTIONS = EngineOptions(model_path="", kv_tokens=KV_TOKENS, repack=False)
 OUTPUTS = 128
 _ENDING_BYTES = 4096
-"""Of a stream, in which its usage is."""
+"""The last bytes of a stream, which contain its usage."""
 
 
 @dataclass(frozen=True)
@@ -108,13 +109,13 @@ def _prompt(number: int, load: Load) -> list[int]:
 
 
 def _cost(model: Path) -> CostModel:
-    """The cost model as the server's, from a process of its own: here no thread may compute before `Bare`."""
+    """The server's cost model, from a process of its own: no thread may compute here before `Bare`."""
     with ProcessPoolExecutor(max_workers=1, mp_context=get_context("spawn")) as pool:
         return CostModel(pool.submit(_curve, str(model)).result())
 
 
 def _curve(model: str) -> CostCurve:
-    """Measured once, kept where the server keeps it."""
+    """The cost curve. It is measured once and kept where the server keeps it."""
     options = msgspec.structs.replace(OPTIONS, model_path=model)
     backend = LlamaBackend.load(options, lambda fraction: None)
     try:
@@ -124,7 +125,7 @@ def _curve(model: str) -> CostCurve:
 
 
 def _steps(load: Load, cost: CostModel) -> Iterator[Step]:
-    """What the server's scheduler computes for this load."""
+    """The steps that the server's scheduler computes for this load."""
     scheduler = Scheduler(
         limits=Limits(OPTIONS.max_seqs, OPTIONS.prefill_tokens, OUTPUTS),
         ledger=KVLedger(KV_TOKENS // 16),
@@ -151,9 +152,9 @@ def _steps(load: Load, cost: CostModel) -> Iterator[Step]:
 
 
 class Bare:
-    """The least that one can do: one llama_decode a step, one sampler chain a sequence.
+    """The least work possible: one llama_decode for a step, one sampler chain for a sequence.
 
-    With as many threads as the server's, bound to cores in the same way.
+    It has as many threads as the server, bound to cores in the same way.
     """
 
     def __init__(self, model: Path, cores: Cores) -> None:
@@ -178,7 +179,7 @@ class Bare:
         llama_cpp.llama_model_free(self._model)
 
     def run(self, steps: Sequence[Step]) -> float:
-        """Seconds for all steps, after one that warms up."""
+        """The seconds of all steps, after one that warms up."""
         self._step(steps[0])
         llama_cpp.llama_memory_clear(llama_cpp.llama_get_memory(self._context), False)
         start = time.perf_counter()
@@ -242,12 +243,12 @@ class Bare:
 
 @llama_cpp.llama_log_callback
 def _silent(level: int, text: bytes, data: object) -> None:
-    """llama.cpp says much while it loads."""
+    """Discard llama.cpp's output while it loads."""
 
 
 @contextmanager
 def _server(model: Path, load: Load) -> Iterator[int]:
-    """A server process; yields its port."""
+    """A server process. Yields its port."""
     command = [sys.executable, "-m", "openai_cpu_server", "serve", "--model", str(model), "--port", "0"]
     options = ["--ctx-size", str(KV_TOKENS), "--max-seqs", str(OPTIONS.max_seqs), "--repack", "off"]
     options += ["--cache-mb", "0", "--profile", "off", "--prefill-tokens", str(OPTIONS.prefill_tokens)]
@@ -271,7 +272,7 @@ def _server(model: Path, load: Load) -> Iterator[int]:
 
 
 async def _serve_load(port: int, load: Load) -> float:
-    """Seconds until all streams have ended."""
+    """The seconds until all streams have ended."""
     start = time.perf_counter()
     counts = await asyncio.gather(*(_stream(port, number, load) for number in range(load.clients)))
     assert set(counts) == {load.tokens}, f"tokens per request: {counts}"

@@ -1,4 +1,4 @@
-"""Mixed traffic against a server of its own; prints figures, and fails if memory grows or 5xx come.
+"""Runs mixed traffic against a server of its own, prints figures, and fails if memory grows or 5xx come.
 
     scripts/soak.py --model PATH [--minutes 20] [--clients 8] [--max-growth 0.1]
 
@@ -26,7 +26,7 @@ from soaking.traffic import Client
 _MIB = 2**20
 _OPTIONS = ("--ctx-size", "8192", "--cache-mb", "8", "--calibrate", "never")
 _SETTLE_S = 2.0
-"""Behind the last request, before memory is read."""
+"""Seconds behind the last request, before memory is read."""
 
 
 def main() -> int:
@@ -41,7 +41,7 @@ def main() -> int:
 
 
 def _spec(model: Path, folder: str) -> ServerSpec:
-    """Jobs in a file: in memory they would count as growth."""
+    """The server. Its jobs are in a file: in memory they would count as growth."""
     return ours(Variant.WHOLE, model, *_OPTIONS, "--jobs-db", str(Path(folder) / "jobs.db"))
 
 

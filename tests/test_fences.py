@@ -96,6 +96,12 @@ ONLY_IN = {
     "opentelemetry": {"observe"},
 }
 PURE = {"scheduler", "structured"}
+ROOMS_UPWARDS = {
+    "jobs": ("store", "run"),
+    "structured": ("languages", "scalars", "writing", "gbnf", "schema", "logic", "values"),
+}
+"""The rooms of a layer: each imports only those before it, and what files of the layer's root it may name."""
+FOR_ALL_ROOMS = {"jobs": {"options", "records"}, "structured": {"errors", "options", "report"}}
 
 
 def modules() -> Iterator[tuple[str, ast.Module]]:
@@ -144,6 +150,19 @@ def test_layers_import_only_what_lies_below(module: str) -> None:
         if name.split(".")[0] == NAME:
             inner = name[len(NAME) + 1 :]
             assert any(within(inner, a) for a in allowed), f"{module} imports {name}"
+
+
+@pytest.mark.parametrize("layer", ROOMS_UPWARDS)
+def test_rooms_of_a_layer_import_only_those_below(layer: str) -> None:
+    rooms = ROOMS_UPWARDS[layer]
+    inside = {name: tree for name, tree in MODULES.items() if name.startswith(f"{layer}.")}
+    assert {name.split(".")[1] for name in inside if name.count(".") > 1} == set(rooms)
+    for module, tree in inside.items():
+        room = module.split(".")[1]
+        below = {*rooms[: rooms.index(room) + 1], *FOR_ALL_ROOMS[layer]} if room in rooms else set()
+        for name in imports(tree) if below else ():
+            if name.startswith(f"{NAME}.{layer}."):
+                assert name.split(".")[2] in below, f"{module} imports {name}"
 
 
 @pytest.mark.parametrize("module", MODULES)

@@ -19,7 +19,7 @@ from openai_cpu_server.api.ticket import Ticket, new_request_id
 from openai_cpu_server.contract.engine import Engine
 from openai_cpu_server.contract.request import Priority
 from openai_cpu_server.errors import EngineUnavailable, GenerationFailed, QueueFull, Unauthorized
-from openai_cpu_server.jobs.rows import RowAnswer
+from openai_cpu_server.jobs.run.rows import RowAnswer
 from openai_cpu_server.observe.ended import Origin
 
 logger = logging.getLogger(__name__)

@@ -1,4 +1,4 @@
-"""The command line. Light, for Ctrl-C while the rest is imported must not show a traceback."""
+"""The command line. It imports little, because Ctrl-C during imports must not show a traceback."""
 
 from __future__ import annotations
 
@@ -34,7 +34,9 @@ def main() -> None:
 
 @contextlib.contextmanager
 def _imports_kept() -> Iterator[None]:
-    """Looking for garbage among imports takes a tenth of that time, and later a share of every pause."""
+    """Import without garbage collection, which would take a tenth of that time, and exempt what was made for
+    good.
+    """
     gc.disable()
     try:
         yield

@@ -1,4 +1,4 @@
-"""`openai-cpu-server grammar`: what a schema becomes, and whether and where texts stop fitting it."""
+"""`openai-cpu-server grammar`: shows what a schema becomes, and whether and where texts stop fitting it."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ from openai_cpu_server.llama.grammar.grammar_check import GrammarCheck, Next
 from openai_cpu_server.structured import Options, PropertyOrder, Whitespace, schema_to_gbnf
 from openai_cpu_server.structured.errors import InvalidGrammar
 from openai_cpu_server.structured.gbnf import parse_gbnf
-from openai_cpu_server.structured.json_types import Json
+from openai_cpu_server.structured.schema.json_types import Json
 
 _STDIN = "-"
 _DOES_NOT_FIT = 1
 _REST = 60
-"""Characters shown of what does not fit."""
+"""The most characters shown of text that does not fit."""
 
 
 def grammar(arguments: Sequence[str]) -> None:
-    """Exits with 1 if an instance does not fit. Raises StartupError with one line if something is wrong."""
+    """Run the command. Exits with 1 if an instance does not fit. Raises StartupError with one line."""
     given = _parser().parse_args(arguments)
     if [given.schema, *given.check].count(_STDIN) > 1:
         raise StartupError("only one of the files can be '-', standard input")
@@ -70,7 +70,7 @@ def _options(given: argparse.Namespace) -> Options:
 
 
 class _Source:
-    """The schema or grammar that was named. Errors of it are StartupErrors that name the file."""
+    """The schema or grammar that the user named. Its errors become StartupErrors that name the file."""
 
     def __init__(self, name: str, options: Options) -> None:
         self._name = name
@@ -79,7 +79,7 @@ class _Source:
         self.is_schema = not name.endswith(".gbnf")
 
     def shown(self) -> str:
-        """The GBNF of a schema; of a grammar, that it is one."""
+        """The GBNF of a schema; for a grammar, a line that says that it is one."""
         if self.is_schema:
             return self.gbnf(self.options)
         self.check(self.options)
@@ -129,7 +129,7 @@ def _all_fit(source: _Source, instances: Sequence[str]) -> bool:
 
 
 def _hint(source: _Source, name: str) -> str:
-    """Whether only the order of properties is to blame."""
+    """A hint for texts that would fit with their properties in another order."""
     is_ordered = source.is_schema and source.options.order is PropertyOrder.SCHEMA
     if not is_ordered or name == _STDIN:
         return ""
@@ -139,7 +139,7 @@ def _hint(source: _Source, name: str) -> str:
 
 
 def _misfit(check: GrammarCheck, text: bytes) -> str | None:
-    """`line:column: ...`, or None if the text fits, with or without the line end that files end with."""
+    """`line:column: ...`; None if the text fits, with or without the line end that files end with."""
     trimmed = text.removesuffix(b"\n").removesuffix(b"\r")
     if check.check(text).fits:
         return None
@@ -163,7 +163,9 @@ def _described(following: Next) -> str:
 
 
 def _spans(allowed: bytes) -> str:
-    """Bytes as ranges: `one of 0-9 "`; those beyond ASCII begin other characters."""
+    """Bytes as ranges: `one of 0-9 "`. Bytes beyond ASCII are described as the beginning of other
+    characters.
+    """
     spans: list[list[int]] = []
     for byte in allowed:
         if byte < 0x80 and spans and spans[-1][1] == byte - 1:

@@ -1,4 +1,4 @@
-"""`openai-cpu-server key NAME`: the key for its owner, and the lines for the server's file of keys."""
+"""`openai-cpu-server key NAME`: makes a key for its owner, and the lines for the server's file of keys."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ Make a random API key. It is shown once, on standard error; on standard output a
 
 
 def key(arguments: Sequence[str]) -> None:
-    """Raises StartupError with one line."""
+    """Run the command. Raises StartupError with one line."""
     if len(arguments) == 1 and arguments[0] in ("-h", "--help"):
         show(_HELP)
         return

@@ -12,7 +12,7 @@ _COUNTS = ((10**12, "T"), (10**9, "B"), (10**6, "M"), (10**3, "k"))
 
 
 def show(text: str) -> None:
-    """On standard output, ending with a line's end. Leaves quietly if nobody reads on (`| head`)."""
+    """Print a text on standard output with a final line end. Ends quietly if nobody reads on (`| head`)."""
     try:
         sys.stdout.write(text if text.endswith("\n") else text + "\n")
         sys.stdout.flush()
@@ -22,13 +22,13 @@ def show(text: str) -> None:
 
 
 def say(text: str) -> None:
-    """A line on standard error."""
+    """Print a line on standard error."""
     sys.stderr.write(f"{text}\n")
     sys.stderr.flush()
 
 
 def columns(rows: Sequence[Sequence[str]], *, right: Sequence[int] = ()) -> str:
-    """Lines with their cells below each other; the columns named in `right` end at the same place."""
+    """Lines of cells in columns. The columns named in `right` are aligned to the right."""
     widths = [max(map(len, cells)) for cells in zip(*rows, strict=True)]
     return "\n".join(_line(row, widths, right) for row in rows)
 
@@ -42,17 +42,17 @@ def _line(row: Sequence[str], widths: Sequence[int], right: Sequence[int]) -> st
 
 
 def bytes_text(num_bytes: float) -> str:
-    """Three digits and more, decimal units: `7.53 MB`."""
+    """A size in decimal units with three digits or more: `7.53 MB`."""
     return _scaled(num_bytes, _UNITS) or f"{num_bytes:.0f} bytes"
 
 
 def count_text(count: float) -> str:
-    """`7.24 B`."""
+    """A count in short: `7.24 B`."""
     return _scaled(count, _COUNTS) or f"{count:.0f}"
 
 
 def harmless(text: str) -> str:
-    """Text out of a file, on one line: what is no visible character is spelt out."""
+    """Text from a file on one line, with invisible characters spelt out."""
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
 
 

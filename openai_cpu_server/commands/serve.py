@@ -1,4 +1,4 @@
-"""`openai-cpu-server serve`: what the options say, served."""
+"""`openai-cpu-server serve`: serves as the options say."""
 
 from __future__ import annotations
 
@@ -9,5 +9,5 @@ from openai_cpu_server.settings import read_settings
 
 
 def serve(arguments: Sequence[str]) -> None:
-    """Until Ctrl-C or SIGTERM. Raises StartupError with one line if that cannot begin."""
+    """Serve until Ctrl-C or SIGTERM. Raises StartupError with one line if the server cannot start."""
     serve_with(read_settings(arguments))

@@ -1,4 +1,4 @@
-"""What `openai-cpu-server COMMAND` runs. Without a command it serves."""
+"""The functions that run `openai-cpu-server COMMAND`. Without a command it serves."""
 
 from __future__ import annotations
 
@@ -16,16 +16,18 @@ _HELP = ("-h", "--help")
 
 class _Command(NamedTuple):
     entry_point: str
-    """MODULE:FUNCTION, of the arguments behind the command. Imported when it is called for: no command needs
-    what all of them import, and `--version` need not wait for a server.
+    """MODULE:FUNCTION, which takes the arguments behind the command.
+
+    It is imported only when it is called: no command needs what all of them import, and `--version` need not
+    wait for a server.
     """
     summary: str
 
 
 def load(arguments: Sequence[str]) -> Callable[[], None]:
-    """What the arguments call for, all that it needs imported.
+    """Import the function for these arguments, and bind it to them.
 
-    Both that and this raise StartupError with one line.
+    The function and `load` both raise StartupError with one line.
     """
     first = arguments[0] if arguments else "serve"
     if first in _HELP:

@@ -1,1 +1,3 @@
-"""What crosses the process boundary, and the protocols layers meet at. Imports nothing of ours but errors."""
+"""What crosses the process boundary, and the protocols at which layers meet. Imports nothing of ours but
+errors.
+"""

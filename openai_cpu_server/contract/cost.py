@@ -1,44 +1,50 @@
-"""What a step costs on this machine with this model: measured in `llama/`, used in `scheduler/`."""
+"""The cost of a step of this model on this machine. It is measured in `llama/` and used in `scheduler/`."""
 
 from __future__ import annotations
 
 import msgspec
 
+TILE_TOKENS = 16
+"""The rows of a tile in ggml's matrix kernels: costs climb in stairs of so many tokens (EVIDENCE.md, 1)."""
+ATTENTION_TILE_ROWS = 64
+"""ggml's GGML_FA_TILE_Q: steps of at least so many tokens attend in tiles of so many rows."""
+
 
 class TiledAttention(msgspec.Struct, frozen=True):
-    """Large steps attend in tiles: `rows` tokens at once over every cell that any of them attends to.
+    """Large steps attend in tiles: `rows` tokens at once read every cell that any of them attends to.
 
-    Cheap for one long prompt; dear where many sequences decode, for each then pays for the cells of all.
+    This is cheap for one long prompt. It is dear where many sequences decode, as each pays for the cells of
+    all.
     """
 
     rows: int
-    """Tokens of a tile, and of the smallest step that attends so."""
+    """The tokens of a tile. A step of fewer tokens does not attend in tiles."""
     pair_ms: float
-    """Per pair of a tile's row and a cell."""
+    """Milliseconds per pair of a row of a tile and a cell."""
 
 
 class CostCurve(msgspec.Struct, frozen=True, kw_only=True):
-    """Predicts a step: table over its tokens, plus a price for what its tokens attend to.
+    """Predicts the time of a step: a table over its tokens, plus a price for the cells that they attend to.
 
-    A token attends to the cells of its own sequence before it, those of the same step included, and skips
-    everybody else's in the pool.
+    A token attends to the cells of its own sequence before it, those of the same step included, and skips all
+    other cells in the pool.
     """
 
     step_ms: tuple[tuple[int, float], ...]
-    """(tokens, milliseconds) with nothing attended to, by tokens ascending; points of a staircase."""
+    """(tokens, milliseconds) without attention, by tokens ascending: points of a staircase."""
     attended_ms: float
-    """Per pair of a token and a cell of its own sequence."""
+    """Milliseconds per pair of a token and a cell of its own sequence."""
     skipped_ms: float
-    """Per pair of a token and a cell of another sequence."""
+    """Milliseconds per pair of a token and a cell of another sequence."""
     tiled: TiledAttention | None = None
-    """None: `attended_ms` holds for steps of any size."""
+    """The price in tiles; None: `attended_ms` holds for steps of any size."""
 
     def attention_ms(self, num_tokens: int, attended: int, cells: int | None) -> float:
-        """`attended`: pairs in the step. `cells`: those that its sequences attend to, shared ones counted
-        once; None: one sequence's.
+        """Milliseconds for attention. `attended` counts pairs in the step. `cells` counts what its sequences
+        attend to, shared cells once; None: one sequence's cells.
 
-        Of the tiles one, where the decoding sequences are, sees the cells of all; the others see what is
-        attended to.
+        One tile, where the decoding sequences are, reads the cells of all; the others read what they attend
+        to.
         """
         tiled = self.tiled
         if tiled is None or num_tokens < tiled.rows:
@@ -49,5 +55,7 @@ class CostCurve(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def attended_pairs(start: int, num_tokens: int) -> int:
-    """Pairs of the tokens at positions start .. start+num_tokens-1 and the cells before each."""
+    """The number of pairs of a token at one of `num_tokens` positions from `start` on and a cell before
+    it.
+    """
     return num_tokens * start + num_tokens * (num_tokens - 1) // 2

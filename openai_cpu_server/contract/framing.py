@@ -20,12 +20,12 @@ def frame(message: Command | Event) -> bytes:
 
 
 def read_command(payload: bytes) -> Command:
-    """Raises `msgspec.DecodeError`."""
+    """Read one command. Raises `msgspec.DecodeError`."""
     command: Command = _commands.decode(payload)
     return command
 
 
 def read_event(payload: bytes) -> Event:
-    """Raises `msgspec.DecodeError`."""
+    """Read one event. Raises `msgspec.DecodeError`."""
     event: Event = _events.decode(payload)
     return event

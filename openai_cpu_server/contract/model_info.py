@@ -8,52 +8,56 @@ import msgspec
 
 
 class ModelInfo(msgspec.Struct, frozen=True, kw_only=True):
-    """What was loaded, and what its native memory can do."""
+    """The model that was loaded, and what its native memory can do."""
 
     path: str
     description: str
-    """llama.cpp's own words, such as `llama 7B Q4_K - Medium`."""
+    """llama.cpp's own description, such as `llama 7B Q4_K - Medium`."""
     architecture: str
     num_parameters: int
     file_bytes: int
     vocab_size: int
     context_trained: int
-    """Tokens of context that the model was trained for."""
+    """The number of tokens of context that the model was trained for."""
     kv_tokens: int
-    """Cells of the KV pool."""
+    """The number of cells in the KV pool."""
     kv_bytes_per_token: int
     kv_type: str
     max_seqs: int
     max_step_tokens: int
     max_step_outputs: int
-    """Positions of one step whose logits can be had."""
+    """The most positions of one step whose logits can be read."""
     threads: int
     end_tokens: frozenset[int]
     """Tokens that end a generation (EOS, EOT and their like)."""
     can_share: bool
-    """Cells of a sequence's beginning can be shared, saved and restored."""
+    """Whether cells of a sequence's beginning can be shared, saved and restored."""
     can_trim: bool
-    """The end of a sequence can be removed (not so in recurrent, hybrid and sliding-window memories)."""
+    """Whether the end of a sequence can be removed, which recurrent, hybrid and sliding-window memories
+    cannot.
+    """
     staging_tokens: int = 0
-    """Cells beside the pool, in which prompts can be computed first; 0: there are none."""
+    """The cells beside the pool, in which prompts can be computed first; 0: there are none."""
     draft_cost: float | None = None
-    """What a token costs the draft model, roughly, against this one; None: there is no draft model."""
+    """The rough cost of a token in the draft model, as a share of this model's; None: there is no draft
+    model.
+    """
 
     @property
     def context_limit(self) -> int:
-        """Tokens, prompt and output together, that one request can have."""
+        """The most tokens, prompt and output together, that one request can have."""
         return min(self.context_trained, self.kv_tokens)
 
     @property
     def summary(self) -> str:
-        """For the log."""
+        """One line for the log."""
         pool_mib = self.kv_tokens * self.kv_bytes_per_token / 2**20
         pool = f"{self.kv_tokens} KV tokens ({self.kv_type}, {pool_mib:.0f} MiB)"
         return f"{self.description}, {pool}, {self.max_seqs} sequences at once, {self.threads} threads"
 
 
 class FimTokens(msgspec.Struct, frozen=True):
-    """Control tokens of fill-in-the-middle models."""
+    """The control tokens of fill-in-the-middle models."""
 
     prefix: int
     suffix: int
@@ -61,14 +65,14 @@ class FimTokens(msgspec.Struct, frozen=True):
 
 
 class Tokenizer(Protocol):
-    """A model's vocabulary. Safe to call from any thread."""
+    """A model's vocabulary. Any thread may call it."""
 
     @property
     def vocab_size(self) -> int: ...
 
     @property
     def chat_template(self) -> str | None:
-        """jinja2 source out of the model file."""
+        """The jinja2 source in the model file; None if there is none."""
         ...
 
     @property
@@ -89,13 +93,15 @@ class Tokenizer(Protocol):
     def fim(self) -> FimTokens | None: ...
 
     def encode(self, text: str, *, add_special: bool, parse_special: bool) -> list[int]:
-        """`parse_special`: control tokens written out in the text (`<|im_end|>`) become those tokens."""
+        """The tokens of a text. `parse_special` turns control tokens that are written in it (`<|im_end|>`)
+        into tokens.
+        """
         ...
 
     def piece(self, token: int, *, special: bool = False) -> bytes:
-        """A token's bytes; control tokens give b"" unless `special`."""
+        """The bytes of a token; b"" for control tokens unless `special`."""
         ...
 
     def decode(self, tokens: list[int], *, special: bool = False) -> str:
-        """Text of tokens; bytes that are no UTF-8 become U+FFFD."""
+        """The text of tokens; bytes that are no UTF-8 become U+FFFD."""
         ...

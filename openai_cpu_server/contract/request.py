@@ -1,4 +1,4 @@
-"""A generation request as the engine sees it: tokens in, parameters resolved, nothing optional left open."""
+"""A generation request as the engine sees it: tokens, and parameters without open defaults."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import msgspec
 
 
 class Priority(enum.IntEnum):
-    """Order of classes: the smaller value goes first."""
+    """The order of classes: the smaller value goes first."""
 
     INTERACTIVE = 0
     BATCH = 1
@@ -20,7 +20,7 @@ class Priority(enum.IntEnum):
 
 
 class Sampling(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """How to choose the next token; the defaults leave the model's distribution as it is."""
+    """How to choose the next token. The defaults leave the model's distribution as it is."""
 
     seed: int
     """Every draw comes from a generator positioned by (seed, output position)."""
@@ -46,44 +46,50 @@ class Constraint(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """What the output must look like."""
 
     grammar: str
-    """GBNF that is known to compile."""
+    """GBNF that surely compiles."""
     opening: tuple[int, ...] = ()
-    """Tokens that the output begins with, before the grammar's first (the marker of a tool call)."""
+    """Tokens before the grammar with which the output begins (the marker of a tool call)."""
     triggers: tuple[str, ...] = ()
-    """The output is free until it holds one of these (control tokens by name); the grammar begins behind it.
+    """The output is free until it contains one of these (control tokens by name); then the grammar begins.
 
-    (): it begins with the first token.
+    (): the grammar begins with the first token.
     """
 
 
 class GenerationRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """One sequence to generate: one choice of one API call."""
+    """One sequence to generate, which is one choice of one API call."""
 
     id: str
     tokens: tuple[int, ...]
-    """The prompt, at least one token."""
+    """The prompt, which has at least one token."""
     max_tokens: int
-    """Output tokens at most; 0 computes (and scores) the prompt only."""
+    """The most output tokens; 0 computes (and scores) the prompt only."""
     sampling: Sampling
     priority: Priority = Priority.INTERACTIVE
     stop: tuple[str, ...] = ()
     top_logprobs: int | None = None
-    """None: no log-probabilities; else this many alternatives beside each sampled token's own."""
+    """How many alternatives get log-probabilities beside each sampled token; None: no log-probabilities at
+    all.
+    """
     prompt_logprobs: bool = False
     """Also report the log-probability of every prompt token but the first."""
     client: str = ""
-    """Whom to be fair to: the API key's name, else the body's `user`, else the peer's address."""
+    """The client among whom computing is shared fairly: the API key's name, else the body's `user`, else the
+    peer's address.
+    """
     route: str = ""
     """What kind of call it belongs to; outputs of one kind are expected to be alike in length."""
     cache_namespace: str = ""
     """Only requests of the same namespace share computed prompts (cache salt, API key)."""
     constraint: Constraint | None = None
     show_control_tokens: bool = False
-    """Control tokens, but for those that end the output, are text (`[TOOL_CALLS]`); else they are silent."""
+    """Whether control tokens (`[TOOL_CALLS]`) are text in the output, except those that end it; else they are
+    silent.
+    """
     pin: bool = False
     """Keep the prompt in the prefix cache for good."""
 
     @property
     def total_tokens(self) -> int:
-        """KV cells that the request holds at most."""
+        """The most KV cells that the request can hold."""
         return len(self.tokens) + self.max_tokens

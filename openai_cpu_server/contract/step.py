@@ -11,9 +11,12 @@ import msgspec
 from openai_cpu_server.contract.model_info import ModelInfo
 from openai_cpu_server.contract.request import Constraint, Sampling
 
+POOL_BLOCK_TOKENS = 16
+"""The cells in which the scheduler's ledger counts the KV pool. Restored cells come in such parts, too."""
+
 
 class Open(msgspec.Struct, frozen=True):
-    """Bind a free slot to a request's sampler. `output` was generated before a preemption or a crash."""
+    """Bind a free slot to a request's sampler. `output` is what a preemption or a crash interrupted."""
 
     slot: int
     sampling: Sampling
@@ -62,7 +65,7 @@ class Drop(msgspec.Struct, frozen=True):
 
 
 Verb = Union[Open, Close, Share, Save, Restore, Drop]
-"""What happens to slots and saved blocks before the spans are computed, in order."""
+"""What happens to slots and saved blocks, in order, before the spans are computed."""
 
 
 class Span(msgspec.Struct, frozen=True):
@@ -72,20 +75,20 @@ class Span(msgspec.Struct, frozen=True):
     start: int
     tokens: tuple[int, ...]
     sample: bool
-    """Sample one token after the last."""
+    """Whether to sample a token after the last one."""
     targets: tuple[int, ...] = ()
     """Report the log-probability of `targets[i]` after `tokens[i]` (prompt scoring)."""
     draft: tuple[int, ...] = ()
-    """Tokens that may follow: computed behind `tokens` to save steps where they turn out right.
+    """Tokens that may follow. They are computed behind `tokens`, which saves steps if they turn out right.
 
-    Only where a token is sampled, without targets, and where the memory can be trimmed.
+    They are allowed only where a token is sampled, without targets, and where the memory can be trimmed.
     """
     num_to_draft: int = 0
-    """Instead of `draft`: so many that the backend's draft model is to think of, or fewer."""
+    """How many tokens the backend's draft model is to draft, at most. It is an alternative to `draft`."""
     num_to_read: int | None = None
-    """Tokens of the slot that the draft model may read for that; with more to read it thinks of nothing yet.
+    """How many of the slot's tokens the draft model may read for that; None: as many as it can.
 
-    None: as many as it can.
+    While it has more to read it drafts nothing.
     """
 
     @property
@@ -94,7 +97,7 @@ class Span(msgspec.Struct, frozen=True):
 
     @property
     def num_tokens(self) -> int:
-        """That the span computes, its draft included."""
+        """The tokens that the span computes, its draft included."""
         return len(self.tokens) + self.num_drafted
 
 
@@ -104,21 +107,22 @@ class Step(msgspec.Struct, frozen=True):
     verbs: tuple[Verb, ...] = ()
     spans: tuple[Span, ...] = ()
     padding: int = 0
-    """Throw-away tokens to compute besides, in a slot set aside, where a larger step is a faster one."""
+    """Throw-away tokens to compute in a slot set aside, where a larger step is a faster one."""
     is_staged: bool = False
-    """Computed beside the pool, where no other sequence's cells are in the way: only spans of slots that have
-    no cells in the pool, without drafts and padding. They are moved there when they are needed there: by
-    another step, or by a verb. The pool must have room for them all the time.
+    """Whether the step is computed beside the pool, where no other sequence's cells are in the way.
+
+    Only spans of slots without cells in the pool can be, without drafts and padding. Another step or a verb
+    that needs the cells in the pool moves them there, so the pool must have room for them all the time.
     """
 
     @property
     def num_tokens(self) -> int:
-        """Drafts included, padding not."""
+        """The tokens of all spans, with drafts but without padding."""
         return sum(span.num_tokens for span in self.spans)
 
 
 class SavedBlock(msgspec.Struct, frozen=True):
-    """A block of the prefix cache as its index knows it: enough to rebuild the index from a file."""
+    """A block of the prefix cache as its index has it: enough to rebuild the index from a file."""
 
     number: int
     parent: int | None
@@ -142,59 +146,64 @@ class Sample(msgspec.Struct, frozen=True):
     token: int
     logprob: TokenLogprob | None = None
     forced: tuple[int, ...] = ()
-    """Tokens behind it that the constraint leaves no alternative to; they still have to be computed."""
+    """Tokens behind it to which the constraint leaves no alternative. They still have to be computed."""
 
 
 def num_right(draft: Sequence[int], output: Iterable[int]) -> int:
-    """How many tokens of the draft, from its beginning on, are those of the output."""
+    """How many tokens of the draft, from its beginning on, are the output's."""
     same = (token == right for token, right in zip(draft, output, strict=False))
     return sum(takewhile(bool, same))
 
 
 class Drafted(msgspec.Struct, frozen=True):
-    """What became of a span's draft, in tokens."""
+    """The result of a span's draft, in tokens."""
 
     num_computed: int = 0
-    """Fewer than planned where a constraint forbids some, or the draft model thought of fewer."""
+    """The draft's tokens that were computed: fewer than planned if a constraint forbids some, or fewer were
+    drafted.
+    """
     num_accepted: int = 0
-    """From its beginning on, those of the output too. The slot holds their cells, and none of the rest."""
+    """The first of them that are the output's too. The slot holds the cells of these, and of no others."""
     num_known: int = 0
-    """Of a draft model: tokens of the slot that it has read."""
+    """The slot's tokens that the draft model has read; 0 without one."""
     num_thought: int = 0
-    """Of a draft model: tokens that it has thought of, also the one that it was not sure enough of, and those
-    that a constraint forbids. 0 while it is still reading.
+    """The tokens that the draft model tried, also an unsure last one and those that a constraint forbids.
+
+    It is 0 while the draft model is still reading.
     """
 
 
 class StepResult(msgspec.Struct, frozen=True):
-    """What came out. An interrupted step computed nothing: its spans left no trace in the slots, whose cells
-    are where it needed them, in the pool or beside it.
+    """The result of a step.
+
+    An interrupted step computed nothing: its spans left no trace in the slots. The slots' cells are where the
+    step needed them, in the pool or beside it.
     """
 
     samples: dict[int, Sample] = {}
-    """By slot, for every span with `sample` that has not failed at once."""
+    """The sample of each slot whose span has `sample`, unless its constraint failed at once."""
     further: dict[int, tuple[Sample, ...]] = {}
-    """By slot, what was sampled behind draft tokens that the samples before have proved right.
+    """By slot, the samples behind draft tokens that the samples before them proved right.
 
     Each is what a step of its own would have sampled.
     """
     drafted: dict[int, Drafted] = {}
-    """By slot, what became of its draft, for every span that was to have one."""
+    """By slot, the result of its draft, for every span that asked for one."""
     drafting_ms: float = 0.0
-    """What the draft model took, of the step's time."""
+    """Milliseconds of the step that the draft model took."""
     verbs_ms: float = 0.0
-    """What the verbs took, of the step's time."""
+    """Milliseconds of the step that the verbs took."""
     scores: dict[int, tuple[TokenLogprob, ...]] = {}
-    """By slot, one per target, for every span with targets."""
+    """By slot, one score for each target, for every span with targets."""
     failures: dict[int, str] = {}
-    """By slot, why its constraint cannot be carried out any further: nothing more is sampled there."""
+    """By slot, why its constraint cannot be followed any further; nothing more is sampled there."""
     padding: int = 0
-    """Throw-away tokens that were computed: all of the step's, or none if there were no cells for them."""
+    """The throw-away tokens that were computed: all of the step's, or 0 if there were no cells for them."""
     interrupted: bool = False
 
 
 class Backend(Protocol):
-    """Owns the model and its memory. Not thread-safe but for `interrupt` and `prepare`."""
+    """Owns the model and its memory. Only `interrupt` and `prepare` may be called from other threads."""
 
     @property
     def info(self) -> ModelInfo: ...
@@ -202,22 +211,27 @@ class Backend(Protocol):
     def execute(self, step: Step) -> StepResult: ...
 
     def interrupt(self) -> None:
-        """Make the running `execute` return early, `interrupted`; later steps are untouched. Any thread."""
+        """Make the running `execute` return early, as `interrupted`. Later steps are not affected. Any thread
+        may call it.
+        """
         ...
 
     def piece(self, token: int, *, special: bool = False) -> bytes:
-        """The bytes that a token adds to the output: b"" for control tokens, but their names if `special`.
+        """The bytes that a token adds to the output: b"" for control tokens, or their names if `special`.
 
-        Tokens that end the output have none in any case.
+        Tokens that end the output add none in any case.
         """
         ...
 
     def prepare(self, constraint: Constraint) -> None:
-        """Compile ahead what `forced` and `Open` will need. Any thread; what goes wrong is told there."""
+        """Compile ahead what `forced` and `Open` need; these report what goes wrong. Any thread may
+        call it.
+        """
         ...
 
     def forced(self, constraint: Constraint, output: tuple[int, ...]) -> tuple[int, ...]:
-        """Tokens that follow this output of a request whatever its model says: the beginning, if it is empty.
+        """The tokens that must follow this output of a request whatever its model says, also at the
+        beginning, after ().
 
         Raises `ConstraintFailed`.
         """
@@ -228,7 +242,7 @@ class Backend(Protocol):
         ...
 
     def import_cache(self, path: str) -> tuple[SavedBlock, ...]:
-        """Take in what `export_cache` wrote, parents before children; () if the file is of no use here."""
+        """Load what `export_cache` wrote, parents before children; () if the file is of no use here."""
         ...
 
     def close(self) -> None: ...

@@ -1,1 +1,1 @@
-"""Files and batches that survive: stored in a database, run row by row through one injected callable."""
+"""Files and batches that survive a restart: in a database, run row by row through one injected callable."""

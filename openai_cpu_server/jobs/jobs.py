@@ -10,26 +10,26 @@ import anyio
 import msgspec
 
 from openai_cpu_server.errors import InvalidRequest
-from openai_cpu_server.jobs.batch_store import BatchStore
-from openai_cpu_server.jobs.database import Database
-from openai_cpu_server.jobs.file_store import FileStore, Source
-from openai_cpu_server.jobs.lease import new_holder
-from openai_cpu_server.jobs.ledger import Ledger
 from openai_cpu_server.jobs.options import JobOptions
-from openai_cpu_server.jobs.reading import FileReader
 from openai_cpu_server.jobs.records import BatchRecord, FileRecord, Page, Purpose
-from openai_cpu_server.jobs.rows import RunRow
-from openai_cpu_server.jobs.runner import Runner
-from openai_cpu_server.jobs.store_thread import StoreThread
+from openai_cpu_server.jobs.run.reading import FileReader
+from openai_cpu_server.jobs.run.rows import RunRow
+from openai_cpu_server.jobs.run.runner import Runner
+from openai_cpu_server.jobs.store.batches import BatchStore
+from openai_cpu_server.jobs.store.database import Database
+from openai_cpu_server.jobs.store.files import FileStore, Source
+from openai_cpu_server.jobs.store.lease import new_holder
+from openai_cpu_server.jobs.store.ledger import Ledger
+from openai_cpu_server.jobs.store.thread import StoreThread
 from openai_cpu_server.jobs.window import window_seconds
 
 ENDPOINTS = ("/v1/chat/completions", "/v1/completions")
 
 
 class Jobs:
-    """Owns the database. `run` and `close` once each; the rest by one event loop in between.
+    """Owns the database. Call `run` and `close` once each, and the rest in between from one event loop.
 
-    An `owner` sees only what is its own: anything else raises JobObjectNotFound.
+    An `owner` sees only its own objects: anything else raises JobObjectNotFound.
     """
 
     def __init__(
@@ -66,14 +66,16 @@ class Jobs:
             self._ended.set()
 
     async def stop(self) -> None:
-        """Stop running at once. What is committed stays, running rows are computed again by a later start."""
+        """Stop running at once. Committed results stay; rows that were running are computed again after a
+        later start.
+        """
         if self._running is not None:
             self._running.cancel()
             await self._ended.wait()
         await self._runner.release()
 
     async def close(self) -> None:
-        """Stop, and let go of the database. Whoever closes first closes; others wait for the same end."""
+        """Stop, and close the database. The first caller closes it; others wait for the same end."""
         async with self._closing:
             if not self._is_closed:
                 self._is_closed = True
@@ -86,7 +88,9 @@ class Jobs:
     async def add_file(
         self, owner: str, filename: str, content: Source, *, lifetime_s: int | None = None
     ) -> FileRecord:
-        """`content` is read in another thread. None: it stays until it is deleted."""
+        """Store a file. `content` is read in another thread. Without an expiry the file stays until it is
+        deleted.
+        """
         now = int(self._clock())
         record = FileRecord(
             id=_new_id("file-"),
@@ -105,14 +109,14 @@ class Jobs:
     async def list_files(
         self, owner: str, page: Page, purpose: Purpose | None = None
     ) -> tuple[list[FileRecord], bool]:
-        """And whether there are more."""
+        """One page of files, and whether there are more."""
         return await self._thread.do(self._files.page, owner, _storable_page(page), self._clock(), purpose)
 
     def content(self, file: FileRecord) -> AsyncIterator[bytes]:
         return self._reader.parts(file.id)
 
     async def delete_file(self, owner: str, file_id: str) -> None:
-        """Raises FileInUse."""
+        """Delete a file. Raises FileInUse."""
         await self._thread.do(self._files.delete, owner, _storable(file_id), self._clock())
 
     # -- batches ---------------------------------------------------------------------------------------
@@ -127,7 +131,7 @@ class Jobs:
         metadata: dict[str, str] | None = None,
         output_lifetime_s: int | None = None,
     ) -> BatchRecord:
-        """Raises InvalidRequest."""
+        """Create a batch. Raises InvalidRequest."""
         if endpoint not in ENDPOINTS:
             known = " or ".join(f"'{name}'" for name in ENDPOINTS)
             message = f"Invalid value for 'endpoint': expected {known}."
@@ -155,18 +159,18 @@ class Jobs:
         return await self._thread.do(self._batches.get, owner, _storable(batch_id))
 
     async def list_batches(self, owner: str, page: Page) -> tuple[list[BatchRecord], bool]:
-        """The newest first, and whether there are more."""
+        """One page of batches, the newest first, and whether there are more."""
         return await self._thread.do(self._batches.page, owner, _storable_page(page))
 
     async def cancel_batch(self, owner: str, batch_id: str) -> BatchRecord:
-        """Running rows end, finished ones are kept. Raises BatchConflict."""
+        """Cancel a batch. Running rows end, finished ones are kept. Raises BatchConflict."""
         batch = await self._thread.do(self._batches.cancel, owner, _storable(batch_id), self._clock())
         self._runner.cancel(batch_id)
         return batch
 
 
 def _storable(text: str) -> str:
-    """PostgreSQL has no text with NUL in it; nor has anything of ours an id like that."""
+    """The text without NUL, which PostgreSQL cannot store; no id of ours has one."""
     return text.replace("\0", "\N{REPLACEMENT CHARACTER}")
 
 

@@ -1,4 +1,4 @@
-"""What the batch jobs are told at their start."""
+"""The options of the batch jobs."""
 
 from __future__ import annotations
 
@@ -7,15 +7,15 @@ import msgspec
 
 class JobOptions(msgspec.Struct, frozen=True, kw_only=True):
     model: str
-    """Batches of other models are left to other servers."""
+    """The model of this server. Batches of other models are left to other servers."""
     max_rows: int = 50_000
-    """Requests of one batch; OpenAI's limit."""
+    """The most requests in one batch, which is OpenAI's limit."""
     max_line_bytes: int = 32 * 1024 * 1024
     concurrency: int = 32
-    """Rows that run at once, of all batches together."""
+    """The most rows of all batches that run at once."""
     max_batches: int = 4
-    """Batches that run at once: a short one does not wait for a long one's end."""
+    """The most batches that run at once, so that a short one need not wait for the end of a long one."""
     lease_s: float = 30.0
-    """After so long without a sign of life a batch goes to another server."""
+    """After so many seconds without a sign of life, another server takes a batch."""
     poll_s: float = 2.0
-    """Between looks for other servers' doings: new batches, cancellations, leases that have run out."""
+    """The seconds between looks for other servers' work: new batches, cancellations, expired leases."""

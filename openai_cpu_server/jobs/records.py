@@ -1,4 +1,4 @@
-"""What the database keeps, as frozen records, and the states of a batch."""
+"""The records in the database, all frozen, and the states of a batch."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import msgspec
 
 
 class BatchStatus(enum.Enum):
-    """OpenAI's words."""
+    """OpenAI's names."""
 
     VALIDATING = "validating"
     FAILED = "failed"
@@ -29,7 +29,7 @@ class BatchStatus(enum.Enum):
 
     @property
     def moment(self) -> str:
-        """The column that says when a batch became this."""
+        """The column with the time at which a batch got this state."""
         return f"{self.value}_at"
 
 
@@ -61,7 +61,7 @@ class FileRecord(msgspec.Struct, frozen=True, kw_only=True):
 
     id: str
     owner: str
-    """Of whose API key it is; "" where the server has none."""
+    """The name of the API key to which the file belongs; "" if the server has no keys."""
     purpose: Purpose
     filename: str
     bytes: int
@@ -70,7 +70,7 @@ class FileRecord(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class LineError(msgspec.Struct, frozen=True):
-    """What is wrong with an input file; `line` counts from 1."""
+    """An error in an input file; `line` counts from 1."""
 
     code: str
     message: str
@@ -82,11 +82,11 @@ class BatchRecord(msgspec.Struct, frozen=True, kw_only=True):
     id: str
     owner: str
     model: str
-    """Of the server that took it: only one that serves this model runs it."""
+    """The model of the server that accepted the batch: only servers of this model run it."""
     endpoint: str
     input_file_id: str
     output_id: str
-    """Set aside at the start; it becomes a file when the batch ends with results."""
+    """The id that is set aside at the start. It becomes a file when the batch ends with results."""
     error_id: str
     completion_window: str
     metadata: dict[str, str] | None = None
@@ -121,21 +121,21 @@ class BatchRecord(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RowResult(msgspec.Struct, frozen=True, kw_only=True):
-    """The end of one row, as it is committed: a line of the output file or of the error file."""
+    """The result of one row: a line for the output file or for the error file."""
 
     line: int
     is_ok: bool
     content: bytes
-    """With its line end."""
+    """The bytes of the line, with its line end."""
     input_tokens: int = 0
     cached_tokens: int = 0
     output_tokens: int = 0
 
 
 class Page(msgspec.Struct, frozen=True, kw_only=True):
-    """What part of a listing is asked for."""
+    """Which part of a list is asked for."""
 
     limit: int
     after: str | None = None
-    """Id of the last one already seen."""
+    """The id of the last one that the client has seen."""
     is_ascending: bool = False

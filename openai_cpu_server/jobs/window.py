@@ -1,4 +1,4 @@
-"""`completion_window`: OpenAI's `24h`, and any other span of hours, minutes and seconds."""
+"""`completion_window`: OpenAI's `24h`, or any other number of hours, minutes and seconds."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _MAX_S = 30 * 24 * 3600
 
 
 def window_seconds(text: str) -> int:
-    """`24h`, `90m`, `1h30m`, `45s`. Raises InvalidRequest."""
+    """The seconds of `24h`, `90m`, `1h30m` or `45s`. Raises InvalidRequest."""
     found = _SPAN.fullmatch(text)
     hours, minutes, seconds = (int(part or 0) for part in found.groups()) if found else (0, 0, 0)
     total = 3600 * hours + 60 * minutes + seconds

@@ -33,7 +33,7 @@ from openai_cpu_server.llama.cells.block_store import BlockStore
 from openai_cpu_server.llama.cells.cache_file import BadCacheFile, read_cache_file, write_cache_file
 from openai_cpu_server.llama.cells.cell_copies import CellCopies
 from openai_cpu_server.llama.cells.context import Context, Decoded, Logits, PoolFull
-from openai_cpu_server.llama.draft_model import Thought, Wanted
+from openai_cpu_server.llama.draft_model import Draft, DraftRequest
 from openai_cpu_server.llama.grammar.constrained import ConstrainedOutput
 from openai_cpu_server.llama.grammar.constraints import Constraints
 from openai_cpu_server.llama.host.machine import Machine
@@ -45,10 +45,10 @@ from openai_cpu_server.llama.sampling.truncation import Candidates
 
 logger = logging.getLogger(__name__)
 
-_NO_THOUGHT = Thought((), 0)
+_NO_DRAFT = Draft((), 0)
 
-Thoughts = Mapping[int, Thought]
-"""By slot."""
+Drafts = Mapping[int, Draft]
+"""The draft model's drafts, by slot."""
 
 
 class LlamaBackend:
@@ -58,7 +58,7 @@ class LlamaBackend:
     """
 
     def __init__(self, loaded: Loaded) -> None:
-        """Takes over what was loaded."""
+        """The backend owns `loaded` from here on, and closes it."""
         self._loaded = loaded
         self._context = loaded.context
         self._batch = Batch(loaded.info.max_step_tokens)
@@ -75,7 +75,9 @@ class LlamaBackend:
     def load(
         cls, options: EngineOptions, on_progress: Callable[[float], None], machine: Machine | None = None
     ) -> LlamaBackend:
-        """Ready for its first step. Raises `StartupError` with one line for the person at the terminal."""
+        """Load a model; the backend is ready for its first step. Raises `StartupError` with one line for the
+        terminal.
+        """
         backend = cls(load(options, on_progress, machine or Machine()))
         try:
             backend._warm_up()
@@ -99,8 +101,8 @@ class LlamaBackend:
             if not step.spans:
                 assert not step.padding, "padding, and nothing to pad"
                 return StepResult(verbs_ms=verbs_ms)
-            thoughts, drafting_ms = self._think(step.spans)
-            spans = [self._allowed(_with_draft(span, thoughts)) for span in step.spans]
+            drafts, drafting_ms = self._draft(step.spans)
+            spans = [self._allowed(_with_draft(span, drafts)) for span in step.spans]
             context = self._place(step)
             with self._constraints.foreseeing(self._constrained(spans)):
                 layout, decoded, padding = self._compute(context, spans, step.padding)
@@ -108,13 +110,14 @@ class LlamaBackend:
             for span in spans:  # llama.cpp keeps what it finished
                 context.trim(span.slot, span.start)
             return StepResult(interrupted=True, verbs_ms=verbs_ms)
-        result = self._result(context, step.spans, spans, layout, thoughts, drafting_ms)
+        result = self._result(context, step.spans, spans, layout, drafts, drafting_ms)
         return msgspec.structs.replace(result, padding=padding, verbs_ms=verbs_ms)
 
     def interrupt(self) -> None:
-        """From any thread, at any time: the step that runs ends early, else nothing happens.
+        """End the running step early; without a running step this does nothing. Any thread may call it at any
+        time.
 
-        A state per sequence cannot be rolled back: such models run on.
+        A state per sequence cannot be rolled back: models that have one finish their step.
         """
         if self._can_interrupt:
             self._loaded.abort.press()
@@ -129,12 +132,13 @@ class LlamaBackend:
         return self._constraints.start(constraint, output).take_forced()
 
     def export_cache(self, path: str, blocks: Sequence[SavedBlock]) -> None:
-        """Raises OSError; then the file is as it was before."""
+        """Write these blocks to a file. Raises OSError; then the file is as it was before."""
         saved = [(block, self._store.get(block.number)) for block in blocks]
         write_cache_file(Path(path), self._loaded.fingerprint, saved)
 
     def import_cache(self, path: str) -> tuple[SavedBlock, ...]:
-        """Into an empty cache, under the numbers that the blocks had. Their bytes stay in the mapped file.
+        """Load saved blocks into an empty cache, under the numbers that they had. Their bytes stay in the
+        mapped file.
 
         Damaged blocks are left out, with what continues them; a file of no use is logged and ignored.
         """
@@ -226,7 +230,7 @@ class LlamaBackend:
         assert held >= end, f"slot {slot} holds {held} tokens, not {end}"
 
     def _place(self, step: Step) -> Context:
-        """Where the step is computed; the cells that it needs are there."""
+        """Return the context that computes the step, with the cells that the step needs in it."""
         if not step.is_staged:
             for span in step.spans:
                 self._settle(span.slot)
@@ -243,26 +247,26 @@ class LlamaBackend:
             self._staging.settle(slot)
 
     def _constrained(self, spans: Sequence[Span]) -> list[Future[ConstrainedOutput]]:
-        """Outputs that will be asked what they allow when the spans are computed."""
+        """The constrained outputs that are asked for their allowed tokens once the spans are computed."""
         sampling = (self._slots[span.slot].constrained for span in spans if span.sample)
         return [output for output in sampling if output is not None]
 
-    def _think(self, spans: Sequence[Span]) -> tuple[Thoughts, float]:
-        """What the draft model thinks of, by slot, and the milliseconds that it took."""
-        wanted = [
-            Wanted(span.slot, self._slots[span.slot].tokens, span.num_to_draft, span.num_to_read)
+    def _draft(self, spans: Sequence[Span]) -> tuple[Drafts, float]:
+        """The draft model's drafts by slot, and the milliseconds that they took."""
+        requests = [
+            DraftRequest(span.slot, self._slots[span.slot].tokens, span.num_to_draft, span.num_to_read)
             for span in spans
             if span.num_to_draft
         ]
-        if not wanted:
+        if not requests:
             return {}, 0.0
         assert self._draft_model is not None, "there is no draft model"
         started = time.perf_counter()
-        thoughts = self._draft_model.draft(wanted)
-        return thoughts, 1000 * (time.perf_counter() - started)
+        drafts = self._draft_model.draft(requests)
+        return drafts, 1000 * (time.perf_counter() - started)
 
     def _allowed(self, span: Span) -> Span:
-        """Its draft as far as its constraint allows it."""
+        """The span, with its draft cut off before the first token that the constraint forbids."""
         if not span.draft:
             return span
         assert self.info.can_trim, "this model's memory cannot give up what a draft has computed in vain"
@@ -270,7 +274,9 @@ class LlamaBackend:
         return msgspec.structs.replace(span, draft=span.draft[:length])
 
     def _compute(self, context: Context, spans: Sequence[Span], padding: int) -> tuple[Layout, Decoded, int]:
-        """The last: the padding that there was room for, all or none."""
+        """Compute the spans. The number returned is the padding that was computed: all of it, or 0 without
+        room for it.
+        """
         if not padding:
             layout = self._fill(spans)
             return layout, context.decode(self._batch), 0
@@ -298,7 +304,7 @@ class LlamaBackend:
         planned: Sequence[Span],
         spans: Sequence[Span],
         layout: Layout,
-        thoughts: Thoughts,
+        drafts: Drafts,
         drafting_ms: float,
     ) -> StepResult:
         if not layout.num_outputs:
@@ -319,7 +325,7 @@ class LlamaBackend:
                     len(span.draft),
                     sampled[span.slot].num_accepted,
                     self._num_known(span.slot),
-                    thoughts.get(span.slot, _NO_THOUGHT).num_tried,
+                    drafts.get(span.slot, _NO_DRAFT).num_tried,
                 )
                 for plan, span in zip(planned, spans, strict=True)
                 if plan.num_drafted
@@ -337,7 +343,9 @@ class LlamaBackend:
         return tuple(score(row, target, num_top) for row, target in zip(logits, span.targets, strict=True))
 
     def _sample(self, span: Span, logits: Logits) -> Sampled:
-        """From (1 + draft, vocabulary). A constraint that fails takes only its own request with it."""
+        """Sample from `logits`, (1 + draft, vocabulary). A constraint that fails ends its own request
+        only.
+        """
         opened = self._slots[span.slot]
         sampled = opened.sample_along(span.draft, logits)
         if sampled.num_accepted < len(span.draft):
@@ -357,9 +365,9 @@ class LlamaBackend:
             self._draft_model.warm_up()
 
 
-def _with_draft(span: Span, thoughts: Thoughts) -> Span:
-    """With what the draft model has thought of, if it was asked."""
+def _with_draft(span: Span, drafts: Drafts) -> Span:
+    """The span with the draft model's tokens as its draft, if it asked for some."""
     if not span.num_to_draft:
         return span
-    thought = thoughts.get(span.slot, _NO_THOUGHT)
-    return msgspec.structs.replace(span, draft=thought.tokens, num_to_draft=0)
+    draft = drafts.get(span.slot, _NO_DRAFT)
+    return msgspec.structs.replace(span, draft=draft.tokens, num_to_draft=0)

@@ -1,4 +1,4 @@
-"""A small model with the same tokens, which guesses what the large one will say."""
+"""A small model with the same tokens, which guesses what the large one will generate."""
 
 from __future__ import annotations
 
@@ -16,43 +16,45 @@ from openai_cpu_server.llama.model.model import Model
 from openai_cpu_server.llama.model.vocabulary import Vocabulary
 
 _MOST_PADDING = 256
-"""Tokens without meaning that some models of a family have at the end of their vocabulary, and others not."""
+"""The most tokens by which two vocabularies may differ: some models of a family have meaningless ones at the
+end.
+"""
 _LEAST_SURE = 0.4
-"""A draft ends before a token that the draft model itself thinks less probable."""
+"""A draft ends before a token to which the draft model gives a lower probability."""
 _KEPT_FREE = 16
-"""One cell of so many is for the sequences that it reads already: they grow."""
+"""One cell in so many stays free for the sequences that the draft model reads already, because they grow."""
 
 
-class Wanted(NamedTuple):
-    """A draft behind a slot's tokens: all of them, the last not computed yet."""
+class DraftRequest(NamedTuple):
+    """A request for a draft behind all of a slot's tokens, the last of which is not computed yet."""
 
     slot: int
     tokens: Sequence[int]
     num_tokens: int
-    """At most; at least 1."""
+    """The most tokens that the draft may have, at least 1."""
     num_to_read: int | None = None
-    """Tokens that may be read for it now; None: as many as a batch holds."""
+    """The most tokens that may be read for it now; None: as many as a batch holds."""
 
 
-class Thought(NamedTuple):
-    """What it has thought of for a slot."""
+class Draft(NamedTuple):
+    """What the draft model found for a slot."""
 
     tokens: tuple[int, ...]
     num_tried: int
-    """Tokens; one more than there are where it was not sure of the last."""
+    """The number of tokens tried: one more than `tokens` has if the draft ended at an unsure one."""
 
 
 class DraftModel:
-    """Owns the small model and its pool of cells, one slot for each of the large one's.
+    """Owns the small model and its pool of cells, with one slot for each slot of the large model.
 
-    Its cells follow by themselves: what it has computed of a slot is compared with what is drafted for. It
-    reads no more tokens in a step than it is asked to, nor than one batch holds, so a long prompt takes it
-    some steps. It shares no cells between slots, as the large one does, so there may not be room for all: it
-    begins to read only what it has room for to the end.
+    It needs no news of what the large model does: what it has computed of a slot is compared with the tokens
+    that a draft is wanted for. In one step it reads at most what it is asked to and what one batch holds, so
+    a long prompt takes several steps. Unlike the large model it shares no cells between slots, so there may
+    not be room for all slots: it begins to read only what it can read to the end.
     """
 
     def __init__(self, model: Model, vocabulary: Vocabulary, context: Context, *, num_common: int) -> None:
-        """`num_common`: tokens that both models have; those behind are padding of one of the two."""
+        """`num_common`: the tokens that both models have; those behind are padding of one of the two."""
         self._model = model
         self._vocabulary = vocabulary
         self._num_common = num_common
@@ -60,20 +62,24 @@ class DraftModel:
         self._batch = Batch(context.batch_tokens)
         self._held: dict[int, list[int]] = {}
         self._claims: dict[int, int] = {}
-        """Cells for each slot that it has begun to read: for all tokens, and the draft behind them."""
+        """The cells claimed for each slot whose reading has begun: for all its tokens and the draft behind
+        them.
+        """
 
     @property
     def num_parameters(self) -> int:
         return self._model.num_parameters
 
     def num_known(self, slot: int) -> int:
-        """Tokens that it has computed of the slot."""
+        """The number of the slot's tokens that it has computed."""
         return len(self._held.get(slot, ()))
 
-    def draft(self, wanted: Sequence[Wanted]) -> dict[int, Thought]:
-        """Greedily, by slot; none where it has not read enough yet, or there is no room for that."""
-        spans = self._reading([one for one in wanted if max(one.tokens) < self._num_common])
-        counts = {one.slot: one.num_tokens for one in wanted}
+    def draft(self, requests: Sequence[DraftRequest]) -> dict[int, Draft]:
+        """Greedy drafts by slot. A slot is missing while not enough of it is read, or if there is no room for
+        it.
+        """
+        spans = self._reading([one for one in requests if max(one.tokens) < self._num_common])
+        counts = {one.slot: one.num_tokens for one in requests}
         drafts: dict[int, list[int]] = {}
         num_tried: Counter[int] = Counter()
         while spans:
@@ -83,10 +89,10 @@ class DraftModel:
             for slot, token in sure.items():
                 drafts.setdefault(slot, []).append(token)
             spans = [self._next(slot, drafts[slot]) for slot in sure if len(drafts[slot]) < counts[slot]]
-        return {slot: Thought(tuple(drafts.get(slot, ())), tried) for slot, tried in num_tried.items()}
+        return {slot: Draft(tuple(drafts.get(slot, ())), tried) for slot, tried in num_tried.items()}
 
     def forget(self, slot: int) -> None:
-        """The slot is closed."""
+        """Free what belongs to the slot, because it is closed."""
         self._claims.pop(slot, None)
         if self._held.pop(slot, None) is not None:
             self._context.free_slot(slot)
@@ -100,11 +106,13 @@ class DraftModel:
         self._compute([Span(slot=0, start=0, tokens=(self._vocabulary.bos or 0,), sample=True)])
         self.forget(0)
 
-    def _reading(self, wanted: Sequence[Wanted]) -> list[Span]:
-        """What it has to read before it can draft. Who finds no more room leaves its cells to the others."""
+    def _reading(self, requests: Sequence[DraftRequest]) -> list[Span]:
+        """The tokens to read before a draft is possible. A slot that finds no room gives its cells to the
+        others.
+        """
         spans = []
         left = self._batch.capacity
-        for one in sorted(wanted, key=lambda one: one.slot not in self._claims):
+        for one in sorted(requests, key=lambda one: one.slot not in self._claims):
             if not self._claim(one):
                 self.forget(one.slot)
                 continue
@@ -117,8 +125,8 @@ class DraftModel:
                 spans.append(Span(slot=one.slot, start=start, tokens=tokens, sample=is_last))
         return spans
 
-    def _claim(self, one: Wanted) -> bool:
-        """Cells for all of it, if they are there."""
+    def _claim(self, one: DraftRequest) -> bool:
+        """Claim cells for all tokens and the draft; False if there are not enough."""
         needed = len(one.tokens) + one.num_tokens
         others = sum(self._claims.values()) - self._claims.get(one.slot, 0)
         kept_free = 0 if one.slot in self._claims else self._context.kv_cells // _KEPT_FREE
@@ -128,7 +136,9 @@ class DraftModel:
         return True
 
     def _trim(self, slot: int, tokens: Sequence[int]) -> int:
-        """Give up what is not as it was drafted; returns how many tokens are left. The last is never."""
+        """Free the cells that differ from `tokens`; return how many fit. The last token is always computed
+        again.
+        """
         held = self._held.setdefault(slot, [])
         is_beginning = held == list(tokens[: len(held)])  # most often, and quickly seen
         common = min(len(held) if is_beginning else num_right(held, tokens), len(tokens) - 1)
@@ -141,7 +151,9 @@ class DraftModel:
         return Span(slot=slot, start=len(self._held[slot]), tokens=(draft[-1],), sample=True)
 
     def _compute(self, spans: Sequence[Span]) -> dict[int, int | None]:
-        """The next token of each slot that is sampled: None unless it is sure. No slots when interrupted."""
+        """The next token of each slot that samples, None if it is not sure; {} if the computation was
+        interrupted.
+        """
         layout = self._batch.fill(spans)
         try:
             decoded = self._context.decode(self._batch)
@@ -162,7 +174,9 @@ class DraftModel:
         return {slot: self._sure(logits[row]) for slot, row in rows.items()}
 
     def _sure(self, logits: Logits) -> int | None:
-        """The likeliest token; None: it is not likely, ends the output, or is none of the large model's."""
+        """The most probable token; None if it is improbable, ends the output or is unknown to the large
+        model.
+        """
         best = int(logits.argmax())
         if best >= self._num_common or best in self._vocabulary.end_tokens or not np.isfinite(logits[best]):
             return None
@@ -171,7 +185,7 @@ class DraftModel:
 
 
 def require_same_tokens(large: Vocabulary, small: Vocabulary, name: str) -> None:
-    """Raises `StartupError`: a draft in other tokens would mean something else."""
+    """Raise `StartupError` if the tokens differ: the draft would mean another text."""
     sizes = large.vocab_size, small.vocab_size
     if abs(sizes[0] - sizes[1]) > _MOST_PADDING:
         raise StartupError(

@@ -35,7 +35,7 @@ class SlotsSetAside(NamedTuple):
     """Sequence ids behind those of the requests."""
 
     scratch: int
-    """For copies on their way."""
+    """For cells that are being copied."""
     padding: int
 
 
@@ -43,7 +43,7 @@ _NUM_SET_ASIDE = len(SlotsSetAside._fields)
 
 
 class Loaded(NamedTuple):
-    """Whoever takes it closes the context, then the model."""
+    """A loaded model with all that belongs to it. Its owner closes the context, then the model."""
 
     model: Model
     vocabulary: Vocabulary
@@ -52,13 +52,13 @@ class Loaded(NamedTuple):
     info: ModelInfo
     set_aside: SlotsSetAside
     fingerprint: str
-    """Of all that saved cells depend on."""
+    """A digest of all that saved cells depend on."""
     staging: Staging | None
     draft_model: DraftModel | None
 
 
 def load(options: EngineOptions, on_progress: Callable[[float], None], machine: Machine) -> Loaded:
-    """Raises `StartupError`; then nothing stays loaded."""
+    """Load what the options name. Raises `StartupError`; then nothing stays loaded."""
     kv_type = KVType.named(options.kv_type)
     _require_sane(options)
     with ExitStack() as undo:
@@ -98,7 +98,7 @@ def _draft_header(options: EngineOptions) -> GgufHeader | None:
 
 
 def _cores(options: ContextOptions) -> Cores:
-    """Other numbers of threads for large steps would mean new threads for each of them."""
+    """Bind threads only if small and large steps have as many: a change of the number starts new threads."""
     return Cores(options.threads if options.threads == options.threads_batch else 1)
 
 
@@ -110,7 +110,7 @@ def _load_draft_model(
     abort: AbortSwitch,
     cores: Cores,
 ) -> DraftModel:
-    """Raises `StartupError`; then nothing of it stays loaded."""
+    """Load the draft model. Raises `StartupError`; then nothing of it stays loaded."""
     with ExitStack() as undo:
         model = Model.open(header, repack=repacks(options, header), on_progress=lambda fraction: None)
         undo.callback(model.close)
@@ -127,7 +127,7 @@ def _load_draft_model(
 
 
 def _draft_context_options(options: EngineOptions, info: ModelInfo) -> ContextOptions:
-    """As many cells as the model has."""
+    """The draft model's options; it gets as many cells as the model has."""
     return ContextOptions(
         kv_cells=info.kv_tokens,
         kv_type=DRAFT_KV_TYPE,
@@ -155,8 +155,9 @@ def _require_sane(options: EngineOptions) -> None:
 
 
 def repacks(options: EngineOptions, header: GgufHeader) -> bool:
-    """Measured with many sequences: repacked Q4_0 is twice as fast as plain; of Q4_K_M the plain is faster,
-    and ready at once."""
+    """Whether to rearrange the weights. Measured with many sequences: repacked Q4_0 is twice as fast as
+    plain, but plain Q4_K_M is faster than repacked, and ready at once.
+    """
     if options.repack is not None:
         return options.repack
     return header.get_int("general.file_type") == _MOSTLY_Q4_0

@@ -1,4 +1,4 @@
-"""Short names for well-known models. One line each; the right side is what one would write instead."""
+"""Short names for well-known models, one to a line, with the name that each stands for."""
 
 ALIASES = {
     "gemma-2-2b": "hf:bartowski/gemma-2-2b-it-GGUF/gemma-2-2b-it-Q4_K_M.gguf",

@@ -1,4 +1,4 @@
-"""`--model demo`: the model that comes with the package, or else a random one, made on the spot."""
+"""`--model demo`: the model that comes with the package, or else a random one that is made at once."""
 
 from __future__ import annotations
 
@@ -26,7 +26,9 @@ def _cache_folder() -> Path:
 
 
 class DemoFiles(msgspec.Struct, frozen=True, kw_only=True):
-    """Where to look, in this order. The defaults: an installed package, then a checkout of its repository."""
+    """The places to look in, in this order. The defaults are an installed package, then a checkout of its
+    repository.
+    """
 
     models: tuple[Path, ...] = (
         _PACKAGE / "model_assets" / "demo.gguf",
@@ -34,10 +36,10 @@ class DemoFiles(msgspec.Struct, frozen=True, kw_only=True):
     )
     generator: Path = _PACKAGE.parent / "scripts" / "make_model.py"
     cache: Path = msgspec.field(default_factory=_cache_folder)
-    """Folder for the random model."""
+    """The folder for the random model."""
 
     def path(self) -> Path:
-        """Raises StartupError."""
+        """The model's file. Raises StartupError."""
         for model in self.models:
             if model.is_file():
                 return model
@@ -65,7 +67,7 @@ class DemoFiles(msgspec.Struct, frozen=True, kw_only=True):
             raise StartupError("interrupted while making a random model") from None
 
     def _generator_digest(self) -> str:
-        """A changed generator makes its model anew."""
+        """A digest of the generator: if it changes, the model is made anew."""
         digest = hashlib.sha256()
         for source in sorted(self.generator.parent.rglob("*.py")):
             digest.update(source.read_bytes())

@@ -1,4 +1,6 @@
-"""What the names of GGUF files say: quantisation, parts of one model, and which of several to take. Pure."""
+"""Reads the names of GGUF files: quantisation, parts of a model, and which of several models to take.
+Pure.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +13,7 @@ _PREFERENCE = (
     "Q6*", "Q3_K_M", "Q3_K_L", "Q3_K*", "Q8*", "IQ3*", "Q3*", "F16", "BF16", "F32", "Q2*", "IQ2*", "TQ*",
     "IQ1*",
 )  # fmt: skip
-"""Best first: Q4_K_M, then the nearest in size, then what is better than nothing."""
+"""The best first: Q4_K_M, then the nearest sizes, then anything else that is better than nothing."""
 _QUANTISATION = re.compile(
     r"(?<![a-z0-9])(I?Q\d(?:_(?:\d|K|NL|XXS|XS|S|M|L|XL))*|TQ\d_\d|MXFP4(?:_MOE)?|BF16|FP?(?:16|32))(?![a-z0-9])",
     re.IGNORECASE,
@@ -29,7 +31,7 @@ def parts(name: str) -> tuple[str, ...]:
 
 
 def models(names: Iterable[str]) -> list[str]:
-    """Those of a repository's files that are a model, whole, by their first parts."""
+    """The whole models among the files of a repository, by their first parts."""
     present = set(names)
     return sorted(
         name for name in present if _is_model(name) and parts(name)[0] == name and present >= {*parts(name)}
@@ -37,13 +39,13 @@ def models(names: Iterable[str]) -> list[str]:
 
 
 def quantisation(name: str) -> str | None:
-    """In capitals, such as `Q4_K_M`; None if the name does not say."""
+    """The quantisation in capitals, such as `Q4_K_M`; None if the name does not say."""
     found = _QUANTISATION.findall(name)
     return {"FP16": "F16", "FP32": "F32"}.get(found[-1].upper(), found[-1].upper()) if found else None
 
 
 def preferred(candidates: Sequence[str], quant: str | None = None) -> str | None:
-    """The one to take of these models: of `quant` (`Q5_K_M`, `UD-Q4_K_XL`) if given, else the best."""
+    """The model to take: that of `quant` (`Q5_K_M`, `UD-Q4_K_XL`) if it is given, else the best."""
     matching = [name for name in candidates if quant is None or _has_tag(name, quant)]
     return min(matching, key=_order, default=None)
 

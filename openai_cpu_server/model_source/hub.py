@@ -1,4 +1,6 @@
-"""Downloads by the hub's own library: its cache, its progress bar, `HF_TOKEN`, `HF_ENDPOINT`, `HF_HOME`."""
+"""Downloads models with the hub's own library: its cache, its progress bar, `HF_TOKEN`, `HF_ENDPOINT`,
+`HF_HOME`.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +32,7 @@ _TIMEOUT_S = 10.0
 
 
 def fetch(name: HubName) -> Path:
-    """The model's (first) file in the cache, downloaded if it is not there. Raises StartupError."""
+    """The model's (first) file in the cache. It is downloaded if it is not there. Raises StartupError."""
     try:
         return _fetch(name)
     except StartupError:
@@ -43,7 +45,7 @@ def fetch(name: HubName) -> Path:
 
 
 def find_cached(name: HubName) -> Path:
-    """The model's (first) file in the cache; the hub is not asked. Raises StartupError if it is not there."""
+    """The model's (first) file in the cache. The hub is not asked. Raises StartupError if it is not there."""
     try:
         file = name.file or preferred(models(_cached_file_names(name.repo)), name.quant)
         paths = [_cached_file(name.repo, part) for part in parts(file)] if file else []
@@ -106,7 +108,7 @@ def _require_space(repo: str, num_bytes: int) -> None:
 
 
 def _choose(name: HubName) -> str:
-    """The file to take where the user named only a repository."""
+    """The file to take if the user named only a repository."""
     candidates = _candidates(name)
     chosen = preferred(candidates, name.quant)
     if chosen is None:
@@ -116,7 +118,9 @@ def _choose(name: HubName) -> str:
 
 
 def _candidates(name: HubName) -> list[str]:
-    """The repository's models; without the hub those in the cache, if one of them will do."""
+    """The models of a repository; if the hub cannot be reached, those in the cache, if one of them will
+    do.
+    """
     try:
         files = HfApi().model_info(name.repo, timeout=_TIMEOUT_S).siblings or []
         return models(file.rfilename for file in files)
@@ -135,7 +139,7 @@ def _no_choice(name: HubName, candidates: Sequence[str]) -> str:
 
 
 def _cached_file_names(repo: str) -> list[str]:
-    """Of the revision that was current at the last download."""
+    """The cached files of the revision that was current at the last download."""
     try:
         cache = scan_cache_dir()
     except CacheNotFound:

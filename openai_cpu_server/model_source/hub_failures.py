@@ -1,4 +1,4 @@
-"""What went wrong with the hub, in one line that says what to do."""
+"""Describes what went wrong with the hub, in one line that says what to do."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def one_line(error: Exception, name: HubName) -> str:
 
 
 def _answer(error: HfHubHTTPError, name: HubName, what: str) -> str:
-    """The hub was there and said no."""
+    """A line for a refusal by the hub, which could be reached."""
     status = error.response.status_code
     if isinstance(error, EntryNotFoundError):
         return f"{name.repo} has no file {unquote(str(error.response.url)).partition(_BEFORE_FILE)[2]}"

@@ -1,4 +1,4 @@
-"""How users name a model on the hub: `hf:OWNER/REPO`, `hf:OWNER/REPO:QUANT`, `hf:OWNER/REPO/FILE`."""
+"""Reads names of models on the hub: `hf:OWNER/REPO`, `hf:OWNER/REPO:QUANT`, `hf:OWNER/REPO/FILE`."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _NAME = re.compile(rf"{PREFIX}(?P<repo>[^/:\s]+/[^/:\s]+)(?:/(?P<file>[^:]+)|:(?
 class HubName(msgspec.Struct, frozen=True, kw_only=True):
     repo: str
     file: str | None = None
-    """May be in folders; None: the best of the repository."""
+    """The file, perhaps in folders; None: the best of the repository."""
     quant: str | None = None
 
     def __str__(self) -> str:
@@ -24,7 +24,7 @@ class HubName(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def parse_hub_name(text: str) -> HubName:
-    """Raises StartupError."""
+    """Read a name. Raises StartupError."""
     match = _NAME.fullmatch(text)
     if match is None or not {"", ".", ".."}.isdisjoint((match["file"] or "file").split("/")):
         raise StartupError(f"{text!r} is not hf:OWNER/REPO, hf:OWNER/REPO/FILE or hf:OWNER/REPO:QUANT")

@@ -1,4 +1,4 @@
-"""What `--model` may say, and which file it means."""
+"""Finds the file that a value of `--model` means."""
 
 from __future__ import annotations
 
@@ -16,11 +16,13 @@ from openai_cpu_server.model_source.hub_name import PREFIX, HubName, parse_hub_n
 _DEMO = "demo"
 _FETCH = "openai_cpu_server.model_source.hub:fetch"
 _FIND_CACHED = "openai_cpu_server.model_source.hub:find_cached"
-"""Imported when they are called: most starts need no hub, and its library takes a quarter of a start."""
+"""These functions are imported when they are called: most starts need no hub, and its library takes a quarter
+of a start.
+"""
 
 
 def resolve_model(name: str, *, demo: DemoFiles | None = None) -> Path:
-    """The GGUF file that is meant; it may have to be downloaded first. Raises StartupError with one line.
+    """The GGUF file that the name means. It may be downloaded first. Raises StartupError with one line.
 
     `demo` and aliases come before files of the same name (write `./demo`), `hf:` before everything.
     """
@@ -28,7 +30,7 @@ def resolve_model(name: str, *, demo: DemoFiles | None = None) -> Path:
 
 
 def local_model(name: str) -> Path:
-    """The same, but nothing is downloaded: for commands from which nobody expects gigabytes to come."""
+    """The same file, but nothing is downloaded, for commands from which nobody expects gigabytes."""
     return _resolved(name, _FIND_CACHED, DemoFiles())
 
 
@@ -63,7 +65,7 @@ def _local_file(name: str) -> Path:
 
 
 def _hub_hint(name: str) -> str:
-    """`OWNER/REPO` is a likely slip."""
+    """A hint for `OWNER/REPO`, which is a likely slip."""
     return f" (a repository on the hub is {PREFIX}{name})" if re.fullmatch(r"[\w.-]+/[\w.-]+", name) else ""
 
 

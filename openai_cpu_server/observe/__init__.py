@@ -1,1 +1,1 @@
-"""What is told to those who watch: metrics, statistics, logs, traces. Knows no HTTP."""
+"""What observers are told: metrics, statistics, logs, traces. It knows no HTTP."""

@@ -1,4 +1,4 @@
-"""What is counted of generating requests, when they end."""
+"""Metrics of generating requests, which are counted when they end."""
 
 from __future__ import annotations
 

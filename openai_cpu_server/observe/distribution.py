@@ -1,4 +1,4 @@
-"""Seconds, counted by size: cheap to add to, exact at the bounds that Prometheus gets, fine in between."""
+"""Counts seconds by size. It is cheap to add to, exact at Prometheus' bounds, and fine between them."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ BOUNDS_S = (
     600.0,
     1800.0,
 )
-"""Upper bounds of the buckets: a CPU takes milliseconds for a small token, minutes for a long prompt."""
+"""Upper bounds of the buckets. A CPU takes milliseconds for a token and minutes for a long prompt."""
 _PARTS = 8
-"""Of each bucket, for quantiles."""
+"""The parts of each bucket, for quantiles."""
 _LOWEST_S = 0.0001
 
 
@@ -41,14 +41,16 @@ _FINE_S = tuple(bound for low, high in pairwise((_LOWEST_S, *BOUNDS_S)) for boun
 
 
 class Distribution:
-    """Not thread-safe."""
+    """Counts durations. It is not thread-safe."""
 
     __slots__ = ("_counts", "sum_s")
 
     def __init__(self) -> None:
         self.sum_s = 0.0
         self._counts: dict[int, int] = {}
-        """By index of the fine bucket; the one behind the last bound takes all that is larger."""
+        """The counts by index of the fine bucket. The bucket behind the last bound takes everything
+        larger.
+        """
 
     def add(self, seconds: float, count: int = 1) -> None:
         index = bisect_left(_FINE_S, seconds)
@@ -69,7 +71,9 @@ class Distribution:
         return self.sum_s / self.num if self._counts else None
 
     def quantile_s(self, share: float) -> float | None:
-        """At most a third off, usually far less; values beyond the last bound count as that. None: empty."""
+        """A quantile in seconds; None if empty. It is at most a third off, usually far less. Larger values
+        count as the last bound.
+        """
         wanted = share * self.num
         below = 0
         for index, count in sorted(self._counts.items()):
@@ -79,7 +83,7 @@ class Distribution:
         return None
 
     def cumulative(self) -> Iterator[tuple[float, int]]:
-        """(upper bound, how many are not above it), for each of `BOUNDS_S`."""
+        """The (upper bound, how many are not above it) for each of `BOUNDS_S`."""
         entries = sorted(self._counts.items())
         below, position = 0, 0
         for number, bound in enumerate(BOUNDS_S, start=1):
@@ -90,7 +94,7 @@ class Distribution:
 
 
 def _between(index: int, share: float) -> float:
-    """A value so far into the fine bucket."""
+    """The value at this share of the fine bucket."""
     if index == len(_FINE_S):
         return _FINE_S[-1]
     low = _FINE_S[index - 1] if index else 0.0

@@ -1,4 +1,4 @@
-"""What is known of a request when it has ended: made once for each, and read by all who watch."""
+"""The facts about a request that has ended. They are collected once, and all observers read them."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ from openai_cpu_server.observe.distribution import Distribution
 
 
 class Origin(enum.Enum):
-    """How a request came in."""
+    """The way in which a request came in."""
 
     HTTP = "http"
     BATCH = "batch"
-    """A row of a batch."""
+    """The request is a row of a batch."""
     WEBSOCKET = "websocket"
 
 
 class TraceParent(msgspec.Struct, frozen=True):
-    """The headers of W3C's trace context, `traceparent` known to be well-formed."""
+    """The headers of W3C's trace context; `traceparent` is surely well-formed."""
 
     parent: str
     state: str = ""
@@ -30,22 +30,22 @@ class TraceParent(msgspec.Struct, frozen=True):
 
 
 class CallFigures(msgspec.Struct, frozen=True, kw_only=True):
-    """What one generating call came to; it may have ended before its time. `_s` are seconds."""
+    """The figures of one generating call, which may have ended early. `_s` are seconds."""
 
     prompt_tokens: int
     cached_tokens: int
     output_tokens: int
     finish_reasons: tuple[str, ...]
-    """One for each of its sequences."""
+    """The reasons of all its sequences."""
     submitted_s: float
-    """On the monotonic clock. The three phases follow each other from there."""
+    """The start on the monotonic clock. The three phases follow one another from there."""
     queue_s: float
     prefill_s: float
     decode_s: float
     ttft_s: float | None
-    """From the request's arrival; None: nothing came."""
+    """The time from the request's arrival to its first token; None: there was none."""
     gaps: Distribution
-    """Between tokens of a sequence."""
+    """The times between tokens of a sequence."""
 
 
 class Ended(msgspec.Struct, frozen=True, kw_only=True):
@@ -53,20 +53,21 @@ class Ended(msgspec.Struct, frozen=True, kw_only=True):
     origin: Origin
     method: str
     route: str
-    """As the server writes it (`/v1/models/{id}`), one of few; `other` for what it does not know."""
+    """The route as the server defines it (`/v1/models/{id}`), one of few; `other` for unknown ones."""
     priority: str
-    """Its label, of a refused request the likely one; `none`: it was not meant to generate, or was refused
-    before its key was known, or names a priority that there is not."""
+    """The label of the priority; for a refused request that of its likely one. `none` for a request that was
+    not meant to generate, was refused before its key was known, or names an unknown priority.
+    """
     status: int
     code: str | None
-    """Of its error object."""
+    """The code in the error object; None: there was no error."""
     started_s: float
-    """On the monotonic clock."""
+    """The start on the monotonic clock."""
     ended_s: float
     is_quiet: bool = False
-    """Machines ask this all the time."""
+    """Whether machines ask this all the time."""
     call: CallFigures | None = None
-    """None: it generated nothing."""
+    """The figures of the call; None: nothing was generated."""
     trace: TraceParent | None = None
 
     @property

@@ -1,4 +1,4 @@
-"""How the engine stands, looked up when Prometheus asks."""
+"""Gauges of the engine, which are read when Prometheus asks."""
 
 from __future__ import annotations
 

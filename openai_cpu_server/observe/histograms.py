@@ -1,4 +1,4 @@
-"""A Prometheus histogram that takes whole distributions, so that tokens need not be told one by one."""
+"""A Prometheus histogram that takes whole distributions, so that tokens are not counted one by one."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""All that is counted for Prometheus, in a registry of its own. README's table says what each means."""
+"""All Prometheus metrics, in a registry of their own. README's table gives their meaning."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ CONTENT_TYPE = CONTENT_TYPE_PLAIN_0_0_4
 
 
 class Metrics:
-    """Requests are told when they end, steps when they are done; all by one thread.
+    """Counts requests when they end and steps when they are done. One thread calls it.
 
-    `model`: its served name.
+    `model` is the model's served name.
     """
 
     def __init__(self, registry: CollectorRegistry, *, model: str) -> None:
@@ -69,7 +69,7 @@ class Metrics:
         self._registry.register(collector)
 
     def page(self) -> bytes:
-        """What `/metrics` answers, as `CONTENT_TYPE`."""
+        """The text of `/metrics`, as `CONTENT_TYPE`."""
         return generate_latest(_Lean(self._registry))
 
     def ended(self, request: Ended) -> None:
@@ -94,7 +94,7 @@ class Metrics:
 
 
 class _Lean(Collector):
-    """Without the times at which each series began, which the text format would show as gauges."""
+    """A registry without the times at which series began, which the text format would show as gauges."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
         self._registry = registry

@@ -1,4 +1,4 @@
-"""The last minutes in slices of time, for `/v1/stats`: memory and work are bounded, whatever the load."""
+"""The last minutes in slices of time, for `/v1/stats`. Memory and work are bounded, whatever the load."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ _SUCCESS = range(200, 300)
 
 @dataclass
 class Sums:
-    """Of some span of time. Calls are counted when they end, tokens when they are computed."""
+    """Sums over a span of time. Calls are counted when they end, tokens when they are computed."""
 
     calls: int = 0
     failed: int = 0
-    """Of the calls: those with an error, and those whose client left."""
+    """The calls among them with an error, or whose client left."""
     output_tokens: int = 0
     computed_tokens: int = 0
     drafted_tokens: int = 0
     accepted_tokens: int = 0
-    """Of those drafted."""
+    """The drafted tokens that were right."""
     latency: Distribution = field(default_factory=Distribution)
     queue: Distribution = field(default_factory=Distribution)
     ttft: Distribution = field(default_factory=Distribution)
@@ -70,11 +70,11 @@ class Span:
 class Recent:
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self.total = Sums()
-        """Since the start."""
+        """The sums since the start."""
         self._clock = clock
         self._started_s = clock()
         self._slices: deque[tuple[int, Sums]] = deque(maxlen=_NUM_SLICES)
-        """(number since the start, what happened in it); a slice in which nothing happened is not there."""
+        """(number since the start, sums) of each slice; slices in which nothing happened are missing."""
 
     @property
     def uptime_s(self) -> float:
@@ -90,7 +90,7 @@ class Recent:
             sums.step_done(figures)
 
     def window(self) -> Span:
-        """The last five minutes, as far as there were so many."""
+        """The last five minutes, or all since the start if that is less."""
         return self._last(_NUM_SLICES)
 
     def moment(self) -> Span:

@@ -1,4 +1,4 @@
-"""What is counted of the engine's steps; a step takes milliseconds, this some microseconds."""
+"""Metrics of the engine's steps. A step takes milliseconds, counting it some microseconds."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class StepMetrics:
         self._interruptions = counter("interruptions", "Steps thrown away for an interactive newcomer.")
 
     def step_done(self, figures: StepFigures) -> None:
-        """An interrupted step has computed nothing: its time says nothing of steps."""
+        """Count a step. An interrupted step computed nothing, so its time does not count."""
         if figures.preemptions:
             self._preemptions.inc(figures.preemptions)
         if figures.forced:

@@ -26,7 +26,9 @@ _SERVER_ERROR = 500
 
 
 def open_tracing(endpoint: str) -> Tracing:
-    """Sends traces to the collector at this URL (OTLP over HTTP). Raises StartupError without the extra."""
+    """Send traces to the collector at this URL (OTLP over HTTP). Raises StartupError without the extra
+    `otel`.
+    """
     try:
         from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
         from opentelemetry.sdk.trace.export import BatchSpanProcessor
@@ -39,14 +41,16 @@ def open_tracing(endpoint: str) -> Tracing:
 
 
 def traces_url(endpoint: str) -> str:
-    """A collector's address is the base of one for each signal, as OpenTelemetry's specification has it."""
+    """The URL for traces. A collector's address is the base of one URL per signal, by OpenTelemetry's
+    specification.
+    """
     base = endpoint.rstrip("/")
     return base if base.endswith(_TRACES_PATH) else base + _TRACES_PATH
 
 
 class Tracing:
     def __init__(self, processor: SpanProcessor) -> None:
-        """`processor`: where spans go; it is shut down with this."""
+        """`processor` receives the spans. It is shut down with this object."""
         from opentelemetry.sdk.resources import SERVICE_NAME, SERVICE_VERSION, Resource
         from opentelemetry.sdk.trace import TracerProvider
         from opentelemetry.trace import SpanKind, StatusCode, set_span_in_context
@@ -63,7 +67,7 @@ class Tracing:
         self._server, self._error = SpanKind.SERVER, StatusCode.ERROR
 
     def close(self) -> None:
-        """Send what is left; a collector that does not answer is not waited for long."""
+        """Send what is left. A collector that does not answer is not waited for long."""
         self._provider.shutdown()
 
     def ended(self, request: Ended) -> None:
@@ -93,7 +97,7 @@ class Tracing:
         span.end(_ns(start_s + phase.seconds))
 
     def _parent(self, trace: TraceParent | None) -> Context | None:
-        """None: it begins a trace."""
+        """The remote parent of the trace; None: the request begins a trace."""
         if trace is None:
             return None
         return self._extract({"traceparent": trace.parent, "tracestate": trace.state})
@@ -102,13 +106,13 @@ class Tracing:
 class Phase(NamedTuple):
     name: str
     start_s: float
-    """On the monotonic clock."""
+    """The start on the monotonic clock."""
     seconds: float
     attributes: dict[str, AttributeValue]
 
 
 def _phases(call: CallFigures) -> Iterator[Phase]:
-    """As far as the call came."""
+    """The phases that the call reached."""
     start_s = call.submitted_s
     yield Phase("queue", start_s, call.queue_s, {})
     if call.prefill_s or call.decode_s:
@@ -120,7 +124,7 @@ def _phases(call: CallFigures) -> Iterator[Phase]:
 
 
 def _of_request(request: Ended) -> Iterator[tuple[str, AttributeValue]]:
-    """Names as OpenTelemetry's conventions have them, where they have some."""
+    """Attributes of a request, with the names of OpenTelemetry's conventions where there are some."""
     yield "http.request.method", request.method
     yield "http.route", request.route
     yield "http.response.status_code", request.status

@@ -1,4 +1,4 @@
-"""The one who is told of everything, and tells the rest."""
+"""The one observer that is told of everything. It tells the others."""
 
 from __future__ import annotations
 
@@ -21,18 +21,18 @@ class Watch:
 
     @classmethod
     def new(cls, *, model: str, tracing: Tracing | None = None) -> Watch:
-        """Everything at zero, in a registry of its own."""
+        """An observer with all counts at zero, in a registry of its own."""
         return cls(Metrics(CollectorRegistry(), model=model), Recent(), tracing)
 
     def ended(self, request: Ended) -> None:
-        """Once for every request, however it ended."""
+        """Call this once for every request, however it ended."""
         self.metrics.ended(request)
         self.recent.ended(request)
         if self._tracing is not None:
             self._tracing.ended(request)
 
     def close(self) -> None:
-        """Nothing is told after this."""
+        """Close the observers. Nothing may be told after this."""
         if self._tracing is not None:
             self._tracing.close()
 

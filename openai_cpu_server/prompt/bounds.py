@@ -1,4 +1,4 @@
-"""Bounds on what a template makes: raise before the operation that would exceed them."""
+"""Bounds on what a template makes. They raise before an operation that would exceed them."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from collections.abc import Callable, Iterable
 import jinja2
 
 MAX_CHARS = 64 * 1024 * 1024
-"""Characters (or items) of the prompt, and of any value on the way to it."""
+"""The most characters (or items) of the prompt, and of every value on the way to it."""
 _MAX_INT_BITS = 4096
 _PERCENT_SPEC = re.compile(r"%(?:\([^)]*\))?([-+ #0-9.*]*)")
 _BRACE_SPEC = re.compile(r"\{[^{}]*:([^{}]*\{?)")
 
 
 class LimitExceeded(jinja2.TemplateRuntimeError):
-    """The template does or makes too much."""
+    """The template does too much work, or makes too much text."""
 
 
 def check_size(size: int) -> None:
@@ -55,7 +55,7 @@ def check_brace_format(template: str) -> None:
 
 
 def _check_widths(specs: list[str]) -> None:
-    """Of `%9d` or `{:>9}`: widths that come as arguments are not worth the trouble."""
+    """Check the widths in `%9d` or `{:>9}`. Widths that come as arguments are refused."""
     if any("*" in spec or "{" in spec for spec in specs):
         raise LimitExceeded("a format with a computed width")
     check_size(sum(int(digits[:12]) for spec in specs for digits in re.findall(r"\d+", spec)))

@@ -1,4 +1,4 @@
-"""A conversation becomes the prompt's text."""
+"""Turns a conversation into the prompt's text."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ def render_chat(
     add_generation_prompt: bool = True,
     extra: Mapping[str, object] | None = None,
 ) -> str:
-    """Text to encode with `parse_special`, and `needs_special_tokens` says whether with `add_special`.
+    """The prompt's text, for `encode` with `parse_special`, and `add_special` if `needs_special_tokens`.
 
-    A last message of the assistant is the beginning of its answer (prefill): the model continues it.
-    Raises TemplateFailed, InvalidRequest.
+    A last message of the assistant is the beginning of its answer (prefill): the model continues it. Raises
+    TemplateFailed, InvalidRequest.
     """
     prefill = _prefill(messages) if add_generation_prompt else None
     finished = messages if prefill is None else messages[:-1]
@@ -34,12 +34,12 @@ def render_chat(
 
 
 def needs_special_tokens(text: str, *, bos_text: str) -> bool:
-    """Whether the tokenizer is to add BOS: not if the template wrote it already, for two of them confuse."""
+    """Whether the tokenizer adds BOS: not if the template wrote one, because two of them confuse a model."""
     return not (bos_text and text.startswith(bos_text))
 
 
 def _prefill(messages: Sequence[Message]) -> str | None:
-    """Text that the answer begins with; None if it begins afresh."""
+    """The text that the answer begins with; None if it begins afresh."""
     if not messages or messages[-1].get("role") != "assistant":
         return None
     if messages[-1].get("tool_calls"):

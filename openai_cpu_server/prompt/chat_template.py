@@ -1,4 +1,4 @@
-"""A model's chat template: compiled once, rendered for every request."""
+"""A model's chat template. It is compiled once and rendered for every request."""
 
 from __future__ import annotations
 
@@ -15,9 +15,10 @@ _NEEDLE = "needle 5b1f"
 
 
 class ChatTemplate:
-    """Raises StartupError for source that does not compile. Any thread may render, several at once.
+    """A compiled template. Raises StartupError for source that does not compile. Several threads may render
+    at once.
 
-    Rendering can take milliseconds, and a hostile template seconds: not for an event loop.
+    Rendering can take milliseconds, and seconds for a hostile template: do not call it in an event loop.
     """
 
     def __init__(
@@ -38,11 +39,11 @@ class ChatTemplate:
             "strftime_now": lambda form: now().strftime(form),
         }
         self.wants_parts = self._wants_parts()
-        """Shows a message's text only if its content is a list of parts."""
+        """Whether it shows a message's text only if the content is a list of parts."""
         self.shows_tools = self._shows_tools()
-        """Tells the model which tools there are."""
+        """Whether it tells the model which tools there are."""
         self.shows_calls = self._shows_calls()
-        """Knows what to do with earlier calls and their results."""
+        """Whether it shows earlier calls and their results."""
 
     def render(
         self,
@@ -52,7 +53,7 @@ class ChatTemplate:
         add_generation_prompt: bool = True,
         extra: Mapping[str, object] | None = None,
     ) -> str:
-        """The prompt's text. `extra`: further variables; none of them replaces one of ours.
+        """The prompt's text. `extra` are further variables; none of them replaces one of ours.
 
         Raises TemplateFailed, with the template's own words if it refuses the messages.
         """
@@ -127,7 +128,7 @@ def _compile(source: str, max_steps: int) -> jinja2.Template:
 
 
 def _words(error: Exception) -> str:
-    """One line."""
+    """The error's words on one line."""
     message = error.message if isinstance(error, jinja2.TemplateError) else str(error)
     first_line = (message or "").strip().partition("\n")[0]
     return first_line or type(error).__name__

@@ -1,4 +1,4 @@
-"""OpenAI's messages as chat templates expect them. Pure."""
+"""Writes OpenAI's messages as chat templates expect them. Pure."""
 
 from __future__ import annotations
 
@@ -11,8 +11,10 @@ Message = Mapping[str, object]
 
 
 def template_messages(messages: Sequence[Message], *, as_parts: bool = False) -> list[dict[str, object]]:
-    """The same messages with the system role for `developer`, one text for the parts of a content (or one
-    part for a text, `as_parts`), tool-call arguments as objects, and without fields that are None.
+    """The messages as templates expect them.
+
+    `developer` becomes `system`. The parts of a content become one text (with `as_parts`, a text becomes one
+    part). Arguments of tool calls become objects. Fields that are None are left out.
 
     Raises InvalidRequest for content that is no text.
     """
@@ -20,7 +22,7 @@ def template_messages(messages: Sequence[Message], *, as_parts: bool = False) ->
 
 
 def content_text(content: object, param: str = "messages") -> str:
-    """Parts are joined by line breaks, as llama-server and vLLM do. Raises InvalidRequest."""
+    """The text of a content. Line breaks join parts, as in llama-server and vLLM. Raises InvalidRequest."""
     if content is None:
         return ""
     if isinstance(content, str):
@@ -58,7 +60,9 @@ def _tool_call(call: object) -> object:
 
 
 def arguments_object(arguments: object) -> object:
-    """OpenAI writes them as JSON in a string; what is no JSON object stays as it is."""
+    """The arguments as an object. OpenAI writes them as JSON text; text that is no JSON object stays as it
+    is.
+    """
     if not isinstance(arguments, str):
         return arguments
     try:

@@ -29,12 +29,12 @@ from openai_cpu_server.prompt.bounds import (
 )
 
 MAX_STEPS = 2_000_000
-"""Loop iterations of one rendering: seconds of work."""
+"""The most loop iterations of one rendering, which is seconds of work."""
 _STEPS_OF_A_CALL = 10
 
 
 class _Steps:
-    """What is left of one rendering's steps."""
+    """The steps that are left to one rendering."""
 
     def __init__(self, steps: int) -> None:
         self._left = steps
@@ -46,7 +46,7 @@ class _Steps:
 
 
 class StepContext(Context):
-    """Variables of one rendering, and its steps; a block's own variables have the same steps."""
+    """The variables of one rendering, and its steps. The contexts of blocks share these steps."""
 
     def __init__(self, environment: ChatEnvironment, *args: Any, **kwargs: Any) -> None:
         super().__init__(environment, *args, **kwargs)
@@ -60,7 +60,9 @@ class StepContext(Context):
 
 
 class ChatEnvironment(ImmutableSandboxedEnvironment):
-    """Reads what Hugging Face's chat templates are written in. Shared by threads: no state of a rendering."""
+    """The language of Hugging Face's chat templates. Threads share it, because it has no state of a
+    rendering.
+    """
 
     intercepted_binops = frozenset({"+", "*", "**", "%"})
     context_class = StepContext
@@ -78,7 +80,7 @@ class ChatEnvironment(ImmutableSandboxedEnvironment):
         del self.globals["lipsum"]
 
     def compile_bounded(self, source: str) -> jinja2.Template:
-        """Raises jinja2.TemplateError."""
+        """Compile a template with its loops bounded. Raises jinja2.TemplateError."""
         return self.from_string(_Bounds().visit(self.parse(source)))
 
     # jinja2 joins whatever a template, a macro or a `set` block prints through this attribute.
@@ -105,7 +107,7 @@ class ChatEnvironment(ImmutableSandboxedEnvironment):
         return super().call_binop(context, operator, left, right)
 
     def unsafe_undefined(self, obj: Any, attribute: str) -> NoReturn:
-        """jinja2 would let it pass as long as nothing is done with it."""
+        """Refuse at once. jinja2 would wait until something is done with the value."""
         raise SecurityError(f"access to attribute {attribute!r} of {type(obj).__name__!r} object is unsafe")
 
     def wrap_str_format(self, value: Any) -> Callable[..., str] | None:
@@ -116,7 +118,7 @@ class ChatEnvironment(ImmutableSandboxedEnvironment):
 
 
 class GenerationTag(Extension):
-    """`{% generation %}` marks what an assistant said, for training; here its body is all there is to it."""
+    """`{% generation %}` marks what an assistant said, for training. Here it stands for its body."""
 
     tags = {"generation"}  # noqa: RUF012
 
@@ -158,7 +160,7 @@ def to_json(
     separators: tuple[str, str] | None = None,
     sort_keys: bool = False,
 ) -> str:
-    """Plain JSON, where jinja2's own filter escapes for HTML and sorts keys."""
+    """Plain JSON. jinja2's own filter escapes for HTML and sorts keys."""
     return json.dumps(
         value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys
     )

@@ -1,4 +1,4 @@
-"""Tools, calls and results for templates that want them otherwise, or know nothing of them. Pure."""
+"""Rewrites tools, calls and results for templates that want them otherwise, or cannot show them. Pure."""
 
 from __future__ import annotations
 
@@ -10,12 +10,14 @@ from openai_cpu_server.prompt.tool_formats import ToolFormat
 
 
 def with_history_ids(messages: Sequence[Message], form: ToolFormat) -> list[Message]:
-    """The same messages, with the ids of calls as the format's templates want them."""
+    """The messages, with the ids of calls in the form that the format's templates want."""
     return [_with_ids(message, form) for message in messages]
 
 
 def with_written_calls(messages: Sequence[Message], form: ToolFormat) -> list[Message]:
-    """Earlier calls and results as texts. A last message that calls stays as it is; it is an error anyway."""
+    """The messages, with earlier calls and results as text. A last message that calls stays: it is an error
+    anyway.
+    """
     texts: list[Message] = []
     for index, message in enumerate(messages):
         if message.get("role") == "tool":
@@ -30,7 +32,7 @@ def with_written_calls(messages: Sequence[Message], form: ToolFormat) -> list[Me
 def with_instructions(
     messages: Sequence[Message], tools: Sequence[Mapping[str, object]], form: ToolFormat
 ) -> list[Message]:
-    """The tools, and how to call them, in the system message."""
+    """The messages, with the tools and how to call them in the system message."""
     instructions = _instructions(tools, form)
     if messages and messages[0].get("role") in ("system", "developer"):
         text = content_text(messages[0].get("content"), "messages[0].content")
@@ -70,7 +72,9 @@ _RESULTS = "Results of the functions:"
 
 
 def _add_result(texts: list[Message], message: Message) -> None:
-    """All results in a row are one message, for many templates demand that roles take turns."""
+    """Add a result to the message before it, if that has results: many templates demand that roles take
+    turns.
+    """
     result = content_text(message.get("content"))
     last = texts[-1].get("content") if texts else None
     if isinstance(last, str) and texts[-1].get("role") == "user" and last.startswith(_RESULTS):

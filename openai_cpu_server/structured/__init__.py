@@ -1,7 +1,6 @@
 """JSON Schema, regular expressions and lists of choices -> GBNF text. Pure: text in, text out."""
 
 from openai_cpu_server.structured.compiler import CompiledSchema, compile_schema, schema_to_gbnf
-from openai_cpu_server.structured.compose import compose
 from openai_cpu_server.structured.errors import (
     InvalidPattern,
     InvalidSchema,
@@ -11,6 +10,7 @@ from openai_cpu_server.structured.errors import (
 from openai_cpu_server.structured.extras import choice_to_gbnf, json_object_gbnf, regex_to_gbnf
 from openai_cpu_server.structured.options import Limits, Options, PropertyOrder, Whitespace
 from openai_cpu_server.structured.report import Unenforced
+from openai_cpu_server.structured.writing.compose import compose
 
 __all__ = [
     "CompiledSchema",

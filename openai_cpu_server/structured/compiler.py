@@ -1,29 +1,29 @@
-"""JSON Schema -> GBNF: reads the schema, unfolds what each value may be, writes a rule for each."""
+"""JSON Schema -> GBNF: reads the schema, unfolds what each value may be, and writes a rule for each."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-from openai_cpu_server.structured.array_shape import array_shape
-from openai_cpu_server.structured.arrays import Arrays, NotEnforceable
-from openai_cpu_server.structured.evaluation import KEYWORDS, Evaluation
-from openai_cpu_server.structured.expr import NOTHING, Expr, Ref, Text, alt
-from openai_cpu_server.structured.goals import Branch, Fact, Goal, Goals
-from openai_cpu_server.structured.grammar import Grammar
-from openai_cpu_server.structured.json_types import Json
-from openai_cpu_server.structured.lexemes import Lexemes
-from openai_cpu_server.structured.names import Names
-from openai_cpu_server.structured.nodes import Kind, PropertyCount, Scalars
-from openai_cpu_server.structured.normalise import Normaliser
-from openai_cpu_server.structured.number_facts import Numbers, few_integers
-from openai_cpu_server.structured.numbers import INTEGER, NUMBER
-from openai_cpu_server.structured.object_shape import ObjectShape, ObjectShapes
-from openai_cpu_server.structured.objects import Objects
+from openai_cpu_server.structured.languages.expr import NOTHING, Expr, Ref, Text, alt
+from openai_cpu_server.structured.logic.goals import Branch, Fact, Goal, Goals
 from openai_cpu_server.structured.options import Budget, Options
-from openai_cpu_server.structured.punctuation import Punctuation
 from openai_cpu_server.structured.report import Report, Unenforced
-from openai_cpu_server.structured.strings import Strings
-from openai_cpu_server.structured.unevaluated import Expander
+from openai_cpu_server.structured.scalars.numbers import INTEGER, NUMBER
+from openai_cpu_server.structured.schema.evaluation import KEYWORDS, Evaluation
+from openai_cpu_server.structured.schema.json_types import Json
+from openai_cpu_server.structured.schema.nodes import Kind, PropertyCount, Scalars
+from openai_cpu_server.structured.schema.normalise import Normaliser
+from openai_cpu_server.structured.schema.unevaluated import Expander
+from openai_cpu_server.structured.values.array_shape import array_shape
+from openai_cpu_server.structured.values.arrays import Arrays, NotEnforceable
+from openai_cpu_server.structured.values.lexemes import Lexemes
+from openai_cpu_server.structured.values.names import Names
+from openai_cpu_server.structured.values.number_facts import Numbers, few_integers
+from openai_cpu_server.structured.values.object_shape import ObjectShape, ObjectShapes
+from openai_cpu_server.structured.values.objects import Objects
+from openai_cpu_server.structured.values.strings import Strings
+from openai_cpu_server.structured.writing.grammar import Grammar
+from openai_cpu_server.structured.writing.punctuation import Punctuation
 
 _MOST_LISTED = 40
 
@@ -32,16 +32,18 @@ _MOST_LISTED = 40
 class CompiledSchema:
     gbnf: str
     unenforced: tuple[Unenforced, ...]
-    """Empty, unless the options say that keywords may be left out."""
+    """Keywords that were left out; empty unless the options allow that."""
 
 
 def compile_schema(schema: Json, options: Options | None = None) -> CompiledSchema:
-    """Raises UnsupportedSchema, InvalidSchema, SchemaTooLarge."""
+    """The GBNF of a schema, with what was left out. Raises UnsupportedSchema, InvalidSchema,
+    SchemaTooLarge.
+    """
     return _Compiler(schema, options or Options()).compile()
 
 
 def schema_to_gbnf(schema: dict[str, Json] | bool, options: Options | None = None) -> str:
-    """GBNF text that exactly the values of the schema match, as far as the order of properties allows.
+    """GBNF text that matches exactly the values of the schema, as far as the order of properties allows.
 
     Raises UnsupportedSchema, InvalidSchema, SchemaTooLarge.
     """
@@ -94,7 +96,7 @@ class _Compiler:
         return CompiledSchema(self._grammar.finish(root), self._report.unenforced)
 
     def _value(self, goal: Goal, hint: str) -> Expr:
-        """A value that fits the goal. Its rule is written later: nesting costs no stack, nor need it end."""
+        """The rule for a value that fits the goal. It is written later, so that nesting costs no stack."""
         if goal not in self._rules:
             self._rules[goal] = self._grammar.reserve("any" if goal == () else hint)
             self._waiting.append((goal, self._rules[goal]))
@@ -161,7 +163,7 @@ class _Compiler:
         return bool(self._shapes.shapes(branch))
 
     def _listed(self, goal: Goal) -> list[Expr] | None:
-        """All values of a goal, if they are few scalars that are listed somewhere."""
+        """All values of a goal, if they are a few listed scalars; else None."""
         found: list[Expr] = []
         for kind in Kind:
             for branch in self._goals.branches(goal, kind):

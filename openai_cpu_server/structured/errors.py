@@ -1,4 +1,6 @@
-"""Why a schema, a pattern or a grammar cannot be compiled. All are the client's to mend: 400."""
+"""Reasons why a schema, a pattern or a grammar cannot be compiled. The client can mend them all: status
+400.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +8,7 @@ from openai_cpu_server.errors import InvalidRequest
 
 
 class UnsupportedSchema(InvalidRequest):
-    """A keyword that no grammar can enforce here. `path` is a JSON pointer to the schema that holds it."""
+    """A keyword that no grammar can enforce here. `path` is a JSON pointer to the schema that contains it."""
 
     def __init__(self, path: str, keyword: str, reason: str = "cannot be enforced by a grammar") -> None:
         super().__init__(f"{path or '/'}: '{keyword}' {reason}.", code="unsupported_schema")
@@ -16,7 +18,7 @@ class UnsupportedSchema(InvalidRequest):
 
 
 class InvalidSchema(InvalidRequest):
-    """Not a JSON Schema, or one that no value can satisfy."""
+    """The schema is no JSON Schema, or no value can satisfy it."""
 
     def __init__(self, path: str, message: str) -> None:
         super().__init__(f"{path or '/'}: {message}.", code="invalid_schema")
@@ -24,7 +26,7 @@ class InvalidSchema(InvalidRequest):
 
 
 class SchemaTooLarge(InvalidRequest):
-    """A limit of `Limits` was passed; `limit` is the name of its field."""
+    """A limit of `Limits` was exceeded; `limit` is the name of its field."""
 
     def __init__(self, limit: str, value: int) -> None:
         super().__init__(f"The schema is too large: more than {value} {limit.replace('_', ' ')}.")
@@ -32,7 +34,7 @@ class SchemaTooLarge(InvalidRequest):
 
 
 class InvalidPattern(InvalidRequest):
-    """A regular expression that is broken, or beyond what is regular; `position` counts characters."""
+    """A regular expression that is broken or not regular; `position` counts characters."""
 
     def __init__(self, pattern: str, position: int, message: str) -> None:
         shown = pattern if len(pattern) <= 80 else pattern[:77] + "..."
@@ -42,7 +44,7 @@ class InvalidPattern(InvalidRequest):
 
 
 class InvalidGrammar(InvalidRequest):
-    """GBNF that is broken, or more than a limit allows; line and column count from 1, in characters."""
+    """GBNF that is broken or exceeds a limit; line and column count characters from 1."""
 
     def __init__(self, line: int, column: int, message: str) -> None:
         super().__init__(f"grammar, line {line}, column {column}: {message}.", code="invalid_grammar")

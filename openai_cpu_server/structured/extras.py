@@ -1,22 +1,24 @@
-"""The other ways to ask for structure: any JSON object, a regular expression, a list of choices."""
+"""Other ways to ask for structure: any JSON object, a regular expression, a list of choices."""
 
 from __future__ import annotations
 
 from openai_cpu_server.structured.compiler import schema_to_gbnf
 from openai_cpu_server.structured.errors import InvalidSchema
-from openai_cpu_server.structured.expr import NOTHING, Text, alt
-from openai_cpu_server.structured.grammar import Grammar
+from openai_cpu_server.structured.languages.expr import NOTHING, Text, alt
 from openai_cpu_server.structured.options import Budget, Limits, Options
-from openai_cpu_server.structured.regex import full_language
+from openai_cpu_server.structured.scalars.regex import full_language
+from openai_cpu_server.structured.writing.grammar import Grammar
 
 
 def json_object_gbnf(options: Options | None = None) -> str:
-    """Any JSON object: what `response_format: {"type": "json_object"}` promises."""
+    """The grammar of any JSON object, for `response_format: {"type": "json_object"}`."""
     return schema_to_gbnf({"type": "object"}, options)
 
 
 def regex_to_gbnf(pattern: str, limits: Limits | None = None) -> str:
-    """Text that matches the pattern as a whole, anchors or not. Raises InvalidPattern, SchemaTooLarge."""
+    """The grammar of texts that match the pattern as a whole, anchors or not. Raises InvalidPattern,
+    SchemaTooLarge.
+    """
     limits = limits or Limits()
     grammar = Grammar(Budget(limits))
     language = full_language(pattern, limits)
@@ -26,7 +28,7 @@ def regex_to_gbnf(pattern: str, limits: Limits | None = None) -> str:
 
 
 def choice_to_gbnf(choices: list[str], limits: Limits | None = None) -> str:
-    """One of these texts, word for word. Raises InvalidSchema if there are none, SchemaTooLarge."""
+    """The grammar of these texts, word for word. Raises InvalidSchema if there are none, SchemaTooLarge."""
     if not choices:
         raise InvalidSchema("", "there must be at least one choice")
     budget = Budget(limits or Limits())

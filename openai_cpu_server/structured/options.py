@@ -1,4 +1,4 @@
-"""What a caller may choose, and how much a schema may cost."""
+"""The caller's options, and limits on what a schema may cost."""
 
 from __future__ import annotations
 
@@ -11,33 +11,35 @@ from openai_cpu_server.structured.errors import SchemaTooLarge
 
 class Whitespace(enum.Enum):
     COMPACT = "compact"
-    """None between tokens: `{"a":1}`."""
+    """No white space between tokens: `{"a":1}`."""
     FLEXIBLE = "flexible"
     """Up to 40 blanks and line ends around punctuation."""
 
 
 class PropertyOrder(enum.Enum):
-    """In which order an object's declared properties may stand. Additional ones come after them."""
+    """The order in which an object's declared properties may stand. Additional ones come after them."""
 
     SCHEMA = "schema"
-    """That of `properties`, then names that only `required` mentions."""
+    """The order of `properties`, then names that only `required` mentions."""
     ANY = "any"
-    """Any order where there are up to five; else that of `properties`, or that of `required`, then the rest.
-    Additional properties may stand anywhere. For checking what others wrote, not for writing."""
+    """Any order for up to five properties; for more, the order of `properties`, or that of `required` first.
+
+    Additional properties may stand anywhere. This is for checking what others wrote, not for writing.
+    """
 
 
 @dataclass(frozen=True)
 class Limits:
-    """Counted, not timed: the same schema passes or fails on every machine."""
+    """Limits are counted, not timed, so that a schema passes or fails on every machine."""
 
     containers: int = 10_000
-    """Objects and lists of the document, whatever they are for."""
+    """Objects and lists in the document, for whatever use."""
     schemas: int = 2_000
     """Subschemas that are looked at."""
     depth: int = 48
-    """Levels of nested subschemas, values of `const`, groups of a pattern."""
+    """Levels of nested subschemas, of values in a `const`, and of groups in a pattern."""
     values: int = 2_000
-    """Values of one `enum`, names of one `properties`."""
+    """Values of one `enum`, or names of one `properties`."""
     text: int = 30_000
     """Characters of all names, values and patterns together."""
     branches: int = 1_000
@@ -58,12 +60,12 @@ class Options:
     whitespace: Whitespace = Whitespace.COMPACT
     order: PropertyOrder = PropertyOrder.SCHEMA
     strict: bool = True
-    """False: keywords that cannot be enforced are left out and reported, not refused."""
+    """Whether keywords that cannot be enforced are refused; else they are left out and reported."""
     limits: Limits = field(default_factory=Limits)
 
 
 class Budget:
-    """What is left of each limit while one schema is compiled."""
+    """The rest of each limit while one schema is compiled."""
 
     def __init__(self, limits: Limits) -> None:
         self.limits = limits
@@ -71,7 +73,7 @@ class Budget:
         self._spent: dict[str, int] = {}
 
     def spend(self, limit: str, amount: int = 1) -> None:
-        """Raises SchemaTooLarge once the sum passes the limit of that name."""
+        """Count a cost. Raises SchemaTooLarge once the sum exceeds the limit of that name."""
         spent = self._spent[limit] = self._spent.get(limit, 0) + amount
         if spent > self._allowed[limit]:
             raise SchemaTooLarge(limit, self._allowed[limit])

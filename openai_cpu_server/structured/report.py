@@ -1,4 +1,4 @@
-"""What could not be enforced: refused at once, or noted, as the request wishes."""
+"""What could not be enforced: it is refused at once, or noted, as the request wishes."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class Report:
         self._found: dict[Unenforced, None] = {}
 
     def refuse(self, path: str, keyword: str, reason: str) -> None:
-        """Raises UnsupportedSchema, unless unenforced keywords are only to be noted."""
+        """Refuse a keyword. Raises UnsupportedSchema, unless unenforced keywords are only to be noted."""
         if self._strict:
             raise UnsupportedSchema(path, keyword, reason)
         self._found[Unenforced(path, keyword)] = None

@@ -1,4 +1,4 @@
-"""One HTTP connection: uvicorn's, with limits of time and size, and errors in OpenAI's shape."""
+"""One HTTP connection of uvicorn's, with limits of time and size, and errors in OpenAI's shape."""
 
 from __future__ import annotations
 
@@ -13,30 +13,32 @@ from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIO
 
 _MAX_HEADER_BYTES = 64 * 1024
 _EXCESS_READ_S = 2.0
-"""What a connection too many gets to send its request, which is refused."""
+"""The seconds in which a connection beyond the limit must send its request, which is then refused."""
 _UNSENT_BYTES = 128 * 1024
-"""Of a response, that the kernel takes before the client has room for them."""
+"""Bytes of a response that the kernel takes before the client has room for them."""
 _NOT_SENT_LOWAT = getattr(socket, "TCP_NOTSENT_LOWAT", None)
 
 
 class ConnectionLimits(msgspec.Struct, frozen=True, kw_only=True):
     max_connections: int
     read_timeout_s: float
-    """For the headers of a request, from the connection's or the last response's end on."""
+    """Seconds for the headers of a request, counted from the start of the connection or the end of the last
+    response.
+    """
     write_timeout_s: float
-    """For a client that does not read."""
+    """The seconds after which a client that does not read is dropped."""
     excess_mark: str
-    """Key of the state by which the application knows connections beyond the limit."""
+    """The key in the connection's state that marks connections beyond the limit for the application."""
 
 
 class _Timer:
-    """At most one at a time."""
+    """One timer, which runs at most once at a time."""
 
     def __init__(self) -> None:
         self._handle: asyncio.TimerHandle | None = None
 
     def start(self, seconds: float, transport: asyncio.Transport) -> None:
-        """Drop the connection, whatever is unsent, unless stopped in time."""
+        """Drop the connection after this time, with whatever is unsent, unless the timer is stopped."""
         self.stop()
         self._handle = asyncio.get_running_loop().call_later(seconds, transport.abort)
 
@@ -47,7 +49,7 @@ class _Timer:
 
 
 class LimitedConnection(HttpToolsProtocol):
-    """A timer runs while headers are awaited, and another while the client takes nothing."""
+    """One timer runs while headers are awaited, another while the client takes no data."""
 
     limits: ClassVar[ConnectionLimits]
 
@@ -114,7 +116,7 @@ class LimitedConnection(HttpToolsProtocol):
         self._refuse(400, msg, "invalid_http")
 
     def _refuse(self, status: int, message: str, code: str) -> None:
-        """Answer what never becomes a request of the application, and close."""
+        """Answer a request that never reaches the application, and close."""
         error = {"message": message, "type": "invalid_request_error", "param": None, "code": code}
         body = json.dumps({"error": error}).encode()
         reason = {400: b"Bad Request", 431: b"Request Header Fields Too Large"}[status]
@@ -136,7 +138,7 @@ def limited_connection(limits: ConnectionLimits) -> type[asyncio.Protocol]:
 
 
 class LimitedSocket(WebSocketsSansIOProtocol):
-    """What a connection becomes when it is a WebSocket: dropped, too, while its client takes nothing."""
+    """A connection that has become a WebSocket. It is dropped, too, if its client takes no data."""
 
     limits: ClassVar[ConnectionLimits]
 
@@ -158,7 +160,7 @@ class LimitedSocket(WebSocketsSansIOProtocol):
 
 
 def limited_socket(limits: ConnectionLimits) -> type[asyncio.Protocol]:
-    """As `limited_connection`, for its WebSockets."""
+    """The same for WebSockets as `limited_connection` for HTTP."""
     bound: dict[str, Any] = {"limits": limits}
     return type("LimitedSocket", (LimitedSocket,), bound)
 

@@ -1,4 +1,4 @@
-"""SIGHUP: what a terminal sends as it closes, and an operator who has changed a file."""
+"""SIGHUP: a terminal sends it as it closes, an operator after changing a file."""
 
 from __future__ import annotations
 
@@ -9,9 +9,10 @@ from types import FrameType
 
 
 class Hangup:
-    """Made in the main thread at the beginning: a signal that comes before anybody wants it waits for them.
+    """Catches the signal. Make it in the main thread at the start: a signal that comes early is not lost.
 
-    Noted rather than masked: threads that libraries have started by then would not have the mask.
+    The signal is noted rather than masked: threads that libraries have started before would not have the
+    mask.
     """
 
     def __init__(self) -> None:
@@ -19,7 +20,7 @@ class Hangup:
         signal.signal(signal.SIGHUP, self._note)
 
     def call(self, action: Callable[[], None]) -> None:
-        """At each signal from now on, in the running loop; and now, if one has come."""
+        """Call a function at each signal from now on, in the running loop; and now, if one has come."""
         asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, action)
         if self._has_come:
             action()

@@ -1,4 +1,4 @@
-"""Room for connections among the files that the system lets this process open."""
+"""Finds how many connections there can be among the files that the system lets this process open."""
 
 from __future__ import annotations
 
@@ -8,14 +8,15 @@ import resource
 logger = logging.getLogger(__name__)
 
 _RESERVE = 128
-"""For the process itself (a few dozen: libraries, sockets, databases, uploads on their way to the disk), and
-for connections that are told that they are too many."""
+"""Files for the process itself (a few dozen: libraries, sockets, databases, uploads on their way to disk),
+and for connections that are refused.
+"""
 
 
 def room_for_connections(wanted: int) -> int:
-    """How many connections there may be, at most `wanted`; the soft limit is raised as far as they need it.
+    """How many connections there may be, at most `wanted`. The soft limit is raised as far as they need it.
 
-    Beyond the limit of open files nothing more is accepted, not even to be refused.
+    Beyond the limit of open files no connection is accepted, not even to be refused.
     """
     files = _raised(wanted + _RESERVE)
     possible = max(1, files - _RESERVE)
@@ -32,7 +33,7 @@ def room_for_connections(wanted: int) -> int:
 
 
 def _raised(needed: int) -> int:
-    """The limit of open files, raised towards `needed` if it is lower."""
+    """The limit of open files, which is raised towards `needed` if it is lower."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft == resource.RLIM_INFINITY or soft >= needed:
         return needed

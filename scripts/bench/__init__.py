@@ -1,1 +1,1 @@
-"""The rooms of scripts/benchmark.py."""
+"""The parts of scripts/benchmark.py."""

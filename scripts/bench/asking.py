@@ -1,4 +1,4 @@
-"""What a client asks for, and what it sees come back: all times in seconds of `time.perf_counter`."""
+"""A request of a client, and what the client sees of the answer. Times are seconds of `time.perf_counter`."""
 
 from __future__ import annotations
 
@@ -9,7 +9,9 @@ import msgspec
 
 
 class Priority(enum.Enum):
-    """As users write it in the header `X-Priority`; servers without priorities do not read it."""
+    """The priority as users write it in the header `X-Priority`; servers without priorities do not read
+    it.
+    """
 
     INTERACTIVE = "interactive"
     BATCH = "batch"
@@ -17,14 +19,14 @@ class Priority(enum.Enum):
 
 JsonSchema = dict[str, object]
 Message = dict[str, str]
-"""Of a chat: role and content."""
+"""A message of a chat: its role and content."""
 
 
 class Ask(msgspec.Struct, frozen=True, kw_only=True):
-    """One streamed completion of `max_tokens` tokens, whatever the model thinks of ending.
+    """One streamed completion of `max_tokens` tokens, even if the model wants to end earlier.
 
-    With a schema: one that follows it, and ends when it is complete. With messages: a chat's next answer,
-    which ends where the model ends it.
+    With a schema, the answer follows it and ends when it is complete. With messages, it is a chat's next
+    answer, which the model ends.
     """
 
     prompt: tuple[int, ...] = ()
@@ -40,7 +42,7 @@ class Ask(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def ends_itself(self) -> bool:
-        """`max_tokens` is only what it has at most."""
+        """Whether the model may end the answer; then `max_tokens` is only the limit."""
         return self.schema is not None or bool(self.messages)
 
     @property
@@ -63,7 +65,7 @@ class Usage(msgspec.Struct, frozen=True):
 
 
 class Timings(msgspec.Struct, frozen=True):
-    """What only our server tells; a server that does not counts as 0."""
+    """Counts that only our server reports; 0 for any other server."""
 
     preemptions: int = 0
     interruptions: int = 0
@@ -86,9 +88,11 @@ class Trace:
     def __init__(self, ask: Ask, arrival: float) -> None:
         self.ask = ask
         self.arrival = arrival
-        """When it should have been sent: a client that is late makes no server faster."""
+        """When the request should have been sent: a client that is late must not make a server look
+        faster.
+        """
         self.chunk_times: list[float] = []
-        """Of chunks with content; a chunk that names only the role has none."""
+        """The times of chunks with content; a chunk that names only the role has none."""
         self.text = ""
         self.scored: list[ScoredToken] = []
         self.usage: Usage | None = None
@@ -132,5 +136,5 @@ class Trace:
 
 
 def first_token_times(traces: Sequence[Trace]) -> list[float]:
-    """Seconds to the first token, of all that got one."""
+    """The seconds to the first token, for all requests that got one."""
     return [trace.ttft_s for trace in traces if trace.ttft_s is not None]

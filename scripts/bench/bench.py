@@ -1,4 +1,4 @@
-"""What every workload is given: servers to start, how many rounds, how large, and the machine's limit."""
+"""What every workload gets: servers to start, the number of rounds, the size, and the machine's limit."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ from bench.servers import OnLine, Server, ServerFailed, ServerSpec, missing_opti
 K = TypeVar("K", bound=Hashable)
 T = TypeVar("T")
 Works = Callable[[Contest[T], int], Sequence[Work]]
-"""What the bare loop is to compute in a round, whose servers have been measured."""
+"""The works for the bare loop in a round whose servers have been measured."""
 
 _WARM_UP_ASKS = 2
 
 
 class Bench:
-    """One workload's run; `uses` collects what its servers took."""
+    """One workload's run. `uses` collects the memory and CPU that its servers used."""
 
     def __init__(
         self,
@@ -43,9 +43,9 @@ class Bench:
         limit: Limit | None = None,
         by_clock: bool = False,
     ) -> None:
-        """`keys`: of the contestants to measure, None: all; `limit`: None if nobody wants to know.
+        """`keys` name the contestants to measure, None: all. `limit` is None if it is not to be measured.
 
-        `by_clock`: interactive requests come at equal intervals, not as a Poisson process.
+        With `by_clock` interactive requests come at equal intervals, not as a Poisson process.
         """
         self.model = model
         self.rounds = rounds
@@ -60,18 +60,20 @@ class Bench:
 
     @contextlib.contextmanager
     def server(self, variant: Variant, *options: str, on_line: OnLine | None = None) -> Iterator[Server]:
-        """Ours, started fresh and warmed up. Raises ServerFailed, also for an option that it has not."""
+        """Our server, started fresh and warmed up. Raises ServerFailed, also for an option that it does not
+        have.
+        """
         with self._running(ours(variant, self.model, *options), on_line, is_ours=True) as server:
             yield server
 
     @contextlib.contextmanager
     def start(self, who: Contestant, room: Room) -> Iterator[Server]:
-        """Started fresh and warmed up. Raises ServerFailed."""
+        """A server, started fresh and warmed up. Raises ServerFailed."""
         with self._running(who.spec(self.model, room), None, is_ours=not who.is_peer) as server:
             yield server
 
     def start_unmeasured(self, who: Contestant, room: Room) -> None:
-        """And stop: what a server measures at its first start with a model is known then."""
+        """Start and stop a server, so that it knows what it measures at its first start with a model."""
         with running(who.spec(self.model, room), []):
             pass
 
@@ -85,12 +87,12 @@ class Bench:
             yield server
 
     def contestants(self, *variants: Variant) -> list[Contestant]:
-        """Those of our variants, and all peers that are here, as far as they are to be measured."""
+        """Those of our variants, and of the peers on this machine, that are to be measured."""
         everybody = [*(variant.contestant for variant in variants), *self._peers]
         return [who for who in everybody if self._keys is None or who.key in self._keys]
 
     def interleaved(self, measures: Mapping[K, Callable[[int], T]]) -> dict[K, list[T]]:
-        """A B A B ...: each measure once a round, so that a noisy machine hits all; lists by round."""
+        """Measure in turns, A B A B ..., so that a noisy machine hits all. Returns lists by round."""
         found: dict[K, list[T]] = {key: [] for key in measures}
         for number in range(self.rounds):
             for key, measure in measures.items():
@@ -104,9 +106,9 @@ class Bench:
         measure: Callable[[Contestant, int], T],
         works: Works[T] | None = None,
     ) -> Contest[T]:
-        """A B A B ...: each contestant once a round, then the bare loop over the works of that round.
+        """Measure each contestant once a round, in turns; then the bare loop over the works of that round.
 
-        Who fails, however, is out, and the others go on. Raises LoadFailed if nobody is left.
+        A contestant that fails is out, and the others go on. Raises LoadFailed if none is left.
         """
         contest: Contest[T] = Contest({who: [] for who in contestants})
         for number in range(self.rounds):

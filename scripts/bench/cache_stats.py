@@ -1,4 +1,4 @@
-"""What our server says of its KV memory: `GET /v1/cache/stats`, `DELETE /v1/cache`."""
+"""Reads our server's figures about its KV memory: `GET /v1/cache/stats`, `DELETE /v1/cache`."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ class Amount(msgspec.Struct, frozen=True):
 
 
 class Pool(msgspec.Struct, frozen=True):
-    """Cells that running requests attend to."""
+    """The cells to which running requests attend."""
 
     total: Amount
     used: Amount
@@ -23,7 +23,7 @@ class Pool(msgspec.Struct, frozen=True):
 
 
 class Cache(msgspec.Struct, frozen=True):
-    """Computed prompts in host memory."""
+    """The computed prompts in host memory."""
 
     used: Amount
 
@@ -33,7 +33,7 @@ class Savings(msgspec.Struct, frozen=True):
 
 
 class CacheStats(msgspec.Struct, frozen=True):
-    """None of these before the engine's first step."""
+    """The figures; None before the engine's first step."""
 
     pool: Pool | None
     cache: Cache | None
@@ -41,10 +41,10 @@ class CacheStats(msgspec.Struct, frozen=True):
 
 
 async def cache_stats(port: int) -> CacheStats:
-    """Raises HttpFailed."""
+    """Ask the server. Raises HttpFailed."""
     return msgspec.json.decode(await call(port, "GET", f"{_PATH}/stats"), type=CacheStats)
 
 
 async def clear_cache(port: int) -> None:
-    """All but pinned prompts go, with the engine's next step. Raises HttpFailed."""
+    """Drop all prompts that are not pinned, with the engine's next step. Raises HttpFailed."""
     await call(port, "DELETE", _PATH)

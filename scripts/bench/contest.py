@@ -1,4 +1,4 @@
-"""A contest: the same load on every server, and what comes of it: lines, distributions, goals."""
+"""A contest: the same load on every server, and its results: lines, distributions, goals."""
 
 from __future__ import annotations
 
@@ -18,22 +18,22 @@ T = TypeVar("T")
 R = TypeVar("R")
 
 LIMIT = "limit"
-"""The bare loop's label."""
+"""The label of the bare loop."""
 OURS = Variant.WHOLE.key
 _MICROSECONDS = 6
 
 
 @dataclass(frozen=True)
 class Contest(Generic[T]):
-    """What was measured, by contestant and round."""
+    """The measurements, by contestant and round."""
 
     runs: dict[Contestant, list[T]]
     failures: dict[str, str] = field(default_factory=dict)
-    """By label: why there are no rounds, or not all figures of them."""
+    """Why there are no rounds, or not all figures of them, by label."""
     loops: list[list[LoopRun]] = field(default_factory=list)
-    """By round: how the bare loop got through each work; [] if it was not measured."""
+    """How the bare loop got through each work, by round; [] if it was not measured."""
     plans: dict[str, None] = field(default_factory=dict)
-    """How the bare loop's steps were put together, in words, in order."""
+    """How the bare loop's steps were put together, in words and in order."""
 
     @property
     def notes(self) -> tuple[str, ...]:
@@ -47,7 +47,9 @@ class Contest(Generic[T]):
         figure: Callable[[T], float],
         limit: Callable[[list[LoopRun]], float | None] | None = None,
     ) -> Line:
-        """`limit`: the bare loop's figure in a round, if it has one. Who has no figure is not in the line."""
+        """A line of all contestants with a figure. `limit` is the bare loop's figure in a round, if it has
+        one.
+        """
         servers: dict[str, Rounds] = {}
         for who, runs in self.runs.items():
             rounds = self.attempt(who.label, what, partial(Rounds.of, runs, figure))
@@ -56,7 +58,9 @@ class Contest(Generic[T]):
         return Line(what=what, unit=unit, better=better, servers=servers, limit=self._limit(what, limit))
 
     def attempt(self, label: str, what: str, get: Callable[[], R]) -> R | None:
-        """None if it cannot be told: then that one has failed, and the others' figures stay."""
+        """The result; None if it fails. Then only that contestant has failed, and the others' figures
+        stay.
+        """
         try:
             return get()
         except Exception as error:
@@ -64,7 +68,7 @@ class Contest(Generic[T]):
             return None
 
     def of_ours(self, what: str, get: Callable[[list[T]], tuple[R, ...]]) -> tuple[R, ...]:
-        """What is told of our server alone; () if it was not measured, or cannot be told."""
+        """What `get` finds in our server's runs; () if it was not measured, or `get` fails."""
         for who, runs in self.runs.items():
             if who.key == OURS:
                 return self.attempt(who.label, what, partial(get, runs)) or ()
@@ -84,11 +88,11 @@ class Contest(Generic[T]):
         )
 
     def label(self, key: str) -> str | None:
-        """None: that one is not among those who were measured."""
+        """The label; None: that contestant was not measured."""
         return next((who.label for who in self.runs if who.key == key), None)
 
     def goal_against(self, key: str, line: Line, what: str, times: float) -> Goal:
-        """To be so many times as good as that server."""
+        """The goal to be so many times as good as that server."""
         other = self.label(key)
         one, rounds = line.servers.get(self.label(OURS) or ""), line.servers.get(other or "")
         measured = gains(one, rounds, line.better) if one is not None and rounds is not None else None
@@ -103,14 +107,14 @@ class Contest(Generic[T]):
     def goals_against_llama_server(
         self, line: Line, what: str, *, plain: float, best: float
     ) -> tuple[Goal, Goal]:
-        """With its defaults, and with its best flags."""
+        """The goals against llama-server with its defaults, and with its best flags."""
         return (
             self.goal_against("llama-server", line, what, plain),
             self.goal_against("llama-server-best", line, what, best),
         )
 
     def goal_of_limit(self, line: Line, what: str, percent: float) -> Goal:
-        """To reach that share of what the machine can do."""
+        """The goal to reach that share of what the machine can do."""
         one = self.label(OURS)
         share = line.share_of_limit(one) if one is not None else None
         return Goal(

@@ -1,4 +1,4 @@
-"""Who is measured: our server, whole and with features off, and what users would pick instead."""
+"""The contestants: our server, whole and with features off, and what users would pick instead."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from bench.servers import OUR_COMMAND, ServerSpec
 
 @dataclass(frozen=True)
 class Room:
-    """What a workload needs of a server's memory."""
+    """The memory that a workload needs of a server."""
 
     pool_tokens: int
-    """Of our pool, which all requests share."""
+    """The tokens of our pool, which all requests share."""
     request_tokens: int
-    """Of the longest request, prompt and output."""
+    """The tokens of the longest request, prompt and output."""
 
 
 @dataclass(frozen=True)
@@ -27,16 +27,16 @@ class Contestant:
     key: str
     label: str
     spec: Callable[[Path, Room], ServerSpec] = field(compare=False, repr=False)
-    """Of a model: how to start it."""
+    """How to start the server with a model."""
     is_peer: bool = True
     does_json: bool = False
-    """Text completions can follow a JSON Schema."""
+    """Whether text completions can follow a JSON Schema."""
     at_once: int | None = None
-    """Requests that it computes side by side; None: as many as come."""
+    """The requests that it computes side by side; None: as many as come."""
 
 
 class Variant(enum.Enum):
-    """Our server, whole and with features off; the options that make it so."""
+    """Our server, whole and with features off, with the options for it."""
 
     WHOLE = ("ours", "ours", ())
     CACHE_OFF = ("cache-off", "cache off", ("--no-prefix-sharing",))
@@ -66,7 +66,7 @@ class Variant(enum.Enum):
 
 
 _REPRODUCIBLE = ("--profile", "off", "--jobs-db", "none", "--calibrate", "start")
-"""Not what `tune` has found here, nor guesses, nor the user's batch jobs, which would go on at a start."""
+"""Options against what `tune` has found here, against guesses, and against batch jobs of the user's."""
 
 
 def ours(variant: Variant, model: Path, *options: str) -> ServerSpec:

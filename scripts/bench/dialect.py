@@ -1,4 +1,4 @@
-"""How a server wants to be asked: all speak OpenAI's API, none the same."""
+"""How to ask each server: all speak OpenAI's API, but no two alike."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from bench.asking import Ask
 
 _TOP_P = 0.95
 _LLAMA_SAMPLING = {"top_k": 40, "min_p": 0.0, "repeat_penalty": 1.0}
-"""Said to all who know it, so that nobody samples from more than the others do, or in more steps."""
+"""Sent to all servers that know these, so that all sample from the same tokens in the same steps."""
 _BANNED = -100.0
 
 
 class SchemaField(enum.Enum):
-    """Where a text completion's JSON Schema goes."""
+    """Where the JSON Schema of a text completion belongs."""
 
     RESPONSE_FORMAT = "response_format"
     JSON_SCHEMA = "json_schema"
@@ -24,20 +24,20 @@ class SchemaField(enum.Enum):
 
 @dataclass(frozen=True)
 class Dialect:
-    """The defaults are ours."""
+    """How to ask one server. The defaults are for ours."""
 
     as_text: Callable[[tuple[int, ...]], str] | None = None
-    """For servers that take no token ids as a prompt; their prompts are of about the same length."""
+    """Turns a prompt into text of about its length, for servers that take no token ids."""
     end_tokens: tuple[int, ...] = ()
-    """To be forbidden one by one, where `ignore_eos` is unknown."""
+    """The tokens to forbid one by one, where `ignore_eos` is unknown."""
     tells_usage: bool = True
-    """The last chunk of a stream counts the tokens."""
+    """Whether the last chunk of a stream counts the tokens."""
     schema: SchemaField = SchemaField.RESPONSE_FORMAT
     knows_llama_sampling: bool = True
-    """Else it samples by temperature and top_p only, whatever one asks for."""
+    """Whether it knows llama.cpp's parameters; else it samples by temperature and top_p only."""
 
     def body(self, ask: Ask) -> dict[str, object]:
-        """Of `POST` to `path`."""
+        """The body of `POST` to `path`."""
         body: dict[str, object] = {
             "max_tokens": ask.max_tokens,
             "seed": ask.seed,
@@ -58,7 +58,7 @@ class Dialect:
         return {"prompt": self.as_text(ask.prompt) if self.as_text else ask.prompt}
 
     def _length(self, ask: Ask) -> dict[str, object]:
-        """All of `max_tokens`, whatever the model thinks of ending; of a chat, what it has to say."""
+        """The fields that ask for all of `max_tokens`; a chat may end by itself."""
         if ask.ends_itself:
             return {}
         if self.end_tokens:

@@ -1,4 +1,4 @@
-"""What can go wrong with a server or a load, and how a report tells it."""
+"""The failures of servers and loads, and how a report names them."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ class Failed(Exception):
 
 
 def described(error: Exception) -> str:
-    """At least a line. Where it happened is told of what nobody foresaw."""
+    """At least one line. It names the place in the code only for unforeseen failures."""
     if isinstance(error, Failed):
         return str(error) or type(error).__name__
     text = f"{type(error).__name__}: {error}"
@@ -20,5 +20,5 @@ def described(error: Exception) -> str:
 
 
 def first_line(text: str) -> str:
-    """For a table."""
+    """The first line of a failure, for a table."""
     return text.strip().partition("\n")[0]

@@ -13,22 +13,24 @@ from bench.asking import ScoredToken
 class Verdict(enum.Enum):
     SAME = "same"
     NEAR_TIE = "near tie"
-    """The first token that differs was, in both runs, hardly better than the other run's choice."""
+    """At the first token that differs, both runs found the other run's choice nearly as good."""
     DIFFERENT = "different"
 
 
 class Comparison(msgspec.Struct, frozen=True):
     verdict: Verdict
     position: int | None = None
-    """Of the first difference; what comes after it continues other texts."""
+    """The position of the first difference; the texts behind it cannot be compared."""
     gap: float | None = None
-    """Log-probability between the two candidates, the larger of both runs; None: not among the best."""
+    """The difference of the two candidates' log-probabilities, the larger of both runs; None: one is not
+    among the best.
+    """
 
 
 def compare(alone: Sequence[ScoredToken], together: Sequence[ScoredToken], *, near_tie: float) -> Comparison:
-    """Outputs of unequal length differ at the end of the shorter one.
+    """Compare two outputs. If one is shorter, they differ at its end.
 
-    `near_tie`: the largest gap that rounding explains.
+    `near_tie` is the largest gap that rounding explains.
     """
     for position, (a, b) in enumerate(zip(alone, together, strict=False)):
         if a.text != b.text:
@@ -46,9 +48,10 @@ def _classify(position: int, alone: ScoredToken, together: ScoredToken, near_tie
 
 
 def margin_shifts(one: Sequence[ScoredToken], other: Sequence[ScoredToken]) -> Iterator[float]:
-    """By how much the margins between the same two candidates differ in two runs of the same prompt.
+    """How much the margins between the same two candidates differ in two runs of the same prompt.
 
-    One for each output token, up to the first that differs, where both are among the best of both.
+    There is one for each output token, up to the first that differs, if both runs have both candidates among
+    their best.
     """
     for a, b in zip(one, other, strict=False):
         best, *others = sorted(a.top, key=lambda text: -a.top[text])

@@ -15,11 +15,11 @@ from bench.failures import Failed
 _HOST = "127.0.0.1"
 _PIECE_BYTES = 2**16
 _DEADLINE_S = 1800
-"""Longer than any answer takes: a server that hangs must not hang the benchmark."""
+"""Longer than any answer takes, so that a server that hangs does not hang the benchmark."""
 
 
 class HttpFailed(Failed):
-    """The server's answer is no success, or no answer."""
+    """The answer is no success, or there is none."""
 
 
 class _Delta(msgspec.Struct, frozen=True):
@@ -44,7 +44,7 @@ class _Choice(msgspec.Struct, frozen=True):
 
 
 class _Chunk(msgspec.Struct, frozen=True):
-    """Of text or chat completions; fields that measure nothing are skipped."""
+    """A chunk of a text or chat completion, without fields that measure nothing."""
 
     choices: list[_Choice] = []
     usage: Usage | None = None
@@ -61,7 +61,7 @@ class _Head(msgspec.Struct, frozen=True):
 
 
 async def stream(port: int, trace: Trace, dialect: Dialect) -> None:
-    """Ask, and fill in the trace. What goes wrong is written into the trace, not raised."""
+    """Ask, and fill in the trace. Failures are written into the trace, not raised."""
     try:
         await asyncio.wait_for(_stream(port, trace, dialect), _DEADLINE_S)
     except asyncio.TimeoutError:
@@ -71,7 +71,7 @@ async def stream(port: int, trace: Trace, dialect: Dialect) -> None:
 
 
 async def call(port: int, method: str, path: str, sent: bytes = b"") -> bytes:
-    """The body of a small request's answer. Raises HttpFailed."""
+    """The body of the answer to a small request. Raises HttpFailed."""
     try:
         reader, writer = await _open(port, f"{method} {path}", sent, {})
         try:
@@ -105,7 +105,9 @@ async def _stream(port: int, trace: Trace, dialect: Dialect) -> None:
 
 
 def _end(trace: Trace, dialect: Dialect) -> None:
-    """A server that does not count is believed where it says that the answer is as long as it may be."""
+    """End the trace. A server that does not count is believed if it says that the answer has its full
+    length.
+    """
     trace.end = time.perf_counter()
     if not dialect.tells_usage and trace.finish_reason == "length":
         trace.usage = Usage(len(trace.ask.prompt), trace.ask.max_tokens)
@@ -150,7 +152,7 @@ async def _read_head(reader: asyncio.StreamReader) -> _Head:
 
 
 async def _pieces(reader: asyncio.StreamReader, head: _Head) -> AsyncIterator[bytes]:
-    """The body as it comes; without chunks it ends with the connection."""
+    """The pieces of the body as they come. A body without chunks ends with the connection."""
     if not head.is_chunked:
         while piece := await reader.read(_PIECE_BYTES):
             yield piece
@@ -161,7 +163,7 @@ async def _pieces(reader: asyncio.StreamReader, head: _Head) -> AsyncIterator[by
 
 
 async def _events(reader: asyncio.StreamReader, head: _Head) -> AsyncIterator[bytes]:
-    """The data of server-sent events, one line each; comments are skipped."""
+    """The data of server-sent events, one line each, without comments."""
     rest = b""
     async for piece in _pieces(reader, head):
         *lines, rest = (rest + piece).split(b"\n")

@@ -1,4 +1,6 @@
-"""Load: closed loop (k clients, each asks when it has its answer) and open loop (arrivals by the clock)."""
+"""Loads: a closed loop (k clients, each asks again once it is answered) and an open loop (arrivals by the
+clock).
+"""
 
 from __future__ import annotations
 
@@ -14,11 +16,11 @@ from bench.http_client import stream
 
 
 class LoadFailed(Failed):
-    """Requests failed in a workload that is about speed."""
+    """Requests failed in a workload that measures speed."""
 
 
 class Clients:
-    """Talk to one server; all that they see is in `traces`, also of requests that were cut off."""
+    """Clients of one server. `traces` holds what they see, also of requests that were cut off."""
 
     def __init__(self, port: int, dialect: Dialect = OURS) -> None:
         self._port = port
@@ -32,18 +34,20 @@ class Clients:
         return trace
 
     async def closed_loop(self, asks: Iterable[Ask], num_clients: int) -> None:
-        """Until `asks` is at its end. A client whose request fails asks no more."""
+        """Ask until `asks` ends. A client whose request fails asks no more."""
         source = iter(asks)
         await asyncio.gather(*(self._ask_all(source) for _ in range(num_clients)))
 
     async def open_loop(self, asks: Iterable[Ask], offsets: Sequence[float]) -> None:
-        """Each ask at its offset from now, whatever the server does. Returns when all are answered."""
+        """Send each request at its offset from now, whatever the server does. Returns when all are
+        answered.
+        """
         start = time.perf_counter()
         pairs = zip(asks, offsets, strict=False)
         await asyncio.gather(*(self._send_at(ask, start + offset) for ask, offset in pairs))
 
     def check(self) -> None:
-        """Raises LoadFailed if any request failed, or brought another number of tokens than asked for.
+        """Raises LoadFailed if a request failed, or brought another number of tokens than asked for.
 
         An answer that ends itself has the length that it has.
         """
@@ -66,12 +70,12 @@ class Clients:
 
 
 def fixed_arrivals(every_s: float, until_s: float) -> list[float]:
-    """Offsets 0, every_s, 2 * every_s ... below until_s."""
+    """The offsets 0, every_s, 2 * every_s ... below until_s."""
     return [i * every_s for i in range(int(until_s / every_s) + 1) if i * every_s < until_s]
 
 
 def poisson_arrivals(per_s: float, until_s: float, seed: int) -> list[float]:
-    """Offsets below until_s with exponential gaps of 1 / per_s on average."""
+    """Offsets below until_s, with exponential gaps of 1 / per_s on average."""
     draw = random.Random(seed)
     offsets: list[float] = []
     now = draw.expovariate(per_s)

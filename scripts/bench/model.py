@@ -1,4 +1,4 @@
-"""The models to measure with, if none is given: made once, kept in the user's cache."""
+"""The models to measure if none is given. They are made once and kept in the user's cache."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _MAKE_MODEL = _SCRIPTS / "make_model.py"
 
 
 def made_model(shape: str, quant: str) -> Path:
-    """Random weights in the shape of a real model. Raises CalledProcessError."""
+    """A model with random weights in the shape of a real one. Raises CalledProcessError."""
     path = _cache_folder() / f"{shape}-{quant}-{_generator_digest()}.gguf"
     if not path.is_file():
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -28,7 +28,7 @@ def _cache_folder() -> Path:
 
 
 def _generator_digest() -> str:
-    """A changed generator makes its model anew."""
+    """A digest of the generator: if it changes, the model is made anew."""
     digest = hashlib.sha256()
     for source in [_MAKE_MODEL, *sorted((_SCRIPTS / "random_model").glob("*.*"))]:
         digest.update(source.name.encode() + b"\0" + source.read_bytes())

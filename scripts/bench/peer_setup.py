@@ -1,4 +1,4 @@
-"""Gets the peers: builds llama-server from llama-cpp-python's sources, and a venv for that one's servers.
+"""Gets the peers: builds llama-server from llama-cpp-python's sources, and a venv for the Python servers.
 
 All of it lies in the user's cache, under the version that our server runs on: equal kernels on both sides.
 """
@@ -19,9 +19,9 @@ from openai_cpu_server.settings import user_cache_dir
 
 _PACKAGE = "llama-cpp-python"
 _EXAMPLE_NEEDS = ("openai", "safetensors", "websockets")
-"""What the example server imports beside the package's own `server` extra."""
+"""The packages that the example server imports beside the `server` extra."""
 _KERNELS = "-DGGML_NATIVE=ON"
-"""As `scripts/bootstrap` builds our own."""
+"""The option with which `scripts/bootstrap` builds ours."""
 _CMAKE = (
     _KERNELS,
     "-DCMAKE_BUILD_TYPE=Release",
@@ -45,7 +45,7 @@ def peers_dir() -> Path:
 
 
 def built_llama_server() -> Path:
-    """Where `set_up` puts it."""
+    """The path at which `set_up` puts it."""
     return peers_dir() / "llama-server"
 
 
@@ -55,12 +55,12 @@ def peer_python() -> Path:
 
 
 def example_server() -> Path:
-    """Where `set_up` puts llama-cpp-python's example server."""
+    """The path at which `set_up` puts llama-cpp-python's example server."""
     return peers_dir() / "example_server.py"
 
 
 def set_up(say: Say) -> None:
-    """Build what is missing: ten minutes on two cores, once. Raises SetupFailed."""
+    """Build what is missing, which takes ten minutes on two cores, once. Raises SetupFailed."""
     if built_llama_server().is_file() and peer_python().is_file():
         return
     peers_dir().mkdir(parents=True, exist_ok=True)
@@ -74,7 +74,7 @@ def set_up(say: Say) -> None:
 
 
 def _sources(folder: Path, say: Say) -> Path:
-    """The unpacked sdist."""
+    """The folder of the unpacked sources."""
     named = f"{_PACKAGE}=={version(_PACKAGE)}"
     say(f"downloading the sources of {named}")
     _run([sys.executable, "-m", "pip", "download", "--no-deps", "--no-binary", _PACKAGE, named], cwd=folder)
@@ -92,7 +92,9 @@ def _build(sources: Path, tree: Path, say: Say) -> None:
 
 
 def _make_venv(sources: Path, folder: Path, say: Say) -> None:
-    """Appears under its name only when it is whole. Ours will not do: the example server needs all parts."""
+    """Make a venv. It gets its name once it is whole. Ours will not do: the example server needs all
+    parts.
+    """
     say("building llama-cpp-python for its servers, in a virtual environment: some minutes")
     partial = folder.with_name("venv-partial")
     shutil.rmtree(partial, ignore_errors=True)

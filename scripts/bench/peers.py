@@ -1,4 +1,4 @@
-"""What users would pick instead of our server: how to find them here, and how to start them.
+"""The servers that users would pick instead of ours: how to find them here, and how to start them.
 
 Each is given as many threads as our server takes, but for llama-server with its defaults, which finds its own
 number; and room for 16 requests of the workload's length.
@@ -25,20 +25,20 @@ SLOTS = 16
 """Requests that a peer with slots serves at once."""
 _CONTEXT_STEP = 256
 _TEXT_IS_LONGER = 1.15
-"""At most so many times as many tokens come of a prompt that is sent as text."""
+"""A prompt that is sent as text has at most so many times as many tokens."""
 BEST_FLAGS = "--no-repack"
-"""Of llama-server on CPUs where plain K-quants are faster in batches than repacked ones."""
+"""The best flags of llama-server on CPUs where plain K-quants are faster in batches than repacked ones."""
 KEYS = ("llama-server", "llama-server-best", "llama-cpp-server", "example-server")
 _CHECK_S = 120
 
 
 class PeerUnusable(Exception):
-    """One that was named does not run; the message begins with its option."""
+    """A peer that was named does not run; the message begins with its option."""
 
 
 @dataclass(frozen=True)
 class PeerPaths:
-    """None: this peer is not here."""
+    """The paths of the peers; None: this peer is not here."""
 
     llama_server: Path | None
     python: Path | None
@@ -46,7 +46,7 @@ class PeerPaths:
 
     @classmethod
     def found(cls, llama_server: Path | None, python: Path | None, example: Path | None) -> PeerPaths:
-        """As given, else on PATH, else as `--set-up-peers` has left them. Raises PeerUnusable."""
+        """The paths as given, else on PATH, else where `--set-up-peers` put them. Raises PeerUnusable."""
         if llama_server is not None:
             _check("--llama-server", llama_server, "--version")
         if python is not None:
@@ -65,7 +65,7 @@ class PeerPaths:
 
 
 def absent(wanted: Collection[str], here: Collection[Contestant]) -> list[str]:
-    """The peers among those wanted that are not on this machine."""
+    """The wanted peers that are not on this machine."""
     return [key for key in KEYS if key in wanted and key not in {who.key for who in here}]
 
 
@@ -96,7 +96,7 @@ def _peers(words: _Words, paths: PeerPaths, best_flags: tuple[str, ...]) -> Iter
 
 
 class _Words:
-    """What a model's tokens are as text, for servers that take no ids: about as many, read again."""
+    """Turns tokens into text, for servers that take no ids. They read about as many tokens out of it."""
 
     def __init__(self, model: Path) -> None:
         self._model = model
@@ -128,7 +128,9 @@ class _LlamaServer:
 
 @dataclass(frozen=True)
 class _LlamaCppServer:
-    """One request at a time. By default a newcomer cuts off whoever is being served: that is switched off."""
+    """Serves one request at a time. By default a newcomer cuts off a running request: that is switched
+    off.
+    """
 
     python: Path
     words: _Words
@@ -180,7 +182,7 @@ class _ExampleServer:
 
 
 def _dialect(words: _Words, *, takes_tokens: bool) -> Dialect:
-    """The one that takes tokens is the example server, which knows OpenAI's parameters only."""
+    """The dialect. The one server that takes tokens is the example, which knows OpenAI's parameters only."""
     return Dialect(
         as_text=None if takes_tokens else words.text,
         end_tokens=words.end_tokens,
@@ -191,12 +193,12 @@ def _dialect(words: _Words, *, takes_tokens: bool) -> Dialect:
 
 
 def _context(room: Room) -> int:
-    """Of one request, with a little to spare."""
+    """The context of one request, with a little to spare."""
     return -(-(room.request_tokens + 1) // _CONTEXT_STEP) * _CONTEXT_STEP
 
 
 def _check(option: str, *command: Path | str) -> None:
-    """Raises PeerUnusable."""
+    """Raises PeerUnusable if the command does not run."""
     try:
         done = subprocess.run(
             command, env=environment(), capture_output=True, text=True, timeout=_CHECK_S, check=False

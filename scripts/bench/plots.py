@@ -1,4 +1,4 @@
-"""Plots of what was measured. matplotlib is an extra: `pip install 'openai-cpu-server[bench]'`."""
+"""Plots the measurements. matplotlib is an extra: `pip install 'openai-cpu-server[bench]'`."""
 
 from __future__ import annotations
 
@@ -22,15 +22,15 @@ _OURS = Variant.WHOLE.label
 _WIDTH, _HEIGHT = 10.0, 4.2
 _DOTS = 110
 _SHORTEST_S = 1e-3
-"""What comes sooner came in the same packet."""
+"""Anything sooner came in the same packet."""
 _OUR_COLOUR = "#c1121f"
 _COLOURS = ("#1d3557", "#2a9d8f", "#e9a820", "#7b2cbf", "#6c757d", "#0096c7", "#9c6644")
 _STYLES = ("-", ":", "-.")
-"""With each of the colours: more than there are servers."""
+"""Line styles to combine with the colours, for more servers than there can be."""
 _INTERACTIVE, _BATCH, _PADDING = "#c1121f", "#1d5d9b", "#bbbbbb"
 _READING_ALPHA = 0.45
 _MOST_NUMBERED = 120
-"""Steps in a picture that leave room for numbers."""
+"""The most steps in a picture that leave room for numbers."""
 
 
 def is_possible() -> bool:
@@ -45,14 +45,14 @@ Panels = Sequence[Callable[["Axes"], None]]
 
 
 class Drawn(NamedTuple):
-    """Names of PNG files by workload; by the names of those that failed: why."""
+    """The names of PNG files by workload, and the reasons of those that failed."""
 
     pictures: dict[str, list[str]]
     failures: dict[str, str]
 
 
 def draw(report: Report, folder: Path) -> Drawn:
-    """One that cannot be drawn does not take the others along."""
+    """Draw all plots. One that cannot be drawn does not stop the others."""
     strokes = strokes_of(report)
     drawn = Drawn({result.name: [] for result in report.results}, {})
     for result in report.results:
@@ -131,7 +131,7 @@ def _distribution(
     values: Callable[[Distribution], Sequence[float]],
     axes: Axes,
 ) -> None:
-    """Which share of them was as short as that."""
+    """Draw, for each time, the share of the values that are at most so long."""
     from matplotlib.ticker import LogLocator, NullFormatter
 
     shown = [one for one in result.distributions if values(one)]
@@ -159,7 +159,7 @@ def _distribution(
 
 
 def _plain(value: float, _: object) -> str:
-    """A tick as people write it; only 1, 2 and 5 of each power are named."""
+    """A tick's label as people write it; only 1, 2 and 5 of each power have one."""
     digit = f"{value:e}"[0]
     return f"{value:g}" if digit in "125" else ""
 
@@ -171,16 +171,16 @@ class Stroke(NamedTuple):
 
     @property
     def looks(self) -> dict[str, Any]:
-        """As matplotlib's functions take them."""
+        """The arguments for matplotlib's functions."""
         return {"color": self.colour, "linewidth": self.width, "linestyle": self.style}
 
 
 Strokes = dict[str, Stroke]
-"""By label."""
+"""The strokes by label."""
 
 
 def strokes_of(report: Report) -> Strokes:
-    """One for each server, the same in all pictures. Ours stands out, the limit is dashed."""
+    """A stroke for each server, the same in all pictures. Ours stands out, the limit is dashed."""
     fixed = {_OURS: Stroke(_OUR_COLOUR, 2.2), LIMIT: Stroke("black", 1.2, "--")}
     everybody = dict.fromkeys(
         one.label for result in report.results for one in (*result.curves, *result.distributions)
@@ -196,13 +196,13 @@ class _Look(NamedTuple):
     row: int
     colour: str
     is_pale: bool
-    """It reads its prompt."""
+    """Whether the sequence reads its prompt."""
     is_hatched: bool
-    """The step was thrown away."""
+    """Whether the step was thrown away."""
 
 
 def _timeline(axes: Axes, timeline: Timeline) -> None:
-    """A column is a step, a row is taken by one sequence after the other."""
+    """Draw the steps: a column is a step, and sequences take a row one after the other."""
     start = timeline.steps[0].started_s
     rows = _rows(timeline)
     for look, bars in _bars(timeline, rows, start).items():
@@ -239,7 +239,7 @@ def _name_rows(axes: Axes, timeline: Timeline, rows: Mapping[str, int]) -> None:
 def _bars(
     timeline: Timeline, rows: Mapping[str, int], start: float
 ) -> dict[_Look, list[tuple[float, float]]]:
-    """(left, width) in seconds by looks; padding has the lowest row."""
+    """(left, width) in seconds by looks. Padding has the lowest row."""
     bars: dict[_Look, list[tuple[float, float]]] = defaultdict(list)
     for step in timeline.steps:
         bar = (step.started_s - start, step.elapsed_ms / 1000)
@@ -252,7 +252,7 @@ def _bars(
 
 
 def _number_parts(axes: Axes, timeline: Timeline, rows: Mapping[str, int], start: float) -> None:
-    """How many tokens of a prompt, or of padding, a step computes."""
+    """Write how many tokens of a prompt, or of padding, a step computes."""
     for step in timeline.steps:
         middle = step.started_s - start + step.elapsed_ms / 2000
         numbers = [(rows[part.id], part.tokens) for part in step.spans if not part.decodes]
@@ -262,7 +262,7 @@ def _number_parts(axes: Axes, timeline: Timeline, rows: Mapping[str, int], start
 
 
 def _rows(timeline: Timeline) -> dict[str, int]:
-    """Batch sequences below, interactive ones above; each gets a row that is free when it begins."""
+    """A row for each sequence, free when it begins; batch sequences are below, interactive ones above."""
     spans: dict[str, tuple[float, float, bool]] = {}
     for step in timeline.steps:
         for part in step.spans:

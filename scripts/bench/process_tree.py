@@ -14,18 +14,18 @@ _EVERY_S = 0.5
 
 class TreeUse(msgspec.Struct, frozen=True, kw_only=True):
     ready_s: float = 0.0
-    """From the start of the process until it could generate."""
+    """Seconds from the start of the process until it could generate."""
     ready_rss_bytes: int = 0
-    """When it was ready, before anybody asked for anything."""
+    """The memory when it was ready, before the first request."""
     peak_rss_bytes: int
-    """Of all processes together; pages of a mapped model file that two share count twice."""
+    """The memory of all processes together. Pages of a mapped model file that two share count twice."""
     cpu_s: float
-    """Of all processes, while the workload ran."""
+    """The CPU time of all processes while the workload ran."""
     wall_s: float
 
 
 class TreeSampler:
-    """Watches from construction to `stop`."""
+    """Samples from its construction until `stop`."""
 
     def __init__(self, pid: int, ready_s: float = 0.0) -> None:
         self._root = psutil.Process(pid)
@@ -40,7 +40,7 @@ class TreeSampler:
         self._thread.start()
 
     def stop(self) -> TreeUse:
-        """Call it while the processes still live."""
+        """Stop sampling. Call it while the processes still live."""
         self._ended.set()
         self._thread.join()
         return TreeUse(
@@ -68,7 +68,7 @@ class TreeSampler:
 
 
 def cpu_seconds(pid: int) -> float:
-    """What a process and its children have used so far."""
+    """The CPU seconds that a process and its children have used so far."""
     root = psutil.Process(pid)
     times = [process.cpu_times() for process in [root, *root.children(recursive=True)]]
     return sum(t.user + t.system for t in times)

@@ -1,4 +1,4 @@
-"""Shows results: tables on the terminal, JSON, Markdown with plots."""
+"""Writes results: tables on the terminal, JSON, and Markdown with plots."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ A quick run, if this is one, is a look, not a result: it is too short for its pe
 
 
 def show(result: WorkloadResult, console: Console) -> None:
-    """One workload, as soon as it is measured."""
+    """Print one workload, as soon as it is measured."""
     console.print(f"\n[bold]{result.name}[/bold]: {escape(result.sizes)}", highlight=False)
     if result.failure is not None:
         console.print(f"[red]not measured:[/red] {escape(result.failure)}", highlight=False)
@@ -64,7 +64,7 @@ def show_goals(report: Report, console: Console) -> None:
 
 
 def write(report: Report, folder: Path, pictures: Mapping[str, Sequence[str]]) -> None:
-    """`report.json` and `report.md`; `pictures`: files in the folder by workload. Raises OSError."""
+    """Write `report.json` and `report.md`. `pictures` are files in the folder by workload. Raises OSError."""
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "report.json").write_bytes(msgspec.json.format(msgspec.json.encode(report)) + b"\n")
     (folder / "report.md").write_text(markdown(report, pictures), encoding="utf-8")

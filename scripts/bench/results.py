@@ -1,4 +1,4 @@
-"""What a workload hands over: figures by round, goals with a verdict."""
+"""The results of a workload: figures by round, and goals with a verdict."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class Direction(enum.Enum):
 class Goal(msgspec.Struct, frozen=True, kw_only=True):
     what: str
     rounds: Rounds | None
-    """What was measured, of which the median counts; None: somebody whom it takes was not measured."""
+    """The measurements, of which the median counts; None: one of the servers was not measured."""
     direction: Direction
     limit: float
     unit: str = ""
@@ -30,7 +30,7 @@ class Goal(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def is_met(self) -> bool | None:
-        """None: nobody knows."""
+        """Whether the goal is met; None: unknown."""
         if self.measured is None:
             return None
         if self.direction is Direction.AT_LEAST:
@@ -39,7 +39,7 @@ class Goal(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def gains(one: Rounds, other: Rounds, better: Direction) -> Rounds:
-    """How many times as good the one is: 2 is twice as much, or half of what is better small."""
+    """How many times as good one is: 2 means twice as much, or half if less is better."""
     return ratios(one, other) if better is Direction.AT_LEAST else ratios(other, one)
 
 
@@ -54,22 +54,22 @@ class Line(msgspec.Struct, frozen=True, kw_only=True):
 
     what: str
     better: Direction
-    """AT_LEAST: the more the better."""
+    """The better direction; AT_LEAST: more is better."""
     unit: str = ""
     servers: dict[str, Rounds]
-    """By label, in the order of the columns; who failed is not there."""
+    """The rounds by label, in the order of the columns, without servers that failed."""
     limit: Rounds | None = None
     """What the machine itself can do: a bare loop over llama_decode."""
 
     def share_of_limit(self, label: str) -> Rounds | None:
-        """1 is as good as the bare loop."""
+        """The share of the limit that is reached; 1 is as good as the bare loop."""
         if self.limit is None or label not in self.servers:
             return None
         return gains(self.servers[label], self.limit, self.better)
 
 
 class Distribution(msgspec.Struct, frozen=True, kw_only=True):
-    """What the users of one server saw, all rounds together."""
+    """The times that the users of one server saw, in all rounds together."""
 
     label: str
     ttft_s: tuple[float, ...]
@@ -78,7 +78,7 @@ class Distribution(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Curve(msgspec.Struct, frozen=True, kw_only=True):
-    """A figure over a number of clients."""
+    """A figure by number of clients."""
 
     label: str
     points: tuple[tuple[int, Rounds], ...]
@@ -87,26 +87,26 @@ class Curve(msgspec.Struct, frozen=True, kw_only=True):
 class WorkloadResult(msgspec.Struct, frozen=True, kw_only=True):
     name: str
     sizes: str
-    """What was run, in words."""
+    """The sizes that were run, in words."""
     goals: tuple[Goal, ...] = ()
     lines: tuple[Line, ...] = ()
     distributions: tuple[Distribution, ...] = ()
     curves: tuple[Curve, ...] = ()
     timeline: Timeline | None = None
-    """Steps of a run of our own server."""
+    """The steps of a run of our own server."""
     failures: dict[str, str] = {}
-    """Why a server, by its label, could not be measured, or not in full."""
+    """Why a server could not be measured, or not in full, by label."""
     figures: tuple[Figure, ...] = ()
     notes: tuple[str, ...] = ()
     uses: tuple[tuple[str, TreeUse], ...] = ()
-    """Label and use of each server, in the order in which they ran."""
+    """The label and use of each server, in the order in which they ran."""
     seconds: float = 0.0
     failure: str | None = None
-    """Why it could not be measured."""
+    """Why the workload could not be measured."""
 
 
 class Circumstances(msgspec.Struct, frozen=True, kw_only=True):
-    """What else the numbers depend on."""
+    """Further facts on which the numbers depend."""
 
     started: str
     model: str
@@ -117,14 +117,16 @@ class Circumstances(msgspec.Struct, frozen=True, kw_only=True):
     rounds: int
     is_quick: bool
     servers: dict[str, str] = {}
-    """By label: the command that starts it; `{room}` where workloads differ, paths cut down to names."""
+    """The command that starts each server, by label; `{room}` where workloads differ, names instead of
+    paths.
+    """
     absent: tuple[str, ...] = ()
-    """Peers that were wanted and are not on this machine."""
+    """The wanted peers that are not on this machine."""
 
 
 class Report(msgspec.Struct, frozen=True, kw_only=True):
     circumstances: Circumstances
     load_before: tuple[float, float, float]
-    """Load averages of 1, 5 and 15 minutes; above the benchmark's own share they mean company."""
+    """Load averages of 1, 5 and 15 minutes. Above the benchmark's own share, others used the machine."""
     load_after: tuple[float, float, float]
     results: tuple[WorkloadResult, ...]

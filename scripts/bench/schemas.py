@@ -1,4 +1,4 @@
-"""Shapes of answers that people ask models for, bounded so that even a random model comes to an end."""
+"""Shapes of answers that people ask models for, limited so that even a random model comes to an end."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from bench.asking import JsonSchema
 
 
 def _object(**properties: JsonSchema) -> JsonSchema:
-    """All of them required, and no others."""
+    """An object that requires all these properties and allows no others."""
     return {
         "type": "object",
         "properties": properties,

@@ -1,4 +1,4 @@
-"""Servers under test: what starts each, and a running one that is watched and stopped by its id."""
+"""Servers under test: how to start each, and a running one that is watched and stopped by its id."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ from bench.load import Clients
 from bench.process_tree import TreeSampler, TreeUse
 
 _START_S = 600
-"""The first start with a model measures its costs."""
+"""The first start with a model takes long, because it measures costs."""
 _STOP_S = 30
 _POLL_S = 0.05
 _LOG_LINES = 30
 OUR_COMMAND = (sys.executable, "-m", "openai_cpu_server", "serve")
 _OPTIONS_IN_ENVIRONMENT = ("OCS_", "LLAMA_ARG_", "OTEL_")
-"""Variables from which our server and llama-server take options that are not on the command line."""
+"""Prefixes of variables from which our server and llama-server take options."""
 
 OnLine = Callable[[str], None]
 
@@ -39,15 +39,15 @@ class ServerFailed(Failed):
 
 @dataclass(frozen=True)
 class ServerSpec:
-    """How to start a server, ours or another: `{port}` in the command or the file stands for its port."""
+    """How to start a server, ours or another. `{port}` in the command or the file stands for its port."""
 
     label: str
     command: tuple[str, ...]
-    """`{file}` stands for the path of the file."""
+    """The command; `{file}` stands for the path of the file."""
     ready: str
-    """Answers 200 as soon as the server can generate."""
+    """A path that answers 200 as soon as the server can generate."""
     file: str | None = None
-    """Content of a file that the server reads its options from."""
+    """The content of a file from which the server reads its options."""
     dialect: Dialect = OURS
 
     def on(self, port: int, folder: Path) -> list[str]:
@@ -58,7 +58,7 @@ class ServerSpec:
 
 
 def our_options() -> frozenset[str]:
-    """The options that `serve` has. Raises ServerFailed."""
+    """The names of the options of `serve`. Raises ServerFailed."""
     command = [*OUR_COMMAND, "--help"]
     done = subprocess.run(command, env=environment(), capture_output=True, text=True, check=False)
     if done.returncode != 0:
@@ -67,7 +67,9 @@ def our_options() -> frozenset[str]:
 
 
 def environment() -> dict[str, str]:
-    """This process's, without options of servers: a run must not depend on what its user has set."""
+    """This process's environment without options for servers: a run must not depend on the user's
+    settings.
+    """
     return {name: value for name, value in os.environ.items() if not name.startswith(_OPTIONS_IN_ENVIRONMENT)}
 
 
@@ -76,7 +78,7 @@ def missing_options(spec: ServerSpec, known: frozenset[str]) -> list[str]:
 
 
 class Server:
-    """A running one; made by `running`."""
+    """A running server, made by `running`."""
 
     def __init__(self, spec: ServerSpec, folder: Path, on_line: OnLine | None) -> None:
         self.spec = spec
@@ -104,11 +106,11 @@ class Server:
         return self._process.pid
 
     def clients(self) -> Clients:
-        """Who ask in this server's dialect."""
+        """Clients that ask in this server's dialect."""
         return Clients(self.port, self.spec.dialect)
 
     def wait_until_ready(self) -> float:
-        """Seconds that the start has taken. Raises ServerFailed."""
+        """Wait for the server; returns the seconds that its start took. Raises ServerFailed."""
         deadline = self._started + _START_S
         while not _answers(self.port, self.spec.ready):
             if self._process.poll() is not None:
@@ -131,7 +133,7 @@ class Server:
         self._process.stdout.close()
 
     def _read(self) -> None:
-        """The log is read to its end: a full pipe would stop the server."""
+        """Read the log to its end, because a full pipe would stop the server."""
         assert self._process.stdout is not None
         for line in self._process.stdout:
             self._lines.append(line)
@@ -143,7 +145,7 @@ class Server:
 def running(
     spec: ServerSpec, uses: list[tuple[str, TreeUse]], on_line: OnLine | None = None
 ) -> Iterator[Server]:
-    """A server that is ready. When it is left, what it used is added to `uses`.
+    """Yield a server that is ready. At the end, what it used is added to `uses`.
 
     `on_line` is told each line of its log, in another thread.
     """

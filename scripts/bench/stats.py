@@ -1,4 +1,4 @@
-"""Percentiles, and what several rounds come to."""
+"""Percentiles, and the figures of several rounds."""
 
 from __future__ import annotations
 
@@ -13,7 +13,9 @@ T = TypeVar("T")
 
 
 def percentile(values: Sequence[float], percent: float) -> float:
-    """Linear between the two nearest ranks. Raises ValueError for no values or a percent outside 0..100."""
+    """A percentile, linear between the two nearest ranks. Raises ValueError for no values or a percent
+    outside 0..100.
+    """
     if not values:
         raise ValueError("no values, no percentile")
     if not 0 <= percent <= 100:
@@ -26,7 +28,7 @@ def percentile(values: Sequence[float], percent: float) -> float:
 
 
 class Rounds(msgspec.Struct, frozen=True):
-    """One figure, measured once a round."""
+    """A figure that is measured once a round."""
 
     values: tuple[float, ...]
 
@@ -45,9 +47,9 @@ class Rounds(msgspec.Struct, frozen=True):
 
 
 def ratios(above: Rounds, below: Rounds) -> Rounds:
-    """Round by round, for what disturbs a round disturbs both; one of the medians if one has more rounds.
+    """The ratios round by round, because a disturbance hits both; of the medians if one has more rounds.
 
-    Infinite over 0.
+    A ratio to 0 is infinite.
     """
     if len(above.values) != len(below.values):
         return Rounds((_ratio(above.median, below.median),))

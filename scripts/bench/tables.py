@@ -1,4 +1,4 @@
-"""Results as tables, whatever they are then printed with."""
+"""Turns results into tables, for every kind of output."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class Table(NamedTuple):
 
 
 def line_table(result: WorkloadResult) -> Table | None:
-    """Servers side by side, the limit beside them, and how much of it ours reaches where more is better."""
+    """A table of servers side by side, with the limit and the share of it that ours reaches."""
     labels = list(dict.fromkeys(label for line in result.lines for label in line.servers))
     if not labels:
         return None
@@ -50,7 +50,7 @@ def verdict(goal: Goal) -> str:
 
 
 def measured(goal: Goal) -> str:
-    """The median, and between what rounds lay."""
+    """The median, and the range of the rounds."""
     if goal.rounds is None:
         return ""
     values = goal.rounds.values
@@ -111,7 +111,7 @@ def _with_unit(value: float, unit: str) -> str:
 
 
 def _number(value: float) -> str:
-    """Three figures that count; counts as they are."""
+    """A number with three significant digits; counts stay as they are."""
     if value == int(value) if abs(value) < 1e15 else False:
         return f"{int(value)}"
     return f"{value:.0f}" if abs(value) >= 100 else f"{value:#.3g}"

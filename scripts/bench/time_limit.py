@@ -1,4 +1,4 @@
-"""The time that a whole run may take: it ends workloads, and nothing else."""
+"""The time limit of a whole run. It ends workloads, and nothing else."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from contextlib import contextmanager
 
 
 class TimeUp(KeyboardInterrupt):
-    """The time is over. Event loops let no other exception through."""
+    """The time is over. It is the only kind of exception that event loops let through."""
 
 
 class TimeLimit:
-    """Of the process, whose only alarm this is."""
+    """The time limit of the process, which uses no other alarm."""
 
     def __init__(self, seconds: int | None) -> None:
-        """From now on; None: no limit."""
+        """Start the clock; None: no limit."""
         self.is_over = False
         self._may_raise = False
         if seconds is not None:
@@ -24,7 +24,9 @@ class TimeLimit:
 
     @contextmanager
     def ending(self) -> Iterator[None]:
-        """What is in it ends with TimeUp. A report that is being written meanwhile is not disturbed."""
+        """End the block with TimeUp when the time is over. A report that is written outside it is not
+        disturbed.
+        """
         self._may_raise = True
         try:
             if self.is_over:

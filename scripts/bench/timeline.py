@@ -1,4 +1,4 @@
-"""Who was in each step of a run: our server says so at log level `debug`."""
+"""The sequences in each step of a run, which our server logs at level `debug`."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from bench.asking import Trace
 
 _LOGGER = "openai_cpu_server.engine.step_log"
 _MOST_STEPS = 1000
-"""More cannot be told apart in a picture."""
+"""In a picture, more steps cannot be told apart."""
 
 
 class Part(msgspec.Struct, frozen=True):
@@ -18,12 +18,12 @@ class Part(msgspec.Struct, frozen=True):
     priority: str
     tokens: int
     decodes: bool
-    """Else it reads its prompt."""
+    """Whether the sequence decodes; else it reads its prompt."""
 
 
 class Step(msgspec.Struct, frozen=True):
     started_s: float
-    """Of the clock that `time.perf_counter` and `time.monotonic` share on Linux."""
+    """Seconds on the clock that `time.perf_counter` and `time.monotonic` share on Linux."""
     elapsed_ms: float
     padding: int
     interrupted: bool
@@ -33,7 +33,7 @@ class Step(msgspec.Struct, frozen=True):
 class Timeline(msgspec.Struct, frozen=True):
     steps: tuple[Step, ...]
     arrivals_s: tuple[float, ...]
-    """Of interactive requests, on the same clock."""
+    """The arrivals of interactive requests, on the same clock."""
 
 
 class _Line(msgspec.Struct, frozen=True):
@@ -47,7 +47,7 @@ class StepLog:
         self._steps: list[Step] = []
 
     def note(self, line: str) -> None:
-        """Other lines are skipped."""
+        """Read a line; lines that are about something else are skipped."""
         try:
             if msgspec.json.decode(line, type=_Line).logger == _LOGGER:
                 self._steps.append(msgspec.json.decode(line, type=Step))
@@ -55,7 +55,7 @@ class StepLog:
             pass  # what is no JSON comes from native code
 
     def timeline(self, begin: float, end: float, interactive: list[Trace]) -> Timeline:
-        """The steps that began in that time."""
+        """The steps that began between these times."""
         steps = [step for step in self._steps if begin <= step.started_s < end][:_MOST_STEPS]
         last = steps[-1].started_s if steps else begin
         arrivals = (trace.arrival for trace in interactive if begin <= trace.arrival <= last)

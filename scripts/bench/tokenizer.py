@@ -1,4 +1,4 @@
-"""Text as the tokens of the model that a server serves."""
+"""Turns text into the tokens of the model that a server serves."""
 
 from __future__ import annotations
 
@@ -12,6 +12,6 @@ class _Tokenized(msgspec.Struct, frozen=True):
 
 
 async def tokenize(port: int, text: str) -> tuple[int, ...]:
-    """Without a token for the beginning. Raises HttpFailed."""
+    """The tokens without a BOS. Raises HttpFailed."""
     body = msgspec.json.encode({"content": text, "add_special": False})
     return msgspec.json.decode(await call(port, "POST", "/tokenize", body), type=_Tokenized).tokens

@@ -46,11 +46,11 @@ class Server:
 
     @property
     def kills(self) -> int:
-        """Of engines, each of which dies once."""
+        """The number of engines that were killed, once each."""
         return len(self._killed)
 
     def engine(self) -> psutil.Process | None:
-        """None between two of them: one that is dead, or was killed and is about to be, is no engine."""
+        """The running engine; None between two engines. One that is dead or was killed does not count."""
         with contextlib.suppress(psutil.NoSuchProcess):
             children = set(psutil.Process(self.process.pid).children()) - self._killed
             return next((one for one in children if one.status() != psutil.STATUS_ZOMBIE), None)
@@ -76,11 +76,13 @@ class Server:
                 engine.kill()
 
     def rss_mib(self) -> float:
-        """Of the API process: the engine's is new after every kill."""
+        """The memory of the API process; the engine's is new after every kill."""
         return float(psutil.Process(self.process.pid).memory_info().rss) / 2**20
 
     def deaths(self) -> Counter[str]:
-        """Of engines by cause, as the server counts them, once the last that was killed has been replaced."""
+        """The deaths of engines by cause, as the server counts them once the last killed one has been
+        replaced.
+        """
         self._wait_until_ready()
         page = httpx.get(self.url + "/metrics", timeout=30).text
         return Counter({cause: int(float(count)) for cause, count in _DEATHS.findall(page)})

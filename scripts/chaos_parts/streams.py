@@ -20,7 +20,7 @@ _AGAIN = 0.2
 
 
 _BETWEEN = 16
-"""Tokens before the next kill by progress: else the fast ones would all hit engines that still load."""
+"""Tokens before the next kill by progress: else fast kills would all hit engines that still load."""
 
 
 @dataclass
@@ -40,9 +40,9 @@ class StreamFigures:
     kills: int
     """Engines that were killed; fewer than asked for where the streams end first."""
     deaths: str
-    """Of engines as the server has counted them, by cause."""
+    """The deaths of engines by cause, as the server has counted them."""
     own_deaths: int
-    """Of these, what no kill explains. (The system's own memory killer is a stranger here, too.)"""
+    """The deaths that no kill explains. (A kill by the system's own memory killer is among them.)"""
     requests: int
     lost: int
     """Streams that ended early, with an error, or short of a token."""
@@ -51,7 +51,7 @@ class StreamFigures:
     different: int
     """Complete, but with other tokens than undisturbed."""
     ties: int
-    """Of the others: other tokens after a place where the two best were as good as equal."""
+    """Answers with other tokens after a place where the two best were as good as equal."""
     status_5xx: int
     memory_start_mib: float
     memory_end_mib: float
@@ -119,7 +119,9 @@ async def run_streams(
 async def _kill(
     server: Server, kills: int, num_tokens: int, chance: random.Random, progress: Progress
 ) -> None:
-    """At tokens drawn from all that will come, and some after a time drawn, whatever the engine does."""
+    """Kill at tokens drawn from all that will come, and some after a random time, whatever the engine
+    does.
+    """
     num_again = round(_AGAIN * kills)
     moments = sorted(chance.randrange(num_tokens * 3 // 4) for _ in range(kills - num_again))
     early = range((len(moments) + 1) // 2)  # the second one, a second later, must still find streams
@@ -209,7 +211,7 @@ def _parts_at_a_tie(quiet: Stream, disturbed: Stream) -> bool:
 
 
 def _differs(quiet: Stream, disturbed: Stream) -> bool:
-    """Where the two first part, neither was near a tie."""
+    """Whether two answers differ where neither was near a tie."""
     pairs = zip(quiet.tokens, disturbed.tokens, strict=False)
     first = next((i for i, (a, b) in enumerate(pairs) if a != b), None)
     return first is not None and quiet.gaps[first] >= _TIE

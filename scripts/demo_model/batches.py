@@ -20,7 +20,7 @@ _LENGTH_STEP = 8
 
 @dataclass(frozen=True)
 class Batch:
-    """Tokens and those that follow them [rows, length]; `weights`: what learning each is worth."""
+    """Tokens and those that follow them [rows, length]. `weights` tell what learning each is worth."""
 
     inputs: Tensor
     targets: Tensor
@@ -28,7 +28,7 @@ class Batch:
 
     @property
     def num_tokens(self) -> int:
-        """Without padding."""
+        """The number of tokens without padding."""
         return int((self.weights >= 0).sum())
 
 

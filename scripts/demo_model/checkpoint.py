@@ -39,7 +39,7 @@ def save(folder: Path, model: Llama, optimiser: Optimiser, position: Position) -
 
 
 def restore(folder: Path, model: Llama, optimiser: Optimiser) -> Position:
-    """Of the beginning, if there is no checkpoint. Raises ValueError for another shape's."""
+    """Load the checkpoint, or begin if there is none. Raises ValueError for one of another shape."""
     path = folder / _NAME
     if not path.exists():
         return Position()

@@ -32,7 +32,7 @@ from openai_cpu_server.errors import StartupError
 from openai_cpu_server.llama.host.machine import Machine
 
 _TOKENS = 8000
-"""Of plain text and of conversations each."""
+"""The tokens of plain text, and those of conversations."""
 _WIDTH = 100
 
 

@@ -49,7 +49,7 @@ def write_gguf(path: Path, model: Llama, tokenizer: Tokenizer, quant: Quant) -> 
 
 
 def tensors(model: Llama) -> Iterator[tuple[str, NDArray[np.float32]]]:
-    """Under llama.cpp's names. The embeddings are the output's matrix too."""
+    """The tensors by llama.cpp's names. The embeddings are the output's matrix, too."""
     yield "token_embd.weight", _array(model.embedding.weight)
     yield "output_norm.weight", _array(model.norm.weight)
     for index, layer in enumerate(model.layers):

@@ -1,4 +1,4 @@
-"""Where a training run writes down how it went, for programs that do without PyTorch."""
+"""The names of the logs that a training run writes, for programs that do without PyTorch."""
 
 from __future__ import annotations
 

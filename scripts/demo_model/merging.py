@@ -58,7 +58,7 @@ class _Learning:
 
 
 def merged(pieces: list[str], pair: Pair) -> list[str]:
-    """With every occurrence of the pair joined, from the left."""
+    """The word with every occurrence of the pair joined, from the left."""
     joined: list[str] = []
     index = 0
     while index < len(pieces):

@@ -10,7 +10,9 @@ from demo_model.shapes import Shape
 
 
 class Llama(nn.Module):
-    """Rotates neighbouring elements, as llama.cpp does here: rows need no permutation at export."""
+    """A llama model. It rotates neighbouring elements, as llama.cpp does here: rows need no permutation at
+    export.
+    """
 
     def __init__(self, shape: Shape) -> None:
         super().__init__()

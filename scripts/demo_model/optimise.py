@@ -33,7 +33,7 @@ class Optimiser:
         self._rates = ((self._muon, rates.matrices), (self._adam, rates.vectors))
 
     def step(self, progress: float) -> None:
-        """`progress`: how much of the run is done, 0 to 1."""
+        """Apply the gradients. `progress` is how much of the run is done, 0 to 1."""
         torch.nn.utils.clip_grad_norm_(self._parameters, 1.0)
         for optimiser, rate in self._rates:
             for group in optimiser.param_groups:
@@ -55,7 +55,7 @@ class Optimiser:
 
 
 def share_of_rate(progress: float) -> float:
-    """Rises, stays, falls to nothing at the end."""
+    """The share of the rate: it rises, stays, and falls to nothing at the end."""
     rising = 0.05 + 0.95 * progress / _WARM_UP
     falling = (1.0 - progress) / _DECAY
     return max(0.0, min(1.0, rising, falling))

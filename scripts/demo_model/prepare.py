@@ -47,7 +47,7 @@ def _options() -> argparse.Namespace:
 
 
 def _write_tokens(folder: Path, split: Split, seed: int) -> int:
-    """Held-out documents stay alone, so that each kind's loss is its own."""
+    """Write the tokens. Held-out documents stay alone, so that each kind's loss is its own."""
     tokenizer = load_tokenizer(folder / "tokenizer.json")
     rows = encoded(read_documents(_corpus(folder, split)), tokenizer, CONTEXT, seed)
     return write_rows(folder / split.value, chained(rows, CONTEXT, seed) if split is Split.TRAIN else rows)

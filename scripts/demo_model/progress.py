@@ -1,4 +1,4 @@
-"""How far a command is: a bar on a terminal, else a line every ten seconds, both on stderr."""
+"""Shows how far a command is: a bar on a terminal, else a line every ten seconds, both on stderr."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _LINE_EVERY_S = 10.0
 
 @contextmanager
 def counter(what: str) -> Iterator[Callable[[int, int], None]]:
-    """Told how many are done, and how many there are."""
+    """A function that takes how many are done and how many there are."""
     if not sys.stderr.isatty():
         yield _Lines(what)
         return

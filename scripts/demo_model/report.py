@@ -1,4 +1,4 @@
-"""What a training run says: a bar or lines on stderr, and two logs of one JSON object per line."""
+"""Reports a training run: a bar or lines on stderr, and two logs of one JSON object per line."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ _LINE_EVERY_S = 15.0
 
 @dataclass(frozen=True)
 class Step:
-    """What an optimiser's step was."""
+    """The figures of one step of the optimiser."""
 
     position: Position
     progress: float
     loss: float
-    """Mean by weight, of prompts too."""
+    """The mean loss by weight, prompts included."""
     tokens: int
     seconds: float
 

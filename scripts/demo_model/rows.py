@@ -22,9 +22,11 @@ from demo_model.tokenizer import encode_all
 
 _BATCH = 2000
 _CHAINED = 0.12
-"""Share of the conversations that go on with further ones, up to a random length."""
+"""The share of the conversations to which others are joined, up to a random length."""
 _LED = 0.5
-"""Share of the plain texts that begin with the token that ends a text: their first word is learnt too."""
+"""The share of plain texts that begin with the token that ends a text, so that their first word is learnt,
+too.
+"""
 
 Progress = Callable[[int, int], None]
 
@@ -43,7 +45,7 @@ class Row:
 
 @dataclass(frozen=True)
 class Rows:
-    """Row i is `tokens[starts[i] : starts[i + 1]]`."""
+    """Rows of tokens: row i is `tokens[starts[i] : starts[i + 1]]`."""
 
     tokens: NDArray[np.uint16]
     learn: NDArray[np.uint8]
@@ -67,7 +69,7 @@ class Rows:
 
 
 def write_rows(folder: Path, rows: Iterable[Row]) -> int:
-    """The number of tokens written."""
+    """Write the rows; returns the number of tokens."""
     folder.mkdir(parents=True, exist_ok=True)
     starts, kinds, names = [0], [], {}
     with (folder / "tokens.u16").open("wb") as tokens, (folder / "learn.u8").open("wb") as learn:

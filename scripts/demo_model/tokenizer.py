@@ -23,7 +23,7 @@ _CONTROL = re.compile("|".join(re.escape(text) for text in CONTROL_TOKENS))
 _SPACE = "Ġ"  # byte-level BPE writes a space so
 _SPLITTING = [pre_tokenizers.Digits(individual_digits=True), pre_tokenizers.ByteLevel(add_prefix_space=False)]
 _SHARES = (0.5, 0.55, 0.6, 0.65, 0.7, 0.75, 0.8)
-"""How much of the room for merges may go to those within words: the share with the fewest tokens wins."""
+"""How much of the room for merges those within words may take; the share with the fewest tokens wins."""
 
 
 def train_tokenizer(texts: Iterable[str], size: int) -> Tokenizer:
@@ -46,7 +46,7 @@ def train_tokenizer(texts: Iterable[str], size: int) -> Tokenizer:
 
 
 def assemble(bytes_: Sequence[str], merges: Sequence[Pair]) -> Tokenizer:
-    """Control tokens come first, then single bytes, then what each merge makes."""
+    """Put the vocabulary together: control tokens, then single bytes, then what each merge makes."""
     pieces = [*CONTROL_TOKENS, *bytes_, *(left + right for left, right in merges)]
     vocabulary = {piece: index for index, piece in enumerate(dict.fromkeys(pieces))}
     tokenizer = Tokenizer(models.BPE(vocab=vocabulary, merges=list(merges)))
@@ -66,7 +66,7 @@ def encode_all(tokenizer: Tokenizer, texts: Sequence[str]) -> list[list[int]]:
 
 
 def _counted_words(texts: Iterable[str]) -> Counter[str]:
-    """What BPE may not merge across, in the byte-level spelling."""
+    """The words across which BPE may not merge, in the byte-level spelling, with their counts."""
     splitter = pre_tokenizers.Sequence(_SPLITTING)
     words: Counter[str] = Counter()
     for text in texts:
@@ -76,7 +76,9 @@ def _counted_words(texts: Iterable[str]) -> Counter[str]:
 
 
 def _with_spaces(words: Mapping[str, int], bytes_: list[str], inner: list[Pair], size: int) -> Tokenizer:
-    """`inner` merges, then the space with the most frequent first pieces: at most `size` pieces."""
+    """Merges: `inner` ones, then the space with the most frequent first pieces; at most `size` pieces
+    in all.
+    """
     firsts: Counter[str] = Counter()
     tokenizer = assemble(bytes_, inner)
     for word, count in words.items():

@@ -27,13 +27,13 @@ _SAVE_EVERY_S = 120.0
 
 @dataclass(frozen=True)
 class Budget:
-    """One of the two."""
+    """The limit of a run: one of the two."""
 
     seconds: float | None = None
     tokens: int | None = None
 
     def spent(self, position: Position) -> float:
-        """From 0 to 1."""
+        """The spent share of the budget, 0 to 1."""
         if self.seconds is not None:
             return min(1.0, position.seconds / self.seconds)
         assert self.tokens is not None
@@ -53,7 +53,7 @@ class Plan:
     seed: int = 1
     device: str = "cpu"
     low: bool = True
-    """Matrices are multiplied in bfloat16; the weights themselves stay in float32."""
+    """Whether matrices are multiplied in bfloat16; the weights themselves stay in float32."""
     threads: int = 2
     trials_every_s: float = 300.0
 
@@ -96,7 +96,7 @@ class Run:
         return self._plan.budget.spent(self.position)
 
     def step(self) -> Step:
-        """Gradients of batches until the step's tokens are reached, then the optimiser."""
+        """One step: gradients of batches until the step's tokens are reached, then the optimiser."""
         began_s = time.monotonic()
         done = self._workers.learn(self._next_batches())
         weight = sum(learnt.weight for learnt in done)
@@ -131,7 +131,7 @@ class Run:
         return self.position.seconds - self._saved_s >= _SAVE_EVERY_S
 
     def _next_batches(self) -> list[Batch]:
-        """As many as come nearest to a step's tokens."""
+        """The next batches, as many as come nearest to a step's tokens."""
         batches: list[Batch] = []
         missing = self._plan.step_tokens
         while missing > self._plan.batch_tokens / 2:

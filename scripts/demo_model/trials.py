@@ -15,14 +15,14 @@ from demo_model.rows import Rows
 
 
 class Trials:
-    """`per_kind` rows of each kind; only what the model is to write counts."""
+    """Reads `per_kind` rows of each kind. Only tokens that the model is to write count."""
 
     def __init__(self, rows: Rows, *, per_kind: int, device: torch.device) -> None:
         self._batches = dict(_chosen(rows, per_kind))
         self._device = device
 
     def losses(self, model: Llama, *, low: bool) -> dict[str, float]:
-        """Nats per token of each kind; `all` is their mean."""
+        """The loss of each kind in nats per token; `all` is their mean."""
         with torch.inference_mode(), torch.autocast(self._device.type, torch.bfloat16, enabled=low):
             found = {kind: self._loss(model, batch) for kind, batch in self._batches.items()}
         return {"all": sum(found.values()) / max(1, len(found)), **found}

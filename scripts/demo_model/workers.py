@@ -28,7 +28,7 @@ class Learnt:
 
 
 class Workers:
-    """`low`: matrices are multiplied in bfloat16. On a GPU there is one."""
+    """Threads for the CPU's cores, or one for a GPU. With `low` matrices are multiplied in bfloat16."""
 
     def __init__(self, model: Llama, *, threads: int, low: bool, device: torch.device) -> None:
         self._model, self._low, self._device = model, low, device
@@ -69,7 +69,7 @@ class Workers:
 
 
 def view_of(model: Llama) -> Llama:
-    """The same weights in the same memory, with gradients of its own."""
+    """A model with the same weights in the same memory, and gradients of its own."""
     view = Llama(model.shape)
     for own, parameter in zip(view.parameters(), model.parameters(), strict=True):
         own.data = parameter.data

@@ -50,7 +50,7 @@ def _options() -> argparse.Namespace:
 
 
 def _machine() -> str:
-    """Such as `2 cores of an AMD EPYC`, in Linux' words."""
+    """The machine in Linux' words, such as `2 cores of an AMD EPYC`."""
     info = Path("/proc/cpuinfo")
     lines = info.read_text().splitlines() if info.exists() else []
     names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]

@@ -25,8 +25,11 @@ def _put_half(blocks: Bytes, offset: int, values: Gains) -> None:
 
 
 def _put_signed_half(blocks: Bytes, offset: int, values: Gains) -> None:
-    """The same with the sign bit that is there. Integers such as -8..7 have a mean beside 0: random signs
-    cancel it, or it adds up over the layers until every prompt gets the same output."""
+    """Write halves with the sign bits that are there already.
+
+    Integers such as -8..7 have a mean beside 0: random signs cancel it, or it adds up over the layers until
+    every prompt gets the same output.
+    """
     sign = blocks[:, offset + 1] & 0x80
     _put_half(blocks, offset, values)
     blocks[:, offset + 1] |= sign

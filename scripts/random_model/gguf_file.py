@@ -16,7 +16,7 @@ from random_model.vocabulary import Vocabulary, build_vocabulary
 _CHAT_TEMPLATE = Path(__file__).with_name("chatml.jinja")
 
 Progress = Callable[[int, int], None]
-"""Told bytes written and bytes in all, after each tensor."""
+"""Gets the bytes written and the bytes in all, after each tensor."""
 
 
 def write_model(

@@ -19,7 +19,7 @@ class Shape:
     context: int
     rope_base: float = 10_000.0
     tied: bool = False
-    """The output matrix is the embedding matrix."""
+    """Whether the output matrix is the embedding matrix."""
 
     @property
     def head_width(self) -> int:

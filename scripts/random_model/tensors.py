@@ -1,4 +1,4 @@
-"""Which tensors a model has, and how each is stored and scaled."""
+"""The tensors of a model, and how each is stored and scaled."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from random_model.blocks import BlockType
 from random_model.shapes import Shape
 
 QUIET = 1 / 16
-"""Scale of the output rows of tokens that should not come up: their logits stay near 0."""
+"""The scale of the output rows of tokens that should not come up: their logits stay near 0."""
 
 LOGIT_STD = 3.0
-"""Spread of the logits: wide enough for clear winners, narrow enough for sampling to vary."""
+"""The spread of the logits, wide enough for clear winners and narrow enough for sampling to vary."""
 
 QUERY_KEY_GAIN = 1.6
-"""Attention that prefers some tokens; with 1 it averages over all, and every text ends in the same loop."""
+"""Makes attention prefer some tokens; with 1 it averages over all, and every text ends in the same loop."""
 
 TIED_EMBEDDING_STD = 0.02
 """Far below the 1 that each layer adds, or a model with tied embeddings repeats its last token for ever."""
@@ -79,7 +79,7 @@ class Norm:
 
 @dataclass(frozen=True)
 class Matrix:
-    """Random weights of mean 0 and this standard deviation, that of the quiet rows `QUIET` times smaller."""
+    """Random weights of mean 0 and this standard deviation. In quiet rows it is smaller by `QUIET`."""
 
     name: str
     rows: int
@@ -112,7 +112,7 @@ Tensor = Norm | Matrix
 
 
 def all_tensors(shape: Shape, quant: Quant, quiet: list[int]) -> Iterator[Tensor]:
-    """Every tensor of the file, in order. quiet: tokens that should hardly ever be sampled."""
+    """Every tensor of the file, in order. `quiet` are tokens that should hardly ever be sampled."""
     unit, rows = 1 / math.sqrt(shape.width), tuple(quiet)
     if shape.tied:
         yield Matrix("token_embd.weight", shape.vocab, shape.width, quant.output, TIED_EMBEDDING_STD, rows)

@@ -1,1 +1,1 @@
-"""Mixed traffic for hours, and what it does to the server."""
+"""Mixed traffic for hours, and its effect on the server."""

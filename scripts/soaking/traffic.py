@@ -1,4 +1,4 @@
-"""What clients do to a server, one kind a function: each is one visit, and says how it went."""
+"""The visits of clients to a server. Each kind is a function that tells how its visit went."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ _BAD = (b"{", b"[]", b'{"messages":[]}', b"[" * 50_000, b'{"messages":[{"role":"
 
 
 class Wrong(Exception):
-    """An answer that should not have been."""
+    """An answer that is wrong."""
 
 
 class Client:
-    """One of many at once; its visits are drawn from a seed."""
+    """One of many clients at once; its visits are drawn from a seed."""
 
     def __init__(self, http: httpx.AsyncClient, counts: Counter[str], seed: int) -> None:
         self._http = http
@@ -49,7 +49,7 @@ class Client:
         )
 
     async def visit(self) -> None:
-        """One more, of any kind."""
+        """One more visit, of any kind."""
         kind = self._random.choice(self._kinds)
         try:
             await kind()
@@ -70,7 +70,7 @@ class Client:
             raise Wrong(f"a stream ended with {lines[-1][:80]}")
 
     async def leaves(self) -> None:
-        """In the middle of the stream."""
+        """Leave in the middle of the stream."""
         body = self._body(stream=True, max_tokens=200, ignore_eos=True)
         async with self._http.stream("POST", _CHAT, json=body) as answer:
             self._note(answer)
@@ -96,7 +96,7 @@ class Client:
             raise Wrong(f"{answer.status_code} for a bad request")
 
     async def socket(self) -> None:
-        """Three requests at once, of which one is cancelled."""
+        """Send three requests at once over a WebSocket, and cancel one of them."""
         url = str(self._http.base_url).replace("http", "ws", 1).rstrip("/") + _CHAT
         async with websockets.connect(url) as socket:
             for name in "abc":

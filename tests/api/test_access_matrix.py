@@ -18,9 +18,9 @@ from starlette.types import Message
 from openai_cpu_server.api.access.key_ring import KeyRing
 from openai_cpu_server.api.access.keys import Scope
 from openai_cpu_server.dispatch.client import EngineClient
-from openai_cpu_server.jobs.database import open_database
 from openai_cpu_server.jobs.jobs import Jobs
 from openai_cpu_server.jobs.options import JobOptions
+from openai_cpu_server.jobs.store.database import open_database
 from tests.access_table import INFERENCE, NEEDED, OPEN
 from tests.api.serving import client, locked_api
 from tests.api.talking import error_of

@@ -19,9 +19,9 @@ from openai_cpu_server.api.access.key_ring import KeyRing
 from openai_cpu_server.api.openapi import document, operation_names
 from openai_cpu_server.api.operations import OPERATIONS
 from openai_cpu_server.dispatch.client import EngineClient
-from openai_cpu_server.jobs.database import open_database
 from openai_cpu_server.jobs.jobs import Jobs
 from openai_cpu_server.jobs.options import JobOptions
+from openai_cpu_server.jobs.store.database import open_database
 from tests.api.serving import OPTIONS, api, client, locked_api
 from tests.api.talking import MESSAGES
 

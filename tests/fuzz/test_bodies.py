@@ -15,9 +15,9 @@ import pytest
 
 from openai_cpu_server.api.access.key_ring import KeyRing
 from openai_cpu_server.dispatch.client import EngineClient
-from openai_cpu_server.jobs.database import open_database
 from openai_cpu_server.jobs.jobs import Jobs
 from openai_cpu_server.jobs.options import JobOptions
+from openai_cpu_server.jobs.store.database import open_database
 from tests.api.serving import OPTIONS, client, locked_api, new_engine, num_live, running
 from tests.api.talking import chat, error_of
 from tests.fuzz.hostile import Bodies

@@ -12,11 +12,11 @@ from contextlib import asynccontextmanager
 import anyio
 import anyio.lowlevel
 
-from openai_cpu_server.jobs.database import open_database
 from openai_cpu_server.jobs.jobs import Jobs
 from openai_cpu_server.jobs.options import JobOptions
 from openai_cpu_server.jobs.records import BatchRecord
-from openai_cpu_server.jobs.rows import RowAnswer
+from openai_cpu_server.jobs.run.rows import RowAnswer
+from openai_cpu_server.jobs.store.database import open_database
 
 URL = "/v1/completions"
 OPTIONS = JobOptions(model="m", poll_s=0.05, concurrency=4)

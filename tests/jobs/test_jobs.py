@@ -10,10 +10,10 @@ import anyio
 import msgspec
 import pytest
 
-from openai_cpu_server.jobs.file_store import PART_BYTES
-from openai_cpu_server.jobs.recorder import Recorder
 from openai_cpu_server.jobs.records import BatchStatus, Page, RowResult
-from openai_cpu_server.jobs.rows import RowAnswer
+from openai_cpu_server.jobs.run.recorder import Recorder
+from openai_cpu_server.jobs.run.rows import RowAnswer
+from openai_cpu_server.jobs.store.files import PART_BYTES
 from tests.jobs.support import OPTIONS, begin, echo, ended, jobs_at, jsonl, lines_of, never, ok
 
 pytestmark = pytest.mark.anyio

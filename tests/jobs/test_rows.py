@@ -7,9 +7,9 @@ import json
 import pytest
 
 from openai_cpu_server.errors import InvalidRequest
-from openai_cpu_server.jobs.check import MAX_ERRORS, InputCheck
-from openai_cpu_server.jobs.lines import Line, LineSplitter
-from openai_cpu_server.jobs.rows import BadLine, Row, RowAnswer, answered, expired, parse_row
+from openai_cpu_server.jobs.run.check import MAX_ERRORS, InputCheck
+from openai_cpu_server.jobs.run.lines import Line, LineSplitter
+from openai_cpu_server.jobs.run.rows import BadLine, Row, RowAnswer, answered, expired, parse_row
 from openai_cpu_server.jobs.window import window_seconds
 from tests.jobs.support import URL, row
 

@@ -14,11 +14,6 @@ from sqlalchemy.dialects import postgresql
 from sqlalchemy.exc import IntegrityError
 
 from openai_cpu_server.errors import BatchConflict, FileInUse, JobObjectNotFound, StartupError
-from openai_cpu_server.jobs.batch_store import BatchStore
-from openai_cpu_server.jobs.database import Database, open_database
-from openai_cpu_server.jobs.file_store import PART_BYTES, FileStore
-from openai_cpu_server.jobs.lease import has_died, new_holder
-from openai_cpu_server.jobs.ledger import LeaseLost, Ledger
 from openai_cpu_server.jobs.records import (
     BatchRecord,
     BatchStatus,
@@ -28,6 +23,11 @@ from openai_cpu_server.jobs.records import (
     Purpose,
     RowResult,
 )
+from openai_cpu_server.jobs.store.batches import BatchStore
+from openai_cpu_server.jobs.store.database import Database, open_database
+from openai_cpu_server.jobs.store.files import PART_BYTES, FileStore
+from openai_cpu_server.jobs.store.lease import has_died, new_holder
+from openai_cpu_server.jobs.store.ledger import LeaseLost, Ledger
 
 
 @pytest.fixture

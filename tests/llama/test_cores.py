@@ -42,7 +42,7 @@ import json, os, sys, threading
 from openai_cpu_server.contract.messages import EngineOptions
 from openai_cpu_server.contract.step import Span
 from openai_cpu_server.llama.cells.batch import Batch
-from openai_cpu_server.llama.draft_model import Wanted
+from openai_cpu_server.llama.draft_model import DraftRequest
 from openai_cpu_server.llama.loading import load
 from openai_cpu_server.llama.host.machine import Machine
 
@@ -69,7 +69,7 @@ loaded.context.decode(batch)
 watcher = threading.Thread(target=watch)
 watcher.start()
 for _ in range(300):
-    loaded.draft_model.draft([Wanted(0, range(300, 500), 8)])
+    loaded.draft_model.draft([DraftRequest(0, range(300, 500), 8)])
     loaded.draft_model.forget(0)
     if len(seen) > 1:
         break

@@ -18,7 +18,7 @@ import pytest
 
 from openai_cpu_server.llama.grammar.grammar_check import GrammarCheck
 from openai_cpu_server.structured import schema_to_gbnf
-from openai_cpu_server.structured.formats import FORMATS, LIMITED
+from openai_cpu_server.structured.scalars.formats import FORMATS, LIMITED
 from tests.structured.oracle import Sampler, check, compact
 
 pytestmark = pytest.mark.thorough

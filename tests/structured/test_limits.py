@@ -16,7 +16,7 @@ from openai_cpu_server.structured import (
     regex_to_gbnf,
     schema_to_gbnf,
 )
-from openai_cpu_server.structured.regex_classes import unicode_property
+from openai_cpu_server.structured.scalars.regex_classes import unicode_property
 
 pytestmark = pytest.mark.thorough
 

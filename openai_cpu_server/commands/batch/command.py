@@ -17,9 +17,9 @@ from openai_cpu_server.commands.batch.paths import Paths, errors_beside
 from openai_cpu_server.commands.batch.progress import BatchBar
 from openai_cpu_server.commands.batch.work import found_or_begun, run_to_end, write
 from openai_cpu_server.errors import StartupError
-from openai_cpu_server.jobs.database import open_database
 from openai_cpu_server.jobs.jobs import Jobs
 from openai_cpu_server.jobs.records import BatchRecord
+from openai_cpu_server.jobs.store.database import open_database
 from openai_cpu_server.observe.logs import set_up_logs
 from openai_cpu_server.settings import Settings, read_settings
 

@@ -6,13 +6,13 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from openai_cpu_server.errors import StartupError
-from openai_cpu_server.jobs.check import MAX_ERRORS, InputCheck
-from openai_cpu_server.jobs.file_store import PART_BYTES
 from openai_cpu_server.jobs.jobs import ENDPOINTS
-from openai_cpu_server.jobs.lines import Line, LineSplitter
 from openai_cpu_server.jobs.options import JobOptions
 from openai_cpu_server.jobs.records import LineError
-from openai_cpu_server.jobs.rows import BadLine, url_of
+from openai_cpu_server.jobs.run.check import MAX_ERRORS, InputCheck
+from openai_cpu_server.jobs.run.lines import Line, LineSplitter
+from openai_cpu_server.jobs.run.rows import BadLine, url_of
+from openai_cpu_server.jobs.store.files import PART_BYTES
 
 
 def checked_endpoint(path: Path, options: JobOptions) -> str:

@@ -1,1 +1,1 @@
-"""`openai-cpu-server inspect`: what a model file holds, and what it comes to on this machine."""
+"""`openai-cpu-server inspect`: what a model file contains, and what this machine can do with it."""

@@ -1,4 +1,4 @@
-"""The command: from a model's name to a report."""
+"""Runs the command: from a model's name to a report."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from openai_cpu_server.settings import Settings, read_settings
 
 
 def inspect(arguments: Sequence[str]) -> None:
-    """Raises StartupError with one line."""
+    """Run the command. Raises StartupError with one line."""
     given, rest = _parser().parse_known_args(arguments)
     settings = _settings(rest)
     header = GgufHeader(local_model(given.model))
@@ -130,6 +130,6 @@ class _Inspection:
 def _engine_options(
     model: Path, draft: Path | None, settings: Settings, profile: Profile | None
 ) -> EngineOptions:
-    """As `serve` would have them, but for the prefix cache, which is nothing to be measured."""
+    """The options that `serve` would have, without the prefix cache, which cannot be measured."""
     options = settings.engine_options(model, cache_bytes=0, draft_model_path=draft)
     return profile.applied(options, given=settings.model_fields_set) if profile else options

@@ -1,4 +1,4 @@
-"""What the header of a model file says."""
+"""Reads facts about a model from the header of its file."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _SPECIAL = (
     "bos", "eos", "eot", "eom", "unknown", "seperator", "padding", "cls", "mask",
     "fim_pre", "fim_suf", "fim_mid", "fim_pad", "fim_rep", "fim_sep", "prefix", "suffix", "middle",
 )  # fmt: skip
-"""Keys `tokenizer.ggml.*_token_id`, spelt as they are."""
+"""The keys `tokenizer.ggml.*_token_id`, spelt as they are."""
 _STATE_KEYS = ("ssm.state_size", "wkv.head_size", "shortconv.l_cache", "kda.head_dim")
 _EXPERTS = "_exps."
 
@@ -39,16 +39,16 @@ class TypeShare(msgspec.Struct, frozen=True):
 class Weights(msgspec.Struct, frozen=True):
     parameters: int
     active_parameters: int
-    """Of a mixture of experts: those that a token meets."""
+    """In a mixture of experts, the parameters that one token uses."""
     bits_per_weight: float
     file_type: str | None
-    """What the file says of itself."""
+    """The quantisation that the file states."""
     types: list[TypeShare]
-    """The largest share first."""
+    """The types, the largest share first."""
 
 
 class Shape(msgspec.Struct, frozen=True):
-    """None: the file does not say."""
+    """The model's sizes; None where the file does not say."""
 
     layers: int | None
     width: int | None
@@ -63,9 +63,9 @@ class Shape(msgspec.Struct, frozen=True):
     rope_scaling_factor: float | None
     rope_original_context: int | None
     window: int | None
-    """Some or all layers see only so many tokens back."""
+    """How many tokens back some or all layers see; None: all tokens."""
     has_state: bool
-    """Some or all layers keep a state per sequence instead of cells per token."""
+    """Whether some or all layers keep a state per sequence instead of cells per token."""
 
 
 class SpecialToken(msgspec.Struct, frozen=True):
@@ -77,11 +77,11 @@ class SpecialToken(msgspec.Struct, frozen=True):
 class Tokenizer(msgspec.Struct, frozen=True):
     kind: str
     pre: str | None
-    """How text is cut before it is merged."""
+    """The name of the rule that cuts text before it is merged."""
     size: int
     special: list[SpecialToken]
     adds_bos: bool | None
-    """None: as its kind does."""
+    """Whether text gets a BOS token; None: as usual for this kind of tokenizer."""
     adds_eos: bool | None
 
 
@@ -90,7 +90,7 @@ class Facts(msgspec.Struct, frozen=True):
     files: int
     file_bytes: int
     content: str
-    """`model`, or what else GGUF files are used for."""
+    """`model`, or another thing that GGUF files are used for."""
     architecture: str
     name: str | None
     description: str | None
@@ -174,7 +174,7 @@ def _shape(header: GgufHeader) -> Shape:
 
 
 def _largest(header: GgufHeader, name: str) -> int | None:
-    """Layers can differ."""
+    """The largest of the layers' values, which can differ."""
     layers = header.get_int(header.for_architecture("block_count")) or 1
     values = header.get_ints(header.for_architecture(name), layers)
     return max(values) if values else None

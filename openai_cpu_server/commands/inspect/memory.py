@@ -1,4 +1,4 @@
-"""What fits into this machine's memory beside the weights."""
+"""Computes what fits into this machine's memory beside the weights."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _LENGTHS = (1_024, 4_096)
 
 
 class Fit(msgspec.Struct, frozen=True):
-    """Sequences of so many tokens that fit at once, when they share nothing."""
+    """How many sequences of this length fit at once, if they share nothing."""
 
     tokens: int
     sequences: int
@@ -28,9 +28,9 @@ class Fit(msgspec.Struct, frozen=True):
 class KvCost(msgspec.Struct, frozen=True):
     type: str
     bytes_per_token: int
-    """Its cell of the draft model included."""
+    """The bytes of one token, its cell in the draft model's pool included."""
     tokens: int
-    """That fit in total."""
+    """The tokens that fit in total."""
     fits: list[Fit]
 
 
@@ -38,20 +38,20 @@ class Memory(msgspec.Struct, frozen=True):
     total_bytes: int
     free_bytes: int
     left_bytes: int
-    """Beside the weights, the draft model's too; 0 if they do not fit."""
+    """The memory left beside the weights, the draft model's included; 0 if they do not fit."""
     draft_model: str | None
     kv_type: str
-    """That `serve` would take."""
+    """The KV type that `serve` would use."""
     kv_types: list[KvCost]
-    """Empty: the model has no KV cells."""
+    """The cost of each KV type; [] if the model has no KV cells."""
     pool_tokens: int | None
-    """That `serve` would set aside for all its requests; None: it would not start."""
+    """The tokens that `serve` would set aside for all its requests; None: it would not start."""
     staging_tokens: int
-    """That it would have beside the pool."""
+    """The tokens that it would have beside the pool."""
     context: int | None
-    """Tokens that it would grant to one request."""
+    """The most tokens that it would grant to one request."""
     problem: str | None
-    """Why it would not start."""
+    """Why it would not start; None: it would."""
 
 
 def read_memory(
@@ -61,7 +61,7 @@ def read_memory(
     machine: Machine,
     draft: GgufHeader | None = None,
 ) -> Memory:
-    """`options`: those that `serve` would have."""
+    """`options` are those that `serve` would have."""
     free, trained = machine.free_memory(), facts.shape.context_trained
     rooms = {kind: Room.of(header, draft, kind, free) for kind in KVType}
     left = rooms[KVType.F16].free_bytes
@@ -87,7 +87,7 @@ def read_memory(
 
 
 def _can_share(facts: Facts) -> bool:
-    """Nothing is computed beside the pool of other models."""
+    """Whether cells can be shared: only then are prompts computed beside the pool."""
     return facts.shape.window is None and not facts.shape.has_state
 
 

@@ -1,4 +1,4 @@
-"""The report as people read it."""
+"""Writes the report for people."""
 
 from __future__ import annotations
 
@@ -13,20 +13,20 @@ from openai_cpu_server.llama.measure.profile import Profile
 
 
 class Report(msgspec.Struct, frozen=True):
-    """All that is known; `--json` prints it as it is."""
+    """All facts about the model; `--json` prints them as they are."""
 
     model: Facts
     chat_template: Template | None
     memory: Memory | None
-    """None: the file is no model that generates text."""
+    """What fits; None: the file is no model that generates text."""
     profile: Profile | None
-    """What `tune` has found for this model on this machine."""
+    """The settings that `tune` found for this model on this machine."""
     speed: Speed | None
-    """None: it was not measured on this machine."""
+    """The predicted speed; None: it was not measured on this machine."""
 
 
 def text(report: Report, asked: str) -> str:
-    """`asked`: how the user named the model."""
+    """The report as text. `asked` is the model's name as the user wrote it."""
     sections = [_about(report), _mixture(report.model)]
     if report.model.tokenizer is not None:
         sections.append(_special(report.model.tokenizer))

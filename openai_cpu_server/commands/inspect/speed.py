@@ -1,4 +1,4 @@
-"""Predicted tokens per second: from step times that were measured on this machine, or not at all.
+"""Predicts tokens per second from step times that were measured on this machine, or not at all.
 
 Without them there is no honest figure. What memory bandwidth allows is a bound that few machines come near:
 with few cores, arithmetic decides, and what the kernels of a quantisation make of a CPU is to be measured.
@@ -22,14 +22,14 @@ from openai_cpu_server.llama.measure.calibrate import CurveKey, cost_curve, know
 from openai_cpu_server.scheduler.cost_model import CostModel
 
 _CONTEXT = 512
-"""Tokens that each decoding sequence attends to."""
+"""The number of tokens that each decoding sequence attends to."""
 _SEQUENCES = (1, 2, 4, 8, 16, 32)
 
 
 class Decode(msgspec.Struct, frozen=True):
     sequences: int
     tokens_per_second: float
-    """Of all of them together."""
+    """The speed of all sequences together."""
 
 
 class Speed(msgspec.Struct, frozen=True):
@@ -39,11 +39,11 @@ class Speed(msgspec.Struct, frozen=True):
     repack: bool
     flash_attention: bool
     is_default: bool
-    """These options are what `serve` would have."""
+    """Whether `serve` would use these options."""
     context: int
-    """Tokens that each decoding sequence has behind it."""
+    """The number of tokens behind which each sequence decodes."""
     prompt_tokens_per_second: float
-    """Of a prompt's first step."""
+    """The speed of a prompt's first step."""
     decode: list[Decode]
 
 
@@ -55,7 +55,7 @@ class Measured(NamedTuple):
 def best_known(
     model: Path, cache_dir: Path, options: EngineOptions, header: GgufHeader, machine: Machine
 ) -> Measured | None:
-    """Of the curves that are kept the one whose options are the most like these, the newest of several."""
+    """The kept curve whose options are most like these; the newest if there are several."""
     known = [Measured(key, curve) for key, curve in known_curves(model, cache_dir)]
     wanted = _wanted(options, header, machine)
 
@@ -66,9 +66,9 @@ def best_known(
 
 
 def measure(options: EngineOptions, cache_dir: Path, on_progress: Callable[[str, float], None]) -> Measured:
-    """Loads the model, and times its steps unless they are known; they are kept for `serve`.
+    """Load the model and time its steps, unless they are known. The result is kept for `serve`.
 
-    `on_progress` hears what is done, and how far it is, 0 to 1. Raises `StartupError`.
+    `on_progress` hears what is done, and the progress, 0 to 1. Raises `StartupError`.
     """
     backend = LlamaBackend.load(options, lambda fraction: on_progress("loading", fraction))
     try:
@@ -101,7 +101,7 @@ def _decode_ms(model: CostModel, sequences: int) -> float:
 
 
 _Options = tuple[int, int, str, bool, bool]
-"""Threads for one token and for more, KV type, repacked weights, flash attention."""
+"""The threads for one token and for more, KV type, repacked weights, flash attention."""
 
 
 def _had(key: CurveKey, header: GgufHeader) -> _Options:

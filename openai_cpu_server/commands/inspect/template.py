@@ -1,4 +1,4 @@
-"""The chat template of a model file."""
+"""Describes the chat template of a model file."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ _KEY = "tokenizer.chat_template"
 class Template(msgspec.Struct, frozen=True):
     source: str
     named: list[str]
-    """Further ones in the file, such as `tool_use`."""
+    """The names of further templates in the file, such as `tool_use`."""
     tool_format: str | None
-    """How calls are written; None: in none of the ways that the server knows, and tools are refused."""
+    """How calls are written; None: in no way that the server knows, so that it refuses tools."""
     shows_tools: bool
-    """It tells the model which tools there are; else the server does."""
+    """Whether the template tells the model which tools there are; else the server does."""
     problem: str | None
-    """Why it cannot be used."""
+    """Why the template cannot be used; None: it can."""
 
 
 def read_template(header: GgufHeader) -> Template | None:
@@ -40,7 +40,7 @@ def read_template(header: GgufHeader) -> Template | None:
 
 
 def template_source(header: GgufHeader, name: str = "") -> str | None:
-    """`name`: of a further one; "": that of chats."""
+    """The source of a template. `name` is that of a further one; "": the one for chats."""
     return header.get_str(f"{_KEY}.{name}" if name else _KEY)
 
 

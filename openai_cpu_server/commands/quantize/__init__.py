@@ -1,1 +1,1 @@
-"""`openai-cpu-server quantize`: smaller types for the tensors of a GGUF file, by llama.cpp."""
+"""`openai-cpu-server quantize`: converts the tensors of a GGUF file to smaller types, by llama.cpp."""

@@ -1,4 +1,4 @@
-"""The options of the command, and what they mean to llama.cpp."""
+"""The options of the command, and their meaning for llama.cpp."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def _add_types(parser: argparse.ArgumentParser) -> None:
 
 
 def quantize_options(given: argparse.Namespace, kind: FileType, *, num_parts: int) -> QuantizeOptions:
-    """`num_parts`: of the output. Raises StartupError."""
+    """llama.cpp's options. `num_parts` is the number of files in the output. Raises StartupError."""
     machine = Machine()
     if given.threads is not None and given.threads < 1:
         raise StartupError(f"--threads must be at least 1, not {given.threads}")

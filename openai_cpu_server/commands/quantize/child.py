@@ -1,4 +1,4 @@
-"""The command's hold on the process that does the work."""
+"""Starts the process that does the work, and stops it."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _COMMAND = (sys.executable, "-m", "openai_cpu_server.commands.quantize.worker")
 
 
 class Child:
-    """Lives within a `with`, and not longer: it is killed at the end whatever it does."""
+    """The process within a `with` block. At the end of the block it is killed, whatever it does."""
 
     def __init__(self, job: Job) -> None:
         self._last_words = tempfile.TemporaryFile()  # noqa: SIM115 (closed with the process)
@@ -28,13 +28,13 @@ class Child:
         self._send(job)
 
     def plan(self) -> Plan:
-        """Once, first of all. Raises `QuantizeFailed`."""
+        """Ask for the plan. Call it once, first of all. Raises `QuantizeFailed`."""
         answer = self._receive()
         assert isinstance(answer, Planned)
         return answer.plan
 
     def run(self, go: Go, on_tensor: Callable[[int], None]) -> None:
-        """Once, after `plan`. Raises `QuantizeFailed`."""
+        """Do the work. Call it once, after `plan`. Raises `QuantizeFailed`."""
         self._send(go)
         while isinstance(answer := self._receive(), Began):
             on_tensor(answer.number)
@@ -66,7 +66,7 @@ class Child:
         return QuantizeFailed(f"llama.cpp crashed ({how}){self._telling_line()}")
 
     def _telling_line(self) -> str:
-        """What it has printed of its own death."""
+        """The line in which the process printed why it died."""
         self._last_words.seek(0)
         lines = self._last_words.read().decode("utf-8", "replace").splitlines()
         telling = [line for line in lines if "GGML_ASSERT" in line] or lines[-1:]

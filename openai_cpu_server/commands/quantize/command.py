@@ -1,4 +1,4 @@
-"""The command: from arguments to a smaller model."""
+"""Runs the command: from arguments to a smaller model."""
 
 from __future__ import annotations
 
@@ -27,11 +27,13 @@ from openai_cpu_server.model_source import local_model
 _FAILED = 1
 _LIST = "list"
 _WRITING_FAILED = "iostream error"
-"""All that C++ says of a full disk."""
+"""All that C++ says about a full disk."""
 
 
 def quantize(arguments: Sequence[str]) -> None:
-    """Exits with 1 if it fails on the way, 128 + signal if stopped. Raises StartupError for wrong use."""
+    """Run the command. Exits with 1 if the work fails, 128 + signal if stopped. Raises StartupError for wrong
+    use.
+    """
     given = parser().parse_args(arguments)
     if given.type == _LIST:
         show(type_list())
@@ -70,7 +72,7 @@ def _quantize(source: Source, output: Output, options: QuantizeOptions, *, dry_r
 
 
 def _planned(child: Child, source: Source) -> Conversion:
-    """Nothing is written yet: whatever is wrong is wrong with what was asked for."""
+    """Ask llama.cpp for its plan. Nothing is written yet, so an error here is about the request."""
     try:
         return Conversion.of(source, child.plan())
     except QuantizeFailed as error:
@@ -78,7 +80,7 @@ def _planned(child: Child, source: Source) -> Conversion:
 
 
 def _make(child: Child, conversion: Conversion, output: Output, too_late: Callable[[], None]) -> None:
-    """`too_late`: called when it cannot be stopped any more."""
+    """Make the output. `too_late` is called when it can no longer be stopped."""
     output.require_room(conversion.file_bytes)
     tensors = [(tensor.name, tensor.num_bytes) for tensor, _ in conversion.tensors]
     with output.folder() as folder:

@@ -1,4 +1,4 @@
-"""What is to become of each tensor, and whether that can be."""
+"""Decides what becomes of each tensor, and whether that is possible."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from openai_cpu_server.llama.gguf.tensor_types import TensorType, tensor_type_na
 from openai_cpu_server.llama.gguf.tensors import Tensor, file_tensors, model_tensors
 
 _PADDING = 32
-"""Tensors begin at multiples of this."""
+"""Tensors begin at multiples of so many bytes."""
 
 
 class Source(msgspec.Struct, frozen=True):
-    """The model that is there. All parts of it are, and as long as they must be."""
+    """The model to convert. All its parts exist and are as long as they must be."""
 
     path: Path
     files: list[Path]
@@ -27,7 +27,7 @@ class Source(msgspec.Struct, frozen=True):
 
     @classmethod
     def read(cls, path: Path) -> Source:
-        """Raises StartupError."""
+        """Read the source. Raises StartupError."""
         header = GgufHeader(path)
         tensors = model_tensors(header)
         if not header.architecture or not tensors:
@@ -44,7 +44,7 @@ class Conversion(msgspec.Struct, frozen=True):
 
     source: Source
     tensors: list[tuple[Tensor, TensorType]]
-    """As they are and the type that they will have, in the order in which they are done."""
+    """Each tensor with its new type, in the order in which they are converted."""
     fallbacks: tuple[Fallback, ...]
     needs_importance: bool
 
@@ -65,13 +65,12 @@ class Conversion(msgspec.Struct, frozen=True):
 
     @property
     def file_bytes(self) -> int:
-        """Of the output, nearly: the headers of the source are taken for its own."""
+        """Nearly the bytes of the output: its headers are taken to be as long as the source's."""
         headers = self.source.file_bytes - sum(tensor.num_bytes for tensor in self.source.tensors)
         return max(0, headers) + self.tensor_bytes + _PADDING * len(self.tensors)
 
     def require_possible(self, importance: Importance | None, *, allows_requantising: bool) -> None:
-        """Raises StartupError for what llama.cpp would notice on the way, when much is written already, or
-        what would end its process."""
+        """Raises StartupError for faults that llama.cpp would notice late, or that would end its process."""
         if self.needs_importance:
             raise StartupError("this type needs an importance matrix: --imatrix FILE (of llama-imatrix)")
         for tensor, kind in self.tensors:
@@ -87,7 +86,9 @@ class Conversion(msgspec.Struct, frozen=True):
                 raise StartupError(f"{tensor.name} cannot be {kind.name} without an importance matrix")
 
     def require_made(self, files: Sequence[Path]) -> None:
-        """Raises QuantizeFailed unless these files are the output: llama.cpp may not notice a full disk."""
+        """Raises QuantizeFailed unless these files are the whole output: llama.cpp may not notice a full
+        disk.
+        """
         try:
             made = {each.name: each.type for file in files for each in file_tensors(GgufHeader(file))}
         except StartupError as error:
@@ -97,7 +98,7 @@ class Conversion(msgspec.Struct, frozen=True):
 
 
 def _require_fit(tensor: Tensor, kind: TensorType) -> None:
-    """Types that users choose for a tensor do not fall back to others."""
+    """Raises StartupError if a tensor cannot have the type: types that users choose have no fallback."""
     if tensor.shape[0] % kind.block_values:
         raise StartupError(
             f"{tensor.name} cannot be {kind.name}: its rows of {tensor.shape[0]:,} values are no multiple"

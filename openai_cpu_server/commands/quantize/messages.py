@@ -1,4 +1,4 @@
-"""What the command and the process that does the work tell each other: JSON, an object a line."""
+"""The messages between the command and the process that does the work: one JSON object per line."""
 
 from __future__ import annotations
 
@@ -10,19 +10,19 @@ from openai_cpu_server.llama.gguf.quantize import Plan, QuantizeOptions
 
 
 class Job(msgspec.Struct, frozen=True):
-    """The first line that the process gets; it answers `Planned` or `Failed`."""
+    """The first line to the process, which answers with `Planned` or `Failed`."""
 
     source: str
     options: QuantizeOptions
 
 
 class Go(msgspec.Struct, frozen=True):
-    """The second line; `Began` for each tensor and then `Done` or `Failed` come back."""
+    """The second line. The process answers with `Began` for each tensor, then with `Done` or `Failed`."""
 
     folder: str
-    """Where the output is made; removed if nobody is left who would."""
+    """The folder in which the output is made. The process removes it if the command is gone."""
     target: str
-    """File in it; of several parts, what their names begin with."""
+    """The file in it; for several parts, what their names begin with."""
 
 
 class Planned(msgspec.Struct, frozen=True, tag=True):
@@ -31,11 +31,11 @@ class Planned(msgspec.Struct, frozen=True, tag=True):
 
 class Began(msgspec.Struct, frozen=True, tag=True):
     number: int
-    """Of the tensor, from 1, in the plan's order."""
+    """The number of the tensor in the plan's order, from 1."""
 
 
 class Done(msgspec.Struct, frozen=True, tag=True):
-    """All is written."""
+    """All files are written."""
 
 
 class Failed(msgspec.Struct, frozen=True, tag=True):

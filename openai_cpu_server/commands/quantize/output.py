@@ -1,4 +1,6 @@
-"""The output's files: made in a hidden folder beside their place, and moved there when they are whole."""
+"""The output's files. They are made in a hidden folder beside their place, and moved there once they are
+whole.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +21,7 @@ class Output:
     """One file, or the parts of one model."""
 
     def __init__(self, path: Path, *, num_parts: int = 1) -> None:
-        """A link is followed, so that it goes on pointing to the model."""
+        """Links are followed, so that a link goes on pointing to the model."""
         self.path = Path(os.path.realpath(path))
         self._num_parts = num_parts
 
@@ -29,7 +31,7 @@ class Output:
 
     @property
     def files(self) -> tuple[Path, ...]:
-        """Where they will be."""
+        """The paths at which the files will be."""
         if self._num_parts == 1:
             return (self.path,)
         stem = self.name.removesuffix(_SUFFIX)
@@ -39,7 +41,7 @@ class Output:
         )
 
     def check(self, sources: Sequence[Path], *, may_overwrite: bool) -> None:
-        """Raises `StartupError` if they cannot or must not be written."""
+        """Raises `StartupError` if the files cannot or must not be written."""
         folder = self.path.parent
         if not folder.is_dir():
             raise StartupError(f"there is no folder {folder}")
@@ -54,7 +56,9 @@ class Output:
                 raise StartupError(f"{file} exists already: --force replaces it")
 
     def require_room(self, num_bytes: int) -> None:
-        """What stands there already counts, for it stays until the new one is whole."""
+        """Raises `StartupError` if the disk has no room beside the old output, which stays until the new one
+        is whole.
+        """
         free = shutil.disk_usage(self.path.parent).free
         if free < num_bytes:
             raise StartupError(
@@ -64,7 +68,7 @@ class Output:
 
     @contextlib.contextmanager
     def folder(self) -> Iterator[Path]:
-        """On the same file system. It is removed at the end with all that is still in it."""
+        """A new folder on the same file system. It is removed at the end with everything left in it."""
         try:
             made = Path(tempfile.mkdtemp(dir=self.path.parent, prefix=f".{self.name[:80]}.", suffix=".part"))
         except OSError as error:
@@ -82,12 +86,12 @@ class Output:
         return [folder / file.name for file in self.files]
 
     def settle(self, folder: Path) -> None:
-        """Wait until all is on the disk: a name must not outlive a power cut without its content."""
+        """Wait until everything is on disk: a name must not outlive a power cut without its content."""
         for file in self.made(folder):
             with file.open("rb") as data:
                 os.fsync(data.fileno())
 
     def publish(self, folder: Path) -> None:
-        """The first part last: without it nobody reads the others."""
+        """Move the files to their place. The first part comes last: without it nobody reads the others."""
         for made, file in reversed(list(zip(self.made(folder), self.files, strict=True))):
             made.replace(file)

@@ -1,4 +1,4 @@
-"""How far it is: a bar on a terminal, else now and then a line. On standard error."""
+"""Shows progress on standard error: a bar on a terminal, else a line now and then."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ from rich.progress import (
 from openai_cpu_server.commands.plain_text import bytes_text
 
 _LINES_FROM_BYTES = 100_000_000
-"""Smaller ones are done before anybody looks into a log."""
+"""Smaller sources are done before anybody looks into a log."""
 _PERCENT_PER_LINE = 10
 
 
 class QuantizeBar:
-    """Counts bytes of the source, tensor by tensor: llama.cpp says when one begins."""
+    """Counts bytes of the source by tensors: llama.cpp says when one begins."""
 
     def __init__(self, console: Console, what: str, tensors: Sequence[tuple[str, int]]) -> None:
-        """`tensors`: names and bytes, in the order in which they are quantised."""
+        """`tensors` has names and bytes, in the order of the work."""
         self._console = console
         self._tensors = tensors
         self._total = sum(num_bytes for _, num_bytes in tensors)
@@ -46,13 +46,13 @@ class QuantizeBar:
         self._task = self._bar.add_task(what, total=self._total, tensor="")
 
     def begin(self, number: int) -> None:
-        """A tensor, from 1."""
+        """Show that a tensor begins; the first is number 1."""
         self._done = sum(num_bytes for _, num_bytes in self._tensors[: number - 1])
         self._bar.update(self._task, completed=self._done, tensor=self._tensors[number - 1][0])
         self._write_line()
 
     def end(self) -> None:
-        """All tensors are done; what follows is the disk's."""
+        """Show that all tensors are done; the rest is up to the disk."""
         self._bar.update(self._task, completed=self._total, tensor="writing to disk")
 
     def _write_line(self) -> None:

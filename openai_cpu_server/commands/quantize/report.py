@@ -1,4 +1,4 @@
-"""What the command says: the types there are, and what has become of a model."""
+"""Writes what the command tells: the list of types, and the result for a model."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def summary(title: str, conversion: Conversion, made_bytes: int) -> list[str]:
 
 
 def fallback_lines(conversion: Conversion) -> list[str]:
-    """Rows that are no multiple of a block; nothing where all are."""
+    """Lines about tensors whose rows are no multiple of a block; [] if there are none."""
     if not conversion.fallbacks:
         return []
     kinds = Counter((each.columns, each.block, each.wanted, each.got) for each in conversion.fallbacks)
@@ -49,7 +49,7 @@ def fallback_lines(conversion: Conversion) -> list[str]:
 
 
 def _mixture(conversion: Conversion) -> list[tuple[str, str, str]]:
-    """The largest types first."""
+    """The types and their numbers of tensors, the largest share first."""
     had = Counter(tensor.type for tensor in conversion.source.tensors)
     has = Counter(kind for _, kind in conversion.tensors)
     kinds = sorted({*had, *has}, key=lambda kind: (-kind.bits, kind.name))

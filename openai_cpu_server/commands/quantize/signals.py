@@ -1,4 +1,4 @@
-"""Whoever asks the command to stop gets it stopped, with everything cleaned up."""
+"""Turns signals that ask the command to stop into an exception, so that everything is cleaned up."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _UNTOUCHED = (signal.SIG_DFL, signal.default_int_handler)
 
 
 class Stopped(BaseException):
-    """A signal has come; it is out of the way of those who handle exceptions."""
+    """A signal has come. It is no `Exception`, so that handlers of those let it pass."""
 
     def __init__(self, number: int) -> None:
         super().__init__(number)
@@ -21,9 +21,10 @@ class Stopped(BaseException):
 
 @contextlib.contextmanager
 def stoppable() -> Iterator[Callable[[], None]]:
-    """Raises `Stopped` where the signal arrives, until what it yields is called: from then on it is too late.
+    """Raise `Stopped` where a signal arrives, until the yielded function is called: from then on it is too
+    late.
 
-    Ignored signals (`nohup`) stay ignored; so is a second one, for cleaning up takes no time.
+    Ignored signals (`nohup`) stay ignored; so does a second signal, because cleaning up takes no time.
     """
     before = {number: signal.getsignal(number) for number in _ASKING}
     mine = [number for number, handler in before.items() if handler in _UNTOUCHED]

@@ -1,8 +1,8 @@
 """The process that quantises: `python -m openai_cpu_server.commands.quantize.worker`.
 
-A process of its own because the native call ends when it is done, not before, and no callback of it can end
-it: to stop it is to kill it. Ctrl-C is left to the command, which kills this process and removes what it has
-written. If the command itself is gone, standard input ends, and this process cleans up and leaves.
+It is a process of its own because the native call cannot be ended: stopping it means killing it. Ctrl-C goes
+to the command, which kills this process and removes what it wrote. If the command itself is gone, standard
+input ends; then this process cleans up and leaves.
 """
 
 from __future__ import annotations

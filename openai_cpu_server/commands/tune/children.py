@@ -1,4 +1,4 @@
-"""Measures settings in processes of their own, one after the other, as long as there is time."""
+"""Measures settings, each in a process of its own, as long as there is time."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ from openai_cpu_server.llama.measure.profile import Profile
 _COMMAND = (sys.executable, "-m", "openai_cpu_server.commands.tune.trial")
 _NO_TIME = Failure("not measured: no time left")
 _PATIENCE = 3.0
-"""A setting may take so many times what the first took; then it is out."""
+"""A setting may take this many times as long as the first; then it is out."""
 _GRACE_S = 20.0
-"""What the last one may take beyond the end."""
+"""The last setting may take so many seconds beyond the end."""
 
 
 class Children:
-    """The first setting is measured however long it takes; the others as long as the budget lasts."""
+    """The first setting is measured however long it takes, the others as long as the budget lasts."""
 
     def __init__(self, options: EngineOptions, *, context: int, budget_s: float) -> None:
-        """`options`: all but what a profile says."""
+        """`options` are the server's, without those of a profile."""
         self._options = options
         self._context = context
         self._budget_s = budget_s
@@ -43,7 +43,7 @@ class Children:
         return answer
 
     def _limit_s(self, left_s: float) -> float | None:
-        """What the next setting may take; None: it must not begin."""
+        """The seconds that the next setting may take; None: it must not begin."""
         if self._first_s is None:
             return 10 * self._budget_s
         if left_s < 0.5 * self._first_s:

@@ -1,4 +1,4 @@
-"""The command: from arguments to a printed table and a profile on disk."""
+"""Runs the command: from arguments to a printed table and a profile on disk."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ from openai_cpu_server.model_source import resolve_model
 from openai_cpu_server.settings import read_settings
 
 _BUDGET_S, _BUDGET_MAX_S = 100.0, 900.0
-"""For a model of up to 1 GB; larger ones get time in proportion, up to the latter."""
+"""Seconds for a model of up to 1 GB, and the most for any. Larger models get time in proportion."""
 _PREFILL_TOKENS = (64, 128, 256, 512)
 _CONTEXT = 512
 _POOL_CELLS = (MANY + 1) * _CONTEXT + 1024
 
 
 def tune(arguments: Sequence[str]) -> None:
-    """Raises StartupError with one line. Nothing is written before all is measured."""
+    """Run the command. It writes nothing before everything is measured. Raises StartupError with one line."""
     given = _parser().parse_args(arguments)
     model, goal, console = resolve_model(given.model), Goal(given.goal), Console()
     cache_dir, neighbours = given.cache_dir or read_settings([]).profile_dir, Neighbours()
@@ -92,7 +92,7 @@ def _measure(model: Path, goal: Goal, console: Console) -> list[Row]:
 
 
 def _defaults(header: GgufHeader, machine: Machine) -> Profile:
-    """What `serve` would do without a profile."""
+    """The settings that `serve` uses without a profile."""
     options, threads = EngineOptions(model_path=str(header.path)), machine.num_threads()
     return Profile(
         threads=threads,
@@ -105,14 +105,16 @@ def _defaults(header: GgufHeader, machine: Machine) -> Profile:
 
 
 def _options(header: GgufHeader, machine: Machine) -> EngineOptions:
-    """A pool that has room with every KV type: f32 is the largest."""
+    """The options, with a pool that has room for every KV type; f32 is the largest."""
     room = Room.of(header, None, KVType.F32, machine.free_memory())
     cells = min(_POOL_CELLS, max(room.pool_cells(None), 1024))
     return EngineOptions(model_path=str(header.path), kv_tokens=cells)
 
 
 def thread_counts(machine: Machine) -> tuple[int, ...]:
-    """All cores that may be used, all their threads, half of them, and one less than all."""
+    """Numbers of threads to try: all usable cores, all their hardware threads, half, and one less than
+    all.
+    """
     cores = machine.num_threads()
     return tuple(sorted({max(1, cores // 2), max(1, cores - 1), cores, machine.num_cpus()}))
 

@@ -1,4 +1,4 @@
-"""What the person at the terminal sees."""
+"""Writes what the person at the terminal sees."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def progress_bar(console: Console) -> Progress:
 
 
 def table(rows: Sequence[Row], goal: Goal) -> Table:
-    """All measurements: tokens per second, and how much faster than at the start the goal's work is done."""
+    """A table of all measurements: tokens per second, and how much faster than the first setting each is."""
     best = winner(rows)
     table = Table(title=f"tokens per second, and the gain in {goal.value}")
     table.add_column("setting", no_wrap=True)

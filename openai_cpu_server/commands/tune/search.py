@@ -1,4 +1,4 @@
-"""Which setting to measure next: one factor at a time, from the best so far. Pure."""
+"""Decides which setting to measure next: one factor at a time, starting from the best so far. Pure."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from openai_cpu_server.commands.tune.workload import Failure, Goal, Part, Timing
 from openai_cpu_server.llama.measure.profile import Profile
 
 _CLEARLY = 0.97
-"""A setting must cost at most this share of the best so far: less is noise."""
+"""A setting is better only if it costs at most this share of the best so far: less is noise."""
 
 Value = Union[int, str, bool]
 Measure = Callable[[Profile, tuple[Part, ...]], Union[Timings, Failure]]
@@ -20,12 +20,12 @@ Measure = Callable[[Profile, tuple[Part, ...]], Union[Timings, Failure]]
 
 @dataclass(frozen=True)
 class Factor:
-    """A field of the profile, and what it may be."""
+    """A field of the profile, and the values to try for it."""
 
     field: str
     values: tuple[Value, ...]
     parts: tuple[Part, ...]
-    """What it has an influence on."""
+    """The parts of the work that it has an influence on."""
 
 
 @dataclass(frozen=True)
@@ -33,19 +33,19 @@ class Row:
     """One measured setting: the best so far with one factor changed."""
 
     factor: str | None
-    """None: the setting to begin with."""
+    """The changed factor; None: this is the first setting."""
     value: Value | None
     profile: Profile
     timings: Timings | None
     cost_ms: float | None
     note: str
-    """Why there are no timings; else ""."""
+    """Why there are no timings; "" if there are."""
     is_better: bool = False
-    """Than the best before it."""
+    """Whether it is better than the best before it."""
 
 
 def factors(goal: Goal, *, threads: Sequence[int], prefill_tokens: Sequence[int]) -> list[Factor]:
-    """What matters most comes first: time may run out."""
+    """The factors to try, the most important first, as time may run out."""
     repack = Factor("repack", (True, False), goal.parts)
     kv_type = Factor("kv_type", ("f16", "f32", "bf16", "q8_0"), goal.parts)
     flash = Factor("flash_attention", (True, False), goal.parts)
@@ -58,12 +58,12 @@ def factors(goal: Goal, *, threads: Sequence[int], prefill_tokens: Sequence[int]
 
 
 def num_trials(start: Profile, plan: Sequence[Factor]) -> int:
-    """Settings to measure at most."""
+    """The most settings to measure."""
     return 1 + sum(len(_others(start, factor)) for factor in plan)
 
 
 def search(start: Profile, plan: Sequence[Factor], goal: Goal, measure: Measure) -> Iterator[Row]:
-    """Each row as soon as it is measured. The last one that `is_better` is the winner, else the first is."""
+    """Yield each row as soon as it is measured. The last row that `is_better` wins, else the first row."""
     best = _first_row(start, goal, measure)
     yield best
     if best.timings is None:
@@ -106,5 +106,5 @@ def _row(best: Row, factor: Factor, value: Value, goal: Goal, measure: Measure) 
 
 
 def _is_possible(profile: Profile) -> bool:
-    """llama.cpp keeps quantised values with flash attention only."""
+    """Whether llama.cpp can have these settings: quantised keys and values need flash attention."""
     return profile.flash_attention or profile.kv_type != "q8_0"

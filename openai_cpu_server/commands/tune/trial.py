@@ -1,6 +1,6 @@
-"""The process that measures one setting: a `Trial` comes in by stdin, `Timings` or a `Failure` go out.
+"""The process that measures one setting: reads a `Trial` on stdin, writes `Timings` or a `Failure`.
 
-A setting of its own process cannot harm the others: its memory is freed, and if it crashes it is just out.
+In a process of its own, a setting cannot harm others: its memory is freed, and a crash only rules it out.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from openai_cpu_server.llama.measure.probe import Probe
 
 _REPEATS = 3
 _SHORT_MS = 3000.0
-"""A long prompt that takes less is computed twice, against noise."""
+"""A long prompt that takes less is computed twice, because of noise."""
 _RESERVE = 512
-"""Cells of the pool beside the contexts: what the timed steps add."""
+"""The cells of the pool, beside the contexts, that the timed steps need."""
 
 
 def main() -> None:
@@ -41,7 +41,7 @@ def _answer(trial: Trial) -> Timings | Failure:
 
 
 def _timings(trial: Trial, info: ModelInfo, probe: Probe) -> Timings:
-    """Slot 0 holds the long prompt, the last slot gets the short one, those between decode."""
+    """Slot 0 holds the long prompt, the last slot gets the short one, the others decode."""
     context = min(trial.context, info.kv_tokens - _RESERVE)
     prefill_ms = _fill(probe, context, trial.options.prefill_tokens)
     if prefill_ms * context < _SHORT_MS:
@@ -61,7 +61,7 @@ def _timings(trial: Trial, info: ModelInfo, probe: Probe) -> Timings:
 
 
 def _fill(probe: Probe, context: int, chunk: int) -> float:
-    """Milliseconds per token."""
+    """Compute a prompt; returns milliseconds per token."""
     total_ms = 0.0
     while (left := context - probe.held(0)) > 0:
         total_ms += probe.compute({0: min(chunk, left)})
@@ -69,7 +69,7 @@ def _fill(probe: Probe, context: int, chunk: int) -> float:
 
 
 def _decode(probe: Probe, info: ModelInfo, num_sequences: int) -> float:
-    """Milliseconds per sequence of a step in which each decodes, behind cells of its own if can be."""
+    """Milliseconds per sequence of a step in which each decodes, if possible behind cells of its own."""
     room = (info.kv_tokens - _RESERVE) // probe.held(0)
     slots = range(min(num_sequences, info.max_seqs - 1, room if info.can_share else num_sequences))
     new = [slot for slot in slots if not probe.held(slot)]

@@ -1,4 +1,4 @@
-"""What is timed for one setting, and what a goal makes of the times. Plain data."""
+"""Defines what is timed for a setting, and the cost that a goal computes from the times. Plain data."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ import msgspec
 from openai_cpu_server.contract.messages import EngineOptions
 
 SHORT_PROMPT = 64
-"""Tokens of the newcomer's prompt."""
+"""The tokens of the newcomer's prompt."""
 FEW, MANY = 16, 32
-"""Sequences that decode together."""
+"""The numbers of sequences that decode together."""
 
 
 class Part(enum.Enum):
@@ -30,30 +30,30 @@ class Trial(msgspec.Struct, frozen=True, kw_only=True):
     options: EngineOptions
     parts: tuple[Part, ...]
     context: int
-    """Tokens of the long prompt."""
+    """The tokens of the long prompt."""
 
 
 class Timings(msgspec.Struct, frozen=True, kw_only=True, tag=True):
-    """Milliseconds; of parts that were not asked for None."""
+    """The times in milliseconds; None for parts that were not asked for."""
 
     context: int
     prefill_ms: float | None = None
-    """Per token of the long prompt."""
+    """Milliseconds per token of the long prompt."""
     short_prompt_ms: float | None = None
     decode_one_ms: float | None = None
     decode_few_ms: float | None = None
-    """Of a step with as many sequences as there was room for, up to 16: per sequence."""
+    """Milliseconds per sequence, of a step with as many as there was room for, up to 16."""
     decode_many_ms: float | None = None
     """The same with up to 32."""
 
     def updated(self, newer: Timings) -> Timings:
-        """These, but for what the newer ones have measured."""
+        """These timings, replaced by the newer ones where those were measured."""
         changes = {name: v for name, v in msgspec.structs.asdict(newer).items() if v is not None}
         return msgspec.structs.replace(self, **changes)
 
 
 class Failure(msgspec.Struct, frozen=True, tag=True):
-    """Why a setting cannot be had, in one line."""
+    """Why a setting cannot be used, in one line."""
 
     message: str
 
@@ -69,10 +69,11 @@ class Goal(enum.Enum):
         return (Part.PREFILL, Part.DECODE_ONE, Part.DECODE_MANY)
 
     def cost_ms(self, timings: Timings) -> float:
-        """What a unit of work takes. All that it is made of must have been timed.
+        """The milliseconds of a unit of work. Everything that it consists of must have been timed.
 
-        Latency: one turn of a chat, alone: 256 tokens of prompt in chunks, 64 more, and 64 of output.
-        Throughput: one request of many: 256 tokens of prompt and 96 of output, and a little of one alone.
+        Latency: one turn of a chat alone, with 256 tokens of prompt in chunks, 64 more, and 64 of output.
+        Throughput: one request of many, with 256 tokens of prompt and 96 of output, and a little of one
+        alone.
         """
         return sum(weight * _known(timings, name) for name, weight in _WEIGHTS[self].items())
 

@@ -1,1 +1,1 @@
-"""KV cells: where they are computed, kept, copied and saved."""
+"""KV cells: where they are computed, stored, copied and saved."""

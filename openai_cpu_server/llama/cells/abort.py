@@ -11,7 +11,8 @@ import llama_cpp
 
 
 class AbortSwitch:
-    """llama.cpp asks between the nodes of its graph whether to go on; the answer must not need the GIL.
+    """llama.cpp asks this switch between the nodes of its graph whether to go on; the answer must not need
+    the GIL.
 
     So the callback is the C library's own `strlen`, and its data a text of length 0 (go on) or 1 (abort):
     the first of two bytes is the switch. `press` counts only while armed. Who presses has looked at a step a
@@ -24,7 +25,7 @@ class AbortSwitch:
         self._is_armed = False
 
     def connect(self, params: llama_cpp.llama_context_params) -> None:
-        """The context keeps the address of the switch: it must not outlive it."""
+        """Make the context ask this switch. The context keeps its address: it must not outlive the switch."""
         params.abort_callback = ctypes.cast(ctypes.CDLL(None).strlen, llama_cpp.ggml_abort_callback)
         params.abort_callback_data = ctypes.addressof(self._text)
 
@@ -37,7 +38,7 @@ class AbortSwitch:
             self._set(armed=False)
 
     def press(self) -> None:
-        """From any thread, at any time (a reader of commands does not know whether a step runs)."""
+        """Ask the running step to end. Any thread may call it at any time, also while no step runs."""
         with self._lock:
             if self._is_armed:
                 self._text[0] = b"\x01"

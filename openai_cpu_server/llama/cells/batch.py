@@ -13,22 +13,24 @@ from openai_cpu_server.contract.step import Span
 
 
 class OutputRows(NamedTuple):
-    """Where a span's logits are in the matrix of the step's: rows of its targets, rows to sample from."""
+    """The rows of the step's logits that belong to one span: those of its targets, and those to sample
+    from.
+    """
 
     targets: range
     samples: range
-    """Of the last token, and of each of the draft's; empty if nothing is sampled."""
+    """One row for the last token and one for each draft token; empty if nothing is sampled."""
 
 
 class Layout(NamedTuple):
-    """What a filled batch will bring: rows of logits by span, and their number."""
+    """Which rows of logits each span gets, and how many rows there are."""
 
     rows: list[OutputRows]
     num_outputs: int
 
 
 class Batch:
-    """A `llama_batch` over arrays of numpy's: they own the memory, so there is nothing to free."""
+    """A `llama_batch` whose arrays belong to numpy, so that there is nothing to free."""
 
     def __init__(self, capacity: int) -> None:
         self.capacity = capacity
@@ -42,7 +44,7 @@ class Batch:
         self.native = self._native()
 
     def fill(self, spans: Sequence[Span]) -> Layout:
-        """Replaces what was in it."""
+        """Replace the content of the batch by these spans."""
         tokens: list[int] = []
         positions: list[int] = []
         slots: list[int] = []
@@ -85,7 +87,9 @@ class Batch:
 
 
 def _num_outputs(span: Span) -> int:
-    """The last token's logits may serve both as a target's and for the sample."""
+    """The number of rows of logits that the span needs. The last token's row may serve a target and the
+    sample.
+    """
     samples = span.sample and len(span.targets) < len(span.tokens)
     return len(span.targets) + samples + len(span.draft)
 
@@ -95,7 +99,7 @@ def _wants(span: Span) -> list[int]:
     assert length > 0, "an empty span"
     assert scored <= length, f"{scored} targets for {length} tokens"
     assert not span.draft or (span.sample and not scored), "a draft where it is of no use"
-    assert not span.num_to_draft, "a draft that nobody has thought of"
+    assert not span.num_to_draft, "a draft that was not made"
     wants = [1] * scored + [0] * (length - scored)
     if span.sample:
         wants[-1] = 1
@@ -103,7 +107,9 @@ def _wants(span: Span) -> list[int]:
 
 
 def _rows(span: Span, first: int) -> OutputRows:
-    """Row `first` is the span's first. It samples from the last: of a target, or behind the targets."""
+    """The span's rows; `first` is its first row. The sample comes from the last token's row, a target's or
+    its own.
+    """
     scored = len(span.targets)
     sampled = first + min(scored, len(span.tokens) - 1)
     end = sampled + 1 + len(span.draft) if span.sample else sampled

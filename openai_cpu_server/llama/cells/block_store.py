@@ -12,13 +12,17 @@ import numpy.typing as npt
 Bytes = npt.NDArray[np.uint8]
 
 _SPARE_BYTES = 64 * 2**20
-"""Of dropped blocks kept at hand: to fault in fresh memory takes six times as long as to copy into it."""
+"""Memory of dropped blocks that is kept for new ones. Faulting in fresh memory takes six times as long as
+copying into it.
+"""
 
 _PRIVATE = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
 
 
 def _fresh(num_bytes: int) -> Bytes:
-    """Pages of its own: they go back to the system as soon as the array is gone, as malloc's often do not."""
+    """Memory in pages of its own. They go back to the system with the array; memory from malloc often does
+    not.
+    """
     try:
         return np.frombuffer(mmap.mmap(-1, num_bytes, flags=_PRIVATE), np.uint8)
     except OSError:  # the system counts mappings
@@ -26,12 +30,12 @@ def _fresh(num_bytes: int) -> Bytes:
 
 
 class SavedCells(NamedTuple):
-    """Cells of consecutive positions, as llama.cpp writes them: some parts, one behind the other."""
+    """Cells of consecutive positions in llama.cpp's format, in one or more parts one after the other."""
 
     data: Bytes
-    """Read-only where it is a view of a mapped file."""
+    """The bytes of all parts. It is read-only where it is a view of a mapped file."""
     sizes: tuple[int, ...]
-    """Bytes of each part; their sum is the length of `data`."""
+    """The bytes of each part; their sum is the length of `data`."""
 
     def part(self, index: int) -> Bytes:
         start = sum(self.sizes[:index])
@@ -48,11 +52,11 @@ class BlockStore:
 
     @property
     def spare_bytes(self) -> int:
-        """Of dropped blocks, kept for the next."""
+        """Memory of dropped blocks that is kept for the next blocks."""
         return self._spare_bytes
 
     def allocate(self, num_bytes: int) -> Bytes:
-        """Memory for a block, with anything in it."""
+        """Memory for a block. Its content is undefined."""
         if self._spares and len(self._spares[-1]) == num_bytes:
             self._spare_bytes -= num_bytes
             return self._spares.pop()
@@ -73,7 +77,9 @@ class BlockStore:
             self._keep_spare(data)
 
     def _keep_spare(self, data: Bytes) -> None:
-        """Instead of older ones, if they become too many: what comes next is most often of the same size."""
+        """Keep a dropped block's memory; the oldest goes if it is too much: new blocks mostly have this
+        size.
+        """
         self._spares.append(data)
         self._spare_bytes += len(data)
         while self._spare_bytes > _SPARE_BYTES:

@@ -1,4 +1,4 @@
-"""The prefix cache between two runs: a file of saved cells, and what they are of.
+"""The prefix cache between two runs: a file of saved cells, and of what they belong to.
 
     head    magic, version, checksum of the rest of head and index, bytes of the index, bytes of the file
     index   msgpack: fingerprint, and for each block its tokens, its place and its checksum
@@ -31,7 +31,7 @@ _MAGIC = b"OCS-KV\r\n"
 _VERSION = 1
 _HEAD = struct.Struct("<8sIIQQ")
 _SEALED_FROM = 16
-"""Where in the head that begins which the checksum is of."""
+"""The checksum covers head and index from this byte on."""
 _PAGE = 4096
 _DRAFT = ".draft"
 
@@ -50,7 +50,7 @@ class CacheFile(NamedTuple):
 class _Entry(msgspec.Struct, frozen=True, array_like=True):
     block: SavedBlock
     offset: int
-    """Of the cells, from the end of the index's last page."""
+    """Byte at which the cells begin, counted from the first page behind the index."""
     sizes: tuple[int, ...]
     checksum: int
 
@@ -65,7 +65,7 @@ class _Index(msgspec.Struct, frozen=True):
 
 
 def write_cache_file(path: Path, fingerprint: str, blocks: Iterable[tuple[SavedBlock, SavedCells]]) -> None:
-    """Raises OSError; then the file is as it was before."""
+    """Write the file. Raises OSError; then the file is as it was before."""
     blocks = list(blocks)
     index = _Index(fingerprint, tuple(_entries(blocks)))
     with _replacing(path) as file:
@@ -77,7 +77,9 @@ def write_cache_file(path: Path, fingerprint: str, blocks: Iterable[tuple[SavedB
 
 
 def read_cache_file(path: Path, fingerprint: str) -> CacheFile:
-    """Every byte is checked, then forgotten. Raises OSError or `BadCacheFile`."""
+    """Read the file and check every byte. The cells stay in the mapped file. Raises OSError or
+    `BadCacheFile`.
+    """
     with path.open("rb") as file:
         index, cells = _opened(_mapped(file))
     if index.fingerprint != fingerprint:
@@ -94,7 +96,7 @@ def _entries(blocks: Iterable[tuple[SavedBlock, SavedCells]]) -> Iterator[_Entry
 
 
 def _sealed(index: _Index) -> bytes:
-    """Head and index."""
+    """The bytes of head and index, with their checksum."""
     body = msgspec.msgpack.encode(index)
     file_bytes = _whole_pages(_HEAD.size + len(body)) + index.cells_bytes
     head = _HEAD.pack(_MAGIC, _VERSION, 0, len(body), file_bytes)
@@ -103,7 +105,7 @@ def _sealed(index: _Index) -> bytes:
 
 
 def _opened(data: memoryview) -> tuple[_Index, memoryview]:
-    """The index, and the bytes that its offsets count in."""
+    """The index, and the bytes behind it in which its offsets count."""
     if len(data) < _HEAD.size or data[: len(_MAGIC)] != _MAGIC:
         raise BadCacheFile("it is no cache file")
     _, version, checksum, index_bytes, file_bytes = _HEAD.unpack(data[: _HEAD.size])
@@ -134,7 +136,7 @@ def _sound_blocks(index: _Index, cells: memoryview) -> Iterator[tuple[SavedBlock
 
 
 def _mapped(file: BinaryIO) -> memoryview:
-    """Read-only; unmapped when the last view of it is gone."""
+    """The file's bytes, read-only. The mapping goes with the last view of it."""
     size = os.fstat(file.fileno()).st_size
     if size == 0:
         raise BadCacheFile("it is empty")
@@ -143,7 +145,7 @@ def _mapped(file: BinaryIO) -> memoryview:
 
 @contextlib.contextmanager
 def _replacing(path: Path) -> Iterator[BinaryIO]:
-    """A new file that takes the place of the old one, on disk as well, if nothing fails."""
+    """Yield a new file that replaces the old one, on disk as well, if nothing fails."""
     _remove_orphans(path)
     draft = path.with_name(f".{path.name}.{os.getpid()}{_DRAFT}")
     try:
@@ -159,7 +161,7 @@ def _replacing(path: Path) -> Iterator[BinaryIO]:
 
 
 def _remove_orphans(path: Path) -> None:
-    """Gigabytes that a process left behind when it was killed while it wrote."""
+    """Remove drafts of processes that were killed while they wrote: they can have gigabytes."""
     for draft in path.parent.glob(f".{glob.escape(path.name)}.*{_DRAFT}"):
         pid = draft.name.split(".")[-2]
         if pid.isdecimal() and not psutil.pid_exists(int(pid)):

@@ -1,19 +1,17 @@
-"""Copies cells between the KV pool and host memory, through a slot set aside."""
+"""Copies cells between the KV pool and host memory, through a slot set aside for it."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
+from openai_cpu_server.contract.step import POOL_BLOCK_TOKENS
 from openai_cpu_server.llama.cells.block_store import BlockStore, SavedCells
 from openai_cpu_server.llama.cells.context import Context
 
-PART_TOKENS = 16
-"""llama.cpp writes a part of a block's cells at a time, and reads it back whole or not at all: so small a
-part, that a restored prefix takes no more room for a moment than its last ledger block has."""
-
 
 class CellCopies:
-    """Saves and restores. While it works the scratch slot holds a part of the cells, else nothing.
+    """Saves cells and restores them. The scratch slot holds a part of the cells during the work, and nothing
+    otherwise.
 
     To save takes no free cells. To restore n cells takes as many free ones, rounded up to whole parts (but
     never more than the block has); what is too many is free again at the end.
@@ -24,10 +22,10 @@ class CellCopies:
         self._store = store
         self._scratch = scratch_slot
         self._sizes: dict[int, int] = {}
-        """Bytes of a part by its number of cells: always the same."""
+        """The bytes of a part, by its number of cells; they never change."""
 
     def save(self, slot: int, start: int, end: int) -> SavedCells:
-        """The cells of positions start .. end-1, which may be shared. Raises `DecodeFailed`."""
+        """Save the cells of positions start .. end-1, which may be shared. Raises `DecodeFailed`."""
         sizes = tuple(self._size(slot, first, last) for first, last in _parts(start, end))
         cells = SavedCells(self._store.allocate(sum(sizes)), sizes)
         for index, (first, last) in enumerate(_parts(start, end)):
@@ -37,7 +35,9 @@ class CellCopies:
         return cells
 
     def restore(self, cells: SavedCells, slot: int, start: int, end: int) -> None:
-        """The first end-start cells, which were saved from position `start` on. Raises `DecodeFailed`."""
+        """Restore the first end-start cells of a block that was saved from position `start` on. Raises
+        `DecodeFailed`.
+        """
         parts = list(_parts(start, end))
         assert len(parts) <= len(cells.sizes), f"{end - start} cells of a block that has fewer"
         for index, (first, last) in enumerate(parts):
@@ -57,4 +57,8 @@ class CellCopies:
 
 
 def _parts(start: int, end: int) -> Iterator[tuple[int, int]]:
-    return ((first, min(first + PART_TOKENS, end)) for first in range(start, end, PART_TOKENS))
+    """The start and the end of each part. llama.cpp reads a saved part whole or not at all.
+
+    Parts of a ledger block make a restored prefix need, for a moment, no more room than its last block has.
+    """
+    return ((first, min(first + POOL_BLOCK_TOKENS, end)) for first in range(start, end, POOL_BLOCK_TOKENS))

@@ -27,7 +27,7 @@ SLOTS_MAX = 256
 
 
 class DecodeFailed(ServerError):
-    """llama.cpp refused or failed: a bug of ours, or of its. What the pool holds is unknown."""
+    """llama.cpp refused or failed, by a bug of ours or of its own. What the pool holds is unknown."""
 
 
 class PoolFull(DecodeFailed):
@@ -44,11 +44,11 @@ class ContextOptions(msgspec.Struct, frozen=True, kw_only=True):
     kv_type: KVType
     num_slots: int
     batch_tokens: int
-    """Tokens of one step at most."""
+    """The most tokens that one step may have."""
     outputs: int
-    """Rows of logits of one step at most; at least `num_slots` (llama.cpp asserts it)."""
+    """The most rows of logits that one step may have; at least `num_slots` (llama.cpp asserts it)."""
     threads: int
-    """For the computation of a single token."""
+    """The number of threads that compute a single token."""
     threads_batch: int
     flash_attention: bool
 
@@ -88,7 +88,7 @@ class Context:
 
     @property
     def max_outputs(self) -> int:
-        """Rows of logits of one step at most."""
+        """The most rows of logits that one step may have."""
         return self._max_outputs
 
     @property
@@ -114,7 +114,9 @@ class Context:
         raise DecodeFailed(f"llama_decode returned {code}: {log.cause() or 'no reason given'}.")
 
     def logits(self, rows: int) -> Logits:
-        """(rows, vocabulary) of the last decode, in the batch's order. A view: gone with the next decode."""
+        """(rows, vocabulary) of the last decode, in the batch's order: a view that the next decode
+        overwrites.
+        """
         assert 0 < rows <= self._max_outputs
         pointer = llama_cpp.llama_get_logits(self.handle)
         address = ctypes.addressof(pointer.contents)
@@ -122,7 +124,7 @@ class Context:
         return np.ctypeslib.as_array(values).reshape(rows, self._vocab_size)
 
     def free_slot(self, slot: int) -> None:
-        """Removing all of a sequence never fails."""
+        """Remove all cells of the slot. This never fails."""
         llama_cpp.llama_memory_seq_rm(self._live_memory, slot, -1, -1)
 
     def trim(self, slot: int, start: int) -> None:
@@ -137,11 +139,13 @@ class Context:
         llama_cpp.llama_memory_seq_cp(self._live_memory, source, slot, start, end)
 
     def cells_bytes(self, slot: int) -> int:
-        """Size of what `read_cells` gives."""
+        """The number of bytes that `read_cells` writes."""
         return int(llama_cpp.llama_state_seq_get_size(self.handle, slot))
 
     def read_cells(self, slot: int, data: Bytes) -> None:
-        """Copy all cells of the slot, with their positions, into `data`, which they fill exactly."""
+        """Copy all cells of the slot, with their positions, into `data`, which has exactly `cells_bytes`
+        bytes.
+        """
         log = native_log()
         log.clear()
         count = llama_cpp.llama_state_seq_get_data(self.handle, _pointer(data), len(data), slot)
@@ -149,7 +153,7 @@ class Context:
             raise DecodeFailed(f"Saved {count} bytes instead of {len(data)}: {log.cause() or 'no reason'}.")
 
     def write_cells(self, slot: int, data: Bytes) -> None:
-        """Give the slot the cells that `read_cells` gave, and no others. They need as many free cells."""
+        """Replace the slot's cells by those that `read_cells` copied. They need as many free cells."""
         log = native_log()
         log.clear()
         count = llama_cpp.llama_state_seq_set_data(self.handle, _pointer(data), len(data), slot)

@@ -1,4 +1,4 @@
-"""Where prompts are computed before they join the pool: a small context without other sequences' cells."""
+"""Computes prompts in a small context of their own before they join the pool."""
 
 from __future__ import annotations
 
@@ -20,13 +20,15 @@ class Staging:
         self._slots: set[int] = set()
 
     def enter(self, slot: int) -> None:
-        """The slot's first cells are about to be computed here, or further ones."""
+        """Say that the slot's next cells, the first ones or further ones, are computed here."""
         if slot not in self._slots:
             assert self._pool.num_positions(slot) == 0, f"slot {slot} has cells in the pool"
             self._slots.add(slot)
 
     def settle(self, slot: int) -> None:
-        """Move the slot's cells, if they are here, to the pool, which has room for them. Copies them."""
+        """Move the slot's cells, if they are here, into the pool, which must have room. The cells are
+        copied.
+        """
         if slot not in self._slots:
             return
         if self.context.num_positions(slot):

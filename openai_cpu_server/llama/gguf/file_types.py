@@ -1,4 +1,4 @@
-"""The quantisations of whole files, by the names that everybody uses."""
+"""The quantisations of whole files, by the names in common use."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from openai_cpu_server.errors import StartupError
 class FileType(msgspec.Struct, frozen=True):
     name: str
     number: int
-    """llama.cpp's LLAMA_FTYPE."""
+    """The number in llama.cpp's LLAMA_FTYPE."""
     base: str
     """The tensor type of most weights; "" where they stay as they are."""
     remark: str = ""
@@ -64,14 +64,18 @@ FILE_TYPES = {
         FileType(_COPY, 0, "", "as they are: makes one file of several parts"),
     )
 }
-"""Best first. Not here: what llama.cpp reads but does not make (nvfp4), and its shorter names."""
+"""All types, the best first. Types that llama.cpp reads but does not make (nvfp4) are missing, and its short
+names.
+"""
 
 _SHORT = {"q3_k": "q3_k_m", "q4_k": "q4_k_m", "q5_k": "q5_k_m", "fp16": "f16", "fp32": "f32"}
 _READ_ONLY = {"nvfp4": 39}
 
 
 def file_type_named(name: str) -> FileType:
-    """Upper or lower case, `q4_k` for `q4_k_m`. Raises `StartupError` with what is near."""
+    """Find a type: `q4_k` means `q4_k_m`, case does not matter. Raises `StartupError` with the nearest
+    names.
+    """
     wanted = name.lower().replace("-", "_")
     found = FILE_TYPES.get(_SHORT.get(wanted, wanted))
     if found is None:
@@ -82,7 +86,7 @@ def file_type_named(name: str) -> FileType:
 
 
 def file_type_name(number: int) -> str | None:
-    """What a file says of itself, as a name; None for a number that is none."""
+    """The name of the type that a file states; None for an unknown number."""
     known = {kind.number: kind.name for kind in FILE_TYPES.values() if kind.name != _COPY}
     return (known | {number: name for name, number in _READ_ONLY.items()}).get(number)
 

@@ -10,7 +10,9 @@ from openai_cpu_server.llama.gguf.reader import GgufReader, SkippedArray, mapped
 
 
 class GgufHeader:
-    """Scalars, strings and short numeric arrays by key. `StartupError` for whatever is not a whole header."""
+    """Scalars, strings and short numeric arrays by key. Raises `StartupError` for whatever is not a whole
+    header.
+    """
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -38,7 +40,7 @@ class GgufHeader:
         return value if isinstance(value, str) else None
 
     def get_ints(self, key: str, length: int) -> list[int] | None:
-        """An array of `length`, or a scalar repeated."""
+        """The first `length` elements of an array, or a scalar repeated; None if it is neither."""
         value = self._values.get(key)
         if isinstance(value, tuple):
             return [int(element) for element in value[:length]]
@@ -51,7 +53,7 @@ class GgufHeader:
         return len(value) if isinstance(value, tuple) else None
 
     def get_strings(self, key: str, indices: Collection[int] | None = None) -> dict[int, str]:
-        """By index, elements of an array of strings, read from the file now; None: all. {}: no such array."""
+        """Elements of an array of strings by index, read from the file now; None: all. {} if it is none."""
         array = self._values.get(key)
         if not isinstance(array, SkippedArray) or not array.holds_strings:
             return {}
@@ -70,7 +72,7 @@ class GgufHeader:
 
 
 def model_files(header: GgufHeader) -> list[Path]:
-    """The model's files. `StartupError` unless all are there and `header` is the first's."""
+    """The files of the model. Raises `StartupError` unless all are there and `header` is the first file's."""
     count = header.get_int("split.count") or 1
     if count == 1:
         return [header.path]

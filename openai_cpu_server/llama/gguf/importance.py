@@ -21,17 +21,17 @@ Floats = npt.NDArray[np.float32]
 
 
 class Importance(NamedTuple):
-    """How much each column of a matrix matters: the mean square of what it is multiplied with."""
+    """How much each column of a matrix matters: the mean square of the values that it is multiplied with."""
 
     path: Path
     columns: dict[str, Floats]
-    """By tensor; of experts one after the other."""
+    """The values by tensor. Those of experts follow one another."""
     num_chunks: int | None
-    """Texts that it was computed from."""
+    """The number of texts that it was computed from."""
 
 
 def read_importance(path: Path) -> Importance:
-    """Raises `StartupError`."""
+    """Read a matrix in either format. Raises `StartupError`."""
     try:
         data = path.read_bytes()
     except OSError as error:
@@ -55,7 +55,9 @@ def _from_gguf(path: Path, data: bytes) -> Importance:
 
 
 def _pairs(path: Path, tensors: Mapping[str, Tensor]) -> Iterator[tuple[str, Tensor, Tensor]]:
-    """The name of each tensor, its sums, and its counts: one for each expert, which all have as many sums."""
+    """The name of each tensor, its sums and its counts. Each expert has one count and the same number of
+    sums.
+    """
     for sums in tensors.values():
         if not sums.name.endswith(_SUMS):
             continue
@@ -77,7 +79,7 @@ def _floats(path: Path, data: bytes, tensor: Tensor) -> Floats:
 
 
 def _means(sums: Floats, counts: Floats) -> Floats:
-    """Sums over the rows of each expert, by how many there were; 1 for experts that had none."""
+    """Divide the sums of each expert by its count. An expert with count 0 gets 1."""
     per_expert = sums.reshape(len(counts), -1)
     seen = counts[:, np.newaxis]
     means = np.divide(per_expert, seen, out=np.ones_like(per_expert), where=seen > 0)
@@ -85,7 +87,7 @@ def _means(sums: Floats, counts: Floats) -> Floats:
 
 
 def _from_legacy(path: Path, data: bytes) -> Importance:
-    """Entries of name, calls and values; after them the number of chunks, in newer files."""
+    """Read entries of name, calls and values. Newer files have the number of chunks behind them."""
     reader = _LegacyReader(data)
     try:
         columns = dict(reader.entry() for _ in range(reader.number()))
@@ -95,7 +97,7 @@ def _from_legacy(path: Path, data: bytes) -> Importance:
 
 
 class _LegacyReader:
-    """`struct.error` or `ValueError` where the data are something else."""
+    """Reads the old format. Raises `struct.error` or `ValueError` where the data are something else."""
 
     def __init__(self, data: bytes) -> None:
         self._data = data

@@ -1,4 +1,4 @@
-"""Runs llama.cpp's quantisation of a file, and reads what it says about it in its log.
+"""Runs llama.cpp's quantisation of a file, and reads in its log what it does.
 
 `llama_model_quantize` tells nothing but 0 or 1, and hears nothing until it ends: progress, the types that it
 has chosen and the reason for a failure are in the log alone, and no callback of it can stop it.
@@ -31,14 +31,14 @@ _NEEDS_IMPORTANCE = "will require an imatrix"
 
 
 class QuantizeFailed(ServerError):
-    """llama.cpp's own words."""
+    """The quantisation failed; the message is llama.cpp's own."""
 
 
 class QuantizeOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """What `llama_model_quantize_params` can be told."""
+    """The fields of `llama_model_quantize_params` that we set."""
 
     file_type: int
-    """LLAMA_FTYPE."""
+    """The number in LLAMA_FTYPE."""
     threads: int
     is_copy: bool = False
     """Tensors stay as they are."""
@@ -47,7 +47,7 @@ class QuantizeOptions(msgspec.Struct, frozen=True, kw_only=True):
     keeps_output: bool = False
     """`output.weight` stays as it is."""
     output_type: int | None = None
-    """ggml's number of a tensor type; None: llama.cpp's choice."""
+    """ggml's number of the type for the output tensor; None: llama.cpp's choice."""
     embedding_type: int | None = None
     tensor_types: tuple[tuple[str, int], ...] = ()
     """(regular expression for names, tensor type); the first that matches counts."""
@@ -56,15 +56,15 @@ class QuantizeOptions(msgspec.Struct, frozen=True, kw_only=True):
     allows_requantising: bool = False
     """Tensors that are quantised already may be quantised again."""
     keeps_parts: bool = False
-    """As many files as the source has."""
+    """The output has as many files as the source."""
     buffer_bytes: int
-    """Memory for the rows of a tensor."""
+    """Bytes of memory for the rows of one tensor."""
 
 
 class PlannedTensor(msgspec.Struct, frozen=True):
     name: str
     source: str
-    """Tensor type."""
+    """The tensor type in the source."""
     target: str
 
 
@@ -79,7 +79,7 @@ class Fallback(msgspec.Struct, frozen=True):
 
 
 class Plan(msgspec.Struct, frozen=True):
-    """What llama.cpp would do."""
+    """What llama.cpp would do, from a dry run."""
 
     tensors: tuple[PlannedTensor, ...]
     fallbacks: tuple[Fallback, ...]
@@ -88,7 +88,7 @@ class Plan(msgspec.Struct, frozen=True):
 
 
 def plan(source: Path, options: QuantizeOptions) -> Plan:
-    """Reads the header only: takes no time. Raises `QuantizeFailed` or `StartupError`."""
+    """Ask llama.cpp for its plan: it reads the header only. Raises `QuantizeFailed` or `StartupError`."""
     transcript = _Transcript(lambda number: None)
     _run(source, Path(os.devnull), options, transcript, dry_run=True)
     return Plan(
@@ -99,7 +99,7 @@ def plan(source: Path, options: QuantizeOptions) -> Plan:
 
 
 def quantize(source: Path, target: Path, options: QuantizeOptions, on_tensor: Callable[[int], None]) -> None:
-    """Write `target`, and what was there is gone. With parts it is what their names begin with.
+    """Write `target` over what is there. For several parts, `target` is what their names begin with.
 
     `on_tensor` hears the number of each tensor, from 1, when it begins. Raises `QuantizeFailed` or
     `StartupError`; then an unfinished file may be there. Nothing can interrupt it.
@@ -122,7 +122,7 @@ def _run(
 
 
 class _NativeParams:
-    """The struct, and whatever it points to: must live as long as the call."""
+    """The native struct and everything that it points to: it must live as long as the call."""
 
     def __init__(self, options: QuantizeOptions, importance: Importance | None) -> None:
         self.params = params = llama_cpp.llama_model_quantize_default_params()
@@ -150,7 +150,7 @@ class _NativeParams:
 
 
 def _type_array(pairs: tuple[tuple[str, int], ...]) -> ctypes.Array[llama_cpp.llama_model_tensor_override]:
-    """Ends with an empty one, as all arrays here."""
+    """A native array of types; an empty element ends it, as it does in all arrays here."""
     array: ctypes.Array[llama_cpp.llama_model_tensor_override] = (
         llama_cpp.llama_model_tensor_override * (len(pairs) + 1)
     )()
@@ -160,7 +160,7 @@ def _type_array(pairs: tuple[tuple[str, int], ...]) -> ctypes.Array[llama_cpp.ll
 
 
 def _column_array(importance: Importance) -> ctypes.Array[llama_cpp.llama_model_imatrix_data]:
-    """Points into the matrix's own memory."""
+    """A native array that points into the matrix's own memory."""
     array: ctypes.Array[llama_cpp.llama_model_imatrix_data] = (
         llama_cpp.llama_model_imatrix_data * (len(importance.columns) + 1)
     )()
@@ -171,7 +171,7 @@ def _column_array(importance: Importance) -> ctypes.Array[llama_cpp.llama_model_
 
 
 def _notes(importance: Importance) -> ctypes.Array[llama_cpp.llama_model_kv_override]:
-    """What llama-quantize writes into the file about the matrix, the folder left out."""
+    """The notes about the matrix that llama-quantize writes into the file, without the folder."""
     facts: dict[str, str | int] = {
         "quantize.imatrix.file": importance.path.name,
         "quantize.imatrix.entries_count": len(importance.columns),
@@ -192,11 +192,11 @@ def _notes(importance: Importance) -> ctypes.Array[llama_cpp.llama_model_kv_over
 
 
 class _Transcript:
-    """Reads the log of one run. A line comes in pieces: a tensor's name when it begins, the rest later."""
+    """Reads the log of one run. A line comes in pieces: a tensor's name at its beginning, the rest later."""
 
     def __init__(self, on_tensor: Callable[[int], None]) -> None:
         self.tensors: list[PlannedTensor] = []
-        """With its target; of a run that is not dry, the source's."""
+        """Each tensor with its target type; in a run that is not dry, with its source type."""
         self.fallbacks: list[Fallback] = []
         self.needs_importance = False
         self.failure: str | None = None
@@ -206,7 +206,7 @@ class _Transcript:
 
     @contextlib.contextmanager
     def listening(self) -> Iterator[None]:
-        """The process's log goes here meanwhile."""
+        """Send the process's log here as long as the block runs."""
         log = native_log()
         llama_cpp.llama_log_set(self._callback, None)
         try:

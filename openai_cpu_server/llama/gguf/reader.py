@@ -1,4 +1,4 @@
-"""Reads what GGUF files are made of, where llama.cpp's API does not hand it out."""
+"""Reads the parts of GGUF files that llama.cpp's API does not give."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ _VERSIONS = (2, 3)
 _SCALARS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
 _STRING, _ARRAY = 8, 9
 _LONGEST_KEPT_ARRAY = 4096
-"""Longer arrays are the vocabulary's; the ones about layers are shorter."""
+"""Longer arrays belong to the vocabulary; arrays about layers are shorter."""
 
 
 class SkippedArray(msgspec.Struct, frozen=True):
-    """An array that stays in the file: of strings, or a long one."""
+    """An array that stays in the file, because it has strings or is long."""
 
     kind: int
-    """GGUF's number of its elements' type."""
+    """GGUF's number for the type of its elements."""
     length: int
     start: int
     """Byte of the file at which its elements begin."""
@@ -37,7 +37,7 @@ Value = Union[int, float, bool, str, tuple[Union[int, float, bool], ...], Skippe
 
 
 def mapped(path: Path) -> mmap.mmap:
-    """The whole file, to be read only. `StartupError` for what cannot be read or is no GGUF file."""
+    """Map the whole file, read-only. Raises `StartupError` if it cannot be read or is no GGUF file."""
     with _open(path) as file:
         return mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
 
@@ -58,17 +58,19 @@ def _open(path: Path) -> BinaryIO:
 
 
 class GgufReader:
-    """Reads GGUF's basic types (little endian) one after the other. `StartupError` where there are none."""
+    """Reads GGUF's basic types (little endian) one after the other. Raises `StartupError` where there are
+    none.
+    """
 
     def __init__(self, data: mmap.mmap, path: Path, position: int = len(_MAGIC)) -> None:
         self._data = data
         self._path = path
         self.position = position
         self.num_tensors = 0
-        """Known after `pairs`."""
+        """The number of tensors; known after `pairs`."""
 
     def pairs(self) -> dict[str, Value]:
-        """Of a reader at the beginning."""
+        """All keys and values. The reader must be at the beginning of the file."""
         version = self.scalar("I")
         if version not in _VERSIONS:
             raise StartupError(f"{self._path} is a GGUF file of version {version}; 2 and 3 can be read.")
@@ -76,7 +78,7 @@ class GgufReader:
         return dict(self._pair() for _ in range(num_pairs))
 
     def scalar(self, code: str) -> int | float | bool:
-        """`code`: as `struct` has it."""
+        """One number; `code` is its format in `struct`."""
         try:
             (value,) = struct.unpack_from("<" + code, self._data, self.position)
         except struct.error:
@@ -127,7 +129,7 @@ class GgufReader:
             raise self._damage()
 
     def _skip_strings(self, count: int) -> None:
-        """A vocabulary has hundreds of thousands of them: a tight loop."""
+        """Skip strings in a tight loop: a vocabulary has hundreds of thousands of them."""
         data, at, length_of = self._data, self.position, struct.Struct("<Q").unpack_from
         try:
             for _ in range(count):

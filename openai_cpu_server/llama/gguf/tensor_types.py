@@ -1,4 +1,4 @@
-"""How tensors are stored: the types that this build of ggml knows, with the sizes of their blocks."""
+"""The types of tensors that this build of ggml knows, with the sizes of their blocks."""
 
 from __future__ import annotations
 
@@ -18,22 +18,22 @@ _PRODUCED = frozenset(
         "iq4_nl", "iq4_xs", "iq3_s", "iq3_xxs", "iq2_s", "iq2_xs", "iq2_xxs", "iq1_m", "iq1_s",
     )
 )  # fmt: skip
-"""What ggml_quantize_chunk makes; any other type ends the process there."""
+"""The types that ggml_quantize_chunk makes; it ends the process for any other."""
 
 
 class TensorType(msgspec.Struct, frozen=True):
     number: int
     name: str
-    """ggml's, such as `q4_K`."""
+    """ggml's name, such as `q4_K`."""
     block_values: int
     block_bytes: int
     is_quantised: bool
     needs_importance: bool
-    """Nothing can be stored so without an importance matrix."""
+    """Whether this type needs an importance matrix."""
 
     @property
     def bits(self) -> float:
-        """Of one value."""
+        """The bits of one value."""
         return 8 * self.block_bytes / self.block_values
 
     @property
@@ -41,13 +41,13 @@ class TensorType(msgspec.Struct, frozen=True):
         return self.name in _PRODUCED
 
     def num_bytes(self, num_values: int) -> int:
-        """Of whole blocks."""
+        """The bytes of `num_values` values in whole blocks."""
         return num_values // self.block_values * self.block_bytes
 
 
 @functools.cache
 def tensor_types() -> dict[int, TensorType]:
-    """All by their numbers, those that are no longer in use left out."""
+    """All types in use by their numbers."""
     library = _library()
     # "Not given" is one more than the largest: the only place where the C interface tells the count.
     count = int(llama_cpp.llama_model_quantize_default_params().output_tensor_type)
@@ -55,7 +55,7 @@ def tensor_types() -> dict[int, TensorType]:
 
 
 def tensor_type_named(name: str) -> TensorType:
-    """Upper or lower case. Raises `StartupError` for what cannot be made."""
+    """Find a type; case does not matter. Raises `StartupError` for types that cannot be made."""
     made = {kind.name.lower(): kind for kind in tensor_types().values() if kind.can_be_made}
     found = made.get(name.lower())
     if found is None:
@@ -75,7 +75,7 @@ def _described(library: ctypes.CDLL, number: int) -> TensorType:
 
 
 def _library() -> ctypes.CDLL:
-    """ggml, with these functions' signatures; llama_cpp declares none of them."""
+    """The ggml library, with the signatures of these functions; llama_cpp declares none of them."""
     library: ctypes.CDLL = libggml
     results = {
         "ggml_type_name": ctypes.c_char_p,

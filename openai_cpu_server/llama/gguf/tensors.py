@@ -19,7 +19,7 @@ _DIMENSIONS_MAX = 4
 class Tensor(msgspec.Struct, frozen=True):
     name: str
     shape: tuple[int, ...]
-    """ggml's order: values of a row first."""
+    """The dimensions in ggml's order: the values of a row come first."""
     type: TensorType
     start: int
     """Byte of its file at which its data begin."""
@@ -34,7 +34,9 @@ class Tensor(msgspec.Struct, frozen=True):
 
 
 def model_tensors(header: GgufHeader) -> list[Tensor]:
-    """Of all parts. Raises `StartupError` if a part is missing, damaged, or shorter than its tensors."""
+    """The tensors of all parts. Raises `StartupError` if a part is missing, damaged, or shorter than its
+    tensors.
+    """
     first, *others = model_files(header)
     headers = [header, *map(GgufHeader, others)]
     tensors = [tensor for part in headers for tensor in file_tensors(part)]
@@ -45,7 +47,7 @@ def model_tensors(header: GgufHeader) -> list[Tensor]:
 
 
 def file_tensors(header: GgufHeader) -> list[Tensor]:
-    """Of this one file. Raises `StartupError` if it is damaged, or ends before they do."""
+    """The tensors of this one file. Raises `StartupError` if it is damaged or shorter than its tensors."""
     path = header.path
     with mapped(path) as data:
         reader = GgufReader(data, path, position=header.tensors_start)
@@ -60,7 +62,7 @@ def file_tensors(header: GgufHeader) -> list[Tensor]:
 
 
 def _tensor(reader: GgufReader, path: Path) -> Tensor:
-    """Its start is still counted from where the data begin."""
+    """Read one description. `start` still counts from the first byte of the data."""
     name, num_dimensions = reader.string(), int(reader.scalar("I"))
     if not 1 <= num_dimensions <= _DIMENSIONS_MAX:
         raise StartupError(f"{path} is damaged: tensor {name!r} has {num_dimensions} dimensions.")

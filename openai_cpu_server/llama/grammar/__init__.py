@@ -1,1 +1,1 @@
-"""Grammars, executed by llguidance."""
+"""Grammars, which llguidance executes."""

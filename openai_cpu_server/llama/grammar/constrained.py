@@ -1,4 +1,4 @@
-"""One request's output under its constraint: what may come next, and what must."""
+"""One request's output under its constraint: which tokens may come next, and which must."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from openai_cpu_server.llama.grammar.triggers import TriggerSearch
 from openai_cpu_server.llama.model.vocabulary import Vocabulary
 
 Allowed = npt.NDArray[np.bool_]
-"""(vocabulary,)"""
+"""Whether each token is allowed, (vocabulary,)."""
 
 _PATIENCE_S = 2.0
-"""Ten times what a long output under a large schema takes."""
+"""CPU seconds for one output: ten times what a long output under a large schema takes."""
 
 
 class Words:
-    """A model's tokens as constraints see them."""
+    """A model's tokens as constraints need them."""
 
     def __init__(self, vocabulary: Vocabulary, tokenizer: LLTokenizer) -> None:
         self.tokenizer = tokenizer
@@ -35,21 +35,21 @@ class Words:
         self._vocabulary = vocabulary
 
     def shown(self, token: int) -> bytes:
-        """Control tokens by name."""
+        """The token's text, with control tokens by name."""
         return self._vocabulary.piece(token, special=True)
 
     def spell(self, text: bytes) -> list[int] | None:
-        """Tokens with just these bytes; None if there are none."""
+        """Tokens with exactly these bytes; None if there are none."""
         tokens = self.tokenizer.tokenize_bytes(text)
         return tokens if self.tokenizer.decode_bytes(tokens) == text else None
 
 
 class ConstrainedOutput:
-    """Follows the tokens of an output: first the opening, then free until a trigger, then by the grammar.
+    """Follows the tokens of one output: first the opening, then free text until a trigger, then the grammar.
 
-    After each token what is then forced is settled at once, so that it is the same however the output came
-    about: sampled, forced in bursts, or told again after a preemption or a crash. Not thread-safe. All
-    methods raise `ConstraintFailed` when the grammar's limits are reached.
+    After each token it finds at once which tokens are then forced. So the result is the same however the
+    output came about: sampled, forced in bursts, or replayed after a preemption or a crash. It is not
+    thread-safe. All methods raise `ConstraintFailed` when the grammar's limits are reached.
     """
 
     def __init__(
@@ -60,16 +60,16 @@ class ConstrainedOutput:
         *,
         patience_s: float = _PATIENCE_S,
     ) -> None:
-        """`matcher` stands at the grammar's start. `patience_s`: CPU time for all of the output."""
+        """`matcher` stands at the grammar's start. `patience_s` is the CPU time for the whole output."""
         self._patience_s = patience_s
         self._matcher = matcher
         self._words = words
         self._search = TriggerSearch(constraint.triggers) if constraint.triggers else None
-        """None: the grammar has begun."""
+        """Looks for a trigger; None once the grammar has begun."""
         self._must: deque[int] = deque()
-        """Forced tokens that are not in the output yet; matcher and search stand behind them."""
+        """Forced tokens that are not in the output yet. The matcher and the search have read them already."""
         self._allowed: Allowed | None = None
-        """Of the next token, if that is known already."""
+        """The mask of the next token, if it is known already."""
         self._spent_s = 0.0
         if self._search is not None:
             for token in constraint.opening:
@@ -79,21 +79,21 @@ class ConstrainedOutput:
 
     @property
     def is_forced(self) -> bool:
-        """Whether there is no choice for the next token."""
+        """Whether only one token can come next."""
         return bool(self._must)
 
     def take_forced(self) -> tuple[int, ...]:
-        """The tokens that must follow; they belong to the output now."""
+        """Take all forced tokens; they belong to the output from now on."""
         forced = tuple(self._must)
         self._must.clear()
         return forced
 
     def take_one_forced(self) -> int:
-        """The first of them."""
+        """Take the first forced token; it belongs to the output from now on."""
         return self._must.popleft()
 
     def allowed(self) -> Allowed | None:
-        """The tokens to choose the next from, at least one; None: all. Nothing must be forced."""
+        """The mask of the next token, with at least one in it; None allows all. No token may be forced."""
         assert not self._must, "the next token is forced"
         if self._search is not None:
             return None
@@ -103,7 +103,7 @@ class ConstrainedOutput:
         return self._allowed
 
     def takes(self, token: int) -> bool:
-        """Whether an allowed token can come: none that ends a trigger and goes on against the grammar."""
+        """Whether an allowed token can come, not one that ends a trigger and breaks the grammar behind it."""
         if self._search is None or token in self._words.ends:
             return True
         rest = self._search.rest_behind(self._words.shown(token))
@@ -113,9 +113,9 @@ class ConstrainedOutput:
         return spelt is not None and self._matcher.validate_tokens(spelt) == len(spelt)
 
     def num_allowed(self, tokens: Sequence[int]) -> int:
-        """How many of these, from the first on, may come next. Changes nothing.
+        """How many of these tokens, from the first on, may come next. The state does not change.
 
-        Of the free part: all, for what ends a trigger is looked at when it has come.
+        In the free part all may come: a token that ends a trigger is looked at when it has come.
         """
         must = num_right(tokens, self._must)
         if must < min(len(tokens), len(self._must)):
@@ -128,7 +128,7 @@ class ConstrainedOutput:
             return must + num_valid
 
     def accept(self, token: int) -> None:
-        """The next token was chosen."""
+        """Record the token that was chosen."""
         assert not self._must, "the next token is forced"
         if token in self._words.ends:
             return
@@ -137,7 +137,7 @@ class ConstrainedOutput:
             self._settle()
 
     def replay(self, output: Iterable[int]) -> None:
-        """The output so far of a request that resumes; it may end within forced tokens."""
+        """Read the output so far of a request that resumes. It may end within forced tokens."""
         for token in output:
             if not self._must:
                 self.accept(token)
@@ -145,7 +145,7 @@ class ConstrainedOutput:
                 raise ConstraintFailed("The output so far does not begin as its constraint demands.")
 
     def _listen(self, token: int) -> None:
-        """To a token of the free part, or of the grammar's."""
+        """Read one token, in the free part or in the grammar."""
         if self._search is None:
             self._consume([token])
             return
@@ -166,7 +166,7 @@ class ConstrainedOutput:
             raise self._failure()
 
     def _settle(self) -> None:
-        """Find what the grammar forces now, to its end if it can go nowhere else."""
+        """Find the tokens that the grammar forces now, up to the end if nothing else is possible."""
         if self._search is not None:
             return
         forced = self._matcher.compute_ff_tokens()
@@ -188,7 +188,9 @@ class ConstrainedOutput:
 
     @contextmanager
     def _charged(self) -> Iterator[None]:
-        """A grammar whose parsing becomes ever slower must not slow down everybody's steps for long."""
+        """Charge the block's CPU time to the output: a grammar must not slow down everybody's steps for
+        long.
+        """
         started = time.thread_time()
         yield
         self._spent_s += time.thread_time() - started

@@ -1,4 +1,4 @@
-"""The engine's side of grammars: what they are compiled with, and the threads that work beside a step."""
+"""The engine's side of grammars: the model's tokenizer, and the threads that work beside a step."""
 
 from __future__ import annotations
 
@@ -17,26 +17,27 @@ _THREADS = 2
 
 
 class Constraints:
-    """Opens constrained outputs and computes their masks while llama.cpp computes; all native work of
-    llguidance's is done without the interpreter's lock."""
+    """Opens constrained outputs and computes their masks beside llama.cpp, without the interpreter's lock."""
 
     def __init__(self, vocabulary: Vocabulary) -> None:
-        """Begins to read the vocabulary; `close` before it goes."""
+        """Begin to read the vocabulary. It must outlive this: call `close` first."""
         self._threads = ThreadPoolExecutor(_THREADS, thread_name_prefix="grammar")
         self._words = self._threads.submit(_words, vocabulary)
         self._grammars = Grammars()
 
     def wait_until_ready(self) -> None:
-        """The vocabulary is read. A model that can have no constraints refuses them when they come."""
+        """Wait until the vocabulary is read. A model that can have no constraints refuses them when they
+        come.
+        """
         self._words.exception()
 
     def prepare(self, constraint: Constraint) -> None:
-        """Compile the grammar. Any thread. What goes wrong is told by `start`."""
+        """Compile the grammar. Any thread may call it. `start` reports what goes wrong."""
         with contextlib.suppress(ConstraintFailed):
             self.start(constraint, ())
 
     def start(self, constraint: Constraint, output: Sequence[int]) -> ConstrainedOutput:
-        """With the output so far. Raises `ConstraintFailed`."""
+        """Start an output and replay what there is of it. Raises `ConstraintFailed`."""
         words = self._words.result()
         matcher = self._grammars.matcher(constraint.grammar, words.tokenizer)
         constrained = ConstrainedOutput(constraint, matcher, words)
@@ -48,7 +49,7 @@ class Constraints:
 
     @contextmanager
     def foreseeing(self, outputs: Sequence[Future[ConstrainedOutput]]) -> Iterator[None]:
-        """Find what each output allows next while the body runs."""
+        """Find the tokens that each output allows next, while the block runs."""
         job = self._threads.submit(_foresee, outputs) if outputs else None
         try:
             yield
@@ -57,7 +58,7 @@ class Constraints:
                 job.result()
 
     def give_up(self, constraint: Constraint) -> None:
-        """It has failed on its way: others with this grammar shall begin anew."""
+        """Forget a grammar that failed on its way, so that other requests compile it anew."""
         self._grammars.forget(constraint.grammar)
 
     def close(self) -> None:
@@ -69,7 +70,7 @@ def _words(vocabulary: Vocabulary) -> Words:
 
 
 def _foresee(outputs: Sequence[Future[ConstrainedOutput]]) -> None:
-    """What fails here fails again, and is told, when the result is asked for."""
+    """Compute the outputs' masks. Errors are ignored: they come again, and are told, when a mask is used."""
     for output in outputs:
         with contextlib.suppress(ConstraintFailed):
             constrained = output.result()

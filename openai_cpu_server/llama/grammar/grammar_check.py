@@ -1,4 +1,6 @@
-"""Does a text fit a grammar, and where does it stop fitting? llguidance, byte by byte; no model needed."""
+"""Checks with llguidance, byte by byte, whether a text fits a grammar and where it stops fitting. It needs no
+model.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +15,7 @@ _END = 256
 
 
 class _Bytes:
-    """The vocabulary that TokenizerWrapper asks for: a token per byte, and one for the end."""
+    """The vocabulary for TokenizerWrapper: one token for each byte, and one for the end."""
 
     eos_token_id = _END
     bos_token_id = None
@@ -28,7 +30,9 @@ class _Bytes:
 
 @dataclass(frozen=True)
 class Fit:
-    """`accepted`: bytes that fit. `is_complete`: whether the grammar lets the text end after them."""
+    """How much of a text fits. `accepted`: bytes that fit; `is_complete`: whether the text may end after
+    them.
+    """
 
     accepted: int
     size: int
@@ -41,7 +45,7 @@ class Fit:
 
 @dataclass(frozen=True)
 class Next:
-    """What the grammar lets follow a text. `forced`: bytes without a choice; `allowed`: the first bytes."""
+    """What may follow a text. `forced`: bytes without an alternative; `allowed`: possible first bytes."""
 
     forced: bytes
     allowed: bytes
@@ -49,7 +53,7 @@ class Next:
 
 
 class GrammarCheck:
-    """One compiled grammar. Raises InvalidRequest if the text is not GBNF, or more than llguidance takes."""
+    """One compiled grammar. Raises InvalidRequest if the text is not GBNF, or is too large for llguidance."""
 
     def __init__(self, gbnf: str) -> None:
         lark = LLMatcher.grammar_from_lark(gbnf_to_lark(gbnf))
@@ -66,7 +70,7 @@ class GrammarCheck:
         return Fit(accepted, len(tokens), accepted == len(tokens) and self._matcher.is_accepting())
 
     def after(self, text: bytes) -> Next:
-        """What may follow a text that fits so far."""
+        """What may follow `text`, if all of it fits."""
         self._matcher.reset()
         accepted = self._matcher.try_consume_tokens(list(text))
         assert accepted == len(text), "the text does not fit"

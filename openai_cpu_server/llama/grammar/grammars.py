@@ -15,13 +15,14 @@ from openai_cpu_server.llama.model.vocabulary import Vocabulary
 from openai_cpu_server.structured.gbnf.to_lark import gbnf_to_lark
 
 _MAX_LEXER_STATES = 50_000
-"""About 2 kB each."""
+"""A state takes about 2 kB."""
 _SPECIAL = b"\xff"
-"""llguidance's mark of tokens that no text consists of."""
+"""llguidance's mark for tokens that occur in no text."""
 
 
 def grammar_tokenizer(vocabulary: Vocabulary) -> LLTokenizer:
-    """All tokens as llguidance knows them. Takes a second for 250,000; must not outlive the vocabulary.
+    """All tokens, as llguidance needs them. It takes a second for 250,000 and must not outlive the
+    vocabulary.
 
     Raises `ConstraintFailed` for a vocabulary without an end: no output could ever be complete.
     """
@@ -37,7 +38,7 @@ def grammar_tokenizer(vocabulary: Vocabulary) -> LLTokenizer:
 
 
 def _trie_bytes(vocabulary: Vocabulary, token: int) -> bytes:
-    """What is silent in the output is no text in the grammar."""
+    """The token's bytes. A token that is silent in the output counts as no text in the grammar."""
     piece = vocabulary.piece(token)
     if piece:
         return piece
@@ -46,7 +47,7 @@ def _trie_bytes(vocabulary: Vocabulary, token: int) -> bytes:
 
 
 def compile_grammar(gbnf: str, tokenizer: LLTokenizer) -> LLMatcher:
-    """At its start, to be copied for each sequence. Raises `ConstraintFailed`."""
+    """The grammar's matcher at its start, to be copied for each sequence. Raises `ConstraintFailed`."""
     try:
         lark = gbnf_to_lark(gbnf)
     except Exception as error:  # whatever is wrong with the text, only its own request may fail
@@ -59,10 +60,10 @@ def compile_grammar(gbnf: str, tokenizer: LLTokenizer) -> LLMatcher:
 
 
 class Grammars:
-    """Compiled ones by their text; the least recently used is forgotten. Any thread."""
+    """Compiled grammars by their text; the least recently used is forgotten first. Any thread may use it."""
 
     def __init__(self, *, max_entries: int = 128, max_bytes: int = 8 * 2**20) -> None:
-        """`max_bytes`: of the texts."""
+        """`max_bytes` limits the texts together."""
         self._max_entries = max_entries
         self._max_bytes = max_bytes
         self._lock = threading.Lock()
@@ -73,14 +74,14 @@ class Grammars:
         return len(self._known)
 
     def matcher(self, gbnf: str, tokenizer: LLTokenizer) -> LLMatcher:
-        """A new one, at the grammar's start. Compiles at most once. Raises `ConstraintFailed`."""
+        """A new matcher at the grammar's start; each text is compiled once. Raises `ConstraintFailed`."""
         future, is_new = self._entry(gbnf)
         if is_new:
             _compile_into(future, gbnf, tokenizer)
         return future.result().deep_copy()
 
     def forget(self, gbnf: str) -> None:
-        """Copies share what they learn: a grammar that has hit a limit is of no use to later sequences."""
+        """Forget a grammar that hit a limit: copies share what they learn, so later ones would fail too."""
         with self._lock:
             self._remove(gbnf)
 

@@ -1,1 +1,1 @@
-"""The machine: its memory, its cores, and who else computes on it."""
+"""The machine: its memory, its cores, and other processes' use of it."""

@@ -11,29 +11,29 @@ import psutil
 
 
 class Cores:
-    """Binds the threads that compute, where they are as many as the cores.
+    """Binds the computing threads to cores, if there are as many threads as cores.
 
-    They meet after each of some hundred operations of a step, and spin until the last has come. On a machine
-    that is busy with other things, Linux puts two of them on one core, for seconds: then each meeting takes
-    a time slice (measured: steps of 10 ms took 630). Fewer threads than cores are left to the kernel, which
-    finds free ones.
+    The threads meet after each of some hundred operations of a step, and spin until the last has come. On a
+    busy machine Linux puts two of them on one core for seconds: then each meeting takes a time slice
+    (measured: steps of 10 ms took 630). Fewer threads than cores are left to the kernel, which finds free
+    ones.
 
-    One for all contexts that one thread computes with: llama.cpp's threads serve each of them.
+    One object serves all contexts that one thread computes with, because llama.cpp's threads do.
     """
 
     def __init__(self, num_threads: int) -> None:
-        """`num_threads`: of the computation, its caller's included."""
+        """`num_threads` counts the computing threads, the caller's included."""
         self._all = _usable()
         self._num_threads = num_threads
         self._is_settled = len(self._all) != num_threads or num_threads < 2
         self._own: int | None = None
-        """The caller's, if each thread has one."""
+        """The core of the calling thread, if each thread has one."""
 
     @contextmanager
     def computing(self) -> Iterator[None]:
-        """Around each computation. With the first the other threads come into being.
+        """Wrap this around each computation. The first one starts the other threads.
 
-        The caller is bound while it lasts only: threads that it starts in between inherit nothing.
+        The caller is bound only inside, so that threads which it starts in between inherit nothing.
         """
         if not self._is_settled:
             yield from self._first()
@@ -55,19 +55,19 @@ class Cores:
 
 
 def _usable() -> list[int]:
-    """Empty where threads cannot be bound."""
+    """The cores that may be used; empty where threads cannot be bound."""
     return sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_setaffinity") else []
 
 
 def _native_threads() -> set[int]:
-    """Of this process, not Python's."""
+    """The ids of this process's threads that Python did not start."""
     every = {thread.id for thread in psutil.Process().threads()}
     return every - {thread.native_id for thread in threading.enumerate() if thread.native_id is not None}
 
 
 @contextmanager
 def _bound(core: int, cores: Collection[int]) -> Iterator[None]:
-    """The calling thread to one core, then to all of them again."""
+    """Bind the calling thread to one core inside the block, and to all of them again after it."""
     _bind(0, [core])
     try:
         yield
@@ -76,7 +76,7 @@ def _bound(core: int, cores: Collection[int]) -> Iterator[None]:
 
 
 def _bind(thread: int, cores: Collection[int]) -> bool:
-    """False if the thread or a core is gone."""
+    """Bind a thread; False if the thread or a core is gone."""
     try:
         os.sched_setaffinity(thread, cores)
     except OSError:

@@ -9,18 +9,18 @@ import psutil
 
 
 class Machine:
-    """Reads limits afresh at each call. The paths are arguments for the tests' sake."""
+    """Reads the limits afresh at each call. The paths are arguments for the sake of tests."""
 
     def __init__(self, cgroups: Path = Path("/sys/fs/cgroup"), process: Path = Path("/proc/self")) -> None:
         self._cgroups = cgroups
         self._process = process
 
     def free_memory(self) -> int:
-        """Bytes: what the system can give without swapping, and what the control groups still allow."""
+        """Bytes that the system can give without swapping, and that the control groups still allow."""
         return max(0, min([psutil.virtual_memory().available, *self._memory_left()]))
 
     def num_threads(self) -> int:
-        """One per physical core, at most as many as this process may run on or has a quota for."""
+        """One thread for each physical core, but no more than this process may run on or has a quota for."""
         usable = _usable_cpus()
         physical = psutil.cpu_count(logical=False) or usable
         return max(1, min([usable, physical, *self._cpu_quotas()]))
@@ -50,7 +50,7 @@ class Machine:
         return quotas
 
     def _groups(self, controller: str) -> list[Path]:
-        """The process's group of a controller and those around it, up to what is mounted as the root."""
+        """The process's control group and those around it, up to the mounted root."""
         groups: list[Path] = []
         for line in _lines(self._process / "cgroup"):
             _, controllers, name = line.split(":", 2)
@@ -68,7 +68,7 @@ def _usable_cpus() -> int:
 
 
 def _quota(group: Path) -> tuple[int | None, int | None]:
-    """Microseconds of CPU per period of microseconds."""
+    """The CPU quota: microseconds of CPU per period of microseconds."""
     fields = " ".join(_lines(group / "cpu.max")).split()
     if len(fields) == 2:
         return (int(fields[0]) if fields[0].isdecimal() else None), int(fields[1])
@@ -76,14 +76,14 @@ def _quota(group: Path) -> tuple[int | None, int | None]:
 
 
 def _reclaimable(group: Path) -> int:
-    """File pages that count as used but go when memory is short, as they do for the whole system."""
+    """Bytes of file pages that count as used, but are freed when memory is short, as for the whole system."""
     fields = dict(line.split(" ", 1) for line in _lines(group / "memory.stat"))
     names = ("inactive_file", "active_file")
     return sum(int(fields.get(f"total_{name}", fields.get(name, "0"))) for name in names)
 
 
 def _number(path: Path) -> int | None:
-    """None where there is no such file, and for "max"."""
+    """The number in a file; None for "max" and if there is no such file."""
     text = " ".join(_lines(path))
     return int(text) if text.lstrip("-").isdecimal() else None
 

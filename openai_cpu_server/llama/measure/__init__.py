@@ -1,1 +1,1 @@
-"""What steps cost here, and where measurements are kept."""
+"""Measures what steps cost on this machine, and keeps measurements."""

@@ -1,4 +1,4 @@
-"""Measures the cost curve of a loaded model with its options, once: then it is on disk."""
+"""Measures the cost curve of a loaded model with its options once, and keeps it on disk."""
 
 from __future__ import annotations
 
@@ -25,19 +25,23 @@ from openai_cpu_server.llama.measure.probe import Disturbed, Probe
 logger = logging.getLogger(__name__)
 
 _VERSION = 2
-"""Of the way to measure: a change makes old curves void."""
+"""The version of the way to measure: a change makes old curves void."""
 _SIZES = (1, 2, 4, 8, 12, 15, 16, 17, 24, 32, 48, 64, 128, 256)
 _DECODES = 32
-"""Sequences in a measured step at most; the rest is a prompt's. Each has its token sampled."""
+"""The most sequences that decode in a measured step; a prompt has the rest of its tokens. Each samples a
+token.
+"""
 _ROUNDS = 4
 _TILED_KV_TYPES = ("f16", "f32")
-"""ggml attends in tiles to these only."""
+"""ggml attends in tiles only if keys and values have one of these types."""
 _STEEPEST_FALL = 1.6
-"""What a size costs of a larger one at most: filling a tile of 16 has been seen to save a third."""
+"""A size costs at most this many times what a larger size costs. Filling a tile of 16 was seen to save a
+third.
+"""
 _SIZES_SHARE = 0.5
-"""Of the time, for the first round over all sizes."""
+"""Share of the time for the first round over all sizes."""
 _LEAST_CONTEXT = 256
-"""Cells whose prices are known well enough."""
+"""With this many cells of context the prices are exact enough."""
 
 
 class CurveKey(msgspec.Struct, frozen=True, kw_only=True):
@@ -53,7 +57,7 @@ class CurveKey(msgspec.Struct, frozen=True, kw_only=True):
     repack: bool | None
     flash_attention: bool
     kv_tokens: int
-    """A power of two: a pool that is a little larger changes nothing."""
+    """The largest power of two within the pool's cells: a slightly larger pool changes nothing."""
     max_seqs: int
     max_step_tokens: int
 
@@ -91,11 +95,11 @@ def cost_curve(
 
 
 class Calibrator:
-    """Measures once what steps of a backend cost, and keeps it in a folder.
+    """Measures once what steps of a backend cost, and keeps the result in a folder.
 
-    What was measured while the machine was busy with other things is used, but not kept. Nor is what is
-    learnt while serving: it follows the last dozens of steps, whatever slowed them down, and is learnt again
-    as soon.
+    A measurement that was taken while other processes kept the machine busy is used, but not kept. What the
+    server learns while it serves is not kept either: it follows the last dozens of steps, whatever slowed
+    them down, and is learnt again as soon.
     """
 
     def __init__(
@@ -111,9 +115,9 @@ class Calibrator:
         self._kept = Measurements(cache_dir)
         self._neighbours = neighbours or Neighbours()
         self._seconds = 0.0
-        """That it has taken so far."""
+        """The time that measuring has taken so far."""
         self._others_s = 0.0
-        """Of these, what others took of the machine."""
+        """The part of it that other processes took of the machine."""
         self._calibration = _Calibration(
             backend.info,
             Stopwatch(_budget_s(backend.info), on_progress),
@@ -121,12 +125,12 @@ class Calibrator:
         )
 
     def known(self) -> CostCurve | None:
-        """What an earlier one has kept."""
+        """The curve that an earlier start has kept; None if there is none."""
         curve = self._kept.get(self._key, CostCurve)
         return curve if curve is not None and is_sane(curve) else None
 
     def measure(self, is_wanted: Callable[[], bool] = lambda: False) -> CostCurve | None:
-        """None: something else was wanted meanwhile; another call goes on.
+        """The curve; None if other work came up meanwhile: then call it again to go on.
 
         The backend must have no open slot. Takes about 10 s for 10^9 parameters, 40 s for 7 * 10^9 and more.
         """
@@ -169,9 +173,9 @@ class Calibrator:
 
 
 def known_curves(model: Path, cache_dir: Path) -> list[tuple[CurveKey, CostCurve]]:
-    """What was measured of this model on this machine, with whatever options; the newest first.
+    """The curves of this model measured on this machine, with any options, the newest first.
 
-    Raises `StartupError` if that is no model.
+    Raises `StartupError` if the file is no model.
     """
     facts, machine = ModelFacts.of(model), MachineFacts.here()
     return [
@@ -182,7 +186,7 @@ def known_curves(model: Path, cache_dir: Path) -> list[tuple[CurveKey, CostCurve
 
 
 def is_sane(curve: CostCurve) -> bool:
-    """Whether a curve from a file can be one."""
+    """Whether the numbers of a curve that was read from a file are possible."""
     sizes = [n for n, _ in curve.step_ms]
     prices = [curve.attended_ms, curve.skipped_ms, *([curve.tiled.pair_ms] if curve.tiled else [])]
     return (
@@ -200,9 +204,10 @@ def _budget_s(info: ModelInfo) -> float:
 
 
 class _Calibration:
-    """In pieces: each size, the prices of cells, each size again. A piece that is disturbed begins anew.
+    """A measurement in pieces: each size, then the prices of cells, then each size again. A disturbed piece
+    begins anew.
 
-    The small sizes come first in each round: what time is left makes them more exact.
+    Each round begins with the small sizes: the time that is left goes to them.
     """
 
     def __init__(self, info: ModelInfo, watch: Stopwatch, *, is_tiled: bool) -> None:
@@ -212,10 +217,10 @@ class _Calibration:
         self._best: dict[int, float] = {}
         self._prices: CostCurve | None = None
         self._context = CONTEXT
-        """Cells of its own that the next attempt at prices computes, at most."""
+        """The most cells of its own that the next attempt to measure prices computes."""
         largest = min(info.max_step_tokens, info.kv_tokens)
         self._pending = deque(n for n in _SIZES if n <= largest)
-        """Sizes that the round has still to time."""
+        """The sizes that this round still has to time."""
         self._rounds_left = _ROUNDS - 1
 
     @property
@@ -223,7 +228,7 @@ class _Calibration:
         return self._prices is not None and not self._pending and not self._rounds_left
 
     def go_on(self, probe: Probe) -> None:
-        """With the next piece. Raises `Disturbed`."""
+        """Do the next piece. Raises `Disturbed`."""
         with self._watch.running():
             if self._pending:
                 self._time_next(probe)
@@ -239,13 +244,15 @@ class _Calibration:
         return msgspec.structs.replace(self._prices, step_ms=_without_peaks(points))
 
     def _price_cells(self, probe: Probe) -> CostCurve:
-        """The longest piece. Whenever it is disturbed the next attempt has half as many cells to compute."""
+        """Measure the prices of cells, which is the longest piece. Each attempt computes half as many cells
+        as the one before.
+        """
         context, self._context = self._context, max(self._context // 2, _LEAST_CONTEXT)
         prices = CellPrices(probe, self._info, self._watch, chunk=max(self._best), context=context)
         return prices.measure(tiled=self._is_tiled)
 
     def _time_next(self, probe: Probe) -> None:
-        """If the time allows; the smallest always. Else the round is over."""
+        """Time the next size if the budget allows; else end the round. The smallest size is always timed."""
         size = self._pending[0]
         share = _SIZES_SHARE if self._prices is None else 1.0
         if self._best and not self._watch.allows(self._foreseen(size), share):
@@ -265,13 +272,13 @@ class _Calibration:
         return {0: size - decodes + 1} | dict.fromkeys(range(1, decodes), 1)
 
     def _bare(self, size: int, prices: CostCurve) -> float:
-        """Without what the step's own prompt attended to."""
+        """The time of a size, without what its own prompt paid for attention."""
         own = attended_pairs(0, self._shape(size)[0])
         return max(self._best[size] - prices.attention_ms(size, own, size), 0.5 * self._best[size])
 
 
 def _without_peaks(points: dict[int, float]) -> tuple[tuple[int, float], ...]:
-    """No size costs so much more than a larger one: that was somebody else's doing."""
+    """The points without outliers: a size that costs much more than a larger one was disturbed."""
     kept: list[tuple[int, float]] = []
     least = math.inf
     for size in sorted(points, reverse=True):

@@ -1,4 +1,4 @@
-"""Measures what a step pays for the cells that its tokens attend to, and for those that they skip."""
+"""Measures what a step pays for the cells that its tokens attend to, and for the cells that they skip."""
 
 from __future__ import annotations
 
@@ -7,51 +7,49 @@ import time
 from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
-from openai_cpu_server.contract.cost import CostCurve, TiledAttention
+from openai_cpu_server.contract.cost import ATTENTION_TILE_ROWS, TILE_TOKENS, CostCurve, TiledAttention
 from openai_cpu_server.contract.model_info import ModelInfo
 from openai_cpu_server.llama.measure.probe import Probe
 
 CONTEXT = 1024
-"""Own cells at most: they have to be computed, which takes most of the time."""
+"""The most cells of its own context. Computing them takes most of the time."""
 _CONTEXT_SHARE = 0.75
-"""Of the time, by which the context must be there."""
-_STEP = 16
-"""Tokens of the steps that are timed."""
-_TILE_ROWS = 64
-"""ggml's GGML_FA_TILE_Q: steps from here on attend in tiles."""
+"""Share of the time after which the context must be computed."""
+_STEP = TILE_TOKENS
+"""The number of tokens in the timed steps: a whole tile."""
 _COPIES = 15
-"""Of the context, which make the pool full of other people's cells."""
+"""The number of copies of the context that fill the pool with other sequences' cells."""
 _REPEATS = 3
-_RESERVE = 2 * _REPEATS * (_STEP + _TILE_ROWS)
-"""Cells of the pool for the timed steps themselves."""
+_RESERVE = 2 * _REPEATS * (_STEP + ATTENTION_TILE_ROWS)
+"""Cells of the pool that the timed steps themselves need."""
 
 
 class Stopwatch:
-    """A budget of time, and the progress through it."""
+    """A budget of time, and the progress in it."""
 
     def __init__(self, budget_s: float, on_progress: Callable[[float], None]) -> None:
         self._used_s = 0.0
-        """By what has come to its end."""
+        """The time of the pieces that have ended."""
         self._since = time.monotonic()
         self._budget_s = budget_s
         self._on_progress = on_progress
 
     @contextlib.contextmanager
     def running(self) -> Iterator[None]:
-        """It stands still outside, and what ends with an exception has taken no time."""
+        """Count the time of the block. A block that ends with an exception counts as no time."""
         self._since = time.monotonic()
         yield
         self._used_s += time.monotonic() - self._since
 
     def allows(self, ms: float, share: float = 1.0) -> bool:
-        """Whether so many milliseconds more stay within a share of the budget."""
+        """Whether `ms` more milliseconds stay within this share of the budget."""
         used_s = self._used_s + time.monotonic() - self._since
         self._on_progress(min(used_s / self._budget_s, 1.0))
         return used_s + ms / 1000 <= share * self._budget_s
 
 
 class _Behind(NamedTuple):
-    """A step of some tokens in a pool with cells."""
+    """The time of a step of `size` tokens in a pool that holds `cells` cells."""
 
     cells: int
     size: int
@@ -62,20 +60,23 @@ class _Behind(NamedTuple):
         return self.cells * self.size
 
     def price(self, empty_ms: float) -> float:
-        """Milliseconds per pair of a token and a cell; 0 if noise hides it."""
+        """Milliseconds per pair of a token and a cell; 0 if noise hides the price."""
         return max(0.0, (self.ms - empty_ms) / self.pairs)
 
 
 class CellPrices:
-    """The same steps three times: in an empty pool, behind a context, and beside other people's cells.
+    """Times the same steps three times: in an empty pool, behind a context, and beside other sequences'
+    cells.
 
-    Slot 0 holds the context, slot 1 is the one beside it, the others hold copies.
+    Slot 0 holds the context, slot 1 the steps beside it, the others hold copies of the context.
     """
 
     def __init__(
         self, probe: Probe, info: ModelInfo, watch: Stopwatch, *, chunk: int, context: int = CONTEXT
     ) -> None:
-        """`chunk`: tokens of the largest step that is known to be short enough; `context`: most own cells."""
+        """`chunk`: tokens of the largest step that is known to be short enough; `context`: the most cells of
+        its own.
+        """
         self._probe = probe
         self._info = info
         self._watch = watch
@@ -83,9 +84,11 @@ class CellPrices:
         self._context = min(context, info.kv_tokens - _RESERVE)
 
     def measure(self, *, tiled: bool) -> CostCurve:
-        """A curve with prices, but without steps. All are 0 where the pool holds no context worth it."""
-        tiled = tiled and min(self._info.max_step_tokens, self._info.kv_tokens) >= _TILE_ROWS
-        step, rows = min(_STEP, self._info.max_step_tokens), _TILE_ROWS
+        """A curve with prices, but without step times. All prices are 0 where the pool is too small for a
+        context.
+        """
+        tiled = tiled and min(self._info.max_step_tokens, self._info.kv_tokens) >= ATTENTION_TILE_ROWS
+        step, rows = min(_STEP, self._info.max_step_tokens), ATTENTION_TILE_ROWS
         if self._context < step:
             return CostCurve(step_ms=(), attended_ms=0.0, skipped_ms=0.0)
         sizes = [step, rows] if tiled else [step]
@@ -104,7 +107,7 @@ class CellPrices:
         return CostCurve(step_ms=(), attended_ms=attended, skipped_ms=min(skipped, attended), tiled=attention)
 
     def _fresh(self, size: int) -> float:
-        """Best of some steps in an empty pool."""
+        """The best time of some steps in an empty pool."""
         times = []
         for _ in self._repeats():
             self._probe.close()
@@ -112,7 +115,7 @@ class CellPrices:
         return min(times)
 
     def _compute_context(self) -> None:
-        """As long a context as the pool and the time allow."""
+        """Compute as long a context as the pool and the time allow."""
         self._probe.close()
         last_ms = 0.0
         while (left := self._context - self._probe.held(0)) > 0:
@@ -121,19 +124,19 @@ class CellPrices:
             last_ms = self._probe.compute({0: min(self._chunk, left)})
 
     def _behind(self, slot: int, size: int) -> _Behind:
-        """Best of some steps among the cells that are there."""
+        """The best of some steps among the cells that are there."""
         found = [_Behind(self._probe.cells, size, self._probe.compute({slot: size})) for _ in self._repeats()]
         return min(found, key=lambda behind: behind.ms / behind.pairs)
 
     def _crowd(self) -> None:
-        """Copy the context to other slots, where that costs next to nothing."""
+        """Copy the context to other slots, where copying costs next to nothing."""
         room = (self._info.kv_tokens - self._probe.cells - _RESERVE) // self._probe.held(0)
         slots = range(2, 2 + min(_COPIES, self._info.max_seqs - 2, room))
         if self._info.can_share and slots:
             self._probe.copy(0, slots)
 
     def _repeats(self) -> Iterator[int]:
-        """The first always, more while there is time."""
+        """Yield the first repeat always, further ones while there is time."""
         started = time.monotonic()
         for repeat in range(_REPEATS):
             if repeat and not self._watch.allows(1000 * (time.monotonic() - started) / repeat):

@@ -1,4 +1,4 @@
-"""What measurements depend on: the model file, and the machine with its build of llama.cpp."""
+"""The facts that measurements depend on: the model file, the machine and its build of llama.cpp."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ _CPU_INFO = Path("/proc/cpuinfo")
 class ModelFacts(msgspec.Struct, frozen=True, kw_only=True):
     architecture: str
     file_type: int | None
-    """Number of the quantisation."""
+    """llama.cpp's number of the file's quantisation."""
     file_bytes: int
     modified_ns: int
 
     @classmethod
     def of(cls, path: Path) -> ModelFacts:
-        """Raises `StartupError` if that is no model."""
+        """The facts about a file. Raises `StartupError` if it is no model."""
         header = GgufHeader(path)
         files = model_files(header)
         return cls(
@@ -40,9 +40,9 @@ class ModelFacts(msgspec.Struct, frozen=True, kw_only=True):
 class MachineFacts(msgspec.Struct, frozen=True, kw_only=True):
     cpu: str
     cpu_flags: str
-    """Digest of what the CPU says that it can do."""
+    """A digest of the features that the CPU reports."""
     features: str
-    """Which of that this build of llama.cpp uses."""
+    """The CPU features that this build of llama.cpp uses."""
     library: str
     cores: int
     usable_cores: int
@@ -63,7 +63,7 @@ class MachineFacts(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def _cpu_info() -> dict[str, str]:
-    """Of the first core; {} where the system does not tell (it is Linux that does)."""
+    """What Linux says about the first core; {} on other systems."""
     try:
         first_core = _CPU_INFO.read_text("utf-8").partition("\n\n")[0]
     except OSError:

@@ -1,4 +1,4 @@
-"""Keeps measurements on disk, each in a small JSON file named by what it depends on."""
+"""Keeps measurements on disk, each in a small JSON file whose name comes from what it depends on."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class _Entry(msgspec.Struct):
 
 
 class Measurements:
-    """A folder of them. What is missing, damaged or of another key is just not there."""
+    """A folder of measurements. A missing or damaged file, or one with another key, counts as absent."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -47,7 +47,7 @@ class Measurements:
             return None
 
     def all_of(self, key_type: type[_Key], type_: type[_Value]) -> list[tuple[_Key, _Value]]:
-        """Those with keys of a type, the newest first."""
+        """All measurements whose keys have this type, the newest first."""
         found = []
         for path in sorted(self._folder.glob(f"{_kind(key_type)}-*.json"), key=_age):
             try:
@@ -59,7 +59,7 @@ class Measurements:
         return found
 
     def put(self, key: msgspec.Struct, value: msgspec.Struct) -> bool:
-        """All of it or nothing. False, with a line in the log, where nothing can be written."""
+        """Store a measurement whole. Returns False, and logs why, where nothing can be written."""
         path = self.path(key)
         entry = _Entry(_raw(key), _raw(value))
         try:

@@ -1,4 +1,4 @@
-"""Times steps of a backend, computed as they are served: in slots of its own, which it closes again."""
+"""Times steps of a backend as they are computed for requests, in slots that the probe opens and closes."""
 
 from __future__ import annotations
 
@@ -11,37 +11,41 @@ from openai_cpu_server.contract.request import Sampling
 from openai_cpu_server.contract.step import Backend, Close, Drop, Open, Restore, Save, Span, Step
 
 _SAMPLING = Sampling(seed=0)
-"""OpenAI's defaults: what drawing a token costs is part of the step."""
+"""OpenAI's defaults: drawing a token is part of a step's cost."""
 _BLOCK = -1
-"""Number of the probe's saved block, which lives within one call; the cache's are not negative."""
+"""The number of the probe's saved block, which lives within one call. The cache's numbers are not
+negative.
+"""
 
 
 class Disturbed(Exception):
-    """Something else is wanted. What was being timed says nothing."""
+    """Other work came up. The time that was being measured says nothing."""
 
 
 class Probe:
-    """Use while nothing is served: the backend must have no open slot. Leaves none, disturbed or not."""
+    """Times steps while no request is served: the backend must have no open slot. It leaves none, disturbed
+    or not.
+    """
 
     def __init__(self, backend: Backend, is_wanted: Callable[[], bool] = lambda: False) -> None:
-        """`is_wanted`: whether something else is; asked before every step."""
+        """`is_wanted` says whether there is other work; it is asked before every step."""
         self._backend = backend
         self._is_wanted = is_wanted
         self._held: dict[int, int] = {}
-        """Tokens by open slot."""
+        """The number of tokens in each open slot."""
         self._random = random.Random(0)
 
     def held(self, slot: int) -> int:
-        """Tokens that the slot holds."""
+        """The number of tokens that the slot holds."""
         return self._held.get(slot, 0)
 
     @property
     def cells(self) -> int:
-        """Taken in the pool."""
+        """The number of cells in use in the pool."""
         return sum(self._held.values())
 
     def compute(self, sizes: Mapping[int, int]) -> float:
-        """Milliseconds of a step with `sizes[slot]` tokens behind what each slot holds; all are sampled.
+        """Milliseconds of a step that adds `sizes[slot]` tokens to each slot and samples a token in each.
 
         Raises `Disturbed`.
         """
@@ -59,7 +63,7 @@ class Probe:
         return 1000 * seconds
 
     def copy(self, source: int, slots: Sequence[int]) -> None:
-        """Give new slots cells of their own, the same as the source's. Only where cells can be saved."""
+        """Give new slots a copy of the source's cells. This works only where cells can be saved."""
         end = self._held[source]
         self._open(slots)
         saved = Save(source, 0, end, _BLOCK)

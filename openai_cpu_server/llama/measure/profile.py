@@ -1,4 +1,4 @@
-"""The settings that `tune` has found to be the best for a model on this machine."""
+"""The settings that `tune` found to be the best for a model on this machine."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _VERSION = 1
 
 
 class Profile(msgspec.Struct, frozen=True, kw_only=True):
-    """What `serve` uses for every option that the user did not give."""
+    """Values that `serve` uses for every option that the user did not give."""
 
     threads: int
     threads_batch: int
@@ -26,7 +26,7 @@ class Profile(msgspec.Struct, frozen=True, kw_only=True):
     flash_attention: bool
 
     def applied(self, options: EngineOptions, given: Collection[str] = ()) -> EngineOptions:
-        """`given`: the options that the user has named, which stay."""
+        """The options with this profile's values, except for those in `given`, which the user named."""
         found = {name: value for name, value in msgspec.structs.asdict(self).items() if name not in given}
         return msgspec.structs.replace(options, **found)
 
@@ -38,12 +38,12 @@ class ProfileKey(msgspec.Struct, frozen=True, kw_only=True):
 
     @classmethod
     def of(cls, model: Path) -> ProfileKey:
-        """Raises `StartupError` if that is no model."""
+        """The key of a model file. Raises `StartupError` if it is no model."""
         return cls(version=_VERSION, model=ModelFacts.of(model), machine=MachineFacts.here())
 
 
 def load_profile(model: Path, cache_dir: Path) -> Profile | None:
-    """None if this model was not tuned on this machine."""
+    """The profile of a model; None if it was not tuned on this machine."""
     try:
         key = ProfileKey.of(model)
     except StartupError:
@@ -52,6 +52,6 @@ def load_profile(model: Path, cache_dir: Path) -> Profile | None:
 
 
 def save_profile(model: Path, cache_dir: Path, profile: Profile) -> Path | None:
-    """Where it was written; None, with a line in the log, where nothing can be."""
+    """Store a profile and return its path; None, and a line in the log, where nothing can be written."""
     key, kept = ProfileKey.of(model), Measurements(cache_dir)
     return kept.path(key) if kept.put(key, profile) else None

@@ -1,1 +1,1 @@
-"""A loaded model: its weights, its vocabulary, the memory that it takes."""
+"""A loaded model: its weights, its vocabulary, and the memory that it takes."""

@@ -1,4 +1,6 @@
-"""What saved cells depend on, in one line: cells of another fingerprint mean something else here."""
+"""One line for all that saved cells depend on. Cells with another fingerprint would mean something else
+here.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,9 @@ _SAMPLE_BYTES = 4096
 
 
 def cells_fingerprint(header: GgufHeader, info: ModelInfo, *, flash_attention: bool) -> str:
-    """Model, layout of the cells, and the library that wrote them. Raises `StartupError`."""
+    """A digest of the model, the layout of the cells, and the library that wrote them. Raises
+    `StartupError`.
+    """
     facts = (
         f"model={_model_digest(model_files(header))}",
         f"kv={info.kv_type},{info.kv_bytes_per_token}",
@@ -38,7 +42,7 @@ def _model_digest(files: list[Path]) -> str:
 
 
 def _add_file(digest: hashlib._Hash, path: Path) -> None:
-    """Size, time of change (for what the samples miss), both ends, and samples of the weights between."""
+    """Add a file's size, time of change (samples can miss an edit), both ends, and samples between them."""
     facts = path.stat()
     digest.update(f"{facts.st_size} {facts.st_mtime_ns}\n".encode())
     last = max(0, facts.st_size - _EDGE_BYTES)

@@ -13,7 +13,7 @@ _DEFAULT_CELLS_MAX = 16_384
 
 
 class KVType(enum.Enum):
-    """What keys and values are kept as: (name, ggml's number, values and bytes of a block)."""
+    """A type for keys and values: its name, ggml's number, and the values and bytes of a block."""
 
     F32 = ("f32", 0, 1, 4)
     F16 = ("f16", 1, 1, 2)
@@ -43,10 +43,10 @@ class KVType(enum.Enum):
 
 
 def bytes_per_cell(header: GgufHeader, kv_type: KVType) -> int:
-    """Keys and values of one token over all layers that attend.
+    """Bytes of one token's keys and values over all layers that attend.
 
-    Exact for models with one attention shape; an upper bound where window layers have heads of another size.
-    Recurrent state is per sequence, not per cell, and not counted.
+    They are exact for models with one shape of attention, and an upper bound where window layers have heads
+    of another size. Recurrent state belongs to a sequence, not to a cell, and is not counted.
     """
     heads = _kv_heads(header)
     key_values, value_values = _head_sizes(header)
@@ -56,7 +56,7 @@ def bytes_per_cell(header: GgufHeader, kv_type: KVType) -> int:
 
 
 def _kv_heads(header: GgufHeader) -> list[int]:
-    """Heads of keys and values, for each layer that has a cache of its own."""
+    """The number of key and value heads, for each layer that has a cache of its own."""
     key = header.for_architecture
     num_all = header.get_int(key("block_count")) or 0
     num_layers = num_all - (header.get_int(key("nextn_predict_layers")) or 0)
@@ -68,7 +68,7 @@ def _kv_heads(header: GgufHeader) -> list[int]:
 
 
 def _head_sizes(header: GgufHeader) -> tuple[int, int]:
-    """Values of one head's key and value; latent attention (MLA) keeps no values beside the keys."""
+    """The values in one head's key and value. Latent attention (MLA) keeps no values beside the keys."""
     key = header.for_architecture
     heads = header.get_ints(key("attention.head_count"), 1) or [0]
     default = (header.get_int(key("embedding_length")) or 0) // max(1, heads[0])
@@ -84,7 +84,9 @@ def _largest(header: GgufHeader, name: str, default: int) -> int:
 
 
 def pool_cells(requested: int | None, cell_bytes: int, free_bytes: int) -> int:
-    """Cells to allocate: those requested, or what half of `free_bytes` holds, if that is enough."""
+    """The number of cells to allocate: the requested ones, or what half of `free_bytes` holds, if that is
+    enough.
+    """
     if requested is not None:
         _require_fit(requested, cell_bytes, free_bytes)
         return requested

@@ -18,24 +18,26 @@ _SIGNS_OF_DAMAGE = ("not within the file bounds", "failed to read", "exceeds rem
 
 
 class Model:
-    """Weights and vocabulary of a GGUF file; whoever opens it closes it, after all that was made from it."""
+    """Weights and vocabulary of a GGUF file. Its opener closes it, after everything that was made from it."""
 
     def __init__(self, header: GgufHeader, handle: object, file_bytes: int) -> None:
-        """Use `open`."""
+        """Use `open` instead."""
         self.header = header
         self.file_bytes = file_bytes
         self._handle: object | None = handle
 
     @classmethod
     def open(cls, header: GgufHeader, *, repack: bool, on_progress: Callable[[float], None]) -> Model:
-        """`repack`: weights are rearranged for this CPU, into private memory. Raises `StartupError`."""
+        """Load a model. `repack` rearranges the weights for this CPU in private memory. Raises
+        `StartupError`.
+        """
         params = llama_cpp.llama_model_default_params()
         params.use_extra_bufts = repack
         return cls._load(header, params, on_progress)
 
     @classmethod
     def open_vocabulary(cls, header: GgufHeader) -> Model:
-        """Metadata and tokens only: quick, and small. Raises `StartupError`."""
+        """Load metadata and tokens only, which is quick and takes little memory. Raises `StartupError`."""
         params = llama_cpp.llama_model_default_params()
         params.vocab_only = True
         return cls._load(header, params, lambda fraction: None)
@@ -72,7 +74,7 @@ class Model:
 
     @property
     def description(self) -> str:
-        """Architecture, size, quantisation."""
+        """The architecture, size and quantisation."""
         buffer = ctypes.create_string_buffer(256)
         llama_cpp.llama_model_desc(self.handle, buffer, len(buffer))
         described = buffer.value.decode("utf-8", "replace")
@@ -85,23 +87,23 @@ class Model:
 
     @property
     def context_trained(self) -> int:
-        """Tokens; 0 if the model does not say."""
+        """The number of tokens of context that the model was trained for; 0 if the model does not say."""
         return int(llama_cpp.llama_model_n_ctx_train(self.handle))
 
     @property
     def is_recurrent(self) -> bool:
-        """Some or all layers keep a state per sequence instead of cells per token."""
+        """Whether some or all layers keep a state per sequence instead of cells per token."""
         model = self.handle
         return bool(llama_cpp.llama_model_is_recurrent(model) or llama_cpp.llama_model_is_hybrid(model))
 
     @property
     def has_window(self) -> bool:
-        """Some or all layers attend to a sliding window only."""
+        """Whether some or all layers attend to a sliding window only."""
         return int(llama_cpp.llama_model_n_swa(self.handle)) > 0
 
     @property
     def generates_text(self) -> bool:
-        """False for encoders, embedding models and diffusion models."""
+        """Whether this is a generator; False for encoders, embedding models and diffusion models."""
         model = self.handle
         return (
             bool(llama_cpp.llama_model_has_decoder(model))
@@ -111,7 +113,7 @@ class Model:
         )
 
     def chat_template(self, name: str | None = None) -> str | None:
-        """jinja2 source; files can have further ones by name, such as `tool_use`."""
+        """The template's jinja2 source. A file can have further templates by name, such as `tool_use`."""
         key = None if name is None else name.encode()
         source = llama_cpp.llama_model_chat_template(self.handle, key)
         return None if source is None else str(source.decode("utf-8", "replace"))
@@ -131,7 +133,7 @@ class Model:
 
 
 class _Progress:
-    """Passes llama.cpp's progress on. A listener that raises ends the load, and gets its exception back."""
+    """Passes llama.cpp's progress on. A listener that raises ends the load, and its exception comes back."""
 
     def __init__(self, listener: Callable[[float], None]) -> None:
         self._listener = listener

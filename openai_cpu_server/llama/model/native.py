@@ -1,4 +1,4 @@
-"""What llama.cpp has once per process: its start, and its log."""
+"""llama.cpp's state per process: its start and its log."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ import llama_cpp
 
 
 class _Level(enum.IntEnum):
-    """ggml.h's `ggml_log_level` (llama_cpp's own logger has older numbers)."""
+    """`ggml_log_level` of ggml.h (llama_cpp's own logger has older numbers)."""
 
     WARN = 3
     ERROR = 4
 
 
 _CONSEQUENCES = ("failed to load model", "failed to load GGUF split")
-"""Lines that only say that an earlier line was fatal begin so."""
+"""Lines that begin so only say that an earlier line was fatal."""
 _PREFACES = ("error loading model", "failed to initialize the context")
 
 
@@ -37,7 +37,8 @@ class NativeLog:
         llama_cpp.llama_log_set(self._callback, None)
 
     def mute(self) -> None:
-        """From here on nothing of Python is called: a native thread may log while the interpreter ends.
+        """Make the library call nothing of Python any more: a native thread may log while the interpreter
+        ends.
 
         Any C function without effect serves as the callback; it ignores its arguments.
         """
@@ -48,7 +49,7 @@ class NativeLog:
         self._lines.clear()
 
     def cause(self) -> str | None:
-        """The last error that names a cause, else the last warning, else None; one line."""
+        """One line: the last error that names a cause, else the last warning, else None."""
         lines = list(self._lines)
         errors = [text for level, text in lines if level == _Level.ERROR]
         telling = [text for text in errors if not text.startswith(_CONSEQUENCES)]
@@ -62,7 +63,7 @@ class NativeLog:
 
 
 def _without_origin(line: str) -> str:
-    """Drop the names of C++ functions, and what they say of every failure, from the front of a line."""
+    """Drop C++ function names, and words that stand in every failure, from the front of a line."""
     while True:
         head, colon, rest = line.partition(": ")
         if not colon or not (head.isidentifier() or head in _PREFACES):
@@ -72,7 +73,9 @@ def _without_origin(line: str) -> str:
 
 @functools.cache
 def native_log() -> NativeLog:
-    """Start llama.cpp and take over its log (after `import llama_cpp` has set its own). Once per process."""
+    """Start llama.cpp and take over its log, after `import llama_cpp` has set its own. Call it once per
+    process.
+    """
     log = NativeLog()
     log.install()
     atexit.register(log.mute)

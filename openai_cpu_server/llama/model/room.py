@@ -1,33 +1,34 @@
-"""What a server may take of the machine's memory, and what it takes of it."""
+"""How much of the machine's memory a server may take, and for what."""
 
 from __future__ import annotations
 
 from typing import NamedTuple
 
+from openai_cpu_server.contract.cost import TILE_TOKENS
 from openai_cpu_server.contract.messages import EngineOptions
 from openai_cpu_server.llama.gguf.header import GgufHeader, model_files, total_bytes
 from openai_cpu_server.llama.model.kv_size import CELLS_GRANULARITY, KVType, bytes_per_cell, pool_cells
 
 DRAFT_KV_TYPE = KVType.F16
-"""The fastest."""
+"""The fastest type."""
 _STAGING_SHARE = 4
-"""Of the pool's cells a quarter at most are beside it."""
-_TILE = 16
+"""The cells beside the pool are at most a quarter of the pool's."""
 _BATCH_TOKENS_MIN = 32
 
 
 class Room(NamedTuple):
-    """Beside the weights, a draft model's included."""
+    """The memory that is left beside the weights of the model and the draft model."""
 
     free_bytes: int
     cell_bytes: int
-    """Of one token, in the model's pool."""
+    """Bytes of one token in the model's pool."""
     draft_cell_bytes: int
-    """In the draft model's, which has as many cells; 0: there is none."""
+    """Bytes of one token in the draft model's pool, which has as many cells; 0 without a draft model."""
 
     @classmethod
     def of(cls, header: GgufHeader, draft: GgufHeader | None, kv_type: KVType, free_bytes: int) -> Room:
-        """`free_bytes`: before anything is loaded. Raises `StartupError` where a part of a file is missing.
+        """`free_bytes` are counted before anything is loaded. Raises `StartupError` where a part of a file is
+        missing.
 
         Weights that stay mapped count as free memory of the machine's for ever: without them steps take as
         long as the disk.
@@ -41,11 +42,13 @@ class Room(NamedTuple):
         return self.cell_bytes + self.draft_cell_bytes
 
     def pool_cells(self, requested: int | None) -> int:
-        """Raises `StartupError`."""
+        """The number of cells in the pool. Raises `StartupError`."""
         return pool_cells(requested, self.token_bytes, self.free_bytes)
 
     def staging_cells(self, options: EngineOptions, pool: int) -> int:
-        """Beside a pool of so many; 0 where one step would fill them, or there is no memory for them."""
+        """The number of cells beside a pool of `pool` cells; 0 if one step would fill them, or memory is
+        short.
+        """
         pool = -(-pool // CELLS_GRANULARITY) * CELLS_GRANULARITY
         cells = min(options.staging_tokens, pool // _STAGING_SHARE)
         fits = pool * self.token_bytes + cells * self.cell_bytes <= self.free_bytes
@@ -53,6 +56,6 @@ class Room(NamedTuple):
 
 
 def batch_tokens(options: EngineOptions) -> int:
-    """Of a step at most."""
-    tokens = max(options.prefill_tokens, options.max_seqs + _TILE, _BATCH_TOKENS_MIN)
-    return -(-tokens // _TILE) * _TILE
+    """The most tokens that one step may have."""
+    tokens = max(options.prefill_tokens, options.max_seqs + TILE_TOKENS, _BATCH_TOKENS_MIN)
+    return -(-tokens // TILE_TOKENS) * TILE_TOKENS

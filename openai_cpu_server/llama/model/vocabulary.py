@@ -15,14 +15,14 @@ from openai_cpu_server.llama.gguf.header import GgufHeader
 from openai_cpu_server.llama.model.model import Model
 
 _SPARE_TOKENS = 16
-"""Text has at most one token per byte, and a few special ones around."""
+"""Text has at most one token per byte, and a few special tokens around it."""
 
 
 class Vocabulary:
     """The contract's `Tokenizer`. Safe to call from any thread: the native vocabulary is only read."""
 
     def __init__(self, model: Model, *, owns_model: bool = False) -> None:
-        """Over a loaded model; `close` closes it only if owned."""
+        """Use a loaded model. `close` closes the model only if it is owned."""
         self._model = model
         self._owns_model = owns_model
         if llama_cpp.llama_vocab_type(self._vocab) == llama_cpp.LLAMA_VOCAB_TYPE_NONE:
@@ -32,7 +32,9 @@ class Vocabulary:
 
     @classmethod
     def open(cls, path: Path) -> Vocabulary:
-        """Of a GGUF file, without its weights; it owns what it opens. Raises `StartupError`."""
+        """Open the vocabulary of a GGUF file without its weights; it owns the model. Raises
+        `StartupError`.
+        """
         model = Model.open_vocabulary(GgufHeader(path))
         try:
             return cls(model, owns_model=True)
@@ -46,7 +48,7 @@ class Vocabulary:
 
     @property
     def native(self) -> object:
-        """llama.cpp's vocabulary; lives as long as the model."""
+        """llama.cpp's vocabulary, which lives as long as the model."""
         return self._vocab
 
     @property
@@ -58,7 +60,7 @@ class Vocabulary:
         return self._model.chat_template()
 
     def named_chat_template(self, name: str) -> str | None:
-        """A further template of the file, such as `tool_use`."""
+        """A further template of the file, such as `tool_use`; None if there is none of that name."""
         return self._model.chat_template(name)
 
     @property
@@ -109,7 +111,9 @@ class Vocabulary:
             capacity = -count
 
     def piece(self, token: int, *, special: bool = False) -> bytes:
-        """Raises `InvalidRequest` for what is no token: llama.cpp would end the process."""
+        """The bytes of a token. Raises `InvalidRequest` for a number that is no token: llama.cpp would end
+        the process.
+        """
         if not 0 <= token < self._size:
             raise InvalidRequest(f"{token} is no token: the vocabulary has {self._size}.", param="tokens")
         if special:
@@ -154,7 +158,7 @@ def _present(token: int) -> int | None:
 
 
 def _utf8(text: str) -> bytes:
-    """Halves of surrogate pairs that stand alone (JSON can spell them) become U+FFFD."""
+    """The text as UTF-8. Lone halves of surrogate pairs (JSON can spell them) become U+FFFD."""
     try:
         return text.encode()
     except UnicodeEncodeError:

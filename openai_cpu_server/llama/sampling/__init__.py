@@ -1,1 +1,1 @@
-"""From logits to a token."""
+"""Turns logits into a token."""

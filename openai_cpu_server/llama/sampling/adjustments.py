@@ -1,4 +1,4 @@
-"""What a request adds to and takes from logits before a token is chosen: bias, penalties, no end."""
+"""Changes logits before a token is chosen: bias, penalties, forbidden end tokens."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from openai_cpu_server.llama.cells.context import Logits
 
 
 class Adjustments:
-    """Of one request, with what it remembers of the tokens so far. Order: bias, penalties, end tokens."""
+    """The adjustments of one request, with the tokens so far. The order is: bias, penalties, end tokens."""
 
     def __init__(
         self,
@@ -40,7 +40,7 @@ class Adjustments:
         return nothing_static and self._repeats is None and self._usage is None
 
     def apply(self, logits: Logits) -> Logits:
-        """(vocabulary,) -> a changed copy; -inf where a token is forbidden."""
+        """(vocabulary,) -> a changed copy, with -inf where a token is forbidden."""
         adjusted = logits.copy()
         adjusted[self._bias_tokens] += self._bias
         if self._repeats is not None:
@@ -51,7 +51,7 @@ class Adjustments:
         return adjusted
 
     def accept(self, token: int) -> None:
-        """`token` was chosen."""
+        """Record that `token` was chosen."""
         if self._repeats is not None:
             self._repeats.accept(token)
         if self._usage is not None:
@@ -59,7 +59,7 @@ class Adjustments:
 
 
 class _RepeatPenalty:
-    """llama.cpp's: tokens among the last n, prompt included, become less likely by a factor."""
+    """llama.cpp's repeat penalty: a factor makes tokens among the last n, prompt included, less likely."""
 
     def __init__(self, sampling: Sampling, prompt: Iterable[int]) -> None:
         self._penalty = np.float32(sampling.repeat_penalty)
@@ -88,7 +88,7 @@ class _RepeatPenalty:
 
 
 class _UsagePenalty:
-    """OpenAI's presence and frequency penalties, over the whole output and nothing but it."""
+    """OpenAI's presence and frequency penalties, over the whole output and nothing else."""
 
     def __init__(self, sampling: Sampling, vocab_size: int) -> None:
         self._presence = np.float32(sampling.presence_penalty)

@@ -1,4 +1,4 @@
-"""Which tokens of a vocabulary a sampler chain has to look at: it sorts, which takes milliseconds on all."""
+"""Finds the tokens that a sampler chain has to look at: it sorts them, and sorting all takes milliseconds."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ Tokens = npt.NDArray[np.int32]
 
 _GROUPS = 64
 _DEPTHS = (8.0, 16.0)
-"""So far below the largest logit a nucleus is looked for, before all of the vocabulary is sorted."""
+"""A nucleus is looked for this far below the largest logit before all of the vocabulary is sorted."""
 
 
 def above(logits: Logits, floor: float) -> Tokens:
@@ -21,7 +21,7 @@ def above(logits: Logits, floor: float) -> Tokens:
 
 
 def of_the_best(logits: Logits, count: int) -> Tokens:
-    """The `count` best, and others: the bests of groups of tokens bound the last of them from below."""
+    """The `count` best tokens, and perhaps others: the bests of groups bound the last of them from below."""
     width = len(logits) // _GROUPS
     if not 0 < count <= width:
         return above(logits, -math.inf)
@@ -37,7 +37,7 @@ def of_the_best(logits: Logits, count: int) -> Tokens:
 
 
 def nucleus(logits: Logits, share: float) -> Tokens:
-    """Top-p: the fewest tokens that together have at least that share of the probability, at least one.
+    """Top-p: the fewest tokens, at least one, whose probabilities reach that share together.
 
     Of equals at the edge the first ones. `logits` may hold -inf; the largest is finite.
     """
@@ -54,7 +54,7 @@ def nucleus(logits: Logits, share: float) -> Tokens:
 
 
 def _holding(weights: Logits, wanted: float) -> Logits:
-    """The heaviest, as few of them as a look tells, that weigh as much as wanted."""
+    """The heaviest tokens that weigh as much as wanted: few, so that sorting them is cheap."""
     for depth in _DEPTHS:
         heavy = weights[weights > math.exp(-depth)]
         if heavy.sum(dtype=np.float64) >= wanted:

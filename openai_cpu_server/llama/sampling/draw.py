@@ -1,4 +1,4 @@
-"""One random draw per output position, depending on nothing but (seed, position)."""
+"""One random draw per output position, which depends on (seed, position) only."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ _MASK = 2**64 - 1
 _BLOCK = 256
 _FEW = 1024
 _COLDEST = 1e-30
-"""Temperatures below are as greedy, and no more float32."""
+"""Lower temperatures count as greedy: float32 cannot hold them."""
 
 
 def uniform(seed: int, position: int) -> float:
-    """In [0, 1), as good as independent between neighbouring seeds and positions."""
+    """A number in [0, 1). Neighbouring seeds and positions give as good as independent numbers."""
     return (_splitmix64(_splitmix64(seed) + position) >> 11) * 2.0**-53
 
 
@@ -41,14 +41,14 @@ def draw(logits: Logits, temperature: float, chance: float) -> int:
 
 
 def _one_of_a_few(logits: npt.NDArray[np.float64], temperature: float, chance: float) -> int:
-    """With half of the overhead; nothing that is float32 overflows here."""
+    """The same draw for few tokens, with half of the overhead. Nothing overflows float32 here."""
     weights = np.exp((logits - logits.max()) / max(temperature, _COLDEST))
     sums = weights.cumsum()
     return int(sums.searchsorted(min(chance * sums[-1], np.nextafter(sums[-1], 0)), "right"))
 
 
 def _index_at(weights: Logits, chance: float) -> int:
-    """First index at which the cumulated weight exceeds `chance` of the whole.
+    """The first index at which the cumulated weight exceeds `chance` of the whole.
 
     Cumulated in two levels: sums of blocks, then inside one of them (20 times faster than one `cumsum`).
     """

@@ -31,7 +31,7 @@ def _log_sum_exp(logits: Logits) -> float:
 
 
 def _best(logits: Logits, count: int) -> list[int]:
-    """Tokens of the largest logits, best first."""
+    """The tokens with the largest logits, best first."""
     count = min(count, len(logits))
     if count == 0:
         return []

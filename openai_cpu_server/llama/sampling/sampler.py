@@ -14,7 +14,8 @@ from openai_cpu_server.llama.sampling.truncation import Candidates, Truncation, 
 
 
 class Sampler:
-    """Of one open slot: bias and penalties, then truncation, then the draw of its output position.
+    """The sampler of one open slot: bias and penalties, then truncation, then the draw of its output
+    position.
 
     A free request whose parameters forbid every token gets the model's end token: its output ends there (what
     the model would have chosen freely, if it knows no end).
@@ -36,7 +37,7 @@ class Sampler:
         self._truncation = Truncation(opened.sampling, candidates) if narrows else None
 
     def choose(self, logits: Logits, allowed: Allowed | None = None) -> int:
-        """(vocabulary,) -> a token for the next output position, among the allowed. Raises `BadLogits`."""
+        """(vocabulary,) -> one of the allowed tokens for the next output position. Raises `BadLogits`."""
         best = int(logits.argmax())
         if not np.isfinite(logits[best]):
             raise BadLogits(
@@ -53,7 +54,7 @@ class Sampler:
         return best if self._sampling.temperature <= 0 else self._draw(adjusted)
 
     def accept(self, token: int) -> None:
-        """`token` stands at the next output position, chosen or not."""
+        """Record that `token` stands at the next output position, sampled or forced."""
         self._adjustments.accept(token)
         self._position += 1
 
@@ -71,7 +72,7 @@ class Sampler:
 
 
 def _masked(adjusted: Logits, logits: Logits, allowed: Allowed) -> Logits:
-    """-inf where not allowed. The grammar wins over parameters or a model that forbid all that it allows."""
+    """The logits, -inf where not allowed. The grammar wins over parameters that forbid all that it allows."""
     forbidden = ~allowed
     for preferred in (adjusted, logits):
         masked = preferred.copy()

@@ -1,4 +1,4 @@
-"""An open slot: how its request chooses tokens, and under what constraint."""
+"""An open slot: how its request chooses tokens, and under which constraint."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ from openai_cpu_server.llama.sampling.sampler import Sampler
 
 
 class Sampled(NamedTuple):
-    """What came of a span and its draft."""
+    """The result of a span and its draft."""
 
     samples: tuple[Sample, ...]
     num_accepted: int
-    """Tokens of the draft that are the output's, from its beginning on."""
+    """How many tokens of the draft, from its beginning on, belong to the output."""
     failure: str | None = None
-    """Why the constraint failed behind the samples."""
+    """Why the constraint failed behind the samples; None if it did not."""
 
 
 class OpenSlot:
-    """Owns its sampler. `constrained` is being started, perhaps in another thread."""
+    """A slot that is in use. It owns its sampler. `constrained` may still be starting in another thread."""
 
     def __init__(
         self, opened: Open, sampler: Sampler, constrained: Future[ConstrainedOutput] | None = None
@@ -36,7 +36,7 @@ class OpenSlot:
         self.constrained = constrained
         self.constraint: Constraint | None = opened.constraint
         self.tokens = [*opened.prompt, *opened.output]
-        """Of the sequence, as far as they are known."""
+        """The tokens of the sequence, as far as they are known."""
         self._sampler = sampler
         self._top_logprobs = opened.top_logprobs
 
@@ -45,7 +45,7 @@ class OpenSlot:
         return self._top_logprobs or 0
 
     def num_allowed(self, draft: Sequence[int]) -> int:
-        """How many of the draft's tokens, from its beginning on, the constraint lets come next."""
+        """How many of the draft's tokens, from its beginning on, the constraint allows."""
         if self.constrained is None:
             return len(draft)
         try:
@@ -54,7 +54,8 @@ class OpenSlot:
             return 0  # it fails again, and is told, when a token is sampled
 
     def sample_along(self, draft: Sequence[int], logits: Logits) -> Sampled:
-        """(1 + draft, vocabulary), after the span's last token and after each of the draft's.
+        """Sample from (1 + draft, vocabulary): after the span's last token and each draft token that was
+        right.
 
         Every token is chosen as without a draft, by the same draw; the draft only says which rows of logits
         are there already. So a draft token x is accepted with the target's own p(x), and what is chosen in
@@ -73,7 +74,7 @@ class OpenSlot:
         return Sampled(tuple(samples), num_right(draft, output))
 
     def sample(self, logits: Logits) -> Sample:
-        """(vocabulary,) -> the next token, with all that are forced behind it. Raises `ConstraintFailed`.
+        """(vocabulary,) -> the next token and the forced ones behind it. Raises `ConstraintFailed`.
 
         Where log-probabilities are asked for, forced tokens come one at a time: each has its own.
         """

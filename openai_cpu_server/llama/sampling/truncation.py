@@ -1,4 +1,4 @@
-"""Top-k, typical, top-p and min-p: llama.cpp's own samplers in its order, on the tokens that matter."""
+"""Top-k, typical, top-p and min-p: llama.cpp's samplers in its order, on those tokens that matter."""
 
 from __future__ import annotations
 
@@ -16,7 +16,9 @@ from openai_cpu_server.llama.sampling.candidates import Tokens, above, nucleus, 
 _CANDIDATE = np.dtype([("id", np.int32), ("logit", np.float32), ("p", np.float32)])
 _MIN_KEEP = 1
 _NEGLIGIBLE = 80.0
-"""Logits so far below the largest have a probability under 1e-34. `typical` computes 0 * log(0) on them."""
+"""Logits this far below the largest have a probability under 1e-34. `typical` would compute 0 * log(0) on
+them.
+"""
 
 
 _ROUNDING = 1e-3
@@ -28,7 +30,7 @@ class Survivors(NamedTuple):
 
 
 class Candidates:
-    """Scratch memory for a vocabulary of `llama_token_data`; shared by all chains, used by one at a time."""
+    """Scratch memory: `llama_token_data` for a whole vocabulary. All chains share it, one at a time."""
 
     def __init__(self, vocab_size: int) -> None:
         assert _CANDIDATE.itemsize == ctypes.sizeof(llama_cpp.llama_token_data)
@@ -36,7 +38,7 @@ class Candidates:
         self._data = self._records.ctypes.data_as(llama_cpp.llama_token_data_p)
 
     def narrowed_by(self, chain: object, tokens: Tokens, logits: Logits) -> Survivors:
-        """What a sampler chain leaves of these tokens of the vocabulary, as copies."""
+        """The tokens that a sampler chain leaves of these, and their logits, as copies."""
         count = len(tokens)
         self._records["id"][:count] = tokens
         self._records["logit"][:count] = logits[tokens]
@@ -59,7 +61,7 @@ class Truncation:
             llama_cpp.llama_sampler_chain_add(self._chain, sampler)
 
     def apply(self, logits: Logits) -> Survivors:
-        """(vocabulary,), -inf where forbidden -> the tokens left, and their logits. At least one is left."""
+        """(vocabulary,), -inf where forbidden -> the tokens that are left, at least one, and their logits."""
         assert self._chain is not None, "the chain is freed"
         return self._candidates.narrowed_by(self._chain, _seen(self._sampling, logits), logits)
 
@@ -74,7 +76,7 @@ def truncates(sampling: Sampling) -> bool:
 
 
 def _seen(sampling: Sampling, logits: Logits) -> Tokens:
-    """Tokens that the chain's first sampler of any effect cannot do without."""
+    """The tokens that the first active sampler of the chain can keep."""
     if sampling.top_k is not None:
         tokens = of_the_best(logits, sampling.top_k)
         return tokens[logits[tokens] > _negligible(logits)] if sampling.typical_p < 1 else tokens
@@ -91,7 +93,9 @@ def _negligible(logits: Logits) -> float:
 
 
 def _samplers(sampling: Sampling) -> list[object]:
-    """Owned by the chain that they are added to. A value of no effect makes a sampler of no effect."""
+    """The native samplers, which the chain owns once they are added. An inactive parameter changes
+    nothing.
+    """
     top_k = [] if sampling.top_k is None else [llama_cpp.llama_sampler_init_top_k(sampling.top_k)]
     is_nucleus = sampling.top_k is None and sampling.typical_p >= 1  # `_seen` has cut it out already
     return [

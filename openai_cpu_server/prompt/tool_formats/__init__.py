@@ -1,4 +1,4 @@
-"""How models write tool calls, and how that is read. One module per format."""
+"""The ways in which models write tool calls, and readers for them. Each format is a module."""
 
 from __future__ import annotations
 
@@ -26,5 +26,5 @@ TOOL_FORMATS = {each.name: each for each in _ALL}
 
 
 def recognised(template: str) -> ToolFormat | None:
-    """The format that a chat template's source teaches; None if that is none of ours."""
+    """The format that a chat template's source teaches; None if we do not know it."""
     return next((each for each in _ALL if each.recognises(template)), None)

@@ -1,4 +1,4 @@
-"""What a way of writing tool calls has to say about itself."""
+"""The protocol of a way to write tool calls."""
 
 from __future__ import annotations
 
@@ -12,38 +12,38 @@ class ToolFormat(Protocol):
 
     @property
     def name(self) -> str:
-        """What `--tool-format` calls it."""
+        """The name in `--tool-format`."""
         ...
 
     @property
     def marker(self) -> str:
-        """What the calls begin with; "" if that is the first one's brace."""
+        """The text with which the calls begin; "" if that is the first call's brace."""
         ...
 
     @property
     def marker_is_text(self) -> bool:
-        """A grammar can spell the marker out; else it is a control token, which no text can make."""
+        """Whether a grammar can spell the marker; else it is a control token, which no text can make."""
         ...
 
     @property
     def arguments_key(self) -> str: ...
 
     def recognises(self, template: str) -> bool:
-        """Whether a chat template (its source) teaches this way of writing."""
+        """Whether the source of a chat template teaches this format."""
         ...
 
     def calls(self, *, several: bool) -> str:
-        """GBNF of all that follows the marker, up to the output's end; `call` is the rule of one call."""
+        """GBNF for everything behind the marker, up to the output's end. `call` is the rule for one call."""
         ...
 
     def written(self, calls: str) -> str:
-        """Calls as the model would have written them; `calls`: one JSON object per line."""
+        """Calls as the model would have written them. `calls` are JSON objects, one to a line."""
         ...
 
     def history_id(self, call_id: str) -> str:
-        """The id of an earlier call as the template wants to see it."""
+        """The id of an earlier call, in the form that the template wants."""
         ...
 
     def reader(self, *, at_start: bool = False) -> ToolReader:
-        """Of one output. `at_start`: calls are its very beginning, or it has none."""
+        """A reader for one output. With `at_start` the output begins with calls or has none."""
         ...

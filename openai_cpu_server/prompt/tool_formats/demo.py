@@ -1,4 +1,4 @@
-"""The demo model's: a control token, then one call per line."""
+"""The demo model's format: a control token, then one call per line."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from openai_cpu_server.prompt.tool_formats.reader import ToolReader, marked_read
 
 
 class DemoFormat:
-    """`<|tool_call|>{"name": ..., "arguments": {...}}`, further calls behind line breaks."""
+    """`<|tool_call|>{"name": ..., "arguments": {...}}`; further calls follow line breaks."""
 
     name = "demo"
     marker = "<|tool_call|>"
@@ -14,7 +14,9 @@ class DemoFormat:
     arguments_key = "arguments"
 
     def recognises(self, template: str) -> bool:
-        """Granite writes a list behind the same marker."""
+        """Whether the template has the marker and is not Granite's, which writes a list behind the same
+        marker.
+        """
         return self.marker in template and "<|start_of_role|>" not in template
 
     def calls(self, *, several: bool) -> str:

@@ -1,4 +1,4 @@
-"""Hermes's, which Qwen and many others write too: each call between tags."""
+"""The Hermes format, which Qwen and many others use: each call stands between tags."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ import re
 from openai_cpu_server.prompt.tool_formats.reader import ToolReader, marked_reader
 
 _KEY = re.compile(r'"arguments\\*"')
-"""In a template's text, or in a string of its program."""
+"""Matches the key in a template's text, or in a string of its program."""
 _OTHERS = ("<function=", "<arg_key>")
 """What other formats write between the same tags."""
 
 
 class HermesFormat:
-    r"""`<tool_call>\n{"name": ..., "arguments": {...}}\n</tool_call>`, as often as needed."""
+    r"""`<tool_call>\n{"name": ..., "arguments": {...}}\n</tool_call>`, once for each call."""
 
     name = "hermes"
     marker = "<tool_call>"

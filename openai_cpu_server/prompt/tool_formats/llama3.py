@@ -1,7 +1,7 @@
-"""Llama 3's JSON: an output that begins with a brace is calls.
+"""Llama 3's JSON format: an output that begins with a brace consists of calls.
 
-`<|python_tag|>`, which the model may write before them, means nothing more; the grammar, which rules from the
-first token on, leaves it out.
+The model may write `<|python_tag|>` before them, which adds no meaning. The grammar leaves it out, as it
+rules from the first token on.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from openai_cpu_server.prompt.tool_formats.reader import FirstGate, ToolReader
 
 
 class Llama3Format:
-    """`{"name": ..., "parameters": {...}}`, further calls behind `; `."""
+    """`{"name": ..., "parameters": {...}}`; further calls follow `; `."""
 
     name = "llama3"
     marker = ""
@@ -30,5 +30,5 @@ class Llama3Format:
         return call_id
 
     def reader(self, *, at_start: bool = False) -> ToolReader:
-        """Calls are always at the start."""
+        """A reader for one output. Calls are always at its start."""
         return ToolReader(FirstGate("{"), self.arguments_key)

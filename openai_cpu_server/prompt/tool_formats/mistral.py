@@ -1,4 +1,4 @@
-"""Mistral's, up to tokenizer version 7: a control token, then a list of calls."""
+"""Mistral's format, up to tokenizer version 7: a control token, then a list of calls."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _OWN_ID = re.compile(r"[A-Za-z0-9]{9}")
 
 
 class MistralFormat:
-    """`[TOOL_CALLS][{"name": ..., "arguments": {...}}, ...]`. Templates refuse ids of another form."""
+    """`[TOOL_CALLS][{"name": ..., "arguments": {...}}, ...]`. Templates refuse ids in another form."""
 
     name = "mistral"
     marker = "[TOOL_CALLS]"
@@ -19,7 +19,9 @@ class MistralFormat:
     arguments_key = "arguments"
 
     def recognises(self, template: str) -> bool:
-        """Newer models write `[TOOL_CALLS]name[ARGS]{...}`, which is another format."""
+        """Whether the template has this form. Newer models write `[TOOL_CALLS]name[ARGS]{...}`, which is
+        another format.
+        """
         return self.marker in template and "[ARGS]" not in template
 
     def calls(self, *, several: bool) -> str:
@@ -30,7 +32,7 @@ class MistralFormat:
         return f"{self.marker}[{', '.join(calls.splitlines())}]"
 
     def history_id(self, call_id: str) -> str:
-        """Nine letters and digits: its own, or as many of a digest."""
+        """An id of nine letters and digits: the call's own if it is one, else taken from a digest."""
         if _OWN_ID.fullmatch(call_id):
             return call_id
         return hashlib.sha256(call_id.encode()).hexdigest()[:9]

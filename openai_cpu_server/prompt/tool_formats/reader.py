@@ -1,4 +1,4 @@
-"""Reads a model's output while it comes: content first, then calls."""
+"""Reads a model's output while it comes: first content, then calls."""
 
 from __future__ import annotations
 
@@ -21,16 +21,16 @@ class Gate(Protocol):
     """Watches for the beginning of the calls."""
 
     def feed(self, text: str) -> tuple[str, str | None]:
-        """Content that is none of the calls for sure; and what follows it once they have begun."""
+        """The text that is surely content; and the text behind it once calls have begun, else None."""
         ...
 
     def rest(self) -> str:
-        """What was held back, when the output has ended without calls."""
+        """The text that was held back, once the output has ended without calls."""
         ...
 
 
 class MarkerGate:
-    """Calls begin behind a marker; white space before it is nobody's."""
+    """Waits for a marker behind which calls begin. White space before the marker is dropped."""
 
     def __init__(self, marker: str) -> None:
         self._marker = marker
@@ -51,18 +51,20 @@ class MarkerGate:
         return held
 
     def _overlap(self, text: str) -> int:
-        """Characters at the end of the text that the marker begins with."""
+        """How many characters at the text's end might be the beginning of the marker."""
         sizes = range(min(len(self._marker) - 1, len(text)), 0, -1)
         return next((size for size in sizes if text.endswith(self._marker[:size])), 0)
 
 
 class FirstGate:
-    """An output that begins with a mark is calls; any other is content to its end, whatever it holds."""
+    """Looks at the beginning only. An output that begins with the mark consists of calls, any other of
+    content.
+    """
 
     def __init__(self, mark: str) -> None:
         self._mark = mark
         self._held: str | None = ""
-        """None: it is content."""
+        """The text held back while it may be the mark; None: the output is content."""
 
     def feed(self, text: str) -> tuple[str, str | None]:
         if self._held is None:

@@ -1,4 +1,4 @@
-"""Finds the calls in JSON that comes in pieces. The grammar has made it; nothing is parsed twice."""
+"""Finds the calls in JSON that comes in pieces. A grammar made the JSON; nothing is parsed twice."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ class CallBegin:
 
 @dataclass(frozen=True)
 class CallArguments:
-    """The next piece of the JSON text of the arguments."""
+    """A piece of the arguments' JSON text."""
 
     text: str
 
 
 class CallScanner:
-    """Skips what stands between calls: separators, brackets, closing marks."""
+    """Finds calls. It skips separators, brackets and closing marks between them."""
 
     def __init__(self, arguments_key: str) -> None:
         self._head = re.compile(
@@ -63,7 +63,7 @@ _MARKS = re.compile(r'["\\{}]')
 
 
 class _Braces:
-    """Counts them, outside of strings."""
+    """Counts braces outside strings."""
 
     def __init__(self) -> None:
         self._depth = 0
@@ -71,7 +71,7 @@ class _Braces:
         self._escaped_at: int | None = None
 
     def end_in(self, text: str) -> int | None:
-        """Where the object ends in this next piece of it; None: not here."""
+        """The position behind the object's end in this piece; None: it does not end here."""
         skip, self._escaped_at = self._escaped_at, None
         for mark in _MARKS.finditer(text):
             at = mark.start()

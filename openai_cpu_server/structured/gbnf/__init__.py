@@ -1,4 +1,4 @@
-"""GBNF, the grammar language of llama.cpp: read, checked, and translated for llguidance. Pure."""
+"""Reads, checks and translates GBNF, llama.cpp's grammar language, for llguidance. Pure."""
 
 from openai_cpu_server.structured.gbnf.parser import ParsedGrammar, parse_gbnf
 from openai_cpu_server.structured.gbnf.to_lark import gbnf_to_lark

@@ -1,11 +1,11 @@
-"""What stands between the quotes of a literal and the brackets of a class."""
+"""Reads what stands between the quotes of a literal and the brackets of a class."""
 
 from __future__ import annotations
 
 import functools
 import re
 
-from openai_cpu_server.structured.charset import MAX, CharSet
+from openai_cpu_server.structured.languages.charset import MAX, CharSet
 
 _CHARACTER = re.compile(
     r"\\x([0-9a-fA-F]{2})|\\u([0-9a-fA-F]{4})|\\U([0-9a-fA-F]{8})|\\([nrt\\\"\[\]-])|([^\\])", re.DOTALL
@@ -17,7 +17,7 @@ _LOWEST_SURROGATE, _HIGHEST_SURROGATE = 0xD800, 0xDFFF
 
 
 class WrongCharacter(Exception):
-    """`position`: within the symbol's text."""
+    """A character that cannot stand there; `position` counts within the symbol's text."""
 
     def __init__(self, position: int, message: str) -> None:
         super().__init__(message)
@@ -25,7 +25,7 @@ class WrongCharacter(Exception):
 
 
 def literal_text(symbol: str) -> str:
-    """Raises WrongCharacter."""
+    """The text of a literal. Raises WrongCharacter."""
     if "\\" not in symbol and symbol.isascii():
         return symbol[1:-1]
     return "".join(chr(code) for code, _ in _codes(symbol, 1))
@@ -33,7 +33,9 @@ def literal_text(symbol: str) -> str:
 
 @functools.lru_cache(maxsize=1024)
 def class_set(text: str) -> CharSet:
-    """`[a-z]`, `[^a-z]`; a dash that is first or last stands for itself. Raises WrongCharacter."""
+    """The set of `[a-z]` or `[^a-z]`. A dash that is first or last stands for itself. Raises
+    WrongCharacter.
+    """
     if len(text) > _LONGEST_CLASS:
         raise WrongCharacter(_LONGEST_CLASS, f"a class of more than {_LONGEST_CLASS} characters")
     is_negated = text.startswith("[^")
@@ -54,7 +56,7 @@ def class_set(text: str) -> CharSet:
 
 
 def _codes(text: str, position: int) -> list[tuple[int, int]]:
-    """(code point, where it is written) of every character from there to the closing mark."""
+    """The (code point, position in the symbol) of every character up to the closing mark."""
     found = []
     end = len(text) - 1
     if "\\" not in text:

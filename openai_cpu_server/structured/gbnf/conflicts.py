@@ -1,4 +1,4 @@
-"""Where a reader that takes the longest lexeme would go wrong.
+"""Finds where a reader that takes the longest lexeme would go wrong.
 
 llguidance reads the lexemes that the grammar allows at a place all at once, as far as any of them goes, and
 never turns back. That is exact if, wherever a lexeme ends, the byte that may follow it continues none of
@@ -11,10 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from openai_cpu_server.structured.automaton import Deriver
-from openai_cpu_server.structured.charset import CharSet, partition
 from openai_cpu_server.structured.errors import SchemaTooLarge
-from openai_cpu_server.structured.expr import EMPTY, NOTHING, Expr
 from openai_cpu_server.structured.gbnf.follow import following
 from openai_cpu_server.structured.gbnf.leads import Leads, lead_of_char
 from openai_cpu_server.structured.gbnf.loose import Loosener, without_words, words
@@ -22,17 +19,22 @@ from openai_cpu_server.structured.gbnf.places import places
 from openai_cpu_server.structured.gbnf.plan import Plan, is_character
 from openai_cpu_server.structured.gbnf.quoted import Quoted
 from openai_cpu_server.structured.gbnf.work import Share, TooMuch, Work
+from openai_cpu_server.structured.languages.automaton import Deriver
+from openai_cpu_server.structured.languages.charset import CharSet, partition
+from openai_cpu_server.structured.languages.expr import EMPTY, NOTHING, Expr
 from openai_cpu_server.structured.options import Budget, Limits
 
 MOST_WORK = 3_000
-"""Derivatives; beyond so many, every lexeme but words is taken to be in conflict, and then words, too."""
+"""Derivatives. Beyond so many, every lexeme except words counts as in conflict; if only words are left, these
+do.
+"""
 
 
 def conflicting(plan: Plan, work: Work, share: Share) -> set[str]:
-    """Names of lexemes to break. Empty: the plan can be read as it is. Raises InvalidGrammar.
+    """The names of lexemes to break; empty if the plan can be read as it is. Raises InvalidGrammar.
 
-    First all lexemes are taken to be read everywhere; then, if any conflict, those of each place, as far as
-    the share of the work goes.
+    At first it takes all lexemes to be read everywhere. If some conflict, it looks at the lexemes of each
+    place, as far as its share of the work goes.
     """
     found = _conflicts(plan.lexemes, following(plan, work), work)
     if found is not None and not found:
@@ -45,7 +47,7 @@ def conflicting(plan: Plan, work: Work, share: Share) -> set[str]:
 
 
 def _confirmed(plan: Plan, suspects: set[str], work: Work) -> set[str]:
-    """Those of the suspects that conflict with what is read at the same place. Raises TooMuch."""
+    """The suspects that conflict with lexemes at the same place. Raises TooMuch."""
     leads = Leads()
     confirmed: set[str] = set()
     for place in places(plan, work):
@@ -57,7 +59,7 @@ def _confirmed(plan: Plan, suspects: set[str], work: Work) -> set[str]:
 
 
 def _conflicts(lexemes: dict[str, Expr], follow: dict[str, int], work: Work) -> set[str] | None:
-    """None if that is too much work."""
+    """The names of lexemes in conflict; None if finding them is too much work."""
     try:
         found = _Search(lexemes, follow, work).found()
     except SchemaTooLarge:
@@ -66,13 +68,13 @@ def _conflicts(lexemes: dict[str, Expr], follow: dict[str, int], work: Work) -> 
 
 
 def _largest(lexemes: dict[str, Expr]) -> set[str]:
-    """Those that can be broken; words only if there are no others."""
+    """The lexemes that can be broken; words only if there are no others."""
     breakable = {name for name, expr in lexemes.items() if not is_character(expr)}
     return {name for name in breakable if without_words(lexemes[name]) != NOTHING} or breakable
 
 
 def _shortened(lexemes: dict[str, Expr], work: Work) -> dict[str, Expr]:
-    """One character for all strings in quotes, if that is fair to all lexemes."""
+    """The lexemes with one character for each string in quotes, if that is exact for all of them."""
     quoted, found = Quoted(work), dict[str, Expr]()
     for name, expr in lexemes.items():
         short = quoted.shortened(expr)
@@ -84,14 +86,14 @@ def _shortened(lexemes: dict[str, Expr], work: Work) -> dict[str, Expr]:
 
 @dataclass
 class _Group:
-    """Lexemes that look alike once loosened."""
+    """Lexemes that are equal once loosened."""
 
     follow: int = 0
     members: list[str] = field(default_factory=list)
 
 
 State = tuple[tuple[Expr, Expr], ...]
-"""(loosened lexeme, what is left of it), of all lexemes that can still go on or end."""
+"""For all lexemes that can still go on or end: (loosened lexeme, what is left of it)."""
 
 
 class _Search:
@@ -102,7 +104,7 @@ class _Search:
         self._deriver = Deriver(self._budget)
         self._groups: dict[Expr, _Group] = {}
         self._words: dict[str, list[str]] = {}
-        """Word -> the lexemes that it is of."""
+        """Each word, with the names of the lexemes that contain it."""
         self._steps: dict[tuple[State, str], State] = {}
         self._known_followers: dict[State, int] = {}
         self._leads = Leads()
@@ -144,7 +146,7 @@ class _Search:
                     self._budget.check("regex_states", len(seen))
 
     def _characters(self, state: State) -> list[str]:
-        """One for each way in which the lexemes can go on."""
+        """One character for each way in which the lexemes can go on."""
         sets: set[CharSet] = set().union(*(self._leads.fronts(rest) for _, rest in state))
         self._budget.spend("regex_work", 1 + len(sets) ** 2 // 4)
         union = CharSet(())
@@ -163,7 +165,7 @@ class _Search:
         return found
 
     def _followers(self, state: State) -> int:
-        """What may come next if a lexeme ends here."""
+        """The bytes that may come next if a lexeme ends here."""
         if state in self._known_followers:
             return self._known_followers[state]
         mask = 0
@@ -174,13 +176,13 @@ class _Search:
         return mask
 
     def _note(self, following: int, state: State) -> None:
-        """The lexemes that would swallow what follows another."""
+        """Note the lexemes that would swallow the beginning of what follows another lexeme."""
         for group, rest in state if following else ():
             if following & self._leads.mask(rest):
                 self._found.update(self._groups[group].members)
 
     def _read(self, word: str, state: State) -> None:
-        """Beside the other lexemes, until none of them goes on."""
+        """Read the word along the other lexemes until none of them goes on."""
         self._work.spend(1)
         for position, char in enumerate(word):
             if position and self._followers(state) & lead_of_char(char):
@@ -192,7 +194,9 @@ class _Search:
         self._note(self._union(self._words[word]), state)
 
     def _compare_words(self) -> None:
-        """Each with those that it begins with: sorted, they come shortly before it."""
+        """Compare each word with the words that it begins with; in sorted order these come shortly
+        before it.
+        """
         beginnings: list[tuple[str, int]] = []
         for word in sorted(self._words):
             while beginnings and not word.startswith(beginnings[-1][0]):

@@ -1,22 +1,22 @@
-"""What may follow each lexeme: the first bytes of it, over all places where the lexeme stands."""
+"""Finds what may follow each lexeme: the first bytes, over all places where the lexeme stands."""
 
 from __future__ import annotations
 
 from collections import deque
 
-from openai_cpu_server.structured.expr import Alt, Expr, Ref, Repeat, Seq
 from openai_cpu_server.structured.gbnf.leads import ALL_BYTES, Leads
 from openai_cpu_server.structured.gbnf.left_recursion import leftmost
 from openai_cpu_server.structured.gbnf.nullable import nullable_expressions
 from openai_cpu_server.structured.gbnf.plan import Plan, is_lexeme
 from openai_cpu_server.structured.gbnf.work import Work
+from openai_cpu_server.structured.languages.expr import Alt, Expr, Ref, Repeat, Seq
 
 _MOST_STEPS = 20_000
-"""Beyond so many, everything is taken to follow everything: never wrong, only slower masks."""
+"""Beyond so many steps everything may follow everything: that is never wrong, but makes masks slower."""
 
 
 def following(plan: Plan, work: Work) -> dict[str, int]:
-    """Lexeme's name -> bytes. Raises InvalidGrammar."""
+    """The bytes that may follow each lexeme, by its name. Raises InvalidGrammar."""
     return _Following(plan, work).result()
 
 
@@ -34,7 +34,7 @@ class _Following:
             self._first[Ref(name)] = self._first_of(plan.rules[name])
 
     def _leftmost_last(self) -> list[str]:
-        """Rules after those that they may begin with. (There is no left recursion.)"""
+        """The rules, each after those that it may begin with. (There is no left recursion.)"""
         needs = {
             name: {x for x in leftmost(expr, self._nullable) if not is_lexeme(x)}
             for name, expr in self._plan.rules.items()
@@ -78,7 +78,7 @@ class _Following:
         return {name: self._follow[name] for name in self._plan.lexemes}
 
     def _spread(self, expr: Expr, after: int) -> list[str]:
-        """Tell the parts what follows them; names for which that is news."""
+        """Tell the parts what follows them. Returns the names that learn something new."""
         self._num_steps += 1
         self._work.spend(1)
         if isinstance(expr, Ref):

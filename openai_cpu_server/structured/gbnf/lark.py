@@ -1,14 +1,14 @@
-"""A plan as text in llguidance's dialect of Lark: words as strings, other lexemes as terminals."""
+"""Writes a plan in llguidance's dialect of Lark: words as strings, other lexemes as terminals."""
 
 from __future__ import annotations
 
 import json
 import re
 
-from openai_cpu_server.structured.expr import EMPTY, Alt, Expr, Ref, Repeat, Seq, Text
 from openai_cpu_server.structured.gbnf.parser import ROOT
 from openai_cpu_server.structured.gbnf.plan import Plan, is_lexeme
 from openai_cpu_server.structured.gbnf.terminals import count, terminal_lines
+from openai_cpu_server.structured.languages.expr import EMPTY, Alt, Expr, Ref, Repeat, Seq, Text
 
 _HEAD = "%llguidance {}\n\n"
 _START = "start"

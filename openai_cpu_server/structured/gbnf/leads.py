@@ -1,12 +1,12 @@
-"""First bytes (in UTF-8) of what may come next, as sets of 256 bits. Readers decide byte by byte."""
+"""The first bytes (in UTF-8) of what may come next, as sets of 256 bits. Readers decide byte by byte."""
 
 from __future__ import annotations
 
 import functools
 from collections.abc import Iterable
 
-from openai_cpu_server.structured.charset import CharSet
-from openai_cpu_server.structured.expr import Chars, Expr, Seq, Text
+from openai_cpu_server.structured.languages.charset import CharSet
+from openai_cpu_server.structured.languages.expr import Chars, Expr, Seq, Text
 
 ALL_BYTES = (1 << 256) - 1
 _LENGTHS = ((0, 0x7F), (0x80, 0x7FF), (0x800, 0xFFFF), (0x10000, 0x10FFFF))
@@ -31,7 +31,7 @@ def _between(low: int, high: int) -> int:
 
 
 def _lead(code: int) -> int:
-    """(Surrogates stand in for their neighbours: their lead is that of other characters, too.)"""
+    """The first byte of a character. A surrogate gets that of its neighbours, which adds no byte to a set."""
     return chr(code).encode("utf-8", "surrogatepass")[0]
 
 
@@ -41,20 +41,20 @@ def lead_of_char(char: str) -> int:
 
 
 class Leads:
-    """Of expressions of characters alone; what has been found is remembered."""
+    """Finds the first bytes of expressions that consist of characters only, and remembers them."""
 
     def __init__(self) -> None:
         self._fronts: dict[Expr, frozenset[CharSet]] = {}
         self._masks: dict[Expr, int] = {}
 
     def fronts(self, expr: Expr) -> frozenset[CharSet]:
-        """Sets of characters that the expression may begin with."""
+        """The sets of characters that the expression may begin with."""
         if expr not in self._fronts:
             self._fronts[expr] = self._compute(expr)
         return self._fronts[expr]
 
     def mask(self, expr: Expr) -> int:
-        """First bytes."""
+        """The bytes that the expression may begin with."""
         if expr not in self._masks:
             self._masks[expr] = functools.reduce(int.__or__, map(lead_bytes, self.fronts(expr)), 0)
         return self._masks[expr]

@@ -1,15 +1,17 @@
-"""Rules that begin with themselves. Nothing here calls itself but along one expression's (small) depth."""
+"""Finds rules that begin with themselves. Recursion here goes only as deep as one expression, which is
+little.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Set
 
-from openai_cpu_server.structured.expr import Alt, Expr, Ref, Repeat, Seq
 from openai_cpu_server.structured.gbnf.nullable import nullable_expressions
+from openai_cpu_server.structured.languages.expr import Alt, Expr, Ref, Repeat, Seq
 
 
 def find_left_recursion(rules: dict[str, Expr]) -> list[str] | None:
-    """The names along one such cycle, or None."""
+    """The names along one such cycle; None if there is none."""
     nullable = nullable_expressions(rules)
     done: set[str] = set()
     for start in rules:
@@ -20,7 +22,7 @@ def find_left_recursion(rules: dict[str, Expr]) -> list[str] | None:
 
 
 def _cycle_from(start: str, rules: dict[str, Expr], nullable: Set[Expr], done: set[str]) -> list[str] | None:
-    """Depth first; `path` holds the rules that are open."""
+    """Search depth first; `path` holds the rules that are open."""
     if start in done:
         return None
     path = {start: leftmost(rules[start], nullable)}
@@ -39,7 +41,7 @@ def _cycle_from(start: str, rules: dict[str, Expr], nullable: Set[Expr], done: s
 
 
 def leftmost(expr: Expr, nullable: Set[Expr]) -> Iterator[str]:
-    """Rules with which the expression may begin."""
+    """The rules that the expression may begin with."""
     if isinstance(expr, Ref):
         yield expr.name
     elif isinstance(expr, Alt):

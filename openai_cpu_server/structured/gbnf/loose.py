@@ -1,11 +1,14 @@
-"""Lexemes as the search for conflicts sees them: counts forgotten, characters spelt out, words set apart."""
+"""Simplifies lexemes for the search for conflicts: forgets counts, spells out characters, sets words
+apart.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
-from openai_cpu_server.structured.charset import CharSet
-from openai_cpu_server.structured.expr import (
+from openai_cpu_server.structured.gbnf.nullable import every_expression
+from openai_cpu_server.structured.languages.charset import CharSet
+from openai_cpu_server.structured.languages.expr import (
     Alt,
     Chars,
     Expr,
@@ -18,7 +21,6 @@ from openai_cpu_server.structured.expr import (
     seq,
     star,
 )
-from openai_cpu_server.structured.gbnf.nullable import every_expression
 
 _LARGEST_COUNT = 3
 _DEEPEST = 40
@@ -29,7 +31,7 @@ class Loosener:
         self._known: dict[Expr, Expr] = {}
 
     def loosened(self, expr: Expr) -> Expr:
-        """A language with all of the expression's words and perhaps more, with a small automaton."""
+        """A language that contains all words of the expression, perhaps more, and has a small automaton."""
         if expr not in self._known:
             found = self._compute(expr)
             self._known[expr] = found if found.depth <= _DEEPEST else star(Chars(_alphabet(found)))
@@ -54,7 +56,7 @@ def _alphabet(expr: Expr) -> CharSet:
 
 
 def words(expr: Expr) -> Iterator[str]:
-    """Alternatives that are nothing but a literal."""
+    """The alternatives that are nothing but a literal."""
     for item in expr.items if isinstance(expr, Alt) else (expr,):
         word = _word(item)
         if word is not None:
@@ -62,7 +64,7 @@ def words(expr: Expr) -> Iterator[str]:
 
 
 def without_words(expr: Expr) -> Expr:
-    """The other alternatives."""
+    """The expression without those alternatives."""
     return alt(*(x for x in (expr.items if isinstance(expr, Alt) else (expr,)) if _word(x) is None))
 
 

@@ -1,16 +1,18 @@
-"""Which expressions may match the empty text."""
+"""Finds the expressions that may match the empty text."""
 
 from __future__ import annotations
 
 from collections.abc import Container, Iterable
 
-from openai_cpu_server.structured.expr import EMPTY, Expr, Ref, Repeat, Seq, Text
+from openai_cpu_server.structured.languages.expr import EMPTY, Expr, Ref, Repeat, Seq, Text
 
 _NO_TEXT = Text("")
 
 
 def nullable_expressions(rules: dict[str, Expr]) -> set[Expr]:
-    """All such expressions in the rules, at any depth. Linear: each is looked at once per place."""
+    """All such expressions in the rules, at any depth. The work is linear: each is looked at once per
+    place.
+    """
     parents = _parents(rules)
     missing = {x: len(x.items) for x in parents if isinstance(x, Seq)}
     named: dict[Expr, list[Expr]] = {}
@@ -29,7 +31,7 @@ def nullable_expressions(rules: dict[str, Expr]) -> set[Expr]:
 
 
 def _parents(rules: dict[str, Expr]) -> dict[Expr, list[Expr]]:
-    """Every expression, and in which others it stands (twice if it stands there twice)."""
+    """Every expression with those that contain it, twice if they do so twice."""
     parents: dict[Expr, list[Expr]] = {}
     queue: list[Expr] = list(every_expression(rules.values()))
     for expr in queue:
@@ -42,7 +44,7 @@ def _parents(rules: dict[str, Expr]) -> dict[Expr, list[Expr]]:
 
 
 def every_expression(roots: Iterable[Expr]) -> dict[Expr, None]:
-    """The roots and all their parts, each once."""
+    """The roots and all their parts, once each."""
     found = dict.fromkeys(roots)
     queue = list(found)
     for expr in queue:
@@ -54,7 +56,7 @@ def every_expression(roots: Iterable[Expr]) -> dict[Expr, None]:
 
 
 def parts_first(roots: list[Expr], known: Container[Expr] = ()) -> list[Expr]:
-    """All expressions but the known ones and their parts, parts first."""
+    """The roots and all their parts, without the known ones; parts come first."""
     found: dict[Expr, None] = {}
     stack = [(root, False) for root in reversed(roots)]
     while stack:

@@ -1,4 +1,4 @@
-"""GBNF text -> its rules as expressions, and checks that need all of them.
+"""Reads GBNF text into expressions, one for each rule, and checks all of them together.
 
 llama.cpp's language, with three additions: `_` in names, `{,n}`, and no limit of 2,000 repetitions. As there,
 a rule ends with its line, but not within parentheses nor behind `::=` and `|`. Refused, though taken there: a
@@ -13,12 +13,12 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from openai_cpu_server.structured.charset import ANY
 from openai_cpu_server.structured.errors import InvalidGrammar
-from openai_cpu_server.structured.expr import EMPTY, Chars, Expr, Ref, Text, alt, repeat, seq
 from openai_cpu_server.structured.gbnf.characters import WrongCharacter, class_set, literal_text
 from openai_cpu_server.structured.gbnf.left_recursion import find_left_recursion
 from openai_cpu_server.structured.gbnf.symbols import Kind, Symbols
+from openai_cpu_server.structured.languages.charset import ANY
+from openai_cpu_server.structured.languages.expr import EMPTY, Chars, Expr, Ref, Text, alt, repeat, seq
 
 ROOT = "root"
 DEEPEST_GROUP = 500
@@ -32,14 +32,14 @@ _SHORT = {"*": (0, None), "+": (1, None), "?": (0, 1)}
 
 @dataclass(frozen=True)
 class ParsedGrammar:
-    """Rules by name; names with a dot are groups of the text, lifted out of their rule."""
+    """Rules by name. A name with a dot is a group of the text that was lifted out of its rule."""
 
     rules: dict[str, Expr]
 
 
 @dataclass
 class _Group:
-    """An open parenthesis, or the rule itself; it ends with its alternatives."""
+    """An open parenthesis, or the rule itself. It collects alternatives."""
 
     alternatives: list[Expr] = field(default_factory=list)
     items: list[Expr] = field(default_factory=list)
@@ -54,12 +54,12 @@ class _Group:
 
 
 def parse_gbnf(text: str) -> ParsedGrammar:
-    """Raises InvalidGrammar."""
+    """Read a grammar. Raises InvalidGrammar."""
     return ParsedGrammar(_Parser(Symbols(text)).grammar())
 
 
 class _Parser:
-    """Where symbols are kept, it is by their numbers."""
+    """Reads the symbols one by one. It stores symbols by their numbers."""
 
     def __init__(self, symbols: Symbols) -> None:
         self._symbols = symbols
@@ -111,7 +111,7 @@ class _Parser:
             self._part(kind, groups, lifted)
 
     def _known_operands(self, items: list[Expr]) -> None:
-        """Most symbols by far."""
+        """Read symbols that were met before, which most are."""
         texts, operands = self._symbols.texts, self._operands
         while (found := operands.get(texts[self._next])) is not None:
             items.append(found)

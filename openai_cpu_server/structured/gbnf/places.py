@@ -1,31 +1,33 @@
-"""Which lexemes a reader can meet at one place.
+"""Finds which lexemes a reader can meet at one place.
 
-The grammar is read as if a rule, once it ends, could go on behind any place that names it: that gives sets of
-lexemes that are met together, never too small. (Lexemes that match the same text are read both.)
+It takes a rule that ends to go on behind any place that names it. So the sets of lexemes that are met
+together are never too small. (Lexemes that match the same text are all read.)
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Set
 
-from openai_cpu_server.structured.expr import Alt, Expr, Ref, Repeat, Seq, Text
 from openai_cpu_server.structured.gbnf.leads import Leads
 from openai_cpu_server.structured.gbnf.nullable import nullable_expressions
 from openai_cpu_server.structured.gbnf.parser import ROOT
 from openai_cpu_server.structured.gbnf.plan import Plan, is_lexeme
 from openai_cpu_server.structured.gbnf.work import Work
+from openai_cpu_server.structured.languages.expr import Alt, Expr, Ref, Repeat, Seq, Text
 
 Place = dict[str, int]
-"""Lexemes by name; for each the first bytes of what may follow it there."""
+"""The lexemes of one place by name, with the first bytes of what may follow each there."""
 
 
 def places(plan: Plan, work: Work) -> list[Place]:
-    """Each once. Raises what `work` raises."""
+    """All places, once each. Raises what `work` raises."""
     return _Places(plan, work).found()
 
 
 class _Mentions:
-    """Where names stand in rules, numbered; `after`: which may come next within the same rule."""
+    """The mentions of names in rules, numbered. `after` tells which mentions may come next in the same
+    rule.
+    """
 
     def __init__(self, plan: Plan, work: Work) -> None:
         self._work = work
@@ -35,13 +37,13 @@ class _Mentions:
         self.firsts: dict[str, list[int]] = {}
         self.callers: dict[str, list[int]] = {name: [] for name in plan.rules}
         self.ended: dict[int, str] = {}
-        """Those with which a rule may end: the rule."""
+        """For each mention with which a rule may end: the rule."""
         for name, expr in plan.rules.items():
             self.firsts[name], lasts = self._walk(expr)
             self.ended.update(dict.fromkeys(lasts, name))
 
     def _walk(self, expr: Expr) -> tuple[list[int], list[int]]:
-        """(first, last) ones."""
+        """The first and the last mentions of an expression."""
         self._work.spend(1)
         if isinstance(expr, Ref):
             return self._mention(expr.name)
@@ -102,7 +104,7 @@ class _Places:
         return list({frozenset(place.items()): place for place in found}.values())
 
     def _read(self, state: frozenset[int]) -> tuple[Place, set[frozenset[int]]]:
-        """What is met there, and the places behind each."""
+        """The place of this state, and the states behind it."""
         by_name: dict[str, list[int]] = {}
         for number in state:
             by_name.setdefault(self._mentions.names[number], []).append(number)
@@ -115,7 +117,7 @@ class _Places:
         return place, targets
 
     def _alike(self, name: str, others: Iterable[str]) -> list[str]:
-        """Itself, and others that might match the same text."""
+        """This lexeme, and others that might match the same text."""
         self._work.spend(1)
         if isinstance(self._lexemes[name], Text):
             others = [x for x in others if not isinstance(self._lexemes[x], Text)]
@@ -137,7 +139,7 @@ class _Places:
         return found
 
     def _reached(self, expected: Iterable[int], read: Iterable[int]) -> frozenset[int]:
-        """Lexemes that may come next, where these names are expected, and those have just been read."""
+        """The lexemes that may come next, if these mentions are expected and those have just been read."""
         mentions = self._mentions
         seen, done, queue = set(expected), set(read), list(expected)
         ends = list(read)
@@ -154,7 +156,9 @@ class _Places:
         return frozenset(n for n in seen if is_lexeme(mentions.names[n]))
 
     def _behind_one(self, number: int) -> tuple[Iterable[int], Iterable[int]]:
-        """What comes next, and which names have been read, too: those of rules that end with it."""
+        """The mentions behind this one; and the mentions of its rule, which are read too if the rule ends
+        here.
+        """
         rule = self._mentions.ended.get(number)
         return self._mentions.after[number], () if rule is None else self._mentions.callers[rule]
 

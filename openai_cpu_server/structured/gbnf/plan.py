@@ -1,13 +1,16 @@
-"""Which parts of a grammar become lexemes: whole regular rules, and regular items of the others.
+"""Decides which parts of a grammar become lexemes: whole regular rules, and regular items of the others.
 
-What is not `whole` is no lexeme, but its parts may be; a literal's parts are its characters.
+An expression that is not `whole` is no lexeme, but its parts may be. A literal's parts are its characters.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 
-from openai_cpu_server.structured.expr import (
+from openai_cpu_server.structured.gbnf.parser import ROOT
+from openai_cpu_server.structured.gbnf.regular import Regular
+from openai_cpu_server.structured.gbnf.work import Work
+from openai_cpu_server.structured.languages.expr import (
     EMPTY,
     Alt,
     Chars,
@@ -20,21 +23,18 @@ from openai_cpu_server.structured.expr import (
     literal,
     repeat,
 )
-from openai_cpu_server.structured.gbnf.parser import ROOT
-from openai_cpu_server.structured.gbnf.regular import Regular
-from openai_cpu_server.structured.gbnf.work import Work
 
 _MARK = "#"
-"""First character of a lexeme's name: no rule's."""
+"""The first character of a lexeme's name; no rule's name begins so."""
 
 
 class Plan:
-    """`rules`: what is left of the grammar, with references to `lexemes` by name."""
+    """`rules` are what is left of the grammar, with references to `lexemes` by name."""
 
     def __init__(
         self, rules: dict[str, Expr], regular: Regular, whole: Callable[[Expr], bool], work: Work
     ) -> None:
-        """Raises InvalidGrammar."""
+        """Plan these rules. Raises InvalidGrammar."""
         self._work = work
         self._source = rules
         self._regular = regular
@@ -48,7 +48,7 @@ class Plan:
             self._add_rules()
 
     def _add_rules(self) -> None:
-        """The root, and whatever it leads to."""
+        """Plan the root and every rule that it leads to."""
         queue = [ROOT]
         seen = {ROOT}
         for name in queue:
@@ -94,7 +94,7 @@ class Plan:
 
 
 def _filled(language: Expr) -> Expr | None:
-    """Without the empty text, where that is easily said."""
+    """The language without the empty text; None where that is not simple."""
     if isinstance(language, Repeat) and not language.item.is_nullable:
         return repeat(language.item, 1, language.high)
     if isinstance(language, Alt):
@@ -108,5 +108,5 @@ def is_lexeme(name: str) -> bool:
 
 
 def is_character(language: Expr) -> bool:
-    """Never more than one character: a lexeme that cannot be broken, and need not be."""
+    """Whether the lexeme is always one character: it cannot be broken and need not be."""
     return isinstance(language, Chars) or (isinstance(language, Text) and len(language.text) == 1)

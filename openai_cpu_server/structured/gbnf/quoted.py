@@ -1,4 +1,4 @@
-"""Lexemes that begin with a string in double quotes, quotes within it behind a backslash, as JSON has them.
+r"""Shortens lexemes that begin with a string in double quotes, with `\"` for quotes within it, as in JSON.
 
 No such string is the beginning of another. So if whatever begins with a quote begins with a whole string,
 strings never conflict, and the search for conflicts may take one character for all of them.
@@ -9,20 +9,31 @@ from __future__ import annotations
 import functools
 import re
 
-from openai_cpu_server.structured.charset import MAX, single
-from openai_cpu_server.structured.expr import Alt, Chars, Expr, Repeat, Seq, Text, alt, literal, repeat, seq
 from openai_cpu_server.structured.gbnf.leads import Leads
 from openai_cpu_server.structured.gbnf.nullable import parts_first
 from openai_cpu_server.structured.gbnf.work import Work
+from openai_cpu_server.structured.languages.charset import MAX, single
+from openai_cpu_server.structured.languages.expr import (
+    Alt,
+    Chars,
+    Expr,
+    Repeat,
+    Seq,
+    Text,
+    alt,
+    literal,
+    repeat,
+    seq,
+)
 
 _WHOLE = re.compile(r'"(?:[^"\\]|\\.)*"', re.DOTALL)
 STRING = Chars(single(MAX))
-"""Stands for all strings in quotes. (That the grammar may have this character, too, does no harm.)"""
+"""One character that stands for every string in quotes. The grammar may have this character, too."""
 _QUOTE, _BACKSLASH = ord('"'), ord("\\")
 _START, _BODY, _ESCAPED, _END, _WRONG = range(5)
-"""Where a reader of such a string is."""
+"""States of a reader of such a string."""
 _Moves = tuple[int, int, int, int, int]
-"""From each of these states, the set of states (as bits) that an expression may lead to."""
+"""For each of these states, the set of states (as bits) to which an expression may lead."""
 _STAY: _Moves = (1, 2, 4, 8, 16)
 _ONTO_WRONG = 1 << _WRONG
 
@@ -34,7 +45,7 @@ class Quoted:
         self._leads = Leads()
 
     def shortened(self, expr: Expr) -> Expr | None:
-        """With STRING instead of strings; None if anything else begins with a quote, too."""
+        """The expression with STRING for strings; None if something else in it begins with a quote, too."""
         if not self._begins_so(expr):
             return expr
         if isinstance(expr, Text):
@@ -86,7 +97,7 @@ class Quoted:
 
 
 def _spelt(expr: Expr) -> tuple[Expr, ...]:
-    """The items of a sequence, literals character by character: strings end within them."""
+    """The items of a sequence, with literals as single characters, because a string may end within one."""
     items: list[Expr] = []
     for item in expr.items if isinstance(expr, Seq) else (expr,):
         if isinstance(item, Text):
@@ -129,7 +140,7 @@ def _union(first: _Moves, second: _Moves) -> _Moves:
 
 
 def _closure(once: _Moves) -> _Moves:
-    """Any number of times."""
+    """The moves of any number of repetitions."""
     moves = _STAY
     while (grown := _union(moves, _then(moves, once))) != moves:
         moves = grown

@@ -1,20 +1,20 @@
-"""Which rules are regular and shallow enough to be one lexeme, and what they are with other rules put in."""
+"""Finds the rules that are regular and shallow enough to be one lexeme, and puts other rules into them."""
 
 from __future__ import annotations
 
-from openai_cpu_server.structured.expr import Alt, Expr, Ref, Repeat, Seq, alt, repeat, seq
 from openai_cpu_server.structured.gbnf.work import Work
+from openai_cpu_server.structured.languages.expr import Alt, Expr, Ref, Repeat, Seq, alt, repeat, seq
 
 DEEPEST_LEXEME = 300
 _MOST_PUT_IN = 30_000
-"""Nodes made by putting rules into others, over the whole grammar; what comes later stays a rule."""
+"""The most nodes that putting rules into others may make in a grammar. After that, rules stay rules."""
 
 
 class Regular:
-    """Expressions in which no rule needs itself. `inlined`: rules that may be one lexeme each."""
+    """Replaces references by the rules' expressions. `inlined` are the rules that may be one lexeme each."""
 
     def __init__(self, rules: dict[str, Expr], work: Work) -> None:
-        """Raises InvalidGrammar."""
+        """Look at these rules. Raises InvalidGrammar."""
         self._work = work
         self.inlined: dict[str, Expr] = {}
         self._known: dict[Expr, Expr | None] = {}
@@ -56,7 +56,9 @@ def _rebuilt(expr: Expr, parts: list[Expr]) -> Expr:
 
 
 def bottom_up(rules: dict[str, Expr]) -> list[str]:
-    """Rules after those that they name; without the rules that need themselves, and those above them."""
+    """The rules, each after those that it names; rules that need themselves, and rules that need those, are
+    missing.
+    """
     missing = {name: len(expr.references) for name, expr in rules.items()}
     users: dict[str, list[str]] = {}
     for name, expr in rules.items():

@@ -1,4 +1,4 @@
-"""GBNF text -> symbols. They are cut out all at once; where one stands is found when an error asks for it."""
+"""Cuts GBNF text into symbols, all at once. A symbol's position is found when an error asks for it."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _SYMBOL = r"""[A-Za-z0-9_-]+ | "(?:[^"\\]|\\.)*" | \[(?:[^\]\\]|\\.)*\]
     | [*+?] | \{[^{}"\[\]()|:]*\} | \| | \( | \) | \. | ::= | \r\n | \r | \n"""
 _ONE = re.compile(_SYMBOL, re.VERBOSE | re.DOTALL)
 _NEXT = re.compile(rf"[ \t]*({_SYMBOL} | \#[^\r\n]* | .*)", re.VERBOSE | re.DOTALL)
-"""A symbol, a comment; or, if there is neither, all the rest."""
+"""Matches a symbol or a comment; or all the rest, if there is neither."""
 
 _BY_FIRST = {
     **dict.fromkeys("ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789_-", Kind.NAME),
@@ -54,10 +54,10 @@ _UNFINISHED = {
 
 
 class Symbols:
-    """`texts`: of all symbols in order, spaces and comments left out; the last one is empty, the end."""
+    """The symbols in order. `texts` has no spaces and comments; its last element is "", the end."""
 
     def __init__(self, text: str) -> None:
-        """Raises InvalidGrammar if there are too many, or too many characters."""
+        """Cut the text. Raises InvalidGrammar if it has too many symbols or characters."""
         self._text = text
         if len(text) > MOST_CHARACTERS:
             raise self._error_at(MOST_CHARACTERS, f"more than {MOST_CHARACTERS} characters")
@@ -69,13 +69,13 @@ class Symbols:
             self._num_readable -= 2
 
     def kind(self, index: int) -> Kind:
-        """Raises InvalidGrammar if no symbol begins there."""
+        """The kind of a symbol. Raises InvalidGrammar if no symbol begins there."""
         if index == self._num_readable:
             raise self._unreadable(index)
         return _BY_FIRST[self.texts[index][:1]]
 
     def error(self, index: int, message: str, offset: int = 0) -> InvalidGrammar:
-        """At the symbol, or as many characters behind its beginning."""
+        """An error at a symbol, or `offset` characters behind its beginning."""
         return self._error_at(self._start(index) + offset, message)
 
     def _start(self, index: int) -> int:
@@ -98,5 +98,5 @@ class Symbols:
 
 
 def _is_symbol(text: str) -> bool:
-    """Not a comment, nor the nothing behind the last symbol."""
+    """Whether this is a symbol, not a comment or the empty match at the end."""
     return text[:1] not in ("#", "")

@@ -1,24 +1,24 @@
-"""Lexemes as Lark terminals. What stands in many places, or deep, is a terminal of its own.
+"""Writes lexemes as Lark terminals. Parts that are shared or deep become terminals of their own.
 
-The rest are regular expressions of Rust's.
+The others are regular expressions in Rust's syntax.
 """
 
 from __future__ import annotations
 
 import functools
 
-from openai_cpu_server.structured.charset import ANY, MAX, CharSet
-from openai_cpu_server.structured.expr import EMPTY, Alt, Chars, Expr, Repeat, Seq, Text
 from openai_cpu_server.structured.gbnf.nullable import parts_first
+from openai_cpu_server.structured.languages.charset import ANY, MAX, CharSet
+from openai_cpu_server.structured.languages.expr import EMPTY, Alt, Chars, Expr, Repeat, Seq, Text
 
 _SHORT = 12
-"""Nodes; what is no larger is written again wherever it stands."""
+"""A part with at most so many nodes is written again wherever it stands."""
 _HIGHEST = 6
-"""Levels of parentheses; llguidance reads no more than some thirty."""
+"""The most levels of parentheses in one terminal; llguidance reads some thirty at most."""
 
 
 def terminal_lines(terminals: list[tuple[str, Expr]]) -> list[str]:
-    """A line for each (name, language), and for the parts that they share."""
+    """A line for each (name, language), and one for each part that they share."""
     return _Terminals(terminals).lines()
 
 
@@ -28,7 +28,7 @@ class _Terminals:
         self._bottom_up = parts_first([expr for _, expr in terminals])
         self._parts: dict[Expr, str] = {}
         self._heights: dict[Expr, int] = {}
-        """Levels of parentheses above named parts; 0 if there are none."""
+        """The levels of parentheses above named parts; 0 for an expression without any."""
         self._name_parts()
 
     def _name_parts(self) -> None:
@@ -45,7 +45,7 @@ class _Terminals:
                 self._parts[expr] = f"P{len(self._parts)}"
 
     def _levels(self, expr: Expr) -> int:
-        """Of a pure regular expression: Rust reads 250."""
+        """The depth of a pure regular expression, else 0; Rust reads at most 250."""
         return 0 if self._heights[expr] else expr.depth
 
     def _height(self, expr: Expr) -> int:
@@ -75,7 +75,7 @@ class _Terminals:
 
 
 def pattern(expr: Expr) -> str:
-    """A regular expression of Rust's, to stand between slashes."""
+    """A regular expression in Rust's syntax, to stand between slashes."""
     if isinstance(expr, Chars):
         return _class(expr.set)
     if isinstance(expr, Text):

@@ -1,10 +1,9 @@
-"""GBNF -> the Lark text that llguidance runs, with exactly GBNF's language."""
+"""Translates GBNF into Lark text with exactly the same language, which llguidance runs."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 
-from openai_cpu_server.structured.expr import Expr
 from openai_cpu_server.structured.gbnf.conflicts import conflicting
 from openai_cpu_server.structured.gbnf.lark import lark_text
 from openai_cpu_server.structured.gbnf.nullable import every_expression
@@ -12,24 +11,27 @@ from openai_cpu_server.structured.gbnf.parser import parse_gbnf
 from openai_cpu_server.structured.gbnf.plan import Plan, is_character
 from openai_cpu_server.structured.gbnf.regular import Regular
 from openai_cpu_server.structured.gbnf.work import Share, Work
+from openai_cpu_server.structured.languages.expr import Expr
 
 _GENTLE_ROUNDS = 2
 _ROUNDS = 3
 _MOST_TO_CONFIRM = 6_000
-"""Steps to find out what is read where; beyond so many, all lexemes are taken to be read everywhere."""
+"""The most steps for finding what is read where; beyond that all lexemes count as read everywhere."""
 _CHARACTERS_PER_STEP = 6
-"""Of the text, to be parsed."""
+"""One step of the work parses so many characters of the text."""
 
 
 def gbnf_to_lark(gbnf: str) -> str:
-    """Raises InvalidGrammar."""
+    """Translate a grammar. Raises InvalidGrammar."""
     work = Work()
     work.spend(len(gbnf) // _CHARACTERS_PER_STEP)
     return _rules_to_lark(parse_gbnf(gbnf).rules, work)
 
 
 def _rules_to_lark(rules: dict[str, Expr], work: Work) -> str:
-    """Lexemes as large as they can be read: broken where they conflict, in the end into single characters."""
+    """Write lexemes as large as they can be read. Those that conflict are broken, at last into single
+    characters.
+    """
     regular, share = Regular(rules, work), Share(work, _MOST_TO_CONFIRM)
     broken: set[Expr] = set()
     for number in range(_ROUNDS):

@@ -1,11 +1,11 @@
-"""How much the translation of one grammar may cost. Counted: the same grammar passes or fails everywhere."""
+"""Limits the cost of one translation. Work is counted, so that a grammar passes or fails on every machine."""
 
 from __future__ import annotations
 
 from openai_cpu_server.structured.errors import InvalidGrammar
 
 MOST_STEPS = 42_000
-"""Of all stages together; a step takes about a microsecond."""
+"""The most steps of all stages together; a step takes about a microsecond."""
 
 
 class Work:
@@ -14,7 +14,7 @@ class Work:
         self.spent = 0
 
     def spend(self, steps: int) -> None:
-        """Raises InvalidGrammar once the sum passes the limit."""
+        """Count steps. Raises InvalidGrammar once the sum exceeds the limit."""
         self.spent += steps
         if self.spent > self._allowed:
             message = f"too large, or too ambiguous: more than {self._allowed} steps to translate"
@@ -22,18 +22,18 @@ class Work:
 
 
 class TooMuch(Exception):
-    """A share is used up: there is a cheaper way."""
+    """A share is used up, and there is a cheaper way to go on."""
 
 
 class Share(Work):
-    """Part of the work, with a limit of its own."""
+    """A part of the work with a limit of its own."""
 
     def __init__(self, whole: Work, allowed: int) -> None:
         super().__init__(allowed)
         self._whole = whole
 
     def spend(self, steps: int) -> None:
-        """Raises TooMuch, InvalidGrammar."""
+        """Count steps of the share and of the whole. Raises TooMuch, InvalidGrammar."""
         self._whole.spend(steps)
         self.spent += steps
         if self.spent > self._allowed:

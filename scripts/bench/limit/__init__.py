@@ -1,1 +1,1 @@
-"""What the machine itself can do: a bare loop over llama_decode, without server, scheduler or sampler."""
+"""The limit of the machine itself: a bare loop over llama_decode, without server, scheduler or sampler."""

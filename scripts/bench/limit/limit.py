@@ -1,4 +1,4 @@
-"""Runs the bare loop: finds out which steps suit a piece of work best on this machine, and times them."""
+"""Runs the bare loop: finds the steps that suit a piece of work best on this machine, and times them."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ import msgspec
 from bench.failures import Failed
 from bench.limit.shapes import Prices, predict_s
 from bench.limit.work import Answer, Job, LoopRun, Policy, Trial, Work
+from openai_cpu_server.contract.cost import ATTENTION_TILE_ROWS
 from openai_cpu_server.settings import HUGE_PAGES
 
 _SCRIPTS = Path(__file__).resolve().parents[2]
@@ -22,18 +23,18 @@ _SIZES = (1, 2, 4, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 512)
 _QUICK_SIZES = (1, 4, 8, 16, 32, 64, 128, 256)
 _REPEATS = 2
 _READERS = (1, 2, 4, 16)
-"""Neighbours who read together, with cells apart."""
+"""How many neighbours read together, if each sequence has its own cells."""
 _PROMPT_STEPS = (16, 32, 48, 63, 64, 96, 128, 192, 256, 512)
-_BEFORE_TILES = 63
-"""Tokens of the largest step in which attention is not yet computed in tiles (EVIDENCE.md of the project)."""
 _SAMPLE_TOKENS = 8_000
-"""Of the work, to try policies on: less than all of it, with a second wave of requests, misleads."""
+"""The tokens of the work on which policies are tried. Fewer tokens, without a second wave of requests,
+mislead.
+"""
 
 PriceList = tuple[tuple[int, float], ...]
 
 
 class LimitFailed(Failed):
-    """The bare loop did not get through; the message ends with what it said."""
+    """The bare loop failed; the message ends with its last words."""
 
 
 class _Plan(msgspec.Struct, frozen=True):
@@ -45,7 +46,7 @@ class _Plan(msgspec.Struct, frozen=True):
 
 
 class Limit:
-    """Of one model. What was found out is kept for the next workload."""
+    """The limit for one model. What it finds out serves the next workload, too."""
 
     def __init__(self, model: Path, *, is_quick: bool, say: Callable[[str], None]) -> None:
         self._model = model
@@ -59,7 +60,7 @@ class Limit:
         return str(self._plans[work])
 
     def measure(self, *works: Work) -> list[LoopRun]:
-        """Each under the policy that is best for it. Raises LimitFailed."""
+        """Compute each work under the policy that is best for it. Raises LimitFailed."""
         plans = [self._plan(work) for work in works]
         runs: dict[Work, LoopRun] = {}
         for repack in {plan.repack for plan in plans}:
@@ -75,7 +76,9 @@ class Limit:
         return self._plans[work]
 
     def _find_plan(self, work: Work) -> _Plan:
-        """By what steps cost; the best of each kind is then tried, for prices do not know of attention."""
+        """Find the best policy by prices, then try the best of each kind, because prices do not know of
+        attention.
+        """
         ranked = sorted(self._candidates(work), key=lambda plan: self._predicted_s(work, plan))
         if self._is_quick:
             return ranked[0]
@@ -97,7 +100,7 @@ class Limit:
         return predict_s(work, plan.policy, Prices(self._prices()[plan.repack]))
 
     def _prices(self) -> dict[bool, PriceList]:
-        """What steps cost with plain weights and with repacked ones."""
+        """The prices of steps with plain weights, and with repacked ones."""
         if self._price_lists is None:
             self._say("limit: what steps of the bare loop cost")
             self._price_lists = {repack: self._time_steps(repack) for repack in (False, True)}
@@ -115,7 +118,7 @@ class Limit:
 
 
 def _best_of_each_kind(ranked: Sequence[_Plan]) -> list[_Plan]:
-    """With the best plan's weights."""
+    """The best policy of each kind that is worth trying, with the best plan's weights."""
     best: dict[tuple[bool, bool, bool], _Plan] = {}
     for plan in ranked:
         kind = _kind(plan.policy)
@@ -125,17 +128,17 @@ def _best_of_each_kind(ranked: Sequence[_Plan]) -> list[_Plan]:
 
 
 _HOPELESS = (True, False, True)
-"""In one pool, prompts apart, in small steps."""
+"""One pool, prompts apart, small steps."""
 
 
 def _kind(policy: Policy) -> tuple[bool, bool, bool]:
-    """Where cells are, what is mixed, and if attention to prompts is computed in tiles."""
+    """The kind of a policy: where cells are, what is mixed, and whether attention to prompts uses tiles."""
     tokens_of_one = policy.size // (policy.readers or 1)
-    return (policy.unified, policy.mixes, tokens_of_one <= _BEFORE_TILES)
+    return (policy.unified, policy.mixes, tokens_of_one < ATTENTION_TILE_ROWS)
 
 
 def _sample(work: Work) -> Work:
-    """The first requests, as many as there are clients or as can be had for little."""
+    """The first requests, as many as have at most `_SAMPLE_TOKENS` tokens together, but at least two."""
     tokens = itertools.accumulate(request.prompt + request.output for request in work.requests)
     count = max(2, sum(total <= _SAMPLE_TOKENS for total in tokens))
     return msgspec.structs.replace(work, requests=work.requests[:count])

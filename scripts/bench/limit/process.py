@@ -1,4 +1,4 @@
-"""The bare loop's process: a `Job` comes in by stdin, an `Answer` goes out.
+"""The bare loop's process: it reads a `Job` on stdin and writes an `Answer`.
 
     cd scripts && python -m bench.limit.process
 
@@ -23,7 +23,7 @@ from openai_cpu_server.llama.host.machine import Machine
 
 _CELLS_STEP = 256
 _FIRST_TOKEN, _NUM_TOKENS = 300, 700
-"""Any ids will do: nobody reads what comes out."""
+"""Any ids will do, because nobody reads the output."""
 
 
 def main() -> None:
@@ -42,7 +42,7 @@ def main() -> None:
 
 
 def _time_steps(model: object, job: Job, cores: Cores) -> tuple[tuple[int, float], ...]:
-    """Best of the repeats, without context."""
+    """The best times of the repeats, without context."""
     most = max(job.sizes)
     with Loop(model, cores, batch=most, sequences=1, cells=most, unified=True) as loop:
         loop.time_step(most)
@@ -91,12 +91,14 @@ def _cells(work: Work) -> int:
 
 
 class Loop:
-    """A context of its own: lanes 0 .. sequences-1, then one for the shared prefix, one for padding."""
+    """A context of its own. Lanes 0 .. sequences-1 are followed by one for the shared prefix and one for
+    padding.
+    """
 
     def __init__(
         self, model: object, cores: Cores, *, batch: int, sequences: int, cells: int, unified: bool
     ) -> None:
-        """`cells`: of the pool, or of each lane."""
+        """`cells` are those of the pool, or of each lane."""
         self._prefix, self._padding = sequences, sequences + 1
         lanes = sequences + 2
         cells = -(-cells // _CELLS_STEP) * _CELLS_STEP
@@ -126,7 +128,7 @@ class Loop:
         self._undo.close()
 
     def time_step(self, num_tokens: int) -> float:
-        """Milliseconds of a step without context, of which nothing stays."""
+        """Milliseconds of a step without context, whose cells are freed again."""
         self._clear_batch()
         self._add(self._padding, 0, num_tokens, wants_last=True)
         start = time.perf_counter()
@@ -144,7 +146,7 @@ class Loop:
             position += size
 
     def compute(self, shape: Shape, shared: int) -> float:
-        """Milliseconds."""
+        """Compute all steps; returns milliseconds."""
         start = time.perf_counter()
         if shared:
             for lane in shape.begins:
@@ -182,7 +184,7 @@ class Loop:
 
 @llama_cpp.llama_log_callback
 def _silent(level: int, text: bytes, data: object) -> None:
-    """llama.cpp says much while it loads."""
+    """Discard llama.cpp's output while it loads."""
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""The steps that a piece of work comes to under a policy, and what they should take. Pure."""
+"""The steps of a piece of work under a policy, and the time that they should take. Pure."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class Part:
     start: int
     tokens: int
     samples: bool
-    """Logits are wanted after the last."""
+    """Whether logits are wanted after the last token."""
 
 
 @dataclass(frozen=True)
@@ -40,7 +40,7 @@ class Shape:
 
 
 class Prices:
-    """Milliseconds of a step by its tokens: straight lines between what was measured."""
+    """Milliseconds of a step by its tokens, in straight lines between the measured points."""
 
     def __init__(self, step_ms: Sequence[tuple[int, float]]) -> None:
         self._points = sorted(step_ms)
@@ -67,13 +67,13 @@ class Prices:
         return below_ms + (ms - below_ms) * (num_tokens - below) / (size - below)
 
     def cheapest(self, num_tokens: int) -> int:
-        """The size from here on that takes least: some larger steps are faster."""
+        """The size, from this one on, that takes the least time: some larger steps are faster."""
         larger = [(ms, size) for size, ms in self._points if size > num_tokens]
         return min([(self.ms(num_tokens), num_tokens), *larger])[1]
 
 
 class _Lane:
-    """A client and the request that it has taken."""
+    """A client, and the request that it has taken."""
 
     def __init__(self, number: int, request: Request, shared: int) -> None:
         self.number = number
@@ -82,7 +82,7 @@ class _Lane:
         self.unwritten = request.output
 
     def part(self, tokens: int) -> Part:
-        """The next tokens; the lane moves on."""
+        """Take the next tokens of the lane."""
         samples = tokens >= self.unread
         part = Part(self.number, self.position, tokens, samples)
         self.position += tokens
@@ -92,7 +92,7 @@ class _Lane:
 
 
 def shapes(work: Work, policy: Policy, prices: Prices) -> Iterator[Shape]:
-    """All steps behind the shared prefix, the padding that makes them faster included."""
+    """All steps behind the shared prefix, with the padding that makes them faster."""
     waiting = iter(work.requests)
     lanes: dict[int, _Lane] = {}
     while True:
@@ -109,7 +109,7 @@ def shapes(work: Work, policy: Policy, prices: Prices) -> Iterator[Shape]:
 def latencies(
     shapes: Iterable[Shape], times_s: Iterable[float], *, begun_s: float = 0.0
 ) -> tuple[list[float], list[float]]:
-    """Times to first token and between tokens. `begun_s`: so long ago all clients came, for the prefix."""
+    """The times to the first token and between tokens. All clients came `begun_s` ago, for the prefix."""
     now, since = 0.0, defaultdict[int, float](lambda: -begun_s)
     first, gaps = [], []
     is_begun: set[int] = set()
@@ -124,20 +124,22 @@ def latencies(
 
 
 def prefix_sizes(work: Work, prices: Prices) -> list[int]:
-    """The steps that compute the shared prefix, whatever the policy: nobody is there yet to be mixed with."""
+    """The steps for the shared prefix. They are the same under every policy, as nothing can be mixed with
+    them.
+    """
     size = prices.fastest
     return [min(size, work.shared - start) for start in range(0, work.shared, size)]
 
 
 def predict_s(work: Work, policy: Policy, prices: Prices) -> float:
-    """Without what attention costs."""
+    """The predicted seconds, without attention."""
     prefix = [] if work.is_warm else prefix_sizes(work, prices)
     steps = [n for shape in shapes(work, policy, prices) for n in passes(shape, policy)]
     return sum(map(prices.ms, prefix + steps)) / 1000
 
 
 def passes(shape: Shape, policy: Policy) -> list[int]:
-    """Tokens of each pass over the weights: with cells apart only neighbours are computed together."""
+    """The tokens of each pass over the weights. With cells apart, only neighbours are computed together."""
     if policy.unified:
         return [shape.num_tokens]
     found: list[int] = []
@@ -151,7 +153,7 @@ def passes(shape: Shape, policy: Policy) -> list[int]:
 
 
 def _fill(lanes: dict[int, _Lane], waiting: Iterator[Request], work: Work) -> tuple[int, ...]:
-    """Free clients take the next requests."""
+    """Give the next requests to free clients."""
     begins = []
     for number in range(work.clients):
         if number not in lanes:
@@ -164,7 +166,7 @@ def _fill(lanes: dict[int, _Lane], waiting: Iterator[Request], work: Work) -> tu
 
 
 def _padding(parts: Sequence[Part], policy: Policy, prices: Prices) -> int:
-    """None with cells apart: it would be computed by itself."""
+    """The padding; 0 with cells apart, where it would be computed by itself."""
     num_tokens = sum(part.tokens for part in parts)
     if not policy.unified or num_tokens > prices.largest:
         return 0
@@ -189,7 +191,9 @@ def _parts(lanes: Sequence[_Lane], policy: Policy) -> tuple[Part, ...]:
 
 
 def _equal_parts(lanes: Sequence[_Lane], size: int, readers: int) -> tuple[Part, ...]:
-    """The first who read, as far as they are neighbours; else all who decode, in the order of their lanes."""
+    """The first lanes that read, as far as they are neighbours; else all lanes that decode, in their
+    order.
+    """
     ordered = sorted(lanes, key=lambda lane: lane.number)
     reading = [lane for lane in ordered if lane.unread]
     if not reading:

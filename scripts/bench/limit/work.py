@@ -1,4 +1,4 @@
-"""What the bare loop is told to compute, and how; what it answers. Plain data."""
+"""What the bare loop is to compute and how, and its answers. Plain data."""
 
 from __future__ import annotations
 
@@ -6,23 +6,23 @@ import msgspec
 
 
 class Request(msgspec.Struct, frozen=True):
-    """Tokens of one that any number of others may share a prefix with."""
+    """The tokens of a request, without the prefix that it may share with others."""
 
     prompt: int
-    """Of its own, at least 1."""
+    """The prompt's own tokens, at least 1."""
     output: int
-    """At least 1: the first comes of the prompt's last token."""
+    """The output's tokens, at least 1: the last token of the prompt gives the first."""
 
 
 class Work(msgspec.Struct, frozen=True, kw_only=True):
-    """Requests in a closed loop: who has been answered takes the next at once."""
+    """Requests in a closed loop: a client whose request is answered takes the next at once."""
 
     clients: int
     requests: tuple[Request, ...]
     shared: int = 0
-    """Tokens that all prompts begin with, computed once."""
+    """The tokens that all prompts begin with. They are computed once."""
     is_warm: bool = False
-    """They are computed already when the clock starts."""
+    """Whether these are computed already when the clock starts."""
 
     @property
     def output_tokens(self) -> int:
@@ -34,12 +34,12 @@ class Work(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Policy(msgspec.Struct, frozen=True, kw_only=True):
-    """How steps are put together."""
+    """How to put steps together."""
 
     size: int
-    """Tokens of a step that reads prompts."""
+    """The tokens of a step that reads prompts."""
     mixes: bool
-    """Who decodes is in such steps too; else prompts are read first, alone."""
+    """Whether decoding sequences are in such steps, too; else prompts are read first, alone."""
     readers: int | None = None
     """None: all sequences are in one pool of cells. Else each has its own, and none can share: llama.cpp
     computes together only neighbours that have equally many tokens, so nobody reads beside who decodes, and
@@ -64,29 +64,29 @@ class Trial(msgspec.Struct, frozen=True):
 
 
 class Job(msgspec.Struct, frozen=True, kw_only=True):
-    """For a process of its own: steps of these sizes are timed, then the trials are run with the times."""
+    """A job for a process of its own: it times steps of these sizes, then runs the trials with the times."""
 
     model: str
     repack: bool
     sizes: tuple[int, ...] = ()
     repeats: int = 1
     step_ms: tuple[tuple[int, float], ...] = ()
-    """Known times, if no sizes are to be timed."""
+    """The times, if they are known and no sizes are to be timed."""
     trials: tuple[Trial, ...] = ()
 
 
 class LoopRun(msgspec.Struct, frozen=True, kw_only=True):
-    """How one trial went."""
+    """The result of one trial."""
 
     seconds: float
     decode_ms: float | None
-    """Median of the steps in which all clients decode and nobody reads; None: there were none."""
+    """The median of the steps in which all clients decode and none reads; None: there were none."""
     requests: int
     output_tokens: int
     ttft_s: tuple[float, ...]
-    """By request, from when its client took it."""
+    """The seconds to the first token, by request, from the moment when its client took it."""
     gaps_s: tuple[float, ...]
-    """Between tokens of a request, of all requests."""
+    """The seconds between tokens of a request, for all requests."""
 
     @property
     def requests_per_s(self) -> float:

@@ -37,7 +37,7 @@ WORKLOADS: Mapping[str, Callable[[Bench], WorkloadResult]] = {
 }
 
 OURS_ALONE = frozenset({"speculation", "schedule", "pool-pressure", "other-cells"})
-"""Those that measure no other server, and none of the variants that can be named."""
+"""The workloads that measure no other server, and no variant that can be named."""
 
 QUICK = ("throughput", "chat", "prefix", "mixed", "long-prompt", "bursts", "json", "memory", "schedule")
-"""Those for which there is time within three minutes."""
+"""The workloads for which three minutes are enough."""

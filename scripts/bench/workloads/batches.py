@@ -1,4 +1,6 @@
-"""What *chat*, *prefix* and *bursts* share: a number of requests, timed from the first to the last."""
+"""The common part of *chat*, *prefix* and *bursts*: a number of requests, timed from the first to the
+last.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,7 @@ from bench.stats import percentile
 
 @dataclass(frozen=True)
 class BatchRun:
-    """All traces are complete."""
+    """The traces of a run; all of them are complete."""
 
     seconds: float
     traces: list[Trace]
@@ -33,7 +35,7 @@ class BatchRun:
 
     @property
     def cached_share(self) -> float:
-        """Of all prompt tokens."""
+        """The share of all prompt tokens that came from the cache."""
         usages = [trace.usage for trace in self.traces if trace.usage is not None]
         return sum(u.cached_tokens for u in usages) / sum(u.prompt_tokens for u in usages)
 
@@ -41,18 +43,18 @@ class BatchRun:
         return percentile(first_token_times(self.traces), percent)
 
     def gap_s(self, percent: float) -> float:
-        """Inter-token latency; 100: the longest silence after a first token."""
+        """A percentile of the inter-token latency; 100 is the longest silence after a first token."""
         gaps = [gap for trace in self.traces for gap in trace.gaps_s]
         return percentile(gaps, percent) if gaps else 0.0
 
 
 def run_batch(server: Server, asks: Sequence[Ask], num_clients: int) -> BatchRun:
-    """In a closed loop. Raises LoadFailed."""
+    """Run the requests in a closed loop. Raises LoadFailed."""
     return _run(server, lambda clients: clients.closed_loop(asks, num_clients))
 
 
 def run_arrivals(server: Server, asks: Sequence[Ask], offsets: Sequence[float]) -> BatchRun:
-    """In an open loop. Raises LoadFailed."""
+    """Run the requests in an open loop. Raises LoadFailed."""
     return _run(server, lambda clients: clients.open_loop(asks, offsets))
 
 
@@ -70,7 +72,7 @@ def _run(server: Server, load: Callable[[Clients], Awaitable[None]]) -> BatchRun
 
 
 def output_line(contest: Contest[BatchRun]) -> Line:
-    """The bare loop's first work is the same requests."""
+    """Output tokens per second. The bare loop's first work must have the same requests."""
     return contest.line(
         "output",
         "tok/s",
@@ -81,7 +83,7 @@ def output_line(contest: Contest[BatchRun]) -> Line:
 
 
 def requests_line(contest: Contest[BatchRun]) -> Line:
-    """The bare loop's first work is the same requests."""
+    """Requests per second. The bare loop's first work must have the same requests."""
     return contest.line(
         "requests",
         "1/s",
@@ -92,7 +94,7 @@ def requests_line(contest: Contest[BatchRun]) -> Line:
 
 
 def latency_lines(contest: Contest[BatchRun]) -> tuple[Line, ...]:
-    """The bare loop's are of the steps that bring the most output, not the shortest that are possible."""
+    """Latencies. The bare loop's are those of the steps with the most output, not the shortest possible."""
 
     def line(what: str, ours: Callable[[BatchRun, float], float], loops: _Waits, percent: float) -> Line:
         return contest.line(

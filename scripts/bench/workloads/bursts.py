@@ -1,4 +1,4 @@
-"""*bursts*: many short requests arrive within a second at a server that has nothing to do."""
+"""*bursts*: many short requests arrive within a second at an idle server."""
 
 from __future__ import annotations
 
@@ -75,6 +75,8 @@ def asks(size: Size, number: int) -> list[Ask]:
 
 
 def arrivals(size: Size, number: int) -> list[float]:
-    """A Poisson process that has brought so many in that time: they are anywhere in it."""
+    """Arrivals of a Poisson process that brings so many in that time: each is equally likely at any
+    moment.
+    """
     draw = random.Random(number)
     return sorted(draw.uniform(0, _WITHIN_S) for _ in range(size.requests))

@@ -60,7 +60,7 @@ def run(bench: Bench) -> WorkloadResult:
 
 
 def asks(size: Size, number: int) -> list[Ask]:
-    """Of one round; every server gets the same."""
+    """The requests of one round; every server gets the same."""
     return [
         Ask(
             prompt=random_tokens(size.prompt_tokens, "chat", number, i),

@@ -1,4 +1,4 @@
-"""*json*: what it costs that answers follow a schema, against free text of the same lengths."""
+"""*json*: the cost of answers that follow a schema, against free text of the same lengths."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from bench.workloads.batches import BatchRun, run_batch
 
 _POOL_TOKENS = 16384
 _LONGEST = 800
-"""Tokens: more than any of the schemas allows in words, and several times what is usual."""
+"""More tokens than any of the schemas allows in words, and several times the usual number."""
 _COMPARED = (
     "compared are equal prompts and equal numbers of output tokens, not equal texts: free text cannot be "
     "made to say the same. Overhead: the free requests' tokens per second over the constrained ones', less 1"
@@ -122,14 +122,14 @@ def run(bench: Bench) -> WorkloadResult:
 
 
 def _works(size: Size, contest: Contest[JsonRun]) -> list[Work]:
-    """As long as the first's answers were, in its first round."""
+    """Works for the bare loop, as long as the first server's answers in its first round."""
     lengths = next((runs[0].lengths for runs in contest.runs.values() if runs), [1])
     requests = tuple(Request(prompt=size.prompt_tokens, output=length) for length in lengths)
     return [Work(clients=size.clients, requests=requests)]
 
 
 def constrained_asks(size: Size, number: int) -> list[Ask]:
-    """Of one round; the schemas take turns."""
+    """The requests of one round; the schemas take turns."""
     return [
         Ask(
             prompt=random_tokens(size.prompt_tokens, "json", number, i),
@@ -142,18 +142,18 @@ def constrained_asks(size: Size, number: int) -> list[Ask]:
 
 
 def free_asks(size: Size, number: int, lengths: list[int]) -> list[Ask]:
-    """The same without schemas, each of its length."""
+    """The same requests without schemas, each as long as its answer was."""
     pairs = zip(constrained_asks(size, number), lengths, strict=True)
     return [msgspec.structs.replace(ask, schema=None, max_tokens=length) for ask, length in pairs]
 
 
 def in_order(traces: list[Trace]) -> list[Trace]:
-    """As asked for; clients take what is next when they are free."""
+    """The requests in order; a client that is free takes the next."""
     return sorted(traces, key=lambda trace: trace.ask.seed)
 
 
 def is_valid(trace: Trace) -> bool:
-    """Whether the answer is whole, is JSON, and fits its schema."""
+    """Whether the answer is complete JSON that fits its schema."""
     assert trace.ask.schema is not None
     try:
         answer = json.loads(trace.text)

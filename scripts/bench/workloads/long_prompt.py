@@ -1,4 +1,4 @@
-"""*long prompt*: a long prompt arrives while others stream; how long do their streams stand still?"""
+"""*long prompt*: a long prompt arrives while others stream. How long do their streams stand still?"""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ from bench.stats import percentile
 _POOL_TOKENS = 16384
 _POLL_S = 0.02
 _CALM_TOKENS = 8
-"""Of each stream, before the long prompt comes."""
+"""The tokens of each stream before the long prompt comes."""
 _START_S = 300.0
-"""In which the streams must have begun."""
+"""The seconds in which the streams must have begun."""
 
 _TWO_LIMITS = (
     "the limits are of two loops, the streams alone and the long prompt alone: nobody can reach both"
@@ -35,7 +35,7 @@ class Size:
     streams: int = 8
     stream_prompt: int = 64
     stream_output: int = 600
-    """More than can come while the long prompt is read: the rest is cut off."""
+    """More tokens than can come while the long prompt is read; the rest is cut off."""
     long_output: int = 8
 
     @property
@@ -45,7 +45,7 @@ class Size:
 
     @property
     def works(self) -> list[Work]:
-        """The streams alone; the long prompt alone."""
+        """The works of the bare loop: the streams alone, then the long prompt alone."""
         stream = Request(prompt=self.stream_prompt, output=32)
         return [
             Work(clients=self.streams, requests=(stream,) * self.streams),
@@ -59,7 +59,7 @@ QUICK = Size(long_tokens=1000)
 
 @dataclass(frozen=True)
 class Passage:
-    """A long prompt's way through: what it saw, and what the streams beside it did meanwhile."""
+    """A long prompt's times, and those of the streams beside it."""
 
     long: Trace
     streams: list[Trace]
@@ -73,7 +73,7 @@ class Passage:
 
     @property
     def gaps_s(self) -> list[float]:
-        """Silences of the streams that reach into the long request's time; those at its end included."""
+        """The silences of the streams that reach into the long request's time, those at its end included."""
         gaps = []
         for trace in self.streams:
             last = [] if trace.is_complete else [self.end]
@@ -83,7 +83,7 @@ class Passage:
 
     @property
     def calm_s(self) -> float:
-        """Median inter-token latency before."""
+        """The median inter-token latency before the long prompt."""
         before = [
             b - a for trace in self.streams for a, b in pairwise(trace.chunk_times) if b <= self.long.arrival
         ]
@@ -136,7 +136,7 @@ async def _measure(size: Size, server: Server, number: int) -> Passage:
 
 
 async def _calm(size: Size, streams: Clients) -> None:
-    """Until all stream, or as many as the server serves at once and one of those has got far."""
+    """Wait until all stream; or as many as the server serves at once, if one of those has got far."""
     while not _is_calm(size, streams.traces):
         streams.check()
         await asyncio.sleep(_POLL_S)

@@ -1,6 +1,6 @@
-"""*memory*: what servers hold, ready and at work, and what they do while nobody asks for anything.
+"""*memory*: what servers hold when ready and at work, and what they do when idle.
 
-Of ours also: KV cells that requests with a common prefix hold, against a full context for each.
+For our server it also shows the KV cells of requests with a common prefix, against a full context for each.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ from bench.stats import Rounds
 _POOL_TOKENS = 16384
 _POLL_S = 0.02
 _IDLE_CORES = 0.02
-"""A process that is woken a few times a second; a thread that spins takes a whole one."""
+"""The share of a core for a process that wakes a few times a second; a spinning thread takes a whole one."""
 _CONTEXT = 4096
-"""Tokens of the full context that a server with fixed slots sets aside for each request."""
+"""The tokens that a server with fixed slots sets aside for each request."""
 _SLOT_TOKENS = 2000
-"""Of a slot, for servers that have 16 of them: the same number of cells in all as eight full contexts."""
+"""The tokens of a slot, for servers with 16 slots: in all as many cells as eight full contexts."""
 _MB = 1e6
 
 
@@ -52,7 +52,7 @@ QUICK = Size(requests=8, shared_tokens=1000, own_tokens=20, output_tokens=20, id
 
 
 class Peak:
-    """The most of each that our server had at once; `pool`: at the moment when most cells were held."""
+    """The most of each that our server had at once. `pool` is from the moment when most cells were held."""
 
     def __init__(self) -> None:
         self.pool: Pool | None = None
@@ -60,7 +60,7 @@ class Peak:
         self.running = 0
 
     async def watch(self, port: int) -> None:
-        """Until it is cancelled. Raises HttpFailed."""
+        """Watch until it is cancelled. Raises HttpFailed."""
         while True:
             self.note(await cache_stats(port))
             await asyncio.sleep(_POLL_S)
@@ -75,7 +75,7 @@ class Peak:
 
     @property
     def held(self) -> Pool:
-        """Raises LoadFailed if nothing was ever seen."""
+        """The pool when most of its cells were held. Raises LoadFailed if that was never seen."""
         if self.pool is None or not self.pool.used.tokens:
             raise LoadFailed("the requests were over before their cells could be counted")
         return self.pool
@@ -86,7 +86,7 @@ class MemoryRun:
     idle_cores: float
     use: TreeUse
     peak: Peak | None = None
-    """Of ours."""
+    """Our server's largest figures."""
 
 
 def run(bench: Bench) -> WorkloadResult:
@@ -115,7 +115,7 @@ def run(bench: Bench) -> WorkloadResult:
 
 
 def _idle_cores(server: Server, seconds: float) -> float:
-    """Cores that a server keeps busy that has nothing to do."""
+    """The cores that an idle server keeps busy."""
     start, before_s = time.perf_counter(), cpu_seconds(server.pid)
     time.sleep(seconds)
     return (cpu_seconds(server.pid) - before_s) / (time.perf_counter() - start)

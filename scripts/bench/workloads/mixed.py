@@ -1,6 +1,6 @@
-"""*mixed*: interactive requests arrive, whatever happens, while batch clients keep the machine full.
+"""*mixed*: interactive requests arrive by the clock while batch clients keep the machine full.
 
-How often they come is measured first: a machine that is twice as slow gets half as many, from all alike.
+Their rate is measured first: a machine that is twice as slow gets half as many, from all servers alike.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ _ALONE = "the limits of interactive latency are of short requests one by one, wi
 
 @dataclass(frozen=True)
 class OwnPhases:
-    """On a server of its own, of ours only."""
+    """Phases on a server of its own, for our server only."""
 
     idle: list[Trace]
     alone: Window
@@ -89,7 +89,7 @@ def run(bench: Bench) -> WorkloadResult:
 
 
 def _paced(bench: Bench, size: Size, contestants: Sequence[Contestant]) -> Size:
-    """By the first who answers, ours as a rule. Raises LoadFailed if nobody does."""
+    """The load paced by the first server that answers, as a rule ours. Raises LoadFailed if none does."""
     for who in contestants:
         bench.say(f"what an interactive request takes alone: {who.label}")
         try:
@@ -101,7 +101,7 @@ def _paced(bench: Bench, size: Size, contestants: Sequence[Contestant]) -> Size:
 
 
 def _own_phases(bench: Bench, size: Size, who: Contestant, number: int) -> OwnPhases:
-    """Idle, then batch alone. In the window that is judged, all servers are as fresh as the others."""
+    """Idle, then batch alone. They run apart, so that all servers enter the judged window equally fresh."""
     with bench.start(who, size.room) as server:
         bench.say("  idle")
         idle = asyncio.run(idle_requests(size, server, number))
@@ -113,13 +113,13 @@ def _own_phases(bench: Bench, size: Size, who: Contestant, number: int) -> OwnPh
 
 
 def _attempted_timeline(bench: Bench, size: Size, contest: Contest[MixedRun]) -> Timeline | None:
-    """Of ours. A picture that cannot be made costs nobody's figures."""
+    """A picture of our server; None if it fails, which costs no figures."""
     label = contest.label(OURS)
     return contest.attempt(label, "timeline", lambda: timeline(bench, size)) if label else None
 
 
 def timeline(bench: Bench, size: Size) -> Timeline:
-    """One more run, of which every step is written down: that costs time, so it is not measured."""
+    """The steps of one more run, which is not measured, because writing steps down takes time."""
     bench.say("once more, with a log of its steps")
     log = StepLog()
     options = ("--ctx-size", str(POOL_TOKENS), "--log-level", "debug", "--log-format", "json")
@@ -129,12 +129,14 @@ def timeline(bench: Bench, size: Size) -> Timeline:
 
 
 def _batch_per_s(contest: Contest[MixedRun]) -> float:
-    """Of the first who was measured, ours as a rule: the bare loop gets the classes as they were mixed."""
+    """Batch output tokens per second of the first measured server, as a rule ours: the bare loop mixes
+    classes so.
+    """
     return next((runs[-1].both.batch_output_per_s for runs in contest.runs.values() if runs), 0.0)
 
 
 def _lines(contest: Contest[MixedRun]) -> dict[str, Line]:
-    """By short names."""
+    """The lines by short names."""
     at_most, at_least = Direction.AT_MOST, Direction.AT_LEAST
     line = contest.line
     return {
@@ -162,12 +164,12 @@ def _lines(contest: Contest[MixedRun]) -> dict[str, Line]:
 
 
 def _first_token_s(loops: list[LoopRun]) -> float:
-    """The median of some that are alone: no company makes it shorter."""
+    """The median of some requests that are alone, which is the shortest time possible."""
     return percentile(loops[1].ttft_s, 50)
 
 
 def _gap_s(loops: list[LoopRun]) -> float:
-    """Of the same."""
+    """The gap between tokens of the same requests."""
     return percentile(loops[1].gaps_s, 50)
 
 
@@ -180,7 +182,7 @@ def _goals(contest: Contest[MixedRun], lines: dict[str, Line]) -> tuple[Goal, ..
 
 
 def _own_goals(runs: list[MixedRun]) -> tuple[Goal, ...]:
-    """Against the same server without company."""
+    """The goals against the same server without other load."""
     pairs = [(run, run.own) for run in runs if run.own is not None]
     p95 = Rounds.of(pairs, lambda pair: pair[0].ttft_s(95))
     idle = Rounds.of(pairs, lambda pair: pair[1].idle_p50_s)
@@ -212,7 +214,7 @@ def _own_goals(runs: list[MixedRun]) -> tuple[Goal, ...]:
 
 
 def _figures(runs: list[MixedRun]) -> tuple[Figure, ...]:
-    """Of our own server."""
+    """The figures of our own server."""
     pairs = [(run, run.own) for run in runs if run.own is not None]
     rows: tuple[tuple[str, str, Callable[[MixedRun, OwnPhases], float]], ...] = (
         ("ours, idle: TTFT p50", "s", lambda run, own: own.idle_p50_s),

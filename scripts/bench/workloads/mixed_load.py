@@ -1,4 +1,4 @@
-"""The load of *mixed*: batch clients without end, and interactive requests that come whatever happens."""
+"""The load of *mixed*: endless batch clients, and interactive requests that arrive by the clock."""
 
 from __future__ import annotations
 
@@ -19,34 +19,36 @@ from bench.servers import Server
 
 POOL_TOKENS = 8192
 _MARGIN = 1.1
-"""Lengths differ from what they should be by so much at most."""
+"""Lengths differ from their mean by at most this factor."""
 _MOST_SHORTS = 20
-"""Short requests for each batch request that the bare loop is given."""
+"""The most short requests per batch request in the bare loop's work."""
 _ALONE = 10
-"""Short requests that it is given one by one."""
+"""The number of short requests that the bare loop computes one by one."""
 _PACE = 2.0
-"""Interactive requests come at intervals of so many times what one takes that is alone."""
+"""The interval between interactive requests, in times that a lone one takes."""
 SHORTEST_S = 0.3
-"""Of these intervals: what is faster is bound by its clients."""
+"""The shortest interval: with a shorter one the clients would be the limit."""
 
 
 @dataclass(frozen=True)
 class Size:
     idle_requests: int
     ramp_s: float
-    """Batch clients alone, before the window opens: they all begin with their prompts at once."""
+    """Seconds with batch clients alone before the window opens, because they all begin with their prompts at
+    once.
+    """
     window_s: float
     shown_s: float
-    """Of the window whose steps are drawn."""
+    """The seconds of the window whose steps are drawn."""
     every_s: float = 1.5
-    """Between interactive requests, on average. The other times go with it."""
+    """The mean seconds between interactive requests. The other times grow with it."""
     batch_clients: int = 8
     batch_prompt: int = 400
     batch_output: int = 100
     short_prompt: int = 33
     short_output: int = 12
     waves: int = 2
-    """Batch requests of each client for the bare loop: the more, the less does its end count."""
+    """The batch requests of each client in the bare loop's work: with more of them, the end counts less."""
 
     @property
     def room(self) -> Room:
@@ -54,9 +56,9 @@ class Size:
         return Room(pool_tokens=POOL_TOKENS, request_tokens=longest)
 
     def paced(self, request_s: float) -> Size:
-        """For a model and a machine on which an interactive request takes so long, with nobody else there.
+        """The load for a model and a machine on which a lone interactive request takes so long.
 
-        Where intervals must be longer, all times are; where they may be shorter, there are more requests.
+        If intervals must be longer, all times are longer; if they may be shorter, there are more requests.
         """
         every_s = max(SHORTEST_S, round(_PACE * request_s, 2))
         slower = max(1.0, every_s / self.every_s)
@@ -69,7 +71,9 @@ class Size:
         )
 
     def works(self, batch_output_per_s: float) -> list[Work]:
-        """Both classes in a closed loop, one more client than batch has; short requests one by one."""
+        """The works: both classes in a closed loop, with one client more than batch has; then short requests
+        alone.
+        """
         batch_every_s = self.batch_output / max(batch_output_per_s, 1e-3)
         batch = Request(prompt=self.batch_prompt, output=self.batch_output)
         shorts = min(max(1, round(batch_every_s / self.every_s)), _MOST_SHORTS)
@@ -89,7 +93,7 @@ QUICK = Size(idle_requests=6, ramp_s=0.5, window_s=3, shown_s=2, every_s=0.5, wa
 
 @dataclass(frozen=True)
 class Window:
-    """What went on from `begin` to `end`, and the traces that say so."""
+    """The time from `begin` to `end`, and the traces in it."""
 
     begin: float
     end: float
@@ -116,7 +120,7 @@ class Window:
 
 
 async def idle_requests(size: Size, server: Server, number: int) -> list[Trace]:
-    """Interactive ones, one after the other. Raises LoadFailed."""
+    """Interactive requests, one after the other. Raises LoadFailed."""
     clients = server.clients()
     asks = itertools.islice(interactive_asks(size, "idle", number), size.idle_requests)
     await clients.closed_loop(asks, 1)
@@ -125,7 +129,7 @@ async def idle_requests(size: Size, server: Server, number: int) -> list[Trace]:
 
 
 def median_s(traces: Sequence[Trace]) -> float:
-    """From the arrival to the end. All are complete."""
+    """The median time from arrival to end. All traces are complete."""
     return statistics.median(trace.end - trace.arrival for trace in traces if trace.end is not None)
 
 
@@ -147,7 +151,7 @@ async def run_window(
     shorts: Iterator[Ask],
     offsets: Sequence[float],
 ) -> Window:
-    """The batch load goes on until the last interactive request is answered, and is then cut off."""
+    """Run the load. Batch goes on until the last interactive request is answered, and is then cut off."""
     batch, interactive = server.clients(), server.clients()
     background = asyncio.create_task(batch.closed_loop(jobs, size.batch_clients))
     try:
@@ -163,7 +167,7 @@ async def run_window(
 
 
 def batch_asks(size: Size, phase: str, number: int) -> Iterator[Ask]:
-    """Without end. Lengths are the same with and without company, tokens are not: no phase helps another."""
+    """Endless requests. In each phase they have the same lengths but other tokens: no phase helps another."""
     for i in itertools.count():
         yield Ask(
             prompt=random_tokens(about(size.batch_prompt, "batch", i), phase, number, i),

@@ -1,4 +1,4 @@
-"""*other people's cells*: does a full prefix cache slow down those who run?"""
+"""*other people's cells*: does a full prefix cache slow down running requests?"""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ from openai_cpu_server.llama.model.kv_size import KVType, bytes_per_cell
 _RUNNING = 8
 _FILL_CLIENTS = 8
 _ROOM = 1.25
-"""Of the cache, so that what fills it stays in it while the measured requests come and go."""
+"""The cache is so many times as large as what fills it, which then stays beside the measured requests."""
 _STRETCH = 8
-"""Tokens: a client that wakes late sees two of them at once."""
+"""Tokens in a stretch: a client that wakes late sees two tokens at once."""
 _MIB = 2**20
 
 
@@ -39,7 +39,7 @@ QUICK = Size(cached_tokens=10_240, fill_prompt=512, prompt_tokens=64, output_tok
 
 
 def run(bench: Bench) -> WorkloadResult:
-    """Two servers live side by side, one with an empty cache and one with a full one; one at a time works."""
+    """Two servers live side by side, one with an empty cache and one with a full one. They work in turns."""
     size = QUICK if bench.is_quick else FULL
     options = ("--ctx-size", "8192", "--kv-type", "f16", "--cache-mb", str(_cache_mb(bench, size)))
     with bench.server(Variant.WHOLE, *options) as empty, bench.server(Variant.WHOLE, *options) as full:
@@ -102,7 +102,7 @@ async def _measure_empty(server: Server, size: Size, number: int) -> float:
 
 
 async def _measure(server: Server, size: Size, number: int) -> float:
-    """Milliseconds of a step while all decode: the median, over stretches of a few tokens."""
+    """The median milliseconds of a step while all decode, over stretches of a few tokens."""
     clients = Clients(server.port)
     await clients.closed_loop(_asks(size, number), _RUNNING)
     clients.check()

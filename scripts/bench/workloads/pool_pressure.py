@@ -1,7 +1,7 @@
-"""*pool pressure*: more requests than the KV pool can hold; nobody fails, and nobody's answer changes.
+"""*pool pressure*: more requests than the KV pool can hold. None fails, and no answer changes.
 
-An answer may change where two candidates are so close that rounding decides: by how much rounding moves their
-margin is measured too, with the same prompts in other chunks and in company, in a pool with room for all.
+An answer may change where two candidates are so close that rounding decides. How far rounding moves their
+margin is measured, too: with the same prompts in other chunks and beside others, in a pool with room for all.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ from bench.tokenizer import tokenize
 _ALTERNATIVES = 5
 _COMPANY = 8
 _SMALL_CHUNKS = ("--max-seqs", str(_COMPANY), "--prefill-tokens", "48")
-"""Few enough tokens that attention too is computed in another way. (Steps have room for all sequences.)"""
+"""Steps so small that attention, too, is computed in another way. (They have room for all sequences.)"""
 Answers = dict[tuple[int, ...], list[ScoredToken]]
-"""By their prompts."""
+"""The answers by prompt."""
 _MARGIN_TOKENS = 32
-"""Of each answer, to measure rounding by."""
+"""The tokens of each answer by which rounding is measured."""
 
 
 @dataclass(frozen=True)
@@ -41,7 +41,7 @@ class Size:
     output_tokens: int
     pool_tokens: int
     every_s: float
-    """Between interactive arrivals; all batch requests are there from the start."""
+    """Seconds between interactive arrivals. All batch requests are there from the start."""
 
 
 FULL = Size(requests=32, prompt_tokens=300, output_tokens=200, pool_tokens=2048, every_s=2.0)
@@ -50,7 +50,7 @@ QUICK = Size(requests=16, prompt_tokens=150, output_tokens=50, pool_tokens=512, 
 
 @dataclass(frozen=True)
 class Rounding:
-    """What it does to the margin between two candidates' log-probabilities."""
+    """The effect of rounding on the margin between two candidates' log-probabilities."""
 
     shifts: list[float] = field(repr=False)
 
@@ -118,18 +118,18 @@ def run(bench: Bench) -> WorkloadResult:
 
 
 def roomy(size: Size) -> tuple[str, str]:
-    """A pool in which nobody is ever in the way."""
+    """A pool in which all requests fit."""
     return "--ctx-size", str(2 * _COMPANY * (size.prompt_tokens + size.output_tokens))
 
 
 async def prompts(size: Size, port: int) -> list[tuple[int, ...]]:
-    """Common words, so that a trained model has something to say to them."""
+    """Prompts of common words, so that a trained model has an answer to them."""
     texts = [random_words(size.prompt_tokens, "pressure", i) for i in range(size.requests)]
     return [(await tokenize(port, text))[: size.prompt_tokens] for text in texts]
 
 
 def asks(size: Size, prompts: Sequence[tuple[int, ...]]) -> list[Ask]:
-    """The batch half first."""
+    """The requests, the batch half first."""
     return [
         Ask(
             prompt=prompt,
@@ -143,18 +143,18 @@ def asks(size: Size, prompts: Sequence[tuple[int, ...]]) -> list[Ask]:
 
 
 def beginnings(asks: Sequence[Ask]) -> list[Ask]:
-    """The same with answers that are just long enough to measure rounding."""
+    """The same requests, with answers just long enough to measure rounding."""
     return [msgspec.structs.replace(ask, max_tokens=min(ask.max_tokens, _MARGIN_TOKENS)) for ask in asks]
 
 
 def arrivals(size: Size) -> list[float]:
-    """Of `asks`: the pool is full of batch work when the first interactive request comes."""
+    """The arrivals of `asks`. The pool is full of batch work when the first interactive request comes."""
     half = size.requests // 2
     return [max(0.0, size.every_s * (i - half + 1)) for i in range(size.requests)]
 
 
 def _answers(port: int, asks: Sequence[Ask], *, at_once: int) -> Answers:
-    """Raises LoadFailed."""
+    """The answers to the requests. Raises LoadFailed."""
     clients = Clients(port)
     asyncio.run(clients.closed_loop(asks, at_once))
     clients.check()
@@ -162,7 +162,7 @@ def _answers(port: int, asks: Sequence[Ask], *, at_once: int) -> Answers:
 
 
 def _rounding(one: Answers, other: Answers) -> Rounding:
-    """Raises LoadFailed where no answers have two candidates in common."""
+    """The effect of rounding. Raises LoadFailed if no two answers share two candidates."""
     shifts = list(chain.from_iterable(margin_shifts(one[prompt], other[prompt]) for prompt in one))
     if not shifts:
         raise LoadFailed("the same prompts in other chunks have other candidates throughout")
@@ -170,7 +170,7 @@ def _rounding(one: Answers, other: Answers) -> Rounding:
 
 
 def _compared(alone: Answers, together: Clients, rounding: Rounding) -> PressureRun:
-    """Request by request; those that failed have nothing to compare."""
+    """Compare request by request, without those that failed."""
     complete = [trace for trace in together.traces if trace.is_complete]
     comparisons = [
         compare(alone[trace.ask.prompt], trace.scored, near_tie=rounding.largest) for trace in complete
@@ -179,7 +179,7 @@ def _compared(alone: Answers, together: Clients, rounding: Rounding) -> Pressure
 
 
 def _goals(size: Size, runs: list[PressureRun]) -> tuple[Goal, ...]:
-    """The worst round counts."""
+    """The goals; the worst round counts."""
     return (
         _goal("requests complete", min(run.num_complete for run in runs), Direction.AT_LEAST, size.requests),
         _goal("errors", max(len(run.errors) for run in runs), Direction.AT_MOST, 0),
@@ -209,7 +209,7 @@ def _figures(runs: list[PressureRun]) -> tuple[Figure, ...]:
 
 
 def _notes(runs: list[PressureRun], rounding: Rounding) -> tuple[str, ...]:
-    """The exceptions, and what failed."""
+    """Notes about exceptions and failures."""
     notes = [f"round {n + 1}: {error}" for n, run in enumerate(runs) for error in run.errors]
     for number, run in enumerate(runs):
         exceptions = [c for c in run.comparisons if c.verdict is not Verdict.SAME]

@@ -1,4 +1,4 @@
-"""*prefix*: one long prompt that all requests begin with; what computing it once brings."""
+"""*prefix*: all requests begin with one long prompt. What does computing it once save?"""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from bench.workloads.batches import BatchRun, latency_lines, requests_line, run_
 
 _POOL_TOKENS = 16384
 _ONE_AT_A_TIME = 16
-"""Requests that are enough to know how fast a server is that serves one after the other."""
+"""The requests that are enough to time a server that serves one after the other."""
 
 
 @dataclass(frozen=True)
@@ -95,7 +95,7 @@ def _goals(contest: Contest[BatchRun], requests: Line, cached: tuple[Figure, ...
 
 
 def asks(size: Size, number: int) -> list[Ask]:
-    """Of one round; every server gets the same, and no round shares the prefix of another."""
+    """The requests of one round. Every server gets the same; no two rounds share a prefix."""
     shared = random_tokens(size.shared_tokens, "prefix", number)
     return [
         Ask(

@@ -1,11 +1,11 @@
-"""The scheduler without an engine. All that this benchmark knows of its constructor is in this file."""
+"""The scheduler without an engine. Only this file of the benchmark knows its constructor."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
 from openai_cpu_server.contract.request import GenerationRequest
-from openai_cpu_server.contract.step import Close, Open, Sample, Step, StepResult
+from openai_cpu_server.contract.step import POOL_BLOCK_TOKENS, Close, Open, Sample, Step, StepResult
 from openai_cpu_server.scheduler.compose import StepOptions
 from openai_cpu_server.scheduler.cost_model import CostModel
 from openai_cpu_server.scheduler.kv_ledger import KVLedger
@@ -14,17 +14,16 @@ from openai_cpu_server.scheduler.prefix_cache import PrefixCache
 from openai_cpu_server.scheduler.scheduler import Advance, Limits, Scheduler
 
 _KV_TOKENS = 65_536
-_BLOCK_TOKENS = 16
 _CACHE_BLOCKS = 4_096
 _STEP_TOKENS = 256
 _SOME_TOKEN = 500
 
 
 def new_scheduler(num_slots: int) -> Scheduler:
-    """As the engine builds it, for a model of 10^9 parameters."""
+    """A scheduler as the engine builds it, for a model of 10^9 parameters."""
     return Scheduler(
         limits=Limits(num_slots=num_slots, step_tokens=_STEP_TOKENS, step_outputs=num_slots),
-        ledger=KVLedger(_KV_TOKENS // _BLOCK_TOKENS, _BLOCK_TOKENS),
+        ledger=KVLedger(_KV_TOKENS // POOL_BLOCK_TOKENS, POOL_BLOCK_TOKENS),
         cache=PrefixCache(_CACHE_BLOCKS),
         cost=CostModel.guess(),
         options=StepOptions(interactive_step_ms=130.0, batch_step_ms=800.0, batch_floor=0.1),
@@ -38,7 +37,7 @@ class PureScheduler:
     def __init__(self, *, num_slots: int) -> None:
         self._scheduler = new_scheduler(num_slots)
         self.num_running = 0
-        """Slots that steps have opened and not closed."""
+        """The slots that steps have opened and not closed."""
 
     def submit(self, request: GenerationRequest) -> None:
         self._scheduler.submit(request)
@@ -47,7 +46,7 @@ class PureScheduler:
         return self._scheduler.schedule()
 
     def count(self, step: Step) -> None:
-        """Once for each step."""
+        """Count a step's slots. Call it once for each step."""
         self.num_running += sum(isinstance(verb, Open) for verb in step.verbs)
         self.num_running -= sum(isinstance(verb, Close) for verb in step.verbs)
 
@@ -59,7 +58,7 @@ class PureScheduler:
         return self._scheduler.apply(step, result)
 
     def finish_complete(self, advances: Sequence[Advance]) -> int:
-        """Take out the sequences that have all their tokens; returns how many."""
+        """Take out the sequences that have all their tokens; returns how many there were."""
         complete = [advance.sequence for advance in advances if advance.sequence.remaining == 0]
         for sequence in complete:
             self._scheduler.finish(sequence)

@@ -1,4 +1,4 @@
-"""*schedule*: what one step costs in Python when many requests run and very many wait."""
+"""*schedule*: the cost of a step in Python when many requests run and very many wait."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _PROMPT_TOKENS = 64
 _USERS = 100
 _STEPS, _QUICK_STEPS = 600, 200
 _WARM_UP_STEPS = 200
-"""Until most of the running sequences decode, and some have ended."""
+"""After so many steps most running sequences decode, and some have ended."""
 
 
 def run(bench: Bench) -> WorkloadResult:
@@ -47,7 +47,7 @@ def run(bench: Bench) -> WorkloadResult:
 
 
 Steps = list[tuple[float, float]]
-"""Milliseconds of schedule() and of apply(), step by step."""
+"""The milliseconds of schedule() and of apply(), for each step."""
 
 
 def _measure(num_steps: int, number: int) -> Steps:
@@ -62,7 +62,7 @@ def _measure(num_steps: int, number: int) -> Steps:
 
 
 def _step(scheduler: PureScheduler, source: _Requests) -> tuple[float, float]:
-    """Who ends is replaced by a newcomer, so that the queue stays as long as it is."""
+    """One step. New requests replace those that end, so that the queue keeps its length."""
     start = time.perf_counter()
     step = scheduler.schedule()
     scheduled = time.perf_counter()
@@ -77,7 +77,7 @@ def _step(scheduler: PureScheduler, source: _Requests) -> tuple[float, float]:
 
 
 class _Requests:
-    """Both priorities, many users, outputs of many lengths; no two prompts share anything."""
+    """Requests of both priorities, many users and many output lengths. No two prompts share anything."""
 
     def __init__(self, number: int) -> None:
         self._number = number

@@ -39,11 +39,13 @@ class Mode(enum.Enum):
 
 
 Runs = dict[str, BatchRun]
-"""By task."""
+"""The runs by task."""
 
 
 def run(bench: Bench) -> WorkloadResult:
-    """The same server in each mode; in each round afresh, all tasks on it one after the other."""
+    """Run the same server in each mode. Each round starts it afresh and runs all tasks one after the
+    other.
+    """
     tokens = 24 if bench.is_quick else 128
     asked = tasks(bench.model)
 
@@ -119,7 +121,7 @@ def _drafted(run: BatchRun) -> float:
 
 
 def _accepted(run: BatchRun) -> float:
-    """0: nothing was drafted."""
+    """The accepted share of the drafts; 0 without any."""
     return 100 * sum(trace.timings.draft_n_accepted for trace in run.traces) / max(_num_drafted(run), 1)
 
 

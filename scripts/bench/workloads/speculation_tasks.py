@@ -1,4 +1,4 @@
-"""What *speculation* asks for: random tokens, and conversations of a model that has learned to talk."""
+"""The tasks of *speculation*: random tokens, and conversations for a model that has learned to talk."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from openai_cpu_server.llama.gguf.header import GgufHeader
 
 _CORPUS_SEED = 7
 _ANSWER_TOKENS = 320
-"""At most; the model ends its answers itself."""
+"""The most tokens of an answer; the model ends its answers itself."""
 _QUOTING = ("transform", "paragraph_qa")
 _JSON = ("extract_review", "extract_order", "extract_contact", "extract_event")
 _STORIES = ("stories",)
 _LONG = 40
-"""Characters of an answer that is worth drafting."""
+"""The fewest characters of an answer that is worth drafting."""
 
 
 @dataclass(frozen=True)
@@ -30,7 +30,7 @@ class Task:
     what: str
     clients: int
     asks: Callable[[int, int], Sequence[Ask]]
-    """Of a round, with so many output tokens each where nothing else ends them."""
+    """The requests of a round, with so many output tokens each if nothing else ends them."""
 
 
 def tasks(model: Path) -> tuple[Task, ...]:
@@ -38,20 +38,20 @@ def tasks(model: Path) -> tuple[Task, ...]:
 
 
 def draft_model(model: Path) -> Path | None:
-    """The one that was made for this model, as demo-draft.gguf for demo.gguf."""
+    """The draft model that was made for this model, as demo-draft.gguf for demo.gguf."""
     path = model.with_name(f"{model.stem}-draft{model.suffix}")
     return path if path.is_file() else None
 
 
 def _talks(model: Path) -> bool:
-    """Not what make_model.py has made of random weights."""
+    """Whether the model can talk, unlike those that make_model.py makes of random weights."""
     header = GgufHeader(model)
     is_random = (header.get_str("general.name") or "").startswith("random ")
     return not is_random and header.get_str("tokenizer.chat_template") is not None
 
 
 def quoting(number: int, tokens: int, clients: int) -> list[Ask]:
-    """Greedy, and long enough for a model that has learned nothing to begin to repeat itself."""
+    """Greedy answers, long enough for an untrained model to begin to repeat itself."""
     found = []
     for i in range(clients):
         passage = random_tokens(60, "speculation", number, i)
@@ -72,7 +72,7 @@ def filling_json(number: int, tokens: int, clients: int) -> list[Ask]:
 
 
 def free(number: int, tokens: int, clients: int) -> list[Ask]:
-    """Sampled, so that hardly anything can be foretold."""
+    """Sampled answers, in which hardly anything can be predicted."""
     return [
         Ask(prompt=random_tokens(80, "speculation free", number, i), max_tokens=tokens, seed=i)
         for i in range(clients)
@@ -80,7 +80,9 @@ def free(number: int, tokens: int, clients: int) -> list[Ask]:
 
 
 def conversations(kinds: Sequence[str], number: int, count: int, temperature: float) -> list[Ask]:
-    """Of the demo model's kinds, which it has not seen; the kinds take turns, no two rounds share one."""
+    """Conversations of the demo model's kinds that it has not seen. The kinds take turns; no two rounds share
+    one.
+    """
     found = itertools.islice(_examples(kinds), number * count, (number + 1) * count)
     return [
         Ask(messages=_messages(example), max_tokens=_ANSWER_TOKENS, seed=i, temperature=temperature)
@@ -97,7 +99,7 @@ def _examples(kinds: Sequence[str]) -> Iterator[Example]:
 
 
 def _messages(example: Example) -> tuple[Message, ...]:
-    """All but the last turn, which is the answer."""
+    """The messages without the last turn, which is the answer."""
     return tuple({"role": turn.role.value, "content": turn.text} for turn in example.turns[:-1])
 
 

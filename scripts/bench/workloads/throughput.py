@@ -109,7 +109,7 @@ async def _measure(server: Server, size: Size, number: int, at_once: int | None)
 
 
 async def _settle(server: Server, size: Size, number: int, num_slots: int) -> None:
-    """One token for each slot: all know the shared text, and what was cut off keeps nobody busy any more."""
+    """One token for each slot: then all know the shared text, and nothing that was cut off still runs."""
     clients = server.clients()
     await clients.closed_loop(probes(size, number, num_slots), num_slots)
     clients.check()
@@ -146,7 +146,7 @@ def _ends(clients: Clients) -> list[float]:
 
 
 def asks(size: Size, number: int, num_clients: int) -> Iterator[Ask]:
-    """Of one point, without end; 0 clients: those that make the shared text known."""
+    """The requests of one point, without end; with 0 clients, those that make the shared text known."""
     shared = random_tokens(size.shared_tokens, "throughput", number)
     for i in itertools.count():
         yield Ask(

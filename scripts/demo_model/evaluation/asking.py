@@ -28,13 +28,13 @@ def is_checkable(example: Example) -> bool:
 
 
 def asked(example: Example) -> Asked:
-    """All but the last turn, which is the answer."""
+    """The turns without the last one, which is the answer."""
     assert example.turns[-1].role is Role.ASSISTANT, "the last turn is to be asked for"
     return Asked([_message(turn) for turn in example.turns[:-1]], example.tools)
 
 
 def own_answer(example: Example) -> str:
-    """What the corpus answers, as the model would write it."""
+    """The corpus' answer, as the model would write it."""
     last = example.turns[-1]
     return last.text + (calls_text(last.calls) if last.calls else "")
 

@@ -58,7 +58,7 @@ class Figures:
 
 
 def card(figures: Figures) -> str:
-    """Raises OSError for a file that is missing: a card has no gaps."""
+    """The model card. Raises OSError for a missing file: a card has no gaps."""
     shapes = SHAPES["demo"], SHAPES["draft"]
     runs = read_run(figures.demo_run), read_run(figures.draft_run)
     demo, draft = (json.loads(path.read_text()) for path in (figures.evaluation, figures.draft_evaluation))

@@ -20,7 +20,7 @@ class Document:
     is_plain: bool
     tokens: list[int]
     counted: NDArray[np.bool_]
-    """Of each token: the model is to write it. The first one follows nothing and never counts."""
+    """Whether the model is to write each token. The first one follows nothing and never counts."""
 
 
 def documents(

@@ -44,7 +44,7 @@ class Answer:
 
 
 class Engine:
-    """Whoever opens it closes it. Raises StartupError for a file that is no chat model."""
+    """Its opener closes it. Raises StartupError for a file that is no chat model."""
 
     def __init__(self, model: Path, *, threads: int | None = None, max_seqs: int = _MAX_SEQS) -> None:
         options = EngineOptions(
@@ -60,7 +60,7 @@ class Engine:
         self._core = build_core(options, self._backend, None)
 
     def answers(self, asked: Sequence[Asked], told: Told = lambda done, total: None) -> list[Answer]:
-        """In the order of the questions. Raises RuntimeError where the engine fails at one."""
+        """The answers in the order of the questions. Raises RuntimeError if the engine fails at one."""
         for number, one in enumerate(asked):
             self._core.handle(Submit(request=self._request(str(number), one)))
         texts = [""] * len(asked)

@@ -23,7 +23,7 @@ class Perplexity:
         return float(np.exp(self.nats / self.num_tokens))
 
     def add(self, logits: NDArray[np.float32], document: Document) -> None:
-        """Only tokens that the model is to write."""
+        """Add the tokens that the model is to write, and no others."""
         places = np.flatnonzero(document.counted)
         rows = logits[places - 1].astype(np.float64)
         highest = rows.max(axis=1)
@@ -37,9 +37,9 @@ class Perplexity:
 class Likeness:
     num_tokens: int = 0
     num_same: int = 0
-    """Positions at which both models find the same token the likeliest."""
+    """The number of positions at which both models find the same token the likeliest."""
     largest: float = 0.0
-    """Difference of two logits."""
+    """The largest difference of two logits."""
 
     def add(self, left: NDArray[np.float32], right: NDArray[np.float32]) -> None:
         self.num_tokens += len(left)
@@ -49,7 +49,7 @@ class Likeness:
 
 @dataclass
 class Reading:
-    """What reading some documents has brought."""
+    """The result of reading some documents."""
 
     perplexity: Perplexity = field(default_factory=Perplexity)
     trained_perplexity: Perplexity = field(default_factory=Perplexity)
@@ -57,7 +57,7 @@ class Reading:
 
 
 def read(found: Iterable[Document], native: LogitsOf, trained: LogitsOf | None) -> Reading:
-    """Without `trained`, its perplexity and the likeness stay empty."""
+    """Read the documents. Without `trained`, its perplexity and the likeness stay empty."""
     reading = Reading()
     for document in found:
         logits = native(document.tokens)

@@ -1,4 +1,4 @@
-"""What a scorer says of one answer: how many of its parts are right, by the name of the score."""
+"""A scorer's marks for one answer: how many of its parts are right, by the name of the score."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ class Mark:
 
 @dataclass(frozen=True)
 class Score:
-    """A share of parts that are right."""
+    """The share of parts that are right."""
 
     name: str
     right: int

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 
 class Native:
-    """Whoever opens it closes it."""
+    """A model of llama.cpp's. Its opener closes it."""
 
     def __init__(self, path: Path, *, threads: int) -> None:
         self._llama = llama_cpp.Llama(
@@ -20,11 +20,11 @@ class Native:
 
     @property
     def context(self) -> int:
-        """Tokens of the longest document."""
+        """The tokens of the longest document."""
         return int(self._llama.n_ctx())
 
     def encode(self, text: str) -> list[int]:
-        """Control tokens written out in the text become those tokens."""
+        """Tokens of a text; control tokens written in it become tokens."""
         return list(self._llama.tokenize(text.encode(), add_bos=False, special=True))
 
     def logits(self, tokens: list[int]) -> NDArray[np.float32]:

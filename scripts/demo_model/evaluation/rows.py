@@ -27,12 +27,12 @@ class Row:
     name: str
     value: float
     count: int
-    """Answers, fields or tokens."""
+    """The number of answers, fields or tokens."""
     unit: Unit = Unit.SHARE
 
     @property
     def goal(self) -> float | None:
-        """At least this."""
+        """The least value that meets the goal."""
         return GOALS.get(self.name)
 
     @property
@@ -57,7 +57,7 @@ def of_scores(scores: Iterable[Score]) -> list[Row]:
 
 
 def of_reading(what: str, reading: Reading) -> list[Row]:
-    """Of perplexities, the PyTorch model's only if it has read, too."""
+    """Rows of perplexities; the PyTorch model's only if it has read, too."""
     both = (("GGUF", reading.perplexity), ("PyTorch", reading.trained_perplexity))
     return [
         Row(f"perplexity, {what}, {who}", found.value, found.num_tokens, Unit.NUMBER)
@@ -79,7 +79,7 @@ def of_likeness(readings: Iterable[Reading]) -> list[Row]:
 
 
 def title(evaluation: Mapping[str, object]) -> str:
-    """Of the whole result, as it is written to JSON."""
+    """The title of the whole result, as it is written to JSON."""
     return "{model}: {count} held-out examples of each kind, {seconds:.0f} s".format(**evaluation)
 
 

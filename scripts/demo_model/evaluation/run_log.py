@@ -1,4 +1,4 @@
-"""The logs that a training run has left, as they hold: what a continued run has done again counts once."""
+"""Reads the logs of a training run. Steps that a continued run has done again count once."""
 
 from __future__ import annotations
 
@@ -14,23 +14,23 @@ from demo_model.logs import STEPS_LOG, TRIALS_LOG
 class Point:
     step: int
     tokens: int
-    """Trained on so far."""
+    """The tokens that were trained on so far."""
     seconds: float
     loss: float
-    """Nats per token."""
+    """The loss in nats per token."""
 
 
 @dataclass(frozen=True)
 class RunLog:
     steps: list[Point]
     trials: list[Point]
-    """On held-out documents: only what the model is to write, the mean of all kinds."""
+    """Losses on held-out documents: of tokens that the model is to write, the mean of all kinds."""
     kinds: dict[str, float]
     """The last trial's loss of each kind."""
 
 
 def read_run(folder: Path) -> RunLog:
-    """Raises OSError without logs, and ValueError for empty ones."""
+    """Read a run's logs. Raises OSError without logs, and ValueError for empty ones."""
     steps, trials = _lines(folder / STEPS_LOG), _lines(folder / TRIALS_LOG)
     if not steps or not trials:
         raise ValueError(f"{folder}: nothing was logged")

@@ -13,7 +13,7 @@ from demo_model.evaluation.story_checks import score_story
 from demo_model.evaluation.texts import holds, last_number, parsed, same_json, words
 
 Scorer = Callable[[Example, str], list[Mark]]
-"""Example and the answer's text."""
+"""Scores the text of the answer to an example."""
 
 FIELDS, CLASSES, TOOL = "extraction: fields exact", "classification: all", "tools: right tool"
 RECALL, PARAGRAPHS = "recall over several turns", "paragraph questions"
@@ -21,7 +21,7 @@ _YES_OR_NO = ("Yes", "No")
 
 
 def score_extraction(example: Example, answer: str) -> list[Mark]:
-    """Fields that nobody asked for count as wrong."""
+    """Score the fields. Additional fields count as wrong."""
     wanted = _mapping(example.expected["json"])
     found = parsed(answer)
     given = found if isinstance(found, dict) else {}
@@ -82,7 +82,7 @@ def score_exact(example: Example, answer: str) -> list[Mark]:
 
 
 def score_fact(example: Example, answer: str) -> list[Mark]:
-    """The right words in any order: "The capital of X is Y." and "Y is the capital of X." are the same."""
+    """Score the words in any order: "The capital of X is Y." and "Y is the capital of X." are the same."""
     return [mark("facts", sorted(words(answer)) == sorted(words(str(example.expected["answer"]))))]
 
 
@@ -100,7 +100,7 @@ def calls_of(answer: str) -> list[Mapping[str, object]]:
 
 
 def _are_members(answer: str, expected: Mapping[str, object]) -> bool:
-    """As many different members of the category as asked for, and nothing else."""
+    """Whether these are as many different members of the category as asked for, and nothing else."""
     category = {word.lower() for word in CATEGORIES[str(expected["category"])]}
     parts = re.split(r",|\n|\band\b", answer.lower())
     named = [re.sub(r"^(\d+\.|-)\s*", "", part.strip()).strip(" .") for part in parts]
@@ -109,7 +109,7 @@ def _are_members(answer: str, expected: Mapping[str, object]) -> bool:
 
 
 def _noun(example: Example) -> str:
-    """`review` of extract_review."""
+    """The noun in a kind's name: `review` in extract_review."""
     return example.kind.partition("_")[2]
 
 
@@ -149,4 +149,4 @@ SCORERS: dict[str, Scorer] = {
     "smalltalk": score_contents,
     "stories": score_story,
 }
-"""The scores' order in the table, too."""
+"""The scorers by kind, in the order of the table."""

@@ -1,4 +1,4 @@
-"""What simple rules can say of a story: its grammar, its loops, its names, its length."""
+"""Checks stories by simple rules: grammar, loops, names, length."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from demo_model.evaluation.texts import holds, words
 
 _LOOP_WORDS = 6
 _AFTER_STOP = re.compile(r'(\."?|[!?])\s+"?([a-z])')
-"""Small letters where a sentence begins. Behind `?"` and `!"` it may go on: "Who?" said Tom."""
+"""A small letter where a sentence begins. Behind `?"` and `!"` a sentence may go on: "Who?" said Tom."""
 _ARTICLE = re.compile(r"\b(an?) (\w+)", re.IGNORECASE)
 _DOUBLED = re.compile(r"\b(\w+) \1\b", re.IGNORECASE)
 _MAY_DOUBLE = {"had", "that", "very", "ha", "knock"}
@@ -35,7 +35,7 @@ def score_story(example: Example, answer: str) -> list[Mark]:
 
 
 def faults(story: str) -> list[str]:
-    """Broken rules, in words; a title may stand before the text. [] says: none was found."""
+    """The broken rules in words; [] if none was found. A title may stand before the text."""
     body = story.rpartition("\n\n")[2].strip()
     found = [f"{text!r} is followed by a small letter" for text, _ in _AFTER_STOP.findall(body)]
     found += [] if re.match(r'"?[A-Z]', body) else ["it does not begin with a capital"]
@@ -47,7 +47,7 @@ def faults(story: str) -> list[str]:
 
 
 def loops(story: str) -> list[str]:
-    """Sentences, and rows of six words, that come more than once."""
+    """The sentences, and rows of six words, that come more than once."""
     sentences = Counter(sentence.strip('" ').lower() for sentence in _SENTENCE_END.split(story))
     told = words(story)
     rows = Counter(

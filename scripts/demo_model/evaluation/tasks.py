@@ -30,7 +30,7 @@ def scores(found: list[Answered]) -> list[Score]:
 
 
 def _story_marks(found: list[Answered]) -> list[Mark]:
-    """Each story against those before it."""
+    """The marks of each story against those before it."""
     seen: set[str] = set()
     marks = []
     for each in found:

@@ -1,4 +1,4 @@
-"""Whether a text holds what it should."""
+"""Finds whether a text contains what it should."""
 
 from __future__ import annotations
 
@@ -10,7 +10,9 @@ _WORD = re.compile(r"\w+")
 
 
 def holds(text: str, phrase: str) -> bool:
-    """As whole words; only the case of the first letter is free, for it may begin a sentence."""
+    """Whether the text contains these words whole. The case of the first letter is free: it may begin a
+    sentence.
+    """
     if not phrase:
         return False
     first, rest = re.escape(phrase[0]), re.escape(phrase[1:])
@@ -23,12 +25,12 @@ def last_number(text: str) -> str | None:
 
 
 def words(text: str) -> list[str]:
-    """In lower case, without marks."""
+    """The words in lower case, without punctuation."""
     return _WORD.findall(text.lower())
 
 
 def parsed(text: str) -> object | None:
-    """JSON; None for anything else."""
+    """The JSON value; None for anything else."""
     try:
         found: object = json.loads(text)
     except (ValueError, RecursionError):
@@ -37,5 +39,5 @@ def parsed(text: str) -> object | None:
 
 
 def same_json(left: object, right: object) -> bool:
-    """1 is neither true nor 1.0 here: types count."""
+    """Whether two values are the same, their types included: 1 is neither true nor 1.0."""
     return json.dumps(left, sort_keys=True) == json.dumps(right, sort_keys=True)

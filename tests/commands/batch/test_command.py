@@ -12,9 +12,9 @@ from pathlib import Path
 import pytest
 
 from openai_cpu_server.commands.batch.command import OF_SERVERS
-from openai_cpu_server.jobs.database import open_database
-from openai_cpu_server.jobs.lease import new_holder
-from openai_cpu_server.jobs.ledger import Ledger
+from openai_cpu_server.jobs.store.database import open_database
+from openai_cpu_server.jobs.store.lease import new_holder
+from openai_cpu_server.jobs.store.ledger import Ledger
 from openai_cpu_server.settings import Settings
 from tests.terminal import seen_on_a_terminal
 from tests.tiny_model import tiny_model_path

@@ -1,0 +1,1 @@
+"""Runs batches: from the lines of their input files to committed results."""

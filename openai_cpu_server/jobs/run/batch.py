@@ -1,0 +1,177 @@
+"""Runs one batch to its end, in the process that holds its lease."""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import AsyncIterator, Callable, Sequence
+from functools import partial
+
+import anyio
+
+from openai_cpu_server.jobs.options import JobOptions
+from openai_cpu_server.jobs.records import BatchRecord, BatchStatus, LineError, RowResult
+from openai_cpu_server.jobs.run.check import InputCheck
+from openai_cpu_server.jobs.run.reading import FileReader
+from openai_cpu_server.jobs.run.recorder import Recorder
+from openai_cpu_server.jobs.run.rows import Row, RowAnswer, RunRow, answered, expired, parse_row
+from openai_cpu_server.jobs.store.ledger import LeaseLost, Ledger
+from openai_cpu_server.jobs.store.thread import StoreThread
+
+_EXPIRED_AT_ONCE = 500
+"""The rows in one transaction."""
+_LONGEST_RETRY_S = 10.0
+
+
+class Stop(enum.Enum):
+    """Why a run ends early. The run itself notices when the completion window ends."""
+
+    CANCELLED = "cancelled"
+    LEASE_LOST = "lease lost"
+
+
+class BatchRun:
+    """`slots` limits how many rows of all batches run at once. A cancelled `run` can be resumed."""
+
+    def __init__(
+        self,
+        batch: BatchRecord,
+        *,
+        ledger: Ledger,
+        reader: FileReader,
+        thread: StoreThread,
+        run_row: RunRow,
+        slots: anyio.Semaphore,
+        options: JobOptions,
+        clock: Callable[[], float],
+    ) -> None:
+        self._batch = batch
+        self._ledger = ledger
+        self._reader = reader
+        self._thread = thread
+        self._run_row = run_row
+        self._slots = slots
+        self._options = options
+        self._clock = clock
+        self._scope = anyio.CancelScope()
+        self._stop: Stop | None = None
+        self._errors: list[LineError] = []
+        self._recorder = Recorder(self._commit)
+
+    def stop(self, why: Stop) -> None:
+        """Ask the run to end. Only the first reason counts."""
+        if self._stop is None:
+            self._stop = why
+            self._scope.cancel()
+
+    async def run(self) -> BatchStatus | None:
+        """Run the batch. Returns how it ended; None if another process has it now."""
+        try:
+            ending = await self._until_stopped()
+            if ending is BatchStatus.EXPIRED:
+                ending = await self._overdue()
+            return None if ending is None else await self._finish(ending)
+        except LeaseLost:
+            return None
+
+    async def _until_stopped(self) -> BatchStatus | None:
+        ending = BatchStatus.EXPIRED  # what is left if the time runs out
+        self._scope.deadline = anyio.current_time() + self._batch.expires_at - self._clock()
+        with self._scope:
+            ending = await self._work()
+        if self._stop is Stop.LEASE_LOST:
+            return None
+        return BatchStatus.CANCELLED if self._stop is Stop.CANCELLED else ending
+
+    async def _work(self) -> BatchStatus:
+        status, batch_id = self._batch.status, self._batch.id
+        if status is BatchStatus.CANCELLING:
+            return BatchStatus.CANCELLED
+        if status is BatchStatus.VALIDATING:
+            num_rows, self._errors = await self._checked()
+            if self._errors:
+                return BatchStatus.FAILED
+            begin = partial(self._ledger.begin, batch_id, num_rows=num_rows, now_s=self._clock())
+            if not await self._thread.do(begin):
+                return BatchStatus.CANCELLED
+        if status is not BatchStatus.FINALIZING:
+            await self._run_rows()
+            await self._thread.do(self._ledger.begin_end, batch_id, now_s=self._clock())
+        return BatchStatus.COMPLETED
+
+    async def _checked(self) -> tuple[int, list[LineError]]:
+        """The number of rows, and the errors in them."""
+        check = InputCheck(
+            self._batch.endpoint,
+            max_rows=self._options.max_rows,
+            max_line_bytes=self._options.max_line_bytes,
+        )
+        async for lines in self._reader.lines(self._batch.input_file_id):
+            await anyio.to_thread.run_sync(check.feed, lines)
+        return check.num_rows, check.errors()
+
+    async def _run_rows(self) -> None:
+        async with anyio.create_task_group() as group:
+            async for row in self._open_rows():
+                await self._slots.acquire()
+                group.start_soon(self._row, row)
+
+    async def _open_rows(self) -> AsyncIterator[Row]:
+        """The rows without a committed result, in order. Only a part of the file is in memory."""
+        ended = await self._thread.do(self._ledger.ended_rows, self._batch.id)
+        async for lines in self._reader.lines(self._batch.input_file_id):
+            for line in lines:
+                if line.number not in ended:
+                    yield parse_row(line, self._batch.endpoint)
+
+    async def _row(self, row: Row) -> None:
+        try:
+            answer = await self._answer(row)
+            await self._recorder.record(answered(self._batch.id, row, answer))
+        finally:
+            self._slots.release()
+
+    async def _answer(self, row: Row) -> RowAnswer:
+        """Run a row. It is tried again as long as it is not to blame: the queue is full, or the engine
+        restarts.
+        """
+        while True:
+            answer = await self._run_row(self._batch.endpoint, row.body, self._batch.owner)
+            if answer.retry_after_s is None:
+                return answer
+            await anyio.sleep(min(answer.retry_after_s, _LONGEST_RETRY_S))
+
+    async def _commit(self, results: Sequence[RowResult]) -> None:
+        try:
+            await self._thread.do(self._ledger.record, self._batch, results)
+        except LeaseLost:
+            self.stop(Stop.LEASE_LOST)
+
+    async def _overdue(self) -> BatchStatus:
+        """End a batch whose window is over. What is committed decides: the window may end in the middle of a
+        move.
+        """
+        status = await self._thread.do(self._ledger.status, self._batch.id)
+        if status is BatchStatus.FINALIZING:
+            return BatchStatus.COMPLETED
+        if status is BatchStatus.CANCELLING:
+            return BatchStatus.CANCELLED
+        if status is BatchStatus.IN_PROGRESS:
+            await self._expire_rest()
+        return BatchStatus.EXPIRED
+
+    async def _expire_rest(self) -> None:
+        """Write the rows that have not run into the error file."""
+        results: list[RowResult] = []
+        async for row in self._open_rows():
+            results.append(expired(self._batch.id, row))
+            if len(results) == _EXPIRED_AT_ONCE:
+                await self._thread.do(self._ledger.record, self._batch, results)
+                results = []
+        if results:
+            await self._thread.do(self._ledger.record, self._batch, results)
+
+    async def _finish(self, ending: BatchStatus) -> BatchStatus:
+        finish = partial(
+            self._ledger.finish, self._batch.id, ending, now_s=self._clock(), errors=self._errors
+        )
+        return await self._thread.do(finish)

@@ -1,0 +1,180 @@
+"""One row of a batch: a line of the input file, and the line of OpenAI's format that answers it. Pure."""
+
+from __future__ import annotations
+
+import hashlib
+from typing import Protocol, Union
+
+import msgspec
+
+from openai_cpu_server.errors import ServerError
+from openai_cpu_server.jobs.records import RowResult
+from openai_cpu_server.jobs.run.lines import Line
+
+_FIELDS = ("custom_id", "method", "url", "body")
+_MAX_ID_CHARS = 512
+
+
+class Row(msgspec.Struct, frozen=True):
+    line: int
+    custom_id: str
+    body: bytes
+    """The request's body as it stands in the file."""
+
+
+class RowAnswer(msgspec.Struct, frozen=True, kw_only=True):
+    """What a row's request would have got over HTTP."""
+
+    status: int
+    request_id: str
+    body: bytes
+    """JSON."""
+    retry_after_s: float | None = None
+    """Seconds after which to try again: the row was not to blame. None: the answer is final."""
+
+
+class RunRow(Protocol):
+    """Runs a request to this URL, at batch priority, for a batch's owner. Raises nothing but cancellation."""
+
+    async def __call__(self, url: str, body: bytes, owner: str) -> RowAnswer: ...
+
+
+class BadLine(ServerError):
+    """A line of an input file is no request for its batch."""
+
+    def __init__(self, code: str, message: str, param: str | None = None) -> None:
+        super().__init__(message)
+        self.code = code
+        self.param = param
+
+
+class _Response(msgspec.Struct, frozen=True):
+    status_code: int
+    request_id: str
+    body: msgspec.Raw
+
+
+class _Error(msgspec.Struct, frozen=True):
+    code: str
+    message: str
+
+
+class _OutputLine(msgspec.Struct, frozen=True, kw_only=True):
+    id: str
+    custom_id: str
+    response: _Response | None = None
+    error: _Error | None = None
+
+
+class _CachedTokens(msgspec.Struct, frozen=True):
+    cached_tokens: int = 0
+
+
+class _Usage(msgspec.Struct, frozen=True, kw_only=True):
+    prompt_tokens: int = 0
+    completion_tokens: int = 0
+    prompt_tokens_details: Union[_CachedTokens, None] = None
+
+
+class _Answer(msgspec.Struct, frozen=True):
+    """The fields of an answer that we read; the rest is passed on."""
+
+    usage: Union[_Usage, None] = None
+
+
+def parse_row(line: Line, endpoint: str) -> Row:
+    """Read a line of the input file. Raises BadLine."""
+    fields = _fields(line.content)
+    method, url = _text(fields, "method"), _text(fields, "url")
+    if method != "POST":
+        raise BadLine(
+            "invalid_method", f"Invalid value for 'method': '{method[:64]}'; it must be 'POST'.", "method"
+        )
+    if url != endpoint:
+        message = f"The 'url' of this request is '{url[:64]}', but the batch's endpoint is '{endpoint}'."
+        raise BadLine("mismatched_endpoint", message, "url")
+    return Row(line.number, _custom_id(fields), _body(fields))
+
+
+def url_of(line: Line) -> str:
+    """The URL of a line's request. Raises BadLine."""
+    return _text(_fields(line.content), "url")
+
+
+def answered(batch_id: str, row: Row, answer: RowAnswer) -> RowResult:
+    """The row's result: 2xx goes to the output file, all else to the error file."""
+    is_ok = 200 <= answer.status < 300
+    response = _Response(answer.status, answer.request_id, msgspec.Raw(answer.body))
+    usage = _usage(answer.body) if is_ok else _Usage()
+    return RowResult(
+        line=row.line,
+        is_ok=is_ok,
+        content=_encoded(_OutputLine(id=_row_id(batch_id, row), custom_id=row.custom_id, response=response)),
+        input_tokens=usage.prompt_tokens,
+        cached_tokens=usage.prompt_tokens_details.cached_tokens if usage.prompt_tokens_details else 0,
+        output_tokens=usage.completion_tokens,
+    )
+
+
+def expired(batch_id: str, row: Row) -> RowResult:
+    error = _Error(
+        "batch_expired", "This request could not be executed before the completion window expired."
+    )
+    line = _OutputLine(id=_row_id(batch_id, row), custom_id=row.custom_id, error=error)
+    return RowResult(line=row.line, is_ok=False, content=_encoded(line))
+
+
+def _usage(body: bytes) -> _Usage:
+    return msgspec.json.decode(body, type=_Answer).usage or _Usage()
+
+
+def _fields(content: bytes) -> dict[str, msgspec.Raw]:
+    try:
+        content.decode()  # what stays raw is not looked at by the decoder
+        fields = msgspec.json.decode(content, type=dict[str, msgspec.Raw])
+    except msgspec.ValidationError:
+        raise BadLine("invalid_json_line", "This line is not a JSON object.") from None
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        raise BadLine("invalid_json_line", "This line is not parseable as valid JSON.") from None
+    unknown = next((name for name in fields if name not in _FIELDS), None)
+    if unknown is not None:
+        raise BadLine("unknown_parameter", f"Unknown parameter: '{unknown[:64]}'.", unknown[:64])
+    return fields
+
+
+def _given(fields: dict[str, msgspec.Raw], name: str) -> bytes:
+    raw = bytes(fields.get(name, b"null")).strip()
+    if raw == b"null":
+        raise BadLine("missing_required_parameter", f"Missing required parameter: '{name}'.", name)
+    return raw
+
+
+def _text(fields: dict[str, msgspec.Raw], name: str) -> str:
+    try:
+        return msgspec.json.decode(_given(fields, name), type=str)
+    except msgspec.DecodeError:
+        raise BadLine("invalid_value", f"Invalid value for '{name}': expected a string.", name) from None
+
+
+def _custom_id(fields: dict[str, msgspec.Raw]) -> str:
+    custom_id = _text(fields, "custom_id")
+    if not 0 < len(custom_id) <= _MAX_ID_CHARS:
+        message = f"Invalid value for 'custom_id': expected 1 to {_MAX_ID_CHARS} characters."
+        raise BadLine("invalid_value", message, "custom_id")
+    return custom_id
+
+
+def _body(fields: dict[str, msgspec.Raw]) -> bytes:
+    body = _given(fields, "body")
+    if not body.startswith(b"{"):
+        raise BadLine("invalid_value", "Invalid value for 'body': expected an object.", "body")
+    return body
+
+
+def _row_id(batch_id: str, row: Row) -> str:
+    """The row's id. It is the same if the row is computed again."""
+    return "batch_req_" + hashlib.sha256(f"{batch_id}/{row.line}".encode()).hexdigest()[:24]
+
+
+def _encoded(line: _OutputLine) -> bytes:
+    return msgspec.json.encode(line) + b"\n"

@@ -1,0 +1,175 @@
+"""Finds batches that nobody runs, and runs them. It renews the leases of those that it has."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Awaitable, Callable
+from functools import partial
+
+import anyio
+from anyio.abc import TaskGroup
+
+from openai_cpu_server.errors import JobsUnavailable
+from openai_cpu_server.jobs.options import JobOptions
+from openai_cpu_server.jobs.records import BatchRecord, BatchStatus
+from openai_cpu_server.jobs.run.batch import BatchRun, Stop
+from openai_cpu_server.jobs.run.reading import FileReader
+from openai_cpu_server.jobs.run.rows import RunRow
+from openai_cpu_server.jobs.store.files import FileStore
+from openai_cpu_server.jobs.store.ledger import Ledger
+from openai_cpu_server.jobs.store.thread import StoreThread
+
+logger = logging.getLogger(__name__)
+
+_RENEWALS_A_LEASE = 4
+_SWEEP_S = 600.0
+_AFTER_FAILURE_S = 5.0
+"""Seconds before the next try: a full disk, or a database that cannot be reached, may come back."""
+
+
+class Runner:
+    def __init__(
+        self,
+        *,
+        files: FileStore,
+        ledger: Ledger,
+        reader: FileReader,
+        thread: StoreThread,
+        options: JobOptions,
+        clock: Callable[[], float],
+    ) -> None:
+        self._files = files
+        self._ledger = ledger
+        self._reader = reader
+        self._thread = thread
+        self._options = options
+        self._clock = clock
+        self._runs: dict[str, BatchRun] = {}
+        self._is_database_away = False
+        self._news = anyio.Event()
+
+    async def run(self, run_row: RunRow) -> None:
+        """Run batches until this is cancelled. Then they can be resumed, by other processes after
+        `release`.
+        """
+        slots = anyio.Semaphore(self._options.concurrency)
+        async with anyio.create_task_group() as group:
+            group.start_soon(self._repeat, self._renew, self._renewal_s)
+            group.start_soon(self._repeat, self._sweep, _SWEEP_S)
+            while True:
+                self._news = anyio.Event()
+                await self._survive(lambda: self._start_all(group, run_row, slots))
+                with anyio.move_on_after(self._options.poll_s):
+                    await self._news.wait()
+
+    def wake(self) -> None:
+        """Look for batches now, because there is a new one."""
+        self._news.set()
+
+    def cancel(self, batch_id: str) -> None:
+        """End a batch now, if it runs here. It is CANCELLING in the database already."""
+        run = self._runs.get(batch_id)
+        if run is not None:
+            run.stop(Stop.CANCELLED)
+        self.wake()
+
+    async def release(self) -> None:
+        """Give up all leases. A lease that cannot be given up runs out."""
+        for batch_id in list(self._runs):
+            await self._survive(partial(self._thread.do, self._ledger.release, batch_id))
+            del self._runs[batch_id]
+
+    @property
+    def _renewal_s(self) -> float:
+        return min(self._options.poll_s, self._options.lease_s / _RENEWALS_A_LEASE)
+
+    async def _start_all(self, group: TaskGroup, run_row: RunRow, slots: anyio.Semaphore) -> None:
+        found = await self._thread.do(self._ledger.unfinished, self._options.model, self._clock())
+        for batch in found:
+            if batch.id in self._runs or not self._has_room_for(batch):
+                continue
+            if await self._thread.do(self._ledger.claim, batch, self._clock()):
+                run = self._runs[batch.id] = self._batch_run(batch, run_row, slots)
+                group.start_soon(self._see_through, batch, run)
+
+    def _has_room_for(self, batch: BatchRecord) -> bool:
+        """Whether there is room for a batch. One that only has to be ended needs none."""
+        is_over = batch.status is BatchStatus.CANCELLING or batch.expires_at <= self._clock()
+        return is_over or len(self._runs) < self._options.max_batches
+
+    def _batch_run(self, batch: BatchRecord, run_row: RunRow, slots: anyio.Semaphore) -> BatchRun:
+        return BatchRun(
+            batch,
+            ledger=self._ledger,
+            reader=self._reader,
+            thread=self._thread,
+            run_row=run_row,
+            slots=slots,
+            options=self._options,
+            clock=self._clock,
+        )
+
+    async def _see_through(self, batch: BatchRecord, run: BatchRun) -> None:
+        logger.info("batch %s: %s", batch.id, "begins" if batch.in_progress_at is None else "goes on")
+        try:
+            ended = await run.run()
+            logger.info("batch %s: %s", batch.id, ended.value if ended else "is run by another server")
+        except Exception as error:
+            _log_stop(batch, error)
+            await anyio.sleep(_AFTER_FAILURE_S)
+            await self._survive(lambda: self._thread.do(self._ledger.release, batch.id))
+        del self._runs[batch.id]  # not when cancelled: `release` needs to know
+        self.wake()
+
+    async def _renew(self) -> None:
+        """Renew the leases. Others may have cancelled batches that run here, or taken them while this process
+        slept.
+        """
+        held = await self._thread.do(self._ledger.renew, self._clock())
+        for batch_id in held.keys() - self._runs.keys():  # its release failed
+            await self._thread.do(self._ledger.release, batch_id)
+        for batch_id, run in list(self._runs.items()):
+            if batch_id not in held:
+                run.stop(Stop.LEASE_LOST)
+            elif held[batch_id] is BatchStatus.CANCELLING:
+                run.stop(Stop.CANCELLED)
+
+    async def _sweep(self) -> None:
+        await self._thread.do(self._files.sweep, self._clock())
+
+    async def _repeat(self, work: Callable[[], Awaitable[None]], every_s: float) -> None:
+        while True:
+            await self._survive(work)
+            await anyio.sleep(every_s)
+
+    async def _survive(self, work: Callable[[], Awaitable[None]]) -> None:
+        """Go on after a failure of the database, which may work the next time. It is logged once."""
+        try:
+            await work()
+        except JobsUnavailable as error:
+            if not self._is_database_away:
+                logger.error("the jobs database is away: %s", error.reason)
+            self._is_database_away = True
+        except Exception:
+            logger.exception("the jobs database failed")
+        else:
+            if self._is_database_away:
+                logger.info("the jobs database is back")
+            self._is_database_away = False
+
+
+def _log_stop(batch: BatchRecord, error: Exception) -> None:
+    away = _database_away(error)
+    if away is None:
+        logger.error("batch %s stopped; it is tried again", batch.id, exc_info=error)
+    else:
+        logger.error("batch %s stopped, and is tried again: %s", batch.id, away.reason)
+
+
+def _database_away(error: BaseException) -> JobsUnavailable | None:
+    """The failure of the database, if nothing else went wrong, in several rows at once perhaps; else None."""
+    if isinstance(error, JobsUnavailable):
+        return error
+    parts = getattr(error, "exceptions", ())  # of a group, for which Python 3.10 has no name
+    found = [_database_away(part) for part in parts]
+    return found[0] if found and all(found) else None

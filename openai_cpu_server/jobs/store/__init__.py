@@ -1,0 +1,1 @@
+"""Files and batches in a database. Synchronous; one thread makes all calls."""

@@ -1,0 +1,125 @@
+"""Files in the database. The methods are synchronous, and each is one transaction."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import count
+from typing import Protocol
+
+import msgspec
+from sqlalchemy import ColumnElement, RowMapping, and_, delete, insert, or_, select
+
+from openai_cpu_server.errors import FileInUse, JobObjectNotFound
+from openai_cpu_server.jobs.records import ACTIVE, FileRecord, Page, Purpose
+from openai_cpu_server.jobs.store.database import Database
+from openai_cpu_server.jobs.store.tables import batches, files, parts
+
+PART_BYTES = 256 * 1024
+_PARTS_AT_ONCE = 16
+_ACTIVE = tuple(status.value for status in ACTIVE)
+
+
+class Source(Protocol):
+    def read(self, size: int, /) -> bytes: ...
+
+
+class FileStore:
+    def __init__(self, database: Database) -> None:
+        self._database = database
+
+    def add(self, record: FileRecord, content: Source) -> FileRecord:
+        """Store a file. Returns its record with the size."""
+        num_bytes = 0
+        with self._database.write() as connection:
+            for number, part in _parts(content):
+                connection.execute(insert(parts).values(file_id=record.id, number=number, content=part))
+                num_bytes += len(part)
+            stored = msgspec.structs.replace(record, bytes=num_bytes)
+            connection.execute(insert(files).values(**msgspec.to_builtins(stored)))
+        return stored
+
+    def get(self, owner: str, file_id: str, now_s: float) -> FileRecord:
+        """One file's record. Raises JobObjectNotFound."""
+        with self._database.read() as connection:
+            row = connection.execute(select(files).where(_visible(owner, file_id, now_s))).mappings().first()
+        if row is None:
+            raise file_not_found(file_id)
+        return _record(row)
+
+    def page(
+        self, owner: str, page: Page, now_s: float, purpose: Purpose | None = None
+    ) -> tuple[list[FileRecord], bool]:
+        """One page of files, and whether there are more."""
+        order = files.c.number.asc() if page.is_ascending else files.c.number.desc()
+        query = select(files).where(files.c.owner == owner, _fresh(now_s)).order_by(order)
+        if purpose is not None:
+            query = query.where(files.c.purpose == purpose.value)
+        with self._database.read() as connection:
+            if page.after is not None:
+                known = select(files.c.number).where(files.c.id == page.after, files.c.owner == owner)
+                last = connection.execute(known).scalar()
+                if last is None:
+                    raise file_not_found(page.after, param="after")
+                query = query.where(files.c.number > last if page.is_ascending else files.c.number < last)
+            found = connection.execute(query.limit(page.limit + 1)).mappings().all()
+        return [_record(row) for row in found[: page.limit]], len(found) > page.limit
+
+    def parts(self, file_id: str, after: int) -> list[tuple[int, bytes]]:
+        """The next parts after number `after` (the first is 1), at most 4 MB of an upload; [] at the end."""
+        query = select(parts.c.number, parts.c.content).where(parts.c.file_id == file_id)
+        query = query.where(parts.c.number > after).order_by(parts.c.number).limit(_PARTS_AT_ONCE)
+        with self._database.read() as connection:
+            return [(number, bytes(content)) for number, content in connection.execute(query)]
+
+    def delete(self, owner: str, file_id: str, now_s: float) -> None:
+        """Delete a file. Raises JobObjectNotFound, and FileInUse for the input of a batch that has not
+        ended.
+        """
+        with self._database.write() as connection:
+            seen = select(files.c.id).where(_visible(owner, file_id, now_s)).with_for_update()
+            if connection.execute(seen).first() is None:
+                raise file_not_found(file_id)
+            user = connection.execute(select(batches.c.id).where(_uses(file_id))).scalar()
+            if user is not None:
+                raise FileInUse(file_id, user)
+            connection.execute(delete(files).where(files.c.id == file_id))
+            connection.execute(delete(parts).where(parts.c.file_id == file_id))
+
+    def sweep(self, now_s: float) -> None:
+        """Delete files that have expired, except the inputs of batches that have not ended."""
+        with self._database.write() as connection:
+            used = select(batches.c.input_file_id).where(batches.c.status.in_(_ACTIVE))
+            old = select(files.c.id).where(files.c.expires_at <= now_s, files.c.id.not_in(used))
+            for file_id in connection.execute(old).scalars().all():
+                connection.execute(delete(parts).where(parts.c.file_id == file_id))
+                connection.execute(delete(files).where(files.c.id == file_id))
+
+
+def file_not_found(file_id: str, *, param: str = "id") -> JobObjectNotFound:
+    return JobObjectNotFound(f"No such File object: {file_id[:128]}", param=param)
+
+
+def _parts(content: Source) -> Iterator[tuple[int, bytes]]:
+    for number in count(1):
+        part = content.read(PART_BYTES)
+        if not part:
+            return
+        yield number, part
+
+
+def _record(row: RowMapping) -> FileRecord:
+    fields = {name: row[name] for name in FileRecord.__struct_fields__}
+    return msgspec.convert(fields, FileRecord)
+
+
+def _fresh(now_s: float) -> ColumnElement[bool]:
+    return or_(files.c.expires_at.is_(None), files.c.expires_at > now_s)
+
+
+def _visible(owner: str, file_id: str, now_s: float) -> ColumnElement[bool]:
+    return and_(files.c.id == file_id, files.c.owner == owner, _fresh(now_s))
+
+
+def _uses(file_id: str) -> ColumnElement[bool]:
+    """Whether a batch still needs the file."""
+    return and_(batches.c.input_file_id == file_id, batches.c.status.in_(_ACTIVE))

@@ -1,0 +1,99 @@
+"""The tables. A file's content is the concatenation of its parts, in the order of their numbers.
+
+Content lives in the database, not in a directory: then a file and its record, a row's result and its count
+are one transaction, and two servers on one PostgreSQL see the same files. An upload has parts of 256 KiB;
+an output file has one part per row, numbered by the input's line, written while the batch runs: when the
+last row is committed the file is complete and in order, and nothing is copied.
+"""
+
+from __future__ import annotations
+
+from sqlalchemy import (
+    JSON,
+    BigInteger,
+    Column,
+    Float,
+    Index,
+    Integer,
+    LargeBinary,
+    MetaData,
+    String,
+    Table,
+    Text,
+)
+
+SCHEMA_VERSION = 1
+"""The version of the tables. It grows with every change; `database` refuses databases of other
+versions.
+"""
+
+metadata = MetaData()
+
+schema_version = Table(
+    "schema_version", metadata, Column("version", Integer, primary_key=True, autoincrement=False)
+)
+
+files = Table(
+    "files",
+    metadata,
+    Column("number", Integer, primary_key=True),  # the order of creation, for listings
+    Column("id", String(64), nullable=False, unique=True),
+    Column("owner", String(128), nullable=False),
+    Column("purpose", String(32), nullable=False),
+    Column("filename", Text, nullable=False),
+    Column("bytes", BigInteger, nullable=False),
+    Column("created_at", BigInteger, nullable=False),
+    Column("expires_at", BigInteger),
+)
+
+parts = Table(
+    "parts",
+    metadata,
+    Column("file_id", String(64), primary_key=True),
+    Column("number", Integer, primary_key=True, autoincrement=False),
+    Column("content", LargeBinary, nullable=False),
+)
+
+batches = Table(
+    "batches",
+    metadata,
+    Column("number", Integer, primary_key=True),
+    Column("id", String(64), nullable=False, unique=True),
+    Column("owner", String(128), nullable=False),
+    Column("model", Text, nullable=False),
+    Column("endpoint", String(64), nullable=False),
+    Column("input_file_id", String(64), nullable=False),
+    Column("output_id", String(64), nullable=False),
+    Column("error_id", String(64), nullable=False),
+    Column("completion_window", String(32), nullable=False),
+    Column("metadata", JSON(none_as_null=True)),
+    Column("output_expires_s", Integer),
+    Column("status", String(16), nullable=False),
+    Column("created_at", BigInteger, nullable=False),
+    Column("expires_at", BigInteger, nullable=False),
+    Column("in_progress_at", BigInteger),
+    Column("finalizing_at", BigInteger),
+    Column("completed_at", BigInteger),
+    Column("failed_at", BigInteger),
+    Column("expired_at", BigInteger),
+    Column("cancelling_at", BigInteger),
+    Column("cancelled_at", BigInteger),
+    Column("total", Integer, nullable=False),
+    Column("completed", Integer, nullable=False),
+    Column("failed", Integer, nullable=False),
+    Column("input_tokens", BigInteger, nullable=False),
+    Column("cached_tokens", BigInteger, nullable=False),
+    Column("output_tokens", BigInteger, nullable=False),
+    Column("errors", JSON(none_as_null=True)),
+    Column("lease_holder", Text),  # who runs it now
+    Column("lease_until", Float),
+    Index("batches_by_status", "status"),
+)
+
+results = Table(
+    "results",
+    metadata,
+    Column("batch_id", String(64), primary_key=True),
+    Column("line", Integer, primary_key=True, autoincrement=False),
+)
+"""The rows of running batches that have ended. The key makes a second result of a row impossible."""

@@ -1,0 +1,1 @@
+"""Languages: expressions over characters, and the automata of them."""

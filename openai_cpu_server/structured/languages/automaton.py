@@ -1,0 +1,235 @@
+"""Automata of expressions by Brzozowski derivatives, with which intersection and complement cost nothing
+extra.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from openai_cpu_server.structured.languages.alphabet import Alphabet
+from openai_cpu_server.structured.languages.charset import DIGITS, CharSet
+from openai_cpu_server.structured.languages.expr import (
+    ALL,
+    EMPTY,
+    NOTHING,
+    Alt,
+    And,
+    Chars,
+    Expr,
+    Not,
+    Repeat,
+    Residue,
+    Seq,
+    alt,
+    both,
+    negate,
+    repeat,
+    seq,
+)
+from openai_cpu_server.structured.options import Budget
+
+_POINT = ord(".")
+_ZERO = ord("0")
+
+
+@dataclass(frozen=True)
+class Automaton:
+    """A deterministic automaton. State 0 is the start; every state can reach an accepting one, if there is
+    any.
+    """
+
+    edges: tuple[tuple[tuple[CharSet, int], ...], ...]
+    accepting: frozenset[int]
+
+    @property
+    def is_empty(self) -> bool:
+        return not self.accepting
+
+
+def nullable(expr: Expr) -> bool:
+    """Whether the language contains the empty string."""
+    return expr.is_nullable
+
+
+class Deriver:
+    """Computes derivatives of expressions by one character. It remembers them and charges them to a
+    budget.
+    """
+
+    def __init__(self, budget: Budget) -> None:
+        self._budget = budget
+        self._known: dict[tuple[Expr, int], Expr] = {}
+
+    def derive(self, expr: Expr, code: int) -> Expr:
+        """The expression of what may follow the character `code`."""
+        if isinstance(expr, Chars):
+            return EMPTY if code in expr.set else NOTHING
+        key = (expr, code)
+        found = self._known.get(key)
+        if found is None:
+            parts_per_unit = 4 if isinstance(expr, And) else 8
+            self._budget.spend("regex_work", 1 + len(expr.parts) // parts_per_unit)
+            found = self._known[key] = self._derive(expr, code)
+        return found
+
+    def _derive(self, expr: Expr, code: int) -> Expr:
+        if isinstance(expr, Seq):
+            return self._of_sequence(expr.items, code)
+        if isinstance(expr, Alt):
+            return _sorted_alt([self.derive(x, code) for x in expr.items])
+        if isinstance(expr, Repeat):
+            rest = repeat(expr.item, max(expr.low - 1, 0), None if expr.high is None else expr.high - 1)
+            return seq(self.derive(expr.item, code), rest)
+        if isinstance(expr, And):
+            return self._of_all(expr.items, code)
+        if isinstance(expr, Not):
+            return negate(self.derive(expr.item, code))
+        assert isinstance(expr, Residue), expr
+        return _of_residue(expr, code)
+
+    def _of_all(self, items: tuple[Expr, ...], code: int) -> Expr:
+        found: set[Expr] = set()
+        for item in items:
+            rest = self.derive(item, code)
+            if rest is NOTHING:
+                return NOTHING
+            found.add(rest)
+        return both(*sorted(found, key=_serial))
+
+    def _of_sequence(self, items: tuple[Expr, ...], code: int) -> Expr:
+        options = []
+        for i, item in enumerate(items):
+            rest = self.derive(item, code)
+            if rest is not NOTHING:
+                options.append(seq(rest, *items[i + 1 :]))
+            if not item.is_nullable:
+                break
+        return _sorted_alt(options)
+
+    def matches(self, expr: Expr, text: str) -> bool:
+        for char in text:
+            expr = self.derive(expr, ord(char))
+            if expr == NOTHING:
+                return False
+        return nullable(expr)
+
+
+def _sorted_alt(options: list[Expr]) -> Expr:
+    """The alternatives in a fixed order, because equal states must be equal objects."""
+    if len(options) == 1 and not isinstance(options[0], Alt):
+        return options[0]
+    flat = [x for option in options for x in (option.items if isinstance(option, Alt) else (option,))]
+    return ALL if ALL in flat else alt(*sorted(set(flat), key=_serial))
+
+
+def _serial(expr: Expr) -> int:
+    return expr.serial
+
+
+def _of_residue(expr: Residue, code: int) -> Expr:
+    if code == _POINT:
+        return NOTHING if expr.read is not None else Residue(expr.modulus, expr.decimals, expr.remainder, 0)
+    if code not in DIGITS:
+        return NOTHING
+    if expr.read is not None and expr.read == expr.decimals:
+        return expr if code == _ZERO else NOTHING
+    remainder = (expr.remainder * 10 + code - _ZERO) % expr.modulus
+    return Residue(expr.modulus, expr.decimals, remainder, None if expr.read is None else expr.read + 1)
+
+
+def build(expr: Expr, budget: Budget) -> Automaton:
+    """The minimal automaton of an expression. Raises SchemaTooLarge."""
+    alphabet = Alphabet(expr)
+    table, accepting = _explore(expr, alphabet, budget)
+    return _minimal(_without_dead_ends(table, accepting), accepting, alphabet.classes)
+
+
+def _explore(expr: Expr, alphabet: Alphabet, budget: Budget) -> tuple[list[list[int | None]], set[int]]:
+    deriver, states, table, accepting = Deriver(budget), {expr: 0}, [], set()
+    queue = [expr]
+    for state in queue:
+        row: list[int | None] = [None] * len(alphabet.classes)
+        for block in alphabet.blocks(state):
+            target = deriver.derive(state, alphabet.code(block))
+            if target not in states and target != NOTHING:
+                states[target] = len(states)
+                queue.append(target)
+                budget.check("regex_states", len(states))
+            _fill(row, block, states.get(target))
+        if state.is_nullable:
+            accepting.add(states[state])
+        table.append(row)
+    return table, accepting
+
+
+def _fill(row: list[int | None], block: int, target: int | None) -> None:
+    while block and target is not None:
+        lowest = block & -block
+        row[lowest.bit_length() - 1] = target
+        block ^= lowest
+
+
+def _without_dead_ends(table: list[list[int | None]], accepting: set[int]) -> list[list[int | None]]:
+    """Drop the edges into states that reach no accepting one."""
+    sources: dict[int, list[int]] = {}
+    for state, row in enumerate(table):
+        for target in row:
+            if target is not None:
+                sources.setdefault(target, []).append(state)
+    alive, queue = set(accepting), list(accepting)
+    for state in queue:
+        fresh = [s for s in sources.get(state, ()) if s not in alive]
+        alive.update(fresh)
+        queue += fresh
+    return [[t if t in alive else None for t in row] for row in table]
+
+
+def _minimal(table: list[list[int | None]], accepting: set[int], classes: list[CharSet]) -> Automaton:
+    """Minimise by Moore's refinement; then number the blocks in the order in which they are reached."""
+    block = [int(s in accepting) for s in range(len(table))]
+    while True:
+        signatures: dict[tuple[int | None, ...], int] = {}
+        fresh = []
+        for state, row in enumerate(table):
+            key = (block[state], *(None if t is None else block[t] for t in row))
+            fresh.append(signatures.setdefault(key, len(signatures)))
+        if len(signatures) == len(set(block)):
+            break
+        block = fresh
+    return _numbered(table, accepting, classes, block)
+
+
+def _numbered(
+    table: list[list[int | None]], accepting: set[int], classes: list[CharSet], block: list[int]
+) -> Automaton:
+    numbers, queue, edges = {block[0]: 0}, [0], []
+    for state in queue:
+        merged: dict[int, CharSet] = {}
+        for each, target in zip(classes, table[state], strict=True):
+            if target is None:
+                continue
+            if block[target] not in numbers:
+                numbers[block[target]] = len(numbers)
+                queue.append(target)
+            number = numbers[block[target]]
+            merged[number] = merged[number] | each if number in merged else each
+        edges.append(tuple((chars, number) for number, chars in merged.items()))
+    final = frozenset(numbers[block[s]] for s in accepting if block[s] in numbers)
+    return Automaton(tuple(edges), final)
+
+
+def is_empty(expr: Expr, budget: Budget) -> bool:
+    """Whether the language is empty. The search ends at the first accepting state."""
+    if expr in (EMPTY, ALL):
+        return False
+    alphabet, deriver, seen, queue = Alphabet(expr), Deriver(budget), {expr}, [expr]
+    for state in queue:
+        if state.is_nullable:
+            return False
+        for block in alphabet.blocks(state):
+            target = deriver.derive(state, alphabet.code(block))
+            if target not in seen and target != NOTHING:
+                seen.add(target)
+                queue.append(target)
+                budget.check("regex_states", len(seen))
+    return True

@@ -1,0 +1,124 @@
+"""Sets of Unicode code points as sorted, disjoint, inclusive ranges. No set contains surrogates."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+MAX = 0x10FFFF
+_SURROGATES = (0xD800, 0xDFFF)
+
+Range = tuple[int, int]
+
+
+def _normal(ranges: Iterable[Range]) -> tuple[Range, ...]:
+    merged: list[Range] = []
+    for low, high in sorted(ranges):
+        if merged and low <= merged[-1][1] + 1:
+            merged[-1] = (merged[-1][0], max(high, merged[-1][1]))
+        else:
+            merged.append((low, high))
+    return tuple(merged)
+
+
+@dataclass(frozen=True)
+class CharSet:
+    ranges: tuple[Range, ...]
+
+    def __hash__(self) -> int:
+        """The hash is computed once, because sets are looked up far more often than made."""
+        known: int | None = self.__dict__.get("_hash")
+        if known is None:
+            known = self.__dict__["_hash"] = hash(self.ranges)
+        return known
+
+    @staticmethod
+    def of(*ranges: Range) -> CharSet:
+        return CharSet(_normal(r for r in ranges if r[0] <= r[1])) - _NO_CHARACTERS
+
+    @staticmethod
+    def chars(text: str) -> CharSet:
+        return single(ord(text)) if len(text) == 1 else _of_text(text)
+
+    def __bool__(self) -> bool:
+        return bool(self.ranges)
+
+    def __contains__(self, code: int) -> bool:
+        for low, high in self.ranges:
+            if code <= high:
+                return low <= code
+        return False
+
+    def __or__(self, other: CharSet) -> CharSet:
+        return CharSet(_normal(self.ranges + other.ranges))
+
+    def __and__(self, other: CharSet) -> CharSet:
+        out = []
+        i = j = 0
+        while i < len(self.ranges) and j < len(other.ranges):
+            (a, b), (c, d) = self.ranges[i], other.ranges[j]
+            if max(a, c) <= min(b, d):
+                out.append((max(a, c), min(b, d)))
+            if b < d:
+                i += 1
+            else:
+                j += 1
+        return CharSet(tuple(out))
+
+    def __sub__(self, other: CharSet) -> CharSet:
+        return self & CharSet(_gaps(other.ranges)) if other.ranges else self
+
+    def __invert__(self) -> CharSet:
+        return ANY - self
+
+    @property
+    def size(self) -> int:
+        return sum(high - low + 1 for low, high in self.ranges)
+
+
+def _gaps(ranges: tuple[Range, ...]) -> tuple[Range, ...]:
+    gaps, start = [], 0
+    for low, high in ranges:
+        if start < low:
+            gaps.append((start, low - 1))
+        start = high + 1
+    if start <= MAX:
+        gaps.append((start, MAX))
+    return tuple(gaps)
+
+
+@functools.lru_cache(maxsize=512)
+def single(code: int) -> CharSet:
+    """The set of one character; empty for a surrogate, because strings have none."""
+    return CharSet(() if _SURROGATES[0] <= code <= _SURROGATES[1] else ((code, code),))
+
+
+@functools.lru_cache(maxsize=512)
+def _of_text(text: str) -> CharSet:
+    return CharSet.of(*((ord(c), ord(c)) for c in text))
+
+
+_NO_CHARACTERS = CharSet((_SURROGATES,))
+ANY = CharSet.of((0, MAX))
+DIGITS = CharSet.of((0x30, 0x39))
+WORD = CharSet.chars("_") | DIGITS | CharSet.of((0x41, 0x5A), (0x61, 0x7A))
+SPACE = CharSet.chars(" \t\n\r\x0b\x0c\xa0\u1680\u2028\u2029\u202f\u205f\u3000\ufeff") | CharSet.of(
+    (0x2000, 0x200A)
+)
+NOT_LINE_END = ANY - CharSet.chars("\n\r\u2028\u2029")
+
+
+def partition(sets: Iterable[CharSet]) -> list[CharSet]:
+    """The coarsest classes such that every given set is a union of some of them. Together they are ANY."""
+    classes = [ANY]
+    for given in sets:
+        split = []
+        for each in classes:
+            inside = each & given
+            if not inside or inside == each:
+                split.append(each)
+            else:
+                split += [inside, each - given]
+        classes = split
+    return classes

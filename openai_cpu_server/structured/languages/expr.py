@@ -1,0 +1,328 @@
+"""Expressions: of a string's characters (regular, with intersection and complement), and of grammar text.
+
+Interned: equal expressions are one object, so comparing costs nothing however deep they are. Build them
+through the functions below, which keep them simple.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any, ClassVar
+from weakref import ref
+
+from openai_cpu_server.structured.languages.charset import ANY, CharSet, single
+
+
+class _Kept(ref[Any]):
+    """A weak reference that knows its key in the table."""
+
+    __slots__ = ("key",)
+    key: tuple[object, ...]
+
+
+class _Interned(type):
+    """The class of classes whose equal instances are one object. The table is weak, and safe between
+    threads.
+    """
+
+    _known: ClassVar[dict[tuple[object, ...], _Kept]] = {}
+    _serials: ClassVar[Iterator[int]] = itertools.count()
+
+    def __call__(cls, *args: object) -> Any:
+        key = (cls, *args)
+        reference = _Interned._known.get(key)
+        if reference is not None:
+            found = reference()
+            if found is not None:
+                return found
+        return cls._made(key)
+
+    def _made(cls, key: tuple[object, ...]) -> Any:
+        """Make an instance. Fields are set at once, not by the dataclass: there are hundreds of thousands."""
+        fresh: Any = object.__new__(cls)  # type: ignore[arg-type]
+        facts: dict[str, Any] = fresh.__dict__
+        facts.update(zip(cls.__match_args__, key[1:]))  # type: ignore[attr-defined]  # noqa: B905
+        facts["serial"] = next(_Interned._serials)
+        fresh.measure()
+        reference = _Kept(fresh, _Interned._forget)
+        reference.key = key
+        found = _Interned._known.setdefault(key, reference)()
+        if found is None:
+            _Interned._known[key] = reference
+        return fresh if found is None else found
+
+    @staticmethod
+    def _forget(reference: _Kept, known: dict[Any, Any] = _known) -> None:
+        """Drop a dead entry. The table is a default argument, for at the interpreter's end there are no
+        globals.
+        """
+        if known.get(reference.key) is reference:
+            del known[reference.key]
+
+
+_NO_NAMES: frozenset[str] = frozenset()
+
+
+class Expr(metaclass=_Interned):
+    serial: int
+    """A number that grows with every new expression: it gives sets of expressions an order."""
+    depth: int = 1
+    is_extended: bool = False
+    """Whether the expression contains intersections, complements or residues, which no grammar has."""
+    references: frozenset[str] = _NO_NAMES
+    """The names of the rules that the expression refers to."""
+    is_nullable: bool = False
+    """Whether the language contains the empty string. A reference to a rule always says False."""
+
+    @property
+    def parts(self) -> tuple[Expr, ...]:
+        """The expressions that this one is made of."""
+        return ()
+
+    def measure(self) -> None:
+        """Store the facts that follow from the parts. It is called once, when the instance is made."""
+        facts, parts = self.__dict__, self.parts
+        if self._takes_nothing():
+            facts["is_nullable"] = True
+        if isinstance(self, (And, Not, Residue)):
+            facts["is_extended"] = True
+        elif isinstance(self, Ref):
+            facts["references"] = frozenset((self.name,))
+        if parts:
+            self._measure_parts(facts, parts)
+
+    @staticmethod
+    def _measure_parts(facts: dict[str, Any], parts: tuple[Expr, ...]) -> None:
+        depth, named = 0, _NO_NAMES
+        for part in parts:
+            if part.depth > depth:
+                depth = part.depth
+            if part.is_extended:
+                facts["is_extended"] = True
+            if part.references and part.references is not named:
+                named = named | part.references if named else part.references
+        facts["depth"] = depth + 1
+        if named:
+            facts["references"] = named
+
+    def _takes_nothing(self) -> bool:
+        return False
+
+
+@dataclass(frozen=True, eq=False)
+class Chars(Expr):
+    """One character of a set."""
+
+    set: CharSet
+
+
+@dataclass(frozen=True, eq=False)
+class Text(Expr):
+    """A literal in the grammar's text."""
+
+    text: str
+
+    def _takes_nothing(self) -> bool:
+        return not self.text
+
+
+@dataclass(frozen=True, eq=False)
+class Ref(Expr):
+    """A reference to a rule of the grammar."""
+
+    name: str
+
+
+@dataclass(frozen=True, eq=False)
+class Seq(Expr):
+    items: tuple[Expr, ...]
+
+    @property
+    def parts(self) -> tuple[Expr, ...]:
+        return self.items
+
+    def _takes_nothing(self) -> bool:
+        return False not in [x.is_nullable for x in self.items]
+
+
+@dataclass(frozen=True, eq=False)
+class Alt(Expr):
+    items: tuple[Expr, ...]
+
+    @property
+    def parts(self) -> tuple[Expr, ...]:
+        return self.items
+
+    def _takes_nothing(self) -> bool:
+        return True in [x.is_nullable for x in self.items]
+
+
+@dataclass(frozen=True, eq=False)
+class Repeat(Expr):
+    """`item`, `low` to `high` times; None: no upper limit."""
+
+    item: Expr
+    low: int
+    high: int | None
+
+    @property
+    def parts(self) -> tuple[Expr, ...]:
+        return (self.item,)
+
+    def _takes_nothing(self) -> bool:
+        return self.low == 0 or self.item.is_nullable
+
+
+@dataclass(frozen=True, eq=False)
+class And(Expr):
+    items: tuple[Expr, ...]
+
+    @property
+    def parts(self) -> tuple[Expr, ...]:
+        return self.items
+
+    def _takes_nothing(self) -> bool:
+        return False not in [x.is_nullable for x in self.items]
+
+
+@dataclass(frozen=True, eq=False)
+class Not(Expr):
+    item: Expr
+
+    @property
+    def parts(self) -> tuple[Expr, ...]:
+        return (self.item,)
+
+    def _takes_nothing(self) -> bool:
+        return not self.item.is_nullable
+
+
+@dataclass(frozen=True, eq=False)
+class Residue(Expr):
+    """Decimal digits, perhaps with a point, whose value times 10**decimals is a multiple of `modulus`.
+
+    `remainder` is the remainder of the digits read so far. `read` counts the decimals read; None before the
+    point.
+    """
+
+    modulus: int
+    decimals: int
+    remainder: int = 0
+    read: int | None = None
+
+    def _takes_nothing(self) -> bool:
+        return bool(self.remainder * 10 ** (self.decimals - (self.read or 0)) % self.modulus == 0)
+
+
+EMPTY: Expr = Seq(())
+NOTHING: Expr = Alt(())
+
+
+def literal(text: str) -> Expr:
+    """The string, character by character."""
+    return Seq(tuple(Chars(single(ord(c))) for c in text)) if len(text) != 1 else Chars(single(ord(text)))
+
+
+def seq(*items: Expr) -> Expr:
+    flat: list[Expr] = []
+    for item in items:
+        if item is NOTHING:
+            return NOTHING
+        for part in item.items if isinstance(item, Seq) else (item,):
+            joined = _joined(flat[-1], part) if flat else None
+            if joined is None:
+                flat.append(part)
+            else:
+                flat[-1] = joined
+    return flat[0] if len(flat) == 1 else Seq(tuple(flat))
+
+
+def _joined(left: Expr, right: Expr) -> Expr | None:
+    """`x x{1,3}` as `x{2,4}`; None if the two cannot be joined."""
+    if isinstance(left, Repeat):
+        other = right if isinstance(right, Repeat) else None
+        if left.item is not (other.item if other else right):
+            return None
+        low, high = (other.low, other.high) if other else (1, 1)
+        return Repeat(
+            left.item, left.low + low, None if left.high is None or high is None else left.high + high
+        )
+    if not isinstance(right, Repeat) or right.item is not left:
+        return None
+    return Repeat(left, right.low + 1, None if right.high is None else right.high + 1)
+
+
+def alt(*items: Expr) -> Expr:
+    flat: dict[Expr, None] = {}
+    for item in items:
+        flat.update(dict.fromkeys(item.items if isinstance(item, Alt) else (item,)))
+    chars = [x for x in flat if isinstance(x, Chars)]
+    if len(chars) > 1:
+        flat = _merged_chars(flat, chars)
+    if EMPTY in flat and len(flat) == 2:
+        return _optional(next(x for x in flat if x != EMPTY))
+    return next(iter(flat)) if len(flat) == 1 else Alt(tuple(flat))
+
+
+def _merged_chars(flat: dict[Expr, None], chars: list[Chars]) -> dict[Expr, None]:
+    union = CharSet(())
+    for each in chars:
+        union = union | each.set
+    return dict.fromkeys(
+        [Chars(union) if x is chars[0] else x for x in flat if x is chars[0] or x not in chars]
+    )
+
+
+def _optional(item: Expr) -> Expr:
+    if isinstance(item, Repeat) and item.low <= 1:
+        return Repeat(item.item, 0, item.high)
+    return Repeat(item, 0, 1)
+
+
+def repeat(item: Expr, low: int, high: int | None) -> Expr:
+    if item in (EMPTY, NOTHING) or high == 0:
+        return EMPTY if low == 0 or item == EMPTY or high == 0 else NOTHING
+    if (low, high) == (1, 1):
+        return item
+    if isinstance(item, Repeat) and item.low <= 1 and item.high is None and low <= 1:
+        return Repeat(item.item, item.low * low, None)
+    return Repeat(item, low, high)
+
+
+def star(item: Expr) -> Expr:
+    return repeat(item, 0, None)
+
+
+def optional(item: Expr) -> Expr:
+    return alt(EMPTY, item)
+
+
+def both(*items: Expr) -> Expr:
+    flat: dict[Expr, None] = {}
+    for item in items:
+        flat.update(dict.fromkeys(item.items if isinstance(item, And) else (item,)))
+    flat.pop(ALL, None)
+    if NOTHING in flat:
+        return NOTHING
+    if not flat:
+        return ALL
+    return next(iter(flat)) if len(flat) == 1 else And(tuple(flat))
+
+
+def negate(item: Expr) -> Expr:
+    if isinstance(item, Not):
+        return item.item
+    if item == NOTHING:
+        return ALL
+    return NOTHING if item == ALL else Not(item)
+
+
+def any_of(texts: Iterable[str]) -> Expr:
+    return alt(*(literal(t) for t in texts))
+
+
+ANY_CHAR = Chars(ANY)
+ALL = star(ANY_CHAR)
+"""Every string."""

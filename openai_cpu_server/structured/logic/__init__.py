@@ -1,0 +1,1 @@
+"""Combines nodes: which values satisfy several at once and fail others."""

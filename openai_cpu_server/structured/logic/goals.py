@@ -1,0 +1,328 @@
+"""Finds which values satisfy several schemas at once and fail others: schemas -> alternatives of plain facts.
+
+A goal is a conjunction of signed nodes. For one type of value it unfolds into branches (a disjunction), each
+a list of facts: constraints of that type, in the order in which the schema states them.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+
+from openai_cpu_server.structured.errors import InvalidSchema
+from openai_cpu_server.structured.logic.marks import Marked, Marks
+from openai_cpu_server.structured.logic.negation import STAYS_NEGATED, complement, none_of_all
+from openai_cpu_server.structured.logic.truths import Signed, Truths
+from openai_cpu_server.structured.options import Budget
+from openai_cpu_server.structured.report import Report
+from openai_cpu_server.structured.schema.nodes import (
+    FALSE,
+    TRUE,
+    All,
+    AnyOf,
+    Constant,
+    Integer,
+    Kind,
+    Negation,
+    Node,
+    OneOf,
+    Properties,
+    Reference,
+    Required,
+    Table,
+    Types,
+    Unevaluated,
+)
+
+Goal = tuple[Signed, ...]
+Order = tuple[int, ...]
+_DEEP = 24
+_MOST_COMPARED = 60
+
+
+@dataclass(frozen=True)
+class Fact:
+    """One constraint on values of one type; `number` is the number of its node."""
+
+    node: Node = field(compare=False)
+    is_true: bool
+    number: int
+
+
+Branch = tuple[Fact, ...]
+
+
+@dataclass(frozen=True)
+class _Item:
+    """A signed node that is still to be unfolded, and the references that led to it."""
+
+    order: Order
+    number: int
+    is_true: bool
+    trail: frozenset[int] = frozenset()
+
+    def child(self, index: int, number: int, is_true: bool) -> _Item:
+        return _Item((*self.order, index), number, is_true, self.trail)
+
+
+@dataclass(frozen=True)
+class _Choice:
+    options: list[list[_Item]]
+    is_exclusive: bool = False
+    """Whether only one option can hold; its first item tells which one."""
+
+
+@dataclass
+class _State:
+    """A branch while it grows: its facts so far, and the choices that are still open."""
+
+    facts: list[tuple[Order, Fact]] = field(default_factory=list)
+    choices: list[_Choice] = field(default_factory=list)
+    stated: set[Signed] = field(default_factory=set)
+    """All signed nodes that were unfolded in this branch."""
+    marked: Marked = field(default_factory=Marked)
+
+    def copy(self) -> _State:
+        return _State(list(self.facts), list(self.choices), set(self.stated), self.marked.copy())
+
+    def next_choice(self, marks: Marks) -> list[list[_Item]] | None:
+        """The next open choice, without the options that contradict what is stated; None if there is none."""
+        while self.choices:
+            choice = self._still_open(self.choices.pop(0))
+            if not any(all(self._holds(x, marks) for x in option) for option in choice):
+                return [o for o in choice if not any((x.number, not x.is_true) in self.stated for x in o)]
+        return None
+
+    def _still_open(self, choice: _Choice) -> list[list[_Item]]:
+        if not choice.is_exclusive:
+            return choice.options
+        stated = [o for o in choice.options if (o[0].number, o[0].is_true) in self.stated]
+        return stated or choice.options
+
+    def _holds(self, item: _Item, marks: Marks) -> bool:
+        """Whether the item is known to hold already."""
+        is_stated = (item.number, item.is_true) in self.stated
+        return is_stated or (item.is_true and marks.imply(self.marked, item.number))
+
+
+def join(*goals: Goal) -> Goal:
+    """The goal to satisfy all of these."""
+    return tuple(dict.fromkeys(x for goal in goals for x in goal if x != (TRUE, True)))
+
+
+class Goals:
+    """Unfolds goals into branches.
+
+    `look_up` gives the node at a pointer; `is_possible` tells if a branch has values; `expand` says in other
+    nodes what an `Unevaluated` asks of everything that is not evaluated.
+    """
+
+    def __init__(self, table: Table, look_up: Callable[[str], int], budget: Budget, report: Report) -> None:
+        self.table = table
+        self._look_up = look_up
+        self._budget = budget
+        self._report = report
+        self._marks = Marks(table, look_up)
+        self._truths = Truths(table, look_up)
+        self._branches: dict[tuple[Goal, Kind], tuple[Branch, ...]] = {}
+        self._possible: dict[tuple[Goal, Kind], bool] = {}
+        self._depth = 0
+        self.is_possible: Callable[[Branch, Kind], bool] = lambda branch, kind: True
+        self.expand: Callable[[Unevaluated], int] = lambda node: TRUE
+
+    def branches(self, goal: Goal, kind: Kind) -> tuple[Branch, ...]:
+        key = (goal, kind)
+        if key not in self._branches:
+            items = [_Item((i,), number, is_true) for i, (number, is_true) in enumerate(goal)]
+            found = dict.fromkeys(self._unfold(_State(), items, kind))
+            self._branches[key] = _without_special_cases(list(found))
+        return self._branches[key]
+
+    def satisfiable(self, goal: Goal, kind: Kind | None = None) -> bool:
+        """False only if surely no value of the type fits (None: of any type). Deep recursion counts as
+        possible.
+        """
+        if goal == ANYTHING:
+            return True
+        if kind is None:
+            return any(self.satisfiable(goal, k) for k in Kind)
+        key = (goal, kind)
+        if key not in self._possible:
+            if self._depth > _DEEP:
+                return True
+            self._possible[key] = True
+            self._depth += 1
+            try:
+                self._possible[key] = any(self.is_possible(b, kind) for b in self.branches(goal, kind))
+            finally:
+                self._depth -= 1
+        return self._possible[key]
+
+    # Unfolding
+
+    def _unfold(self, state: _State, items: list[_Item], kind: Kind) -> Iterable[Branch]:
+        if not self._settle(state, items, kind):
+            return
+        choice = state.next_choice(self._marks)
+        if choice is None:
+            self._budget.spend("branches")
+            yield _branch(state.facts)
+            return
+        for option in choice:
+            yield from self._unfold(state.copy(), option, kind)
+
+    def _settle(self, state: _State, items: list[_Item], kind: Kind) -> bool:
+        """Unfold everything that needs no choice; False on a contradiction."""
+        queue = list(items)
+        while queue:
+            item = queue.pop(0)
+            if (item.number, item.is_true) in state.stated and not item.trail:
+                continue
+            state.stated.add((item.number, item.is_true))
+            if self._step(item, state, queue, kind) is False:
+                return False
+        return True
+
+    def _step(self, item: _Item, state: _State, queue: list[_Item], kind: Kind) -> bool | None:
+        self._budget.spend("unfolded")
+        node = self.table[item.number]
+        if isinstance(node, Constant):
+            return node.value == item.is_true
+        if isinstance(node, Negation):
+            queue.append(_Item(item.order, node.item, not item.is_true, item.trail))
+            return None
+        if isinstance(node, Reference):
+            queue.append(self._followed(item, node))
+            return None
+        if isinstance(node, (All, AnyOf)):
+            return self._combined(item, node, state, queue, kind)
+        if isinstance(node, OneOf):
+            options = self._one_of(item, node, kind)
+            return self._choose(options, state, queue, kind, is_exclusive=item.is_true)
+        if isinstance(node, Unevaluated):
+            return self._beyond(item, node, state, queue, kind)
+        return self._fact(item, node, state, queue, kind)
+
+    def _followed(self, item: _Item, node: Reference) -> _Item:
+        if item.number in item.trail:
+            path, _ = self.table.place(item.number)
+            raise InvalidSchema(path, f"'$ref' to '{node.pointer or '#'}' leads back to itself")
+        target = self._look_up(node.pointer)
+        return _Item(item.order, target, item.is_true, item.trail | {item.number})
+
+    def _combined(
+        self, item: _Item, node: All | AnyOf, state: _State, queue: list[_Item], kind: Kind
+    ) -> bool | None:
+        if isinstance(node, All) == item.is_true:
+            queue += [item.child(i, x, item.is_true) for i, x in enumerate(node.items)]
+            return None
+        signed = [(x, True) for x in node.items] if item.is_true else none_of_all(node.items, self.table)
+        options = [[item.child(i, number, sign)] for i, (number, sign) in enumerate(signed)]
+        return self._choose(options, state, queue, kind)
+
+    def _beyond(
+        self, item: _Item, node: Unevaluated, state: _State, queue: list[_Item], kind: Kind
+    ) -> bool | None:
+        """Unfold at once what is asked of the rest: its choices settle those of the schemas beside it."""
+        if node.kind is not kind:
+            return item.is_true
+        expanded = _Item(item.order, self.expand(node), item.is_true, item.trail)
+        return self._step(expanded, state, queue, kind)
+
+    def _choose(
+        self,
+        options: list[list[_Item]],
+        state: _State,
+        queue: list[_Item],
+        kind: Kind,
+        is_exclusive: bool = False,
+    ) -> bool | None:
+        """Leave out options that cannot hold. There is no choice if one holds anyway, or only one is left."""
+        open_options = []
+        for option in options:
+            truths = [self._truths.of((x.number, x.is_true), kind) for x in option]
+            if all(t is True for t in truths):
+                return None
+            if not any(t is False for t in truths):
+                open_options.append(option)
+        if not open_options:
+            return False
+        if len(open_options) == 1:
+            queue += open_options[0]
+        else:
+            state.choices.append(_Choice(open_options, is_exclusive))
+        return None
+
+    def _one_of(self, item: _Item, node: OneOf, kind: Kind) -> list[list[_Item]]:
+        """The options of `oneOf`: each with the negations of those it overlaps. Negated: none of them holds,
+        or two do.
+        """
+        if not item.is_true:
+            none = [item.child(i, x, False) for i, x in enumerate(node.items)]
+            pairs = itertools.combinations(enumerate(node.items), 2)
+            return [none, *([item.child(i, x, True) for i, x in pair] for pair in pairs)]
+        options = []
+        possible = [(i, x) for i, x in enumerate(node.items) if self._truths.of((x, True), kind) is not False]
+        for i, each in possible:
+            others = [
+                item.child(j, x, False)
+                for j, x in possible
+                if j != i and (x == each or self._overlap(each, x, kind))
+            ]
+            options.append([item.child(i, each, True), *others])
+        return options
+
+    def may_meet(self, one: int, other: int, kind: Kind) -> bool:
+        """False only if it is plain that no value of the type fits both nodes."""
+        if any(self._truths.of((x, True), kind) is False for x in (one, other)):
+            return False
+        return kind is not Kind.OBJECT or not self._marks.tell_apart(one, other)
+
+    def _overlap(self, one: int, other: int, kind: Kind) -> bool:
+        pair = (min(one, other), max(one, other))
+        return self.may_meet(*pair, kind) and self.satisfiable(((pair[0], True), (pair[1], True)), kind)
+
+    def _fact(self, item: _Item, node: Node, state: _State, queue: list[_Item], kind: Kind) -> bool | None:
+        known = self._truths.of_atom(node, item.is_true, kind)
+        if known is not None:
+            return known
+        if isinstance(node, Types):
+            state.facts.append((item.order, Fact(Integer(), item.is_true, item.number)))
+            return None
+        if not item.is_true and not isinstance(node, STAYS_NEGATED):
+            queue.append(_Item(item.order, self._complement(item.number, node), True, item.trail))
+            return None
+        state.facts.append((item.order, Fact(node, item.is_true, item.number)))
+        return None if self._fits_marks(node, state.marked) else False
+
+    def _fits_marks(self, node: Node, marked: Marked) -> bool:
+        if isinstance(node, Required):
+            return marked.require(node.names)
+        if isinstance(node, Properties):
+            return all(marked.add(mark) for mark in self._marks.said_by(node))
+        return True
+
+    def _complement(self, number: int, node: Node) -> int:
+        path, keyword = self.table.place(number)
+        found = complement(node, self.table)
+        if found is None:
+            self._report.refuse(path, keyword, "cannot be negated by a grammar")
+            return TRUE
+        return self.table.add(self.table[found], path, keyword)
+
+
+def _branch(facts: list[tuple[Order, Fact]]) -> Branch:
+    return tuple(dict.fromkeys(fact for _, fact in sorted(facts, key=lambda x: x[0])))
+
+
+def _without_special_cases(branches: list[Branch]) -> tuple[Branch, ...]:
+    """The branches without those that have all facts of another branch and more: they add no values."""
+    if len(branches) > _MOST_COMPARED:
+        return tuple(branches)
+    sets = [frozenset(b) for b in branches]
+    return tuple(b for b, s in zip(branches, sets, strict=True) if not any(other < s for other in sets))
+
+
+ANYTHING: Goal = ()
+NOTHING: Goal = ((FALSE, True),)

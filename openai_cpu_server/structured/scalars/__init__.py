@@ -1,0 +1,1 @@
+"""Languages of the text of numbers and strings: bounds, formats, patterns."""

@@ -1,0 +1,187 @@
+"""Languages of JSON numbers: integers and decimals within bounds, as expressions over their text."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from decimal import Decimal
+
+from openai_cpu_server.structured.languages.charset import DIGITS, CharSet
+from openai_cpu_server.structured.languages.expr import (
+    EMPTY,
+    NOTHING,
+    Chars,
+    Expr,
+    Residue,
+    alt,
+    both,
+    literal,
+    negate,
+    optional,
+    repeat,
+    seq,
+    star,
+)
+from openai_cpu_server.structured.languages.lengths import bounded
+from openai_cpu_server.structured.scalars.integers import integers_between
+
+_DIGIT = Chars(DIGITS)
+_NONZERO = Chars(CharSet.chars("123456789"))
+_MINUS = literal("-")
+_POINT = literal(".")
+WHOLE = alt(literal("0"), seq(_NONZERO, star(_DIGIT)))
+_FRACTION = seq(_POINT, repeat(_DIGIT, 1, None))
+_ZEROS = seq(_POINT, repeat(literal("0"), 1, None))
+_EXPONENT = seq(Chars(CharSet.chars("eE")), optional(Chars(CharSet.chars("+-"))), repeat(_DIGIT, 1, None))
+INTEGER = seq(optional(_MINUS), WHOLE)
+PLAIN = seq(INTEGER, optional(_FRACTION))
+"""Numbers without an exponent, on which bounds can be checked."""
+NUMBER = seq(PLAIN, optional(_EXPONENT))
+NOT_NEGATIVE = seq(WHOLE, optional(_FRACTION), optional(_EXPONENT))
+SMALL = seq(
+    _NONZERO,
+    optional(seq(_POINT, repeat(_DIGIT, 1, 14))),
+    Chars(CharSet.chars("eE")),
+    _MINUS,
+    alt(seq(optional(literal("0")), _NONZERO), seq(_NONZERO, _DIGIT)),
+)
+"""Numbers between 0 and 1, both excluded, in the form that programs write: 1e-05."""
+_E = seq(Chars(CharSet.chars("eE")), optional(Chars(CharSet.chars("+-"))))
+_UP_TO_289 = alt(
+    repeat(_DIGIT, 1, 2), seq(Chars(CharSet.chars("12")), Chars(CharSet.chars("012345678")), _DIGIT)
+)
+_UP_TO_307 = alt(seq(literal("29"), _DIGIT), seq(literal("30"), Chars(CharSet.chars("01234567"))))
+FINITE = alt(
+    seq(
+        alt(literal("0"), seq(_NONZERO, repeat(_DIGIT, 0, 14))),
+        optional(_FRACTION),
+        optional(seq(_E, _UP_TO_289)),
+    ),
+    seq(_NONZERO, optional(_FRACTION), _E, _UP_TO_307),
+)
+"""Numbers without a sign; none of them is read as infinite."""
+_PRECISION = 15
+"""Decimal digits that a double keeps: with more of them, 4.99...9 would be read as 5."""
+
+
+@dataclass(frozen=True)
+class Bound:
+    value: Decimal
+    is_open: bool
+    """Whether the value itself is excluded."""
+
+
+def at_least(bound: Bound) -> Expr:
+    """Numbers without exponent that are at least the bound, or greater if it is open."""
+    value, is_open = bound.value, bound.is_open
+    if value < 0 or (value == 0 and not is_open):
+        below = _up_to(value.copy_negate(), is_open) if value < 0 else NOTHING
+        return alt(_all_positive(is_open), seq(_MINUS, below))
+    return _from(value, is_open)
+
+
+def at_most(bound: Bound) -> Expr:
+    """Numbers without exponent that are at most the bound, or less if it is open."""
+    value, is_open = bound.value, bound.is_open
+    if value < 0 or (value == 0 and is_open):
+        return seq(_MINUS, _from(value.copy_negate(), is_open))
+    return alt(_up_to(value, is_open), seq(_MINUS, _all_positive(is_open)))
+
+
+def equal_to(value: Decimal) -> Expr:
+    """All spellings without exponent of one number."""
+    whole, fraction = _parts(value.copy_abs())
+    tail = seq(_POINT, literal(fraction), star(literal("0"))) if fraction else optional(_ZEROS)
+    sign = _MINUS if value < 0 else optional(_MINUS) if value == 0 else EMPTY
+    return seq(sign, literal(whole), tail)
+
+
+def multiple_of(step: Decimal) -> Expr:
+    digits = -min(int(step.as_tuple().exponent), 0)
+    modulus = int(step.scaleb(digits))
+    return seq(optional(_MINUS), Residue(modulus, digits))
+
+
+def round_numbers(zeros: int) -> Expr:
+    """Multiples of 1, 10, 100...: numbers that end with so many zeros."""
+    tens = seq(_NONZERO, star(_DIGIT), literal("0" * zeros))
+    return seq(optional(_MINUS), alt(literal("0"), tens), optional(_ZEROS))
+
+
+def fractional() -> Expr:
+    """Numbers without exponent that are no integers, not even once they are rounded to a double."""
+    whole = alt(literal("0"), seq(_NONZERO, repeat(_DIGIT, 0, 8)))
+    digits = seq(star(_DIGIT), _NONZERO, star(_DIGIT))
+    return seq(optional(_MINUS), whole, _POINT, bounded(digits, 1, _PRECISION - 9))
+
+
+def _parts(value: Decimal) -> tuple[str, str]:
+    """The digits before and after the point, without needless zeros."""
+    whole, _, fraction = f"{value:f}".partition(".")
+    return whole.lstrip("0") or "0", fraction.rstrip("0")
+
+
+def _all_positive(is_open: bool) -> Expr:
+    return seq(WHOLE, optional(_limited_fraction(1) if is_open else _FRACTION))
+
+
+def _limited_fraction(digits_before: int) -> Expr:
+    """A fraction with no more digits than a double can tell apart; it is used next to an open bound."""
+    room = _PRECISION - digits_before
+    return seq(_POINT, repeat(_DIGIT, 1, room)) if room > 0 else _ZEROS
+
+
+def _from(value: Decimal, is_open: bool) -> Expr:
+    """Positive numbers (without a sign) >= value, or > value."""
+    whole, fraction = _parts(value)
+    tail = _limited_fraction(len(whole)) if is_open else _FRACTION
+    above = seq(integers_between(int(whole) + 1, None), optional(tail))
+    return alt(above, seq(literal(whole), _fraction_from(fraction, is_open, tail)))
+
+
+def _fraction_from(fraction: str, is_open: bool, tail: Expr) -> Expr:
+    if not fraction:
+        return both(tail, negate(_ZEROS)) if is_open else optional(tail)
+    over = alt(*(seq(literal(p), Chars(c), star(_DIGIT)) for p, c, _ in _greater(fraction)))
+    equal = literal(fraction)
+    more = seq(equal, star(_DIGIT), _NONZERO, star(_DIGIT)) if is_open else seq(equal, star(_DIGIT))
+    found = seq(_POINT, alt(over, more))
+    return both(found, tail) if is_open else found
+
+
+def _up_to(value: Decimal, is_open: bool) -> Expr:
+    """Zero and positive numbers (without a sign) <= value, or < value."""
+    whole, fraction = _parts(value)
+    tail = _limited_fraction(len(whole)) if is_open else _FRACTION
+    below = integers_between(0, int(whole) - 1) if whole != "0" else NOTHING
+    far = 10 ** (len(whole) - 2) - 1 if is_open and len(whole) > 2 else None
+    far_below = NOTHING if far is None else seq(integers_between(0, far), optional(_FRACTION))
+    return alt(
+        far_below, seq(below, optional(tail)), seq(literal(whole), _fraction_up_to(fraction, is_open, tail))
+    )
+
+
+def _fraction_up_to(fraction: str, is_open: bool, tail: Expr) -> Expr:
+    under = [seq(literal(p), Chars(c), star(_DIGIT)) for p, c, _ in _less(fraction)]
+    prefixes = [literal(fraction[:n]) for n in range(1, len(fraction))]
+    exact = [] if is_open else [seq(literal(fraction), star(literal("0")))]
+    found = seq(_POINT, alt(*under, *prefixes, *exact)) if fraction else _ZEROS
+    if not is_open:
+        return optional(found)
+    return both(optional(found), optional(tail)) if fraction else NOTHING
+
+
+def _greater(digits: str) -> list[tuple[str, CharSet, int]]:
+    """(common prefix, digits that make the number greater, how many digits follow), for every place."""
+    return [
+        (digits[:i], CharSet.of((ord(d) + 1, ord("9"))), len(digits) - i - 1)
+        for i, d in enumerate(digits)
+        if d != "9"
+    ]
+
+
+def _less(digits: str) -> list[tuple[str, CharSet, int]]:
+    return [
+        (digits[:i], CharSet.of((ord("0"), ord(d) - 1)), len(digits) - i - 1)
+        for i, d in enumerate(digits)
+        if d != "0"
+    ]

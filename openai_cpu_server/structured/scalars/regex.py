@@ -1,0 +1,119 @@
+"""The language of a pattern: the strings in which it is found, as JSON Schema means it."""
+
+from __future__ import annotations
+
+import functools
+from dataclasses import dataclass
+
+from openai_cpu_server.structured.errors import InvalidPattern
+from openai_cpu_server.structured.languages.automaton import nullable
+from openai_cpu_server.structured.languages.expr import (
+    ALL,
+    EMPTY,
+    NOTHING,
+    Chars,
+    Expr,
+    alt,
+    repeat,
+    seq,
+)
+from openai_cpu_server.structured.options import Limits
+from openai_cpu_server.structured.scalars.regex_parser import (
+    Anchor,
+    Char,
+    Choice,
+    Counted,
+    RegexParser,
+    Sequence,
+    Tree,
+)
+
+_MOST_WAYS = 64
+
+
+@dataclass(frozen=True)
+class _Way:
+    """One alternative of a pattern, and whether it begins at the string's start and ends at its end."""
+
+    body: Expr
+    at_start: bool = False
+    at_end: bool = False
+
+
+@functools.lru_cache(maxsize=32)
+def search_language(pattern: str, limits: Limits) -> Expr:
+    """The strings that contain a match. Raises InvalidPattern."""
+    ways = _ways_of(pattern, limits)
+    return alt(*(seq(EMPTY if w.at_start else ALL, w.body, EMPTY if w.at_end else ALL) for w in ways))
+
+
+def full_language(pattern: str, limits: Limits) -> Expr:
+    """The strings that match as a whole. Raises InvalidPattern."""
+    return alt(*(w.body for w in _ways_of(pattern, limits)))
+
+
+def _ways_of(pattern: str, limits: Limits) -> list[_Way]:
+    if len(pattern) > limits.text:
+        raise InvalidPattern(pattern, 0, "the pattern is too long")
+    tree = RegexParser(pattern, limits).parse()
+    return _Splitter(pattern).ways(tree)
+
+
+class _Splitter:
+    """Moves the anchors of a tree to the ends of its alternatives."""
+
+    def __init__(self, pattern: str) -> None:
+        self._pattern = pattern
+
+    def ways(self, tree: Tree) -> list[_Way]:
+        if not _has_anchor(tree):
+            return [_Way(_plain(tree))]
+        if isinstance(tree, Anchor):
+            return [_Way(EMPTY, at_start=tree.is_start, at_end=not tree.is_start)]
+        if isinstance(tree, Choice):
+            return [way for item in tree.items for way in self.ways(item)]
+        if isinstance(tree, Counted):
+            return self._counted(tree)
+        assert isinstance(tree, Sequence)
+        ways = [_Way(EMPTY)]
+        for item in tree.items:
+            ways = [self._joined(left, right) for left in ways for right in self.ways(item)]
+            if len(ways) > _MOST_WAYS:
+                raise InvalidPattern(self._pattern, 0, "too many anchored alternatives")
+        return [w for w in ways if w.body != NOTHING]
+
+    def _counted(self, tree: Counted) -> list[_Way]:
+        if tree.high != 1:
+            raise InvalidPattern(self._pattern, 0, "anchors inside a repetition are not supported")
+        return ([_Way(EMPTY)] if tree.low == 0 else []) + self.ways(tree.item)
+
+    def _joined(self, left: _Way, right: _Way) -> _Way:
+        """`a$b` and `a^b` match nothing, unless the part on the wrong side of the anchor can be empty."""
+        before, after = left.body, right.body
+        if right.at_start:
+            before = self._emptied(before)
+        if left.at_end:
+            after = self._emptied(after)
+        return _Way(seq(before, after), left.at_start or right.at_start, left.at_end or right.at_end)
+
+    def _emptied(self, body: Expr) -> Expr:
+        return EMPTY if nullable(body) else NOTHING
+
+
+def _has_anchor(tree: Tree) -> bool:
+    if isinstance(tree, (Sequence, Choice)):
+        return any(_has_anchor(x) for x in tree.items)
+    if isinstance(tree, Counted):
+        return _has_anchor(tree.item)
+    return isinstance(tree, Anchor)
+
+
+def _plain(tree: Tree) -> Expr:
+    if isinstance(tree, Char):
+        return Chars(tree.set) if tree.set else NOTHING
+    if isinstance(tree, Sequence):
+        return seq(*(_plain(x) for x in tree.items))
+    if isinstance(tree, Choice):
+        return alt(*(_plain(x) for x in tree.items))
+    assert isinstance(tree, Counted)
+    return repeat(_plain(tree.item), tree.low, tree.high)

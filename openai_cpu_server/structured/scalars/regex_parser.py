@@ -1,0 +1,274 @@
+"""Reads the regular part of ECMAScript's regular expressions into trees with anchors.
+
+Groups capture nothing. Look-around, back references, word boundaries and flags are refused.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NoReturn, Union
+
+from openai_cpu_server.structured.errors import InvalidPattern
+from openai_cpu_server.structured.languages.charset import NOT_LINE_END, CharSet
+from openai_cpu_server.structured.options import Limits
+from openai_cpu_server.structured.scalars.regex_classes import CONTROLS, SHORTHANDS, unicode_property
+
+_QUANTIFIERS = {"*": (0, None), "+": (1, None), "?": (0, 1)}
+_LARGEST_COUNT = 100_000
+_MOST_RANGES = 3_000
+
+
+@dataclass(frozen=True)
+class Char:
+    set: CharSet
+
+
+@dataclass(frozen=True)
+class Anchor:
+    is_start: bool
+
+
+@dataclass(frozen=True)
+class Sequence:
+    items: tuple[Tree, ...]
+
+
+@dataclass(frozen=True)
+class Choice:
+    items: tuple[Tree, ...]
+
+
+@dataclass(frozen=True)
+class Counted:
+    item: Tree
+    low: int
+    high: int | None
+
+
+Tree = Union[Char, Anchor, Sequence, Choice, Counted]
+
+
+class RegexParser:
+    """Reads one pattern from left to right."""
+
+    def __init__(self, pattern: str, limits: Limits) -> None:
+        self._pattern = pattern
+        self._limits = limits
+        self._at = 0
+        self._depth = 0
+
+    def parse(self) -> Tree:
+        """The tree of the pattern. Raises InvalidPattern."""
+        tree = self._choice()
+        if self._at < len(self._pattern):
+            self._fail("unmatched ')'")
+        return tree
+
+    def _fail(self, message: str) -> NoReturn:
+        raise InvalidPattern(self._pattern, self._at, message)
+
+    def _peek(self) -> str:
+        return self._pattern[self._at : self._at + 1]
+
+    def _take(self) -> str:
+        char = self._peek()
+        self._at += 1
+        return char
+
+    def _takes(self, text: str) -> bool:
+        if not self._pattern.startswith(text, self._at):
+            return False
+        self._at += len(text)
+        return True
+
+    def _choice(self) -> Tree:
+        self._depth += 1
+        if self._depth > self._limits.depth:
+            self._fail("groups are nested too deep")
+        branches = [self._sequence()]
+        while self._takes("|"):
+            branches.append(self._sequence())
+        self._depth -= 1
+        return branches[0] if len(branches) == 1 else Choice(tuple(branches))
+
+    def _sequence(self) -> Tree:
+        items = []
+        while self._peek() not in ("", "|", ")"):
+            items.append(self._counted(self._atom()))
+        return items[0] if len(items) == 1 else Sequence(tuple(items))
+
+    def _atom(self) -> Tree:
+        char = self._take()
+        if char in "^$":
+            return Anchor(char == "^")
+        if char == ".":
+            return Char(NOT_LINE_END)
+        if char == "(":
+            return self._group()
+        if char == "[":
+            return Char(self._class())
+        if char == "\\":
+            return self._anchor() or Char(self._escape(in_class=False))
+        if char in "*+?":
+            self._fail("nothing to repeat")
+        return Char(CharSet.chars(char))
+
+    def _anchor(self) -> Tree | None:
+        r"""Read `\A`, `\Z` and `\z`, anchors of other dialects that ECMAScript does not use."""
+        char = self._peek()
+        if char == "" or char not in "AZz":
+            return None
+        self._at += 1
+        return Anchor(char == "A")
+
+    def _group(self) -> Tree:
+        if self._takes("?") and not self._takes(":"):
+            self._group_kind()
+        tree = self._choice()
+        if not self._takes(")"):
+            self._fail("missing ')'")
+        return tree
+
+    def _group_kind(self) -> None:
+        """Read what follows `(?`: a name may; everything else is a look-around or sets flags."""
+        if self._peek() in "=!" or self._pattern[self._at : self._at + 2] in ("<=", "<!"):
+            self._fail("look-around is not regular enough for a grammar")
+        end = self._pattern.find(">", self._at)
+        if self._pattern[self._at : self._at + 1] not in ("<", "P") or end < 0:
+            self._fail("unknown kind of group")
+        name = self._pattern[self._at : end].removeprefix("P").removeprefix("<")
+        if not name.isidentifier():
+            self._fail("unknown kind of group")
+        self._at = end + 1
+
+    def _counted(self, atom: Tree) -> Tree:
+        counts = self._quantifier()
+        if counts is None:
+            return atom
+        self._takes("?")
+        if self._peek() in ("*", "+"):
+            self._fail("nothing to repeat")
+        if isinstance(atom, Anchor):
+            self._fail("an anchor cannot be repeated")
+        return Counted(atom, *counts)
+
+    def _quantifier(self) -> tuple[int, int | None] | None:
+        char = self._peek()
+        if char in _QUANTIFIERS:
+            self._at += 1
+            return _QUANTIFIERS[char]
+        return self._braces() if char == "{" else None
+
+    def _braces(self) -> tuple[int, int | None] | None:
+        """Read `{m}`, `{m,}`, `{m,n}` or `{,n}`; any other brace is a character.
+
+        `{,n}` is no count in ECMAScript, but nobody who writes it means the characters.
+        """
+        end = self._pattern.find("}", self._at)
+        low, comma, high = self._pattern[self._at + 1 : max(end, self._at + 1)].partition(",")
+        low = "0" if comma and high and not low else low
+        if not _is_number(low) or (high and not _is_number(high)):
+            return None
+        self._at = end + 1
+        least = int(low[:9])
+        most = (int(high[:9]) if high else None) if comma else least
+        if max(least, most or 0) > _LARGEST_COUNT:
+            self._fail(f"counts over {_LARGEST_COUNT} are refused")
+        if most is not None and most < least:
+            self._fail("the counts are out of order")
+        return least, most
+
+    def _escape(self, in_class: bool) -> CharSet:
+        char = self._take()
+        if char in SHORTHANDS:
+            return SHORTHANDS[char]
+        if char in "pP" and char:
+            return self._property(char == "P")
+        if char in "xu" and char:
+            return CharSet.chars(chr(self._code(char)))
+        if char == "c" and self._peek().isalpha():
+            return CharSet.chars(chr(ord(self._take()) % 32))
+        if char == "b" and in_class:
+            return CharSet.chars("\b")
+        if not char:
+            self._fail("the pattern ends in a backslash")
+        return self._plain_escape(char)
+
+    def _plain_escape(self, char: str) -> CharSet:
+        if char in CONTROLS and not (char == "0" and self._peek().isdigit()):
+            return CharSet.chars(CONTROLS[char])
+        if char in "bB":
+            self._fail("word boundaries are not supported")
+        if char.isdigit() or char == "k":
+            self._fail("back references are not regular")
+        if char.isascii() and char.isalpha():
+            self._fail(f"unknown escape \\{char}")
+        return CharSet.chars(char)
+
+    def _property(self, negated: bool) -> CharSet:
+        end = self._pattern.find("}", self._at)
+        found = (
+            unicode_property(self._pattern[self._at + 1 : end]) if self._peek() == "{" and end > 0 else None
+        )
+        if found is None:
+            self._fail("only general categories are known as Unicode properties")
+        self._at = end + 1
+        return ~found if negated else found
+
+    def _code(self, kind: str) -> int:
+        r"""The code point of `\xHH`, `\uHHHH`, a pair of the latter, or `\u{H...}`."""
+        if kind == "u" and self._takes("{"):
+            end = self._pattern.find("}", self._at)
+            code = self._hex(max(end - self._at, 0))
+            self._at += 1
+        else:
+            code = self._hex(4 if kind == "u" else 2)
+        if 0xD800 <= code < 0xDC00 and self._takes("\\u"):
+            return 0x10000 + ((code - 0xD800) << 10) + (self._hex(4) - 0xDC00)
+        if code > 0x10FFFF or 0xD800 <= code < 0xE000:
+            self._fail("no such character")
+        return code
+
+    def _hex(self, length: int) -> int:
+        digits = self._pattern[self._at : self._at + length]
+        if len(digits) != length or not digits or any(c not in "0123456789abcdefABCDEF" for c in digits):
+            self._fail("hexadecimal digits expected")
+        self._at += length
+        return int(digits, 16)
+
+    def _class(self) -> CharSet:
+        negated = self._takes("^")
+        ranges: list[tuple[int, int]] = []
+        while not self._takes("]"):
+            low = self._class_atom()
+            if self._range_follows(low):
+                self._at += 1
+                low = self._range(low, self._class_atom())
+            ranges += low.ranges
+            if len(ranges) > _MOST_RANGES:
+                self._fail(f"more than {_MOST_RANGES} characters and ranges in one class")
+        found = CharSet.of(*ranges)
+        return ~found if negated else found
+
+    def _range_follows(self, low: CharSet) -> bool:
+        r"""Whether a dash makes a range. At the end, and beside a class such as `\w`, it is a character."""
+        rest = self._pattern[self._at : self._at + 2]
+        if rest[:1] != "-" or rest[1:] in ("", "]") or low.size != 1:
+            return False
+        return not (rest[1:] == "\\" and self._pattern[self._at + 2 : self._at + 3] in "dDwWsSpP")
+
+    def _class_atom(self) -> CharSet:
+        char = self._take()
+        if not char:
+            self._fail("missing ']'")
+        return self._escape(in_class=True) if char == "\\" else CharSet.chars(char)
+
+    def _range(self, low: CharSet, high: CharSet) -> CharSet:
+        first, last = low.ranges[0][0], high.ranges[0][0]
+        if first > last:
+            self._fail("the range is out of order")
+        return CharSet.of((first, last))
+
+
+def _is_number(text: str) -> bool:
+    return text.isascii() and text.isdigit()

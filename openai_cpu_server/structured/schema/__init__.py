@@ -1,0 +1,1 @@
+"""Reads a JSON Schema into nodes, small constraints in a normal form."""

@@ -1,0 +1,159 @@
+"""Reads keywords that constrain a value by itself: types, values, numbers, strings, counts."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from decimal import Decimal
+
+from openai_cpu_server.structured.errors import InvalidPattern, InvalidSchema
+from openai_cpu_server.structured.options import Budget
+from openai_cpu_server.structured.report import Report
+from openai_cpu_server.structured.scalars.formats import FORMATS
+from openai_cpu_server.structured.scalars.numbers import Bound
+from openai_cpu_server.structured.scalars.regex import search_language
+from openai_cpu_server.structured.schema.json_types import Json, exact, is_finite
+from openai_cpu_server.structured.schema.nodes import (
+    TRUE,
+    Count,
+    Format,
+    Integer,
+    Length,
+    Maximum,
+    Minimum,
+    MultipleOf,
+    Pattern,
+    PropertyCount,
+    Table,
+    Types,
+    Unique,
+)
+
+Schema = dict[str, Json]
+_TYPE_NAMES = frozenset({"null", "boolean", "integer", "number", "string", "array", "object"})
+
+
+class Leaves:
+    """Each method reads one keyword (or a pair) of a schema and returns the number of a node."""
+
+    def __init__(self, table: Table, budget: Budget, report: Report) -> None:
+        self._table = table
+        self._budget = budget
+        self._report = report
+        self.handlers: dict[str, Callable[[Schema, str], int]] = {
+            "type": self._type,
+            "minimum": self._minimum,
+            "maximum": self._maximum,
+            "exclusiveMinimum": self._exclusive_minimum,
+            "exclusiveMaximum": self._exclusive_maximum,
+            "multipleOf": self._multiple_of,
+            "minLength": self._length,
+            "maxLength": self._length,
+            "pattern": self._pattern,
+            "format": self._format,
+            "minItems": self._count,
+            "maxItems": self._count,
+            "uniqueItems": self._unique,
+            "minProperties": self._property_count,
+            "maxProperties": self._property_count,
+        }
+
+    def _type(self, schema: Schema, path: str) -> int:
+        given = schema["type"]
+        names = given if isinstance(given, list) else [given]
+        known = [x for x in names if isinstance(x, str) and x in _TYPE_NAMES]
+        if len(known) != len(names) or not names:
+            raise InvalidSchema(path, f"unknown 'type' {str(given)[:80]!r}")
+        if schema.get("nullable") is True:
+            known.append("null")
+        return self._table.add(Types(frozenset(known)), path, "type")
+
+    def _decimal(self, schema: Schema, keyword: str, path: str) -> Decimal:
+        value = schema[keyword]
+        if not isinstance(value, (int, float)) or isinstance(value, bool):
+            raise InvalidSchema(path, f"'{keyword}' must be a number")
+        if not is_finite(value):
+            raise InvalidSchema(path, f"'{keyword}' is not finite, or too long a number")
+        return exact(value)
+
+    def _minimum(self, schema: Schema, path: str) -> int:
+        is_open = schema.get("exclusiveMinimum") is True
+        bound = Bound(self._decimal(schema, "minimum", path), is_open)
+        return self._table.add(Minimum(bound), path, "minimum")
+
+    def _maximum(self, schema: Schema, path: str) -> int:
+        is_open = schema.get("exclusiveMaximum") is True
+        bound = Bound(self._decimal(schema, "maximum", path), is_open)
+        return self._table.add(Maximum(bound), path, "maximum")
+
+    def _exclusive_minimum(self, schema: Schema, path: str) -> int:
+        if isinstance(schema["exclusiveMinimum"], bool):
+            return TRUE
+        bound = Bound(self._decimal(schema, "exclusiveMinimum", path), True)
+        return self._table.add(Minimum(bound), path, "exclusiveMinimum")
+
+    def _exclusive_maximum(self, schema: Schema, path: str) -> int:
+        if isinstance(schema["exclusiveMaximum"], bool):
+            return TRUE
+        bound = Bound(self._decimal(schema, "exclusiveMaximum", path), True)
+        return self._table.add(Maximum(bound), path, "exclusiveMaximum")
+
+    def _multiple_of(self, schema: Schema, path: str) -> int:
+        step = self._decimal(schema, "multipleOf", path)
+        if step <= 0:
+            raise InvalidSchema(path, "'multipleOf' must be greater than 0")
+        if step == 1:
+            return self._table.add(Integer(), path, "multipleOf")
+        return self._table.add(MultipleOf(step), path, "multipleOf")
+
+    def counts(self, schema: Schema, low: str, high: str, path: str) -> tuple[int, int | None]:
+        """The non-negative integers of two keywords; 0 and None where they are absent."""
+        return self._natural(schema, low, path) or 0, self._natural(schema, high, path)
+
+    def _natural(self, schema: Schema, keyword: str, path: str) -> int | None:
+        if keyword not in schema:
+            return None
+        value = self._decimal(schema, keyword, path)
+        if value < 0 or value != value.to_integral_value():
+            raise InvalidSchema(path, f"'{keyword}' must be a non-negative integer")
+        return int(value)
+
+    def _length(self, schema: Schema, path: str) -> int:
+        low, high = self.counts(schema, "minLength", "maxLength", path)
+        return self._table.add(Length(low, high), path, "minLength" if low else "maxLength")
+
+    def _count(self, schema: Schema, path: str) -> int:
+        low, high = self.counts(schema, "minItems", "maxItems", path)
+        return self._table.add(Count(low, high), path, "minItems" if low else "maxItems")
+
+    def _property_count(self, schema: Schema, path: str) -> int:
+        low, high = self.counts(schema, "minProperties", "maxProperties", path)
+        keyword = "minProperties" if low else "maxProperties"
+        return self._table.add(PropertyCount(low, high), path, keyword)
+
+    def _unique(self, schema: Schema, path: str) -> int:
+        if not isinstance(schema["uniqueItems"], bool):
+            raise InvalidSchema(path, "'uniqueItems' must be true or false")
+        return self._table.add(Unique(), path, "uniqueItems") if schema["uniqueItems"] else TRUE
+
+    def _pattern(self, schema: Schema, path: str) -> int:
+        return self.pattern(schema["pattern"], path, "pattern")
+
+    def pattern(self, pattern: Json, path: str, keyword: str) -> int:
+        """A node for the pattern; TRUE for one that cannot be compiled, if it may be left out."""
+        if not isinstance(pattern, str):
+            raise InvalidSchema(path, f"'{keyword}' must be a regular expression")
+        self._budget.spend("text", len(pattern))
+        try:
+            search_language(pattern, self._budget.limits)
+        except InvalidPattern as error:
+            self._report.refuse(
+                path, keyword, f"cannot be compiled: {error.reason} (character {error.position})"
+            )
+            return TRUE
+        return self._table.add(Pattern(pattern), path, keyword)
+
+    def _format(self, schema: Schema, path: str) -> int:
+        name = schema["format"]
+        if not isinstance(name, str):
+            raise InvalidSchema(path, "'format' must be a string")
+        return self._table.add(Format(name), path, "format") if name in FORMATS else TRUE

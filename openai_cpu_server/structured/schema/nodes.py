@@ -1,0 +1,266 @@
+"""The normal form of schemas: small constraints on one type of value each, and ways to combine them.
+
+Every node has a number in its `Table`; equal nodes have equal numbers. A constraint says nothing about values
+of other types than its own, as in JSON Schema.
+"""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass
+from decimal import Decimal
+from typing import Union
+
+from openai_cpu_server.structured.scalars.numbers import Bound
+
+
+class Kind(enum.Enum):
+    """The types of JSON values."""
+
+    NULL = "null"
+    BOOLEAN = "boolean"
+    NUMBER = "number"
+    STRING = "string"
+    ARRAY = "array"
+    OBJECT = "object"
+
+
+@dataclass(frozen=True)
+class Constant:
+    """True or False: all values fit, or none does."""
+
+    value: bool
+
+
+@dataclass(frozen=True)
+class Types:
+    """The value has one of these types; `integer` may stand beside those of Kind."""
+
+    names: frozenset[str]
+
+
+@dataclass(frozen=True)
+class Scalars:
+    """The value is one of these: null, booleans, numbers, strings."""
+
+    null: bool
+    booleans: frozenset[bool]
+    numbers: tuple[Decimal, ...]
+    strings: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Integer:
+    """The number has no fraction."""
+
+
+@dataclass(frozen=True)
+class Minimum:
+    bound: Bound
+
+
+@dataclass(frozen=True)
+class Maximum:
+    bound: Bound
+
+
+@dataclass(frozen=True)
+class MultipleOf:
+    step: Decimal
+
+
+@dataclass(frozen=True)
+class Length:
+    """The string has `low` to `high` characters."""
+
+    low: int
+    high: int | None
+
+
+@dataclass(frozen=True)
+class Pattern:
+    pattern: str
+
+
+@dataclass(frozen=True)
+class Format:
+    name: str
+
+
+@dataclass(frozen=True)
+class Items:
+    prefix: tuple[int, ...]
+    rest: int
+
+
+@dataclass(frozen=True)
+class Count:
+    """The array has `low` to `high` items."""
+
+    low: int
+    high: int | None
+
+
+@dataclass(frozen=True)
+class Contains:
+    item: int
+    low: int
+    high: int | None
+
+
+@dataclass(frozen=True)
+class Unique:
+    """No two items of the array are equal."""
+
+
+@dataclass(frozen=True)
+class Properties:
+    named: tuple[tuple[str, int], ...]
+    patterns: tuple[tuple[str, int], ...]
+    rest: int
+    """The node for properties that are neither named nor match a pattern."""
+
+
+@dataclass(frozen=True)
+class Required:
+    names: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class PropertyCount:
+    low: int
+    high: int | None
+
+
+@dataclass(frozen=True)
+class PropertyNames:
+    name: int
+
+
+@dataclass(frozen=True)
+class SomeProperty:
+    """Some property fits `value`. Its name matches `pattern`, or (None) is none of those that `beside`
+    knows.
+    """
+
+    pattern: str | None
+    beside: tuple[tuple[str, ...], tuple[str, ...]]
+    value: int
+
+
+@dataclass(frozen=True)
+class All:
+    items: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class AnyOf:
+    items: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class OneOf:
+    items: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Negation:
+    item: int
+
+
+@dataclass(frozen=True)
+class Reference:
+    pointer: str
+
+
+@dataclass(frozen=True)
+class Unevaluated:
+    """The parts that the schema at `pointer` does not evaluate otherwise fit its `unevaluated...` keyword.
+
+    The parts are properties of an object, or items of an array.
+    """
+
+    pointer: str
+    kind: Kind
+
+
+Atom = Union[
+    Scalars,
+    Integer,
+    Minimum,
+    Maximum,
+    MultipleOf,
+    Length,
+    Pattern,
+    Format,
+    Items,
+    Count,
+    Contains,
+    Unique,
+    Properties,
+    Required,
+    PropertyCount,
+    PropertyNames,
+    SomeProperty,
+]
+Node = Union[Constant, Types, Atom, All, AnyOf, OneOf, Negation, Reference, Unevaluated]
+
+KIND_OF: dict[type[object], Kind] = {
+    **dict.fromkeys((Integer, Minimum, Maximum, MultipleOf), Kind.NUMBER),
+    **dict.fromkeys((Length, Pattern, Format), Kind.STRING),
+    **dict.fromkeys((Items, Count, Contains, Unique), Kind.ARRAY),
+    **dict.fromkeys((Properties, Required, PropertyCount, PropertyNames, SomeProperty), Kind.OBJECT),
+}
+"""The type of value that a constraint is about. (`Scalars` is about all types.)"""
+
+TRUE, FALSE = 0, 1
+
+
+class Table:
+    """Gives numbers to nodes, and remembers where in the schema each was met first."""
+
+    def __init__(self) -> None:
+        self._nodes: list[Node] = []
+        self._numbers: dict[Node, int] = {}
+        self._places: dict[int, tuple[str, str]] = {}
+        assert (self.add(Constant(True)), self.add(Constant(False))) == (TRUE, FALSE)
+
+    def __getitem__(self, number: int) -> Node:
+        return self._nodes[number]
+
+    def add(self, node: Node, path: str = "", keyword: str = "") -> int:
+        number = self._numbers.get(node)
+        if number is None:
+            number = self._numbers[node] = len(self._nodes)
+            self._nodes.append(node)
+        if keyword:
+            self._places.setdefault(number, (path, keyword))
+        return number
+
+    def place(self, number: int) -> tuple[str, str]:
+        """The (path, keyword) that an error about this node names."""
+        return self._places.get(number, ("", "schema"))
+
+    def all(self, *items: int) -> int:
+        kept = tuple(dict.fromkeys(x for x in items if x != TRUE))
+        if FALSE in kept:
+            return FALSE
+        if not kept:
+            return TRUE
+        return kept[0] if len(kept) == 1 else self.add(All(kept))
+
+    def any(self, *items: int) -> int:
+        kept = tuple(dict.fromkeys(x for x in items if x != FALSE))
+        if TRUE in kept:
+            return TRUE
+        if not kept:
+            return FALSE
+        return kept[0] if len(kept) == 1 else self.add(AnyOf(kept))
+
+    def negate(self, item: int, path: str = "", keyword: str = "") -> int:
+        node = self[item]
+        if isinstance(node, Negation):
+            return node.item
+        if isinstance(node, Constant):
+            return FALSE if node.value else TRUE
+        return self.add(Negation(item), path, keyword)

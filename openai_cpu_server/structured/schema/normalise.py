@@ -1,0 +1,306 @@
+"""JSON Schema, drafts 4 to 2020-12, -> nodes. References stay and are looked up when needed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from openai_cpu_server.structured.errors import InvalidSchema, UnsupportedSchema
+from openai_cpu_server.structured.options import Budget
+from openai_cpu_server.structured.report import Report
+from openai_cpu_server.structured.schema.drafts import Draft, draft_of
+from openai_cpu_server.structured.schema.evaluation import KEYWORDS, looks_beside
+from openai_cpu_server.structured.schema.json_types import Json, exact, is_finite
+from openai_cpu_server.structured.schema.leaves import Leaves, Schema
+from openai_cpu_server.structured.schema.nodes import (
+    FALSE,
+    TRUE,
+    Contains,
+    Count,
+    Items,
+    Kind,
+    OneOf,
+    Properties,
+    PropertyNames,
+    Reference,
+    Required,
+    Scalars,
+    Table,
+    Types,
+    Unevaluated,
+)
+from openai_cpu_server.structured.schema.references import References
+
+_PROPERTY_KEYWORDS = ("properties", "patternProperties", "additionalProperties", "unevaluatedProperties")
+_ITEM_KEYWORDS = ("items", "prefixItems", "additionalItems", "unevaluatedItems")
+
+
+class Normaliser:
+    """Reads the schemas of one document into a table, which it owns."""
+
+    def __init__(self, root: Json, budget: Budget, report: Report) -> None:
+        self.table = Table()
+        self._budget = budget
+        self._report = report
+        self._by_pointer: dict[str, int] = {}
+        self._leaves = Leaves(self.table, budget, report)
+        self.draft = draft_of(root)
+        self._is_old = self.draft is Draft.OLD
+        self.references = References(root, budget, self._is_old)
+        if self.draft is Draft.THREE:
+            report.refuse("", "$schema", "names draft 3, which is not supported")
+        self._handlers = self._all_handlers()
+
+    def _all_handlers(self) -> dict[str, Callable[[Schema, str], int]]:
+        """The handlers by keyword. Keywords that belong together share one, which runs at the first of
+        them.
+        """
+        return {
+            **self._leaves.handlers,
+            "enum": self._enum,
+            "const": self._const,
+            **dict.fromkeys(_PROPERTY_KEYWORDS, self._properties),
+            "required": self._required,
+            "propertyNames": self._property_names,
+            **dict.fromkeys(_ITEM_KEYWORDS, self._items),
+            "contains": self._contains,
+            "allOf": self._all_of,
+            "anyOf": self._any_of,
+            "oneOf": self._one_of,
+            "not": self._not,
+            "if": self._if,
+            "dependencies": self._dependencies,
+            "dependentRequired": self._dependencies,
+            "dependentSchemas": self._dependencies,
+            "$ref": self._ref,
+            "$recursiveRef": self._recursive_ref,
+            "$dynamicRef": self._dynamic_ref,
+        }
+
+    def at(self, pointer: str) -> int:
+        """The node of the schema at a JSON pointer. Raises InvalidSchema, UnsupportedSchema."""
+        if pointer not in self._by_pointer:
+            self._by_pointer[pointer] = self.schema(self.references.value(pointer), pointer)
+        return self._by_pointer[pointer]
+
+    def schema(self, schema: Json, path: str, depth: int = 0) -> int:
+        if isinstance(schema, bool):
+            return TRUE if schema else FALSE
+        if not isinstance(schema, dict):
+            raise InvalidSchema(path, "a schema must be an object, true or false")
+        self._budget.spend("schemas")
+        self._budget.check("depth", path.count("/") // 2)
+        if "$ref" in schema and self._is_old:
+            return self._ref(schema, path)
+        parts = self._unevaluated(schema, path)
+        done: set[object] = set()
+        for keyword in schema:
+            handler = self._handlers.get(keyword)
+            if handler is not None and handler not in done:
+                done.add(handler)
+                parts.append(handler(schema, path))
+        self._by_pointer[path] = self.table.all(*parts)
+        return self._by_pointer[path]
+
+    def _unevaluated(self, schema: Schema, path: str) -> list[int]:
+        """The `unevaluated...` keywords. They come first: their choices settle those of the keywords beside
+        them.
+        """
+        kinds = [k for k in KEYWORDS if looks_beside(schema, k)]
+        return [self.table.add(Unevaluated(path, k), path, KEYWORDS[k]) for k in kinds]
+
+    def _ref(self, schema: Schema, path: str) -> int:
+        pointer = self.references.find(_address(schema, "$ref", path), path)
+        return self.table.add(Reference(pointer), path, "$ref")
+
+    def _dynamic_ref(self, schema: Schema, path: str) -> int:
+        return self._at_run_time(schema, "$dynamicRef", path)
+
+    def _recursive_ref(self, schema: Schema, path: str) -> int:
+        return self._at_run_time(schema, "$recursiveRef", path)
+
+    def _at_run_time(self, schema: Schema, keyword: str, path: str) -> int:
+        try:
+            pointer = self.references.find_dynamic(_address(schema, keyword, path), path)
+        except UnsupportedSchema as error:
+            self._report.refuse(path, keyword, error.reason)
+            return TRUE
+        if pointer is None:
+            self._report.refuse(path, keyword, "is resolved at run time, which a grammar has not")
+            return TRUE
+        return self.table.add(Reference(pointer), path, keyword)
+
+    # Values
+
+    def _enum(self, schema: Schema, path: str) -> int:
+        values = schema["enum"]
+        if not isinstance(values, list):
+            raise InvalidSchema(path, "'enum' must be a list")
+        self._budget.check("values", len(values))
+        return self._values(values, path, "enum")
+
+    def _const(self, schema: Schema, path: str) -> int:
+        return self._values([schema["const"]], path, "const")
+
+    def _values(self, values: list[Json], path: str, keyword: str) -> int:
+        scalars = self._scalars([x for x in values if not isinstance(x, (list, dict))], path)
+        compounds = [self._compound(x, path, keyword) for x in values if isinstance(x, (list, dict))]
+        plain = [self.table.add(scalars, path, keyword)] if len(compounds) < len(values) else []
+        return self.table.any(*plain, *compounds)
+
+    def _scalars(self, values: list[Json], path: str) -> Scalars:
+        strings = tuple(dict.fromkeys(x for x in values if isinstance(x, str)))
+        self._budget.spend("text", sum(map(len, strings)))
+        numbers = [x for x in values if isinstance(x, (int, float)) and not isinstance(x, bool)]
+        if any(not is_finite(x) for x in numbers):
+            raise InvalidSchema(path, "a value is no number that JSON knows, or too long a one")
+        return Scalars(
+            null=None in values,
+            booleans=frozenset(x for x in values if isinstance(x, bool)),
+            numbers=tuple(dict.fromkeys(exact(x) for x in numbers)),
+            strings=strings,
+        )
+
+    def _compound(self, value: Json, path: str, keyword: str, depth: int = 0) -> int:
+        """The schema that only this array or object fits."""
+        self._budget.spend("schemas")
+        self._budget.check("depth", depth)
+        if isinstance(value, list):
+            items = tuple(self._compound(x, path, keyword, depth + 1) for x in value)
+            parts = (Types(frozenset({"array"})), Items(items, FALSE), Count(len(items), len(items)))
+            return self.table.all(*(self.table.add(x, path, keyword) for x in parts))
+        if isinstance(value, dict):
+            named = tuple((k, self._compound(v, path, keyword, depth + 1)) for k, v in value.items())
+            self._budget.spend("text", sum(map(len, value)))
+            shape = (Types(frozenset({"object"})), Properties(named, (), FALSE), Required(tuple(value)))
+            return self.table.all(*(self.table.add(x, path, keyword) for x in shape))
+        return self.table.add(self._scalars([value], path), path, keyword)
+
+    # Objects
+
+    def _named(self, schema: Schema, keyword: str, path: str) -> list[tuple[str, int]]:
+        given = schema.get(keyword, {})
+        if not isinstance(given, dict):
+            raise InvalidSchema(path, f"'{keyword}' must be an object")
+        self._budget.check("values", len(given))
+        self._budget.spend("text", sum(map(len, given)))
+        return [(k, self.schema(v, f"{path}/{keyword}/{_escape(k)}")) for k, v in given.items()]
+
+    def _properties(self, schema: Schema, path: str) -> int:
+        named = self._named(schema, "properties", path)
+        patterns = self._named(schema, "patternProperties", path)
+        for pattern, _ in patterns:
+            if self._leaves.pattern(pattern, path, "patternProperties") == TRUE:
+                return TRUE
+        rest = self._rest(schema, path, "additionalProperties", Kind.OBJECT)
+        found = Properties(tuple(named), tuple(patterns), rest)
+        keyword = next(k for k in _PROPERTY_KEYWORDS if k in schema)
+        return self.table.add(found, path, keyword)
+
+    def _rest(self, schema: Schema, path: str, additional: str, kind: Kind) -> int:
+        """The schema for everything that has none of its own."""
+        if additional in schema:
+            return self.schema(schema[additional], f"{path}/{additional}")
+        if KEYWORDS[kind] not in schema or looks_beside(schema, kind):
+            return TRUE
+        return self.schema(schema[KEYWORDS[kind]], f"{path}/{KEYWORDS[kind]}")
+
+    def _required(self, schema: Schema, path: str) -> int:
+        return self._require(schema["required"], path, "required")
+
+    def _require(self, names: Json, path: str, keyword: str) -> int:
+        if not isinstance(names, list):
+            raise InvalidSchema(path, f"'{keyword}' must be a list of names")
+        known = tuple(dict.fromkeys(x for x in names if isinstance(x, str)))
+        if len(known) < len({str(x) for x in names}):
+            raise InvalidSchema(path, f"'{keyword}' must be a list of names")
+        self._budget.check("values", len(known))
+        return self.table.add(Required(known), path, keyword) if known else TRUE
+
+    def _property_names(self, schema: Schema, path: str) -> int:
+        names = self.schema(schema["propertyNames"], f"{path}/propertyNames")
+        return self.table.add(PropertyNames(names), path, "propertyNames")
+
+    def _dependencies(self, schema: Schema, path: str) -> int:
+        parts = []
+        for keyword in ("dependencies", "dependentRequired", "dependentSchemas"):
+            given = schema.get(keyword, {})
+            if not isinstance(given, dict):
+                raise InvalidSchema(path, f"'{keyword}' must be an object")
+            parts += [self._dependency(k, v, path, keyword) for k, v in given.items()]
+        return self.table.all(*parts)
+
+    def _dependency(self, name: str, needed: Json, path: str, keyword: str) -> int:
+        there = self.table.add(Required((name,)), path, keyword)
+        if isinstance(needed, str):
+            needed = [needed]
+        if isinstance(needed, list):
+            then = self._require(needed, path, keyword)
+        else:
+            then = self.schema(needed, f"{path}/{keyword}/{_escape(name)}")
+        objects = self.table.add(Types(frozenset({"object"})), path, keyword)
+        applies = self.table.all(objects, there)
+        return self.table.any(self.table.negate(applies), then)
+
+    # Arrays
+
+    def _items(self, schema: Schema, path: str) -> int:
+        prefix, rest_keyword = schema.get("prefixItems", []), "items"
+        if isinstance(schema.get("items"), list):
+            prefix, rest_keyword = schema["items"], "additionalItems"
+        if not isinstance(prefix, list):
+            raise InvalidSchema(path, "'prefixItems' must be a list of schemas")
+        self._budget.check("values", len(prefix))
+        name = "prefixItems" if rest_keyword == "items" else "items"
+        first = tuple(self.schema(x, f"{path}/{name}/{i}") for i, x in enumerate(prefix))
+        rest = self._rest(schema, path, rest_keyword, Kind.ARRAY)
+        return self.table.add(Items(first, rest), path, name if prefix else rest_keyword)
+
+    def _contains(self, schema: Schema, path: str) -> int:
+        low, high = self._leaves.counts(schema, "minContains", "maxContains", path)
+        item = self.schema(schema["contains"], f"{path}/contains")
+        low = low if "minContains" in schema else 1
+        return self.table.add(Contains(item, low, high), path, "contains")
+
+    # Combinations
+
+    def _list(self, schema: Schema, keyword: str, path: str) -> list[int]:
+        given = schema[keyword]
+        if not isinstance(given, list) or not given:
+            raise InvalidSchema(path, f"'{keyword}' must be a list of schemas")
+        self._budget.check("values", len(given))
+        return [self.schema(x, f"{path}/{keyword}/{i}") for i, x in enumerate(given)]
+
+    def _all_of(self, schema: Schema, path: str) -> int:
+        return self.table.all(*self._list(schema, "allOf", path))
+
+    def _any_of(self, schema: Schema, path: str) -> int:
+        return self.table.any(*self._list(schema, "anyOf", path))
+
+    def _one_of(self, schema: Schema, path: str) -> int:
+        items = [x for x in self._list(schema, "oneOf", path) if x != FALSE]
+        if not items:
+            return FALSE
+        return items[0] if len(items) == 1 else self.table.add(OneOf(tuple(items)), path, "oneOf")
+
+    def _not(self, schema: Schema, path: str) -> int:
+        inner = self.schema(schema["not"], f"{path}/not")
+        return self.table.negate(inner, path, "not")
+
+    def _if(self, schema: Schema, path: str) -> int:
+        if "then" not in schema and "else" not in schema:
+            return TRUE
+        test = self.schema(schema["if"], f"{path}/if")
+        then = self.schema(schema.get("then", True), f"{path}/then")
+        otherwise = self.schema(schema.get("else", True), f"{path}/else")
+        return self.table.any(self.table.all(test, then), self.table.all(self.table.negate(test), otherwise))
+
+
+def _address(schema: Schema, keyword: str, path: str) -> str:
+    target = schema[keyword]
+    if not isinstance(target, str):
+        raise InvalidSchema(path, f"'{keyword}' must be a string")
+    return target
+
+
+def _escape(name: str) -> str:
+    return name.replace("~", "~0").replace("/", "~1")

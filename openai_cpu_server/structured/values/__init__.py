@@ -1,0 +1,1 @@
+"""Facts about one type of value -> the grammar of such values."""

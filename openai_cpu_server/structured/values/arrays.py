@@ -1,0 +1,184 @@
+"""Arrays -> grammar. Plain lists count their items; others have a rule for each state."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Callable
+
+from openai_cpu_server.structured.languages.expr import EMPTY, NOTHING, Expr, Ref, alt, repeat, seq
+from openai_cpu_server.structured.logic.goals import Goal, join
+from openai_cpu_server.structured.values.array_shape import ArrayShape, Need
+from openai_cpu_server.structured.writing.grammar import Grammar
+from openai_cpu_server.structured.writing.punctuation import Punctuation
+
+_MOST_SUBSETS = 260
+"""The most subsets of values that must differ. Each is a rule; with more, the values keep the list's
+order.
+"""
+
+
+_MOST_NEEDS = 3
+
+
+class NotEnforceable(Exception):
+    """The schema asks for unique items among too many values, or too much that must occur. `place` is a
+    node.
+    """
+
+    def __init__(self, place: int, reason: str) -> None:
+        super().__init__(reason)
+        self.place = place
+        self.reason = reason
+
+
+class Arrays:
+    def __init__(
+        self,
+        grammar: Grammar,
+        marks: Punctuation,
+        value: Callable[[Goal, str], Expr],
+        values: Callable[[Goal], list[Expr] | None],
+    ) -> None:
+        self._grammar = grammar
+        self._marks = marks
+        self._value = value
+        self._values = values
+
+    def expr(self, shape: ArrayShape, hint: str) -> Expr:
+        """The grammar of such arrays. Raises NotEnforceable."""
+        if shape.unique is not None:
+            content = self._set(shape, hint)
+        elif len(shape.needs) > _MOST_NEEDS:
+            raise NotEnforceable(
+                shape.needs[0].place, f"beside more than {_MOST_NEEDS - 1} others needs too many rules"
+            )
+        elif shape.needs:
+            content = self._counted(shape, hint)
+        else:
+            content = self._plain(shape, hint)
+        return seq(self._marks.open_array, content, self._marks.close_array)
+
+    def _plain(self, shape: ArrayShape, hint: str) -> Expr:
+        """`a "," b ("," rest){m,n}`. The list may end wherever it has enough items."""
+        if shape.high == 0:
+            return EMPTY
+        size = len(shape.prefix)
+        tail = self._tail(shape, max(size, 1), hint)
+        for i in range(size - 1, 0, -1):
+            item = seq(self._marks.comma, self._value(shape.prefix[i], hint), tail)
+            tail = item if i < shape.low else self._optional_tail(item, hint)
+        first = seq(self._value(shape.item(0), hint), tail)
+        return first if shape.low > 0 else alt(EMPTY, first)
+
+    def _optional_tail(self, item: Expr, hint: str) -> Expr:
+        """A rule for the tail, because optional tails must not nest."""
+        return self._grammar.define(f"{hint}-tail", alt(EMPTY, item))
+
+    def _tail(self, shape: ArrayShape, start: int, hint: str) -> Expr:
+        """The items from place `start` on, which all have the same goal."""
+        high = None if shape.high is None else shape.high - start
+        if high is not None and high <= 0:
+            return EMPTY
+        item = seq(self._marks.comma, self._value(shape.rest, hint))
+        return repeat(item, max(shape.low - start, 0), high)
+
+    # Items that must be there
+
+    def _counted(self, shape: ArrayShape, hint: str) -> Expr:
+        """A rule for each (place, how often each need is met). Both stop counting where they no longer
+        matter.
+        """
+        rules: dict[tuple[int, ...], str] = {}
+        cap = max(len(shape.prefix), shape.low, 1) if shape.high is None else shape.high
+        start = (0, *(0 for _ in shape.needs))
+        queue = [start]
+        rules[start] = self._grammar.reserve(f"{hint}-items")
+        for state in queue:
+            options = [EMPTY] if self._is_done(shape, state) else []
+            for goal, following in self._moves(shape, state, cap):
+                if following not in rules:
+                    rules[following] = self._grammar.reserve(f"{hint}-items")
+                    queue.append(following)
+                lead = EMPTY if state[0] == 0 else self._marks.comma
+                options.append(seq(lead, self._value(goal, hint), Ref(rules[following])))
+            self._grammar.set(rules[state], alt(*options) if options else NOTHING)
+        return Ref(rules[start])
+
+    def _is_done(self, shape: ArrayShape, state: tuple[int, ...]) -> bool:
+        return state[0] >= shape.low and all(
+            n >= need.low for n, need in zip(state[1:], shape.needs, strict=True)
+        )
+
+    def _moves(
+        self, shape: ArrayShape, state: tuple[int, ...], cap: int
+    ) -> list[tuple[Goal, tuple[int, ...]]]:
+        """The goals of one more item, one for each set of needs that it can meet, with the state behind
+        it.
+        """
+        if shape.high is not None and state[0] >= shape.high:
+            return []
+        moves = []
+        for hits in itertools.product((False, True), repeat=len(shape.needs)):
+            steps = [_step(n, need, hit) for n, need, hit in zip(state[1:], shape.needs, hits, strict=True)]
+            counts = [count for _, count in steps if count is not None]
+            if len(counts) == len(steps):
+                goal = join(shape.item(state[0]), *(part for part, _ in steps))
+                moves.append((goal, (min(state[0] + 1, cap), *counts)))
+        return list(dict.fromkeys(moves))
+
+    # Items that must differ
+
+    def _set(self, shape: ArrayShape, hint: str) -> Expr:
+        values = self._values(shape.rest) if not shape.prefix and not shape.needs else None
+        if values is None:
+            assert shape.unique is not None
+            raise NotEnforceable(shape.unique, "can be enforced only for a few listed values")
+        most = len(values) if shape.high is None else min(shape.high, len(values))
+        if most < shape.low:
+            return NOTHING
+        if sum(math.comb(len(values), n) for n in range(most + 1)) > _MOST_SUBSETS:
+            return self._in_given_order(values, shape.low, most, hint)
+        return self._in_any_order(values, shape.low, most, hint)
+
+    def _in_any_order(self, values: list[Expr], low: int, most: int, hint: str) -> Expr:
+        """A rule for each set of values used so far."""
+        rules = {0: self._grammar.reserve(f"{hint}-set")}
+        queue = [0]
+        for used in queue:
+            size = bin(used).count("1")
+            options = [EMPTY] if size >= low else []
+            unused = [i for i in range(len(values)) if not used >> i & 1] if size < most else []
+            for following in (used | 1 << i for i in unused):
+                if following not in rules:
+                    rules[following] = self._grammar.reserve(f"{hint}-set")
+                    queue.append(following)
+            lead = self._marks.comma if used else EMPTY
+            options += [seq(lead, values[i], Ref(rules[used | 1 << i])) for i in unused]
+            self._grammar.set(rules[used], alt(*options))
+        return Ref(rules[0])
+
+    def _in_given_order(self, values: list[Expr], low: int, most: int, hint: str) -> Expr:
+        """Subsets of many values, each in the order of the list: a rule for each (value, how many so far)."""
+        row = [EMPTY if low <= count <= most else NOTHING for count in range(most + 2)]
+        for value in reversed(values):
+            row = [
+                self._grammar.define(f"{hint}-set", alt(seq(lead, value, row[count + 1]), row[count]))
+                for count, lead in enumerate([EMPTY] + [self._marks.comma] * most)
+            ] + [NOTHING]
+        return row[0]
+
+
+def _step(count: int, need: Need, is_hit: bool) -> tuple[Goal, int | None]:
+    """The goal of an item that meets the need (or does not), and the new count; None: it may not meet it.
+
+    Without an upper limit, the count may ignore items that meet the need, and it stops once it is high
+    enough.
+    """
+    if need.high is None:
+        if is_hit:
+            return need.item, (count + 1 if count < need.low else None)
+        return (), count
+    if is_hit:
+        return need.item, (count + 1 if count < need.high else None)
+    return need.without, count

@@ -1,0 +1,214 @@
+"""Facts about numbers -> the language of their text."""
+
+from __future__ import annotations
+
+import math
+import sys
+from decimal import Decimal
+
+from openai_cpu_server.structured.languages.expr import (
+    NOTHING,
+    Expr,
+    alt,
+    both,
+    literal,
+    negate,
+    optional,
+    seq,
+)
+from openai_cpu_server.structured.logic.goals import Branch, Fact
+from openai_cpu_server.structured.report import Report
+from openai_cpu_server.structured.scalars.integers import integers_between
+from openai_cpu_server.structured.scalars.numbers import (
+    FINITE,
+    INTEGER,
+    NOT_NEGATIVE,
+    NUMBER,
+    PLAIN,
+    SMALL,
+    at_least,
+    at_most,
+    equal_to,
+    fractional,
+    multiple_of,
+    round_numbers,
+)
+from openai_cpu_server.structured.schema.nodes import Integer, Maximum, Minimum, MultipleOf, Scalars, Table
+
+_LARGEST_MODULUS = 1_000
+_MOST_MULTIPLES = 1_500
+"""The most multiples between two bounds that are listed one by one."""
+_LARGEST_DOUBLE = Decimal(repr(sys.float_info.max))
+
+
+class Numbers:
+    def __init__(self, table: Table, report: Report) -> None:
+        self._table = table
+        self._report = report
+
+    def language(self, branch: Branch) -> Expr:
+        """The texts of the numbers that fit all facts.
+
+        Where facts must be checked digit by digit, the texts have no exponent, except those of small numbers.
+        """
+        within = tuple(f for f in branch if not _is_beyond_doubles(f))
+        if any(isinstance(f.node, Scalars) and f.is_true for f in within):
+            return alt(*self.listed(within))
+        if not within:
+            return seq(optional(literal("-")), FINITE) if branch else NUMBER
+        if _is_only_not_negative(within):
+            return NOT_NEGATIVE if within == branch else FINITE
+        if _is_integer_range(within):
+            return integers_between(*_integer_bounds(within))
+        listed = _listed_multiples(within)
+        if listed is not None:
+            return alt(*(literal(str(x)) for x in listed))
+        plain = [self._part(f) for f in within]
+        if len(plain) > 1 or not _is_range(within):
+            plain.append(_base(within))
+        return alt(both(*plain), _small(within))
+
+    def listed(self, branch: Branch) -> list[Expr]:
+        """The values of an `enum` that fit the other facts."""
+        first = next(f.node for f in branch if isinstance(f.node, Scalars) and f.is_true)
+        return [_spelled(x) for x in first.numbers if all(_holds(f, x) for f in branch)]
+
+    def _part(self, fact: Fact) -> Expr:
+        node = fact.node
+        if isinstance(node, Minimum):
+            return at_least(node.bound)
+        if isinstance(node, Maximum):
+            return at_most(node.bound)
+        if isinstance(node, MultipleOf):
+            found = self._multiples(fact, node.step)
+        elif isinstance(node, Scalars):
+            found = alt(*(equal_to(x) for x in node.numbers))
+        else:
+            return PLAIN
+        return found if fact.is_true else negate(found)
+
+    def _multiples(self, fact: Fact, step: Decimal) -> Expr:
+        if step == step.to_integral_value() and str(int(step)).strip("0") == "1":
+            return round_numbers(len(str(int(step))) - 1)
+        digits = -min(int(step.as_tuple().exponent), 0)
+        if digits <= 20 and step.scaleb(digits) <= _LARGEST_MODULUS:
+            return multiple_of(step)
+        path, keyword = self._table.place(fact.number)
+        self._report.refuse(path, keyword, f"by {step} needs too large an automaton")
+        return PLAIN if fact.is_true else NOTHING
+
+
+def _is_beyond_doubles(fact: Fact) -> bool:
+    """Whether every number keeps this bound once it is read as a double."""
+    node = fact.node
+    if isinstance(node, Minimum):
+        return node.bound.value <= -_LARGEST_DOUBLE and not node.bound.is_open
+    return isinstance(node, Maximum) and node.bound.value >= _LARGEST_DOUBLE and not node.bound.is_open
+
+
+def _is_range(branch: Branch) -> bool:
+    return all(isinstance(f.node, (Minimum, Maximum)) for f in branch)
+
+
+def _small(branch: Branch) -> Expr:
+    """Numbers with a negative exponent, if the bounds allow all of 0 to 1 (or -1 to 0)."""
+    if not _is_range(branch):
+        return NOTHING
+    low = max((f.node.bound.value for f in branch if isinstance(f.node, Minimum)), default=Decimal(-1))
+    high = min((f.node.bound.value for f in branch if isinstance(f.node, Maximum)), default=Decimal(1))
+    positive = SMALL if low <= 0 and high >= 1 else NOTHING
+    negative = seq(literal("-"), SMALL) if low <= -1 and high >= 0 else NOTHING
+    return alt(positive, negative)
+
+
+def _is_only_not_negative(branch: Branch) -> bool:
+    return all(
+        isinstance(f.node, Minimum) and f.node.bound.value == 0 and not f.node.bound.is_open for f in branch
+    )
+
+
+def _is_integer_range(branch: Branch) -> bool:
+    bounds = [f for f in branch if isinstance(f.node, (Minimum, Maximum))]
+    integer = [f for f in branch if isinstance(f.node, Integer) and f.is_true]
+    return bool(bounds and integer) and len(bounds) + len(integer) == len(branch)
+
+
+def _integer_bounds(branch: Branch) -> tuple[int | None, int | None]:
+    """The least and the greatest integer."""
+    lows = [f.node.bound for f in branch if isinstance(f.node, Minimum)]
+    highs = [f.node.bound for f in branch if isinstance(f.node, Maximum)]
+    least = [math.floor(b.value) + 1 if b.is_open else math.ceil(b.value) for b in lows]
+    greatest = [math.ceil(b.value) - 1 if b.is_open else math.floor(b.value) for b in highs]
+    return max(least, default=None), min(greatest, default=None)
+
+
+def few_integers(branch: Branch, most: int) -> range | None:
+    """The integers of a short range, if the facts say nothing else; else None."""
+    if not _is_integer_range(branch):
+        return None
+    low, high = _integer_bounds(branch)
+    return range(low, high + 1) if low is not None and high is not None and high - low < most else None
+
+
+def _listed_multiples(branch: Branch) -> list[int] | None:
+    """The multiples between two bounds, if they are integers and few; else None."""
+    steps = [f.node.step for f in branch if isinstance(f.node, MultipleOf) and f.is_true]
+    bounds = tuple(f for f in branch if isinstance(f.node, (Minimum, Maximum)))
+    low, high = _integer_bounds(bounds)
+    if not steps or not _is_integer(branch) or low is None or high is None:
+        return None
+    step = max(steps)
+    if step != step.to_integral_value() or (high - low) // int(step) > _MOST_MULTIPLES:
+        return None
+    first = -(-low // int(step)) * int(step)
+    found = range(first, high + 1, int(step))
+    return [x for x in found if all(_holds(f, Decimal(x)) for f in branch)]
+
+
+def _is_integer(branch: Branch) -> bool:
+    return any(isinstance(f.node, Integer) and f.is_true for f in branch)
+
+
+def _base(branch: Branch) -> Expr:
+    integer = [f for f in branch if isinstance(f.node, Integer)]
+    if not integer:
+        return PLAIN
+    if len({f.is_true for f in integer}) == 2:
+        return NOTHING
+    return INTEGER if integer[0].is_true else fractional()
+
+
+def _holds(fact: Fact, value: Decimal) -> bool:
+    return _is_so(fact, value) == fact.is_true
+
+
+def _is_so(fact: Fact, value: Decimal) -> bool:
+    node = fact.node
+    if isinstance(node, Minimum):
+        return value > node.bound.value if node.bound.is_open else value >= node.bound.value
+    if isinstance(node, Maximum):
+        return value < node.bound.value if node.bound.is_open else value <= node.bound.value
+    if isinstance(node, MultipleOf):
+        return _is_multiple(value, node.step)
+    if isinstance(node, Scalars):
+        return value in node.numbers
+    assert isinstance(node, Integer), node
+    return value == value.to_integral_value()
+
+
+def _is_multiple(value: Decimal, step: Decimal) -> bool:
+    """Whether a number is an exact multiple of another, whatever their sizes."""
+    return (value.as_integer_ratio()[0] * step.as_integer_ratio()[1]) % (
+        step.as_integer_ratio()[0] * value.as_integer_ratio()[1]
+    ) == 0
+
+
+def _spelled(value: Decimal) -> Expr:
+    """The usual spelling: 5, 0.5, 1e+100; and 5.0 where the schema itself writes that."""
+    if value == value.to_integral_value() and value.copy_abs() < Decimal(10) ** 16:
+        whole = literal(str(int(value)))
+        exponent = value.as_tuple().exponent
+        return alt(whole, literal(f"{int(value)}.0")) if exponent != 0 else whole
+    if value == value.to_integral_value() and value.as_tuple().exponent == 0:
+        return literal(str(int(value)))
+    return literal(repr(float(value)))

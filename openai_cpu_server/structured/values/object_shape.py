@@ -1,0 +1,233 @@
+"""Puts facts about objects together: named properties in order, classes of other names, counts."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from openai_cpu_server.structured.languages.expr import ALL, Expr, alt, any_of, both, negate
+from openai_cpu_server.structured.logic.goals import Branch, Goal, Goals, join
+from openai_cpu_server.structured.report import Report
+from openai_cpu_server.structured.schema.nodes import (
+    TRUE,
+    Properties,
+    PropertyCount,
+    PropertyNames,
+    Required,
+    SomeProperty,
+)
+from openai_cpu_server.structured.values.strings import Strings
+from openai_cpu_server.structured.writing.json_text import plain_text
+
+
+@dataclass(frozen=True)
+class Member:
+    """A property that the schema names."""
+
+    name: str
+    value: Goal
+    is_required: bool
+
+
+@dataclass(frozen=True)
+class Others:
+    """Properties whose names are in a language; no named property is among them."""
+
+    names: Expr
+    value: Goal
+
+
+@dataclass(frozen=True)
+class ObjectShape:
+    members: tuple[Member, ...]
+    excluded: tuple[str, ...]
+    """Names that `others` must not have: members, and properties that must be absent."""
+    others: tuple[Others, ...]
+    low: int
+    high: int | None
+    is_order_meant: bool
+    """Whether somebody chose the order of the members."""
+    required: tuple[str, ...]
+    witness: tuple[Others, ...] = ()
+    """One property of one of these kinds must be present, beside all else; (): none is asked for."""
+
+    def without_low(self) -> ObjectShape:
+        return replace(self, low=0)
+
+
+@dataclass(frozen=True)
+class _Known:
+    """One `Properties`, with its names as a dictionary."""
+
+    fact: Properties
+    named: dict[str, int]
+
+
+@dataclass(frozen=True)
+class _Class:
+    """Other names that match some of the patterns and not the others."""
+
+    names: Expr
+    matched: frozenset[str]
+
+
+class ObjectShapes:
+    def __init__(self, goals: Goals, strings: Strings, report: Report) -> None:
+        self._report = report
+        self._goals = goals
+        self._strings = strings
+        self._known: dict[Branch, list[ObjectShape]] = {}
+
+    def shapes(self, branch: Branch) -> list[ObjectShape]:
+        """The shapes of a branch: usually one, none if no object fits, several if one property of many is
+        asked for.
+        """
+        if branch not in self._known:
+            self._known[branch] = self._found(branch)
+        return self._known[branch]
+
+    def _found(self, branch: Branch) -> list[ObjectShape]:
+        base = self._shape(branch)
+        if base is None:
+            return []
+        shapes = [base]
+        for fact in branch:
+            if isinstance(fact.node, SomeProperty):
+                shapes = [x for shape in shapes for x in self._with_witness(shape, fact.node, fact.number)]
+        return shapes
+
+    def _shape(self, branch: Branch) -> ObjectShape | None:
+        facts = [_Known(f.node, dict(f.node.named)) for f in branch if isinstance(f.node, Properties)]
+        required = dict.fromkeys(n for f in branch if isinstance(f.node, Required) for n in f.node.names)
+        order = list(dict.fromkeys(n for f in facts for n in f.named))
+        names = list(dict.fromkeys([*order, *required, *self._exact_names(facts)]))
+        language = self._names(branch)
+        members = [Member(n, self._value(n, facts), n in required) for n in names]
+        possible = [m for m in members if self._allowed(m, language)]
+        if any(m.is_required for m in members if m not in possible):
+            return None
+        others = self._others([f.fact for f in facts], names, language)
+        return self._counted(branch, possible, names, others, order, tuple(required))
+
+    def _counted(
+        self,
+        branch: Branch,
+        members: list[Member],
+        names: list[str],
+        others: list[Others],
+        order: list[str],
+        required: tuple[str, ...],
+    ) -> ObjectShape | None:
+        counts = [f.node for f in branch if isinstance(f.node, PropertyCount)]
+        low = max((c.low for c in counts), default=0)
+        high = min((c.high for c in counts if c.high is not None), default=None)
+        fewest = sum(m.is_required for m in members)
+        if high is not None and (high < low or high < fewest):
+            return None
+        if low > len(members) and not others:
+            return None
+        is_meant = order != sorted(order) or _confirms(required, order)
+        return ObjectShape(tuple(members), tuple(names), tuple(others), max(low, 0), high, is_meant, required)
+
+    def _names(self, branch: Branch) -> Expr:
+        goals = [((f.node.name, True),) for f in branch if isinstance(f.node, PropertyNames)]
+        return both(*(self._strings.of_goal(g) for g in goals)) if goals else ALL
+
+    def _allowed(self, member: Member, language: Expr) -> bool:
+        fits = language == ALL or self._strings.matches(language, member.name)
+        return fits and self._goals.satisfiable(member.value)
+
+    def _value(self, name: str, facts: list[_Known]) -> Goal:
+        return join(*(self._value_in(name, fact) for fact in facts))
+
+    def _value_in(self, name: str, known: _Known) -> Goal:
+        named = ((known.named[name], True),) if name in known.named else ()
+        matched = tuple((v, True) for p, v in known.fact.patterns if self._matches(p, name))
+        return named + matched or ((known.fact.rest, True),)
+
+    def _matches(self, pattern: str, name: str) -> bool:
+        return self._strings.matches(self._strings.pattern(pattern), name)
+
+    def _exact_names(self, facts: list[_Known]) -> list[str]:
+        """Names that a pattern spells out, such as `^a$`."""
+        texts = [plain_text(self._strings.pattern(p)) for f in facts for p, _ in f.fact.patterns]
+        return [t for t in texts if t is not None]
+
+    # Names that nobody listed
+
+    def _others(self, facts: list[Properties], names: list[str], language: Expr) -> list[Others]:
+        patterns = list(dict.fromkeys(p for f in facts for p, v in f.patterns if not _says_nothing(f, v)))
+        patterns = [p for p in patterns if plain_text(self._strings.pattern(p)) is None]
+        classes = [_Class(language, frozenset())]
+        for pattern in patterns:
+            classes = [part for each in classes for part in self._split(each, pattern, names)]
+        found: dict[Goal, list[Expr]] = {}
+        for each in classes:
+            goal = join(*(_class_value(each, fact) for fact in facts))
+            if self._goals.satisfiable(goal):
+                found.setdefault(goal, []).append(each.names)
+        return [Others(_union(languages), goal) for goal, languages in found.items()]
+
+    def _split(self, given: _Class, pattern: str, names: list[str]) -> list[_Class]:
+        language = self._strings.pattern(pattern)
+        inside = _Class(both(given.names, language), given.matched | {pattern})
+        outside = _Class(both(given.names, negate(language)), given.matched)
+        return [c for c in (inside, outside) if not self._strings.is_empty(self._beside(c.names, names))]
+
+    def _beside(self, language: Expr, names: list[str]) -> Expr:
+        """The language without the listed names, if these are few. It only serves to find empty classes."""
+        return both(language, negate(any_of(names))) if 0 < len(names) < 8 else language
+
+    # Properties of which one must be there
+
+    def _with_witness(self, shape: ObjectShape, node: SomeProperty, number: int) -> list[ObjectShape]:
+        if shape.witness:
+            path, keyword = self._goals.table.place(number)
+            self._report.refuse(path, keyword, "asks for several properties of unknown names")
+            return [shape]
+        wrong: Goal = ((node.value, True),)
+        found = []
+        for i, member in enumerate(shape.members):
+            value = join(member.value, wrong)
+            if self._is_meant(node, member.name) and self._goals.satisfiable(value):
+                changed = replace(member, value=value, is_required=True)
+                members = (*shape.members[:i], changed, *shape.members[i + 1 :])
+                found.append(replace(shape, members=members))
+        language = self._witness_names(node)
+        kinds = [Others(both(o.names, language), join(o.value, wrong)) for o in shape.others]
+        kinds = [k for k in kinds if self._goals.satisfiable(k.value)]
+        kinds = [k for k in kinds if not self._strings.is_empty(self._beside(k.names, list(shape.excluded)))]
+        return [*found, replace(shape, witness=tuple(kinds))] if kinds else found
+
+    def _is_meant(self, node: SomeProperty, name: str) -> bool:
+        return self._strings.matches(self._witness_names(node), name)
+
+    def _witness_names(self, node: SomeProperty) -> Expr:
+        if node.pattern is not None:
+            return self._strings.pattern(node.pattern)
+        names, patterns = node.beside
+        known = [any_of(names)] if names else []
+        known += [self._strings.pattern(p) for p in patterns]
+        return both(*(negate(k) for k in known))
+
+
+def _confirms(required: tuple[str, ...], order: list[str]) -> bool:
+    """Whether `required` names all declared properties, at least two, in the order of `properties`."""
+    known = [n for n in required if n in order]
+    return len(known) > 1 and known == sorted(known, key=order.index) and len(known) == len(order)
+
+
+def _says_nothing(fact: Properties, value: int) -> bool:
+    """Whether a pattern allows only what is allowed anyway."""
+    return value == TRUE and fact.rest == TRUE
+
+
+def _class_value(given: _Class, fact: Properties) -> Goal:
+    matched = tuple((v, True) for p, v in fact.patterns if p in given.matched)
+    known = {p for p, _ in fact.patterns}
+    if matched or (known & given.matched):
+        return matched
+    return ((fact.rest, True),)
+
+
+def _union(languages: list[Expr]) -> Expr:
+    return ALL if ALL in languages else alt(*languages)

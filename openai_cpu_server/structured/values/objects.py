@@ -1,0 +1,240 @@
+"""Objects -> grammar: properties in order, any subset of the optional ones, and other names after them.
+
+`a?, b?, c` is a chain: a rule for "from here on, something is written already", and no nested optionals.
+Where properties are counted, or may stand in any order, there is a rule for each state instead.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from openai_cpu_server.structured.languages.expr import EMPTY, NOTHING, Expr, Ref, alt, repeat, seq
+from openai_cpu_server.structured.logic.goals import Goal
+from openai_cpu_server.structured.options import PropertyOrder
+from openai_cpu_server.structured.values.names import Names
+from openai_cpu_server.structured.values.object_shape import Member, ObjectShape, Others
+from openai_cpu_server.structured.writing.grammar import Grammar
+from openai_cpu_server.structured.writing.punctuation import Punctuation
+
+_FREELY_ORDERED = 5
+"""The most properties that may stand in any order, because each subset of them is a rule."""
+
+
+class Objects:
+    def __init__(
+        self,
+        grammar: Grammar,
+        marks: Punctuation,
+        value: Callable[[Goal, str], Expr],
+        names: Names,
+        order: PropertyOrder,
+    ) -> None:
+        self._grammar = grammar
+        self._marks = marks
+        self._value = value
+        self._names = names
+        self._order = order
+
+    def expr(self, shape: ObjectShape, hint: str) -> Expr:
+        bodies = [_Body(self, shape, hint, members) for members in self._orders(shape)]
+        is_free = self._order is PropertyOrder.ANY and 1 < len(shape.members) <= _FREELY_ORDERED
+        content = bodies[0].in_any_order() if is_free else alt(*(body.expr() for body in bodies))
+        return seq(self._marks.open_object, content, self._marks.close_object)
+
+    def _orders(self, shape: ObjectShape) -> list[tuple[Member, ...]]:
+        """The schema's order; if any order is asked for, also that of `required` and then the others."""
+        if self._order is PropertyOrder.SCHEMA:
+            return [shape.members]
+        place = {name: i for i, name in enumerate(shape.required)}
+        by_need = sorted(shape.members, key=lambda m: place.get(m.name, len(place)))
+        return list(dict.fromkeys([shape.members, tuple(by_need)]))
+
+    def member(self, member: Member) -> Expr:
+        key = self._marks.key(self._names.exactly(member.name))
+        return seq(key, self._value(member.value, member.name))
+
+    def other(self, kinds: tuple[Others, ...], excluded: tuple[str, ...], hint: str) -> Expr:
+        """One property of these kinds, with a name that is not excluded."""
+        parts = []
+        for kind in kinds:
+            name = self._names.key(kind.names, excluded)
+            if name != NOTHING:
+                parts.append(seq(self._marks.key(name), self._value(kind.value, f"{hint}-other")))
+        return alt(*parts)
+
+    @property
+    def comma(self) -> Expr:
+        return self._marks.comma
+
+    def rule(self, hint: str, expr: Expr) -> Expr:
+        return expr if expr in (EMPTY, NOTHING) else self._grammar.define(hint, expr)
+
+    def reserve(self, hint: str) -> str:
+        return self._grammar.reserve(hint)
+
+    def set(self, name: str, expr: Expr) -> None:
+        self._grammar.set(name, expr)
+
+    @property
+    def others_may_lead(self) -> bool:
+        """Whether additional properties may come before the declared ones."""
+        return self._order is PropertyOrder.ANY
+
+
+class _Body:
+    """Writes what stands between the braces, for one order of the members."""
+
+    def __init__(self, objects: Objects, shape: ObjectShape, hint: str, members: tuple[Member, ...]) -> None:
+        self._objects = objects
+        self._shape = shape
+        self._hint = hint
+        self._members = [(m, objects.member(m)) for m in members]
+        self._other = objects.other(shape.others, shape.excluded, hint)
+        self._witness = objects.other(shape.witness, shape.excluded, hint) if shape.witness else None
+        fewest = sum(m.is_required for m in members)
+        self._low = shape.low if shape.low > fewest else 0
+        self._cap = max(self._low, 1) if shape.high is None else max(self._low, shape.high, 1)
+
+    def expr(self) -> Expr:
+        if self._cap > 1 or self._shape.high is not None:
+            return self._by_count()
+        starts = self._starts()
+        if self._others_anywhere and self._members:
+            following = self._objects.rule(f"{self._hint}-rest", seq(*self._written(0), self._tail(1)))
+            starts = alt(starts, seq(self._other, self._more(0, None), following))
+        return starts
+
+    @property
+    def _others_anywhere(self) -> bool:
+        """Whether additional properties may come before the declared ones, and between them."""
+        is_counted = self._cap > 1 or self._shape.high is not None
+        is_asked = self._objects.others_may_lead and self._witness is None
+        return is_asked and self._other is not NOTHING and not is_counted
+
+    # In order, not counted
+
+    def _starts(self) -> Expr:
+        """The ways to begin: with any leading optional member, with the first required one, or with none at
+        all.
+        """
+        num_leading = self._num_leading
+        ways = min(num_leading + 1, len(self._members))
+        rest = seq(*self._written(ways), self._tail(1))
+        options = []
+        for i in range(ways - 1, -1, -1):
+            if ways > 1:
+                rest = self._objects.rule(f"{self._hint}-rest", rest)
+            options.append(seq(self._members[i][1], rest))
+            rest = seq(*self._written(i, i + 1), rest)
+        empty = [self._tail(0)] if num_leading == len(self._members) else []
+        return alt(*reversed(options), *empty)
+
+    @property
+    def _num_leading(self) -> int:
+        """The number of optional members before the first required one, each of which may come first."""
+        optional = [not m.is_required for m, _ in self._members]
+        return optional.index(False) if False in optional else len(optional)
+
+    def _written(self, start: int, stop: int | None = None) -> list[Expr]:
+        """Members behind other members: each has its comma, and optional ones may be missing."""
+        found = []
+        for member, text in self._members[start:stop]:
+            written = seq(self._objects.comma, text)
+            found.append(written if member.is_required else repeat(written, 0, 1))
+            if self._others_anywhere:
+                found.append(self._more(0, None))
+        return found
+
+    # In order, counted
+
+    def _by_count(self) -> Expr:
+        """A rule for each (member, number of properties so far), the last members first."""
+        row = {c: self._tail(c) for c in range(min(self._cap, len(self._members)) + 1)}
+        for place, (member, text) in reversed(list(enumerate(self._members))):
+            row = {c: self._state(member, text, c, row) for c in range(min(self._cap, place) + 1)}
+        return row[0]
+
+    def _state(self, member: Member, text: Expr, count: int, after: dict[int, Expr]) -> Expr:
+        options = []
+        if self._has_room(count):
+            lead = self._objects.comma if count else EMPTY
+            options.append(seq(lead, text, after[min(count + 1, self._cap)]))
+        if not member.is_required:
+            options.append(after[count])
+        return self._objects.rule(f"{self._hint}-rest", alt(*options))
+
+    def _has_room(self, count: int) -> bool:
+        return self._shape.high is None or count < self._shape.high
+
+    # After the members
+
+    def _tail(self, count: int) -> Expr:
+        missing = max(self._low - count, 0)
+        room = None if self._shape.high is None else self._shape.high - count
+        if self._witness is not None:
+            return self._with_witness(count, missing, room)
+        if missing > 1 or (room is not None and room < missing):
+            return NOTHING
+        if self._other == NOTHING or room == 0:
+            return EMPTY if missing == 0 else NOTHING
+        if count:
+            return self._more(missing, room)
+        first = seq(self._other, self._more(0, None if room is None else room - 1))
+        return first if missing else alt(EMPTY, first)
+
+    def _more(self, low: int, high: int | None) -> Expr:
+        return repeat(seq(self._objects.comma, self._other), low, high) if self._other != NOTHING else EMPTY
+
+    def _with_witness(self, count: int, missing: int, room: int | None) -> Expr:
+        """The properties behind the members, with the witness last: if its name occurs twice, the last one
+        counts.
+        """
+        assert self._witness is not None
+        if missing > 1 or room == 0:
+            return NOTHING
+        spare = None if room is None else room - 1
+        last = seq(self._objects.comma, self._witness)
+        if count:
+            return seq(self._more(0, spare), last)
+        if spare == 0 or self._other == NOTHING:
+            return self._witness
+        rest = self._more(0, None if spare is None else spare - 1)
+        return alt(self._witness, seq(self._other, rest, last))
+
+    # In any order
+
+    def in_any_order(self) -> Expr:
+        """A rule for each set of members written so far, and whether other names came too."""
+        rules = {(0, 0): self._objects.reserve(f"{self._hint}-any")}
+        queue = [(0, 0)]
+        texts = [text for _, text in self._members] + [self._other]
+        later = [self._objects.rule(f"{self._hint}-next", seq(self._objects.comma, t)) for t in texts]
+        for used, others in queue:
+            size = bin(used).count("1") + others
+            moves = {i: (used | 1 << i, others) for i in range(len(self._members)) if not used >> i & 1}
+            if self._others_anywhere:
+                moves[len(self._members)] = (used, 1)
+            self._reserve(list(moves.values()), rules, queue)
+            options = [seq((later if size else texts)[i], Ref(rules[to])) for i, to in moves.items()]
+            found = alt(self._end(used, others), *(options if self._has_room(size) else []))
+            self._objects.set(rules[used, others], found)
+        return Ref(rules[0, 0])
+
+    def _reserve(
+        self, states: list[tuple[int, int]], rules: dict[tuple[int, int], str], queue: list[tuple[int, int]]
+    ) -> None:
+        for state in dict.fromkeys(states):
+            if state not in rules:
+                rules[state] = self._objects.reserve(f"{self._hint}-any")
+                queue.append(state)
+
+    def _end(self, used: int, others: int) -> Expr:
+        """What may end the object: if all required members are there, other names, unless they may come
+        anywhere.
+        """
+        if any(m.is_required and not used >> i & 1 for i, (m, _) in enumerate(self._members)):
+            return NOTHING
+        count = bin(used).count("1") + others
+        if self._others_anywhere:
+            return EMPTY if count >= self._low else NOTHING
+        return self._tail(min(count, self._cap))

@@ -1,0 +1,1 @@
+"""Writes grammars as GBNF text."""

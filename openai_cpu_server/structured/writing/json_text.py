@@ -1,0 +1,171 @@
+"""Languages of strings -> grammar of the same strings as JSON writes them, escapes and all.
+
+A character stands for itself; `"`, `\\` and controls are escaped as they must be; characters beyond ASCII
+may be written as \\uXXXX too, for that is how many programs write them.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+
+from openai_cpu_server.structured.languages.charset import ANY, DIGITS, CharSet
+from openai_cpu_server.structured.languages.expr import (
+    Alt,
+    Chars,
+    Expr,
+    Repeat,
+    Seq,
+    Text,
+    alt,
+    literal,
+    repeat,
+    seq,
+)
+from openai_cpu_server.structured.writing.grammar import Grammar
+
+_MUST_ESCAPE = CharSet.chars('"\\') | CharSet.of((0, 0x1F))
+_SHORT = {"\b": "b", "\f": "f", "\n": "n", "\r": "r", "\t": "t", '"': '"', "\\": "\\"}
+_BEYOND_ASCII = CharSet.of((0x7F, 0xFFFF))
+"""All of the basic plane beyond ASCII, and DEL, a control that may be written either way."""
+_BEYOND_BMP = CharSet.of((0x10000, 0x10FFFF))
+_ESCAPED = _MUST_ESCAPE | _BEYOND_ASCII | _BEYOND_BMP
+"""The characters that may be escaped. (In a string without any limits every character may.)"""
+_MOST_ESCAPED_RANGES = 16
+"""The most ranges of a set that may be written as escapes, from the lowest; others stand only for
+themselves.
+"""
+_HEX = DIGITS | CharSet.chars("abcdefABCDEF")
+
+
+class JsonText:
+    """Writes strings into one grammar."""
+
+    def __init__(self, grammar: Grammar) -> None:
+        self._grammar = grammar
+        self._characters: dict[CharSet, Expr] = {}
+
+    def string(self, content: Expr) -> Expr:
+        """The string with its quotes, as one lexeme."""
+        plain = plain_text(content)
+        if plain is not None and plain.isascii():
+            return Text(json.dumps(plain))
+        return self._grammar.define("string", seq(Text('"'), self.content(content), Text('"')))
+
+    def exactly(self, text: str) -> Expr:
+        """One string with its quotes."""
+        return Text(json.dumps(text)) if text.isascii() else self.string(literal(text))
+
+    def content(self, content: Expr) -> Expr:
+        """The text between the quotes."""
+        if isinstance(content, Chars):
+            return self._character(content.set)
+        if isinstance(content, Seq):
+            return seq(*(self.content(x) for x in content.items))
+        if isinstance(content, Alt):
+            return alt(*(self.content(x) for x in content.items))
+        assert isinstance(content, Repeat), content
+        return repeat(self.content(content.item), content.low, content.high)
+
+    def _character(self, chars: CharSet) -> Expr:
+        if chars not in self._characters:
+            self._characters[chars] = self._of_set(chars)
+        return self._characters[chars]
+
+    def _of_set(self, chars: CharSet) -> Expr:
+        if chars == ANY:
+            return self._grammar.once("char", _any_character)
+        raw, is_plain, has_every_escape = _facts(chars)
+        if is_plain:
+            return Chars(raw)
+        if has_every_escape:
+            return alt(Chars(raw), self._grammar.once("escape", _every_escape))
+        whole = alt(*([Chars(raw)] if raw else []), *_escapes(chars))
+        return whole if chars.size == 1 else self._grammar.define("char", whole)
+
+
+@functools.lru_cache(maxsize=4096)
+def _facts(chars: CharSet) -> tuple[CharSet, bool, bool]:
+    """The characters that need no escape; whether these are all and none may have one; whether all that may
+    are there.
+    """
+    raw = chars - _MUST_ESCAPE
+    is_plain = raw == chars and not raw & (_BEYOND_ASCII | _BEYOND_BMP)
+    return raw, is_plain, not _ESCAPED - chars
+
+
+def plain_text(content: Expr) -> str | None:
+    """The one string of a language that plainly has only one; else None."""
+    items = content.items if isinstance(content, Seq) else (content,)
+    chars = [chr(x.set.ranges[0][0]) for x in items if isinstance(x, Chars) and x.set.size == 1]
+    return "".join(chars) if len(chars) == len(items) else None
+
+
+def _every_escape() -> Expr:
+    return alt(*_escapes(_ESCAPED))
+
+
+def _any_character() -> Expr:
+    """Everything that JSON allows, with needless escapes, but without lone surrogates."""
+    unit = alt(
+        seq(Chars(_HEX - CharSet.chars("dD")), repeat(Chars(_HEX), 3, 3)),
+        seq(Chars(CharSet.chars("dD")), Chars(CharSet.chars("01234567")), repeat(Chars(_HEX), 2, 2)),
+        _surrogates("89abAB"),
+    )
+    escape = alt(Chars(CharSet.chars('"\\/bfnrt')), seq(Text("u"), unit))
+    return alt(Chars(ANY - _MUST_ESCAPE), seq(Text("\\"), escape))
+
+
+def _surrogates(second: str) -> Expr:
+    r"""A surrogate pair without the first `\u`."""
+    two = repeat(Chars(_HEX), 2, 2)
+    high = seq(Chars(CharSet.chars("dD")), Chars(CharSet.chars(second)), two)
+    return seq(high, Text("\\u"), Chars(CharSet.chars("dD")), Chars(CharSet.chars("cdefCDEF")), two)
+
+
+def _escapes(chars: CharSet) -> list[Expr]:
+    short = "".join(letter for char, letter in _SHORT.items() if ord(char) in chars)
+    controls = chars & (CharSet.of((0, 0x1F)) - CharSet.chars("".join(_SHORT)))
+    beyond = chars & _BEYOND_ASCII
+    escapes = [seq(Text("\\"), Chars(CharSet.chars(short)))] if short else []
+    escapes += [seq(Text("\\u"), _hex_range(low, high, 4)) for low, high in controls.ranges]
+    for low, high in beyond.ranges[:_MOST_ESCAPED_RANGES]:
+        escapes.append(seq(Text("\\u"), _hex_range(low, high, 4)))
+    return escapes + _pairs(chars & _BEYOND_BMP)
+
+
+def _pairs(chars: CharSet) -> list[Expr]:
+    """Surrogate pairs for all characters beyond the basic plane, or for a single one."""
+    if chars == _BEYOND_BMP:
+        return [seq(Text("\\u"), _surrogates("89abAB"))]
+    if chars.size != 1:
+        return []
+    code = chars.ranges[0][0] - 0x10000
+    high, low = 0xD800 + (code >> 10), 0xDC00 + (code & 0x3FF)
+    return [seq(Text("\\u"), _hex_range(high, high, 4), Text("\\u"), _hex_range(low, low, 4))]
+
+
+def _hex_range(low: int, high: int, width: int) -> Expr:
+    """Hexadecimal numbers of `width` digits from `low` to `high`, in upper or lower case."""
+    if width == 0:
+        return Seq(())
+    unit = 16 ** (width - 1)
+    first, last = low // unit, high // unit
+    if first == last:
+        return seq(_hex_digits(first, first), _hex_range(low % unit, high % unit, width - 1))
+    parts = []
+    if low % unit:
+        parts.append(seq(_hex_digits(first, first), _hex_range(low % unit, unit - 1, width - 1)))
+        first += 1
+    tail = None
+    if high % unit != unit - 1:
+        tail = seq(_hex_digits(last, last), _hex_range(0, high % unit, width - 1))
+        last -= 1
+    if first <= last:
+        parts.append(seq(_hex_digits(first, last), repeat(Chars(_HEX), width - 1, width - 1)))
+    return alt(*parts, *([tail] if tail else []))
+
+
+def _hex_digits(first: int, last: int) -> Expr:
+    digits = "0123456789abcdef"[first : last + 1]
+    return Chars(CharSet.chars(digits + digits.upper()))

@@ -1,0 +1,120 @@
+"""Counts the files and functions that one streamed chat passes through, and how the package is shaped.
+
+    scripts/hops.py [--root CHECKOUT] [--list] [--shape]
+
+Starts the server of the checkout with the demo model and sends it one streamed chat. Both the API process and
+the engine process note the functions of the package that are called meanwhile, in all threads; imports and
+start-up do not count. What a process does on its own in that second (heartbeats, gauges) does, so that counts
+differ by a few from run to run. To compare with an old commit, add a work tree of it and name that: --root.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ast
+import os
+import re
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import httpx
+
+_RECORDER = Path(__file__).parent / "hops_recorder"
+_SERVE = "serve --model demo --port 0 --calibrate never --jobs-db sqlite:// --drain-seconds 0"
+_CHAT = {"model": "demo", "messages": [{"role": "user", "content": "What is the sea?"}], "stream": True}
+_SWITCHED_S = 0.2
+"""By then both recorders know that they are switched on."""
+_PATIENCE_S = 120
+Calls = set[tuple[str, ...]]  # file, line and name of each function
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser.add_argument("--root", type=Path, default=Path(__file__).parents[1], help="a checkout")
+    parser.add_argument("--list", action="store_true", help="print the files, each with its functions")
+    parser.add_argument("--shape", action="store_true", help="print the package's shape only; start nothing")
+    arguments = parser.parse_args()
+    package = arguments.root.resolve() / "openai_cpu_server"
+    if not arguments.shape:
+        _print_hops(package, with_list=arguments.list)
+    _print_shape(package)
+    return 0
+
+
+def _print_hops(package: Path, *, with_list: bool) -> None:
+    api, engine = sorted(_calls(package), key=lambda calls: not any("/api/" in call[0] for call in calls))
+    assert all((api, engine)), "the processes ran another copy of the package"
+    for title, calls in (("API process", api), ("engine process", engine), ("both", api | engine)):
+        files = sorted({file for file, *_ in calls})
+        print(f"{title}: {len(files)} files, {len(calls)} functions")
+        for file in files if with_list and title != "both" else ():
+            names = ", ".join(sorted(name for path, _, name in calls if path == file))
+            print(f"  {Path(file).relative_to(package)}: {names}")
+
+
+def _calls(package: Path) -> list[Calls]:
+    """The package's functions that were called, for each of the two processes."""
+    with tempfile.TemporaryDirectory() as name:
+        folder, log = Path(name), Path(name, "log")
+        paths = f"{_RECORDER}{os.pathsep}{package.parent}"
+        env = {**os.environ, "PYTHONPATH": paths, "HOPS_FOLDER": name}
+        command = [sys.executable, "-m", package.name, *_SERVE.split()]
+        with log.open("w") as out:
+            # Python looks for the package in the working directory first.
+            server = subprocess.Popen(command, cwd=package.parent, stdout=out, stderr=out, env=env)
+        try:
+            _wait(lambda: "ready: " in log.read_text(), log)
+            (folder / "on").touch()
+            time.sleep(_SWITCHED_S)
+            _chat(re.findall(r"listening on (http://\S+:\d+)", log.read_text())[0])
+            (folder / "on").unlink()
+            _wait(lambda: len(list(folder.glob("*.calls"))) == 2, log)
+        finally:
+            server.terminate()
+            server.wait()
+        found = [path.read_text().splitlines() for path in folder.glob("*.calls")]
+    return [{call for row in rows if _counts(package, call := tuple(row.split("\t")))} for rows in found]
+
+
+def _counts(package: Path, call: tuple[str, ...]) -> bool:
+    """Functions and lambdas do; a comprehension belongs to the function around it."""
+    return call[0].startswith(f"{package}{os.sep}") and (call[2][0] != "<" or call[2] == "<lambda>")
+
+
+def _chat(url: str) -> None:
+    answer = httpx.post(f"{url}/v1/chat/completions", json=_CHAT, timeout=_PATIENCE_S).raise_for_status()
+    assert answer.text.rstrip().endswith("[DONE]"), answer.text
+
+
+def _wait(is_so: Callable[[], bool], log: Path) -> None:
+    deadline = time.monotonic() + _PATIENCE_S
+    while not is_so():
+        if time.monotonic() > deadline:
+            raise RuntimeError(f"waited in vain; the server's log:\n{log.read_text()}")
+        time.sleep(0.05)
+
+
+def _print_shape(package: Path) -> None:
+    texts = {path: path.read_text() for path in package.rglob("*.py")}
+    print(f"package: {len(texts)} files, {sum(len(text.splitlines()) for text in texts.values())} lines")
+    for name in (".", "api", "llama", "structured", "jobs"):
+        flat, all_of_it = (len(list((package / name).glob(pattern))) for pattern in ("*.py", "**/*.py"))
+        print(f"{name}: {flat} files in the root, {all_of_it} in all")
+    classes = [(*row, path) for path, text in texts.items() for row in _classes(text)]
+    for count, name, path in sorted(classes, reverse=True)[:5]:
+        print(f"{name} ({path.relative_to(package)}): {count} methods")
+
+
+def _classes(text: str) -> list[tuple[int, str]]:
+    """The number of methods and the name of each class in a module's text."""
+    nodes = [node for node in ast.walk(ast.parse(text)) if isinstance(node, ast.ClassDef)]
+    method = ast.FunctionDef | ast.AsyncFunctionDef
+    return [(sum(isinstance(part, method) for part in node.body), node.name) for node in nodes]
+
+
+if __name__ == "__main__":
+    sys.exit(main())
