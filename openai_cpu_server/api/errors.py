@@ -24,6 +24,7 @@ from openai_cpu_server.errors import (
     JobObjectNotFound,
     JobsUnavailable,
     ModelNotFound,
+    NativePanic,
     OriginRefused,
     PromptTooLong,
     QueueFull,
@@ -71,6 +72,7 @@ TABLE: Mapping[type[ServerError], Failure] = {
     RequestCancelled: Failure(499, "server_error", "request_cancelled"),
     ConstraintFailed: Failure(500, "server_error", "generation_failed"),
     GenerationFailed: Failure(500, "server_error", "generation_failed"),
+    NativePanic: Failure(500, "server_error", "internal_error"),
     EngineUnavailable: Failure(503, "server_error", "engine_unavailable"),
     JobsUnavailable: Failure(503, "server_error", "jobs_unavailable"),
     BodiesFull: Failure(503, "server_error", "too_many_bodies"),
@@ -150,7 +152,7 @@ def headers_of(error: Exception) -> dict[str, str]:
             return dict(headers or {})
         case RateLimited(retry_after_s=None) | DeadlineExceeded() | FileInUse() | BatchConflict():
             return {"x-should-retry": "false"}
-        case GenerationFailed(may_retry=False) | ConstraintFailed():
+        case GenerationFailed(may_retry=False) | ConstraintFailed() | NativePanic():
             return {"x-should-retry": "false"}  # SDKs would send what kills the engine twice again
         case RateLimited(retry_after_s=float(seconds)):
             return _retry_after(seconds)

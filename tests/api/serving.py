@@ -59,13 +59,14 @@ def api(
     options: ApiOptions = OPTIONS,
     tokenizer: FakeTokenizer | None = None,
     watch: Watch | None = None,
+    check_grammar: Callable[[str], object] = GrammarCheck,
 ) -> Starlette:
     return create_api(
         engine=engine,
         tokenizer=tokenizer or FakeTokenizer(),
         template=TEMPLATE,
         tool_format=TOOL_FORMATS["demo"],
-        check_grammar=GrammarCheck,
+        check_grammar=check_grammar,
         options=options,
         watch=watch,
     )

@@ -1,0 +1,81 @@
+"""A check of a grammar that gives up in its own way costs its own request, and no other."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+
+import httpx
+import pytest
+
+from openai_cpu_server.api.offload import SLOW, off_loop
+from openai_cpu_server.dispatch.client import EngineClient
+from tests.api.serving import api, client
+from tests.api.talking import chat, error_of
+from tests.api.test_websocket import opened
+
+pytestmark = pytest.mark.anyio
+
+
+class Panic(BaseException):
+    """Stands for pyo3's PanicException, which is no Exception either."""
+
+
+def failing(error: BaseException) -> Callable[[str], object]:
+    def check(gbnf: str) -> object:
+        raise error
+
+    return check
+
+
+ROUTES: list[dict[str, object]] = [
+    {"grammar": 'root ::= "a"'},
+    {"regex": "a"},
+    {"response_format": {"type": "json_object"}},
+]
+FAILURES = [Panic("index out of bounds"), MemoryError(), RecursionError()]
+
+
+@pytest.mark.parametrize("failure", FAILURES, ids=repr)
+async def test_a_request_fails_and_the_server_goes_on(engine: EngineClient, failure: BaseException) -> None:
+    async with client(api(engine, check_grammar=failing(failure))) as http:
+        for route in (
+            {"grammar": 'root ::= "a"'},
+            {"regex": "a"},
+            {"response_format": {"type": "json_object"}},
+        ):
+            await _is_our_failure(await chat(http, **route))
+            assert (await chat(http)).status_code == 200
+
+
+async def _is_our_failure(answer: httpx.Response) -> None:
+    assert (answer.status_code, error_of(answer)["code"]) == (500, "internal_error")
+    assert "index out of bounds" not in answer.text
+
+
+@pytest.mark.parametrize("failure", FAILURES, ids=repr)
+async def test_a_socket_goes_on_with_its_other_requests(engine: EngineClient, failure: BaseException) -> None:
+    async with opened(api(engine, check_grammar=failing(failure))) as socket:
+        socket.ask("bad", regex="a")
+        socket.ask("good")
+        ends = await socket.until_end("bad", "good")
+        socket.ask("later")
+        assert (await socket.until_end("later"))["later"][-1]["done"]
+    assert (ends["bad"][-1]["status"], ends["bad"][-1]["error"]["code"]) == (500, "internal_error")
+    assert ends["good"][-1]["done"]
+
+
+async def test_nobody_is_asked_to_send_a_panic_again(engine: EngineClient) -> None:
+    async with client(api(engine, check_grammar=failing(Panic()))) as http:
+        answer = await chat(http, regex="a")
+    assert answer.headers["x-should-retry"] == "false"
+    assert json.loads(answer.text)["error"]["param"] is None
+
+
+@pytest.mark.parametrize("num_bytes", [0, SLOW])
+async def test_who_wants_to_end_the_process_still_does(num_bytes: int) -> None:
+    def work() -> None:
+        raise SystemExit
+
+    with pytest.raises(SystemExit):
+        await off_loop(num_bytes, work)
