@@ -167,6 +167,7 @@ def _web_config(settings: Settings, api: Callable[..., Awaitable[None]]) -> uvic
         log_config=None,
         log_level=logging.WARNING,
         access_log=False,
+        proxy_headers=False,  # uvicorn would believe them from 127.0.0.1; see --trusted-proxy
         timeout_graceful_shutdown=_CLOSE_CONNECTIONS_S,
         server_header=False,
         ssl_certfile=settings.ssl_certfile,
@@ -303,6 +304,7 @@ def _api_options(settings: Settings, model_path: Path) -> ApiOptions:
         request_timeout_s=settings.request_timeout,
         read_timeout_s=settings.read_timeout_s,
         cors_origins=tuple(settings.cors_origin),
+        trusted_proxies=tuple(settings.trusted_proxy),
     )
 
 

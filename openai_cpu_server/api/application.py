@@ -114,7 +114,7 @@ def create_api(
             Middleware(Boundary, endings=endings),
             Middleware(ConnectionLimit),
             Middleware(OriginCheck, allowed=options.cors_origins),
-            Middleware(Authentication, keys=keys),
+            Middleware(Authentication, keys=keys, trusted_proxies=options.trusted_proxies),
             Middleware(Metering, limits=limits, options=options),
             Middleware(BodyPace, read_timeout_s=options.read_timeout_s),
             Middleware(

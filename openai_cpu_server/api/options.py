@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
+from openai_cpu_server.api.access.addresses import Network
 from openai_cpu_server.api.access.keys import Key
 from openai_cpu_server.contract.request import Priority
 from openai_cpu_server.errors import ModelNotFound
@@ -38,6 +39,8 @@ class ApiOptions(msgspec.Struct, frozen=True, kw_only=True):
     """What a body may take, and a second more for each KiB of it."""
     cors_origins: tuple[str, ...] = ()
     """Pages of these origins may call from a browser; `*` is all."""
+    trusted_proxies: tuple[Network, ...] = ()
+    """Peers whose word is taken for where a request came from."""
     max_socket_requests: int = 64
     """Being served at once on one WebSocket."""
     max_sequences: int = 1024

@@ -9,7 +9,7 @@ import msgspec
 from starlette.applications import Starlette
 
 from openai_cpu_server.api.access.key_ring import KeyRing
-from openai_cpu_server.api.access.keys import Key
+from openai_cpu_server.api.access.keys import Identity, Key
 from openai_cpu_server.api.endings import Endings
 from openai_cpu_server.api.errors import INTERNAL, error_object, failure_of
 from openai_cpu_server.api.options import ApiOptions
@@ -88,8 +88,7 @@ class RowRunner:
             info=model_of(self._engine),
             options=self._options.seen_by(key),
             priority_header=Priority.BATCH.label,
-            key_identity=key.digest.hex() if key else None,
-            client=key.name or None if key else None,
+            identity=Identity(key, key.digest.hex() if key else None),
         )
 
     def _blame(self, error: Exception) -> Exception:

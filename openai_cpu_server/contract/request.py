@@ -72,7 +72,7 @@ class GenerationRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults
     prompt_logprobs: bool = False
     """Also report the log-probability of every prompt token but the first."""
     client: str = ""
-    """Whom to be fair to: the API key's name, or the body's `user`."""
+    """Whom to be fair to: an opaque label, equal for requests of the same client."""
     cache_namespace: str = ""
     """Only requests of the same namespace share computed prompts (cache salt, API key)."""
     constraint: Constraint | None = None

@@ -22,7 +22,7 @@ def test_absent_fields_leave_the_distribution_as_it_is() -> None:
         (),
         None,
         False,
-        "",
+        "peer:@",
     )
 
 
@@ -57,14 +57,14 @@ def test_every_sampling_field_arrives() -> None:
         logit_bias={7: 100.0, 300: -100.0},
         ignore_eos=True,
     )
-    assert (request.stop, request.client) == (("a", "b"), "ann")
+    assert (request.stop, request.client) == (("a", "b"), "user:ann")
 
 
 def test_the_newer_names_of_user() -> None:
     (request,) = chat(safety_identifier="bob", prompt_cache_key="any").requests
-    assert request.client == "bob"
+    assert request.client == "user:bob"
     (request,) = chat(user="ann", safety_identifier="bob").requests
-    assert request.client == "ann"
+    assert request.client == "user:ann"
 
 
 @pytest.mark.parametrize("top_k", [0, -1])

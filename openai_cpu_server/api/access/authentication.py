@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
+
+import msgspec
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from openai_cpu_server.api.access.addresses import Network, client_address
 from openai_cpu_server.api.access.key_ring import KeyRing
 from openai_cpu_server.api.access.keys import Identity
 from openai_cpu_server.api.access.scopes import required_scope
@@ -17,9 +21,10 @@ _SCOPE_KEY = "openai_cpu_server.identity"
 class Authentication:
     """Requests and WebSockets that may not pass never reach the layers below."""
 
-    def __init__(self, app: ASGIApp, *, keys: KeyRing) -> None:
+    def __init__(self, app: ASGIApp, *, keys: KeyRing, trusted_proxies: Collection[Network]) -> None:
         self._app = app
         self._keys = keys
+        self._trusted_proxies = trusted_proxies
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] in ("http", "websocket"):
@@ -29,8 +34,10 @@ class Authentication:
     def _admit(self, scope: Scope) -> None:
         """Raises Unauthorized, Forbidden."""
         path = scope["path"]
-        scope[_SCOPE_KEY] = _identified(self._keys, key_identity(_given(scope)), path)
-        _check_scope(scope[_SCOPE_KEY], path)
+        identity = _identified(self._keys, key_identity(_given(scope)), path)
+        address = client_address(scope, self._trusted_proxies)
+        scope[_SCOPE_KEY] = identity = msgspec.structs.replace(identity, address=address)
+        _check_scope(identity, path)
 
 
 def _identified(keys: KeyRing, digest: str | None, path: str) -> Identity:
@@ -57,7 +64,7 @@ def _given(scope: Scope) -> bytes | None:
 def key_name(scope: Scope) -> str | None:
     """Of whoever sent this request, as far as that is known."""
     identity = scope.get(_SCOPE_KEY)
-    return identity.client if isinstance(identity, Identity) else None
+    return identity.holder if isinstance(identity, Identity) else None
 
 
 def identity_of(scope: Scope) -> Identity:
@@ -69,6 +76,7 @@ def identity_of(scope: Scope) -> Identity:
 
 def identity_now(scope: Scope, keys: KeyRing) -> Identity:
     """Of whoever opened this connection, by the keys as they are now. Raises Unauthorized, Forbidden."""
-    identity = _identified(keys, identity_of(scope).digest, scope["path"])
+    before = identity_of(scope)
+    identity = _identified(keys, before.digest, scope["path"])
     _check_scope(identity, scope["path"])
-    return identity
+    return msgspec.structs.replace(identity, address=before.address)

@@ -52,15 +52,17 @@ class Identity(msgspec.Struct, frozen=True):
     """None: the server has no keys, and everybody may do everything."""
     digest: str | None
     """SHA-256, in hex, of the key that was sent, be it needed or not."""
+    address: str | None = None
+    """Where it came from, as far as that is known; see `addresses.client_address`."""
 
     @property
-    def client(self) -> str | None:
+    def holder(self) -> str | None:
         """The key's name, where it has one."""
         return self.key.name or None if self.key else None
 
     def may(self, scope: Scope) -> bool:
         return self.key is None or scope in self.key.scopes
 
-    def owns(self, client: str) -> bool:
-        """Whether a request of this client is theirs to see and to end."""
-        return self.may(Scope.ADMIN) or client == self.client
+
+ANYBODY = Identity(key=None, digest=None)
+"""Of whom nothing is known, on a server without keys."""

@@ -11,6 +11,8 @@ from pathlib import PurePath
 import msgspec
 
 from openai_cpu_server import __version__
+from openai_cpu_server.api.access.clients import Client
+from openai_cpu_server.api.access.keys import ANYBODY, Identity
 from openai_cpu_server.api.call import Call, Prompt
 from openai_cpu_server.api.options import ApiOptions
 from openai_cpu_server.api.resolve.cache import cache_namespace
@@ -28,9 +30,6 @@ from openai_cpu_server.api.schemas.generation import GenerationBody
 from openai_cpu_server.contract.model_info import ModelInfo
 from openai_cpu_server.contract.request import GenerationRequest
 
-_CLIENT_CHARS = 16
-"""Of a key's identity: enough to tell clients apart in a listing."""
-
 
 class Circumstances(msgspec.Struct, frozen=True):
     """What beside the body decides what a call means."""
@@ -38,10 +37,7 @@ class Circumstances(msgspec.Struct, frozen=True):
     info: ModelInfo
     options: ApiOptions
     priority_header: str | None
-    key_identity: str | None = None
-    """Of the API key that came with the call."""
-    client: str | None = None
-    """Name of the key, where it has one; whom to be fair to, whatever the body says."""
+    identity: Identity = ANYBODY
 
 
 class Asked(msgspec.Struct, frozen=True, kw_only=True):
@@ -107,10 +103,9 @@ class _Requests:
         self._options = around.options
         self._sampling = sampling_of(body, vocab_size=around.info.vocab_size)
         self._stop = stop_strings(body)
-        user = body.user or body.safety_identifier
-        self._client = around.client or user or (around.key_identity or "")[:_CLIENT_CHARS]
+        self._client = Client.of(around.identity, body.user or body.safety_identifier).label
         self._namespace = cache_namespace(
-            salt=body.cache_salt, key=around.key_identity if around.options.isolate_by_key else None
+            salt=body.cache_salt, key=around.identity.digest if around.options.isolate_by_key else None
         )
         self.priority = priority_of(
             header=around.priority_header,

@@ -109,7 +109,7 @@ class FileRoutes:
 
 def owner_of(request: Request) -> str:
     """Objects belong to a key by its name, so that they outlive the key's change; "" where it has none."""
-    return identity_of(request.scope).client or ""
+    return identity_of(request.scope).holder or ""
 
 
 def _file_object(record: FileRecord) -> FileObject:

@@ -76,8 +76,7 @@ class GenerationRoute:
             info=model_of(self._engine),
             options=self._options.seen_by(identity.key),
             priority_header=priority_header,
-            key_identity=identity.digest,
-            client=identity.client,
+            identity=identity,
         )
 
     async def begin(self, data: bytes, around: Circumstances, ticket: Ticket, lease: Lease) -> Begun:

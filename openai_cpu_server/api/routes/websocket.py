@@ -181,7 +181,7 @@ class _Socket:
         ticket = self._ticket()
         with contextlib.suppress(Unauthorized, Forbidden):
             identity = self._shared.identity(self._websocket)
-            ticket.client = identity.client
+            ticket.client = identity.holder
             if not isinstance(error, RequestNotFound):  # of one to cancel: this was not to generate
                 ticket.priority = self._shared.priority(self._websocket, identity)
         message = self._failed(None, ticket, error)
@@ -220,7 +220,7 @@ class _Socket:
         ticket, name = request.ticket, request.name
         try:
             identity = self._shared.identity(self._websocket)
-            ticket.client = identity.client
+            ticket.client = identity.holder
             ticket.priority = self._shared.priority(self._websocket, identity)
             async with self._shared.lease(identity, ticket) as lease:
                 headers = await self._generate(request, data, identity, lease)
