@@ -9,14 +9,13 @@ from collections.abc import Iterable
 from starlette.routing import BaseRoute, Route, WebSocketRoute
 
 from openai_cpu_server.api.access.scopes import QUIET_PATHS
+from openai_cpu_server.api.errors import CLIENT_GONE
 from openai_cpu_server.api.ticket import Ticket
 from openai_cpu_server.observe.ended import Ended
 from openai_cpu_server.observe.watch import Watch
 
 _METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"})
 _OTHER = "other"
-_CLIENT_GONE = 499
-"""nginx's word for a client that left before its answer."""
 
 
 class Endings:
@@ -35,7 +34,7 @@ class Endings:
                 method=ticket.method if ticket.method in _METHODS else _OTHER,
                 route=self._names.of(ticket.path),
                 priority=ticket.priority.label if ticket.priority is not None else "none",
-                status=_CLIENT_GONE if ticket.status is None else ticket.status,
+                status=CLIENT_GONE if ticket.status is None else ticket.status,
                 code=ticket.code,
                 started_s=ticket.started_s,
                 ended_s=ended_s,

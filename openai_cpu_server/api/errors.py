@@ -50,6 +50,11 @@ class Failure(msgspec.Struct, frozen=True):
     param: str | None = None
 
 
+CLIENT_GONE = 499
+"""nginx's word for a client that left before its answer; others use it for a cancelled request too.
+
+Unlike 409 and 5xx it makes no SDK try again.
+"""
 TABLE: Mapping[type[ServerError], Failure] = {
     InvalidRequest: Failure(400, "invalid_request_error"),
     PromptTooLong: Failure(400, "invalid_request_error", "context_length_exceeded"),
@@ -69,7 +74,7 @@ TABLE: Mapping[type[ServerError], Failure] = {
     RequestsLimited: Failure(429, "requests", "rate_limit_exceeded"),
     TokensLimited: Failure(429, "tokens", "rate_limit_exceeded"),
     QueueFull: Failure(429, "rate_limit_error", "queue_full"),
-    RequestCancelled: Failure(499, "server_error", "request_cancelled"),
+    RequestCancelled: Failure(CLIENT_GONE, "server_error", "request_cancelled"),
     ConstraintFailed: Failure(500, "server_error", "generation_failed"),
     GenerationFailed: Failure(500, "server_error", "generation_failed"),
     NativePanic: Failure(500, "server_error", "internal_error"),
@@ -79,9 +84,7 @@ TABLE: Mapping[type[ServerError], Failure] = {
     TooManyConnections: Failure(503, "server_error", "too_many_connections"),
     ServerError: Failure(500, "server_error", "internal_error"),
 }
-"""499 is what others use for a cancelled request too; unlike 409 and 5xx it makes no SDK try again.
-
-408 is OpenAI's for a request that took too long; SDKs would try again, so a header asks them not to.
+"""408 is OpenAI's for a request that took too long; SDKs would try again, so a header asks them not to.
 """
 INTERNAL = TABLE[ServerError]
 HTTP_CODES = {404: "unknown_url", 405: "method_not_allowed"}

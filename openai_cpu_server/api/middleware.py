@@ -10,6 +10,7 @@ from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from openai_cpu_server.api.access.authentication import key_name
+from openai_cpu_server.api.access.metering import limit_headers_of
 from openai_cpu_server.api.access.scopes import OPEN_PATHS
 from openai_cpu_server.api.bodies import BodyBudget, HeldBody, set_held_body
 from openai_cpu_server.api.endings import Endings
@@ -45,7 +46,7 @@ class Boundary:
             status = _begun(message)
             if ticket.status is None and status is not None:
                 message.setdefault("headers", [])
-                MutableHeaders(scope=message).update({**ticket.headers, "x-request-id": ticket.id})
+                MutableHeaders(scope=message).update({**limit_headers_of(scope), "x-request-id": ticket.id})
                 ticket.status = status
             await send(message)
 

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 
 import msgspec
 
+from openai_cpu_server.api.errors import CLIENT_GONE
 from openai_cpu_server.api.paging import ORDERS
 from openai_cpu_server.api.render.chat import ChatCompletion
 from openai_cpu_server.api.render.completion import TextCompletion
@@ -25,7 +26,7 @@ from openai_cpu_server.api.schemas.tokens import DetokenizeBody, TokenizeBody
 
 JsonSchema = dict[str, object]
 
-_GENERATION = (404, 408, 429, 499, 500, 503)
+_GENERATION = (404, 408, 429, CLIENT_GONE, 500, 503)
 _PAGE: Mapping[str, JsonSchema] = {
     "limit": {"type": "integer", "minimum": 1},
     "after": {"type": "string", "description": "id of the last object that is known already"},

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Union
 
 import msgspec
@@ -96,13 +96,6 @@ def _name(fields: _Fields, field: str) -> str | None:
         message = f"Invalid value for '{field}': expected a string of 1 to {_MAX_NAME_CHARS} characters."
         raise InvalidRequest(message, param=field, code="invalid_value")
     return name
-
-
-def objects(events: bytes) -> Iterator[bytes]:
-    """The JSON objects of server-sent events, which hold no line ends."""
-    for event in events.split(b"\n\n"):
-        if event:
-            yield event.removeprefix(b"data: ")
 
 
 def about(name: str, json_object: bytes) -> bytes:

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from starlette.datastructures import Headers
 from starlette.types import Scope
 
-from openai_cpu_server.api.errors import code_of
+from openai_cpu_server.api.errors import CLIENT_GONE, code_of
 from openai_cpu_server.contract.request import Priority
 from openai_cpu_server.observe.ended import CallFigures, Origin, TraceParent
 
@@ -21,8 +21,6 @@ _SANE_ID = re.compile(r"[A-Za-z0-9._:/+=@-]{1,128}")
 _TRACE_PARENT = re.compile(r"(?!ff)[0-9a-f]{2}-(?!0{32})[0-9a-f]{32}-(?!0{16})[0-9a-f]{16}-[0-9a-f]{2}")
 _MAX_TRACE_STATE = 512
 _SCOPE_KEY = "openai_cpu_server.ticket"
-_CLIENT_GONE = 499
-"""nginx's word for a client that left before its answer."""
 
 
 @dataclass
@@ -46,11 +44,20 @@ class Ticket:
     call: CallFigures | None = None
     """What was generated; set when that has ended."""
     notes: dict[str, str | int | float] = field(default_factory=dict)
-    headers: dict[str, str] = field(default_factory=dict)
-    """Of the response, whatever it will be."""
+
+    def generated(self, figures: CallFigures) -> None:
+        """What a call came to; also of one that was left before its end."""
+        self.call = figures
+        self.notes["prompt_tokens"] = figures.prompt_tokens
+        self.notes["cached_tokens"] = figures.cached_tokens
+        self.notes["output_tokens"] = figures.output_tokens
+        self.notes["finish_reason"] = ",".join(sorted(set(figures.finish_reasons)))
+        self.notes["queue_ms"] = round(1000 * figures.queue_s, 1)
+        if figures.ttft_s is not None:
+            self.notes["ttft_ms"] = round(1000 * figures.ttft_s, 1)
 
     def client_gone(self) -> None:
-        self.status = _CLIENT_GONE
+        self.status = CLIENT_GONE
 
     def failed(self, error: Exception) -> None:
         self.notes["error"] = type(error).__name__

@@ -55,8 +55,8 @@ class Ended(msgspec.Struct, frozen=True, kw_only=True):
     route: str
     """As the server writes it (`/v1/models/{id}`), one of few; `other` for what it does not know."""
     priority: str
-    """Its label, of a refused request the likely one; `none`: it was not meant to generate, or was refused
-    before its key was known, or names a priority that there is not."""
+    """Its label; of a request whose body is refused, as header, key and server say without it. `none`: it
+    was not meant to generate, was refused before its key was known, or its header names no known priority."""
     status: int
     code: str | None
     """Of its error object."""

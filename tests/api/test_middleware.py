@@ -8,10 +8,11 @@ import httpx
 import msgspec
 import pytest
 
+from openai_cpu_server.api.application import create_api
 from openai_cpu_server.dispatch.client import EngineClient
 from tests.api.asgi import exchange
 from tests.api.fake_tokenizer import FakeTokenizer
-from tests.api.serving import OPTIONS, api, client
+from tests.api.serving import OPTIONS, api, client, served
 from tests.api.talking import chat, error_of
 
 pytestmark = pytest.mark.anyio
@@ -71,7 +72,7 @@ class BrokenTokenizer(FakeTokenizer):
 
 
 async def test_a_bug_is_logged_not_told(engine: EngineClient, caplog: pytest.LogCaptureFixture) -> None:
-    async with client(api(engine, tokenizer=BrokenTokenizer())) as http:
+    async with client(create_api(served(engine, tokenizer=BrokenTokenizer()), OPTIONS).app) as http:
         response = await http.post("/tokenize", json={"content": "a"}, headers={"x-request-id": "r1"})
     assert (response.status_code, error_of(response)["code"]) == (500, "internal_error")
     assert "secret" not in response.text

@@ -7,10 +7,12 @@ from collections.abc import Callable
 
 import httpx
 import pytest
+from starlette.applications import Starlette
 
+from openai_cpu_server.api.application import create_api
 from openai_cpu_server.api.offload import SLOW, off_loop
 from openai_cpu_server.dispatch.client import EngineClient
-from tests.api.serving import api, client
+from tests.api.serving import OPTIONS, client, served
 from tests.api.talking import chat, error_of
 from tests.api.test_websocket import opened
 
@@ -33,12 +35,18 @@ ROUTES: list[dict[str, object]] = [
     {"regex": "a"},
     {"response_format": {"type": "json_object"}},
 ]
+
+
+def app(engine: EngineClient, failure: BaseException) -> Starlette:
+    return create_api(served(engine, check_grammar=failing(failure)), OPTIONS).app
+
+
 FAILURES = [Panic("index out of bounds"), MemoryError(), RecursionError()]
 
 
 @pytest.mark.parametrize("failure", FAILURES, ids=repr)
 async def test_a_request_fails_and_the_server_goes_on(engine: EngineClient, failure: BaseException) -> None:
-    async with client(api(engine, check_grammar=failing(failure))) as http:
+    async with client(app(engine, failure)) as http:
         for route in (
             {"grammar": 'root ::= "a"'},
             {"regex": "a"},
@@ -55,7 +63,7 @@ async def _is_our_failure(answer: httpx.Response) -> None:
 
 @pytest.mark.parametrize("failure", FAILURES, ids=repr)
 async def test_a_socket_goes_on_with_its_other_requests(engine: EngineClient, failure: BaseException) -> None:
-    async with opened(api(engine, check_grammar=failing(failure))) as socket:
+    async with opened(app(engine, failure)) as socket:
         socket.ask("bad", regex="a")
         socket.ask("good")
         ends = await socket.until_end("bad", "good")
@@ -66,7 +74,7 @@ async def test_a_socket_goes_on_with_its_other_requests(engine: EngineClient, fa
 
 
 async def test_nobody_is_asked_to_send_a_panic_again(engine: EngineClient) -> None:
-    async with client(api(engine, check_grammar=failing(Panic()))) as http:
+    async with client(app(engine, Panic())) as http:
         answer = await chat(http, regex="a")
     assert answer.headers["x-should-retry"] == "false"
     assert json.loads(answer.text)["error"]["param"] is None

@@ -140,28 +140,26 @@ async def test_calls_at_once(slow_engine: EngineClient, tmp_path: Path) -> None:
 
 async def test_outputs_that_run_hold_their_room() -> None:
     limits, ann = RateLimits(Meter.open(None)), key(tokens_per_minute=100)
-    async with limits.lease(ann, {}) as first:
+    async with limits.lease(ann) as first:
         await first.reserve(prompt_tokens=10, output_tokens=60)
-        async with limits.lease(ann, {}) as second:
+        async with limits.lease(ann) as second:
             with pytest.raises(TokensLimited, match="Used 70, Requested 31"):
                 await second.reserve(prompt_tokens=1, output_tokens=30)
             await second.reserve(prompt_tokens=10, output_tokens=20)
-    headers: dict[str, str] = {}
-    async with limits.lease(ann, headers):
-        assert headers["x-ratelimit-remaining-tokens"] == "80"
+    async with limits.lease(ann) as third:
+        assert third.headers["x-ratelimit-remaining-tokens"] == "80"
 
 
 async def test_a_refused_call_gets_its_tokens_back() -> None:
     limits, ann = RateLimits(Meter.open(None)), key(tokens_per_minute=100, tokens_per_day=500)
-    headers: dict[str, str] = {}
-    async with limits.lease(ann, headers) as lease:
+    async with limits.lease(ann) as lease:
         await lease.reserve(prompt_tokens=30, output_tokens=60)
-        assert headers["x-ratelimit-remaining-tokens"] == "10"
+        assert lease.headers["x-ratelimit-remaining-tokens"] == "10"
         await lease.refund()
-        assert headers["x-ratelimit-remaining-tokens"] == "100"
-    async with limits.lease(ann, headers) as lease:
+        assert lease.headers["x-ratelimit-remaining-tokens"] == "100"
+    async with limits.lease(ann) as lease:
         await lease.reserve(prompt_tokens=100, output_tokens=0)
-        assert headers["x-ratelimit-remaining-tokens"] == "0"
+        assert lease.headers["x-ratelimit-remaining-tokens"] == "0"
 
 
 async def test_a_full_queue_costs_no_tokens(tmp_path: Path) -> None:
@@ -184,12 +182,11 @@ async def test_a_full_queue_costs_no_tokens(tmp_path: Path) -> None:
 
 async def test_an_output_beyond_what_is_left_takes_what_is_left() -> None:
     limits, ann = RateLimits(Meter.open(None)), key(tokens_per_minute=100)
-    async with limits.lease(ann, {}) as lease:
+    async with limits.lease(ann) as lease:
         await lease.reserve(prompt_tokens=90, output_tokens=0)
         lease.output_tokens = 50
-    headers: dict[str, str] = {}
-    async with limits.lease(ann, headers) as lease:
-        assert headers["x-ratelimit-remaining-tokens"] == "0"
+    async with limits.lease(ann) as lease:
+        assert lease.headers["x-ratelimit-remaining-tokens"] == "0"
         with pytest.raises(TokensLimited):
             await lease.reserve(prompt_tokens=1, output_tokens=0)
 
@@ -201,7 +198,7 @@ async def test_of_many_at_once_no_more_pass_than_may() -> None:
     async def one() -> None:
         nonlocal passed
         try:
-            async with limits.lease(ann, {}) as lease:
+            async with limits.lease(ann) as lease:
                 await lease.reserve(prompt_tokens=5, output_tokens=5)
                 lease.output_tokens = 5
                 passed += 1
@@ -220,7 +217,7 @@ async def test_a_storage_that_is_down_limits_nobody_and_says_so_once(
     limits = RateLimits(Meter.open(f"redis://:hunter2@127.0.0.1:{port}/0"))
     with caplog.at_level(logging.INFO):
         for _ in range(3):
-            async with limits.lease(key(requests_per_minute=1, tokens_per_minute=10), {}) as lease:
+            async with limits.lease(key(requests_per_minute=1, tokens_per_minute=10)) as lease:
                 await lease.reserve(prompt_tokens=5, output_tokens=5)
     (record,) = caplog.records
     assert "nobody is limited" in record.getMessage()

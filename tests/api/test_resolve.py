@@ -5,8 +5,8 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from openai_cpu_server.api.resolve.calls import Circumstances, fingerprint
-from openai_cpu_server.api.resolve.priority import priority_of
+from openai_cpu_server.api.calls.sender import Sender
+from openai_cpu_server.api.resolve.call import fingerprint
 from openai_cpu_server.contract.request import Priority, Sampling
 from openai_cpu_server.errors import InvalidRequest, ModelNotFound, PromptTooLong
 from tests.api.resolving import CONTEXT, OPTIONS, chat, complete, param_of
@@ -203,13 +203,15 @@ def test_top_logprobs_belong_to_logprobs() -> None:
 def test_the_header_outranks_the_body(
     header: str | None, field: str | None, tier: str | None, expected: Priority
 ) -> None:
-    asked = {"header": header, "field": field, "tier": tier}
-    assert priority_of(**asked, default=Priority.INTERACTIVE) == expected
+    assert Sender(priority_header=header).priority(field=field, tier=tier) == expected
 
 
 def test_the_servers_default_comes_last() -> None:
     for tier in (None, "auto", "default"):
-        assert priority_of(header=None, field=None, tier=tier, default=Priority.BATCH) == Priority.BATCH
+        assert (
+            Sender(priority_header=None, default_priority=Priority.BATCH).priority(field=None, tier=tier)
+            == Priority.BATCH
+        )
 
 
 @pytest.mark.parametrize(
@@ -223,12 +225,12 @@ def test_the_servers_default_comes_last() -> None:
 )
 def test_unknown_priorities_are_refused(header: str | None, field: str | None, param: str) -> None:
     with pytest.raises(InvalidRequest) as error:
-        priority_of(header=header, field=field, tier=None, default=Priority.BATCH)
+        Sender(priority_header=header).priority(field=field)
     assert param_of(error) == param
 
 
 def test_a_call_has_the_priority_of_all_its_requests() -> None:
-    call = chat(around=Circumstances(FAKE_INFO, OPTIONS, "batch"), n=2, service_tier="priority")
+    call = chat(sender=Sender(priority_header="batch"), n=2, service_tier="priority")
     assert (call.priority, call.service_tier) == (Priority.BATCH, "priority")
     assert {request.priority for request in call.requests} == {Priority.BATCH}
 

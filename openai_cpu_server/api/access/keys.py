@@ -60,6 +60,11 @@ class Identity(msgspec.Struct, frozen=True):
         """The key's name, where it has one."""
         return self.key.name or None if self.key else None
 
+    @property
+    def allowed_models(self) -> frozenset[str] | None:
+        """The names of models that they may use; None: all."""
+        return self.key.models if self.key else None
+
     def may(self, scope: Scope) -> bool:
         return self.key is None or scope in self.key.scopes
 

@@ -8,10 +8,9 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from openai_cpu_server.api.access.authentication import identity_of
 from openai_cpu_server.api.access.rate_limits import Lease, RateLimits
 from openai_cpu_server.api.access.scopes import METERED_PATHS
+from openai_cpu_server.api.calls.sender import PRIORITY_HEADER, Sender
 from openai_cpu_server.api.options import ApiOptions
-from openai_cpu_server.api.resolve.priority import HEADER, likely_priority
 from openai_cpu_server.api.ticket import ticket_of
-from openai_cpu_server.contract.request import Priority
 
 _SCOPE_KEY = "openai_cpu_server.lease"
 
@@ -28,18 +27,14 @@ class Metering:
             return
         ticket = ticket_of(scope)
         if scope["method"] == "POST":
-            ticket.priority = self._likely_priority(scope)
-        async with self._limits.lease(identity_of(scope).key, ticket.headers) as lease:
-            scope[_SCOPE_KEY] = lease
-            try:
-                await self._app(scope, receive, send)
-            finally:
-                lease.output_tokens = int(ticket.notes.get("output_tokens", 0))
+            ticket.priority = self._sender(scope).announced_priority()
+        scope[_SCOPE_KEY] = lease = self._limits.lease(identity_of(scope).key)
+        async with lease:
+            await self._app(scope, receive, send)
 
-    def _likely_priority(self, scope: Scope) -> Priority | None:
-        """Until the body is read: it may be refused before."""
-        default = self._options.seen_by(identity_of(scope).key).default_priority
-        return likely_priority(b"", header=Headers(scope=scope).get(HEADER), default=default)
+    def _sender(self, scope: Scope) -> Sender:
+        header = Headers(scope=scope).get(PRIORITY_HEADER)
+        return Sender.of(identity_of(scope), header=header, default=self._options.default_priority)
 
 
 def lease_of(scope: Scope) -> Lease:
@@ -47,3 +42,9 @@ def lease_of(scope: Scope) -> Lease:
     lease = scope[_SCOPE_KEY]
     assert isinstance(lease, Lease)
     return lease
+
+
+def limit_headers_of(scope: Scope) -> dict[str, str]:
+    """What the response of a request is to say of its key's limits; nothing on paths that are not metered."""
+    lease = scope.get(_SCOPE_KEY)
+    return lease.headers if isinstance(lease, Lease) else {}

@@ -10,12 +10,11 @@ from openai_cpu_server.api.options import ApiOptions
 from openai_cpu_server.api.paging import page_of
 from openai_cpu_server.api.parse import parse
 from openai_cpu_server.api.routes.files import owner_of
-from openai_cpu_server.api.routes.generation import check_not_ending
 from openai_cpu_server.api.routes.models import json_response
 from openai_cpu_server.api.schemas.batches import BatchBody
-from openai_cpu_server.contract.engine import Engine
 from openai_cpu_server.jobs.jobs import Jobs
 from openai_cpu_server.jobs.records import BatchRecord, LineError
+from openai_cpu_server.models.registry import ModelRegistry
 
 _LISTED, _MAX_LISTED = 20, 100
 
@@ -83,13 +82,13 @@ class BatchList(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class BatchRoutes:
-    def __init__(self, jobs: Jobs, engine: Engine, options: ApiOptions) -> None:
+    def __init__(self, jobs: Jobs, models: ModelRegistry, options: ApiOptions) -> None:
         self._jobs = jobs
-        self._engine = engine
+        self._models = models
         self._lenient = options.lenient
 
     async def create(self, request: Request) -> Response:
-        check_not_ending(self._engine)
+        self._models.check_not_ending()
         body, ignored = parse(BatchBody, await request.body(), lenient=self._lenient)
         lifetime = body.output_expires_after
         batch = await self._jobs.create_batch(

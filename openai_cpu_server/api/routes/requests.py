@@ -12,8 +12,9 @@ from openai_cpu_server.api.access.authentication import identity_of
 from openai_cpu_server.api.access.clients import Client
 from openai_cpu_server.api.access.keys import Identity
 from openai_cpu_server.api.routes.models import json_response
-from openai_cpu_server.contract.engine import Engine, LiveRequest
+from openai_cpu_server.contract.engine import LiveRequest
 from openai_cpu_server.errors import RequestNotFound
+from openai_cpu_server.models.registry import ModelRegistry
 
 
 class RequestCard(msgspec.Struct, frozen=True, kw_only=True):
@@ -48,8 +49,8 @@ class Cancelled(msgspec.Struct, frozen=True):
 
 
 class RequestRoutes:
-    def __init__(self, engine: Engine) -> None:
-        self._engine = engine
+    def __init__(self, models: ModelRegistry) -> None:
+        self._models = models
 
     async def list(self, request: Request) -> Response:
         """Those of the caller's key; an administrator's are all."""
@@ -62,13 +63,13 @@ class RequestRoutes:
         visible = self._visible(identity_of(request.scope))
         if not any(name in (live.id, live.id.partition("/")[0]) for live in visible):
             raise RequestNotFound(name)
-        self._engine.cancel(name)
+        for model in self._models:
+            model.engine.cancel(name)
         return json_response(Cancelled(name))
 
     def _visible(self, identity: Identity) -> Sequence[LiveRequest]:
-        return tuple(
-            live for live in self._engine.requests() if Client.of_label(live.client).is_owned_by(identity)
-        )
+        live = [one for model in self._models for one in model.engine.requests()]
+        return [one for one in live if Client.of_label(one.client).is_owned_by(identity)]
 
 
 def _card(live: LiveRequest, seen_by: Identity) -> RequestCard:

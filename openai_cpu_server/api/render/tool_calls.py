@@ -1,4 +1,4 @@
-"""Function calls in OpenAI's shapes, whole and as the deltas of a stream."""
+"""Tool calls in OpenAI's shapes, whole and as the deltas of a stream."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 
 import msgspec
 
-from openai_cpu_server.api.call import CallStyle
+from openai_cpu_server.api.calls.call import ToolCallStyle
 from openai_cpu_server.api.render.common import finish_reason, json_text
 from openai_cpu_server.contract.messages import Finish, FinishReason
 from openai_cpu_server.errors import InvalidRequest
@@ -18,7 +18,7 @@ _ALPHABET = string.ascii_letters + string.digits
 NewId = Callable[[], str]
 
 
-def new_call_id() -> str:
+def new_tool_call_id() -> str:
     return "call_" + "".join(secrets.choice(_ALPHABET) for _ in range(24))
 
 
@@ -50,7 +50,7 @@ def called_functions(parts: Sequence[Part]) -> list[CalledFunction]:
     return found
 
 
-def reason_with_calls(finish: Finish, reader: ToolReader, style: CallStyle) -> str:
+def reason_with_tool_calls(finish: Finish, reader: ToolReader, style: ToolCallStyle) -> str:
     """Raises GenerationFailed; InvalidRequest if a stop string of the client's has cut a call."""
     reason = finish_reason(finish)
     if finish.reason is not FinishReason.STOP or not reader.has_calls:
@@ -61,10 +61,10 @@ def reason_with_calls(finish: Finish, reader: ToolReader, style: CallStyle) -> s
     return style.reason
 
 
-class CallDeltas:
-    """The calls of one choice as deltas: a first one with the name, then the arguments as they come."""
+class ToolCallDeltas:
+    """The tool calls of one choice as deltas: a first one with the name, then the arguments as they come."""
 
-    def __init__(self, style: CallStyle, new_id: NewId) -> None:
+    def __init__(self, style: ToolCallStyle, new_id: NewId) -> None:
         self._is_legacy = style.is_legacy
         self._new_id = new_id
         self._index = -1

@@ -9,7 +9,6 @@ from functools import lru_cache
 
 import msgspec
 
-from openai_cpu_server.api.schemas.structured import JsonObject
 from openai_cpu_server.errors import InvalidRequest
 from openai_cpu_server.structured import (
     Options,
@@ -47,7 +46,7 @@ class Grammars:
         self._checked = lru_cache(_REMEMBERED)(self._check_once)
         self._compiled = lru_cache(_REMEMBERED)(self._compile)
 
-    def of_schema(self, schema: JsonObject, param: str, *, strict: bool = True) -> Grammar:
+    def of_schema(self, schema: Mapping[str, object], param: str, *, strict: bool = True) -> Grammar:
         """Not strict: what cannot be enforced is left out and named."""
         with naming(param):
             gbnf, unenforced = self._compiled(json.dumps(schema), strict)

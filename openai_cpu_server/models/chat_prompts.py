@@ -1,11 +1,9 @@
-"""A conversation becomes prompt tokens: checked, rendered by the model's template, tokenised."""
+"""A conversation becomes prompt tokens: rendered by the model's template, tokenised."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from openai_cpu_server.api.resolve.messages import checked_messages
-from openai_cpu_server.api.schemas.chat import Message
 from openai_cpu_server.contract.model_info import Tokenizer
 from openai_cpu_server.errors import TemplateFailed
 from openai_cpu_server.prompt.chat import needs_special_tokens, render_chat
@@ -25,14 +23,14 @@ class ChatPrompts:
         self._tool_format = tool_format
 
     def tokens(
-        self, messages: Sequence[Message], tools: Sequence[Mapping[str, object]] = ()
+        self, messages: Sequence[Mapping[str, object]], tools: Sequence[Mapping[str, object]] = ()
     ) -> tuple[int, ...]:
         """At least one token. `tools`: to be offered to the model. Raises InvalidRequest, TemplateFailed."""
         if self._template is None:
             raise TemplateFailed(
                 "The model has no chat template; start the server with --chat-template FILE."
             )
-        text = self._rendered(self._template, checked_messages(messages), tools)
+        text = self._rendered(self._template, messages, tools)
         add_special = needs_special_tokens(text, bos_text=self._tokenizer.bos_text)
         tokens = tuple(self._tokenizer.encode(text, add_special=add_special, parse_special=True))
         if not tokens:
