@@ -16,12 +16,12 @@ from typing import NamedTuple
 import psutil
 import uvicorn
 
+from openai_cpu_server.api.access.identity import key_identity
 from openai_cpu_server.api.access.key_ring import KeyRing
 from openai_cpu_server.api.access.meter import Meter
 from openai_cpu_server.api.access.rate_limits import RateLimits
 from openai_cpu_server.api.application import create_api
-from openai_cpu_server.api.auth import key_identity
-from openai_cpu_server.api.middleware import EXCESS_CONNECTION
+from openai_cpu_server.api.gates.entrance import EXCESS_CONNECTION
 from openai_cpu_server.api.options import ApiOptions
 from openai_cpu_server.api.resolve.call import cache_namespace
 from openai_cpu_server.contract.messages import EngineOptions

@@ -13,22 +13,19 @@ from starlette.responses import Response
 from starlette.routing import BaseRoute, Route, WebSocketRoute
 from starlette.types import Lifespan
 
-from openai_cpu_server.api.access.authentication import Authentication
 from openai_cpu_server.api.access.key_ring import KeyRing
 from openai_cpu_server.api.access.limit_headers import NAMES as LIMIT_HEADERS
 from openai_cpu_server.api.access.meter import Meter
-from openai_cpu_server.api.access.metering import Metering
-from openai_cpu_server.api.access.origins import OriginCheck
 from openai_cpu_server.api.access.rate_limits import RateLimits
-from openai_cpu_server.api.endings import Endings
+from openai_cpu_server.api.describe.openapi import PATH as OPENAPI_PATH
+from openai_cpu_server.api.describe.openapi import OpenApiRoute
 from openai_cpu_server.api.errors import error_response
-from openai_cpu_server.api.middleware import BodyLimit, Boundary, ConnectionLimit
-from openai_cpu_server.api.openapi import PATH as OPENAPI_PATH
-from openai_cpu_server.api.openapi import OpenApiRoute
+from openai_cpu_server.api.gates.entrance import Entrance
+from openai_cpu_server.api.gates.fair_use import FairUse
+from openai_cpu_server.api.gates.ticket import Endings, ticket_of
 from openai_cpu_server.api.options import ApiOptions
-from openai_cpu_server.api.pace import BodyPace
 from openai_cpu_server.api.resolve.call import UNENFORCED
-from openai_cpu_server.api.routes.batches import BatchRoutes
+from openai_cpu_server.api.routes.batch_jobs import BatchJobRoutes
 from openai_cpu_server.api.routes.cache import CacheRoutes
 from openai_cpu_server.api.routes.chat import ChatFamily
 from openai_cpu_server.api.routes.completions import CompletionFamily
@@ -42,7 +39,6 @@ from openai_cpu_server.api.routes.stats import StatsRoutes
 from openai_cpu_server.api.routes.tokens import TokenRoutes
 from openai_cpu_server.api.routes.websocket import SocketRoute
 from openai_cpu_server.api.rows import RowRunner
-from openai_cpu_server.api.ticket import ticket_of
 from openai_cpu_server.jobs.jobs import Jobs
 from openai_cpu_server.models.registry import ModelRegistry
 from openai_cpu_server.observe.watch import Watch
@@ -90,7 +86,7 @@ def create_api(
     routes.append(WebSocketRoute("/v1/chat/completions", socket.serve))
     app = Starlette(
         routes=routes,
-        middleware=_middleware(options, keys, limits, endings),
+        middleware=_gates(options, keys, limits, endings),
         exception_handlers={HTTPException: _no_such_route},
         lifespan=lifespan,
     )
@@ -98,21 +94,18 @@ def create_api(
     return Api(app, RowRunner(generation, keys=keys, endings=endings))
 
 
-def _middleware(options: ApiOptions, keys: KeyRing, limits: RateLimits, endings: Endings) -> list[Middleware]:
+def _gates(options: ApiOptions, keys: KeyRing, limits: RateLimits, endings: Endings) -> list[Middleware]:
+    uploads = {"/v1/files": options.max_file_bytes + MULTIPART_BYTES}
     return [
         *_cors(options.cors_origins),
-        Middleware(Boundary, endings=endings),
-        Middleware(ConnectionLimit),
-        Middleware(OriginCheck, allowed=options.cors_origins),
-        Middleware(Authentication, keys=keys, trusted_proxies=options.trusted_proxies),
-        Middleware(Metering, limits=limits, options=options),
-        Middleware(BodyPace, read_timeout_s=options.read_timeout_s),
         Middleware(
-            BodyLimit,
-            max_bytes=options.max_body_bytes,
-            max_bytes_of_all=options.max_bodies_bytes,
-            uploads={"/v1/files": options.max_file_bytes + MULTIPART_BYTES},
+            Entrance,
+            endings=endings,
+            keys=keys,
+            trusted_proxies=options.trusted_proxies,
+            origins=options.cors_origins,
         ),
+        Middleware(FairUse, limits=limits, options=options, uploads=uploads),
     ]
 
 
@@ -157,7 +150,7 @@ def _watching_routes(models: ModelRegistry, watch: Watch) -> list[Route]:
 
 
 def _job_routes(jobs: Jobs, models: ModelRegistry, options: ApiOptions) -> list[Route]:
-    files, batches = FileRoutes(jobs, models), BatchRoutes(jobs, models, options)
+    files, batches = FileRoutes(jobs, models), BatchJobRoutes(jobs, models, options)
     return [
         Route("/v1/files", files.create, methods=["POST"]),
         Route("/v1/files", files.list),

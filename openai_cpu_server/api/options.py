@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-from openai_cpu_server.api.access.addresses import Network
+from openai_cpu_server.api.access.clients import Network
 from openai_cpu_server.contract.request import Priority
 
 

@@ -10,11 +10,10 @@ import msgspec
 
 from openai_cpu_server.api.access.key_ring import KeyRing
 from openai_cpu_server.api.access.keys import Identity, Key
-from openai_cpu_server.api.calls.sender import Sender
-from openai_cpu_server.api.endings import Endings
+from openai_cpu_server.api.calls.call import Sender
 from openai_cpu_server.api.errors import INTERNAL, error_object, failure_of
+from openai_cpu_server.api.gates.ticket import Endings, Ticket, new_request_id
 from openai_cpu_server.api.routes.generation import GenerationRoute
-from openai_cpu_server.api.ticket import Ticket, new_request_id
 from openai_cpu_server.contract.request import Priority
 from openai_cpu_server.errors import EngineUnavailable, QueueFull, Unauthorized
 from openai_cpu_server.jobs.rows import RowAnswer

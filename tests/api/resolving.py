@@ -8,14 +8,13 @@ from typing import TypeVar
 
 import pytest
 
-from openai_cpu_server.api.calls.call import Asking, Call
-from openai_cpu_server.api.calls.sender import Sender
+from openai_cpu_server.api.calls.call import Asking, Call, Sender
 from openai_cpu_server.api.options import ApiOptions
-from openai_cpu_server.api.parse import parse
 from openai_cpu_server.api.routes.chat import ChatFamily
 from openai_cpu_server.api.routes.completions import CompletionFamily
 from openai_cpu_server.api.routes.generation import Family
 from openai_cpu_server.api.schemas.generation import GenerationBody
+from openai_cpu_server.api.schemas.parse import parse
 from openai_cpu_server.errors import InvalidRequest
 from openai_cpu_server.llama.grammar.grammar_check import GrammarCheck
 from openai_cpu_server.models.registry import ModelRegistry

@@ -7,7 +7,7 @@ import json
 import msgspec
 import pytest
 
-from openai_cpu_server.api.bodies import FREE_BYTES, BodyBudget, HeldBody
+from openai_cpu_server.api.gates.fair_use import FREE_BYTES, BodyBudget, HeldBody
 from openai_cpu_server.dispatch.client import EngineClient
 from openai_cpu_server.errors import BodiesFull
 from tests.api.asgi import exchange

@@ -11,8 +11,7 @@ import msgspec
 import pytest
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from openai_cpu_server.api.access.addresses import client_address
-from openai_cpu_server.api.access.clients import Client
+from openai_cpu_server.api.access.clients import Client, client_address
 from openai_cpu_server.api.access.key_ring import KeyRing
 from openai_cpu_server.api.access.keys import ALL_SCOPES, ANYBODY, Identity, Key
 from openai_cpu_server.dispatch.client import EngineClient

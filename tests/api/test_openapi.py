@@ -16,8 +16,8 @@ import pytest
 from starlette.applications import Starlette
 
 from openai_cpu_server.api.access.key_ring import KeyRing
-from openai_cpu_server.api.openapi import document, operation_names
-from openai_cpu_server.api.operations import OPERATIONS
+from openai_cpu_server.api.describe.openapi import document, operation_names
+from openai_cpu_server.api.describe.operations import OPERATIONS
 from openai_cpu_server.dispatch.client import EngineClient
 from openai_cpu_server.jobs.database import open_database
 from openai_cpu_server.jobs.jobs import Jobs

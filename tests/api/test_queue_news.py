@@ -10,8 +10,8 @@ import httpx
 import openai
 import pytest
 
+from openai_cpu_server.api.calls.event_stream import comment
 from openai_cpu_server.api.calls.running import NEWS_INTERVAL_S, LastNews, QueueNews, is_news
-from openai_cpu_server.api.stream import comment
 from openai_cpu_server.contract.messages import Place
 from openai_cpu_server.dispatch.client import EngineClient
 from tests.api.asgi import Exchange, exchange

@@ -8,10 +8,10 @@ import msgspec
 import pytest
 
 from openai_cpu_server.api.calls.call import Call
+from openai_cpu_server.api.calls.event_stream import events
 from openai_cpu_server.api.render.answers import Answer
 from openai_cpu_server.api.render.chat import ChatRenderer
 from openai_cpu_server.api.render.common import usage
-from openai_cpu_server.api.stream import events
 from openai_cpu_server.contract.messages import FinishReason, TokenEvent
 from openai_cpu_server.contract.step import TokenLogprob
 from openai_cpu_server.errors import GenerationFailed

@@ -5,10 +5,10 @@ from __future__ import annotations
 import json
 
 from openai_cpu_server.api.calls.call import Call, Prompt
+from openai_cpu_server.api.calls.event_stream import events
 from openai_cpu_server.api.render.answers import Answer
 from openai_cpu_server.api.render.common import usage
 from openai_cpu_server.api.render.completion import CompletionRenderer
-from openai_cpu_server.api.stream import events
 from openai_cpu_server.contract.messages import TokenEvent
 from openai_cpu_server.models.pieces import Pieces
 from tests.api.calls import MINUS_INFINITY, TIMINGS, TIMINGS_JSON, call, end, scored, text, tokens_of

@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from openai_cpu_server.api.calls.sender import Sender
+from openai_cpu_server.api.calls.call import Sender
 from openai_cpu_server.api.resolve.call import fingerprint
 from openai_cpu_server.contract.request import Priority, Sampling
 from openai_cpu_server.errors import InvalidRequest, ModelNotFound, PromptTooLong

@@ -11,7 +11,7 @@ import openai
 import pytest
 from starlette.types import Message
 
-from openai_cpu_server.api.pace import paced
+from openai_cpu_server.api.gates.fair_use import paced
 from openai_cpu_server.dispatch.client import EngineClient
 from openai_cpu_server.errors import BodyTooSlow
 from tests.api.asgi import exchange

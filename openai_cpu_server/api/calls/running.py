@@ -12,10 +12,10 @@ import msgspec
 
 from openai_cpu_server.api.access.rate_limits import Lease
 from openai_cpu_server.api.calls.call import Call
+from openai_cpu_server.api.gates.ticket import Ticket
 from openai_cpu_server.api.render.answers import Answer
 from openai_cpu_server.api.render.common import cached_tokens, usage
 from openai_cpu_server.api.render.renderer import Chunk, Renderer, Usage
-from openai_cpu_server.api.ticket import Ticket
 from openai_cpu_server.contract.engine import Generation, Timings
 from openai_cpu_server.contract.messages import Finish, Place, TokenEvent
 from openai_cpu_server.models.served import ServedModel

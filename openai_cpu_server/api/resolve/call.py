@@ -13,7 +13,6 @@ import msgspec
 from openai_cpu_server import __version__
 from openai_cpu_server.api.access.clients import Client
 from openai_cpu_server.api.calls.call import Asking, Call, Prompt
-from openai_cpu_server.api.parse import header_safe
 from openai_cpu_server.api.resolve.limits import (
     check_sequences,
     choices,
@@ -24,6 +23,7 @@ from openai_cpu_server.api.resolve.limits import (
 from openai_cpu_server.api.resolve.output import Output, check_ends
 from openai_cpu_server.api.resolve.sampling import for_choice, sampling_of
 from openai_cpu_server.api.schemas.generation import GenerationBody
+from openai_cpu_server.api.schemas.parse import header_safe
 from openai_cpu_server.contract.model_info import ModelInfo
 from openai_cpu_server.contract.request import GenerationRequest
 

@@ -11,11 +11,11 @@ from starlette.datastructures import FormData, UploadFile
 from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 
-from openai_cpu_server.api.access.authentication import identity_of
-from openai_cpu_server.api.paging import page_of
-from openai_cpu_server.api.parse import parse
+from openai_cpu_server.api.access.identity import identity_of
 from openai_cpu_server.api.routes.models import json_response
-from openai_cpu_server.api.schemas.batches import ExpiresAfter
+from openai_cpu_server.api.routes.paging import page_of
+from openai_cpu_server.api.schemas.batch_jobs import ExpiresAfter
+from openai_cpu_server.api.schemas.parse import parse
 from openai_cpu_server.errors import InvalidRequest, JobObjectNotFound
 from openai_cpu_server.jobs.jobs import Jobs
 from openai_cpu_server.jobs.records import FileRecord, Purpose

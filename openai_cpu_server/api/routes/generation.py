@@ -11,24 +11,22 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import ASGIApp
 
-from openai_cpu_server.api.access.authentication import identity_of
+from openai_cpu_server.api.access.identity import identity_of
 from openai_cpu_server.api.access.keys import Identity
-from openai_cpu_server.api.access.metering import lease_of
 from openai_cpu_server.api.access.rate_limits import Lease
-from openai_cpu_server.api.bodies import release_body, unkept_body
-from openai_cpu_server.api.calls.call import Asking, Call
+from openai_cpu_server.api.calls.call import PRIORITY_HEADER, Asking, Call, Sender
 from openai_cpu_server.api.calls.disconnect import while_connected
+from openai_cpu_server.api.calls.event_stream import EventStream
 from openai_cpu_server.api.calls.running import Running
-from openai_cpu_server.api.calls.sender import PRIORITY_HEADER, Sender
+from openai_cpu_server.api.gates.fair_use import lease_of, release_body, unkept_body
+from openai_cpu_server.api.gates.ticket import Ticket, ticket_of
 from openai_cpu_server.api.offload import SLOW, off_loop
 from openai_cpu_server.api.options import ApiOptions
-from openai_cpu_server.api.parse import parse
 from openai_cpu_server.api.render.answers import Answer
 from openai_cpu_server.api.render.renderer import AnswerRenderer, Renderer, Usage
 from openai_cpu_server.api.resolve.answer_shape import may_shape_output
 from openai_cpu_server.api.schemas.generation import GenerationBody
-from openai_cpu_server.api.stream import EventStream
-from openai_cpu_server.api.ticket import Ticket, ticket_of
+from openai_cpu_server.api.schemas.parse import parse
 from openai_cpu_server.contract.engine import Generation
 from openai_cpu_server.errors import DeadlineExceeded, GenerationFailed, InvalidRequest, ServerError
 from openai_cpu_server.models.registry import Chosen, ModelRegistry

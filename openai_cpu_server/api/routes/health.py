@@ -10,8 +10,8 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from openai_cpu_server.api.errors import ErrorBody, error_object
+from openai_cpu_server.api.gates.ticket import ticket_of
 from openai_cpu_server.api.routes.models import json_response
-from openai_cpu_server.api.ticket import ticket_of
 from openai_cpu_server.contract.engine import EngineState, EngineStatus, unavailable
 from openai_cpu_server.contract.request import Priority
 from openai_cpu_server.models.registry import ModelRegistry

@@ -6,7 +6,7 @@ import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
-from openai_cpu_server.api.access.authentication import identity_of
+from openai_cpu_server.api.access.identity import identity_of
 from openai_cpu_server.contract.model_info import ModelInfo
 from openai_cpu_server.models.registry import Chosen, ModelRegistry
 

@@ -8,8 +8,8 @@ import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
-from openai_cpu_server.api.access.authentication import identity_of
 from openai_cpu_server.api.access.clients import Client
+from openai_cpu_server.api.access.identity import identity_of
 from openai_cpu_server.api.access.keys import Identity
 from openai_cpu_server.api.routes.models import json_response
 from openai_cpu_server.contract.engine import LiveRequest

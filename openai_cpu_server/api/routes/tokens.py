@@ -9,13 +9,13 @@ import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
-from openai_cpu_server.api.access.authentication import identity_of
+from openai_cpu_server.api.access.identity import identity_of
 from openai_cpu_server.api.offload import off_loop
-from openai_cpu_server.api.parse import Ignored, parse
 from openai_cpu_server.api.resolve.messages import checked_messages
 from openai_cpu_server.api.resolve.sampling import check_tokens
 from openai_cpu_server.api.routes.models import json_response
 from openai_cpu_server.api.schemas.base import Body
+from openai_cpu_server.api.schemas.parse import Ignored, parse
 from openai_cpu_server.api.schemas.tokens import DetokenizeBody, TokenizeBody
 from openai_cpu_server.contract.model_info import Tokenizer
 from openai_cpu_server.errors import InvalidRequest

@@ -11,21 +11,13 @@ import anyio
 from anyio.abc import TaskGroup
 from starlette.websockets import WebSocket, WebSocketDisconnect
 
-from openai_cpu_server.api.access.authentication import identity_now, identity_of
+from openai_cpu_server.api.access.identity import SUBPROTOCOL, identity_now, identity_of
 from openai_cpu_server.api.access.key_ring import KeyRing
 from openai_cpu_server.api.access.keys import Identity
-from openai_cpu_server.api.access.origins import check_origin
 from openai_cpu_server.api.access.rate_limits import Lease, RateLimits
-from openai_cpu_server.api.auth import SUBPROTOCOL
+from openai_cpu_server.api.calls.call import PRIORITY_HEADER, Sender
 from openai_cpu_server.api.calls.running import Running
-from openai_cpu_server.api.calls.sender import PRIORITY_HEADER, Sender
-from openai_cpu_server.api.endings import Endings
-from openai_cpu_server.api.errors import INTERNAL, failure_of
-from openai_cpu_server.api.offload import off_loop
-from openai_cpu_server.api.options import ApiOptions
-from openai_cpu_server.api.routes.generation import GenerationRoute
-from openai_cpu_server.api.schemas.chat import ChatBody
-from openai_cpu_server.api.socket_messages import (
+from openai_cpu_server.api.calls.socket_messages import (
     Ask,
     Cancel,
     about,
@@ -34,7 +26,12 @@ from openai_cpu_server.api.socket_messages import (
     queued,
     read_message,
 )
-from openai_cpu_server.api.ticket import Ticket, new_request_id, ticket_of
+from openai_cpu_server.api.errors import INTERNAL, failure_of
+from openai_cpu_server.api.gates.ticket import Endings, Ticket, new_request_id, ticket_of
+from openai_cpu_server.api.offload import off_loop
+from openai_cpu_server.api.options import ApiOptions
+from openai_cpu_server.api.routes.generation import GenerationRoute
+from openai_cpu_server.api.schemas.chat import ChatBody
 from openai_cpu_server.contract.messages import Place
 from openai_cpu_server.errors import (
     BodyTooLarge,
@@ -70,7 +67,6 @@ class SocketRoute:
         self._options = options
 
     async def serve(self, websocket: WebSocket) -> None:
-        check_origin(websocket.headers, self._options.cors_origins)
         self.sender(websocket, identity_of(websocket.scope))
         offered = SUBPROTOCOL in websocket.scope["subprotocols"]
         await websocket.accept(subprotocol=SUBPROTOCOL if offered else None)

@@ -7,19 +7,19 @@ from collections.abc import Mapping
 import msgspec
 
 from openai_cpu_server.api.errors import CLIENT_GONE
-from openai_cpu_server.api.paging import ORDERS
 from openai_cpu_server.api.render.chat import ChatCompletion
 from openai_cpu_server.api.render.completion import TextCompletion
-from openai_cpu_server.api.routes.batches import BatchList, BatchObject
+from openai_cpu_server.api.routes.batch_jobs import BatchList, BatchObject
 from openai_cpu_server.api.routes.cache import CacheStats
 from openai_cpu_server.api.routes.files import FileDeleted, FileList, FileObject
 from openai_cpu_server.api.routes.health import HealthReport
 from openai_cpu_server.api.routes.models import ModelCard, ModelList
+from openai_cpu_server.api.routes.paging import ORDERS
 from openai_cpu_server.api.routes.requests import Cancelled, RequestList
 from openai_cpu_server.api.routes.stats import Stats
 from openai_cpu_server.api.routes.tokens import Detokenized, Tokenized
 from openai_cpu_server.api.schemas.base import Body
-from openai_cpu_server.api.schemas.batches import BatchBody
+from openai_cpu_server.api.schemas.batch_jobs import BatchBody
 from openai_cpu_server.api.schemas.chat import ChatBody
 from openai_cpu_server.api.schemas.completion import CompletionBody
 from openai_cpu_server.api.schemas.tokens import DetokenizeBody, TokenizeBody

@@ -7,11 +7,11 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from openai_cpu_server.api.options import ApiOptions
-from openai_cpu_server.api.paging import page_of
-from openai_cpu_server.api.parse import parse
 from openai_cpu_server.api.routes.files import owner_of
 from openai_cpu_server.api.routes.models import json_response
-from openai_cpu_server.api.schemas.batches import BatchBody
+from openai_cpu_server.api.routes.paging import page_of
+from openai_cpu_server.api.schemas.batch_jobs import BatchBody
+from openai_cpu_server.api.schemas.parse import parse
 from openai_cpu_server.jobs.jobs import Jobs
 from openai_cpu_server.jobs.records import BatchRecord, LineError
 from openai_cpu_server.models.registry import ModelRegistry
@@ -81,7 +81,7 @@ class BatchList(msgspec.Struct, frozen=True, kw_only=True):
     has_more: bool
 
 
-class BatchRoutes:
+class BatchJobRoutes:
     def __init__(self, jobs: Jobs, models: ModelRegistry, options: ApiOptions) -> None:
         self._jobs = jobs
         self._models = models

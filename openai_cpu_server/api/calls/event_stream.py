@@ -10,8 +10,8 @@ from starlette.types import Receive, Scope, Send
 
 from openai_cpu_server.api.calls.running import Running
 from openai_cpu_server.api.errors import INTERNAL, ErrorObject, error_object, failure_of
+from openai_cpu_server.api.gates.ticket import Ticket, ticket_of
 from openai_cpu_server.api.render.renderer import Chunk, Renderer
-from openai_cpu_server.api.ticket import Ticket, ticket_of
 from openai_cpu_server.contract.messages import Place
 
 logger = logging.getLogger(__name__)

@@ -15,9 +15,9 @@ from starlette.responses import Response
 from starlette.routing import BaseRoute, Route, WebSocketRoute
 
 from openai_cpu_server import __version__
-from openai_cpu_server.api.access.scopes import OPEN_PATHS, required_scope
+from openai_cpu_server.api.access.keys import OPEN_PATHS, required_scope
+from openai_cpu_server.api.describe.operations import OPERATIONS, JsonSchema, Operation
 from openai_cpu_server.api.errors import HTTP_CODES, TABLE, ErrorObject
-from openai_cpu_server.api.operations import OPERATIONS, JsonSchema, Operation
 from openai_cpu_server.api.schemas.base import Body
 
 PATH = "/openapi.json"

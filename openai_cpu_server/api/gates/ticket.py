@@ -1,4 +1,4 @@
-"""What is noted about one request while it is served: its id, and what the log and the watch get."""
+"""What is noted about one request while it is served, and where it ends: the log's line, and the watch."""
 
 from __future__ import annotations
 
@@ -6,14 +6,18 @@ import logging
 import re
 import secrets
 import time
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from starlette.datastructures import Headers
+from starlette.routing import BaseRoute, Route, WebSocketRoute
 from starlette.types import Scope
 
+from openai_cpu_server.api.access.keys import QUIET_PATHS
 from openai_cpu_server.api.errors import CLIENT_GONE, code_of
 from openai_cpu_server.contract.request import Priority
-from openai_cpu_server.observe.ended import CallFigures, Origin, TraceParent
+from openai_cpu_server.observe.ended import CallFigures, Ended, Origin, TraceParent
+from openai_cpu_server.observe.watch import Watch
 
 logger = logging.getLogger("openai_cpu_server.requests")
 
@@ -21,6 +25,9 @@ _SANE_ID = re.compile(r"[A-Za-z0-9._:/+=@-]{1,128}")
 _TRACE_PARENT = re.compile(r"(?!ff)[0-9a-f]{2}-(?!0{32})[0-9a-f]{32}-(?!0{16})[0-9a-f]{16}-[0-9a-f]{2}")
 _MAX_TRACE_STATE = 512
 _SCOPE_KEY = "openai_cpu_server.ticket"
+_METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"})
+_OTHER = "other"
+"""How methods and paths are called that the server does not know."""
 
 
 @dataclass
@@ -108,3 +115,60 @@ def ticket_of(scope: Scope) -> Ticket:
     ticket = scope[_SCOPE_KEY]
     assert isinstance(ticket, Ticket)
     return ticket
+
+
+class Endings:
+    """Every request ends here, once, however it came in and however it went."""
+
+    def __init__(self, watch: Watch, routes: Iterable[BaseRoute]) -> None:
+        self._watch = watch
+        self._names = RouteNames(routes)
+
+    def end(self, ticket: Ticket) -> None:
+        is_quiet = ticket.path in QUIET_PATHS
+        ended_s = time.monotonic()
+        ticket.log(ended_s - ticket.started_s, quiet=is_quiet)
+        self._watch.ended(
+            Ended(
+                id=ticket.id,
+                origin=ticket.origin,
+                method=ticket.method if ticket.method in _METHODS else _OTHER,
+                route=self._names.of(ticket.path),
+                priority=ticket.priority.label if ticket.priority is not None else "none",
+                status=CLIENT_GONE if ticket.status is None else ticket.status,
+                code=ticket.code,
+                started_s=ticket.started_s,
+                ended_s=ended_s,
+                is_quiet=is_quiet,
+                call=ticket.call,
+                trace=ticket.trace,
+            )
+        )
+
+    def row_begins(self) -> None:
+        """A row of a batch; then either `end` or `row_put_off`, and `row_left` in any case."""
+        self._watch.metrics.rows_running.inc()
+
+    def row_put_off(self) -> None:
+        """It will be run again: this was not its end."""
+        self._watch.metrics.row_put_off()
+
+    def row_left(self) -> None:
+        self._watch.metrics.rows_running.dec()
+
+
+class RouteNames:
+    """One of few names for any path: clients cannot make up more."""
+
+    def __init__(self, routes: Iterable[BaseRoute]) -> None:
+        known = [route for route in routes if isinstance(route, (Route, WebSocketRoute))]
+        self._plain = {route.path: route.path for route in known if "{" not in route.path}
+        self._patterns = [
+            (route.path_regex, re.sub(r":\w+}", "}", route.path)) for route in known if "{" in route.path
+        ]
+
+    def of(self, path: str) -> str:
+        name = self._plain.get(path)
+        if name is not None:
+            return name
+        return next((name for pattern, name in self._patterns if pattern.match(path)), _OTHER)
