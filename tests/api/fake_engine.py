@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections import Counter
 from collections.abc import Sequence
+
+import msgspec
 
 from openai_cpu_server.contract.engine import (
     EngineState,
@@ -78,7 +81,8 @@ class FakeEngine:
         return [_snapshot(request) for request, _ in self._live.values()]
 
     def status(self) -> EngineStatus:
-        return self.told
+        running = Counter(request.priority.label for request, _ in self._live.values())
+        return msgspec.structs.replace(self.told, running={**_NOBODY, **running})
 
     def kv_stats(self) -> KVStats | None:
         return None

@@ -94,9 +94,8 @@ async def eventually(is_so: Callable[[], bool]) -> None:
             await asyncio.sleep(0.005)
 
 
-def num_live(engine: EngineClient) -> int:
-    status = engine.status()
-    return sum(status.running.values()) + sum(status.waiting.values())
+def num_live(engine: Engine) -> int:
+    return len(engine.requests())
 
 
 def locked_api(

@@ -14,8 +14,8 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from openai_cpu_server.api.access.clients import Client, client_address
 from openai_cpu_server.api.access.key_ring import KeyRing
 from openai_cpu_server.api.access.keys import ALL_SCOPES, ANYBODY, Identity, Key
-from openai_cpu_server.dispatch.client import EngineClient
 from tests.api.asgi import exchange
+from tests.api.fake_engine import FakeEngine
 from tests.api.serving import OPTIONS, api, client, eventually, locked_api, num_live
 from tests.api.talking import MESSAGES
 from tests.api.test_websocket import opened
@@ -145,9 +145,10 @@ def coming_from(address: str, app: ASGIApp) -> ASGIApp:
 
 @pytest.mark.anyio
 async def test_two_addresses_are_two_clients_and_a_trusted_proxys_are_whom_it_names(
-    slow_engine: EngineClient,
+    engine: FakeEngine,
 ) -> None:
-    app = api(slow_engine, msgspec.structs.replace(OPTIONS, trusted_proxies=TRUSTED))
+    engine.goes_on.clear()
+    app = api(engine, msgspec.structs.replace(OPTIONS, trusted_proxies=TRUSTED))
     chat = "/v1/chat/completions"
     named = {"x-forwarded-for": "198.51.100.1"}
     async with (
@@ -155,8 +156,8 @@ async def test_two_addresses_are_two_clients_and_a_trusted_proxys_are_whom_it_na
         exchange(coming_from("192.0.2.2", app), chat, LONG, named) as two,
         exchange(coming_from("10.0.0.1", app), chat, LONG, named) as three,
     ):
-        await eventually(lambda: num_live(slow_engine) == 3)
-        found = [live.client for live in slow_engine.requests()]
+        await eventually(lambda: num_live(engine) == 3)
+        found = [live.client for live in engine.requests()]
         async with client(app) as http:
             listing = (await http.get("/v1/requests")).text
         for each in (one, two, three):
@@ -167,21 +168,23 @@ async def test_two_addresses_are_two_clients_and_a_trusted_proxys_are_whom_it_na
 
 
 @pytest.mark.anyio
-async def test_a_sockets_requests_are_their_peers(slow_engine: EngineClient) -> None:
-    async with opened(coming_from("2001:db8:7:8::1", api(slow_engine))) as socket:
+async def test_a_sockets_requests_are_their_peers(engine: FakeEngine) -> None:
+    engine.goes_on.clear()
+    async with opened(coming_from("2001:db8:7:8::1", api(engine))) as socket:
         socket.send({**LONG, "request_id": "a"})
-        await eventually(lambda: num_live(slow_engine) == 1)
-        assert slow_engine.requests()[0].client == "peer:@2001:db8:7:8::/64"
+        await eventually(lambda: num_live(engine) == 1)
+        assert engine.requests()[0].client == "peer:@2001:db8:7:8::/64"
 
 
 @pytest.mark.anyio
-async def test_an_administrators_key_sees_addresses(slow_engine: EngineClient, tmp_path: Path) -> None:
+async def test_an_administrators_key_sees_addresses(engine: FakeEngine, tmp_path: Path) -> None:
+    engine.goes_on.clear()
     path = tmp_path / "keys.toml"
     path.write_text(f'[keys.root]\nsha256 = "{hashlib.sha256(b"r").hexdigest()}"\nadmin = true\n')
-    app = locked_api(slow_engine, KeyRing("shared", path))
+    app = locked_api(engine, KeyRing("shared", path))
     shared = {"x-api-key": "shared"}
     async with exchange(coming_from("192.0.2.1", app), "/v1/chat/completions", LONG, shared) as one:
-        await eventually(lambda: num_live(slow_engine) == 1)
+        await eventually(lambda: num_live(engine) == 1)
         async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://test") as http:
             (card,) = (await http.get("/v1/requests", headers={"x-api-key": "r"})).json()["data"]
         one.disconnect()

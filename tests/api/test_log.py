@@ -14,6 +14,7 @@ from openai_cpu_server.api.access.key_ring import KeyRing
 from openai_cpu_server.dispatch.client import EngineClient
 from openai_cpu_server.observe.logs import JsonFormatter
 from tests.api.asgi import exchange
+from tests.api.fake_engine import FakeEngine
 from tests.api.serving import api, client, eventually, locked_api, rows
 from tests.api.talking import MESSAGES, chat
 
@@ -58,7 +59,7 @@ async def test_a_client_that_left_is_499_in_the_log(
 
 
 async def test_the_same_as_json_with_the_keys_name_and_never_the_key(
-    engine: EngineClient, caplog: pytest.LogCaptureFixture, tmp_path: Path
+    engine: FakeEngine, caplog: pytest.LogCaptureFixture, tmp_path: Path
 ) -> None:
     path = tmp_path / "keys.toml"
     path.write_text(f'[keys.ann]\nsha256 = "{hashlib.sha256(b"hunter2").hexdigest()}"\n')
@@ -94,9 +95,7 @@ async def test_a_malformed_trace_is_none(
     assert "trace_id" not in caplog.text
 
 
-async def test_rows_of_batches_have_their_lines(
-    engine: EngineClient, caplog: pytest.LogCaptureFixture
-) -> None:
+async def test_rows_of_batches_have_their_lines(engine: FakeEngine, caplog: pytest.LogCaptureFixture) -> None:
     run_row = rows(engine)
     with caplog.at_level(logging.INFO, "openai_cpu_server.requests"):
         answer = await run_row("/v1/chat/completions", json.dumps({"messages": MESSAGES}).encode(), "")

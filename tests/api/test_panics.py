@@ -11,7 +11,7 @@ from starlette.applications import Starlette
 
 from openai_cpu_server.api.application import create_api
 from openai_cpu_server.api.offload import SLOW, off_loop
-from openai_cpu_server.dispatch.client import EngineClient
+from tests.api.fake_engine import FakeEngine
 from tests.api.serving import OPTIONS, client, served
 from tests.api.talking import chat, error_of
 from tests.api.test_websocket import opened
@@ -37,7 +37,7 @@ ROUTES: list[dict[str, object]] = [
 ]
 
 
-def app(engine: EngineClient, failure: BaseException) -> Starlette:
+def app(engine: FakeEngine, failure: BaseException) -> Starlette:
     return create_api(served(engine, check_grammar=failing(failure)), OPTIONS).app
 
 
@@ -45,7 +45,7 @@ FAILURES = [Panic("index out of bounds"), MemoryError(), RecursionError()]
 
 
 @pytest.mark.parametrize("failure", FAILURES, ids=repr)
-async def test_a_request_fails_and_the_server_goes_on(engine: EngineClient, failure: BaseException) -> None:
+async def test_a_request_fails_and_the_server_goes_on(engine: FakeEngine, failure: BaseException) -> None:
     async with client(app(engine, failure)) as http:
         for route in (
             {"grammar": 'root ::= "a"'},
@@ -62,7 +62,7 @@ async def _is_our_failure(answer: httpx.Response) -> None:
 
 
 @pytest.mark.parametrize("failure", FAILURES, ids=repr)
-async def test_a_socket_goes_on_with_its_other_requests(engine: EngineClient, failure: BaseException) -> None:
+async def test_a_socket_goes_on_with_its_other_requests(engine: FakeEngine, failure: BaseException) -> None:
     async with opened(app(engine, failure)) as socket:
         socket.ask("bad", regex="a")
         socket.ask("good")
@@ -73,7 +73,7 @@ async def test_a_socket_goes_on_with_its_other_requests(engine: EngineClient, fa
     assert ends["good"][-1]["done"]
 
 
-async def test_nobody_is_asked_to_send_a_panic_again(engine: EngineClient) -> None:
+async def test_nobody_is_asked_to_send_a_panic_again(engine: FakeEngine) -> None:
     async with client(app(engine, Panic())) as http:
         answer = await chat(http, regex="a")
     assert answer.headers["x-should-retry"] == "false"

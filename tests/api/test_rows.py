@@ -12,6 +12,7 @@ import pytest
 from openai_cpu_server.api.access.key_ring import KeyRing
 from openai_cpu_server.api.application import create_api
 from openai_cpu_server.dispatch.client import EngineClient
+from tests.api.fake_engine import FakeEngine
 from tests.api.serving import OPTIONS, api, client, eventually, new_engine, rows, running, served
 from tests.api.talking import MESSAGES, chat
 
@@ -25,7 +26,7 @@ def body(**fields: object) -> bytes:
     return json.dumps({**BODY, **fields}).encode()
 
 
-async def test_a_row_gets_what_a_request_gets(engine: EngineClient) -> None:
+async def test_a_row_gets_what_a_request_gets(engine: FakeEngine) -> None:
     async with client(api(engine)) as http:
         over_http = (await chat(http)).json()
     answer = await rows(engine)(CHAT, body(), "")
@@ -45,7 +46,7 @@ async def test_a_row_gets_what_a_request_gets(engine: EngineClient) -> None:
     ],
 )
 async def test_a_row_is_refused_as_a_request_is(
-    engine: EngineClient, fields: dict[str, object], status: int, param: str
+    engine: FakeEngine, fields: dict[str, object], status: int, param: str
 ) -> None:
     answer = await rows(engine)(CHAT, body(**fields), "")
     assert (answer.status, answer.retry_after_s) == (status, None)
@@ -76,7 +77,7 @@ async def test_a_server_that_ends_is_not_the_rows_fault() -> None:
     assert answer.retry_after_s is not None
 
 
-async def test_a_key_that_is_gone_runs_nothing(engine: EngineClient, tmp_path: Path) -> None:
+async def test_a_key_that_is_gone_runs_nothing(engine: FakeEngine, tmp_path: Path) -> None:
     keys = tmp_path / "keys.toml"
     keys.write_text(f'[keys.ann]\nsha256 = "{hashlib.sha256(b"k").hexdigest()}"\n')
     run_row = create_api(served(engine), OPTIONS, keys=KeyRing(path=keys)).run_row
