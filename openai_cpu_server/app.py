@@ -16,15 +16,14 @@ from typing import NamedTuple
 import psutil
 import uvicorn
 
+from openai_cpu_server.api.access.identity import key_identity
 from openai_cpu_server.api.access.key_ring import KeyRing
 from openai_cpu_server.api.access.meter import Meter
 from openai_cpu_server.api.access.rate_limits import RateLimits
 from openai_cpu_server.api.application import create_api
-from openai_cpu_server.api.auth import key_identity
-from openai_cpu_server.api.middleware import EXCESS_CONNECTION
+from openai_cpu_server.api.gates.entrance import EXCESS_CONNECTION
 from openai_cpu_server.api.options import ApiOptions
-from openai_cpu_server.api.resolve.cache import cache_namespace
-from openai_cpu_server.api.rows import row_runner
+from openai_cpu_server.api.resolve.call import cache_namespace
 from openai_cpu_server.contract.messages import EngineOptions
 from openai_cpu_server.contract.model_info import Tokenizer
 from openai_cpu_server.dispatch.client import EngineClient
@@ -40,6 +39,8 @@ from openai_cpu_server.llama.host.machine import Machine
 from openai_cpu_server.llama.measure.profile import load_profile
 from openai_cpu_server.llama.model.vocabulary import Vocabulary
 from openai_cpu_server.model_source import resolve_model
+from openai_cpu_server.models.registry import ModelRegistry
+from openai_cpu_server.models.served import ServedModel
 from openai_cpu_server.observe.logs import set_up_logs
 from openai_cpu_server.observe.tracing import open_tracing
 from openai_cpu_server.observe.watch import Watch
@@ -47,6 +48,7 @@ from openai_cpu_server.prompt.chat import needs_special_tokens
 from openai_cpu_server.prompt.chat_template import ChatTemplate
 from openai_cpu_server.prompt.tool_formats import TOOL_FORMATS, ToolFormat, recognised
 from openai_cpu_server.settings import Settings, revealed, tune_engines, user_data_dir
+from openai_cpu_server.structured import Whitespace
 from openai_cpu_server.web.connection import ConnectionLimits, limited_connection, limited_socket
 from openai_cpu_server.web.hangup import Hangup
 from openai_cpu_server.web.open_files import room_for_connections
@@ -67,28 +69,18 @@ def serve(settings: Settings) -> None:
     keys, limits = _keys(settings), RateLimits(Meter.open(revealed(settings.limits_url)))
     model_path = resolve_model(settings.model)
     with _listen(settings.host, settings.port) as listener, Vocabulary.open(model_path) as vocabulary:
-        options = _api_options(settings, model_path)
+        name = _model_name(settings, model_path)
         tracing = open_tracing(settings.traces_endpoint) if settings.traces_endpoint else None
-        watch = Watch.new(model=options.model, tracing=tracing)
+        watch = Watch.new(model=name, tracing=tracing)
         engine = _engine(settings, model_path, vocabulary, watch)
-        jobs = _jobs(settings, options)
-        template = _template(settings.chat_template, vocabulary)
-        api = create_api(
-            engine=engine,
-            tokenizer=vocabulary,
-            template=template,
-            tool_format=_tool_format(settings.tool_format, template),
-            check_grammar=GrammarCheck,
-            options=options,
-            keys=keys,
-            limits=limits,
-            jobs=jobs,
-            watch=watch,
-        )
-        config = _web_config(settings, api)
+        jobs = _jobs(settings, name)
+        models = ModelRegistry([_served(settings, name, engine, vocabulary)])
+        options = _api_options(settings)
+        api = create_api(models, options, keys=keys, limits=limits, jobs=jobs, watch=watch)
+        config = _web_config(settings, api.app)
         started = time.monotonic()
         try:
-            working = _working(jobs, row_runner(api))
+            working = _working(jobs, api.run_row)
             server = WebServer(
                 config,
                 engine,
@@ -113,25 +105,30 @@ def offline(settings: Settings) -> Iterator[Offline]:
     """Who uses it runs the engine, and closes it. Raises StartupError with one line."""
     model_path = resolve_model(settings.model)
     with Vocabulary.open(model_path) as vocabulary:
-        options = _api_options(settings, model_path)
-        watch = Watch.new(model=options.model)
+        name = _model_name(settings, model_path)
+        watch = Watch.new(model=name)
         engine = _engine(settings, model_path, vocabulary, watch)
-        template = _template(settings.chat_template, vocabulary)
-        api = create_api(
-            engine=engine,
-            tokenizer=vocabulary,
-            template=template,
-            tool_format=_tool_format(settings.tool_format, template),
-            check_grammar=GrammarCheck,
-            options=options,
-            watch=watch,
-        )
-        yield Offline(engine, row_runner(api))
+        models = ModelRegistry([_served(settings, name, engine, vocabulary)])
+        yield Offline(engine, create_api(models, _api_options(settings), watch=watch).run_row)
 
 
 def served_model(settings: Settings) -> str:
     """The name in the API. Raises StartupError with one line for a model that cannot be had."""
-    return _api_options(settings, resolve_model(settings.model)).model
+    return _model_name(settings, resolve_model(settings.model))
+
+
+def _served(settings: Settings, name: str, engine: EngineClient, vocabulary: Vocabulary) -> ServedModel:
+    template = _template(settings.chat_template, vocabulary)
+    return ServedModel(
+        names=(name,),
+        created=int(time.time()),
+        engine=engine,
+        tokenizer=vocabulary,
+        template=template,
+        tool_format=_tool_format(settings.tool_format, template),
+        check_grammar=GrammarCheck,
+        whitespace=Whitespace(settings.json_whitespace),
+    )
 
 
 def _engine(settings: Settings, model_path: Path, vocabulary: Vocabulary, watch: EngineWatch) -> EngineClient:
@@ -167,6 +164,7 @@ def _web_config(settings: Settings, api: Callable[..., Awaitable[None]]) -> uvic
         log_config=None,
         log_level=logging.WARNING,
         access_log=False,
+        proxy_headers=False,  # uvicorn would believe them from 127.0.0.1; see --trusted-proxy
         timeout_graceful_shutdown=_CLOSE_CONNECTIONS_S,
         server_header=False,
         ssl_certfile=settings.ssl_certfile,
@@ -284,10 +282,8 @@ def _cache_bytes(settings: Settings) -> int:
     return int(psutil.virtual_memory().total) // 4
 
 
-def _api_options(settings: Settings, model_path: Path) -> ApiOptions:
+def _api_options(settings: Settings) -> ApiOptions:
     return ApiOptions(
-        model=settings.served_model_name or _model_name(settings.model, model_path),
-        created=int(time.time()),
         api_key=revealed(settings.api_key),
         lenient=settings.lenient,
         max_body_bytes=settings.max_body_mb * _MIB,
@@ -297,16 +293,16 @@ def _api_options(settings: Settings, model_path: Path) -> ApiOptions:
         default_priority=settings.priority,
         isolate_by_key=settings.cache_isolation == "key",
         keep_alive_s=settings.keep_alive_s,
-        json_whitespace=settings.json_whitespace,
         max_prompt_tokens=settings.max_prompt_tokens,
         max_output_tokens=settings.max_output_tokens,
         request_timeout_s=settings.request_timeout,
         read_timeout_s=settings.read_timeout_s,
         cors_origins=tuple(settings.cors_origin),
+        trusted_proxies=tuple(settings.trusted_proxy),
     )
 
 
-def _jobs(settings: Settings, options: ApiOptions) -> Jobs | None:
+def _jobs(settings: Settings, model: str) -> Jobs | None:
     """None: no batch API, because nobody wants one or because the user's directory cannot keep it."""
     where = revealed(settings.jobs_db)
     if where == "none":
@@ -318,7 +314,7 @@ def _jobs(settings: Settings, options: ApiOptions) -> Jobs | None:
             raise
         logger.warning("there is no batch API: %s", error)
         return None
-    return Jobs(database, job_options(settings, options.model))
+    return Jobs(database, job_options(settings, model))
 
 
 def job_options(settings: Settings, model: str) -> JobOptions:
@@ -348,8 +344,11 @@ async def _no_checkpoint() -> None:
     """There are no jobs."""
 
 
-def _model_name(asked: str, path: Path) -> str:
-    """`demo` and aliases keep their name; files and hub models go by their file's."""
+def _model_name(settings: Settings, path: Path) -> str:
+    """The user's; else `demo` and aliases keep their name, files and hub models go by their file's."""
+    if settings.served_model_name:
+        return settings.served_model_name
+    asked = settings.model
     is_file = "/" in asked or ":" in asked or asked.endswith(".gguf")
     return path.stem if is_file else asked
 

@@ -170,6 +170,10 @@ class ReaderTooSlow(ServerError):
         super().__init__("The client reads too slowly: the request was ended.")
 
 
+class NativePanic(ServerError):
+    """Native code gave up on one request, such as a grammar that it cannot read."""
+
+
 class JobsUnavailable(ServerError):
     """The jobs database cannot be reached, or cannot write."""
 

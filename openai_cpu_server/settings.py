@@ -5,10 +5,11 @@ from __future__ import annotations
 import argparse
 import os
 from collections.abc import Sequence
+from ipaddress import IPv4Network, IPv6Network, ip_network
 from pathlib import Path
-from typing import Literal
+from typing import Annotated, Literal
 
-from pydantic import Field, SecretStr, ValidationError
+from pydantic import Field, PlainValidator, SecretStr, ValidationError
 from pydantic_settings import (
     BaseSettings,
     CliApp,
@@ -51,6 +52,9 @@ _PASSED_ON = {
 """Options that the engine knows by the same name."""
 
 
+Network = Annotated[IPv4Network | IPv6Network, PlainValidator(ip_network)]
+
+
 class Settings(BaseSettings):
     """Serve a GGUF model behind the OpenAI API."""
 
@@ -85,6 +89,11 @@ class Settings(BaseSettings):
     )
     cors_origin: list[str] = Field(
         [], description="pages of this origin may call from a browser; * is all; may be given several times"
+    )
+    trusted_proxy: list[Network] = Field(
+        [],
+        description="believe this proxy (ADDRESS or NETWORK) about where requests come from; "
+        "may be given several times",
     )
     ssl_certfile: Path | None = Field(None, description="serve HTTPS with this certificate (PEM)")
     ssl_keyfile: Path | None = Field(None, description="its key; default: in the certificate's file")
@@ -330,5 +339,7 @@ def _config_path(arguments: Sequence[str]) -> Path | None:
 
 
 def _problem(location: tuple[int | str, ...], message: str) -> str:
-    option = "--" + "-".join(str(part) for part in location).replace("_", "-")
+    """`location`: the option, and of a list the place in it, which says nothing to whoever gave a few."""
+    names = [part for part in location if isinstance(part, str)]
+    option = "--" + "-".join(names).replace("_", "-")
     return f"{option}: {message}" if location else message

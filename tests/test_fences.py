@@ -29,13 +29,15 @@ ALLOWED = {
     "dispatch": {"contract", "errors"},
     "engine": {"contract", "errors", "scheduler"},
     "llama": {"contract", "errors", "structured.gbnf"},
+    # Below `api`, which looks a model up by the name in a body: for it there is no HTTP and no process.
+    "models": {"contract", "errors", "prompt", "structured"},
     # Beside `api`, which calls it: batches know neither HTTP nor the engine. Rows are run through a callable
     # that `api` provides and `app` hands over.
     "jobs": {"errors"},
     # Below `api`, which tells it of requests; the engine's client tells it of steps through a protocol of its
     # own, and is looked at for gauges. It knows no HTTP; nobody else knows Prometheus or OpenTelemetry.
     "observe": {"", "contract", "errors"},
-    "api": {"", "contract", "errors", "jobs", "observe", "prompt", "structured"},
+    "api": {"", "contract", "errors", "jobs", "models", "observe", "prompt", "structured"},
     "web": {"dispatch.client"},
     "commands": {"", "errors"},
     "commands.serve": {"app", "settings"},
@@ -70,9 +72,11 @@ ALLOWED = {
         "jobs",
         "llama",
         "model_source",
+        "models",
         "observe",
         "prompt",
         "settings",
+        "structured",
         "web",
     },
     "engine.process": {"contract", "engine", "llama", "observe.logs"},

@@ -101,3 +101,10 @@ def test_engines_inherit_what_makes_steps_fast_but_for_what_a_user_has_said(
     )
     tune_engines()
     assert os.environ == {"OMP_WAIT_POLICY": "active", "GLIBC_TUNABLES": "glibc.malloc.hugetlb=0"}
+
+
+def test_trusted_proxies_are_addresses_and_networks() -> None:
+    settings = read_settings(["--trusted-proxy", "127.0.0.1", "--trusted-proxy", "2001:db8::/32"])
+    assert [str(network) for network in settings.trusted_proxy] == ["127.0.0.1/32", "2001:db8::/32"]
+    with pytest.raises(StartupError, match=r"^--trusted-proxy: .*'proxy\.example' does not appear"):
+        read_settings(["--trusted-proxy", "proxy.example"])

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from typing import Any, NamedTuple
 
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
@@ -13,29 +13,22 @@ from starlette.responses import Response
 from starlette.routing import BaseRoute, Route, WebSocketRoute
 from starlette.types import Lifespan
 
-from openai_cpu_server.api.access.authentication import Authentication
 from openai_cpu_server.api.access.key_ring import KeyRing
 from openai_cpu_server.api.access.limit_headers import NAMES as LIMIT_HEADERS
 from openai_cpu_server.api.access.meter import Meter
-from openai_cpu_server.api.access.metering import Metering
-from openai_cpu_server.api.access.origins import OriginCheck
 from openai_cpu_server.api.access.rate_limits import RateLimits
-from openai_cpu_server.api.endings import Endings
+from openai_cpu_server.api.describe.openapi import PATH as OPENAPI_PATH
+from openai_cpu_server.api.describe.openapi import OpenApiRoute
 from openai_cpu_server.api.errors import error_response
-from openai_cpu_server.api.middleware import BodyLimit, Boundary, ConnectionLimit
-from openai_cpu_server.api.openapi import PATH as OPENAPI_PATH
-from openai_cpu_server.api.openapi import OpenApiRoute
+from openai_cpu_server.api.gates.entrance import Entrance
+from openai_cpu_server.api.gates.fair_use import FairUse
+from openai_cpu_server.api.gates.ticket import Endings, ticket_of
 from openai_cpu_server.api.options import ApiOptions
-from openai_cpu_server.api.pace import BodyPace
-from openai_cpu_server.api.render.pieces import Pieces
-from openai_cpu_server.api.resolve.chat_prompts import ChatPrompts
-from openai_cpu_server.api.resolve.grammars import Grammars
-from openai_cpu_server.api.resolve.output import ToolOutputs
-from openai_cpu_server.api.routes.batches import BatchRoutes
+from openai_cpu_server.api.resolve.call import UNENFORCED
+from openai_cpu_server.api.routes.batch_jobs import BatchJobRoutes
 from openai_cpu_server.api.routes.cache import CacheRoutes
 from openai_cpu_server.api.routes.chat import ChatFamily
 from openai_cpu_server.api.routes.completions import CompletionFamily
-from openai_cpu_server.api.routes.family import UNENFORCED
 from openai_cpu_server.api.routes.files import MULTIPART_BYTES, FileRoutes
 from openai_cpu_server.api.routes.generation import GenerationRoute
 from openai_cpu_server.api.routes.health import HealthRoutes
@@ -45,91 +38,75 @@ from openai_cpu_server.api.routes.requests import RequestRoutes
 from openai_cpu_server.api.routes.stats import StatsRoutes
 from openai_cpu_server.api.routes.tokens import TokenRoutes
 from openai_cpu_server.api.routes.websocket import SocketRoute
-from openai_cpu_server.api.rows import RowRunner, set_row_runner
-from openai_cpu_server.api.ticket import ticket_of
-from openai_cpu_server.contract.engine import Engine
-from openai_cpu_server.contract.model_info import Tokenizer
+from openai_cpu_server.api.rows import RowRunner
 from openai_cpu_server.jobs.jobs import Jobs
+from openai_cpu_server.models.registry import ModelRegistry
 from openai_cpu_server.observe.watch import Watch
-from openai_cpu_server.prompt.chat_template import ChatTemplate
-from openai_cpu_server.prompt.tool_formats import ToolFormat
-from openai_cpu_server.structured import Whitespace
+
+
+class Api(NamedTuple):
+    """The application for a web server, and what runs the rows of batch jobs on the same way."""
+
+    app: Starlette
+    run_row: RowRunner
 
 
 def create_api(
-    *,
-    engine: Engine,
-    tokenizer: Tokenizer,
-    template: ChatTemplate | None,
-    tool_format: ToolFormat | None,
-    check_grammar: Callable[[str], object],
+    models: ModelRegistry,
     options: ApiOptions,
+    *,
     keys: KeyRing | None = None,
     limits: RateLimits | None = None,
     jobs: Jobs | None = None,
     watch: Watch | None = None,
     lifespan: Lifespan[Starlette] | None = None,
-) -> Starlette:
-    """`template`: None for a model that has none; chat is refused then. `tool_format`: None where it is
-    unknown; tools are refused then. `check_grammar` raises InvalidRequest for GBNF that cannot be executed.
+) -> Api:
+    """`keys`: None is the one key of the options, or none. `limits`: None counts in this process.
 
-    `keys`: None is the one key of the options, or none; `limits`: None counts in this process; `jobs`: None
-    is no batch API. What the jobs need of the application is its `rows.row_runner`. `watch`: the engine's, if
-    it has one; None: requests are watched, steps are not.
+    `jobs`: None is no batch API. `watch`: the engines', if they have one; None: steps are not watched.
     """
-    watch = watch or Watch.new(model=options.model)
+    watch = watch or Watch.new(model=models.default.name)
     keys = keys or KeyRing(options.api_key)
     limits = limits or RateLimits(Meter.open(None))
-    prompts = ChatPrompts(template, tokenizer, tool_format)
-    grammars = Grammars(check_grammar, Whitespace(options.json_whitespace))
-    tools = ToolOutputs(tool_format, grammars, tokenizer) if tool_format is not None else None
-    pieces = Pieces(tokenizer)
-    generation = {
-        "/v1/chat/completions": GenerationRoute(
-            ChatFamily(prompts, pieces, grammars, tools), engine, options
-        ),
-        "/v1/completions": GenerationRoute(CompletionFamily(pieces, grammars), engine, options),
+    chat = GenerationRoute(ChatFamily(), models, options)
+    completions = GenerationRoute(CompletionFamily(), models, options)
+    generation: dict[str, GenerationRoute[Any]] = {
+        "/v1/chat/completions": chat,
+        "/v1/completions": completions,
     }
     routes: list[BaseRoute] = [
         *(Route(path, route.create, methods=["POST"]) for path, route in generation.items()),
-        *_routes(engine, tokenizer, prompts, options),
-        *_watching_routes(engine, watch),
-        *(_job_routes(jobs, engine, options) if jobs else []),
+        *_routes(models, options),
+        *_watching_routes(models, watch),
+        *(_job_routes(jobs, models, options) if jobs else []),
     ]
     routes.append(Route(OPENAPI_PATH, OpenApiRoute(routes, lenient=options.lenient).document))
     endings = Endings(watch, routes)
-    socket = SocketRoute(
-        generation["/v1/chat/completions"],
-        keys=keys,
-        limits=limits,
-        endings=endings,
-        options=options,
-        cancel=engine.cancel,
-    )
+    socket = SocketRoute(chat, keys=keys, limits=limits, endings=endings, options=options)
     routes.append(WebSocketRoute("/v1/chat/completions", socket.serve))
     app = Starlette(
         routes=routes,
-        middleware=[
-            *_cors(options.cors_origins),
-            Middleware(Boundary, endings=endings),
-            Middleware(ConnectionLimit),
-            Middleware(OriginCheck, allowed=options.cors_origins),
-            Middleware(Authentication, keys=keys),
-            Middleware(Metering, limits=limits, options=options),
-            Middleware(BodyPace, read_timeout_s=options.read_timeout_s),
-            Middleware(
-                BodyLimit,
-                max_bytes=options.max_body_bytes,
-                max_bytes_of_all=options.max_bodies_bytes,
-                uploads={"/v1/files": options.max_file_bytes + MULTIPART_BYTES},
-            ),
-        ],
+        middleware=_gates(options, keys, limits, endings),
         exception_handlers={HTTPException: _no_such_route},
         lifespan=lifespan,
     )
     app.router.redirect_slashes = False
-    set_row_runner(app, RowRunner(generation, engine=engine, options=options, keys=keys, endings=endings))
-    return app
+    return Api(app, RowRunner(generation, keys=keys, endings=endings))
+
+
+def _gates(options: ApiOptions, keys: KeyRing, limits: RateLimits, endings: Endings) -> list[Middleware]:
+    uploads = {"/v1/files": options.max_file_bytes + MULTIPART_BYTES}
+    return [
+        *_cors(options.cors_origins),
+        Middleware(
+            Entrance,
+            endings=endings,
+            keys=keys,
+            trusted_proxies=options.trusted_proxies,
+            origins=options.cors_origins,
+        ),
+        Middleware(FairUse, limits=limits, options=options, uploads=uploads),
+    ]
 
 
 def _cors(origins: tuple[str, ...]) -> list[Middleware]:
@@ -149,14 +126,13 @@ def _cors(origins: tuple[str, ...]) -> list[Middleware]:
     ]
 
 
-def _routes(engine: Engine, tokenizer: Tokenizer, prompts: ChatPrompts, options: ApiOptions) -> list[Route]:
-    models = ModelRoutes(engine, options)
-    tokens = TokenRoutes(tokenizer, prompts, engine, options)
-    health = HealthRoutes(engine, options)
-    cache, requests = CacheRoutes(engine), RequestRoutes(engine)
+def _routes(models: ModelRegistry, options: ApiOptions) -> list[Route]:
+    listing, health = ModelRoutes(models), HealthRoutes(models)
+    tokens = TokenRoutes(models, lenient=options.lenient)
+    cache, requests = CacheRoutes(models), RequestRoutes(models)
     return [
-        Route("/v1/models", models.list),
-        Route("/v1/models/{id:path}", models.one),
+        Route("/v1/models", listing.list),
+        Route("/v1/models/{id:path}", listing.one),
         Route("/v1/cache", cache.clear, methods=["DELETE"]),
         Route("/v1/cache/stats", cache.stats),
         Route("/v1/requests", requests.list),
@@ -168,13 +144,13 @@ def _routes(engine: Engine, tokenizer: Tokenizer, prompts: ChatPrompts, options:
     ]
 
 
-def _watching_routes(engine: Engine, watch: Watch) -> list[Route]:
-    metrics, stats = MetricsRoutes(engine, watch.metrics), StatsRoutes(engine, watch.recent)
+def _watching_routes(models: ModelRegistry, watch: Watch) -> list[Route]:
+    metrics, stats = MetricsRoutes(models, watch.metrics), StatsRoutes(models, watch.recent)
     return [Route("/metrics", metrics.page), Route("/v1/stats", stats.stats)]
 
 
-def _job_routes(jobs: Jobs, engine: Engine, options: ApiOptions) -> list[Route]:
-    files, batches = FileRoutes(jobs, engine), BatchRoutes(jobs, engine, options)
+def _job_routes(jobs: Jobs, models: ModelRegistry, options: ApiOptions) -> list[Route]:
+    files, batches = FileRoutes(jobs, models), BatchJobRoutes(jobs, models, options)
     return [
         Route("/v1/files", files.create, methods=["POST"]),
         Route("/v1/files", files.list),

@@ -24,6 +24,7 @@ from openai_cpu_server.errors import (
     JobObjectNotFound,
     JobsUnavailable,
     ModelNotFound,
+    NativePanic,
     OriginRefused,
     PromptTooLong,
     QueueFull,
@@ -49,6 +50,11 @@ class Failure(msgspec.Struct, frozen=True):
     param: str | None = None
 
 
+CLIENT_GONE = 499
+"""nginx's word for a client that left before its answer; others use it for a cancelled request too.
+
+Unlike 409 and 5xx it makes no SDK try again.
+"""
 TABLE: Mapping[type[ServerError], Failure] = {
     InvalidRequest: Failure(400, "invalid_request_error"),
     PromptTooLong: Failure(400, "invalid_request_error", "context_length_exceeded"),
@@ -68,18 +74,17 @@ TABLE: Mapping[type[ServerError], Failure] = {
     RequestsLimited: Failure(429, "requests", "rate_limit_exceeded"),
     TokensLimited: Failure(429, "tokens", "rate_limit_exceeded"),
     QueueFull: Failure(429, "rate_limit_error", "queue_full"),
-    RequestCancelled: Failure(499, "server_error", "request_cancelled"),
+    RequestCancelled: Failure(CLIENT_GONE, "server_error", "request_cancelled"),
     ConstraintFailed: Failure(500, "server_error", "generation_failed"),
     GenerationFailed: Failure(500, "server_error", "generation_failed"),
+    NativePanic: Failure(500, "server_error", "internal_error"),
     EngineUnavailable: Failure(503, "server_error", "engine_unavailable"),
     JobsUnavailable: Failure(503, "server_error", "jobs_unavailable"),
     BodiesFull: Failure(503, "server_error", "too_many_bodies"),
     TooManyConnections: Failure(503, "server_error", "too_many_connections"),
     ServerError: Failure(500, "server_error", "internal_error"),
 }
-"""499 is what others use for a cancelled request too; unlike 409 and 5xx it makes no SDK try again.
-
-408 is OpenAI's for a request that took too long; SDKs would try again, so a header asks them not to.
+"""408 is OpenAI's for a request that took too long; SDKs would try again, so a header asks them not to.
 """
 INTERNAL = TABLE[ServerError]
 HTTP_CODES = {404: "unknown_url", 405: "method_not_allowed"}
@@ -150,7 +155,7 @@ def headers_of(error: Exception) -> dict[str, str]:
             return dict(headers or {})
         case RateLimited(retry_after_s=None) | DeadlineExceeded() | FileInUse() | BatchConflict():
             return {"x-should-retry": "false"}
-        case GenerationFailed(may_retry=False) | ConstraintFailed():
+        case GenerationFailed(may_retry=False) | ConstraintFailed() | NativePanic():
             return {"x-should-retry": "false"}  # SDKs would send what kills the engine twice again
         case RateLimited(retry_after_s=float(seconds)):
             return _retry_after(seconds)

@@ -1,4 +1,4 @@
-"""Keeps long computations off the event loop."""
+"""Keeps long computations off the event loop, and panics of native code within their request."""
 
 from __future__ import annotations
 
@@ -6,6 +6,8 @@ from collections.abc import Callable
 from typing import TypeVar
 
 import anyio
+
+from openai_cpu_server.errors import NativePanic
 
 T = TypeVar("T")
 
@@ -17,7 +19,20 @@ SLOW = INLINE_BYTES + 1
 
 
 async def off_loop(num_bytes: int, work: Callable[[], T]) -> T:
-    """Do work whose time grows with a body of this size: at once if small, else in a thread."""
+    """Do work whose time grows with a body of this size: at once if small, else in a thread.
+
+    Raises what the work raises; NativePanic in place of a panic.
+    """
     if num_bytes <= INLINE_BYTES:
+        return _contained(work)
+    return await anyio.to_thread.run_sync(_contained, work)
+
+
+def _contained(work: Callable[[], T]) -> T:
+    """A panic of Rust code (llguidance, pydantic) arrives as a BaseException, which would end the server."""
+    try:
         return work()
-    return await anyio.to_thread.run_sync(work)
+    except (Exception, KeyboardInterrupt, SystemExit, GeneratorExit):
+        raise
+    except BaseException as panic:
+        raise NativePanic from panic

@@ -4,21 +4,18 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping
+from typing import Any
 
 import msgspec
-from starlette.applications import Starlette
 
 from openai_cpu_server.api.access.key_ring import KeyRing
-from openai_cpu_server.api.access.keys import Key
-from openai_cpu_server.api.endings import Endings
+from openai_cpu_server.api.access.keys import Identity, Key
+from openai_cpu_server.api.calls.call import Sender
 from openai_cpu_server.api.errors import INTERNAL, error_object, failure_of
-from openai_cpu_server.api.options import ApiOptions
-from openai_cpu_server.api.resolve.calls import Circumstances
-from openai_cpu_server.api.routes.generation import GenerationRoute, model_of
-from openai_cpu_server.api.ticket import Ticket, new_request_id
-from openai_cpu_server.contract.engine import Engine
+from openai_cpu_server.api.gates.ticket import Endings, Ticket, new_request_id
+from openai_cpu_server.api.routes.generation import GenerationRoute
 from openai_cpu_server.contract.request import Priority
-from openai_cpu_server.errors import EngineUnavailable, GenerationFailed, QueueFull, Unauthorized
+from openai_cpu_server.errors import EngineUnavailable, QueueFull, Unauthorized
 from openai_cpu_server.jobs.run.rows import RowAnswer
 from openai_cpu_server.observe.ended import Origin
 
@@ -33,16 +30,12 @@ class RowRunner:
 
     def __init__(
         self,
-        routes: Mapping[str, GenerationRoute],
+        routes: Mapping[str, GenerationRoute[Any]],
         *,
-        engine: Engine,
-        options: ApiOptions,
         keys: KeyRing,
         endings: Endings,
     ) -> None:
         self._routes = routes
-        self._engine = engine
-        self._options = options
         self._keys = keys
         self._endings = endings
 
@@ -61,10 +54,10 @@ class RowRunner:
 
     async def _answer(self, ticket: Ticket, body: bytes, owner: str) -> RowAnswer:
         try:
-            around = self._around(self._key_of(owner))
-            answer = await self._routes[ticket.path].answer(body, around, ticket)
+            sender = _sender(self._key_of(owner))
+            answer = await self._routes[ticket.path].answer(body, sender, ticket)
         except Exception as error:
-            return _failed(self._blame(error), ticket)
+            return _failed(error, ticket)
         ticket.status = 200
         return RowAnswer(status=200, request_id=ticket.id, body=answer)
 
@@ -83,34 +76,10 @@ class RowRunner:
             raise Unauthorized(f"The API key '{owner}' of this batch does not exist any more.")
         return key
 
-    def _around(self, key: Key | None) -> Circumstances:
-        return Circumstances(
-            info=model_of(self._engine),
-            options=self._options.seen_by(key),
-            priority_header=Priority.BATCH.label,
-            key_identity=key.digest.hex() if key else None,
-            client=key.name or None if key else None,
-        )
 
-    def _blame(self, error: Exception) -> Exception:
-        """An engine that is gone takes its requests with it: that is not their fault."""
-        if isinstance(error, GenerationFailed):
-            try:
-                model_of(self._engine)
-            except EngineUnavailable as unavailable:
-                return unavailable
-        return error
-
-
-def set_row_runner(app: Starlette, rows: RowRunner) -> None:
-    app.state.row_runner = rows
-
-
-def row_runner(app: Starlette) -> RowRunner:
-    """Of an application that `create_api` has made."""
-    rows = app.state.row_runner
-    assert isinstance(rows, RowRunner)
-    return rows
+def _sender(key: Key | None) -> Sender:
+    """Whatever the body says, its row is batch work."""
+    return Sender(Identity(key, key.digest.hex() if key else None), Priority.BATCH.label)
 
 
 def _failed(error: Exception, ticket: Ticket) -> RowAnswer:

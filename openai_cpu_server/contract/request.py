@@ -74,9 +74,7 @@ class GenerationRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults
     prompt_logprobs: bool = False
     """Also report the log-probability of every prompt token but the first."""
     client: str = ""
-    """The client among whom computing is shared fairly: the API key's name, else the body's `user`, else the
-    peer's address.
-    """
+    """Whom to be fair to: an opaque label, equal for requests of the same client."""
     route: str = ""
     """What kind of call it belongs to; outputs of one kind are expected to be alike in length."""
     cache_namespace: str = ""

@@ -55,8 +55,9 @@ class Ended(msgspec.Struct, frozen=True, kw_only=True):
     route: str
     """The route as the server defines it (`/v1/models/{id}`), one of few; `other` for unknown ones."""
     priority: str
-    """The label of the priority; for a refused request that of its likely one. `none` for a request that was
-    not meant to generate, was refused before its key was known, or names an unknown priority.
+    """The label of the priority; for a request whose body is refused, what header, key and server say without
+    it. `none` for a request that was not meant to generate, was refused before its key was known, or whose
+    header names no known priority.
     """
     status: int
     code: str | None

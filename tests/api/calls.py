@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from openai_cpu_server.api.call import Call, CallStyle, Prompt
+from openai_cpu_server.api.calls.call import Call, Prompt, ToolCallStyle
 from openai_cpu_server.contract.engine import Timings
 from openai_cpu_server.contract.messages import Finish, FinishReason, TokenEvent
 from openai_cpu_server.contract.request import GenerationRequest, Priority, Sampling
@@ -43,7 +43,7 @@ def call(
     include_usage: bool = False,
     service_tier: str | None = None,
     metadata: dict[str, str] | None = None,
-    calls: CallStyle | None = None,
+    tool_calls: ToolCallStyle | None = None,
 ) -> Call:
     prompts = prompts or (Prompt((0, *tokens_of("hi"))),)
     best_of = best_of or n
@@ -65,7 +65,7 @@ def call(
         shown_logprobs=logprobs,
         service_tier=service_tier,
         metadata=metadata,
-        calls=calls,
+        tool_calls=tool_calls,
     )
 
 

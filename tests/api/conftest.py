@@ -1,4 +1,4 @@
-"""The application on engines that last for a module."""
+"""The application on an engine in this process, and on engine processes that last for a module."""
 
 from __future__ import annotations
 
@@ -9,11 +9,18 @@ import pytest
 from starlette.applications import Starlette
 
 from openai_cpu_server.dispatch.client import EngineClient
+from tests.api.fake_engine import FakeEngine
 from tests.api.serving import api, client, new_engine, running
 
 
+@pytest.fixture
+async def engine() -> FakeEngine:
+    return FakeEngine()
+
+
 @pytest.fixture(scope="module")
-async def engine() -> AsyncIterator[EngineClient]:
+async def process() -> AsyncIterator[EngineClient]:
+    """A real engine process, for tests of what it brings."""
     async with running(new_engine()) as one:
         yield one
 
@@ -25,7 +32,7 @@ async def slow_engine() -> AsyncIterator[EngineClient]:
 
 
 @pytest.fixture
-def app(engine: EngineClient) -> Starlette:
+def app(engine: FakeEngine) -> Starlette:
     return api(engine)
 
 

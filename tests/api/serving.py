@@ -15,18 +15,21 @@ from openai_cpu_server.api.access.key_ring import KeyRing
 from openai_cpu_server.api.access.rate_limits import RateLimits
 from openai_cpu_server.api.application import create_api
 from openai_cpu_server.api.options import ApiOptions
-from openai_cpu_server.contract.engine import EngineState
+from openai_cpu_server.api.rows import RowRunner
+from openai_cpu_server.contract.engine import Engine, EngineState
 from openai_cpu_server.contract.messages import EngineOptions
 from openai_cpu_server.dispatch.client import EngineClient
 from openai_cpu_server.dispatch.watch import NOBODY, EngineWatch
 from openai_cpu_server.jobs.jobs import Jobs
 from openai_cpu_server.llama.grammar.grammar_check import GrammarCheck
+from openai_cpu_server.models.registry import ModelRegistry
+from openai_cpu_server.models.served import ServedModel
 from openai_cpu_server.observe.watch import Watch
 from openai_cpu_server.prompt.chat_template import ChatTemplate
 from openai_cpu_server.prompt.tool_formats import TOOL_FORMATS
 from tests.api.fake_tokenizer import FakeTokenizer
 
-OPTIONS = ApiOptions(model="fake", aliases=("team/fake",), created=1)
+OPTIONS = ApiOptions()
 TEMPLATE = ChatTemplate(FakeTokenizer.chat_template, bos_text="<s>", eos_text="</s>")
 
 
@@ -54,21 +57,31 @@ async def running(engine: EngineClient) -> AsyncIterator[EngineClient]:
         await task
 
 
-def api(
-    engine: EngineClient,
-    options: ApiOptions = OPTIONS,
+def served(
+    engine: Engine,
+    *,
     tokenizer: FakeTokenizer | None = None,
-    watch: Watch | None = None,
-) -> Starlette:
-    return create_api(
+    check_grammar: Callable[[str], object] = GrammarCheck,
+) -> ModelRegistry:
+    """One model by two names."""
+    model = ServedModel(
+        names=("fake", "team/fake"),
+        created=1,
         engine=engine,
         tokenizer=tokenizer or FakeTokenizer(),
         template=TEMPLATE,
         tool_format=TOOL_FORMATS["demo"],
-        check_grammar=GrammarCheck,
-        options=options,
-        watch=watch,
+        check_grammar=check_grammar,
     )
+    return ModelRegistry([model])
+
+
+def api(engine: Engine, options: ApiOptions = OPTIONS, watch: Watch | None = None) -> Starlette:
+    return create_api(served(engine), options, watch=watch).app
+
+
+def rows(engine: Engine) -> RowRunner:
+    return create_api(served(engine), OPTIONS).run_row
 
 
 def client(app: Starlette) -> httpx.AsyncClient:
@@ -81,13 +94,12 @@ async def eventually(is_so: Callable[[], bool]) -> None:
             await asyncio.sleep(0.005)
 
 
-def num_live(engine: EngineClient) -> int:
-    status = engine.status()
-    return sum(status.running.values()) + sum(status.waiting.values())
+def num_live(engine: Engine) -> int:
+    return len(engine.requests())
 
 
 def locked_api(
-    engine: EngineClient,
+    engine: Engine,
     keys: KeyRing,
     *,
     options: ApiOptions = OPTIONS,
@@ -95,14 +107,4 @@ def locked_api(
     jobs: Jobs | None = None,
 ) -> Starlette:
     """With keys of a file."""
-    return create_api(
-        engine=engine,
-        tokenizer=FakeTokenizer(),
-        template=TEMPLATE,
-        tool_format=TOOL_FORMATS["demo"],
-        check_grammar=GrammarCheck,
-        options=options,
-        keys=keys,
-        limits=limits,
-        jobs=jobs,
-    )
+    return create_api(served(engine), options, keys=keys, limits=limits, jobs=jobs).app

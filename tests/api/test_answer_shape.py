@@ -11,7 +11,7 @@ from openai_cpu_server.contract.request import Constraint
 from openai_cpu_server.errors import InvalidRequest
 from openai_cpu_server.llama.grammar.grammar_check import GrammarCheck
 from openai_cpu_server.structured import Whitespace
-from tests.api.resolving import complete, resolved_chat
+from tests.api.resolving import chat, complete
 
 SCHEMA = {
     "type": "object",
@@ -28,7 +28,7 @@ def json_schema(schema: dict[str, object] = SCHEMA, **fields: object) -> dict[st
 
 def constraint(**fields: object) -> Constraint | None:
     """The same on both routes."""
-    whole, text = resolved_chat(**fields).call.requests[0], complete(**fields).requests[0]
+    whole, text = chat(**fields).requests[0], complete(**fields).requests[0]
     assert whole.constraint == text.constraint
     assert not whole.show_control_tokens
     return whole.constraint
@@ -43,7 +43,7 @@ def accepts(text: str, **fields: object) -> bool:
 
 def refused(**fields: object) -> InvalidRequest:
     with pytest.raises(InvalidRequest) as caught:
-        resolved_chat(**fields)
+        chat(**fields)
     return caught.value
 
 
@@ -94,14 +94,14 @@ def test_free_text_has_no_constraint(fields: dict[str, object]) -> None:
 
 
 def test_white_space_is_the_servers_choice() -> None:
-    call = resolved_chat(response_format=json_schema(), whitespace=Whitespace.FLEXIBLE).call
+    call = chat(response_format=json_schema(), whitespace=Whitespace.FLEXIBLE)
     shape = call.requests[0].constraint
     assert shape is not None
     assert GrammarCheck(shape.grammar).check('{\n  "a" : 3\n}').fits
 
 
 def test_every_choice_obeys() -> None:
-    requests = resolved_chat(response_format=json_schema(), n=3).call.requests
+    requests = chat(response_format=json_schema(), n=3).requests
     assert len({request.constraint.grammar for request in requests if request.constraint}) == 1
 
 
@@ -186,18 +186,16 @@ def test_a_refused_keyword_is_named_with_its_place() -> None:
 
 
 def test_what_need_not_be_enforced_is_named_in_a_header() -> None:
-    resolved = resolved_chat(response_format=json_schema(HARD, strict=False))
+    resolved = chat(response_format=json_schema(HARD, strict=False))
     assert resolved.headers == {
         "x-unenforced-schema-keywords": "response_format.json_schema.schema.properties.a.pattern"
     }
-    assert resolved_chat(response_format=json_schema(strict=False)).headers == {}
+    assert chat(response_format=json_schema(strict=False)).headers == {}
 
 
 def test_a_long_list_of_names_is_cut() -> None:
     schema = {"properties": {f"a,{i}": {"pattern": "^(?=x)", "type": "string"} for i in range(40)}}
-    header = resolved_chat(response_format=json_schema(schema, strict=False)).headers[
-        "x-unenforced-schema-keywords"
-    ]
+    header = chat(response_format=json_schema(schema, strict=False)).headers["x-unenforced-schema-keywords"]
     assert header.split(",")[-1] == "..."
     assert len(header.split(",")) == 33
 

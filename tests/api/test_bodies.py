@@ -7,10 +7,11 @@ import json
 import msgspec
 import pytest
 
-from openai_cpu_server.api.bodies import FREE_BYTES, BodyBudget, HeldBody
+from openai_cpu_server.api.gates.fair_use import FREE_BYTES, BodyBudget, HeldBody
 from openai_cpu_server.dispatch.client import EngineClient
 from openai_cpu_server.errors import BodiesFull
 from tests.api.asgi import exchange
+from tests.api.fake_engine import FakeEngine
 from tests.api.serving import OPTIONS, api, client, eventually, num_live
 from tests.api.talking import chat, error_of
 
@@ -42,7 +43,7 @@ def test_what_goes_to_disk_is_not_counted() -> None:
     held.has_grown(10**9)
 
 
-async def test_beyond_it_large_bodies_get_503_and_small_ones_are_served(engine: EngineClient) -> None:
+async def test_beyond_it_large_bodies_get_503_and_small_ones_are_served(engine: FakeEngine) -> None:
     app = api(engine, msgspec.structs.replace(OPTIONS, max_bodies_bytes=BUDGET))
     async with client(app) as http, exchange(app, "/v1/completions") as slow:
         slow.begin_body(LARGE)

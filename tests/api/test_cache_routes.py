@@ -8,8 +8,8 @@ import httpx
 import msgspec
 import pytest
 
-from openai_cpu_server.api.resolve.cache import cache_namespace
-from openai_cpu_server.api.routes.cache import cache_stats
+from openai_cpu_server.api.resolve.call import cache_namespace
+from openai_cpu_server.api.routes.cache import Held, cache_stats
 from openai_cpu_server.contract.messages import KVStats
 from openai_cpu_server.dispatch.client import EngineClient
 from tests.api.serving import OPTIONS, api, client, eventually, new_engine, running
@@ -49,7 +49,7 @@ async def cached(http: httpx.AsyncClient, headers: dict[str, str] | None = None,
 
 
 def test_every_number_of_the_stats() -> None:
-    assert msgspec.to_builtins(cache_stats(KV, INFO, num_running=3)) == {
+    assert msgspec.to_builtins(cache_stats([Held(KV, INFO, 3)])) == {
         "object": "cache.stats",
         "pool": {
             "block_tokens": 16,
@@ -76,7 +76,7 @@ def test_every_number_of_the_stats() -> None:
 
 
 def test_nothing_run_is_no_rate_and_nothing_running_saves_nothing() -> None:
-    idle = cache_stats(msgspec.structs.replace(KV, prompt_tokens=0, cached_tokens=0), INFO, num_running=0)
+    idle = cache_stats([Held(msgspec.structs.replace(KV, prompt_tokens=0, cached_tokens=0), INFO, 0)])
     assert idle.hit_rate is None
     assert idle.savings is not None
     assert idle.savings.saved_bytes == 0

@@ -5,12 +5,20 @@ from __future__ import annotations
 import httpx
 import msgspec
 import pytest
+from starlette.applications import Starlette
 
 from openai_cpu_server.dispatch.client import EngineClient
+from tests.api.fake_engine import FakeEngine
 from tests.api.serving import OPTIONS, api, client
 from tests.api.talking import MESSAGES, chat, complete, error_of, events
 
 pytestmark = pytest.mark.anyio
+
+
+@pytest.fixture
+def app(process: EngineClient) -> Starlette:
+    """What comes back is made by a real engine process."""
+    return api(process)
 
 
 async def test_a_chat_is_answered_with_usage_and_timings(http: httpx.AsyncClient) -> None:
@@ -88,7 +96,7 @@ async def test_a_long_prompt_goes_through_a_thread(http: httpx.AsyncClient) -> N
     assert body["usage"]["prompt_tokens"] == 4001
 
 
-async def test_a_lenient_server_says_what_it_ignores(engine: EngineClient) -> None:
+async def test_a_lenient_server_says_what_it_ignores(engine: FakeEngine) -> None:
     lenient = msgspec.structs.replace(OPTIONS, lenient=True)
     async with client(api(engine, lenient)) as http:
         for stream in (True, False):

@@ -107,10 +107,10 @@ async def test_a_model_of_ones_own_is_the_default(http: httpx.AsyncClient) -> No
 @pytest.mark.parametrize(
     ("name", "fields", "seen"),
     [
-        ("ann", {}, ("ann", "batch")),
-        ("ann", {"priority": "interactive"}, ("ann", "interactive")),
-        ("bob", {}, ("bob", "interactive")),
-        ("shared", {}, ("carl", "interactive")),
+        ("ann", {}, ("key:ann", "batch")),
+        ("ann", {"priority": "interactive"}, ("key:ann", "interactive")),
+        ("bob", {}, ("key:bob", "interactive")),
+        ("shared", {}, ("user:carl", "interactive")),
     ],
 )
 async def test_the_scheduler_knows_the_keys_name_and_priority(
@@ -162,5 +162,5 @@ async def test_an_administrator_ends_anybodys(
 async def test_without_keys_the_user_is_the_client(slow_engine: EngineClient) -> None:
     async with exchange(api(slow_engine), "/v1/chat/completions", LONG) as one:
         await eventually(lambda: num_live(slow_engine) == 1)
-        assert slow_engine.requests()[0].client == "carl"
+        assert slow_engine.requests()[0].client == "user:carl"
         one.disconnect()

@@ -11,11 +11,11 @@ import httpx
 import pytest
 
 from openai_cpu_server.api.access.key_ring import KeyRing
-from openai_cpu_server.api.rows import row_runner
 from openai_cpu_server.dispatch.client import EngineClient
 from openai_cpu_server.observe.logs import JsonFormatter
 from tests.api.asgi import exchange
-from tests.api.serving import api, client, eventually, locked_api
+from tests.api.fake_engine import FakeEngine
+from tests.api.serving import api, client, eventually, locked_api, rows
 from tests.api.talking import MESSAGES, chat
 
 pytestmark = pytest.mark.anyio
@@ -59,7 +59,7 @@ async def test_a_client_that_left_is_499_in_the_log(
 
 
 async def test_the_same_as_json_with_the_keys_name_and_never_the_key(
-    engine: EngineClient, caplog: pytest.LogCaptureFixture, tmp_path: Path
+    engine: FakeEngine, caplog: pytest.LogCaptureFixture, tmp_path: Path
 ) -> None:
     path = tmp_path / "keys.toml"
     path.write_text(f'[keys.ann]\nsha256 = "{hashlib.sha256(b"hunter2").hexdigest()}"\n')
@@ -95,13 +95,11 @@ async def test_a_malformed_trace_is_none(
     assert "trace_id" not in caplog.text
 
 
-async def test_rows_of_batches_have_their_lines(
-    engine: EngineClient, caplog: pytest.LogCaptureFixture
-) -> None:
-    rows = row_runner(api(engine))
+async def test_rows_of_batches_have_their_lines(engine: FakeEngine, caplog: pytest.LogCaptureFixture) -> None:
+    run_row = rows(engine)
     with caplog.at_level(logging.INFO, "openai_cpu_server.requests"):
-        answer = await rows("/v1/chat/completions", json.dumps({"messages": MESSAGES}).encode(), "")
-        await rows("/v1/chat/completions", b"{}", "")
+        answer = await run_row("/v1/chat/completions", json.dumps({"messages": MESSAGES}).encode(), "")
+        await run_row("/v1/chat/completions", b"{}", "")
     good, bad = (r.getMessage() for r in caplog.records if r.name.endswith(".requests"))
     assert f"id={answer.request_id} route=POST /v1/chat/completions status=200 origin=batch" in good
     assert "priority=batch" in good

@@ -10,9 +10,9 @@ import signal
 
 import pytest
 
-from openai_cpu_server.api.rows import row_runner
+from openai_cpu_server.api.application import create_api
 from tests.api.asgi import exchange
-from tests.api.serving import api, client, eventually, new_engine
+from tests.api.serving import OPTIONS, api, client, eventually, new_engine, served
 from tests.api.talking import MESSAGES, chat, complete, error_of
 from tests.api.test_websocket import opened
 from tests.api.watching import Watched, page, watched
@@ -62,19 +62,19 @@ async def test_each_request_is_counted_once_under_what_became_of_it() -> None:
 REFUSED: list[tuple[bytes, dict[str, str], str]] = [
     (b'{"temperature": 9}', {}, "interactive"),
     (b'{"temperature": 9}', {"x-priority": "batch"}, "batch"),
-    (b'{"temperature": 9, "service_tier": "flex"}', {}, "batch"),
-    (b'{"temperature": 9, "priority": "batch"}', {}, "batch"),
+    (b'{"temperature": 9, "service_tier": "flex"}', {}, "interactive"),
+    (b'{"temperature": 9, "priority": "batch"}', {}, "interactive"),
     (b'{"temperature": 9, "priority": "batch"}', {"x-priority": "interactive"}, "interactive"),
     (b"{", {"x-priority": "batch"}, "batch"),
     (b"[" * 100_000, {}, "interactive"),
     (b'{"priority": 5}', {"x-priority": "batch"}, "batch"),
-    (b'{"priority": "high"}', {}, "none"),
+    (b'{"priority": "high"}', {}, "interactive"),
     (b"{}", {"x-priority": "high"}, "none"),
 ]
 
 
 @pytest.mark.parametrize(("body", "headers", "priority"), REFUSED)
-async def test_who_is_refused_early_counts_with_the_priority_that_it_would_have_had(
+async def test_who_is_refused_early_counts_with_the_priority_that_was_known_without_its_body(
     body: bytes, headers: dict[str, str], priority: str
 ) -> None:
     async with watched() as one:
@@ -212,7 +212,7 @@ async def test_the_cause_of_a_restart_is_told() -> None:
 
 async def test_rows_of_batches_are_counted_once() -> None:
     async with watched("step_s=0.01") as one:
-        rows = row_runner(one.app)
+        rows = one.run_row
         body = {"messages": MESSAGES, "max_tokens": 4, "ignore_eos": True}
         await rows(CHAT, json.dumps(body).encode(), "")
         await rows(CHAT, b'{"messages": 1}', "")
@@ -234,10 +234,10 @@ async def test_rows_of_batches_are_counted_once() -> None:
 
 
 async def test_a_row_that_must_wait_for_the_engine_has_not_ended() -> None:
-    app = api(new_engine())
-    answer = await row_runner(app)(CHAT, json.dumps({"messages": MESSAGES}).encode(), "")
+    made = create_api(served(new_engine()), OPTIONS)
+    answer = await made.run_row(CHAT, json.dumps({"messages": MESSAGES}).encode(), "")
     assert answer.retry_after_s is not None
-    async with client(app) as http:
+    async with client(made.app) as http:
         now = await page(http)
     assert now.sum("ocs_batch_rows_total", outcome="put_off") == 1
     assert now.sum(REQUESTS, origin="batch") == now.sum("ocs_refusals_total") == 0

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import httpx
+import msgspec
 import pytest
 
+from openai_cpu_server.contract.engine import EngineState
+from tests.api.fake_engine import READY, FakeEngine
 from tests.api.serving import api, client, new_engine
 from tests.api.talking import chat, complete, error_of
 
@@ -77,9 +80,8 @@ async def test_a_loading_server_lives_but_is_not_ready() -> None:
 
 
 async def test_whoever_comes_while_costs_are_measured_is_told_so() -> None:
-    engine = new_engine()
-    engine.loading_fraction, engine.timing_fraction = 1.0, 0.4
-    async with client(api(engine)) as http:
+    told = msgspec.structs.replace(READY, state=EngineState.LOADING, loaded=1.0, timed=0.4)
+    async with client(api(FakeEngine(None, told))) as http:
         answer = await chat(http)
     assert answer.status_code == 503
     assert error_of(answer)["message"].endswith("is being measured (40%).")

@@ -7,10 +7,9 @@ import json
 import pytest
 from pydantic import ValidationError
 
-from openai_cpu_server.api.parse import parse, path_of
 from openai_cpu_server.api.schemas.chat import ChatBody, TextPart
 from openai_cpu_server.api.schemas.completion import CompletionBody
-from openai_cpu_server.api.schemas.unsupported import NOT_YET
+from openai_cpu_server.api.schemas.parse import NOT_YET, parse, path_of
 from openai_cpu_server.errors import InvalidRequest
 
 MESSAGES = [{"role": "user", "content": "hi"}]

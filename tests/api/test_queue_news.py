@@ -10,7 +10,8 @@ import httpx
 import openai
 import pytest
 
-from openai_cpu_server.api.queue_news import INTERVAL_S, QueueNews, Said, comment, is_due
+from openai_cpu_server.api.calls.event_stream import comment
+from openai_cpu_server.api.calls.running import NEWS_INTERVAL_S, LastNews, QueueNews, is_news
 from openai_cpu_server.contract.messages import Place
 from openai_cpu_server.dispatch.client import EngineClient
 from tests.api.asgi import Exchange, exchange
@@ -24,20 +25,20 @@ SHORT = {"prompt": "b", "ignore_eos": True, "max_tokens": 3, "stream": True, "te
 
 
 @pytest.mark.parametrize(
-    ("now_s", "said", "position", "due"),
+    ("now_s", "last", "position", "due"),
     [
         (5.0, None, 3, True),
-        (5.0, Said(5.0 - INTERVAL_S, 3), 2, True),
-        (5.0, Said(5.0 - INTERVAL_S, 2), 3, True),
-        (5.0, Said(5.0 - INTERVAL_S, 3), 3, False),
-        (500.0, Said(5.0, 3), 3, False),
-        (5.0, Said(4.5, 3), 2, False),
+        (5.0, LastNews(5.0 - NEWS_INTERVAL_S, 3), 2, True),
+        (5.0, LastNews(5.0 - NEWS_INTERVAL_S, 2), 3, True),
+        (5.0, LastNews(5.0 - NEWS_INTERVAL_S, 3), 3, False),
+        (500.0, LastNews(5.0, 3), 3, False),
+        (5.0, LastNews(4.5, 3), 2, False),
     ],
 )
 def test_a_new_position_is_news_but_not_many_a_second(
-    now_s: float, said: Said | None, position: int, due: bool
+    now_s: float, last: LastNews | None, position: int, due: bool
 ) -> None:
-    assert is_due(now_s, said, position) == due
+    assert is_news(now_s, last, position) == due
 
 
 def test_the_bytes_of_a_comment() -> None:
@@ -49,11 +50,11 @@ def test_a_stream_hears_of_every_place_that_lasts_until_its_first_chunk() -> Non
     news = QueueNews(lambda: now[0])
     heard = []
     for now[0], position in ((0.0, 3), (0.4, 2), (0.9, 1), (1.4, 1), (1.9, 1)):
-        heard.append(news.about(Place("a/0", position, 10.0)))
-    assert [place and place.position for place in heard] == [3, None, None, 1, None]
+        heard.append(news.is_due(Place("a/0", position, 10.0)))
+    assert heard == [True, False, False, True, False]
     news.end()
     now[0] = 9.0
-    assert news.about(Place("a/0", 7, 10.0)) is None
+    assert not news.is_due(Place("a/0", 7, 10.0))
 
 
 def waits_at(engine: EngineClient, position: int) -> Callable[[], bool]:

@@ -16,9 +16,11 @@ from openai_cpu_server.api.access.key_ring import KeyRing
 from openai_cpu_server.api.access.keys import Allowance, Key
 from openai_cpu_server.api.access.meter import Meter
 from openai_cpu_server.api.access.rate_limits import RateLimits
+from openai_cpu_server.contract.engine import Engine
 from openai_cpu_server.dispatch.client import EngineClient
 from openai_cpu_server.errors import RequestsLimited, StartupError, TokensLimited
 from tests.api.asgi import exchange
+from tests.api.fake_engine import FakeEngine
 from tests.api.serving import client, eventually, locked_api, new_engine, num_live, running
 from tests.api.talking import MESSAGES, chat, error_of
 from tests.api.test_key_file import sha
@@ -39,13 +41,13 @@ def keys(folder: Path, limits: str) -> KeyRing:
 
 
 @asynccontextmanager
-async def limited(engine: EngineClient, folder: Path, limits: str) -> AsyncIterator[httpx.AsyncClient]:
+async def limited(engine: Engine, folder: Path, limits: str) -> AsyncIterator[httpx.AsyncClient]:
     async with client(locked_api(engine, keys(folder, limits))) as http:
         http.headers.update(HEADERS)
         yield http
 
 
-async def test_requests_per_minute(engine: EngineClient, tmp_path: Path) -> None:
+async def test_requests_per_minute(engine: FakeEngine, tmp_path: Path) -> None:
     async with limited(engine, tmp_path, "requests_per_minute = 2") as http:
         first, second, third = [await chat(http) for _ in range(3)]
         assert [first.status_code, second.status_code, third.status_code] == [200, 200, 429]
@@ -69,15 +71,15 @@ async def test_requests_per_minute(engine: EngineClient, tmp_path: Path) -> None
         assert not any(name.startswith("x-ratelimit") for name in bob.headers)
 
 
-async def test_wrong_requests_count_too(engine: EngineClient, tmp_path: Path) -> None:
+async def test_wrong_requests_count_too(engine: FakeEngine, tmp_path: Path) -> None:
     async with limited(engine, tmp_path, "requests_per_minute = 1") as http:
         wrong = await chat(http, messages=1)
         assert (wrong.status_code, wrong.headers["x-ratelimit-remaining-requests"]) == (400, "0")
         assert (await chat(http)).status_code == 429
 
 
-async def test_tokens_are_counted_as_they_were_used(engine: EngineClient, tmp_path: Path) -> None:
-    async with limited(engine, tmp_path, "tokens_per_minute = 100") as http:
+async def test_tokens_are_counted_as_they_were_used(process: EngineClient, tmp_path: Path) -> None:
+    async with limited(process, tmp_path, "tokens_per_minute = 100") as http:
         first = await chat(http, max_tokens=60, stop=["a", "b", "c", "d", "e", "f", "g", "h"])
         usage = first.json()["usage"]
         assert usage["completion_tokens"] < 60
@@ -89,7 +91,7 @@ async def test_tokens_are_counted_as_they_were_used(engine: EngineClient, tmp_pa
         assert second.headers["x-ratelimit-remaining-tokens"] == str(left)
 
 
-async def test_tokens_that_do_not_fit(engine: EngineClient, tmp_path: Path) -> None:
+async def test_tokens_that_do_not_fit(engine: FakeEngine, tmp_path: Path) -> None:
     async with limited(engine, tmp_path, "tokens_per_minute = 50") as http:
         assert (await chat(http, max_tokens=30, ignore_eos=True)).status_code == 200
         refused = await chat(http, max_tokens=30)
@@ -105,7 +107,7 @@ async def test_tokens_that_do_not_fit(engine: EngineClient, tmp_path: Path) -> N
 
 
 async def test_a_stream_is_charged_at_its_end_and_its_place_is_free_again(
-    engine: EngineClient, tmp_path: Path
+    engine: FakeEngine, tmp_path: Path
 ) -> None:
     async with limited(engine, tmp_path, "tokens_per_minute = 100\nconcurrent = 1") as http:
         first = await chat(http, max_tokens=20, ignore_eos=True, stream=True)
@@ -114,7 +116,7 @@ async def test_a_stream_is_charged_at_its_end_and_its_place_is_free_again(
         assert second.headers["x-ratelimit-remaining-tokens"] == str(100 - 5 - 20 - 5 - 20)
 
 
-async def test_a_quota_for_a_day(engine: EngineClient, tmp_path: Path) -> None:
+async def test_a_quota_for_a_day(engine: FakeEngine, tmp_path: Path) -> None:
     async with limited(engine, tmp_path, "tokens_per_day = 30") as http:
         assert (await chat(http, max_tokens=20, ignore_eos=True)).status_code == 200
         refused = await chat(http, max_tokens=20)
@@ -140,28 +142,26 @@ async def test_calls_at_once(slow_engine: EngineClient, tmp_path: Path) -> None:
 
 async def test_outputs_that_run_hold_their_room() -> None:
     limits, ann = RateLimits(Meter.open(None)), key(tokens_per_minute=100)
-    async with limits.lease(ann, {}) as first:
+    async with limits.lease(ann) as first:
         await first.reserve(prompt_tokens=10, output_tokens=60)
-        async with limits.lease(ann, {}) as second:
+        async with limits.lease(ann) as second:
             with pytest.raises(TokensLimited, match="Used 70, Requested 31"):
                 await second.reserve(prompt_tokens=1, output_tokens=30)
             await second.reserve(prompt_tokens=10, output_tokens=20)
-    headers: dict[str, str] = {}
-    async with limits.lease(ann, headers):
-        assert headers["x-ratelimit-remaining-tokens"] == "80"
+    async with limits.lease(ann) as third:
+        assert third.headers["x-ratelimit-remaining-tokens"] == "80"
 
 
 async def test_a_refused_call_gets_its_tokens_back() -> None:
     limits, ann = RateLimits(Meter.open(None)), key(tokens_per_minute=100, tokens_per_day=500)
-    headers: dict[str, str] = {}
-    async with limits.lease(ann, headers) as lease:
+    async with limits.lease(ann) as lease:
         await lease.reserve(prompt_tokens=30, output_tokens=60)
-        assert headers["x-ratelimit-remaining-tokens"] == "10"
+        assert lease.headers["x-ratelimit-remaining-tokens"] == "10"
         await lease.refund()
-        assert headers["x-ratelimit-remaining-tokens"] == "100"
-    async with limits.lease(ann, headers) as lease:
+        assert lease.headers["x-ratelimit-remaining-tokens"] == "100"
+    async with limits.lease(ann) as lease:
         await lease.reserve(prompt_tokens=100, output_tokens=0)
-        assert headers["x-ratelimit-remaining-tokens"] == "0"
+        assert lease.headers["x-ratelimit-remaining-tokens"] == "0"
 
 
 async def test_a_full_queue_costs_no_tokens(tmp_path: Path) -> None:
@@ -184,12 +184,11 @@ async def test_a_full_queue_costs_no_tokens(tmp_path: Path) -> None:
 
 async def test_an_output_beyond_what_is_left_takes_what_is_left() -> None:
     limits, ann = RateLimits(Meter.open(None)), key(tokens_per_minute=100)
-    async with limits.lease(ann, {}) as lease:
+    async with limits.lease(ann) as lease:
         await lease.reserve(prompt_tokens=90, output_tokens=0)
         lease.output_tokens = 50
-    headers: dict[str, str] = {}
-    async with limits.lease(ann, headers) as lease:
-        assert headers["x-ratelimit-remaining-tokens"] == "0"
+    async with limits.lease(ann) as lease:
+        assert lease.headers["x-ratelimit-remaining-tokens"] == "0"
         with pytest.raises(TokensLimited):
             await lease.reserve(prompt_tokens=1, output_tokens=0)
 
@@ -201,7 +200,7 @@ async def test_of_many_at_once_no_more_pass_than_may() -> None:
     async def one() -> None:
         nonlocal passed
         try:
-            async with limits.lease(ann, {}) as lease:
+            async with limits.lease(ann) as lease:
                 await lease.reserve(prompt_tokens=5, output_tokens=5)
                 lease.output_tokens = 5
                 passed += 1
@@ -220,7 +219,7 @@ async def test_a_storage_that_is_down_limits_nobody_and_says_so_once(
     limits = RateLimits(Meter.open(f"redis://:hunter2@127.0.0.1:{port}/0"))
     with caplog.at_level(logging.INFO):
         for _ in range(3):
-            async with limits.lease(key(requests_per_minute=1, tokens_per_minute=10), {}) as lease:
+            async with limits.lease(key(requests_per_minute=1, tokens_per_minute=10)) as lease:
                 await lease.reserve(prompt_tokens=5, output_tokens=5)
     (record,) = caplog.records
     assert "nobody is limited" in record.getMessage()

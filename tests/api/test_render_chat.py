@@ -7,18 +7,20 @@ import json
 import msgspec
 import pytest
 
-from openai_cpu_server.api.call import Call
+from openai_cpu_server.api.calls.call import Call
+from openai_cpu_server.api.calls.event_stream import events
 from openai_cpu_server.api.render.answers import Answer
 from openai_cpu_server.api.render.chat import ChatRenderer
 from openai_cpu_server.api.render.common import usage
-from openai_cpu_server.api.render.pieces import Pieces
 from openai_cpu_server.contract.messages import FinishReason, TokenEvent
 from openai_cpu_server.contract.step import TokenLogprob
 from openai_cpu_server.errors import GenerationFailed
+from openai_cpu_server.models.pieces import Pieces
 from tests.api.calls import MINUS_INFINITY, TIMINGS, TIMINGS_JSON, call, end, scored, text, tokens_of
 from tests.api.fake_tokenizer import FakeTokenizer
 
-RENDERER = ChatRenderer(Pieces(FakeTokenizer()))
+PIECES = Pieces(FakeTokenizer())
+RENDERER = ChatRenderer()
 HEAD = '"id":"c","object":"chat.completion.chunk","created":7,"model":"m","system_fingerprint":"fp"'
 
 
@@ -26,17 +28,17 @@ def chunk(choice: str, tail: str = "") -> str:
     return f'data: {{{HEAD},"choices":[{choice}]{tail}}}\n\n'
 
 
-def streamed(of: Call, *events: TokenEvent) -> list[str]:
-    stream = RENDERER.stream(of)
-    return [stream.chunks(event).decode() for event in events]
+def streamed(of: Call, *steps: TokenEvent) -> list[str]:
+    stream = RENDERER.stream(of, PIECES)
+    return [events(stream.event(event)).decode() for event in steps]
 
 
-def whole(of: Call, *events: TokenEvent) -> bytes:
+def whole(of: Call, *steps: TokenEvent) -> bytes:
     answers = {request.id: Answer() for request in of.requests}
-    for event in events:
+    for event in steps:
         answers[event.id].add(event)
     finishes = {key: answer.finish for key, answer in answers.items() if answer.finish}
-    return RENDERER.whole(of, answers, usage(of, finishes), TIMINGS)
+    return RENDERER.whole(of, PIECES, answers, usage(of, finishes), TIMINGS)
 
 
 def test_a_stream_is_role_deltas_and_reason() -> None:
@@ -69,22 +71,22 @@ def test_choices_open_and_end_on_their_own() -> None:
 
 
 def test_an_event_without_news_is_no_chunk() -> None:
-    stream = RENDERER.stream(call())
-    stream.chunks(text(0, "a"))
-    assert stream.chunks(TokenEvent(id="c-0")) == b""
+    stream = RENDERER.stream(call(), PIECES)
+    events(stream.event(text(0, "a")))
+    assert events(stream.event(TokenEvent(id="c-0"))) == b""
 
 
 def test_usage_is_null_until_its_own_chunk() -> None:
     asked = call(include_usage=True)
-    stream = RENDERER.stream(asked)
-    assert stream.chunks(end(0)).decode().endswith('],"usage":null}\n\n')
+    stream = RENDERER.stream(asked, PIECES)
+    assert events(stream.event(end(0))).decode().endswith('],"usage":null}\n\n')
     numbers = (
         ',"usage":{"prompt_tokens":3,"completion_tokens":2,"total_tokens":5,'
         '"prompt_tokens_details":{"cached_tokens":0}},"timings":' + TIMINGS_JSON
     )
     finish = end(0).finish
     assert finish is not None
-    assert stream.usage(usage(asked, {"c-0": finish}), TIMINGS).decode() == chunk("", numbers)
+    assert events(stream.end(usage(asked, {"c-0": finish}), TIMINGS)).decode() == chunk("", numbers)
 
 
 def test_the_tier_is_in_every_chunk() -> None:

@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import json
 
-from openai_cpu_server.api.call import Call, Prompt
+from openai_cpu_server.api.calls.call import Call, Prompt
+from openai_cpu_server.api.calls.event_stream import events
 from openai_cpu_server.api.render.answers import Answer
 from openai_cpu_server.api.render.common import usage
 from openai_cpu_server.api.render.completion import CompletionRenderer
-from openai_cpu_server.api.render.pieces import Pieces
 from openai_cpu_server.contract.messages import TokenEvent
+from openai_cpu_server.models.pieces import Pieces
 from tests.api.calls import MINUS_INFINITY, TIMINGS, TIMINGS_JSON, call, end, scored, text, tokens_of
 from tests.api.fake_tokenizer import FakeTokenizer
 
-RENDERER = CompletionRenderer(Pieces(FakeTokenizer()))
+PIECES = Pieces(FakeTokenizer())
+RENDERER = CompletionRenderer()
 HEAD = '"id":"c","object":"text_completion","created":7,"model":"m","system_fingerprint":"fp"'
 ECHOED = Prompt((0, *tokens_of("hi")), "hi")
 
@@ -22,17 +24,17 @@ def chunk(choice: str) -> str:
     return f'data: {{{HEAD},"choices":[{choice}]}}\n\n'
 
 
-def streamed(of: Call, *events: TokenEvent) -> list[str]:
-    stream = RENDERER.stream(of)
-    return [stream.chunks(event).decode() for event in events]
+def streamed(of: Call, *steps: TokenEvent) -> list[str]:
+    stream = RENDERER.stream(of, PIECES)
+    return [events(stream.event(event)).decode() for event in steps]
 
 
-def whole(of: Call, *events: TokenEvent) -> bytes:
+def whole(of: Call, *steps: TokenEvent) -> bytes:
     answers = {request.id: Answer() for request in of.requests}
-    for event in events:
+    for event in steps:
         answers[event.id].add(event)
     finishes = {key: answer.finish for key, answer in answers.items() if answer.finish}
-    return RENDERER.whole(of, answers, usage(of, finishes), TIMINGS)
+    return RENDERER.whole(of, PIECES, answers, usage(of, finishes), TIMINGS)
 
 
 def choices(data: bytes) -> list[dict[str, object]]:

@@ -12,6 +12,7 @@ import pytest
 
 from openai_cpu_server.dispatch.client import EngineClient
 from tests.api.asgi import exchange
+from tests.api.fake_engine import FakeEngine
 from tests.api.serving import OPTIONS, api, client, eventually, new_engine, num_live, running
 from tests.api.talking import MESSAGES, error_of
 
@@ -158,7 +159,7 @@ async def test_the_sdk_is_told_and_does_not_try_again() -> None:
         ("DELETE", "/v1/requests/a"),
     ],
 )
-async def test_operators_need_the_key_too(engine: EngineClient, method: str, path: str) -> None:
+async def test_operators_need_the_key_too(engine: FakeEngine, method: str, path: str) -> None:
     locked = msgspec.structs.replace(OPTIONS, api_key="k")
     async with client(api(engine, locked)) as http:
         assert (await http.request(method, path)).status_code == 401

@@ -5,8 +5,8 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from openai_cpu_server.api.resolve.calls import Circumstances, fingerprint
-from openai_cpu_server.api.resolve.priority import priority_of
+from openai_cpu_server.api.calls.call import Sender
+from openai_cpu_server.api.resolve.call import fingerprint
 from openai_cpu_server.contract.request import Priority, Sampling
 from openai_cpu_server.errors import InvalidRequest, ModelNotFound, PromptTooLong
 from tests.api.resolving import CONTEXT, OPTIONS, chat, complete, param_of
@@ -22,7 +22,7 @@ def test_absent_fields_leave_the_distribution_as_it_is() -> None:
         (),
         None,
         False,
-        "",
+        "peer:@",
     )
 
 
@@ -57,14 +57,14 @@ def test_every_sampling_field_arrives() -> None:
         logit_bias={7: 100.0, 300: -100.0},
         ignore_eos=True,
     )
-    assert (request.stop, request.client) == (("a", "b"), "ann")
+    assert (request.stop, request.client) == (("a", "b"), "user:ann")
 
 
 def test_the_newer_names_of_user() -> None:
     (request,) = chat(safety_identifier="bob", prompt_cache_key="any").requests
-    assert request.client == "bob"
+    assert request.client == "user:bob"
     (request,) = chat(user="ann", safety_identifier="bob").requests
-    assert request.client == "ann"
+    assert request.client == "user:ann"
 
 
 @pytest.mark.parametrize("top_k", [0, -1])
@@ -203,13 +203,15 @@ def test_top_logprobs_belong_to_logprobs() -> None:
 def test_the_header_outranks_the_body(
     header: str | None, field: str | None, tier: str | None, expected: Priority
 ) -> None:
-    asked = {"header": header, "field": field, "tier": tier}
-    assert priority_of(**asked, default=Priority.INTERACTIVE) == expected
+    assert Sender(priority_header=header).priority(field=field, tier=tier) == expected
 
 
 def test_the_servers_default_comes_last() -> None:
     for tier in (None, "auto", "default"):
-        assert priority_of(header=None, field=None, tier=tier, default=Priority.BATCH) == Priority.BATCH
+        assert (
+            Sender(priority_header=None, default_priority=Priority.BATCH).priority(field=None, tier=tier)
+            == Priority.BATCH
+        )
 
 
 @pytest.mark.parametrize(
@@ -223,12 +225,12 @@ def test_the_servers_default_comes_last() -> None:
 )
 def test_unknown_priorities_are_refused(header: str | None, field: str | None, param: str) -> None:
     with pytest.raises(InvalidRequest) as error:
-        priority_of(header=header, field=field, tier=None, default=Priority.BATCH)
+        Sender(priority_header=header).priority(field=field)
     assert param_of(error) == param
 
 
 def test_a_call_has_the_priority_of_all_its_requests() -> None:
-    call = chat(around=Circumstances(FAKE_INFO, OPTIONS, "batch"), n=2, service_tier="priority")
+    call = chat(sender=Sender(priority_header="batch"), n=2, service_tier="priority")
     assert (call.priority, call.service_tier) == (Priority.BATCH, "priority")
     assert {request.priority for request in call.requests} == {Priority.BATCH}
 

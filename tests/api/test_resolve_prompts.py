@@ -7,7 +7,7 @@ import pytest
 from openai_cpu_server.errors import InvalidRequest, TemplateFailed
 from tests.api.calls import tokens_of
 from tests.api.fake_tokenizer import FakeTokenizer
-from tests.api.resolving import chat, complete, param_of, resolved_chat
+from tests.api.resolving import chat, complete, param_of
 from tests.fakes import VOCAB_SIZE
 
 
@@ -39,7 +39,7 @@ def test_text_parts_and_the_developer_are_understood() -> None:
 def test_a_template_that_raises_is_quoted() -> None:
     messages = [{"role": "tool", "content": "4", "tool_call_id": "x"}]
     with pytest.raises(TemplateFailed, match="no tools here"):
-        resolved_chat(messages=messages, form=None)
+        chat(messages=messages, form=None)
 
 
 @pytest.mark.parametrize("template", [None, ""])
@@ -81,7 +81,7 @@ def test_tool_calls_need_no_content() -> None:
         {"role": "user", "content": "hi"},
     ]
     template = "{{ messages[0].tool_calls[0].function.arguments.a }}{{ messages[0].name }}"
-    call = resolved_chat(messages=messages, template=template, form=None).call
+    call = chat(messages=messages, template=template, form=None)
     assert call.prompts[0].tokens == (0, *tokens_of("1bot"))
 
 

@@ -11,10 +11,9 @@ import pytest
 
 from openai_cpu_server.api.access.key_ring import KeyRing
 from openai_cpu_server.api.application import create_api
-from openai_cpu_server.api.rows import RowRunner, row_runner
 from openai_cpu_server.dispatch.client import EngineClient
-from tests.api.fake_tokenizer import FakeTokenizer
-from tests.api.serving import OPTIONS, TEMPLATE, api, client, eventually, new_engine, running
+from tests.api.fake_engine import FakeEngine
+from tests.api.serving import OPTIONS, api, client, eventually, new_engine, rows, running, served
 from tests.api.talking import MESSAGES, chat
 
 pytestmark = pytest.mark.anyio
@@ -27,15 +26,10 @@ def body(**fields: object) -> bytes:
     return json.dumps({**BODY, **fields}).encode()
 
 
-def runner(engine: EngineClient) -> RowRunner:
-    return row_runner(api(engine))
-
-
-async def test_a_row_gets_what_a_request_gets(engine: EngineClient) -> None:
-    app = api(engine)
-    async with client(app) as http:
+async def test_a_row_gets_what_a_request_gets(engine: FakeEngine) -> None:
+    async with client(api(engine)) as http:
         over_http = (await chat(http)).json()
-    answer = await row_runner(app)(CHAT, body(), "")
+    answer = await rows(engine)(CHAT, body(), "")
     assert (answer.status, answer.retry_after_s) == (200, None)
     row = json.loads(answer.body)
     assert row["object"] == "chat.completion"
@@ -52,15 +46,15 @@ async def test_a_row_gets_what_a_request_gets(engine: EngineClient) -> None:
     ],
 )
 async def test_a_row_is_refused_as_a_request_is(
-    engine: EngineClient, fields: dict[str, object], status: int, param: str
+    engine: FakeEngine, fields: dict[str, object], status: int, param: str
 ) -> None:
-    answer = await runner(engine)(CHAT, body(**fields), "")
+    answer = await rows(engine)(CHAT, body(**fields), "")
     assert (answer.status, answer.retry_after_s) == (status, None)
     assert json.loads(answer.body)["error"]["param"] == param
 
 
 async def test_a_row_has_batch_priority_whatever_it_says(slow_engine: EngineClient) -> None:
-    task = asyncio.create_task(runner(slow_engine)(CHAT, body(priority="interactive", ignore_eos=True), ""))
+    task = asyncio.create_task(rows(slow_engine)(CHAT, body(priority="interactive", ignore_eos=True), ""))
     await eventually(lambda: bool(slow_engine.requests()))
     assert [live.priority.label for live in slow_engine.requests()] == ["batch"]
     task.cancel()
@@ -69,32 +63,23 @@ async def test_a_row_has_batch_priority_whatever_it_says(slow_engine: EngineClie
 
 
 async def test_without_a_model_rows_wait() -> None:
-    answer = await runner(new_engine())(CHAT, body(), "")
+    answer = await rows(new_engine())(CHAT, body(), "")
     assert answer.status == 503
     assert answer.retry_after_s is not None
 
 
 async def test_a_server_that_ends_is_not_the_rows_fault() -> None:
     async with running(new_engine("step_s=0.05")) as engine:
-        task = asyncio.create_task(runner(engine)(CHAT, body(max_tokens=500, ignore_eos=True), ""))
+        task = asyncio.create_task(rows(engine)(CHAT, body(max_tokens=500, ignore_eos=True), ""))
         await eventually(lambda: bool(engine.requests()))
     answer = await task
     assert answer.status == 503
     assert answer.retry_after_s is not None
 
 
-async def test_a_key_that_is_gone_runs_nothing(engine: EngineClient, tmp_path: Path) -> None:
+async def test_a_key_that_is_gone_runs_nothing(engine: FakeEngine, tmp_path: Path) -> None:
     keys = tmp_path / "keys.toml"
     keys.write_text(f'[keys.ann]\nsha256 = "{hashlib.sha256(b"k").hexdigest()}"\n')
-    app = create_api(
-        engine=engine,
-        tokenizer=FakeTokenizer(),
-        template=TEMPLATE,
-        tool_format=None,
-        check_grammar=str,
-        options=OPTIONS,
-        keys=KeyRing(path=keys),
-    )
-    rows = row_runner(app)
-    assert (await rows(CHAT, body(), "ann")).status == 200
-    assert (await rows(CHAT, body(), "bob")).status == 401
+    run_row = create_api(served(engine), OPTIONS, keys=KeyRing(path=keys)).run_row
+    assert (await run_row(CHAT, body(), "ann")).status == 200
+    assert (await run_row(CHAT, body(), "bob")).status == 401

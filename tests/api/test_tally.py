@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from openai_cpu_server.api.tally import Tally
-from openai_cpu_server.api.ticket import Ticket
+from openai_cpu_server.api.calls.running import Tally
 from openai_cpu_server.contract.messages import TokenEvent
 from openai_cpu_server.dispatch.generation import Generation
 from tests.api.calls import call
@@ -25,8 +24,6 @@ async def test_gaps_are_those_between_arrivals() -> None:
         event = await anext(events)
         assert isinstance(event, TokenEvent)
         tally.note(event, generation.arrived_s)
-    ticket = Ticket("r", "POST", "/", started_s=0.5)
-    tally.report(ticket, generation.timings)
-    assert ticket.call is not None
-    assert (ticket.call.gaps.num, ticket.call.gaps.sum_s) == (3, 8.0)
-    assert ticket.call.ttft_s == 0.5
+    figures = tally.figures(generation.timings, began_s=0.5)
+    assert (figures.gaps.num, figures.gaps.sum_s) == (3, 8.0)
+    assert figures.ttft_s == 0.5

@@ -11,10 +11,11 @@ import openai
 import pytest
 from starlette.types import Message
 
-from openai_cpu_server.api.pace import paced
+from openai_cpu_server.api.gates.fair_use import paced
 from openai_cpu_server.dispatch.client import EngineClient
 from openai_cpu_server.errors import BodyTooSlow
 from tests.api.asgi import exchange
+from tests.api.fake_engine import FakeEngine
 from tests.api.serving import OPTIONS, api, client, eventually, new_engine, num_live, running
 from tests.api.talking import MESSAGES, chat, error_of
 
@@ -76,7 +77,7 @@ async def test_the_shorter_limit_counts(
     assert f"within {said} seconds" in answer.text
 
 
-async def test_an_answer_in_time_is_not_touched(engine: EngineClient) -> None:
+async def test_an_answer_in_time_is_not_touched(engine: FakeEngine) -> None:
     async with client(api(engine)) as http:
         assert (await chat(http, timeout=60)).status_code == 200
 
@@ -99,7 +100,7 @@ async def test_the_sdk_does_not_try_again(slow_engine: EngineClient) -> None:
     assert slow_engine.totals.requests == before + 1
 
 
-async def test_a_body_that_does_not_come(engine: EngineClient) -> None:
+async def test_a_body_that_does_not_come(engine: FakeEngine) -> None:
     app = api(engine, msgspec.structs.replace(OPTIONS, read_timeout_s=0.1))
     async with exchange(app, "/v1/chat/completions") as one:
         error = json.loads(await one.chunk() or b"")["error"]
@@ -137,7 +138,7 @@ async def test_behind_the_body_one_may_wait() -> None:
     await receive_in_time()
 
 
-async def test_prompt_and_output_are_bounded_by_the_server(engine: EngineClient) -> None:
+async def test_prompt_and_output_are_bounded_by_the_server(engine: FakeEngine) -> None:
     options = msgspec.structs.replace(OPTIONS, max_prompt_tokens=10, max_output_tokens=6)
     async with client(api(engine, options)) as http:
         long = await http.post("/v1/completions", json={"prompt": "x" * 20})

@@ -5,14 +5,15 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from openai_cpu_server.api.call import Call
+from openai_cpu_server.api.calls.call import Call
+from openai_cpu_server.api.resolve.call import UNENFORCED
 from openai_cpu_server.contract.request import Constraint
 from openai_cpu_server.errors import InvalidRequest
 from openai_cpu_server.llama.grammar.grammar_check import GrammarCheck
 from openai_cpu_server.structured import Whitespace
 from tests.api.calls import tokens_of
 from tests.api.fake_tokenizer import FakeTokenizer
-from tests.api.resolving import resolved_chat
+from tests.api.resolving import chat
 
 CITY = {
     "type": "object",
@@ -54,7 +55,7 @@ def written(form: str, *calls: str) -> str:
 
 
 def constraint(**fields: object) -> Constraint:
-    found = resolved_chat(**{"tools": TOOLS, **fields}).call.requests[0].constraint
+    found = chat(**{"tools": TOOLS, **fields}).requests[0].constraint
     assert found is not None
     return found
 
@@ -65,7 +66,7 @@ def accepts(of: Constraint, text: str) -> bool:
 
 def refused(**fields: object) -> InvalidRequest:
     with pytest.raises(InvalidRequest) as caught:
-        resolved_chat(**fields)
+        chat(**fields)
     return caught.value
 
 
@@ -119,19 +120,19 @@ def test_parallel_calls_can_be_switched_off(form: str, choice: str) -> None:
 
 
 def test_only_allowed_tools_can_be_called_but_all_are_shown() -> None:
-    resolved = resolved_chat(tools=TOOLS, tool_choice=allowed("auto", "now"))
-    shape = resolved.call.requests[0].constraint
+    resolved = chat(tools=TOOLS, tool_choice=allowed("auto", "now"))
+    shape = resolved.requests[0].constraint
     assert shape is not None
     assert accepts(shape, NOW)
     assert not accepts(shape, WEATHER)
-    assert "of a city" in shown_prompt(resolved.call)
+    assert "of a city" in shown_prompt(resolved)
 
 
 def test_none_is_as_if_there_were_no_tools() -> None:
-    call = resolved_chat(tools=TOOLS, tool_choice="none").call
+    call = chat(tools=TOOLS, tool_choice="none")
     assert call.requests[0].constraint is None
-    assert call.calls is None
-    assert call.prompts == resolved_chat().call.prompts
+    assert call.tool_calls is None
+    assert call.prompts == chat().prompts
 
 
 @pytest.mark.parametrize("form", FORMS)
@@ -146,22 +147,22 @@ def test_white_space_in_calls_is_the_servers_choice(form: str) -> None:
     ("choice", "reason"), [("auto", "tool_calls"), ("required", "tool_calls"), (NAMED, "stop")]
 )
 def test_finish_reasons_are_openais(choice: object, reason: str) -> None:
-    call = resolved_chat(tools=TOOLS, tool_choice=choice).call
-    assert call.calls is not None
-    assert (call.calls.reason, call.calls.is_legacy) == (reason, False)
+    call = chat(tools=TOOLS, tool_choice=choice)
+    assert call.tool_calls is not None
+    assert (call.tool_calls.reason, call.tool_calls.is_legacy) == (reason, False)
     assert call.requests[0].show_control_tokens
 
 
 def test_the_template_gets_all_of_a_tool() -> None:
     template = "{{ tools | tojson }}"
-    assert shown_prompt(resolved_chat(tools=TOOLS[1:], template=template).call) == (
+    assert shown_prompt(chat(tools=TOOLS[1:], template=template)) == (
         '<s>[{"type": "function", "function": {"name": "now", "description": "", '
         '"parameters": {"type": "object", "properties": {}}}}]'
     )
 
 
 def test_a_template_without_tools_gets_a_system_message() -> None:
-    prompt = shown_prompt(resolved_chat(tools=TOOLS, form="hermes").call)
+    prompt = shown_prompt(chat(tools=TOOLS, form="hermes"))
     assert prompt.startswith("<s><|system|>You can call these functions:\n")
     assert prompt.endswith("</tool_call><|user|>hi<|assistant|>")
 
@@ -255,14 +256,14 @@ def test_a_tool_of_another_type_is_refused_by_its_name() -> None:
 
 def test_free_text_beside_tools_may_have_stop_strings() -> None:
     for form in FORMS:
-        assert resolved_chat(tools=TOOLS, form=form, stop="x").call.requests[0].stop == ("x",)
+        assert chat(tools=TOOLS, form=form, stop="x").requests[0].stop == ("x",)
 
 
 @pytest.mark.parametrize("strict", [False, None])
 def test_what_a_tool_that_is_not_strict_cannot_have_is_named(strict: bool | None) -> None:
-    resolved = resolved_chat(tools=[tool("f"), tool("g", HARD, strict=strict)])
-    assert resolved.unenforced == ("tools[1].function.parameters.properties.a.pattern",)
-    shape = resolved.call.requests[0].constraint
+    resolved = chat(tools=[tool("f"), tool("g", HARD, strict=strict)])
+    assert resolved.headers[UNENFORCED] == "tools[1].function.parameters.properties.a.pattern"
+    shape = resolved.requests[0].constraint
     assert shape is not None
     assert accepts(shape, '{"name":"g","arguments":{"a":"anything"}}')
     assert not accepts(shape, '{"name":"g","arguments":{"a":1}}')
@@ -277,7 +278,7 @@ def test_an_answer_of_a_form_or_calls() -> None:
     assert accepts(shape, "<tool_call>" + written("hermes", WEATHER, NOW))
     assert not accepts(shape, "text")
     assert not accepts(shape, WEATHER)
-    style = resolved_chat(tools=TOOLS, form="hermes", response_format=wanted).call.calls
+    style = chat(tools=TOOLS, form="hermes", response_format=wanted).tool_calls
     assert style is not None
     assert style.at_start
 
@@ -295,20 +296,20 @@ def test_deprecated_functions_are_tools_by_another_name(
     choice: object, reason: str, opening: tuple[int, ...]
 ) -> None:
     functions = [{"name": "weather", "parameters": CITY}, {"name": "now"}]
-    call = resolved_chat(functions=functions, function_call=choice).call
+    call = chat(functions=functions, function_call=choice)
     shape = call.requests[0].constraint
     assert shape is not None
-    assert call.calls is not None
-    assert (call.calls.reason, call.calls.is_legacy, shape.opening) == (reason, True, opening)
+    assert call.tool_calls is not None
+    assert (call.tool_calls.reason, call.tool_calls.is_legacy, shape.opening) == (reason, True, opening)
     assert accepts(shape, NOW)
     assert not accepts(shape, f"{NOW}\n{NOW}")
     assert accepts(shape, WEATHER) is (choice != {"name": "now"})
 
 
 def test_deprecated_functions_that_may_not_be_called_are_not_shown() -> None:
-    call = resolved_chat(functions=[{"name": "f"}], function_call="none").call
-    assert msgspec.structs.asdict(call)["calls"] is None
-    assert call.prompts == resolved_chat().call.prompts
+    call = chat(functions=[{"name": "f"}], function_call="none")
+    assert msgspec.structs.asdict(call)["tool_calls"] is None
+    assert call.prompts == chat().prompts
 
 
 def test_deprecated_messages_are_understood() -> None:
@@ -321,7 +322,7 @@ def test_deprecated_messages_are_understood() -> None:
         "{% for m in messages %}{{ m.role }} {{ m.tool_calls[0].id if m.tool_calls }}"
         "{{ m.tool_call_id }} {{ m.content }};{% endfor %}"
     )
-    call = resolved_chat(messages=messages, template=template, form=None).call
+    call = chat(messages=messages, template=template, form=None)
     text = "user  hi;assistant function_f ;tool function_f 4;"
     assert call.prompts[0].tokens == (0, *tokens_of(text))
 

@@ -23,6 +23,7 @@ from starlette.types import Message
 from openai_cpu_server.api.access.key_ring import KeyRing
 from openai_cpu_server.contract.messages import EngineOptions
 from openai_cpu_server.dispatch.client import EngineClient
+from tests.api.fake_engine import FakeEngine
 from tests.api.serving import OPTIONS, api, client, eventually, locked_api, new_engine, num_live, running
 from tests.api.talking import MESSAGES, chat, events
 
@@ -336,7 +337,7 @@ async def test_requests_at_once_are_limited(slow_engine: EngineClient) -> None:
         assert int(message["headers"]["retry-after-ms"]) >= 1000
 
 
-async def test_a_message_too_large_is_refused(engine: EngineClient) -> None:
+async def test_a_message_too_large_is_refused(engine: FakeEngine) -> None:
     async with opened(api(engine, msgspec.structs.replace(OPTIONS, max_body_bytes=500))) as socket:
         socket.ask("a", user="x" * 500)
         answer = await socket.next()
@@ -345,20 +346,20 @@ async def test_a_message_too_large_is_refused(engine: EngineClient) -> None:
         assert (await socket.until_end("b"))["b"][-1]["done"]
 
 
-async def test_what_a_lenient_server_ignores_is_said_at_the_end(engine: EngineClient) -> None:
+async def test_what_a_lenient_server_ignores_is_said_at_the_end(engine: FakeEngine) -> None:
     async with opened(api(engine, msgspec.structs.replace(OPTIONS, lenient=True))) as socket:
         socket.ask("a", colour="red")
         end = (await socket.until_end("a"))["a"][-1]
         assert end["headers"]["x-ignored-parameters"] == "colour"
 
 
-async def test_for_who_does_not_read_a_little_is_held(engine: EngineClient) -> None:
-    async with opened(api(engine)) as socket:
+async def test_for_who_does_not_read_a_little_is_held(process: EngineClient) -> None:
+    async with opened(api(process)) as socket:
         socket.may_send.clear()
-        num_before = engine.totals.requests
+        num_before = process.totals.requests
         socket.ask("a", max_tokens=100, ignore_eos=True)
-        await eventually(lambda: engine.totals.requests > num_before)
-        await eventually(lambda: num_live(engine) == 0)
+        await eventually(lambda: process.totals.requests > num_before)
+        await eventually(lambda: num_live(process) == 0)
         socket.may_send.set()
         assert (await socket.until_end("a"))["a"][-1]["done"]
 
@@ -415,7 +416,7 @@ def keys(folder: Path, more: str = "") -> KeyRing:
     ],
 )
 async def test_the_key_may_come_as_a_subprotocol_and_is_never_sent_back(
-    engine: EngineClient,
+    engine: FakeEngine,
     tmp_path: Path,
     headers: dict[str, str],
     subprotocols: tuple[str, ...],
@@ -434,14 +435,14 @@ async def test_the_key_may_come_as_a_subprotocol_and_is_never_sent_back(
     "subprotocols", [(), ("openai-insecure-api-key.wrong",), ("openai-insecure-api-key.",)]
 )
 async def test_without_the_key_no_socket_opens(
-    engine: EngineClient, tmp_path: Path, subprotocols: tuple[str, ...]
+    engine: FakeEngine, tmp_path: Path, subprotocols: tuple[str, ...]
 ) -> None:
     async with connected(locked_api(engine, keys(tmp_path)), subprotocols=subprotocols) as socket:
         status, error = await socket.refused()
         assert (status, error["code"]) == (401, "invalid_api_key")
 
 
-async def test_each_request_counts_against_its_keys_limits(engine: EngineClient, tmp_path: Path) -> None:
+async def test_each_request_counts_against_its_keys_limits(engine: FakeEngine, tmp_path: Path) -> None:
     app = locked_api(engine, keys(tmp_path, "requests_per_minute = 2\n"))
     async with opened(app, headers={"x-api-key": "s3cret"}) as socket:
         for name, left in (("a", "1"), ("b", "0")):
@@ -493,7 +494,7 @@ async def test_a_key_that_is_taken_away_begins_nothing_more(
         assert (refused["status"], refused["error"]["code"]) == (401, "invalid_api_key")
 
 
-async def test_a_key_that_loses_its_scope_begins_nothing_more(engine: EngineClient, tmp_path: Path) -> None:
+async def test_a_key_that_loses_its_scope_begins_nothing_more(engine: FakeEngine, tmp_path: Path) -> None:
     ring = keys(tmp_path)
     async with opened(locked_api(engine, ring), headers={"x-api-key": "s3cret"}) as socket:
         keys(tmp_path, 'scopes = ["metrics"]\n')
@@ -502,7 +503,7 @@ async def test_a_key_that_loses_its_scope_begins_nothing_more(engine: EngineClie
         assert (await socket.until_end("a"))["a"][-1]["error"]["code"] == "missing_scope"
 
 
-async def test_output_tokens_count_too(engine: EngineClient, tmp_path: Path) -> None:
+async def test_output_tokens_count_too(engine: FakeEngine, tmp_path: Path) -> None:
     app = locked_api(engine, keys(tmp_path, "tokens_per_minute = 1000\n"))
     async with opened(app, headers={"x-api-key": "s3cret"}) as socket:
         socket.ask("a", stream=False, ignore_eos=True)
@@ -527,7 +528,7 @@ async def test_output_tokens_count_too(engine: EngineClient, tmp_path: Path) -> 
     ],
 )
 async def test_pages_of_other_origins_need_leave(
-    engine: EngineClient, origin: str | None, allowed: tuple[str, ...], opens: bool
+    engine: FakeEngine, origin: str | None, allowed: tuple[str, ...], opens: bool
 ) -> None:
     app = api(engine, msgspec.structs.replace(OPTIONS, cors_origins=allowed))
     async with connected(app, headers={"origin": origin} if origin else {}) as socket:
@@ -537,7 +538,7 @@ async def test_pages_of_other_origins_need_leave(
             assert (await socket.refused())[1]["code"] == "origin_not_allowed"
 
 
-async def test_there_is_no_socket_elsewhere(engine: EngineClient) -> None:
+async def test_there_is_no_socket_elsewhere(engine: FakeEngine) -> None:
     async with connected(api(engine), path="/v1/completions") as socket:
         assert (await socket.from_app.get())["type"] == "websocket.close"
 

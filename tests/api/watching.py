@@ -10,10 +10,12 @@ import httpx
 from prometheus_client.parser import text_string_to_metric_families
 from starlette.applications import Starlette
 
+from openai_cpu_server.api.application import create_api
+from openai_cpu_server.api.rows import RowRunner
 from openai_cpu_server.dispatch.client import EngineClient
 from openai_cpu_server.observe.tracing import Tracing
 from openai_cpu_server.observe.watch import Watch
-from tests.api.serving import OPTIONS, api, client, new_engine, running
+from tests.api.serving import OPTIONS, client, new_engine, running, served
 
 
 @dataclass(frozen=True)
@@ -23,17 +25,18 @@ class Watched:
     engine: EngineClient
     app: Starlette
     http: httpx.AsyncClient
+    run_row: RowRunner
 
 
 @asynccontextmanager
 async def watched(
     *flags: str, tracing: Tracing | None = None, max_queue: int = 1000
 ) -> AsyncIterator[Watched]:
-    watch = Watch.new(model=OPTIONS.model, tracing=tracing)
+    watch = Watch.new(model="fake", tracing=tracing)
     async with running(new_engine(*flags, max_queue=max_queue, cache_bytes=4096, watch=watch)) as engine:
-        app = api(engine, watch=watch)
-        async with client(app) as http:
-            yield Watched(engine, app, http)
+        made = create_api(served(engine), OPTIONS, watch=watch)
+        async with client(made.app) as http:
+            yield Watched(engine, made.app, http, made.run_row)
 
 
 class Page:

@@ -18,6 +18,7 @@ from openai_cpu_server.dispatch.client import EngineClient
 from openai_cpu_server.jobs.jobs import Jobs
 from openai_cpu_server.jobs.options import JobOptions
 from openai_cpu_server.jobs.store.database import open_database
+from tests.api.fake_engine import FakeEngine
 from tests.api.serving import OPTIONS, client, locked_api, new_engine, num_live, running
 from tests.api.talking import chat, error_of
 from tests.fuzz.hostile import Bodies
@@ -57,7 +58,7 @@ async def _no_row(*_: object) -> NoReturn:
     raise AssertionError("no file has been uploaded")
 
 
-async def attack(http: httpx.AsyncClient, engine: EngineClient, *, seed: int, number: int) -> Counter[int]:
+async def attack(http: httpx.AsyncClient, engine: FakeEngine, *, seed: int, number: int) -> Counter[int]:
     """How often each status came. Fails at the first 5xx, with the body that did it."""
     bodies = Bodies((await http.get("/openapi.json")).json(), seed)
     statuses: Counter[int] = Counter()

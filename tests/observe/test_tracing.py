@@ -12,7 +12,6 @@ from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from opentelemetry.trace import StatusCode
 
-from openai_cpu_server.api.rows import row_runner
 from openai_cpu_server.errors import StartupError
 from openai_cpu_server.observe.tracing import Tracing, open_tracing, traces_url
 from tests.api.asgi import exchange
@@ -97,7 +96,7 @@ async def test_a_client_that_left_has_its_spans(exporter: InMemorySpanExporter, 
 
 async def test_a_row_of_a_batch_has_spans(exporter: InMemorySpanExporter, tracing: Tracing) -> None:
     async with watched(tracing=tracing) as one:
-        await row_runner(one.app)(CHAT, json.dumps({"messages": MESSAGES}).encode(), "")
+        await one.run_row(CHAT, json.dumps({"messages": MESSAGES}).encode(), "")
     root = by_name(exporter)[f"POST {CHAT}"]
     assert (root.attributes or {})["ocs.origin"] == "batch"
 

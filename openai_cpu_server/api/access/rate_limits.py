@@ -39,27 +39,26 @@ class RateLimits:
         self._meter = meter
         self._accounts: dict[str, _Account] = {}
 
-    def lease(self, key: Key | None, headers: dict[str, str]) -> Lease:
-        """For one call. `headers` gets what its response is to say of the limits."""
+    def lease(self, key: Key | None) -> Lease:
+        """A lease for one call of this key."""
         name = key.name if key else ""
         allowance = key.allowance if key else _UNLIMITED
         account = self._accounts.setdefault(name, _Account())
-        return Lease(name, allowance, account, self._meter, headers)
+        return Lease(name, allowance, account, self._meter)
 
 
 class Lease:
     """One call's share: `async with` it while the call is served, then its output tokens are counted."""
 
-    def __init__(
-        self, name: str, allowance: Allowance, account: _Account, meter: Meter, headers: dict[str, str]
-    ) -> None:
+    def __init__(self, name: str, allowance: Allowance, account: _Account, meter: Meter) -> None:
         self.output_tokens = 0
         """To be set before the end."""
+        self.headers: dict[str, str] = {}
+        """What the response is to say of the limits, as far as they are known by now."""
         self._name = name
         self._allowance = allowance
         self._account = account
         self._meter = meter
-        self._headers = headers
         self._held_tokens = 0
         self._taken: dict[Quota, int] = {}
         """Tokens of the prompt, by what they count against."""
@@ -160,7 +159,7 @@ class Lease:
                 if quota.period is Period.MINUTE:
                     window = await self._meter.window(quota, self._name)
                     held = self._account.held_tokens if unit is Unit.TOKENS else 0
-                    self._headers.update(limit_headers(quota, window, held=held))
+                    self.headers.update(limit_headers(quota, window, held=held))
 
 
 def _quotas(allowance: Allowance, unit: Unit) -> Iterator[Quota]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from openai_cpu_server.api.call import Call
+from openai_cpu_server.api.calls.call import Call
 from openai_cpu_server.contract.messages import Finish, TokenEvent
 from openai_cpu_server.contract.step import TokenLogprob
 

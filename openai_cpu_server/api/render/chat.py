@@ -8,36 +8,37 @@ from typing import Union
 import msgspec
 from msgspec import UNSET, UnsetType
 
-from openai_cpu_server.api.call import Call, CallStyle
+from openai_cpu_server.api.calls.call import Call, ToolCallStyle
 from openai_cpu_server.api.render.answers import Answer, shown
-from openai_cpu_server.api.render.calls import (
-    CalledFunction,
-    NewId,
-    ToolCall,
-    called_functions,
-    content_of,
-    new_call_id,
-    reason_with_calls,
-)
 from openai_cpu_server.api.render.chat_logprobs import ChatLogprobs, chat_logprobs
-from openai_cpu_server.api.render.chat_stream import ChatStream
+from openai_cpu_server.api.render.chat_stream import chat_stream
 from openai_cpu_server.api.render.common import (
+    ChunkStream,
     Metadata,
     Tier,
-    Usage,
     finish_reason,
     metadata,
     rounded,
     service_tier,
 )
-from openai_cpu_server.api.render.pieces import Pieces
+from openai_cpu_server.api.render.renderer import Usage
+from openai_cpu_server.api.render.tool_calls import (
+    CalledFunction,
+    NewId,
+    ToolCall,
+    called_functions,
+    content_of,
+    new_tool_call_id,
+    reason_with_tool_calls,
+)
 from openai_cpu_server.contract.engine import Timings
+from openai_cpu_server.models.pieces import Pieces
 
 
 class AssistantMessage(msgspec.Struct, frozen=True, kw_only=True):
     role: str = "assistant"
     content: str | None
-    """None: the message consists of calls."""
+    """None: the message consists of tool calls."""
     refusal: None = None
     tool_calls: Union[list[ToolCall], UnsetType] = UNSET
     function_call: Union[CalledFunction, UnsetType] = UNSET
@@ -64,21 +65,20 @@ class ChatCompletion(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ChatRenderer:
-    """The whole response of a chat call."""
+    """Makes the answers of chat calls."""
 
-    def __init__(self, pieces: Pieces, new_id: NewId = new_call_id) -> None:
-        self._pieces = pieces
+    def __init__(self, new_id: NewId = new_tool_call_id) -> None:
         self._new_id = new_id
 
-    def whole(self, call: Call, answers: Mapping[str, Answer], usage: Usage, timings: Timings) -> bytes:
-        choices = [
-            self._choice(call, index, answer) for index, (_, answer) in enumerate(shown(call, answers))
-        ]
+    def whole(
+        self, call: Call, pieces: Pieces, answers: Mapping[str, Answer], usage: Usage, timings: Timings
+    ) -> bytes:
+        ranked = enumerate(shown(call, answers))
         completion = ChatCompletion(
             id=call.id,
             created=call.created,
             model=call.model,
-            choices=choices,
+            choices=[self._choice(call, pieces, index, answer) for index, (_, answer) in ranked],
             usage=usage,
             timings=rounded(timings),
             service_tier=service_tier(call),
@@ -87,26 +87,26 @@ class ChatRenderer:
         )
         return msgspec.json.encode(completion)
 
-    def stream(self, call: Call) -> ChatStream:
-        return ChatStream(call, self._pieces, self._new_id)
+    def stream(self, call: Call, pieces: Pieces) -> ChunkStream:
+        return chat_stream(call, pieces, self._new_id)
 
-    def _choice(self, call: Call, index: int, answer: Answer) -> ChatChoice:
+    def _choice(self, call: Call, pieces: Pieces, index: int, answer: Answer) -> ChatChoice:
         assert answer.finish is not None, "an answer is rendered after its end"
         logprobs = None
         if call.shown_logprobs is not None:
-            logprobs = chat_logprobs(answer.logprobs, self._pieces)
-        if call.calls is None:
+            logprobs = chat_logprobs(answer.logprobs, pieces)
+        if call.tool_calls is None:
             message, reason = AssistantMessage(content=answer.text), finish_reason(answer.finish)
         else:
-            message, reason = self._with_calls(call.calls, answer)
+            message, reason = self._with_tool_calls(call.tool_calls, answer)
         return ChatChoice(index, message, logprobs, reason)
 
-    def _with_calls(self, style: CallStyle, answer: Answer) -> tuple[AssistantMessage, str]:
+    def _with_tool_calls(self, style: ToolCallStyle, answer: Answer) -> tuple[AssistantMessage, str]:
         assert answer.finish is not None
         reader = style.reader()
         parts = [*reader.feed(answer.text), *reader.finish()]
         content, functions = content_of(parts), called_functions(parts)
-        reason = reason_with_calls(answer.finish, reader, style)
+        reason = reason_with_tool_calls(answer.finish, reader, style)
         if not functions:
             return AssistantMessage(content=content), reason
         if style.is_legacy:

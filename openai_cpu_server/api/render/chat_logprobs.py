@@ -6,8 +6,8 @@ from collections.abc import Sequence
 
 import msgspec
 
-from openai_cpu_server.api.render.pieces import Pieces, finite
 from openai_cpu_server.contract.step import TokenLogprob
+from openai_cpu_server.models.pieces import Pieces, finite
 
 
 class TopToken(msgspec.Struct, frozen=True):

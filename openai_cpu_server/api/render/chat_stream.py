@@ -3,40 +3,29 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Protocol
 
 import msgspec
 
-from openai_cpu_server.api.call import Call, CallStyle
-from openai_cpu_server.api.render.calls import CallDeltas, NewId, reason_with_calls
+from openai_cpu_server.api.calls.call import Call, ToolCallStyle
 from openai_cpu_server.api.render.chat_logprobs import chat_logprobs
-from openai_cpu_server.api.render.common import ChunkWriter, Usage, finish_reason, json_text
-from openai_cpu_server.api.render.pieces import Pieces
-from openai_cpu_server.contract.engine import Timings
+from openai_cpu_server.api.render.common import ChoiceStream, ChunkStream, finish_reason, json_text
+from openai_cpu_server.api.render.tool_calls import NewId, ToolCallDeltas, reason_with_tool_calls
 from openai_cpu_server.contract.messages import Finish, TokenEvent
 from openai_cpu_server.contract.step import TokenLogprob
+from openai_cpu_server.models.pieces import Pieces
 from openai_cpu_server.prompt.tool_formats import CallArguments, CallBegin, Part
 
 _NO_LOGPROBS = b"null"
 
 
-class ChatStream:
+def chat_stream(call: Call, pieces: Pieces, new_id: NewId) -> ChunkStream:
     """The chunks of a chat call, event by event."""
-
-    def __init__(self, call: Call, pieces: Pieces, new_id: NewId) -> None:
-        self._writer = ChunkWriter(call, "chat.completion.chunk")
-        scores = _Scores(pieces if call.shown_logprobs is not None else None)
-        self._choices = {
-            request.id: _choice(index, scores, call.calls, new_id)
-            for index, request in enumerate(call.requests)
-        }
-
-    def chunks(self, event: TokenEvent) -> bytes:
-        """Zero or more server-sent events."""
-        return b"".join(map(self._writer.chunk, self._choices[event.id].choices(event)))
-
-    def usage(self, usage: Usage, timings: Timings) -> bytes:
-        return self._writer.usage(usage, timings)
+    scores = _Scores(pieces if call.shown_logprobs is not None else None)
+    choices = {
+        request.id: _choice(index, scores, call.tool_calls, new_id)
+        for index, request in enumerate(call.requests)
+    }
+    return ChunkStream(call, "chat.completion.chunk", choices)
 
 
 class _Scores:
@@ -51,16 +40,10 @@ class _Scores:
         return msgspec.json.encode(chat_logprobs(entries, self._pieces))
 
 
-class _Choice(Protocol):
-    def choices(self, event: TokenEvent) -> list[bytes]:
-        """What the event adds to the choice, as the elements of `choices`, one for each chunk."""
-        ...
-
-
-def _choice(index: int, scores: _Scores, style: CallStyle | None, new_id: NewId) -> _Choice:
+def _choice(index: int, scores: _Scores, style: ToolCallStyle | None, new_id: NewId) -> ChoiceStream:
     if style is None:
         return _TextChoice(index, scores)
-    return _CallingChoice(index, scores, style, new_id)
+    return _ToolCallingChoice(index, scores, style, new_id)
 
 
 def _delta(index: int, delta: bytes, logprobs: bytes = _NO_LOGPROBS, reason: bytes = b"null") -> bytes:
@@ -88,15 +71,15 @@ class _TextChoice:
         return parts
 
 
-class _CallingChoice:
-    """Content and calls; what may still be the beginning of a call is held back, and its scores with it."""
+class _ToolCallingChoice:
+    """Content and tool calls; what may still begin a tool call is held back, and its scores with it."""
 
-    def __init__(self, index: int, scores: _Scores, style: CallStyle, new_id: NewId) -> None:
+    def __init__(self, index: int, scores: _Scores, style: ToolCallStyle, new_id: NewId) -> None:
         self._index = index
         self._scores = scores
         self._style = style
         self._reader = style.reader()
-        self._deltas = CallDeltas(style, new_id)
+        self._deltas = ToolCallDeltas(style, new_id)
         self._is_open = False
         self._held_scores: list[TokenLogprob] = []
 
@@ -127,7 +110,7 @@ class _CallingChoice:
         return b'{"content":' + json_text(part.text) + b"}"
 
     def _end(self, finish: Finish) -> bytes:
-        reason = reason_with_calls(finish, self._reader, self._style)
+        reason = reason_with_tool_calls(finish, self._reader, self._style)
         return _delta(self._index, b"{}", self._released_scores(), f'"{reason}"'.encode())
 
     def _released_scores(self) -> bytes:

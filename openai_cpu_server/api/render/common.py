@@ -2,38 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Union
+from collections.abc import Mapping, Sequence
+from typing import Protocol, Union
 
 import msgspec
 from msgspec import UNSET, UnsetType
 
-from openai_cpu_server.api.call import Call
+from openai_cpu_server.api.calls.call import Call
+from openai_cpu_server.api.errors import ErrorObject
+from openai_cpu_server.api.render.renderer import Chunk, PromptDetails, Usage
 from openai_cpu_server.contract.engine import Timings
-from openai_cpu_server.contract.messages import Finish, FinishReason
+from openai_cpu_server.contract.messages import Finish, FinishReason, TokenEvent
 from openai_cpu_server.errors import GenerationFailed
 
 _REASONS = {FinishReason.STOP: "stop", FinishReason.LENGTH: "length"}
-
-DONE = b"data: [DONE]\n\n"
 
 Tier = Union[str, UnsetType]
 Metadata = Union[dict[str, str], UnsetType]
 
 
-class PromptDetails(msgspec.Struct, frozen=True):
-    cached_tokens: int
-
-
-class Usage(msgspec.Struct, frozen=True):
-    prompt_tokens: int
-    completion_tokens: int
-    total_tokens: int
-    prompt_tokens_details: PromptDetails
-
-
 class ChunkHead(msgspec.Struct, frozen=True, kw_only=True):
-    """What every chunk of a stream says alike."""
+    """The fields that every chunk of a stream has alike."""
 
     id: str
     object: str
@@ -66,7 +55,7 @@ def finish_reason(finish: Finish) -> str:
 
 def usage(call: Call, finishes: Mapping[str, Finish]) -> Usage:
     """A prompt counts once, however many choices."""
-    prompt_tokens = sum(len(prompt.tokens) for prompt in call.prompts)
+    prompt_tokens = call.prompt_tokens
     output_tokens = sum(finish.output_tokens for finish in finishes.values())
     details = PromptDetails(cached_tokens(call, finishes))
     return Usage(prompt_tokens, output_tokens, prompt_tokens + output_tokens, details)
@@ -98,10 +87,19 @@ def json_text(text: str) -> bytes:
     )
 
 
-class ChunkWriter:
-    """Frames chunks of one stream as server-sent events; all that is alike is encoded once."""
+class ChoiceStream(Protocol):
+    def choices(self, event: TokenEvent) -> list[bytes]:
+        """What the event adds to one choice, as the elements of `choices`, one for each chunk."""
+        ...
 
-    def __init__(self, call: Call, kind: str) -> None:
+
+class ChunkStream:
+    """A `Renderer` for the families whose chunks have `choices`; all that is alike is encoded once."""
+
+    last_words = b"[DONE]"
+
+    def __init__(self, call: Call, kind: str, choices: Mapping[str, ChoiceStream]) -> None:
+        """`choices`: by the ids of their requests."""
         head = ChunkHead(
             id=call.id,
             object=kind,
@@ -110,13 +108,25 @@ class ChunkWriter:
             service_tier=service_tier(call),
             system_fingerprint=call.fingerprint,
         )
-        self._open = b"data: " + msgspec.json.encode(head)[:-1] + b',"choices":['
-        self._close = b'],"usage":null}\n\n' if call.include_usage else b"]}\n\n"
+        self._open = msgspec.json.encode(head)[:-1] + b',"choices":['
+        self._close = b'],"usage":null}' if call.include_usage else b"]}"
+        self._has_usage = call.include_usage
+        self._choices = choices
 
-    def chunk(self, choice: bytes) -> bytes:
-        return self._open + choice + self._close
+    def begin(self) -> Sequence[Chunk]:
+        return ()
 
-    def usage(self, usage: Usage, timings: Timings) -> bytes:
-        """The one chunk without choices, at the end."""
+    def event(self, event: TokenEvent) -> Sequence[Chunk]:
+        choices = self._choices[event.id].choices(event)
+        return [Chunk(self._open + choice + self._close) for choice in choices]
+
+    def end(self, usage: Usage, timings: Timings) -> Sequence[Chunk]:
+        """The one chunk without choices, where somebody wants it."""
+        if not self._has_usage:
+            return ()
         numbers = b'],"usage":' + msgspec.json.encode(usage)
-        return self._open + numbers + b',"timings":' + msgspec.json.encode(rounded(timings)) + b"}\n\n"
+        timed = b',"timings":' + msgspec.json.encode(rounded(timings))
+        return (Chunk(self._open + numbers + timed + b"}"),)
+
+    def error(self, error: ErrorObject) -> Sequence[Chunk]:
+        return (Chunk(msgspec.json.encode(error), "error"),)

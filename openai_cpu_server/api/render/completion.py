@@ -7,13 +7,12 @@ from collections.abc import Mapping
 import msgspec
 from msgspec import UNSET
 
-from openai_cpu_server.api.call import Call, Prompt
+from openai_cpu_server.api.calls.call import Call, Prompt
 from openai_cpu_server.api.render.answers import Answer, shown
 from openai_cpu_server.api.render.common import (
-    ChunkWriter,
+    ChunkStream,
     Metadata,
     Tier,
-    Usage,
     finish_reason,
     json_text,
     metadata,
@@ -21,10 +20,11 @@ from openai_cpu_server.api.render.common import (
     service_tier,
 )
 from openai_cpu_server.api.render.legacy_logprobs import LegacyLogprobs, LegacyWriter, prompt_logprobs
-from openai_cpu_server.api.render.pieces import Pieces
+from openai_cpu_server.api.render.renderer import Usage
 from openai_cpu_server.contract.engine import Timings
 from openai_cpu_server.contract.messages import TokenEvent
 from openai_cpu_server.contract.step import TokenLogprob
+from openai_cpu_server.models.pieces import Pieces
 
 
 class TextChoice(msgspec.Struct, frozen=True):
@@ -48,21 +48,17 @@ class TextCompletion(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class CompletionRenderer:
-    """The whole response of a completion call."""
+    """Makes the answers of text completion calls."""
 
-    def __init__(self, pieces: Pieces) -> None:
-        self._pieces = pieces
-
-    def whole(self, call: Call, answers: Mapping[str, Answer], usage: Usage, timings: Timings) -> bytes:
-        choices = [
-            self._choice(call, position, request_index, answer)
-            for position, (request_index, answer) in enumerate(shown(call, answers))
-        ]
+    def whole(
+        self, call: Call, pieces: Pieces, answers: Mapping[str, Answer], usage: Usage, timings: Timings
+    ) -> bytes:
+        ranked = enumerate(shown(call, answers))
         completion = TextCompletion(
             id=call.id,
             created=call.created,
             model=call.model,
-            choices=choices,
+            choices=[_choice(call, pieces, position, *found) for position, found in ranked],
             usage=usage,
             timings=rounded(timings),
             service_tier=service_tier(call),
@@ -71,23 +67,30 @@ class CompletionRenderer:
         )
         return msgspec.json.encode(completion)
 
-    def stream(self, call: Call) -> CompletionStream:
-        return CompletionStream(call, self._pieces)
+    def stream(self, call: Call, pieces: Pieces) -> ChunkStream:
+        shown_pieces = pieces if call.shown_logprobs is not None else None
+        choices = {
+            request.id: _ChoiceStream(index, call.prompt_of(index), shown_pieces)
+            for index, request in enumerate(call.requests)
+        }
+        return ChunkStream(call, "text_completion", choices)
 
-    def _choice(self, call: Call, position: int, request_index: int, answer: Answer) -> TextChoice:
-        assert answer.finish is not None, "an answer is rendered after its end"
-        prompt = call.prompt_of(request_index)
-        logprobs = None
-        if call.shown_logprobs is not None:
-            logprobs = self._logprobs(prompt, answer)
-        text = (prompt.echo or "") + answer.text
-        return TextChoice(text, position, logprobs, finish_reason(answer.finish))
 
-    def _logprobs(self, prompt: Prompt, answer: Answer) -> LegacyLogprobs:
-        output = LegacyWriter(self._pieces, len(prompt.echo or "")).write(answer.logprobs)
-        if prompt.echo is None:
-            return output
-        return prompt_logprobs(prompt, answer.prompt_logprobs, self._pieces) + output
+def _choice(call: Call, pieces: Pieces, position: int, request_index: int, answer: Answer) -> TextChoice:
+    assert answer.finish is not None, "an answer is rendered after its end"
+    prompt = call.prompt_of(request_index)
+    logprobs = None
+    if call.shown_logprobs is not None:
+        logprobs = _logprobs(prompt, answer, pieces)
+    text = (prompt.echo or "") + answer.text
+    return TextChoice(text, position, logprobs, finish_reason(answer.finish))
+
+
+def _logprobs(prompt: Prompt, answer: Answer, pieces: Pieces) -> LegacyLogprobs:
+    output = LegacyWriter(pieces, len(prompt.echo or "")).write(answer.logprobs)
+    if prompt.echo is None:
+        return output
+    return prompt_logprobs(prompt, answer.prompt_logprobs, pieces) + output
 
 
 class _ChoiceStream:
@@ -124,22 +127,3 @@ class _ChoiceStream:
     def _part(self, text: str, logprobs: LegacyLogprobs | None, reason: str | None = None) -> bytes:
         numbers = msgspec.json.encode(logprobs) + b',"finish_reason":' + msgspec.json.encode(reason)
         return self._begin + json_text(text) + b',"logprobs":' + numbers + b"}"
-
-
-class CompletionStream:
-    """The chunks of a completion call, event by event."""
-
-    def __init__(self, call: Call, pieces: Pieces) -> None:
-        self._writer = ChunkWriter(call, "text_completion")
-        shown_pieces = pieces if call.shown_logprobs is not None else None
-        self._choices = {
-            request.id: _ChoiceStream(index, call.prompt_of(index), shown_pieces)
-            for index, request in enumerate(call.requests)
-        }
-
-    def chunks(self, event: TokenEvent) -> bytes:
-        """Zero or more server-sent events."""
-        return b"".join(map(self._writer.chunk, self._choices[event.id].choices(event)))
-
-    def usage(self, usage: Usage, timings: Timings) -> bytes:
-        return self._writer.usage(usage, timings)

@@ -7,9 +7,9 @@ from collections.abc import Sequence
 
 import msgspec
 
-from openai_cpu_server.api.call import Prompt
-from openai_cpu_server.api.render.pieces import Pieces, finite
+from openai_cpu_server.api.calls.call import Prompt
 from openai_cpu_server.contract.step import TokenLogprob
+from openai_cpu_server.models.pieces import Pieces, finite
 
 _utf8 = codecs.getincrementaldecoder("utf-8")
 

@@ -7,10 +7,10 @@ from collections.abc import Callable, Iterator
 
 import pydantic_core
 
-from openai_cpu_server.api.resolve.grammars import Grammar, Grammars
 from openai_cpu_server.api.schemas.generation import GenerationBody
 from openai_cpu_server.api.schemas.structured import JsonObject, ResponseFormat, StructuredOutputs
 from openai_cpu_server.errors import InvalidRequest
+from openai_cpu_server.models.grammars import Grammar, Grammars
 
 _HINTS = re.compile(rb"response_format|tools|functions|grammar|regex|choice|json|structured_outputs|\\u00")
 

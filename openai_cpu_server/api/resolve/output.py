@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import msgspec
 
-from openai_cpu_server.api.call import CallStyle
-from openai_cpu_server.api.resolve.grammars import Grammar, Grammars
+from openai_cpu_server.api.calls.call import ToolCallStyle
 from openai_cpu_server.api.resolve.tools import Calling, OfferedFunction, ToolPlan
 from openai_cpu_server.api.schemas.generation import GenerationBody
 from openai_cpu_server.api.schemas.structured import JsonObject
 from openai_cpu_server.contract.model_info import Tokenizer
 from openai_cpu_server.contract.request import Constraint
 from openai_cpu_server.errors import InvalidRequest
+from openai_cpu_server.models.grammars import Grammar, Grammars
 from openai_cpu_server.prompt.tool_formats import ToolFormat
 from openai_cpu_server.structured import Whitespace
 
@@ -20,12 +20,14 @@ _BLANKS = {Whitespace.COMPACT: " ", Whitespace.FLEXIBLE: r" [ \t\n\r]{0,40} "}
 
 
 class Output(msgspec.Struct, frozen=True):
+    """The form of the output, as the engine and the renderer need it."""
+
     constraint: Constraint | None = None
     unenforced: tuple[str, ...] = ()
-    calls: CallStyle | None = None
-    """How to show calls; None: there are none."""
+    tool_calls: ToolCallStyle | None = None
+    """How to show tool calls; None: there are none."""
     is_free: bool = False
-    """Text that is no call has no form that a stop string could break."""
+    """Text that is no tool call has no form that a stop string could break."""
 
 
 def of_answer(answer: Grammar | None) -> Output:
@@ -55,7 +57,7 @@ class ToolOutputs:
     def __init__(self, form: ToolFormat, grammars: Grammars, tokenizer: Tokenizer) -> None:
         self._form = form
         self._grammars = grammars
-        self._opening = tuple(tokenizer.encode(form.marker, add_special=False, parse_special=True))
+        self._tokenizer = tokenizer
 
     def of_plan(self, plan: ToolPlan, answer: Grammar | None) -> Output:
         """`answer`: what text must look like, where there is text. Raises InvalidRequest."""
@@ -67,7 +69,8 @@ class ToolOutputs:
         if answer is not None and plan.calling is Calling.AUTO:
             unenforced = answer.unenforced + unenforced
         is_auto = plan.calling is Calling.AUTO
-        style = CallStyle(self._form, _reason(plan), plan.is_legacy, at_start=is_auto and answer is not None)
+        at_start = is_auto and answer is not None
+        style = ToolCallStyle(self._form, _reason(plan), plan.is_legacy, at_start=at_start)
         return Output(constraint, unenforced, style, is_free=is_auto and answer is None)
 
     def _constraint(
@@ -76,7 +79,7 @@ class ToolOutputs:
         calls, rules = self._form.calls(several=plan.several), self._call_rules(plan)
         if plan.calling is not Calling.AUTO:
             grammar = self._grammars.composed(f"{calls}\n{rules}", parts, param)
-            return Constraint(grammar=grammar, opening=self._opening)
+            return Constraint(grammar=grammar, opening=self._opening())
         if answer is not None:
             return self._beside(answer, calls, rules, parts)
         if self._form.marker:
@@ -85,6 +88,11 @@ class ToolOutputs:
         # The first character decides; nothing at all is an answer, too.
         root = f"({calls} | text)?\ntext ::= [^{{] [^\\x00]*\n{rules}"
         return Constraint(grammar=self._grammars.composed(root, parts, param))
+
+    def _opening(self) -> tuple[int, ...]:
+        """The marker that a demanded tool call begins with, as tokens."""
+        marker = self._form.marker
+        return tuple(self._tokenizer.encode(marker, add_special=False, parse_special=True))
 
     def _beside(self, answer: Grammar, calls: str, rules: str, parts: dict[str, str]) -> Constraint:
         """An answer of its own form, or calls: one grammar, if it can tell them apart by text."""

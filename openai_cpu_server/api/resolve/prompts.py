@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Union
 
-from openai_cpu_server.api.call import Prompt
+from openai_cpu_server.api.calls.call import Prompt
 from openai_cpu_server.api.resolve.sampling import check_tokens
 from openai_cpu_server.api.schemas.completion import CompletionBody
 from openai_cpu_server.contract.model_info import Tokenizer

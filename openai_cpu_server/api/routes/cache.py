@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable, Sequence
+from typing import NamedTuple
+
 import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
-from openai_cpu_server.api.routes.generation import model_of
 from openai_cpu_server.api.routes.models import json_response
-from openai_cpu_server.contract.engine import Engine
 from openai_cpu_server.contract.messages import KVStats
 from openai_cpu_server.contract.model_info import ModelInfo
+from openai_cpu_server.models.registry import ModelRegistry
+from openai_cpu_server.models.served import ServedModel
 
 
 class Amount(msgspec.Struct, frozen=True):
@@ -72,62 +75,95 @@ NO_STATS = CacheStats(pool=None, cache=None, savings=None, prompt_tokens=0, cach
 
 
 class CacheRoutes:
-    def __init__(self, engine: Engine) -> None:
-        self._engine = engine
+    def __init__(self, models: ModelRegistry) -> None:
+        self._models = models
 
     async def stats(self, request: Request) -> Response:
-        info, kv = model_of(self._engine), self._engine.kv_stats()
-        if kv is None:
-            return json_response(NO_STATS)
-        num_running = sum(self._engine.status().running.values())
-        return json_response(cache_stats(kv, info, num_running=num_running))
+        for model in self._models:
+            model.loaded()
+        return json_response(cache_stats(held_by(self._models)))
 
     async def clear(self, request: Request) -> Response:
-        """204: with its next step the engine drops all but pinned prompts."""
-        self._engine.clear_cache()
+        """204: with their next steps the engines drop all but pinned prompts."""
+        for model in self._models:
+            model.engine.clear_cache()
         return Response(status_code=204)
 
 
-def cache_stats(kv: KVStats, info: ModelInfo, *, num_running: int) -> CacheStats:
+class Held(NamedTuple):
+    """What one engine holds."""
+
+    kv: KVStats
+    info: ModelInfo
+    num_running: int
+
+
+def held_by(models: Iterable[ServedModel]) -> list[Held]:
+    """Without engines that have not made a step yet."""
+    found = []
+    for model in models:
+        kv, info = model.engine.kv_stats(), model.engine.info
+        if kv is not None and info is not None:
+            found.append(Held(kv, info, sum(model.engine.status().running.values())))
+    return found
+
+
+def cache_stats(held: Sequence[Held]) -> CacheStats:
+    """The sums over engines."""
+    if not held:
+        return NO_STATS
+    prompt_tokens = sum(each.kv.prompt_tokens for each in held)
+    cached_tokens = sum(each.kv.cached_tokens for each in held)
     return CacheStats(
-        pool=_pool(kv, info.kv_bytes_per_token),
-        cache=_cache(kv, info.kv_bytes_per_token),
-        savings=_savings(kv, info, num_running),
-        prompt_tokens=kv.prompt_tokens,
-        cached_tokens=kv.cached_tokens,
-        hit_rate=kv.cached_tokens / kv.prompt_tokens if kv.prompt_tokens else None,
+        pool=_pool(held),
+        cache=_cache(held),
+        savings=_savings(held),
+        prompt_tokens=prompt_tokens,
+        cached_tokens=cached_tokens,
+        hit_rate=cached_tokens / prompt_tokens if prompt_tokens else None,
     )
 
 
-def _pool(kv: KVStats, token_bytes: int) -> Pool:
+def _pool(held: Sequence[Held]) -> Pool:
+    def amount(blocks_of: Callable[[KVStats], int]) -> Amount:
+        return _amount(held, blocks_of, lambda kv: kv.block_tokens)
+
     return Pool(
-        block_tokens=kv.block_tokens,
-        total=_amount(kv.pool_blocks, kv.block_tokens, token_bytes),
-        used=_amount(kv.pool_blocks_used, kv.block_tokens, token_bytes),
-        shared=_amount(kv.pool_blocks_shared, kv.block_tokens, token_bytes),
+        block_tokens=held[0].kv.block_tokens,
+        total=amount(lambda kv: kv.pool_blocks),
+        used=amount(lambda kv: kv.pool_blocks_used),
+        shared=amount(lambda kv: kv.pool_blocks_shared),
     )
 
 
-def _cache(kv: KVStats, token_bytes: int) -> PrefixCache:
+def _cache(held: Sequence[Held]) -> PrefixCache:
+    def amount(blocks_of: Callable[[KVStats], int]) -> Amount:
+        return _amount(held, blocks_of, lambda kv: kv.cache_block_tokens)
+
     return PrefixCache(
-        block_tokens=kv.cache_block_tokens,
-        capacity=_amount(kv.cache_capacity_blocks, kv.cache_block_tokens, token_bytes),
-        used=_amount(kv.cache_blocks, kv.cache_block_tokens, token_bytes),
-        evictions=kv.cache_evictions,
+        block_tokens=held[0].kv.cache_block_tokens,
+        capacity=amount(lambda kv: kv.cache_capacity_blocks),
+        used=amount(lambda kv: kv.cache_blocks),
+        evictions=sum(each.kv.cache_evictions for each in held),
     )
 
 
-def _savings(kv: KVStats, info: ModelInfo, num_running: int) -> Savings:
+def _savings(held: Sequence[Held]) -> Savings:
     """Never below zero: the last step's pool may hold a request that has just ended."""
-    full = num_running * info.context_limit * info.kv_bytes_per_token
-    used = kv.pool_tokens_used * info.kv_bytes_per_token
+    full = sum(each.num_running * each.info.context_limit * each.info.kv_bytes_per_token for each in held)
+    used = sum(each.kv.pool_tokens_used * each.info.kv_bytes_per_token for each in held)
     return Savings(
-        running_requests=num_running,
+        running_requests=sum(each.num_running for each in held),
         full_contexts_bytes=full,
         pool_used_bytes=used,
         saved_bytes=max(0, full - used),
     )
 
 
-def _amount(blocks: int, block_tokens: int, token_bytes: int) -> Amount:
-    return Amount(blocks, blocks * block_tokens, blocks * block_tokens * token_bytes)
+def _amount(
+    held: Sequence[Held], blocks_of: Callable[[KVStats], int], tokens_of: Callable[[KVStats], int]
+) -> Amount:
+    blocks = [blocks_of(each.kv) for each in held]
+    tokens = [count * tokens_of(each.kv) for count, each in zip(blocks, held, strict=True)]
+    sizes = [count * each.info.kv_bytes_per_token for count, each in zip(tokens, held, strict=True)]
+    return Amount(sum(blocks), sum(tokens), sum(sizes))

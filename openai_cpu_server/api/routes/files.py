@@ -11,16 +11,15 @@ from starlette.datastructures import FormData, UploadFile
 from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 
-from openai_cpu_server.api.access.authentication import identity_of
-from openai_cpu_server.api.paging import page_of
-from openai_cpu_server.api.parse import parse
-from openai_cpu_server.api.routes.generation import check_not_ending
+from openai_cpu_server.api.access.identity import identity_of
 from openai_cpu_server.api.routes.models import json_response
-from openai_cpu_server.api.schemas.batches import ExpiresAfter
-from openai_cpu_server.contract.engine import Engine
+from openai_cpu_server.api.routes.paging import page_of
+from openai_cpu_server.api.schemas.batch_jobs import ExpiresAfter
+from openai_cpu_server.api.schemas.parse import parse
 from openai_cpu_server.errors import InvalidRequest, JobObjectNotFound
 from openai_cpu_server.jobs.jobs import Jobs
 from openai_cpu_server.jobs.records import FileRecord, Purpose
+from openai_cpu_server.models.registry import ModelRegistry
 
 MULTIPART_BYTES = 64 * 1024
 """What may surround the file in the body of an upload."""
@@ -57,12 +56,12 @@ class FileDeleted(msgspec.Struct, frozen=True):
 
 
 class FileRoutes:
-    def __init__(self, jobs: Jobs, engine: Engine) -> None:
+    def __init__(self, jobs: Jobs, models: ModelRegistry) -> None:
         self._jobs = jobs
-        self._engine = engine
+        self._models = models
 
     async def create(self, request: Request) -> Response:
-        check_not_ending(self._engine)  # before it is read: nobody waits for the end of an upload
+        self._models.check_not_ending()  # before it is read: nobody waits for the end of an upload
         async with request.form(max_files=1, max_fields=_MAX_FIELDS) as form:
             _check_form(form)
             upload, lifetime_s = form.get("file"), _lifetime_s(form)
@@ -109,7 +108,7 @@ class FileRoutes:
 
 def owner_of(request: Request) -> str:
     """Objects belong to a key by its name, so that they outlive the key's change; "" where it has none."""
-    return identity_of(request.scope).client or ""
+    return identity_of(request.scope).holder or ""
 
 
 def _file_object(record: FileRecord) -> FileObject:

@@ -1,135 +1,131 @@
-"""The one way of every generating call: resolve, submit, then stream or gather."""
+"""The one way of every generating call: parse, choose the model, resolve, submit, then tell or gather."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable
 from functools import partial
-from typing import NamedTuple
+from typing import Generic, Protocol, TypeVar
 
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import ASGIApp
 
-from openai_cpu_server.api.access.authentication import identity_of
+from openai_cpu_server.api.access.identity import identity_of
 from openai_cpu_server.api.access.keys import Identity
-from openai_cpu_server.api.access.metering import lease_of
 from openai_cpu_server.api.access.rate_limits import Lease
-from openai_cpu_server.api.bodies import release_body, unkept_body
-from openai_cpu_server.api.call import Call
-from openai_cpu_server.api.disconnect import while_connected
+from openai_cpu_server.api.calls.call import PRIORITY_HEADER, Asking, Call, Sender
+from openai_cpu_server.api.calls.disconnect import while_connected
+from openai_cpu_server.api.calls.event_stream import EventStream
+from openai_cpu_server.api.calls.running import Running
+from openai_cpu_server.api.gates.fair_use import lease_of, release_body, unkept_body
+from openai_cpu_server.api.gates.ticket import Ticket, ticket_of
 from openai_cpu_server.api.offload import SLOW, off_loop
 from openai_cpu_server.api.options import ApiOptions
 from openai_cpu_server.api.render.answers import Answer
-from openai_cpu_server.api.render.common import Usage
+from openai_cpu_server.api.render.renderer import AnswerRenderer, Renderer, Usage
 from openai_cpu_server.api.resolve.answer_shape import may_shape_output
-from openai_cpu_server.api.resolve.calls import Circumstances
-from openai_cpu_server.api.resolve.priority import HEADER, likely_priority
-from openai_cpu_server.api.routes.family import Family, Resolved
-from openai_cpu_server.api.stream import StreamedCall, StreamRenderer
-from openai_cpu_server.api.tally import Tally
-from openai_cpu_server.api.ticket import Ticket, ticket_of
-from openai_cpu_server.contract.engine import Engine, EngineState, Generation, Timings, unavailable
-from openai_cpu_server.contract.model_info import ModelInfo
-from openai_cpu_server.contract.request import Priority
-from openai_cpu_server.errors import DeadlineExceeded, EngineUnavailable, InvalidRequest, ServerError
+from openai_cpu_server.api.schemas.generation import GenerationBody
+from openai_cpu_server.api.schemas.parse import parse
+from openai_cpu_server.contract.engine import Generation
+from openai_cpu_server.errors import DeadlineExceeded, GenerationFailed, InvalidRequest, ServerError
+from openai_cpu_server.models.registry import Chosen, ModelRegistry
 
+B = TypeVar("B", bound=GenerationBody)
 Gathering = Callable[[], Awaitable[dict[str, Answer]]]
 Doing = Callable[[Gathering], Awaitable[dict[str, Answer]]]
 
 
-class Begun(NamedTuple):
-    """A call that has been submitted, and what comes of it."""
-
-    resolved: Resolved
-    generation: Generation
+class Family(Protocol[B]):
+    """Chat or text completions: what its bodies are, what they mean, and how it tells answers."""
 
     @property
-    def call(self) -> Call:
-        return self.resolved.call
+    def schema(self) -> type[B]: ...
+
+    @property
+    def renderer(self) -> AnswerRenderer: ...
+
+    def resolve(self, body: B, asking: Asking) -> Call:
+        """Runs in any thread. Raises what `api/errors.py` lists."""
+        ...
 
 
 async def _do(work: Gathering) -> dict[str, Answer]:
     return await work()
 
 
-class GenerationRoute:
-    def __init__(self, family: Family, engine: Engine, options: ApiOptions) -> None:
+class GenerationRoute(Generic[B]):
+    def __init__(self, family: Family[B], models: ModelRegistry, options: ApiOptions) -> None:
         self._family = family
-        self._engine = engine
+        self._models = models
         self._options = options
 
     async def create(self, request: Request) -> ASGIApp:
-        begun = await self._begun(request)
+        running = await self._begun(request)
         release_body(request.scope)
-        return self._streamed(begun) if begun.call.stream else await self._gathered(request, begun)
+        return self._streamed(running) if running.call.stream else await self._gathered(request, running)
 
-    async def _begun(self, request: Request) -> Begun:
+    async def _begun(self, request: Request) -> Running:
         """Keeps nothing of the body: the call may wait for long."""
         data = await unkept_body(request)
-        around = self.around(identity_of(request.scope), priority_header=request.headers.get(HEADER))
-        return await self.begin(data, around, ticket_of(request.scope), lease_of(request.scope))
+        sender = self.sender(identity_of(request.scope), header=request.headers.get(PRIORITY_HEADER))
+        return await self.begin(data, sender, ticket_of(request.scope), lease_of(request.scope))
 
-    def around(self, identity: Identity, *, priority_header: str | None) -> Circumstances:
-        """Of a call by this client. Raises EngineUnavailable."""
-        return Circumstances(
-            info=model_of(self._engine),
-            options=self._options.seen_by(identity.key),
-            priority_header=priority_header,
-            key_identity=identity.digest,
-            client=identity.client,
-        )
+    def sender(self, identity: Identity, *, header: str | None) -> Sender:
+        return Sender.of(identity, header=header, default=self._options.default_priority)
 
-    async def begin(self, data: bytes, around: Circumstances, ticket: Ticket, lease: Lease) -> Begun:
-        """Resolve and submit. Raises what `api/errors.py` lists. Whoever gets it owns the generation."""
-        try:
-            resolved = await self._resolved(data, around)
-        except ServerError:
-            ticket.priority = await _likely_priority(data, around)
-            raise
-        call = resolved.call
+    async def begin(self, data: bytes, sender: Sender, ticket: Ticket, lease: Lease) -> Running:
+        """Resolve and submit. Raises what `api/errors.py` lists. Whoever gets it must enter it."""
+        call, chosen = await self._resolved(data, sender)
         ticket.priority = call.priority
-        prompt_tokens = sum(len(prompt.tokens) for prompt in call.prompts)
-        await lease.reserve(prompt_tokens=prompt_tokens, output_tokens=call.max_output_tokens)
+        await lease.reserve(prompt_tokens=call.prompt_tokens, output_tokens=call.max_output_tokens)
         try:
-            generation = self._engine.generate(call.requests)
+            generation = chosen.model.engine.generate(call.requests)
         except ServerError:
             await lease.refund()
             raise
         self._limit_time(ticket, call, generation)
-        return Begun(resolved, generation)
+        return Running(call, generation, chosen.model, ticket=ticket, lease=lease)
 
-    def stream_renderer(self, call: Call) -> StreamRenderer:
-        return self._family.renderer.stream(call)
+    def renderer(self, running: Running) -> Renderer:
+        """It tells the answer of a call that is streamed."""
+        return self._family.renderer.stream(running.call, running.model.pieces)
 
-    async def whole(self, begun: Begun, ticket: Ticket, do: Doing = _do) -> bytes:
+    async def whole(self, running: Running, do: Doing = _do) -> bytes:
         """The answer of a call that is not streamed. `do` does the work as long as somebody wants it."""
-        call, generation, tally = begun.call, begun.generation, Tally(begun.call)
-        try:
-            async with generation:
-                answers = await do(partial(_gather, call, generation, tally))
-        finally:
-            tally.report(ticket, generation.timings)
-        return await self._rendered(call, answers, tally.usage(), generation.timings)
+        async with running:
+            answers = await do(running.gather)
+        usage, timings = running.usage(), running.timings
+        render = partial(
+            self._family.renderer.whole, running.call, running.model.pieces, answers, usage, timings
+        )
+        return await off_loop(_shown_bytes(running.call, usage), render)
 
-    async def answer(self, data: bytes, around: Circumstances, ticket: Ticket) -> bytes:
-        """The whole answer to a body that came by no request of its own, such as a row of a batch.
+    async def answer(self, data: bytes, sender: Sender, ticket: Ticket) -> bytes:
+        """The whole answer to a body that came by no request of its own, such as a row of a batch job.
 
         Raises what `api/errors.py` lists. The server's limit of time is not for these, which wait long.
         """
-        resolved = await self._resolved(data, around)
-        call = resolved.call
+        call, chosen = await self._resolved(data, sender)
         if call.stream:
             message = "'stream' is not possible in a batch."
             raise InvalidRequest(message, param="stream", code="unsupported_value")
-        generation = self._engine.generate(call.requests)
+        generation = chosen.model.engine.generate(call.requests)
         if call.timeout_s is not None:
             generation.fail_in(call.timeout_s, DeadlineExceeded(call.timeout_s))
-        return await self.whole(Begun(resolved, generation), ticket)
+        try:
+            return await self.whole(Running(call, generation, chosen.model, ticket=ticket))
+        except GenerationFailed:
+            chosen.model.loaded()  # an engine that is gone takes its requests with it: not their fault
+            raise
 
-    async def _resolved(self, data: bytes, around: Circumstances) -> Resolved:
+    async def _resolved(self, data: bytes, sender: Sender) -> tuple[Call, Chosen]:
+        reading = partial(parse, self._family.schema, data, lenient=self._options.lenient)
+        body, ignored = await off_loop(len(data), reading)
+        chosen = self._models.choose(body.model, sender.identity.allowed_models)
+        asking = Asking(chosen, chosen.model.loaded(), sender, self._options, ignored)
         size = SLOW if may_shape_output(data) else len(data)
-        return await off_loop(size, partial(self._family.resolve, data, around))
+        return await off_loop(size, partial(self._family.resolve, body, asking)), chosen
 
     def _limit_time(self, ticket: Ticket, call: Call, generation: Generation) -> None:
         """The client's limit or the server's, whichever is shorter; the call's time began when it came in."""
@@ -139,55 +135,15 @@ class GenerationRoute:
             gone_s = time.monotonic() - ticket.started_s
             generation.fail_in(timeout_s - gone_s, DeadlineExceeded(timeout_s))
 
-    def _streamed(self, begun: Begun) -> ASGIApp:
-        return StreamedCall(
-            begun.call,
-            begun.generation,
-            self.stream_renderer(begun.call),
-            headers=begun.resolved.headers,
-            keep_alive_s=self._options.keep_alive_s,
-        )
+    def _streamed(self, running: Running) -> ASGIApp:
+        return EventStream(running, self.renderer(running), keep_alive_s=self._options.keep_alive_s)
 
-    async def _gathered(self, request: Request, begun: Begun) -> Response:
-        while_here = partial(while_connected, request.receive)
-        body = await self.whole(begun, ticket_of(request.scope), while_here)
-        return Response(body, media_type="application/json", headers=begun.resolved.headers)
-
-    async def _rendered(
-        self, call: Call, answers: Mapping[str, Answer], usage: Usage, timings: Timings
-    ) -> bytes:
-        render = partial(self._family.renderer.whole, call, answers, usage, timings)
-        return await off_loop(_shown_bytes(call, usage), render)
-
-
-async def _likely_priority(data: bytes, around: Circumstances) -> Priority | None:
-    header, default = around.priority_header, around.options.default_priority
-    return await off_loop(len(data), partial(likely_priority, data, header=header, default=default))
-
-
-async def _gather(call: Call, generation: Generation, tally: Tally) -> dict[str, Answer]:
-    answers = {request.id: Answer() for request in call.requests}
-    async for event in generation:
-        tally.note(event, generation.arrived_s)
-        answers[event.id].add(event)
-    return answers
+    async def _gathered(self, request: Request, running: Running) -> Response:
+        body = await self.whole(running, partial(while_connected, request.receive))
+        return Response(body, media_type="application/json", headers=dict(running.call.headers))
 
 
 def _shown_bytes(call: Call, usage: Usage) -> int:
     """About the size of the response: with log-probabilities it can be megabytes."""
     per_token = 4 if call.shown_logprobs is None else 64 * (1 + call.shown_logprobs)
     return per_token * usage.total_tokens
-
-
-def model_of(engine: Engine) -> ModelInfo:
-    """Raises EngineUnavailable while there is none to generate with."""
-    if engine.info is None or engine.state in (EngineState.FAILED, EngineState.STOPPED):
-        raise unavailable(engine.status())
-    return engine.info
-
-
-def check_not_ending(engine: Engine) -> None:
-    """For new work that needs no engine at once. Raises EngineUnavailable while the server drains."""
-    if engine.is_ending:
-        again_s = EngineState.DRAINING.retry_after_s
-        raise EngineUnavailable("The server is about to end and takes no new work.", again_s)

@@ -10,11 +10,11 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from openai_cpu_server.api.errors import ErrorBody, error_object
-from openai_cpu_server.api.options import ApiOptions
+from openai_cpu_server.api.gates.ticket import ticket_of
 from openai_cpu_server.api.routes.models import json_response
-from openai_cpu_server.api.ticket import ticket_of
-from openai_cpu_server.contract.engine import Engine, EngineState, EngineStatus, unavailable
+from openai_cpu_server.contract.engine import EngineState, EngineStatus, unavailable
 from openai_cpu_server.contract.request import Priority
+from openai_cpu_server.models.registry import ModelRegistry
 
 
 class QueueSizes(msgspec.Struct, frozen=True):
@@ -53,15 +53,14 @@ class HealthReport(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class HealthRoutes:
-    def __init__(self, engine: Engine, options: ApiOptions) -> None:
-        self._engine = engine
-        self._model = options.model
+    def __init__(self, models: ModelRegistry) -> None:
+        self._models = models
 
     async def health(self, request: Request) -> Response:
-        return json_response(self._report(self._engine.status()))
+        return json_response(self._report(self._models.status()))
 
     async def ready(self, request: Request) -> Response:
-        status = self._engine.status()
+        status = self._models.status()
         report = self._report(status)
         if status.state is EngineState.READY:
             return json_response(report)
@@ -75,7 +74,7 @@ class HealthRoutes:
         return HealthReport(
             status=status.state.value,
             reason=status.reason,
-            model=self._model,
+            model=self._models.default.name,
             loaded=status.loaded,
             queue=queue_sizes(status),
             memory=Memory(status.rss_bytes, status.kv_tokens, status.kv_tokens_used),

@@ -5,14 +5,15 @@ from __future__ import annotations
 from starlette.requests import Request
 from starlette.responses import Response
 
-from openai_cpu_server.contract.engine import Engine
+from openai_cpu_server.models.registry import ModelRegistry
 from openai_cpu_server.observe.engine_gauges import EngineGauges
 from openai_cpu_server.observe.metrics import CONTENT_TYPE, Metrics
 
 
 class MetricsRoutes:
-    def __init__(self, engine: Engine, metrics: Metrics) -> None:
-        metrics.add(EngineGauges(engine))
+    def __init__(self, models: ModelRegistry, metrics: Metrics) -> None:
+        for model in models:
+            metrics.add(EngineGauges(model.engine))
         self._metrics = metrics
 
     async def page(self, request: Request) -> Response:

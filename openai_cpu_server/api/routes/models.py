@@ -6,10 +6,9 @@ import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
-from openai_cpu_server.api.access.authentication import identity_of
-from openai_cpu_server.api.options import ApiOptions
-from openai_cpu_server.contract.engine import Engine
+from openai_cpu_server.api.access.identity import identity_of
 from openai_cpu_server.contract.model_info import ModelInfo
+from openai_cpu_server.models.registry import Chosen, ModelRegistry
 
 
 class ModelMeta(msgspec.Struct, frozen=True, kw_only=True):
@@ -38,22 +37,17 @@ class ModelList(msgspec.Struct, frozen=True):
 
 
 class ModelRoutes:
-    def __init__(self, engine: Engine, options: ApiOptions) -> None:
-        self._engine = engine
-        self._options = options
+    def __init__(self, models: ModelRegistry) -> None:
+        self._models = models
 
     async def list(self, request: Request) -> Response:
-        return json_response(ModelList([self._card(name) for name in self._seen(request).names]))
+        allowed = identity_of(request.scope).allowed_models
+        names = self._models.names(allowed)
+        return json_response(ModelList([_card(self._models.choose(name, allowed)) for name in names]))
 
     async def one(self, request: Request) -> Response:
-        return json_response(self._card(self._seen(request).served(request.path_params["id"])))
-
-    def _seen(self, request: Request) -> ApiOptions:
-        return self._options.seen_by(identity_of(request.scope).key)
-
-    def _card(self, name: str) -> ModelCard:
-        info = self._engine.info
-        return ModelCard(id=name, created=self._options.created, meta=_meta(info) if info else None)
+        name, allowed = request.path_params["id"], identity_of(request.scope).allowed_models
+        return json_response(_card(self._models.choose(name, allowed)))
 
 
 def json_response(
@@ -61,6 +55,11 @@ def json_response(
 ) -> Response:
     body = msgspec.json.encode(value)
     return Response(body, status_code=status, headers=headers, media_type="application/json")
+
+
+def _card(chosen: Chosen) -> ModelCard:
+    model, info = chosen.model, chosen.model.engine.info
+    return ModelCard(id=chosen.name, created=model.created, meta=_meta(info) if info else None)
 
 
 def _meta(info: ModelInfo) -> ModelMeta:

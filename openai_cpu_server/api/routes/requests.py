@@ -8,11 +8,13 @@ import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
-from openai_cpu_server.api.access.authentication import identity_of
+from openai_cpu_server.api.access.clients import Client
+from openai_cpu_server.api.access.identity import identity_of
 from openai_cpu_server.api.access.keys import Identity
 from openai_cpu_server.api.routes.models import json_response
-from openai_cpu_server.contract.engine import Engine, LiveRequest
+from openai_cpu_server.contract.engine import LiveRequest
 from openai_cpu_server.errors import RequestNotFound
+from openai_cpu_server.models.registry import ModelRegistry
 
 
 class RequestCard(msgspec.Struct, frozen=True, kw_only=True):
@@ -27,7 +29,8 @@ class RequestCard(msgspec.Struct, frozen=True, kw_only=True):
     """So far."""
     age_s: float
     client: str
-    """The name of its API key, else the body's `user`, if it named one."""
+    """The name of its API key, else the body's `user`; else what tells it apart: a part of its key's digest,
+    and, for an administrator's key alone, its address."""
     position: int | None
     """Of one that waits near the head of the queue: 1 is next."""
     first_token_ms: float | None
@@ -46,12 +49,13 @@ class Cancelled(msgspec.Struct, frozen=True):
 
 
 class RequestRoutes:
-    def __init__(self, engine: Engine) -> None:
-        self._engine = engine
+    def __init__(self, models: ModelRegistry) -> None:
+        self._models = models
 
     async def list(self, request: Request) -> Response:
         """Those of the caller's key; an administrator's are all."""
-        return json_response(RequestList([_card(live) for live in self._visible(identity_of(request.scope))]))
+        identity = identity_of(request.scope)
+        return json_response(RequestList([_card(live, identity) for live in self._visible(identity)]))
 
     async def cancel(self, request: Request) -> Response:
         """Ends the whole API call, also where the id is that of one of its sequences."""
@@ -59,14 +63,16 @@ class RequestRoutes:
         visible = self._visible(identity_of(request.scope))
         if not any(name in (live.id, live.id.partition("/")[0]) for live in visible):
             raise RequestNotFound(name)
-        self._engine.cancel(name)
+        for model in self._models:
+            model.engine.cancel(name)
         return json_response(Cancelled(name))
 
     def _visible(self, identity: Identity) -> Sequence[LiveRequest]:
-        return tuple(live for live in self._engine.requests() if identity.owns(live.client))
+        live = [one for model in self._models for one in model.engine.requests()]
+        return [one for one in live if Client.of_label(one.client).is_owned_by(identity)]
 
 
-def _card(live: LiveRequest) -> RequestCard:
+def _card(live: LiveRequest, seen_by: Identity) -> RequestCard:
     return RequestCard(
         id=live.id,
         priority=live.priority.label,
@@ -74,7 +80,7 @@ def _card(live: LiveRequest) -> RequestCard:
         prompt_tokens=live.prompt_tokens,
         output_tokens=live.output_tokens,
         age_s=round(live.age_s, 3),
-        client=live.client,
+        client=Client.of_label(live.client).shown_to(seen_by),
         position=live.position,
         first_token_ms=None if live.first_token_ms is None else round(live.first_token_ms, 1),
     )

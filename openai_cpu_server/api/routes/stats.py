@@ -6,10 +6,10 @@ import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
-from openai_cpu_server.api.routes.cache import cache_stats
+from openai_cpu_server.api.routes.cache import cache_stats, held_by
 from openai_cpu_server.api.routes.health import QueueSizes, queue_sizes
 from openai_cpu_server.api.routes.models import json_response
-from openai_cpu_server.contract.engine import Engine
+from openai_cpu_server.models.registry import ModelRegistry
 from openai_cpu_server.observe.distribution import Distribution
 from openai_cpu_server.observe.recent import Recent, Span
 
@@ -97,12 +97,12 @@ class Stats(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class StatsRoutes:
-    def __init__(self, engine: Engine, recent: Recent) -> None:
-        self._engine = engine
+    def __init__(self, models: ModelRegistry, recent: Recent) -> None:
+        self._models = models
         self._recent = recent
 
     async def stats(self, request: Request) -> Response:
-        status, recent = self._engine.status(), self._recent
+        status, recent = self._models.status(), self._recent
         total = Span(recent.uptime_s, recent.total)
         memory, cache = self._kv()
         return json_response(
@@ -121,11 +121,9 @@ class StatsRoutes:
         )
 
     def _kv(self) -> tuple[MemoryEfficiency | None, CacheUse | None]:
-        kv, info = self._engine.kv_stats(), self._engine.info
-        if kv is None or info is None:
+        stats = cache_stats(held_by(self._models))
+        if stats.savings is None:
             return None, None
-        stats = cache_stats(kv, info, num_running=sum(self._engine.status().running.values()))
-        assert stats.savings is not None
         saved, full = stats.savings, stats.savings.full_contexts_bytes
         memory = MemoryEfficiency(
             running_requests=saved.running_requests,

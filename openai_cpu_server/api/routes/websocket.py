@@ -4,42 +4,35 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Mapping
 from functools import partial
 
 import anyio
-import msgspec
 from anyio.abc import TaskGroup
 from starlette.websockets import WebSocket, WebSocketDisconnect
 
-from openai_cpu_server.api.access.authentication import identity_now, identity_of
+from openai_cpu_server.api.access.identity import SUBPROTOCOL, identity_now, identity_of
 from openai_cpu_server.api.access.key_ring import KeyRing
 from openai_cpu_server.api.access.keys import Identity
-from openai_cpu_server.api.access.origins import check_origin
 from openai_cpu_server.api.access.rate_limits import Lease, RateLimits
-from openai_cpu_server.api.auth import SUBPROTOCOL
-from openai_cpu_server.api.endings import Endings
-from openai_cpu_server.api.errors import INTERNAL, failure_of
-from openai_cpu_server.api.offload import off_loop
-from openai_cpu_server.api.options import ApiOptions
-from openai_cpu_server.api.queue_news import QueueNews
-from openai_cpu_server.api.resolve.priority import HEADER, priority_of
-from openai_cpu_server.api.routes.generation import Begun, GenerationRoute
-from openai_cpu_server.api.socket_messages import (
+from openai_cpu_server.api.calls.call import PRIORITY_HEADER, Sender
+from openai_cpu_server.api.calls.running import Running
+from openai_cpu_server.api.calls.socket_messages import (
     Ask,
     Cancel,
     about,
     done,
     failed,
-    objects,
     queued,
     read_message,
 )
-from openai_cpu_server.api.tally import Tally
-from openai_cpu_server.api.ticket import Ticket, new_request_id, ticket_of
+from openai_cpu_server.api.errors import INTERNAL, failure_of
+from openai_cpu_server.api.gates.ticket import Endings, Ticket, new_request_id, ticket_of
+from openai_cpu_server.api.offload import off_loop
+from openai_cpu_server.api.options import ApiOptions
+from openai_cpu_server.api.routes.generation import GenerationRoute
+from openai_cpu_server.api.schemas.chat import ChatBody
 from openai_cpu_server.contract.messages import Place
-from openai_cpu_server.contract.request import Priority
 from openai_cpu_server.errors import (
     BodyTooLarge,
     Forbidden,
@@ -60,25 +53,21 @@ class SocketRoute:
 
     def __init__(
         self,
-        route: GenerationRoute,
+        route: GenerationRoute[ChatBody],
         *,
         keys: KeyRing,
         limits: RateLimits,
         endings: Endings,
         options: ApiOptions,
-        cancel: Callable[[str], object],
     ) -> None:
-        """`cancel` ends a call by its id, so that whoever reads it gets RequestCancelled."""
         self._route = route
         self._keys = keys
         self._limits = limits
         self._endings = endings
         self._options = options
-        self._cancel = cancel
 
     async def serve(self, websocket: WebSocket) -> None:
-        check_origin(websocket.headers, self._options.cors_origins)
-        self.priority(websocket, identity_of(websocket.scope))
+        self.sender(websocket, identity_of(websocket.scope))
         offered = SUBPROTOCOL in websocket.scope["subprotocols"]
         await websocket.accept(subprotocol=SUBPROTOCOL if offered else None)
         await _Socket(websocket, self).run()
@@ -86,7 +75,7 @@ class SocketRoute:
     # -- what its sockets share --------------------------------------------------------------------
 
     @property
-    def route(self) -> GenerationRoute:
+    def route(self) -> GenerationRoute[ChatBody]:
         return self._route
 
     @property
@@ -97,20 +86,13 @@ class SocketRoute:
         """Keys may have been read again since the handshake. Raises Unauthorized, Forbidden."""
         return identity_now(websocket.scope, self._keys)
 
-    def priority(self, websocket: WebSocket, identity: Identity) -> Priority:
-        """Of requests that name none. Raises InvalidRequest."""
-        return priority_of(
-            header=websocket.headers.get(HEADER),
-            field=None,
-            tier=None,
-            default=self._options.seen_by(identity.key).default_priority,
-        )
+    def sender(self, websocket: WebSocket, identity: Identity) -> Sender:
+        """The handshake's header is for requests that name no priority. Raises InvalidRequest."""
+        at_handshake = self._route.sender(identity, header=websocket.headers.get(PRIORITY_HEADER))
+        return Sender(identity, default_priority=at_handshake.priority())
 
-    def lease(self, identity: Identity, ticket: Ticket) -> Lease:
-        return self._limits.lease(identity.key, ticket.headers)
-
-    def cancel(self, call_id: str) -> None:
-        self._cancel(call_id)
+    def lease(self, identity: Identity) -> Lease:
+        return self._limits.lease(identity.key)
 
     def end(self, ticket: Ticket) -> None:
         self._endings.end(ticket)
@@ -119,26 +101,25 @@ class SocketRoute:
 class _Request:
     """One of a socket's, from its message to its last one."""
 
-    def __init__(self, name: str, ticket: Ticket, cancel: Callable[[str], object]) -> None:
+    def __init__(self, name: str, ticket: Ticket) -> None:
         self.name = name
         self.ticket = ticket
-        self._cancel = cancel
-        self._call_id: str | None = None
+        self._running: Running | None = None
         self._is_cancelled = False
 
     def goes_by(self, name: str) -> bool:
-        return name in (self.name, self._call_id)
+        return name == self.name or (self._running is not None and name == self._running.call.id)
 
     def cancel(self) -> None:
         """It ends by itself, as one that somebody else has cancelled; at once, or when it is submitted."""
         self._is_cancelled = True
-        if self._call_id is not None:
-            self._cancel(self._call_id)
+        if self._running is not None:
+            self._running.cancel()
 
-    def submitted(self, call_id: str) -> None:
-        self._call_id = call_id
+    def submitted(self, running: Running) -> None:
+        self._running = running
         if self._is_cancelled:
-            self._cancel(call_id)
+            running.cancel()
 
 
 class _Socket:
@@ -181,10 +162,10 @@ class _Socket:
         ticket = self._ticket()
         with contextlib.suppress(Unauthorized, Forbidden):
             identity = self._shared.identity(self._websocket)
-            ticket.client = identity.client
+            ticket.client = identity.holder
             if not isinstance(error, RequestNotFound):  # of one to cancel: this was not to generate
-                ticket.priority = self._shared.priority(self._websocket, identity)
-        message = self._failed(None, ticket, error)
+                ticket.priority = self._shared.sender(self._websocket, identity).default_priority
+        message = self._failed(None, ticket, error, {"x-request-id": ticket.id})
         self._end(ticket)
         return message
 
@@ -206,7 +187,7 @@ class _Socket:
             message = f"A request with the request_id '{ask.name}' is running on this socket."
             raise InvalidRequest(message, param="request_id", code="invalid_value")
         ticket = self._ticket()
-        request = _Request(ask.name or ticket.id, ticket, self._shared.cancel)
+        request = _Request(ask.name or ticket.id, ticket)
         self._running[request.name] = request
         group.start_soon(self._serve, request, ask.body)
 
@@ -217,67 +198,48 @@ class _Socket:
 
     async def _serve(self, request: _Request, data: bytes) -> None:
         """The last message goes out when the request has given up all that it held, and its name."""
-        ticket, name = request.ticket, request.name
+        ticket, name, headers = request.ticket, request.name, {"x-request-id": request.ticket.id}
         try:
             identity = self._shared.identity(self._websocket)
-            ticket.client = identity.client
-            ticket.priority = self._shared.priority(self._websocket, identity)
-            async with self._shared.lease(identity, ticket) as lease:
-                headers = await self._generate(request, data, identity, lease)
+            ticket.client = identity.holder
+            sender = self._shared.sender(self._websocket, identity)
+            ticket.priority = sender.default_priority
+            lease = self._shared.lease(identity)
+            try:
+                async with lease:
+                    headers |= await self._answer(request, data, sender, lease)
+            finally:
+                headers |= lease.headers
             ticket.status = 200
-            last = done(name, {"x-request-id": ticket.id, **ticket.headers, **headers})
+            last = done(name, headers)
         except Exception as error:
-            last = self._failed(name, ticket, error)
+            last = self._failed(name, ticket, error, headers)
         finally:
             del self._running[name]
             self._end(ticket)
         await self._send(last)
 
-    async def _generate(
-        self, request: _Request, data: bytes, identity: Identity, lease: Lease
-    ) -> dict[str, str]:
-        route, priority = self._shared.route, self._shared.priority(self._websocket, identity)
-        around = route.around(identity, priority_header=None)
-        options = msgspec.structs.replace(around.options, default_priority=priority)
-        around = msgspec.structs.replace(around, options=options)
-        begun = await route.begin(data, around, request.ticket, lease)
-        request.submitted(begun.call.id)
-        try:
-            if begun.call.stream:
-                await self._stream(request, begun)
-            else:
-                whole = await route.whole(begun, request.ticket)
-                await self._send(about(request.name, whole))
-        finally:
-            lease.output_tokens = int(request.ticket.notes.get("output_tokens", 0))
-        return begun.resolved.headers
+    async def _answer(
+        self, request: _Request, data: bytes, sender: Sender, lease: Lease
+    ) -> Mapping[str, str]:
+        """Returns the headers that the response of a POST would have."""
+        route, name = self._shared.route, request.name
+        running = await route.begin(data, sender, request.ticket, lease)
+        request.submitted(running)
+        if running.call.stream:
+            await self._stream(name, running)
+        else:
+            await self._send(about(name, await route.whole(running)))
+        return running.call.headers
 
-    async def _stream(self, request: _Request, begun: Begun) -> None:
-        call, generation, tally = begun.call, begun.generation, Tally(begun.call)
-        renderer, queue = self._shared.route.stream_renderer(call), QueueNews(time.monotonic)
-        try:
-            async with generation:
-                async for item in generation.progress():
-                    if isinstance(item, Place):
-                        await self._tell_place(request.name, call.id, queue.about(item))
-                        continue
-                    tally.note(item, generation.arrived_s)
-                    if chunks := renderer.chunks(item):
-                        queue.end()
-                        await self._send_chunks(request.name, chunks)
-            if call.include_usage:
-                await self._send_chunks(request.name, renderer.usage(tally.usage(), generation.timings))
-        finally:
-            tally.is_complete = True
-            tally.report(request.ticket, generation.timings)
-
-    async def _tell_place(self, name: str, call_id: str, place: Place | None) -> None:
-        if place is not None:
-            await self._send(queued(name, call_id, place))
-
-    async def _send_chunks(self, name: str, events: bytes) -> None:
-        for chunk in objects(events):
-            await self._send(about(name, chunk))
+    async def _stream(self, name: str, running: Running) -> None:
+        async with running:
+            async for said in running.tell(self._shared.route.renderer(running)):
+                if isinstance(said, Place):
+                    await self._send(queued(name, running.call.id, said))
+                    continue
+                for chunk in said:
+                    await self._send(about(name, chunk.json))
 
     async def _send(self, message: bytes) -> None:
         """Waits while the client does not read; events that come meanwhile are held up to a limit."""
@@ -288,14 +250,15 @@ class _Socket:
         except (WebSocketDisconnect, RuntimeError):  # the latter: it is closing for a reason of the server's
             self._close()
 
-    def _failed(self, name: str | None, ticket: Ticket, error: Exception) -> bytes:
+    def _failed(
+        self, name: str | None, ticket: Ticket, error: Exception, headers: Mapping[str, str]
+    ) -> bytes:
         """The last message. What ends because its client has left is no failure, as over HTTP."""
         if failure_of(error) == INTERNAL:
             logger.error("request %s failed", ticket.id, exc_info=error)
         if self._is_open:
             ticket.failed(error)
             ticket.status = failure_of(error).status
-        headers = {"x-request-id": ticket.id, **ticket.headers}
         return failed(name, error, ticket_id=ticket.id, headers=headers)
 
     def _end(self, ticket: Ticket) -> None:

@@ -1,0 +1,126 @@
+"""Between whom the scheduler takes turns, and what is told of them: keys, users, addresses.
+
+An address is the peer's; proxies are believed only if the server was told to trust them.
+"""
+
+from __future__ import annotations
+
+import enum
+import re
+from collections.abc import Collection
+from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network, ip_address
+from typing import Union
+
+import msgspec
+from starlette.datastructures import Headers
+from starlette.types import Scope as AsgiScope
+
+from openai_cpu_server.api.access.keys import Identity, Scope
+
+_DIGEST_CHARS = 16
+"""Of a key's digest: enough to tell clients apart in a listing."""
+Address = Union[IPv4Address, IPv6Address]
+Network = Union[IPv4Network, IPv6Network]
+
+_SITE_BITS = 64
+"""One household or machine holds a whole /64 of IPv6, and may change its address within it."""
+_PORT = re.compile(r"^(?:\[([^\]]*)\](?::\d+)?|([^:]*):\d+)$")
+"""`[2001:db8::1]`, with or without a port, and `192.0.2.1:80`."""
+_FOR = re.compile(r'\bfor="?([^";,\s]+)', re.IGNORECASE)
+"""The `for=` of one hop in a `Forwarded` header."""
+
+
+class ClientKind(enum.Enum):
+    KEY = "key"
+    """The holder of a key with a name. Nobody else can be one, whatever a body says."""
+    USER = "user"
+    """Whom the body names; anybody may write anything there."""
+    PEER = "peer"
+    """Who names nobody: the address, and the digest of a key without a name or without a need for one."""
+
+
+class Client(msgspec.Struct, frozen=True):
+    """One to whom the scheduler is fair. Its label goes to the engine and comes back with live requests."""
+
+    kind: ClientKind
+    name: str
+
+    @classmethod
+    def of(cls, identity: Identity, user: str | None) -> Client:
+        if identity.holder is not None:
+            return cls(ClientKind.KEY, identity.holder)
+        if user:
+            return cls(ClientKind.USER, user)
+        return cls(ClientKind.PEER, f"{(identity.digest or '')[:_DIGEST_CHARS]}@{identity.address or ''}")
+
+    @classmethod
+    def of_label(cls, label: str) -> Client:
+        """`""` is a peer of whom nothing is known."""
+        kind, _, name = label.partition(":")
+        return cls(ClientKind(kind) if kind else ClientKind.PEER, name)
+
+    @property
+    def label(self) -> str:
+        return f"{self.kind.value}:{self.name}"
+
+    def is_owned_by(self, identity: Identity) -> bool:
+        """Whether its requests are theirs to see and to end. A name in a body's `user` owns nothing."""
+        if identity.may(Scope.ADMIN):
+            return True
+        return self.kind is ClientKind.KEY and self.name == identity.holder
+
+    def shown_to(self, identity: Identity) -> str:
+        """The name to tell them. An address is told to keys of administrators only.
+
+        On a server without keys everybody may see all requests, but nobody is told another's address.
+        """
+        if self.kind is not ClientKind.PEER:
+            return self.name
+        digest, _, address = self.name.partition("@")
+        is_administrator = identity.key is not None and identity.may(Scope.ADMIN)
+        return "@".join(filter(None, (digest, address if is_administrator else "")))
+
+
+def client_address(scope: AsgiScope, trusted: Collection[Network]) -> str | None:
+    """The sender's address, of IPv6 its /64; None where there is none, as on a Unix socket.
+
+    What headers say counts as far as trusted proxies have written it: from the right, up to the first hop
+    that is not one of these. `X-Forwarded-For` goes before `Forwarded`.
+    """
+    client = scope.get("client")
+    hop = _address(client[0]) if client else None
+    if hop is None:
+        return None
+    hops = _forwarded(Headers(scope=scope))
+    while hops and any(hop in network for network in trusted):
+        before = _address(hops.pop())
+        if before is None:
+            break
+        hop = before
+    return _site(hop)
+
+
+def _forwarded(headers: Headers) -> list[str]:
+    """The addresses in the headers of proxies, the nearest last."""
+    listed = ",".join(headers.getlist("x-forwarded-for"))
+    if listed:
+        return [hop.strip() for hop in listed.split(",")]
+    return _FOR.findall(",".join(headers.getlist("forwarded")))
+
+
+def _address(text: str) -> Address | None:
+    """None for what is no address, such as `unknown`."""
+    match = _PORT.match(text)
+    try:
+        address = ip_address((match[1] or match[2] or "") if match else text)
+    except ValueError:
+        return None
+    mapped = address.ipv4_mapped if isinstance(address, IPv6Address) else None
+    return mapped or address
+
+
+def _site(address: Address) -> str:
+    if isinstance(address, IPv4Address):
+        return str(address)
+    host_bits = 128 - _SITE_BITS
+    return str(IPv6Network((int(address) >> host_bits << host_bits, _SITE_BITS)))

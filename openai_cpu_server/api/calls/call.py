@@ -1,0 +1,136 @@
+"""What an API call asks for: from whom and to which model it came, and what was made of its body."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import msgspec
+
+from openai_cpu_server.api.access.keys import ANYBODY, Identity
+from openai_cpu_server.api.options import ApiOptions
+from openai_cpu_server.api.schemas.parse import Ignored
+from openai_cpu_server.contract.model_info import ModelInfo
+from openai_cpu_server.contract.request import GenerationRequest, Priority
+from openai_cpu_server.errors import InvalidRequest
+from openai_cpu_server.models.registry import Chosen
+from openai_cpu_server.prompt.tool_formats import ToolFormat, ToolReader
+
+PRIORITY_HEADER = "X-Priority"
+_BY_LABEL = {priority.label: priority for priority in Priority}
+_BY_TIER = {"priority": Priority.INTERACTIVE, "flex": Priority.BATCH}
+
+
+class Sender(msgspec.Struct, frozen=True):
+    """Who sent a body, and what they said beside it."""
+
+    identity: Identity = ANYBODY
+    priority_header: str | None = None
+    """It outranks what the body says."""
+    default_priority: Priority = Priority.INTERACTIVE
+    """The priority of a body that names none."""
+
+    @classmethod
+    def of(cls, identity: Identity, *, header: str | None, default: Priority) -> Sender:
+        """`default`: the server's; the key's own goes before it."""
+        own = identity.key.priority if identity.key else None
+        return cls(identity, header, default if own is None else own)
+
+    def priority(self, *, field: str | None = None, tier: str | None = None) -> Priority:
+        """`field` and `tier` stand in the body; our own field goes before OpenAI's tier.
+
+        Raises InvalidRequest for any value that is wrong, also for one that another outranks.
+        """
+        from_header = _named(self.priority_header, PRIORITY_HEADER)
+        from_field = _named(field, "priority")
+        from_tier = _BY_TIER.get(tier) if tier is not None else None
+        given = (priority for priority in (from_header, from_field, from_tier) if priority is not None)
+        return next(given, self.default_priority)
+
+    def announced_priority(self) -> Priority | None:
+        """The priority as far as it is known without the body; None: the header names none that there is."""
+        try:
+            return self.priority()
+        except InvalidRequest:
+            return None
+
+
+class Asking(msgspec.Struct, frozen=True):
+    """What beside the body decides what a call means."""
+
+    chosen: Chosen
+    info: ModelInfo
+    sender: Sender
+    options: ApiOptions
+    ignored: Ignored = Ignored()
+
+
+class Prompt(msgspec.Struct, frozen=True):
+    """Tokens to compute, and their text where the client wants it echoed."""
+
+    tokens: tuple[int, ...]
+    echo: str | None = None
+
+
+class ToolCallStyle(msgspec.Struct, frozen=True):
+    """How tool calls stand in the output, and how they are shown."""
+
+    form: ToolFormat
+    reason: str
+    """The finish reason of an output with tool calls."""
+    is_legacy: bool = False
+    """They are shown as the one `function_call`, not as `tool_calls`."""
+    at_start: bool = False
+    """They are the very beginning of the output, or it has none: content may hold their marker."""
+
+    def reader(self) -> ToolReader:
+        """A reader for one output."""
+        return self.form.reader(at_start=self.at_start)
+
+
+class Call(msgspec.Struct, frozen=True, kw_only=True):
+    """`requests` holds `best_of` sequences for each prompt, prompt by prompt; `n` of them are shown."""
+
+    id: str
+    model: str
+    """The name that the client used for it."""
+    created: int
+    """Unix time."""
+    fingerprint: str
+    prompts: tuple[Prompt, ...]
+    requests: tuple[GenerationRequest, ...]
+    n: int
+    best_of: int
+    priority: Priority
+    stream: bool = False
+    include_usage: bool = False
+    shown_logprobs: int | None = None
+    """Alternatives to show beside each token; None: no log-probabilities (`best_of` may still need them)."""
+    timeout_s: float | None = None
+    """The client's limit, from the call's arrival to its end."""
+    max_output_tokens: int = 0
+    """All of its sequences together may have so many, as far as the client has named a number."""
+    service_tier: str | None = None
+    metadata: dict[str, str] | None = None
+    tool_calls: ToolCallStyle | None = None
+    """None: the output is text, whatever it looks like."""
+    headers: Mapping[str, str] = {}
+    """The response says there what was ignored, or cannot be enforced."""
+
+    @property
+    def prompt_tokens(self) -> int:
+        return sum(len(prompt.tokens) for prompt in self.prompts)
+
+    def prompt_of(self, index: int) -> Prompt:
+        """The prompt of the request at this index."""
+        return self.prompts[index // self.best_of]
+
+
+def _named(label: str | None, param: str) -> Priority | None:
+    if label is None:
+        return None
+    if label not in _BY_LABEL:
+        expected = " or ".join(f"'{name}'" for name in _BY_LABEL)
+        raise InvalidRequest(
+            f"Invalid value for '{param}': expected {expected}.", param=param, code="invalid_value"
+        )
+    return _BY_LABEL[label]

@@ -1,0 +1,88 @@
+"""A call's answer as server-sent events, for as long as its client listens."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import AsyncIterator, Sequence
+
+from sse_starlette import EventSourceResponse, ServerSentEvent
+from starlette.types import Receive, Scope, Send
+
+from openai_cpu_server.api.calls.running import Running
+from openai_cpu_server.api.errors import INTERNAL, ErrorObject, error_object, failure_of
+from openai_cpu_server.api.gates.ticket import Ticket, ticket_of
+from openai_cpu_server.api.render.renderer import Chunk, Renderer
+from openai_cpu_server.contract.messages import Place
+
+logger = logging.getLogger(__name__)
+
+_FAREWELL_S = 1.0
+"""When the server ends, a stream may still say that it does."""
+
+
+class EventStream:
+    """The response of a call with `stream`. It owns the call: when it ends, however, that ends too."""
+
+    def __init__(self, running: Running, renderer: Renderer, *, keep_alive_s: float) -> None:
+        self._running = running
+        self._renderer = renderer
+        self._keep_alive_s = keep_alive_s
+        self._is_told = False
+        """All that the client is to get has been made, be it an error."""
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        ticket = ticket_of(scope)
+        try:
+            async with self._running:
+                await self._response(ticket)(scope, receive, send)
+        finally:
+            if not self._is_told:
+                ticket.client_gone()
+
+    def _response(self, ticket: Ticket) -> EventSourceResponse:
+        return EventSourceResponse(
+            self._messages(ticket),
+            headers={"cache-control": "no-cache", **self._running.call.headers},
+            sep="\n",
+            ping=self._keep_alive_s,
+            ping_message_factory=_keep_alive,
+            shutdown_grace_period=_FAREWELL_S,
+        )
+
+    async def _messages(self, ticket: Ticket) -> AsyncIterator[bytes]:
+        try:
+            async for said in self._running.tell(self._renderer):
+                yield comment(said) if isinstance(said, Place) else events(said)
+            self._is_told = True
+            if (last_words := self._renderer.last_words) is not None:
+                yield b"data: " + last_words + b"\n\n"
+        except Exception as error:
+            self._is_told = True
+            yield events(self._renderer.error(_told(error, ticket)))
+
+
+def events(chunks: Sequence[Chunk]) -> bytes:
+    """Server-sent events, each with its name, if it has one."""
+    return b"".join(map(_event, chunks))
+
+
+def comment(place: Place) -> bytes:
+    """`: queued position=3 first_token_ms=1200`, which readers of server-sent events never see."""
+    return b": queued position=%d first_token_ms=%d\n\n" % (place.position, round(place.first_token_ms))
+
+
+def _event(chunk: Chunk) -> bytes:
+    name = b"" if chunk.event is None else b"event: " + chunk.event.encode() + b"\n"
+    return name + b"data: " + chunk.json + b"\n\n"
+
+
+def _keep_alive() -> ServerSentEvent:
+    return ServerSentEvent(comment="keep-alive", sep="\n")
+
+
+def _told(error: Exception, ticket: Ticket) -> ErrorObject:
+    """The status is out already: the last event says what went wrong, and no last words follow."""
+    if failure_of(error) == INTERNAL:
+        logger.error("request %s failed", ticket.id, exc_info=error)
+    ticket.failed(error)
+    return error_object(error, request_id=ticket.id)

@@ -1,0 +1,203 @@
+"""An API call while it runs: it is told event by event or gathered, and counted when it ends."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import AsyncIterator, Callable, Sequence
+from types import TracebackType
+from typing import Union
+
+import msgspec
+
+from openai_cpu_server.api.access.rate_limits import Lease
+from openai_cpu_server.api.calls.call import Call
+from openai_cpu_server.api.gates.ticket import Ticket
+from openai_cpu_server.api.render.answers import Answer
+from openai_cpu_server.api.render.common import cached_tokens, usage
+from openai_cpu_server.api.render.renderer import Chunk, Renderer, Usage
+from openai_cpu_server.contract.engine import Generation, Timings
+from openai_cpu_server.contract.messages import Finish, Place, TokenEvent
+from openai_cpu_server.models.served import ServedModel
+from openai_cpu_server.observe.distribution import Distribution
+from openai_cpu_server.observe.ended import CallFigures
+
+NEWS_INTERVAL_S = 1.0
+"""A stream hears of its place in the queue once in so long at most."""
+_UNFINISHED = "unfinished"
+"""How a sequence ended that somebody else ended."""
+
+Said = Union[Place, Sequence[Chunk]]
+"""What a client that streams is told: its place in the queue, or a part of the answer."""
+
+
+class Running:
+    """A call that was submitted. `async with` it: leaving ends what still runs, and counts what there was."""
+
+    def __init__(
+        self,
+        call: Call,
+        generation: Generation,
+        model: ServedModel,
+        *,
+        ticket: Ticket,
+        lease: Lease | None = None,
+    ) -> None:
+        """`lease`: None for a call that counts against no limits."""
+        self.call = call
+        self.model = model
+        self._generation = generation
+        self._ticket = ticket
+        self._lease = lease
+        self._tally = Tally(call)
+
+    async def __aenter__(self) -> Running:
+        await self._generation.__aenter__()
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        await self._generation.__aexit__(kind, error, trace)
+        figures = self._tally.figures(self.timings, began_s=self._ticket.started_s)
+        self._ticket.generated(figures)
+        if self._lease is not None:
+            self._lease.output_tokens = figures.output_tokens
+
+    def cancel(self) -> None:
+        """End it, so that whoever reads it gets RequestCancelled."""
+        self.model.engine.cancel(self.call.id)
+
+    @property
+    def timings(self) -> Timings:
+        return self._generation.timings
+
+    def usage(self) -> Usage:
+        """Known once every request of the call has finished."""
+        return self._tally.usage()
+
+    async def tell(self, renderer: Renderer) -> AsyncIterator[Said]:
+        """All that a client hears, as it comes. Raises what the call failed with."""
+        news = QueueNews(time.monotonic)
+        if chunks := renderer.begin():
+            yield chunks
+        async for item in self._generation.progress():
+            if isinstance(item, Place):
+                if news.is_due(item):
+                    yield item
+                continue
+            self._tally.note(item, self._generation.arrived_s)
+            if chunks := renderer.event(item):
+                news.end()
+                yield chunks
+        if chunks := renderer.end(self.usage(), self.timings):
+            yield chunks
+
+    async def gather(self) -> dict[str, Answer]:
+        """The whole answers, by their requests' ids. Raises what the call failed with."""
+        answers = {request.id: Answer() for request in self.call.requests}
+        async for event in self._generation:
+            self._tally.note(event, self._generation.arrived_s)
+            answers[event.id].add(event)
+        return answers
+
+
+class LastNews(msgspec.Struct, frozen=True):
+    """What a stream heard last of its place."""
+
+    at_s: float
+    position: int
+
+
+class QueueNews:
+    """Which places in the queue one stream is told of, from its beginning to its first chunk."""
+
+    def __init__(self, clock: Callable[[], float]) -> None:
+        self._clock = clock
+        self._last: LastNews | None = None
+        self._is_over = False
+
+    def is_due(self, place: Place) -> bool:
+        """Whether this is to be said now; then it counts as said."""
+        now_s = self._clock()
+        if self._is_over or not is_news(now_s, self._last, place.position):
+            return False
+        self._last = LastNews(now_s, place.position)
+        return True
+
+    def end(self) -> None:
+        """The first chunk is out."""
+        self._is_over = True
+
+
+def is_news(now_s: float, last: LastNews | None, position: int) -> bool:
+    if last is None:
+        return True
+    return position != last.position and now_s - last.at_s >= NEWS_INTERVAL_S
+
+
+class Tally:
+    """Notes every event of a call as it passes: the numbers for usage, log and watch.
+
+    It is made when the call is submitted.
+    """
+
+    def __init__(self, call: Call) -> None:
+        self._call = call
+        self._finishes: dict[str, Finish] = {}
+        self._released: Counter[str] = Counter()
+        """Tokens of each request so far; how many there were is known at its end."""
+        self._submitted_s = time.monotonic()
+        self._first_event_s: float | None = None
+        self._last_s: dict[str, float] = {}
+        """When each request's last tokens came."""
+        self._gaps = Distribution()
+
+    def note(self, event: TokenEvent, arrived_s: float) -> None:
+        """(For every event of every stream: a microsecond.)
+
+        `arrived_s`: when it came from the engine, on the monotonic clock. A client that reads slowly has its
+        events noted late, but that says nothing about how fast they were made.
+        """
+        if self._first_event_s is None:
+            self._first_event_s = arrived_s
+        num_tokens = len(event.tokens)
+        if num_tokens:
+            last_s = self._last_s.get(event.id)
+            if last_s is not None:
+                self._gaps.add((arrived_s - last_s) / num_tokens, num_tokens)
+            self._last_s[event.id] = arrived_s
+            self._released[event.id] += num_tokens
+        if event.finish is not None:
+            self._finishes[event.id] = event.finish
+
+    def usage(self) -> Usage:
+        """Known once every request of the call has finished."""
+        return usage(self._call, self._finishes)
+
+    def figures(self, timings: Timings, *, began_s: float) -> CallFigures:
+        """What it came to; also of a call that was left before its end. `began_s`: when it came in."""
+        first_s, latency_s = self._first_event_s, timings.latency_ms / 1000
+        return CallFigures(
+            prompt_tokens=self._call.prompt_tokens,
+            cached_tokens=cached_tokens(self._call, self._finishes),
+            output_tokens=sum(self._output_tokens(request.id) for request in self._call.requests),
+            finish_reasons=tuple(self._finish_reason(request.id) for request in self._call.requests),
+            submitted_s=min(self._submitted_s, time.monotonic() - latency_s),
+            queue_s=timings.queue_ms / 1000,
+            prefill_s=timings.prefill_ms / 1000,
+            decode_s=timings.generation_ms / 1000,
+            ttft_s=None if first_s is None else first_s - began_s,
+            gaps=self._gaps,
+        )
+
+    def _finish_reason(self, request_id: str) -> str:
+        finish = self._finishes.get(request_id)
+        return _UNFINISHED if finish is None else finish.reason.value
+
+    def _output_tokens(self, request_id: str) -> int:
+        finish = self._finishes.get(request_id)
+        return self._released[request_id] if finish is None else finish.output_tokens

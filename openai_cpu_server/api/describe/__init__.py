@@ -1,0 +1,1 @@
+"""`GET /openapi.json`: what clients are told of the routes."""

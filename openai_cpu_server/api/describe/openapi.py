@@ -1,0 +1,191 @@
+"""`GET /openapi.json`: this server's routes as OpenAPI 3.1, made from the models that check and answer."""
+
+from __future__ import annotations
+
+import inspect
+import json
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from functools import cached_property
+
+import msgspec
+from pydantic.json_schema import models_json_schema
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import BaseRoute, Route, WebSocketRoute
+
+from openai_cpu_server import __version__
+from openai_cpu_server.api.access.keys import OPEN_PATHS, required_scope
+from openai_cpu_server.api.describe.operations import OPERATIONS, JsonSchema, Operation
+from openai_cpu_server.api.errors import HTTP_CODES, TABLE, ErrorObject
+from openai_cpu_server.api.schemas.base import Body
+
+PATH = "/openapi.json"
+_BODY_NAME = "request.{model}"
+_ANSWER_NAME = "response.{name}"
+_SCHEMAS = "#/components/schemas/"
+_SECURITY: list[JsonSchema] = [{"bearer": []}, {"x-api-key": []}]
+_STREAM = "With `stream`: `data: ` and a chunk as JSON, an empty line, and so on; at the end `data: [DONE]`."
+_TITLE = "openai-cpu-server"
+_DESCRIPTION = "GGUF models on CPUs behind the OpenAI API."
+
+
+class OpenApiRoute:
+    """Made at the first request for it. `routes`: those of the application, this one among them."""
+
+    def __init__(self, routes: Sequence[BaseRoute], *, lenient: bool) -> None:
+        self._routes = routes
+        self._lenient = lenient
+
+    async def document(self, request: Request) -> Response:
+        return Response(self._document, media_type="application/json")
+
+    @cached_property
+    def _document(self) -> bytes:
+        return json.dumps(document(list(operation_names(self._routes)), lenient=self._lenient)).encode()
+
+
+def operation_names(routes: Sequence[BaseRoute]) -> Iterator[str]:
+    """`POST /v1/completions`, as the table names them."""
+    for route in routes:
+        assert isinstance(route, (Route, WebSocketRoute)), f"how is {route} described?"
+        methods = (route.methods or set()) - {"HEAD"} if isinstance(route, Route) else {"WEBSOCKET"}
+        path = re.sub(r":\w+}", "}", route.path)
+        yield from (f"{method} {path}" for method in sorted(methods))
+
+
+def document(names: Sequence[str], *, lenient: bool) -> JsonSchema:
+    """Of these operations of the table. `lenient`: unknown fields are ignored, not refused."""
+    paths: dict[str, JsonSchema] = {}
+    for name in names:
+        method, path = name.split(" ")
+        operation = OPERATIONS[name]
+        item = paths.setdefault(path, {})
+        if method == "WEBSOCKET":
+            item["x-websocket"] = {"summary": operation.summary}
+        else:
+            item[method.lower()] = _operation(name, path, operation)
+    shown = [OPERATIONS[name] for name in names]
+    return {
+        "openapi": "3.1.0",
+        "info": {"title": _TITLE, "version": __version__, "description": _DESCRIPTION},
+        "paths": paths,
+        "components": {
+            "schemas": {**_body_schemas(shown, lenient=lenient), **_answer_schemas(shown)},
+            "responses": {_error_name(status): _error(status) for status in sorted(_statuses())},
+            "securitySchemes": {
+                "bearer": {"type": "http", "scheme": "bearer"},
+                "x-api-key": {"type": "apiKey", "in": "header", "name": "x-api-key"},
+            },
+        },
+    }
+
+
+def _operation(name: str, path: str, operation: Operation) -> JsonSchema:
+    scope = required_scope(path)
+    found: JsonSchema = {
+        "summary": operation.summary,
+        "operationId": re.sub(r"\W+", "_", name.lower()).strip("_"),
+        "tags": [operation.tag],
+        "security": _SECURITY if scope else [],
+        "responses": {
+            str(operation.status): _answer(operation),
+            **{
+                str(status): {"$ref": f"#/components/responses/{_error_name(status)}"}
+                for status in _errors_of(path, operation)
+            },
+        },
+    }
+    if scope:
+        found["x-required-scope"] = scope.value
+    if parameters := [*_path_parameters(path), *_query_parameters(operation)]:
+        found["parameters"] = parameters
+    if content := _content_of_body(operation):
+        found["requestBody"] = {"required": True, "content": content}
+    return found
+
+
+def _answer(operation: Operation) -> JsonSchema:
+    if operation.status == 204:
+        return {"description": "Done."}
+    schema: JsonSchema = {"type": "object"} if operation.media == "application/json" else {"type": "string"}
+    if operation.answer is not None:
+        schema = {"$ref": _SCHEMAS + _ANSWER_NAME.format(name=operation.answer.__name__)}
+    content: JsonSchema = {operation.media: {"schema": schema}}
+    if operation.streams:
+        content["text/event-stream"] = {"schema": {"type": "string", "description": _STREAM}}
+    return {"description": operation.summary, "content": content}
+
+
+def _content_of_body(operation: Operation) -> JsonSchema:
+    if operation.form is not None:
+        return {"multipart/form-data": {"schema": operation.form}}
+    if operation.body is None:
+        return {}
+    return {
+        "application/json": {"schema": {"$ref": _SCHEMAS + _BODY_NAME.format(model=operation.body.__name__)}}
+    }
+
+
+def _path_parameters(path: str) -> list[JsonSchema]:
+    return [
+        {"name": name, "in": "path", "required": True, "schema": {"type": "string"}}
+        for name in re.findall(r"{(\w+)}", path)
+    ]
+
+
+def _query_parameters(operation: Operation) -> list[JsonSchema]:
+    return [{"name": name, "in": "query", "schema": schema} for name, schema in operation.query.items()]
+
+
+def _errors_of(path: str, operation: Operation) -> list[int]:
+    found = set(operation.errors)
+    if required_scope(path):
+        found |= {401, 403}
+    if path not in OPEN_PATHS:
+        found.add(503)
+    if operation.body or operation.form:
+        found |= {400, 408, 413}
+    if operation.query:
+        found.add(400)
+    if "{" in path:
+        found.add(404)
+    return sorted(found)
+
+
+def _statuses() -> set[int]:
+    return {status for name, o in OPERATIONS.items() for status in _errors_of(name.split(" ")[1], o)}
+
+
+def _error_name(status: int) -> str:
+    return f"error{status}"
+
+
+def _error(status: int) -> JsonSchema:
+    """With the codes that the table of errors has for it."""
+    said = [
+        f"`{failure.code or failure.type}`: {inspect.getdoc(cls)}"
+        for cls, failure in TABLE.items()
+        if failure.status == status
+    ]
+    if status in HTTP_CODES:
+        said.append(f"`{HTTP_CODES[status]}`: There is no such route.")
+    schema = {"$ref": _SCHEMAS + _ANSWER_NAME.format(name=ErrorObject.__name__)}
+    return {"description": "\n".join(said), "content": {"application/json": {"schema": schema}}}
+
+
+def _body_schemas(operations: Sequence[Operation], *, lenient: bool) -> Mapping[str, object]:
+    bodies: list[type[Body]] = [operation.body for operation in operations if operation.body is not None]
+    template = _SCHEMAS + _BODY_NAME
+    _, schema = models_json_schema([(body, "validation") for body in bodies], ref_template=template)
+    models: dict[str, JsonSchema] = schema.get("$defs", {})
+    for model in models.values():
+        if "properties" in model:
+            model["additionalProperties"] = lenient
+    return {_BODY_NAME.format(model=name): model for name, model in models.items()}
+
+
+def _answer_schemas(operations: Sequence[Operation]) -> Mapping[str, object]:
+    answers = {ErrorObject, *(operation.answer for operation in operations if operation.answer is not None)}
+    _, schemas = msgspec.json.schema_components(answers, ref_template=_SCHEMAS + _ANSWER_NAME)
+    return {_ANSWER_NAME.format(name=name): schema for name, schema in schemas.items()}

@@ -1,0 +1,134 @@
+"""What each route takes and gives, for `/openapi.json`. A test compares this table with the routes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import msgspec
+
+from openai_cpu_server.api.errors import CLIENT_GONE
+from openai_cpu_server.api.render.chat import ChatCompletion
+from openai_cpu_server.api.render.completion import TextCompletion
+from openai_cpu_server.api.routes.batch_jobs import BatchList, BatchObject
+from openai_cpu_server.api.routes.cache import CacheStats
+from openai_cpu_server.api.routes.files import FileDeleted, FileList, FileObject
+from openai_cpu_server.api.routes.health import HealthReport
+from openai_cpu_server.api.routes.models import ModelCard, ModelList
+from openai_cpu_server.api.routes.paging import ORDERS
+from openai_cpu_server.api.routes.requests import Cancelled, RequestList
+from openai_cpu_server.api.routes.stats import Stats
+from openai_cpu_server.api.routes.tokens import Detokenized, Tokenized
+from openai_cpu_server.api.schemas.base import Body
+from openai_cpu_server.api.schemas.batch_jobs import BatchBody
+from openai_cpu_server.api.schemas.chat import ChatBody
+from openai_cpu_server.api.schemas.completion import CompletionBody
+from openai_cpu_server.api.schemas.tokens import DetokenizeBody, TokenizeBody
+
+JsonSchema = dict[str, object]
+
+_GENERATION = (404, 408, 429, CLIENT_GONE, 500, 503)
+_PAGE: Mapping[str, JsonSchema] = {
+    "limit": {"type": "integer", "minimum": 1},
+    "after": {"type": "string", "description": "id of the last object that is known already"},
+}
+_UPLOAD: JsonSchema = {
+    "type": "object",
+    "properties": {
+        "file": {"type": "string", "contentMediaType": "application/octet-stream"},
+        "purpose": {"const": "batch"},
+        "expires_after[anchor]": {"const": "created_at"},
+        "expires_after[seconds]": {"type": "integer", "minimum": 3600, "maximum": 2592000},
+    },
+    "required": ["file", "purpose"],
+    "additionalProperties": False,
+}
+
+
+class Operation(msgspec.Struct, frozen=True, kw_only=True):
+    summary: str
+    tag: str
+    body: type[Body] | None = None
+    form: JsonSchema | None = None
+    """Of a multipart body, in place of a JSON one."""
+    query: Mapping[str, JsonSchema] = {}
+    answer: type[msgspec.Struct] | None = None
+    media: str = "application/json"
+    """Of an answer without a model."""
+    status: int = 200
+    streams: bool = False
+    errors: tuple[int, ...] = ()
+    """Beside those that follow from the body, the key and the path."""
+
+
+OPERATIONS: Mapping[str, Operation] = {
+    "POST /v1/chat/completions": Operation(
+        summary="Answer a conversation, whole or as server-sent events",
+        tag="Generation",
+        body=ChatBody,
+        answer=ChatCompletion,
+        streams=True,
+        errors=_GENERATION,
+    ),
+    "WEBSOCKET /v1/chat/completions": Operation(
+        summary="The same over a WebSocket: one JSON object a message, many requests at once",
+        tag="Generation",
+    ),
+    "POST /v1/completions": Operation(
+        summary="Continue a text, whole or as server-sent events",
+        tag="Generation",
+        body=CompletionBody,
+        answer=TextCompletion,
+        streams=True,
+        errors=_GENERATION,
+    ),
+    "GET /v1/models": Operation(summary="The names that are served", tag="Models", answer=ModelList),
+    "GET /v1/models/{id}": Operation(summary="One of them", tag="Models", answer=ModelCard),
+    "POST /tokenize": Operation(
+        summary="Text or messages as tokens",
+        tag="Tokens",
+        body=TokenizeBody,
+        answer=Tokenized,
+        errors=(404,),
+    ),
+    "POST /detokenize": Operation(
+        summary="Tokens as text", tag="Tokens", body=DetokenizeBody, answer=Detokenized, errors=(404,)
+    ),
+    "GET /v1/requests": Operation(summary="Requests that run or wait", tag="Requests", answer=RequestList),
+    "DELETE /v1/requests/{id}": Operation(summary="End one", tag="Requests", answer=Cancelled),
+    "DELETE /v1/cache": Operation(summary="Empty the prefix cache", tag="Cache", status=204),
+    "GET /v1/cache/stats": Operation(
+        summary="Both tiers of KV memory", tag="Cache", answer=CacheStats, errors=(503,)
+    ),
+    "POST /v1/files": Operation(
+        summary="Upload the input of a batch", tag="Batches", form=_UPLOAD, answer=FileObject, errors=(400,)
+    ),
+    "GET /v1/files": Operation(
+        summary="Files",
+        tag="Batches",
+        query={**_PAGE, "order": {"enum": list(ORDERS)}, "purpose": {"type": "string"}},
+        answer=FileList,
+    ),
+    "GET /v1/files/{id}": Operation(summary="One file", tag="Batches", answer=FileObject),
+    "DELETE /v1/files/{id}": Operation(summary="Delete it", tag="Batches", answer=FileDeleted, errors=(409,)),
+    "GET /v1/files/{id}/content": Operation(
+        summary="Its bytes", tag="Batches", media="application/octet-stream"
+    ),
+    "POST /v1/batches": Operation(
+        summary="Run a file's requests when nobody else needs the machine",
+        tag="Batches",
+        body=BatchBody,
+        answer=BatchObject,
+        errors=(404,),
+    ),
+    "GET /v1/batches": Operation(summary="Batches", tag="Batches", query=_PAGE, answer=BatchList),
+    "GET /v1/batches/{id}": Operation(summary="One batch", tag="Batches", answer=BatchObject),
+    "POST /v1/batches/{id}/cancel": Operation(
+        summary="End it", tag="Batches", answer=BatchObject, errors=(409,)
+    ),
+    "GET /health": Operation(summary="The process lives", tag="Operation", answer=HealthReport),
+    "GET /ready": Operation(summary="It can generate", tag="Operation", answer=HealthReport, errors=(503,)),
+    "GET /metrics": Operation(summary="For Prometheus", tag="Operation", media="text/plain"),
+    "GET /v1/stats": Operation(summary="The same at a glance", tag="Operation", answer=Stats),
+    "GET /openapi.json": Operation(summary="This document", tag="Operation"),
+}
+"""By method and path, as clients write them."""

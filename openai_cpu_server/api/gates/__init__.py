@@ -1,0 +1,1 @@
+"""What every request passes before its body is read: who may come in, and what it may use."""

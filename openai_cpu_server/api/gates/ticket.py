@@ -1,0 +1,174 @@
+"""What is noted about one request while it is served, and where it ends: the log's line, and the watch."""
+
+from __future__ import annotations
+
+import logging
+import re
+import secrets
+import time
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from starlette.datastructures import Headers
+from starlette.routing import BaseRoute, Route, WebSocketRoute
+from starlette.types import Scope
+
+from openai_cpu_server.api.access.keys import QUIET_PATHS
+from openai_cpu_server.api.errors import CLIENT_GONE, code_of
+from openai_cpu_server.contract.request import Priority
+from openai_cpu_server.observe.ended import CallFigures, Ended, Origin, TraceParent
+from openai_cpu_server.observe.watch import Watch
+
+logger = logging.getLogger("openai_cpu_server.requests")
+
+_SANE_ID = re.compile(r"[A-Za-z0-9._:/+=@-]{1,128}")
+_TRACE_PARENT = re.compile(r"(?!ff)[0-9a-f]{2}-(?!0{32})[0-9a-f]{32}-(?!0{16})[0-9a-f]{16}-[0-9a-f]{2}")
+_MAX_TRACE_STATE = 512
+_SCOPE_KEY = "openai_cpu_server.ticket"
+_METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"})
+_OTHER = "other"
+"""How methods and paths are called that the server does not know."""
+
+
+@dataclass
+class Ticket:
+    """Lives as long as its request. Whoever knows something for the log adds it to `notes`."""
+
+    id: str
+    method: str
+    path: str
+    origin: Origin = Origin.HTTP
+    trace: TraceParent | None = None
+    started_s: float = field(default_factory=time.monotonic)
+    status: int | None = None
+    """Set when the response begins."""
+    client: str | None = None
+    """The name of its key."""
+    priority: Priority | None = None
+    """Of a generating request; until its body is read, and if it is refused, as far as can be told."""
+    code: str | None = None
+    """Of its error."""
+    call: CallFigures | None = None
+    """What was generated; set when that has ended."""
+    notes: dict[str, str | int | float] = field(default_factory=dict)
+
+    def generated(self, figures: CallFigures) -> None:
+        """What a call came to; also of one that was left before its end."""
+        self.call = figures
+        self.notes["prompt_tokens"] = figures.prompt_tokens
+        self.notes["cached_tokens"] = figures.cached_tokens
+        self.notes["output_tokens"] = figures.output_tokens
+        self.notes["finish_reason"] = ",".join(sorted(set(figures.finish_reasons)))
+        self.notes["queue_ms"] = round(1000 * figures.queue_s, 1)
+        if figures.ttft_s is not None:
+            self.notes["ttft_ms"] = round(1000 * figures.ttft_s, 1)
+
+    def client_gone(self) -> None:
+        self.status = CLIENT_GONE
+
+    def failed(self, error: Exception) -> None:
+        self.notes["error"] = type(error).__name__
+        self.code = code_of(error)
+
+    def log(self, seconds: float, *, quiet: bool) -> None:
+        """One line, or the same as fields; `seconds`: all that it took."""
+        route = f"{self.method} {self.path[:200]!r}".replace("'", "")
+        fields: dict[str, str | int | float] = {"id": self.id, "route": route, "status": self.status or "-"}
+        if self.origin is not Origin.HTTP:
+            fields["origin"] = self.origin.value
+        if self.client is not None:
+            fields["key"] = self.client
+        if self.priority is not None:
+            fields["priority"] = self.priority.label
+        if self.trace is not None:
+            fields["trace_id"] = self.trace.trace_id
+        fields |= {**self.notes, "total_ms": round(1000 * seconds, 1)}
+        line = " ".join(f"{name}={value}" for name, value in fields.items())
+        logger.log(logging.DEBUG if quiet else logging.INFO, "%s", line, extra={"fields": fields})
+
+
+def open_ticket(scope: Scope) -> Ticket:
+    """With the client's own request id, where it sent a sane one."""
+    headers = Headers(scope=scope)
+    given = headers.get("x-request-id", "")
+    request_id = given if _SANE_ID.fullmatch(given) else new_request_id()
+    origin = Origin.HTTP if scope["type"] == "http" else Origin.WEBSOCKET
+    method = scope.get("method", "GET")  # which a WebSocket's handshake is
+    ticket = Ticket(request_id, method, scope["path"], origin, trace=_trace(headers))
+    scope[_SCOPE_KEY] = ticket
+    return ticket
+
+
+def new_request_id() -> str:
+    return "req_" + secrets.token_hex(16)
+
+
+def _trace(headers: Headers) -> TraceParent | None:
+    """What is malformed begins a trace of its own, as the specification has it."""
+    parent = headers.get("traceparent", "")
+    if not _TRACE_PARENT.fullmatch(parent):
+        return None
+    return TraceParent(parent, headers.get("tracestate", "")[:_MAX_TRACE_STATE])
+
+
+def ticket_of(scope: Scope) -> Ticket:
+    ticket = scope[_SCOPE_KEY]
+    assert isinstance(ticket, Ticket)
+    return ticket
+
+
+class Endings:
+    """Every request ends here, once, however it came in and however it went."""
+
+    def __init__(self, watch: Watch, routes: Iterable[BaseRoute]) -> None:
+        self._watch = watch
+        self._names = RouteNames(routes)
+
+    def end(self, ticket: Ticket) -> None:
+        is_quiet = ticket.path in QUIET_PATHS
+        ended_s = time.monotonic()
+        ticket.log(ended_s - ticket.started_s, quiet=is_quiet)
+        self._watch.ended(
+            Ended(
+                id=ticket.id,
+                origin=ticket.origin,
+                method=ticket.method if ticket.method in _METHODS else _OTHER,
+                route=self._names.of(ticket.path),
+                priority=ticket.priority.label if ticket.priority is not None else "none",
+                status=CLIENT_GONE if ticket.status is None else ticket.status,
+                code=ticket.code,
+                started_s=ticket.started_s,
+                ended_s=ended_s,
+                is_quiet=is_quiet,
+                call=ticket.call,
+                trace=ticket.trace,
+            )
+        )
+
+    def row_begins(self) -> None:
+        """A row of a batch; then either `end` or `row_put_off`, and `row_left` in any case."""
+        self._watch.metrics.rows_running.inc()
+
+    def row_put_off(self) -> None:
+        """It will be run again: this was not its end."""
+        self._watch.metrics.row_put_off()
+
+    def row_left(self) -> None:
+        self._watch.metrics.rows_running.dec()
+
+
+class RouteNames:
+    """One of few names for any path: clients cannot make up more."""
+
+    def __init__(self, routes: Iterable[BaseRoute]) -> None:
+        known = [route for route in routes if isinstance(route, (Route, WebSocketRoute))]
+        self._plain = {route.path: route.path for route in known if "{" not in route.path}
+        self._patterns = [
+            (route.path_regex, re.sub(r":\w+}", "}", route.path)) for route in known if "{" in route.path
+        ]
+
+    def of(self, path: str) -> str:
+        name = self._plain.get(path)
+        if name is not None:
+            return name
+        return next((name for pattern, name in self._patterns if pattern.match(path)), _OTHER)

@@ -1,0 +1,72 @@
+"""What a family of routes does to tell its answers, whatever they travel in."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple, Protocol
+
+import msgspec
+
+from openai_cpu_server.api.calls.call import Call
+from openai_cpu_server.api.errors import ErrorObject
+from openai_cpu_server.api.render.answers import Answer
+from openai_cpu_server.contract.engine import Timings
+from openai_cpu_server.contract.messages import TokenEvent
+from openai_cpu_server.models.pieces import Pieces
+
+
+class PromptDetails(msgspec.Struct, frozen=True):
+    cached_tokens: int
+
+
+class Usage(msgspec.Struct, frozen=True):
+    prompt_tokens: int
+    completion_tokens: int
+    total_tokens: int
+    prompt_tokens_details: PromptDetails
+
+
+class Chunk(NamedTuple):
+    """A piece of a streamed answer. An event stream and a WebSocket frame it, each in its way."""
+
+    json: bytes
+    """One object, without line ends."""
+    event: str | None = None
+    """The event's name, in APIs whose events have names."""
+
+
+class Renderer(Protocol):
+    """Tells one answer as it comes. All methods return what is to be sent next, often nothing."""
+
+    @property
+    def last_words(self) -> bytes | None:
+        """What an event stream says when all went well (`[DONE]`); None: nothing."""
+        ...
+
+    def begin(self) -> Sequence[Chunk]:
+        """The call was submitted."""
+        ...
+
+    def event(self, event: TokenEvent) -> Sequence[Chunk]:
+        """Raises GenerationFailed for an end that is nobody's result."""
+        ...
+
+    def end(self, usage: Usage, timings: Timings) -> Sequence[Chunk]:
+        """All sequences have ended well."""
+        ...
+
+    def error(self, error: ErrorObject) -> Sequence[Chunk]:
+        """The call has failed; nothing follows."""
+        ...
+
+
+class AnswerRenderer(Protocol):
+    """Makes the answers of one family, from `Call`s that it has resolved."""
+
+    def whole(
+        self, call: Call, pieces: Pieces, answers: Mapping[str, Answer], usage: Usage, timings: Timings
+    ) -> bytes:
+        """The body of a response that is not streamed. It runs in any thread."""
+        ...
+
+    def stream(self, call: Call, pieces: Pieces) -> Renderer: ...

@@ -1,0 +1,160 @@
+"""`/v1/batches`: OpenAI's objects over the jobs of this server."""
+
+from __future__ import annotations
+
+import msgspec
+from starlette.requests import Request
+from starlette.responses import Response
+
+from openai_cpu_server.api.options import ApiOptions
+from openai_cpu_server.api.routes.files import owner_of
+from openai_cpu_server.api.routes.models import json_response
+from openai_cpu_server.api.routes.paging import page_of
+from openai_cpu_server.api.schemas.batch_jobs import BatchBody
+from openai_cpu_server.api.schemas.parse import parse
+from openai_cpu_server.jobs.jobs import Jobs
+from openai_cpu_server.jobs.records import BatchRecord, LineError
+from openai_cpu_server.models.registry import ModelRegistry
+
+_LISTED, _MAX_LISTED = 20, 100
+
+
+class RequestCounts(msgspec.Struct, frozen=True):
+    total: int
+    completed: int
+    failed: int
+
+
+class BatchErrors(msgspec.Struct, frozen=True):
+    data: list[LineError]
+    object: str = "list"
+
+
+class InputDetails(msgspec.Struct, frozen=True):
+    cached_tokens: int
+
+
+class OutputDetails(msgspec.Struct, frozen=True):
+    reasoning_tokens: int = 0
+
+
+class BatchUsage(msgspec.Struct, frozen=True, kw_only=True):
+    """Of the rows that are committed and did not fail."""
+
+    input_tokens: int
+    input_tokens_details: InputDetails
+    output_tokens: int
+    output_tokens_details: OutputDetails = OutputDetails()
+    total_tokens: int
+
+
+class BatchObject(msgspec.Struct, frozen=True, kw_only=True):
+    id: str
+    object: str = "batch"
+    endpoint: str
+    model: str
+    errors: BatchErrors | None
+    input_file_id: str
+    completion_window: str
+    status: str
+    output_file_id: str | None
+    error_file_id: str | None
+    created_at: int
+    in_progress_at: int | None
+    expires_at: int
+    finalizing_at: int | None
+    completed_at: int | None
+    failed_at: int | None
+    expired_at: int | None
+    cancelling_at: int | None
+    cancelled_at: int | None
+    request_counts: RequestCounts
+    usage: BatchUsage
+    metadata: dict[str, str] | None
+
+
+class BatchList(msgspec.Struct, frozen=True, kw_only=True):
+    object: str = "list"
+    data: list[BatchObject]
+    first_id: str | None
+    last_id: str | None
+    has_more: bool
+
+
+class BatchJobRoutes:
+    def __init__(self, jobs: Jobs, models: ModelRegistry, options: ApiOptions) -> None:
+        self._jobs = jobs
+        self._models = models
+        self._lenient = options.lenient
+
+    async def create(self, request: Request) -> Response:
+        self._models.check_not_ending()
+        body, ignored = parse(BatchBody, await request.body(), lenient=self._lenient)
+        lifetime = body.output_expires_after
+        batch = await self._jobs.create_batch(
+            owner_of(request),
+            input_file_id=body.input_file_id,
+            endpoint=body.endpoint,
+            completion_window=body.completion_window,
+            metadata=body.metadata,
+            output_lifetime_s=lifetime.seconds if lifetime else None,
+        )
+        return json_response(_batch_object(batch), headers=ignored.headers)
+
+    async def list(self, request: Request) -> Response:
+        known = frozenset({"limit", "after"})
+        page = page_of(request.query_params, known=known, default=_LISTED, most=_MAX_LISTED)
+        batches, has_more = await self._jobs.list_batches(owner_of(request), page)
+        listing = BatchList(
+            data=[_batch_object(batch) for batch in batches],
+            first_id=batches[0].id if batches else None,
+            last_id=batches[-1].id if batches else None,
+            has_more=has_more,
+        )
+        return json_response(listing)
+
+    async def one(self, request: Request) -> Response:
+        return json_response(_batch_object(await self._jobs.batch(owner_of(request), _id(request))))
+
+    async def cancel(self, request: Request) -> Response:
+        return json_response(_batch_object(await self._jobs.cancel_batch(owner_of(request), _id(request))))
+
+
+def _id(request: Request) -> str:
+    batch_id: str = request.path_params["id"]
+    return batch_id
+
+
+def _batch_object(batch: BatchRecord) -> BatchObject:
+    return BatchObject(
+        id=batch.id,
+        endpoint=batch.endpoint,
+        model=batch.model,
+        errors=BatchErrors(batch.errors) if batch.errors else None,
+        input_file_id=batch.input_file_id,
+        completion_window=batch.completion_window,
+        status=batch.status.value,
+        output_file_id=batch.output_file_id,
+        error_file_id=batch.error_file_id,
+        created_at=batch.created_at,
+        in_progress_at=batch.in_progress_at,
+        expires_at=batch.expires_at,
+        finalizing_at=batch.finalizing_at,
+        completed_at=batch.completed_at,
+        failed_at=batch.failed_at,
+        expired_at=batch.expired_at,
+        cancelling_at=batch.cancelling_at,
+        cancelled_at=batch.cancelled_at,
+        request_counts=RequestCounts(batch.total, batch.completed, batch.failed),
+        usage=_usage(batch),
+        metadata=batch.metadata,
+    )
+
+
+def _usage(batch: BatchRecord) -> BatchUsage:
+    return BatchUsage(
+        input_tokens=batch.input_tokens,
+        input_tokens_details=InputDetails(batch.cached_tokens),
+        output_tokens=batch.output_tokens,
+        total_tokens=batch.input_tokens + batch.output_tokens,
+    )

@@ -1,0 +1,56 @@
+"""One served model: its names, its engine, and all that a request to it needs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from openai_cpu_server.contract.engine import Engine, EngineState, unavailable
+from openai_cpu_server.contract.model_info import ModelInfo, Tokenizer
+from openai_cpu_server.models.chat_prompts import ChatPrompts
+from openai_cpu_server.models.grammars import Grammars
+from openai_cpu_server.models.pieces import Pieces
+from openai_cpu_server.prompt.chat_template import ChatTemplate
+from openai_cpu_server.prompt.tool_formats import ToolFormat
+from openai_cpu_server.structured import Whitespace
+
+
+class ServedModel:
+    """Its engine belongs to the event loop's thread; all else may be used in any."""
+
+    def __init__(
+        self,
+        *,
+        names: tuple[str, ...],
+        created: int,
+        engine: Engine,
+        tokenizer: Tokenizer,
+        template: ChatTemplate | None,
+        tool_format: ToolFormat | None,
+        check_grammar: Callable[[str], object],
+        whitespace: Whitespace = Whitespace.COMPACT,
+    ) -> None:
+        """`names`: the first is the model's own, the others mean the same. `created`: Unix time.
+
+        `template`: None for a model that has none; chat is refused then. `tool_format`: None where it is
+        unknown; tools are refused then. `check_grammar` raises InvalidRequest for GBNF that cannot be
+        executed. `whitespace`: what the model may write in JSON output.
+        """
+        self.names = names
+        self.created = created
+        self.engine = engine
+        self.tokenizer = tokenizer
+        self.tool_format = tool_format
+        self.prompts = ChatPrompts(template, tokenizer, tool_format)
+        self.grammars = Grammars(check_grammar, whitespace)
+        self.pieces = Pieces(tokenizer)
+
+    @property
+    def name(self) -> str:
+        return self.names[0]
+
+    def loaded(self) -> ModelInfo:
+        """Facts about the model. Raises EngineUnavailable while there is nothing to generate with."""
+        info = self.engine.info
+        if info is None or self.engine.state in (EngineState.FAILED, EngineState.STOPPED):
+            raise unavailable(self.engine.status())
+        return info

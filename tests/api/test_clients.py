@@ -1,0 +1,191 @@
+"""Clients take turns without having to say who they are, and nobody gets at another's requests by a name."""
+
+from __future__ import annotations
+
+import hashlib
+from ipaddress import ip_network
+from pathlib import Path
+
+import httpx
+import msgspec
+import pytest
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from openai_cpu_server.api.access.clients import Client, client_address
+from openai_cpu_server.api.access.key_ring import KeyRing
+from openai_cpu_server.api.access.keys import ALL_SCOPES, ANYBODY, Identity, Key
+from tests.api.asgi import exchange
+from tests.api.fake_engine import FakeEngine
+from tests.api.serving import OPTIONS, api, client, eventually, locked_api, num_live
+from tests.api.talking import MESSAGES
+from tests.api.test_websocket import opened
+
+TRUSTED = (ip_network("10.0.0.0/8"), ip_network("2001:db8:1::/48"))
+LONG = {"messages": MESSAGES, "ignore_eos": True}
+
+
+def scope(peer: str | None, *headers: tuple[str, str]) -> Scope:
+    raw = [(name.encode(), value.encode()) for name, value in headers]
+    return {"type": "http", "client": (peer, 1) if peer else None, "headers": raw}
+
+
+def forwarded(peer: str, hops: str) -> str | None:
+    return client_address(scope(peer, ("x-forwarded-for", hops)), TRUSTED)
+
+
+@pytest.mark.parametrize(
+    ("peer", "address"),
+    [
+        ("192.0.2.7", "192.0.2.7"),
+        ("::ffff:192.0.2.7", "192.0.2.7"),
+        ("2001:db8:2:3:4:5:6:7", "2001:db8:2:3::/64"),
+        ("2001:db8:2:3::1", "2001:db8:2:3::/64"),
+        ("fe80::1%eth0", "fe80::/64"),
+        ("", None),
+        ("a name", None),
+        (None, None),
+    ],
+)
+def test_the_peer_is_the_client(peer: str | None, address: str | None) -> None:
+    assert client_address(scope(peer), ()) == address
+
+
+def test_strangers_are_not_believed() -> None:
+    assert forwarded("192.0.2.7", "198.51.100.1") == "192.0.2.7"
+    assert client_address(scope("192.0.2.7", ("forwarded", "for=198.51.100.1")), TRUSTED) == "192.0.2.7"
+
+
+@pytest.mark.parametrize(
+    ("hops", "address"),
+    [
+        ("198.51.100.1", "198.51.100.1"),
+        ("203.0.113.9, 198.51.100.1", "198.51.100.1"),
+        ("203.0.113.9, 198.51.100.1, 10.9.9.9", "198.51.100.1"),
+        ("203.0.113.9,198.51.100.1:4711 ,2001:db8:1::5", "198.51.100.1"),
+        ("[2001:db8:2:3::1]:80", "2001:db8:2:3::/64"),
+        ("[2001:db8:2:3::1]", "2001:db8:2:3::/64"),
+        ("10.2.2.2, 10.3.3.3", "10.2.2.2"),
+        ("198.51.100.1, unknown", "10.1.1.1"),
+        ("198.51.100.1, unknown, 10.4.4.4", "10.4.4.4"),
+        ("", "10.1.1.1"),
+        (" , ", "10.1.1.1"),
+        ("," * 10_000, "10.1.1.1"),
+        ("9" * 10_000, "10.1.1.1"),
+    ],
+)
+def test_of_proxies_that_are_trusted_the_last_other_hop_counts(hops: str, address: str) -> None:
+    assert forwarded("10.1.1.1", hops) == address
+
+
+@pytest.mark.parametrize(
+    ("value", "address"),
+    [
+        ("for=198.51.100.1", "198.51.100.1"),
+        ('for=203.0.113.9;proto=http, For="[2001:db8:2:3::1]:80";by=10.1.1.1', "2001:db8:2:3::/64"),
+        ('for="_hidden"', "10.1.1.1"),
+        ('for="203.0.113.9, for=198.51.100.1', "198.51.100.1"),
+        ("proto=https", "10.1.1.1"),
+    ],
+)
+def test_the_newer_header_counts_where_the_older_is_missing(value: str, address: str) -> None:
+    assert client_address(scope("10.1.1.1", ("forwarded", value)), TRUSTED) == address
+    both = scope("10.1.1.1", ("forwarded", value), ("x-forwarded-for", "198.51.100.77"))
+    assert client_address(both, TRUSTED) == "198.51.100.77"
+
+
+def test_headers_that_come_several_times_are_one_list() -> None:
+    several = scope("10.1.1.1", ("x-forwarded-for", "203.0.113.9"), ("x-forwarded-for", "198.51.100.1"))
+    assert client_address(several, TRUSTED) == "198.51.100.1"
+
+
+ANN = Identity(Key(name="ann", digest=b""), "0" * 64, "192.0.2.1")
+ROOT = Identity(Key(name="root", digest=b"", scopes=ALL_SCOPES), "1" * 64, "192.0.2.2")
+SHARED = Identity(Key(name="", digest=b"", scopes=ALL_SCOPES), "2" * 64, "192.0.2.3")
+STRANGER = Identity(None, None, "192.0.2.4")
+WITH_UNASKED_KEY = Identity(None, "3" * 64, "192.0.2.4")
+
+
+def test_who_is_one_client() -> None:
+    assert Client.of(ANN, "bob") == Client.of(msgspec.structs.replace(ANN, address="192.0.2.9"), None)
+    assert Client.of(SHARED, "bob") == Client.of(STRANGER, "bob")
+    several = [Client.of(who, None) for who in (ANN, ROOT, SHARED, STRANGER, WITH_UNASKED_KEY, ANYBODY)]
+    assert len({one.label for one in several}) == len(several)
+    assert [Client.of_label(one.label) for one in several] == several
+
+
+@pytest.mark.parametrize("user", ["ann", "key:ann", ":", "192.0.2.1"])
+def test_a_user_in_a_body_owns_nothing_and_is_owned_by_no_key_of_that_name(user: str) -> None:
+    for sender in (SHARED, STRANGER):
+        request = Client.of_label(Client.of(sender, user).label)
+        assert not request.is_owned_by(ANN)
+        assert request.is_owned_by(ROOT)
+        assert request.shown_to(ROOT) == user
+    assert Client.of(ANN, user).is_owned_by(ANN)
+
+
+def test_a_key_without_a_name_and_without_scopes_owns_nothing() -> None:
+    nobody = Identity(Key(name="", digest=b""), "2" * 64, "192.0.2.4")
+    for client_of in (Client.of(nobody, None), Client.of(ANN, None), Client.of(STRANGER, None)):
+        assert not client_of.is_owned_by(nobody)
+
+
+def test_addresses_are_told_to_administrators_keys_only() -> None:
+    plain, with_key = Client.of(STRANGER, None), Client.of(WITH_UNASKED_KEY, None)
+    assert (plain.shown_to(ROOT), with_key.shown_to(ROOT)) == ("192.0.2.4", "3" * 16 + "@192.0.2.4")
+    for other in (STRANGER, WITH_UNASKED_KEY, ANYBODY, ANN):
+        assert (plain.shown_to(other), with_key.shown_to(other)) == ("", "3" * 16)
+
+
+def coming_from(address: str, app: ASGIApp) -> ASGIApp:
+    async def moved(scope: Scope, receive: Receive, send: Send) -> None:
+        await app({**scope, "client": (address, 1)}, receive, send)
+
+    return moved
+
+
+@pytest.mark.anyio
+async def test_two_addresses_are_two_clients_and_a_trusted_proxys_are_whom_it_names(
+    engine: FakeEngine,
+) -> None:
+    engine.goes_on.clear()
+    app = api(engine, msgspec.structs.replace(OPTIONS, trusted_proxies=TRUSTED))
+    chat = "/v1/chat/completions"
+    named = {"x-forwarded-for": "198.51.100.1"}
+    async with (
+        exchange(coming_from("192.0.2.1", app), chat, LONG) as one,
+        exchange(coming_from("192.0.2.2", app), chat, LONG, named) as two,
+        exchange(coming_from("10.0.0.1", app), chat, LONG, named) as three,
+    ):
+        await eventually(lambda: num_live(engine) == 3)
+        found = [live.client for live in engine.requests()]
+        async with client(app) as http:
+            listing = (await http.get("/v1/requests")).text
+        for each in (one, two, three):
+            each.disconnect()
+    assert found == ["peer:@192.0.2.1", "peer:@192.0.2.2", "peer:@198.51.100.1"]
+    assert "192.0.2." not in listing
+    assert "198.51" not in listing
+
+
+@pytest.mark.anyio
+async def test_a_sockets_requests_are_their_peers(engine: FakeEngine) -> None:
+    engine.goes_on.clear()
+    async with opened(coming_from("2001:db8:7:8::1", api(engine))) as socket:
+        socket.send({**LONG, "request_id": "a"})
+        await eventually(lambda: num_live(engine) == 1)
+        assert engine.requests()[0].client == "peer:@2001:db8:7:8::/64"
+
+
+@pytest.mark.anyio
+async def test_an_administrators_key_sees_addresses(engine: FakeEngine, tmp_path: Path) -> None:
+    engine.goes_on.clear()
+    path = tmp_path / "keys.toml"
+    path.write_text(f'[keys.root]\nsha256 = "{hashlib.sha256(b"r").hexdigest()}"\nadmin = true\n')
+    app = locked_api(engine, KeyRing("shared", path))
+    shared = {"x-api-key": "shared"}
+    async with exchange(coming_from("192.0.2.1", app), "/v1/chat/completions", LONG, shared) as one:
+        await eventually(lambda: num_live(engine) == 1)
+        async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://test") as http:
+            (card,) = (await http.get("/v1/requests", headers={"x-api-key": "r"})).json()["data"]
+        one.disconnect()
+    assert card["client"] == f"{hashlib.sha256(b'shared').hexdigest()[:16]}@192.0.2.1"

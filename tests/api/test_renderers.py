@@ -1,0 +1,70 @@
+"""A renderer says what is told; event stream and WebSocket only frame it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pytest
+
+from openai_cpu_server.api.calls.event_stream import events
+from openai_cpu_server.api.calls.running import Running
+from openai_cpu_server.api.errors import ErrorObject
+from openai_cpu_server.api.gates.ticket import Ticket
+from openai_cpu_server.api.render.renderer import Chunk, Renderer, Usage
+from openai_cpu_server.contract.engine import Timings
+from openai_cpu_server.contract.messages import Place, TokenEvent
+from tests.api.calls import call
+from tests.api.fake_engine import FakeEngine
+from tests.api.serving import served
+
+pytestmark = pytest.mark.anyio
+
+
+class Named:
+    """A family whose events have names, and which has something to say before the first token."""
+
+    last_words = None
+
+    def begin(self) -> Sequence[Chunk]:
+        return (Chunk(b"{}", "created"),)
+
+    def event(self, event: TokenEvent) -> Sequence[Chunk]:
+        return (Chunk(b'{"n":%d}' % len(event.tokens), "delta"),) if event.tokens else ()
+
+    def end(self, usage: Usage, timings: Timings) -> Sequence[Chunk]:
+        return (Chunk(b'{"total":%d}' % usage.completion_tokens, "completed"), Chunk(b"{}"))
+
+    def error(self, error: ErrorObject) -> Sequence[Chunk]:
+        return (Chunk(b"{}", "failed"),)
+
+
+async def told(renderer: Renderer) -> list[bytes]:
+    model, one = served(FakeEngine()).default, call()
+    running = Running(one, model.engine.generate(one.requests), model, ticket=Ticket("r", "POST", "/"))
+    async with running:
+        return [events(said) async for said in running.tell(renderer) if not isinstance(said, Place)]
+
+
+async def test_names_go_with_their_objects_from_the_first_to_the_last() -> None:
+    first, *deltas, last = await told(Named())
+    assert first == b"event: created\ndata: {}\n\n"
+    assert set(deltas) == {b'event: delta\ndata: {"n":1}\n\n'}
+    assert last == b'event: completed\ndata: {"total":%d}\n\ndata: {}\n\n' % len(deltas)
+
+
+async def test_what_was_told_is_counted_for_the_log() -> None:
+    model, one, ticket = served(FakeEngine()).default, call(), Ticket("r", "POST", "/")
+    async with Running(one, model.engine.generate(one.requests), model, ticket=ticket) as running:
+        async for _ in running.tell(Named()):
+            pass
+    assert ticket.call is not None
+    assert ticket.notes["output_tokens"] == ticket.call.output_tokens > 0
+
+
+async def test_who_leaves_ends_the_call() -> None:
+    engine = FakeEngine()
+    engine.goes_on.clear()
+    model, one = served(engine).default, call(n=3)
+    async with Running(one, engine.generate(one.requests), model, ticket=Ticket("r", "POST", "/")):
+        assert len(engine.requests()) == 3
+    assert engine.requests() == []

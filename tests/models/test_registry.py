@@ -1,0 +1,102 @@
+"""Which model a name means, and how a server of several models tells of itself."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+
+from openai_cpu_server.contract.engine import EngineState, LastDeath
+from openai_cpu_server.errors import EngineUnavailable, ModelNotFound
+from openai_cpu_server.llama.grammar.grammar_check import GrammarCheck
+from openai_cpu_server.models.registry import ModelRegistry
+from openai_cpu_server.models.served import ServedModel
+from tests.api.fake_engine import READY, FakeEngine
+from tests.api.fake_tokenizer import FakeTokenizer
+
+
+def model(*names: str, engine: FakeEngine) -> ServedModel:
+    return ServedModel(
+        names=names,
+        created=1,
+        engine=engine,
+        tokenizer=FakeTokenizer(),
+        template=None,
+        tool_format=None,
+        check_grammar=GrammarCheck,
+    )
+
+
+@pytest.fixture
+def registry() -> ModelRegistry:
+    small = msgspec.structs.replace(READY, restarts=1, last_death=death("SIGSEGV", 9.0), kv_tokens=100)
+    large = msgspec.structs.replace(READY, state=EngineState.RESTARTING, reason="SIGKILL", restarts=2)
+    large = msgspec.structs.replace(large, last_death=death("SIGKILL", 3.0), kv_tokens=1000)
+    engines = FakeEngine(told=small), FakeEngine(told=large)
+    return ModelRegistry([model("small", "s", engine=engines[0]), model("large", engine=engines[1])])
+
+
+def death(cause: str, age_s: float) -> LastDeath:
+    return LastDeath(cause=cause, message="it died", age_s=age_s)
+
+
+@pytest.mark.parametrize(
+    ("name", "allowed", "own_name", "found"),
+    [
+        (None, None, "small", "small"),
+        ("s", None, "small", "s"),
+        ("large", None, "large", "large"),
+        (None, {"large", "other"}, "large", "large"),
+        (None, {"s"}, "small", "s"),
+    ],
+)
+def test_a_name_means_a_model(
+    registry: ModelRegistry, name: str | None, allowed: set[str] | None, own_name: str, found: str
+) -> None:
+    chosen = registry.choose(name, allowed)
+    assert (chosen.model.name, chosen.name) == (own_name, found)
+
+
+@pytest.mark.parametrize(
+    ("name", "allowed", "missing"),
+    [("x", None, "x"), ("small", {"large"}, "small"), (None, {"x"}, "small"), ("", None, "")],
+)
+def test_a_name_that_is_not_served_or_not_allowed_means_none(
+    registry: ModelRegistry, name: str | None, allowed: set[str] | None, missing: str
+) -> None:
+    with pytest.raises(ModelNotFound) as error:
+        registry.choose(name, allowed)
+    assert error.value.name == missing
+
+
+def test_all_names_are_listed_in_order(registry: ModelRegistry) -> None:
+    assert registry.names(None) == ("small", "s", "large")
+    assert registry.names({"large", "s"}) == ("s", "large")
+
+
+def test_a_server_is_as_well_as_its_worst_engine(registry: ModelRegistry) -> None:
+    status = registry.status()
+    assert (status.state, status.reason) == (EngineState.RESTARTING, "SIGKILL")
+    assert (status.restarts, status.kv_tokens) == (3, 1100)
+    assert status.last_death == death("SIGKILL", 3.0)
+    assert status.running == {"interactive": 0, "batch": 0}
+
+
+def test_one_engine_is_told_as_it_is() -> None:
+    told = msgspec.structs.replace(READY, state=EngineState.LOADING, loaded=0.5, timed=0.25)
+    assert ModelRegistry([model("a", engine=FakeEngine(told=told))]).status() == told
+
+
+def test_what_cannot_generate_says_why() -> None:
+    told = msgspec.structs.replace(READY, state=EngineState.FAILED, reason="it died too often")
+    for engine in (FakeEngine(told=told), FakeEngine(None)):
+        with pytest.raises(EngineUnavailable):
+            model("a", engine=engine).loaded()
+    assert model("a", engine=FakeEngine()).loaded().path == "fake.gguf"
+
+
+def test_nothing_new_is_begun_once_an_engine_is_ending(registry: ModelRegistry) -> None:
+    registry.check_not_ending()
+    ending = FakeEngine()
+    ending.is_ending = True
+    with pytest.raises(EngineUnavailable, match="about to end"):
+        ModelRegistry([*registry, model("ending", engine=ending)]).check_not_ending()
