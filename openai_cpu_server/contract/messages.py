@@ -170,8 +170,17 @@ class StepStarted(msgspec.Struct, frozen=True, tag="step_started"):
     """Who is in the step that now runs, and how long such steps may take. Sent only when that has changed."""
 
     ids: tuple[str, ...]
+    """Those who are computed, and those who have a slot since their last one was computed: beside the step
+    their grammars and samplers are made ready."""
     expected_ms: float = 0.0
     """The cost model's prediction for each, rounded up to a power of two; 0: 128 at most."""
+
+
+class Handling(msgspec.Struct, frozen=True, tag="handling"):
+    """A request is being handled outside of steps, where native code may kill the process."""
+
+    id: str | None
+    """None: that is over."""
 
 
 class KVStats(msgspec.Struct, frozen=True, kw_only=True):
@@ -245,4 +254,4 @@ class QueueState(msgspec.Struct, frozen=True, tag="queue_state"):
     """All that have run before, also those behind the head: of these nothing else tells that they wait."""
 
 
-Event = Union[Loading, Ready, StartFailed, StepStarted, StepDone, QueueState]
+Event = Union[Loading, Ready, StartFailed, StepStarted, Handling, StepDone, QueueState]

@@ -192,7 +192,7 @@ class StepResult(msgspec.Struct, frozen=True):
 
 
 class Backend(Protocol):
-    """Owns the model and its memory. Not thread-safe but for `interrupt` and `prepare`."""
+    """Owns the model and its memory. Not thread-safe but for `interrupt` and `forced`."""
 
     @property
     def info(self) -> ModelInfo: ...
@@ -210,14 +210,10 @@ class Backend(Protocol):
         """
         ...
 
-    def prepare(self, constraint: Constraint) -> None:
-        """Compile ahead what `forced` and `Open` will need. Any thread; what goes wrong is told there."""
-        ...
-
     def forced(self, constraint: Constraint, output: tuple[int, ...]) -> tuple[int, ...]:
         """Tokens that follow this output of a request whatever its model says: the beginning, if it is empty.
 
-        Raises `ConstraintFailed`.
+        Compiles what `Open` will need. Any thread. Raises `ConstraintFailed`.
         """
         ...
 

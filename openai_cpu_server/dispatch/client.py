@@ -24,6 +24,7 @@ from openai_cpu_server.contract.messages import (
     ClearCache,
     EngineOptions,
     Event,
+    Handling,
     KVStats,
     Loading,
     LoadingPhase,
@@ -317,8 +318,15 @@ class EngineClient:
             case StepStarted(ids=ids):
                 for live in self._live.computing(ids):
                     live.generation.start()
+            case Handling(id=request_id):
+                self._live.handling(request_id)
             case QueueState():
                 self._tell_places(event)
+            case Loading() | Ready() | StartFailed():
+                self._starting(event)
+
+    def _starting(self, event: Loading | Ready | StartFailed) -> None:
+        match event:
             case Loading(fraction=fraction, phase=phase):
                 self._loading(fraction, phase)
             case Ready(info=info):

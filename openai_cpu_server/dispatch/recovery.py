@@ -37,6 +37,8 @@ class LiveRequests:
     def __init__(self) -> None:
         self._live: dict[str, Live] = {}
         self._computing: frozenset[str] = frozenset()
+        self._handled: str | None = None
+        """Who is handled outside of steps."""
         self._held: dict[str, Live] = {}
         """Not in the engine, in the order of their arrival."""
         self._suspects: list[str] = []
@@ -78,6 +80,10 @@ class LiveRequests:
         for live in computing:
             live.run()
         return computing
+
+    def handling(self, request_id: str | None) -> None:
+        """This one is being handled outside of steps; None: nobody is any more."""
+        self._handled = request_id
 
     def preempted(self, ids: Iterable[str]) -> None:
         """These have run and wait again, wherever."""
@@ -140,7 +146,9 @@ class LiveRequests:
         return guilty
 
     def _present(self) -> list[Live]:
-        """Who was in the step; if nobody was, all that the engine had."""
+        """Who was being handled, else who was in the step; if nobody was, all that the engine had."""
+        if self._handled in self._live:
+            return [self._live[self._handled]]
         computing = [live for live in self if live.request.id in self._computing]
         return computing or [live for live in self if live.request.id not in self._held]
 
@@ -148,7 +156,7 @@ class LiveRequests:
         for live in self:
             live.wait()
         self._held = dict(self._live)
-        self._computing = frozenset()
+        self._computing, self._handled = frozenset(), None
         self._on_trial = None
 
     def _next_suspect(self) -> str | None:

@@ -3,20 +3,23 @@
 from __future__ import annotations
 
 import socket
+import threading
 
 from openai_cpu_server.contract.framing import LENGTH, frame, read_command
 from openai_cpu_server.contract.messages import Command, Event
 
 
 class EngineChannel:
-    """One thread may send while another receives."""
+    """Any thread may send while one receives."""
 
     def __init__(self, sock: socket.socket) -> None:
         self._sock = sock
         self._reader = sock.makefile("rb")
+        self._sending = threading.Lock()
 
     def send(self, event: Event) -> None:
-        self._sock.sendall(frame(event))
+        with self._sending:
+            self._sock.sendall(frame(event))
 
     def receive(self) -> Command | None:
         """The next command; None when the other side is gone."""

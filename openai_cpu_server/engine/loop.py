@@ -21,6 +21,7 @@ from openai_cpu_server.contract.messages import (
 from openai_cpu_server.contract.step import Backend
 from openai_cpu_server.engine.channel import EngineChannel
 from openai_cpu_server.engine.core import EngineCore, Work
+from openai_cpu_server.engine.preparation import Preparation
 from openai_cpu_server.errors import StartupError
 
 logger = logging.getLogger(__name__)
@@ -62,7 +63,19 @@ def _teller(channel: EngineChannel, phase: LoadingPhase) -> Callable[[float], No
 
 def _serve(channel: EngineChannel, backend: Backend, core: EngineCore, *, grace_s: float) -> None:
     inbox = Inbox()
-    threading.Thread(target=_read, args=(channel, inbox, core, backend, grace_s), daemon=True).start()
+
+    def hand_on(command: Work) -> None:
+        inbox.put(command)
+        if core.is_worth_interrupting(command):
+            backend.interrupt()
+
+    with Preparation(core.prepare, announce=channel.send, hand_on=hand_on) as preparation:
+        reader = (channel, inbox, preparation, backend, grace_s)
+        threading.Thread(target=_read, args=reader, daemon=True).start()
+        _work(channel, inbox, core)
+
+
+def _work(channel: EngineChannel, inbox: Inbox, core: EngineCore) -> None:
     _step(channel, core)  # the first tells the client how the memory stands, work or not
     quiet_s = _QUIET_S
     while inbox.is_open:
@@ -88,16 +101,15 @@ def _step(channel: EngineChannel, core: EngineCore) -> None:
         channel.send(event)
 
 
-def _read(channel: EngineChannel, inbox: Inbox, core: EngineCore, backend: Backend, grace_s: float) -> None:
-    """The reader thread: takes commands in while a step runs, and may interrupt it."""
+def _read(
+    channel: EngineChannel, inbox: Inbox, preparation: Preparation, backend: Backend, grace_s: float
+) -> None:
+    """The reader thread: takes commands in while a step runs, and does nothing slow with them."""
     try:
         while (command := channel.receive()) is not None:
             if isinstance(command, Start):
                 continue  # once is enough
-            core.prepare(command)
-            inbox.put(command)
-            if core.is_worth_interrupting(command):
-                backend.interrupt()
+            preparation.take(command)
     finally:
         inbox.close()
         backend.interrupt()
@@ -115,7 +127,7 @@ def _save_cache(core: EngineCore, path: str | None) -> None:
 
 
 class Inbox:
-    """Commands from the reader thread to the loop."""
+    """Commands on their way from other threads to the loop."""
 
     def __init__(self) -> None:
         self._commands: deque[Work] = deque()

@@ -30,13 +30,8 @@ class Constraints:
         """The vocabulary is read. A model that can have no constraints refuses them when they come."""
         self._words.exception()
 
-    def prepare(self, constraint: Constraint) -> None:
-        """Compile the grammar. Any thread. What goes wrong is told by `start`."""
-        with contextlib.suppress(ConstraintFailed):
-            self.start(constraint, ())
-
     def start(self, constraint: Constraint, output: Sequence[int]) -> ConstrainedOutput:
-        """With the output so far. Raises `ConstraintFailed`."""
+        """With the output so far. Any thread. Raises `ConstraintFailed`."""
         words = self._words.result()
         matcher = self._grammars.matcher(constraint.grammar, words.tokenizer)
         constrained = ConstrainedOutput(constraint, matcher, words)
