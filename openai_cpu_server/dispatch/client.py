@@ -384,11 +384,13 @@ class EngineClient:
         self._last_death = (death, self._clock())
         self._watch.engine_died(death.cause)
         self._kv_stats = None
-        if death.kind is not DeathKind.KILL or not self._has_advanced:
+        verdict = self._live.crashed(death.kind)
+        is_unexplained = death.kind is not DeathKind.KILL or not self._has_advanced
+        if is_unexplained and not verdict.is_closer:
             self._crashes.note()
         if death.kind is not DeathKind.KILL and self._state is EngineState.RESTARTING:
             self._crashes.start_failed()
-        self._fail(self._live.crashed(death.kind), lambda: GenerationFailed(death.verdict))
+        self._fail(verdict.guilty, lambda: GenerationFailed(death.verdict))
         if (why := self._crashes.why_too_many) is not None:
             self._give_up(why)
             return

@@ -12,6 +12,9 @@ _MINUTE_S = 60.0
 class CrashRecord:
     """Deaths that say something is wrong here; `max_a_minute` of them are too many.
 
+    Those by which the search for a culprit comes closer to it do not count: there are only few of them, and
+    the first and the last of each search do.
+
     So are as many starts in a row that fail, in whatever time: a large model takes minutes to load.
     """
 

@@ -20,7 +20,7 @@ class Expected(msgspec.Struct, frozen=True):
     """On the client's clock."""
 
 
-@dataclass
+@dataclass(eq=False)
 class Live:
     """An accepted request that has not ended, with what it has produced."""
 
@@ -29,9 +29,9 @@ class Live:
     submitted_s: float
     output: list[int] = field(default_factory=list)
     suspicion: int = 0
-    """Of killing the engine; see `recovery`."""
+    """Of killing the engine, in the points of `trials`."""
     has_advanced: bool = False
-    """In the engine process that now runs."""
+    """It has gained tokens in the engine process that now runs."""
     state: RequestState = RequestState.WAITING
     expected: Expected | None = None
 

@@ -14,25 +14,11 @@ from openai_cpu_server.contract.request import Priority
 from openai_cpu_server.dispatch.death import DeathKind
 from openai_cpu_server.dispatch.generation import Generation
 from openai_cpu_server.dispatch.live import Live
-
-_SUSPICION = {DeathKind.FAULT: 3, DeathKind.HANG: 3, DeathKind.MEMORY: 2, DeathKind.KILL: 2}
-"""What a death makes of each request in the step, and adds to one that was alone in it."""
-_GUILTY = 6
-"""Two faults in a row without a token between, or three kills, which mostly come from outside; all but the
-first while it was alone."""
+from openai_cpu_server.dispatch.trials import Trials, Verdict
 
 
 class LiveRequests:
-    """All live requests, and which of them wait outside the engine because it may die of one.
-
-    After a crash, those that were being computed are on trial: each goes back alone, and everybody else
-    when the last has made progress. A request fails only if it is the only one in the step in which the
-    engine dies again: so none is ever sentenced for another. Those that had not got anywhere in the dead
-    engine are tried first, the newest of them foremost, for it is mostly them.
-
-    A kill from outside accuses only who has made no progress in that engine: no kill -9 at a random moment
-    hurts anybody, but a request that brings the out-of-memory killer every time is found.
-    """
+    """All live requests, and which of them wait outside the engine because it may die of one."""
 
     def __init__(self) -> None:
         self._live: dict[str, Live] = {}
@@ -41,9 +27,7 @@ class LiveRequests:
         """Who is handled outside of steps."""
         self._held: dict[str, Live] = {}
         """Not in the engine, in the order of their arrival."""
-        self._suspects: list[str] = []
-        """Who is tried after the one on trial."""
-        self._on_trial: str | None = None
+        self._trials = Trials()
 
     def __iter__(self) -> Iterator[Live]:
         return iter(list(self._live.values()))
@@ -107,72 +91,43 @@ class LiveRequests:
         """The request has gained tokens or ended."""
         live = self._live[event.id]
         live.output.extend(event.tokens)
-        live.suspicion, live.has_advanced = 0, True
+        self._trials.advanced(live)
         if event.finish is not None:
             del self._live[event.id]
 
     def remove(self, request_id: str) -> Live | None:
         self._held.pop(request_id, None)
-        return self._live.pop(request_id, None)
+        live = self._live.pop(request_id, None)
+        if live is not None:
+            live.suspicion = 0
+        return live
 
     def due(self) -> list[Live]:
         """Who is to be sent to the engine now. They count as sent."""
-        if not self._held or self._is_suspect(self._on_trial):
-            return []
-        self._on_trial = self._next_suspect()
-        if self._on_trial is not None:
-            return [self._held.pop(self._on_trial)]
-        sent, self._held = list(self._held.values()), {}
-        return sent
+        due = self._trials.admitted(self._held.values()) if self._held else []
+        for live in due:
+            del self._held[live.request.id]
+        return due
 
     @property
     def are_owed(self) -> bool:
         """The engine has some of them, and something to do."""
         return len(self._held) < len(self._live)
 
-    def crashed(self, kind: DeathKind) -> list[Live]:
-        """The engine died: accuse who was being computed. Returns who is to blame."""
-        present = self._present()
-        is_alone = len(present) == 1
-        accused = [live for live in present if not (kind.is_from_outside and live.has_advanced)]
-        for live in accused:
-            live.suspicion = _SUSPICION[kind] + (live.suspicion if is_alone else 0)
-        guilty = [live for live in accused if is_alone and live.suspicion >= _GUILTY]
-        self._hold_all()
-        newest_first = [live for live in self if live.suspicion and live not in guilty][::-1]
-        self._suspects = [live.request.id for live in sorted(newest_first, key=_order_of_trial)]
-        for live in self:
-            live.has_advanced = False
-        return guilty
-
-    def _present(self) -> list[Live]:
-        """Who was being handled, else who was in the step; if nobody was, all that the engine had."""
-        if self._handled in self._live:
-            return [self._live[self._handled]]
-        computing = [live for live in self if live.request.id in self._computing]
-        return computing or [live for live in self if live.request.id not in self._held]
-
-    def _hold_all(self) -> None:
+    def crashed(self, kind: DeathKind) -> Verdict:
+        """The engine died; all are outside of it now."""
+        verdict = self._trials.died(kind, self._present(), self._live.get(self._handled or ""))
         for live in self:
             live.wait()
+            live.has_advanced = False
         self._held = dict(self._live)
         self._computing, self._handled = frozenset(), None
-        self._on_trial = None
+        return verdict
 
-    def _next_suspect(self) -> str | None:
-        """Those who are gone, or were cleared, need no trial."""
-        while self._suspects:
-            suspect = self._suspects.pop(0)
-            if self._is_suspect(suspect):
-                return suspect
-        return None
-
-    def _is_suspect(self, request_id: str | None) -> bool:
-        return request_id in self._live and self._live[request_id].suspicion > 0
-
-
-def _order_of_trial(live: Live) -> tuple[int, bool]:
-    return -live.suspicion, live.has_advanced
+    def _present(self) -> list[Live]:
+        """Who was in the step or was being handled; if nobody was, all that the engine had."""
+        at_work = [live for live in self if live.request.id in {*self._computing, self._handled}]
+        return at_work or [live for live in self if live.request.id not in self._held]
 
 
 def _names(live: Live) -> tuple[str, str]:

@@ -61,7 +61,7 @@ def test_all_wait_while_the_engine_is_restarting() -> None:
     live = LiveRequests()
     accept(live, "a/0")
     live.computing(("a/0",))
-    assert live.crashed(DeathKind.FAULT) == []
+    assert live.crashed(DeathKind.FAULT).guilty == []
     assert states(live) == {"a/0": WAITING}
 
 
