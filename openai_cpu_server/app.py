@@ -27,9 +27,10 @@ from openai_cpu_server.api.resolve.cache import cache_namespace
 from openai_cpu_server.api.rows import row_runner
 from openai_cpu_server.contract.messages import EngineOptions
 from openai_cpu_server.contract.model_info import Tokenizer
-from openai_cpu_server.dispatch.client import EngineClient
-from openai_cpu_server.dispatch.watch import EngineWatch
-from openai_cpu_server.dispatch.watchdog import HangLimits
+from openai_cpu_server.dispatch.dispatcher import Dispatcher
+from openai_cpu_server.dispatch.hang_detector import HangLimits
+from openai_cpu_server.dispatch.observer import EngineObserver
+from openai_cpu_server.dispatch.supervisor import Supervisor
 from openai_cpu_server.errors import StartupError
 from openai_cpu_server.jobs.database import open_database
 from openai_cpu_server.jobs.jobs import Jobs
@@ -104,7 +105,7 @@ def serve(settings: Settings) -> None:
 class Offline(NamedTuple):
     """What runs the rows of a batch without a server."""
 
-    engine: EngineClient
+    engine: Dispatcher
     run_row: RunRow
 
 
@@ -134,18 +135,21 @@ def served_model(settings: Settings) -> str:
     return _api_options(settings, resolve_model(settings.model)).model
 
 
-def _engine(settings: Settings, model_path: Path, vocabulary: Vocabulary, watch: EngineWatch) -> EngineClient:
+def _engine(
+    settings: Settings, model_path: Path, vocabulary: Vocabulary, observer: EngineObserver
+) -> Dispatcher:
     tune_engines()
-    return EngineClient(
+    supervisor = Supervisor(
         (*_ENGINE_COMMAND, settings.log_format),
         _engine_options(settings, model_path, vocabulary),
-        max_queue=settings.max_queue,
-        max_held_bytes=settings.stream_buffer_mb * _MIB,
-        watch=watch,
+        observer=observer,
         hang_limits=HangLimits(
             step_s=settings.hang_seconds or None, load_s=settings.load_hang_seconds or None
         ),
         max_crashes_a_minute=settings.max_crashes_per_minute,
+    )
+    return Dispatcher(
+        supervisor, max_queue=settings.max_queue, max_held_bytes=settings.stream_buffer_mb * _MIB
     )
 
 
@@ -186,7 +190,7 @@ def _keys(settings: Settings) -> KeyRing:
 
 async def _run(
     server: WebServer,
-    engine: EngineClient,
+    engine: Dispatcher,
     listener: socket.socket,
     hangup: Hangup,
     keys: KeyRing,
@@ -354,7 +358,7 @@ def _model_name(asked: str, path: Path) -> str:
     return path.stem if is_file else asked
 
 
-def _log_totals(engine: EngineClient, seconds: float) -> None:
+def _log_totals(engine: Dispatcher, seconds: float) -> None:
     totals = engine.totals
     logger.info(
         "served %d requests, %d prompt tokens, %d output tokens in %s",

@@ -13,6 +13,14 @@ from openai_cpu_server.contract.messages import Command, EngineOptions, Event, S
 from openai_cpu_server.dispatch.channel import ClientChannel
 
 
+def resident_bytes(pid: int | None = None) -> int:
+    """The memory of a process, of this one by default; 0 if it is dead or nothing can be read about it."""
+    try:
+        return int(psutil.Process(pid).memory_info().rss)
+    except (psutil.Error, OSError):
+        return 0
+
+
 class EngineProcess:
     """Owns a child process and the socket to it. The child ends when the socket does."""
 
@@ -61,10 +69,7 @@ class EngineProcess:
     @property
     def rss_bytes(self) -> int:
         """Resident memory, the mapped model file included; 0 once it is dead."""
-        try:
-            return int(psutil.Process(self.pid).memory_info().rss)
-        except psutil.Error:
-            return 0
+        return resident_bytes(self.pid)
 
     def send(self, *commands: Command) -> None:
         self._channel.send(*commands)

@@ -11,7 +11,7 @@ from types import FrameType
 
 import uvicorn
 
-from openai_cpu_server.dispatch.client import EngineClient
+from openai_cpu_server.dispatch.dispatcher import Dispatcher
 
 logger = logging.getLogger(__name__)
 
@@ -27,7 +27,7 @@ class WebServer(uvicorn.Server):
     def __init__(
         self,
         config: uvicorn.Config,
-        engine: EngineClient,
+        engine: Dispatcher,
         *,
         drain_s: float,
         checkpoint: Callable[[], Awaitable[None]],

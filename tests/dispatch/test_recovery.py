@@ -16,7 +16,7 @@ from openai_cpu_server.contract.request import Priority
 from openai_cpu_server.dispatch.death import DeathKind
 from openai_cpu_server.dispatch.generation import Generation
 from openai_cpu_server.dispatch.live import Live
-from openai_cpu_server.dispatch.recovery import LiveRequests
+from openai_cpu_server.dispatch.live_requests import LiveRequests
 from tests.scheduler.driver import request
 
 FAULT, HANG, KILL = DeathKind.FAULT, DeathKind.HANG, DeathKind.KILL

@@ -11,7 +11,7 @@ import pytest
 from openai_cpu_server.contract.messages import Cancel, FinishReason, Submit, TokenEvent
 from openai_cpu_server.contract.request import Constraint, GenerationRequest
 from openai_cpu_server.errors import GenerationFailed
-from tests.dispatch.test_client import (
+from tests.dispatch.test_dispatcher import (
     client,
     collect,
     eventually,
