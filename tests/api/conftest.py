@@ -8,24 +8,24 @@ import httpx
 import pytest
 from starlette.applications import Starlette
 
-from openai_cpu_server.dispatch.client import EngineClient
+from openai_cpu_server.dispatch.dispatcher import Dispatcher
 from tests.api.serving import api, client, new_engine, running
 
 
 @pytest.fixture(scope="module")
-async def engine() -> AsyncIterator[EngineClient]:
+async def engine() -> AsyncIterator[Dispatcher]:
     async with running(new_engine()) as one:
         yield one
 
 
 @pytest.fixture(scope="module")
-async def slow_engine() -> AsyncIterator[EngineClient]:
+async def slow_engine() -> AsyncIterator[Dispatcher]:
     async with running(new_engine("step_s=0.02")) as one:
         yield one
 
 
 @pytest.fixture
-def app(engine: EngineClient) -> Starlette:
+def app(engine: Dispatcher) -> Starlette:
     return api(engine)
 
 

@@ -17,8 +17,9 @@ from openai_cpu_server.api.application import create_api
 from openai_cpu_server.api.options import ApiOptions
 from openai_cpu_server.contract.engine import EngineState
 from openai_cpu_server.contract.messages import EngineOptions
-from openai_cpu_server.dispatch.client import EngineClient
-from openai_cpu_server.dispatch.watch import NOBODY, EngineWatch
+from openai_cpu_server.dispatch.dispatcher import Dispatcher
+from openai_cpu_server.dispatch.observer import NOBODY, EngineObserver
+from openai_cpu_server.dispatch.supervisor import Supervisor
 from openai_cpu_server.jobs.jobs import Jobs
 from openai_cpu_server.llama.grammar.grammar_check import GrammarCheck
 from openai_cpu_server.observe.watch import Watch
@@ -35,16 +36,16 @@ def new_engine(
     max_queue: int = 1000,
     max_seqs: int = 16,
     cache_bytes: int = 0,
-    watch: EngineWatch = NOBODY,
-) -> EngineClient:
+    watch: EngineObserver = NOBODY,
+) -> Dispatcher:
     """Of a token the fake's cells take one byte."""
     command = [sys.executable, "-m", "tests.fake_engine", *flags]
     options = EngineOptions(model_path="", max_seqs=max_seqs, kv_tokens=4096, cache_bytes=cache_bytes)
-    return EngineClient(command, options, max_queue=max_queue, watch=watch)
+    return Dispatcher(Supervisor(command, options, observer=watch), max_queue=max_queue)
 
 
 @asynccontextmanager
-async def running(engine: EngineClient) -> AsyncIterator[EngineClient]:
+async def running(engine: Dispatcher) -> AsyncIterator[Dispatcher]:
     task = asyncio.create_task(engine.run())
     try:
         await eventually(lambda: engine.state is EngineState.READY)
@@ -55,7 +56,7 @@ async def running(engine: EngineClient) -> AsyncIterator[EngineClient]:
 
 
 def api(
-    engine: EngineClient,
+    engine: Dispatcher,
     options: ApiOptions = OPTIONS,
     tokenizer: FakeTokenizer | None = None,
     watch: Watch | None = None,
@@ -81,13 +82,13 @@ async def eventually(is_so: Callable[[], bool]) -> None:
             await asyncio.sleep(0.005)
 
 
-def num_live(engine: EngineClient) -> int:
+def num_live(engine: Dispatcher) -> int:
     status = engine.status()
     return sum(status.running.values()) + sum(status.waiting.values())
 
 
 def locked_api(
-    engine: EngineClient,
+    engine: Dispatcher,
     keys: KeyRing,
     *,
     options: ApiOptions = OPTIONS,

@@ -17,7 +17,7 @@ from starlette.types import Message
 
 from openai_cpu_server.api.access.key_ring import KeyRing
 from openai_cpu_server.api.access.keys import Scope
-from openai_cpu_server.dispatch.client import EngineClient
+from openai_cpu_server.dispatch.dispatcher import Dispatcher
 from openai_cpu_server.jobs.database import open_database
 from openai_cpu_server.jobs.jobs import Jobs
 from openai_cpu_server.jobs.options import JobOptions
@@ -69,7 +69,7 @@ async def _no_row(*_: object) -> NoReturn:
 
 
 @pytest.fixture
-def locked(engine: EngineClient, jobs: Jobs, tmp_path: Path) -> Starlette:
+def locked(engine: Dispatcher, jobs: Jobs, tmp_path: Path) -> Starlette:
     return locked_api(engine, KeyRing(None, key_file(tmp_path)), jobs=jobs)
 
 
@@ -132,7 +132,7 @@ async def test_metrics_have_a_scope_of_their_own(http: httpx.AsyncClient, path: 
 
 
 @pytest.mark.parametrize("route", NEEDED)
-async def test_without_any_keys_everything_is_open(engine: EngineClient, jobs: Jobs, route: str) -> None:
+async def test_without_any_keys_everything_is_open(engine: Dispatcher, jobs: Jobs, route: str) -> None:
     async with client(locked_api(engine, KeyRing(), jobs=jobs)) as http:
         for headers in ({}, {"x-api-key": "any"}):
             answer = await http.request(*split(route), headers=headers)

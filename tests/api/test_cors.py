@@ -6,7 +6,7 @@ import httpx
 import msgspec
 import pytest
 
-from openai_cpu_server.dispatch.client import EngineClient
+from openai_cpu_server.dispatch.dispatcher import Dispatcher
 from tests.api.serving import OPTIONS, api, client
 from tests.api.talking import error_of
 
@@ -27,7 +27,7 @@ async def test_off_by_default(http: httpx.AsyncClient) -> None:
 
 
 @pytest.mark.parametrize(("allowed", "said"), [((PAGE, "http://b"), PAGE), (("*",), "*")])
-async def test_a_preflight_needs_no_key(engine: EngineClient, allowed: tuple[str, ...], said: str) -> None:
+async def test_a_preflight_needs_no_key(engine: Dispatcher, allowed: tuple[str, ...], said: str) -> None:
     options = msgspec.structs.replace(OPTIONS, api_key="k", cors_origins=allowed)
     async with client(api(engine, options)) as http:
         answer = await http.options("/v1/chat/completions", headers=PREFLIGHT)
@@ -44,7 +44,7 @@ async def test_a_preflight_needs_no_key(engine: EngineClient, allowed: tuple[str
             assert name in exposed
 
 
-async def test_another_origin_is_not_let_in(engine: EngineClient) -> None:
+async def test_another_origin_is_not_let_in(engine: Dispatcher) -> None:
     options = msgspec.structs.replace(OPTIONS, cors_origins=("https://other.example",))
     async with client(api(engine, options)) as http:
         assert (await http.options("/v1/models", headers=PREFLIGHT)).status_code == 400
@@ -52,13 +52,13 @@ async def test_another_origin_is_not_let_in(engine: EngineClient) -> None:
         assert "access-control-allow-origin" not in answer.headers
 
 
-async def test_options_without_an_origin_needs_a_key(engine: EngineClient) -> None:
+async def test_options_without_an_origin_needs_a_key(engine: Dispatcher) -> None:
     options = msgspec.structs.replace(OPTIONS, api_key="k", cors_origins=(PAGE,))
     async with client(api(engine, options)) as http:
         assert (await http.options("/v1/models")).status_code == 401
 
 
-async def test_a_page_cannot_post_what_browsers_send_unasked(engine: EngineClient) -> None:
+async def test_a_page_cannot_post_what_browsers_send_unasked(engine: Dispatcher) -> None:
     body, kind = b'{"prompt": "x", "max_tokens": 1}', {"content-type": "text/plain"}
     for allowed, origin, status in (
         ((), PAGE, 403),

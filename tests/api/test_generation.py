@@ -6,7 +6,7 @@ import httpx
 import msgspec
 import pytest
 
-from openai_cpu_server.dispatch.client import EngineClient
+from openai_cpu_server.dispatch.dispatcher import Dispatcher
 from tests.api.serving import OPTIONS, api, client
 from tests.api.talking import MESSAGES, chat, complete, error_of, events
 
@@ -88,7 +88,7 @@ async def test_a_long_prompt_goes_through_a_thread(http: httpx.AsyncClient) -> N
     assert body["usage"]["prompt_tokens"] == 4001
 
 
-async def test_a_lenient_server_says_what_it_ignores(engine: EngineClient) -> None:
+async def test_a_lenient_server_says_what_it_ignores(engine: Dispatcher) -> None:
     lenient = msgspec.structs.replace(OPTIONS, lenient=True)
     async with client(api(engine, lenient)) as http:
         for stream in (True, False):

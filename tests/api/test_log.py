@@ -12,7 +12,7 @@ import pytest
 
 from openai_cpu_server.api.access.key_ring import KeyRing
 from openai_cpu_server.api.rows import row_runner
-from openai_cpu_server.dispatch.client import EngineClient
+from openai_cpu_server.dispatch.dispatcher import Dispatcher
 from openai_cpu_server.observe.logs import JsonFormatter
 from tests.api.asgi import exchange
 from tests.api.serving import api, client, eventually, locked_api
@@ -44,7 +44,7 @@ async def test_the_log_has_one_line_of_numbers(
 
 
 async def test_a_client_that_left_is_499_in_the_log(
-    slow_engine: EngineClient, caplog: pytest.LogCaptureFixture
+    slow_engine: Dispatcher, caplog: pytest.LogCaptureFixture
 ) -> None:
     for stream in (True, False):
         caplog.clear()
@@ -59,7 +59,7 @@ async def test_a_client_that_left_is_499_in_the_log(
 
 
 async def test_the_same_as_json_with_the_keys_name_and_never_the_key(
-    engine: EngineClient, caplog: pytest.LogCaptureFixture, tmp_path: Path
+    engine: Dispatcher, caplog: pytest.LogCaptureFixture, tmp_path: Path
 ) -> None:
     path = tmp_path / "keys.toml"
     path.write_text(f'[keys.ann]\nsha256 = "{hashlib.sha256(b"hunter2").hexdigest()}"\n')
@@ -95,9 +95,7 @@ async def test_a_malformed_trace_is_none(
     assert "trace_id" not in caplog.text
 
 
-async def test_rows_of_batches_have_their_lines(
-    engine: EngineClient, caplog: pytest.LogCaptureFixture
-) -> None:
+async def test_rows_of_batches_have_their_lines(engine: Dispatcher, caplog: pytest.LogCaptureFixture) -> None:
     rows = row_runner(api(engine))
     with caplog.at_level(logging.INFO, "openai_cpu_server.requests"):
         answer = await rows("/v1/chat/completions", json.dumps({"messages": MESSAGES}).encode(), "")

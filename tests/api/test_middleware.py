@@ -8,7 +8,7 @@ import httpx
 import msgspec
 import pytest
 
-from openai_cpu_server.dispatch.client import EngineClient
+from openai_cpu_server.dispatch.dispatcher import Dispatcher
 from tests.api.asgi import exchange
 from tests.api.fake_tokenizer import FakeTokenizer
 from tests.api.serving import OPTIONS, api, client
@@ -39,7 +39,7 @@ async def test_an_insane_request_id_is_replaced(http: httpx.AsyncClient, given: 
     assert response.headers["x-request-id"].startswith("req_")
 
 
-async def test_a_key_opens_everything_but_health(engine: EngineClient) -> None:
+async def test_a_key_opens_everything_but_health(engine: Dispatcher) -> None:
     locked = msgspec.structs.replace(OPTIONS, api_key="schlüssel")
     async with client(api(engine, locked)) as http:
         for headers in ({}, {"authorization": b"Bearer no"}, {"authorization": "schlüssel".encode()}):
@@ -52,7 +52,7 @@ async def test_a_key_opens_everything_but_health(engine: EngineClient) -> None:
         assert (await http.get("/health")).status_code == (await http.get("/ready")).status_code == 200
 
 
-async def test_a_large_body_is_refused_by_its_length_and_by_counting(engine: EngineClient) -> None:
+async def test_a_large_body_is_refused_by_its_length_and_by_counting(engine: Dispatcher) -> None:
     app = api(engine, msgspec.structs.replace(OPTIONS, max_body_bytes=100))
     async with client(app) as http:
         response = await chat(http, user="x" * 100)
@@ -70,7 +70,7 @@ class BrokenTokenizer(FakeTokenizer):
         return super().encode(text, add_special=add_special, parse_special=parse_special)
 
 
-async def test_a_bug_is_logged_not_told(engine: EngineClient, caplog: pytest.LogCaptureFixture) -> None:
+async def test_a_bug_is_logged_not_told(engine: Dispatcher, caplog: pytest.LogCaptureFixture) -> None:
     async with client(api(engine, tokenizer=BrokenTokenizer())) as http:
         response = await http.post("/tokenize", json={"content": "a"}, headers={"x-request-id": "r1"})
     assert (response.status_code, error_of(response)["code"]) == (500, "internal_error")

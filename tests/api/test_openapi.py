@@ -18,7 +18,7 @@ from starlette.applications import Starlette
 from openai_cpu_server.api.access.key_ring import KeyRing
 from openai_cpu_server.api.openapi import document, operation_names
 from openai_cpu_server.api.operations import OPERATIONS
-from openai_cpu_server.dispatch.client import EngineClient
+from openai_cpu_server.dispatch.dispatcher import Dispatcher
 from openai_cpu_server.jobs.database import open_database
 from openai_cpu_server.jobs.jobs import Jobs
 from openai_cpu_server.jobs.options import JobOptions
@@ -30,7 +30,7 @@ Json = dict[str, Any]
 
 
 @pytest.fixture
-async def whole(engine: EngineClient, tmp_path: Path) -> AsyncIterator[Starlette]:
+async def whole(engine: Dispatcher, tmp_path: Path) -> AsyncIterator[Starlette]:
     """With every route that there can be. Nothing runs the jobs."""
     jobs = Jobs(open_database(str(tmp_path / "jobs.db")), JobOptions(model="fake"))
     task = asyncio.create_task(jobs.run(_no_row))
@@ -78,9 +78,7 @@ async def test_the_table_has_every_route_and_no_other(whole: Starlette) -> None:
     assert sorted(operation_names(whole.routes)) == sorted(OPERATIONS)
 
 
-async def test_the_document_has_the_routes_that_this_server_has(
-    engine: EngineClient, described: Json
-) -> None:
+async def test_the_document_has_the_routes_that_this_server_has(engine: Dispatcher, described: Json) -> None:
     """Without jobs there are no batches."""
     async with client(api(engine)) as http:
         small = (await http.get("/openapi.json")).json()
@@ -180,7 +178,7 @@ async def test_what_is_refused_is_outside_of_what_is_described(
         checked(described, schema, body)
 
 
-async def test_a_lenient_server_says_that_it_takes_unknown_fields(engine: EngineClient) -> None:
+async def test_a_lenient_server_says_that_it_takes_unknown_fields(engine: Dispatcher) -> None:
     async with client(api(engine, msgspec.structs.replace(OPTIONS, lenient=True))) as http:
         lenient = (await http.get("/openapi.json")).json()
     checked(lenient, lenient["components"]["schemas"]["request.ChatBody"], {**CHAT, "colour": 1})
@@ -197,7 +195,7 @@ async def test_operations_have_names_of_their_own(described: Json) -> None:
     assert all(re.fullmatch(r"[a-z0-9_]+", name) for name in ids)
 
 
-async def test_it_needs_no_key(engine: EngineClient) -> None:
+async def test_it_needs_no_key(engine: Dispatcher) -> None:
     async with client(locked_api(engine, KeyRing("secret"))) as http:
         assert (await http.get("/openapi.json")).status_code == 200
 

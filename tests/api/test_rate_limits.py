@@ -16,7 +16,7 @@ from openai_cpu_server.api.access.key_ring import KeyRing
 from openai_cpu_server.api.access.keys import Allowance, Key
 from openai_cpu_server.api.access.meter import Meter
 from openai_cpu_server.api.access.rate_limits import RateLimits
-from openai_cpu_server.dispatch.client import EngineClient
+from openai_cpu_server.dispatch.dispatcher import Dispatcher
 from openai_cpu_server.errors import RequestsLimited, StartupError, TokensLimited
 from tests.api.asgi import exchange
 from tests.api.serving import client, eventually, locked_api, new_engine, num_live, running
@@ -39,13 +39,13 @@ def keys(folder: Path, limits: str) -> KeyRing:
 
 
 @asynccontextmanager
-async def limited(engine: EngineClient, folder: Path, limits: str) -> AsyncIterator[httpx.AsyncClient]:
+async def limited(engine: Dispatcher, folder: Path, limits: str) -> AsyncIterator[httpx.AsyncClient]:
     async with client(locked_api(engine, keys(folder, limits))) as http:
         http.headers.update(HEADERS)
         yield http
 
 
-async def test_requests_per_minute(engine: EngineClient, tmp_path: Path) -> None:
+async def test_requests_per_minute(engine: Dispatcher, tmp_path: Path) -> None:
     async with limited(engine, tmp_path, "requests_per_minute = 2") as http:
         first, second, third = [await chat(http) for _ in range(3)]
         assert [first.status_code, second.status_code, third.status_code] == [200, 200, 429]
@@ -69,14 +69,14 @@ async def test_requests_per_minute(engine: EngineClient, tmp_path: Path) -> None
         assert not any(name.startswith("x-ratelimit") for name in bob.headers)
 
 
-async def test_wrong_requests_count_too(engine: EngineClient, tmp_path: Path) -> None:
+async def test_wrong_requests_count_too(engine: Dispatcher, tmp_path: Path) -> None:
     async with limited(engine, tmp_path, "requests_per_minute = 1") as http:
         wrong = await chat(http, messages=1)
         assert (wrong.status_code, wrong.headers["x-ratelimit-remaining-requests"]) == (400, "0")
         assert (await chat(http)).status_code == 429
 
 
-async def test_tokens_are_counted_as_they_were_used(engine: EngineClient, tmp_path: Path) -> None:
+async def test_tokens_are_counted_as_they_were_used(engine: Dispatcher, tmp_path: Path) -> None:
     async with limited(engine, tmp_path, "tokens_per_minute = 100") as http:
         first = await chat(http, max_tokens=60, stop=["a", "b", "c", "d", "e", "f", "g", "h"])
         usage = first.json()["usage"]
@@ -89,7 +89,7 @@ async def test_tokens_are_counted_as_they_were_used(engine: EngineClient, tmp_pa
         assert second.headers["x-ratelimit-remaining-tokens"] == str(left)
 
 
-async def test_tokens_that_do_not_fit(engine: EngineClient, tmp_path: Path) -> None:
+async def test_tokens_that_do_not_fit(engine: Dispatcher, tmp_path: Path) -> None:
     async with limited(engine, tmp_path, "tokens_per_minute = 50") as http:
         assert (await chat(http, max_tokens=30, ignore_eos=True)).status_code == 200
         refused = await chat(http, max_tokens=30)
@@ -105,7 +105,7 @@ async def test_tokens_that_do_not_fit(engine: EngineClient, tmp_path: Path) -> N
 
 
 async def test_a_stream_is_charged_at_its_end_and_its_place_is_free_again(
-    engine: EngineClient, tmp_path: Path
+    engine: Dispatcher, tmp_path: Path
 ) -> None:
     async with limited(engine, tmp_path, "tokens_per_minute = 100\nconcurrent = 1") as http:
         first = await chat(http, max_tokens=20, ignore_eos=True, stream=True)
@@ -114,7 +114,7 @@ async def test_a_stream_is_charged_at_its_end_and_its_place_is_free_again(
         assert second.headers["x-ratelimit-remaining-tokens"] == str(100 - 5 - 20 - 5 - 20)
 
 
-async def test_a_quota_for_a_day(engine: EngineClient, tmp_path: Path) -> None:
+async def test_a_quota_for_a_day(engine: Dispatcher, tmp_path: Path) -> None:
     async with limited(engine, tmp_path, "tokens_per_day = 30") as http:
         assert (await chat(http, max_tokens=20, ignore_eos=True)).status_code == 200
         refused = await chat(http, max_tokens=20)
@@ -122,7 +122,7 @@ async def test_a_quota_for_a_day(engine: EngineClient, tmp_path: Path) -> None:
     assert refused.status_code == 429
 
 
-async def test_calls_at_once(slow_engine: EngineClient, tmp_path: Path) -> None:
+async def test_calls_at_once(slow_engine: Dispatcher, tmp_path: Path) -> None:
     app = locked_api(slow_engine, keys(tmp_path, "concurrent = 1"))
     body = {"messages": MESSAGES, "ignore_eos": True}
     async with client(app) as http, exchange(app, "/v1/chat/completions", body, HEADERS) as first:

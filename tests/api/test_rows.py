@@ -12,7 +12,7 @@ import pytest
 from openai_cpu_server.api.access.key_ring import KeyRing
 from openai_cpu_server.api.application import create_api
 from openai_cpu_server.api.rows import RowRunner, row_runner
-from openai_cpu_server.dispatch.client import EngineClient
+from openai_cpu_server.dispatch.dispatcher import Dispatcher
 from tests.api.fake_tokenizer import FakeTokenizer
 from tests.api.serving import OPTIONS, TEMPLATE, api, client, eventually, new_engine, running
 from tests.api.talking import MESSAGES, chat
@@ -27,11 +27,11 @@ def body(**fields: object) -> bytes:
     return json.dumps({**BODY, **fields}).encode()
 
 
-def runner(engine: EngineClient) -> RowRunner:
+def runner(engine: Dispatcher) -> RowRunner:
     return row_runner(api(engine))
 
 
-async def test_a_row_gets_what_a_request_gets(engine: EngineClient) -> None:
+async def test_a_row_gets_what_a_request_gets(engine: Dispatcher) -> None:
     app = api(engine)
     async with client(app) as http:
         over_http = (await chat(http)).json()
@@ -52,14 +52,14 @@ async def test_a_row_gets_what_a_request_gets(engine: EngineClient) -> None:
     ],
 )
 async def test_a_row_is_refused_as_a_request_is(
-    engine: EngineClient, fields: dict[str, object], status: int, param: str
+    engine: Dispatcher, fields: dict[str, object], status: int, param: str
 ) -> None:
     answer = await runner(engine)(CHAT, body(**fields), "")
     assert (answer.status, answer.retry_after_s) == (status, None)
     assert json.loads(answer.body)["error"]["param"] == param
 
 
-async def test_a_row_has_batch_priority_whatever_it_says(slow_engine: EngineClient) -> None:
+async def test_a_row_has_batch_priority_whatever_it_says(slow_engine: Dispatcher) -> None:
     task = asyncio.create_task(runner(slow_engine)(CHAT, body(priority="interactive", ignore_eos=True), ""))
     await eventually(lambda: bool(slow_engine.requests()))
     assert [live.priority.label for live in slow_engine.requests()] == ["batch"]
@@ -83,7 +83,7 @@ async def test_a_server_that_ends_is_not_the_rows_fault() -> None:
     assert answer.retry_after_s is not None
 
 
-async def test_a_key_that_is_gone_runs_nothing(engine: EngineClient, tmp_path: Path) -> None:
+async def test_a_key_that_is_gone_runs_nothing(engine: Dispatcher, tmp_path: Path) -> None:
     keys = tmp_path / "keys.toml"
     keys.write_text(f'[keys.ann]\nsha256 = "{hashlib.sha256(b"k").hexdigest()}"\n')
     app = create_api(

@@ -12,7 +12,7 @@ import pytest
 from starlette.types import Message
 
 from openai_cpu_server.api.pace import paced
-from openai_cpu_server.dispatch.client import EngineClient
+from openai_cpu_server.dispatch.dispatcher import Dispatcher
 from openai_cpu_server.errors import BodyTooSlow
 from tests.api.asgi import exchange
 from tests.api.serving import OPTIONS, api, client, eventually, new_engine, num_live, running
@@ -23,7 +23,7 @@ pytestmark = pytest.mark.anyio
 LONG = {"messages": MESSAGES, "ignore_eos": True}
 
 
-async def test_an_answer_that_takes_too_long_is_408(slow_engine: EngineClient) -> None:
+async def test_an_answer_that_takes_too_long_is_408(slow_engine: Dispatcher) -> None:
     async with client(api(slow_engine)) as http:
         answer = await chat(http, max_tokens=4000, ignore_eos=True, timeout=0.2)
     assert (answer.status_code, answer.headers["x-should-retry"]) == (408, "false")
@@ -37,7 +37,7 @@ async def test_an_answer_that_takes_too_long_is_408(slow_engine: EngineClient) -
     await eventually(lambda: slow_engine.status().kv_tokens_used == 0)
 
 
-async def test_a_stream_that_takes_too_long_ends_with_an_error(slow_engine: EngineClient) -> None:
+async def test_a_stream_that_takes_too_long_ends_with_an_error(slow_engine: Dispatcher) -> None:
     async with client(api(slow_engine)) as http:
         answer = await chat(http, max_tokens=4000, ignore_eos=True, timeout=0.3, stream=True, n=2)
     assert answer.status_code == 200
@@ -68,7 +68,7 @@ async def test_waiting_counts(stream: bool) -> None:
     ("server_s", "client_s", "said"), [(0.2, None, "0.2"), (0.2, 60, "0.2"), (60, 0.1, "0.1")]
 )
 async def test_the_shorter_limit_counts(
-    slow_engine: EngineClient, server_s: float, client_s: float | None, said: str
+    slow_engine: Dispatcher, server_s: float, client_s: float | None, said: str
 ) -> None:
     options = msgspec.structs.replace(OPTIONS, request_timeout_s=server_s)
     async with client(api(slow_engine, options)) as http:
@@ -76,7 +76,7 @@ async def test_the_shorter_limit_counts(
     assert f"within {said} seconds" in answer.text
 
 
-async def test_an_answer_in_time_is_not_touched(engine: EngineClient) -> None:
+async def test_an_answer_in_time_is_not_touched(engine: Dispatcher) -> None:
     async with client(api(engine)) as http:
         assert (await chat(http, timeout=60)).status_code == 200
 
@@ -87,7 +87,7 @@ async def test_a_limit_that_is_none(http: httpx.AsyncClient, value: object) -> N
     assert (answer.status_code, error_of(answer)["param"]) == (400, "timeout")
 
 
-async def test_the_sdk_does_not_try_again(slow_engine: EngineClient) -> None:
+async def test_the_sdk_does_not_try_again(slow_engine: Dispatcher) -> None:
     before = slow_engine.totals.requests
     async with client(api(slow_engine)) as http:
         sdk = openai.AsyncOpenAI(base_url="http://test/v1", api_key="none", http_client=http)
@@ -99,7 +99,7 @@ async def test_the_sdk_does_not_try_again(slow_engine: EngineClient) -> None:
     assert slow_engine.totals.requests == before + 1
 
 
-async def test_a_body_that_does_not_come(engine: EngineClient) -> None:
+async def test_a_body_that_does_not_come(engine: Dispatcher) -> None:
     app = api(engine, msgspec.structs.replace(OPTIONS, read_timeout_s=0.1))
     async with exchange(app, "/v1/chat/completions") as one:
         error = json.loads(await one.chunk() or b"")["error"]
@@ -137,7 +137,7 @@ async def test_behind_the_body_one_may_wait() -> None:
     await receive_in_time()
 
 
-async def test_prompt_and_output_are_bounded_by_the_server(engine: EngineClient) -> None:
+async def test_prompt_and_output_are_bounded_by_the_server(engine: Dispatcher) -> None:
     options = msgspec.structs.replace(OPTIONS, max_prompt_tokens=10, max_output_tokens=6)
     async with client(api(engine, options)) as http:
         long = await http.post("/v1/completions", json={"prompt": "x" * 20})

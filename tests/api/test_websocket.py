@@ -22,7 +22,8 @@ from starlette.types import Message
 
 from openai_cpu_server.api.access.key_ring import KeyRing
 from openai_cpu_server.contract.messages import EngineOptions
-from openai_cpu_server.dispatch.client import EngineClient
+from openai_cpu_server.dispatch.dispatcher import Dispatcher
+from openai_cpu_server.dispatch.supervisor import Supervisor
 from tests.api.serving import OPTIONS, api, client, eventually, locked_api, new_engine, num_live, running
 from tests.api.talking import MESSAGES, chat, events
 
@@ -247,7 +248,7 @@ async def test_a_name_is_free_again_behind_the_last_message(socket: Socket) -> N
         assert (await socket.until_end("same"))["same"][-1]["done"]
 
 
-async def test_a_name_that_is_taken_is_refused_without_touching_its_holder(slow_engine: EngineClient) -> None:
+async def test_a_name_that_is_taken_is_refused_without_touching_its_holder(slow_engine: Dispatcher) -> None:
     async with opened(api(slow_engine)) as socket:
         socket.send({**LONG, "max_tokens": 20, "request_id": "a"})
         await socket.next()
@@ -262,7 +263,7 @@ async def test_a_name_that_is_taken_is_refused_without_touching_its_holder(slow_
 
 @pytest.mark.parametrize("name", [lambda chunk: "a", lambda chunk: chunk["id"]])
 async def test_one_is_cancelled_and_the_others_go_on(
-    slow_engine: EngineClient, name: Callable[[Json], str]
+    slow_engine: Dispatcher, name: Callable[[Json], str]
 ) -> None:
     async with opened(api(slow_engine)) as socket:
         socket.send({**LONG, "request_id": "a"})
@@ -299,7 +300,7 @@ async def test_who_waits_hears_of_its_place_before_its_first_chunk() -> None:
     assert [message.get("object") for message in messages["whole"]] == ["chat.completion", None]
 
 
-async def test_one_can_be_cancelled_before_it_is_submitted(slow_engine: EngineClient) -> None:
+async def test_one_can_be_cancelled_before_it_is_submitted(slow_engine: Dispatcher) -> None:
     """Its body is long enough to be read in a thread."""
     async with opened(api(slow_engine)) as socket:
         socket.send({**LONG, "request_id": "a", "metadata": {f"k{i}": "x" * 500 for i in range(16)}})
@@ -309,7 +310,7 @@ async def test_one_can_be_cancelled_before_it_is_submitted(slow_engine: EngineCl
         await eventually(lambda: num_live(slow_engine) == 0)
 
 
-async def test_closing_ends_all_of_its_requests(slow_engine: EngineClient) -> None:
+async def test_closing_ends_all_of_its_requests(slow_engine: Dispatcher) -> None:
     async with opened(api(slow_engine)) as socket:
         for index in range(5):
             socket.send({**LONG, "request_id": str(index)})
@@ -317,7 +318,7 @@ async def test_closing_ends_all_of_its_requests(slow_engine: EngineClient) -> No
     assert num_live(slow_engine) == 0
 
 
-async def test_a_deadline_is_kept(slow_engine: EngineClient) -> None:
+async def test_a_deadline_is_kept(slow_engine: Dispatcher) -> None:
     async with opened(api(slow_engine)) as socket:
         socket.send({**LONG, "request_id": "a", "timeout": 0.2})
         end = (await socket.until_end("a"))["a"][-1]
@@ -325,7 +326,7 @@ async def test_a_deadline_is_kept(slow_engine: EngineClient) -> None:
         assert end["headers"]["x-should-retry"] == "false"
 
 
-async def test_requests_at_once_are_limited(slow_engine: EngineClient) -> None:
+async def test_requests_at_once_are_limited(slow_engine: Dispatcher) -> None:
     options = msgspec.structs.replace(OPTIONS, max_socket_requests=2)
     async with opened(api(slow_engine, options)) as socket:
         for name in ("a", "b", "c"):
@@ -336,7 +337,7 @@ async def test_requests_at_once_are_limited(slow_engine: EngineClient) -> None:
         assert int(message["headers"]["retry-after-ms"]) >= 1000
 
 
-async def test_a_message_too_large_is_refused(engine: EngineClient) -> None:
+async def test_a_message_too_large_is_refused(engine: Dispatcher) -> None:
     async with opened(api(engine, msgspec.structs.replace(OPTIONS, max_body_bytes=500))) as socket:
         socket.ask("a", user="x" * 500)
         answer = await socket.next()
@@ -345,14 +346,14 @@ async def test_a_message_too_large_is_refused(engine: EngineClient) -> None:
         assert (await socket.until_end("b"))["b"][-1]["done"]
 
 
-async def test_what_a_lenient_server_ignores_is_said_at_the_end(engine: EngineClient) -> None:
+async def test_what_a_lenient_server_ignores_is_said_at_the_end(engine: Dispatcher) -> None:
     async with opened(api(engine, msgspec.structs.replace(OPTIONS, lenient=True))) as socket:
         socket.ask("a", colour="red")
         end = (await socket.until_end("a"))["a"][-1]
         assert end["headers"]["x-ignored-parameters"] == "colour"
 
 
-async def test_for_who_does_not_read_a_little_is_held(engine: EngineClient) -> None:
+async def test_for_who_does_not_read_a_little_is_held(engine: Dispatcher) -> None:
     async with opened(api(engine)) as socket:
         socket.may_send.clear()
         num_before = engine.totals.requests
@@ -366,7 +367,7 @@ async def test_for_who_does_not_read_a_little_is_held(engine: EngineClient) -> N
 async def test_for_who_does_not_read_no_more_than_that_is_held() -> None:
     command = [sys.executable, "-m", "tests.fake_engine", "step_s=0.005"]
     options = EngineOptions(model_path="", kv_tokens=4096)
-    narrow = EngineClient(command, options, max_queue=9, max_held_bytes=20_000)
+    narrow = Dispatcher(Supervisor(command, options), max_queue=9, max_held_bytes=20_000)
     async with running(narrow), opened(api(narrow)) as socket:
         socket.may_send.clear()
         socket.send({**LONG, "request_id": "a", "logprobs": True, "top_logprobs": 20})
@@ -378,7 +379,7 @@ async def test_for_who_does_not_read_no_more_than_that_is_held() -> None:
 
 @pytest.mark.parametrize(("header", "status"), [("batch", 0), ("interactive", 0), ("high", 400)])
 async def test_the_handshake_says_the_priority_of_requests_that_name_none(
-    slow_engine: EngineClient, header: str, status: int
+    slow_engine: Dispatcher, header: str, status: int
 ) -> None:
     async with connected(api(slow_engine), headers={"X-Priority": header}) as socket:
         if status:
@@ -415,7 +416,7 @@ def keys(folder: Path, more: str = "") -> KeyRing:
     ],
 )
 async def test_the_key_may_come_as_a_subprotocol_and_is_never_sent_back(
-    engine: EngineClient,
+    engine: Dispatcher,
     tmp_path: Path,
     headers: dict[str, str],
     subprotocols: tuple[str, ...],
@@ -434,14 +435,14 @@ async def test_the_key_may_come_as_a_subprotocol_and_is_never_sent_back(
     "subprotocols", [(), ("openai-insecure-api-key.wrong",), ("openai-insecure-api-key.",)]
 )
 async def test_without_the_key_no_socket_opens(
-    engine: EngineClient, tmp_path: Path, subprotocols: tuple[str, ...]
+    engine: Dispatcher, tmp_path: Path, subprotocols: tuple[str, ...]
 ) -> None:
     async with connected(locked_api(engine, keys(tmp_path)), subprotocols=subprotocols) as socket:
         status, error = await socket.refused()
         assert (status, error["code"]) == (401, "invalid_api_key")
 
 
-async def test_each_request_counts_against_its_keys_limits(engine: EngineClient, tmp_path: Path) -> None:
+async def test_each_request_counts_against_its_keys_limits(engine: Dispatcher, tmp_path: Path) -> None:
     app = locked_api(engine, keys(tmp_path, "requests_per_minute = 2\n"))
     async with opened(app, headers={"x-api-key": "s3cret"}) as socket:
         for name, left in (("a", "1"), ("b", "0")):
@@ -457,7 +458,7 @@ async def test_each_request_counts_against_its_keys_limits(engine: EngineClient,
         assert again.status_code == 429
 
 
-async def test_what_a_key_may_is_asked_for_each_request(slow_engine: EngineClient, tmp_path: Path) -> None:
+async def test_what_a_key_may_is_asked_for_each_request(slow_engine: Dispatcher, tmp_path: Path) -> None:
     ring = keys(tmp_path)
     async with opened(locked_api(slow_engine, ring), headers={"x-api-key": "s3cret"}) as socket:
         socket.send({**LONG, "request_id": "before"})
@@ -476,9 +477,7 @@ async def test_what_a_key_may_is_asked_for_each_request(slow_engine: EngineClien
         assert ends == {"hidden": "model_not_found", "limited": "rate_limit_exceeded"}
 
 
-async def test_a_key_that_is_taken_away_begins_nothing_more(
-    slow_engine: EngineClient, tmp_path: Path
-) -> None:
+async def test_a_key_that_is_taken_away_begins_nothing_more(slow_engine: Dispatcher, tmp_path: Path) -> None:
     ring = keys(tmp_path)
     async with opened(locked_api(slow_engine, ring), headers={"x-api-key": "s3cret"}) as socket:
         socket.send({**LONG, "max_tokens": 20, "request_id": "before"})
@@ -493,7 +492,7 @@ async def test_a_key_that_is_taken_away_begins_nothing_more(
         assert (refused["status"], refused["error"]["code"]) == (401, "invalid_api_key")
 
 
-async def test_a_key_that_loses_its_scope_begins_nothing_more(engine: EngineClient, tmp_path: Path) -> None:
+async def test_a_key_that_loses_its_scope_begins_nothing_more(engine: Dispatcher, tmp_path: Path) -> None:
     ring = keys(tmp_path)
     async with opened(locked_api(engine, ring), headers={"x-api-key": "s3cret"}) as socket:
         keys(tmp_path, 'scopes = ["metrics"]\n')
@@ -502,7 +501,7 @@ async def test_a_key_that_loses_its_scope_begins_nothing_more(engine: EngineClie
         assert (await socket.until_end("a"))["a"][-1]["error"]["code"] == "missing_scope"
 
 
-async def test_output_tokens_count_too(engine: EngineClient, tmp_path: Path) -> None:
+async def test_output_tokens_count_too(engine: Dispatcher, tmp_path: Path) -> None:
     app = locked_api(engine, keys(tmp_path, "tokens_per_minute = 1000\n"))
     async with opened(app, headers={"x-api-key": "s3cret"}) as socket:
         socket.ask("a", stream=False, ignore_eos=True)
@@ -527,7 +526,7 @@ async def test_output_tokens_count_too(engine: EngineClient, tmp_path: Path) -> 
     ],
 )
 async def test_pages_of_other_origins_need_leave(
-    engine: EngineClient, origin: str | None, allowed: tuple[str, ...], opens: bool
+    engine: Dispatcher, origin: str | None, allowed: tuple[str, ...], opens: bool
 ) -> None:
     app = api(engine, msgspec.structs.replace(OPTIONS, cors_origins=allowed))
     async with connected(app, headers={"origin": origin} if origin else {}) as socket:
@@ -537,7 +536,7 @@ async def test_pages_of_other_origins_need_leave(
             assert (await socket.refused())[1]["code"] == "origin_not_allowed"
 
 
-async def test_there_is_no_socket_elsewhere(engine: EngineClient) -> None:
+async def test_there_is_no_socket_elsewhere(engine: Dispatcher) -> None:
     async with connected(api(engine), path="/v1/completions") as socket:
         assert (await socket.from_app.get())["type"] == "websocket.close"
 

@@ -10,7 +10,7 @@ import httpx
 from prometheus_client.parser import text_string_to_metric_families
 from starlette.applications import Starlette
 
-from openai_cpu_server.dispatch.client import EngineClient
+from openai_cpu_server.dispatch.dispatcher import Dispatcher
 from openai_cpu_server.observe.tracing import Tracing
 from openai_cpu_server.observe.watch import Watch
 from tests.api.serving import OPTIONS, api, client, new_engine, running
@@ -20,7 +20,7 @@ from tests.api.serving import OPTIONS, api, client, new_engine, running
 class Watched:
     """Engine and application, both told of in `/metrics`."""
 
-    engine: EngineClient
+    engine: Dispatcher
     app: Starlette
     http: httpx.AsyncClient
 

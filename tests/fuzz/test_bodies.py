@@ -14,7 +14,7 @@ import msgspec
 import pytest
 
 from openai_cpu_server.api.access.key_ring import KeyRing
-from openai_cpu_server.dispatch.client import EngineClient
+from openai_cpu_server.dispatch.dispatcher import Dispatcher
 from openai_cpu_server.jobs.database import open_database
 from openai_cpu_server.jobs.jobs import Jobs
 from openai_cpu_server.jobs.options import JobOptions
@@ -37,13 +37,13 @@ FAKES_ERROR = {
 
 
 @pytest.fixture(scope="module")
-async def own_engine() -> AsyncIterator[EngineClient]:
+async def own_engine() -> AsyncIterator[Dispatcher]:
     async with running(new_engine()) as engine:
         yield engine
 
 
 @pytest.fixture
-async def http(own_engine: EngineClient, tmp_path: Path) -> AsyncIterator[httpx.AsyncClient]:
+async def http(own_engine: Dispatcher, tmp_path: Path) -> AsyncIterator[httpx.AsyncClient]:
     jobs = Jobs(open_database(str(tmp_path / "jobs.db")), JobOptions(model="fake"))
     task = asyncio.create_task(jobs.run(_no_row))
     await asyncio.sleep(0)
@@ -57,7 +57,7 @@ async def _no_row(*_: object) -> NoReturn:
     raise AssertionError("no file has been uploaded")
 
 
-async def attack(http: httpx.AsyncClient, engine: EngineClient, *, seed: int, number: int) -> Counter[int]:
+async def attack(http: httpx.AsyncClient, engine: Dispatcher, *, seed: int, number: int) -> Counter[int]:
     """How often each status came. Fails at the first 5xx, with the body that did it."""
     bodies = Bodies((await http.get("/openapi.json")).json(), seed)
     statuses: Counter[int] = Counter()
@@ -85,7 +85,7 @@ async def _one(http: httpx.AsyncClient, path: str, body: bytes) -> int:
 
 
 @pytest.mark.thorough
-async def test_two_thousand_hostile_bodies(http: httpx.AsyncClient, own_engine: EngineClient) -> None:
+async def test_two_thousand_hostile_bodies(http: httpx.AsyncClient, own_engine: Dispatcher) -> None:
     statuses = await attack(http, own_engine, seed=6, number=2000)
     assert statuses[400] > 500, statuses
     assert statuses[200] > 20, "bodies that are refused at once test little"
@@ -95,6 +95,6 @@ async def test_two_thousand_hostile_bodies(http: httpx.AsyncClient, own_engine: 
 @pytest.mark.timeout(3600)
 @pytest.mark.parametrize("seed", range(100, 150))
 async def test_a_hundred_thousand_in_fifty_parts(
-    http: httpx.AsyncClient, own_engine: EngineClient, seed: int
+    http: httpx.AsyncClient, own_engine: Dispatcher, seed: int
 ) -> None:
     await attack(http, own_engine, seed=seed, number=2000)
