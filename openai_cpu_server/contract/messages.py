@@ -62,10 +62,10 @@ class EngineOptions(msgspec.Struct, frozen=True, kw_only=True):
     """Computed at start, and never evicted from the prefix cache."""
     pinned_namespace: str = ""
     cost_dir: str | None = None
-    """Where measured cost curves are kept; None: nothing is measured, a guess is refined while serving."""
+    """Where measured cost curves are kept. None: none is kept, and none measured."""
     calibrate: str = "start"
-    """When what is not known yet is measured. start: before it is ready; idle: when nobody wants anything;
-    never: what an earlier start has kept is used.
+    """When the cost of steps is measured, if no earlier start has kept it. start: before it is ready; idle:
+    when nobody wants anything; never. Without a measurement a guess is refined while serving.
     """
 
     log_level: str = "info"
