@@ -27,6 +27,8 @@ class HangDetector:
     def __init__(self, limits: HangLimits, *, now_s: float) -> None:
         self.silence_s = 0.0
         """Counts while something was owed, and only time in which this process itself ran."""
+        self.handling_s: float | None = None
+        """How long one request has been handled outside of steps, whatever else is heard; None: none is."""
         self._limits = limits
         self._asked_s = now_s
         self._expected_s = 0.0
@@ -37,14 +39,25 @@ class HangDetector:
     def step_begins(self, expected_ms: float) -> None:
         self._expected_s = expected_ms / 1000
 
+    def handling(self, request_id: str | None) -> None:
+        """Another request is being handled outside of steps, or none any more."""
+        self.handling_s = None if request_id is None else 0.0
+
+    @property
+    def stuck_s(self) -> float:
+        """The longer of both."""
+        return max(self.silence_s, self.handling_s or 0.0)
+
     def is_hung(self, now_s: float, *, is_loading: bool, owes: bool) -> bool:
         """`owes`: it has something to do. A gap between two questions (this process was stopped, or had no
         CPU, and then neither had the engine) counts as one short wait."""
         waited = min(now_s - self._asked_s, 2 * TICK_S)
         self._asked_s = now_s
         self.silence_s = self.silence_s + waited if is_loading or owes else 0.0
+        if self.handling_s is not None:
+            self.handling_s += waited
         limit = self._load_limit if is_loading else self._step_limit
-        return limit is not None and self.silence_s > limit
+        return limit is not None and self.stuck_s > limit
 
     @property
     def _load_limit(self) -> float | None:

@@ -33,7 +33,7 @@ class Recovery:
         self._missing.remove(request_id)
         if not self._missing:
             logger.info(
-                "recovered %.2f s after the death of the engine (%d deaths, %d suspects)",
+                "recovered from the engine's death in %.2f s (deaths: %d, suspects: %d)",
                 self._clock() - self._since_s,
                 self._num_deaths,
                 self._num_suspects,

@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 import msgspec
 
-from openai_cpu_server.contract.messages import Event, StepStarted
+from openai_cpu_server.contract.messages import Event, Handling, StepStarted
 from openai_cpu_server.dispatch.child import EngineProcess
 from openai_cpu_server.dispatch.death import Death
 from openai_cpu_server.dispatch.hang_detector import TICK_S, HangDetector, HangLimits
@@ -52,8 +52,11 @@ class Watchdog:
             self._process.kill()
             return None
         self._detector.news()
-        if isinstance(event, StepStarted):
-            self._detector.step_begins(event.expected_ms)
+        match event:
+            case StepStarted(expected_ms=expected_ms):
+                self._detector.step_begins(expected_ms)
+            case Handling(id=request_id):
+                self._detector.handling(request_id)
         return event
 
     def stop(self) -> None:
@@ -72,7 +75,7 @@ class Watchdog:
         while not self._is_hung():
             self._killer.look()
             await asyncio.sleep(TICK_S)
-        self._hung_s = self._detector.silence_s
+        self._hung_s = self._detector.stuck_s
         logger.error("the engine process makes no progress: killing it")
         self._process.kill()
 

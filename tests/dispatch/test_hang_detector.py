@@ -57,6 +57,21 @@ def test_loading_has_its_own_limit() -> None:
     assert story.hung_after(1, is_loading=True, owes=False)
 
 
+def test_a_request_that_is_handled_for_too_long_is_a_hang_though_steps_go_on() -> None:
+    """Its constraint is being compiled, beside the steps of others."""
+    story = Story(HangLimits(step_s=10))
+    for request_id in ("a", "b", None):
+        story.detector.handling(request_id)
+        story.detector.news()
+        assert not story.hung_after(9)
+    story.detector.handling("c")
+    story.detector.news()
+    assert not story.hung_after(6)
+    story.detector.news()
+    assert story.hung_after(6)
+    assert story.detector.stuck_s == 10.5
+
+
 @pytest.mark.parametrize("is_loading", [True, False])
 def test_without_limits_nothing_is_a_hang(is_loading: bool) -> None:
     assert not Story(HangLimits(step_s=None, load_s=None)).hung_after(10_000, is_loading=is_loading)
