@@ -35,7 +35,7 @@ class EngineProcess:
     async def spawn(cls, command: Sequence[str], options: EngineOptions) -> EngineProcess:
         """Start `command` with its socket's file descriptor as last argument, and tell it the options.
 
-        In a session of its own: a terminal's Ctrl-C is for the parent, from the child's first moment on.
+        It gets a session of its own: a terminal's Ctrl-C is for the parent, from the child's first moment on.
 
         Raises OSError, and RuntimeError where no thread can be had to wait for its end.
         """
@@ -63,7 +63,7 @@ class EngineProcess:
 
     @property
     def exit_status(self) -> int | None:
-        """Negative: killed by that signal."""
+        """None while it lives. A negative one is the number of the signal that killed it."""
         return self._process.returncode
 
     @property
@@ -79,12 +79,12 @@ class EngineProcess:
         return await self._channel.receive()
 
     def kill(self) -> None:
-        """At once, whatever it does; stopped processes too."""
+        """End it at once, whatever it does; a stopped process too."""
         with contextlib.suppress(ProcessLookupError):
             self._process.kill()
 
     async def close(self) -> None:
-        """Let it go; kill it if it stays."""
+        """Tell it to end, and kill it if it does not."""
         self._channel.close()
         try:
             await asyncio.wait_for(self._process.wait(), self._grace_s)

@@ -1,4 +1,4 @@
-"""What an engine process died of, and what that says about the requests that it was computing."""
+"""What an engine process died of."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ class Death(msgspec.Struct, frozen=True):
 
     @classmethod
     def by_message(cls, error: str) -> Death:
-        """It was killed because a message of its cannot be read, as between two versions of the program."""
+        """It was killed because one of its messages cannot be read, as happens between two versions."""
         return cls(DeathKind.FAULT, f"the engine process sent what cannot be read ({error})", "bad_message")
 
     @classmethod

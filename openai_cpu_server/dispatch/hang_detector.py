@@ -16,9 +16,10 @@ _FACTOR = 300.0
 
 class HangLimits(msgspec.Struct, frozen=True, kw_only=True):
     step_s: float | None = 60.0
-    """Silence while something is computed; or 300 times what the step should take, if longer. None: never."""
+    """Longest silence while something is computed; or 300 times what the step should take, if that is longer.
+    None: there is no limit."""
     load_s: float | None = 1800.0
-    """Silence while the model is loaded and its steps are measured. None: never."""
+    """Longest silence while the model is loaded and its steps are measured. None: there is no limit."""
 
 
 class HangDetector:
@@ -49,8 +50,11 @@ class HangDetector:
         return max(self.silence_s, self.handling_s or 0.0)
 
     def is_hung(self, now_s: float, *, is_loading: bool, owes: bool) -> bool:
-        """`owes`: it has something to do. A gap between two questions (this process was stopped, or had no
-        CPU, and then neither had the engine) counts as one short wait."""
+        """`owes`: it has something to do.
+
+        A gap between two questions counts as one short wait: this process was stopped or had no CPU then, and
+        neither had the engine.
+        """
         waited = min(now_s - self._asked_s, 2 * TICK_S)
         self._asked_s = now_s
         self.silence_s = self.silence_s + waited if is_loading or owes else 0.0

@@ -23,7 +23,7 @@ class LiveRequests:
         self._handled: str | None = None
         """Who is handled outside of steps."""
         self._held: dict[str, Live] = {}
-        """Not in the engine, in the order of their arrival."""
+        """They are not in the engine; in the order of their arrival."""
         self._trials = Trials()
 
     def __iter__(self) -> Iterator[Live]:
@@ -45,12 +45,12 @@ class LiveRequests:
         return [live for live in self if live.generation in calls]
 
     def count(self, state: RequestState) -> dict[str, int]:
-        """By the label of their priority."""
+        """How many are in this state, by the label of their priority."""
         counts = Counter(live.request.priority for live in self._live.values() if live.state is state)
         return {priority.label: counts[priority] for priority in Priority}
 
     def expected_waits_s(self, priority: Priority, now_s: float) -> list[float]:
-        """From now to the first token, of those at the head of the queue, in ascending order."""
+        """Times from now to the first tokens of those at the head of the queue, in ascending order."""
         waiting = [live for live in self if live.request.priority is priority and live.expected]
         return sorted(max(0.0, live.expected.first_token_s - now_s) for live in waiting if live.expected)
 
@@ -67,12 +67,12 @@ class LiveRequests:
         self._handled = request_id
 
     def preempted(self, ids: Iterable[str]) -> None:
-        """These have run and wait again, wherever."""
+        """These have run and wait again, wherever in the queue."""
         for live in [self._live[i] for i in ids if i in self._live]:
             live.wait()
 
     def waiting(self, places: Iterable[Place], now_s: float) -> dict[Generation, Place]:
-        """These wait, the foremost of all. Returns the first place of every call that waits as a whole."""
+        """The head of the queue. Returns the first place of every call that waits as a whole."""
         foremost: dict[Generation, Place] = {}
         for live in self._live.values():
             live.expected = None

@@ -1,4 +1,4 @@
-"""Who is told how the engine is doing, and what its process died of."""
+"""The protocol of those who are told how the engine is doing, and what its process died of."""
 
 from __future__ import annotations
 

@@ -108,7 +108,7 @@ class Supervisor:
         self._has_advanced = False
         """The present process has brought tokens."""
         self._last_death: tuple[Death, float] | None = None
-        """And when."""
+        """The last death, and when it was."""
         self._stopped = asyncio.Event()
 
     @property

@@ -13,8 +13,8 @@ from openai_cpu_server.dispatch.live import Live
 _POINTS = {DeathKind.FAULT: 3, DeathKind.HANG: 3, DeathKind.MEMORY: 2, DeathKind.KILL: 2}
 """The suspicion that a death brings upon each of the accused. It adds up for one that was alone."""
 _GUILTY = 6
-"""Two faults in a row without a token between, or three kills, which mostly come from outside; all but the
-first while it was alone."""
+"""Reached by two faults in a row without a token between, or by three kills, for these mostly come from
+outside. All but the first must have come while the request was alone."""
 
 
 class Verdict(NamedTuple):

@@ -1,4 +1,4 @@
-"""The engine's end of the socket, which blocks."""
+"""The engine process's end of the socket. Its methods block."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class EngineChannel:
         return None if payload is None else read_command(payload)
 
     def _read(self, length: int) -> bytes | None:
-        """A client that was killed with our events unread leaves no end of file, but a reset."""
+        """None at the end; a client that was killed with our events unread leaves a reset instead."""
         try:
             data = self._reader.read(length)
         except ConnectionError:

@@ -1,4 +1,4 @@
-"""The engine's heart: commands in, one step at a time, events out."""
+"""The engine's heart: it takes commands, computes one step at a time, and tells what came of it."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ _POOL_BLOCK_TOKENS = 16
 _QUEUE_NEWS_S = 0.5
 _NEVER = float("-inf")
 _SHORT_MS = 128.0
-"""How long a step may take is told only of longer ones."""
+"""Steps up to this are not told how long they may take: every engine is given more time than that."""
 
 
 class Prepared(NamedTuple):
@@ -55,7 +55,7 @@ class Prepared(NamedTuple):
 
 
 class Refused(NamedTuple):
-    """A request that cannot."""
+    """A request that cannot be accepted."""
 
     submit: Submit
     why: str
@@ -64,7 +64,7 @@ class Refused(NamedTuple):
 Work = Submit | Prepared | Refused | Cancel | ClearCache
 """Commands that the core handles."""
 Measure = Callable[[Callable[[], bool]], CostCurve | None]
-"""Times steps until the argument says that something else is wanted: then None, and another call goes on."""
+"""Times steps. It returns None if its argument says that something else is wanted; another call goes on."""
 
 
 class EngineCore:
@@ -133,7 +133,7 @@ class EngineCore:
             return Refused(submit, str(error))
 
     def handle(self, command: Work) -> None:
-        """Whatever goes wrong with a command fails the request that it is about, and nothing else."""
+        """Carry out a command. What goes wrong fails the request that it is about, and nothing else."""
         try:
             with contained():
                 self._handle(command)
@@ -184,7 +184,10 @@ class EngineCore:
         return self._figures(step, result, predicted_ms, elapsed_ms)
 
     def _until(self, step: Step, expected_end: float) -> float:
-        """Never twice in a row: at most half of the work is wasted."""
+        """The time up to which the step may be interrupted.
+
+        Never are two in a row, so at most half of the work is wasted.
+        """
         if self._was_interrupted or not self._scheduler.may_interrupt(step):
             return _NEVER
         return expected_end - self._preempt_threshold_s
@@ -263,7 +266,7 @@ class EngineCore:
     def _beginning(self, submit: Submit) -> tuple[int, ...]:
         """What the constraint forces before anything is sampled, to be computed with the prompt.
 
-        Not where tokens are scored one by one. Raises `ConstraintFailed`.
+        Nothing where tokens are scored one by one. Raises `ConstraintFailed`.
         """
         request = submit.request
         if request.constraint is None:
@@ -310,7 +313,8 @@ class EngineCore:
 
 
 def _bound_ms(predicted_ms: float) -> float:
-    """A power of two: what grows a little with every step is seldom news. 0: short."""
+    """Rounded up to a power of two, so that a time that grows a little with every step is seldom news; 0 if
+    it is short."""
     return 2.0 ** math.ceil(math.log2(predicted_ms)) if predicted_ms > _SHORT_MS else 0.0
 
 
@@ -370,7 +374,7 @@ def build_core(
 
 
 def _speculator(options: EngineOptions, info: ModelInfo) -> Speculator | None:
-    """None where nothing is to be drafted, or what is wrong could not be taken back."""
+    """None where nothing is to be drafted, or where wrong drafts could not be taken back."""
     if options.speculation == "off" or not info.can_trim:
         return None
     how = SpeculationOptions(max_tokens=options.draft_max, always=options.speculation == "always")

@@ -1,4 +1,4 @@
-"""The engine process's main loop, whatever the backend: start it, feed it commands, send its events."""
+"""The engine process's main loop, for any backend: load it, take commands, compute, send events."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ from openai_cpu_server.errors import StartupError
 logger = logging.getLogger(__name__)
 
 _QUIET_S, _QUIET_MOST_S = 2.0, 60.0
-"""Nobody must have wanted anything for so long before steps are timed; twice as long after each time that
-somebody came meanwhile, up to the latter: else the gaps of light traffic are all spent on that.
+"""Steps are timed when nobody has wanted anything for so long. The time doubles, up to the latter, whenever
+somebody comes meanwhile: else all gaps of light traffic would be spent on that.
 """
 
 Load = Callable[[EngineOptions, Callable[[float], None]], Backend]
@@ -90,7 +90,7 @@ def _work(channel: EngineChannel, inbox: Inbox, core: EngineCore) -> None:
 
 
 def _patience_s(core: EngineCore, quiet_s: float) -> float | None:
-    """For how long to wait for commands; None: for ever."""
+    """How long to wait for commands; None: for ever."""
     if core.has_work:
         return 0.0
     return quiet_s if core.is_guessing else None
@@ -136,7 +136,7 @@ class Inbox:
 
     @property
     def has_news(self) -> bool:
-        """Commands, or that there will be no more of them."""
+        """A command has come, or it is known that no more will."""
         return self._news.is_set() or not self.is_open
 
     def put(self, command: Work) -> None:
@@ -148,12 +148,12 @@ class Inbox:
         self._news.set()
 
     def wait(self, timeout_s: float | None) -> None:
-        """For news; None: as long as it takes."""
+        """Wait for news, `None` as long as it takes."""
         if self.is_open:
             self._news.wait(timeout_s)
 
     def drain(self) -> Iterator[Work]:
-        """All commands that have come."""
+        """Take out all commands that have come."""
         self._news.clear()
         while self._commands:
             yield self._commands.popleft()

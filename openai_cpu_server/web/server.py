@@ -44,7 +44,7 @@ class WebServer(uvicorn.Server):
             self.should_exit = True
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        """In a signal handler, so it only takes notes; `on_tick` and `shutdown` read them."""
+        """Takes notes only, for it runs in a signal handler; `on_tick` and `shutdown` read them."""
         self._num_signals += 1
         if self._num_signals > 1:
             self.should_exit = True

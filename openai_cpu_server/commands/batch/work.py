@@ -39,7 +39,10 @@ async def found_or_begun(jobs: Jobs, paths: Paths, options: JobOptions) -> Batch
 async def run_to_end(
     jobs: Jobs, batch: BatchRecord, offline: Offline, show: Callable[[BatchRecord], None]
 ) -> BatchRecord:
-    """Raises StartupError if there is no engine (any more); the batch is resumable then."""
+    """Run the batch until it has ended.
+
+    Raises StartupError if there is no engine (any more); the batch is resumable then.
+    """
     engine = asyncio.create_task(offline.engine.run())
     rows = asyncio.create_task(jobs.run(offline.run_row))
     try:
