@@ -24,11 +24,13 @@ from openai_cpu_server.api.application import create_api
 from openai_cpu_server.api.gates.entrance import EXCESS_CONNECTION
 from openai_cpu_server.api.options import ApiOptions
 from openai_cpu_server.api.resolve.call import cache_namespace
+from openai_cpu_server.contract.engine import Engine
 from openai_cpu_server.contract.messages import EngineOptions
 from openai_cpu_server.contract.model_info import Tokenizer
-from openai_cpu_server.dispatch.client import EngineClient
-from openai_cpu_server.dispatch.watch import EngineWatch
-from openai_cpu_server.dispatch.watchdog import HangLimits
+from openai_cpu_server.dispatch.dispatcher import Dispatcher
+from openai_cpu_server.dispatch.hang_detector import HangLimits
+from openai_cpu_server.dispatch.observer import EngineObserver
+from openai_cpu_server.dispatch.supervisor import Supervisor
 from openai_cpu_server.errors import StartupError
 from openai_cpu_server.jobs.jobs import Jobs
 from openai_cpu_server.jobs.options import JobOptions
@@ -96,7 +98,7 @@ def serve(settings: Settings) -> None:
 class Offline(NamedTuple):
     """What runs the rows of a batch without a server."""
 
-    engine: EngineClient
+    engine: Dispatcher
     run_row: RunRow
 
 
@@ -117,7 +119,7 @@ def served_model(settings: Settings) -> str:
     return _model_name(settings, resolve_model(settings.model))
 
 
-def _served(settings: Settings, name: str, engine: EngineClient, vocabulary: Vocabulary) -> ServedModel:
+def _served(settings: Settings, name: str, engine: Engine, vocabulary: Vocabulary) -> ServedModel:
     template = _template(settings.chat_template, vocabulary)
     return ServedModel(
         names=(name,),
@@ -131,18 +133,21 @@ def _served(settings: Settings, name: str, engine: EngineClient, vocabulary: Voc
     )
 
 
-def _engine(settings: Settings, model_path: Path, vocabulary: Vocabulary, watch: EngineWatch) -> EngineClient:
+def _engine(
+    settings: Settings, model_path: Path, vocabulary: Vocabulary, observer: EngineObserver
+) -> Dispatcher:
     tune_engines()
-    return EngineClient(
+    supervisor = Supervisor(
         (*_ENGINE_COMMAND, settings.log_format),
         _engine_options(settings, model_path, vocabulary),
-        max_queue=settings.max_queue,
-        max_held_bytes=settings.stream_buffer_mb * _MIB,
-        watch=watch,
+        observer=observer,
         hang_limits=HangLimits(
             step_s=settings.hang_seconds or None, load_s=settings.load_hang_seconds or None
         ),
         max_crashes_a_minute=settings.max_crashes_per_minute,
+    )
+    return Dispatcher(
+        supervisor, max_queue=settings.max_queue, max_held_bytes=settings.stream_buffer_mb * _MIB
     )
 
 
@@ -184,7 +189,7 @@ def _keys(settings: Settings) -> KeyRing:
 
 async def _run(
     server: WebServer,
-    engine: EngineClient,
+    engine: Dispatcher,
     listener: socket.socket,
     hangup: Hangup,
     keys: KeyRing,
@@ -353,7 +358,7 @@ def _model_name(settings: Settings, path: Path) -> str:
     return path.stem if is_file else asked
 
 
-def _log_totals(engine: EngineClient, seconds: float) -> None:
+def _log_totals(engine: Dispatcher, seconds: float) -> None:
     totals = engine.totals
     logger.info(
         "served %d requests, %d prompt tokens, %d output tokens in %s",

@@ -163,7 +163,7 @@ class Settings(BaseSettings):
     calibrate: Literal["idle", "start", "never"] = Field(
         "idle",
         description="when the cost of steps is measured, once for a model: while nobody wants anything, "
-        "before the first start is over, or never",
+        "before the first start is over, or never: then what an earlier start has kept is used",
     )
     default_priority: Literal["interactive", "batch"] = Field(
         "interactive", description="priority of requests that name none"
@@ -253,7 +253,7 @@ class Settings(BaseSettings):
             cache_file=str(self.cache_file) if self.cache_file else None,
             pinned_prompts=pinned_prompts,
             pinned_namespace=pinned_namespace,
-            cost_dir=str(self.profile_dir) if self.calibrate != "never" else None,
+            cost_dir=str(self.profile_dir),
             calibrate=self.calibrate,
         )
 

@@ -58,6 +58,10 @@ FAKE_INFO = ModelInfo(
 )
 
 
+class Panic(BaseException):
+    """As what Rust code raises where it should not go on."""
+
+
 def next_token(tokens: list[int]) -> int:
     """A pure function of the whole context: a lower-case letter, a space or (rarely) another byte."""
     digest = zlib.crc32(repr(tokens).encode())
@@ -68,7 +72,7 @@ def forced_token(constraint: Constraint, output: list[int]) -> int | None:
     """The fake's grammars are patterns: `?` is any token, `*` some copies of the one before, `!` a failure.
 
     Everything else stands for itself; the end of the pattern ends the output. Returns what must follow the
-    output; None is free. A pattern `(` is broken.
+    output; None is free. A pattern `(` is broken. A backend that meets `%` panics, and `#` kills it.
     """
     if "(" in constraint.grammar:
         raise ConstraintFailed("the pattern is broken")
@@ -180,10 +184,11 @@ class FakeBackend:
             return b"[CONTROL]"
         return bytes([token - 2]) if 2 <= token < 258 else b""
 
-    def prepare(self, constraint: Constraint) -> None:
-        pass
-
     def forced(self, constraint: Constraint, output: tuple[int, ...]) -> tuple[int, ...]:
+        if "#" in constraint.grammar:
+            signal.raise_signal(self._kill_with)  # this thread goes no further
+        if "%" in constraint.grammar:
+            raise Panic("index out of bounds")
         return forced_tokens(constraint, list(output))
 
     def export_cache(self, path: str, blocks: Sequence[SavedBlock]) -> None:

@@ -38,7 +38,7 @@ ALLOWED = {
     # own, and is looked at for gauges. It knows no HTTP; nobody else knows Prometheus or OpenTelemetry.
     "observe": {"", "contract", "errors"},
     "api": {"", "contract", "errors", "jobs", "models", "observe", "prompt", "structured"},
-    "web": {"dispatch.client"},
+    "web": {"dispatch.dispatcher"},
     "commands": {"", "errors"},
     "commands.serve": {"app", "settings"},
     "commands.key": {"api.access.new_key", "errors"},
@@ -46,7 +46,7 @@ ALLOWED = {
     "commands.batch": {
         "app",
         "contract",
-        "dispatch.client",
+        "dispatch.dispatcher",
         "errors",
         "jobs",
         "observe.logs",

@@ -34,7 +34,7 @@ class EngineState(enum.Enum):
 
     @property
     def retry_after_s(self) -> int:
-        """For who is refused in this state: longer where it takes another server, not a little patience."""
+        """When who is refused may try again: later where it takes another server, not a little patience."""
         goes_on = self in (EngineState.LOADING, EngineState.READY, EngineState.RESTARTING)
         return _SOON_S if goes_on else _NEXT_SERVER_S
 
@@ -92,7 +92,7 @@ class LiveRequest(msgspec.Struct, frozen=True, kw_only=True):
     state: RequestState
     prompt_tokens: int
     output_tokens: int
-    """So far, of those whose text is out."""
+    """Tokens so far whose text is out."""
     age_s: float
     client: str
     position: int | None
@@ -108,18 +108,18 @@ class Timings(msgspec.Struct, frozen=True, kw_only=True):
     """
 
     queue_ms: float
-    """Until its first token was in a step."""
+    """Time until its first token was in a step."""
     prefill_ms: float
-    """Until its first output token."""
+    """Time from then to its first output token."""
     generation_ms: float
     latency_ms: float
     tokens_generated: int
     tokens_per_second: float
-    """Of the time after the queue."""
+    """Rate over the time after the queue."""
     preemptions: int
     """Times that one gave up its KV cells for somebody else."""
     interruptions: int
-    """Steps of theirs that were thrown away for somebody else."""
+    """How many of their steps were thrown away for somebody else."""
     forced_tokens: int
     """Output that a grammar left no choice about, computed without sampling."""
     padded_tokens: int
@@ -127,7 +127,7 @@ class Timings(msgspec.Struct, frozen=True, kw_only=True):
     draft_n: int
     """Tokens computed ahead in the hope that they are what comes."""
     draft_n_accepted: int
-    """Of these, those that came."""
+    """How many of these came."""
 
 
 class Generation(Protocol):

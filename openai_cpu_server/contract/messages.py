@@ -62,10 +62,10 @@ class EngineOptions(msgspec.Struct, frozen=True, kw_only=True):
     """Computed at start, and never evicted from the prefix cache."""
     pinned_namespace: str = ""
     cost_dir: str | None = None
-    """Where measured cost curves are kept; None: nothing is measured, a guess is refined while serving."""
+    """Where measured cost curves are kept. None: none is kept, and none measured."""
     calibrate: str = "start"
-    """When what is not known yet is measured. start: before it is ready; idle: when nobody wants anything;
-    never: what an earlier start has kept is used.
+    """When the cost of steps is measured, if no earlier start has kept it. start: before it is ready; idle:
+    when nobody wants anything; never. Without a measurement a guess is refined while serving.
     """
 
     log_level: str = "info"
@@ -112,19 +112,19 @@ class Finish(msgspec.Struct, frozen=True, kw_only=True):
     output_tokens: int
     """Tokens sampled or forced, those of an end token or a stop string included."""
     forced_tokens: int = 0
-    """Of these, not sampled: the constraint left no choice. After a crash: those since then."""
+    """How many of these the constraint forced: they were not sampled. After a crash: those since then."""
     cached_tokens: int = 0
-    """Prompt tokens that were not computed, for another request had."""
+    """Prompt tokens that were not computed, for another request had computed them."""
     preemptions: int = 0
     """Times that it gave up its cells for somebody else."""
     interruptions: int = 0
-    """Steps of its that were thrown away for somebody else."""
+    """How many of its steps were thrown away for somebody else."""
     padded_tokens: int = 0
     """Throw-away tokens in the steps that it took part in."""
     drafted_tokens: int = 0
-    """Computed ahead in the hope that they are what comes. After a crash: those since then."""
+    """Tokens computed ahead in the hope that they are what comes. After a crash: those since then."""
     accepted_tokens: int = 0
-    """Of these, those that came: they are in the output."""
+    """How many of these came: they are in the output."""
     error: str | None = None
 
 
@@ -170,8 +170,17 @@ class StepStarted(msgspec.Struct, frozen=True, tag="step_started"):
     """Who is in the step that now runs, and how long such steps may take. Sent only when that has changed."""
 
     ids: tuple[str, ...]
+    """Those who are computed, and those who have a slot since their last one was computed: beside the step
+    their grammars and samplers are made ready."""
     expected_ms: float = 0.0
     """The cost model's prediction for each, rounded up to a power of two; 0: 128 at most."""
+
+
+class Handling(msgspec.Struct, frozen=True, tag="handling"):
+    """A request is being handled outside of steps, where native code may kill the process."""
+
+    id: str | None
+    """None: that is over."""
 
 
 class KVStats(msgspec.Struct, frozen=True, kw_only=True):
@@ -187,9 +196,9 @@ class KVStats(msgspec.Struct, frozen=True, kw_only=True):
     cache_blocks: int
     cache_evictions: int
     prompt_tokens: int
-    """Of all requests that have run."""
+    """Prompt tokens of all requests that have run."""
     cached_tokens: int
-    """Of these, not computed."""
+    """How many of these were not computed."""
 
     @property
     def pool_tokens_used(self) -> int:
@@ -208,9 +217,9 @@ class StepFigures(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
     forced: int = 0
     """Output tokens that constraints left no alternative to, found since the figures before."""
     drafted: int = 0
-    """Of the tokens, those of drafts."""
+    """How many of the tokens belonged to drafts."""
     accepted: int = 0
-    """Of these, those that turned out right."""
+    """How many of these turned out right."""
     preemptions: int = 0
     """Sequences that have given up their cells for this step."""
     predicted_ms: float
@@ -229,7 +238,7 @@ class StepDone(msgspec.Struct, frozen=True, tag="step_done"):
 
 
 class Place(msgspec.Struct, frozen=True):
-    """Of a request that waits: 1 is next."""
+    """The place of a request that waits; position 1 is next."""
 
     id: str
     position: int
@@ -242,7 +251,7 @@ class QueueState(msgspec.Struct, frozen=True, tag="queue_state"):
 
     places: tuple[Place, ...]
     preempted: tuple[str, ...] = ()
-    """All that have run before, also those behind the head: of these nothing else tells that they wait."""
+    """All that have run before and wait again, also those behind the head: nothing else tells it of them."""
 
 
-Event = Union[Loading, Ready, StartFailed, StepStarted, StepDone, QueueState]
+Event = Union[Loading, Ready, StartFailed, StepStarted, Handling, StepDone, QueueState]

@@ -203,7 +203,7 @@ class StepResult(msgspec.Struct, frozen=True):
 
 
 class Backend(Protocol):
-    """Owns the model and its memory. Only `interrupt` and `prepare` may be called from other threads."""
+    """Owns the model and its memory. Only `interrupt` and `forced` may be called from other threads."""
 
     @property
     def info(self) -> ModelInfo: ...
@@ -223,17 +223,11 @@ class Backend(Protocol):
         """
         ...
 
-    def prepare(self, constraint: Constraint) -> None:
-        """Compile ahead what `forced` and `Open` need; these report what goes wrong. Any thread may
-        call it.
-        """
-        ...
-
     def forced(self, constraint: Constraint, output: tuple[int, ...]) -> tuple[int, ...]:
         """The tokens that must follow this output of a request whatever its model says, also at the
         beginning, after ().
 
-        Raises `ConstraintFailed`.
+        Compiles what `Open` will need. Any thread. Raises `ConstraintFailed`.
         """
         ...
 

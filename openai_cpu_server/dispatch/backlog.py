@@ -8,20 +8,20 @@ from openai_cpu_server.contract.messages import TokenEvent
 from openai_cpu_server.contract.step import TokenLogprob
 
 _GRACE_S = 1.0
-"""For readers who keep up but were given much at once: the scores of long prompts, say."""
+"""A reader may be given much at once, such as the scores of a long prompt, and gets so long to take it."""
 _EVENT_BYTES = 300
 _LOGPROB_BYTES = 100
 
 
 class Backlog:
-    """Counts, about, the bytes of events that wait for their reader."""
+    """Estimates the bytes of the events that wait for their reader."""
 
     def __init__(self, clock: Callable[[], float], *, max_bytes: int) -> None:
         self._clock = clock
         self._max_bytes = max_bytes
         self._held_bytes = 0
         self._since_s = 0.0
-        """The reader has been behind without a pause."""
+        """Since then the reader has been behind without a pause."""
 
     def add(self, event: TokenEvent) -> None:
         if not self._held_bytes:

@@ -10,7 +10,7 @@ from openai_cpu_server.contract.messages import Command, Event
 
 
 class ClientChannel:
-    """Never blocks."""
+    """Sends commands and receives events. No method blocks."""
 
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self._reader = reader

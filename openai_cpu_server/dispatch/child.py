@@ -13,6 +13,14 @@ from openai_cpu_server.contract.messages import Command, EngineOptions, Event, S
 from openai_cpu_server.dispatch.channel import ClientChannel
 
 
+def resident_bytes(pid: int | None = None) -> int:
+    """The memory of a process, of this one by default; 0 if it is dead or nothing can be read about it."""
+    try:
+        return int(psutil.Process(pid).memory_info().rss)
+    except (psutil.Error, OSError):
+        return 0
+
+
 class EngineProcess:
     """Owns a child process and the socket to it. The child ends when the socket does."""
 
@@ -27,7 +35,7 @@ class EngineProcess:
     async def spawn(cls, command: Sequence[str], options: EngineOptions) -> EngineProcess:
         """Start `command` with its socket's file descriptor as last argument, and tell it the options.
 
-        In a session of its own: a terminal's Ctrl-C is for the parent, from the child's first moment on.
+        It gets a session of its own: a terminal's Ctrl-C is for the parent, from the child's first moment on.
 
         Raises OSError, and RuntimeError where no thread can be had to wait for its end.
         """
@@ -55,16 +63,13 @@ class EngineProcess:
 
     @property
     def exit_status(self) -> int | None:
-        """Negative: killed by that signal."""
+        """None while it lives. A negative one is the number of the signal that killed it."""
         return self._process.returncode
 
     @property
     def rss_bytes(self) -> int:
         """Resident memory, the mapped model file included; 0 once it is dead."""
-        try:
-            return int(psutil.Process(self.pid).memory_info().rss)
-        except psutil.Error:
-            return 0
+        return resident_bytes(self.pid)
 
     def send(self, *commands: Command) -> None:
         self._channel.send(*commands)
@@ -74,12 +79,12 @@ class EngineProcess:
         return await self._channel.receive()
 
     def kill(self) -> None:
-        """At once, whatever it does; stopped processes too."""
+        """End it at once, whatever it does; a stopped process too."""
         with contextlib.suppress(ProcessLookupError):
             self._process.kill()
 
     async def close(self) -> None:
-        """Let it go; kill it if it stays."""
+        """Tell it to end, and kill it if it does not."""
         self._channel.close()
         try:
             await asyncio.wait_for(self._process.wait(), self._grace_s)

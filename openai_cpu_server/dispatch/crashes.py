@@ -1,4 +1,4 @@
-"""How often the engine has died lately: how long to wait before the next start, and when to give up."""
+"""Counts how often the engine has died lately, and decides when to start another or to give up."""
 
 from __future__ import annotations
 
@@ -12,7 +12,10 @@ _MINUTE_S = 60.0
 class CrashRecord:
     """Deaths that say something is wrong here; `max_a_minute` of them are too many.
 
-    So are as many starts in a row that fail, in whatever time: a large model takes minutes to load.
+    Those by which the search for a culprit comes closer to it do not count: there are only few of them, and
+    the first and the last of each search do.
+
+    So are `max_a_minute` starts in a row that fail, however long they take: a large model loads for minutes.
     """
 
     def __init__(self, *, max_a_minute: int, clock: Callable[[], float]) -> None:

@@ -1,4 +1,4 @@
-"""What an engine process died of, and what that says about the requests that it was computing."""
+"""What an engine process died of."""
 
 from __future__ import annotations
 
@@ -6,8 +6,6 @@ import enum
 import signal
 
 import msgspec
-
-from openai_cpu_server.dispatch.watch import death_cause
 
 _FAULTS = {
     number
@@ -55,7 +53,7 @@ class Death(msgspec.Struct, frozen=True):
 
     @classmethod
     def by_message(cls, error: str) -> Death:
-        """It was killed because a message of its cannot be read, as between two versions of the program."""
+        """It was killed because one of its messages cannot be read, as happens between two versions."""
         return cls(DeathKind.FAULT, f"the engine process sent what cannot be read ({error})", "bad_message")
 
     @classmethod
@@ -75,6 +73,18 @@ class Death(msgspec.Struct, frozen=True):
         if ran_out_of_memory and cause == "SIGKILL":
             return cls(DeathKind.MEMORY, _OUT_OF_MEMORY, "out_of_memory")
         return cls(DeathKind.KILL, f"the engine process was killed ({_killer(cause)})", cause)
+
+
+def death_cause(exit_status: int | None) -> str:
+    """One of few words: the signal's name, `exit_1` and the like, `unknown`."""
+    if exit_status is None:
+        return "unknown"
+    if exit_status >= 0:
+        return f"exit_{exit_status}"
+    try:
+        return signal.Signals(-exit_status).name
+    except ValueError:  # real-time signals have no name
+        return f"signal_{-exit_status}"
 
 
 def _killer(cause: str) -> str:

@@ -13,7 +13,7 @@ from openai_cpu_server.dispatch.backlog import Backlog
 from openai_cpu_server.errors import GenerationFailed, ReaderTooSlow, ServerError
 
 _Arrived = tuple[TokenEvent | Place | ServerError, float]
-"""And when it came in."""
+"""What the engine told, and when it came in."""
 
 
 class Clocking:
@@ -38,7 +38,7 @@ class Clocking:
         self._ended = self._clock()
 
     def timings(self, finishes: Sequence[Finish]) -> Timings:
-        """As of the end, or as of now."""
+        """Times up to the end, or up to now while it has not ended."""
         end = self._clock() if self._ended is None else self._ended
         started = end if self._started is None else self._started
         first = end if self._first_token is None else self._first_token
@@ -74,7 +74,7 @@ class Generation:
         clock: Callable[[], float],
         max_held_bytes: int = 4 * 1024 * 1024,
     ) -> None:
-        """`max_held_bytes`: of events that nobody takes; beyond, it ends with `ReaderTooSlow`."""
+        """It ends with `ReaderTooSlow` when more than `max_held_bytes` of events wait for their reader."""
         self._unfinished = {request.id for request in requests}
         self._cancel = cancel
         self.arrived_s = clock()
@@ -131,7 +131,7 @@ class Generation:
         if self._timer is not None:
             self._timer.cancel()
 
-    # -- called by the client --------------------------------------------------------------------------
+    # -- called by `Replay` ----------------------------------------------------------------------------
 
     def start(self) -> None:
         self._clocking.start()

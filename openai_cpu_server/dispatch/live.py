@@ -1,4 +1,4 @@
-"""A request that has been accepted and has not ended: what the client remembers of it, and what it shows."""
+"""A request that has been accepted and has not ended: what is remembered of it, and what is shown."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from openai_cpu_server.dispatch.generation import Generation
 
 
 class Expected(msgspec.Struct, frozen=True):
-    """Of a request that waits."""
+    """What a request that waits can expect."""
 
     position: int
     first_token_s: float
-    """On the client's clock."""
+    """On the dispatcher's clock."""
 
 
-@dataclass
+@dataclass(eq=False)
 class Live:
     """An accepted request that has not ended, with what it has produced."""
 
@@ -29,9 +29,9 @@ class Live:
     submitted_s: float
     output: list[int] = field(default_factory=list)
     suspicion: int = 0
-    """Of killing the engine; see `recovery`."""
+    """How much it is suspected of killing the engine, in the points of `trials`."""
     has_advanced: bool = False
-    """In the engine process that now runs."""
+    """It has gained tokens in the engine process that now runs."""
     state: RequestState = RequestState.WAITING
     expected: Expected | None = None
 
@@ -42,7 +42,7 @@ class Live:
         self.state, self.expected = RequestState.RUNNING, None
 
     def wait(self) -> None:
-        """Somewhere in the queue, or outside it."""
+        """Its place is not known, and it may be outside the engine."""
         self.state, self.expected = RequestState.WAITING, None
 
     def wait_at(self, place: Place, now_s: float) -> None:

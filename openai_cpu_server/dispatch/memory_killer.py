@@ -1,4 +1,4 @@
-"""Whether the system kills processes for want of memory: to a victim that is a SIGKILL like any other."""
+"""Tells whether the system kills processes for want of memory: its SIGKILL looks like any other."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 _VMSTAT = Path("/proc/vmstat")
 _COUNT = re.compile(rb"^oom_kill (\d+)$", re.MULTILINE)
 _LOOKS = 20
-"""So many are kept: from the killer's count to the news of the death, freeing memory may take seconds."""
+"""How many looks are kept: freeing memory may take seconds, and only then the death is noticed."""
 
 
 class MemoryKiller:
@@ -25,12 +25,12 @@ class MemoryKiller:
         self.look()
 
     def look(self) -> None:
-        """Every half second or so (it takes 0.1 ms)."""
+        """Read the count. To be called every half second or so; it takes 0.1 ms."""
         self._seen.append(self._count())
 
     @property
     def has_struck(self) -> bool:
-        """Since the looks that are kept; False too where nobody can tell."""
+        """The count has grown since the oldest look that is kept. False too where there is no count."""
         before, now = self._seen[0], self._count()
         return before is not None and now is not None and now > before
 

@@ -1,17 +1,17 @@
-"""When a full queue has room again, by what the scheduler expects of those at its head."""
+"""Estimates when a full queue has room again, from what the scheduler expects for those at its head."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
 UNKNOWN_S = 1.0
-"""Where nothing is expected yet: the scheduler tells twice a second."""
+"""The answer where nothing is expected yet: the scheduler tells twice a second."""
 
 
 def wait_until_left_s(expected_s: Sequence[float], num: int) -> float:
-    """Until `num` have left the queue. `expected_s`: when the first, the second, ... will, ascending.
+    """Seconds until `num` have left the queue. `expected_s` says when the first, the second, ... will.
 
-    Beyond those of whom something is known, the others are taken to leave at the same rate.
+    Those of whom nothing is known are taken to leave at the same rate.
     """
     if not expected_s:
         return UNKNOWN_S

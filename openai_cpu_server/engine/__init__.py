@@ -1,1 +1,1 @@
-"""The engine: `client` on the asyncio side; `process`, `loop` and `core` in the child; `channel` between."""
+"""The program of the engine process: `process` wires it, `loop` runs it, `core` decides and tells."""

@@ -1,22 +1,25 @@
-"""The engine's end of the socket, which blocks."""
+"""The engine process's end of the socket. Its methods block."""
 
 from __future__ import annotations
 
 import socket
+import threading
 
 from openai_cpu_server.contract.framing import LENGTH, frame, read_command
 from openai_cpu_server.contract.messages import Command, Event
 
 
 class EngineChannel:
-    """One thread may send while another receives."""
+    """Any thread may send while one receives."""
 
     def __init__(self, sock: socket.socket) -> None:
         self._sock = sock
         self._reader = sock.makefile("rb")
+        self._sending = threading.Lock()
 
     def send(self, event: Event) -> None:
-        self._sock.sendall(frame(event))
+        with self._sending:
+            self._sock.sendall(frame(event))
 
     def receive(self) -> Command | None:
         """The next command; None when the other side is gone."""
@@ -25,7 +28,7 @@ class EngineChannel:
         return None if payload is None else read_command(payload)
 
     def _read(self, length: int) -> bytes | None:
-        """A client that was killed with our events unread leaves no end of file, but a reset."""
+        """None at the end; a client that was killed with our events unread leaves a reset instead."""
         try:
             data = self._reader.read(length)
         except ConnectionError:

@@ -1,4 +1,4 @@
-"""The engine's heart: commands in, one step at a time, events out."""
+"""The engine's heart: it takes commands, computes one step at a time, and tells what came of it."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import math
 import time
 from collections.abc import Callable, Iterator
 from functools import partial
+from typing import NamedTuple
 
 from openai_cpu_server.contract.cost import CostCurve
 from openai_cpu_server.contract.messages import (
@@ -25,9 +26,9 @@ from openai_cpu_server.contract.messages import (
 from openai_cpu_server.contract.model_info import ModelInfo
 from openai_cpu_server.contract.request import GenerationRequest, Priority, Sampling
 from openai_cpu_server.contract.step import Backend, Drop, Step, StepResult
+from openai_cpu_server.engine.containment import CommandFailed, contained
 from openai_cpu_server.engine.output import Output
 from openai_cpu_server.engine.step_log import log_step
-from openai_cpu_server.errors import ConstraintFailed
 from openai_cpu_server.scheduler.compose import StepOptions
 from openai_cpu_server.scheduler.cost_model import CostModel
 from openai_cpu_server.scheduler.drafts import LookupDrafter, ModelDrafter
@@ -35,19 +36,35 @@ from openai_cpu_server.scheduler.kv_ledger import KVLedger
 from openai_cpu_server.scheduler.policy import POLICIES
 from openai_cpu_server.scheduler.prefix_cache import BLOCK_TOKENS, PrefixCache
 from openai_cpu_server.scheduler.scheduler import Advance, Limits, Scheduler
-from openai_cpu_server.scheduler.sequence import Sequence
+from openai_cpu_server.scheduler.sequence import Sequence, Status
 from openai_cpu_server.scheduler.speculation import SpeculationOptions, Speculator
 
 _POOL_BLOCK_TOKENS = 16
 _QUEUE_NEWS_S = 0.5
 _NEVER = float("-inf")
 _SHORT_MS = 128.0
-"""Nobody wants to know of shorter steps how short they are."""
+"""Steps up to this are not told how long they may take: every engine is given more time than that."""
 
-Work = Submit | Cancel | ClearCache
+
+class Prepared(NamedTuple):
+    """A request that can be accepted."""
+
+    submit: Submit
+    beginning: tuple[int, ...]
+    """Output that its constraint forces before anything is sampled, to be computed with the prompt."""
+
+
+class Refused(NamedTuple):
+    """A request that cannot be accepted."""
+
+    submit: Submit
+    why: str
+
+
+Work = Submit | Prepared | Refused | Cancel | ClearCache
 """Commands that the core handles."""
 Measure = Callable[[Callable[[], bool]], CostCurve | None]
-"""Times steps until the argument says that something else is wanted: then None, and another call goes on."""
+"""Times steps. It returns None if its argument says that something else is wanted; another call goes on."""
 
 
 class EngineCore:
@@ -62,7 +79,7 @@ class EngineCore:
         measure: Measure | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`measure`: what steps cost is only guessed yet."""
+        """`measure` is given where the cost of steps is only guessed yet."""
         self._measure = measure
         self._is_measuring = False
         """Read by the reader thread."""
@@ -72,8 +89,10 @@ class EngineCore:
         self._clock = clock
         self._outputs: dict[str, Output] = {}
         self._announced = StepStarted(ids=())
+        self._opened: list[Sequence] = []
+        """They have a slot, and were in no step since they got it."""
         self._events: list[TokenEvent] = []
-        """Of the step being built."""
+        """Events of the step that is being built."""
         self._interruptible_until = _NEVER
         """Read by the reader thread while a step runs."""
         self._was_interrupted = False
@@ -88,7 +107,7 @@ class EngineCore:
 
     @property
     def is_guessing(self) -> bool:
-        """What steps cost, and could measure it."""
+        """It guesses what steps cost, and could measure it."""
         return self._measure is not None
 
     def calibrate(self, is_wanted: Callable[[], bool]) -> None:
@@ -102,31 +121,41 @@ class EngineCore:
             self._scheduler.cost = CostModel(curve)
             self._measure = None
 
-    def handle(self, command: Work) -> None:
-        match command:
-            case Submit(request=request, output=output):
-                self._submit(request, output)
-            case Cancel(id=request_id):
-                self._end(request_id, FinishReason.CANCELLED)
-            case ClearCache():
-                self._scheduler.clear_cache()
+    def prepare(self, submit: Submit) -> Prepared | Refused:
+        """Compile a request's constraint, and find what its output begins with. Any thread."""
+        needed, limit = submit.request.total_tokens, self._backend.info.context_limit
+        if needed > limit:
+            return Refused(submit, f"needs {needed} tokens of {limit}")
+        try:
+            with contained():
+                return Prepared(submit, self._beginning(submit))
+        except CommandFailed as error:
+            return Refused(submit, str(error))
 
-    def prepare(self, command: Work) -> None:
-        """What takes time and can be done before the command's turn. Any thread."""
-        if isinstance(command, Submit) and command.request.constraint is not None:
-            self._backend.prepare(command.request.constraint)
+    def handle(self, command: Work) -> None:
+        """Carry out a command. What goes wrong fails the request that it is about, and nothing else."""
+        try:
+            with contained():
+                self._handle(command)
+        except CommandFailed as error:
+            self._abandon(command, str(error))
 
     def is_worth_interrupting(self, command: Work) -> bool:
         """Whether the running step should be thrown away for this command. Any thread."""
         if self._is_measuring:
             return True
-        if not isinstance(command, Submit) or command.request.priority is not Priority.INTERACTIVE:
+        submit = _submit_of(command)
+        if submit is None or submit.request.priority is not Priority.INTERACTIVE:
             return False
         return self._clock() < self._interruptible_until
 
     def step(self) -> Iterator[StepStarted | StepDone | QueueState]:
         """Compute one step; what happens is yielded when it happens."""
-        step = self._scheduler.schedule()
+        try:
+            step = self._scheduler.schedule()
+        except BaseException:  # nobody knows with whom the scheduler could not cope: it may be any of them
+            yield StepStarted(ids=tuple(self._outputs))
+            raise
         yield from self._announce(step)
         figures = self._compute(step) if step.verbs or step.spans else self._idle_figures(step)
         events, self._events = tuple(self._events), []
@@ -155,7 +184,10 @@ class EngineCore:
         return self._figures(step, result, predicted_ms, elapsed_ms)
 
     def _until(self, step: Step, expected_end: float) -> float:
-        """Never twice in a row: at most half of the work is wasted."""
+        """The time up to which the step may be interrupted.
+
+        Never are two in a row, so at most half of the work is wasted.
+        """
         if self._was_interrupted or not self._scheduler.may_interrupt(step):
             return _NEVER
         return expected_end - self._preempt_threshold_s
@@ -188,7 +220,10 @@ class EngineCore:
         )
 
     def _announce(self, step: Step) -> Iterator[StepStarted]:
-        ids = tuple(sequence.request.id for sequence in self._scheduler.participants(step))
+        computed = self._scheduler.participants(step)
+        opened = dict.fromkeys([*self._opened, *self._scheduler.newcomers(step)])
+        self._opened = [s for s in opened if s.status is Status.RUNNING and s not in computed]
+        ids = tuple(sequence.request.id for sequence in [*computed, *self._opened])
         news = StepStarted(ids=ids, expected_ms=_bound_ms(self._scheduler.predicted_ms(step)))
         if news != self._announced:
             self._announced = news
@@ -202,29 +237,44 @@ class EngineCore:
             preempted = tuple(sequence.request.id for sequence in self._scheduler.preempted)
             yield QueueState(places=places, preempted=preempted)
 
-    def _submit(self, request: GenerationRequest, output: tuple[int, ...]) -> None:
-        limit = self._backend.info.context_limit
-        if request.total_tokens > limit:
-            self._events.append(_refusal(request, f"needs {request.total_tokens} tokens of {limit}", output))
-            return
-        try:
-            beginning = self._beginning(request, output)
-        except ConstraintFailed as error:
-            self._events.append(_refusal(request, str(error), output))
-            return
-        self._accept(request, output, beginning)
+    def _handle(self, command: Work) -> None:
+        match command:
+            case Submit():
+                self._handle(self.prepare(command))
+            case Prepared(submit=submit, beginning=beginning):
+                self._accept(submit.request, submit.output, beginning)
+            case Refused(submit=submit, why=why):
+                self._events.append(_refusal(submit, why))
+            case Cancel(id=request_id):
+                self._end(request_id, FinishReason.CANCELLED)
+            case ClearCache():
+                self._scheduler.clear_cache()
 
-    def _beginning(self, request: GenerationRequest, output: tuple[int, ...]) -> tuple[int, ...]:
+    def _abandon(self, command: Work, why: str) -> None:
+        """Nothing stays of the request, however far the command had come."""
+        submit = _submit_of(command)
+        request_id = submit.request.id if submit else command.id if isinstance(command, Cancel) else ""
+        self._outputs.pop(request_id, None)
+        sequence = self._scheduler.get(request_id)
+        if sequence is not None:
+            self._scheduler.finish(sequence)
+        if submit is not None:
+            self._events.append(_refusal(submit, why))
+        elif sequence is not None:
+            self._events.append(_failure(request_id, why, sequence.num_output))
+
+    def _beginning(self, submit: Submit) -> tuple[int, ...]:
         """What the constraint forces before anything is sampled, to be computed with the prompt.
 
-        Not where tokens are scored one by one. Raises `ConstraintFailed`.
+        Nothing where tokens are scored one by one. Raises `ConstraintFailed`.
         """
+        request = submit.request
         if request.constraint is None:
             return ()
-        forced = self._backend.forced(request.constraint, output)
+        forced = self._backend.forced(request.constraint, submit.output)
         if request.top_logprobs is not None or request.prompt_logprobs:
             return ()
-        return forced[: max(0, request.max_tokens - len(output))]
+        return forced[: max(0, request.max_tokens - len(submit.output))]
 
     def _accept(
         self, request: GenerationRequest, output: tuple[int, ...], beginning: tuple[int, ...]
@@ -239,15 +289,15 @@ class EngineCore:
         if output and len(output) >= request.max_tokens:
             self._end(request.id, FinishReason.LENGTH)  # only its last event was lost in the crash
             return
+        event = self._outputs[request.id].begin(beginning)
         self._num_forced += len(beginning)
-        self._take(sequence, self._outputs[request.id].begin(beginning))
+        self._take(sequence, event)
 
     def _end(self, request_id: str, reason: FinishReason) -> None:
         """End a request that has not ended by itself already."""
         sequence = self._scheduler.get(request_id)
         if sequence is not None:
-            self._scheduler.finish(sequence)
-            self._events.append(self._outputs.pop(request_id).end(reason))
+            self._take(sequence, self._outputs[request_id].end(reason))
 
     def _advance(self, advance: Advance) -> None:
         self._take(advance.sequence, self._outputs[advance.sequence.request.id].advance(advance))
@@ -256,20 +306,32 @@ class EngineCore:
         """Tell what a sequence has gained; it leaves with its last event."""
         if event is None:
             return
-        self._events.append(event)
         if event.finish is not None:
             del self._outputs[sequence.request.id]
             self._scheduler.complete(sequence)
+        self._events.append(event)
 
 
 def _bound_ms(predicted_ms: float) -> float:
-    """A power of two: what grows a little with every step is seldom news. 0: short."""
+    """Rounded up to a power of two, so that a time that grows a little with every step is seldom news; 0 if
+    it is short."""
     return 2.0 ** math.ceil(math.log2(predicted_ms)) if predicted_ms > _SHORT_MS else 0.0
 
 
-def _refusal(request: GenerationRequest, why: str, output: tuple[int, ...]) -> TokenEvent:
-    finish = Finish(reason=FinishReason.ERROR, output_tokens=len(output), error=why)
-    return TokenEvent(id=request.id, finish=finish)
+def _submit_of(command: Work) -> Submit | None:
+    """The request that a command brings, if it brings one."""
+    if isinstance(command, Prepared | Refused):
+        return command.submit
+    return command if isinstance(command, Submit) else None
+
+
+def _refusal(submit: Submit, why: str) -> TokenEvent:
+    return _failure(submit.request.id, why, len(submit.output))
+
+
+def _failure(request_id: str, why: str, output_tokens: int) -> TokenEvent:
+    finish = Finish(reason=FinishReason.ERROR, output_tokens=output_tokens, error=why)
+    return TokenEvent(id=request_id, finish=finish)
 
 
 def build_core(
@@ -312,7 +374,7 @@ def build_core(
 
 
 def _speculator(options: EngineOptions, info: ModelInfo) -> Speculator | None:
-    """None where nothing is to be drafted, or what is wrong could not be taken back."""
+    """None where nothing is to be drafted, or where wrong drafts could not be taken back."""
     if options.speculation == "off" or not info.can_trim:
         return None
     how = SpeculationOptions(max_tokens=options.draft_max, always=options.speculation == "always")

@@ -1,4 +1,4 @@
-"""The engine process's main loop, whatever the backend: start it, feed it commands, send its events."""
+"""The engine process's main loop, for any backend: load it, take commands, compute, send events."""
 
 from __future__ import annotations
 
@@ -21,13 +21,14 @@ from openai_cpu_server.contract.messages import (
 from openai_cpu_server.contract.step import Backend
 from openai_cpu_server.engine.channel import EngineChannel
 from openai_cpu_server.engine.core import EngineCore, Work
+from openai_cpu_server.engine.preparation import Preparation
 from openai_cpu_server.errors import StartupError
 
 logger = logging.getLogger(__name__)
 
 _QUIET_S, _QUIET_MOST_S = 2.0, 60.0
-"""Nobody must have wanted anything for so long before steps are timed; twice as long after each time that
-somebody came meanwhile, up to the latter: else the gaps of light traffic are all spent on that.
+"""Steps are timed when nobody has wanted anything for so long. The time doubles, up to the latter, whenever
+somebody comes meanwhile: else all gaps of light traffic would be spent on that.
 """
 
 Load = Callable[[EngineOptions, Callable[[float], None]], Backend]
@@ -62,7 +63,19 @@ def _teller(channel: EngineChannel, phase: LoadingPhase) -> Callable[[float], No
 
 def _serve(channel: EngineChannel, backend: Backend, core: EngineCore, *, grace_s: float) -> None:
     inbox = Inbox()
-    threading.Thread(target=_read, args=(channel, inbox, core, backend, grace_s), daemon=True).start()
+
+    def hand_on(command: Work) -> None:
+        inbox.put(command)
+        if core.is_worth_interrupting(command):
+            backend.interrupt()
+
+    with Preparation(core.prepare, announce=channel.send, hand_on=hand_on) as preparation:
+        reader = (channel, inbox, preparation, backend, grace_s)
+        threading.Thread(target=_read, args=reader, daemon=True).start()
+        _work(channel, inbox, core)
+
+
+def _work(channel: EngineChannel, inbox: Inbox, core: EngineCore) -> None:
     _step(channel, core)  # the first tells the client how the memory stands, work or not
     quiet_s = _QUIET_S
     while inbox.is_open:
@@ -77,7 +90,7 @@ def _serve(channel: EngineChannel, backend: Backend, core: EngineCore, *, grace_
 
 
 def _patience_s(core: EngineCore, quiet_s: float) -> float | None:
-    """For how long to wait for commands; None: for ever."""
+    """How long to wait for commands; None: for ever."""
     if core.has_work:
         return 0.0
     return quiet_s if core.is_guessing else None
@@ -88,16 +101,15 @@ def _step(channel: EngineChannel, core: EngineCore) -> None:
         channel.send(event)
 
 
-def _read(channel: EngineChannel, inbox: Inbox, core: EngineCore, backend: Backend, grace_s: float) -> None:
-    """The reader thread: takes commands in while a step runs, and may interrupt it."""
+def _read(
+    channel: EngineChannel, inbox: Inbox, preparation: Preparation, backend: Backend, grace_s: float
+) -> None:
+    """The reader thread: takes commands in while a step runs, and does nothing slow with them."""
     try:
         while (command := channel.receive()) is not None:
             if isinstance(command, Start):
                 continue  # once is enough
-            core.prepare(command)
-            inbox.put(command)
-            if core.is_worth_interrupting(command):
-                backend.interrupt()
+            preparation.take(command)
     finally:
         inbox.close()
         backend.interrupt()
@@ -115,7 +127,7 @@ def _save_cache(core: EngineCore, path: str | None) -> None:
 
 
 class Inbox:
-    """Commands from the reader thread to the loop."""
+    """Commands on their way from other threads to the loop."""
 
     def __init__(self) -> None:
         self._commands: deque[Work] = deque()
@@ -124,7 +136,7 @@ class Inbox:
 
     @property
     def has_news(self) -> bool:
-        """Commands, or that there will be no more of them."""
+        """A command has come, or it is known that no more will."""
         return self._news.is_set() or not self.is_open
 
     def put(self, command: Work) -> None:
@@ -136,12 +148,12 @@ class Inbox:
         self._news.set()
 
     def wait(self, timeout_s: float | None) -> None:
-        """For news; None: as long as it takes."""
+        """Wait for news, `None` as long as it takes."""
         if self.is_open:
             self._news.wait(timeout_s)
 
     def drain(self) -> Iterator[Work]:
-        """All commands that have come."""
+        """Take out all commands that have come."""
         self._news.clear()
         while self._commands:
             yield self._commands.popleft()

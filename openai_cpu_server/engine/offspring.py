@@ -1,4 +1,4 @@
-"""How the engine process stands to the API process that has started it."""
+"""What the engine process leaves to the API process that has started it: signals, and when to end."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ _LEFT_TO_PARENT = ("SIGINT", "SIGHUP", "SIGTERM")
 
 
 def leave_signals_to_parent() -> None:
-    """Ctrl-C, a closing terminal and service managers signal the whole group; the API process decides what
-    that means, and its streams need this process until then."""
+    """Ignore what Ctrl-C, a closing terminal and service managers send to the whole group: the API process
+    decides what it means, and its streams need this process until then."""
     for name in _LEFT_TO_PARENT:
         signal.signal(getattr(signal, name), signal.SIG_IGN)
 
 
 def die_with_parent() -> None:
-    """The kernel kills this process when the parent dies, even if it hangs in native code or is stopped.
+    """Let the kernel kill this process when the parent dies, even if it hangs in native code or is stopped.
 
     Elsewhere than on Linux the end of the socket has to do.
     """
@@ -26,8 +26,8 @@ def die_with_parent() -> None:
 
 
 def wake_at_parents_death() -> None:
-    """Instead of `die_with_parent`, once the socket's end is noticed: this process goes by itself then, and
-    the kernel sees to it that it can, should it be stopped."""
+    """Replaces `die_with_parent` in a process that ends by itself when the socket does: if it is stopped when
+    the parent dies, the kernel lets it go on, so that it can."""
     _signal_at_parents_death("SIGCONT")
 
 

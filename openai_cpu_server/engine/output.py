@@ -35,18 +35,18 @@ class Output:
         self._piece = piece
         self._end_tokens = end_tokens
         self._num_tokens = num_told
-        """Of the output as far as it has been looked at; forced ones behind its end do not count."""
+        """Tokens of the output that were looked at; forced ones behind its end do not count."""
         self._num_forced = 0
-        """Of these, computed without sampling."""
+        """How many of these were computed without sampling."""
         self._text = TextStream(sequence.request.stop)
         self._held: list[_Token] = []
         """Tokens that are not told yet."""
         self._gained = _NOTHING
-        """What may be told of them."""
+        """What may be told of the held tokens."""
         self._scores: list[TokenLogprob] = []
 
     def begin(self, beginning: Iterable[int]) -> TokenEvent | None:
-        """What is forced before anything is sampled: told with the first sample, unless it is all."""
+        """Take what is forced before the first sample. It is told with that sample, unless it is all."""
         reason = self._push([_Token(token, None, is_forced=True) for token in beginning])
         return None if reason is None else self._event(self._finish(reason))
 

@@ -29,15 +29,15 @@ from openai_cpu_server.observe.logs import set_up_logs
 
 def _build(options: EngineOptions, backend: Backend, on_progress: Callable[[float], None]) -> EngineCore:
     logging.getLogger().setLevel(options.log_level.upper())
-    core = _calibrated(options, backend, on_progress)
+    core = calibrated(options, backend, on_progress)
     if options.cache_file is not None:
         wake_at_parents_death()  # from here on the end of the socket tells it to save its cache and go
     gc.freeze()  # all this stays: the collector need not look at it again between two steps
     return core
 
 
-def _calibrated(options: EngineOptions, backend: Backend, on_progress: Callable[[float], None]) -> EngineCore:
-    """What steps cost is known from an earlier start, or measured now, or when there is time, or never."""
+def calibrated(options: EngineOptions, backend: Backend, on_progress: Callable[[float], None]) -> EngineCore:
+    """A core that knows what steps cost from an earlier start, or measures it as `calibrate` says."""
     if options.cost_dir is None:
         return build_core(options, backend, None)
     is_due = options.calibrate == "start"

@@ -1,4 +1,4 @@
-"""Who was in each step, at log level `debug`: for people, and as fields for those who draw it."""
+"""Logs who was in each step, at level `debug`: for people, and as fields for programs that draw it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""From the bytes of tokens to text: whole tokens, whole characters, and never a part of a stop string."""
+"""Turns the bytes of tokens into text: whole tokens, whole characters, never a part of a stop string."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class Release:
 
 
 class TextStream:
-    """Takes each token's bytes, releases text token by token.
+    """Takes each token's bytes, and releases text token by token.
 
     Held back are tokens that end within a character, or within what may become a stop string.
     """
@@ -41,7 +41,7 @@ class TextStream:
         return self._release(self._num_releasable())
 
     def flush(self) -> Release:
-        """All that is held: the generation has ended. An unfinished character becomes U+FFFD."""
+        """Release all that is held, at the end. An unfinished character becomes U+FFFD."""
         return self._release(len(self._ends))
 
     def _cut(self, at: int) -> Release:

@@ -54,7 +54,7 @@ Drafts = Mapping[int, Draft]
 class LlamaBackend:
     """Owns model, context, saved blocks, compiled grammars and the samplers of the open slots.
 
-    Not thread-safe but for `interrupt` and `prepare`.
+    Not thread-safe but for `interrupt` and `forced`.
     """
 
     def __init__(self, loaded: Loaded) -> None:
@@ -124,9 +124,6 @@ class LlamaBackend:
 
     def piece(self, token: int, *, special: bool = False) -> bytes:
         return self._loaded.vocabulary.piece(token, special=special and token not in self.info.end_tokens)
-
-    def prepare(self, constraint: Constraint) -> None:
-        self._constraints.prepare(constraint)
 
     def forced(self, constraint: Constraint, output: tuple[int, ...]) -> tuple[int, ...]:
         return self._constraints.start(constraint, output).take_forced()

@@ -12,7 +12,7 @@ from openai_cpu_server.observe.tracing import Tracing
 
 
 class Watch:
-    """An `engine.watch.EngineWatch` too. All methods belong to one event loop's thread."""
+    """It is an `EngineObserver` too. All methods belong to one event loop's thread."""
 
     def __init__(self, metrics: Metrics, recent: Recent, tracing: Tracing | None = None) -> None:
         self.metrics = metrics

@@ -11,6 +11,7 @@ from openai_cpu_server.contract.messages import KVStats
 from openai_cpu_server.contract.request import GenerationRequest, Priority
 from openai_cpu_server.contract.step import (
     Drafted,
+    Open,
     Sample,
     SavedBlock,
     Span,
@@ -164,6 +165,12 @@ class Scheduler:
     def participants(self, step: Step) -> tuple[Sequence, ...]:
         """Sequences that have a span in the step."""
         return tuple(self._memory.running[span.slot] for span in step.spans)
+
+    def newcomers(self, step: Step) -> tuple[Sequence, ...]:
+        """Sequences that get their slot in the step, whether they have a span in it or not."""
+        slots = [verb.slot for verb in step.verbs if isinstance(verb, Open)]
+        running = self._memory.running
+        return tuple(running[slot] for slot in slots if slot in running)
 
     def submit(
         self,

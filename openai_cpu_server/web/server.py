@@ -11,7 +11,7 @@ from types import FrameType
 
 import uvicorn
 
-from openai_cpu_server.dispatch.client import EngineClient
+from openai_cpu_server.dispatch.dispatcher import Dispatcher
 
 logger = logging.getLogger(__name__)
 
@@ -27,7 +27,7 @@ class WebServer(uvicorn.Server):
     def __init__(
         self,
         config: uvicorn.Config,
-        engine: EngineClient,
+        engine: Dispatcher,
         *,
         drain_s: float,
         checkpoint: Callable[[], Awaitable[None]],
@@ -44,7 +44,7 @@ class WebServer(uvicorn.Server):
             self.should_exit = True
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        """In a signal handler, so it only takes notes; `on_tick` and `shutdown` read them."""
+        """Takes notes only, for it runs in a signal handler; `on_tick` and `shutdown` read them."""
         self._num_signals += 1
         if self._num_signals > 1:
             self.should_exit = True

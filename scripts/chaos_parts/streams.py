@@ -30,6 +30,10 @@ class Stream:
     """Log-probability of each token less that of the second best."""
     reported: int | None = None
     """Output tokens by the server's own count."""
+    last_s: float | None = None
+    """When its last token came, on the monotonic clock."""
+    pause_s: float = 0.0
+    """The longest time between two tokens."""
     is_done: bool = False
     status: int = 0
     error: str | None = None
@@ -55,6 +59,8 @@ class StreamFigures:
     status_5xx: int
     memory_start_mib: float
     memory_end_mib: float
+    longest_pause_s: float
+    """Between two tokens of a stream, of all that were disturbed."""
     quiet_s: float
     wall_s: float
 
@@ -111,6 +117,7 @@ async def run_streams(
             status_5xx=sum(one.status >= 500 for one in [*quiet, *disturbed]),
             memory_start_mib=start_mib,
             memory_end_mib=server.rss_mib(),
+            longest_pause_s=max(one.pause_s for one in disturbed),
             quiet_s=quiet_s,
             wall_s=wall_s,
         )
@@ -194,6 +201,9 @@ def _read(line: str, found: Stream, progress: Progress) -> None:
 def _take(logprobs: dict[str, list[object]] | None, found: Stream, progress: Progress) -> None:
     if logprobs is None:
         return
+    now_s = time.monotonic()
+    found.pause_s = max(found.pause_s, now_s - (found.last_s or now_s))
+    found.last_s = now_s
     for token, top in zip(logprobs["tokens"], logprobs["top_logprobs"], strict=True):
         assert isinstance(top, dict)
         found.tokens.append(str(token))

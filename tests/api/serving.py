@@ -18,8 +18,9 @@ from openai_cpu_server.api.options import ApiOptions
 from openai_cpu_server.api.rows import RowRunner
 from openai_cpu_server.contract.engine import Engine, EngineState
 from openai_cpu_server.contract.messages import EngineOptions
-from openai_cpu_server.dispatch.client import EngineClient
-from openai_cpu_server.dispatch.watch import NOBODY, EngineWatch
+from openai_cpu_server.dispatch.dispatcher import Dispatcher
+from openai_cpu_server.dispatch.observer import NOBODY, EngineObserver
+from openai_cpu_server.dispatch.supervisor import Supervisor
 from openai_cpu_server.jobs.jobs import Jobs
 from openai_cpu_server.llama.grammar.grammar_check import GrammarCheck
 from openai_cpu_server.models.registry import ModelRegistry
@@ -38,16 +39,16 @@ def new_engine(
     max_queue: int = 1000,
     max_seqs: int = 16,
     cache_bytes: int = 0,
-    watch: EngineWatch = NOBODY,
-) -> EngineClient:
+    watch: EngineObserver = NOBODY,
+) -> Dispatcher:
     """Of a token the fake's cells take one byte."""
     command = [sys.executable, "-m", "tests.fake_engine", *flags]
     options = EngineOptions(model_path="", max_seqs=max_seqs, kv_tokens=4096, cache_bytes=cache_bytes)
-    return EngineClient(command, options, max_queue=max_queue, watch=watch)
+    return Dispatcher(Supervisor(command, options, observer=watch), max_queue=max_queue)
 
 
 @asynccontextmanager
-async def running(engine: EngineClient) -> AsyncIterator[EngineClient]:
+async def running(engine: Dispatcher) -> AsyncIterator[Dispatcher]:
     task = asyncio.create_task(engine.run())
     try:
         await eventually(lambda: engine.state is EngineState.READY)

@@ -8,7 +8,7 @@ import msgspec
 import pytest
 
 from openai_cpu_server.api.gates.fair_use import FREE_BYTES, BodyBudget, HeldBody
-from openai_cpu_server.dispatch.client import EngineClient
+from openai_cpu_server.dispatch.dispatcher import Dispatcher
 from openai_cpu_server.errors import BodiesFull
 from tests.api.asgi import exchange
 from tests.api.fake_engine import FakeEngine
@@ -58,7 +58,7 @@ async def test_beyond_it_large_bodies_get_503_and_small_ones_are_served(engine: 
             assert (await http.post("/tokenize", content=LARGE)).status_code == 400
 
 
-async def test_a_call_that_generates_holds_its_body_no_longer(slow_engine: EngineClient) -> None:
+async def test_a_call_that_generates_holds_its_body_no_longer(slow_engine: Dispatcher) -> None:
     app = api(slow_engine, msgspec.structs.replace(OPTIONS, max_bodies_bytes=BUDGET))
     ask = {"prompt": "a", "max_tokens": 1000, "ignore_eos": True}
     async with client(app) as http:

@@ -11,7 +11,7 @@ import pytest
 from openai_cpu_server.api.resolve.call import cache_namespace
 from openai_cpu_server.api.routes.cache import Held, cache_stats
 from openai_cpu_server.contract.messages import KVStats
-from openai_cpu_server.dispatch.client import EngineClient
+from openai_cpu_server.dispatch.dispatcher import Dispatcher
 from tests.api.serving import OPTIONS, api, client, eventually, new_engine, running
 from tests.api.talking import complete, error_of
 from tests.fakes import FAKE_INFO
@@ -35,7 +35,7 @@ PROMPT = list(range(2, 202))
 
 
 @pytest.fixture
-async def caching() -> AsyncIterator[EngineClient]:
+async def caching() -> AsyncIterator[Dispatcher]:
     async with running(new_engine(cache_bytes=64 * 100)) as engine:
         yield engine
 
@@ -82,7 +82,7 @@ def test_nothing_run_is_no_rate_and_nothing_running_saves_nothing() -> None:
     assert idle.savings.saved_bytes == 0
 
 
-async def test_stats_follow_what_was_served(caching: EngineClient) -> None:
+async def test_stats_follow_what_was_served(caching: Dispatcher) -> None:
     async with client(api(caching)) as http:
         found = [await cached(http) for _ in range(2)]
         await eventually(lambda: caching.status().kv_tokens_used == 0)
@@ -95,7 +95,7 @@ async def test_stats_follow_what_was_served(caching: EngineClient) -> None:
     assert stats["savings"]["running_requests"] == 0
 
 
-async def test_a_cleared_cache_remembers_nothing(caching: EngineClient) -> None:
+async def test_a_cleared_cache_remembers_nothing(caching: Dispatcher) -> None:
     async with client(api(caching)) as http:
         assert await cached(http) == 0
         response = await http.delete("/v1/cache")
@@ -110,7 +110,7 @@ async def test_without_an_engine_there_is_nothing_to_see_or_clear() -> None:
             assert (response.status_code, error_of(response)["code"]) == (503, "engine_unavailable")
 
 
-async def test_choices_share_what_the_first_computed_and_usage_says_so(caching: EngineClient) -> None:
+async def test_choices_share_what_the_first_computed_and_usage_says_so(caching: Dispatcher) -> None:
     async with client(api(caching)) as http:
         assert await cached(http, n=4) == 0
         assert 0 < await cached(http, n=4) < 200
@@ -118,7 +118,7 @@ async def test_choices_share_what_the_first_computed_and_usage_says_so(caching: 
     assert stats["cached_tokens"] > 2 * 3 * 128  # the others of each four share nearly all
 
 
-async def test_a_salt_keeps_prompts_apart(caching: EngineClient) -> None:
+async def test_a_salt_keeps_prompts_apart(caching: Dispatcher) -> None:
     async with client(api(caching)) as http:
         assert await cached(http) == await cached(http, cache_salt="a") == 0
         assert await cached(http, cache_salt="b") == 0
@@ -127,7 +127,7 @@ async def test_a_salt_keeps_prompts_apart(caching: EngineClient) -> None:
 
 
 @pytest.mark.parametrize("isolates", [True, False])
-async def test_keys_keep_prompts_apart_where_that_is_asked_for(caching: EngineClient, isolates: bool) -> None:
+async def test_keys_keep_prompts_apart_where_that_is_asked_for(caching: Dispatcher, isolates: bool) -> None:
     options = msgspec.structs.replace(OPTIONS, isolate_by_key=isolates)
     async with client(api(caching, options)) as http:
         assert await cached(http, {"authorization": "Bearer ann"}) == 0

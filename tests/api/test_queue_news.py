@@ -13,7 +13,7 @@ import pytest
 from openai_cpu_server.api.calls.event_stream import comment
 from openai_cpu_server.api.calls.running import NEWS_INTERVAL_S, LastNews, QueueNews, is_news
 from openai_cpu_server.contract.messages import Place
-from openai_cpu_server.dispatch.client import EngineClient
+from openai_cpu_server.dispatch.dispatcher import Dispatcher
 from tests.api.asgi import Exchange, exchange
 from tests.api.serving import api, client, eventually, new_engine, running
 from tests.api.talking import MESSAGES
@@ -57,11 +57,11 @@ def test_a_stream_hears_of_every_place_that_lasts_until_its_first_chunk() -> Non
     assert not news.is_due(Place("a/0", 7, 10.0))
 
 
-def waits_at(engine: EngineClient, position: int) -> Callable[[], bool]:
+def waits_at(engine: Dispatcher, position: int) -> Callable[[], bool]:
     return lambda: any(live.position == position for live in engine.requests())
 
 
-def first_of(engine: EngineClient) -> str:
+def first_of(engine: Dispatcher) -> str:
     return engine.requests()[0].id
 
 

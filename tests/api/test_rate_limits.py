@@ -17,7 +17,7 @@ from openai_cpu_server.api.access.keys import Allowance, Key
 from openai_cpu_server.api.access.meter import Meter
 from openai_cpu_server.api.access.rate_limits import RateLimits
 from openai_cpu_server.contract.engine import Engine
-from openai_cpu_server.dispatch.client import EngineClient
+from openai_cpu_server.dispatch.dispatcher import Dispatcher
 from openai_cpu_server.errors import RequestsLimited, StartupError, TokensLimited
 from tests.api.asgi import exchange
 from tests.api.fake_engine import FakeEngine
@@ -78,7 +78,7 @@ async def test_wrong_requests_count_too(engine: FakeEngine, tmp_path: Path) -> N
         assert (await chat(http)).status_code == 429
 
 
-async def test_tokens_are_counted_as_they_were_used(process: EngineClient, tmp_path: Path) -> None:
+async def test_tokens_are_counted_as_they_were_used(process: Dispatcher, tmp_path: Path) -> None:
     async with limited(process, tmp_path, "tokens_per_minute = 100") as http:
         first = await chat(http, max_tokens=60, stop=["a", "b", "c", "d", "e", "f", "g", "h"])
         usage = first.json()["usage"]
@@ -124,7 +124,7 @@ async def test_a_quota_for_a_day(engine: FakeEngine, tmp_path: Path) -> None:
     assert refused.status_code == 429
 
 
-async def test_calls_at_once(slow_engine: EngineClient, tmp_path: Path) -> None:
+async def test_calls_at_once(slow_engine: Dispatcher, tmp_path: Path) -> None:
     app = locked_api(slow_engine, keys(tmp_path, "concurrent = 1"))
     body = {"messages": MESSAGES, "ignore_eos": True}
     async with client(app) as http, exchange(app, "/v1/chat/completions", body, HEADERS) as first:

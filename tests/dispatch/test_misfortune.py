@@ -16,9 +16,9 @@ import pytest
 
 from openai_cpu_server.contract.engine import EngineState
 from openai_cpu_server.contract.request import Priority
-from openai_cpu_server.dispatch.client import EngineClient
+from openai_cpu_server.dispatch.dispatcher import Dispatcher
 from openai_cpu_server.errors import EngineUnavailable, GenerationFailed, StartupError
-from tests.dispatch.test_client import (
+from tests.dispatch.test_dispatcher import (
     client,
     collect,
     eventually,
@@ -44,8 +44,8 @@ def no_more_files() -> Iterator[None]:
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
 
-def says(engine: EngineClient, words: str) -> bool:
-    return words in (engine.reason or "")
+def says(engine: Dispatcher, words: str) -> bool:
+    return words in (engine.status().reason or "")
 
 
 async def test_an_engine_that_cannot_be_spawned_is_a_start_that_failed() -> None:

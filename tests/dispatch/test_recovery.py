@@ -2,18 +2,25 @@
 
 from __future__ import annotations
 
+import math
 import random
+from collections import Counter
+from collections.abc import Iterable
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from openai_cpu_server.contract.messages import TokenEvent
+from openai_cpu_server.contract.request import Priority
 from openai_cpu_server.dispatch.death import DeathKind
 from openai_cpu_server.dispatch.generation import Generation
 from openai_cpu_server.dispatch.live import Live
-from openai_cpu_server.dispatch.recovery import LiveRequests
+from openai_cpu_server.dispatch.live_requests import LiveRequests
 from tests.scheduler.driver import request
 
 FAULT, HANG, KILL = DeathKind.FAULT, DeathKind.HANG, DeathKind.KILL
+INTERACTIVE, BATCH = Priority.INTERACTIVE, Priority.BATCH
 
 
 class Engine:
@@ -25,8 +32,8 @@ class Engine:
         for name in ids:
             self.add(name)
 
-    def add(self, name: str) -> None:
-        one = request(name)
+    def add(self, name: str, priority: Priority = INTERACTIVE) -> None:
+        one = request(name, priority=priority)
         generation = Generation([one], cancel=lambda _: None, clock=lambda: 0.0)
         self.live.add(Live(one, generation, 0.0))
         self.send()
@@ -37,7 +44,10 @@ class Engine:
     def step(self, *advanced: str) -> None:
         """A step of all, in which these (none given: all) gain a token."""
         self.live.computing(tuple(self.has))
-        for name in advanced or tuple(self.has):
+        self.advance(advanced or tuple(self.has))
+
+    def advance(self, names: Iterable[str]) -> None:
+        for name in names:
             self.live.advanced(TokenEvent(id=name, tokens=(5,), text="x"))
         self.send()
 
@@ -47,7 +57,8 @@ class Engine:
 
     def die(self, kind: DeathKind) -> list[str]:
         """Returns who is to blame. A new engine gets what is due."""
-        guilty = [live.request.id for live in self.live.crashed(kind)]
+        self.verdict = self.live.crashed(kind)
+        guilty = [live.request.id for live in self.verdict.guilty]
         for name in guilty:
             self.live.remove(name)
         self.has = []
@@ -55,19 +66,93 @@ class Engine:
         return guilty
 
 
-def test_after_a_fault_each_goes_back_alone_and_then_the_rest() -> None:
-    engine = Engine("a", "b")
+def test_after_a_fault_one_half_goes_back_and_who_was_not_there_comes_beside_the_other() -> None:
+    engine = Engine(*"abcd")
     engine.step()
     assert engine.die_in_a_step(FAULT) == []
-    assert engine.has == ["b"]
+    assert engine.has == ["c", "d"]
     engine.add("new")
-    assert engine.has == ["b"]
-    engine.step()
-    assert engine.has == ["b", "a"]
+    assert engine.has == ["c", "d"]
+    engine.step("d")
+    assert engine.has == ["c", "d"]
+    engine.step("c")
+    assert engine.has == ["c", "d", "b", "new"]
     engine.step("b")
-    assert engine.has == ["b", "a"]
+    assert engine.has == ["c", "d", "b", "new", "a"]
+
+
+def test_interactive_suspects_go_before_batch_work_and_newcomers_do_not_wait_for_it() -> None:
+    engine = Engine()
+    for number in range(16):
+        engine.add(f"b{number}", BATCH)
+    engine.add("i")
+    engine.step()
+    engine.die_in_a_step(FAULT)
+    assert engine.has == ["i"]
+    engine.live.remove("i")
+    engine.send()
+    assert len(engine.has) == 1 + 8
+    engine.add("b16", BATCH)
+    assert engine.has[-1] != "b16"
+    engine.add("new")
+    assert engine.has[-1] == "new"
+
+
+def test_who_is_killed_beside_a_trial_is_suspected_after_those_on_trial() -> None:
+    engine = Engine(*"abcdefgh")
+    engine.step()
+    engine.die_in_a_step(FAULT)
+    engine.step()
+    engine.add("poison")
+    assert engine.has == [*"efgh", "c", "d", "poison"]
+    engine.die_in_a_step(FAULT)
+    assert engine.has == ["d"]
+    engine.step()
+    engine.step("c")
+    assert engine.has == ["d", "c", "poison"]
+    assert engine.die_in_a_step(FAULT) == []
+    assert engine.has == ["poison"]
+    assert engine.die_in_a_step(FAULT) == ["poison"]
+    assert sorted(engine.has) == list("abcdefgh")
+
+
+def test_who_was_handled_when_the_engine_died_is_tried_alone_before_all_others() -> None:
+    engine = Engine("a", "b")
+    engine.step()
+    engine.add("poison", BATCH)
+    engine.live.computing(("a", "b"))
+    engine.live.handling("poison")
+    assert engine.die(FAULT) == []
+    engine.add("new")
+    assert engine.has == ["poison"]
+    engine.live.handling("poison")
+    assert engine.die(FAULT) == ["poison"]
+    assert engine.has == ["a", "b", "new"]
+
+
+def test_who_was_only_handled_at_that_time_is_cleared_and_the_others_are_tried() -> None:
+    engine = Engine("poison", "a")
+    engine.step()
+    engine.add("b")
+    engine.live.computing(("poison", "a"))
+    engine.live.handling("b")
+    engine.die(FAULT)
+    engine.step()
     engine.step("a")
-    assert engine.has == ["b", "a", "new"]
+    assert engine.has == ["b", "a", "poison"]
+    engine.die_in_a_step(FAULT)
+    assert engine.die_in_a_step(FAULT) == ["poison"]
+
+
+def test_a_death_while_the_next_engine_loads_changes_nothing() -> None:
+    engine = Engine(*"abcd")
+    engine.step()
+    engine.live.computing(tuple(engine.has))
+    engine.live.crashed(FAULT)
+    engine.live.crashed(KILL)
+    engine.has = []
+    engine.send()
+    assert engine.has == ["c", "d"]
 
 
 def test_the_newcomer_is_tried_first_and_fails_at_the_second_crash() -> None:
@@ -78,9 +163,7 @@ def test_the_newcomer_is_tried_first_and_fails_at_the_second_crash() -> None:
         assert engine.die_in_a_step(kind) == []
         assert engine.has == ["poison"]
         assert engine.die_in_a_step(kind) == ["poison"]
-        engine.step()
-        engine.step()
-        assert engine.has == ["b", "a"]
+        assert engine.has == ["a", "b"]
 
 
 def test_nobody_is_sentenced_for_another() -> None:
@@ -88,9 +171,10 @@ def test_nobody_is_sentenced_for_another() -> None:
     engine = Engine("poison", "a", "b")
     engine.step()
     engine.die_in_a_step(FAULT)
+    assert engine.has == ["a", "b"]
     engine.step("b")
     engine.step("a")
-    assert engine.has == ["b", "a", "poison"]
+    assert engine.has == ["a", "b", "poison"]
     assert engine.die_in_a_step(FAULT) == []
     assert engine.has == ["poison"]
     assert engine.die_in_a_step(FAULT) == ["poison"]
@@ -158,3 +242,43 @@ def test_the_engine_owes_nothing_while_all_are_held() -> None:
     assert engine.live.are_owed
     engine.live.crashed(FAULT)
     assert not engine.live.are_owed
+
+
+CALLS = st.tuples(
+    st.sampled_from([INTERACTIVE, BATCH]),
+    st.one_of(st.none(), st.none(), st.integers(0, 2)),
+    st.integers(0, 20),
+)
+"""Priority; None, or after how many tokens it kills; the round in which it comes."""
+
+
+@given(
+    calls=st.lists(CALLS, min_size=1, max_size=40), kind=st.sampled_from([FAULT, KILL]), chance=st.randoms()
+)
+def test_every_killer_fails_alone_and_soon(
+    calls: list[tuple[Priority, int | None, int]], kind: DeathKind, chance: random.Random
+) -> None:
+    """Any set of killers among any requests; each step computes some of those that the engine has."""
+    engine = Engine()
+    tokens: Counter[str] = Counter()
+    deadly = {f"r{i}": after for i, (_, after, _) in enumerate(calls) if after is not None}
+    failed: list[str] = []
+    num_deaths = num_counted = round_number = 0
+    while round_number <= 20 or len(failed) < len(deadly) or len(engine.has) < len(engine.live):
+        for i, (priority, _, comes) in enumerate(calls):
+            if comes == round_number:
+                engine.add(f"r{i}", priority)
+        round_number += 1
+        computed = [one for one in engine.has if chance.random() < 0.8]
+        engine.live.computing(tuple(computed))
+        if any(tokens[one] >= deadly.get(one, math.inf) for one in computed):
+            failed += engine.die(kind)
+            num_deaths += 1
+            num_counted += not engine.verdict.is_closer
+        elif computed:
+            engine.advance(computed)
+            tokens.update(computed)
+    assert sorted(failed) == sorted(deadly)
+    bound = math.ceil(math.log2(len(calls))) + 5
+    assert num_deaths <= bound * len(deadly)
+    assert num_counted <= 5 * len(deadly)

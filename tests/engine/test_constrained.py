@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import signal
 
@@ -9,7 +10,16 @@ import pytest
 
 from openai_cpu_server.contract.messages import Cancel, FinishReason, Submit, TokenEvent
 from openai_cpu_server.contract.request import Constraint, GenerationRequest
-from tests.dispatch.test_client import client, running, text
+from openai_cpu_server.errors import GenerationFailed
+from tests.dispatch.test_dispatcher import (
+    client,
+    collect,
+    eventually,
+    expected_text,
+    have_advanced,
+    running,
+    text,
+)
 from tests.engine.test_core import Engine
 from tests.fakes import CONTROL_TOKEN, END_TOKEN
 from tests.scheduler.driver import alone, request
@@ -145,6 +155,16 @@ def test_a_constraint_that_fails_on_its_way_fails_only_its_own_request() -> None
     assert engine.backend.cells == {}
 
 
+def test_a_panic_while_a_constraint_is_prepared_fails_only_its_own_request() -> None:
+    one = constrained("good", "{?}")
+    engine = generate(constrained("bad", "%"), one)
+    finish = engine.finish("bad").finish
+    assert finish is not None
+    assert (finish.reason, finish.output_tokens) == (FinishReason.ERROR, 0)
+    assert finish.error == "The engine could not handle this request (Panic)."
+    assert told(engine, "good") == alone(one)[:-1]
+
+
 @pytest.mark.parametrize("num_told", range(9))
 def test_an_output_goes_on_where_a_dead_engine_left_it(num_told: int) -> None:
     one = constrained("a", "{a?*bc?}", opening=(7,))
@@ -162,6 +182,23 @@ def test_what_is_not_told_when_a_request_is_cancelled_is_not_told_at_all() -> No
     engine.core.handle(Cancel("a"))
     engine.run()
     assert engine.events == [TokenEvent(id="a", finish=engine.finish("a").finish)]
+
+
+@pytest.mark.anyio
+@pytest.mark.thorough
+@pytest.mark.parametrize(("pattern", "said", "restarts"), [("#", "died each time", 2), ("%", "Panic", 0)])
+async def test_who_kills_or_panics_while_it_is_prepared_fails_alone(
+    pattern: str, said: str, restarts: int
+) -> None:
+    innocent = [request(f"r{i}", output=80) for i in range(4)]
+    async with running(client("step_s=0.01")) as engine:
+        streams = [asyncio.create_task(collect(engine, one)) for one in innocent]
+        await eventually(lambda: have_advanced(engine, 4))
+        with pytest.raises(GenerationFailed, match=said):
+            await collect(engine, constrained("poison", pattern))
+        results = await asyncio.gather(*streams)
+        assert engine.status().restarts == restarts
+    assert [text(events) for events in results] == [expected_text(one) for one in innocent]
 
 
 @pytest.mark.anyio

@@ -22,7 +22,7 @@ from openai_cpu_server.contract.messages import (
     Submit,
     TokenEvent,
 )
-from openai_cpu_server.contract.request import Priority
+from openai_cpu_server.contract.request import Constraint, Priority
 from openai_cpu_server.contract.step import Step, StepResult
 from openai_cpu_server.engine.core import EngineCore, build_core
 from tests.fakes import FAKE_INFO, FakeBackend
@@ -86,6 +86,53 @@ def test_cancelling_gives_one_last_event() -> None:
     finish = engine.finish("a").finish
     assert finish is not None
     assert finish.reason is FinishReason.CANCELLED
+
+
+class BrokenPieces(FakeBackend):
+    """Stumbles over a token's text when an output begins with it."""
+
+    def piece(self, token: int, *, special: bool = False) -> bytes:
+        if special:
+            raise MemoryError
+        return super().piece(token)
+
+
+def test_nothing_stays_of_a_request_that_fails_halfway() -> None:
+    engine = Engine(backend=BrokenPieces())
+    pattern = Constraint(grammar="abc?")
+    one = request("good", constraint=pattern)
+    engine.core.handle(Submit(request("bad", constraint=pattern, show_control_tokens=True)))
+    engine.core.handle(Submit(one))
+    engine.core.handle(Cancel("bad"))
+    engine.run()
+    finish = engine.finish("bad").finish
+    assert finish is not None
+    assert finish.reason is FinishReason.ERROR
+    assert [e.finish.reason for e in engine.events if e.finish] == [FinishReason.ERROR, FinishReason.LENGTH]
+    assert engine.backend.cells == {}
+
+
+def test_whoever_gets_a_slot_is_announced_though_it_is_not_computed_yet() -> None:
+    """Beside the step its grammar is compiled, which may be what the process dies of."""
+    engine = Engine(msgspec.structs.replace(OPTIONS, interactive_step_ms=1, batch_step_ms=1))
+    for name in ("a", "b"):
+        engine.core.handle(Submit(request(name, prompt=200)))
+    engine.step()
+    assert engine.last is not None
+    assert engine.last.figures is not None
+    assert engine.last.figures.sequences == 1
+    assert set(engine.started[0]) == {"a", "b"}
+
+
+def test_those_with_whom_the_scheduler_cannot_cope_are_announced() -> None:
+    engine = Engine()
+    for name in ("a", "b"):
+        engine.core.handle(Submit(request(name, output=9)))
+    engine.step()
+    engine.core.handle(Submit(request("bad", tokens=(2**40,))))
+    with pytest.raises(OverflowError):
+        engine.run()
+    assert engine.started[-1] == ("a", "b", "bad")
 
 
 def test_resuming_with_all_tokens_only_ends_it() -> None:

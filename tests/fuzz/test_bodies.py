@@ -14,7 +14,7 @@ import msgspec
 import pytest
 
 from openai_cpu_server.api.access.key_ring import KeyRing
-from openai_cpu_server.dispatch.client import EngineClient
+from openai_cpu_server.dispatch.dispatcher import Dispatcher
 from openai_cpu_server.jobs.jobs import Jobs
 from openai_cpu_server.jobs.options import JobOptions
 from openai_cpu_server.jobs.store.database import open_database
@@ -38,13 +38,13 @@ FAKES_ERROR = {
 
 
 @pytest.fixture(scope="module")
-async def own_engine() -> AsyncIterator[EngineClient]:
+async def own_engine() -> AsyncIterator[Dispatcher]:
     async with running(new_engine()) as engine:
         yield engine
 
 
 @pytest.fixture
-async def http(own_engine: EngineClient, tmp_path: Path) -> AsyncIterator[httpx.AsyncClient]:
+async def http(own_engine: Dispatcher, tmp_path: Path) -> AsyncIterator[httpx.AsyncClient]:
     jobs = Jobs(open_database(str(tmp_path / "jobs.db")), JobOptions(model="fake"))
     task = asyncio.create_task(jobs.run(_no_row))
     await asyncio.sleep(0)
@@ -86,7 +86,7 @@ async def _one(http: httpx.AsyncClient, path: str, body: bytes) -> int:
 
 
 @pytest.mark.thorough
-async def test_two_thousand_hostile_bodies(http: httpx.AsyncClient, own_engine: EngineClient) -> None:
+async def test_two_thousand_hostile_bodies(http: httpx.AsyncClient, own_engine: Dispatcher) -> None:
     statuses = await attack(http, own_engine, seed=6, number=2000)
     assert statuses[400] > 500, statuses
     assert statuses[200] > 20, "bodies that are refused at once test little"
@@ -96,6 +96,6 @@ async def test_two_thousand_hostile_bodies(http: httpx.AsyncClient, own_engine: 
 @pytest.mark.timeout(3600)
 @pytest.mark.parametrize("seed", range(100, 150))
 async def test_a_hundred_thousand_in_fifty_parts(
-    http: httpx.AsyncClient, own_engine: EngineClient, seed: int
+    http: httpx.AsyncClient, own_engine: Dispatcher, seed: int
 ) -> None:
     await attack(http, own_engine, seed=seed, number=2000)

@@ -89,7 +89,6 @@ def run(
     core = build_core(EngineOptions(model_path="", tile_filling=False), backend, None)
     events: dict[str, list[TokenEvent]] = {one.id: [] for one in requests}
     for one in requests:
-        core.prepare(Submit(one, output=told))
         core.handle(Submit(one, output=told))
     while core.has_work:
         for message in core.step():

@@ -16,7 +16,7 @@ from openai_cpu_server.jobs.store.files import PART_BYTES
 
 
 def checked_endpoint(path: Path, options: JobOptions) -> str:
-    """What all rows ask for. Raises StartupError with a line for each line of the file that is wrong."""
+    """The endpoint that all rows ask for. Raises StartupError with a line for each wrong line of the file."""
     endpoint = _first_url(path)
     check = InputCheck(endpoint, max_rows=options.max_rows, max_line_bytes=options.max_line_bytes)
     for lines in _lines(path):
@@ -46,7 +46,7 @@ def _lines(path: Path) -> Iterator[list[Line]]:
 
 
 def _first_url(path: Path) -> str:
-    """Of the first line that has a good one: the others are measured by it."""
+    """The endpoint of the first line that has a good one: the others are measured by it."""
     for lines in _lines(path):
         for line in lines:
             try:

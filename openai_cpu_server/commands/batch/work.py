@@ -10,7 +10,7 @@ from openai_cpu_server.app import Offline
 from openai_cpu_server.commands.batch.input import checked_endpoint, parts
 from openai_cpu_server.commands.batch.paths import Paths
 from openai_cpu_server.contract.engine import EngineState
-from openai_cpu_server.dispatch.client import EngineClient
+from openai_cpu_server.dispatch.dispatcher import Dispatcher
 from openai_cpu_server.errors import StartupError
 from openai_cpu_server.jobs.jobs import Jobs
 from openai_cpu_server.jobs.options import JobOptions
@@ -39,7 +39,10 @@ async def found_or_begun(jobs: Jobs, paths: Paths, options: JobOptions) -> Batch
 async def run_to_end(
     jobs: Jobs, batch: BatchRecord, offline: Offline, show: Callable[[BatchRecord], None]
 ) -> BatchRecord:
-    """Raises StartupError if there is no engine (any more); the batch is resumable then."""
+    """Run the batch until it has ended.
+
+    Raises StartupError if there is no engine (any more); the batch is resumable then.
+    """
     engine = asyncio.create_task(offline.engine.run())
     rows = asyncio.create_task(jobs.run(offline.run_row))
     try:
@@ -84,12 +87,12 @@ async def _check_same(jobs: Jobs, batch: BatchRecord, paths: Paths, options: Job
     )
 
 
-def _check_alive(running: asyncio.Task[None], engine: EngineClient) -> None:
+def _check_alive(running: asyncio.Task[None], engine: Dispatcher) -> None:
     """Raises StartupError: why the engine could not start, or why it is gone."""
     if running.done():
         running.result()
     if engine.state is EngineState.FAILED:
-        raise StartupError(f"{engine.reason}; the same command goes on where it was")
+        raise StartupError(f"{engine.status().reason}; the same command goes on where it was")
 
 
 async def _write(jobs: Jobs, file_id: str | None, path: Path) -> None:

@@ -31,13 +31,8 @@ class Constraints:
         """
         self._words.exception()
 
-    def prepare(self, constraint: Constraint) -> None:
-        """Compile the grammar. Any thread may call it. `start` reports what goes wrong."""
-        with contextlib.suppress(ConstraintFailed):
-            self.start(constraint, ())
-
     def start(self, constraint: Constraint, output: Sequence[int]) -> ConstrainedOutput:
-        """Start an output and replay what there is of it. Raises `ConstraintFailed`."""
+        """Start an output and replay what there is of it. Any thread. Raises `ConstraintFailed`."""
         words = self._words.result()
         matcher = self._grammars.matcher(constraint.grammar, words.tokenizer)
         constrained = ConstrainedOutput(constraint, matcher, words)

@@ -1,9 +1,10 @@
-"""The client against a real engine process; only its backend is a fake."""
+"""Dispatcher and supervisor against a real engine process; only its backend is a fake."""
 
 from __future__ import annotations
 
 import asyncio
 import functools
+import logging
 import os
 import signal
 import sys
@@ -16,10 +17,11 @@ import pytest
 
 from openai_cpu_server.contract.engine import EngineState, RequestState
 from openai_cpu_server.contract.messages import EngineOptions, FinishReason, TokenEvent
-from openai_cpu_server.contract.request import GenerationRequest, Priority
-from openai_cpu_server.dispatch.client import EngineClient
+from openai_cpu_server.contract.request import Constraint, GenerationRequest, Priority
+from openai_cpu_server.dispatch.dispatcher import Dispatcher
+from openai_cpu_server.dispatch.hang_detector import HangLimits
 from openai_cpu_server.dispatch.memory_killer import MemoryKiller
-from openai_cpu_server.dispatch.watchdog import HangLimits
+from openai_cpu_server.dispatch.supervisor import Supervisor
 from openai_cpu_server.errors import (
     EngineUnavailable,
     GenerationFailed,
@@ -44,7 +46,7 @@ def client(
     calibrate: str = "start",
     hang_limits: HangLimits = HangLimits(),  # noqa: B008 (frozen)
     memory_killer: Callable[[], MemoryKiller] = MemoryKiller,
-) -> EngineClient:
+) -> Dispatcher:
     command = [sys.executable, "-m", "tests.fake_engine", *flags]
     options = EngineOptions(
         model_path="",
@@ -55,13 +57,12 @@ def client(
         policy=policy,
         calibrate=calibrate,
     )
-    return EngineClient(
-        command, options, max_queue=max_queue, hang_limits=hang_limits, memory_killer=memory_killer
-    )
+    supervisor = Supervisor(command, options, hang_limits=hang_limits, memory_killer=memory_killer)
+    return Dispatcher(supervisor, max_queue=max_queue)
 
 
 @asynccontextmanager
-async def running(engine: EngineClient) -> AsyncIterator[EngineClient]:
+async def running(engine: Dispatcher) -> AsyncIterator[Dispatcher]:
     task = asyncio.create_task(engine.run())
     try:
         await until(engine, EngineState.READY)
@@ -71,13 +72,13 @@ async def running(engine: EngineClient) -> AsyncIterator[EngineClient]:
         await task
 
 
-async def until(engine: EngineClient, state: EngineState) -> None:
+async def until(engine: Dispatcher, state: EngineState) -> None:
     with anyio.fail_after(20):
         while engine.state is not state:
             await asyncio.sleep(0.01)
 
 
-async def collect(engine: EngineClient, *requests: GenerationRequest) -> list[TokenEvent]:
+async def collect(engine: Dispatcher, *requests: GenerationRequest) -> list[TokenEvent]:
     async with engine.generate(requests) as generation:
         return [event async for event in generation]
 
@@ -333,6 +334,26 @@ async def test_a_poisonous_request_fails_alone() -> None:
     assert [text(events) for events in results] == [expected_text(one) for one in innocent]
 
 
+async def test_a_culprit_among_many_is_found_while_the_server_goes_on(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """All have made progress when it strikes first; the search takes five deaths of the engine at most."""
+    caplog.set_level(logging.INFO)
+    innocent = [request(f"r{i}", output=80) for i in range(15)]
+    pattern = Constraint(grammar=30 * "?" + chr(298) + "?")
+    poison = request("poison", output=80, constraint=pattern)
+    async with running(client("step_s=0.01", "kill_on=300", max_seqs=16)) as engine:
+        streams = [asyncio.create_task(collect(engine, one)) for one in innocent]
+        await eventually(lambda: len(engine.requests()) == 15)
+        with pytest.raises(GenerationFailed, match="died each time"):
+            await collect(engine, poison)
+        results = await asyncio.gather(*streams)
+        assert 2 <= engine.status().restarts <= 6
+        assert engine.state is EngineState.READY
+    assert [text(events) for events in results] == [expected_text(one) for one in innocent]
+    assert [line for line in caplog.messages if line.startswith("recovered") and "suspects: 16" in line]
+
+
 async def test_an_engine_that_keeps_dying_is_given_up() -> None:
     engine = client("kill_on=300")
     async with running(engine):
@@ -361,13 +382,13 @@ async def test_streams_survive_whatever_kills_the_engine(number: signal.Signals)
     assert [text(events) for events in results] == [expected_text(one) for one in requests]
 
 
-def have_advanced(engine: EngineClient, num: int) -> bool:
+def have_advanced(engine: Dispatcher, num: int) -> bool:
     """So many requests live, and all have some tokens."""
     tokens = [live.output_tokens for live in engine.requests()]
     return len(tokens) == num and min(tokens) > 3
 
 
-def kill_engine(engine: EngineClient, number: signal.Signals) -> None:
+def kill_engine(engine: Dispatcher, number: signal.Signals) -> None:
     pid = engine.engine_pid
     assert pid is not None
     os.kill(pid, number)
@@ -389,8 +410,7 @@ async def test_a_stopped_engine_is_a_hang_and_its_streams_go_on() -> None:
         await eventually(lambda: engine.status().running["interactive"] == 3)
         kill_engine(engine, signal.SIGSTOP)
         await until(engine, EngineState.RESTARTING)
-        assert engine.reason is not None
-        assert "no progress" in engine.reason
+        assert "no progress" in (engine.status().reason or "")
         results = await asyncio.gather(*streams)
     assert [text(events) for events in results] == [expected_text(one) for one in requests]
 
@@ -463,7 +483,7 @@ async def test_an_engine_that_memory_runs_out_for_again_and_again_is_given_up(tm
             await stream
 
 
-def num_tokens(engine: EngineClient) -> int:
+def num_tokens(engine: Dispatcher) -> int:
     """Of all that live, so far."""
     return sum(live.output_tokens for live in engine.requests())
 

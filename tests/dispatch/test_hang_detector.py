@@ -8,19 +8,19 @@ import pytest
 
 from openai_cpu_server.dispatch.crashes import CrashRecord
 from openai_cpu_server.dispatch.death import Death, DeathKind
+from openai_cpu_server.dispatch.hang_detector import TICK_S, HangDetector, HangLimits
 from openai_cpu_server.dispatch.memory_killer import MemoryKiller
-from openai_cpu_server.dispatch.watchdog import TICK_S, HangLimits, Watchdog
 
 
 class Story:
     def __init__(self, limits: HangLimits) -> None:
         self.now_s = 1000.0
-        self.dog = Watchdog(limits, now_s=self.now_s)
+        self.detector = HangDetector(limits, now_s=self.now_s)
 
     def hung_after(self, seconds: float, *, is_loading: bool = False, owes: bool = True) -> bool:
         for _ in range(round(seconds / TICK_S)):
             self.now_s += TICK_S
-            if self.dog.is_hung(self.now_s, is_loading=is_loading, owes=owes):
+            if self.detector.is_hung(self.now_s, is_loading=is_loading, owes=owes):
                 return True
         return False
 
@@ -35,12 +35,12 @@ def test_any_news_begins_anew() -> None:
     story = Story(HangLimits(step_s=10))
     for _ in range(5):
         assert not story.hung_after(9)
-        story.dog.news()
+        story.detector.news()
 
 
 def test_a_long_step_gets_300_times_what_it_should_take() -> None:
     story = Story(HangLimits(step_s=10))
-    story.dog.step_begins(expected_ms=1000)
+    story.detector.step_begins(expected_ms=1000)
     assert not story.hung_after(300)
     assert story.hung_after(1)
 
@@ -55,6 +55,21 @@ def test_loading_has_its_own_limit() -> None:
     story = Story(HangLimits(step_s=10, load_s=100))
     assert not story.hung_after(100, is_loading=True, owes=False)
     assert story.hung_after(1, is_loading=True, owes=False)
+
+
+def test_a_request_that_is_handled_for_too_long_is_a_hang_though_steps_go_on() -> None:
+    """Its constraint is being compiled, beside the steps of others."""
+    story = Story(HangLimits(step_s=10))
+    for request_id in ("a", "b", None):
+        story.detector.handling(request_id)
+        story.detector.news()
+        assert not story.hung_after(9)
+    story.detector.handling("c")
+    story.detector.news()
+    assert not story.hung_after(6)
+    story.detector.news()
+    assert story.hung_after(6)
+    assert story.detector.stuck_s == 10.5
 
 
 @pytest.mark.parametrize("is_loading", [True, False])

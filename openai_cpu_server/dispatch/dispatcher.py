@@ -1,0 +1,161 @@
+"""The `Engine` that the API knows, in front of an engine process of this server's own."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Sequence
+
+from openai_cpu_server.contract.engine import (
+    EngineState,
+    EngineStatus,
+    LiveRequest,
+    RequestState,
+    unavailable,
+)
+from openai_cpu_server.contract.messages import ClearCache, KVStats
+from openai_cpu_server.contract.model_info import ModelInfo
+from openai_cpu_server.contract.request import GenerationRequest, Priority
+from openai_cpu_server.dispatch.generation import Generation
+from openai_cpu_server.dispatch.queue_room import wait_until_left_s
+from openai_cpu_server.dispatch.replay import Replay, Totals
+from openai_cpu_server.dispatch.supervisor import Supervisor
+from openai_cpu_server.errors import GenerationFailed, InvalidRequest, QueueFull, RequestCancelled
+
+_DRAIN_LOOK_S = 0.05
+_ABOUT_TO_END = "the server is about to end"
+
+
+class Dispatcher:
+    """Accepts requests within limits, and answers what becomes of them. An `Engine`.
+
+    `supervisor` keeps the process alive; `Replay` carries requests and events to and fro. All methods belong
+    to one event loop's thread.
+    """
+
+    def __init__(
+        self,
+        supervisor: Supervisor,
+        *,
+        max_queue: int,
+        max_held_bytes: int = 4 * 1024 * 1024,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """`max_queue` requests of each priority may wait. `max_held_bytes` is for each API call: events that
+        its client has not taken."""
+        self._supervisor = supervisor
+        self._replay = Replay(clock)
+        self._max_queue = max_queue
+        self._max_held_bytes = max_held_bytes
+        self._clock = clock
+        self._is_draining = False
+
+    # -- an `Engine` -------------------------------------------------------------------------------------
+
+    @property
+    def info(self) -> ModelInfo | None:
+        return self._supervisor.info
+
+    @property
+    def state(self) -> EngineState:
+        state = self._supervisor.state
+        is_alive = state in (EngineState.READY, EngineState.RESTARTING)
+        return EngineState.DRAINING if self._is_draining and is_alive else state
+
+    @property
+    def is_ending(self) -> bool:
+        return self._is_draining or self._supervisor.state is EngineState.STOPPED
+
+    def generate(self, requests: Sequence[GenerationRequest]) -> Generation:
+        if self.state not in (EngineState.READY, EngineState.RESTARTING):
+            raise unavailable(self.status())
+        self._check_queue(requests[0].priority, len(requests))
+        generation = Generation(
+            requests, cancel=self._replay.cancel, clock=self._clock, max_held_bytes=self._max_held_bytes
+        )
+        self._replay.accept(requests, generation)
+        return generation
+
+    def cancel(self, name: str) -> bool:
+        call = self._replay.live.call_of(name)
+        self._replay.cancel(*[live.request.id for live in call])
+        self._replay.fail(call, lambda: RequestCancelled("The request was cancelled on the server."))
+        return bool(call)
+
+    def requests(self) -> list[LiveRequest]:
+        now_s = self._clock()
+        return [live.snapshot(now_s) for live in self._replay.live]
+
+    def status(self) -> EngineStatus:
+        supervisor, live = self._supervisor, self._replay.live
+        kv, has_failed = supervisor.kv_stats, supervisor.state is EngineState.FAILED
+        return EngineStatus(
+            state=self.state,
+            reason=_ABOUT_TO_END if self._is_draining and not has_failed else supervisor.reason,
+            loaded=1.0 if supervisor.info else supervisor.start.loaded,
+            timed=supervisor.start.timed,
+            running=live.count(RequestState.RUNNING),
+            waiting=live.count(RequestState.WAITING),
+            kv_tokens=self.info.kv_tokens if self.info else 0,
+            kv_tokens_used=kv.pool_tokens_used if kv else 0,
+            restarts=supervisor.restarts,
+            last_death=supervisor.last_death,
+            rss_bytes=supervisor.rss_bytes,
+        )
+
+    def kv_stats(self) -> KVStats | None:
+        return self._supervisor.kv_stats
+
+    def clear_cache(self) -> None:
+        if self.state is not EngineState.READY:
+            raise unavailable(self.status())
+        self._supervisor.send(ClearCache())
+
+    # -- for whoever runs it -----------------------------------------------------------------------------
+
+    @property
+    def totals(self) -> Totals:
+        return self._replay.totals
+
+    @property
+    def engine_pid(self) -> int | None:
+        return self._supervisor.pid
+
+    async def run(self) -> None:
+        """Serve until `close`. Raises `StartupError` if the first engine process cannot start."""
+        await self._supervisor.run(self._replay)
+
+    async def drain(self, seconds: float) -> None:
+        """Accept nothing more, and give what runs or waits this long to end.
+
+        Batch work that has not begun is refused at once: it can be sent again.
+        """
+        self._is_draining = True
+        waiting = [live for live in self._replay.live if live.state is RequestState.WAITING]
+        batch = [live for live in waiting if live.request.priority is Priority.BATCH]
+        self._replay.cancel(*[live.request.id for live in batch])
+        self._replay.fail(batch, lambda: unavailable(self.status()))
+        deadline_s = self._clock() + seconds
+        while self._replay.num_live and self._clock() < deadline_s:  # noqa: ASYNC110 (once in a server's life)
+            await asyncio.sleep(_DRAIN_LOOK_S)
+
+    async def close(self) -> None:
+        """End all requests and the process."""
+        self._supervisor.stop()
+        self._replay.end(lambda: GenerationFailed("The server is shutting down.", may_retry=True))
+        await self._supervisor.wait_for_end()
+
+    def kill(self) -> None:
+        """For a `close` that is not to wait, not even if it waits already."""
+        self._supervisor.kill()
+
+    def _check_queue(self, priority: Priority, num_new: int) -> None:
+        if num_new > self._max_queue:
+            message = f"{num_new} sequences in one call; {self._max_queue} may wait at once on this server."
+            raise InvalidRequest(message, param="n", code="invalid_value")
+        live = self._replay.live
+        waiting = live.count(RequestState.WAITING)[priority.label]
+        num_over = waiting + num_new - self._max_queue
+        if num_over > 0:
+            expected = live.expected_waits_s(priority, self._clock())
+            raise QueueFull(waiting, retry_after_s=wait_until_left_s(expected, num_over))

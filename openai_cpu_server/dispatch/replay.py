@@ -1,0 +1,140 @@
+"""Requests on their way to whichever engine process is ready, and its events on their way back."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+
+import msgspec
+
+from openai_cpu_server.contract.engine import RequestState
+from openai_cpu_server.contract.messages import (
+    Cancel,
+    Command,
+    Handling,
+    QueueState,
+    StepDone,
+    StepStarted,
+    TokenEvent,
+)
+from openai_cpu_server.contract.request import GenerationRequest
+from openai_cpu_server.dispatch.death import Death
+from openai_cpu_server.dispatch.generation import Generation
+from openai_cpu_server.dispatch.live import Live
+from openai_cpu_server.dispatch.live_requests import LiveRequests
+from openai_cpu_server.dispatch.recovery import Recovery
+from openai_cpu_server.errors import GenerationFailed, ServerError
+
+
+class Totals(msgspec.Struct):
+    """What has been served since the start."""
+
+    requests: int = 0
+    prompt_tokens: int = 0
+    output_tokens: int = 0
+
+
+class Replay:
+    """Owns the live requests. What a dead engine has left is sent to the next one, with the output so far."""
+
+    def __init__(self, clock: Callable[[], float]) -> None:
+        self.live = LiveRequests()
+        self.totals = Totals()
+        self._clock = clock
+        self._send: Callable[..., None] | None = None
+        """To the engine process; None: none is ready, and requests wait in `live`."""
+        self._recovery = Recovery(clock)
+
+    # -- for the dispatcher ------------------------------------------------------------------------------
+
+    def accept(self, requests: Sequence[GenerationRequest], generation: Generation) -> None:
+        """The sequences of one API call."""
+        for request in requests:
+            self.live.add(Live(request, generation, self._clock()))
+        self.totals.requests += 1
+        self.totals.prompt_tokens += sum(map(len, {request.tokens for request in requests}))
+        self._send_due()
+
+    def cancel(self, *request_ids: str) -> None:
+        """The engine is not to compute them any more. Who reads them knows, or is still to be told."""
+        for request_id in request_ids:
+            self._forget(request_id)
+        self._tell(*[Cancel(id=request_id) for request_id in request_ids])
+        self._send_due()
+
+    def fail(self, requests: Iterable[Live], error: Callable[[], ServerError]) -> None:
+        """`error` makes a new one for each, for each is raised somewhere else."""
+        for live in requests:
+            self._forget(live.request.id)
+            live.generation.fail(live.request.id, error())
+
+    # -- for the supervisor ------------------------------------------------------------------------------
+
+    @property
+    def is_owed(self) -> bool:
+        """The engine has some of the requests, and something to do."""
+        return self.live.are_owed
+
+    @property
+    def num_live(self) -> int:
+        return len(self.live)
+
+    def ready(self, send: Callable[..., None]) -> None:
+        """An engine process is ready, and can be sent commands until it dies."""
+        self._send = send
+        self._send_due()
+
+    def lost(self) -> None:
+        """The engine process hears nothing any more. `died` follows."""
+        self._send = None
+
+    def heard(self, event: StepStarted | Handling | StepDone | QueueState) -> None:
+        match event:
+            case StepStarted(ids=ids):
+                for live in self.live.computing(ids):
+                    live.generation.start()
+            case Handling(id=request_id):
+                self.live.handling(request_id)
+            case StepDone(events=events):
+                for token_event in events:
+                    self._deliver(token_event)
+                self._send_due()
+            case QueueState(places=places, preempted=preempted):
+                self.live.preempted(preempted)
+                for generation, place in self.live.waiting(places, self._clock()).items():
+                    generation.wait_at(place)
+
+    def died(self, death: Death) -> bool:
+        """Whether the search for a culprit needed this death, and has come closer to it."""
+        ran = {live for live in self.live if live.state is RequestState.RUNNING}
+        verdict = self.live.crashed(death.kind)
+        concerned = [live.request.id for live in self.live if live in ran or live.suspicion]
+        self._recovery.died(concerned, num_suspects=verdict.num_suspects)
+        self.fail(verdict.guilty, lambda: GenerationFailed(death.verdict))
+        return verdict.is_closer
+
+    def end(self, error: Callable[[], ServerError]) -> None:
+        """No engine will serve what lives."""
+        self._recovery = Recovery(self._clock)  # there is none
+        self.fail(list(self.live), error)
+
+    def _tell(self, *commands: Command) -> None:
+        if self._send is not None:
+            self._send(*commands)
+
+    def _send_due(self) -> None:
+        if self._send is not None and (due := self.live.due()):
+            self._send(*[live.submit() for live in due])
+
+    def _deliver(self, event: TokenEvent) -> None:
+        live = self.live.get(event.id)
+        if live is None:
+            return  # cancelled while this was on its way
+        self.live.advanced(event)
+        self._recovery.is_back(event.id)
+        live.generation.push(event)
+        if event.finish is not None:
+            self.totals.output_tokens += event.finish.output_tokens
+
+    def _forget(self, request_id: str) -> None:
+        self.live.remove(request_id)
+        self._recovery.is_back(request_id)

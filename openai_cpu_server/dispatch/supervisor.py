@@ -1,0 +1,274 @@
+"""Keeps an engine process alive: starts it, watches it, and starts another when it has died."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import time
+from collections.abc import Callable, Sequence
+from typing import Protocol
+
+import msgspec
+
+from openai_cpu_server.contract.engine import EngineState, LastDeath
+from openai_cpu_server.contract.messages import (
+    Command,
+    EngineOptions,
+    Event,
+    Handling,
+    KVStats,
+    Loading,
+    QueueState,
+    Ready,
+    StartFailed,
+    StepDone,
+    StepStarted,
+)
+from openai_cpu_server.contract.model_info import ModelInfo
+from openai_cpu_server.dispatch.child import EngineProcess, resident_bytes
+from openai_cpu_server.dispatch.crashes import CrashRecord
+from openai_cpu_server.dispatch.death import Death, DeathKind
+from openai_cpu_server.dispatch.hang_detector import HangLimits
+from openai_cpu_server.dispatch.memory_killer import MemoryKiller
+from openai_cpu_server.dispatch.observer import NOBODY, EngineObserver
+from openai_cpu_server.dispatch.start import Start
+from openai_cpu_server.dispatch.watchdog import Watchdog
+from openai_cpu_server.errors import GenerationFailed, ServerError, StartupError
+
+logger = logging.getLogger(__name__)
+
+
+class Clientele(Protocol):
+    """The requests for which an engine is kept alive. All methods return at once."""
+
+    @property
+    def is_owed(self) -> bool:
+        """The engine has some of them, and something to do."""
+        ...
+
+    @property
+    def num_live(self) -> int: ...
+
+    def ready(self, send: Callable[..., None]) -> None:
+        """An engine process is ready, and can be sent commands until it dies."""
+        ...
+
+    def lost(self) -> None:
+        """The process hears nothing any more. `died` follows, if another is to take its place."""
+        ...
+
+    def heard(self, event: StepStarted | Handling | StepDone | QueueState) -> None: ...
+
+    def died(self, death: Death) -> bool:
+        """Whether the search for a culprit needed this death, and has come closer to it."""
+        ...
+
+    def end(self, error: Callable[[], ServerError]) -> None:
+        """No engine will serve them any more."""
+        ...
+
+
+class Supervisor:
+    """Owns the engine process. All methods belong to one event loop's thread."""
+
+    def __init__(
+        self,
+        command: Sequence[str],
+        options: EngineOptions,
+        *,
+        clock: Callable[[], float] = time.monotonic,
+        observer: EngineObserver = NOBODY,
+        hang_limits: HangLimits = HangLimits(),  # noqa: B008 (frozen)
+        max_crashes_a_minute: int = 5,
+        memory_killer: Callable[[], MemoryKiller] = MemoryKiller,
+    ) -> None:
+        """`command` starts the engine; the number of its socket's file descriptor is appended."""
+        self.info: ModelInfo | None = None
+        self.kv_stats: KVStats | None = None
+        """As of the last step; None while the present process has not made any."""
+        self.reason: str | None = None
+        """Why there is no engine, or none for the moment."""
+        self.restarts = 0
+        self.start = Start(options.model_path)
+        self._command = tuple(command)
+        self._options = options
+        self._clock = clock
+        self._observer = observer
+        self._hang_limits = hang_limits
+        self._memory_killer = memory_killer
+        self._crashes = CrashRecord(max_a_minute=max_crashes_a_minute, clock=clock)
+        self._state = EngineState.LOADING
+        self._process: EngineProcess | None = None
+        """None: there is none that listens."""
+        self._last_process: EngineProcess | None = None
+        """It may still be on its way out."""
+        self._start_failure: str | None = None
+        """What the present process has said about it."""
+        self._has_advanced = False
+        """The present process has brought tokens."""
+        self._last_death: tuple[Death, float] | None = None
+        """The last death, and when it was."""
+        self._stopped = asyncio.Event()
+
+    @property
+    def state(self) -> EngineState:
+        return self._state
+
+    @property
+    def pid(self) -> int | None:
+        return self._process.pid if self._process else None
+
+    @property
+    def rss_bytes(self) -> int:
+        """Resident memory of this process and the engine's."""
+        return resident_bytes() + (self._process.rss_bytes if self._process else 0)
+
+    @property
+    def last_death(self) -> LastDeath | None:
+        if self._last_death is None:
+            return None
+        death, died_s = self._last_death
+        return LastDeath(cause=death.cause, message=death.message, age_s=self._clock() - died_s)
+
+    def send(self, *commands: Command) -> None:
+        """To the engine process, if there is one."""
+        if self._process is not None:
+            self._process.send(*commands)
+
+    async def run(self, clientele: Clientele) -> None:
+        """Keep an engine alive until `stop`. Raises `StartupError` if the first one cannot start."""
+        while self._is_wanted:
+            death = await self._live_once(clientele)
+            if self._is_wanted:
+                await self._replace(death, clientele)
+
+    def stop(self) -> None:
+        """No other process is started. One that loads has nothing to save and is not waited for."""
+        is_loading = self._state in (EngineState.LOADING, EngineState.RESTARTING)
+        self._move(EngineState.STOPPED)
+        if is_loading and self._process is not None:
+            self._process.kill()
+
+    async def wait_for_end(self) -> None:
+        """After `stop`: let the process go, or kill it if it stays."""
+        if self._process is not None:
+            await self._process.close()
+
+    def kill(self) -> None:
+        """For a `wait_for_end` that is not to wait, not even if it waits already."""
+        self._move(EngineState.STOPPED)
+        if self._last_process is not None:
+            self._last_process.kill()
+
+    @property
+    def _is_wanted(self) -> bool:
+        return self._state not in (EngineState.STOPPED, EngineState.FAILED)
+
+    async def _live_once(self, clientele: Clientele) -> Death:
+        """One engine process from spawn to death."""
+        self._start_failure, self._has_advanced = None, False
+        try:
+            process = await EngineProcess.spawn(self._command, self._options)
+        except (OSError, RuntimeError) as error:  # of descriptors, memory or threads there may be none left
+            return Death.unborn(error)
+        self._process = self._last_process = process
+        if not self._is_wanted:
+            process.kill()
+        watchdog = Watchdog(
+            process,
+            limits=self._hang_limits,
+            killer=self._memory_killer(),
+            clock=self._clock,
+            is_loading=lambda: self._state is not EngineState.READY,
+            owes=lambda: clientele.is_owed,
+        )
+        try:
+            while (event := await watchdog.receive()) is not None and self._is_wanted:
+                self._heard(event, clientele)
+        finally:
+            watchdog.stop()
+            clientele.lost()
+            self._process = None
+            await process.close()
+        return watchdog.death()
+
+    def _heard(self, event: Event, clientele: Clientele) -> None:
+        match event:
+            case Loading():
+                self.start.heard(event)
+            case Ready(info=info):
+                self._ready(info, clientele)
+            case StartFailed(message=message):
+                self._start_failed(message)
+            case StepDone():
+                self._step_done(event)
+                clientele.heard(event)
+            case _:
+                clientele.heard(event)
+
+    def _ready(self, info: ModelInfo, clientele: Clientele) -> None:
+        logger.info("ready: %s", info.summary)
+        self.info, self.reason = info, None
+        self._crashes.started()
+        self._move(EngineState.READY)
+        clientele.ready(self.send)
+
+    def _start_failed(self, message: str) -> None:
+        if self._state is EngineState.LOADING:
+            raise StartupError(message)
+        self._start_failure = message
+
+    def _step_done(self, step: StepDone) -> None:
+        self.kv_stats = step.kv
+        self._has_advanced = self._has_advanced or bool(step.events)
+        if step.figures is not None:
+            self._observer.step_done(step.figures)
+
+    async def _replace(self, death: Death, clientele: Clientele) -> None:
+        """Decide what the death means, and wait before the next start."""
+        if self._state is EngineState.LOADING:
+            raise StartupError(self.start.failure(death))
+        if self._may_have_died_measuring(death, clientele):
+            logger.warning("steps are not timed any more: the engine may have died of that")
+            self._options = msgspec.structs.replace(self._options, calibrate="never")
+        self.reason = self._start_failure or death.message
+        logger.error("%s, %d requests live", self.reason, clientele.num_live)
+        self._book(death, is_searching=clientele.died(death))
+        if (why := self._crashes.why_too_many) is not None:
+            self._give_up(why, clientele)
+            return
+        self._move(EngineState.RESTARTING)
+        with contextlib.suppress(asyncio.TimeoutError):
+            await asyncio.wait_for(self._stopped.wait(), self._crashes.backoff_s)
+
+    def _book(self, death: Death, *, is_searching: bool) -> None:
+        """`is_searching`: the search for a culprit needed this death."""
+        self.restarts += 1
+        self._last_death = (death, self._clock())
+        self._observer.engine_died(death.cause)
+        self.kv_stats = None
+        is_kill = death.kind is DeathKind.KILL
+        if not is_searching and not (is_kill and self._has_advanced):
+            self._crashes.note()
+        if not is_kill and self._state is EngineState.RESTARTING:
+            self._crashes.start_failed()
+
+    def _may_have_died_measuring(self, death: Death, clientele: Clientele) -> bool:
+        """By itself, ready, and with nothing else to do."""
+        is_idle = self._state is EngineState.READY and not clientele.num_live
+        return is_idle and death.kind is DeathKind.FAULT and self._options.calibrate == "idle"
+
+    def _give_up(self, why: str, clientele: Clientele) -> None:
+        self.reason = f"{why}; the last time {self.reason}"
+        logger.critical("giving up: %s", self.reason)
+        self._move(EngineState.FAILED)
+        clientele.end(lambda: GenerationFailed(f"The engine is gone: {self.reason}."))
+
+    def _move(self, to: EngineState) -> None:
+        if to is self._state:
+            return
+        assert self._state.may_become(to), f"{self._state.value} -> {to.value}"
+        self._state = to
+        if to is EngineState.STOPPED:
+            self._stopped.set()

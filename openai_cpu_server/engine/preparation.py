@@ -1,0 +1,89 @@
+"""Constraints are prepared beside the loop and beside the reader, so that neither waits for a compiler."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Callable
+from itertools import count
+from queue import PriorityQueue
+from types import TracebackType
+
+from openai_cpu_server.contract.messages import Cancel, ClearCache, Handling, Submit
+from openai_cpu_server.engine.core import Prepared, Refused, Work
+
+_END = (-1, 0, None)
+"""It sorts before all requests."""
+
+
+class Preparation:
+    """Hands commands on: requests with a constraint when that is prepared, everything else at once.
+
+    One thread prepares, interactive requests first. It announces each request before it begins, because
+    native code may kill the process there. `with` it: leaving waits until the thread has ended.
+    """
+
+    def __init__(
+        self,
+        prepare: Callable[[Submit], Prepared | Refused],
+        *,
+        announce: Callable[[Handling], None],
+        hand_on: Callable[[Work], None],
+    ) -> None:
+        """`announce` and `hand_on` are called in several threads."""
+        self._prepare = prepare
+        self._announce = announce
+        self._hand_on = hand_on
+        self._queue: PriorityQueue[tuple[int, int, Submit | None]] = PriorityQueue()
+        self._numbers = count(1)
+        self._lock = threading.Lock()
+        self._cancelled: dict[str, bool] = {}
+        """The requests that are not handed on yet, and whether they were cancelled meanwhile."""
+        self._thread = threading.Thread(target=self._work, name="prepare", daemon=True)
+
+    def __enter__(self) -> Preparation:
+        self._thread.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._queue.put(_END)
+        self._thread.join()
+
+    def take(self, command: Submit | Cancel | ClearCache) -> None:
+        """Never blocks for long."""
+        match command:
+            case Submit(request=request) if request.constraint is not None:
+                with self._lock:
+                    self._cancelled[request.id] = False
+                self._queue.put((request.priority, next(self._numbers), command))
+            case Cancel(id=request_id) if self._is_put_off(request_id):
+                pass
+            case _:
+                self._hand_on(command)
+
+    def _is_put_off(self, request_id: str) -> bool:
+        """A request that is not handed on yet is cancelled right after that."""
+        with self._lock:
+            if request_id not in self._cancelled:
+                return False
+            self._cancelled[request_id] = True
+            return True
+
+    def _work(self) -> None:
+        with contextlib.suppress(ConnectionError):  # nobody is left to announce anything to
+            while (submit := self._queue.get()[2]) is not None:
+                prepared = self._prepared(submit)
+                with self._lock:
+                    self._hand_on(prepared)
+                    if self._cancelled.pop(submit.request.id):
+                        self._hand_on(Cancel(id=submit.request.id))
+
+    def _prepared(self, submit: Submit) -> Prepared | Refused:
+        if self._cancelled[submit.request.id]:
+            return Refused(submit, "It was cancelled before it began.")
+        self._announce(Handling(id=submit.request.id))
+        prepared = self._prepare(submit)
+        self._announce(Handling(id=None))
+        return prepared

@@ -1,0 +1,118 @@
+"""How commands pass the thread that prepares constraints, and what it says of that."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from openai_cpu_server.contract.messages import Cancel, ClearCache, Handling, Submit
+from openai_cpu_server.contract.request import Constraint, Priority
+from openai_cpu_server.engine.core import Prepared, Refused, Work
+from openai_cpu_server.engine.preparation import Preparation
+from tests.scheduler.driver import request
+
+Message = Work | Handling
+
+
+class Story:
+    """Preparing goes on when the test says so; what comes of it is kept in its order."""
+
+    def __init__(self) -> None:
+        self.messages: list[Message] = []
+        self._begun = threading.Semaphore(0)
+        self._may_end = threading.Semaphore(0)
+        self._news = threading.Condition()
+
+    def keep(self, message: Message) -> None:
+        with self._news:
+            self.messages.append(message)
+            self._news.notify()
+
+    def prepare(self, submit: Submit) -> Prepared:
+        self._begun.release()
+        assert self._may_end.acquire(timeout=20)
+        return Prepared(submit, ())
+
+    def wait_for_one_to_begin(self) -> None:
+        assert self._begun.acquire(timeout=20)
+
+    def let_go_on(self, times: int = 1) -> None:
+        self._may_end.release(times)
+
+    def wait_for(self, num: int) -> list[str]:
+        """So many messages, as words."""
+        with self._news:
+            assert self._news.wait_for(lambda: len(self.messages) >= num, 20)
+            return [word(message) for message in self.messages]
+
+
+def word(message: Message) -> str:
+    match message:
+        case Handling(id=request_id):
+            return f"handling {request_id}" if request_id else "handled"
+        case Prepared(submit=submit):
+            return f"prepared {submit.request.id}"
+        case Refused(submit=submit):
+            return f"refused {submit.request.id}"
+        case Submit(request=one):
+            return f"submit {one.id}"
+        case Cancel(id=request_id):
+            return f"cancel {request_id}"
+        case ClearCache():
+            return "clear"
+
+
+@contextmanager
+def preparing() -> Iterator[tuple[Story, Preparation]]:
+    story = Story()
+    with Preparation(story.prepare, announce=story.keep, hand_on=story.keep) as preparation:
+        yield story, preparation
+
+
+def constrained(name: str, priority: Priority = Priority.INTERACTIVE) -> Submit:
+    return Submit(request(name, priority=priority, constraint=Constraint(grammar="x")))
+
+
+def test_only_what_has_a_constraint_waits_and_it_is_announced() -> None:
+    with preparing() as (story, preparation):
+        preparation.take(constrained("slow"))
+        story.wait_for_one_to_begin()
+        preparation.take(Submit(request("plain")))
+        preparation.take(Cancel(id="other"))
+        preparation.take(ClearCache())
+        assert story.wait_for(4) == ["handling slow", "submit plain", "cancel other", "clear"]
+        story.let_go_on()
+        assert story.wait_for(6)[4:] == ["handled", "prepared slow"]
+
+
+def test_a_cancellation_comes_behind_its_request() -> None:
+    with preparing() as (story, preparation):
+        preparation.take(constrained("a"))
+        story.wait_for_one_to_begin()
+        preparation.take(Cancel(id="a"))
+        story.let_go_on()
+        assert story.wait_for(4) == ["handling a", "handled", "prepared a", "cancel a"]
+        preparation.take(Cancel(id="a"))
+        assert story.wait_for(5)[4:] == ["cancel a"]
+
+
+def test_what_was_cancelled_before_its_turn_is_not_prepared() -> None:
+    with preparing() as (story, preparation):
+        preparation.take(constrained("a"))
+        story.wait_for_one_to_begin()
+        preparation.take(constrained("b"))
+        preparation.take(Cancel(id="b"))
+        story.let_go_on()
+        assert story.wait_for(5) == ["handling a", "handled", "prepared a", "refused b", "cancel b"]
+
+
+def test_interactive_requests_go_before_batch_work() -> None:
+    with preparing() as (story, preparation):
+        for name in ("first", "second"):
+            preparation.take(constrained(name, Priority.BATCH))
+        story.wait_for_one_to_begin()
+        preparation.take(constrained("interactive"))
+        story.let_go_on(3)
+        told = [line for line in story.wait_for(9) if line.startswith("prepared")]
+        assert told == ["prepared first", "prepared interactive", "prepared second"]
