@@ -60,6 +60,7 @@ def resolve_call(
         # To choose the best, log-probabilities are needed, whether they are shown or not.
         top_logprobs=0 if best_of > n and logprobs is None else logprobs,
         prompt_logprobs=score_prompt,
+        route=id_prefix.removesuffix("-"),
     )
     rooms = [_room(prompt, max_tokens, asking, param=prompt_param) for prompt in prompts]
     return Call(
