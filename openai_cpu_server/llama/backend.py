@@ -318,12 +318,7 @@ class LlamaBackend:
             samples={slot: found.samples[0] for slot, found in sampled.items() if found.samples},
             further={slot: found.samples[1:] for slot, found in sampled.items() if found.samples[1:]},
             drafted={
-                span.slot: Drafted(
-                    len(span.draft),
-                    sampled[span.slot].num_accepted,
-                    self._num_known(span.slot),
-                    drafts.get(span.slot, _NO_DRAFT).num_tried,
-                )
+                span.slot: self._drafted(span, sampled[span.slot], drafts.get(span.slot, _NO_DRAFT))
                 for plan, span in zip(planned, spans, strict=True)
                 if plan.num_drafted
             },
@@ -332,8 +327,9 @@ class LlamaBackend:
             failures={slot: found.failure for slot, found in sampled.items() if found.failure is not None},
         )
 
-    def _num_known(self, slot: int) -> int:
-        return self._draft_model.num_known(slot) if self._draft_model is not None else 0
+    def _drafted(self, span: Span, sampled: Sampled, draft: Draft) -> Drafted:
+        num_known = self._draft_model.num_known(span.slot) if self._draft_model is not None else 0
+        return Drafted(len(span.draft), sampled.num_accepted, num_known, draft.num_tried)
 
     def _score(self, span: Span, logits: Logits) -> tuple[TokenLogprob, ...]:
         num_top = self._slots[span.slot].num_top

@@ -136,25 +136,22 @@ class Ref(Expr):
 
 
 @dataclass(frozen=True, eq=False)
-class Seq(Expr):
+class _Several(Expr):
     items: tuple[Expr, ...]
 
     @property
     def parts(self) -> tuple[Expr, ...]:
         return self.items
 
+
+@dataclass(frozen=True, eq=False)
+class Seq(_Several):
     def _takes_nothing(self) -> bool:
         return False not in [x.is_nullable for x in self.items]
 
 
 @dataclass(frozen=True, eq=False)
-class Alt(Expr):
-    items: tuple[Expr, ...]
-
-    @property
-    def parts(self) -> tuple[Expr, ...]:
-        return self.items
-
+class Alt(_Several):
     def _takes_nothing(self) -> bool:
         return True in [x.is_nullable for x in self.items]
 
@@ -176,13 +173,7 @@ class Repeat(Expr):
 
 
 @dataclass(frozen=True, eq=False)
-class And(Expr):
-    items: tuple[Expr, ...]
-
-    @property
-    def parts(self) -> tuple[Expr, ...]:
-        return self.items
-
+class And(_Several):
     def _takes_nothing(self) -> bool:
         return False not in [x.is_nullable for x in self.items]
 
