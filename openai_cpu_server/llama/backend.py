@@ -75,9 +75,8 @@ class LlamaBackend:
     def load(
         cls, options: EngineOptions, on_progress: Callable[[float], None], machine: Machine | None = None
     ) -> LlamaBackend:
-        """Load a model; the backend is ready for its first step. Raises `StartupError` with one line for the
-        terminal.
-        """
+        """Load a model; the backend is ready for its first step.
+        Raises `StartupError` with one line for the terminal."""
         backend = cls(load(options, on_progress, machine or Machine()))
         try:
             backend._warm_up()
@@ -271,9 +270,8 @@ class LlamaBackend:
         return msgspec.structs.replace(span, draft=span.draft[:length])
 
     def _compute(self, context: Context, spans: Sequence[Span], padding: int) -> tuple[Layout, Decoded, int]:
-        """Compute the spans. The number returned is the padding that was computed: all of it, or 0 without
-        room for it.
-        """
+        """Compute the spans. The number returned is the padding that was computed:
+        all of it, or 0 without room for it."""
         if not padding:
             layout = self._fill(spans)
             return layout, context.decode(self._batch), 0
@@ -336,9 +334,8 @@ class LlamaBackend:
         return tuple(score(row, target, num_top) for row, target in zip(logits, span.targets, strict=True))
 
     def _sample(self, span: Span, logits: Logits) -> Sampled:
-        """Sample from `logits`, (1 + draft, vocabulary). A constraint that fails ends its own request
-        only.
-        """
+        """Sample from `logits`, (1 + draft, vocabulary).
+        A constraint that fails ends its own request only."""
         opened = self._slots[span.slot]
         sampled = opened.sample_along(span.draft, logits)
         if sampled.num_accepted < len(span.draft):

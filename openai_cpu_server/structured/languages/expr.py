@@ -23,9 +23,8 @@ class _Kept(ref[Any]):
 
 
 class _Interned(type):
-    """The class of classes whose equal instances are one object. The table is weak, and safe between
-    threads.
-    """
+    """The class of classes whose equal instances are one object.
+    The table is weak, and safe between threads."""
 
     _known: ClassVar[dict[tuple[object, ...], _Kept]] = {}
     _serials: ClassVar[Iterator[int]] = itertools.count()
@@ -55,9 +54,8 @@ class _Interned(type):
 
     @staticmethod
     def _forget(reference: _Kept, known: dict[Any, Any] = _known) -> None:
-        """Drop a dead entry. The table is a default argument, for at the interpreter's end there are no
-        globals.
-        """
+        """Drop a dead entry. The table is a default argument, for at the
+        interpreter's end there are no globals."""
         if known.get(reference.key) is reference:
             del known[reference.key]
 
