@@ -8,7 +8,7 @@ from typing import Any, NoReturn
 from openai_cpu_server.errors import StartupError
 
 _KINDS = {"Path": "PATH", "list[Path]": "PATH", "int": "N", "float": "NUMBER"}
-"""Of values, by the types that pydantic names."""
+"""What the help shows for a value, by the type that pydantic names."""
 _DEFAULTS = {
     " (default: null)": "",  # the description says what happens instead
     " (default: [])": "",
@@ -28,7 +28,7 @@ class OptionParser(argparse.ArgumentParser):
 
 
 def add_option(parser: argparse.ArgumentParser, *names: str, **kwargs: Any) -> argparse.Action:
-    """`add_argument`, with pydantic's texts put right."""
+    """Call `add_argument` with pydantic's texts turned into words for users."""
     kind = str(kwargs.get("metavar", "{"))
     if not kind.startswith("{"):  # a flag, or a choice that lists its values
         kwargs["metavar"] = _KINDS.get(kind, _last_word(names[0]))
@@ -44,5 +44,5 @@ def _default_in_words(text: str) -> str:
 
 
 def _last_word(option: str) -> str:
-    """`--api-key` takes a KEY."""
+    """The name of an option's value: `--api-key` takes a KEY."""
     return option.rsplit("-", 1)[-1].upper()

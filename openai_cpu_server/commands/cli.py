@@ -34,9 +34,8 @@ def main() -> None:
 
 @contextlib.contextmanager
 def _imports_kept() -> Iterator[None]:
-    """Import without garbage collection, which would take a tenth of that time, and exempt what was made for
-    good.
-    """
+    """Import without garbage collection, which would take a tenth of that
+    time, and exempt what was made for good."""
     gc.disable()
     try:
         yield

@@ -163,9 +163,8 @@ def _described(following: Next) -> str:
 
 
 def _spans(allowed: bytes) -> str:
-    """Bytes as ranges: `one of 0-9 "`. Bytes beyond ASCII are described as the beginning of other
-    characters.
-    """
+    """Bytes as ranges: `one of 0-9 "`.
+    Bytes beyond ASCII are described as the beginning of other characters."""
     spans: list[list[int]] = []
     for byte in allowed:
         if byte < 0x80 and spans and spans[-1][1] == byte - 1:

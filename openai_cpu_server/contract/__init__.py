@@ -1,3 +1,2 @@
-"""What crosses the process boundary, and the protocols at which layers meet. Imports nothing of ours but
-errors.
-"""
+"""What crosses the process boundary, and the protocols at which layers meet.
+Imports nothing of ours but errors."""

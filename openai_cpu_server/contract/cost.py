@@ -55,7 +55,6 @@ class CostCurve(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def attended_pairs(start: int, num_tokens: int) -> int:
-    """The number of pairs of a token at one of `num_tokens` positions from `start` on and a cell before
-    it.
-    """
+    """The number of pairs of a token at one of `num_tokens` positions
+    from `start` on and a cell before it."""
     return num_tokens * start + num_tokens * (num_tokens - 1) // 2

@@ -33,15 +33,13 @@ class ModelInfo(msgspec.Struct, frozen=True, kw_only=True):
     can_share: bool
     """Whether cells of a sequence's beginning can be shared, saved and restored."""
     can_trim: bool
-    """Whether the end of a sequence can be removed, which recurrent, hybrid and sliding-window memories
-    cannot.
-    """
+    """Whether the end of a sequence can be removed, which recurrent,
+    hybrid and sliding-window memories cannot."""
     staging_tokens: int = 0
     """The cells beside the pool, in which prompts can be computed first; 0: there are none."""
     draft_cost: float | None = None
-    """The rough cost of a token in the draft model, as a share of this model's; None: there is no draft
-    model.
-    """
+    """The rough cost of a token in the draft model, as a share of this model's;
+    None: there is no draft model."""
 
     @property
     def context_limit(self) -> int:
@@ -93,9 +91,8 @@ class Tokenizer(Protocol):
     def fim(self) -> FimTokens | None: ...
 
     def encode(self, text: str, *, add_special: bool, parse_special: bool) -> list[int]:
-        """The tokens of a text. `parse_special` turns control tokens that are written in it (`<|im_end|>`)
-        into tokens.
-        """
+        """The tokens of a text. `parse_special` turns control tokens that are
+        written in it (`<|im_end|>`) into tokens."""
         ...
 
     def piece(self, token: int, *, special: bool = False) -> bytes:

@@ -68,9 +68,8 @@ class GenerationRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults
     priority: Priority = Priority.INTERACTIVE
     stop: tuple[str, ...] = ()
     top_logprobs: int | None = None
-    """How many alternatives get log-probabilities beside each sampled token; None: no log-probabilities at
-    all.
-    """
+    """How many alternatives get log-probabilities beside each sampled token;
+    None: no log-probabilities at all."""
     prompt_logprobs: bool = False
     """Also report the log-probability of every prompt token but the first."""
     client: str = ""
@@ -81,9 +80,8 @@ class GenerationRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults
     """Only requests of the same namespace share computed prompts (cache salt, API key)."""
     constraint: Constraint | None = None
     show_control_tokens: bool = False
-    """Whether control tokens (`[TOOL_CALLS]`) are text in the output, except those that end it; else they are
-    silent.
-    """
+    """Whether control tokens (`[TOOL_CALLS]`) are text in the output, except those that end it;
+    else they are silent."""
     pin: bool = False
     """Keep the prompt in the prefix cache for good."""
 

@@ -66,9 +66,8 @@ class Jobs:
             self._ended.set()
 
     async def stop(self) -> None:
-        """Stop running at once. Committed results stay; rows that were running are computed again after a
-        later start.
-        """
+        """Stop running at once. Committed results stay;
+        rows that were running are computed again after a later start."""
         if self._running is not None:
             self._running.cancel()
             await self._ended.wait()
@@ -88,9 +87,8 @@ class Jobs:
     async def add_file(
         self, owner: str, filename: str, content: Source, *, lifetime_s: int | None = None
     ) -> FileRecord:
-        """Store a file. `content` is read in another thread. Without an expiry the file stays until it is
-        deleted.
-        """
+        """Store a file. `content` is read in another thread.
+        Without an expiry the file stays until it is deleted."""
         now = int(self._clock())
         record = FileRecord(
             id=_new_id("file-"),

@@ -75,9 +75,8 @@ class LlamaBackend:
     def load(
         cls, options: EngineOptions, on_progress: Callable[[float], None], machine: Machine | None = None
     ) -> LlamaBackend:
-        """Load a model; the backend is ready for its first step. Raises `StartupError` with one line for the
-        terminal.
-        """
+        """Load a model; the backend is ready for its first step.
+        Raises `StartupError` with one line for the terminal."""
         backend = cls(load(options, on_progress, machine or Machine()))
         try:
             backend._warm_up()
@@ -271,9 +270,8 @@ class LlamaBackend:
         return msgspec.structs.replace(span, draft=span.draft[:length])
 
     def _compute(self, context: Context, spans: Sequence[Span], padding: int) -> tuple[Layout, Decoded, int]:
-        """Compute the spans. The number returned is the padding that was computed: all of it, or 0 without
-        room for it.
-        """
+        """Compute the spans. The number returned is the padding that was computed:
+        all of it, or 0 without room for it."""
         if not padding:
             layout = self._fill(spans)
             return layout, context.decode(self._batch), 0
@@ -318,12 +316,7 @@ class LlamaBackend:
             samples={slot: found.samples[0] for slot, found in sampled.items() if found.samples},
             further={slot: found.samples[1:] for slot, found in sampled.items() if found.samples[1:]},
             drafted={
-                span.slot: Drafted(
-                    len(span.draft),
-                    sampled[span.slot].num_accepted,
-                    self._num_known(span.slot),
-                    drafts.get(span.slot, _NO_DRAFT).num_tried,
-                )
+                span.slot: self._drafted(span, sampled[span.slot], drafts.get(span.slot, _NO_DRAFT))
                 for plan, span in zip(planned, spans, strict=True)
                 if plan.num_drafted
             },
@@ -332,17 +325,17 @@ class LlamaBackend:
             failures={slot: found.failure for slot, found in sampled.items() if found.failure is not None},
         )
 
-    def _num_known(self, slot: int) -> int:
-        return self._draft_model.num_known(slot) if self._draft_model is not None else 0
+    def _drafted(self, span: Span, sampled: Sampled, draft: Draft) -> Drafted:
+        num_known = self._draft_model.num_known(span.slot) if self._draft_model is not None else 0
+        return Drafted(len(span.draft), sampled.num_accepted, num_known, draft.num_tried)
 
     def _score(self, span: Span, logits: Logits) -> tuple[TokenLogprob, ...]:
         num_top = self._slots[span.slot].num_top
         return tuple(score(row, target, num_top) for row, target in zip(logits, span.targets, strict=True))
 
     def _sample(self, span: Span, logits: Logits) -> Sampled:
-        """Sample from `logits`, (1 + draft, vocabulary). A constraint that fails ends its own request
-        only.
-        """
+        """Sample from `logits`, (1 + draft, vocabulary).
+        A constraint that fails ends its own request only."""
         opened = self._slots[span.slot]
         sampled = opened.sample_along(span.draft, logits)
         if sampled.num_accepted < len(span.draft):

@@ -16,9 +16,8 @@ from openai_cpu_server.llama.model.model import Model
 from openai_cpu_server.llama.model.vocabulary import Vocabulary
 
 _MOST_PADDING = 256
-"""The most tokens by which two vocabularies may differ: some models of a family have meaningless ones at the
-end.
-"""
+"""The most tokens by which two vocabularies may differ:
+some models of a family have meaningless ones at the end."""
 _LEAST_SURE = 0.4
 """A draft ends before a token to which the draft model gives a lower probability."""
 _KEPT_FREE = 16
@@ -62,9 +61,8 @@ class DraftModel:
         self._batch = Batch(context.batch_tokens)
         self._held: dict[int, list[int]] = {}
         self._claims: dict[int, int] = {}
-        """The cells claimed for each slot whose reading has begun: for all its tokens and the draft behind
-        them.
-        """
+        """The cells claimed for each slot whose reading has begun:
+        for all its tokens and the draft behind them."""
 
     @property
     def num_parameters(self) -> int:
@@ -75,9 +73,8 @@ class DraftModel:
         return len(self._held.get(slot, ()))
 
     def draft(self, requests: Sequence[DraftRequest]) -> dict[int, Draft]:
-        """Greedy drafts by slot. A slot is missing while not enough of it is read, or if there is no room for
-        it.
-        """
+        """Greedy drafts by slot. A slot is missing while not enough of it
+        is read, or if there is no room for it."""
         spans = self._reading([one for one in requests if max(one.tokens) < self._num_common])
         counts = {one.slot: one.num_tokens for one in requests}
         drafts: dict[int, list[int]] = {}
@@ -107,9 +104,8 @@ class DraftModel:
         self.forget(0)
 
     def _reading(self, requests: Sequence[DraftRequest]) -> list[Span]:
-        """The tokens to read before a draft is possible. A slot that finds no room gives its cells to the
-        others.
-        """
+        """The tokens to read before a draft is possible.
+        A slot that finds no room gives its cells to the others."""
         spans = []
         left = self._batch.capacity
         for one in sorted(requests, key=lambda one: one.slot not in self._claims):
@@ -136,9 +132,8 @@ class DraftModel:
         return True
 
     def _trim(self, slot: int, tokens: Sequence[int]) -> int:
-        """Free the cells that differ from `tokens`; return how many fit. The last token is always computed
-        again.
-        """
+        """Free the cells that differ from `tokens`; return how many fit.
+        The last token is always computed again."""
         held = self._held.setdefault(slot, [])
         is_beginning = held == list(tokens[: len(held)])  # most often, and quickly seen
         common = min(len(held) if is_beginning else num_right(held, tokens), len(tokens) - 1)
@@ -151,9 +146,8 @@ class DraftModel:
         return Span(slot=slot, start=len(self._held[slot]), tokens=(draft[-1],), sample=True)
 
     def _compute(self, spans: Sequence[Span]) -> dict[int, int | None]:
-        """The next token of each slot that samples, None if it is not sure; {} if the computation was
-        interrupted.
-        """
+        """The next token of each slot that samples, None if it is not sure;
+        {} if the computation was interrupted."""
         layout = self._batch.fill(spans)
         try:
             decoded = self._context.decode(self._batch)
@@ -174,9 +168,8 @@ class DraftModel:
         return {slot: self._sure(logits[row]) for slot, row in rows.items()}
 
     def _sure(self, logits: Logits) -> int | None:
-        """The most probable token; None if it is improbable, ends the output or is unknown to the large
-        model.
-        """
+        """The most probable token; None if it is improbable, ends the
+        output or is unknown to the large model."""
         best = int(logits.argmax())
         if best >= self._num_common or best in self._vocabulary.end_tokens or not np.isfinite(logits[best]):
             return None

@@ -26,9 +26,8 @@ def _cache_folder() -> Path:
 
 
 class DemoFiles(msgspec.Struct, frozen=True, kw_only=True):
-    """The places to look in, in this order. The defaults are an installed package, then a checkout of its
-    repository.
-    """
+    """The places to look in, in this order.
+    The defaults are an installed package, then a checkout of its repository."""
 
     models: tuple[Path, ...] = (
         _PACKAGE / "model_assets" / "demo.gguf",

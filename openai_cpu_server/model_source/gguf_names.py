@@ -1,6 +1,5 @@
 """Reads the names of GGUF files: quantisation, parts of a model, and which of several models to take.
-Pure.
-"""
+Pure."""
 
 from __future__ import annotations
 

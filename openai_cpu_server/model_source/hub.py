@@ -1,6 +1,5 @@
-"""Downloads models with the hub's own library: its cache, its progress bar, `HF_TOKEN`, `HF_ENDPOINT`,
-`HF_HOME`.
-"""
+"""Downloads models with the hub's own library:
+its cache, its progress bar, `HF_TOKEN`, `HF_ENDPOINT`, `HF_HOME`."""
 
 from __future__ import annotations
 
@@ -118,9 +117,8 @@ def _choose(name: HubName) -> str:
 
 
 def _candidates(name: HubName) -> list[str]:
-    """The models of a repository; if the hub cannot be reached, those in the cache, if one of them will
-    do.
-    """
+    """The models of a repository;
+    if the hub cannot be reached, those in the cache, if one of them will do."""
     try:
         files = HfApi().model_info(name.repo, timeout=_TIMEOUT_S).siblings or []
         return models(file.rfilename for file in files)

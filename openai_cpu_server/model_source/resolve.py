@@ -16,9 +16,8 @@ from openai_cpu_server.model_source.hub_name import PREFIX, HubName, parse_hub_n
 _DEMO = "demo"
 _FETCH = "openai_cpu_server.model_source.hub:fetch"
 _FIND_CACHED = "openai_cpu_server.model_source.hub:find_cached"
-"""These functions are imported when they are called: most starts need no hub, and its library takes a quarter
-of a start.
-"""
+"""These functions are imported when they are called:
+most starts need no hub, and its library takes a quarter of a start."""
 
 
 def resolve_model(name: str, *, demo: DemoFiles | None = None) -> Path:

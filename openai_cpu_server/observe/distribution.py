@@ -48,9 +48,8 @@ class Distribution:
     def __init__(self) -> None:
         self.sum_s = 0.0
         self._counts: dict[int, int] = {}
-        """The counts by index of the fine bucket. The bucket behind the last bound takes everything
-        larger.
-        """
+        """The counts by index of the fine bucket.
+        The bucket behind the last bound takes everything larger."""
 
     def add(self, seconds: float, count: int = 1) -> None:
         index = bisect_left(_FINE_S, seconds)
@@ -71,9 +70,8 @@ class Distribution:
         return self.sum_s / self.num if self._counts else None
 
     def quantile_s(self, share: float) -> float | None:
-        """A quantile in seconds; None if empty. It is at most a third off, usually far less. Larger values
-        count as the last bound.
-        """
+        """A quantile in seconds; None if empty.
+        It is at most a third off, usually far less. Larger values count as the last bound."""
         wanted = share * self.num
         below = 0
         for index, count in sorted(self._counts.items()):

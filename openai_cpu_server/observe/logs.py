@@ -23,9 +23,8 @@ def set_up_logs(level: str, log_format: LogFormat) -> None:
 
 
 class JsonFormatter(logging.Formatter):
-    """Formats a record as one object on a line: time (UTC), level, logger, message, and the record's
-    `fields`.
-    """
+    """Formats a record as one object on a line:
+    time (UTC), level, logger, message, and the record's `fields`."""
 
     def format(self, record: logging.LogRecord) -> str:
         entry: dict[str, object] = {

@@ -26,9 +26,8 @@ _SERVER_ERROR = 500
 
 
 def open_tracing(endpoint: str) -> Tracing:
-    """Send traces to the collector at this URL (OTLP over HTTP). Raises StartupError without the extra
-    `otel`.
-    """
+    """Send traces to the collector at this URL (OTLP over HTTP).
+    Raises StartupError without the extra `otel`."""
     try:
         from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
         from opentelemetry.sdk.trace.export import BatchSpanProcessor
@@ -41,9 +40,8 @@ def open_tracing(endpoint: str) -> Tracing:
 
 
 def traces_url(endpoint: str) -> str:
-    """The URL for traces. A collector's address is the base of one URL per signal, by OpenTelemetry's
-    specification.
-    """
+    """The URL for traces. A collector's address is the base of one URL per
+    signal, by OpenTelemetry's specification."""
     base = endpoint.rstrip("/")
     return base if base.endswith(_TRACES_PATH) else base + _TRACES_PATH
 

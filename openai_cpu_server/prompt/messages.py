@@ -60,9 +60,8 @@ def _tool_call(call: object) -> object:
 
 
 def arguments_object(arguments: object) -> object:
-    """The arguments as an object. OpenAI writes them as JSON text; text that is no JSON object stays as it
-    is.
-    """
+    """The arguments as an object.
+    OpenAI writes them as JSON text; text that is no JSON object stays as it is."""
     if not isinstance(arguments, str):
         return arguments
     try:

@@ -60,9 +60,8 @@ class StepContext(Context):
 
 
 class ChatEnvironment(ImmutableSandboxedEnvironment):
-    """The language of Hugging Face's chat templates. Threads share it, because it has no state of a
-    rendering.
-    """
+    """The language of Hugging Face's chat templates.
+    Threads share it, because it has no state of a rendering."""
 
     intercepted_binops = frozenset({"+", "*", "**", "%"})
     context_class = StepContext

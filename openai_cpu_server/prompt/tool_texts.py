@@ -15,9 +15,8 @@ def with_history_ids(messages: Sequence[Message], form: ToolFormat) -> list[Mess
 
 
 def with_written_calls(messages: Sequence[Message], form: ToolFormat) -> list[Message]:
-    """The messages, with earlier calls and results as text. A last message that calls stays: it is an error
-    anyway.
-    """
+    """The messages, with earlier calls and results as text.
+    A last message that calls stays: it is an error anyway."""
     texts: list[Message] = []
     for index, message in enumerate(messages):
         if message.get("role") == "tool":
@@ -72,9 +71,8 @@ _RESULTS = "Results of the functions:"
 
 
 def _add_result(texts: list[Message], message: Message) -> None:
-    """Add a result to the message before it, if that has results: many templates demand that roles take
-    turns.
-    """
+    """Add a result to the message before it, if that has results:
+    many templates demand that roles take turns."""
     result = content_text(message.get("content"))
     last = texts[-1].get("content") if texts else None
     if isinstance(last, str) and texts[-1].get("role") == "user" and last.startswith(_RESULTS):

@@ -36,9 +36,8 @@ class CompiledSchema:
 
 
 def compile_schema(schema: Json, options: Options | None = None) -> CompiledSchema:
-    """The GBNF of a schema, with what was left out. Raises UnsupportedSchema, InvalidSchema,
-    SchemaTooLarge.
-    """
+    """The GBNF of a schema, with what was left out.
+    Raises UnsupportedSchema, InvalidSchema, SchemaTooLarge."""
     return _Compiler(schema, options or Options()).compile()
 
 

@@ -1,6 +1,5 @@
-"""Reasons why a schema, a pattern or a grammar cannot be compiled. The client can mend them all: status
-400.
-"""
+"""Reasons why a schema, a pattern or a grammar cannot be compiled.
+The client can mend them all: status 400."""
 
 from __future__ import annotations
 

@@ -16,9 +16,8 @@ def json_object_gbnf(options: Options | None = None) -> str:
 
 
 def regex_to_gbnf(pattern: str, limits: Limits | None = None) -> str:
-    """The grammar of texts that match the pattern as a whole, anchors or not. Raises InvalidPattern,
-    SchemaTooLarge.
-    """
+    """The grammar of texts that match the pattern as a whole, anchors or not.
+    Raises InvalidPattern, SchemaTooLarge."""
     limits = limits or Limits()
     grammar = Grammar(Budget(limits))
     language = full_language(pattern, limits)

@@ -22,9 +22,8 @@ _NOT_SENT_LOWAT = getattr(socket, "TCP_NOTSENT_LOWAT", None)
 class ConnectionLimits(msgspec.Struct, frozen=True, kw_only=True):
     max_connections: int
     read_timeout_s: float
-    """Seconds for the headers of a request, counted from the start of the connection or the end of the last
-    response.
-    """
+    """Seconds for the headers of a request, counted from the start of the
+    connection or the end of the last response."""
     write_timeout_s: float
     """The seconds after which a client that does not read is dropped."""
     excess_mark: str

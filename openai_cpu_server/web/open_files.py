@@ -8,9 +8,8 @@ import resource
 logger = logging.getLogger(__name__)
 
 _RESERVE = 128
-"""Files for the process itself (a few dozen: libraries, sockets, databases, uploads on their way to disk),
-and for connections that are refused.
-"""
+"""Files for the process itself (a few dozen:
+libraries, sockets, databases, uploads on their way to disk), and for connections that are refused."""
 
 
 def room_for_connections(wanted: int) -> int:

@@ -9,9 +9,8 @@ import msgspec
 
 
 class Priority(enum.Enum):
-    """The priority as users write it in the header `X-Priority`; servers without priorities do not read
-    it.
-    """
+    """The priority as users write it in the header `X-Priority`;
+    servers without priorities do not read it."""
 
     INTERACTIVE = "interactive"
     BATCH = "batch"
@@ -88,9 +87,8 @@ class Trace:
     def __init__(self, ask: Ask, arrival: float) -> None:
         self.ask = ask
         self.arrival = arrival
-        """When the request should have been sent: a client that is late must not make a server look
-        faster.
-        """
+        """When the request should have been sent:
+        a client that is late must not make a server look faster."""
         self.chunk_times: list[float] = []
         """The times of chunks with content; a chunk that names only the role has none."""
         self.text = ""

@@ -60,9 +60,8 @@ class Bench:
 
     @contextlib.contextmanager
     def server(self, variant: Variant, *options: str, on_line: OnLine | None = None) -> Iterator[Server]:
-        """Our server, started fresh and warmed up. Raises ServerFailed, also for an option that it does not
-        have.
-        """
+        """Our server, started fresh and warmed up.
+        Raises ServerFailed, also for an option that it does not have."""
         with self._running(ours(variant, self.model, *options), on_line, is_ours=True) as server:
             yield server
 

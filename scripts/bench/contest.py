@@ -47,9 +47,8 @@ class Contest(Generic[T]):
         figure: Callable[[T], float],
         limit: Callable[[list[LoopRun]], float | None] | None = None,
     ) -> Line:
-        """A line of all contestants with a figure. `limit` is the bare loop's figure in a round, if it has
-        one.
-        """
+        """A line of all contestants with a figure.
+        `limit` is the bare loop's figure in a round, if it has one."""
         servers: dict[str, Rounds] = {}
         for who, runs in self.runs.items():
             rounds = self.attempt(who.label, what, partial(Rounds.of, runs, figure))
@@ -58,9 +57,8 @@ class Contest(Generic[T]):
         return Line(what=what, unit=unit, better=better, servers=servers, limit=self._limit(what, limit))
 
     def attempt(self, label: str, what: str, get: Callable[[], R]) -> R | None:
-        """The result; None if it fails. Then only that contestant has failed, and the others' figures
-        stay.
-        """
+        """The result; None if it fails.
+        Then only that contestant has failed, and the others' figures stay."""
         try:
             return get()
         except Exception as error:

@@ -22,9 +22,8 @@ class Comparison(msgspec.Struct, frozen=True):
     position: int | None = None
     """The position of the first difference; the texts behind it cannot be compared."""
     gap: float | None = None
-    """The difference of the two candidates' log-probabilities, the larger of both runs; None: one is not
-    among the best.
-    """
+    """The difference of the two candidates' log-probabilities, the larger of both runs;
+    None: one is not among the best."""
 
 
 def compare(alone: Sequence[ScoredToken], together: Sequence[ScoredToken], *, near_tie: float) -> Comparison:

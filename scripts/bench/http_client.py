@@ -105,9 +105,8 @@ async def _stream(port: int, trace: Trace, dialect: Dialect) -> None:
 
 
 def _end(trace: Trace, dialect: Dialect) -> None:
-    """End the trace. A server that does not count is believed if it says that the answer has its full
-    length.
-    """
+    """End the trace. A server that does not count is believed if it
+    says that the answer has its full length."""
     trace.end = time.perf_counter()
     if not dialect.tells_usage and trace.finish_reason == "length":
         trace.usage = Usage(len(trace.ask.prompt), trace.ask.max_tokens)

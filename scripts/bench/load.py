@@ -1,6 +1,5 @@
-"""Loads: a closed loop (k clients, each asks again once it is answered) and an open loop (arrivals by the
-clock).
-"""
+"""Loads: a closed loop (k clients, each asks again once it is answered)
+and an open loop (arrivals by the clock)."""
 
 from __future__ import annotations
 
@@ -39,9 +38,8 @@ class Clients:
         await asyncio.gather(*(self._ask_all(source) for _ in range(num_clients)))
 
     async def open_loop(self, asks: Iterable[Ask], offsets: Sequence[float]) -> None:
-        """Send each request at its offset from now, whatever the server does. Returns when all are
-        answered.
-        """
+        """Send each request at its offset from now, whatever the server does.
+        Returns when all are answered."""
         start = time.perf_counter()
         pairs = zip(asks, offsets, strict=False)
         await asyncio.gather(*(self._send_at(ask, start + offset) for ask, offset in pairs))

@@ -92,9 +92,8 @@ def _build(sources: Path, tree: Path, say: Say) -> None:
 
 
 def _make_venv(sources: Path, folder: Path, say: Say) -> None:
-    """Make a venv. It gets its name once it is whole. Ours will not do: the example server needs all
-    parts.
-    """
+    """Make a venv. It gets its name once it is whole.
+    Ours will not do: the example server needs all parts."""
     say("building llama-cpp-python for its servers, in a virtual environment: some minutes")
     partial = folder.with_name("venv-partial")
     shutil.rmtree(partial, ignore_errors=True)

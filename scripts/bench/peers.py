@@ -128,9 +128,8 @@ class _LlamaServer:
 
 @dataclass(frozen=True)
 class _LlamaCppServer:
-    """Serves one request at a time. By default a newcomer cuts off a running request: that is switched
-    off.
-    """
+    """Serves one request at a time.
+    By default a newcomer cuts off a running request: that is switched off."""
 
     python: Path
     words: _Words

@@ -1,6 +1,5 @@
-"""Prompts of exact lengths, from token ids that every vocabulary has, or from words. Equal seeds give equal
-prompts.
-"""
+"""Prompts of exact lengths, from token ids that every vocabulary has, or from words.
+Equal seeds give equal prompts."""
 
 from __future__ import annotations
 

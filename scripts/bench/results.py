@@ -117,9 +117,8 @@ class Circumstances(msgspec.Struct, frozen=True, kw_only=True):
     rounds: int
     is_quick: bool
     servers: dict[str, str] = {}
-    """The command that starts each server, by label; `{room}` where workloads differ, names instead of
-    paths.
-    """
+    """The command that starts each server, by label;
+    `{room}` where workloads differ, names instead of paths."""
     absent: tuple[str, ...] = ()
     """The wanted peers that are not on this machine."""
 

@@ -67,9 +67,8 @@ def our_options() -> frozenset[str]:
 
 
 def environment() -> dict[str, str]:
-    """This process's environment without options for servers: a run must not depend on the user's
-    settings.
-    """
+    """This process's environment without options for servers:
+    a run must not depend on the user's settings."""
     return {name: value for name, value in os.environ.items() if not name.startswith(_OPTIONS_IN_ENVIRONMENT)}
 
 

@@ -13,9 +13,8 @@ T = TypeVar("T")
 
 
 def percentile(values: Sequence[float], percent: float) -> float:
-    """A percentile, linear between the two nearest ranks. Raises ValueError for no values or a percent
-    outside 0..100.
-    """
+    """A percentile, linear between the two nearest ranks.
+    Raises ValueError for no values or a percent outside 0..100."""
     if not values:
         raise ValueError("no values, no percentile")
     if not 0 <= percent <= 100:

@@ -24,9 +24,8 @@ class TimeLimit:
 
     @contextmanager
     def ending(self) -> Iterator[None]:
-        """End the block with TimeUp when the time is over. A report that is written outside it is not
-        disturbed.
-        """
+        """End the block with TimeUp when the time is over.
+        A report that is written outside it is not disturbed."""
         self._may_raise = True
         try:
             if self.is_over:

@@ -80,9 +80,8 @@ class Server:
         return float(psutil.Process(self.process.pid).memory_info().rss) / 2**20
 
     def deaths(self) -> Counter[str]:
-        """The deaths of engines by cause, as the server counts them once the last killed one has been
-        replaced.
-        """
+        """The deaths of engines by cause, as the server counts them once
+        the last killed one has been replaced."""
         self._wait_until_ready()
         page = httpx.get(self.url + "/metrics", timeout=30).text
         return Counter({cause: int(float(count)) for cause, count in _DEATHS.findall(page)})

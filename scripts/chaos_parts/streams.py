@@ -126,9 +126,8 @@ async def run_streams(
 async def _kill(
     server: Server, kills: int, num_tokens: int, chance: random.Random, progress: Progress
 ) -> None:
-    """Kill at tokens drawn from all that will come, and some after a random time, whatever the engine
-    does.
-    """
+    """Kill at tokens drawn from all that will come, and some after a
+    random time, whatever the engine does."""
     num_again = round(_AGAIN * kills)
     moments = sorted(chance.randrange(num_tokens * 3 // 4) for _ in range(kills - num_again))
     early = range((len(moments) + 1) // 2)  # the second one, a second later, must still find streams

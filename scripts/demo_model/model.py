@@ -10,9 +10,8 @@ from demo_model.shapes import Shape
 
 
 class Llama(nn.Module):
-    """A llama model. It rotates neighbouring elements, as llama.cpp does here: rows need no permutation at
-    export.
-    """
+    """A llama model. It rotates neighbouring elements, as llama.cpp does here:
+    rows need no permutation at export."""
 
     def __init__(self, shape: Shape) -> None:
         super().__init__()

@@ -24,9 +24,8 @@ _BATCH = 2000
 _CHAINED = 0.12
 """The share of the conversations to which others are joined, up to a random length."""
 _LED = 0.5
-"""The share of plain texts that begin with the token that ends a text, so that their first word is learnt,
-too.
-"""
+"""The share of plain texts that begin with the token that ends a text,
+so that their first word is learnt, too."""
 
 Progress = Callable[[int, int], None]
 

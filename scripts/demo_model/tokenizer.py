@@ -76,9 +76,8 @@ def _counted_words(texts: Iterable[str]) -> Counter[str]:
 
 
 def _with_spaces(words: Mapping[str, int], bytes_: list[str], inner: list[Pair], size: int) -> Tokenizer:
-    """Merges: `inner` ones, then the space with the most frequent first pieces; at most `size` pieces
-    in all.
-    """
+    """Merges: `inner` ones, then the space with the most frequent first pieces;
+    at most `size` pieces in all."""
     firsts: Counter[str] = Counter()
     tokenizer = assemble(bytes_, inner)
     for word, count in words.items():

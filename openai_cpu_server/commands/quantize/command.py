@@ -31,9 +31,8 @@ _WRITING_FAILED = "iostream error"
 
 
 def quantize(arguments: Sequence[str]) -> None:
-    """Run the command. Exits with 1 if the work fails, 128 + signal if stopped. Raises StartupError for wrong
-    use.
-    """
+    """Run the command. Exits with 1 if the work fails, 128 + signal if stopped.
+    Raises StartupError for wrong use."""
     given = parser().parse_args(arguments)
     if given.type == _LIST:
         show(type_list())

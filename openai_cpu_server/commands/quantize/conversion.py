@@ -86,9 +86,8 @@ class Conversion(msgspec.Struct, frozen=True):
                 raise StartupError(f"{tensor.name} cannot be {kind.name} without an importance matrix")
 
     def require_made(self, files: Sequence[Path]) -> None:
-        """Raises QuantizeFailed unless these files are the whole output: llama.cpp may not notice a full
-        disk.
-        """
+        """Raises QuantizeFailed unless these files are the whole output:
+        llama.cpp may not notice a full disk."""
         try:
             made = {each.name: each.type for file in files for each in file_tensors(GgufHeader(file))}
         except StartupError as error:

@@ -1,6 +1,5 @@
-"""The output's files. They are made in a hidden folder beside their place, and moved there once they are
-whole.
-"""
+"""The output's files. They are made in a hidden folder beside their
+place, and moved there once they are whole."""
 
 from __future__ import annotations
 
@@ -56,9 +55,8 @@ class Output:
                 raise StartupError(f"{file} exists already: --force replaces it")
 
     def require_room(self, num_bytes: int) -> None:
-        """Raises `StartupError` if the disk has no room beside the old output, which stays until the new one
-        is whole.
-        """
+        """Raises `StartupError` if the disk has no room beside the old output,
+        which stays until the new one is whole."""
         free = shutil.disk_usage(self.path.parent).free
         if free < num_bytes:
             raise StartupError(

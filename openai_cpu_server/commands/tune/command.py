@@ -112,9 +112,8 @@ def _options(header: GgufHeader, machine: Machine) -> EngineOptions:
 
 
 def thread_counts(machine: Machine) -> tuple[int, ...]:
-    """Numbers of threads to try: all usable cores, all their hardware threads, half, and one less than
-    all.
-    """
+    """Numbers of threads to try:
+    all usable cores, all their hardware threads, half, and one less than all."""
     cores = machine.num_threads()
     return tuple(sorted({max(1, cores // 2), max(1, cores - 1), cores, machine.num_cpus()}))
 

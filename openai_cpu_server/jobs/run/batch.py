@@ -131,9 +131,8 @@ class BatchRun:
             self._slots.release()
 
     async def _answer(self, row: Row) -> RowAnswer:
-        """Run a row. It is tried again as long as it is not to blame: the queue is full, or the engine
-        restarts.
-        """
+        """Run a row. It is tried again as long as it is not to blame:
+        the queue is full, or the engine restarts."""
         while True:
             answer = await self._run_row(self._batch.endpoint, row.body, self._batch.owner)
             if answer.retry_after_s is None:
@@ -147,9 +146,8 @@ class BatchRun:
             self.stop(Stop.LEASE_LOST)
 
     async def _overdue(self) -> BatchStatus:
-        """End a batch whose window is over. What is committed decides: the window may end in the middle of a
-        move.
-        """
+        """End a batch whose window is over.
+        What is committed decides: the window may end in the middle of a move."""
         status = await self._thread.do(self._ledger.status, self._batch.id)
         if status is BatchStatus.FINALIZING:
             return BatchStatus.COMPLETED

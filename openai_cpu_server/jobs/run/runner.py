@@ -49,9 +49,8 @@ class Runner:
         self._news = anyio.Event()
 
     async def run(self, run_row: RunRow) -> None:
-        """Run batches until this is cancelled. Then they can be resumed, by other processes after
-        `release`.
-        """
+        """Run batches until this is cancelled.
+        Then they can be resumed, by other processes after `release`."""
         slots = anyio.Semaphore(self._options.concurrency)
         async with anyio.create_task_group() as group:
             group.start_soon(self._repeat, self._renew, self._renewal_s)
@@ -122,9 +121,8 @@ class Runner:
         self.wake()
 
     async def _renew(self) -> None:
-        """Renew the leases. Others may have cancelled batches that run here, or taken them while this process
-        slept.
-        """
+        """Renew the leases. Others may have cancelled batches that run here,
+        or taken them while this process slept."""
         held = await self._thread.do(self._ledger.renew, self._clock())
         for batch_id in held.keys() - self._runs.keys():  # its release failed
             await self._thread.do(self._ledger.release, batch_id)

@@ -53,9 +53,8 @@ class BatchStore:
         return [batch_record(row) for row in found[: page.limit]], len(found) > page.limit
 
     def cancel(self, owner: str, batch_id: str, now_s: float) -> BatchRecord:
-        """Ask for a cancellation; the runner ends the batch. Raises JobObjectNotFound, and BatchConflict if
-        it is too late.
-        """
+        """Ask for a cancellation; the runner ends the batch.
+        Raises JobObjectNotFound, and BatchConflict if it is too late."""
         mine = and_(batches.c.id == batch_id, batches.c.owner == owner)
         with self._database.write() as connection:
             row = connection.execute(select(batches).where(mine).with_for_update()).mappings().first()

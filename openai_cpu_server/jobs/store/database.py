@@ -67,9 +67,8 @@ class Database:
 
 @contextmanager
 def _named_failures() -> Iterator[None]:
-    """Turn the database's own failures into JobsUnavailable: no connection, a full disk, a read-only
-    replica.
-    """
+    """Turn the database's own failures into JobsUnavailable:
+    no connection, a full disk, a read-only replica."""
     try:
         yield
     except (OperationalError, InterfaceError, InternalError, PoolTimeout) as error:

@@ -72,9 +72,8 @@ class FileStore:
             return [(number, bytes(content)) for number, content in connection.execute(query)]
 
     def delete(self, owner: str, file_id: str, now_s: float) -> None:
-        """Delete a file. Raises JobObjectNotFound, and FileInUse for the input of a batch that has not
-        ended.
-        """
+        """Delete a file. Raises JobObjectNotFound, and FileInUse for the
+        input of a batch that has not ended."""
         with self._database.write() as connection:
             seen = select(files.c.id).where(_visible(owner, file_id, now_s)).with_for_update()
             if connection.execute(seen).first() is None:

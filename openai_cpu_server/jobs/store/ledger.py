@@ -42,9 +42,8 @@ class Ledger:
         self._lease_s = lease_s
 
     def unfinished(self, model: str, now_s: float) -> list[BatchRecord]:
-        """Batches that nobody runs, the oldest first: those of this model, and those that only have to be
-        ended.
-        """
+        """Batches that nobody runs, the oldest first:
+        those of this model, and those that only have to be ended."""
         wanted = or_(
             batches.c.model == model,
             batches.c.expires_at <= now_s,

@@ -23,9 +23,8 @@ from sqlalchemy import (
 )
 
 SCHEMA_VERSION = 1
-"""The version of the tables. It grows with every change; `database` refuses databases of other
-versions.
-"""
+"""The version of the tables.
+It grows with every change; `database` refuses databases of other versions."""
 
 metadata = MetaData()
 

@@ -1,6 +1,5 @@
-"""The one thread that talks to the database: a single writer, and an event loop that never waits for a
-disk.
-"""
+"""The one thread that talks to the database:
+a single writer, and an event loop that never waits for a disk."""
 
 from __future__ import annotations
 
@@ -19,9 +18,8 @@ class StoreThread:
         self._executor = ThreadPoolExecutor(1, thread_name_prefix="jobs-db")
 
     async def do(self, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-        """Call a function in the thread, in the order of the calls. Work that has begun ends even if its
-        caller is cancelled.
-        """
+        """Call a function in the thread, in the order of the calls.
+        Work that has begun ends even if its caller is cancelled."""
         loop = asyncio.get_running_loop()
         return await loop.run_in_executor(self._executor, partial(work, *args, **kwargs))
 

@@ -13,9 +13,8 @@ from openai_cpu_server.contract.step import Span
 
 
 class OutputRows(NamedTuple):
-    """The rows of the step's logits that belong to one span: those of its targets, and those to sample
-    from.
-    """
+    """The rows of the step's logits that belong to one span:
+    those of its targets, and those to sample from."""
 
     targets: range
     samples: range
@@ -87,9 +86,8 @@ class Batch:
 
 
 def _num_outputs(span: Span) -> int:
-    """The number of rows of logits that the span needs. The last token's row may serve a target and the
-    sample.
-    """
+    """The number of rows of logits that the span needs.
+    The last token's row may serve a target and the sample."""
     samples = span.sample and len(span.targets) < len(span.tokens)
     return len(span.targets) + samples + len(span.draft)
 
@@ -107,9 +105,8 @@ def _wants(span: Span) -> list[int]:
 
 
 def _rows(span: Span, first: int) -> OutputRows:
-    """The span's rows; `first` is its first row. The sample comes from the last token's row, a target's or
-    its own.
-    """
+    """The span's rows; `first` is its first row.
+    The sample comes from the last token's row, a target's or its own."""
     scored = len(span.targets)
     sampled = first + min(scored, len(span.tokens) - 1)
     end = sampled + 1 + len(span.draft) if span.sample else sampled

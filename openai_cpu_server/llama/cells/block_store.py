@@ -12,17 +12,15 @@ import numpy.typing as npt
 Bytes = npt.NDArray[np.uint8]
 
 _SPARE_BYTES = 64 * 2**20
-"""Memory of dropped blocks that is kept for new ones. Faulting in fresh memory takes six times as long as
-copying into it.
-"""
+"""Memory of dropped blocks that is kept for new ones.
+Faulting in fresh memory takes six times as long as copying into it."""
 
 _PRIVATE = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
 
 
 def _fresh(num_bytes: int) -> Bytes:
-    """Memory in pages of its own. They go back to the system with the array; memory from malloc often does
-    not.
-    """
+    """Memory in pages of its own.
+    They go back to the system with the array; memory from malloc often does not."""
     try:
         return np.frombuffer(mmap.mmap(-1, num_bytes, flags=_PRIVATE), np.uint8)
     except OSError:  # the system counts mappings
@@ -77,9 +75,8 @@ class BlockStore:
             self._keep_spare(data)
 
     def _keep_spare(self, data: Bytes) -> None:
-        """Keep a dropped block's memory; the oldest goes if it is too much: new blocks mostly have this
-        size.
-        """
+        """Keep a dropped block's memory; the oldest goes if it is too much:
+        new blocks mostly have this size."""
         self._spares.append(data)
         self._spare_bytes += len(data)
         while self._spare_bytes > _SPARE_BYTES:

@@ -77,9 +77,8 @@ def write_cache_file(path: Path, fingerprint: str, blocks: Iterable[tuple[SavedB
 
 
 def read_cache_file(path: Path, fingerprint: str) -> CacheFile:
-    """Read the file and check every byte. The cells stay in the mapped file. Raises OSError or
-    `BadCacheFile`.
-    """
+    """Read the file and check every byte.
+    The cells stay in the mapped file. Raises OSError or `BadCacheFile`."""
     with path.open("rb") as file:
         index, cells = _opened(_mapped(file))
     if index.fingerprint != fingerprint:

@@ -35,9 +35,8 @@ class CellCopies:
         return cells
 
     def restore(self, cells: SavedCells, slot: int, start: int, end: int) -> None:
-        """Restore the first end-start cells of a block that was saved from position `start` on. Raises
-        `DecodeFailed`.
-        """
+        """Restore the first end-start cells of a block that was saved from position `start` on.
+        Raises `DecodeFailed`."""
         parts = list(_parts(start, end))
         assert len(parts) <= len(cells.sizes), f"{end - start} cells of a block that has fewer"
         for index, (first, last) in enumerate(parts):

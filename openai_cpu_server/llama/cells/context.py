@@ -114,9 +114,8 @@ class Context:
         raise DecodeFailed(f"llama_decode returned {code}: {log.cause() or 'no reason given'}.")
 
     def logits(self, rows: int) -> Logits:
-        """(rows, vocabulary) of the last decode, in the batch's order: a view that the next decode
-        overwrites.
-        """
+        """(rows, vocabulary) of the last decode, in the batch's order:
+        a view that the next decode overwrites."""
         assert 0 < rows <= self._max_outputs
         pointer = llama_cpp.llama_get_logits(self.handle)
         address = ctypes.addressof(pointer.contents)
@@ -143,9 +142,8 @@ class Context:
         return int(llama_cpp.llama_state_seq_get_size(self.handle, slot))
 
     def read_cells(self, slot: int, data: Bytes) -> None:
-        """Copy all cells of the slot, with their positions, into `data`, which has exactly `cells_bytes`
-        bytes.
-        """
+        """Copy all cells of the slot, with their positions, into `data`,
+        which has exactly `cells_bytes` bytes."""
         log = native_log()
         log.clear()
         count = llama_cpp.llama_state_seq_get_data(self.handle, _pointer(data), len(data), slot)

@@ -26,9 +26,8 @@ class Staging:
             self._slots.add(slot)
 
     def settle(self, slot: int) -> None:
-        """Move the slot's cells, if they are here, into the pool, which must have room. The cells are
-        copied.
-        """
+        """Move the slot's cells, if they are here, into the pool, which must have room.
+        The cells are copied."""
         if slot not in self._slots:
             return
         if self.context.num_positions(slot):

@@ -64,18 +64,16 @@ FILE_TYPES = {
         FileType(_COPY, 0, "", "as they are: makes one file of several parts"),
     )
 }
-"""All types, the best first. Types that llama.cpp reads but does not make (nvfp4) are missing, and its short
-names.
-"""
+"""All types, the best first.
+Types that llama.cpp reads but does not make (nvfp4) are missing, and its short names."""
 
 _SHORT = {"q3_k": "q3_k_m", "q4_k": "q4_k_m", "q5_k": "q5_k_m", "fp16": "f16", "fp32": "f32"}
 _READ_ONLY = {"nvfp4": 39}
 
 
 def file_type_named(name: str) -> FileType:
-    """Find a type: `q4_k` means `q4_k_m`, case does not matter. Raises `StartupError` with the nearest
-    names.
-    """
+    """Find a type: `q4_k` means `q4_k_m`, case does not matter.
+    Raises `StartupError` with the nearest names."""
     wanted = name.lower().replace("-", "_")
     found = FILE_TYPES.get(_SHORT.get(wanted, wanted))
     if found is None:

@@ -10,9 +10,8 @@ from openai_cpu_server.llama.gguf.reader import GgufReader, SkippedArray, mapped
 
 
 class GgufHeader:
-    """Scalars, strings and short numeric arrays by key. Raises `StartupError` for whatever is not a whole
-    header.
-    """
+    """Scalars, strings and short numeric arrays by key.
+    Raises `StartupError` for whatever is not a whole header."""
 
     def __init__(self, path: Path) -> None:
         self.path = path

@@ -55,9 +55,8 @@ def _from_gguf(path: Path, data: bytes) -> Importance:
 
 
 def _pairs(path: Path, tensors: Mapping[str, Tensor]) -> Iterator[tuple[str, Tensor, Tensor]]:
-    """The name of each tensor, its sums and its counts. Each expert has one count and the same number of
-    sums.
-    """
+    """The name of each tensor, its sums and its counts.
+    Each expert has one count and the same number of sums."""
     for sums in tensors.values():
         if not sums.name.endswith(_SUMS):
             continue

@@ -58,9 +58,8 @@ def _open(path: Path) -> BinaryIO:
 
 
 class GgufReader:
-    """Reads GGUF's basic types (little endian) one after the other. Raises `StartupError` where there are
-    none.
-    """
+    """Reads GGUF's basic types (little endian) one after the other.
+    Raises `StartupError` where there are none."""
 
     def __init__(self, data: mmap.mmap, path: Path, position: int = len(_MAGIC)) -> None:
         self._data = data

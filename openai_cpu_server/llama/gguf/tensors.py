@@ -34,9 +34,8 @@ class Tensor(msgspec.Struct, frozen=True):
 
 
 def model_tensors(header: GgufHeader) -> list[Tensor]:
-    """The tensors of all parts. Raises `StartupError` if a part is missing, damaged, or shorter than its
-    tensors.
-    """
+    """The tensors of all parts.
+    Raises `StartupError` if a part is missing, damaged, or shorter than its tensors."""
     first, *others = model_files(header)
     headers = [header, *map(GgufHeader, others)]
     tensors = [tensor for part in headers for tensor in file_tensors(part)]

@@ -188,9 +188,8 @@ class ConstrainedOutput:
 
     @contextmanager
     def _charged(self) -> Iterator[None]:
-        """Charge the block's CPU time to the output: a grammar must not slow down everybody's steps for
-        long.
-        """
+        """Charge the block's CPU time to the output:
+        a grammar must not slow down everybody's steps for long."""
         started = time.thread_time()
         yield
         self._spent_s += time.thread_time() - started

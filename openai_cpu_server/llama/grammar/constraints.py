@@ -26,9 +26,8 @@ class Constraints:
         self._grammars = Grammars()
 
     def wait_until_ready(self) -> None:
-        """Wait until the vocabulary is read. A model that can have no constraints refuses them when they
-        come.
-        """
+        """Wait until the vocabulary is read.
+        A model that can have no constraints refuses them when they come."""
         self._words.exception()
 
     def start(self, constraint: Constraint, output: Sequence[int]) -> ConstrainedOutput:

@@ -1,6 +1,5 @@
-"""Checks with llguidance, byte by byte, whether a text fits a grammar and where it stops fitting. It needs no
-model.
-"""
+"""Checks with llguidance, byte by byte, whether a text fits a grammar and where it stops fitting.
+It needs no model."""
 
 from __future__ import annotations
 
@@ -30,9 +29,8 @@ class _Bytes:
 
 @dataclass(frozen=True)
 class Fit:
-    """How much of a text fits. `accepted`: bytes that fit; `is_complete`: whether the text may end after
-    them.
-    """
+    """How much of a text fits. `accepted`: bytes that fit;
+    `is_complete`: whether the text may end after them."""
 
     accepted: int
     size: int

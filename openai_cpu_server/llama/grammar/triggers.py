@@ -19,9 +19,8 @@ class TriggerSearch:
         self._tail = b""
 
     def rest_behind(self, piece: bytes) -> bytes | None:
-        """The part of the next piece behind the first trigger that it completes; None if it completes
-        none.
-        """
+        """The part of the next piece behind the first trigger that it completes;
+        None if it completes none."""
         text = self._tail + piece
         ends = [at + len(t) for t in self._triggers if (at := text.find(t)) >= 0]
         return text[min(ends) :] if ends else None

@@ -28,16 +28,14 @@ _VERSION = 2
 """The version of the way to measure: a change makes old curves void."""
 _SIZES = (1, 2, 4, 8, 12, 15, 16, 17, 24, 32, 48, 64, 128, 256)
 _DECODES = 32
-"""The most sequences that decode in a measured step; a prompt has the rest of its tokens. Each samples a
-token.
-"""
+"""The most sequences that decode in a measured step; a prompt has the rest of its tokens.
+Each samples a token."""
 _ROUNDS = 4
 _TILED_KV_TYPES = ("f16", "f32")
 """ggml attends in tiles only if keys and values have one of these types."""
 _STEEPEST_FALL = 1.6
-"""A size costs at most this many times what a larger size costs. Filling a tile of 16 was seen to save a
-third.
-"""
+"""A size costs at most this many times what a larger size costs.
+Filling a tile of 16 was seen to save a third."""
 _SIZES_SHARE = 0.5
 """Share of the time for the first round over all sizes."""
 _LEAST_CONTEXT = 256
@@ -244,9 +242,8 @@ class _Calibration:
         return msgspec.structs.replace(self._prices, step_ms=_without_peaks(points))
 
     def _price_cells(self, probe: Probe) -> CostCurve:
-        """Measure the prices of cells, which is the longest piece. Each attempt computes half as many cells
-        as the one before.
-        """
+        """Measure the prices of cells, which is the longest piece.
+        Each attempt computes half as many cells as the one before."""
         context, self._context = self._context, max(self._context // 2, _LEAST_CONTEXT)
         prices = CellPrices(probe, self._info, self._watch, chunk=max(self._best), context=context)
         return prices.measure(tiled=self._is_tiled)

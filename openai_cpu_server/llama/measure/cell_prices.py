@@ -74,9 +74,8 @@ class CellPrices:
     def __init__(
         self, probe: Probe, info: ModelInfo, watch: Stopwatch, *, chunk: int, context: int = CONTEXT
     ) -> None:
-        """`chunk`: tokens of the largest step that is known to be short enough; `context`: the most cells of
-        its own.
-        """
+        """`chunk`: tokens of the largest step that is known to be short enough;
+        `context`: the most cells of its own."""
         self._probe = probe
         self._info = info
         self._watch = watch
@@ -84,9 +83,8 @@ class CellPrices:
         self._context = min(context, info.kv_tokens - _RESERVE)
 
     def measure(self, *, tiled: bool) -> CostCurve:
-        """A curve with prices, but without step times. All prices are 0 where the pool is too small for a
-        context.
-        """
+        """A curve with prices, but without step times.
+        All prices are 0 where the pool is too small for a context."""
         tiled = tiled and min(self._info.max_step_tokens, self._info.kv_tokens) >= ATTENTION_TILE_ROWS
         step, rows = min(_STEP, self._info.max_step_tokens), ATTENTION_TILE_ROWS
         if self._context < step:

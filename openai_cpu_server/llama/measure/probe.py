@@ -13,9 +13,8 @@ from openai_cpu_server.contract.step import Backend, Close, Drop, Open, Restore,
 _SAMPLING = Sampling(seed=0)
 """OpenAI's defaults: drawing a token is part of a step's cost."""
 _BLOCK = -1
-"""The number of the probe's saved block, which lives within one call. The cache's numbers are not
-negative.
-"""
+"""The number of the probe's saved block, which lives within one call.
+The cache's numbers are not negative."""
 
 
 class Disturbed(Exception):
@@ -23,9 +22,8 @@ class Disturbed(Exception):
 
 
 class Probe:
-    """Times steps while no request is served: the backend must have no open slot. It leaves none, disturbed
-    or not.
-    """
+    """Times steps while no request is served: the backend must have no open slot.
+    It leaves none, disturbed or not."""
 
     def __init__(self, backend: Backend, is_wanted: Callable[[], bool] = lambda: False) -> None:
         """`is_wanted` says whether there is other work; it is asked before every step."""

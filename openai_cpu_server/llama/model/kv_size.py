@@ -84,9 +84,8 @@ def _largest(header: GgufHeader, name: str, default: int) -> int:
 
 
 def pool_cells(requested: int | None, cell_bytes: int, free_bytes: int) -> int:
-    """The number of cells to allocate: the requested ones, or what half of `free_bytes` holds, if that is
-    enough.
-    """
+    """The number of cells to allocate:
+    the requested ones, or what half of `free_bytes` holds, if that is enough."""
     if requested is not None:
         _require_fit(requested, cell_bytes, free_bytes)
         return requested

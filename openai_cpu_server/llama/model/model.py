@@ -28,9 +28,8 @@ class Model:
 
     @classmethod
     def open(cls, header: GgufHeader, *, repack: bool, on_progress: Callable[[float], None]) -> Model:
-        """Load a model. `repack` rearranges the weights for this CPU in private memory. Raises
-        `StartupError`.
-        """
+        """Load a model. `repack` rearranges the weights for this CPU in private memory.
+        Raises `StartupError`."""
         params = llama_cpp.llama_model_default_params()
         params.use_extra_bufts = repack
         return cls._load(header, params, on_progress)

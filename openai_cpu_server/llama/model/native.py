@@ -73,9 +73,8 @@ def _without_origin(line: str) -> str:
 
 @functools.cache
 def native_log() -> NativeLog:
-    """Start llama.cpp and take over its log, after `import llama_cpp` has set its own. Call it once per
-    process.
-    """
+    """Start llama.cpp and take over its log, after `import llama_cpp` has set its own.
+    Call it once per process."""
     log = NativeLog()
     log.install()
     atexit.register(log.mute)

@@ -46,9 +46,8 @@ class Room(NamedTuple):
         return pool_cells(requested, self.token_bytes, self.free_bytes)
 
     def staging_cells(self, options: EngineOptions, pool: int) -> int:
-        """The number of cells beside a pool of `pool` cells; 0 if one step would fill them, or memory is
-        short.
-        """
+        """The number of cells beside a pool of `pool` cells;
+        0 if one step would fill them, or memory is short."""
         pool = -(-pool // CELLS_GRANULARITY) * CELLS_GRANULARITY
         cells = min(options.staging_tokens, pool // _STAGING_SHARE)
         fits = pool * self.token_bytes + cells * self.cell_bytes <= self.free_bytes

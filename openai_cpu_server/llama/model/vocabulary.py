@@ -32,9 +32,8 @@ class Vocabulary:
 
     @classmethod
     def open(cls, path: Path) -> Vocabulary:
-        """Open the vocabulary of a GGUF file without its weights; it owns the model. Raises
-        `StartupError`.
-        """
+        """Open the vocabulary of a GGUF file without its weights; it owns the model.
+        Raises `StartupError`."""
         model = Model.open_vocabulary(GgufHeader(path))
         try:
             return cls(model, owns_model=True)
@@ -111,9 +110,8 @@ class Vocabulary:
             capacity = -count
 
     def piece(self, token: int, *, special: bool = False) -> bytes:
-        """The bytes of a token. Raises `InvalidRequest` for a number that is no token: llama.cpp would end
-        the process.
-        """
+        """The bytes of a token. Raises `InvalidRequest` for a number that is no token:
+        llama.cpp would end the process."""
         if not 0 <= token < self._size:
             raise InvalidRequest(f"{token} is no token: the vocabulary has {self._size}.", param="tokens")
         if special:

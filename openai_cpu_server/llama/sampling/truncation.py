@@ -16,9 +16,8 @@ from openai_cpu_server.llama.sampling.candidates import Tokens, above, nucleus, 
 _CANDIDATE = np.dtype([("id", np.int32), ("logit", np.float32), ("p", np.float32)])
 _MIN_KEEP = 1
 _NEGLIGIBLE = 80.0
-"""Logits this far below the largest have a probability under 1e-34. `typical` would compute 0 * log(0) on
-them.
-"""
+"""Logits this far below the largest have a probability under 1e-34.
+`typical` would compute 0 * log(0) on them."""
 
 
 _ROUNDING = 1e-3
@@ -93,9 +92,8 @@ def _negligible(logits: Logits) -> float:
 
 
 def _samplers(sampling: Sampling) -> list[object]:
-    """The native samplers, which the chain owns once they are added. An inactive parameter changes
-    nothing.
-    """
+    """The native samplers, which the chain owns once they are added.
+    An inactive parameter changes nothing."""
     top_k = [] if sampling.top_k is None else [llama_cpp.llama_sampler_init_top_k(sampling.top_k)]
     is_nucleus = sampling.top_k is None and sampling.typical_p >= 1  # `_seen` has cut it out already
     return [

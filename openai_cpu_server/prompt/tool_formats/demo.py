@@ -14,9 +14,8 @@ class DemoFormat:
     arguments_key = "arguments"
 
     def recognises(self, template: str) -> bool:
-        """Whether the template has the marker and is not Granite's, which writes a list behind the same
-        marker.
-        """
+        """Whether the template has the marker and is not Granite's, which
+        writes a list behind the same marker."""
         return self.marker in template and "<|start_of_role|>" not in template
 
     def calls(self, *, several: bool) -> str:

@@ -19,9 +19,8 @@ class MistralFormat:
     arguments_key = "arguments"
 
     def recognises(self, template: str) -> bool:
-        """Whether the template has this form. Newer models write `[TOOL_CALLS]name[ARGS]{...}`, which is
-        another format.
-        """
+        """Whether the template has this form.
+        Newer models write `[TOOL_CALLS]name[ARGS]{...}`, which is another format."""
         return self.marker in template and "[ARGS]" not in template
 
     def calls(self, *, several: bool) -> str:

@@ -57,9 +57,8 @@ class MarkerGate:
 
 
 class FirstGate:
-    """Looks at the beginning only. An output that begins with the mark consists of calls, any other of
-    content.
-    """
+    """Looks at the beginning only.
+    An output that begins with the mark consists of calls, any other of content."""
 
     def __init__(self, mark: str) -> None:
         self._mark = mark

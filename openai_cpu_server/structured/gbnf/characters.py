@@ -33,9 +33,8 @@ def literal_text(symbol: str) -> str:
 
 @functools.lru_cache(maxsize=1024)
 def class_set(text: str) -> CharSet:
-    """The set of `[a-z]` or `[^a-z]`. A dash that is first or last stands for itself. Raises
-    WrongCharacter.
-    """
+    """The set of `[a-z]` or `[^a-z]`.
+    A dash that is first or last stands for itself. Raises WrongCharacter."""
     if len(text) > _LONGEST_CLASS:
         raise WrongCharacter(_LONGEST_CLASS, f"a class of more than {_LONGEST_CLASS} characters")
     is_negated = text.startswith("[^")

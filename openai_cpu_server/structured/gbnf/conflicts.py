@@ -25,9 +25,8 @@ from openai_cpu_server.structured.languages.expr import EMPTY, NOTHING, Expr
 from openai_cpu_server.structured.options import Budget, Limits
 
 MOST_WORK = 3_000
-"""Derivatives. Beyond so many, every lexeme except words counts as in conflict; if only words are left, these
-do.
-"""
+"""Derivatives. Beyond so many, every lexeme except words counts as in conflict;
+if only words are left, these do."""
 
 
 def conflicting(plan: Plan, work: Work, share: Share) -> set[str]:
@@ -194,9 +193,8 @@ class _Search:
         self._note(self._union(self._words[word]), state)
 
     def _compare_words(self) -> None:
-        """Compare each word with the words that it begins with; in sorted order these come shortly
-        before it.
-        """
+        """Compare each word with the words that it begins with;
+        in sorted order these come shortly before it."""
         beginnings: list[tuple[str, int]] = []
         for word in sorted(self._words):
             while beginnings and not word.startswith(beginnings[-1][0]):

@@ -1,6 +1,5 @@
-"""Finds rules that begin with themselves. Recursion here goes only as deep as one expression, which is
-little.
-"""
+"""Finds rules that begin with themselves.
+Recursion here goes only as deep as one expression, which is little."""
 
 from __future__ import annotations
 

@@ -1,6 +1,5 @@
-"""Simplifies lexemes for the search for conflicts: forgets counts, spells out characters, sets words
-apart.
-"""
+"""Simplifies lexemes for the search for conflicts:
+forgets counts, spells out characters, sets words apart."""
 
 from __future__ import annotations
 

@@ -10,9 +10,8 @@ _NO_TEXT = Text("")
 
 
 def nullable_expressions(rules: dict[str, Expr]) -> set[Expr]:
-    """All such expressions in the rules, at any depth. The work is linear: each is looked at once per
-    place.
-    """
+    """All such expressions in the rules, at any depth.
+    The work is linear: each is looked at once per place."""
     parents = _parents(rules)
     missing = {x: len(x.items) for x in parents if isinstance(x, Seq)}
     named: dict[Expr, list[Expr]] = {}

@@ -25,9 +25,8 @@ def places(plan: Plan, work: Work) -> list[Place]:
 
 
 class _Mentions:
-    """The mentions of names in rules, numbered. `after` tells which mentions may come next in the same
-    rule.
-    """
+    """The mentions of names in rules, numbered.
+    `after` tells which mentions may come next in the same rule."""
 
     def __init__(self, plan: Plan, work: Work) -> None:
         self._work = work
@@ -156,9 +155,8 @@ class _Places:
         return frozenset(n for n in seen if is_lexeme(mentions.names[n]))
 
     def _behind_one(self, number: int) -> tuple[Iterable[int], Iterable[int]]:
-        """The mentions behind this one; and the mentions of its rule, which are read too if the rule ends
-        here.
-        """
+        """The mentions behind this one;
+        and the mentions of its rule, which are read too if the rule ends here."""
         rule = self._mentions.ended.get(number)
         return self._mentions.after[number], () if rule is None else self._mentions.callers[rule]
 

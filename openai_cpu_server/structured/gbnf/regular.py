@@ -56,9 +56,8 @@ def _rebuilt(expr: Expr, parts: list[Expr]) -> Expr:
 
 
 def bottom_up(rules: dict[str, Expr]) -> list[str]:
-    """The rules, each after those that it names; rules that need themselves, and rules that need those, are
-    missing.
-    """
+    """The rules, each after those that it names;
+    rules that need themselves, and rules that need those, are missing."""
     missing = {name: len(expr.references) for name, expr in rules.items()}
     users: dict[str, list[str]] = {}
     for name, expr in rules.items():

@@ -29,9 +29,8 @@ def gbnf_to_lark(gbnf: str) -> str:
 
 
 def _rules_to_lark(rules: dict[str, Expr], work: Work) -> str:
-    """Write lexemes as large as they can be read. Those that conflict are broken, at last into single
-    characters.
-    """
+    """Write lexemes as large as they can be read.
+    Those that conflict are broken, at last into single characters."""
     regular, share = Regular(rules, work), Share(work, _MOST_TO_CONFIRM)
     broken: set[Expr] = set()
     for number in range(_ROUNDS):

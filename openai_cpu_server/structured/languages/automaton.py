@@ -1,6 +1,5 @@
-"""Automata of expressions by Brzozowski derivatives, with which intersection and complement cost nothing
-extra.
-"""
+"""Automata of expressions by Brzozowski derivatives, with which
+intersection and complement cost nothing extra."""
 
 from __future__ import annotations
 
@@ -34,9 +33,8 @@ _ZERO = ord("0")
 
 @dataclass(frozen=True)
 class Automaton:
-    """A deterministic automaton. State 0 is the start; every state can reach an accepting one, if there is
-    any.
-    """
+    """A deterministic automaton.
+    State 0 is the start; every state can reach an accepting one, if there is any."""
 
     edges: tuple[tuple[tuple[CharSet, int], ...], ...]
     accepting: frozenset[int]
@@ -52,9 +50,8 @@ def nullable(expr: Expr) -> bool:
 
 
 class Deriver:
-    """Computes derivatives of expressions by one character. It remembers them and charges them to a
-    budget.
-    """
+    """Computes derivatives of expressions by one character.
+    It remembers them and charges them to a budget."""
 
     def __init__(self, budget: Budget) -> None:
         self._budget = budget

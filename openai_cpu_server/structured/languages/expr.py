@@ -23,9 +23,8 @@ class _Kept(ref[Any]):
 
 
 class _Interned(type):
-    """The class of classes whose equal instances are one object. The table is weak, and safe between
-    threads.
-    """
+    """The class of classes whose equal instances are one object.
+    The table is weak, and safe between threads."""
 
     _known: ClassVar[dict[tuple[object, ...], _Kept]] = {}
     _serials: ClassVar[Iterator[int]] = itertools.count()
@@ -55,9 +54,8 @@ class _Interned(type):
 
     @staticmethod
     def _forget(reference: _Kept, known: dict[Any, Any] = _known) -> None:
-        """Drop a dead entry. The table is a default argument, for at the interpreter's end there are no
-        globals.
-        """
+        """Drop a dead entry. The table is a default argument, for at the
+        interpreter's end there are no globals."""
         if known.get(reference.key) is reference:
             del known[reference.key]
 
@@ -136,25 +134,22 @@ class Ref(Expr):
 
 
 @dataclass(frozen=True, eq=False)
-class Seq(Expr):
+class _Several(Expr):
     items: tuple[Expr, ...]
 
     @property
     def parts(self) -> tuple[Expr, ...]:
         return self.items
 
+
+@dataclass(frozen=True, eq=False)
+class Seq(_Several):
     def _takes_nothing(self) -> bool:
         return False not in [x.is_nullable for x in self.items]
 
 
 @dataclass(frozen=True, eq=False)
-class Alt(Expr):
-    items: tuple[Expr, ...]
-
-    @property
-    def parts(self) -> tuple[Expr, ...]:
-        return self.items
-
+class Alt(_Several):
     def _takes_nothing(self) -> bool:
         return True in [x.is_nullable for x in self.items]
 
@@ -176,13 +171,7 @@ class Repeat(Expr):
 
 
 @dataclass(frozen=True, eq=False)
-class And(Expr):
-    items: tuple[Expr, ...]
-
-    @property
-    def parts(self) -> tuple[Expr, ...]:
-        return self.items
-
+class And(_Several):
     def _takes_nothing(self) -> bool:
         return False not in [x.is_nullable for x in self.items]
 

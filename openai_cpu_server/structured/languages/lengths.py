@@ -52,9 +52,8 @@ def _total(highs: list[int | None]) -> int | None:
 
 
 def bounded(expr: Expr, low: int, high: int | None) -> Expr:
-    """The strings of `expr` with `low` to `high` characters: by its structure where that is simple,
-    else And.
-    """
+    """The strings of `expr` with `low` to `high` characters:
+    by its structure where that is simple, else And."""
     least, most = span(expr)
     if (high is not None and (least > high or high < low)) or (most is not None and most < low):
         return NOTHING

@@ -140,9 +140,8 @@ class Goals:
         return self._branches[key]
 
     def satisfiable(self, goal: Goal, kind: Kind | None = None) -> bool:
-        """False only if surely no value of the type fits (None: of any type). Deep recursion counts as
-        possible.
-        """
+        """False only if surely no value of the type fits (None: of any type).
+        Deep recursion counts as possible."""
         if goal == ANYTHING:
             return True
         if kind is None:
@@ -255,9 +254,8 @@ class Goals:
         return None
 
     def _one_of(self, item: _Item, node: OneOf, kind: Kind) -> list[list[_Item]]:
-        """The options of `oneOf`: each with the negations of those it overlaps. Negated: none of them holds,
-        or two do.
-        """
+        """The options of `oneOf`: each with the negations of those it overlaps.
+        Negated: none of them holds, or two do."""
         if not item.is_true:
             none = [item.child(i, x, False) for i, x in enumerate(node.items)]
             pairs = itertools.combinations(enumerate(node.items), 2)

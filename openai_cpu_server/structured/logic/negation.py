@@ -131,9 +131,8 @@ def _no_property(node: SomeProperty, table: Table) -> int:
 
 
 def _some_name(node: PropertyNames, table: Table) -> int | None:
-    """Some name breaks the constraint on names; None unless that is a single pattern, negated or not, or
-    `false`.
-    """
+    """Some name breaks the constraint on names;
+    None unless that is a single pattern, negated or not, or `false`."""
     inner = table[node.name]
     if node.name == FALSE:
         return table.add(PropertyCount(1, None))

@@ -105,6 +105,5 @@ LIMITED = {
     "uri": _LIMITED_URI,
     "uri-reference": rf"(?:{_LIMITED_URI}|{_LIMITED_RELATIVE})",
 }
-"""Patterns that replace a format where the length is limited. They match less, and have fewer variable
-parts.
-"""
+"""Patterns that replace a format where the length is limited.
+They match less, and have fewer variable parts."""

@@ -39,9 +39,8 @@ def _naturals(low: int, high: int | None) -> Expr:
 
 
 def _same_length(low: str, high: str) -> Expr:
-    """Numbers of one length: those that begin like `low`, those in between, and those that begin like
-    `high`.
-    """
+    """Numbers of one length: those that begin like `low`, those in
+    between, and those that begin like `high`."""
     if not low:
         return EMPTY
     if low[0] == high[0]:

@@ -40,9 +40,8 @@ def _categories() -> dict[str, list[tuple[int, int]]]:
 
 
 def _looked_at() -> Iterator[int]:
-    """Every code point that may differ from the one before it. Planes 4 to 13 are empty, 15 and 16
-    private.
-    """
+    """Every code point that may differ from the one before it.
+    Planes 4 to 13 are empty, 15 and 16 private."""
     yield from range(0x40000)
     yield from range(0xE0000, 0xE1000)
     for plane in (0xF0000, 0x100000):

@@ -27,9 +27,8 @@ _BESIDE = {Kind.OBJECT: _IN_PLACE | {"dependentSchemas"}, Kind.ARRAY: _IN_PLACE 
 
 
 def looks_beside(schema: Schema, kind: Kind) -> bool:
-    """Whether the schema's `unevaluated...` depends on keywords other than `properties`, `items` and their
-    like.
-    """
+    """Whether the schema's `unevaluated...` depends on keywords other
+    than `properties`, `items` and their like."""
     asks = schema.get(KEYWORDS[kind], True) is not True
     return asks and not _is_closed(schema, kind) and not _BESIDE[kind].isdisjoint(schema)
 
@@ -69,9 +68,8 @@ class Evaluation:
         self._handlers = self._all_handlers()
 
     def _all_handlers(self) -> dict[str, Callable[[Schema, str], list[Way]]]:
-        """The handlers of the keywords that evaluate. `not` never does, nor do keywords that the draft does
-        not know.
-        """
+        """The handlers of the keywords that evaluate.
+        `not` never does, nor do keywords that the draft does not know."""
         objects = {**dict.fromkeys(("properties", "patternProperties"), self._properties)}
         objects["dependentSchemas"] = self._dependent
         arrays = {**dict.fromkeys(("items", "prefixItems"), self._items)}
@@ -198,9 +196,8 @@ class Evaluation:
         return self._ways(self._references.find(_address(schema, "$ref"), path))
 
     def _dynamic_ref(self, schema: Schema, path: str) -> list[Way]:
-        """The ways of the reference's target. A target that is missing was refused before this, or is left
-        out on request.
-        """
+        """The ways of the reference's target.
+        A target that is missing was refused before this, or is left out on request."""
         keyword = "$recursiveRef" if self._draft is Draft.D2019 else "$dynamicRef"
         try:
             pointer = self._references.find_dynamic(_address(schema, keyword), path)

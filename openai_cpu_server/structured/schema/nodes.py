@@ -139,9 +139,8 @@ class PropertyNames:
 
 @dataclass(frozen=True)
 class SomeProperty:
-    """Some property fits `value`. Its name matches `pattern`, or (None) is none of those that `beside`
-    knows.
-    """
+    """Some property fits `value`.
+    Its name matches `pattern`, or (None) is none of those that `beside` knows."""
 
     pattern: str | None
     beside: tuple[tuple[str, ...], tuple[str, ...]]

@@ -51,9 +51,8 @@ class Normaliser:
         self._handlers = self._all_handlers()
 
     def _all_handlers(self) -> dict[str, Callable[[Schema, str], int]]:
-        """The handlers by keyword. Keywords that belong together share one, which runs at the first of
-        them.
-        """
+        """The handlers by keyword. Keywords that belong together share
+        one, which runs at the first of them."""
         return {
             **self._leaves.handlers,
             "enum": self._enum,
@@ -102,9 +101,8 @@ class Normaliser:
         return self._by_pointer[path]
 
     def _unevaluated(self, schema: Schema, path: str) -> list[int]:
-        """The `unevaluated...` keywords. They come first: their choices settle those of the keywords beside
-        them.
-        """
+        """The `unevaluated...` keywords.
+        They come first: their choices settle those of the keywords beside them."""
         kinds = [k for k in KEYWORDS if looks_beside(schema, k)]
         return [self.table.add(Unevaluated(path, k), path, KEYWORDS[k]) for k in kinds]
 

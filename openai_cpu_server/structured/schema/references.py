@@ -130,9 +130,8 @@ class References:
         return place
 
     def _pointer(self, home: str, fragment: str) -> str | None:
-        """The pointer from the schema at `home`, or else (many schemas are written so) from the document's
-        root.
-        """
+        """The pointer from the schema at `home`, or else (many schemas are
+        written so) from the document's root."""
         for start in dict.fromkeys((home, "")):
             if self._exists(start + fragment):
                 return start + fragment

@@ -1,6 +1,5 @@
-"""Puts facts about arrays together: the goal of each place, the number of items, and which items must
-occur.
-"""
+"""Puts facts about arrays together:
+the goal of each place, the number of items, and which items must occur."""
 
 from __future__ import annotations
 

@@ -13,18 +13,16 @@ from openai_cpu_server.structured.writing.grammar import Grammar
 from openai_cpu_server.structured.writing.punctuation import Punctuation
 
 _MOST_SUBSETS = 260
-"""The most subsets of values that must differ. Each is a rule; with more, the values keep the list's
-order.
-"""
+"""The most subsets of values that must differ.
+Each is a rule; with more, the values keep the list's order."""
 
 
 _MOST_NEEDS = 3
 
 
 class NotEnforceable(Exception):
-    """The schema asks for unique items among too many values, or too much that must occur. `place` is a
-    node.
-    """
+    """The schema asks for unique items among too many values, or too much that must occur.
+    `place` is a node."""
 
     def __init__(self, place: int, reason: str) -> None:
         super().__init__(reason)
@@ -86,9 +84,8 @@ class Arrays:
     # Items that must be there
 
     def _counted(self, shape: ArrayShape, hint: str) -> Expr:
-        """A rule for each (place, how often each need is met). Both stop counting where they no longer
-        matter.
-        """
+        """A rule for each (place, how often each need is met).
+        Both stop counting where they no longer matter."""
         rules: dict[tuple[int, ...], str] = {}
         cap = max(len(shape.prefix), shape.low, 1) if shape.high is None else shape.high
         start = (0, *(0 for _ in shape.needs))
@@ -113,9 +110,8 @@ class Arrays:
     def _moves(
         self, shape: ArrayShape, state: tuple[int, ...], cap: int
     ) -> list[tuple[Goal, tuple[int, ...]]]:
-        """The goals of one more item, one for each set of needs that it can meet, with the state behind
-        it.
-        """
+        """The goals of one more item, one for each set of needs that
+        it can meet, with the state behind it."""
         if shape.high is not None and state[0] >= shape.high:
             return []
         moves = []

@@ -30,9 +30,8 @@ class Lexemes:
         return self._by_states(language, hint) if simple is None else self._grammar.define(hint, simple)
 
     def _by_states(self, language: Expr, hint: str) -> Expr:
-        """A rule for each state of the automaton, which is slower to run than one lexeme but short to
-        write.
-        """
+        """A rule for each state of the automaton, which is slower to
+        run than one lexeme but short to write."""
         automaton = self._strings.automaton(language)
         names = [self._grammar.reserve(hint) for _ in automaton.edges]
         for state, edges in enumerate(automaton.edges):

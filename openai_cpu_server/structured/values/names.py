@@ -50,9 +50,8 @@ class Names:
         return self._lexemes.string(language)
 
     def _all_but(self, excluded: tuple[str, ...]) -> Expr:
-        """Every string except these: a trie with ways out of it at each character. It is faster than an
-        automaton.
-        """
+        """Every string except these: a trie with ways out of it at each character.
+        It is faster than an automaton."""
         names = tuple(sorted(excluded))
         if not names:
             return self._lexemes.string(ALL)

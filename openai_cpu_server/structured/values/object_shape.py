@@ -78,9 +78,8 @@ class ObjectShapes:
         self._known: dict[Branch, list[ObjectShape]] = {}
 
     def shapes(self, branch: Branch) -> list[ObjectShape]:
-        """The shapes of a branch: usually one, none if no object fits, several if one property of many is
-        asked for.
-        """
+        """The shapes of a branch: usually one, none if no object fits, several
+        if one property of many is asked for."""
         if branch not in self._known:
             self._known[branch] = self._found(branch)
         return self._known[branch]

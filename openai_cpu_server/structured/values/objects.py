@@ -114,9 +114,8 @@ class _Body:
     # In order, not counted
 
     def _starts(self) -> Expr:
-        """The ways to begin: with any leading optional member, with the first required one, or with none at
-        all.
-        """
+        """The ways to begin: with any leading optional member, with the
+        first required one, or with none at all."""
         num_leading = self._num_leading
         ways = min(num_leading + 1, len(self._members))
         rest = seq(*self._written(ways), self._tail(1))
@@ -186,9 +185,8 @@ class _Body:
         return repeat(seq(self._objects.comma, self._other), low, high) if self._other != NOTHING else EMPTY
 
     def _with_witness(self, count: int, missing: int, room: int | None) -> Expr:
-        """The properties behind the members, with the witness last: if its name occurs twice, the last one
-        counts.
-        """
+        """The properties behind the members, with the witness last:
+        if its name occurs twice, the last one counts."""
         assert self._witness is not None
         if missing > 1 or room == 0:
             return NOTHING
@@ -229,9 +227,8 @@ class _Body:
                 queue.append(state)
 
     def _end(self, used: int, others: int) -> Expr:
-        """What may end the object: if all required members are there, other names, unless they may come
-        anywhere.
-        """
+        """What may end the object: if all required members are there, other
+        names, unless they may come anywhere."""
         if any(m.is_required and not used >> i & 1 for i, (m, _) in enumerate(self._members)):
             return NOTHING
         count = bin(used).count("1") + others

@@ -60,9 +60,8 @@ class Grammar:
         self._rules[name] = expr
 
     def define(self, hint: str, expr: Expr) -> Expr:
-        """A reference to a rule for the expression, an older one if possible. Short expressions need no
-        rule.
-        """
+        """A reference to a rule for the expression, an older one if possible.
+        Short expressions need no rule."""
         if isinstance(expr, (Ref, Text)):
             return expr
         if expr not in self._shared:

@@ -32,9 +32,8 @@ _BEYOND_BMP = CharSet.of((0x10000, 0x10FFFF))
 _ESCAPED = _MUST_ESCAPE | _BEYOND_ASCII | _BEYOND_BMP
 """The characters that may be escaped. (In a string without any limits every character may.)"""
 _MOST_ESCAPED_RANGES = 16
-"""The most ranges of a set that may be written as escapes, from the lowest; others stand only for
-themselves.
-"""
+"""The most ranges of a set that may be written as escapes, from the lowest;
+others stand only for themselves."""
 _HEX = DIGITS | CharSet.chars("abcdefABCDEF")
 
 
@@ -86,9 +85,8 @@ class JsonText:
 
 @functools.lru_cache(maxsize=4096)
 def _facts(chars: CharSet) -> tuple[CharSet, bool, bool]:
-    """The characters that need no escape; whether these are all and none may have one; whether all that may
-    are there.
-    """
+    """The characters that need no escape;
+    whether these are all and none may have one; whether all that may are there."""
     raw = chars - _MUST_ESCAPE
     is_plain = raw == chars and not raw & (_BEYOND_ASCII | _BEYOND_BMP)
     return raw, is_plain, not _ESCAPED - chars

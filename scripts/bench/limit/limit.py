@@ -26,9 +26,8 @@ _READERS = (1, 2, 4, 16)
 """How many neighbours read together, if each sequence has its own cells."""
 _PROMPT_STEPS = (16, 32, 48, 63, 64, 96, 128, 192, 256, 512)
 _SAMPLE_TOKENS = 8_000
-"""The tokens of the work on which policies are tried. Fewer tokens, without a second wave of requests,
-mislead.
-"""
+"""The tokens of the work on which policies are tried.
+Fewer tokens, without a second wave of requests, mislead."""
 
 PriceList = tuple[tuple[int, float], ...]
 
@@ -76,9 +75,8 @@ class Limit:
         return self._plans[work]
 
     def _find_plan(self, work: Work) -> _Plan:
-        """Find the best policy by prices, then try the best of each kind, because prices do not know of
-        attention.
-        """
+        """Find the best policy by prices, then try the best of each kind,
+        because prices do not know of attention."""
         ranked = sorted(self._candidates(work), key=lambda plan: self._predicted_s(work, plan))
         if self._is_quick:
             return ranked[0]

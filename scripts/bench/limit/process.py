@@ -91,9 +91,8 @@ def _cells(work: Work) -> int:
 
 
 class Loop:
-    """A context of its own. Lanes 0 .. sequences-1 are followed by one for the shared prefix and one for
-    padding.
-    """
+    """A context of its own. Lanes 0 ..
+    sequences-1 are followed by one for the shared prefix and one for padding."""
 
     def __init__(
         self, model: object, cores: Cores, *, batch: int, sequences: int, cells: int, unified: bool

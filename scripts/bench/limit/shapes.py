@@ -124,9 +124,8 @@ def latencies(
 
 
 def prefix_sizes(work: Work, prices: Prices) -> list[int]:
-    """The steps for the shared prefix. They are the same under every policy, as nothing can be mixed with
-    them.
-    """
+    """The steps for the shared prefix.
+    They are the same under every policy, as nothing can be mixed with them."""
     size = prices.fastest
     return [min(size, work.shared - start) for start in range(0, work.shared, size)]
 
@@ -191,9 +190,8 @@ def _parts(lanes: Sequence[_Lane], policy: Policy) -> tuple[Part, ...]:
 
 
 def _equal_parts(lanes: Sequence[_Lane], size: int, readers: int) -> tuple[Part, ...]:
-    """The first lanes that read, as far as they are neighbours; else all lanes that decode, in their
-    order.
-    """
+    """The first lanes that read, as far as they are neighbours;
+    else all lanes that decode, in their order."""
     ordered = sorted(lanes, key=lambda lane: lane.number)
     reading = [lane for lane in ordered if lane.unread]
     if not reading:

@@ -1,6 +1,5 @@
-"""The common part of *chat*, *prefix* and *bursts*: a number of requests, timed from the first to the
-last.
-"""
+"""The common part of *chat*, *prefix* and *bursts*:
+a number of requests, timed from the first to the last."""
 
 from __future__ import annotations
 

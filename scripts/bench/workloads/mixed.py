@@ -129,9 +129,8 @@ def timeline(bench: Bench, size: Size) -> Timeline:
 
 
 def _batch_per_s(contest: Contest[MixedRun]) -> float:
-    """Batch output tokens per second of the first measured server, as a rule ours: the bare loop mixes
-    classes so.
-    """
+    """Batch output tokens per second of the first measured server, as a rule ours:
+    the bare loop mixes classes so."""
     return next((runs[-1].both.batch_output_per_s for runs in contest.runs.values() if runs), 0.0)
 
 

@@ -34,9 +34,8 @@ SHORTEST_S = 0.3
 class Size:
     idle_requests: int
     ramp_s: float
-    """Seconds with batch clients alone before the window opens, because they all begin with their prompts at
-    once.
-    """
+    """Seconds with batch clients alone before the window opens, because
+    they all begin with their prompts at once."""
     window_s: float
     shown_s: float
     """The seconds of the window whose steps are drawn."""
@@ -71,9 +70,8 @@ class Size:
         )
 
     def works(self, batch_output_per_s: float) -> list[Work]:
-        """The works: both classes in a closed loop, with one client more than batch has; then short requests
-        alone.
-        """
+        """The works: both classes in a closed loop, with one client more than batch has;
+        then short requests alone."""
         batch_every_s = self.batch_output / max(batch_output_per_s, 1e-3)
         batch = Request(prompt=self.batch_prompt, output=self.batch_output)
         shorts = min(max(1, round(batch_every_s / self.every_s)), _MOST_SHORTS)

@@ -43,9 +43,8 @@ Runs = dict[str, BatchRun]
 
 
 def run(bench: Bench) -> WorkloadResult:
-    """Run the same server in each mode. Each round starts it afresh and runs all tasks one after the
-    other.
-    """
+    """Run the same server in each mode.
+    Each round starts it afresh and runs all tasks one after the other."""
     tokens = 24 if bench.is_quick else 128
     asked = tasks(bench.model)
 

@@ -80,9 +80,8 @@ def free(number: int, tokens: int, clients: int) -> list[Ask]:
 
 
 def conversations(kinds: Sequence[str], number: int, count: int, temperature: float) -> list[Ask]:
-    """Conversations of the demo model's kinds that it has not seen. The kinds take turns; no two rounds share
-    one.
-    """
+    """Conversations of the demo model's kinds that it has not seen.
+    The kinds take turns; no two rounds share one."""
     found = itertools.islice(_examples(kinds), number * count, (number + 1) * count)
     return [
         Ask(messages=_messages(example), max_tokens=_ANSWER_TOKENS, seed=i, temperature=temperature)

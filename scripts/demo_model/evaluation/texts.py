@@ -10,9 +10,8 @@ _WORD = re.compile(r"\w+")
 
 
 def holds(text: str, phrase: str) -> bool:
-    """Whether the text contains these words whole. The case of the first letter is free: it may begin a
-    sentence.
-    """
+    """Whether the text contains these words whole.
+    The case of the first letter is free: it may begin a sentence."""
     if not phrase:
         return False
     first, rest = re.escape(phrase[0]), re.escape(phrase[1:])

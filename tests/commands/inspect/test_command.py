@@ -8,14 +8,13 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import gguf
 import msgspec
 import numpy as np
 import pytest
 
-from openai_cpu_server.commands.cli import main
 from openai_cpu_server.commands.inspect.facts import read_facts
 from openai_cpu_server.commands.inspect.memory import read_memory
 from openai_cpu_server.contract.cost import CostCurve
@@ -28,37 +27,18 @@ from openai_cpu_server.llama.host.machine import Machine
 from openai_cpu_server.llama.measure.calibrate import CurveKey
 from openai_cpu_server.llama.measure.measurements import Measurements
 from openai_cpu_server.llama.measure.profile import Profile, save_profile
+from tests.commands.in_process import Run, runner
 from tests.llama.odd_models import gemma3, mamba, rewritten, split
 from tests.tiny_model import tiny_model_path
 
 pytestmark = [pytest.mark.native, pytest.mark.thorough]
 
 
-class Outcome(NamedTuple):
-    returncode: int
-    stdout: str
-    stderr: str
-
-
-Run = Callable[..., Outcome]
-
-
 @pytest.fixture
 def run(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Run:
     """The command in this process, with an empty folder of measurements."""
     monkeypatch.setenv("OCS_CACHE_DIR", str(tmp_path / "cache"))
-
-    def run(*arguments: object) -> Outcome:
-        monkeypatch.setattr(sys, "argv", ["openai-cpu-server", "inspect", *map(str, arguments)])
-        code: object = 0
-        try:
-            main()
-        except SystemExit as leaving:
-            code = leaving.code
-        assert isinstance(code, int)
-        return Outcome(code, *capsys.readouterr())
-
-    return run
+    return runner("inspect", capsys, monkeypatch)
 
 
 @pytest.fixture

@@ -14,14 +14,12 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import NamedTuple
 
 import gguf
 import numpy as np
 import psutil
 import pytest
 
-from openai_cpu_server.commands.cli import main
 from openai_cpu_server.commands.quantize.output import Output
 from openai_cpu_server.errors import StartupError
 from openai_cpu_server.llama.gguf.file_types import (
@@ -35,6 +33,7 @@ from openai_cpu_server.llama.gguf.header import GgufHeader
 from openai_cpu_server.llama.gguf.quantize import QuantizeOptions, plan
 from openai_cpu_server.llama.gguf.tensors import model_tensors
 from openai_cpu_server.llama.model.model import Model
+from tests.commands.in_process import Outcome, Run, runner
 from tests.llama.odd_models import gemma3, mamba, split
 from tests.terminal import seen_on_a_terminal
 from tests.tiny_model import tiny_model_path
@@ -54,30 +53,10 @@ def command(*arguments: object) -> list[str]:
     return [sys.executable, "-m", "openai_cpu_server", "quantize", *map(str, arguments)]
 
 
-class Outcome(NamedTuple):
-    returncode: int
-    stdout: str
-    stderr: str
-
-
-Run = Callable[..., Outcome]
-
-
 @pytest.fixture
 def run(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Run:
     """The command in this process; its worker is one of its own."""
-
-    def run(*arguments: object) -> Outcome:
-        monkeypatch.setattr(sys, "argv", ["openai-cpu-server", "quantize", *map(str, arguments)])
-        code: object = 0
-        try:
-            main()
-        except SystemExit as leaving:
-            code = leaving.code
-        assert isinstance(code, int)
-        return Outcome(code, *capsys.readouterr())
-
-    return run
+    return runner("quantize", capsys, monkeypatch)
 
 
 @pytest.fixture

@@ -1,0 +1,36 @@
+"""Runs a command in this process, as the command line would."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from typing import NamedTuple
+
+import pytest
+
+from openai_cpu_server.commands.cli import main
+
+
+class Outcome(NamedTuple):
+    returncode: int
+    stdout: str
+    stderr: str
+
+
+Run = Callable[..., Outcome]
+
+
+def runner(command: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Run:
+    """A function that runs the command with its arguments."""
+
+    def run(*arguments: object) -> Outcome:
+        monkeypatch.setattr(sys, "argv", ["openai-cpu-server", command, *map(str, arguments)])
+        code: object = 0
+        try:
+            main()
+        except SystemExit as leaving:
+            code = leaving.code
+        assert isinstance(code, int)
+        return Outcome(code, *capsys.readouterr())
+
+    return run
