@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 
 from openai_cpu_server.api.calls.call import ToolCallStyle
-from openai_cpu_server.api.resolve.tools import Calling, OfferedFunction, ToolPlan
+from openai_cpu_server.api.resolve.tools import OfferedFunction, ToolPlan, ToolUse
 from openai_cpu_server.api.schemas.generation import GenerationBody
 from openai_cpu_server.api.schemas.structured import JsonObject
 from openai_cpu_server.contract.model_info import Tokenizer
@@ -66,9 +66,9 @@ class ToolOutputs:
         parts = {f"f{index}": grammar.gbnf for index, grammar in enumerate(arguments)}
         unenforced = tuple(path for grammar in arguments for path in grammar.unenforced)
         constraint = self._constraint(plan, parts, answer, param)
-        if answer is not None and plan.calling is Calling.AUTO:
+        if answer is not None and plan.use is ToolUse.AUTO:
             unenforced = answer.unenforced + unenforced
-        is_auto = plan.calling is Calling.AUTO
+        is_auto = plan.use is ToolUse.AUTO
         at_start = is_auto and answer is not None
         style = ToolCallStyle(self._form, _reason(plan), plan.is_legacy, at_start=at_start)
         return Output(constraint, unenforced, style, is_free=is_auto and answer is None)
@@ -77,7 +77,7 @@ class ToolOutputs:
         self, plan: ToolPlan, parts: dict[str, str], answer: Grammar | None, param: str
     ) -> Constraint:
         calls, rules = self._form.calls(several=plan.several), self._call_rules(plan)
-        if plan.calling is not Calling.AUTO:
+        if plan.use is not ToolUse.AUTO:
             grammar = self._grammars.composed(f"{calls}\n{rules}", parts, param)
             return Constraint(grammar=grammar, opening=self._opening())
         if answer is not None:
@@ -132,7 +132,7 @@ class ToolOutputs:
 
 def _reason(plan: ToolPlan) -> str:
     """OpenAI calls the end of a call that was demanded by name a stop."""
-    if plan.calling is Calling.NAMED:
+    if plan.use is ToolUse.NAMED:
         return "stop"
     return "function_call" if plan.is_legacy else "tool_calls"
 
