@@ -81,7 +81,8 @@ def _keep_alive() -> ServerSentEvent:
 
 
 def _told(error: Exception, ticket: Ticket) -> ErrorObject:
-    """The status is out already: the last event says what went wrong, and no last words follow."""
+    """Logs the failure. The status is out already, so the last event says what went wrong; no last words
+    follow."""
     if failure_of(error) == INTERNAL:
         logger.error("request %s failed", ticket.id, exc_info=error)
     ticket.failed(error)

@@ -171,7 +171,7 @@ class _TextChoice:
 
 
 class _ToolCallingChoice:
-    """Content and tool calls; what may still begin a tool call is held back, and its scores with it."""
+    """Content and tool calls. What may still begin a tool call is held back, and its scores with it."""
 
     def __init__(self, index: int, scores: _Scores, style: ToolCallStyle, new_id: NewId) -> None:
         self._index = index
@@ -194,7 +194,7 @@ class _ToolCallingChoice:
         return [choice for choice in shown if choice]
 
     def _opening(self, parts: Sequence[Part]) -> bytes:
-        """A choice that begins with a call has no content, rather than an empty one."""
+        """A choice that begins with a tool call has no content, rather than an empty one."""
         if self._is_open:
             return b""
         self._is_open = True

@@ -1,4 +1,4 @@
-"""What the output must look like: the answer's grammar, the calls' grammar, or both in one constraint."""
+"""What the output must look like: the answer's grammar, that of tool calls, or both in one constraint."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def _no_company(param: str, why: str) -> InvalidRequest:
 
 
 class ToolOutputs:
-    """Makes constraints of calls in one model's format."""
+    """Makes constraints of tool calls in one model's format."""
 
     def __init__(self, form: ToolFormat, grammars: Grammars, tokenizer: Tokenizer) -> None:
         self._form = form
@@ -95,7 +95,7 @@ class ToolOutputs:
         return tuple(self._tokenizer.encode(marker, add_special=False, parse_special=True))
 
     def _beside(self, answer: Grammar, calls: str, rules: str, parts: dict[str, str]) -> Constraint:
-        """An answer of its own form, or calls: one grammar, if it can tell them apart by text."""
+        """An answer of its own form, or tool calls: one grammar, if it can tell them apart by text."""
         form = self._form
         if not (form.marker and form.marker_is_text and answer.is_json):
             message = (
@@ -108,7 +108,7 @@ class ToolOutputs:
         return Constraint(grammar=grammar)
 
     def _call_rules(self, plan: ToolPlan) -> str:
-        """`call`: an object with the name of a function and its arguments."""
+        """The rule `call`: an object with the name of a function and its arguments."""
         names = [f"call-{index}" for index in range(len(plan.callable))]
         rules = [f"call ::= {' | '.join(names)}"]
         rules += [self._call_rule(index, function.name) for index, function in enumerate(plan.callable)]
@@ -131,7 +131,7 @@ class ToolOutputs:
 
 
 def _reason(plan: ToolPlan) -> str:
-    """OpenAI calls the end of a call that was demanded by name a stop."""
+    """OpenAI's finish reason. The end of a tool call that was demanded by name is a stop."""
     if plan.use is ToolUse.NAMED:
         return "stop"
     return "function_call" if plan.is_legacy else "tool_calls"

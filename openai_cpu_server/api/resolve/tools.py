@@ -1,4 +1,4 @@
-"""Which functions a call offers to the model, and what it may or must do with them. Pure."""
+"""Which functions a body offers to the model, and what it may or must do with them. Pure."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class ToolUse(enum.Enum):
 class OfferedFunction(msgspec.Struct, frozen=True):
     name: str
     param: str
-    """Where its schema stands in the body."""
+    """The path of its schema in the body."""
     parameters: JsonObject | None
     is_strict: bool
 
@@ -37,11 +37,11 @@ class ToolPlan(msgspec.Struct, frozen=True):
     use: ToolUse
     several: bool
     is_legacy: bool
-    """Asked for by `functions`, and answered with `function_call`."""
+    """They were asked for by `functions`, and are answered with `function_call`."""
 
 
 def tool_plan(body: ChatBody) -> ToolPlan | None:
-    """None: no tools, or none that may be called or shown. Raises InvalidRequest."""
+    """None: there are no tools, or none that may be called or shown. Raises InvalidRequest."""
     if body.functions is not None:
         return _legacy_plan(body, body.functions)
     _only_with("functions", function_call=body.function_call if body.function_call != "none" else None)
@@ -67,7 +67,7 @@ def tool_plan(body: ChatBody) -> ToolPlan | None:
 
 
 def _chosen(body: ChatBody) -> tuple[ToolUse | None, list[str] | None]:
-    """What is to be done, and the names of those to choose from, None: of all."""
+    """What is to be done, and the names of the functions to choose from; None: all."""
     match body.tool_choice:
         case None:
             return ToolUse.AUTO, None
