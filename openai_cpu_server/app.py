@@ -346,7 +346,7 @@ async def _no_checkpoint() -> None:
 
 
 def _model_name(settings: Settings, path: Path) -> str:
-    """The user's name for it. Else `demo` and aliases keep theirs, files and hub models go by their file's."""
+    """The user's name for it; else `demo` and aliases keep theirs, and files go by the file's."""
     if settings.served_model_name:
         return settings.served_model_name
     asked = settings.model

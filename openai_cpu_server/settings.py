@@ -1,4 +1,4 @@
-"""All options, defined once. The command line goes before the environment (`OCS_*`), that before a TOML file."""
+"""All options, once. The command line goes before the environment (`OCS_*`), that before a TOML file."""
 
 from __future__ import annotations
 

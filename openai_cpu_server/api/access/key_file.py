@@ -34,7 +34,7 @@ class _File(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 def read_keys(path: Path) -> tuple[Key, ...]:
-    """Raises StartupError with one line that says what is wrong and where, and never what is written there."""
+    """Raises StartupError: one line says what is wrong and where, and never what is written there."""
     try:
         entries = msgspec.toml.decode(path.read_bytes(), type=_File).keys
     except (OSError, UnicodeDecodeError, msgspec.DecodeError) as error:

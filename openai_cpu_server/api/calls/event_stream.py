@@ -72,8 +72,9 @@ def comment(place: Place) -> bytes:
 
 
 def _event(chunk: Chunk) -> bytes:
-    name = b"" if chunk.event is None else b"event: " + chunk.event.encode() + b"\n"
-    return name + b"data: " + chunk.json + b"\n\n"
+    if chunk.event is None:
+        return b"data: %b\n\n" % chunk.json
+    return b"event: %b\ndata: %b\n\n" % (chunk.event.encode(), chunk.json)
 
 
 def _keep_alive() -> ServerSentEvent:

@@ -134,7 +134,7 @@ def limit_headers_of(scope: Scope) -> dict[str, str]:
 
 
 def release_body(scope: Scope) -> None:
-    """Gives back the budget of a request that goes on for long after the last reference to its body is gone."""
+    """Gives the budget back early, for a request that goes on for long after its body is understood."""
     held: HeldBody = scope[_HELD_BODY]
     held.release()
 

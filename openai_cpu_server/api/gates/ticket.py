@@ -147,7 +147,7 @@ class Endings:
         )
 
     def row_begins(self) -> None:
-        """A row of a batch job begins; then comes either `end` or `row_put_off`, and `row_left` in any case."""
+        """A row of a batch job begins. Then comes `end` or `row_put_off`, and `row_left` in any case."""
         self._watch.metrics.rows_running.inc()
 
     def row_put_off(self) -> None:

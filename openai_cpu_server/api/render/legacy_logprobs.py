@@ -30,7 +30,7 @@ class LegacyLogprobs(msgspec.Struct, frozen=True):
 
 
 class TextPosition:
-    """Counts where the next token begins, in characters. A token within a character begins where that does."""
+    """Where the next token begins, in characters. A token within a character begins where that does."""
 
     def __init__(self, start: int) -> None:
         self._characters = start
