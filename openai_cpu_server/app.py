@@ -60,7 +60,7 @@ logger = logging.getLogger(__name__)
 
 _ENGINE_COMMAND = (sys.executable, "-m", "openai_cpu_server.engine.process")
 _CLOSE_CONNECTIONS_S = 1
-"""What connections get to send their last bytes after Ctrl-C."""
+"""After Ctrl-C connections get this time to send their last bytes."""
 _MIB = 1024 * 1024
 
 
@@ -96,7 +96,7 @@ def serve(settings: Settings) -> None:
 
 
 class Offline(NamedTuple):
-    """What runs the rows of a batch without a server."""
+    """An engine, and what runs rows of a batch job on it, without a server."""
 
     engine: Dispatcher
     run_row: RunRow
@@ -104,7 +104,7 @@ class Offline(NamedTuple):
 
 @contextlib.contextmanager
 def offline(settings: Settings) -> Iterator[Offline]:
-    """Who uses it runs the engine, and closes it. Raises StartupError with one line."""
+    """Whoever uses it must run the engine, and close it. Raises StartupError with one line."""
     model_path = resolve_model(settings.model)
     with Vocabulary.open(model_path) as vocabulary:
         name = _model_name(settings, model_path)
@@ -115,7 +115,7 @@ def offline(settings: Settings) -> Iterator[Offline]:
 
 
 def served_model(settings: Settings) -> str:
-    """The name in the API. Raises StartupError with one line for a model that cannot be had."""
+    """The model's name in the API. Raises StartupError with one line for a model that cannot be had."""
     return _model_name(settings, resolve_model(settings.model))
 
 
@@ -195,7 +195,7 @@ async def _run(
     keys: KeyRing,
     working: contextlib.AbstractAsyncContextManager[None],
 ) -> None:
-    """Engine and web server side by side; an engine that cannot start ends both."""
+    """Runs engine and web server side by side; an engine that cannot start ends both."""
     scheme = "https" if server.config.is_ssl else "http"
     logger.info("listening on %s://%s:%d", scheme, *listener.getsockname()[:2])
     hangup.call(keys.reload)
@@ -208,7 +208,7 @@ async def _run(
 
 @contextlib.contextmanager
 def _listen(host: str, port: int) -> Iterator[socket.socket]:
-    """A bound socket, before anything slow begins."""
+    """Binds a socket, before anything slow begins."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     try:
         listener = socket.create_server((host, port), family=family, backlog=1024)
@@ -228,7 +228,7 @@ def _template(path: Path | None, tokenizer: Tokenizer) -> ChatTemplate | None:
 
 
 def _tool_format(name: str, template: ChatTemplate | None) -> ToolFormat | None:
-    """As the user says, else as the template does; None where tools have to be refused."""
+    """The user's choice, else what the template tells; None where tools have to be refused."""
     if name != "auto":
         return TOOL_FORMATS[name]
     return recognised(template.source) if template is not None else None
@@ -242,7 +242,7 @@ def _read(path: Path) -> str:
 
 
 def _engine_options(settings: Settings, model_path: Path, tokenizer: Tokenizer) -> EngineOptions:
-    """As the user says, else as `tune` has found, else the defaults."""
+    """The user's choice, else what `tune` has found, else the defaults."""
     options = settings.engine_options(
         model_path,
         cache_bytes=_cache_bytes(settings),
@@ -264,7 +264,8 @@ def _warn_of_threads(asked: int, cpus: int) -> None:
 
 
 def _pinned(path: Path, tokenizer: Tokenizer) -> tuple[int, ...]:
-    """A prompt as its tokens stand at the beginning of a request: with BOS, control tokens read as such."""
+    """The tokens of a prompt as they stand at the beginning of a request: with BOS, control tokens read as
+    such."""
     text = _read(path)
     special = needs_special_tokens(text, bos_text=tokenizer.bos_text)
     tokens = tuple(tokenizer.encode(text, add_special=special, parse_special=True))
@@ -333,7 +334,7 @@ def job_options(settings: Settings, model: str) -> JobOptions:
 
 @contextlib.asynccontextmanager
 async def _working(jobs: Jobs | None, run_row: RunRow) -> AsyncIterator[None]:
-    """Batches run meanwhile, and are left resumable."""
+    """Meanwhile batch jobs run; at the end they are left resumable."""
     if jobs is None:
         yield
         return
@@ -350,7 +351,7 @@ async def _no_checkpoint() -> None:
 
 
 def _model_name(settings: Settings, path: Path) -> str:
-    """The user's; else `demo` and aliases keep their name, files and hub models go by their file's."""
+    """The user's name for it; else `demo` and aliases keep theirs, and files go by the file's."""
     if settings.served_model_name:
         return settings.served_model_name
     asked = settings.model

@@ -1,4 +1,4 @@
-"""All options, once: from the command line, else the environment (`OCS_*`), else a TOML file, else these."""
+"""All options, once. The command line goes before the environment (`OCS_*`), that before a TOML file."""
 
 from __future__ import annotations
 
@@ -272,7 +272,7 @@ class Settings(BaseSettings):
 
 
 def revealed(secret: SecretStr | None) -> str | None:
-    """For whoever needs the secret itself, and does not write it anywhere."""
+    """The secret itself, for somebody who needs it and does not write it anywhere."""
     return secret.get_secret_value() if secret else None
 
 
@@ -287,15 +287,16 @@ def user_data_dir() -> Path:
 
 
 HUGE_PAGES = {"GLIBC_TUNABLES": "glibc.malloc.hugetlb=1"}
-"""Read by glibc when a process starts: large allocations lie in huge pages, where the system lets them."""
+"""glibc reads it when a process starts: large allocations lie in huge pages, where the system lets them."""
 
 
 def tune_engines() -> None:
-    """Let engines that this process starts inherit what makes their steps fast, unless a user has said it.
+    """Lets engines of this process inherit what makes steps fast, where a user has not said otherwise.
 
-    Compute threads spin longer than between two operations of a step (no step got slower), shorter than
-    between two steps: then a core is free for whoever reads the tokens of the one before. Else that takes it
-    from the thread that makes the next (measured: 1.4 ms of a step with 16 streams).
+    Compute threads spin for longer than the pause between two operations of a step, so no step gets slower,
+    but for less than the pause between two steps: then a core is free for whoever reads the last step's
+    tokens. If they spun on, that reader would take a core from the thread that makes the next step (measured:
+    1.4 ms of a step with 16 streams).
 
     Cells lie in huge pages (measured: decoding at 1 B takes 3 to 5 % less time, resident memory 3 % more).
     """
@@ -331,7 +332,7 @@ def _reading(path: Path | None) -> type[Settings]:
 
 
 def _config_path(arguments: Sequence[str]) -> Path | None:
-    """Where the TOML file is must be known before the options are read."""
+    """Finds the TOML file, which must be known before the options are read."""
     parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
     parser.add_argument("--config", default=os.environ.get(f"{_ENV_PREFIX}CONFIG"))
     path = parser.parse_known_args(arguments)[0].config
@@ -339,7 +340,7 @@ def _config_path(arguments: Sequence[str]) -> Path | None:
 
 
 def _problem(location: tuple[int | str, ...], message: str) -> str:
-    """`location`: the option, and of a list the place in it, which says nothing to whoever gave a few."""
+    """`location` is the option and, for a list, the place in it, which says nothing to whoever gave a few."""
     names = [part for part in location if isinstance(part, str)]
     option = "--" + "-".join(names).replace("_", "-")
     return f"{option}: {message}" if location else message

@@ -1,1 +1,1 @@
-"""The only place that knows Starlette and OpenAI's JSON."""
+"""This room alone knows Starlette and OpenAI's JSON."""

@@ -110,7 +110,7 @@ def _gates(options: ApiOptions, keys: KeyRing, limits: RateLimits, endings: Endi
 
 
 def _cors(origins: tuple[str, ...]) -> list[Middleware]:
-    """Outside of all else: a preflight has no key, and pages may read errors too."""
+    """The layer around all others: a preflight has no key, and pages may read errors too."""
     if not origins:
         return []
     notes = ("x-request-id", "x-ignored-parameters", UNENFORCED)
@@ -165,7 +165,7 @@ def _job_routes(jobs: Jobs, models: ModelRegistry, options: ApiOptions) -> list[
 
 
 async def _no_such_route(request: Request, error: Exception) -> Response:
-    """404 and 405 of the router, with what was asked for in the message."""
+    """Answers 404 and 405 of the router, and says what was asked for."""
     assert isinstance(error, HTTPException)
     detail = f"{error.detail}: {request.method} {request.url.path}"
     named = HTTPException(error.status_code, detail, error.headers)

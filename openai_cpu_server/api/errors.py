@@ -84,8 +84,8 @@ TABLE: Mapping[type[ServerError], Failure] = {
     TooManyConnections: Failure(503, "server_error", "too_many_connections"),
     ServerError: Failure(500, "server_error", "internal_error"),
 }
-"""408 is OpenAI's for a request that took too long; SDKs would try again, so a header asks them not to.
-"""
+"""408 is OpenAI's status for a request that took too long. SDKs would try again, so a header asks them not
+to."""
 INTERNAL = TABLE[ServerError]
 HTTP_CODES = {404: "unknown_url", 405: "method_not_allowed"}
 
@@ -138,7 +138,7 @@ def error_response(error: Exception, *, request_id: str) -> Response:
 
 
 def _message(error: Exception, failure: Failure, request_id: str) -> str:
-    """What is nobody's business but ours stays in the log, where the request id finds it."""
+    """What concerns only us stays in the log, where the request id finds it."""
     if failure == INTERNAL:
         return f"The server had an error while processing the request (request id {request_id})."
     return error.detail if isinstance(error, HTTPException) else str(error)
@@ -149,7 +149,7 @@ def _param(error: Exception) -> str | None:
 
 
 def headers_of(error: Exception) -> dict[str, str]:
-    """What its response says beside the object."""
+    """The headers that its response has beside the object."""
     match error:
         case HTTPException(headers=headers):
             return dict(headers or {})
@@ -172,6 +172,7 @@ def headers_of(error: Exception) -> dict[str, str]:
 
 
 def _retry_after(seconds: float) -> dict[str, str]:
-    """Whole seconds for everybody, and the milliseconds that OpenAI's SDKs read; a second at least."""
+    """Gives whole seconds to everybody, and to OpenAI's SDKs the milliseconds that they read; a second at
+    least."""
     seconds = max(1.0, seconds)
     return {"retry-after": str(math.ceil(seconds)), "retry-after-ms": str(math.ceil(1000 * seconds))}

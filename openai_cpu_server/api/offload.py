@@ -1,4 +1,4 @@
-"""Keeps long computations off the event loop, and panics of native code within their request."""
+"""Long computations stay off the event loop, and panics of native code within their request."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from openai_cpu_server.errors import NativePanic
 T = TypeVar("T")
 
 INLINE_BYTES = 2048
-"""A body of this size is parsed, rendered and tokenised within a millisecond; a thread costs 0.2."""
+"""A body of this size is parsed, rendered and tokenised within a millisecond; a thread costs 0.2 ms."""
 
 SLOW = INLINE_BYTES + 1
-"""In place of a size: work that can take long, whatever the size."""
+"""It stands in place of a size: this work can take long, whatever the size."""
 
 
 async def off_loop(num_bytes: int, work: Callable[[], T]) -> T:
-    """Do work whose time grows with a body of this size: at once if small, else in a thread.
+    """Does work whose time grows with a body of this size: at once if that is small, else in a thread.
 
     Raises what the work raises; NativePanic in place of a panic.
     """

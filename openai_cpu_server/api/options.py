@@ -15,24 +15,24 @@ class ApiOptions(msgspec.Struct, frozen=True, kw_only=True):
     """Ignore unknown fields, and say so in the header `x-ignored-parameters`, instead of refusing them."""
     max_body_bytes: int = 32 * 1024 * 1024
     max_bodies_bytes: int = 256 * 1024 * 1024
-    """Of all bodies that are being read, beyond the first 64 KiB of each."""
+    """The limit for all bodies that are being read, beyond the first 64 KiB of each."""
     max_file_bytes: int = 200 * 1024 * 1024
-    """Of an upload; OpenAI's limit."""
+    """The limit for an upload; OpenAI's."""
     max_choices: int = 64
     """The largest `n` and `best_of`."""
     max_prompt_tokens: int | None = None
     max_output_tokens: int | None = None
-    """Of one sequence; also what one gets that asks for no number."""
+    """The limit for one sequence; also what one gets that asks for no number."""
     request_timeout_s: float | None = None
     """The longest that a call may take, waiting included."""
     read_timeout_s: float = 30.0
-    """What a body may take, and a second more for each KiB of it."""
+    """The time that a body may take; each KiB of it buys a second more."""
     cors_origins: tuple[str, ...] = ()
     """Pages of these origins may call from a browser; `*` is all."""
     trusted_proxies: tuple[Network, ...] = ()
-    """Peers whose word is taken for where a request came from."""
+    """Peers that are believed about where a request came from."""
     max_socket_requests: int = 64
-    """Being served at once on one WebSocket."""
+    """Requests of one WebSocket that are served at once."""
     max_sequences: int = 1024
     """The most that one call may ask for: its prompts times its choices."""
     default_priority: Priority = Priority.INTERACTIVE

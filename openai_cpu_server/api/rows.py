@@ -1,4 +1,4 @@
-"""Runs the rows of batches in this process, on the very way that the HTTP routes go, at batch priority."""
+"""Rows of batch jobs run in this process, on the very way that HTTP requests go, at batch priority."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ logger = logging.getLogger(__name__)
 
 
 class RowRunner:
-    """A `jobs.rows.RunRow`. A batch outlives its request: what its key may do is looked up for every row.
+    """A `jobs.rows.RunRow`. A batch job outlives its request: each row asks what its key may do.
 
     Rows do not count against a key's rate limits, as with OpenAI: they only get what nobody else needs.
     """
@@ -62,7 +62,7 @@ class RowRunner:
         return RowAnswer(status=200, request_id=ticket.id, body=answer)
 
     def _leave(self, ticket: Ticket, *, is_over: bool) -> None:
-        """One that is tried again, or that a stop has cut short, has not ended."""
+        """A row that is tried again, or that a stop has cut short, has not ended."""
         if is_over:
             self._endings.end(ticket)
         else:
@@ -70,7 +70,7 @@ class RowRunner:
         self._endings.row_left()
 
     def _key_of(self, owner: str) -> Key | None:
-        """None: everything is allowed."""
+        """The key of a batch job's owner; None: everything is allowed. Raises Unauthorized."""
         key = self._keys.named(owner)
         if key is None and owner and not self._keys.is_open:
             raise Unauthorized(f"The API key '{owner}' of this batch does not exist any more.")
@@ -78,7 +78,7 @@ class RowRunner:
 
 
 def _sender(key: Key | None) -> Sender:
-    """Whatever the body says, its row is batch work."""
+    """The header outranks what a row's body says: it is batch work."""
     return Sender(Identity(key, key.digest.hex() if key else None), Priority.BATCH.label)
 
 

@@ -1,4 +1,4 @@
-"""What clients ask for becomes GBNF that is known to compile; the latest are remembered."""
+"""What clients ask for becomes GBNF that is known to compile. The latest grammars are remembered."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ from openai_cpu_server.structured import (
 )
 
 _REMEMBERED = 256
-"""Grammars, of some kilobytes each."""
+"""So many grammars are remembered, of some kilobytes each."""
 _LONGEST = 200_000
-"""Characters of a grammar that a client wrote."""
+"""A client's own grammar may have so many characters."""
 
 
 class Grammar(msgspec.Struct, frozen=True):
@@ -33,11 +33,11 @@ class Grammar(msgspec.Struct, frozen=True):
     unenforced: tuple[str, ...] = ()
     """Paths of the schema keywords that it leaves out, such as `response_format...properties.a.pattern`."""
     is_json: bool = False
-    """All that it accepts is JSON, which is told by its first character from the marker of a call."""
+    """All that it accepts is JSON, whose first character tells it from the marker of a tool call."""
 
 
 class Grammars:
-    """Runs in any thread. `param`: the field that the error names."""
+    """May be used in any thread. `param` is the field that an error names."""
 
     def __init__(self, check: Callable[[str], object], whitespace: Whitespace) -> None:
         """`check` raises InvalidRequest for text that cannot be executed."""
@@ -47,7 +47,7 @@ class Grammars:
         self._compiled = lru_cache(_REMEMBERED)(self._compile)
 
     def of_schema(self, schema: Mapping[str, object], param: str, *, strict: bool = True) -> Grammar:
-        """Not strict: what cannot be enforced is left out and named."""
+        """If it is not strict, what cannot be enforced is left out and named."""
         with naming(param):
             gbnf, unenforced = self._compiled(json.dumps(schema), strict)
         paths = tuple(f"{_param(param, each.path)}.{each.keyword}" for each in unenforced)
@@ -72,7 +72,7 @@ class Grammars:
         return self._known(gbnf, param)
 
     def composed(self, root: str, parts: Mapping[str, str], param: str) -> str:
-        """See `structured.compose`."""
+        """Puts parts together as `structured.compose` does."""
         with naming(param):
             return self._known(compose(root, parts), param).gbnf
 
@@ -92,7 +92,7 @@ class Grammars:
 
 @contextmanager
 def naming(param: str) -> Iterator[None]:
-    """What is refused within is this field's fault, or that of a part of it."""
+    """Blames this field, or a part of it, for what is refused within."""
     try:
         yield
     except InvalidRequest as error:

@@ -7,7 +7,7 @@ import msgspec
 from openai_cpu_server.contract.model_info import Tokenizer
 
 LOWEST = -9999.0
-"""Stands for minus infinity, which JSON cannot say."""
+"""It stands for minus infinity, which JSON cannot say."""
 
 
 class Piece(msgspec.Struct, frozen=True):

@@ -1,4 +1,4 @@
-"""Between whom the scheduler takes turns, and what is told of them: keys, users, addresses.
+"""The clients between whom the scheduler takes turns, and what is told of them: keys, users, addresses.
 
 An address is the peer's; proxies are believed only if the server was told to trust them.
 """
@@ -18,7 +18,7 @@ from starlette.types import Scope as AsgiScope
 from openai_cpu_server.api.access.keys import Identity, Scope
 
 _DIGEST_CHARS = 16
-"""Of a key's digest: enough to tell clients apart in a listing."""
+"""So many characters of a key's digest are enough to tell clients apart in a listing."""
 Address = Union[IPv4Address, IPv6Address]
 Network = Union[IPv4Network, IPv6Network]
 
@@ -32,15 +32,16 @@ _FOR = re.compile(r'\bfor="?([^";,\s]+)', re.IGNORECASE)
 
 class ClientKind(enum.Enum):
     KEY = "key"
-    """The holder of a key with a name. Nobody else can be one, whatever a body says."""
+    """It is the holder of a key with a name. Nobody else can be one, whatever a body says."""
     USER = "user"
-    """Whom the body names; anybody may write anything there."""
+    """The body names it in `user`; anybody may write anything there."""
     PEER = "peer"
-    """Who names nobody: the address, and the digest of a key without a name or without a need for one."""
+    """It names nobody: it goes by its address, and by the digest of a key that has no name or was not needed.
+    """
 
 
 class Client(msgspec.Struct, frozen=True):
-    """One to whom the scheduler is fair. Its label goes to the engine and comes back with live requests."""
+    """One to whom the scheduler is fair. The label goes to the engine and comes back with live requests."""
 
     kind: ClientKind
     name: str
@@ -55,7 +56,7 @@ class Client(msgspec.Struct, frozen=True):
 
     @classmethod
     def of_label(cls, label: str) -> Client:
-        """`""` is a peer of whom nothing is known."""
+        """Reads a label. An empty one is a peer of whom nothing is known."""
         kind, _, name = label.partition(":")
         return cls(ClientKind(kind) if kind else ClientKind.PEER, name)
 
@@ -64,13 +65,13 @@ class Client(msgspec.Struct, frozen=True):
         return f"{self.kind.value}:{self.name}"
 
     def is_owned_by(self, identity: Identity) -> bool:
-        """Whether its requests are theirs to see and to end. A name in a body's `user` owns nothing."""
+        """Whether this identity may see and end its requests. A name in a body's `user` owns nothing."""
         if identity.may(Scope.ADMIN):
             return True
         return self.kind is ClientKind.KEY and self.name == identity.holder
 
     def shown_to(self, identity: Identity) -> str:
-        """The name to tell them. An address is told to keys of administrators only.
+        """The name that this identity is told. Only keys of administrators are told addresses.
 
         On a server without keys everybody may see all requests, but nobody is told another's address.
         """
@@ -82,10 +83,10 @@ class Client(msgspec.Struct, frozen=True):
 
 
 def client_address(scope: AsgiScope, trusted: Collection[Network]) -> str | None:
-    """The sender's address, of IPv6 its /64; None where there is none, as on a Unix socket.
+    """The sender's address, or its /64 of IPv6; None where there is none, as on a Unix socket.
 
-    What headers say counts as far as trusted proxies have written it: from the right, up to the first hop
-    that is not one of these. `X-Forwarded-For` goes before `Forwarded`.
+    Headers are believed as far as trusted proxies have written them: from the right, up to the first hop that
+    is no trusted proxy. `X-Forwarded-For` goes before `Forwarded`.
     """
     client = scope.get("client")
     hop = _address(client[0]) if client else None

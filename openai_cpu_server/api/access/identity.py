@@ -15,14 +15,14 @@ from openai_cpu_server.api.access.keys import Identity, required_scope
 from openai_cpu_server.errors import Forbidden, Unauthorized
 
 SUBPROTOCOL = "openai-chat-completions"
-"""Our WebSocket's; browsers want one of those that they offer to be chosen."""
+"""The name of our WebSocket protocol. Browsers want the server to choose one of those that they offer."""
 _KEY_PROTOCOL = "openai-insecure-api-key."
-"""A subprotocol with a key behind it, as OpenAI has it: pages cannot set headers of a WebSocket."""
+"""A subprotocol that carries a key, as OpenAI has it: pages cannot set headers of a WebSocket."""
 _SCOPE_KEY = "openai_cpu_server.identity"
 
 
 def identify(scope: Scope, keys: KeyRing, trusted_proxies: Collection[Network]) -> Identity:
-    """Find out who sent this request, for `identity_of`. Raises Unauthorized."""
+    """Finds out who sent this request; `identity_of` returns it from then on. Raises Unauthorized."""
     given = given_key(Headers(scope=scope)) or offered_key(scope.get("subprotocols", ()))
     found = _identified(keys, key_identity(given), scope["path"])
     identity = msgspec.structs.replace(found, address=client_address(scope, trusted_proxies))
@@ -31,14 +31,14 @@ def identify(scope: Scope, keys: KeyRing, trusted_proxies: Collection[Network]) 
 
 
 def identity_of(scope: Scope) -> Identity:
-    """Who sent this request."""
+    """Returns who sent this request."""
     identity = scope[_SCOPE_KEY]
     assert isinstance(identity, Identity)
     return identity
 
 
 def identity_now(scope: Scope, keys: KeyRing) -> Identity:
-    """Who opened this connection, by the keys as they are now. Raises Unauthorized, Forbidden."""
+    """Returns who opened this connection, by the keys as they are now. Raises Unauthorized, Forbidden."""
     before = identity_of(scope)
     identity = _identified(keys, before.digest, scope["path"])
     check_scope(identity, scope["path"])
@@ -53,7 +53,7 @@ def check_scope(identity: Identity, path: str) -> None:
 
 
 def given_key(headers: Mapping[str, str]) -> bytes | None:
-    """`Authorization: Bearer KEY`, else `x-api-key: KEY`; None where there is neither."""
+    """The key in `Authorization: Bearer KEY`, else in `x-api-key: KEY`; None where there is neither."""
     scheme, _, bearer = headers.get("authorization", "").partition(" ")
     key = bearer.strip() if scheme.lower() == "bearer" else headers.get("x-api-key", "").strip()
     return key.encode("latin-1") or None  # as it came: headers are decoded so
@@ -66,12 +66,12 @@ def offered_key(subprotocols: Sequence[str]) -> bytes | None:
 
 
 def key_identity(given: bytes | None) -> str | None:
-    """The same for the same key, and no way back to it; None where there is no key."""
+    """A digest that is equal for equal keys, and leads nowhere back; None where there is no key."""
     return None if given is None else hashlib.sha256(given).hexdigest()
 
 
 def _identified(keys: KeyRing, digest: str | None, path: str) -> Identity:
-    """`digest`: of the key that was sent. Raises Unauthorized."""
+    """`digest` is that of the key that was sent. Raises Unauthorized."""
     if keys.is_open or required_scope(path) is None:
         return Identity(None, digest)
     key = None if digest is None else keys.with_digest(bytes.fromhex(digest))

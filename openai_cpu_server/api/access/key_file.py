@@ -22,7 +22,7 @@ class _Entry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     models: Annotated[list[str], msgspec.Meta(min_length=1)] | None = None
     scopes: tuple[Scope, ...] = (Scope.INFERENCE,)
     admin: bool = False
-    """All scopes."""
+    """The key has all scopes."""
     requests_per_minute: Amount | None = None
     tokens_per_minute: Amount | None = None
     tokens_per_day: Amount | None = None
@@ -34,7 +34,7 @@ class _File(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 def read_keys(path: Path) -> tuple[Key, ...]:
-    """Raises StartupError with one line that says what is wrong where, and never what is written there."""
+    """Raises StartupError: one line says what is wrong and where, and never what is written there."""
     try:
         entries = msgspec.toml.decode(path.read_bytes(), type=_File).keys
     except (OSError, UnicodeDecodeError, msgspec.DecodeError) as error:

@@ -1,4 +1,4 @@
-"""All keys of the server: looked up in constant time, read again on demand."""
+"""All keys of the server. They are looked up in constant time, and read again on demand."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ logger = logging.getLogger(__name__)
 
 
 class KeyRing:
-    """`api_key`: one key for everything; `path`: a file of keys. With neither the server is open."""
+    """`api_key` is one key for everything, `path` a file of keys. With neither the server is open."""
 
     def __init__(self, api_key: str | None = None, path: Path | None = None) -> None:
         """Raises StartupError for a file that cannot be used."""
@@ -28,7 +28,8 @@ class KeyRing:
         return not self._keys
 
     def with_digest(self, digest: bytes) -> Key | None:
-        """Of the key that was sent. Compares with every key, whichever fits."""
+        """The key with this digest. It is compared with every key, whichever fits, so that time tells
+        nothing."""
         found = None
         for key in self._keys:
             if hmac.compare_digest(key.digest, digest):
@@ -40,7 +41,7 @@ class KeyRing:
         return next((key for key in self._keys if key.name == name), None)
 
     def reload(self) -> None:
-        """Read the file again; one that is broken changes nothing but the log. Without a file: nothing."""
+        """Reads the file again, if there is one. A broken file changes nothing but the log."""
         if self._path is None:
             return
         try:

@@ -29,19 +29,20 @@ class Allowance(msgspec.Struct, frozen=True, kw_only=True):
     tokens_per_minute: int | None = None
     tokens_per_day: int | None = None
     concurrent: int | None = None
-    """Calls being served at once, by this server process."""
+    """Calls that this server process serves at once."""
 
 
 class Key(msgspec.Struct, frozen=True, kw_only=True):
     name: str
-    """Its holder, to whom the scheduler is fair; "": the key of `--api-key`, which many may share."""
+    """The name of its holder, to whom the scheduler is fair; "" for the key of `--api-key`, which many may
+    share."""
     digest: bytes
     """SHA-256 of the key."""
     scopes: frozenset[Scope] = frozenset({Scope.INFERENCE})
     priority: Priority | None = None
-    """Of requests that name none; None: the server's default."""
+    """Requests that name no priority have this one; None: the server's default."""
     models: frozenset[str] | None = None
-    """Names that it may use; None: all."""
+    """The names of models that it may use; None: all."""
     allowance: Allowance = Allowance()
 
 
@@ -51,9 +52,9 @@ class Identity(msgspec.Struct, frozen=True):
     key: Key | None
     """None: the server has no keys, and everybody may do everything."""
     digest: str | None
-    """SHA-256, in hex, of the key that was sent, be it needed or not."""
+    """The SHA-256, in hex, of the key that was sent, be it needed or not."""
     address: str | None = None
-    """Where it came from, as far as that is known; see `addresses.client_address`."""
+    """The address that it came from, as far as that is known; see `clients.client_address`."""
 
     @property
     def holder(self) -> str | None:
@@ -70,15 +71,15 @@ class Identity(msgspec.Struct, frozen=True):
 
 
 ANYBODY = Identity(key=None, digest=None)
-"""Of whom nothing is known, on a server without keys."""
+"""Somebody of whom nothing is known, on a server without keys."""
 
 
 OPEN_PATHS = frozenset({"/health", "/ready"})
-"""Asked by machines all the time: no key, no line in the log."""
+"""Machines ask these all the time. They need no key and get no line in the log."""
 QUIET_PATHS = OPEN_PATHS | {"/metrics"}
-"""No line in the log, no trace."""
+"""These get no line in the log and no trace."""
 _DESCRIPTION_PATH = "/openapi.json"
-"""Says nothing that the source does not say: no key."""
+"""It says nothing that the source does not say, so it needs no key."""
 _SCOPES = {
     "/metrics": Scope.METRICS,
     "/v1/stats": Scope.METRICS,
@@ -90,5 +91,5 @@ METERED_PATHS = frozenset({"/v1/chat/completions", "/v1/completions"})
 
 
 def required_scope(path: str) -> Scope | None:
-    """None: the path is open."""
+    """The scope that a key needs for this path; None: the path is open."""
     return None if path in OPEN_PATHS or path == _DESCRIPTION_PATH else _SCOPES.get(path, Scope.INFERENCE)

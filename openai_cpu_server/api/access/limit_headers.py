@@ -15,7 +15,7 @@ NAMES = tuple(
 
 
 def limit_headers(quota: Quota, window: Window, *, held: int) -> dict[str, str]:
-    """`held`: what running calls may still use."""
+    """`held` is what running calls may still use."""
     unit = quota.unit.value
     return {
         f"x-ratelimit-limit-{unit}": str(quota.limit),
@@ -25,7 +25,8 @@ def limit_headers(quota: Quota, window: Window, *, held: int) -> dict[str, str]:
 
 
 def duration(seconds: float) -> str:
-    """`0s`, `12ms`, `1.5s`, `6m0s`, `23h59m1s`: rounded up to milliseconds, or to seconds above a minute."""
+    """Writes `0s`, `12ms`, `1.5s`, `6m0s`, `23h59m1s`; rounds up to milliseconds, or to seconds above a
+    minute."""
     milliseconds = math.ceil(1000 * seconds)
     if 0 < milliseconds < 1000:
         return f"{milliseconds}ms"

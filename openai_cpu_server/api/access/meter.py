@@ -22,9 +22,9 @@ logger = logging.getLogger(__name__)
 T = TypeVar("T")
 
 _ANSWER_S = 1.0
-"""What the storage gets to answer."""
+"""The storage must answer in this time."""
 _PAUSE_S = 5.0
-"""It is not asked again for so long after a failure."""
+"""After a failure the storage is not asked again for so long."""
 _SCHEMES = ("redis://", "rediss://", "redis+unix://")
 
 
@@ -39,7 +39,7 @@ class Period(enum.Enum):
 
 
 class Quota(msgspec.Struct, frozen=True):
-    """So much in a period."""
+    """An amount that may be used in a period."""
 
     unit: Unit
     period: Period
@@ -47,7 +47,7 @@ class Quota(msgspec.Struct, frozen=True):
 
     @property
     def label(self) -> str:
-        """As OpenAI writes it: `tokens per min (TPM)`."""
+        """The quota's name as OpenAI writes it: `tokens per min (TPM)`."""
         unit, period = self.unit.value, self.period.value
         short = f"{unit[0]}P{period[0]}".upper()
         return f"{unit} per {period} ({short})"
@@ -70,7 +70,8 @@ class Meter:
 
     @classmethod
     def open(cls, url: str | None) -> Meter:
-        """`url`: `redis://...`; None: counts in this process. Raises StartupError, without the URL."""
+        """`url` is `redis://...`; None counts in this process. Raises StartupError, which does not repeat the
+        URL."""
         if url is None:
             return cls(MemoryStorage())
         if not url.startswith(_SCHEMES):
@@ -83,18 +84,19 @@ class Meter:
             raise StartupError("--limits-url: expected redis://HOST:PORT") from None
 
     async def take(self, quota: Quota, name: str, cost: int) -> bool:
-        """Count `cost` against the quota of this name; False, and nothing counted, if there is no room."""
+        """Counts `cost` against the quota of this name. Returns False, and counts nothing, if there is no
+        room."""
         return await self._ask(lambda: self._limiter.hit(quota.item, name, cost=cost), otherwise=True)
 
     async def give_back(self, quota: Quota, name: str, cost: int) -> None:
-        """Take back what `take` has counted, as far as it is in the window that runs."""
+        """Takes back what `take` has counted, as far as it lies in the window that runs."""
         window = await self.window(quota, name)
         counted = min(cost, window.current)
         if counted > 0:
             await self._ask(lambda: self._limiter.hit(quota.item, name, cost=-counted), otherwise=True)
 
     async def window(self, quota: Quota, name: str) -> Window:
-        """What is used; nothing, where the storage fails."""
+        """What is used; nothing, while the storage fails."""
         period_s = quota.item.get_expiry()
 
         async def read() -> Window:
@@ -123,7 +125,7 @@ class Meter:
         return answer
 
     def _fails(self, error: Exception) -> None:
-        """Names the kind of failure only: messages may hold the URL, and that a password."""
+        """Logs the kind of failure only: messages may hold the URL, and in it a password."""
         self._asks_again_s = self._clock() + _PAUSE_S
         if not self._is_failing:
             kind = type(error.__cause__ or error).__name__

@@ -15,9 +15,9 @@ _RANDOM_BYTES = 32
 
 class NewKey(NamedTuple):
     key: str
-    """Kept nowhere."""
+    """The key itself, which is kept nowhere."""
     lines: str
-    """For the file of `--api-keys`."""
+    """These go into the file of `--api-keys`."""
 
 
 def new_key(name: str) -> NewKey:

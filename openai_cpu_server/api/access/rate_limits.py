@@ -23,17 +23,17 @@ _UNLIMITED = Allowance()
 
 @dataclass
 class _Account:
-    """Of a key, in this process."""
+    """What one key uses now, in this process."""
 
     num_running: int = 0
     held_tokens: int = 0
-    """Outputs that running calls may still have."""
+    """Output tokens that running calls may still have."""
     lock: asyncio.Lock = field(default_factory=asyncio.Lock)
-    """Between looking whether tokens fit and counting them."""
+    """It is held from looking whether tokens fit until they are counted."""
 
 
 class RateLimits:
-    """Everybody's accounts. One for a server, whatever the way that calls come in."""
+    """The accounts of all keys. A server has one of these, whatever the way that calls come in."""
 
     def __init__(self, meter: Meter) -> None:
         self._meter = meter
@@ -48,11 +48,12 @@ class RateLimits:
 
 
 class Lease:
-    """One call's share: `async with` it while the call is served, then its output tokens are counted."""
+    """One call's share of its key's limits. `async with` it while the call is served; then its output tokens
+    are counted."""
 
     def __init__(self, name: str, allowance: Allowance, account: _Account, meter: Meter) -> None:
         self.output_tokens = 0
-        """To be set before the end."""
+        """The running call sets it before the end."""
         self.headers: dict[str, str] = {}
         """What the response is to say of the limits, as far as they are known by now."""
         self._name = name
@@ -61,7 +62,7 @@ class Lease:
         self._meter = meter
         self._held_tokens = 0
         self._taken: dict[Quota, int] = {}
-        """Tokens of the prompt, by what they count against."""
+        """Tokens of the prompt, by the quota that they were counted against."""
 
     async def __aenter__(self) -> Lease:
         """Raises RequestsLimited."""
@@ -86,7 +87,7 @@ class Lease:
             await self._charge(quota)
 
     async def reserve(self, *, prompt_tokens: int, output_tokens: int) -> None:
-        """Count the prompt, and hold back room for the output. Raises TokensLimited."""
+        """Counts the prompt, and holds back room for the output. Raises TokensLimited."""
         quotas = tuple(_quotas(self._allowance, Unit.TOKENS))
         async with self._account.lock:
             for quota in quotas:
@@ -98,14 +99,14 @@ class Lease:
         await self._show()
 
     async def refund(self) -> None:
-        """The call was refused after all: it has used no tokens, and will use none."""
+        """Gives the tokens back: the call was refused after all, so it has used none and will use none."""
         await self._give_back()
         self._account.held_tokens -= self._held_tokens
         self._held_tokens = 0
         await self._show()
 
     async def _take(self, quota: Quota, prompt_tokens: int) -> None:
-        """Raises TokensLimited, and nothing is counted then, if another server was faster."""
+        """Raises TokensLimited if another server was faster; then nothing is counted."""
         if await self._meter.take(quota, self._name, prompt_tokens):
             self._taken[quota] = prompt_tokens
             return
@@ -148,7 +149,7 @@ class Lease:
         )
 
     async def _charge(self, quota: Quota) -> None:
-        """Count the output; of one that exceeds what is left, what is left."""
+        """Counts the output. If it exceeds what is left, what is left is counted."""
         if self.output_tokens and not await self._meter.take(quota, self._name, self.output_tokens):
             window = await self._meter.window(quota, self._name)
             await self._meter.take(quota, self._name, window.remaining(quota.limit))

@@ -16,21 +16,21 @@ class Window(msgspec.Struct, frozen=True, kw_only=True):
     period_s: float
     previous: int = 0
     previous_left_s: float = 0.0
-    """Until none of the window before is covered."""
+    """The time until nothing of the window before is covered."""
     current: int = 0
     current_left_s: float = 0.0
-    """Until none of the running window is covered: what is left of it, and one period more."""
+    """The time until nothing of the running window is covered: what is left of it, and one period more."""
 
     def remaining(self, limit: int) -> int:
         return max(0, limit - math.floor(self._used))
 
     @property
     def reset_s(self) -> float:
-        """Until nothing counts as used."""
+        """The time until nothing counts as used."""
         return self.current_left_s if self.current else self.previous_left_s if self.previous else 0.0
 
     def wait_s(self, cost: int, limit: int) -> float | None:
-        """Until `cost` more fits, if nobody else comes; None: it never will."""
+        """The time until `cost` more fits, if nobody else comes; None: it never will."""
         room = limit - cost + 1  # what is used counts in whole numbers, rounded down
         if room <= 0:
             return None

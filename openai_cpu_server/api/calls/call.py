@@ -31,7 +31,7 @@ class Sender(msgspec.Struct, frozen=True):
 
     @classmethod
     def of(cls, identity: Identity, *, header: str | None, default: Priority) -> Sender:
-        """`default`: the server's; the key's own goes before it."""
+        """`default` is the server's; the key's own goes before it."""
         own = identity.key.priority if identity.key else None
         return cls(identity, header, default if own is None else own)
 
@@ -80,7 +80,7 @@ class ToolCallStyle(msgspec.Struct, frozen=True):
     is_legacy: bool = False
     """They are shown as the one `function_call`, not as `tool_calls`."""
     at_start: bool = False
-    """They are the very beginning of the output, or it has none: content may hold their marker."""
+    """Tool calls are the very beginning of the output, or there are none: content may hold their marker."""
 
     def reader(self) -> ToolReader:
         """A reader for one output."""
@@ -88,7 +88,8 @@ class ToolCallStyle(msgspec.Struct, frozen=True):
 
 
 class Call(msgspec.Struct, frozen=True, kw_only=True):
-    """`requests` holds `best_of` sequences for each prompt, prompt by prompt; `n` of them are shown."""
+    """An API call as it was resolved. `requests` holds `best_of` sequences for each prompt, prompt by prompt;
+    the client is shown `n` of them."""
 
     id: str
     model: str

@@ -13,9 +13,9 @@ T = TypeVar("T")
 
 
 async def while_connected(receive: Receive, work: Callable[[], Awaitable[T]]) -> T:
-    """The work's result or its exception. Raises ClientDisconnect, the work cancelled, if the client leaves.
+    """Returns the work's result or raises its exception.
 
-    The request's body must have been read.
+    If the client leaves, it cancels the work and raises ClientDisconnect. The body must have been read.
     """
     results: list[T] = []
     failures: list[Exception] = []  # carried out by hand: a task group would wrap them

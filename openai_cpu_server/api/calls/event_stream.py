@@ -72,8 +72,9 @@ def comment(place: Place) -> bytes:
 
 
 def _event(chunk: Chunk) -> bytes:
-    name = b"" if chunk.event is None else b"event: " + chunk.event.encode() + b"\n"
-    return name + b"data: " + chunk.json + b"\n\n"
+    if chunk.event is None:
+        return b"data: %b\n\n" % chunk.json
+    return b"event: %b\ndata: %b\n\n" % (chunk.event.encode(), chunk.json)
 
 
 def _keep_alive() -> ServerSentEvent:
@@ -81,7 +82,8 @@ def _keep_alive() -> ServerSentEvent:
 
 
 def _told(error: Exception, ticket: Ticket) -> ErrorObject:
-    """The status is out already: the last event says what went wrong, and no last words follow."""
+    """Logs the failure. The status is out already, so the last event says what went wrong; no last words
+    follow."""
     if failure_of(error) == INTERNAL:
         logger.error("request %s failed", ticket.id, exc_info=error)
     ticket.failed(error)

@@ -25,7 +25,7 @@ from openai_cpu_server.observe.ended import CallFigures
 NEWS_INTERVAL_S = 1.0
 """A stream hears of its place in the queue once in so long at most."""
 _UNFINISHED = "unfinished"
-"""How a sequence ended that somebody else ended."""
+"""The reason of a sequence that somebody else ended."""
 
 Said = Union[Place, Sequence[Chunk]]
 """What a client that streams is told: its place in the queue, or a part of the answer."""
@@ -68,7 +68,7 @@ class Running:
             self._lease.output_tokens = figures.output_tokens
 
     def cancel(self) -> None:
-        """End it, so that whoever reads it gets RequestCancelled."""
+        """Ends it, so that whoever reads it gets RequestCancelled."""
         self.model.engine.cancel(self.call.id)
 
     @property
@@ -157,10 +157,10 @@ class Tally:
         self._gaps = Distribution()
 
     def note(self, event: TokenEvent, arrived_s: float) -> None:
-        """(For every event of every stream: a microsecond.)
+        """Takes a microsecond, for every event of every stream.
 
-        `arrived_s`: when it came from the engine, on the monotonic clock. A client that reads slowly has its
-        events noted late, but that says nothing about how fast they were made.
+        `arrived_s` is when the event came from the engine, on the monotonic clock. A client that reads slowly
+        has its events noted late, but that says nothing about how fast they were made.
         """
         if self._first_event_s is None:
             self._first_event_s = arrived_s

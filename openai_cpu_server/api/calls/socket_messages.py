@@ -1,4 +1,4 @@
-"""What goes over a WebSocket: one JSON object a message, each about one request."""
+"""The messages of a WebSocket: one JSON object each, about one request."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Cancel(msgspec.Struct, frozen=True):
 
 
 class Queued(msgspec.Struct, frozen=True):
-    """A streamed request waits; before its first chunk, and only if it has to."""
+    """A streamed request has to wait. This comes before its first chunk only."""
 
     request_id: str
     id: str
@@ -47,7 +47,7 @@ class Done(msgspec.Struct, frozen=True):
 
     request_id: str
     headers: Mapping[str, str]
-    """What the response of a POST would have said there."""
+    """The headers that the response of a POST would have had."""
     done: bool = True
 
 
@@ -55,14 +55,17 @@ class Failed(msgspec.Struct, frozen=True):
     """The last message about a request that did not."""
 
     request_id: str | None
-    """None: it is about none, such as one to cancel that does not run."""
+    """None: it is about no request, such as an unknown one that was to be cancelled."""
     status: int
     error: ErrorBody
     headers: Mapping[str, str]
 
 
 def read_message(data: bytes) -> Union[Ask, Cancel]:
-    """What is no JSON object is an Ask, too: it is refused where all bodies are. Raises InvalidRequest."""
+    """What the client wants. What is no JSON object is an Ask, too: it is refused where all bodies are.
+
+    Raises InvalidRequest.
+    """
     try:
         fields = msgspec.json.decode(data, type=_Fields)
     except (msgspec.DecodeError, RecursionError, UnicodeDecodeError):

@@ -31,7 +31,8 @@ _DESCRIPTION = "GGUF models on CPUs behind the OpenAI API."
 
 
 class OpenApiRoute:
-    """Made at the first request for it. `routes`: those of the application, this one among them."""
+    """The document is made at the first request for it. `routes` are all of the application, this one among
+    them."""
 
     def __init__(self, routes: Sequence[BaseRoute], *, lenient: bool) -> None:
         self._routes = routes
@@ -46,7 +47,7 @@ class OpenApiRoute:
 
 
 def operation_names(routes: Sequence[BaseRoute]) -> Iterator[str]:
-    """`POST /v1/completions`, as the table names them."""
+    """The names of routes as the table has them: `POST /v1/completions`."""
     for route in routes:
         assert isinstance(route, (Route, WebSocketRoute)), f"how is {route} described?"
         methods = (route.methods or set()) - {"HEAD"} if isinstance(route, Route) else {"WEBSOCKET"}
@@ -55,7 +56,7 @@ def operation_names(routes: Sequence[BaseRoute]) -> Iterator[str]:
 
 
 def document(names: Sequence[str], *, lenient: bool) -> JsonSchema:
-    """Of these operations of the table. `lenient`: unknown fields are ignored, not refused."""
+    """The document of these operations. `lenient`: unknown fields are ignored, not refused."""
     paths: dict[str, JsonSchema] = {}
     for name in names:
         method, path = name.split(" ")
@@ -162,7 +163,7 @@ def _error_name(status: int) -> str:
 
 
 def _error(status: int) -> JsonSchema:
-    """With the codes that the table of errors has for it."""
+    """A response that lists the codes which the table of errors has for its status."""
     said = [
         f"`{failure.code or failure.type}`: {inspect.getdoc(cls)}"
         for cls, failure in TABLE.items()

@@ -49,15 +49,15 @@ class Operation(msgspec.Struct, frozen=True, kw_only=True):
     tag: str
     body: type[Body] | None = None
     form: JsonSchema | None = None
-    """Of a multipart body, in place of a JSON one."""
+    """The schema of a multipart body, in place of a JSON one."""
     query: Mapping[str, JsonSchema] = {}
     answer: type[msgspec.Struct] | None = None
     media: str = "application/json"
-    """Of an answer without a model."""
+    """The media type of an answer that has no model."""
     status: int = 200
     streams: bool = False
     errors: tuple[int, ...] = ()
-    """Beside those that follow from the body, the key and the path."""
+    """Statuses beside those that follow from the body, the key and the path."""
 
 
 OPERATIONS: Mapping[str, Operation] = {
@@ -131,4 +131,4 @@ OPERATIONS: Mapping[str, Operation] = {
     "GET /v1/stats": Operation(summary="The same at a glance", tag="Operation", answer=Stats),
     "GET /openapi.json": Operation(summary="This document", tag="Operation"),
 }
-"""By method and path, as clients write them."""
+"""The key is method and path, as clients write them."""

@@ -22,9 +22,9 @@ from openai_cpu_server.errors import JobsUnavailable, OriginRefused, TooManyConn
 logger = logging.getLogger(__name__)
 
 EXCESS_CONNECTION = "excess_connection"
-"""In the state that the web server hands over with a request: its connection is one too many."""
+"""The web server sets this in the state of a request whose connection is one too many."""
 _SOCKET_REFUSED = 403
-"""What the web server makes of a WebSocket that is closed before it opened: there is nothing at its path."""
+"""The status that the web server makes of a WebSocket closed before it opened: nothing is at its path."""
 _SWITCHING_PROTOCOLS = 101
 
 
@@ -116,7 +116,7 @@ def _begun(message: Message) -> int | None:
 
 
 def _leave_incomplete(error: Exception, scope: Scope) -> None:
-    """Too late for another response: the web server closes the connection, and the client sees it cut.
+    """It is too late for another response: the web server closes the connection, and the client sees it cut.
 
     Raises the error for a stack in the log, unless it is one with a name, such as a file that was deleted.
     """

@@ -21,9 +21,9 @@ from openai_cpu_server.errors import BodiesFull, BodyTooLarge, BodyTooSlow
 FREE_BYTES = 64 * 1024
 """So much of each body is free. Senders of large bodies who dawdle keep nobody from an ordinary request."""
 _BYTES_PER_S = 1024
-"""Each of these buys a body a second more."""
+"""Each of so many bytes buys its body a second more."""
 _SPOOLED_BYTES = 1024 * 1024
-"""What Starlette's reader of forms keeps of a file in memory."""
+"""Starlette's reader of forms keeps so much of a file in memory."""
 _LEASE = "openai_cpu_server.lease"
 _HELD_BODY = "openai_cpu_server.held_body"
 
@@ -101,7 +101,7 @@ class BodyBudget:
 
 
 class HeldBody:
-    """One body's part of the budget. `most_bytes`: what of it is in memory at most; the rest is on disk."""
+    """One body's part of the budget. At most `most_bytes` of it are in memory; the rest is on disk."""
 
     def __init__(self, budget: BodyBudget, most_bytes: int) -> None:
         self._budget = budget
@@ -109,7 +109,7 @@ class HeldBody:
         self._charged_bytes = 0
 
     def has_grown(self, received_bytes: int) -> None:
-        """To so many bytes. Raises BodiesFull."""
+        """The body has so many bytes now. Raises BodiesFull."""
         due = max(0, min(received_bytes, self._most_bytes) - FREE_BYTES)
         if due > self._charged_bytes:
             self._budget.take(due - self._charged_bytes)
@@ -134,18 +134,19 @@ def limit_headers_of(scope: Scope) -> dict[str, str]:
 
 
 def release_body(scope: Scope) -> None:
-    """For a request that goes on for long after the last reference to its body is gone."""
+    """Gives the budget back early, for a request that goes on for long after its body is understood."""
     held: HeldBody = scope[_HELD_BODY]
     held.release()
 
 
 async def unkept_body(request: Request) -> bytes:
-    """The body, which the request itself does not keep as it does with `Request.body`."""
+    """Reads the body. Unlike `Request.body` it does not leave a copy in the request."""
     return b"".join([piece async for piece in request.stream()])
 
 
 def paced(receive: Receive, timeout_s: float, clock: Callable[[], float] = time.monotonic) -> Receive:
-    """`receive` that raises BodyTooSlow before the body's end, and waits as it likes behind it."""
+    """Returns a `receive` that raises BodyTooSlow before the body's end, and behind it waits as long as it
+    takes."""
     ends_s = clock() + timeout_s
     is_whole = False
 
@@ -166,6 +167,6 @@ def paced(receive: Receive, timeout_s: float, clock: Callable[[], float] = time.
 
 
 def _announced_bytes(scope: Scope) -> int:
-    """`content-length`; 0 where it is missing, or no number that a server would let pass."""
+    """The `content-length`; 0 where it is missing, or is no number that a server would let pass."""
     announced = Headers(scope=scope).get("content-length", "")
     return int(announced) if announced.isdecimal() and len(announced) < 20 else 0

@@ -32,7 +32,7 @@ _OTHER = "other"
 
 @dataclass
 class Ticket:
-    """Lives as long as its request. Whoever knows something for the log adds it to `notes`."""
+    """It lives as long as its request. Whoever knows something for the log adds it to `notes`."""
 
     id: str
     method: str
@@ -45,15 +45,16 @@ class Ticket:
     client: str | None = None
     """The name of its key."""
     priority: Priority | None = None
-    """Of a generating request; until its body is read, and if it is refused, as far as can be told."""
+    """The priority of a generating request. Until its body is read, and if that is refused, it is what
+    header, key and server say."""
     code: str | None = None
-    """Of its error."""
+    """The code of its error."""
     call: CallFigures | None = None
     """What was generated; set when that has ended."""
     notes: dict[str, str | int | float] = field(default_factory=dict)
 
     def generated(self, figures: CallFigures) -> None:
-        """What a call came to; also of one that was left before its end."""
+        """Notes what a call came to; also of one that was left before its end."""
         self.call = figures
         self.notes["prompt_tokens"] = figures.prompt_tokens
         self.notes["cached_tokens"] = figures.cached_tokens
@@ -71,7 +72,7 @@ class Ticket:
         self.code = code_of(error)
 
     def log(self, seconds: float, *, quiet: bool) -> None:
-        """One line, or the same as fields; `seconds`: all that it took."""
+        """Writes one line, and the same as fields. `seconds` is all the time that it took."""
         route = f"{self.method} {self.path[:200]!r}".replace("'", "")
         fields: dict[str, str | int | float] = {"id": self.id, "route": route, "status": self.status or "-"}
         if self.origin is not Origin.HTTP:
@@ -88,7 +89,7 @@ class Ticket:
 
 
 def open_ticket(scope: Scope) -> Ticket:
-    """With the client's own request id, where it sent a sane one."""
+    """Makes the ticket, with the client's own request id, where it sent a sane one."""
     headers = Headers(scope=scope)
     given = headers.get("x-request-id", "")
     request_id = given if _SANE_ID.fullmatch(given) else new_request_id()
@@ -104,7 +105,7 @@ def new_request_id() -> str:
 
 
 def _trace(headers: Headers) -> TraceParent | None:
-    """What is malformed begins a trace of its own, as the specification has it."""
+    """A malformed header begins a trace of its own, as the specification has it."""
     parent = headers.get("traceparent", "")
     if not _TRACE_PARENT.fullmatch(parent):
         return None
@@ -146,11 +147,11 @@ class Endings:
         )
 
     def row_begins(self) -> None:
-        """A row of a batch; then either `end` or `row_put_off`, and `row_left` in any case."""
+        """A row of a batch job begins. Then comes `end` or `row_put_off`, and `row_left` in any case."""
         self._watch.metrics.rows_running.inc()
 
     def row_put_off(self) -> None:
-        """It will be run again: this was not its end."""
+        """The row will be run again: this was not its end."""
         self._watch.metrics.row_put_off()
 
     def row_left(self) -> None:
@@ -158,7 +159,7 @@ class Endings:
 
 
 class RouteNames:
-    """One of few names for any path: clients cannot make up more."""
+    """Gives any path one of few names, so that clients cannot make up more."""
 
     def __init__(self, routes: Iterable[BaseRoute]) -> None:
         known = [route for route in routes if isinstance(route, (Route, WebSocketRoute))]

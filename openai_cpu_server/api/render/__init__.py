@@ -1,1 +1,1 @@
-"""From the engine's events to OpenAI's JSON. Pure; made to be cheap for every token of every stream."""
+"""The engine's events become OpenAI's JSON. Pure; cheap enough for every token of every stream."""

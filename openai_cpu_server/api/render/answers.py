@@ -12,7 +12,7 @@ from openai_cpu_server.contract.step import TokenLogprob
 
 @dataclass
 class Answer:
-    """All that one request brought; complete when `finish` is there."""
+    """All that one request brought. It is complete when `finish` is there."""
 
     texts: list[str] = field(default_factory=list)
     logprobs: list[TokenLogprob] = field(default_factory=list)
@@ -31,7 +31,7 @@ class Answer:
 
     @property
     def score(self) -> float:
-        """Mean log-probability of the tokens shown; no token is the worst."""
+        """The mean log-probability of the tokens shown; an answer without tokens is the worst."""
         if not self.logprobs:
             return float("-inf")
         return sum(entry.logprob for entry in self.logprobs) / len(self.logprobs)

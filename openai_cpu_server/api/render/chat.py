@@ -1,8 +1,8 @@
-"""`chat.completion`."""
+"""`chat.completion`, and its chunks: a role, deltas, a reason to end, for every choice."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Union
 
 import msgspec
@@ -11,12 +11,13 @@ from msgspec import UNSET, UnsetType
 from openai_cpu_server.api.calls.call import Call, ToolCallStyle
 from openai_cpu_server.api.render.answers import Answer, shown
 from openai_cpu_server.api.render.chat_logprobs import ChatLogprobs, chat_logprobs
-from openai_cpu_server.api.render.chat_stream import chat_stream
 from openai_cpu_server.api.render.common import (
+    ChoiceStream,
     ChunkStream,
     Metadata,
     Tier,
     finish_reason,
+    json_text,
     metadata,
     rounded,
     service_tier,
@@ -26,13 +27,19 @@ from openai_cpu_server.api.render.tool_calls import (
     CalledFunction,
     NewId,
     ToolCall,
+    ToolCallDeltas,
     called_functions,
     content_of,
     new_tool_call_id,
     reason_with_tool_calls,
 )
 from openai_cpu_server.contract.engine import Timings
+from openai_cpu_server.contract.messages import Finish, TokenEvent
+from openai_cpu_server.contract.step import TokenLogprob
 from openai_cpu_server.models.pieces import Pieces
+from openai_cpu_server.prompt.tool_formats import CallArguments, CallBegin, Part
+
+_NO_LOGPROBS = b"null"
 
 
 class AssistantMessage(msgspec.Struct, frozen=True, kw_only=True):
@@ -88,7 +95,12 @@ class ChatRenderer:
         return msgspec.json.encode(completion)
 
     def stream(self, call: Call, pieces: Pieces) -> ChunkStream:
-        return chat_stream(call, pieces, self._new_id)
+        scores = _Scores(pieces if call.shown_logprobs is not None else None)
+        choices = {
+            request.id: _choice(index, scores, call.tool_calls, self._new_id)
+            for index, request in enumerate(call.requests)
+        }
+        return ChunkStream(call, "chat.completion.chunk", choices)
 
     def _choice(self, call: Call, pieces: Pieces, index: int, answer: Answer) -> ChatChoice:
         assert answer.finish is not None, "an answer is rendered after its end"
@@ -113,3 +125,95 @@ class ChatRenderer:
             return AssistantMessage(content=content or None, function_call=functions[0]), reason
         calls = [ToolCall(id=self._new_id(), function=function) for function in functions]
         return AssistantMessage(content=content or None, tool_calls=calls), reason
+
+
+class _Scores:
+    """Log-probabilities as JSON, or `null` where nobody asked for them."""
+
+    def __init__(self, pieces: Pieces | None) -> None:
+        self._pieces = pieces
+
+    def json(self, entries: Sequence[TokenLogprob]) -> bytes:
+        if self._pieces is None:
+            return _NO_LOGPROBS
+        return msgspec.json.encode(chat_logprobs(entries, self._pieces))
+
+
+def _choice(index: int, scores: _Scores, style: ToolCallStyle | None, new_id: NewId) -> ChoiceStream:
+    if style is None:
+        return _TextChoice(index, scores)
+    return _ToolCallingChoice(index, scores, style, new_id)
+
+
+def _delta(index: int, delta: bytes, logprobs: bytes = _NO_LOGPROBS, reason: bytes = b"null") -> bytes:
+    begin = b'{"index":%d,"delta":' % index
+    return begin + delta + b',"logprobs":' + logprobs + b',"finish_reason":' + reason + b"}"
+
+
+class _TextChoice:
+    def __init__(self, index: int, scores: _Scores) -> None:
+        self._index = index
+        self._scores = scores
+        self._is_open = False
+
+    def choices(self, event: TokenEvent) -> list[bytes]:
+        parts = []
+        if not self._is_open:
+            self._is_open = True
+            parts.append(_delta(self._index, b'{"role":"assistant","content":""}'))
+        if event.text or event.logprobs:
+            content = b'{"content":' + json_text(event.text) + b"}"
+            parts.append(_delta(self._index, content, self._scores.json(event.logprobs)))
+        if event.finish is not None:
+            reason = f'"{finish_reason(event.finish)}"'.encode()
+            parts.append(_delta(self._index, b"{}", reason=reason))
+        return parts
+
+
+class _ToolCallingChoice:
+    """Content and tool calls. What may still begin a tool call is held back, and its scores with it."""
+
+    def __init__(self, index: int, scores: _Scores, style: ToolCallStyle, new_id: NewId) -> None:
+        self._index = index
+        self._scores = scores
+        self._style = style
+        self._reader = style.reader()
+        self._deltas = ToolCallDeltas(style, new_id)
+        self._is_open = False
+        self._held_scores: list[TokenLogprob] = []
+
+    def choices(self, event: TokenEvent) -> list[bytes]:
+        self._held_scores.extend(event.logprobs)
+        parts = self._reader.feed(event.text)
+        if event.finish is not None:
+            parts += self._reader.finish()
+        shown = [self._opening(parts)] if parts or event.finish is not None else []
+        shown += [_delta(self._index, self._part(part), self._released_scores()) for part in parts]
+        if event.finish is not None:
+            shown.append(self._end(event.finish))
+        return [choice for choice in shown if choice]
+
+    def _opening(self, parts: Sequence[Part]) -> bytes:
+        """A choice that begins with a tool call has no content, rather than an empty one."""
+        if self._is_open:
+            return b""
+        self._is_open = True
+        content = b"null" if parts and isinstance(parts[0], CallBegin) else b'""'
+        return _delta(self._index, b'{"role":"assistant","content":' + content + b"}")
+
+    def _part(self, part: Part) -> bytes:
+        if isinstance(part, CallBegin):
+            return self._deltas.begin(part)
+        if isinstance(part, CallArguments):
+            return self._deltas.more(part)
+        return b'{"content":' + json_text(part.text) + b"}"
+
+    def _end(self, finish: Finish) -> bytes:
+        reason = reason_with_tool_calls(finish, self._reader, self._style)
+        return _delta(self._index, b"{}", self._released_scores(), f'"{reason}"'.encode())
+
+    def _released_scores(self) -> bytes:
+        if not self._held_scores:
+            return _NO_LOGPROBS
+        held, self._held_scores = self._held_scores, []
+        return self._scores.json(held)

@@ -41,12 +41,12 @@ def metadata(call: Call) -> Metadata:
 
 
 def rounded(timings: Timings) -> dict[str, float]:
-    """Milliseconds and rates with three decimals."""
+    """Rounds milliseconds and rates to three decimals."""
     return {name: round(value, 3) for name, value in msgspec.structs.asdict(timings).items()}
 
 
 def finish_reason(finish: Finish) -> str:
-    """OpenAI's word. Raises GenerationFailed for an end that is nobody's result."""
+    """OpenAI's word for it. Raises GenerationFailed for an end that is nobody's result."""
     reason = _REASONS.get(finish.reason)
     if reason is None:
         raise GenerationFailed(finish.error or "The server ended the request before its end.")
@@ -76,7 +76,7 @@ def cached_tokens(call: Call, finishes: Mapping[str, Finish]) -> int:
 
 
 def json_text(text: str) -> bytes:
-    """A JSON string. Line ends of Unicode are escaped: many clients split streams at them."""
+    """A JSON string. It escapes line ends of Unicode, for many clients split streams at them."""
     encoded = msgspec.json.encode(text)
     if text.isascii():
         return encoded

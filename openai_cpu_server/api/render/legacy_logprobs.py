@@ -30,14 +30,14 @@ class LegacyLogprobs(msgspec.Struct, frozen=True):
 
 
 class TextPosition:
-    """Where the next token begins, in characters; within a character that is its own beginning."""
+    """Where the next token begins, in characters. A token within a character begins where that does."""
 
     def __init__(self, start: int) -> None:
         self._characters = start
         self._decoder = _utf8(errors="replace")
 
     def advance(self, piece: bytes) -> int:
-        """Where the token with these bytes begins."""
+        """Returns where the token with these bytes begins, and goes behind it."""
         begin = self._characters
         self._characters += len(self._decoder.decode(piece))
         return begin
@@ -61,7 +61,8 @@ class LegacyWriter:
 
 
 def prompt_logprobs(prompt: Prompt, scores: Sequence[TokenLogprob], pieces: Pieces) -> LegacyLogprobs:
-    """Of an echoed prompt: nothing is known of the first token, `scores[i]` is of token `i + 1`."""
+    """The scores of an echoed prompt. Nothing is known of the first token; `scores[i]` belongs to token `i +
+    1`."""
     return LegacyLogprobs(
         [pieces[token].text for token in prompt.tokens],
         [None, *(finite(score.logprob) for score in scores)],
@@ -71,7 +72,8 @@ def prompt_logprobs(prompt: Prompt, scores: Sequence[TokenLogprob], pieces: Piec
 
 
 def _offsets(prompt: Prompt, pieces: Pieces) -> list[int]:
-    """The tokenizer may have put something first (BOS, a space) that the text does not have."""
+    """Where each token begins. The tokenizer may have put something first (BOS, a space) that the text does
+    not have."""
     assert prompt.echo is not None, "only an echoed prompt is shown"
     tokenizer = pieces.tokenizer
     raw = [tokenizer.piece(token, special=True) for token in prompt.tokens]

@@ -1,4 +1,4 @@
-"""What a family of routes does to tell its answers, whatever they travel in."""
+"""How a family of routes tells its answers, whatever these travel in."""
 
 from __future__ import annotations
 

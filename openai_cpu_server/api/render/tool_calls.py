@@ -39,7 +39,7 @@ def content_of(parts: Sequence[Part]) -> str:
 
 
 def called_functions(parts: Sequence[Part]) -> list[CalledFunction]:
-    """In their order; the last one's arguments may be cut."""
+    """The functions in their order; the last one's arguments may be cut."""
     found: list[CalledFunction] = []
     for part in parts:
         if isinstance(part, CallBegin):

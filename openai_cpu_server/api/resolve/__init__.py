@@ -1,1 +1,1 @@
-"""From a checked body to what the engine understands. Pure functions; all refusals are InvalidRequest."""
+"""A checked body becomes what the engine understands. Pure functions; all refusals are InvalidRequest."""

@@ -20,7 +20,7 @@ Wish = tuple[str, Make]
 
 
 def answer_grammar(body: GenerationBody, grammars: Grammars) -> Grammar | None:
-    """None: free text. Raises InvalidRequest, also for more than one wish."""
+    """The grammar of the answer; None: free text. Raises InvalidRequest, also for more than one wish."""
     wishes = list(_wishes(body))
     if len(wishes) > 1:
         (first, _), (second, _) = wishes[:2]
@@ -32,7 +32,8 @@ def answer_grammar(body: GenerationBody, grammars: Grammars) -> Grammar | None:
 def may_shape_output(data: bytes) -> bool:
     """Whether a body may have something to compile, which takes longer than its size says.
 
-    Sound without parsing: it has none of the fields unless it has one of these words, or an escaped letter.
+    It is sound without parsing: a body has none of these fields unless it has one of these words, or an
+    escaped letter.
     """
     return _HINTS.search(data) is not None
 

@@ -29,7 +29,7 @@ from openai_cpu_server.contract.request import GenerationRequest
 
 UNENFORCED = "x-unenforced-schema-keywords"
 _MOST_NAMED = 32
-"""Schema keywords in that header."""
+"""So many schema keywords are named in that header at most."""
 
 
 def resolve_call(
@@ -45,7 +45,7 @@ def resolve_call(
     logprobs: int | None = None,
     score_prompt: bool = False,
 ) -> Call:
-    """What is named here the families say in fields of their own; the rest they have alike.
+    """The keyword arguments are what families say in fields of their own; all else they have alike.
 
     `logprobs`: alternatives to show beside each token; None: no log-probabilities.
     """
@@ -94,7 +94,7 @@ def fingerprint(info: ModelInfo) -> str:
 def cache_namespace(*, salt: str | None, key: str | None) -> str:
     """Equal for equal pairs of salt and key identity, else different; "" where there is neither.
 
-    A digest, for it may be written to a file beside the cached prompts.
+    It is a digest, for it may be written to a file beside the cached prompts.
     """
     if salt is None and key is None:
         return ""

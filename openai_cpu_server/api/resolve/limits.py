@@ -16,9 +16,9 @@ def output_tokens(
     max_prompt: int | None = None,
     max_output: int | None = None,
 ) -> int:
-    """Output tokens at most; nothing asked is all that the context leaves, and that must be one at least.
+    """The most output tokens. Without `asked` it is all that the context leaves, one at least.
 
-    `max_prompt`, `max_output`: the server's own limits.
+    `max_prompt` and `max_output` are the server's own limits.
     """
     if max_prompt is not None and prompt_tokens > max_prompt:
         message = f"The prompt has {prompt_tokens} tokens; this server takes at most {max_prompt}."

@@ -9,7 +9,7 @@ from openai_cpu_server.errors import InvalidRequest
 
 
 def checked_messages(messages: Sequence[Message]) -> list[dict[str, object]]:
-    """As `prompt` takes them: known fields only, and those of deprecated calls by their new names.
+    """The messages as `prompt` takes them: known fields only, deprecated ones by their new names.
 
     Raises InvalidRequest.
     """

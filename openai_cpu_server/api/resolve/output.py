@@ -1,11 +1,11 @@
-"""What the output must look like: the answer's grammar, the calls' grammar, or both in one constraint."""
+"""What the output must look like: the answer's grammar, that of tool calls, or both in one constraint."""
 
 from __future__ import annotations
 
 import msgspec
 
 from openai_cpu_server.api.calls.call import ToolCallStyle
-from openai_cpu_server.api.resolve.tools import Calling, OfferedFunction, ToolPlan
+from openai_cpu_server.api.resolve.tools import OfferedFunction, ToolPlan, ToolUse
 from openai_cpu_server.api.schemas.generation import GenerationBody
 from openai_cpu_server.api.schemas.structured import JsonObject
 from openai_cpu_server.contract.model_info import Tokenizer
@@ -52,7 +52,7 @@ def _no_company(param: str, why: str) -> InvalidRequest:
 
 
 class ToolOutputs:
-    """Makes constraints of calls in one model's format."""
+    """Makes constraints of tool calls in one model's format."""
 
     def __init__(self, form: ToolFormat, grammars: Grammars, tokenizer: Tokenizer) -> None:
         self._form = form
@@ -66,9 +66,9 @@ class ToolOutputs:
         parts = {f"f{index}": grammar.gbnf for index, grammar in enumerate(arguments)}
         unenforced = tuple(path for grammar in arguments for path in grammar.unenforced)
         constraint = self._constraint(plan, parts, answer, param)
-        if answer is not None and plan.calling is Calling.AUTO:
+        if answer is not None and plan.use is ToolUse.AUTO:
             unenforced = answer.unenforced + unenforced
-        is_auto = plan.calling is Calling.AUTO
+        is_auto = plan.use is ToolUse.AUTO
         at_start = is_auto and answer is not None
         style = ToolCallStyle(self._form, _reason(plan), plan.is_legacy, at_start=at_start)
         return Output(constraint, unenforced, style, is_free=is_auto and answer is None)
@@ -77,7 +77,7 @@ class ToolOutputs:
         self, plan: ToolPlan, parts: dict[str, str], answer: Grammar | None, param: str
     ) -> Constraint:
         calls, rules = self._form.calls(several=plan.several), self._call_rules(plan)
-        if plan.calling is not Calling.AUTO:
+        if plan.use is not ToolUse.AUTO:
             grammar = self._grammars.composed(f"{calls}\n{rules}", parts, param)
             return Constraint(grammar=grammar, opening=self._opening())
         if answer is not None:
@@ -95,7 +95,7 @@ class ToolOutputs:
         return tuple(self._tokenizer.encode(marker, add_special=False, parse_special=True))
 
     def _beside(self, answer: Grammar, calls: str, rules: str, parts: dict[str, str]) -> Constraint:
-        """An answer of its own form, or calls: one grammar, if it can tell them apart by text."""
+        """An answer of its own form, or tool calls: one grammar, if it can tell them apart by text."""
         form = self._form
         if not (form.marker and form.marker_is_text and answer.is_json):
             message = (
@@ -108,7 +108,7 @@ class ToolOutputs:
         return Constraint(grammar=grammar)
 
     def _call_rules(self, plan: ToolPlan) -> str:
-        """`call`: an object with the name of a function and its arguments."""
+        """The rule `call`: an object with the name of a function and its arguments."""
         names = [f"call-{index}" for index in range(len(plan.callable))]
         rules = [f"call ::= {' | '.join(names)}"]
         rules += [self._call_rule(index, function.name) for index, function in enumerate(plan.callable)]
@@ -131,8 +131,8 @@ class ToolOutputs:
 
 
 def _reason(plan: ToolPlan) -> str:
-    """OpenAI calls the end of a call that was demanded by name a stop."""
-    if plan.calling is Calling.NAMED:
+    """OpenAI's finish reason. The end of a tool call that was demanded by name is a stop."""
+    if plan.use is ToolUse.NAMED:
         return "stop"
     return "function_call" if plan.is_legacy else "tool_calls"
 

@@ -60,7 +60,7 @@ def _tokens(prompt: Text, tokenizer: Tokenizer, *, add_special: bool) -> tuple[i
 
 
 def _text(prompt: Text, tokenizer: Tokenizer) -> str:
-    """What to echo; a leading BOS is not part of anybody's text."""
+    """The text to echo. A leading BOS is not part of anybody's text."""
     if isinstance(prompt, str):
         return prompt
     tokens = list(prompt)

@@ -1,4 +1,4 @@
-"""Which functions a call offers to the model, and what it may or must do with them. Pure."""
+"""Which functions a body offers to the model, and what it may or must do with them. Pure."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from openai_cpu_server.api.schemas.tools import AllowedChoice, FunctionName, Leg
 from openai_cpu_server.errors import InvalidRequest
 
 
-class Calling(enum.Enum):
+class ToolUse(enum.Enum):
     AUTO = "auto"
     """Text, or calls."""
     REQUIRED = "required"
@@ -24,7 +24,7 @@ class Calling(enum.Enum):
 class OfferedFunction(msgspec.Struct, frozen=True):
     name: str
     param: str
-    """Where its schema stands in the body."""
+    """The path of its schema in the body."""
     parameters: JsonObject | None
     is_strict: bool
 
@@ -34,14 +34,14 @@ class ToolPlan(msgspec.Struct, frozen=True):
     """All tools, for the chat template, as OpenAI writes them."""
     callable: tuple[OfferedFunction, ...]
     """Those that the model may call."""
-    calling: Calling
+    use: ToolUse
     several: bool
     is_legacy: bool
-    """Asked for by `functions`, and answered with `function_call`."""
+    """They were asked for by `functions`, and are answered with `function_call`."""
 
 
 def tool_plan(body: ChatBody) -> ToolPlan | None:
-    """None: no tools, or none that may be called or shown. Raises InvalidRequest."""
+    """None: there are no tools, or none that may be called or shown. Raises InvalidRequest."""
     if body.functions is not None:
         return _legacy_plan(body, body.functions)
     _only_with("functions", function_call=body.function_call if body.function_call != "none" else None)
@@ -51,34 +51,34 @@ def tool_plan(body: ChatBody) -> ToolPlan | None:
         return None
     given = [(tool.function, f"tools[{index}].function") for index, tool in enumerate(body.tools)]
     strict = {tool.function.name for tool in body.tools if tool.function.strict}
-    calling, names = _chosen(body)
+    use, names = _chosen(body)
     _check_names(given)
     if names is not None:
         _check_known(names, [function.name for function, _ in given])
-    if calling is None:
+    if use is None:
         return None
     return ToolPlan(
         shown=[_shown(function) for function, _ in given],
         callable=_callables(given, names, strict),
-        calling=calling,
-        several=calling is not Calling.NAMED and body.parallel_tool_calls is not False,
+        use=use,
+        several=use is not ToolUse.NAMED and body.parallel_tool_calls is not False,
         is_legacy=False,
     )
 
 
-def _chosen(body: ChatBody) -> tuple[Calling | None, list[str] | None]:
-    """What is to be done, and the names of those to choose from, None: of all."""
+def _chosen(body: ChatBody) -> tuple[ToolUse | None, list[str] | None]:
+    """What is to be done, and the names of the functions to choose from; None: all."""
     match body.tool_choice:
         case None:
-            return Calling.AUTO, None
+            return ToolUse.AUTO, None
         case "none":
             return None, None
         case NamedTool(function=FunctionName(name=name)):
-            return Calling.NAMED, [name]
+            return ToolUse.NAMED, [name]
         case AllowedChoice(allowed_tools=allowed):
-            return Calling(allowed.mode), [tool.function.name for tool in allowed.tools]
+            return ToolUse(allowed.mode), [tool.function.name for tool in allowed.tools]
         case mode:
-            return Calling(mode), None
+            return ToolUse(mode), None
 
 
 def _legacy_plan(body: ChatBody, functions: Sequence[LegacyFunction]) -> ToolPlan | None:
@@ -96,7 +96,7 @@ def _legacy_plan(body: ChatBody, functions: Sequence[LegacyFunction]) -> ToolPla
     return ToolPlan(
         shown=[_shown(function) for function in functions],
         callable=_callables(given, names, strict=()),
-        calling=Calling.AUTO if names is None else Calling.NAMED,
+        use=ToolUse.AUTO if names is None else ToolUse.NAMED,
         several=False,
         is_legacy=True,
     )

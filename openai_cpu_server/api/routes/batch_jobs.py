@@ -39,7 +39,7 @@ class OutputDetails(msgspec.Struct, frozen=True):
 
 
 class BatchUsage(msgspec.Struct, frozen=True, kw_only=True):
-    """Of the rows that are committed and did not fail."""
+    """The sums over rows that are committed and did not fail."""
 
     input_tokens: int
     input_tokens_details: InputDetails

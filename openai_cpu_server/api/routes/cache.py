@@ -17,7 +17,7 @@ from openai_cpu_server.models.served import ServedModel
 
 
 class Amount(msgspec.Struct, frozen=True):
-    """The same thing three times; whole blocks counted."""
+    """The same amount in three units; whole blocks are counted."""
 
     blocks: int
     tokens: int
@@ -31,7 +31,7 @@ class Pool(msgspec.Struct, frozen=True, kw_only=True):
     total: Amount
     used: Amount
     shared: Amount
-    """Of those used, held by more than one request."""
+    """Blocks of those used that more than one request holds."""
 
 
 class PrefixCache(msgspec.Struct, frozen=True, kw_only=True):
@@ -45,7 +45,7 @@ class PrefixCache(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Savings(msgspec.Struct, frozen=True, kw_only=True):
-    """Against a server that gives each running request a whole context of its own."""
+    """The pool beside a server that gives each running request a whole context of its own."""
 
     running_requests: int
     full_contexts_bytes: int
@@ -56,7 +56,7 @@ class Savings(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class CacheStats(msgspec.Struct, frozen=True, kw_only=True):
-    """Counts are of the engine process, which starts anew after a crash."""
+    """The counts begin with the engine process, which starts anew after a crash."""
 
     object: str = "cache.stats"
     pool: Pool | None
@@ -64,9 +64,9 @@ class CacheStats(msgspec.Struct, frozen=True, kw_only=True):
     cache: PrefixCache | None
     savings: Savings | None
     prompt_tokens: int
-    """Of all requests that have run."""
+    """The prompts of all requests that have run."""
     cached_tokens: int
-    """Of these, not computed."""
+    """Prompt tokens that were not computed."""
     hit_rate: float | None
     """`cached_tokens / prompt_tokens`; None before the first."""
 
@@ -99,7 +99,7 @@ class Held(NamedTuple):
 
 
 def held_by(models: Iterable[ServedModel]) -> list[Held]:
-    """Without engines that have not made a step yet."""
+    """What engines hold; those that have not made a step yet are left out."""
     found = []
     for model in models:
         kv, info = model.engine.kv_stats(), model.engine.info

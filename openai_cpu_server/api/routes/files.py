@@ -1,4 +1,4 @@
-"""`/v1/files`: uploaded inputs and written outputs of batches, in OpenAI's shapes."""
+"""`/v1/files`: uploaded inputs and written outputs of batch jobs, in OpenAI's shapes."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from openai_cpu_server.jobs.records import FileRecord, Purpose
 from openai_cpu_server.models.registry import ModelRegistry
 
 MULTIPART_BYTES = 64 * 1024
-"""What may surround the file in the body of an upload."""
+"""So many bytes may surround the file in the body of an upload."""
 _FIELDS = frozenset({"file", "purpose", "expires_after[anchor]", "expires_after[seconds]"})
 _MAX_FIELDS = 16
 _MAX_LISTED = 10_000
@@ -163,7 +163,7 @@ def _check_form(form: FormData) -> None:
 
 
 def _lifetime_s(form: FormData) -> int | None:
-    """`expires_after` as the SDK sends it: one form field for each of its parts."""
+    """Reads `expires_after` as the SDK sends it: one form field for each of its parts."""
     anchor, seconds = form.get("expires_after[anchor]"), form.get("expires_after[seconds]")
     if anchor is None and seconds is None:
         return None

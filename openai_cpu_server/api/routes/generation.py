@@ -66,7 +66,7 @@ class GenerationRoute(Generic[B]):
         return self._streamed(running) if running.call.stream else await self._gathered(request, running)
 
     async def _begun(self, request: Request) -> Running:
-        """Keeps nothing of the body: the call may wait for long."""
+        """It keeps nothing of the body: the call may wait for long."""
         data = await unkept_body(request)
         sender = self.sender(identity_of(request.scope), header=request.headers.get(PRIORITY_HEADER))
         return await self.begin(data, sender, ticket_of(request.scope), lease_of(request.scope))
@@ -75,7 +75,7 @@ class GenerationRoute(Generic[B]):
         return Sender.of(identity, header=header, default=self._options.default_priority)
 
     async def begin(self, data: bytes, sender: Sender, ticket: Ticket, lease: Lease) -> Running:
-        """Resolve and submit. Raises what `api/errors.py` lists. Whoever gets it must enter it."""
+        """Resolves and submits. Raises what `api/errors.py` lists. Whoever gets the call must enter it."""
         call, chosen = await self._resolved(data, sender)
         ticket.priority = call.priority
         await lease.reserve(prompt_tokens=call.prompt_tokens, output_tokens=call.max_output_tokens)
@@ -88,7 +88,7 @@ class GenerationRoute(Generic[B]):
         return Running(call, generation, chosen.model, ticket=ticket, lease=lease)
 
     def renderer(self, running: Running) -> Renderer:
-        """It tells the answer of a call that is streamed."""
+        """The renderer of a call that is streamed."""
         return self._family.renderer.stream(running.call, running.model.pieces)
 
     async def whole(self, running: Running, do: Doing = _do) -> bytes:
@@ -128,7 +128,8 @@ class GenerationRoute(Generic[B]):
         return await off_loop(size, partial(self._family.resolve, body, asking)), chosen
 
     def _limit_time(self, ticket: Ticket, call: Call, generation: Generation) -> None:
-        """The client's limit or the server's, whichever is shorter; the call's time began when it came in."""
+        """Keeps the client's limit or the server's, whichever is shorter. The call's time began when it came
+        in."""
         limits_s = [limit for limit in (call.timeout_s, self._options.request_timeout_s) if limit is not None]
         if limits_s:
             timeout_s = min(limits_s)

@@ -32,7 +32,7 @@ class LastRestart(msgspec.Struct, frozen=True):
     """The engine's last death, which a ready server has survived."""
 
     cause: str
-    """As the metric of restarts says it: `SIGSEGV`, `out_of_memory`, `hang`, ..."""
+    """The cause as the metric of restarts names it: `SIGSEGV`, `out_of_memory`, `hang`, ..."""
     reason: str
     age_s: float
 
@@ -45,7 +45,7 @@ class HealthReport(msgspec.Struct, frozen=True, kw_only=True):
     loaded: float
     """Share of the model that is loaded, 0 to 1."""
     queue: dict[str, QueueSizes]
-    """By priority."""
+    """The key is a priority."""
     memory: Memory
     restarts: int
     last_restart: LastRestart | None
@@ -89,5 +89,5 @@ def _last_restart(status: EngineStatus) -> LastRestart | None:
 
 
 def queue_sizes(status: EngineStatus) -> dict[str, QueueSizes]:
-    """By priority."""
+    """The sizes by the labels of priorities."""
     return {p.label: QueueSizes(status.running[p.label], status.waiting[p.label]) for p in Priority}

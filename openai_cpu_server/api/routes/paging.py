@@ -1,4 +1,4 @@
-"""`limit`, `after` and `order` of listings."""
+"""The parameters `limit`, `after` and `order` of listings."""
 
 from __future__ import annotations
 

@@ -32,7 +32,7 @@ class RequestCard(msgspec.Struct, frozen=True, kw_only=True):
     """The name of its API key, else the body's `user`; else what tells it apart: a part of its key's digest,
     and, for an administrator's key alone, its address."""
     position: int | None
-    """Of one that waits near the head of the queue: 1 is next."""
+    """Its place if it waits near the head of the queue: 1 is next."""
     first_token_ms: float | None
     """Estimate from now, where there is a position."""
 
@@ -53,7 +53,7 @@ class RequestRoutes:
         self._models = models
 
     async def list(self, request: Request) -> Response:
-        """Those of the caller's key; an administrator's are all."""
+        """Lists those of the caller's key; an administrator sees all."""
         identity = identity_of(request.scope)
         return json_response(RequestList([_card(live, identity) for live in self._visible(identity)]))
 

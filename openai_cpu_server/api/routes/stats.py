@@ -24,15 +24,15 @@ class Times(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Calls(msgspec.Struct, frozen=True, kw_only=True):
-    """Generating requests and rows of batches, counted when they end."""
+    """Generating requests and rows of batch jobs, counted when they end."""
 
     seconds: float
     """The time that this is about."""
     processed: int
     failed: int
-    """Of these; clients that left are among them."""
+    """The part of them that failed; clients that left count as failed."""
     latency_ms: Times
-    """From arrival to the end."""
+    """The time from arrival to the end."""
     queue_ms: Times
     ttft_ms: Times
     inter_token_ms: Times
@@ -55,7 +55,7 @@ class Speculation(msgspec.Struct, frozen=True, kw_only=True):
     drafted_since_start: int
     accepted_since_start: int
     acceptance_rate: float | None
-    """Of the last five minutes; None: nothing was drafted."""
+    """The rate of the last five minutes; None: nothing was drafted."""
 
 
 class MemoryEfficiency(msgspec.Struct, frozen=True, kw_only=True):
@@ -69,7 +69,7 @@ class MemoryEfficiency(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class CacheUse(msgspec.Struct, frozen=True, kw_only=True):
-    """Since the engine process's start."""
+    """Counted since the engine process started."""
 
     prompt_tokens: int
     cached_tokens: int
@@ -83,9 +83,9 @@ class Stats(msgspec.Struct, frozen=True, kw_only=True):
     engine: str
     """Its state, as in `/health`."""
     restarts: int
-    """Of the engine process."""
+    """How often the engine process was started again."""
     queue: dict[str, QueueSizes]
-    """By priority."""
+    """The key is a priority."""
     total: Calls
     recent: Calls
     """The last five minutes."""

@@ -49,7 +49,7 @@ _RETRY_S = 1.0
 
 
 class SocketRoute:
-    """The handshake. What is wrong with it is answered as a request would be, before the socket opens."""
+    """The handshake. What is wrong with it is answered as for a request, before the socket opens."""
 
     def __init__(
         self,
@@ -99,7 +99,7 @@ class SocketRoute:
 
 
 class _Request:
-    """One of a socket's, from its message to its last one."""
+    """One of a socket's requests, from its message to its last one."""
 
     def __init__(self, name: str, ticket: Ticket) -> None:
         self.name = name
@@ -111,7 +111,7 @@ class _Request:
         return name == self.name or (self._running is not None and name == self._running.call.id)
 
     def cancel(self) -> None:
-        """It ends by itself, as one that somebody else has cancelled; at once, or when it is submitted."""
+        """Ends it, at once or when it is submitted; its last message says that somebody has cancelled it."""
         self._is_cancelled = True
         if self._running is not None:
             self._running.cancel()
@@ -145,7 +145,7 @@ class _Socket:
             yield message["bytes"] if text is None else text.encode()
 
     async def _take(self, data: bytes, group: TaskGroup) -> None:
-        """Answers wrong messages here: a client that reads none of the answers is not read either."""
+        """Answers wrong messages here, so that a client that reads none of the answers is not read either."""
         try:
             if len(data) > self._shared.options.max_body_bytes:
                 raise BodyTooLarge(self._shared.options.max_body_bytes)
@@ -253,7 +253,7 @@ class _Socket:
     def _failed(
         self, name: str | None, ticket: Ticket, error: Exception, headers: Mapping[str, str]
     ) -> bytes:
-        """The last message. What ends because its client has left is no failure, as over HTTP."""
+        """Makes the last message. What ends because its client has left is no failure, as over HTTP."""
         if failure_of(error) == INTERNAL:
             logger.error("request %s failed", ticket.id, exc_info=error)
         if self._is_open:

@@ -17,7 +17,7 @@ class Body(BaseModel):
 
 
 def unknown_fields(body: Body, at: str = "") -> Iterator[str]:
-    """Paths such as `messages[0].colour` of all fields that no schema names."""
+    """The paths, such as `messages[0].colour`, of all fields that no schema names."""
     yield from (at + name for name in body.extra)
     for name in type(body).model_fields:
         value = getattr(body, name)

@@ -1,4 +1,4 @@
-"""From the bytes of a request to a checked body. Everything wrong with them is an InvalidRequest."""
+"""The bytes of a request become a checked body. Everything wrong with them is an InvalidRequest."""
 
 from __future__ import annotations
 

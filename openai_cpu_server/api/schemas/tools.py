@@ -22,7 +22,7 @@ Kind = Annotated[Literal["function"], BeforeValidator(_refuse_others)]
 
 
 class LegacyFunction(Body):
-    """Of the deprecated `functions`."""
+    """An element of the deprecated `functions`."""
 
     name: Name
     description: str | None = None

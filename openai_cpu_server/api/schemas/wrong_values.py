@@ -45,7 +45,7 @@ _SIZES = {
     "too_long": ("at most", "max_length", "items", "array_above_max_length"),
 }
 _SHOWN = 40
-"""Characters of a number that a message repeats."""
+"""A message repeats so many characters of a number."""
 
 
 class Complaint(NamedTuple):
@@ -54,7 +54,7 @@ class Complaint(NamedTuple):
 
 
 def complaint(param: str, error: ErrorDetails) -> Complaint:
-    """`error` with its input and context."""
+    """`error` must have its input and context."""
     kind = error["type"]
     if kind in _KINDS:
         return _wrong_type(param, error)
