@@ -16,7 +16,7 @@ from openai_cpu_server.jobs.rows import BadLine, url_of
 
 
 def checked_endpoint(path: Path, options: JobOptions) -> str:
-    """The endpoint that all rows ask for. Raises StartupError with a line for each line of the file that is wrong."""
+    """The endpoint that all rows ask for. Raises StartupError that lists what is wrong in the file."""
     endpoint = _first_url(path)
     check = InputCheck(endpoint, max_rows=options.max_rows, max_line_bytes=options.max_line_bytes)
     for lines in _lines(path):
