@@ -76,17 +76,17 @@ class ToolOutputs:
     def _constraint(
         self, plan: ToolPlan, parts: dict[str, str], answer: Grammar | None, param: str
     ) -> Constraint:
-        calls, rules = self._form.calls(several=plan.several), self._call_rules(plan)
+        tool_calls, rules = self._form.calls(several=plan.several), self._call_rules(plan)
         if plan.use is not ToolUse.AUTO:
-            grammar = self._grammars.composed(f"{calls}\n{rules}", parts, param)
+            grammar = self._grammars.composed(f"{tool_calls}\n{rules}", parts, param)
             return Constraint(grammar=grammar, opening=self._opening())
         if answer is not None:
-            return self._beside(answer, calls, rules, parts)
+            return self._beside(answer, tool_calls, rules, parts)
         if self._form.marker:
-            grammar = self._grammars.composed(f"{calls}\n{rules}", parts, param)
+            grammar = self._grammars.composed(f"{tool_calls}\n{rules}", parts, param)
             return Constraint(grammar=grammar, triggers=(self._form.marker,))
         # The first character decides; nothing at all is an answer, too.
-        root = f"({calls} | text)?\ntext ::= [^{{] [^\\x00]*\n{rules}"
+        root = f"({tool_calls} | text)?\ntext ::= [^{{] [^\\x00]*\n{rules}"
         return Constraint(grammar=self._grammars.composed(root, parts, param))
 
     def _opening(self) -> tuple[int, ...]:
@@ -94,7 +94,7 @@ class ToolOutputs:
         marker = self._form.marker
         return tuple(self._tokenizer.encode(marker, add_special=False, parse_special=True))
 
-    def _beside(self, answer: Grammar, calls: str, rules: str, parts: dict[str, str]) -> Constraint:
+    def _beside(self, answer: Grammar, tool_calls: str, rules: str, parts: dict[str, str]) -> Constraint:
         """An answer of its own form, or tool calls: one grammar, if it can tell them apart by text."""
         form = self._form
         if not (form.marker and form.marker_is_text and answer.is_json):
@@ -103,7 +103,7 @@ class ToolOutputs:
                 f" (tool format '{form.name}'); set 'tool_choice' to 'none' or 'required'."
             )
             raise InvalidRequest(message, param="response_format", code="unsupported_parameter")
-        root = f'answer | "{form.marker}" {calls}\n{rules}'
+        root = f'answer | "{form.marker}" {tool_calls}\n{rules}'
         grammar = self._grammars.composed(root, {**parts, "answer": answer.gbnf}, "response_format")
         return Constraint(grammar=grammar)
 
