@@ -23,9 +23,17 @@ class CrashRecord:
         self._clock = clock
         self._times: deque[float] = deque(maxlen=max_a_minute)
         self._failed_starts = 0
+        self._is_excused = False
+        """The last death does not count."""
 
     def note(self) -> None:
+        """The engine has died."""
+        self._is_excused = False
         self._times.append(self._clock())
+
+    def excuse(self) -> None:
+        """The engine has died, but nothing is wrong here: the next start need not wait."""
+        self._is_excused = True
 
     def start_failed(self) -> None:
         """It died by itself before it was ready. (That is a death to note, too.)"""
@@ -45,7 +53,10 @@ class CrashRecord:
 
     @property
     def backoff_s(self) -> float:
-        """0.1 s, doubled with each within the last minute or failed start in a row; 6.4 s at most."""
+        """0.1 s; doubled with each death within the last minute or failed start in a row, up to 6.4 s, if the
+        last death counts."""
+        if self._is_excused:
+            return _FIRST_BACKOFF_S
         doublings = max(self._recent(), self._failed_starts) - 1
         return _FIRST_BACKOFF_S * 2.0 ** min(6, max(0, doublings))
 

@@ -249,7 +249,9 @@ class Supervisor:
         self._observer.engine_died(death.cause)
         self.kv_stats = None
         is_kill = death.kind is DeathKind.KILL
-        if not is_searching and not (is_kill and self._has_advanced):
+        if is_searching or (is_kill and self._has_advanced):
+            self._crashes.excuse()
+        else:
             self._crashes.note()
         if not is_kill and self._state is EngineState.RESTARTING:
             self._crashes.start_failed()

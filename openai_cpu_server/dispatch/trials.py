@@ -78,7 +78,8 @@ class Trials:
             self._acquit()
             return Verdict(accused, num_suspects=1, is_closer=False)
         self._regroup(accused, again)
-        self._alone = handled if handled in accused else again[0] if len(again) == 1 else None
+        if accused:  # else it died while it loaded, say
+            self._alone = handled if handled in accused else again[0] if len(again) == 1 else None
         return Verdict([], len(accused), self._is_closer(accused, again))
 
     def _acquit(self) -> None:

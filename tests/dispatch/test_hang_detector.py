@@ -148,6 +148,8 @@ def test_crashes_of_the_last_minute_count_and_the_wait_doubles() -> None:
         now_s += 10
     assert waits == pytest.approx([0.1, 0.2, 0.4, 0.8])
     assert record.why_too_many is None
+    record.excuse()
+    assert record.backoff_s == pytest.approx(0.1)
     record.note()
     assert record.why_too_many == "5 crashes within a minute"
     now_s += 30  # the first is older than a minute now

@@ -144,6 +144,19 @@ def test_who_was_only_handled_at_that_time_is_cleared_and_the_others_are_tried()
     assert engine.die_in_a_step(FAULT) == ["poison"]
 
 
+def test_who_is_to_be_tried_alone_still_is_when_the_next_engine_dies_loading() -> None:
+    engine = Engine("a", "b")
+    engine.step()
+    engine.add("poison", BATCH)
+    engine.live.computing(("a", "b"))
+    engine.live.handling("poison")
+    engine.live.crashed(FAULT)
+    engine.live.crashed(KILL)
+    engine.has = []
+    engine.add("new")
+    assert engine.has == ["poison"]
+
+
 def test_a_death_while_the_next_engine_loads_changes_nothing() -> None:
     engine = Engine(*"abcd")
     engine.step()

@@ -266,7 +266,8 @@ def test_an_interactive_newcomer_interrupts_batch_work_only(
     backend.is_busy.wait()
     time.sleep(0.05)
     command = Submit(request("two", priority=newcomer))
-    assert engine.core.is_worth_interrupting(command) == interrupts
+    for form in (command, engine.core.prepare(command)):
+        assert engine.core.is_worth_interrupting(form) == interrupts
     if interrupts:
         backend.interrupt()
     step.join()
