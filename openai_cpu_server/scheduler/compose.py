@@ -155,8 +155,8 @@ class Composer:
 
     - All together.
     - Prompts beside the pool: those that have no cells in the pool get a step of their own beside it.
-    - Prompts alone: all prompts get a step of their own in the pool. Such a step is larger, and a large step
-      attends in tiles, which is several times as fast where the context is long.
+    - Prompts alone: all prompts get a step of their own in the pool. There is time for more tokens, and a
+      large step may attend in tiles, which is several times as fast where the context is long.
 
     A turn is a step for some sequences only, because they were left out before. Turns come first:
 
