@@ -1,4 +1,4 @@
-"""What drafts bring is compared with what would have come without."""
+"""Steps with drafts are compared with what the same tokens take without; drafts that lose are paused."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ QUOTES, BY_MODEL = Kind.of(1, uses_model=False), Kind.of(1, uses_model=True)
 
 
 def step(elapsed_ms: float, accepted: int = 0, *, plain_ms: float = 10.0, predicted_ms: float = 20.0) -> Done:
-    """Of one sequence."""
+    """A step with one sequence."""
     return Done(1, accepted, plain_ms, predicted_ms, elapsed_ms)
 
 
 def learn(gains: Gains, kind: Kind, *steps: Done, times: int = 1) -> int:
-    """How many were learned until such drafts were no longer allowed."""
+    """How many rounds of these steps were learned before such drafts were paused; `times` if never."""
     for number in range(times):
         for done in steps:
             if not gains.allows(kind):
@@ -29,7 +29,7 @@ def test_what_gains_is_kept() -> None:
 
 
 def test_one_large_gain_makes_up_for_many_small_losses() -> None:
-    """Time counts, not how often."""
+    """The sum of the times counts, not the number of gains and losses."""
     gains = Gains()
     win, loss = step(20.0, 11), step(20.0)
     assert learn(gains, QUOTES, win, *[loss] * 4, times=100) == 100
