@@ -1,4 +1,4 @@
-"""How often what was foreseen has turned out right: of one sequence, leaning on all of them."""
+"""Learns how often guesses are right: from one sequence, and, while that says little, from all of them."""
 
 from __future__ import annotations
 
@@ -41,37 +41,39 @@ class _Record:
 
 
 class Experience:
-    """Of all sequences, by kinds of guesses."""
+    """How often guesses of each kind were right in all sequences."""
 
     def __init__(self, assumed: Seq[float]) -> None:
-        """`assumed`: the rate of each kind before anything is known."""
+        """`assumed`: for each kind, the share of right guesses (0 to 1) before anything is known."""
         self._assumed = assumed
         self._records = [_Record(_FORGET_ALL) for _ in assumed]
 
     def rate(self, kind: int) -> float:
+        """Estimated probability that a guess of this kind is right."""
         return self._records[kind].rate(self._assumed[kind], _PRIOR_WEIGHT)
 
     def learn(self, kind: int, *, was_right: bool) -> None:
         self._records[kind].learn(was_right=was_right)
 
     def fade(self) -> None:
-        """What is not tried any more is slowly forgotten, and tried again one day."""
+        """Forget a little, so that a kind that is no longer tried comes back to its assumed rate."""
         for record in self._records:
             record.fade()
 
-    def of_one(self) -> OwnExperience:
+    def for_one_sequence(self) -> OwnExperience:
+        """Experience with one further sequence."""
         return OwnExperience(self, len(self._records))
 
 
 class OwnExperience:
-    """Of one sequence; what it learns all learn."""
+    """How often guesses of each kind were right in one sequence. The common experience learns with it."""
 
     def __init__(self, common: Experience, num_kinds: int) -> None:
         self._common = common
         self._records = [_Record(_FORGET_OWN) for _ in range(num_kinds)]
 
     def rate(self, kind: int) -> float:
-        """Estimated probability that the next guess is right."""
+        """Estimated probability that the sequence's next guess of this kind is right."""
         return self._records[kind].rate(self._common.rate(kind), _LEAN)
 
     def learn(self, kind: int, *, was_right: bool) -> None:

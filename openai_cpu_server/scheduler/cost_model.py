@@ -81,19 +81,19 @@ class CostModel:
         self._others = _Factor(_RATE_TERM)
         self._tiles: dict[int, _Factor] = {}
         self._learned = list(self._measured)
-        """The table times the tiles' factors."""
+        """Milliseconds by tokens: the measured table times the tiles' factors."""
 
     @classmethod
     def guess(cls, num_parameters: int = 10**9) -> CostModel:
-        """For when nothing was measured: the shape of one known machine, scaled by the model's size.
+        """A model without measurements: the curve of one known machine, scaled by the number of parameters.
 
-        Absolute times can be far off until some dozens of steps have refined them.
+        Its times can be far off until some dozens of steps have refined them.
         """
         return cls(_scaled(_GUESS, max(num_parameters, 10**6) / 10**9))
 
     @property
     def curve(self) -> CostCurve:
-        """What is known by now, as a curve that predicts the same up to the last measured point."""
+        """What the model has learned, as a curve: it predicts the same up to the last measured point."""
         learned = CostCurve(
             step_ms=tuple(enumerate(self._learned))[1:],
             attended_ms=self._curve.attended_ms,
@@ -104,25 +104,26 @@ class CostModel:
 
     @property
     def tiled_from(self) -> int | None:
-        """The step size from which attention is computed in tiles."""
+        """The step size, in tokens, from which attention is computed in tiles; None: it never is."""
         return self._curve.tiled.rows if self._curve.tiled else None
 
     def predict_ms(
         self, num_tokens: int, attended: int = 0, skipped: int = 0, cells: int | None = None
     ) -> float:
-        """`attended`, `skipped`: pairs of a token and a cell of its own sequence, of another's.
+        """The time that a step takes, in milliseconds.
 
-        `cells`: those that the step's sequences attend to, shared ones counted once; None: one sequence's.
+        `attended` and `skipped` are pairs of a token and a cell: of its own sequence, and of others. `cells`
+        are those that the step's sequences attend to, shared ones counted once; None: those of one sequence.
         """
         own_ms = self._own.value * self._curve.attention_ms(num_tokens, attended, cells)
         others_ms = self._others.value * self._curve.skipped_ms * skipped
         return self._all.value * (self._step_ms(num_tokens) + own_ms + others_ms)
 
     def cheapest_size(self, num_tokens: int, limit: int, pool_cells: int = 0) -> int:
-        """The size from `num_tokens` to the end of its tile, at most `limit`, that takes clearly least time.
+        """The step size from `num_tokens` to its tile's end, at most `limit`, that takes clearly least time.
 
-        Added tokens skip `pool_cells` each: useful ones do so sooner or later, padding for nothing. Without a
-        clear gain: `num_tokens`. No step is grown into one that attends in tiles.
+        It is `num_tokens` itself if no larger size gains clearly. Each added token skips `pool_cells` cells:
+        leave that at 0 for tokens that must be computed anyway. No step grows into one that attends in tiles.
         """
         cell_ms = self._others.value * self._curve.skipped_ms * pool_cells
         larger = range(num_tokens + 1, self._growth_limit(num_tokens, limit) + 1)
@@ -132,10 +133,10 @@ class CostModel:
         return size if ms < _WORTH_PADDING * self._learned[num_tokens] else num_tokens
 
     def free_size(self, num_tokens: int, limit: int) -> int:
-        """The largest size within the tile, at most `limit`, that takes hardly longer than `num_tokens` do.
+        """The largest step size in the tile, at most `limit`, that takes hardly longer than `num_tokens`.
 
-        Or somewhat longer, where it is much faster. Worth growing to with tokens that must be computed
-        anyway, not with padding.
+        It may take somewhat longer if it computes many more tokens per time. Fill it with tokens that must be
+        computed anyway, not with padding.
         """
         larger = range(self._growth_limit(num_tokens, limit), num_tokens, -1)
         return next((n for n in larger if self._is_worth(num_tokens, n)), num_tokens)
@@ -153,7 +154,7 @@ class CostModel:
     def refine(
         self, num_tokens: int, attended: int, skipped: int, actual_ms: float, cells: int | None = None
     ) -> None:
-        """Learn from a whole step, no interrupted one. Each term learns by its share of the step."""
+        """Learn from a step that was not interrupted. Each term learns by its share of the predicted time."""
         if num_tokens <= 0 or actual_ms <= 0:
             return
         predicted = max(self.predict_ms(num_tokens, attended, skipped, cells), 1e-6)
@@ -175,7 +176,10 @@ class CostModel:
         self._learned[sizes] = [factor.value * ms for ms in self._measured[sizes]]
 
     def _step_ms(self, num_tokens: int) -> float:
-        """Behind the last measured point: on along the slope, with the last tile's factor."""
+        """The time of a step whose tokens attend to nothing.
+
+        Behind the last measured point the curve goes on with its slope and the last tile's factor.
+        """
         if num_tokens <= self._last:
             return self._learned[num_tokens]
         factor = self._tiles.get((self._last - 1) // TILE * TILE + 1)
@@ -199,7 +203,10 @@ class _Factor:
 
 
 def _scaled(curve: CostCurve, factor: float, *, own: float = 1.0, others: float = 1.0) -> CostCurve:
-    """All prices times `factor`, and none below 0."""
+    """The curve with all its prices times `factor`; a price below 0 becomes 0.
+
+    The prices of attended and skipped pairs are also multiplied by `own` and `others`.
+    """
     own, others, tiled = factor * own, factor * others, curve.tiled
     return CostCurve(
         step_ms=tuple((n, factor * max(0.0, ms)) for n, ms in curve.step_ms),
@@ -210,7 +217,7 @@ def _scaled(curve: CostCurve, factor: float, *, own: float = 1.0, others: float 
 
 
 def _table(points: Sequence[tuple[int, float]]) -> list[float]:
-    """Milliseconds by tokens, 0 up to the last point: straight lines between the knots of the staircase."""
+    """Milliseconds by number of tokens, from 0 to the last point: straight lines between the knots."""
     measured = dict(points)
     knots = sorted((_stairs(measured) | measured | {0: 0.0}).items())
     table = [0.0]
@@ -224,7 +231,10 @@ def _table(points: Sequence[tuple[int, float]]) -> list[float]:
 
 
 def _stairs(measured: Mapping[int, float]) -> dict[int, float]:
-    """Knots for the tiles behind the second that were measured at their ends only: they climb as it does."""
+    """Knots of the staircase: tokens -> milliseconds.
+
+    A tile that was measured at its ends only is assumed to climb as the second one does.
+    """
     ends = {n: ms for n, ms in measured.items() if n % TILE == 0 and n >= TILE}
     shape = _shape(measured)
     knots = dict(ends)
@@ -239,7 +249,7 @@ def _stairs(measured: Mapping[int, float]) -> dict[int, float]:
 
 
 def _shape(measured: Mapping[int, float]) -> dict[int, float]:
-    """Tokens into the second tile -> share of its rise that they have cost; {} if it was not measured."""
+    """How the second tile climbs: tokens from its start -> share of its rise, 0 to 1; {} if not measured."""
     low, high = measured.get(TILE), measured.get(2 * TILE)
     if low is None or high is None or high <= low:
         return {}
@@ -248,7 +258,7 @@ def _shape(measured: Mapping[int, float]) -> dict[int, float]:
 
 
 def _slope(table: Sequence[float]) -> float:
-    """Milliseconds per token over the latter half; the average if noise has made that fall."""
+    """Milliseconds per token in the latter half of the table; in all of it, if noise makes that half fall."""
     last = len(table) - 1
     half = last // 2
     slope = (table[last] - table[half]) / (last - half)

@@ -1,4 +1,4 @@
-"""How much of its draft each sequence computes: only what makes the step's sequences faster together."""
+"""Chooses how many tokens of its draft each sequence computes: those that make all together faster."""
 
 from __future__ import annotations
 
@@ -31,39 +31,41 @@ _LEAST_CHANCE = 0.02
 
 
 @dataclass(frozen=True)
-class _Piece:
-    """One more draft token of a sequence."""
+class _DraftToken:
+    """One further draft token of a sequence."""
 
     sequence: Sequence
     gain: float
-    """By so much it shortens the sequence's time per token, in steps."""
+    """How much it shortens the sequence's expected time per token, in steps."""
     ms: float
-    """What it costs to think of it."""
+    """The time that the draft model takes for it; 0 if it is quoted."""
 
 
 def choose_lengths(plan: StepPlan, drafts: Mapping[Sequence, Draft], *, always: bool) -> dict[Sequence, int]:
-    """How many tokens of its draft each sequence is to compute in this step.
+    """How many tokens of its draft each sequence computes in this step; those with none are left out.
 
-    With T the step's time and g the draft tokens of a sequence that are expected to be right, it takes
-    T / (1 + g) for a token; what counts is the mean over all sequences in the step, those that draft nothing
-    included (g = 0). Where that falls, the tokens per second of all together do not fall either. No step is
-    made much longer than its budget for drafts: whoever comes meanwhile has to wait for its end.
+    If a step takes the time T, and g draft tokens of a sequence are expected to be right, the sequence needs
+    T / (1 + g) per token. The mean of this over all sequences in the step, also those without a draft
+    (g = 0), is made as small as it gets; the tokens per second of all together then do not fall either.
+    Drafts make no step much longer than its budget, because newcomers have to wait for its end. `always`:
+    compute all drafts that there is room for.
     """
     if not always and not _can_pay(plan, drafts):
         return {}
-    pieces = sorted((p for s, d in drafts.items() for p in _pieces(s, d)), key=lambda p: -p.gain)
+    tokens = sorted((t for s, d in drafts.items() for t in _draft_tokens(s, d)), key=lambda t: -t.gain)
     if always:
-        return _counts(pieces[: plan.draft_room])
-    quoted = [piece for piece in pieces if not piece.ms]
-    ways = [pieces] if len(quoted) == len(pieces) else [quoted, pieces]
+        return _counts(tokens[: plan.draft_room])
+    quoted = [token for token in tokens if not token.ms]
+    ways = [tokens] if len(quoted) == len(tokens) else [quoted, tokens]
     choices = [_most_worth(plan, way[: plan.draft_room]) for way in ways]
-    return _counts(min(choices, key=lambda choice: choice.ms).pieces)
+    return _counts(min(choices, key=lambda choice: choice.ms).tokens)
 
 
 def _can_pay(plan: StepPlan, drafts: Mapping[Sequence, Draft]) -> bool:
-    """Whether drafts would if all their tokens were certain, took no thinking, and attended to nothing.
+    """Whether drafts could pay if all their tokens were right, cost nothing to find, and attended to nothing.
 
-    m drafts of c tokens in all, shared out evenly, leave m * m / (m + c) steps of m.
+    If c draft tokens are shared evenly among m sequences, each of these needs m / (m + c) steps per token;
+    added up that is m * m / (m + c).
     """
     lengths = [len(draft.chances) for draft in drafts.values() if draft.chances]
     most, num_drafting = min(plan.draft_room, sum(lengths)), len(lengths)
@@ -81,41 +83,41 @@ def _can_pay(plan: StepPlan, drafts: Mapping[Sequence, Draft]) -> bool:
 
 
 def _doublings(end: int) -> Iterator[int]:
-    """1, 2, 4, ..., all below `end`."""
+    """The powers of two below `end`: 1, 2, 4, ..."""
     return takewhile(lambda count: count < end, (1 << power for power in itertools.count()))
 
 
 @dataclass(frozen=True)
 class _Choice:
-    pieces: list[_Piece]
+    tokens: list[_DraftToken]
     ms: float
-    """Per token, summed over the step's sequences."""
+    """The expected time per token, summed over the step's sequences."""
 
 
-def _most_worth(plan: StepPlan, pieces: list[_Piece]) -> _Choice:
-    """Those of the pieces, from the first on, that make the step's sequences fastest; if it is worth it."""
-    if not pieces:
+def _most_worth(plan: StepPlan, tokens: list[_DraftToken]) -> _Choice:
+    """The tokens, from the first on, that make the step's sequences fastest; none if they win too little."""
+    if not tokens:
         return _Choice([], math.inf)
     trial, steps_per_token, drafting_ms = plan.copy(), float(len(plan.parts)), 0.0
     plain_ms = plan.padded_ms
     limit_ms = max(_PATIENCE * plan.budget_ms, plain_ms)
-    fits = _fitting(plan, len(pieces), limit_ms)
+    fits = _fitting(plan, len(tokens), limit_ms)
     best, best_ms = 0, _WORTH * steps_per_token * plain_ms
-    for count, piece in enumerate(pieces, 1):
-        trial.add_draft(piece.sequence, 1)
-        steps_per_token -= piece.gain
-        drafting_ms += piece.ms
-        if count == fits or _is_worth_a_look(trial.num_tokens, count, len(pieces)):
+    for count, token in enumerate(tokens, 1):
+        trial.add_draft(token.sequence, 1)
+        steps_per_token -= token.gain
+        drafting_ms += token.ms
+        if count == fits or _is_worth_a_look(trial.num_tokens, count, len(tokens)):
             step_ms = trial.padded_ms + drafting_ms
             if step_ms <= limit_ms:
                 best_ms, best = min((best_ms, best), (steps_per_token * step_ms, count))
             elif count > fits:
                 break
-    return _Choice(pieces[:best], best_ms)
+    return _Choice(tokens[:best], best_ms)
 
 
 def _fitting(plan: StepPlan, num_further: int, limit_ms: float) -> int:
-    """How many of so many further tokens the step has time for, were it not for what they attend to."""
+    """How many of `num_further` tokens the step would have time for if they attended to nothing."""
     if plan.least_ms(num_further) <= limit_ms:
         return num_further
     fits, too_many = 0, num_further
@@ -128,24 +130,27 @@ def _fitting(plan: StepPlan, num_further: int, limit_ms: float) -> int:
     return fits
 
 
-def _pieces(sequence: Sequence, draft: Draft) -> Iterator[_Piece]:
-    """Of falling gain."""
+def _draft_tokens(sequence: Sequence, draft: Draft) -> Iterator[_DraftToken]:
+    """The draft's tokens from the first on; each gains less than the one before."""
     reached, expected, ms = 1.0, 1.0, draft.first_ms + draft.token_ms
     for chance in draft.chances:
         reached *= chance
         if reached < _LEAST_CHANCE:
             return
-        yield _Piece(sequence, 1 / expected - 1 / (expected + reached), ms)
+        yield _DraftToken(sequence, 1 / expected - 1 / (expected + reached), ms)
         expected, ms = expected + reached, draft.token_ms
 
 
 def _is_worth_a_look(size: int, count: int, last: int) -> bool:
-    """Times climb in stairs: the ends of tiles, some sizes between, and all that there is."""
+    """Whether to compute the time of this size: at ends of tiles, at powers of two, and at the last token.
+
+    Step times climb in stairs; the sizes between are left out, for each look takes time.
+    """
     return size % TILE == 0 or count & (count - 1) == 0 or count == last
 
 
-def _counts(pieces: list[_Piece]) -> dict[Sequence, int]:
+def _counts(tokens: list[_DraftToken]) -> dict[Sequence, int]:
     counts: dict[Sequence, int] = {}
-    for piece in pieces:
-        counts[piece.sequence] = counts.get(piece.sequence, 0) + 1
+    for token in tokens:
+        counts[token.sequence] = counts.get(token.sequence, 0) + 1
     return counts

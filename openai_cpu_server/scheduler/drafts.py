@@ -1,4 +1,4 @@
-"""What a sequence may go on with, and how likely that is."""
+"""Drafts: tokens that a sequence may go on with, how likely they are, and what it costs to find them."""
 
 from __future__ import annotations
 
@@ -37,55 +37,61 @@ _KINDS = (0, 0, 0, 1, *(2,) * 4, *(3,) * 8, *(4,) * 16, 5)
 
 @dataclass(frozen=True)
 class Draft:
-    """Tokens that may follow a sequence's last, which may itself have to be computed yet."""
+    """Tokens that may follow the last one of a sequence. How many of them are computed is chosen later."""
 
     tokens: tuple[int, ...] = ()
-    """(): the backend's draft model is to think of some."""
+    """The tokens, where they are known; () where the backend's draft model has to generate them."""
     chances: tuple[float, ...] = ()
-    """Of each token, that it is right if those before it are."""
+    """For each token, the probability that it is right if those before it are."""
     first_ms: float = 0.0
-    """What it costs to begin."""
+    """The time that it takes to begin, whatever the length."""
     token_ms: float = 0.0
-    """What each token costs beside the place that it takes in the step."""
+    """The time that it takes to generate each token, besides its part of the step."""
     num_unread: int = 0
-    """Tokens of the sequence that the draft model must read first, beyond the usual few."""
+    """How many tokens of the sequence the draft model must read first, beyond the usual few."""
     read_ms: float = 0.0
-    """What each of those costs."""
+    """The time that it takes to read each of those."""
 
-    def think_ms(self, length: int) -> float:
-        """Of so many tokens."""
+    def drafting_ms(self, length: int) -> float:
+        """The time that the draft model takes for a draft of `length` tokens."""
         return self.first_ms + length * self.token_ms
 
 
 class Drafter(Protocol):
-    """Foretells sequences. Knows nothing of what it costs to find out."""
+    """Finds drafts for sequences. It does not decide whether they are worth computing."""
 
     def draft(self, sequence: Sequence, limit: int) -> Draft:
-        """At most so many tokens; none that ends the output. Asked for whenever the sequence decodes."""
+        """A draft of at most `limit` tokens, none of which ends the output.
+
+        It is called whenever the sequence decodes, also with a limit of 0.
+        """
         ...
 
     def forget(self, sequence: Sequence) -> None:
-        """It has finished."""
+        """Drop what is known of the sequence, which has finished."""
         ...
 
 
 class ModelDrafter:
-    """What the backend's draft model would think of: how often that is right, and its price."""
+    """Foresees what the backend's draft model gives: how often it is right, and how long it takes.
+
+    The tokens themselves are generated in the backend, during the step.
+    """
 
     def __init__(self, draft_cost: float) -> None:
-        """`draft_cost`: of a token, against the model's; by and by the measured price takes its place."""
+        """`draft_cost`: time of a draft token divided by that of the model's own, until it is measured."""
         self._draft_cost = draft_cost
         self._token_ms: float | None = None
         self._read_ms: float | None = None
         self._experience = Experience((_ASSUMED_OF_MODEL,))
         self._own: dict[Sequence, OwnExperience] = {}
         self._known: dict[Sequence, int] = {}
-        """Tokens that the draft model has read."""
+        """How many tokens of each sequence the draft model has read."""
 
     def draft(self, sequence: Sequence, limit: int, model_ms: float) -> Draft:
-        """`model_ms`: what a token costs the model itself, alone in a step."""
+        """A draft of at most `limit` tokens. `model_ms` is the time of a step of the model with one token."""
         if sequence not in self._own:
-            self._own[sequence] = self._experience.of_one()
+            self._own[sequence] = self._experience.for_one_sequence()
         self._experience.fade()
         chance = self._own[sequence].rate(0)
         token_ms = self._draft_cost * model_ms if self._token_ms is None else self._token_ms
@@ -100,7 +106,7 @@ class ModelDrafter:
         )
 
     def learn(self, sequence: Sequence, drafted: Drafted) -> None:
-        """What became of a draft that was asked for. What the draft model was not sure of is wrong."""
+        """Learn from the outcome of a draft. A token that the draft model was not sure of counts as wrong."""
         own = self._own[sequence]
         for _ in range(drafted.num_accepted):
             own.learn(0, was_right=True)
@@ -108,7 +114,10 @@ class ModelDrafter:
             own.learn(0, was_right=False)
 
     def learn_price(self, outcomes: Mapping[Sequence, Drafted], drafting_ms: float) -> None:
-        """Of a step with such outcomes: of a token, or of reading one where much was to be read first."""
+        """Learn from `drafting_ms`, the time that the draft model took in a step with these outcomes.
+
+        It is the price of the draft tokens; where much had to be read first, that of the tokens read.
+        """
         has_read = max(map(self._unread, outcomes)) > _MUCH_UNREAD
         num_known = sum(drafted.num_known - self._known.get(s, 0) for s, drafted in outcomes.items())
         self._known.update({sequence: drafted.num_known for sequence, drafted in outcomes.items()})
@@ -128,12 +137,12 @@ class ModelDrafter:
 
 
 def _nearer(price_ms: float | None, ms: float) -> float:
-    """The price after a further measurement."""
+    """The price, moved some way towards a further measurement; None: it is not known yet."""
     return ms if price_ms is None else price_ms + _PRICE_RATE * (ms - price_ms)
 
 
 class _Reader:
-    """Of one sequence."""
+    """What the drafter keeps for one sequence."""
 
     def __init__(self, experience: OwnExperience) -> None:
         self.lookup = Lookup()
@@ -141,9 +150,10 @@ class _Reader:
 
 
 class LookupDrafter:
-    """Quotes: drafts what came after an earlier place in the prompt or the output.
+    """Drafts by quoting: it takes the tokens that followed an earlier place in the prompt or the output.
 
-    It learns how good it is from every token that comes, drafted or not: what was foreseen costs nothing.
+    It learns how often it is right from every token that comes, drafted or not, because to foresee a token
+    costs nothing.
     """
 
     def __init__(self, end_tokens: frozenset[int]) -> None:
@@ -154,7 +164,7 @@ class LookupDrafter:
     def draft(self, sequence: Sequence, limit: int) -> Draft:
         reader = self._readers.get(sequence)
         if reader is None:
-            reader = self._readers[sequence] = _Reader(self._experience.of_one())
+            reader = self._readers[sequence] = _Reader(self._experience.for_one_sequence())
         for guess in reader.lookup.follow(sequence.tokens):
             reader.experience.learn(_KINDS[min(guess.match, MAX_MATCH)], was_right=guess.was_right)
         tokens = tuple(self._before_end(reader.lookup.foreseen(limit)))
@@ -169,6 +179,7 @@ class LookupDrafter:
         self._readers.pop(sequence, None)
 
     def _before_end(self, tokens: list[int]) -> Iterator[int]:
+        """The tokens before the first one that ends the output."""
         for token in tokens:
             if token in self._end_tokens:
                 return

@@ -23,16 +23,16 @@ _LONGEST_PAUSE_MS = 32 * _PAUSE_MS
 
 
 class Kind(NamedTuple):
-    """Steps that are compared with each other."""
+    """A kind of steps: steps of one kind are compared with each other."""
 
     size: int
-    """Of as many sequences, up to a factor of two."""
-    thinks: bool
-    """The draft model is asked."""
+    """The number of sequences, in powers of two (its bit length)."""
+    uses_model: bool
+    """Whether the draft model takes part."""
 
     @classmethod
-    def of(cls, num_sequences: int, *, thinks: bool) -> Kind:
-        return cls(num_sequences.bit_length(), thinks)
+    def of(cls, num_sequences: int, *, uses_model: bool) -> Kind:
+        return cls(num_sequences.bit_length(), uses_model)
 
 
 class Done(NamedTuple):
@@ -40,29 +40,33 @@ class Done(NamedTuple):
 
     num_sequences: int
     num_accepted: int
-    """Draft tokens that came true."""
+    """How many draft tokens were right."""
     plain_ms: float
-    """What it was predicted to take without drafts."""
+    """The time that it was predicted to take without drafts."""
     predicted_ms: float
+    """The time that it was predicted to take as it was computed, drafting included."""
     elapsed_ms: float
-    """Drafting included."""
+    """The time that it took, drafting included."""
 
     @property
     def worth_ms(self) -> float:
-        """What the same progress was predicted to take without drafts."""
+        """The time that the same tokens were predicted to take without drafts."""
         return self.plain_ms * (1 + self.num_accepted / self.num_sequences)
 
     @property
     def taken_ms(self) -> float:
+        """The time that it took, kept within bounds around the predicted time."""
         shortest, longest = self.predicted_ms / _FURTHEST, self.predicted_ms * _FURTHEST
         return min(max(self.elapsed_ms, shortest), longest)
 
 
 class Gains:
-    """Compares by kinds of steps. Its clock is the time that steps take, so pauses last while there is work.
+    """Knows for each kind of steps whether drafts have paid, and pauses them where they have not.
 
-    What would have come without drafts is what the cost model predicts, put right by the steps of that size
-    that had none: so texts of different lengths, and prompts that are read beside, can be compared.
+    Its clock counts only the time that steps take, so that a pause does not pass while nothing is done. A
+    step is compared with what the cost model predicts for it without drafts, corrected by how long steps of
+    that size without drafts really take. So contexts of different lengths, and steps with prompts, can be
+    compared.
     """
 
     def __init__(self) -> None:
@@ -71,32 +75,32 @@ class Gains:
         self._trials: dict[Kind, _Trial] = {}
 
     def allows(self, kind: Kind) -> bool:
-        """Whether such drafts have not been found to lose of late."""
+        """Whether drafts in such steps are not paused."""
         trial = self._trials.get(kind)
         return trial is None or trial.paused_until_ms <= self._now_ms
 
     def pass_time(self, ms: float) -> None:
-        """A step has taken so long."""
+        """Let the clock go on by the time that a step took."""
         self._now_ms += ms
 
     def learn_plain(self, done: Done) -> None:
-        """From a step without drafts."""
-        size = Kind.of(done.num_sequences, thinks=False).size
+        """Learn from a step without drafts."""
+        size = Kind.of(done.num_sequences, uses_model=False).size
         self._plain.setdefault(size, _Account()).book(done.worth_ms, done.taken_ms)
 
     def learn(self, kind: Kind, done: Done) -> None:
-        """From a step with drafts."""
+        """Learn from a step with drafts."""
         trial = self._trials.setdefault(kind, _Trial())
         trial.learn(done, self._slowness(kind.size), self._now_ms)
 
     def _slowness(self, size: int) -> float:
-        """What steps without drafts take, against the prediction."""
+        """Real time divided by predicted time, of steps of this size without drafts; 1.0 if unknown."""
         account = self._plain.get(size)
         return 1.0 if account is None or account.num_steps < _ENOUGH else 1.0 / account.ratio
 
 
 class _Account:
-    """Sums in which old steps count less and less."""
+    """Sums of predicted and real times, in which old steps count less and less."""
 
     def __init__(self) -> None:
         self.num_steps = 0
@@ -105,7 +109,7 @@ class _Account:
 
     @property
     def ratio(self) -> float:
-        """Worth by time taken."""
+        """The predicted time without drafts, divided by the time that was taken: above 1 there is a gain."""
         return self._worth_ms / max(self._taken_ms, 1e-9)
 
     def book(self, worth_ms: float, taken_ms: float) -> None:
@@ -115,7 +119,7 @@ class _Account:
 
 
 class _Trial:
-    """Of one kind. A loss ends it for a while, the next one for twice as long."""
+    """The drafts in steps of one kind. A loss pauses them for a while, the next loss for twice as long."""
 
     def __init__(self) -> None:
         self.paused_until_ms = 0.0

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 
 class KVLedger:
-    """Who holds which of the pool's blocks, and how many share each.
+    """Knows which slot holds which blocks of the pool, and how many slots share each block.
 
-    A holder (a slot) has whole blocks, enough for the tokens that it was grown to; the last one may be partly
-    filled. Blocks that it shares hold the same cells for all their holders. So the ledger never counts fewer
-    cells than llama.cpp has taken, and a step that fits the ledger fits the pool.
+    A slot holds whole blocks, enough for the tokens that it was grown to; the last one may be partly filled.
+    A shared block stands for the same cells in all its slots. So the ledger never counts fewer cells than
+    llama.cpp has taken, and a step that fits the ledger fits the pool.
     """
 
     def __init__(self, num_blocks: int, block_size: int = 16) -> None:
@@ -29,12 +29,12 @@ class KVLedger:
 
     @property
     def num_shared(self) -> int:
-        """Blocks with more than one holder."""
+        """How many blocks more than one slot holds."""
         return self._num_shared
 
     @property
     def tokens_used(self) -> int:
-        """Cells taken, whole blocks counted."""
+        """Cells of all blocks that are held; a partly filled block counts in full."""
         return self.num_used * self.block_size
 
     def blocks_for(self, num_tokens: int) -> int:
@@ -44,11 +44,11 @@ class KVLedger:
         return len(self._held.get(slot, ()))
 
     def num_exclusive(self, slot: int) -> int:
-        """Blocks that nobody else holds: what freeing the slot would give."""
+        """How many blocks only this slot holds: so many become free when it is freed."""
         return sum(self._num_holders[block] == 1 for block in self._held.get(slot, ()))
 
     def room(self, slot: int) -> int:
-        """Tokens that the slot could hold if it got all free blocks."""
+        """How many tokens the slot could hold in all if it got every free block."""
         return (self.num_held(slot) + self.num_free) * self.block_size
 
     def grow(self, slot: int, num_tokens: int) -> None:
@@ -62,7 +62,7 @@ class KVLedger:
             held.append(block)
 
     def shrink(self, slot: int, num_tokens: int) -> None:
-        """Let the slot hold `num_tokens` in all; what is given back must not be shared."""
+        """Let the slot hold `num_tokens` in all; the blocks that it gives back must not be shared."""
         held = self._held[slot]
         while len(held) > self.blocks_for(num_tokens):
             block = held.pop()
@@ -71,7 +71,7 @@ class KVLedger:
             self._free.append(block)
 
     def share(self, source: int, slot: int, num_tokens: int) -> None:
-        """Let an empty slot hold the source's first `num_tokens` too: their whole blocks, without copying."""
+        """Let an empty slot hold the whole blocks of the source's first `num_tokens` too, without copying."""
         assert not self._held.get(slot), f"slot {slot} holds blocks already"
         shared = self._held[source][: num_tokens // self.block_size]
         for block in shared:
@@ -87,7 +87,7 @@ class KVLedger:
                 self._free.append(block)
 
     def check(self, computed: dict[int, int]) -> None:
-        """Assert that the books balance; `computed` gives each running slot's tokens with cells."""
+        """Assert that the books balance; `computed` tells how many tokens each running slot has cells for."""
         holders = [0] * self.num_blocks
         for blocks in self._held.values():
             assert len(set(blocks)) == len(blocks), "a block twice in one slot"

@@ -1,4 +1,4 @@
-"""Prompt lookup: what came after an earlier place of the sequence that reads as its end does."""
+"""Prompt lookup: what followed an earlier place that reads like the end of the sequence may come again."""
 
 from __future__ import annotations
 
@@ -23,30 +23,33 @@ _ITEM = array("i").itemsize
 
 
 class Guess(NamedTuple):
-    """What was foreseen for a token that has come."""
+    """How a token that was foreseen compares with the one that came."""
 
     match: int
-    """Tokens before it that were equal."""
+    """How many tokens before it were equal to those before the place that it was taken from."""
     was_right: bool
 
 
 class Lookup:
-    """Of one sequence. Stays with a place for as long as that foretells what comes."""
+    """Foresees one sequence. It stays with a place as long as the tokens there are those that come."""
 
     def __init__(self) -> None:
         self._known = array("i")
-        """The sequence's tokens as far as they were looked at."""
+        """The tokens of the sequence that it has seen."""
         self._place: int | None = None
-        """Of the token that is foreseen to come next."""
+        """The position of the token that is foreseen to come next; None: there is no such place."""
         self._match = 0
-        """Tokens before that place which are equal to the sequence's last; what came after counts too."""
+        """How many tokens before that place are known to be equal to the last ones of the sequence."""
 
     @property
     def match(self) -> int:
         return self._match
 
     def follow(self, tokens: Seq[int]) -> list[Guess]:
-        """Take in what the sequence has gained, and look for a place where there is none."""
+        """Take in the new tokens of the sequence, and look for a place if there is none.
+
+        `tokens` are all of the sequence. It returns how each new token that was foreseen turned out.
+        """
         new = array("i", tokens[len(self._known) :])
         guesses = list(self._compare(new))
         self._known += new
@@ -55,7 +58,10 @@ class Lookup:
         return guesses
 
     def foreseen(self, limit: int) -> list[int]:
-        """The tokens that may come, at most so many; none without a place. What repeats itself goes on."""
+        """The `limit` tokens that may come next; none without a place.
+
+        Where the tokens from the place to the end are fewer, they are repeated.
+        """
         if self._place is None:
             return []
         found = self._known[self._place : self._place + limit].tolist()
@@ -77,7 +83,7 @@ class Lookup:
                 self._place, self._match = None, 0
 
     def _search(self) -> None:
-        """The place with the longest match; of equals the latest."""
+        """Set the place to the one with the longest match; of equally long ones, to the latest."""
         for end in self._places():
             match = self._match_before(end)
             if match > self._match:
@@ -86,7 +92,7 @@ class Lookup:
                 return
 
     def _places(self) -> Iterator[int]:
-        """Where the last few tokens stand earlier: the positions behind them, the latest first."""
+        """The positions behind earlier occurrences of the last `MIN_MATCH` tokens, the latest first."""
         if len(self._known) <= MIN_MATCH:
             return
         data, last = self._known.tobytes(), self._known[-MIN_MATCH:].tobytes()
@@ -101,6 +107,7 @@ class Lookup:
             end = at + len(last) - 1
 
     def _match_before(self, end: int) -> int:
+        """How many tokens before position `end` are equal to the last ones; at most `MAX_MATCH`."""
         known, last = self._known, len(self._known)
         longest = min(MAX_MATCH, end)
         return next(

@@ -1,4 +1,4 @@
-"""Both tiers of KV memory and the slots: who holds what, and the verbs that tell the backend."""
+"""Keeps the books of the slots, the KV pool and the prefix cache, and collects verbs for the backend."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ equal.
 
 
 class Memory:
-    """Places sequences into slots and takes them out again. Who owns which cells:
+    """Places sequences into slots and takes them out again. It knows who owns which cells:
 
         slot s of a running sequence: positions 0 .. computed-1, in ledger blocks that s holds (or shares)
         saved blocks                : host memory, known by number to the cache
         everything else in the pool : free
 
-    Verbs take effect at the head of the next step, in order; the books are changed at once.
+    The books change at once. The backend carries out the verbs, in order, at the start of the next step.
     """
 
     def __init__(self, *, num_slots: int, ledger: KVLedger, cache: PrefixCache) -> None:
@@ -43,11 +43,12 @@ class Memory:
         return bool(self._verbs)
 
     def take_verbs(self) -> tuple[Verb, ...]:
+        """The verbs since the last call; the caller puts them into the next step."""
         verbs, self._verbs = tuple(self._verbs), []
         return verbs
 
     def has_place(self, newcomer: Sequence, reuse: Reuse, *, without: Iterable[Sequence] = ()) -> bool:
-        """Whether the newcomer can run beside the running sequences, some of them left out."""
+        """Whether there are a slot and cells for the newcomer, once the sequences of `without` have left."""
         leavers = {sequence.slot: sequence for sequence in without}
         stayers = [s for slot, s in self.running.items() if slot not in leavers]
         if not stayers:
@@ -59,7 +60,7 @@ class Memory:
         return len(stayers) < self._num_slots and growth + need <= self.ledger.num_free + freed
 
     def place(self, sequence: Sequence, reuse: Reuse) -> None:
-        """Give a waiting sequence a slot, with the cells that it can reuse."""
+        """Give a waiting sequence a slot with the cells that it reuses. The caller has asked `has_place`."""
         slot = self._free_slots.pop()
         sequence.run(slot, reuse.num_tokens)
         self.running[slot] = sequence
@@ -74,11 +75,11 @@ class Memory:
 
     @property
     def staged_tokens(self) -> int:
-        """Of all running sequences, beside the pool. The ledger counts them as if they were in it."""
+        """How many cells lie beside the pool. The ledger counts them as if they were in the pool."""
         return sum(sequence.computed for sequence in self.running.values() if sequence.is_staged)
 
     def vacate(self, sequence: Sequence) -> None:
-        """Free a running sequence's cells, after its whole blocks are saved."""
+        """Take a running sequence out of its slot: save its whole blocks, then free its cells."""
         slot = sequence.slot
         self._save(sequence)
         self._verbs.append(Close(slot))
@@ -87,6 +88,7 @@ class Memory:
         del self.running[slot]
 
     def clear_cache(self) -> None:
+        """Drop all saved blocks that are not pinned."""
         self._verbs += [Drop(number) for number in self.cache.clear()]
 
     def stats(self) -> KVStats:
@@ -114,13 +116,16 @@ class Memory:
         self.cache.check()
 
     def _foreseen(self, sequence: Sequence) -> int:
+        """How many blocks the sequence needs for its tokens and some output."""
         headroom = min(max(sequence.remaining, 0), HEADROOM_TOKENS)
         return self.ledger.blocks_for(len(sequence.tokens) + headroom)
 
     def _growth(self, sequence: Sequence) -> int:
+        """How many of these blocks a running sequence does not hold yet."""
         return max(0, self._foreseen(sequence) - self.ledger.num_held(sequence.slot))
 
     def _save(self, sequence: Sequence) -> None:
+        """Save the whole blocks of the sequence's computed tokens that the cache does not have."""
         request = sequence.request
         insertion = self.cache.insert(
             sequence.tokens[: sequence.computed], request.cache_namespace, pin=request.pin
@@ -131,7 +136,7 @@ class Memory:
         ]
 
     def _count(self, sequence: Sequence, reuse: Reuse) -> None:
-        """What was reused counts when a request first runs, not when it comes back."""
+        """Count prompt tokens and reused ones, only when a request runs for the first time."""
         if sequence.cached_tokens is None:
             prompt_tokens = len(sequence.request.tokens)
             sequence.cached_tokens = min(reuse.num_tokens, prompt_tokens)

@@ -1,4 +1,4 @@
-"""Reads what a step has brought."""
+"""Reads the result of a step."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ NOTHING_DRAFTED = Drafted()
 
 
 def samples_of(span: Span, result: StepResult, num_tokens: int) -> tuple[Sample, ...]:
-    """What was sampled behind the span and its draft, cut to so many tokens in all."""
+    """The samples behind the span and its right draft tokens, cut to `num_tokens` tokens in all."""
     if not span.sample or span.slot not in result.samples:
         return ()
     samples: list[Sample] = []
@@ -24,7 +24,7 @@ def samples_of(span: Span, result: StepResult, num_tokens: int) -> tuple[Sample,
 
 
 def _cut(sample: Sample, num_tokens: int) -> Sample:
-    """To so many tokens in all."""
+    """The sample with at most `num_tokens` tokens, forced ones included."""
     if len(sample.forced) < num_tokens:
         return sample
     return Sample(sample.token, sample.logprob, sample.forced[: num_tokens - 1])
@@ -35,7 +35,7 @@ def without_missing_drafts(
 ) -> tuple[StepPlan, int]:
     """The plan as it was carried out, and how many of the step's draft tokens were not computed.
 
-    `running`: by slot, as they were before the result is applied.
+    `running` are the sequences by slot, before the result is applied to them.
     """
     actual, num_missing = plan.copy(), 0
     for span in step.spans:

@@ -1,4 +1,4 @@
-"""What goes into the next step: a plan of (sequence, tokens), priced as it grows."""
+"""The plan of a step: how many tokens each sequence computes in it, and what that costs."""
 
 from __future__ import annotations
 
@@ -13,37 +13,44 @@ from openai_cpu_server.scheduler.sequence import Sequence
 
 
 class StepCost(Protocol):
-    """The cost model, as far as the scheduler needs it."""
+    """What the scheduler asks of the cost model. Times are in milliseconds."""
 
     @property
     def tiled_from(self) -> int | None:
-        """The step size from which all rows of a tile pay for every cell that any of them attends to."""
+        """The step size, in tokens, from which attention is computed in tiles; None: it never is.
+
+        In a tile every row pays for each cell that any of its rows attends to.
+        """
         ...
 
     def predict_ms(self, num_tokens: int, attended: int, skipped: int, cells: int | None = None) -> float:
-        """`cells`: distinct ones that the step attends to."""
+        """The time that a step takes.
+
+        `attended` and `skipped` are pairs of a token and a cell: of its own sequence, and of others. `cells`
+        is the number of distinct cells that the step attends to; None: those of one sequence.
+        """
         ...
 
     def cheapest_size(self, num_tokens: int, limit: int, pool_cells: int = 0) -> int:
-        """The size from `num_tokens` on, and within a tile, that takes the least time.
+        """The step size from `num_tokens` to its tile's end, at most `limit`, that takes clearly least time.
 
-        The further tokens skip `pool_cells` each.
+        Each token that is added skips `pool_cells` cells.
         """
         ...
 
     def free_size(self, num_tokens: int, limit: int) -> int:
-        """The largest size within the tile that takes hardly longer."""
+        """The largest step size in the tile, at most `limit`, whose added tokens cost next to nothing."""
         ...
 
     def refine(
         self, num_tokens: int, attended: int, skipped: int, actual_ms: float, cells: int | None = None
     ) -> None:
-        """Learn from a step that was computed."""
+        """Learn from a step that was computed and took `actual_ms`."""
         ...
 
 
 class StepPlan:
-    """Grows by tokens of sequences; knows what the step would cost with a few more."""
+    """Tokens of a step that is being planned. It knows what the step costs, and would cost with some more."""
 
     def __init__(
         self,
@@ -56,37 +63,39 @@ class StepPlan:
         pads: bool = True,
         is_staged: bool = False,
     ) -> None:
-        """`max_scored`: of the outputs, those for tokens of prompts, whose scores are wanted; None: all.
+        """An empty plan.
 
-        `pads`: the step will be filled up to a size that is faster. `is_staged`: beside the pool, of which
-        then nothing is skipped; `pool_cells` are those there.
+        `pool_cells`: cells that all sequences hold where the step is computed. `max_tokens`, `max_outputs`:
+        tokens, and rows of logits, that the backend can compute in a step. `max_scored`: those of these rows
+        that may score prompt tokens; None: all. `pads`: the step will be padded where that makes it faster.
+        `is_staged`: the step is computed beside the pool, so that it skips none of the pool's cells.
         """
         self.is_staged = is_staged
         self.parts: dict[Sequence, int] = {}
-        """Tokens to compute of each sequence, in the order in which they claim cells."""
+        """How many tokens each sequence computes, drafts not counted, in the order that they claim cells."""
         self.drafts: dict[Sequence, int] = {}
-        """Draft tokens behind those."""
+        """How many draft tokens each sequence computes behind those."""
         self.num_tokens = 0
         self.attended = 0
         self.skipped = 0
         self.drafting_ms = 0.0
-        """What a draft model takes before the step."""
+        """The time that a draft model takes before the step."""
         self.budget_ms = math.inf
-        """What the step may take."""
+        """The time that the step may take."""
         self.plain_ms: float | None = None
-        """What the step would take without drafts; None: nobody in it could have one."""
+        """The time that the step would take without drafts; None: no sequence in it could have one."""
         self._own_cells = 0
-        """Of every sequence in the step, shared ones counted for each."""
+        """Cells of all sequences in the step; a shared cell counts once for each of them."""
         self._cost = cost
         self._pool_cells = pool_cells
-        """Taken by all sequences, shared ones counted once: what is not one's own must be skipped."""
+        """Cells that all sequences hold, shared ones counted once. A token skips those of the others."""
         self._max_tokens = max_tokens
         self._outputs_left = self._max_outputs = max_outputs
         self._scored_left = self._max_scored = max_outputs if max_scored is None else max_scored
         self._pads = pads
 
     def copy(self) -> StepPlan:
-        """To try something out."""
+        """A copy on which something can be tried out."""
         copied = copy.copy(self)
         copied.parts, copied.drafts = dict(self.parts), dict(self.drafts)
         return copied
@@ -99,7 +108,7 @@ class StepPlan:
         return empty
 
     def limited_to(self, parts: Mapping[Sequence, int]) -> StepPlan:
-        """The plan with these tokens of each sequence only: not all that was planned got cells."""
+        """The plan with only these tokens of each sequence, where not all that was planned got cells."""
         if parts == self.parts:
             return self
         limited = self._emptied()
@@ -122,30 +131,31 @@ class StepPlan:
 
     @property
     def ms(self) -> float:
+        """The predicted time of the step as it is planned, without padding and drafting."""
         return self._cost.predict_ms(self.num_tokens, self.attended, self.skipped, self.cells)
 
     @property
     def single_ms(self) -> float:
-        """Of a step with one token."""
+        """The time of a step with one token that attends to nothing."""
         return self._cost.predict_ms(1, 0, 0)
 
     @property
     def tile_token_ms(self) -> float:
-        """Of a token of a step that fills a tile."""
+        """The time per token of a step that fills one tile and attends to nothing."""
         return self._cost.predict_ms(TILE, 0, 0) / TILE
 
     @property
     def bulk_token_ms(self) -> float:
-        """Of a token of a step as large as may be."""
+        """The time per token of the largest step, if it attends to nothing."""
         return self._cost.predict_ms(self._max_tokens, 0, 0) / self._max_tokens
 
     @property
     def padded_ms(self) -> float:
-        """Of the step with its padding."""
+        """The time of the step with its padding."""
         return self.least_ms(0)
 
     def least_ms(self, num_further: int) -> float:
-        """Of the step with padding and so many further tokens, but for what these attend to."""
+        """The time of the step with padding and further tokens that attend to nothing: it takes no less."""
         size = self.num_tokens + num_further
         if self._pads:
             size = self._cost.cheapest_size(size, self._max_tokens, self._pool_cells)
@@ -153,48 +163,55 @@ class StepPlan:
 
     @property
     def draft_room(self) -> int:
-        """Draft tokens that the backend still takes."""
+        """How many draft tokens the step has room for."""
         return max(0, min(self.room, self._outputs_left))
 
     def num_of(self, sequence: Sequence) -> int:
-        """Its tokens in the step."""
+        """How many tokens of the sequence the step computes, drafts included."""
         return self.parts.get(sequence, 0) + self.drafts.get(sequence, 0)
 
     @property
     def cells(self) -> int:
-        """Distinct cells that the step attends to, at most: those of the pool and the step's own."""
+        """An upper limit of the distinct cells that the step attends to."""
         return min(self._own_cells, self._pool_cells + self.num_tokens)
 
     @property
     def room(self) -> int:
-        """Tokens that the backend still takes."""
+        """How many tokens the step has room for."""
         return self._max_tokens - self.num_tokens
 
     @property
     def least_share(self) -> int:
-        """A kernel's tile of tokens; fewer where the step would begin to attend in tiles."""
+        """How many tokens prompts get beyond the budget: a kernel's tile, as far as there is room.
+
+        There are fewer if the step would else begin to attend in tiles.
+        """
         tiled_from = self._cost.tiled_from
         short = 0 if tiled_from is None else tiled_from - 1 - self.num_tokens
         return min(TILE, self.room, short if short > 0 else TILE)
 
     @property
     def worthwhile(self) -> int:
-        """The size up to which further useful tokens cost next to nothing, or less than that."""
+        """The step size up to which it costs next to nothing, or saves time, to add pending tokens."""
         cheapest = self._cost.cheapest_size(self.num_tokens, self._max_tokens)
         return max(cheapest, self._cost.free_size(self.num_tokens, self._max_tokens))
 
     def left_of(self, sequence: Sequence) -> int:
-        """Pending tokens that are not planned yet."""
+        """How many pending tokens of the sequence are not planned yet."""
         return sequence.pending - self.parts.get(sequence, 0)
 
     def fit(self, sequence: Sequence, wanted: int, budget_ms: float) -> int:
-        """How many of the wanted tokens fit into the budget and the backend; fewer where that is faster."""
+        """How many of the wanted tokens fit into the budget and the backend.
+
+        It gives fewer where more would make the step attend in tiles, and slower per token.
+        """
         wanted = max(0, min(wanted, self.room, self._outputs_for(sequence)))
         if wanted and self._ms_with(sequence, wanted) > budget_ms:
             wanted = self._most(sequence, wanted, budget_ms)
         return self._before_tiles(sequence, wanted)
 
     def _most(self, sequence: Sequence, too_many: int, budget_ms: float) -> int:
+        """The largest number of tokens, below `too_many`, that fits into the budget."""
         low, high = 0, too_many  # `low` fits, `high` does not
         while high - low > 1:
             middle = (low + high) // 2
@@ -205,7 +222,10 @@ class StepPlan:
         return low
 
     def _before_tiles(self, sequence: Sequence, num_tokens: int) -> int:
-        """Where a step begins to attend in tiles its price may jump: stop short if that is faster."""
+        """How many of the tokens to take: the price may jump where the step begins to attend in tiles.
+
+        It stops short of that if the step then computes more tokens per time.
+        """
         tiled_from = self._cost.tiled_from
         short = 0 if tiled_from is None else tiled_from - 1 - self.num_tokens
         if not 0 < short < num_tokens:
@@ -213,6 +233,7 @@ class StepPlan:
         return max(short, num_tokens, key=lambda n: (self.num_tokens + n) / self._ms_with(sequence, n))
 
     def add(self, sequence: Sequence, num_tokens: int) -> None:
+        """Plan further tokens of the sequence, as many as there is room for."""
         num_tokens = min(num_tokens, self.room, self._outputs_for(sequence))
         if num_tokens <= 0:
             return
@@ -223,14 +244,14 @@ class StepPlan:
         self._scored_left -= num_tokens * sequence.is_scoring
 
     def add_draft(self, sequence: Sequence, num_tokens: int) -> None:
-        """Behind all that is pending of the sequence. The caller has asked `draft_room`."""
+        """Plan draft tokens behind all pending tokens of the sequence. The caller has asked `draft_room`."""
         assert 0 < num_tokens <= self.draft_room
         self._count(sequence, num_tokens)
         self.drafts[sequence] = self.drafts.get(sequence, 0) + num_tokens
         self._outputs_left -= num_tokens
 
     def drop_draft(self, sequence: Sequence, num_tokens: int) -> None:
-        """The last so many tokens of its draft were not computed."""
+        """Take the last `num_tokens` of the sequence's draft out, because they were not computed."""
         self.drafts[sequence] -= num_tokens
         attended, skipped = self._pairs(sequence, num_tokens)
         self._own_cells -= num_tokens
@@ -247,7 +268,7 @@ class StepPlan:
         self.skipped += skipped
 
     def _outputs_for(self, sequence: Sequence) -> int:
-        """Tokens of the sequence that the rows of logits which are left allow."""
+        """How many tokens of the sequence the remaining rows of logits allow; scoring needs one per token."""
         if self._outputs_left <= 0:
             return 0
         return max(0, min(self._scored_left, self._outputs_left)) if sequence.is_scoring else self._max_tokens
@@ -259,10 +280,10 @@ class StepPlan:
         return self._cost.predict_ms(total, self.attended + attended, self.skipped + skipped, cells)
 
     def _cells_of(self, sequence: Sequence, num_tokens: int) -> int:
-        """Cells that further tokens of the sequence bring into the step."""
+        """How many cells further tokens of the sequence bring into the step; the first bring those before."""
         return num_tokens if sequence in self.parts else sequence.computed + num_tokens
 
     def _pairs(self, sequence: Sequence, num_tokens: int) -> tuple[int, int]:
-        """Pairs of these tokens with cells of their own sequence before them, and with other people's."""
+        """Pairs of further tokens with cells of their own sequence, and with cells of other sequences."""
         start = sequence.computed + self.num_of(sequence)
         return attended_pairs(start, num_tokens), num_tokens * max(0, self._pool_cells - sequence.computed)

@@ -1,6 +1,6 @@
-"""The index of the prefix cache: which runs of tokens have their KV cells saved in host memory.
+"""The index of the prefix cache: it knows which runs of tokens have their KV cells saved in host memory.
 
-Pure: it knows blocks by number. The backend holds their bytes, and is told by `Save` and `Drop` verbs.
+It is pure and knows blocks by number. The backend holds their bytes; `Save` and `Drop` verbs tell it which.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ Tokens = tuple[int, ...]
 
 @dataclass(eq=False)
 class _Branch:
-    """Where blocks begin: at a namespace's root, or at the end of another block."""
+    """A place where blocks begin: the root of a namespace, or the end of another block."""
 
     children: dict[Tokens, _Block] = field(default_factory=dict)
     ordered: list[Tokens] = field(default_factory=list)
-    """The keys of `children`, sorted: what shares most with a text stands next to it."""
+    """The keys of `children`, sorted: the one most like some tokens is next to where those would stand."""
 
 
 @dataclass(eq=False)
@@ -42,7 +42,7 @@ class _Block(_Branch):
 
 @dataclass(frozen=True)
 class Match:
-    """The longest saved prefix: `blocks` whole, and `tail_tokens` of the block `tail`."""
+    """The longest saved prefix: all of `blocks`, and the first `tail_tokens` of the block `tail`."""
 
     blocks: tuple[int, ...] = ()
     tail: int | None = None
@@ -55,7 +55,7 @@ class Match:
 
 @dataclass(frozen=True)
 class Insertion:
-    """What saving a prefix comes to: new blocks (number, position of the first token), and evicted ones."""
+    """The new blocks (number, position of the first token), and the numbers of those evicted for them."""
 
     saved: tuple[tuple[int, int], ...]
     evicted: tuple[int, ...]
@@ -64,13 +64,13 @@ class Insertion:
 class PrefixCache:
     """A tree of blocks per namespace (cache salt, API key), compared token by token.
 
-    Recency is kept so that a parent is always more recent than its children: the least recent block is
-    a leaf, and goes first.
+    A parent is always more recent than its children, so that the least recent block is a leaf. It is evicted
+    first.
     """
 
     def __init__(self, capacity: int) -> None:
         self.capacity = capacity
-        """In blocks."""
+        """How many blocks it holds at most, pinned ones included."""
         self.num_evictions = 0
         self._roots: dict[str, _Root] = {}
         self._recency: OrderedDict[int, _Block] = OrderedDict()
@@ -93,7 +93,10 @@ class PrefixCache:
         self._touch(self._path(tokens, namespace, len(tokens)))
 
     def insert(self, tokens: Sequence[int], namespace: str, *, pin: bool = False) -> Insertion:
-        """Take in all whole blocks of `tokens` that are not saved yet, as far as there is room."""
+        """Take in the whole blocks of `tokens` that are not saved yet, as far as there is room.
+
+        With `pin`, all blocks of this prefix are never evicted.
+        """
         path = self._path(tokens, namespace, len(tokens))
         self._touch(path)
         saved: list[tuple[int, int]] = []
@@ -120,7 +123,7 @@ class PrefixCache:
         return found
 
     def adopt(self, blocks: Sequence[SavedBlock]) -> tuple[int, ...]:
-        """Take in what `export` gave; returns the numbers of those that do not fit in."""
+        """Take in blocks that `export` gave. Returns the numbers of those for which there is no place."""
         adopted: dict[int, _Block] = {}
         refused: list[int] = []
         for block in blocks:
@@ -131,12 +134,12 @@ class PrefixCache:
             parent = self._root(block.namespace) if block.parent is None else adopted[block.parent]
             adopted[block.number] = self._attach(block.number, block.tokens, parent)
             self._next_number = max(self._next_number, block.number + 1)
-        # Children first, then their parents: as recency is kept.
+        # `_touch` goes backwards: children first, then their parents, which must be more recent.
         self._touch(list(adopted.values()))
         return tuple(refused)
 
     def clear(self) -> tuple[int, ...]:
-        """Forget everything that is not pinned; returns the blocks' numbers."""
+        """Forget all blocks that are not pinned. Returns their numbers."""
         dropped = tuple(self._recency)
         while self._recency:
             self._remove(next(iter(self._recency.values())))
@@ -188,7 +191,10 @@ class PrefixCache:
         return block
 
     def _make_room(self, keep: Sequence[_Block], evicted: list[int]) -> bool:
-        """Room for one more block; evicts the least recent leaf, but none of `keep`."""
+        """Whether there is room for one more block, after the least recent leaf is evicted if need be.
+
+        Blocks of `keep` stay. The number of an evicted block is added to `evicted`.
+        """
         if len(self) < self.capacity:
             return True
         oldest = next(iter(self._recency.values()), None)
@@ -215,7 +221,7 @@ class PrefixCache:
 
 
 def _closest(branch: _Branch | None, tokens: Tokens) -> tuple[_Block | None, int]:
-    """The child that begins like `tokens`, and for how many tokens."""
+    """The child with the longest common prefix with `tokens`, and that prefix's length; else (None, 0)."""
     if branch is None or not tokens:
         return None, 0
     at = bisect_left(branch.ordered, tokens)

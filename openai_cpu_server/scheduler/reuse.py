@@ -1,4 +1,4 @@
-"""Where a newcomer's computed tokens can come from: a running sequence, the prefix cache, or its own work."""
+"""Finds where the first KV cells of a newcomer can come from: a running sequence, or the prefix cache."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ class Reuse:
 
     source: Sequence | None = None
     shared: int = 0
-    """Tokens whose cells `source` shares."""
+    """How many tokens' cells `source` shares."""
     restored: tuple[tuple[int, int, int], ...] = ()
-    """(block, start, end): pieces from the cache, behind what is shared."""
+    """(block, start, end): saved blocks, or their first parts, for the positions behind what is shared."""
 
     @property
     def num_tokens(self) -> int:
@@ -39,7 +39,11 @@ NOTHING = Reuse()
 def find_reuse(
     newcomer: Sequence, running: Iterable[Sequence], cache: PrefixCache, policy: Policy
 ) -> Reuse | None:
-    """The best that there is now; None if it is better to wait for what a running sequence is computing."""
+    """The longest prefix that can be reused now; None if the newcomer should wait.
+
+    It waits where a running sequence of no worse lane is computing a longer common prefix, of at least
+    `WORTH_WAITING` tokens.
+    """
     limit = newcomer.reusable
     kin = [(s, common) for s in running if (common := _common(newcomer, s, limit)) > 0]
     match = cache.match(newcomer.tokens, newcomer.request.cache_namespace, limit)
@@ -59,7 +63,7 @@ def find_reuse(
 
 
 def _pieces(match: Match, skip: int) -> tuple[tuple[int, int, int], ...]:
-    """The match's blocks but the first `skip`, each with the positions that it fills."""
+    """(block, start, end) for each block of the match but the first `skip`: the positions that it fills."""
     starts = range(skip * BLOCK_TOKENS, len(match.blocks) * BLOCK_TOKENS, BLOCK_TOKENS)
     pieces = [(match.blocks[start // BLOCK_TOKENS], start, start + BLOCK_TOKENS) for start in starts]
     if match.tail is not None:
@@ -69,7 +73,7 @@ def _pieces(match: Match, skip: int) -> tuple[tuple[int, int, int], ...]:
 
 
 def _common(newcomer: Sequence, other: Sequence, limit: int) -> int:
-    """Length of the common prefix of the newcomer's tokens and the other's prompt, `limit` at most."""
+    """Length of the prefix that the newcomer's tokens share with the other's prompt, `limit` at most."""
     if newcomer.request.cache_namespace != other.request.cache_namespace:
         return 0
     known = newcomer.kinship.get(other.arrival)
@@ -79,7 +83,7 @@ def _common(newcomer: Sequence, other: Sequence, limit: int) -> int:
 
 
 def _common_prefix(a: list[int], b: tuple[int, ...]) -> int:
-    """Compares in large pieces, for these run at C's speed."""
+    """Length of the common prefix. It compares 64 tokens at once first, because that is fast in Python."""
     length, at = min(len(a), len(b)), 0
     while at < length and a[at : at + 64] == list(b[at : at + 64]):
         at += 64

@@ -31,7 +31,7 @@ from openai_cpu_server.scheduler.policy import Policy
 from openai_cpu_server.scheduler.prefix_cache import PrefixCache
 from openai_cpu_server.scheduler.reuse import NOTHING, Reuse, find_reuse
 from openai_cpu_server.scheduler.sequence import Sequence, Status
-from openai_cpu_server.scheduler.speculation import Drafting, Speculator
+from openai_cpu_server.scheduler.speculation import SpanDraft, Speculator
 from openai_cpu_server.scheduler.waiting import WaitingRoom
 
 _LOOK_AHEAD = 32
@@ -44,40 +44,47 @@ _TOLD = 200
 
 @dataclass(frozen=True)
 class Limits:
-    """What one step of the backend can hold, and what its memory can do."""
+    """What one step of the backend can hold, and what its memory can do.
+
+    `step_tokens` and `step_outputs` are the most tokens and rows of logits of one step.
+    """
 
     num_slots: int
     step_tokens: int
     step_outputs: int
     can_share: bool = True
     staging_tokens: int = 0
-    """Cells beside the pool; a step's tokens fit, or it is 0."""
+    """Cells beside the pool: at least `step_tokens`, or 0 if there are none."""
 
 
 class _Admission(enum.Enum):
-    """What came of looking through a lane."""
+    """The outcome of an attempt to admit somebody from a lane."""
 
     ADMITTED = enum.auto()
     NO_CELLS = enum.auto()
-    """Its first has to wait for cells; nobody behind may take them."""
+    """The lane's first who can run has to wait for cells; nobody behind may take these."""
     NOBODY = enum.auto()
-    """All have to wait for a prefix that others compute."""
+    """Nobody can be admitted: there is no slot, or all wait for a prefix that others compute."""
 
 
 @dataclass(frozen=True)
 class Advance:
-    """What one sequence gained in a step."""
+    """The progress of one sequence in a step."""
 
     sequence: Sequence
     samples: tuple[Sample, ...]
-    """Several where a draft was right. Together no more tokens than the sequence may still have."""
+    """What was sampled, several where a draft was right. They never go beyond the sequence's `max_tokens`."""
     scores: tuple[TokenLogprob, ...]
     failure: str | None = None
-    """Why its constraint cannot be carried out: it must be finished."""
+    """Why its constraint cannot be carried out any further: the caller must finish it. None: no failure."""
 
 
 class Scheduler:
-    """Decides who computes what in each step; `Memory` keeps the books of the cells."""
+    """Decides which tokens each step computes. `Memory` keeps the books of the cells.
+
+    The caller owns the loop: it asks for a step, lets the backend execute it, and gives back the result. It
+    tells the sequences that end.
+    """
 
     def __init__(
         self,
@@ -91,8 +98,9 @@ class Scheduler:
         continuous: bool = True,
         speculator: Speculator | None = None,
     ) -> None:
-        """`continuous`: newcomers join between steps (off, for comparison: when the whole batch is done).
+        """A scheduler without sequences.
 
+        `continuous`: newcomers join between steps (off, for comparison: only when nothing runs any more).
         `speculator`: None, nothing is drafted, as it must be where the backend's memory cannot be trimmed.
         """
         assert limits.step_tokens > limits.num_slots, "every sequence can decode in one step"
@@ -105,7 +113,7 @@ class Scheduler:
         nobody better wants them.
         """
         self.cost = cost
-        """Another may take its place between two steps."""
+        """The cost model; it may be replaced between two steps."""
         self._policy = policy
         self._is_continuous = continuous
         self._memory = Memory(num_slots=limits.num_slots, ledger=ledger, cache=cache)
@@ -117,11 +125,11 @@ class Scheduler:
         self._sequences: dict[str, Sequence] = {}
         self._arrivals = 0
         self._arrived: list[Sequence] = []
-        """Those who came since the last step was made."""
+        """The sequences that came since the last step was made."""
         self.num_preemptions = 0
-        """Of all sequences, since the start."""
+        """How many times sequences were released since the start."""
         self._plan: StepPlan | None = None
-        """Of the step that is being executed."""
+        """The plan of the step that is being executed."""
 
     @property
     def has_work(self) -> bool:
@@ -140,7 +148,7 @@ class Scheduler:
         return self._memory.cache.export()
 
     def outlook(self) -> list[Outlook]:
-        """What the head of the waiting room may expect."""
+        """What the first of those who wait may expect, in their order."""
         return outlook(
             islice(self._waiting.in_order(), _TOLD),
             list(self._memory.running.values()),
@@ -152,7 +160,7 @@ class Scheduler:
 
     @property
     def preempted(self) -> list[Sequence]:
-        """Who has run, and waits again."""
+        """The sequences that were released and wait to run again."""
         return [
             sequence
             for sequence in self._sequences.values()
@@ -163,7 +171,7 @@ class Scheduler:
         return self._sequences.get(request_id)
 
     def participants(self, step: Step) -> tuple[Sequence, ...]:
-        """Sequences that have a span in the step."""
+        """The sequences that have a span in the step, in the order of the spans."""
         return tuple(self._memory.running[span.slot] for span in step.spans)
 
     def newcomers(self, step: Step) -> tuple[Sequence, ...]:
@@ -196,12 +204,12 @@ class Scheduler:
         return sequence
 
     def complete(self, sequence: Sequence) -> None:
-        """The sequence has ended by itself: from its length it is learned how long others will be."""
+        """Finish a sequence that has ended by itself, and learn from its length how long others will be."""
         self._lengths.learn(sequence.request, sequence.num_output)
         self.finish(sequence)
 
     def finish(self, sequence: Sequence) -> None:
-        """The sequence leaves, for whatever reason; its cells are free for the next step."""
+        """Let the sequence leave, for whatever reason. Its cells are free for the next step."""
         if sequence.status is Status.RUNNING:
             self._memory.vacate(sequence)
         else:
@@ -218,7 +226,7 @@ class Scheduler:
     # -- deciding --------------------------------------------------------------------------------------
 
     def schedule(self) -> Step:
-        """The next step; without spans if there is nothing to compute."""
+        """The next step; it has no spans if there is nothing to compute."""
         self._admit()
         for sequence in self._arrived:
             sequence.has_queued |= sequence.status is Status.WAITING
@@ -235,7 +243,7 @@ class Scheduler:
         return Step(self._memory.take_verbs(), spans, padding, is_staged=plan.is_staged and bool(spans))
 
     def predicted_ms(self, step: Step) -> float:
-        """How long the step that `schedule` has just given will take."""
+        """How long the step that `schedule` has just returned will take, in milliseconds."""
         assert self._plan is not None
         plan, size = self._plan, step.num_tokens + step.padding
         copying_ms = self._copy_price.predict_ms(step.verbs)
@@ -247,12 +255,13 @@ class Scheduler:
         return bool(step.spans) and all(s.request.priority is Priority.BATCH for s in self.participants(step))
 
     def _admit(self) -> None:
-        """Let in who can run, better lanes first; one lane's want of a slot does not hold up the next."""
+        """Admit all who can run, better lanes first. A lane that has no slot does not stop the next lane."""
         is_open = self._is_continuous or not self._memory.running
         while is_open and self._admit_one():
             pass
 
     def _admit_one(self) -> bool:
+        """Admit one sequence, from the best lane that can; False if nobody was admitted."""
         for lane in self._waiting.lanes:
             admission = self._admit_from(lane) if self._has_slot(lane) else _Admission.NOBODY
             if admission is not _Admission.NOBODY:
@@ -260,14 +269,14 @@ class Scheduler:
         return False
 
     def _has_slot(self, lane: int) -> bool:
-        """Whether a slot is free for the lane, or held by a worse one beyond its seats."""
+        """Whether a slot is free for the lane, or held by worse lanes beyond the seats they keep."""
         lanes = [self._policy.lane(sequence) for sequence in self._memory.running.values()]
         num_worse = sum(other > lane for other in lanes)
         num_kept = min(self._num_seats, num_worse + self._waiting.num_behind(lane))
         return len(lanes) - num_worse < self._limits.num_slots - num_kept
 
     def _admit_from(self, lane: int) -> _Admission:
-        """Admit the lane's first who can run; those who wait for another's prefix are passed over."""
+        """Admit the first of the lane who can run; those who wait for another's prefix are passed over."""
         for newcomer in islice(self._waiting.in_turn(lane), _LOOK_AHEAD):
             reuse = self._find_reuse(newcomer)
             if reuse is None:
@@ -276,8 +285,8 @@ class Scheduler:
             if not self._make_way(newcomer, reuse):
                 return _Admission.NO_CELLS
             if self.num_preemptions > num_preemptions:
-                # Who was released may have been the one that shares, and what of it was saved has taken the
-                # place of other saved blocks.
+                # A released sequence may have been the source to share from, and its saved blocks may have
+                # evicted the blocks to restore.
                 reuse = self._find_reuse(newcomer) or NOTHING
             self._waiting.leave(newcomer)
             self._memory.place(newcomer, reuse)
@@ -290,7 +299,10 @@ class Scheduler:
         return find_reuse(newcomer, self._memory.running.values(), self._memory.cache, self._policy)
 
     def _make_way(self, newcomer: Sequence, reuse: Reuse) -> bool:
-        """Whether the newcomer can run now; lesser lanes are released for it, as far as that helps."""
+        """Make room for the newcomer: release sequences of worse lanes, the last in order first.
+
+        If even that is not enough it returns False, and nobody is released.
+        """
         victims: list[Sequence] = []
         lane = self._policy.lane(newcomer)
         lesser = [s for s in self._in_order() if self._policy.lane(s) > lane]
@@ -303,11 +315,12 @@ class Scheduler:
         return True
 
     def _in_order(self) -> list[Sequence]:
+        """The running sequences in the policy's order."""
         policy = self._policy
         return sorted(self._memory.running.values(), key=lambda s: (policy.lane(s), policy.key(s), s.arrival))
 
     def _release(self, sequence: Sequence) -> None:
-        """Preempt: save, give the cells back, wait again."""
+        """Preempt a running sequence: its blocks are saved, its cells are freed, and it waits again."""
         self._memory.vacate(sequence)
         sequence.release()
         self.num_preemptions += 1
@@ -324,7 +337,7 @@ class Scheduler:
         )
 
     def _new_staged_plan(self) -> StepPlan | None:
-        """None: there is no room beside the pool."""
+        """An empty plan for a step beside the pool; None if there is no room."""
         staged = self._memory.staged_tokens
         room = min(self._limits.staging_tokens - staged, self._limits.step_tokens)
         if room <= 0:
@@ -341,17 +354,18 @@ class Scheduler:
 
     @property
     def _max_scored(self) -> int:
-        """Tokens of prompts that are scored in a step: one output is left for everybody else."""
+        """How many prompt tokens a step may score, so that each other running sequence has an output left."""
         return max(1, self._limits.step_outputs - len(self._memory.running) + 1)
 
     def _claim_spans(self, plan: StepPlan) -> tuple[Span, ...]:
+        """The spans of the plan, for as many of its tokens as get cells."""
         spans = [self._span(sequence, num_tokens) for sequence, num_tokens in plan.parts.items()]
-        # A later, better-ordered sequence may have released one that had its span already.
+        # A sequence later in the plan, but better in order, may have released one that had its span already.
         running = self._memory.running
         return tuple(span for span in spans if span is not None and span.slot in running)
 
     def _span(self, sequence: Sequence, num_tokens: int) -> Span | None:
-        """Up to `num_tokens` of the sequence, as many as have, or are given, cells."""
+        """A span of up to `num_tokens` tokens, as many as get cells; None if none do."""
         if sequence.status is not Status.RUNNING:
             return None
         num_tokens = min(num_tokens, self._claim(sequence))
@@ -368,7 +382,11 @@ class Scheduler:
         )
 
     def _claim(self, sequence: Sequence) -> int:
-        """Tokens that the sequence has room for; worse-ordered ones are released until it is one at least."""
+        """How many tokens the sequence has room for.
+
+        If there is no room, sequences behind it in order are released until there is. It is 0 if the sequence
+        itself is the last.
+        """
         while (room := self._memory.ledger.room(sequence.slot) - sequence.computed) <= 0:
             worst = self._in_order()[-1]
             if worst is sequence:
@@ -377,7 +395,10 @@ class Scheduler:
         return room
 
     def _with_drafts(self, plan: StepPlan, spans: tuple[Span, ...]) -> tuple[Span, ...]:
-        """With what is worth drafting behind them. Comes last, so that nobody is released for a draft."""
+        """The spans with the drafts that are worth computing.
+
+        Drafts come after all cells are claimed, so that nobody is released for a draft.
+        """
         if self._speculator is None:
             return spans
         running = self._memory.running
@@ -388,34 +409,35 @@ class Scheduler:
         )
 
     def _draft_limit(self, span: Span) -> int:
-        """Tokens that a draft could save; none for who reads its prompt, or is scored."""
+        """How many draft tokens the span may have: none in a prompt, or where tokens are scored."""
         sequence = self._memory.running[span.slot]
         if not span.sample or span.targets or not sequence.is_decoding:
             return 0
         return min(sequence.remaining - 1, self._draft_cells(span))
 
     def _draft_cells(self, span: Span) -> int:
+        """How many cells are left for the span's draft."""
         return self._memory.ledger.room(span.slot) - span.start - len(span.tokens)
 
-    def _with_draft(self, plan: StepPlan, span: Span, drafting: Drafting) -> Span:
-        """As far as there are free cells left."""
-        drafting = drafting.cut(self._draft_cells(span))
-        if not drafting.length:
+    def _with_draft(self, plan: StepPlan, span: Span, draft: SpanDraft) -> Span:
+        """The span with its draft, as far as there are free cells."""
+        draft = draft.cut(self._draft_cells(span))
+        if not draft.length:
             return span
-        self._memory.ledger.grow(span.slot, span.start + len(span.tokens) + drafting.length)
-        plan.add_draft(self._memory.running[span.slot], drafting.length)
+        self._memory.ledger.grow(span.slot, span.start + len(span.tokens) + draft.length)
+        plan.add_draft(self._memory.running[span.slot], draft.length)
         return Span(
             slot=span.slot,
             start=span.start,
             tokens=span.tokens,
             sample=True,
-            draft=drafting.tokens,
-            num_to_draft=drafting.num_to_draft,
-            num_to_read=drafting.num_to_read,
+            draft=draft.tokens,
+            num_to_draft=draft.num_to_draft,
+            num_to_read=draft.num_to_read,
         )
 
     def _padding(self, num_tokens: int) -> int:
-        """Throw-away tokens that make the step faster. They need cells for as long as it runs."""
+        """How many padding tokens make the step faster: 0 if none, or if there are no cells for them."""
         if not num_tokens or not self._composer.fills_tiles:
             return 0
         ledger = self._memory.ledger
@@ -426,7 +448,10 @@ class Scheduler:
     # -- applying --------------------------------------------------------------------------------------
 
     def apply(self, step: Step, result: StepResult, elapsed_ms: float | None = None) -> list[Advance]:
-        """Take over what the step computed, and learn from its time. An interrupted one computed nothing."""
+        """Take over what the step computed, and learn from the time that it took (None: learn nothing).
+
+        An interrupted step computed nothing.
+        """
         if result.interrupted:
             for sequence in self.participants(step):
                 sequence.num_interruptions += 1
@@ -437,10 +462,11 @@ class Scheduler:
             self._learn_time(self._plan, step, result, elapsed_ms)
         advances = [self._advance(span, result) for span in step.spans]
         if self._speculator is not None:
-            self._speculator.learn(self._thought_of(step, result), result.drafting_ms)
+            self._speculator.learn(self._model_outcomes(step, result), result.drafting_ms)
         return advances
 
     def _learn_time(self, plan: StepPlan, step: Step, result: StepResult, elapsed_ms: float) -> None:
+        """Teach the cost model, and the speculator, what the step took, the time of its verbs taken off."""
         plan, num_missing = without_missing_drafts(plan, step, result, self._memory.running)
         size = step.num_tokens - num_missing + result.padding
         elapsed_ms -= result.verbs_ms
@@ -462,19 +488,20 @@ class Scheduler:
         sequence.num_scored += len(scores)
         return Advance(sequence, samples, scores, failure)
 
-    def _thought_of(self, step: Step, result: StepResult) -> dict[Sequence, Drafted]:
-        """What became of drafts of the draft model."""
+    def _model_outcomes(self, step: Step, result: StepResult) -> dict[Sequence, Drafted]:
+        """The outcomes of the drafts that the draft model was asked for, by sequence."""
         asked = {s.slot: self._memory.running[s.slot] for s in step.spans if s.num_to_draft}
         return {sequence: result.drafted[slot] for slot, sequence in asked.items()}
 
     def _settle_draft(self, sequence: Sequence, drafted: Drafted) -> None:
+        """Count the draft's right tokens as computed, and give back the cells of the others."""
         sequence.computed += drafted.num_accepted
         sequence.num_drafted += drafted.num_computed
         sequence.num_accepted += drafted.num_accepted
         self._memory.ledger.shrink(sequence.slot, sequence.computed)
 
     def _give_up_drafts(self, step: Step) -> None:
-        """The cells that were claimed for them."""
+        """Give back the cells that were claimed for the drafts of a step that was interrupted."""
         for span in step.spans:
             if span.num_drafted:
                 self._memory.ledger.shrink(span.slot, span.start + len(span.tokens))

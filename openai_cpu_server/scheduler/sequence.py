@@ -1,4 +1,4 @@
-"""One sequence in the scheduler: its tokens, how far they are computed, where it stands."""
+"""One sequence in the scheduler: its tokens, how many of them are computed, and its status."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from openai_cpu_server.contract.request import GenerationRequest
 
 class Status(enum.Enum):
     WAITING = "waiting"
-    """Holds no slot and no KV cells."""
+    """It holds no slot and no KV cells."""
     RUNNING = "running"
-    """Holds a slot, and the blocks that the ledger says."""
+    """It holds a slot, and the KV blocks that the ledger books for that."""
     FINISHED = "finished"
-    """Gone; holds nothing."""
+    """It has left and holds nothing."""
 
 
 _MOVES = {
@@ -39,40 +39,43 @@ class Sequence:
         arrived_s: float,
         expected_output: int | None = None,
     ) -> None:
-        """`output`: generated before a crash; `beginning`: what its constraint forces behind that.
+        """A sequence that waits.
 
-        `expected_output`: tokens; None: as many as it may have.
+        `output` was generated before a crash; its constraint forces `beginning` behind that. `arrival` counts
+        the sequences that came before. `expected_output` is in tokens; None: `max_tokens`.
         """
         self.request = request
         self.arrival = arrival
-        """How many came before it."""
+        """How many sequences came before it."""
         self.arrived_s = arrived_s
         self.tokens = [*request.tokens, *output, *beginning]
         self.computed = 0
         self.num_scored = 0 if request.prompt_logprobs and not output else len(request.tokens) - 1
-        """Prompt positions whose successor's log-probability has been reported, or is not asked for."""
+        """How many prompt positions are done with scoring: the log-probability of the token that follows was
+        reported, or is not asked for.
+        """
         self.has_queued = False
-        """There was no place for it when it came, or it was released since."""
+        """Whether it had to wait for a slot when it came, or was released since."""
         self.cached_tokens: int | None = None
-        """Prompt tokens that were shared or restored when it first ran, instead of computed."""
+        """How many prompt tokens were shared or restored when it first ran; None: it has not run yet."""
         self.expected_output = request.max_tokens if expected_output is None else expected_output
-        """As it was foreseen when it came: it never changes, for queues are sorted by it."""
+        """Output tokens that were expected when it came. It never changes: queues are sorted by it."""
         self.num_preemptions = 0
         self.num_interruptions = 0
         self.num_padded = 0
-        """Throw-away tokens in the steps that it took part in."""
+        """How many padding tokens were computed in the steps that it took part in."""
         self.num_drafted = 0
-        """Draft tokens that were computed for it."""
+        """How many draft tokens were computed for it."""
         self.num_accepted = 0
-        """Of these, those that turned out right."""
+        """How many of these draft tokens were right."""
         self.is_staged = False
-        """Its cells, if it has any, are beside the pool."""
+        """Whether its cells, if it has any, are beside the pool."""
         self.kinship: dict[int, int] = {}
-        """By arrival of another: length of the common prefix of these tokens and its prompt."""
+        """Length of the prefix that it has in common with another's prompt, by the arrival of that one."""
         self._num_to_read = len(self.tokens)
-        """Tokens that it had when it last began to run."""
+        """How many tokens it had when it last began to run."""
         self._num_reused = 0
-        """Of these, computed by others."""
+        """How many of these tokens were shared or restored then."""
         self._status = Status.WAITING
         self._slot: int | None = None
 
@@ -92,18 +95,21 @@ class Sequence:
 
     @property
     def is_decoding(self) -> bool:
-        """What is pending was generated since it runs: a sampled token, and those forced behind it."""
+        """Whether, of the tokens that it had when it last began to run, at most the last is still pending.
+
+        All that is pending besides was sampled since then, or was forced by its constraint.
+        """
         return self.computed >= self._num_to_read - 1
 
     @property
     def is_newcomer(self) -> bool:
-        """It came, found a slot at once, and nothing was computed of it yet."""
+        """Whether it got a slot at once when it came, and nothing was computed for it yet."""
         found_slot = self._status is Status.RUNNING and not self.has_queued
         return found_slot and self.computed == self._num_reused
 
     @property
     def can_be_staged(self) -> bool:
-        """It reads its prompt, and nothing of it is in the pool."""
+        """Whether it computes its prompt and has no cells in the pool."""
         return not self.is_decoding and (self.is_staged or self.computed == 0)
 
     @property
@@ -116,12 +122,15 @@ class Sequence:
 
     @property
     def remaining(self) -> int:
-        """Output tokens that may still come."""
+        """How many output tokens may still come."""
         return self.request.max_tokens - self.num_output
 
     @property
     def reusable(self) -> int:
-        """Tokens whose cells may come from elsewhere: neither the last, nor any that must give logits."""
+        """How many tokens may be shared or restored, from the first on: none that must give logits.
+
+        The last token always must, and all that are to be scored.
+        """
         return self.num_scored if self.is_scoring else len(self.tokens) - 1
 
     @property
@@ -129,13 +138,13 @@ class Sequence:
         return self.num_scored < len(self.request.tokens) - 1
 
     def targets(self, start: int, end: int) -> tuple[int, ...]:
-        """The prompt tokens that follow positions start .. end-1, if they are to be scored."""
+        """The prompt tokens that follow positions start .. end-1, if any of them is to be scored; else ()."""
         if not self.is_scoring or end <= self.num_scored:
             return ()
         return self.request.tokens[start + 1 : end + 1]
 
     def run(self, slot: int, num_reused: int) -> None:
-        """It gets a slot, in which the cells of its first `num_reused` tokens are already."""
+        """Move to running, in a slot that has the cells of the first `num_reused` tokens already."""
         self._move(Status.RUNNING)
         self._slot = slot
         self.computed = self._num_reused = num_reused
@@ -144,7 +153,7 @@ class Sequence:
         self.kinship.clear()
 
     def release(self) -> None:
-        """Back to waiting, without cells: all tokens are computed again later."""
+        """Move back to waiting. Its cells are gone: its tokens are restored or computed again later."""
         self._move(Status.WAITING)
         self._slot = None
         self.computed = 0

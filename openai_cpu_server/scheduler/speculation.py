@@ -1,4 +1,4 @@
-"""Decides what each sequence drafts in a step, and learns whether that was worth it."""
+"""Decides which draft tokens each sequence computes in a step, and learns whether that was worth it."""
 
 from __future__ import annotations
 
@@ -22,34 +22,39 @@ twice the longest draft of a draft model (`drafts.py`).
 @dataclass(frozen=True)
 class SpeculationOptions:
     max_tokens: int = 31
-    """That one sequence drafts in a step: with its own that is two tiles."""
+    """Draft tokens of one sequence in a step, at most: with its own token they fill two tiles."""
     always: bool = False
-    """Draft whatever there is, gain or loss (for comparison and for tests)."""
+    """Compute every draft that there is, whether it pays or not (for comparison and for tests)."""
 
 
-class Drafting(NamedTuple):
-    """What a sequence drafts: these tokens, or so many that the draft model thinks of."""
+class SpanDraft(NamedTuple):
+    """The draft in one span: these tokens, or the number that the draft model is to generate."""
 
     tokens: tuple[int, ...] = ()
     num_to_draft: int = 0
     num_to_read: int | None = None
-    """By the draft model, before that; None: as many as it can."""
+    """How many tokens the draft model may read before that; None: as many as it can."""
 
     @classmethod
-    def of(cls, draft: Draft, length: int) -> Drafting:
+    def of(cls, draft: Draft, length: int) -> SpanDraft:
+        """The first `length` tokens of the draft."""
         return cls(draft.tokens[:length]) if draft.tokens else cls(num_to_draft=length)
 
     @property
     def length(self) -> int:
         return len(self.tokens) + self.num_to_draft
 
-    def cut(self, length: int) -> Drafting:
-        """To so many tokens."""
-        return Drafting(self.tokens[:length], min(self.num_to_draft, length), self.num_to_read)
+    def cut(self, length: int) -> SpanDraft:
+        """The same with at most `length` draft tokens."""
+        return SpanDraft(self.tokens[:length], min(self.num_to_draft, length), self.num_to_read)
 
 
 class Speculator:
-    """Asks the drafter what may come, the plan what it would cost."""
+    """Chooses drafts: it asks the drafters which tokens may come, and the plan what these would cost.
+
+    There is always a drafter that knows its tokens at once (`LookupDrafter` quotes them from the sequence);
+    there may be a draft model beside it.
+    """
 
     def __init__(
         self, drafter: Drafter, options: SpeculationOptions, draft_model: ModelDrafter | None = None
@@ -59,35 +64,44 @@ class Speculator:
         self._draft_model = draft_model
         self._gains = Gains()
 
-    def drafts(self, plan: StepPlan, limits: Mapping[Sequence, int]) -> dict[Sequence, Drafting]:
-        """What each is to draft in this step, of those that may. `limits`: tokens at most."""
-        allowed = [thinks for thinks in (False, True) if self._allows(len(limits), thinks=thinks)]
+    def drafts(self, plan: StepPlan, limits: Mapping[Sequence, int]) -> dict[Sequence, SpanDraft]:
+        """The drafts to compute in this step, by sequence. It books the draft model's time in the plan.
+
+        `limits` has every sequence of the step, with the number of draft tokens that it may have.
+        """
+        allowed = [
+            uses_model for uses_model in (False, True) if self._allows(len(limits), uses_model=uses_model)
+        ]
         found = {s: self._draft(s, limit, plan, allowed) for s, limit in limits.items() if s.is_decoding}
         lengths = choose_lengths(plan, found, always=self._options.always)
         if any(limits.values()):
             plan.plain_ms = plan.padded_ms
         if self._options.always:
-            plan.drafting_ms = sum(found[s].think_ms(length) for s, length in lengths.items())
-            return {s: Drafting.of(found[s], length) for s, length in lengths.items()}
+            plan.drafting_ms = sum(found[s].drafting_ms(length) for s, length in lengths.items())
+            return {s: SpanDraft.of(found[s], length) for s, length in lengths.items()}
         return with_reading(plan, found, lengths)
 
     def compare(
         self, plan: StepPlan, step: Step, result: StepResult, predicted_ms: float, elapsed_ms: float
     ) -> None:
-        """Learn from what a step has brought, and taken. `predicted_ms`: for what was computed in it."""
+        """Learn whether a step's drafts paid.
+
+        `predicted_ms` is the time predicted for what the step computed, drafting included; `elapsed_ms` is
+        the time that it took.
+        """
         self._gains.pass_time(elapsed_ms)
         if plan.plain_ms is None:
             return
         accepted = sum(drafted.num_accepted for drafted in result.drafted.values())
         done = Done(len(step.spans), accepted, plan.plain_ms, predicted_ms, elapsed_ms)
         if any(span.num_drafted for span in step.spans):
-            thinks = any(span.num_to_draft for span in step.spans)
-            self._gains.learn(Kind.of(done.num_sequences, thinks=thinks), done)
+            uses_model = any(span.num_to_draft for span in step.spans)
+            self._gains.learn(Kind.of(done.num_sequences, uses_model=uses_model), done)
         else:
             self._gains.learn_plain(done)
 
     def learn(self, outcomes: Mapping[Sequence, Drafted], drafting_ms: float) -> None:
-        """What became of drafts that the draft model was asked for in a step."""
+        """Learn from the outcomes of a step's drafts from the draft model, and from the time that it took."""
         if self._draft_model is None or not outcomes:
             return
         for sequence, drafted in outcomes.items():
@@ -95,66 +109,67 @@ class Speculator:
         self._draft_model.learn_price(outcomes, drafting_ms)
 
     def forget(self, sequence: Sequence) -> None:
-        """It has finished."""
+        """Drop what is known of the sequence, which has finished."""
         self._drafter.forget(sequence)
         if self._draft_model is not None:
             self._draft_model.forget(sequence)
 
-    def _allows(self, num_sequences: int, *, thinks: bool) -> bool:
-        return self._options.always or self._gains.allows(Kind.of(num_sequences, thinks=thinks))
+    def _allows(self, num_sequences: int, *, uses_model: bool) -> bool:
+        return self._options.always or self._gains.allows(Kind.of(num_sequences, uses_model=uses_model))
 
     def _draft(self, sequence: Sequence, limit: int, plan: StepPlan, allowed: Container[bool]) -> Draft:
         """The quotation, unless the draft model is more likely to be right.
 
-        `allowed`: whether that may be asked (True), and the quotation be used (False).
+        `allowed` contains False where quotations may be used, and True where the draft model may be used.
         """
         limit = max(0, min(limit, self._options.max_tokens))
         quoted = self._drafter.draft(sequence, limit)  # it learns even where nothing is to be drafted
         quoted = quoted if False in allowed else Draft()
         if self._draft_model is None or not limit or True not in allowed:
             return quoted
-        thought = self._draft_model.draft(sequence, limit, plan.single_ms)
-        return max(quoted, thought, key=lambda draft: draft.chances[:1])
+        generated = self._draft_model.draft(sequence, limit, plan.single_ms)
+        return max(quoted, generated, key=lambda draft: draft.chances[:1])
 
 
 def with_reading(
     plan: StepPlan, drafts: Mapping[Sequence, Draft], lengths: Mapping[Sequence, int]
-) -> dict[Sequence, Drafting]:
-    """These drafts, with what the draft model may read for them now. Books its time in the plan.
+) -> dict[Sequence, SpanDraft]:
+    """The drafts to compute, each with the number of tokens that the draft model may read first.
 
-    It reads as far as the step's budget goes, for who is nearest to its end first; who is not at its end then
-    drafts in a later step.
+    It reads as far as the step's budget allows, and begins with the sequence that has the fewest unread
+    tokens. A sequence that is not read to its end gets its draft in a later step. The time of the draft model
+    is booked in the plan.
     """
     must_read = any(drafts[sequence].num_unread for sequence in lengths)
     left_ms = _left_ms(plan, drafts, lengths) if must_read else 0.0
-    chosen: dict[Sequence, Drafting] = {}
+    chosen: dict[Sequence, SpanDraft] = {}
     for sequence in sorted(lengths, key=lambda s: drafts[s].num_unread):
-        drafting, ms = _read_first(drafts[sequence], lengths[sequence], left_ms)
+        span_draft, ms = _read_first(drafts[sequence], lengths[sequence], left_ms)
         left_ms -= ms
         plan.drafting_ms += ms
-        if drafting.length:
-            chosen[sequence] = drafting
+        if span_draft.length:
+            chosen[sequence] = span_draft
     plan.drafting_ms += sum(d.num_to_draft * drafts[s].token_ms for s, d in chosen.items())
     return chosen
 
 
 def _left_ms(plan: StepPlan, drafts: Mapping[Sequence, Draft], lengths: Mapping[Sequence, int]) -> float:
-    """Of the step's budget, behind all drafts."""
+    """The time that is left of the step's budget once all drafts are computed."""
     trial = plan.copy()
     for sequence, length in lengths.items():
         trial.add_draft(sequence, length)
-    thinking_ms = sum(length * drafts[sequence].token_ms for sequence, length in lengths.items())
-    return max(0.0, max(plan.budget_ms, plan.padded_ms) - trial.padded_ms - thinking_ms)
+    drafting_ms = sum(length * drafts[sequence].token_ms for sequence, length in lengths.items())
+    return max(0.0, max(plan.budget_ms, plan.padded_ms) - trial.padded_ms - drafting_ms)
 
 
-def _read_first(draft: Draft, length: int, left_ms: float) -> tuple[Drafting, float]:
-    """The draft, or as much reading for it as there is time for; and the time that reading takes."""
-    drafting, ms = Drafting.of(draft, length), draft.num_unread * draft.read_ms
+def _read_first(draft: Draft, length: int, left_ms: float) -> tuple[SpanDraft, float]:
+    """The draft, or as much reading for it as `left_ms` allows; and the time that the reading takes."""
+    span_draft, ms = SpanDraft.of(draft, length), draft.num_unread * draft.read_ms
     if draft.tokens:
-        return drafting, 0.0
+        return span_draft, 0.0
     if ms <= left_ms or not draft.num_unread:
-        return drafting._replace(num_to_read=draft.num_unread + _FEW_TO_READ), ms
+        return span_draft._replace(num_to_read=draft.num_unread + _FEW_TO_READ), ms
     num_to_read = int(left_ms / draft.read_ms)
     if num_to_read < _FEW_TO_READ:
-        return Drafting(), 0.0
-    return Drafting(num_to_draft=1, num_to_read=num_to_read), num_to_read * draft.read_ms
+        return SpanDraft(), 0.0
+    return SpanDraft(num_to_draft=1, num_to_read=num_to_read), num_to_read * draft.read_ms

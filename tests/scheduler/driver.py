@@ -52,7 +52,7 @@ def _next_alone(asked: GenerationRequest, tokens: list[int]) -> int:
 
 
 class TokenCost:
-    """A millisecond a token; sizes in `steps` are cheaper than what is below them, as tiles are."""
+    """A step takes a millisecond a token. Sizes in `tiles` are said to be cheaper than those just below."""
 
     def __init__(
         self,
@@ -61,7 +61,7 @@ class TokenCost:
         skipped_ms: float = 0.0,
         step_ms: float = 0.0,
     ) -> None:
-        """`step_ms`: what a step costs beside its tokens."""
+        """`step_ms`: the time that a step takes beside its tokens."""
         self._step_ms = step_ms
         self._tiles = tiles
         self._skipped_ms = skipped_ms
@@ -90,7 +90,7 @@ class TokenCost:
 
 
 class KnowingDrafter:
-    """Drafts up to seven tokens that will come, now and then with some that will not among them."""
+    """A drafter that knows up to seven tokens that will come; now and then some of them are wrong."""
 
     def __init__(self, seed: int = 0, *, errors: float = 0.25) -> None:
         self._random = random.Random(seed)
@@ -120,7 +120,7 @@ class KnowingDrafter:
 
 
 class SilentDrafter:
-    """Has no idea, so that a draft model is asked."""
+    """A drafter that never has a draft, so that the draft model is asked."""
 
     def draft(self, sequence: Sequence, limit: int) -> Draft:
         return Draft()
@@ -157,7 +157,7 @@ class Driver:
         cost: TokenCost | None = None,
         elapsed_ms: Callable[[Step], float] = lambda step: 1.0,
     ) -> None:
-        """`drafter`: whatever it or the fake's draft model thinks of is computed, as far as there is room.
+        """`drafter`: every draft of it, or of the fake's draft model, is computed, as far as there is room.
 
         `always`: even where that does not pay; else there is no draft model. `elapsed_ms`: what a step really
         takes.
@@ -192,7 +192,7 @@ class Driver:
         self.paddings: list[int] = []
         self.predicted_ms: list[float] = []
         self.staged: list[list[str]] = []
-        """By step, who was computed beside the pool."""
+        """For each step, the requests that were computed beside the pool."""
 
     def _start(self) -> None:
         self.backend = FakeBackend(self._info)

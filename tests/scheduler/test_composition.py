@@ -159,7 +159,7 @@ def test_a_step_stops_short_of_the_size_where_its_price_jumps() -> None:
 
 
 def crowded(num_decoding: int) -> Driver:
-    """A prompt is read beside so many who decode; from 40 tokens on a step costs 60 ms more."""
+    """A prompt is read beside `num_decoding` sequences; from 40 tokens on a step takes 60 ms more."""
     driver = Driver(slots=45, kv_tokens=4096, decoding=10, idle=200, jump=(40, 60.0))
     driver.submit(*(request(f"d{n}", prompt=4, output=40) for n in range(num_decoding)))
     while len(driver.step()) < num_decoding:
@@ -234,7 +234,7 @@ def test_where_steps_are_not_mixed_bursts_are_computed_with_the_decoding() -> No
 
 
 def test_scored_prompts_leave_the_batch_work_its_outputs() -> None:
-    """There is time for all of them in a step, but not an output for each token."""
+    """A step has time for all their tokens, but not a row of logits for each of them."""
     driver = Driver(decoding=400, idle=400, outputs=40, kv_tokens=4096)
     batch = request("b", prompt=20, output=10, priority=Priority.BATCH)
     driver.submit(batch)

@@ -166,7 +166,7 @@ def test_a_grown_step_is_cheaper_and_within_a_tile(curve: CostCurve, num_tokens:
 
 
 def learn(model: CostModel, truth: CostModel, steps: int, noise: float = 0.0, seed: int = 0) -> None:
-    """Serve steps of all kinds, which take what `truth` says, give or take the noise."""
+    """Let the model learn from steps of all kinds, which take what `truth` says, give or take the noise."""
     rng = random.Random(seed)
     for _ in range(steps):
         n = rng.choice([1, 8, 15, 16, 17, 30, 32, 64, 100, 128])

@@ -1,19 +1,19 @@
-"""What drafts bring is compared with what would have come without."""
+"""Steps with drafts are compared with what the same tokens take without; drafts that lose are paused."""
 
 from __future__ import annotations
 
 from openai_cpu_server.scheduler.gains import Done, Gains, Kind
 
-QUOTES, THINKS = Kind.of(1, thinks=False), Kind.of(1, thinks=True)
+QUOTES, BY_MODEL = Kind.of(1, uses_model=False), Kind.of(1, uses_model=True)
 
 
 def step(elapsed_ms: float, accepted: int = 0, *, plain_ms: float = 10.0, predicted_ms: float = 20.0) -> Done:
-    """Of one sequence."""
+    """A step with one sequence."""
     return Done(1, accepted, plain_ms, predicted_ms, elapsed_ms)
 
 
 def learn(gains: Gains, kind: Kind, *steps: Done, times: int = 1) -> int:
-    """How many were learned until such drafts were no longer allowed."""
+    """How many rounds of these steps were learned before such drafts were paused; `times` if never."""
     for number in range(times):
         for done in steps:
             if not gains.allows(kind):
@@ -29,11 +29,11 @@ def test_what_gains_is_kept() -> None:
 
 
 def test_one_large_gain_makes_up_for_many_small_losses() -> None:
-    """Time counts, not how often."""
+    """The sum of the times counts, not the number of gains and losses."""
     gains = Gains()
     win, loss = step(20.0, 11), step(20.0)
     assert learn(gains, QUOTES, win, *[loss] * 4, times=100) == 100
-    assert learn(gains, THINKS, win, *[loss] * 15, times=100) < 100
+    assert learn(gains, BY_MODEL, win, *[loss] * 15, times=100) < 100
 
 
 def test_what_loses_is_left_after_a_trial_and_tried_again_ever_later() -> None:
@@ -62,11 +62,11 @@ def test_a_gain_makes_the_next_pause_short_again() -> None:
 
 def test_kinds_of_steps_are_apart() -> None:
     gains = Gains()
-    learn(gains, THINKS, step(20.0), times=32)
-    assert not gains.allows(THINKS)
+    learn(gains, BY_MODEL, step(20.0), times=32)
+    assert not gains.allows(BY_MODEL)
     assert gains.allows(QUOTES)
-    assert gains.allows(Kind.of(2, thinks=True))
-    assert Kind.of(4, thinks=True) == Kind.of(7, thinks=True) != Kind.of(8, thinks=True)
+    assert gains.allows(Kind.of(2, uses_model=True))
+    assert Kind.of(4, uses_model=True) == Kind.of(7, uses_model=True) != Kind.of(8, uses_model=True)
 
 
 def test_steps_without_drafts_say_what_would_have_been() -> None:

@@ -1,4 +1,4 @@
-"""What is foreseen is what came after the longest, else the latest, place that reads as the end does."""
+"""A draft is what came after the place that reads most like the end; of equals, after the latest."""
 
 from __future__ import annotations
 

@@ -221,7 +221,7 @@ def asked_by(number: int, action: Action) -> GenerationRequest:
 
 
 def _constraint(prompt: int) -> Constraint | None:
-    """For half of the requests: the fake's patterns, with bursts whose length depends on what is sampled."""
+    """Half of the requests have one of the fake's patterns. What these force depends on what is sampled."""
     patterns = ["abc?def", "?*?*?x*?" * 4, "{" + 40 * "z" + "?}", "*?" + 30 * "?ab*"]
     if prompt % 8 >= len(patterns):
         return None

@@ -142,7 +142,7 @@ history = st.lists(
 def test_whatever_has_been_a_newcomer_is_in_the_next_step_or_the_one_after(
     history: list[tuple[str, int, int]], slots: int, floor: float, staging: int, skipped_ms: float
 ) -> None:
-    """Where a slot is free for people, or batch work holds one beyond its seats."""
+    """This is so where a slot is free for people, or batch work holds one beyond its seats."""
     cost = TokenCost(skipped_ms=skipped_ms)
     driver = Driver(slots=slots, kv_tokens=4096, floor=floor, staging=staging, cost=cost)
     names: list[str] = []

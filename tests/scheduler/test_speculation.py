@@ -1,4 +1,4 @@
-"""Drafts: where they pay, and what they leave behind."""
+"""Stories about drafts: they are computed where they pay, and leave nothing behind."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from tests.scheduler.driver import Driver, KnowingDrafter, SilentDrafter, TokenC
 
 REPACKED = ((1, 20), (8, 124), (12, 160), (16, 149), (17, 190), (32, 297), (64, 543), (128, 1031))
 PLAIN = ((1, 26), (8, 134), (12, 140), (16, 142), (17, 205), (32, 206), (64, 361), (128, 644))
-"""EVIDENCE.md, 1."""
+"""The step times of EVIDENCE.md, 1."""
 FLAT = tuple((n, 10.0) for n in (1, 256))
 
 
@@ -34,7 +34,7 @@ def plan(
     budget_ms: float = math.inf,
     kind: type[CostModel] = CostModel,
 ) -> StepPlan:
-    """Of sequences that decode a token each."""
+    """A plan of sequences that decode a token each."""
     model = kind(CostCurve(step_ms=curve, attended_ms=0.0, skipped_ms=0.0))
     made = StepPlan(model, pool_cells=100, max_tokens=256, max_outputs=outputs)
     made.budget_ms = budget_ms
@@ -44,7 +44,7 @@ def plan(
 
 
 def decoding(name: str, num_tokens: int) -> Sequence:
-    """All but its last token is computed."""
+    """A sequence of which all but the last token is computed."""
     asked = GenerationRequest(id=name, tokens=(1,) * num_tokens, max_tokens=100, sampling=Sampling(seed=0))
     sequence = Sequence(asked, (), (), 0, 0.0)
     sequence.computed = num_tokens - 1
@@ -52,7 +52,7 @@ def decoding(name: str, num_tokens: int) -> Sequence:
 
 
 def lengths(made: StepPlan, *chances: float, tokens: int = 31) -> list[int]:
-    """Of the plan's first sequences, each of whose draft tokens has such a chance."""
+    """The chosen draft lengths of the plan's first sequences, one for each chance of a draft token."""
     drafting = dict(zip(made.parts, chances, strict=False))
     drafts = {s: Draft((7,) * tokens, (chance,) * tokens) for s, chance in drafting.items()}
     chosen = choose_lengths(made, drafts, always=False)
@@ -91,7 +91,7 @@ def test_the_more_likely_draft_comes_first() -> None:
 
 
 def test_who_quotes_does_not_slow_down_who_does_not() -> None:
-    """Alone it would draft 31 tokens; beside others their time counts as much."""
+    """Alone the sequence would draft 31 tokens. The others' time per token counts as much as its own."""
     made = plan(3)
     before = made.padded_ms
     (chosen,) = lengths(made, 0.99)
@@ -123,7 +123,7 @@ def test_no_more_is_drafted_than_the_backend_takes() -> None:
 def test_all_together_never_get_slower(
     chances: list[float], num_others: int, curve: tuple[tuple[int, float], ...]
 ) -> None:
-    """Expected tokens per millisecond."""
+    """The expected tokens per millisecond do not fall."""
     num_sequences = len(chances) + num_others
     made = plan(num_sequences, curve)
     before = num_sequences / made.padded_ms
@@ -144,7 +144,7 @@ def with_drafts(made: StepPlan, *chosen: int) -> StepPlan:
 
 
 def test_drafts_take_little_more_than_the_steps_budget() -> None:
-    """A newcomer waits for its end. A tile that just misses the budget is not given up."""
+    """A newcomer waits for the step's end. A tile that goes a little beyond the budget is still filled."""
     assert lengths(plan(1, budget_ms=600.0), 0.99) == [31]
     assert lengths(plan(1, budget_ms=130.0), 0.99) == [15]
     assert lengths(plan(1, budget_ms=90.0), 0.99) == [5]
@@ -172,7 +172,7 @@ def test_no_budget_is_much_exceeded_for_drafts(
 
 
 class CountingCost(CostModel):
-    """Knows how often it was asked."""
+    """A cost model that counts how often it was asked."""
 
     num_asked = 0
 
@@ -184,7 +184,7 @@ class CountingCost(CostModel):
 
 
 def times_asked(num_decoding: int, *drafts: Draft, budget_ms: float = math.inf) -> tuple[int, bool]:
-    """To choose among these drafts; and whether any was chosen."""
+    """How often the cost model is asked to choose among these drafts, and whether any was chosen."""
     made = plan(num_decoding, budget_ms=budget_ms, kind=CountingCost)
     CountingCost.num_asked = 0
     chosen = choose_lengths(made, dict(zip(made.parts, drafts, strict=False)), always=False)
@@ -192,10 +192,10 @@ def times_asked(num_decoding: int, *drafts: Draft, budget_ms: float = math.inf) 
 
 
 def test_quotations_are_weighed_once() -> None:
-    """A draft model's thoughts beside them make it two ways to weigh."""
+    """With a draft of the draft model beside them there are two choices to weigh: with it, and without."""
     quoted = [Draft((7,) * 31, (0.95,) * 31)] * 15
     once, chosen = times_asked(16, *quoted)
-    twice, _ = times_asked(16, *quoted, thought(0.9, 0.1))
+    twice, _ = times_asked(16, *quoted, generated(0.9, 0.1))
     assert chosen
     looks = 7 + 7 + 1  # ends of tiles up to 128 tokens, powers of two, and all
     assert once <= looks + 11 < twice
@@ -269,14 +269,14 @@ def test_times_are_learned_where_a_draft_model_says_less_than_was_asked() -> Non
 
 
 class FlatCost(TokenCost):
-    """Believes, and goes on believing, that drafts cost nothing."""
+    """A cost model that always predicts 10 ms, so that drafts seem to cost nothing, and never learns."""
 
     def predict_ms(self, num_tokens: int, attended: int, skipped: int, cells: int | None = None) -> float:
         return 10.0
 
 
 def drafted_shares(driver: Driver, num_requests: int) -> list[float]:
-    """Of the steps of one request after the other, those with a draft."""
+    """The share of steps with a draft, for each of some requests that run one after the other."""
     shares = []
     for number in range(num_requests):
         one = request(f"r{number}", output=150)
@@ -327,26 +327,26 @@ class SlowTokens(TokenCost):
         return 9.0 + num_tokens
 
 
-def thought(chance: float, token_ms: float, first_ms: float = 0.0) -> Draft:
+def generated(chance: float, token_ms: float, first_ms: float = 0.0) -> Draft:
     return Draft(chances=(chance,) * 8, token_ms=token_ms, first_ms=first_ms)
 
 
 def test_what_a_draft_model_costs_counts() -> None:
-    """T(1) is 26 ms, T(4) some 72: four tokens for 2.8 steps' time gain only if thinking of them is cheap."""
+    """A step of 1 token takes 26 ms, of 4 some 72: 4 tokens in 2.8 times the time pay if drafts are cheap."""
     for token_ms, gains in ((0.5, True), (10.0, False)):
         made = plan(1)
         (sequence,) = made.parts
-        chosen = choose_lengths(made, {sequence: thought(0.97, token_ms)}, always=False)
+        chosen = choose_lengths(made, {sequence: generated(0.97, token_ms)}, always=False)
         assert bool(chosen) == gains
     made = plan(1)
     (sequence,) = made.parts
-    assert not choose_lengths(made, {sequence: thought(0.97, 0.5, first_ms=100.0)}, always=False)
+    assert not choose_lengths(made, {sequence: generated(0.97, 0.5, first_ms=100.0)}, always=False)
 
 
 def test_a_dear_draft_does_not_spoil_a_free_one() -> None:
     made = plan(12, REPACKED)
     one, other, *_ = made.parts
-    drafts = {one: thought(0.99, 50.0), other: Draft((7,) * 8, (0.9,) * 8)}
+    drafts = {one: generated(0.99, 50.0), other: Draft((7,) * 8, (0.9,) * 8)}
     chosen = choose_lengths(made, drafts, always=False)
     assert set(chosen) == {other}
 

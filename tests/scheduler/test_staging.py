@@ -19,7 +19,7 @@ def crowded(
     output: int = 60,
     priority: Priority = Priority.INTERACTIVE,
 ) -> Driver:
-    """Eight sequences decode, with 400 cells."""
+    """A driver in which eight sequences decode, with 400 cells in all."""
     driver = Driver(
         slots=10,
         kv_tokens=8192,
@@ -107,7 +107,7 @@ def test_batch_prompts_wait_beside_the_pool_too() -> None:
 
 
 def test_batch_work_keeps_its_share_beside_prompts_without_end() -> None:
-    """Whose answers are a token long, so that nobody interactive ever decodes."""
+    """The prompts have answers of one token, so that no interactive sequence ever decodes."""
     driver = crowded(priority=Priority.BATCH, output=400)
     steps = []
     for number in range(120):

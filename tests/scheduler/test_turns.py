@@ -27,7 +27,7 @@ class AttentionCost(TokenCost):
 
 
 def streaming(priority: Priority = Priority.INTERACTIVE, slow: float = 1.0) -> Driver:
-    """Four sequences decode, with 200 cells."""
+    """A driver in which four sequences decode, with 200 cells in all."""
     driver = Driver(decoding=100, idle=200, kv_tokens=4096, floor=0.0, cost=AttentionCost(slow))
     driver.submit(*(request(name, prompt=50, output=80, priority=priority) for name in STREAMS))
     while not all(driver.outputs.get(name) for name in STREAMS):
@@ -94,7 +94,7 @@ class StartingCost(TokenCost):
 
 
 def test_only_tiles_are_worth_more_than_a_batch_step_may_take() -> None:
-    """In twice the time ten times as much would be read."""
+    """A step of prompts alone could read ten times as much in twice the time, but without tiles."""
     driver = Driver(decoding=190, idle=200, kv_tokens=4096, cost=StartingCost())
     driver.submit(*(request(name, prompt=50, output=80) for name in STREAMS))
     while not all(driver.outputs.get(name) for name in STREAMS):
