@@ -13,7 +13,7 @@ from openai_cpu_server.api.application import create_api
 from openai_cpu_server.api.offload import SLOW, off_loop
 from tests.api.fake_engine import FakeEngine
 from tests.api.serving import OPTIONS, client, served
-from tests.api.talking import chat, error_of
+from tests.api.talking import MESSAGES, chat, error_of
 from tests.api.test_websocket import opened
 
 pytestmark = pytest.mark.anyio
@@ -71,6 +71,15 @@ async def test_a_socket_goes_on_with_its_other_requests(engine: FakeEngine, fail
         assert (await socket.until_end("later"))["later"][-1]["done"]
     assert (ends["bad"][-1]["status"], ends["bad"][-1]["error"]["code"]) == (500, "internal_error")
     assert ends["good"][-1]["done"]
+
+
+@pytest.mark.parametrize("failure", FAILURES, ids=repr)
+async def test_a_row_of_a_batch_job_fails_alone(engine: FakeEngine, failure: BaseException) -> None:
+    run_row = create_api(served(engine, check_grammar=failing(failure)), OPTIONS).run_row
+    path, plain = "/v1/chat/completions", {"messages": MESSAGES, "max_tokens": 2}
+    bad = await run_row(path, json.dumps({**plain, "regex": "a"}).encode(), "")
+    good = await run_row(path, json.dumps(plain).encode(), "")
+    assert (bad.status, bad.retry_after_s, good.status) == (500, None, 200)
 
 
 async def test_nobody_is_asked_to_send_a_panic_again(engine: FakeEngine) -> None:

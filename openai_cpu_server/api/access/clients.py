@@ -92,8 +92,8 @@ def client_address(scope: AsgiScope, trusted: Collection[Network]) -> str | None
     hop = _address(client[0]) if client else None
     if hop is None:
         return None
-    hops = _forwarded(Headers(scope=scope))
-    while hops and any(hop in network for network in trusted):
+    hops = _forwarded(Headers(scope=scope)) if _is_in(hop, trusted) else []
+    while hops and _is_in(hop, trusted):
         before = _address(hops.pop())
         if before is None:
             break
@@ -107,6 +107,10 @@ def _forwarded(headers: Headers) -> list[str]:
     if listed:
         return [hop.strip() for hop in listed.split(",")]
     return _FOR.findall(",".join(headers.getlist("forwarded")))
+
+
+def _is_in(address: Address, networks: Collection[Network]) -> bool:
+    return any(address in network for network in networks)
 
 
 def _address(text: str) -> Address | None:

@@ -67,7 +67,7 @@ class SocketRoute:
         self._options = options
 
     async def serve(self, websocket: WebSocket) -> None:
-        self.sender(websocket, identity_of(websocket.scope))
+        self.sender(websocket, identity_of(websocket.scope))  # refuses a wrong priority before it opens
         offered = SUBPROTOCOL in websocket.scope["subprotocols"]
         await websocket.accept(subprotocol=SUBPROTOCOL if offered else None)
         await _Socket(websocket, self).run()

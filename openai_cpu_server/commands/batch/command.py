@@ -32,6 +32,7 @@ OF_SERVERS = frozenset(
         "api_keys",
         "limits_url",
         "cors_origin",
+        "trusted_proxy",
         "ssl_certfile",
         "ssl_keyfile",
         "ssl_keyfile_password",

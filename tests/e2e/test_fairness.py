@@ -1,0 +1,63 @@
+"""Clients that name nobody take turns by their addresses, and a proxy's users by those that it names."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+
+import httpx
+import pytest
+
+from tests.e2e.test_limits import eventually, num_live
+from tests.server import ServerProcess
+from tests.tiny_model import tiny_model_path
+
+pytestmark = [pytest.mark.native, pytest.mark.thorough]
+
+PROXY, STRANGER = "127.0.0.1", "127.0.0.2"
+NUM_QUEUED = 20
+BODY = {"prompt": "a", "max_tokens": 200, "ignore_eos": True}
+
+
+@pytest.fixture(scope="module")
+def fair() -> Iterator[ServerProcess]:
+    options = ("--max-seqs", "1", "--api-key", "root", "--trusted-proxy", PROXY)
+    with ServerProcess("--model", str(tiny_model_path()), *options) as process:
+        yield process
+
+
+def http(server: ServerProcess, address: str, user: str = "") -> httpx.AsyncClient:
+    """Comes from this address of the machine; a proxy says for whom it speaks."""
+    headers = {"x-api-key": "root", **({"x-forwarded-for": user} if user else {})}
+    transport = httpx.AsyncHTTPTransport(local_address=address, limits=httpx.Limits(max_connections=None))
+    return httpx.AsyncClient(base_url=server.url, transport=transport, headers=headers, timeout=60)
+
+
+async def num_done_before(greedy: httpx.AsyncClient, other: httpx.AsyncClient, server: ServerProcess) -> int:
+    """How many of the greedy one's many requests were done before the other's only one."""
+    tasks = [asyncio.create_task(greedy.post("/v1/completions", json=BODY)) for _ in range(NUM_QUEUED)]
+    await asyncio.to_thread(eventually, lambda: num_live(server) >= NUM_QUEUED // 2)
+    done_at_first = sum(task.done() for task in tasks)
+    assert (await other.post("/v1/completions", json=BODY)).status_code == 200
+    done = sum(task.done() for task in tasks) - done_at_first
+    assert {(await task).status_code for task in tasks} == {200}
+    return done
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize(
+    ("greedy", "other"),
+    [((PROXY, ""), (STRANGER, "")), ((PROXY, "198.51.100.1"), (PROXY, "198.51.100.2"))],
+)
+async def test_one_address_does_not_wait_behind_all_of_another(
+    fair: ServerProcess, greedy: tuple[str, str], other: tuple[str, str]
+) -> None:
+    async with http(fair, *greedy) as many, http(fair, *other) as one:
+        assert await num_done_before(many, one, fair) < NUM_QUEUED // 3
+
+
+@pytest.mark.anyio
+async def test_a_stranger_cannot_be_many(fair: ServerProcess) -> None:
+    """What it says of itself is not believed: its requests wait for each other."""
+    async with http(fair, STRANGER, "198.51.100.1") as many, http(fair, STRANGER, "198.51.100.2") as one:
+        assert await num_done_before(many, one, fair) > NUM_QUEUED // 3
