@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Iterable
 from pathlib import Path
 
 import pytest
 
 _TESTS = Path(__file__).parent
-_SERVERS = {"batch", "e2e", "fuzz"}
+_SERVERS = {"commands", "e2e", "fuzz"}
 """Folders of tests that start servers; the files beside the folders mostly do so too."""
+
+
+def pytest_configure() -> None:
+    """Let Ctrl-C reach what the tests start: a shell starts background jobs with that signal ignored."""
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture(scope="session")
