@@ -55,6 +55,10 @@ _PASSED_ON = {
 Network = Annotated[IPv4Network | IPv6Network, PlainValidator(ip_network)]
 
 
+_ENGINE = EngineOptions(model_path="")
+"""Its defaults are those of the options that the engine knows by the same name."""
+
+
 class Settings(BaseSettings):
     """Serve a GGUF model behind the OpenAI API."""
 
@@ -103,7 +107,12 @@ class Settings(BaseSettings):
         ge=256,
         description="tokens of the KV pool; default: half of the memory beside the weights, at most 16384",
     )
-    max_seqs: int = Field(64, ge=1, le=254, description="sequences that run at once")
+    max_seqs: int = Field(
+        _ENGINE.max_seqs,
+        ge=1,
+        le=254,
+        description="sequences that run at once",
+    )
     threads: int | None = Field(
         None, ge=1, le=_MAX_THREADS, description="compute threads; default: physical cores"
     )
@@ -119,17 +128,36 @@ class Settings(BaseSettings):
     )
     kv_type: Literal["auto", "f32", "f16", "bf16", "q8_0"] = Field("auto", description="KV cell type")
     repack: Literal["auto", "on", "off"] = Field("auto", description="repack weights for this CPU at load")
-    prefill_tokens: int = Field(256, ge=16, description="tokens of a step at most (llama.cpp's batch)")
+    prefill_tokens: int = Field(
+        _ENGINE.prefill_tokens,
+        ge=16,
+        description="tokens of a step at most (llama.cpp's batch)",
+    )
     staging_tokens: int = Field(
-        2048, ge=0, description="cells beside the pool, where prompts are computed without others in the way"
+        _ENGINE.staging_tokens,
+        ge=0,
+        description="cells beside the pool, where prompts are computed without others in the way",
     )
     interactive_step_ms: float = Field(
-        130.0, gt=0, description="what a step may take while an interactive request runs"
+        _ENGINE.interactive_step_ms,
+        gt=0,
+        description="what a step may take while an interactive request runs",
     )
-    batch_step_ms: float = Field(800.0, gt=0, description="what a step may take otherwise")
-    batch_floor: float = Field(0.1, ge=0, le=1, description="share of the time that batch work keeps")
+    batch_step_ms: float = Field(
+        _ENGINE.batch_step_ms,
+        gt=0,
+        description="what a step may take otherwise",
+    )
+    batch_floor: float = Field(
+        _ENGINE.batch_floor,
+        ge=0,
+        le=1,
+        description="share of the time that batch work keeps",
+    )
     preempt_threshold_ms: float = Field(
-        100.0, ge=0, description="an interactive newcomer interrupts a batch step with more than this left"
+        _ENGINE.preempt_threshold_ms,
+        ge=0,
+        description="an interactive newcomer interrupts a batch step with more than this left",
     )
     policy: Literal["priority", "fifo", "sjf"] = Field("priority", description="who goes first")
     tile_filling: bool = Field(True, description="grow steps to sizes that are faster")
@@ -145,7 +173,11 @@ class Settings(BaseSettings):
     draft_model: str | None = Field(
         None, description="a small model with the same tokenizer that drafts too; named as --model is"
     )
-    draft_max: int = Field(31, ge=1, description="tokens that one sequence drafts in a step at most")
+    draft_max: int = Field(
+        _ENGINE.draft_max,
+        ge=1,
+        description="tokens that one sequence drafts in a step at most",
+    )
     prefix_sharing: bool = Field(True, description="compute a common prompt once (off: for comparison)")
     cache_mb: int | None = Field(
         None, ge=0, description="host memory of the prefix cache; default: a quarter of the machine's"
@@ -161,7 +193,7 @@ class Settings(BaseSettings):
         None, description="where measured profiles are kept; default: the user's cache directory"
     )
     calibrate: Literal["idle", "start", "never"] = Field(
-        "idle",
+        _ENGINE.calibrate,
         description="when the cost of steps is measured, once for a model: while nobody wants anything, "
         "before the first start is over, or never: then what an earlier start has kept is used",
     )

@@ -13,8 +13,9 @@ import msgspec
 
 from openai_cpu_server.contract.messages import EngineOptions
 from openai_cpu_server.contract.step import Backend
+from openai_cpu_server.engine.build import build_core
 from openai_cpu_server.engine.channel import EngineChannel
-from openai_cpu_server.engine.core import EngineCore, Measure, build_core
+from openai_cpu_server.engine.core import EngineCore, Measure
 from openai_cpu_server.engine.loop import run_engine
 from openai_cpu_server.engine.offspring import die_with_parent, leave_signals_to_parent
 from openai_cpu_server.errors import StartupError

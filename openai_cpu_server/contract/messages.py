@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import enum
-from typing import Union
+from typing import Literal, Union
 
 import msgspec
 
@@ -63,7 +63,7 @@ class EngineOptions(msgspec.Struct, frozen=True, kw_only=True):
     pinned_namespace: str = ""
     cost_dir: str | None = None
     """Where measured cost curves are kept. None: none is kept, and none measured."""
-    calibrate: str = "start"
+    calibrate: Literal["idle", "start", "never"] = "idle"
     """When the cost of steps is measured, if no earlier start has kept it. start: before it is ready; idle:
     when nobody wants anything; never. Without a measurement a guess is refined while serving.
     """

@@ -14,8 +14,9 @@ from pathlib import Path
 
 from openai_cpu_server.contract.messages import EngineOptions
 from openai_cpu_server.contract.step import Backend
+from openai_cpu_server.engine.build import build_core
 from openai_cpu_server.engine.channel import EngineChannel
-from openai_cpu_server.engine.core import EngineCore, build_core
+from openai_cpu_server.engine.core import EngineCore
 from openai_cpu_server.engine.loop import run_engine
 from openai_cpu_server.engine.offspring import (
     die_with_parent,

@@ -6,8 +6,8 @@ from collections.abc import Callable
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 
+from openai_cpu_server.contract.cost import TILE_TOKENS
 from openai_cpu_server.contract.request import Priority
-from openai_cpu_server.scheduler.cost_model import TILE
 from openai_cpu_server.scheduler.plan import StepPlan
 from openai_cpu_server.scheduler.sequence import Sequence
 
@@ -379,7 +379,7 @@ def _add_forced(plan: StepPlan, decoding: Seq[Sequence], budget_ms: float) -> No
 def _end_shortest(plan: StepPlan, prefilling: Seq[Sequence], budget_ms: float) -> None:
     """Add the rest of the shortest prompt, if the budget allows that and others keep room for a tile."""
     shortest = min(prefilling, key=lambda s: s.pending, default=None)
-    if shortest is None or (len(prefilling) > 1 and shortest.pending + TILE > plan.room):
+    if shortest is None or (len(prefilling) > 1 and shortest.pending + TILE_TOKENS > plan.room):
         return
     if plan.fit(shortest, shortest.pending, budget_ms) == shortest.pending:
         plan.add(shortest, shortest.pending)
@@ -406,7 +406,7 @@ def _prefill_fairly(plan: StepPlan, prefilling: Seq[Sequence], budget_ms: float)
 def _begin(plan: StepPlan, sequences: Seq[Sequence]) -> None:
     """Add a tile of the first sequence, so that something is computed however small the budget is."""
     if sequences:
-        plan.add(sequences[0], min(TILE, sequences[0].pending))
+        plan.add(sequences[0], min(TILE_TOKENS, sequences[0].pending))
 
 
 def _fill_tile(plan: StepPlan, running: Seq[Sequence]) -> None:

@@ -6,10 +6,8 @@ import math
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
 
-from openai_cpu_server.contract.cost import CostCurve, TiledAttention
+from openai_cpu_server.contract.cost import ATTENTION_TILE_ROWS, TILE_TOKENS, CostCurve, TiledAttention
 
-TILE = 16
-"""Rows of a matrix kernel's tile. Costs climb in stairs of so many tokens (EVIDENCE.md, 1)."""
 _WORTH_PADDING = 0.98
 """A step is padded only where it is predicted to take at most this share of its time.
 
@@ -58,7 +56,7 @@ _GUESS = CostCurve(
     ),
     attended_ms=0.01,
     skipped_ms=0.00025,
-    tiled=TiledAttention(rows=64, pair_ms=0.006),
+    tiled=TiledAttention(rows=ATTENTION_TILE_ROWS, pair_ms=0.006),
 )
 """A model of 10^9 parameters (Q4_K_M, plain weights, f16 cells) on two cores: EVIDENCE.md, 1 and 3."""
 
@@ -147,7 +145,7 @@ class CostModel:
         return longer <= _HARDLY_LONGER or (longer <= _LONGER and faster >= _MUCH_FASTER)
 
     def _growth_limit(self, num_tokens: int, limit: int) -> int:
-        end = min(limit, -(-num_tokens // TILE) * TILE, self._last)
+        end = min(limit, -(-num_tokens // TILE_TOKENS) * TILE_TOKENS, self._last)
         tiled = self._curve.tiled
         return end if tiled is None or num_tokens >= tiled.rows else min(end, tiled.rows - 1)
 
@@ -169,10 +167,10 @@ class CostModel:
         self._learn_tile(num_tokens, error * max(0.0, 1.0 - own - others))
 
     def _learn_tile(self, num_tokens: int, error: float) -> None:
-        first = (min(num_tokens, self._last) - 1) // TILE * TILE + 1
+        first = (min(num_tokens, self._last) - 1) // TILE_TOKENS * TILE_TOKENS + 1
         factor = self._tiles.setdefault(first, _Factor(_RATE_TERM))
         factor.learn(error)
-        sizes = slice(first, first + TILE)
+        sizes = slice(first, first + TILE_TOKENS)
         self._learned[sizes] = [factor.value * ms for ms in self._measured[sizes]]
 
     def _step_ms(self, num_tokens: int) -> float:
@@ -182,7 +180,7 @@ class CostModel:
         """
         if num_tokens <= self._last:
             return self._learned[num_tokens]
-        factor = self._tiles.get((self._last - 1) // TILE * TILE + 1)
+        factor = self._tiles.get((self._last - 1) // TILE_TOKENS * TILE_TOKENS + 1)
         rise = (num_tokens - self._last) * self._slope
         return self._learned[-1] + (rise if factor is None else rise * factor.value)
 
@@ -235,25 +233,25 @@ def _stairs(measured: Mapping[int, float]) -> dict[int, float]:
 
     A tile that was measured at its ends only is assumed to climb as the second one does.
     """
-    ends = {n: ms for n, ms in measured.items() if n % TILE == 0 and n >= TILE}
+    ends = {n: ms for n, ms in measured.items() if n % TILE_TOKENS == 0 and n >= TILE_TOKENS}
     shape = _shape(measured)
     knots = dict(ends)
     for (start, low), (end, high) in pairwise(sorted(ends.items())):
-        rise = (high - low) * TILE / (end - start)
-        for base in range(start, end, TILE):
-            at_base = low + rise * (base - start) / TILE
+        rise = (high - low) * TILE_TOKENS / (end - start)
+        for base in range(start, end, TILE_TOKENS):
+            at_base = low + rise * (base - start) / TILE_TOKENS
             knots[base] = at_base
-            if not any(base < n < base + TILE for n in measured):
+            if not any(base < n < base + TILE_TOKENS for n in measured):
                 knots |= {base + n: at_base + share * rise for n, share in shape.items()}
     return knots
 
 
 def _shape(measured: Mapping[int, float]) -> dict[int, float]:
     """How the second tile climbs: tokens from its start -> share of its rise, 0 to 1; {} if not measured."""
-    low, high = measured.get(TILE), measured.get(2 * TILE)
+    low, high = measured.get(TILE_TOKENS), measured.get(2 * TILE_TOKENS)
     if low is None or high is None or high <= low:
         return {}
-    inside = {n - TILE: ms for n, ms in measured.items() if TILE < n < 2 * TILE}
+    inside = {n - TILE_TOKENS: ms for n, ms in measured.items() if TILE_TOKENS < n < 2 * TILE_TOKENS}
     return {n: min(max((ms - low) / (high - low), 0.0), 1.0) for n, ms in inside.items()}
 
 

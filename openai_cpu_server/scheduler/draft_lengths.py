@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from itertools import takewhile
 
-from openai_cpu_server.scheduler.cost_model import TILE
+from openai_cpu_server.contract.cost import TILE_TOKENS
 from openai_cpu_server.scheduler.drafts import Draft
 from openai_cpu_server.scheduler.plan import StepPlan
 from openai_cpu_server.scheduler.sequence import Sequence
@@ -146,7 +146,7 @@ def _is_worth_a_look(size: int, count: int, last: int) -> bool:
 
     Step times climb in stairs; the sizes between are left out, for each look takes time.
     """
-    return size % TILE == 0 or count & (count - 1) == 0 or count == last
+    return size % TILE_TOKENS == 0 or count & (count - 1) == 0 or count == last
 
 
 def _counts(tokens: list[_DraftToken]) -> dict[Sequence, int]:

@@ -3,12 +3,47 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 
-from openai_cpu_server.contract.step import Drafted, Sample, Span, Step, StepResult
+from openai_cpu_server.contract.step import Drafted, Sample, Span, Step, StepResult, TokenLogprob
+from openai_cpu_server.scheduler.kv_ledger import KVLedger
 from openai_cpu_server.scheduler.plan import StepPlan
 from openai_cpu_server.scheduler.sequence import Sequence
 
 NOTHING_DRAFTED = Drafted()
+
+
+@dataclass(frozen=True)
+class Advance:
+    """The progress of one sequence in a step."""
+
+    sequence: Sequence
+    samples: tuple[Sample, ...]
+    """What was sampled, several where a draft was right. They never go beyond the sequence's `max_tokens`."""
+    scores: tuple[TokenLogprob, ...]
+    failure: str | None = None
+    """Why its constraint cannot be carried out any further: the caller must finish it. None: no failure."""
+
+
+def advance(sequence: Sequence, span: Span, result: StepResult, ledger: KVLedger) -> Advance:
+    """Take over what the span has brought to its sequence."""
+    sequence.num_padded += result.padding
+    samples = samples_of(span, result, sequence.remaining)
+    sequence.computed += len(span.tokens)
+    sequence.tokens += [token for sample in samples for token in (sample.token, *sample.forced)]
+    if span.num_drafted:
+        _settle_draft(sequence, result.drafted.get(span.slot, NOTHING_DRAFTED), ledger)
+    scores = result.scores.get(span.slot, ())[max(0, sequence.num_scored - span.start) :]
+    sequence.num_scored += len(scores)
+    return Advance(sequence, samples, scores, result.failures.get(span.slot))
+
+
+def _settle_draft(sequence: Sequence, drafted: Drafted, ledger: KVLedger) -> None:
+    """Count the draft's right tokens as computed, and give back the cells of the others."""
+    sequence.computed += drafted.num_accepted
+    sequence.num_drafted += drafted.num_computed
+    sequence.num_accepted += drafted.num_accepted
+    ledger.shrink(sequence.slot, sequence.computed)
 
 
 def samples_of(span: Span, result: StepResult, num_tokens: int) -> tuple[Sample, ...]:

@@ -7,8 +7,7 @@ import math
 from collections.abc import Mapping
 from typing import Protocol
 
-from openai_cpu_server.contract.cost import attended_pairs
-from openai_cpu_server.scheduler.cost_model import TILE
+from openai_cpu_server.contract.cost import TILE_TOKENS, attended_pairs
 from openai_cpu_server.scheduler.sequence import Sequence
 
 
@@ -142,7 +141,7 @@ class StepPlan:
     @property
     def tile_token_ms(self) -> float:
         """The time per token of a step that fills one tile and attends to nothing."""
-        return self._cost.predict_ms(TILE, 0, 0) / TILE
+        return self._cost.predict_ms(TILE_TOKENS, 0, 0) / TILE_TOKENS
 
     @property
     def bulk_token_ms(self) -> float:
@@ -188,7 +187,7 @@ class StepPlan:
         """
         tiled_from = self._cost.tiled_from
         short = 0 if tiled_from is None else tiled_from - 1 - self.num_tokens
-        return min(TILE, self.room, short if short > 0 else TILE)
+        return min(TILE_TOKENS, self.room, short if short > 0 else TILE_TOKENS)
 
     @property
     def worthwhile(self) -> int:

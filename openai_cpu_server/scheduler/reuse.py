@@ -10,6 +10,8 @@ from openai_cpu_server.scheduler.policy import Policy
 from openai_cpu_server.scheduler.prefix_cache import BLOCK_TOKENS, Match, PrefixCache
 from openai_cpu_server.scheduler.sequence import Sequence
 
+_STRIDE = 64
+"""Tokens that are compared at once; any number of this order does."""
 WORTH_WAITING = BLOCK_TOKENS
 """A request waits for another that is computing a common prefix of so many tokens."""
 
@@ -83,10 +85,10 @@ def _common(newcomer: Sequence, other: Sequence, limit: int) -> int:
 
 
 def _common_prefix(a: list[int], b: tuple[int, ...]) -> int:
-    """Length of the common prefix. It compares 64 tokens at once first, because that is fast in Python."""
+    """Length of the common prefix. It compares many tokens at once first, because that is fast in Python."""
     length, at = min(len(a), len(b)), 0
-    while at < length and a[at : at + 64] == list(b[at : at + 64]):
-        at += 64
+    while at < length and a[at : at + _STRIDE] == list(b[at : at + _STRIDE]):
+        at += _STRIDE
     while at < length and a[at] == b[at]:
         at += 1
     return min(at, length)

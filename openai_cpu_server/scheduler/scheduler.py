@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import enum
 import math
 from dataclasses import dataclass
 from itertools import islice
@@ -12,32 +11,26 @@ from openai_cpu_server.contract.request import GenerationRequest, Priority
 from openai_cpu_server.contract.step import (
     Drafted,
     Open,
-    Sample,
     SavedBlock,
-    Span,
     Step,
     StepResult,
-    TokenLogprob,
 )
+from openai_cpu_server.scheduler.admission import Admission
+from openai_cpu_server.scheduler.claims import Claims
 from openai_cpu_server.scheduler.compose import Composer, StepOptions
 from openai_cpu_server.scheduler.copies import CopyPrice
 from openai_cpu_server.scheduler.kv_ledger import KVLedger
 from openai_cpu_server.scheduler.lengths import OutputLengths
 from openai_cpu_server.scheduler.memory import Memory
-from openai_cpu_server.scheduler.outcome import NOTHING_DRAFTED, samples_of, without_missing_drafts
+from openai_cpu_server.scheduler.outcome import Advance, advance, without_missing_drafts
 from openai_cpu_server.scheduler.outlook import Outlook, outlook
 from openai_cpu_server.scheduler.plan import StepCost, StepPlan
 from openai_cpu_server.scheduler.policy import Policy
 from openai_cpu_server.scheduler.prefix_cache import PrefixCache
-from openai_cpu_server.scheduler.reuse import NOTHING, Reuse, find_reuse
 from openai_cpu_server.scheduler.sequence import Sequence, Status
-from openai_cpu_server.scheduler.speculation import SpanDraft, Speculator
+from openai_cpu_server.scheduler.speculation import Speculator
 from openai_cpu_server.scheduler.waiting import WaitingRoom
 
-_LOOK_AHEAD = 32
-"""Waiting sequences of a lane that are looked at for each step: those before may wait for someone's prefix.
-A bound on the work: each costs a prefix match, some 20 microseconds.
-"""
 _TOLD = 200
 """Waiting sequences that are told their place. It bounds a message: 50 bytes each, twice a second."""
 
@@ -55,28 +48,6 @@ class Limits:
     can_share: bool = True
     staging_tokens: int = 0
     """Cells beside the pool: at least `step_tokens`, or 0 if there are none."""
-
-
-class _Admission(enum.Enum):
-    """The outcome of an attempt to admit somebody from a lane."""
-
-    ADMITTED = enum.auto()
-    NO_CELLS = enum.auto()
-    """The lane's first who can run has to wait for cells; nobody behind may take these."""
-    NOBODY = enum.auto()
-    """Nobody can be admitted: there is no slot, or all wait for a prefix that others compute."""
-
-
-@dataclass(frozen=True)
-class Advance:
-    """The progress of one sequence in a step."""
-
-    sequence: Sequence
-    samples: tuple[Sample, ...]
-    """What was sampled, several where a draft was right. They never go beyond the sequence's `max_tokens`."""
-    scores: tuple[TokenLogprob, ...]
-    failure: str | None = None
-    """Why its constraint cannot be carried out any further: the caller must finish it. None: no failure."""
 
 
 class Scheduler:
@@ -106,12 +77,6 @@ class Scheduler:
         assert limits.step_tokens > limits.num_slots, "every sequence can decode in one step"
         assert limits.step_outputs >= limits.num_slots
         self._limits = limits
-        self._num_seats = min(limits.num_slots - 1, math.ceil(options.batch_floor * limits.num_slots))
-        """Slots that better lanes leave to worse ones while those have work.
-
-        With its share of the slots batch work gets its share of the admissions. It may hold more, as long as
-        nobody better wants them.
-        """
         self.cost = cost
         """The cost model; it may be replaced between two steps."""
         self._policy = policy
@@ -122,12 +87,19 @@ class Scheduler:
         self._copy_price = CopyPrice()
         self._lengths = OutputLengths()
         self._waiting = WaitingRoom(policy)
+        self._admission = Admission(
+            self._waiting,
+            self._memory,
+            cache if limits.can_share else None,
+            policy,
+            num_slots=limits.num_slots,
+            num_seats=min(limits.num_slots - 1, math.ceil(options.batch_floor * limits.num_slots)),
+        )
+        self._claims = Claims(self._memory, self._admission, speculator)
         self._sequences: dict[str, Sequence] = {}
         self._arrivals = 0
         self._arrived: list[Sequence] = []
         """The sequences that came since the last step was made."""
-        self.num_preemptions = 0
-        """How many times sequences were released since the start."""
         self._plan: StepPlan | None = None
         """The plan of the step that is being executed."""
 
@@ -138,6 +110,11 @@ class Scheduler:
     @property
     def kv_stats(self) -> KVStats:
         return self._memory.stats()
+
+    @property
+    def num_preemptions(self) -> int:
+        """How many times sequences were released since the start."""
+        return self._admission.num_preemptions
 
     @property
     def num_waiting(self) -> int:
@@ -227,16 +204,18 @@ class Scheduler:
 
     def schedule(self) -> Step:
         """The next step; it has no spans if there is nothing to compute."""
-        self._admit()
+        if self._is_continuous or not self._memory.running:
+            self._admission.admit()
         for sequence in self._arrived:
             sequence.has_queued |= sequence.status is Status.WAITING
         self._arrived.clear()
-        plan = self._composer.compose(self._new_plan(), self._new_staged_plan(), self._in_order())
-        spans = self._claim_spans(plan)
+        running = self._admission.running_in_order()
+        plan = self._composer.compose(self._new_plan(), self._new_staged_plan(), running)
+        spans = self._claims.spans(plan)
         plan = plan.limited_to({self._memory.running[s.slot]: len(s.tokens) for s in spans})
-        spans = self._with_drafts(plan, spans)
+        spans = self._claims.with_drafts(plan, spans)
         padding = 0 if plan.is_staged else self._padding(sum(span.num_tokens for span in spans))
-        self._composer.account(plan, self._in_order())
+        self._composer.account(plan, self._admission.running_in_order())
         self._plan = plan
         for span in spans:
             self._memory.running[span.slot].is_staged = plan.is_staged
@@ -253,78 +232,6 @@ class Scheduler:
     def may_interrupt(self, step: Step) -> bool:
         """Whether an interactive newcomer may throw this step away: nobody interactive is in it."""
         return bool(step.spans) and all(s.request.priority is Priority.BATCH for s in self.participants(step))
-
-    def _admit(self) -> None:
-        """Admit all who can run, better lanes first. A lane that has no slot does not stop the next lane."""
-        is_open = self._is_continuous or not self._memory.running
-        while is_open and self._admit_one():
-            pass
-
-    def _admit_one(self) -> bool:
-        """Admit one sequence, from the best lane that can; False if nobody was admitted."""
-        for lane in self._waiting.lanes:
-            admission = self._admit_from(lane) if self._has_slot(lane) else _Admission.NOBODY
-            if admission is not _Admission.NOBODY:
-                return admission is _Admission.ADMITTED
-        return False
-
-    def _has_slot(self, lane: int) -> bool:
-        """Whether a slot is free for the lane, or held by worse lanes beyond the seats they keep."""
-        lanes = [self._policy.lane(sequence) for sequence in self._memory.running.values()]
-        num_worse = sum(other > lane for other in lanes)
-        num_kept = min(self._num_seats, num_worse + self._waiting.num_behind(lane))
-        return len(lanes) - num_worse < self._limits.num_slots - num_kept
-
-    def _admit_from(self, lane: int) -> _Admission:
-        """Admit the first of the lane who can run; those who wait for another's prefix are passed over."""
-        for newcomer in islice(self._waiting.in_turn(lane), _LOOK_AHEAD):
-            reuse = self._find_reuse(newcomer)
-            if reuse is None:
-                continue
-            num_preemptions = self.num_preemptions
-            if not self._make_way(newcomer, reuse):
-                return _Admission.NO_CELLS
-            if self.num_preemptions > num_preemptions:
-                # A released sequence may have been the source to share from, and its saved blocks may have
-                # evicted the blocks to restore.
-                reuse = self._find_reuse(newcomer) or NOTHING
-            self._waiting.leave(newcomer)
-            self._memory.place(newcomer, reuse)
-            return _Admission.ADMITTED
-        return _Admission.NOBODY
-
-    def _find_reuse(self, newcomer: Sequence) -> Reuse | None:
-        if not self._limits.can_share:
-            return NOTHING
-        return find_reuse(newcomer, self._memory.running.values(), self._memory.cache, self._policy)
-
-    def _make_way(self, newcomer: Sequence, reuse: Reuse) -> bool:
-        """Make room for the newcomer: release sequences of worse lanes, the last in order first.
-
-        If even that is not enough it returns False, and nobody is released.
-        """
-        victims: list[Sequence] = []
-        lane = self._policy.lane(newcomer)
-        lesser = [s for s in self._in_order() if self._policy.lane(s) > lane]
-        while not self._memory.has_place(newcomer, reuse, without=victims):
-            if not lesser:
-                return False
-            victims.append(lesser.pop())
-        for victim in victims:
-            self._release(victim)
-        return True
-
-    def _in_order(self) -> list[Sequence]:
-        """The running sequences in the policy's order."""
-        policy = self._policy
-        return sorted(self._memory.running.values(), key=lambda s: (policy.lane(s), policy.key(s), s.arrival))
-
-    def _release(self, sequence: Sequence) -> None:
-        """Preempt a running sequence: its blocks are saved, its cells are freed, and it waits again."""
-        self._memory.vacate(sequence)
-        sequence.release()
-        self.num_preemptions += 1
-        self._waiting.enter(sequence)
 
     def _new_plan(self) -> StepPlan:
         return StepPlan(
@@ -357,85 +264,6 @@ class Scheduler:
         """How many prompt tokens a step may score, so that each other running sequence has an output left."""
         return max(1, self._limits.step_outputs - len(self._memory.running) + 1)
 
-    def _claim_spans(self, plan: StepPlan) -> tuple[Span, ...]:
-        """The spans of the plan, for as many of its tokens as get cells."""
-        spans = [self._span(sequence, num_tokens) for sequence, num_tokens in plan.parts.items()]
-        # A sequence later in the plan, but better in order, may have released one that had its span already.
-        running = self._memory.running
-        return tuple(span for span in spans if span is not None and span.slot in running)
-
-    def _span(self, sequence: Sequence, num_tokens: int) -> Span | None:
-        """A span of up to `num_tokens` tokens, as many as get cells; None if none do."""
-        if sequence.status is not Status.RUNNING:
-            return None
-        num_tokens = min(num_tokens, self._claim(sequence))
-        if num_tokens == 0:
-            return None
-        start, end = sequence.computed, sequence.computed + num_tokens
-        self._memory.ledger.grow(sequence.slot, end)
-        return Span(
-            slot=sequence.slot,
-            start=start,
-            tokens=tuple(sequence.tokens[start:end]),
-            sample=end == len(sequence.tokens) and sequence.remaining > 0,
-            targets=sequence.targets(start, end),
-        )
-
-    def _claim(self, sequence: Sequence) -> int:
-        """How many tokens the sequence has room for.
-
-        If there is no room, sequences behind it in order are released until there is. It is 0 if the sequence
-        itself is the last.
-        """
-        while (room := self._memory.ledger.room(sequence.slot) - sequence.computed) <= 0:
-            worst = self._in_order()[-1]
-            if worst is sequence:
-                return 0
-            self._release(worst)
-        return room
-
-    def _with_drafts(self, plan: StepPlan, spans: tuple[Span, ...]) -> tuple[Span, ...]:
-        """The spans with the drafts that are worth computing.
-
-        Drafts come after all cells are claimed, so that nobody is released for a draft.
-        """
-        if self._speculator is None:
-            return spans
-        running = self._memory.running
-        drafts = self._speculator.drafts(plan, {running[s.slot]: self._draft_limit(s) for s in spans})
-        return tuple(
-            self._with_draft(plan, span, drafts[running[span.slot]]) if running[span.slot] in drafts else span
-            for span in spans
-        )
-
-    def _draft_limit(self, span: Span) -> int:
-        """How many draft tokens the span may have: none in a prompt, or where tokens are scored."""
-        sequence = self._memory.running[span.slot]
-        if not span.sample or span.targets or not sequence.is_decoding:
-            return 0
-        return min(sequence.remaining - 1, self._draft_cells(span))
-
-    def _draft_cells(self, span: Span) -> int:
-        """How many cells are left for the span's draft."""
-        return self._memory.ledger.room(span.slot) - span.start - len(span.tokens)
-
-    def _with_draft(self, plan: StepPlan, span: Span, draft: SpanDraft) -> Span:
-        """The span with its draft, as far as there are free cells."""
-        draft = draft.cut(self._draft_cells(span))
-        if not draft.length:
-            return span
-        self._memory.ledger.grow(span.slot, span.start + len(span.tokens) + draft.length)
-        plan.add_draft(self._memory.running[span.slot], draft.length)
-        return Span(
-            slot=span.slot,
-            start=span.start,
-            tokens=span.tokens,
-            sample=True,
-            draft=draft.tokens,
-            num_to_draft=draft.num_to_draft,
-            num_to_read=draft.num_to_read,
-        )
-
     def _padding(self, num_tokens: int) -> int:
         """How many padding tokens make the step faster: 0 if none, or if there are no cells for them."""
         if not num_tokens or not self._composer.fills_tiles:
@@ -460,7 +288,8 @@ class Scheduler:
         self._copy_price.learn(step.verbs, result.verbs_ms)
         if elapsed_ms is not None and step.spans and self._plan is not None:
             self._learn_time(self._plan, step, result, elapsed_ms)
-        advances = [self._advance(span, result) for span in step.spans]
+        running, ledger = self._memory.running, self._memory.ledger
+        advances = [advance(running[span.slot], span, result, ledger) for span in step.spans]
         if self._speculator is not None:
             self._speculator.learn(self._model_outcomes(step, result), result.drafting_ms)
         return advances
@@ -475,30 +304,10 @@ class Scheduler:
             self._speculator.compare(plan, step, result, step_ms + result.drafting_ms, elapsed_ms)
         self.cost.refine(size, plan.attended, plan.skipped, elapsed_ms - result.drafting_ms, plan.cells)
 
-    def _advance(self, span: Span, result: StepResult) -> Advance:
-        sequence = self._memory.running[span.slot]
-        sequence.num_padded += result.padding
-        failure = result.failures.get(span.slot)
-        samples = samples_of(span, result, sequence.remaining)
-        sequence.computed += len(span.tokens)
-        sequence.tokens += [token for sample in samples for token in (sample.token, *sample.forced)]
-        if span.num_drafted:
-            self._settle_draft(sequence, result.drafted.get(span.slot, NOTHING_DRAFTED))
-        scores = result.scores.get(span.slot, ())[max(0, sequence.num_scored - span.start) :]
-        sequence.num_scored += len(scores)
-        return Advance(sequence, samples, scores, failure)
-
     def _model_outcomes(self, step: Step, result: StepResult) -> dict[Sequence, Drafted]:
         """The outcomes of the drafts that the draft model was asked for, by sequence."""
         asked = {s.slot: self._memory.running[s.slot] for s in step.spans if s.num_to_draft}
         return {sequence: result.drafted[slot] for slot, sequence in asked.items()}
-
-    def _settle_draft(self, sequence: Sequence, drafted: Drafted) -> None:
-        """Count the draft's right tokens as computed, and give back the cells of the others."""
-        sequence.computed += drafted.num_accepted
-        sequence.num_drafted += drafted.num_computed
-        sequence.num_accepted += drafted.num_accepted
-        self._memory.ledger.shrink(sequence.slot, sequence.computed)
 
     def _give_up_drafts(self, step: Step) -> None:
         """Give back the cells that were claimed for the drafts of a step that was interrupted."""

@@ -24,7 +24,8 @@ from openai_cpu_server.contract.messages import (
 )
 from openai_cpu_server.contract.request import Constraint, Priority
 from openai_cpu_server.contract.step import Step, StepResult
-from openai_cpu_server.engine.core import EngineCore, build_core
+from openai_cpu_server.engine.build import build_core
+from openai_cpu_server.engine.core import EngineCore
 from tests.fakes import FAKE_INFO, FakeBackend
 from tests.scheduler.driver import alone, request
 

@@ -9,7 +9,8 @@ import pytest
 from openai_cpu_server.contract.cost import CostCurve
 from openai_cpu_server.contract.messages import EngineOptions, Submit
 from openai_cpu_server.contract.request import Priority
-from openai_cpu_server.engine.core import EngineCore, build_core
+from openai_cpu_server.engine.build import build_core
+from openai_cpu_server.engine.core import EngineCore
 from tests.fakes import FakeBackend
 from tests.scheduler.driver import request
 

@@ -16,7 +16,7 @@ from llguidance import LLMatcher
 from openai_cpu_server.contract.messages import EngineOptions, FinishReason, Submit, TokenEvent
 from openai_cpu_server.contract.request import Constraint, GenerationRequest, Sampling
 from openai_cpu_server.contract.step import Close, Open, Span, Step
-from openai_cpu_server.engine.core import build_core
+from openai_cpu_server.engine.build import build_core
 from openai_cpu_server.errors import ConstraintFailed
 from openai_cpu_server.llama.backend import LlamaBackend
 from openai_cpu_server.llama.grammar.constrained import ConstrainedOutput, Words

@@ -14,7 +14,7 @@ import pytest
 from openai_cpu_server.contract.messages import EngineOptions, Submit, TokenEvent
 from openai_cpu_server.contract.request import Constraint, GenerationRequest, Sampling
 from openai_cpu_server.contract.step import Close, Drafted, Open, Sample, Save, Span, Step, num_right
-from openai_cpu_server.engine.core import build_core
+from openai_cpu_server.engine.build import build_core
 from openai_cpu_server.llama.backend import LlamaBackend
 from openai_cpu_server.llama.model.vocabulary import Vocabulary
 from openai_cpu_server.llama.sampling.sampler import Sampler

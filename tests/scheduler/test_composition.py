@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from openai_cpu_server.contract.cost import TILE_TOKENS
 from openai_cpu_server.contract.request import Constraint, Priority
-from openai_cpu_server.scheduler.cost_model import TILE
 from openai_cpu_server.scheduler.policy import FifoPolicy, ShortestFirstPolicy
 from tests.scheduler.driver import Driver, alone, request
 
@@ -52,7 +52,7 @@ def test_a_long_prompt_goes_on_while_short_ones_come() -> None:
     driver = Driver(slots=16, idle=64)
     driver.submit(request("long", prompt=500))
     driver.submit(*(request(f"s{n}", prompt=60) for n in range(8)))
-    assert all(step["long"] >= TILE // 2 for step in [driver.step() for _ in range(12)])
+    assert all(step["long"] >= TILE_TOKENS // 2 for step in [driver.step() for _ in range(12)])
 
 
 def test_a_step_grows_to_the_cheaper_size_with_waiting_prompt_tokens() -> None:
@@ -174,7 +174,7 @@ def test_what_a_prompt_gets_at_least_does_not_make_those_who_decode_jump() -> No
 
 
 def test_where_no_step_without_the_jump_has_room_a_prompt_still_gets_a_tile() -> None:
-    assert crowded(39).step()["p"] == TILE
+    assert crowded(39).step()["p"] == TILE_TOKENS
 
 
 def test_a_step_goes_beyond_the_jump_where_tiles_are_faster() -> None:

@@ -9,7 +9,7 @@ from types import TracebackType
 
 from openai_cpu_server.contract.messages import EngineOptions, FinishReason, StepDone, Submit, TokenEvent
 from openai_cpu_server.contract.request import GenerationRequest, Priority, Sampling
-from openai_cpu_server.engine.core import build_core
+from openai_cpu_server.engine.build import build_core
 from openai_cpu_server.errors import StartupError
 from openai_cpu_server.llama.backend import LlamaBackend
 from openai_cpu_server.llama.model.vocabulary import Vocabulary

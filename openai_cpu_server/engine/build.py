@@ -1,0 +1,87 @@
+"""Puts an engine's core together as its options and its model say."""
+
+from __future__ import annotations
+
+from openai_cpu_server.contract.cost import CostCurve
+from openai_cpu_server.contract.messages import EngineOptions, Submit
+from openai_cpu_server.contract.model_info import ModelInfo
+from openai_cpu_server.contract.request import GenerationRequest, Sampling
+from openai_cpu_server.contract.step import POOL_BLOCK_TOKENS, Backend, Drop, Step
+from openai_cpu_server.engine.core import EngineCore, Measure
+from openai_cpu_server.scheduler.compose import StepOptions
+from openai_cpu_server.scheduler.cost_model import CostModel
+from openai_cpu_server.scheduler.drafts import LookupDrafter, ModelDrafter
+from openai_cpu_server.scheduler.kv_ledger import KVLedger
+from openai_cpu_server.scheduler.policy import POLICIES
+from openai_cpu_server.scheduler.prefix_cache import BLOCK_TOKENS, PrefixCache
+from openai_cpu_server.scheduler.scheduler import Limits, Scheduler
+from openai_cpu_server.scheduler.speculation import SpeculationOptions, Speculator
+
+
+def build_core(
+    options: EngineOptions, backend: Backend, curve: CostCurve | None, measure: Measure | None = None
+) -> EngineCore:
+    """A core with its scheduler, its saved prefix cache, and its pinned prompts submitted.
+
+    Without a curve it goes by a guess, until it has found time to `measure`.
+    """
+    info = backend.info
+    shares = info.can_share and options.prefix_sharing
+    cache = _cache(options, backend) if shares else PrefixCache(0)
+    scheduler = Scheduler(
+        limits=Limits(
+            info.max_seqs, info.max_step_tokens, info.max_step_outputs, shares, info.staging_tokens
+        ),
+        ledger=KVLedger(info.kv_tokens // POOL_BLOCK_TOKENS, POOL_BLOCK_TOKENS),
+        cache=cache,
+        cost=CostModel(curve) if curve else CostModel.guess(info.num_parameters),
+        options=StepOptions(
+            interactive_step_ms=options.interactive_step_ms,
+            batch_step_ms=options.batch_step_ms,
+            batch_floor=options.batch_floor,
+            fills_tiles=options.tile_filling,
+            mixes=options.mixed_steps,
+        ),
+        policy=POLICIES[options.policy](),
+        continuous=options.continuous_batching,
+        speculator=_speculator(options, info),
+    )
+    core = EngineCore(
+        scheduler,
+        backend,
+        preempt_threshold_s=options.preempt_threshold_ms / 1000,
+        measure=measure if curve is None else None,
+    )
+    for number, tokens in enumerate(options.pinned_prompts):
+        core.handle(Submit(request=_pin(number, tokens, options.pinned_namespace)))
+    return core
+
+
+def _speculator(options: EngineOptions, info: ModelInfo) -> Speculator | None:
+    """None where nothing is to be drafted, or where wrong drafts could not be taken back."""
+    if options.speculation == "off" or not info.can_trim:
+        return None
+    how = SpeculationOptions(max_tokens=options.draft_max, always=options.speculation == "always")
+    draft_model = ModelDrafter(info.draft_cost) if info.draft_cost is not None else None
+    return Speculator(LookupDrafter(info.end_tokens), how, draft_model)
+
+
+def _cache(options: EngineOptions, backend: Backend) -> PrefixCache:
+    info = backend.info
+    block_bytes = BLOCK_TOKENS * info.kv_bytes_per_token
+    cache = PrefixCache(options.cache_bytes // block_bytes)
+    if options.cache_file is not None and cache.capacity:
+        refused = cache.adopt(backend.import_cache(options.cache_file))
+        backend.execute(Step(verbs=tuple(Drop(number) for number in refused)))
+    return cache
+
+
+def _pin(number: int, tokens: tuple[int, ...], namespace: str) -> GenerationRequest:
+    return GenerationRequest(
+        id=f"pinned/{number}",
+        tokens=tokens,
+        max_tokens=0,
+        sampling=Sampling(seed=0),
+        cache_namespace=namespace,
+        pin=True,
+    )

@@ -1,0 +1,128 @@
+"""Who of those who wait gets a slot and cells, and who has to give theirs back."""
+
+from __future__ import annotations
+
+import enum
+from itertools import islice
+
+from openai_cpu_server.scheduler.memory import Memory
+from openai_cpu_server.scheduler.policy import Policy
+from openai_cpu_server.scheduler.prefix_cache import PrefixCache
+from openai_cpu_server.scheduler.reuse import NOTHING, Reuse, find_reuse
+from openai_cpu_server.scheduler.sequence import Sequence
+from openai_cpu_server.scheduler.waiting import WaitingRoom
+
+_LOOK_AHEAD = 32
+"""Waiting sequences of a lane that are looked at for each step: those before may wait for someone's prefix.
+A bound on the work: each costs a prefix match, some 20 microseconds.
+"""
+
+
+class _Outcome(enum.Enum):
+    """The outcome of an attempt to admit somebody from a lane."""
+
+    ADMITTED = enum.auto()
+    NO_CELLS = enum.auto()
+    """The lane's first who can run has to wait for cells; nobody behind may take these."""
+    NOBODY = enum.auto()
+    """Nobody can be admitted: there is no slot, or all wait for a prefix that others compute."""
+
+
+class Admission:
+    """Moves sequences from the waiting room into slots, and back again if their cells are needed."""
+
+    def __init__(
+        self,
+        waiting: WaitingRoom,
+        memory: Memory,
+        cache: PrefixCache | None,
+        policy: Policy,
+        *,
+        num_slots: int,
+        num_seats: int,
+    ) -> None:
+        """`cache`: None, nothing computed is reused.
+
+        `num_seats`: slots that better lanes leave to worse ones while those have work. With its share of the
+        slots batch work gets its share of the admissions. It may hold more, as long as nobody better wants
+        them.
+        """
+        self._waiting = waiting
+        self._memory = memory
+        self._cache = cache
+        self._policy = policy
+        self._num_slots = num_slots
+        self._num_seats = num_seats
+        self.num_preemptions = 0
+        """How many times sequences were released since the start."""
+
+    def admit(self) -> None:
+        """Admit all who can run, better lanes first. A lane that has no slot does not stop the next lane."""
+        while self._admit_one():
+            pass
+
+    def release(self, sequence: Sequence) -> None:
+        """Preempt a running sequence: its blocks are saved, its cells are freed, and it waits again."""
+        self._memory.vacate(sequence)
+        sequence.release()
+        self.num_preemptions += 1
+        self._waiting.enter(sequence)
+
+    def running_in_order(self) -> list[Sequence]:
+        """The running sequences in the policy's order."""
+        policy = self._policy
+        return sorted(self._memory.running.values(), key=lambda s: (policy.lane(s), policy.key(s), s.arrival))
+
+    def _admit_one(self) -> bool:
+        """Admit one sequence, from the best lane that can; False if nobody was admitted."""
+        for lane in self._waiting.lanes:
+            outcome = self._admit_from(lane) if self._has_slot(lane) else _Outcome.NOBODY
+            if outcome is not _Outcome.NOBODY:
+                return outcome is _Outcome.ADMITTED
+        return False
+
+    def _has_slot(self, lane: int) -> bool:
+        """Whether a slot is free for the lane, or held by worse lanes beyond the seats they keep."""
+        lanes = [self._policy.lane(sequence) for sequence in self._memory.running.values()]
+        num_worse = sum(other > lane for other in lanes)
+        num_kept = min(self._num_seats, num_worse + self._waiting.num_behind(lane))
+        return len(lanes) - num_worse < self._num_slots - num_kept
+
+    def _admit_from(self, lane: int) -> _Outcome:
+        """Admit the first of the lane who can run; those who wait for another's prefix are passed over."""
+        for newcomer in islice(self._waiting.in_turn(lane), _LOOK_AHEAD):
+            reuse = self._find_reuse(newcomer)
+            if reuse is None:
+                continue
+            num_preemptions = self.num_preemptions
+            if not self._make_way(newcomer, reuse):
+                return _Outcome.NO_CELLS
+            if self.num_preemptions > num_preemptions:
+                # A released sequence may have been the source to share from, and its saved blocks may have
+                # evicted the blocks to restore.
+                reuse = self._find_reuse(newcomer) or NOTHING
+            self._waiting.leave(newcomer)
+            self._memory.place(newcomer, reuse)
+            return _Outcome.ADMITTED
+        return _Outcome.NOBODY
+
+    def _find_reuse(self, newcomer: Sequence) -> Reuse | None:
+        if self._cache is None:
+            return NOTHING
+        return find_reuse(newcomer, self._memory.running.values(), self._cache, self._policy)
+
+    def _make_way(self, newcomer: Sequence, reuse: Reuse) -> bool:
+        """Make room for the newcomer: release sequences of worse lanes, the last in order first.
+
+        If even that is not enough it returns False, and nobody is released.
+        """
+        victims: list[Sequence] = []
+        lane = self._policy.lane(newcomer)
+        lesser = [s for s in self.running_in_order() if self._policy.lane(s) > lane]
+        while not self._memory.has_place(newcomer, reuse, without=victims):
+            if not lesser:
+                return False
+            victims.append(lesser.pop())
+        for victim in victims:
+            self.release(victim)
+        return True
