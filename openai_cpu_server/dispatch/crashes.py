@@ -23,17 +23,17 @@ class CrashRecord:
         self._clock = clock
         self._times: deque[float] = deque(maxlen=max_a_minute)
         self._failed_starts = 0
-        self._is_excused = False
-        """The last death does not count."""
+        self._in_a_row = 0
+        """The deaths that count since the last one that does not."""
 
     def note(self) -> None:
         """The engine has died."""
-        self._is_excused = False
+        self._in_a_row += 1
         self._times.append(self._clock())
 
     def excuse(self) -> None:
         """The engine has died, but nothing is wrong here: the next start need not wait."""
-        self._is_excused = True
+        self._in_a_row = 0
 
     def start_failed(self) -> None:
         """It died by itself before it was ready. (That is a death to note, too.)"""
@@ -53,11 +53,9 @@ class CrashRecord:
 
     @property
     def backoff_s(self) -> float:
-        """0.1 s; doubled with each death within the last minute or failed start in a row, up to 6.4 s, if the
-        last death counts."""
-        if self._is_excused:
-            return _FIRST_BACKOFF_S
-        doublings = max(self._recent(), self._failed_starts) - 1
+        """0.1 s; doubled with each failed start in a row, and with each death in a row that counts and came
+        within the last minute, up to 6.4 s."""
+        doublings = max(min(self._recent(), self._in_a_row), self._failed_starts) - 1
         return _FIRST_BACKOFF_S * 2.0 ** min(6, max(0, doublings))
 
     def _recent(self) -> int:

@@ -151,6 +151,7 @@ def test_crashes_of_the_last_minute_count_and_the_wait_doubles() -> None:
     record.excuse()
     assert record.backoff_s == pytest.approx(0.1)
     record.note()
+    assert record.backoff_s == pytest.approx(0.1), "it had served well in between"
     assert record.why_too_many == "5 crashes within a minute"
     now_s += 30  # the first is older than a minute now
     assert record.why_too_many is None
