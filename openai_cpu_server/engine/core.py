@@ -300,8 +300,14 @@ class EngineCore:
             return
         if event.finish is not None:
             del self._outputs[sequence.request.id]
-            self._scheduler.complete(sequence)
+            self._leave(sequence, event.finish)
         self._events.append(event)
+
+    def _leave(self, sequence: Sequence, finish: Finish) -> None:
+        if finish.reason in (FinishReason.STOP, FinishReason.LENGTH):
+            self._scheduler.complete(sequence)
+        else:
+            self._scheduler.finish(sequence)
 
 
 def _bound_ms(predicted_ms: float) -> float:

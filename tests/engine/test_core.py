@@ -89,6 +89,21 @@ def test_cancelling_gives_one_last_event() -> None:
     assert finish.reason is FinishReason.CANCELLED
 
 
+def test_nobody_is_expected_to_be_as_short_as_those_who_were_cancelled() -> None:
+    engine = Engine(backend=FakeBackend(msgspec.structs.replace(FAKE_INFO, max_seqs=1)))
+    for number in range(5):
+        engine.core.handle(Submit(request(f"{number}", output=200)))
+        engine.step()
+        engine.step()
+        engine.core.handle(Cancel(f"{number}"))
+        engine.run()
+    engine.core.handle(Submit(request("long", output=200)))
+    engine.core.handle(Submit(request("next", output=200)))
+    engine.step()
+    (place,) = engine.queues[-1].places
+    assert place.first_token_ms > 100 * 5, "after the 200 tokens before it"
+
+
 class BrokenPieces(FakeBackend):
     """Stumbles over a token's text when an output begins with it."""
 
