@@ -14,10 +14,16 @@ from tests.tiny_model import tiny_model_path
 pytestmark = [pytest.mark.native, pytest.mark.thorough]
 
 
-def streams_survive(folder: Path, *, requests: int, kills: int) -> None:
+def streams_survive(folder: Path, *, requests: int, kills: int, tokens: int = 48) -> None:
     figures = asyncio.run(
         run_streams(
-            tiny_model_path(), folder, requests=requests, kills=kills, tokens=48, clients=16, seed=requests
+            tiny_model_path(),
+            folder,
+            requests=requests,
+            kills=kills,
+            tokens=tokens,
+            clients=16,
+            seed=requests,
         )
     )
     assert figures.kills == kills, figures
@@ -42,7 +48,7 @@ def test_rows_survive_a_few_kills(tmp_path: Path) -> None:
 @pytest.mark.slow
 @pytest.mark.timeout(3600)
 def test_streams_survive_200_kills(tmp_path: Path) -> None:
-    streams_survive(tmp_path, requests=500, kills=200)
+    streams_survive(tmp_path, requests=500, kills=200, tokens=96)  # so long that there is always somebody
 
 
 @pytest.mark.slow
