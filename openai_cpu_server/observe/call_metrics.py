@@ -21,7 +21,9 @@ class CallMetrics:
 
         self._sequences = counter("sequences", "Sequences by how they ended.", "reason")
         self._prompt = counter("prompt_tokens", "Tokens of the prompts of ended requests.")
-        self._cached = counter("cached_tokens", "Of these, not computed: another request had.")
+        self._cached = counter(
+            "cached_tokens", "Prompt tokens that were not computed, because another request had."
+        )
         self._output = counter("output_tokens", "Output tokens of ended requests.")
         self._queue = histogram("queue", "From submission to the first step.")
         self._ttft = histogram("time_to_first_token", "From arrival to the first token.")

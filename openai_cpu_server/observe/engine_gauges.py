@@ -22,7 +22,9 @@ class EngineGauges(Collector):
             "ocs_engine_ready", "1: requests can be computed now.", status.state is EngineState.READY
         )
         yield _gauge(
-            "ocs_memory_resident_bytes", "Of this process and the engine's, model included.", status.rss_bytes
+            "ocs_memory_resident_bytes",
+            "Resident memory of this process and the engine's, model included.",
+            status.rss_bytes,
         )
         yield from _requests(status)
         yield from _pool(kv)
@@ -41,9 +43,13 @@ def _requests(status: EngineStatus) -> Iterator[Metric]:
 
 def _pool(kv: KVStats | None) -> Iterator[Metric]:
     yield _gauge("ocs_kv_pool_blocks", "Blocks of the KV pool.", kv.pool_blocks if kv else 0)
-    yield _gauge("ocs_kv_pool_blocks_used", "Of these, held.", kv.pool_blocks_used if kv else 0)
     yield _gauge(
-        "ocs_kv_pool_blocks_shared", "Of these, by more than one.", kv.pool_blocks_shared if kv else 0
+        "ocs_kv_pool_blocks_used", "Blocks of the KV pool that are held.", kv.pool_blocks_used if kv else 0
+    )
+    yield _gauge(
+        "ocs_kv_pool_blocks_shared",
+        "Blocks of the KV pool that several sequences hold.",
+        kv.pool_blocks_shared if kv else 0,
     )
 
 

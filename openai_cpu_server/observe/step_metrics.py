@@ -29,7 +29,7 @@ class StepMetrics:
         self._sampled = counter("sampled_tokens", "Output tokens sampled.")
         self._forced = counter("forced_tokens", "Output tokens that constraints left no alternative to.")
         self._drafted = counter("drafted_tokens", "Tokens computed ahead, in the hope that they come.")
-        self._accepted = counter("accepted_draft_tokens", "Of these, those that came.")
+        self._accepted = counter("accepted_draft_tokens", "Draft tokens that turned out right.")
         self._preemptions = counter("preemptions", "Times that a sequence gave up its cells for another.")
         self._interruptions = counter("interruptions", "Steps thrown away for an interactive newcomer.")
 

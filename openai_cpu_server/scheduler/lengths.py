@@ -47,7 +47,7 @@ class OutputLengths:
 
 
 def _kinds(request: GenerationRequest) -> tuple[_Kind, ...]:
-    """From the most special to the most general."""
+    """The kinds that the request belongs to, the most special first."""
     return (request.route, request.client), (request.route,), ()
 
 

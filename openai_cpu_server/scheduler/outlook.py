@@ -31,7 +31,8 @@ def outlook(
     expected_left: Callable[[Sequence], int],
     lane: Callable[[Sequence], int],
 ) -> list[Outlook]:
-    """For `waiting`, in their order: a place for them, then the prompts before them and their own.
+    """The outlooks of `waiting`, who come in their order: each waits for a place, then for the prompts
+    before it and its own.
 
     A place is a free slot, one that a sequence of a worse lane holds, or one whose holder has ended.
     """

@@ -1,4 +1,4 @@
-"""Who goes first: for admission, for a place in a step, and for keeping one's cells.
+"""Policies say who goes first: for admission, for a place in a step, and for keeping one's cells.
 
 No policy moves batch work in front of an interactive request, however long it has waited: its share is the
 scheduler's concern (`batch_floor`).

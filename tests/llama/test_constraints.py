@@ -403,3 +403,11 @@ def test_control_tokens_are_no_text_for_a_grammar(words: Words) -> None:
     assert allowed is not None
     assert not allowed[1]
     assert allowed[byte("<")]
+
+
+def test_a_failure_that_is_not_the_grammars_is_not_remembered(words: Words) -> None:
+    grammars = Grammars()
+    with pytest.raises(TypeError):
+        grammars.matcher(OBJECT, None)
+    assert len(grammars) == 0
+    assert not grammars.matcher(OBJECT, words.tokenizer).is_error()

@@ -74,10 +74,15 @@ class Grammars:
         return len(self._known)
 
     def matcher(self, gbnf: str, tokenizer: LLTokenizer) -> LLMatcher:
-        """A new matcher at the grammar's start; each text is compiled once. Raises `ConstraintFailed`."""
+        """A new matcher at the grammar's start; each text is compiled once. Raises `ConstraintFailed`.
+
+        What is not the grammar's own fault, such as a want of memory, is raised too, but not remembered.
+        """
         future, is_new = self._entry(gbnf)
         if is_new:
             _compile_into(future, gbnf, tokenizer)
+        if not isinstance(future.exception(), ConstraintFailed | None):
+            self.forget(gbnf)
         return future.result().deep_copy()
 
     def forget(self, gbnf: str) -> None:
