@@ -152,7 +152,7 @@ class Settings(BaseSettings):
         _ENGINE.batch_floor,
         ge=0,
         le=1,
-        description="share of the time that batch work keeps",
+        description="share of slots and time that batch work keeps",
     )
     preempt_threshold_ms: float = Field(
         _ENGINE.preempt_threshold_ms,

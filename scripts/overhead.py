@@ -35,11 +35,11 @@ from openai_cpu_server.contract.cost import CostCurve
 from openai_cpu_server.contract.messages import EngineOptions
 from openai_cpu_server.contract.request import GenerationRequest, Sampling
 from openai_cpu_server.contract.step import Sample, Span, Step, StepResult
+from openai_cpu_server.engine.build import step_options
 from openai_cpu_server.llama.backend import LlamaBackend
 from openai_cpu_server.llama.host.cores import Cores
 from openai_cpu_server.llama.host.machine import Machine
 from openai_cpu_server.llama.measure.calibrate import cost_curve
-from openai_cpu_server.scheduler.compose import StepOptions
 from openai_cpu_server.scheduler.cost_model import CostModel
 from openai_cpu_server.scheduler.kv_ledger import KVLedger
 from openai_cpu_server.scheduler.policy import PriorityPolicy
@@ -131,7 +131,7 @@ def _steps(load: Load, cost: CostModel) -> Iterator[Step]:
         ledger=KVLedger(KV_TOKENS // 16),
         cache=PrefixCache(0),
         cost=cost,
-        options=StepOptions(interactive_step_ms=130.0, batch_step_ms=800.0, batch_floor=0.1),
+        options=step_options(EngineOptions(model_path="")),
         policy=PriorityPolicy(),
     )
     for number in range(load.clients):

@@ -28,9 +28,10 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
+from openai_cpu_server.contract.messages import EngineOptions
 from openai_cpu_server.contract.request import GenerationRequest, Priority, Sampling
 from openai_cpu_server.contract.step import Drafted, Sample, Span, Step, StepResult, num_right
-from openai_cpu_server.scheduler.compose import StepOptions
+from openai_cpu_server.engine.build import step_options
 from openai_cpu_server.scheduler.cost_model import CostModel
 from openai_cpu_server.scheduler.drafts import LookupDrafter
 from openai_cpu_server.scheduler.kv_ledger import KVLedger
@@ -198,7 +199,7 @@ def _scheduler(slots: int) -> Scheduler:
         ledger=KVLedger(1024, 16),
         cache=PrefixCache(4096),
         cost=CostModel.guess(),
-        options=StepOptions(interactive_step_ms=130.0, batch_step_ms=800.0, batch_floor=0.1),
+        options=step_options(EngineOptions(model_path="")),
         policy=PriorityPolicy(),
         speculator=Speculator(LookupDrafter(frozenset({0})), SpeculationOptions()),
     )

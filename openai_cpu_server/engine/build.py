@@ -35,13 +35,7 @@ def build_core(
         ledger=KVLedger(info.kv_tokens // POOL_BLOCK_TOKENS, POOL_BLOCK_TOKENS),
         cache=cache,
         cost=CostModel(curve) if curve else CostModel.guess(info.num_parameters),
-        options=StepOptions(
-            interactive_step_ms=options.interactive_step_ms,
-            batch_step_ms=options.batch_step_ms,
-            batch_floor=options.batch_floor,
-            fills_tiles=options.tile_filling,
-            mixes=options.mixed_steps,
-        ),
+        options=step_options(options),
         policy=POLICIES[options.policy](),
         continuous=options.continuous_batching,
         speculator=_speculator(options, info),
@@ -55,6 +49,17 @@ def build_core(
     for number, tokens in enumerate(options.pinned_prompts):
         core.handle(Submit(request=_pin(number, tokens, options.pinned_namespace)))
     return core
+
+
+def step_options(options: EngineOptions) -> StepOptions:
+    """How steps are to be composed."""
+    return StepOptions(
+        interactive_step_ms=options.interactive_step_ms,
+        batch_step_ms=options.batch_step_ms,
+        batch_floor=options.batch_floor,
+        fills_tiles=options.tile_filling,
+        mixes=options.mixed_steps,
+    )
 
 
 def _speculator(options: EngineOptions, info: ModelInfo) -> Speculator | None:

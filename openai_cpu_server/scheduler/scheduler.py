@@ -230,8 +230,13 @@ class Scheduler:
         return plan.drafting_ms + copying_ms + step_ms
 
     def may_interrupt(self, step: Step) -> bool:
-        """Whether an interactive newcomer may throw this step away: nobody interactive is in it."""
-        return bool(step.spans) and all(s.request.priority is Priority.BATCH for s in self.participants(step))
+        """Whether an interactive newcomer may throw this step away: nobody interactive runs.
+
+        A step of batch work alone beside interactive work is one that it has saved for, and no long one: were
+        that thrown away, batch work would lose its share wherever newcomers come often.
+        """
+        running = self._memory.running.values()
+        return bool(step.spans) and all(s.request.priority is Priority.BATCH for s in running)
 
     def _new_plan(self) -> StepPlan:
         return StepPlan(

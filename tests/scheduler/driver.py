@@ -191,6 +191,7 @@ class Driver:
         self.cached: dict[str, int | None] = {}
         self.paddings: list[int] = []
         self.predicted_ms: list[float] = []
+        self.interruptible: list[bool] = []
         self.staged: list[list[str]] = []
         """For each step, the requests that were computed beside the pool."""
 
@@ -268,6 +269,7 @@ class Driver:
         step = self.scheduler.schedule()
         names = [s.request.id for s in self.scheduler.participants(step)]
         self.predicted_ms.append(self.scheduler.predicted_ms(step))
+        self.interruptible.append(self.scheduler.may_interrupt(step))
         self.paddings.append(step.padding)
         self.staged.append([name for name in names if step.is_staged])
         self.scheduler.check()

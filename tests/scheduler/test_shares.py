@@ -79,6 +79,15 @@ def test_where_people_wait_for_cells_batch_work_takes_none() -> None:
     assert order.index("j") < order.index("b")
 
 
+def test_a_step_that_batch_work_has_saved_for_is_not_thrown_away() -> None:
+    driver = Driver(slots=4, floor=0.5)
+    driver.submit(*(request(f"i{i}", output=60) for i in range(3)), request("b", output=60, priority=BATCH))
+    steps = [driver.step() for _ in range(40)]
+    turns = [number for number, step in enumerate(steps) if set(step) == {"b"}]
+    assert turns
+    assert not any(driver.interruptible[number] for number in turns)
+
+
 def share_of_batch(steps: list[Spans], predicted_ms: list[float]) -> float:
     """A step's time is shared out by its tokens."""
     batch_ms = 0.0

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from openai_cpu_server.contract.messages import EngineOptions
 from openai_cpu_server.contract.request import GenerationRequest
 from openai_cpu_server.contract.step import POOL_BLOCK_TOKENS, Close, Open, Sample, Step, StepResult
-from openai_cpu_server.scheduler.compose import StepOptions
+from openai_cpu_server.engine.build import step_options
 from openai_cpu_server.scheduler.cost_model import CostModel
 from openai_cpu_server.scheduler.kv_ledger import KVLedger
 from openai_cpu_server.scheduler.outcome import Advance
@@ -27,7 +28,7 @@ def new_scheduler(num_slots: int) -> Scheduler:
         ledger=KVLedger(_KV_TOKENS // POOL_BLOCK_TOKENS, POOL_BLOCK_TOKENS),
         cache=PrefixCache(_CACHE_BLOCKS),
         cost=CostModel.guess(),
-        options=StepOptions(interactive_step_ms=130.0, batch_step_ms=800.0, batch_floor=0.1),
+        options=step_options(EngineOptions(model_path="")),
         policy=POLICIES["priority"](),
     )
 
