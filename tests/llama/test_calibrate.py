@@ -7,6 +7,7 @@ import logging
 import math
 import os
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -100,19 +101,31 @@ def test_it_is_disturbed_by_whoever_wants_something_and_goes_on_later(
     assert calibrator.known() == curve
 
 
+@pytest.mark.parametrize("stall_s", [0.0, 0.6], ids=["smooth", "stalled"])
 def test_the_longest_piece_becomes_shorter_until_there_is_time_enough_for_it(
-    fresh: LlamaBackend, options: EngineOptions, tmp_path: Path
+    fresh: LlamaBackend, options: EngineOptions, tmp_path: Path, stall_s: float
 ) -> None:
-    """It takes 29 steps at first, and somebody comes after 26 each time."""
+    """It takes 29 steps at first, and somebody comes after 26 each time.
+
+    A stall leaves no time for sizes above one token, and a context of such steps takes hundreds of them.
+    """
     calibrator = Calibrator(fresh, options, tmp_path, neighbours=Quiet())
-    attempts = 0
     curve = None
-    while curve is None:
+    for attempt in range(20):
         steps = itertools.count(1)
-        curve = calibrator.measure(lambda steps=steps: next(steps) > 26)
-        attempts += 1
-        assert attempts < 20, "it never ends"
+
+        def somebody_comes(attempt: int = attempt, steps: Iterator[int] = steps) -> bool:
+            step = next(steps)
+            if (attempt, step) == (0, 1):
+                time.sleep(stall_s)
+            return step > 26
+
+        curve = calibrator.measure(somebody_comes)
+        if curve is not None:
+            break
+    assert curve is not None, "it never ends"
     assert is_sane(curve)
+    assert curve.step_ms[-1][0] == 1 or not stall_s
 
 
 def compute_for_ever(probe: Probe) -> None:

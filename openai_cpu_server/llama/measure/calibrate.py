@@ -12,7 +12,7 @@ from pathlib import Path
 
 import msgspec
 
-from openai_cpu_server.contract.cost import CostCurve, attended_pairs
+from openai_cpu_server.contract.cost import TILE_TOKENS, CostCurve, attended_pairs
 from openai_cpu_server.contract.messages import EngineOptions
 from openai_cpu_server.contract.model_info import ModelInfo
 from openai_cpu_server.contract.step import Backend
@@ -40,6 +40,8 @@ _SIZES_SHARE = 0.5
 """Share of the time for the first round over all sizes."""
 _LEAST_CONTEXT = 256
 """With this many cells of context the prices are exact enough."""
+_LEAST_CHUNKS = 2
+"""A context of so few steps is short enough for any gap between requests."""
 
 
 class CurveKey(msgspec.Struct, frozen=True, kw_only=True):
@@ -244,8 +246,10 @@ class _Calibration:
     def _price_cells(self, probe: Probe) -> CostCurve:
         """Measure the prices of cells, which is the longest piece.
         Each attempt computes half as many cells as the one before."""
-        context, self._context = self._context, max(self._context // 2, _LEAST_CONTEXT)
-        prices = CellPrices(probe, self._info, self._watch, chunk=max(self._best), context=context)
+        chunk = max(*self._best, TILE_TOKENS)
+        least = min(_LEAST_CONTEXT, _LEAST_CHUNKS * chunk)
+        context, self._context = self._context, max(self._context // 2, least)
+        prices = CellPrices(probe, self._info, self._watch, chunk=chunk, context=context)
         return prices.measure(tiled=self._is_tiled)
 
     def _time_next(self, probe: Probe) -> None:

@@ -74,7 +74,7 @@ class CellPrices:
     def __init__(
         self, probe: Probe, info: ModelInfo, watch: Stopwatch, *, chunk: int, context: int = CONTEXT
     ) -> None:
-        """`chunk`: tokens of the largest step that is known to be short enough;
+        """`chunk`: tokens of the steps that compute the context;
         `context`: the most cells of its own."""
         self._probe = probe
         self._info = info
