@@ -79,7 +79,7 @@ class Memory:
         return sum(sequence.computed for sequence in self.running.values() if sequence.is_staged)
 
     def vacate(self, sequence: Sequence) -> None:
-        """Take a running sequence out of its slot: save its whole blocks, then free its cells."""
+        """Take a running sequence out of its slot: save what it has computed, then free its cells."""
         slot = sequence.slot
         self._save(sequence)
         self._verbs.append(Close(slot))
@@ -125,15 +125,13 @@ class Memory:
         return max(0, self._foreseen(sequence) - self.ledger.num_held(sequence.slot))
 
     def _save(self, sequence: Sequence) -> None:
-        """Save the whole blocks of the sequence's computed tokens that the cache does not have."""
+        """Save the blocks of the sequence's computed tokens that the cache does not have."""
         request = sequence.request
         insertion = self.cache.insert(
             sequence.tokens[: sequence.computed], request.cache_namespace, pin=request.pin
         )
-        self._verbs += [Drop(number) for number in insertion.evicted]
-        self._verbs += [
-            Save(sequence.slot, start, start + BLOCK_TOKENS, number) for number, start in insertion.saved
-        ]
+        self._verbs += [Drop(number) for number in insertion.dropped]
+        self._verbs += [Save(sequence.slot, start, end, number) for number, start, end in insertion.saved]
 
     def _count(self, sequence: Sequence, reuse: Reuse) -> None:
         """Count prompt tokens and reused ones, only when a request runs for the first time."""

@@ -14,7 +14,7 @@ from itertools import takewhile
 from openai_cpu_server.contract.step import SavedBlock
 
 BLOCK_TOKENS = 64
-"""Tokens of a block: a multiple of the pool's blocks."""
+"""Tokens of a whole block: a multiple of the pool's blocks. The last block of a text may have fewer."""
 
 Tokens = tuple[int, ...]
 
@@ -35,6 +35,8 @@ class _Root(_Branch):
 
 @dataclass(eq=False)
 class _Block(_Branch):
+    """Only whole blocks have children."""
+
     number: int = field(kw_only=True)
     tokens: Tokens = field(kw_only=True)
     parent: _Branch = field(kw_only=True)
@@ -55,10 +57,11 @@ class Match:
 
 @dataclass(frozen=True)
 class Insertion:
-    """The new blocks (number, position of the first token), and the numbers of those evicted for them."""
+    """The new blocks (number, position of the first token, position behind the last), and the numbers of
+    those that go for them."""
 
-    saved: tuple[tuple[int, int], ...]
-    evicted: tuple[int, ...]
+    saved: tuple[tuple[int, int, int], ...]
+    dropped: tuple[int, ...]
 
 
 class PrefixCache:
@@ -90,25 +93,27 @@ class PrefixCache:
 
     def use(self, tokens: Sequence[int], namespace: str) -> None:
         """Make the blocks of this prefix the most recent."""
-        self._touch(self._path(tokens, namespace, len(tokens)))
+        self._touch(self._held(tokens, namespace))
 
     def insert(self, tokens: Sequence[int], namespace: str, *, pin: bool = False) -> Insertion:
-        """Take in the whole blocks of `tokens` that are not saved yet, as far as there is room.
+        """Take in the blocks of `tokens` that are not saved yet, as far as there is room.
 
-        With `pin`, all blocks of this prefix are never evicted.
+        A last block that is not whole goes as soon as one comes that begins with it. With `pin`, all blocks
+        of this prefix are never evicted.
         """
-        path = self._path(tokens, namespace, len(tokens))
+        path = self._held(tokens, namespace)
         self._touch(path)
-        saved: list[tuple[int, int]] = []
-        evicted: list[int] = []
-        while (len(path) + 1) * BLOCK_TOKENS <= len(tokens) and self._make_room(path, evicted):
+        saved: list[tuple[int, int, int]] = []
+        dropped: list[int] = []
+        while len(path) * BLOCK_TOKENS < len(tokens) and self._make_room(path, dropped):
             start = len(path) * BLOCK_TOKENS
-            node = self._add(path, tuple(tokens[start : start + BLOCK_TOKENS]), namespace)
-            saved.append((node.number, start))
+            block = self._add(path, tuple(tokens[start : start + BLOCK_TOKENS]), namespace)
+            dropped += self._supersede(block)
+            saved.append((block.number, start, start + len(block.tokens)))
         self._touch(path)
         if pin:
             self._pin(path)
-        return Insertion(tuple(saved), tuple(evicted))
+        return Insertion(tuple(saved), tuple(dropped))
 
     def export(self) -> list[SavedBlock]:
         """All blocks, parents before children."""
@@ -125,14 +130,16 @@ class PrefixCache:
     def adopt(self, blocks: Sequence[SavedBlock]) -> tuple[int, ...]:
         """Take in blocks that `export` gave. Returns the numbers of those for which there is no place."""
         adopted: dict[int, _Block] = {}
+        parents: set[int | None] = {None}
         refused: list[int] = []
         for block in blocks:
-            is_rooted = block.parent is None or block.parent in adopted
-            if not is_rooted or len(block.tokens) != BLOCK_TOKENS or len(self) >= self.capacity:
+            if block.parent not in parents or not _is_block(block.tokens) or len(self) >= self.capacity:
                 refused.append(block.number)
                 continue
             parent = self._root(block.namespace) if block.parent is None else adopted[block.parent]
             adopted[block.number] = self._attach(block.number, block.tokens, parent)
+            if len(block.tokens) == BLOCK_TOKENS:
+                parents.add(block.number)
             self._next_number = max(self._next_number, block.number + 1)
         # `_touch` goes backwards: children first, then their parents, which must be more recent.
         self._touch(list(adopted.values()))
@@ -154,6 +161,8 @@ class PrefixCache:
         assert all(root.children for root in self._roots.values()), "a namespace without blocks stays"
         for node in nodes:
             assert node.ordered == sorted(node.children)
+            assert _is_block(node.tokens)
+            assert len(node.tokens) == BLOCK_TOKENS or not node.children, "only whole blocks have children"
             parent = node.parent
             if isinstance(parent, _Block) and parent.number in rank and node.number in rank:
                 assert rank[parent.number] > rank[node.number], "a child is more recent than its parent"
@@ -167,6 +176,22 @@ class PrefixCache:
             if child is not None:
                 path.append(child)
         return path
+
+    def _held(self, tokens: Sequence[int], namespace: str) -> list[_Block]:
+        """The blocks that hold `tokens` from the first on, the one that holds their last ones too."""
+        path = self._path(tokens, namespace, len(tokens))
+        rest = tuple(tokens[len(path) * BLOCK_TOKENS :])
+        last, common = _closest(path[-1] if path else self._roots.get(namespace), rest)
+        return [*path, last] if last and common == len(rest) else path
+
+    def _supersede(self, block: _Block) -> list[int]:
+        """Remove the blocks that the new `block` begins with, but no pinned ones. Returns their numbers."""
+        beginnings = (block.tokens[:length] for length in range(1, len(block.tokens)))
+        held = [block.parent.children[tokens] for tokens in beginnings if tokens in block.parent.children]
+        removed = [shorter for shorter in held if shorter.number in self._recency]
+        for shorter in removed:
+            self._remove(shorter)
+        return [shorter.number for shorter in removed]
 
     def _touch(self, path: Sequence[_Block]) -> None:
         for node in reversed(path):
@@ -218,6 +243,10 @@ class PrefixCache:
             if node.number in self._recency:
                 del self._recency[node.number]
                 self._pinned[node.number] = node
+
+
+def _is_block(tokens: Tokens) -> bool:
+    return 0 < len(tokens) <= BLOCK_TOKENS
 
 
 def _closest(branch: _Branch | None, tokens: Tokens) -> tuple[_Block | None, int]:

@@ -210,7 +210,7 @@ async def test_the_cache_is_seen_and_cleared() -> None:
         kv = engine.kv_stats()
         assert kv is not None
         assert (kv.prompt_tokens, kv.cached_tokens) == (400, found[1])
-        assert (kv.cache_blocks, kv.cache_capacity_blocks, kv.pool_blocks_used) == (3, 100, 0)
+        assert (kv.cache_blocks, kv.cache_capacity_blocks, kv.pool_blocks_used) == (4, 100, 0)
         engine.clear_cache()
 
         def is_empty() -> bool:

@@ -36,7 +36,7 @@ def test_parts_lie_behind_each_other() -> None:
     assert [cells.part(index).tolist() for index in range(3)] == [[0], [1, 2, 3], [4, 5]]
 
 
-def test_memory_of_dropped_blocks_is_used_for_the_next_of_that_size() -> None:
+def test_memory_of_dropped_whole_blocks_is_used_for_the_next() -> None:
     store = BlockStore()
     for number in range(3):
         store.put(number, saved(store, MEGABYTE))
@@ -44,8 +44,8 @@ def test_memory_of_dropped_blocks_is_used_for_the_next_of_that_size() -> None:
     for number in range(3):
         store.drop(number)
     assert store.spare_bytes == 3 * MEGABYTE
-    other = store.allocate(MEGABYTE + 1)
-    assert other.ctypes.data not in memory
+    last_of_a_text = store.allocate(MEGABYTE - 1)
+    assert last_of_a_text.ctypes.data not in memory
     assert {data.ctypes.data for data in [store.allocate(MEGABYTE) for _ in range(3)]} == memory
     assert store.spare_bytes == 0
 
@@ -57,11 +57,24 @@ def test_only_some_memory_is_kept_for_the_next() -> None:
     for number in range(100):
         store.drop(number)
     assert store.spare_bytes == 64 * MEGABYTE
-    store.put(100, saved(store, 10 * MEGABYTE))
-    store.drop(100)
-    assert store.spare_bytes == 64 * MEGABYTE
-    assert len(store.allocate(10 * MEGABYTE)) == 10 * MEGABYTE
-    assert store.spare_bytes == 54 * MEGABYTE
+    assert len(store.allocate(MEGABYTE)) == MEGABYTE
+    assert store.spare_bytes == 63 * MEGABYTE
+
+
+def test_memory_of_the_last_blocks_of_texts_is_not_kept() -> None:
+    store = BlockStore()
+    store.put(1, saved(store, MEGABYTE))
+    store.put(2, saved(store, MEGABYTE - 1))
+    store.drop(2)
+    assert store.spare_bytes == 0
+
+
+def test_memory_that_turns_out_not_to_be_of_whole_blocks_goes() -> None:
+    store = BlockStore()
+    store.put(1, saved(store, MEGABYTE))
+    store.drop(1)
+    assert len(store.allocate(2 * MEGABYTE)) == 2 * MEGABYTE
+    assert store.spare_bytes == 0
 
 
 def test_what_is_not_ours_to_write_is_not_used_again() -> None:

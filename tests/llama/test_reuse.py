@@ -138,13 +138,16 @@ def test_saving_changes_nothing(pool: LlamaBackend) -> None:
     do(pool, Drop(1), Drop(2))
 
 
-@pytest.mark.parametrize("kept", [1, 15, 16, 40, 63])
-def test_a_part_of_a_block_gives_identical_logits(pool: LlamaBackend, kept: int) -> None:
+@pytest.mark.parametrize(
+    ("saved", "kept"),
+    [(64, 1), (64, 15), (64, 16), (64, 40), (64, 63), (1, 1), (17, 17), (40, 40), (41, 36), (41, 7)],
+)
+def test_a_part_of_a_block_gives_identical_logits(pool: LlamaBackend, saved: int, kept: int) -> None:
     text, rest = TEXT[64 : 64 + kept], TEXT[64 + kept : 128]
     with holding(pool, 0, TEXT[:64], text):
         expected = nexts(pool, 0, 64 + kept)
     with holding(pool, 0, TEXT[:64], text, rest):
-        do(pool, Save(0, 0, 64, block=1), Save(0, 64, 128, block=2))
+        do(pool, Save(0, 0, 64, block=1), Save(0, 64, 64 + saved, block=2))
     with holding(pool, 2):
         do(pool, Restore(1, 2, 0, 64), Restore(2, 2, 64, 64 + kept))
         assert nexts(pool, 2, 64 + kept) == expected

@@ -5,6 +5,7 @@ from __future__ import annotations
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from openai_cpu_server.contract.step import SavedBlock
 from openai_cpu_server.scheduler.prefix_cache import BLOCK_TOKENS as B
 from openai_cpu_server.scheduler.prefix_cache import Match, PrefixCache
 
@@ -22,11 +23,46 @@ def test_an_empty_cache_matches_nothing() -> None:
     assert PrefixCache(4).match(text(1), "", B) == Match()
 
 
-def test_whole_blocks_match_and_an_unfinished_one_is_not_kept() -> None:
+def test_a_text_is_kept_to_its_last_token() -> None:
     cache = PrefixCache(4)
-    assert cache.insert(text(1, 2, extra=10), "").saved == ((0, 0), (1, B))
+    assert cache.insert(text(1, 2, extra=10), "").saved == ((0, 0, B), (1, B, 2 * B), (2, 2 * B, 2 * B + 10))
     assert cache.match(text(1, 2, 3), "", 3 * B).blocks == (0, 1)
+    assert found(cache, text(1, 2, extra=40)) == 2 * B + 10
+    assert len(cache) == 3
+
+
+def test_a_longer_last_block_takes_the_place_of_the_one_that_it_begins_with() -> None:
+    cache = PrefixCache(9)
+    cache.insert(text(1, extra=10), "")
+    grown = cache.insert(text(1, extra=30), "")
+    assert (grown.saved, grown.dropped) == (((2, B, B + 30),), (1,))
+    whole = cache.insert(text(1, 9), "")
+    assert (whole.saved, whole.dropped) == (((3, B, 2 * B),), (2,))
+    assert cache.num_evictions == 0
+    cache.check()
+
+
+def test_what_a_longer_block_begins_with_is_not_saved_again() -> None:
+    cache = PrefixCache(9)
+    cache.insert(text(1, extra=30), "")
+    assert cache.insert(text(1, extra=10), "").saved == ()
+    assert cache.insert(text(1)[:20], "").saved == ()
     assert len(cache) == 2
+
+
+def test_two_texts_that_part_in_their_last_block_are_both_kept() -> None:
+    cache = PrefixCache(9)
+    cache.insert((1,) * 20 + (2,), "")
+    assert cache.insert((1,) * 20 + (3,), "").dropped == ()
+    assert found(cache, (1,) * 20 + (2,)) == found(cache, (1,) * 20 + (3,)) == 21
+
+
+def test_a_pinned_last_block_stays_beside_a_longer_one() -> None:
+    cache = PrefixCache(9)
+    cache.insert(text(1, extra=10), "", pin=True)
+    assert cache.insert(text(1, extra=30), "").dropped == ()
+    assert len(cache.clear()) == 1
+    assert found(cache, text(1, extra=30)) == B + 10
 
 
 def test_a_block_matches_in_part_to_the_token() -> None:
@@ -60,7 +96,7 @@ def test_namespaces_do_not_see_each_other() -> None:
 def test_a_shared_beginning_is_kept_once() -> None:
     cache = PrefixCache(9)
     cache.insert(text(1, 2), "")
-    assert cache.insert(text(1, 3), "").saved == ((2, B),)
+    assert cache.insert(text(1, 3), "").saved == ((2, B, 2 * B),)
     assert len(cache) == 3
 
 
@@ -69,14 +105,14 @@ def test_the_least_recently_used_leaf_goes_first() -> None:
     cache.insert(text(1, 2), "")
     cache.insert(text(3), "")
     cache.use(text(1, 2), "")
-    assert cache.insert(text(4), "").evicted == (2,)
+    assert cache.insert(text(4), "").dropped == (2,)
     assert found(cache, text(1, 2)) == 2 * B
 
 
 def test_a_chain_loses_its_end_before_its_beginning() -> None:
     cache = PrefixCache(3)
     cache.insert(text(1, 2, 3), "")
-    assert cache.insert(text(4), "").evicted == (2,)
+    assert cache.insert(text(4), "").dropped == (2,)
     assert found(cache, text(1, 2, 3)) == 2 * B
 
 
@@ -102,7 +138,7 @@ def test_no_capacity_keeps_nothing() -> None:
 
 def test_what_is_exported_is_adopted_as_far_as_it_fits() -> None:
     cache = PrefixCache(9)
-    cache.insert(text(1, 2, 3), "a")
+    cache.insert(text(1, 2, extra=7), "a")
     cache.insert(text(1, 5), "b")
     for capacity, kept in ((9, 5), (2, 2), (0, 0)):
         other = PrefixCache(capacity)
@@ -111,8 +147,21 @@ def test_what_is_exported_is_adopted_as_far_as_it_fits() -> None:
         assert (len(other), len(refused)) == (kept, 5 - kept)
     whole = PrefixCache(9)
     whole.adopt(cache.export())
-    assert found(whole, text(1, 2, 3), "a") == 3 * B
+    assert found(whole, text(1, 2, extra=7), "a") == 2 * B + 7
     assert whole.insert(text(7), "a").saved[0][0] == 5
+
+
+def test_what_does_not_follow_whole_blocks_is_not_adopted() -> None:
+    whole, part, behind = text(1), text(2)[:10], text(3)
+    blocks = [SavedBlock(0, None, "", whole), SavedBlock(1, 0, "", part), SavedBlock(2, 1, "", behind)]
+    cache = PrefixCache(9)
+    assert cache.adopt([*blocks, SavedBlock(3, None, "", text(1, 2)), SavedBlock(4, None, "x", ())]) == (
+        2,
+        3,
+        4,
+    )
+    cache.check()
+    assert found(cache, whole + part) == B + 10
 
 
 @given(
@@ -128,13 +177,15 @@ def test_the_cache_agrees_with_what_was_saved_and_dropped(
     for blocks, extra, namespace in inserts:
         tokens = text(*blocks, extra=extra)
         insertion = cache.insert(tokens, namespace)
-        for number, start in insertion.saved:
-            held[number] = (namespace, tokens[: start + B])
-        for number in insertion.evicted:
+        for number, start, end in insertion.saved:
+            assert start % B == 0
+            held[number] = (namespace, tokens[:end])
+        for number in insertion.dropped:
             del held[number]
         cache.check()
         assert len(cache) == len(held) <= capacity
         match = cache.match(tokens, namespace, len(tokens))
+        assert match.num_tokens == len(tokens) or len(held) == capacity
         for i, number in enumerate(match.blocks):
             assert held[number] == (namespace, tokens[: (i + 1) * B])
         if match.tail is not None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import mmap
-from collections import deque
 from typing import NamedTuple
 
 import numpy as np
@@ -45,20 +44,22 @@ class BlockStore:
 
     def __init__(self) -> None:
         self._blocks: dict[int, SavedCells] = {}
-        self._spares: deque[Bytes] = deque()
-        self._spare_bytes = 0
+        self._spares: list[Bytes] = []
+        self._largest = 0
+        """The bytes of a whole block, as far as is known."""
 
     @property
     def spare_bytes(self) -> int:
         """Memory of dropped blocks that is kept for the next blocks."""
-        return self._spare_bytes
+        return len(self._spares) * self._largest
 
     def allocate(self, num_bytes: int) -> Bytes:
         """Memory for a block. Its content is undefined."""
-        if self._spares and len(self._spares[-1]) == num_bytes:
-            self._spare_bytes -= num_bytes
-            return self._spares.pop()
-        return _fresh(num_bytes)
+        if num_bytes > self._largest:
+            self._largest = num_bytes
+            self._spares.clear()
+        is_whole = num_bytes == self._largest
+        return self._spares.pop() if is_whole and self._spares else _fresh(num_bytes)
 
     def put(self, number: int, cells: SavedCells) -> None:
         assert number not in self._blocks, f"block {number} is saved already"
@@ -69,20 +70,13 @@ class BlockStore:
         return self._blocks[number]
 
     def drop(self, number: int) -> None:
+        """Free a block. Memory of whole blocks is kept for new ones, which mostly are whole, too."""
         data = self.get(number).data
         del self._blocks[number]
-        if data.flags.writeable:
-            self._keep_spare(data)
-
-    def _keep_spare(self, data: Bytes) -> None:
-        """Keep a dropped block's memory; the oldest goes if it is too much:
-        new blocks mostly have this size."""
-        self._spares.append(data)
-        self._spare_bytes += len(data)
-        while self._spare_bytes > _SPARE_BYTES:
-            self._spare_bytes -= len(self._spares.popleft())
+        is_whole = len(data) == self._largest
+        if data.flags.writeable and is_whole and self.spare_bytes + len(data) <= _SPARE_BYTES:
+            self._spares.append(data)
 
     def close(self) -> None:
         self._blocks.clear()
         self._spares.clear()
-        self._spare_bytes = 0
