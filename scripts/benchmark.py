@@ -161,7 +161,7 @@ def _set_up(console: Console) -> int:
     except SetupFailed as error:
         console.print(f"[red]{error}[/red]", highlight=False)
         return 1
-    console.print("llama-server and llama-cpp-python's servers are ready to be measured")
+    console.print("llama-server, OpenVINO GenAI and llama-cpp-python's servers are ready to be measured")
     return 0
 
 
@@ -242,7 +242,10 @@ def _arguments() -> argparse.Namespace:
     arguments.servers = arguments.servers or (_QUICK_KEYS if arguments.quick else frozenset(_ALL_KEYS))
     try:
         arguments.peer_paths = PeerPaths.found(
-            arguments.llama_server, arguments.peer_python, arguments.example_server
+            arguments.llama_server,
+            arguments.peer_python,
+            arguments.example_server,
+            arguments.openvino_python,
         )
     except PeerUnusable as error:
         parser.error(str(error))
@@ -253,8 +256,8 @@ def _add_peers(group: argparse._ArgumentGroup) -> None:
     group.add_argument(
         "--set-up-peers",
         action="store_true",
-        help="build llama-server from the sources that llama-cpp-python ships, make a virtual environment "
-        "for llama-cpp-python's servers, both in the user's cache, and end",
+        help="build llama-server from the sources that llama-cpp-python ships, make virtual environments "
+        "for llama-cpp-python's servers and for OpenVINO GenAI, all in the user's cache, and end",
     )
     group.add_argument("--llama-server", type=_file, metavar="PATH", help="default: on PATH, else as set up")
     group.add_argument(
@@ -274,6 +277,12 @@ def _add_peers(group: argparse._ArgumentGroup) -> None:
         type=_file,
         metavar="PATH",
         help="llama-cpp-python's examples/server/server.py; default: as set up",
+    )
+    group.add_argument(
+        "--openvino-python",
+        type=_file,
+        metavar="PATH",
+        help="an interpreter that has openvino-genai, starlette and uvicorn; default: as set up",
     )
 
 

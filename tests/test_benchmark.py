@@ -280,26 +280,28 @@ def test_all_are_asked_for_the_same_in_their_own_words() -> None:
 
 @pytest.mark.native
 def test_peers_get_the_room_that_the_load_needs() -> None:
-    paths = PeerPaths(llama_server=Path("/x/llama-server"), python=Path("/x/python"), example=Path("/x/e.py"))
+    paths = PeerPaths(Path("/x/llama-server"), Path("/x/python"), Path("/x/e.py"), Path("/x/ov/python"))
     model, room = tiny_model_path(), Room(pool_tokens=4096, request_tokens=300)
     specs = [who.spec(model, room) for who in peers(model, paths, "--no-repack -fa on")]
-    plain, best, old, example = (" ".join(spec.command) for spec in specs)
+    plain, best, openvino, old, example = (" ".join(spec.command) for spec in specs)
     assert plain.endswith("-np 16 -c 8192")
     assert best.startswith(f"{plain} -t ")
     assert best.endswith(" --no-repack -fa on")
     assert " -tb " in best
+    assert openvino.startswith("/x/ov/python ")
+    assert openvino.endswith("--cache-tokens 8192")
     assert "--n_ctx 588 " in old, "a text may come to more tokens"
     assert "--interrupt_requests false" in old
     assert example.endswith("--config-file {file}")
-    assert specs[3].file is not None
-    assert '"n_ctx": 8192' in specs[3].file.replace("{port}", "1")
-    assert specs[2].dialect.as_text is not None
-    assert 20 <= len(specs[2].dialect.as_text(random_tokens(50, "x")).split()) <= 50
-    assert specs[2].dialect.end_tokens
+    assert specs[4].file is not None
+    assert '"n_ctx": 8192' in specs[4].file.replace("{port}", "1")
+    assert specs[3].dialect.as_text is not None
+    assert 20 <= len(specs[3].dialect.as_text(random_tokens(50, "x")).split()) <= 50
+    assert specs[3].dialect.end_tokens
     assert shown(peers(model, paths, "")[0], model).endswith("-np 16 -c {room}")
     assert " --ctx-size {room}" in shown(Variant.WHOLE.contestant, model)
     assert not list(peers(model, PeerPaths(None, None, None), ""))
-    assert len({who.label for who in peers(model, paths, "")}) == 4, "a label is one server's"
+    assert len({who.label for who in peers(model, paths, "")}) == 5, "a label is one server's"
     here = peers(model, PeerPaths(Path("/x/llama-server"), None, None), "")
     assert absent({"ours", "llama-server", "example-server"}, here) == ["example-server"]
 
@@ -666,6 +668,8 @@ def test_peers_that_were_named_must_run() -> None:
         PeerPaths.found(nothing, None, None)
     with pytest.raises(PeerUnusable, match="--peer-python: "):
         PeerPaths.found(None, nothing, None)
+    with pytest.raises(PeerUnusable, match="--openvino-python: "):
+        PeerPaths.found(None, None, None, nothing)
 
 
 def test_wrong_arguments_are_refused_by_name() -> None:
@@ -721,7 +725,7 @@ def test_the_steps_of_a_mixed_run_are_told() -> None:
 
 @pytest.mark.slow
 @pytest.mark.native
-@pytest.mark.parametrize("name", ["throughput", "prefix", "long-prompt", "bursts"])
+@pytest.mark.parametrize("name", ["throughput", "clients", "prefix", "long-prompt", "bursts", "unequal"])
 def test_a_workload_has_figures_for_each_server(name: str) -> None:
     keys = frozenset({"ours"})
     bench = a_bench(model=tiny_model_path(), known_options=our_options(), keys=keys, rounds=1)

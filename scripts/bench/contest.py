@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Generic, TypeVar
@@ -11,7 +11,7 @@ from bench.asking import Trace, first_token_times
 from bench.contestants import Contestant, Variant
 from bench.failures import described
 from bench.limit.work import LoopRun
-from bench.results import Direction, Distribution, Goal, Line, gains
+from bench.results import Curve, Direction, Distribution, Goal, Line, gains
 from bench.stats import Rounds
 
 T = TypeVar("T")
@@ -122,6 +122,18 @@ class Contest(Generic[T]):
             limit=percent,
             unit="%",
         )
+
+
+def curves(lines: Mapping[int, Line]) -> tuple[Curve, ...]:
+    """A figure's lines by number of clients as a curve for each server; the bare loop's comes last."""
+    columns = {
+        label: tuple((k, line.servers[label]) for k, line in lines.items() if label in line.servers)
+        for label in dict.fromkeys(label for line in lines.values() for label in line.servers)
+    }
+    limits = tuple((k, line.limit) for k, line in lines.items() if line.limit is not None)
+    if limits:
+        columns[LIMIT] = limits
+    return tuple(Curve(label=label, points=points) for label, points in columns.items())
 
 
 def distribution(label: str, traces: Sequence[Trace]) -> Distribution:

@@ -1,4 +1,5 @@
-"""Gets the peers: builds llama-server from llama-cpp-python's sources, and a venv for the Python servers.
+"""Gets the peers: builds llama-server from llama-cpp-python's sources, and makes virtual environments for the
+Python servers and for OpenVINO GenAI.
 
 All of it lies in the user's cache, under the version that our server runs on: equal kernels on both sides.
 """
@@ -11,7 +12,7 @@ import subprocess
 import sys
 import tarfile
 import tempfile
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from importlib.metadata import version
 from pathlib import Path
 
@@ -20,6 +21,8 @@ from openai_cpu_server.settings import user_cache_dir
 _PACKAGE = "llama-cpp-python"
 _EXAMPLE_NEEDS = ("openai", "safetensors", "websockets")
 """The packages that the example server imports beside the `server` extra."""
+_OPENVINO_NEEDS = ("openvino-genai>=2026.4", "starlette", "uvicorn")
+"""The packages of `openvino_server.py`, which makes a server of OpenVINO GenAI."""
 _KERNELS = "-DGGML_NATIVE=ON"
 """The option with which `scripts/bootstrap` builds ours."""
 _CMAKE = (
@@ -54,6 +57,11 @@ def peer_python() -> Path:
     return peers_dir() / "venv" / "bin" / "python"
 
 
+def openvino_python() -> Path:
+    """The interpreter of the venv that `set_up` makes for OpenVINO GenAI."""
+    return peers_dir() / "openvino" / "bin" / "python"
+
+
 def example_server() -> Path:
     """The path at which `set_up` puts llama-cpp-python's example server."""
     return peers_dir() / "example_server.py"
@@ -61,16 +69,21 @@ def example_server() -> Path:
 
 def set_up(say: Say) -> None:
     """Build what is missing, which takes ten minutes on two cores, once. Raises SetupFailed."""
+    peers_dir().mkdir(parents=True, exist_ok=True)
+    if not openvino_python().is_file():
+        say("installing OpenVINO GenAI in a virtual environment")
+        _make_venv(openvino_python().parents[1], _OPENVINO_NEEDS)
     if built_llama_server().is_file() and peer_python().is_file():
         return
-    peers_dir().mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=peers_dir(), prefix="partial-") as folder:
         sources = _sources(Path(folder), say)
         shutil.copy(sources / "examples" / "server" / "server.py", example_server())
         if not built_llama_server().is_file():
             _build(sources, Path(folder) / "build", say)
         if not peer_python().is_file():
-            _make_venv(sources, peer_python().parents[1], say)
+            # Ours will not do: the example server needs all parts of llama-cpp-python.
+            say("building llama-cpp-python for its servers, in a virtual environment: some minutes")
+            _make_venv(peer_python().parents[1], (f"{sources}[server]", *_EXAMPLE_NEEDS))
 
 
 def _sources(folder: Path, say: Say) -> Path:
@@ -91,16 +104,14 @@ def _build(sources: Path, tree: Path, say: Say) -> None:
     shutil.move(tree / "bin" / "llama-server", built_llama_server())
 
 
-def _make_venv(sources: Path, folder: Path, say: Say) -> None:
-    """Make a venv. It gets its name once it is whole.
-    Ours will not do: the example server needs all parts."""
-    say("building llama-cpp-python for its servers, in a virtual environment: some minutes")
-    partial = folder.with_name("venv-partial")
+def _make_venv(folder: Path, packages: Sequence[str]) -> None:
+    """Make a venv. It gets its name once it is whole."""
+    partial = folder.with_name(f"{folder.name}-partial")
     shutil.rmtree(partial, ignore_errors=True)
     _run([sys.executable, "-m", "venv", str(partial)])
     pip = [str(partial / "bin" / "python"), "-m", "pip", "install", "--quiet", "--no-cache-dir"]
     build = {"CMAKE_ARGS": _KERNELS, "CMAKE_BUILD_PARALLEL_LEVEL": _jobs()}
-    _run([*pip, f"{sources}[server]", *_EXAMPLE_NEEDS], extra=build)
+    _run([*pip, *packages], extra=build)
     partial.rename(folder)
 
 

@@ -16,7 +16,7 @@ from pathlib import Path
 
 from bench.contestants import Contestant, Room
 from bench.dialect import Dialect, SchemaField
-from bench.peer_setup import built_llama_server, example_server, peer_python
+from bench.peer_setup import built_llama_server, example_server, openvino_python, peer_python
 from bench.servers import ServerSpec, environment
 from openai_cpu_server.llama.host.machine import Machine
 from openai_cpu_server.llama.model.vocabulary import Vocabulary
@@ -28,7 +28,9 @@ _TEXT_IS_LONGER = 1.15
 """A prompt that is sent as text has at most so many times as many tokens."""
 BEST_FLAGS = "--no-repack"
 """The best flags of llama-server on CPUs where plain K-quants are faster in batches than repacked ones."""
-KEYS = ("llama-server", "llama-server-best", "llama-cpp-server", "example-server")
+KEYS = ("llama-server", "llama-server-best", "openvino", "llama-cpp-server", "example-server")
+_OPENVINO = "OpenVINO GenAI"
+_OPENVINO_ADAPTER = Path(__file__).with_name("openvino_server.py")
 _CHECK_S = 120
 
 
@@ -43,14 +45,24 @@ class PeerPaths:
     llama_server: Path | None
     python: Path | None
     example: Path | None
+    openvino: Path | None = None
+    """An interpreter that has OpenVINO GenAI."""
 
     @classmethod
-    def found(cls, llama_server: Path | None, python: Path | None, example: Path | None) -> PeerPaths:
+    def found(
+        cls,
+        llama_server: Path | None,
+        python: Path | None,
+        example: Path | None,
+        openvino: Path | None = None,
+    ) -> PeerPaths:
         """The paths as given, else on PATH, else where `--set-up-peers` put them. Raises PeerUnusable."""
         if llama_server is not None:
             _check("--llama-server", llama_server, "--version")
         if python is not None:
             _check("--peer-python", python, "-c", "import llama_cpp.server.app")
+        if openvino is not None:
+            _check("--openvino-python", openvino, "-c", "import openvino_genai, starlette, uvicorn")
         on_path = shutil.which("llama-server")
         python = python or _if_there(peer_python())
         if example is not None:
@@ -61,6 +73,7 @@ class PeerPaths:
             llama_server=llama_server or (Path(on_path) if on_path else _if_there(built_llama_server())),
             python=python,
             example=(example or _if_there(example_server())) if python else None,
+            openvino=openvino or _if_there(openvino_python()),
         )
 
 
@@ -85,6 +98,8 @@ def _peers(words: _Words, paths: PeerPaths, best_flags: tuple[str, ...]) -> Iter
             ),
         ):
             yield Contestant(key, label, _LlamaServer(paths.llama_server, label, flags), does_json=True)
+    if paths.openvino is not None:
+        yield Contestant("openvino", _OPENVINO, _OpenVino(paths.openvino))
     if paths.python is not None:
         yield Contestant(
             "llama-cpp-server", "llama_cpp.server", _LlamaCppServer(paths.python, words), at_once=1
@@ -124,6 +139,24 @@ class _LlamaServer:
         sized = ("-np", str(SLOTS), "-c", str(SLOTS * _context(room)))
         dialect = Dialect(schema=SchemaField.JSON_SCHEMA)
         return ServerSpec(self.label, (*command, *sized, *self.flags), ready="/health", dialect=dialect)
+
+
+@dataclass(frozen=True)
+class _OpenVino:
+    """OpenVINO GenAI's continuous batching, with its defaults, behind an adapter that streams."""
+
+    python: Path
+
+    def __call__(self, model: Path, room: Room) -> ServerSpec:
+        options = {
+            "model": str(model),
+            "port": "{port}",
+            "threads": str(Machine().num_threads()),
+            "cache-tokens": str(SLOTS * _context(room)),
+        }
+        given = [part for name, value in options.items() for part in (f"--{name}", value)]
+        command = (str(self.python), str(_OPENVINO_ADAPTER), *given)
+        return ServerSpec(_OPENVINO, command, ready="/health")
 
 
 @dataclass(frozen=True)

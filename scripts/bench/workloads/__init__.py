@@ -9,6 +9,7 @@ from bench.results import WorkloadResult
 from bench.workloads import (
     bursts,
     chat,
+    clients,
     json_output,
     long_prompt,
     memory,
@@ -19,15 +20,18 @@ from bench.workloads import (
     schedule,
     speculation,
     throughput,
+    unequal,
 )
 
 WORKLOADS: Mapping[str, Callable[[Bench], WorkloadResult]] = {
     "throughput": throughput.run,
+    "clients": clients.run,
     "chat": chat.run,
     "prefix": prefix.run,
     "mixed": mixed.run,
     "long-prompt": long_prompt.run,
     "bursts": bursts.run,
+    "unequal": unequal.run,
     "json": json_output.run,
     "speculation": speculation.run,
     "memory": memory.run,

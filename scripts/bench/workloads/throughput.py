@@ -17,15 +17,15 @@ import msgspec
 
 from bench.asking import Ask
 from bench.bench import Bench
-from bench.contest import LIMIT, OURS, Contest
+from bench.contest import OURS, Contest, curves
 from bench.contestants import Contestant, Room, Variant
 from bench.limit.work import Request, Work
 from bench.load import Clients
 from bench.peers import SLOTS
 from bench.prompts import random_tokens
-from bench.results import Curve, Direction, Goal, Line, WorkloadResult
+from bench.results import Direction, Goal, Line, WorkloadResult
 from bench.servers import Server
-from bench.stats import Rounds, ratios
+from bench.stats import ratios
 
 _POOL_TOKENS = 16384
 _COMPARED_AT = 16
@@ -91,7 +91,7 @@ def run(bench: Bench) -> WorkloadResult:
         f"one that serves one at a time with {_ENOUGH}",
         goals=_goals(contest, lines),
         lines=tuple(lines.values()),
-        curves=_curves(lines),
+        curves=curves(lines),
         failures=contest.failures,
         notes=contest.notes,
     )
@@ -184,21 +184,3 @@ def _goals(contest: Contest[Speeds], lines: dict[int, Line]) -> tuple[Goal, ...]
             unit="x",
         ),
     )
-
-
-def _curves(lines: dict[int, Line]) -> tuple[Curve, ...]:
-    """The bare loop's last."""
-    labels = dict.fromkeys(label for line in lines.values() for label in line.servers)
-    curves = [
-        Curve(
-            label=label,
-            points=tuple(
-                (clients, line.servers[label]) for clients, line in lines.items() if label in line.servers
-            ),
-        )
-        for label in labels
-    ]
-    limits: list[tuple[int, Rounds]] = [
-        (k, line.limit) for k, line in lines.items() if line.limit is not None
-    ]
-    return (*curves, Curve(label=LIMIT, points=tuple(limits))) if limits else tuple(curves)
