@@ -30,7 +30,7 @@ class PackagedModel(msgspec.Struct, frozen=True, kw_only=True):
             path = folder / self.file
             model_tensors(GgufHeader(path))
         except StartupError as error:
-            mended = self._command("--force-reinstall ")
+            mended = self._command("--ignore-installed ")
             raise StartupError(
                 f"the package {self.package} is broken: {error} (to mend it: {mended})"
             ) from None
