@@ -71,13 +71,19 @@ class Settings(BaseSettings):
     )
 
     config: Path | None = Field(None, description="TOML file with any of these options (kv_type = ...)")
-    model: str = Field("demo", description="PATH, hf:OWNER/REPO[/FILE], an alias such as mistral-7b, or demo")
+    model: str | None = Field(
+        None,
+        description="PATH, hf:OWNER/REPO[/FILE], an alias such as smollm2 or mistral-7b, or demo; "
+        "default: smollm2 from its package, else demo",
+    )
     served_model_name: str | None = Field(
         None, description="name in the API; default: the alias, or the file's name"
     )
     chat_template: Path | None = Field(None, description="jinja2 file to use instead of the model's own")
     tool_format: Literal["auto", "demo", "mistral", "hermes", "llama3"] = Field(
-        "auto", description="how the model writes tool calls; default: as its chat template says"
+        "auto",
+        description="how the model writes tool calls; default: as its chat template says, or hermes if that "
+        "knows no tools",
     )
     json_whitespace: Literal["compact", "flexible"] = Field(
         "compact", description="white space that the model may write in JSON output"

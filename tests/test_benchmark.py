@@ -47,7 +47,7 @@ from bench.workloads import WORKLOADS, bursts, chat, json_output, mixed, pool_pr
 from bench.workloads.long_prompt import Passage
 from bench.workloads.mixed_load import FULL, Size, Window
 from bench.workloads.pure_scheduler import PureScheduler
-from bench.workloads.speculation_tasks import conversations, draft_model, tasks
+from bench.workloads.speculation_tasks import conversations, draft_model, extracting, tasks
 
 from openai_cpu_server.contract.request import GenerationRequest, Sampling
 from openai_cpu_server.structured import schema_to_gbnf
@@ -578,9 +578,9 @@ def test_the_bare_loop_is_given_the_classes_as_they_were_mixed() -> None:
 
 def test_conversations_repeat_and_are_for_models_that_talk() -> None:
     demo = SCRIPTS.parent / "model_assets" / "demo.gguf"
-    asked = conversations(("stories", "extract_review"), 1, 4, 0.8)
-    assert asked == conversations(("stories", "extract_review"), 1, 4, 0.8)
-    assert asked != conversations(("stories", "extract_review"), 0, 4, 0.8)
+    asked = conversations(extracting, 1, 4, 0.8)
+    assert asked == conversations(extracting, 1, 4, 0.8)
+    assert all(ask not in asked for ask in conversations(extracting, 0, 4, 0.8))
     body = OURS.body(asked[0])
     assert ("prompt" not in body, "ignore_eos" not in body, asked[0].path) == (
         True,

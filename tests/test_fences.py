@@ -21,7 +21,7 @@ ALLOWED = {
     "contract": {"errors"},
     "option_parser": {"errors"},
     "settings": {"contract", "errors", "option_parser"},
-    "model_source": {"errors"},
+    "model_source": {"errors", "llama.gguf"},
     "prompt": {"contract", "errors"},
     "structured": {"errors"},
     "scheduler": {"contract"},

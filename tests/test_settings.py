@@ -20,7 +20,7 @@ def _no_environment(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_defaults() -> None:
     settings = read_settings([])
-    assert (settings.model, settings.port, settings.priority) == ("demo", 8000, Priority.INTERACTIVE)
+    assert (settings.model, settings.port, settings.priority) == (None, 8000, Priority.INTERACTIVE)
     options = settings.engine_options(Path("m.gguf"), cache_bytes=0)
     assert (options.kv_tokens, options.kv_type, options.repack) == (None, "f16", None)
 

@@ -9,6 +9,7 @@ from itertools import pairwise
 from pydantic.fields import FieldInfo
 
 from manual.table import table
+from openai_cpu_server.model_source.aliases import ALIASES
 from openai_cpu_server.settings import Settings
 
 _GROUPS = {
