@@ -38,6 +38,12 @@ def option_tables() -> str:
     )
 
 
+def alias_table() -> str:
+    """What the short names for models stand for."""
+    rows = ((f"`{alias}`", f"`{name}`") for alias, name in ALIASES.items())
+    return "\n## Aliases\n\n" + table(("`--model`", "stands for"), rows)
+
+
 def option(name: str) -> str:
     """The option as one gives it: a switch that is on is one that can be switched off."""
     kebab = name.replace("_", "-")
