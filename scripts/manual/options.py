@@ -60,13 +60,13 @@ def _groups() -> Iterator[tuple[str, list[str]]]:
 def _row(name: str) -> tuple[str, str, str]:
     field = Settings.model_fields[name]
     meaning, _, default = (field.description or "").partition(_DEFAULT)
-    return f"`{option(name)}`{_choices(field)}", default or _default(field), meaning
+    return f"`{option(name)}`", default or _default(field), meaning + _choices(field)
 
 
 def _choices(field: FieldInfo) -> str:
     annotation = str(field.annotation)
     found = re.findall(r"'([^']+)'", annotation) if "Literal" in annotation else []
-    return " " + ", ".join(f"`{choice}`" for choice in found) if found else ""
+    return f" ({', '.join(f'`{choice}`' for choice in found)})" if found else ""
 
 
 def _default(field: FieldInfo) -> str:

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from openai_cpu_server.settings import Settings
-from tests.docs.markdown import PAGES, README, ROOT, blocks, code
+from tests.docs.markdown import DOCS, PAGES, README, ROOT, blocks, code
 from tests.server import ServerProcess
 from tests.tiny_model import tiny_model_path
 
@@ -36,18 +36,26 @@ def test_it_is_short() -> None:
 
 
 @pytest.mark.native
-def test_its_curl_streams_an_answer(server: ServerProcess) -> None:
-    (command,) = (block for block in blocks(README, "console") if block.startswith("$ curl"))
+@pytest.mark.parametrize("page", [README, DOCS / "start.md"], ids=lambda page: page.name)
+def test_its_curl_streams_an_answer(server: ServerProcess, page: Path) -> None:
+    (command,) = (block for block in blocks(page, "console") if block.startswith("$ curl"))
     line = command.removeprefix("$ ").replace(_ADDRESS, server.url)
     out = subprocess.run(["bash", "-c", line], capture_output=True, text=True, timeout=60, check=True).stdout
     assert out.rstrip().endswith("data: [DONE]")
 
 
 @pytest.mark.native
-def test_its_python_prints_an_answer(server: ServerProcess) -> None:
-    (program,) = blocks(README, "python")
-    command = [sys.executable, "-c", program.replace(_ADDRESS, server.url)]
-    assert subprocess.run(command, capture_output=True, text=True, timeout=60, check=True).stdout
+@pytest.mark.thorough
+def test_its_programs_and_the_manuals_work(server: ServerProcess, tmp_path: Path) -> None:
+    """They run as one program, in the order of the pages: later ones use the first one's client."""
+    (row,) = blocks(DOCS / "batch-jobs.md", "json")
+    (tmp_path / "rows.jsonl").write_text(row)
+    programs = [program for page in PAGES for program in blocks(page, "python")]
+    assert len(programs) >= 4
+    command = [sys.executable, "-c", "\n".join(programs).replace(_ADDRESS, server.url)]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 0, done.stderr
+    assert '"custom_id":"1"' in done.stdout.replace(" ", "")
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
