@@ -8,6 +8,9 @@ from pathlib import Path
 
 import pytest
 
+from openai_cpu_server.errors import StartupError
+from openai_cpu_server.model_source.packaged import PACKAGED
+
 _TESTS = Path(__file__).parent
 _SERVERS = {"commands", "e2e", "fuzz"}
 """Folders of tests that start servers; the files beside the folders mostly do so too."""
@@ -22,6 +25,15 @@ def pytest_configure() -> None:
 @pytest.fixture(scope="session")
 def anyio_backend() -> str:
     return "asyncio"
+
+
+@pytest.fixture(scope="session")
+def smollm2() -> Path:
+    """The file of a model whose words mean something; scripts/bootstrap installs it."""
+    try:
+        return PACKAGED["smollm2"].path()
+    except StartupError as error:
+        pytest.skip(str(error))
 
 
 @pytest.hookimpl(tryfirst=True)  # before pytest-xdist reads the marks

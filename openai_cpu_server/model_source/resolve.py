@@ -77,16 +77,18 @@ def _resolved(name: str, on_hub: str, demo: DemoFiles) -> Path:
 
 
 def _packaged(alias: str, on_hub: str) -> Path:
+    """The file of the alias' package, or else the hub's."""
     try:
         return PACKAGED[alias].path()
     except StartupError as error:
-        missing = str(error)
-    at_hub = parse_hub_name(ALIASES[alias])
-    logger.info("%s; looking for %s", missing, at_hub)
+        missing = error
+    name = parse_hub_name(ALIASES[alias])
     try:
-        return _at_hub(on_hub, at_hub)
+        path = _at_hub(on_hub, name)
     except StartupError as error:
         raise StartupError(f"{missing}; {error}") from None
+    logger.info("%s; taking %s in its place", missing, name)
+    return path
 
 
 def _at_hub(find: str, name: HubName) -> Path:
