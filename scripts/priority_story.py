@@ -28,7 +28,7 @@ _ROOT = Path(__file__).resolve().parent.parent
 _SERVE = ("serve", "--model", "demo", "--port", "0", "--jobs-db", "none", "--max-seqs", "8")
 _SHOWS_STEPS = ("--log-level", "debug", "--log-format", "json")
 _PATIENCE_S = 300.0
-_SHOWN_BEFORE_S, _SHOWN_S = 0.6, 4.8
+_SHOWN_BEFORE_S, _SHOWN_S = 0.6, 4.2
 """The picture begins so long before the first person comes, and lasts so long."""
 _AFTERWARDS_S = 1.5
 """How long the batch requests run on behind the last answer."""

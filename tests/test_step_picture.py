@@ -62,5 +62,5 @@ def test_time_runs_to_the_right() -> None:
 
 def test_it_says_how_long_people_waited_but_not_of_those_who_came_later() -> None:
     picture = step_picture(STEPS, [Person(5.05, 0.25), Person(9.0, 7.5)])
-    assert "first token after 0.25 s" in picture
+    assert "first token: 0.25 s" in picture
     assert "7.5" not in picture

@@ -11,7 +11,7 @@ from bench.timeline import Part, Step
 
 _WIDTH, _LEFT, _TOP, _ROW, _GAP = 900, 96, 64, 20, 2
 _RIGHT = 14
-_LABEL = 175
+_LABEL = 140
 """Room for the words beside an arrival."""
 _TITLE = "Batch jobs keep the server full. Who asks goes first."
 _STYLE = """
@@ -128,7 +128,7 @@ def _arrival(person: Person, scale: _Scale, bottom: int) -> Iterator[str]:
     x = scale.x(person.arrival_s)
     yield f'<path class="arrival" d="M{x} 52V{bottom}"/>'
     if x + _LABEL < _WIDTH:
-        yield f'<text class="wait" x="{x + 5:g}" y="56">first token after {person.wait_s:.2f} s</text>'
+        yield f'<text class="wait" x="{x + 5:g}" y="56">first token: {person.wait_s:.2f} s</text>'
 
 
 def _axis(scale: _Scale, bottom: int) -> Iterator[str]:
