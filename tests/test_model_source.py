@@ -499,7 +499,7 @@ class TestPackages:
         whole = tiny_model_path().read_bytes()
         if share is not None:
             (folder / "model.gguf").write_bytes(whole[: int(len(whole) * share)])
-        said = f"^the package some-model is broken: .*{reason}.* --force-reinstall some-model\\)$"
+        said = f"^the package some-model is broken: .*{reason}.* --ignore-installed some-model\\)$"
         with pytest.raises(StartupError, match=said):
             self.PACKAGE.path()
 

@@ -25,13 +25,15 @@ class PackagedModel(msgspec.Struct, frozen=True, kw_only=True):
         """The model's file, whole. Raises StartupError that says what is wrong and how to mend it."""
         folder = self._folder()
         if folder is None:
-            raise StartupError(f"the package {self.package} is not installed ({self._command()})")
+            raise StartupError(f"the package {self.package} is not installed (to get it: {self._command()})")
         try:
             path = folder / self.file
             model_tensors(GgufHeader(path))
         except StartupError as error:
-            mended = self._command("--force-reinstall ")
-            raise StartupError(f"the package {self.package} is broken: {error} ({mended})") from None
+            mended = self._command("--ignore-installed ")
+            raise StartupError(
+                f"the package {self.package} is broken: {error} (to mend it: {mended})"
+            ) from None
         return path
 
     def _folder(self) -> Path | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from html import escape
 
@@ -133,7 +134,7 @@ def _arrival(person: Person, scale: _Scale, bottom: int) -> Iterator[str]:
 
 def _axis(scale: _Scale, bottom: int) -> Iterator[str]:
     yield f'<path class="axis" d="M{_LEFT} {bottom + 4}H{_WIDTH - _RIGHT}"/>'
-    for half in range(int((scale.end_s - scale.begin_s) * 2) + 1):
+    for half in range(math.ceil((scale.end_s - scale.begin_s) * 2)):
         x = scale.x(scale.begin_s + half / 2)
         yield f'<text class="small" x="{x}" y="{bottom + 20}" text-anchor="middle">{half / 2:g} s</text>'
     yield (

