@@ -103,15 +103,15 @@ def test_it_writes_python(client: openai.OpenAI) -> None:
 
 def test_the_same_conversation_is_computed_once(client: openai.OpenAI) -> None:
     messages = said(f"{LAMP} {LAMP} {LAMP}", "Noted.", "What is good about it?")
-    first, again = (answer(client, messages, max_tokens=40) for _ in range(2))
+    first, again = (answer(client, messages, max_tokens=16) for _ in range(2))
     assert again.usage.prompt_tokens_details.cached_tokens >= 64, "a block of the prefix cache at least"
     assert again.choices[0].message.content == first.choices[0].message.content
 
 
 def test_a_stop_string_ends_a_story_before_its_second_sentence(client: openai.OpenAI) -> None:
     asked = said("Tell me a short story about a dog.")
-    whole = answer(client, asked, max_tokens=60).choices[0].message.content
-    cut = answer(client, asked, max_tokens=60, stop=[". "]).choices[0]
+    whole = answer(client, asked, max_tokens=40).choices[0].message.content
+    cut = answer(client, asked, max_tokens=40, stop=[". "]).choices[0]
     assert (cut.finish_reason, cut.message.content) == ("stop", whole.partition(". ")[0])
 
 
