@@ -1,4 +1,4 @@
-"""Batches in PostgreSQL, where the machine has it: kill -9 of the server, and a database that goes away."""
+"""Batches in PostgreSQL: kill -9 of the server, and a database that goes away."""
 
 from __future__ import annotations
 
