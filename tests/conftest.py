@@ -15,8 +15,8 @@ _SERVERS = {"commands", "dispatch", "e2e", "fuzz"}
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Let signals reach what the tests start: a shell starts background jobs with Ctrl-C ignored, `nohup` does
-    so with the hangup. A process inherits what is ignored, but not a handler."""
+    """Let signals reach what the tests start. A shell's background jobs ignore Ctrl-C, and what `nohup`
+    starts ignores a hangup; processes inherit that, but no handlers."""
     if config.getoption("numprocesses", None):
         return  # the workers do it for themselves, and must not inherit signals that end them
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:

@@ -1,4 +1,4 @@
-"""In continuous integration a test that is skipped has failed, unless its reason to be is written down here."""
+"""In continuous integration a test that is skipped has failed, unless its reason stands here."""
 
 from __future__ import annotations
 
