@@ -44,7 +44,7 @@ class PostgresServer:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self.stop()
+        self._end(signal.SIGQUIT)  # at once: nothing is kept
         shutil.rmtree(self._folder)
 
     def start(self) -> None:
@@ -62,8 +62,11 @@ class PostgresServer:
 
     def stop(self) -> None:
         """Connections are cut, as at a restart of the service."""
+        self._end(signal.SIGINT)
+
+    def _end(self, number: signal.Signals) -> None:
         if self._process is not None:
-            self._process.send_signal(signal.SIGINT)
+            self._process.send_signal(number)
             self._process.wait(timeout=_START_S)
             self._process = None
 
