@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 
 TILE_TOKENS = 16
-"""The rows of a tile in ggml's matrix kernels: costs climb in stairs of so many tokens (EVIDENCE.md, 1)."""
+"""The rows of a tile in ggml's matrix kernels: costs climb in such stairs (docs/measurements.md)."""
 ATTENTION_TILE_ROWS = 64
 """ggml's GGML_FA_TILE_Q: steps of at least so many tokens attend in tiles of so many rows."""
 

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from openai_cpu_server.contract.step import Restore, Save, Verb
 
 _FIRST_TOKEN_MS = 0.003
-"""Before anything is learned: 1,024 tokens of 34 MB take 3 ms each way (EVIDENCE.md, 3)."""
+"""Before anything is learned: 1,024 tokens of 34 MB take 3 ms each way (docs/measurements.md)."""
 _RATE = 0.1
 """Share of a new measurement in the price: some ten of them count."""
 

@@ -12,7 +12,7 @@ _WORTH_PADDING = 0.98
 """A step is padded only where it is predicted to take at most this share of its time.
 
 Steps vary by 1 to 2 % by themselves. `scripts/sensitivity.py cost_model._WORTH_PADDING`: 0.9 to 1.0 changes
-nothing, for a tile that pays saves much more (EVIDENCE.md, 1).
+nothing, for a tile that pays saves much more (docs/measurements.md, "Steps cost a staircase").
 """
 _HARDLY_LONGER = 1.1
 """A step may take so many times as long for further tokens that must be computed anyway.
@@ -58,7 +58,7 @@ _GUESS = CostCurve(
     skipped_ms=0.00025,
     tiled=TiledAttention(rows=ATTENTION_TILE_ROWS, pair_ms=0.006),
 )
-"""A model of 10^9 parameters (Q4_K_M, plain weights, f16 cells) on two cores: EVIDENCE.md, 1 and 3."""
+"""A model of 10^9 parameters (Q4_K_M, plain weights, f16 cells) on two cores: docs/measurements.md."""
 
 
 class CostModel:

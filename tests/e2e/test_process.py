@@ -101,14 +101,6 @@ def test_start_up_says_what_it_loads(server: ServerProcess) -> None:
         assert said in log
 
 
-def test_the_engine_dies_with_the_server() -> None:
-    with ServerProcess("--model", str(tiny_model_path())) as server:
-        engine = server.engine
-        server.process.send_signal(signal.SIGKILL)
-        engine.wait(timeout=10)
-        assert not engine.is_running()
-
-
 Token = tuple[str, float]
 """Its text, and by how much it was more probable than the second."""
 

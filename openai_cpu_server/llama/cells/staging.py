@@ -10,8 +10,9 @@ from openai_cpu_server.llama.cells.context import Context
 class Staging:
     """Owns a context of the pool's model. A slot has its cells here or in the pool, never in both.
 
-    llama.cpp walks over all cells of a pool for every head of every token, whosever they are (EVIDENCE.md, 3;
-    measured: a prompt of 173 tokens takes 530 ms in an empty pool and 660 beside 2,000 cells of others).
+    llama.cpp walks over all cells of a pool for every head of every token, whosever they are: a prompt of
+    173 tokens takes 530 ms in an empty pool and 660 beside 2,000 cells of others (docs/measurements.md, "One
+    pool for all").
     """
 
     def __init__(self, context: Context, pool: Context) -> None:
