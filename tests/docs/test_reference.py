@@ -5,6 +5,9 @@ from __future__ import annotations
 import re
 
 import pytest
+from bench.contestants import Variant
+from bench.peers import KEYS
+from bench.workloads import WORKLOADS
 from manual.options import option
 from manual.pages import pages
 from prometheus_client.parser import text_string_to_metric_families
@@ -69,3 +72,9 @@ def test_metrics_have_their_labels_there() -> None:
     page = (DOCS / "metrics.md").read_text()
     assert "| `ocs_requests_total` | counter | `method`, `origin`, `priority`, `route`, `status` |" in page
     assert "| `ocs_inter_token_seconds` | histogram | `priority`, `route` |" in page
+
+
+def test_every_server_and_every_workload_of_the_benchmark_is_there() -> None:
+    page = (DOCS / "benchmark.md").read_text()
+    names = {*(variant.key for variant in Variant), *KEYS, *WORKLOADS}
+    assert [name for name in names if f"`{name}`" not in page] == []
