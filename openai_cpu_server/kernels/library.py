@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import ctypes
 import enum
-import functools
 import os
 import sys
 from importlib import metadata
+from pathlib import Path
 
 from openai_cpu_server.kernels.build import LIBRARY
 
@@ -51,32 +51,30 @@ class Library:
         self._handle.ocs_switch_off(kernel)
 
 
-def obstacle() -> str | None:
+def obstacle(path: Path = LIBRARY) -> str | None:
     """Why the library cannot be used in any process here; None: it can. Looks without loading ggml."""
     if sys.platform != "linux":
         return "the library goes in front of ggml on Linux only"
-    if not LIBRARY.exists():
+    if not path.exists():
         return "the library was not built: there was no C++ compiler"
     version = _llama_version()
     if version != GGML_OF:
         return f"the library is made for llama-cpp-python {GGML_OF}, not {version}"
     try:
-        suits = Library(ctypes.CDLL(str(LIBRARY))).suits_this_cpu
+        suits = Library(ctypes.CDLL(str(path))).suits_this_cpu
     except (OSError, AttributeError) as error:
         return f"the library cannot be loaded: {error}"
     return None if suits else "the library was compiled for another CPU"
 
 
-@functools.cache
-def put_in_front() -> Library | None:
-    """Load the library where ggml's calls find it first; None, and nothing changed, if there is an obstacle.
+def put_in_front(path: Path = LIBRARY) -> None:
+    """Load the library where ggml's calls find it first; nothing is done if there is an obstacle.
 
     The dynamic linker gives a name to the library that was loaded first: call this before llama_cpp is
     imported.
     """
-    if obstacle() is not None:
-        return None
-    return Library(ctypes.CDLL(str(LIBRARY), mode=os.RTLD_GLOBAL))
+    if obstacle(path) is None:
+        ctypes.CDLL(str(path), mode=os.RTLD_GLOBAL)
 
 
 def _llama_version() -> str | None:
