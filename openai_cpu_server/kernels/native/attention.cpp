@@ -64,15 +64,6 @@ struct Scratch {
     Buffer tile, row;
 };
 
-// Fetches into the cache what will be unpacked next.
-void prefetch(const void* row, size_t bytes) {
-    for (size_t i = 0; i < bytes; i += 64) __builtin_prefetch(static_cast<const char*>(row) + i);
-}
-
-size_t row_bytes(const ggml_tensor& cells) {
-    return cells.type == GGML_TYPE_Q8_0 ? cells.ne[0] / 32 * 34 : cells.ne[0] * cells.nb[0];
-}
-
 // One item of a plan: lanes are (row, head), the heads of a row side by side.
 template <class Lanes>
 class Attention {
@@ -108,23 +99,20 @@ private:
     int head(int h) const { return kv_head_ * node_.group + h; }
 
     void add_tile(int first, int count) {
-        const int* cells = &gathered_.cells()[first];
-        for (int i = 0; i < count; ++i) {
-            node_.unpack_k(node_.key(cells[i], kv_head_), tile_ + i * node_.width, node_.width);
-            prefetch(node_.value(cells[i], kv_head_), row_bytes(node_.v));
-        }
-        std::fill_n(tile_ + count * node_.width, (TILE - count) * node_.width, 0.0f);
+        unpack(node_.k, node_.unpack_k, first, count);
         lanes_.score(tile_);
         if (node_.soft_cap != 0) cap();
         for (int i = 0; i < num_rows_; ++i) hide(i, first, count);
         lanes_.soften();
-        const int ahead = std::min(TILE, int(gathered_.cells().size()) - first - count);
-        for (int i = 0; i < count; ++i) {
-            node_.unpack_v(node_.value(cells[i], kv_head_), tile_ + i * node_.width, node_.width);
-            if (i < ahead) prefetch(node_.key(cells[count + i], kv_head_), row_bytes(node_.k));
-        }
-        std::fill_n(tile_ + count * node_.width, (TILE - count) * node_.width, 0.0f);
+        unpack(node_.v, node_.unpack_v, first, count);
         lanes_.add(tile_);
+    }
+
+    void unpack(const ggml_tensor& from, UnpackCells unpack_cells, int first, int count) {
+        const std::vector<int>& cells = gathered_.cells();
+        const char* head = static_cast<const char*>(from.data) + kv_head_ * from.nb[2];
+        unpack_cells({head, from.nb[1], node_.width}, &cells[first], count, int(cells.size()) - first, tile_);
+        std::fill_n(tile_ + count * node_.width, (TILE - count) * node_.width, 0.0f);
     }
 
     void cap() {
