@@ -25,6 +25,9 @@ public:
         for (int i = 0; i < block.count; ++i) move_together(sight.of(plan.order[block.first + i]), &seen_[i * stride_]);
     }
 
+    bool is_empty() const { return cells_.empty(); }
+    void clear() { cells_.clear(); }
+
     const std::vector<int>& cells() const { return cells_; }
 
     // Bit i: whether the block's row sees the cell first + i; `first` begins a tile.
@@ -57,8 +60,7 @@ private:
 struct Scratch {
     std::vector<uint64_t> sight;
     Plan plan;
-    Gathered gathered;
-    int gathered_block = -1;
+    std::vector<Gathered> gathered;  // by block
     ManyLanes many;
     FewLanes few;
     Buffer tile, row;
@@ -74,7 +76,7 @@ public:
           rows_(&plan.order[plan.blocks[item.block].first]),
           num_rows_(plan.blocks[item.block].count),
           kv_head_(item.kv_head),
-          gathered_(scratch.gathered),
+          gathered_(scratch.gathered[item.block]),
           tile_(scratch.tile.data()),
           lanes_(lanes) {}
 
@@ -197,8 +199,7 @@ size_t part_floats(const Node& node, const Plan& plan, const Item& item) {
 void compute_item(const Node& node, const Sight& sight, const Item& item, float* partials, Scratch& scratch) {
     const Plan& plan = scratch.plan;
     const Block& block = plan.blocks[item.block];
-    if (scratch.gathered_block != item.block) scratch.gathered.gather(plan, sight, block);
-    scratch.gathered_block = item.block;
+    if (scratch.gathered[item.block].is_empty()) scratch.gathered[item.block].gather(plan, sight, block);
     scratch.tile.resize(size_t(TILE) * node.width);
     scratch.row.resize(part_floats(node, plan, item));
     const int tiles = (block.cells + TILE - 1) / TILE;
@@ -241,7 +242,8 @@ Sight look(const Node& node, const ggml_compute_params& params, Shared& shared, 
 bool can_do(const ggml_compute_params& params, const ggml_tensor& node) { return !params.use_ref && is_known(node); }
 
 void compute(const ggml_compute_params& params, ggml_tensor& tensor) {
-    static thread_local Scratch scratch;
+    static thread_local Scratch of_thread;
+    Scratch& scratch = of_thread;
     const Node node(tensor);
     Shared shared{static_cast<char*>(params.wdata), params.wsize};
     const Sight sight = look(node, params, shared, scratch);
@@ -249,7 +251,8 @@ void compute(const ggml_compute_params& params, ggml_tensor& tensor) {
     ggml().barrier(params.threadpool);
     Plan& plan = scratch.plan;
     plan.make(node, sight, params.nth, shared.bytes / sizeof(float));
-    scratch.gathered_block = -1;
+    scratch.gathered.resize(std::max(scratch.gathered.size(), plan.blocks.size()));
+    for (Gathered& each : scratch.gathered) each.clear();
     float* partials = reinterpret_cast<float*>(shared.memory);
     const int num_items = int(plan.items.size());
     for (int i = params.ith; i < num_items; i = ggml().chunk_add(params.threadpool, 1))

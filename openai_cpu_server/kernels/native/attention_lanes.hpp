@@ -14,7 +14,7 @@ using simd::LANES;
 
 constexpr float MINUS_INFINITY = -INFINITY;
 constexpr int ACCUMULATORS = simd::REGISTERS / 2;
-constexpr int VECTORS_MAX = simd::REGISTERS / 8;
+constexpr int VECTORS_MAX = 2;  // with these, compilers keep every operand but the factors in registers
 
 // Floats at the boundaries of cache lines.
 class Buffer {
