@@ -42,6 +42,7 @@ ALLOWED = {
     "api": {"", "contract", "errors", "jobs", "models", "observe", "prompt", "structured"},
     "web": {"dispatch.dispatcher"},
     "commands": {"", "errors"},
+    "commands.table": {"", "errors", "kernels.library"},
     "commands.serve": {"app", "settings"},
     "commands.key": {"api.access.new_key", "errors"},
     "commands.grammar": {"errors", "llama.grammar.grammar_check", "structured"},
