@@ -103,4 +103,3 @@ def _slope(head: int, heads: int, max_bias: float) -> float:
 def error(found: Floats, exact: Doubles) -> float:
     """The largest difference, as a share of the largest value."""
     return float(np.max(np.abs(found - exact)) / np.max(np.abs(exact)))
-
