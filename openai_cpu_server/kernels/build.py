@@ -42,6 +42,8 @@ def build(compiler: str = "", *, target: Path = LIBRARY, cpu: str = "native") ->
 
     `cpu` is the compiler's name for what the code may use. Raises `BuildFailed`.
     """
+    if sys.platform != "linux":
+        raise BuildFailed("they go in front of ggml on Linux only")
     command = _compiler(compiler)
     partial = target.with_suffix(f".{os.getpid()}")
     sources = [str(source) for source in sorted(_SOURCES.glob("*.cpp"))]
