@@ -57,7 +57,7 @@ class CurveKey(msgspec.Struct, frozen=True, kw_only=True):
     repack: bool | None
     flash_attention: bool
     kernels: dict[str, str | None]
-    """Instruction sets by kernel of ours. They make steps cheaper, and attention another function of what is in the pool."""
+    """Instruction sets by kernel of ours; None: ggml computes instead."""
     kv_tokens: int
     """The largest power of two within the pool's cells: a slightly larger pool changes nothing."""
     max_seqs: int
