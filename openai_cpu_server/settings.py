@@ -34,6 +34,7 @@ _PASSED_ON = {
     "threads",
     "threads_batch",
     "flash_attention",
+    "kernels",
     "prefill_tokens",
     "staging_tokens",
     "interactive_step_ms",
@@ -140,6 +141,10 @@ class Settings(BaseSettings):
     repack: Literal["auto", "on", "off"] = Field(
         "auto",
         description="repack weights for this CPU at load: faster alone, slower in batches for K-quants",
+    )
+    kernels: Literal["auto", "off"] = Field(
+        _ENGINE.kernels,
+        description="off: ggml computes everything; auto: our kernels do what they are proved for",
     )
     prefill_tokens: int = Field(
         _ENGINE.prefill_tokens,

@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from openai_cpu_server.errors import StartupError
-from openai_cpu_server.model_source.packaged import PACKAGED
+from openai_cpu_server.kernels.build import LIBRARY
+from openai_cpu_server.kernels.library import put_in_front
 
 pytest_plugins = ["tests.skips"]
 
@@ -17,9 +18,17 @@ _SERVERS = {"commands", "dispatch", "e2e", "fuzz"}
 """Folders of tests that start processes; the files beside the folders mostly do so too."""
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--kernels-library", default=str(LIBRARY), help="the library that tests run with")
+
+
 def pytest_configure(config: pytest.Config) -> None:
-    """Let signals reach what the tests start. A shell's background jobs ignore Ctrl-C, and what `nohup`
-    starts ignores a hangup; processes inherit that, but no handlers."""
+    """Put the kernels in front of ggml, before any test imports it, as an engine process does.
+
+    Let signals reach what the tests start. A shell's background jobs ignore Ctrl-C, and what `nohup`
+    starts ignores a hangup; processes inherit that, but no handlers.
+    """
+    put_in_front(Path(config.getoption("kernels_library")))
     if config.getoption("numprocesses", None):
         return  # the workers do it for themselves, and must not inherit signals that end them
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
@@ -36,6 +45,8 @@ def anyio_backend() -> str:
 @pytest.fixture(scope="session")
 def smollm2() -> Path:
     """The file of a model whose words mean something; scripts/bootstrap installs it."""
+    from openai_cpu_server.model_source.packaged import PACKAGED  # it imports ggml: behind our kernels
+
     try:
         return PACKAGED["smollm2"].path()
     except StartupError as error:
