@@ -33,7 +33,7 @@ constexpr int GROUP = 6;    // rows of activations that are multiplied at once: 
 
 inline Ints spread(int32_t word) { return _mm512_set1_epi32(word); }
 inline Floats spread(float number) { return _mm512_set1_ps(number); }
-inline Ints load(const uint8_t* bytes) { return _mm512_loadu_si512(bytes); }
+inline Ints load(const uint32_t* words) { return _mm512_loadu_si512(words); }
 inline Floats load(const float* numbers) { return _mm512_loadu_ps(numbers); }
 inline void store(float* numbers, Floats values) { _mm512_storeu_ps(numbers, values); }
 inline Floats to_floats(Ints values) { return _mm512_cvtepi32_ps(values); }
@@ -66,8 +66,8 @@ inline Ints load_quarters(const uint8_t* first, size_t stride) {
     return _mm512_inserti32x4(rows, part(3), 3);
 }
 
-// Word w of LANES rows comes to `columns + w * column_stride`.
-inline void transpose_words(const uint8_t* first, size_t stride, uint8_t* columns, size_t column_stride) {
+// Word w of LANES rows comes to `columns + w * column_stride`, four words of each.
+inline void transpose_words(const uint8_t* first, size_t stride, uint32_t* columns, size_t column_stride) {
     const Ints a = load_quarters(first, stride), b = load_quarters(first + stride, stride);
     const Ints c = load_quarters(first + 2 * stride, stride), d = load_quarters(first + 3 * stride, stride);
     const Ints ab_low = _mm512_unpacklo_epi32(a, b), ab_high = _mm512_unpackhi_epi32(a, b);
@@ -93,7 +93,7 @@ constexpr int GROUP = 3;  // 2 x 3 sums twice, in 16 registers
 
 inline Ints spread(int32_t word) { return _mm256_set1_epi32(word); }
 inline Floats spread(float number) { return _mm256_set1_ps(number); }
-inline Ints load(const uint8_t* bytes) { return _mm256_loadu_si256((const __m256i*)bytes); }
+inline Ints load(const uint32_t* words) { return _mm256_loadu_si256((const __m256i*)words); }
 inline Floats load(const float* numbers) { return _mm256_loadu_ps(numbers); }
 inline void store(float* numbers, Floats values) { _mm256_storeu_ps(numbers, values); }
 inline Floats to_floats(Ints values) { return _mm256_cvtepi32_ps(values); }
@@ -123,7 +123,7 @@ inline Ints load_halves(const uint8_t* first, size_t stride) {
     return _mm256_inserti128_si256(_mm256_castsi128_si256(part(0)), part(1), 1);
 }
 
-inline void transpose_words(const uint8_t* first, size_t stride, uint8_t* columns, size_t column_stride) {
+inline void transpose_words(const uint8_t* first, size_t stride, uint32_t* columns, size_t column_stride) {
     const Ints a = load_halves(first, stride), b = load_halves(first + stride, stride);
     const Ints c = load_halves(first + 2 * stride, stride), d = load_halves(first + 3 * stride, stride);
     const Ints ab_low = _mm256_unpacklo_epi32(a, b), ab_high = _mm256_unpackhi_epi32(a, b);
@@ -154,7 +154,7 @@ constexpr int BYTE_BIAS = 0;
 
 inline Ints spread(int32_t word) { return vdupq_n_s32(word); }
 inline Floats spread(float number) { return vdupq_n_f32(number); }
-inline Ints load(const uint8_t* bytes) { return vreinterpretq_s32_u8(vld1q_u8(bytes)); }
+inline Ints load(const uint32_t* words) { return vreinterpretq_s32_u32(vld1q_u32(words)); }
 inline Floats load(const float* numbers) { return vld1q_f32(numbers); }
 inline void store(float* numbers, Floats values) { vst1q_f32(numbers, values); }
 inline Floats to_floats(Ints values) { return vcvtq_f32_s32(values); }
@@ -166,10 +166,10 @@ inline Ints dot(Ints sum, Ints weights, Ints activations) {
 }
 inline Ints dot_bytes(Ints sum, Ints weights, Ints activations) { return dot(sum, weights, activations); }
 
-inline void transpose_words(const uint8_t* first, size_t stride, uint8_t* columns, size_t column_stride) {
+inline void transpose_words(const uint8_t* first, size_t stride, uint32_t* columns, size_t column_stride) {
     for (int row = 0; row < LANES; row++)
         for (int word = 0; word < 4; word++)
-            std::memcpy(columns + word * column_stride + 4 * row, first + row * stride + 4 * word, 4);
+            std::memcpy(columns + word * column_stride + row, first + row * stride + 4 * word, 4);
 }
 
 inline Floats halves(const uint32_t* words) {

@@ -1,6 +1,8 @@
 // A panel: PANEL_DEPTH columns of ROWS rows of weights, unpacked to bytes and to one scale for each block of a row.
-// A column of words holds the same four bytes of every row, so a vector multiplies as many rows as it has lanes.
+// A column holds the same four bytes of every row, so a vector multiplies as many rows as it has lanes.
 #pragma once
+
+#include <algorithm>
 
 #include "int8_simd.hpp"
 
@@ -8,59 +10,74 @@ namespace products {
 
 constexpr int PANEL_DEPTH = 256;
 constexpr int ROWS = simd::VECTORS * simd::LANES;
-constexpr int COLUMN = 4 * ROWS;  // bytes
+
+// The same four bytes of each row.
+using Column = uint32_t[ROWS];
 
 // A weight is scale * byte + offset; without offsets (they are a constant times the scale) the room is unused.
 template <int BLOCK>
 struct Panel {
     static constexpr int NUM_BLOCKS = PANEL_DEPTH / BLOCK;
-    alignas(64) uint8_t columns[PANEL_DEPTH / 4][COLUMN];
+    alignas(64) Column columns[PANEL_DEPTH / 4];
     alignas(64) float scales[NUM_BLOCKS][ROWS];
     alignas(64) float offsets[NUM_BLOCKS][ROWS];
+};
+
+// Brings the weights that are needed next into the cache, a little at each step: the memory drops requests that come
+// in a heap. (Measured, one thread, Q4_K, one row: 27 GB/s; with a heap for each panel 14; left to the hardware 8.)
+class Prefetch {
+public:
+    Prefetch(const uint8_t* first, size_t size) : next_{first}, end_{first + size} {}
+
+    // Fetches as much ahead as has just been read.
+    void step(int num_bytes) {
+        for (const uint8_t* end = std::min(next_ + num_bytes, end_); next_ < end; next_ += CACHE_LINE)
+            __builtin_prefetch(next_);
+    }
+
+private:
+    static constexpr int CACHE_LINE = 64;
+    const uint8_t* next_;
+    const uint8_t* end_;
 };
 
 // ROWS rows of packed weights, each `stride` bytes behind the one before.
 struct PackedRows {
     const uint8_t* first;
     size_t stride;
+    Prefetch* prefetch;
 
-    PackedRows from(size_t byte) const { return {first + byte, stride}; }
-};
-
-struct Words {
-    alignas(64) uint32_t of_row[ROWS];
+    PackedRows from(size_t byte) const { return {first + byte, stride, prefetch}; }
 };
 
 // One word of each row.
-inline Words word_column(PackedRows rows) {
-    Words words;
-    for (int row = 0; row < ROWS; row++) words.of_row[row] = simd::load_word(rows.first + row * rows.stride);
-    return words;
+inline void read_word(PackedRows rows, Column& words) {
+    rows.prefetch->step(sizeof words);
+    for (int row = 0; row < ROWS; row++) words[row] = simd::load_word(rows.first + row * rows.stride);
 }
 
-// Four words of each row as four columns.
-inline void transpose_words(PackedRows rows, uint8_t (*columns)[COLUMN]) {
-    for (int vector = 0; vector < simd::VECTORS; vector++) {
-        const PackedRows part = rows.from(vector * simd::LANES * rows.stride);
-        simd::transpose_words(part.first, part.stride, columns[0] + vector * 4 * simd::LANES, COLUMN);
-    }
+// Four words of each row.
+inline void read_words(PackedRows rows, Column* columns) {
+    rows.prefetch->step(4 * sizeof *columns);
+    for (int lane = 0; lane < ROWS; lane += simd::LANES)
+        simd::transpose_words(rows.first + lane * rows.stride, rows.stride, columns[0] + lane, ROWS);
 }
 
 // The half-precision number in the low half of each word.
-inline void low_halves(const Words& words, float* numbers) {
-    for (int lane = 0; lane < ROWS; lane += simd::LANES) simd::store(numbers + lane, simd::halves(words.of_row + lane));
+inline void low_halves(const Column& words, float* numbers) {
+    for (int lane = 0; lane < ROWS; lane += simd::LANES) simd::store(numbers + lane, simd::halves(words + lane));
 }
 
-inline void high_halves(const Words& words, float* numbers) {
-    Words shifted;
-    for (int row = 0; row < ROWS; row++) shifted.of_row[row] = words.of_row[row] >> 16;
+inline void high_halves(const Column& words, float* numbers) {
+    alignas(64) Column shifted;
+    for (int row = 0; row < ROWS; row++) shifted[row] = words[row] >> 16;
     low_halves(shifted, numbers);
 }
 
-inline void split_nibbles(const uint8_t* packed, uint8_t* low, uint8_t* high) {
-    for (int byte = 0; byte < COLUMN; byte++) {
-        low[byte] = packed[byte] & 15;
-        high[byte] = packed[byte] >> 4;
+inline void split_nibbles(const Column& packed, Column& low, Column& high) {
+    for (int row = 0; row < ROWS; row++) {
+        low[row] = packed[row] & 0x0f0f0f0f;
+        high[row] = (packed[row] >> 4) & 0x0f0f0f0f;
     }
 }
 

@@ -10,7 +10,8 @@ namespace {
 
 // One product: weights of num_rows x depth, activations of width x depth, a result of width x num_rows.
 struct Product {
-    PackedRows weights;
+    const uint8_t* weights;
+    size_t weight_stride;
     int64_t num_rows;
     int64_t depth;
     const uint8_t* activations;
@@ -19,13 +20,17 @@ struct Product {
     uint8_t* result;
     size_t result_stride;
 
+    PackedRows rows_from(int64_t row, Prefetch& prefetch) const {
+        return {weights + row * weight_stride, weight_stride, &prefetch};
+    }
     int num_panels() const { return static_cast<int>((depth + PANEL_DEPTH - 1) / PANEL_DEPTH); }
     int num_tiles() const { return static_cast<int>((num_rows + ROWS - 1) / ROWS); }
 };
 
 Product product_of(const ggml_tensor& node) {
     const ggml_tensor &weights = *node.src[0], &activations = *node.src[1];
-    return {{static_cast<const uint8_t*>(weights.data), weights.nb[1]},
+    return {static_cast<const uint8_t*>(weights.data),
+            weights.nb[1],
             weights.ne[1],
             weights.ne[0],
             static_cast<const uint8_t*>(activations.data),
@@ -106,25 +111,6 @@ TileRows rows_of_tile(const Product& product, int64_t tile) {
     return {end - ROWS, tile * ROWS, end};
 }
 
-// Brings the next tile's weights nearer while this one is computed, evenly over its panels.
-class Prefetch {
-public:
-    Prefetch(const uint8_t* first, size_t size, int num_steps)
-        : next_{first}, end_{first + size}, step_{size / num_steps + 1} {}
-
-    void step() {
-        const uint8_t* end = next_ + std::min<size_t>(step_, end_ - next_);
-        for (; next_ < end; next_ += CACHE_LINE) __builtin_prefetch(next_, 0, 2);
-        next_ = std::min(next_, end_);
-    }
-
-private:
-    static constexpr int CACHE_LINE = 64;
-    const uint8_t* next_;
-    const uint8_t* end_;
-    size_t step_;
-};
-
 template <class Format>
 int unpack(PackedRows rows, int64_t depth, typename Format::Panel& panel) {
     constexpr bool IS_WHOLE_PANEL = Format::UNIT == PANEL_DEPTH;
@@ -148,10 +134,9 @@ public:
     // Computes the rows of activations from `first` on.
     void compute(int64_t first, int width, Prefetch& prefetch) {
         std::fill_n(sums_[0], width * ROWS, 0.0F);
-        const PackedRows packed = product_.weights.from(rows_.start * product_.weights.stride);
+        const PackedRows packed = product_.rows_from(rows_.start, prefetch);
         constexpr size_t PANEL_BYTES = size_t{PANEL_DEPTH} / Format::UNIT * Format::BLOCK_BYTES;
         for (int panel = 0; panel < product_.num_panels(); panel++) {
-            prefetch.step();
             const int64_t depth_left = product_.depth - int64_t{panel} * PANEL_DEPTH;
             const int num_blocks = unpack<Format>(packed.from(panel * PANEL_BYTES), depth_left, panel_);
             multiply_panel<Format>(panel_, activations_.at(panel, first), width, num_blocks, sums_);
@@ -182,9 +167,8 @@ void compute_piece(const Product& product, const QuantisedActivations<Format>& a
     const int64_t first = piece % pieces.num_ranges * pieces.range;
     const int64_t end = std::min(first + pieces.range, product.width);
     const int64_t next_tile = std::min(next_piece / pieces.num_ranges, pieces.num_tiles - 1);
-    const size_t stride = product.weights.stride;
-    Prefetch prefetch{product.weights.first + rows_of_tile(product, next_tile).start * stride, ROWS * stride,
-                      product.num_panels()};
+    Prefetch prefetch{product.weights + rows_of_tile(product, next_tile).start * product.weight_stride,
+                      ROWS * product.weight_stride};
     for (int64_t row = first; row < end; row += TILE_WIDTH)
         tile.compute(row, static_cast<int>(std::min<int64_t>(TILE_WIDTH, end - row)), prefetch);
 }

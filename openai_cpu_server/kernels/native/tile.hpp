@@ -33,13 +33,15 @@ inline __attribute__((always_inline)) void multiply_block(const typename Format:
             if constexpr (Format::BIAS != 0) dots[row][vector] = simd::spread(rows[row].sums[block]);
             else dots[row][vector] = simd::spread(0);
     constexpr int COLUMNS = Format::BLOCK / 4;
+    const Column* columns = panel.columns + block * COLUMNS;
+    const int start = block * Format::BLOCK;
 #pragma GCC unroll 8
-    for (int column = block * COLUMNS; column < (block + 1) * COLUMNS; column++) {
+    for (int column = 0; column < COLUMNS; column++) {
         simd::Ints weights[simd::VECTORS];
         for (int vector = 0; vector < simd::VECTORS; vector++)
-            weights[vector] = simd::load(panel.columns[column] + vector * 4 * simd::LANES);
+            weights[vector] = simd::load(columns[column] + vector * simd::LANES);
         for (int row = 0; row < WIDTH; row++) {
-            const simd::Ints word = simd::spread(simd::load_word(rows[row].bytes + 4 * column));
+            const simd::Ints word = simd::spread(simd::load_word(rows[row].bytes + start + 4 * column));
             for (int vector = 0; vector < simd::VECTORS; vector++)
                 dots[row][vector] = dot<Format>(dots[row][vector], weights[vector], word);
         }
@@ -70,7 +72,7 @@ inline __attribute__((always_inline)) void add_block(const typename Format::Pane
 
 // Adds a panel's products with WIDTH rows of activations to their sums.
 template <class Format, int WIDTH>
-void multiply_group(const typename Format::Panel& panel, const Activations<Format>* rows, int num_blocks,
+__attribute__((noinline)) void multiply_group(const typename Format::Panel& panel, const Activations<Format>* rows, int num_blocks,
                     float (*sums)[ROWS]) {
     Registers<WIDTH> totals{};
     for (int block = 0; block < num_blocks; block++) {

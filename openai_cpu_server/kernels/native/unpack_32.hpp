@@ -16,22 +16,35 @@ struct BlocksOf32 {
 };
 
 // Byte j of a block's 16 holds weight j in its low half and weight 16 + j in its high half.
-inline void unpack_nibbles(PackedRows rows, uint8_t (*columns)[COLUMN]) {
-    alignas(64) uint8_t packed[4][COLUMN];
-    transpose_words(rows, packed);
+inline void unpack_nibbles(PackedRows rows, Column* columns) {
+    alignas(64) Column packed[4];
+    read_words(rows, packed);
     for (int word = 0; word < 4; word++) split_nibbles(packed[word], columns[word], columns[4 + word]);
 }
 
-// Adds the fifth bits of 32 weights: bits 4 * column and on go to the four bytes of that column's word.
-inline void add_fifth_bits(const Words& bits, uint8_t (*columns)[COLUMN]) {
+// Adds the fifth bits of 32 weights, which are one word of each row.
+inline void add_fifth_bits(PackedRows rows, Column* columns) {
     constexpr uint32_t BIT_TO_EACH_BYTE = 0x00204081, LOWEST_BITS = 0x01010101;
-    for (int column = 0; column < 8; column++) {
-        auto* words = reinterpret_cast<uint32_t*>(columns[column]);
+    alignas(64) Column bits;
+    read_word(rows, bits);
+    for (int column = 0; column < 8; column++)
         for (int row = 0; row < ROWS; row++) {
-            const uint32_t four = (bits.of_row[row] >> (4 * column)) & 15;
-            words[row] |= ((four * BIT_TO_EACH_BYTE) & LOWEST_BITS) << 4;
+            const uint32_t four = (bits[row] >> (4 * column)) & 15;
+            columns[column][row] |= ((four * BIT_TO_EACH_BYTE) & LOWEST_BITS) << 4;
         }
-    }
+}
+
+inline void unpack_scale(PackedRows rows, float* scales) {
+    alignas(64) Column words;
+    read_word(rows, words);
+    low_halves(words, scales);
+}
+
+inline void unpack_scale_and_offset(PackedRows rows, float* scales, float* offsets) {
+    alignas(64) Column words;
+    read_word(rows, words);
+    low_halves(words, scales);
+    high_halves(words, offsets);
 }
 
 struct Q4_0 : BlocksOf32 {
@@ -39,7 +52,7 @@ struct Q4_0 : BlocksOf32 {
     static constexpr bool HAS_OFFSETS = false;
 
     static void unpack(PackedRows rows, int block, Panel& panel) {
-        low_halves(word_column(rows), panel.scales[block]);
+        unpack_scale(rows, panel.scales[block]);
         unpack_nibbles(rows.from(2), panel.columns + block * COLUMNS);
     }
 };
@@ -49,9 +62,7 @@ struct Q4_1 : BlocksOf32 {
     static constexpr bool HAS_OFFSETS = true;
 
     static void unpack(PackedRows rows, int block, Panel& panel) {
-        const Words scale_and_offset = word_column(rows);
-        low_halves(scale_and_offset, panel.scales[block]);
-        high_halves(scale_and_offset, panel.offsets[block]);
+        unpack_scale_and_offset(rows, panel.scales[block], panel.offsets[block]);
         unpack_nibbles(rows.from(4), panel.columns + block * COLUMNS);
     }
 };
@@ -61,9 +72,9 @@ struct Q5_0 : BlocksOf32 {
     static constexpr bool HAS_OFFSETS = false;
 
     static void unpack(PackedRows rows, int block, Panel& panel) {
-        low_halves(word_column(rows), panel.scales[block]);
+        unpack_scale(rows, panel.scales[block]);
         unpack_nibbles(rows.from(6), panel.columns + block * COLUMNS);
-        add_fifth_bits(word_column(rows.from(2)), panel.columns + block * COLUMNS);
+        add_fifth_bits(rows.from(2), panel.columns + block * COLUMNS);
     }
 };
 
@@ -72,11 +83,9 @@ struct Q5_1 : BlocksOf32 {
     static constexpr bool HAS_OFFSETS = true;
 
     static void unpack(PackedRows rows, int block, Panel& panel) {
-        const Words scale_and_offset = word_column(rows);
-        low_halves(scale_and_offset, panel.scales[block]);
-        high_halves(scale_and_offset, panel.offsets[block]);
+        unpack_scale_and_offset(rows, panel.scales[block], panel.offsets[block]);
         unpack_nibbles(rows.from(8), panel.columns + block * COLUMNS);
-        add_fifth_bits(word_column(rows.from(4)), panel.columns + block * COLUMNS);
+        add_fifth_bits(rows.from(4), panel.columns + block * COLUMNS);
     }
 };
 
@@ -85,12 +94,18 @@ struct Q8_0 : BlocksOf32 {
     static constexpr bool HAS_OFFSETS = false, HAS_WHOLE_BYTES = true;
 
     static void unpack(PackedRows rows, int block, Panel& panel) {
-        low_halves(word_column(rows), panel.scales[block]);
-        uint8_t(*columns)[COLUMN] = panel.columns + block * COLUMNS;
-        transpose_words(rows.from(2), columns);
-        transpose_words(rows.from(18), columns + 4);
-        if (BIAS)
-            for (int byte = 0; byte < COLUMNS * COLUMN; byte++) columns[0][byte] ^= BIAS;
+        unpack_scale(rows, panel.scales[block]);
+        Column* columns = panel.columns + block * COLUMNS;
+        read_words(rows.from(2), columns);
+        read_words(rows.from(18), columns + 4);
+        add_bias(columns);
+    }
+
+private:
+    static void add_bias(Column* columns) {
+        constexpr uint32_t TO_EACH_BYTE = 0x01010101 * static_cast<uint32_t>(BIAS);
+        for (int column = 0; column < COLUMNS; column++)
+            for (int row = 0; row < ROWS; row++) columns[column][row] ^= TO_EACH_BYTE;
     }
 };
 
