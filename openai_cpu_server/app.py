@@ -58,7 +58,11 @@ from openai_cpu_server.web.server import WebServer
 
 logger = logging.getLogger(__name__)
 
-_ENGINE_COMMAND = (sys.executable, "-m", "openai_cpu_server.engine.process")
+_ENGINE_COMMAND = (
+    sys.executable,
+    *("-m", "openai_cpu_server.kernels.front"),
+    "openai_cpu_server.engine.process",
+)
 _CLOSE_CONNECTIONS_S = 1
 """After Ctrl-C connections get this time to send their last bytes."""
 _MIB = 1024 * 1024

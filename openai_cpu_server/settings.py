@@ -34,6 +34,7 @@ _PASSED_ON = {
     "threads",
     "threads_batch",
     "flash_attention",
+    "kernels",
     "prefill_tokens",
     "staging_tokens",
     "interactive_step_ms",
@@ -128,6 +129,10 @@ class Settings(BaseSettings):
     )
     kv_type: Literal["auto", "f32", "f16", "bf16", "q8_0"] = Field("auto", description="KV cell type")
     repack: Literal["auto", "on", "off"] = Field("auto", description="repack weights for this CPU at load")
+    kernels: Literal["auto", "off"] = Field(
+        _ENGINE.kernels,
+        description="off: ggml computes everything; auto: our kernels do what they are proved for",
+    )
     prefill_tokens: int = Field(
         _ENGINE.prefill_tokens,
         ge=16,

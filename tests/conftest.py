@@ -8,13 +8,24 @@ from pathlib import Path
 
 import pytest
 
+from openai_cpu_server.kernels.build import LIBRARY
+from openai_cpu_server.kernels.library import put_in_front
+
 _TESTS = Path(__file__).parent
 _SERVERS = {"commands", "e2e", "fuzz"}
 """Folders of tests that start servers; the files beside the folders mostly do so too."""
 
 
-def pytest_configure() -> None:
-    """Let Ctrl-C reach what the tests start: a shell starts background jobs with that signal ignored."""
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--kernels-library", default=str(LIBRARY), help="the library that tests run with")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Put the kernels in front of ggml, before any test imports it, as an engine process does.
+
+    Let Ctrl-C reach what the tests start: a shell starts background jobs with that signal ignored.
+    """
+    put_in_front(Path(config.getoption("kernels_library")))
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
 

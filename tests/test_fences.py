@@ -28,7 +28,9 @@ ALLOWED = {
     # The asyncio side of an engine: for it there is no scheduler, and no engine but what the contract says.
     "dispatch": {"contract", "errors"},
     "engine": {"contract", "errors", "scheduler"},
-    "llama": {"contract", "errors", "structured.gbnf"},
+    # Kernels in front of ggml: whoever has loaded ggml hands it over.
+    "kernels": {"contract"},
+    "llama": {"contract", "errors", "kernels.proof", "structured.gbnf"},
     # Below `api`, which looks a model up by the name in a body: for it there is no HTTP and no process.
     "models": {"contract", "errors", "prompt", "structured"},
     # Beside `api`, which calls it: batches know neither HTTP nor the engine. Rows are run through a callable

@@ -75,6 +75,8 @@ class EngineStatus(msgspec.Struct, frozen=True, kw_only=True):
     last_death: LastDeath | None
     rss_bytes: int
     """Resident memory of this process and the engine's, the mapped model file included."""
+    kernels: dict[str, str] = {}
+    """By kernel of ours: its instruction set, or why it is off; empty until the model is loaded."""
 
 
 class RequestState(enum.Enum):

@@ -28,6 +28,8 @@ class EngineOptions(msgspec.Struct, frozen=True, kw_only=True):
     """Repack weights at load for this CPU's kernels; None: what is faster for the model's quantisation."""
     flash_attention: bool = True
     """Off: slower with a long context, and impossible with a quantised KV type."""
+    kernels: Literal["auto", "off"] = "auto"
+    """auto: kernels of ours compute in place of ggml's where they are proved."""
     prefill_tokens: int = 256
     """Tokens of a step at most."""
     staging_tokens: int = 2048

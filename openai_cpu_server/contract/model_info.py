@@ -7,6 +7,37 @@ from typing import Protocol
 import msgspec
 
 
+class KernelState(msgspec.Struct, frozen=True, kw_only=True):
+    """Whether a kernel of ours computes in place of ggml's."""
+
+    instruction_set: str | None = None
+    """What it was compiled for, such as `avx512vnni`; None: it is off."""
+    why_off: str = ""
+
+    @classmethod
+    def off(cls, why: str) -> KernelState:
+        return cls(why_off=why)
+
+    @property
+    def is_on(self) -> bool:
+        return self.instruction_set is not None
+
+    def __str__(self) -> str:
+        return self.instruction_set or f"off: {self.why_off}"
+
+
+class Kernels(msgspec.Struct, frozen=True, kw_only=True):
+    attention: KernelState = KernelState.off("not asked for")
+
+    @property
+    def described(self) -> dict[str, str]:
+        """By kernel: its instruction set, or why it is off."""
+        return {name: str(state) for name, state in msgspec.structs.asdict(self).items()}
+
+    def __str__(self) -> str:
+        return ", ".join(f"{name} {state}" for name, state in self.described.items())
+
+
 class ModelInfo(msgspec.Struct, frozen=True, kw_only=True):
     """The model that was loaded, and what its native memory can do."""
 
@@ -41,6 +72,8 @@ class ModelInfo(msgspec.Struct, frozen=True, kw_only=True):
     """The rough cost of a token in the draft model, as a share of this model's;
     None: there is no draft model."""
 
+    kernels: Kernels = Kernels()
+
     @property
     def context_limit(self) -> int:
         """The most tokens, prompt and output together, that one request can have."""
@@ -51,7 +84,10 @@ class ModelInfo(msgspec.Struct, frozen=True, kw_only=True):
         """One line for the log."""
         pool_mib = self.kv_tokens * self.kv_bytes_per_token / 2**20
         pool = f"{self.kv_tokens} KV tokens ({self.kv_type}, {pool_mib:.0f} MiB)"
-        return f"{self.description}, {pool}, {self.max_seqs} sequences at once, {self.threads} threads"
+        return (
+            f"{self.description}, {pool}, {self.max_seqs} sequences at once, {self.threads} threads, "
+            f"kernels: {self.kernels}"
+        )
 
 
 class FimTokens(msgspec.Struct, frozen=True):

@@ -101,6 +101,7 @@ class Dispatcher:
             restarts=supervisor.restarts,
             last_death=supervisor.last_death,
             rss_bytes=supervisor.rss_bytes,
+            kernels=self.info.kernels.described if self.info else {},
         )
 
     def kv_stats(self) -> KVStats | None:

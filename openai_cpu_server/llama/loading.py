@@ -10,7 +10,7 @@ from typing import NamedTuple
 import msgspec
 
 from openai_cpu_server.contract.messages import EngineOptions
-from openai_cpu_server.contract.model_info import ModelInfo
+from openai_cpu_server.contract.model_info import Kernels, ModelInfo
 from openai_cpu_server.errors import StartupError
 from openai_cpu_server.llama.cells.abort import AbortSwitch
 from openai_cpu_server.llama.cells.context import SLOTS_MAX, Context, ContextOptions
@@ -19,6 +19,7 @@ from openai_cpu_server.llama.draft_model import DraftModel, require_same_tokens
 from openai_cpu_server.llama.gguf.header import GgufHeader
 from openai_cpu_server.llama.host.cores import Cores
 from openai_cpu_server.llama.host.machine import Machine
+from openai_cpu_server.llama.kernels import switch_kernels
 from openai_cpu_server.llama.model.fingerprint import cells_fingerprint
 from openai_cpu_server.llama.model.kv_size import KVType
 from openai_cpu_server.llama.model.model import Model
@@ -64,6 +65,7 @@ def load(options: EngineOptions, on_progress: Callable[[float], None], machine: 
     with ExitStack() as undo:
         header = GgufHeader(Path(options.model_path))
         draft = _draft_header(options)
+        kernels = switch_kernels(options.kernels)
         room = Room.of(header, draft, kv_type, machine.free_memory())
         model = Model.open(header, repack=repacks(options, header), on_progress=on_progress)
         undo.callback(model.close)
@@ -75,7 +77,7 @@ def load(options: EngineOptions, on_progress: Callable[[float], None], machine: 
         cores = _cores(context_options)
         context = Context(model, context_options, abort, cores)
         undo.callback(context.close)
-        info = _info(options, model, vocabulary, context, room)
+        info = _info(options, model, vocabulary, context, room, kernels)
         staging = None
         if info.staging_tokens:
             staging_context = Context(model, _staging_options(context_options, info), abort, cores)
@@ -182,7 +184,12 @@ def _staging_options(options: ContextOptions, info: ModelInfo) -> ContextOptions
 
 
 def _info(
-    options: EngineOptions, model: Model, vocabulary: Vocabulary, context: Context, room: Room
+    options: EngineOptions,
+    model: Model,
+    vocabulary: Vocabulary,
+    context: Context,
+    room: Room,
+    kernels: Kernels,
 ) -> ModelInfo:
     can_share = not model.is_recurrent and not model.has_window
     return ModelInfo(
@@ -206,4 +213,5 @@ def _info(
         # the end of the sequence may be gone.
         can_trim=can_share,
         staging_tokens=room.staging_cells(options, context.kv_cells) if can_share else 0,
+        kernels=kernels,
     )

@@ -77,6 +77,7 @@ class ModelRegistry:
             restarts=sum(status.restarts for status in all_of_them),
             last_death=min(deaths, key=lambda death: death.age_s, default=None),
             rss_bytes=sum(status.rss_bytes for status in all_of_them),
+            kernels=worst.kernels,
         )
 
 

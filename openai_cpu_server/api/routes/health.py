@@ -47,6 +47,8 @@ class HealthReport(msgspec.Struct, frozen=True, kw_only=True):
     queue: dict[str, QueueSizes]
     """The key is a priority."""
     memory: Memory
+    kernels: dict[str, str]
+    """By kernel of ours: its instruction set, or why it is off. Empty until the model is loaded."""
     restarts: int
     last_restart: LastRestart | None
     error: Union[ErrorBody, UnsetType] = UNSET
@@ -78,6 +80,7 @@ class HealthRoutes:
             loaded=status.loaded,
             queue=queue_sizes(status),
             memory=Memory(status.rss_bytes, status.kv_tokens, status.kv_tokens_used),
+            kernels=status.kernels,
             restarts=status.restarts,
             last_restart=_last_restart(status),
         )

@@ -38,6 +38,8 @@ class Speed(msgspec.Struct, frozen=True):
     kv_type: str
     repack: bool
     flash_attention: bool
+    kernels: dict[str, str]
+    """By kernel of ours: its instruction set, or why it was off."""
     is_default: bool
     """Whether `serve` would use these options."""
     context: int
@@ -88,6 +90,7 @@ def predicted(measured: Measured, options: EngineOptions, header: GgufHeader, ma
     sizes = [n for n in _SEQUENCES if n <= min(key.max_seqs, key.max_step_tokens)]
     return Speed(
         *had,
+        kernels=key.kernels.described,
         is_default=had == _wanted(options, header, machine),
         context=_CONTEXT,
         prompt_tokens_per_second=1000 * prompt / model.predict_ms(prompt, attended_pairs(0, prompt)),

@@ -13,7 +13,11 @@ from openai_cpu_server.commands.tune.workload import Failure, Part, Timings, Tri
 from openai_cpu_server.contract.messages import EngineOptions
 from openai_cpu_server.llama.measure.profile import Profile
 
-_COMMAND = (sys.executable, "-m", "openai_cpu_server.commands.tune.trial")
+_COMMAND = (
+    sys.executable,
+    *("-m", "openai_cpu_server.kernels.front"),
+    "openai_cpu_server.commands.tune.trial",
+)
 _NO_TIME = Failure("not measured: no time left")
 _PATIENCE = 3.0
 """A setting may take this many times as long as the first; then it is out."""

@@ -14,7 +14,7 @@ import msgspec
 
 from openai_cpu_server.contract.cost import TILE_TOKENS, CostCurve, attended_pairs
 from openai_cpu_server.contract.messages import EngineOptions
-from openai_cpu_server.contract.model_info import ModelInfo
+from openai_cpu_server.contract.model_info import Kernels, ModelInfo
 from openai_cpu_server.contract.step import Backend
 from openai_cpu_server.llama.host.neighbours import NOISY, Neighbours
 from openai_cpu_server.llama.measure.cell_prices import CONTEXT, CellPrices, Stopwatch
@@ -56,6 +56,8 @@ class CurveKey(msgspec.Struct, frozen=True, kw_only=True):
     kv_type: str
     repack: bool | None
     flash_attention: bool
+    kernels: Kernels
+    """They make steps cheaper, and attention another function of what is in the pool."""
     kv_tokens: int
     """The largest power of two within the pool's cells: a slightly larger pool changes nothing."""
     max_seqs: int
@@ -73,6 +75,7 @@ class CurveKey(msgspec.Struct, frozen=True, kw_only=True):
             kv_type=info.kv_type,
             repack=options.repack,
             flash_attention=options.flash_attention,
+            kernels=info.kernels,
             kv_tokens=1 << (info.kv_tokens.bit_length() - 1),
             max_seqs=info.max_seqs,
             max_step_tokens=info.max_step_tokens,

@@ -1,0 +1,114 @@
+"""Compiles the library of kernels for this machine's CPU: `python -m openai_cpu_server.kernels.build`.
+
+Needs the standard library only, for it also runs before anything is installed: from `scripts/bootstrap`, and
+from the build hook of an ordinary `pip install`.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import platform
+import shlex
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+_FOLDER = Path(__file__).parent
+_SOURCES = _FOLDER / "native"
+LIBRARY = _FOLDER / "libocs_kernels.so"
+_KEY = _FOLDER / "libocs_kernels.key"
+"""What the library was built from."""
+_FLAGS = (
+    "-std=c++17",
+    "-O3",
+    "-ffp-contract=fast",
+    "-fno-math-errno",
+    "-fPIC",
+    "-shared",
+    "-Wall",
+    "-Wextra",
+)
+_CPU_INFO = Path("/proc/cpuinfo")
+
+
+class BuildFailed(Exception):
+    """Says in one line why there is no library."""
+
+
+def build(compiler: str = "", *, target: Path = LIBRARY, cpu: str = "native") -> None:
+    """Compile the library, whatever is there. `compiler` is a command line; "": what the machine has.
+
+    `cpu` is the compiler's name for what the code may use. Raises `BuildFailed`.
+    """
+    command = _compiler(compiler)
+    partial = target.with_suffix(f".{os.getpid()}")
+    sources = [str(source) for source in sorted(_SOURCES.glob("*.cpp"))]
+    arguments = [*command, *_FLAGS, f"-march={cpu}", "-o", str(partial), *sources, "-ldl"]
+    run = subprocess.run(arguments, capture_output=True, text=True, errors="replace")
+    if run.returncode != 0:
+        partial.unlink(missing_ok=True)
+        raise BuildFailed(f"{shlex.join(command)} failed: {_first_error(run.stderr)}")
+    partial.replace(target)  # a process that has the old one mapped keeps it
+
+
+def build_if_changed(compiler: str = "") -> bool:
+    """Compile unless the library stems from these sources, this compiler and this CPU.
+    Returns whether it did.
+
+    Raises `BuildFailed`; then no library is left that stems from something else.
+    """
+    key = _key(compiler)
+    if LIBRARY.exists() and _KEY.exists() and _KEY.read_text() == key:
+        return False
+    LIBRARY.unlink(missing_ok=True)
+    build(compiler)
+    _KEY.write_text(key)
+    return True
+
+
+def _compiler(asked: str) -> list[str]:
+    """The command, which may carry options, as in `ccache g++`."""
+    candidates = [shlex.split(asked)] if asked.strip() else [["c++"], ["g++"], ["clang++"]]
+    for command in candidates:
+        if shutil.which(command[0]):
+            return command
+    raise BuildFailed("there is no C++ compiler (Debian: apt install g++)")
+
+
+def _key(compiler: str) -> str:
+    command = _compiler(compiler)
+    version = subprocess.run([*command, "--version"], capture_output=True, text=True, errors="replace").stdout
+    digest = hashlib.sha256(repr((command, version, _FLAGS, platform.machine(), _cpu_flags())).encode())
+    for source in sorted(_SOURCES.iterdir()):
+        digest.update(source.name.encode() + b"\0" + source.read_bytes())
+    return digest.hexdigest()
+
+
+def _cpu_flags() -> str:
+    """What Linux says that the first core can do."""
+    try:
+        lines = _CPU_INFO.read_text("utf-8").splitlines()
+    except OSError:
+        return ""
+    return next((line for line in lines if line.startswith(("flags", "Features"))), "")
+
+
+def _first_error(log: str) -> str:
+    lines = [line for line in log.splitlines() if line.strip()]
+    return next((line for line in lines if "error" in line), lines[0] if lines else "it said nothing")
+
+
+def main() -> int:
+    """Says on stderr what was done. Returns 0 in any case: the server works without the library."""
+    try:
+        if build_if_changed(" ".join(sys.argv[1:])):
+            sys.stderr.write("setup: kernels compiled for this CPU\n")
+    except (BuildFailed, OSError) as error:
+        sys.stderr.write(f"setup: kernels were not built, the server works without them: {error}\n")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,154 @@
+"""Single operations as graphs of ggml, through its C API: what kernels are compared on."""
+
+from __future__ import annotations
+
+import ctypes
+import enum
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+
+Floats = npt.NDArray[np.float32]
+
+_OVERHEAD_BYTES = 1 << 20
+"""A graph of a few nodes, and what its tensors need beside their data."""
+
+
+class Type(enum.IntEnum):
+    """`ggml_type` of ggml.h."""
+
+    F32 = 0
+    F16 = 1
+    Q4_0 = 2
+    Q4_1 = 3
+    Q5_0 = 6
+    Q5_1 = 7
+    Q8_0 = 8
+    Q4_K = 12
+    Q5_K = 13
+    Q6_K = 14
+    BF16 = 30
+
+
+class AttentionCase(msgspec.Struct, frozen=True, kw_only=True):
+    q: Floats
+    """(rows, heads, width)"""
+    k: Floats
+    """(cells, heads of keys and values, width)"""
+    v: Floats
+    mask: Floats | None
+    """(rows, cells): 0, -inf, or something to add."""
+    cell_type: Type = Type.F16
+    scale: float = 1.0
+    max_bias: float = 0.0
+    """ALiBi's; 0: none."""
+    soft_cap: float = 0.0
+    sinks: Floats | None = None
+    """(heads,)"""
+
+
+class Graphs:
+    """Computes single operations. Threads are those of ggml."""
+
+    def __init__(self, ggml: ctypes.CDLL) -> None:
+        """`ggml`: the library that llama_cpp has loaded."""
+        self._ggml = ggml
+        self._declare()
+
+    def attention(self, case: AttentionCase, *, threads: int) -> Floats:
+        """(rows, heads, width), by `ggml_flash_attn_ext`, with tensors laid out as llama.cpp does it."""
+        with self._context(case.q, case.k, case.v, case.mask) as context:
+            q = self._rows_by_head(context, case.q, Type.F32)
+            k = self._rows_by_head(context, case.k, case.cell_type)
+            v = self._rows_by_head(context, case.v, case.cell_type)
+            mask = None if case.mask is None else self._tensor(context, case.mask, Type.F16)
+            node = self._ggml.ggml_flash_attn_ext(
+                context, q, k, v, mask, case.scale, case.max_bias, case.soft_cap
+            )
+            if case.sinks is not None:
+                self._ggml.ggml_flash_attn_ext_add_sinks(node, self._tensor(context, case.sinks, Type.F32))
+            return self._computed(context, node, case.q.shape, threads)
+
+    def as_stored(self, values: Floats, cell_type: Type) -> Floats:
+        """What is left of values that are stored in a type."""
+        with self._context(values, values) as context:
+            stored = self._tensor(context, values, cell_type)
+            node = self._ggml.ggml_cast(context, stored, Type.F32)
+            return self._computed(context, node, values.shape, 1)
+
+    @contextmanager
+    def _context(self, *values: Floats | None) -> Iterator[int]:
+        data_bytes = sum(4 * array.size for array in values if array is not None)
+        context = self._ggml.ggml_init(_InitParams(2 * data_bytes + _OVERHEAD_BYTES, None, False))
+        assert context is not None
+        try:
+            yield context
+        finally:
+            self._ggml.ggml_free(context)
+
+    def _rows_by_head(self, context: int, values: Floats, kind: Type) -> Any:
+        """A view (width, rows, heads) of values whose heads lie beside each other, as in llama.cpp's pool."""
+        return self._ggml.ggml_permute(context, self._tensor(context, values, kind), 0, 2, 1, 3)
+
+    def _tensor(self, context: int, values: Floats, kind: Type) -> Any:
+        sizes = (ctypes.c_int64 * values.ndim)(*reversed(values.shape))
+        tensor = self._ggml.ggml_new_tensor(context, kind, values.ndim, sizes)
+        source = np.ascontiguousarray(values, np.float32)
+        if kind is Type.F32:
+            ctypes.memmove(self._ggml.ggml_get_data(tensor), source.ctypes.data, source.nbytes)
+        else:
+            width = values.shape[-1]
+            self._ggml.ggml_quantize_chunk(
+                kind,
+                source.ctypes.data,
+                self._ggml.ggml_get_data(tensor),
+                0,
+                source.size // width,
+                width,
+                None,
+            )
+        return tensor
+
+    def _computed(self, context: int, node: Any, shape: tuple[int, ...], threads: int) -> Floats:
+        graph = self._ggml.ggml_new_graph(context)
+        self._ggml.ggml_build_forward_expand(graph, node)
+        status = self._ggml.ggml_graph_compute_with_ctx(context, graph, threads)
+        assert status == 0, f"ggml could not compute a graph: {status}"
+        size = int(np.prod(shape))
+        values = (ctypes.c_float * size).from_address(self._ggml.ggml_get_data(node))
+        return np.array(values, np.float32).reshape(shape)
+
+    def _declare(self) -> None:
+        pointer, integer, number = ctypes.c_void_p, ctypes.c_int, ctypes.c_float
+        sizes = ctypes.POINTER(ctypes.c_int64)
+        chunk = [integer, pointer, pointer, ctypes.c_int64, ctypes.c_int64, ctypes.c_int64, pointer]
+        for name, result, arguments in (
+            ("ggml_init", pointer, [_InitParams]),
+            ("ggml_free", None, [pointer]),
+            ("ggml_new_tensor", pointer, [pointer, integer, integer, sizes]),
+            ("ggml_permute", pointer, [pointer, pointer, *4 * [integer]]),
+            ("ggml_cast", pointer, [pointer, pointer, integer]),
+            ("ggml_flash_attn_ext", pointer, [*5 * [pointer], *3 * [number]]),
+            ("ggml_flash_attn_ext_add_sinks", None, [pointer, pointer]),
+            ("ggml_quantize_chunk", ctypes.c_size_t, chunk),
+            ("ggml_get_data", pointer, [pointer]),
+            ("ggml_new_graph", pointer, [pointer]),
+            ("ggml_build_forward_expand", None, [pointer, pointer]),
+            ("ggml_graph_compute_with_ctx", integer, [pointer, pointer, integer]),
+        ):
+            function = getattr(self._ggml, name)
+            function.restype, function.argtypes = result, arguments
+
+
+class _InitParams(ctypes.Structure):
+    """`ggml_init_params` of ggml.h."""
+
+    _fields_ = (
+        ("mem_size", ctypes.c_size_t),
+        ("mem_buffer", ctypes.c_void_p),
+        ("no_alloc", ctypes.c_bool),
+    )

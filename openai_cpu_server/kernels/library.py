@@ -1,0 +1,84 @@
+"""The C++ library of kernels: where it lies, what keeps it from being used, and its switches."""
+
+from __future__ import annotations
+
+import ctypes
+import enum
+import os
+import sys
+from importlib import metadata
+from pathlib import Path
+
+from openai_cpu_server.kernels.build import LIBRARY
+
+GGML_OF = "0.3.36"
+"""The version of llama-cpp-python whose ggml `native/ggml_api.hpp` describes."""
+
+
+class Kernel(enum.IntEnum):
+    """A kernel's number in the library; the order is that of `native/front.cpp`."""
+
+    ATTENTION = 0
+
+
+class Library:
+    """The library in this process. Its switches hold for all of the process."""
+
+    def __init__(self, handle: ctypes.CDLL) -> None:
+        self._handle = handle
+        handle.ocs_suits_this_cpu.restype = ctypes.c_bool
+        handle.ocs_instruction_set.restype = ctypes.c_char_p
+        handle.ocs_num_done.restype = ctypes.c_long
+
+    @property
+    def suits_this_cpu(self) -> bool:
+        return bool(self._handle.ocs_suits_this_cpu())
+
+    @property
+    def instruction_set(self) -> str:
+        return str(self._handle.ocs_instruction_set().decode())
+
+    def num_done(self, kernel: Kernel) -> int:
+        """The number of graph nodes that the kernel has computed."""
+        return int(self._handle.ocs_num_done(kernel))
+
+    def switch_on(self, kernel: Kernel) -> None:
+        """Only while no graph is computed."""
+        self._handle.ocs_switch_on(kernel)
+
+    def switch_off(self, kernel: Kernel) -> None:
+        """Only while no graph is computed."""
+        self._handle.ocs_switch_off(kernel)
+
+
+def obstacle(path: Path = LIBRARY) -> str | None:
+    """Why the library cannot be used in any process here; None: it can. Looks without loading ggml."""
+    if sys.platform != "linux":
+        return "the library goes in front of ggml on Linux only"
+    if not path.exists():
+        return "the library was not built: there was no C++ compiler"
+    version = _llama_version()
+    if version != GGML_OF:
+        return f"the library is made for llama-cpp-python {GGML_OF}, not {version}"
+    try:
+        suits = Library(ctypes.CDLL(str(path))).suits_this_cpu
+    except (OSError, AttributeError) as error:
+        return f"the library cannot be loaded: {error}"
+    return None if suits else "the library was compiled for another CPU"
+
+
+def put_in_front(path: Path = LIBRARY) -> None:
+    """Load the library where ggml's calls find it first; nothing is done if there is an obstacle.
+
+    The dynamic linker gives a name to the library that was loaded first: call this before llama_cpp is
+    imported.
+    """
+    if obstacle(path) is None:
+        ctypes.CDLL(str(path), mode=os.RTLD_GLOBAL)
+
+
+def _llama_version() -> str | None:
+    try:
+        return metadata.version("llama-cpp-python")
+    except metadata.PackageNotFoundError:
+        return None

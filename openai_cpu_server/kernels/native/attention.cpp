@@ -1,0 +1,278 @@
+#include "attention.hpp"
+
+#include <algorithm>
+
+#include "attention_lanes.hpp"
+#include "attention_node.hpp"
+#include "attention_plan.hpp"
+#include "simd.hpp"
+
+namespace attention {
+
+namespace {
+
+// The cells that somebody in a block sees, and who of the block sees which of them.
+class Gathered {
+public:
+    void gather(const Plan& plan, const Sight& sight, const Block& block) {
+        const int words = sight.words();
+        union_.assign(words, 0);
+        for (int i = 0; i < block.count; ++i)
+            for (int word = 0; word < words; ++word) union_[word] |= sight.of(plan.order[block.first + i])[word];
+        list_cells();
+        stride_ = int(cells_.size()) / 64 + 2;  // a row's last bits may reach into one word more
+        seen_.assign(size_t(stride_) * block.count, 0);
+        for (int i = 0; i < block.count; ++i) move_together(sight.of(plan.order[block.first + i]), &seen_[i * stride_]);
+    }
+
+    const std::vector<int>& cells() const { return cells_; }
+
+    // Bit i: whether the block's row sees the cell first + i; `first` begins a tile.
+    uint32_t seen(int row, int first) const { return uint32_t(seen_[row * stride_ + first / 64] >> first % 64); }
+
+private:
+    void list_cells() {
+        cells_.clear();
+        for (int word = 0; word < int(union_.size()); ++word)
+            for (uint64_t bits = union_[word]; bits; bits &= bits - 1)
+                cells_.push_back(64 * word + __builtin_ctzll(bits));
+    }
+
+    void move_together(const uint64_t* row, uint64_t* to) const {
+        int end = 0;
+        for (int word = 0; word < int(union_.size()); ++word) {
+            const uint64_t bits = simd::gathered(row[word], union_[word]);
+            to[end / 64] |= bits << end % 64;
+            if (end % 64) to[end / 64 + 1] |= bits >> (64 - end % 64);
+            end += __builtin_popcountll(union_[word]);
+        }
+    }
+
+    std::vector<uint64_t> union_, seen_;
+    std::vector<int> cells_;
+    int stride_ = 0;
+};
+
+// What a thread needs beside the node; kept from node to node.
+struct Scratch {
+    std::vector<uint64_t> sight;
+    Plan plan;
+    Gathered gathered;
+    int gathered_block = -1;
+    ManyLanes many;
+    FewLanes few;
+    Buffer tile, row;
+};
+
+// Fetches into the cache what will be unpacked next.
+void prefetch(const void* row, size_t bytes) {
+    for (size_t i = 0; i < bytes; i += 64) __builtin_prefetch(static_cast<const char*>(row) + i);
+}
+
+size_t row_bytes(const ggml_tensor& cells) {
+    return cells.type == GGML_TYPE_Q8_0 ? cells.ne[0] / 32 * 34 : cells.ne[0] * cells.nb[0];
+}
+
+// One item of a plan: lanes are (row, head), the heads of a row side by side.
+template <class Lanes>
+class Attention {
+public:
+    Attention(const Node& node, const Sight& sight, const Plan& plan, const Item& item, Scratch& scratch, Lanes& lanes)
+        : node_(node),
+          sight_(sight),
+          rows_(&plan.order[plan.blocks[item.block].first]),
+          num_rows_(plan.blocks[item.block].count),
+          kv_head_(item.kv_head),
+          gathered_(scratch.gathered),
+          tile_(scratch.tile.data()),
+          lanes_(lanes) {}
+
+    void compute(int begin, int end) {
+        lanes_.begin(num_rows_ * node_.group, node_.width);
+        for (int i = 0; i < num_rows_; ++i)
+            for (int h = 0; h < node_.group; ++h)
+                lanes_.set_query(i * node_.group + h, node_.query(rows_[i], head(h)), node_.scale);
+        for (int first = begin; first < end; first += TILE) add_tile(first, std::min(TILE, end - first));
+    }
+
+    // Largest score, sum of weights, and weighted sum of values, lane by lane.
+    void write_part(float* to) {
+        for (int lane = 0; lane < num_rows_ * node_.group; ++lane, to += node_.width + 2) {
+            to[0] = lanes_.largest(lane);
+            to[1] = lanes_.sum(lane);
+            lanes_.output(lane, to + 2);
+        }
+    }
+
+private:
+    int head(int h) const { return kv_head_ * node_.group + h; }
+
+    void add_tile(int first, int count) {
+        const int* cells = &gathered_.cells()[first];
+        for (int i = 0; i < count; ++i) {
+            node_.unpack_k(node_.key(cells[i], kv_head_), tile_ + i * node_.width, node_.width);
+            prefetch(node_.value(cells[i], kv_head_), row_bytes(node_.v));
+        }
+        std::fill_n(tile_ + count * node_.width, (TILE - count) * node_.width, 0.0f);
+        lanes_.score(tile_);
+        if (node_.soft_cap != 0) cap();
+        for (int i = 0; i < num_rows_; ++i) hide(i, first, count);
+        lanes_.soften();
+        const int ahead = std::min(TILE, int(gathered_.cells().size()) - first - count);
+        for (int i = 0; i < count; ++i) {
+            node_.unpack_v(node_.value(cells[i], kv_head_), tile_ + i * node_.width, node_.width);
+            if (i < ahead) prefetch(node_.key(cells[count + i], kv_head_), row_bytes(node_.k));
+        }
+        std::fill_n(tile_ + count * node_.width, (TILE - count) * node_.width, 0.0f);
+        lanes_.add(tile_);
+    }
+
+    void cap() {
+        float* scores = lanes_.all_scores();
+        for (int i = 0; i < lanes_.num_scores(); i += LANES)
+            simd::store(scores + i, node_.soft_cap * simd::tanh(simd::load(scores + i)));
+    }
+
+    // Adds the mask to a row's scores.
+    void hide(int row, int first, int count) {
+        const uint32_t seen = count == TILE ? gathered_.seen(row, first) : gathered_.seen(row, first) & ((1u << count) - 1);
+        if (!sight_.is_plain(rows_[row])) weigh(row, first, count);
+        for (uint32_t hidden = ~seen; hidden; hidden &= hidden - 1) {
+            float* scores = lanes_.scores(row * node_.group, __builtin_ctz(hidden));
+            for (int h = 0; h < node_.group; ++h) scores[h * lanes_.lane_step()] = MINUS_INFINITY;
+        }
+    }
+
+    void weigh(int row, int first, int count) {
+        for (int h = 0; h < node_.group; ++h) {
+            const float slope = node_.slope(head(h));
+            for (int i = 0; i < count; ++i)
+                *lanes_.scores(row * node_.group + h, i) +=
+                    slope * simd::from_f16(node_.mask_of(rows_[row])[gathered_.cells()[first + i]]);
+        }
+    }
+
+    const Node& node_;
+    const Sight& sight_;
+    const int* rows_;
+    const int num_rows_, kv_head_;
+    const Gathered& gathered_;
+    float* tile_;  // keys, then values
+    Lanes& lanes_;
+};
+
+// What has been found about a lane.
+struct Found {
+    float largest = MINUS_INFINITY, sum = 0;
+    float* output;
+
+    void scale_to(float new_largest, int width) {
+        const float factor = largest > MINUS_INFINITY ? std::exp(largest - new_largest) : 0.0f;
+        for (int d = 0; d < width; ++d) output[d] *= factor;
+        sum *= factor;
+        largest = new_largest;
+    }
+
+    void merge(const float* part, int width) {
+        if (part[1] == 0) return;
+        scale_to(std::max(largest, part[0]), width);
+        const float factor = std::exp(part[0] - largest);
+        for (int d = 0; d < width; ++d) output[d] += factor * part[2 + d];
+        sum += factor * part[1];
+    }
+
+    void add_sink(float score, int width) {
+        scale_to(std::max(largest, score), width);
+        sum += std::exp(score - largest);
+    }
+};
+
+// Merges the parts of an item, which lie `stride` floats from each other, and writes the result.
+void finish(const Node& node, const Plan& plan, const Item& item, const float* parts, size_t stride) {
+    const Block& block = plan.blocks[item.block];
+    for (int lane = 0; lane < block.count * node.group; ++lane, parts += node.width + 2) {
+        const int row = plan.order[block.first + lane / node.group], head = item.kv_head * node.group + lane % node.group;
+        Found found;
+        found.output = node.result_of(row, head);
+        std::fill_n(found.output, node.width, 0.0f);
+        for (int part = 0; part < item.num_parts; ++part) found.merge(parts + part * stride, node.width);
+        if (node.sinks) found.add_sink(node.sinks[head], node.width);
+        const float share = found.sum == 0 ? 0.0f : 1 / found.sum;
+        for (int d = 0; d < node.width; ++d) found.output[d] *= share;
+    }
+}
+
+size_t part_floats(const Node& node, const Plan& plan, const Item& item) {
+    return size_t(plan.blocks[item.block].count) * node.group * (node.width + 2);
+}
+
+void compute_item(const Node& node, const Sight& sight, const Item& item, float* partials, Scratch& scratch) {
+    const Plan& plan = scratch.plan;
+    const Block& block = plan.blocks[item.block];
+    if (scratch.gathered_block != item.block) scratch.gathered.gather(plan, sight, block);
+    scratch.gathered_block = item.block;
+    scratch.tile.resize(size_t(TILE) * node.width);
+    scratch.row.resize(part_floats(node, plan, item));
+    const int tiles = (block.cells + TILE - 1) / TILE;
+    const int begin = int(long(tiles) * item.part / item.num_parts) * TILE;
+    const int end = std::min(block.cells, int(long(tiles) * (item.part + 1) / item.num_parts) * TILE);
+    float* part = item.partial < 0 ? scratch.row.data() : partials + item.partial;
+    const auto run = [&](auto& lanes) {
+        Attention attention(node, sight, plan, item, scratch, lanes);
+        attention.compute(begin, end);
+        attention.write_part(part);
+    };
+    ManyLanes::suits(block.count * node.group) ? run(scratch.many) : run(scratch.few);
+    if (item.partial < 0) finish(node, plan, item, part, 0);
+}
+
+// ggml's memory for all threads: first who sees what, then the results of parts.
+struct Shared {
+    char* memory;
+    size_t bytes;
+};
+
+// Every thread needs all of it: each looks at some rows if there is room to share it, else at all.
+Sight look(const Node& node, const ggml_compute_params& params, Shared& shared, Scratch& scratch) {
+    Sight sight(node);
+    const size_t bytes = sight.bytes(node.rows);
+    const bool is_shared = bytes <= shared.bytes / 2;
+    if (is_shared) {
+        sight.keep_in(shared.memory);
+        shared = {shared.memory + bytes, shared.bytes - bytes};
+    } else {
+        scratch.sight.resize(bytes / sizeof(uint64_t));
+        sight.keep_in(scratch.sight.data());
+    }
+    for (int row = is_shared ? params.ith : 0; row < node.rows; row += is_shared ? params.nth : 1) sight.look(node, row);
+    return sight;
+}
+
+}  // namespace
+
+bool can_do(const ggml_compute_params& params, const ggml_tensor& node) { return !params.use_ref && is_known(node); }
+
+void compute(const ggml_compute_params& params, ggml_tensor& tensor) {
+    static thread_local Scratch scratch;
+    const Node node(tensor);
+    Shared shared{static_cast<char*>(params.wdata), params.wsize};
+    const Sight sight = look(node, params, shared, scratch);
+    if (params.ith == 0) ggml().chunk_set(params.threadpool, params.nth);
+    ggml().barrier(params.threadpool);
+    Plan& plan = scratch.plan;
+    plan.make(node, sight, params.nth, shared.bytes / sizeof(float));
+    scratch.gathered_block = -1;
+    float* partials = reinterpret_cast<float*>(shared.memory);
+    const int num_items = int(plan.items.size());
+    for (int i = params.ith; i < num_items; i = ggml().chunk_add(params.threadpool, 1))
+        compute_item(node, sight, plan.items[i], partials, scratch);
+    if (std::all_of(plan.items.begin(), plan.items.end(), [](const Item& item) { return item.partial < 0; })) return;
+    ggml().barrier(params.threadpool);
+    for (int i = params.ith; i < num_items; i += params.nth) {
+        const Item& item = plan.items[i];
+        if (item.partial >= 0 && item.part == 0)
+            finish(node, plan, item, partials + item.partial, part_floats(node, plan, item));
+    }
+}
+
+}  // namespace attention

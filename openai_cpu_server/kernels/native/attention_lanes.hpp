@@ -1,0 +1,249 @@
+// The arithmetic of a tile of cells for some lanes: a lane is a row with one of its heads. Scores become weights by
+// the online softmax (arXiv 1805.02867), all in floats. Two layouts do the same for many lanes and for few.
+#pragma once
+
+#include <vector>
+
+#include "attention_plan.hpp"
+#include "simd.hpp"
+
+namespace attention {
+
+using simd::floats;
+using simd::LANES;
+
+constexpr float MINUS_INFINITY = -INFINITY;
+constexpr int ACCUMULATORS = simd::REGISTERS / 2;
+constexpr int VECTORS_MAX = simd::REGISTERS / 8;
+
+// Floats at the boundaries of cache lines.
+class Buffer {
+public:
+    void resize(size_t floats) { lines_.resize((floats + 15) / 16); }
+    float* data() { return lines_.data()->values; }
+
+private:
+    struct alignas(64) Line {
+        float values[16];
+    };
+    std::vector<Line> lines_;
+};
+
+// sums[i][j] = the sum over k of x[i][k] * y[k][j], where j counts vectors.
+template <int ROWS, int VECTORS>
+inline void multiply(const float* x, int x_row, int x_step, const float* y, int y_step, int depth,
+                     floats (&sums)[ROWS][VECTORS]) {
+    for (auto& row : sums)
+        for (floats& sum : row) sum = floats{};
+    for (int k = 0; k < depth; ++k) {
+        floats ys[VECTORS];
+        for (int j = 0; j < VECTORS; ++j) ys[j] = simd::load(y + k * y_step + j * LANES);
+        for (int i = 0; i < ROWS; ++i) {
+            const floats factor = simd::splat(x[i * x_row + k * x_step]);
+            for (int j = 0; j < VECTORS; ++j) sums[i][j] += factor * ys[j];
+        }
+    }
+}
+
+// e^(score - largest) in place of the scores of a lane, or of a vector of lanes.
+struct Softened {
+    floats largest, factor, sum;
+};
+
+inline floats finite(floats x) { return x > MINUS_INFINITY ? x : floats{}; }
+
+// Many lanes: they lie side by side in vectors, so that nothing is ever summed across a vector.
+class ManyLanes {
+public:
+    static bool suits(int lanes) { return lanes > LANES / 2; }
+
+    void begin(int lanes, int width) {
+        width_ = width;
+        stride_ = (lanes + LANES - 1) / LANES * LANES;
+        queries_.resize(size_t(width) * stride_);
+        outputs_.resize(size_t(width) * stride_);
+        scores_.resize(size_t(TILE) * stride_);
+        for (Buffer* each : {&largest_, &sum_, &factor_}) each->resize(stride_);
+        std::fill_n(queries_.data(), width * stride_, 0.0f);
+        std::fill_n(outputs_.data(), width * stride_, 0.0f);
+        std::fill_n(largest_.data(), stride_, MINUS_INFINITY);
+        std::fill_n(sum_.data(), stride_, 0.0f);
+    }
+
+    void set_query(int lane, const float* query, float scale) {
+        for (int d = 0; d < width_; ++d) queries_.data()[d * stride_ + lane] = query[d] * scale;
+    }
+
+    void score(const float* keys) {
+        sweep<VECTORS_MAX>(0, TILE, [&](auto& sums, int cell, int lane) {
+            multiply(keys + cell * width_, width_, 1, queries_.data() + lane, stride_, width_, sums);
+            put(sums, scores_.data() + cell * stride_ + lane);
+        });
+    }
+
+    float* scores(int lane, int cell) { return scores_.data() + cell * stride_ + lane; }
+    int lane_step() const { return 1; }
+    float* all_scores() { return scores_.data(); }
+    int num_scores() const { return TILE * stride_; }
+
+    void soften() {
+        for (int lane = 0; lane < stride_; lane += LANES) soften(scores_.data() + lane, lane);
+    }
+
+    void add(const float* values) {
+        sweep<VECTORS_MAX>(0, width_, [&](auto& sums, int d, int lane) {
+            multiply(values + d, 1, width_, scores_.data() + lane, stride_, TILE, sums);
+            accumulate(sums, d, lane);
+        });
+    }
+
+    float largest(int lane) { return largest_.data()[lane]; }
+    float sum(int lane) { return sum_.data()[lane]; }
+    void output(int lane, float* to) {
+        for (int d = 0; d < width_; ++d) to[d] = outputs_.data()[d * stride_ + lane];
+    }
+
+private:
+    // Calls `block` for each block of rows and vectors of lanes, as large as registers allow.
+    template <int VECTORS, class Block>
+    void sweep(int lane, int rows, Block block) {
+        constexpr int ROWS = ACCUMULATORS / VECTORS;
+        for (; lane + VECTORS * LANES <= stride_; lane += VECTORS * LANES)
+            for (int row = 0; row < rows; row += ROWS) {
+                floats sums[ROWS][VECTORS];
+                block(sums, row, lane);
+            }
+        if constexpr (VECTORS > 1) sweep<VECTORS / 2>(lane, rows, block);
+    }
+
+    template <int ROWS, int VECTORS>
+    void put(const floats (&sums)[ROWS][VECTORS], float* to) {
+        for (int i = 0; i < ROWS; ++i)
+            for (int j = 0; j < VECTORS; ++j) simd::store(to + i * stride_ + j * LANES, sums[i][j]);
+    }
+
+    template <int ROWS, int VECTORS>
+    void accumulate(const floats (&sums)[ROWS][VECTORS], int d, int lane) {
+        for (int j = 0; j < VECTORS; ++j) {
+            const floats factor = simd::load(factor_.data() + lane + j * LANES);
+            for (int i = 0; i < ROWS; ++i) {
+                float* output = outputs_.data() + (d + i) * stride_ + lane + j * LANES;
+                simd::store(output, simd::load(output) * factor + sums[i][j]);
+            }
+        }
+    }
+
+    void soften(float* scores, int lane) {
+        const floats before = simd::load(largest_.data() + lane);
+        floats largest = before;
+        for (int cell = 0; cell < TILE; ++cell) largest = simd::max(largest, simd::load(scores + cell * stride_));
+        const floats subtrahend = finite(largest), factor = simd::exp(before - subtrahend);
+        floats sum = simd::load(sum_.data() + lane) * factor;
+        for (int cell = 0; cell < TILE; ++cell) {
+            const floats weight = simd::exp(simd::load(scores + cell * stride_) - subtrahend);
+            simd::store(scores + cell * stride_, weight);
+            sum += weight;
+        }
+        simd::store(largest_.data() + lane, largest);
+        simd::store(factor_.data() + lane, factor);
+        simd::store(sum_.data() + lane, sum);
+    }
+
+    int width_ = 0, stride_ = 0;
+    Buffer queries_, outputs_;  // (width, lanes)
+    Buffer scores_;             // (cells of a tile, lanes)
+    Buffer largest_, sum_, factor_;
+};
+
+// Few lanes: vectors go along the width, for half of a vector of lanes would be empty.
+class FewLanes {
+public:
+    void begin(int lanes, int width) {
+        width_ = width;
+        lanes_ = lanes;
+        queries_.resize(size_t(lanes) * width);
+        outputs_.resize(size_t(lanes) * width);
+        scores_.resize(size_t(lanes) * TILE);
+        std::fill_n(outputs_.data(), lanes * width, 0.0f);
+        std::fill_n(largest_, lanes, MINUS_INFINITY);
+        std::fill_n(sum_, lanes, 0.0f);
+    }
+
+    void set_query(int lane, const float* query, float scale) {
+        for (int d = 0; d < width_; ++d) queries_.data()[lane * width_ + d] = query[d] * scale;
+    }
+
+    void score(const float* keys) {
+        for (int lane = 0; lane < lanes_; ++lane)
+            for (int cell = 0; cell < TILE; cell += LANES)
+                score(queries_.data() + lane * width_, keys + cell * width_, scores(lane, cell));
+    }
+
+    float* scores(int lane, int cell) { return scores_.data() + lane * TILE + cell; }
+    int lane_step() const { return TILE; }
+    float* all_scores() { return scores_.data(); }
+    int num_scores() const { return lanes_ * TILE; }
+
+    void soften() {
+        for (int lane = 0; lane < lanes_; ++lane) soften(scores(lane, 0), lane);
+    }
+
+    void add(const float* values) { sweep<4>(0, values); }
+
+    float largest(int lane) { return largest_[lane]; }
+    float sum(int lane) { return sum_[lane]; }
+    void output(int lane, float* to) { std::copy_n(outputs_.data() + lane * width_, width_, to); }
+
+private:
+    void score(const float* query, const float* keys, float* to) {
+        floats products[LANES] = {};
+        for (int d = 0; d < width_; d += LANES) {
+            const floats part = simd::load(query + d);
+            for (int i = 0; i < LANES; ++i) products[i] += simd::load(keys + i * width_ + d) * part;
+        }
+        simd::store(to, simd::totals(products));
+    }
+
+    void soften(float* scores, int lane) {
+        const float before = largest_[lane];
+        floats largest = simd::splat(before);
+        for (int cell = 0; cell < TILE; cell += LANES) largest = simd::max(largest, simd::load(scores + cell));
+        largest_[lane] = simd::largest(largest);
+        const float subtrahend = largest_[lane] > MINUS_INFINITY ? largest_[lane] : 0.0f;
+        floats sum = {};
+        for (int cell = 0; cell < TILE; cell += LANES) {
+            const floats weight = simd::exp(simd::load(scores + cell) - subtrahend);
+            simd::store(scores + cell, weight);
+            sum += weight;
+        }
+        factor_[lane] = std::exp(before - subtrahend);
+        sum_[lane] = sum_[lane] * factor_[lane] + simd::total(sum);
+    }
+
+    template <int ROWS>
+    void sweep(int lane, const float* values) {
+        for (; lane + ROWS <= lanes_; lane += ROWS) sweep<ROWS, VECTORS_MAX>(lane, 0, values);
+        if constexpr (ROWS > 1) sweep<ROWS / 2>(lane, values);
+    }
+
+    template <int ROWS, int VECTORS>
+    void sweep(int lane, int d, const float* values) {
+        for (; d + VECTORS * LANES <= width_; d += VECTORS * LANES) {
+            floats sums[ROWS][VECTORS];
+            multiply(scores(lane, 0), TILE, 1, values + d, width_, TILE, sums);
+            for (int i = 0; i < ROWS; ++i)
+                for (int j = 0; j < VECTORS; ++j) {
+                    float* output = outputs_.data() + (lane + i) * width_ + d + j * LANES;
+                    simd::store(output, simd::load(output) * factor_[lane + i] + sums[i][j]);
+                }
+        }
+        if constexpr (VECTORS > 1) sweep<ROWS, VECTORS / 2>(lane, d, values);
+    }
+
+    int width_ = 0, lanes_ = 0;
+    Buffer queries_, outputs_;  // (lanes, width)
+    Buffer scores_;             // (lanes, cells of a tile)
+    float largest_[LANES_MAX], sum_[LANES_MAX], factor_[LANES_MAX];
+};
+
+}  // namespace attention

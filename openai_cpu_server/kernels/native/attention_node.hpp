@@ -1,0 +1,45 @@
+// One node of attention, read once from ggml's tensors.
+#pragma once
+
+#include "cells.hpp"
+#include "ggml_api.hpp"
+
+namespace attention {
+
+struct Node {
+    const ggml_tensor &q, &k, &v;
+    const ggml_tensor* mask;  // (row, cell), f16; null: every row sees every cell
+    const float* sinks;       // a score for each head that belongs to no cell; null: none
+    ggml_tensor& result;
+    int rows, cells, heads, kv_heads, width;
+    int group;  // heads that share keys and values
+    float scale, max_bias, soft_cap;
+    UnpackCell unpack_k, unpack_v;
+
+    explicit Node(const ggml_tensor& node);
+
+    const float* query(int row, int head) const {
+        return reinterpret_cast<const float*>(at(q, row * q.nb[1] + head * q.nb[2]));
+    }
+    const void* key(int cell, int kv_head) const { return at(k, cell * k.nb[1] + kv_head * k.nb[2]); }
+    const void* value(int cell, int kv_head) const { return at(v, cell * v.nb[1] + kv_head * v.nb[2]); }
+    const uint16_t* mask_of(int row) const {
+        return reinterpret_cast<const uint16_t*>(at(*mask, row * mask->nb[1]));
+    }
+    float* result_of(int row, int head) const {
+        const size_t offset = row * result.nb[2] + head * result.nb[1];
+        return reinterpret_cast<float*>(static_cast<char*>(result.data) + offset);
+    }
+    // ALiBi's factor of what the mask adds.
+    float slope(int head) const;
+
+private:
+    static const char* at(const ggml_tensor& tensor, size_t offset) {
+        return static_cast<const char*>(tensor.data) + offset;
+    }
+};
+
+// Whether the node is of a kind that this kernel computes.
+bool is_known(const ggml_tensor& node);
+
+}  // namespace attention

@@ -1,0 +1,140 @@
+#include "attention_plan.hpp"
+
+#include <algorithm>
+#include <numeric>
+
+#include "simd.hpp"
+
+namespace attention {
+
+namespace {
+
+constexpr uint16_t HIDDEN = 0xfc00;  // -infinity as f16
+constexpr int UNPACKING = 6;         // unpacking a cell costs as much as computing with it for so many lanes
+constexpr int ITEMS_A_THREAD = 4;    // so that threads end at the same time
+constexpr int PART_CELLS_MIN = 8 * TILE;
+
+long cost(long cells, int lanes) { return cells * (UNPACKING + lanes); }
+
+int count(const uint64_t* bits, int words) {
+    int result = 0;
+    for (int i = 0; i < words; ++i) result += __builtin_popcountll(bits[i]);
+    return result;
+}
+
+int count_of_both(const uint64_t* a, const uint64_t* b, int words) {
+    int result = 0;
+    for (int i = 0; i < words; ++i) result += __builtin_popcountll(a[i] | b[i]);
+    return result;
+}
+
+int first_bit(const uint64_t* bits, int words) {
+    for (int i = 0; i < words; ++i)
+        if (bits[i]) return 64 * i + __builtin_ctzll(bits[i]);
+    return 64 * words;
+}
+
+struct Cells {
+    uint64_t seen = 0;
+    bool has_weights = false;
+};
+
+// The 64 cells from `first` on, or what there is of them.
+Cells look_at(const uint16_t* mask, int first, int cells) {
+    Cells found;
+    uint64_t not_zero = 0;
+    int i = 0;
+    for (; i < 64 && first + i + 32 <= cells; i += 32) {
+        found.seen |= uint64_t(simd::differing(mask + first + i, HIDDEN)) << i;
+        not_zero |= uint64_t(simd::differing(mask + first + i, 0)) << i;
+    }
+    for (; i < 64 && first + i < cells; ++i) {
+        found.seen |= uint64_t(mask[first + i] != HIDDEN) << i;
+        not_zero |= uint64_t(mask[first + i] != 0) << i;
+    }
+    found.has_weights = found.seen & not_zero;
+    return found;
+}
+
+uint64_t all_of(int first, int cells) {
+    return cells - first >= 64 ? ~uint64_t(0) : (uint64_t(1) << (cells - first)) - 1;
+}
+
+}  // namespace
+
+void Sight::look(const Node& node, int row) {
+    uint64_t* bits = bits_ + size_t(row) * (words_ + 1);
+    bool has_weights = false;
+    for (int word = 0; word < words_; ++word) {
+        Cells found{all_of(64 * word, node.cells), false};
+        if (node.mask) found = look_at(node.mask_of(row), 64 * word, node.cells);
+        bits[word] = found.seen;
+        has_weights = has_weights || found.has_weights;
+    }
+    bits[words_] = has_weights;
+}
+
+void Plan::make(const Node& node, const Sight& sight, int threads, size_t room) {
+    sort_rows(node, sight);
+    form_blocks(node, sight);
+    form_items(node, threads, room);
+}
+
+void Plan::sort_rows(const Node& node, const Sight& sight) {
+    first_cell_.resize(node.rows);
+    for (int row = 0; row < node.rows; ++row) first_cell_[row] = first_bit(sight.of(row), sight.words());
+    order.resize(node.rows);
+    std::iota(order.begin(), order.end(), 0);
+    std::stable_sort(order.begin(), order.end(), [&](int a, int b) { return first_cell_[a] < first_cell_[b]; });
+}
+
+// A row joins the block before it if that is cheaper than to compute it alone.
+void Plan::form_blocks(const Node& node, const Sight& sight) {
+    const int words = sight.words();
+    blocks.clear();
+    for (int i = 0; i < node.rows; ++i) {
+        const uint64_t* row = sight.of(order[i]);
+        const int alone = count(row, words);
+        if (!blocks.empty() && (blocks.back().count + 1) * node.group <= LANES_MAX) {
+            Block& block = blocks.back();
+            const int lanes = block.count * node.group;
+            const int together = count_of_both(seen_.data(), row, words);
+            if (cost(together, lanes + node.group) <= cost(block.cells, lanes) + cost(alone, node.group)) {
+                for (int word = 0; word < words; ++word) seen_[word] |= row[word];
+                block.count += 1;
+                block.cells = together;
+                continue;
+            }
+        }
+        blocks.push_back({i, 1, alone});
+        seen_.assign(row, row + words);
+    }
+    const auto is_dearer = [&](const Block& a, const Block& b) {
+        return cost(a.cells, a.count * node.group) > cost(b.cells, b.count * node.group);
+    };
+    std::stable_sort(blocks.begin(), blocks.end(), is_dearer);
+}
+
+// A block that is too much for one thread is cut into parts.
+void Plan::form_items(const Node& node, int threads, size_t room) {
+    long total = 0;
+    for (const Block& block : blocks) total += cost(block.cells, block.count * node.group) * node.kv_heads;
+    const long fair = std::max(1L, total / (ITEMS_A_THREAD * threads));
+    items.clear();
+    size_t used = 0;
+    for (int number = 0; number < int(blocks.size()); ++number) {
+        const Block& block = blocks[number];
+        const int lanes = block.count * node.group;
+        const long wanted = (cost(block.cells, lanes) + fair - 1) / fair;
+        int num_parts = threads == 1 ? 1 : int(std::min(wanted, long(block.cells / PART_CELLS_MIN)));
+        const size_t part_floats = size_t(lanes) * (node.width + 2);
+        if (num_parts <= 1 || used + num_parts * node.kv_heads * part_floats > room) num_parts = 1;
+        for (int kv_head = 0; kv_head < node.kv_heads; ++kv_head)
+            for (int part = 0; part < num_parts; ++part) {
+                items.push_back({number, kv_head, part, num_parts, num_parts == 1 ? -1 : int(used)});
+                used += num_parts == 1 ? 0 : part_floats;
+            }
+    }
+}
+
+}  // namespace attention

@@ -1,0 +1,62 @@
+// Which rows are computed together, and with which cells.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "attention_node.hpp"
+
+namespace attention {
+
+constexpr int TILE = 32;       // cells that are computed together
+constexpr int LANES_MAX = 64;  // rows times heads that are computed together
+
+// Who sees which cells: a bit for each row and cell, and for each row whether all that it sees has weight 0.
+class Sight {
+public:
+    explicit Sight(const Node& node) : words_((node.cells + 63) / 64) {}
+
+    size_t bytes(int rows) const { return sizeof(uint64_t) * rows * (words_ + 1); }
+    void keep_in(void* memory) { bits_ = static_cast<uint64_t*>(memory); }
+    void look(const Node& node, int row);
+
+    int words() const { return words_; }
+    const uint64_t* of(int row) const { return bits_ + size_t(row) * (words_ + 1); }
+    bool is_plain(int row) const { return of(row)[words_] == 0; }
+
+private:
+    int words_;
+    uint64_t* bits_ = nullptr;
+};
+
+// Rows that see much the same.
+struct Block {
+    int first, count;  // in the plan's order
+    int cells;         // that any of them sees
+};
+
+// A part of a block's cells, for one head of keys and values: what one thread computes at a time.
+struct Item {
+    int block, kv_head;
+    int part, num_parts;
+    int partial;  // where the result goes until it is merged, counted in floats; -1: it is the whole result
+};
+
+struct Plan {
+    std::vector<int> order;  // of rows: those that begin with the same cell lie together
+    std::vector<Block> blocks;
+    std::vector<Item> items;
+
+    // Every thread makes the same one. `room`: floats for the results of parts.
+    void make(const Node& node, const Sight& sight, int threads, size_t room);
+
+private:
+    void sort_rows(const Node& node, const Sight& sight);
+    void form_blocks(const Node& node, const Sight& sight);
+    void form_items(const Node& node, int threads, size_t room);
+
+    std::vector<uint64_t> seen_;  // by the block that is being formed
+    std::vector<int> first_cell_;
+};
+
+}  // namespace attention

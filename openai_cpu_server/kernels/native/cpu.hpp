@@ -1,0 +1,53 @@
+// The instruction set that this library is compiled for. The compiler chooses: each machine compiles for its own
+// CPU (-march=native), as it does with llama.cpp, so there is one build, one code path, and nothing to dispatch.
+#pragma once
+
+#if defined(__AVX512F__) && defined(__AVX512BW__) && defined(__AVX512VL__) && defined(__AVX512DQ__)
+#define INSTRUCTION_SET_512
+#elif defined(__AVX2__) && defined(__FMA__) && defined(__F16C__)
+#define INSTRUCTION_SET_256
+#elif defined(__ARM_NEON)
+#define INSTRUCTION_SET_NEON
+#endif
+
+#if defined(INSTRUCTION_SET_512) && defined(__AVX512VNNI__)
+constexpr const char* INSTRUCTION_SET = "avx512vnni";
+#elif defined(INSTRUCTION_SET_512)
+constexpr const char* INSTRUCTION_SET = "avx512";
+#elif defined(INSTRUCTION_SET_256) && defined(__AVXVNNI__)
+constexpr const char* INSTRUCTION_SET = "avxvnni";
+#elif defined(INSTRUCTION_SET_256)
+constexpr const char* INSTRUCTION_SET = "avx2";
+#elif defined(INSTRUCTION_SET_NEON) && defined(__ARM_FEATURE_DOTPROD)
+constexpr const char* INSTRUCTION_SET = "neon-dotprod";
+#elif defined(INSTRUCTION_SET_NEON)
+constexpr const char* INSTRUCTION_SET = "neon";
+#else
+constexpr const char* INSTRUCTION_SET = "portable";
+#endif
+
+// Whether this CPU has what the library was compiled for: the files of one machine may be read by another.
+inline bool suits_this_cpu() {
+#if defined(__x86_64__)
+    __builtin_cpu_init();
+    bool suits = true;
+#ifdef __AVX512F__
+    suits = suits && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw");
+#endif
+#ifdef __AVX512VNNI__
+    suits = suits && __builtin_cpu_supports("avx512vnni");
+#endif
+#ifdef __AVX512VBMI__
+    suits = suits && __builtin_cpu_supports("avx512vbmi");
+#endif
+#ifdef __AVX512BF16__
+    suits = suits && __builtin_cpu_supports("avx512bf16");
+#endif
+#ifdef __AVX2__
+    suits = suits && __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");
+#endif
+    return suits;
+#else
+    return true;
+#endif
+}

@@ -1,0 +1,43 @@
+#include "ggml_api.hpp"
+
+#include <dlfcn.h>
+
+#include <cstdio>
+#include <cstdlib>
+#include <initializer_list>
+
+namespace {
+
+void* loaded_ggml() {
+    for (const char* name : {"libggml-cpu.so.0", "libggml-cpu.so"})
+        if (void* library = dlopen(name, RTLD_NOLOAD | RTLD_LAZY)) return library;
+    std::fprintf(stderr, "libocs_kernels: libggml-cpu is not loaded\n");
+    std::abort();
+}
+
+// Looked for in ggml's library alone: among all libraries it is ours that has the name.
+template <class Function>
+void find(void* library, const char* name, Function*& function) {
+    function = reinterpret_cast<Function*>(dlsym(library, name));
+    if (function) return;
+    std::fprintf(stderr, "libocs_kernels: libggml-cpu has no %s\n", name);
+    std::abort();
+}
+
+Ggml found() {
+    void* library = loaded_ggml();
+    Ggml ggml;
+    find(library, "ggml_barrier", ggml.barrier);
+    find(library, "ggml_threadpool_chunk_set", ggml.chunk_set);
+    find(library, "ggml_threadpool_chunk_add", ggml.chunk_add);
+    find(library, "ggml_compute_forward_flash_attn_ext", ggml.flash_attn_ext);
+    find(library, "ggml_compute_forward_mul_mat_tiled", ggml.mul_mat_tiled);
+    return ggml;
+}
+
+}  // namespace
+
+const Ggml& ggml() {
+    static const Ggml ggml = found();
+    return ggml;
+}

@@ -1,0 +1,196 @@
+// Vectors of floats as wide as the CPU's, by the compiler's vector extension; intrinsics only where it has no word
+// for what the CPU can do. Without any of the known instruction sets all of it still works, slowly.
+#pragma once
+
+#include <cmath>
+#include <cstdint>
+#include <cstring>
+
+#include "cpu.hpp"
+
+#if defined(__x86_64__)
+#include <immintrin.h>
+#elif defined(INSTRUCTION_SET_NEON)
+#include <arm_neon.h>
+#endif
+
+namespace simd {
+
+#if defined(INSTRUCTION_SET_512)
+constexpr int LANES = 16;
+constexpr int REGISTERS = 32;
+#elif defined(INSTRUCTION_SET_256)
+constexpr int LANES = 8;
+constexpr int REGISTERS = 16;
+#else
+constexpr int LANES = 4;
+constexpr int REGISTERS = 32;
+#endif
+
+typedef float floats __attribute__((vector_size(4 * LANES)));
+typedef int32_t ints __attribute__((vector_size(4 * LANES)));
+
+inline floats load(const float* from) {
+    floats x;
+    std::memcpy(&x, from, sizeof x);
+    return x;
+}
+
+inline void store(float* to, floats x) { std::memcpy(to, &x, sizeof x); }
+
+inline floats splat(float x) { return x - floats{}; }
+
+inline floats max(floats a, floats b) {
+#if defined(INSTRUCTION_SET_512)
+    return (floats)_mm512_max_ps((__m512)a, (__m512)b);
+#elif defined(INSTRUCTION_SET_256)
+    return (floats)_mm256_max_ps((__m256)a, (__m256)b);
+#else
+    return a > b ? a : b;
+#endif
+}
+
+// e^x with a relative error of about 1e-7; 0 below -87.3, -infinity included.
+inline floats exp(floats x) {
+    const ints vanishes = x < -87.3f;
+    const floats bounded = max(x, splat(-87.3f));
+    const floats x0 = bounded > 88.0f ? splat(88.0f) : bounded;
+    const floats to_integer = splat(12582912.0f);  // 1.5 * 2^23: adding it rounds to a whole number
+    const floats n = (x0 * 1.44269504f + to_integer) - to_integer;
+    const floats r = x0 - n * 0.693359375f + n * 2.12194440e-4f;  // ln 2 in two parts
+    floats p = r * 1.9875691500e-4f + 1.3981999507e-3f;
+    p = p * r + 8.3334519073e-3f;
+    p = p * r + 4.1665795894e-2f;
+    p = p * r + 1.6666665459e-1f;
+    p = p * r + 5.0000001201e-1f;
+    p = p * (r * r) + r + 1.0f;
+    const ints exponent = (__builtin_convertvector(n, ints) + 127) << 23;
+    floats power;
+    std::memcpy(&power, &exponent, sizeof power);
+    return vanishes ? floats{} : p * power;
+}
+
+inline floats tanh(floats x) { return 1.0f - 2.0f / (exp(2.0f * x) + 1.0f); }
+
+inline float largest(floats x) {
+#if defined(INSTRUCTION_SET_512)
+    return _mm512_reduce_max_ps((__m512)x);
+#else
+    float result = x[0];
+    for (int i = 1; i < LANES; ++i) result = result < x[i] ? x[i] : result;
+    return result;
+#endif
+}
+
+inline float total(floats x) {
+#if defined(INSTRUCTION_SET_512)
+    return _mm512_reduce_add_ps((__m512)x);
+#else
+    float result = x[0];
+    for (int i = 1; i < LANES; ++i) result += x[i];
+    return result;
+#endif
+}
+
+// Lane i of the result is the total of x[i].
+inline floats totals(const floats (&x)[LANES]) {
+#if defined(INSTRUCTION_SET_512)
+    __m512 fours[4];  // in each quarter of a vector: totals over quarters of four vectors
+    for (int i = 0; i < 4; ++i) {
+        const __m512 a = (__m512)x[4 * i], b = (__m512)x[4 * i + 1], c = (__m512)x[4 * i + 2], d = (__m512)x[4 * i + 3];
+        const __m512 ab = _mm512_add_ps(_mm512_unpacklo_ps(a, b), _mm512_unpackhi_ps(a, b));
+        const __m512 cd = _mm512_add_ps(_mm512_unpacklo_ps(c, d), _mm512_unpackhi_ps(c, d));
+        fours[i] = _mm512_add_ps(_mm512_shuffle_ps(ab, cd, 0x44), _mm512_shuffle_ps(ab, cd, 0xee));
+    }
+    const auto pairs = [](__m512 a, __m512 b) {
+        return _mm512_add_ps(_mm512_shuffle_f32x4(a, b, 0x88), _mm512_shuffle_f32x4(a, b, 0xdd));
+    };
+    return (floats)pairs(pairs(fours[0], fours[1]), pairs(fours[2], fours[3]));
+#elif defined(INSTRUCTION_SET_256)
+    const auto pairs = [](__m256 a, __m256 b) { return _mm256_hadd_ps(a, b); };
+    const auto fours = [&](int i) {
+        return pairs(pairs((__m256)x[i], (__m256)x[i + 1]), pairs((__m256)x[i + 2], (__m256)x[i + 3]));
+    };
+    const __m256 a = fours(0), b = fours(4);
+    return (floats)_mm256_add_ps(_mm256_permute2f128_ps(a, b, 0x20), _mm256_permute2f128_ps(a, b, 0x31));
+#else
+    floats result;
+    for (int i = 0; i < LANES; ++i) result[i] = total(x[i]);
+    return result;
+#endif
+}
+
+inline float from_f16(uint16_t bits) {
+    const uint32_t sign = uint32_t(bits & 0x8000) << 16;
+    const uint32_t exponent = bits >> 10 & 0x1f, fraction = bits & 0x3ff;
+    float x;
+    if (exponent == 0) {
+        x = float(fraction) * 0x1p-24f;
+        return sign ? -x : x;
+    }
+    const uint32_t wide = sign | (exponent == 31 ? 0x7f800000u : (exponent + 112) << 23) | fraction << 13;
+    std::memcpy(&x, &wide, sizeof x);
+    return x;
+}
+
+inline floats load_f16(const uint16_t* from) {
+#if defined(INSTRUCTION_SET_512)
+    return (floats)_mm512_cvtph_ps(_mm256_loadu_si256((const __m256i*)from));
+#elif defined(INSTRUCTION_SET_256)
+    return (floats)_mm256_cvtph_ps(_mm_loadu_si128((const __m128i*)from));
+#elif defined(INSTRUCTION_SET_NEON)
+    return (floats)vcvt_f32_f16(vreinterpret_f16_u16(vld1_u16(from)));
+#else
+    floats x;
+    for (int i = 0; i < LANES; ++i) x[i] = from_f16(from[i]);
+    return x;
+#endif
+}
+
+inline floats load_bf16(const uint16_t* from) {
+    typedef uint16_t halves __attribute__((vector_size(2 * LANES)));
+    halves narrow;
+    std::memcpy(&narrow, from, sizeof narrow);
+    const ints wide = __builtin_convertvector(narrow, ints) << 16;
+    floats x;
+    std::memcpy(&x, &wide, sizeof x);
+    return x;
+}
+
+inline floats load_i8(const int8_t* from) {
+    typedef int8_t bytes __attribute__((vector_size(LANES)));
+    bytes narrow;
+    std::memcpy(&narrow, from, sizeof narrow);
+    return __builtin_convertvector(__builtin_convertvector(narrow, ints), floats);
+}
+
+// Bit i of the result: whether from[i] is not `value`, for 32 values.
+inline uint32_t differing(const uint16_t* from, uint16_t value) {
+#if defined(INSTRUCTION_SET_512)
+    return _mm512_cmpneq_epi16_mask(_mm512_loadu_si512(from), _mm512_set1_epi16(short(value)));
+#elif defined(INSTRUCTION_SET_256)
+    const __m256i wanted = _mm256_set1_epi16(short(value));
+    const __m256i a = _mm256_cmpeq_epi16(_mm256_loadu_si256((const __m256i*)from), wanted);
+    const __m256i b = _mm256_cmpeq_epi16(_mm256_loadu_si256((const __m256i*)(from + 16)), wanted);
+    const __m256i in_order = _mm256_permute4x64_epi64(_mm256_packs_epi16(a, b), 0xd8);
+    return ~uint32_t(_mm256_movemask_epi8(in_order));
+#else
+    uint32_t bits = 0;
+    for (int i = 0; i < 32; ++i) bits |= uint32_t(from[i] != value) << i;
+    return bits;
+#endif
+}
+
+// The bits of x at the places where `places` has some, moved together to the low end.
+inline uint64_t gathered(uint64_t x, uint64_t places) {
+#if defined(__BMI2__)
+    return _pext_u64(x, places);
+#else
+    uint64_t result = 0;
+    for (uint64_t next = 1; places; places &= places - 1, next <<= 1)
+        if (x & places & -places) result |= next;
+    return result;
+#endif
+}
+
+}  // namespace simd

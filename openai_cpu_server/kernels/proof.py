@@ -1,0 +1,73 @@
+"""The self-test: a kernel is switched on only after it has shown ggml's own results in this process."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable, Iterator
+
+import numpy as np
+
+from openai_cpu_server.contract.model_info import Kernels, KernelState
+from openai_cpu_server.kernels.build import LIBRARY
+from openai_cpu_server.kernels.graphs import AttentionCase, Floats, Graphs, Type
+from openai_cpu_server.kernels.library import Kernel, Library, obstacle
+
+_THREADS = (1, 2)
+_TOLERANCE = 5e-3
+"""Share of a result's largest value by which it may differ: ggml rounds queries, and sums in f16."""
+
+Computation = Callable[[Graphs, int], Floats]
+"""Computes an operation with a number of threads."""
+
+
+def kernels_in_use(asked: str, ggml: ctypes.CDLL) -> Kernels:
+    """Switch on what is asked for (`auto` or `off`) and proved, for all of this process.
+
+    `ggml` is the library that llama_cpp has loaded.
+    """
+    why_not = obstacle()
+    if why_not is not None:
+        return Kernels(attention=KernelState.off(why_not))
+    library = Library(ctypes.CDLL(str(LIBRARY)))
+    for kernel in Kernel:
+        library.switch_off(kernel)
+    if asked == "off":
+        return Kernels(attention=KernelState.off("--kernels off"))
+    return Kernels(attention=_proved(library, Kernel.ATTENTION, Graphs(ggml), attention_proofs()))
+
+
+def attention_proofs() -> Iterator[Computation]:
+    """Attentions that reach every path of the kernel: one row and many, tiles and a ragged end, holes, and
+    rows that see less than others."""
+    random = np.random.default_rng(0)
+    for rows, cells, cell_type in ((1, 70, Type.F16), (40, 256, Type.F16), (5, 96, Type.Q8_0)):
+        q = random.standard_normal((rows, 4, 64), np.float32)
+        k, v = random.standard_normal((2, cells, 2, 64), np.float32)
+        sees = random.random((rows, cells)) < 0.5
+        sees[:, cells // 2 :] &= np.arange(rows)[:, None] % 3 == 0
+        mask = np.where(sees, 0, -np.inf).astype(np.float32)
+        case = AttentionCase(q=q, k=k, v=v, mask=mask, cell_type=cell_type, scale=0.125)
+        yield lambda graphs, threads, case=case: graphs.attention(case, threads=threads)  # type: ignore[misc]
+
+
+def _proved(
+    library: Library, kernel: Kernel, graphs: Graphs, computations: Iterator[Computation]
+) -> KernelState:
+    """Leaves the kernel on if all went well, else off."""
+    for compute in computations:
+        for threads in _THREADS:
+            expected = compute(graphs, threads)
+            num_done = library.num_done(kernel)
+            library.switch_on(kernel)
+            found = compute(graphs, threads)
+            library.switch_off(kernel)
+            if library.num_done(kernel) == num_done:
+                return KernelState.off("ggml's calls do not reach it in this process")
+            if not _agree(found, expected):
+                return KernelState.off("its results are not ggml's")
+    library.switch_on(kernel)
+    return KernelState(instruction_set=library.instruction_set)
+
+
+def _agree(found: Floats, expected: Floats) -> bool:
+    return bool(np.max(np.abs(found - expected)) <= _TOLERANCE * np.max(np.abs(expected)))

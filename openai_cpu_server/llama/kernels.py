@@ -1,0 +1,15 @@
+"""Switches the kernels in front of llama.cpp's ggml on."""
+
+from __future__ import annotations
+
+from llama_cpp._ggml import libggml
+
+from openai_cpu_server.contract.model_info import Kernels
+from openai_cpu_server.kernels.proof import kernels_in_use
+from openai_cpu_server.llama.model.native import native_log
+
+
+def switch_kernels(asked: str) -> Kernels:
+    """What is asked for (`auto` or `off`) and proved is on afterwards, for all models of this process."""
+    native_log()
+    return kernels_in_use(asked, libggml)

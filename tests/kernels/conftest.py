@@ -1,0 +1,42 @@
+"""The library of kernels in this process, in front of its ggml."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from openai_cpu_server.kernels.graphs import Graphs
+from openai_cpu_server.kernels.library import Kernel, Library, obstacle
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        if Path(__file__).parent in item.path.parents:
+            item.add_marker(pytest.mark.native)
+
+
+@pytest.fixture
+def library(pytestconfig: pytest.Config) -> Iterator[Library]:
+    """Everything in it is off before and after."""
+    path = pytestconfig.getoption("kernels_library")
+    if why_not := obstacle(Path(path)):
+        pytest.skip(why_not)
+    library = Library(ctypes.CDLL(path))
+    _switch_off(library)
+    yield library
+    _switch_off(library)
+
+
+@pytest.fixture(scope="session")
+def graphs() -> Graphs:
+    from llama_cpp._ggml import libggml
+
+    return Graphs(libggml)
+
+
+def _switch_off(library: Library) -> None:
+    for kernel in Kernel:
+        library.switch_off(kernel)

@@ -1,0 +1,108 @@
+"""Attention over made-up pools, and what it comes to in double precision."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import numpy.typing as npt
+
+from openai_cpu_server.kernels.graphs import AttentionCase, Floats, Graphs, Type
+
+Doubles = npt.NDArray[np.float64]
+
+
+def attention_case(
+    random: np.random.Generator,
+    mask: Floats | None,
+    *,
+    rows: int = 1,
+    cells: int = 64,
+    heads: int = 4,
+    kv_heads: int = 2,
+    width: int = 64,
+    cell_type: Type = Type.F16,
+    max_bias: float = 0.0,
+    soft_cap: float = 0.0,
+    with_sinks: bool = False,
+) -> AttentionCase:
+    """Random queries, keys and values; a mask gives the rows and cells, if there is one."""
+    if mask is not None:
+        rows, cells = mask.shape
+    return AttentionCase(
+        q=2 * random.standard_normal((rows, heads, width), np.float32),
+        k=random.standard_normal((cells, kv_heads, width), np.float32),
+        v=random.standard_normal((cells, kv_heads, width), np.float32),
+        mask=mask,
+        cell_type=cell_type,
+        scale=width**-0.5,
+        max_bias=max_bias,
+        soft_cap=soft_cap,
+        sinks=random.standard_normal(heads, np.float32) if with_sinks else None,
+    )
+
+
+def sees_to_mask(sees: npt.NDArray[np.bool_]) -> Floats:
+    return np.where(sees, 0, -np.inf).astype(np.float32)
+
+
+def random_pool(random: np.random.Generator, cells: int) -> Floats:
+    """The mask of a step: some sequences, some of them with a common beginning, in cells as they came free; each
+    decodes, or computes a part of its prompt; some rows are of nobody."""
+    sees: list[npt.NDArray[np.bool_]] = []
+    places = random.permutation(cells) if random.random() < 0.5 else np.arange(cells)
+    common = places[: random.integers(0, cells // 2)]
+    free = list(places[len(common) :])
+    while free and len(sees) < 90:
+        length = min(len(free), int(random.integers(1, cells // 2 + 2)))
+        own, free = free[:length], free[length:]
+        new = min(length, int(random.choice([1, 1, 1, 5, 40])))
+        shares = random.random() < 0.5
+        for position in range(length - new, length):
+            row = np.zeros(cells, np.bool_)
+            row[common] = shares
+            row[own[: position + 1]] = True
+            sees.append(row)
+        if random.random() < 0.2:
+            sees.append(np.zeros(cells, np.bool_))
+    random.shuffle(sees)
+    return sees_to_mask(np.array(sees))
+
+
+def exact_attention(graphs: Graphs, case: AttentionCase) -> Doubles:
+    """The definition, over keys and values as their type stores them."""
+    rows, heads, width = case.q.shape
+    group = heads // case.k.shape[1]
+    k = np.repeat(graphs.as_stored(case.k, case.cell_type).astype(np.float64), group, axis=1)
+    v = np.repeat(graphs.as_stored(case.v, case.cell_type).astype(np.float64), group, axis=1)
+    scores = case.scale * np.einsum("rhd,chd->rhc", case.q.astype(np.float64), k)
+    if case.soft_cap:
+        scores = case.soft_cap * np.tanh(scores / case.soft_cap)
+    if case.mask is not None:
+        mask = graphs.as_stored(case.mask, Type.F16).astype(np.float64)
+        slopes = np.array([_slope(head, heads, case.max_bias) for head in range(heads)])
+        scores = scores + slopes[:, None] * mask[:, None, :]
+    if case.sinks is not None:
+        sinks = np.broadcast_to(case.sinks.astype(np.float64)[None, :, None], (rows, heads, 1))
+        scores = np.concatenate([scores, sinks], axis=2)
+        v = np.concatenate([v, np.zeros((1, heads, width))])
+    largest = scores.max(axis=2, keepdims=True)
+    weights = np.exp(scores - np.where(np.isfinite(largest), largest, 0))
+    total = weights.sum(axis=2, keepdims=True)
+    return np.einsum("rhc,chd->rhd", weights / np.where(total, total, 1), v)
+
+
+def _slope(head: int, heads: int, max_bias: float) -> float:
+    if not max_bias:
+        return 1.0
+    power = 2 ** int(np.log2(heads))
+    first, further = 2.0 ** (-max_bias / power), 2.0 ** (-max_bias / 2 / power)
+    return float(first ** (head + 1) if head < power else further ** (2 * (head - power) + 1))
+
+
+def error(found: Floats, exact: Doubles) -> float:
+    """The largest difference, as a share of the largest value."""
+    return float(np.max(np.abs(found - exact)) / np.max(np.abs(exact)))
+
+
+Switched = Callable[[AttentionCase, int], Floats]
