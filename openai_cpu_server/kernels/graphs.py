@@ -14,8 +14,8 @@ import numpy.typing as npt
 
 Floats = npt.NDArray[np.float32]
 
-_OVERHEAD_BYTES = 1 << 20
-"""A graph of a few nodes, and what its tensors need beside their data."""
+_OVERHEAD_BYTES = 4 << 20
+"""A graph of a few nodes, what its tensors need beside their data, and ggml's scratch for a few threads."""
 
 
 class Type(enum.IntEnum):
@@ -34,6 +34,19 @@ class Type(enum.IntEnum):
     BF16 = 30
 
 
+PRODUCT_TYPES = (
+    Type.Q4_0,
+    Type.Q4_1,
+    Type.Q5_0,
+    Type.Q5_1,
+    Type.Q8_0,
+    Type.Q4_K,
+    Type.Q5_K,
+    Type.Q6_K,
+)
+"""The types of weights whose products we compute."""
+
+
 class AttentionCase(msgspec.Struct, frozen=True, kw_only=True):
     q: Floats
     """(rows, heads, width)"""
@@ -49,6 +62,14 @@ class AttentionCase(msgspec.Struct, frozen=True, kw_only=True):
     soft_cap: float = 0.0
     sinks: Floats | None = None
     """(heads,)"""
+
+
+class ProductCase(msgspec.Struct, frozen=True, kw_only=True):
+    weights: Floats
+    """(outputs, depth)"""
+    activations: Floats
+    """(rows, depth)"""
+    weight_type: Type
 
 
 class Graphs:
@@ -72,6 +93,15 @@ class Graphs:
             if case.sinks is not None:
                 self._ggml.ggml_flash_attn_ext_add_sinks(node, self._tensor(context, case.sinks, Type.F32))
             return self._computed(context, node, case.q.shape, threads)
+
+    def product(self, case: ProductCase, *, threads: int) -> Floats:
+        """(rows, outputs), by `ggml_mul_mat`."""
+        shape = len(case.activations), len(case.weights)
+        with self._context(case.weights, case.activations, np.empty(shape, np.float32)) as context:
+            weights = self._tensor(context, case.weights, case.weight_type)
+            activations = self._tensor(context, case.activations, Type.F32)
+            node = self._ggml.ggml_mul_mat(context, weights, activations)
+            return self._computed(context, node, shape, threads)
 
     def as_stored(self, values: Floats, cell_type: Type) -> Floats:
         """What is left of values that are stored in a type."""
@@ -132,6 +162,7 @@ class Graphs:
             ("ggml_new_tensor", pointer, [pointer, integer, integer, sizes]),
             ("ggml_permute", pointer, [pointer, pointer, *4 * [integer]]),
             ("ggml_cast", pointer, [pointer, pointer, integer]),
+            ("ggml_mul_mat", pointer, 3 * [pointer]),
             ("ggml_flash_attn_ext", pointer, [*5 * [pointer], *3 * [number]]),
             ("ggml_flash_attn_ext_add_sinks", None, [pointer, pointer]),
             ("ggml_quantize_chunk", ctypes.c_size_t, chunk),

@@ -20,11 +20,17 @@ struct Activations {
     float scales[PANEL_DEPTH / Format::UNIT];
 };
 
+inline int32_t word_at(const void* bytes) {
+    int32_t word;
+    std::memcpy(&word, bytes, sizeof word);
+    return word;
+}
+
 // The largest magnitude. Compared as integers, for so a NaN is larger than all: a row with one gives nothing but NaN.
 template <int COUNT>
 float largest(const float* numbers) {
     int32_t largest = 0;
-    for (int i = 0; i < COUNT; i++) largest = std::max(largest, simd::load_word(numbers + i) & 0x7fffffff);
+    for (int i = 0; i < COUNT; i++) largest = std::max(largest, word_at(numbers + i) & 0x7fffffff);
     float number;
     std::memcpy(&number, &largest, sizeof number);
     return number;
@@ -33,7 +39,7 @@ float largest(const float* numbers) {
 // Rounds to the nearest: the sum with 1.5 * 2^23 has the integer in its low bits.
 inline int32_t rounded(float number) {
     const float shifted = number + 12582912.0F;
-    return simd::load_word(&shifted) - 0x4b400000;
+    return word_at(&shifted) - 0x4b400000;
 }
 
 // Sets COUNT bytes and returns their scale.

@@ -4,12 +4,12 @@
 
 #include <algorithm>
 
-#include "int8_simd.hpp"
+#include "int8_lanes.hpp"
 
 namespace products {
 
 constexpr int PANEL_DEPTH = 256;
-constexpr int ROWS = simd::VECTORS * simd::LANES;
+constexpr int ROWS = VECTORS * LANES;
 
 // The same four bytes of each row.
 using Column = uint32_t[ROWS];
@@ -53,19 +53,21 @@ struct PackedRows {
 // One word of each row.
 inline void read_word(PackedRows rows, Column& words) {
     rows.prefetch->step(sizeof words);
-    for (int row = 0; row < ROWS; row++) words[row] = simd::load_word(rows.first + row * rows.stride);
+    for (int row = 0; row < ROWS; row++) std::memcpy(words + row, rows.first + row * rows.stride, 4);
 }
 
 // Four words of each row.
 inline void read_words(PackedRows rows, Column* columns) {
     rows.prefetch->step(4 * sizeof *columns);
-    for (int lane = 0; lane < ROWS; lane += simd::LANES)
-        simd::transpose_words(rows.first + lane * rows.stride, rows.stride, columns[0] + lane, ROWS);
+    for (int lane = 0; lane < ROWS; lane += LANES)
+        transpose_words(rows.first + lane * rows.stride, rows.stride, columns[0] + lane, ROWS);
 }
 
-// The half-precision number in the low half of each word.
+// The half-precision numbers in the low halves of words.
 inline void low_halves(const Column& words, float* numbers) {
-    for (int lane = 0; lane < ROWS; lane += simd::LANES) simd::store(numbers + lane, simd::halves(words + lane));
+    uint16_t halves[ROWS];
+    for (int row = 0; row < ROWS; row++) halves[row] = static_cast<uint16_t>(words[row]);
+    for (int lane = 0; lane < ROWS; lane += LANES) simd::store(numbers + lane, simd::load_f16(halves + lane));
 }
 
 inline void high_halves(const Column& words, float* numbers) {

@@ -212,7 +212,7 @@ bool is_matrix(const ggml_tensor& tensor) { return tensor.ne[2] == 1 && tensor.n
 bool can_do(const ggml_compute_params& params, const ggml_tensor& node) {
     const ggml_tensor &weights = *node.src[0], &activations = *node.src[1];
     const bool has_hint = node.op_params[1] != 0;
-    return !params.use_ref && !has_hint && compute_for(weights.type) && is_matrix(weights) && is_matrix(activations) &&
+    return HAS_DOT && !params.use_ref && !has_hint && compute_for(weights.type) && is_matrix(weights) && is_matrix(activations) &&
            activations.type == GGML_TYPE_F32 && activations.nb[0] == sizeof(float) && node.nb[0] == sizeof(float) &&
            weights.ne[1] >= ROWS && params.wsize >= sizeof(void*);
 }

@@ -90,7 +90,7 @@ struct Q5_1 : BlocksOf32 {
 };
 
 struct Q8_0 : BlocksOf32 {
-    static constexpr int BLOCK_BYTES = 34, BIAS = simd::BYTE_BIAS;
+    static constexpr int BLOCK_BYTES = 34, BIAS = BYTE_BIAS;
     static constexpr bool HAS_OFFSETS = false, HAS_WHOLE_BYTES = true;
 
     static void unpack(PackedRows rows, int block, Panel& panel) {
