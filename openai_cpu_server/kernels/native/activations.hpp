@@ -1,7 +1,6 @@
 // Activations as bytes: for each row and panel, with a scale for each UNIT of columns and a sum for each block.
 #pragma once
 
-#include <algorithm>
 #include <cstring>
 #include <type_traits>
 
@@ -20,47 +19,43 @@ struct Activations {
     float scales[PANEL_DEPTH / Format::UNIT];
 };
 
-inline int32_t word_at(const void* bytes) {
-    int32_t word;
-    std::memcpy(&word, bytes, sizeof word);
-    return word;
+inline ints bits_of(floats x) {
+    ints bits;
+    std::memcpy(&bits, &x, sizeof bits);
+    return bits;
 }
 
 // The largest magnitude. Compared as integers, for so a NaN is larger than all: a row with one gives nothing but NaN.
 template <int COUNT>
-float largest(const float* numbers) {
-    int32_t largest = 0;
-    for (int i = 0; i < COUNT; i++) largest = std::max(largest, word_at(numbers + i) & 0x7fffffff);
+float largest_magnitude(const float* numbers) {
+    ints magnitudes{};
+    for (int i = 0; i < COUNT; i += LANES) {
+        const ints next = bits_of(simd::load(numbers + i)) & 0x7fffffff;
+        magnitudes = next > magnitudes ? next : magnitudes;
+    }
+    const int32_t bits = largest(magnitudes);
     float number;
-    std::memcpy(&number, &largest, sizeof number);
+    std::memcpy(&number, &bits, sizeof number);
     return number;
 }
 
 // Rounds to the nearest: the sum with 1.5 * 2^23 has the integer in its low bits.
-inline int32_t rounded(float number) {
-    const float shifted = number + 12582912.0F;
-    return word_at(&shifted) - 0x4b400000;
-}
+inline ints rounded(floats x) { return bits_of(x + 12582912.0F) - 0x4b400000; }
 
-// Sets COUNT bytes and returns their scale.
+// Sets the bytes of one block and returns their sum.
 template <int COUNT>
-float quantise(const float* numbers, int8_t* bytes) {
-    const float scale = largest<COUNT>(numbers) / 127.0F;
-    const float per_scale = scale > 0 ? 1.0F / scale : 0.0F;
-    for (int i = 0; i < COUNT; i++) bytes[i] = static_cast<int8_t>(rounded(numbers[i] * per_scale));
-    return scale;
-}
-
-template <int COUNT>
-int32_t sum(const int8_t* bytes) {
-    int32_t sum = 0;
-    for (int i = 0; i < COUNT; i++) sum += bytes[i];
-    return sum;
+int32_t quantise_block(const float* numbers, float per_scale, int8_t* bytes) {
+    ints sums{};
+    for (int i = 0; i < COUNT; i += LANES) {
+        const ints integers = rounded(simd::load(numbers + i) * per_scale);
+        store_bytes(bytes + i, integers);
+        sums += integers;
+    }
+    return total(sums);
 }
 
 template <class Format>
-typename Activations<Format>::Sum block_sum(const int8_t* bytes, float scale) {
-    const int32_t of_bytes = sum<Format::BLOCK>(bytes);
+typename Activations<Format>::Sum block_sum(int32_t of_bytes, float scale) {
     if constexpr (!Format::HAS_OFFSETS) return -Format::BIAS * of_bytes;
     else if constexpr (Format::UNIT == Format::BLOCK) return static_cast<float>(of_bytes) * scale;
     else return static_cast<float>(of_bytes);
@@ -71,10 +66,13 @@ template <class Format>
 void quantise_panel(const float* numbers, int depth, Activations<Format>& panel) {
     constexpr int UNIT = Format::UNIT, BLOCK = Format::BLOCK;
     for (int start = 0; start < depth; start += UNIT) {
-        const float scale = quantise<UNIT>(numbers + start, panel.bytes + start);
+        const float scale = largest_magnitude<UNIT>(numbers + start) * (1 / 127.0F);
+        const float per_scale = scale > 0 ? 1.0F / scale : 0.0F;
         panel.scales[start / UNIT] = scale;
-        for (int block = start / BLOCK; block < (start + UNIT) / BLOCK; block++)
-            panel.sums[block] = block_sum<Format>(panel.bytes + block * BLOCK, scale);
+        for (int column = start; column < start + UNIT; column += BLOCK) {
+            const int32_t sum = quantise_block<BLOCK>(numbers + column, per_scale, panel.bytes + column);
+            panel.sums[column / BLOCK] = block_sum<Format>(sum, scale);
+        }
     }
 }
 

@@ -13,13 +13,41 @@ using simd::LANES;
 
 inline ints splat(int32_t word) { return word - ints{}; }
 
-inline ints load_words(const uint32_t* from) {
-    ints words;
-    std::memcpy(&words, from, sizeof words);
-    return words;
+// The same four bytes in each lane.
+inline ints splat_word(const int8_t* bytes) {
+    int32_t word;
+    std::memcpy(&word, bytes, sizeof word);
+    return splat(word);
 }
 
 inline floats to_floats(ints x) { return __builtin_convertvector(x, floats); }
+
+inline int32_t largest(ints x) {
+#if defined(INSTRUCTION_SET_512)
+    return _mm512_reduce_max_epi32((__m512i)x);
+#else
+    int32_t largest = x[0];
+    for (int lane = 1; lane < LANES; lane++) largest = largest < x[lane] ? x[lane] : largest;
+    return largest;
+#endif
+}
+
+inline int32_t total(ints x) {
+#if defined(INSTRUCTION_SET_512)
+    return _mm512_reduce_add_epi32((__m512i)x);
+#else
+    int32_t total = x[0];
+    for (int lane = 1; lane < LANES; lane++) total += x[lane];
+    return total;
+#endif
+}
+
+// Stores the low byte of each lane.
+inline void store_bytes(int8_t* to, ints x) {
+    typedef int8_t bytes __attribute__((vector_size(LANES)));
+    const bytes narrow = __builtin_convertvector(x, bytes);
+    std::memcpy(to, &narrow, sizeof narrow);
+}
 
 // Weights of VECTORS * LANES rows are multiplied by GROUP rows of activations at once. Their sums, of bytes and
 // scaled, fill three quarters of the registers.
@@ -110,7 +138,7 @@ inline ints dot_bytes(ints sum, ints weights, ints activations) { return dot(sum
 
 #endif
 
-// Word w of LANES rows comes to `columns + w * column_stride`, for four words.
+// Turns four words of each of LANES rows, `stride` bytes apart, into four vectors: word w of all rows is words[w].
 #if defined(INSTRUCTION_SET_512)
 
 // Four words of the rows 0, 4, 8 and 12.
@@ -122,15 +150,15 @@ inline __m512i every_fourth(const uint8_t* first, size_t stride) {
     return _mm512_inserti32x4(rows, row(12), 3);
 }
 
-inline void transpose_words(const uint8_t* first, size_t stride, uint32_t* columns, size_t column_stride) {
+inline void transpose_words(const uint8_t* first, size_t stride, ints (&words)[4]) {
     const __m512i a = every_fourth(first, stride), b = every_fourth(first + stride, stride);
     const __m512i c = every_fourth(first + 2 * stride, stride), d = every_fourth(first + 3 * stride, stride);
     const __m512i ab_low = _mm512_unpacklo_epi32(a, b), ab_high = _mm512_unpackhi_epi32(a, b);
     const __m512i cd_low = _mm512_unpacklo_epi32(c, d), cd_high = _mm512_unpackhi_epi32(c, d);
-    _mm512_storeu_si512(columns, _mm512_unpacklo_epi64(ab_low, cd_low));
-    _mm512_storeu_si512(columns + column_stride, _mm512_unpackhi_epi64(ab_low, cd_low));
-    _mm512_storeu_si512(columns + 2 * column_stride, _mm512_unpacklo_epi64(ab_high, cd_high));
-    _mm512_storeu_si512(columns + 3 * column_stride, _mm512_unpackhi_epi64(ab_high, cd_high));
+    words[0] = (ints)_mm512_unpacklo_epi64(ab_low, cd_low);
+    words[1] = (ints)_mm512_unpackhi_epi64(ab_low, cd_low);
+    words[2] = (ints)_mm512_unpacklo_epi64(ab_high, cd_high);
+    words[3] = (ints)_mm512_unpackhi_epi64(ab_high, cd_high);
 }
 
 #elif defined(INSTRUCTION_SET_256)
@@ -141,28 +169,39 @@ inline __m256i every_fourth(const uint8_t* first, size_t stride) {
     return _mm256_inserti128_si256(_mm256_castsi128_si256(row(0)), row(4), 1);
 }
 
-inline void transpose_words(const uint8_t* first, size_t stride, uint32_t* columns, size_t column_stride) {
+inline void transpose_words(const uint8_t* first, size_t stride, ints (&words)[4]) {
     const __m256i a = every_fourth(first, stride), b = every_fourth(first + stride, stride);
     const __m256i c = every_fourth(first + 2 * stride, stride), d = every_fourth(first + 3 * stride, stride);
     const __m256i ab_low = _mm256_unpacklo_epi32(a, b), ab_high = _mm256_unpackhi_epi32(a, b);
     const __m256i cd_low = _mm256_unpacklo_epi32(c, d), cd_high = _mm256_unpackhi_epi32(c, d);
-    const auto put = [&](int word, __m256i column) {
-        _mm256_storeu_si256((__m256i*)(columns + word * column_stride), column);
-    };
-    put(0, _mm256_unpacklo_epi64(ab_low, cd_low));
-    put(1, _mm256_unpackhi_epi64(ab_low, cd_low));
-    put(2, _mm256_unpacklo_epi64(ab_high, cd_high));
-    put(3, _mm256_unpackhi_epi64(ab_high, cd_high));
+    words[0] = (ints)_mm256_unpacklo_epi64(ab_low, cd_low);
+    words[1] = (ints)_mm256_unpackhi_epi64(ab_low, cd_low);
+    words[2] = (ints)_mm256_unpacklo_epi64(ab_high, cd_high);
+    words[3] = (ints)_mm256_unpackhi_epi64(ab_high, cd_high);
 }
 
 #else
 
-inline void transpose_words(const uint8_t* first, size_t stride, uint32_t* columns, size_t column_stride) {
-    for (int row = 0; row < LANES; row++)
-        for (int word = 0; word < 4; word++)
-            std::memcpy(columns + word * column_stride + row, first + row * stride + 4 * word, 4);
+inline void transpose_words(const uint8_t* first, size_t stride, ints (&words)[4]) {
+    for (int word = 0; word < 4; word++)
+        for (int row = 0; row < LANES; row++) {
+            int32_t value;
+            std::memcpy(&value, first + row * stride + 4 * word, sizeof value);
+            words[word][row] = value;
+        }
 }
 
 #endif
+
+// The half-precision numbers in the low halves of words.
+inline floats low_halves(ints words) {
+    typedef uint16_t halves __attribute__((vector_size(2 * LANES)));
+    const halves narrow = __builtin_convertvector(words, halves);
+    uint16_t stored[LANES];
+    std::memcpy(stored, &narrow, sizeof stored);
+    return simd::load_f16(stored);
+}
+
+inline floats high_halves(ints words) { return low_halves(words >> 16); }
 
 }  // namespace products

@@ -11,16 +11,17 @@ namespace products {
 constexpr int PANEL_DEPTH = 256;
 constexpr int ROWS = VECTORS * LANES;
 
-// The same four bytes of each row.
-using Column = uint32_t[ROWS];
+// The same four bytes of each row, and a number for each row.
+using Column = ints[VECTORS];
+using Numbers = floats[VECTORS];
 
 // A weight is scale * byte + offset; without offsets (they are a constant times the scale) the room is unused.
 template <int BLOCK>
 struct Panel {
     static constexpr int NUM_BLOCKS = PANEL_DEPTH / BLOCK;
-    alignas(64) Column columns[PANEL_DEPTH / 4];
-    alignas(64) float scales[NUM_BLOCKS][ROWS];
-    alignas(64) float offsets[NUM_BLOCKS][ROWS];
+    Column columns[PANEL_DEPTH / 4];
+    Numbers scales[NUM_BLOCKS];
+    Numbers offsets[NUM_BLOCKS];
 };
 
 // Brings the weights that are needed next into the cache, a little at each step: the memory drops requests that come
@@ -53,34 +54,32 @@ struct PackedRows {
 // One word of each row.
 inline void read_word(PackedRows rows, Column& words) {
     rows.prefetch->step(sizeof words);
-    for (int row = 0; row < ROWS; row++) std::memcpy(words + row, rows.first + row * rows.stride, 4);
+    auto* bytes = reinterpret_cast<char*>(words);
+    for (int row = 0; row < ROWS; row++) std::memcpy(bytes + 4 * row, rows.first + row * rows.stride, 4);
 }
 
 // Four words of each row.
 inline void read_words(PackedRows rows, Column* columns) {
     rows.prefetch->step(4 * sizeof *columns);
-    for (int lane = 0; lane < ROWS; lane += LANES)
-        transpose_words(rows.first + lane * rows.stride, rows.stride, columns[0] + lane, ROWS);
-}
-
-// The half-precision numbers in the low halves of words.
-inline void low_halves(const Column& words, float* numbers) {
-    uint16_t halves[ROWS];
-    for (int row = 0; row < ROWS; row++) halves[row] = static_cast<uint16_t>(words[row]);
-    for (int lane = 0; lane < ROWS; lane += LANES) simd::store(numbers + lane, simd::load_f16(halves + lane));
-}
-
-inline void high_halves(const Column& words, float* numbers) {
-    alignas(64) Column shifted;
-    for (int row = 0; row < ROWS; row++) shifted[row] = words[row] >> 16;
-    low_halves(shifted, numbers);
+    for (int vector = 0; vector < VECTORS; vector++) {
+        ints words[4];
+        transpose_words(rows.first + vector * LANES * rows.stride, rows.stride, words);
+        for (int word = 0; word < 4; word++) columns[word][vector] = words[word];
+    }
 }
 
 inline void split_nibbles(const Column& packed, Column& low, Column& high) {
-    for (int row = 0; row < ROWS; row++) {
-        low[row] = packed[row] & 0x0f0f0f0f;
-        high[row] = (packed[row] >> 4) & 0x0f0f0f0f;
+    for (int vector = 0; vector < VECTORS; vector++) {
+        low[vector] = packed[vector] & 0x0f0f0f0f;
+        high[vector] = (packed[vector] >> 4) & 0x0f0f0f0f;
     }
+}
+
+// 16 bytes of each row hold 16 weights in their low halves and 16 others in their high halves.
+inline void unpack_nibbles(PackedRows rows, Column* low, Column* high) {
+    Column packed[4];
+    read_words(rows, packed);
+    for (int word = 0; word < 4; word++) split_nibbles(packed[word], low[word], high[word]);
 }
 
 }  // namespace products

@@ -34,11 +34,9 @@ inline __attribute__((always_inline)) void multiply_block(const typename Format:
             else sum = ints{};
 #pragma GCC unroll 8
     for (int column = 0; column < NUM_COLUMNS; column++) {
-        ints weights[VECTORS];
-        for (int vector = 0; vector < VECTORS; vector++)
-            weights[vector] = load_words(columns[column] + vector * LANES);
+        const Column& weights = columns[column];
         for (int row = 0; row < WIDTH; row++) {
-            const ints word = splat(word_at(rows[row].bytes + block * Format::BLOCK + 4 * column));
+            const ints word = splat_word(rows[row].bytes + block * Format::BLOCK + 4 * column);
             for (int vector = 0; vector < VECTORS; vector++)
                 dots[row][vector] = dot_as<Format>(dots[row][vector], weights[vector], word);
         }
@@ -52,14 +50,14 @@ inline __attribute__((always_inline)) void add_block(const typename Format::Pane
                                                      const Registers<ints, WIDTH>& dots,
                                                      Registers<floats, WIDTH>& totals) {
     for (int vector = 0; vector < VECTORS; vector++) {
-        const floats scale = simd::load(panel.scales[block] + vector * LANES);
+        const floats scale = panel.scales[block][vector];
         for (int row = 0; row < WIDTH; row++) {
             floats& total = totals[row][vector];
             if constexpr (Format::UNIT == Format::BLOCK)
                 total += to_floats(dots[row][vector]) * (scale * rows[row].scales[block]);
             else total += to_floats(dots[row][vector]) * scale;
             if constexpr (Format::HAS_OFFSETS)
-                total += simd::load(panel.offsets[block] + vector * LANES) * rows[row].sums[block];
+                total += panel.offsets[block][vector] * rows[row].sums[block];
         }
     }
 }

@@ -15,36 +15,31 @@ struct BlocksOf32 {
     using Panel = products::Panel<BLOCK>;
 };
 
-// Byte j of a block's 16 holds weight j in its low half and weight 16 + j in its high half.
-inline void unpack_nibbles(PackedRows rows, Column* columns) {
-    alignas(64) Column packed[4];
-    read_words(rows, packed);
-    for (int word = 0; word < 4; word++) split_nibbles(packed[word], columns[word], columns[4 + word]);
-}
-
 // Adds the fifth bits of 32 weights, which are one word of each row.
 inline void add_fifth_bits(PackedRows rows, Column* columns) {
-    constexpr uint32_t BIT_TO_EACH_BYTE = 0x00204081, LOWEST_BITS = 0x01010101;
-    alignas(64) Column bits;
+    constexpr int BIT_TO_EACH_BYTE = 0x00204081, LOWEST_BITS = 0x01010101;
+    Column bits;
     read_word(rows, bits);
     for (int column = 0; column < 8; column++)
-        for (int row = 0; row < ROWS; row++) {
-            const uint32_t four = (bits[row] >> (4 * column)) & 15;
-            columns[column][row] |= ((four * BIT_TO_EACH_BYTE) & LOWEST_BITS) << 4;
+        for (int vector = 0; vector < VECTORS; vector++) {
+            const ints four = (bits[vector] >> (4 * column)) & 15;
+            columns[column][vector] |= ((four * BIT_TO_EACH_BYTE) & LOWEST_BITS) << 4;
         }
 }
 
-inline void unpack_scale(PackedRows rows, float* scales) {
-    alignas(64) Column words;
+inline void unpack_scale(PackedRows rows, Numbers& scales) {
+    Column words;
     read_word(rows, words);
-    low_halves(words, scales);
+    for (int vector = 0; vector < VECTORS; vector++) scales[vector] = low_halves(words[vector]);
 }
 
-inline void unpack_scale_and_offset(PackedRows rows, float* scales, float* offsets) {
-    alignas(64) Column words;
+inline void unpack_scale_and_offset(PackedRows rows, Numbers& scales, Numbers& offsets) {
+    Column words;
     read_word(rows, words);
-    low_halves(words, scales);
-    high_halves(words, offsets);
+    for (int vector = 0; vector < VECTORS; vector++) {
+        scales[vector] = low_halves(words[vector]);
+        offsets[vector] = high_halves(words[vector]);
+    }
 }
 
 struct Q4_0 : BlocksOf32 {
@@ -52,8 +47,9 @@ struct Q4_0 : BlocksOf32 {
     static constexpr bool HAS_OFFSETS = false;
 
     static void unpack(PackedRows rows, int block, Panel& panel) {
+        Column* columns = panel.columns + block * COLUMNS;
         unpack_scale(rows, panel.scales[block]);
-        unpack_nibbles(rows.from(2), panel.columns + block * COLUMNS);
+        unpack_nibbles(rows.from(2), columns, columns + 4);
     }
 };
 
@@ -62,8 +58,9 @@ struct Q4_1 : BlocksOf32 {
     static constexpr bool HAS_OFFSETS = true;
 
     static void unpack(PackedRows rows, int block, Panel& panel) {
+        Column* columns = panel.columns + block * COLUMNS;
         unpack_scale_and_offset(rows, panel.scales[block], panel.offsets[block]);
-        unpack_nibbles(rows.from(4), panel.columns + block * COLUMNS);
+        unpack_nibbles(rows.from(4), columns, columns + 4);
     }
 };
 
@@ -72,9 +69,10 @@ struct Q5_0 : BlocksOf32 {
     static constexpr bool HAS_OFFSETS = false;
 
     static void unpack(PackedRows rows, int block, Panel& panel) {
+        Column* columns = panel.columns + block * COLUMNS;
         unpack_scale(rows, panel.scales[block]);
-        unpack_nibbles(rows.from(6), panel.columns + block * COLUMNS);
-        add_fifth_bits(rows.from(2), panel.columns + block * COLUMNS);
+        unpack_nibbles(rows.from(6), columns, columns + 4);
+        add_fifth_bits(rows.from(2), columns);
     }
 };
 
@@ -83,9 +81,10 @@ struct Q5_1 : BlocksOf32 {
     static constexpr bool HAS_OFFSETS = true;
 
     static void unpack(PackedRows rows, int block, Panel& panel) {
+        Column* columns = panel.columns + block * COLUMNS;
         unpack_scale_and_offset(rows, panel.scales[block], panel.offsets[block]);
-        unpack_nibbles(rows.from(8), panel.columns + block * COLUMNS);
-        add_fifth_bits(rows.from(4), panel.columns + block * COLUMNS);
+        unpack_nibbles(rows.from(8), columns, columns + 4);
+        add_fifth_bits(rows.from(4), columns);
     }
 };
 
@@ -94,8 +93,8 @@ struct Q8_0 : BlocksOf32 {
     static constexpr bool HAS_OFFSETS = false, HAS_WHOLE_BYTES = true;
 
     static void unpack(PackedRows rows, int block, Panel& panel) {
-        unpack_scale(rows, panel.scales[block]);
         Column* columns = panel.columns + block * COLUMNS;
+        unpack_scale(rows, panel.scales[block]);
         read_words(rows.from(2), columns);
         read_words(rows.from(18), columns + 4);
         add_bias(columns);
@@ -103,9 +102,8 @@ struct Q8_0 : BlocksOf32 {
 
 private:
     static void add_bias(Column* columns) {
-        constexpr uint32_t TO_EACH_BYTE = 0x01010101 * static_cast<uint32_t>(BIAS);
         for (int column = 0; column < COLUMNS; column++)
-            for (int row = 0; row < ROWS; row++) columns[column][row] ^= TO_EACH_BYTE;
+            for (ints& words : columns[column]) words ^= static_cast<int>(0x01010101U * BIAS);
     }
 };
 
