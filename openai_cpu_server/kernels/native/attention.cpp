@@ -25,6 +25,9 @@ public:
         for (int i = 0; i < block.count; ++i) move_together(sight.of(plan.order[block.first + i]), &seen_[i * stride_]);
     }
 
+    bool is_empty() const { return cells_.empty(); }
+    void clear() { cells_.clear(); }
+
     const std::vector<int>& cells() const { return cells_; }
 
     // Bit i: whether the block's row sees the cell first + i; `first` begins a tile.
@@ -57,21 +60,11 @@ private:
 struct Scratch {
     std::vector<uint64_t> sight;
     Plan plan;
-    Gathered gathered;
-    int gathered_block = -1;
+    std::vector<Gathered> gathered;  // by block
     ManyLanes many;
     FewLanes few;
     Buffer tile, row;
 };
-
-// Fetches into the cache what will be unpacked next.
-void prefetch(const void* row, size_t bytes) {
-    for (size_t i = 0; i < bytes; i += 64) __builtin_prefetch(static_cast<const char*>(row) + i);
-}
-
-size_t row_bytes(const ggml_tensor& cells) {
-    return cells.type == GGML_TYPE_Q8_0 ? cells.ne[0] / 32 * 34 : cells.ne[0] * cells.nb[0];
-}
 
 // One item of a plan: lanes are (row, head), the heads of a row side by side.
 template <class Lanes>
@@ -83,7 +76,7 @@ public:
           rows_(&plan.order[plan.blocks[item.block].first]),
           num_rows_(plan.blocks[item.block].count),
           kv_head_(item.kv_head),
-          gathered_(scratch.gathered),
+          gathered_(scratch.gathered[item.block]),
           tile_(scratch.tile.data()),
           lanes_(lanes) {}
 
@@ -108,23 +101,20 @@ private:
     int head(int h) const { return kv_head_ * node_.group + h; }
 
     void add_tile(int first, int count) {
-        const int* cells = &gathered_.cells()[first];
-        for (int i = 0; i < count; ++i) {
-            node_.unpack_k(node_.key(cells[i], kv_head_), tile_ + i * node_.width, node_.width);
-            prefetch(node_.value(cells[i], kv_head_), row_bytes(node_.v));
-        }
-        std::fill_n(tile_ + count * node_.width, (TILE - count) * node_.width, 0.0f);
+        unpack(node_.k, node_.unpack_k, first, count);
         lanes_.score(tile_);
         if (node_.soft_cap != 0) cap();
         for (int i = 0; i < num_rows_; ++i) hide(i, first, count);
         lanes_.soften();
-        const int ahead = std::min(TILE, int(gathered_.cells().size()) - first - count);
-        for (int i = 0; i < count; ++i) {
-            node_.unpack_v(node_.value(cells[i], kv_head_), tile_ + i * node_.width, node_.width);
-            if (i < ahead) prefetch(node_.key(cells[count + i], kv_head_), row_bytes(node_.k));
-        }
-        std::fill_n(tile_ + count * node_.width, (TILE - count) * node_.width, 0.0f);
+        unpack(node_.v, node_.unpack_v, first, count);
         lanes_.add(tile_);
+    }
+
+    void unpack(const ggml_tensor& from, UnpackCells unpack_cells, int first, int count) {
+        const std::vector<int>& cells = gathered_.cells();
+        const char* head = static_cast<const char*>(from.data) + kv_head_ * from.nb[2];
+        unpack_cells({head, from.nb[1], node_.width}, &cells[first], count, int(cells.size()) - first, tile_);
+        std::fill_n(tile_ + count * node_.width, (TILE - count) * node_.width, 0.0f);
     }
 
     void cap() {
@@ -209,8 +199,7 @@ size_t part_floats(const Node& node, const Plan& plan, const Item& item) {
 void compute_item(const Node& node, const Sight& sight, const Item& item, float* partials, Scratch& scratch) {
     const Plan& plan = scratch.plan;
     const Block& block = plan.blocks[item.block];
-    if (scratch.gathered_block != item.block) scratch.gathered.gather(plan, sight, block);
-    scratch.gathered_block = item.block;
+    if (scratch.gathered[item.block].is_empty()) scratch.gathered[item.block].gather(plan, sight, block);
     scratch.tile.resize(size_t(TILE) * node.width);
     scratch.row.resize(part_floats(node, plan, item));
     const int tiles = (block.cells + TILE - 1) / TILE;
@@ -253,7 +242,8 @@ Sight look(const Node& node, const ggml_compute_params& params, Shared& shared, 
 bool can_do(const ggml_compute_params& params, const ggml_tensor& node) { return !params.use_ref && is_known(node); }
 
 void compute(const ggml_compute_params& params, ggml_tensor& tensor) {
-    static thread_local Scratch scratch;
+    static thread_local Scratch of_thread;
+    Scratch& scratch = of_thread;
     const Node node(tensor);
     Shared shared{static_cast<char*>(params.wdata), params.wsize};
     const Sight sight = look(node, params, shared, scratch);
@@ -261,7 +251,8 @@ void compute(const ggml_compute_params& params, ggml_tensor& tensor) {
     ggml().barrier(params.threadpool);
     Plan& plan = scratch.plan;
     plan.make(node, sight, params.nth, shared.bytes / sizeof(float));
-    scratch.gathered_block = -1;
+    scratch.gathered.resize(std::max(scratch.gathered.size(), plan.blocks.size()));
+    for (Gathered& each : scratch.gathered) each.clear();
     float* partials = reinterpret_cast<float*>(shared.memory);
     const int num_items = int(plan.items.size());
     for (int i = params.ith; i < num_items; i = ggml().chunk_add(params.threadpool, 1))

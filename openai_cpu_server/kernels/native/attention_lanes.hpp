@@ -14,7 +14,7 @@ using simd::LANES;
 
 constexpr float MINUS_INFINITY = -INFINITY;
 constexpr int ACCUMULATORS = simd::REGISTERS / 2;
-constexpr int VECTORS_MAX = simd::REGISTERS / 8;
+constexpr int VECTORS_MAX = 2;  // with these, compilers keep every operand but the factors in registers
 
 // Floats at the boundaries of cache lines.
 class Buffer {
@@ -173,11 +173,7 @@ public:
         for (int d = 0; d < width_; ++d) queries_.data()[lane * width_ + d] = query[d] * scale;
     }
 
-    void score(const float* keys) {
-        for (int lane = 0; lane < lanes_; ++lane)
-            for (int cell = 0; cell < TILE; cell += LANES)
-                score(queries_.data() + lane * width_, keys + cell * width_, scores(lane, cell));
-    }
+    void score(const float* keys) { score_from<4>(0, keys); }
 
     float* scores(int lane, int cell) { return scores_.data() + lane * TILE + cell; }
     int lane_step() const { return TILE; }
@@ -195,13 +191,28 @@ public:
     void output(int lane, float* to) { std::copy_n(outputs_.data() + lane * width_, width_, to); }
 
 private:
-    void score(const float* query, const float* keys, float* to) {
-        floats products[LANES] = {};
-        for (int d = 0; d < width_; d += LANES) {
-            const floats part = simd::load(query + d);
-            for (int i = 0; i < LANES; ++i) products[i] += simd::load(keys + i * width_ + d) * part;
+    template <int ROWS>
+    void score_from(int lane, const float* keys) {
+        constexpr int CELLS = LANES / ROWS;
+        for (; lane + ROWS <= lanes_; lane += ROWS)
+            for (int cell = 0; cell < TILE; cell += CELLS) {
+                floats products[LANES] = {};  // (rows, cells)
+                for (int d = 0; d < width_; d += LANES) add_products<CELLS>(lane, keys + cell * width_, d, products);
+                const floats found = simd::totals(products);
+                for (int i = 0; i < ROWS; ++i)
+                    std::memcpy(scores(lane + i, cell), (const float*)&found + i * CELLS, sizeof(float) * CELLS);
+            }
+        if constexpr (ROWS > 1) score_from<ROWS / 2>(lane, keys);
+    }
+
+    template <int CELLS>
+    void add_products(int lane, const float* keys, int d, floats (&products)[LANES]) {
+        floats parts[CELLS];
+        for (int j = 0; j < CELLS; ++j) parts[j] = simd::load(keys + j * width_ + d);
+        for (int i = 0; i < LANES / CELLS; ++i) {
+            const floats query = simd::load(queries_.data() + (lane + i) * width_ + d);
+            for (int j = 0; j < CELLS; ++j) products[i * CELLS + j] += query * parts[j];
         }
-        simd::store(to, simd::totals(products));
     }
 
     void soften(float* scores, int lane) {
@@ -216,7 +227,7 @@ private:
             simd::store(scores + cell, weight);
             sum += weight;
         }
-        factor_[lane] = std::exp(before - subtrahend);
+        factor_[lane] = largest_[lane] == before ? 1.0f : std::exp(before - subtrahend);
         sum_[lane] = sum_[lane] * factor_[lane] + simd::total(sum);
     }
 

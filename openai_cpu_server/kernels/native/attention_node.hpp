@@ -14,15 +14,13 @@ struct Node {
     int rows, cells, heads, kv_heads, width;
     int group;  // heads that share keys and values
     float scale, max_bias, soft_cap;
-    UnpackCell unpack_k, unpack_v;
+    UnpackCells unpack_k, unpack_v;
 
     explicit Node(const ggml_tensor& node);
 
     const float* query(int row, int head) const {
         return reinterpret_cast<const float*>(at(q, row * q.nb[1] + head * q.nb[2]));
     }
-    const void* key(int cell, int kv_head) const { return at(k, cell * k.nb[1] + kv_head * k.nb[2]); }
-    const void* value(int cell, int kv_head) const { return at(v, cell * v.nb[1] + kv_head * v.nb[2]); }
     const uint16_t* mask_of(int row) const {
         return reinterpret_cast<const uint16_t*>(at(*mask, row * mask->nb[1]));
     }

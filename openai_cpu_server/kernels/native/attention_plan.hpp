@@ -9,7 +9,7 @@
 namespace attention {
 
 constexpr int TILE = 32;       // cells that are computed together
-constexpr int LANES_MAX = 64;  // rows times heads that are computed together
+constexpr int LANES_MAX = 128;  // rows times heads that are computed together
 
 // Who sees which cells: a bit for each row and cell, and for each row whether all that it sees has weight 0.
 class Sight {

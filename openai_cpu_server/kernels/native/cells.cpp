@@ -6,6 +6,8 @@ namespace {
 
 using simd::LANES;
 
+constexpr int CELLS_AHEAD = 8;  // a head's rows lie so far apart that the CPU does not foresee the next one
+constexpr int CACHE_LINE = 64;
 constexpr int Q8_0_VALUES = 32;
 
 struct BlockQ8_0 {
@@ -14,35 +16,55 @@ struct BlockQ8_0 {
 };
 static_assert(sizeof(BlockQ8_0) == 34);
 
-void unpack_f32(const void* from, float* to, int width) { std::memcpy(to, from, sizeof(float) * width); }
+struct F32 {
+    static size_t bytes(int width) { return sizeof(float) * width; }
+    static void unpack(const char* from, float* to, int width) { std::memcpy(to, from, bytes(width)); }
+};
 
-void unpack_f16(const void* from, float* to, int width) {
-    const auto* values = static_cast<const uint16_t*>(from);
-    for (int i = 0; i < width; i += LANES) simd::store(to + i, simd::load_f16(values + i));
+// f16 or bf16.
+template <simd::floats (*LOAD)(const uint16_t*)>
+struct Half {
+    static size_t bytes(int width) { return sizeof(uint16_t) * width; }
+    static void unpack(const char* from, float* to, int width) {
+        const auto* values = reinterpret_cast<const uint16_t*>(from);
+        for (int i = 0; i < width; i += LANES) simd::store(to + i, LOAD(values + i));
+    }
+};
+
+struct Q8_0 {
+    static size_t bytes(int width) { return sizeof(BlockQ8_0) * (width / Q8_0_VALUES); }
+    static void unpack(const char* from, float* to, int width) {
+        const auto* blocks = reinterpret_cast<const BlockQ8_0*>(from);
+        for (int i = 0; i < width; i += Q8_0_VALUES, ++blocks) {
+            const float scale = simd::from_f16(blocks->scale);
+            for (int j = 0; j < Q8_0_VALUES; j += LANES)
+                simd::store(to + i + j, scale * simd::load_i8(blocks->values + j));
+        }
+    }
+};
+
+void prefetch(const char* row, size_t bytes) {
+    for (size_t i = 0; i < bytes; i += CACHE_LINE) __builtin_prefetch(row + i);
+    __builtin_prefetch(row + bytes - 1);
 }
 
-void unpack_bf16(const void* from, float* to, int width) {
-    const auto* values = static_cast<const uint16_t*>(from);
-    for (int i = 0; i < width; i += LANES) simd::store(to + i, simd::load_bf16(values + i));
-}
-
-void unpack_q8_0(const void* from, float* to, int width) {
-    const auto* blocks = static_cast<const BlockQ8_0*>(from);
-    for (int i = 0; i < width; i += Q8_0_VALUES, ++blocks) {
-        const float scale = simd::from_f16(blocks->scale);
-        for (int j = 0; j < Q8_0_VALUES; j += LANES)
-            simd::store(to + i + j, scale * simd::load_i8(blocks->values + j));
+template <class Row>
+void unpack(const CellRows& rows, const int* cells, int count, int num_cells, float* to) {
+    const size_t bytes = Row::bytes(rows.width);
+    for (int i = 0; i < count; ++i, to += rows.width) {
+        if (i + CELLS_AHEAD < num_cells) prefetch(rows.first + cells[i + CELLS_AHEAD] * rows.stride, bytes);
+        Row::unpack(rows.first + cells[i] * rows.stride, to, rows.width);
     }
 }
 
 }  // namespace
 
-UnpackCell cell_unpacker(ggml_type type) {
+UnpackCells cell_unpacker(ggml_type type) {
     switch (type) {
-        case GGML_TYPE_F32: return unpack_f32;
-        case GGML_TYPE_F16: return unpack_f16;
-        case GGML_TYPE_BF16: return unpack_bf16;
-        case GGML_TYPE_Q8_0: return unpack_q8_0;
+        case GGML_TYPE_F32: return unpack<F32>;
+        case GGML_TYPE_F16: return unpack<Half<simd::load_f16>>;
+        case GGML_TYPE_BF16: return unpack<Half<simd::load_bf16>>;
+        case GGML_TYPE_Q8_0: return unpack<Q8_0>;
         default: return nullptr;
     }
 }
