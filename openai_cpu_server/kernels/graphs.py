@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import enum
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -103,6 +103,24 @@ class Graphs:
             node = self._ggml.ggml_mul_mat(context, weights, activations)
             return self._computed(context, node, shape, threads)
 
+    @contextmanager
+    def repeated_product(
+        self, case: ProductCase, *, copies: int, threads: int
+    ) -> Iterator[Callable[[], None]]:
+        """What is yielded computes the product with one copy of the weights after another, at each call."""
+        results = np.empty((copies, len(case.activations), len(case.weights)), np.float32)
+        with self._context(*copies * [case.weights], case.activations, results) as context:
+            activations = self._tensor(context, case.activations, Type.F32)
+            graph = self._ggml.ggml_new_graph(context)
+            for _ in range(copies):
+                weights = self._tensor(context, case.weights, case.weight_type)
+                node = self._ggml.ggml_mul_mat(context, weights, activations)
+                self._ggml.ggml_build_forward_expand(graph, node)
+            plan = self._ggml.ggml_graph_plan(graph, threads, None)
+            scratch = ctypes.create_string_buffer(plan.work_size)
+            plan.work_data = ctypes.addressof(scratch)
+            yield lambda: self._ggml.ggml_graph_compute(graph, ctypes.byref(plan))
+
     def as_stored(self, values: Floats, cell_type: Type) -> Floats:
         """What is left of values that are stored in a type."""
         with self._context(values, values) as context:
@@ -169,6 +187,8 @@ class Graphs:
             ("ggml_get_data", pointer, [pointer]),
             ("ggml_new_graph", pointer, [pointer]),
             ("ggml_build_forward_expand", None, [pointer, pointer]),
+            ("ggml_graph_plan", _Plan, [pointer, integer, pointer]),
+            ("ggml_graph_compute", integer, [pointer, ctypes.POINTER(_Plan)]),
             ("ggml_graph_compute_with_ctx", integer, [pointer, pointer, integer]),
         ):
             function = getattr(self._ggml, name)
@@ -182,4 +202,18 @@ class _InitParams(ctypes.Structure):
         ("mem_size", ctypes.c_size_t),
         ("mem_buffer", ctypes.c_void_p),
         ("no_alloc", ctypes.c_bool),
+    )
+
+
+class _Plan(ctypes.Structure):
+    """`ggml_cplan` of ggml-cpu.h."""
+
+    _fields_ = (
+        ("work_size", ctypes.c_size_t),
+        ("work_data", ctypes.c_void_p),
+        ("n_threads", ctypes.c_int),
+        ("threadpool", ctypes.c_void_p),
+        ("abort_callback", ctypes.c_void_p),
+        ("abort_callback_data", ctypes.c_void_p),
+        ("use_ref", ctypes.c_bool),
     )

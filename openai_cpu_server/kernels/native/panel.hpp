@@ -51,13 +51,6 @@ struct PackedRows {
     PackedRows from(size_t byte) const { return {first + byte, stride, prefetch}; }
 };
 
-// One word of each row.
-inline void read_word(PackedRows rows, Column& words) {
-    rows.prefetch->step(sizeof words);
-    auto* bytes = reinterpret_cast<char*>(words);
-    for (int row = 0; row < ROWS; row++) std::memcpy(bytes + 4 * row, rows.first + row * rows.stride, 4);
-}
-
 // Four words of each row.
 inline void read_words(PackedRows rows, Column* columns) {
     rows.prefetch->step(4 * sizeof *columns);

@@ -133,13 +133,13 @@ public:
 
     // Computes the rows of activations from `first` on.
     void compute(int64_t first, int width, Prefetch& prefetch) {
-        std::fill_n(sums_[0], width * ROWS, 0.0F);
         const PackedRows packed = product_.rows_from(rows_.start, prefetch);
         constexpr size_t PANEL_BYTES = size_t{PANEL_DEPTH} / Format::UNIT * Format::BLOCK_BYTES;
         for (int panel = 0; panel < product_.num_panels(); panel++) {
             const int64_t depth_left = product_.depth - int64_t{panel} * PANEL_DEPTH;
             const int num_blocks = unpack<Format>(packed.from(panel * PANEL_BYTES), depth_left, panel_);
-            multiply_panel<Format>(panel_, activations_.at(panel, first), width, num_blocks, sums_);
+            const UnpackedPanel<Format> unpacked{panel_, num_blocks, panel == 0};
+            multiply_panel<Format>(unpacked, activations_.at(panel, first), width, sums_);
         }
         write(first, width);
     }
@@ -148,9 +148,15 @@ private:
     void write(int64_t first, int width) const {
         for (int row = 0; row < width; row++) {
             uint8_t* result = product_.result + (first + row) * product_.result_stride;
-            const float* from = sums_[row] + (rows_.first_new - rows_.start);
-            std::copy(from, sums_[row] + ROWS, reinterpret_cast<float*>(result) + rows_.first_new);
+            write_row(sums_[row], reinterpret_cast<float*>(result) + rows_.start);
         }
+    }
+
+    // A tile's rows are nearly always all new: then their number is known to the compiler.
+    void write_row(const float* sums, float* result) const {
+        const int64_t num_old = rows_.first_new - rows_.start;
+        if (num_old == 0) std::copy_n(sums, ROWS, result);
+        else std::copy(sums + num_old, sums + ROWS, result + num_old);
     }
 
     const Product& product_;

@@ -7,7 +7,7 @@
 
 namespace products {
 
-constexpr int TILE_WIDTH = 128;  // its sums and an unpacked panel lie in the first two caches
+constexpr int TILE_WIDTH = 126;  // whole groups, whose sums and panel lie in the first two caches
 
 using Sums = float[TILE_WIDTH][ROWS];
 
@@ -62,32 +62,41 @@ inline __attribute__((always_inline)) void add_block(const typename Format::Pane
     }
 }
 
+// A panel of weights with as many blocks as it has, and whether products are added to what the sums hold.
+template <class Format>
+struct UnpackedPanel {
+    const typename Format::Panel& weights;
+    int num_blocks;
+    bool is_first;
+};
+
 // Adds a panel's products with WIDTH rows of activations to their sums. Not inlined, so that registers are its own.
 template <class Format, int WIDTH>
-__attribute__((noinline)) void multiply_group(const typename Format::Panel& panel, const Activations<Format>* rows,
-                                              int num_blocks, float (*sums)[ROWS]) {
+__attribute__((noinline)) void multiply_group(const UnpackedPanel<Format>& panel, const Activations<Format>* rows,
+                                              float (*sums)[ROWS]) {
     Registers<floats, WIDTH> totals{};
-    for (int block = 0; block < num_blocks; block++) {
+    for (int block = 0; block < panel.num_blocks; block++) {
         Registers<ints, WIDTH> dots;
-        multiply_block<Format, WIDTH>(panel, rows, block, dots);
-        add_block<Format, WIDTH>(panel, rows, block, dots, totals);
+        multiply_block<Format, WIDTH>(panel.weights, rows, block, dots);
+        add_block<Format, WIDTH>(panel.weights, rows, block, dots, totals);
     }
     for (int row = 0; row < WIDTH; row++)
         for (int vector = 0; vector < VECTORS; vector++) {
             float* sum = sums[row] + vector * LANES;
             const float scale = Format::UNIT == Format::BLOCK ? 1.0F : rows[row].scales[0];
-            simd::store(sum, simd::load(sum) + totals[row][vector] * scale);
+            const floats before = panel.is_first ? floats{} : simd::load(sum);
+            simd::store(sum, before + totals[row][vector] * scale);
         }
 }
 
 // Adds a panel's products with `width` rows of activations, in groups of at most WIDTH.
 template <class Format, int WIDTH = GROUP>
-void multiply_panel(const typename Format::Panel& panel, const Activations<Format>* rows, int width, int num_blocks,
+void multiply_panel(const UnpackedPanel<Format>& panel, const Activations<Format>* rows, int width,
                     float (*sums)[ROWS]) {
     if constexpr (WIDTH > 0) {
         for (; width >= WIDTH; width -= WIDTH, rows += WIDTH, sums += WIDTH)
-            multiply_group<Format, WIDTH>(panel, rows, num_blocks, sums);
-        multiply_panel<Format, WIDTH - 1>(panel, rows, width, num_blocks, sums);
+            multiply_group<Format, WIDTH>(panel, rows, sums);
+        multiply_panel<Format, WIDTH - 1>(panel, rows, width, sums);
     }
 }
 

@@ -15,31 +15,29 @@ struct BlocksOf32 {
     using Panel = products::Panel<BLOCK>;
 };
 
+// The first 16 bytes of a block of each row, which begins with its scale.
+struct BlockHead {
+    Column words[4];
+
+    explicit BlockHead(PackedRows rows) { read_words(rows, words); }
+
+    void unpack_scale(Numbers& scales) const {
+        for (int vector = 0; vector < VECTORS; vector++) scales[vector] = low_halves(words[0][vector]);
+    }
+
+    void unpack_offset(Numbers& offsets) const {
+        for (int vector = 0; vector < VECTORS; vector++) offsets[vector] = high_halves(words[0][vector]);
+    }
+};
+
 // Adds the fifth bits of 32 weights, which are one word of each row.
-inline void add_fifth_bits(PackedRows rows, Column* columns) {
-    constexpr int BIT_TO_EACH_BYTE = 0x00204081, LOWEST_BITS = 0x01010101;
-    Column bits;
-    read_word(rows, bits);
+inline void add_fifth_bits(const Column& bits, Column* columns) {
+    constexpr int ONE_BIT_TO_EACH_BYTE = 0x00204081 << 4, FIFTH_BITS = 0x10101010;
     for (int column = 0; column < 8; column++)
         for (int vector = 0; vector < VECTORS; vector++) {
             const ints four = (bits[vector] >> (4 * column)) & 15;
-            columns[column][vector] |= ((four * BIT_TO_EACH_BYTE) & LOWEST_BITS) << 4;
+            columns[column][vector] |= (four * ONE_BIT_TO_EACH_BYTE) & FIFTH_BITS;
         }
-}
-
-inline void unpack_scale(PackedRows rows, Numbers& scales) {
-    Column words;
-    read_word(rows, words);
-    for (int vector = 0; vector < VECTORS; vector++) scales[vector] = low_halves(words[vector]);
-}
-
-inline void unpack_scale_and_offset(PackedRows rows, Numbers& scales, Numbers& offsets) {
-    Column words;
-    read_word(rows, words);
-    for (int vector = 0; vector < VECTORS; vector++) {
-        scales[vector] = low_halves(words[vector]);
-        offsets[vector] = high_halves(words[vector]);
-    }
 }
 
 struct Q4_0 : BlocksOf32 {
@@ -48,7 +46,7 @@ struct Q4_0 : BlocksOf32 {
 
     static void unpack(PackedRows rows, int block, Panel& panel) {
         Column* columns = panel.columns + block * COLUMNS;
-        unpack_scale(rows, panel.scales[block]);
+        BlockHead{rows}.unpack_scale(panel.scales[block]);
         unpack_nibbles(rows.from(2), columns, columns + 4);
     }
 };
@@ -59,7 +57,9 @@ struct Q4_1 : BlocksOf32 {
 
     static void unpack(PackedRows rows, int block, Panel& panel) {
         Column* columns = panel.columns + block * COLUMNS;
-        unpack_scale_and_offset(rows, panel.scales[block], panel.offsets[block]);
+        const BlockHead head{rows};
+        head.unpack_scale(panel.scales[block]);
+        head.unpack_offset(panel.offsets[block]);
         unpack_nibbles(rows.from(4), columns, columns + 4);
     }
 };
@@ -70,9 +70,13 @@ struct Q5_0 : BlocksOf32 {
 
     static void unpack(PackedRows rows, int block, Panel& panel) {
         Column* columns = panel.columns + block * COLUMNS;
-        unpack_scale(rows, panel.scales[block]);
+        const BlockHead head{rows};
+        head.unpack_scale(panel.scales[block]);
         unpack_nibbles(rows.from(6), columns, columns + 4);
-        add_fifth_bits(rows.from(2), columns);
+        Column bits;  // half of them in the first word, half in the second
+        for (int vector = 0; vector < VECTORS; vector++)
+            bits[vector] = ((head.words[0][vector] >> 16) & 0xffff) | (head.words[1][vector] << 16);
+        add_fifth_bits(bits, columns);
     }
 };
 
@@ -82,9 +86,11 @@ struct Q5_1 : BlocksOf32 {
 
     static void unpack(PackedRows rows, int block, Panel& panel) {
         Column* columns = panel.columns + block * COLUMNS;
-        unpack_scale_and_offset(rows, panel.scales[block], panel.offsets[block]);
+        const BlockHead head{rows};
+        head.unpack_scale(panel.scales[block]);
+        head.unpack_offset(panel.offsets[block]);
         unpack_nibbles(rows.from(8), columns, columns + 4);
-        add_fifth_bits(rows.from(4), columns);
+        add_fifth_bits(head.words[1], columns);
     }
 };
 
@@ -94,7 +100,7 @@ struct Q8_0 : BlocksOf32 {
 
     static void unpack(PackedRows rows, int block, Panel& panel) {
         Column* columns = panel.columns + block * COLUMNS;
-        unpack_scale(rows, panel.scales[block]);
+        BlockHead{rows}.unpack_scale(panel.scales[block]);
         read_words(rows.from(2), columns);
         read_words(rows.from(18), columns + 4);
         add_bias(columns);

@@ -110,13 +110,13 @@ private:
     }
 
     static void unpack_scales(PackedRows rows, Panel& panel) {
-        Column bytes[4], last;
+        Column bytes[4], ending[4];
         read_words(rows, bytes);
-        read_word(rows.from(14), last);  // ends where the block ends
+        read_words(rows.from(2), ending);
         for (int block = 0; block < Panel::NUM_BLOCKS; block++)
             for (int vector = 0; vector < VECTORS; vector++) {
                 const ints to_the_top = bytes[block / 4][vector] << (24 - 8 * (block % 4));
-                panel.scales[block][vector] = high_halves(last[vector]) * to_floats(to_the_top >> 24);
+                panel.scales[block][vector] = high_halves(ending[3][vector]) * to_floats(to_the_top >> 24);
             }
     }
 };
