@@ -28,6 +28,12 @@ class KernelState(msgspec.Struct, frozen=True, kw_only=True):
 
 class Kernels(msgspec.Struct, frozen=True, kw_only=True):
     attention: KernelState = KernelState.off("not asked for")
+    products: KernelState = KernelState.off("not asked for")
+    """Products of quantised weights with activations."""
+
+    @classmethod
+    def off(cls, why: str) -> Kernels:
+        return cls(attention=KernelState.off(why), products=KernelState.off(why))
 
     @property
     def described(self) -> dict[str, str]:

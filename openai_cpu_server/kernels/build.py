@@ -29,6 +29,8 @@ _FLAGS = (
     "-shared",
     "-Wall",
     "-Wextra",
+    "-Wno-uninitialized",  # GCC 12 says so of its own AVX-512 headers
+    "-Wno-maybe-uninitialized",
 )
 _CPU_INFO = Path("/proc/cpuinfo")
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import enum
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -14,8 +14,8 @@ import numpy.typing as npt
 
 Floats = npt.NDArray[np.float32]
 
-_OVERHEAD_BYTES = 1 << 20
-"""A graph of a few nodes, and what its tensors need beside their data."""
+_OVERHEAD_BYTES = 4 << 20
+"""A graph of a few nodes, what its tensors need beside their data, and ggml's scratch for a few threads."""
 
 
 class Type(enum.IntEnum):
@@ -34,6 +34,19 @@ class Type(enum.IntEnum):
     BF16 = 30
 
 
+PRODUCT_TYPES = (
+    Type.Q4_0,
+    Type.Q4_1,
+    Type.Q5_0,
+    Type.Q5_1,
+    Type.Q8_0,
+    Type.Q4_K,
+    Type.Q5_K,
+    Type.Q6_K,
+)
+"""The types of weights whose products we compute."""
+
+
 class AttentionCase(msgspec.Struct, frozen=True, kw_only=True):
     q: Floats
     """(rows, heads, width)"""
@@ -49,6 +62,14 @@ class AttentionCase(msgspec.Struct, frozen=True, kw_only=True):
     soft_cap: float = 0.0
     sinks: Floats | None = None
     """(heads,)"""
+
+
+class ProductCase(msgspec.Struct, frozen=True, kw_only=True):
+    weights: Floats
+    """(outputs, depth)"""
+    activations: Floats
+    """(rows, depth)"""
+    weight_type: Type
 
 
 class Graphs:
@@ -72,6 +93,33 @@ class Graphs:
             if case.sinks is not None:
                 self._ggml.ggml_flash_attn_ext_add_sinks(node, self._tensor(context, case.sinks, Type.F32))
             return self._computed(context, node, case.q.shape, threads)
+
+    def product(self, case: ProductCase, *, threads: int) -> Floats:
+        """(rows, outputs), by `ggml_mul_mat`."""
+        shape = len(case.activations), len(case.weights)
+        with self._context(case.weights, case.activations, np.empty(shape, np.float32)) as context:
+            weights = self._tensor(context, case.weights, case.weight_type)
+            activations = self._tensor(context, case.activations, Type.F32)
+            node = self._ggml.ggml_mul_mat(context, weights, activations)
+            return self._computed(context, node, shape, threads)
+
+    @contextmanager
+    def repeated_product(
+        self, case: ProductCase, *, copies: int, threads: int
+    ) -> Iterator[Callable[[], None]]:
+        """What is yielded computes the product with one copy of the weights after another, at each call."""
+        results = np.empty((copies, len(case.activations), len(case.weights)), np.float32)
+        with self._context(*copies * [case.weights], case.activations, results) as context:
+            activations = self._tensor(context, case.activations, Type.F32)
+            graph = self._ggml.ggml_new_graph(context)
+            for _ in range(copies):
+                weights = self._tensor(context, case.weights, case.weight_type)
+                node = self._ggml.ggml_mul_mat(context, weights, activations)
+                self._ggml.ggml_build_forward_expand(graph, node)
+            plan = self._ggml.ggml_graph_plan(graph, threads, None)
+            scratch = ctypes.create_string_buffer(plan.work_size)
+            plan.work_data = ctypes.addressof(scratch)
+            yield lambda: self._ggml.ggml_graph_compute(graph, ctypes.byref(plan))
 
     def as_stored(self, values: Floats, cell_type: Type) -> Floats:
         """What is left of values that are stored in a type."""
@@ -132,12 +180,15 @@ class Graphs:
             ("ggml_new_tensor", pointer, [pointer, integer, integer, sizes]),
             ("ggml_permute", pointer, [pointer, pointer, *4 * [integer]]),
             ("ggml_cast", pointer, [pointer, pointer, integer]),
+            ("ggml_mul_mat", pointer, 3 * [pointer]),
             ("ggml_flash_attn_ext", pointer, [*5 * [pointer], *3 * [number]]),
             ("ggml_flash_attn_ext_add_sinks", None, [pointer, pointer]),
             ("ggml_quantize_chunk", ctypes.c_size_t, chunk),
             ("ggml_get_data", pointer, [pointer]),
             ("ggml_new_graph", pointer, [pointer]),
             ("ggml_build_forward_expand", None, [pointer, pointer]),
+            ("ggml_graph_plan", _Plan, [pointer, integer, pointer]),
+            ("ggml_graph_compute", integer, [pointer, ctypes.POINTER(_Plan)]),
             ("ggml_graph_compute_with_ctx", integer, [pointer, pointer, integer]),
         ):
             function = getattr(self._ggml, name)
@@ -151,4 +202,18 @@ class _InitParams(ctypes.Structure):
         ("mem_size", ctypes.c_size_t),
         ("mem_buffer", ctypes.c_void_p),
         ("no_alloc", ctypes.c_bool),
+    )
+
+
+class _Plan(ctypes.Structure):
+    """`ggml_cplan` of ggml-cpu.h."""
+
+    _fields_ = (
+        ("work_size", ctypes.c_size_t),
+        ("work_data", ctypes.c_void_p),
+        ("n_threads", ctypes.c_int),
+        ("threadpool", ctypes.c_void_p),
+        ("abort_callback", ctypes.c_void_p),
+        ("abort_callback_data", ctypes.c_void_p),
+        ("use_ref", ctypes.c_bool),
     )

@@ -19,6 +19,7 @@ class Kernel(enum.IntEnum):
     """A kernel's number in the library; the order is that of `native/front.cpp`."""
 
     ATTENTION = 0
+    PRODUCTS = 1
 
 
 class Library:

@@ -9,7 +9,14 @@ import numpy as np
 
 from openai_cpu_server.contract.model_info import Kernels, KernelState
 from openai_cpu_server.kernels.build import LIBRARY
-from openai_cpu_server.kernels.graphs import AttentionCase, Floats, Graphs, Type
+from openai_cpu_server.kernels.graphs import (
+    PRODUCT_TYPES,
+    AttentionCase,
+    Floats,
+    Graphs,
+    ProductCase,
+    Type,
+)
 from openai_cpu_server.kernels.library import Kernel, Library, obstacle
 
 _THREADS = (1, 2)
@@ -27,13 +34,17 @@ def kernels_in_use(asked: str, ggml: ctypes.CDLL) -> Kernels:
     """
     why_not = obstacle()
     if why_not is not None:
-        return Kernels(attention=KernelState.off(why_not))
+        return Kernels.off(why_not)
     library = Library(ctypes.CDLL(str(LIBRARY)))
     for kernel in Kernel:
         library.switch_off(kernel)
     if asked == "off":
-        return Kernels(attention=KernelState.off("--kernels off"))
-    return Kernels(attention=proved(library, Kernel.ATTENTION, Graphs(ggml), attention_proofs()))
+        return Kernels.off("--kernels off")
+    graphs = Graphs(ggml)
+    return Kernels(
+        attention=proved(library, Kernel.ATTENTION, graphs, attention_proofs()),
+        products=proved(library, Kernel.PRODUCTS, graphs, product_proofs()),
+    )
 
 
 def attention_proofs() -> Iterator[Computation]:
@@ -48,6 +59,17 @@ def attention_proofs() -> Iterator[Computation]:
         mask = np.where(sees, 0, -np.inf).astype(np.float32)
         case = AttentionCase(q=q, k=k, v=v, mask=mask, cell_type=cell_type, scale=0.125)
         yield lambda graphs, threads, case=case: graphs.attention(case, threads=threads)  # type: ignore[misc]
+
+
+def product_proofs() -> Iterator[Computation]:
+    """Products of every type with one row of activations, and with a full group and a rest."""
+    random = np.random.default_rng(0)
+    for kind in PRODUCT_TYPES:
+        weights = random.standard_normal((100, 512), np.float32)
+        for rows in (1, 7):
+            activations = random.standard_normal((rows, 512), np.float32)
+            case = ProductCase(weights=weights, activations=activations, weight_type=kind)
+            yield lambda graphs, threads, case=case: graphs.product(case, threads=threads)  # type: ignore[misc]
 
 
 def proved(

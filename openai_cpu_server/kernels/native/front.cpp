@@ -5,6 +5,7 @@
 #include "attention.hpp"
 #include "cpu.hpp"
 #include "ggml_api.hpp"
+#include "products.hpp"
 
 namespace {
 
@@ -14,7 +15,7 @@ struct Switch {
     std::atomic<long> num_done{0};  // nodes that the kernel has computed
 };
 
-enum { ATTENTION, NUM_KERNELS };  // their order is that of `kernels/library.py`
+enum { ATTENTION, PRODUCTS, NUM_KERNELS };  // their order is that of `kernels/library.py`
 Switch switches[NUM_KERNELS];
 
 bool is_on(int kernel) { return switches[kernel].is_on.load(std::memory_order_relaxed); }
@@ -31,6 +32,12 @@ void ggml_compute_forward_flash_attn_ext(const ggml_compute_params* params, ggml
     if (!is_on(ATTENTION) || !attention::can_do(*params, *node)) return ggml().flash_attn_ext(params, node);
     attention::compute(*params, *node);
     count(ATTENTION, *params);
+}
+
+void ggml_compute_forward_mul_mat(const ggml_compute_params* params, ggml_tensor* node) {
+    if (!is_on(PRODUCTS) || !products::can_do(*params, *node)) return ggml().mul_mat(params, node);
+    products::compute(*params, *node);
+    count(PRODUCTS, *params);
 }
 
 // For `kernels/library.py`.

@@ -31,7 +31,7 @@ Ggml found() {
     find(library, "ggml_threadpool_chunk_set", ggml.chunk_set);
     find(library, "ggml_threadpool_chunk_add", ggml.chunk_add);
     find(library, "ggml_compute_forward_flash_attn_ext", ggml.flash_attn_ext);
-    find(library, "ggml_compute_forward_mul_mat_tiled", ggml.mul_mat_tiled);
+    find(library, "ggml_compute_forward_mul_mat", ggml.mul_mat);
     return ggml;
 }
 

@@ -58,7 +58,7 @@ struct Ggml {
     void (*chunk_set)(ggml_threadpool*, int);
     int (*chunk_add)(ggml_threadpool*, int);  // returns what was there before
     void (*flash_attn_ext)(const ggml_compute_params*, ggml_tensor*);
-    bool (*mul_mat_tiled)(const ggml_compute_params*, ggml_tensor*);
+    void (*mul_mat)(const ggml_compute_params*, ggml_tensor*);
 };
 
 // Finds them at the first call, when ggml has been loaded behind this library; ends the process if it was not.

@@ -1,0 +1,207 @@
+// What products of bytes need of an instruction set beside simd.hpp, and the only file of theirs that names one.
+// `dot` adds to each lane the four products of its four bytes. Activations are signed. Weights have at most seven
+// bits; `dot_bytes` is for weights of eight, signed, to which BYTE_BIAS was added.
+#pragma once
+
+#include "simd.hpp"
+
+namespace products {
+
+using simd::floats;
+using simd::ints;
+using simd::LANES;
+
+inline ints splat(int32_t word) { return word - ints{}; }
+
+// The same four bytes in each lane.
+inline ints splat_word(const int8_t* bytes) {
+    int32_t word;
+    std::memcpy(&word, bytes, sizeof word);
+    return splat(word);
+}
+
+inline floats to_floats(ints x) { return __builtin_convertvector(x, floats); }
+
+inline int32_t largest(ints x) {
+#if defined(INSTRUCTION_SET_512)
+    return _mm512_reduce_max_epi32((__m512i)x);
+#else
+    int32_t largest = x[0];
+    for (int lane = 1; lane < LANES; lane++) largest = largest < x[lane] ? x[lane] : largest;
+    return largest;
+#endif
+}
+
+inline int32_t total(ints x) {
+#if defined(INSTRUCTION_SET_512)
+    return _mm512_reduce_add_epi32((__m512i)x);
+#else
+    int32_t total = x[0];
+    for (int lane = 1; lane < LANES; lane++) total += x[lane];
+    return total;
+#endif
+}
+
+// Stores the low byte of each lane.
+inline void store_bytes(int8_t* to, ints x) {
+    typedef int8_t bytes __attribute__((vector_size(LANES)));
+    const bytes narrow = __builtin_convertvector(x, bytes);
+    std::memcpy(to, &narrow, sizeof narrow);
+}
+
+// Weights of VECTORS * LANES rows are multiplied by GROUP rows of activations at once. Their sums, of bytes and
+// scaled, fill three quarters of the registers.
+#if defined(INSTRUCTION_SET_NEON)
+constexpr int VECTORS = 4;
+#else
+constexpr int VECTORS = 2;
+#endif
+constexpr int GROUP = simd::REGISTERS * 3 / 8 / VECTORS;
+
+#if defined(INSTRUCTION_SET_512) && defined(__AVX512VNNI__)
+
+constexpr bool HAS_DOT = true;
+constexpr int BYTE_BIAS = 128;
+
+inline ints dot(ints sum, ints weights, ints activations) {
+    return (ints)_mm512_dpbusd_epi32((__m512i)sum, (__m512i)weights, (__m512i)activations);
+}
+
+inline ints dot_bytes(ints sum, ints weights, ints activations) { return dot(sum, weights, activations); }
+
+#elif defined(INSTRUCTION_SET_512)
+
+constexpr bool HAS_DOT = true;
+constexpr int BYTE_BIAS = 0;
+
+inline ints dot(ints sum, ints weights, ints activations) {
+    const __m512i pairs = _mm512_maddubs_epi16((__m512i)weights, (__m512i)activations);
+    return sum + (ints)_mm512_madd_epi16(pairs, _mm512_set1_epi16(1));
+}
+
+inline ints dot_bytes(ints sum, ints weights, ints activations) {
+    const __mmask64 negative = _mm512_movepi8_mask((__m512i)weights);
+    const __m512i turned = _mm512_mask_sub_epi8((__m512i)activations, negative, __m512i{}, (__m512i)activations);
+    return dot(sum, (ints)_mm512_abs_epi8((__m512i)weights), (ints)turned);
+}
+
+#elif defined(INSTRUCTION_SET_256) && defined(__AVXVNNI__)
+
+constexpr bool HAS_DOT = true;
+constexpr int BYTE_BIAS = 128;
+
+inline ints dot(ints sum, ints weights, ints activations) {
+    return (ints)_mm256_dpbusd_avx_epi32((__m256i)sum, (__m256i)weights, (__m256i)activations);
+}
+
+inline ints dot_bytes(ints sum, ints weights, ints activations) { return dot(sum, weights, activations); }
+
+#elif defined(INSTRUCTION_SET_256)
+
+constexpr bool HAS_DOT = true;
+constexpr int BYTE_BIAS = 0;
+
+inline ints dot(ints sum, ints weights, ints activations) {
+    const __m256i pairs = _mm256_maddubs_epi16((__m256i)weights, (__m256i)activations);
+    return sum + (ints)_mm256_madd_epi16(pairs, _mm256_set1_epi16(1));
+}
+
+inline ints dot_bytes(ints sum, ints weights, ints activations) {
+    const __m256i turned = _mm256_sign_epi8((__m256i)activations, (__m256i)weights);
+    return dot(sum, (ints)_mm256_abs_epi8((__m256i)weights), (ints)turned);
+}
+
+#elif defined(INSTRUCTION_SET_NEON) && defined(__ARM_FEATURE_DOTPROD)
+
+constexpr bool HAS_DOT = true;
+constexpr int BYTE_BIAS = 0;
+
+inline ints dot(ints sum, ints weights, ints activations) {
+    return (ints)vdotq_s32((int32x4_t)sum, (int8x16_t)weights, (int8x16_t)activations);
+}
+
+inline ints dot_bytes(ints sum, ints weights, ints activations) { return dot(sum, weights, activations); }
+
+#else
+
+constexpr bool HAS_DOT = false;
+constexpr int BYTE_BIAS = 0;
+
+inline ints dot(ints sum, ints weights, ints activations) {
+    for (int lane = 0; lane < LANES; lane++)
+        for (int byte = 0; byte < 32; byte += 8)
+            sum[lane] += static_cast<int8_t>(weights[lane] >> byte) * static_cast<int8_t>(activations[lane] >> byte);
+    return sum;
+}
+
+inline ints dot_bytes(ints sum, ints weights, ints activations) { return dot(sum, weights, activations); }
+
+#endif
+
+// Turns four words of each of LANES rows, `stride` bytes apart, into four vectors: word w of all rows is words[w].
+#if defined(INSTRUCTION_SET_512)
+
+// Four words of the rows 0, 4, 8 and 12.
+inline __m512i every_fourth(const uint8_t* first, size_t stride) {
+    const auto row = [&](int number) { return _mm_loadu_si128((const __m128i*)(first + number * stride)); };
+    __m512i rows = _mm512_castsi128_si512(row(0));
+    rows = _mm512_inserti32x4(rows, row(4), 1);
+    rows = _mm512_inserti32x4(rows, row(8), 2);
+    return _mm512_inserti32x4(rows, row(12), 3);
+}
+
+inline void transpose_words(const uint8_t* first, size_t stride, ints (&words)[4]) {
+    const __m512i a = every_fourth(first, stride), b = every_fourth(first + stride, stride);
+    const __m512i c = every_fourth(first + 2 * stride, stride), d = every_fourth(first + 3 * stride, stride);
+    const __m512i ab_low = _mm512_unpacklo_epi32(a, b), ab_high = _mm512_unpackhi_epi32(a, b);
+    const __m512i cd_low = _mm512_unpacklo_epi32(c, d), cd_high = _mm512_unpackhi_epi32(c, d);
+    words[0] = (ints)_mm512_unpacklo_epi64(ab_low, cd_low);
+    words[1] = (ints)_mm512_unpackhi_epi64(ab_low, cd_low);
+    words[2] = (ints)_mm512_unpacklo_epi64(ab_high, cd_high);
+    words[3] = (ints)_mm512_unpackhi_epi64(ab_high, cd_high);
+}
+
+#elif defined(INSTRUCTION_SET_256)
+
+// Four words of the rows 0 and 4.
+inline __m256i every_fourth(const uint8_t* first, size_t stride) {
+    const auto row = [&](int number) { return _mm_loadu_si128((const __m128i*)(first + number * stride)); };
+    return _mm256_inserti128_si256(_mm256_castsi128_si256(row(0)), row(4), 1);
+}
+
+inline void transpose_words(const uint8_t* first, size_t stride, ints (&words)[4]) {
+    const __m256i a = every_fourth(first, stride), b = every_fourth(first + stride, stride);
+    const __m256i c = every_fourth(first + 2 * stride, stride), d = every_fourth(first + 3 * stride, stride);
+    const __m256i ab_low = _mm256_unpacklo_epi32(a, b), ab_high = _mm256_unpackhi_epi32(a, b);
+    const __m256i cd_low = _mm256_unpacklo_epi32(c, d), cd_high = _mm256_unpackhi_epi32(c, d);
+    words[0] = (ints)_mm256_unpacklo_epi64(ab_low, cd_low);
+    words[1] = (ints)_mm256_unpackhi_epi64(ab_low, cd_low);
+    words[2] = (ints)_mm256_unpacklo_epi64(ab_high, cd_high);
+    words[3] = (ints)_mm256_unpackhi_epi64(ab_high, cd_high);
+}
+
+#else
+
+inline void transpose_words(const uint8_t* first, size_t stride, ints (&words)[4]) {
+    for (int word = 0; word < 4; word++)
+        for (int row = 0; row < LANES; row++) {
+            int32_t value;
+            std::memcpy(&value, first + row * stride + 4 * word, sizeof value);
+            words[word][row] = value;
+        }
+}
+
+#endif
+
+// The half-precision numbers in the low halves of words.
+inline floats low_halves(ints words) {
+    typedef uint16_t halves __attribute__((vector_size(2 * LANES)));
+    const halves narrow = __builtin_convertvector(words, halves);
+    uint16_t stored[LANES];
+    std::memcpy(stored, &narrow, sizeof stored);
+    return simd::load_f16(stored);
+}
+
+inline floats high_halves(ints words) { return low_halves(words >> 16); }
+
+}  // namespace products

@@ -1,0 +1,14 @@
+// Products of quantised weights with activations as bytes: each panel of weights is unpacked once for many rows.
+#pragma once
+
+#include "ggml_api.hpp"
+
+namespace products {
+
+// Whether this kernel does the node; all threads get the same answer.
+bool can_do(const ggml_compute_params& params, const ggml_tensor& node);
+
+// This thread's part of a node that the kernel can do.
+void compute(const ggml_compute_params& params, ggml_tensor& node);
+
+}  // namespace products

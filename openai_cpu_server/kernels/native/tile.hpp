@@ -1,0 +1,103 @@
+// A tile: ROWS rows of weights times up to TILE_WIDTH rows of activations, panel by panel.
+#pragma once
+
+#include "activations.hpp"
+#include "unpack_32.hpp"
+#include "unpack_k.hpp"
+
+namespace products {
+
+constexpr int TILE_WIDTH = 126;  // whole groups, whose sums and panel lie in the first two caches
+
+using Sums = float[TILE_WIDTH][ROWS];
+
+// Sums of WIDTH rows of activations, for all rows of weights.
+template <class Vector, int WIDTH>
+using Registers = Vector[WIDTH][VECTORS];
+
+template <class Format>
+ints dot_as(ints sum, ints weights, ints activations) {
+    if constexpr (Format::HAS_WHOLE_BYTES) return dot_bytes(sum, weights, activations);
+    else return dot(sum, weights, activations);
+}
+
+// The integer products of one block, less the bias.
+template <class Format, int WIDTH>
+inline __attribute__((always_inline)) void multiply_block(const typename Format::Panel& panel,
+                                                          const Activations<Format>* rows, int block,
+                                                          Registers<ints, WIDTH>& dots) {
+    constexpr int NUM_COLUMNS = Format::BLOCK / 4;
+    const Column* columns = panel.columns + block * NUM_COLUMNS;
+    for (int row = 0; row < WIDTH; row++)
+        for (ints& sum : dots[row])
+            if constexpr (Format::BIAS != 0) sum = splat(rows[row].sums[block]);
+            else sum = ints{};
+#pragma GCC unroll 8
+    for (int column = 0; column < NUM_COLUMNS; column++) {
+        const Column& weights = columns[column];
+        for (int row = 0; row < WIDTH; row++) {
+            const ints word = splat_word(rows[row].bytes + block * Format::BLOCK + 4 * column);
+            for (int vector = 0; vector < VECTORS; vector++)
+                dots[row][vector] = dot_as<Format>(dots[row][vector], weights[vector], word);
+        }
+    }
+}
+
+// Scales the products of one block and adds the offsets.
+template <class Format, int WIDTH>
+inline __attribute__((always_inline)) void add_block(const typename Format::Panel& panel,
+                                                     const Activations<Format>* rows, int block,
+                                                     const Registers<ints, WIDTH>& dots,
+                                                     Registers<floats, WIDTH>& totals) {
+    for (int vector = 0; vector < VECTORS; vector++) {
+        const floats scale = panel.scales[block][vector];
+        for (int row = 0; row < WIDTH; row++) {
+            floats& total = totals[row][vector];
+            if constexpr (Format::UNIT == Format::BLOCK)
+                total += to_floats(dots[row][vector]) * (scale * rows[row].scales[block]);
+            else total += to_floats(dots[row][vector]) * scale;
+            if constexpr (Format::HAS_OFFSETS)
+                total += panel.offsets[block][vector] * rows[row].sums[block];
+        }
+    }
+}
+
+// A panel of weights with as many blocks as it has, and whether products are added to what the sums hold.
+template <class Format>
+struct UnpackedPanel {
+    const typename Format::Panel& weights;
+    int num_blocks;
+    bool is_first;
+};
+
+// Adds a panel's products with WIDTH rows of activations to their sums. Not inlined, so that registers are its own.
+template <class Format, int WIDTH>
+__attribute__((noinline)) void multiply_group(const UnpackedPanel<Format>& panel, const Activations<Format>* rows,
+                                              float (*sums)[ROWS]) {
+    Registers<floats, WIDTH> totals{};
+    for (int block = 0; block < panel.num_blocks; block++) {
+        Registers<ints, WIDTH> dots;
+        multiply_block<Format, WIDTH>(panel.weights, rows, block, dots);
+        add_block<Format, WIDTH>(panel.weights, rows, block, dots, totals);
+    }
+    for (int row = 0; row < WIDTH; row++)
+        for (int vector = 0; vector < VECTORS; vector++) {
+            float* sum = sums[row] + vector * LANES;
+            const float scale = Format::UNIT == Format::BLOCK ? 1.0F : rows[row].scales[0];
+            const floats before = panel.is_first ? floats{} : simd::load(sum);
+            simd::store(sum, before + totals[row][vector] * scale);
+        }
+}
+
+// Adds a panel's products with `width` rows of activations, in groups of at most WIDTH.
+template <class Format, int WIDTH = GROUP>
+void multiply_panel(const UnpackedPanel<Format>& panel, const Activations<Format>* rows, int width,
+                    float (*sums)[ROWS]) {
+    if constexpr (WIDTH > 0) {
+        for (; width >= WIDTH; width -= WIDTH, rows += WIDTH, sums += WIDTH)
+            multiply_group<Format, WIDTH>(panel, rows, sums);
+        multiply_panel<Format, WIDTH - 1>(panel, rows, width, sums);
+    }
+}
+
+}  // namespace products

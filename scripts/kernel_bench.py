@@ -1,0 +1,103 @@
+#!/usr/bin/env python3
+"""Measures products of quantised weights: ggml's kernels against ours, by type and number of rows.
+
+    .venv/bin/python scripts/kernel_bench.py [--types q4_k q8_0] [--rows 1 4 16 64 256] [--threads 2]
+
+There are so many copies of the weights that no cache holds them, as in a model. Both compute in turn; the best
+of all rounds counts, for whatever else the machine does only makes a round slower.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ctypes
+import os
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+
+from openai_cpu_server.kernels.build import LIBRARY
+from openai_cpu_server.kernels.graphs import PRODUCT_TYPES, Graphs, ProductCase
+from openai_cpu_server.kernels.library import Kernel, Library, obstacle, put_in_front
+
+_WEIGHT_BYTES = 100_000_000
+"""More than a cache holds."""
+_TYPES = {kind.name.lower(): kind for kind in PRODUCT_TYPES}
+
+
+@dataclass(frozen=True)
+class Times:
+    """Seconds for one product."""
+
+    ggml: float
+    ours: float
+
+
+def _best(compute: Callable[[], None], so_far: float) -> float:
+    start = time.perf_counter()
+    compute()
+    return min(so_far, time.perf_counter() - start)
+
+
+def _measure(
+    graphs: Graphs, library: Library, case: ProductCase, copies: int, args: argparse.Namespace
+) -> Times:
+    ggml = ours = float("inf")
+    with graphs.repeated_product(case, copies=copies, threads=args.threads) as compute:
+        for _ in range(args.rounds):
+            library.switch_off(Kernel.PRODUCTS)
+            ggml = _best(compute, ggml)
+            library.switch_on(Kernel.PRODUCTS)
+            ours = _best(compute, ours)
+    return Times(ggml / copies, ours / copies)
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--types", nargs="+", choices=_TYPES, default=list(_TYPES))
+    parser.add_argument("--rows", nargs="+", type=int, default=[1, 2, 4, 8, 16, 32, 64, 256], metavar="N")
+    parser.add_argument("--outputs", type=int, default=2048, metavar="N", help="rows of weights")
+    parser.add_argument("--depth", type=int, default=2048, metavar="N", help="a multiple of 256")
+    parser.add_argument("--threads", type=int, default=os.cpu_count() or 1, metavar="N")
+    parser.add_argument("--rounds", type=int, default=9, metavar="N")
+    return parser
+
+
+def main() -> int:
+    """Prints a table in Markdown; returns 1 where there are no kernels."""
+    args = _parser().parse_args()
+    if why_not := obstacle():
+        print(f"kernel_bench: {why_not}", file=sys.stderr)
+        return 1
+    put_in_front()
+    from llama_cpp._ggml import libggml  # after the library that stands in front of it
+
+    graphs, library = Graphs(libggml), Library(ctypes.CDLL(str(LIBRARY)))
+    random = np.random.default_rng(0)
+    weights = random.standard_normal((args.outputs, args.depth), np.float32)
+    print(f"{args.outputs} x {args.depth}, {args.threads} threads, {library.instruction_set}\n")
+    print(
+        "| type | rows | ggml, ms | ours, ms | ratio | ours, G multiply-adds/s |\n|---|---|---|---|---|---|"
+    )
+    for name in args.types:
+        for rows in args.rows:
+            activations = random.standard_normal((rows, args.depth), np.float32)
+            case = ProductCase(weights=weights, activations=activations, weight_type=_TYPES[name])
+            copies = max(1, _WEIGHT_BYTES // weights.size // (1 if rows <= 32 else 4))
+            times = _measure(graphs, library, case, copies, args)
+            speed = rows * weights.size / times.ours / 1e9
+            print(
+                f"| {name} | {rows} | {times.ggml * 1e3:.3f} | {times.ours * 1e3:.3f} "
+                f"| {times.ggml / times.ours:.2f} | {speed:.0f} |",
+                flush=True,
+            )
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,196 @@
+"""The products kernel against exact products of the stored weights, and against ggml's own."""
+
+from __future__ import annotations
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+import pytest
+
+from openai_cpu_server.kernels.graphs import PRODUCT_TYPES, Floats, Graphs, ProductCase, Type
+from openai_cpu_server.kernels.library import Kernel, Library
+
+Doubles = npt.NDArray[np.float64]
+
+_STEPS = 127
+"""An activation is one of so many steps of the largest beside it, and their negatives."""
+_SUM_ERROR = 1e-5
+"""What sums of floats may lose, as a share of the largest result there could be."""
+
+
+def product_case(
+    random: np.random.Generator, kind: Type, *, rows: int, outputs: int, depth: int
+) -> ProductCase:
+    """Normal weights; rows of activations of very different size, with some large values in them."""
+    sizes = np.exp(2 * random.standard_normal((rows, 1)))
+    activations = sizes * random.standard_normal((rows, depth)) ** 3
+    return ProductCase(
+        weights=random.standard_normal((outputs, depth), np.float32),
+        activations=activations.astype(np.float32),
+        weight_type=kind,
+    )
+
+
+def unit_of(kind: Type) -> int:
+    """The number of activations that are rounded together."""
+    return 256 if kind in (Type.Q4_K, Type.Q5_K, Type.Q6_K) else 32
+
+
+def exact_product(graphs: Graphs, case: ProductCase) -> Doubles:
+    weights = graphs.as_stored(case.weights, case.weight_type).astype(np.float64)
+    return case.activations.astype(np.float64) @ weights.T
+
+
+def largest_error(graphs: Graphs, case: ProductCase) -> Doubles:
+    """How far from exact each result may be if every activation is rounded to the nearest step."""
+    unit = unit_of(case.weight_type)
+    weights = np.abs(graphs.as_stored(case.weights, case.weight_type).astype(np.float64))
+    activations = np.abs(case.activations.astype(np.float64))
+    half_steps = activations.reshape(len(activations), -1, unit).max(axis=2) / _STEPS / 2
+    by_unit = weights.reshape(len(weights), -1, unit).sum(axis=2)
+    return half_steps @ by_unit.T + _SUM_ERROR * (activations @ weights.T)
+
+
+def computed(library: Library, graphs: Graphs, case: ProductCase, *, threads: int = 2) -> Floats:
+    """By the kernel, for sure."""
+    num_done = library.num_done(Kernel.PRODUCTS)
+    library.switch_on(Kernel.PRODUCTS)
+    found = graphs.product(case, threads=threads)
+    library.switch_off(Kernel.PRODUCTS)
+    assert library.num_done(Kernel.PRODUCTS) == num_done + 1
+    return found
+
+
+def check(library: Library, graphs: Graphs, case: ProductCase) -> None:
+    found = computed(library, graphs, case, threads=1)
+    assert np.all(np.abs(found - exact_product(graphs, case)) <= largest_error(graphs, case))
+    for threads in (2, 3):
+        assert np.array_equal(computed(library, graphs, case, threads=threads), found)
+
+
+@pytest.mark.parametrize("kind", PRODUCT_TYPES)
+@pytest.mark.parametrize("rows", [1, 2, 3, 5, 7, 12, 31, 64, 70, 128, 129, 300])
+def test_types_and_numbers_of_rows(library: Library, graphs: Graphs, kind: Type, rows: int) -> None:
+    random = np.random.default_rng(rows)
+    check(library, graphs, product_case(random, kind, rows=rows, outputs=70, depth=512))
+
+
+@pytest.mark.parametrize("kind", PRODUCT_TYPES)
+@pytest.mark.parametrize("outputs", [32, 33, 47, 63, 64, 65, 200, 1000])
+def test_ragged_numbers_of_outputs(library: Library, graphs: Graphs, kind: Type, outputs: int) -> None:
+    random = np.random.default_rng(outputs)
+    check(library, graphs, product_case(random, kind, rows=9, outputs=outputs, depth=256))
+
+
+@pytest.mark.parametrize("kind", PRODUCT_TYPES)
+def test_depths(library: Library, graphs: Graphs, kind: Type) -> None:
+    random = np.random.default_rng(0)
+    for units in (1, 2, 3, 7, 8, 9, 18, 45):
+        depth = units * unit_of(kind)
+        check(library, graphs, product_case(random, kind, rows=5, outputs=40, depth=depth))
+
+
+@pytest.mark.parametrize("kind", PRODUCT_TYPES)
+def test_a_row_gives_the_same_whatever_is_beside_it(library: Library, graphs: Graphs, kind: Type) -> None:
+    """To the last bit: so a greedy answer does not depend on who else is served."""
+    case = product_case(np.random.default_rng(0), kind, rows=70, outputs=100, depth=768)
+    together = computed(library, graphs, case)
+    for first, last in ((0, 1), (1, 3), (3, 8), (8, 70)):
+        alone = msgspec.structs.replace(case, activations=case.activations[first:last])
+        assert np.array_equal(computed(library, graphs, alone), together[first:last])
+
+
+@pytest.mark.parametrize("kind", PRODUCT_TYPES)
+def test_it_is_as_near_to_exact_as_ggml(library: Library, graphs: Graphs, kind: Type) -> None:
+    random = np.random.default_rng(0)
+    case = ProductCase(
+        weights=random.standard_normal((300, 1024), np.float32),
+        activations=random.standard_normal((40, 1024), np.float32),
+        weight_type=kind,
+    )
+    exact = exact_product(graphs, case)
+    theirs = np.std(graphs.product(case, threads=2) - exact)
+    assert np.std(computed(library, graphs, case) - exact) <= 1.01 * theirs
+
+
+@pytest.mark.parametrize("kind", PRODUCT_TYPES)
+def test_nothing_gives_nothing(library: Library, graphs: Graphs, kind: Type) -> None:
+    case = product_case(np.random.default_rng(0), kind, rows=3, outputs=40, depth=256)
+    no_activations = msgspec.structs.replace(case, activations=np.zeros_like(case.activations))
+    assert not computed(library, graphs, no_activations).any()
+    no_weights = msgspec.structs.replace(case, weights=np.zeros_like(case.weights))
+    assert not computed(library, graphs, no_weights).any()
+
+
+@pytest.mark.parametrize("kind", PRODUCT_TYPES)
+@pytest.mark.parametrize("size", [1e-30, 1e-6, 1e6, 1e30])
+def test_very_small_and_very_large_activations(
+    library: Library, graphs: Graphs, kind: Type, size: float
+) -> None:
+    case = product_case(np.random.default_rng(0), kind, rows=4, outputs=40, depth=512)
+    check(library, graphs, msgspec.structs.replace(case, activations=np.float32(size) * case.activations))
+
+
+@pytest.mark.parametrize("kind", PRODUCT_TYPES)
+@pytest.mark.parametrize("size", [1e-3, 1e3])
+def test_very_small_and_very_large_weights(library: Library, graphs: Graphs, kind: Type, size: float) -> None:
+    case = product_case(np.random.default_rng(0), kind, rows=4, outputs=40, depth=512)
+    check(library, graphs, msgspec.structs.replace(case, weights=np.float32(size) * case.weights))
+
+
+@pytest.mark.parametrize("kind", PRODUCT_TYPES)
+def test_weights_at_the_ends_of_their_range(library: Library, graphs: Graphs, kind: Type) -> None:
+    """Sums of bytes are largest here: where 16 bits were too few, it would show."""
+    random = np.random.default_rng(0)
+    weights = random.choice([-1.0, 1.0], (64, 512)).astype(np.float32)
+    for activations in (np.ones((2, 512), np.float32), weights[:7]):
+        check(library, graphs, ProductCase(weights=weights, activations=activations, weight_type=kind))
+
+
+@pytest.mark.parametrize("kind", PRODUCT_TYPES)
+@pytest.mark.parametrize("broken", [np.nan, np.inf, -np.inf])
+def test_a_broken_row_is_seen_and_spoils_no_other(
+    library: Library, graphs: Graphs, kind: Type, broken: float
+) -> None:
+    case = product_case(np.random.default_rng(0), kind, rows=8, outputs=40, depth=512)
+    healthy = computed(library, graphs, case)
+    case.activations[3, 300] = broken
+    found = computed(library, graphs, case)
+    assert not np.isfinite(found[3]).any()
+    others = np.arange(8) != 3
+    assert np.array_equal(found[others], healthy[others])
+
+
+@pytest.mark.parametrize("seed", range(30))
+def test_random_shapes(library: Library, graphs: Graphs, seed: int) -> None:
+    random = np.random.default_rng(seed)
+    kind = PRODUCT_TYPES[seed % len(PRODUCT_TYPES)]
+    case = product_case(
+        random,
+        kind,
+        rows=int(random.integers(1, 200)),
+        outputs=int(random.integers(32, 400)),
+        depth=unit_of(kind) * int(random.integers(1, 12)),
+    )
+    check(library, graphs, case)
+
+
+def test_scratch_grows_where_ggml_has_too_little(library: Library, graphs: Graphs) -> None:
+    """ggml plans no more than it needs for Q8_0; sums take more, and the larger product comes second."""
+    random = np.random.default_rng(0)
+    for rows in (1, 40, 400):
+        check(library, graphs, product_case(random, Type.Q8_0, rows=rows, outputs=32, depth=1024))
+
+
+@pytest.mark.parametrize(
+    ("kind", "outputs"), [(Type.F16, 64), (Type.F32, 64), (Type.BF16, 64), (Type.Q4_K, 7), (Type.Q8_0, 1)]
+)
+def test_what_it_does_not_do_is_left_to_ggml(
+    library: Library, graphs: Graphs, kind: Type, outputs: int
+) -> None:
+    case = product_case(np.random.default_rng(0), kind, rows=3, outputs=outputs, depth=256)
+    theirs = graphs.product(case, threads=2)
+    num_done = library.num_done(Kernel.PRODUCTS)
+    library.switch_on(Kernel.PRODUCTS)
+    assert np.array_equal(graphs.product(case, threads=2), theirs)
+    assert library.num_done(Kernel.PRODUCTS) == num_done
