@@ -3,8 +3,8 @@
 
     .venv/bin/python scripts/kernel_bench.py [--types q4_k q8_0] [--rows 1 4 16 64 256] [--threads 2]
 
-There are so many copies of the weights that no cache holds them, as in a model. Both compute in turn; the best
-of all rounds counts, for whatever else the machine does only makes a round slower.
+There are so many copies of the weights that no cache holds them, as in a model. Both compute in turn; the
+best of all rounds counts, for whatever else the machine does only makes a round slower.
 """
 
 from __future__ import annotations

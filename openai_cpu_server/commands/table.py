@@ -10,6 +10,7 @@ from typing import NamedTuple
 from openai_cpu_server import __version__
 from openai_cpu_server.commands.plain_text import columns, show
 from openai_cpu_server.errors import StartupError
+from openai_cpu_server.kernels.library import put_in_front
 
 _HELP = ("-h", "--help")
 
@@ -22,6 +23,8 @@ class _Command(NamedTuple):
     wait for a server.
     """
     summary: str
+    computes: bool = False
+    """Whether it computes in its own process, where our kernels then go in front of what it imports."""
 
 
 def load(arguments: Sequence[str]) -> Callable[[], None]:
@@ -40,7 +43,10 @@ def load(arguments: Sequence[str]) -> Callable[[], None]:
         first = "serve"
     else:
         raise StartupError(f"there is no command {first!r}; the commands are {', '.join(_COMMANDS)}")
-    return functools.partial(pkgutil.resolve_name(_COMMANDS[first].entry_point), arguments)
+    command = _COMMANDS[first]
+    if command.computes:
+        put_in_front()
+    return functools.partial(pkgutil.resolve_name(command.entry_point), arguments)
 
 
 def version(_: Sequence[str]) -> None:
@@ -68,6 +74,7 @@ _COMMANDS = {
     "inspect": _Command(
         "openai_cpu_server.commands.inspect.command:inspect",
         "say what a model file holds and how it would run here",
+        computes=True,
     ),
     "key": _Command("openai_cpu_server.commands.key:key", "make an API key"),
     "quantize": _Command(

@@ -40,6 +40,11 @@ class Kernels(msgspec.Struct, frozen=True, kw_only=True):
         """By kernel: its instruction set, or why it is off."""
         return {name: str(state) for name, state in msgspec.structs.asdict(self).items()}
 
+    @property
+    def instruction_sets(self) -> dict[str, str | None]:
+        """By kernel; None: it is off."""
+        return {name: state.instruction_set for name, state in msgspec.structs.asdict(self).items()}
+
     def __str__(self) -> str:
         return ", ".join(f"{name} {state}" for name, state in self.described.items())
 

@@ -44,6 +44,8 @@ def build(compiler: str = "", *, target: Path = LIBRARY, cpu: str = "native") ->
 
     `cpu` is the compiler's name for what the code may use. Raises `BuildFailed`.
     """
+    if sys.platform != "linux":
+        raise BuildFailed("they go in front of ggml on Linux only")
     command = _compiler(compiler)
     partial = target.with_suffix(f".{os.getpid()}")
     sources = [str(source) for source in sorted(_SOURCES.glob("*.cpp"))]
@@ -82,13 +84,13 @@ def _compiler(asked: str) -> list[str]:
 def _key(compiler: str) -> str:
     command = _compiler(compiler)
     version = subprocess.run([*command, "--version"], capture_output=True, text=True, errors="replace").stdout
-    digest = hashlib.sha256(repr((command, version, _FLAGS, platform.machine(), _cpu_flags())).encode())
+    digest = hashlib.sha256(repr((command, version, _FLAGS, platform.machine(), cpu_flags())).encode())
     for source in sorted(_SOURCES.iterdir()):
         digest.update(source.name.encode() + b"\0" + source.read_bytes())
     return digest.hexdigest()
 
 
-def _cpu_flags() -> str:
+def cpu_flags() -> str:
     """What Linux says that the first core can do."""
     try:
         lines = _CPU_INFO.read_text("utf-8").splitlines()

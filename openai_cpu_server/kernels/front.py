@@ -1,4 +1,4 @@
-"""Runs a module with the kernels in front of ggml: `python -m openai_cpu_server.kernels.front MODULE ARG ...`.
+"""Runs a module with the kernels in front of ggml: `python -m openai_cpu_server.kernels.front MODULE ...`.
 
 Processes that compute are started through here, the API process is not. Which library ggml's calls reach is
 decided when llama_cpp is imported; so this comes before any import of the module.

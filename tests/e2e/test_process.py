@@ -15,6 +15,8 @@ import openai
 import psutil
 import pytest
 
+from openai_cpu_server.kernels.build import LIBRARY
+from openai_cpu_server.kernels.library import obstacle
 from tests.server import ServerProcess
 from tests.tiny_model import tiny_model_path
 
@@ -49,6 +51,18 @@ def test_a_truncated_file(tmp_path: Path) -> None:
 
 def test_not_enough_memory_for_the_pool() -> None:
     assert "memory" in start_failure("--model", str(tiny_model_path()), "--ctx-size", "2000000000")
+
+
+@pytest.mark.parametrize("asked", ["auto", "off"])
+def test_it_says_which_kernels_it_computes_with(asked: str) -> None:
+    """The engine computes with them, if there is a library; the API process has loaded none."""
+    with ServerProcess("--model", str(tiny_model_path()), "--kernels", asked) as server:
+        said = server.status()["kernels"]["attention"]
+        answer = httpx.post(server.url + "/v1/completions", json={"prompt": "Hi", "max_tokens": 5})
+        mapped = [Path(each.path).name for each in psutil.Process(server.process.pid).memory_maps()]
+    assert answer.status_code == 200
+    assert said.startswith("off: ") == (asked == "off" or obstacle() is not None)
+    assert LIBRARY.name not in mapped
 
 
 def test_a_port_that_is_taken(server: ServerProcess) -> None:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import numpy as np
 import numpy.typing as npt
 
@@ -47,8 +45,10 @@ def sees_to_mask(sees: npt.NDArray[np.bool_]) -> Floats:
 
 
 def random_pool(random: np.random.Generator, cells: int) -> Floats:
-    """The mask of a step: some sequences, some of them with a common beginning, in cells as they came free; each
-    decodes, or computes a part of its prompt; some rows are of nobody."""
+    """The mask of a step: some sequences, some with a common beginning, in cells as they came free.
+
+    Each decodes, or computes a part of its prompt; some rows are of nobody.
+    """
     sees: list[npt.NDArray[np.bool_]] = []
     places = random.permutation(cells) if random.random() < 0.5 else np.arange(cells)
     common = places[: random.integers(0, cells // 2)]
@@ -103,6 +103,3 @@ def _slope(head: int, heads: int, max_bias: float) -> float:
 def error(found: Floats, exact: Doubles) -> float:
     """The largest difference, as a share of the largest value."""
     return float(np.max(np.abs(found - exact)) / np.max(np.abs(exact)))
-
-
-Switched = Callable[[AttentionCase, int], Floats]

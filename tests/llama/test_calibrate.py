@@ -16,6 +16,7 @@ import pytest
 
 from openai_cpu_server.contract.cost import CostCurve, TiledAttention
 from openai_cpu_server.contract.messages import EngineOptions
+from openai_cpu_server.contract.model_info import Kernels, KernelState
 from openai_cpu_server.llama.backend import LlamaBackend
 from openai_cpu_server.llama.host.neighbours import Neighbours
 from openai_cpu_server.llama.measure.calibrate import Calibrator, CurveKey, cost_curve, is_sane
@@ -64,7 +65,7 @@ def test_a_curve_is_positive_and_finite_and_feeds_a_model(
     assert is_sane(curve)
     assert curve.step_ms[0][0] == 1
     assert {n for n, _ in curve.step_ms} <= {1, 2, 4, 8, 12, 15, 16, 17, 24, 32, 48, 64, 128}
-    assert curve.tiled is not None
+    assert (curve.tiled is None) == fresh.info.kernels.attention.is_on
     assert CostModel(curve).predict_ms(16, 16_000, 0) > 0
     assert progress == sorted(progress)
     assert progress[-1] == 1.0
@@ -216,6 +217,10 @@ def test_another_model_or_pool_is_another_curve(
     for changes in ({"kv_tokens": 9000}, {"kv_type": "f32"}, {"threads": 77}, {"num_parameters": 5}):
         other = msgspec.structs.replace(info, **changes)
         assert kept.path(CurveKey.of(other, options)) != path
+    with_kernels = msgspec.structs.replace(
+        info, kernels=Kernels(attention=KernelState(instruction_set="new"))
+    )
+    assert kept.path(CurveKey.of(with_kernels, options)) != path
     slightly = msgspec.structs.replace(info, kv_tokens=info.kv_tokens + 256)
     assert kept.path(CurveKey.of(slightly, options)) == path
     copy = tmp_path / "copy.gguf"

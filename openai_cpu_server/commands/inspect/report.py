@@ -216,7 +216,7 @@ def _options(speed: Speed) -> str:
         f"KV {speed.kv_type}",
         f"{'repacked' if speed.repack else 'plain'} weights",
         "" if speed.flash_attention else "no flash attention",
-        *(f"{name} by our kernel ({on})" for name, on in speed.kernels.items() if not on.startswith("off")),
+        *(f"{name} by our kernel ({on})" for name, on in speed.kernels.items() if on),
         f"{speed.context:,} tokens behind each",
         "" if speed.is_default else "serve would have other options",
     ]

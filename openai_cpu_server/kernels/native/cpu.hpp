@@ -30,24 +30,28 @@ constexpr const char* INSTRUCTION_SET = "portable";
 inline bool suits_this_cpu() {
 #if defined(__x86_64__)
     __builtin_cpu_init();
-    bool suits = true;
+#ifdef __AVX2__
+    if (!__builtin_cpu_supports("avx2") || !__builtin_cpu_supports("fma")) return false;
+#endif
+#ifdef __BMI2__
+    if (!__builtin_cpu_supports("bmi2")) return false;
+#endif
 #ifdef __AVX512F__
-    suits = suits && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw");
+    if (!__builtin_cpu_supports("avx512f") || !__builtin_cpu_supports("avx512bw")) return false;
+    if (!__builtin_cpu_supports("avx512vl") || !__builtin_cpu_supports("avx512dq")) return false;
 #endif
 #ifdef __AVX512VNNI__
-    suits = suits && __builtin_cpu_supports("avx512vnni");
+    if (!__builtin_cpu_supports("avx512vnni")) return false;
 #endif
 #ifdef __AVX512VBMI__
-    suits = suits && __builtin_cpu_supports("avx512vbmi");
+    if (!__builtin_cpu_supports("avx512vbmi")) return false;
+#endif
+#ifdef __AVX512VPOPCNTDQ__
+    if (!__builtin_cpu_supports("avx512vpopcntdq")) return false;
 #endif
 #ifdef __AVX512BF16__
-    suits = suits && __builtin_cpu_supports("avx512bf16");
+    if (!__builtin_cpu_supports("avx512bf16")) return false;
 #endif
-#ifdef __AVX2__
-    suits = suits && __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");
 #endif
-    return suits;
-#else
     return true;
-#endif
 }

@@ -14,7 +14,7 @@ import msgspec
 
 from openai_cpu_server.contract.cost import TILE_TOKENS, CostCurve, attended_pairs
 from openai_cpu_server.contract.messages import EngineOptions
-from openai_cpu_server.contract.model_info import Kernels, ModelInfo
+from openai_cpu_server.contract.model_info import ModelInfo
 from openai_cpu_server.contract.step import Backend
 from openai_cpu_server.llama.host.neighbours import NOISY, Neighbours
 from openai_cpu_server.llama.measure.cell_prices import CONTEXT, CellPrices, Stopwatch
@@ -56,8 +56,8 @@ class CurveKey(msgspec.Struct, frozen=True, kw_only=True):
     kv_type: str
     repack: bool | None
     flash_attention: bool
-    kernels: Kernels
-    """They make steps cheaper, and attention another function of what is in the pool."""
+    kernels: dict[str, str | None]
+    """Instruction sets by kernel of ours; None: ggml computes instead."""
     kv_tokens: int
     """The largest power of two within the pool's cells: a slightly larger pool changes nothing."""
     max_seqs: int
@@ -75,7 +75,7 @@ class CurveKey(msgspec.Struct, frozen=True, kw_only=True):
             kv_type=info.kv_type,
             repack=options.repack,
             flash_attention=options.flash_attention,
-            kernels=info.kernels,
+            kernels=info.kernels.instruction_sets,
             kv_tokens=1 << (info.kv_tokens.bit_length() - 1),
             max_seqs=info.max_seqs,
             max_step_tokens=info.max_step_tokens,
@@ -124,7 +124,7 @@ class Calibrator:
         self._calibration = _Calibration(
             backend.info,
             Stopwatch(_budget_s(backend.info), on_progress),
-            is_tiled=options.flash_attention and backend.info.kv_type in _TILED_KV_TYPES,
+            is_tiled=_is_tiled(backend.info, options),
         )
 
     def known(self) -> CostCurve | None:
@@ -200,6 +200,11 @@ def is_sane(curve: CostCurve) -> bool:
         and all(math.isfinite(ms) and ms >= 0 for ms in prices)
         and (curve.tiled is None or curve.tiled.rows > 0)
     )
+
+
+def _is_tiled(info: ModelInfo, options: EngineOptions) -> bool:
+    """Whether ggml attends in tiles; our kernel costs the same per pair whatever the size of a step."""
+    return options.flash_attention and info.kv_type in _TILED_KV_TYPES and not info.kernels.attention.is_on
 
 
 def _budget_s(info: ModelInfo) -> float:

@@ -1,0 +1,94 @@
+"""How the library comes to be, what keeps it out, and that a kernel is on only if it is right."""
+
+from __future__ import annotations
+
+import ctypes
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from openai_cpu_server.contract.messages import EngineOptions
+from openai_cpu_server.kernels.build import LIBRARY, BuildFailed, build, cpu_flags
+from openai_cpu_server.kernels.graphs import Floats, Graphs
+from openai_cpu_server.kernels.library import GGML_OF, Kernel, Library, obstacle
+from openai_cpu_server.kernels.proof import attention_proofs, proved
+from openai_cpu_server.llama.backend import LlamaBackend
+from tests.tiny_model import tiny_model_path
+
+ROOT = Path(__file__).parents[2]
+
+
+def test_it_is_made_for_the_llama_cpp_that_is_required() -> None:
+    assert f'"llama-cpp-python=={GGML_OF}"' in (ROOT / "pyproject.toml").read_text()
+
+
+def test_a_compiler_that_fails_leaves_no_library(tmp_path: Path) -> None:
+    target = tmp_path / "lib.so"
+    with pytest.raises(BuildFailed, match="failed"):
+        build("false", target=target)
+    with pytest.raises(BuildFailed, match="no C\\+\\+ compiler"):
+        build("no-such-compiler", target=target)
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_missing_or_broken_library_is_an_obstacle(tmp_path: Path) -> None:
+    assert "not built" in (obstacle(tmp_path / "none.so") or "")
+    (tmp_path / "broken.so").write_bytes(b"no library")
+    assert "cannot be loaded" in (obstacle(tmp_path / "broken.so") or "")
+
+
+@pytest.mark.thorough
+def test_it_compiles_for_older_cpus_and_is_right_there_too(tmp_path: Path) -> None:
+    """AVX2 alone; every other test of kernels runs with what this machine has."""
+    if "avx2" not in cpu_flags() or not shutil.which("c++"):
+        pytest.skip("there is no AVX2, or no compiler")
+    library = tmp_path / "avx2.so"
+    build(target=library, cpu="x86-64-v3")
+    tests = [str(Path(__file__).with_name(f"test_{kernel.name.lower()}.py")) for kernel in Kernel]
+    command = [sys.executable, "-m", "pytest", "-q", f"--kernels-library={library}", *tests]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, check=False)
+    assert done.returncode == 0, done.stdout
+
+
+def test_a_kernel_that_shows_ggmls_results_is_on(library: Library, graphs: Graphs) -> None:
+    state = proved(library, Kernel.ATTENTION, graphs, attention_proofs())
+    assert state.instruction_set == library.instruction_set
+
+
+def test_a_kernel_with_other_results_is_off(library: Library, graphs: Graphs) -> None:
+    """What is compared differs a little each time, as if the kernel did."""
+    factor = 1.0
+
+    def grows(graphs: Graphs, threads: int) -> Floats:
+        nonlocal factor
+        factor *= 1.02
+        return factor * next(attention_proofs())(graphs, threads)
+
+    state = proved(library, Kernel.ATTENTION, graphs, iter([grows]))
+    assert (state.is_on, state.why_off) == (False, "its results are not ggml's")
+    assert not reaches(library, graphs)
+
+
+def test_a_kernel_that_came_too_late_is_off(graphs: Graphs, tmp_path: Path) -> None:
+    """A second copy of the library, behind ggml."""
+    late = shutil.copy(LIBRARY, tmp_path / "late.so")
+    state = proved(Library(ctypes.CDLL(str(late))), Kernel.ATTENTION, graphs, attention_proofs())
+    assert "do not reach it" in state.why_off
+
+
+def test_an_engine_says_what_it_computes_with(library: Library) -> None:
+    for asked, expected in (("auto", library.instruction_set), ("off", "off: --kernels off")):
+        options = EngineOptions(model_path=str(tiny_model_path()), kv_tokens=512, max_seqs=2, kernels=asked)
+        backend = LlamaBackend.load(options, lambda fraction: None)
+        backend.close()
+        assert backend.info.kernels.described["attention"] == expected
+
+
+def reaches(library: Library, graphs: Graphs) -> bool:
+    """Whether an attention is computed by the kernel."""
+    before = library.num_done(Kernel.ATTENTION)
+    next(attention_proofs())(graphs, 1)
+    return library.num_done(Kernel.ATTENTION) > before
