@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from openai_cpu_server.contract.messages import EngineOptions
-from openai_cpu_server.kernels.build import LIBRARY, BuildFailed, build, cpu_flags
+from openai_cpu_server.kernels.build import BuildFailed, build, cpu_flags
 from openai_cpu_server.kernels.graphs import Floats, Graphs
 from openai_cpu_server.kernels.library import GGML_OF, Kernel, Library, obstacle
 from openai_cpu_server.kernels.proof import attention_proofs, proved
@@ -72,10 +72,12 @@ def test_a_kernel_with_other_results_is_off(library: Library, graphs: Graphs) ->
     assert not reaches(library, graphs)
 
 
-def test_a_kernel_that_came_too_late_is_off(graphs: Graphs, tmp_path: Path) -> None:
+def test_a_kernel_that_came_too_late_is_off(
+    pytestconfig: pytest.Config, library: Library, graphs: Graphs, tmp_path: Path
+) -> None:
     """A second copy of the library, behind ggml."""
-    late = shutil.copy(LIBRARY, tmp_path / "late.so")
-    state = proved(Library(ctypes.CDLL(str(late))), Kernel.ATTENTION, graphs, attention_proofs())
+    late = Library(ctypes.CDLL(shutil.copy(pytestconfig.getoption("kernels_library"), tmp_path / "late.so")))
+    state = proved(late, Kernel.ATTENTION, graphs, attention_proofs())
     assert "do not reach it" in state.why_off
 
 

@@ -94,7 +94,7 @@ def test_it_is_disturbed_by_whoever_wants_something_and_goes_on_later(
     asked, attempts = itertools.count(1), 0
     curve = None
     while curve is None:
-        curve = calibrator.measure(lambda: next(asked) % 40 == 0)
+        curve = calibrator.measure(lambda: next(asked) % 27 == 3)
         attempts += 1
         assert generate(fresh, PROMPT, 8) == expected
     assert attempts >= 2
