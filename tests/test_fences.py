@@ -30,7 +30,7 @@ ALLOWED = {
     "engine": {"contract", "errors", "scheduler"},
     # Kernels in front of ggml: whoever has loaded ggml hands it over.
     "kernels": {"contract"},
-    "llama": {"contract", "errors", "kernels.proof", "structured.gbnf"},
+    "llama": {"contract", "errors", "kernels.library", "kernels.proof", "structured.gbnf"},
     # Below `api`, which looks a model up by the name in a body: for it there is no HTTP and no process.
     "models": {"contract", "errors", "prompt", "structured"},
     # Beside `api`, which calls it: batches know neither HTTP nor the engine. Rows are run through a callable

@@ -5,6 +5,7 @@ from __future__ import annotations
 from llama_cpp._ggml import libggml
 
 from openai_cpu_server.contract.model_info import Kernels
+from openai_cpu_server.kernels.library import obstacle
 from openai_cpu_server.kernels.proof import kernels_in_use
 from openai_cpu_server.llama.model.native import native_log
 
@@ -13,3 +14,8 @@ def switch_kernels(asked: str) -> Kernels:
     """What is asked for (`auto` or `off`) and proved is on afterwards, for all models of this process."""
     native_log()
     return kernels_in_use(asked, libggml)
+
+
+def are_kernels_expected() -> bool:
+    """Whether an engine that starts here will find kernels that it can try. Switches nothing."""
+    return obstacle() is None

@@ -47,8 +47,8 @@ def test_it_compiles_for_older_cpus_and_is_right_there_too(tmp_path: Path) -> No
         pytest.skip("there is no AVX2, or no compiler")
     library = tmp_path / "avx2.so"
     build(target=library, cpu="x86-64-v3")
-    tests = Path(__file__).with_name("test_attention.py")
-    command = [sys.executable, "-m", "pytest", "-q", f"--kernels-library={library}", str(tests)]
+    tests = [str(Path(__file__).with_name(f"test_{kernel.name.lower()}.py")) for kernel in Kernel]
+    command = [sys.executable, "-m", "pytest", "-q", f"--kernels-library={library}", *tests]
     done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, check=False)
     assert done.returncode == 0, done.stdout
 

@@ -59,9 +59,9 @@ def best_known(
 ) -> Measured | None:
     """The kept curve whose options are most like these; the newest if there are several."""
     known = [Measured(key, curve) for key, curve in known_curves(model, cache_dir)]
-    wanted = _wanted(options, header, machine)
 
     def likeness(measured: Measured) -> int:
+        wanted = _wanted(measured.key, options, header, machine)
         return sum(a == b for a, b in zip(_had(measured.key, header), wanted, strict=True))
 
     return max(known, key=likeness, default=None)
@@ -91,7 +91,7 @@ def predicted(measured: Measured, options: EngineOptions, header: GgufHeader, ma
     return Speed(
         *had,
         kernels=key.kernels,
-        is_default=had == _wanted(options, header, machine),
+        is_default=had == _wanted(key, options, header, machine),
         context=_CONTEXT,
         prompt_tokens_per_second=1000 * prompt / model.predict_ms(prompt, attended_pairs(0, prompt)),
         decode=[Decode(n, 1000 * n / _decode_ms(model, n)) for n in sizes],
@@ -108,11 +108,17 @@ _Options = tuple[int, int, str, bool, bool]
 
 
 def _had(key: CurveKey, header: GgufHeader) -> _Options:
-    repack = repacks(EngineOptions(model_path=str(header.path), repack=key.repack), header)
+    options = EngineOptions(model_path=str(header.path), repack=key.repack)
+    repack = repacks(options, header, our_products=_has_our_products(key))
     return key.threads, key.threads_batch or key.threads, key.kv_type, repack, key.flash_attention
 
 
-def _wanted(options: EngineOptions, header: GgufHeader, machine: Machine) -> _Options:
+def _wanted(key: CurveKey, options: EngineOptions, header: GgufHeader, machine: Machine) -> _Options:
+    """What `serve` takes, if the same kernels compute as when the key's curve was measured."""
     threads = options.threads or machine.num_threads()
-    repack = repacks(options, header)
+    repack = repacks(options, header, our_products=_has_our_products(key))
     return threads, options.threads_batch or threads, options.kv_type, repack, options.flash_attention
+
+
+def _has_our_products(key: CurveKey) -> bool:
+    return key.kernels["products"] is not None

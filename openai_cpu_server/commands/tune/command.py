@@ -17,6 +17,7 @@ from openai_cpu_server.errors import StartupError
 from openai_cpu_server.llama.gguf.header import GgufHeader, model_files, total_bytes
 from openai_cpu_server.llama.host.machine import Machine
 from openai_cpu_server.llama.host.neighbours import NOISY, Neighbours
+from openai_cpu_server.llama.kernels import are_kernels_expected
 from openai_cpu_server.llama.loading import repacks
 from openai_cpu_server.llama.measure.profile import Profile, save_profile
 from openai_cpu_server.llama.model.kv_size import KVType
@@ -97,7 +98,7 @@ def _defaults(header: GgufHeader, machine: Machine) -> Profile:
     return Profile(
         threads=threads,
         threads_batch=threads,
-        repack=repacks(options, header),
+        repack=repacks(options, header, our_products=are_kernels_expected()),
         prefill_tokens=options.prefill_tokens,
         kv_type=options.kv_type,
         flash_attention=options.flash_attention,

@@ -121,16 +121,21 @@ inline floats totals(const floats (&x)[LANES]) {
 }
 
 inline float from_f16(uint16_t bits) {
+#if defined(INSTRUCTION_SET_512) || defined(INSTRUCTION_SET_256)
+    return _cvtsh_ss(bits);
+#elif defined(INSTRUCTION_SET_NEON)
+    __fp16 half;
+    std::memcpy(&half, &bits, sizeof half);
+    return half;
+#else
     const uint32_t sign = uint32_t(bits & 0x8000) << 16;
     const uint32_t exponent = bits >> 10 & 0x1f, fraction = bits & 0x3ff;
-    float x;
-    if (exponent == 0) {
-        x = float(fraction) * 0x1p-24f;
-        return sign ? -x : x;
-    }
+    if (exponent == 0) return float(fraction) * (sign ? -0x1p-24f : 0x1p-24f);
     const uint32_t wide = sign | (exponent == 31 ? 0x7f800000u : (exponent + 112) << 23) | fraction << 13;
+    float x;
     std::memcpy(&x, &wide, sizeof x);
     return x;
+#endif
 }
 
 inline floats load_f16(const uint16_t* from) {

@@ -38,7 +38,7 @@ FILE_TYPES = {
         FileType("q4_k_m", 15, "q4_K", f"{_MIXED}; what most people use"),
         FileType("q4_k_s", 14, "q4_K"),
         FileType("q4_1", 3, "q4_1"),
-        FileType("q4_0", 2, "q4_0", "repacked at load: fast kernels"),
+        FileType("q4_0", 2, "q4_0"),
         FileType("iq4_nl", 25, "iq4_nl"),
         FileType("iq4_xs", 30, "iq4_xs"),
         FileType("mxfp4_moe", 38, "mxfp4", "mxfp4 for experts, q8_0 for the rest"),
