@@ -63,7 +63,14 @@ struct Scratch {
     std::vector<Gathered> gathered;  // by block
     ManyLanes many;
     FewLanes few;
-    Buffer tile, row;
+    Buffer tile, part;
+
+    void begin(const Node& node, const Sight& sight, int threads, size_t room) {
+        plan.make(node, sight, threads, room);
+        gathered.resize(std::max(gathered.size(), plan.blocks.size()));
+        for (Gathered& each : gathered) each.clear();
+        tile.resize(size_t(TILE) * node.width);
+    }
 };
 
 // One item of a plan: lanes are (row, head), the heads of a row side by side.
@@ -88,7 +95,6 @@ public:
         for (int first = begin; first < end; first += TILE) add_tile(first, std::min(TILE, end - first));
     }
 
-    // Largest score, sum of weights, and weighted sum of values, lane by lane.
     void write_part(float* to) {
         for (int lane = 0; lane < num_rows_ * node_.group; ++lane, to += node_.width + 2) {
             to[0] = lanes_.largest(lane);
@@ -192,27 +198,32 @@ void finish(const Node& node, const Plan& plan, const Item& item, const float* p
     }
 }
 
-size_t part_floats(const Node& node, const Plan& plan, const Item& item) {
-    return size_t(plan.blocks[item.block].count) * node.group * (node.width + 2);
-}
-
 void compute_item(const Node& node, const Sight& sight, const Item& item, float* partials, Scratch& scratch) {
     const Plan& plan = scratch.plan;
     const Block& block = plan.blocks[item.block];
     if (scratch.gathered[item.block].is_empty()) scratch.gathered[item.block].gather(plan, sight, block);
-    scratch.tile.resize(size_t(TILE) * node.width);
-    scratch.row.resize(part_floats(node, plan, item));
+    scratch.part.resize(part_floats(node, plan.blocks[item.block]));
     const int tiles = (block.cells + TILE - 1) / TILE;
     const int begin = int(long(tiles) * item.part / item.num_parts) * TILE;
     const int end = std::min(block.cells, int(long(tiles) * (item.part + 1) / item.num_parts) * TILE);
-    float* part = item.partial < 0 ? scratch.row.data() : partials + item.partial;
+    float* part = item.partial == WHOLE ? scratch.part.data() : partials + item.partial;
     const auto run = [&](auto& lanes) {
         Attention attention(node, sight, plan, item, scratch, lanes);
         attention.compute(begin, end);
         attention.write_part(part);
     };
     ManyLanes::suits(block.count * node.group) ? run(scratch.many) : run(scratch.few);
-    if (item.partial < 0) finish(node, plan, item, part, 0);
+    if (item.partial == WHOLE) finish(node, plan, item, part, 0);
+}
+
+// After all threads have computed their parts.
+void merge_parts(const Node& node, const ggml_compute_params& params, const Plan& plan, const float* partials) {
+    ggml().barrier(params.threadpool);
+    for (int i = params.ith; i < int(plan.items.size()); i += params.nth) {
+        const Item& item = plan.items[i];
+        if (item.partial == WHOLE || item.part != 0) continue;
+        finish(node, plan, item, partials + item.partial, part_floats(node, plan.blocks[item.block]));
+    }
 }
 
 // ggml's memory for all threads: first who sees what, then the results of parts.
@@ -249,21 +260,12 @@ void compute(const ggml_compute_params& params, ggml_tensor& tensor) {
     const Sight sight = look(node, params, shared, scratch);
     if (params.ith == 0) ggml().chunk_set(params.threadpool, params.nth);
     ggml().barrier(params.threadpool);
-    Plan& plan = scratch.plan;
-    plan.make(node, sight, params.nth, shared.bytes / sizeof(float));
-    scratch.gathered.resize(std::max(scratch.gathered.size(), plan.blocks.size()));
-    for (Gathered& each : scratch.gathered) each.clear();
+    scratch.begin(node, sight, params.nth, shared.bytes / sizeof(float));
     float* partials = reinterpret_cast<float*>(shared.memory);
-    const int num_items = int(plan.items.size());
-    for (int i = params.ith; i < num_items; i = ggml().chunk_add(params.threadpool, 1))
-        compute_item(node, sight, plan.items[i], partials, scratch);
-    if (std::all_of(plan.items.begin(), plan.items.end(), [](const Item& item) { return item.partial < 0; })) return;
-    ggml().barrier(params.threadpool);
-    for (int i = params.ith; i < num_items; i += params.nth) {
-        const Item& item = plan.items[i];
-        if (item.partial >= 0 && item.part == 0)
-            finish(node, plan, item, partials + item.partial, part_floats(node, plan, item));
-    }
+    const std::vector<Item>& items = scratch.plan.items;
+    for (int i = params.ith; i < int(items.size()); i = ggml().chunk_add(params.threadpool, 1))
+        compute_item(node, sight, items[i], partials, scratch);
+    if (scratch.plan.has_parts()) merge_parts(node, params, scratch.plan, partials);
 }
 
 }  // namespace attention

@@ -2,6 +2,7 @@
 // the online softmax (arXiv 1805.02867), all in floats. Two layouts do the same for many lanes and for few.
 #pragma once
 
+#include <algorithm>
 #include <vector>
 
 #include "attention_plan.hpp"
@@ -44,11 +45,6 @@ inline void multiply(const float* x, int x_row, int x_step, const float* y, int 
         }
     }
 }
-
-// e^(score - largest) in place of the scores of a lane, or of a vector of lanes.
-struct Softened {
-    floats largest, factor, sum;
-};
 
 inline floats finite(floats x) { return x > MINUS_INFINITY ? x : floats{}; }
 
