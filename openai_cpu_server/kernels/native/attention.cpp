@@ -18,11 +18,13 @@ public:
         const int words = sight.words();
         union_.assign(words, 0);
         for (int i = 0; i < block.count; ++i)
-            for (int word = 0; word < words; ++word) union_[word] |= sight.of(plan.order[block.first + i])[word];
+            for (int word = 0; word < words; ++word)
+                union_[word] |= sight.of(plan.order[block.first + i])[word];
         list_cells();
         stride_ = int(cells_.size()) / 64 + 2;  // a row's last bits may reach into one word more
         seen_.assign(size_t(stride_) * block.count, 0);
-        for (int i = 0; i < block.count; ++i) move_together(sight.of(plan.order[block.first + i]), &seen_[i * stride_]);
+        for (int i = 0; i < block.count; ++i)
+            move_together(sight.of(plan.order[block.first + i]), &seen_[i * stride_]);
     }
 
     bool is_empty() const { return cells_.empty(); }
@@ -30,8 +32,11 @@ public:
 
     const std::vector<int>& cells() const { return cells_; }
 
-    // Bit i: whether the block's row sees the cell first + i; `first` begins a tile.
-    uint32_t seen(int row, int first) const { return uint32_t(seen_[row * stride_ + first / 64] >> first % 64); }
+    // Bit i: whether the block's row sees the cell first + i; behind the last cell there is nothing to see.
+    // `first` begins a tile.
+    uint32_t seen(int row, int first) const {
+        return uint32_t(seen_[row * stride_ + first / 64] >> first % 64);
+    }
 
 private:
     void list_cells() {
@@ -77,7 +82,8 @@ struct Scratch {
 template <class Lanes>
 class Attention {
 public:
-    Attention(const Node& node, const Sight& sight, const Plan& plan, const Item& item, Scratch& scratch, Lanes& lanes)
+    Attention(const Node& node, const Sight& sight, const Plan& plan, const Item& item, Scratch& scratch,
+              Lanes& lanes)
         : node_(node),
           sight_(sight),
           rows_(&plan.order[plan.blocks[item.block].first]),
@@ -131,9 +137,8 @@ private:
 
     // Adds the mask to a row's scores.
     void hide(int row, int first, int count) {
-        const uint32_t seen = count == TILE ? gathered_.seen(row, first) : gathered_.seen(row, first) & ((1u << count) - 1);
         if (!sight_.is_plain(rows_[row])) weigh(row, first, count);
-        for (uint32_t hidden = ~seen; hidden; hidden &= hidden - 1) {
+        for (uint32_t hidden = ~gathered_.seen(row, first); hidden; hidden &= hidden - 1) {
             float* scores = lanes_.scores(row * node_.group, __builtin_ctz(hidden));
             for (int h = 0; h < node_.group; ++h) scores[h * lanes_.lane_step()] = MINUS_INFINITY;
         }
@@ -187,7 +192,8 @@ struct Found {
 void finish(const Node& node, const Plan& plan, const Item& item, const float* parts, size_t stride) {
     const Block& block = plan.blocks[item.block];
     for (int lane = 0; lane < block.count * node.group; ++lane, parts += node.width + 2) {
-        const int row = plan.order[block.first + lane / node.group], head = item.kv_head * node.group + lane % node.group;
+        const int row = plan.order[block.first + lane / node.group],
+                  head = item.kv_head * node.group + lane % node.group;
         Found found;
         found.output = node.result_of(row, head);
         std::fill_n(found.output, node.width, 0.0f);
@@ -217,7 +223,8 @@ void compute_item(const Node& node, const Sight& sight, const Item& item, float*
 }
 
 // After all threads have computed their parts.
-void merge_parts(const Node& node, const ggml_compute_params& params, const Plan& plan, const float* partials) {
+void merge_parts(const Node& node, const ggml_compute_params& params, const Plan& plan,
+                 const float* partials) {
     ggml().barrier(params.threadpool);
     for (int i = params.ith; i < int(plan.items.size()); i += params.nth) {
         const Item& item = plan.items[i];
@@ -244,13 +251,16 @@ Sight look(const Node& node, const ggml_compute_params& params, Shared& shared, 
         scratch.sight.resize(bytes / sizeof(uint64_t));
         sight.keep_in(scratch.sight.data());
     }
-    for (int row = is_shared ? params.ith : 0; row < node.rows; row += is_shared ? params.nth : 1) sight.look(node, row);
+    for (int row = is_shared ? params.ith : 0; row < node.rows; row += is_shared ? params.nth : 1)
+        sight.look(node, row);
     return sight;
 }
 
 }  // namespace
 
-bool can_do(const ggml_compute_params& params, const ggml_tensor& node) { return !params.use_ref && is_known(node); }
+bool can_do(const ggml_compute_params& params, const ggml_tensor& node) {
+    return !params.use_ref && is_known(node);
+}
 
 void compute(const ggml_compute_params& params, ggml_tensor& tensor) {
     static thread_local Scratch of_thread;

@@ -89,7 +89,8 @@ void Plan::sort_rows(const Node& node, const Sight& sight) {
     for (int row = 0; row < node.rows; ++row) first_cell_[row] = first_bit(sight.of(row), sight.words());
     order.resize(node.rows);
     std::iota(order.begin(), order.end(), 0);
-    std::stable_sort(order.begin(), order.end(), [&](int a, int b) { return first_cell_[a] < first_cell_[b]; });
+    std::stable_sort(order.begin(), order.end(),
+                     [&](int a, int b) { return first_cell_[a] < first_cell_[b]; });
 }
 
 void Plan::form_blocks(const Node& node, const Sight& sight) {

@@ -8,7 +8,7 @@
 
 namespace attention {
 
-constexpr int TILE = 32;       // cells that are computed together
+constexpr int TILE = 32;        // cells that are computed together
 constexpr int LANES_MAX = 128;  // rows times heads that are computed together
 
 // Who sees which cells: a bit for each row and cell, and for each row whether all that it sees has weight 0.
@@ -39,12 +39,13 @@ struct Block {
 struct Item {
     int block, kv_head;
     int part, num_parts;
-    int partial;  // where the result goes until it is merged, counted in floats; WHOLE: it is all of the result
+    int partial;  // where the result goes until it is merged, counted in floats; WHOLE: it is all there is
 };
 
 constexpr int WHOLE = -1;
 
-// The result of an item: for each lane its largest score, the sum of its weights, and the weighted sum of values.
+// The result of an item: for each lane its largest score, the sum of its weights, and the weighted sum of
+// values.
 inline size_t part_floats(const Node& node, const Block& block) {
     return size_t(block.count) * node.group * (node.width + 2);
 }
