@@ -35,7 +35,6 @@ _PASSED_ON = {
     "threads_batch",
     "flash_attention",
     "prefill_tokens",
-    "staging_tokens",
     "interactive_step_ms",
     "batch_step_ms",
     "batch_floor",
@@ -132,11 +131,6 @@ class Settings(BaseSettings):
         _ENGINE.prefill_tokens,
         ge=16,
         description="tokens of a step at most (llama.cpp's batch)",
-    )
-    staging_tokens: int = Field(
-        _ENGINE.staging_tokens,
-        ge=0,
-        description="cells beside the pool, where prompts are computed without others in the way",
     )
     interactive_step_ms: float = Field(
         _ENGINE.interactive_step_ms,

@@ -195,7 +195,7 @@ def _run(clients: list[_Client], *, slots: int) -> float:
 
 def _scheduler(slots: int) -> Scheduler:
     return Scheduler(
-        limits=Limits(slots, 256, 256, staging_tokens=2048),
+        limits=Limits(slots, 256, 256),
         ledger=KVLedger(1024, 16),
         cache=PrefixCache(4096),
         cost=CostModel.guess(),

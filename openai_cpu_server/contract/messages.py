@@ -30,8 +30,6 @@ class EngineOptions(msgspec.Struct, frozen=True, kw_only=True):
     """Off: slower with a long context, and impossible with a quantised KV type."""
     prefill_tokens: int = 256
     """Tokens of a step at most."""
-    staging_tokens: int = 2048
-    """Cells beside the pool, where prompts are computed without others in the way; 0: none."""
     interactive_step_ms: float = 130.0
     """What a step may take while an interactive request is running."""
     batch_step_ms: float = 800.0

@@ -29,9 +29,7 @@ def build_core(
     shares = info.can_share and options.prefix_sharing
     cache = _cache(options, backend) if shares else PrefixCache(0)
     scheduler = Scheduler(
-        limits=Limits(
-            info.max_seqs, info.max_step_tokens, info.max_step_outputs, shares, info.staging_tokens
-        ),
+        limits=Limits(info.max_seqs, info.max_step_tokens, info.max_step_outputs, shares),
         ledger=KVLedger(info.kv_tokens // POOL_BLOCK_TOKENS, POOL_BLOCK_TOKENS),
         cache=cache,
         cost=CostModel(curve) if curve else CostModel.guess(info.num_parameters),

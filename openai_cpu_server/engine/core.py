@@ -171,7 +171,8 @@ class EngineCore:
         self._was_interrupted = result.interrupted
         elapsed_ms = 1000 * (self._clock() - started)
         participants = self._scheduler.participants(step)
-        log_step(step, participants, result, started_s=started, elapsed_ms=elapsed_ms)
+        reasons = self._scheduler.reasons
+        log_step(step, participants, reasons, result, started_s=started, elapsed_ms=elapsed_ms)
         self._apply(step, result, elapsed_ms)
         return self._figures(step, result, predicted_ms, elapsed_ms)
 

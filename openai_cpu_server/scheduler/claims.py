@@ -7,17 +7,15 @@ from openai_cpu_server.scheduler.admission import Admission
 from openai_cpu_server.scheduler.memory import Memory
 from openai_cpu_server.scheduler.plan import StepPlan
 from openai_cpu_server.scheduler.sequence import Sequence, Status
-from openai_cpu_server.scheduler.speculation import SpanDraft, Speculator
+from openai_cpu_server.scheduler.speculation import ChosenDrafts, SpanDraft
 
 
 class Claims:
     """Claims cells in the ledger for spans and their drafts."""
 
-    def __init__(self, memory: Memory, admission: Admission, speculator: Speculator | None) -> None:
-        """`speculator`: None, nothing is drafted."""
+    def __init__(self, memory: Memory, admission: Admission) -> None:
         self._memory = memory
         self._admission = admission
-        self._speculator = speculator
 
     def spans(self, plan: StepPlan) -> tuple[Span, ...]:
         """The spans of the plan, for as many of its tokens as get cells."""
@@ -26,19 +24,18 @@ class Claims:
         running = self._memory.running
         return tuple(span for span in spans if span is not None and span.slot in running)
 
-    def with_drafts(self, plan: StepPlan, spans: tuple[Span, ...]) -> tuple[Span, ...]:
-        """The spans with the drafts that are worth computing.
+    def draft_limits(self, spans: tuple[Span, ...]) -> dict[Sequence, int]:
+        """How many draft tokens each sequence of these spans may have."""
+        return {self._memory.running[span.slot]: self._draft_limit(span) for span in spans}
+
+    def with_drafts(self, plan: StepPlan, spans: tuple[Span, ...], chosen: ChosenDrafts) -> tuple[Span, ...]:
+        """The spans with their drafts, which are added to the plan.
 
         Drafts come after all cells are claimed, so that nobody is released for a draft.
         """
-        if self._speculator is None:
-            return spans
         running = self._memory.running
-        drafts = self._speculator.drafts(plan, {running[s.slot]: self._draft_limit(s) for s in spans})
-        return tuple(
-            self._with_draft(plan, span, drafts[running[span.slot]]) if running[span.slot] in drafts else span
-            for span in spans
-        )
+        drafts = [chosen.spans.get(running[span.slot], SpanDraft()) for span in spans]
+        return tuple(self._with_draft(plan, span, draft) for span, draft in zip(spans, drafts, strict=True))
 
     def _span(self, sequence: Sequence, num_tokens: int) -> Span | None:
         """A span of up to `num_tokens` tokens, as many as get cells; None if none do."""

@@ -36,8 +36,8 @@ def outlook(
 
     A place is a free slot, one that a sequence of a worse lane holds, or one whose holder has ended.
     """
-    token_ms = cost.predict_ms(_READING_TOKENS, 0, 0) / _READING_TOKENS
-    step_ms = cost.predict_ms(max(len(running), 1), 0, 0)
+    token_ms = cost.predict_ms(_READING_TOKENS) / _READING_TOKENS
+    step_ms = cost.predict_ms(max(len(running), 1))
     backlog = sum(s.pending for s in running if s.pending > 1)
     places, best_lane = [0] * num_slots, -1
     found = []

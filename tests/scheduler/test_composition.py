@@ -74,16 +74,6 @@ def test_padding_fills_a_tile_when_nothing_waits() -> None:
     assert driver.paddings[-1] == 6
 
 
-def test_padding_that_would_skip_more_cells_than_it_is_worth_is_left_out() -> None:
-    driver = Driver(slots=16, tiles=(16,))
-    driver.submit(*(request(f"d{n}", output=40) for n in range(10)))
-    driver.step()
-    driver.step()
-    driver.cost.crowded_from = driver.ledger.tokens_used + 16 * 10
-    driver.run()
-    assert set(driver.paddings[1:]) == {6, 0}, "padded until the pool was crowded"
-
-
 def test_there_is_no_padding_where_it_is_not_cheaper() -> None:
     driver = Driver(slots=16, tiles=(16,))
     driver.submit(*(request(f"d{n}", output=40) for n in range(5)))
@@ -150,37 +140,6 @@ def test_only_steps_without_interactive_work_may_be_interrupted() -> None:
     assert driver.scheduler.may_interrupt(driver.scheduler.schedule())
     driver.submit(request("i"))
     assert not driver.scheduler.may_interrupt(driver.scheduler.schedule())
-
-
-def test_a_step_stops_short_of_the_size_where_its_price_jumps() -> None:
-    driver = Driver(idle=150, jump=(40, 60.0))
-    driver.submit(request("p", prompt=100))
-    assert driver.step() == {"p": 39}
-
-
-def crowded(num_decoding: int) -> Driver:
-    """A prompt is read beside `num_decoding` sequences; from 40 tokens on a step takes 60 ms more."""
-    driver = Driver(slots=45, kv_tokens=4096, decoding=10, idle=200, jump=(40, 60.0))
-    driver.submit(*(request(f"d{n}", prompt=4, output=40) for n in range(num_decoding)))
-    while len(driver.step()) < num_decoding:
-        pass
-    driver.submit(request("p", prompt=20, output=1))
-    return driver
-
-
-def test_what_a_prompt_gets_at_least_does_not_make_those_who_decode_jump() -> None:
-    driver = crowded(30)
-    assert [driver.step()["p"] for _ in range(3)] == [9, 9, 2]
-
-
-def test_where_no_step_without_the_jump_has_room_a_prompt_still_gets_a_tile() -> None:
-    assert crowded(39).step()["p"] == TILE_TOKENS
-
-
-def test_a_step_goes_beyond_the_jump_where_tiles_are_faster() -> None:
-    driver = Driver(idle=150, jump=(40, -5.0))
-    driver.submit(request("p", prompt=100))
-    assert driver.step() == {"p": 100}
 
 
 def under(pattern: str, **more: object) -> dict[str, object]:
