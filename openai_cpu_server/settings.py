@@ -36,7 +36,6 @@ _PASSED_ON = {
     "flash_attention",
     "kernels",
     "prefill_tokens",
-    "staging_tokens",
     "interactive_step_ms",
     "batch_step_ms",
     "batch_floor",
@@ -150,12 +149,6 @@ class Settings(BaseSettings):
         _ENGINE.prefill_tokens,
         ge=16,
         description="tokens of a step at most (llama.cpp's batch)",
-    )
-    staging_tokens: int = Field(
-        _ENGINE.staging_tokens,
-        ge=0,
-        description="KV cells beside the pool: prompts that share nothing are computed there, without other "
-        "requests' cells in the way, where that is faster; 0: never",
     )
     interactive_step_ms: float = Field(
         _ENGINE.interactive_step_ms,

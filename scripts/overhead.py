@@ -252,8 +252,8 @@ def _server(model: Path, load: Load) -> Iterator[int]:
     command = [sys.executable, "-m", "openai_cpu_server", "serve", "--model", str(model), "--port", "0"]
     options = ["--ctx-size", str(KV_TOKENS), "--max-seqs", str(OPTIONS.max_seqs), "--repack", "off"]
     options += ["--cache-mb", "0", "--profile", "off", "--prefill-tokens", str(OPTIONS.prefill_tokens)]
-    # With drafts, or prompts beside the pool, its steps would be others than the bare loop's.
-    options += ["--speculation", "off", "--staging-tokens", "0", "--jobs-db", "none"]
+    # With drafts, its steps would be others than the bare loop's.
+    options += ["--speculation", "off", "--jobs-db", "none"]
     process = subprocess.Popen(command + options, env=environment(), stderr=subprocess.PIPE, text=True)
     try:
         assert process.stderr is not None

@@ -137,8 +137,6 @@ class FakeBackend:
         self.info = info
         self.cells: dict[int, list[Cell]] = {}
         self.opened: dict[int, Open] = {}
-        self.staged: set[int] = set()
-        """Slots whose cells are beside the pool."""
         self.blocks: dict[int, list[Cell]] = {}
         self.accepted: dict[int, int] = {}
         """By slot, tokens of its last draft."""
@@ -159,10 +157,8 @@ class FakeBackend:
             return StepResult(interrupted=True)
         assert step.num_tokens + step.padding <= self.info.max_step_tokens
         spans = [self._allowed(span) for span in step.spans]
-        self.place(step)
         for span in spans:
             self._compute(span)
-        assert sum(len(self.cells[slot]) for slot in self.staged) <= self.info.staging_tokens
         assert len({id(c) for cells in self.cells.values() for c in cells}) <= self.info.kv_tokens, "full"
         sampled = {span.slot: self._sample_along(span) for span in spans if span.sample}
         scores = {s.slot: tuple(TokenLogprob(t, -1.0) for t in s.targets) for s in step.spans if s.targets}
@@ -209,17 +205,6 @@ class FakeBackend:
     def close(self) -> None:
         self.cells.clear()
 
-    def place(self, step: Step) -> None:
-        """Cells are where the step needs them, even if it is then interrupted."""
-        slots = {span.slot for span in step.spans}
-        if not step.is_staged:
-            self.staged -= slots
-            return
-        assert not step.padding
-        assert not any(span.num_drafted for span in step.spans)
-        assert all(slot in self.staged or not self.cells[slot] for slot in slots), "has cells in the pool"
-        self.staged |= slots
-
     def _do(self, verb: Verb) -> None:
         match verb:
             case Open(slot=slot):
@@ -228,20 +213,16 @@ class FakeBackend:
             case Close(slot=slot):
                 del self.cells[slot]
                 del self.opened[slot]
-                self.staged.discard(slot)
             case Share(source=source, slot=slot, end=end):
                 assert self.cells[slot] == []
-                self.staged.discard(source)
                 assert len(self.cells[source]) >= end, "shares what is not computed"
                 self.cells[slot] = self.cells[source][:end]
             case Save(slot=slot, start=start, end=end, block=block):
                 assert block not in self.blocks
                 assert len(self.cells[slot]) >= end
-                self.staged.discard(slot)
                 self.blocks[block] = self.cells[slot][start:end]
             case Restore(block=block, slot=slot, start=start, end=end):
                 assert len(self.cells[slot]) == start
-                assert slot not in self.staged
                 part = self.blocks[block][: end - start]
                 assert [c.position for c in part] == list(range(start, end))
                 self.cells[slot] += [Cell(c.position, c.token) for c in part]

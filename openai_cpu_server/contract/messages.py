@@ -32,8 +32,6 @@ class EngineOptions(msgspec.Struct, frozen=True, kw_only=True):
     """auto: kernels of ours compute in place of ggml's where they are proved."""
     prefill_tokens: int = 256
     """Tokens of a step at most."""
-    staging_tokens: int = 2048
-    """Cells beside the pool, where prompts are computed without others in the way; 0: none."""
     interactive_step_ms: float = 130.0
     """What a step may take while an interactive request is running."""
     batch_step_ms: float = 800.0

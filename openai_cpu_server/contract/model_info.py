@@ -77,8 +77,6 @@ class ModelInfo(msgspec.Struct, frozen=True, kw_only=True):
     can_trim: bool
     """Whether the end of a sequence can be removed, which recurrent,
     hybrid and sliding-window memories cannot."""
-    staging_tokens: int = 0
-    """The cells beside the pool, in which prompts can be computed first; 0: there are none."""
     draft_cost: float | None = None
     """The rough cost of a token in the draft model, as a share of this model's;
     None: there is no draft model."""

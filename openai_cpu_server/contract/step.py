@@ -108,12 +108,6 @@ class Step(msgspec.Struct, frozen=True):
     spans: tuple[Span, ...] = ()
     padding: int = 0
     """Throw-away tokens to compute in a slot set aside, where a larger step is a faster one."""
-    is_staged: bool = False
-    """Whether the step is computed beside the pool, where no other sequence's cells are in the way.
-
-    Only spans of slots without cells in the pool can be, without drafts and padding. Another step or a verb
-    that needs the cells in the pool moves them there, so the pool must have room for them all the time.
-    """
 
     @property
     def num_tokens(self) -> int:
@@ -174,11 +168,7 @@ class Drafted(msgspec.Struct, frozen=True):
 
 
 class StepResult(msgspec.Struct, frozen=True):
-    """The result of a step.
-
-    An interrupted step computed nothing: its spans left no trace in the slots. The slots' cells are where the
-    step needed them, in the pool or beside it.
-    """
+    """The result of a step. An interrupted one computed nothing: its spans left no trace in the slots."""
 
     samples: dict[int, Sample] = {}
     """The sample of each slot whose span has `sample`, unless its constraint failed at once."""

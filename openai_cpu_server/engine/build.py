@@ -10,12 +10,12 @@ from openai_cpu_server.contract.step import POOL_BLOCK_TOKENS, Backend, Drop, St
 from openai_cpu_server.engine.core import EngineCore, Measure
 from openai_cpu_server.scheduler.compose import StepOptions
 from openai_cpu_server.scheduler.cost_model import CostModel
-from openai_cpu_server.scheduler.drafts import LookupDrafter, ModelDrafter
 from openai_cpu_server.scheduler.kv_ledger import KVLedger
 from openai_cpu_server.scheduler.policy import POLICIES
 from openai_cpu_server.scheduler.prefix_cache import BLOCK_TOKENS, PrefixCache
 from openai_cpu_server.scheduler.scheduler import Limits, Scheduler
-from openai_cpu_server.scheduler.speculation import SpeculationOptions, Speculator
+from openai_cpu_server.scheduler.speculation.drafts import LookupDrafter, ModelDrafter
+from openai_cpu_server.scheduler.speculation.speculator import SpeculationOptions, Speculator
 
 
 def build_core(
@@ -29,9 +29,7 @@ def build_core(
     shares = info.can_share and options.prefix_sharing
     cache = _cache(options, backend) if shares else PrefixCache(0)
     scheduler = Scheduler(
-        limits=Limits(
-            info.max_seqs, info.max_step_tokens, info.max_step_outputs, shares, info.staging_tokens
-        ),
+        limits=Limits(info.max_seqs, info.max_step_tokens, info.max_step_outputs, shares),
         ledger=KVLedger(info.kv_tokens // POOL_BLOCK_TOKENS, POOL_BLOCK_TOKENS),
         cache=cache,
         cost=CostModel(curve) if curve else CostModel.guess(info.num_parameters),

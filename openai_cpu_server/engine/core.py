@@ -28,9 +28,9 @@ from openai_cpu_server.engine.containment import CommandFailed, contained
 from openai_cpu_server.engine.output import Output
 from openai_cpu_server.engine.step_log import log_step
 from openai_cpu_server.scheduler.cost_model import CostModel
-from openai_cpu_server.scheduler.outcome import Advance
 from openai_cpu_server.scheduler.scheduler import Scheduler
 from openai_cpu_server.scheduler.sequence import Sequence, Status
+from openai_cpu_server.scheduler.spans import Advance
 
 _QUEUE_NEWS_S = 0.5
 _NEVER = float("-inf")
@@ -171,7 +171,8 @@ class EngineCore:
         self._was_interrupted = result.interrupted
         elapsed_ms = 1000 * (self._clock() - started)
         participants = self._scheduler.participants(step)
-        log_step(step, participants, result, started_s=started, elapsed_ms=elapsed_ms)
+        reasons = self._scheduler.reasons
+        log_step(step, participants, reasons, result, started_s=started, elapsed_ms=elapsed_ms)
         self._apply(step, result, elapsed_ms)
         return self._figures(step, result, predicted_ms, elapsed_ms)
 

@@ -32,7 +32,7 @@ from openai_cpu_server.llama.cells.batch import Batch, Layout
 from openai_cpu_server.llama.cells.block_store import BlockStore
 from openai_cpu_server.llama.cells.cache_file import BadCacheFile, read_cache_file, write_cache_file
 from openai_cpu_server.llama.cells.cell_copies import CellCopies
-from openai_cpu_server.llama.cells.context import Context, Decoded, Logits, PoolFull
+from openai_cpu_server.llama.cells.context import Decoded, Logits, PoolFull
 from openai_cpu_server.llama.draft_model import Draft, DraftRequest
 from openai_cpu_server.llama.grammar.constrained import ConstrainedOutput
 from openai_cpu_server.llama.grammar.constraints import Constraints
@@ -66,7 +66,6 @@ class LlamaBackend:
         self._copies = CellCopies(self._context, self._store, scratch_slot=loaded.set_aside.scratch)
         self._candidates = Candidates(loaded.info.vocab_size)
         self._constraints = Constraints(loaded.vocabulary)
-        self._staging = loaded.staging
         self._draft_model = loaded.draft_model
         self._slots: dict[int, OpenSlot] = {}
         self._can_interrupt = not loaded.model.is_recurrent
@@ -102,14 +101,13 @@ class LlamaBackend:
                 return StepResult(verbs_ms=verbs_ms)
             drafts, drafting_ms = self._draft(step.spans)
             spans = [self._allowed(_with_draft(span, drafts)) for span in step.spans]
-            context = self._place(step)
             with self._constraints.foreseeing(self._constrained(spans)):
-                layout, decoded, padding = self._compute(context, spans, step.padding)
+                layout, decoded, padding = self._compute(spans, step.padding)
         if decoded is Decoded.INTERRUPTED:
             for span in spans:  # llama.cpp keeps what it finished
-                context.trim(span.slot, span.start)
+                self._context.trim(span.slot, span.start)
             return StepResult(interrupted=True, verbs_ms=verbs_ms)
-        result = self._result(context, step.spans, spans, layout, drafts, drafting_ms)
+        result = self._result(step.spans, spans, layout, drafts, drafting_ms)
         return msgspec.structs.replace(result, padding=padding, verbs_ms=verbs_ms)
 
     def interrupt(self) -> None:
@@ -160,8 +158,6 @@ class LlamaBackend:
         self._store.close()
         if self._draft_model is not None:
             self._draft_model.close()
-        if self._staging is not None:
-            self._staging.close()
         self._context.close()
         self._loaded.model.close()
 
@@ -183,7 +179,6 @@ class LlamaBackend:
             case Share():
                 self._share(verb)
             case Save(slot, start, end, block):
-                self._settle(slot)
                 self._require_held(slot, end)
                 self._store.put(block, self._copies.save(slot, start, end))
             case Restore(block, slot, start, end):
@@ -206,14 +201,11 @@ class LlamaBackend:
 
     def _close(self, verb: Close) -> None:
         self._context.free_slot(verb.slot)
-        if self._staging is not None:
-            self._staging.free(verb.slot)
         self._slots.pop(verb.slot).close()
         if self._draft_model is not None:
             self._draft_model.forget(verb.slot)
 
     def _share(self, verb: Share) -> None:
-        self._settle(verb.source)
         self._require_held(verb.source, verb.end)
         assert verb.slot in self._slots, f"slot {verb.slot} is not open"
         assert self._context.num_positions(verb.slot) == 0, f"slot {verb.slot} holds cells"
@@ -224,23 +216,6 @@ class LlamaBackend:
         assert slot in self._slots, f"slot {slot} is not open"
         held = self._context.num_positions(slot)
         assert held >= end, f"slot {slot} holds {held} tokens, not {end}"
-
-    def _place(self, step: Step) -> Context:
-        """Return the context that computes the step, with the cells that the step needs in it."""
-        if not step.is_staged:
-            for span in step.spans:
-                self._settle(span.slot)
-            return self._context
-        assert self._staging is not None, "there is nothing beside the pool"
-        assert not step.padding, "padding belongs to the pool"
-        for span in step.spans:
-            assert not span.num_drafted, "drafts belong to the pool"
-            self._staging.enter(span.slot)
-        return self._staging.context
-
-    def _settle(self, slot: int) -> None:
-        if self._staging is not None:
-            self._staging.settle(slot)
 
     def _constrained(self, spans: Sequence[Span]) -> list[Future[ConstrainedOutput]]:
         """The constrained outputs that are asked for their allowed tokens once the spans are computed."""
@@ -269,18 +244,18 @@ class LlamaBackend:
         length = self._slots[span.slot].num_allowed(span.draft)
         return msgspec.structs.replace(span, draft=span.draft[:length])
 
-    def _compute(self, context: Context, spans: Sequence[Span], padding: int) -> tuple[Layout, Decoded, int]:
+    def _compute(self, spans: Sequence[Span], padding: int) -> tuple[Layout, Decoded, int]:
         """Compute the spans. The number returned is the padding that was computed:
         all of it, or 0 without room for it."""
         if not padding:
             layout = self._fill(spans)
-            return layout, context.decode(self._batch), 0
+            return layout, self._context.decode(self._batch), 0
         layout = self._fill([*spans, self._padding(padding)])
         try:
-            decoded = context.decode(self._batch)
+            decoded = self._context.decode(self._batch)
         except PoolFull:
-            return self._compute(context, spans, padding=0)
-        context.free_slot(self._loaded.set_aside.padding)
+            return self._compute(spans, padding=0)
+        self._context.free_slot(self._loaded.set_aside.padding)
         return layout, decoded, padding
 
     def _padding(self, count: int) -> Span:
@@ -295,7 +270,6 @@ class LlamaBackend:
 
     def _result(
         self,
-        context: Context,
         planned: Sequence[Span],
         spans: Sequence[Span],
         layout: Layout,
@@ -304,7 +278,7 @@ class LlamaBackend:
     ) -> StepResult:
         if not layout.num_outputs:
             return StepResult()
-        logits = context.logits(layout.num_outputs)
+        logits = self._context.logits(layout.num_outputs)
         sampled: dict[int, Sampled] = {}
         scores = {}
         for span, rows in zip(spans, layout.rows, strict=False):  # padding has rows too, but none of use
@@ -348,9 +322,8 @@ class LlamaBackend:
         """Compute one token and forget it, so that no request pays for the first use of the weights."""
         vocabulary = self._loaded.vocabulary
         self._batch.fill([Span(slot=0, start=0, tokens=(vocabulary.bos or 0,), sample=True)])
-        for context in (self._context, self._staging.context) if self._staging else (self._context,):
-            context.decode(self._batch)
-            context.clear()
+        self._context.decode(self._batch)
+        self._context.clear()
         if self._draft_model is not None:
             self._draft_model.warm_up()
 

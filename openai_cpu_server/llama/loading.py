@@ -14,7 +14,6 @@ from openai_cpu_server.contract.model_info import Kernels, ModelInfo
 from openai_cpu_server.errors import StartupError
 from openai_cpu_server.llama.cells.abort import AbortSwitch
 from openai_cpu_server.llama.cells.context import SLOTS_MAX, Context, ContextOptions
-from openai_cpu_server.llama.cells.staging import Staging
 from openai_cpu_server.llama.draft_model import DraftModel, require_same_tokens
 from openai_cpu_server.llama.gguf.header import GgufHeader
 from openai_cpu_server.llama.host.cores import Cores
@@ -54,7 +53,6 @@ class Loaded(NamedTuple):
     set_aside: SlotsSetAside
     fingerprint: str
     """A digest of all that saved cells depend on."""
-    staging: Staging | None
     draft_model: DraftModel | None
 
 
@@ -79,11 +77,6 @@ def load(options: EngineOptions, on_progress: Callable[[float], None], machine: 
         context = Context(model, context_options, abort, cores)
         undo.callback(context.close)
         info = _info(options, model, vocabulary, context, room, kernels)
-        staging = None
-        if info.staging_tokens:
-            staging_context = Context(model, _staging_options(context_options, info), abort, cores)
-            undo.callback(staging_context.close)
-            staging = Staging(staging_context, context)
         fingerprint = cells_fingerprint(model.header, info, flash_attention=options.flash_attention)
         draft_model = None
         if draft is not None:
@@ -93,7 +86,7 @@ def load(options: EngineOptions, on_progress: Callable[[float], None], machine: 
             )
         undo.pop_all()
     set_aside = SlotsSetAside(scratch=options.max_seqs, padding=options.max_seqs + 1)
-    return Loaded(model, vocabulary, context, abort, info, set_aside, fingerprint, staging, draft_model)
+    return Loaded(model, vocabulary, context, abort, info, set_aside, fingerprint, draft_model)
 
 
 def _draft_header(options: EngineOptions) -> GgufHeader | None:
@@ -181,10 +174,6 @@ def _context_options(options: EngineOptions, cells: int, kv_type: KVType, machin
     )
 
 
-def _staging_options(options: ContextOptions, info: ModelInfo) -> ContextOptions:
-    return msgspec.structs.replace(options, kv_cells=info.staging_tokens)
-
-
 def _info(
     options: EngineOptions,
     model: Model,
@@ -214,6 +203,5 @@ def _info(
         # A window's cells are reused as soon as it has passed them, even with `swa_full`: what was before
         # the end of the sequence may be gone.
         can_trim=can_share,
-        staging_tokens=room.staging_cells(options, context.kv_cells) if can_share else 0,
         kernels=kernels,
     )

@@ -2,37 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Iterable
 from collections.abc import Sequence as Seq
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from openai_cpu_server.contract.cost import TILE_TOKENS
 from openai_cpu_server.contract.request import Priority
-from openai_cpu_server.scheduler.plan import StepPlan
+from openai_cpu_server.scheduler.plan import Reason, StepPlan, StepPrices, StepRoom
 from openai_cpu_server.scheduler.sequence import Sequence
 
-_WORTH_STAGING = 1.0
-"""Prompts are computed beside the pool where that is no slower than in it.
+_READING_PATIENCE = 4
+"""Interactive budgets that a step with interactive prompts may take: a stream stalls no longer than that.
 
-`scripts/sensitivity.py compose._WORTH_STAGING`: from 0.9 to 1.15 nothing changes by more than 1 %, but for
-stalls: 0.9 makes the longest one of chat 6 % longer.
-"""
-_WORTH_SPLITTING = 1.1
-"""Prompts get a step without the others only where so many times as much is done in the same time.
-
-`scripts/sensitivity.py compose._WORTH_SPLITTING`: from 1.0 to 1.3 nothing changes by more than 1 %.
-"""
-_WORTH_WAITING = 1.3
-"""A step of prompts may take longer than it should only where it does so many times as much in the same time.
-
-`scripts/sensitivity.py compose._WORTH_WAITING`: at 1.0 throughput is 3 % higher, and the longest stall 57 %
-longer; 2.0 changes nothing there, and loses the tiles that `_TILED_PATIENCE` is for.
-"""
-_TILED_PATIENCE = 2
-"""Batch budgets that the smallest step of prompts alone that attends in tiles may take.
-
-It matters where a machine is so slow that one budget holds less than a tile of 64: there 4,000 tokens beside
-8 streams were read in 64 instead of 83 s (tests/scheduler/test_turns.py has the curve).
+`scripts/sensitivity.py compose._READING_PATIENCE`: at 3 stalls are 27 % shorter and throughput 2 % lower; at
+6 stalls are 25 to 57 % longer, throughput is the same, and a long prompt is read 6 % sooner.
 """
 _BURST_PATIENCE = 2
 """Interactive budgets that a step with forced tokens may take: it is those who decode that gain by them.
@@ -58,20 +41,22 @@ class StepOptions:
 
 
 @dataclass(frozen=True)
-class _Groups:
+class _Candidates:
     """The running sequences by priority and by what they compute next, each group in the policy's order."""
 
-    decoding: list[Sequence]
-    prefilling: list[Sequence]
-    batch_decoding: list[Sequence]
-    batch_prefilling: list[Sequence]
+    decoding: list[Sequence] = field(default_factory=list)
+    prefilling: list[Sequence] = field(default_factory=list)
+    batch_decoding: list[Sequence] = field(default_factory=list)
+    batch_prefilling: list[Sequence] = field(default_factory=list)
 
     @classmethod
-    def of(cls, running: Seq[Sequence]) -> _Groups:
-        groups = cls([], [], [], [])
+    def of(cls, running: Seq[Sequence], *, mixes: bool) -> _Candidates:
+        found = cls()
         for sequence in running:
-            groups._group_of(sequence).append(sequence)
-        return groups
+            found._group_of(sequence).append(sequence)
+        if not mixes and (found.prefilling or found.batch_prefilling):
+            return cls(prefilling=found.prefilling, batch_prefilling=found.batch_prefilling)
+        return found
 
     def _group_of(self, sequence: Sequence) -> list[Sequence]:
         if _is_interactive(sequence):
@@ -79,96 +64,25 @@ class _Groups:
         return self.batch_decoding if sequence.is_decoding else self.batch_prefilling
 
     @property
-    def has_interactive(self) -> bool:
-        return bool(self.decoding or self.prefilling)
+    def interactive(self) -> list[Sequence]:
+        return self.decoding + self.prefilling
 
     @property
-    def has_batch(self) -> bool:
-        return bool(self.batch_decoding or self.batch_prefilling)
-
-
-@dataclass(frozen=True)
-class _FullStepPrices:
-    """What a token costs in a full step, in milliseconds: a tile of decodes, or the largest step of a prompt.
-
-    Steps that differ in what they compute are compared by these prices. If 8 sequences take as long as 16 to
-    decode, their step has an efficiency of one half.
-    """
-
-    decode_ms: float
-    prefill_ms: float
-
-    def efficiency(self, *plans: StepPlan) -> float:
-        """What the steps' tokens cost at these prices, divided by the time that the steps take together.
-
-        It is 0 if nothing is computed.
-        """
-        steps = [plan for plan in plans if plan.num_tokens]
-        return sum(map(self._price_of, steps)) / sum(plan.ms for plan in steps) if steps else 0.0
-
-    def _price_of(self, plan: StepPlan) -> float:
-        decoded = sum(num_tokens for sequence, num_tokens in plan.parts.items() if sequence.is_decoding)
-        return decoded * self.decode_ms + (plan.num_tokens - decoded) * self.prefill_ms
-
-
-@dataclass(frozen=True)
-class _Split:
-    """A way to divide the running sequences over two steps: some prompts first, then the others."""
-
-    is_first: Callable[[Sequence], bool]
-    """Whether a sequence belongs to the first step."""
-
-    def first(self, running: Seq[Sequence]) -> list[Sequence]:
-        return [sequence for sequence in running if self.is_first(sequence)]
-
-    def others(self, running: Seq[Sequence]) -> list[Sequence]:
-        return [sequence for sequence in running if not self.is_first(sequence)]
-
-    def leaves_out_only_batch(self, running: Seq[Sequence]) -> bool:
-        """Whether interactive sequences belong to the first step, and none to the second."""
-        first, others = self.first(running), self.others(running)
-        return any(map(_is_interactive, first)) and not any(map(_is_interactive, others))
-
-    def second_step(self, together: StepPlan, empty: StepPlan) -> StepPlan:
-        """The part of the common step that the others compute, as a step of its own."""
-        second = empty.copy()
-        for sequence, num_tokens in together.parts.items():
-            if not self.is_first(sequence):
-                second.add(sequence, num_tokens)
-        return second
-
-
-_STAGED = _Split(is_first=lambda sequence: sequence.can_be_staged)
-"""Prompts that have no cells in the pool are computed beside it, where they need not skip others' cells."""
-_ALONE = _Split(is_first=lambda sequence: not sequence.is_decoding)
-"""All prompts are computed in the pool, but without the decoding sequences."""
+    def batch(self) -> list[Sequence]:
+        return self.batch_decoding + self.batch_prefilling
 
 
 class Composer:
     """Chooses who takes part in each step, and with how many tokens.
 
-    A step is filled in this order: interactive decodes, interactive prompts, batch decodes, batch prompts.
-    Each interactive decode in it gets its token in any case; the rest is added as far as the time budget
-    allows.
-
-    There are three ways to make a step with prompts; the one that computes most for its time is taken:
-
-    - All together.
-    - Prompts beside the pool: those that have no cells in the pool get a step of their own beside it.
-    - Prompts alone: all prompts get a step of their own in the pool. There is time for more tokens, and a
-      large step may attend in tiles, which is several times as fast where the context is long.
-
-    A turn is a step for some sequences only, because they were left out before. Turns come first:
-
-    1. Those who were left out of a step of prompts have the next step. If they are all batch work, and a
-       prompt is interactive, they need credit instead.
-    2. Batch work has a step of its own as soon as its credit pays for one.
-
-    After a turn that left out an interactive newcomer the next step is no turn.
+    All go together, in this order: interactive decodes, interactive prompts, batch decodes, batch prompts.
+    Each interactive decode gets its token in any case, and prompts get a tile; the rest is added as far as
+    the time budget allows. At last the step grows as far as that costs next to nothing.
 
     Batch work earns credit, in milliseconds, while it runs beside interactive work: `batch_floor` times the
     time of each step. It pays for the tokens that it computes in each step. What is left it spends on tokens
-    beyond a step's budget, or saves for a step of its own.
+    beyond a step's budget, or saves for a step of its own. After such a step that left out an interactive
+    newcomer the next one is for all.
     """
 
     def __init__(self, options: StepOptions) -> None:
@@ -176,241 +90,139 @@ class Composer:
         self._credit_ms = 0.0
         """The time that batch work has earned and not spent."""
         self._saving_for_ms = 0.0
-        """What the last step planned for batch work alone would take: credit may grow that far at least."""
-        self._split_before: _Split | None = None
-        """The split whose first step was composed last, so that the others have the next; None: no split."""
-        self._is_turn = False
-        """Whether the step that was composed last is a turn."""
+        """What a step of batch work alone would take: credit may grow that far at least."""
         self._has_passed_over = False
-        """Whether that was a turn without an interactive newcomer, so that the next step must not be one."""
+        """Whether the last step was one of batch work alone, and left out an interactive newcomer."""
 
-    @property
-    def fills_tiles(self) -> bool:
-        return self._options.fills_tiles and self._options.mixes
-
-    def compose(self, plan: StepPlan, staged: StepPlan | None, running: Seq[Sequence]) -> StepPlan:
-        """Fill one of the plans, both empty, with tokens of the running sequences.
-
-        These come in the policy's order. `staged` is a plan for a step beside the pool; it is None if there
-        is no room there.
-        """
-        options, present = self._options, _Groups.of(running)
-        plan.budget_ms = options.interactive_step_ms if present.has_interactive else options.batch_step_ms
-        if not options.mixes:
-            self._compose_apart(plan, present)
-            return plan
-        turn = self._turn_of_others(plan, running, present) or self._turn_of_batch(plan, running, present)
-        self._is_turn = turn is not None
-        if turn is not None:
-            return turn
-        if all(sequence.is_decoding for sequence in running):
-            return self._filled(plan, running, present)
-        if staged is not None:
-            staged.budget_ms = plan.budget_ms
-        return self._best(plan, staged, running, present)
-
-    def _turn_of_others(self, plan: StepPlan, running: Seq[Sequence], present: _Groups) -> StepPlan | None:
-        """A step for those whom a step of prompts has just left out; None if nobody has a right to it.
-
-        If they are all batch work, and an interactive prompt (also a newcomer's) waits, they have none: batch
-        work then needs credit.
-        """
-        split, self._split_before = self._split_before, None
-        if split is None or self._has_passed_over or split.leaves_out_only_batch(running):
-            return None
-        others = split.others(running)
-        return self._filled(plan.copy(), others, present) if others else None
-
-    def _turn_of_batch(self, plan: StepPlan, running: Seq[Sequence], present: _Groups) -> StepPlan | None:
-        """A step of batch work alone, if its credit pays for one."""
-        is_due = self._credit_ms > 0 and present.has_batch and present.has_interactive
-        if not is_due or self._has_passed_over:
-            return None
-        batch = [sequence for sequence in running if not _is_interactive(sequence)]
-        turn = self._filled(plan.copy(), batch, present)
-        self._saving_for_ms = turn.ms
-        return turn if turn.ms <= self._credit_ms else None
-
-    def _best(
-        self, plan: StepPlan, staged: StepPlan | None, running: Seq[Sequence], present: _Groups
+    def compose(
+        self, running: Seq[Sequence], room: StepRoom, prices: StepPrices, *, has_newcomer: bool
     ) -> StepPlan:
-        """The most efficient of: all together, prompts beside the pool, prompts alone.
+        """The plan of a step for the running sequences, which come in the policy's order.
 
-        Prompts apart count together with the step that the others have afterwards.
+        `has_newcomer`: an interactive one got a slot at once since the last step.
         """
-        together = self._filled(plan.copy(), running, present)
-        prices = _FullStepPrices(plan.tile_token_ms, plan.bulk_token_ms)
-        best, efficiency = together, prices.efficiency(together)
-        splits = (_STAGED, staged, _WORTH_STAGING), (_ALONE, plan, _WORTH_SPLITTING)
-        for split, empty, worth_it in splits:
-            second = split.second_step(together, plan)
-            is_together = empty is plan and not second.num_tokens
-            if empty is None or is_together or second.num_tokens == together.num_tokens:
-                continue
-            first = split.first(running)
-            second_ms = second.ms if second.num_tokens else 0.0
-            for within, prefill_ms, least_gain in self._attempts(
-                empty, self._prefill_ms(present) - second_ms, worth_it
-            ):
-                if best.attends_in_tiles and within is not empty:
-                    break
-                apart = self._filled(within.copy(), first, present, prefill_ms=prefill_ms, spent_ms=second_ms)
-                reached = prices.efficiency(apart, second)
-                if apart.num_tokens and reached > least_gain * efficiency:
-                    best, efficiency = apart, reached
-                    self._split_before = split if second.num_tokens else None
-        return best
+        wanted = _Candidates.of(running, mixes=self._options.mixes)
+        own_step = None if self._has_passed_over else self._step_of_batch(wanted, room, prices)
+        self._has_passed_over = has_newcomer and own_step is not None
+        return own_step or self._step_of_all(wanted, room, prices)
 
-    def _attempts(
-        self, empty: StepPlan, prefill_ms: float, least_gain: float
-    ) -> list[tuple[StepPlan, float, float]]:
-        """How a step of prompts may be filled: (empty plan, milliseconds for prompts, least gain).
-
-        First it has `prefill_ms`, the usual time less that of the others' step. Then it may take as long as a
-        batch step, if it gains much by that. Last, for slow machines, it may take longer still, but with no
-        more tokens than it needs to attend in tiles.
-        """
-        batch_ms = self._options.batch_step_ms
-        attempts = [(empty, prefill_ms, least_gain), (empty, batch_ms, _WORTH_WAITING)]
-        if (tiled := empty.up_to_tiles()) is not None:
-            attempts.append((tiled, _TILED_PATIENCE * batch_ms, _WORTH_WAITING))
-        return attempts
-
-    def _filled(
-        self,
-        plan: StepPlan,
-        running: Seq[Sequence],
-        present: _Groups,
-        *,
-        prefill_ms: float | None = None,
-        spent_ms: float = 0.0,
-    ) -> StepPlan:
-        """Fill the plan from `running`: from all sequences that are present, or from some of them.
-
-        `prefill_ms` is the time budget for interactive prompts, None for the usual one. `spent_ms` is taken
-        off the budget for batch work.
-        """
-        prefill_ms = self._prefill_ms(present) if prefill_ms is None else prefill_ms
-        self._compose(plan, _Groups.of(running), prefill_ms, spent_ms)
-        if self.fills_tiles:
-            _fill_tile(plan, running)
-        return plan
-
-    def account(self, plan: StepPlan, running: Seq[Sequence]) -> None:
+    def account(self, plan: StepPlan, step_ms: float, running: Iterable[Sequence]) -> None:
         """Book what batch work earns and spends in a step whose tokens are final.
 
         It spends the same share of the predicted time as it has of the tokens. Its credit is never negative,
         and is limited to one step of batch work. It lapses when batch and interactive work do not run
         together, or when nothing is computed.
         """
-        groups = _Groups.of(running)
-        passed_over = (s for s in groups.prefilling if s.is_newcomer and s not in plan.parts)
-        self._has_passed_over = self._is_turn and any(passed_over)
-        if not (groups.has_batch and groups.has_interactive) or not plan.num_tokens:
+        if not plan.num_tokens or len({s.request.priority for s in running}) < len(Priority):
             self._credit_ms = 0.0
             return
         batch_tokens = sum(plan.num_of(s) for s in plan.parts if not _is_interactive(s))
-        step_ms = plan.ms
-        spent = step_ms * batch_tokens / plan.num_tokens
-        credit = self._credit_ms + self._options.batch_floor * step_ms - spent
+        spent_ms = step_ms * batch_tokens / plan.num_tokens
+        credit_ms = self._credit_ms + self._options.batch_floor * step_ms - spent_ms
         most_ms = max(self._options.batch_step_ms, self._saving_for_ms)
-        self._credit_ms = min(max(credit, 0.0), most_ms)
+        self._credit_ms = min(max(credit_ms, 0.0), most_ms)
 
-    def _compose(self, plan: StepPlan, groups: _Groups, prefill_ms: float, spent_ms: float) -> None:
+    def _step_of_batch(self, wanted: _Candidates, room: StepRoom, prices: StepPrices) -> StepPlan | None:
+        """A step of batch work alone beside interactive work, if its credit pays for one."""
+        if not (self._credit_ms and wanted.batch and wanted.interactive):
+            return None
+        step = _Composition(StepPlan(room, self._options.interactive_step_ms), prices)
+        step.add_batch(wanted, step.plan.budget_ms, Reason.BATCH_FLOOR)
+        step.fill_tile(wanted.batch)
+        return step.plan if self._pays_for(prices.ms(step.plan)) else None
+
+    def _pays_for(self, own_step_ms: float) -> bool:
+        self._saving_for_ms = own_step_ms
+        return own_step_ms <= self._credit_ms
+
+    def _step_of_all(self, wanted: _Candidates, room: StepRoom, prices: StepPrices) -> StepPlan:
         options = self._options
-        for sequence in groups.decoding:
-            plan.add(sequence, 1)
-        forced_ms = min(_BURST_PATIENCE * options.interactive_step_ms, options.batch_step_ms)
-        _add_forced(plan, groups.decoding, forced_ms)
-        _end_shortest(plan, groups.prefilling, prefill_ms)
-        _prefill_fairly(plan, groups.prefilling, prefill_ms)
-        credit_ms = min(self._credit_ms, options.interactive_step_ms)
-        within_credit_ms = plan.ms + credit_ms if credit_ms and plan.num_tokens else 0.0
-        self._add_batch(plan, groups, max(plan.budget_ms, within_credit_ms) - spent_ms)
+        budget_ms = options.interactive_step_ms if wanted.interactive else options.batch_step_ms
+        step = _Composition(StepPlan(room, budget_ms), prices)
+        step.decode(wanted.decoding, min(_BURST_PATIENCE * budget_ms, options.batch_step_ms))
+        step.read_fairly(wanted.prefilling, _reading_ms(wanted, options))
+        paid_ms = prices.ms(step.plan) + min(self._credit_ms, budget_ms)
+        if self._credit_ms and paid_ms > budget_ms:
+            step.add_batch(wanted, paid_ms, Reason.BATCH_FLOOR)
+        else:
+            step.add_batch(wanted, budget_ms)
+        step.fill_tile(wanted.interactive + wanted.batch)
+        return step.plan
 
-    def _prefill_ms(self, groups: _Groups) -> float:
-        """The time that a step with interactive prompts may take, in milliseconds.
 
-        It is the budget of a batch step if no interactive sequence decodes. Else it is the interactive
-        budget, and twice that again for each prompt, up to that of a batch step: the more requests wait for
-        their first token, the longer may those wait that decode already.
-        """
-        if not groups.decoding:
-            return self._options.batch_step_ms
-        patience = 1 + 2 * len(groups.prefilling)
-        return min(patience * self._options.interactive_step_ms, self._options.batch_step_ms)
+def _reading_ms(wanted: _Candidates, options: StepOptions) -> float:
+    """The time that a step with interactive prompts may take, in milliseconds.
 
-    def _add_batch(self, plan: StepPlan, groups: _Groups, budget_ms: float) -> None:
-        for sequence in groups.batch_decoding:
-            plan.add(sequence, plan.fit(sequence, 1, budget_ms))
-        _add_forced(plan, [s for s in groups.batch_decoding if s in plan.parts], budget_ms)
-        for sequence in groups.batch_prefilling:
-            plan.add(sequence, plan.fit(sequence, sequence.pending, budget_ms))
-        if plan.num_tokens == 0:
-            _begin(plan, groups.batch_decoding + groups.batch_prefilling)
-
-    def _compose_apart(self, plan: StepPlan, groups: _Groups) -> None:
-        """Fill the plan with prompts alone; with decodes only if no prompt is left."""
-        prefilling = groups.prefilling + groups.batch_prefilling
-        for sequence in prefilling:
-            plan.add(sequence, plan.fit(sequence, sequence.pending, self._options.batch_step_ms))
-        if plan.num_tokens == 0:
-            _begin(plan, prefilling)
-        if plan.num_tokens == 0:
-            decoding = groups.decoding + groups.batch_decoding
-            for sequence in decoding:
-                plan.add(sequence, 1)
-            _add_forced(plan, decoding, self._options.batch_step_ms)
+    A batch step may take no longer. Where no interactive sequence decodes it may take as long.
+    """
+    if not wanted.decoding:
+        return options.batch_step_ms
+    return min(_READING_PATIENCE * options.interactive_step_ms, options.batch_step_ms)
 
 
 def _is_interactive(sequence: Sequence) -> bool:
     return sequence.request.priority is Priority.INTERACTIVE
 
 
-def _add_forced(plan: StepPlan, decoding: Seq[Sequence], budget_ms: float) -> None:
-    """Add the tokens that constraints have forced behind a sampled one, as many as the budget allows.
+class _Composition:
+    """A plan that is being filled."""
 
-    Sequences with the fewest go first: who has computed all of them samples again.
-    """
-    for sequence in sorted(decoding, key=plan.left_of):
-        plan.add(sequence, plan.fit(sequence, plan.left_of(sequence), budget_ms))
+    def __init__(self, plan: StepPlan, prices: StepPrices) -> None:
+        self.plan = plan
+        self._prices = prices
 
+    def decode(self, decoding: Seq[Sequence], burst_ms: float) -> None:
+        """Add a token of each sequence, and forced ones behind it as far as `burst_ms` allows."""
+        for sequence in decoding:
+            self.plan.add(sequence, 1, Reason.DECODE)
+        self._add_forced(decoding, burst_ms, Reason.FORCED)
 
-def _end_shortest(plan: StepPlan, prefilling: Seq[Sequence], budget_ms: float) -> None:
-    """Add the rest of the shortest prompt, if the budget allows that and others keep room for a tile."""
-    shortest = min(prefilling, key=lambda s: s.pending, default=None)
-    if shortest is None or (len(prefilling) > 1 and shortest.pending + TILE_TOKENS > plan.room):
-        return
-    if plan.fit(shortest, shortest.pending, budget_ms) == shortest.pending:
-        plan.add(shortest, shortest.pending)
+    def read_fairly(self, prefilling: Seq[Sequence], budget_ms: float) -> None:
+        """Give half of what fits to the first prompt in order, and the rest to the shortest ones.
 
+        So no prompt waits for the whole of another. Together they get a tile even beyond the budget: else
+        decodes could lock them out.
+        """
+        if not prefilling:
+            return
+        plan, first = self.plan, prefilling[0]
+        unread = sum(sequence.pending for sequence in prefilling)
+        fits, least = self._prices.fit(plan, first, unread, budget_ms), min(TILE_TOKENS, unread)
+        reason = Reason.PROMPT if fits >= least else Reason.LEAST
+        end = plan.num_tokens + max(fits, least)
+        plan.add(first, min(first.pending, -(-max(fits, least) // 2)), reason)
+        for sequence in sorted(prefilling, key=plan.left_of):
+            plan.add(sequence, min(plan.left_of(sequence), end - plan.num_tokens), reason)
 
-def _prefill_fairly(plan: StepPlan, prefilling: Seq[Sequence], budget_ms: float) -> None:
-    """Give half of what fits to the first prompt in order, and the rest to the shortest ones.
+    def add_batch(self, wanted: _Candidates, budget_ms: float, reason: Reason | None = None) -> None:
+        """Add batch work as the budget allows; a tile of the first if nothing else is computed.
 
-    So no prompt waits for the whole of another. Together they get `least_share` tokens, even beyond the
-    budget: else decodes, or shorter prompts, could lock them out.
-    """
-    unread = [s for s in prefilling if plan.left_of(s) > 0]
-    if not unread:
-        return
-    first, shortest = unread[0], min(unread, key=plan.left_of)
-    fits = max(plan.fit(first, sum(map(plan.left_of, unread)), budget_ms), plan.least_share)
-    share = fits if first is shortest else -(-fits // 2)
-    end = plan.num_tokens + fits
-    plan.add(first, min(share, plan.left_of(first)))
-    for sequence in sorted(unread, key=plan.left_of):
-        plan.add(sequence, min(plan.left_of(sequence), end - plan.num_tokens))
+        `reason`: why, if not because it is its turn.
+        """
+        for sequence in wanted.batch_decoding:
+            self._add_within(sequence, 1, budget_ms, reason or Reason.DECODE)
+        decoding = [sequence for sequence in wanted.batch_decoding if sequence in self.plan.parts]
+        self._add_forced(decoding, budget_ms, reason or Reason.FORCED)
+        for sequence in wanted.batch_prefilling:
+            self._add_within(sequence, sequence.pending, budget_ms, reason or Reason.PROMPT)
+        if not self.plan.num_tokens:
+            for sequence in wanted.batch[:1]:
+                self.plan.add(sequence, min(TILE_TOKENS, sequence.pending), Reason.LEAST)
 
+    def fill_tile(self, sequences: Seq[Sequence]) -> None:
+        """Grow the step with pending tokens as far as these cost next to nothing, or save time."""
+        plan = self.plan
+        size = self._prices.worthwhile_size(plan.num_tokens)
+        for sequence in sequences:
+            plan.add(sequence, min(plan.left_of(sequence), size - plan.num_tokens), Reason.TILE)
 
-def _begin(plan: StepPlan, sequences: Seq[Sequence]) -> None:
-    """Add a tile of the first sequence, so that something is computed however small the budget is."""
-    if sequences:
-        plan.add(sequences[0], min(TILE_TOKENS, sequences[0].pending))
+    def _add_forced(self, decoding: Seq[Sequence], budget_ms: float, reason: Reason) -> None:
+        """Add the tokens that constraints have forced behind a sampled one, as many as the budget allows.
 
+        Sequences with the fewest go first: who has computed all of them samples again.
+        """
+        for sequence in sorted(decoding, key=self.plan.left_of):
+            self._add_within(sequence, self.plan.left_of(sequence), budget_ms, reason)
 
-def _fill_tile(plan: StepPlan, running: Seq[Sequence]) -> None:
-    """Grow the step with pending tokens as far as these cost next to nothing, or save time."""
-    size = plan.worthwhile if plan.num_tokens else 0
-    for sequence in running:
-        plan.add(sequence, min(plan.left_of(sequence), size - plan.num_tokens))
+    def _add_within(self, sequence: Sequence, wanted: int, budget_ms: float, reason: Reason) -> None:
+        self.plan.add(sequence, self._prices.fit(self.plan, sequence, wanted, budget_ms), reason)

@@ -1,68 +1,69 @@
-"""Predicts how long a step will take, and learns from how long it took."""
+"""Predicts how long a step and its copies of cells will take, and learns from how long they took."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import pairwise
 
-from openai_cpu_server.contract.cost import ATTENTION_TILE_ROWS, TILE_TOKENS, CostCurve, TiledAttention
+from openai_cpu_server.contract.cost import TILE_TOKENS, CostCurve
+from openai_cpu_server.contract.step import Restore, Save, Verb
 
 _WORTH_PADDING = 0.98
 """A step is padded only where it is predicted to take at most this share of its time.
 
 Steps vary by 1 to 2 % by themselves. `scripts/sensitivity.py cost_model._WORTH_PADDING`: 0.9 to 1.0 changes
-nothing, for a tile that pays saves much more (docs/measurements.md, "Steps cost a staircase").
+nothing: with our kernels no larger step is faster, and a tile of ggml's that pays saves much more
+(docs/measurements.md, "Steps cost a staircase").
 """
 _HARDLY_LONGER = 1.1
 """A step may take so many times as long for further tokens that must be computed anyway.
 
-`scripts/sensitivity.py cost_model._HARDLY_LONGER`: at 1.0 a long prompt is read 15 % later; at 1.3
-interactive first tokens come 4 % later.
-"""
-_LONGER, _MUCH_FASTER = 1.3, 1.5
-"""It may take `_LONGER` times as long where it then computes `_MUCH_FASTER` times as much in the same time.
-
-Half a tile takes as long as a whole one, and a little less than half may be all that fits into a budget: on a
-machine 1.2 times slower than its curve batch prompts were read 1 to 5 tokens a step before this rule, and the
-benchmark's mixed computed 79 instead of 88 % of batch work alone.
+`scripts/sensitivity.py cost_model._HARDLY_LONGER`: at 1.0 mixed computes 8 % less, and its first tokens come
+11 % sooner; at 1.3 it computes 3 % more.
 """
 _RATE_ALL, _RATE_TERM = 0.05, 0.1
 """Share of a step's error (as a logarithm) that moves the price of everything, and of its largest term.
 
-`scripts/sensitivity.py cost_model._RATE_ALL`: a fifth of it lets stalls be 23 % longer until the slowness is
-learned, four times as much makes first tokens and long prompts follow the noise.
+`scripts/sensitivity.py cost_model._RATE_ALL`: a fifth of it lets stalls be 10 % longer until the slowness is
+learned, four times as much makes first tokens follow the noise: 7 % later.
 """
 _LARGEST_ERROR = math.log(1.5)
 """What a single step can say at most: a noisy neighbour makes it many times as long.
 
-`scripts/sensitivity.py cost_model._LARGEST_ERROR`: at 1.1 times, stalls are 11 % longer.
+`scripts/sensitivity.py cost_model._LARGEST_ERROR`: from 1.1 to 4 times nothing changes by more than 3 %.
 """
 _FURTHEST = math.log(8.0)
 """How far prices may move away from the measured ones. A bound against nonsense: 8 times is more than a busy
 machine was ever seen to be off.
 """
+_COPIED_TOKEN_MS = 0.003
+"""Before anything is learned: 1,024 tokens of 34 MB take 3 ms each way (docs/measurements.md)."""
+_COPY_RATE = 0.1
+"""Share of a new measurement in the price: some ten of them count."""
 
 _GUESS = CostCurve(
     step_ms=(
-        (1, 26.0),
-        (8, 134.0),
-        (12, 140.0),
-        (16, 142.0),
-        (17, 205.0),
-        (32, 206.0),
-        (64, 361.0),
-        (128, 644.0),
+        (1, 19.0),
+        (2, 26.0),
+        (4, 34.0),
+        (8, 53.0),
+        (12, 67.0),
+        (16, 81.0),
+        (20, 103.0),
+        (64, 190.0),
+        (128, 320.0),
+        (256, 600.0),
     ),
-    attended_ms=0.01,
-    skipped_ms=0.00025,
-    tiled=TiledAttention(rows=ATTENTION_TILE_ROWS, pair_ms=0.006),
+    attended_ms=0.0004,
 )
-"""A model of 10^9 parameters (Q4_K_M, plain weights, f16 cells) on two cores: docs/measurements.md."""
+"""A model of 10^9 parameters (Q4_K_M, plain weights, f16 cells) on two cores of a Zen 5, with our first
+kernels.
+"""
 
 
 class CostModel:
-    """milliseconds = all * (tile[n] * table[n] + own * attention + others * skipped pairs).
+    """milliseconds = all * (tile[n] * table[n] + attention * price * attended pairs).
 
     The table comes from a measured curve; the factors start at 1 and follow what steps really take. A tile's
     sizes share one factor, so that learning does not disturb what the curve says of sizes side by side.
@@ -75,8 +76,7 @@ class CostModel:
         self._last = len(self._measured) - 1
         self._slope = _slope(self._measured)
         self._all = _Factor(_RATE_ALL)
-        self._own = _Factor(_RATE_TERM)
-        self._others = _Factor(_RATE_TERM)
+        self._attention = _Factor(_RATE_TERM)
         self._tiles: dict[int, _Factor] = {}
         self._learned = list(self._measured)
         """Milliseconds by tokens: the measured table times the tiles' factors."""
@@ -92,79 +92,47 @@ class CostModel:
     @property
     def curve(self) -> CostCurve:
         """What the model has learned, as a curve: it predicts the same up to the last measured point."""
-        learned = CostCurve(
-            step_ms=tuple(enumerate(self._learned))[1:],
-            attended_ms=self._curve.attended_ms,
-            skipped_ms=self._curve.skipped_ms,
-            tiled=self._curve.tiled,
-        )
-        return _scaled(learned, self._all.value, own=self._own.value, others=self._others.value)
+        learned = CostCurve(step_ms=tuple(enumerate(self._learned))[1:], attended_ms=self._curve.attended_ms)
+        return _scaled(learned, self._all.value, self._attention.value)
 
-    @property
-    def tiled_from(self) -> int | None:
-        """The step size, in tokens, from which attention is computed in tiles; None: it never is."""
-        return self._curve.tiled.rows if self._curve.tiled else None
+    def predict_ms(self, num_tokens: int, attended: int = 0) -> float:
+        """The time that a step takes, in milliseconds. `attended`: pairs of a token and a cell."""
+        return self._all.value * (self._step_ms(num_tokens) + self._attention_ms(attended))
 
-    def predict_ms(
-        self, num_tokens: int, attended: int = 0, skipped: int = 0, cells: int | None = None
-    ) -> float:
-        """The time that a step takes, in milliseconds.
-
-        `attended` and `skipped` are pairs of a token and a cell: of its own sequence, and of others. `cells`
-        are those that the step's sequences attend to, shared ones counted once; None: those of one sequence.
-        """
-        own_ms = self._own.value * self._curve.attention_ms(num_tokens, attended, cells)
-        others_ms = self._others.value * self._curve.skipped_ms * skipped
-        return self._all.value * (self._step_ms(num_tokens) + own_ms + others_ms)
-
-    def cheapest_size(self, num_tokens: int, limit: int, pool_cells: int = 0) -> int:
+    def cheapest_size(self, num_tokens: int, limit: int) -> int:
         """The step size from `num_tokens` to its tile's end, at most `limit`, that takes clearly least time.
 
-        It is `num_tokens` itself if no larger size gains clearly. Each added token skips `pool_cells` cells:
-        leave that at 0 for tokens that must be computed anyway. No step grows into one that attends in tiles.
+        It is `num_tokens` itself if no larger size gains clearly.
         """
-        cell_ms = self._others.value * self._curve.skipped_ms * pool_cells
         larger = range(num_tokens + 1, self._growth_limit(num_tokens, limit) + 1)
         if not larger:
             return num_tokens
-        ms, size = min((self._learned[n] + (n - num_tokens) * cell_ms, n) for n in larger)
-        return size if ms < _WORTH_PADDING * self._learned[num_tokens] else num_tokens
+        size = min(larger, key=self._learned.__getitem__)
+        return size if self._learned[size] < _WORTH_PADDING * self._learned[num_tokens] else num_tokens
 
     def free_size(self, num_tokens: int, limit: int) -> int:
         """The largest step size in the tile, at most `limit`, that takes hardly longer than `num_tokens`.
 
-        It may take somewhat longer if it computes many more tokens per time. Fill it with tokens that must be
-        computed anyway, not with padding.
+        Fill it with tokens that must be computed anyway, not with padding.
         """
         larger = range(self._growth_limit(num_tokens, limit), num_tokens, -1)
-        return next((n for n in larger if self._is_worth(num_tokens, n)), num_tokens)
-
-    def _is_worth(self, num_tokens: int, larger: int) -> bool:
-        longer = self._learned[larger] / self._learned[min(num_tokens, self._last)]
-        faster = larger / num_tokens / longer
-        return longer <= _HARDLY_LONGER or (longer <= _LONGER and faster >= _MUCH_FASTER)
+        longest_ms = _HARDLY_LONGER * self._learned[min(num_tokens, self._last)]
+        return next((n for n in larger if self._learned[n] <= longest_ms), num_tokens)
 
     def _growth_limit(self, num_tokens: int, limit: int) -> int:
-        end = min(limit, -(-num_tokens // TILE_TOKENS) * TILE_TOKENS, self._last)
-        tiled = self._curve.tiled
-        return end if tiled is None or num_tokens >= tiled.rows else min(end, tiled.rows - 1)
+        return min(limit, -(-num_tokens // TILE_TOKENS) * TILE_TOKENS, self._last)
 
-    def refine(
-        self, num_tokens: int, attended: int, skipped: int, actual_ms: float, cells: int | None = None
-    ) -> None:
+    def refine(self, num_tokens: int, attended: int, actual_ms: float) -> None:
         """Learn from a step that was not interrupted. Each term learns by its share of the predicted time."""
         if num_tokens <= 0 or actual_ms <= 0:
             return
-        predicted = max(self.predict_ms(num_tokens, attended, skipped, cells), 1e-6)
+        predicted = max(self.predict_ms(num_tokens, attended), 1e-6)
         error = math.log(actual_ms / predicted)
         error = min(max(error, -_LARGEST_ERROR), _LARGEST_ERROR)
-        scale = self._all.value / predicted
-        own = scale * self._own.value * self._curve.attention_ms(num_tokens, attended, cells)
-        others = scale * self._others.value * self._curve.skipped_ms * skipped
+        share = self._all.value * self._attention_ms(attended) / predicted
         self._all.learn(error)
-        self._own.learn(error * own)
-        self._others.learn(error * others)
-        self._learn_tile(num_tokens, error * max(0.0, 1.0 - own - others))
+        self._attention.learn(error * share)
+        self._learn_tile(num_tokens, error * max(0.0, 1.0 - share))
 
     def _learn_tile(self, num_tokens: int, error: float) -> None:
         first = (min(num_tokens, self._last) - 1) // TILE_TOKENS * TILE_TOKENS + 1
@@ -172,6 +140,9 @@ class CostModel:
         factor.learn(error)
         sizes = slice(first, first + TILE_TOKENS)
         self._learned[sizes] = [factor.value * ms for ms in self._measured[sizes]]
+
+    def _attention_ms(self, attended: int) -> float:
+        return self._attention.value * self._curve.attended_ms * attended
 
     def _step_ms(self, num_tokens: int) -> float:
         """The time of a step whose tokens attend to nothing.
@@ -200,17 +171,14 @@ class _Factor:
         self.value = math.exp(self._log)
 
 
-def _scaled(curve: CostCurve, factor: float, *, own: float = 1.0, others: float = 1.0) -> CostCurve:
-    """The curve with all its prices times `factor`; a price below 0 becomes 0.
+def _scaled(curve: CostCurve, factor: float, attention: float = 1.0) -> CostCurve:
+    """The curve with all its prices times `factor`, that of attention also times `attention`.
 
-    The prices of attended and skipped pairs are also multiplied by `own` and `others`.
+    A price below 0 becomes 0.
     """
-    own, others, tiled = factor * own, factor * others, curve.tiled
     return CostCurve(
         step_ms=tuple((n, factor * max(0.0, ms)) for n, ms in curve.step_ms),
-        attended_ms=own * max(0.0, curve.attended_ms),
-        skipped_ms=others * max(0.0, curve.skipped_ms),
-        tiled=None if tiled is None else TiledAttention(tiled.rows, own * max(0.0, tiled.pair_ms)),
+        attended_ms=factor * attention * max(0.0, curve.attended_ms),
     )
 
 
@@ -261,3 +229,23 @@ def _slope(table: Sequence[float]) -> float:
     half = last // 2
     slope = (table[last] - table[half]) / (last - half)
     return slope if slope > 0 else table[last] / last
+
+
+class CopyPrice:
+    """Milliseconds for each token that a step's verbs save or restore."""
+
+    def __init__(self) -> None:
+        self._token_ms = _COPIED_TOKEN_MS
+
+    def predict_ms(self, verbs: Iterable[Verb]) -> float:
+        return self._token_ms * _num_copied(verbs)
+
+    def learn(self, verbs: Iterable[Verb], elapsed_ms: float) -> None:
+        """These verbs took so long together."""
+        num_tokens = _num_copied(verbs)
+        if num_tokens:
+            self._token_ms += _COPY_RATE * (elapsed_ms / num_tokens - self._token_ms)
+
+
+def _num_copied(verbs: Iterable[Verb]) -> int:
+    return sum(verb.end - verb.start for verb in verbs if isinstance(verb, (Save, Restore)))

@@ -68,15 +68,9 @@ class Memory:
         self._verbs += reuse.verbs(slot)
         if reuse.source is not None:
             self.ledger.share(reuse.source.slot, slot, reuse.shared)
-            reuse.source.is_staged = False  # the verb moves its cells to the pool
         self.ledger.grow(slot, reuse.num_tokens)
         self.cache.use(sequence.tokens[: reuse.num_tokens], sequence.request.cache_namespace)
         self._count(sequence, reuse)
-
-    @property
-    def staged_tokens(self) -> int:
-        """How many cells lie beside the pool. The ledger counts them as if they were in the pool."""
-        return sum(sequence.computed for sequence in self.running.values() if sequence.is_staged)
 
     def vacate(self, sequence: Sequence) -> None:
         """Take a running sequence out of its slot: save what it has computed, then free its cells."""

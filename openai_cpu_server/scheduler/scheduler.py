@@ -12,24 +12,22 @@ from openai_cpu_server.contract.step import (
     Drafted,
     Open,
     SavedBlock,
+    Span,
     Step,
     StepResult,
 )
-from openai_cpu_server.scheduler.admission import Admission
-from openai_cpu_server.scheduler.claims import Claims
+from openai_cpu_server.scheduler.admission import Admission, WaitingRoom
 from openai_cpu_server.scheduler.compose import Composer, StepOptions
-from openai_cpu_server.scheduler.copies import CopyPrice
+from openai_cpu_server.scheduler.cost_model import CopyPrice
 from openai_cpu_server.scheduler.kv_ledger import KVLedger
-from openai_cpu_server.scheduler.lengths import OutputLengths
 from openai_cpu_server.scheduler.memory import Memory
-from openai_cpu_server.scheduler.outcome import Advance, advance, without_missing_drafts
-from openai_cpu_server.scheduler.outlook import Outlook, outlook
-from openai_cpu_server.scheduler.plan import StepCost, StepPlan
+from openai_cpu_server.scheduler.outlook import Outlook, OutputLengths, outlook
+from openai_cpu_server.scheduler.plan import Reason, StepCost, StepPlan, StepPrices, StepRoom
 from openai_cpu_server.scheduler.policy import Policy
 from openai_cpu_server.scheduler.prefix_cache import PrefixCache
 from openai_cpu_server.scheduler.sequence import Sequence, Status
-from openai_cpu_server.scheduler.speculation import Speculator
-from openai_cpu_server.scheduler.waiting import WaitingRoom
+from openai_cpu_server.scheduler.spans import Advance, Claims, advance, without_missing_drafts
+from openai_cpu_server.scheduler.speculation.speculator import ChosenDrafts, Speculator
 
 _TOLD = 200
 """Waiting sequences that are told their place. It bounds a message: 50 bytes each, twice a second."""
@@ -46,8 +44,6 @@ class Limits:
     step_tokens: int
     step_outputs: int
     can_share: bool = True
-    staging_tokens: int = 0
-    """Cells beside the pool: at least `step_tokens`, or 0 if there are none."""
 
 
 class Scheduler:
@@ -82,6 +78,7 @@ class Scheduler:
         self._policy = policy
         self._is_continuous = continuous
         self._memory = Memory(num_slots=limits.num_slots, ledger=ledger, cache=cache)
+        self._options = options
         self._composer = Composer(options)
         self._speculator = speculator
         self._copy_price = CopyPrice()
@@ -95,13 +92,15 @@ class Scheduler:
             num_slots=limits.num_slots,
             num_seats=min(limits.num_slots - 1, math.ceil(options.batch_floor * limits.num_slots)),
         )
-        self._claims = Claims(self._memory, self._admission, speculator)
+        self._claims = Claims(self._memory, self._admission)
         self._sequences: dict[str, Sequence] = {}
         self._arrivals = 0
         self._arrived: list[Sequence] = []
         """The sequences that came since the last step was made."""
-        self._plan: StepPlan | None = None
+        self._plan = StepPlan(self._room)
         """The plan of the step that is being executed."""
+        self._drafts = ChosenDrafts()
+        """The drafts in it."""
 
     @property
     def has_work(self) -> bool:
@@ -206,28 +205,39 @@ class Scheduler:
         """The next step; it has no spans if there is nothing to compute."""
         if self._is_continuous or not self._memory.running:
             self._admission.admit()
-        for sequence in self._arrived:
-            sequence.has_queued |= sequence.status is Status.WAITING
-        self._arrived.clear()
+        prices = self._prices
+        spans = self._composed(prices)
+        if self._speculator is not None:
+            limits = self._claims.draft_limits(spans)
+            self._drafts = self._speculator.drafts(self._plan, prices, limits)
+            spans = self._claims.with_drafts(self._plan, spans, self._drafts)
+        self._composer.account(self._plan, prices.ms(self._plan), self._memory.running.values())
+        return Step(self._memory.take_verbs(), spans, self._padding(prices, self._plan.num_tokens))
+
+    def _composed(self, prices: StepPrices) -> tuple[Span, ...]:
+        """The spans of the next step without drafts; it keeps their plan."""
         running = self._admission.running_in_order()
-        plan = self._composer.compose(self._new_plan(), self._new_staged_plan(), running)
+        plan = self._composer.compose(running, self._room, prices, has_newcomer=self._has_newcomer())
         spans = self._claims.spans(plan)
-        plan = plan.limited_to({self._memory.running[s.slot]: len(s.tokens) for s in spans})
-        spans = self._claims.with_drafts(plan, spans)
-        padding = 0 if plan.is_staged else self._padding(sum(span.num_tokens for span in spans))
-        self._composer.account(plan, self._admission.running_in_order())
-        self._plan = plan
-        for span in spans:
-            self._memory.running[span.slot].is_staged = plan.is_staged
-        return Step(self._memory.take_verbs(), spans, padding, is_staged=plan.is_staged and bool(spans))
+        self._plan = plan.limited_to({self._memory.running[s.slot]: len(s.tokens) for s in spans})
+        return spans
+
+    def _has_newcomer(self) -> bool:
+        """Whether an interactive request got a slot at once since this was asked last."""
+        arrived, self._arrived = self._arrived, []
+        running = (s.request.priority for s in arrived if s.status is Status.RUNNING)
+        return Priority.INTERACTIVE in running
+
+    def reasons(self, sequence: Sequence) -> dict[Reason, int]:
+        """How many tokens of the sequence the step that is being executed computes for which reason."""
+        return self._plan.reasons(sequence)
 
     def predicted_ms(self, step: Step) -> float:
         """How long the step that `schedule` has just returned will take, in milliseconds."""
-        assert self._plan is not None
-        plan, size = self._plan, step.num_tokens + step.padding
+        size = step.num_tokens + step.padding
         copying_ms = self._copy_price.predict_ms(step.verbs)
-        step_ms = self.cost.predict_ms(size, plan.attended, plan.skipped, plan.cells) if size else 0.0
-        return plan.drafting_ms + copying_ms + step_ms
+        step_ms = self.cost.predict_ms(size, self._plan.attended) if size else 0.0
+        return self._drafts.drafting_ms + copying_ms + step_ms
 
     def may_interrupt(self, step: Step) -> bool:
         """Whether an interactive newcomer may throw this step away: nobody interactive runs.
@@ -238,44 +248,23 @@ class Scheduler:
         running = self._memory.running.values()
         return bool(step.spans) and all(s.request.priority is Priority.BATCH for s in running)
 
-    def _new_plan(self) -> StepPlan:
-        return StepPlan(
-            self.cost,
-            pool_cells=self._memory.ledger.tokens_used,
-            max_tokens=self._limits.step_tokens,
-            max_outputs=self._limits.step_outputs,
-            max_scored=self._max_scored,
-            pads=self._composer.fills_tiles,
-        )
-
-    def _new_staged_plan(self) -> StepPlan | None:
-        """An empty plan for a step beside the pool; None if there is no room."""
-        staged = self._memory.staged_tokens
-        room = min(self._limits.staging_tokens - staged, self._limits.step_tokens)
-        if room <= 0:
-            return None
-        return StepPlan(
-            self.cost,
-            pool_cells=staged,
-            max_tokens=room,
-            max_outputs=self._limits.step_outputs,
-            max_scored=self._max_scored,
-            pads=False,
-            is_staged=True,
-        )
+    @property
+    def _prices(self) -> StepPrices:
+        return StepPrices(self.cost, self._limits.step_tokens, fills_tiles=self._options.fills_tiles)
 
     @property
-    def _max_scored(self) -> int:
-        """How many prompt tokens a step may score, so that each other running sequence has an output left."""
-        return max(1, self._limits.step_outputs - len(self._memory.running) + 1)
+    def _room(self) -> StepRoom:
+        """Prompts are scored so slowly that each other running sequence has an output left."""
+        outputs = self._limits.step_outputs
+        scored = max(1, outputs - len(self._memory.running) + 1)
+        return StepRoom(self._limits.step_tokens, outputs, scored)
 
-    def _padding(self, num_tokens: int) -> int:
+    def _padding(self, prices: StepPrices, num_tokens: int) -> int:
         """How many padding tokens make the step faster: 0 if none, or if there are no cells for them."""
-        if not num_tokens or not self._composer.fills_tiles:
+        if not num_tokens:
             return 0
         ledger = self._memory.ledger
-        size = self.cost.cheapest_size(num_tokens, self._limits.step_tokens, ledger.tokens_used)
-        padding = size - num_tokens
+        padding = prices.padded_size(num_tokens) - num_tokens
         return padding if padding <= ledger.num_free * ledger.block_size else 0
 
     # -- applying --------------------------------------------------------------------------------------
@@ -291,23 +280,23 @@ class Scheduler:
             self._give_up_drafts(step)
             return []
         self._copy_price.learn(step.verbs, result.verbs_ms)
-        if elapsed_ms is not None and step.spans and self._plan is not None:
-            self._learn_time(self._plan, step, result, elapsed_ms)
+        if elapsed_ms is not None and step.spans:
+            self._learn_time(step, result, elapsed_ms)
         running, ledger = self._memory.running, self._memory.ledger
         advances = [advance(running[span.slot], span, result, ledger) for span in step.spans]
         if self._speculator is not None:
             self._speculator.learn(self._model_outcomes(step, result), result.drafting_ms)
         return advances
 
-    def _learn_time(self, plan: StepPlan, step: Step, result: StepResult, elapsed_ms: float) -> None:
+    def _learn_time(self, step: Step, result: StepResult, elapsed_ms: float) -> None:
         """Teach the cost model, and the speculator, what the step took, the time of its verbs taken off."""
-        plan, num_missing = without_missing_drafts(plan, step, result, self._memory.running)
+        plan, num_missing = without_missing_drafts(self._plan, step, result, self._memory.running)
         size = step.num_tokens - num_missing + result.padding
         elapsed_ms -= result.verbs_ms
         if self._speculator is not None:
-            step_ms = self.cost.predict_ms(size, plan.attended, plan.skipped, plan.cells)
-            self._speculator.compare(plan, step, result, step_ms + result.drafting_ms, elapsed_ms)
-        self.cost.refine(size, plan.attended, plan.skipped, elapsed_ms - result.drafting_ms, plan.cells)
+            predicted_ms = self.cost.predict_ms(size, plan.attended) + result.drafting_ms
+            self._speculator.compare(self._drafts.plain_ms, step, result, predicted_ms, elapsed_ms)
+        self.cost.refine(size, plan.attended, elapsed_ms - result.drafting_ms)
 
     def _model_outcomes(self, step: Step, result: StepResult) -> dict[Sequence, Drafted]:
         """The outcomes of the drafts that the draft model was asked for, by sequence."""
@@ -324,6 +313,5 @@ class Scheduler:
         """Assert that sequences and memory agree (tests call this after every step)."""
         for sequence in self._memory.running.values():
             assert self._sequences[sequence.request.id] is sequence
-        assert self._memory.staged_tokens <= self._limits.staging_tokens
         assert len(self._waiting) + len(self._memory.running) == len(self._sequences)
         self._memory.check()

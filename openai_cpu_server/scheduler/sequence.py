@@ -54,8 +54,6 @@ class Sequence:
         """How many prompt positions are done with scoring: the log-probability of the token that follows was
         reported, or is not asked for.
         """
-        self.has_queued = False
-        """Whether it had to wait for a slot when it came, or was released since."""
         self.cached_tokens: int | None = None
         """How many prompt tokens were shared or restored when it first ran; None: it has not run yet."""
         self.expected_output = request.max_tokens if expected_output is None else expected_output
@@ -68,14 +66,10 @@ class Sequence:
         """How many draft tokens were computed for it."""
         self.num_accepted = 0
         """How many of these draft tokens were right."""
-        self.is_staged = False
-        """Whether its cells, if it has any, are beside the pool."""
         self.kinship: dict[int, int] = {}
         """Length of the prefix that it has in common with another's prompt, by the arrival of that one."""
         self._num_to_read = len(self.tokens)
         """How many tokens it had when it last began to run."""
-        self._num_reused = 0
-        """How many of these tokens were shared or restored then."""
         self._status = Status.WAITING
         self._slot: int | None = None
 
@@ -100,17 +94,6 @@ class Sequence:
         All that is pending besides was sampled since then, or was forced by its constraint.
         """
         return self.computed >= self._num_to_read - 1
-
-    @property
-    def is_newcomer(self) -> bool:
-        """Whether it got a slot at once when it came, and nothing was computed for it yet."""
-        found_slot = self._status is Status.RUNNING and not self.has_queued
-        return found_slot and self.computed == self._num_reused
-
-    @property
-    def can_be_staged(self) -> bool:
-        """Whether it computes its prompt and has no cells in the pool."""
-        return not self.is_decoding and (self.is_staged or self.computed == 0)
 
     @property
     def output(self) -> tuple[int, ...]:
@@ -147,8 +130,7 @@ class Sequence:
         """Move to running, in a slot that has the cells of the first `num_reused` tokens already."""
         self._move(Status.RUNNING)
         self._slot = slot
-        self.computed = self._num_reused = num_reused
-        self.is_staged = False
+        self.computed = num_reused
         self._num_to_read = len(self.tokens)
         self.kinship.clear()
 
@@ -158,7 +140,6 @@ class Sequence:
         self._slot = None
         self.computed = 0
         self.num_preemptions += 1
-        self.has_queued = True
 
     def finish(self) -> None:
         self._move(Status.FINISHED)

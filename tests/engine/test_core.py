@@ -32,7 +32,7 @@ from tests.scheduler.driver import alone, request
 pytestmark = pytest.mark.thorough
 
 BATCH = Priority.BATCH
-CURVE = CostCurve(step_ms=((1, 5.0), (256, 1000.0)), attended_ms=0.0, skipped_ms=0.0)
+CURVE = CostCurve(step_ms=((1, 5.0), (256, 1000.0)), attended_ms=0.0)
 OPTIONS = EngineOptions(model_path="", cache_bytes=64 * 100)
 
 

@@ -18,7 +18,7 @@ LOGGER = "openai_cpu_server.engine.step_log"
 
 
 def core() -> EngineCore:
-    curve = CostCurve(step_ms=((1, 5.0), (256, 1000.0)), attended_ms=0.0, skipped_ms=0.0)
+    curve = CostCurve(step_ms=((1, 5.0), (256, 1000.0)), attended_ms=0.0)
     made = build_core(EngineOptions(model_path="", speculation="off"), FakeBackend(), curve)
     made.handle(Submit(request=request("chat", prompt=3, output=2)))
     made.handle(Submit(request=request("job", prompt=4, output=1, priority=Priority.BATCH)))
@@ -35,14 +35,14 @@ def test_each_step_is_told_with_who_was_in_it(caplog: pytest.LogCaptureFixture) 
     run(core())
     steps = [record.fields for record in caplog.records]
     parts = [
-        (part["id"], part["priority"], part["tokens"], part["decodes"])
+        (part["id"], part["priority"], part["tokens"], part["decodes"], part["why"])
         for step in steps
         for part in step["spans"]
     ]
     assert sorted(parts) == [
-        ("chat", "interactive", 1, True),
-        ("chat", "interactive", 3, False),
-        ("job", "batch", 4, False),
+        ("chat", "interactive", 1, True, {"decode": 1}),
+        ("chat", "interactive", 3, False, {"prompt": 3}),
+        ("job", "batch", 4, False, {"prompt": 4}),
     ]
     assert all(step["elapsed_ms"] >= 0 and step["interrupted"] is False for step in steps)
     assert [step["started_s"] for step in steps] == sorted(step["started_s"] for step in steps)

@@ -14,7 +14,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from openai_cpu_server.contract.cost import CostCurve, TiledAttention
+from openai_cpu_server.contract.cost import CostCurve
 from openai_cpu_server.contract.messages import EngineOptions
 from openai_cpu_server.contract.model_info import Kernels, KernelState
 from openai_cpu_server.llama.backend import LlamaBackend
@@ -65,8 +65,7 @@ def test_a_curve_is_positive_and_finite_and_feeds_a_model(
     assert is_sane(curve)
     assert curve.step_ms[0][0] == 1
     assert {n for n, _ in curve.step_ms} <= {1, 2, 4, 8, 12, 15, 16, 17, 24, 32, 48, 64, 128}
-    assert (curve.tiled is None) == fresh.info.kernels.attention.is_on
-    assert CostModel(curve).predict_ms(16, 16_000, 0) > 0
+    assert CostModel(curve).predict_ms(16, 16_000) > 0
     assert progress == sorted(progress)
     assert progress[-1] == 1.0
 
@@ -107,7 +106,7 @@ def test_it_is_disturbed_by_whoever_wants_something_and_goes_on_later(
 def test_the_longest_piece_becomes_shorter_until_there_is_time_enough_for_it(
     fresh: LlamaBackend, options: EngineOptions, tmp_path: Path, stall_s: float
 ) -> None:
-    """It takes 29 steps at first, and somebody comes after 26 each time.
+    """It takes 17 steps at first, and somebody comes after 12 each time.
 
     A stall leaves no time for sizes above one token, and a context of such steps takes hundreds of them.
     """
@@ -120,7 +119,7 @@ def test_the_longest_piece_becomes_shorter_until_there_is_time_enough_for_it(
             step = next(steps)
             if (attempt, step) == (0, 1):
                 time.sleep(stall_s)
-            return step > 26
+            return step > 12
 
         curve = calibrator.measure(somebody_comes)
         if curve is not None:
@@ -173,7 +172,7 @@ def test_a_damaged_file_is_measured_again(
 def test_a_curve_that_cannot_be_is_measured_again(
     fresh: LlamaBackend, options: EngineOptions, tmp_path: Path
 ) -> None:
-    absurd = CostCurve(step_ms=((16, -1.0),), attended_ms=0.0, skipped_ms=0.0)
+    absurd = CostCurve(step_ms=((16, -1.0),), attended_ms=0.0)
     Measurements(tmp_path).put(CurveKey.of(fresh.info, options), absurd)
     assert is_sane(measured(fresh, options, tmp_path))
 
@@ -254,7 +253,6 @@ def test_small_pools_and_other_options(
         backend.close()
     assert is_sane(curve)
     assert curve.step_ms[-1][0] <= backend.info.max_step_tokens
-    assert curve.tiled is None
 
 
 def test_a_model_without_cells(tiny: Path, tmp_path: Path) -> None:
@@ -270,15 +268,14 @@ def test_a_model_without_cells(tiny: Path, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "curve",
     [
-        CostCurve(step_ms=(), attended_ms=0.0, skipped_ms=0.0),
-        CostCurve(step_ms=((0, 1.0),), attended_ms=0.0, skipped_ms=0.0),
-        CostCurve(step_ms=((2, 1.0), (1, 1.0)), attended_ms=0.0, skipped_ms=0.0),
-        CostCurve(step_ms=((1, 1.0), (1, 1.0)), attended_ms=0.0, skipped_ms=0.0),
-        CostCurve(step_ms=((1, 0.0),), attended_ms=0.0, skipped_ms=0.0),
-        CostCurve(step_ms=((1, math.inf),), attended_ms=0.0, skipped_ms=0.0),
-        CostCurve(step_ms=((1, 1.0),), attended_ms=-1.0, skipped_ms=0.0),
-        CostCurve(step_ms=((1, 1.0),), attended_ms=0.0, skipped_ms=math.nan),
-        CostCurve(step_ms=((1, 1.0),), attended_ms=0.0, skipped_ms=0.0, tiled=TiledAttention(64, -1.0)),
+        CostCurve(step_ms=(), attended_ms=0.0),
+        CostCurve(step_ms=((0, 1.0),), attended_ms=0.0),
+        CostCurve(step_ms=((2, 1.0), (1, 1.0)), attended_ms=0.0),
+        CostCurve(step_ms=((1, 1.0), (1, 1.0)), attended_ms=0.0),
+        CostCurve(step_ms=((1, 0.0),), attended_ms=0.0),
+        CostCurve(step_ms=((1, math.inf),), attended_ms=0.0),
+        CostCurve(step_ms=((1, 1.0),), attended_ms=-1.0),
+        CostCurve(step_ms=((1, 1.0),), attended_ms=math.nan),
     ],
 )
 def test_what_no_curve_can_be(curve: CostCurve) -> None:

@@ -88,7 +88,7 @@ def test_repacked_or_not_the_tokens_are_the_same(tiny: Path, repack: bool | None
 
 @pytest.mark.parametrize("kv_type", ["f32", "f16", "bf16", "q8_0"])
 def test_cells_cost_what_llama_says(tiny: Path, kv_type: str) -> None:
-    with native_lines() as lines, loaded(tiny, kv_type=kv_type, kv_tokens=4096, staging_tokens=0) as backend:
+    with native_lines() as lines, loaded(tiny, kv_type=kv_type, kv_tokens=4096) as backend:
         generate(backend, PROMPT, 2)
         info = backend.info
     assert info.kv_tokens * info.kv_bytes_per_token / 2**20 == pytest.approx(kv_megabytes(lines), abs=0.006)
@@ -136,17 +136,6 @@ def test_no_memory_for_a_draft_models_cells(
     machine = SmallMachine(tmp_path, 2 * tiny.stat().st_size + 1000 * cell)
     line = failure(tiny, capfd, machine=machine, kv_tokens=512, draft_model_path=str(tiny))
     assert line.startswith(f"Not enough memory for the KV pool: 512 tokens at {2 * cell} bytes")
-
-
-@pytest.mark.parametrize(("free_tokens", "staging_tokens"), [(4095, 0), (4096, 512)])
-def test_cells_beside_the_pool_leave_room_for_a_draft_model(
-    tiny: Path, tmp_path: Path, free_tokens: int, staging_tokens: int
-) -> None:
-    """A pool of 2048 comes with as many cells of the draft model's; a cell here is one of the model's own."""
-    cell = bytes_per_cell(GgufHeader(tiny), KVType.F16)
-    machine = SmallMachine(tmp_path, 2 * tiny.stat().st_size + (free_tokens + 512) * cell)
-    with loaded(tiny, machine, kv_tokens=2048, staging_tokens=512, draft_model_path=str(tiny)) as backend:
-        assert backend.info.staging_tokens == staging_tokens
 
 
 @pytest.mark.parametrize(("kv_tokens", "free_tokens"), [(None, 500), (2048, 2047), (10**9, 10**6)])

@@ -11,7 +11,7 @@ from openai_cpu_server.dispatch.death import death_cause
 from openai_cpu_server.engine.build import build_core
 from tests.fakes import FAKE_INFO, FakeBackend
 
-CURVE = CostCurve(step_ms=((1, 5.0), (256, 1000.0)), attended_ms=0.0, skipped_ms=0.0)
+CURVE = CostCurve(step_ms=((1, 5.0), (256, 1000.0)), attended_ms=0.0)
 
 
 def request(name: str, *, prompt: int = 20, output: int = 8, **more: object) -> GenerationRequest:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import random
 from collections.abc import Callable
 
@@ -12,13 +11,13 @@ from openai_cpu_server.contract.request import GenerationRequest, Priority, Samp
 from openai_cpu_server.contract.step import Step, StepResult
 from openai_cpu_server.errors import ConstraintFailed
 from openai_cpu_server.scheduler.compose import StepOptions
-from openai_cpu_server.scheduler.drafts import Draft, Drafter, ModelDrafter
 from openai_cpu_server.scheduler.kv_ledger import KVLedger
 from openai_cpu_server.scheduler.policy import Policy, PriorityPolicy
 from openai_cpu_server.scheduler.prefix_cache import PrefixCache
 from openai_cpu_server.scheduler.scheduler import Limits, Scheduler
 from openai_cpu_server.scheduler.sequence import Sequence, Status
-from openai_cpu_server.scheduler.speculation import SpeculationOptions, Speculator
+from openai_cpu_server.scheduler.speculation.drafts import Draft, Drafter, ModelDrafter
+from openai_cpu_server.scheduler.speculation.speculator import SpeculationOptions, Speculator
 from tests.fakes import END_TOKEN, FAKE_INFO, FakeBackend, forced_token, next_token
 
 Spans = dict[str, int]
@@ -57,35 +56,24 @@ class TokenCost:
     def __init__(
         self,
         tiles: tuple[int, ...] = (),
-        jump: tuple[int, float] | None = None,
-        skipped_ms: float = 0.0,
         step_ms: float = 0.0,
     ) -> None:
         """`step_ms`: the time that a step takes beside its tokens."""
         self._step_ms = step_ms
         self._tiles = tiles
-        self._skipped_ms = skipped_ms
-        self.tiled_from, self._jump_ms = jump or (None, 0.0)
         self.learned: list[tuple[int, float]] = []
-        self.crowded_from = math.inf
-        """Cells of the pool from which on padding costs more than it saves."""
 
-    def predict_ms(self, num_tokens: int, attended: int, skipped: int, cells: int | None = None) -> float:
-        assert cells is None or cells >= 0
-        jump = self._jump_ms if self.tiled_from and num_tokens >= self.tiled_from else 0.0
-        return self._step_ms + num_tokens + jump + self._skipped_ms * skipped
+    def predict_ms(self, num_tokens: int, attended: int = 0) -> float:
+        assert attended >= 0
+        return self._step_ms + num_tokens
 
-    def cheapest_size(self, num_tokens: int, limit: int, pool_cells: int = 0) -> int:
-        if pool_cells >= self.crowded_from:
-            return num_tokens
+    def cheapest_size(self, num_tokens: int, limit: int) -> int:
         return next((t for t in self._tiles if t - 8 < num_tokens <= t <= limit), num_tokens)
 
     def free_size(self, num_tokens: int, limit: int) -> int:
         return self.cheapest_size(num_tokens, limit)
 
-    def refine(
-        self, num_tokens: int, attended: int, skipped: int, actual_ms: float, cells: int | None = None
-    ) -> None:
+    def refine(self, num_tokens: int, attended: int, actual_ms: float) -> None:
         self.learned.append((num_tokens, actual_ms))
 
 
@@ -146,9 +134,7 @@ class Driver:
         cache_blocks: int = 0,
         policy: Policy | None = None,
         tiles: tuple[int, ...] = (),
-        jump: tuple[int, float] | None = None,
         can_share: bool = True,
-        staging: int = 0,
         floor: float = 0.1,
         mixes: bool = True,
         continuous: bool = True,
@@ -167,14 +153,13 @@ class Driver:
             max_seqs=slots,
             kv_tokens=kv_tokens,
             max_step_tokens=max(idle, slots + 16),
-            staging_tokens=staging,
         )
         self.now_s = 0.0
-        self.cost = cost or TokenCost(tiles, jump)
+        self.cost = cost or TokenCost(tiles)
         self._elapsed_ms = elapsed_ms
         self._always = always
         self._info = info
-        self._limits = Limits(slots, info.max_step_tokens, outputs, can_share, staging)
+        self._limits = Limits(slots, info.max_step_tokens, outputs, can_share)
         self._cache_blocks = cache_blocks
         self._options = StepOptions(
             interactive_step_ms=decoding, batch_step_ms=idle, batch_floor=floor, mixes=mixes
@@ -192,8 +177,6 @@ class Driver:
         self.paddings: list[int] = []
         self.predicted_ms: list[float] = []
         self.interruptible: list[bool] = []
-        self.staged: list[list[str]] = []
-        """For each step, the requests that were computed beside the pool."""
 
     def _start(self) -> None:
         self.backend = FakeBackend(self._info)
@@ -271,11 +254,9 @@ class Driver:
         self.predicted_ms.append(self.scheduler.predicted_ms(step))
         self.interruptible.append(self.scheduler.may_interrupt(step))
         self.paddings.append(step.padding)
-        self.staged.append([name for name in names if step.is_staged])
         self.scheduler.check()
         if interrupt:
             self.backend.execute(Step(verbs=step.verbs))
-            self.backend.place(step)
             self.scheduler.apply(step, StepResult(interrupted=True))
         else:
             self._apply(step)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from openai_cpu_server.contract.cost import TILE_TOKENS
 from openai_cpu_server.contract.request import Constraint, Priority
+from openai_cpu_server.scheduler.plan import Reason
 from openai_cpu_server.scheduler.policy import FifoPolicy, ShortestFirstPolicy
 from tests.scheduler.driver import Driver, alone, request
 
@@ -74,16 +75,6 @@ def test_padding_fills_a_tile_when_nothing_waits() -> None:
     assert driver.paddings[-1] == 6
 
 
-def test_padding_that_would_skip_more_cells_than_it_is_worth_is_left_out() -> None:
-    driver = Driver(slots=16, tiles=(16,))
-    driver.submit(*(request(f"d{n}", output=40) for n in range(10)))
-    driver.step()
-    driver.step()
-    driver.cost.crowded_from = driver.ledger.tokens_used + 16 * 10
-    driver.run()
-    assert set(driver.paddings[1:]) == {6, 0}, "padded until the pool was crowded"
-
-
 def test_there_is_no_padding_where_it_is_not_cheaper() -> None:
     driver = Driver(slots=16, tiles=(16,))
     driver.submit(*(request(f"d{n}", output=40) for n in range(5)))
@@ -113,6 +104,46 @@ def test_the_cost_model_learns_from_every_step() -> None:
     driver.submit(request("a", prompt=10, output=2))
     driver.run()
     assert driver.cost.learned[0] == (16, 1.0)
+
+
+def reasons(driver: Driver, name: str) -> dict[Reason, int]:
+    """How many tokens of the request were in the last step for which reason."""
+    sequence = driver.scheduler.get(name)
+    assert sequence is not None
+    return driver.scheduler.reasons(sequence)
+
+
+def test_every_token_of_a_step_has_a_reason() -> None:
+    driver = Driver(slots=16, decoding=4, idle=64, tiles=(30,), floor=0.0)
+    driver.submit(request("f", output=40, **under("?" + 8 * "x" + 9 * "?")))
+    driver.submit(*(request(f"d{n}", output=40) for n in range(3)))
+    driver.step()
+    driver.submit(request("p", prompt=100), request("b", prompt=100, priority=BATCH))
+    step = driver.step()
+    assert step == {"f": 9, "d0": 1, "d1": 1, "d2": 1, "p": 18}
+    assert reasons(driver, "f") == {Reason.DECODE: 1, Reason.FORCED: 4, Reason.TILE: 4}
+    assert reasons(driver, "d0") == {Reason.DECODE: 1}
+    assert reasons(driver, "p") == {Reason.LEAST: 16, Reason.TILE: 2}
+    assert reasons(driver, "b") == {}
+
+
+def test_what_its_share_pays_for_is_said_of_batch_work() -> None:
+    driver = Driver(slots=8, decoding=16, idle=64, floor=0.25, kv_tokens=8192)
+    driver.submit(request("b", prompt=400, output=200, priority=BATCH))
+    driver.submit(*(request(f"i{n}", prompt=400, output=100) for n in range(3)))
+    driver.run_until(lambda: Reason.BATCH_FLOOR in reasons(driver, "b"), max_steps=20)
+
+
+def test_reasons_are_told_of_as_many_tokens_as_got_cells() -> None:
+    driver = Driver(slots=4, kv_tokens=64, idle=64)
+    driver.submit(request("a", prompt=30, output=30, priority=BATCH))
+    driver.step()
+    driver.submit(request("b", prompt=33, output=20, priority=BATCH))
+    for _ in range(40):
+        running = [name for name in "ab" if driver.scheduler.get(name)]
+        step = driver.step()
+        told = {name: sum(reasons(driver, name).values()) for name in running if driver.scheduler.get(name)}
+        assert all(num_tokens == step.get(name, 0) for name, num_tokens in told.items())
 
 
 def test_clients_take_turns() -> None:
@@ -150,37 +181,6 @@ def test_only_steps_without_interactive_work_may_be_interrupted() -> None:
     assert driver.scheduler.may_interrupt(driver.scheduler.schedule())
     driver.submit(request("i"))
     assert not driver.scheduler.may_interrupt(driver.scheduler.schedule())
-
-
-def test_a_step_stops_short_of_the_size_where_its_price_jumps() -> None:
-    driver = Driver(idle=150, jump=(40, 60.0))
-    driver.submit(request("p", prompt=100))
-    assert driver.step() == {"p": 39}
-
-
-def crowded(num_decoding: int) -> Driver:
-    """A prompt is read beside `num_decoding` sequences; from 40 tokens on a step takes 60 ms more."""
-    driver = Driver(slots=45, kv_tokens=4096, decoding=10, idle=200, jump=(40, 60.0))
-    driver.submit(*(request(f"d{n}", prompt=4, output=40) for n in range(num_decoding)))
-    while len(driver.step()) < num_decoding:
-        pass
-    driver.submit(request("p", prompt=20, output=1))
-    return driver
-
-
-def test_what_a_prompt_gets_at_least_does_not_make_those_who_decode_jump() -> None:
-    driver = crowded(30)
-    assert [driver.step()["p"] for _ in range(3)] == [9, 9, 2]
-
-
-def test_where_no_step_without_the_jump_has_room_a_prompt_still_gets_a_tile() -> None:
-    assert crowded(39).step()["p"] == TILE_TOKENS
-
-
-def test_a_step_goes_beyond_the_jump_where_tiles_are_faster() -> None:
-    driver = Driver(idle=150, jump=(40, -5.0))
-    driver.submit(request("p", prompt=100))
-    assert driver.step() == {"p": 100}
 
 
 def under(pattern: str, **more: object) -> dict[str, object]:

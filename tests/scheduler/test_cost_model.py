@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import random
 
-import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from openai_cpu_server.contract.cost import CostCurve, TiledAttention, attended_pairs
-from openai_cpu_server.scheduler.cost_model import CostModel
+from openai_cpu_server.contract.cost import CostCurve, attended_pairs
+from openai_cpu_server.contract.step import Close, Restore, Save
+from openai_cpu_server.scheduler.cost_model import CopyPrice, CostModel
 
 REPACKED = CostCurve(
     step_ms=(
@@ -18,25 +18,19 @@ REPACKED = CostCurve(
         *((24, 252.0), (32, 310.0), (48, 381.0), (64, 510.0), (128, 1058.0)),
     ),
     attended_ms=0.006,
-    skipped_ms=0.0002,
 )
 """docs/measurements.md: the GEMM kernel with tiles of 16 rows."""
 PLAIN = CostCurve(
     step_ms=((1, 26.0), (8, 134.0), (12, 140.0), (16, 142.0), (17, 205.0), (32, 206.0), (64, 361.0)),
     attended_ms=0.006,
-    skipped_ms=0.0,
 )
-LINE = CostCurve(step_ms=((1, 10.0), (64, 640.0)), attended_ms=0.0, skipped_ms=0.0)
+LINE = CostCurve(step_ms=((1, 10.0), (64, 640.0)), attended_ms=0.0)
 
 positive = st.floats(0.001, 1e5)
 curves = st.builds(
-    lambda points, own, others, tiled: CostCurve(
-        step_ms=tuple(sorted(points.items())), attended_ms=own, skipped_ms=others, tiled=tiled
-    ),
+    lambda points, price: CostCurve(step_ms=tuple(sorted(points.items())), attended_ms=price),
     st.dictionaries(st.integers(1, 300), positive, min_size=1, max_size=20),
     st.floats(-0.1, 1.0),
-    st.floats(-0.1, 1.0),
-    st.none() | st.builds(TiledAttention, st.just(64), st.floats(0.0, 1.0)),
 )
 pairs = st.integers(0, 10**7)
 
@@ -65,7 +59,7 @@ def test_tiles_of_which_only_the_ends_are_known_climb_as_the_second_does() -> No
 
 
 def test_below_the_first_point_a_step_costs_what_that_does() -> None:
-    model = CostModel(CostCurve(step_ms=((8, 100.0), (16, 120.0)), attended_ms=0, skipped_ms=0))
+    model = CostModel(CostCurve(step_ms=((8, 100.0), (16, 120.0)), attended_ms=0))
     assert [model.predict_ms(n) for n in (1, 7, 8)] == [100.0, 100.0, 100.0]
 
 
@@ -75,29 +69,12 @@ def test_behind_the_last_point_it_goes_on_along_the_slope() -> None:
 
 
 def test_a_slope_that_noise_has_turned_down_is_not_believed() -> None:
-    model = CostModel(CostCurve(step_ms=((1, 10.0), (32, 300.0), (64, 250.0)), attended_ms=0, skipped_ms=0))
+    model = CostModel(CostCurve(step_ms=((1, 10.0), (32, 300.0), (64, 250.0)), attended_ms=0))
     assert model.predict_ms(128) == pytest.approx(500)
 
 
-def test_pairs_add_their_prices() -> None:
-    model = CostModel(REPACKED)
-    assert model.predict_ms(16, 16_000, 100_000) == pytest.approx(151 + 96 + 20)
-
-
-def test_in_tiles_every_row_of_one_pays_for_the_cells_of_all() -> None:
-    model = CostModel(msgspec.structs.replace(REPACKED, tiled=TiledAttention(rows=64, pair_ms=0.002)))
-    decodes, prompt = 16 * 256, attended_pairs(0, 48)
-    mixed = model.predict_ms(64, decodes + prompt, cells=16 * 256 + 48)
-    assert mixed == pytest.approx(510 + 0.002 * 64 * (16 * 256 + 48))
-    assert model.predict_ms(63, decodes, cells=16 * 256) == CostModel(REPACKED).predict_ms(63, decodes)
-
-
-def test_in_tiles_a_long_prompt_pays_for_what_it_attends_to() -> None:
-    model = CostModel(msgspec.structs.replace(REPACKED, tiled=TiledAttention(rows=64, pair_ms=0.002)))
-    for n in (64, 128):
-        pairs = 1000 * n
-        assert model.predict_ms(n, pairs, cells=1000) == pytest.approx(model.predict_ms(n) + 0.002 * pairs)
-        assert model.predict_ms(n, pairs) == pytest.approx(model.predict_ms(n) + 0.002 * pairs)
+def test_pairs_add_their_price() -> None:
+    assert CostModel(REPACKED).predict_ms(16, 16_000) == pytest.approx(151 + 96)
 
 
 def test_pairs_of_tokens_and_the_cells_before_them() -> None:
@@ -106,18 +83,17 @@ def test_pairs_of_tokens_and_the_cells_before_them() -> None:
     assert attended_pairs(10, 3) == 10 + 11 + 12
 
 
-@given(curves, st.integers(0, 3000), pairs, pairs, pairs, st.none() | st.integers(0, 20_000))
+@given(curves, st.integers(0, 3000), pairs, pairs)
 def test_predictions_are_never_negative_and_grow_with_what_is_attended(
-    curve: CostCurve, num_tokens: int, own: int, more: int, others: int, cells: int | None
+    curve: CostCurve, num_tokens: int, some: int, more: int
 ) -> None:
     model = CostModel(curve)
-    less = model.predict_ms(num_tokens, own, others, cells)
-    assert 0 <= less <= model.predict_ms(num_tokens, own + more, others, cells)
+    assert 0 <= model.predict_ms(num_tokens, some) <= model.predict_ms(num_tokens, some + more)
 
 
 def test_an_unmeasured_model_is_guessed_by_its_size() -> None:
     small, large = CostModel.guess(10**9), CostModel.guess(7 * 10**9)
-    assert large.predict_ms(16, 1000, 1000) == pytest.approx(7 * small.predict_ms(16, 1000, 1000))
+    assert large.predict_ms(16, 1000) == pytest.approx(7 * small.predict_ms(16, 1000))
     assert small.predict_ms(1) < small.predict_ms(16) < small.predict_ms(256)
 
 
@@ -136,18 +112,8 @@ def test_a_line_has_no_cheaper_sizes() -> None:
     assert [model.cheapest_size(n, 64) for n in range(65)] == list(range(65))
 
 
-def test_a_step_is_not_grown_beyond_the_limit_or_by_what_other_cells_make_dear() -> None:
-    model = CostModel(REPACKED)
-    assert model.cheapest_size(12, 15) == 12
-    assert model.cheapest_size(15, 128, pool_cells=100_000) == 16
-    assert model.cheapest_size(12, 128, pool_cells=100_000) == 12
-
-
-def test_a_step_is_not_grown_into_tiles() -> None:
-    curve = CostCurve(step_ms=((48, 400.0), (60, 500.0), (64, 300.0)), attended_ms=0, skipped_ms=0)
-    tiled = msgspec.structs.replace(curve, tiled=TiledAttention(rows=64, pair_ms=0.002))
-    assert CostModel(curve).cheapest_size(60, 128) == 64
-    assert CostModel(tiled).cheapest_size(60, 128) < 64
+def test_a_step_is_not_grown_beyond_the_limit() -> None:
+    assert CostModel(REPACKED).cheapest_size(12, 15) == 12
 
 
 def test_sizes_that_were_not_measured_stay_as_they_are() -> None:
@@ -170,46 +136,45 @@ def learn(model: CostModel, truth: CostModel, steps: int, noise: float = 0.0, se
     rng = random.Random(seed)
     for _ in range(steps):
         n = rng.choice([1, 8, 15, 16, 17, 30, 32, 64, 100, 128])
-        own, others = n * rng.choice([0, 100, 1000, 2000]), n * rng.choice([0, 1000, 8000])
-        model.refine(n, own, others, truth.predict_ms(n, own, others) * rng.uniform(1 - noise, 1 + noise))
+        pairs = n * rng.choice([0, 100, 1000, 2000])
+        model.refine(n, pairs, truth.predict_ms(n, pairs) * rng.uniform(1 - noise, 1 + noise))
 
 
-@given(st.floats(0.3, 3.0), st.floats(0.3, 3.0), st.floats(0.3, 3.0))
-def test_a_shifted_truth_is_learnt(step: float, own: float, others: float) -> None:
+@given(st.floats(0.3, 3.0), st.floats(0.3, 3.0))
+def test_a_shifted_truth_is_learnt(step: float, attention: float) -> None:
     truth = CostModel(
         CostCurve(
             step_ms=tuple((n, ms * step) for n, ms in REPACKED.step_ms),
-            attended_ms=REPACKED.attended_ms * own,
-            skipped_ms=REPACKED.skipped_ms * others,
+            attended_ms=REPACKED.attended_ms * attention,
         )
     )
     model = CostModel(REPACKED)
     learn(model, truth, 1500, noise=0.1)
-    for n, a, s in [(1, 0, 0), (16, 0, 0), (16, 16_000, 0), (64, 64_000, 64_000), (128, 0, 0)]:
-        assert model.predict_ms(n, a, s) == pytest.approx(truth.predict_ms(n, a, s), rel=0.2)
+    for n, pairs in [(1, 0), (16, 0), (16, 16_000), (64, 64_000), (128, 0)]:
+        assert model.predict_ms(n, pairs) == pytest.approx(truth.predict_ms(n, pairs), rel=0.2)
 
 
 @given(st.lists(st.floats(1e-6, 1e9), min_size=1, max_size=5))
 def test_a_few_outliers_move_little(actuals: list[float]) -> None:
     model = CostModel(REPACKED)
-    before = model.predict_ms(16, 16_000, 1000)
+    before = model.predict_ms(16, 16_000)
     for ms in actuals:
-        model.refine(16, 16_000, 1000, ms)
-    assert model.predict_ms(16, 16_000, 1000) == pytest.approx(before, rel=0.07 * len(actuals))
+        model.refine(16, 16_000, ms)
+    assert model.predict_ms(16, 16_000) == pytest.approx(before, rel=0.07 * len(actuals))
 
 
 def test_one_tile_in_twenty_disturbed_does_not_wreck_the_rest() -> None:
     model, truth = CostModel(REPACKED), CostModel(REPACKED)
     for _ in range(40):
         learn(model, truth, 19)
-        model.refine(16, 0, 0, 5000.0)
+        model.refine(16, 0, 5000.0)
     assert model.predict_ms(64) == pytest.approx(510, rel=0.15)
 
 
 def test_a_learnt_tile_keeps_what_the_curve_says_of_its_sizes_side_by_side() -> None:
     model = CostModel(REPACKED)
     for _ in range(100):
-        model.refine(12, 0, 0, 100.0)
+        model.refine(12, 0, 100.0)
     assert model.predict_ms(12) == pytest.approx(100, rel=0.05)
     assert model.cheapest_size(12, 64) == 16
     assert model.predict_ms(15) / model.predict_ms(16) == pytest.approx(212 / 151)
@@ -218,26 +183,26 @@ def test_a_learnt_tile_keeps_what_the_curve_says_of_its_sizes_side_by_side() -> 
 def test_steps_larger_than_any_measured_are_learnt_too() -> None:
     model = CostModel(REPACKED)
     for _ in range(200):
-        model.refine(512, 0, 0, 10_000.0)
+        model.refine(512, 0, 10_000.0)
     assert model.predict_ms(512) == pytest.approx(10_000, rel=0.05)
 
 
 @pytest.mark.parametrize("actual", [0.0, -5.0])
 def test_a_step_that_took_no_time_says_nothing(actual: float) -> None:
     model = CostModel(REPACKED)
-    model.refine(16, 0, 0, actual)
-    model.refine(0, 0, 0, 100.0)
+    model.refine(16, 0, actual)
+    model.refine(0, 0, 100.0)
     assert model.curve.step_ms[15] == (16, 151.0)
 
 
-@given(curves, st.lists(st.tuples(st.integers(1, 400), pairs, pairs, st.floats(1e-9, 1e12)), max_size=30))
-def test_whatever_it_learns_it_stays_sane(curve: CostCurve, steps: list[tuple[int, int, int, float]]) -> None:
+@given(curves, st.lists(st.tuples(st.integers(1, 400), pairs, st.floats(1e-9, 1e12)), max_size=30))
+def test_whatever_it_learns_it_stays_sane(curve: CostCurve, steps: list[tuple[int, int, float]]) -> None:
     model = CostModel(curve)
-    for num_tokens, own, others, ms in steps:
-        model.refine(num_tokens, own, others, ms)
+    for num_tokens, attended, ms in steps:
+        model.refine(num_tokens, attended, ms)
     fresh = CostModel(curve)
     for n in (1, 16, 17, 300, 500):
-        assert 0 <= model.predict_ms(n, 100, 100) <= 65 * fresh.predict_ms(n, 100, 100)
+        assert 0 <= model.predict_ms(n, 100) <= 65 * fresh.predict_ms(n, 100)
 
 
 def test_what_was_learnt_can_be_kept_as_a_curve() -> None:
@@ -245,15 +210,33 @@ def test_what_was_learnt_can_be_kept_as_a_curve() -> None:
     learn(model, CostModel.guess(), 200)
     again = CostModel(model.curve)
     for n in range(1, 129):
-        assert again.predict_ms(n, 1000, 1000) == pytest.approx(model.predict_ms(n, 1000, 1000))
+        assert again.predict_ms(n, 1000) == pytest.approx(model.predict_ms(n, 1000))
 
 
 def test_useful_tokens_are_free_up_to_the_end_of_a_flat_tile() -> None:
     points = ((1, 26.0), (8, 134.0), (16, 142.0), (17, 205.0), (32, 206.0), (48, 400.0))
-    model = CostModel(CostCurve(step_ms=points, attended_ms=0.0, skipped_ms=0.0))
+    model = CostModel(CostCurve(step_ms=points, attended_ms=0.0))
     assert model.free_size(17, 256) == 32
     assert model.free_size(17, 24) == 24
-    steep = CostModel(CostCurve(step_ms=((1, 10.0), (16, 160.0)), attended_ms=0.0, skipped_ms=0.0))
+    steep = CostModel(CostCurve(step_ms=((1, 10.0), (16, 160.0)), attended_ms=0.0))
     assert steep.free_size(5, 256) == 5
-    almost = ((1, 26.0), (7, 110.0), (8, 122.0), (16, 124.0))
-    assert CostModel(CostCurve(step_ms=almost, attended_ms=0.0, skipped_ms=0.0)).free_size(7, 256) == 16
+
+
+# -- copies ---------------------------------------------------------------------------------------------
+
+_VERBS = (Save(0, 0, 64, 1), Restore(1, 2, 0, 36), Close(0))
+
+
+def test_the_price_follows_what_copies_take() -> None:
+    price = CopyPrice()
+    for _ in range(100):
+        price.learn(_VERBS, 50.0)
+    assert abs(price.predict_ms(_VERBS) - 50.0) < 0.1
+
+
+def test_verbs_that_copy_nothing_cost_and_teach_nothing() -> None:
+    price = CopyPrice()
+    before = price.predict_ms(_VERBS)
+    price.learn((Close(0),), 1000.0)
+    assert price.predict_ms(_VERBS) == before
+    assert price.predict_ms((Close(0),)) == 0.0

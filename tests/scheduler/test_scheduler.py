@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from openai_cpu_server.contract.request import Constraint, GenerationRequest, Priority
 from openai_cpu_server.scheduler.policy import FifoPolicy, PriorityPolicy, ShortestFirstPolicy
-from tests.scheduler.driver import Driver, KnowingDrafter, SilentDrafter, TokenCost, alone, request
+from tests.scheduler.driver import Driver, KnowingDrafter, SilentDrafter, alone, request
 
 BATCH = Priority.BATCH
 
@@ -45,8 +45,8 @@ def test_a_long_prompt_does_not_stall_a_stream() -> None:
     driver.submit(request("long", prompt=300, output=1))
     steps = driver.run()
     assert all(step["stream"] == 1 for step in steps[:39] if step)
-    # While one request waits for its first token a step may take three times the budget, and no more.
-    assert max(step.get("long", 0) for step in steps) == 47
+    # While a request waits for its first token a step may take four times the budget, and no more.
+    assert max(step.get("long", 0) for step in steps) == 63
 
 
 def test_an_idle_server_reads_prompts_in_larger_chunks() -> None:
@@ -236,7 +236,6 @@ def _constraint(prompt: int) -> Constraint | None:
     st.sampled_from([PriorityPolicy, FifoPolicy, ShortestFirstPolicy]),
     st.sampled_from([(), (16,), (16, 32)]),
     st.none() | st.builds(KnowingDrafter, st.integers(0, 99)) | st.builds(SilentDrafter),
-    st.sampled_from([0, 40, 224]),
 )
 @settings(max_examples=300, deadline=None)
 def test_whatever_happens_every_request_ends_with_its_own_output(
@@ -247,18 +246,16 @@ def test_whatever_happens_every_request_ends_with_its_own_output(
     policy: type[PriorityPolicy],
     tiles: tuple[int, ...],
     drafter: KnowingDrafter | SilentDrafter | None,
-    staging: int,
 ) -> None:
     driver = Driver(
         slots=slots,
         kv_tokens=kv_tokens,
-        staging=staging,
         decoding=24,
         idle=32,
         outputs=30,
         cache_blocks=cache_blocks,
         policy=policy(),
-        cost=TokenCost(tiles, skipped_ms=0.02),
+        tiles=tiles,
         drafter=drafter,
     )
     asked = {}

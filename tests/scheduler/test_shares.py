@@ -88,6 +88,19 @@ def test_a_step_that_batch_work_has_saved_for_is_not_thrown_away() -> None:
     assert not any(driver.interruptible[number] for number in turns)
 
 
+def test_batch_work_keeps_its_share_beside_prompts_without_end() -> None:
+    """The prompts have answers of one token, so that no interactive sequence ever decodes."""
+    driver = Driver(slots=10, kv_tokens=8192, decoding=64, idle=128)
+    batch = [request(f"b{i}", prompt=50, output=400, priority=BATCH) for i in range(8)]
+    driver.submit(*batch)
+    driver.run_until(lambda: all(driver.outputs[one.id] for one in batch))
+    before, steps = len(driver.predicted_ms), []
+    for number in range(120):
+        driver.submit(request(f"i{number}", prompt=100, output=1))
+        steps.append(driver.step())
+    assert 0.09 <= share_of_batch(steps, driver.predicted_ms[before:]) <= 0.2
+
+
 def share_of_batch(steps: list[Spans], predicted_ms: list[float]) -> float:
     """A step's time is shared out by its tokens."""
     batch_ms = 0.0
@@ -104,18 +117,16 @@ def share_of_batch(steps: list[Spans], predicted_ms: list[float]) -> float:
     prompt=st.integers(1, 120),
     output=st.integers(4, 60),
     batch_prompt=st.integers(1, 120),
-    staging=st.sampled_from([0, 256]),
-    skipped_ms=st.sampled_from([0.0, 0.002]),
 )
 def test_batch_work_has_its_share_of_any_few_seconds(
-    slots: int, floor: float, prompt: int, output: int, batch_prompt: int, staging: int, skipped_ms: float
+    slots: int, floor: float, prompt: int, output: int, batch_prompt: int
 ) -> None:
     """People come without end, and batch work is always there: once that runs it has its share.
 
     A step of batch work alone takes some time, however little it does, as real ones do.
     """
-    cost = TokenCost(skipped_ms=skipped_ms, step_ms=8)
-    driver = Driver(slots=slots, kv_tokens=16384, floor=floor, cost=cost, staging=staging, decoding=40)
+    cost = TokenCost(step_ms=8)
+    driver = Driver(slots=slots, kv_tokens=16384, floor=floor, cost=cost, decoding=40)
     driver.submit(*(request(f"b{i}", batch_prompt, 400, BATCH) for i in range(slots)))
     driver.step()
     steps: list[Spans] = []
@@ -145,15 +156,12 @@ history = st.lists(
     history=history,
     slots=st.integers(1, 8),
     floor=st.sampled_from([0.0, 0.1, 0.5]),
-    staging=st.sampled_from([0, 256]),
-    skipped_ms=st.sampled_from([0.0, 0.002]),
 )
 def test_whatever_has_been_a_newcomer_is_in_the_next_step_or_the_one_after(
-    history: list[tuple[str, int, int]], slots: int, floor: float, staging: int, skipped_ms: float
+    history: list[tuple[str, int, int]], slots: int, floor: float
 ) -> None:
     """This is so where a slot is free for people, or batch work holds one beyond its seats."""
-    cost = TokenCost(skipped_ms=skipped_ms)
-    driver = Driver(slots=slots, kv_tokens=4096, floor=floor, staging=staging, cost=cost)
+    driver = Driver(slots=slots, kv_tokens=4096, floor=floor)
     names: list[str] = []
     for number, (what, size, output) in enumerate(history):
         if what in ("batch", "person"):

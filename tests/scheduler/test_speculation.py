@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+from dataclasses import dataclass
 
 import pytest
 from hypothesis import given, settings
@@ -13,11 +14,11 @@ from openai_cpu_server.contract.cost import CostCurve
 from openai_cpu_server.contract.request import GenerationRequest, Priority, Sampling
 from openai_cpu_server.contract.step import Drafted
 from openai_cpu_server.scheduler.cost_model import CostModel
-from openai_cpu_server.scheduler.draft_lengths import choose_lengths
-from openai_cpu_server.scheduler.drafts import Draft, ModelDrafter
-from openai_cpu_server.scheduler.plan import StepPlan
+from openai_cpu_server.scheduler.plan import Reason, StepPlan, StepPrices, StepRoom
 from openai_cpu_server.scheduler.sequence import Sequence
-from openai_cpu_server.scheduler.speculation import SpeculationOptions, Speculator
+from openai_cpu_server.scheduler.speculation.draft_lengths import choose_lengths
+from openai_cpu_server.scheduler.speculation.drafts import Draft, ModelDrafter
+from openai_cpu_server.scheduler.speculation.speculator import SpeculationOptions, Speculator
 from tests.scheduler.driver import Driver, KnowingDrafter, SilentDrafter, TokenCost, alone, request
 
 REPACKED = ((1, 20), (8, 124), (12, 160), (16, 149), (17, 190), (32, 297), (64, 543), (128, 1031))
@@ -26,21 +27,40 @@ PLAIN = ((1, 26), (8, 134), (12, 140), (16, 142), (17, 205), (32, 206), (64, 361
 FLAT = tuple((n, 10.0) for n in (1, 256))
 
 
+@dataclass(frozen=True)
+class Priced:
+    """A plan with its prices."""
+
+    plan: StepPlan
+    prices: StepPrices
+
+    @property
+    def sequences(self) -> list[Sequence]:
+        return list(self.plan.parts)
+
+    @property
+    def padded_ms(self) -> float:
+        return self.prices.padded_ms(self.plan)
+
+    def chosen(self, drafts: dict[Sequence, Draft]) -> dict[Sequence, int]:
+        return choose_lengths(self.plan, self.prices, drafts, always=False)
+
+
 def plan(
     num_decoding: int,
     curve: tuple[tuple[int, float], ...] = PLAIN,
     *,
+    attended_ms: float = 0.0,
     outputs: int = 128,
     budget_ms: float = math.inf,
     kind: type[CostModel] = CostModel,
-) -> StepPlan:
+) -> Priced:
     """A plan of sequences that decode a token each."""
-    model = kind(CostCurve(step_ms=curve, attended_ms=0.0, skipped_ms=0.0))
-    made = StepPlan(model, pool_cells=100, max_tokens=256, max_outputs=outputs)
-    made.budget_ms = budget_ms
+    model = kind(CostCurve(step_ms=curve, attended_ms=attended_ms))
+    made = StepPlan(StepRoom(256, outputs, outputs), budget_ms)
     for number in range(num_decoding):
-        made.add(decoding(str(number), 3), 1)
-    return made
+        made.add(decoding(str(number), 3), 1, Reason.DECODE)
+    return Priced(made, StepPrices(model, 256))
 
 
 def decoding(name: str, num_tokens: int) -> Sequence:
@@ -51,11 +71,11 @@ def decoding(name: str, num_tokens: int) -> Sequence:
     return sequence
 
 
-def lengths(made: StepPlan, *chances: float, tokens: int = 31) -> list[int]:
+def lengths(made: Priced, *chances: float, tokens: int = 31) -> list[int]:
     """The chosen draft lengths of the plan's first sequences, one for each chance of a draft token."""
-    drafting = dict(zip(made.parts, chances, strict=False))
+    drafting = dict(zip(made.sequences, chances, strict=False))
     drafts = {s: Draft((7,) * tokens, (chance,) * tokens) for s, chance in drafting.items()}
-    chosen = choose_lengths(made, drafts, always=False)
+    chosen = made.chosen(drafts)
     return [chosen.get(sequence, 0) for sequence in drafting]
 
 
@@ -95,17 +115,16 @@ def test_who_quotes_does_not_slow_down_who_does_not() -> None:
     made = plan(3)
     before = made.padded_ms
     (chosen,) = lengths(made, 0.99)
-    first = next(iter(made.parts))
+    first = made.sequences[0]
     if chosen:
-        made.add_draft(first, chosen)
+        made.plan.add_draft(first, chosen)
     expected = 1 + sum(0.99**i for i in range(1, chosen + 1))
     assert made.padded_ms * (2 + 1 / expected) <= before * 3
 
 
 def test_long_contexts_make_drafts_dearer() -> None:
-    curve = CostCurve(step_ms=FLAT, attended_ms=1.0, skipped_ms=0.0)
-    made = StepPlan(CostModel(curve), pool_cells=0, max_tokens=256, max_outputs=128)
-    made.add(decoding("a", 1000), 1)
+    made = plan(0, FLAT, attended_ms=1.0)
+    made.plan.add(decoding("a", 1000), 1, Reason.DECODE)
     assert lengths(made, 0.9) == [0]
     assert lengths(plan(1, FLAT), 0.9) == [31]
 
@@ -128,19 +147,19 @@ def test_all_together_never_get_slower(
     made = plan(num_sequences, curve)
     before = num_sequences / made.padded_ms
     expected = float(num_sequences)
-    for sequence, chance, length in zip(list(made.parts), chances, lengths(made, *chances), strict=False):
+    for sequence, chance, length in zip(made.sequences, chances, lengths(made, *chances), strict=False):
         if length:
-            made.add_draft(sequence, length)
+            made.plan.add_draft(sequence, length)
         expected += sum(chance**i for i in range(1, length + 1))
     assert expected / made.padded_ms >= before or math.isclose(expected / made.padded_ms, before)
 
 
-def with_drafts(made: StepPlan, *chosen: int) -> StepPlan:
-    grown = made.copy()
-    for sequence, length in zip(made.parts, chosen, strict=False):
+def with_drafts(made: Priced, *chosen: int) -> Priced:
+    grown = made.plan.copy()
+    for sequence, length in zip(made.sequences, chosen, strict=False):
         if length:
             grown.add_draft(sequence, length)
-    return grown
+    return Priced(grown, made.prices)
 
 
 def test_drafts_take_little_more_than_the_steps_budget() -> None:
@@ -176,18 +195,16 @@ class CountingCost(CostModel):
 
     num_asked = 0
 
-    def predict_ms(
-        self, num_tokens: int, attended: int = 0, skipped: int = 0, cells: int | None = None
-    ) -> float:
+    def predict_ms(self, num_tokens: int, attended: int = 0) -> float:
         CountingCost.num_asked += 1
-        return super().predict_ms(num_tokens, attended, skipped, cells)
+        return super().predict_ms(num_tokens, attended)
 
 
 def times_asked(num_decoding: int, *drafts: Draft, budget_ms: float = math.inf) -> tuple[int, bool]:
     """How often the cost model is asked to choose among these drafts, and whether any was chosen."""
     made = plan(num_decoding, budget_ms=budget_ms, kind=CountingCost)
     CountingCost.num_asked = 0
-    chosen = choose_lengths(made, dict(zip(made.parts, drafts, strict=False)), always=False)
+    chosen = made.chosen(dict(zip(made.sequences, drafts, strict=False)))
     return CountingCost.num_asked, bool(chosen)
 
 
@@ -212,7 +229,7 @@ def test_what_would_pay_if_it_were_certain_is_weighed(curve: tuple[tuple[int, fl
     for num_drafting, num_others, each in itertools.product((1, 2, 4, 8), (0, 1, 5, 12), (1, 2, 4, 8)):
         made = plan(num_drafting + num_others, curve)
         grown = with_drafts(made, *[each] * num_drafting)
-        steps = (num_others + num_drafting / (1 + each)) / len(made.parts)
+        steps = (num_others + num_drafting / (1 + each)) / len(made.sequences)
         if steps * grown.padded_ms < 0.95 * made.padded_ms:
             assert any(lengths(made, *[1.0] * num_drafting, tokens=each))
 
@@ -221,21 +238,16 @@ def test_a_long_prompt_is_read_by_the_draft_model_within_the_steps_budgets() -> 
     speculator = Speculator(SilentDrafter(), SpeculationOptions(), ModelDrafter(0.002))
     sequence, known, steps = decoding("a", 2000), 0, 0
     while True:
-        made = StepPlan(
-            CostModel(CostCurve(step_ms=FLAT, attended_ms=0.0, skipped_ms=0.0)),
-            pool_cells=2000,
-            max_tokens=256,
-            max_outputs=128,
-        )
-        made.add(sequence, 1)
-        made.budget_ms = 13.0
-        (drafting,) = speculator.drafts(made, {sequence: 50}).values()
+        made = plan(0, FLAT, budget_ms=13.0)
+        made.plan.add(sequence, 1, Reason.DECODE)
+        chosen = speculator.drafts(made.plan, made.prices, {sequence: 50})
+        (drafting,) = chosen.spans.values()
         assert drafting.num_to_read is not None
-        assert 10.0 + made.drafting_ms <= made.budget_ms
+        assert 10.0 + chosen.drafting_ms <= 13.0
         if drafting.num_to_draft > 1:
             break
         known, steps = known + drafting.num_to_read, steps + 1
-        speculator.learn({sequence: Drafted(num_known=known)}, made.drafting_ms)
+        speculator.learn({sequence: Drafted(num_known=known)}, chosen.drafting_ms)
     assert known < 2000 <= known + drafting.num_to_read
     assert steps == 4  # 2.84 ms each, at 0.006 for a token
 
@@ -243,19 +255,19 @@ def test_a_long_prompt_is_read_by_the_draft_model_within_the_steps_budgets() -> 
 def test_there_is_no_reading_where_there_is_no_time() -> None:
     speculator = Speculator(SilentDrafter(), SpeculationOptions(), ModelDrafter(0.02))
     made, sequence = plan(0, FLAT, budget_ms=10.0), decoding("a", 400)
-    made.add(sequence, 1)
-    assert speculator.drafts(made, {sequence: 50}) == {}
-    assert made.drafting_ms == 0.0
+    made.plan.add(sequence, 1, Reason.DECODE)
+    chosen = speculator.drafts(made.plan, made.prices, {sequence: 50})
+    assert (chosen.spans, chosen.drafting_ms) == ({}, 0.0)
 
 
 def test_a_draft_that_was_cut_costs_what_a_short_one_does() -> None:
-    cut, short = plan(3), plan(3)
+    cut, short = plan(3).plan, plan(3).plan
     for made, length in ((cut, 8), (short, 3)):
         for sequence in list(made.parts)[:2]:
             made.add_draft(sequence, length)
     for sequence in list(cut.parts)[:2]:
         cut.drop_draft(sequence, 5)
-    for name in ("num_tokens", "attended", "skipped", "cells", "draft_room"):
+    for name in ("num_tokens", "attended", "draft_room"):
         assert getattr(cut, name) == getattr(short, name)
 
 
@@ -271,7 +283,7 @@ def test_times_are_learned_where_a_draft_model_says_less_than_was_asked() -> Non
 class FlatCost(TokenCost):
     """A cost model that always predicts 10 ms, so that drafts seem to cost nothing, and never learns."""
 
-    def predict_ms(self, num_tokens: int, attended: int, skipped: int, cells: int | None = None) -> float:
+    def predict_ms(self, num_tokens: int, attended: int = 0) -> float:
         return 10.0
 
 
@@ -323,7 +335,7 @@ def test_a_batch_sequence_drafts_in_longer_steps_than_an_interactive_one() -> No
 
 
 class SlowTokens(TokenCost):
-    def predict_ms(self, num_tokens: int, attended: int, skipped: int, cells: int | None = None) -> float:
+    def predict_ms(self, num_tokens: int, attended: int = 0) -> float:
         return 9.0 + num_tokens
 
 
@@ -335,19 +347,19 @@ def test_what_a_draft_model_costs_counts() -> None:
     """A step of 1 token takes 26 ms, of 4 some 72: 4 tokens in 2.8 times the time pay if drafts are cheap."""
     for token_ms, gains in ((0.5, True), (10.0, False)):
         made = plan(1)
-        (sequence,) = made.parts
-        chosen = choose_lengths(made, {sequence: generated(0.97, token_ms)}, always=False)
+        (sequence,) = made.sequences
+        chosen = made.chosen({sequence: generated(0.97, token_ms)})
         assert bool(chosen) == gains
     made = plan(1)
-    (sequence,) = made.parts
-    assert not choose_lengths(made, {sequence: generated(0.97, 0.5, first_ms=100.0)}, always=False)
+    (sequence,) = made.sequences
+    assert not made.chosen({sequence: generated(0.97, 0.5, first_ms=100.0)})
 
 
 def test_a_dear_draft_does_not_spoil_a_free_one() -> None:
     made = plan(12, REPACKED)
-    one, other, *_ = made.parts
+    one, other, *_ = made.sequences
     drafts = {one: generated(0.99, 50.0), other: Draft((7,) * 8, (0.9,) * 8)}
-    chosen = choose_lengths(made, drafts, always=False)
+    chosen = made.chosen(drafts)
     assert set(chosen) == {other}
 
 

@@ -46,8 +46,6 @@ class Memory(msgspec.Struct, frozen=True):
     """The cost of each KV type; [] if the model has no KV cells."""
     pool_tokens: int | None
     """The tokens that `serve` would set aside for all its requests; None: it would not start."""
-    staging_tokens: int
-    """The tokens that it would have beside the pool."""
     context: int | None
     """The most tokens that it would grant to one request."""
     problem: str | None
@@ -65,11 +63,10 @@ def read_memory(
     free, trained = machine.free_memory(), facts.shape.context_trained
     rooms = {kind: Room.of(header, draft, kind, free) for kind in KVType}
     left = rooms[KVType.F16].free_bytes
-    pool, staging, problem = None, 0, None
+    pool, problem = None, None
     try:
         room = rooms[KVType.named(options.kv_type)]
         pool = room.pool_cells(options.kv_tokens)
-        staging = room.staging_cells(options, pool) if _can_share(facts) else 0
     except StartupError as error:
         problem = str(error)
     return Memory(
@@ -80,15 +77,9 @@ def read_memory(
         kv_type=options.kv_type,
         kv_types=_costs(rooms, trained),
         pool_tokens=pool,
-        staging_tokens=staging,
         context=pool if pool is None or trained is None else min(pool, trained),
         problem=problem,
     )
-
-
-def _can_share(facts: Facts) -> bool:
-    """Whether cells can be shared: only then are prompts computed beside the pool."""
-    return facts.shape.window is None and not facts.shape.has_state
 
 
 def _costs(rooms: Mapping[KVType, Room], trained: int | None) -> list[KvCost]:

@@ -190,7 +190,6 @@ def _memory(memory: Memory) -> str:
     if memory.pool_tokens is not None and memory.kv_types:
         lines.append(
             f"serve takes {memory.pool_tokens:,} tokens for all requests unless --ctx-size says more"
-            f"{f', and {memory.staging_tokens:,} beside them' if memory.staging_tokens else ''}"
         )
     return "\n".join(lines)
 

@@ -99,8 +99,7 @@ def predicted(measured: Measured, options: EngineOptions, header: GgufHeader, ma
 
 
 def _decode_ms(model: CostModel, sequences: int) -> float:
-    cells = sequences * _CONTEXT
-    return model.predict_ms(sequences, cells, (sequences - 1) * cells, cells)
+    return model.predict_ms(sequences, sequences * _CONTEXT)
 
 
 _Options = tuple[int, int, str, bool, bool]

@@ -17,29 +17,27 @@ from openai_cpu_server.contract.messages import EngineOptions
 from openai_cpu_server.contract.model_info import ModelInfo
 from openai_cpu_server.contract.step import Backend
 from openai_cpu_server.llama.host.neighbours import NOISY, Neighbours
-from openai_cpu_server.llama.measure.cell_prices import CONTEXT, CellPrices, Stopwatch
+from openai_cpu_server.llama.measure.attention_price import CONTEXT, AttentionPrice, Stopwatch
 from openai_cpu_server.llama.measure.facts import MachineFacts, ModelFacts
 from openai_cpu_server.llama.measure.measurements import Measurements
 from openai_cpu_server.llama.measure.probe import Disturbed, Probe
 
 logger = logging.getLogger(__name__)
 
-_VERSION = 2
+_VERSION = 3
 """The version of the way to measure: a change makes old curves void."""
 _SIZES = (1, 2, 4, 8, 12, 15, 16, 17, 24, 32, 48, 64, 128, 256)
 _DECODES = 32
 """The most sequences that decode in a measured step; a prompt has the rest of its tokens.
 Each samples a token."""
 _ROUNDS = 4
-_TILED_KV_TYPES = ("f16", "f32")
-"""ggml attends in tiles only if keys and values have one of these types."""
 _STEEPEST_FALL = 1.6
 """A size costs at most this many times what a larger size costs.
 Filling a tile of 16 was seen to save a third."""
 _SIZES_SHARE = 0.5
 """Share of the time for the first round over all sizes."""
 _LEAST_CONTEXT = 256
-"""With this many cells of context the prices are exact enough."""
+"""With this many cells of context the price is exact enough."""
 _LEAST_CHUNKS = 2
 """A context of so few steps is short enough for any gap between requests."""
 
@@ -121,11 +119,7 @@ class Calibrator:
         """The time that measuring has taken so far."""
         self._others_s = 0.0
         """The part of it that other processes took of the machine."""
-        self._calibration = _Calibration(
-            backend.info,
-            Stopwatch(_budget_s(backend.info), on_progress),
-            is_tiled=_is_tiled(backend.info, options),
-        )
+        self._calibration = _Calibration(backend.info, Stopwatch(_budget_s(backend.info), on_progress))
 
     def known(self) -> CostCurve | None:
         """The curve that an earlier start has kept; None if there is none."""
@@ -191,20 +185,14 @@ def known_curves(model: Path, cache_dir: Path) -> list[tuple[CurveKey, CostCurve
 def is_sane(curve: CostCurve) -> bool:
     """Whether the numbers of a curve that was read from a file are possible."""
     sizes = [n for n, _ in curve.step_ms]
-    prices = [curve.attended_ms, curve.skipped_ms, *([curve.tiled.pair_ms] if curve.tiled else [])]
     return (
         bool(sizes)
         and sizes[0] >= 1
         and sizes == sorted(set(sizes))
         and all(math.isfinite(ms) and ms > 0 for _, ms in curve.step_ms)
-        and all(math.isfinite(ms) and ms >= 0 for ms in prices)
-        and (curve.tiled is None or curve.tiled.rows > 0)
+        and math.isfinite(curve.attended_ms)
+        and curve.attended_ms >= 0
     )
-
-
-def _is_tiled(info: ModelInfo, options: EngineOptions) -> bool:
-    """Whether ggml attends in tiles; our kernel costs the same per pair whatever the size of a step."""
-    return options.flash_attention and info.kv_type in _TILED_KV_TYPES and not info.kernels.attention.is_on
 
 
 def _budget_s(info: ModelInfo) -> float:
@@ -212,20 +200,19 @@ def _budget_s(info: ModelInfo) -> float:
 
 
 class _Calibration:
-    """A measurement in pieces: each size, then the prices of cells, then each size again. A disturbed piece
-    begins anew.
+    """A measurement in pieces: each size, then the price of attention, then each size again. A disturbed
+    piece begins anew.
 
     Each round begins with the small sizes: the time that is left goes to them.
     """
 
-    def __init__(self, info: ModelInfo, watch: Stopwatch, *, is_tiled: bool) -> None:
+    def __init__(self, info: ModelInfo, watch: Stopwatch) -> None:
         self._info = info
         self._watch = watch
-        self._is_tiled = is_tiled
         self._best: dict[int, float] = {}
-        self._prices: CostCurve | None = None
+        self._attended_ms: float | None = None
         self._context = CONTEXT
-        """The most cells of its own that the next attempt to measure prices computes."""
+        """The most cells that the next attempt to measure the price of attention computes."""
         largest = min(info.max_step_tokens, info.kv_tokens)
         self._pending = deque(n for n in _SIZES if n <= largest)
         """The sizes that this round still has to time."""
@@ -233,37 +220,36 @@ class _Calibration:
 
     @property
     def is_done(self) -> bool:
-        return self._prices is not None and not self._pending and not self._rounds_left
+        return self._attended_ms is not None and not self._pending and not self._rounds_left
 
     def go_on(self, probe: Probe) -> None:
         """Do the next piece. Raises `Disturbed`."""
         with self._watch.running():
             if self._pending:
                 self._time_next(probe)
-            elif self._prices is None:
-                self._prices = self._price_cells(probe)
+            elif self._attended_ms is None:
+                self._attended_ms = self._price_attention(probe)
             else:
                 self._pending.extend(self._best)
                 self._rounds_left -= 1
 
     def curve(self) -> CostCurve:
-        assert self._prices is not None
-        points = {n: self._bare(n, self._prices) for n in sorted(self._best)}
-        return msgspec.structs.replace(self._prices, step_ms=_without_peaks(points))
+        assert self._attended_ms is not None
+        points = {n: self._bare(n, self._attended_ms) for n in sorted(self._best)}
+        return CostCurve(step_ms=_without_peaks(points), attended_ms=self._attended_ms)
 
-    def _price_cells(self, probe: Probe) -> CostCurve:
-        """Measure the prices of cells, which is the longest piece.
+    def _price_attention(self, probe: Probe) -> float:
+        """Measure the price of attention, which is the longest piece.
         Each attempt computes half as many cells as the one before."""
         chunk = max(*self._best, TILE_TOKENS)
         least = min(_LEAST_CONTEXT, _LEAST_CHUNKS * chunk)
         context, self._context = self._context, max(self._context // 2, least)
-        prices = CellPrices(probe, self._info, self._watch, chunk=chunk, context=context)
-        return prices.measure(tiled=self._is_tiled)
+        return AttentionPrice(probe, self._info, self._watch, chunk=chunk, context=context).measure()
 
     def _time_next(self, probe: Probe) -> None:
         """Time the next size if the budget allows; else end the round. The smallest size is always timed."""
         size = self._pending[0]
-        share = _SIZES_SHARE if self._prices is None else 1.0
+        share = _SIZES_SHARE if self._attended_ms is None else 1.0
         if self._best and not self._watch.allows(self._foreseen(size), share):
             self._pending.clear()
             return
@@ -280,10 +266,10 @@ class _Calibration:
         decodes = min(size, _DECODES, self._info.max_seqs)
         return {0: size - decodes + 1} | dict.fromkeys(range(1, decodes), 1)
 
-    def _bare(self, size: int, prices: CostCurve) -> float:
+    def _bare(self, size: int, attended_ms: float) -> float:
         """The time of a size, without what its own prompt paid for attention."""
         own = attended_pairs(0, self._shape(size)[0])
-        return max(self._best[size] - prices.attention_ms(size, own, size), 0.5 * self._best[size])
+        return max(self._best[size] - attended_ms * own, 0.5 * self._best[size])
 
 
 def _without_peaks(points: dict[int, float]) -> tuple[tuple[int, float], ...]:

@@ -37,11 +37,6 @@ class Probe:
         """The number of tokens that the slot holds."""
         return self._held.get(slot, 0)
 
-    @property
-    def cells(self) -> int:
-        """The number of cells in use in the pool."""
-        return sum(self._held.values())
-
     def compute(self, sizes: Mapping[int, int]) -> float:
         """Milliseconds of a step that adds `sizes[slot]` tokens to each slot and samples a token in each.
 

@@ -7,12 +7,10 @@ from typing import NamedTuple
 from openai_cpu_server.contract.cost import TILE_TOKENS
 from openai_cpu_server.contract.messages import EngineOptions
 from openai_cpu_server.llama.gguf.header import GgufHeader, model_files, total_bytes
-from openai_cpu_server.llama.model.kv_size import CELLS_GRANULARITY, KVType, bytes_per_cell, pool_cells
+from openai_cpu_server.llama.model.kv_size import KVType, bytes_per_cell, pool_cells
 
 DRAFT_KV_TYPE = KVType.F16
 """The fastest type."""
-_STAGING_SHARE = 4
-"""The cells beside the pool are at most a quarter of the pool's."""
 _BATCH_TOKENS_MIN = 32
 
 
@@ -44,14 +42,6 @@ class Room(NamedTuple):
     def pool_cells(self, requested: int | None) -> int:
         """The number of cells in the pool. Raises `StartupError`."""
         return pool_cells(requested, self.token_bytes, self.free_bytes)
-
-    def staging_cells(self, options: EngineOptions, pool: int) -> int:
-        """The number of cells beside a pool of `pool` cells;
-        0 if one step would fill them, or memory is short."""
-        pool = -(-pool // CELLS_GRANULARITY) * CELLS_GRANULARITY
-        cells = min(options.staging_tokens, pool // _STAGING_SHARE)
-        fits = pool * self.token_bytes + cells * self.cell_bytes <= self.free_bytes
-        return cells if fits and cells >= min(batch_tokens(options), pool) else 0
 
 
 def batch_tokens(options: EngineOptions) -> int:

@@ -14,7 +14,6 @@ import msgspec
 from bench.failures import Failed
 from bench.limit.shapes import Prices, predict_s
 from bench.limit.work import Answer, Job, LoopRun, Policy, Trial, Work
-from openai_cpu_server.contract.cost import ATTENTION_TILE_ROWS
 from openai_cpu_server.settings import HUGE_PAGES
 
 _SCRIPTS = Path(__file__).resolve().parents[2]
@@ -125,6 +124,8 @@ def _best_of_each_kind(ranked: Sequence[_Plan]) -> list[_Plan]:
     return list(best.values())
 
 
+_TILE_ROWS = 64
+"""ggml attends in tiles of so many rows (its GGML_FA_TILE_Q)."""
 _HOPELESS = (True, False, True)
 """One pool, prompts apart, small steps."""
 
@@ -132,7 +133,7 @@ _HOPELESS = (True, False, True)
 def _kind(policy: Policy) -> tuple[bool, bool, bool]:
     """The kind of a policy: where cells are, what is mixed, and whether attention to prompts uses tiles."""
     tokens_of_one = policy.size // (policy.readers or 1)
-    return (policy.unified, policy.mixes, tokens_of_one < ATTENTION_TILE_ROWS)
+    return (policy.unified, policy.mixes, tokens_of_one < _TILE_ROWS)
 
 
 def _sample(work: Work) -> Work:

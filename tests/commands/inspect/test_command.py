@@ -88,7 +88,7 @@ def test_the_demo_model(shown: Shown) -> None:
         "q8_0             57  7.38 MB  99.8%   8.50",
         "bos       0  <|endoftext|>",
         "eot       2  <|im_end|>",
-        "serve takes 16,384 tokens for all requests unless --ctx-size says more, and 2,048 beside them",
+        "serve takes 16,384 tokens for all requests unless --ctx-size says more",
         "speed: not measured on this machine yet; serve does it when nobody wants anything of it,",
         "tuned: no; `openai-cpu-server tune demo` finds the best options for this machine",
     ):
@@ -312,17 +312,17 @@ def test_what_it_says_is_what_serve_takes(
     facts = read_facts(header, model_tensors(header))
     memory = read_memory(header, facts, options, machine, header if draft else None)
     assert memory.left_bytes == free_bytes
-    assert (memory.pool_tokens, memory.staging_tokens, memory.problem) == taken(options, machine)
+    assert (memory.pool_tokens, memory.problem) == taken(options, machine)
 
 
-def taken(options: EngineOptions, machine: Machine) -> tuple[int | None, int, str | None]:
-    """Cells of the pool, cells beside it, and why it does not start."""
+def taken(options: EngineOptions, machine: Machine) -> tuple[int | None, str | None]:
+    """Cells of the pool, and why it does not start."""
     try:
         backend = LlamaBackend.load(options, lambda fraction: None, machine)
     except StartupError as error:
-        return None, 0, str(error)
+        return None, str(error)
     backend.close()
-    return backend.info.kv_tokens, backend.info.staging_tokens, None
+    return backend.info.kv_tokens, None
 
 
 def test_a_draft_model_counts(tiny: Path, shown: Shown, facts: Facts) -> None:
@@ -333,11 +333,7 @@ def test_a_draft_model_counts(tiny: Path, shown: Shown, facts: Facts) -> None:
     ]
     said = shown(tiny, "--draft-model", tiny)
     assert "beside the weights of the model and its draft model\n" in said
-    assert (
-        "serve takes 16,384 tokens for all requests unless --ctx-size says more, and 2,048 beside them"
-        in said
-    )
-    assert "and 2,048 beside" not in shown(tiny, "--staging-tokens", 0)
+    assert "serve takes 16,384 tokens for all requests unless --ctx-size says more" in said
 
 
 def test_a_pool_that_cannot_be_is_said(tiny: Path, shown: Shown) -> None:
@@ -347,7 +343,7 @@ def test_a_pool_that_cannot_be_is_said(tiny: Path, shown: Shown) -> None:
 
 def test_measured_steps_predict_the_speed(tiny: Path, tmp_path: Path, shown: Shown, facts: Facts) -> None:
     """10 ms a step and 1 ms a token, nothing for attention."""
-    curve = CostCurve(step_ms=tuple((n, 10.0 + n) for n in (1, 16, 64, 256)), attended_ms=0.0, skipped_ms=0.0)
+    curve = CostCurve(step_ms=tuple((n, 10.0 + n) for n in (1, 16, 64, 256)), attended_ms=0.0)
     for kv_type in ("f16", "q8_0"):
         options = EngineOptions(model_path=str(tiny), kv_type=kv_type)
         backend = LlamaBackend.load(options, lambda fraction: None)

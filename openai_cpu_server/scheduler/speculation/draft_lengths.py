@@ -4,29 +4,31 @@ from __future__ import annotations
 
 import itertools
 import math
+from bisect import bisect_right
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from itertools import takewhile
 
 from openai_cpu_server.contract.cost import TILE_TOKENS
-from openai_cpu_server.scheduler.drafts import Draft
-from openai_cpu_server.scheduler.plan import StepPlan
+from openai_cpu_server.scheduler.plan import StepPlan, StepPrices
 from openai_cpu_server.scheduler.sequence import Sequence
+from openai_cpu_server.scheduler.speculation.drafts import Draft
 
 _WORTH = 0.95
 """Drafts must be predicted to bring the time per token down to this share, or they are not worth the risk.
 
-`scripts/sensitivity.py draft_lengths._WORTH`: at 0.85 quotations lose 2 %; at 1.0 nothing is gained.
+`scripts/sensitivity.py speculation.draft_lengths._WORTH`: at 0.85 quotations lose 4 %; at 1.0 nothing is
+gained.
 """
 _PATIENCE = 1.3
-"""Budgets that a step with drafts may take: half a tile takes nearly as long as a whole one.
+"""Budgets that a step with drafts may take: half a tile of ggml's takes nearly as long as a whole one.
 
-`scripts/sensitivity.py draft_lengths._PATIENCE`: 2.0 brings quotations 4 % more, for stalls that are half as
-long again.
+`scripts/sensitivity.py speculation.draft_lengths._PATIENCE`: from 1.0 to 2.0 quotations change by 2 %; steps
+would only be longer.
 """
 _LEAST_CHANCE = 0.02
 """Draft tokens that are less likely than this to be reached are not weighed at all. It saves time in Python;
-`scripts/sensitivity.py draft_lengths._LEAST_CHANCE`: 0.005 to 0.1 changes nothing.
+`scripts/sensitivity.py speculation.draft_lengths._LEAST_CHANCE`: 0.005 to 0.1 changes nothing.
 """
 
 
@@ -41,7 +43,9 @@ class _DraftToken:
     """The time that the draft model takes for it; 0 if it is quoted."""
 
 
-def choose_lengths(plan: StepPlan, drafts: Mapping[Sequence, Draft], *, always: bool) -> dict[Sequence, int]:
+def choose_lengths(
+    plan: StepPlan, prices: StepPrices, drafts: Mapping[Sequence, Draft], *, always: bool
+) -> dict[Sequence, int]:
     """How many tokens of its draft each sequence computes in this step; those with none are left out.
 
     If a step takes the time T, and g draft tokens of a sequence are expected to be right, the sequence needs
@@ -50,18 +54,18 @@ def choose_lengths(plan: StepPlan, drafts: Mapping[Sequence, Draft], *, always: 
     Drafts make no step much longer than its budget, because newcomers have to wait for its end. `always`:
     compute all drafts that there is room for.
     """
-    if not always and not _can_pay(plan, drafts):
+    if not always and not _can_pay(plan, prices, drafts):
         return {}
     tokens = sorted((t for s, d in drafts.items() for t in _draft_tokens(s, d)), key=lambda t: -t.gain)
     if always:
         return _counts(tokens[: plan.draft_room])
     quoted = [token for token in tokens if not token.ms]
     ways = [tokens] if len(quoted) == len(tokens) else [quoted, tokens]
-    choices = [_most_worth(plan, way[: plan.draft_room]) for way in ways]
+    choices = [_most_worth(plan, prices, way[: plan.draft_room]) for way in ways]
     return _counts(min(choices, key=lambda choice: choice.ms).tokens)
 
 
-def _can_pay(plan: StepPlan, drafts: Mapping[Sequence, Draft]) -> bool:
+def _can_pay(plan: StepPlan, prices: StepPrices, drafts: Mapping[Sequence, Draft]) -> bool:
     """Whether drafts could pay if all their tokens were right, cost nothing to find, and attended to nothing.
 
     If c draft tokens are shared evenly among m sequences, each of these needs m / (m + c) steps per token;
@@ -72,9 +76,9 @@ def _can_pay(plan: StepPlan, drafts: Mapping[Sequence, Draft]) -> bool:
     if most <= 0:
         return False
     num_others, last_ms = len(plan.parts) - num_drafting, math.inf
-    goal_ms = _WORTH * len(plan.parts) * plan.padded_ms
+    goal_ms = _WORTH * len(plan.parts) * prices.padded_ms(plan)
     for count in (*_doublings(most), most):
-        ms = plan.least_ms(count)
+        ms = prices.padded_ms(plan, count)
         steps_per_token = num_others + num_drafting**2 / (num_drafting + count)
         if steps_per_token * min(ms, last_ms) < goal_ms:
             return True
@@ -94,21 +98,21 @@ class _Choice:
     """The expected time per token, summed over the step's sequences."""
 
 
-def _most_worth(plan: StepPlan, tokens: list[_DraftToken]) -> _Choice:
+def _most_worth(plan: StepPlan, prices: StepPrices, tokens: list[_DraftToken]) -> _Choice:
     """The tokens, from the first on, that make the step's sequences fastest; none if they win too little."""
     if not tokens:
         return _Choice([], math.inf)
     trial, steps_per_token, drafting_ms = plan.copy(), float(len(plan.parts)), 0.0
-    plain_ms = plan.padded_ms
+    plain_ms = prices.padded_ms(plan)
     limit_ms = max(_PATIENCE * plan.budget_ms, plain_ms)
-    fits = _fitting(plan, len(tokens), limit_ms)
+    fits = _fitting(plan, prices, len(tokens), limit_ms)
     best, best_ms = 0, _WORTH * steps_per_token * plain_ms
     for count, token in enumerate(tokens, 1):
         trial.add_draft(token.sequence, 1)
         steps_per_token -= token.gain
         drafting_ms += token.ms
         if count == fits or _is_worth_a_look(trial.num_tokens, count, len(tokens)):
-            step_ms = trial.padded_ms + drafting_ms
+            step_ms = prices.padded_ms(trial) + drafting_ms
             if step_ms <= limit_ms:
                 best_ms, best = min((best_ms, best), (steps_per_token * step_ms, count))
             elif count > fits:
@@ -116,18 +120,11 @@ def _most_worth(plan: StepPlan, tokens: list[_DraftToken]) -> _Choice:
     return _Choice(tokens[:best], best_ms)
 
 
-def _fitting(plan: StepPlan, num_further: int, limit_ms: float) -> int:
+def _fitting(plan: StepPlan, prices: StepPrices, num_further: int, limit_ms: float) -> int:
     """How many of `num_further` tokens the step would have time for if they attended to nothing."""
-    if plan.least_ms(num_further) <= limit_ms:
+    if prices.padded_ms(plan, num_further) <= limit_ms:
         return num_further
-    fits, too_many = 0, num_further
-    while too_many - fits > 1:
-        middle = (fits + too_many) // 2
-        if plan.least_ms(middle) <= limit_ms:
-            fits = middle
-        else:
-            too_many = middle
-    return fits
+    return bisect_right(range(1, num_further), limit_ms, key=lambda count: prices.padded_ms(plan, count))
 
 
 def _draft_tokens(sequence: Sequence, draft: Draft) -> Iterator[_DraftToken]:

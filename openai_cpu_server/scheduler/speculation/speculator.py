@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Container, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from openai_cpu_server.contract.step import Drafted, Step, StepResult
-from openai_cpu_server.scheduler.draft_lengths import choose_lengths
-from openai_cpu_server.scheduler.drafts import Draft, Drafter, ModelDrafter
-from openai_cpu_server.scheduler.gains import Done, Gains, Kind
-from openai_cpu_server.scheduler.plan import StepPlan
+from openai_cpu_server.scheduler.plan import StepPlan, StepPrices
 from openai_cpu_server.scheduler.sequence import Sequence
+from openai_cpu_server.scheduler.speculation.draft_lengths import choose_lengths
+from openai_cpu_server.scheduler.speculation.drafts import Draft, Drafter, ModelDrafter
+from openai_cpu_server.scheduler.speculation.gains import Done, Gains, Kind
 
 _FEW_TO_READ = 16
 """Tokens that a draft model may always read: what has come since, and what was wrong of its last draft. It is
@@ -49,8 +49,19 @@ class SpanDraft(NamedTuple):
         return SpanDraft(self.tokens[:length], min(self.num_to_draft, length), self.num_to_read)
 
 
+@dataclass(frozen=True)
+class ChosenDrafts:
+    """The drafts to compute in a step."""
+
+    spans: dict[Sequence, SpanDraft] = field(default_factory=dict)
+    drafting_ms: float = 0.0
+    """The time that the draft model takes before the step."""
+    plain_ms: float | None = None
+    """The time that the step would take without drafts; None: no sequence in it could have one."""
+
+
 class Speculator:
-    """Chooses drafts: it asks the drafters which tokens may come, and the plan what these would cost.
+    """Chooses drafts: it asks the drafters which tokens may come, and the prices what these would cost.
 
     There is always a drafter that knows its tokens at once (`LookupDrafter` quotes them from the sequence);
     there may be a draft model beside it.
@@ -64,36 +75,38 @@ class Speculator:
         self._draft_model = draft_model
         self._gains = Gains()
 
-    def drafts(self, plan: StepPlan, limits: Mapping[Sequence, int]) -> dict[Sequence, SpanDraft]:
-        """The drafts to compute in this step, by sequence. It books the draft model's time in the plan.
+    def drafts(self, plan: StepPlan, prices: StepPrices, limits: Mapping[Sequence, int]) -> ChosenDrafts:
+        """The drafts to compute in this step.
 
         `limits` has every sequence of the step, with the number of draft tokens that it may have.
         """
         allowed = [
             uses_model for uses_model in (False, True) if self._allows(len(limits), uses_model=uses_model)
         ]
-        found = {s: self._draft(s, limit, plan, allowed) for s, limit in limits.items() if s.is_decoding}
-        lengths = choose_lengths(plan, found, always=self._options.always)
-        if any(limits.values()):
-            plan.plain_ms = plan.padded_ms
+        single_ms = prices.single_ms
+        found = {s: self._draft(s, limit, single_ms, allowed) for s, limit in limits.items() if s.is_decoding}
+        lengths = choose_lengths(plan, prices, found, always=self._options.always)
+        plain_ms = prices.padded_ms(plan) if any(limits.values()) else None
         if self._options.always:
-            plan.drafting_ms = sum(found[s].drafting_ms(length) for s, length in lengths.items())
-            return {s: SpanDraft.of(found[s], length) for s, length in lengths.items()}
-        return with_reading(plan, found, lengths)
+            drafting_ms = sum(found[s].drafting_ms(length) for s, length in lengths.items())
+            spans = {s: SpanDraft.of(found[s], length) for s, length in lengths.items()}
+        else:
+            spans, drafting_ms = with_reading(found, lengths, _left_ms(plan, prices, found, lengths))
+        return ChosenDrafts(spans, drafting_ms, plain_ms)
 
     def compare(
-        self, plan: StepPlan, step: Step, result: StepResult, predicted_ms: float, elapsed_ms: float
+        self, plain_ms: float | None, step: Step, result: StepResult, predicted_ms: float, elapsed_ms: float
     ) -> None:
         """Learn whether a step's drafts paid.
 
-        `predicted_ms` is the time predicted for what the step computed, drafting included; `elapsed_ms` is
-        the time that it took.
+        `plain_ms` is the time predicted without drafts (`ChosenDrafts`), `predicted_ms` that for what the
+        step computed, drafting included, and `elapsed_ms` is the time that it took.
         """
         self._gains.pass_time(elapsed_ms)
-        if plan.plain_ms is None:
+        if plain_ms is None:
             return
         accepted = sum(drafted.num_accepted for drafted in result.drafted.values())
-        done = Done(len(step.spans), accepted, plan.plain_ms, predicted_ms, elapsed_ms)
+        done = Done(len(step.spans), accepted, plain_ms, predicted_ms, elapsed_ms)
         if any(span.num_drafted for span in step.spans):
             uses_model = any(span.num_to_draft for span in step.spans)
             self._gains.learn(Kind.of(done.num_sequences, uses_model=uses_model), done)
@@ -117,9 +130,10 @@ class Speculator:
     def _allows(self, num_sequences: int, *, uses_model: bool) -> bool:
         return self._options.always or self._gains.allows(Kind.of(num_sequences, uses_model=uses_model))
 
-    def _draft(self, sequence: Sequence, limit: int, plan: StepPlan, allowed: Container[bool]) -> Draft:
+    def _draft(self, sequence: Sequence, limit: int, single_ms: float, allowed: Container[bool]) -> Draft:
         """The quotation, unless the draft model is more likely to be right.
 
+        `single_ms` is the time of a step with one token.
         `allowed` contains False where quotations may be used, and True where the draft model may be used.
         """
         limit = max(0, min(limit, self._options.max_tokens))
@@ -127,39 +141,42 @@ class Speculator:
         quoted = quoted if False in allowed else Draft()
         if self._draft_model is None or not limit or True not in allowed:
             return quoted
-        generated = self._draft_model.draft(sequence, limit, plan.single_ms)
+        generated = self._draft_model.draft(sequence, limit, single_ms)
         return max(quoted, generated, key=lambda draft: draft.chances[:1])
 
 
 def with_reading(
-    plan: StepPlan, drafts: Mapping[Sequence, Draft], lengths: Mapping[Sequence, int]
-) -> dict[Sequence, SpanDraft]:
-    """The drafts to compute, each with the number of tokens that the draft model may read first.
+    drafts: Mapping[Sequence, Draft], lengths: Mapping[Sequence, int], left_ms: float
+) -> tuple[dict[Sequence, SpanDraft], float]:
+    """The drafts to compute, each with the number of tokens that the draft model may read first; and the time
+    that the draft model takes.
 
-    It reads as far as the step's budget allows, and begins with the sequence that has the fewest unread
-    tokens. A sequence that is not read to its end gets its draft in a later step. The time of the draft model
-    is booked in the plan.
+    It reads as far as `left_ms` allows, and begins with the sequence that has the fewest unread tokens. A
+    sequence that is not read to its end gets its draft in a later step.
     """
-    must_read = any(drafts[sequence].num_unread for sequence in lengths)
-    left_ms = _left_ms(plan, drafts, lengths) if must_read else 0.0
     chosen: dict[Sequence, SpanDraft] = {}
+    drafting_ms = 0.0
     for sequence in sorted(lengths, key=lambda s: drafts[s].num_unread):
         span_draft, ms = _read_first(drafts[sequence], lengths[sequence], left_ms)
         left_ms -= ms
-        plan.drafting_ms += ms
+        drafting_ms += ms
         if span_draft.length:
             chosen[sequence] = span_draft
-    plan.drafting_ms += sum(d.num_to_draft * drafts[s].token_ms for s, d in chosen.items())
-    return chosen
+    return chosen, drafting_ms + sum(d.num_to_draft * drafts[s].token_ms for s, d in chosen.items())
 
 
-def _left_ms(plan: StepPlan, drafts: Mapping[Sequence, Draft], lengths: Mapping[Sequence, int]) -> float:
-    """The time that is left of the step's budget once all drafts are computed."""
+def _left_ms(
+    plan: StepPlan, prices: StepPrices, drafts: Mapping[Sequence, Draft], lengths: Mapping[Sequence, int]
+) -> float:
+    """The time that is left of the step's budget once all drafts are computed; 0 if nothing must be read."""
+    if not any(drafts[sequence].num_unread for sequence in lengths):
+        return 0.0
     trial = plan.copy()
     for sequence, length in lengths.items():
         trial.add_draft(sequence, length)
     drafting_ms = sum(length * drafts[sequence].token_ms for sequence, length in lengths.items())
-    return max(0.0, max(plan.budget_ms, plan.padded_ms) - trial.padded_ms - drafting_ms)
+    budget_ms = max(plan.budget_ms, prices.padded_ms(plan))
+    return max(0.0, budget_ms - prices.padded_ms(trial) - drafting_ms)
 
 
 def _read_first(draft: Draft, length: int, left_ms: float) -> tuple[SpanDraft, float]:

@@ -1,0 +1,171 @@
+"""From a plan to the spans of a step, and from their result back to the sequences."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from openai_cpu_server.contract.step import Drafted, Sample, Span, Step, StepResult, TokenLogprob
+from openai_cpu_server.scheduler.admission import Admission
+from openai_cpu_server.scheduler.kv_ledger import KVLedger
+from openai_cpu_server.scheduler.memory import Memory
+from openai_cpu_server.scheduler.plan import StepPlan
+from openai_cpu_server.scheduler.sequence import Sequence, Status
+from openai_cpu_server.scheduler.speculation.speculator import ChosenDrafts, SpanDraft
+
+
+class Claims:
+    """Claims cells in the ledger for spans and their drafts."""
+
+    def __init__(self, memory: Memory, admission: Admission) -> None:
+        self._memory = memory
+        self._admission = admission
+
+    def spans(self, plan: StepPlan) -> tuple[Span, ...]:
+        """The spans of the plan, for as many of its tokens as get cells."""
+        spans = [self._span(sequence, num_tokens) for sequence, num_tokens in plan.parts.items()]
+        # A sequence later in the plan, but better in order, may have released one that had its span already.
+        running = self._memory.running
+        return tuple(span for span in spans if span is not None and span.slot in running)
+
+    def draft_limits(self, spans: tuple[Span, ...]) -> dict[Sequence, int]:
+        """How many draft tokens each sequence of these spans may have."""
+        return {self._memory.running[span.slot]: self._draft_limit(span) for span in spans}
+
+    def with_drafts(self, plan: StepPlan, spans: tuple[Span, ...], chosen: ChosenDrafts) -> tuple[Span, ...]:
+        """The spans with their drafts, which are added to the plan.
+
+        Drafts come after all cells are claimed, so that nobody is released for a draft.
+        """
+        running = self._memory.running
+        drafts = [chosen.spans.get(running[span.slot], SpanDraft()) for span in spans]
+        return tuple(self._with_draft(plan, span, draft) for span, draft in zip(spans, drafts, strict=True))
+
+    def _span(self, sequence: Sequence, num_tokens: int) -> Span | None:
+        """A span of up to `num_tokens` tokens, as many as get cells; None if none do."""
+        if sequence.status is not Status.RUNNING:
+            return None
+        num_tokens = min(num_tokens, self._claim(sequence))
+        if num_tokens == 0:
+            return None
+        start, end = sequence.computed, sequence.computed + num_tokens
+        self._memory.ledger.grow(sequence.slot, end)
+        return Span(
+            slot=sequence.slot,
+            start=start,
+            tokens=tuple(sequence.tokens[start:end]),
+            sample=end == len(sequence.tokens) and sequence.remaining > 0,
+            targets=sequence.targets(start, end),
+        )
+
+    def _claim(self, sequence: Sequence) -> int:
+        """How many tokens the sequence has room for.
+
+        If there is no room, sequences behind it in order are released until there is. It is 0 if the sequence
+        itself is the last.
+        """
+        while (room := self._memory.ledger.room(sequence.slot) - sequence.computed) <= 0:
+            worst = self._admission.running_in_order()[-1]
+            if worst is sequence:
+                return 0
+            self._admission.release(worst)
+        return room
+
+    def _draft_limit(self, span: Span) -> int:
+        """How many draft tokens the span may have: none in a prompt, or where tokens are scored."""
+        sequence = self._memory.running[span.slot]
+        if not span.sample or span.targets or not sequence.is_decoding:
+            return 0
+        return min(sequence.remaining - 1, self._draft_cells(span))
+
+    def _draft_cells(self, span: Span) -> int:
+        """How many cells are left for the span's draft."""
+        return self._memory.ledger.room(span.slot) - span.start - len(span.tokens)
+
+    def _with_draft(self, plan: StepPlan, span: Span, draft: SpanDraft) -> Span:
+        """The span with its draft, as far as there are free cells."""
+        draft = draft.cut(self._draft_cells(span))
+        if not draft.length:
+            return span
+        self._memory.ledger.grow(span.slot, span.start + len(span.tokens) + draft.length)
+        plan.add_draft(self._memory.running[span.slot], draft.length)
+        return Span(
+            slot=span.slot,
+            start=span.start,
+            tokens=span.tokens,
+            sample=True,
+            draft=draft.tokens,
+            num_to_draft=draft.num_to_draft,
+            num_to_read=draft.num_to_read,
+        )
+
+
+NOTHING_DRAFTED = Drafted()
+
+
+@dataclass(frozen=True)
+class Advance:
+    """The progress of one sequence in a step."""
+
+    sequence: Sequence
+    samples: tuple[Sample, ...]
+    """What was sampled, several where a draft was right. They never go beyond the sequence's `max_tokens`."""
+    scores: tuple[TokenLogprob, ...]
+    failure: str | None = None
+    """Why its constraint cannot be carried out any further: the caller must finish it. None: no failure."""
+
+
+def advance(sequence: Sequence, span: Span, result: StepResult, ledger: KVLedger) -> Advance:
+    """Take over what the span has brought to its sequence."""
+    sequence.num_padded += result.padding
+    samples = samples_of(span, result, sequence.remaining)
+    sequence.computed += len(span.tokens)
+    sequence.tokens += [token for sample in samples for token in (sample.token, *sample.forced)]
+    if span.num_drafted:
+        _settle_draft(sequence, result.drafted.get(span.slot, NOTHING_DRAFTED), ledger)
+    scores = result.scores.get(span.slot, ())[max(0, sequence.num_scored - span.start) :]
+    sequence.num_scored += len(scores)
+    return Advance(sequence, samples, scores, result.failures.get(span.slot))
+
+
+def _settle_draft(sequence: Sequence, drafted: Drafted, ledger: KVLedger) -> None:
+    """Count the draft's right tokens as computed, and give back the cells of the others."""
+    sequence.computed += drafted.num_accepted
+    sequence.num_drafted += drafted.num_computed
+    sequence.num_accepted += drafted.num_accepted
+    ledger.shrink(sequence.slot, sequence.computed)
+
+
+def samples_of(span: Span, result: StepResult, num_tokens: int) -> tuple[Sample, ...]:
+    """The samples behind the span and its right draft tokens, cut to `num_tokens` tokens in all."""
+    if not span.sample or span.slot not in result.samples:
+        return ()
+    samples: list[Sample] = []
+    for sample in (result.samples[span.slot], *result.further.get(span.slot, ())):
+        if num_tokens > 0:
+            samples.append(_cut(sample, num_tokens))
+        num_tokens -= 1 + len(sample.forced)
+    return tuple(samples)
+
+
+def _cut(sample: Sample, num_tokens: int) -> Sample:
+    """The sample with at most `num_tokens` tokens, forced ones included."""
+    if len(sample.forced) < num_tokens:
+        return sample
+    return Sample(sample.token, sample.logprob, sample.forced[: num_tokens - 1])
+
+
+def without_missing_drafts(
+    plan: StepPlan, step: Step, result: StepResult, running: Mapping[int, Sequence]
+) -> tuple[StepPlan, int]:
+    """The plan as it was carried out, and how many of the step's draft tokens were not computed.
+
+    `running` are the sequences by slot, before the result is applied to them.
+    """
+    actual, num_missing = plan.copy(), 0
+    for span in step.spans:
+        missing = span.num_drafted - result.drafted.get(span.slot, NOTHING_DRAFTED).num_computed
+        if missing:
+            actual.drop_draft(running[span.slot], missing)
+            num_missing += missing
+    return actual, num_missing
