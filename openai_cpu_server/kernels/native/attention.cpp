@@ -18,11 +18,13 @@ public:
         const int words = sight.words();
         union_.assign(words, 0);
         for (int i = 0; i < block.count; ++i)
-            for (int word = 0; word < words; ++word) union_[word] |= sight.of(plan.order[block.first + i])[word];
+            for (int word = 0; word < words; ++word)
+                union_[word] |= sight.of(plan.order[block.first + i])[word];
         list_cells();
         stride_ = int(cells_.size()) / 64 + 2;  // a row's last bits may reach into one word more
         seen_.assign(size_t(stride_) * block.count, 0);
-        for (int i = 0; i < block.count; ++i) move_together(sight.of(plan.order[block.first + i]), &seen_[i * stride_]);
+        for (int i = 0; i < block.count; ++i)
+            move_together(sight.of(plan.order[block.first + i]), &seen_[i * stride_]);
     }
 
     bool is_empty() const { return cells_.empty(); }
@@ -30,8 +32,11 @@ public:
 
     const std::vector<int>& cells() const { return cells_; }
 
-    // Bit i: whether the block's row sees the cell first + i; `first` begins a tile.
-    uint32_t seen(int row, int first) const { return uint32_t(seen_[row * stride_ + first / 64] >> first % 64); }
+    // Bit i: whether the block's row sees the cell first + i; behind the last cell there is nothing to see.
+    // `first` begins a tile.
+    uint32_t seen(int row, int first) const {
+        return uint32_t(seen_[row * stride_ + first / 64] >> first % 64);
+    }
 
 private:
     void list_cells() {
@@ -63,14 +68,22 @@ struct Scratch {
     std::vector<Gathered> gathered;  // by block
     ManyLanes many;
     FewLanes few;
-    Buffer tile, row;
+    Buffer tile, part;
+
+    void begin(const Node& node, const Sight& sight, int threads, size_t room) {
+        plan.make(node, sight, threads, room);
+        gathered.resize(std::max(gathered.size(), plan.blocks.size()));
+        for (Gathered& each : gathered) each.clear();
+        tile.resize(size_t(TILE) * node.width);
+    }
 };
 
 // One item of a plan: lanes are (row, head), the heads of a row side by side.
 template <class Lanes>
 class Attention {
 public:
-    Attention(const Node& node, const Sight& sight, const Plan& plan, const Item& item, Scratch& scratch, Lanes& lanes)
+    Attention(const Node& node, const Sight& sight, const Plan& plan, const Item& item, Scratch& scratch,
+              Lanes& lanes)
         : node_(node),
           sight_(sight),
           rows_(&plan.order[plan.blocks[item.block].first]),
@@ -88,7 +101,6 @@ public:
         for (int first = begin; first < end; first += TILE) add_tile(first, std::min(TILE, end - first));
     }
 
-    // Largest score, sum of weights, and weighted sum of values, lane by lane.
     void write_part(float* to) {
         for (int lane = 0; lane < num_rows_ * node_.group; ++lane, to += node_.width + 2) {
             to[0] = lanes_.largest(lane);
@@ -125,9 +137,8 @@ private:
 
     // Adds the mask to a row's scores.
     void hide(int row, int first, int count) {
-        const uint32_t seen = count == TILE ? gathered_.seen(row, first) : gathered_.seen(row, first) & ((1u << count) - 1);
         if (!sight_.is_plain(rows_[row])) weigh(row, first, count);
-        for (uint32_t hidden = ~seen; hidden; hidden &= hidden - 1) {
+        for (uint32_t hidden = ~gathered_.seen(row, first); hidden; hidden &= hidden - 1) {
             float* scores = lanes_.scores(row * node_.group, __builtin_ctz(hidden));
             for (int h = 0; h < node_.group; ++h) scores[h * lanes_.lane_step()] = MINUS_INFINITY;
         }
@@ -181,7 +192,8 @@ struct Found {
 void finish(const Node& node, const Plan& plan, const Item& item, const float* parts, size_t stride) {
     const Block& block = plan.blocks[item.block];
     for (int lane = 0; lane < block.count * node.group; ++lane, parts += node.width + 2) {
-        const int row = plan.order[block.first + lane / node.group], head = item.kv_head * node.group + lane % node.group;
+        const int row = plan.order[block.first + lane / node.group],
+                  head = item.kv_head * node.group + lane % node.group;
         Found found;
         found.output = node.result_of(row, head);
         std::fill_n(found.output, node.width, 0.0f);
@@ -192,27 +204,33 @@ void finish(const Node& node, const Plan& plan, const Item& item, const float* p
     }
 }
 
-size_t part_floats(const Node& node, const Plan& plan, const Item& item) {
-    return size_t(plan.blocks[item.block].count) * node.group * (node.width + 2);
-}
-
 void compute_item(const Node& node, const Sight& sight, const Item& item, float* partials, Scratch& scratch) {
     const Plan& plan = scratch.plan;
     const Block& block = plan.blocks[item.block];
     if (scratch.gathered[item.block].is_empty()) scratch.gathered[item.block].gather(plan, sight, block);
-    scratch.tile.resize(size_t(TILE) * node.width);
-    scratch.row.resize(part_floats(node, plan, item));
+    scratch.part.resize(part_floats(node, plan.blocks[item.block]));
     const int tiles = (block.cells + TILE - 1) / TILE;
     const int begin = int(long(tiles) * item.part / item.num_parts) * TILE;
     const int end = std::min(block.cells, int(long(tiles) * (item.part + 1) / item.num_parts) * TILE);
-    float* part = item.partial < 0 ? scratch.row.data() : partials + item.partial;
+    float* part = item.partial == WHOLE ? scratch.part.data() : partials + item.partial;
     const auto run = [&](auto& lanes) {
         Attention attention(node, sight, plan, item, scratch, lanes);
         attention.compute(begin, end);
         attention.write_part(part);
     };
     ManyLanes::suits(block.count * node.group) ? run(scratch.many) : run(scratch.few);
-    if (item.partial < 0) finish(node, plan, item, part, 0);
+    if (item.partial == WHOLE) finish(node, plan, item, part, 0);
+}
+
+// After all threads have computed their parts.
+void merge_parts(const Node& node, const ggml_compute_params& params, const Plan& plan,
+                 const float* partials) {
+    ggml().barrier(params.threadpool);
+    for (int i = params.ith; i < int(plan.items.size()); i += params.nth) {
+        const Item& item = plan.items[i];
+        if (item.partial == WHOLE || item.part != 0) continue;
+        finish(node, plan, item, partials + item.partial, part_floats(node, plan.blocks[item.block]));
+    }
 }
 
 // ggml's memory for all threads: first who sees what, then the results of parts.
@@ -233,13 +251,16 @@ Sight look(const Node& node, const ggml_compute_params& params, Shared& shared, 
         scratch.sight.resize(bytes / sizeof(uint64_t));
         sight.keep_in(scratch.sight.data());
     }
-    for (int row = is_shared ? params.ith : 0; row < node.rows; row += is_shared ? params.nth : 1) sight.look(node, row);
+    for (int row = is_shared ? params.ith : 0; row < node.rows; row += is_shared ? params.nth : 1)
+        sight.look(node, row);
     return sight;
 }
 
 }  // namespace
 
-bool can_do(const ggml_compute_params& params, const ggml_tensor& node) { return !params.use_ref && is_known(node); }
+bool can_do(const ggml_compute_params& params, const ggml_tensor& node) {
+    return !params.use_ref && is_known(node);
+}
 
 void compute(const ggml_compute_params& params, ggml_tensor& tensor) {
     static thread_local Scratch of_thread;
@@ -249,21 +270,12 @@ void compute(const ggml_compute_params& params, ggml_tensor& tensor) {
     const Sight sight = look(node, params, shared, scratch);
     if (params.ith == 0) ggml().chunk_set(params.threadpool, params.nth);
     ggml().barrier(params.threadpool);
-    Plan& plan = scratch.plan;
-    plan.make(node, sight, params.nth, shared.bytes / sizeof(float));
-    scratch.gathered.resize(std::max(scratch.gathered.size(), plan.blocks.size()));
-    for (Gathered& each : scratch.gathered) each.clear();
+    scratch.begin(node, sight, params.nth, shared.bytes / sizeof(float));
     float* partials = reinterpret_cast<float*>(shared.memory);
-    const int num_items = int(plan.items.size());
-    for (int i = params.ith; i < num_items; i = ggml().chunk_add(params.threadpool, 1))
-        compute_item(node, sight, plan.items[i], partials, scratch);
-    if (std::all_of(plan.items.begin(), plan.items.end(), [](const Item& item) { return item.partial < 0; })) return;
-    ggml().barrier(params.threadpool);
-    for (int i = params.ith; i < num_items; i += params.nth) {
-        const Item& item = plan.items[i];
-        if (item.partial >= 0 && item.part == 0)
-            finish(node, plan, item, partials + item.partial, part_floats(node, plan, item));
-    }
+    const std::vector<Item>& items = scratch.plan.items;
+    for (int i = params.ith; i < int(items.size()); i = ggml().chunk_add(params.threadpool, 1))
+        compute_item(node, sight, items[i], partials, scratch);
+    if (scratch.plan.has_parts()) merge_parts(node, params, scratch.plan, partials);
 }
 
 }  // namespace attention

@@ -1,7 +1,9 @@
-// The arithmetic of a tile of cells for some lanes: a lane is a row with one of its heads. Scores become weights by
-// the online softmax (arXiv 1805.02867), all in floats. Two layouts do the same for many lanes and for few.
+// The arithmetic of a tile of cells for some lanes: a lane is a row with one of its heads. Scores become
+// weights by the online softmax (arXiv 1805.02867), all in floats. Two layouts do the same for many lanes and
+// for few.
 #pragma once
 
+#include <algorithm>
 #include <vector>
 
 #include "attention_plan.hpp"
@@ -44,11 +46,6 @@ inline void multiply(const float* x, int x_row, int x_step, const float* y, int 
         }
     }
 }
-
-// e^(score - largest) in place of the scores of a lane, or of a vector of lanes.
-struct Softened {
-    floats largest, factor, sum;
-};
 
 inline floats finite(floats x) { return x > MINUS_INFINITY ? x : floats{}; }
 
@@ -136,7 +133,8 @@ private:
     void soften(float* scores, int lane) {
         const floats before = simd::load(largest_.data() + lane);
         floats largest = before;
-        for (int cell = 0; cell < TILE; ++cell) largest = simd::max(largest, simd::load(scores + cell * stride_));
+        for (int cell = 0; cell < TILE; ++cell)
+            largest = simd::max(largest, simd::load(scores + cell * stride_));
         const floats subtrahend = finite(largest), factor = simd::exp(before - subtrahend);
         floats sum = simd::load(sum_.data() + lane) * factor;
         for (int cell = 0; cell < TILE; ++cell) {
@@ -197,10 +195,12 @@ private:
         for (; lane + ROWS <= lanes_; lane += ROWS)
             for (int cell = 0; cell < TILE; cell += CELLS) {
                 floats products[LANES] = {};  // (rows, cells)
-                for (int d = 0; d < width_; d += LANES) add_products<CELLS>(lane, keys + cell * width_, d, products);
+                for (int d = 0; d < width_; d += LANES)
+                    add_products<CELLS>(lane, keys + cell * width_, d, products);
                 const floats found = simd::totals(products);
                 for (int i = 0; i < ROWS; ++i)
-                    std::memcpy(scores(lane + i, cell), (const float*)&found + i * CELLS, sizeof(float) * CELLS);
+                    std::memcpy(scores(lane + i, cell), (const float*)&found + i * CELLS,
+                                sizeof(float) * CELLS);
             }
         if constexpr (ROWS > 1) score_from<ROWS / 2>(lane, keys);
     }
@@ -218,7 +218,8 @@ private:
     void soften(float* scores, int lane) {
         const float before = largest_[lane];
         floats largest = simd::splat(before);
-        for (int cell = 0; cell < TILE; cell += LANES) largest = simd::max(largest, simd::load(scores + cell));
+        for (int cell = 0; cell < TILE; cell += LANES)
+            largest = simd::max(largest, simd::load(scores + cell));
         largest_[lane] = simd::largest(largest);
         const float subtrahend = largest_[lane] > MINUS_INFINITY ? largest_[lane] : 0.0f;
         floats sum = {};

@@ -20,22 +20,24 @@ bool is_one_batch(const ggml_tensor& tensor) { return tensor.ne[3] == 1; }
 
 bool is_known_mask(const ggml_tensor* mask, const ggml_tensor& q, const ggml_tensor& k) {
     if (!mask) return true;
-    return mask->type == GGML_TYPE_F16 && mask->ne[0] == k.ne[1] && mask->ne[1] >= q.ne[1] && mask->ne[2] == 1 &&
-           mask->ne[3] == 1 && mask->nb[0] == sizeof(uint16_t);
+    return mask->type == GGML_TYPE_F16 && mask->ne[0] == k.ne[1] && mask->ne[1] >= q.ne[1] &&
+           mask->ne[2] == 1 && mask->ne[3] == 1 && mask->nb[0] == sizeof(uint16_t);
 }
 
 bool is_known_width(const ggml_tensor& k, const ggml_tensor& v) {
     const bool in_blocks = k.type == GGML_TYPE_Q8_0 || v.type == GGML_TYPE_Q8_0;
-    return k.ne[0] == v.ne[0] && k.ne[0] >= WIDTH_MIN && k.ne[0] <= WIDTH_MAX && k.ne[0] % (in_blocks ? 32 : 16) == 0;
+    return k.ne[0] == v.ne[0] && k.ne[0] >= WIDTH_MIN && k.ne[0] <= WIDTH_MAX &&
+           k.ne[0] % (in_blocks ? 32 : 16) == 0;
 }
 
 }  // namespace
 
 bool is_known(const ggml_tensor& node) {
     const ggml_tensor &q = *node.src[0], &k = *node.src[1], &v = *node.src[2];
-    return q.type == GGML_TYPE_F32 && cell_unpacker(k.type) && cell_unpacker(v.type) && is_known_width(k, v) &&
-           is_one_batch(q) && is_one_batch(k) && is_one_batch(v) && k.ne[2] == v.ne[2] && q.ne[2] % k.ne[2] == 0 &&
-           q.ne[2] / k.ne[2] <= GROUP_MAX && q.nb[0] == sizeof(float) && is_known_mask(node.src[3], q, k);
+    return q.type == GGML_TYPE_F32 && cell_unpacker(k.type) && cell_unpacker(v.type) &&
+           is_known_width(k, v) && is_one_batch(q) && is_one_batch(k) && is_one_batch(v) &&
+           k.ne[2] == v.ne[2] && q.ne[2] % k.ne[2] == 0 && q.ne[2] / k.ne[2] <= GROUP_MAX &&
+           q.nb[0] == sizeof(float) && is_known_mask(node.src[3], q, k);
 }
 
 Node::Node(const ggml_tensor& node)

@@ -80,60 +80,66 @@ void Plan::make(const Node& node, const Sight& sight, int threads, size_t room) 
     form_items(node, threads, room);
 }
 
+bool Plan::has_parts() const {
+    return std::any_of(items.begin(), items.end(), [](const Item& item) { return item.partial != WHOLE; });
+}
+
 void Plan::sort_rows(const Node& node, const Sight& sight) {
     first_cell_.resize(node.rows);
     for (int row = 0; row < node.rows; ++row) first_cell_[row] = first_bit(sight.of(row), sight.words());
     order.resize(node.rows);
     std::iota(order.begin(), order.end(), 0);
-    std::stable_sort(order.begin(), order.end(), [&](int a, int b) { return first_cell_[a] < first_cell_[b]; });
+    std::stable_sort(order.begin(), order.end(),
+                     [&](int a, int b) { return first_cell_[a] < first_cell_[b]; });
 }
 
-// A row joins the block before it if that is cheaper than to compute it alone.
 void Plan::form_blocks(const Node& node, const Sight& sight) {
-    const int words = sight.words();
     blocks.clear();
-    for (int i = 0; i < node.rows; ++i) {
-        const uint64_t* row = sight.of(order[i]);
-        const int alone = count(row, words);
-        if (!blocks.empty() && (blocks.back().count + 1) * node.group <= LANES_MAX) {
-            Block& block = blocks.back();
-            const int lanes = block.count * node.group;
-            const int together = count_of_both(seen_.data(), row, words);
-            if (cost(together, lanes + node.group) <= cost(block.cells, lanes) + cost(alone, node.group)) {
-                for (int word = 0; word < words; ++word) seen_[word] |= row[word];
-                block.count += 1;
-                block.cells = together;
-                continue;
-            }
+    for (int i = 0; i < node.rows; ++i)
+        if (const uint64_t* row = sight.of(order[i]); !join_last_block(node, row, sight.words())) {
+            blocks.push_back({i, 1, count(row, sight.words())});
+            seen_.assign(row, row + sight.words());
         }
-        blocks.push_back({i, 1, alone});
-        seen_.assign(row, row + words);
-    }
     const auto is_dearer = [&](const Block& a, const Block& b) {
         return cost(a.cells, a.count * node.group) > cost(b.cells, b.count * node.group);
     };
     std::stable_sort(blocks.begin(), blocks.end(), is_dearer);
 }
 
-// A block that is too much for one thread is cut into parts.
-void Plan::form_items(const Node& node, int threads, size_t room) {
+// A row joins the block before it if that is cheaper than to compute it alone.
+bool Plan::join_last_block(const Node& node, const uint64_t* row, int words) {
+    if (blocks.empty() || (blocks.back().count + 1) * node.group > LANES_MAX) return false;
+    Block& block = blocks.back();
+    const int lanes = block.count * node.group;
+    const int together = count_of_both(seen_.data(), row, words);
+    const long apart = cost(block.cells, lanes) + cost(count(row, words), node.group);
+    if (cost(together, lanes + node.group) > apart) return false;
+    for (int word = 0; word < words; ++word) seen_[word] |= row[word];
+    block = {block.first, block.count + 1, together};
+    return true;
+}
+
+int Plan::num_parts(const Node& node, const Block& block, int threads) const {
+    if (threads == 1) return 1;
     long total = 0;
-    for (const Block& block : blocks) total += cost(block.cells, block.count * node.group) * node.kv_heads;
+    for (const Block& each : blocks) total += cost(each.cells, each.count * node.group) * node.kv_heads;
     const long fair = std::max(1L, total / (ITEMS_A_THREAD * threads));
+    const long wanted = (cost(block.cells, block.count * node.group) + fair - 1) / fair;
+    return int(std::max(1L, std::min(wanted, long(block.cells / PART_CELLS_MIN))));
+}
+
+// A block that is too much for one thread is cut into parts, if there is room for their results.
+void Plan::form_items(const Node& node, int threads, size_t room) {
     items.clear();
     size_t used = 0;
     for (int number = 0; number < int(blocks.size()); ++number) {
-        const Block& block = blocks[number];
-        const int lanes = block.count * node.group;
-        const long wanted = (cost(block.cells, lanes) + fair - 1) / fair;
-        int num_parts = threads == 1 ? 1 : int(std::min(wanted, long(block.cells / PART_CELLS_MIN)));
-        const size_t part_floats = size_t(lanes) * (node.width + 2);
-        if (num_parts <= 1 || used + num_parts * node.kv_heads * part_floats > room) num_parts = 1;
-        for (int kv_head = 0; kv_head < node.kv_heads; ++kv_head)
-            for (int part = 0; part < num_parts; ++part) {
-                items.push_back({number, kv_head, part, num_parts, num_parts == 1 ? -1 : int(used)});
-                used += num_parts == 1 ? 0 : part_floats;
-            }
+        const size_t floats = part_floats(node, blocks[number]);
+        int parts = num_parts(node, blocks[number], threads);
+        if (used + parts * node.kv_heads * floats > room) parts = 1;
+        for (int i = 0; i < node.kv_heads * parts; ++i) {
+            items.push_back({number, i / parts, i % parts, parts, parts == 1 ? WHOLE : int(used)});
+            if (parts > 1) used += floats;
+        }
     }
 }
 

@@ -8,7 +8,7 @@
 
 namespace attention {
 
-constexpr int TILE = 32;       // cells that are computed together
+constexpr int TILE = 32;        // cells that are computed together
 constexpr int LANES_MAX = 128;  // rows times heads that are computed together
 
 // Who sees which cells: a bit for each row and cell, and for each row whether all that it sees has weight 0.
@@ -39,8 +39,16 @@ struct Block {
 struct Item {
     int block, kv_head;
     int part, num_parts;
-    int partial;  // where the result goes until it is merged, counted in floats; -1: it is the whole result
+    int partial;  // where the result goes until it is merged, counted in floats; WHOLE: it is all there is
 };
+
+constexpr int WHOLE = -1;
+
+// The result of an item: for each lane its largest score, the sum of its weights, and the weighted sum of
+// values.
+inline size_t part_floats(const Node& node, const Block& block) {
+    return size_t(block.count) * node.group * (node.width + 2);
+}
 
 struct Plan {
     std::vector<int> order;  // of rows: those that begin with the same cell lie together
@@ -50,10 +58,14 @@ struct Plan {
     // Every thread makes the same one. `room`: floats for the results of parts.
     void make(const Node& node, const Sight& sight, int threads, size_t room);
 
+    bool has_parts() const;
+
 private:
     void sort_rows(const Node& node, const Sight& sight);
     void form_blocks(const Node& node, const Sight& sight);
+    bool join_last_block(const Node& node, const uint64_t* row, int words);
     void form_items(const Node& node, int threads, size_t room);
+    int num_parts(const Node& node, const Block& block, int threads) const;
 
     std::vector<uint64_t> seen_;  // by the block that is being formed
     std::vector<int> first_cell_;

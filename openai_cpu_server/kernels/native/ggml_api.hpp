@@ -1,5 +1,5 @@
 // All that we use of ggml's inside, declared once: the layouts are those of llama-cpp-python 0.3.36
-// (`kernels/proof.py` pins it). ggml's headers are not installed with it. The self-test proves these at start.
+// (`kernels/library.py` pins it). ggml's headers are not installed with it. The self-test proves these at start.
 #pragma once
 
 #include <cstddef>

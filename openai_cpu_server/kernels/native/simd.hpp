@@ -163,10 +163,16 @@ inline floats load_bf16(const uint16_t* from) {
 }
 
 inline floats load_i8(const int8_t* from) {
+#if defined(INSTRUCTION_SET_512)
+    return (floats)_mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128((const __m128i*)from)));
+#elif defined(INSTRUCTION_SET_256)
+    return (floats)_mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64((const __m128i*)from)));
+#else
     typedef int8_t bytes __attribute__((vector_size(LANES)));
     bytes narrow;
     std::memcpy(&narrow, from, sizeof narrow);
     return __builtin_convertvector(__builtin_convertvector(narrow, ints), floats);
+#endif
 }
 
 // Bit i of the result: whether from[i] is not `value`, for 32 values.
