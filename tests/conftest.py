@@ -8,8 +8,10 @@ from pathlib import Path
 import pytest
 
 from openai_cpu_server.errors import StartupError
-from openai_cpu_server.kernels.build import LIBRARY
 from openai_cpu_server.kernels.library import put_in_front
+from tests.kernels.library import KERNELS
+
+put_in_front(KERNELS)  # as in an engine process, before anything imports ggml: the folders' conftests do
 
 pytest_plugins = ["tests.skips"]
 
@@ -18,17 +20,9 @@ _SERVERS = {"commands", "dispatch", "e2e", "fuzz"}
 """Folders of tests that start processes; the files beside the folders mostly do so too."""
 
 
-def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption("--kernels-library", default=str(LIBRARY), help="the library that tests run with")
-
-
 def pytest_configure(config: pytest.Config) -> None:
-    """Put the kernels in front of ggml, before any test imports it, as an engine process does.
-
-    Let signals reach what the tests start. A shell's background jobs ignore Ctrl-C, and what `nohup`
-    starts ignores a hangup; processes inherit that, but no handlers.
-    """
-    put_in_front(Path(config.getoption("kernels_library")))
+    """Let signals reach what the tests start. A shell's background jobs ignore Ctrl-C, and what `nohup`
+    starts ignores a hangup; processes inherit that, but no handlers."""
     if config.getoption("numprocesses", None):
         return  # the workers do it for themselves, and must not inherit signals that end them
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:

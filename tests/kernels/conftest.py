@@ -10,6 +10,7 @@ import pytest
 
 from openai_cpu_server.kernels.graphs import Graphs
 from openai_cpu_server.kernels.library import Kernel, Library, obstacle
+from tests.kernels.library import KERNELS
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -19,12 +20,11 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 @pytest.fixture
-def library(pytestconfig: pytest.Config) -> Iterator[Library]:
+def library() -> Iterator[Library]:
     """Everything in it is off before and after."""
-    path = pytestconfig.getoption("kernels_library")
-    if why_not := obstacle(Path(path)):
+    if why_not := obstacle(KERNELS):
         pytest.skip(why_not)
-    library = Library(ctypes.CDLL(path))
+    library = Library(ctypes.CDLL(str(KERNELS)))
     _switch_off(library)
     yield library
     _switch_off(library)

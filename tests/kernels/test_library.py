@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import os
 import shutil
 import subprocess
 import sys
@@ -16,6 +17,7 @@ from openai_cpu_server.kernels.graphs import Floats, Graphs
 from openai_cpu_server.kernels.library import GGML_OF, Kernel, Library, obstacle
 from openai_cpu_server.kernels.proof import attention_proofs, proved
 from openai_cpu_server.llama.backend import LlamaBackend
+from tests.kernels.library import KERNELS, VARIABLE
 from tests.tiny_model import tiny_model_path
 
 ROOT = Path(__file__).parents[2]
@@ -48,8 +50,11 @@ def test_it_compiles_for_older_cpus_and_is_right_there_too(tmp_path: Path) -> No
     library = tmp_path / "avx2.so"
     build(target=library, cpu="x86-64-v3")
     tests = [str(Path(__file__).with_name(f"test_{kernel.name.lower()}.py")) for kernel in Kernel]
-    command = [sys.executable, "-m", "pytest", "-q", f"--kernels-library={library}", *tests]
-    done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, check=False)
+    command, environment = (
+        [sys.executable, "-m", "pytest", "-q", *tests],
+        {**os.environ, VARIABLE: str(library)},
+    )
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, cwd=ROOT, check=False)
     assert done.returncode == 0, done.stdout
 
 
@@ -72,11 +77,9 @@ def test_a_kernel_with_other_results_is_off(library: Library, graphs: Graphs) ->
     assert not reaches(library, graphs)
 
 
-def test_a_kernel_that_came_too_late_is_off(
-    pytestconfig: pytest.Config, library: Library, graphs: Graphs, tmp_path: Path
-) -> None:
+def test_a_kernel_that_came_too_late_is_off(library: Library, graphs: Graphs, tmp_path: Path) -> None:
     """A second copy of the library, behind ggml."""
-    late = Library(ctypes.CDLL(shutil.copy(pytestconfig.getoption("kernels_library"), tmp_path / "late.so")))
+    late = Library(ctypes.CDLL(shutil.copy(KERNELS, tmp_path / "late.so")))
     state = proved(late, Kernel.ATTENTION, graphs, attention_proofs())
     assert "do not reach it" in state.why_off
 
