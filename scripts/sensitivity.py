@@ -3,9 +3,9 @@
 
     .venv/bin/python scripts/sensitivity.py [NAME ...]
 
-Steps take what a cost curve says that was measured on a real machine, 1.2 times as long as the scheduler is
-told, with noise; so everything that it learns from matters. Nothing depends on this machine: the same numbers
-come out everywhere. Columns:
+Steps take what a cost curve says that was measured on a real machine with kernels of our own, 1.2 times as
+long as the scheduler is told, with noise; so everything that it learns from matters. Nothing depends on this
+machine: the same numbers come out everywhere. Columns:
 
     chat    32 x 250 + 48 tokens in 16 slots: tokens/s, longest stall of a stream
     quotes  16 x 250 + 96 in 2 slots, most of the output stands in the prompt
@@ -28,6 +28,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
+from openai_cpu_server.contract.cost import attended_pairs
 from openai_cpu_server.contract.messages import EngineOptions
 from openai_cpu_server.contract.request import GenerationRequest, Priority, Sampling
 from openai_cpu_server.contract.step import Drafted, Sample, Span, Step, StepResult, num_right
@@ -42,15 +43,10 @@ from openai_cpu_server.scheduler.speculation import SpeculationOptions, Speculat
 
 _SLOWNESS, _NOISE = 1.2, 0.1
 _VARIANTS: dict[str, tuple[float, ...]] = {
-    "compose._WORTH_STAGING": (0.9, 1.15),
-    "compose._WORTH_SPLITTING": (1.0, 1.3),
-    "compose._WORTH_WAITING": (1.0, 2.0),
-    "compose._TILED_PATIENCE": (1, 4),
+    "compose._READING_PATIENCE": (3, 6),
     "compose._BURST_PATIENCE": (1, 4),
     "cost_model._WORTH_PADDING": (0.9, 1.0),
     "cost_model._HARDLY_LONGER": (1.0, 1.3),
-    "cost_model._LONGER": (1.1, 1.6),
-    "cost_model._MUCH_FASTER": (1.2, 2.0),
     "cost_model._RATE_ALL": (0.01, 0.2),
     "cost_model._RATE_TERM": (0.02, 0.4),
     "cost_model._LARGEST_ERROR": (math.log(1.1), math.log(4.0)),
@@ -92,7 +88,7 @@ class _Client:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
-    parser.add_argument("names", nargs="*", help="constants such as compose._WORTH_MOVING; default: all")
+    parser.add_argument("names", nargs="*", help="constants such as compose._READING_PATIENCE; default: all")
     names = parser.parse_args().names or list(_VARIANTS)
     heads = ("chat tok/s", "gap", "quotes tok/s", "mixed TTFT", "tok/s", "long TTFT", "gap")
     print(f"{'constant':32}{'value':>10}" + "".join(f"{head:>14}" for head in heads))
@@ -178,10 +174,7 @@ def _run(clients: list[_Client], *, slots: int) -> float:
         while arriving and arriving[0].arrives_ms <= now_ms:
             scheduler.submit(arriving.pop(0).request, now_s=now_ms / 1000)
         step = scheduler.schedule()
-        predicted_ms = scheduler.predicted_ms(step)
-        told = scheduler.cost.predict_ms(step.num_tokens + step.padding) if step.spans else 1.0
-        true = truth.predict_ms(step.num_tokens + step.padding) if step.spans else 1.0
-        elapsed_ms = predicted_ms * true / told * _SLOWNESS * math.exp(noise.gauss(0, _NOISE))
+        elapsed_ms = _true_ms(step, truth) * _SLOWNESS * math.exp(noise.gauss(0, _NOISE))
         now_ms += elapsed_ms
         names = {s.slot: s.request.id for s in scheduler.participants(step)}
         result = _executed(step, {slot: by_name[name] for slot, name in names.items()})
@@ -191,6 +184,11 @@ def _run(clients: list[_Client], *, slots: int) -> float:
             if advance.sequence.remaining == 0:
                 scheduler.complete(advance.sequence)
     return now_ms
+
+
+def _true_ms(step: Step, truth: CostModel) -> float:
+    attended = sum(attended_pairs(span.start, span.num_tokens) for span in step.spans)
+    return truth.predict_ms(step.num_tokens + step.padding, attended)
 
 
 def _scheduler(slots: int) -> Scheduler:

@@ -219,5 +219,3 @@ def test_useful_tokens_are_free_up_to_the_end_of_a_flat_tile() -> None:
     assert model.free_size(17, 24) == 24
     steep = CostModel(CostCurve(step_ms=((1, 10.0), (16, 160.0)), attended_ms=0.0))
     assert steep.free_size(5, 256) == 5
-    almost = ((1, 26.0), (7, 110.0), (8, 122.0), (16, 124.0))
-    assert CostModel(CostCurve(step_ms=almost, attended_ms=0.0)).free_size(7, 256) == 16

@@ -45,8 +45,8 @@ def test_a_long_prompt_does_not_stall_a_stream() -> None:
     driver.submit(request("long", prompt=300, output=1))
     steps = driver.run()
     assert all(step["stream"] == 1 for step in steps[:39] if step)
-    # While one request waits for its first token a step may take three times the budget, and no more.
-    assert max(step.get("long", 0) for step in steps) == 47
+    # While a request waits for its first token a step may take four times the budget, and no more.
+    assert max(step.get("long", 0) for step in steps) == 63
 
 
 def test_an_idle_server_reads_prompts_in_larger_chunks() -> None:
