@@ -34,12 +34,12 @@ from openai_cpu_server.contract.request import GenerationRequest, Priority, Samp
 from openai_cpu_server.contract.step import Drafted, Sample, Span, Step, StepResult, num_right
 from openai_cpu_server.engine.build import step_options
 from openai_cpu_server.scheduler.cost_model import CostModel
-from openai_cpu_server.scheduler.drafts import LookupDrafter
 from openai_cpu_server.scheduler.kv_ledger import KVLedger
 from openai_cpu_server.scheduler.policy import PriorityPolicy
 from openai_cpu_server.scheduler.prefix_cache import PrefixCache
 from openai_cpu_server.scheduler.scheduler import Limits, Scheduler
-from openai_cpu_server.scheduler.speculation import SpeculationOptions, Speculator
+from openai_cpu_server.scheduler.speculation.drafts import LookupDrafter
+from openai_cpu_server.scheduler.speculation.speculator import SpeculationOptions, Speculator
 
 _SLOWNESS, _NOISE = 1.2, 0.1
 _VARIANTS: dict[str, tuple[float, ...]] = {
@@ -51,21 +51,21 @@ _VARIANTS: dict[str, tuple[float, ...]] = {
     "cost_model._RATE_TERM": (0.02, 0.4),
     "cost_model._LARGEST_ERROR": (math.log(1.1), math.log(4.0)),
     "memory.HEADROOM_TOKENS": (0, 128),
-    "acceptance._FORGET_ALL": (0.98, 0.9999),
-    "acceptance._FORGET_OWN": (0.85, 0.99),
-    "acceptance._FADE": (0.99, 1.0),
-    "acceptance._PRIOR_WEIGHT": (2.0, 32.0),
-    "acceptance._LEAN": (1.0, 16.0),
-    "draft_lengths._WORTH": (0.85, 1.0),
-    "draft_lengths._PATIENCE": (1.0, 2.0),
-    "draft_lengths._LEAST_CHANCE": (0.005, 0.1),
-    "gains._FORGET": (0.9, 0.995),
-    "gains._TRIAL": (8, 128),
-    "gains._ENOUGH": (2, 32),
-    "gains._FURTHEST": (1.5, 10.0),
-    "gains._PAUSE_MS": (2_000.0, 50_000.0),
-    "lookup._MAX_PLACES": (1, 16),
-    "lookup.MIN_MATCH": (1, 4),
+    "speculation.acceptance._FORGET_ALL": (0.98, 0.9999),
+    "speculation.acceptance._FORGET_OWN": (0.85, 0.99),
+    "speculation.acceptance._FADE": (0.99, 1.0),
+    "speculation.acceptance._PRIOR_WEIGHT": (2.0, 32.0),
+    "speculation.acceptance._LEAN": (1.0, 16.0),
+    "speculation.draft_lengths._WORTH": (0.85, 1.0),
+    "speculation.draft_lengths._PATIENCE": (1.0, 2.0),
+    "speculation.draft_lengths._LEAST_CHANCE": (0.005, 0.1),
+    "speculation.gains._FORGET": (0.9, 0.995),
+    "speculation.gains._TRIAL": (8, 128),
+    "speculation.gains._ENOUGH": (2, 32),
+    "speculation.gains._FURTHEST": (1.5, 10.0),
+    "speculation.gains._PAUSE_MS": (2_000.0, 50_000.0),
+    "speculation.lookup._MAX_PLACES": (1, 16),
+    "speculation.lookup.MIN_MATCH": (1, 4),
 }
 """By constant, a smaller and a larger value than the package's."""
 
@@ -91,7 +91,7 @@ def main() -> None:
     parser.add_argument("names", nargs="*", help="constants such as compose._READING_PATIENCE; default: all")
     names = parser.parse_args().names or list(_VARIANTS)
     heads = ("chat tok/s", "gap", "quotes tok/s", "mixed TTFT", "tok/s", "long TTFT", "gap")
-    print(f"{'constant':32}{'value':>10}" + "".join(f"{head:>14}" for head in heads))
+    print(f"{'constant':38}{'value':>10}" + "".join(f"{head:>14}" for head in heads))
     _print("as it is", "", _measure())
     for name in names:
         for value in _VARIANTS[name]:
@@ -100,12 +100,12 @@ def main() -> None:
 
 
 def _print(name: str, value: str, figures: tuple[float, ...]) -> None:
-    print(f"{name:32}{value:>10}" + "".join(f"{figure:14.1f}" for figure in figures), flush=True)
+    print(f"{name:38}{value:>10}" + "".join(f"{figure:14.1f}" for figure in figures), flush=True)
 
 
 @contextmanager
 def _changed(name: str, value: float) -> Iterator[None]:
-    module_name, constant = name.split(".")
+    module_name, _, constant = name.rpartition(".")
     module = importlib.import_module(f"openai_cpu_server.scheduler.{module_name}")
     before = getattr(module, constant)
     setattr(module, constant, value)

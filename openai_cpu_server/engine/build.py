@@ -10,12 +10,12 @@ from openai_cpu_server.contract.step import POOL_BLOCK_TOKENS, Backend, Drop, St
 from openai_cpu_server.engine.core import EngineCore, Measure
 from openai_cpu_server.scheduler.compose import StepOptions
 from openai_cpu_server.scheduler.cost_model import CostModel
-from openai_cpu_server.scheduler.drafts import LookupDrafter, ModelDrafter
 from openai_cpu_server.scheduler.kv_ledger import KVLedger
 from openai_cpu_server.scheduler.policy import POLICIES
 from openai_cpu_server.scheduler.prefix_cache import BLOCK_TOKENS, PrefixCache
 from openai_cpu_server.scheduler.scheduler import Limits, Scheduler
-from openai_cpu_server.scheduler.speculation import SpeculationOptions, Speculator
+from openai_cpu_server.scheduler.speculation.drafts import LookupDrafter, ModelDrafter
+from openai_cpu_server.scheduler.speculation.speculator import SpeculationOptions, Speculator
 
 
 def build_core(

@@ -28,9 +28,9 @@ from openai_cpu_server.engine.containment import CommandFailed, contained
 from openai_cpu_server.engine.output import Output
 from openai_cpu_server.engine.step_log import log_step
 from openai_cpu_server.scheduler.cost_model import CostModel
-from openai_cpu_server.scheduler.outcome import Advance
 from openai_cpu_server.scheduler.scheduler import Scheduler
 from openai_cpu_server.scheduler.sequence import Sequence, Status
+from openai_cpu_server.scheduler.spans import Advance
 
 _QUEUE_NEWS_S = 0.5
 _NEVER = float("-inf")

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from openai_cpu_server.contract.messages import Finish, FinishReason, TokenEvent
 from openai_cpu_server.contract.step import Sample, TokenLogprob
 from openai_cpu_server.engine.text import Release, TextStream
-from openai_cpu_server.scheduler.outcome import Advance
 from openai_cpu_server.scheduler.sequence import Sequence
+from openai_cpu_server.scheduler.spans import Advance
 
 _NOTHING = Release(0, "")
 

@@ -16,21 +16,18 @@ from openai_cpu_server.contract.step import (
     Step,
     StepResult,
 )
-from openai_cpu_server.scheduler.admission import Admission
-from openai_cpu_server.scheduler.claims import Claims
+from openai_cpu_server.scheduler.admission import Admission, WaitingRoom
 from openai_cpu_server.scheduler.compose import Composer, StepOptions
-from openai_cpu_server.scheduler.copies import CopyPrice
+from openai_cpu_server.scheduler.cost_model import CopyPrice
 from openai_cpu_server.scheduler.kv_ledger import KVLedger
-from openai_cpu_server.scheduler.lengths import OutputLengths
 from openai_cpu_server.scheduler.memory import Memory
-from openai_cpu_server.scheduler.outcome import Advance, advance, without_missing_drafts
-from openai_cpu_server.scheduler.outlook import Outlook, outlook
+from openai_cpu_server.scheduler.outlook import Outlook, OutputLengths, outlook
 from openai_cpu_server.scheduler.plan import Reason, StepCost, StepPlan, StepPrices, StepRoom
 from openai_cpu_server.scheduler.policy import Policy
 from openai_cpu_server.scheduler.prefix_cache import PrefixCache
 from openai_cpu_server.scheduler.sequence import Sequence, Status
-from openai_cpu_server.scheduler.speculation import ChosenDrafts, Speculator
-from openai_cpu_server.scheduler.waiting import WaitingRoom
+from openai_cpu_server.scheduler.spans import Advance, Claims, advance, without_missing_drafts
+from openai_cpu_server.scheduler.speculation.speculator import ChosenDrafts, Speculator
 
 _TOLD = 200
 """Waiting sequences that are told their place. It bounds a message: 50 bytes each, twice a second."""

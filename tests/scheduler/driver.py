@@ -11,13 +11,13 @@ from openai_cpu_server.contract.request import GenerationRequest, Priority, Samp
 from openai_cpu_server.contract.step import Step, StepResult
 from openai_cpu_server.errors import ConstraintFailed
 from openai_cpu_server.scheduler.compose import StepOptions
-from openai_cpu_server.scheduler.drafts import Draft, Drafter, ModelDrafter
 from openai_cpu_server.scheduler.kv_ledger import KVLedger
 from openai_cpu_server.scheduler.policy import Policy, PriorityPolicy
 from openai_cpu_server.scheduler.prefix_cache import PrefixCache
 from openai_cpu_server.scheduler.scheduler import Limits, Scheduler
 from openai_cpu_server.scheduler.sequence import Sequence, Status
-from openai_cpu_server.scheduler.speculation import SpeculationOptions, Speculator
+from openai_cpu_server.scheduler.speculation.drafts import Draft, Drafter, ModelDrafter
+from openai_cpu_server.scheduler.speculation.speculator import SpeculationOptions, Speculator
 from tests.fakes import END_TOKEN, FAKE_INFO, FakeBackend, forced_token, next_token
 
 Spans = dict[str, int]

@@ -9,7 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from openai_cpu_server.contract.cost import CostCurve, attended_pairs
-from openai_cpu_server.scheduler.cost_model import CostModel
+from openai_cpu_server.contract.step import Close, Restore, Save
+from openai_cpu_server.scheduler.cost_model import CopyPrice, CostModel
 
 REPACKED = CostCurve(
     step_ms=(
@@ -219,3 +220,23 @@ def test_useful_tokens_are_free_up_to_the_end_of_a_flat_tile() -> None:
     assert model.free_size(17, 24) == 24
     steep = CostModel(CostCurve(step_ms=((1, 10.0), (16, 160.0)), attended_ms=0.0))
     assert steep.free_size(5, 256) == 5
+
+
+# -- copies ---------------------------------------------------------------------------------------------
+
+_VERBS = (Save(0, 0, 64, 1), Restore(1, 2, 0, 36), Close(0))
+
+
+def test_the_price_follows_what_copies_take() -> None:
+    price = CopyPrice()
+    for _ in range(100):
+        price.learn(_VERBS, 50.0)
+    assert abs(price.predict_ms(_VERBS) - 50.0) < 0.1
+
+
+def test_verbs_that_copy_nothing_cost_and_teach_nothing() -> None:
+    price = CopyPrice()
+    before = price.predict_ms(_VERBS)
+    price.learn((Close(0),), 1000.0)
+    assert price.predict_ms(_VERBS) == before
+    assert price.predict_ms((Close(0),)) == 0.0

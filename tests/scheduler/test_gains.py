@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from openai_cpu_server.scheduler.gains import Done, Gains, Kind
+from openai_cpu_server.scheduler.speculation.gains import Done, Gains, Kind
 
 QUOTES, BY_MODEL = Kind.of(1, uses_model=False), Kind.of(1, uses_model=True)
 

@@ -6,9 +6,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from openai_cpu_server.contract.request import GenerationRequest, Sampling
-from openai_cpu_server.scheduler.drafts import LookupDrafter
-from openai_cpu_server.scheduler.lookup import MIN_MATCH, Guess, Lookup
 from openai_cpu_server.scheduler.sequence import Sequence
+from openai_cpu_server.scheduler.speculation.drafts import LookupDrafter
+from openai_cpu_server.scheduler.speculation.lookup import MIN_MATCH, Guess, Lookup
 
 END = 9
 

@@ -14,11 +14,11 @@ from openai_cpu_server.contract.cost import CostCurve
 from openai_cpu_server.contract.request import GenerationRequest, Priority, Sampling
 from openai_cpu_server.contract.step import Drafted
 from openai_cpu_server.scheduler.cost_model import CostModel
-from openai_cpu_server.scheduler.draft_lengths import choose_lengths
-from openai_cpu_server.scheduler.drafts import Draft, ModelDrafter
 from openai_cpu_server.scheduler.plan import Reason, StepPlan, StepPrices, StepRoom
 from openai_cpu_server.scheduler.sequence import Sequence
-from openai_cpu_server.scheduler.speculation import SpeculationOptions, Speculator
+from openai_cpu_server.scheduler.speculation.draft_lengths import choose_lengths
+from openai_cpu_server.scheduler.speculation.drafts import Draft, ModelDrafter
+from openai_cpu_server.scheduler.speculation.speculator import SpeculationOptions, Speculator
 from tests.scheduler.driver import Driver, KnowingDrafter, SilentDrafter, TokenCost, alone, request
 
 REPACKED = ((1, 20), (8, 124), (12, 160), (16, 149), (17, 190), (32, 297), (64, 543), (128, 1031))

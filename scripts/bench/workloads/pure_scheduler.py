@@ -10,10 +10,10 @@ from openai_cpu_server.contract.step import POOL_BLOCK_TOKENS, Close, Open, Samp
 from openai_cpu_server.engine.build import step_options
 from openai_cpu_server.scheduler.cost_model import CostModel
 from openai_cpu_server.scheduler.kv_ledger import KVLedger
-from openai_cpu_server.scheduler.outcome import Advance
 from openai_cpu_server.scheduler.policy import POLICIES
 from openai_cpu_server.scheduler.prefix_cache import PrefixCache
 from openai_cpu_server.scheduler.scheduler import Limits, Scheduler
+from openai_cpu_server.scheduler.spans import Advance
 
 _KV_TOKENS = 65_536
 _CACHE_BLOCKS = 4_096

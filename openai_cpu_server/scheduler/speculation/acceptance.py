@@ -7,8 +7,8 @@ from collections.abc import Sequence as Seq
 _FORGET_ALL = 0.998
 """What a further observation leaves of those before: some 500 count, of all sequences together.
 
-`scripts/sensitivity.py acceptance._FORGET_ALL` and the names below: no value from a quarter to four times as
-much changes any workload by more than 2 %. They are orders of magnitude.
+`scripts/sensitivity.py speculation.acceptance._FORGET_ALL` and the names below: no value from a quarter to
+four times as much changes any workload by more than 2 %. They are orders of magnitude.
 """
 _FORGET_OWN = 0.96
 """The same for one sequence, of which some 25 count: a text may quote in one place and not in the next."""

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from openai_cpu_server.contract.step import Drafted
-from openai_cpu_server.scheduler.acceptance import Experience, OwnExperience
-from openai_cpu_server.scheduler.lookup import MAX_MATCH, Lookup
 from openai_cpu_server.scheduler.sequence import Sequence
+from openai_cpu_server.scheduler.speculation.acceptance import Experience, OwnExperience
+from openai_cpu_server.scheduler.speculation.lookup import MAX_MATCH, Lookup
 
 _ASSUMED_OF_MODEL = 0.6
 """The chance that a draft model's token is right, until it is measured, which takes a few drafts."""

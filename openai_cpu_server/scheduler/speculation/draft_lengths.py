@@ -10,24 +10,25 @@ from dataclasses import dataclass
 from itertools import takewhile
 
 from openai_cpu_server.contract.cost import TILE_TOKENS
-from openai_cpu_server.scheduler.drafts import Draft
 from openai_cpu_server.scheduler.plan import StepPlan, StepPrices
 from openai_cpu_server.scheduler.sequence import Sequence
+from openai_cpu_server.scheduler.speculation.drafts import Draft
 
 _WORTH = 0.95
 """Drafts must be predicted to bring the time per token down to this share, or they are not worth the risk.
 
-`scripts/sensitivity.py draft_lengths._WORTH`: at 0.85 quotations lose 4 %; at 1.0 nothing is gained.
+`scripts/sensitivity.py speculation.draft_lengths._WORTH`: at 0.85 quotations lose 4 %; at 1.0 nothing is
+gained.
 """
 _PATIENCE = 1.3
 """Budgets that a step with drafts may take: half a tile of ggml's takes nearly as long as a whole one.
 
-`scripts/sensitivity.py draft_lengths._PATIENCE`: from 1.0 to 2.0 quotations change by 2 %; steps would only
-be longer.
+`scripts/sensitivity.py speculation.draft_lengths._PATIENCE`: from 1.0 to 2.0 quotations change by 2 %; steps
+would only be longer.
 """
 _LEAST_CHANCE = 0.02
 """Draft tokens that are less likely than this to be reached are not weighed at all. It saves time in Python;
-`scripts/sensitivity.py draft_lengths._LEAST_CHANCE`: 0.005 to 0.1 changes nothing.
+`scripts/sensitivity.py speculation.draft_lengths._LEAST_CHANCE`: 0.005 to 0.1 changes nothing.
 """
 
 

@@ -10,15 +10,15 @@ from typing import NamedTuple
 MIN_MATCH = 2
 """Tokens that must be equal.
 
-`scripts/sensitivity.py lookup.MIN_MATCH`: with 4 quotations are 4 % slower, with 1 they are 3 % faster, for
-more work in Python.
+`scripts/sensitivity.py speculation.lookup.MIN_MATCH`: with 4 quotations are 4 % slower, with 1 they are 3 %
+faster, for more work in Python.
 """
 MAX_MATCH = 32
 """Beyond, it makes no difference how many more are equal."""
 _MAX_PLACES = 4
 """Places that are looked at, from the latest backwards; a bound on the work.
 
-`scripts/sensitivity.py lookup._MAX_PLACES`: 1 to 16 changes nothing.
+`scripts/sensitivity.py speculation.lookup._MAX_PLACES`: 1 to 16 changes nothing.
 """
 _ITEM = array("i").itemsize
 

@@ -7,11 +7,11 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from openai_cpu_server.contract.step import Drafted, Step, StepResult
-from openai_cpu_server.scheduler.draft_lengths import choose_lengths
-from openai_cpu_server.scheduler.drafts import Draft, Drafter, ModelDrafter
-from openai_cpu_server.scheduler.gains import Done, Gains, Kind
 from openai_cpu_server.scheduler.plan import StepPlan, StepPrices
 from openai_cpu_server.scheduler.sequence import Sequence
+from openai_cpu_server.scheduler.speculation.draft_lengths import choose_lengths
+from openai_cpu_server.scheduler.speculation.drafts import Draft, Drafter, ModelDrafter
+from openai_cpu_server.scheduler.speculation.gains import Done, Gains, Kind
 
 _FEW_TO_READ = 16
 """Tokens that a draft model may always read: what has come since, and what was wrong of its last draft. It is

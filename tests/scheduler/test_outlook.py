@@ -1,9 +1,9 @@
-"""Outputs are expected to be as long as those of the same kind were."""
+"""What those who wait may expect: outputs as long as those of the same kind were."""
 
 from __future__ import annotations
 
 from openai_cpu_server.contract.request import GenerationRequest, Priority
-from openai_cpu_server.scheduler.lengths import OutputLengths
+from openai_cpu_server.scheduler.outlook import OutputLengths
 from openai_cpu_server.scheduler.policy import ShortestFirstPolicy
 from tests.scheduler.driver import Driver, request
 

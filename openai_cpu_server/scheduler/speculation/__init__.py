@@ -1,0 +1,1 @@
+"""Drafts: tokens of sequences that are computed before they are known to be right."""
