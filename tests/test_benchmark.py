@@ -8,7 +8,7 @@ import math
 import signal
 import subprocess
 import sys
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -47,7 +47,8 @@ from bench.workloads import WORKLOADS, bursts, chat, json_output, mixed, pool_pr
 from bench.workloads.long_prompt import Passage
 from bench.workloads.mixed_load import FULL, Size, Window
 from bench.workloads.pure_scheduler import PureScheduler
-from bench.workloads.speculation_tasks import conversations, draft_model, tasks
+from bench.workloads.speculation_tasks import conversations, draft_model, extracting, tasks
+from benchmark import main
 
 from openai_cpu_server.contract.request import GenerationRequest, Sampling
 from openai_cpu_server.structured import schema_to_gbnf
@@ -580,9 +581,9 @@ def test_the_bare_loop_is_given_the_classes_as_they_were_mixed() -> None:
 
 def test_conversations_repeat_and_are_for_models_that_talk() -> None:
     demo = SCRIPTS.parent / "model_assets" / "demo.gguf"
-    asked = conversations(("stories", "extract_review"), 1, 4, 0.8)
-    assert asked == conversations(("stories", "extract_review"), 1, 4, 0.8)
-    assert asked != conversations(("stories", "extract_review"), 0, 4, 0.8)
+    asked = conversations(extracting, 1, 4, 0.8)
+    assert asked == conversations(extracting, 1, 4, 0.8)
+    assert all(ask not in asked for ask in conversations(extracting, 0, 4, 0.8))
     body = OURS.body(asked[0])
     assert ("prompt" not in body, "ignore_eos" not in body, asked[0].path) == (
         True,
@@ -672,7 +673,17 @@ def test_peers_that_were_named_must_run() -> None:
         PeerPaths.found(None, None, None, nothing)
 
 
-def test_wrong_arguments_are_refused_by_name() -> None:
+def refusal(arguments: Sequence[str], monkeypatch: pytest.MonkeyPatch) -> int | str | None:
+    """The exit code of the script, in this process, with arguments that it does not go on from."""
+    monkeypatch.setattr(sys, "argv", ["benchmark.py", *arguments])
+    with pytest.raises(SystemExit) as ended:
+        main()
+    return ended.value.code
+
+
+def test_wrong_arguments_are_refused_by_name(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     for arguments in (
         ("--workloads", "tea"),
         ("--servers", "ours,tea"),
@@ -681,10 +692,10 @@ def test_wrong_arguments_are_refused_by_name() -> None:
         ("--quant", "q8_0", "--model", "demo"),
         ("--llama-server", "nowhere"),
     ):
-        done = benchmark(*arguments)
-        assert done.returncode == 2
-        assert arguments[0] in done.stderr
-    told = "".join(benchmark("--help").stdout.split())  # it breaks lines at hyphens
+        assert refusal(arguments, monkeypatch) == 2
+        assert arguments[0] in capsys.readouterr().err
+    assert refusal(["--help"], monkeypatch) == 0
+    told = "".join(capsys.readouterr().out.split())  # it breaks lines at hyphens
     assert all(name in told for name in WORKLOADS)
 
 

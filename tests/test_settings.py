@@ -20,7 +20,7 @@ def _no_environment(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_defaults() -> None:
     settings = read_settings([])
-    assert (settings.model, settings.port, settings.priority) == ("demo", 8000, Priority.INTERACTIVE)
+    assert (settings.model, settings.port, settings.priority) == (None, 8000, Priority.INTERACTIVE)
     options = settings.engine_options(Path("m.gguf"), cache_bytes=0)
     assert (options.kv_tokens, options.kv_type, options.repack) == (None, "f16", None)
 
@@ -108,3 +108,15 @@ def test_trusted_proxies_are_addresses_and_networks() -> None:
     assert [str(network) for network in settings.trusted_proxy] == ["127.0.0.1/32", "2001:db8::/32"]
     with pytest.raises(StartupError, match=r"^--trusted-proxy: .*'proxy\.example' does not appear"):
         read_settings(["--trusted-proxy", "proxy.example"])
+
+
+def test_lists_are_json_in_the_environment_and_lists_in_the_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The manual's page of options has it so."""
+    monkeypatch.setenv("OCS_CORS_ORIGIN", '["https://a.example", "https://b.example"]')
+    config = tmp_path / "server.toml"
+    config.write_text('pin_prompt = ["system.txt"]\n')
+    settings = read_settings(["--config", str(config)])
+    assert settings.cors_origin == ["https://a.example", "https://b.example"]
+    assert settings.pin_prompt == [Path("system.txt")]

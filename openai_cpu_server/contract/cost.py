@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 
 TILE_TOKENS = 16
-"""The rows of a tile in ggml's matrix kernels: costs climb in stairs of so many tokens (EVIDENCE.md, 1)."""
+"""The rows of a tile in ggml's matrix kernels: costs climb in such stairs (docs/measurements.md)."""
 
 
 class CostCurve(msgspec.Struct, frozen=True, kw_only=True):

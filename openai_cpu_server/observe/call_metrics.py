@@ -19,17 +19,24 @@ class CallMetrics:
         def histogram(name: str, said: str) -> Histogram:
             return Histogram(f"ocs_{name}_seconds", said, _LABELS, registry=registry, buckets=BOUNDS_S)
 
-        self._sequences = counter("sequences", "Sequences by how they ended.", "reason")
+        self._sequences = counter(
+            "sequences", "Choices by how they ended: stop, length, cancelled or unfinished.", "reason"
+        )
         self._prompt = counter("prompt_tokens", "Tokens of the prompts of ended requests.")
         self._cached = counter(
-            "cached_tokens", "Prompt tokens that were not computed, because another request had."
+            "cached_tokens",
+            "Prompt tokens of ended requests that were not computed, because another request had.",
         )
         self._output = counter("output_tokens", "Output tokens of ended requests.")
-        self._queue = histogram("queue", "From submission to the first step.")
-        self._ttft = histogram("time_to_first_token", "From arrival to the first token.")
-        self._total = histogram("request", "From arrival to the end of a generating request.")
+        self._queue = histogram("queue", "Seconds from submission to the first step.")
+        self._ttft = histogram("time_to_first_token", "Seconds from arrival to the first token.")
+        self._total = histogram(
+            "request", "Seconds from arrival to the end, of requests that were submitted."
+        )
         self._gaps = DistributionHistogram(
-            "ocs_inter_token_seconds", "Between tokens of a sequence, each counted.", _LABELS
+            "ocs_inter_token_seconds",
+            "Seconds between tokens of a sequence as they leave the engine, one observation a token.",
+            _LABELS,
         )
         registry.register(self._gaps)
 

@@ -32,8 +32,12 @@ class EngineGauges(Collector):
 
 
 def _requests(status: EngineStatus) -> Iterator[Metric]:
-    running = GaugeMetricFamily("ocs_requests_running", "Sequences that run.", labels=("priority",))
-    waiting = GaugeMetricFamily("ocs_requests_waiting", "Sequences that wait.", labels=("priority",))
+    running = GaugeMetricFamily(
+        "ocs_requests_running", "Sequences in the engine's slots.", labels=("priority",)
+    )
+    waiting = GaugeMetricFamily(
+        "ocs_requests_waiting", "Sequences that wait for a slot.", labels=("priority",)
+    )
     for priority in Priority:
         running.add_metric([priority.label], status.running[priority.label])
         waiting.add_metric([priority.label], status.waiting[priority.label])
@@ -44,11 +48,13 @@ def _requests(status: EngineStatus) -> Iterator[Metric]:
 def _pool(kv: KVStats | None) -> Iterator[Metric]:
     yield _gauge("ocs_kv_pool_blocks", "Blocks of the KV pool.", kv.pool_blocks if kv else 0)
     yield _gauge(
-        "ocs_kv_pool_blocks_used", "Blocks of the KV pool that are held.", kv.pool_blocks_used if kv else 0
+        "ocs_kv_pool_blocks_used",
+        "Blocks of the KV pool that sequences hold.",
+        kv.pool_blocks_used if kv else 0,
     )
     yield _gauge(
         "ocs_kv_pool_blocks_shared",
-        "Blocks of the KV pool that several sequences hold.",
+        "Blocks of the KV pool that more than one sequence holds.",
         kv.pool_blocks_shared if kv else 0,
     )
 
@@ -57,12 +63,14 @@ def _cache(kv: KVStats | None, token_bytes: int) -> Iterator[Metric]:
     capacity, used = (kv.cache_capacity_blocks, kv.cache_blocks) if kv else (0, 0)
     block_bytes = kv.cache_block_tokens * token_bytes if kv else 0
     yield _gauge("ocs_prefix_cache_capacity_blocks", "Blocks that the prefix cache may hold.", capacity)
-    yield _gauge("ocs_prefix_cache_blocks", "Blocks that it holds.", used)
-    yield _gauge("ocs_prefix_cache_capacity_bytes", "Bytes that it may hold.", capacity * block_bytes)
-    yield _gauge("ocs_prefix_cache_bytes", "Bytes that it holds.", used * block_bytes)
+    yield _gauge("ocs_prefix_cache_blocks", "Blocks that the prefix cache holds.", used)
+    yield _gauge(
+        "ocs_prefix_cache_capacity_bytes", "Bytes that the prefix cache may hold.", capacity * block_bytes
+    )
+    yield _gauge("ocs_prefix_cache_bytes", "Bytes that the prefix cache holds.", used * block_bytes)
     yield CounterMetricFamily(
         "ocs_prefix_cache_evictions",
-        "Blocks that made room for others, since the engine's start.",
+        "Blocks of the prefix cache that made room for others, since the engine's last start.",
         kv.cache_evictions if kv else 0,
     )
 

@@ -1,4 +1,4 @@
-"""All Prometheus metrics, in a registry of their own. README's table gives their meaning."""
+"""All Prometheus metrics, in a registry of their own. docs/metrics.md is made from their names and texts."""
 
 from __future__ import annotations
 
@@ -37,26 +37,35 @@ class Metrics:
         self._registry = registry
         self._requests = Counter(
             "ocs_requests",
-            "Requests that have ended.",
+            "Requests that have ended; status 499: the client left. Origin: http, batch or websocket.",
             ("origin", "method", "route", "priority", "status"),
             registry=registry,
         )
         self._refusals = Counter(
-            "ocs_refusals", "Requests that ended with an error, by its code.", ("code",), registry=registry
+            "ocs_refusals",
+            "Requests that ended with an error, by the code of the error object, else its type.",
+            ("code",),
+            registry=registry,
         )
         self._calls = CallMetrics(registry)
         self._rows = Counter(
-            "ocs_batch_rows", "Rows of batches that were run, by outcome.", ("outcome",), registry=registry
+            "ocs_batch_rows",
+            "Rows of batches by outcome: answered, failed, or put_off (to be run again later).",
+            ("outcome",),
+            registry=registry,
         )
         self.rows_running = Gauge(
-            "ocs_batch_rows_running", "Rows of batches being run or queued.", registry=registry
+            "ocs_batch_rows_running", "Rows of batches that run or wait in the queue.", registry=registry
         )
         self._deaths = Counter(
-            "ocs_engine_restarts", "Deaths of the engine process, by cause.", ("cause",), registry=registry
+            "ocs_engine_restarts",
+            "Deaths of the engine process after its first start, by cause: a signal's name, hang, ...",
+            ("cause",),
+            registry=registry,
         )
         self._steps = StepMetrics(registry)
         ProcessCollector(namespace="ocs", registry=registry)
-        Info("ocs_build", "What runs here.", registry=registry).info(
+        Info("ocs_build", "What runs here: always 1.", registry=registry).info(
             {
                 "version": __version__,
                 "python": platform.python_version(),

@@ -19,17 +19,26 @@ class StepMetrics:
         def counter(name: str, said: str) -> Counter:
             return Counter(f"ocs_{name}", said, registry=registry)
 
-        self._seconds = histogram("seconds", "What steps took.", _STEP_S)
-        self._predicted = histogram("predicted_seconds", "What the cost model had predicted.", _STEP_S)
-        self._ratio = histogram("real_to_predicted_ratio", "Real time by predicted time of steps.", _RATIOS)
+        self._seconds = histogram("seconds", "Seconds that steps took.", _STEP_S)
+        self._predicted = histogram(
+            "predicted_seconds", "Seconds that the cost model had predicted for them.", _STEP_S
+        )
+        self._ratio = histogram(
+            "real_to_predicted_ratio", "The real time of steps divided by the predicted one.", _RATIOS
+        )
         self._tokens = histogram("tokens", "Tokens that steps computed, padding not counted.", _TOKENS)
         self._sequences = histogram("sequences", "Sequences that had a part in steps.", _TOKENS)
-        self._computed = counter("computed_tokens", "Tokens computed, of prompts and outputs.")
+        self._computed = counter("computed_tokens", "Tokens that steps computed, of prompts and outputs.")
         self._padding = counter("padding_tokens", "Throw-away tokens that made steps faster.")
-        self._sampled = counter("sampled_tokens", "Output tokens sampled.")
-        self._forced = counter("forced_tokens", "Output tokens that constraints left no alternative to.")
-        self._drafted = counter("drafted_tokens", "Tokens computed ahead, in the hope that they come.")
-        self._accepted = counter("accepted_draft_tokens", "Draft tokens that turned out right.")
+        self._sampled = counter("sampled_tokens", "Output tokens, counted when they are sampled.")
+        self._forced = counter("forced_tokens", "Output tokens that a constraint left no alternative to.")
+        self._drafted = counter(
+            "drafted_tokens",
+            "Tokens computed ahead, in the hope that they are what comes; part of the computed ones.",
+        )
+        self._accepted = counter(
+            "accepted_draft_tokens", "Draft tokens that came; part of the sampled and forced ones."
+        )
         self._preemptions = counter("preemptions", "Times that a sequence gave up its cells for another.")
         self._interruptions = counter("interruptions", "Steps thrown away for an interactive newcomer.")
 

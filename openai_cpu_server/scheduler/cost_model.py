@@ -14,7 +14,7 @@ _WORTH_PADDING = 0.98
 
 Steps vary by 1 to 2 % by themselves. `scripts/sensitivity.py cost_model._WORTH_PADDING`: 0.9 to 1.0 changes
 nothing: with our kernels no larger step is faster, and a tile of ggml's that pays saves much more
-(EVIDENCE.md, 1).
+(docs/measurements.md, "Steps cost a staircase").
 """
 _HARDLY_LONGER = 1.1
 """A step may take so many times as long for further tokens that must be computed anyway.
@@ -38,7 +38,7 @@ _FURTHEST = math.log(8.0)
 machine was ever seen to be off.
 """
 _COPIED_TOKEN_MS = 0.003
-"""Before anything is learned: 1,024 tokens of 34 MB take 3 ms each way (EVIDENCE.md, 3)."""
+"""Before anything is learned: 1,024 tokens of 34 MB take 3 ms each way (docs/measurements.md)."""
 _COPY_RATE = 0.1
 """Share of a new measurement in the price: some ten of them count."""
 
@@ -57,8 +57,8 @@ _GUESS = CostCurve(
     ),
     attended_ms=0.0004,
 )
-"""A model of 10^9 parameters (Q4_K_M, plain weights, f16 cells) on two cores, with kernels of our own:
-EVIDENCE.md, 8.
+"""A model of 10^9 parameters (Q4_K_M, plain weights, f16 cells) on two cores of a Zen 5, with our first
+kernels.
 """
 
 

@@ -87,10 +87,24 @@ def sdk(server: ServerProcess) -> openai.OpenAI:
     return openai.OpenAI(base_url=server.url + "/v1", api_key="none", max_retries=0)
 
 
+@pytest.fixture(scope="module")
+def one_row_at_a_time(
+    tmp_path_factory: pytest.TempPathFactory,
+) -> Iterator[tuple[ServerProcess, Iterator[str]]]:
+    """A server, and keys that nobody has used so far."""
+    folder, keys = tmp_path_factory.mktemp("batches"), ["k1", "k2", "k3", "k4"]
+    tables = [f'[keys.{key}]\nsha256 = "{hashlib.sha256(key.encode()).hexdigest()}"\n' for key in keys]
+    (folder / "keys.toml").write_text("".join(tables))
+    options = ("--batch-concurrency", "1", "--api-keys", str(folder / "keys.toml"))
+    with new_server(folder / "jobs.db", *options) as server:
+        yield server, iter(keys)
+
+
 @pytest.fixture
-def busy(tmp_path: Path) -> Iterator[openai.OpenAI]:
-    """A server of its own, one row at a time."""
-    with new_server(tmp_path / "jobs.db", "--batch-concurrency", "1") as server, sdk(server) as client:
+def busy(one_row_at_a_time: tuple[ServerProcess, Iterator[str]]) -> Iterator[openai.OpenAI]:
+    """A holder of a key of its own, who sees no files and batches but its own."""
+    server, keys = one_row_at_a_time
+    with openai.OpenAI(base_url=server.url + "/v1", api_key=next(keys), max_retries=0) as client:
         yield client
 
 

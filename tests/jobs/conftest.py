@@ -1,4 +1,4 @@
-"""Where jobs are kept: every test runs on SQLite, and on PostgreSQL where the machine has it."""
+"""Where jobs are kept: every test runs on SQLite and on PostgreSQL."""
 
 from __future__ import annotations
 

@@ -15,7 +15,7 @@ from tests.llama.driver import GREEDY, execute_and_press, feed, generate, opened
 PROMPT = tuple(1 + (7 * i * i + 3 * i) % 900 for i in range(60))
 OTHER = tuple(1 + (5 * i * i + 11 * i) % 900 for i in range(41))
 TOLERANCE = 0.02
-"""Steps of other sizes round differently (EVIDENCE.md, 3)."""
+"""Steps of other sizes round differently (docs/measurements.md)."""
 
 
 def scores(backend: LlamaBackend, prompt: tuple[int, ...], chunk: int) -> list[TokenLogprob]:

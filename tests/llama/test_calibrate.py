@@ -92,7 +92,8 @@ def test_it_is_disturbed_by_whoever_wants_something_and_goes_on_later(
     asked, attempts = itertools.count(1), 0
     curve = None
     while curve is None:
-        curve = calibrator.measure(lambda: next(asked) in (5, 10, 40))
+        # At the second step of all: a busy machine leaves time for a few more only.
+        curve = calibrator.measure(lambda: next(asked) % 40 == 2)
         attempts += 1
         assert generate(fresh, PROMPT, 8) == expected
     assert attempts >= 2

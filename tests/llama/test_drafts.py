@@ -27,7 +27,7 @@ CANDIDATES = Candidates(SIZE)
 DRAWS = 6000
 PROMPT = tuple(1 + (7 * i * i + 3 * i) % 900 for i in range(50))
 TOLERANCE = 0.02
-"""Steps of other sizes round differently (EVIDENCE.md, 3)."""
+"""Steps of other sizes round differently (docs/measurements.md)."""
 DEMO = Path(__file__).parents[2] / "model_assets" / "demo.gguf"
 
 Floats = npt.NDArray[np.float64]

@@ -25,7 +25,7 @@ ALL = Sampling(
     presence_penalty=0.1,
     logit_bias={5: 1.0},
 )
-PROMPT = tuple(range(300, 330))
+PROMPT = tuple(range(300, 310))
 
 
 def use_slots(backend: LlamaBackend, times: int, constraint: Constraint | None = None) -> None:

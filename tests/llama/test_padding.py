@@ -13,7 +13,7 @@ from tests.llama.odd_models import mamba
 
 TEXT = tuple(1 + (7 * i * i + 3 * i) % 900 for i in range(250))
 TOLERANCE = 0.02
-"""Steps of other sizes round differently (EVIDENCE.md, 3)."""
+"""Steps of other sizes round differently (docs/measurements.md)."""
 
 
 def decoded(backend: LlamaBackend, padding: int, count: int = 12) -> tuple[list[int], list[float]]:

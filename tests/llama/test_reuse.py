@@ -40,7 +40,7 @@ OTHER = tuple(1 + (5 * i * i + 11 * i) % 900 for i in range(200))
 CHUNKS = (TEXT[:40], TEXT[40:64], TEXT[64:128])
 """Two blocks of 64."""
 TOLERANCE = 0.02
-"""Cells in another order, and steps of other sizes, round differently (EVIDENCE.md, 3)."""
+"""Cells in another order, and steps of other sizes, round differently (docs/measurements.md)."""
 
 
 @pytest.fixture(scope="module", params=["f16", "f32", "bf16", "q8_0", "f16-plain"])

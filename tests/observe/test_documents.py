@@ -1,4 +1,4 @@
-"""README's table and the dashboard say what `/metrics` says."""
+"""The dashboard says what `/metrics` says. (Of the manual: `tests/docs`.)"""
 
 from __future__ import annotations
 
@@ -17,7 +17,6 @@ from tests.api.serving import new_engine
 
 ROOT = Path(__file__).parent.parent.parent
 DASHBOARD = json.loads((ROOT / "scripts" / "grafana_dashboard.json").read_text())
-_ROW = re.compile(r"^\| `(ocs_\w+)` \| (\w+) \| (.*?) \|", re.MULTILINE)
 _METRIC = re.compile(r"\bocs_\w+")
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="metrics of the process are Linux's")
@@ -40,19 +39,6 @@ def panels() -> Iterator[dict[str, object]]:
 def expressions() -> Iterator[str]:
     for panel in DASHBOARD["panels"]:
         yield from (target["expr"] for target in panel.get("targets", []))
-
-
-def test_the_readme_names_every_metric_and_no_other(families: dict[str, str]) -> None:
-    table = {name: kind for name, kind, _ in _ROW.findall((ROOT / "README.md").read_text())}
-    assert table == families
-
-
-def test_the_readme_names_the_labels() -> None:
-    labels = {
-        name: re.findall(r"`(\w+)`", said) for name, _, said in _ROW.findall((ROOT / "README.md").read_text())
-    }
-    assert {"origin", "method", "route", "priority", "status"} <= set(labels["ocs_requests_total"])
-    assert labels["ocs_inter_token_seconds"] == ["route", "priority"]
 
 
 def test_names_follow_prometheus_conventions(families: dict[str, str]) -> None:

@@ -8,13 +8,14 @@ import re
 
 import pytest
 
+from openai_cpu_server.prompt.chat_template import ChatTemplate
 from openai_cpu_server.prompt.tool_formats import (
     TOOL_FORMATS,
     CallArguments,
     CallBegin,
     Content,
     Part,
-    recognised,
+    format_for,
 )
 
 WEATHER = '{"name":"weather","arguments":{"city":"Rö{m}e \\"","days":[{"n":1}]}}'
@@ -125,20 +126,21 @@ def test_a_cut_call_is_known(text: str, is_cut: bool) -> None:
     ("template", "form"),
     [
         ("{{ '<|tool_call|>' }}", "demo"),
-        ("{{ '<|start_of_role|><|tool_call|>' }}", None),
+        ("{{ tools }}<|start_of_role|><|tool_call|>", None),
         ("{{ '[TOOL_CALLS]' }}", "mistral"),
-        ("{{ '[TOOL_CALLS]' + name + '[ARGS]' }}", None),
+        ("{{ tools }}[TOOL_CALLS]{{ name }}[ARGS]", None),
         ('<tool_call>\n{"name": N, "arguments": A}\n</tool_call>', "hermes"),
         ('{{ "<tool_call>{\\"name\\": N, \\"arguments\\": A}</tool_call>" }}', "hermes"),
-        ("<tool_call><function=f>{{ arguments }}</function></tool_call>", None),
-        ('<tool_call>f<arg_key>"arguments"</arg_key></tool_call>', None),
+        ("{{ tools }}<tool_call><function=f>{{ arguments }}</function></tool_call>", None),
+        ('{{ tools }}<tool_call>f<arg_key>"arguments"</arg_key></tool_call>', None),
         ("<|start_header_id|>{{ '\"parameters\": ' }}", "llama3"),
-        ("<|start_header_id|>{{ content }}", None),
-        ("{{ messages[0].content }}", None),
+        ("<|start_header_id|>{{ tools }}", None),
+        ("{{ messages[0].content }}{{ tools }}", None),
+        ("{{ messages[0].content }}", "hermes"),
     ],
 )
-def test_a_template_shows_its_format(template: str, form: str | None) -> None:
-    found = recognised(template)
+def test_a_template_shows_its_format_or_no_tools_at_all(template: str, form: str | None) -> None:
+    found = format_for(ChatTemplate(template, bos_text="", eos_text=""))
     assert (found.name if found else None) == form
 
 

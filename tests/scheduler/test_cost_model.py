@@ -19,7 +19,7 @@ REPACKED = CostCurve(
     ),
     attended_ms=0.006,
 )
-"""EVIDENCE.md, 1: the GEMM kernel with tiles of 16 rows."""
+"""docs/measurements.md: the GEMM kernel with tiles of 16 rows."""
 PLAIN = CostCurve(
     step_ms=((1, 26.0), (8, 134.0), (12, 140.0), (16, 142.0), (17, 205.0), (32, 206.0), (64, 361.0)),
     attended_ms=0.006,

@@ -23,7 +23,7 @@ from tests.scheduler.driver import Driver, KnowingDrafter, SilentDrafter, TokenC
 
 REPACKED = ((1, 20), (8, 124), (12, 160), (16, 149), (17, 190), (32, 297), (64, 543), (128, 1031))
 PLAIN = ((1, 26), (8, 134), (12, 140), (16, 142), (17, 205), (32, 206), (64, 361), (128, 644))
-"""The step times of EVIDENCE.md, 1."""
+"""The step times of docs/measurements.md."""
 FLAT = tuple((n, 10.0) for n in (1, 256))
 
 

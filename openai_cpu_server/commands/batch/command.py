@@ -11,7 +11,7 @@ from pathlib import Path
 
 from rich.console import Console
 
-from openai_cpu_server.app import job_options, offline, served_model
+from openai_cpu_server.app import found_model, job_options, offline
 from openai_cpu_server.commands.batch.input import checked_endpoint
 from openai_cpu_server.commands.batch.paths import Paths, errors_beside
 from openai_cpu_server.commands.batch.progress import BatchBar
@@ -111,12 +111,13 @@ async def _until_interrupted(paths: Paths, settings: Settings, console: Console)
     assert task is not None
     for number in (signal.SIGINT, signal.SIGTERM):
         loop.add_signal_handler(number, task.cancel)
-    options = job_options(settings, served_model(settings))
+    model = found_model(settings)
+    options = job_options(settings, model.name)
     jobs = Jobs(open_database(str(paths.state)), options)
     try:
         batch = await found_or_begun(jobs, paths, options)
         if not batch.status.has_ended:
-            with offline(settings) as parts, BatchBar(console, paths.input.name) as bar:
+            with offline(settings, model) as parts, BatchBar(console, paths.input.name) as bar:
                 bar.show(batch)
                 batch = await run_to_end(jobs, batch, parts, bar.show)
         await write(jobs, batch, paths)

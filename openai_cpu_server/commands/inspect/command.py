@@ -53,7 +53,9 @@ def _parser() -> argparse.ArgumentParser:
         allow_abbrev=False,
     )
     parser.add_argument(
-        "model", metavar="MODEL", help="PATH, demo, or an alias or hf:OWNER/REPO[/FILE] that was downloaded"
+        "model",
+        metavar="MODEL",
+        help="PATH, smollm2, demo, or an alias or hf:OWNER/REPO[/FILE] that was downloaded",
     )
     output = parser.add_mutually_exclusive_group()
     output.add_argument("--json", action="store_true", help="all of it as JSON, sizes in bytes")

@@ -7,7 +7,7 @@ import msgspec
 from openai_cpu_server.errors import StartupError
 from openai_cpu_server.llama.gguf.header import GgufHeader
 from openai_cpu_server.prompt.chat_template import ChatTemplate
-from openai_cpu_server.prompt.tool_formats import recognised
+from openai_cpu_server.prompt.tool_formats import format_for
 
 _KEY = "tokenizer.chat_template"
 
@@ -29,7 +29,7 @@ def read_template(header: GgufHeader) -> Template | None:
     if source is None:
         return None
     compiled, problem = _compiled(source)
-    known = recognised(source)
+    known = format_for(compiled) if compiled is not None else None
     return Template(
         source=source,
         named=list(header.get_strings("tokenizer.chat_templates").values()),

@@ -33,7 +33,7 @@ def _add_files(parser: argparse.ArgumentParser) -> None:
         "source",
         nargs="?",
         metavar="IN",
-        help="PATH, demo, or an alias or hf:OWNER/REPO[/FILE] that was downloaded already",
+        help="PATH, smollm2, demo, or an alias or hf:OWNER/REPO[/FILE] that was downloaded already",
     )
     parser.add_argument("output", nargs="?", metavar="OUT", help="the file to write")
     parser.add_argument("--force", action="store_true", help="replace OUT if it exists")

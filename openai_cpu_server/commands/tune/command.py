@@ -60,7 +60,7 @@ def _parser() -> argparse.ArgumentParser:
         prog="openai-cpu-server tune",
         description="Measure which settings serve a model best on this machine, and keep them for serve.",
     )
-    parser.add_argument("model", help="PATH, hf:OWNER/REPO[/FILE], an alias, or demo")
+    parser.add_argument("model", help="PATH, hf:OWNER/REPO[/FILE], an alias such as smollm2, or demo")
     parser.add_argument(
         "--for",
         dest="goal",

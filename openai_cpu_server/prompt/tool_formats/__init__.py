@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from openai_cpu_server.prompt.chat_template import ChatTemplate
 from openai_cpu_server.prompt.tool_formats.base import ToolFormat
 from openai_cpu_server.prompt.tool_formats.demo import DemoFormat
 from openai_cpu_server.prompt.tool_formats.hermes import HermesFormat
@@ -18,13 +19,17 @@ __all__ = [
     "Part",
     "ToolFormat",
     "ToolReader",
-    "recognised",
+    "format_for",
 ]
 
-_ALL: tuple[ToolFormat, ...] = (DemoFormat(), MistralFormat(), HermesFormat(), Llama3Format())
+_PLAIN = HermesFormat()
+"""For models that were taught no format: it is plain text, and the most common one."""
+_ALL: tuple[ToolFormat, ...] = (DemoFormat(), MistralFormat(), _PLAIN, Llama3Format())
 TOOL_FORMATS = {each.name: each for each in _ALL}
 
 
-def recognised(template: str) -> ToolFormat | None:
-    """The format that a chat template's source teaches; None if we do not know it."""
-    return next((each for each in _ALL if each.recognises(template)), None)
+def format_for(template: ChatTemplate) -> ToolFormat | None:
+    """The format that the chat template teaches, or the plain one if it knows no tools.
+    None: it teaches one that we do not know, so that the model would answer in that."""
+    taught = next((each for each in _ALL if each.recognises(template.source)), None)
+    return taught if taught is not None or template.shows_tools else _PLAIN

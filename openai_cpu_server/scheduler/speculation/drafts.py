@@ -19,7 +19,7 @@ reached once in a hundred times.
 """
 _READING = 0.3
 """What a token of many that are read at once costs, against one that is thought of, until it is measured: the
-price per token of 16 rows against one row (EVIDENCE.md, 1) for a small model.
+price per token of 16 rows against one row (docs/measurements.md) for a small model.
 """
 _MUCH_UNREAD = 4 * _MOST_OF_MODEL
 """From so many unread tokens on, the draft model's time teaches the price of reading, not of thinking."""

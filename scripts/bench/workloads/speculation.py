@@ -23,8 +23,8 @@ _MEANING = (
     "foretold the accepted tokens say"
 )
 _CONVERSATIONS = (
-    "conversations are held-out ones of the kinds that the demo model has learned, in its chat template; the "
-    "model ends its answers itself, stories are sampled at temperature 0.8, the others greedy"
+    "conversations are requests made of word lists, in the model's chat template; the model ends its answers "
+    "itself, stories are sampled at temperature 0.8, the others greedy"
 )
 
 

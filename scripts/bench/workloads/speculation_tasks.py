@@ -2,27 +2,23 @@
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import Callable, Iterator, Sequence
+import random
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from demo_model.corpus.example import Example, Split
-from demo_model.corpus.mixture import whole_mixture
-
 from bench import schemas
-from bench.asking import Ask, Message
+from bench.asking import Ask
 from bench.prompts import random_tokens
 from openai_cpu_server.llama.gguf.header import GgufHeader
 
-_CORPUS_SEED = 7
 _ANSWER_TOKENS = 320
 """The most tokens of an answer; the model ends its answers itself."""
-_QUOTING = ("transform", "paragraph_qa")
-_JSON = ("extract_review", "extract_order", "extract_contact", "extract_event")
-_STORIES = ("stories",)
-_LONG = 40
-"""The fewest characters of an answer that is worth drafting."""
+_PEOPLE = ("Anna", "Omar", "Chen", "Ines", "Pavel", "Ruth", "Kofi", "Leila", "Tomas", "Yuki")
+_THINGS = ("lamp", "kettle", "backpack", "chair", "radio", "umbrella", "desk", "kite", "clock", "basket")
+_PLACES = ("mill", "harbour", "market", "library", "station", "garden", "bridge", "museum", "bakery", "farm")
+_PRAISED = ("the low price", "the warm colour", "the light weight", "the solid handle", "the quick delivery")
+_BLAMED = ("the cable is too short", "the lid is loose", "it smells of glue", "it is hard to clean")
 
 
 @dataclass(frozen=True)
@@ -79,35 +75,52 @@ def free(number: int, tokens: int, clients: int) -> list[Ask]:
     ]
 
 
-def conversations(kinds: Sequence[str], number: int, count: int, temperature: float) -> list[Ask]:
-    """Conversations of the demo model's kinds that it has not seen.
-    The kinds take turns; no two rounds share one."""
-    found = itertools.islice(_examples(kinds), number * count, (number + 1) * count)
+def conversations(
+    write: Callable[[random.Random], str], number: int, count: int, temperature: float
+) -> list[Ask]:
+    """Requests of a user, in the model's chat template. Each round has others."""
+    asked = (write(random.Random(f"{write.__name__}/{number}/{i}")) for i in range(count))
     return [
-        Ask(messages=_messages(example), max_tokens=_ANSWER_TOKENS, seed=i, temperature=temperature)
-        for i, example in enumerate(found)
+        Ask(
+            messages=({"role": "user", "content": text},),
+            max_tokens=_ANSWER_TOKENS,
+            seed=i,
+            temperature=temperature,
+        )
+        for i, text in enumerate(asked)
     ]
 
 
-def _examples(kinds: Sequence[str]) -> Iterator[Example]:
-    mixture = whole_mixture(_CORPUS_SEED)
-    for i in itertools.count():
-        example = mixture.document_of(kinds[i % len(kinds)], Split.HELD_OUT, i)
-        if example.text is None and not example.tools and len(example.turns[-1].text) >= _LONG:
-            yield example
+def repeating(choose: random.Random) -> str:
+    told = " ".join(
+        f"{choose.choice(_PEOPLE)} carried the {choose.choice(_THINGS)} from the {choose.choice(_PLACES)} "
+        f"to the {choose.choice(_PLACES)} at {choose.randint(1, 12)} o'clock."
+        for _ in range(6)
+    )
+    return f"Repeat this text: {told}"
 
 
-def _messages(example: Example) -> tuple[Message, ...]:
-    """The messages without the last turn, which is the answer."""
-    return tuple({"role": turn.role.value, "content": turn.text} for turn in example.turns[:-1])
+def extracting(choose: random.Random) -> str:
+    good, better = choose.sample(_PRAISED, 2)
+    review = (
+        f"{choose.choice(_PEOPLE)} bought this {choose.choice(_THINGS)} for {choose.randint(5, 95)} dollars. "
+        f"I like {good} and {better}. Sadly, {choose.choice(_BLAMED)}. {choose.randint(1, 5)} out of 5 stars."
+    )
+    return f"Extract the rating, pros, cons and summary from this review as JSON.\n\n{review}"
 
 
-def _talk(what: str, clients: int, kinds: Sequence[str], temperature: float) -> Task:
+def telling(choose: random.Random) -> str:
+    first, second = choose.sample(_PEOPLE, 2)
+    about = f"a {choose.choice(_THINGS)} and a {choose.choice(_PLACES)}"
+    return f"Write a short story about {about}. The names are {first} and {second}."
+
+
+def _talk(what: str, clients: int, write: Callable[[random.Random], str], temperature: float) -> Task:
     """A dozen tokens of output, as which --quick asks for few, stand for an answer."""
     return Task(
         f"{what}, {clients} {'client' if clients == 1 else 'clients'}",
         clients,
-        lambda number, tokens: conversations(kinds, number, clients * max(2, tokens // 12), temperature),
+        lambda number, tokens: conversations(write, number, clients * max(2, tokens // 12), temperature),
     )
 
 
@@ -121,11 +134,11 @@ TASKS = (
     Task("random tokens, free, 16 clients", 16, lambda number, tokens: free(number, tokens, 16)),
 )
 TEXT_TASKS = tuple(
-    _talk(what, clients, kinds, temperature)
-    for what, kinds, temperature in (
-        ("answers that quote", _QUOTING, 0.0),
-        ("JSON of what is told", _JSON, 0.0),
-        ("stories", _STORIES, 0.8),
+    _talk(what, clients, write, temperature)
+    for what, write, temperature in (
+        ("answers that quote", repeating, 0.0),
+        ("JSON of what is told", extracting, 0.0),
+        ("stories", telling, 0.8),
     )
     for clients in (1, 8)
 )

@@ -1,1 +1,0 @@
-"""The corpus generator: deterministic, no downloads, no text of other people's."""

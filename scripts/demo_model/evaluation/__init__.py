@@ -1,1 +1,0 @@
-"""How good a trained model is: held-out tasks, answered greedily by the server's own engine, and scored."""

@@ -1,0 +1,91 @@
+"""The metrics, from what `/metrics` says after one event of each kind: then all their labels are there."""
+
+from __future__ import annotations
+
+from prometheus_client import Metric
+from prometheus_client.parser import text_string_to_metric_families
+
+from manual.table import table
+from openai_cpu_server.contract.engine import EngineState, EngineStatus
+from openai_cpu_server.contract.request import Priority
+from openai_cpu_server.observe.distribution import Distribution
+from openai_cpu_server.observe.ended import CallFigures, Ended, Origin
+from openai_cpu_server.observe.engine_gauges import EngineGauges
+from openai_cpu_server.observe.watch import Watch
+
+
+def metric_table() -> str:
+    rows = map(_row, text_string_to_metric_families(_page()))
+    return table(("Metric", "Type", "Labels", "Meaning"), rows)
+
+
+def _row(family: Metric) -> tuple[str, str, str, str]:
+    name = family.name + "_total" * (family.type == "counter")
+    labels = sorted({label for sample in family.samples for label in sample.labels} - {"le"})
+    return f"`{name}`", family.type, ", ".join(f"`{label}`" for label in labels), family.documentation
+
+
+def _page() -> str:
+    watch = Watch.new(model="demo")
+    watch.metrics.add(EngineGauges(_IdleEngine()))
+    watch.ended(_failed_request())
+    watch.metrics.row_put_off()
+    watch.engine_died("hang")
+    return watch.metrics.page().decode()
+
+
+class _IdleEngine:
+    """Has what the gauges ask of an engine."""
+
+    info = None
+
+    def status(self) -> EngineStatus:
+        nobody = {priority.label: 0 for priority in Priority}
+        return EngineStatus(
+            state=EngineState.LOADING,
+            reason=None,
+            loaded=0.0,
+            timed=None,
+            running=nobody,
+            waiting=nobody,
+            kv_tokens=0,
+            kv_tokens_used=0,
+            restarts=0,
+            last_death=None,
+            rss_bytes=0,
+        )
+
+    def kv_stats(self) -> None:
+        return None
+
+
+def _failed_request() -> Ended:
+    return Ended(
+        id="req_1",
+        origin=Origin.HTTP,
+        method="POST",
+        route="/v1/completions",
+        priority="batch",
+        status=500,
+        code="generation_failed",
+        started_s=0.0,
+        ended_s=1.0,
+        call=_call(),
+    )
+
+
+def _call() -> CallFigures:
+    gaps = Distribution()
+    gaps.add(0.1)
+    return CallFigures(
+        prompt_tokens=1,
+        cached_tokens=0,
+        output_tokens=2,
+        finish_reasons=("stop",),
+        submitted_s=0.0,
+        queue_s=0.1,
+        prefill_s=0.1,
+        decode_s=0.1,
+        ttft_s=0.2,
+        gaps=gaps,
+    )

@@ -1,0 +1,54 @@
+"""The generated pages. They are in the repository too, so that links to them work there.
+
+A test fails when they are not what the code says now.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+from manual.errors import error_table
+from manual.metrics import metric_table
+from manual.options import alias_table, option_tables
+from manual.routes import route_tables
+
+DOCS = Path(__file__).resolve().parent.parent.parent / "docs"
+_MADE = "<!-- Made from the code by scripts/docs: do not edit. -->"
+
+_OPTIONS = """\
+These are the options of `openai-cpu-server serve`, and so of `scripts/serve`. `--help` prints the same texts.
+
+Each option is also an environment variable (`OCS_CTX_SIZE=8192`) and a key of the TOML file that `--config`
+names (`ctx_size = 8192`). The command line goes before the environment, and the environment before the file.
+An option that may be given several times is a list there: `OCS_CORS_ORIGIN='["https://a.example"]'`,
+`cors_origin = ["https://a.example"]`.
+"""
+_ROUTES = """\
+These are the routes, the scope that a key needs for each, and the fields of each body. [The API](api.md)
+explains them, and [Errors](errors.md) the statuses. A running server describes the same at
+`GET /openapi.json` (OpenAPI 3.1), with all schemas.
+"""
+_ERRORS = """\
+An error is OpenAI's object: `{"error": {"message", "type", "param", "code"}}`. In a stream that has begun, it
+is the last event. Where a field of the body is wrong, `param` names it.
+"""
+_METRICS = """\
+`GET /metrics` answers in Prometheus' text format. [Monitoring](monitoring.md) says how to use it.
+`scripts/grafana_dashboard.json` is a dashboard that shows all of them. The metrics `ocs_process_...` exist on
+Linux only.
+"""
+
+
+def pages() -> Mapping[str, str]:
+    """File name -> text."""
+    return {
+        "options.md": _page("Options", _OPTIONS, option_tables() + alias_table()),
+        "routes.md": _page("Routes", _ROUTES, route_tables()),
+        "errors.md": _page("Errors", _ERRORS, error_table()),
+        "metrics.md": _page("Metrics", _METRICS, metric_table()),
+    }
+
+
+def _page(title: str, introduction: str, body: str) -> str:
+    return f"{_MADE}\n\n# {title}\n\n{introduction}\n{body.rstrip()}\n"

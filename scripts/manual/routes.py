@@ -1,0 +1,84 @@
+"""The routes and the fields of their bodies, from the document that the server publishes."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+from manual.table import table
+from openai_cpu_server.api.describe.openapi import document
+from openai_cpu_server.api.describe.operations import OPERATIONS, Operation
+
+Json = dict[str, Any]
+_KINDS = {"integer": "integer", "number": "number", "boolean": "true or false", "string": "text"}
+_BOUNDS = {
+    "minimum": "from {:g}",
+    "exclusiveMinimum": "above {:g}",
+    "maximum": "to {:g}",
+    "exclusiveMaximum": "below {:g}",
+}
+_MOST_TOLD = 2**31
+"""Bounds from here on are those of C's integers, which say nothing to users."""
+
+
+def route_tables() -> str:
+    described: Json = json.loads(json.dumps(document(list(OPERATIONS), lenient=False)))
+    return "\n".join([*_routes(described), *_bodies(described)])
+
+
+def _routes(described: Json) -> Iterator[str]:
+    for tag in dict.fromkeys(operation.tag for operation in OPERATIONS.values()):
+        rows = [_route(name, described) for name, operation in OPERATIONS.items() if operation.tag == tag]
+        yield f"## {tag}\n\n" + table(("Route", "What it does", "Scope", "Errors"), rows)
+
+
+def _route(name: str, described: Json) -> tuple[str, str, str, str]:
+    method, path = name.split(" ")
+    summary = OPERATIONS[name].summary
+    if method == "WEBSOCKET":
+        return f"`GET {path}` as a WebSocket", summary, "`inference`", "as messages"
+    found = described["paths"][path][method.lower()]
+    scope = found.get("x-required-scope")
+    errors = ", ".join(status for status in found["responses"] if int(status) >= 400)
+    return f"`{name}`", summary, f"`{scope}`" if scope else "none", errors or "none"
+
+
+def _bodies(described: Json) -> Iterator[str]:
+    for name, operation in OPERATIONS.items():
+        if operation.body is not None:
+            yield f"## Body of {name.split(' ')[1]}\n\n" + _fields(operation, described)
+
+
+def _fields(operation: Operation, described: Json) -> str:
+    assert operation.body is not None
+    schema = described["components"]["schemas"][f"request.{operation.body.__name__}"]
+    required = schema.get("required", [])
+    names = sorted(schema["properties"], key=lambda name: name not in required)
+    rows = (
+        (f"`{name}`" + " (required)" * (name in required), _kind(schema["properties"][name], described))
+        for name in names
+    )
+    return table(("Field", "Value"), rows)
+
+
+def _kind(schema: Json, described: Json) -> str:
+    """What a field takes, in a few words."""
+    if alternatives := schema.get("anyOf") or schema.get("oneOf"):
+        kinds = (_kind(part, described) for part in alternatives if part.get("type") != "null")
+        return " or ".join(dict.fromkeys(kinds))
+    if "$ref" in schema:
+        return _kind(described["components"]["schemas"][schema["$ref"].rsplit("/", 1)[-1]], described)
+    if "enum" in schema:
+        return ", ".join(f"`{json.dumps(value)}`" for value in schema["enum"])
+    if schema.get("type") == "array":
+        return f"list of {_kind(schema['items'], described)}"
+    return _KINDS.get(schema.get("type", ""), "object") + _bounds(schema)
+
+
+def _bounds(schema: Json) -> str:
+    return "".join(
+        " " + words.format(schema[key])
+        for key, words in _BOUNDS.items()
+        if key in schema and abs(schema[key]) < _MOST_TOLD
+    )

@@ -1,0 +1,1 @@
+"""The README and the manual say what is true."""

@@ -1,0 +1,49 @@
+"""The pages of the repository, and what stands in them."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+from markdown_it import MarkdownIt
+from markdown_it.token import Token
+
+ROOT = Path(__file__).resolve().parents[2]
+DOCS = ROOT / "docs"
+README = ROOT / "README.md"
+PAGES = [README, *sorted(DOCS.glob("*.md"))]
+
+
+def tokens(page: Path) -> Iterator[Token]:
+    """All tokens of a page; those within lines too."""
+    for token in MarkdownIt().enable("table").parse(page.read_text(encoding="utf-8")):
+        yield token
+        yield from token.children or ()
+
+
+def links(page: Path) -> list[str]:
+    """Where the links of the page lead, and its pictures."""
+    targets = (token.attrGet("href") or token.attrGet("src") for token in tokens(page))
+    return [str(target) for target in targets if target]
+
+
+def anchors(page: Path) -> set[str]:
+    """The names of its headings, as web sites of repositories and the manual's own make them."""
+    found, in_heading = set(), False
+    for token in tokens(page):
+        if token.type == "inline" and in_heading:
+            words = "".join(part.content for part in token.children or ())
+            found.add(re.sub(r"[^\w\- ]", "", words).strip().lower().replace(" ", "-"))
+        in_heading = token.type == "heading_open"
+    return found
+
+
+def blocks(page: Path, language: str) -> list[str]:
+    """Its blocks of code in a language."""
+    return [token.content for token in tokens(page) if token.type == "fence" and token.info == language]
+
+
+def code(page: Path) -> Iterator[str]:
+    """All code of the page, in blocks and within lines."""
+    yield from (token.content for token in tokens(page) if token.type in ("fence", "code_inline"))

@@ -1,0 +1,83 @@
+"""The README is a front door, and what it shows works as it is written."""
+
+from __future__ import annotations
+
+import functools
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from openai_cpu_server.settings import Settings
+from tests.docs.markdown import DOCS, PAGES, README, ROOT, blocks, code
+from tests.server import ServerProcess
+from tests.tiny_model import tiny_model_path
+
+_MOST_LINES = 160
+_ADDRESS = "http://127.0.0.1:8000"
+_OPTION = re.compile(r"(?<![\w-])--[a-z][a-z-]+\b")
+_OF_OTHERS = {"--no-binary", "--no-deps", "--no-repack", "--strict", "--target", "--worker-urls"}
+"""Options of other programs."""
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[ServerProcess]:
+    options = ("--served-model-name", "smollm2", "--max-output-tokens", "50")
+    with ServerProcess("--model", str(tiny_model_path()), *options) as process:
+        yield process
+
+
+def test_it_is_short() -> None:
+    assert len(README.read_text().splitlines()) <= _MOST_LINES
+
+
+@pytest.mark.native
+@pytest.mark.parametrize("page", [README, DOCS / "start.md"], ids=lambda page: page.name)
+def test_its_curl_streams_an_answer(server: ServerProcess, page: Path) -> None:
+    (command,) = (block for block in blocks(page, "console") if block.startswith("$ curl"))
+    line = command.removeprefix("$ ").replace(_ADDRESS, server.url)
+    out = subprocess.run(["bash", "-c", line], capture_output=True, text=True, timeout=60, check=True).stdout
+    assert out.rstrip().endswith("data: [DONE]")
+
+
+@pytest.mark.native
+@pytest.mark.thorough
+def test_its_programs_and_the_manuals_work(server: ServerProcess, tmp_path: Path) -> None:
+    """They run as one program, in the order of the pages: later ones use the first one's client."""
+    (row,) = blocks(DOCS / "batch-jobs.md", "json")
+    (tmp_path / "rows.jsonl").write_text(row)
+    programs = [program for page in PAGES for program in blocks(page, "python")]
+    assert len(programs) >= 4
+    command = [sys.executable, "-c", "\n".join(programs).replace(_ADDRESS, server.url)]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 0, done.stderr
+    assert '"custom_id":"1"' in done.stdout.replace(" ", "")
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_scripts_that_are_named_exist(page: Path) -> None:
+    named = {name for text in code(page) for name in re.findall(r"(?<![\w/.])scripts/[\w./]+", text)}
+    assert [name for name in named if not (ROOT / name.rstrip(".")).exists()] == []
+    commands = [
+        line for block in blocks(page, "console") for line in re.findall(r"^\$ (scripts/\S+)", block, re.M)
+    ]
+    assert all(os.access(ROOT / command, os.X_OK) for command in commands)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_options_that_are_named_exist(page: Path) -> None:
+    named = {option for text in code(page) for option in _OPTION.findall(text)}
+    assert named - options_of_ours() - _OF_OTHERS == set()
+
+
+@functools.cache
+def options_of_ours() -> set[str]:
+    """Those of `serve`, and those that stand as texts in the programs."""
+    sources = [*ROOT.glob("openai_cpu_server/**/*.py"), *ROOT.glob("scripts/**/*.py")]
+    written = {option for source in sources for option in re.findall(r'"(--[a-z-]+)"', source.read_text())}
+    kebabs = [name.replace("_", "-") for name in Settings.model_fields]
+    return {*(f"--{kebab}" for kebab in kebabs), *(f"--no-{kebab}" for kebab in kebabs), *written}

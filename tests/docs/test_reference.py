@@ -1,0 +1,80 @@
+"""Every option, route, error and metric is in the manual, as the code has it."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+from bench.contestants import Variant
+from bench.peers import KEYS
+from bench.workloads import WORKLOADS
+from manual.options import option
+from manual.pages import pages
+from prometheus_client.parser import text_string_to_metric_families
+
+from openai_cpu_server.api.describe.operations import OPERATIONS
+from openai_cpu_server.api.errors import TABLE
+from openai_cpu_server.model_source.aliases import ALIASES
+from openai_cpu_server.observe.engine_gauges import EngineGauges
+from openai_cpu_server.observe.watch import Watch
+from openai_cpu_server.settings import Settings
+from tests.api.serving import new_engine
+from tests.docs.markdown import DOCS
+
+
+def first_cells(page: str) -> list[str]:
+    """The code in the first cell of each row of the page's tables."""
+    return re.findall(r"^\| `([^`]+)`", (DOCS / page).read_text(), re.MULTILINE)
+
+
+@pytest.mark.parametrize("name", pages())
+def test_pages_that_are_made_from_the_code_are_what_it_says_now(name: str) -> None:
+    assert (DOCS / name).read_text() == pages()[name], "run scripts/docs build"
+
+
+def test_every_option_is_there_with_what_it_is_for() -> None:
+    shown = [cell for cell in first_cells("options.md") if cell.startswith("--")]
+    assert shown == [*map(option, Settings.model_fields), "--model"]  # of the aliases' heading
+    assert [name for name, field in Settings.model_fields.items() if not field.description] == []
+
+
+def test_every_alias_is_there() -> None:
+    assert set(ALIASES) <= set(first_cells("options.md"))
+
+
+def test_every_route_is_there() -> None:
+    routes = {name.replace("WEBSOCKET", "GET") for name in OPERATIONS}
+    assert {cell for cell in first_cells("routes.md") if " /" in cell} == routes
+
+
+def test_the_page_about_the_api_explains_every_route() -> None:
+    api = (DOCS / "api.md").read_text()
+    paths = {name.split(" ")[1].partition("/{")[0] for name in OPERATIONS}
+    assert [path for path in paths if path not in api] == []
+
+
+def test_every_error_is_there() -> None:
+    page = (DOCS / "errors.md").read_text()
+    assert [
+        failure.code for failure in TABLE.values() if failure.code and f"`{failure.code}`" not in page
+    ] == []
+
+
+def test_every_metric_is_there() -> None:
+    watch = Watch.new(model="m")
+    watch.metrics.add(EngineGauges(new_engine()))
+    families = text_string_to_metric_families(watch.metrics.page().decode())
+    names = {family.name + "_total" * (family.type == "counter") for family in families}
+    assert set(first_cells("metrics.md")) >= names
+
+
+def test_metrics_have_their_labels_there() -> None:
+    page = (DOCS / "metrics.md").read_text()
+    assert "| `ocs_requests_total` | counter | `method`, `origin`, `priority`, `route`, `status` |" in page
+    assert "| `ocs_inter_token_seconds` | histogram | `priority`, `route` |" in page
+
+
+def test_every_server_and_every_workload_of_the_benchmark_is_there() -> None:
+    page = (DOCS / "benchmark.md").read_text()
+    names = {*(variant.key for variant in Variant), *KEYS, *WORKLOADS}
+    assert [name for name in names if f"`{name}`" not in page] == []

@@ -1,0 +1,158 @@
+"""What answers mean: the real server with SmolLM2, which it serves where nobody names a model."""
+
+from __future__ import annotations
+
+import ast
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import openai
+import pytest
+
+from tests.server import ServerProcess
+
+pytestmark = [pytest.mark.native, pytest.mark.thorough]
+
+LAMP = "I bought this lamp for my desk. I like the warm light and the low price. 4 out of 5 stars."
+REVIEW: Any = {
+    "type": "object",
+    "properties": {
+        "rating": {"type": "integer", "minimum": 1, "maximum": 5},
+        "pros": {"type": "array", "items": {"type": "string", "maxLength": 20}, "maxItems": 2},
+        "cons": {"type": "array", "items": {"type": "string", "maxLength": 20}, "maxItems": 2},
+        "summary": {"type": "string", "maxLength": 60},
+    },
+    "required": ["rating", "pros", "cons", "summary"],
+    "additionalProperties": False,
+}
+PERSON: Any = {
+    "type": "object",
+    "properties": {
+        "name": {"type": "string", "maxLength": 40},
+        "age": {"type": "integer", "minimum": 0, "maximum": 120},
+        "city": {"type": "string", "maxLength": 40},
+    },
+    "required": ["name", "age", "city"],
+    "additionalProperties": False,
+}
+
+
+def tool(name: str, description: str, parameter: str) -> Any:
+    parameters = {
+        "type": "object",
+        "properties": {parameter: {"type": "string", "maxLength": 40}},
+        "required": [parameter],
+        "additionalProperties": False,
+    }
+    described = {"name": name, "description": description, "parameters": parameters}
+    return {"type": "function", "function": described}
+
+
+TOOLS = [tool("get_weather", "The weather in a city", "city"), tool("send_email", "Send an email", "to")]
+
+
+@pytest.fixture(scope="module")
+def client(smollm2: Path) -> Iterator[openai.OpenAI]:
+    """It drafts wherever it can: quotations in JSON and elsewhere."""
+    with (
+        ServerProcess("--speculation", "always") as process,
+        openai.OpenAI(base_url=process.url + "/v1", api_key="none", max_retries=0) as sdk,
+    ):
+        assert not [line for line in process.lines if "WARNING" in line]
+        yield sdk
+
+
+def said(*texts: str) -> list[dict[str, str]]:
+    """The user's turn and the assistant's, by turns."""
+    roles = ("user", "assistant")
+    return [{"role": roles[i % 2], "content": text} for i, text in enumerate(texts)]
+
+
+def answer(client: openai.OpenAI, messages: Any, **fields: Any) -> Any:
+    """Greedy."""
+    asked = {"model": "smollm2", "messages": messages, "temperature": 0, "max_tokens": 200, **fields}
+    return client.chat.completions.create(**asked)
+
+
+def by_schema(schema: Any) -> Any:
+    return {"type": "json_schema", "json_schema": {"name": "wanted", "strict": True, "schema": schema}}
+
+
+def test_it_is_served_by_its_alias(client: openai.OpenAI) -> None:
+    assert [model.id for model in client.models.list()] == ["smollm2"]
+
+
+def test_it_answers_and_stops_by_itself(client: openai.OpenAI) -> None:
+    choice = answer(client, said("Tell me the capital of France.")).choices[0]
+    assert choice.finish_reason == "stop"
+    assert "Paris" in choice.message.content
+
+
+def test_it_writes_python(client: openai.OpenAI) -> None:
+    written = (
+        answer(client, said("Write a Python function that adds two numbers.")).choices[0].message.content
+    )
+    code = written.partition("```python\n")[2].partition("```")[0]
+    (function,) = ast.parse(code).body
+    assert isinstance(function, ast.FunctionDef)
+    first, second = (argument.arg for argument in function.args.args)
+    assert ast.unparse(function.body[-1]) == f"return {first} + {second}"
+
+
+def test_the_same_conversation_is_computed_once(client: openai.OpenAI) -> None:
+    messages = said(f"{LAMP} {LAMP} {LAMP}", "Noted.", "What is good about it?")
+    first, again = (answer(client, messages, max_tokens=16) for _ in range(2))
+    assert again.usage.prompt_tokens_details.cached_tokens >= 64, "a block of the prefix cache at least"
+    assert again.choices[0].message.content == first.choices[0].message.content
+
+
+def test_a_stop_string_ends_a_story_before_its_second_sentence(client: openai.OpenAI) -> None:
+    asked = said("Tell me a short story about a dog.")
+    whole = answer(client, asked, max_tokens=40).choices[0].message.content
+    cut = answer(client, asked, max_tokens=40, stop=[". "]).choices[0]
+    assert (cut.finish_reason, cut.message.content) == ("stop", whole.partition(". ")[0])
+
+
+def test_it_fills_in_a_schema(client: openai.OpenAI) -> None:
+    asked = said("Extract the person: Maria Lopez is 34 years old and lives in Madrid.")
+    read = answer(client, asked, response_format=by_schema(PERSON)).choices[0].message.content
+    assert json.loads(read) == {"name": "Maria Lopez", "age": 34, "city": "Madrid"}
+
+
+def test_reviews_stay_within_bounds_at_any_temperature(client: openai.OpenAI) -> None:
+    asked = said(f"Extract the rating, pros, cons and summary from this review as JSON.\n\n{LAMP}")
+    wanted = by_schema(REVIEW)
+    choices = answer(client, asked, response_format=wanted, temperature=1.5, n=4, max_tokens=300).choices
+    for choice in choices:
+        assert choice.finish_reason == "stop"
+        read = json.loads(choice.message.content)
+        assert 1 <= read["rating"] <= 5
+        assert len(read["summary"]) <= 60
+        assert max(len(read["pros"]), len(read["cons"])) <= 2
+
+
+def test_it_calls_the_tool_that_fits_though_its_template_knows_no_tools(client: openai.OpenAI) -> None:
+    asked = said("What is the weather in Paris?")
+    must = {"tool_choice": "required", "parallel_tool_calls": False}
+    choice = answer(client, asked, tools=TOOLS, **must).choices[0]
+    assert choice.finish_reason == "tool_calls"
+    (call,) = choice.message.tool_calls
+    assert (call.function.name, json.loads(call.function.arguments)) == ("get_weather", {"city": "Paris"})
+    result = {"role": "tool", "tool_call_id": call.id, "content": "sunny, 21 degrees"}
+    told = answer(client, [*asked, choice.message, result], tools=TOOLS, tool_choice="none")
+    assert "sunny" in told.choices[0].message.content
+
+
+def test_it_may_answer_though_there_are_tools(client: openai.OpenAI) -> None:
+    choice = answer(client, said("Tell me the capital of France."), tools=TOOLS).choices[0]
+    assert choice.finish_reason == "stop"
+    assert "Paris" in choice.message.content
+
+
+def test_what_repeats_itself_is_drafted(client: openai.OpenAI) -> None:
+    beads = {"type": "array", "items": {"enum": ["red", "green", "blue"]}, "minItems": 20, "maxItems": 20}
+    told = answer(client, said("Name the beads."), response_format=by_schema(beads))
+    assert len(json.loads(told.choices[0].message.content)) == 20
+    assert 0 < told.timings["draft_n_accepted"] <= told.timings["draft_n"]
