@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from openai_cpu_server.contract.cost import TILE_TOKENS
 from openai_cpu_server.contract.request import Constraint, Priority
+from openai_cpu_server.scheduler.plan import Reason
 from openai_cpu_server.scheduler.policy import FifoPolicy, ShortestFirstPolicy
 from tests.scheduler.driver import Driver, alone, request
 
@@ -103,6 +104,46 @@ def test_the_cost_model_learns_from_every_step() -> None:
     driver.submit(request("a", prompt=10, output=2))
     driver.run()
     assert driver.cost.learned[0] == (16, 1.0)
+
+
+def reasons(driver: Driver, name: str) -> dict[Reason, int]:
+    """How many tokens of the request were in the last step for which reason."""
+    sequence = driver.scheduler.get(name)
+    assert sequence is not None
+    return driver.scheduler.reasons(sequence)
+
+
+def test_every_token_of_a_step_has_a_reason() -> None:
+    driver = Driver(slots=16, decoding=4, idle=64, tiles=(30,), floor=0.0)
+    driver.submit(request("f", output=40, **under("?" + 8 * "x" + 9 * "?")))
+    driver.submit(*(request(f"d{n}", output=40) for n in range(3)))
+    driver.step()
+    driver.submit(request("p", prompt=100), request("b", prompt=100, priority=BATCH))
+    step = driver.step()
+    assert step == {"f": 9, "d0": 1, "d1": 1, "d2": 1, "p": 18}
+    assert reasons(driver, "f") == {Reason.DECODE: 1, Reason.FORCED: 4, Reason.TILE: 4}
+    assert reasons(driver, "d0") == {Reason.DECODE: 1}
+    assert reasons(driver, "p") == {Reason.LEAST: 16, Reason.TILE: 2}
+    assert reasons(driver, "b") == {}
+
+
+def test_what_its_share_pays_for_is_said_of_batch_work() -> None:
+    driver = Driver(slots=8, decoding=16, idle=64, floor=0.25, kv_tokens=8192)
+    driver.submit(request("b", prompt=400, output=200, priority=BATCH))
+    driver.submit(*(request(f"i{n}", prompt=400, output=100) for n in range(3)))
+    driver.run_until(lambda: Reason.BATCH_FLOOR in reasons(driver, "b"), max_steps=20)
+
+
+def test_reasons_are_told_of_as_many_tokens_as_got_cells() -> None:
+    driver = Driver(slots=4, kv_tokens=64, idle=64)
+    driver.submit(request("a", prompt=30, output=30, priority=BATCH))
+    driver.step()
+    driver.submit(request("b", prompt=33, output=20, priority=BATCH))
+    for _ in range(40):
+        running = [name for name in "ab" if driver.scheduler.get(name)]
+        step = driver.step()
+        told = {name: sum(reasons(driver, name).values()) for name in running if driver.scheduler.get(name)}
+        assert all(num_tokens == step.get(name, 0) for name, num_tokens in told.items())
 
 
 def test_clients_take_turns() -> None:

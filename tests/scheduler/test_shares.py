@@ -88,6 +88,19 @@ def test_a_step_that_batch_work_has_saved_for_is_not_thrown_away() -> None:
     assert not any(driver.interruptible[number] for number in turns)
 
 
+def test_batch_work_keeps_its_share_beside_prompts_without_end() -> None:
+    """The prompts have answers of one token, so that no interactive sequence ever decodes."""
+    driver = Driver(slots=10, kv_tokens=8192, decoding=64, idle=128)
+    batch = [request(f"b{i}", prompt=50, output=400, priority=BATCH) for i in range(8)]
+    driver.submit(*batch)
+    driver.run_until(lambda: all(driver.outputs[one.id] for one in batch))
+    before, steps = len(driver.predicted_ms), []
+    for number in range(120):
+        driver.submit(request(f"i{number}", prompt=100, output=1))
+        steps.append(driver.step())
+    assert 0.09 <= share_of_batch(steps, driver.predicted_ms[before:]) <= 0.2
+
+
 def share_of_batch(steps: list[Spans], predicted_ms: list[float]) -> float:
     """A step's time is shared out by its tokens."""
     batch_ms = 0.0
