@@ -217,16 +217,12 @@ class Scheduler:
     def _composed(self, prices: StepPrices) -> tuple[Span, ...]:
         """The spans of the next step without drafts; it keeps their plan."""
         running = self._admission.running_in_order()
-        plan = self._composer.compose(running, self._room, prices, has_newcomer=self._has_newcomer())
+        has_newcomer = any(map(_is_newcomer, self._arrived))
+        self._arrived.clear()
+        plan = self._composer.compose(running, self._room, prices, has_newcomer=has_newcomer)
         spans = self._claims.spans(plan)
         self._plan = plan.limited_to({self._memory.running[s.slot]: len(s.tokens) for s in spans})
         return spans
-
-    def _has_newcomer(self) -> bool:
-        """Whether an interactive request got a slot at once since this was asked last."""
-        arrived, self._arrived = self._arrived, []
-        running = (s.request.priority for s in arrived if s.status is Status.RUNNING)
-        return Priority.INTERACTIVE in running
 
     def reasons(self, sequence: Sequence) -> dict[Reason, int]:
         """How many tokens of the sequence the step that is being executed computes for which reason."""
@@ -254,7 +250,7 @@ class Scheduler:
 
     @property
     def _room(self) -> StepRoom:
-        """Prompts are scored so slowly that each other running sequence has an output left."""
+        """The room of a step. Few enough prompt tokens are scored that all others have an output left."""
         outputs = self._limits.step_outputs
         scored = max(1, outputs - len(self._memory.running) + 1)
         return StepRoom(self._limits.step_tokens, outputs, scored)
@@ -315,3 +311,8 @@ class Scheduler:
             assert self._sequences[sequence.request.id] is sequence
         assert len(self._waiting) + len(self._memory.running) == len(self._sequences)
         self._memory.check()
+
+
+def _is_newcomer(arrived: Sequence) -> bool:
+    """Whether one that came since the last step is interactive, and got a slot at once."""
+    return arrived.status is Status.RUNNING and arrived.request.priority is Priority.INTERACTIVE
