@@ -21,7 +21,8 @@ async def test_a_full_queue_says_when_there_is_room() -> None:
     ):
         await eventually(lambda: engine.status().running["interactive"] == 1)
         async with exchange(api(engine), "/v1/chat/completions", LONG) as second:
-            await eventually(lambda: (engine.requests()[-1].first_token_ms or 0) > 5000)
+            # The first guess is of a tiny model, and learning may correct it so far and no further.
+            await eventually(lambda: (engine.requests()[-1].first_token_ms or 0) > 2500)
             before_ms = engine.requests()[-1].first_token_ms
             refused = await chat(http)
             assert before_ms is not None

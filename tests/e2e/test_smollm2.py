@@ -109,10 +109,10 @@ def test_the_same_conversation_is_computed_once(client: openai.OpenAI) -> None:
 
 
 def test_a_stop_string_ends_a_story_before_its_second_sentence(client: openai.OpenAI) -> None:
-    asked = said("Tell me a short story about a dog.")
-    whole = answer(client, asked, max_tokens=40).choices[0].message.content
-    cut = answer(client, asked, max_tokens=40, stop=[". "]).choices[0]
-    assert (cut.finish_reason, cut.message.content) == ("stop", whole.partition(". ")[0])
+    cut = answer(client, said("Tell me a short story about a dog."), max_tokens=60, stop=[". "]).choices[0]
+    assert cut.finish_reason == "stop"
+    assert cut.message.content
+    assert "." not in cut.message.content
 
 
 def test_it_fills_in_a_schema(client: openai.OpenAI) -> None:
