@@ -33,7 +33,7 @@ def vocabulary(tiny: Path) -> Iterator[Vocabulary]:
 @pytest.fixture(scope="session")
 def backend(tiny: Path) -> Iterator[LlamaBackend]:
     """Stories close the slots that they open."""
-    options = EngineOptions(model_path=str(tiny), kv_tokens=4096, max_seqs=8, prefill_tokens=2048)
+    options = EngineOptions(model_path=str(tiny), kv_tokens=4096, max_seqs=8, prefill_tokens=2048, threads=1)
     backend = LlamaBackend.load(options, lambda fraction: None)
     yield backend
     backend.close()

@@ -50,7 +50,7 @@ WIDE = "\n".join(
 
 @pytest.fixture(scope="module")
 def backend(tiny: Path) -> Iterator[LlamaBackend]:
-    options = EngineOptions(model_path=str(tiny), kv_tokens=8192, max_seqs=16, prefill_tokens=512)
+    options = EngineOptions(model_path=str(tiny), kv_tokens=8192, max_seqs=16, prefill_tokens=512, threads=1)
     backend = LlamaBackend.load(options, lambda fraction: None)
     yield backend
     backend.close()

@@ -115,7 +115,7 @@ def test_writing_and_mapping_the_prefix_cache(backend: LlamaBackend, tmp_path: P
 
 
 def test_loading_and_closing(tiny: Path) -> None:
-    options = EngineOptions(model_path=str(tiny), kv_tokens=4096, max_seqs=8)
+    options = EngineOptions(model_path=str(tiny), kv_tokens=4096, max_seqs=8, threads=1)
 
     def once() -> None:
         with Vocabulary.open(tiny) as vocabulary:
