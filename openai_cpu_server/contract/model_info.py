@@ -2,9 +2,20 @@
 
 from __future__ import annotations
 
+import enum
 from typing import Protocol
 
 import msgspec
+
+
+class ModelKind(enum.Enum):
+    """What a model is for; its file says so."""
+
+    GENERATES = "generates"
+    EMBEDS = "embeds"
+    """Texts become vectors."""
+    RERANKS = "reranks"
+    """Pairs of a query and a text become scores."""
 
 
 class KernelState(msgspec.Struct, frozen=True, kw_only=True):
@@ -82,6 +93,11 @@ class ModelInfo(msgspec.Struct, frozen=True, kw_only=True):
     None: there is no draft model."""
 
     kernels: Kernels = Kernels()
+    kind: ModelKind = ModelKind.GENERATES
+    embedding_size: int = 0
+    """Numbers in a vector, or a reranker's scores of one pair; 0 for a model that generates text."""
+    max_input_tokens: int = 0
+    """The longest input that can be embedded or scored; 0 for a model that generates text."""
 
     @property
     def context_limit(self) -> int:
