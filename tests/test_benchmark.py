@@ -51,7 +51,7 @@ from bench.workloads.speculation_tasks import conversations, draft_model, extrac
 from benchmark import main
 
 from openai_cpu_server.contract.request import GenerationRequest, Sampling
-from openai_cpu_server.structured import schema_to_gbnf
+from openai_cpu_server.structured.compiler import schema_to_gbnf
 from tests.tiny_model import SCRIPTS, tiny_model_path
 
 pytestmark = pytest.mark.thorough
