@@ -32,6 +32,7 @@ from bench.limit.limit import Limit
 from bench.model import made_model
 from bench.peer_setup import SetupFailed, set_up
 from bench.peers import BEST_FLAGS, KEYS, PeerPaths, PeerUnusable, absent, peers
+from bench.prose import prompts_for
 from bench.report import show, show_goals, write
 from bench.results import Report, WorkloadResult
 from bench.servers import our_options
@@ -97,6 +98,7 @@ class _Run:
             f"[dim]{escape(line)}[/dim]", highlight=False
         )
         self._model: Path = (arguments.model or made_model(arguments.shape, arguments.quant)).resolve()
+        self._prompts = prompts_for(self._model)
         self._keys: frozenset[str] = arguments.servers
         self._peers = peers(self._model, arguments.peer_paths, arguments.llama_server_best)
         self._limit = Limit(self._model, is_quick=self._is_quick, say=self._say) if arguments.limit else None
@@ -125,6 +127,7 @@ class _Run:
             keys=self._keys,
             limit=self._limit,
             by_clock=self._by_clock,
+            prompts=self._prompts,
         )
         self._say(f"{name} ...")
         start = time.perf_counter()

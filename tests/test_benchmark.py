@@ -26,7 +26,8 @@ from bench.dialect import OURS, Dialect, SchemaField
 from bench.greedy import Verdict, compare, margin_shifts
 from bench.load import Clients, LoadFailed, fixed_arrivals, poisson_arrivals
 from bench.peers import PeerPaths, PeerUnusable, absent, peers
-from bench.prompts import about, random_tokens, random_words
+from bench.prompts import RandomPrompts, about, random_tokens, random_words
+from bench.prose import prompts_for
 from bench.report import markdown
 from bench.results import (
     Circumstances,
@@ -51,6 +52,8 @@ from bench.workloads.speculation_tasks import conversations, draft_model, extrac
 from benchmark import main
 
 from openai_cpu_server.contract.request import GenerationRequest, Sampling
+from openai_cpu_server.llama.model.vocabulary import Vocabulary
+from openai_cpu_server.model_source import DemoFiles
 from openai_cpu_server.structured import schema_to_gbnf
 from tests.tiny_model import SCRIPTS, tiny_model_path
 
@@ -108,13 +111,24 @@ def test_prompts_repeat_by_seed_and_share_nothing() -> None:
 
 
 def test_requests_of_a_round_share_just_what_they_should() -> None:
-    first, second = prefix.asks(prefix.FULL, 0), prefix.asks(prefix.FULL, 1)
+    first, second = prefix.asks(RandomPrompts(), prefix.FULL, 0), prefix.asks(RandomPrompts(), prefix.FULL, 1)
     assert len(first) == 48
     assert len({ask.prompt[:1080] for ask in first}) == 1
     assert len({ask.prompt[1080:] for ask in first}) == 48
     assert first[0].prompt[:64] != second[0].prompt[:64]
     assert {len(ask.prompt) for ask in first} == {1125}
-    assert len({ask.prompt for ask in chat.asks(chat.FULL, 0)}) == 32
+    assert len({ask.prompt for ask in chat.asks(RandomPrompts(), chat.FULL, 0)}) == 32
+
+
+def test_a_model_that_talks_is_asked_in_prose_of_exact_lengths() -> None:
+    prose, again = (prompts_for(DemoFiles().path()) for _ in range(2))
+    assert isinstance(prompts_for(tiny_model_path()), RandomPrompts)
+    for count in (5, 33, 173, 4000):
+        asked = prose.question(count, "chat", 0, 1)
+        assert len(asked) == len(prose.text(count, "chat")) == count
+        assert asked == again.question(count, "chat", 0, 1) != prose.question(count, "chat", 0, 2)
+    with Vocabulary.open(DemoFiles().path()) as vocabulary:
+        assert vocabulary.decode(list(prose.question(60, "chat"))).strip().endswith(("?", "."))
 
 
 def test_texts_repeat_by_seed_and_are_of_so_many_words() -> None:

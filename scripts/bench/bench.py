@@ -16,7 +16,7 @@ from bench.limit.limit import Limit
 from bench.limit.work import Work
 from bench.load import LoadFailed
 from bench.process_tree import TreeUse
-from bench.prompts import random_tokens
+from bench.prompts import Prompts, RandomPrompts, random_tokens
 from bench.servers import OnLine, Server, ServerFailed, ServerSpec, missing_options, running
 
 K = TypeVar("K", bound=Hashable)
@@ -42,9 +42,11 @@ class Bench:
         keys: frozenset[str] | None = None,
         limit: Limit | None = None,
         by_clock: bool = False,
+        prompts: Prompts | None = None,
     ) -> None:
         """`keys` name the contestants to measure, None: all. `limit` is None if it is not to be measured.
 
+        `prompts` are what users write, None: random tokens.
         With `by_clock` interactive requests come at equal intervals, not as a Poisson process.
         """
         self.model = model
@@ -52,6 +54,7 @@ class Bench:
         self.is_quick = is_quick
         self.by_clock = by_clock
         self.say = say
+        self.prompts: Prompts = prompts or RandomPrompts()
         self.uses: list[tuple[str, TreeUse]] = []
         self._known_options = known_options
         self._peers = peers

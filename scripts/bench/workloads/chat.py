@@ -9,7 +9,7 @@ from bench.bench import Bench
 from bench.contest import Contest
 from bench.contestants import Contestant, Room, Variant
 from bench.limit.work import Request, Work
-from bench.prompts import random_tokens
+from bench.prompts import Prompts
 from bench.results import Goal, Line, WorkloadResult
 from bench.workloads.batches import BatchRun, latency_lines, output_line, requests_line, run_batch
 
@@ -42,7 +42,7 @@ def run(bench: Bench) -> WorkloadResult:
 
     def measure(who: Contestant, number: int) -> BatchRun:
         with bench.start(who, size.room) as server:
-            return run_batch(server, asks(size, number), size.clients)
+            return run_batch(server, asks(bench.prompts, size, number), size.clients)
 
     contestants = bench.contestants(Variant.WHOLE, Variant.PLAIN_STEPS, Variant.STATIC)
     contest = bench.contest(contestants, measure, lambda *_: [size.work])
@@ -59,11 +59,11 @@ def run(bench: Bench) -> WorkloadResult:
     )
 
 
-def asks(size: Size, number: int) -> list[Ask]:
+def asks(prompts: Prompts, size: Size, number: int) -> list[Ask]:
     """The requests of one round; every server gets the same."""
     return [
         Ask(
-            prompt=random_tokens(size.prompt_tokens, "chat", number, i),
+            prompt=prompts.question(size.prompt_tokens, "chat", number, i),
             max_tokens=size.output_tokens,
             seed=i,
         )

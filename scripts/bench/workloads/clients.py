@@ -9,7 +9,7 @@ from bench.bench import Bench
 from bench.contest import Contest, curves
 from bench.contestants import Contestant, Room, Variant
 from bench.limit.work import Request, Work
-from bench.prompts import random_tokens
+from bench.prompts import Prompts
 from bench.results import Direction, Goal, Line, WorkloadResult
 from bench.workloads.batches import BatchRun, run_batch
 
@@ -63,7 +63,7 @@ def run(bench: Bench) -> WorkloadResult:
 
     def measure(who: Contestant, number: int) -> Runs:
         with bench.start(who, size.room) as server:
-            return {k: run_batch(server, asks(size, number, k), k) for k in counts}
+            return {k: run_batch(server, asks(bench.prompts, size, number, k), k) for k in counts}
 
     contest = bench.contest(
         bench.contestants(Variant.WHOLE), measure, lambda *_: [size.work(k) for k in counts]
@@ -81,11 +81,11 @@ def run(bench: Bench) -> WorkloadResult:
     )
 
 
-def asks(size: Size, number: int, clients: int) -> list[Ask]:
+def asks(prompts: Prompts, size: Size, number: int, clients: int) -> list[Ask]:
     """The requests of one point; every server gets the same."""
     return [
         Ask(
-            prompt=random_tokens(size.prompt_tokens, "clients", number, clients, i),
+            prompt=prompts.question(size.prompt_tokens, "clients", number, clients, i),
             max_tokens=size.output_tokens,
             seed=i,
         )

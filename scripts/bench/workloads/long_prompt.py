@@ -12,7 +12,7 @@ from bench.contest import Contest, distribution
 from bench.contestants import Contestant, Room, Variant
 from bench.limit.work import LoopRun, Request, Work
 from bench.load import Clients, LoadFailed
-from bench.prompts import random_tokens
+from bench.prompts import Prompts
 from bench.results import Direction, Goal, Line, WorkloadResult
 from bench.servers import Server
 from bench.stats import percentile
@@ -98,7 +98,7 @@ def run(bench: Bench) -> WorkloadResult:
 
     def measure(who: Contestant, number: int) -> Passage:
         with bench.start(who, size.room) as server:
-            return asyncio.run(_measure(size, server, number))
+            return asyncio.run(_measure(bench.prompts, size, server, number))
 
     contestants = bench.contestants(Variant.WHOLE, Variant.PLAIN_STEPS)
     contest = bench.contest(contestants, measure, lambda *_: size.works)
@@ -117,12 +117,12 @@ def run(bench: Bench) -> WorkloadResult:
     )
 
 
-async def _measure(size: Size, server: Server, number: int) -> Passage:
+async def _measure(prompts: Prompts, size: Size, server: Server, number: int) -> Passage:
     streams, one = server.clients(), server.clients()
-    background = asyncio.create_task(streams.closed_loop(_streams(size, number), size.streams))
+    background = asyncio.create_task(streams.closed_loop(_streams(prompts, size, number), size.streams))
     try:
         await asyncio.wait_for(_calm(size, streams), _START_S)
-        long = await one.send(_long(size, number))
+        long = await one.send(_long(prompts, size, number))
     except asyncio.TimeoutError:
         raise LoadFailed(f"{size.streams} streams did not begin within {_START_S:g} s") from None
     finally:
@@ -148,10 +148,10 @@ def _is_calm(size: Size, traces: list[Trace]) -> bool:
     return all_stream or max(counts, default=0) >= size.stream_output // 4
 
 
-def _streams(size: Size, number: int) -> list[Ask]:
+def _streams(prompts: Prompts, size: Size, number: int) -> list[Ask]:
     return [
         Ask(
-            prompt=random_tokens(size.stream_prompt, "stream", number, i),
+            prompt=prompts.question(size.stream_prompt, "stream", number, i),
             max_tokens=size.stream_output,
             seed=i,
         )
@@ -159,8 +159,8 @@ def _streams(size: Size, number: int) -> list[Ask]:
     ]
 
 
-def _long(size: Size, number: int) -> Ask:
-    return Ask(prompt=random_tokens(size.long_tokens, "long", number), max_tokens=size.long_output)
+def _long(prompts: Prompts, size: Size, number: int) -> Ask:
+    return Ask(prompt=prompts.question(size.long_tokens, "long", number), max_tokens=size.long_output)
 
 
 def _lines(contest: Contest[Passage]) -> tuple[Line, ...]:

@@ -94,7 +94,7 @@ def _paced(bench: Bench, size: Size, contestants: Sequence[Contestant]) -> Size:
         bench.say(f"what an interactive request takes alone: {who.label}")
         try:
             with bench.start(who, size.room) as server:
-                return size.paced(median_s(asyncio.run(idle_requests(size, server, 0))))
+                return size.paced(median_s(asyncio.run(idle_requests(bench.prompts, size, server, 0))))
         except Exception as error:
             bench.say(f"  failed: {described(error)}")
     raise LoadFailed("none of the servers answers")
@@ -104,9 +104,9 @@ def _own_phases(bench: Bench, size: Size, who: Contestant, number: int) -> OwnPh
     """Idle, then batch alone. They run apart, so that all servers enter the judged window equally fresh."""
     with bench.start(who, size.room) as server:
         bench.say("  idle")
-        idle = asyncio.run(idle_requests(size, server, number))
+        idle = asyncio.run(idle_requests(bench.prompts, size, server, number))
         bench.say("  batch alone")
-        alone = run_window(size, server, batch_asks(size, "alone", number), iter(()), [])
+        alone = run_window(size, server, batch_asks(bench.prompts, size, "alone", number), iter(()), [])
         phases = OwnPhases(idle, asyncio.run(alone))
     bench.say("  batch and interactive")
     return phases

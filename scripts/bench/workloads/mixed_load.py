@@ -14,7 +14,7 @@ from bench.bench import Bench
 from bench.contestants import Room
 from bench.limit.work import Request, Work
 from bench.load import fixed_arrivals, poisson_arrivals
-from bench.prompts import about, random_tokens
+from bench.prompts import Prompts, about
 from bench.servers import Server
 
 POOL_TOKENS = 8192
@@ -117,10 +117,10 @@ class Window:
         return sum(t.output_within(self.begin, self.end) for t in traces) / (self.end - self.begin)
 
 
-async def idle_requests(size: Size, server: Server, number: int) -> list[Trace]:
+async def idle_requests(prompts: Prompts, size: Size, server: Server, number: int) -> list[Trace]:
     """Interactive requests, one after the other. Raises LoadFailed."""
     clients = server.clients()
-    asks = itertools.islice(interactive_asks(size, "idle", number), size.idle_requests)
+    asks = itertools.islice(interactive_asks(prompts, size, "idle", number), size.idle_requests)
     await clients.closed_loop(asks, 1)
     clients.check()
     return clients.traces
@@ -132,7 +132,10 @@ def median_s(traces: Sequence[Trace]) -> float:
 
 
 async def run_both(bench: Bench, size: Size, server: Server, number: int) -> Window:
-    jobs, shorts = batch_asks(size, "both", number), interactive_asks(size, "both", number)
+    jobs, shorts = (
+        batch_asks(bench.prompts, size, "both", number),
+        interactive_asks(bench.prompts, size, "both", number),
+    )
     return await run_window(size, server, jobs, shorts, _arrivals(bench, size, number))
 
 
@@ -164,21 +167,21 @@ async def run_window(
     return Window(begin, begin + size.window_s, batch.traces, interactive.traces)
 
 
-def batch_asks(size: Size, phase: str, number: int) -> Iterator[Ask]:
+def batch_asks(prompts: Prompts, size: Size, phase: str, number: int) -> Iterator[Ask]:
     """Endless requests. In each phase they have the same lengths but other tokens: no phase helps another."""
     for i in itertools.count():
         yield Ask(
-            prompt=random_tokens(about(size.batch_prompt, "batch", i), phase, number, i),
+            prompt=prompts.question(about(size.batch_prompt, "batch", i), phase, number, i),
             max_tokens=about(size.batch_output, "output", i),
             seed=i,
             priority=Priority.BATCH,
         )
 
 
-def interactive_asks(size: Size, phase: str, number: int) -> Iterator[Ask]:
+def interactive_asks(prompts: Prompts, size: Size, phase: str, number: int) -> Iterator[Ask]:
     for i in itertools.count():
         yield Ask(
-            prompt=random_tokens(about(size.short_prompt, "short", i), "short", phase, number, i),
+            prompt=prompts.question(about(size.short_prompt, "short", i), "short", phase, number, i),
             max_tokens=size.short_output,
             seed=i,
             priority=Priority.INTERACTIVE,

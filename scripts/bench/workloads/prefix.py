@@ -9,7 +9,7 @@ from bench.bench import Bench
 from bench.contest import Contest
 from bench.contestants import Contestant, Room, Variant
 from bench.limit.work import Request, Work
-from bench.prompts import random_tokens
+from bench.prompts import Prompts
 from bench.results import Direction, Figure, Goal, Line, WorkloadResult
 from bench.stats import Rounds
 from bench.workloads.batches import BatchRun, latency_lines, requests_line, run_batch
@@ -46,7 +46,7 @@ def run(bench: Bench) -> WorkloadResult:
     size = QUICK if bench.is_quick else FULL
 
     def measure(who: Contestant, number: int) -> BatchRun:
-        asked = asks(size, number)
+        asked = asks(bench.prompts, size, number)
         if who.key == Variant.SEQUENTIAL.key:
             asked = asked[:_ONE_AT_A_TIME]
         with bench.start(who, size.room) as server:
@@ -94,12 +94,12 @@ def _goals(contest: Contest[BatchRun], requests: Line, cached: tuple[Figure, ...
     )
 
 
-def asks(size: Size, number: int) -> list[Ask]:
+def asks(prompts: Prompts, size: Size, number: int) -> list[Ask]:
     """The requests of one round. Every server gets the same; no two rounds share a prefix."""
-    shared = random_tokens(size.shared_tokens, "prefix", number)
+    shared = prompts.text(size.shared_tokens, "prefix", number)
     return [
         Ask(
-            prompt=shared + random_tokens(size.own_tokens, "own", number, i),
+            prompt=shared + prompts.question(size.own_tokens, "own", number, i),
             max_tokens=size.output_tokens,
             seed=i,
         )

@@ -9,7 +9,7 @@ from bench.asking import Ask
 from bench.bench import Bench
 from bench.contestants import Contestant, Room, Variant
 from bench.limit.work import Request, Work
-from bench.prompts import random_tokens
+from bench.prompts import Prompts
 from bench.results import Direction, WorkloadResult
 from bench.stats import percentile
 from bench.workloads.batches import BatchRun, output_line, requests_line, run_batch
@@ -51,7 +51,7 @@ def run(bench: Bench) -> WorkloadResult:
 
     def measure(who: Contestant, number: int) -> BatchRun:
         with bench.start(who, size.room) as server:
-            return run_batch(server, asks(size, number), size.clients)
+            return run_batch(server, asks(bench.prompts, size, number), size.clients)
 
     contestants = bench.contestants(Variant.WHOLE, Variant.STATIC)
     contest = bench.contest(contestants, measure, lambda _, number: [size.work(number)])
@@ -77,9 +77,9 @@ def run(bench: Bench) -> WorkloadResult:
     )
 
 
-def asks(size: Size, number: int) -> list[Ask]:
+def asks(prompts: Prompts, size: Size, number: int) -> list[Ask]:
     return [
-        Ask(prompt=random_tokens(size.prompt_tokens, "unequal", number, i), max_tokens=count, seed=i)
+        Ask(prompt=prompts.question(size.prompt_tokens, "unequal", number, i), max_tokens=count, seed=i)
         for i, count in enumerate(size.output_tokens(number))
     ]
 
