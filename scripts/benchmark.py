@@ -5,9 +5,9 @@
     .venv/bin/python scripts/benchmark.py [--quick] [--model PATH | --shape SHAPE] [--workloads chat,mixed]
 
 Servers are started by the script, measured in interleaved rounds (A B A B ...), stopped. Medians count, of
-ratios too, which are taken in each round; the spread is (largest - smallest) / median. The limit is a bare
-loop over llama_decode. Report, figures and plots are written to --output. Exit code: 0 if everything could be
-measured, met or not, or the time of --quick was over; 1 if something failed; 2 for wrong arguments.
+ratios too, which are taken in each round; the spread is (largest - smallest) / median. Report, figures and
+plots are written to --output. Exit code: 0 if everything could be measured, met or not, or the time of
+--quick was over; 1 if something failed; 2 for wrong arguments.
 """
 
 from __future__ import annotations
@@ -28,7 +28,6 @@ from bench.circumstances import circumstances
 from bench.contest import OURS
 from bench.contestants import Variant
 from bench.failures import described
-from bench.limit.limit import Limit
 from bench.model import made_model
 from bench.peer_setup import SetupFailed, set_up
 from bench.peers import BEST_FLAGS, KEYS, PeerPaths, PeerUnusable, absent, peers
@@ -101,7 +100,6 @@ class _Run:
         self._prompts = prompts_for(self._model)
         self._keys: frozenset[str] = arguments.servers
         self._peers = peers(self._model, arguments.peer_paths, arguments.llama_server_best)
-        self._limit = Limit(self._model, is_quick=self._is_quick, say=self._say) if arguments.limit else None
         self._known_options = our_options()
         missing = absent(self._keys, self._peers)
         if missing:
@@ -125,7 +123,6 @@ class _Run:
             say=self._say,
             peers=self._peers,
             keys=self._keys,
-            limit=self._limit,
             by_clock=self._by_clock,
             prompts=self._prompts,
         )
@@ -227,9 +224,6 @@ def _arguments() -> argparse.Namespace:
         "--by-clock",
         action="store_true",
         help="interactive requests of mixed come at equal intervals, not at random (Poisson)",
-    )
-    parser.add_argument(
-        "--no-limit", dest="limit", action="store_false", help="leave out the bare loop over llama_decode"
     )
     parser.add_argument(
         "--output", type=Path, default=_default_output(), metavar="DIR", help="default %(default)s"

@@ -8,7 +8,6 @@ from bench.asking import Ask
 from bench.bench import Bench
 from bench.contest import Contest, curves
 from bench.contestants import Contestant, Room, Variant
-from bench.limit.work import Request, Work
 from bench.prompts import Prompts
 from bench.results import Direction, Goal, Line, WorkloadResult
 from bench.workloads.batches import BatchRun, run_batch
@@ -40,10 +39,6 @@ class Size:
         """Two for each client: prompts are read while others decode."""
         return max(self.least_requests, 2 * clients)
 
-    def work(self, clients: int) -> Work:
-        request = Request(prompt=self.prompt_tokens, output=self.output_tokens)
-        return Work(clients=clients, requests=(request,) * self.num_requests(clients))
-
 
 FULL = Size(
     (Point(1, 1.0, 1.0), Point(4, 1.0, 1.4), Point(16, 1.15, 1.4), Point(32, 1.15, 1.5)),
@@ -65,10 +60,8 @@ def run(bench: Bench) -> WorkloadResult:
         with bench.start(who, size.room) as server:
             return {k: run_batch(server, asks(bench.prompts, size, number, k), k) for k in counts}
 
-    contest = bench.contest(
-        bench.contestants(Variant.WHOLE), measure, lambda *_: [size.work(k) for k in counts]
-    )
-    lines = {point: _line(contest, at, point.clients) for at, point in enumerate(size.points)}
+    contest = bench.contest(bench.contestants(Variant.WHOLE), measure)
+    lines = {point: _line(contest, point.clients) for point in size.points}
     return WorkloadResult(
         name="clients",
         sizes=f"{', '.join(map(str, counts))} clients, {size.prompt_tokens} + {size.output_tokens} tokens, "
@@ -77,7 +70,6 @@ def run(bench: Bench) -> WorkloadResult:
         lines=tuple(lines.values()),
         curves=curves({point.clients: line for point, line in lines.items()}),
         failures=contest.failures,
-        notes=contest.notes,
     )
 
 
@@ -93,13 +85,12 @@ def asks(prompts: Prompts, size: Size, number: int, clients: int) -> list[Ask]:
     ]
 
 
-def _line(contest: Contest[Runs], at: int, clients: int) -> Line:
+def _line(contest: Contest[Runs], clients: int) -> Line:
     return contest.line(
         f"output, {clients} {'client' if clients == 1 else 'clients'}",
         "tok/s",
         Direction.AT_LEAST,
         lambda runs: runs[clients].output_tokens_per_s,
-        lambda loops: loops[at].output_tokens_per_s,
     )
 
 

@@ -12,7 +12,6 @@ from dataclasses import dataclass, replace
 from bench.asking import Ask, Priority, Trace
 from bench.bench import Bench
 from bench.contestants import Room
-from bench.limit.work import Request, Work
 from bench.load import fixed_arrivals, poisson_arrivals
 from bench.prompts import Prompts, about
 from bench.servers import Server
@@ -20,10 +19,6 @@ from bench.servers import Server
 POOL_TOKENS = 8192
 _MARGIN = 1.1
 """Lengths differ from their mean by at most this factor."""
-_MOST_SHORTS = 20
-"""The most short requests per batch request in the bare loop's work."""
-_ALONE = 10
-"""The number of short requests that the bare loop computes one by one."""
 _PACE = 2.0
 """The interval between interactive requests, in times that a lone one takes."""
 SHORTEST_S = 0.3
@@ -46,8 +41,6 @@ class Size:
     batch_output: int = 100
     short_prompt: int = 33
     short_output: int = 12
-    waves: int = 2
-    """The batch requests of each client in the bare loop's work: with more of them, the end counts less."""
 
     @property
     def room(self) -> Room:
@@ -69,24 +62,9 @@ class Size:
             shown_s=slower * self.shown_s,
         )
 
-    def works(self, batch_output_per_s: float) -> list[Work]:
-        """The works: both classes in a closed loop, with one client more than batch has;
-        then short requests alone."""
-        batch_every_s = self.batch_output / max(batch_output_per_s, 1e-3)
-        batch = Request(prompt=self.batch_prompt, output=self.batch_output)
-        shorts = min(max(1, round(batch_every_s / self.every_s)), _MOST_SHORTS)
-        short = Request(prompt=self.short_prompt, output=self.short_output)
-        return [
-            Work(
-                clients=self.batch_clients + 1,
-                requests=(batch, *[short] * shorts) * self.batch_clients * self.waves,
-            ),
-            Work(clients=1, requests=(short,) * _ALONE),
-        ]
-
 
 FULL = Size(idle_requests=20, ramp_s=20, window_s=75, shown_s=8)
-QUICK = Size(idle_requests=6, ramp_s=0.5, window_s=3, shown_s=2, every_s=0.5, waves=1)
+QUICK = Size(idle_requests=6, ramp_s=0.5, window_s=3, shown_s=2, every_s=0.5)
 
 
 @dataclass(frozen=True)

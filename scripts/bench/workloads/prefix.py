@@ -8,7 +8,6 @@ from bench.asking import Ask
 from bench.bench import Bench
 from bench.contest import Contest
 from bench.contestants import Contestant, Room, Variant
-from bench.limit.work import Request, Work
 from bench.prompts import Prompts
 from bench.results import Direction, Figure, Goal, Line, WorkloadResult
 from bench.stats import Rounds
@@ -32,11 +31,6 @@ class Size:
         longest = self.shared_tokens + self.own_tokens + self.output_tokens
         return Room(pool_tokens=_POOL_TOKENS, request_tokens=longest)
 
-    @property
-    def work(self) -> Work:
-        request = Request(prompt=self.own_tokens, output=self.output_tokens)
-        return Work(clients=self.clients, shared=self.shared_tokens, requests=(request,) * self.requests)
-
 
 FULL = Size(requests=48, clients=16, shared_tokens=1080, own_tokens=45, output_tokens=16)
 QUICK = Size(requests=24, clients=8, shared_tokens=540, own_tokens=22, output_tokens=8)
@@ -53,7 +47,7 @@ def run(bench: Bench) -> WorkloadResult:
             return run_batch(server, asked, size.clients)
 
     contestants = bench.contestants(Variant.WHOLE, Variant.CACHE_OFF, Variant.SEQUENTIAL)
-    contest = bench.contest(contestants, measure, lambda *_: [size.work])
+    contest = bench.contest(contestants, measure)
     requests, cached = requests_line(contest), contest.of_ours("cached share", _cached)
     return WorkloadResult(
         name="prefix",
@@ -65,7 +59,6 @@ def run(bench: Bench) -> WorkloadResult:
         distributions=contest.distributions(lambda run: run.traces),
         figures=cached,
         failures=contest.failures,
-        notes=contest.notes,
     )
 
 
@@ -89,8 +82,7 @@ def _goals(contest: Contest[BatchRun], requests: Line, cached: tuple[Figure, ...
             )
             for figure in cached
         ),
-        *contest.goals_against_llama_server(requests, what, plain=8, best=6),
-        contest.goal_of_limit(requests, what, 95),
+        *contest.goals_against_llama_server(requests, what, plain=6, best=6),
     )
 
 
