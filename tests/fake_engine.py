@@ -18,6 +18,7 @@ from openai_cpu_server.engine.channel import EngineChannel
 from openai_cpu_server.engine.core import EngineCore, Measure
 from openai_cpu_server.engine.loop import run_engine
 from openai_cpu_server.engine.offspring import die_with_parent, leave_signals_to_parent
+from openai_cpu_server.engine.turn import EngineTurn
 from openai_cpu_server.errors import StartupError
 from tests.fakes import FAKE_INFO, FakeBackend
 
@@ -41,7 +42,9 @@ def main() -> None:
         step_s = float(flags.get("step_s", 0))
         return FakeBackend(info, kill_on=kill_on, kill_with=kill_with, step_s=step_s)
 
-    def build(options: EngineOptions, backend: Backend, on_progress: Callable[[float], None]) -> EngineCore:
+    def build(
+        options: EngineOptions, backend: Backend, on_progress: Callable[[float], None], turn: EngineTurn
+    ) -> EngineCore:
         on_progress(float(flags.get("timed", 1.0)))
         time.sleep(float(flags.get("build_s", 0)))
         if "babble_if" in flags and Path(flags["babble_if"]).exists():

@@ -81,7 +81,8 @@ class Turns:
 
     Batch work earns credit while it contends with interactive work of another engine: `batch_floor` times
     the time that passes. When that pays for a turn, which is one short step, the turn is due. It lets
-    newcomers go first, for a while. The credit lapses when they do not contend any more.
+    newcomers go first, for a while. The credit is never more than that, and batch work that gets a turn
+    otherwise has none left.
     """
 
     def __init__(self, *, batch_floor: float) -> None:
@@ -98,7 +99,7 @@ class Turns:
         self._is_floor_turn = False
         """The holder computes batch work though interactive work waits."""
         self._virtual_s = dict.fromkeys(Priority, 0.0)
-        """The tag of who got a turn of each class last."""
+        """By class, the least tag of those who had work of it when it was last computed."""
         self._credit_s = 0.0
         self._due_since_s: float | None = None
         self._booked_s = 0.0
@@ -162,10 +163,10 @@ class Turns:
             return None
         others_interactive = any(p is not chosen for p in self._waiting(Priority.INTERACTIVE))
         self._is_floor_turn = chosen.work is Priority.BATCH and others_interactive
-        if self._is_floor_turn:
+        if chosen.work is Priority.BATCH:
             self._due_since_s = None
+            self._credit_s = self._credit_s if self._is_floor_turn else 0.0
         chosen.is_newcomer = False
-        self._virtual_s[chosen.work] = max(self._virtual_s[chosen.work], _tag_s(chosen))
         self._holder, self._granted_s, self._has_interrupted = chosen, now_s, False
         self._until_s = self._deadline_s(chosen, now_s)
         return Grant(chosen.name, self._limit_s(now_s), beside_interactive=others_interactive)
@@ -207,8 +208,8 @@ class Turns:
         return not has_newcomer or now_s - self._due_since_s >= LONGEST_COURTESY_S
 
     def _first(self, waiting: list[Participant]) -> Participant | None:
-        """Who has used least; of equals, who waits longest."""
-        return min(waiting, key=lambda p: (_tag_s(p), p.since_s), default=None)
+        """Who has used least; of equals, newcomers, and who waits longest."""
+        return min(waiting, key=lambda p: (_tag_s(p), not p.is_newcomer, p.since_s), default=None)
 
     def _deadline_s(self, holder: Participant, now_s: float) -> float:
         """How long the holder may keep the turn, as things stand; infinity: as long as it has work."""
@@ -261,12 +262,13 @@ class Turns:
         if holder is not None and work is not None:
             holder.used_s[work] += seconds
             holder.tag_s[work] += seconds
+            least_s = min(p.tag_s[work] for p in self._participants.values() if p.work is work)
+            self._virtual_s[work] = max(self._virtual_s[work], least_s)
         self._book_credit(seconds, work, now_s)
 
     def _book_credit(self, seconds: float, work: Priority | None, now_s: float) -> None:
         wanted = {p.work for p in self._participants.values()}
         if not {Priority.INTERACTIVE, Priority.BATCH} <= wanted:
-            self._credit_s, self._due_since_s = 0.0, None
             return
         spent_s = seconds if work is Priority.BATCH else 0.0
         self._credit_s = max(0.0, self._credit_s + self._batch_floor * seconds - spent_s)
