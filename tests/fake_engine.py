@@ -11,6 +11,7 @@ from pathlib import Path
 
 import msgspec
 
+from openai_cpu_server.contract.cost import CostCurve
 from openai_cpu_server.contract.messages import EngineOptions
 from openai_cpu_server.contract.step import Backend
 from openai_cpu_server.engine.build import build_core
@@ -29,10 +30,18 @@ def main() -> None:
     flags = dict(argument.split("=") for argument in sys.argv[1:-1])
     sock = socket.socket(fileno=int(sys.argv[-1]))
 
+    num_pieces = int(flags.get("load_pieces", 0))
+    curve = (
+        CostCurve(step_ms=((1, 5000.0), (256, 6000.0)), attended_ms=0.0) if "slow_curve" in flags else None
+    )
+
     def load(options: EngineOptions, on_progress: Callable[[float], None]) -> Backend:
         if "fail" in flags:
             raise StartupError(flags["fail"])
         time.sleep(float(flags.get("load_s", 0)))
+        for piece in range(num_pieces):
+            on_progress(piece / num_pieces)
+            time.sleep(0.02)
         on_progress(1.0)
         info = msgspec.structs.replace(
             FAKE_INFO, kv_tokens=options.kv_tokens or FAKE_INFO.kv_tokens, max_seqs=options.max_seqs
@@ -54,7 +63,7 @@ def main() -> None:
         if "dies_measuring" in flags and options.calibrate == "idle":
             return build_core(options, backend, None, _die)
         measure = _endless(Path(flags["measuring"])) if "measuring" in flags else None
-        return build_core(options, backend, None, measure)
+        return build_core(options, backend, curve, measure)
 
     run_engine(EngineChannel(sock), load=load, build_core=build)
 

@@ -186,12 +186,13 @@ def run(arrivals: Iterable[Arrival], end_s: float = 60.0, names: str = "abc") ->
 
 @pytest.mark.parametrize("every_s", [0.35, 0.7, 1.5])
 def test_first_tokens_beside_others_batch_work_are_no_later_than_beside_ones_own(every_s: float) -> None:
-    asked = people("a", every_s, 20)
-    own = waits_s(run([*batch_of("a", 120), *asked]), "a-person")
-    others = waits_s(run([*batch_of("b"), *batch_of("c"), *asked]), "a-person")
-    assert len(own) == len(others) == 20
-    assert others[10] <= own[10] + 0.03
-    assert others[-1] <= own[-1] + 0.03
+    count, end_s = 80, 80 * every_s + 5
+    asked = people("a", every_s, count)
+    own = waits_s(run([*batch_of("a", 600), *asked], end_s), "a-person")
+    others = waits_s(run([*batch_of("b", 300), *batch_of("c", 300), *asked], end_s), "a-person")
+    assert len(own) == len(others) == count
+    for share in (0.5, 0.95, 0.999):  # whose worst moments coincide with long steps is chance: an abort more
+        assert others[int(share * count)] <= own[int(share * count)] + ABORT_S
 
 
 def test_batch_work_of_others_keeps_its_share_beside_endless_interactive_work() -> None:
