@@ -118,12 +118,12 @@ def _work(channel: EngineChannel, inbox: Inbox, core: EngineCore, turn: EngineTu
     _step(channel, core, turn)  # the first tells the client how the memory stands, work or not
     quiet_s = _QUIET_S
     while inbox.is_open:
-        inbox.wait(_patience_s(core, turn, quiet_s))
+        is_quiet = not inbox.wait(_patience_s(core, turn, quiet_s))
         for command in inbox.drain():
             core.handle(command)
         if core.has_work:
             _go_on(channel, core, turn)
-        elif core.is_guessing and not inbox.has_news and _may_measure(turn):
+        elif core.is_guessing and not inbox.has_news and _may_measure(turn, is_quiet=is_quiet):
             core.calibrate(lambda: inbox.has_news or turn.is_wanted)
             turn.give_back()
             quiet_s = min(2 * quiet_s, _QUIET_MOST_S)
@@ -136,9 +136,10 @@ def _patience_s(core: EngineCore, turn: EngineTurn, quiet_s: float) -> float | N
     return quiet_s if core.is_guessing else None
 
 
-def _may_measure(turn: EngineTurn) -> bool:
-    """Whether it is this engine's turn; that is asked for as for batch work."""
-    turn.settle(Priority.BATCH)
+def _may_measure(turn: EngineTurn, *, is_quiet: bool) -> bool:
+    """Whether it is this engine's turn. When it is quiet that is asked for, as for batch work."""
+    if is_quiet:
+        turn.settle(Priority.BATCH)
     return turn.is_held
 
 
@@ -251,10 +252,9 @@ class Inbox:
         self.is_open = False
         self._news.set()
 
-    def wait(self, timeout_s: float | None) -> None:
-        """Wait for news, `None` as long as it takes."""
-        if self.is_open:
-            self._news.wait(timeout_s)
+    def wait(self, timeout_s: float | None) -> bool:
+        """Wait for news, `None` as long as it takes. False: there was none in that time."""
+        return not self.is_open or self._news.wait(timeout_s)
 
     def drain(self) -> Iterator[Work]:
         """Take out all commands that have come."""

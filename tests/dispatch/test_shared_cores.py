@@ -8,6 +8,7 @@ import signal
 import sys
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
+from pathlib import Path
 
 import pytest
 
@@ -150,9 +151,9 @@ async def test_a_holder_that_does_not_come_back_hangs_and_who_waits_does_not() -
 
 async def test_a_model_loads_in_pieces_beside_a_stream() -> None:
     shared = Shared()
-    a, b = shared.engine("a"), shared.engine("b", "load_pieces=20")
+    a, b = shared.engine("a"), shared.engine("b", "load_pieces=5")
     async with running(a):
-        streamed = request("x", output=400)
+        streamed = request("x", output=1000)
         stream = asyncio.create_task(collect(a, streamed))
         await eventually(lambda: shared.is_holding("a"))
         async with running(b):
@@ -173,7 +174,7 @@ async def test_a_model_that_dies_while_it_loads_frees_the_turn() -> None:
         assert text(await collect(a, one)) == expected_text(one)
 
 
-async def test_steps_are_measured_only_with_the_turn_and_only_until_it_is_recalled(tmp_path: object) -> None:
+async def test_steps_are_measured_only_with_the_turn_and_only_until_it_is_recalled(tmp_path: Path) -> None:
     shared = Shared()
     a = shared.engine("a")
     b = shared.engine("b", f"measuring={tmp_path}/begun")
