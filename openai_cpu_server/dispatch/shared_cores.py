@@ -59,6 +59,9 @@ class SharedCores:
     def is_waiting(self, name: str) -> bool:
         return name in self._sends and self._turns.is_waiting(name)
 
+    def is_awaited(self, name: str) -> bool:
+        return name in self._sends and self._turns.is_awaited(name)
+
     def used_s(self, name: str, work: Priority) -> float:
         return self._turns.used_s(name, work) if name in self._sends else 0.0
 
@@ -110,6 +113,11 @@ class Partner:
     def is_waiting(self) -> bool:
         """It wants the turn, and another engine has it."""
         return self._cores.is_waiting(self.name)
+
+    @property
+    def is_awaited(self) -> bool:
+        """It has the turn, and another engine wants it."""
+        return self._cores.is_awaited(self.name)
 
     @property
     def is_holding(self) -> bool:

@@ -195,7 +195,7 @@ class Supervisor:
             killer=self._memory_killer(),
             clock=self._clock,
             is_loading=lambda: self._state is not EngineState.READY,
-            owes=lambda: clientele.is_owed or (self._partner is not None and self._partner.is_holding),
+            owes=lambda: clientele.is_owed or (self._partner is not None and self._partner.is_awaited),
             is_waiting=lambda: self._partner is not None and self._partner.is_waiting,
         )
         try:

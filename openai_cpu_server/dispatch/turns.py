@@ -157,6 +157,11 @@ class Turns:
         participant = self._participants[name]
         return participant.work is not None and participant is not self._holder
 
+    def is_awaited(self, name: str) -> bool:
+        """Whether it holds the turn, and another wants it."""
+        others = (p for p in self._participants.values() if p is not self._holder)
+        return self.holder == name and any(p.work is not None for p in others)
+
     def _grant(self, now_s: float) -> Grant | None:
         chosen = self._next(now_s)
         if chosen is None or chosen.work is None:

@@ -126,7 +126,7 @@ def _work(channel: EngineChannel, inbox: Inbox, core: EngineCore, turn: EngineTu
         elif core.is_guessing and not inbox.has_news and _may_measure(turn, is_quiet=is_quiet):
             core.calibrate(lambda: inbox.has_news or turn.is_wanted)
             turn.give_back()
-            quiet_s = min(2 * quiet_s, _QUIET_MOST_S)
+            quiet_s = min(2 * quiet_s, _QUIET_MOST_S) if inbox.has_news else quiet_s
 
 
 def _patience_s(core: EngineCore, turn: EngineTurn, quiet_s: float) -> float | None:

@@ -192,7 +192,9 @@ class SharedTurn:
 
     def _note(self) -> None:
         wants = self._told.work is not None
-        self._slowness.note(self._clock(), wants=wants, has=wants and self._is_held)
+        if self._is_held:  # up to then it has waited
+            self._slowness.note(self._granted_s, wants=wants, has=False)
+        self._slowness.note(self._clock(), wants=wants, has=self._is_held)
 
 
 class _Slowness:
@@ -203,8 +205,9 @@ class _Slowness:
         self._wanted_s = self._held_s = _MEMORY_S / 5
 
     def note(self, now_s: float, *, wants: bool, has: bool) -> None:
-        """How it was since the last note."""
-        seconds, self._noted_s = now_s - self._noted_s, now_s
+        """How it was since the last note; a time before that says nothing."""
+        seconds = max(0.0, now_s - self._noted_s)
+        self._noted_s += seconds
         if wants:
             kept = math.exp(-seconds / _MEMORY_S)
             self._wanted_s = kept * self._wanted_s + seconds
