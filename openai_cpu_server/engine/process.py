@@ -29,10 +29,11 @@ from openai_cpu_server.llama.backend import LlamaBackend
 from openai_cpu_server.llama.measure.calibrate import Calibrator
 from openai_cpu_server.observe.logs import set_up_logs
 
-
 _MOST_TURNS = 60
-"""A measurement at start is given up after so many turns, which are of a second beside batch work: 40 s is what
-it takes for the largest models."""
+"""A measurement at start is given up after so many turns.
+
+They are of a second beside batch work, and 40 s is what it takes for the largest models.
+"""
 
 
 def _build(
