@@ -20,6 +20,7 @@ from openai_cpu_server.errors import (
     FileInUse,
     Forbidden,
     GenerationFailed,
+    InputTooLong,
     InvalidRequest,
     JobObjectNotFound,
     JobsUnavailable,
@@ -38,6 +39,7 @@ from openai_cpu_server.errors import (
     TokensLimited,
     TooManyConnections,
     Unauthorized,
+    WrongModelKind,
 )
 
 
@@ -58,6 +60,8 @@ Unlike 409 and 5xx it makes no SDK try again.
 TABLE: Mapping[type[ServerError], Failure] = {
     InvalidRequest: Failure(400, "invalid_request_error"),
     PromptTooLong: Failure(400, "invalid_request_error", "context_length_exceeded"),
+    InputTooLong: Failure(400, "invalid_request_error", "context_length_exceeded"),
+    WrongModelKind: Failure(400, "invalid_request_error", "wrong_model_kind", "model"),
     TemplateFailed: Failure(400, "invalid_request_error", "chat_template_failed", "messages"),
     Unauthorized: Failure(401, "invalid_request_error", "invalid_api_key"),
     Forbidden: Failure(403, "invalid_request_error", "missing_scope"),
@@ -145,7 +149,8 @@ def _message(error: Exception, failure: Failure, request_id: str) -> str:
 
 
 def _param(error: Exception) -> str | None:
-    return error.param if isinstance(error, (InvalidRequest, PromptTooLong, JobObjectNotFound)) else None
+    names_it = (InvalidRequest, InputTooLong, PromptTooLong, JobObjectNotFound)
+    return error.param if isinstance(error, names_it) else None
 
 
 def headers_of(error: Exception) -> dict[str, str]:
