@@ -194,6 +194,10 @@ class ReaderTooSlow(ServerError):
         super().__init__("The client reads too slowly: the request was ended.")
 
 
+class EmbeddingFailed(ServerError):
+    """llama.cpp could not compute the inputs of a step, or what came of it are no numbers."""
+
+
 class NativePanic(ServerError):
     """Native code gave up on one request, such as a grammar that it cannot read."""
 

@@ -7,6 +7,7 @@ from typing import Literal, Union
 
 import msgspec
 
+from openai_cpu_server.contract.embedding import Embedded, EmbedRequest
 from openai_cpu_server.contract.model_info import ModelInfo
 from openai_cpu_server.contract.request import GenerationRequest
 from openai_cpu_server.contract.step import TokenLogprob
@@ -81,10 +82,13 @@ class Start(msgspec.Struct, frozen=True, tag="start"):
 
 
 class Submit(msgspec.Struct, frozen=True, tag="submit"):
-    """A request, with the tokens that it has produced already if this engine replaces one that died."""
+    """A request, with what it has produced already if this engine replaces one that died."""
 
-    request: GenerationRequest
+    request: Union[GenerationRequest, EmbedRequest]
     output: tuple[int, ...] = ()
+    """The tokens of a generation."""
+    num_embedded: int = 0
+    """How many of an `EmbedRequest`'s inputs have their vectors: the first ones."""
 
 
 class Cancel(msgspec.Struct, frozen=True, tag="cancel"):
@@ -232,9 +236,11 @@ class StepDone(msgspec.Struct, frozen=True, tag="step_done"):
     """All that one step brought, in one message."""
 
     events: tuple[TokenEvent, ...]
-    kv: KVStats
+    kv: KVStats | None
+    """None: the model has no cells."""
     figures: StepFigures | None = None
     """None: there is nothing to tell."""
+    embedded: tuple[Embedded, ...] = ()
 
 
 class Place(msgspec.Struct, frozen=True):

@@ -110,6 +110,11 @@ class ModelInfo(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def summary(self) -> str:
         """One line for the log."""
+        if self.kind is not ModelKind.GENERATES:
+            return (
+                f"{self.description}, {self.kind.value}: {self.embedding_size} numbers for an input of up to "
+                f"{self.max_input_tokens} tokens, {self.threads} threads, kernels: {self.kernels}"
+            )
         pool_mib = self.kv_tokens * self.kv_bytes_per_token / 2**20
         pool = f"{self.kv_tokens} KV tokens ({self.kv_type}, {pool_mib:.0f} MiB)"
         return (

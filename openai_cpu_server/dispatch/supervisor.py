@@ -106,7 +106,7 @@ class Supervisor:
         self._start_failure: str | None = None
         """What the present process has said about it."""
         self._has_advanced = False
-        """The present process has brought tokens."""
+        """The present process has brought tokens or vectors."""
         self._last_death: tuple[Death, float] | None = None
         """The last death, and when it was."""
         self._stopped = asyncio.Event()
@@ -221,7 +221,7 @@ class Supervisor:
 
     def _step_done(self, step: StepDone) -> None:
         self.kv_stats = step.kv
-        self._has_advanced = self._has_advanced or bool(step.events)
+        self._has_advanced = self._has_advanced or bool(step.events) or bool(step.embedded)
         if step.figures is not None:
             self._observer.step_done(step.figures)
 

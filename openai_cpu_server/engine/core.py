@@ -115,12 +115,15 @@ class EngineCore:
 
     def prepare(self, submit: Submit) -> Prepared | Refused:
         """Compile a request's constraint, and find what its output begins with. Any thread."""
-        needed, limit = submit.request.total_tokens, self._backend.info.context_limit
+        request = submit.request
+        if not isinstance(request, GenerationRequest):
+            return Refused(submit, "does not go with a model that generates text")
+        needed, limit = request.total_tokens, self._backend.info.context_limit
         if needed > limit:
             return Refused(submit, f"needs {needed} tokens of {limit}")
         try:
             with contained():
-                return Prepared(submit, self._beginning(submit))
+                return Prepared(submit, self._beginning(request, submit.output))
         except CommandFailed as error:
             return Refused(submit, str(error))
 
@@ -234,8 +237,8 @@ class EngineCore:
         match command:
             case Submit():
                 self._handle(self.prepare(command))
-            case Prepared(submit=submit, beginning=beginning):
-                self._accept(submit.request, submit.output, beginning)
+            case Prepared(Submit(request=GenerationRequest() as request, output=output), beginning):
+                self._accept(request, output, beginning)
             case Refused(submit=submit, why=why):
                 self._events.append(_refusal(submit, why))
             case Cancel(id=request_id):
@@ -256,18 +259,17 @@ class EngineCore:
         elif sequence is not None:
             self._events.append(_failure(request_id, why, sequence.num_output))
 
-    def _beginning(self, submit: Submit) -> tuple[int, ...]:
+    def _beginning(self, request: GenerationRequest, output: tuple[int, ...]) -> tuple[int, ...]:
         """What the constraint forces before anything is sampled, to be computed with the prompt.
 
         Nothing where tokens are scored one by one. Raises `ConstraintFailed`.
         """
-        request = submit.request
         if request.constraint is None:
             return ()
-        forced = self._backend.forced(request.constraint, submit.output)
+        forced = self._backend.forced(request.constraint, output)
         if request.top_logprobs is not None or request.prompt_logprobs:
             return ()
-        return forced[: max(0, request.max_tokens - len(submit.output))]
+        return forced[: max(0, request.max_tokens - len(output))]
 
     def _accept(
         self, request: GenerationRequest, output: tuple[int, ...], beginning: tuple[int, ...]
