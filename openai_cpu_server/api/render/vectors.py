@@ -30,7 +30,7 @@ def checked(rows: Rows) -> Rows:
 def normalised(rows: Rows) -> Rows:
     """Each row with length 1; a row of zeros stays as it is."""
     lengths = np.linalg.norm(rows, axis=1, keepdims=True)
-    return rows / np.where(lengths > 0, lengths, np.float32(1))
+    return (rows / np.where(lengths > 0, lengths, 1)).astype(np.float32, copy=False)
 
 
 def as_base64(rows: Rows) -> Iterator[bytes]:

@@ -61,14 +61,12 @@ def _inputs(body: EmbeddingBody, reader: InputReader) -> tuple[Tokens, ...]:
         return (reader.text(given, "input"),)
     if isinstance(given[0], int):
         return (reader.ids([token for token in given if isinstance(token, int)], "input"),)
-    return tuple(_input(item, f"input[{index}]", reader) for index, item in enumerate(given))
+    items = [item for item in given if not isinstance(item, int)]
+    return tuple(_input(item, f"input[{index}]", reader) for index, item in enumerate(items))
 
 
-def _input(item: str | int | list[int], param: str, reader: InputReader) -> Tokens:
-    if isinstance(item, str):
-        return reader.text(item, param)
-    assert not isinstance(item, int), "ids stand in lists of their own"
-    return reader.ids(item, param)
+def _input(item: str | list[int], param: str, reader: InputReader) -> Tokens:
+    return reader.text(item, param) if isinstance(item, str) else reader.ids(item, param)
 
 
 def _dimensions(body: EmbeddingBody, size: int) -> int | None:

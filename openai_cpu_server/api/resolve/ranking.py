@@ -26,6 +26,8 @@ _LIKELIEST = 64
 _FORCED = 100.0
 """This much is added to the logits of yes and no, so that one of them is sampled, whose score is then known.
 Log-probabilities are told as they were before."""
+_HALF = "\N{REPLACEMENT CHARACTER}"
+"""What is left of a character whose tokens were cut apart."""
 
 
 def resolve_ranking(body: RerankBody, asking: Asking) -> PoolingCall:
@@ -109,13 +111,14 @@ class _Prompts:
     def about(self, query: str, document: str, param: str) -> Tokens:
         """Raises InputTooLong; with `truncate` only where the document is not what is too long."""
         tokens, limit = self._tokens(query, document), self._reader.limit
+        pieces = self._reader.plain(document) if self._reader.truncate and len(tokens) > limit else []
+        num_kept = len(pieces)
         while len(tokens) > limit:
-            pieces = self._reader.plain(document) if self._reader.truncate else []
-            if not pieces:
+            if not num_kept:
                 raise InputTooLong(tokens=len(tokens), limit=limit, param=param)
-            num_kept = max(0, len(pieces) - (len(tokens) - limit))
-            document = self._reader.tokenizer.decode(pieces[:num_kept])
-            tokens = self._tokens(query, document)
+            num_kept = max(0, num_kept - (len(tokens) - limit))
+            kept = self._reader.tokenizer.decode(pieces[:num_kept])
+            tokens = self._tokens(query, kept.removesuffix(_HALF))
         return tokens
 
     def _tokens(self, query: str, document: str) -> Tokens:
