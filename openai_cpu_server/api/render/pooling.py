@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Union
 
 import msgspec
@@ -13,8 +13,7 @@ from openai_cpu_server.api.calls.pooling import Rows
 from openai_cpu_server.api.render.vectors import as_base64, as_numbers, checked, normalised
 from openai_cpu_server.contract.engine import EmbedTimings
 
-_OPEN = b'{"object":"list","data":['
-_ITEM = b'{"object":"embedding","index":%d,"embedding":%b}'
+_ITEM = b'%b{"object":"embedding","index":%d,"embedding":%b}'
 
 
 class InputUsage(msgspec.Struct, frozen=True):
@@ -54,11 +53,16 @@ class EmbeddingWriter(msgspec.Struct, frozen=True, kw_only=True):
         """Raises GenerationFailed for vectors that are none."""
         vectors = normalised(checked(rows)[:, : self.dimensions])
         texts = as_base64(vectors) if self.is_base64 else as_numbers(vectors)
-        items = b",".join(_ITEM % numbered for numbered in enumerate(texts))
-        model = msgspec.json.encode(self.model)
+        return b"".join(self._parts(texts, timings))
+
+    def _parts(self, texts: Iterable[bytes], timings: EmbedTimings) -> Iterator[bytes]:
+        """They are put together once: the whole may have ten megabytes."""
+        yield b'{"object":"list","data":['
+        for index, text in enumerate(texts):
+            yield _ITEM % (b"," if index else b"", index, text)
         usage = msgspec.json.encode(InputUsage.of(self.prompt_tokens))
-        tail = b'],"model":%b,"usage":%b,"timings":%b}' % (model, usage, msgspec.json.encode(_shown(timings)))
-        return _OPEN + items + tail
+        tail = (msgspec.json.encode(self.model), usage, msgspec.json.encode(_shown(timings)))
+        yield b'],"model":%b,"usage":%b,"timings":%b}' % tail
 
 
 class RankedDocument(msgspec.Struct, frozen=True):
