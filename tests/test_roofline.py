@@ -1,4 +1,4 @@
-"""The floor of `scripts/step_bench.py`: what steps read and multiply, and the time that this takes at least."""
+"""The floor of `scripts/step_bench.py`: what steps read and multiply, and how long that takes at least."""
 
 from __future__ import annotations
 

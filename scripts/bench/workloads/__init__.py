@@ -10,6 +10,7 @@ from bench.workloads import (
     bursts,
     chat,
     clients,
+    cpu,
     json_output,
     long_prompt,
     memory,
@@ -17,6 +18,7 @@ from bench.workloads import (
     other_cells,
     pool_pressure,
     prefix,
+    priority,
     schedule,
     speculation,
     throughput,
@@ -32,6 +34,8 @@ WORKLOADS: Mapping[str, Callable[[Bench], WorkloadResult]] = {
     "long-prompt": long_prompt.run,
     "bursts": bursts.run,
     "unequal": unequal.run,
+    "priority": priority.run,
+    "cpu": cpu.run,
     "json": json_output.run,
     "speculation": speculation.run,
     "memory": memory.run,
@@ -40,7 +44,7 @@ WORKLOADS: Mapping[str, Callable[[Bench], WorkloadResult]] = {
     "other-cells": other_cells.run,
 }
 
-OURS_ALONE = frozenset({"speculation", "schedule", "pool-pressure", "other-cells"})
+OURS_ALONE = frozenset({"speculation", "priority", "schedule", "pool-pressure", "other-cells"})
 """The workloads that measure no other server, and no variant that can be named."""
 
 QUICK = ("throughput", "chat", "prefix", "mixed", "long-prompt", "bursts", "json", "memory", "schedule")
