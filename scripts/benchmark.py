@@ -98,6 +98,7 @@ class _Run:
         )
         self._model: Path = (arguments.model or made_model(arguments.shape, arguments.quant)).resolve()
         self._prompts = prompts_for(self._model)
+        self._once: frozenset[str] = arguments.once
         self._keys: frozenset[str] = arguments.servers
         self._peers = peers(self._model, arguments.peer_paths, arguments.llama_server_best)
         self._known_options = our_options()
@@ -125,6 +126,7 @@ class _Run:
             keys=self._keys,
             by_clock=self._by_clock,
             prompts=self._prompts,
+            once=self._once,
         )
         self._say(f"{name} ...")
         start = time.perf_counter()
@@ -215,6 +217,13 @@ def _arguments() -> argparse.Namespace:
         metavar="NAME,...",
         help=f"of {', '.join(_ALL_KEYS)}; default: all that are here, with --quick "
         f"{', '.join(sorted(_QUICK_KEYS))}. Workloads pick those of them that say something there",
+    )
+    parser.add_argument(
+        "--once",
+        type=lambda text: frozenset(_names(text, _ALL_KEYS)),
+        default=frozenset(),
+        metavar="NAME,...",
+        help="servers to measure in the first round only, such as one that takes long and decides nothing",
     )
     parser.add_argument("--rounds", type=_positive, metavar="N", help="default 3, with --quick 1")
     parser.add_argument(

@@ -117,7 +117,7 @@ def test_requests_of_a_round_share_just_what_they_should() -> None:
     assert len({ask.prompt[1080:] for ask in first}) == 48
     assert first[0].prompt[:64] != second[0].prompt[:64]
     assert {len(ask.prompt) for ask in first} == {1125}
-    assert len({ask.prompt for ask in chat.asks(RandomPrompts(), chat.FULL, 0)}) == 32
+    assert len({ask.prompt for ask in chat.asks(RandomPrompts(), chat.FULL, 0)}) == 24
 
 
 def test_a_model_that_talks_is_asked_in_prose_of_exact_lengths() -> None:

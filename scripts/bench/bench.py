@@ -38,9 +38,11 @@ class Bench:
         keys: frozenset[str] | None = None,
         by_clock: bool = False,
         prompts: Prompts | None = None,
+        once: frozenset[str] = frozenset(),
     ) -> None:
         """`keys` name the contestants to measure, None: all.
 
+        Those in `once` are measured in the first round only.
         `prompts` are what users write, None: random tokens.
         With `by_clock` interactive requests come at equal intervals, not as a Poisson process.
         """
@@ -54,6 +56,7 @@ class Bench:
         self._known_options = known_options
         self._peers = peers
         self._keys = keys
+        self._once = once
 
     @contextlib.contextmanager
     def server(self, variant: Variant, *options: str, on_line: OnLine | None = None) -> Iterator[Server]:
@@ -108,7 +111,7 @@ class Bench:
         contest: Contest[T] = Contest({who: [] for who in contestants})
         for number in range(self.rounds):
             for who in contestants:
-                if who in contest.runs:
+                if who in contest.runs and not (number and who.key in self._once):
                     self._let_run(contest, who, measure, number)
         if not contest.runs:
             raise LoadFailed("; ".join(contest.failures.values()) or "none of the servers takes part in this")

@@ -27,7 +27,7 @@ class Size:
         return Room(pool_tokens=_POOL_TOKENS, request_tokens=self.prompt_tokens + self.output_tokens)
 
 
-FULL = Size(requests=32, clients=16, prompt_tokens=173, output_tokens=48)
+FULL = Size(requests=24, clients=16, prompt_tokens=173, output_tokens=48)
 QUICK = Size(requests=16, clients=8, prompt_tokens=87, output_tokens=24)
 
 

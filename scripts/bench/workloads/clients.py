@@ -36,8 +36,8 @@ class Size:
         return Room(pool_tokens=_POOL_TOKENS, request_tokens=self.prompt_tokens + self.output_tokens)
 
     def num_requests(self, clients: int) -> int:
-        """Two for each client: prompts are read while others decode."""
-        return max(self.least_requests, 2 * clients)
+        """Three for two clients: prompts are read while others decode."""
+        return max(self.least_requests, 3 * clients // 2)
 
 
 FULL = Size(
@@ -65,7 +65,7 @@ def run(bench: Bench) -> WorkloadResult:
     return WorkloadResult(
         name="clients",
         sizes=f"{', '.join(map(str, counts))} clients, {size.prompt_tokens} + {size.output_tokens} tokens, "
-        f"two requests a client and {size.least_requests} at least",
+        f"three requests for two clients and {size.least_requests} at least",
         goals=tuple(goal for point, line in lines.items() for goal in _goals(contest, point, line)),
         lines=tuple(lines.values()),
         curves=curves({point.clients: line for point, line in lines.items()}),

@@ -6,10 +6,12 @@ Their rate is measured first: a machine that is twice as slow gets half as many,
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
+from typing import TypeVar
 
-from bench.asking import Trace, first_token_times
+from bench.asking import Priority, Trace, first_token_times
 from bench.bench import Bench
 from bench.contest import OURS, Contest
 from bench.contestants import Contestant, Variant
@@ -20,7 +22,6 @@ from bench.stats import Rounds, percentile, ratios
 from bench.timeline import StepLog, Timeline
 from bench.workloads.mixed_load import (
     FULL,
-    POOL_TOKENS,
     QUICK,
     SHORTEST_S,
     Size,
@@ -31,6 +32,8 @@ from bench.workloads.mixed_load import (
     run_both,
     run_window,
 )
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -49,9 +52,10 @@ class OwnPhases:
 class MixedRun:
     both: Window
     own: OwnPhases | None = None
+    """Of our server, in the first round only: they take as long as two windows."""
 
     def ttft_s(self, percent: float) -> float:
-        return percentile(first_token_times(self.both.interactive), percent)
+        return self.both.ttft_s(Priority.INTERACTIVE, percent)
 
     def gap_s(self, percent: float) -> float:
         return percentile([gap for trace in self.both.interactive for gap in trace.gaps_s], percent)
@@ -62,7 +66,7 @@ def run(bench: Bench) -> WorkloadResult:
     size = _paced(bench, QUICK if bench.is_quick else FULL, contestants)
 
     def measure(who: Contestant, number: int) -> MixedRun:
-        phases = _own_phases(bench, size, who, number) if who.key == OURS else None
+        phases = _own_phases(bench, size, who, number) if who.key == OURS and number == 0 else None
         with bench.start(who, size.room) as server:
             return MixedRun(asyncio.run(run_both(bench, size, server, number)), phases)
 
@@ -118,7 +122,7 @@ def timeline(bench: Bench, size: Size) -> Timeline:
     """The steps of one more run, which is not measured, because writing steps down takes time."""
     bench.say("once more, with a log of its steps")
     log = StepLog()
-    options = ("--ctx-size", str(POOL_TOKENS), "--log-level", "debug", "--log-format", "json")
+    options = ("--ctx-size", str(size.pool_tokens), "--log-level", "debug", "--log-format", "json")
     with bench.server(Variant.WHOLE, *options, on_line=log.note) as server:
         window = asyncio.run(run_both(bench, size, server, bench.rounds))
     return log.timeline(window.begin, window.begin + size.shown_s, window.interactive)
@@ -129,8 +133,10 @@ def _lines(contest: Contest[MixedRun]) -> dict[str, Line]:
     at_most, at_least = Direction.AT_MOST, Direction.AT_LEAST
     line = contest.line
     return {
-        "ttft p50": line("interactive TTFT p50", "s", at_most, lambda run: run.ttft_s(50)),
-        "ttft p95": line("interactive TTFT p95", "s", at_most, lambda run: run.ttft_s(95)),
+        **{
+            f"ttft p{p}": line(f"interactive TTFT p{p}", "s", at_most, partial(MixedRun.ttft_s, percent=p))
+            for p in (50, 95, 99)
+        },
         "ttft worst": line("interactive TTFT worst", "s", at_most, lambda run: run.ttft_s(100)),
         "gap p50": line("interactive inter-token latency p50", "s", at_most, lambda run: run.gap_s(50)),
         "gap p95": line("interactive inter-token latency p95", "s", at_most, lambda run: run.gap_s(95)),
@@ -142,7 +148,22 @@ def _lines(contest: Contest[MixedRun]) -> dict[str, Line]:
             lambda run: run.both.output_per_s,
         ),
         "computed": line("computed, both classes", "tok/s", at_least, lambda run: run.both.computed_per_s),
+        **{each.what: each for each in class_lines(contest, lambda run: run.both)},
     }
+
+
+def class_lines(contest: Contest[T], window: Callable[[T], Window]) -> Iterator[Line]:
+    """What users of both classes wait for: batch's first tokens, and whole answers."""
+
+    def line(what: str, figure: Callable[[Window], float]) -> Line:
+        return contest.line(what, "s", Direction.AT_MOST, lambda run: figure(window(run)))
+
+    for p in (50, 95, 99):
+        yield line(f"batch TTFT p{p}", partial(Window.ttft_s, priority=Priority.BATCH, percent=p))
+    for priority in Priority:
+        for p in (50, 95, 99):
+            answer = partial(Window.answer_s, priority=priority, percent=p)
+            yield line(f"{priority.value} whole answer p{p}", answer)
 
 
 def _goals(contest: Contest[MixedRun], lines: dict[str, Line]) -> tuple[Goal, ...]:
@@ -156,7 +177,7 @@ def _goals(contest: Contest[MixedRun], lines: dict[str, Line]) -> tuple[Goal, ..
 def _own_goals(runs: list[MixedRun]) -> tuple[Goal, ...]:
     """The goals against the same server without other load."""
     pairs = [(run, run.own) for run in runs if run.own is not None]
-    p95 = Rounds.of(pairs, lambda pair: pair[0].ttft_s(95))
+    p95 = Rounds.of(runs, lambda run: run.ttft_s(95))
     idle = Rounds.of(pairs, lambda pair: pair[1].idle_p50_s)
     both = Rounds.of(pairs, lambda pair: pair[0].both.computed_per_s)
     alone = Rounds.of(pairs, lambda pair: pair[1].alone.computed_per_s)

@@ -4,19 +4,20 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import math
 import statistics
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from bench.asking import Ask, Priority, Trace
+from bench.asking import Ask, Priority, Trace, first_token_times
 from bench.bench import Bench
 from bench.contestants import Room
 from bench.load import fixed_arrivals, poisson_arrivals
 from bench.prompts import Prompts, about
 from bench.servers import Server
+from bench.stats import percentile
 
-POOL_TOKENS = 8192
 _MARGIN = 1.1
 """Lengths differ from their mean by at most this factor."""
 _PACE = 2.0
@@ -41,11 +42,12 @@ class Size:
     batch_output: int = 100
     short_prompt: int = 33
     short_output: int = 12
+    pool_tokens: int = 8192
 
     @property
     def room(self) -> Room:
         longest = int(_MARGIN * self.batch_prompt + _MARGIN * self.batch_output) + 1
-        return Room(pool_tokens=POOL_TOKENS, request_tokens=longest)
+        return Room(pool_tokens=self.pool_tokens, request_tokens=longest)
 
     def paced(self, request_s: float) -> Size:
         """The load for a model and a machine on which a lone interactive request takes so long.
@@ -63,7 +65,7 @@ class Size:
         )
 
 
-FULL = Size(idle_requests=20, ramp_s=20, window_s=75, shown_s=8)
+FULL = Size(idle_requests=10, ramp_s=10, window_s=40, shown_s=8)
 QUICK = Size(idle_requests=6, ramp_s=0.5, window_s=3, shown_s=2, every_s=0.5)
 
 
@@ -86,6 +88,19 @@ class Window:
     def output_per_s(self) -> float:
         """Output tokens of both classes a second."""
         return self._output(self.batch + self.interactive)
+
+    def traces(self, priority: Priority) -> list[Trace]:
+        return self.interactive if priority is Priority.INTERACTIVE else self.batch
+
+    def ttft_s(self, priority: Priority, percent: float) -> float:
+        """Infinite if nobody got a token, as in `answer_s`."""
+        times = first_token_times(self.traces(priority))
+        return percentile(times, percent) if times else math.inf
+
+    def answer_s(self, priority: Priority, percent: float) -> float:
+        """The time of a whole answer, of those that are complete."""
+        times = [trace.end - trace.arrival for trace in self.traces(priority) if trace.end is not None]
+        return percentile(times, percent) if times else math.inf
 
     @property
     def batch_output_per_s(self) -> float:
