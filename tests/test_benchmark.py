@@ -54,7 +54,7 @@ from benchmark import main
 from openai_cpu_server.contract.request import GenerationRequest, Sampling
 from openai_cpu_server.llama.model.vocabulary import Vocabulary
 from openai_cpu_server.model_source import DemoFiles
-from openai_cpu_server.structured import schema_to_gbnf
+from openai_cpu_server.structured.compiler import schema_to_gbnf
 from tests.tiny_model import SCRIPTS, tiny_model_path
 
 pytestmark = pytest.mark.thorough
