@@ -31,6 +31,10 @@ It bounds its wait where newcomers come without end; one of these then waits for
 """
 
 
+_NOT_WORTH_TELLING_S = 1e-3
+"""By so much a limit must change to be told again; it is less than any step."""
+
+
 class Grant(NamedTuple):
     """The turn is this participant's."""
 
@@ -185,7 +189,7 @@ class Turns:
             return None  # it is about to give the turn back by itself
         until_s = self._deadline_s(holder, now_s)
         interrupts = self._must_interrupt(holder) and not self._has_interrupted
-        if until_s >= self._until_s and not interrupts:
+        if until_s > self._until_s - _NOT_WORTH_TELLING_S and not interrupts:
             return None
         self._until_s = min(until_s, self._until_s)
         self._has_interrupted = self._has_interrupted or interrupts
