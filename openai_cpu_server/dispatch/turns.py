@@ -152,9 +152,11 @@ class Turns:
     def holder(self) -> str | None:
         return self._holder.name if self._holder is not None else None
 
-    def used_s(self, name: str, work: Priority) -> float:
+    def used_s(self, name: str, work: Priority, now_s: float) -> float:
         """The time that the participant has held the turn for work of this class."""
-        return self._participants[name].used_s[work]
+        participant = self._participants[name]
+        is_at_it = participant is self._holder and participant.work is work
+        return participant.used_s[work] + (now_s - self._booked_s if is_at_it else 0.0)
 
     def is_waiting(self, name: str) -> bool:
         """Whether it wants the turn, and another has it."""
