@@ -187,6 +187,9 @@ class FakeBackend:
             failures={slot: failure for slot, (_, failure) in sampled.items() if failure is not None},
         )
 
+    def warm_up(self) -> bool:
+        return True
+
     def interrupt(self) -> None:
         self._interrupted.set()
 

@@ -17,7 +17,7 @@ from openai_cpu_server.contract.messages import (
     StepStarted,
     TokenEvent,
 )
-from openai_cpu_server.contract.request import GenerationRequest
+from openai_cpu_server.contract.request import GenerationRequest, Priority
 from openai_cpu_server.dispatch.death import Death
 from openai_cpu_server.dispatch.embedding import Embedding
 from openai_cpu_server.dispatch.generation import Generation
@@ -86,6 +86,11 @@ class Replay:
     @property
     def num_live(self) -> int:
         return len(self.live)
+
+    @property
+    def best_priority(self) -> Priority | None:
+        """The best priority of the requests that live; None: there are none."""
+        return min((live.request.priority for live in self.live), default=None)
 
     def ready(self, send: Callable[..., None]) -> None:
         """An engine process is ready, and can be sent commands until it dies."""

@@ -10,12 +10,15 @@ from typing import NamedTuple
 
 from openai_cpu_server.contract.cost import CostCurve
 from openai_cpu_server.contract.messages import (
+    ALONE,
     Cancel,
     ClearCache,
     Finish,
     FinishReason,
     Place,
     QueueState,
+    Recall,
+    Sharing,
     StepDone,
     StepFigures,
     StepStarted,
@@ -98,6 +101,11 @@ class EngineCore:
         return self._scheduler.has_work or bool(self._events)
 
     @property
+    def work(self) -> Priority | None:
+        """The best priority of those who wait or run; None: there is nothing to compute."""
+        return self._scheduler.best_priority
+
+    @property
     def is_guessing(self) -> bool:
         """It guesses what steps cost, and could measure it."""
         return self._measure is not None
@@ -135,19 +143,26 @@ class EngineCore:
         except CommandFailed as error:
             self._abandon(command, str(error))
 
-    def is_worth_interrupting(self, command: Work) -> bool:
+    def is_worth_interrupting(self, command: Work | Recall) -> bool:
         """Whether the running step should be thrown away for this command. Any thread."""
         if self._is_measuring:
             return True
-        submit = _submit_of(command)
-        if submit is None or submit.request.priority is not Priority.INTERACTIVE:
-            return False
-        return self._clock() < self._interruptible_until
+        return _is_urgent(command) and self._clock() < self._interruptible_until
 
-    def step(self) -> Iterator[StepStarted | StepDone | QueueState]:
+    def tell(self, sharing: Sharing) -> Iterator[StepDone | QueueState]:
+        """While another engine computes: what needs no computing."""
+        if self._events:
+            events, self._events = tuple(self._events), []
+            yield StepDone(events=events, kv=self._scheduler.kv_stats)
+        yield from self._queue_news(sharing)
+
+    def step(self, sharing: Sharing = ALONE) -> Iterator[StepStarted | StepDone | QueueState]:
         """Compute one step; what happens is yielded when it happens."""
+        # After a step that was thrown away for another model's newcomer a short one: it is not thrown away
+        # too, and makes the next newcomer wait for no long one.
+        is_short = sharing.beside_interactive or self._was_interrupted
         try:
-            step = self._scheduler.schedule()
+            step = self._scheduler.schedule(beside_interactive=is_short)
         except BaseException:  # nobody knows with whom the scheduler could not cope: it may be any of them
             yield StepStarted(ids=tuple(self._outputs))
             raise
@@ -155,7 +170,7 @@ class EngineCore:
         figures = self._compute(step) if step.verbs or step.spans else self._idle_figures(step)
         events, self._events = tuple(self._events), []
         yield StepDone(events=events, kv=self._scheduler.kv_stats, figures=figures)
-        yield from self._queue_news()
+        yield from self._queue_news(sharing)
 
     def save_cache(self, path: str) -> None:
         """End everything and write the prefix cache, if there is one, to a file. Raises OSError."""
@@ -225,11 +240,14 @@ class EngineCore:
             self._announced = news
             yield news
 
-    def _queue_news(self) -> Iterator[QueueState]:
+    def _queue_news(self, sharing: Sharing) -> Iterator[QueueState]:
         if self._scheduler.num_waiting and self._clock() - self._queue_told_at >= _QUEUE_NEWS_S:
             self._queue_told_at = self._clock()
             outlooks = self._scheduler.outlook()
-            places = tuple(Place(o.sequence.request.id, o.position, o.first_token_ms) for o in outlooks)
+            places = tuple(
+                Place(o.sequence.request.id, o.position, sharing.slowdown * o.first_token_ms)
+                for o in outlooks
+            )
             preempted = tuple(sequence.request.id for sequence in self._scheduler.preempted)
             yield QueueState(places=places, preempted=preempted)
 
@@ -324,6 +342,14 @@ def _submit_of(command: Work) -> Submit | None:
     if isinstance(command, Prepared | Refused):
         return command.submit
     return command if isinstance(command, Submit) else None
+
+
+def _is_urgent(command: Work | Recall) -> bool:
+    """Whether an interactive request has come, here or at another engine."""
+    if isinstance(command, Recall):
+        return command.interrupts
+    submit = _submit_of(command)
+    return submit is not None and submit.request.priority is Priority.INTERACTIVE
 
 
 def _refusal(submit: Submit, why: str) -> TokenEvent:

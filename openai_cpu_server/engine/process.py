@@ -23,22 +23,31 @@ from openai_cpu_server.engine.offspring import (
     leave_signals_to_parent,
     wake_at_parents_death,
 )
+from openai_cpu_server.engine.turn import EngineTurn, OwnCores
 from openai_cpu_server.llama.backend import LlamaBackend
 from openai_cpu_server.llama.measure.calibrate import Calibrator
 from openai_cpu_server.observe.logs import set_up_logs
 
 
-def _build(options: EngineOptions, backend: Backend, on_progress: Callable[[float], None]) -> EngineCore:
+def _build(
+    options: EngineOptions, backend: Backend, on_progress: Callable[[float], None], turn: EngineTurn
+) -> EngineCore:
     logging.getLogger().setLevel(options.log_level.upper())
-    core = calibrated(options, backend, on_progress)
+    core = calibrated(options, backend, on_progress, turn)
     if options.cache_file is not None:
         wake_at_parents_death()  # from here on the end of the socket tells it to save its cache and go
     gc.freeze()  # all this stays: the collector need not look at it again between two steps
     return core
 
 
-def calibrated(options: EngineOptions, backend: Backend, on_progress: Callable[[float], None]) -> EngineCore:
+def calibrated(
+    options: EngineOptions,
+    backend: Backend,
+    on_progress: Callable[[float], None],
+    turn: EngineTurn | None = None,
+) -> EngineCore:
     """A core that knows what steps cost from an earlier start, or measures it as `calibrate` says."""
+    turn = turn or OwnCores()
     if options.cost_dir is None:
         return build_core(options, backend, None)
     is_due = options.calibrate == "start"
@@ -47,7 +56,8 @@ def calibrated(options: EngineOptions, backend: Backend, on_progress: Callable[[
     )
     curve = calibrator.known()
     if curve is None and is_due:
-        curve = calibrator.measure()
+        # Where others compute too this may end early: it goes on when nobody wants anything.
+        curve = calibrator.measure(lambda: turn.is_wanted)
     may_measure = options.calibrate != "never"
     return build_core(options, backend, curve, calibrator.measure if may_measure else None)
 
@@ -57,7 +67,7 @@ def main() -> None:
     die_with_parent()
     set_up_logs("info", "json" if sys.argv[1] == "json" else "console")
     channel = EngineChannel(socket.socket(fileno=int(sys.argv[2])))
-    run_engine(channel, load=LlamaBackend.load, build_core=_build)
+    run_engine(channel, load=LlamaBackend.load_cold, build_core=_build)
 
 
 if __name__ == "__main__":

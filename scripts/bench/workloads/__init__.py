@@ -14,6 +14,7 @@ from bench.workloads import (
     long_prompt,
     memory,
     mixed,
+    neighbours,
     other_cells,
     pool_pressure,
     prefix,
@@ -38,9 +39,10 @@ WORKLOADS: Mapping[str, Callable[[Bench], WorkloadResult]] = {
     "schedule": schedule.run,
     "pool-pressure": pool_pressure.run,
     "other-cells": other_cells.run,
+    "neighbours": neighbours.run,
 }
 
-OURS_ALONE = frozenset({"speculation", "schedule", "pool-pressure", "other-cells"})
+OURS_ALONE = frozenset({"speculation", "schedule", "pool-pressure", "other-cells", "neighbours"})
 """The workloads that measure no other server, and no variant that can be named."""
 
 QUICK = ("throughput", "chat", "prefix", "mixed", "long-prompt", "bursts", "json", "memory", "schedule")
