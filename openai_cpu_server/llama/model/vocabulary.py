@@ -7,10 +7,9 @@ import functools
 from pathlib import Path
 from types import TracebackType
 
-import llama_cpp
-
 from openai_cpu_server.contract.model_info import FimTokens, Marks
 from openai_cpu_server.errors import InvalidRequest, StartupError
+from openai_cpu_server.llama.bindings import llama_cpp
 from openai_cpu_server.llama.gguf.header import GgufHeader
 from openai_cpu_server.llama.model.model import Model
 
