@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import platform
+from importlib.metadata import version
 from pathlib import Path
 
 import msgspec
@@ -56,7 +57,7 @@ class MachineFacts(msgspec.Struct, frozen=True, kw_only=True):
             cpu=cpu_info.get("model name") or platform.processor() or platform.machine(),
             cpu_flags=hashlib.sha256(flags.encode()).hexdigest()[:16],
             features=llama_cpp.llama_print_system_info().decode("utf-8", "replace").strip(" |"),
-            library=str(llama_cpp.__version__),
+            library=version("llama-cpp-python"),
             cores=psutil.cpu_count() or 1,
             usable_cores=Machine().num_threads(),
         )
