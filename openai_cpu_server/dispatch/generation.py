@@ -7,12 +7,12 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from types import TracebackType
 
 from openai_cpu_server.contract.engine import Timings
-from openai_cpu_server.contract.messages import Finish, FinishReason, Place, TokenEvent
+from openai_cpu_server.contract.messages import Finish, FinishReason, ModelLoading, Place, TokenEvent
 from openai_cpu_server.contract.request import GenerationRequest
 from openai_cpu_server.dispatch.backlog import Backlog
 from openai_cpu_server.errors import GenerationFailed, ReaderTooSlow, ServerError
 
-_Arrived = tuple[TokenEvent | Place | ServerError, float]
+_Arrived = tuple[TokenEvent | Place | ModelLoading | ServerError, float]
 """What the engine told, and when it came in."""
 
 
@@ -104,8 +104,9 @@ class Generation:
             if isinstance(item, TokenEvent):
                 yield item
 
-    async def progress(self) -> AsyncIterator[TokenEvent | Place]:
-        """Its events and, while it waits as a whole, its place in the queue now and then."""
+    async def progress(self) -> AsyncIterator[TokenEvent | Place | ModelLoading]:
+        """Its events and, while it waits as a whole, now and then its place in the queue, or how far the
+        model that it waits for is loaded."""
         while self._unfinished or not self._queue.empty():
             item, self.arrived_s = await self._queue.get()
             if isinstance(item, ServerError):
@@ -139,6 +140,9 @@ class Generation:
     def wait_at(self, place: Place) -> None:
         self._put(place)
 
+    def wait_for_model(self, loading: ModelLoading) -> None:
+        self._put(loading)
+
     def push(self, event: TokenEvent) -> None:
         self._clocking.start()
         if event.tokens or event.finish is not None:
@@ -164,7 +168,7 @@ class Generation:
         self._leave(request_id)
         self._put(error)
 
-    def _put(self, item: TokenEvent | Place | ServerError) -> None:
+    def _put(self, item: TokenEvent | Place | ModelLoading | ServerError) -> None:
         self._queue.put_nowait((item, self._clock()))
 
     def _leave(self, request_id: str) -> None:

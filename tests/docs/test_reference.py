@@ -62,7 +62,7 @@ def test_every_error_is_there() -> None:
 
 def test_every_metric_is_there() -> None:
     watch = Watch.new(model="m")
-    watch.metrics.add(EngineGauges(new_engine()))
+    watch.metrics.add(EngineGauges(lambda: [("m", new_engine())]))
     families = text_string_to_metric_families(watch.metrics.page().decode())
     names = {family.name + "_total" * (family.type == "counter") for family in families}
     assert set(first_cells("metrics.md")) >= names

@@ -83,6 +83,8 @@ class GenerationRoute(Generic[B]):
             generation = chosen.model.engine.generate(call.requests)
         except ServerError:
             await lease.refund()
+            if not self._models.is_current(chosen.model):  # replaced meanwhile, maybe with other tokens
+                return await self.begin(data, sender, ticket, lease)
             raise
         self._limit_time(ticket, call, generation)
         return Running(call, generation, chosen.model, ticket=ticket, lease=lease)
