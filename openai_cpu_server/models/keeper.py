@@ -4,7 +4,6 @@ way."""
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 import time
 from collections.abc import Callable, Iterator
@@ -198,13 +197,22 @@ class ModelKeeper:
             while True:
                 async with self._turn:
                     await self._look()
-                is_wanted = any(model.wanted_s is not None for model in self._models)
-                with contextlib.suppress(asyncio.TimeoutError):
-                    await asyncio.wait_for(self._news.wait(), _LOOK_SOON_S if is_wanted else _LOOK_S)
-                self._news.clear()
+                await self._wait_for_news()
         finally:
             for task in self._loads:
                 task.cancel()
+
+    async def _wait_for_news(self) -> None:
+        """Not for ever: that a model is idle, and that one has ended its work, nobody tells."""
+        is_wanted = any(model.wanted_s is not None for model in self._models)
+        delay_s = _LOOK_SOON_S if is_wanted else _LOOK_S
+        # Not `wait_for`, which can swallow a cancellation before Python 3.12.
+        alarm = asyncio.get_running_loop().call_later(delay_s, self._news.set)
+        try:
+            await self._news.wait()
+        finally:
+            alarm.cancel()
+        self._news.clear()
 
     def _want(self, model: Kept) -> None:
         if model.wanted_s is None:
