@@ -110,16 +110,20 @@ def test_by_hand() -> None:
             assert post(server, "/v1/models/one/unload").json()["error"]["code"] == "model_in_use"
 
 
-def test_the_budget_has_room_for_one_at_a_time() -> None:
-    with serving(*TWO, "--memory", "250") as server:
+def test_the_budget_has_room_for_one_at_a_time(tmp_path: Path) -> None:
+    config = tmp_path / "c.toml"
+    config.write_text(f'[models.large]\nsource = "{TINY}"\nctx_size = 1000000\n')
+    with serving(*TWO, "--memory", "250", "--config", str(config)) as server:
         alone = answer(server, "one")
         for name in ("two", "one", "two"):
             assert answer(server, name) == alone
             assert num_engines(server) == 1
-    with serving(*TWO, "--memory", "100") as server_of_nothing:
-        refused = httpx.post(server_of_nothing.url + "/v1/completions", json={**QUESTION, "model": "two"})
+        refused = httpx.post(server.url + "/v1/completions", json={**QUESTION, "model": "large"})
         assert refused.status_code == 503
-        assert "KV cells" in refused.text
+        assert "the model 'large' needs" in refused.text
+        assert card(server, "large")["state"] == "failed"
+        by_hand = post(server, "/v1/models/large/load").json()["error"]
+        assert by_hand["code"] == "model_does_not_fit"
 
 
 def test_a_file_that_changed_takes_over_without_a_lost_request(tmp_path: Path) -> None:
