@@ -39,6 +39,7 @@ from openai_cpu_server.api.routes.model_keeping import (
     ModelKeepingRoutes,
 )
 from openai_cpu_server.api.routes.models import ModelRoutes
+from openai_cpu_server.api.routes.pooling import EMBEDDINGS, RERANKING, PoolingRoute
 from openai_cpu_server.api.routes.requests import RequestRoutes
 from openai_cpu_server.api.routes.stats import StatsRoutes
 from openai_cpu_server.api.routes.tokens import TokenRoutes
@@ -77,12 +78,17 @@ def create_api(
     limits = limits or RateLimits(Meter.open(None))
     chat = GenerationRoute(ChatFamily(), models, options)
     completions = GenerationRoute(CompletionFamily(), models, options)
-    generation: dict[str, GenerationRoute[Any]] = {
+    embeddings = PoolingRoute(EMBEDDINGS, models, options)
+    reranking = PoolingRoute(RERANKING, models, options)
+    row_routes: dict[str, GenerationRoute[Any] | PoolingRoute[Any]] = {
         "/v1/chat/completions": chat,
         "/v1/completions": completions,
+        "/v1/embeddings": embeddings,
+        "/v1/rerank": reranking,
     }
     routes: list[BaseRoute] = [
-        *(Route(path, route.create, methods=["POST"]) for path, route in generation.items()),
+        *(Route(path, route.create, methods=["POST"]) for path, route in row_routes.items()),
+        *(Route(path, reranking.create, methods=["POST"]) for path in ("/rerank", "/v2/rerank")),
         *_keeping_routes(models, keeping or AlwaysLoaded()),
         *_routes(models, options),
         *_watching_routes(models, watch),
@@ -99,7 +105,7 @@ def create_api(
         lifespan=lifespan,
     )
     app.router.redirect_slashes = False
-    return Api(app, RowRunner(generation, keys=keys, endings=endings))
+    return Api(app, RowRunner(row_routes, keys=keys, endings=endings))
 
 
 def _gates(options: ApiOptions, keys: KeyRing, limits: RateLimits, endings: Endings) -> list[Middleware]:

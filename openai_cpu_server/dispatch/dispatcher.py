@@ -6,6 +6,7 @@ import asyncio
 import time
 from collections.abc import Callable, Sequence
 
+from openai_cpu_server.contract.embedding import EmbedRequest
 from openai_cpu_server.contract.engine import (
     EngineState,
     EngineStatus,
@@ -14,8 +15,9 @@ from openai_cpu_server.contract.engine import (
     unavailable,
 )
 from openai_cpu_server.contract.messages import ClearCache, KVStats, ModelLoading
-from openai_cpu_server.contract.model_info import ModelInfo
+from openai_cpu_server.contract.model_info import ModelInfo, ModelKind
 from openai_cpu_server.contract.request import GenerationRequest, Priority
+from openai_cpu_server.dispatch.embedding import Embedding
 from openai_cpu_server.dispatch.generation import Generation
 from openai_cpu_server.dispatch.queue_room import wait_until_left_s
 from openai_cpu_server.dispatch.replay import Replay, Totals
@@ -76,7 +78,9 @@ class Dispatcher:
         return self._is_draining or self._supervisor.state is EngineState.STOPPED
 
     def generate(self, requests: Sequence[GenerationRequest]) -> Generation:
-        self._require_engine()
+        info = self._serving()
+        if info.kind is not ModelKind.GENERATES:
+            raise _wrong_kind(info, "generate text")
         self._check_queue(requests[0].priority, len(requests))
         generation = Generation(
             requests, cancel=self._replay.cancel, clock=self._clock, max_held_bytes=self._max_held_bytes
@@ -85,6 +89,16 @@ class Dispatcher:
         if self.state in (EngineState.ASLEEP, EngineState.LOADING):
             generation.wait_for_model(ModelLoading(self._supervisor.start.loaded))
         return generation
+
+    def embed(self, request: EmbedRequest) -> Embedding:
+        info = self._serving()
+        if info.kind is ModelKind.GENERATES:
+            raise _wrong_kind(info, "embed")
+        _check_inputs(request, info.max_input_tokens)
+        self._check_queue(request.priority, 1)
+        embedding = Embedding(request, cancel=self._replay.cancel, clock=self._clock)
+        self._replay.accept_inputs(request, embedding)
+        return embedding
 
     def cancel(self, name: str) -> bool:
         call = self._replay.live.call_of(name)
@@ -214,15 +228,18 @@ class Dispatcher:
         supervisor, not_loaded = self._supervisor, (EngineState.ASLEEP, EngineState.LOADING)
         return supervisor.info is not None and supervisor.state not in not_loaded
 
-    def _require_engine(self) -> None:
-        """Raises EngineUnavailable, or what `on_wanted` raises."""
-        state = self.state
-        if state in (EngineState.READY, EngineState.RESTARTING):
-            return
-        if self._is_draining or state is EngineState.STOPPED or self.on_wanted is None:
+    def _serving(self) -> ModelInfo:
+        """The facts about the model, which is wanted. Raises EngineUnavailable where nothing is accepted, or
+        what `on_wanted` raises."""
+        state, info = self.state, self.info
+        if state in (EngineState.READY, EngineState.RESTARTING) and info is not None:
+            return info
+        is_ending = self._is_draining or state is EngineState.STOPPED
+        if is_ending or self.on_wanted is None or info is None:
             raise unavailable(self.status())
         if state is not EngineState.LOADING:
             self.on_wanted()
+        return info
 
     def _check_queue(self, priority: Priority, num_new: int) -> None:
         if num_new > self._max_queue:
@@ -234,3 +251,15 @@ class Dispatcher:
         if num_over > 0:
             expected = live.expected_waits_s(priority, self._clock())
             raise QueueFull(waiting, retry_after_s=wait_until_left_s(expected, num_over))
+
+
+def _wrong_kind(info: ModelInfo, wanted: str) -> InvalidRequest:
+    message = f"This model does not {wanted}: it {info.kind.value}."
+    return InvalidRequest(message, param="model", code="wrong_model_kind")
+
+
+def _check_inputs(request: EmbedRequest, limit: int) -> None:
+    for number, tokens in enumerate(request.inputs):
+        if not 1 <= len(tokens) <= limit:
+            message = f"Input {number} has {len(tokens)} tokens; this model takes 1 to {limit}."
+            raise InvalidRequest(message, param="input", code="context_length_exceeded")

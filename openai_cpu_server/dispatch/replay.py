@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Sequence
 
 import msgspec
 
+from openai_cpu_server.contract.embedding import Embedded, EmbedRequest
 from openai_cpu_server.contract.engine import RequestState
 from openai_cpu_server.contract.messages import (
     Cancel,
@@ -17,8 +18,9 @@ from openai_cpu_server.contract.messages import (
     StepStarted,
     TokenEvent,
 )
-from openai_cpu_server.contract.request import GenerationRequest
+from openai_cpu_server.contract.request import GenerationRequest, Priority
 from openai_cpu_server.dispatch.death import Death
+from openai_cpu_server.dispatch.embedding import Embedding
 from openai_cpu_server.dispatch.generation import Generation
 from openai_cpu_server.dispatch.live import Live
 from openai_cpu_server.dispatch.live_requests import LiveRequests
@@ -58,6 +60,13 @@ class Replay:
         self.totals.prompt_tokens += sum(map(len, {request.tokens for request in requests}))
         self._send_due()
 
+    def accept_inputs(self, request: EmbedRequest, embedding: Embedding) -> None:
+        """The inputs of one API call."""
+        self.live.add(Live(request, embedding, self._clock()))
+        self.totals.requests += 1
+        self.totals.prompt_tokens += request.num_tokens
+        self._send_due()
+
     def cancel(self, *request_ids: str) -> None:
         """The engine is not to compute them any more. Who reads them knows, or is still to be told."""
         for request_id in request_ids:
@@ -69,7 +78,7 @@ class Replay:
         """`error` makes a new one for each, for each is raised somewhere else."""
         for live in requests:
             self._forget(live.request.id)
-            live.generation.fail(live.request.id, error())
+            live.answer.fail(live.request.id, error())
 
     @property
     def last_use_s(self) -> float:
@@ -82,8 +91,8 @@ class Replay:
 
     def tell_of_loading(self, fraction: float) -> None:
         """Tells all who wait for the model."""
-        for generation in self.live.calls():
-            generation.wait_for_model(ModelLoading(fraction))
+        for answer in self.live.answers():
+            answer.wait_for_model(ModelLoading(fraction))
 
     # -- for the supervisor ------------------------------------------------------------------------------
 
@@ -95,6 +104,11 @@ class Replay:
     @property
     def num_live(self) -> int:
         return len(self.live)
+
+    @property
+    def best_priority(self) -> Priority | None:
+        """The best priority of the requests that live; None: there are none."""
+        return min((live.request.priority for live in self.live), default=None)
 
     def ready(self, send: Callable[..., None]) -> None:
         """An engine process is ready, and can be sent commands until it dies."""
@@ -110,17 +124,19 @@ class Replay:
         match event:
             case StepStarted(ids=ids):
                 for live in self.live.computing(ids):
-                    live.generation.start()
+                    live.answer.start()
             case Handling(id=request_id):
                 self.live.handling(request_id)
-            case StepDone(events=events):
+            case StepDone(events=events, embedded=embedded):
                 for token_event in events:
                     self._deliver(token_event)
+                for vectors in embedded:
+                    self._deliver_vectors(vectors)
                 self._send_due()
             case QueueState(places=places, preempted=preempted):
                 self.live.preempted(preempted)
-                for generation, place in self.live.waiting(places, self._clock()).items():
-                    generation.wait_at(place)
+                for answer, place in self.live.waiting(places, self._clock()).items():
+                    answer.wait_at(place)
 
     def died(self, death: Death) -> bool:
         """Whether the search for a culprit needed this death, and has come closer to it."""
@@ -150,10 +166,20 @@ class Replay:
             return  # cancelled while this was on its way
         self.live.advanced(event)
         self._recovery.is_back(event.id)
-        live.generation.push(event)
+        assert isinstance(live.answer, Generation)
+        live.answer.push(event)
         if event.finish is not None:
             self._last_use_s = self._clock()
             self.totals.output_tokens += event.finish.output_tokens
+
+    def _deliver_vectors(self, event: Embedded) -> None:
+        live = self.live.get(event.id)
+        if live is None:
+            return  # cancelled while this was on its way
+        self.live.embedded(event)
+        self._recovery.is_back(event.id)
+        assert isinstance(live.answer, Embedding)
+        live.answer.push(event)
 
     def _forget(self, request_id: str) -> None:
         self.live.remove(request_id)

@@ -10,12 +10,15 @@ from typing import NamedTuple
 
 from openai_cpu_server.contract.cost import CostCurve
 from openai_cpu_server.contract.messages import (
+    ALONE,
     Cancel,
     ClearCache,
     Finish,
     FinishReason,
     Place,
     QueueState,
+    Recall,
+    Sharing,
     StepDone,
     StepFigures,
     StepStarted,
@@ -32,8 +35,8 @@ from openai_cpu_server.scheduler.scheduler import Scheduler
 from openai_cpu_server.scheduler.sequence import Sequence, Status
 from openai_cpu_server.scheduler.spans import Advance
 
-_QUEUE_NEWS_S = 0.5
-_NEVER = float("-inf")
+QUEUE_NEWS_S = 0.5
+NEVER = float("-inf")
 _SHORT_MS = 128.0
 """Steps up to this are not told how long they may take: every engine is given more time than that."""
 
@@ -85,10 +88,10 @@ class EngineCore:
         """They have a slot, and were in no step since they got it."""
         self._events: list[TokenEvent] = []
         """Events of the step that is being built."""
-        self._interruptible_until = _NEVER
+        self._interruptible_until = NEVER
         """Read by the reader thread while a step runs."""
         self._was_interrupted = False
-        self._queue_told_at = _NEVER
+        self._queue_told_at = NEVER
         self._num_forced = 0
         """Output tokens that no figures have told of yet."""
         self._preemptions_told = 0
@@ -96,6 +99,11 @@ class EngineCore:
     @property
     def has_work(self) -> bool:
         return self._scheduler.has_work or bool(self._events)
+
+    @property
+    def work(self) -> Priority | None:
+        """The best priority of those who wait or run; None: there is nothing to compute."""
+        return self._scheduler.best_priority
 
     @property
     def is_guessing(self) -> bool:
@@ -115,12 +123,15 @@ class EngineCore:
 
     def prepare(self, submit: Submit) -> Prepared | Refused:
         """Compile a request's constraint, and find what its output begins with. Any thread."""
-        needed, limit = submit.request.total_tokens, self._backend.info.context_limit
+        request = submit.request
+        if not isinstance(request, GenerationRequest):
+            return Refused(submit, "does not go with a model that generates text")
+        needed, limit = request.total_tokens, self._backend.info.context_limit
         if needed > limit:
             return Refused(submit, f"needs {needed} tokens of {limit}")
         try:
             with contained():
-                return Prepared(submit, self._beginning(submit))
+                return Prepared(submit, self._beginning(request, submit.output))
         except CommandFailed as error:
             return Refused(submit, str(error))
 
@@ -132,19 +143,27 @@ class EngineCore:
         except CommandFailed as error:
             self._abandon(command, str(error))
 
-    def is_worth_interrupting(self, command: Work) -> bool:
+    def is_worth_interrupting(self, command: Work | Recall) -> bool:
         """Whether the running step should be thrown away for this command. Any thread."""
         if self._is_measuring:
             return True
-        submit = _submit_of(command)
-        if submit is None or submit.request.priority is not Priority.INTERACTIVE:
-            return False
-        return self._clock() < self._interruptible_until
+        return is_urgent(command) and self._clock() < self._interruptible_until
 
-    def step(self) -> Iterator[StepStarted | StepDone | QueueState]:
+    def tell(self, sharing: Sharing) -> Iterator[StepDone | QueueState]:
+        """While another engine computes: what needs no computing."""
+        if self._events:
+            events, self._events = tuple(self._events), []
+            yield StepDone(events=events, kv=self._scheduler.kv_stats)
+        yield from self._queue_news(sharing)
+
+    def step(self, sharing: Sharing = ALONE) -> Iterator[StepStarted | StepDone | QueueState]:
         """Compute one step; what happens is yielded when it happens."""
+        # After a step that was thrown away for another model's newcomer comes a short one: it is not thrown
+        # away too, and the next newcomer waits for no long one.
+        is_repeated = self._was_interrupted and self.work is Priority.BATCH
+        is_short = sharing.beside_interactive or is_repeated
         try:
-            step = self._scheduler.schedule()
+            step = self._scheduler.schedule(beside_interactive=is_short)
         except BaseException:  # nobody knows with whom the scheduler could not cope: it may be any of them
             yield StepStarted(ids=tuple(self._outputs))
             raise
@@ -152,7 +171,7 @@ class EngineCore:
         figures = self._compute(step) if step.verbs or step.spans else self._idle_figures(step)
         events, self._events = tuple(self._events), []
         yield StepDone(events=events, kv=self._scheduler.kv_stats, figures=figures)
-        yield from self._queue_news()
+        yield from self._queue_news(sharing)
 
     def save_cache(self, path: str) -> None:
         """End everything and write the prefix cache, if there is one, to a file. Raises OSError."""
@@ -167,7 +186,7 @@ class EngineCore:
         started, predicted_ms = self._clock(), self._scheduler.predicted_ms(step)
         self._interruptible_until = self._until(step, started + predicted_ms / 1000)
         result = self._backend.execute(step)
-        self._interruptible_until = _NEVER
+        self._interruptible_until = NEVER
         self._was_interrupted = result.interrupted
         elapsed_ms = 1000 * (self._clock() - started)
         participants = self._scheduler.participants(step)
@@ -182,7 +201,7 @@ class EngineCore:
         Never are two in a row, so at most half of the work is wasted.
         """
         if self._was_interrupted or not self._scheduler.may_interrupt(step):
-            return _NEVER
+            return NEVER
         return expected_end - self._preempt_threshold_s
 
     def _apply(self, step: Step, result: StepResult, elapsed_ms: float) -> None:
@@ -217,16 +236,19 @@ class EngineCore:
         opened = dict.fromkeys([*self._opened, *self._scheduler.newcomers(step)])
         self._opened = [s for s in opened if s.status is Status.RUNNING and s not in computed]
         ids = tuple(sequence.request.id for sequence in [*computed, *self._opened])
-        news = StepStarted(ids=ids, expected_ms=_bound_ms(self._scheduler.predicted_ms(step)))
+        news = StepStarted(ids=ids, expected_ms=bound_ms(self._scheduler.predicted_ms(step)))
         if news != self._announced:
             self._announced = news
             yield news
 
-    def _queue_news(self) -> Iterator[QueueState]:
-        if self._scheduler.num_waiting and self._clock() - self._queue_told_at >= _QUEUE_NEWS_S:
+    def _queue_news(self, sharing: Sharing) -> Iterator[QueueState]:
+        if self._scheduler.num_waiting and self._clock() - self._queue_told_at >= QUEUE_NEWS_S:
             self._queue_told_at = self._clock()
             outlooks = self._scheduler.outlook()
-            places = tuple(Place(o.sequence.request.id, o.position, o.first_token_ms) for o in outlooks)
+            places = tuple(
+                Place(o.sequence.request.id, o.position, sharing.slowdown * o.first_token_ms)
+                for o in outlooks
+            )
             preempted = tuple(sequence.request.id for sequence in self._scheduler.preempted)
             yield QueueState(places=places, preempted=preempted)
 
@@ -234,8 +256,8 @@ class EngineCore:
         match command:
             case Submit():
                 self._handle(self.prepare(command))
-            case Prepared(submit=submit, beginning=beginning):
-                self._accept(submit.request, submit.output, beginning)
+            case Prepared(Submit(request=GenerationRequest() as request, output=output), beginning):
+                self._accept(request, output, beginning)
             case Refused(submit=submit, why=why):
                 self._events.append(_refusal(submit, why))
             case Cancel(id=request_id):
@@ -245,7 +267,7 @@ class EngineCore:
 
     def _abandon(self, command: Work, why: str) -> None:
         """Nothing stays of the request, however far the command had come."""
-        submit = _submit_of(command)
+        submit = submit_of(command)
         request_id = submit.request.id if submit else command.id if isinstance(command, Cancel) else ""
         self._outputs.pop(request_id, None)
         sequence = self._scheduler.get(request_id)
@@ -254,20 +276,19 @@ class EngineCore:
         if submit is not None:
             self._events.append(_refusal(submit, why))
         elif sequence is not None:
-            self._events.append(_failure(request_id, why, sequence.num_output))
+            self._events.append(failure(request_id, why, sequence.num_output))
 
-    def _beginning(self, submit: Submit) -> tuple[int, ...]:
+    def _beginning(self, request: GenerationRequest, output: tuple[int, ...]) -> tuple[int, ...]:
         """What the constraint forces before anything is sampled, to be computed with the prompt.
 
         Nothing where tokens are scored one by one. Raises `ConstraintFailed`.
         """
-        request = submit.request
         if request.constraint is None:
             return ()
-        forced = self._backend.forced(request.constraint, submit.output)
+        forced = self._backend.forced(request.constraint, output)
         if request.top_logprobs is not None or request.prompt_logprobs:
             return ()
-        return forced[: max(0, request.max_tokens - len(submit.output))]
+        return forced[: max(0, request.max_tokens - len(output))]
 
     def _accept(
         self, request: GenerationRequest, output: tuple[int, ...], beginning: tuple[int, ...]
@@ -311,23 +332,31 @@ class EngineCore:
             self._scheduler.finish(sequence)
 
 
-def _bound_ms(predicted_ms: float) -> float:
+def bound_ms(predicted_ms: float) -> float:
     """Rounded up to a power of two, so that a time that grows a little with every step is seldom news; 0 if
     it is short."""
     return 2.0 ** math.ceil(math.log2(predicted_ms)) if predicted_ms > _SHORT_MS else 0.0
 
 
-def _submit_of(command: Work) -> Submit | None:
+def submit_of(command: Work) -> Submit | None:
     """The request that a command brings, if it brings one."""
     if isinstance(command, Prepared | Refused):
         return command.submit
     return command if isinstance(command, Submit) else None
 
 
+def is_urgent(command: Work | Recall) -> bool:
+    """Whether an interactive request has come, here or at another engine."""
+    if isinstance(command, Recall):
+        return command.interrupts
+    submit = submit_of(command)
+    return submit is not None and submit.request.priority is Priority.INTERACTIVE
+
+
 def _refusal(submit: Submit, why: str) -> TokenEvent:
-    return _failure(submit.request.id, why, len(submit.output))
+    return failure(submit.request.id, why, len(submit.output))
 
 
-def _failure(request_id: str, why: str, output_tokens: int) -> TokenEvent:
+def failure(request_id: str, why: str, output_tokens: int) -> TokenEvent:
     finish = Finish(reason=FinishReason.ERROR, output_tokens=output_tokens, error=why)
     return TokenEvent(id=request_id, finish=finish)

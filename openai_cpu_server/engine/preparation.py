@@ -10,6 +10,7 @@ from queue import PriorityQueue
 from types import TracebackType
 
 from openai_cpu_server.contract.messages import Cancel, ClearCache, Handling, Submit
+from openai_cpu_server.contract.request import GenerationRequest
 from openai_cpu_server.engine.core import Prepared, Refused, Work
 
 _END = (-1, 0, None)
@@ -54,7 +55,7 @@ class Preparation:
     def take(self, command: Submit | Cancel | ClearCache) -> None:
         """Never blocks for long."""
         match command:
-            case Submit(request=request) if request.constraint is not None:
+            case Submit(request=GenerationRequest() as request) if request.constraint is not None:
                 with self._lock:
                     self._cancelled[request.id] = False
                 self._queue.put((request.priority, next(self._numbers), command))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import NoReturn
 
-from openai_cpu_server.contract.model_info import FimTokens
+from openai_cpu_server.contract.model_info import FimTokens, Marks
 from openai_cpu_server.errors import EngineUnavailable
 
 _AGAIN_S = 10
@@ -42,6 +42,14 @@ class NoTokenizer:
 
     @property
     def fim(self) -> FimTokens | None:
+        return None
+
+    @property
+    def marks(self) -> Marks:
+        return Marks()
+
+    @property
+    def rerank_template(self) -> str | None:
         return None
 
     def encode(self, text: str, *, add_special: bool, parse_special: bool) -> list[int]:

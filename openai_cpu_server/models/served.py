@@ -10,6 +10,7 @@ from openai_cpu_server.models.chat_prompts import ChatPrompts
 from openai_cpu_server.models.grammars import Grammars
 from openai_cpu_server.models.pieces import Pieces
 from openai_cpu_server.prompt.chat_template import ChatTemplate
+from openai_cpu_server.prompt.rerank_template import rerank_template
 from openai_cpu_server.prompt.tool_formats import ToolFormat
 from openai_cpu_server.structured import Whitespace
 
@@ -39,15 +40,17 @@ class ServedModel:
         executed. `whitespace`: what the model may write in JSON output. `may_retry`: it has failed, and a
         request may make it try again. `quantisation`: what its file states, such as `q4_k_m`.
         """
-        self.kind = kind
         self.quantisation = quantisation
         self._may_retry = may_retry
         self.names = names
         self.created = created
         self.engine = engine
+        self.kind = kind
         self.tokenizer = tokenizer
         self.tool_format = tool_format
         self.prompts = ChatPrompts(template, tokenizer, tool_format)
+        self.rerank_template = rerank_template(tokenizer.rerank_template, template)
+        """The template of a reranker that answers yes or no; None: it is none."""
         self.grammars = Grammars(check_grammar, whitespace)
         self.pieces = Pieces(tokenizer)
 

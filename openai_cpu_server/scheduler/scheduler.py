@@ -94,6 +94,8 @@ class Scheduler:
         )
         self._claims = Claims(self._memory, self._admission)
         self._sequences: dict[str, Sequence] = {}
+        self._counts = dict.fromkeys(Priority, 0)
+        """The number of sequences of each priority."""
         self._arrivals = 0
         self._arrived: list[Sequence] = []
         """The sequences that came since the last step was made."""
@@ -105,6 +107,11 @@ class Scheduler:
     @property
     def has_work(self) -> bool:
         return bool(self._sequences) or self._memory.has_verbs
+
+    @property
+    def best_priority(self) -> Priority | None:
+        """The best priority of all sequences, waiting or running; None: there are none."""
+        return next((priority for priority in Priority if self._counts[priority]), None)
 
     @property
     def kv_stats(self) -> KVStats:
@@ -176,6 +183,7 @@ class Scheduler:
         self._arrivals += 1
         self._arrived.append(sequence)
         self._sequences[request.id] = sequence
+        self._counts[request.priority] += 1
         self._waiting.enter(sequence)
         return sequence
 
@@ -194,6 +202,7 @@ class Scheduler:
         if self._speculator is not None:
             self._speculator.forget(sequence)
         del self._sequences[sequence.request.id]
+        self._counts[sequence.request.priority] -= 1
 
     def clear_cache(self) -> None:
         """Forget all saved blocks but those that are pinned."""
@@ -201,12 +210,16 @@ class Scheduler:
 
     # -- deciding --------------------------------------------------------------------------------------
 
-    def schedule(self) -> Step:
-        """The next step; it has no spans if there is nothing to compute."""
+    def schedule(self, *, beside_interactive: bool = False) -> Step:
+        """The next step; it has no spans if there is nothing to compute.
+
+        `beside_interactive`: interactive work of another model waits meanwhile, and the step is as short as
+        beside interactive work of this one.
+        """
         if self._is_continuous or not self._memory.running:
             self._admission.admit()
         prices = self._prices
-        spans = self._composed(prices)
+        spans = self._composed(prices, beside_interactive=beside_interactive)
         if self._speculator is not None:
             limits = self._claims.draft_limits(spans)
             self._drafts = self._speculator.drafts(self._plan, prices, limits)
@@ -214,12 +227,14 @@ class Scheduler:
         self._composer.account(self._plan, prices.ms(self._plan), self._memory.running.values())
         return Step(self._memory.take_verbs(), spans, self._padding(prices, self._plan.num_tokens))
 
-    def _composed(self, prices: StepPrices) -> tuple[Span, ...]:
+    def _composed(self, prices: StepPrices, *, beside_interactive: bool) -> tuple[Span, ...]:
         """The spans of the next step without drafts; it keeps their plan."""
         running = self._admission.running_in_order()
         has_newcomer = any(map(_is_newcomer, self._arrived))
         self._arrived.clear()
-        plan = self._composer.compose(running, self._room, prices, has_newcomer=has_newcomer)
+        plan = self._composer.compose(
+            running, self._room, prices, has_newcomer=has_newcomer, beside_interactive=beside_interactive
+        )
         spans = self._claims.spans(plan)
         self._plan = plan.limited_to({self._memory.running[s.slot]: len(s.tokens) for s in spans})
         return spans

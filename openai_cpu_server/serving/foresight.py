@@ -128,5 +128,5 @@ def _info(
         can_trim=False,
         kind=kind,
         embedding_size=(1 if kind is ModelKind.RERANKS else width) if embeds else 0,
-        max_input_tokens=trained if embeds else 0,
+        max_input_tokens=min(trained, options.kv_tokens or trained) if embeds else 0,
     )

@@ -14,6 +14,7 @@ from openai_cpu_server.contract.model_info import ModelInfo, ModelKind
 from openai_cpu_server.dispatch.dispatcher import Dispatcher
 from openai_cpu_server.dispatch.hang_detector import HangLimits
 from openai_cpu_server.dispatch.observer import EngineObserver
+from openai_cpu_server.dispatch.shared_cores import SharedCores
 from openai_cpu_server.dispatch.supervisor import Supervisor
 from openai_cpu_server.errors import StartupError
 from openai_cpu_server.llama.gguf.file_types import file_type_name
@@ -84,6 +85,7 @@ class Builder:
         self._observer = observer
         self._keeper = keeper
         self._num_models = num_models
+        self._cores = SharedCores(batch_floor=settings.batch_floor) if num_models > 1 else None
 
     def alone(self, plan: ModelPlan) -> House:
         """A model that has the machine for itself, and must be loaded at once. Raises StartupError."""
@@ -117,7 +119,8 @@ class Builder:
             vocabulary.close()
             raise
         is_alone = share is None
-        engine = self._engine(options if is_alone else foreseen.options, None if is_alone else foreseen.info)
+        told = (options, None) if is_alone else (foreseen.options, foreseen.info)
+        engine = self._engine(plan.name, *told)
         kept = self._kept(plan, engine, foreseen.need)
         served = ServedModel(
             names=plan.names,
@@ -137,7 +140,7 @@ class Builder:
 
     def _broken(self, plan: ModelPlan, reason: str) -> House:
         logger.error("%s is not served: %s", plan.name, reason)
-        engine = self._engine(EngineOptions(model_path=str(plan.path)), None, begins_asleep=True)
+        engine = self._engine(plan.name, EngineOptions(model_path=str(plan.path)), None, begins_asleep=True)
         engine.fail(reason)
         served = ServedModel(
             names=plan.names,
@@ -152,7 +155,7 @@ class Builder:
         return House(plan, served, engine, kept, Stamp.of(plan.path), is_broken=True)
 
     def _engine(
-        self, options: EngineOptions, foretold: ModelInfo | None, *, begins_asleep: bool = False
+        self, name: str, options: EngineOptions, foretold: ModelInfo | None, *, begins_asleep: bool = False
     ) -> Dispatcher:
         settings = self._settings
         supervisor = Supervisor(
@@ -165,6 +168,7 @@ class Builder:
             max_crashes_a_minute=settings.max_crashes_per_minute,
             begins_asleep=begins_asleep or foretold is not None,
             foretold=foretold,
+            partner=self._cores.join(name) if self._cores is not None else None,
         )
         return Dispatcher(
             supervisor, max_queue=settings.max_queue, max_held_bytes=settings.stream_buffer_mb * _MIB
