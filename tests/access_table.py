@@ -15,6 +15,8 @@ NEEDED = {
     "POST /rerank": INFERENCE,
     "GET /v1/models": INFERENCE,
     "GET /v1/models/{id}": INFERENCE,
+    "POST /v1/models/{id}/load": ADMIN,
+    "POST /v1/models/{id}/unload": ADMIN,
     "DELETE /v1/cache": ADMIN,
     "GET /v1/cache/stats": ADMIN,
     "GET /v1/requests": INFERENCE,

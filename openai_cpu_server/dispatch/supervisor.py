@@ -38,7 +38,7 @@ from openai_cpu_server.dispatch.observer import NOBODY, EngineObserver
 from openai_cpu_server.dispatch.shared_cores import Partner
 from openai_cpu_server.dispatch.start import Start
 from openai_cpu_server.dispatch.watchdog import Watchdog
-from openai_cpu_server.errors import GenerationFailed, ServerError, StartupError
+from openai_cpu_server.errors import EngineUnavailable, GenerationFailed, ServerError, StartupError
 
 logger = logging.getLogger(__name__)
 
@@ -69,6 +69,10 @@ class Clientele(Protocol):
 
     def heard(self, event: StepStarted | Handling | StepDone | QueueState) -> None: ...
 
+    def tell_of_loading(self, fraction: float) -> None:
+        """They wait for the model, of which this share is loaded."""
+        ...
+
     def died(self, death: Death) -> bool:
         """Whether the search for a culprit needed this death, and has come closer to it."""
         ...
@@ -91,17 +95,27 @@ class Supervisor:
         hang_limits: HangLimits = HangLimits(),  # noqa: B008 (frozen)
         max_crashes_a_minute: int = 5,
         memory_killer: Callable[[], MemoryKiller] = MemoryKiller,
+        begins_asleep: bool = False,
+        foretold: ModelInfo | None = None,
         partner: Partner | None = None,
     ) -> None:
-        """`command` starts the engine; the number of its socket's file descriptor is appended. `partner`: its
-        part, where engines share the cores."""
-        self.info: ModelInfo | None = None
+        """`command` starts the engine; the number of its socket's file descriptor is appended.
+
+        `begins_asleep`: until `wake`, and a model that cannot be loaded is a state; else it is loaded at
+        once, and must be. `foretold`: what is known of the model before it is loaded. `partner`: its part,
+        where engines share the cores.
+        """
+        self.info: ModelInfo | None = foretold
         self.kv_stats: KVStats | None = None
         """As of the last step; None while the present process has not made any."""
         self.reason: str | None = None
         """Why there is no engine, or none for the moment."""
         self.restarts = 0
         self.start = Start(options.model_path)
+        self.failed_s: float | None = None
+        """When it failed, on the clock; None: it has not, or is tried again."""
+        self._must_start = not begins_asleep
+        """That no process has been ready yet is a reason to give up the server."""
         self._command = tuple(command)
         self._options = msgspec.structs.replace(options, shares_cores=partner is not None)
         self._partner = partner
@@ -109,8 +123,9 @@ class Supervisor:
         self._observer = observer
         self._hang_limits = hang_limits
         self._memory_killer = memory_killer
+        self._max_crashes_a_minute = max_crashes_a_minute
         self._crashes = CrashRecord(max_a_minute=max_crashes_a_minute, clock=clock)
-        self._state = EngineState.LOADING
+        self._state = EngineState.ASLEEP if begins_asleep else EngineState.LOADING
         self._process: EngineProcess | None = None
         """None: there is none that listens."""
         self._last_process: EngineProcess | None = None
@@ -122,6 +137,13 @@ class Supervisor:
         self._last_death: tuple[Death, float] | None = None
         """The last death, and when it was."""
         self._stopped = asyncio.Event()
+        self._is_wanted_again = asyncio.Event()
+        """It sleeps or has failed, and is to go on: awake, or to its end."""
+        self._settled = asyncio.Event()
+        """It neither loads nor restarts."""
+        self._gone = asyncio.Event()
+        """There is no process, and none is being started."""
+        self._gone.set()
 
     @property
     def state(self) -> EngineState:
@@ -134,7 +156,11 @@ class Supervisor:
     @property
     def rss_bytes(self) -> int:
         """Resident memory of this process and the engine's."""
-        return resident_bytes() + (self._process.rss_bytes if self._process else 0)
+        return resident_bytes() + self.engine_rss_bytes
+
+    @property
+    def engine_rss_bytes(self) -> int:
+        return self._process.rss_bytes if self._process else 0
 
     @property
     def last_death(self) -> LastDeath | None:
@@ -149,11 +175,43 @@ class Supervisor:
             self._process.send(*commands)
 
     async def run(self, clientele: Clientele) -> None:
-        """Keep an engine alive until `stop`. Raises `StartupError` if the first one cannot start."""
-        while self._is_wanted:
+        """Keep an engine alive until `stop`, unless it sleeps or has failed. Raises `StartupError` if the
+        first one cannot start and must."""
+        while self._state is not EngineState.STOPPED:
+            if not self._is_wanted:
+                await self._is_wanted_again.wait()
+                continue
             death = await self._live_once(clientele)
-            if self._is_wanted:
+            if death is not None and self._is_wanted:
                 await self._replace(death, clientele)
+
+    def wake(self) -> None:
+        """Load the model again. It must be asleep, or have failed."""
+        self._move(EngineState.LOADING)
+        self.start, self.reason, self.failed_s = Start(self._options.model_path), None, None
+        self._crashes = CrashRecord(max_a_minute=self._max_crashes_a_minute, clock=self._clock)
+        self._settled.clear()
+        self._is_wanted_again.set()
+
+    async def settled(self) -> EngineState:
+        """The state that loading leads to, once it is over."""
+        await self._settled.wait()
+        return self._state
+
+    async def sleep(self) -> None:
+        """End the process until `wake`. Returns when it is gone. Nobody may be served by it."""
+        if self._state is EngineState.ASLEEP:
+            return
+        self._is_wanted_again.clear()
+        self._move(EngineState.ASLEEP)
+        self.kv_stats, self.reason = None, None
+        if self._process is not None:
+            await self._process.close()
+        await self._gone.wait()
+
+    def fail(self, reason: str) -> None:
+        """It sleeps, and need not be woken."""
+        self._fail(reason)
 
     def stop(self) -> None:
         """No other process is started. One that loads has nothing to save and is not waited for."""
@@ -175,17 +233,25 @@ class Supervisor:
 
     @property
     def _is_wanted(self) -> bool:
-        return self._state not in (EngineState.STOPPED, EngineState.FAILED)
+        return self._state not in (EngineState.STOPPED, EngineState.FAILED, EngineState.ASLEEP)
 
-    async def _live_once(self, clientele: Clientele) -> Death:
-        """One engine process from spawn to death."""
+    async def _live_once(self, clientele: Clientele) -> Death | None:
+        """One engine process from spawn to death; None: it was told to end."""
+        self._gone.clear()
+        try:
+            return await self._one_life(clientele)
+        finally:
+            self._gone.set()
+
+    async def _one_life(self, clientele: Clientele) -> Death | None:
         self._start_failure, self._has_advanced = None, False
         try:
             process = await EngineProcess.spawn(self._command, self._options)
         except (OSError, RuntimeError) as error:  # of descriptors, memory or threads there may be none left
             return Death.unborn(error)
         self._process = self._last_process = process
-        if not self._is_wanted:
+        was_wanted = self._is_wanted
+        if not was_wanted:
             process.kill()
         if self._partner is not None:
             self._partner.enter(process.send)
@@ -200,20 +266,23 @@ class Supervisor:
         )
         try:
             while (event := await watchdog.receive()) is not None and self._is_wanted:
-                self._heard(event, clientele)
+                if not process.is_closing:
+                    self._heard(event, clientele)
         finally:
+            was_told_to_end = process.is_closing or not was_wanted
             watchdog.stop()
             if self._partner is not None:
                 self._partner.leave()
             clientele.lost()
             self._process = None
             await process.close()
-        return watchdog.death()
+        return None if was_told_to_end else watchdog.death()
 
     def _heard(self, event: Event, clientele: Clientele) -> None:
         match event:
             case Loading():
-                self.start.heard(event)
+                if self.start.heard(event):
+                    clientele.tell_of_loading(self.start.loaded)
             case Ready(info=info):
                 self._ready(info, clientele)
             case StartFailed(message=message):
@@ -233,12 +302,13 @@ class Supervisor:
     def _ready(self, info: ModelInfo, clientele: Clientele) -> None:
         logger.info("ready: %s", info.summary)
         self.info, self.reason = info, None
+        self._must_start = False
         self._crashes.started()
         self._move(EngineState.READY)
         clientele.ready(self.send)
 
     def _start_failed(self, message: str) -> None:
-        if self._state is EngineState.LOADING:
+        if self._state is EngineState.LOADING and self._must_start:
             raise StartupError(message)
         self._start_failure = message
 
@@ -250,8 +320,9 @@ class Supervisor:
 
     async def _replace(self, death: Death, clientele: Clientele) -> None:
         """Decide what the death means, and wait before the next start."""
-        if self._state is EngineState.LOADING:
-            raise StartupError(self.start.failure(death))
+        if self._state is EngineState.LOADING and (why := self._why_not_loaded(death)) is not None:
+            self._not_loaded(why, clientele)
+            return
         if self._may_have_died_measuring(death, clientele):
             logger.warning("steps are not timed any more: the engine may have died of that")
             self._options = msgspec.structs.replace(self._options, calibrate="never")
@@ -264,6 +335,26 @@ class Supervisor:
         self._move(EngineState.RESTARTING)
         with contextlib.suppress(asyncio.TimeoutError):
             await asyncio.wait_for(self._stopped.wait(), self._crashes.backoff_s)
+
+    def _why_not_loaded(self, death: Death) -> str | None:
+        """None: somebody has killed it, and the next may come further."""
+        if not self._must_start and death.kind is DeathKind.KILL and self._start_failure is None:
+            return None
+        return self._start_failure or self.start.failure(death)
+
+    def _not_loaded(self, why: str, clientele: Clientele) -> None:
+        """Raises `StartupError` where the model must be loaded."""
+        if self._must_start:
+            raise StartupError(why)
+        logger.error("%s is not loaded: %s", self._options.model_path, why)
+        self._fail(why)
+        again_s = self._state.retry_after_s
+        clientele.end(lambda: EngineUnavailable(f"The model could not be loaded: {why}", again_s))
+
+    def _fail(self, reason: str) -> None:
+        self.reason, self.failed_s = reason, self._clock()
+        self._is_wanted_again.clear()
+        self._move(EngineState.FAILED)
 
     def _book(self, death: Death, *, is_searching: bool) -> None:
         """`is_searching`: the search for a culprit needed this death."""
@@ -285,9 +376,8 @@ class Supervisor:
         return is_idle and death.kind is DeathKind.FAULT and self._options.calibrate == "idle"
 
     def _give_up(self, why: str, clientele: Clientele) -> None:
-        self.reason = f"{why}; the last time {self.reason}"
+        self._fail(f"{why}; the last time {self.reason}")
         logger.critical("giving up: %s", self.reason)
-        self._move(EngineState.FAILED)
         clientele.end(lambda: GenerationFailed(f"The engine is gone: {self.reason}."))
 
     def _move(self, to: EngineState) -> None:
@@ -297,3 +387,6 @@ class Supervisor:
         self._state = to
         if to is EngineState.STOPPED:
             self._stopped.set()
+            self._is_wanted_again.set()
+        if to not in (EngineState.LOADING, EngineState.RESTARTING):
+            self._settled.set()

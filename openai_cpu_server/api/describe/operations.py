@@ -100,6 +100,22 @@ OPERATIONS: Mapping[str, Operation] = {
     **dict.fromkeys(("POST /v1/rerank", "POST /v2/rerank", "POST /rerank"), _RERANKING),
     "GET /v1/models": Operation(summary="The names that are served", tag="Models", answer=ModelList),
     "GET /v1/models/{id}": Operation(summary="One of them", tag="Models", answer=ModelCard),
+    "POST /v1/models/{id}/load": Operation(
+        summary="Load it into memory, or anew if its file has changed; the answer comes when that is done",
+        tag="Models",
+        query={
+            "wait": {"type": "boolean", "default": True, "description": "false: the answer is 202, at once"},
+            "reload": {"type": "boolean", "default": False, "description": "true: also an unchanged file"},
+        },
+        answer=ModelCard,
+        errors=(503,),
+    ),
+    "POST /v1/models/{id}/unload": Operation(
+        summary="Free its memory, if it has no requests; the next one loads it again",
+        tag="Models",
+        answer=ModelCard,
+        errors=(409,),
+    ),
     "POST /tokenize": Operation(
         summary="Text or messages as tokens",
         tag="Tokens",
