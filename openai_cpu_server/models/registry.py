@@ -6,7 +6,8 @@ from collections.abc import Collection, Iterator, Sequence
 from typing import NamedTuple
 
 from openai_cpu_server.contract.engine import EngineState, EngineStatus
-from openai_cpu_server.errors import EngineUnavailable, ModelNotFound
+from openai_cpu_server.errors import EngineUnavailable, ModelNotFound, RouterNotModel
+from openai_cpu_server.models.routing.router import Router
 from openai_cpu_server.models.served import ServedModel
 
 _WORST_FIRST = (
@@ -30,13 +31,14 @@ class Chosen(NamedTuple):
 class ModelRegistry:
     """`allowed`: the names that a caller may use; None: all. Others do not exist for them."""
 
-    def __init__(self, models: Sequence[ServedModel]) -> None:
-        """At least one; the first is meant where no name is given."""
+    def __init__(self, models: Sequence[ServedModel], routers: Sequence[Router] = ()) -> None:
+        """At least one model; the first is meant where no name is given."""
         assert models, "there is nothing to serve"
         self._models = list(models)
         self._replaced: list[ServedModel] = []
         """Others have taken their places; they end what they have."""
         self._by_name = {name: model for model in models for name in model.names}
+        self._routers = {name: router for router in routers for name in router.names}
 
     def __iter__(self) -> Iterator[ServedModel]:
         """All that have requests, also those that have been replaced."""
@@ -55,13 +57,26 @@ class ModelRegistry:
         return tuple(name for name in self._by_name if allowed is None or name in allowed)
 
     def choose(self, name: str | None, allowed: Collection[str] | None) -> Chosen:
-        """The model of this name; without a name, of the first that is allowed. Raises ModelNotFound."""
+        """The model of this name; without a name, of the first that is allowed.
+        Raises ModelNotFound, RouterNotModel."""
         names = self.names(allowed)
         if name is None and names:
             name = names[0]
+        if (router := self.router(name, allowed)) is not None:
+            raise RouterNotModel(router.name, tuple(router.options.routes.values()))
         if name is None or name not in names:
-            raise ModelNotFound(self.default.name if name is None else name, names)
+            there_is = (*names, *self.router_names(allowed))
+            raise ModelNotFound(self.default.name if name is None else name, there_is)
         return Chosen(name, self._by_name[name])
+
+    def router(self, name: str | None, allowed: Collection[str] | None) -> Router | None:
+        """The router of this name; None: it is the name of a model, or of nothing."""
+        if name is None or (allowed is not None and name not in allowed):
+            return None
+        return self._routers.get(name)
+
+    def router_names(self, allowed: Collection[str] | None) -> tuple[str, ...]:
+        return tuple(name for name in self._routers if allowed is None or name in allowed)
 
     def is_current(self, model: ServedModel) -> bool:
         """False: another has taken its place since it was chosen."""
