@@ -182,7 +182,8 @@ class Fleet:
         return new
 
     def _build_anew(self, plan: ModelPlan) -> House:
-        return self._builder.one_of_several(plan) if not self._is_alone else self._builder.alone(plan)
+        again = self._builder.alone_again if self._is_alone else self._builder.one_of_several
+        return again(plan)
 
     async def _load_beside(self, old: House, new: House) -> bool:
         """False: there is no room for both. Then requests wait for the new one until the old one has gone."""

@@ -91,6 +91,13 @@ class Builder:
         """A model that has the machine for itself, and must be loaded at once. Raises StartupError."""
         return self._house(plan, None)
 
+    def alone_again(self, plan: ModelPlan) -> House:
+        """The same from a file that has changed. It sleeps: the old one serves until this one can."""
+        try:
+            return self._house(plan, None, begins_asleep=True)
+        except StartupError as error:
+            return self._broken(plan, str(error))
+
     def one_of_several(self, plan: ModelPlan) -> House:
         """A model that sleeps. What is wrong with its file is its state."""
         share = Share(self._keeper.budget.limit_bytes, self._num_models, plan.memory_bytes)
@@ -107,7 +114,7 @@ class Builder:
             house.engine.fail(why)
         return house
 
-    def _house(self, plan: ModelPlan, share: Share | None) -> House:
+    def _house(self, plan: ModelPlan, share: Share | None, *, begins_asleep: bool = False) -> House:
         """Raises StartupError."""
         stamp, header = Stamp.of(plan.path), GgufHeader(plan.path)
         kind, vocabulary = model_kind(header), Vocabulary.open(plan.path)
@@ -120,7 +127,7 @@ class Builder:
             raise
         is_alone = share is None
         told = (options, None) if is_alone else (foreseen.options, foreseen.info)
-        engine = self._engine(plan.name, *told)
+        engine = self._engine(plan.name, *told, begins_asleep=begins_asleep)
         kept = self._kept(plan, engine, foreseen.need)
         served = ServedModel(
             names=plan.names,
