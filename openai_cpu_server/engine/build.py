@@ -52,8 +52,10 @@ def build_core(
 def step_options(options: EngineOptions) -> StepOptions:
     """How steps are to be composed."""
     return StepOptions(
-        interactive_step_ms=options.interactive_step_ms,
-        batch_step_ms=options.batch_step_ms,
+        stream_rate=options.stream_rate,
+        stall_ms=options.stall_ms,
+        batch_stall_ms=options.batch_stall_ms,
+        newcomer_wait_ms=options.preempt_threshold_ms,
         batch_floor=options.batch_floor,
         fills_tiles=options.tile_filling,
         mixes=options.mixed_steps,
