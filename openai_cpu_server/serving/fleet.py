@@ -13,7 +13,7 @@ from openai_cpu_server.contract.engine import EngineState, LiveRequest
 from openai_cpu_server.dispatch.dispatcher import Dispatcher
 from openai_cpu_server.dispatch.observer import EngineObserver
 from openai_cpu_server.dispatch.replay import Totals
-from openai_cpu_server.errors import EngineUnavailable, ModelNotLoaded, ServerError
+from openai_cpu_server.errors import EngineUnavailable, ModelNotLoaded, ModelTooLarge, ServerError
 from openai_cpu_server.llama.host.machine import Machine
 from openai_cpu_server.models.keeper import RETRY_S, LoadObserver, ModelKeeper
 from openai_cpu_server.models.memory_budget import MemoryBudget
@@ -162,6 +162,8 @@ class Fleet:
     async def _replaced(self, old: House) -> House:
         """The new one serves; the old one goes with its last request."""
         new = await asyncio.to_thread(self._build_anew, old.plan)
+        if (why := self._keeper.why_never(new.kept)) is not None:
+            raise ModelTooLarge(f"It cannot be loaded: {why}.")
         if new.is_broken:
             raise ModelNotLoaded(f"The model '{new.plan.name}' is not loaded: {new.engine.status().reason}")
         self._keeper.add(new.kept)

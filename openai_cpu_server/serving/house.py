@@ -105,11 +105,7 @@ class Builder:
             house = self._house(plan, share)
         except StartupError as error:
             return self._broken(plan, str(error))
-        need = house.kept.need
-        why = self._keeper.why_never(house.kept)
-        if plan.memory_bytes is not None and need.total > plan.memory_bytes:
-            why = f"the model '{plan.name}' needs {need}, and its 'memory' is {plan.memory_bytes // _MIB} MiB"
-        if why is not None:
+        if (why := self._keeper.why_never(house.kept)) is not None:
             logger.error("%s is not served: %s", plan.name, why)
             house.engine.fail(why)
         return house
@@ -182,7 +178,7 @@ class Builder:
         )
 
     def _kept(self, plan: ModelPlan, engine: Dispatcher, need: MemoryNeed) -> Kept:
-        kept = Kept(plan.name, engine, need, plan.keep_alive_s, plan.is_pinned)
+        kept = Kept(plan.name, engine, need, plan.keep_alive_s, plan.is_pinned, plan.memory_bytes)
         engine.on_wanted = lambda: self._keeper.want(kept)
         return kept
 
