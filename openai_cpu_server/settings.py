@@ -33,8 +33,9 @@ from openai_cpu_server.option_parser import OptionParser, add_option
 _PROGRAM = "openai-cpu-server serve"
 _ENV_PREFIX = "OCS_"
 _PASSED_ON = {
-    "interactive_step_ms",
-    "batch_step_ms",
+    "stream_rate",
+    "stall_ms",
+    "batch_stall_ms",
     "batch_floor",
     "preempt_threshold_ms",
     "policy",
@@ -45,6 +46,8 @@ _PASSED_ON = {
     "log_level",
 }
 """Options of all engines that they know by the same name."""
+_REPLACED = {"interactive_step_ms": "--stream-rate and --stall-ms", "batch_step_ms": "--batch-stall-ms"}
+"""Names of options that are gone -> what says the same now."""
 
 
 Network = Annotated[IPv4Network | IPv6Network, PlainValidator(ip_network)]
@@ -124,16 +127,22 @@ class Settings(ModelOptions, WhatToServe, BaseSettings):
     ssl_certfile: Path | None = Field(None, description="serve HTTPS with this certificate (PEM)")
     ssl_keyfile: Path | None = Field(None, description="its key; default: in the certificate's file")
     ssl_keyfile_password: SecretStr | None = Field(None, description="of an encrypted key")
-    interactive_step_ms: float = Field(
-        _ENGINE.interactive_step_ms,
+    stream_rate: float = Field(
+        _ENGINE.stream_rate,
         gt=0,
-        description="milliseconds that a step may take while an interactive request runs: shorter steps make "
-        "steadier streams; it may take more while one of them waits for its first token",
+        description="tokens per second that an interactive stream keeps at least while others' prompts are "
+        "read, where the machine is fast enough",
     )
-    batch_step_ms: float = Field(
-        _ENGINE.batch_step_ms,
+    stall_ms: float = Field(
+        _ENGINE.stall_ms,
         gt=0,
-        description="milliseconds that a step may take otherwise: longer steps bring more throughput",
+        description="longest gap between two tokens of an interactive stream, in milliseconds: a stream that "
+        "was faster than --stream-rate waits so long for a prompt that comes",
+    )
+    batch_stall_ms: float = Field(
+        _ENGINE.batch_stall_ms,
+        gt=0,
+        description="the same while there is no interactive stream: longer steps bring more throughput",
     )
     batch_floor: float = Field(
         _ENGINE.batch_floor,
@@ -144,7 +153,8 @@ class Settings(ModelOptions, WhatToServe, BaseSettings):
     preempt_threshold_ms: float = Field(
         _ENGINE.preempt_threshold_ms,
         ge=0,
-        description="an interactive newcomer interrupts a batch step that has more than this left",
+        description="milliseconds that an interactive newcomer waits for batch work: it interrupts a batch "
+        "step that has more left, and beside interactive streams batch work makes no step longer",
     )
     policy: Literal["priority", "fifo", "sjf"] = Field(
         "priority",
@@ -327,6 +337,7 @@ def tune_engines() -> None:
 
 def read_settings(arguments: Sequence[str]) -> Settings:
     """Settings for these command line arguments. Raises StartupError with one line that names the option."""
+    _refuse_replaced(arguments)
     settings = _reading(_config_path(arguments))
     models, others = _models_and_others(arguments)
     named: dict[str, Any] = {"model": models} if models else {}
@@ -346,6 +357,14 @@ def _models_and_others(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
         return [], list(arguments)
     given, others = parser.parse_known_args(arguments)
     return given.model, others
+
+
+def _refuse_replaced(arguments: Sequence[str]) -> None:
+    """Raises StartupError for old names on the command line or in the environment, which would be ignored."""
+    given = {argument.partition("=")[0] for argument in arguments}
+    for name in _REPLACED:
+        if _option(name) in given or f"{_ENV_PREFIX}{name.upper()}" in os.environ:
+            raise StartupError(_problem((name,), ""))
 
 
 def _command_line(settings: type[Settings]) -> CliSettingsSource[OptionParser]:
@@ -375,5 +394,10 @@ def _problem(location: tuple[int | str, ...], message: str) -> str:
     names = [part for part in location if isinstance(part, str)]
     if names[:1] == ["models"] and len(names) > 1:
         return " ".join([f"[models.{names[1]}]", *names[2:]]) + f": {message}"
-    option = "--" + "-".join(names).replace("_", "-")
-    return f"{option}: {message}" if location else message
+    if names and names[0] in _REPLACED:
+        return f"{_option(names[0])} is gone: use {_REPLACED[names[0]]}"
+    return f"{_option('-'.join(names))}: {message}" if location else message
+
+
+def _option(name: str) -> str:
+    return "--" + name.replace("_", "-")

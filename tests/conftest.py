@@ -49,6 +49,17 @@ def smollm2() -> Path:
         pytest.skip(str(error))
 
 
+@pytest.fixture(scope="session")
+def minilm() -> Path:
+    """The file of a model that embeds, converted; scripts/bootstrap dev installs its package."""
+    from openai_cpu_server.model_source.packaged import PACKAGED  # it imports ggml: behind our kernels
+
+    try:
+        return PACKAGED["minilm"].path()
+    except StartupError as error:
+        pytest.skip(str(error))
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """scripts/test hands its two workers whole files in this order: those that take long come first, so that
     both end at about the same time."""

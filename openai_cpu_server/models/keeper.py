@@ -79,6 +79,8 @@ class Kept:
     keep_alive_s: float | None
     """Idle for so long, it is unloaded; None: never."""
     is_pinned: bool
+    limit_bytes: int | None = None
+    """What it may take at most; None: what the budget has."""
     wanted_s: float | None = None
     """Since when it waits for being loaded; None: it does not."""
     is_held_back: bool = False
@@ -143,6 +145,10 @@ class ModelKeeper:
 
     def why_never(self, model: Kept) -> str | None:
         """Why it can never be loaded, with the arithmetic; None: it can."""
+        if model.limit_bytes is not None:
+            own = MemoryBudget(model.limit_bytes, option="its 'memory':")
+            if (why := own.why_never(model.name, model.need, [])) is not None:
+                return why
         pinned = [one.resident for one in self._models if one.is_pinned and one is not model]
         return self.budget.why_never(model.name, model.need, pinned)
 

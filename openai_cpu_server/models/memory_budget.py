@@ -45,8 +45,10 @@ class Resident(msgspec.Struct, frozen=True, kw_only=True):
 class MemoryBudget:
     """`limit_bytes` are for all models together."""
 
-    def __init__(self, limit_bytes: int) -> None:
+    def __init__(self, limit_bytes: int, *, option: str = "--memory") -> None:
+        """`option`: what sets the limit, as users know it."""
         self.limit_bytes = limit_bytes
+        self._option = option
 
     def why_never(self, name: str, need: MemoryNeed, pinned: Iterable[Resident]) -> str | None:
         """The arithmetic, if it cannot even be loaded alone beside those that are pinned; None: it can."""
@@ -57,7 +59,7 @@ class MemoryBudget:
         beside = "".join(f" - {_mib(one.num_bytes)} of '{one.name}', which is pinned" for one in stay)
         return (
             f"the model '{name}' needs {need}, and there are {_mib(max(0, left))} "
-            f"(--memory {self.limit_bytes // _MIB} MiB{beside})"
+            f"({self._option} {self.limit_bytes // _MIB} MiB{beside})"
         )
 
     def to_unload(self, num_bytes: int, residents: Sequence[Resident]) -> tuple[str, ...] | None:

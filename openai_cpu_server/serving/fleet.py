@@ -13,7 +13,13 @@ from openai_cpu_server.contract.engine import EngineState, LiveRequest
 from openai_cpu_server.dispatch.dispatcher import Dispatcher
 from openai_cpu_server.dispatch.observer import EngineObserver
 from openai_cpu_server.dispatch.replay import Totals
-from openai_cpu_server.errors import EngineUnavailable, ModelNotLoaded, ServerError, StartupError
+from openai_cpu_server.errors import (
+    EngineUnavailable,
+    ModelNotLoaded,
+    ModelTooLarge,
+    ServerError,
+    StartupError,
+)
 from openai_cpu_server.llama.host.machine import Machine
 from openai_cpu_server.models.keeper import RETRY_S, LoadObserver, ModelKeeper
 from openai_cpu_server.models.memory_budget import MemoryBudget
@@ -176,6 +182,8 @@ class Fleet:
     async def _replaced(self, old: House) -> House:
         """The new one serves; the old one goes with its last request."""
         new = await asyncio.to_thread(self._build_anew, old.plan)
+        if (why := self._keeper.why_never(new.kept)) is not None:
+            raise ModelTooLarge(f"It cannot be loaded: {why}.")
         if new.is_broken:
             raise ModelNotLoaded(f"The model '{new.plan.name}' is not loaded: {new.engine.status().reason}")
         self._keeper.add(new.kept)
@@ -196,7 +204,8 @@ class Fleet:
         return new
 
     def _build_anew(self, plan: ModelPlan) -> House:
-        return self._builder.one_of_several(plan) if not self._is_alone else self._builder.alone(plan)
+        again = self._builder.alone_again if self._is_alone else self._builder.one_of_several
+        return again(plan)
 
     async def _load_beside(self, old: House, new: House) -> bool:
         """False: there is no room for both. Then requests wait for the new one until the old one has gone."""

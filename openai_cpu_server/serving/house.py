@@ -91,6 +91,13 @@ class Builder:
         """A model that has the machine for itself, and must be loaded at once. Raises StartupError."""
         return self._house(plan, None)
 
+    def alone_again(self, plan: ModelPlan) -> House:
+        """The same from a file that has changed. It sleeps: the old one serves until this one can."""
+        try:
+            return self._house(plan, None, begins_asleep=True)
+        except StartupError as error:
+            return self._broken(plan, str(error))
+
     def one_of_several(self, plan: ModelPlan) -> House:
         """A model that sleeps. What is wrong with its file is its state."""
         share = Share(self._keeper.budget.limit_bytes, self._num_models, plan.memory_bytes)
@@ -98,16 +105,12 @@ class Builder:
             house = self._house(plan, share)
         except StartupError as error:
             return self._broken(plan, str(error))
-        need = house.kept.need
-        why = self._keeper.why_never(house.kept)
-        if plan.memory_bytes is not None and need.total > plan.memory_bytes:
-            why = f"the model '{plan.name}' needs {need}, and its 'memory' is {plan.memory_bytes // _MIB} MiB"
-        if why is not None:
+        if (why := self._keeper.why_never(house.kept)) is not None:
             logger.error("%s is not served: %s", plan.name, why)
             house.engine.fail(why)
         return house
 
-    def _house(self, plan: ModelPlan, share: Share | None) -> House:
+    def _house(self, plan: ModelPlan, share: Share | None, *, begins_asleep: bool = False) -> House:
         """Raises StartupError."""
         stamp, header = Stamp.of(plan.path), GgufHeader(plan.path)
         kind, vocabulary = model_kind(header), Vocabulary.open(plan.path)
@@ -120,7 +123,7 @@ class Builder:
             raise
         is_alone = share is None
         told = (options, None) if is_alone else (foreseen.options, foreseen.info)
-        engine = self._engine(plan.name, *told)
+        engine = self._engine(plan.name, *told, begins_asleep=begins_asleep)
         kept = self._kept(plan, engine, foreseen.need)
         served = ServedModel(
             names=plan.names,
@@ -175,7 +178,7 @@ class Builder:
         )
 
     def _kept(self, plan: ModelPlan, engine: Dispatcher, need: MemoryNeed) -> Kept:
-        kept = Kept(plan.name, engine, need, plan.keep_alive_s, plan.is_pinned)
+        kept = Kept(plan.name, engine, need, plan.keep_alive_s, plan.is_pinned, plan.memory_bytes)
         engine.on_wanted = lambda: self._keeper.want(kept)
         return kept
 

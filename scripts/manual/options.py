@@ -20,7 +20,7 @@ _GROUPS = {
     "speculation": "A model: speculation",
     "cache_mb": "A model: prefix cache",
     "host": "Address, keys and HTTPS",
-    "interactive_step_ms": "Engines: steps and priorities",
+    "stream_rate": "Engines: steps and priorities",
     "prefix_sharing": "Engines: prefix cache",
     "cache_dir": "Measured costs",
     "default_priority": "Limits for requests",

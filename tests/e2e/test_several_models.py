@@ -106,7 +106,8 @@ def test_by_hand() -> None:
         with httpx.stream(
             "POST", server.url + "/v1/completions", json={**QUESTION, "max_tokens": 900, "stream": True}
         ) as stream:
-            next(stream.iter_lines())
+            lines = stream.iter_lines()  # without a name it would be closed at once, and the stream with it
+            next(lines)
             assert post(server, "/v1/models/one/unload").json()["error"]["code"] == "model_in_use"
 
 
@@ -151,6 +152,23 @@ def test_a_file_that_changed_takes_over_without_a_lost_request(tmp_path: Path) -
         assert set(texts) == {wanted}
         assert "has been loaded anew" in "".join(server.lines)
         eventually(lambda: num_engines(server) == 1)
+
+
+def test_an_only_model_is_replaced_too_and_stays_where_the_new_file_is_broken(tmp_path: Path) -> None:
+    path = tmp_path / "model.gguf"
+    shutil.copy(TINY, path)
+    with serving("--model", str(path), "--ctx-size", "1024") as server:
+        wanted = answer(server, "model")
+        (tmp_path / "new.gguf").write_text("no model")
+        (tmp_path / "new.gguf").rename(path)
+        assert post(server, "/v1/models/model/load").json()["error"]["code"] == "model_not_loaded"
+        assert answer(server, "model") == wanted
+        shutil.copy(TINY, tmp_path / "new.gguf")
+        (tmp_path / "new.gguf").rename(path)
+        assert post(server, "/v1/models/model/load").json()["state"] == "ready"
+        assert answer(server, "model") == wanted
+        assert post(server, "/v1/models/model/unload").json()["state"] == "asleep"
+        assert answer(server, "model") == wanted
 
 
 def test_a_broken_model_is_named_and_the_others_serve(tmp_path: Path) -> None:

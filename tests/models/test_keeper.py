@@ -197,6 +197,14 @@ async def test_what_can_never_fit_is_refused_with_the_arithmetic() -> None:
         await story.keeper.load(large)
 
 
+async def test_a_model_may_have_a_limit_of_its_own() -> None:
+    story = Story()
+    one, _ = story.model("one", 60)
+    one.limit_bytes = 50
+    with pytest.raises(ModelTooLarge, match="its 'memory'"):
+        story.keeper.want(one)
+
+
 async def test_a_model_that_cannot_be_loaded_has_failed_and_is_tried_again_after_a_while() -> None:
     story = Story()
     bad, engine = story.model("bad", 10, breaks=True)
