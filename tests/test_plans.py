@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 
 from openai_cpu_server.errors import StartupError
-from openai_cpu_server.serving.plans import ModelPlan, planned_models
+from openai_cpu_server.models.routing.options import Cascade, Classifier, Rule, Rules, WhenStreaming
+from openai_cpu_server.serving.plans import ModelPlan, planned_models, planned_routers
 from openai_cpu_server.settings import read_settings
 
 
@@ -73,6 +74,77 @@ def test_a_table_has_options_of_its_own_and_else_those_of_the_server(files: Path
     assert one.options.threads == two.options.threads == 1
     assert (one.is_pinned, one.keep_alive_s, one.memory_bytes) == (True, None, 100 * 2**20)
     assert (two.is_pinned, two.keep_alive_s, two.memory_bytes) == (False, 5, None)
+
+
+def test_tables_that_are_routers_are_no_models(files: Path) -> None:
+    toml = """
+    [models.small]
+    source = "a.gguf"
+    [models.large]
+    source = "b.gguf"
+    [models.auto]
+    aliases = ["best"]
+    router = { small = "small", large = "large", by = "cascade", cascade = { mean_logprob = -0.5 } }
+    [models.tools.router]
+    by = "rules"
+    plain = "auto"
+    able = "large"
+    rules = [{ route = "able", tools = true, prompt_tokens_over = 9 }]
+    [models.asks.router]
+    by = "classifier"
+    a = "small"
+    b = "large"
+    otherwise = "b"
+    classifier = { model = "small", prompt = "{routes}: {request}" }
+    [aliases]
+    default = "tools"
+    """
+    plans = planned(files, toml=toml)
+    cascade, rules, asks = planned_routers(read_settings(["--config", str(files / "c.toml")]), plans)
+    assert [plan.name for plan in plans] == ["small", "large"]
+    assert (cascade.names, rules.names) == (("auto", "best"), ("tools", "default"))
+    assert cascade.way == Cascade(
+        small="small", large="large", mean_logprob=-0.5, when_streaming=WhenStreaming.HOLD
+    )
+    assert rules.way == Rules((Rule(route="able", tools=True, prompt_tokens_over=9),))
+    assert (rules.routes, rules.otherwise) == ({"plain": "auto", "able": "large"}, "plain")
+    assert asks.way == Classifier(model="small", prompt="a, b: {request}", timeout_s=10)
+    assert asks.otherwise == "b"
+
+
+@pytest.mark.parametrize(
+    ("table", "line"),
+    [
+        ('by = "luck", a = "x"', r"\[models.r\] router by: "),
+        ('by = "rules", a = "x"', "chooses by 'rules', and has no 'rules'"),
+        ('by = "rules", a = "x", shares = { weights = { a = 1 } }', "chooses by 'rules', and has 'shares'"),
+        ('by = "rules", rules = [{ route = "a", tools = true }]', "has no routes"),
+        ('by = "rules", a = "x", rules = [{ route = "b", tools = true }]', "no route 'b'; there is a"),
+        ('by = "rules", a = "x", rules = [{ route = "a" }]', "needs a condition"),
+        ('by = "rules", a = "x", rules = [{ route = "a", tool = true }]', "tool: "),
+        ('by = "rules", a = 1, rules = [{ route = "a", tools = true }]', "router a: "),
+        ('by = "rules", a = "x", otherwise = "b", rules = [{ route = "a", tools = true }]', "no route 'b'"),
+        ('by = "cascade", small = "x", cascade = { mean_logprob = -1 }', "no route 'large'"),
+        ('by = "cascade", small = "x", large = "y", cascade = { mean_logprob = 1 }', "mean_logprob: "),
+        ('by = "shares", a = "x", shares = { weights = { a = 0 } }', "the weights are all 0"),
+        ('by = "shares", a = "x", shares = { weights = { a = -1 } }', "weights a: "),
+        ('by = "classifier", a = "x", classifier = { model = "x", prompt = "?" }', "have {request} in it"),
+        ('by = "examples", a = "x", examples = { model = "x", texts = { a = [] } }', "texts a: "),
+        ('by = "examples", a = "x", examples = { model = "x", texts = { b = ["b"] } }', "no route 'b'"),
+    ],
+)
+def test_a_router_that_makes_no_sense_is_one_line(files: Path, table: str, line: str) -> None:
+    with pytest.raises(StartupError, match=line) as error:
+        planned(files, "--model", "x=a.gguf", toml=f"[models.r]\nrouter = {{ {table} }}")
+    assert "\n" not in str(error.value)
+
+
+def test_a_router_has_no_options_of_a_model(files: Path) -> None:
+    router = 'router = { by = "shares", a = "a", shares = { weights = { a = 1 } } }'
+    with pytest.raises(StartupError, match="a router has no 'pinned'"):
+        planned(files, "--model", "a.gguf", toml=f"[models.r]\npinned = true\n{router}")
+    with pytest.raises(StartupError, match="two models have the name 'a'"):
+        planned(files, "--model", "a.gguf", toml=f"[models.a]\n{router}")
 
 
 @pytest.mark.parametrize(

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
+from pathlib import Path
 
 import httpx
 import msgspec
@@ -11,7 +13,6 @@ from starlette.applications import Starlette
 
 from openai_cpu_server.api.access.key_ring import KeyRing
 from openai_cpu_server.api.application import Api, create_api
-from openai_cpu_server.api.options import ApiOptions
 from openai_cpu_server.contract.engine import EngineState
 from openai_cpu_server.models.registry import ModelRegistry
 from openai_cpu_server.models.routing.options import (
@@ -33,7 +34,7 @@ from tests.api.asgi import exchange
 from tests.api.fake_engine import READY, FakeEngine
 from tests.api.serving import OPTIONS, client, embedding_model, eventually, num_live, served
 from tests.api.talking import chat, complete, error_of, events
-from tests.api.test_websocket import opened
+from tests.api.test_websocket import content, opened
 from tests.fakes import FAKE_EMBEDDER
 
 pytestmark = pytest.mark.anyio
@@ -145,7 +146,7 @@ async def test_the_nearest_example_decides() -> None:
     way = Examples(model="vectors", texts=texts, least_similarity=0.999, timeout_s=5)
     house = House(("auto", way))
     same = await asked(house, messages=[{"role": "user", "content": "prove it"}])
-    assert why(same) == ("big", "large: example of 'large', similarity=1.00")
+    assert why(same) == ("big", "large: example of 'large' (similarity=1.00)")
     unlike = await asked(house, messages=[{"role": "user", "content": "zzzzzzzzzzzz"}])
     assert why(unlike)[0] == "little"
     assert why(unlike)[1].startswith("small: similarity=")
@@ -252,8 +253,9 @@ async def test_a_client_that_leaves_ends_the_trial(stream: bool) -> None:
     house = House(("auto", cascade(SURE)))
     house.little.goes_on.clear()
     body = {"model": "auto", "messages": [{"role": "user", "content": "hi"}], "stream": stream}
-    async with exchange(house.app, "/v1/chat/completions", body):
+    async with exchange(house.app, "/v1/chat/completions", body) as one:
         await eventually(lambda: num_live(house.little) == 1)
+        one.disconnect()
     await eventually(lambda: num_live(house.little) == 0)
     assert num_live(house.big) == 0
 
@@ -286,18 +288,36 @@ async def test_rows_of_batches_are_routed() -> None:
 async def test_a_socket_is_routed_and_may_cancel_a_trial() -> None:
     house = House(("auto", cascade(SURE)))
     house.little.goes_on.clear()
-    ask = {"model": "auto", "messages": [{"role": "user", "content": "hi"}], "request_id": "one"}
     async with opened(house.app) as socket:
-        await socket.send(ask)
+        socket.ask("one", model="auto")
         await eventually(lambda: num_live(house.little) == 1)
-        await socket.send({"cancel": "one"})
-        ended = await socket.receive()
+        socket.send({"cancel": "one"})
+        (ended,) = (await socket.until_end("one"))["one"]
         assert ended["error"]["code"] == "request_cancelled"
         house.little.goes_on.set()
-        await socket.send({**ask, "request_id": "two", "stream": False, "max_tokens": 40})
-        answer, done = await socket.receive(), await socket.receive()
-    assert answer["choices"][0]["message"]["content"] == "little me"
+        socket.ask("two", model="auto", stream=False, max_tokens=40)
+        answer, done = (await socket.until_end("two"))["two"]
+        socket.ask("three", model="auto", max_tokens=40)
+        chunks = (await socket.until_end("three"))["three"]
+        house.little.goes_on.clear()
+        socket.ask("four", model="auto")
+        await eventually(lambda: num_live(house.little) == 1)
+    await eventually(lambda: num_live(house.little) == 0)
+    assert answer["choices"][0]["message"]["content"] == content(chunks) == "little me"
     assert done["headers"]["x-routed-model"] == "little"
+
+
+async def test_a_key_for_a_router_is_one_for_its_models_through_it(tmp_path: Path) -> None:
+    path = tmp_path / "keys.toml"
+    digest = hashlib.sha256(b"ann").hexdigest()
+    path.write_text(f'[keys.ann]\nsha256 = "{digest}"\nmodels = ["auto"]')
+    house = House(("auto", cascade(UNSURE)), keys=KeyRing(None, path))
+    async with client(house.app) as http:
+        http.headers["x-api-key"] = "ann"
+        through = await chat(http, model="auto", max_tokens=40)
+        past = await chat(http, model="big")
+    assert (text(through), past.status_code) == ("big me", 404)
+    assert "There is: auto." in str(error_of(past)["message"])
 
 
 # -- what a router is not ---------------------------------------------------------------------------------
@@ -308,7 +328,7 @@ async def test_it_is_listed_and_has_no_tokens_of_its_own() -> None:
     async with client(house.app) as http:
         listed = (await http.get("/v1/models")).json()["data"]
         card = (await http.get("/v1/models/auto-too")).json()
-        tokens = await http.post("/tokenize", json={"model": "auto", "text": "a"})
+        tokens = await http.post("/tokenize", json={"model": "auto", "content": "a"})
         vectors = await http.post("/v1/embeddings", json={"model": "auto", "input": "a"})
         unknown = await chat(http, model="none")
     assert [each["id"] for each in listed] == ["little", "big", "vectors", "auto", "auto-too"]
@@ -325,7 +345,6 @@ async def test_it_is_listed_and_has_no_tokens_of_its_own() -> None:
 
 
 async def test_options_of_the_server_hold_for_both_models() -> None:
-    assert isinstance(OPTIONS, ApiOptions)
     house = House(("auto", cascade(SURE)))
     refused = await asked(house, temperature=9)
     assert (refused.status_code, error_of(refused)["param"]) == (400, "temperature")

@@ -40,8 +40,8 @@ class ModelCard(msgspec.Struct, frozen=True, kw_only=True):
     """Resident memory of its process; None: there is none."""
     meta: ModelMeta | None
     """None while nothing is known: the only model is loading, or the file cannot be read; and of a router."""
-    routes: dict[str, str] | None = None
-    """A router's: by route the name of a model."""
+    routes: dict[str, str] | msgspec.UnsetType = msgspec.UNSET
+    """Only a router's card has this: by route the name of a model."""
 
 
 class ModelList(msgspec.Struct, frozen=True):

@@ -83,7 +83,7 @@ class Router:
     def _by_share(self, way: Shares, asked: Asked) -> Decision:
         label = {Stickiness.USER: asked.user, Stickiness.KEY: asked.key, Stickiness.NOBODY: ""}[way.sticky]
         draw = sticky_draw(self.name, label) if label else random.random()
-        return Decision(by_share(way, draw), Reason.SHARE, "share" + (", sticky" if label else ""))
+        return Decision(by_share(way, draw), Reason.SHARE, "share" + (" (sticky)" if label else ""))
 
     async def _by_asking(
         self, way: Classifier | Examples, asked: Asked, who: Questioner, model_of: ModelOf
@@ -105,7 +105,7 @@ class Router:
         if similarity < way.least_similarity:
             return self._otherwise(f"similarity={similarity:.2f}")
         route = way.texts[index][0]
-        return Decision(route, Reason.SIMILAR, f"example of '{route}', similarity={similarity:.2f}")
+        return Decision(route, Reason.SIMILAR, f"example of '{route}' (similarity={similarity:.2f})")
 
     def _otherwise(self, why: str) -> Decision:
         return Decision(self.options.otherwise, Reason.OTHERWISE, why)
