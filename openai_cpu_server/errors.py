@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 
 class ServerError(Exception):
     """Base of all failures that the package raises on purpose."""
@@ -30,6 +32,28 @@ class PromptTooLong(ServerError):
             f"asked for ({prompt_tokens} in the prompt, {max_tokens} for the output)."
         )
         self.param = param
+
+
+class InputTooLong(ServerError):
+    """A text to embed or to score has more tokens than the model takes."""
+
+    def __init__(self, *, tokens: int, limit: int, param: str) -> None:
+        super().__init__(
+            f"This model's maximum context length is {limit} tokens, but '{param}' has {tokens}. "
+            "Shorten it, or send 'truncate': true to have it cut."
+        )
+        self.param = param
+
+
+class WrongModelKind(ServerError):
+    """The model that is asked for is there, but not for this."""
+
+    def __init__(self, name: str, cannot: str, *, able: Sequence[str]) -> None:
+        """`cannot`: a verb, such as `embed`. `able`: the names of models that the caller may use for it."""
+        listed = ", ".join(f"'{other}'" for other in able)
+        hint = f"On this server can: {listed}." if able else "No model of this server can."
+        super().__init__(f"The model '{name}' cannot {cannot}. {hint}")
+        self.name = name
 
 
 class TemplateFailed(ServerError):

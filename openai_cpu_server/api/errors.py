@@ -16,10 +16,12 @@ from openai_cpu_server.errors import (
     BodyTooSlow,
     ConstraintFailed,
     DeadlineExceeded,
+    EmbeddingFailed,
     EngineUnavailable,
     FileInUse,
     Forbidden,
     GenerationFailed,
+    InputTooLong,
     InvalidRequest,
     JobObjectNotFound,
     JobsUnavailable,
@@ -38,6 +40,7 @@ from openai_cpu_server.errors import (
     TokensLimited,
     TooManyConnections,
     Unauthorized,
+    WrongModelKind,
 )
 
 
@@ -58,6 +61,8 @@ Unlike 409 and 5xx it makes no SDK try again.
 TABLE: Mapping[type[ServerError], Failure] = {
     InvalidRequest: Failure(400, "invalid_request_error"),
     PromptTooLong: Failure(400, "invalid_request_error", "context_length_exceeded"),
+    InputTooLong: Failure(400, "invalid_request_error", "context_length_exceeded"),
+    WrongModelKind: Failure(400, "invalid_request_error", "wrong_model_kind", "model"),
     TemplateFailed: Failure(400, "invalid_request_error", "chat_template_failed", "messages"),
     Unauthorized: Failure(401, "invalid_request_error", "invalid_api_key"),
     Forbidden: Failure(403, "invalid_request_error", "missing_scope"),
@@ -76,6 +81,7 @@ TABLE: Mapping[type[ServerError], Failure] = {
     QueueFull: Failure(429, "rate_limit_error", "queue_full"),
     RequestCancelled: Failure(CLIENT_GONE, "server_error", "request_cancelled"),
     ConstraintFailed: Failure(500, "server_error", "generation_failed"),
+    EmbeddingFailed: Failure(500, "server_error", "generation_failed"),
     GenerationFailed: Failure(500, "server_error", "generation_failed"),
     NativePanic: Failure(500, "server_error", "internal_error"),
     EngineUnavailable: Failure(503, "server_error", "engine_unavailable"),
@@ -145,7 +151,8 @@ def _message(error: Exception, failure: Failure, request_id: str) -> str:
 
 
 def _param(error: Exception) -> str | None:
-    return error.param if isinstance(error, (InvalidRequest, PromptTooLong, JobObjectNotFound)) else None
+    names_it = (InvalidRequest, InputTooLong, PromptTooLong, JobObjectNotFound)
+    return error.param if isinstance(error, names_it) else None
 
 
 def headers_of(error: Exception) -> dict[str, str]:

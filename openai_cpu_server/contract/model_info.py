@@ -131,6 +131,15 @@ class FimTokens(msgspec.Struct, frozen=True):
     middle: int
 
 
+class Marks(msgspec.Struct, frozen=True):
+    """The control tokens that a tokenizer puts around a text, and those between a query and a text that a
+    cross-encoder reads together."""
+
+    begin: tuple[int, ...] = ()
+    between: tuple[int, ...] = ()
+    end: tuple[int, ...] = ()
+
+
 class Tokenizer(Protocol):
     """A model's vocabulary. Any thread may call it."""
 
@@ -158,6 +167,17 @@ class Tokenizer(Protocol):
 
     @property
     def fim(self) -> FimTokens | None: ...
+
+    @property
+    def marks(self) -> Marks:
+        """`begin` and `end` are what `encode(..., add_special=True)` adds."""
+        ...
+
+    @property
+    def rerank_template(self) -> str | None:
+        """The prompt of a reranker in the model file, with `{query}` and `{document}`; None if there is
+        none."""
+        ...
 
     def encode(self, text: str, *, add_special: bool, parse_special: bool) -> list[int]:
         """The tokens of a text. `parse_special` turns control tokens that are

@@ -158,9 +158,10 @@ class EngineCore:
 
     def step(self, sharing: Sharing = ALONE) -> Iterator[StepStarted | StepDone | QueueState]:
         """Compute one step; what happens is yielded when it happens."""
-        # After a step that was thrown away for another model's newcomer a short one: it is not thrown away
-        # too, and makes the next newcomer wait for no long one.
-        is_short = sharing.beside_interactive or self._was_interrupted
+        # After a step that was thrown away for another model's newcomer comes a short one: it is not thrown
+        # away too, and the next newcomer waits for no long one.
+        is_repeated = self._was_interrupted and self.work is Priority.BATCH
+        is_short = sharing.beside_interactive or is_repeated
         try:
             step = self._scheduler.schedule(beside_interactive=is_short)
         except BaseException:  # nobody knows with whom the scheduler could not cope: it may be any of them

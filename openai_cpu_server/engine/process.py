@@ -12,6 +12,7 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
+from openai_cpu_server.contract.cost import CostCurve
 from openai_cpu_server.contract.messages import EngineOptions
 from openai_cpu_server.contract.model_info import ModelKind
 from openai_cpu_server.contract.step import Backend
@@ -32,6 +33,12 @@ from openai_cpu_server.llama.gguf.header import GgufHeader
 from openai_cpu_server.llama.gguf.kind import model_kind
 from openai_cpu_server.llama.measure.calibrate import Calibrator
 from openai_cpu_server.observe.logs import set_up_logs
+
+_MOST_TURNS = 60
+"""A measurement at start is given up after so many turns.
+
+They are of a second beside batch work, and 40 s is what it takes for the largest models.
+"""
 
 
 def _load(options: EngineOptions, on_progress: Callable[[float], None]) -> LlamaBackend | LlamaEmbedder:
@@ -75,10 +82,22 @@ def calibrated(
     )
     curve = calibrator.known()
     if curve is None and is_due:
-        # Where others compute too this may end early: it goes on when nobody wants anything.
-        curve = calibrator.measure(lambda: turn.is_wanted)
+        curve = _measured(calibrator, turn)
     may_measure = options.calibrate != "never"
     return build_core(options, backend, curve, calibrator.measure if may_measure else None)
+
+
+def _measured(calibrator: Calibrator, turn: EngineTurn) -> CostCurve | None:
+    """The curve, measured in turns with the loads of others; None if others have more to do than that.
+
+    Then the measurement goes on when nobody wants anything.
+    """
+    for _ in range(_MOST_TURNS):
+        curve = calibrator.measure(lambda: turn.is_wanted)
+        if curve is not None or turn.sharing.beside_interactive:
+            return curve
+        turn.pass_on()
+    return None
 
 
 def main() -> None:

@@ -17,8 +17,6 @@ _MEMORY_S = 5.0
 """What was seen of the others counts for about so long, in time in which this engine wanted to compute."""
 _SLOWEST = 20.0
 """Estimates are made longer by this factor at most."""
-
-
 _LOADING = Wants(work=Priority.BATCH, is_loading=True)
 
 

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from llama_cpp._ggml import libggml
-
 from openai_cpu_server.contract.model_info import Kernels
 from openai_cpu_server.kernels.library import obstacle
 from openai_cpu_server.kernels.proof import kernels_in_use
+from openai_cpu_server.llama.bindings import libggml
 from openai_cpu_server.llama.model.native import native_log
 
 

@@ -30,7 +30,8 @@ class TraceParent(msgspec.Struct, frozen=True):
 
 
 class CallFigures(msgspec.Struct, frozen=True, kw_only=True):
-    """The figures of one generating call, which may have ended early. `_s` are seconds."""
+    """The figures of one call that generated, embedded or scored; it may have ended early. `_s` are
+    seconds."""
 
     prompt_tokens: int
     cached_tokens: int
@@ -46,6 +47,8 @@ class CallFigures(msgspec.Struct, frozen=True, kw_only=True):
     """The time from the request's arrival to its first token; None: there was none."""
     gaps: Distribution
     """The times between tokens of a sequence."""
+    inputs: int | None = None
+    """Inputs that were embedded or scored; 0 if it ended early. None: it generated."""
 
 
 class Ended(msgspec.Struct, frozen=True, kw_only=True):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+import zlib
 from collections import Counter
 from collections.abc import Sequence
 
@@ -124,7 +125,8 @@ class FakeEngine:
             await self.goes_on.wait()
             if request.id not in self._live:
                 return
-            tokens.append(next_token(tokens))
+            scores = bias_scores(request)
+            tokens.append(max(scores, key=scores.__getitem__) if scores else next_token(tokens))
             num_output += 1
             if tokens[-1] == END_TOKEN and not request.sampling.ignore_eos:
                 reason = FinishReason.STOP
@@ -135,9 +137,19 @@ class FakeEngine:
         generation.push(TokenEvent(id=request.id, finish=finish))
 
 
+def bias_scores(request: GenerationRequest) -> dict[int, float]:
+    """Log-probabilities of tokens with a bias, which the fake takes for the only ones that there are."""
+    return {
+        token: -(zlib.crc32(repr((*request.tokens, token)).encode()) % 4001 / 1000)
+        for token in request.sampling.logit_bias
+    }
+
+
 def _event(request: GenerationRequest, token: int) -> TokenEvent:
     text = bytes([token - 2]).decode(errors="replace") if 2 <= token < 258 else ""
-    logprobs = () if request.top_logprobs is None else (TokenLogprob(token, -1.0),)
+    scores = bias_scores(request) or {token: -1.0}
+    told = TokenLogprob(token, scores[token], tuple(scores.items()) if len(scores) > 1 else ())
+    logprobs = () if request.top_logprobs is None else (told,)
     return TokenEvent(id=request.id, tokens=(token,), text=text, logprobs=logprobs)
 
 

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from openai_cpu_server.contract.engine import EngineState
-from openai_cpu_server.contract.messages import EngineOptions
+from openai_cpu_server.contract.messages import EngineOptions, Recall, Turn, TurnBack, Wants
 from openai_cpu_server.contract.request import Priority
 from openai_cpu_server.dispatch.dispatcher import Dispatcher
 from openai_cpu_server.dispatch.hang_detector import HangLimits
@@ -58,6 +58,28 @@ async def both(shared: Shared, a: Dispatcher, b: Dispatcher) -> AsyncIterator[No
         await stack.enter_async_context(running(b))
         await eventually(lambda: shared.cores.holder is None)
         yield
+
+
+async def test_a_load_is_as_urgent_as_who_waits_for_it() -> None:
+    cores = SharedCores(batch_floor=0.1)
+    sent: dict[str, list[object]] = {"a": [], "b": []}
+    a, b = cores.join("a"), cores.join("b")
+    a.enter(sent["a"].append)
+    b.enter(sent["b"].append)
+    a.heard(Wants(work=BATCH), loads_for=None)
+    loading = Wants(work=BATCH, is_loading=True)
+    b.heard(loading, loads_for=None)
+    assert sent["a"] == [Turn(), Recall(after_ms=pytest.approx(1000, abs=50))]
+    b.heard(loading, loads_for=INTERACTIVE)
+    assert sent["a"][2:] == [Recall(interrupts=True)]
+    a.heard(TurnBack(wants=Wants(work=BATCH)), loads_for=INTERACTIVE)
+    assert (a.is_waiting, b.is_holding, b.is_awaited) == (True, True, True)
+    await asyncio.sleep(0.01)
+    b.leave()
+    used_s = b.used_s(INTERACTIVE)
+    b.leave()
+    assert b.used_s(INTERACTIVE) == used_s > 0
+    assert a.is_holding
 
 
 async def test_streams_of_two_models_are_whole_and_take_turns() -> None:

@@ -333,7 +333,7 @@ def test_a_newcomer_of_another_model_interrupts_batch_work_and_the_next_step_is_
         assert engine.last is not None
         assert engine.last.figures is not None
         sizes.append(engine.last.figures.tokens)
-    assert 5 + 995 * sizes[0] / 255 <= OPTIONS.interactive_step_ms < 5 + 995 * sizes[1] / 255
+    assert sizes[0] < 50 < sizes[1]
 
 
 def test_steps_beside_other_models_interactive_work_are_short() -> None:
@@ -341,7 +341,7 @@ def test_steps_beside_other_models_interactive_work_are_short() -> None:
     engine.core.handle(Submit(request("one", prompt=200, priority=BATCH)))
     (done,) = (m for m in engine.core.step(Sharing(beside_interactive=True)) if isinstance(m, StepDone))
     assert done.figures is not None
-    assert 0 < 5 + 995 * done.figures.tokens / 255 <= OPTIONS.interactive_step_ms
+    assert 0 < done.figures.tokens < 50
 
 
 def test_what_needs_no_computing_is_told_while_another_model_computes() -> None:

@@ -86,7 +86,16 @@ _SCOPES = {
     "/v1/cache": Scope.ADMIN,
     "/v1/cache/stats": Scope.ADMIN,
 }
-METERED_PATHS = frozenset({"/v1/chat/completions", "/v1/completions"})
+METERED_PATHS = frozenset(
+    {
+        "/v1/chat/completions",
+        "/v1/completions",
+        "/v1/embeddings",
+        "/v1/rerank",
+        "/v2/rerank",
+        "/rerank",
+    }
+)
 """Calls there count against a key's limits."""
 
 

@@ -10,6 +10,7 @@ from bench.workloads import (
     bursts,
     chat,
     clients,
+    cpu,
     json_output,
     long_prompt,
     memory,
@@ -18,6 +19,7 @@ from bench.workloads import (
     other_cells,
     pool_pressure,
     prefix,
+    priority,
     schedule,
     speculation,
     throughput,
@@ -33,6 +35,8 @@ WORKLOADS: Mapping[str, Callable[[Bench], WorkloadResult]] = {
     "long-prompt": long_prompt.run,
     "bursts": bursts.run,
     "unequal": unequal.run,
+    "priority": priority.run,
+    "cpu": cpu.run,
     "json": json_output.run,
     "speculation": speculation.run,
     "memory": memory.run,
@@ -42,7 +46,7 @@ WORKLOADS: Mapping[str, Callable[[Bench], WorkloadResult]] = {
     "neighbours": neighbours.run,
 }
 
-OURS_ALONE = frozenset({"speculation", "schedule", "pool-pressure", "other-cells", "neighbours"})
+OURS_ALONE = frozenset({"speculation", "priority", "schedule", "pool-pressure", "other-cells", "neighbours"})
 """The workloads that measure no other server, and no variant that can be named."""
 
 QUICK = ("throughput", "chat", "prefix", "mixed", "long-prompt", "bursts", "json", "memory", "schedule")

@@ -42,8 +42,11 @@ class Size:
     ramp_s: float
     """Seconds with batch work alone before the first interactive request."""
     window_s: float
-    every_s: float = 1.0
-    """The mean seconds between interactive requests, which come at random (Poisson)."""
+    num_idle: int = 8
+    """Interactive requests one after the other, which say what one takes alone."""
+    pace: float = 3.0
+    """The mean interval between interactive requests, in times that a lone one takes. They come at random
+    (Poisson)."""
     batch_clients: int = 8
     batch_prompt: int = 300
     batch_output: int = 60
@@ -51,8 +54,8 @@ class Size:
     short_output: int = 12
 
 
-FULL = Size(ramp_s=5.0, window_s=40.0)
-QUICK = Size(ramp_s=0.5, window_s=3.0, every_s=0.5)
+FULL = Size(ramp_s=4.0, window_s=25.0)
+QUICK = Size(ramp_s=0.5, window_s=3.0, num_idle=3)
 
 
 @dataclass
@@ -89,7 +92,8 @@ def run(bench: Bench) -> WorkloadResult:
     return WorkloadResult(
         name="neighbours",
         sizes=f"{size.batch_clients} batch clients, about {size.batch_prompt} + {size.batch_output} tokens; "
-        f"interactive {size.short_prompt} + {size.short_output} tokens every {size.every_s:g} s on average; "
+        f"interactive {size.short_prompt} + {size.short_output} tokens every {size.pace:g} times what "
+        "one takes alone, on average; "
         f"windows of {size.window_s:g} s; two engines of the same model, no HTTP",
         goals=(
             Goal(
@@ -143,9 +147,9 @@ def _gap(phase: Phase) -> float:
 
 async def _round(model: Path, size: Size, number: int, say: Callable[[str], None]) -> Round:
     async with _engines(model) as (one, other):
-        load = _Load(size, number)
         say("  idle")
-        idle = await load.phase("idle", one, None)
+        load = _Load(size, number)
+        idle = await load.idle(one)
         say("  beside its own batch work")
         own = await load.phase("own", one, one)
         say("  beside another model's batch work")
@@ -197,12 +201,21 @@ class _Load:
     def __init__(self, size: Size, number: int) -> None:
         self._size = size
         self._number = number
+        self._every_s = 1.0
+
+    async def idle(self, asked: Dispatcher) -> Phase:
+        """Requests one after the other. They set the pace of the phases that follow."""
+        phase, begin_s = Phase(), time.perf_counter()
+        for i in range(self._size.num_idle):
+            await self._ask(asked, f"idle-{i}", time.perf_counter(), phase)
+        self._every_s = self._size.pace * (time.perf_counter() - begin_s) / self._size.num_idle
+        return phase
 
     async def phase(
         self,
         name: str,
         asked: Dispatcher,
-        company: Dispatcher | None,
+        company: Dispatcher,
         *,
         priority: Priority = Priority.BATCH,
         clients: int | None = None,
@@ -212,12 +225,12 @@ class _Load:
         jobs = self._jobs(name, priority)
         loops = [
             asyncio.create_task(self._ask_on(company, jobs, phase))
-            for _ in range(clients or size.batch_clients if company is not None else 0)
+            for _ in range(clients or size.batch_clients)
         ]
         try:
             await asyncio.sleep(size.ramp_s)
             begin_s, phase.batch_tokens = time.perf_counter(), 0
-            arrivals = poisson_arrivals(1 / size.every_s, size.window_s, seed=self._number)
+            arrivals = poisson_arrivals(1 / self._every_s, size.window_s, seed=self._number)
             await asyncio.gather(
                 *[
                     self._ask(asked, f"{name}-{i}", begin_s + offset_s, phase)
@@ -246,10 +259,7 @@ class _Load:
                     (phase.ttft_s if is_first else phase.gaps_s).append(now_s - last_s)
                     last_s, is_first = now_s, False
 
-    async def _ask_on(
-        self, engine: Dispatcher | None, jobs: Iterator[GenerationRequest], phase: Phase
-    ) -> None:
-        assert engine is not None
+    async def _ask_on(self, engine: Dispatcher, jobs: Iterator[GenerationRequest], phase: Phase) -> None:
         for job in jobs:
             async with engine.generate([job]) as generation:
                 async for event in generation:
