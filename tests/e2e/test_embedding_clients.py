@@ -133,6 +133,7 @@ def test_llama_index_embeds_and_reranks(url: str) -> None:
     assert best.score > second.score
 
 
+@pytest.mark.filterwarnings("ignore:Item 'summary' on TypedDict:UserWarning")  # of LiteLLM's own types
 def test_litellm_embeds_and_reranks(url: str) -> None:
     answer = litellm.embedding(model="hosted_vllm/minilm", input=WEATHER, api_base=url + "/v1")
     assert cosines([item["embedding"] for item in answer.data]) == pytest.approx(PUBLISHED, abs=0.01)
