@@ -12,13 +12,12 @@ import pytest
 from langchain_core.vectorstores import InMemoryVectorStore
 from langchain_openai import ChatOpenAI, OpenAIEmbeddings
 from llama_index.core.schema import NodeWithScore, QueryBundle, TextNode
-from llama_index.embeddings.openai_like import OpenAILikeEmbedding
-from llama_index.postprocessor.jinaai_rerank import JinaRerank
-
 from tests.server import ServerProcess
 
 os.environ.setdefault("LITELLM_LOCAL_MODEL_COST_MAP", "True")  # else importing it asks a server of its makers
-import litellm
+litellm = pytest.importorskip("litellm")
+OpenAILikeEmbedding = pytest.importorskip("llama_index.embeddings.openai_like").OpenAILikeEmbedding
+JinaRerank = pytest.importorskip("llama_index.postprocessor.jinaai_rerank").JinaRerank
 
 pytestmark = [pytest.mark.native, pytest.mark.thorough]
 
