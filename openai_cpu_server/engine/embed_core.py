@@ -44,11 +44,12 @@ _PLACES_TOLD = 100
 
 
 class EmbedOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """As `EngineOptions` has them."""
-
-    interactive_step_ms: float
-    batch_step_ms: float
+    short_step_ms: float
+    """What a step may take where an interactive request waits for it, here or in another engine."""
+    batch_stall_ms: float
+    """As `EngineOptions` has it."""
     preempt_threshold_ms: float
+    """As `EngineOptions` has it."""
 
 
 class EmbedCore:
@@ -137,7 +138,7 @@ class EmbedCore:
         # After a step that was thrown away a short one: it is not thrown away too.
         is_short = sharing.beside_interactive or self._was_interrupted
         interactive = is_short or self._queue.best_priority is Priority.INTERACTIVE
-        budget_ms = options.interactive_step_ms if interactive else options.batch_step_ms
+        budget_ms = options.short_step_ms if interactive else options.batch_stall_ms
         budget_tokens = self._tokens_within(budget_ms)
         return Room(max_inputs=info.max_seqs, max_tokens=info.max_step_tokens, budget_tokens=budget_tokens)
 
