@@ -26,7 +26,7 @@ from openai_cpu_server.api.options import ApiOptions
 from openai_cpu_server.api.resolve.call import cache_namespace
 from openai_cpu_server.contract.engine import Engine
 from openai_cpu_server.contract.messages import EngineOptions
-from openai_cpu_server.contract.model_info import Tokenizer
+from openai_cpu_server.contract.model_info import ModelKind, Tokenizer
 from openai_cpu_server.dispatch.dispatcher import Dispatcher
 from openai_cpu_server.dispatch.hang_detector import HangLimits
 from openai_cpu_server.dispatch.observer import EngineObserver
@@ -36,6 +36,8 @@ from openai_cpu_server.jobs.jobs import Jobs
 from openai_cpu_server.jobs.options import JobOptions
 from openai_cpu_server.jobs.run.rows import RunRow
 from openai_cpu_server.jobs.store.database import open_database
+from openai_cpu_server.llama.gguf.header import GgufHeader
+from openai_cpu_server.llama.gguf.kind import model_kind
 from openai_cpu_server.llama.grammar.grammar_check import GrammarCheck
 from openai_cpu_server.llama.host.machine import Machine
 from openai_cpu_server.llama.measure.profile import load_profile
@@ -80,7 +82,7 @@ def serve(settings: Settings) -> None:
         watch = Watch.new(model=name, tracing=tracing)
         engine = _engine(settings, model.path, vocabulary, watch)
         jobs = _jobs(settings, name)
-        models = ModelRegistry([_served(settings, name, engine, vocabulary)])
+        models = ModelRegistry([_served(settings, model, engine, vocabulary)])
         options = _api_options(settings)
         api = create_api(models, options, keys=keys, limits=limits, jobs=jobs, watch=watch)
         config = _web_config(settings, api.app)
@@ -112,7 +114,7 @@ def offline(settings: Settings, model: FoundModel) -> Iterator[Offline]:
     with Vocabulary.open(model.path) as vocabulary:
         watch = Watch.new(model=model.name)
         engine = _engine(settings, model.path, vocabulary, watch)
-        models = ModelRegistry([_served(settings, model.name, engine, vocabulary)])
+        models = ModelRegistry([_served(settings, model, engine, vocabulary)])
         yield Offline(engine, create_api(models, _api_options(settings), watch=watch).run_row)
 
 
@@ -122,10 +124,11 @@ def found_model(settings: Settings) -> FoundModel:
     return FoundModel(settings.served_model_name or model.name, model.path)
 
 
-def _served(settings: Settings, name: str, engine: Engine, vocabulary: Vocabulary) -> ServedModel:
-    template = _template(settings.chat_template, vocabulary)
+def _served(settings: Settings, model: FoundModel, engine: Engine, vocabulary: Vocabulary) -> ServedModel:
+    kind = model_kind(GgufHeader(model.path))
+    template = _template(settings.chat_template, vocabulary) if kind is ModelKind.GENERATES else None
     return ServedModel(
-        names=(name,),
+        names=(model.name,),
         created=int(time.time()),
         engine=engine,
         tokenizer=vocabulary,
@@ -133,6 +136,7 @@ def _served(settings: Settings, name: str, engine: Engine, vocabulary: Vocabular
         tool_format=_tool_format(settings.tool_format, template),
         check_grammar=GrammarCheck,
         whitespace=Whitespace(settings.json_whitespace),
+        kind=kind,
     )
 
 
