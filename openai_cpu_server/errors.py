@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 
 class ServerError(Exception):
     """Base of all failures that the package raises on purpose."""
@@ -30,6 +32,21 @@ class PromptTooLong(ServerError):
             f"asked for ({prompt_tokens} in the prompt, {max_tokens} for the output)."
         )
         self.param = param
+
+
+class AdapterFailed(ServerError):
+    """An adapter cannot be loaded: no adapter at all, or none for this model. The message is one line."""
+
+
+class AdapterNotFound(ServerError):
+    """No adapter of this name can be had for the model."""
+
+    def __init__(self, name: str, known: Sequence[str], *, reason: str | None = None) -> None:
+        """`reason`: why it was refused, if it is known at all."""
+        there = f"it has {', '.join(sorted(known))}" if known else "it has none"
+        why = f"could not be loaded: {reason}" if reason else f"does not exist for this model; {there}."
+        super().__init__(f"The adapter '{name}' {why}")
+        self.name = name
 
 
 class TemplateFailed(ServerError):

@@ -21,6 +21,8 @@ from openai_cpu_server.engine.offspring import die_with_parent, leave_signals_to
 from openai_cpu_server.errors import StartupError
 from tests.fakes import FAKE_INFO, FakeBackend
 
+COMMAND = (sys.executable, "-m", "tests.fake_engine")
+
 
 def main() -> None:
     leave_signals_to_parent()

@@ -36,7 +36,9 @@ class Totals(msgspec.Struct):
 class Replay:
     """Owns the live requests. What a dead engine has left is sent to the next one, with the output so far."""
 
-    def __init__(self, clock: Callable[[], float]) -> None:
+    def __init__(self, clock: Callable[[], float], left: Callable[[GenerationRequest], None]) -> None:
+        """`left` is told of each request that does not live any more."""
+        self._left = left
         self.live = LiveRequests()
         self.totals = Totals()
         self._clock = clock
@@ -66,6 +68,9 @@ class Replay:
         for live in requests:
             self._forget(live.request.id)
             live.generation.fail(live.request.id, error())
+
+    def uses_adapter(self, key: str) -> bool:
+        return any(live.request.adapter == key for live in self.live)
 
     # -- for the supervisor ------------------------------------------------------------------------------
 
@@ -134,7 +139,10 @@ class Replay:
         live.generation.push(event)
         if event.finish is not None:
             self.totals.output_tokens += event.finish.output_tokens
+            self._left(live.request)
 
     def _forget(self, request_id: str) -> None:
-        self.live.remove(request_id)
+        live = self.live.remove(request_id)
         self._recovery.is_back(request_id)
+        if live is not None:
+            self._left(live.request)

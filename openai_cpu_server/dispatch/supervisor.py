@@ -13,12 +13,15 @@ import msgspec
 
 from openai_cpu_server.contract.engine import EngineState, LastDeath
 from openai_cpu_server.contract.messages import (
+    AdapterLoaded,
+    AdapterRefused,
     Command,
     EngineOptions,
     Event,
     Handling,
     KVStats,
     Loading,
+    LoadingAdapter,
     QueueState,
     Ready,
     StartFailed,
@@ -26,6 +29,7 @@ from openai_cpu_server.contract.messages import (
     StepStarted,
 )
 from openai_cpu_server.contract.model_info import ModelInfo
+from openai_cpu_server.dispatch.adapters import AdapterDesk
 from openai_cpu_server.dispatch.child import EngineProcess, resident_bytes
 from openai_cpu_server.dispatch.crashes import CrashRecord
 from openai_cpu_server.dispatch.death import Death, DeathKind
@@ -34,7 +38,7 @@ from openai_cpu_server.dispatch.memory_killer import MemoryKiller
 from openai_cpu_server.dispatch.observer import NOBODY, EngineObserver
 from openai_cpu_server.dispatch.start import Start
 from openai_cpu_server.dispatch.watchdog import Watchdog
-from openai_cpu_server.errors import GenerationFailed, ServerError, StartupError
+from openai_cpu_server.errors import EngineUnavailable, GenerationFailed, ServerError, StartupError
 
 logger = logging.getLogger(__name__)
 
@@ -84,13 +88,14 @@ class Supervisor:
         memory_killer: Callable[[], MemoryKiller] = MemoryKiller,
     ) -> None:
         """`command` starts the engine; the number of its socket's file descriptor is appended."""
-        self.info: ModelInfo | None = None
+        self._info: ModelInfo | None = None
         self.kv_stats: KVStats | None = None
         """As of the last step; None while the present process has not made any."""
         self.reason: str | None = None
         """Why there is no engine, or none for the moment."""
         self.restarts = 0
         self.start = Start(options.model_path)
+        self.adapters = AdapterDesk(options.adapters)
         self._command = tuple(command)
         self._options = options
         self._clock = clock
@@ -114,6 +119,14 @@ class Supervisor:
     @property
     def state(self) -> EngineState:
         return self._state
+
+    @property
+    def info(self) -> ModelInfo | None:
+        """Facts about the model and the adapters that it now has; None until it was loaded."""
+        if self._info is None:
+            return None
+        loaded = self.adapters.shelf.loaded
+        return msgspec.structs.replace(self._info, adapters=loaded) if loaded else self._info
 
     @property
     def pid(self) -> int | None:
@@ -169,7 +182,9 @@ class Supervisor:
         """One engine process from spawn to death."""
         self._start_failure, self._has_advanced = None, False
         try:
-            process = await EngineProcess.spawn(self._command, self._options)
+            adapters = self.adapters.process_started()
+            options = msgspec.structs.replace(self._options, adapters=adapters)
+            process = await EngineProcess.spawn(self._command, options)
         except (OSError, RuntimeError) as error:  # of descriptors, memory or threads there may be none left
             return Death.unborn(error)
         self._process = self._last_process = process
@@ -181,7 +196,7 @@ class Supervisor:
             killer=self._memory_killer(),
             clock=self._clock,
             is_loading=lambda: self._state is not EngineState.READY,
-            owes=lambda: clientele.is_owed,
+            owes=lambda: clientele.is_owed or self.adapters.is_owed,
         )
         try:
             while (event := await watchdog.receive()) is not None and self._is_wanted:
@@ -189,6 +204,7 @@ class Supervisor:
         finally:
             watchdog.stop()
             clientele.lost()
+            self.adapters.lost()
             self._process = None
             await process.close()
         return watchdog.death()
@@ -199,6 +215,8 @@ class Supervisor:
                 self.start.heard(event)
             case Ready(info=info):
                 self._ready(info, clientele)
+            case LoadingAdapter() | AdapterLoaded() | AdapterRefused():
+                self.adapters.heard(event)
             case StartFailed(message=message):
                 self._start_failed(message)
             case StepDone():
@@ -209,9 +227,10 @@ class Supervisor:
 
     def _ready(self, info: ModelInfo, clientele: Clientele) -> None:
         logger.info("ready: %s", info.summary)
-        self.info, self.reason = info, None
+        self._info, self.reason = info, None
         self._crashes.started()
         self._move(EngineState.READY)
+        self.adapters.ready(self.send)
         clientele.ready(self.send)
 
     def _start_failed(self, message: str) -> None:
@@ -227,7 +246,10 @@ class Supervisor:
 
     async def _replace(self, death: Death, clientele: Clientele) -> None:
         """Decide what the death means, and wait before the next start."""
+        has_died_of_adapter = self.adapters.died(death.message)
         if self._state is EngineState.LOADING:
+            if has_died_of_adapter:
+                return  # the next process does not load it
             raise StartupError(self.start.failure(death))
         if self._may_have_died_measuring(death, clientele):
             logger.warning("steps are not timed any more: the engine may have died of that")
@@ -266,6 +288,7 @@ class Supervisor:
         logger.critical("giving up: %s", self.reason)
         self._move(EngineState.FAILED)
         clientele.end(lambda: GenerationFailed(f"The engine is gone: {self.reason}."))
+        self.adapters.end(lambda: EngineUnavailable(f"The engine is gone: {self.reason}."))
 
     def _move(self, to: EngineState) -> None:
         if to is self._state:
@@ -274,3 +297,4 @@ class Supervisor:
         self._state = to
         if to is EngineState.STOPPED:
             self._stopped.set()
+            self.adapters.end(lambda: EngineUnavailable("The server is shutting down."))

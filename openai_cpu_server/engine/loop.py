@@ -20,7 +20,7 @@ from openai_cpu_server.contract.messages import (
 )
 from openai_cpu_server.contract.step import Backend
 from openai_cpu_server.engine.channel import EngineChannel
-from openai_cpu_server.engine.core import EngineCore, Work
+from openai_cpu_server.engine.core import Checked, EngineCore, Work
 from openai_cpu_server.engine.preparation import Preparation
 from openai_cpu_server.errors import StartupError
 
@@ -49,6 +49,8 @@ def run_engine(channel: EngineChannel, *, load: Load, build_core: BuildCore) -> 
     core = build_core(start.options, backend, _teller(channel, LoadingPhase.COSTS))
     try:
         with contextlib.suppress(ConnectionError):  # the client died while we sent: nobody is left to tell
+            for adapter in start.options.adapters:
+                _handle(channel, core, core.check_adapter(adapter))
             channel.send(Ready(info=backend.info))
             _serve(channel, backend, core, grace_s=start.options.exit_grace_s)
         # Only at an orderly end: after an error in native code nobody knows what the cells hold.
@@ -69,7 +71,8 @@ def _serve(channel: EngineChannel, backend: Backend, core: EngineCore, *, grace_
         if core.is_worth_interrupting(command):
             backend.interrupt()
 
-    with Preparation(core.prepare, announce=channel.send, hand_on=hand_on) as preparation:
+    check = core.check_adapter
+    with Preparation(core.prepare, check, announce=channel.send, hand_on=hand_on) as preparation:
         reader = (channel, inbox, preparation, backend, grace_s)
         threading.Thread(target=_read, args=reader, daemon=True).start()
         _work(channel, inbox, core)
@@ -81,12 +84,20 @@ def _work(channel: EngineChannel, inbox: Inbox, core: EngineCore) -> None:
     while inbox.is_open:
         inbox.wait(_patience_s(core, quiet_s))
         for command in inbox.drain():
-            core.handle(command)
+            _handle(channel, core, command)
         if core.has_work:
             _step(channel, core)
         elif core.is_guessing and not inbox.has_news:
             core.calibrate(lambda: inbox.has_news)
             quiet_s = min(2 * quiet_s, _QUIET_MOST_S)
+
+
+def _handle(channel: EngineChannel, core: EngineCore, command: Work) -> None:
+    if not isinstance(command, Checked):
+        core.handle(command)
+        return
+    for news in core.load_adapter(command):
+        channel.send(news)
 
 
 def _patience_s(core: EngineCore, quiet_s: float) -> float | None:
