@@ -28,6 +28,12 @@ class CallMetrics:
             "Prompt tokens of ended requests that were not computed, because another request had.",
         )
         self._output = counter("output_tokens", "Output tokens of ended requests.")
+        self._adapters = Counter(
+            "ocs_adapter_tokens",
+            "Tokens of ended requests with a LoRA adapter, by MODEL:NAME; kind: prompt or output.",
+            ("adapter", "kind"),
+            registry=registry,
+        )
         self._queue = histogram("queue", "Seconds from submission to the first step.")
         self._ttft = histogram("time_to_first_token", "Seconds from arrival to the first token.")
         self._total = histogram(
@@ -47,6 +53,9 @@ class CallMetrics:
         self._prompt.labels(priority).inc(call.prompt_tokens)
         self._cached.labels(priority).inc(call.cached_tokens)
         self._output.labels(priority).inc(call.output_tokens)
+        if call.adapter is not None:
+            self._adapters.labels(call.adapter, "prompt").inc(call.prompt_tokens)
+            self._adapters.labels(call.adapter, "output").inc(call.output_tokens)
         self._queue.labels(*labels).observe(call.queue_s)
         self._total.labels(*labels).observe(request.seconds)
         if call.ttft_s is not None:

@@ -116,12 +116,13 @@ class FakeEngine:
 
     async def _compute(self, request: GenerationRequest, generation: Generation) -> None:
         tokens, num_output, reason = list(request.tokens), 0, FinishReason.LENGTH
+        key = self.named[request.adapter].adapter.key if request.adapter is not None else None
         while num_output < request.max_tokens and reason is FinishReason.LENGTH:
             await asyncio.sleep(0)
             await self.goes_on.wait()
             if request.id not in self._live:
                 return
-            tokens.append(next_token(adapted(request.adapter, tokens)))
+            tokens.append(next_token(adapted(key, tokens)))
             num_output += 1
             if tokens[-1] == END_TOKEN and not request.sampling.ignore_eos:
                 reason = FinishReason.STOP

@@ -122,7 +122,8 @@ class GenerationRoute(Generic[B]):
     async def _resolved(self, data: bytes, sender: Sender) -> tuple[Call, Chosen]:
         reading = partial(parse, self._family.schema, data, lenient=self._options.lenient)
         body, ignored = await off_loop(len(data), reading)
-        chosen = self._models.choose(body.model, sender.identity.allowed_models)
+        allowed = sender.identity.allowed_models
+        chosen = self._models.choose(body.model, allowed, adapter=body.lora)
         asking = Asking(chosen, chosen.model.loaded(), sender, self._options, ignored)
         size = SLOW if may_shape_output(data) else len(data)
         return await off_loop(size, partial(self._family.resolve, body, asking)), chosen
