@@ -249,7 +249,7 @@ class AdapterDesk:
         assert status is not None
         awaited = self._awaited.pop(key, None)
         if status.state is AdapterState.READY:
-            logger.info("the adapter %s is ready: %s", status.adapter.name, status.adapter.path)
+            logger.info("loaded the adapter %s, %s", status.adapter.name, status.adapter.path)
             if awaited is not None:
                 self.shelf.give_name(key)
         else:
