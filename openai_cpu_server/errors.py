@@ -56,6 +56,28 @@ class AdapterNotFound(ServerError):
         self.param = param
 
 
+class InputTooLong(ServerError):
+    """A text to embed or to score has more tokens than the model takes."""
+
+    def __init__(self, *, tokens: int, limit: int, param: str) -> None:
+        super().__init__(
+            f"This model's maximum context length is {limit} tokens, but '{param}' has {tokens}. "
+            "Shorten it, or send 'truncate': true to have it cut."
+        )
+        self.param = param
+
+
+class WrongModelKind(ServerError):
+    """The model that is asked for is there, but not for this."""
+
+    def __init__(self, name: str, cannot: str, *, able: Sequence[str]) -> None:
+        """`cannot`: a verb, such as `embed`. `able`: the names of models that the caller may use for it."""
+        listed = ", ".join(f"'{other}'" for other in able)
+        hint = f"On this server can: {listed}." if able else "No model of this server can."
+        super().__init__(f"The model '{name}' cannot {cannot}. {hint}")
+        self.name = name
+
+
 class TemplateFailed(ServerError):
     """The chat template raised or cannot render these messages."""
 
@@ -192,6 +214,10 @@ class ReaderTooSlow(ServerError):
 
     def __init__(self) -> None:
         super().__init__("The client reads too slowly: the request was ended.")
+
+
+class EmbeddingFailed(ServerError):
+    """llama.cpp could not compute the inputs of a step, or what came of it are no numbers."""
 
 
 class NativePanic(ServerError):

@@ -5,9 +5,9 @@
     .venv/bin/python scripts/benchmark.py [--quick] [--model PATH | --shape SHAPE] [--workloads chat,mixed]
 
 Servers are started by the script, measured in interleaved rounds (A B A B ...), stopped. Medians count, of
-ratios too, which are taken in each round; the spread is (largest - smallest) / median. The limit is a bare
-loop over llama_decode. Report, figures and plots are written to --output. Exit code: 0 if everything could be
-measured, met or not, or the time of --quick was over; 1 if something failed; 2 for wrong arguments.
+ratios too, which are taken in each round; the spread is (largest - smallest) / median. Report, figures and
+plots are written to --output. Exit code: 0 if everything could be measured, met or not, or the time of
+--quick was over; 1 if something failed; 2 for wrong arguments.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ from bench.circumstances import circumstances
 from bench.contest import OURS
 from bench.contestants import Variant
 from bench.failures import described
-from bench.limit.limit import Limit
 from bench.model import made_model
 from bench.peer_setup import SetupFailed, set_up
 from bench.peers import BEST_FLAGS, KEYS, PeerPaths, PeerUnusable, absent, peers
+from bench.prose import prompts_for
 from bench.report import show, show_goals, write
 from bench.results import Report, WorkloadResult
 from bench.servers import our_options
@@ -97,9 +97,10 @@ class _Run:
             f"[dim]{escape(line)}[/dim]", highlight=False
         )
         self._model: Path = (arguments.model or made_model(arguments.shape, arguments.quant)).resolve()
+        self._prompts = prompts_for(self._model)
+        self._once: frozenset[str] = arguments.once
         self._keys: frozenset[str] = arguments.servers
         self._peers = peers(self._model, arguments.peer_paths, arguments.llama_server_best)
-        self._limit = Limit(self._model, is_quick=self._is_quick, say=self._say) if arguments.limit else None
         self._known_options = our_options()
         missing = absent(self._keys, self._peers)
         if missing:
@@ -123,8 +124,9 @@ class _Run:
             say=self._say,
             peers=self._peers,
             keys=self._keys,
-            limit=self._limit,
             by_clock=self._by_clock,
+            prompts=self._prompts,
+            once=self._once,
         )
         self._say(f"{name} ...")
         start = time.perf_counter()
@@ -216,6 +218,13 @@ def _arguments() -> argparse.Namespace:
         help=f"of {', '.join(_ALL_KEYS)}; default: all that are here, with --quick "
         f"{', '.join(sorted(_QUICK_KEYS))}. Workloads pick those of them that say something there",
     )
+    parser.add_argument(
+        "--once",
+        type=lambda text: frozenset(_names(text, _ALL_KEYS)),
+        default=frozenset(),
+        metavar="NAME,...",
+        help="servers to measure in the first round only, such as one that takes long and decides nothing",
+    )
     parser.add_argument("--rounds", type=_positive, metavar="N", help="default 3, with --quick 1")
     parser.add_argument(
         "--quick", action="store_true", help="small sizes, done within three minutes: a look, not a result"
@@ -224,9 +233,6 @@ def _arguments() -> argparse.Namespace:
         "--by-clock",
         action="store_true",
         help="interactive requests of mixed come at equal intervals, not at random (Poisson)",
-    )
-    parser.add_argument(
-        "--no-limit", dest="limit", action="store_false", help="leave out the bare loop over llama_decode"
     )
     parser.add_argument(
         "--output", type=Path, default=_default_output(), metavar="DIR", help="default %(default)s"

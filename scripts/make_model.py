@@ -8,9 +8,11 @@ import shutil
 import sys
 from pathlib import Path
 
+from random_model.borrowed import UnfitTokenizer, borrowed_vocabulary
 from random_model.gguf_file import write_model
 from random_model.shapes import SHAPES
 from random_model.tensors import Quant
+from random_model.vocabulary import Vocabulary, build_vocabulary
 
 _PROGRESS_FROM_BYTES = 200_000_000
 
@@ -38,7 +40,15 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--quant", required=True, choices=[quant.value for quant in Quant])
     parser.add_argument("--output", required=True, type=Path, metavar="PATH")
     parser.add_argument("--seed", type=int, default=0, metavar="N", help="0 or more (default %(default)s)")
-    parser.add_argument("--fim", action="store_true", help="with tokens for fill-in-the-middle")
+    tokenizers = parser.add_mutually_exclusive_group()
+    tokenizers.add_argument("--fim", action="store_true", help="with tokens for fill-in-the-middle")
+    tokenizers.add_argument(
+        "--tokenizer",
+        type=Path,
+        metavar="FILE.gguf",
+        help="with this model's tokenizer (byte-level BPE), cut to the size that the shape has; "
+        "default: one of its own, SentencePiece",
+    )
     return parser
 
 
@@ -49,11 +59,15 @@ def main() -> int:
     if args.seed < 0:
         parser.error(f"argument --seed: {args.seed} is negative")
     try:
+        vocab = _vocabulary(args)
+    except (OSError, UnfitTokenizer) as error:
+        parser.error(f"argument --tokenizer: {error}")
+    try:
         write_model(
             args.output,
             SHAPES[args.shape],
             Quant(args.quant),
-            fim=args.fim,
+            vocab,
             seed=args.seed,
             on_progress=_Progress(),
         )
@@ -63,6 +77,13 @@ def main() -> int:
     except KeyboardInterrupt:
         return 130
     return 0
+
+
+def _vocabulary(args: argparse.Namespace) -> Vocabulary:
+    size = SHAPES[args.shape].vocab
+    if args.tokenizer is not None:
+        return borrowed_vocabulary(args.tokenizer, size)
+    return build_vocabulary(size, fim=args.fim)
 
 
 def _reason(error: OSError, path: Path) -> str:

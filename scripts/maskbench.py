@@ -29,13 +29,8 @@ from llguidance import LLMatcher, LLTokenizer, TokenizerWrapper
 
 from openai_cpu_server.errors import InvalidRequest
 from openai_cpu_server.llama.grammar.grammar_check import GrammarCheck
-from openai_cpu_server.structured import (
-    Options,
-    PropertyOrder,
-    UnsupportedSchema,
-    Whitespace,
-    schema_to_gbnf,
-)
+from openai_cpu_server.structured import Options, PropertyOrder, UnsupportedSchema, Whitespace
+from openai_cpu_server.structured.compiler import schema_to_gbnf
 from openai_cpu_server.structured.gbnf import gbnf_to_lark
 
 VOCABULARY = 32_000

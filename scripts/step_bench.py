@@ -1,10 +1,12 @@
 #!/usr/bin/env python3
-"""Measures whole steps of a model: ggml alone against ggml with our kernels in front.
+"""Measures whole steps of a model: ggml alone, with our kernels in front, and what the machine allows.
 
     .venv/bin/python scripts/step_bench.py MODEL [--rounds 3] [--only decode]
 
 Both compute in turn; the best of all rounds counts, for whatever else the machine does only makes a round
-slower.
+slower. No step can be shorter than reading its weights and cells takes at the speed at which all threads read
+memory, nor than its multiply-adds take in loops that do nothing else (int8 for weights, float for attention).
+Both speeds are measured at the start; the larger time is the floor.
 """
 
 from __future__ import annotations
@@ -15,6 +17,9 @@ import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
+
+from bench.roofline import Peaks, Work, measured_peaks
 
 from openai_cpu_server.contract.messages import EngineOptions
 from openai_cpu_server.contract.step import Backend
@@ -22,8 +27,11 @@ from openai_cpu_server.kernels.build import LIBRARY
 from openai_cpu_server.kernels.library import Kernel, Library, obstacle, put_in_front
 from openai_cpu_server.llama.measure.probe import Probe
 
-_CHUNK = 256
-"""Tokens of a step that reads a prompt."""
+if TYPE_CHECKING:
+    from bench.model_work import ModelWork
+
+_CHUNK, _LONGEST = 256, 512
+"""Tokens of a step that reads a prompt: usually, and at most."""
 _SLOTS = 64
 _KV_TOKENS = 20_000
 
@@ -36,15 +44,36 @@ class Situation:
     context: int = 0
     """The cells that each of the first `num_holders` slots has before that."""
     num_holders: int = 0
+    chunk: int = _CHUNK
+    """The most tokens of a step."""
 
     @property
     def num_tokens(self) -> int:
         return sum(self.timed.values())
 
+    def steps(self) -> Iterator[dict[int, int]]:
+        """The tokens of each slot, step by step."""
+        left = dict(self.timed)
+        while left:
+            longest = max(left, key=left.__getitem__)
+            others = sum(left.values()) - left[longest]
+            step = {**left, longest: min(left[longest], self.chunk - others)}
+            yield step
+            left = {slot: count - step[slot] for slot, count in left.items() if count > step[slot]}
+
+    def work(self, model: ModelWork) -> Work:
+        held, total = dict.fromkeys(range(self.num_holders), self.context), Work()
+        for step in self.steps():
+            total += model.step(step, held)
+            held |= {slot: held.get(slot, 0) + size for slot, size in step.items()}
+        return total
+
 
 def situations() -> Iterator[Situation]:
     for rows in (1, 2, 4, 8, 16, 32, 64):
         yield Situation(f"decode, {rows} x nothing before", dict.fromkeys(range(rows), 1))
+    for prompt in (256, 512):
+        yield Situation(f"prompt, {prompt} in one step", {0: prompt}, chunk=prompt)
     decodes = dict.fromkeys(range(16), 1)
     yield Situation("decode, 16 x 300", decodes, 300, 16)
     for prompt in (112, 240):
@@ -63,68 +92,87 @@ def main() -> int:
         print(f"step_bench: {why_not}", file=sys.stderr)
         return 1
     put_in_front()
+    from bench.model_work import ModelWork
+
     from openai_cpu_server.llama.backend import LlamaBackend  # after the library that stands in front of ggml
 
     options = EngineOptions(
-        model_path=str(args.model), kv_tokens=_KV_TOKENS, max_seqs=_SLOTS, prefill_tokens=_CHUNK
+        model_path=str(args.model), kv_tokens=_KV_TOKENS, max_seqs=_SLOTS, prefill_tokens=_LONGEST
     )
     backend = LlamaBackend.load(options, lambda fraction: None)
-    print(f"kernels: {backend.info.kernels.described}, {backend.info.threads} threads\n")
-    print("| step | ggml, ms | ours, ms | ratio | ours, tokens/s |\n| --- | --- | --- | --- | --- |")
     try:
+        model = ModelWork.of(args.model, backend.info.kv_type)
+        bench = _Bench(backend, args.rounds, measured_peaks(backend.info.threads), model)
+        print(bench.heading)
         for situation in situations():
             if args.only in situation.name:
-                _show(situation, *_measured(backend, situation, args.rounds))
+                print(bench.row(situation), flush=True)
     finally:
         backend.close()
     return 0
 
 
-def _measured(backend: Backend, situation: Situation, rounds: int) -> tuple[float, float]:
-    """Milliseconds with ggml alone, and with ours."""
-    library = Library(ctypes.CDLL(str(LIBRARY)))
-    best = [float("inf"), float("inf")]
-    for _ in range(rounds):
-        for is_ours in (False, True):
-            with Probe(backend) as probe:
-                _switch(
-                    library, is_on=True
-                )  # what comes before the clock starts is computed as fast as can be
-                _prepare(probe, situation)
-                _switch(library, is_on=is_ours)
-                best[is_ours] = min(best[is_ours], _timed(probe, situation))
-                probe.close()
-    _switch(library, is_on=True)
-    return best[False], best[True]
+class _Bench:
+    def __init__(self, backend: Backend, rounds: int, peaks: Peaks, model: ModelWork | None) -> None:
+        self._backend = backend
+        self._rounds = rounds
+        self._peaks = peaks
+        self._model = model
+        self._library = Library(ctypes.CDLL(str(LIBRARY)))
 
+    @property
+    def heading(self) -> str:
+        info = self._backend.info
+        return (
+            f"kernels: {info.kernels.described}, {info.threads} threads, {info.kv_type} cells; "
+            f"{self._peaks}\n\n"
+            "| step | ggml, ms | ours, ms | ratio | ours, tokens/s | floor, ms | held by | ours reaches |\n"
+            "| --- | --- | --- | --- | --- | --- | --- | --- |"
+        )
 
-def _prepare(probe: Probe, situation: Situation) -> None:
-    if situation.num_holders:
-        for start in range(0, situation.context, _CHUNK):
-            probe.compute({0: min(_CHUNK, situation.context - start)})
-    if situation.num_holders > 1:
-        probe.copy(0, range(1, situation.num_holders))
+    def row(self, situation: Situation) -> str:
+        ggml, ours = self._measured(situation)
+        rate = 1000 * situation.num_tokens / ours
+        return (
+            f"| {situation.name} | {ggml:.1f} | {ours:.1f} | {ggml / ours:.2f} | {rate:.0f} "
+            f"| {self._floor(situation, ours)} |"
+        )
 
+    def _floor(self, situation: Situation, ours: float) -> str:
+        if self._model is None:
+            return "unknown | |"
+        work = situation.work(self._model)
+        floor = work.floor_ms(self._peaks)
+        held_by = "memory" if work.is_held_by_memory(self._peaks) else "multiply-adds"
+        return f"{floor:.1f} | {held_by} | {floor / ours:.0%}"
 
-def _timed(probe: Probe, situation: Situation) -> float:
-    ms, left = 0.0, dict(situation.timed)
-    while left:
-        longest = max(left, key=left.__getitem__)
-        others = sum(left.values()) - left[longest]
-        step = {**left, longest: min(left[longest], _CHUNK - others)}
-        ms += probe.compute(step)
-        left = {slot: count - step[slot] for slot, count in left.items() if count > step[slot]}
-    return ms
+    def _measured(self, situation: Situation) -> tuple[float, float]:
+        """Milliseconds with ggml alone, and with ours."""
+        best = [float("inf"), float("inf")]
+        with Probe(self._backend) as probe:
+            self._prepare(probe, situation)
+            for _ in range(self._rounds):
+                for is_ours in (False, True):
+                    if situation.num_holders:
+                        probe.restore(range(situation.num_holders))
+                    self._switch(is_on=is_ours)
+                    best[is_ours] = min(best[is_ours], sum(map(probe.compute, situation.steps())))
+                    probe.close()
+            self._switch(is_on=True)
+        return best[False], best[True]
 
+    def _prepare(self, probe: Probe, situation: Situation) -> None:
+        """Save the cells that are there before the clock starts."""
+        if not situation.num_holders:
+            return
+        for start in range(0, situation.context, _LONGEST):
+            probe.compute({0: min(_LONGEST, situation.context - start)})
+        probe.save(0)
+        probe.close()
 
-def _switch(library: Library, *, is_on: bool) -> None:
-    for kernel in Kernel:
-        (library.switch_on if is_on else library.switch_off)(kernel)
-
-
-def _show(situation: Situation, ggml: float, ours: float) -> None:
-    rate = 1000 * situation.num_tokens / ours
-    print(f"| {situation.name} | {ggml:.1f} | {ours:.1f} | {ggml / ours:.2f} | {rate:.0f} |", flush=True)
+    def _switch(self, *, is_on: bool) -> None:
+        for kernel in Kernel:
+            (self._library.switch_on if is_on else self._library.switch_off)(kernel)
 
 
 def _parser() -> argparse.ArgumentParser:

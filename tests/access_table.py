@@ -9,6 +9,10 @@ OPEN = None
 NEEDED = {
     "POST /v1/chat/completions": INFERENCE,
     "POST /v1/completions": INFERENCE,
+    "POST /v1/embeddings": INFERENCE,
+    "POST /v1/rerank": INFERENCE,
+    "POST /v2/rerank": INFERENCE,
+    "POST /rerank": INFERENCE,
     "GET /v1/models": INFERENCE,
     "GET /v1/models/{id}": INFERENCE,
     "POST /v1/adapters": ADMIN,

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import msgspec
 
+from openai_cpu_server.contract.cost import CostCurve
 from openai_cpu_server.contract.messages import EngineOptions
 from openai_cpu_server.contract.step import Backend
 from openai_cpu_server.engine.build import build_core
@@ -18,6 +19,7 @@ from openai_cpu_server.engine.channel import EngineChannel
 from openai_cpu_server.engine.core import EngineCore, Measure
 from openai_cpu_server.engine.loop import run_engine
 from openai_cpu_server.engine.offspring import die_with_parent, leave_signals_to_parent
+from openai_cpu_server.engine.turn import EngineTurn
 from openai_cpu_server.errors import StartupError
 from tests.fakes import FAKE_INFO, FakeBackend
 
@@ -30,10 +32,18 @@ def main() -> None:
     flags = dict(argument.split("=") for argument in sys.argv[1:-1])
     sock = socket.socket(fileno=int(sys.argv[-1]))
 
+    num_pieces = int(flags.get("load_pieces", 0))
+    curve = (
+        CostCurve(step_ms=((1, 5000.0), (256, 6000.0)), attended_ms=0.0) if "slow_curve" in flags else None
+    )
+
     def load(options: EngineOptions, on_progress: Callable[[float], None]) -> Backend:
         if "fail" in flags:
             raise StartupError(flags["fail"])
         time.sleep(float(flags.get("load_s", 0)))
+        for piece in range(num_pieces):
+            on_progress(piece / num_pieces)
+            time.sleep(0.02)
         on_progress(1.0)
         info = msgspec.structs.replace(
             FAKE_INFO, kv_tokens=options.kv_tokens or FAKE_INFO.kv_tokens, max_seqs=options.max_seqs
@@ -43,7 +53,9 @@ def main() -> None:
         step_s = float(flags.get("step_s", 0))
         return FakeBackend(info, kill_on=kill_on, kill_with=kill_with, step_s=step_s)
 
-    def build(options: EngineOptions, backend: Backend, on_progress: Callable[[float], None]) -> EngineCore:
+    def build(
+        options: EngineOptions, backend: Backend, on_progress: Callable[[float], None], turn: EngineTurn
+    ) -> EngineCore:
         on_progress(float(flags.get("timed", 1.0)))
         time.sleep(float(flags.get("build_s", 0)))
         if "babble_if" in flags and Path(flags["babble_if"]).exists():
@@ -53,7 +65,7 @@ def main() -> None:
         if "dies_measuring" in flags and options.calibrate == "idle":
             return build_core(options, backend, None, _die)
         measure = _endless(Path(flags["measuring"])) if "measuring" in flags else None
-        return build_core(options, backend, None, measure)
+        return build_core(options, backend, curve, measure)
 
     run_engine(EngineChannel(sock), load=load, build_core=build)
 

@@ -6,6 +6,7 @@ import os
 import signal
 import threading
 import zlib
+from array import array
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,7 +14,8 @@ from pathlib import Path
 import msgspec
 
 from openai_cpu_server.contract.adapter import Adapter, LoadedAdapter
-from openai_cpu_server.contract.model_info import ModelInfo
+from openai_cpu_server.contract.embedding import EmbedResult
+from openai_cpu_server.contract.model_info import ModelInfo, ModelKind
 from openai_cpu_server.contract.request import Constraint
 from openai_cpu_server.contract.step import (
     Close,
@@ -32,7 +34,7 @@ from openai_cpu_server.contract.step import (
     Verb,
     num_right,
 )
-from openai_cpu_server.errors import AdapterFailed, ConstraintFailed
+from openai_cpu_server.errors import AdapterFailed, ConstraintFailed, EmbeddingFailed
 
 CONTROL_TOKEN = 300
 """Silent, unless control tokens are shown."""
@@ -57,6 +59,19 @@ FAKE_INFO = ModelInfo(
     can_share=True,
     can_trim=True,
 )
+
+FAKE_EMBEDDER = msgspec.structs.replace(
+    FAKE_INFO,
+    kind=ModelKind.EMBEDS,
+    embedding_size=16,
+    max_input_tokens=64,
+    context_trained=64,
+    kv_tokens=0,
+    kv_bytes_per_token=0,
+    can_share=False,
+    can_trim=False,
+)
+FAKE_RERANKER = msgspec.structs.replace(FAKE_EMBEDDER, kind=ModelKind.RERANKS, embedding_size=1)
 
 
 class Panic(BaseException):
@@ -183,6 +198,9 @@ class FakeBackend:
             padding=step.padding,
             failures={slot: failure for slot, (_, failure) in sampled.items() if failure is not None},
         )
+
+    def warm_up(self) -> bool:
+        return True
 
     def interrupt(self) -> None:
         self._interrupted.set()
@@ -325,3 +343,58 @@ class FakeBackend:
             return Sample(token, forced=burst or ())
         top = tuple((token + i, -1.0 - i) for i in range(opened.top_logprobs))
         return Sample(token, TokenLogprob(token, -1.0, top))
+
+
+def vector_of(tokens: Sequence[int], size: int) -> list[float]:
+    """What the fake embeds tokens as: how often each token is among them, in `size` bins. It is not of length
+    1, and alike for texts that share letters. With a size of 1 it is a score between -4 and 4."""
+    if size == 1:
+        return [zlib.crc32(repr(list(tokens)).encode()) % 8001 / 1000 - 4]
+    bins = [0.0] * size
+    for token in tokens:
+        bins[token % size] += 1.0
+    return bins
+
+
+class FakeEmbedder:
+    """Embeds as `vector_of` says. An input with `fail_on` cannot be computed; one with `kill_on` kills the
+    process with `kill_with`. `step_s` makes a step take its time. `steps` tells what was computed together.
+    """
+
+    def __init__(
+        self,
+        info: ModelInfo = FAKE_EMBEDDER,
+        *,
+        fail_on: int | None = None,
+        kill_on: int | None = None,
+        kill_with: signal.Signals = signal.SIGSEGV,
+        step_s: float = 0.0,
+    ) -> None:
+        self.info = info
+        self.steps: list[list[tuple[int, ...]]] = []
+        self._fail_on = fail_on
+        self._kill_on = kill_on
+        self._kill_with = kill_with
+        self._step_s = step_s
+        self._interrupted = threading.Event()
+
+    def embed(self, inputs: Sequence[tuple[int, ...]]) -> EmbedResult:
+        self._interrupted.clear()
+        assert 0 < len(inputs) <= self.info.max_seqs
+        assert sum(map(len, inputs)) <= self.info.max_step_tokens
+        assert all(0 < len(tokens) <= self.info.max_input_tokens for tokens in inputs)
+        if self._step_s and self._interrupted.wait(self._step_s):
+            return EmbedResult(interrupted=True)
+        self.steps.append(list(inputs))
+        if any(self._kill_on in tokens for tokens in inputs):
+            os.kill(os.getpid(), self._kill_with)
+        if any(self._fail_on in tokens for tokens in inputs):
+            raise EmbeddingFailed("the fake cannot compute one of these")
+        rows = [array("f", vector_of(tokens, self.info.embedding_size)) for tokens in inputs]
+        return EmbedResult(b"".join(row.tobytes() for row in rows))
+
+    def interrupt(self) -> None:
+        self._interrupted.set()
+
+    def close(self) -> None:
+        pass

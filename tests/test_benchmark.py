@@ -26,7 +26,8 @@ from bench.dialect import OURS, Dialect, SchemaField
 from bench.greedy import Verdict, compare, margin_shifts
 from bench.load import Clients, LoadFailed, fixed_arrivals, poisson_arrivals
 from bench.peers import PeerPaths, PeerUnusable, absent, peers
-from bench.prompts import about, random_tokens, random_words
+from bench.prompts import RandomPrompts, about, random_tokens, random_words
+from bench.prose import prompts_for
 from bench.report import markdown
 from bench.results import (
     Circumstances,
@@ -51,7 +52,9 @@ from bench.workloads.speculation_tasks import conversations, draft_model, extrac
 from benchmark import main
 
 from openai_cpu_server.contract.request import GenerationRequest, Sampling
-from openai_cpu_server.structured import schema_to_gbnf
+from openai_cpu_server.llama.model.vocabulary import Vocabulary
+from openai_cpu_server.model_source import DemoFiles
+from openai_cpu_server.structured.compiler import schema_to_gbnf
 from tests.tiny_model import SCRIPTS, tiny_model_path
 
 pytestmark = pytest.mark.thorough
@@ -108,13 +111,24 @@ def test_prompts_repeat_by_seed_and_share_nothing() -> None:
 
 
 def test_requests_of_a_round_share_just_what_they_should() -> None:
-    first, second = prefix.asks(prefix.FULL, 0), prefix.asks(prefix.FULL, 1)
+    first, second = prefix.asks(RandomPrompts(), prefix.FULL, 0), prefix.asks(RandomPrompts(), prefix.FULL, 1)
     assert len(first) == 48
     assert len({ask.prompt[:1080] for ask in first}) == 1
     assert len({ask.prompt[1080:] for ask in first}) == 48
     assert first[0].prompt[:64] != second[0].prompt[:64]
     assert {len(ask.prompt) for ask in first} == {1125}
-    assert len({ask.prompt for ask in chat.asks(chat.FULL, 0)}) == 32
+    assert len({ask.prompt for ask in chat.asks(RandomPrompts(), chat.FULL, 0)}) == 24
+
+
+def test_a_model_that_talks_is_asked_in_prose_of_exact_lengths() -> None:
+    prose, again = (prompts_for(DemoFiles().path()) for _ in range(2))
+    assert isinstance(prompts_for(tiny_model_path()), RandomPrompts)
+    for count in (5, 33, 173, 4000):
+        asked = prose.question(count, "chat", 0, 1)
+        assert len(asked) == len(prose.text(count, "chat")) == count
+        assert asked == again.question(count, "chat", 0, 1) != prose.question(count, "chat", 0, 2)
+    with Vocabulary.open(DemoFiles().path()) as vocabulary:
+        assert vocabulary.decode(list(prose.question(60, "chat"))).strip().endswith(("?", "."))
 
 
 def test_texts_repeat_by_seed_and_are_of_so_many_words() -> None:
@@ -431,16 +445,13 @@ def test_the_report_tells_pass_from_miss() -> None:
     )
     figure = Figure(what="output", rounds=Rounds((1.0, 150.0, 200.25)), unit="tok/s")
     servers = {"ours": Rounds((2.0,)), "theirs": Rounds((3.0, 4.0, 5.0))}
-    line = Line(
-        what="TTFT", unit="s", better=Direction.AT_MOST, servers=servers, limit=Rounds((1.5, 1.5, 1.5))
-    )
-    speed = Line(what="speed", unit="1/s", better=Direction.AT_LEAST, servers=servers, limit=Rounds((8.0,)))
+    line = Line(what="TTFT", unit="s", better=Direction.AT_MOST, servers=servers)
     report = Report(
         circumstances=WHERE,
         load_before=(0.0, 0.0, 0.0),
         load_after=(1.0, 1.0, 1.0),
         results=(
-            WorkloadResult(name="one", sizes="small", goals=goals, figures=(figure,), lines=(line, speed)),
+            WorkloadResult(name="one", sizes="small", goals=goals, figures=(figure,), lines=(line,)),
             WorkloadResult(name="two", sizes="", failure="no such option"),
         ),
     )
@@ -448,9 +459,8 @@ def test_the_report_tells_pass_from_miss() -> None:
     assert "| one | speed 1.3 | 1.50 x (1.20 to 1.70) | at least 1.3 x | pass |" in text
     assert "| one | speed 1.6 | 1.50 x (1.20 to 1.70) | at least 1.6 x | miss |" in text
     assert "| output | 150 tok/s | 133 % | 1 150 200 |" in text
-    assert "| median (spread) | unit | ours | theirs | limit | ours / limit |" in text
-    assert "| speed | 1/s | 2 | 4 (50 %) | 8 | 25 % |" in text
-    assert "| TTFT | s | 2 | 4 (50 %) | 1.50 (0 %) |  |" in text, "a limit of latency is not to be reached"
+    assert "| median (spread) | unit | ours | theirs |" in text
+    assert "| TTFT | s | 2 | 4 (50 %) |" in text
     assert "| two | no such option |  |  | not measured |" in text
     assert "![one](one.png)" in text
     assert "What the numbers do not show" in text
@@ -466,7 +476,9 @@ def test_goals_are_judged_against_who_was_measured() -> None:
     assert tuned.rounds == Rounds((3.0, 4.0, 4.0))
     fast = contest.line("output", "tok/s", Direction.AT_LEAST, float)
     assert contest.goal_against("llama-server-best", fast, "output", 1.0).measured == 0.25
-    assert contest.goal_of_limit(fast, "output", 95).is_met is None
+    assert contest.own_goal(slow, "TTFT", 2.5) == Goal(
+        what="TTFT", rounds=Rounds((3.0, 1.0, 2.0)), direction=Direction.AT_MOST, limit=2.5, unit="s"
+    )
     assert Contest({best: [1.0]}).goal_against("llama-server-best", fast, "output", 1.0).is_met is None
 
 
@@ -570,15 +582,6 @@ def test_slower_machines_get_as_many_requests_in_a_longer_time() -> None:
     assert (fast.every_s, fast.window_s) == (0.3, FULL.window_s)
 
 
-def test_the_bare_loop_is_given_the_classes_as_they_were_mixed() -> None:
-    """At 20 tokens/s the batch class ends a request of 100 in 5 s, in which three short ones come."""
-    both, alone = FULL.works(20.0)
-    batch = [request for request in both.requests if request.output == FULL.batch_output]
-    assert (both.clients, len(batch), len(both.requests)) == (9, 16, 16 + 3 * 16)
-    assert (alone.clients, len(alone.requests)) == (1, 10)
-    assert {request.prompt for request in alone.requests} == {FULL.short_prompt}
-
-
 def test_conversations_repeat_and_are_for_models_that_talk() -> None:
     demo = SCRIPTS.parent / "model_assets" / "demo.gguf"
     asked = conversations(extracting, 1, 4, 0.8)
@@ -621,7 +624,7 @@ def test_plots_are_drawn_of_what_was_measured(tmp_path: Path) -> None:
     result = WorkloadResult(
         name="mixed",
         sizes="",
-        curves=tuple(Curve(label=label, points=((1, one), (4, one))) for label in ("ours", "x", "limit")),
+        curves=tuple(Curve(label=label, points=((1, one), (4, one))) for label in ("ours", "x")),
         distributions=(
             Distribution(label="ours", ttft_s=(0.1, 0.2), gaps_s=(0.01,)),
             Distribution(label="x", ttft_s=(0.3,), gaps_s=()),
@@ -649,7 +652,7 @@ def test_a_plot_that_fails_does_not_take_the_others_along(tmp_path: Path) -> Non
 
 
 def test_no_two_servers_look_alike_in_plots() -> None:
-    labels = ["ours", "limit", *(str(n) for n in range(13))]
+    labels = ["ours", *(str(n) for n in range(13))]
     one = tuple(Distribution(label=label, ttft_s=(0.1,), gaps_s=()) for label in labels)
     result = WorkloadResult(name="prefix", sizes="", distributions=one)
     strokes = plots.strokes_of(
@@ -711,16 +714,14 @@ def measured(folder: Path, *arguments: str) -> WorkloadResult:
 
 
 @pytest.mark.native
-def test_two_servers_and_the_limit_stand_side_by_side(tmp_path: Path) -> None:
+def test_two_servers_stand_side_by_side(tmp_path: Path) -> None:
     result = measured(tmp_path, "--workloads", "chat", "--servers", "ours,static")
     output = result.lines[0]
     assert set(output.servers) == {"ours", "static batching"}
     assert all(rounds.median > 0 for rounds in output.servers.values())
-    assert output.limit is not None
-    assert output.limit.median > 0
     assert [one.label for one in result.distributions] == ["ours", "static batching"]
     (judged,) = [goal for goal in result.goals if goal.is_met is not None]
-    assert judged.what == "output tokens/s, of the bare loop over llama_decode"
+    assert judged.what == "worst stall"
     assert "| output | tok/s |" in (tmp_path / "report.md").read_text()
 
 
@@ -749,7 +750,7 @@ def test_a_workload_has_figures_for_each_server(name: str) -> None:
 @pytest.mark.slow
 @pytest.mark.native
 def test_constrained_and_free_answers_are_measured(tmp_path: Path) -> None:
-    result = measured(tmp_path, "--workloads", "json", "--servers", "ours", "--no-limit")
+    result = measured(tmp_path, "--workloads", "json", "--servers", "ours")
     values = {line.what: line.servers["ours"].median for line in result.lines}
     assert values["constrained: valid answers"] == 100
     (forced,) = result.figures
@@ -759,7 +760,7 @@ def test_constrained_and_free_answers_are_measured(tmp_path: Path) -> None:
 
 @pytest.mark.native
 def test_what_measures_ours_alone_is_skipped_without_it(tmp_path: Path) -> None:
-    result = measured(tmp_path, "--workloads", "schedule", "--servers", "static", "--no-limit")
+    result = measured(tmp_path, "--workloads", "schedule", "--servers", "static")
     assert (result.figures, result.goals) == ((), ())
     assert "not measured" in result.notes[0]
 

@@ -179,6 +179,12 @@ def test_libraries_stay_in_their_rooms() -> None:
             assert layer in ONLY_IN.get(name.split(".")[0], {layer}), f"{module} imports {name}"
 
 
+def test_llama_cpp_is_imported_without_its_package() -> None:
+    """`import llama_cpp` runs the package, which imports what every start would wait for."""
+    importers = {m for m, tree in MODULES.items() if any(within(n, "llama_cpp") for n in imports(tree))}
+    assert importers == {"llama.bindings"}
+
+
 def test_pure_layers_use_the_standard_library_only_and_do_no_io() -> None:
     for module, tree in MODULES.items():
         if module.split(".")[0] in PURE:

@@ -12,9 +12,12 @@ import numpy as np
 import pytest
 from jinja2 import Template
 from jinja2.sandbox import ImmutableSandboxedEnvironment
+from random_model.borrowed import borrowed_vocabulary
+from random_model.shapes import SHAPES
 
 from tests.tiny_model import MAKE_MODEL, make_model, tiny_model_path
 
+DEMO = Path(__file__).resolve().parent.parent / "model_assets" / "demo.gguf"
 QUANTS = ("f32", "f16", "q8_0", "q4_0", "q4_k_m")
 
 ODD_TEXTS = (
@@ -91,6 +94,45 @@ def test_fim_tokens_are_there_on_demand_only() -> None:
     assert fim.tokenize(text, add_bos=False, special=True) == [end(vocab) for end in ends]
     plain.close()
     fim.close()
+
+
+@pytest.mark.native
+def test_a_borrowed_tokenizer_is_cut_to_size_and_still_spells_everything(tmp_path: Path) -> None:
+    path = tmp_path / "borrowed.gguf"
+    make_model("--shape", "tiny", "--quant", "f16", "--tokenizer", str(DEMO), "--output", str(path))
+    fields = gguf.GGUFReader(path).fields
+    tokens, merges = (fields[f"tokenizer.ggml.{name}"].contents() for name in ("tokens", "merges"))
+    assert (
+        len(tokens) == SHAPES["tiny"].vocab < len(gguf.GGUFReader(DEMO).fields["tokenizer.ggml.tokens"].data)
+    )
+    assert {part for merge in merges for part in merge.split(" ")} <= set(tokens)
+    model = _load(path)
+    for text in ODD_TEXTS:
+        assert model.detokenize(model.tokenize(text.encode(), add_bos=False)).decode() == text
+    assert model.tokenize(b"<|im_end|>", add_bos=False, special=True) == [model.token_eos()]
+    assert len(set(_greedy(model, "Once upon a time", 50))) > 15
+    model.close()
+
+
+def test_a_tokenizer_that_is_too_small_is_filled_with_unused_tokens() -> None:
+    size = SHAPES["50m"].vocab
+    vocab = borrowed_vocabulary(DEMO, size)
+    unused = [token for token, kind in enumerate(vocab.kinds) if kind is gguf.TokenType.UNUSED]
+    assert len(vocab.texts) == len(set(vocab.texts)) == len(vocab.kinds) == size
+    assert unused
+    assert set(unused) <= set(vocab.quiet)
+
+
+def test_a_tokenizer_of_another_kind_is_refused(tmp_path: Path) -> None:
+    arguments = ("--shape", "tiny", "--quant", "f16", "--output", str(tmp_path / "x.gguf"), "--tokenizer")
+    for borrowed, why in (
+        (tiny_model_path(), "not byte-level BPE"),
+        (tmp_path / "none.gguf", "No such file"),
+    ):
+        code, message = _fails(*arguments, str(borrowed))
+        assert code == 2
+        assert "argument --tokenizer" in message
+        assert why in message
 
 
 @pytest.mark.parametrize("quant", QUANTS)

@@ -35,6 +35,7 @@ from openai_cpu_server.api.routes.generation import GenerationRoute
 from openai_cpu_server.api.routes.health import HealthRoutes
 from openai_cpu_server.api.routes.metrics import MetricsRoutes
 from openai_cpu_server.api.routes.models import ModelRoutes
+from openai_cpu_server.api.routes.pooling import EMBEDDINGS, RERANKING, PoolingRoute
 from openai_cpu_server.api.routes.requests import RequestRoutes
 from openai_cpu_server.api.routes.stats import StatsRoutes
 from openai_cpu_server.api.routes.tokens import TokenRoutes
@@ -74,12 +75,17 @@ def create_api(
     limits = limits or RateLimits(Meter.open(None))
     chat = GenerationRoute(ChatFamily(), models, options)
     completions = GenerationRoute(CompletionFamily(), models, options)
-    generation: dict[str, GenerationRoute[Any]] = {
+    embeddings = PoolingRoute(EMBEDDINGS, models, options)
+    reranking = PoolingRoute(RERANKING, models, options)
+    row_routes: dict[str, GenerationRoute[Any] | PoolingRoute[Any]] = {
         "/v1/chat/completions": chat,
         "/v1/completions": completions,
+        "/v1/embeddings": embeddings,
+        "/v1/rerank": reranking,
     }
     routes: list[BaseRoute] = [
-        *(Route(path, route.create, methods=["POST"]) for path, route in generation.items()),
+        *(Route(path, route.create, methods=["POST"]) for path, route in row_routes.items()),
+        *(Route(path, reranking.create, methods=["POST"]) for path in ("/rerank", "/v2/rerank")),
         *_routes(models, options),
         *_adapter_routes(models, options, find_adapter),
         *_watching_routes(models, watch),
@@ -96,7 +102,7 @@ def create_api(
         lifespan=lifespan,
     )
     app.router.redirect_slashes = False
-    return Api(app, RowRunner(generation, keys=keys, endings=endings))
+    return Api(app, RowRunner(row_routes, keys=keys, endings=endings))
 
 
 def _gates(options: ApiOptions, keys: KeyRing, limits: RateLimits, endings: Endings) -> list[Middleware]:

@@ -19,10 +19,12 @@ from openai_cpu_server.errors import (
     BodyTooSlow,
     ConstraintFailed,
     DeadlineExceeded,
+    EmbeddingFailed,
     EngineUnavailable,
     FileInUse,
     Forbidden,
     GenerationFailed,
+    InputTooLong,
     InvalidRequest,
     JobObjectNotFound,
     JobsUnavailable,
@@ -41,6 +43,7 @@ from openai_cpu_server.errors import (
     TokensLimited,
     TooManyConnections,
     Unauthorized,
+    WrongModelKind,
 )
 
 
@@ -62,6 +65,8 @@ TABLE: Mapping[type[ServerError], Failure] = {
     InvalidRequest: Failure(400, "invalid_request_error"),
     PromptTooLong: Failure(400, "invalid_request_error", "context_length_exceeded"),
     AdapterFailed: Failure(400, "invalid_request_error", "adapter_failed", "path"),
+    InputTooLong: Failure(400, "invalid_request_error", "context_length_exceeded"),
+    WrongModelKind: Failure(400, "invalid_request_error", "wrong_model_kind", "model"),
     TemplateFailed: Failure(400, "invalid_request_error", "chat_template_failed", "messages"),
     Unauthorized: Failure(401, "invalid_request_error", "invalid_api_key"),
     Forbidden: Failure(403, "invalid_request_error", "missing_scope"),
@@ -82,6 +87,7 @@ TABLE: Mapping[type[ServerError], Failure] = {
     QueueFull: Failure(429, "rate_limit_error", "queue_full"),
     RequestCancelled: Failure(CLIENT_GONE, "server_error", "request_cancelled"),
     ConstraintFailed: Failure(500, "server_error", "generation_failed"),
+    EmbeddingFailed: Failure(500, "server_error", "generation_failed"),
     GenerationFailed: Failure(500, "server_error", "generation_failed"),
     NativePanic: Failure(500, "server_error", "internal_error"),
     EngineUnavailable: Failure(503, "server_error", "engine_unavailable"),
@@ -150,7 +156,7 @@ def _message(error: Exception, failure: Failure, request_id: str) -> str:
     return error.detail if isinstance(error, HTTPException) else str(error)
 
 
-_NAMING_FIELDS = (InvalidRequest, PromptTooLong, JobObjectNotFound, AdapterNotFound)
+_NAMING_FIELDS = (InvalidRequest, InputTooLong, PromptTooLong, JobObjectNotFound, AdapterNotFound)
 
 
 def _param(error: Exception) -> str | None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping
-from typing import Any
+from typing import Protocol
 
 import msgspec
 
@@ -13,13 +13,19 @@ from openai_cpu_server.api.access.keys import Identity, Key
 from openai_cpu_server.api.calls.call import Sender
 from openai_cpu_server.api.errors import INTERNAL, error_object, failure_of
 from openai_cpu_server.api.gates.ticket import Endings, Ticket, new_request_id
-from openai_cpu_server.api.routes.generation import GenerationRoute
 from openai_cpu_server.contract.request import Priority
 from openai_cpu_server.errors import EngineUnavailable, QueueFull, Unauthorized
 from openai_cpu_server.jobs.run.rows import RowAnswer
 from openai_cpu_server.observe.ended import Origin
 
 logger = logging.getLogger(__name__)
+
+
+class RowRoute(Protocol):
+    async def answer(self, data: bytes, sender: Sender, ticket: Ticket) -> bytes:
+        """The whole answer to a body that came by no request of its own. Raises what `api/errors.py`
+        lists."""
+        ...
 
 
 class RowRunner:
@@ -30,7 +36,7 @@ class RowRunner:
 
     def __init__(
         self,
-        routes: Mapping[str, GenerationRoute[Any]],
+        routes: Mapping[str, RowRoute],
         *,
         keys: KeyRing,
         endings: Endings,

@@ -11,7 +11,8 @@ from pathlib import Path
 
 from openai_cpu_server.errors import InvalidRequest, StartupError
 from openai_cpu_server.llama.grammar.grammar_check import GrammarCheck, Next
-from openai_cpu_server.structured import Options, PropertyOrder, Whitespace, schema_to_gbnf
+from openai_cpu_server.structured import Options, PropertyOrder, Whitespace
+from openai_cpu_server.structured.compiler import schema_to_gbnf
 from openai_cpu_server.structured.errors import InvalidGrammar
 from openai_cpu_server.structured.gbnf import parse_gbnf
 from openai_cpu_server.structured.schema.json_types import Json

@@ -10,6 +10,7 @@ from typing import Protocol, Union
 import msgspec
 
 from openai_cpu_server.contract.adapter import Adapter, AdapterStatus
+from openai_cpu_server.contract.embedding import EmbedRequest
 from openai_cpu_server.contract.messages import KVStats, Place, TokenEvent
 from openai_cpu_server.contract.model_info import ModelInfo
 from openai_cpu_server.contract.request import GenerationRequest, Priority
@@ -94,6 +95,7 @@ class LiveRequest(msgspec.Struct, frozen=True, kw_only=True):
     priority: Priority
     state: RequestState
     prompt_tokens: int
+    """Those of all inputs, where texts are embedded."""
     output_tokens: int
     """Tokens so far whose text is out."""
     age_s: float
@@ -101,7 +103,11 @@ class LiveRequest(msgspec.Struct, frozen=True, kw_only=True):
     position: int | None
     """1 is next; None: it runs, or it is not among the first that wait."""
     first_token_ms: float | None
-    """Estimate from now, where there is a position."""
+    """Estimate from now, where there is a position. Where texts are embedded: until the first is computed."""
+    num_inputs: int | None = None
+    """How many texts it embeds; None: it generates."""
+    num_embedded: int = 0
+    """How many of these have their vectors."""
 
 
 class Timings(msgspec.Struct, frozen=True, kw_only=True):
@@ -166,8 +172,46 @@ class Generation(Protocol):
         ...
 
 
+class EmbedTimings(msgspec.Struct, frozen=True, kw_only=True):
+    """Where an embedding's time went, in milliseconds; the parts add up to the latency."""
+
+    queue_ms: float
+    """Time until its first input was in a step."""
+    compute_ms: float
+    """Time from then on."""
+    latency_ms: float
+    tokens_per_second: float
+    """Its tokens over the time after the queue."""
+
+
+class Embedding(Protocol):
+    """The vectors of one API call, being computed. Leaving its context cancels what has not ended."""
+
+    @property
+    def timings(self) -> EmbedTimings: ...
+
+    async def __aenter__(self) -> Embedding: ...
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None: ...
+
+    async def vectors(self) -> bytes:
+        """All rows, in the order of the inputs: `ModelInfo.embedding_size` float32 (little-endian) each,
+        pooled but not normalised. A reranker's row holds its scores. Raises what it failed with.
+        """
+        ...
+
+    def fail_in(self, seconds: float, error: ServerError) -> None:
+        """End it with this error unless it has ended by then."""
+        ...
+
+
 class Engine(Protocol):
-    """Generates. All methods belong to one event loop's thread, and none of them blocks."""
+    """Generates, or embeds. All methods belong to one event loop's thread, and none of them blocks."""
 
     @property
     def info(self) -> ModelInfo | None:
@@ -186,7 +230,15 @@ class Engine(Protocol):
         """Submit the sequences of one API call.
 
         Raises `EngineUnavailable`, `QueueFull`, `AdapterNotFound`, `InvalidRequest` for more sequences than
-        may ever wait.
+        may ever wait, and where the model does not generate text.
+        """
+        ...
+
+    def embed(self, request: EmbedRequest) -> Embedding:
+        """Submit the inputs of one API call.
+
+        Raises `EngineUnavailable`, `QueueFull`, and `InvalidRequest` for an input that is empty or too long,
+        and where the model does not embed.
         """
         ...
 

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import enum
-from typing import Literal, Union
+from typing import Literal, NamedTuple, Union
 
 import msgspec
 
 from openai_cpu_server.contract.adapter import Adapter, LoadedAdapter, RefusedAdapter
+from openai_cpu_server.contract.embedding import Embedded, EmbedRequest
 from openai_cpu_server.contract.model_info import ModelInfo
-from openai_cpu_server.contract.request import GenerationRequest
+from openai_cpu_server.contract.request import GenerationRequest, Priority
 from openai_cpu_server.contract.step import TokenLogprob
 
 
@@ -71,6 +72,11 @@ class EngineOptions(msgspec.Struct, frozen=True, kw_only=True):
     when nobody wants anything; never. Without a measurement a guess is refined while serving.
     """
 
+    shares_cores: bool = False
+    """Other engines compute on the same cores: this one computes only while it holds the turn.
+
+    Off: no message is sent about turns.
+    """
     log_level: str = "info"
 
     @property
@@ -84,10 +90,13 @@ class Start(msgspec.Struct, frozen=True, tag="start"):
 
 
 class Submit(msgspec.Struct, frozen=True, tag="submit"):
-    """A request, with the tokens that it has produced already if this engine replaces one that died."""
+    """A request, with what it has produced already if this engine replaces one that died."""
 
-    request: GenerationRequest
+    request: Union[GenerationRequest, EmbedRequest]
     output: tuple[int, ...] = ()
+    """The tokens of a generation."""
+    num_embedded: int = 0
+    """How many of an `EmbedRequest`'s inputs have their vectors: the first ones."""
 
 
 class Cancel(msgspec.Struct, frozen=True, tag="cancel"):
@@ -110,7 +119,41 @@ class UnloadAdapter(msgspec.Struct, frozen=True, tag="unload_adapter"):
     key: str
 
 
-Command = Union[Start, Submit, Cancel, ClearCache, LoadAdapter, UnloadAdapter]
+class Turn(msgspec.Struct, frozen=True, kw_only=True, tag="turn"):
+    """The engine may compute until it sends `TurnBack`. Only for one that shares its cores."""
+
+    limit_ms: float | None = None
+    """It gives the turn back after the step in which this time passes: 0 is one step. None: when it is
+    recalled, or has no work."""
+    beside_interactive: bool = False
+    """Interactive work of another engine waits: steps are as short as beside interactive work of its own."""
+
+
+class Sharing(NamedTuple):
+    """How an engine shares its cores at the moment."""
+
+    beside_interactive: bool = False
+    """As in `Turn`."""
+    slowdown: float = 1.0
+    """How many times longer everything takes because others compute too, as was seen lately."""
+
+
+ALONE = Sharing()
+
+
+class Recall(msgspec.Struct, frozen=True, kw_only=True, tag="recall"):
+    """A new limit for the turn that the engine holds. One that has given it back meanwhile ignores this."""
+
+    after_ms: float = 0.0
+    """It gives the turn back after the step in which this time passes, counted from now."""
+    interrupts: bool = False
+    """An interactive newcomer of another engine waits.
+
+    A step of batch work alone that has long left is thrown away.
+    """
+
+
+Command = Union[Start, Submit, Cancel, ClearCache, LoadAdapter, UnloadAdapter, Turn, Recall]
 
 
 class FinishReason(enum.Enum):
@@ -265,9 +308,11 @@ class StepDone(msgspec.Struct, frozen=True, tag="step_done"):
     """All that one step brought, in one message."""
 
     events: tuple[TokenEvent, ...]
-    kv: KVStats
+    kv: KVStats | None
+    """None: the model has no cells."""
     figures: StepFigures | None = None
     """None: there is nothing to tell."""
+    embedded: tuple[Embedded, ...] = ()
 
 
 class Place(msgspec.Struct, frozen=True):
@@ -287,6 +332,21 @@ class QueueState(msgspec.Struct, frozen=True, tag="queue_state"):
     """All that have run before and wait again, also those behind the head: nothing else tells it of them."""
 
 
+class Wants(msgspec.Struct, frozen=True, kw_only=True, tag="wants"):
+    """What an engine that shares its cores would compute, or computes. Sent when that changes."""
+
+    work: Priority | None = None
+    """The best that it has; None: nothing."""
+    is_loading: bool = False
+    """It loads its model: the work is for whoever waits for that."""
+
+
+class TurnBack(msgspec.Struct, frozen=True, kw_only=True, tag="turn_back"):
+    """The engine gives the turn back that it got, and wants this next."""
+
+    wants: Wants
+
+
 AdapterNews = Union[LoadingAdapter, AdapterLoaded, AdapterRefused]
 Event = Union[
     Loading,
@@ -299,4 +359,6 @@ Event = Union[
     Handling,
     StepDone,
     QueueState,
+    Wants,
+    TurnBack,
 ]

@@ -105,12 +105,20 @@ class ModelInfo(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def context_limit(self) -> int:
-        """The most tokens, prompt and output together, that one request can have."""
+        """The most tokens, prompt and output together, that one request can have; those of an input, where
+        texts are embedded."""
+        if self.kind is not ModelKind.GENERATES:
+            return self.max_input_tokens
         return min(self.context_trained, self.kv_tokens)
 
     @property
     def summary(self) -> str:
         """One line for the log."""
+        if self.kind is not ModelKind.GENERATES:
+            return (
+                f"{self.description}, {self.kind.value}: {self.embedding_size} numbers for an input of up to "
+                f"{self.max_input_tokens} tokens, {self.threads} threads, kernels: {self.kernels}"
+            )
         pool_mib = self.kv_tokens * self.kv_bytes_per_token / 2**20
         pool = f"{self.kv_tokens} KV tokens ({self.kv_type}, {pool_mib:.0f} MiB)"
         return (
@@ -125,6 +133,15 @@ class FimTokens(msgspec.Struct, frozen=True):
     prefix: int
     suffix: int
     middle: int
+
+
+class Marks(msgspec.Struct, frozen=True):
+    """The control tokens that a tokenizer puts around a text, and those between a query and a text that a
+    cross-encoder reads together."""
+
+    begin: tuple[int, ...] = ()
+    between: tuple[int, ...] = ()
+    end: tuple[int, ...] = ()
 
 
 class Tokenizer(Protocol):
@@ -154,6 +171,17 @@ class Tokenizer(Protocol):
 
     @property
     def fim(self) -> FimTokens | None: ...
+
+    @property
+    def marks(self) -> Marks:
+        """`begin` and `end` are what `encode(..., add_special=True)` adds."""
+        ...
+
+    @property
+    def rerank_template(self) -> str | None:
+        """The prompt of a reranker in the model file, with `{query}` and `{document}`; None if there is
+        none."""
+        ...
 
     def encode(self, text: str, *, add_special: bool, parse_special: bool) -> list[int]:
         """The tokens of a text. `parse_special` turns control tokens that are

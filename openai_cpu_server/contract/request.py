@@ -56,7 +56,7 @@ class Constraint(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """
 
 
-class GenerationRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+class GenerationRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag="generate"):
     """One sequence to generate, which is one choice of one API call."""
 
     id: str

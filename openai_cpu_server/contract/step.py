@@ -203,11 +203,16 @@ class Backend(Protocol):
     @property
     def info(self) -> ModelInfo: ...
 
+    def warm_up(self) -> bool:
+        """Use everything once, before the first step. False: `interrupt` has ended it; it can be repeated."""
+        ...
+
     def execute(self, step: Step) -> StepResult: ...
 
     def interrupt(self) -> None:
-        """Make the running `execute` return early, as `interrupted`. Later steps are not affected. Any thread
-        may call it.
+        """Make the running `execute` or `warm_up` return early, as `interrupted`.
+
+        Later steps are not affected. Any thread may call it.
         """
         ...
 

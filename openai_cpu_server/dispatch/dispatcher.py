@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 import msgspec
 
 from openai_cpu_server.contract.adapter import Adapter, AdapterStatus
+from openai_cpu_server.contract.embedding import EmbedRequest
 from openai_cpu_server.contract.engine import (
     EngineState,
     EngineStatus,
@@ -17,8 +18,9 @@ from openai_cpu_server.contract.engine import (
     unavailable,
 )
 from openai_cpu_server.contract.messages import ClearCache, KVStats
-from openai_cpu_server.contract.model_info import ModelInfo
+from openai_cpu_server.contract.model_info import ModelInfo, ModelKind
 from openai_cpu_server.contract.request import GenerationRequest, Priority
+from openai_cpu_server.dispatch.embedding import Embedding
 from openai_cpu_server.dispatch.generation import Generation
 from openai_cpu_server.dispatch.queue_room import wait_until_left_s
 from openai_cpu_server.dispatch.replay import Replay, Totals
@@ -47,7 +49,7 @@ class Dispatcher:
         """`max_queue` requests of each priority may wait. `max_held_bytes` is for each API call: events that
         its client has not taken."""
         self._supervisor = supervisor
-        self._replay = Replay(clock, self._left)
+        self._replay = Replay(clock, supervisor.adapters.free)
         supervisor.adapters.is_used = self._replay.uses_adapter
         self._max_queue = max_queue
         self._max_held_bytes = max_held_bytes
@@ -71,8 +73,9 @@ class Dispatcher:
         return self._is_draining or self._supervisor.state is EngineState.STOPPED
 
     def generate(self, requests: Sequence[GenerationRequest]) -> Generation:
-        if self.state not in (EngineState.READY, EngineState.RESTARTING):
-            raise unavailable(self.status())
+        info = self._serving()
+        if info.kind is not ModelKind.GENERATES:
+            raise _wrong_kind(info, "generate text")
         self._check_queue(requests[0].priority, len(requests))
         requests = self._with_adapter(requests)
         generation = Generation(
@@ -80,6 +83,16 @@ class Dispatcher:
         )
         self._replay.accept(requests, generation)
         return generation
+
+    def embed(self, request: EmbedRequest) -> Embedding:
+        info = self._serving()
+        if info.kind is ModelKind.GENERATES:
+            raise _wrong_kind(info, "embed")
+        _check_inputs(request, info.max_input_tokens)
+        self._check_queue(request.priority, 1)
+        embedding = Embedding(request, cancel=self._replay.cancel, clock=self._clock)
+        self._replay.accept_inputs(request, embedding)
+        return embedding
 
     def cancel(self, name: str) -> bool:
         call = self._replay.live.call_of(name)
@@ -175,9 +188,11 @@ class Dispatcher:
         key = self._supervisor.adapters.key_of(name)
         return [msgspec.structs.replace(request, adapter=key) for request in requests]
 
-    def _left(self, request: GenerationRequest) -> None:
-        if request.adapter is not None:
-            self._supervisor.adapters.free()
+    def _serving(self) -> ModelInfo:
+        """The facts about the model. Raises `EngineUnavailable` where nothing is accepted."""
+        if self.state not in (EngineState.READY, EngineState.RESTARTING) or self.info is None:
+            raise unavailable(self.status())
+        return self.info
 
     def _check_queue(self, priority: Priority, num_new: int) -> None:
         if num_new > self._max_queue:
@@ -189,3 +204,15 @@ class Dispatcher:
         if num_over > 0:
             expected = live.expected_waits_s(priority, self._clock())
             raise QueueFull(waiting, retry_after_s=wait_until_left_s(expected, num_over))
+
+
+def _wrong_kind(info: ModelInfo, wanted: str) -> InvalidRequest:
+    message = f"This model does not {wanted}: it {info.kind.value}."
+    return InvalidRequest(message, param="model", code="wrong_model_kind")
+
+
+def _check_inputs(request: EmbedRequest, limit: int) -> None:
+    for number, tokens in enumerate(request.inputs):
+        if not 1 <= len(tokens) <= limit:
+            message = f"Input {number} has {len(tokens)} tokens; this model takes 1 to {limit}."
+            raise InvalidRequest(message, param="input", code="context_length_exceeded")

@@ -49,15 +49,16 @@ class HangDetector:
         """The longer of both."""
         return max(self.silence_s, self.handling_s or 0.0)
 
-    def is_hung(self, now_s: float, *, is_loading: bool, owes: bool) -> bool:
-        """`owes`: it has something to do.
+    def is_hung(self, now_s: float, *, is_loading: bool, owes: bool, is_waiting: bool = False) -> bool:
+        """`owes`: it has something to do. `is_waiting`: but it may not, for another engine computes.
 
         A gap between two questions counts as one short wait: this process was stopped or had no CPU then, and
         neither had the engine.
         """
         waited = min(now_s - self._asked_s, 2 * TICK_S)
         self._asked_s = now_s
-        self.silence_s = self.silence_s + waited if is_loading or owes else 0.0
+        is_due = (is_loading or owes) and not is_waiting
+        self.silence_s = self.silence_s + waited if is_due else 0.0
         if self.handling_s is not None:
             self.handling_s += waited
         limit = self._load_limit if is_loading else self._step_limit

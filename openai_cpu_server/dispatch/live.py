@@ -6,9 +6,11 @@ from dataclasses import dataclass, field
 
 import msgspec
 
+from openai_cpu_server.contract.embedding import EmbedRequest
 from openai_cpu_server.contract.engine import LiveRequest, RequestState
 from openai_cpu_server.contract.messages import Place, Submit
 from openai_cpu_server.contract.request import GenerationRequest
+from openai_cpu_server.dispatch.embedding import Embedding
 from openai_cpu_server.dispatch.generation import Generation
 
 
@@ -24,19 +26,31 @@ class Expected(msgspec.Struct, frozen=True):
 class Live:
     """An accepted request that has not ended, with what it has produced."""
 
-    request: GenerationRequest
-    generation: Generation
+    request: GenerationRequest | EmbedRequest
+    answer: Generation | Embedding
     submitted_s: float
     output: list[int] = field(default_factory=list)
+    num_embedded: int = 0
+    """How many inputs of an `EmbedRequest` have their vectors."""
     suspicion: int = 0
     """How much it is suspected of killing the engine, in the points of `trials`."""
     has_advanced: bool = False
-    """It has gained tokens in the engine process that now runs."""
+    """It has gained tokens or vectors in the engine process that now runs."""
     state: RequestState = RequestState.WAITING
     expected: Expected | None = None
 
+    @property
+    def adapter(self) -> str | None:
+        """The key of its adapter."""
+        return self.request.adapter if isinstance(self.request, GenerationRequest) else None
+
     def submit(self) -> Submit:
-        return Submit(request=self.request, output=tuple(self.output))
+        return Submit(request=self.request, output=tuple(self.output), num_embedded=self.num_embedded)
+
+    @property
+    def num_inputs(self) -> int | None:
+        """None: it generates."""
+        return len(self.request.inputs) if isinstance(self.request, EmbedRequest) else None
 
     def run(self) -> None:
         self.state, self.expected = RequestState.RUNNING, None
@@ -55,10 +69,16 @@ class Live:
             id=self.request.id,
             priority=self.request.priority,
             state=self.state,
-            prompt_tokens=len(self.request.tokens),
+            prompt_tokens=_prompt_tokens(self.request),
             output_tokens=len(self.output),
             age_s=now_s - self.submitted_s,
             client=self.request.client,
             position=expected.position if expected else None,
             first_token_ms=max(0.0, 1000 * (expected.first_token_s - now_s)) if expected else None,
+            num_inputs=self.num_inputs,
+            num_embedded=self.num_embedded,
         )
+
+
+def _prompt_tokens(request: GenerationRequest | EmbedRequest) -> int:
+    return request.num_tokens if isinstance(request, EmbedRequest) else len(request.tokens)

@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Iterator
 
+from openai_cpu_server.contract.embedding import Embedded
 from openai_cpu_server.contract.engine import RequestState
 from openai_cpu_server.contract.messages import Place, TokenEvent
 from openai_cpu_server.contract.request import Priority
 from openai_cpu_server.dispatch.death import DeathKind
+from openai_cpu_server.dispatch.embedding import Embedding
 from openai_cpu_server.dispatch.generation import Generation
 from openai_cpu_server.dispatch.live import Live
 from openai_cpu_server.dispatch.trials import Trials, Verdict
@@ -41,8 +43,8 @@ class LiveRequests:
 
     def call_of(self, name: str) -> list[Live]:
         """All of the API call that has this id, or of which this is one sequence (`CALL/0`)."""
-        calls = {live.generation for live in self if name in _names(live)}
-        return [live for live in self if live.generation in calls]
+        answers = {live.answer for live in self if name in _names(live)}
+        return [live for live in self if live.answer in answers]
 
     def count(self, state: RequestState) -> dict[str, int]:
         """How many are in this state, by the label of their priority."""
@@ -71,18 +73,18 @@ class LiveRequests:
         for live in [self._live[i] for i in ids if i in self._live]:
             live.wait()
 
-    def waiting(self, places: Iterable[Place], now_s: float) -> dict[Generation, Place]:
+    def waiting(self, places: Iterable[Place], now_s: float) -> dict[Generation | Embedding, Place]:
         """The head of the queue. Returns the first place of every call that waits as a whole."""
-        foremost: dict[Generation, Place] = {}
+        foremost: dict[Generation | Embedding, Place] = {}
         for live in self._live.values():
             live.expected = None
         for place in sorted(places, key=lambda place: place.position):
             live_there = self._live.get(place.id)
             if live_there is not None:
                 live_there.wait_at(place, now_s)
-                foremost.setdefault(live_there.generation, place)
-        running = {live.generation for live in self if live.state is RequestState.RUNNING}
-        return {generation: place for generation, place in foremost.items() if generation not in running}
+                foremost.setdefault(live_there.answer, place)
+        running = {live.answer for live in self if live.state is RequestState.RUNNING}
+        return {answer: place for answer, place in foremost.items() if answer not in running}
 
     def advanced(self, event: TokenEvent) -> None:
         """The request has gained tokens or ended."""
@@ -90,6 +92,14 @@ class LiveRequests:
         live.output.extend(event.tokens)
         self._trials.advanced(live)
         if event.finish is not None:
+            del self._live[event.id]
+
+    def embedded(self, event: Embedded) -> None:
+        """The request has gained vectors or ended."""
+        live = self._live[event.id]
+        live.num_embedded += event.count
+        self._trials.advanced(live)
+        if event.error is not None or live.num_embedded == live.num_inputs:
             del self._live[event.id]
 
     def remove(self, request_id: str) -> Live | None:

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Sequence
 
 import msgspec
 
+from openai_cpu_server.contract.embedding import Embedded, EmbedRequest
 from openai_cpu_server.contract.engine import RequestState
 from openai_cpu_server.contract.messages import (
     Cancel,
@@ -16,8 +17,9 @@ from openai_cpu_server.contract.messages import (
     StepStarted,
     TokenEvent,
 )
-from openai_cpu_server.contract.request import GenerationRequest
+from openai_cpu_server.contract.request import GenerationRequest, Priority
 from openai_cpu_server.dispatch.death import Death
+from openai_cpu_server.dispatch.embedding import Embedding
 from openai_cpu_server.dispatch.generation import Generation
 from openai_cpu_server.dispatch.live import Live
 from openai_cpu_server.dispatch.live_requests import LiveRequests
@@ -36,8 +38,8 @@ class Totals(msgspec.Struct):
 class Replay:
     """Owns the live requests. What a dead engine has left is sent to the next one, with the output so far."""
 
-    def __init__(self, clock: Callable[[], float], left: Callable[[GenerationRequest], None]) -> None:
-        """`left` is told of each request that does not live any more."""
+    def __init__(self, clock: Callable[[], float], left: Callable[[], None]) -> None:
+        """`left` is told when a request with an adapter does not live any more."""
         self._left = left
         self.live = LiveRequests()
         self.totals = Totals()
@@ -56,6 +58,13 @@ class Replay:
         self.totals.prompt_tokens += sum(map(len, {request.tokens for request in requests}))
         self._send_due()
 
+    def accept_inputs(self, request: EmbedRequest, embedding: Embedding) -> None:
+        """The inputs of one API call."""
+        self.live.add(Live(request, embedding, self._clock()))
+        self.totals.requests += 1
+        self.totals.prompt_tokens += request.num_tokens
+        self._send_due()
+
     def cancel(self, *request_ids: str) -> None:
         """The engine is not to compute them any more. Who reads them knows, or is still to be told."""
         for request_id in request_ids:
@@ -67,10 +76,10 @@ class Replay:
         """`error` makes a new one for each, for each is raised somewhere else."""
         for live in requests:
             self._forget(live.request.id)
-            live.generation.fail(live.request.id, error())
+            live.answer.fail(live.request.id, error())
 
     def uses_adapter(self, key: str) -> bool:
-        return any(live.request.adapter == key for live in self.live)
+        return any(live.adapter == key for live in self.live)
 
     # -- for the supervisor ------------------------------------------------------------------------------
 
@@ -82,6 +91,11 @@ class Replay:
     @property
     def num_live(self) -> int:
         return len(self.live)
+
+    @property
+    def best_priority(self) -> Priority | None:
+        """The best priority of the requests that live; None: there are none."""
+        return min((live.request.priority for live in self.live), default=None)
 
     def ready(self, send: Callable[..., None]) -> None:
         """An engine process is ready, and can be sent commands until it dies."""
@@ -96,17 +110,19 @@ class Replay:
         match event:
             case StepStarted(ids=ids):
                 for live in self.live.computing(ids):
-                    live.generation.start()
+                    live.answer.start()
             case Handling(id=request_id):
                 self.live.handling(request_id)
-            case StepDone(events=events):
+            case StepDone(events=events, embedded=embedded):
                 for token_event in events:
                     self._deliver(token_event)
+                for vectors in embedded:
+                    self._deliver_vectors(vectors)
                 self._send_due()
             case QueueState(places=places, preempted=preempted):
                 self.live.preempted(preempted)
-                for generation, place in self.live.waiting(places, self._clock()).items():
-                    generation.wait_at(place)
+                for answer, place in self.live.waiting(places, self._clock()).items():
+                    answer.wait_at(place)
 
     def died(self, death: Death) -> bool:
         """Whether the search for a culprit needed this death, and has come closer to it."""
@@ -136,13 +152,27 @@ class Replay:
             return  # cancelled while this was on its way
         self.live.advanced(event)
         self._recovery.is_back(event.id)
-        live.generation.push(event)
+        assert isinstance(live.answer, Generation)
+        live.answer.push(event)
         if event.finish is not None:
             self.totals.output_tokens += event.finish.output_tokens
-            self._left(live.request)
+            self._has_left(live)
+
+    def _deliver_vectors(self, event: Embedded) -> None:
+        live = self.live.get(event.id)
+        if live is None:
+            return  # cancelled while this was on its way
+        self.live.embedded(event)
+        self._recovery.is_back(event.id)
+        assert isinstance(live.answer, Embedding)
+        live.answer.push(event)
+
+    def _has_left(self, live: Live) -> None:
+        if live.adapter is not None:
+            self._left()
 
     def _forget(self, request_id: str) -> None:
         live = self.live.remove(request_id)
         self._recovery.is_back(request_id)
         if live is not None:
-            self._left(live.request)
+            self._has_left(live)

@@ -27,8 +27,11 @@ from openai_cpu_server.contract.messages import (
     StartFailed,
     StepDone,
     StepStarted,
+    TurnBack,
+    Wants,
 )
 from openai_cpu_server.contract.model_info import ModelInfo
+from openai_cpu_server.contract.request import Priority
 from openai_cpu_server.dispatch.adapters import AdapterDesk
 from openai_cpu_server.dispatch.child import EngineProcess, resident_bytes
 from openai_cpu_server.dispatch.crashes import CrashRecord
@@ -36,6 +39,7 @@ from openai_cpu_server.dispatch.death import Death, DeathKind
 from openai_cpu_server.dispatch.hang_detector import HangLimits
 from openai_cpu_server.dispatch.memory_killer import MemoryKiller
 from openai_cpu_server.dispatch.observer import NOBODY, EngineObserver
+from openai_cpu_server.dispatch.shared_cores import Partner
 from openai_cpu_server.dispatch.start import Start
 from openai_cpu_server.dispatch.watchdog import Watchdog
 from openai_cpu_server.errors import EngineUnavailable, GenerationFailed, ServerError, StartupError
@@ -53,6 +57,11 @@ class Clientele(Protocol):
 
     @property
     def num_live(self) -> int: ...
+
+    @property
+    def best_priority(self) -> Priority | None:
+        """The best priority of the requests that live; None: there are none."""
+        ...
 
     def ready(self, send: Callable[..., None]) -> None:
         """An engine process is ready, and can be sent commands until it dies."""
@@ -86,8 +95,10 @@ class Supervisor:
         hang_limits: HangLimits = HangLimits(),  # noqa: B008 (frozen)
         max_crashes_a_minute: int = 5,
         memory_killer: Callable[[], MemoryKiller] = MemoryKiller,
+        partner: Partner | None = None,
     ) -> None:
-        """`command` starts the engine; the number of its socket's file descriptor is appended."""
+        """`command` starts the engine; the number of its socket's file descriptor is appended. `partner`: its
+        part, where engines share the cores."""
         self._info: ModelInfo | None = None
         self.kv_stats: KVStats | None = None
         """As of the last step; None while the present process has not made any."""
@@ -97,7 +108,8 @@ class Supervisor:
         self.start = Start(options.model_path)
         self.adapters = AdapterDesk(options.adapters)
         self._command = tuple(command)
-        self._options = options
+        self._options = msgspec.structs.replace(options, shares_cores=partner is not None)
+        self._partner = partner
         self._clock = clock
         self._observer = observer
         self._hang_limits = hang_limits
@@ -111,7 +123,7 @@ class Supervisor:
         self._start_failure: str | None = None
         """What the present process has said about it."""
         self._has_advanced = False
-        """The present process has brought tokens."""
+        """The present process has brought tokens or vectors."""
         self._last_death: tuple[Death, float] | None = None
         """The last death, and when it was."""
         self._stopped = asyncio.Event()
@@ -190,19 +202,24 @@ class Supervisor:
         self._process = self._last_process = process
         if not self._is_wanted:
             process.kill()
+        if self._partner is not None:
+            self._partner.enter(process.send)
         watchdog = Watchdog(
             process,
             limits=self._hang_limits,
             killer=self._memory_killer(),
             clock=self._clock,
             is_loading=lambda: self._state is not EngineState.READY,
-            owes=lambda: clientele.is_owed or self.adapters.is_owed,
+            owes=lambda: self._is_owed(clientele),
+            is_waiting=lambda: self._partner is not None and self._partner.is_waiting,
         )
         try:
             while (event := await watchdog.receive()) is not None and self._is_wanted:
                 self._heard(event, clientele)
         finally:
             watchdog.stop()
+            if self._partner is not None:
+                self._partner.leave()
             clientele.lost()
             self.adapters.lost()
             self._process = None
@@ -222,8 +239,18 @@ class Supervisor:
             case StepDone():
                 self._step_done(event)
                 clientele.heard(event)
+            case Wants() | TurnBack():
+                self._heard_of_turns(event, clientele)
             case _:
                 clientele.heard(event)
+
+    def _is_owed(self, clientele: Clientele) -> bool:
+        is_awaited = self._partner is not None and self._partner.is_awaited
+        return clientele.is_owed or self.adapters.is_owed or is_awaited
+
+    def _heard_of_turns(self, event: Wants | TurnBack, clientele: Clientele) -> None:
+        assert self._partner is not None, "it was not told that it shares its cores"
+        self._partner.heard(event, loads_for=clientele.best_priority)
 
     def _ready(self, info: ModelInfo, clientele: Clientele) -> None:
         logger.info("ready: %s", info.summary)
@@ -240,7 +267,7 @@ class Supervisor:
 
     def _step_done(self, step: StepDone) -> None:
         self.kv_stats = step.kv
-        self._has_advanced = self._has_advanced or bool(step.events)
+        self._has_advanced = self._has_advanced or bool(step.events) or bool(step.embedded)
         if step.figures is not None:
             self._observer.step_done(step.figures)
 

@@ -29,13 +29,16 @@ class Watchdog:
         clock: Callable[[], float],
         is_loading: Callable[[], bool],
         owes: Callable[[], bool],
+        is_waiting: Callable[[], bool] = lambda: False,
     ) -> None:
+        """`is_waiting`: for its turn on cores that another engine computes on. That is no hang."""
         self._process = process
         self._detector = HangDetector(limits, now_s=clock())
         self._killer = killer
         self._clock = clock
         self._is_loading = is_loading
         self._owes = owes
+        self._is_waiting = is_waiting
         self._hung_s: float | None = None
         """The silence for which it was killed."""
         self._unreadable: str | None = None
@@ -80,4 +83,9 @@ class Watchdog:
         self._process.kill()
 
     def _is_hung(self) -> bool:
-        return self._detector.is_hung(self._clock(), is_loading=self._is_loading(), owes=self._owes())
+        return self._detector.is_hung(
+            self._clock(),
+            is_loading=self._is_loading(),
+            owes=self._owes(),
+            is_waiting=self._is_waiting(),
+        )

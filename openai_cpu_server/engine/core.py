@@ -12,6 +12,7 @@ from typing import NamedTuple
 from openai_cpu_server.contract.adapter import Adapter, LoadedAdapter, RefusedAdapter
 from openai_cpu_server.contract.cost import CostCurve
 from openai_cpu_server.contract.messages import (
+    ALONE,
     AdapterLoaded,
     AdapterNews,
     AdapterRefused,
@@ -22,6 +23,8 @@ from openai_cpu_server.contract.messages import (
     LoadingAdapter,
     Place,
     QueueState,
+    Recall,
+    Sharing,
     StepDone,
     StepFigures,
     StepStarted,
@@ -120,6 +123,11 @@ class EngineCore:
         return self._scheduler.has_work or bool(self._events)
 
     @property
+    def work(self) -> Priority | None:
+        """The best priority of those who wait or run; None: there is nothing to compute."""
+        return self._scheduler.best_priority
+
+    @property
     def is_guessing(self) -> bool:
         """It guesses what steps cost, and could measure it."""
         return self._measure is not None
@@ -137,12 +145,15 @@ class EngineCore:
 
     def prepare(self, submit: Submit) -> Prepared | Refused:
         """Compile a request's constraint, and find what its output begins with. Any thread."""
-        needed, limit = submit.request.total_tokens, self._backend.info.context_limit
+        request = submit.request
+        if not isinstance(request, GenerationRequest):
+            return Refused(submit, "does not go with a model that generates text")
+        needed, limit = request.total_tokens, self._backend.info.context_limit
         if needed > limit:
             return Refused(submit, f"needs {needed} tokens of {limit}")
         try:
             with contained():
-                return Prepared(submit, self._beginning(submit))
+                return Prepared(submit, self._beginning(request, submit.output))
         except CommandFailed as error:
             return Refused(submit, str(error))
 
@@ -182,19 +193,27 @@ class EngineCore:
         self._leaving.discard(key)
         yield AdapterLoaded(self._adapters[key])
 
-    def is_worth_interrupting(self, command: Work) -> bool:
+    def is_worth_interrupting(self, command: Work | Recall) -> bool:
         """Whether the running step should be thrown away for this command. Any thread."""
         if self._is_measuring:
             return True
-        submit = _submit_of(command)
-        if submit is None or submit.request.priority is not Priority.INTERACTIVE:
-            return False
-        return self._clock() < self._interruptible_until
+        return _is_urgent(command) and self._clock() < self._interruptible_until
 
-    def step(self) -> Iterator[StepStarted | StepDone | QueueState]:
+    def tell(self, sharing: Sharing) -> Iterator[StepDone | QueueState]:
+        """While another engine computes: what needs no computing."""
+        if self._events:
+            events, self._events = tuple(self._events), []
+            yield StepDone(events=events, kv=self._scheduler.kv_stats)
+        yield from self._queue_news(sharing)
+
+    def step(self, sharing: Sharing = ALONE) -> Iterator[StepStarted | StepDone | QueueState]:
         """Compute one step; what happens is yielded when it happens."""
+        # After a step that was thrown away for another model's newcomer comes a short one: it is not thrown
+        # away too, and the next newcomer waits for no long one.
+        is_repeated = self._was_interrupted and self.work is Priority.BATCH
+        is_short = sharing.beside_interactive or is_repeated
         try:
-            step = self._scheduler.schedule()
+            step = self._scheduler.schedule(beside_interactive=is_short)
         except BaseException:  # nobody knows with whom the scheduler could not cope: it may be any of them
             yield StepStarted(ids=tuple(self._outputs))
             raise
@@ -203,7 +222,7 @@ class EngineCore:
         self._free_adapters()
         events, self._events = tuple(self._events), []
         yield StepDone(events=events, kv=self._scheduler.kv_stats, figures=figures)
-        yield from self._queue_news()
+        yield from self._queue_news(sharing)
 
     def save_cache(self, path: str) -> None:
         """End everything and write the prefix cache, if there is one, to a file. Raises OSError."""
@@ -273,11 +292,14 @@ class EngineCore:
             self._announced = news
             yield news
 
-    def _queue_news(self) -> Iterator[QueueState]:
+    def _queue_news(self, sharing: Sharing) -> Iterator[QueueState]:
         if self._scheduler.num_waiting and self._clock() - self._queue_told_at >= _QUEUE_NEWS_S:
             self._queue_told_at = self._clock()
             outlooks = self._scheduler.outlook()
-            places = tuple(Place(o.sequence.request.id, o.position, o.first_token_ms) for o in outlooks)
+            places = tuple(
+                Place(o.sequence.request.id, o.position, sharing.slowdown * o.first_token_ms)
+                for o in outlooks
+            )
             preempted = tuple(sequence.request.id for sequence in self._scheduler.preempted)
             yield QueueState(places=places, preempted=preempted)
 
@@ -285,10 +307,10 @@ class EngineCore:
         match command:
             case Submit():
                 self._handle(self.prepare(command))
-            case Prepared(submit=submit) if not self._has(submit.request.adapter):
+            case Prepared(submit=submit) if not self._has(_adapter_of(submit)):
                 self._events.append(_refusal(submit, "The adapter of this request is not loaded."))
-            case Prepared(submit=submit, beginning=beginning):
-                self._accept(submit.request, submit.output, beginning)
+            case Prepared(Submit(request=GenerationRequest() as request, output=output), beginning):
+                self._accept(request, output, beginning)
             case Refused(submit=submit, why=why):
                 self._events.append(_refusal(submit, why))
             case Cancel(id=request_id):
@@ -313,18 +335,17 @@ class EngineCore:
         elif sequence is not None:
             self._events.append(_failure(request_id, why, sequence.num_output))
 
-    def _beginning(self, submit: Submit) -> tuple[int, ...]:
+    def _beginning(self, request: GenerationRequest, output: tuple[int, ...]) -> tuple[int, ...]:
         """What the constraint forces before anything is sampled, to be computed with the prompt.
 
         Nothing where tokens are scored one by one. Raises `ConstraintFailed`.
         """
-        request = submit.request
         if request.constraint is None:
             return ()
-        forced = self._backend.forced(request.constraint, submit.output)
+        forced = self._backend.forced(request.constraint, output)
         if request.top_logprobs is not None or request.prompt_logprobs:
             return ()
-        return forced[: max(0, request.max_tokens - len(submit.output))]
+        return forced[: max(0, request.max_tokens - len(output))]
 
     def _accept(
         self, request: GenerationRequest, output: tuple[int, ...], beginning: tuple[int, ...]
@@ -386,11 +407,23 @@ def _bound_ms(predicted_ms: float) -> float:
     return 2.0 ** math.ceil(math.log2(predicted_ms)) if predicted_ms > _SHORT_MS else 0.0
 
 
+def _adapter_of(submit: Submit) -> str | None:
+    return submit.request.adapter if isinstance(submit.request, GenerationRequest) else None
+
+
 def _submit_of(command: Work) -> Submit | None:
     """The request that a command brings, if it brings one."""
     if isinstance(command, Prepared | Refused):
         return command.submit
     return command if isinstance(command, Submit) else None
+
+
+def _is_urgent(command: Work | Recall) -> bool:
+    """Whether an interactive request has come, here or at another engine."""
+    if isinstance(command, Recall):
+        return command.interrupts
+    submit = _submit_of(command)
+    return submit is not None and submit.request.priority is Priority.INTERACTIVE
 
 
 def _refusal(submit: Submit, why: str) -> TokenEvent:

@@ -11,17 +11,27 @@ from collections import deque
 from collections.abc import Callable, Iterator
 
 from openai_cpu_server.contract.messages import (
+    Cancel,
+    ClearCache,
+    Command,
     EngineOptions,
+    LoadAdapter,
     Loading,
     LoadingPhase,
     Ready,
+    Recall,
     Start,
     StartFailed,
+    Submit,
+    Turn,
+    UnloadAdapter,
 )
+from openai_cpu_server.contract.request import Priority
 from openai_cpu_server.contract.step import Backend
 from openai_cpu_server.engine.channel import EngineChannel
 from openai_cpu_server.engine.core import Checked, EngineCore, Work
 from openai_cpu_server.engine.preparation import Preparation
+from openai_cpu_server.engine.turn import EngineTurn, OwnCores, SharedTurn
 from openai_cpu_server.errors import StartupError
 
 logger = logging.getLogger(__name__)
@@ -31,9 +41,11 @@ _QUIET_S, _QUIET_MOST_S = 2.0, 60.0
 somebody comes meanwhile: else all gaps of light traffic would be spent on that.
 """
 
+Request = Submit | Cancel | ClearCache | LoadAdapter | UnloadAdapter
+"""Commands that are taken once the engine is ready."""
 Load = Callable[[EngineOptions, Callable[[float], None]], Backend]
-BuildCore = Callable[[EngineOptions, Backend, Callable[[float], None]], EngineCore]
-"""The last argument is told how far it has come, 0 to 1."""
+BuildCore = Callable[[EngineOptions, Backend, Callable[[float], None], EngineTurn], EngineCore]
+"""The third argument is told how far it has come, 0 to 1; the last says whether it may compute."""
 
 
 def run_engine(channel: EngineChannel, *, load: Load, build_core: BuildCore) -> None:
@@ -41,18 +53,23 @@ def run_engine(channel: EngineChannel, *, load: Load, build_core: BuildCore) -> 
     start = channel.receive()
     if not isinstance(start, Start):
         return
+    inbox = Inbox()
+    turn = SharedTurn(channel.send, wake=inbox.wake) if start.options.shares_cores else OwnCores()
+    reader = Reader(channel, inbox, turn, grace_s=start.options.exit_grace_s)
+    reader.start()
     try:
-        backend = load(start.options, _teller(channel, LoadingPhase.WEIGHTS))
+        backend = load(start.options, _weights_teller(channel, turn))
     except StartupError as error:
         channel.send(StartFailed(message=str(error)))
         return
-    core = build_core(start.options, backend, _teller(channel, LoadingPhase.COSTS))
+    reader.interrupts(backend, lambda recall: True)
+    _warm_up(backend, turn)
+    core = build_core(start.options, backend, _teller(channel, LoadingPhase.COSTS), turn)
     try:
         with contextlib.suppress(ConnectionError):  # the client died while we sent: nobody is left to tell
             for adapter in start.options.adapters:
                 _handle(channel, core, core.check_adapter(adapter))
-            channel.send(Ready(info=backend.info))
-            _serve(channel, backend, core, grace_s=start.options.exit_grace_s)
+            _serve(channel, backend, core, inbox, turn, reader)
         # Only at an orderly end: after an error in native code nobody knows what the cells hold.
         _save_cache(core, start.options.cache_file)
     finally:
@@ -63,9 +80,34 @@ def _teller(channel: EngineChannel, phase: LoadingPhase) -> Callable[[float], No
     return lambda fraction: channel.send(Loading(fraction=fraction, phase=phase))
 
 
-def _serve(channel: EngineChannel, backend: Backend, core: EngineCore, *, grace_s: float) -> None:
-    inbox = Inbox()
+def _weights_teller(channel: EngineChannel, turn: EngineTurn) -> Callable[[float], None]:
+    """Between two pieces of the load others may compute. What comes behind them needs no turn."""
+    tell = _teller(channel, LoadingPhase.WEIGHTS)
 
+    def loaded(fraction: float) -> None:
+        tell(fraction)
+        if fraction < 1.0:
+            turn.load_on()
+        else:
+            turn.give_back()
+
+    return loaded
+
+
+def _warm_up(backend: Backend, turn: EngineTurn) -> None:
+    turn.load_on()
+    while not backend.warm_up():
+        turn.pass_on()
+
+
+def _serve(
+    channel: EngineChannel,
+    backend: Backend,
+    core: EngineCore,
+    inbox: Inbox,
+    turn: EngineTurn,
+    reader: Reader,
+) -> None:
     def hand_on(command: Work) -> None:
         inbox.put(command)
         if core.is_worth_interrupting(command):
@@ -73,23 +115,25 @@ def _serve(channel: EngineChannel, backend: Backend, core: EngineCore, *, grace_
 
     check = core.check_adapter
     with Preparation(core.prepare, check, announce=channel.send, hand_on=hand_on) as preparation:
-        reader = (channel, inbox, preparation, backend, grace_s)
-        threading.Thread(target=_read, args=reader, daemon=True).start()
-        _work(channel, inbox, core)
+        reader.interrupts(backend, core.is_worth_interrupting)
+        reader.serves(preparation.take)
+        channel.send(Ready(info=backend.info))
+        _work(channel, inbox, core, turn)
 
 
-def _work(channel: EngineChannel, inbox: Inbox, core: EngineCore) -> None:
-    _step(channel, core)  # the first tells the client how the memory stands, work or not
+def _work(channel: EngineChannel, inbox: Inbox, core: EngineCore, turn: EngineTurn) -> None:
+    _step(channel, core, turn)  # the first tells the client how the memory stands, work or not
     quiet_s = _QUIET_S
     while inbox.is_open:
-        inbox.wait(_patience_s(core, quiet_s))
+        is_quiet = not inbox.wait(_patience_s(core, turn, quiet_s))
         for command in inbox.drain():
             _handle(channel, core, command)
         if core.has_work:
-            _step(channel, core)
-        elif core.is_guessing and not inbox.has_news:
-            core.calibrate(lambda: inbox.has_news)
-            quiet_s = min(2 * quiet_s, _QUIET_MOST_S)
+            _go_on(channel, core, turn)
+        elif core.is_guessing and not inbox.has_news and _may_measure(turn, is_quiet=is_quiet):
+            core.calibrate(lambda: inbox.has_news or turn.is_wanted)
+            turn.give_back()
+            quiet_s = min(2 * quiet_s, _QUIET_MOST_S) if inbox.has_news else quiet_s
 
 
 def _handle(channel: EngineChannel, core: EngineCore, command: Work) -> None:
@@ -100,32 +144,93 @@ def _handle(channel: EngineChannel, core: EngineCore, command: Work) -> None:
         channel.send(news)
 
 
-def _patience_s(core: EngineCore, quiet_s: float) -> float | None:
-    """How long to wait for commands; None: for ever."""
+def _patience_s(core: EngineCore, turn: EngineTurn, quiet_s: float) -> float | None:
+    """How long to wait for commands; None: for ever, or until the turn comes."""
     if core.has_work:
-        return 0.0
+        return 0.0 if turn.is_held or core.work is None else None
     return quiet_s if core.is_guessing else None
 
 
-def _step(channel: EngineChannel, core: EngineCore) -> None:
-    for event in core.step():
+def _may_measure(turn: EngineTurn, *, is_quiet: bool) -> bool:
+    """Whether it is this engine's turn. When it is quiet that is asked for, as for batch work."""
+    if is_quiet:
+        turn.settle(Priority.BATCH)
+    return turn.is_held
+
+
+def _go_on(channel: EngineChannel, core: EngineCore, turn: EngineTurn) -> None:
+    """Compute a step, if it is this engine's turn or if nothing has to be computed; else tell the news."""
+    turn.settle(core.work)
+    if turn.is_held or core.work is None:
+        _step(channel, core, turn)
+        return
+    for event in core.tell(turn.sharing):
         channel.send(event)
 
 
-def _read(
-    channel: EngineChannel, inbox: Inbox, preparation: Preparation, backend: Backend, grace_s: float
-) -> None:
-    """The reader thread: takes commands in while a step runs, and does nothing slow with them."""
-    try:
-        while (command := channel.receive()) is not None:
-            if isinstance(command, Start):
-                continue  # once is enough
-            preparation.take(command)
-    finally:
-        inbox.close()
-        backend.interrupt()
-        time.sleep(grace_s)
-        os._exit(1)  # the main thread hangs in native code; an orphan must not stay
+def _step(channel: EngineChannel, core: EngineCore, turn: EngineTurn) -> None:
+    for event in core.step(turn.sharing):
+        channel.send(event)
+    turn.computed()
+    turn.settle(core.work)
+
+
+class Reader:
+    """The thread that takes commands in while something is computed. It does nothing slow with them."""
+
+    def __init__(self, channel: EngineChannel, inbox: Inbox, turn: EngineTurn, *, grace_s: float) -> None:
+        self._channel = channel
+        self._inbox = inbox
+        self._turn = turn
+        self._grace_s = grace_s
+        self._take: Callable[[Request], None] | None = None
+        """None: before the engine is ready there is nothing to take."""
+        self._backend: Backend | None = None
+        """What is interrupted; None: it is not loaded yet."""
+        self._is_worth: Callable[[Recall], bool] = lambda recall: False
+
+    def start(self) -> None:
+        threading.Thread(target=self._read, name="reader", daemon=True).start()
+
+    def interrupts(self, backend: Backend, is_worth: Callable[[Recall], bool]) -> None:
+        """From now on the backend's step is interrupted where a recall asks for it, and is worth it."""
+        self._is_worth, self._backend = is_worth, backend
+
+    def serves(self, take: Callable[[Request], None]) -> None:
+        """From now on requests are taken."""
+        self._take = take
+
+    def _read(self) -> None:
+        try:
+            while (command := self._channel.receive()) is not None:
+                self._handle(command)
+        finally:
+            self._inbox.close()
+            if isinstance(self._turn, SharedTurn):
+                self._turn.close()
+            if self._backend is not None:
+                self._backend.interrupt()
+            time.sleep(self._grace_s)
+            os._exit(1)  # the main thread hangs in native code; an orphan must not stay
+
+    def _handle(self, command: Command) -> None:
+        match command:
+            case Start():
+                pass  # once is enough
+            case Turn() | Recall():
+                self._handle_turn(command)
+            case _:
+                assert self._take is not None, "nobody is sent requests before it is ready"
+                self._take(command)
+
+    def _handle_turn(self, command: Turn | Recall) -> None:
+        assert isinstance(self._turn, SharedTurn), "it shares its cores with nobody"
+        if isinstance(command, Turn):
+            self._turn.granted(command)
+            return
+        self._turn.recalled(command)
+        if command.interrupts and self._backend is not None and self._is_worth(command):
+            self._backend.interrupt()
 
 
 def _save_cache(core: EngineCore, path: str | None) -> None:
@@ -154,14 +259,17 @@ class Inbox:
         self._commands.append(command)
         self._news.set()
 
+    def wake(self) -> None:
+        """Something else than a command has come."""
+        self._news.set()
+
     def close(self) -> None:
         self.is_open = False
         self._news.set()
 
-    def wait(self, timeout_s: float | None) -> None:
-        """Wait for news, `None` as long as it takes."""
-        if self.is_open:
-            self._news.wait(timeout_s)
+    def wait(self, timeout_s: float | None) -> bool:
+        """Wait for news, `None` as long as it takes. False: there was none in that time."""
+        return not self.is_open or self._news.wait(timeout_s)
 
     def drain(self) -> Iterator[Work]:
         """Take out all commands that have come."""

@@ -21,7 +21,7 @@ from openai_cpu_server.contract.messages import (
     Submit,
     UnloadAdapter,
 )
-from openai_cpu_server.contract.request import Priority
+from openai_cpu_server.contract.request import GenerationRequest, Priority
 from openai_cpu_server.engine.core import Checked, Prepared, Refused, Work
 
 _END = (-1, 0, None)
@@ -70,7 +70,7 @@ class Preparation:
     def take(self, command: Submit | Cancel | ClearCache | LoadAdapter | UnloadAdapter) -> None:
         """Never blocks for long."""
         match command:
-            case Submit(request=request) if request.constraint is not None:
+            case Submit(request=GenerationRequest() as request) if request.constraint is not None:
                 with self._lock:
                     self._cancelled[request.id] = False
                 self._queue.put((request.priority, next(self._numbers), command))

@@ -12,6 +12,7 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
+from openai_cpu_server.contract.cost import CostCurve
 from openai_cpu_server.contract.messages import EngineOptions
 from openai_cpu_server.contract.step import Backend
 from openai_cpu_server.engine.build import build_core
@@ -23,22 +24,37 @@ from openai_cpu_server.engine.offspring import (
     leave_signals_to_parent,
     wake_at_parents_death,
 )
+from openai_cpu_server.engine.turn import EngineTurn, OwnCores
 from openai_cpu_server.llama.backend import LlamaBackend
 from openai_cpu_server.llama.measure.calibrate import Calibrator
 from openai_cpu_server.observe.logs import set_up_logs
 
+_MOST_TURNS = 60
+"""A measurement at start is given up after so many turns.
 
-def _build(options: EngineOptions, backend: Backend, on_progress: Callable[[float], None]) -> EngineCore:
+They are of a second beside batch work, and 40 s is what it takes for the largest models.
+"""
+
+
+def _build(
+    options: EngineOptions, backend: Backend, on_progress: Callable[[float], None], turn: EngineTurn
+) -> EngineCore:
     logging.getLogger().setLevel(options.log_level.upper())
-    core = calibrated(options, backend, on_progress)
+    core = calibrated(options, backend, on_progress, turn)
     if options.cache_file is not None:
         wake_at_parents_death()  # from here on the end of the socket tells it to save its cache and go
     gc.freeze()  # all this stays: the collector need not look at it again between two steps
     return core
 
 
-def calibrated(options: EngineOptions, backend: Backend, on_progress: Callable[[float], None]) -> EngineCore:
+def calibrated(
+    options: EngineOptions,
+    backend: Backend,
+    on_progress: Callable[[float], None],
+    turn: EngineTurn | None = None,
+) -> EngineCore:
     """A core that knows what steps cost from an earlier start, or measures it as `calibrate` says."""
+    turn = turn or OwnCores()
     if options.cost_dir is None:
         return build_core(options, backend, None)
     is_due = options.calibrate == "start"
@@ -47,9 +63,22 @@ def calibrated(options: EngineOptions, backend: Backend, on_progress: Callable[[
     )
     curve = calibrator.known()
     if curve is None and is_due:
-        curve = calibrator.measure()
+        curve = _measured(calibrator, turn)
     may_measure = options.calibrate != "never"
     return build_core(options, backend, curve, calibrator.measure if may_measure else None)
+
+
+def _measured(calibrator: Calibrator, turn: EngineTurn) -> CostCurve | None:
+    """The curve, measured in turns with the loads of others; None if others have more to do than that.
+
+    Then the measurement goes on when nobody wants anything.
+    """
+    for _ in range(_MOST_TURNS):
+        curve = calibrator.measure(lambda: turn.is_wanted)
+        if curve is not None or turn.sharing.beside_interactive:
+            return curve
+        turn.pass_on()
+    return None
 
 
 def main() -> None:
@@ -57,7 +86,7 @@ def main() -> None:
     die_with_parent()
     set_up_logs("info", "json" if sys.argv[1] == "json" else "console")
     channel = EngineChannel(socket.socket(fileno=int(sys.argv[2])))
-    run_engine(channel, load=LlamaBackend.load, build_core=_build)
+    run_engine(channel, load=LlamaBackend.load_cold, build_core=_build)
 
 
 if __name__ == "__main__":

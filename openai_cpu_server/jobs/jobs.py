@@ -23,7 +23,7 @@ from openai_cpu_server.jobs.store.ledger import Ledger
 from openai_cpu_server.jobs.store.thread import StoreThread
 from openai_cpu_server.jobs.window import window_seconds
 
-ENDPOINTS = ("/v1/chat/completions", "/v1/completions")
+ENDPOINTS = ("/v1/chat/completions", "/v1/completions", "/v1/embeddings", "/v1/rerank")
 
 
 class Jobs:

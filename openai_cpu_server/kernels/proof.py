@@ -27,10 +27,10 @@ Computation = Callable[[Graphs, int], Floats]
 """Computes an operation with a number of threads."""
 
 
-def kernels_in_use(asked: str, ggml: ctypes.CDLL) -> Kernels:
+def kernels_in_use(asked: str, ggml: ctypes.CDLL, pause: Callable[[], None] = lambda: None) -> Kernels:
     """Switch on what is asked for (`auto` or `off`) and proved, for all of this process.
 
-    `ggml` is the library that llama_cpp has loaded.
+    `ggml` is the library that llama_cpp has loaded. `pause` is called between two small computations.
     """
     why_not = obstacle()
     if why_not is not None:
@@ -42,8 +42,8 @@ def kernels_in_use(asked: str, ggml: ctypes.CDLL) -> Kernels:
         return Kernels.off("--kernels off")
     graphs = Graphs(ggml)
     return Kernels(
-        attention=proved(library, Kernel.ATTENTION, graphs, attention_proofs()),
-        products=proved(library, Kernel.PRODUCTS, graphs, product_proofs()),
+        attention=proved(library, Kernel.ATTENTION, graphs, attention_proofs(), pause),
+        products=proved(library, Kernel.PRODUCTS, graphs, product_proofs(), pause),
     )
 
 
@@ -73,10 +73,15 @@ def product_proofs() -> Iterator[Computation]:
 
 
 def proved(
-    library: Library, kernel: Kernel, graphs: Graphs, computations: Iterator[Computation]
+    library: Library,
+    kernel: Kernel,
+    graphs: Graphs,
+    computations: Iterator[Computation],
+    pause: Callable[[], None] = lambda: None,
 ) -> KernelState:
     """Leaves the kernel on if all went well, else off."""
     for compute in computations:
+        pause()
         for threads in _THREADS:
             expected = compute(graphs, threads)
             num_done = library.num_done(kernel)

@@ -7,10 +7,9 @@ import os
 from pathlib import Path
 from typing import NamedTuple
 
-import llama_cpp
-
 from openai_cpu_server.contract.adapter import Adapter, LoadedAdapter
 from openai_cpu_server.errors import AdapterFailed
+from openai_cpu_server.llama.bindings import llama_cpp
 from openai_cpu_server.llama.cells.context import Context
 from openai_cpu_server.llama.gguf.adapter_file import AdapterFile, file_digest
 from openai_cpu_server.llama.model.model import Model

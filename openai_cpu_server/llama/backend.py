@@ -81,14 +81,42 @@ class LlamaBackend:
     ) -> LlamaBackend:
         """Load a model; the backend is ready for its first step.
         Raises `StartupError` with one line for the terminal."""
+        backend = cls.load_cold(options, on_progress, machine)
+        try:
+            backend.warm_up()
+        except BaseException:
+            backend.close()
+            raise
+        return backend
+
+    @classmethod
+    def load_cold(
+        cls, options: EngineOptions, on_progress: Callable[[float], None], machine: Machine | None = None
+    ) -> LlamaBackend:
+        """Load a model; `warm_up` follows. Raises `StartupError` with one line for the terminal."""
         backend = cls(load(options, on_progress, machine or Machine()))
         try:
-            backend._warm_up()
             backend._constraints.wait_until_ready()
         except BaseException:
             backend.close()
             raise
         return backend
+
+    def warm_up(self) -> bool:
+        """Compute one token and forget it, so that no request pays for the first use of the weights.
+
+        Returns False if that was interrupted: call it again to go on, for what was used stays in memory.
+        """
+        vocabulary = self._loaded.vocabulary
+        self._batch.fill([Span(slot=0, start=0, tokens=(vocabulary.bos or 0,), sample=True)])
+        with self._loaded.abort.armed():
+            decoded = self._context.decode(self._batch)
+        self._context.clear()
+        if decoded is Decoded.INTERRUPTED:
+            return False
+        if self._draft_model is not None:
+            self._draft_model.warm_up()
+        return True
 
     @property
     def info(self) -> ModelInfo:
@@ -354,15 +382,6 @@ class LlamaBackend:
         self._context.free_slot(slot)
         if not is_finite:
             raise AdapterFailed(f"{adapter.path} makes the model compute numbers that are not finite.")
-
-    def _warm_up(self) -> None:
-        """Compute one token and forget it, so that no request pays for the first use of the weights."""
-        vocabulary = self._loaded.vocabulary
-        self._batch.fill([Span(slot=0, start=0, tokens=(vocabulary.bos or 0,), sample=True)])
-        self._context.decode(self._batch)
-        self._context.clear()
-        if self._draft_model is not None:
-            self._draft_model.warm_up()
 
 
 def _with_draft(span: Span, drafts: Drafts) -> Span:

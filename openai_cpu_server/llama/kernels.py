@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
-from llama_cpp._ggml import libggml
+from collections.abc import Callable
 
 from openai_cpu_server.contract.model_info import Kernels
 from openai_cpu_server.kernels.library import obstacle
 from openai_cpu_server.kernels.proof import kernels_in_use
+from openai_cpu_server.llama.bindings import libggml
 from openai_cpu_server.llama.model.native import native_log
 
 
-def switch_kernels(asked: str) -> Kernels:
-    """What is asked for (`auto` or `off`) and proved is on afterwards, for all models of this process."""
+def switch_kernels(asked: str, pause: Callable[[], None] = lambda: None) -> Kernels:
+    """What is asked for (`auto` or `off`) and proved is on afterwards, for all models of this process.
+
+    `pause` is called between two small computations of the proof.
+    """
     native_log()
-    return kernels_in_use(asked, libggml)
+    return kernels_in_use(asked, libggml, pause)
 
 
 def are_kernels_expected() -> bool:

@@ -57,13 +57,17 @@ class Loaded(NamedTuple):
 
 
 def load(options: EngineOptions, on_progress: Callable[[float], None], machine: Machine) -> Loaded:
-    """Load what the options name. Raises `StartupError`; then nothing stays loaded."""
+    """Load what the options name. Raises `StartupError`; then nothing stays loaded.
+
+    Whoever is told of the progress, 0 to 1, may let others compute before it returns. What comes behind 1
+    computes nothing: it fills memory, with one thread.
+    """
     kv_type = KVType.named(options.kv_type)
     _require_sane(options)
     with ExitStack() as undo:
         header = GgufHeader(Path(options.model_path))
         draft = _draft_header(options)
-        kernels = switch_kernels(options.kernels)
+        kernels = switch_kernels(options.kernels, pause=lambda: on_progress(0.0))
         room = Room.of(header, draft, kv_type, machine.free_memory())
         repack = repacks(options, header, our_products=kernels.products.is_on)
         model = Model.open(header, repack=repack, on_progress=on_progress)

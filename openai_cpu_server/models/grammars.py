@@ -10,17 +10,11 @@ from functools import lru_cache
 import msgspec
 
 from openai_cpu_server.errors import InvalidRequest
-from openai_cpu_server.structured import (
-    Options,
-    Unenforced,
-    UnsupportedSchema,
-    Whitespace,
-    choice_to_gbnf,
-    compile_schema,
-    compose,
-    json_object_gbnf,
-    regex_to_gbnf,
-)
+from openai_cpu_server.structured import Options, UnsupportedSchema, Whitespace
+from openai_cpu_server.structured.compiler import compile_schema
+from openai_cpu_server.structured.extras import choice_to_gbnf, json_object_gbnf, regex_to_gbnf
+from openai_cpu_server.structured.report import Unenforced
+from openai_cpu_server.structured.writing.compose import compose
 
 _REMEMBERED = 256
 """So many grammars are remembered, of some kilobytes each."""

@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from openai_cpu_server.contract.engine import Engine, EngineState, unavailable
-from openai_cpu_server.contract.model_info import ModelInfo, Tokenizer
+from openai_cpu_server.contract.model_info import ModelInfo, ModelKind, Tokenizer
 from openai_cpu_server.models.chat_prompts import ChatPrompts
 from openai_cpu_server.models.grammars import Grammars
 from openai_cpu_server.models.pieces import Pieces
 from openai_cpu_server.prompt.chat_template import ChatTemplate
+from openai_cpu_server.prompt.rerank_template import rerank_template
 from openai_cpu_server.prompt.tool_formats import ToolFormat
 from openai_cpu_server.structured import Whitespace
 
@@ -28,6 +29,7 @@ class ServedModel:
         tool_format: ToolFormat | None,
         check_grammar: Callable[[str], object],
         whitespace: Whitespace = Whitespace.COMPACT,
+        kind: ModelKind = ModelKind.GENERATES,
     ) -> None:
         """`names`: the first is the model's own, the others mean the same. `created`: Unix time.
 
@@ -38,9 +40,12 @@ class ServedModel:
         self.names = names
         self.created = created
         self.engine = engine
+        self.kind = kind
         self.tokenizer = tokenizer
         self.tool_format = tool_format
         self.prompts = ChatPrompts(template, tokenizer, tool_format)
+        self.rerank_template = rerank_template(tokenizer.rerank_template, template)
+        """The template of a reranker that answers yes or no; None: it is none."""
         self.grammars = Grammars(check_grammar, whitespace)
         self.pieces = Pieces(tokenizer)
 

@@ -1,4 +1,4 @@
-"""Metrics of generating requests, which are counted when they end."""
+"""Metrics of requests that generate, embed or score. They are counted when they end."""
 
 from __future__ import annotations
 
@@ -34,6 +34,8 @@ class CallMetrics:
             ("adapter", "kind"),
             registry=registry,
         )
+        self._inputs = counter("embedded_inputs", "Inputs of ended requests that were embedded or scored.")
+        self._input_tokens = counter("embedded_tokens", "Tokens of these inputs.")
         self._queue = histogram("queue", "Seconds from submission to the first step.")
         self._ttft = histogram("time_to_first_token", "Seconds from arrival to the first token.")
         self._total = histogram(
@@ -50,9 +52,13 @@ class CallMetrics:
         priority, labels = request.priority, (request.route, request.priority)
         for reason in call.finish_reasons:
             self._sequences.labels(priority, reason).inc()
-        self._prompt.labels(priority).inc(call.prompt_tokens)
-        self._cached.labels(priority).inc(call.cached_tokens)
-        self._output.labels(priority).inc(call.output_tokens)
+        if call.inputs is None:
+            self._prompt.labels(priority).inc(call.prompt_tokens)
+            self._cached.labels(priority).inc(call.cached_tokens)
+            self._output.labels(priority).inc(call.output_tokens)
+        elif call.inputs:
+            self._inputs.labels(priority).inc(call.inputs)
+            self._input_tokens.labels(priority).inc(call.prompt_tokens)
         if call.adapter is not None:
             self._adapters.labels(call.adapter, "prompt").inc(call.prompt_tokens)
             self._adapters.labels(call.adapter, "output").inc(call.output_tokens)

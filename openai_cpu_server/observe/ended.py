@@ -30,7 +30,8 @@ class TraceParent(msgspec.Struct, frozen=True):
 
 
 class CallFigures(msgspec.Struct, frozen=True, kw_only=True):
-    """The figures of one generating call, which may have ended early. `_s` are seconds."""
+    """The figures of one call that generated, embedded or scored; it may have ended early. `_s` are
+    seconds."""
 
     prompt_tokens: int
     cached_tokens: int
@@ -48,6 +49,8 @@ class CallFigures(msgspec.Struct, frozen=True, kw_only=True):
     """The times between tokens of a sequence."""
     adapter: str | None = None
     """`MODEL:NAME`; None: the model as it is."""
+    inputs: int | None = None
+    """Inputs that were embedded or scored; 0 if it ended early. None: it generated."""
 
 
 class Ended(msgspec.Struct, frozen=True, kw_only=True):

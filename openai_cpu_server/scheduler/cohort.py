@@ -91,13 +91,9 @@ class Cohorts:
     those of interactive work, and never two in a row.
     """
 
-    def __init__(
-        self, options: CohortOptions, *, new_composer: Callable[[], Composer], floor_composer: Composer
-    ) -> None:
-        """`floor_composer` fills the steps of batch work beside interactive work of other cohorts."""
+    def __init__(self, options: CohortOptions, *, new_composer: Callable[[], Composer]) -> None:
         self._options = options
         self._new_composer = new_composer
-        self._floor_composer = floor_composer
         self._composers: dict[Key, Composer] = {None: new_composer()}
         self._ledgers = {priority: _Ledger() for priority in Priority}
         self._last: Key = None
@@ -116,35 +112,49 @@ class Cohorts:
         *,
         newcomers: frozenset[Key],
         switch_ms: float,
+        beside_interactive: bool = False,
     ) -> Turn:
         """The next step for the running sequences, which come in the policy's order.
 
         `newcomers`: cohorts in which an interactive sequence got a slot at once, since their last step.
         `switch_ms`: what it takes to compute with another adapter than the last step did.
+        `beside_interactive`: as for `Composer.compose`.
         """
         members = members_of(running)
         if len(members) < 2:
             self._leave_alone(members)
             key = next(iter(members), None)
-            return self._turn(key, members.get(key, ()), room, prices(key), newcomers)
+            plan = self._composer(key).compose(
+                members.get(key, ()),
+                room,
+                prices(key),
+                has_newcomer=key in newcomers,
+                beside_interactive=beside_interactive,
+            )
+            return Turn(key, plan)
         self._switch_ms = switch_ms
         urgent = _having(members, Priority.INTERACTIVE)
         others = _having(members, Priority.BATCH) - urgent
         self._ledgers[Priority.INTERACTIVE].enter(urgent)
         self._ledgers[Priority.BATCH].enter(others)
-        if not urgent:
-            return self._in_turn(Priority.BATCH, members, room, prices, newcomers)
-        if not others:
+        if not others or not urgent:
             self._credit_ms = 0.0
         elif not self._was_floor and (floor := self._floor_turn(members, room, prices)) is not None:
             return floor
-        return self._in_turn(Priority.INTERACTIVE, members, room, prices, newcomers)
+        key = self._chosen(Priority.INTERACTIVE if urgent else Priority.BATCH, members, newcomers)
+        plan = self._composer(key).compose(
+            members[key],
+            room,
+            prices(key),
+            has_newcomer=key in newcomers,
+            beside_interactive=beside_interactive or bool(urgent - {key}),
+        )
+        return Turn(key, plan)
 
     def account(self, turn: Turn, plan: StepPlan, step_ms: float, running: Iterable[Sequence]) -> None:
         """Book what a step uses whose tokens are final."""
         own = [s for s in running if s.request.adapter == turn.key]
-        composer = self._floor_composer if turn.is_floor else self._composers[turn.key]
-        composer.account(plan, step_ms, own)
+        self._composer(turn.key).account(plan, step_ms, own)
         if not plan.num_tokens:
             return
         self._num_steps += 1
@@ -165,17 +175,6 @@ class Cohorts:
         for ledger in self._ledgers.values():
             ledger.enter(members)
         self._credit_ms, self._was_floor = 0.0, False
-
-    def _in_turn(
-        self,
-        priority: Priority,
-        members: Mapping[Key, Seq[Sequence]],
-        room: StepRoom,
-        prices: Callable[[Key], StepPrices],
-        newcomers: frozenset[Key],
-    ) -> Turn:
-        key = self._chosen(priority, members, newcomers)
-        return self._turn(key, members[key], room, prices(key), newcomers)
 
     def _chosen(
         self,
@@ -207,7 +206,9 @@ class Cohorts:
         key = self._ledgers[Priority.BATCH].first()
         if self._credit_ms <= prices(key).single_ms:
             return None
-        plan = self._floor_composer.compose(members[key], room, prices(key), has_newcomer=False)
+        plan = self._composer(key).compose(
+            members[key], room, prices(key), has_newcomer=False, beside_interactive=True
+        )
         cost_ms = self._floor_ms(prices(key).ms(plan))
         most_ms = max(self._options.interactive_turn_ms, cost_ms)
         self._credit_ms = min(self._credit_ms, most_ms)
@@ -217,18 +218,11 @@ class Cohorts:
         """What a step of batch work costs those who wait: they switch to it and back."""
         return step_ms + 2 * self._switch_ms
 
-    def _turn(
-        self,
-        key: Key,
-        own: Seq[Sequence],
-        room: StepRoom,
-        prices: StepPrices,
-        newcomers: frozenset[Key],
-    ) -> Turn:
+    def _composer(self, key: Key) -> Composer:
         composer = self._composers.get(key)
         if composer is None:
             composer = self._composers[key] = self._new_composer()
-        return Turn(key, composer.compose(own, room, prices, has_newcomer=key in newcomers))
+        return composer
 
 
 def members_of(running: Iterable[Sequence]) -> dict[Key, list[Sequence]]:

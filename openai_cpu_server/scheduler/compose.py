@@ -95,16 +95,25 @@ class Composer:
         """Whether the last step was one of batch work alone, and left out an interactive newcomer."""
 
     def compose(
-        self, running: Seq[Sequence], room: StepRoom, prices: StepPrices, *, has_newcomer: bool
+        self,
+        running: Seq[Sequence],
+        room: StepRoom,
+        prices: StepPrices,
+        *,
+        has_newcomer: bool,
+        beside_interactive: bool = False,
     ) -> StepPlan:
         """The plan of a step for the running sequences, which come in the policy's order.
 
-        `has_newcomer`: an interactive one got a slot at once since the last step.
+        `has_newcomer`: an interactive one got a slot at once since the last step. `beside_interactive`:
+        others wait for the end of the step, as if interactive sequences of this model were decoding.
         """
         wanted = _Candidates.of(running, mixes=self._options.mixes)
         own_step = None if self._has_passed_over else self._step_of_batch(wanted, room, prices)
         self._has_passed_over = has_newcomer and own_step is not None
-        return own_step or self._step_of_all(wanted, room, prices)
+        if own_step is not None:
+            return own_step
+        return self._step_of_all(wanted, room, prices, beside_interactive=beside_interactive)
 
     def account(self, plan: StepPlan, step_ms: float, running: Iterable[Sequence]) -> None:
         """Book what batch work earns and spends in a step whose tokens are final.
@@ -135,12 +144,16 @@ class Composer:
         self._saving_for_ms = own_step_ms
         return own_step_ms <= self._credit_ms
 
-    def _step_of_all(self, wanted: _Candidates, room: StepRoom, prices: StepPrices) -> StepPlan:
+    def _step_of_all(
+        self, wanted: _Candidates, room: StepRoom, prices: StepPrices, *, beside_interactive: bool
+    ) -> StepPlan:
         options = self._options
-        budget_ms = options.interactive_step_ms if wanted.interactive else options.batch_step_ms
+        is_short = beside_interactive or wanted.interactive
+        budget_ms = options.interactive_step_ms if is_short else options.batch_step_ms
         step = _Composition(StepPlan(room, budget_ms), prices)
         step.decode(wanted.decoding, min(_BURST_PATIENCE * budget_ms, options.batch_step_ms))
-        step.read_fairly(wanted.prefilling, _reading_ms(wanted, options))
+        is_watched = beside_interactive or bool(wanted.decoding)
+        step.read_fairly(wanted.prefilling, _reading_ms(options, is_watched=is_watched))
         paid_ms = prices.ms(step.plan) + min(self._credit_ms, budget_ms)
         if self._credit_ms and paid_ms > budget_ms:
             step.add_batch(wanted, paid_ms, Reason.BATCH_FLOOR)
@@ -150,12 +163,13 @@ class Composer:
         return step.plan
 
 
-def _reading_ms(wanted: _Candidates, options: StepOptions) -> float:
+def _reading_ms(options: StepOptions, *, is_watched: bool) -> float:
     """The time that a step with interactive prompts may take, in milliseconds.
 
-    A batch step may take no longer. Where no interactive sequence decodes it may take as long.
+    A batch step may take no longer. Where no interactive sequence decodes, which is to be watched, it may
+    take as long.
     """
-    if not wanted.decoding:
+    if not is_watched:
         return options.batch_step_ms
     return min(_READING_PATIENCE * options.interactive_step_ms, options.batch_step_ms)
 

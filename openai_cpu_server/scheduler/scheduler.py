@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import islice
 
 from openai_cpu_server.contract.messages import KVStats
@@ -99,6 +99,8 @@ class Scheduler:
         )
         self._claims = Claims(self._memory, self._admission)
         self._sequences: dict[str, Sequence] = {}
+        self._counts = dict.fromkeys(Priority, 0)
+        """The number of sequences of each priority."""
         self._arrivals = 0
         self._arrived: list[Sequence] = []
         """The sequences that came since the last step of their cohort was made."""
@@ -112,6 +114,11 @@ class Scheduler:
     @property
     def has_work(self) -> bool:
         return bool(self._sequences) or self._memory.has_verbs
+
+    @property
+    def best_priority(self) -> Priority | None:
+        """The best priority of all sequences, waiting or running; None: there are none."""
+        return next((priority for priority in Priority if self._counts[priority]), None)
 
     @property
     def kv_stats(self) -> KVStats:
@@ -183,6 +190,7 @@ class Scheduler:
         self._arrivals += 1
         self._arrived.append(sequence)
         self._sequences[request.id] = sequence
+        self._counts[request.priority] += 1
         self._waiting.enter(sequence)
         return sequence
 
@@ -201,6 +209,7 @@ class Scheduler:
         if self._speculator is not None:
             self._speculator.forget(sequence)
         del self._sequences[sequence.request.id]
+        self._counts[sequence.request.priority] -= 1
 
     def clear_cache(self) -> None:
         """Forget all saved blocks but those that are pinned."""
@@ -208,11 +217,15 @@ class Scheduler:
 
     # -- deciding --------------------------------------------------------------------------------------
 
-    def schedule(self) -> Step:
-        """The next step; it has no spans if there is nothing to compute."""
+    def schedule(self, *, beside_interactive: bool = False) -> Step:
+        """The next step; it has no spans if there is nothing to compute.
+
+        `beside_interactive`: interactive work of another model waits meanwhile, and the step is as short as
+        beside interactive work of this one.
+        """
         if self._is_continuous or not self._memory.running:
             self._admission.admit()
-        spans = self._composed()
+        spans = self._composed(beside_interactive=beside_interactive)
         prices = self._prices(self._turn.key)
         if self._speculator is not None:
             limits = self._claims.draft_limits(spans)
@@ -222,7 +235,7 @@ class Scheduler:
         padding = self._padding(prices, self._plan.num_tokens)
         return Step(self._memory.take_verbs(), spans, padding, self._turn.key)
 
-    def _composed(self) -> tuple[Span, ...]:
+    def _composed(self, *, beside_interactive: bool) -> tuple[Span, ...]:
         """The spans of the next step without drafts; it keeps their plan."""
         running = self._admission.running_in_order()
         newcomers = frozenset(s.request.adapter for s in self._arrived if _is_newcomer(s))
@@ -232,6 +245,7 @@ class Scheduler:
             self._prices,
             newcomers=newcomers,
             switch_ms=self._adapter_costs.switch_ms,
+            beside_interactive=beside_interactive,
         )
         self._arrived = [s for s in self._arrived if _is_newcomer(s) and not self._is_served(s)]
         plan = self._turn.plan
@@ -363,8 +377,6 @@ def _cohorts(options: StepOptions) -> Cohorts:
     return Cohorts(
         CohortOptions(options.batch_floor, options.interactive_step_ms, options.batch_step_ms),
         new_composer=lambda: Composer(options),
-        # Somebody interactive waits meanwhile, though not in its cohort.
-        floor_composer=Composer(replace(options, batch_step_ms=options.interactive_step_ms)),
     )
 
 

@@ -1,4 +1,4 @@
-"""What every workload gets: servers to start, the number of rounds, the size, and the machine's limit."""
+"""What every workload gets: servers to start, the number of rounds, and the size."""
 
 from __future__ import annotations
 
@@ -9,20 +9,16 @@ from pathlib import Path
 from typing import TypeVar
 
 from bench.asking import Ask
-from bench.contest import LIMIT, Contest
+from bench.contest import Contest
 from bench.contestants import Contestant, Room, Variant, ours
 from bench.failures import described
-from bench.limit.limit import Limit
-from bench.limit.work import Work
 from bench.load import LoadFailed
 from bench.process_tree import TreeUse
-from bench.prompts import random_tokens
+from bench.prompts import Prompts, RandomPrompts, random_tokens
 from bench.servers import OnLine, Server, ServerFailed, ServerSpec, missing_options, running
 
 K = TypeVar("K", bound=Hashable)
 T = TypeVar("T")
-Works = Callable[[Contest[T], int], Sequence[Work]]
-"""The works for the bare loop in a round whose servers have been measured."""
 
 _WARM_UP_ASKS = 2
 
@@ -40,11 +36,14 @@ class Bench:
         say: Callable[[str], None],
         peers: Sequence[Contestant] = (),
         keys: frozenset[str] | None = None,
-        limit: Limit | None = None,
         by_clock: bool = False,
+        prompts: Prompts | None = None,
+        once: frozenset[str] = frozenset(),
     ) -> None:
-        """`keys` name the contestants to measure, None: all. `limit` is None if it is not to be measured.
+        """`keys` name the contestants to measure, None: all.
 
+        Those in `once` are measured in the first round only.
+        `prompts` are what users write, None: random tokens.
         With `by_clock` interactive requests come at equal intervals, not as a Poisson process.
         """
         self.model = model
@@ -52,11 +51,12 @@ class Bench:
         self.is_quick = is_quick
         self.by_clock = by_clock
         self.say = say
+        self.prompts: Prompts = prompts or RandomPrompts()
         self.uses: list[tuple[str, TreeUse]] = []
         self._known_options = known_options
         self._peers = peers
         self._keys = keys
-        self._limit = limit
+        self._once = once
 
     @contextlib.contextmanager
     def server(self, variant: Variant, *options: str, on_line: OnLine | None = None) -> Iterator[Server]:
@@ -103,19 +103,16 @@ class Bench:
         self,
         contestants: Sequence[Contestant],
         measure: Callable[[Contestant, int], T],
-        works: Works[T] | None = None,
     ) -> Contest[T]:
-        """Measure each contestant once a round, in turns; then the bare loop over the works of that round.
+        """Measure each contestant once a round, in turns.
 
         A contestant that fails is out, and the others go on. Raises LoadFailed if none is left.
         """
         contest: Contest[T] = Contest({who: [] for who in contestants})
         for number in range(self.rounds):
             for who in contestants:
-                if who in contest.runs:
+                if who in contest.runs and not (number and who.key in self._once):
                     self._let_run(contest, who, measure, number)
-            if works is not None:
-                self._let_loop(contest, works, number)
         if not contest.runs:
             raise LoadFailed("; ".join(contest.failures.values()) or "none of the servers takes part in this")
         return contest
@@ -130,19 +127,6 @@ class Bench:
             contest.failures[who.label] = described(error)
             self.say(f"  failed: {contest.failures[who.label]}")
             del contest.runs[who]
-
-    def _let_loop(self, contest: Contest[T], works: Works[T], number: int) -> None:
-        if self._limit is None or LIMIT in contest.failures:
-            return
-        self.say(f"round {number + 1} of {self.rounds}: {LIMIT}")
-        try:
-            wanted = works(contest, number)
-            contest.loops.append(self._limit.measure(*wanted))
-            contest.plans.update(dict.fromkeys(map(self._limit.plan, wanted)))
-        except Exception as error:
-            contest.failures[LIMIT] = described(error)
-            self.say(f"  failed: {contest.failures[LIMIT]}")
-            contest.loops.clear()
 
 
 async def _warm_up(server: Server) -> None:

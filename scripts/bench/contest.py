@@ -10,15 +10,12 @@ from typing import Generic, TypeVar
 from bench.asking import Trace, first_token_times
 from bench.contestants import Contestant, Variant
 from bench.failures import described
-from bench.limit.work import LoopRun
 from bench.results import Curve, Direction, Distribution, Goal, Line, gains
 from bench.stats import Rounds
 
 T = TypeVar("T")
 R = TypeVar("R")
 
-LIMIT = "limit"
-"""The label of the bare loop."""
 OURS = Variant.WHOLE.key
 _MICROSECONDS = 6
 
@@ -30,31 +27,15 @@ class Contest(Generic[T]):
     runs: dict[Contestant, list[T]]
     failures: dict[str, str] = field(default_factory=dict)
     """Why there are no rounds, or not all figures of them, by label."""
-    loops: list[list[LoopRun]] = field(default_factory=list)
-    """How the bare loop got through each work, by round; [] if it was not measured."""
-    plans: dict[str, None] = field(default_factory=dict)
-    """How the bare loop's steps were put together, in words and in order."""
 
-    @property
-    def notes(self) -> tuple[str, ...]:
-        return (f"limit: {'; '.join(self.plans)}",) if self.plans else ()
-
-    def line(
-        self,
-        what: str,
-        unit: str,
-        better: Direction,
-        figure: Callable[[T], float],
-        limit: Callable[[list[LoopRun]], float | None] | None = None,
-    ) -> Line:
-        """A line of all contestants with a figure.
-        `limit` is the bare loop's figure in a round, if it has one."""
+    def line(self, what: str, unit: str, better: Direction, figure: Callable[[T], float]) -> Line:
+        """A line of all contestants with a figure."""
         servers: dict[str, Rounds] = {}
         for who, runs in self.runs.items():
             rounds = self.attempt(who.label, what, partial(Rounds.of, runs, figure))
             if rounds is not None and rounds.values:
                 servers[who.label] = rounds
-        return Line(what=what, unit=unit, better=better, servers=servers, limit=self._limit(what, limit))
+        return Line(what=what, unit=unit, better=better, servers=servers)
 
     def attempt(self, label: str, what: str, get: Callable[[], R]) -> R | None:
         """The result; None if it fails.
@@ -71,13 +52,6 @@ class Contest(Generic[T]):
             if who.key == OURS:
                 return self.attempt(who.label, what, partial(get, runs)) or ()
         return ()
-
-    def _limit(self, what: str, figure: Callable[[list[LoopRun]], float | None] | None) -> Rounds | None:
-        if figure is None:
-            return None
-        values = self.attempt(LIMIT, what, lambda: [figure(runs) for runs in self.loops]) or []
-        known = tuple(value for value in values if value is not None)
-        return Rounds(known) if known else None
 
     def distributions(self, traces: Callable[[T], Sequence[Trace]]) -> tuple[Distribution, ...]:
         return tuple(
@@ -111,28 +85,23 @@ class Contest(Generic[T]):
             self.goal_against("llama-server-best", line, what, best),
         )
 
-    def goal_of_limit(self, line: Line, what: str, percent: float) -> Goal:
-        """The goal to reach that share of what the machine can do."""
-        one = self.label(OURS)
-        share = line.share_of_limit(one) if one is not None else None
+    def own_goal(self, line: Line, what: str, limit: float) -> Goal:
+        """The goal that our server's figure itself keeps a limit."""
         return Goal(
-            what=f"{what}, of the bare loop over llama_decode",
-            rounds=None if share is None else Rounds.of(share.values, lambda value: 100 * value),
-            direction=Direction.AT_LEAST,
-            limit=percent,
-            unit="%",
+            what=what,
+            rounds=line.servers.get(self.label(OURS) or ""),
+            direction=line.better,
+            limit=limit,
+            unit=line.unit,
         )
 
 
 def curves(lines: Mapping[int, Line]) -> tuple[Curve, ...]:
-    """A figure's lines by number of clients as a curve for each server; the bare loop's comes last."""
+    """A figure's lines by number of clients as a curve for each server."""
     columns = {
         label: tuple((k, line.servers[label]) for k, line in lines.items() if label in line.servers)
         for label in dict.fromkeys(label for line in lines.values() for label in line.servers)
     }
-    limits = tuple((k, line.limit) for k, line in lines.items() if line.limit is not None)
-    if limits:
-        columns[LIMIT] = limits
     return tuple(Curve(label=label, points=points) for label, points in columns.items())
 
 

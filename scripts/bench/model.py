@@ -8,18 +8,34 @@ import subprocess
 import sys
 from pathlib import Path
 
+from openai_cpu_server.errors import StartupError
+from openai_cpu_server.model_source.packaged import PACKAGED
+
 _SCRIPTS = Path(__file__).resolve().parents[1]
 _MAKE_MODEL = _SCRIPTS / "make_model.py"
 
 
 def made_model(shape: str, quant: str) -> Path:
-    """A model with random weights in the shape of a real one. Raises CalledProcessError."""
-    path = _cache_folder() / f"{shape}-{quant}-{_generator_digest()}.gguf"
+    """A model with random weights in the shape of a real one. Raises CalledProcessError.
+
+    It has SmolLM2's tokenizer where that is installed: OpenVINO reads no SentencePiece out of GGUF.
+    """
+    tokenizer = _tokenizer()
+    name = f"{shape}-{quant}-{'bpe' if tokenizer else 'spm'}-{_generator_digest()}.gguf"
+    path = _cache_folder() / name
     if not path.is_file():
         path.parent.mkdir(parents=True, exist_ok=True)
         command = [sys.executable, str(_MAKE_MODEL), "--shape", shape, "--quant", quant]
-        subprocess.run([*command, "--output", str(path)], check=True)
+        borrowing = ("--tokenizer", str(tokenizer)) if tokenizer else ()
+        subprocess.run([*command, *borrowing, "--output", str(path)], check=True)
     return path
+
+
+def _tokenizer() -> Path | None:
+    try:
+        return PACKAGED["smollm2"].path()
+    except StartupError:
+        return None
 
 
 def _cache_folder() -> Path:

@@ -9,7 +9,6 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from bench.contest import LIMIT
 from bench.contestants import Variant
 from bench.failures import described
 from bench.results import Curve, Distribution, Report, WorkloadResult
@@ -180,8 +179,8 @@ Strokes = dict[str, Stroke]
 
 
 def strokes_of(report: Report) -> Strokes:
-    """A stroke for each server, the same in all pictures. Ours stands out, the limit is dashed."""
-    fixed = {_OURS: Stroke(_OUR_COLOUR, 2.2), LIMIT: Stroke("black", 1.2, "--")}
+    """A stroke for each server, the same in all pictures. Ours stands out."""
+    fixed = {_OURS: Stroke(_OUR_COLOUR, 2.2)}
     everybody = dict.fromkeys(
         one.label for result in report.results for one in (*result.curves, *result.distributions)
     )

@@ -69,6 +69,11 @@ class TreeSampler:
 
 def cpu_seconds(pid: int) -> float:
     """The CPU seconds that a process and its children have used so far."""
+    return sum(cpu_by_process(pid).values())
+
+
+def cpu_by_process(pid: int) -> dict[int, float]:
+    """The CPU seconds so far of a process and of each of its children."""
     root = psutil.Process(pid)
-    times = [process.cpu_times() for process in [root, *root.children(recursive=True)]]
-    return sum(t.user + t.system for t in times)
+    times = {process.pid: process.cpu_times() for process in [root, *root.children(recursive=True)]}
+    return {each: t.user + t.system for each, t in times.items()}

@@ -1,16 +1,37 @@
-"""Prompts of exact lengths, from token ids that every vocabulary has, or from words.
+"""Prompts of exact lengths: what workloads want of them, and those that are of random tokens or words.
 Equal seeds give equal prompts."""
 
 from __future__ import annotations
 
 import random
 from pathlib import Path
+from typing import Protocol
 
 _WORDS = Path(__file__).resolve().parents[1] / "random_model" / "words.txt"
 """Common English, the most frequent first."""
 _NUM_WORDS = 300
 _FIRST_TOKEN, _LAST_TOKEN = 300, 999
 """Ids behind control and byte tokens, within the smallest vocabulary that make_model.py writes."""
+
+
+class Prompts(Protocol):
+    """What the workloads' users write."""
+
+    def text(self, count: int, *seed: object) -> tuple[int, ...]:
+        """The tokens of a text, such as all requests of an application begin with."""
+
+    def question(self, count: int, *seed: object) -> tuple[int, ...]:
+        """The tokens of a user's message. Two different seeds share no long prefix."""
+
+
+class RandomPrompts:
+    """Random tokens, for models of random weights: to them all tokens are alike."""
+
+    def text(self, count: int, *seed: object) -> tuple[int, ...]:
+        return random_tokens(count, *seed)
+
+    def question(self, count: int, *seed: object) -> tuple[int, ...]:
+        return random_tokens(count, *seed)
 
 
 def random_tokens(count: int, *seed: object) -> tuple[int, ...]:

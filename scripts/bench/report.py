@@ -32,10 +32,9 @@ values, but the answers mean nothing, so nothing here is about quality; and leng
 (`ignore_eos`) where real answers end when they like; what speculation gains on real text only *speculation*
 with `--model demo` shows, of a toy model. Requests are all alike or of two kinds, for seconds to minutes: no
 lengths with a long tail, no memory in pieces after a week. The peers are of one version, with the flags
-above; each has settings that would suit one of the workloads better than these. The limit is the best of a
-few ways to put steps together, not a proof that there is no better one; its latencies are those of the steps
-that bring the most output (in *mixed* and *long prompt*: of what each says), so a server can be below them.
-A quick run, if this is one, is a look, not a result: it is too short for its percentiles."""
+above; each has settings that would suit one of the workloads better than these. What the machine itself
+allows, `scripts/step_bench.py` prints beside steps. A quick run, if this is one, is a look, not a result: it
+is too short for its percentiles."""
 
 
 def show(result: WorkloadResult, console: Console) -> None:

@@ -58,14 +58,6 @@ class Line(msgspec.Struct, frozen=True, kw_only=True):
     unit: str = ""
     servers: dict[str, Rounds]
     """The rounds by label, in the order of the columns, without servers that failed."""
-    limit: Rounds | None = None
-    """What the machine itself can do: a bare loop over llama_decode."""
-
-    def share_of_limit(self, label: str) -> Rounds | None:
-        """The share of the limit that is reached; 1 is as good as the bare loop."""
-        if self.limit is None or label not in self.servers:
-            return None
-        return gains(self.servers[label], self.limit, self.better)
 
 
 class Distribution(msgspec.Struct, frozen=True, kw_only=True):

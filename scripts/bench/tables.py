@@ -5,14 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from bench.contest import LIMIT, OURS
-from bench.contestants import Variant
 from bench.failures import first_line
-from bench.results import Direction, Figure, Goal, Line, Report, WorkloadResult
+from bench.results import Figure, Goal, Line, Report, WorkloadResult
 from bench.stats import Rounds
-
-_OURS = Variant.WHOLE.label
-assert Variant.WHOLE.key == OURS
 
 
 class Table(NamedTuple):
@@ -21,13 +16,12 @@ class Table(NamedTuple):
 
 
 def line_table(result: WorkloadResult) -> Table | None:
-    """A table of servers side by side, with the limit and the share of it that ours reaches."""
+    """A table of servers side by side."""
     labels = list(dict.fromkeys(label for line in result.lines for label in line.servers))
     if not labels:
         return None
-    has_limit = any(line.limit is not None for line in result.lines)
-    heads = ("median (spread)", "unit", *labels, *((LIMIT, f"{_OURS} / {LIMIT}") if has_limit else ()))
-    return Table(heads, [tuple(_line_row(line, labels, has_limit)) for line in result.lines])
+    heads = ("median (spread)", "unit", *labels)
+    return Table(heads, [tuple(_line_row(line, labels)) for line in result.lines])
 
 
 def figure_table(result: WorkloadResult) -> Table | None:
@@ -62,15 +56,11 @@ def wanted(goal: Goal) -> str:
     return f"{goal.direction.value} {goal.limit:g}{' ' if goal.unit else ''}{goal.unit}"
 
 
-def _line_row(line: Line, labels: list[str], has_limit: bool) -> Iterator[str]:
+def _line_row(line: Line, labels: list[str]) -> Iterator[str]:
     yield line.what
     yield line.unit
     for label in labels:
         yield _cell(line.servers.get(label))
-    if has_limit:
-        share = line.share_of_limit(_OURS) if line.better is Direction.AT_LEAST else None
-        yield _cell(line.limit)
-        yield "" if share is None else f"{100 * share.median:.0f} %"
 
 
 def _cell(rounds: Rounds | None) -> str:

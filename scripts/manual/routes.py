@@ -45,8 +45,10 @@ def _route(name: str, described: Json) -> tuple[str, str, str, str]:
 
 
 def _bodies(described: Json) -> Iterator[str]:
+    told = set()
     for name, operation in OPERATIONS.items():
-        if operation.body is not None:
+        if operation.body is not None and operation.body not in told:
+            told.add(operation.body)
             yield f"## Body of {name.split(' ')[1]}\n\n" + _fields(operation, described)
 
 

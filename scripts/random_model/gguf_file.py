@@ -11,7 +11,7 @@ from gguf import GGML_QUANT_VERSION, GGUFWriter
 from random_model import vocabulary
 from random_model.shapes import Shape
 from random_model.tensors import Quant, Tensor, all_tensors
-from random_model.vocabulary import Vocabulary, build_vocabulary
+from random_model.vocabulary import Vocabulary
 
 _CHAT_TEMPLATE = Path(__file__).with_name("chatml.jinja")
 
@@ -20,10 +20,9 @@ Progress = Callable[[int, int], None]
 
 
 def write_model(
-    path: Path, shape: Shape, quant: Quant, *, fim: bool, seed: int, on_progress: Progress
+    path: Path, shape: Shape, quant: Quant, vocab: Vocabulary, *, seed: int, on_progress: Progress
 ) -> None:
     """Write the file whole or not at all. Equal arguments give equal bytes. Raises OSError."""
-    vocab = build_vocabulary(shape.vocab, fim=fim)
     tensors = list(all_tensors(shape, quant, vocab.quiet))
     partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
     try:
@@ -82,14 +81,19 @@ def _add_facts(writer: GGUFWriter, shape: Shape, quant: Quant) -> None:
 
 
 def _add_tokenizer(writer: GGUFWriter, vocab: Vocabulary) -> None:
-    writer.add_tokenizer_model("llama")
+    tokenizer = vocab.tokenizer
+    writer.add_tokenizer_model(tokenizer.model)
     writer.add_token_list(vocab.texts)
-    writer.add_token_scores(vocab.scores)
     writer.add_token_types([int(kind) for kind in vocab.kinds])
-    writer.add_bos_token_id(vocabulary.BOS)
-    writer.add_eos_token_id(vocab.index(vocabulary.IM_END))
-    writer.add_unk_token_id(vocabulary.UNKNOWN)
-    writer.add_add_bos_token(True)
+    if tokenizer.pre is None:
+        writer.add_token_scores(vocab.scores)
+    else:
+        writer.add_tokenizer_pre(tokenizer.pre)
+        writer.add_token_merges(vocab.merges)
+    writer.add_bos_token_id(tokenizer.bos)
+    writer.add_eos_token_id(tokenizer.eos)
+    writer.add_unk_token_id(tokenizer.unknown)
+    writer.add_add_bos_token(tokenizer.adds_bos)
     writer.add_add_eos_token(False)
     # Decoding gives back exactly what was encoded; a first word without a space is spelt in fragments.
     writer.add_add_space_prefix(False)

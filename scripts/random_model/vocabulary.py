@@ -1,10 +1,10 @@
-"""A SentencePiece vocabulary of any size: bytes, control tokens, common English, then syllables."""
+"""What a tokenizer is, and a SentencePiece one of any size: bytes, control tokens, English, syllables."""
 
 from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from gguf import TokenType
@@ -19,25 +19,42 @@ _FOLDER = Path(__file__).parent
 
 
 @dataclass(frozen=True)
+class Tokenizer:
+    """How a GGUF file names its tokenizer, and its special tokens by number."""
+
+    model: str
+    pre: str | None
+    """What splits text into words, for byte-level BPE."""
+    bos: int
+    eos: int
+    unknown: int
+    adds_bos: bool
+
+
+@dataclass(frozen=True)
 class Vocabulary:
-    """Parallel lists: text, score and kind of each token."""
+    """Parallel lists: text, score and kind of each token. BPE has merges instead of scores."""
 
     texts: list[str]
     scores: list[float]
     kinds: list[TokenType]
+    tokenizer: Tokenizer
+    merges: list[str] = field(default_factory=list)
+    quiet: list[int] = field(default_factory=list)
+    """Tokens that should hardly ever be sampled."""
 
     def index(self, text: str) -> int:
         return self.texts.index(text)
 
-    @property
-    def quiet(self) -> list[int]:
-        """Tokens that should hardly ever be sampled: all that is not text, and bytes but the newline."""
-        silent_kinds = (TokenType.UNKNOWN, TokenType.CONTROL)
-        return [
-            token
-            for token, (text, kind) in enumerate(zip(self.texts, self.kinds, strict=True))
-            if kind in silent_kinds or (kind is TokenType.BYTE and text != "<0x0A>")
-        ]
+
+def _quiet(texts: list[str], kinds: list[TokenType]) -> list[int]:
+    """All that is not text, and bytes but the newline."""
+    silent_kinds = (TokenType.UNKNOWN, TokenType.CONTROL)
+    return [
+        token
+        for token, (text, kind) in enumerate(zip(texts, kinds, strict=True))
+        if kind in silent_kinds or (kind is TokenType.BYTE and text != "<0x0A>")
+    ]
 
 
 def build_vocabulary(size: int, *, fim: bool) -> Vocabulary:
@@ -53,7 +70,9 @@ def build_vocabulary(size: int, *, fim: bool) -> Vocabulary:
     pieces = _pieces(size - len(texts))
     # Merging takes the highest score first: pieces come in the order of their worth.
     scores = [0.0] * len(texts) + [-float(rank) for rank in range(len(pieces))]
-    return Vocabulary(texts + pieces, scores, kinds + [TokenType.NORMAL] * len(pieces))
+    texts, kinds = texts + pieces, kinds + [TokenType.NORMAL] * len(pieces)
+    tokenizer = Tokenizer("llama", None, bos=BOS, eos=texts.index(IM_END), unknown=UNKNOWN, adds_bos=True)
+    return Vocabulary(texts, scores, kinds, tokenizer, quiet=_quiet(texts, kinds))
 
 
 def _pieces(count: int) -> list[str]:

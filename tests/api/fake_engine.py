@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import time
+import zlib
 from collections import Counter
 from collections.abc import Sequence
 
 import msgspec
 
 from openai_cpu_server.contract.adapter import Adapter, AdapterState, AdapterStatus, LoadedAdapter
+from openai_cpu_server.contract.embedding import Embedded, EmbedRequest
 from openai_cpu_server.contract.engine import (
     EngineState,
     EngineStatus,
@@ -21,9 +23,10 @@ from openai_cpu_server.contract.messages import Finish, FinishReason, KVStats, T
 from openai_cpu_server.contract.model_info import ModelInfo
 from openai_cpu_server.contract.request import GenerationRequest, Priority
 from openai_cpu_server.contract.step import TokenLogprob
+from openai_cpu_server.dispatch.embedding import Embedding
 from openai_cpu_server.dispatch.generation import Generation
 from openai_cpu_server.errors import AdapterFailed, RequestCancelled
-from tests.fakes import END_TOKEN, FAKE_INFO, adapted, next_token
+from tests.fakes import END_TOKEN, FAKE_INFO, FakeEmbedder, adapted, next_token
 
 _NOBODY = {priority.label: 0 for priority in Priority}
 READY = EngineStatus(
@@ -43,6 +46,7 @@ READY = EngineStatus(
 
 class FakeEngine:
     """Says what `FakeBackend` says, a token whenever the event loop comes by. It has room for everybody.
+    With `FAKE_EMBEDDER` or `FAKE_RERANKER` it embeds as `FakeEmbedder` does, an input at a time.
 
     `told`: what it says of itself. `goes_on`: while it is cleared, no request gets a further token.
     """
@@ -55,7 +59,7 @@ class FakeEngine:
         self.is_ending = False
         self.named: dict[str, AdapterStatus] = {}
         """Its adapters."""
-        self._live: dict[str, tuple[GenerationRequest, Generation]] = {}
+        self._live: dict[str, tuple[GenerationRequest | EmbedRequest, Generation | Embedding]] = {}
         self._tasks: set[asyncio.Task[None]] = set()
 
     @property
@@ -68,16 +72,22 @@ class FakeEngine:
         generation = Generation(requests, cancel=self._leave, clock=time.monotonic)
         for request in requests:
             self._live[request.id] = (request, generation)
-            task = asyncio.create_task(self._compute(request, generation))
-            self._tasks.add(task)
-            task.add_done_callback(self._tasks.discard)
+            self._keep(asyncio.create_task(self._compute(request, generation)))
         return generation
+
+    def embed(self, request: EmbedRequest) -> Embedding:
+        if self.state is not EngineState.READY or self.info is None:
+            raise unavailable(self.told)
+        embedding = Embedding(request, cancel=self._leave, clock=time.monotonic)
+        self._live[request.id] = (request, embedding)
+        self._keep(asyncio.create_task(self._embed(request, embedding, FakeEmbedder(self.info))))
+        return embedding
 
     def cancel(self, name: str) -> bool:
         call = {name} | {f"{name.partition('/')[0]}/{index}" for index in range(1024)}
         found = [self._live.pop(request_id) for request_id in call & self._live.keys()]
-        for request, generation in found:
-            generation.fail(request.id, RequestCancelled("The request was cancelled on the server."))
+        for request, answer in found:
+            answer.fail(request.id, RequestCancelled("The request was cancelled on the server."))
         return bool(found)
 
     def requests(self) -> list[LiveRequest]:
@@ -114,6 +124,20 @@ class FakeEngine:
     def _leave(self, request_id: str) -> None:
         self._live.pop(request_id, None)
 
+    def _keep(self, task: asyncio.Task[None]) -> None:
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _embed(self, request: EmbedRequest, embedding: Embedding, model: FakeEmbedder) -> None:
+        for first, tokens in enumerate(request.inputs):
+            await asyncio.sleep(0)
+            await self.goes_on.wait()
+            if request.id not in self._live:
+                return
+            vectors = model.embed([tokens]).vectors
+            embedding.push(Embedded(id=request.id, first=first, count=1, vectors=vectors))
+        self._leave(request.id)
+
     async def _compute(self, request: GenerationRequest, generation: Generation) -> None:
         tokens, num_output, reason = list(request.tokens), 0, FinishReason.LENGTH
         key = self.named[request.adapter].adapter.key if request.adapter is not None else None
@@ -122,7 +146,9 @@ class FakeEngine:
             await self.goes_on.wait()
             if request.id not in self._live:
                 return
-            tokens.append(next_token(adapted(key, tokens)))
+            scores = bias_scores(request)
+            known = adapted(key, tokens)
+            tokens.append(max(scores, key=scores.__getitem__) if scores else next_token(known))
             num_output += 1
             if tokens[-1] == END_TOKEN and not request.sampling.ignore_eos:
                 reason = FinishReason.STOP
@@ -133,21 +159,32 @@ class FakeEngine:
         generation.push(TokenEvent(id=request.id, finish=finish))
 
 
+def bias_scores(request: GenerationRequest) -> dict[int, float]:
+    """Log-probabilities of tokens with a bias, which the fake takes for the only ones that there are."""
+    return {
+        token: -(zlib.crc32(repr((*request.tokens, token)).encode()) % 4001 / 1000)
+        for token in request.sampling.logit_bias
+    }
+
+
 def _event(request: GenerationRequest, token: int) -> TokenEvent:
     text = bytes([token - 2]).decode(errors="replace") if 2 <= token < 258 else ""
-    logprobs = () if request.top_logprobs is None else (TokenLogprob(token, -1.0),)
+    scores = bias_scores(request) or {token: -1.0}
+    told = TokenLogprob(token, scores[token], tuple(scores.items()) if len(scores) > 1 else ())
+    logprobs = () if request.top_logprobs is None else (told,)
     return TokenEvent(id=request.id, tokens=(token,), text=text, logprobs=logprobs)
 
 
-def _snapshot(request: GenerationRequest) -> LiveRequest:
+def _snapshot(request: GenerationRequest | EmbedRequest) -> LiveRequest:
     return LiveRequest(
         id=request.id,
         priority=request.priority,
         state=RequestState.RUNNING,
-        prompt_tokens=len(request.tokens),
+        prompt_tokens=request.num_tokens if isinstance(request, EmbedRequest) else len(request.tokens),
         output_tokens=0,
         age_s=0.0,
         client=request.client,
         position=None,
         first_token_ms=None,
+        num_inputs=len(request.inputs) if isinstance(request, EmbedRequest) else None,
     )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from openai_cpu_server.contract.model_info import FimTokens
+from openai_cpu_server.contract.model_info import FimTokens, Marks
 from tests.fakes import VOCAB_SIZE
 
 CONTROL = {
@@ -36,15 +36,25 @@ class FakeTokenizer:
         "{% if add_generation_prompt %}<|assistant|>{% endif %}"
     )
 
-    def __init__(self, *, adds_bos: bool = True, has_fim: bool = False) -> None:
+    def __init__(
+        self,
+        *,
+        adds_bos: bool = True,
+        adds_end: bool = False,
+        has_fim: bool = False,
+        rerank_template: str | None = None,
+    ) -> None:
+        """`adds_end`: a text ends with `</s>`, as an encoder wants it."""
         self.adds_bos = adds_bos
+        self.marks = Marks((self.bos,) * adds_bos, (1,), (1,) * adds_end)
+        self.rerank_template = rerank_template
         self.fim = FimTokens(prefix=400, suffix=401, middle=402) if has_fim else None
 
     def encode(self, text: str, *, add_special: bool, parse_special: bool) -> list[int]:
         tokens = [self.bos] if add_special and self.adds_bos else []
         for part in _SPLIT.split(text) if parse_special else [text]:
             tokens += [_IDS[part]] if part in _IDS else [byte + 2 for byte in part.encode()]
-        return tokens
+        return [*tokens, *self.marks.end] if add_special else tokens
 
     def piece(self, token: int, *, special: bool = False) -> bytes:
         if 2 <= token < 258:

@@ -77,6 +77,22 @@ def served(
     return ModelRegistry([model])
 
 
+def embedding_model(engine: Engine, *names: str, tokenizer: FakeTokenizer | None = None) -> ServedModel:
+    """A model that embeds or scores, as the engine's facts say."""
+    info = engine.info
+    assert info is not None
+    return ServedModel(
+        names=names,
+        created=1,
+        engine=engine,
+        tokenizer=tokenizer or FakeTokenizer(adds_end=True),
+        template=None,
+        tool_format=None,
+        check_grammar=GrammarCheck,
+        kind=info.kind,
+    )
+
+
 def api(engine: Engine, options: ApiOptions = OPTIONS, watch: Watch | None = None) -> Starlette:
     return create_api(served(engine), options, watch=watch).app
 
@@ -106,6 +122,7 @@ def locked_api(
     options: ApiOptions = OPTIONS,
     limits: RateLimits | None = None,
     jobs: Jobs | None = None,
+    models: ModelRegistry | None = None,
 ) -> Starlette:
-    """With keys of a file."""
-    return create_api(served(engine), options, keys=keys, limits=limits, jobs=jobs).app
+    """With keys of a file. `models`: None serves the engine alone."""
+    return create_api(models or served(engine), options, keys=keys, limits=limits, jobs=jobs).app

@@ -15,9 +15,11 @@ from openai_cpu_server.errors import (
     BodyTooSlow,
     ConstraintFailed,
     DeadlineExceeded,
+    EmbeddingFailed,
     EngineUnavailable,
     Forbidden,
     GenerationFailed,
+    InputTooLong,
     InvalidRequest,
     JobsUnavailable,
     ModelNotFound,
@@ -34,6 +36,7 @@ from openai_cpu_server.errors import (
     TokensLimited,
     TooManyConnections,
     Unauthorized,
+    WrongModelKind,
 )
 
 BAD = "invalid_request_error"
@@ -51,6 +54,15 @@ BAD = "invalid_request_error"
             "prompt",
             "context_length_exceeded",
         ),
+        (
+            InputTooLong(tokens=9, limit=8, param="input[2]"),
+            400,
+            BAD,
+            "input[2]",
+            "context_length_exceeded",
+        ),
+        (WrongModelKind("x", "embed", able=["y"]), 400, BAD, "model", "wrong_model_kind"),
+        (EmbeddingFailed("no"), 500, "server_error", None, "generation_failed"),
         (TemplateFailed("no"), 400, BAD, "messages", "chat_template_failed"),
         (Unauthorized("no"), 401, BAD, None, "invalid_api_key"),
         (Forbidden("admin"), 403, BAD, None, "missing_scope"),

@@ -17,10 +17,12 @@ class Story:
         self.now_s = 1000.0
         self.detector = HangDetector(limits, now_s=self.now_s)
 
-    def hung_after(self, seconds: float, *, is_loading: bool = False, owes: bool = True) -> bool:
+    def hung_after(
+        self, seconds: float, *, is_loading: bool = False, owes: bool = True, is_waiting: bool = False
+    ) -> bool:
         for _ in range(round(seconds / TICK_S)):
             self.now_s += TICK_S
-            if self.detector.is_hung(self.now_s, is_loading=is_loading, owes=owes):
+            if self.detector.is_hung(self.now_s, is_loading=is_loading, owes=owes, is_waiting=is_waiting):
                 return True
         return False
 
@@ -49,6 +51,14 @@ def test_an_idle_engine_may_be_silent() -> None:
     story = Story(HangLimits(step_s=10))
     assert not story.hung_after(1000, owes=False)
     assert not story.hung_after(9)
+
+
+@pytest.mark.parametrize("is_loading", [True, False])
+def test_an_engine_that_waits_for_its_turn_may_be_silent(is_loading: bool) -> None:
+    story = Story(HangLimits(step_s=10, load_s=10))
+    assert not story.hung_after(1000, is_loading=is_loading, is_waiting=True)
+    assert not story.hung_after(9, is_loading=is_loading)
+    assert story.hung_after(2, is_loading=is_loading)
 
 
 def test_loading_has_its_own_limit() -> None:

@@ -17,6 +17,8 @@ from openai_cpu_server.contract.messages import (
     EngineOptions,
     FinishReason,
     QueueState,
+    Recall,
+    Sharing,
     StepDone,
     StepStarted,
     Submit,
@@ -311,6 +313,58 @@ def test_no_step_is_interrupted_twice_in_a_row() -> None:
         backend.interrupt()
         step.join()
     assert worth == [True, False]
+
+
+def test_a_newcomer_of_another_model_interrupts_batch_work_and_the_next_step_is_short() -> None:
+    backend = BusyBackend()
+    engine = Engine(backend=backend)
+    engine.core.handle(Submit(request("one", prompt=200, priority=BATCH)))
+    step = threading.Thread(target=engine.step)
+    step.start()
+    backend.is_busy.wait()
+    time.sleep(0.05)
+    assert not engine.core.is_worth_interrupting(Recall(interrupts=False))
+    assert engine.core.is_worth_interrupting(Recall(interrupts=True))
+    backend.interrupt()
+    step.join()
+    sizes = []
+    for _ in range(2):
+        engine.step()
+        assert engine.last is not None
+        assert engine.last.figures is not None
+        sizes.append(engine.last.figures.tokens)
+    assert sizes[0] < 50 < sizes[1]
+
+
+def test_steps_beside_other_models_interactive_work_are_short() -> None:
+    engine = Engine()
+    engine.core.handle(Submit(request("one", prompt=200, priority=BATCH)))
+    (done,) = (m for m in engine.core.step(Sharing(beside_interactive=True)) if isinstance(m, StepDone))
+    assert done.figures is not None
+    assert 0 < done.figures.tokens < 50
+
+
+def test_what_needs_no_computing_is_told_while_another_model_computes() -> None:
+    """Estimates are of the time that it takes beside the others."""
+    engine = Engine(backend=FakeBackend(msgspec.structs.replace(FAKE_INFO, max_seqs=1)))
+    core = engine.core
+    assert core.work is None
+    core.handle(Submit(request("batch", priority=BATCH)))
+    assert core.work is BATCH
+    core.handle(Submit(request("large", prompt=5000)))
+    core.handle(Submit(request("person")))
+    assert core.work is Priority.INTERACTIVE
+    done, queue = core.tell(Sharing(slowdown=3.0))
+    assert isinstance(done, StepDone)
+    assert [event.id for event in done.events] == ["large"]
+    assert isinstance(queue, QueueState)
+    assert [place.id for place in queue.places] == ["person", "batch"]
+    assert list(core.tell(Sharing())) == []
+    twin = Engine(backend=FakeBackend(msgspec.structs.replace(FAKE_INFO, max_seqs=1))).core
+    twin.handle(Submit(request("person")))
+    (undisturbed,) = twin.tell(Sharing())
+    assert isinstance(undisturbed, QueueState)
+    assert queue.places[0].first_token_ms == pytest.approx(3 * undisturbed.places[0].first_token_ms)
 
 
 def test_costs_that_were_guessed_are_measured_and_used() -> None:

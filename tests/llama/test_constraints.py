@@ -24,7 +24,7 @@ from openai_cpu_server.llama.grammar.grammars import Grammars, compile_grammar, 
 from openai_cpu_server.llama.model.vocabulary import Vocabulary
 from openai_cpu_server.llama.sampling.sampler import Sampler
 from openai_cpu_server.llama.sampling.truncation import Candidates
-from openai_cpu_server.structured import schema_to_gbnf
+from openai_cpu_server.structured.compiler import schema_to_gbnf
 from tests.llama.driver import GREEDY, execute_and_press
 
 LETTERS = "root ::= [a-z]{3,8}"

@@ -9,7 +9,8 @@ from typing import Any
 from llguidance import LLMatcher
 
 from openai_cpu_server.llama.grammar.grammar_check import TOKENIZER, GrammarCheck
-from openai_cpu_server.structured import Options, schema_to_gbnf
+from openai_cpu_server.structured import Options
+from openai_cpu_server.structured.compiler import schema_to_gbnf
 from openai_cpu_server.structured.gbnf import gbnf_to_lark
 
 _END = 256

@@ -5,7 +5,9 @@ from __future__ import annotations
 import pytest
 
 from openai_cpu_server.llama.grammar.grammar_check import GrammarCheck
-from openai_cpu_server.structured import Limits, SchemaTooLarge, compose, schema_to_gbnf
+from openai_cpu_server.structured import Limits, SchemaTooLarge
+from openai_cpu_server.structured.compiler import schema_to_gbnf
+from openai_cpu_server.structured.writing.compose import compose
 
 STRINGS = schema_to_gbnf({"type": "array", "items": {"type": "string", "pattern": '^[^"\\]\\[a-z]{2}$'}})
 ANYTHING = schema_to_gbnf({"type": "object"})

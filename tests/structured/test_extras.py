@@ -3,13 +3,8 @@
 import pytest
 
 from openai_cpu_server.llama.grammar.grammar_check import GrammarCheck
-from openai_cpu_server.structured import (
-    InvalidPattern,
-    InvalidSchema,
-    choice_to_gbnf,
-    json_object_gbnf,
-    regex_to_gbnf,
-)
+from openai_cpu_server.structured import InvalidPattern, InvalidSchema
+from openai_cpu_server.structured.extras import choice_to_gbnf, json_object_gbnf, regex_to_gbnf
 
 
 def fits(gbnf, text):

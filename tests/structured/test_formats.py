@@ -17,7 +17,7 @@ import pydantic
 import pytest
 
 from openai_cpu_server.llama.grammar.grammar_check import GrammarCheck
-from openai_cpu_server.structured import schema_to_gbnf
+from openai_cpu_server.structured.compiler import schema_to_gbnf
 from openai_cpu_server.structured.scalars.formats import FORMATS, LIMITED
 from tests.structured.oracle import Sampler, check, compact
 

@@ -4,7 +4,7 @@ import pytest
 
 from openai_cpu_server.errors import InvalidRequest
 from openai_cpu_server.llama.grammar.grammar_check import Fit, GrammarCheck
-from openai_cpu_server.structured import schema_to_gbnf
+from openai_cpu_server.structured.compiler import schema_to_gbnf
 
 SCHEMA = {
     "type": "object",

@@ -8,14 +8,9 @@ import unicodedata
 import pytest
 
 from openai_cpu_server.errors import InvalidRequest
-from openai_cpu_server.structured import (
-    Limits,
-    Options,
-    SchemaTooLarge,
-    UnsupportedSchema,
-    regex_to_gbnf,
-    schema_to_gbnf,
-)
+from openai_cpu_server.structured import Limits, Options, SchemaTooLarge, UnsupportedSchema
+from openai_cpu_server.structured.compiler import schema_to_gbnf
+from openai_cpu_server.structured.extras import regex_to_gbnf
 from openai_cpu_server.structured.scalars.regex_classes import unicode_property
 
 pytestmark = pytest.mark.thorough

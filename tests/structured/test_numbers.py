@@ -2,7 +2,8 @@
 
 import pytest
 
-from openai_cpu_server.structured import UnsupportedSchema, schema_to_gbnf
+from openai_cpu_server.structured import UnsupportedSchema
+from openai_cpu_server.structured.compiler import schema_to_gbnf
 from tests.structured.oracle import accepts, check
 
 

@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 
 from openai_cpu_server.errors import InvalidRequest
 from openai_cpu_server.llama.grammar.grammar_check import GrammarCheck
-from openai_cpu_server.structured import Options, PropertyOrder, Whitespace, schema_to_gbnf
+from openai_cpu_server.structured import Options, PropertyOrder, Whitespace
+from openai_cpu_server.structured.compiler import schema_to_gbnf
 from tests.structured.oracle import Sampler, compact
 from tests.structured.random_schemas import schemas, values
 

@@ -4,7 +4,8 @@ import re
 
 import pytest
 
-from openai_cpu_server.structured import choice_to_gbnf, json_object_gbnf, regex_to_gbnf, schema_to_gbnf
+from openai_cpu_server.structured.compiler import schema_to_gbnf
+from openai_cpu_server.structured.extras import choice_to_gbnf, json_object_gbnf, regex_to_gbnf
 from tests.tiny_model import tiny_model_path
 
 REVIEW = {

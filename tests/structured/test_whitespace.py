@@ -4,7 +4,8 @@ import json
 
 import pytest
 
-from openai_cpu_server.structured import Options, Whitespace, schema_to_gbnf
+from openai_cpu_server.structured import Options, Whitespace
+from openai_cpu_server.structured.compiler import schema_to_gbnf
 from tests.structured.oracle import Sampler, accepts
 
 SCHEMA = {

@@ -87,7 +87,16 @@ _SCOPES = {
     "/v1/cache/stats": Scope.ADMIN,
 }
 _ADAPTERS = "/v1/adapters"
-METERED_PATHS = frozenset({"/v1/chat/completions", "/v1/completions"})
+METERED_PATHS = frozenset(
+    {
+        "/v1/chat/completions",
+        "/v1/completions",
+        "/v1/embeddings",
+        "/v1/rerank",
+        "/v2/rerank",
+        "/rerank",
+    }
+)
 """Calls there count against a key's limits."""
 
 

@@ -9,6 +9,7 @@ import msgspec
 from openai_cpu_server.api.errors import CLIENT_GONE
 from openai_cpu_server.api.render.chat import ChatCompletion
 from openai_cpu_server.api.render.completion import TextCompletion
+from openai_cpu_server.api.render.pooling import EmbeddingList, Reranked
 from openai_cpu_server.api.routes.adapters import AdapterCard, AdapterDeleted, AdapterList
 from openai_cpu_server.api.routes.batch_jobs import BatchList, BatchObject
 from openai_cpu_server.api.routes.cache import CacheStats
@@ -24,6 +25,7 @@ from openai_cpu_server.api.schemas.base import Body
 from openai_cpu_server.api.schemas.batch_jobs import BatchBody
 from openai_cpu_server.api.schemas.chat import ChatBody
 from openai_cpu_server.api.schemas.completion import CompletionBody
+from openai_cpu_server.api.schemas.pooling import EmbeddingBody, RerankBody
 from openai_cpu_server.api.schemas.tokens import DetokenizeBody, TokenizeBody
 
 JsonSchema = dict[str, object]
@@ -62,6 +64,13 @@ class Operation(msgspec.Struct, frozen=True, kw_only=True):
     """Statuses beside those that follow from the body, the key and the path."""
 
 
+_RERANKING = Operation(
+    summary="Documents by their relevance to a query",
+    tag="Embeddings",
+    body=RerankBody,
+    answer=Reranked,
+    errors=_GENERATION,
+)
 OPERATIONS: Mapping[str, Operation] = {
     "POST /v1/chat/completions": Operation(
         summary="Answer a conversation, whole or as server-sent events",
@@ -83,6 +92,14 @@ OPERATIONS: Mapping[str, Operation] = {
         streams=True,
         errors=_GENERATION,
     ),
+    "POST /v1/embeddings": Operation(
+        summary="Texts as vectors",
+        tag="Embeddings",
+        body=EmbeddingBody,
+        answer=EmbeddingList,
+        errors=_GENERATION,
+    ),
+    **dict.fromkeys(("POST /v1/rerank", "POST /v2/rerank", "POST /rerank"), _RERANKING),
     "GET /v1/models": Operation(summary="The names that are served", tag="Models", answer=ModelList),
     "GET /v1/models/{id}": Operation(summary="One of them", tag="Models", answer=ModelCard),
     "POST /v1/adapters": Operation(

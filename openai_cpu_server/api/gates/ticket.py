@@ -45,21 +45,24 @@ class Ticket:
     client: str | None = None
     """The name of its key."""
     priority: Priority | None = None
-    """The priority of a generating request. Until its body is read, and if that is refused, it is what
-    header, key and server say."""
+    """The priority of a request that generates or embeds. Until its body is read, and if that is refused, it
+    is what header, key and server say."""
     code: str | None = None
     """The code of its error."""
     call: CallFigures | None = None
-    """What was generated; set when that has ended."""
+    """What was generated or embedded; set when that has ended."""
     notes: dict[str, str | int | float] = field(default_factory=dict)
 
     def generated(self, figures: CallFigures) -> None:
         """Notes what a call came to; also of one that was left before its end."""
         self.call = figures
         self.notes["prompt_tokens"] = figures.prompt_tokens
-        self.notes["cached_tokens"] = figures.cached_tokens
-        self.notes["output_tokens"] = figures.output_tokens
-        self.notes["finish_reason"] = ",".join(sorted(set(figures.finish_reasons)))
+        if figures.inputs is None:
+            self.notes["cached_tokens"] = figures.cached_tokens
+            self.notes["output_tokens"] = figures.output_tokens
+            self.notes["finish_reason"] = ",".join(sorted(set(figures.finish_reasons)))
+        else:
+            self.notes["inputs"] = figures.inputs
         self.notes["queue_ms"] = round(1000 * figures.queue_s, 1)
         if figures.ttft_s is not None:
             self.notes["ttft_ms"] = round(1000 * figures.ttft_s, 1)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Awaitable, Callable
 from functools import partial
 from typing import Generic, Protocol, TypeVar
@@ -15,6 +14,7 @@ from openai_cpu_server.api.access.identity import identity_of
 from openai_cpu_server.api.access.keys import Identity
 from openai_cpu_server.api.access.rate_limits import Lease
 from openai_cpu_server.api.calls.call import PRIORITY_HEADER, Asking, Call, Sender
+from openai_cpu_server.api.calls.deadline import limit_time
 from openai_cpu_server.api.calls.disconnect import while_connected
 from openai_cpu_server.api.calls.event_stream import EventStream
 from openai_cpu_server.api.calls.running import Running
@@ -27,8 +27,8 @@ from openai_cpu_server.api.render.renderer import AnswerRenderer, Renderer, Usag
 from openai_cpu_server.api.resolve.answer_shape import may_shape_output
 from openai_cpu_server.api.schemas.generation import GenerationBody
 from openai_cpu_server.api.schemas.parse import parse
-from openai_cpu_server.contract.engine import Generation
 from openai_cpu_server.errors import DeadlineExceeded, GenerationFailed, InvalidRequest, ServerError
+from openai_cpu_server.models.abilities import Ability, choose_able
 from openai_cpu_server.models.registry import Chosen, ModelRegistry
 
 B = TypeVar("B", bound=GenerationBody)
@@ -84,7 +84,7 @@ class GenerationRoute(Generic[B]):
         except ServerError:
             await lease.refund()
             raise
-        self._limit_time(ticket, call, generation)
+        limit_time(generation, ticket, call.timeout_s, self._options.request_timeout_s)
         return Running(call, generation, chosen.model, ticket=ticket, lease=lease)
 
     def renderer(self, running: Running) -> Renderer:
@@ -123,19 +123,10 @@ class GenerationRoute(Generic[B]):
         reading = partial(parse, self._family.schema, data, lenient=self._options.lenient)
         body, ignored = await off_loop(len(data), reading)
         allowed = sender.identity.allowed_models
-        chosen = self._models.choose(body.model, allowed, adapter=body.lora)
+        chosen = choose_able(self._models, body.model, allowed, Ability.GENERATE, adapter=body.lora)
         asking = Asking(chosen, chosen.model.loaded(), sender, self._options, ignored)
         size = SLOW if may_shape_output(data) else len(data)
         return await off_loop(size, partial(self._family.resolve, body, asking)), chosen
-
-    def _limit_time(self, ticket: Ticket, call: Call, generation: Generation) -> None:
-        """Keeps the client's limit or the server's, whichever is shorter. The call's time began when it came
-        in."""
-        limits_s = [limit for limit in (call.timeout_s, self._options.request_timeout_s) if limit is not None]
-        if limits_s:
-            timeout_s = min(limits_s)
-            gone_s = time.monotonic() - ticket.started_s
-            generation.fail_in(timeout_s - gone_s, DeadlineExceeded(timeout_s))
 
     def _streamed(self, running: Running) -> ASGIApp:
         return EventStream(running, self.renderer(running), keep_alive_s=self._options.keep_alive_s)

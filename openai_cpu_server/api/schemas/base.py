@@ -23,6 +23,7 @@ def unknown_fields(body: Body, at: str = "") -> Iterator[str]:
         value = getattr(body, name)
         if isinstance(value, Body):
             yield from unknown_fields(value, f"{at}{name}.")
-        elif isinstance(value, list) and value and isinstance(value[0], Body):
+        elif isinstance(value, list) and value and isinstance(value[0], (Body, str)):
             for index, item in enumerate(value):
-                yield from unknown_fields(item, f"{at}{name}[{index}].")
+                if isinstance(item, Body):  # beside texts, too
+                    yield from unknown_fields(item, f"{at}{name}[{index}].")

@@ -7,21 +7,16 @@ from typing import Annotated, Literal, Union
 from pydantic import Discriminator, Field, JsonValue, Tag
 
 from openai_cpu_server.api.schemas.base import Body
+from openai_cpu_server.api.schemas.unions import text_or_object
 
 JsonObject = dict[str, JsonValue]
 Name = Annotated[str, Field(pattern=r"^[a-zA-Z0-9_-]{1,64}$")]
 
 
-def _text_or_object(value: object) -> str | None:
-    if isinstance(value, str):
-        return "<text>"
-    return "<object>" if isinstance(value, dict) else None
-
-
 SchemaOrText = Annotated[
     Union[Annotated[str, Tag("<text>")], Annotated[JsonObject, Tag("<object>")]],
     Discriminator(
-        _text_or_object,
+        text_or_object,
         custom_error_type="text_or_object",
         custom_error_message="Input should be a JSON Schema, as an object or as text",
     ),

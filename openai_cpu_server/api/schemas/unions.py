@@ -16,6 +16,12 @@ def _text_or_list(value: object) -> str | None:
     return "<list>" if isinstance(value, list) else None
 
 
+def text_or_object(value: object) -> str | None:
+    if isinstance(value, str):
+        return "<text>"
+    return "<object>" if isinstance(value, dict) else None
+
+
 def _prompt_kind(value: object) -> str | None:
     if isinstance(value, str):
         return "<text>"
@@ -30,6 +36,19 @@ TEXT_OR_LIST = Discriminator(
     _text_or_list,
     custom_error_type="text_or_list",
     custom_error_message="Input should be a string or an array",
+)
+
+PROMPT_KIND = Discriminator(
+    _prompt_kind,
+    custom_error_type="prompt_kind",
+    custom_error_message="Input should be a string, a list of strings, a list of token ids, "
+    "or a list of lists of token ids",
+)
+
+DOCUMENT_KIND = Discriminator(
+    text_or_object,
+    custom_error_type="text_or_object",
+    custom_error_message="Input should be a string, or an object with 'text'",
 )
 
 NonEmpty = Annotated[str, Field(min_length=1)]
@@ -50,10 +69,5 @@ Prompt = Annotated[
         Annotated[Tokens, Tag("<tokens>")],
         Annotated[list[Tokens], Field(min_length=1, fail_fast=True), Tag("<token lists>")],
     ],
-    Discriminator(
-        _prompt_kind,
-        custom_error_type="prompt_kind",
-        custom_error_message="Input should be a string, a list of strings, a list of token ids, "
-        "or a list of lists of token ids",
-    ),
+    PROMPT_KIND,
 ]

@@ -7,7 +7,7 @@ import ctypes
 import threading
 from collections.abc import Iterator
 
-import llama_cpp
+from openai_cpu_server.llama.bindings import llama_cpp
 
 
 class AbortSwitch:

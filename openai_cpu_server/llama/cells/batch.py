@@ -6,10 +6,10 @@ from collections.abc import Sequence
 from itertools import repeat
 from typing import NamedTuple
 
-import llama_cpp
 import numpy as np
 
 from openai_cpu_server.contract.step import Span
+from openai_cpu_server.llama.bindings import llama_cpp
 
 
 class OutputRows(NamedTuple):

@@ -6,12 +6,12 @@ import ctypes
 import enum
 from types import TracebackType
 
-import llama_cpp
 import msgspec
 import numpy as np
 import numpy.typing as npt
 
 from openai_cpu_server.errors import ServerError, StartupError
+from openai_cpu_server.llama.bindings import llama_cpp
 from openai_cpu_server.llama.cells.abort import AbortSwitch
 from openai_cpu_server.llama.cells.batch import Batch
 from openai_cpu_server.llama.cells.block_store import Bytes

@@ -13,10 +13,10 @@ import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-import llama_cpp
 import msgspec
 
 from openai_cpu_server.errors import ServerError
+from openai_cpu_server.llama.bindings import llama_cpp
 from openai_cpu_server.llama.gguf.importance import Importance, read_importance
 from openai_cpu_server.llama.model.native import native_log
 

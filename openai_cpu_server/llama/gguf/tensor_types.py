@@ -5,11 +5,10 @@ from __future__ import annotations
 import ctypes
 import functools
 
-import llama_cpp
 import msgspec
-from llama_cpp._ggml import libggml
 
 from openai_cpu_server.errors import StartupError
+from openai_cpu_server.llama.bindings import libggml, llama_cpp
 
 _PRODUCED = frozenset(
     (

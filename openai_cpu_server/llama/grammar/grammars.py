@@ -7,10 +7,10 @@ import threading
 from collections import OrderedDict
 from concurrent.futures import Future
 
-import llama_cpp
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer
 
 from openai_cpu_server.errors import ConstraintFailed
+from openai_cpu_server.llama.bindings import llama_cpp
 from openai_cpu_server.llama.model.vocabulary import Vocabulary
 from openai_cpu_server.structured.gbnf.to_lark import gbnf_to_lark
 

@@ -6,10 +6,10 @@ import hashlib
 import platform
 from pathlib import Path
 
-import llama_cpp
 import msgspec
 import psutil
 
+from openai_cpu_server.llama.bindings import llama_cpp
 from openai_cpu_server.llama.gguf.header import GgufHeader, model_files, total_bytes
 from openai_cpu_server.llama.host.machine import Machine
 from openai_cpu_server.llama.model.native import native_log

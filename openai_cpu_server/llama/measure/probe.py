@@ -13,8 +13,7 @@ from openai_cpu_server.contract.step import Backend, Close, Drop, Open, Restore,
 _SAMPLING = Sampling(seed=0)
 """OpenAI's defaults: drawing a token is part of a step's cost."""
 _BLOCK = -1
-"""The number of the probe's saved block, which lives within one call.
-The cache's numbers are not negative."""
+"""The number of the probe's saved block. The cache's numbers are not negative."""
 
 
 class Disturbed(Exception):
@@ -31,6 +30,8 @@ class Probe:
         self._is_wanted = is_wanted
         self._held: dict[int, int] = {}
         """The number of tokens in each open slot."""
+        self._saved = 0
+        """The number of tokens in the saved block."""
         self._random = random.Random(0)
 
     def held(self, slot: int) -> int:
@@ -57,12 +58,26 @@ class Probe:
 
     def copy(self, source: int, slots: Sequence[int]) -> None:
         """Give new slots a copy of the source's cells. This works only where cells can be saved."""
-        end = self._held[source]
+        self.save(source)
+        self.restore(slots)
+        self.drop()
+
+    def save(self, source: int) -> None:
+        """Keep a copy of the source's cells outside of the pool, until `drop`."""
+        self._saved = self._held[source]
+        self._backend.execute(Step(verbs=(Save(source, 0, self._saved, _BLOCK),)))
+
+    def restore(self, slots: Sequence[int]) -> None:
+        """Give new slots the cells that were saved."""
         self._open(slots)
-        saved = Save(source, 0, end, _BLOCK)
-        restored = tuple(Restore(_BLOCK, slot, 0, end) for slot in slots)
-        self._backend.execute(Step(verbs=(saved, *restored, Drop(_BLOCK))))
-        self._held.update(dict.fromkeys(slots, end))
+        restored = tuple(Restore(_BLOCK, slot, 0, self._saved) for slot in slots)
+        self._backend.execute(Step(verbs=restored))
+        self._held.update(dict.fromkeys(slots, self._saved))
+
+    def drop(self) -> None:
+        """Free what was saved."""
+        self._backend.execute(Step(verbs=(Drop(_BLOCK),)))
+        self._saved = 0
 
     def close(self) -> None:
         """Free all slots."""
@@ -88,3 +103,5 @@ class Probe:
     ) -> None:
         if kind is None or issubclass(kind, Disturbed):
             self.close()
+            if self._saved:
+                self.drop()

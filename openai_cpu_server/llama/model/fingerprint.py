@@ -6,10 +6,9 @@ from __future__ import annotations
 import hashlib
 from pathlib import Path
 
-import llama_cpp
-
 from openai_cpu_server.contract.model_info import ModelInfo
 from openai_cpu_server.errors import StartupError
+from openai_cpu_server.llama.bindings import llama_cpp
 from openai_cpu_server.llama.gguf.header import GgufHeader, model_files
 
 _EDGE_BYTES = 2**20

@@ -8,9 +8,8 @@ from collections.abc import Callable
 from pathlib import Path
 from types import TracebackType
 
-import llama_cpp
-
 from openai_cpu_server.errors import StartupError
+from openai_cpu_server.llama.bindings import llama_cpp
 from openai_cpu_server.llama.gguf.header import GgufHeader, model_files, total_bytes
 from openai_cpu_server.llama.model.native import native_log
 

@@ -8,7 +8,7 @@ import enum
 import functools
 from collections import deque
 
-import llama_cpp
+from openai_cpu_server.llama.bindings import llama_cpp
 
 
 class _Level(enum.IntEnum):

@@ -7,10 +7,9 @@ import functools
 from pathlib import Path
 from types import TracebackType
 
-import llama_cpp
-
-from openai_cpu_server.contract.model_info import FimTokens
+from openai_cpu_server.contract.model_info import FimTokens, Marks
 from openai_cpu_server.errors import InvalidRequest, StartupError
+from openai_cpu_server.llama.bindings import llama_cpp
 from openai_cpu_server.llama.gguf.header import GgufHeader
 from openai_cpu_server.llama.model.model import Model
 
@@ -90,6 +89,29 @@ class Vocabulary:
         if prefix is None or suffix is None or middle is None:
             return None
         return FimTokens(prefix=prefix, suffix=suffix, middle=middle)
+
+    @functools.cached_property
+    def marks(self) -> Marks:
+        """Between query and text stand EOS (where there is none, SEP) and SEP, as far as the file says that
+        the tokenizer adds them; that is llama-server's rule."""
+        around, vocab = self.encode("", add_special=True, parse_special=False), self._vocab
+        num_begin = int(around[:1] == [self.bos])
+        sep = _present(llama_cpp.llama_vocab_sep(vocab))
+        eos = sep if self.eos is None else self.eos
+        adds_eos, adds_sep = (
+            llama_cpp.llama_vocab_get_add_eos(vocab),
+            llama_cpp.llama_vocab_get_add_sep(vocab),
+        )
+        between = [eos] * bool(adds_eos) + [sep] * bool(adds_sep)
+        return Marks(
+            begin=tuple(around[:num_begin]),
+            between=tuple(token for token in between if token is not None),
+            end=tuple(around[num_begin:]),
+        )
+
+    @functools.cached_property
+    def rerank_template(self) -> str | None:
+        return self.named_chat_template("rerank")
 
     @functools.cached_property
     def end_tokens(self) -> frozenset[int]:

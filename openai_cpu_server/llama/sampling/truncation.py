@@ -6,10 +6,10 @@ import ctypes
 import math
 from typing import NamedTuple
 
-import llama_cpp
 import numpy as np
 
 from openai_cpu_server.contract.request import Sampling
+from openai_cpu_server.llama.bindings import llama_cpp
 from openai_cpu_server.llama.cells.context import Logits
 from openai_cpu_server.llama.sampling.candidates import Tokens, above, nucleus, of_the_best
 

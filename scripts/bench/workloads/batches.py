@@ -10,7 +10,6 @@ from dataclasses import dataclass
 
 from bench.asking import Ask, Trace, first_token_times
 from bench.contest import Contest
-from bench.limit.work import LoopRun
 from bench.load import Clients
 from bench.results import Direction, Line
 from bench.servers import Server
@@ -71,52 +70,33 @@ def _run(server: Server, load: Callable[[Clients], Awaitable[None]]) -> BatchRun
 
 
 def output_line(contest: Contest[BatchRun]) -> Line:
-    """Output tokens per second. The bare loop's first work must have the same requests."""
+    """Output tokens per second."""
     return contest.line(
         "output",
         "tok/s",
         Direction.AT_LEAST,
         lambda run: run.output_tokens_per_s,
-        lambda loops: loops[0].output_tokens_per_s,
     )
 
 
 def requests_line(contest: Contest[BatchRun]) -> Line:
-    """Requests per second. The bare loop's first work must have the same requests."""
+    """Requests per second."""
     return contest.line(
         "requests",
         "1/s",
         Direction.AT_LEAST,
         lambda run: run.requests_per_s,
-        lambda loops: loops[0].requests_per_s,
     )
 
 
 def latency_lines(contest: Contest[BatchRun]) -> tuple[Line, ...]:
-    """Latencies. The bare loop's are those of the steps with the most output, not the shortest possible."""
+    """Latencies; the worst stall comes last."""
 
-    def line(what: str, ours: Callable[[BatchRun, float], float], loops: _Waits, percent: float) -> Line:
-        return contest.line(
-            what,
-            "s",
-            Direction.AT_MOST,
-            lambda run: ours(run, percent),
-            lambda runs: percentile(loops(runs[0]), percent),
-        )
+    def line(what: str, figure: Callable[[BatchRun, float], float], percent: float) -> Line:
+        return contest.line(what, "s", Direction.AT_MOST, lambda run: figure(run, percent))
 
     return (
-        *(line(f"TTFT p{p}", BatchRun.ttft_s, _first_tokens, p) for p in (50, 95)),
-        *(line(f"inter-token latency p{p}", BatchRun.gap_s, _gaps, p) for p in (50, 95)),
-        line("worst stall", BatchRun.gap_s, _gaps, 100),
+        *(line(f"TTFT p{p}", BatchRun.ttft_s, p) for p in (50, 95)),
+        *(line(f"inter-token latency p{p}", BatchRun.gap_s, p) for p in (50, 95)),
+        line("worst stall", BatchRun.gap_s, 100),
     )
-
-
-_Waits = Callable[[LoopRun], Sequence[float]]
-
-
-def _first_tokens(run: LoopRun) -> Sequence[float]:
-    return run.ttft_s
-
-
-def _gaps(run: LoopRun) -> Sequence[float]:
-    return run.gaps_s

@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from bench.asking import Ask
 from bench.bench import Bench
 from bench.contestants import Contestant, Room, Variant
-from bench.limit.work import Request, Work
 from bench.prompts import random_tokens
 from bench.results import Direction, WorkloadResult
 from bench.workloads.batches import BatchRun, latency_lines, output_line, run_arrivals
@@ -27,11 +26,6 @@ class Size:
     def room(self) -> Room:
         return Room(pool_tokens=_POOL_TOKENS, request_tokens=self.prompt_tokens + self.output_tokens)
 
-    @property
-    def work(self) -> Work:
-        request = Request(prompt=self.prompt_tokens, output=self.output_tokens)
-        return Work(clients=self.requests, requests=(request,) * self.requests)
-
 
 FULL = Size(requests=100, prompt_tokens=40, output_tokens=16)
 QUICK = Size(requests=100, prompt_tokens=20, output_tokens=8)
@@ -44,13 +38,12 @@ def run(bench: Bench) -> WorkloadResult:
         with bench.start(who, size.room) as server:
             return run_arrivals(server, asks(size, number), arrivals(size, number))
 
-    contest = bench.contest(bench.contestants(Variant.WHOLE, Variant.STATIC), measure, lambda *_: [size.work])
+    contest = bench.contest(bench.contestants(Variant.WHOLE, Variant.STATIC), measure)
     seconds = contest.line(
         "until all are answered",
         "s",
         Direction.AT_MOST,
         lambda run: run.seconds,
-        lambda loops: loops[0].seconds,
     )
     return WorkloadResult(
         name="bursts",
@@ -59,7 +52,6 @@ def run(bench: Bench) -> WorkloadResult:
         lines=(seconds, output_line(contest), *latency_lines(contest)),
         distributions=contest.distributions(lambda run: run.traces),
         failures=contest.failures,
-        notes=contest.notes,
     )
 
 

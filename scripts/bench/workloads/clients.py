@@ -8,8 +8,7 @@ from bench.asking import Ask
 from bench.bench import Bench
 from bench.contest import Contest, curves
 from bench.contestants import Contestant, Room, Variant
-from bench.limit.work import Request, Work
-from bench.prompts import random_tokens
+from bench.prompts import Prompts
 from bench.results import Direction, Goal, Line, WorkloadResult
 from bench.workloads.batches import BatchRun, run_batch
 
@@ -37,12 +36,8 @@ class Size:
         return Room(pool_tokens=_POOL_TOKENS, request_tokens=self.prompt_tokens + self.output_tokens)
 
     def num_requests(self, clients: int) -> int:
-        """Two for each client: prompts are read while others decode."""
-        return max(self.least_requests, 2 * clients)
-
-    def work(self, clients: int) -> Work:
-        request = Request(prompt=self.prompt_tokens, output=self.output_tokens)
-        return Work(clients=clients, requests=(request,) * self.num_requests(clients))
+        """Three for two clients: prompts are read while others decode."""
+        return max(self.least_requests, 3 * clients // 2)
 
 
 FULL = Size(
@@ -63,29 +58,26 @@ def run(bench: Bench) -> WorkloadResult:
 
     def measure(who: Contestant, number: int) -> Runs:
         with bench.start(who, size.room) as server:
-            return {k: run_batch(server, asks(size, number, k), k) for k in counts}
+            return {k: run_batch(server, asks(bench.prompts, size, number, k), k) for k in counts}
 
-    contest = bench.contest(
-        bench.contestants(Variant.WHOLE), measure, lambda *_: [size.work(k) for k in counts]
-    )
-    lines = {point: _line(contest, at, point.clients) for at, point in enumerate(size.points)}
+    contest = bench.contest(bench.contestants(Variant.WHOLE), measure)
+    lines = {point: _line(contest, point.clients) for point in size.points}
     return WorkloadResult(
         name="clients",
         sizes=f"{', '.join(map(str, counts))} clients, {size.prompt_tokens} + {size.output_tokens} tokens, "
-        f"two requests a client and {size.least_requests} at least",
+        f"three requests for two clients and {size.least_requests} at least",
         goals=tuple(goal for point, line in lines.items() for goal in _goals(contest, point, line)),
         lines=tuple(lines.values()),
         curves=curves({point.clients: line for point, line in lines.items()}),
         failures=contest.failures,
-        notes=contest.notes,
     )
 
 
-def asks(size: Size, number: int, clients: int) -> list[Ask]:
+def asks(prompts: Prompts, size: Size, number: int, clients: int) -> list[Ask]:
     """The requests of one point; every server gets the same."""
     return [
         Ask(
-            prompt=random_tokens(size.prompt_tokens, "clients", number, clients, i),
+            prompt=prompts.question(size.prompt_tokens, "clients", number, clients, i),
             max_tokens=size.output_tokens,
             seed=i,
         )
@@ -93,13 +85,12 @@ def asks(size: Size, number: int, clients: int) -> list[Ask]:
     ]
 
 
-def _line(contest: Contest[Runs], at: int, clients: int) -> Line:
+def _line(contest: Contest[Runs], clients: int) -> Line:
     return contest.line(
         f"output, {clients} {'client' if clients == 1 else 'clients'}",
         "tok/s",
         Direction.AT_LEAST,
         lambda runs: runs[clients].output_tokens_per_s,
-        lambda loops: loops[at].output_tokens_per_s,
     )
 
 

@@ -11,9 +11,7 @@ import msgspec
 from bench import schemas
 from bench.asking import Ask, JsonSchema, Trace
 from bench.bench import Bench
-from bench.contest import Contest
 from bench.contestants import Contestant, Room, Variant
-from bench.limit.work import Request, Work
 from bench.prompts import random_tokens
 from bench.results import Direction, Figure, Goal, WorkloadResult
 from bench.stats import Rounds
@@ -25,9 +23,6 @@ _LONGEST = 800
 _COMPARED = (
     "compared are equal prompts and equal numbers of output tokens, not equal texts: free text cannot be "
     "made to say the same. Overhead: the free requests' tokens per second over the constrained ones', less 1"
-)
-_LIMIT = (
-    "the limit computes all tokens one by one; tokens that a schema forces need not be, so it can be beaten"
 )
 _LEFT_OUT = "servers whose text completions know no JSON Schema are left out"
 
@@ -87,7 +82,7 @@ def run(bench: Bench) -> WorkloadResult:
             return JsonRun(bound, run_batch(server, free_asks(size, number, lengths), size.clients))
 
     contestants = [who for who in bench.contestants(Variant.WHOLE) if who.does_json]
-    contest = bench.contest(contestants, measure, lambda so_far, _: _works(size, so_far))
+    contest = bench.contest(contestants, measure)
     line, at_least, at_most = contest.line, Direction.AT_LEAST, Direction.AT_MOST
     return WorkloadResult(
         name="json",
@@ -100,14 +95,12 @@ def run(bench: Bench) -> WorkloadResult:
                 "tok/s",
                 at_least,
                 lambda run: run.bound.output_tokens_per_s,
-                lambda loops: loops[0].output_tokens_per_s,
             ),
             line(
                 "free: output",
                 "tok/s",
                 at_least,
                 lambda run: run.free.output_tokens_per_s,
-                lambda loops: loops[0].output_tokens_per_s,
             ),
             line("overhead", "%", at_most, lambda run: run.overhead_percent),
             line("constrained: valid answers", "%", at_least, lambda run: run.valid_percent),
@@ -117,15 +110,8 @@ def run(bench: Bench) -> WorkloadResult:
         ),
         figures=contest.of_ours("figures", _figures),
         failures=contest.failures,
-        notes=(*contest.notes, _COMPARED, _LIMIT, _LEFT_OUT, *contest.of_ours("answers", _wrong_answers)),
+        notes=(_COMPARED, _LEFT_OUT, *contest.of_ours("answers", _wrong_answers)),
     )
-
-
-def _works(size: Size, contest: Contest[JsonRun]) -> list[Work]:
-    """Works for the bare loop, as long as the first server's answers in its first round."""
-    lengths = next((runs[0].lengths for runs in contest.runs.values() if runs), [1])
-    requests = tuple(Request(prompt=size.prompt_tokens, output=length) for length in lengths)
-    return [Work(clients=size.clients, requests=requests)]
 
 
 def constrained_asks(size: Size, number: int) -> list[Ask]:

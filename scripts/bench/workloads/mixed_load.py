@@ -4,26 +4,22 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import math
 import statistics
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from bench.asking import Ask, Priority, Trace
+from bench.asking import Ask, Priority, Trace, first_token_times
 from bench.bench import Bench
 from bench.contestants import Room
-from bench.limit.work import Request, Work
 from bench.load import fixed_arrivals, poisson_arrivals
-from bench.prompts import about, random_tokens
+from bench.prompts import Prompts, about
 from bench.servers import Server
+from bench.stats import percentile
 
-POOL_TOKENS = 8192
 _MARGIN = 1.1
 """Lengths differ from their mean by at most this factor."""
-_MOST_SHORTS = 20
-"""The most short requests per batch request in the bare loop's work."""
-_ALONE = 10
-"""The number of short requests that the bare loop computes one by one."""
 _PACE = 2.0
 """The interval between interactive requests, in times that a lone one takes."""
 SHORTEST_S = 0.3
@@ -46,13 +42,12 @@ class Size:
     batch_output: int = 100
     short_prompt: int = 33
     short_output: int = 12
-    waves: int = 2
-    """The batch requests of each client in the bare loop's work: with more of them, the end counts less."""
+    pool_tokens: int = 8192
 
     @property
     def room(self) -> Room:
         longest = int(_MARGIN * self.batch_prompt + _MARGIN * self.batch_output) + 1
-        return Room(pool_tokens=POOL_TOKENS, request_tokens=longest)
+        return Room(pool_tokens=self.pool_tokens, request_tokens=longest)
 
     def paced(self, request_s: float) -> Size:
         """The load for a model and a machine on which a lone interactive request takes so long.
@@ -69,24 +64,9 @@ class Size:
             shown_s=slower * self.shown_s,
         )
 
-    def works(self, batch_output_per_s: float) -> list[Work]:
-        """The works: both classes in a closed loop, with one client more than batch has;
-        then short requests alone."""
-        batch_every_s = self.batch_output / max(batch_output_per_s, 1e-3)
-        batch = Request(prompt=self.batch_prompt, output=self.batch_output)
-        shorts = min(max(1, round(batch_every_s / self.every_s)), _MOST_SHORTS)
-        short = Request(prompt=self.short_prompt, output=self.short_output)
-        return [
-            Work(
-                clients=self.batch_clients + 1,
-                requests=(batch, *[short] * shorts) * self.batch_clients * self.waves,
-            ),
-            Work(clients=1, requests=(short,) * _ALONE),
-        ]
 
-
-FULL = Size(idle_requests=20, ramp_s=20, window_s=75, shown_s=8)
-QUICK = Size(idle_requests=6, ramp_s=0.5, window_s=3, shown_s=2, every_s=0.5, waves=1)
+FULL = Size(idle_requests=10, ramp_s=10, window_s=40, shown_s=8)
+QUICK = Size(idle_requests=6, ramp_s=0.5, window_s=3, shown_s=2, every_s=0.5)
 
 
 @dataclass(frozen=True)
@@ -109,6 +89,19 @@ class Window:
         """Output tokens of both classes a second."""
         return self._output(self.batch + self.interactive)
 
+    def traces(self, priority: Priority) -> list[Trace]:
+        return self.interactive if priority is Priority.INTERACTIVE else self.batch
+
+    def ttft_s(self, priority: Priority, percent: float) -> float:
+        """Infinite if nobody got a token, as in `answer_s`."""
+        times = first_token_times(self.traces(priority))
+        return percentile(times, percent) if times else math.inf
+
+    def answer_s(self, priority: Priority, percent: float) -> float:
+        """The time of a whole answer, of those that are complete."""
+        times = [trace.end - trace.arrival for trace in self.traces(priority) if trace.end is not None]
+        return percentile(times, percent) if times else math.inf
+
     @property
     def batch_output_per_s(self) -> float:
         return self._output(self.batch)
@@ -117,10 +110,10 @@ class Window:
         return sum(t.output_within(self.begin, self.end) for t in traces) / (self.end - self.begin)
 
 
-async def idle_requests(size: Size, server: Server, number: int) -> list[Trace]:
+async def idle_requests(prompts: Prompts, size: Size, server: Server, number: int) -> list[Trace]:
     """Interactive requests, one after the other. Raises LoadFailed."""
     clients = server.clients()
-    asks = itertools.islice(interactive_asks(size, "idle", number), size.idle_requests)
+    asks = itertools.islice(interactive_asks(prompts, size, "idle", number), size.idle_requests)
     await clients.closed_loop(asks, 1)
     clients.check()
     return clients.traces
@@ -132,7 +125,10 @@ def median_s(traces: Sequence[Trace]) -> float:
 
 
 async def run_both(bench: Bench, size: Size, server: Server, number: int) -> Window:
-    jobs, shorts = batch_asks(size, "both", number), interactive_asks(size, "both", number)
+    jobs, shorts = (
+        batch_asks(bench.prompts, size, "both", number),
+        interactive_asks(bench.prompts, size, "both", number),
+    )
     return await run_window(size, server, jobs, shorts, _arrivals(bench, size, number))
 
 
@@ -164,21 +160,21 @@ async def run_window(
     return Window(begin, begin + size.window_s, batch.traces, interactive.traces)
 
 
-def batch_asks(size: Size, phase: str, number: int) -> Iterator[Ask]:
+def batch_asks(prompts: Prompts, size: Size, phase: str, number: int) -> Iterator[Ask]:
     """Endless requests. In each phase they have the same lengths but other tokens: no phase helps another."""
     for i in itertools.count():
         yield Ask(
-            prompt=random_tokens(about(size.batch_prompt, "batch", i), phase, number, i),
+            prompt=prompts.question(about(size.batch_prompt, "batch", i), phase, number, i),
             max_tokens=about(size.batch_output, "output", i),
             seed=i,
             priority=Priority.BATCH,
         )
 
 
-def interactive_asks(size: Size, phase: str, number: int) -> Iterator[Ask]:
+def interactive_asks(prompts: Prompts, size: Size, phase: str, number: int) -> Iterator[Ask]:
     for i in itertools.count():
         yield Ask(
-            prompt=random_tokens(about(size.short_prompt, "short", i), "short", phase, number, i),
+            prompt=prompts.question(about(size.short_prompt, "short", i), "short", phase, number, i),
             max_tokens=size.short_output,
             seed=i,
             priority=Priority.INTERACTIVE,

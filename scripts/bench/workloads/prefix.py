@@ -8,8 +8,7 @@ from bench.asking import Ask
 from bench.bench import Bench
 from bench.contest import Contest
 from bench.contestants import Contestant, Room, Variant
-from bench.limit.work import Request, Work
-from bench.prompts import random_tokens
+from bench.prompts import Prompts
 from bench.results import Direction, Figure, Goal, Line, WorkloadResult
 from bench.stats import Rounds
 from bench.workloads.batches import BatchRun, latency_lines, requests_line, run_batch
@@ -32,11 +31,6 @@ class Size:
         longest = self.shared_tokens + self.own_tokens + self.output_tokens
         return Room(pool_tokens=_POOL_TOKENS, request_tokens=longest)
 
-    @property
-    def work(self) -> Work:
-        request = Request(prompt=self.own_tokens, output=self.output_tokens)
-        return Work(clients=self.clients, shared=self.shared_tokens, requests=(request,) * self.requests)
-
 
 FULL = Size(requests=48, clients=16, shared_tokens=1080, own_tokens=45, output_tokens=16)
 QUICK = Size(requests=24, clients=8, shared_tokens=540, own_tokens=22, output_tokens=8)
@@ -46,14 +40,14 @@ def run(bench: Bench) -> WorkloadResult:
     size = QUICK if bench.is_quick else FULL
 
     def measure(who: Contestant, number: int) -> BatchRun:
-        asked = asks(size, number)
+        asked = asks(bench.prompts, size, number)
         if who.key == Variant.SEQUENTIAL.key:
             asked = asked[:_ONE_AT_A_TIME]
         with bench.start(who, size.room) as server:
             return run_batch(server, asked, size.clients)
 
     contestants = bench.contestants(Variant.WHOLE, Variant.CACHE_OFF, Variant.SEQUENTIAL)
-    contest = bench.contest(contestants, measure, lambda *_: [size.work])
+    contest = bench.contest(contestants, measure)
     requests, cached = requests_line(contest), contest.of_ours("cached share", _cached)
     return WorkloadResult(
         name="prefix",
@@ -65,7 +59,6 @@ def run(bench: Bench) -> WorkloadResult:
         distributions=contest.distributions(lambda run: run.traces),
         figures=cached,
         failures=contest.failures,
-        notes=contest.notes,
     )
 
 
@@ -89,17 +82,16 @@ def _goals(contest: Contest[BatchRun], requests: Line, cached: tuple[Figure, ...
             )
             for figure in cached
         ),
-        *contest.goals_against_llama_server(requests, what, plain=8, best=6),
-        contest.goal_of_limit(requests, what, 95),
+        *contest.goals_against_llama_server(requests, what, plain=6, best=6),
     )
 
 
-def asks(size: Size, number: int) -> list[Ask]:
+def asks(prompts: Prompts, size: Size, number: int) -> list[Ask]:
     """The requests of one round. Every server gets the same; no two rounds share a prefix."""
-    shared = random_tokens(size.shared_tokens, "prefix", number)
+    shared = prompts.text(size.shared_tokens, "prefix", number)
     return [
         Ask(
-            prompt=shared + random_tokens(size.own_tokens, "own", number, i),
+            prompt=shared + prompts.question(size.own_tokens, "own", number, i),
             max_tokens=size.output_tokens,
             seed=i,
         )

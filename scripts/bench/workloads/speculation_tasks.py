@@ -10,7 +10,7 @@ from pathlib import Path
 from bench import schemas
 from bench.asking import Ask
 from bench.prompts import random_tokens
-from openai_cpu_server.llama.gguf.header import GgufHeader
+from bench.prose import talks
 
 _ANSWER_TOKENS = 320
 """The most tokens of an answer; the model ends its answers itself."""
@@ -30,20 +30,13 @@ class Task:
 
 
 def tasks(model: Path) -> tuple[Task, ...]:
-    return TASKS + TEXT_TASKS if _talks(model) else TASKS
+    return TASKS + TEXT_TASKS if talks(model) else TASKS
 
 
 def draft_model(model: Path) -> Path | None:
     """The draft model that was made for this model, as demo-draft.gguf for demo.gguf."""
     path = model.with_name(f"{model.stem}-draft{model.suffix}")
     return path if path.is_file() else None
-
-
-def _talks(model: Path) -> bool:
-    """Whether the model can talk, unlike those that make_model.py makes of random weights."""
-    header = GgufHeader(model)
-    is_random = (header.get_str("general.name") or "").startswith("random ")
-    return not is_random and header.get_str("tokenizer.chat_template") is not None
 
 
 def quoting(number: int, tokens: int, clients: int) -> list[Ask]:

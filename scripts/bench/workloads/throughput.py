@@ -19,7 +19,6 @@ from bench.asking import Ask
 from bench.bench import Bench
 from bench.contest import OURS, Contest, curves
 from bench.contestants import Contestant, Room, Variant
-from bench.limit.work import Request, Work
 from bench.load import Clients
 from bench.peers import SLOTS
 from bench.prompts import random_tokens
@@ -54,15 +53,6 @@ class Size:
     def num_requests(self, clients: int) -> int:
         return max(self.least_requests, 2 * clients)
 
-    def work(self, clients: int) -> Work:
-        request = Request(prompt=self.own_tokens, output=self.output_tokens)
-        return Work(
-            clients=clients,
-            shared=self.shared_tokens,
-            is_warm=True,
-            requests=(request,) * self.num_requests(clients),
-        )
-
 
 FULL = Size((1, 2, 4, 8, 16, 32), 1024, 16, 16, point_s=20, least_requests=8)
 QUICK = Size((1, 4, 16), 256, 8, 8, point_s=2, least_requests=4)
@@ -79,8 +69,8 @@ def run(bench: Bench) -> WorkloadResult:
             return asyncio.run(_measure(server, size, number, who.at_once))
 
     contestants = bench.contestants(Variant.WHOLE, Variant.SEQUENTIAL, Variant.STATIC)
-    contest = bench.contest(contestants, measure, lambda *_: [size.work(k) for k in size.clients])
-    lines = {clients: _line(contest, size, clients) for clients in size.clients}
+    contest = bench.contest(contestants, measure)
+    lines = {clients: _line(contest, clients) for clients in size.clients}
     return WorkloadResult(
         name="throughput",
         sizes=f"{', '.join(map(str, size.clients))} clients, "
@@ -93,7 +83,6 @@ def run(bench: Bench) -> WorkloadResult:
         lines=tuple(lines.values()),
         curves=curves(lines),
         failures=contest.failures,
-        notes=contest.notes,
     )
 
 
@@ -156,14 +145,12 @@ def asks(size: Size, number: int, num_clients: int) -> Iterator[Ask]:
         )
 
 
-def _line(contest: Contest[Speeds], size: Size, clients: int) -> Line:
-    at = size.clients.index(clients)
+def _line(contest: Contest[Speeds], clients: int) -> Line:
     return contest.line(
         f"requests, {clients} {'client' if clients == 1 else 'clients'}",
         "1/s",
         Direction.AT_LEAST,
         lambda speeds: speeds[clients],
-        lambda loops: loops[at].requests_per_s,
     )
 
 

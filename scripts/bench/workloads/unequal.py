@@ -8,8 +8,7 @@ from dataclasses import dataclass
 from bench.asking import Ask
 from bench.bench import Bench
 from bench.contestants import Contestant, Room, Variant
-from bench.limit.work import Request, Work
-from bench.prompts import random_tokens
+from bench.prompts import Prompts
 from bench.results import Direction, WorkloadResult
 from bench.stats import percentile
 from bench.workloads.batches import BatchRun, output_line, requests_line, run_batch
@@ -37,10 +36,6 @@ class Size:
         draw.shuffle(ranges)
         return [draw.randint(*each) for each in ranges]
 
-    def work(self, number: int) -> Work:
-        requests = (Request(prompt=self.prompt_tokens, output=count) for count in self.output_tokens(number))
-        return Work(clients=self.clients, requests=tuple(requests))
-
 
 FULL = Size(requests=24, clients=8, prompt_tokens=40, short_tokens=(2, 9), long_tokens=(501, 600))
 QUICK = Size(requests=12, clients=4, prompt_tokens=20, short_tokens=(2, 9), long_tokens=(60, 80))
@@ -51,10 +46,10 @@ def run(bench: Bench) -> WorkloadResult:
 
     def measure(who: Contestant, number: int) -> BatchRun:
         with bench.start(who, size.room) as server:
-            return run_batch(server, asks(size, number), size.clients)
+            return run_batch(server, asks(bench.prompts, size, number), size.clients)
 
     contestants = bench.contestants(Variant.WHOLE, Variant.STATIC)
-    contest = bench.contest(contestants, measure, lambda _, number: [size.work(number)])
+    contest = bench.contest(contestants, measure)
     output = output_line(contest)
     waits = contest.line(
         "short answers, whole latency p50",
@@ -73,13 +68,12 @@ def run(bench: Bench) -> WorkloadResult:
         lines=(output, requests_line(contest), waits),
         distributions=contest.distributions(lambda run: run.traces),
         failures=contest.failures,
-        notes=contest.notes,
     )
 
 
-def asks(size: Size, number: int) -> list[Ask]:
+def asks(prompts: Prompts, size: Size, number: int) -> list[Ask]:
     return [
-        Ask(prompt=random_tokens(size.prompt_tokens, "unequal", number, i), max_tokens=count, seed=i)
+        Ask(prompt=prompts.question(size.prompt_tokens, "unequal", number, i), max_tokens=count, seed=i)
         for i, count in enumerate(size.output_tokens(number))
     ]
 

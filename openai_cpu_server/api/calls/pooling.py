@@ -1,0 +1,109 @@
+"""A call whose answer is a row of numbers for each of its inputs: what it asks for, and how it runs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from types import TracebackType
+from typing import Union
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+
+from openai_cpu_server.contract.embedding import EmbedRequest
+from openai_cpu_server.contract.engine import Embedding, EmbedTimings, Engine, Generation
+from openai_cpu_server.contract.messages import FinishReason
+from openai_cpu_server.contract.request import GenerationRequest, Priority
+from openai_cpu_server.contract.step import TokenLogprob
+from openai_cpu_server.errors import GenerationFailed, InvalidRequest, ServerError
+
+Rows = npt.NDArray[np.float32]
+"""(inputs, numbers)."""
+Writer = Callable[[Rows, EmbedTimings], bytes]
+"""Makes the body of a response. It runs in any thread."""
+
+
+class YesOrNo(msgspec.Struct, frozen=True, kw_only=True):
+    """Questions whose first output token is `yes` or `no`."""
+
+    requests: tuple[GenerationRequest, ...]
+    yes: int
+    no: int
+
+
+class PoolingCall(msgspec.Struct, frozen=True, kw_only=True):
+    """An API call as it was resolved."""
+
+    id: str
+    work: Union[EmbedRequest, YesOrNo]
+    num_inputs: int
+    prompt_tokens: int
+    priority: Priority
+    timeout_s: float | None
+    """The client's limit, from the call's arrival to its end."""
+    render: Writer
+    headers: Mapping[str, str] = {}
+    """The response says there what was ignored."""
+
+
+def submit(call: PoolingCall, engine: Engine) -> Embedding:
+    """Raises as `Engine.embed` and `Engine.generate`."""
+    if isinstance(call.work, EmbedRequest):
+        return engine.embed(call.work)
+    try:
+        return YesOrNoScores(engine.generate(call.work.requests), call.work)
+    except InvalidRequest as error:  # more sequences than may wait
+        raise InvalidRequest(str(error), param="documents", code=error.code) from error
+
+
+class YesOrNoScores:
+    """An `Embedding` of one number for each question: how much likelier yes is than no, as a logarithm."""
+
+    def __init__(self, generation: Generation, asked: YesOrNo) -> None:
+        self._generation = generation
+        self._asked = asked
+
+    async def __aenter__(self) -> YesOrNoScores:
+        await self._generation.__aenter__()
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        await self._generation.__aexit__(kind, error, trace)
+
+    async def vectors(self) -> bytes:
+        scores: dict[str, float] = {}
+        async for event in self._generation:
+            if event.logprobs:
+                scores[event.id] = self._score(event.logprobs[0])
+            if event.finish is not None and event.finish.reason is FinishReason.CANCELLED:
+                raise GenerationFailed("The server ended the request before its end.")
+        missing = [request.id for request in self._asked.requests if request.id not in scores]
+        if missing:
+            raise GenerationFailed("The model has answered neither yes nor no.")
+        return np.array([scores[request.id] for request in self._asked.requests], np.float32).tobytes()
+
+    @property
+    def timings(self) -> EmbedTimings:
+        timings = self._generation.timings
+        compute_ms = timings.latency_ms - timings.queue_ms
+        num_tokens = sum(len(request.tokens) for request in self._asked.requests)
+        return EmbedTimings(
+            queue_ms=timings.queue_ms,
+            compute_ms=compute_ms,
+            latency_ms=timings.latency_ms,
+            tokens_per_second=1000 * num_tokens / compute_ms if compute_ms > 0 else 0.0,
+        )
+
+    def fail_in(self, seconds: float, error: ServerError) -> None:
+        self._generation.fail_in(seconds, error)
+
+    def _score(self, told: TokenLogprob) -> float:
+        """An answer that is not among the likeliest counts as the least likely of these."""
+        known = {told.token: told.logprob, **dict(told.top)}
+        least = min(known.values())
+        return known.get(self._asked.yes, least) - known.get(self._asked.no, least)

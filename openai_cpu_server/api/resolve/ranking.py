@@ -1,0 +1,186 @@
+"""A query and its documents become what a model scores: vectors, pairs, or questions to answer yes or no."""
+
+from __future__ import annotations
+
+import secrets
+
+from openai_cpu_server.api.access.clients import Client
+from openai_cpu_server.api.calls.call import Asking
+from openai_cpu_server.api.calls.pooling import PoolingCall, YesOrNo
+from openai_cpu_server.api.render.pooling import CosineWriter, ScoreWriter
+from openai_cpu_server.api.resolve.call import cache_namespace
+from openai_cpu_server.api.resolve.embedding import embed_call, embed_request
+from openai_cpu_server.api.resolve.inputs import InputReader, Tokens
+from openai_cpu_server.api.schemas.pooling import RerankBody
+from openai_cpu_server.contract.model_info import ModelKind
+from openai_cpu_server.contract.request import GenerationRequest, Sampling
+from openai_cpu_server.errors import InputTooLong, InvalidRequest
+from openai_cpu_server.prompt.chat import needs_special_tokens
+from openai_cpu_server.prompt.rerank_template import RerankTemplate
+
+_PREFIX = "rerank-"
+_SOFTMAX = frozenset({"qwen3", "qwen3vl"})
+"""llama.cpp makes probabilities of these rerankers' numbers itself."""
+_LIKELIEST = 64
+"""An answer that is not among so many tokens counts as the last of them: its share of the two is nothing."""
+_FORCED = 100.0
+"""This much is added to the logits of yes and no, so that one of them is sampled, whose score is then known.
+Log-probabilities are told as they were before."""
+_HALF = "\N{REPLACEMENT CHARACTER}"
+"""What is left of a character whose tokens were cut apart."""
+
+
+def resolve_ranking(body: RerankBody, asking: Asking) -> PoolingCall:
+    """What the model is decides how it ranks. Raises InvalidRequest, InputTooLong, TemplateFailed."""
+    return _WAYS[asking.chosen.model.kind](body, asking)
+
+
+def _by_cosine(body: RerankBody, asking: Asking) -> PoolingCall:
+    """Of a model that embeds: query and documents become vectors."""
+    reader = InputReader.of(asking, truncate=body.truncate)
+    documents = _texts(body)
+    read = [reader.text(text, f"documents[{index}]") for index, text in enumerate(documents)]
+    request = embed_request((reader.text(body.query, "query"), *read), body, asking, id_prefix=_PREFIX)
+    writer = CosineWriter(
+        id=request.id,
+        model=asking.chosen.name,
+        prompt_tokens=request.num_tokens,
+        top_n=body.top_n,
+        documents=_returned(body, documents),
+    )
+    return embed_call(request, body, asking, writer)
+
+
+def _by_scores(body: RerankBody, asking: Asking) -> PoolingCall:
+    """Of a cross-encoder: each pair of query and document gets a score."""
+    documents = _texts(body)
+    request = embed_request(_pairs(body, documents, asking), body, asking, id_prefix=_PREFIX)
+    writer = ScoreWriter(
+        id=request.id,
+        model=asking.chosen.name,
+        prompt_tokens=request.num_tokens,
+        top_n=body.top_n,
+        documents=_returned(body, documents),
+        squeezes=body.use_activation is not False and asking.info.architecture not in _SOFTMAX,
+    )
+    return embed_call(request, body, asking, writer)
+
+
+def _by_yes_or_no(body: RerankBody, asking: Asking) -> PoolingCall:
+    """Of a model that generates: it is asked about each document, and its first token is scored.
+
+    The prompts begin alike, so the query is computed once.
+    """
+    model, documents = asking.chosen.model, _texts(body)
+    assert model.rerank_template is not None, "a model without one cannot rerank"
+    if len(documents) > asking.options.max_sequences:
+        message = f"{len(documents)} documents: one call may have {asking.options.max_sequences} sequences."
+        raise InvalidRequest(message, param="documents", code="invalid_value")
+    reader = InputReader.of(asking, truncate=body.truncate, room=1)
+    asked = _Prompts(reader, model.rerank_template)
+    prompts = [asked.about(body.query, text, f"documents[{i}]") for i, text in enumerate(documents)]
+    work = _questions(prompts, _answers(reader, model.rerank_template), body, asking)
+    call_id = work.requests[0].id.partition("/")[0]
+    num_tokens = sum(map(len, prompts))
+    return PoolingCall(
+        id=call_id,
+        work=work,
+        num_inputs=len(prompts),
+        prompt_tokens=num_tokens,
+        priority=work.requests[0].priority,
+        timeout_s=body.timeout,
+        render=ScoreWriter(
+            id=call_id,
+            model=asking.chosen.name,
+            prompt_tokens=num_tokens,
+            top_n=body.top_n,
+            documents=_returned(body, documents),
+            squeezes=body.use_activation is not False,
+        ),
+        headers=asking.ignored.headers,
+    )
+
+
+class _Prompts:
+    """The prompts of a template."""
+
+    def __init__(self, reader: InputReader, template: RerankTemplate) -> None:
+        self._reader = reader
+        self._template = template
+
+    def about(self, query: str, document: str, param: str) -> Tokens:
+        """Raises InputTooLong; with `truncate` only where the document is not what is too long."""
+        tokens, limit = self._tokens(query, document), self._reader.limit
+        pieces = self._reader.plain(document) if self._reader.truncate and len(tokens) > limit else []
+        num_kept = len(pieces)
+        while len(tokens) > limit:
+            if not num_kept:
+                raise InputTooLong(tokens=len(tokens), limit=limit, param=param)
+            num_kept = max(0, num_kept - (len(tokens) - limit))
+            kept = self._reader.tokenizer.decode(pieces[:num_kept])
+            tokens = self._tokens(query, kept.removesuffix(_HALF))
+        return tokens
+
+    def _tokens(self, query: str, document: str) -> Tokens:
+        tokenizer = self._reader.tokenizer
+        text = self._template.render(query, document)
+        needs_begin = needs_special_tokens(text, bos_text=tokenizer.bos_text)
+        return (*tokenizer.marks.begin * needs_begin, *self._reader.plain(text))
+
+
+def _answers(reader: InputReader, template: RerankTemplate) -> tuple[int, int]:
+    """The first tokens of yes and no. Raises InvalidRequest if the vocabulary cannot tell them apart so."""
+    yes, no = (reader.plain(word)[:1] for word in (template.yes, template.no))
+    if yes == no:
+        message = "This model cannot rerank: its tokens for yes and no begin alike."
+        raise InvalidRequest(message, param="model", code="unsupported_parameter")
+    return yes[0], no[0]
+
+
+def _questions(prompts: list[Tokens], answers: tuple[int, int], body: RerankBody, asking: Asking) -> YesOrNo:
+    sender, call_id = asking.sender, _PREFIX + secrets.token_hex(12)
+    key = sender.identity.digest if asking.options.isolate_by_key else None
+    yes, no = answers
+    requests = tuple(
+        GenerationRequest(
+            id=f"{call_id}/{index}",
+            tokens=tokens,
+            max_tokens=1,
+            sampling=Sampling(seed=0, temperature=0.0, logit_bias={yes: _FORCED, no: _FORCED}),
+            priority=sender.priority(field=body.priority, tier=body.service_tier),
+            top_logprobs=_LIKELIEST,
+            client=Client.of(sender.identity, body.user or body.safety_identifier).label,
+            route=_PREFIX.removesuffix("-"),
+            cache_namespace=cache_namespace(salt=None, key=key),
+        )
+        for index, tokens in enumerate(prompts)
+    )
+    return YesOrNo(requests=requests, yes=yes, no=no)
+
+
+def _pairs(body: RerankBody, documents: tuple[str, ...], asking: Asking) -> tuple[Tokens, ...]:
+    """By the file's own template for reranking, else joined by the tokenizer's separators."""
+    reader = InputReader.of(asking, truncate=body.truncate)
+    template = asking.chosen.model.rerank_template
+    params = [f"documents[{index}]" for index in range(len(documents))]
+    if template is not None:
+        asked = _Prompts(reader, template)
+        return tuple(asked.about(body.query, *pair) for pair in zip(documents, params, strict=True))
+    query = reader.plain(body.query)
+    pairs = zip(documents, params, strict=True)
+    return tuple(reader.pair(query, reader.plain(text), param) for text, param in pairs)
+
+
+def _texts(body: RerankBody) -> tuple[str, ...]:
+    return tuple(item if isinstance(item, str) else item.text for item in body.documents)
+
+
+def _returned(body: RerankBody, documents: tuple[str, ...]) -> tuple[str, ...] | None:
+    return None if body.return_documents is False else documents
+
+
+_WAYS = {
+    ModelKind.EMBEDS: _by_cosine,
+    ModelKind.RERANKS: _by_scores,
+    ModelKind.GENERATES: _by_yes_or_no,
+}

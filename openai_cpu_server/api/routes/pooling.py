@@ -1,0 +1,147 @@
+"""The one way of every call that embeds or scores: parse, choose the model, resolve, submit, answer."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from functools import partial
+from typing import Generic, TypeVar
+
+import msgspec
+import numpy as np
+from starlette.requests import Request
+from starlette.responses import Response
+
+from openai_cpu_server.api.access.identity import identity_of
+from openai_cpu_server.api.access.rate_limits import Lease
+from openai_cpu_server.api.calls.call import PRIORITY_HEADER, Asking, Sender
+from openai_cpu_server.api.calls.deadline import limit_time
+from openai_cpu_server.api.calls.disconnect import while_connected
+from openai_cpu_server.api.calls.pooling import PoolingCall, Rows, submit
+from openai_cpu_server.api.gates.fair_use import lease_of, release_body, unkept_body
+from openai_cpu_server.api.gates.ticket import Ticket, ticket_of
+from openai_cpu_server.api.offload import off_loop
+from openai_cpu_server.api.options import ApiOptions
+from openai_cpu_server.api.resolve.embedding import resolve_embeddings
+from openai_cpu_server.api.resolve.ranking import resolve_ranking
+from openai_cpu_server.api.schemas.parse import parse
+from openai_cpu_server.api.schemas.pooling import EmbeddingBody, PoolingBody, RerankBody
+from openai_cpu_server.contract.engine import Embedding, EmbedTimings
+from openai_cpu_server.errors import DeadlineExceeded, GenerationFailed, ServerError
+from openai_cpu_server.models.abilities import Ability, choose_able
+from openai_cpu_server.models.registry import Chosen, ModelRegistry
+from openai_cpu_server.observe.distribution import Distribution
+from openai_cpu_server.observe.ended import CallFigures
+
+B = TypeVar("B", bound=PoolingBody)
+_CHEAPER = 16
+"""A byte of a vector is written so many times faster than a byte of a body is parsed and tokenised: 32 KiB of
+vectors are JSON within a millisecond."""
+
+
+class PoolingFamily(msgspec.Struct, Generic[B], frozen=True):
+    """Embeddings or reranking: what its bodies are, what a model needs for them, what they mean."""
+
+    schema: type[B]
+    ability: Ability
+    resolve: Callable[[B, Asking], PoolingCall]
+    """It runs in any thread. Raises what `api/errors.py` lists."""
+
+
+EMBEDDINGS = PoolingFamily(EmbeddingBody, Ability.EMBED, resolve_embeddings)
+RERANKING = PoolingFamily(RerankBody, Ability.RERANK, resolve_ranking)
+
+
+class PoolingRoute(Generic[B]):
+    def __init__(self, family: PoolingFamily[B], models: ModelRegistry, options: ApiOptions) -> None:
+        self._family = family
+        self._models = models
+        self._options = options
+
+    async def create(self, request: Request) -> Response:
+        data, ticket = await unkept_body(request), ticket_of(request.scope)
+        header = request.headers.get(PRIORITY_HEADER)
+        default = self._options.default_priority
+        sender = Sender.of(identity_of(request.scope), header=header, default=default)
+        call, chosen = await self._resolved(data, sender)
+        del data  # the call may wait for long
+        release_body(request.scope)
+        ticket.priority = call.priority
+        working = await self._submitted(call, chosen, lease_of(request.scope))
+        limit_time(working, ticket, call.timeout_s, self._options.request_timeout_s)
+        running = _Running(call, working, ticket)
+        rows = await while_connected(request.receive, running.rows)
+        body = await _written(call, rows, working.timings)
+        return Response(body, media_type="application/json", headers=dict(call.headers))
+
+    async def answer(self, data: bytes, sender: Sender, ticket: Ticket) -> bytes:
+        """The answer to a body that came by no request of its own, such as a row of a batch job.
+
+        Raises what `api/errors.py` lists. The server's limit of time is not for these, which wait long.
+        """
+        call, chosen = await self._resolved(data, sender)
+        working = submit(call, chosen.model.engine)
+        if call.timeout_s is not None:
+            working.fail_in(call.timeout_s, DeadlineExceeded(call.timeout_s))
+        try:
+            rows = await _Running(call, working, ticket).rows()
+        except GenerationFailed:
+            chosen.model.loaded()  # an engine that is gone takes its requests with it: not their fault
+            raise
+        return await _written(call, rows, working.timings)
+
+    async def _resolved(self, data: bytes, sender: Sender) -> tuple[PoolingCall, Chosen]:
+        reading = partial(parse, self._family.schema, data, lenient=self._options.lenient)
+        body, ignored = await off_loop(len(data), reading)
+        allowed = sender.identity.allowed_models
+        chosen = choose_able(self._models, body.model, allowed, self._family.ability)
+        asking = Asking(chosen, chosen.model.loaded(), sender, self._options, ignored)
+        return await off_loop(len(data), partial(self._family.resolve, body, asking)), chosen
+
+    async def _submitted(self, call: PoolingCall, chosen: Chosen, lease: Lease) -> Embedding:
+        await lease.reserve(prompt_tokens=call.prompt_tokens, output_tokens=0)
+        try:
+            return submit(call, chosen.model.engine)
+        except ServerError:
+            await lease.refund()
+            raise
+
+
+class _Running:
+    """A call that was submitted: it is counted when it ends, however it ends."""
+
+    def __init__(self, call: PoolingCall, working: Embedding, ticket: Ticket) -> None:
+        self._call = call
+        self._working = working
+        self._ticket = ticket
+
+    async def rows(self) -> Rows:
+        """Raises what the call failed with."""
+        num_done = 0
+        try:
+            async with self._working:
+                vectors = await self._working.vectors()
+            num_done = self._call.num_inputs
+        finally:
+            self._ticket.generated(_figures(self._call, self._working.timings, num_done))
+        return np.frombuffer(vectors, np.dtype("<f4")).reshape(self._call.num_inputs, -1)
+
+
+async def _written(call: PoolingCall, rows: Rows, timings: EmbedTimings) -> bytes:
+    return await off_loop(rows.nbytes // _CHEAPER, partial(call.render, rows, timings))
+
+
+def _figures(call: PoolingCall, timings: EmbedTimings, num_done: int) -> CallFigures:
+    return CallFigures(
+        prompt_tokens=call.prompt_tokens,
+        cached_tokens=0,
+        output_tokens=0,
+        finish_reasons=(),
+        submitted_s=time.monotonic() - timings.latency_ms / 1000,
+        queue_s=timings.queue_ms / 1000,
+        prefill_s=timings.compute_ms / 1000,
+        decode_s=0.0,
+        ttft_s=None,
+        gaps=Distribution(),
+        inputs=num_done,
+    )

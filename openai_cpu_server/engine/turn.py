@@ -1,0 +1,216 @@
+"""The engine's side of the turn: with it an engine computes, where several share the cores."""
+
+from __future__ import annotations
+
+import math
+import threading
+import time
+from collections.abc import Callable
+from typing import Protocol
+
+from openai_cpu_server.contract.messages import ALONE, Recall, Sharing, Turn, TurnBack, Wants
+from openai_cpu_server.contract.request import Priority
+
+PIECE_S = 0.05
+"""After so much of its load an engine lets others compute."""
+_MEMORY_S = 5.0
+"""What was seen of the others counts for about so long, in time in which this engine wanted to compute."""
+_SLOWEST = 20.0
+"""Estimates are made longer by this factor at most."""
+_LOADING = Wants(work=Priority.BATCH, is_loading=True)
+
+
+class EngineTurn(Protocol):
+    """All methods but those of `SharedTurn` for the reader are for the thread that computes."""
+
+    @property
+    def is_held(self) -> bool:
+        """The engine may compute."""
+        ...
+
+    @property
+    def is_wanted(self) -> bool:
+        """Somebody else's turn is due. Any thread."""
+        ...
+
+    @property
+    def sharing(self) -> Sharing: ...
+
+    def settle(self, work: Priority | None) -> None:
+        """Between two steps: the engine wants this now. Gives the turn back if there is nothing to compute,
+        or if it is somebody else's."""
+        ...
+
+    def computed(self) -> None:
+        """A step has ended."""
+        ...
+
+    def give_back(self) -> None:
+        """If it is held; the engine wants nothing for the moment."""
+        ...
+
+    def load_on(self) -> None:
+        """Wait for the turn, to load a piece; let others compute first if it has just had one.
+
+        Raises ConnectionError if the turn never comes, for the client is gone.
+        """
+        ...
+
+    def pass_on(self) -> None:
+        """Let others compute, and wait for the next turn. Raises ConnectionError as `load_on`."""
+        ...
+
+
+class OwnCores:
+    """The turn of an engine that shares its cores with no other: it always has it, and says nothing."""
+
+    is_held = True
+    is_wanted = False
+    sharing = ALONE
+
+    def settle(self, work: Priority | None) -> None:
+        pass
+
+    def computed(self) -> None:
+        pass
+
+    def give_back(self) -> None:
+        pass
+
+    def load_on(self) -> None:
+        pass
+
+    def pass_on(self) -> None:
+        pass
+
+
+class SharedTurn:
+    """The turn of one of several engines. Every turn is for one step at least."""
+
+    def __init__(
+        self,
+        send: Callable[[Wants | TurnBack], None],
+        *,
+        wake: Callable[[], None],
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """`wake` is called when a turn has come."""
+        self._send = send
+        self._wake = wake
+        self._clock = clock
+        self._changed = threading.Condition()
+        """Guards what the reader thread changes too: all up to `_is_closed`."""
+        self._is_held = False
+        self._granted_s = 0.0
+        self._until_s = math.inf
+        self._is_beside_interactive = False
+        self._has_computed = False
+        """A step of this turn has ended, or none is to begin."""
+        self._is_closed = False
+        self._told = Wants()
+        self._slowness = _Slowness(clock())
+
+    # -- for the reader ----------------------------------------------------------------------------------
+
+    def granted(self, turn: Turn) -> None:
+        now_s = self._clock()
+        with self._changed:
+            self._is_held, self._has_computed = True, False
+            self._granted_s = now_s
+            self._until_s = math.inf if turn.limit_ms is None else now_s + turn.limit_ms / 1000
+            self._is_beside_interactive = turn.beside_interactive
+            self._changed.notify_all()
+        self._wake()
+
+    def recalled(self, recall: Recall) -> None:
+        with self._changed:
+            if self._is_held:
+                self._until_s = self._clock() + recall.after_ms / 1000
+
+    def close(self) -> None:
+        """No turn will come any more."""
+        with self._changed:
+            self._is_closed = True
+            self._changed.notify_all()
+
+    # -- for the thread that computes --------------------------------------------------------------------
+
+    @property
+    def is_held(self) -> bool:
+        return self._is_held
+
+    @property
+    def is_wanted(self) -> bool:
+        return self._clock() >= self._until_s
+
+    @property
+    def sharing(self) -> Sharing:
+        return Sharing(self._is_beside_interactive, self._slowness.factor)
+
+    def settle(self, work: Priority | None) -> None:
+        self._note()
+        if self._is_held and (work is None or (self.is_wanted and self._has_computed)):
+            self._give_back(Wants(work=work))
+        else:
+            self._tell(Wants(work=work))
+
+    def computed(self) -> None:
+        self._has_computed = True
+
+    def give_back(self) -> None:
+        self.settle(None)
+
+    def load_on(self) -> None:
+        if not self._is_held:
+            self._tell(_LOADING)
+            self._wait()
+        elif self._clock() - self._granted_s >= PIECE_S:
+            self.pass_on()
+
+    def pass_on(self) -> None:
+        self._give_back(_LOADING)
+        self._wait()
+
+    def _wait(self) -> None:
+        with self._changed:
+            self._changed.wait_for(lambda: self._is_held or self._is_closed)
+        if self._is_closed:
+            raise ConnectionError("the client is gone")
+
+    def _tell(self, wants: Wants) -> None:
+        if wants != self._told:
+            self._told = wants
+            self._send(wants)
+
+    def _give_back(self, wants: Wants) -> None:
+        with self._changed:
+            self._is_held, self._until_s = False, math.inf
+        self._told = wants
+        self._send(TurnBack(wants=wants))
+
+    def _note(self) -> None:
+        wants = self._told.work is not None
+        if self._is_held:  # up to then it has waited
+            self._slowness.note(self._granted_s, wants=wants, has=False)
+        self._slowness.note(self._clock(), wants=wants, has=self._is_held)
+
+
+class _Slowness:
+    """How much longer work takes because others compute too."""
+
+    def __init__(self, now_s: float) -> None:
+        self._noted_s = now_s
+        self._wanted_s = self._held_s = _MEMORY_S / 5
+
+    def note(self, now_s: float, *, wants: bool, has: bool) -> None:
+        """How it was since the last note; a time before that says nothing."""
+        seconds = max(0.0, now_s - self._noted_s)
+        self._noted_s += seconds
+        if wants:
+            kept = math.exp(-seconds / _MEMORY_S)
+            self._wanted_s = kept * self._wanted_s + seconds
+            self._held_s = kept * self._held_s + (seconds if has else 0.0)
+
+    @property
+    def factor(self) -> float:
+        return min(self._wanted_s / max(self._held_s, 1e-3), _SLOWEST)

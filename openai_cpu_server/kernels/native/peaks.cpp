@@ -1,0 +1,63 @@
+// The most that one thread gets out of this CPU, for `scripts/step_bench.py`: loops that do one thing only.
+#include <utility>
+
+#include "int8_lanes.hpp"
+
+namespace {
+
+// As many as hide the latency of one operation, whatever the instruction set; each lives in a register.
+constexpr int CHAINS = simd::REGISTERS * 3 / 4;
+constexpr int CACHE_LINE = 64;
+constexpr int AHEAD = 4096;  // bytes to fetch ahead
+
+// Applies `next` to each chain again and again. Written out chain by chain: a loop would leave them in memory.
+template <class Vector, class Next, size_t... CHAIN>
+void run(Vector (&chains)[CHAINS], long rounds, Next next, std::index_sequence<CHAIN...>) {
+    for (long round = 0; round < rounds; round++) ((chains[CHAIN] = next(chains[CHAIN])), ...);
+}
+
+constexpr auto ALL = std::make_index_sequence<CHAINS>();
+
+}  // namespace
+
+extern "C" {
+
+// Multiplies bytes, `rounds` times with all chains. Returns the number of multiply-adds.
+long ocs_multiply_bytes(long rounds, int32_t* result) {
+    using namespace products;
+    ints sums[CHAINS];
+    for (int i = 0; i < CHAINS; i++) sums[i] = splat(0x01020304 + i);
+    const ints weights = splat(0x01010101);
+    run(sums, rounds, [&](ints sum) { return dot(sum, weights, sum); }, ALL);  // else the product leaves the loop
+    for (const ints& sum : sums) *result += total(sum);
+    return rounds * CHAINS * LANES * 4;
+}
+
+// Multiplies floats, `rounds` times with all chains. Returns the number of multiply-adds.
+long ocs_multiply_floats(long rounds, float* result) {
+    using namespace simd;
+    floats sums[CHAINS];
+    for (int i = 0; i < CHAINS; i++) sums[i] = splat(1.0F + i);
+    const floats factor = splat(*result), summand = splat(*result / 3);
+    run(sums, rounds, [&](floats sum) { return sum * factor + summand; }, ALL);
+    for (const floats& sum : sums) *result += total(sum);
+    return rounds * CHAINS * LANES;
+}
+
+// Reads memory from one end to the other.
+void ocs_read(const uint8_t* from, long num_bytes, int32_t* result) {
+    using products::ints;
+    constexpr int AT_ONCE = 4 * CACHE_LINE / static_cast<int>(sizeof(ints));
+    ints sums[AT_ONCE]{};
+    for (const uint8_t* end = from + num_bytes / (4 * CACHE_LINE) * (4 * CACHE_LINE); from < end;) {
+        for (int line = 0; line < 4; line++) __builtin_prefetch(from + AHEAD + line * CACHE_LINE);
+        for (ints& sum : sums) {
+            ints words;
+            std::memcpy(&words, from, sizeof words);
+            sum ^= words;
+            from += sizeof words;
+        }
+    }
+    for (const ints& sum : sums) *result += products::total(sum);
+}
+}

@@ -1,0 +1,199 @@
+"""Turns a BERT encoder of sentence-transformers (config, WordPiece, safetensors) into a GGUF file."""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable, Mapping
+from typing import BinaryIO
+
+import msgspec
+import numpy as np
+
+from openai_cpu_server.llama.gguf.writer import NewTensor, NewValue, write_gguf
+
+_POOLING_MEAN, _POOLING_CLS = 1, 2
+_NORMAL, _CONTROL = 1, 3
+"""Types of tokens in GGUF."""
+_MOSTLY_F16 = 1
+_WORD_START = "\u2581"
+
+ReadFile = Callable[[str], bytes]
+"""The content of one of the model's files. Raises KeyError where there is none of that name."""
+
+
+class NotConvertible(ValueError):
+    """The files are no model that this converter knows; the message is a clause."""
+
+
+class _Config(msgspec.Struct):
+    model_type: str
+    hidden_act: str
+    hidden_size: int
+    intermediate_size: int
+    layer_norm_eps: float
+    max_position_embeddings: int
+    num_attention_heads: int
+    num_hidden_layers: int
+    type_vocab_size: int
+
+
+class _Pooling(msgspec.Struct):
+    pooling_mode_cls_token: bool = False
+    pooling_mode_mean_tokens: bool = False
+
+
+class _WordPiece(msgspec.Struct):
+    type: str
+    vocab: dict[str, int]
+    continuing_subword_prefix: str
+
+
+class _AddedToken(msgspec.Struct):
+    id: int
+    content: str
+    special: bool
+
+
+class _Normalizer(msgspec.Struct):
+    lowercase: bool
+    strip_accents: bool | None
+
+
+class _Tokenizer(msgspec.Struct):
+    model: _WordPiece
+    added_tokens: list[_AddedToken]
+    normalizer: _Normalizer
+
+
+class _Described(msgspec.Struct):
+    """A tensor in the header of a safetensors file."""
+
+    dtype: str
+    shape: list[int]
+    data_offsets: tuple[int, int]
+
+
+_LAYER = {
+    "attention.self.query": "attn_q",
+    "attention.self.key": "attn_k",
+    "attention.self.value": "attn_v",
+    "attention.output.dense": "attn_output",
+    "attention.output.LayerNorm": "attn_output_norm",
+    "intermediate.dense": "ffn_up",
+    "output.dense": "ffn_down",
+    "output.LayerNorm": "layer_output_norm",
+}
+"""The names of a layer's tensors: theirs -> GGUF's."""
+_EMBEDDINGS = {
+    "embeddings.word_embeddings.weight": "token_embd.weight",
+    "embeddings.position_embeddings.weight": "position_embd.weight",
+    "embeddings.token_type_embeddings.weight": "token_types.weight",
+    "embeddings.LayerNorm.weight": "token_embd_norm.weight",
+    "embeddings.LayerNorm.bias": "token_embd_norm.bias",
+}
+_ALWAYS_F32 = ("position_embd.weight", "token_types.weight")
+"""They are added, not multiplied."""
+
+
+def write_bert(read: ReadFile, file: BinaryIO, *, name: str) -> None:
+    """Write the GGUF file, in f16 (norms and biases in f32). Raises `NotConvertible`, OSError."""
+    try:
+        config = msgspec.json.decode(read("config.json"), type=_Config)
+        tokenizer = msgspec.json.decode(read("tokenizer.json"), type=_Tokenizer)
+        pooling = msgspec.json.decode(read("1_Pooling/config.json"), type=_Pooling)
+        tensors = _tensors(read("model.safetensors"), config.num_hidden_layers)
+    except KeyError as error:
+        raise NotConvertible(f"{error.args[0]} is missing") from None
+    except (msgspec.MsgspecError, struct.error, ValueError) as error:
+        raise NotConvertible(str(error)) from None
+    _require_known(config, tokenizer)
+    write_gguf(file, {**_facts(config, pooling, name), **_vocabulary(tokenizer)}, tensors)
+
+
+def _require_known(config: _Config, tokenizer: _Tokenizer) -> None:
+    if (config.model_type, config.hidden_act) != ("bert", "gelu"):
+        raise NotConvertible(f"it is {config.model_type} with {config.hidden_act}, not BERT with gelu")
+    if tokenizer.model.type != "WordPiece":
+        raise NotConvertible(f"its tokenizer is {tokenizer.model.type}, not WordPiece")
+
+
+def _facts(config: _Config, pooling: _Pooling, name: str) -> dict[str, NewValue]:
+    if pooling.pooling_mode_cls_token == pooling.pooling_mode_mean_tokens:
+        raise NotConvertible("it pools neither by the mean nor by the first token")
+    return {
+        "general.architecture": "bert",
+        "general.name": name,
+        "general.file_type": _MOSTLY_F16,
+        "bert.block_count": config.num_hidden_layers,
+        "bert.context_length": config.max_position_embeddings,
+        "bert.embedding_length": config.hidden_size,
+        "bert.feed_forward_length": config.intermediate_size,
+        "bert.attention.head_count": config.num_attention_heads,
+        "bert.attention.layer_norm_epsilon": config.layer_norm_eps,
+        "bert.attention.causal": False,
+        "bert.pooling_type": _POOLING_MEAN if pooling.pooling_mode_mean_tokens else _POOLING_CLS,
+        "tokenizer.ggml.token_type_count": config.type_vocab_size,
+    }
+
+
+def _vocabulary(tokenizer: _Tokenizer) -> dict[str, NewValue]:
+    """llama.cpp marks the beginnings of words, where WordPiece marks what continues them."""
+    ids, prefix = tokenizer.model.vocab, tokenizer.model.continuing_subword_prefix
+    special = {token.content for token in tokenizer.added_tokens if token.special}
+    tokens = sorted(ids, key=lambda token: ids[token])
+    if [ids[token] for token in tokens] != list(range(len(tokens))):
+        raise NotConvertible("its vocabulary has gaps")
+    normalizer = tokenizer.normalizer
+    strips = normalizer.lowercase if normalizer.strip_accents is None else normalizer.strip_accents
+    return {
+        "tokenizer.ggml.model": "bert",
+        "tokenizer.ggml.pre": "default",
+        "tokenizer.ggml.tokens": [t if t in special else _marked(t, prefix) for t in tokens],
+        "tokenizer.ggml.token_type": [_CONTROL if token in special else _NORMAL for token in tokens],
+        "tokenizer.ggml.normalizer.lowercase": normalizer.lowercase,
+        "tokenizer.ggml.normalizer.strip_accents": strips,
+        **{
+            f"tokenizer.ggml.{key}_token_id": ids[token]
+            for key, token in (
+                ("bos", "[CLS]"),
+                ("eos", "[SEP]"),
+                ("unknown", "[UNK]"),
+                ("seperator", "[SEP]"),
+                ("padding", "[PAD]"),
+                ("mask", "[MASK]"),
+            )
+            if token in ids
+        },
+    }
+
+
+def _marked(token: str, prefix: str) -> str:
+    return token[len(prefix) :] if token.startswith(prefix) else _WORD_START + token
+
+
+def _tensors(safetensors: bytes, num_layers: int) -> dict[str, NewTensor]:
+    (length,) = struct.unpack_from("<Q", safetensors)
+    header = msgspec.json.decode(safetensors[8 : 8 + length], type=dict[str, msgspec.Raw])
+    header.pop("__metadata__", None)
+    described = {key: msgspec.json.decode(raw, type=_Described) for key, raw in header.items()}
+    data = memoryview(safetensors)[8 + length :]
+    names = {**_EMBEDDINGS, **_layer_names(num_layers)}
+    return {ours: _converted(ours, described[theirs], data) for theirs, ours in names.items()}
+
+
+def _layer_names(num_layers: int) -> Mapping[str, str]:
+    return {
+        f"encoder.layer.{layer}.{theirs}.{part}": f"blk.{layer}.{ours}.{part}"
+        for layer in range(num_layers)
+        for theirs, ours in _LAYER.items()
+        for part in ("weight", "bias")
+    }
+
+
+def _converted(name: str, described: _Described, data: memoryview) -> NewTensor:
+    if described.dtype != "F32":
+        raise NotConvertible(f"{name} is {described.dtype}, not F32")
+    start, end = described.data_offsets
+    values = np.frombuffer(data[start:end], "<f4").reshape(described.shape)
+    is_weight = values.ndim > 1 and name not in _ALWAYS_F32
+    return values.astype("<f2") if is_weight else values

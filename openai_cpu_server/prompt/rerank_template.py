@@ -1,0 +1,51 @@
+"""The prompt of a reranker that answers yes or no. It is compiled once and rendered for every document."""
+
+from __future__ import annotations
+
+import re
+
+from openai_cpu_server.errors import TemplateFailed
+from openai_cpu_server.prompt.chat_template import ChatTemplate
+
+_PLACE = re.compile(r"(\{query\}|\{document\})")
+_YES_OR_NO = re.compile(r"\b(yes)\b.*\b(no)\b", re.IGNORECASE | re.DOTALL)
+_QUERY, _DOCUMENT = "query 5b1f", "document 5b1f"
+
+
+class RerankTemplate:
+    """Asks whether a document fits a query. Several threads may render at once."""
+
+    def __init__(self, source: str | ChatTemplate) -> None:
+        """`source`: text with `{query}` and `{document}`, as llama.cpp has it, or a chat template that shows
+        messages of the roles `query` and `document`, as vLLM has it."""
+        self._parts = _PLACE.split(source) if isinstance(source, str) else None
+        self._template = source if isinstance(source, ChatTemplate) else None
+        answers = _YES_OR_NO.search(self.render(_QUERY, _DOCUMENT))
+        self.yes, self.no = (answers[1], answers[2]) if answers else ("yes", "no")
+        """The words that it wants for an answer."""
+
+    def render(self, query: str, document: str) -> str:
+        """The prompt's text, for `encode` with `parse_special`. Raises TemplateFailed."""
+        if self._parts is not None:
+            texts = {"{query}": query, "{document}": document}
+            return "".join(texts.get(part, part) for part in self._parts)
+        assert self._template is not None, "it has one of the two"
+        messages = [{"role": "query", "content": query}, {"role": "document", "content": document}]
+        return self._template.render(messages)
+
+
+def rerank_template(own: str | None, chat: ChatTemplate | None) -> RerankTemplate | None:
+    """`own`: the file's template for reranking, which goes before `chat`. None: neither is for reranking."""
+    if own is not None and {"{query}", "{document}"} <= set(_PLACE.split(own)):
+        return RerankTemplate(own)
+    return RerankTemplate(chat) if chat is not None and _asks_yes_or_no(chat) else None
+
+
+def _asks_yes_or_no(template: ChatTemplate) -> bool:
+    """Many chat templates show any role; one of a reranker says beside that what may be answered."""
+    messages = [{"role": "query", "content": _QUERY}, {"role": "document", "content": _DOCUMENT}]
+    try:
+        text = template.render(messages)
+    except TemplateFailed:
+        return False
+    return _QUERY in text and _DOCUMENT in text and _YES_OR_NO.search(text) is not None

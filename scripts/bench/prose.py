@@ -1,0 +1,67 @@
+"""Real text for models that have learned to talk: out of the manual that comes with Python, and questions."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from pathlib import Path
+from pydoc_data.topics import topics
+
+from bench.prompts import Prompts, RandomPrompts
+from openai_cpu_server.llama.gguf.header import GgufHeader
+from openai_cpu_server.llama.model.vocabulary import Vocabulary
+
+_QUESTIONS = (
+    "What is the main point of this?",
+    "Can you explain that to a beginner, please?",
+    "Which mistakes should I avoid here?",
+    "Summarise the text above in two sentences.",
+    "Give me a short example of how to use it.",
+    "Why was it done in this way?",
+    "Write a friendly answer to a colleague who asks about this.",
+    "What would you look up next, and why?",
+    "Is there a simpler way to say the same?",
+    "List three facts from the text above.",
+    "How would you test that this is true?",
+    "What does the author not tell us?",
+)
+
+
+def prompts_for(model: Path) -> Prompts:
+    """Real text for a model that understands it, random tokens for one of random weights."""
+    if talks(model):
+        with Vocabulary.open(model) as vocabulary:
+            return Prose.of(vocabulary)
+    return RandomPrompts()
+
+
+def talks(model: Path) -> bool:
+    """Whether the model can talk, unlike those that make_model.py makes of random weights."""
+    header = GgufHeader(model)
+    is_random = (header.get_str("general.name") or "").startswith("random ")
+    return not is_random and header.get_str("tokenizer.chat_template") is not None
+
+
+class Prose:
+    """Prompts of exact lengths out of one long text. Its tokens depend on the version of Python."""
+
+    def __init__(self, text: Sequence[int], questions: Sequence[Sequence[int]]) -> None:
+        self._text = tuple(text)
+        self._questions = [tuple(question) for question in questions]
+
+    @classmethod
+    def of(cls, vocabulary: Vocabulary) -> Prose:
+        def encoded(text: str) -> list[int]:
+            return vocabulary.encode(text, add_special=False, parse_special=False)
+
+        return cls(encoded("\n".join(topics.values())), [encoded(f"\n\n{asked}\n\n") for asked in _QUESTIONS])
+
+    def text(self, count: int, *seed: object) -> tuple[int, ...]:
+        """A passage from anywhere. Raises ValueError if there is no text of that length."""
+        start = random.Random(repr(seed)).randint(0, len(self._text) - count)
+        return self._text[start : start + count]
+
+    def question(self, count: int, *seed: object) -> tuple[int, ...]:
+        """A passage and a question about it; of a few tokens, the end of it."""
+        asked = random.Random(repr((seed, "question"))).choice(self._questions)[-count:]
+        return self.text(count - len(asked), *seed) + asked

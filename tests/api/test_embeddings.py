@@ -1,0 +1,375 @@
+"""`POST /v1/embeddings` against an engine in this process: exact answers, and everything that is refused."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import json
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import msgspec
+import numpy as np
+import openai
+import pytest
+from starlette.applications import Starlette
+
+from openai_cpu_server.api.application import Api, create_api
+from openai_cpu_server.models.registry import ModelRegistry
+from tests.api.asgi import exchange
+from tests.api.fake_engine import READY, FakeEngine
+from tests.api.fake_tokenizer import FakeTokenizer
+from tests.api.serving import OPTIONS, client, embedding_model, eventually, locked_api, num_live
+from tests.api.talking import error_of
+from tests.api.test_rate_limits import keys
+from tests.api.watching import page
+from tests.fakes import FAKE_EMBEDDER, FAKE_RERANKER, vector_of
+from tests.models.test_registry import model
+
+pytestmark = pytest.mark.anyio
+
+PATH = "/v1/embeddings"
+SIZE, LONGEST = FAKE_EMBEDDER.embedding_size, FAKE_EMBEDDER.max_input_tokens
+
+
+def tokens_of(text: str) -> list[int]:
+    return [0, *(byte + 2 for byte in text.encode()), 1]
+
+
+def unit(tokens: list[int], size: int = SIZE) -> list[float]:
+    vector = np.array(vector_of(tokens, SIZE)[:size])
+    return [pytest.approx(number, abs=1e-6) for number in vector / np.linalg.norm(vector)]
+
+
+class Served:
+    """`chat` generates, `embedder` embeds; the first is the default."""
+
+    def __init__(self) -> None:
+        self.chat, self.embedder = FakeEngine(), FakeEngine(FAKE_EMBEDDER)
+        self.models = ModelRegistry(
+            [model("chat", engine=self.chat), embedding_model(self.embedder, "embedder", "e")]
+        )
+
+    def api(self, **options: Any) -> Api:
+        return create_api(self.models, msgspec.structs.replace(OPTIONS, **options))
+
+
+@pytest.fixture
+async def served() -> Served:
+    return Served()
+
+
+@pytest.fixture
+def app(served: Served) -> Starlette:
+    return served.api().app
+
+
+@pytest.fixture
+async def http(app: Starlette) -> AsyncIterator[httpx.AsyncClient]:
+    async with client(app) as one:
+        yield one
+
+
+async def embed(http: httpx.AsyncClient, **fields: object) -> httpx.Response:
+    return await http.post(PATH, json={"model": "embedder", **fields})
+
+
+async def test_a_text_becomes_a_vector_of_length_one(http: httpx.AsyncClient) -> None:
+    answer = await embed(http, input="hello")
+    body = answer.json()
+    assert answer.status_code == 200
+    assert list(body) == ["object", "data", "model", "usage", "timings"]
+    assert body["object"] == "list"
+    assert body["model"] == "embedder"
+    assert body["usage"] == {"prompt_tokens": 7, "total_tokens": 7}
+    assert body["data"] == [{"object": "embedding", "index": 0, "embedding": unit(tokens_of("hello"))}]
+    timings = body["timings"]
+    assert set(timings) == {"queue_ms", "compute_ms", "latency_ms", "tokens_per_second"}
+    assert timings["queue_ms"] + timings["compute_ms"] == pytest.approx(timings["latency_ms"], abs=0.01)
+    assert answer.headers["x-request-id"]
+
+
+@pytest.mark.parametrize(
+    ("given", "read"),
+    [
+        (["a", "bc"], [tokens_of("a"), tokens_of("bc")]),
+        (tokens_of("hi"), [tokens_of("hi")]),
+        ([tokens_of("hi"), tokens_of("a")], [tokens_of("hi"), tokens_of("a")]),
+        (["x"] * 2048, [tokens_of("x")] * 2048),
+    ],
+)
+async def test_inputs_of_all_kinds(http: httpx.AsyncClient, given: object, read: list[list[int]]) -> None:
+    body = (await embed(http, input=given)).json()
+    assert [item["index"] for item in body["data"]] == list(range(len(read)))
+    assert body["data"][0]["embedding"] == unit(read[0])
+    assert body["data"][-1]["embedding"] == unit(read[-1])
+    assert body["usage"]["prompt_tokens"] == sum(map(len, read))
+
+
+async def test_base64_holds_the_same_vector(http: httpx.AsyncClient) -> None:
+    numbers = (await embed(http, input="hello", encoding_format="float")).json()["data"][0]["embedding"]
+    text = (await embed(http, input="hello", encoding_format="base64")).json()["data"][0]["embedding"]
+    assert np.frombuffer(base64.b64decode(text), "<f4").tolist() == np.array(numbers, np.float32).tolist()
+
+
+async def test_fewer_dimensions_are_cut_and_have_length_one_again(http: httpx.AsyncClient) -> None:
+    body = (await embed(http, input="hello", dimensions=5)).json()
+    assert body["data"][0]["embedding"] == unit(tokens_of("hello"), 5)
+    assert (await embed(http, input="hello", dimensions=SIZE)).status_code == 200
+
+
+async def test_what_is_too_long_is_cut_where_that_is_asked_for(http: httpx.AsyncClient) -> None:
+    body = (await embed(http, input=["a" * 100, "b"], truncate=True)).json()
+    assert body["usage"]["prompt_tokens"] == LONGEST + 3
+    assert body["data"][0]["embedding"] == unit(tokens_of("a" * (LONGEST - 2)))
+
+
+async def test_without_a_model_the_first_that_embeds_is_meant(http: httpx.AsyncClient) -> None:
+    assert (await http.post(PATH, json={"input": "a"})).json()["model"] == "embedder"
+    completion = {"prompt": "a", "max_tokens": 1}
+    assert (await http.post("/v1/completions", json=completion)).json()["model"] == "chat"
+
+
+FOREIGN = [791, 9282]
+BAD: list[tuple[dict[str, object], str | None, str]] = [
+    ({}, "input", "missing_required_parameter"),
+    ({"input": None}, "input", "invalid_type"),
+    ({"input": 5}, "input", "invalid_type"),
+    ({"input": ""}, "input", "string_below_min_length"),
+    ({"input": []}, "input", "empty_array"),
+    ({"input": [[]]}, "input[0]", "empty_array"),
+    ({"input": ["a", ""]}, "input[1]", "string_below_min_length"),
+    ({"input": ["a", 5]}, "input[1]", "invalid_type"),
+    ({"input": [[0, 1], ["a"]]}, "input[1][0]", "invalid_type"),
+    ({"input": ["x"] * 2049}, "input", "array_above_max_length"),
+    ({"input": "a" * (LONGEST - 1)}, "input", "context_length_exceeded"),
+    ({"input": ["a", "a" * (LONGEST - 1)]}, "input[1]", "context_length_exceeded"),
+    ({"input": [tokens_of("a" * LONGEST)]}, "input[0]", "context_length_exceeded"),
+    ({"input": FOREIGN}, "input", "foreign_token_ids"),
+    ({"input": [tokens_of("a"), FOREIGN]}, "input[1]", "foreign_token_ids"),
+    ({"input": [0, 99999, 1]}, "input", "foreign_token_ids"),
+    ({"input": [0, -1, 1]}, "input", "foreign_token_ids"),
+    ({"input": "a", "dimensions": SIZE + 1}, "dimensions", "invalid_value"),
+    ({"input": "a", "dimensions": 0}, "dimensions", "integer_below_min_value"),
+    ({"input": "a", "encoding_format": "int8"}, "encoding_format", "invalid_value"),
+    ({"input": "a", "truncate": "END"}, "truncate", "invalid_type"),
+    ({"input": "a", "priority": "high"}, "priority", "invalid_value"),
+    ({"input": "a", "service_tier": "gold"}, "service_tier", "invalid_value"),
+    ({"input": "a", "timeout": 0}, "timeout", "decimal_below_min_value"),
+    ({"input": "a", "user": 7}, "user", "invalid_type"),
+    ({"input": "a", "colour": "red"}, "colour", "unknown_parameter"),
+    ({"input": "a", "model": "chat"}, "model", "wrong_model_kind"),
+]
+
+
+@pytest.mark.parametrize(("fields", "param", "code"), BAD)
+async def test_what_is_wrong_is_named(
+    http: httpx.AsyncClient, fields: dict[str, object], param: str | None, code: str
+) -> None:
+    answer = await embed(http, **fields)
+    error = error_of(answer)
+    assert (answer.status_code, error["param"], error["code"]) == (400, param, code)
+
+
+async def test_an_input_too_long_is_told_with_both_lengths(http: httpx.AsyncClient) -> None:
+    error = error_of(await embed(http, input=["a", "a" * 98]))
+    assert error["message"] == (
+        "This model's maximum context length is 64 tokens, but 'input[1]' has 100. Shorten it, or send "
+        "'truncate': true to have it cut."
+    )
+
+
+async def test_foreign_token_ids_are_told_what_langchain_must_say(http: httpx.AsyncClient) -> None:
+    error = error_of(await embed(http, input=[FOREIGN]))
+    assert error["message"] == (
+        "Invalid value for 'input[0]': these are not token ids of this model, which go from 0 to 511, begin "
+        "with 0, end with 1. Send text instead; LangChain's OpenAIEmbeddings does so with "
+        "check_embedding_ctx_length=False."
+    )
+
+
+async def test_an_unknown_model_is_not_found(http: httpx.AsyncClient) -> None:
+    answer = await embed(http, input="a", model="nobody")
+    assert (answer.status_code, error_of(answer)["code"]) == (404, "model_not_found")
+
+
+async def test_a_model_is_asked_only_for_what_it_is_for(http: httpx.AsyncClient) -> None:
+    wrong = error_of(await embed(http, input="a", model="chat"))
+    assert wrong["message"] == "The model 'chat' cannot embed. On this server can: 'embedder', 'e'."
+    messages = [{"role": "user", "content": "a"}]
+    for path, body in (
+        ("/v1/chat/completions", {"messages": messages}),
+        ("/v1/completions", {"prompt": "a"}),
+    ):
+        answer = await http.post(path, json={"model": "embedder", **body})
+        assert (answer.status_code, error_of(answer)["code"]) == (400, "wrong_model_kind")
+        assert error_of(answer)["message"] == (
+            "The model 'embedder' cannot generate text. On this server can: 'chat'."
+        )
+
+
+async def test_a_server_whose_models_rank_does_not_embed() -> None:
+    models = ModelRegistry([embedding_model(FakeEngine(FAKE_RERANKER), "ranks")])
+    async with client(create_api(models, OPTIONS).app) as http:
+        answer = await http.post(PATH, json={"input": "a"})
+    error = error_of(answer)
+    assert error["message"] == "The model 'ranks' cannot embed. No model of this server can."
+
+
+async def test_tokens_can_be_asked_for(http: httpx.AsyncClient) -> None:
+    body = (await http.post("/tokenize", json={"model": "e", "prompt": "hi"})).json()
+    assert body == {"tokens": tokens_of("hi"), "count": 4, "max_model_len": LONGEST}
+    text = (await http.post("/detokenize", json={"model": "e", "tokens": [106, 107]})).json()["content"]
+    assert text == "hi"
+
+
+async def test_a_model_that_loads_is_waited_for() -> None:
+    told = msgspec.structs.replace(READY, state=READY.state.LOADING, loaded=0.4)
+    engine = FakeEngine(FAKE_EMBEDDER)
+    models = ModelRegistry([embedding_model(engine, "e")])
+    engine.told = told
+    async with client(create_api(models, OPTIONS).app) as http:
+        answer = await http.post(PATH, json={"input": "a"})
+    assert (answer.status_code, answer.headers["retry-after"]) == (503, "1")
+
+
+async def test_a_lenient_server_says_what_it_leaves_out(served: Served) -> None:
+    async with client(served.api(lenient=True).app) as http:
+        answer = await embed(http, input="a", colour="red")
+    assert (answer.status_code, answer.headers["x-ignored-parameters"]) == (200, "colour")
+
+
+async def test_the_servers_limit_of_prompts_holds(served: Served) -> None:
+    async with client(served.api(max_prompt_tokens=5).app) as http:
+        assert error_of(await embed(http, input="abcd"))["code"] == "context_length_exceeded"
+        cut = await embed(http, input="abcd", truncate=True)
+    assert cut.json()["usage"]["prompt_tokens"] == 5
+
+
+@pytest.mark.parametrize(
+    ("headers", "fields", "label"),
+    [
+        ({}, {}, "interactive"),
+        ({"X-Priority": "batch"}, {"priority": "interactive"}, "batch"),
+        ({}, {"service_tier": "flex"}, "batch"),
+        ({}, {"priority": "batch", "user": "ann"}, "batch"),
+    ],
+)
+async def test_priorities_reach_the_engine(
+    served: Served, app: Starlette, headers: dict[str, str], fields: dict[str, object], label: str
+) -> None:
+    served.embedder.goes_on.clear()
+    body = {"model": "e", "input": ["a", "b"], **fields}
+    async with exchange(app, PATH, body, headers) as one:
+        await eventually(lambda: num_live(served.embedder) == 1)
+        (live,) = served.embedder.requests()
+        assert live.priority.label == label
+        assert live.id.startswith("embd-")
+        assert live.prompt_tokens == 6
+        assert ("user:ann" in live.client) == ("user" in fields)
+        one.disconnect()
+    assert num_live(served.embedder) == 0
+
+
+async def test_a_call_can_be_ended_by_its_id(served: Served, app: Starlette) -> None:
+    served.embedder.goes_on.clear()
+    async with exchange(app, PATH, {"model": "e", "input": "a"}) as one, client(app) as http:
+        await eventually(lambda: num_live(served.embedder) == 1)
+        (card,) = (await http.get("/v1/requests")).json()["data"]
+        assert (await http.delete(f"/v1/requests/{card['id']}")).status_code == 200
+        assert b"request_cancelled" in (await one.chunk() or b"")
+        assert one.status == 499
+
+
+@pytest.mark.parametrize(("options", "fields"), [({"request_timeout_s": 0.05}, {}), ({}, {"timeout": 0.05})])
+async def test_a_call_that_takes_too_long_is_408(
+    served: Served, options: dict[str, float], fields: dict[str, float]
+) -> None:
+    served.embedder.goes_on.clear()
+    async with client(served.api(**options).app) as http:
+        answer = await embed(http, input="a", **fields)
+    assert (answer.status_code, error_of(answer)["code"]) == (408, "request_timeout")
+    assert num_live(served.embedder) == 0
+
+
+async def test_tokens_count_against_a_key(tmp_path: Path) -> None:
+    engine = FakeEngine(FAKE_EMBEDDER)
+    limits = "tokens_per_minute = 10"
+    app = locked_api(engine, keys(tmp_path, limits), models=ModelRegistry([embedding_model(engine, "e")]))
+    async with client(app) as http:
+        http.headers["x-api-key"] = "k"
+        first = await http.post(PATH, json={"input": "abcde"})
+        assert first.headers["x-ratelimit-remaining-tokens"] == "3"
+        second = await http.post(PATH, json={"input": "abcde"})
+        assert (second.status_code, error_of(second)["type"]) == (429, "tokens")
+        assert (await http.post(PATH, json={"input": "a"})).status_code == 200
+
+
+async def test_a_refused_call_gets_its_tokens_back(tmp_path: Path) -> None:
+    engine = FakeEngine(FAKE_EMBEDDER)
+    models = ModelRegistry([embedding_model(engine, "e")])
+    app = locked_api(engine, keys(tmp_path, "tokens_per_minute = 10"), models=models)
+    engine.told = msgspec.structs.replace(READY, state=READY.state.RESTARTING)
+    async with client(app) as http:
+        http.headers["x-api-key"] = "k"
+        refused = await http.post(PATH, json={"input": "abcde"})
+        assert (refused.status_code, refused.headers["x-ratelimit-remaining-tokens"]) == (503, "10")
+
+
+async def test_rows_of_a_batch_embed(served: Served) -> None:
+    run_row = served.api().run_row
+    answer = await run_row(PATH, json.dumps({"input": "hi", "model": "e"}).encode(), "")
+    assert (answer.status, json.loads(answer.body)["data"][0]["embedding"]) == (200, unit(tokens_of("hi")))
+    refused = await run_row(PATH, json.dumps({"input": "", "model": "e"}).encode(), "")
+    assert (refused.status, json.loads(refused.body)["error"]["param"]) == (400, "input")
+
+
+async def test_a_row_has_batch_priority(served: Served) -> None:
+    served.embedder.goes_on.clear()
+    body = json.dumps({"input": "hi", "model": "e", "priority": "interactive"}).encode()
+    task = asyncio.create_task(served.api().run_row(PATH, body, ""))
+    await eventually(lambda: num_live(served.embedder) == 1)
+    assert served.embedder.requests()[0].priority.label == "batch"
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
+    assert num_live(served.embedder) == 0
+
+
+async def test_inputs_and_tokens_are_counted(app: Starlette) -> None:
+    async with client(app) as http:
+        await embed(http, input=["a", "bc"])
+        await embed(http, input="x", service_tier="flex")
+        await embed(http, input="")
+        now = await page(http)
+    assert now.sum("ocs_embedded_inputs_total", priority="interactive") == 2
+    assert now.sum("ocs_embedded_tokens_total", priority="interactive") == 7
+    assert now.sum("ocs_embedded_inputs_total", priority="batch") == 1
+    assert now.sum("ocs_prompt_tokens_total") == 0
+    assert now.sum("ocs_requests_total", route=PATH, status="200") == 2
+    assert now.sum("ocs_request_seconds_count", route=PATH) == 2
+
+
+async def test_the_official_sdk_reads_its_default_and_floats(app: Starlette) -> None:
+    async with (
+        client(app) as http,
+        openai.AsyncOpenAI(base_url="http://test/v1", api_key="none", http_client=http, max_retries=0) as sdk,
+    ):
+        packed = await sdk.embeddings.create(model="e", input=["hello", "a"])
+        plain = await sdk.embeddings.create(model="e", input=["hello", "a"], encoding_format="float")
+        assert packed.data[0].embedding == unit(tokens_of("hello"))
+        assert plain.data[1].embedding == unit(tokens_of("a"))
+        assert (packed.usage.prompt_tokens, packed.usage.total_tokens) == (10, 10)
+        with pytest.raises(openai.BadRequestError) as refused:
+            await sdk.embeddings.create(model="e", input="")
+    assert refused.value.param == "input"
+
+
+async def test_a_model_without_special_tokens_takes_any_of_its_ids_but_needs_some() -> None:
+    tokenizer = FakeTokenizer(adds_bos=False)
+    models = ModelRegistry([embedding_model(FakeEngine(FAKE_EMBEDDER), "e", tokenizer=tokenizer)])
+    async with client(create_api(models, OPTIONS).app) as http:
+        assert (await http.post(PATH, json={"input": [5, 6]})).status_code == 200
+        error = error_of(await http.post(PATH, json={"input": [5, 600]}))
+    assert error["code"] == "foreign_token_ids"

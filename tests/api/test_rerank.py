@@ -1,0 +1,299 @@
+"""`POST /v1/rerank`: by cosine, by a cross-encoder's score, by yes and no; and everything that is refused."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import AsyncIterator
+from typing import Any
+
+import httpx
+import msgspec
+import numpy as np
+import pytest
+from starlette.applications import Starlette
+
+from openai_cpu_server.api.application import create_api
+from openai_cpu_server.contract.model_info import ModelInfo, ModelKind
+from openai_cpu_server.contract.request import GenerationRequest, Sampling
+from openai_cpu_server.llama.grammar.grammar_check import GrammarCheck
+from openai_cpu_server.models.registry import ModelRegistry
+from openai_cpu_server.models.served import ServedModel
+from openai_cpu_server.prompt.chat_template import ChatTemplate
+from tests.api.asgi import exchange
+from tests.api.fake_engine import FakeEngine, bias_scores
+from tests.api.fake_tokenizer import FakeTokenizer
+from tests.api.serving import OPTIONS, client, embedding_model, eventually, num_live
+from tests.api.talking import error_of
+from tests.api.watching import page
+from tests.fakes import FAKE_EMBEDDER, FAKE_INFO, FAKE_RERANKER, vector_of
+
+pytestmark = pytest.mark.anyio
+
+PATH = "/v1/rerank"
+QUERY, DOCUMENTS = "abc", ["xyz", "abd", "abc"]
+ASKING = "Q {query} D {document} 'Yes' or 'No'?"
+VISION = msgspec.structs.replace(FAKE_RERANKER, architecture="qwen3", embedding_size=2)
+
+
+def letters(text: str) -> list[int]:
+    return [byte + 2 for byte in text.encode()]
+
+
+def judge(engine: FakeEngine, *, own: str | None = ASKING, chat: str | None = None) -> ServedModel:
+    """A model that generates, and whose template asks yes or no."""
+    template = ChatTemplate(chat, bos_text="<s>", eos_text="</s>") if chat else None
+    return ServedModel(
+        names=("judge",),
+        created=1,
+        engine=engine,
+        tokenizer=FakeTokenizer(rerank_template=own),
+        template=template,
+        tool_format=None,
+        check_grammar=GrammarCheck,
+    )
+
+
+class Served:
+    def __init__(self) -> None:
+        self.judge_engine, self.cross = FakeEngine(), FakeEngine(FAKE_RERANKER)
+        self.models = ModelRegistry(
+            [
+                judge(FakeEngine(), own=None),
+                embedding_model(FakeEngine(FAKE_EMBEDDER), "embedder"),
+                embedding_model(self.cross, "cross"),
+            ]
+        )
+        self.judges = ModelRegistry([judge(self.judge_engine)])
+
+
+@pytest.fixture
+async def served() -> Served:
+    return Served()
+
+
+@pytest.fixture
+def app(served: Served) -> Starlette:
+    return create_api(served.models, OPTIONS).app
+
+
+@pytest.fixture
+async def http(app: Starlette) -> AsyncIterator[httpx.AsyncClient]:
+    async with client(app) as one:
+        yield one
+
+
+async def rerank(http: httpx.AsyncClient, **fields: object) -> httpx.Response:
+    return await http.post(PATH, json={"query": QUERY, "documents": DOCUMENTS, **fields})
+
+
+def ranked(answer: httpx.Response) -> list[tuple[int, float]]:
+    assert answer.status_code == 200, answer.text
+    return [(item["index"], item["relevance_score"]) for item in answer.json()["results"]]
+
+
+def sigmoid(number: float) -> float:
+    return 1 / (1 + math.exp(-number))
+
+
+def pair_score(document: str) -> float:
+    return vector_of([0, *letters(QUERY), 1, *letters(document), 1], 1)[0]
+
+
+def log_odds(document: str) -> float:
+    """As the fake tells it of the two words' first letters."""
+    prompt = (0, *letters(f"Q {QUERY} D {document} 'Yes' or 'No'?"))
+    yes, no = letters("YN")
+    sampling = Sampling(seed=0, logit_bias={yes: 1.0, no: 1.0})
+    scores = bias_scores(GenerationRequest(id="", tokens=prompt, max_tokens=1, sampling=sampling))
+    return scores[yes] - scores[no]
+
+
+def in_order(scores: list[float]) -> list[tuple[int, float]]:
+    pairs = sorted(enumerate(scores), key=lambda pair: -pair[1])
+    return [(index, pytest.approx(score, abs=1e-6)) for index, score in pairs]
+
+
+async def test_an_embedding_model_ranks_by_cosine(http: httpx.AsyncClient) -> None:
+    vectors = [np.array(vector_of([0, *letters(text), 1], 16)) for text in (QUERY, *DOCUMENTS)]
+    query, *others = [vector / np.linalg.norm(vector) for vector in vectors]
+    answer = await rerank(http, model="embedder")
+    assert ranked(answer) == in_order([float(query @ other) for other in others])
+    assert ranked(answer)[0] == (2, pytest.approx(1.0, abs=1e-6))
+    body = answer.json()
+    assert list(body) == ["id", "object", "model", "results", "usage", "timings"]
+    assert body["id"].startswith("rerank-")
+    assert (body["object"], body["model"]) == ("list", "embedder")
+    assert body["usage"] == {"prompt_tokens": 20, "total_tokens": 20}
+    assert body["results"][0]["document"] == {"text": "abc"}
+
+
+async def test_a_cross_encoder_scores_pairs(http: httpx.AsyncClient) -> None:
+    scores = [pair_score(text) for text in DOCUMENTS]
+    answer = await rerank(http, model="cross")
+    assert ranked(answer) == in_order([sigmoid(score) for score in scores])
+    assert answer.json()["usage"]["prompt_tokens"] == 3 * 9
+    assert ranked(await rerank(http, model="cross", use_activation=False)) == in_order(scores)
+
+
+async def test_qwen3s_numbers_are_probabilities_already_and_its_template_is_used() -> None:
+    tokenizer = FakeTokenizer(adds_bos=False, adds_end=True, rerank_template=ASKING)
+    models = ModelRegistry([embedding_model(FakeEngine(VISION), "q", tokenizer=tokenizer)])
+    async with client(create_api(models, OPTIONS).app) as http:
+        answer = await rerank(http)
+    prompts = [letters(f"Q {QUERY} D {text} 'Yes' or 'No'?") for text in DOCUMENTS]
+    assert ranked(answer) == in_order([vector_of(prompt, 2)[0] for prompt in prompts])
+
+
+async def test_a_model_that_generates_is_asked_yes_or_no(served: Served) -> None:
+    async with client(create_api(served.judges, OPTIONS).app) as http:
+        answer = await rerank(http, model="judge")
+        raw = await rerank(http, use_activation=False)
+    scores = [log_odds(text) for text in DOCUMENTS]
+    assert ranked(answer) == in_order([sigmoid(score) for score in scores])
+    assert ranked(raw) == in_order(scores)
+    assert answer.json()["usage"]["prompt_tokens"] == sum(
+        len(f"Q abc D {d} 'Yes' or 'No'?") + 1 for d in DOCUMENTS
+    )
+
+
+async def test_its_chat_template_may_ask(served: Served) -> None:
+    chat = "{% for m in messages %}{{ m.role[0] | upper }} {{ m.content }} {% endfor %}'Yes' or 'No'?"
+    models = ModelRegistry([judge(FakeEngine(), own=None, chat=chat)])
+    async with client(create_api(models, OPTIONS).app) as http:
+        answer = await rerank(http)
+    assert ranked(answer) == in_order([sigmoid(log_odds(text)) for text in DOCUMENTS])
+
+
+async def test_all_documents_of_a_call_are_submitted_together(served: Served) -> None:
+    served.judge_engine.goes_on.clear()
+    app = create_api(served.judges, OPTIONS).app
+    async with exchange(app, PATH, {"query": "q", "documents": ["a", "b"]}, {"X-Priority": "batch"}) as one:
+        await eventually(lambda: num_live(served.judge_engine) == 2)
+        first, second = served.judge_engine.requests()
+        assert first.id.removesuffix("0") == second.id.removesuffix("1")
+        assert first.id.startswith("rerank-")
+        assert first.priority.label == "batch"
+        one.disconnect()
+    assert num_live(served.judge_engine) == 0
+
+
+@pytest.mark.parametrize("path", ["/v1/rerank", "/v2/rerank", "/rerank"])
+async def test_all_paths_are_alike(http: httpx.AsyncClient, path: str) -> None:
+    answer = await http.post(
+        path, json={"model": "cross", "query": QUERY, "documents": DOCUMENTS, "top_n": 2}
+    )
+    best = in_order([sigmoid(pair_score(text)) for text in DOCUMENTS])[:2]
+    assert ranked(answer) == best
+
+
+async def test_documents_may_be_objects_and_need_not_come_back(http: httpx.AsyncClient) -> None:
+    fields = {"documents": [{"text": "abc"}, "xyz"], "model": "embedder", "top_n": 9}
+    answer = await rerank(http, return_documents=False, **fields)
+    assert [sorted(item) for item in answer.json()["results"]] == [["index", "relevance_score"]] * 2
+    told = (await rerank(http, return_documents=True, **fields)).json()["results"]
+    assert [item["document"]["text"] for item in told] == ["abc", "xyz"]
+
+
+async def test_equal_scores_keep_their_order(http: httpx.AsyncClient) -> None:
+    answer = await rerank(http, model="cross", documents=["a"] * 5)
+    assert [index for index, _ in ranked(answer)] == [0, 1, 2, 3, 4]
+
+
+async def test_without_a_model_the_first_that_can_rank_is_meant(http: httpx.AsyncClient) -> None:
+    assert (await rerank(http)).json()["model"] == "embedder"
+
+
+LONG = "a" * 80
+BAD: list[tuple[dict[str, object], str, str]] = [
+    ({"query": None}, "query", "invalid_type"),
+    ({"query": ""}, "query", "string_below_min_length"),
+    ({"query": ["a"]}, "query", "invalid_type"),
+    ({"documents": None}, "documents", "invalid_type"),
+    ({"documents": []}, "documents", "empty_array"),
+    ({"documents": "abc"}, "documents", "invalid_type"),
+    ({"documents": ["a", 5]}, "documents[1]", "invalid_type"),
+    ({"documents": [{}]}, "documents[0].text", "missing_required_parameter"),
+    ({"documents": ["a", {"text": "b", "title": "c"}]}, "documents[1].title", "unknown_parameter"),
+    ({"documents": ["a"] * 2049}, "documents", "array_above_max_length"),
+    ({"documents": ["a", LONG]}, "documents[1]", "context_length_exceeded"),
+    ({"query": LONG}, "documents[0]", "context_length_exceeded"),
+    ({"query": LONG, "truncate": True}, "documents[0]", "context_length_exceeded"),
+    ({"query": LONG, "model": "embedder"}, "query", "context_length_exceeded"),
+    ({"top_n": 0}, "top_n", "integer_below_min_value"),
+    ({"top_n": "2"}, "top_n", "invalid_type"),
+    ({"return_documents": "yes"}, "return_documents", "invalid_type"),
+    ({"rank_fields": ["title"]}, "rank_fields", "unknown_parameter"),
+    ({"priority": "high"}, "priority", "invalid_value"),
+    ({"model": "judge"}, "model", "wrong_model_kind"),
+]
+
+
+@pytest.mark.parametrize(("fields", "param", "code"), BAD)
+async def test_what_is_wrong_is_named(
+    http: httpx.AsyncClient, fields: dict[str, object], param: str, code: str
+) -> None:
+    answer = await rerank(http, **{"model": "cross", **fields})
+    error = error_of(answer)
+    assert (answer.status_code, error["param"], error["code"]) == (400, param, code)
+
+
+async def test_a_model_that_only_generates_says_who_can(http: httpx.AsyncClient) -> None:
+    error = error_of(await rerank(http, model="judge"))
+    assert error["message"] == "The model 'judge' cannot rerank. On this server can: 'embedder', 'cross'."
+
+
+async def test_a_document_too_long_is_cut_where_that_is_asked_for(http: httpx.AsyncClient) -> None:
+    long = {"documents": [LONG], "truncate": True}
+    for model, tokens in (("cross", 64), ("embedder", 64 + 5)):
+        answer = await rerank(http, model=model, **long)
+        assert answer.json()["usage"]["prompt_tokens"] == tokens
+        assert answer.json()["results"][0]["document"]["text"] == LONG
+
+
+async def test_a_document_in_a_template_is_cut_too(served: Served) -> None:
+    info = msgspec.structs.replace(FAKE_INFO, kv_tokens=60)
+    models = ModelRegistry([judge(FakeEngine(info))])
+    async with client(create_api(models, OPTIONS).app) as http:
+        refused = error_of(await rerank(http, documents=["a", "é" * 50]))
+        cut = await rerank(http, documents=["a", "é" * 50], truncate=True)
+        query = error_of(await rerank(http, query="q" * 70, truncate=True))
+    assert (refused["param"], refused["code"]) == ("documents[1]", "context_length_exceeded")
+    assert cut.status_code == 200
+    assert cut.json()["usage"]["prompt_tokens"] <= 28 + 59
+    assert (query["param"], query["code"]) == ("documents[0]", "context_length_exceeded")
+
+
+async def test_more_questions_than_a_call_may_ask(served: Served) -> None:
+    options = msgspec.structs.replace(OPTIONS, max_sequences=2)
+    async with client(create_api(served.judges, options).app) as http:
+        error = error_of(await rerank(http))
+    assert (error["param"], error["code"]) == ("documents", "invalid_value")
+
+
+async def test_rows_of_a_batch_rerank(served: Served) -> None:
+    run_row = create_api(served.models, OPTIONS).run_row
+    body = {"model": "cross", "query": QUERY, "documents": DOCUMENTS}
+    answer = await run_row(PATH, json.dumps(body).encode(), "")
+    assert answer.status == 200
+    results: list[dict[str, Any]] = json.loads(answer.body)["results"]
+    assert [r["index"] for r in results] == [i for i, _ in in_order([pair_score(text) for text in DOCUMENTS])]
+
+
+async def test_documents_are_counted(app: Starlette) -> None:
+    async with client(app) as http:
+        await rerank(http, model="cross")
+        now = await page(http)
+    assert now.sum("ocs_embedded_inputs_total") == 3
+    assert now.sum("ocs_embedded_tokens_total") == 27
+
+
+@pytest.mark.parametrize("info", [FAKE_EMBEDDER, FAKE_RERANKER])
+async def test_empty_documents_are_documents(info: ModelInfo) -> None:
+    models = ModelRegistry([embedding_model(FakeEngine(info), "m")])
+    async with client(create_api(models, OPTIONS).app) as http:
+        assert len(ranked(await rerank(http, documents=["", "a"]))) == 2
+
+
+def test_kinds_are_all_ranked_somehow() -> None:
+    assert {kind.value for kind in ModelKind} == {"generates", "embeds", "reranks"}

@@ -1,0 +1,79 @@
+"""Two real engine processes with the tiny model that share the cores, each with a dispatcher of its own."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import sys
+
+import pytest
+
+from openai_cpu_server.contract.messages import EngineOptions, FinishReason, TokenEvent
+from openai_cpu_server.contract.request import GenerationRequest, Priority, Sampling
+from openai_cpu_server.dispatch.dispatcher import Dispatcher
+from openai_cpu_server.dispatch.shared_cores import Partner, SharedCores
+from openai_cpu_server.dispatch.supervisor import Supervisor
+from tests.dispatch.test_dispatcher import collect, eventually, running
+from tests.tiny_model import tiny_model_path
+
+pytestmark = [pytest.mark.native, pytest.mark.anyio]
+
+BATCH, INTERACTIVE = Priority.BATCH, Priority.INTERACTIVE
+COMMAND = (
+    *(sys.executable, "-m", "openai_cpu_server.kernels.front"),
+    *("openai_cpu_server.engine.process", "console"),
+)
+
+
+def engine(partner: Partner, *, repack: bool | None = None) -> Dispatcher:
+    options = EngineOptions(
+        model_path=str(tiny_model_path()), kv_tokens=8192, max_seqs=8, threads=1, repack=repack
+    )
+    return Dispatcher(Supervisor(COMMAND, options, partner=partner), max_queue=1000)
+
+
+def asked(name: str, output: int, priority: Priority = INTERACTIVE) -> GenerationRequest:
+    sampling = Sampling(seed=1, temperature=0.0, ignore_eos=True)
+    tokens = tuple(10 + (i * 7 + len(name)) % 90 for i in range(60))
+    return GenerationRequest(id=name, tokens=tokens, max_tokens=output, sampling=sampling, priority=priority)
+
+
+def num_tokens(events: list[TokenEvent]) -> int:
+    finish = events[-1].finish
+    assert finish is not None
+    assert finish.reason is FinishReason.LENGTH
+    return finish.output_tokens
+
+
+async def test_a_stream_beside_another_models_batch_work_whose_engine_is_killed() -> None:
+    cores = SharedCores(batch_floor=0.1)
+    one, other = cores.join("one"), cores.join("other")
+    async with running(engine(one)) as a, running(engine(other)) as b:
+        rows = [asyncio.create_task(collect(b, asked(f"row{i}", 400, BATCH))) for i in range(8)]
+        await eventually(lambda: other.is_holding and b.status().running["batch"] > 0)
+        stream = asyncio.create_task(collect(a, asked("person", 600)))
+        await eventually(lambda: one.used_s(INTERACTIVE) > 0)
+        assert b.engine_pid is not None
+        os.kill(b.engine_pid, signal.SIGKILL)
+        assert num_tokens(await stream) == 600
+        assert [num_tokens(events) for events in await asyncio.gather(*rows)] == [400] * 8
+        assert (a.status().restarts, b.status().restarts) == (0, 1)
+        await eventually(lambda: cores.holder is None)
+
+
+async def test_a_model_loads_beside_a_stream_and_is_killed_while_it_loads() -> None:
+    """Its kernels are proved and its weights rearranged in pieces, as batch work: nobody waits for it."""
+    cores = SharedCores(batch_floor=0.1)
+    one, other = cores.join("one"), cores.join("other")
+    async with running(engine(one)) as a:
+        stream = asyncio.create_task(collect(a, asked("person", 4000)))
+        await eventually(lambda: one.used_s(INTERACTIVE) > 0)
+        doomed = engine(other, repack=True)
+        task = asyncio.create_task(doomed.run())
+        await eventually(lambda: other.used_s(BATCH) > 0)
+        await doomed.close()
+        await task
+        async with running(engine(cores.join("other"), repack=True)) as b:
+            assert num_tokens(await collect(b, asked("question", 10))) == 10
+        assert num_tokens(await stream) == 4000

@@ -1,0 +1,165 @@
+"""The engine's side of the turn, on a clock of our own: what it says, and when it may compute."""
+
+from __future__ import annotations
+
+import threading
+
+import pytest
+
+from openai_cpu_server.contract.messages import ALONE, Recall, Sharing, Turn, TurnBack, Wants
+from openai_cpu_server.contract.request import Priority
+from openai_cpu_server.engine.turn import PIECE_S, OwnCores, SharedTurn
+
+BATCH, INTERACTIVE = Priority.BATCH, Priority.INTERACTIVE
+LOADING = Wants(work=BATCH, is_loading=True)
+
+
+class Client:
+    """Hears what the engine says."""
+
+    def __init__(self) -> None:
+        self.now_s = 100.0
+        self.heard: list[Wants | TurnBack] = []
+        self.num_woken = 0
+        self.turn = SharedTurn(self.heard.append, wake=self._woken, clock=lambda: self.now_s)
+
+    def _woken(self) -> None:
+        self.num_woken += 1
+
+    def told(self) -> list[Wants | TurnBack]:
+        told = list(self.heard)
+        self.heard.clear()
+        return told
+
+
+def holding(work: Priority = BATCH, limit_ms: float | None = None) -> Client:
+    client = Client()
+    client.turn.settle(work)
+    client.turn.granted(Turn(limit_ms=limit_ms))
+    client.told()
+    return client
+
+
+def test_an_engine_alone_may_always_compute() -> None:
+    turn = OwnCores()
+    turn.settle(BATCH)
+    assert turn.is_held
+    assert not turn.is_wanted
+    assert turn.sharing == ALONE
+
+
+def test_what_it_wants_is_told_when_that_changes() -> None:
+    client = Client()
+    for work in (None, BATCH, BATCH, INTERACTIVE, None):
+        client.turn.settle(work)
+    assert client.told() == [Wants(work=BATCH), Wants(work=INTERACTIVE), Wants()]
+    assert not client.turn.is_held
+
+
+def test_the_turn_is_kept_as_long_as_there_is_work_and_nobody_wants_it() -> None:
+    client = holding()
+    assert client.num_woken == 1
+    for _ in range(3):
+        client.now_s += 100
+        client.turn.computed()
+        client.turn.settle(BATCH)
+    assert client.turn.is_held
+    client.turn.settle(None)
+    assert client.told() == [TurnBack(wants=Wants())]
+    assert not client.turn.is_held
+
+
+def test_a_turn_is_for_one_step_at_least() -> None:
+    client = holding(limit_ms=0)
+    client.turn.settle(BATCH)
+    assert client.turn.is_held
+    client.turn.computed()
+    client.turn.settle(BATCH)
+    assert client.told() == [TurnBack(wants=Wants(work=BATCH))]
+
+
+def test_a_recall_sets_a_new_limit() -> None:
+    client = holding()
+    client.turn.computed()
+    client.turn.recalled(Recall(after_ms=500))
+    client.turn.settle(BATCH)
+    assert client.turn.is_held
+    client.now_s += 0.5
+    assert client.turn.is_wanted
+    client.turn.settle(BATCH)
+    assert not client.turn.is_held
+
+
+def test_a_recall_that_comes_too_late_is_no_matter() -> None:
+    client = holding()
+    client.turn.settle(None)
+    client.turn.recalled(Recall())
+    client.turn.settle(BATCH)
+    client.turn.granted(Turn())
+    client.turn.computed()
+    client.turn.settle(BATCH)
+    assert client.turn.is_held
+
+
+def test_a_turn_that_comes_when_nothing_is_wanted_any_more_goes_back() -> None:
+    client = Client()
+    client.turn.settle(BATCH)
+    client.turn.settle(None)
+    client.turn.granted(Turn())
+    client.turn.settle(None)
+    assert client.told() == [Wants(work=BATCH), Wants(), TurnBack(wants=Wants())]
+
+
+def test_it_knows_that_interactive_work_of_others_waits() -> None:
+    client = Client()
+    client.turn.settle(BATCH)
+    client.turn.granted(Turn(beside_interactive=True))
+    assert client.turn.sharing == Sharing(beside_interactive=True)
+
+
+def test_estimates_grow_with_the_time_that_others_compute() -> None:
+    client = Client()
+    for _ in range(300):
+        client.turn.settle(INTERACTIVE)
+        client.now_s += 0.1
+        client.turn.granted(Turn(limit_ms=0))
+        client.turn.settle(INTERACTIVE)
+        client.now_s += 0.05
+        client.turn.computed()
+    assert client.turn.sharing.slowdown == pytest.approx(3, rel=0.05)
+    client.turn.granted(Turn())
+    for _ in range(300):
+        client.now_s += 0.1
+        client.turn.settle(INTERACTIVE)
+    assert client.turn.sharing.slowdown == pytest.approx(1, rel=0.05)
+
+
+def granting_beside(client: Client, num: int) -> threading.Thread:
+    """A reader that grants so many turns, one each time that the engine asks for it."""
+
+    def grant() -> None:
+        for number in range(num):
+            while sum(message in (LOADING, TurnBack(wants=LOADING)) for message in client.heard) <= number:
+                pass
+            client.turn.granted(Turn())
+
+    thread = threading.Thread(target=grant)
+    thread.start()
+    return thread
+
+
+def test_a_load_is_cut_into_pieces() -> None:
+    client = Client()
+    reader = granting_beside(client, 3)
+    for _ in range(6):
+        client.turn.load_on()
+        client.now_s += 0.5 * PIECE_S
+    reader.join()
+    assert client.told() == [LOADING, TurnBack(wants=LOADING), TurnBack(wants=LOADING)]
+
+
+def test_a_load_ends_when_the_client_is_gone() -> None:
+    client = Client()
+    client.turn.close()
+    with pytest.raises(ConnectionError):
+        client.turn.load_on()
