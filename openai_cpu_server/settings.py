@@ -38,8 +38,9 @@ _PASSED_ON = {
     "flash_attention",
     "kernels",
     "prefill_tokens",
-    "interactive_step_ms",
-    "batch_step_ms",
+    "stream_rate",
+    "stall_ms",
+    "batch_stall_ms",
     "batch_floor",
     "preempt_threshold_ms",
     "policy",
@@ -52,6 +53,8 @@ _PASSED_ON = {
     "log_level",
 }
 """Options that the engine knows by the same name."""
+_REPLACED = {"interactive_step_ms": "--stream-rate and --stall-ms", "batch_step_ms": "--batch-stall-ms"}
+"""Names of options that are gone -> what says the same now."""
 
 
 Network = Annotated[IPv4Network | IPv6Network, PlainValidator(ip_network)]
@@ -152,16 +155,22 @@ class Settings(BaseSettings):
         ge=16,
         description="tokens of a step at most (llama.cpp's batch)",
     )
-    interactive_step_ms: float = Field(
-        _ENGINE.interactive_step_ms,
+    stream_rate: float = Field(
+        _ENGINE.stream_rate,
         gt=0,
-        description="milliseconds that a step may take while an interactive request runs: shorter steps make "
-        "steadier streams; it may take more while one of them waits for its first token",
+        description="tokens per second that an interactive stream keeps at least while others' prompts are "
+        "read, where the machine is fast enough",
     )
-    batch_step_ms: float = Field(
-        _ENGINE.batch_step_ms,
+    stall_ms: float = Field(
+        _ENGINE.stall_ms,
         gt=0,
-        description="milliseconds that a step may take otherwise: longer steps bring more throughput",
+        description="longest gap between two tokens of an interactive stream, in milliseconds: a stream that "
+        "was faster than --stream-rate waits so long for a prompt that comes",
+    )
+    batch_stall_ms: float = Field(
+        _ENGINE.batch_stall_ms,
+        gt=0,
+        description="the same while there is no interactive stream: longer steps bring more throughput",
     )
     batch_floor: float = Field(
         _ENGINE.batch_floor,
@@ -172,7 +181,8 @@ class Settings(BaseSettings):
     preempt_threshold_ms: float = Field(
         _ENGINE.preempt_threshold_ms,
         ge=0,
-        description="an interactive newcomer interrupts a batch step that has more than this left",
+        description="milliseconds that an interactive newcomer waits for batch work: it interrupts a batch "
+        "step that has more left, and beside interactive streams batch work makes no step longer",
     )
     policy: Literal["priority", "fifo", "sjf"] = Field(
         "priority",
@@ -390,6 +400,7 @@ def tune_engines() -> None:
 
 def read_settings(arguments: Sequence[str]) -> Settings:
     """Settings for these command line arguments. Raises StartupError with one line that names the option."""
+    _refuse_replaced(arguments)
     settings = _reading(_config_path(arguments))
     try:
         return CliApp.run(settings, cli_args=list(arguments), cli_settings_source=_command_line(settings))
@@ -397,6 +408,14 @@ def read_settings(arguments: Sequence[str]) -> Settings:
         raise StartupError("; ".join(_problem(e["loc"], e["msg"]) for e in error.errors())) from None
     except (SettingsError, OSError, ValueError) as error:
         raise StartupError(f"cannot read the settings: {error}") from None
+
+
+def _refuse_replaced(arguments: Sequence[str]) -> None:
+    """Raises StartupError for old names on the command line or in the environment, which would be ignored."""
+    given = {argument.partition("=")[0] for argument in arguments}
+    for name in _REPLACED:
+        if _option(name) in given or f"{_ENV_PREFIX}{name.upper()}" in os.environ:
+            raise StartupError(_problem((name,), ""))
 
 
 def _command_line(settings: type[Settings]) -> CliSettingsSource[OptionParser]:
@@ -424,5 +443,10 @@ def _config_path(arguments: Sequence[str]) -> Path | None:
 def _problem(location: tuple[int | str, ...], message: str) -> str:
     """`location` is the option and, for a list, the place in it, which says nothing to whoever gave a few."""
     names = [part for part in location if isinstance(part, str)]
-    option = "--" + "-".join(names).replace("_", "-")
-    return f"{option}: {message}" if location else message
+    if names and names[0] in _REPLACED:
+        return f"{_option(names[0])} is gone: use {_REPLACED[names[0]]}"
+    return f"{_option('-'.join(names))}: {message}" if location else message
+
+
+def _option(name: str) -> str:
+    return "--" + name.replace("_", "-")

@@ -9,8 +9,10 @@ import pytest
 
 from openai_cpu_server.errors import StartupError
 from openai_cpu_server.kernels.library import put_in_front
+from tests.company import share_cores
 from tests.kernels.library import KERNELS
 
+share_cores()
 put_in_front(KERNELS)  # as in an engine process, before anything imports ggml: the folders' conftests do
 
 pytest_plugins = ["tests.skips"]
@@ -43,6 +45,17 @@ def smollm2() -> Path:
 
     try:
         return PACKAGED["smollm2"].path()
+    except StartupError as error:
+        pytest.skip(str(error))
+
+
+@pytest.fixture(scope="session")
+def minilm() -> Path:
+    """The file of a model that embeds, converted; scripts/bootstrap dev installs its package."""
+    from openai_cpu_server.model_source.packaged import PACKAGED  # it imports ggml: behind our kernels
+
+    try:
+        return PACKAGED["minilm"].path()
     except StartupError as error:
         pytest.skip(str(error))
 

@@ -393,6 +393,9 @@ class FakeEmbedder:
         rows = [array("f", vector_of(tokens, self.info.embedding_size)) for tokens in inputs]
         return EmbedResult(b"".join(row.tobytes() for row in rows))
 
+    def warm_up(self) -> bool:
+        return True
+
     def interrupt(self) -> None:
         self._interrupted.set()
 

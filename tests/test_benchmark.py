@@ -749,6 +749,15 @@ def test_a_workload_has_figures_for_each_server(name: str) -> None:
 
 @pytest.mark.slow
 @pytest.mark.native
+def test_a_model_beside_another_is_measured() -> None:
+    result = WORKLOADS["neighbours"](a_bench(model=tiny_model_path(), rounds=1))
+    assert all(figure.rounds.median > 0 for figure in result.figures)
+    (goal,) = result.goals
+    assert goal.is_met is not None
+
+
+@pytest.mark.slow
+@pytest.mark.native
 def test_constrained_and_free_answers_are_measured(tmp_path: Path) -> None:
     result = measured(tmp_path, "--workloads", "json", "--servers", "ours")
     values = {line.what: line.servers["ours"].median for line in result.lines}

@@ -22,6 +22,7 @@ from openai_cpu_server.model_source import DemoFiles, resolve_model
 from openai_cpu_server.model_source.aliases import ALIASES
 from openai_cpu_server.model_source.gguf_names import models, parts, preferred, quantisation
 from openai_cpu_server.model_source.hub_name import HubName, parse_hub_name
+from openai_cpu_server.model_source.package import Package
 from openai_cpu_server.model_source.packaged import PackagedModel
 from tests.hub_stand_in import Hub, Repo, running
 from tests.tiny_model import tiny_model_path
@@ -470,7 +471,7 @@ def without_package(user: User, tmp_path: Path) -> User:
 
 
 class TestPackages:
-    PACKAGE = PackagedModel(package="some-model", module="some_model", file="model.gguf")
+    PACKAGE = PackagedModel(package=Package("some-model", "some_model"), file="model.gguf")
 
     @pytest.fixture
     def folder(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:

@@ -61,6 +61,10 @@ class EmbedBackend(Protocol):
     @property
     def info(self) -> ModelInfo: ...
 
+    def warm_up(self) -> bool:
+        """Use everything once, before the first step. False: `interrupt` has ended it; it can be repeated."""
+        ...
+
     def embed(self, inputs: Sequence[tuple[int, ...]]) -> EmbedResult:
         """Compute these together: at most `info.max_seqs`, of `info.max_step_tokens` tokens in all.
 
@@ -69,8 +73,9 @@ class EmbedBackend(Protocol):
         ...
 
     def interrupt(self) -> None:
-        """Make the running `embed` return early, as `interrupted`. Later steps are not affected. Any thread
-        may call it.
+        """Make the running `embed` or `warm_up` return early, as `interrupted`.
+
+        Later steps are not affected. Any thread may call it.
         """
         ...
 

@@ -34,14 +34,18 @@ class EngineOptions(msgspec.Struct, frozen=True, kw_only=True):
     """auto: kernels of ours compute in place of ggml's where they are proved."""
     prefill_tokens: int = 256
     """Tokens of a step at most."""
-    interactive_step_ms: float = 130.0
-    """What a step may take while an interactive request is running."""
-    batch_step_ms: float = 800.0
-    """What it may take otherwise."""
+    stream_rate: float = 2.5
+    """Tokens per second that an interactive stream keeps at least while others' prompts are read."""
+    stall_ms: float = 520.0
+    """The longest gap between two of its tokens."""
+    batch_stall_ms: float = 800.0
+    """The longest step while no interactive stream is there to stall."""
     batch_floor: float = 0.1
     """Share of the time that batch work keeps, whatever comes."""
     preempt_threshold_ms: float = 100.0
-    """An interactive newcomer interrupts a batch step that has longer than this left."""
+    """What an interactive newcomer waits for batch work: it interrupts a batch step that has longer than this
+    left; and beside interactive streams, where it may not, batch work makes no step longer.
+    """
     policy: str = "priority"
     tile_filling: bool = True
     mixed_steps: bool = True

@@ -38,6 +38,8 @@ class Sampling(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     frequency_penalty: float = 0.0
     """Subtracted for each time that a token is in the output so far (OpenAI's)."""
     logit_bias: dict[int, float] = {}
+    scored: tuple[int, ...] = ()
+    """Tokens that are told behind the likeliest ones, where log-probabilities are asked for."""
     ignore_eos: bool = False
     """Never sample a token that ends the generation."""
 

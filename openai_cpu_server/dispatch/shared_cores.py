@@ -63,7 +63,7 @@ class SharedCores:
         return name in self._sends and self._turns.is_awaited(name)
 
     def used_s(self, name: str, work: Priority) -> float:
-        return self._turns.used_s(name, work) if name in self._sends else 0.0
+        return self._turns.used_s(name, work, self._clock()) if name in self._sends else 0.0
 
     def _act(self) -> None:
         decision = self._turns.decide(self._clock())
@@ -85,6 +85,8 @@ class Partner:
         """Use `SharedCores.join`."""
         self.name = name
         self._cores = cores
+        self._used_before_s = dict.fromkeys(Priority, 0.0)
+        """The time that processes before the present one have used."""
 
     def enter(self, send: Send) -> None:
         """A process has started, and can be sent commands until it leaves."""
@@ -92,6 +94,7 @@ class Partner:
 
     def leave(self) -> None:
         """The process has died, or hears nothing any more. May be called twice."""
+        self._used_before_s = {work: self.used_s(work) for work in Priority}
         self._cores.leave(self.name)
 
     def heard(self, event: Wants | TurnBack, *, loads_for: Priority | None) -> None:
@@ -124,5 +127,5 @@ class Partner:
         return self._cores.holder == self.name
 
     def used_s(self, work: Priority) -> float:
-        """The time that the present process has computed work of this class."""
-        return self._cores.used_s(self.name, work)
+        """The time that its processes have had the turn for work of this class; it never falls."""
+        return self._used_before_s[work] + self._cores.used_s(self.name, work)

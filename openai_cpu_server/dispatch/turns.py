@@ -16,8 +16,8 @@ from openai_cpu_server.contract.request import Priority
 INTERACTIVE_TURN_S = 0.02
 """A turn between interactive work of several engines ends after the step in which this time passes.
 
-A hand-over takes some 0.3 ms (docs/scheduling.md): engines of short steps do not pay that for each step, and
-nobody reads so fast that the pause is seen.
+Engines of short steps do not pay a hand-over for each step, and nobody reads so fast that the pause is seen.
+Measured with steps of 0.5 ms: two engines together compute as many tokens as one alone (docs/scheduling.md).
 """
 BATCH_TURN_S = 1.0
 """The same between batch work: one or two of its longest steps."""
@@ -29,6 +29,10 @@ LONGEST_COURTESY_S = 2.0
 
 It bounds its wait where newcomers come without end; one of these then waits for a short step.
 """
+
+
+_NOT_WORTH_TELLING_S = 1e-3
+"""By so much a limit must change to be told again; it is less than any step."""
 
 
 class Grant(NamedTuple):
@@ -148,9 +152,11 @@ class Turns:
     def holder(self) -> str | None:
         return self._holder.name if self._holder is not None else None
 
-    def used_s(self, name: str, work: Priority) -> float:
+    def used_s(self, name: str, work: Priority, now_s: float) -> float:
         """The time that the participant has held the turn for work of this class."""
-        return self._participants[name].used_s[work]
+        participant = self._participants[name]
+        is_at_it = participant is self._holder and participant.work is work
+        return participant.used_s[work] + (now_s - self._booked_s if is_at_it else 0.0)
 
     def is_waiting(self, name: str) -> bool:
         """Whether it wants the turn, and another has it."""
@@ -185,7 +191,7 @@ class Turns:
             return None  # it is about to give the turn back by itself
         until_s = self._deadline_s(holder, now_s)
         interrupts = self._must_interrupt(holder) and not self._has_interrupted
-        if until_s >= self._until_s and not interrupts:
+        if until_s > self._until_s - _NOT_WORTH_TELLING_S and not interrupts:
             return None
         self._until_s = min(until_s, self._until_s)
         self._has_interrupted = self._has_interrupted or interrupts

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from openai_cpu_server.contract.cost import CostCurve
+from openai_cpu_server.contract.embedding import EmbedBackend
 from openai_cpu_server.contract.messages import EngineOptions, Submit
 from openai_cpu_server.contract.model_info import ModelInfo
 from openai_cpu_server.contract.request import GenerationRequest, Sampling
 from openai_cpu_server.contract.step import POOL_BLOCK_TOKENS, Backend, Drop, Step
 from openai_cpu_server.engine.core import EngineCore, Measure
+from openai_cpu_server.engine.embed_core import EmbedCore, EmbedOptions
 from openai_cpu_server.scheduler.compose import StepOptions
 from openai_cpu_server.scheduler.cost_model import CostModel
+from openai_cpu_server.scheduler.embed_queue import EmbedQueue
 from openai_cpu_server.scheduler.kv_ledger import KVLedger
 from openai_cpu_server.scheduler.policy import POLICIES
 from openai_cpu_server.scheduler.prefix_cache import BLOCK_TOKENS, PrefixCache
@@ -49,11 +52,27 @@ def build_core(
     return core
 
 
+def build_embed_core(options: EngineOptions, backend: EmbedBackend) -> EmbedCore:
+    """A core for a model that embeds. It goes by a guess of what steps cost, and learns while it serves."""
+    return EmbedCore(
+        EmbedQueue(batch_floor=options.batch_floor),
+        backend,
+        CostModel.guess(backend.info.num_parameters),
+        EmbedOptions(
+            short_step_ms=step_options(options).batch_beside_ms,
+            batch_stall_ms=options.batch_stall_ms,
+            preempt_threshold_ms=options.preempt_threshold_ms,
+        ),
+    )
+
+
 def step_options(options: EngineOptions) -> StepOptions:
     """How steps are to be composed."""
     return StepOptions(
-        interactive_step_ms=options.interactive_step_ms,
-        batch_step_ms=options.batch_step_ms,
+        stream_rate=options.stream_rate,
+        stall_ms=options.stall_ms,
+        batch_stall_ms=options.batch_stall_ms,
+        newcomer_wait_ms=options.preempt_threshold_ms,
         batch_floor=options.batch_floor,
         fills_tiles=options.tile_filling,
         mixes=options.mixed_steps,

@@ -45,8 +45,8 @@ from openai_cpu_server.scheduler.spans import Advance
 
 logger = logging.getLogger(__name__)
 
-_QUEUE_NEWS_S = 0.5
-_NEVER = float("-inf")
+QUEUE_NEWS_S = 0.5
+NEVER = float("-inf")
 _SHORT_MS = 128.0
 """Steps up to this are not told how long they may take: every engine is given more time than that."""
 
@@ -106,14 +106,14 @@ class EngineCore:
         """They have a slot, and were in no step since they got it."""
         self._events: list[TokenEvent] = []
         """Events of the step that is being built."""
-        self._interruptible_until = _NEVER
+        self._interruptible_until = NEVER
         """Read by the reader thread while a step runs."""
         self._was_interrupted = False
         self._adapters: dict[str, LoadedAdapter] = {}
         """Those that are loaded."""
         self._leaving: set[str] = set()
         """Those of them that go with their last request."""
-        self._queue_told_at = _NEVER
+        self._queue_told_at = NEVER
         self._num_forced = 0
         """Output tokens that no figures have told of yet."""
         self._preemptions_told = 0
@@ -197,7 +197,7 @@ class EngineCore:
         """Whether the running step should be thrown away for this command. Any thread."""
         if self._is_measuring:
             return True
-        return _is_urgent(command) and self._clock() < self._interruptible_until
+        return is_urgent(command) and self._clock() < self._interruptible_until
 
     def tell(self, sharing: Sharing) -> Iterator[StepDone | QueueState]:
         """While another engine computes: what needs no computing."""
@@ -237,7 +237,7 @@ class EngineCore:
         started, predicted_ms = self._clock(), self._scheduler.predicted_ms(step)
         self._interruptible_until = self._until(step, started + predicted_ms / 1000)
         result = self._backend.execute(step)
-        self._interruptible_until = _NEVER
+        self._interruptible_until = NEVER
         self._was_interrupted = result.interrupted
         elapsed_ms = 1000 * (self._clock() - started)
         participants = self._scheduler.participants(step)
@@ -252,7 +252,7 @@ class EngineCore:
         Never are two in a row, so at most half of the work is wasted.
         """
         if self._was_interrupted or not self._scheduler.may_interrupt(step):
-            return _NEVER
+            return NEVER
         return expected_end - self._preempt_threshold_s
 
     def _apply(self, step: Step, result: StepResult, elapsed_ms: float) -> None:
@@ -287,13 +287,13 @@ class EngineCore:
         opened = dict.fromkeys([*self._opened, *self._scheduler.newcomers(step)])
         self._opened = [s for s in opened if s.status is Status.RUNNING and s not in computed]
         ids = tuple(sequence.request.id for sequence in [*computed, *self._opened])
-        news = StepStarted(ids=ids, expected_ms=_bound_ms(self._scheduler.predicted_ms(step)))
+        news = StepStarted(ids=ids, expected_ms=bound_ms(self._scheduler.predicted_ms(step)))
         if news != self._announced:
             self._announced = news
             yield news
 
     def _queue_news(self, sharing: Sharing) -> Iterator[QueueState]:
-        if self._scheduler.num_waiting and self._clock() - self._queue_told_at >= _QUEUE_NEWS_S:
+        if self._scheduler.num_waiting and self._clock() - self._queue_told_at >= QUEUE_NEWS_S:
             self._queue_told_at = self._clock()
             outlooks = self._scheduler.outlook()
             places = tuple(
@@ -324,7 +324,7 @@ class EngineCore:
 
     def _abandon(self, command: Work, why: str) -> None:
         """Nothing stays of the request, however far the command had come."""
-        submit = _submit_of(command)
+        submit = submit_of(command)
         request_id = submit.request.id if submit else command.id if isinstance(command, Cancel) else ""
         self._outputs.pop(request_id, None)
         sequence = self._scheduler.get(request_id)
@@ -333,7 +333,7 @@ class EngineCore:
         if submit is not None:
             self._events.append(_refusal(submit, why))
         elif sequence is not None:
-            self._events.append(_failure(request_id, why, sequence.num_output))
+            self._events.append(failure(request_id, why, sequence.num_output))
 
     def _beginning(self, request: GenerationRequest, output: tuple[int, ...]) -> tuple[int, ...]:
         """What the constraint forces before anything is sampled, to be computed with the prompt.
@@ -401,7 +401,7 @@ class EngineCore:
             self._scheduler.finish(sequence)
 
 
-def _bound_ms(predicted_ms: float) -> float:
+def bound_ms(predicted_ms: float) -> float:
     """Rounded up to a power of two, so that a time that grows a little with every step is seldom news; 0 if
     it is short."""
     return 2.0 ** math.ceil(math.log2(predicted_ms)) if predicted_ms > _SHORT_MS else 0.0
@@ -411,25 +411,25 @@ def _adapter_of(submit: Submit) -> str | None:
     return submit.request.adapter if isinstance(submit.request, GenerationRequest) else None
 
 
-def _submit_of(command: Work) -> Submit | None:
+def submit_of(command: Work) -> Submit | None:
     """The request that a command brings, if it brings one."""
     if isinstance(command, Prepared | Refused):
         return command.submit
     return command if isinstance(command, Submit) else None
 
 
-def _is_urgent(command: Work | Recall) -> bool:
+def is_urgent(command: Work | Recall) -> bool:
     """Whether an interactive request has come, here or at another engine."""
     if isinstance(command, Recall):
         return command.interrupts
-    submit = _submit_of(command)
+    submit = submit_of(command)
     return submit is not None and submit.request.priority is Priority.INTERACTIVE
 
 
 def _refusal(submit: Submit, why: str) -> TokenEvent:
-    return _failure(submit.request.id, why, len(submit.output))
+    return failure(submit.request.id, why, len(submit.output))
 
 
-def _failure(request_id: str, why: str, output_tokens: int) -> TokenEvent:
+def failure(request_id: str, why: str, output_tokens: int) -> TokenEvent:
     finish = Finish(reason=FinishReason.ERROR, output_tokens=output_tokens, error=why)
     return TokenEvent(id=request_id, finish=finish)

@@ -9,8 +9,11 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterator
+from typing import Protocol, TypeVar
 
+from openai_cpu_server.contract.adapter import Adapter
 from openai_cpu_server.contract.messages import (
+    AdapterNews,
     Cancel,
     ClearCache,
     Command,
@@ -18,18 +21,22 @@ from openai_cpu_server.contract.messages import (
     LoadAdapter,
     Loading,
     LoadingPhase,
+    QueueState,
     Ready,
     Recall,
+    Sharing,
     Start,
     StartFailed,
+    StepDone,
+    StepStarted,
     Submit,
     Turn,
     UnloadAdapter,
 )
+from openai_cpu_server.contract.model_info import ModelInfo
 from openai_cpu_server.contract.request import Priority
-from openai_cpu_server.contract.step import Backend
 from openai_cpu_server.engine.channel import EngineChannel
-from openai_cpu_server.engine.core import Checked, EngineCore, Work
+from openai_cpu_server.engine.core import Checked, Prepared, Refused, Work
 from openai_cpu_server.engine.preparation import Preparation
 from openai_cpu_server.engine.turn import EngineTurn, OwnCores, SharedTurn
 from openai_cpu_server.errors import StartupError
@@ -41,14 +48,74 @@ _QUIET_S, _QUIET_MOST_S = 2.0, 60.0
 somebody comes meanwhile: else all gaps of light traffic would be spent on that.
 """
 
+
+class Native(Protocol):
+    """What the loop wants of a backend, whatever it computes."""
+
+    @property
+    def info(self) -> ModelInfo: ...
+
+    def warm_up(self) -> bool:
+        """False: it was interrupted; it can be repeated."""
+        ...
+
+    def interrupt(self) -> None:
+        """Any thread may call it."""
+        ...
+
+    def close(self) -> None: ...
+
+
+class Core(Protocol):
+    """Takes commands and computes steps: `EngineCore` or `EmbedCore`."""
+
+    @property
+    def has_work(self) -> bool: ...
+
+    @property
+    def work(self) -> Priority | None:
+        """The best priority of what is to be computed; None: there is nothing."""
+        ...
+
+    @property
+    def is_guessing(self) -> bool:
+        """It guesses what steps cost, and could measure it."""
+        ...
+
+    def calibrate(self, is_wanted: Callable[[], bool]) -> None: ...
+
+    def prepare(self, submit: Submit) -> Prepared | Refused:
+        """Any thread."""
+        ...
+
+    def check_adapter(self, adapter: Adapter) -> Checked:
+        """Any thread."""
+        ...
+
+    def load_adapter(self, checked: Checked) -> Iterator[AdapterNews]: ...
+
+    def handle(self, command: Work) -> None: ...
+
+    def is_worth_interrupting(self, command: Work | Recall) -> bool:
+        """Any thread."""
+        ...
+
+    def tell(self, sharing: Sharing) -> Iterator[StepDone | QueueState]: ...
+
+    def step(self, sharing: Sharing) -> Iterator[StepStarted | StepDone | QueueState]: ...
+
+    def save_cache(self, path: str) -> None: ...
+
+
 Request = Submit | Cancel | ClearCache | LoadAdapter | UnloadAdapter
 """Commands that are taken once the engine is ready."""
-Load = Callable[[EngineOptions, Callable[[float], None]], Backend]
-BuildCore = Callable[[EngineOptions, Backend, Callable[[float], None], EngineTurn], EngineCore]
+Loaded = TypeVar("Loaded", bound=Native)
+Load = Callable[[EngineOptions, Callable[[float], None]], Loaded]
+BuildCore = Callable[[EngineOptions, Loaded, Callable[[float], None], EngineTurn], Core]
 """The third argument is told how far it has come, 0 to 1; the last says whether it may compute."""
 
 
-def run_engine(channel: EngineChannel, *, load: Load, build_core: BuildCore) -> None:
+def run_engine(channel: EngineChannel, *, load: Load[Loaded], build_core: BuildCore[Loaded]) -> None:
     """Load the model as the first command says, then serve until the client is gone."""
     start = channel.receive()
     if not isinstance(start, Start):
@@ -94,7 +161,7 @@ def _weights_teller(channel: EngineChannel, turn: EngineTurn) -> Callable[[float
     return loaded
 
 
-def _warm_up(backend: Backend, turn: EngineTurn) -> None:
+def _warm_up(backend: Native, turn: EngineTurn) -> None:
     turn.load_on()
     while not backend.warm_up():
         turn.pass_on()
@@ -102,8 +169,8 @@ def _warm_up(backend: Backend, turn: EngineTurn) -> None:
 
 def _serve(
     channel: EngineChannel,
-    backend: Backend,
-    core: EngineCore,
+    backend: Native,
+    core: Core,
     inbox: Inbox,
     turn: EngineTurn,
     reader: Reader,
@@ -121,7 +188,7 @@ def _serve(
         _work(channel, inbox, core, turn)
 
 
-def _work(channel: EngineChannel, inbox: Inbox, core: EngineCore, turn: EngineTurn) -> None:
+def _work(channel: EngineChannel, inbox: Inbox, core: Core, turn: EngineTurn) -> None:
     _step(channel, core, turn)  # the first tells the client how the memory stands, work or not
     quiet_s = _QUIET_S
     while inbox.is_open:
@@ -136,7 +203,7 @@ def _work(channel: EngineChannel, inbox: Inbox, core: EngineCore, turn: EngineTu
             quiet_s = min(2 * quiet_s, _QUIET_MOST_S) if inbox.has_news else quiet_s
 
 
-def _handle(channel: EngineChannel, core: EngineCore, command: Work) -> None:
+def _handle(channel: EngineChannel, core: Core, command: Work) -> None:
     if not isinstance(command, Checked):
         core.handle(command)
         return
@@ -144,7 +211,7 @@ def _handle(channel: EngineChannel, core: EngineCore, command: Work) -> None:
         channel.send(news)
 
 
-def _patience_s(core: EngineCore, turn: EngineTurn, quiet_s: float) -> float | None:
+def _patience_s(core: Core, turn: EngineTurn, quiet_s: float) -> float | None:
     """How long to wait for commands; None: for ever, or until the turn comes."""
     if core.has_work:
         return 0.0 if turn.is_held or core.work is None else None
@@ -158,7 +225,7 @@ def _may_measure(turn: EngineTurn, *, is_quiet: bool) -> bool:
     return turn.is_held
 
 
-def _go_on(channel: EngineChannel, core: EngineCore, turn: EngineTurn) -> None:
+def _go_on(channel: EngineChannel, core: Core, turn: EngineTurn) -> None:
     """Compute a step, if it is this engine's turn or if nothing has to be computed; else tell the news."""
     turn.settle(core.work)
     if turn.is_held or core.work is None:
@@ -168,7 +235,7 @@ def _go_on(channel: EngineChannel, core: EngineCore, turn: EngineTurn) -> None:
         channel.send(event)
 
 
-def _step(channel: EngineChannel, core: EngineCore, turn: EngineTurn) -> None:
+def _step(channel: EngineChannel, core: Core, turn: EngineTurn) -> None:
     for event in core.step(turn.sharing):
         channel.send(event)
     turn.computed()
@@ -185,14 +252,14 @@ class Reader:
         self._grace_s = grace_s
         self._take: Callable[[Request], None] | None = None
         """None: before the engine is ready there is nothing to take."""
-        self._backend: Backend | None = None
+        self._backend: Native | None = None
         """What is interrupted; None: it is not loaded yet."""
         self._is_worth: Callable[[Recall], bool] = lambda recall: False
 
     def start(self) -> None:
         threading.Thread(target=self._read, name="reader", daemon=True).start()
 
-    def interrupts(self, backend: Backend, is_worth: Callable[[Recall], bool]) -> None:
+    def interrupts(self, backend: Native, is_worth: Callable[[Recall], bool]) -> None:
         """From now on the backend's step is interrupted where a recall asks for it, and is worth it."""
         self._is_worth, self._backend = is_worth, backend
 
@@ -233,7 +300,7 @@ class Reader:
             self._backend.interrupt()
 
 
-def _save_cache(core: EngineCore, path: str | None) -> None:
+def _save_cache(core: Core, path: str | None) -> None:
     if path is None:
         return
     try:

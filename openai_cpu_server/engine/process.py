@@ -14,10 +14,12 @@ from pathlib import Path
 
 from openai_cpu_server.contract.cost import CostCurve
 from openai_cpu_server.contract.messages import EngineOptions
+from openai_cpu_server.contract.model_info import ModelKind
 from openai_cpu_server.contract.step import Backend
-from openai_cpu_server.engine.build import build_core
+from openai_cpu_server.engine.build import build_core, build_embed_core
 from openai_cpu_server.engine.channel import EngineChannel
 from openai_cpu_server.engine.core import EngineCore
+from openai_cpu_server.engine.embed_core import EmbedCore
 from openai_cpu_server.engine.loop import run_engine
 from openai_cpu_server.engine.offspring import (
     die_with_parent,
@@ -26,6 +28,9 @@ from openai_cpu_server.engine.offspring import (
 )
 from openai_cpu_server.engine.turn import EngineTurn, OwnCores
 from openai_cpu_server.llama.backend import LlamaBackend
+from openai_cpu_server.llama.embed.embedder import LlamaEmbedder
+from openai_cpu_server.llama.gguf.header import GgufHeader
+from openai_cpu_server.llama.gguf.kind import model_kind
 from openai_cpu_server.llama.measure.calibrate import Calibrator
 from openai_cpu_server.observe.logs import set_up_logs
 
@@ -36,11 +41,25 @@ They are of a second beside batch work, and 40 s is what it takes for the larges
 """
 
 
+def _load(options: EngineOptions, on_progress: Callable[[float], None]) -> LlamaBackend | LlamaEmbedder:
+    """What the model's file says that it is for decides. Raises `StartupError`."""
+    if model_kind(GgufHeader(Path(options.model_path))) is ModelKind.GENERATES:
+        return LlamaBackend.load_cold(options, on_progress)
+    return LlamaEmbedder.load_cold(options, on_progress)
+
+
 def _build(
-    options: EngineOptions, backend: Backend, on_progress: Callable[[float], None], turn: EngineTurn
-) -> EngineCore:
+    options: EngineOptions,
+    backend: LlamaBackend | LlamaEmbedder,
+    on_progress: Callable[[float], None],
+    turn: EngineTurn,
+) -> EngineCore | EmbedCore:
     logging.getLogger().setLevel(options.log_level.upper())
-    core = calibrated(options, backend, on_progress, turn)
+    core = (
+        build_embed_core(options, backend)
+        if isinstance(backend, LlamaEmbedder)
+        else calibrated(options, backend, on_progress, turn)
+    )
     if options.cache_file is not None:
         wake_at_parents_death()  # from here on the end of the socket tells it to save its cache and go
     gc.freeze()  # all this stays: the collector need not look at it again between two steps
@@ -86,7 +105,7 @@ def main() -> None:
     die_with_parent()
     set_up_logs("info", "json" if sys.argv[1] == "json" else "console")
     channel = EngineChannel(socket.socket(fileno=int(sys.argv[2])))
-    run_engine(channel, load=LlamaBackend.load_cold, build_core=_build)
+    run_engine(channel, load=_load, build_core=_build)
 
 
 if __name__ == "__main__":

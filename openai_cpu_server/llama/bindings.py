@@ -12,6 +12,7 @@ import contextlib
 import importlib.util
 import sys
 from collections.abc import Iterator
+from importlib import metadata
 
 _PACKAGE = "llama_cpp"
 
@@ -33,3 +34,5 @@ def _package_not_run() -> Iterator[None]:
 with _package_not_run():
     from llama_cpp import llama_cpp as llama_cpp
     from llama_cpp._ggml import libggml as libggml
+
+VERSION = metadata.version("llama-cpp-python")

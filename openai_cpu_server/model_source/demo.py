@@ -12,17 +12,11 @@ from pathlib import Path
 import msgspec
 
 from openai_cpu_server.errors import StartupError
+from openai_cpu_server.model_source.cache import cache_folder
 
 logger = logging.getLogger(__name__)
 
 _PACKAGE = Path(__file__).resolve().parents[1]
-
-
-def _cache_folder() -> Path:
-    try:
-        return Path.home() / ".cache" / "openai-cpu-server"
-    except RuntimeError:  # a user without a home, as in some containers
-        return Path(tempfile.gettempdir()) / "openai-cpu-server"
 
 
 class DemoFiles(msgspec.Struct, frozen=True, kw_only=True):
@@ -34,7 +28,7 @@ class DemoFiles(msgspec.Struct, frozen=True, kw_only=True):
         _PACKAGE.parent / "model_assets" / "demo.gguf",
     )
     generator: Path = _PACKAGE.parent / "scripts" / "make_model.py"
-    cache: Path = msgspec.field(default_factory=_cache_folder)
+    cache: Path = msgspec.field(default_factory=cache_folder)
     """The folder for the random model."""
 
     def path(self) -> Path:

@@ -77,10 +77,12 @@ def _resolved(name: str, on_hub: str, demo: DemoFiles) -> Path:
 
 
 def _packaged(alias: str, on_hub: str) -> Path:
-    """The file of the alias' package, or else the hub's."""
+    """The file of the alias' package, or else the hub's, if that has it."""
     try:
         return PACKAGED[alias].path()
     except StartupError as error:
+        if alias not in ALIASES:
+            raise
         missing = error
     name = parse_hub_name(ALIASES[alias])
     try:
@@ -117,7 +119,7 @@ def _hub_hint(name: str) -> str:
 
 
 def _unknown(name: str) -> str:
-    known = sorted([*ALIASES, _DEMO])
+    known = sorted({*ALIASES, *PACKAGED, _DEMO})
     close = difflib.get_close_matches(name.lower(), known, n=2)
     hint = f" (did you mean {' or '.join(close)}?)" if close else ""
     return f"unknown model {name!r}{hint}: PATH, {PREFIX}OWNER/REPO[/FILE], or one of {', '.join(known)}"

@@ -153,10 +153,12 @@ class Cohorts:
 
     def account(self, turn: Turn, plan: StepPlan, step_ms: float, running: Iterable[Sequence]) -> None:
         """Book what a step uses whose tokens are final."""
-        own = [s for s in running if s.request.adapter == turn.key]
-        self._composer(turn.key).account(plan, step_ms, own)
+        members = members_of(running)
+        self._composer(turn.key).account(plan, step_ms, members.pop(turn.key, []))
         if not plan.num_tokens:
             return
+        for key in members:
+            self._composer(key).let_wait(step_ms)
         self._num_steps += 1
         self._last, self._was_floor = turn.key, turn.is_floor
         floor = self._options.batch_floor

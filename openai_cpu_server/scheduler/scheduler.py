@@ -375,7 +375,7 @@ class Scheduler:
 
 def _cohorts(options: StepOptions) -> Cohorts:
     return Cohorts(
-        CohortOptions(options.batch_floor, options.interactive_step_ms, options.batch_step_ms),
+        CohortOptions(options.batch_floor, options.pace_ms, options.batch_stall_ms),
         new_composer=lambda: Composer(options),
     )
 

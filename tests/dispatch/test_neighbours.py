@@ -12,10 +12,11 @@ from itertools import pairwise
 import pytest
 
 from openai_cpu_server.contract.cost import CostCurve
+from openai_cpu_server.contract.messages import EngineOptions
 from openai_cpu_server.contract.request import GenerationRequest, Priority
 from openai_cpu_server.contract.step import Step, StepResult
 from openai_cpu_server.dispatch.turns import Grant, Recalled, Turns
-from openai_cpu_server.scheduler.compose import StepOptions
+from openai_cpu_server.engine.build import step_options
 from openai_cpu_server.scheduler.cost_model import CostModel
 from openai_cpu_server.scheduler.kv_ledger import KVLedger
 from openai_cpu_server.scheduler.policy import PriorityPolicy
@@ -44,7 +45,7 @@ class Model:
             ledger=KVLedger(FAKE_INFO.kv_tokens // 16, 16),
             cache=PrefixCache(0),
             cost=CostModel(CURVE),
-            options=StepOptions(interactive_step_ms=130, batch_step_ms=800, batch_floor=0.1),
+            options=step_options(EngineOptions(model_path="")),
             policy=PriorityPolicy(),
         )
         self.was_interrupted = False
@@ -198,7 +199,7 @@ def test_first_tokens_beside_others_batch_work_are_no_later_than_beside_ones_own
 def test_batch_work_of_others_keeps_its_share_beside_endless_interactive_work() -> None:
     endless: list[Arrival] = [(0.0, "a", request(f"a-person{i}", output=800)) for i in range(2)]
     machine = run([*endless, *batch_of("b"), *batch_of("c")], end_s=10.0)
-    used_s = machine.turns.used_s("b", BATCH) + machine.turns.used_s("c", BATCH)
+    used_s = sum(machine.turns.used_s(name, BATCH, machine.now_s) for name in "bc")
     assert 0.07 * machine.now_s < used_s < 0.15 * machine.now_s
     assert machine.models["b"].computed[BATCH] > 0
     assert machine.models["c"].computed[BATCH] > 0
@@ -209,7 +210,7 @@ def test_streams_of_two_models_share_the_time() -> None:
         return [(0.0, name, request(f"{name}-person{i}", output=800)) for i in range(2)]
 
     machine = run([*endless("a"), *endless("b")], end_s=5.0)
-    a, b = (machine.turns.used_s(name, INTERACTIVE) for name in "ab")
+    a, b = (machine.turns.used_s(name, INTERACTIVE, machine.now_s) for name in "ab")
     assert a == pytest.approx(b, rel=0.05)
 
 

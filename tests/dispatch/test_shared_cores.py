@@ -74,8 +74,11 @@ async def test_a_load_is_as_urgent_as_who_waits_for_it() -> None:
     assert sent["a"][2:] == [Recall(interrupts=True)]
     a.heard(TurnBack(wants=Wants(work=BATCH)), loads_for=INTERACTIVE)
     assert (a.is_waiting, b.is_holding, b.is_awaited) == (True, True, True)
+    await asyncio.sleep(0.01)
     b.leave()
+    used_s = b.used_s(INTERACTIVE)
     b.leave()
+    assert b.used_s(INTERACTIVE) == used_s > 0
     assert a.is_holding
 
 

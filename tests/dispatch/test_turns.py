@@ -83,7 +83,7 @@ class Machine:
         return self.turns.holder == name
 
     def share(self, name: str, work: Priority) -> float:
-        return self.turns.used_s(name, work) / self.now_s
+        return self.turns.used_s(name, work, self.now_s) / self.now_s
 
 
 def test_who_is_alone_keeps_the_turn_and_is_told_no_limit() -> None:

@@ -129,6 +129,7 @@ class Driver:
         slots: int = 8,
         kv_tokens: int = 1024,
         decoding: int = 32,
+        stall: int | None = None,
         idle: int = 64,
         outputs: int = 64,
         cache_blocks: int = 0,
@@ -162,7 +163,12 @@ class Driver:
         self._limits = Limits(slots, info.max_step_tokens, outputs, can_share)
         self._cache_blocks = cache_blocks
         self._options = StepOptions(
-            interactive_step_ms=decoding, batch_step_ms=idle, batch_floor=floor, mixes=mixes
+            stream_rate=1000 / decoding,
+            stall_ms=stall or min(4 * decoding, idle),
+            batch_stall_ms=idle,
+            newcomer_wait_ms=decoding,
+            batch_floor=floor,
+            mixes=mixes,
         )
         self._policy = policy or PriorityPolicy()
         self._is_continuous = continuous

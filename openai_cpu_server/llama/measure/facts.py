@@ -9,7 +9,7 @@ from pathlib import Path
 import msgspec
 import psutil
 
-from openai_cpu_server.llama.bindings import llama_cpp
+from openai_cpu_server.llama.bindings import VERSION, llama_cpp
 from openai_cpu_server.llama.gguf.header import GgufHeader, model_files, total_bytes
 from openai_cpu_server.llama.host.machine import Machine
 from openai_cpu_server.llama.model.native import native_log
@@ -56,7 +56,7 @@ class MachineFacts(msgspec.Struct, frozen=True, kw_only=True):
             cpu=cpu_info.get("model name") or platform.processor() or platform.machine(),
             cpu_flags=hashlib.sha256(flags.encode()).hexdigest()[:16],
             features=llama_cpp.llama_print_system_info().decode("utf-8", "replace").strip(" |"),
-            library=str(llama_cpp.__version__),
+            library=VERSION,
             cores=psutil.cpu_count() or 1,
             usable_cores=Machine().num_threads(),
         )

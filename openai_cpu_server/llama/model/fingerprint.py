@@ -8,7 +8,7 @@ from pathlib import Path
 
 from openai_cpu_server.contract.model_info import ModelInfo
 from openai_cpu_server.errors import StartupError
-from openai_cpu_server.llama.bindings import llama_cpp
+from openai_cpu_server.llama.bindings import VERSION, llama_cpp
 from openai_cpu_server.llama.gguf.header import GgufHeader, model_files
 
 _EDGE_BYTES = 2**20
@@ -23,7 +23,7 @@ def cells_fingerprint(header: GgufHeader, info: ModelInfo, *, flash_attention: b
         f"model={_model_digest(model_files(header))}",
         f"kv={info.kv_type},{info.kv_bytes_per_token}",
         f"flash={'on' if flash_attention else 'off'}",
-        f"llama={llama_cpp.__version__},{llama_cpp.llama_version().decode()}",
+        f"llama={VERSION},{llama_cpp.llama_version().decode()}",
     )
     return " ".join(facts)
 

@@ -1,0 +1,97 @@
+"""Models that packages carry in another format: they are converted once, into the cache."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import hashlib
+import logging
+import tempfile
+import zipfile
+import zlib
+from collections.abc import Iterator
+from pathlib import Path
+
+import msgspec
+
+from openai_cpu_server.errors import StartupError
+from openai_cpu_server.llama.gguf.header import GgufHeader
+from openai_cpu_server.llama.gguf.tensors import model_tensors
+from openai_cpu_server.model_source.bert import NotConvertible, write_bert
+from openai_cpu_server.model_source.cache import cache_folder
+from openai_cpu_server.model_source.package import Package
+
+logger = logging.getLogger(__name__)
+
+_VERSION = 1
+"""Of what the converter writes: one more makes the files anew."""
+_DAMAGES = (zipfile.BadZipFile, zlib.error, EOFError, NotImplementedError, NotConvertible)
+
+
+class ConvertedModel(msgspec.Struct, frozen=True, kw_only=True):
+    """A BERT encoder of sentence-transformers in a zip file of a package."""
+
+    package: Package
+    archive: str
+    """The zip file's path below the module's folder."""
+    name: str
+    """What the GGUF file calls the model."""
+    cache: Path = msgspec.field(default_factory=cache_folder)
+
+    def path(self) -> Path:
+        """The GGUF file, whole; it is made at the first call. Raises StartupError that says what is wrong and
+        how to mend it."""
+        archive = self.package.folder() / self.archive
+        try:
+            with zipfile.ZipFile(archive) as opened:
+                return self._cached(opened)
+        except FileNotFoundError:
+            raise self.package.broken(f"{archive} is missing") from None
+        except _DAMAGES as error:
+            raise self.package.broken(f"{archive}: {error or type(error).__name__}") from None
+        except OSError as error:
+            where = error.filename or self.cache
+            raise StartupError(f"cannot convert {archive}: {error.strerror or error} ({where})") from None
+
+    def _cached(self, archive: zipfile.ZipFile) -> Path:
+        """Whoever comes second while it is made waits, and finds it. Raises what zipfile raises, OSError."""
+        path = self.cache / f"{self.name}-{_digest(archive)}.gguf"
+        if _is_whole(path):
+            return path
+        self.cache.mkdir(parents=True, exist_ok=True)
+        with _locked(self.cache / f"{self.name}.lock"):
+            if not _is_whole(path):
+                logger.info("converting %s into %s (once)", archive.filename, path)
+                _convert(archive, path, self.name)
+        return path
+
+
+def _convert(archive: zipfile.ZipFile, path: Path, name: str) -> None:
+    """The file appears when it is whole."""
+    with tempfile.TemporaryDirectory(dir=path.parent) as folder:
+        made = Path(folder) / path.name
+        with made.open("wb") as file:
+            write_bert(archive.read, file, name=name)
+        made.replace(path)
+
+
+def _is_whole(path: Path) -> bool:
+    try:
+        model_tensors(GgufHeader(path))
+    except StartupError:
+        return False
+    return True
+
+
+def _digest(archive: zipfile.ZipFile) -> str:
+    """Changes with what the archive holds, by the checksums that it carries."""
+    parts = sorted((info.filename, info.CRC, info.file_size) for info in archive.infolist())
+    return hashlib.sha256(repr((_VERSION, parts)).encode()).hexdigest()[:12]
+
+
+@contextlib.contextmanager
+def _locked(path: Path) -> Iterator[None]:
+    """One process at a time. The lock goes with the process, whatever it dies of."""
+    with path.open("a") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield

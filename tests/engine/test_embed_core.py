@@ -1,0 +1,213 @@
+"""The embedding engine's core on the fake embedder: what comes of requests, step by step."""
+
+from __future__ import annotations
+
+from array import array
+
+import msgspec
+import pytest
+
+from openai_cpu_server.contract.embedding import Embedded, EmbedRequest, EmbedResult
+from openai_cpu_server.contract.messages import (
+    Cancel,
+    ClearCache,
+    QueueState,
+    Recall,
+    Sharing,
+    StepDone,
+    StepStarted,
+    Submit,
+)
+from openai_cpu_server.contract.request import Priority
+from openai_cpu_server.engine.embed_core import EmbedCore, EmbedOptions
+from openai_cpu_server.scheduler.cost_model import CostModel
+from openai_cpu_server.scheduler.embed_queue import EmbedQueue
+from tests.fakes import FAKE_EMBEDDER, FakeEmbedder, vector_of
+from tests.scheduler.driver import request as generation
+
+SIZE = FAKE_EMBEDDER.embedding_size
+OPTIONS = EmbedOptions(interactive_step_ms=1e6, batch_step_ms=1e6, preempt_threshold_ms=100)
+
+
+def embed(name: str, *inputs: tuple[int, ...], priority: Priority = Priority.INTERACTIVE) -> EmbedRequest:
+    return EmbedRequest(id=name, inputs=inputs, priority=priority)
+
+
+class Driver:
+    """Runs a core, and keeps what it says."""
+
+    def __init__(self, backend: FakeEmbedder | None = None, options: EmbedOptions = OPTIONS) -> None:
+        self.now = 0.0
+        self.backend = backend or FakeEmbedder()
+        self.core = EmbedCore(
+            EmbedQueue(batch_floor=0.1), self.backend, CostModel.guess(), options, clock=lambda: self.now
+        )
+        self.messages: list[StepStarted | StepDone | QueueState] = []
+
+    def submit(self, *requests: EmbedRequest) -> None:
+        for request in requests:
+            self.core.handle(Submit(request=request))
+
+    def step(self) -> tuple[Embedded, ...]:
+        messages = list(self.core.step())
+        self.messages += messages
+        return next(message.embedded for message in messages if isinstance(message, StepDone))
+
+    def run(self) -> list[Embedded]:
+        events: list[Embedded] = []
+        while self.core.has_work:
+            events += self.step()
+        return events
+
+
+def rows(events: list[Embedded], name: str) -> list[list[float]]:
+    found = array("f")
+    for event in events:
+        if event.id == name:
+            assert event.error is None
+            assert event.first == len(found) // SIZE
+            found.frombytes(event.vectors)
+    return [list(found[start : start + SIZE]) for start in range(0, len(found), SIZE)]
+
+
+def test_every_input_gets_its_vector() -> None:
+    driver, inputs = Driver(), [(5, 6, 7), (8,), (9, 9)]
+    driver.submit(embed("a", *inputs), embed("b", (4, 2)))
+    events = driver.run()
+    assert rows(events, "a") == [vector_of(tokens, SIZE) for tokens in inputs]
+    assert rows(events, "b") == [vector_of((4, 2), SIZE)]
+    assert len(driver.backend.steps) == 1
+
+
+def test_a_hundred_inputs_are_a_handful_of_steps() -> None:
+    driver = Driver()
+    driver.submit(embed("a", *[(5,) * 8] * 100))
+    assert len(rows(driver.run(), "a")) == 100
+    assert len(driver.backend.steps) == 4  # 800 tokens, 256 in a step
+
+
+def test_a_step_is_as_long_as_its_time_budget_allows() -> None:
+    budget = CostModel.guess().predict_ms(32)
+    driver = Driver(options=msgspec.structs.replace(OPTIONS, interactive_step_ms=budget))
+    driver.submit(embed("a", *[(5,) * 8] * 8), embed("b", (5,) * 8, priority=Priority.BATCH))
+    driver.step()
+    assert sum(map(len, driver.backend.steps[0])) == 32
+
+
+def test_beside_another_models_interactive_work_batch_steps_are_short() -> None:
+    options = msgspec.structs.replace(OPTIONS, interactive_step_ms=CostModel.guess().predict_ms(32))
+    driver = Driver(options=options)
+    driver.submit(embed("a", *[(5,) * 8] * 8, priority=Priority.BATCH))
+    list(driver.core.step(Sharing(beside_interactive=True)))
+    assert sum(map(len, driver.backend.steps[0])) == 32
+
+
+def test_what_fails_together_is_computed_one_by_one() -> None:
+    driver = Driver(FakeEmbedder(fail_on=13))
+    driver.submit(embed("a", (1, 2)), embed("bad", (3,), (13,)), embed("c", (4,)))
+    events = driver.run()
+    assert rows(events, "a") == [vector_of((1, 2), SIZE)]
+    assert rows(events, "c") == [vector_of((4,), SIZE)]
+    (failed,) = [event for event in events if event.id == "bad"]
+    assert failed.error is not None
+
+
+def test_a_request_that_is_wrong_fails_alone() -> None:
+    driver = Driver()
+    driver.submit(embed("empty", ()), embed("long", (1,) * 65), embed("alien", (512,)), embed("a", (1,)))
+    driver.core.handle(Submit(request=generation("g")))
+    (done,) = [m for m in driver.core.step() if isinstance(m, StepDone)]
+    assert {event.id for event in done.embedded if event.error} == {"empty", "long", "alien"}
+    assert [event.id for event in done.embedded if not event.error] == ["a"]
+    (refused,) = done.events
+    assert refused.id == "g"
+    assert refused.finish is not None
+    assert not driver.core.has_work
+
+
+def test_cancelling() -> None:
+    driver = Driver()
+    driver.submit(embed("a", (1,)), embed("b", (2,)))
+    driver.core.handle(Cancel(id="a"))
+    driver.core.handle(Cancel(id="nobody"))
+    driver.core.handle(ClearCache())
+    events = driver.run()
+    assert [(event.id, event.error is None) for event in events] == [("a", False), ("b", True)]
+
+
+def test_what_a_dead_engine_had_told_is_not_computed_again() -> None:
+    driver = Driver()
+    driver.core.handle(Submit(request=embed("a", (1,), (2,), (3,)), num_embedded=2))
+    (event,) = driver.run()
+    assert (event.first, event.count) == (2, 1)
+    assert driver.backend.steps == [[(3,)]]
+
+
+def test_who_is_in_a_step_is_announced_before_it() -> None:
+    driver = Driver(FakeEmbedder())
+    driver.submit(embed("a", *[(5,) * 64] * 6), embed("b", (1,)))
+    driver.run()
+    announced = [message.ids for message in driver.messages if isinstance(message, StepStarted)]
+    assert announced == [("a", "b"), ("a",)]
+
+
+def test_figures_of_a_step() -> None:
+    driver = Driver()
+    driver.submit(embed("a", (1, 2), (3,)))
+    driver.run()
+    (done,) = [message for message in driver.messages if isinstance(message, StepDone)]
+    assert done.kv is None
+    assert done.figures is not None
+    assert (done.figures.sequences, done.figures.tokens) == (2, 3)
+
+
+class Interrupted(FakeEmbedder):
+    """Interrupted in its first step, in which `meanwhile` is asked."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.driver: Driver | None = None
+        self.answers: list[bool] = []
+
+    def embed(self, inputs: object) -> EmbedResult:
+        assert self.driver is not None
+        newcomer = Submit(request=embed("new", (1,)))
+        batch = Submit(request=embed("batch", (1,), priority=Priority.BATCH))
+        core = self.driver.core
+        commands = (newcomer, batch, Recall(interrupts=True), Cancel(id="a"))
+        self.answers = [core.is_worth_interrupting(command) for command in commands]
+        is_first = not self.steps
+        self.steps.append([])
+        return EmbedResult(interrupted=True) if is_first else super().embed(inputs)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("priority", Priority)
+def test_a_long_batch_step_is_interrupted_for_an_interactive_newcomer(priority: Priority) -> None:
+    backend = Interrupted()
+    driver = backend.driver = Driver(backend)
+    driver.submit(embed("a", *[(1,) * 64] * 8, priority=priority))
+    assert driver.step() == ()
+    is_batch = priority is Priority.BATCH
+    assert backend.answers == [is_batch, False, is_batch, False]
+    assert len(rows(list(driver.step()), "a")) == 4
+    assert backend.answers == [False] * 4, "never two in a row"
+    assert not driver.core.is_worth_interrupting(Submit(request=embed("new", (1,)))), "nothing runs"
+
+
+def test_news_of_the_queue() -> None:
+    driver = Driver()
+    driver.submit(embed("a", *[(1,) * 64] * 20), embed("b", (1,) * 64, priority=Priority.BATCH))
+    driver.step()
+    (news,) = [message for message in driver.messages if isinstance(message, QueueState)]
+    assert [(place.id, place.position) for place in news.places] == [("b", 1)]
+    assert news.places[0].first_token_ms > 0
+
+
+def test_while_another_model_computes_refusals_are_told() -> None:
+    driver = Driver()
+    driver.submit(embed("empty", ()))
+    assert driver.core.work is None
+    (done,) = driver.core.tell(Sharing())
+    assert isinstance(done, StepDone)
+    assert done.embedded[0].id == "empty"
+    assert not driver.core.has_work

@@ -1,0 +1,178 @@
+"""Embedding models in llama.cpp: vectors against a reference, packing, interruption."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+
+from openai_cpu_server.contract.messages import EngineOptions
+from openai_cpu_server.contract.model_info import ModelKind
+from openai_cpu_server.errors import StartupError
+from openai_cpu_server.llama.embed.embedder import LlamaEmbedder
+from openai_cpu_server.llama.model.vocabulary import Vocabulary
+from tests.tiny_bert import CLS, POSITIONS, SEP, TOKENS, WIDTH, TinyBert
+from tests.tiny_model import tiny_model_path
+
+pytestmark = pytest.mark.native
+
+Vectors = npt.NDArray[np.float32]
+
+
+def load(path: Path, **options: object) -> LlamaEmbedder:
+    chosen = EngineOptions(model_path=str(path), threads=1, **options)  # type: ignore[arg-type]
+    embedder = LlamaEmbedder.load_cold(chosen, lambda fraction: None)
+    assert embedder.warm_up()
+    return embedder
+
+
+def embed(embedder: LlamaEmbedder, *inputs: tuple[int, ...]) -> Vectors:
+    result = embedder.embed(inputs)
+    assert not result.interrupted
+    return np.frombuffer(result.vectors, np.float32).reshape(len(inputs), embedder.info.embedding_size)
+
+
+@pytest.fixture(scope="module")
+def file(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return TinyBert().write(tmp_path_factory.mktemp("bert") / "tiny.gguf")
+
+
+@pytest.fixture(scope="module")
+def tiny(file: Path) -> Iterator[LlamaEmbedder]:
+    embedder = load(file)
+    yield embedder
+    embedder.close()
+
+
+def some_inputs() -> list[tuple[int, ...]]:
+    random = np.random.default_rng(3)
+    lengths = (1, 2, 7, 16, 17, 30, POSITIONS)
+    return [(CLS, *map(int, random.integers(5, len(TOKENS), length)), SEP)[:length] for length in lengths]
+
+
+@pytest.mark.parametrize("flash_attention", [True, False])
+@pytest.mark.parametrize("pools_mean", [True, False])
+def test_vectors_are_those_of_the_book(tmp_path: Path, *, pools_mean: bool, flash_attention: bool) -> None:
+    model = TinyBert(pools_mean=pools_mean)
+    embedder = load(model.write(tmp_path / "bert.gguf"), flash_attention=flash_attention)
+    inputs = some_inputs()
+    found = embed(embedder, *inputs)
+    embedder.close()
+    for row, tokens in zip(found, inputs, strict=True):
+        expected = model.vector(tokens)
+        assert np.abs(row - expected).max() < 0.02 * np.abs(expected).max()
+
+
+def test_packed_inputs_do_not_see_each_other(tiny: LlamaEmbedder) -> None:
+    inputs = some_inputs()
+    together = embed(tiny, *inputs)
+    alone = np.concatenate([embed(tiny, tokens) for tokens in inputs])
+    np.testing.assert_allclose(together, alone, atol=2e-3)
+
+
+def test_facts_of_the_model(tiny: LlamaEmbedder) -> None:
+    info = tiny.info
+    assert (info.kind, info.architecture) == (ModelKind.EMBEDS, "bert")
+    assert (info.embedding_size, info.max_input_tokens, info.context_limit) == (WIDTH, POSITIONS, POSITIONS)
+    assert (info.kv_tokens, info.vocab_size) == (0, len(TOKENS))
+
+
+def test_a_limit_of_the_inputs_can_be_asked_for(file: Path) -> None:
+    embedder = load(file, kv_tokens=20)
+    assert embedder.info.max_input_tokens == 20
+    embedder.close()
+    with pytest.raises(StartupError, match="--ctx-size"):
+        load(file, kv_tokens=0)
+
+
+def test_a_whole_step_of_short_inputs(tiny: LlamaEmbedder) -> None:
+    count = min(tiny.info.max_seqs, tiny.info.max_step_tokens)
+    found = embed(tiny, *[(CLS,)] * count)
+    np.testing.assert_allclose(found, np.broadcast_to(found[0], found.shape), atol=1e-3)
+
+
+def test_an_interrupted_step_leaves_no_trace(tiny: LlamaEmbedder) -> None:
+    inputs = [(CLS,) * POSITIONS] * (tiny.info.max_step_tokens // POSITIONS)
+    expected = embed(tiny, *inputs)
+    for _ in range(50):
+        timer = threading.Timer(0.001, tiny.interrupt)
+        timer.start()
+        result = tiny.embed(inputs)
+        timer.join()
+        if result.interrupted:
+            assert result.vectors == b""
+            break
+    else:
+        pytest.fail("no step was interrupted")
+    np.testing.assert_array_equal(embed(tiny, *inputs), expected)
+
+
+def test_interrupting_nothing_does_nothing(tiny: LlamaEmbedder) -> None:
+    tiny.interrupt()
+    assert len(embed(tiny, (CLS,))) == 1
+
+
+def test_a_causal_model_gives_the_state_of_its_last_token() -> None:
+    """The tiny generating model, embedding: a token behind the input changes its vector, one in another
+    input does not."""
+    embedder = load(tiny_model_path(), kv_tokens=64)
+    one, other = (5, 6, 7), (5, 6, 8)
+    alone, together = embed(embedder, one), embed(embedder, one, other, one)
+    np.testing.assert_allclose(together[0], alone[0], atol=1e-3)
+    np.testing.assert_allclose(together[2], alone[0], atol=1e-3)
+    assert np.abs(together[1] - alone[0]).max() > 0.01
+    embedder.close()
+
+
+def test_a_file_that_is_no_model(tmp_path: Path) -> None:
+    path = tmp_path / "wrong.gguf"
+    path.write_bytes(b"GGUF")
+    with pytest.raises(StartupError):
+        load(path)
+
+
+class TestMiniLM:
+    TEXTS = ("The weather is lovely today.", "It's so sunny outside!", "He drove to the stadium.")
+    COSINES = (0.6660, 0.1046, 0.1411)
+    """Published by its authors, of the texts 1 and 2, 1 and 3, 2 and 3."""
+
+    def test_cosines(self, minilm: Path) -> None:
+        embedder = load(minilm)
+        with Vocabulary.open(minilm) as vocabulary:
+            inputs = [tuple(vocabulary.encode(t, add_special=True, parse_special=False)) for t in self.TEXTS]
+        vectors = embed(embedder, *inputs)
+        embedder.close()
+        vectors = vectors / np.linalg.norm(vectors, axis=1, keepdims=True)
+        found = vectors @ vectors.T
+        assert (found[0, 1], found[0, 2], found[1, 2]) == pytest.approx(self.COSINES, abs=0.01)
+
+    def test_facts(self, minilm: Path) -> None:
+        embedder = load(minilm)
+        info = embedder.info
+        embedder.close()
+        assert (info.embedding_size, info.max_input_tokens) == (384, 512)
+
+    @pytest.mark.parametrize(
+        ("text", "pieces"),
+        [
+            ("Hello, world!", ["hello", ",", "world", "!"]),
+            ("Café naïve Zürich", ["cafe", "naive", "zurich"]),
+            ("unaffable embeddings", ["una", "##ffa", "##ble", "em", "##bed", "##ding", "##s"]),
+            ("北京 it", ["北", "京", "it"]),
+            ("a\tb\n\n c\u00a0d", ["a", "b", "c", "d"]),
+            ("\u0000x\u200b", ["x"]),
+            ("🙂", ["[UNK]"]),
+            ("", []),
+        ],
+    )
+    def test_word_pieces(self, minilm: Path, text: str, pieces: list[str]) -> None:
+        """What the reference's tokenizer makes of these."""
+        with Vocabulary.open(minilm) as vocabulary:
+            tokens = vocabulary.encode(text, add_special=True, parse_special=False)
+            texts = [vocabulary.decode([token], special=True) for token in tokens]
+        marked = ["[CLS]", *(piece.removeprefix("##") for piece in pieces), "[SEP]"]
+        assert [text.strip() for text in texts] == marked

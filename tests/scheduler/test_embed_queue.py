@@ -1,0 +1,174 @@
+"""Which inputs of which requests a step computes."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from openai_cpu_server.contract.embedding import EmbedRequest
+from openai_cpu_server.contract.request import Priority
+from openai_cpu_server.scheduler.embed_queue import EmbedQueue, Part, Room
+
+ROOM = Room(max_inputs=8, max_tokens=100, budget_tokens=50)
+
+
+def embed(
+    name: str, *lengths: int, client: str = "", priority: Priority = Priority.INTERACTIVE
+) -> EmbedRequest:
+    inputs = tuple((1,) * length for length in lengths)
+    return EmbedRequest(id=name, inputs=inputs, client=client, priority=priority)
+
+
+def queue(*requests: EmbedRequest, floor: float = 0.1) -> EmbedQueue:
+    waiting = EmbedQueue(batch_floor=floor)
+    for request in requests:
+        waiting.add(request, 0, 0.0)
+    return waiting
+
+
+def told(parts: list[Part]) -> list[tuple[str, int, int]]:
+    return [(part.pending.request.id, part.first, part.count) for part in parts]
+
+
+def steps(waiting: EmbedQueue, room: Room = ROOM) -> list[list[tuple[str, int, int]]]:
+    """All steps until nothing waits."""
+    found = []
+    while len(waiting):
+        parts = waiting.compose(room)
+        found.append(told(parts))
+        waiting.computed(parts)
+    return found
+
+
+def test_inputs_are_packed_up_to_the_budget() -> None:
+    waiting = queue(embed("a", *[10] * 7))
+    assert steps(waiting) == [[("a", 0, 5)], [("a", 5, 2)]]
+
+
+def test_inputs_of_many_requests_go_together() -> None:
+    waiting = queue(*[embed(name, 10) for name in "abcd"])
+    assert steps(waiting) == [[("a", 0, 1), ("b", 0, 1), ("c", 0, 1), ("d", 0, 1)]]
+
+
+def test_a_step_has_as_many_inputs_as_the_model_has_sequences() -> None:
+    assert steps(queue(embed("a", *[1] * 10))) == [[("a", 0, 8)], [("a", 8, 2)]]
+
+
+def test_an_input_beyond_the_budget_goes_alone() -> None:
+    waiting = queue(embed("a", 90, 10, 90))
+    assert steps(waiting) == [[("a", 0, 1)], [("a", 1, 1)], [("a", 2, 1)]]
+
+
+def test_what_a_dead_engine_had_computed_is_left_out() -> None:
+    waiting = EmbedQueue(batch_floor=0.1)
+    waiting.add(embed("a", 10, 10, 10), 2, 0.0)
+    assert steps(waiting) == [[("a", 2, 1)]]
+
+
+def test_a_short_request_does_not_wait_for_the_whole_of_a_long_one() -> None:
+    waiting = queue(embed("long", *[10] * 100))
+    waiting.computed(waiting.compose(ROOM))
+    waiting.add(embed("short", 10, client="other"), 0, 1.0)
+    assert ("short", 0, 1) in told(waiting.compose(ROOM))
+
+
+def test_requests_of_one_client_take_turns_too() -> None:
+    waiting = queue(embed("long", *[10] * 100), embed("short", 10))
+    assert told(waiting.compose(ROOM)) == [("long", 0, 4), ("short", 0, 1)]
+
+
+def test_clients_get_equal_tokens_however_many_requests_they_have() -> None:
+    many = [embed(f"m{n}", *[10] * 50, client="many") for n in range(5)]
+    waiting = queue(*many, embed("one", *[10] * 50, client="one"))
+    tokens = {"many": 0, "one": 0}
+    for _ in range(10):
+        parts = waiting.compose(ROOM)
+        for part in parts:
+            tokens[part.pending.request.client] += 10 * part.count
+        waiting.computed(parts)
+    assert abs(tokens["many"] - tokens["one"]) <= 10
+
+
+def test_a_newcomer_catches_up_on_nothing() -> None:
+    waiting = queue(embed("old", *[10] * 100, client="old"))
+    for _ in range(10):
+        waiting.computed(waiting.compose(ROOM))
+    waiting.add(embed("new", *[10] * 100, client="new"), 0, 1.0)
+    counts = {name: count for name, _, count in told(waiting.compose(ROOM))}
+    assert abs(counts["old"] - counts["new"]) <= 1
+
+
+def test_interactive_inputs_go_first_and_batch_fills_up() -> None:
+    waiting = queue(embed("b", *[10] * 9, priority=Priority.BATCH), embed("i", 10, 10))
+    assert told(waiting.compose(ROOM)) == [("i", 0, 2), ("b", 0, 3)]
+
+
+@pytest.mark.parametrize("length", [5, 30, 80])
+def test_batch_work_keeps_its_share_beside_endless_interactive_work(length: int) -> None:
+    waiting = queue(
+        embed("b", *[length] * 1000, priority=Priority.BATCH), embed("i", *[10] * 100_000), floor=0.2
+    )
+    tokens = {"b": 0, "i": 0}
+    for _ in range(100):
+        parts = waiting.compose(ROOM)
+        for part in parts:
+            tokens[part.pending.request.id] += sum(map(len, part.inputs))
+        waiting.computed(parts)
+    assert 0.15 < tokens["b"] / sum(tokens.values()) < 0.3
+
+
+def test_removing_and_the_best_priority() -> None:
+    waiting = queue(embed("b", 1, priority=Priority.BATCH), embed("i", 1))
+    assert waiting.best_priority is Priority.INTERACTIVE
+    assert waiting.remove("i") is not None
+    assert waiting.best_priority is Priority.BATCH
+    assert waiting.remove("i") is None
+    assert waiting.remove("b") is not None
+    assert waiting.best_priority is None
+    assert waiting.compose(ROOM) == []
+
+
+def test_those_who_wait_are_told_in_the_order_in_which_they_begin() -> None:
+    waiting = queue(
+        embed("b", 1, priority=Priority.BATCH),
+        embed("x1", 1, client="x"),
+        embed("x2", 1, client="x"),
+        embed("y", 1, client="y"),
+    )
+    assert [one.request.id for one in waiting.waiting] == ["x1", "y", "x2", "b"]
+    assert waiting.num_waiting == 4
+
+
+@given(
+    st.lists(
+        st.tuples(
+            st.lists(st.integers(1, 100), min_size=1, max_size=20),
+            st.sampled_from(["", "x", "y"]),
+            st.sampled_from(Priority),
+        ),
+        max_size=12,
+    ),
+    st.integers(1, 100),
+    st.sampled_from([0.0, 0.1, 0.5]),
+)
+def test_every_input_is_computed_once_and_in_order(
+    described: list[tuple[list[int], str, Priority]], budget: int, floor: float
+) -> None:
+    requests = [embed(str(n), *lengths, client=c, priority=p) for n, (lengths, c, p) in enumerate(described)]
+    room = ROOM._replace(budget_tokens=budget)
+    waiting, done = queue(*requests, floor=floor), dict.fromkeys((r.id for r in requests), 0)
+    for _ in range(math.ceil(sum(len(r.inputs) for r in requests)) + 1):
+        parts = waiting.compose(room)
+        assert sum(part.count for part in parts) <= room.max_inputs
+        tokens = sum(len(tokens) for part in parts for tokens in part.inputs)
+        assert tokens <= room.budget_tokens or sum(part.count for part in parts) == 1
+        assert parts or not len(waiting)
+        for part in parts:
+            assert part.first == done[part.pending.request.id]
+            done[part.pending.request.id] += part.count
+        waiting.computed(parts)
+    assert done == {request.id: len(request.inputs) for request in requests}
+    assert waiting.best_priority is None
