@@ -20,6 +20,8 @@ from pydantic_settings import (
     TomlConfigSettingsSource,
 )
 
+from openai_cpu_server.adapter_options import AdapterOption, parse_adapter
+from openai_cpu_server.contract.adapter import Adapter
 from openai_cpu_server.contract.messages import EngineOptions
 from openai_cpu_server.contract.request import Priority
 from openai_cpu_server.errors import StartupError
@@ -202,6 +204,16 @@ class Settings(BaseSettings):
     draft_model: str | None = Field(
         None, description="a small model with the same tokenizer that drafts too; named as --model is"
     )
+    adapter: list[Annotated[AdapterOption, PlainValidator(parse_adapter)]] = Field(
+        [],
+        description="load a LoRA adapter, [MODEL/]NAME=PATH[@SCALE]; requests ask for it as MODEL:NAME; "
+        "may be given several times",
+    )
+    adapter_dir: Path | None = Field(
+        None,
+        description="POST /v1/adapters may load files of this folder, and of the hub; default: it may load "
+        "nothing",
+    )
     draft_max: int = Field(
         _ENGINE.draft_max,
         ge=1,
@@ -316,6 +328,7 @@ class Settings(BaseSettings):
         *,
         cache_bytes: int,
         draft_model_path: Path | None = None,
+        adapters: tuple[Adapter, ...] = (),
         pinned_prompts: tuple[tuple[int, ...], ...] = (),
         pinned_namespace: str = "",
     ) -> EngineOptions:
@@ -324,6 +337,7 @@ class Settings(BaseSettings):
             **self.model_dump(include=_PASSED_ON),
             model_path=str(model_path),
             draft_model_path=str(draft_model_path) if draft_model_path else None,
+            adapters=adapters,
             kv_tokens=self.ctx_size,
             kv_type="f16" if self.kv_type == "auto" else self.kv_type,
             repack={"auto": None, "on": True, "off": False}[self.repack],
