@@ -25,7 +25,7 @@ pytestmark = [pytest.mark.native, pytest.mark.thorough]
 WEATHER = ["The weather is lovely today.", "It's so sunny outside!", "He drove to the stadium."]
 PUBLISHED = [0.6660, 0.1046, 0.1411]
 FACTS = [
-    "Ann's bakery in Lyon opens at seven o'clock.",
+    "The bakery opens at seven o'clock in the morning.",
     "The museum of clocks is closed on Mondays.",
     "Bob keeps his red bicycle in the cellar.",
 ]
@@ -104,7 +104,7 @@ def test_langchain_answers_from_what_it_has_retrieved(chat_url: str, langchain: 
     chat = ChatOpenAI(
         base_url=chat_url + "/v1", api_key="none", model="smollm2", temperature=0, max_tokens=40
     )
-    told = chat.invoke(f"{found.page_content}\n\n{QUESTION}")
+    told = chat.invoke(f"Answer from this text: {found.page_content}\n\n{QUESTION}")
     assert "seven" in str(told.content)
 
 
