@@ -5,11 +5,11 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Sequence
 
-import llama_cpp
 import msgspec
 
 from openai_cpu_server.contract.step import Span
 from openai_cpu_server.errors import EmbeddingFailed, StartupError
+from openai_cpu_server.llama.bindings import llama_cpp
 from openai_cpu_server.llama.cells.abort import AbortSwitch
 from openai_cpu_server.llama.cells.batch import Batch
 from openai_cpu_server.llama.cells.context import SLOTS_MAX, Decoded
