@@ -24,9 +24,10 @@ from openai_cpu_server.api.application import create_api
 from openai_cpu_server.api.gates.entrance import EXCESS_CONNECTION
 from openai_cpu_server.api.options import ApiOptions
 from openai_cpu_server.api.resolve.call import cache_namespace
+from openai_cpu_server.contract.adapter import Adapter
 from openai_cpu_server.contract.engine import Engine
 from openai_cpu_server.contract.messages import EngineOptions
-from openai_cpu_server.contract.model_info import Tokenizer
+from openai_cpu_server.contract.model_info import ModelKind, Tokenizer
 from openai_cpu_server.dispatch.dispatcher import Dispatcher
 from openai_cpu_server.dispatch.hang_detector import HangLimits
 from openai_cpu_server.dispatch.observer import EngineObserver
@@ -36,11 +37,13 @@ from openai_cpu_server.jobs.jobs import Jobs
 from openai_cpu_server.jobs.options import JobOptions
 from openai_cpu_server.jobs.run.rows import RunRow
 from openai_cpu_server.jobs.store.database import open_database
+from openai_cpu_server.llama.gguf.header import GgufHeader
+from openai_cpu_server.llama.gguf.kind import model_kind
 from openai_cpu_server.llama.grammar.grammar_check import GrammarCheck
 from openai_cpu_server.llama.host.machine import Machine
 from openai_cpu_server.llama.measure.profile import load_profile
 from openai_cpu_server.llama.model.vocabulary import Vocabulary
-from openai_cpu_server.model_source import FoundModel, model_to_serve, resolve_model
+from openai_cpu_server.model_source import AdapterFiles, FoundModel, model_to_serve, resolve_model
 from openai_cpu_server.models.registry import ModelRegistry
 from openai_cpu_server.models.served import ServedModel
 from openai_cpu_server.observe.logs import set_up_logs
@@ -78,11 +81,14 @@ def serve(settings: Settings) -> None:
     with _listen(settings.host, settings.port) as listener, Vocabulary.open(model.path) as vocabulary:
         tracing = open_tracing(settings.traces_endpoint) if settings.traces_endpoint else None
         watch = Watch.new(model=name, tracing=tracing)
-        engine = _engine(settings, model.path, vocabulary, watch)
+        engine = _engine(settings, model, vocabulary, watch)
         jobs = _jobs(settings, name)
-        models = ModelRegistry([_served(settings, name, engine, vocabulary)])
+        models = ModelRegistry([_served(settings, model, engine, vocabulary)])
         options = _api_options(settings)
-        api = create_api(models, options, keys=keys, limits=limits, jobs=jobs, watch=watch)
+        find_adapter = _adapter_files(settings).of_client
+        api = create_api(
+            models, options, keys=keys, limits=limits, jobs=jobs, watch=watch, find_adapter=find_adapter
+        )
         config = _web_config(settings, api.app)
         started = time.monotonic()
         try:
@@ -111,8 +117,8 @@ def offline(settings: Settings, model: FoundModel) -> Iterator[Offline]:
     """Whoever uses it must run the engine, and close it. Raises StartupError with one line."""
     with Vocabulary.open(model.path) as vocabulary:
         watch = Watch.new(model=model.name)
-        engine = _engine(settings, model.path, vocabulary, watch)
-        models = ModelRegistry([_served(settings, model.name, engine, vocabulary)])
+        engine = _engine(settings, model, vocabulary, watch)
+        models = ModelRegistry([_served(settings, model, engine, vocabulary)])
         yield Offline(engine, create_api(models, _api_options(settings), watch=watch).run_row)
 
 
@@ -122,10 +128,11 @@ def found_model(settings: Settings) -> FoundModel:
     return FoundModel(settings.served_model_name or model.name, model.path)
 
 
-def _served(settings: Settings, name: str, engine: Engine, vocabulary: Vocabulary) -> ServedModel:
-    template = _template(settings.chat_template, vocabulary)
+def _served(settings: Settings, model: FoundModel, engine: Engine, vocabulary: Vocabulary) -> ServedModel:
+    kind = model_kind(GgufHeader(model.path))
+    template = _template(settings.chat_template, vocabulary) if kind is ModelKind.GENERATES else None
     return ServedModel(
-        names=(name,),
+        names=(model.name,),
         created=int(time.time()),
         engine=engine,
         tokenizer=vocabulary,
@@ -133,16 +140,17 @@ def _served(settings: Settings, name: str, engine: Engine, vocabulary: Vocabular
         tool_format=_tool_format(settings.tool_format, template),
         check_grammar=GrammarCheck,
         whitespace=Whitespace(settings.json_whitespace),
+        kind=kind,
     )
 
 
 def _engine(
-    settings: Settings, model_path: Path, vocabulary: Vocabulary, observer: EngineObserver
+    settings: Settings, model: FoundModel, vocabulary: Vocabulary, observer: EngineObserver
 ) -> Dispatcher:
     tune_engines()
     supervisor = Supervisor(
         (*_ENGINE_COMMAND, settings.log_format),
-        _engine_options(settings, model_path, vocabulary),
+        _engine_options(settings, model, vocabulary),
         observer=observer,
         hang_limits=HangLimits(
             step_s=settings.hang_seconds or None, load_s=settings.load_hang_seconds or None
@@ -244,12 +252,35 @@ def _read(path: Path) -> str:
         raise StartupError(f"cannot read {path}: {error}") from None
 
 
-def _engine_options(settings: Settings, model_path: Path, tokenizer: Tokenizer) -> EngineOptions:
+def _adapter_files(settings: Settings) -> AdapterFiles:
+    """Raises StartupError for a folder that is none."""
+    folder = settings.adapter_dir
+    if folder is not None and not folder.expanduser().is_dir():
+        raise StartupError(f"--adapter-dir: there is no folder {folder}")
+    return AdapterFiles(folder.expanduser() if folder is not None else None)
+
+
+def _adapters(settings: Settings, model: str) -> tuple[Adapter, ...]:
+    """Those of the options. Raises StartupError for files that cannot be read, and names that are no good."""
+    names = [option.source.name for option in settings.adapter]
+    twice = next((name for name in names if names.count(name) > 1), None)
+    if twice is not None:
+        raise StartupError(f"--adapter: there are two of the name {twice}")
+    for option in settings.adapter:
+        if option.model not in (None, model):
+            raise StartupError(f"--adapter: there is no model {option.model}, only {model}")
+    files = _adapter_files(settings)
+    return tuple(files.of_operator(option.source) for option in settings.adapter)
+
+
+def _engine_options(settings: Settings, model: FoundModel, tokenizer: Tokenizer) -> EngineOptions:
     """The user's choice, else what `tune` has found, else the defaults."""
+    model_path = model.path
     options = settings.engine_options(
         model_path,
         cache_bytes=_cache_bytes(settings),
         draft_model_path=resolve_model(settings.draft_model) if settings.draft_model else None,
+        adapters=_adapters(settings, model.name),
         pinned_prompts=tuple(_pinned(path, tokenizer) for path in settings.pin_prompt),
         pinned_namespace=_pinned_namespace(settings),
     )

@@ -20,6 +20,8 @@ from pydantic_settings import (
     TomlConfigSettingsSource,
 )
 
+from openai_cpu_server.adapter_options import AdapterOption, parse_adapter
+from openai_cpu_server.contract.adapter import Adapter
 from openai_cpu_server.contract.messages import EngineOptions
 from openai_cpu_server.contract.request import Priority
 from openai_cpu_server.errors import StartupError
@@ -36,8 +38,9 @@ _PASSED_ON = {
     "flash_attention",
     "kernels",
     "prefill_tokens",
-    "interactive_step_ms",
-    "batch_step_ms",
+    "stream_rate",
+    "stall_ms",
+    "batch_stall_ms",
     "batch_floor",
     "preempt_threshold_ms",
     "policy",
@@ -50,6 +53,8 @@ _PASSED_ON = {
     "log_level",
 }
 """Options that the engine knows by the same name."""
+_REPLACED = {"interactive_step_ms": "--stream-rate and --stall-ms", "batch_step_ms": "--batch-stall-ms"}
+"""Names of options that are gone -> what says the same now."""
 
 
 Network = Annotated[IPv4Network | IPv6Network, PlainValidator(ip_network)]
@@ -150,16 +155,22 @@ class Settings(BaseSettings):
         ge=16,
         description="tokens of a step at most (llama.cpp's batch)",
     )
-    interactive_step_ms: float = Field(
-        _ENGINE.interactive_step_ms,
+    stream_rate: float = Field(
+        _ENGINE.stream_rate,
         gt=0,
-        description="milliseconds that a step may take while an interactive request runs: shorter steps make "
-        "steadier streams; it may take more while one of them waits for its first token",
+        description="tokens per second that an interactive stream keeps at least while others' prompts are "
+        "read, where the machine is fast enough",
     )
-    batch_step_ms: float = Field(
-        _ENGINE.batch_step_ms,
+    stall_ms: float = Field(
+        _ENGINE.stall_ms,
         gt=0,
-        description="milliseconds that a step may take otherwise: longer steps bring more throughput",
+        description="longest gap between two tokens of an interactive stream, in milliseconds: a stream that "
+        "was faster than --stream-rate waits so long for a prompt that comes",
+    )
+    batch_stall_ms: float = Field(
+        _ENGINE.batch_stall_ms,
+        gt=0,
+        description="the same while there is no interactive stream: longer steps bring more throughput",
     )
     batch_floor: float = Field(
         _ENGINE.batch_floor,
@@ -170,7 +181,8 @@ class Settings(BaseSettings):
     preempt_threshold_ms: float = Field(
         _ENGINE.preempt_threshold_ms,
         ge=0,
-        description="an interactive newcomer interrupts a batch step that has more than this left",
+        description="milliseconds that an interactive newcomer waits for batch work: it interrupts a batch "
+        "step that has more left, and beside interactive streams batch work makes no step longer",
     )
     policy: Literal["priority", "fifo", "sjf"] = Field(
         "priority",
@@ -191,6 +203,16 @@ class Settings(BaseSettings):
     )
     draft_model: str | None = Field(
         None, description="a small model with the same tokenizer that drafts too; named as --model is"
+    )
+    adapter: list[Annotated[AdapterOption, PlainValidator(parse_adapter)]] = Field(
+        [],
+        description="load a LoRA adapter, [MODEL/]NAME=PATH[@SCALE]; requests ask for it as MODEL:NAME; "
+        "may be given several times",
+    )
+    adapter_dir: Path | None = Field(
+        None,
+        description="POST /v1/adapters may load files of this folder, and of the hub; default: it may load "
+        "nothing",
     )
     draft_max: int = Field(
         _ENGINE.draft_max,
@@ -306,6 +328,7 @@ class Settings(BaseSettings):
         *,
         cache_bytes: int,
         draft_model_path: Path | None = None,
+        adapters: tuple[Adapter, ...] = (),
         pinned_prompts: tuple[tuple[int, ...], ...] = (),
         pinned_namespace: str = "",
     ) -> EngineOptions:
@@ -314,6 +337,7 @@ class Settings(BaseSettings):
             **self.model_dump(include=_PASSED_ON),
             model_path=str(model_path),
             draft_model_path=str(draft_model_path) if draft_model_path else None,
+            adapters=adapters,
             kv_tokens=self.ctx_size,
             kv_type="f16" if self.kv_type == "auto" else self.kv_type,
             repack={"auto": None, "on": True, "off": False}[self.repack],
@@ -376,6 +400,7 @@ def tune_engines() -> None:
 
 def read_settings(arguments: Sequence[str]) -> Settings:
     """Settings for these command line arguments. Raises StartupError with one line that names the option."""
+    _refuse_replaced(arguments)
     settings = _reading(_config_path(arguments))
     try:
         return CliApp.run(settings, cli_args=list(arguments), cli_settings_source=_command_line(settings))
@@ -383,6 +408,14 @@ def read_settings(arguments: Sequence[str]) -> Settings:
         raise StartupError("; ".join(_problem(e["loc"], e["msg"]) for e in error.errors())) from None
     except (SettingsError, OSError, ValueError) as error:
         raise StartupError(f"cannot read the settings: {error}") from None
+
+
+def _refuse_replaced(arguments: Sequence[str]) -> None:
+    """Raises StartupError for old names on the command line or in the environment, which would be ignored."""
+    given = {argument.partition("=")[0] for argument in arguments}
+    for name in _REPLACED:
+        if _option(name) in given or f"{_ENV_PREFIX}{name.upper()}" in os.environ:
+            raise StartupError(_problem((name,), ""))
 
 
 def _command_line(settings: type[Settings]) -> CliSettingsSource[OptionParser]:
@@ -410,5 +443,10 @@ def _config_path(arguments: Sequence[str]) -> Path | None:
 def _problem(location: tuple[int | str, ...], message: str) -> str:
     """`location` is the option and, for a list, the place in it, which says nothing to whoever gave a few."""
     names = [part for part in location if isinstance(part, str)]
-    option = "--" + "-".join(names).replace("_", "-")
-    return f"{option}: {message}" if location else message
+    if names and names[0] in _REPLACED:
+        return f"{_option(names[0])} is gone: use {_REPLACED[names[0]]}"
+    return f"{_option('-'.join(names))}: {message}" if location else message
+
+
+def _option(name: str) -> str:
+    return "--" + name.replace("_", "-")

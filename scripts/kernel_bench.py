@@ -3,8 +3,8 @@
 
     .venv/bin/python scripts/kernel_bench.py [--types q4_k q8_0] [--rows 1 4 16 64 256] [--threads 2]
 
-There are so many copies of the weights that no cache holds them, as in a model. Both compute in turn; the
-best of all rounds counts, for whatever else the machine does only makes a round slower.
+There are so many copies of the weights that no cache holds them, as in a model. Both compute in turn for some
+time; the best of all rounds counts, for whatever else the machine does only makes a round slower.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ from openai_cpu_server.kernels.library import Kernel, Library, obstacle, put_in_
 
 _WEIGHT_BYTES = 100_000_000
 """More than a cache holds."""
+_LEAST_ROUNDS = 9
 _TYPES = {kind.name.lower(): kind for kind in PRODUCT_TYPES}
 
 
@@ -47,7 +48,9 @@ def _measure(
 ) -> Times:
     ggml = ours = float("inf")
     with graphs.repeated_product(case, copies=copies, threads=args.threads) as compute:
-        for _ in range(args.rounds):
+        end, rounds = time.perf_counter() + args.seconds, 0
+        while rounds < _LEAST_ROUNDS or time.perf_counter() < end:
+            rounds += 1
             library.switch_off(Kernel.PRODUCTS)
             ggml = _best(compute, ggml)
             library.switch_on(Kernel.PRODUCTS)
@@ -64,7 +67,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--outputs", type=int, default=2048, metavar="N", help="rows of weights")
     parser.add_argument("--depth", type=int, default=2048, metavar="N", help="a multiple of 256")
     parser.add_argument("--threads", type=int, default=os.cpu_count() or 1, metavar="N")
-    parser.add_argument("--rounds", type=int, default=9, metavar="N")
+    parser.add_argument("--seconds", type=float, default=0.7, help="for each line (default %(default)s)")
     return parser
 
 

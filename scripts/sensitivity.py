@@ -21,14 +21,14 @@ import itertools
 import math
 import random
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from openai_cpu_server.contract.cost import attended_pairs
+from openai_cpu_server.contract.cost import CostCurve, attended_pairs
 from openai_cpu_server.contract.messages import EngineOptions
 from openai_cpu_server.contract.request import GenerationRequest, Priority, Sampling
 from openai_cpu_server.contract.step import Drafted, Sample, Span, Step, StepResult, num_right
@@ -43,8 +43,6 @@ from openai_cpu_server.scheduler.speculation.speculator import SpeculationOption
 
 _SLOWNESS, _NOISE = 1.2, 0.1
 _VARIANTS: dict[str, tuple[float, ...]] = {
-    "compose._READING_PATIENCE": (3, 6),
-    "compose._BURST_PATIENCE": (1, 4),
     "cost_model._WORTH_PADDING": (0.9, 1.0),
     "cost_model._HARDLY_LONGER": (1.0, 1.3),
     "cost_model._RATE_ALL": (0.01, 0.2),
@@ -57,7 +55,6 @@ _VARIANTS: dict[str, tuple[float, ...]] = {
     "speculation.acceptance._PRIOR_WEIGHT": (2.0, 32.0),
     "speculation.acceptance._LEAN": (1.0, 16.0),
     "speculation.draft_lengths._WORTH": (0.85, 1.0),
-    "speculation.draft_lengths._PATIENCE": (1.0, 2.0),
     "speculation.draft_lengths._LEAST_CHANCE": (0.005, 0.1),
     "speculation.gains._FORGET": (0.9, 0.995),
     "speculation.gains._TRIAL": (8, 128),
@@ -71,7 +68,7 @@ _VARIANTS: dict[str, tuple[float, ...]] = {
 
 
 @dataclass
-class _Client:
+class Client:
     request: GenerationRequest
     text: list[int]
     arrives_ms: float = 0.0
@@ -88,7 +85,7 @@ class _Client:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
-    parser.add_argument("names", nargs="*", help="constants such as compose._READING_PATIENCE; default: all")
+    parser.add_argument("names", nargs="*", help="constants such as cost_model._RATE_ALL; default: all")
     names = parser.parse_args().names or list(_VARIANTS)
     heads = ("chat tok/s", "gap", "quotes tok/s", "mixed TTFT", "tok/s", "long TTFT", "gap")
     print(f"{'constant':38}{'value':>10}" + "".join(f"{head:>14}" for head in heads))
@@ -116,29 +113,29 @@ def _changed(name: str, value: float) -> Iterator[None]:
 
 
 def _measure() -> tuple[float, ...]:
-    chat = [_client(f"c{n}", 250, 48, seed=n) for n in range(32)]
+    chat = [client(f"c{n}", 250, 48, seed=n) for n in range(32)]
     chat_ms = _run(chat, slots=16)
-    quotes = [_client(f"q{n}", 250, 96, seed=n, quoted=0.7) for n in range(16)]
+    quotes = [client(f"q{n}", 250, 96, seed=n, quoted=0.7) for n in range(16)]
     quotes_ms = _run(quotes, slots=2)
-    batch = [_client(f"b{n}", 400, 100, seed=n, priority=Priority.BATCH) for n in range(16)]
-    people = [_client(f"i{n}", 100, 24, seed=90 + n, arrives_ms=1500 * (n + 1)) for n in range(20)]
+    batch = [client(f"b{n}", 400, 100, seed=n, priority=Priority.BATCH) for n in range(16)]
+    people = [client(f"i{n}", 100, 24, seed=90 + n, arrives_ms=1500 * (n + 1)) for n in range(20)]
     mixed_ms = _run(batch + people, slots=12)
-    streams = [_client(f"s{n}", 50, 300, seed=n) for n in range(8)]
-    long = _client("long", 4000, 16, seed=99, arrives_ms=5000)
+    streams = [client(f"s{n}", 50, 300, seed=n) for n in range(8)]
+    long = client("long", 4000, 16, seed=99, arrives_ms=5000)
     _run([*streams, long], slots=16)
-    ttfts = sorted(client.ttft_ms for client in people)
+    ttfts = sorted(one.ttft_ms for one in people)
     return (
         1000 * 32 * 48 / chat_ms,
-        max(client.worst_gap_ms for client in chat),
+        max(one.worst_gap_ms for one in chat),
         1000 * 16 * 96 / quotes_ms,
         ttfts[int(0.95 * len(ttfts))],
         1000 * (16 * 100 + 20 * 24) / mixed_ms,
         long.ttft_ms,
-        max(client.worst_gap_ms for client in streams),
+        max(one.worst_gap_ms for one in streams),
     )
 
 
-def _client(
+def client(
     name: str,
     prompt: int,
     output: int,
@@ -147,7 +144,7 @@ def _client(
     quoted: float = 0.0,
     priority: Priority = Priority.INTERACTIVE,
     arrives_ms: float = 0.0,
-) -> _Client:
+) -> Client:
     """`quoted`: share of the output that repeats runs of twelve tokens of the prompt."""
     choice = random.Random(seed)
     tokens = [choice.randrange(10, 30_000) for _ in range(prompt)]
@@ -159,14 +156,36 @@ def _client(
     request = GenerationRequest(
         id=name, tokens=tuple(tokens), max_tokens=output, sampling=Sampling(seed=1), priority=priority
     )
-    return _Client(request, text[:output], arrives_ms)
+    return Client(request, text[:output], arrives_ms)
 
 
-def _run(clients: list[_Client], *, slots: int) -> float:
+def _run(clients: list[Client], *, slots: int) -> float:
     """Serve them all; returns the milliseconds that it takes."""
-    scheduler, truth, noise = _scheduler(slots), CostModel.guess(), random.Random(7)
-    by_name = {client.request.id: client for client in clients}
-    arriving = sorted(clients, key=lambda client: client.arrives_ms)
+    truth, noise = CostModel.guess(), random.Random(7)
+    return serve(
+        clients,
+        slots=slots,
+        options=EngineOptions(model_path=""),
+        told=truth.curve,
+        true_ms=lambda step, cells: _true_ms(step, truth) * _SLOWNESS * math.exp(noise.gauss(0, _NOISE)),
+    )
+
+
+def serve(
+    clients: list[Client],
+    *,
+    slots: int,
+    options: EngineOptions,
+    told: CostCurve,
+    true_ms: Callable[[Step, int], float],
+) -> float:
+    """Serve them all; returns the milliseconds that it takes.
+
+    The scheduler is `told` what steps cost. `true_ms` says what a step takes, also by the cells in the pool.
+    """
+    scheduler = _scheduler(slots, options, told)
+    by_name = {one.request.id: one for one in clients}
+    arriving = sorted(clients, key=lambda one: one.arrives_ms)
     now_ms = 0.0
     while scheduler.has_work or arriving:
         if not scheduler.has_work:
@@ -174,13 +193,13 @@ def _run(clients: list[_Client], *, slots: int) -> float:
         while arriving and arriving[0].arrives_ms <= now_ms:
             scheduler.submit(arriving.pop(0).request, now_s=now_ms / 1000)
         step = scheduler.schedule()
-        elapsed_ms = _true_ms(step, truth) * _SLOWNESS * math.exp(noise.gauss(0, _NOISE))
+        elapsed_ms = true_ms(step, 16 * scheduler.kv_stats.pool_blocks_used)
         now_ms += elapsed_ms
         names = {s.slot: s.request.id for s in scheduler.participants(step)}
         result = _executed(step, {slot: by_name[name] for slot, name in names.items()})
         for advance in scheduler.apply(step, result, elapsed_ms):
-            client = by_name[advance.sequence.request.id]
-            client.token_times += [now_ms] * len(advance.samples)
+            served = by_name[advance.sequence.request.id]
+            served.token_times += [now_ms] * len(advance.samples)
             if advance.sequence.remaining == 0:
                 scheduler.complete(advance.sequence)
     return now_ms
@@ -191,19 +210,19 @@ def _true_ms(step: Step, truth: CostModel) -> float:
     return truth.predict_ms(step.num_tokens + step.padding, attended)
 
 
-def _scheduler(slots: int) -> Scheduler:
+def _scheduler(slots: int, options: EngineOptions, told: CostCurve) -> Scheduler:
     return Scheduler(
         limits=Limits(slots, 256, 256),
         ledger=KVLedger(1024, 16),
         cache=PrefixCache(4096),
-        cost=CostModel.guess(),
-        options=step_options(EngineOptions(model_path="")),
+        cost=CostModel(told),
+        options=step_options(options),
         policy=PriorityPolicy(),
         speculator=Speculator(LookupDrafter(frozenset({0})), SpeculationOptions()),
     )
 
 
-def _executed(step: Step, clients: dict[int, _Client]) -> StepResult:
+def _executed(step: Step, clients: dict[int, Client]) -> StepResult:
     outputs = {s.slot: _output(s, clients[s.slot]) for s in step.spans if s.sample}
     return StepResult(
         samples={slot: tokens[0] for slot, tokens in outputs.items()},
@@ -217,7 +236,7 @@ def _executed(step: Step, clients: dict[int, _Client]) -> StepResult:
     )
 
 
-def _output(span: Span, client: _Client) -> tuple[Sample, ...]:
+def _output(span: Span, client: Client) -> tuple[Sample, ...]:
     """What comes behind the span: a token, and one more for each draft token that was right."""
     at = span.start + len(span.tokens) - len(client.request.tokens)
     coming = client.text[at:]

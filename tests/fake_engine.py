@@ -23,6 +23,8 @@ from openai_cpu_server.engine.turn import EngineTurn
 from openai_cpu_server.errors import StartupError
 from tests.fakes import FAKE_INFO, FakeBackend, FakeEmbedder
 
+COMMAND = (sys.executable, "-m", "tests.fake_engine")
+
 
 def main() -> None:
     leave_signals_to_parent()

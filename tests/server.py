@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import queue
 import re
 import signal
@@ -15,8 +14,7 @@ from typing import Any
 import httpx
 import psutil
 
-_HAS_COMPANY = os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1") != "1"
-"""Whether other tests compute at the same time: compute threads that share cores wait for each other."""
+from tests.company import HAS_COMPANY
 
 
 class ServerProcess:
@@ -30,7 +28,7 @@ class ServerProcess:
         command = [sys.executable, "-m", "openai_cpu_server", "serve", "--port", "0"]
         if "--calibrate" not in options:
             command += ["--calibrate", "never"]
-        if "--threads" not in options and _HAS_COMPANY:
+        if "--threads" not in options and HAS_COMPANY:
             command += ["--threads", "1"]
         if "--jobs-db" not in options:
             command += ["--jobs-db", "sqlite://"]  # in memory: no test leaves jobs behind for a user's server

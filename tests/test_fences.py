@@ -20,8 +20,9 @@ ALLOWED = {
     "errors": set[str](),
     "contract": {"errors"},
     "option_parser": {"errors"},
-    "settings": {"contract", "errors", "option_parser"},
-    "model_source": {"errors", "llama.gguf"},
+    "adapter_options": set[str](),
+    "settings": {"adapter_options", "contract", "errors", "option_parser"},
+    "model_source": {"adapter_options", "contract.adapter", "errors", "llama.gguf"},
     "prompt": {"contract", "errors"},
     "structured": {"errors"},
     "scheduler": {"contract"},
@@ -39,7 +40,7 @@ ALLOWED = {
     # Below `api`, which tells it of requests; the engine's client tells it of steps through a protocol of its
     # own, and is looked at for gauges. It knows no HTTP; nobody else knows Prometheus or OpenTelemetry.
     "observe": {"", "contract", "errors"},
-    "api": {"", "contract", "errors", "jobs", "models", "observe", "prompt", "structured"},
+    "api": {"", "adapter_options", "contract", "errors", "jobs", "models", "observe", "prompt", "structured"},
     "web": {"dispatch.dispatcher"},
     "commands": {"", "errors"},
     "commands.table": {"", "errors", "kernels.library"},

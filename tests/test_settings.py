@@ -54,6 +54,8 @@ def test_the_file_may_be_named_by_the_environment(tmp_path: Path, monkeypatch: p
         (["--threads", "513"], "--threads"),
         (["--bogus"], "unrecognized arguments: --bogus .see openai-cpu-server serve --help"),
         (["--port"], "--port: expected one argument"),
+        (["--interactive-step-ms", "130"], "--interactive-step-ms is gone: use --stream-rate and --stall-ms"),
+        (["--batch-step-ms=800"], "--batch-step-ms is gone: use --batch-stall-ms"),
     ],
 )
 def test_wrong_options_are_named_in_one_line(arguments: list[str], said: str) -> None:
@@ -69,6 +71,18 @@ def test_a_wrong_file_is_one_line_too(tmp_path: Path, content: str) -> None:
     with pytest.raises(StartupError) as error:
         read_settings(["--config", str(config)])
     assert "\n" not in str(error.value)
+
+
+def test_options_that_are_gone_are_named_wherever_they_stand(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = tmp_path / "c.toml"
+    config.write_text("batch_step_ms = 800\n")
+    with pytest.raises(StartupError, match="--batch-step-ms is gone: use --batch-stall-ms"):
+        read_settings(["--config", str(config)])
+    monkeypatch.setenv("OCS_INTERACTIVE_STEP_MS", "130")
+    with pytest.raises(StartupError, match="--interactive-step-ms is gone"):
+        read_settings([])
 
 
 def test_repack_and_kv_type_reach_the_engine() -> None:

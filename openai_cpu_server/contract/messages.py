@@ -7,6 +7,7 @@ from typing import Literal, NamedTuple, Union
 
 import msgspec
 
+from openai_cpu_server.contract.adapter import Adapter, LoadedAdapter, RefusedAdapter
 from openai_cpu_server.contract.embedding import Embedded, EmbedRequest
 from openai_cpu_server.contract.model_info import ModelInfo
 from openai_cpu_server.contract.request import GenerationRequest, Priority
@@ -33,14 +34,18 @@ class EngineOptions(msgspec.Struct, frozen=True, kw_only=True):
     """auto: kernels of ours compute in place of ggml's where they are proved."""
     prefill_tokens: int = 256
     """Tokens of a step at most."""
-    interactive_step_ms: float = 130.0
-    """What a step may take while an interactive request is running."""
-    batch_step_ms: float = 800.0
-    """What it may take otherwise."""
+    stream_rate: float = 2.5
+    """Tokens per second that an interactive stream keeps at least while others' prompts are read."""
+    stall_ms: float = 520.0
+    """The longest gap between two of its tokens."""
+    batch_stall_ms: float = 800.0
+    """The longest step while no interactive stream is there to stall."""
     batch_floor: float = 0.1
     """Share of the time that batch work keeps, whatever comes."""
     preempt_threshold_ms: float = 100.0
-    """An interactive newcomer interrupts a batch step that has longer than this left."""
+    """What an interactive newcomer waits for batch work: it interrupts a batch step that has longer than this
+    left; and beside interactive streams, where it may not, batch work makes no step longer.
+    """
     policy: str = "priority"
     tile_filling: bool = True
     mixed_steps: bool = True
@@ -53,6 +58,8 @@ class EngineOptions(msgspec.Struct, frozen=True, kw_only=True):
     """Tokens that one sequence drafts in a step."""
     draft_model_path: str | None = None
     """A small model with the same tokens."""
+    adapters: tuple[Adapter, ...] = ()
+    """Loaded at start; one that cannot be is refused alone."""
     prefix_sharing: bool = True
     """Running sequences share cells, and computed prompts are saved and restored."""
     cache_bytes: int = 0
@@ -104,6 +111,18 @@ class ClearCache(msgspec.Struct, frozen=True, tag="clear_cache"):
     """Forget all of the prefix cache but what is pinned."""
 
 
+class LoadAdapter(msgspec.Struct, frozen=True, tag="load_adapter"):
+    """Load an adapter beside those that are loaded. `AdapterLoaded` or `AdapterRefused` answers."""
+
+    adapter: Adapter
+
+
+class UnloadAdapter(msgspec.Struct, frozen=True, tag="unload_adapter"):
+    """Free an adapter as soon as no request uses it any more. No new one may name it."""
+
+    key: str
+
+
 class Turn(msgspec.Struct, frozen=True, kw_only=True, tag="turn"):
     """The engine may compute until it sends `TurnBack`. Only for one that shares its cores."""
 
@@ -138,7 +157,7 @@ class Recall(msgspec.Struct, frozen=True, kw_only=True, tag="recall"):
     """
 
 
-Command = Union[Start, Submit, Cancel, ClearCache, Turn, Recall]
+Command = Union[Start, Submit, Cancel, ClearCache, LoadAdapter, UnloadAdapter, Turn, Recall]
 
 
 class FinishReason(enum.Enum):
@@ -207,6 +226,24 @@ class Ready(msgspec.Struct, frozen=True, tag="ready"):
 
 class StartFailed(msgspec.Struct, frozen=True, tag="start_failed"):
     message: str
+
+
+class LoadingAdapter(msgspec.Struct, frozen=True, tag="loading_adapter"):
+    """An adapter is being loaded: if the process dies now, it has died of that."""
+
+    key: str
+
+
+class AdapterLoaded(msgspec.Struct, frozen=True, tag="adapter_loaded"):
+    """Requests may name it from now on. Those of `EngineOptions.adapters` are told before `Ready`."""
+
+    adapter: LoadedAdapter
+
+
+class AdapterRefused(msgspec.Struct, frozen=True, tag="adapter_refused"):
+    """It was not loaded; nothing else has changed."""
+
+    adapter: RefusedAdapter
 
 
 class StepStarted(msgspec.Struct, frozen=True, tag="step_started"):
@@ -314,4 +351,18 @@ class TurnBack(msgspec.Struct, frozen=True, kw_only=True, tag="turn_back"):
     wants: Wants
 
 
-Event = Union[Loading, Ready, StartFailed, StepStarted, Handling, StepDone, QueueState, Wants, TurnBack]
+AdapterNews = Union[LoadingAdapter, AdapterLoaded, AdapterRefused]
+Event = Union[
+    Loading,
+    Ready,
+    StartFailed,
+    LoadingAdapter,
+    AdapterLoaded,
+    AdapterRefused,
+    StepStarted,
+    Handling,
+    StepDone,
+    QueueState,
+    Wants,
+    TurnBack,
+]

@@ -13,12 +13,15 @@ import msgspec
 
 from openai_cpu_server.contract.engine import EngineState, LastDeath
 from openai_cpu_server.contract.messages import (
+    AdapterLoaded,
+    AdapterRefused,
     Command,
     EngineOptions,
     Event,
     Handling,
     KVStats,
     Loading,
+    LoadingAdapter,
     QueueState,
     Ready,
     StartFailed,
@@ -29,6 +32,7 @@ from openai_cpu_server.contract.messages import (
 )
 from openai_cpu_server.contract.model_info import ModelInfo
 from openai_cpu_server.contract.request import Priority
+from openai_cpu_server.dispatch.adapters import AdapterDesk
 from openai_cpu_server.dispatch.child import EngineProcess, resident_bytes
 from openai_cpu_server.dispatch.crashes import CrashRecord
 from openai_cpu_server.dispatch.death import Death, DeathKind
@@ -38,7 +42,7 @@ from openai_cpu_server.dispatch.observer import NOBODY, EngineObserver
 from openai_cpu_server.dispatch.shared_cores import Partner
 from openai_cpu_server.dispatch.start import Start
 from openai_cpu_server.dispatch.watchdog import Watchdog
-from openai_cpu_server.errors import GenerationFailed, ServerError, StartupError
+from openai_cpu_server.errors import EngineUnavailable, GenerationFailed, ServerError, StartupError
 
 logger = logging.getLogger(__name__)
 
@@ -95,13 +99,14 @@ class Supervisor:
     ) -> None:
         """`command` starts the engine; the number of its socket's file descriptor is appended. `partner`: its
         part, where engines share the cores."""
-        self.info: ModelInfo | None = None
+        self._info: ModelInfo | None = None
         self.kv_stats: KVStats | None = None
         """As of the last step; None while the present process has not made any."""
         self.reason: str | None = None
         """Why there is no engine, or none for the moment."""
         self.restarts = 0
         self.start = Start(options.model_path)
+        self.adapters = AdapterDesk(options.adapters)
         self._command = tuple(command)
         self._options = msgspec.structs.replace(options, shares_cores=partner is not None)
         self._partner = partner
@@ -126,6 +131,14 @@ class Supervisor:
     @property
     def state(self) -> EngineState:
         return self._state
+
+    @property
+    def info(self) -> ModelInfo | None:
+        """Facts about the model and the adapters that it now has; None until it was loaded."""
+        if self._info is None:
+            return None
+        loaded = self.adapters.shelf.loaded
+        return msgspec.structs.replace(self._info, adapters=loaded) if loaded else self._info
 
     @property
     def pid(self) -> int | None:
@@ -181,7 +194,9 @@ class Supervisor:
         """One engine process from spawn to death."""
         self._start_failure, self._has_advanced = None, False
         try:
-            process = await EngineProcess.spawn(self._command, self._options)
+            adapters = self.adapters.process_started()
+            options = msgspec.structs.replace(self._options, adapters=adapters)
+            process = await EngineProcess.spawn(self._command, options)
         except (OSError, RuntimeError) as error:  # of descriptors, memory or threads there may be none left
             return Death.unborn(error)
         self._process = self._last_process = process
@@ -195,7 +210,7 @@ class Supervisor:
             killer=self._memory_killer(),
             clock=self._clock,
             is_loading=lambda: self._state is not EngineState.READY,
-            owes=lambda: clientele.is_owed or (self._partner is not None and self._partner.is_awaited),
+            owes=lambda: self._is_owed(clientele),
             is_waiting=lambda: self._partner is not None and self._partner.is_waiting,
         )
         try:
@@ -206,6 +221,7 @@ class Supervisor:
             if self._partner is not None:
                 self._partner.leave()
             clientele.lost()
+            self.adapters.lost()
             self._process = None
             await process.close()
         return watchdog.death()
@@ -216,6 +232,8 @@ class Supervisor:
                 self.start.heard(event)
             case Ready(info=info):
                 self._ready(info, clientele)
+            case LoadingAdapter() | AdapterLoaded() | AdapterRefused():
+                self.adapters.heard(event)
             case StartFailed(message=message):
                 self._start_failed(message)
             case StepDone():
@@ -226,15 +244,20 @@ class Supervisor:
             case _:
                 clientele.heard(event)
 
+    def _is_owed(self, clientele: Clientele) -> bool:
+        is_awaited = self._partner is not None and self._partner.is_awaited
+        return clientele.is_owed or self.adapters.is_owed or is_awaited
+
     def _heard_of_turns(self, event: Wants | TurnBack, clientele: Clientele) -> None:
         assert self._partner is not None, "it was not told that it shares its cores"
         self._partner.heard(event, loads_for=clientele.best_priority)
 
     def _ready(self, info: ModelInfo, clientele: Clientele) -> None:
         logger.info("ready: %s", info.summary)
-        self.info, self.reason = info, None
+        self._info, self.reason = info, None
         self._crashes.started()
         self._move(EngineState.READY)
+        self.adapters.ready(self.send)
         clientele.ready(self.send)
 
     def _start_failed(self, message: str) -> None:
@@ -250,7 +273,10 @@ class Supervisor:
 
     async def _replace(self, death: Death, clientele: Clientele) -> None:
         """Decide what the death means, and wait before the next start."""
+        has_died_of_adapter = self.adapters.died(death.message)
         if self._state is EngineState.LOADING:
+            if has_died_of_adapter:
+                return  # the next process does not load it
             raise StartupError(self.start.failure(death))
         if self._may_have_died_measuring(death, clientele):
             logger.warning("steps are not timed any more: the engine may have died of that")
@@ -289,6 +315,7 @@ class Supervisor:
         logger.critical("giving up: %s", self.reason)
         self._move(EngineState.FAILED)
         clientele.end(lambda: GenerationFailed(f"The engine is gone: {self.reason}."))
+        self.adapters.end(lambda: EngineUnavailable(f"The engine is gone: {self.reason}."))
 
     def _move(self, to: EngineState) -> None:
         if to is self._state:
@@ -297,3 +324,4 @@ class Supervisor:
         self._state = to
         if to is EngineState.STOPPED:
             self._stopped.set()
+            self.adapters.end(lambda: EngineUnavailable("The server is shutting down."))

@@ -59,8 +59,8 @@ def build_embed_core(options: EngineOptions, backend: EmbedBackend) -> EmbedCore
         backend,
         CostModel.guess(backend.info.num_parameters),
         EmbedOptions(
-            interactive_step_ms=options.interactive_step_ms,
-            batch_step_ms=options.batch_step_ms,
+            short_step_ms=step_options(options).batch_beside_ms,
+            batch_stall_ms=options.batch_stall_ms,
             preempt_threshold_ms=options.preempt_threshold_ms,
         ),
     )
@@ -69,8 +69,10 @@ def build_embed_core(options: EngineOptions, backend: EmbedBackend) -> EmbedCore
 def step_options(options: EngineOptions) -> StepOptions:
     """How steps are to be composed."""
     return StepOptions(
-        interactive_step_ms=options.interactive_step_ms,
-        batch_step_ms=options.batch_step_ms,
+        stream_rate=options.stream_rate,
+        stall_ms=options.stall_ms,
+        batch_stall_ms=options.batch_stall_ms,
+        newcomer_wait_ms=options.preempt_threshold_ms,
         batch_floor=options.batch_floor,
         fills_tiles=options.tile_filling,
         mixes=options.mixed_steps,

@@ -7,9 +7,12 @@ from collections.abc import Callable, Iterable, Iterator
 
 import msgspec
 
+from openai_cpu_server.contract.adapter import Adapter, RefusedAdapter
 from openai_cpu_server.contract.embedding import EmbedBackend, Embedded, EmbedRequest
 from openai_cpu_server.contract.messages import (
     ALONE,
+    AdapterNews,
+    AdapterRefused,
     Cancel,
     ClearCache,
     Place,
@@ -27,6 +30,7 @@ from openai_cpu_server.engine.containment import CommandFailed, contained
 from openai_cpu_server.engine.core import (
     NEVER,
     QUEUE_NEWS_S,
+    Checked,
     Prepared,
     Refused,
     Work,
@@ -44,11 +48,12 @@ _PLACES_TOLD = 100
 
 
 class EmbedOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """As `EngineOptions` has them."""
-
-    interactive_step_ms: float
-    batch_step_ms: float
+    short_step_ms: float
+    """What a step may take where an interactive request waits for it, here or in another engine."""
+    batch_stall_ms: float
+    """As `EngineOptions` has it."""
     preempt_threshold_ms: float
+    """As `EngineOptions` has it."""
 
 
 class EmbedCore:
@@ -97,6 +102,13 @@ class EmbedCore:
         """Nothing has to be prepared for an embedding: this is for requests of another kind of model."""
         return Refused(submit, _WRONG_MODEL)
 
+    def check_adapter(self, adapter: Adapter) -> Checked:
+        return Checked(adapter, "Adapters are for models that generate text; this one does not.")
+
+    def load_adapter(self, checked: Checked) -> Iterator[AdapterNews]:
+        """There are none for these models."""
+        yield AdapterRefused(RefusedAdapter(key=checked.adapter.key, reason=checked.why_not or ""))
+
     def handle(self, command: Work) -> None:
         """Carry out a command. What goes wrong fails the request that it is about, and nothing else."""
         try:
@@ -137,7 +149,7 @@ class EmbedCore:
         # After a step that was thrown away a short one: it is not thrown away too.
         is_short = sharing.beside_interactive or self._was_interrupted
         interactive = is_short or self._queue.best_priority is Priority.INTERACTIVE
-        budget_ms = options.interactive_step_ms if interactive else options.batch_step_ms
+        budget_ms = options.short_step_ms if interactive else options.batch_stall_ms
         budget_tokens = self._tokens_within(budget_ms)
         return Room(max_inputs=info.max_seqs, max_tokens=info.max_step_tokens, budget_tokens=budget_tokens)
 

@@ -112,8 +112,9 @@ class Graphs:
         with self._context(*copies * [case.weights], case.activations, results) as context:
             activations = self._tensor(context, case.activations, Type.F32)
             graph = self._ggml.ggml_new_graph(context)
-            for _ in range(copies):
-                weights = self._tensor(context, case.weights, case.weight_type)
+            first = self._tensor(context, case.weights, case.weight_type)
+            for number in range(copies):
+                weights = self._copy(context, first) if number else first
                 node = self._ggml.ggml_mul_mat(context, weights, activations)
                 self._ggml.ggml_build_forward_expand(graph, node)
             plan = self._ggml.ggml_graph_plan(graph, threads, None)
@@ -161,6 +162,13 @@ class Graphs:
             )
         return tensor
 
+    def _copy(self, context: int, tensor: Any) -> Any:
+        """Another tensor of the same content: quantising takes far longer."""
+        copy = self._ggml.ggml_dup_tensor(context, tensor)
+        get_data, num_bytes = self._ggml.ggml_get_data, self._ggml.ggml_nbytes(tensor)
+        ctypes.memmove(get_data(copy), get_data(tensor), num_bytes)
+        return copy
+
     def _computed(self, context: int, node: Any, shape: tuple[int, ...], threads: int) -> Floats:
         graph = self._ggml.ggml_new_graph(context)
         self._ggml.ggml_build_forward_expand(graph, node)
@@ -185,6 +193,8 @@ class Graphs:
             ("ggml_flash_attn_ext_add_sinks", None, [pointer, pointer]),
             ("ggml_quantize_chunk", ctypes.c_size_t, chunk),
             ("ggml_get_data", pointer, [pointer]),
+            ("ggml_dup_tensor", pointer, [pointer, pointer]),
+            ("ggml_nbytes", ctypes.c_size_t, [pointer]),
             ("ggml_new_graph", pointer, [pointer]),
             ("ggml_build_forward_expand", None, [pointer, pointer]),
             ("ggml_graph_plan", _Plan, [pointer, integer, pointer]),

@@ -11,33 +11,35 @@ from openai_cpu_server.contract.request import Priority
 from openai_cpu_server.scheduler.plan import Reason, StepPlan, StepPrices, StepRoom
 from openai_cpu_server.scheduler.sequence import Sequence
 
-_READING_PATIENCE = 4
-"""Interactive budgets that a step with interactive prompts may take: a stream stalls no longer than that.
-
-`scripts/sensitivity.py compose._READING_PATIENCE`: at 3 stalls are 27 % shorter and throughput 2 % lower; at
-6 stalls are 25 to 57 % longer, throughput is the same, and a long prompt is read 6 % sooner.
-"""
-_BURST_PATIENCE = 2
-"""Interactive budgets that a step with forced tokens may take: it is those who decode that gain by them.
-
-Set by reasoning, not measured: half a tile of forced tokens takes as long as a whole one.
-"""
-
 
 @dataclass(frozen=True)
 class StepOptions:
     """The defaults of the numbers are those of `contract.messages.EngineOptions`."""
 
-    interactive_step_ms: float
-    """A step's time budget while an interactive request is running."""
-    batch_step_ms: float
-    """A step's time budget while only batch requests are running."""
+    stream_rate: float
+    """Tokens per second that interactive streams keep at least while prompts are read."""
+    stall_ms: float
+    """The longest gap between two tokens of an interactive stream."""
+    batch_stall_ms: float
+    """The longest step that no interactive stream waits for. A newcomer may have to."""
+    newcomer_wait_ms: float
+    """What an interactive newcomer may wait for batch work beside streams, whose steps none interrupts."""
     batch_floor: float
     """The share of slots and time, 0 to 1, that batch work keeps beside interactive work."""
     fills_tiles: bool = True
     """Steps grow until they fill a kernel's tile, where that costs next to nothing or saves time."""
     mixes: bool = True
     """Decoding sequences and prompts share steps (off: for comparison only)."""
+
+    @property
+    def pace_ms(self) -> float:
+        """The time between two tokens at the rate that streams keep."""
+        return min(1000 / self.stream_rate, self.stall_ms)
+
+    @property
+    def batch_beside_ms(self) -> float:
+        """What a step may take for the sake of batch work beside interactive work."""
+        return min(self.newcomer_wait_ms, self.pace_ms)
 
 
 @dataclass(frozen=True)
@@ -72,12 +74,36 @@ class _Candidates:
         return self.batch_decoding + self.batch_prefilling
 
 
+class _Slack:
+    """How long the next step may be, so that streams keep their rate and no gap is longer than a stall.
+
+    A step that brings each stream a token earns the time of a token at that rate; each step costs what it is
+    predicted to take. What streams were ahead of their rate is so spent on one long step: a short prompt is
+    read at once, and a long one at the rate.
+    """
+
+    def __init__(self, options: StepOptions) -> None:
+        self._options = options
+        self.ms = options.stall_ms
+        """Between the time of a token at the rate and a stall."""
+
+    def account(self, step_ms: float, *, brings_tokens: bool) -> None:
+        earned_ms = self._options.pace_ms if brings_tokens else 0.0
+        ms = self.ms + earned_ms - step_ms
+        self.ms = min(max(ms, self._options.pace_ms), self._options.stall_ms)
+
+    def fill(self) -> None:
+        """Nobody streams: whoever begins to has seen no slow step."""
+        self.ms = self._options.stall_ms
+
+
 class Composer:
     """Chooses who takes part in each step, and with how many tokens.
 
     All go together, in this order: interactive decodes, interactive prompts, batch decodes, batch prompts.
-    Each interactive decode gets its token in any case, and prompts get a tile; the rest is added as far as
-    the time budget allows. At last the step grows as far as that costs next to nothing.
+    Each interactive decode gets its token in any case, and prompts get a tile. Interactive prompts, and
+    tokens that constraints force, use the slack of those who stream; batch work only what the rate leaves.
+    At last the step grows as far as that costs next to nothing.
 
     Batch work earns credit, in milliseconds, while it runs beside interactive work: `batch_floor` times the
     time of each step. It pays for the tokens that it computes in each step. What is left it spends on tokens
@@ -87,6 +113,7 @@ class Composer:
 
     def __init__(self, options: StepOptions) -> None:
         self._options = options
+        self._slack = _Slack(options)
         self._credit_ms = 0.0
         """The time that batch work has earned and not spent."""
         self._saving_for_ms = 0.0
@@ -116,26 +143,39 @@ class Composer:
         return self._step_of_all(wanted, room, prices, beside_interactive=beside_interactive)
 
     def account(self, plan: StepPlan, step_ms: float, running: Iterable[Sequence]) -> None:
-        """Book what batch work earns and spends in a step whose tokens are final.
+        """Book what streams and batch work earn and spend in a step whose tokens are final.
 
-        It spends the same share of the predicted time as it has of the tokens. Its credit is never negative,
-        and is limited to one step of batch work. It lapses when batch and interactive work do not run
-        together, or when nothing is computed.
+        Batch work spends the same share of the predicted time as it has of the tokens. Its credit is never
+        negative, and is limited to one step of batch work. It lapses when batch and interactive work do not
+        run together, or when nothing is computed.
         """
+        running = list(running)
+        self._account_streams(plan, step_ms, running)
         if not plan.num_tokens or len({s.request.priority for s in running}) < len(Priority):
             self._credit_ms = 0.0
             return
         batch_tokens = sum(plan.num_of(s) for s in plan.parts if not _is_interactive(s))
         spent_ms = step_ms * batch_tokens / plan.num_tokens
         credit_ms = self._credit_ms + self._options.batch_floor * step_ms - spent_ms
-        most_ms = max(self._options.batch_step_ms, self._saving_for_ms)
+        most_ms = max(self._options.batch_stall_ms, self._saving_for_ms)
         self._credit_ms = min(max(credit_ms, 0.0), most_ms)
+
+    def let_wait(self, ms: float) -> None:
+        """Sequences of others have computed: streams of these have waited so long for their next token."""
+        self._slack.account(ms, brings_tokens=False)
+
+    def _account_streams(self, plan: StepPlan, step_ms: float, running: Seq[Sequence]) -> None:
+        streams = [s for s in running if _is_interactive(s) and s.is_decoding]
+        if streams:
+            self._slack.account(step_ms, brings_tokens=all(s in plan.parts for s in streams))
+        else:
+            self._slack.fill()
 
     def _step_of_batch(self, wanted: _Candidates, room: StepRoom, prices: StepPrices) -> StepPlan | None:
         """A step of batch work alone beside interactive work, if its credit pays for one."""
         if not (self._credit_ms and wanted.batch and wanted.interactive):
             return None
-        step = _Composition(StepPlan(room, self._options.interactive_step_ms), prices)
+        step = _Composition(StepPlan(room, self._options.batch_beside_ms), prices)
         step.add_batch(wanted, step.plan.budget_ms, Reason.BATCH_FLOOR)
         step.fill_tile(wanted.batch)
         return step.plan if self._pays_for(prices.ms(step.plan)) else None
@@ -148,12 +188,14 @@ class Composer:
         self, wanted: _Candidates, room: StepRoom, prices: StepPrices, *, beside_interactive: bool
     ) -> StepPlan:
         options = self._options
-        is_short = beside_interactive or wanted.interactive
-        budget_ms = options.interactive_step_ms if is_short else options.batch_step_ms
-        step = _Composition(StepPlan(room, budget_ms), prices)
-        step.decode(wanted.decoding, min(_BURST_PATIENCE * budget_ms, options.batch_step_ms))
-        is_watched = beside_interactive or bool(wanted.decoding)
-        step.read_fairly(wanted.prefilling, _reading_ms(options, is_watched=is_watched))
+        is_watched = beside_interactive or bool(wanted.interactive)
+        unwatched_ms = options.stall_ms if beside_interactive else options.batch_stall_ms
+        longest_ms = self._slack.ms if wanted.decoding else unwatched_ms
+        budget_ms = options.batch_beside_ms if is_watched else options.batch_stall_ms
+        steady_ms = options.pace_ms if is_watched else options.batch_stall_ms
+        step = _Composition(StepPlan(room, steady_ms), prices)
+        step.decode(wanted.decoding, longest_ms)
+        step.read_fairly(wanted.prefilling, longest_ms)
         paid_ms = prices.ms(step.plan) + min(self._credit_ms, budget_ms)
         if self._credit_ms and paid_ms > budget_ms:
             step.add_batch(wanted, paid_ms, Reason.BATCH_FLOOR)
@@ -161,17 +203,6 @@ class Composer:
             step.add_batch(wanted, budget_ms)
         step.fill_tile(wanted.interactive + wanted.batch)
         return step.plan
-
-
-def _reading_ms(options: StepOptions, *, is_watched: bool) -> float:
-    """The time that a step with interactive prompts may take, in milliseconds.
-
-    A batch step may take no longer. Where no interactive sequence decodes, which is to be watched, it may
-    take as long.
-    """
-    if not is_watched:
-        return options.batch_step_ms
-    return min(_READING_PATIENCE * options.interactive_step_ms, options.batch_step_ms)
 
 
 def _is_interactive(sequence: Sequence) -> bool:

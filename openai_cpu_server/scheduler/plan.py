@@ -58,7 +58,7 @@ class StepPlan:
     def __init__(self, room: StepRoom, budget_ms: float = math.inf) -> None:
         """An empty plan."""
         self.budget_ms = budget_ms
-        """The time that the step may take."""
+        """The time that each step may take: drafts make it no longer."""
         self.assignments: list[Assignment] = []
         self.parts: dict[Sequence, int] = {}
         """How many tokens each sequence computes, drafts not counted, in the order that they claim cells."""

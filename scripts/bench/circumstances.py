@@ -32,7 +32,7 @@ def circumstances(
         started=datetime.now(timezone.utc).isoformat(timespec="seconds"),
         model=model.name,
         commit=_commit(),
-        cpu=_cpu(),
+        cpu=cpu_name(),
         num_cpus=len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1,
         memory_bytes=psutil.virtual_memory().total,
         rounds=rounds,
@@ -58,7 +58,7 @@ def _commit() -> str:
         return ""
 
 
-def _cpu() -> str:
+def cpu_name() -> str:
     if _CPU_INFO.is_file():
         for line in _CPU_INFO.read_text().splitlines():
             if line.startswith("model name"):

@@ -56,6 +56,8 @@ async def test_live_requests_are_listed() -> None:
         "client": "",
         "position": None,
         "first_token_ms": None,
+        "inputs": None,
+        "inputs_done": None,
     }
     assert waiting_one == {
         "object": "request",
@@ -65,6 +67,8 @@ async def test_live_requests_are_listed() -> None:
         "output_tokens": 0,
         "client": "ann",
         "position": 1,
+        "inputs": None,
+        "inputs_done": None,
     }
 
 

@@ -12,10 +12,11 @@ from itertools import pairwise
 import pytest
 
 from openai_cpu_server.contract.cost import CostCurve
+from openai_cpu_server.contract.messages import EngineOptions
 from openai_cpu_server.contract.request import GenerationRequest, Priority
 from openai_cpu_server.contract.step import Step, StepResult
 from openai_cpu_server.dispatch.turns import Grant, Recalled, Turns
-from openai_cpu_server.scheduler.compose import StepOptions
+from openai_cpu_server.engine.build import step_options
 from openai_cpu_server.scheduler.cost_model import CostModel
 from openai_cpu_server.scheduler.kv_ledger import KVLedger
 from openai_cpu_server.scheduler.policy import PriorityPolicy
@@ -44,7 +45,7 @@ class Model:
             ledger=KVLedger(FAKE_INFO.kv_tokens // 16, 16),
             cache=PrefixCache(0),
             cost=CostModel(CURVE),
-            options=StepOptions(interactive_step_ms=130, batch_step_ms=800, batch_floor=0.1),
+            options=step_options(EngineOptions(model_path="")),
             policy=PriorityPolicy(),
         )
         self.was_interrupted = False

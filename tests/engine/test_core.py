@@ -132,7 +132,7 @@ def test_nothing_stays_of_a_request_that_fails_halfway() -> None:
 
 def test_whoever_gets_a_slot_is_announced_though_it_is_not_computed_yet() -> None:
     """Beside the step its grammar is compiled, which may be what the process dies of."""
-    engine = Engine(msgspec.structs.replace(OPTIONS, interactive_step_ms=1, batch_step_ms=1))
+    engine = Engine(msgspec.structs.replace(OPTIONS, stream_rate=1000, stall_ms=1, batch_stall_ms=1))
     for name in ("a", "b"):
         engine.core.handle(Submit(request(name, prompt=200)))
     engine.step()

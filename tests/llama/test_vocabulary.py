@@ -7,8 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from openai_cpu_server.contract.model_info import FimTokens
+from openai_cpu_server.contract.model_info import FimTokens, Marks
 from openai_cpu_server.errors import InvalidRequest
+from openai_cpu_server.llama.gguf.writer import NewValue, write_gguf
 from openai_cpu_server.llama.model.vocabulary import Vocabulary
 from tests.llama.odd_models import rewritten
 from tests.tiny_model import tiny_model_path
@@ -109,3 +110,42 @@ def test_a_closed_vocabulary_is_not_used(tiny: Path) -> None:
     vocabulary.close()
     with pytest.raises(AssertionError, match="closed"):
         vocabulary.encode("a", add_special=False, parse_special=False)
+
+
+def encoder_vocabulary(path: Path, **added: bool) -> Path:
+    """BERT's special tokens and two words. `added`: what the file says that the tokenizer adds."""
+    tokens = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "\u2581hi", "\u2581you"]
+    named = {"padding": 0, "unknown": 1, "bos": 2, "eos": 3, "seperator": 3}
+    values: dict[str, NewValue] = {
+        "general.architecture": "bert",
+        "bert.block_count": 1,
+        "bert.context_length": 8,
+        "bert.embedding_length": 8,
+        "bert.feed_forward_length": 8,
+        "bert.attention.head_count": 1,
+        "bert.attention.layer_norm_epsilon": 1e-12,
+        "tokenizer.ggml.model": "bert",
+        "tokenizer.ggml.tokens": tokens,
+        "tokenizer.ggml.token_type": [3, 3, 3, 3, 1, 1],
+        **{f"tokenizer.ggml.{name}_token_id": token for name, token in named.items()},
+        **{f"tokenizer.ggml.add_{name}_token": is_added for name, is_added in added.items()},
+    }
+    with path.open("wb") as file:
+        write_gguf(file, values, {})
+    return path
+
+
+@pytest.mark.parametrize(
+    ("added", "between"),
+    [({}, (3,)), ({"eos": True, "sep": False}, (3,)), ({"bos": True, "eos": True, "sep": True}, (3, 3))],
+)
+def test_marks_of_an_encoder(tmp_path: Path, added: dict[str, bool], between: tuple[int, ...]) -> None:
+    with Vocabulary.open(encoder_vocabulary(tmp_path / "v.gguf", **added)) as vocabulary:
+        assert vocabulary.encode("hi you", add_special=True, parse_special=True) == [2, 4, 5, 3]
+        assert vocabulary.marks == Marks(begin=(2,), between=between, end=(3,))
+        assert vocabulary.rerank_template is None
+
+
+def test_marks_of_a_model_that_generates(vocabulary: Vocabulary) -> None:
+    assert vocabulary.bos is not None
+    assert vocabulary.marks == Marks(begin=(vocabulary.bos,))

@@ -18,7 +18,7 @@ from openai_cpu_server.scheduler.scheduler import Limits, Scheduler
 from openai_cpu_server.scheduler.sequence import Sequence, Status
 from openai_cpu_server.scheduler.speculation.drafts import Draft, Drafter, ModelDrafter
 from openai_cpu_server.scheduler.speculation.speculator import SpeculationOptions, Speculator
-from tests.fakes import END_TOKEN, FAKE_INFO, FakeBackend, forced_token, next_token
+from tests.fakes import END_TOKEN, FAKE_INFO, FakeBackend, adapted, forced_token, next_token
 
 Spans = dict[str, int]
 """Tokens that each request computed in a step."""
@@ -47,7 +47,7 @@ def alone(asked: GenerationRequest) -> list[int]:
 def _next_alone(asked: GenerationRequest, tokens: list[int]) -> int:
     output = tokens[len(asked.tokens) :]
     forced = forced_token(asked.constraint, output) if asked.constraint else None
-    return next_token(tokens) if forced is None else forced
+    return next_token(adapted(asked.adapter, tokens)) if forced is None else forced
 
 
 class TokenCost:
@@ -129,6 +129,7 @@ class Driver:
         slots: int = 8,
         kv_tokens: int = 1024,
         decoding: int = 32,
+        stall: int | None = None,
         idle: int = 64,
         outputs: int = 64,
         cache_blocks: int = 0,
@@ -162,7 +163,12 @@ class Driver:
         self._limits = Limits(slots, info.max_step_tokens, outputs, can_share)
         self._cache_blocks = cache_blocks
         self._options = StepOptions(
-            interactive_step_ms=decoding, batch_step_ms=idle, batch_floor=floor, mixes=mixes
+            stream_rate=1000 / decoding,
+            stall_ms=stall or min(4 * decoding, idle),
+            batch_stall_ms=idle,
+            newcomer_wait_ms=decoding,
+            batch_floor=floor,
+            mixes=mixes,
         )
         self._policy = policy or PriorityPolicy()
         self._is_continuous = continuous

@@ -114,7 +114,7 @@ def reasons(driver: Driver, name: str) -> dict[Reason, int]:
 
 
 def test_every_token_of_a_step_has_a_reason() -> None:
-    driver = Driver(slots=16, decoding=4, idle=64, tiles=(30,), floor=0.0)
+    driver = Driver(slots=16, decoding=4, stall=8, idle=64, tiles=(30,), floor=0.0)
     driver.submit(request("f", output=40, **under("?" + 8 * "x" + 9 * "?")))
     driver.submit(*(request(f"d{n}", output=40) for n in range(3)))
     driver.step()
@@ -200,8 +200,8 @@ def test_a_forced_beginning_is_computed_with_the_prompt() -> None:
     assert driver.outputs["a"] == alone(request("a", prompt=6, output=40, **under("{ab?", opening=(7, 8))))
 
 
-def test_forced_tokens_take_no_more_than_two_budgets_from_those_who_decode() -> None:
-    driver = Driver(decoding=8, idle=64)
+def test_forced_tokens_make_no_longer_stall_than_streams_may_have() -> None:
+    driver = Driver(decoding=16, stall=16, idle=64)
     driver.submit(request("a", output=90, **under("?" + 60 * "x" + "?")), request("b", output=90))
     driver.step()
     steps = driver.run()
@@ -210,8 +210,68 @@ def test_forced_tokens_take_no_more_than_two_budgets_from_those_who_decode() -> 
     assert [step["a"] for step in steps[:5]] == [15, 15, 15, 15, 1]
 
 
+def streaming(**options: int) -> Driver:
+    """Two streams that have been as fast as can be for a while."""
+    driver = Driver(kv_tokens=4096, **options)
+    driver.submit(request("a", output=400), request("b", output=400))
+    for _ in range(40):
+        driver.step()
+    return driver
+
+
+def test_a_short_prompt_is_read_in_one_step_of_a_stall() -> None:
+    driver = streaming(decoding=20, stall=60, idle=100)
+    driver.submit(request("p", prompt=55))
+    assert driver.step() == {"a": 1, "b": 1, "p": 55}
+
+
+def test_a_long_prompt_is_read_at_the_rate_that_streams_keep() -> None:
+    driver = streaming(decoding=20, stall=60, idle=100)
+    driver.submit(request("p", prompt=300))
+    assert [sum(driver.step().values()) for _ in range(6)] == [60, 20, 20, 20, 20, 20]
+
+
+def test_streams_are_ahead_again_after_some_steps() -> None:
+    driver = streaming(decoding=20, stall=60, idle=100)
+    driver.submit(request("p", prompt=58, output=1))
+    driver.step()
+    driver.step()
+    driver.submit(request("q", prompt=100))
+    assert driver.step()["q"] == 20 + 18 - 2
+    driver.cancel("q")
+    for _ in range(40):
+        driver.step()
+    driver.submit(request("r", prompt=100))
+    assert driver.step()["r"] == 58
+
+
+def test_a_stall_shorter_than_the_rate_asks_for_makes_streams_faster() -> None:
+    driver = streaming(decoding=60, stall=20, idle=100)
+    driver.submit(request("p", prompt=100))
+    assert [sum(driver.step().values()) for _ in range(3)] == [20, 20, 20]
+
+
+def test_batch_work_uses_none_of_the_slack_of_streams() -> None:
+    driver = streaming(decoding=20, stall=60, idle=100)
+    driver.submit(request("p", prompt=100, priority=BATCH))
+    assert sum(driver.step().values()) <= 22
+
+
+def test_a_step_of_batch_work_alone_takes_from_the_slack() -> None:
+    driver = Driver(decoding=20, stall=60, idle=100, floor=0.5, kv_tokens=4096)
+    driver.submit(request("i", output=400), request("b", prompt=300, output=60, priority=BATCH))
+    gap, gaps = 0, []
+    for _ in range(60):
+        step = driver.step()
+        gap += sum(step.values())
+        if "i" in step:
+            gaps.append(gap)
+            gap = 0
+    assert max(gaps[1:]) <= 60
+
+
 def test_the_shortest_burst_ends_first() -> None:
-    driver = Driver(decoding=8, idle=64)
+    driver = Driver(decoding=16, stall=16, idle=64)
     long, short = under("?" + 30 * "x" + "?"), under("?" + 9 * "x" + "?")
     driver.submit(request("a", output=60, **long), request("b", output=60, **short))
     driver.step()

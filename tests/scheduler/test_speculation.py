@@ -162,11 +162,11 @@ def with_drafts(made: Priced, *chosen: int) -> Priced:
     return Priced(grown, made.prices)
 
 
-def test_drafts_take_little_more_than_the_steps_budget() -> None:
-    """A newcomer waits for the step's end. A tile that goes a little beyond the budget is still filled."""
+def test_drafts_take_no_more_than_the_steps_budget() -> None:
+    """A newcomer waits for the step's end."""
     assert lengths(plan(1, budget_ms=600.0), 0.99) == [31]
-    assert lengths(plan(1, budget_ms=130.0), 0.99) == [15]
-    assert lengths(plan(1, budget_ms=90.0), 0.99) == [5]
+    assert lengths(plan(1, budget_ms=170.0), 0.99) == [15]
+    assert lengths(plan(1, budget_ms=115.0), 0.99) == [5]
     seven_times = tuple((n, 7.0 * ms) for n, ms in PLAIN)
     assert lengths(plan(1, seven_times, budget_ms=130.0), 0.99) == [0]
 

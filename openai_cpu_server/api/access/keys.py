@@ -16,7 +16,7 @@ class Scope(enum.Enum):
     """Models, generation, tokens; one's own requests."""
     METRICS = "metrics"
     ADMIN = "admin"
-    """The cache, and everybody's requests."""
+    """The cache, adapters, and everybody's requests."""
 
 
 ALL_SCOPES = frozenset(Scope)
@@ -86,6 +86,7 @@ _SCOPES = {
     "/v1/cache": Scope.ADMIN,
     "/v1/cache/stats": Scope.ADMIN,
 }
+_ADAPTERS = "/v1/adapters"
 METERED_PATHS = frozenset(
     {
         "/v1/chat/completions",
@@ -101,4 +102,8 @@ METERED_PATHS = frozenset(
 
 def required_scope(path: str) -> Scope | None:
     """The scope that a key needs for this path; None: the path is open."""
-    return None if path in OPEN_PATHS or path == _DESCRIPTION_PATH else _SCOPES.get(path, Scope.INFERENCE)
+    if path in OPEN_PATHS or path == _DESCRIPTION_PATH:
+        return None
+    if path == _ADAPTERS or path.startswith(f"{_ADAPTERS}/"):
+        return Scope.ADMIN
+    return _SCOPES.get(path, Scope.INFERENCE)

@@ -103,7 +103,5 @@ class YesOrNoScores:
         self._generation.fail_in(seconds, error)
 
     def _score(self, told: TokenLogprob) -> float:
-        """An answer that is not among the likeliest counts as the least likely of these."""
-        known = {told.token: told.logprob, **dict(told.top)}
-        least = min(known.values())
-        return known.get(self._asked.yes, least) - known.get(self._asked.no, least)
+        known = dict(told.top)
+        return known[self._asked.yes] - known[self._asked.no]

@@ -21,10 +21,8 @@ from openai_cpu_server.prompt.rerank_template import RerankTemplate
 _PREFIX = "rerank-"
 _SOFTMAX = frozenset({"qwen3", "qwen3vl"})
 """llama.cpp makes probabilities of these rerankers' numbers itself."""
-_LIKELIEST = 64
-"""An answer that is not among so many tokens counts as the last of them: its share of the two is nothing."""
 _FORCED = 100.0
-"""This much is added to the logits of yes and no, so that one of them is sampled, whose score is then known.
+"""This much is added to the logits of yes and no, so that one of them is sampled, and no control token.
 Log-probabilities are told as they were before."""
 _HALF = "\N{REPLACEMENT CHARACTER}"
 """What is left of a character whose tokens were cut apart."""
@@ -146,9 +144,11 @@ def _questions(prompts: list[Tokens], answers: tuple[int, int], body: RerankBody
             id=f"{call_id}/{index}",
             tokens=tokens,
             max_tokens=1,
-            sampling=Sampling(seed=0, temperature=0.0, logit_bias={yes: _FORCED, no: _FORCED}),
+            sampling=Sampling(
+                seed=0, temperature=0.0, scored=(yes, no), logit_bias={yes: _FORCED, no: _FORCED}
+            ),
             priority=sender.priority(field=body.priority, tier=body.service_tier),
-            top_logprobs=_LIKELIEST,
+            top_logprobs=0,
             client=Client.of(sender.identity, body.user or body.safety_identifier).label,
             route=_PREFIX.removesuffix("-"),
             cache_namespace=cache_namespace(salt=None, key=key),

@@ -123,7 +123,7 @@ class GenerationRoute(Generic[B]):
         reading = partial(parse, self._family.schema, data, lenient=self._options.lenient)
         body, ignored = await off_loop(len(data), reading)
         allowed = sender.identity.allowed_models
-        chosen = choose_able(self._models, body.model, allowed, Ability.GENERATE)
+        chosen = choose_able(self._models, body.model, allowed, Ability.GENERATE, adapter=body.lora)
         asking = Asking(chosen, chosen.model.loaded(), sender, self._options, ignored)
         size = SLOW if may_shape_output(data) else len(data)
         return await off_loop(size, partial(self._family.resolve, body, asking)), chosen

@@ -27,6 +27,8 @@ class ModelCard(msgspec.Struct, frozen=True, kw_only=True):
     object: str = "model"
     created: int
     owned_by: str = "openai-cpu-server"
+    parent: str | None = None
+    """The model itself, where this is one with an adapter."""
     meta: ModelMeta | None
     """None until the model is loaded."""
 
@@ -59,7 +61,12 @@ def json_response(
 
 def _card(chosen: Chosen) -> ModelCard:
     model, info = chosen.model, chosen.model.engine.info
-    return ModelCard(id=chosen.name, created=model.created, meta=_meta(info) if info else None)
+    return ModelCard(
+        id=chosen.name,
+        created=model.created,
+        parent=None if chosen.adapter is None else model.name,
+        meta=_meta(info) if info else None,
+    )
 
 
 def _meta(info: ModelInfo) -> ModelMeta:

@@ -34,7 +34,10 @@ class RequestCard(msgspec.Struct, frozen=True, kw_only=True):
     position: int | None
     """Its place if it waits near the head of the queue: 1 is next."""
     first_token_ms: float | None
-    """Estimate from now, where there is a position."""
+    """Estimate from now, where there is a position; of a request that embeds: until its first vector."""
+    inputs: int | None
+    """How many texts it embeds or scores; None: it generates."""
+    inputs_done: int | None
 
 
 class RequestList(msgspec.Struct, frozen=True):
@@ -82,5 +85,7 @@ def _card(live: LiveRequest, seen_by: Identity) -> RequestCard:
         age_s=round(live.age_s, 3),
         client=Client.of_label(live.client).shown_to(seen_by),
         position=live.position,
+        inputs=live.num_inputs,
+        inputs_done=None if live.num_inputs is None else live.num_embedded,
         first_token_ms=None if live.first_token_ms is None else round(live.first_token_ms, 1),
     )

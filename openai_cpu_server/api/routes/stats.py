@@ -24,7 +24,7 @@ class Times(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Calls(msgspec.Struct, frozen=True, kw_only=True):
-    """Generating requests and rows of batch jobs, counted when they end."""
+    """Requests and rows of batch jobs that generate, embed or score, counted when they end."""
 
     seconds: float
     """The time that this is about."""

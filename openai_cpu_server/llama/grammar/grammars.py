@@ -31,7 +31,7 @@ def grammar_tokenizer(vocabulary: Vocabulary) -> LLTokenizer:
     return LLTokenizer.from_llamacpp(
         tokens=[_trie_bytes(vocabulary, token) for token in range(vocabulary.vocab_size)],
         vocab_ptr=vocabulary.native,
-        tokenize_fptr=ctypes.cast(llama_cpp.llama_cpp._lib.llama_tokenize, ctypes.c_void_p).value,
+        tokenize_fptr=ctypes.cast(llama_cpp._lib.llama_tokenize, ctypes.c_void_p).value,
         eos_token=sorted(vocabulary.end_tokens),
         slices=None,
     )

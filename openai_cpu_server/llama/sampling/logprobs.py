@@ -13,13 +13,14 @@ class BadLogits(ServerError):
     """The model computed something that is no distribution (NaN, or nothing above minus infinity)."""
 
 
-def score(logits: Logits, token: int, num_top: int) -> TokenLogprob:
-    """(vocabulary,) before any sampling parameter -> the token's score, and those of the `num_top` best.
+def score(logits: Logits, token: int, num_top: int, also: tuple[int, ...] = ()) -> TokenLogprob:
+    """(vocabulary,) before any sampling parameter -> the token's score, and those of the `num_top` best and
+    of the tokens in `also`.
 
     Raises `BadLogits`.
     """
     offset = _log_sum_exp(logits)
-    top = tuple((best, float(logits[best]) - offset) for best in _best(logits, num_top))
+    top = tuple((best, float(logits[best]) - offset) for best in (*_best(logits, num_top), *also))
     return TokenLogprob(token=token, logprob=float(logits[token]) - offset, top=top)
 
 

@@ -39,6 +39,7 @@ class OpenSlot:
         """The tokens of the sequence, as far as they are known."""
         self._sampler = sampler
         self._top_logprobs = opened.top_logprobs
+        self._scored = opened.sampling.scored
 
     @property
     def num_top(self) -> int:
@@ -105,7 +106,9 @@ class OpenSlot:
         return token
 
     def _score(self, logits: Logits, token: int) -> TokenLogprob | None:
-        return None if self._top_logprobs is None else score(logits, token, self._top_logprobs)
+        if self._top_logprobs is None:
+            return None
+        return score(logits, token, self._top_logprobs, self._scored)
 
 
 def _without(token: int, allowed: Allowed | None, vocab_size: int) -> Allowed:

@@ -20,12 +20,6 @@ _WORTH = 0.95
 `scripts/sensitivity.py speculation.draft_lengths._WORTH`: at 0.85 quotations lose 4 %; at 1.0 nothing is
 gained.
 """
-_PATIENCE = 1.3
-"""Budgets that a step with drafts may take: half a tile of ggml's takes nearly as long as a whole one.
-
-`scripts/sensitivity.py speculation.draft_lengths._PATIENCE`: from 1.0 to 2.0 quotations change by 2 %; steps
-would only be longer.
-"""
 _LEAST_CHANCE = 0.02
 """Draft tokens that are less likely than this to be reached are not weighed at all. It saves time in Python;
 `scripts/sensitivity.py speculation.draft_lengths._LEAST_CHANCE`: 0.005 to 0.1 changes nothing.
@@ -51,7 +45,7 @@ def choose_lengths(
     If a step takes the time T, and g draft tokens of a sequence are expected to be right, the sequence needs
     T / (1 + g) per token. The mean of this over all sequences in the step, also those without a draft
     (g = 0), is made as small as it gets; the tokens per second of all together then do not fall either.
-    Drafts make no step much longer than its budget, because newcomers have to wait for its end. `always`:
+    Drafts make no step longer than its budget, because newcomers have to wait for its end. `always`:
     compute all drafts that there is room for.
     """
     if not always and not _can_pay(plan, prices, drafts):
@@ -104,7 +98,7 @@ def _most_worth(plan: StepPlan, prices: StepPrices, tokens: list[_DraftToken]) -
         return _Choice([], math.inf)
     trial, steps_per_token, drafting_ms = plan.copy(), float(len(plan.parts)), 0.0
     plain_ms = prices.padded_ms(plan)
-    limit_ms = max(_PATIENCE * plan.budget_ms, plain_ms)
+    limit_ms = max(plan.budget_ms, plain_ms)
     fits = _fitting(plan, prices, len(tokens), limit_ms)
     best, best_ms = 0, _WORTH * steps_per_token * plain_ms
     for count, token in enumerate(tokens, 1):

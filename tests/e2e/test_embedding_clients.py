@@ -1,0 +1,165 @@
+"""Clients that embed and rerank, with only the base URL changed: the real server with MiniLM and SmolLM2."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+
+import httpx
+import numpy as np
+import openai
+import pytest
+from langchain_core.vectorstores import InMemoryVectorStore
+from langchain_openai import ChatOpenAI, OpenAIEmbeddings
+from llama_index.core.schema import NodeWithScore, QueryBundle, TextNode
+
+from tests.server import ServerProcess
+
+os.environ.setdefault("LITELLM_LOCAL_MODEL_COST_MAP", "True")  # else importing it asks a server of its makers
+litellm = pytest.importorskip("litellm")
+OpenAILikeEmbedding = pytest.importorskip("llama_index.embeddings.openai_like").OpenAILikeEmbedding
+JinaRerank = pytest.importorskip("llama_index.postprocessor.jinaai_rerank").JinaRerank
+
+pytestmark = [pytest.mark.native, pytest.mark.thorough]
+
+WEATHER = ["The weather is lovely today.", "It's so sunny outside!", "He drove to the stadium."]
+PUBLISHED = [0.6660, 0.1046, 0.1411]
+FACTS = [
+    "Ann's bakery in Lyon opens at seven o'clock.",
+    "The museum of clocks is closed on Mondays.",
+    "Bob keeps his red bicycle in the cellar.",
+]
+QUESTION = "When does the bakery open?"
+
+
+@pytest.fixture(scope="module")
+def url() -> Iterator[str]:
+    with ServerProcess("--model", "minilm") as server:
+        yield server.url
+
+
+@pytest.fixture(scope="module")
+def chat_url() -> Iterator[str]:
+    with ServerProcess("--model", "smollm2") as server:
+        yield server.url
+
+
+@pytest.fixture(scope="module")
+def sdk(url: str) -> Iterator[openai.OpenAI]:
+    with openai.OpenAI(base_url=url + "/v1", api_key="none", max_retries=0) as client:
+        yield client
+
+
+@pytest.fixture(scope="module")
+def langchain(url: str) -> OpenAIEmbeddings:
+    return OpenAIEmbeddings(
+        base_url=url + "/v1", api_key="none", model="minilm", check_embedding_ctx_length=False, max_retries=0
+    )
+
+
+def cosines(vectors: list[list[float]]) -> list[float]:
+    """Of the first and second, first and third, second and third."""
+    rows = np.array(vectors)
+    assert np.linalg.norm(rows, axis=1) == pytest.approx([1, 1, 1], abs=1e-5)
+    return [float(rows[i] @ rows[j]) for i, j in ((0, 1), (0, 2), (1, 2))]
+
+
+def test_the_published_cosines(sdk: openai.OpenAI) -> None:
+    """The SDK asks for base64 by itself."""
+    packed = sdk.embeddings.create(model="minilm", input=WEATHER)
+    plain = sdk.embeddings.create(model="minilm", input=WEATHER, encoding_format="float")
+    for answer in (packed, plain):
+        assert cosines([item.embedding for item in answer.data]) == pytest.approx(PUBLISHED, abs=0.01)
+    assert packed.data[0].embedding == pytest.approx(plain.data[0].embedding, abs=1e-9)
+
+
+def test_a_long_text_is_refused_or_cut(sdk: openai.OpenAI) -> None:
+    long = "tree " * 3000
+    with pytest.raises(openai.BadRequestError) as refused:
+        sdk.embeddings.create(model="minilm", input=["short", long])
+    assert (refused.value.code, refused.value.param) == ("context_length_exceeded", "input[1]")
+    cut = sdk.embeddings.create(model="minilm", input=["short", long], extra_body={"truncate": True})
+    assert cut.usage.prompt_tokens > 100
+
+
+def test_models_are_asked_for_what_they_are_for(chat_url: str, sdk: openai.OpenAI) -> None:
+    with pytest.raises(openai.BadRequestError, match="'minilm' cannot generate text"):
+        sdk.chat.completions.create(model="minilm", messages=[{"role": "user", "content": "a"}])
+    answer = httpx.post(chat_url + "/v1/embeddings", json={"input": "a"})
+    assert (answer.status_code, answer.json()["error"]["code"]) == (400, "wrong_model_kind")
+
+
+def test_tokens_of_the_server_are_taken_back(url: str, sdk: openai.OpenAI) -> None:
+    tokens = httpx.post(url + "/tokenize", json={"model": "minilm", "prompt": WEATHER[0]}).json()["tokens"]
+    by_ids = sdk.embeddings.create(model="minilm", input=tokens).data[0].embedding
+    by_text = sdk.embeddings.create(model="minilm", input=WEATHER[0]).data[0].embedding
+    assert by_ids == pytest.approx(by_text, abs=1e-6)
+
+
+def test_langchain_answers_from_what_it_has_retrieved(chat_url: str, langchain: OpenAIEmbeddings) -> None:
+    store = InMemoryVectorStore(langchain)
+    store.add_texts(FACTS)
+    (found,) = store.similarity_search(QUESTION, k=1)
+    assert found.page_content == FACTS[0]
+    chat = ChatOpenAI(
+        base_url=chat_url + "/v1", api_key="none", model="smollm2", temperature=0, max_tokens=40
+    )
+    told = chat.invoke(f"{found.page_content}\n\n{QUESTION}")
+    assert "seven" in str(told.content)
+
+
+@pytest.mark.anyio
+async def test_langchain_embeds_asynchronously(url: str) -> None:
+    async with httpx.AsyncClient() as http:
+        embeddings = OpenAIEmbeddings(
+            base_url=url + "/v1",
+            api_key="none",
+            model="minilm",
+            check_embedding_ctx_length=False,
+            http_async_client=http,
+        )
+        vectors = await embeddings.aembed_documents(WEATHER)
+    assert cosines(vectors) == pytest.approx(PUBLISHED, abs=0.01)
+
+
+def test_what_langchain_sends_by_default_is_told_how_to_change_that(sdk: openai.OpenAI) -> None:
+    """Ids of OpenAI's vocabulary, which it fetches from elsewhere."""
+    with pytest.raises(openai.BadRequestError, match="check_embedding_ctx_length=False") as refused:
+        sdk.embeddings.create(model="minilm", input=[[791, 9282, 374, 31961]])
+    assert (refused.value.code, refused.value.param) == ("foreign_token_ids", "input[0]")
+
+
+def test_llama_index_embeds_and_reranks(url: str) -> None:
+    embedding = OpenAILikeEmbedding(model_name="minilm", api_base=url + "/v1", api_key="none", max_retries=0)
+    assert cosines(embedding.get_text_embedding_batch(WEATHER)) == pytest.approx(PUBLISHED, abs=0.01)
+    rerank = JinaRerank(top_n=2, model="minilm", base_url=url + "/v1", api_key="none")
+    nodes = [NodeWithScore(node=TextNode(text=fact)) for fact in FACTS]
+    best, second = rerank.postprocess_nodes(nodes, QueryBundle(QUESTION))
+    assert best.node.get_content() == FACTS[0]
+    assert best.score is not None
+    assert second.score is not None
+    assert best.score > second.score
+
+
+@pytest.mark.filterwarnings("ignore:Item 'summary' on TypedDict:UserWarning")  # of LiteLLM's own types
+def test_litellm_embeds_and_reranks(url: str) -> None:
+    answer = litellm.embedding(model="hosted_vllm/minilm", input=WEATHER, api_base=url + "/v1")
+    assert cosines([item["embedding"] for item in answer.data]) == pytest.approx(PUBLISHED, abs=0.01)
+    assert answer.usage.prompt_tokens > 0
+    ranked = litellm.rerank(
+        model="hosted_vllm/minilm", query=QUESTION, documents=FACTS, top_n=2, api_base=url + "/v1"
+    )
+    assert ranked.results[0]["index"] == 0
+    assert ranked.results[0]["document"]["text"] == FACTS[0]
+    assert len(ranked.results) == 2
+
+
+def test_continue_gets_what_it_reads(url: str) -> None:
+    """The bodies that its providers `openai` and `vllm` send, and the fields that they read."""
+    embedded = httpx.post(url + "/v1/embeddings", json={"model": "minilm", "input": WEATHER[:2]}).json()
+    assert [len(item["embedding"]) for item in embedded["data"]] == [384, 384]
+    body = {"model": "minilm", "query": QUESTION, "documents": FACTS}
+    ranked = httpx.post(url + "/v1/rerank", json=body).json()
+    by_index = sorted(ranked["results"], key=lambda item: item["index"])
+    assert [item["document"]["text"] for item in by_index] == FACTS
+    assert by_index[0]["relevance_score"] == max(item["relevance_score"] for item in by_index)

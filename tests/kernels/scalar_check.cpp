@@ -1,0 +1,253 @@
+// Compares the kernels with plain loops over doubles, without ggml: so they can be run for a CPU that is not this
+// machine's, under an emulator. Prints a line for each case that differs; returns how many do.
+#include <cmath>
+#include <cstdio>
+#include <functional>
+#include <random>
+#include <string>
+#include <vector>
+
+#include "attention.hpp"
+#include "cpu.hpp"
+#include "products.hpp"
+#include "simd.hpp"
+
+namespace {
+
+int next_chunk;
+std::mt19937 generator{7};
+
+void no_barrier(ggml_threadpool*) {}
+void set_chunk(ggml_threadpool*, int value) { next_chunk = value; }
+int add_chunk(ggml_threadpool*, int value) { return (next_chunk += value) - value; }
+
+float normal() { return std::normal_distribution<float>{}(generator); }
+uint8_t byte() { return static_cast<uint8_t>(generator()); }
+
+// Half-precision numbers between 0.01 and 0.02 in steps that are exact.
+uint16_t small_half() { return static_cast<uint16_t>(0x2120 + generator() % 512); }
+double half(const uint8_t* at) {
+    uint16_t bits;
+    std::memcpy(&bits, at, sizeof bits);
+    const int exponent = bits >> 10 & 31, fraction = bits & 1023;
+    const double size = exponent ? std::ldexp(1024 + fraction, exponent - 25) : std::ldexp(fraction, -24);
+    return bits & 0x8000 ? -size : size;
+}
+
+using Unpack = void (*)(const uint8_t* block, double* weights);
+struct Format {
+    const char* name;
+    ggml_type type;
+    int weights, bytes, unit;
+    std::vector<int> halves;  // where a block has half-precision numbers
+    Unpack unpack;
+};
+
+template <int START, int BITS_START, int CENTRE, bool HAS_OFFSET>
+void unpack_32(const uint8_t* block, double* weights) {
+    for (int i = 0; i < 32; i++) {
+        int value = i < 16 ? block[START + i] & 15 : block[START + i - 16] >> 4;
+        if (BITS_START) value |= (block[BITS_START + i / 8] >> i % 8 & 1) << 4;
+        weights[i] = half(block) * (value - CENTRE) + (HAS_OFFSET ? half(block + 2) : 0);
+    }
+}
+
+void unpack_q8_0(const uint8_t* block, double* weights) {
+    for (int i = 0; i < 32; i++) weights[i] = half(block) * static_cast<int8_t>(block[2 + i]);
+}
+
+// Q4_K and Q5_K: eight blocks of 32 with a scale and a minimum of six bits each.
+template <bool HAS_FIFTH_BIT>
+void unpack_k(const uint8_t* block, double* weights) {
+    const uint8_t *packed = block + 4, *bits = block + 16, *nibbles = block + (HAS_FIFTH_BIT ? 48 : 16);
+    for (int i = 0; i < 256; i++) {
+        const int j = i / 32;
+        const int scale = j < 4 ? packed[j] & 63 : (packed[j + 4] & 15) | (packed[j - 4] >> 6) << 4;
+        const int minimum = j < 4 ? packed[j + 4] & 63 : packed[j + 4] >> 4 | (packed[j] >> 6) << 4;
+        const uint8_t both = nibbles[i / 64 * 32 + i % 32];
+        int value = j % 2 ? both >> 4 : both & 15;
+        if (HAS_FIFTH_BIT) value |= (bits[i % 32] >> j & 1) << 4;
+        weights[i] = half(block) * scale * value - half(block + 2) * minimum;
+    }
+}
+
+void unpack_q6_k(const uint8_t* block, double* weights) {
+    for (int i = 0; i < 256; i++) {
+        const int part = i / 128, quarter = i % 128 / 32, at = i % 32;
+        const uint8_t both = block[part * 64 + quarter % 2 * 32 + at];
+        const int low = quarter < 2 ? both & 15 : both >> 4;
+        const int high = block[128 + part * 32 + at] >> 2 * quarter & 3;
+        weights[i] = half(block + 208) * static_cast<int8_t>(block[192 + i / 16]) * ((low | high << 4) - 32);
+    }
+}
+
+const Format FORMATS[] = {
+    {"Q4_0", GGML_TYPE_Q4_0, 32, 18, 32, {0}, unpack_32<2, 0, 8, false>},
+    {"Q4_1", GGML_TYPE_Q4_1, 32, 20, 32, {0, 2}, unpack_32<4, 0, 0, true>},
+    {"Q5_0", GGML_TYPE_Q5_0, 32, 22, 32, {0}, unpack_32<6, 2, 16, false>},
+    {"Q5_1", GGML_TYPE_Q5_1, 32, 24, 32, {0, 2}, unpack_32<8, 4, 0, true>},
+    {"Q8_0", GGML_TYPE_Q8_0, 32, 34, 32, {0}, unpack_q8_0},
+    {"Q4_K", GGML_TYPE_Q4_K, 256, 144, 256, {0, 2}, unpack_k<false>},
+    {"Q5_K", GGML_TYPE_Q5_K, 256, 176, 256, {0, 2}, unpack_k<true>},
+    {"Q6_K", GGML_TYPE_Q6_K, 256, 210, 256, {208}, unpack_q6_k},
+};
+
+ggml_tensor tensor(ggml_type type, void* data, std::vector<int64_t> ne, std::vector<size_t> nb) {
+    ggml_tensor made{};
+    made.type = type;
+    made.data = data;
+    for (int i = 0; i < 4; i++) {
+        made.ne[i] = i < int(ne.size()) ? ne[i] : 1;
+        made.nb[i] = i < int(nb.size()) ? nb[i] : nb.back() * 1;
+    }
+    return made;
+}
+
+struct Room {
+    std::vector<uint64_t> memory = std::vector<uint64_t>(1 << 20);
+    ggml_compute_params params{0, 1, memory.size() * 8, memory.data(), nullptr, false};
+};
+
+bool product_agrees(const Format& format, int rows, int outputs, int depth, Room& room) {
+    const int blocks = depth / format.weights, stride = blocks * format.bytes;
+    std::vector<uint8_t> packed(size_t(outputs) * stride + 64);
+    for (auto& one : packed) one = byte();
+    std::vector<double> weights(size_t(outputs) * depth);
+    for (int block = 0; block < outputs * blocks; block++) {
+        uint8_t* at = packed.data() + size_t(block) * format.bytes;
+        for (int place : format.halves) {
+            const uint16_t number = small_half();
+            std::memcpy(at + place, &number, sizeof number);
+        }
+        format.unpack(at, weights.data() + size_t(block) * format.weights);
+    }
+    std::vector<float> activations(size_t(rows) * depth), found(size_t(rows) * outputs);
+    for (auto& one : activations) one = std::pow(normal(), 3.0F);
+    ggml_tensor a = tensor(format.type, packed.data(), {depth, outputs}, {size_t(format.bytes), size_t(stride)});
+    ggml_tensor b = tensor(GGML_TYPE_F32, activations.data(), {depth, rows}, {4, size_t(depth) * 4});
+    ggml_tensor node = tensor(GGML_TYPE_F32, found.data(), {outputs, rows}, {4, size_t(outputs) * 4});
+    node.src[0] = &a, node.src[1] = &b;
+    if (!products::can_do(room.params, node)) return false;
+    products::compute(room.params, node);
+    for (int row = 0; row < rows; row++)
+        for (int output = 0; output < outputs; output++) {
+            double exact = 0, allowed = 0, size = 0;
+            for (int start = 0; start < depth; start += format.unit) {
+                double largest = 0, total = 0;
+                for (int i = start; i < start + format.unit; i++) {
+                    const double x = activations[size_t(row) * depth + i], w = weights[size_t(output) * depth + i];
+                    exact += x * w, size += std::abs(x * w), total += std::abs(w);
+                    largest = std::max(largest, std::abs(x));
+                }
+                allowed += largest / 254 * total;
+            }
+            const double error = std::abs(found[size_t(row) * outputs + output] - exact);
+            if (!(error <= allowed + 1e-5 * size)) return false;
+        }
+    return true;
+}
+
+struct Cells {
+    ggml_type type;
+    const char* name;
+    size_t bytes;  // of 32 values
+};
+const Cells CELLS[] = {{GGML_TYPE_F32, "f32", 128}, {GGML_TYPE_F16, "f16", 64}, {GGML_TYPE_BF16, "bf16", 64},
+                       {GGML_TYPE_Q8_0, "q8_0", 34}};
+
+double cell_value(const Cells& cells, const uint8_t* row, int i) {
+    float wide = 0;
+    if (cells.type == GGML_TYPE_F32) std::memcpy(&wide, row + 4 * i, 4);
+    else if (cells.type == GGML_TYPE_F16) return half(row + 2 * i);
+    else if (cells.type == GGML_TYPE_BF16) std::memcpy(reinterpret_cast<uint8_t*>(&wide) + 2, row + 2 * i, 2);
+    else return half(row + i / 32 * 34) * static_cast<int8_t>(row[i / 32 * 34 + 2 + i % 32]);
+    return wide;
+}
+
+void fill_cells(const Cells& cells, std::vector<uint8_t>& data) {
+    for (size_t at = 0; at < data.size(); at += cells.bytes)
+        for (int i = 0; i < 32; i++) {
+            const float x = normal();
+            const uint16_t number = small_half() | (generator() % 2 ? 0x8000 : 0);
+            uint8_t* block = data.data() + at;
+            if (cells.type == GGML_TYPE_F32) std::memcpy(block + 4 * i, &x, 4);
+            else if (cells.type == GGML_TYPE_F16) std::memcpy(block + 2 * i, &number, 2);
+            else if (cells.type == GGML_TYPE_BF16)
+                std::memcpy(block + 2 * i, reinterpret_cast<const uint8_t*>(&x) + 2, 2);
+            else block[2 + i] = byte(), i == 0 ? (void)std::memcpy(block, &number, 2) : (void)0;
+        }
+}
+
+bool attention_agrees(const Cells& type, int rows, int cells, int width, int heads, int kv_heads, float soft_cap,
+                      Room& room) {
+    const size_t row_bytes = type.bytes * width / 32;
+    std::vector<float> q(size_t(rows) * heads * width), found(q.size());
+    std::vector<uint8_t> k(row_bytes * cells * kv_heads), v(k.size());
+    std::vector<uint16_t> mask(size_t(rows) * cells);
+    for (auto& one : q) one = normal();
+    fill_cells(type, k), fill_cells(type, v);
+    for (int row = 0; row < rows; row++)
+        for (int cell = 0; cell < cells; cell++) mask[size_t(row) * cells + cell] = cell && generator() % 3 ? 0xfc00 : 0;
+    const size_t w = width, n = rows, h = kv_heads;
+    ggml_tensor tq = tensor(GGML_TYPE_F32, q.data(), {width, rows, heads}, {4, w * 4, w * n * 4, q.size() * 4});
+    ggml_tensor tk = tensor(type.type, k.data(), {width, cells, kv_heads}, {1, row_bytes * h, row_bytes, k.size()});
+    ggml_tensor tv = tk;
+    tv.data = v.data();
+    ggml_tensor tm = tensor(GGML_TYPE_F16, mask.data(), {cells, rows}, {2, size_t(cells) * 2, mask.size() * 2});
+    ggml_tensor node =
+        tensor(GGML_TYPE_F32, found.data(), {width, heads, rows}, {4, w * 4, w * heads * 4, found.size() * 4});
+    const float scale = 1 / std::sqrt(float(width));
+    std::memcpy(node.op_params, &scale, 4), std::memcpy(node.op_params + 2, &soft_cap, 4);
+    node.src[0] = &tq, node.src[1] = &tk, node.src[2] = &tv, node.src[3] = &tm;
+    if (!attention::can_do(room.params, node)) return false;
+    attention::compute(room.params, node);
+    for (int row = 0; row < rows; row++)
+        for (int head = 0; head < heads; head++) {
+            std::vector<double> sum(width);
+            double weights = 0;
+            for (int cell = 0; cell < cells; cell++) {
+                if (mask[size_t(row) * cells + cell]) continue;
+                const size_t at = row_bytes * (size_t(cell) * kv_heads + head / (heads / kv_heads));
+                double score = 0;
+                for (int i = 0; i < width; i++)
+                    score += q[(size_t(head) * rows + row) * width + i] * cell_value(type, k.data() + at, i);
+                score *= scale;
+                if (soft_cap != 0) score = soft_cap * std::tanh(score / soft_cap);
+                weights += std::exp(score);
+                for (int i = 0; i < width; i++) sum[i] += std::exp(score) * cell_value(type, v.data() + at, i);
+            }
+            for (int i = 0; i < width; i++) {
+                const double error = std::abs(found[(size_t(row) * heads + head) * width + i] - sum[i] / weights);
+                if (!(error < 2e-4)) return false;
+            }
+        }
+    return true;
+}
+
+}  // namespace
+
+const Ggml& ggml() {
+    static const Ggml ours{no_barrier, set_chunk, add_chunk, nullptr, nullptr};
+    return ours;
+}
+
+int main() {
+    Room room;
+    int differing = 0;
+    const auto check = [&](bool agrees, const std::string& name) {
+        if (!agrees) std::printf("differs: %s\n", name.c_str()), differing++;
+    };
+    for (const Format& format : FORMATS)
+        for (int rows : {1, 2, 3, 5, 7, 17, 130})
+            for (int outputs : {64, 77})
+                check(product_agrees(format, rows, outputs, 512, room),
+                      std::string(format.name) + " rows " + std::to_string(rows));
+    for (const Cells& cells : CELLS)
+        for (int rows : {1, 5, 40})
+            for (int width : {64, 128})
+                for (float soft_cap : {0.0F, 5.0F})
+                    check(attention_agrees(cells, rows, 150, width, 6, 2, soft_cap, room),
+                          std::string("attention ") + cells.name + " rows " + std::to_string(rows));
+    std::printf("%s: %d differ\n", INSTRUCTION_SET, differing);
+    return differing;
+}
