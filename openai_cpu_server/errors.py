@@ -83,11 +83,30 @@ class TemplateFailed(ServerError):
 
 
 class ModelNotFound(ServerError):
-    """The request names a model that this server does not serve."""
+    """The request names a model that this server does not serve, or not for this caller."""
 
-    def __init__(self, name: str) -> None:
-        super().__init__(f"The model '{name}' does not exist on this server.")
+    def __init__(self, name: str, names: Sequence[str] = ()) -> None:
+        """`names`: those that there are for the caller."""
+        there_is = f" There is: {', '.join(names)}." if names else ""
+        super().__init__(f"The model '{name}' does not exist on this server.{there_is}")
         self.name = name
+
+
+class ModelTooLarge(ServerError):
+    """The model can never be loaded beside what must stay in memory, however long one waits."""
+
+
+class ModelInUse(ServerError):
+    """The model has requests, and is not unloaded under them."""
+
+    def __init__(self, name: str, num_requests: int) -> None:
+        super().__init__(
+            f"The model '{name}' has {num_requests} requests that run or wait; unload it afterwards."
+        )
+
+
+class ModelNotLoaded(ServerError):
+    """An administrator asked for a model to be loaded, and it cannot be."""
 
 
 class RequestNotFound(ServerError):

@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import argparse
+import json
 import os
 from collections.abc import Sequence
 from ipaddress import IPv4Network, IPv6Network, ip_network
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import Field, PlainValidator, SecretStr, ValidationError
+import msgspec
+from pydantic import BaseModel, BeforeValidator, Field, PlainValidator, SecretStr, ValidationError
 from pydantic_settings import (
     BaseSettings,
     CliApp,
     CliSettingsSource,
+    CliSuppress,
+    NoDecode,
     PydanticBaseSettingsSource,
     SettingsConfigDict,
     SettingsError,
@@ -25,19 +29,12 @@ from openai_cpu_server.contract.adapter import Adapter
 from openai_cpu_server.contract.messages import EngineOptions
 from openai_cpu_server.contract.request import Priority
 from openai_cpu_server.errors import StartupError
+from openai_cpu_server.model_options import ModelOptions, ModelTable
 from openai_cpu_server.option_parser import OptionParser, add_option
 
 _PROGRAM = "openai-cpu-server serve"
 _ENV_PREFIX = "OCS_"
-_MAX_THREADS = 512
-"""llama.cpp's own limit."""
 _PASSED_ON = {
-    "max_seqs",
-    "threads",
-    "threads_batch",
-    "flash_attention",
-    "kernels",
-    "prefill_tokens",
     "stream_rate",
     "stall_ms",
     "batch_stall_ms",
@@ -47,12 +44,10 @@ _PASSED_ON = {
     "tile_filling",
     "mixed_steps",
     "continuous_batching",
-    "speculation",
-    "draft_max",
     "prefix_sharing",
     "log_level",
 }
-"""Options that the engine knows by the same name."""
+"""Options of all engines that they know by the same name."""
 _REPLACED = {"interactive_step_ms": "--stream-rate and --stall-ms", "batch_step_ms": "--batch-stall-ms"}
 """Names of options that are gone -> what says the same now."""
 
@@ -64,7 +59,44 @@ _ENGINE = EngineOptions(model_path="")
 """Its defaults are those of the options that the engine knows by the same name."""
 
 
-class Settings(BaseSettings):
+def _one_or_more(given: object) -> object:
+    """One model, as text or as the whole of an environment variable, or a list of them, there in JSON."""
+    if not isinstance(given, str):
+        return given
+    return json.loads(given) if given.startswith("[") else [given]
+
+
+class WhatToServe(BaseModel):
+    """Which models, and how many of them at once."""
+
+    config: Path | None = Field(None, description="TOML file with any of these options (kv_type = ...)")
+    model: Annotated[list[str], NoDecode, BeforeValidator(_one_or_more)] = Field(
+        [],
+        description="[NAME=]PATH, hf:OWNER/REPO[/FILE], an alias such as smollm2 or mistral-7b, or demo; may "
+        "be given several times; default: smollm2 from its package, else demo",
+    )
+    models: CliSuppress[dict[str, ModelTable]] = Field(
+        {}, description="[models.NAME] of the TOML file, each with source and any option of one model"
+    )
+    aliases: CliSuppress[dict[str, str]] = Field(
+        {}, description="[aliases] of the TOML file: further names of models, or of other aliases"
+    )
+    served_model_name: str | None = Field(
+        None, description="name of the only model in the API; default: the alias, or the file's name"
+    )
+    memory: int | None = Field(
+        None,
+        ge=1,
+        description="MiB for all models: weights, KV cells, buffers and prefix caches; where another needs "
+        "the room, the least recently used is unloaded; default: with several models four fifths of what is "
+        "free",
+    )
+    idle_unload: float | None = Field(
+        None, gt=0, description="seconds without a request after which a model is unloaded; default: never"
+    )
+
+
+class Settings(ModelOptions, WhatToServe, BaseSettings):
     """Serve a GGUF model behind the OpenAI API."""
 
     model_config = SettingsConfigDict(
@@ -75,24 +107,6 @@ class Settings(BaseSettings):
         extra="forbid",
     )
 
-    config: Path | None = Field(None, description="TOML file with any of these options (kv_type = ...)")
-    model: str | None = Field(
-        None,
-        description="PATH, hf:OWNER/REPO[/FILE], an alias such as smollm2 or mistral-7b, or demo; "
-        "default: smollm2 from its package, else demo",
-    )
-    served_model_name: str | None = Field(
-        None, description="name in the API; default: the alias, or the file's name"
-    )
-    chat_template: Path | None = Field(None, description="jinja2 file to use instead of the model's own")
-    tool_format: Literal["auto", "demo", "mistral", "hermes", "llama3"] = Field(
-        "auto",
-        description="how the model writes tool calls; default: as its chat template says, or hermes if that "
-        "knows no tools",
-    )
-    json_whitespace: Literal["compact", "flexible"] = Field(
-        "compact", description="white space that the model may write in JSON output"
-    )
     host: str = Field("127.0.0.1", description="address to listen on")
     port: int = Field(8000, ge=0, le=65535, description="port to listen on; 0 picks one")
     api_key: SecretStr | None = Field(
@@ -115,46 +129,6 @@ class Settings(BaseSettings):
     ssl_certfile: Path | None = Field(None, description="serve HTTPS with this certificate (PEM)")
     ssl_keyfile: Path | None = Field(None, description="its key; default: in the certificate's file")
     ssl_keyfile_password: SecretStr | None = Field(None, description="of an encrypted key")
-    ctx_size: int | None = Field(
-        None,
-        ge=256,
-        description="tokens of the KV pool; default: half of the memory beside the weights, at most 16384",
-    )
-    max_seqs: int = Field(
-        _ENGINE.max_seqs,
-        ge=1,
-        le=254,
-        description="sequences that run at once",
-    )
-    threads: int | None = Field(
-        None, ge=1, le=_MAX_THREADS, description="compute threads; default: physical cores"
-    )
-    threads_batch: int | None = Field(
-        None,
-        ge=1,
-        le=_MAX_THREADS,
-        description="threads for steps of more than one token; default: as --threads",
-    )
-    flash_attention: bool = Field(True, description="off: slower with long contexts")
-    profile: Literal["auto", "off"] = Field(
-        "auto", description="use what `openai-cpu-server tune` has found, for options that are not given"
-    )
-    kv_type: Literal["auto", "f32", "f16", "bf16", "q8_0"] = Field(
-        "auto", description="type of KV cells; auto is f16"
-    )
-    repack: Literal["auto", "on", "off"] = Field(
-        "auto",
-        description="repack weights for this CPU at load: faster alone, slower in batches for K-quants",
-    )
-    kernels: Literal["auto", "off"] = Field(
-        _ENGINE.kernels,
-        description="off: ggml computes everything; auto: our kernels do what they are proved for",
-    )
-    prefill_tokens: int = Field(
-        _ENGINE.prefill_tokens,
-        ge=16,
-        description="tokens of a step at most (llama.cpp's batch)",
-    )
     stream_rate: float = Field(
         _ENGINE.stream_rate,
         gt=0,
@@ -196,14 +170,6 @@ class Settings(BaseSettings):
     continuous_batching: bool = Field(
         True, description="newcomers join between steps (off: they wait for the whole batch, for comparison)"
     )
-    speculation: Literal["auto", "off", "always"] = Field(
-        "auto",
-        description="verify several likely tokens of a sequence in one step, the answers stay the same; "
-        "auto: where that is predicted to be faster; always: for comparison",
-    )
-    draft_model: str | None = Field(
-        None, description="a small model with the same tokenizer that drafts too; named as --model is"
-    )
     adapter: list[Annotated[AdapterOption, PlainValidator(parse_adapter)]] = Field(
         [],
         description="load a LoRA adapter, [MODEL/]NAME=PATH[@SCALE]; requests ask for it as MODEL:NAME; "
@@ -214,22 +180,7 @@ class Settings(BaseSettings):
         description="POST /v1/adapters may load files of this folder, and of the hub; default: it may load "
         "nothing",
     )
-    draft_max: int = Field(
-        _ENGINE.draft_max,
-        ge=1,
-        description="tokens that one sequence drafts in a step at most",
-    )
     prefix_sharing: bool = Field(True, description="compute a common prompt once (off: for comparison)")
-    cache_mb: int | None = Field(
-        None,
-        ge=0,
-        description="host memory of the prefix cache, 0: none; default: a quarter of the machine's",
-    )
-    cache_file: Path | None = Field(None, description="keep the prefix cache here between runs")
-    pin_prompt: list[Path] = Field(
-        [],
-        description="compute the prompt in this file at start and never evict it; may be given several times",
-    )
     cache_isolation: Literal["off", "key"] = Field(
         "off", description="key: requests of different API keys share no computed prompts"
     )
@@ -331,23 +282,23 @@ class Settings(BaseSettings):
         adapters: tuple[Adapter, ...] = (),
         pinned_prompts: tuple[tuple[int, ...], ...] = (),
         pinned_namespace: str = "",
+        of: ModelOptions | None = None,
     ) -> EngineOptions:
-        """`cache_bytes`: what `cache_mb` comes to on this machine."""
-        return EngineOptions(
+        """`cache_bytes`: what `cache_mb` comes to on this machine. `of`: the options of this model, where it
+        has some of its own."""
+        fields = {
             **self.model_dump(include=_PASSED_ON),
-            model_path=str(model_path),
-            draft_model_path=str(draft_model_path) if draft_model_path else None,
-            adapters=adapters,
-            kv_tokens=self.ctx_size,
-            kv_type="f16" if self.kv_type == "auto" else self.kv_type,
-            repack={"auto": None, "on": True, "off": False}[self.repack],
-            cache_bytes=cache_bytes,
-            cache_file=str(self.cache_file) if self.cache_file else None,
-            pinned_prompts=pinned_prompts,
-            pinned_namespace=pinned_namespace,
-            cost_dir=str(self.profile_dir),
-            calibrate=self.calibrate,
-        )
+            **(of or self).engine_fields,
+            "model_path": str(model_path),
+            "draft_model_path": str(draft_model_path) if draft_model_path else None,
+            "adapters": adapters,
+            "cache_bytes": cache_bytes,
+            "pinned_prompts": pinned_prompts,
+            "pinned_namespace": pinned_namespace,
+            "cost_dir": str(self.profile_dir),
+            "calibrate": self.calibrate,
+        }
+        return msgspec.convert(fields, EngineOptions)
 
     @property
     def profile_dir(self) -> Path:
@@ -402,12 +353,24 @@ def read_settings(arguments: Sequence[str]) -> Settings:
     """Settings for these command line arguments. Raises StartupError with one line that names the option."""
     _refuse_replaced(arguments)
     settings = _reading(_config_path(arguments))
+    models, others = _models_and_others(arguments)
+    named: dict[str, Any] = {"model": models} if models else {}
     try:
-        return CliApp.run(settings, cli_args=list(arguments), cli_settings_source=_command_line(settings))
+        return CliApp.run(settings, cli_args=others, cli_settings_source=_command_line(settings), **named)
     except ValidationError as error:
         raise StartupError("; ".join(_problem(e["loc"], e["msg"]) for e in error.errors())) from None
     except (SettingsError, OSError, ValueError) as error:
         raise StartupError(f"cannot read the settings: {error}") from None
+
+
+def _models_and_others(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
+    """The values of `--model`, and all other arguments: pydantic would cut values at commas."""
+    parser = OptionParser(_PROGRAM, "")
+    parser.add_argument("--model", action="append", default=[])
+    if {"-h", "--help"} & set(arguments):
+        return [], list(arguments)
+    given, others = parser.parse_known_args(arguments)
+    return given.model, others
 
 
 def _refuse_replaced(arguments: Sequence[str]) -> None:
@@ -443,6 +406,8 @@ def _config_path(arguments: Sequence[str]) -> Path | None:
 def _problem(location: tuple[int | str, ...], message: str) -> str:
     """`location` is the option and, for a list, the place in it, which says nothing to whoever gave a few."""
     names = [part for part in location if isinstance(part, str)]
+    if names[:1] == ["models"] and len(names) > 1:
+        return " ".join([f"[models.{names[1]}]", *names[2:]]) + f": {message}"
     if names and names[0] in _REPLACED:
         return f"{_option(names[0])} is gone: use {_REPLACED[names[0]]}"
     return f"{_option('-'.join(names))}: {message}" if location else message

@@ -18,6 +18,8 @@ NEEDED = {
     "POST /v1/adapters": ADMIN,
     "GET /v1/adapters": ADMIN,
     "DELETE /v1/adapters/{id}": ADMIN,
+    "POST /v1/models/{id}/load": ADMIN,
+    "POST /v1/models/{id}/unload": ADMIN,
     "DELETE /v1/cache": ADMIN,
     "GET /v1/cache/stats": ADMIN,
     "GET /v1/requests": INFERENCE,

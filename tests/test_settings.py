@@ -20,7 +20,7 @@ def _no_environment(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_defaults() -> None:
     settings = read_settings([])
-    assert (settings.model, settings.port, settings.priority) == (None, 8000, Priority.INTERACTIVE)
+    assert (settings.model, settings.port, settings.priority) == ([], 8000, Priority.INTERACTIVE)
     options = settings.engine_options(Path("m.gguf"), cache_bytes=0)
     assert (options.kv_tokens, options.kv_type, options.repack) == (None, "f16", None)
 
@@ -33,7 +33,7 @@ def test_the_command_line_beats_the_environment_beats_the_file(
     monkeypatch.setenv("OCS_PORT", "2")
     monkeypatch.setenv("OCS_MODEL", "environment")
     settings = read_settings(["--config", str(config), "--port", "3"])
-    assert (settings.port, settings.model, settings.host) == (3, "environment", "file")
+    assert (settings.port, settings.model, settings.host) == (3, ["environment"], "file")
 
 
 def test_the_file_may_be_named_by_the_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

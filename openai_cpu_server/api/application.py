@@ -34,6 +34,11 @@ from openai_cpu_server.api.routes.files import MULTIPART_BYTES, FileRoutes
 from openai_cpu_server.api.routes.generation import GenerationRoute
 from openai_cpu_server.api.routes.health import HealthRoutes
 from openai_cpu_server.api.routes.metrics import MetricsRoutes
+from openai_cpu_server.api.routes.model_keeping import (
+    AlwaysLoaded,
+    ModelKeeping,
+    ModelKeepingRoutes,
+)
 from openai_cpu_server.api.routes.models import ModelRoutes
 from openai_cpu_server.api.routes.pooling import EMBEDDINGS, RERANKING, PoolingRoute
 from openai_cpu_server.api.routes.requests import RequestRoutes
@@ -62,6 +67,7 @@ def create_api(
     jobs: Jobs | None = None,
     watch: Watch | None = None,
     find_adapter: FindAdapter = no_adapters,
+    keeping: ModelKeeping | None = None,
     lifespan: Lifespan[Starlette] | None = None,
 ) -> Api:
     """`keys`: None is the one key of the options, or none. `limits`: None counts in this process.
@@ -69,6 +75,7 @@ def create_api(
     `find_adapter`: finds what `POST /v1/adapters` names.
 
     `jobs`: None is no batch API. `watch`: the engines', if they have one; None: steps are not watched.
+    `keeping`: what loads and unloads models; None: they stay as they are.
     """
     watch = watch or Watch.new(model=models.default.name)
     keys = keys or KeyRing(options.api_key)
@@ -86,6 +93,7 @@ def create_api(
     routes: list[BaseRoute] = [
         *(Route(path, route.create, methods=["POST"]) for path, route in row_routes.items()),
         *(Route(path, reranking.create, methods=["POST"]) for path in ("/rerank", "/v2/rerank")),
+        *_keeping_routes(models, keeping or AlwaysLoaded()),
         *_routes(models, options),
         *_adapter_routes(models, options, find_adapter),
         *_watching_routes(models, watch),
@@ -161,6 +169,15 @@ def _adapter_routes(models: ModelRegistry, options: ApiOptions, find: FindAdapte
         Route("/v1/adapters", adapters.load, methods=["POST"]),
         Route("/v1/adapters", adapters.list),
         Route("/v1/adapters/{id:path}", adapters.unload, methods=["DELETE"]),
+    ]
+
+
+def _keeping_routes(models: ModelRegistry, keeping: ModelKeeping) -> list[Route]:
+    """They stand before `/v1/models/{id}`, for a name may have slashes."""
+    routes = ModelKeepingRoutes(models, keeping)
+    return [
+        Route("/v1/models/{id:path}/load", routes.load, methods=["POST"]),
+        Route("/v1/models/{id:path}/unload", routes.unload, methods=["POST"]),
     ]
 
 

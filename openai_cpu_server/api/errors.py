@@ -28,7 +28,10 @@ from openai_cpu_server.errors import (
     InvalidRequest,
     JobObjectNotFound,
     JobsUnavailable,
+    ModelInUse,
     ModelNotFound,
+    ModelNotLoaded,
+    ModelTooLarge,
     NativePanic,
     OriginRefused,
     PromptTooLong,
@@ -79,6 +82,7 @@ TABLE: Mapping[type[ServerError], Failure] = {
     BodyTooSlow: Failure(408, "invalid_request_error", "request_body_timeout"),
     DeadlineExceeded: Failure(408, "server_error", "request_timeout"),
     ReaderTooSlow: Failure(408, "server_error", "reader_too_slow"),
+    ModelInUse: Failure(409, "invalid_request_error", "model_in_use", "id"),
     FileInUse: Failure(409, "invalid_request_error", "file_in_use", "id"),
     BatchConflict: Failure(409, "invalid_request_error", "batch_conflict", "id"),
     BodyTooLarge: Failure(413, "invalid_request_error", "request_too_large"),
@@ -90,6 +94,8 @@ TABLE: Mapping[type[ServerError], Failure] = {
     EmbeddingFailed: Failure(500, "server_error", "generation_failed"),
     GenerationFailed: Failure(500, "server_error", "generation_failed"),
     NativePanic: Failure(500, "server_error", "internal_error"),
+    ModelNotLoaded: Failure(503, "server_error", "model_not_loaded"),
+    ModelTooLarge: Failure(503, "server_error", "model_does_not_fit", "model"),
     EngineUnavailable: Failure(503, "server_error", "engine_unavailable"),
     JobsUnavailable: Failure(503, "server_error", "jobs_unavailable"),
     BodiesFull: Failure(503, "server_error", "too_many_bodies"),
@@ -169,6 +175,8 @@ def headers_of(error: Exception) -> dict[str, str]:
         case HTTPException(headers=headers):
             return dict(headers or {})
         case RateLimited(retry_after_s=None) | DeadlineExceeded() | FileInUse() | BatchConflict():
+            return {"x-should-retry": "false"}
+        case ModelTooLarge() | ModelNotLoaded() | ModelInUse():
             return {"x-should-retry": "false"}
         case GenerationFailed(may_retry=False) | ConstraintFailed() | NativePanic():
             return {"x-should-retry": "false"}  # SDKs would send what kills the engine twice again

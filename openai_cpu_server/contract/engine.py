@@ -11,7 +11,7 @@ import msgspec
 
 from openai_cpu_server.contract.adapter import Adapter, AdapterStatus
 from openai_cpu_server.contract.embedding import EmbedRequest
-from openai_cpu_server.contract.messages import KVStats, Place, TokenEvent
+from openai_cpu_server.contract.messages import KVStats, ModelLoading, Place, TokenEvent
 from openai_cpu_server.contract.model_info import ModelInfo
 from openai_cpu_server.contract.request import GenerationRequest, Priority
 from openai_cpu_server.errors import EngineUnavailable, ServerError
@@ -28,7 +28,9 @@ class EngineState(enum.Enum):
     DRAINING = "draining"
     """The server is about to end: what was accepted goes on, nothing new is accepted."""
     FAILED = "failed"
-    """It died too often; nothing is accepted."""
+    """It died too often, or its model cannot be loaded; nothing is accepted."""
+    ASLEEP = "asleep"
+    """There is no process. A request wakes it, and waits for that."""
     STOPPED = "stopped"
 
     def may_become(self, other: EngineState) -> bool:
@@ -37,15 +39,32 @@ class EngineState(enum.Enum):
     @property
     def retry_after_s(self) -> int:
         """When who is refused may try again: later where it takes another server, not a little patience."""
-        goes_on = self in (EngineState.LOADING, EngineState.READY, EngineState.RESTARTING)
+        goes_on = self not in (EngineState.DRAINING, EngineState.FAILED, EngineState.STOPPED)
         return _SOON_S if goes_on else _NEXT_SERVER_S
 
 
 _MOVES: dict[EngineState, set[EngineState]] = {
-    EngineState.LOADING: {EngineState.READY, EngineState.FAILED, EngineState.STOPPED},
-    EngineState.READY: {EngineState.RESTARTING, EngineState.FAILED, EngineState.STOPPED},
-    EngineState.RESTARTING: {EngineState.READY, EngineState.FAILED, EngineState.STOPPED},
-    EngineState.FAILED: {EngineState.STOPPED},
+    EngineState.LOADING: {
+        EngineState.READY,
+        EngineState.RESTARTING,
+        EngineState.FAILED,
+        EngineState.ASLEEP,
+        EngineState.STOPPED,
+    },
+    EngineState.READY: {
+        EngineState.RESTARTING,
+        EngineState.FAILED,
+        EngineState.ASLEEP,
+        EngineState.STOPPED,
+    },
+    EngineState.RESTARTING: {
+        EngineState.READY,
+        EngineState.FAILED,
+        EngineState.ASLEEP,
+        EngineState.STOPPED,
+    },
+    EngineState.FAILED: {EngineState.LOADING, EngineState.STOPPED},
+    EngineState.ASLEEP: {EngineState.LOADING, EngineState.FAILED, EngineState.STOPPED},
     EngineState.STOPPED: set(),
 }
 
@@ -77,6 +96,8 @@ class EngineStatus(msgspec.Struct, frozen=True, kw_only=True):
     last_death: LastDeath | None
     rss_bytes: int
     """Resident memory of this process and the engine's, the mapped model file included."""
+    engine_rss_bytes: int = 0
+    """The part of it that is the engine's; 0 while there is no process."""
     kernels: dict[str, str] = {}
     """By kernel of ours: its instruction set, or why it is off; empty until the model is loaded."""
 
@@ -163,8 +184,9 @@ class Generation(Protocol):
         """Its events, until all sequences have ended. Raises what it failed with."""
         ...
 
-    def progress(self) -> AsyncIterator[Union[TokenEvent, Place]]:
-        """Its events and, while it waits as a whole, its place in the queue now and then."""
+    def progress(self) -> AsyncIterator[Union[TokenEvent, Place, ModelLoading]]:
+        """Its events and, while it waits as a whole, now and then its place in the queue, or how far the
+        model that it waits for is loaded."""
         ...
 
     def fail_in(self, seconds: float, error: ServerError) -> None:
@@ -215,7 +237,7 @@ class Engine(Protocol):
 
     @property
     def info(self) -> ModelInfo | None:
-        """Facts about the model; None until it was loaded for the first time."""
+        """Facts about the model; None until it was loaded for the first time, unless they were foretold."""
         ...
 
     @property
@@ -284,7 +306,7 @@ def unavailable(status: EngineStatus) -> EngineUnavailable:
     """Why nothing can be generated now."""
     state, reason = status.state, status.reason or "no requests yet"
     if state is not EngineState.LOADING:
-        return EngineUnavailable(f"The engine is {state.value}: {reason}.", state.retry_after_s)
+        return EngineUnavailable(f"The engine is {state.value}: {reason.rstrip('.')}.", state.retry_after_s)
     if status.timed is None:
         return EngineUnavailable(f"The model is loading ({status.loaded:.0%}).")
     return EngineUnavailable(

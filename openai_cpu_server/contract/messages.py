@@ -328,6 +328,12 @@ class Place(msgspec.Struct, frozen=True):
     """Estimate from now."""
 
 
+class ModelLoading(msgspec.Struct, frozen=True):
+    """A request waits for its model, of which this share is loaded, 0 to 1."""
+
+    fraction: float
+
+
 class QueueState(msgspec.Struct, frozen=True, tag="queue_state"):
     """The head of the waiting room, now and then while there is one."""
 

@@ -7,11 +7,11 @@ from collections.abc import Callable, Iterable
 from types import TracebackType
 from typing import Generic, TypeVar, Union
 
-from openai_cpu_server.contract.messages import Place
+from openai_cpu_server.contract.messages import ModelLoading, Place
 from openai_cpu_server.errors import ServerError
 
 Item = TypeVar("Item")
-Arrived = tuple[Union[Item, Place, ServerError], float]
+Arrived = tuple[Union[Item, Place, ModelLoading, ServerError], float]
 """What the engine told, and when it came in."""
 
 
@@ -87,6 +87,9 @@ class Answer(Generic[Item]):
     def wait_at(self, place: Place) -> None:
         self._put(place)
 
+    def wait_for_model(self, loading: ModelLoading) -> None:
+        self._put(loading)
+
     def fail(self, request_id: str, error: ServerError) -> None:
         self._leave(request_id)
         self._put(error)
@@ -98,14 +101,14 @@ class Answer(Generic[Item]):
         """It has ended, and all was taken."""
         return not self._unfinished and self._queue.empty()
 
-    async def _take(self) -> Union[Item, Place]:
+    async def _take(self) -> Union[Item, Place, ModelLoading]:
         """The next of what came in. Raises what the call failed with."""
         item, self.arrived_s = await self._queue.get()
         if isinstance(item, ServerError):
             raise item
         return item
 
-    def _put(self, item: Union[Item, Place, ServerError]) -> None:
+    def _put(self, item: Union[Item, Place, ModelLoading, ServerError]) -> None:
         self._queue.put_nowait((item, self._clock()))
 
     def _end(self, error: ServerError) -> None:

@@ -27,6 +27,8 @@ class EngineProcess:
     def __init__(
         self, process: asyncio.subprocess.Process, channel: ClientChannel, *, grace_s: float
     ) -> None:
+        self.is_closing = False
+        """It has been told to end: what it still says does not matter."""
         self._process = process
         self._channel = channel
         self._grace_s = grace_s
@@ -85,6 +87,7 @@ class EngineProcess:
 
     async def close(self) -> None:
         """Tell it to end, and kill it if it does not."""
+        self.is_closing = True
         self._channel.close()
         try:
             await asyncio.wait_for(self._process.wait(), self._grace_s)

@@ -17,7 +17,7 @@ from openai_cpu_server.contract.engine import (
     RequestState,
     unavailable,
 )
-from openai_cpu_server.contract.messages import ClearCache, KVStats
+from openai_cpu_server.contract.messages import ClearCache, KVStats, ModelLoading
 from openai_cpu_server.contract.model_info import ModelInfo, ModelKind
 from openai_cpu_server.contract.request import GenerationRequest, Priority
 from openai_cpu_server.dispatch.embedding import Embedding
@@ -25,7 +25,13 @@ from openai_cpu_server.dispatch.generation import Generation
 from openai_cpu_server.dispatch.queue_room import wait_until_left_s
 from openai_cpu_server.dispatch.replay import Replay, Totals
 from openai_cpu_server.dispatch.supervisor import Supervisor
-from openai_cpu_server.errors import GenerationFailed, InvalidRequest, QueueFull, RequestCancelled
+from openai_cpu_server.errors import (
+    GenerationFailed,
+    InvalidRequest,
+    QueueFull,
+    RequestCancelled,
+    ServerError,
+)
 
 _DRAIN_LOOK_S = 0.05
 _ABOUT_TO_END = "the server is about to end"
@@ -48,6 +54,9 @@ class Dispatcher:
     ) -> None:
         """`max_queue` requests of each priority may wait. `max_held_bytes` is for each API call: events that
         its client has not taken."""
+        self.on_wanted: Callable[[], None] | None = None
+        """Called where a request needs an engine that is not loaded: it must see to it that this one is
+        woken, or raise what the request fails with. None: such requests are refused."""
         self._supervisor = supervisor
         self._replay = Replay(clock, supervisor.adapters.free)
         supervisor.adapters.is_used = self._replay.uses_adapter
@@ -65,7 +74,7 @@ class Dispatcher:
     @property
     def state(self) -> EngineState:
         state = self._supervisor.state
-        is_alive = state in (EngineState.READY, EngineState.RESTARTING)
+        is_alive = state in (EngineState.READY, EngineState.RESTARTING, EngineState.ASLEEP)
         return EngineState.DRAINING if self._is_draining and is_alive else state
 
     @property
@@ -82,6 +91,8 @@ class Dispatcher:
             requests, cancel=self._replay.cancel, clock=self._clock, max_held_bytes=self._max_held_bytes
         )
         self._replay.accept(requests, generation)
+        if self.state in (EngineState.ASLEEP, EngineState.LOADING):
+            generation.wait_for_model(ModelLoading(self._supervisor.start.loaded))
         return generation
 
     def embed(self, request: EmbedRequest) -> Embedding:
@@ -110,7 +121,7 @@ class Dispatcher:
         return EngineStatus(
             state=self.state,
             reason=_ABOUT_TO_END if self._is_draining and not has_failed else supervisor.reason,
-            loaded=1.0 if supervisor.info else supervisor.start.loaded,
+            loaded=1.0 if self._is_loaded else supervisor.start.loaded,
             timed=supervisor.start.timed,
             running=live.count(RequestState.RUNNING),
             waiting=live.count(RequestState.WAITING),
@@ -119,6 +130,7 @@ class Dispatcher:
             restarts=supervisor.restarts,
             last_death=supervisor.last_death,
             rss_bytes=supervisor.rss_bytes,
+            engine_rss_bytes=supervisor.engine_rss_bytes,
             kernels=self.info.kernels.described if self.info else {},
         )
 
@@ -134,12 +146,59 @@ class Dispatcher:
         return self._supervisor.adapters.shelf.offered
 
     async def load_adapter(self, adapter: Adapter) -> AdapterStatus:
-        if self.state not in (EngineState.READY, EngineState.RESTARTING):
-            raise unavailable(self.status())
+        self._serving()  # a model that sleeps is woken
         return await self._supervisor.adapters.load(adapter)
 
     def unload_adapter(self, name: str) -> bool:
         return self._supervisor.adapters.unload(name)
+
+    # -- for whoever keeps models in memory ---------------------------------------------------------------
+
+    @property
+    def is_at_work(self) -> bool:
+        """Its process has some requests."""
+        return self._replay.is_owed
+
+    @property
+    def has_requests(self) -> bool:
+        """Some live, in its process or waiting for one."""
+        return self._replay.num_live > 0
+
+    @property
+    def last_use_s(self) -> float:
+        """When a request last came or ended, or it became ready, on the clock."""
+        return self._replay.last_use_s
+
+    @property
+    def failed_s(self) -> float | None:
+        return self._supervisor.failed_s
+
+    def wake(self) -> None:
+        """Load the model. It must be asleep, or have failed."""
+        self._supervisor.wake()
+
+    async def settled(self) -> EngineState:
+        """The state that loading leads to, once it is over."""
+        return await self._supervisor.settled()
+
+    async def sleep(self) -> None:
+        """End the process, which must not be at work. Returns when it is gone; requests that come meanwhile
+        wait for the next."""
+        assert not self.is_at_work, "it has requests"
+        self._replay.lost()
+        await self._supervisor.sleep()
+
+    def hold_back(self) -> None:
+        """Send the process nothing new: it is to end what it has, and then to sleep."""
+        self._replay.hold_back()
+
+    def fail(self, reason: str) -> None:
+        """An engine that sleeps is not to be woken, for this reason."""
+        self._supervisor.fail(reason)
+
+    def refuse(self, error: Callable[[], ServerError]) -> None:
+        """End all that waits."""
+        self._replay.end(error)
 
     # -- for whoever runs it -----------------------------------------------------------------------------
 
@@ -188,11 +247,23 @@ class Dispatcher:
         key = self._supervisor.adapters.key_of(name)
         return [msgspec.structs.replace(request, adapter=key) for request in requests]
 
+    @property
+    def _is_loaded(self) -> bool:
+        supervisor, not_loaded = self._supervisor, (EngineState.ASLEEP, EngineState.LOADING)
+        return supervisor.info is not None and supervisor.state not in not_loaded
+
     def _serving(self) -> ModelInfo:
-        """The facts about the model. Raises `EngineUnavailable` where nothing is accepted."""
-        if self.state not in (EngineState.READY, EngineState.RESTARTING) or self.info is None:
+        """The facts about the model, which is wanted. Raises EngineUnavailable where nothing is accepted, or
+        what `on_wanted` raises."""
+        state, info = self.state, self.info
+        if state in (EngineState.READY, EngineState.RESTARTING) and info is not None:
+            return info
+        is_ending = self._is_draining or state is EngineState.STOPPED
+        if is_ending or self.on_wanted is None or info is None:
             raise unavailable(self.status())
-        return self.info
+        if state is not EngineState.LOADING:
+            self.on_wanted()
+        return info
 
     def _check_queue(self, priority: Priority, num_new: int) -> None:
         if num_new > self._max_queue:

@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import AsyncIterator, Callable, Sequence
 
 from openai_cpu_server.contract.engine import Timings
-from openai_cpu_server.contract.messages import Finish, FinishReason, Place, TokenEvent
+from openai_cpu_server.contract.messages import Finish, FinishReason, ModelLoading, Place, TokenEvent
 from openai_cpu_server.contract.request import GenerationRequest
 from openai_cpu_server.dispatch.answer import Answer
 from openai_cpu_server.dispatch.backlog import Backlog
@@ -41,8 +41,9 @@ class Generation(Answer[TokenEvent]):
             if isinstance(item, TokenEvent):
                 yield item
 
-    async def progress(self) -> AsyncIterator[TokenEvent | Place]:
-        """Its events and, while it waits as a whole, its place in the queue now and then."""
+    async def progress(self) -> AsyncIterator[TokenEvent | Place | ModelLoading]:
+        """Its events and, while it waits as a whole, now and then its place in the queue, or how far the
+        model that it waits for is loaded."""
         while not self._is_over:
             item = await self._take()
             if isinstance(item, TokenEvent):

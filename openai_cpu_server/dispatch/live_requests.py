@@ -121,6 +121,10 @@ class LiveRequests:
         """The engine has some of them, and something to do."""
         return len(self._held) < len(self._live)
 
+    def answers(self) -> set[Generation | Embedding]:
+        """Those of the API calls that they belong to."""
+        return {live.answer for live in self._live.values()}
+
     def crashed(self, kind: DeathKind) -> Verdict:
         """The engine died; all are outside of it now."""
         verdict = self._trials.died(kind, self._present(), self._live.get(self._handled or ""))

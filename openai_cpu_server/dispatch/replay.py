@@ -12,6 +12,7 @@ from openai_cpu_server.contract.messages import (
     Cancel,
     Command,
     Handling,
+    ModelLoading,
     QueueState,
     StepDone,
     StepStarted,
@@ -46,6 +47,8 @@ class Replay:
         self._clock = clock
         self._send: Callable[..., None] | None = None
         """To the engine process; None: none is ready, and requests wait in `live`."""
+        self._is_held_back = False
+        self._last_use_s = clock()
         self._recovery = Recovery(clock)
 
     # -- for the dispatcher ------------------------------------------------------------------------------
@@ -54,6 +57,7 @@ class Replay:
         """The sequences of one API call."""
         for request in requests:
             self.live.add(Live(request, generation, self._clock()))
+        self._last_use_s = self._clock()
         self.totals.requests += 1
         self.totals.prompt_tokens += sum(map(len, {request.tokens for request in requests}))
         self._send_due()
@@ -81,6 +85,20 @@ class Replay:
     def uses_adapter(self, key: str) -> bool:
         return any(live.adapter == key for live in self.live)
 
+    @property
+    def last_use_s(self) -> float:
+        """When a request last came or ended, on the clock; at first: when this was made."""
+        return self._last_use_s
+
+    def hold_back(self) -> None:
+        """The engine is sent nothing new until the next one is ready: it is to end what it has."""
+        self._is_held_back = True
+
+    def tell_of_loading(self, fraction: float) -> None:
+        """Tells all who wait for the model."""
+        for answer in self.live.answers():
+            answer.wait_for_model(ModelLoading(fraction))
+
     # -- for the supervisor ------------------------------------------------------------------------------
 
     @property
@@ -99,7 +117,8 @@ class Replay:
 
     def ready(self, send: Callable[..., None]) -> None:
         """An engine process is ready, and can be sent commands until it dies."""
-        self._send = send
+        self._send, self._is_held_back = send, False
+        self._last_use_s = self._clock()
         self._send_due()
 
     def lost(self) -> None:
@@ -143,7 +162,7 @@ class Replay:
             self._send(*commands)
 
     def _send_due(self) -> None:
-        if self._send is not None and (due := self.live.due()):
+        if self._send is not None and not self._is_held_back and (due := self.live.due()):
             self._send(*[live.submit() for live in due])
 
     def _deliver(self, event: TokenEvent) -> None:
@@ -155,6 +174,7 @@ class Replay:
         assert isinstance(live.answer, Generation)
         live.answer.push(event)
         if event.finish is not None:
+            self._last_use_s = self._clock()
             self.totals.output_tokens += event.finish.output_tokens
             self._has_left(live)
 
@@ -173,6 +193,7 @@ class Replay:
 
     def _forget(self, request_id: str) -> None:
         live = self.live.remove(request_id)
+        self._last_use_s = self._clock()
         self._recovery.is_back(request_id)
         if live is not None:
             self._has_left(live)

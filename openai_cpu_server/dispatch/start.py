@@ -19,13 +19,16 @@ class Start:
         """None: the timing of steps has not begun, or is not needed."""
         self._model_path = model_path
 
-    def heard(self, event: Loading) -> None:
+    def heard(self, event: Loading) -> bool:
+        """Whether a further tenth of the model is loaded."""
         if event.phase is LoadingPhase.COSTS:
             self.timed = event.fraction
-            return
+            return False
+        is_news = int(10 * event.fraction) > int(10 * self.loaded)
         if int(4 * event.fraction) > int(4 * self.loaded):
             logger.info("loading %s: %.0f %%", self._model_path, 100 * event.fraction)
         self.loaded = event.fraction
+        return is_news
 
     def failure(self, death: Death) -> str:
         """Why the server cannot start, where the first process has died."""

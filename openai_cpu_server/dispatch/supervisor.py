@@ -73,6 +73,10 @@ class Clientele(Protocol):
 
     def heard(self, event: StepStarted | Handling | StepDone | QueueState) -> None: ...
 
+    def tell_of_loading(self, fraction: float) -> None:
+        """They wait for the model, of which this share is loaded."""
+        ...
+
     def died(self, death: Death) -> bool:
         """Whether the search for a culprit needed this death, and has come closer to it."""
         ...
@@ -95,11 +99,17 @@ class Supervisor:
         hang_limits: HangLimits = HangLimits(),  # noqa: B008 (frozen)
         max_crashes_a_minute: int = 5,
         memory_killer: Callable[[], MemoryKiller] = MemoryKiller,
+        begins_asleep: bool = False,
+        foretold: ModelInfo | None = None,
         partner: Partner | None = None,
     ) -> None:
-        """`command` starts the engine; the number of its socket's file descriptor is appended. `partner`: its
-        part, where engines share the cores."""
-        self._info: ModelInfo | None = None
+        """`command` starts the engine; the number of its socket's file descriptor is appended.
+
+        `begins_asleep`: until `wake`, and a model that cannot be loaded is a state; else it is loaded at
+        once, and must be. `foretold`: what is known of the model before it is loaded. `partner`: its part,
+        where engines share the cores.
+        """
+        self._info: ModelInfo | None = foretold
         self.kv_stats: KVStats | None = None
         """As of the last step; None while the present process has not made any."""
         self.reason: str | None = None
@@ -107,6 +117,10 @@ class Supervisor:
         self.restarts = 0
         self.start = Start(options.model_path)
         self.adapters = AdapterDesk(options.adapters)
+        self.failed_s: float | None = None
+        """When it failed, on the clock; None: it has not, or is tried again."""
+        self._must_start = not begins_asleep
+        """That no process has been ready yet is a reason to give up the server."""
         self._command = tuple(command)
         self._options = msgspec.structs.replace(options, shares_cores=partner is not None)
         self._partner = partner
@@ -114,8 +128,9 @@ class Supervisor:
         self._observer = observer
         self._hang_limits = hang_limits
         self._memory_killer = memory_killer
+        self._max_crashes_a_minute = max_crashes_a_minute
         self._crashes = CrashRecord(max_a_minute=max_crashes_a_minute, clock=clock)
-        self._state = EngineState.LOADING
+        self._state = EngineState.ASLEEP if begins_asleep else EngineState.LOADING
         self._process: EngineProcess | None = None
         """None: there is none that listens."""
         self._last_process: EngineProcess | None = None
@@ -127,6 +142,13 @@ class Supervisor:
         self._last_death: tuple[Death, float] | None = None
         """The last death, and when it was."""
         self._stopped = asyncio.Event()
+        self._is_wanted_again = asyncio.Event()
+        """It sleeps or has failed, and is to go on: awake, or to its end."""
+        self._settled = asyncio.Event()
+        """It neither loads nor restarts."""
+        self._gone = asyncio.Event()
+        """There is no process, and none is being started."""
+        self._gone.set()
 
     @property
     def state(self) -> EngineState:
@@ -147,7 +169,11 @@ class Supervisor:
     @property
     def rss_bytes(self) -> int:
         """Resident memory of this process and the engine's."""
-        return resident_bytes() + (self._process.rss_bytes if self._process else 0)
+        return resident_bytes() + self.engine_rss_bytes
+
+    @property
+    def engine_rss_bytes(self) -> int:
+        return self._process.rss_bytes if self._process else 0
 
     @property
     def last_death(self) -> LastDeath | None:
@@ -162,11 +188,43 @@ class Supervisor:
             self._process.send(*commands)
 
     async def run(self, clientele: Clientele) -> None:
-        """Keep an engine alive until `stop`. Raises `StartupError` if the first one cannot start."""
-        while self._is_wanted:
+        """Keep an engine alive until `stop`, unless it sleeps or has failed. Raises `StartupError` if the
+        first one cannot start and must."""
+        while self._state is not EngineState.STOPPED:
+            if not self._is_wanted:
+                await self._is_wanted_again.wait()
+                continue
             death = await self._live_once(clientele)
-            if self._is_wanted:
+            if death is not None and self._is_wanted:
                 await self._replace(death, clientele)
+
+    def wake(self) -> None:
+        """Load the model again. It must be asleep, or have failed."""
+        self._move(EngineState.LOADING)
+        self.start, self.reason, self.failed_s = Start(self._options.model_path), None, None
+        self._crashes = CrashRecord(max_a_minute=self._max_crashes_a_minute, clock=self._clock)
+        self._settled.clear()
+        self._is_wanted_again.set()
+
+    async def settled(self) -> EngineState:
+        """The state that loading leads to, once it is over."""
+        await self._settled.wait()
+        return self._state
+
+    async def sleep(self) -> None:
+        """End the process until `wake`. Returns when it is gone. Nobody may be served by it."""
+        if self._state is EngineState.ASLEEP:
+            return
+        self._is_wanted_again.clear()
+        self._move(EngineState.ASLEEP)
+        self.kv_stats, self.reason = None, None
+        if self._process is not None:
+            await self._process.close()
+        await self._gone.wait()
+
+    def fail(self, reason: str) -> None:
+        """It sleeps, and need not be woken."""
+        self._fail(reason)
 
     def stop(self) -> None:
         """No other process is started. One that loads has nothing to save and is not waited for."""
@@ -188,10 +246,17 @@ class Supervisor:
 
     @property
     def _is_wanted(self) -> bool:
-        return self._state not in (EngineState.STOPPED, EngineState.FAILED)
+        return self._state not in (EngineState.STOPPED, EngineState.FAILED, EngineState.ASLEEP)
 
-    async def _live_once(self, clientele: Clientele) -> Death:
-        """One engine process from spawn to death."""
+    async def _live_once(self, clientele: Clientele) -> Death | None:
+        """One engine process from spawn to death; None: it was told to end."""
+        self._gone.clear()
+        try:
+            return await self._one_life(clientele)
+        finally:
+            self._gone.set()
+
+    async def _one_life(self, clientele: Clientele) -> Death | None:
         self._start_failure, self._has_advanced = None, False
         try:
             adapters = self.adapters.process_started()
@@ -200,7 +265,8 @@ class Supervisor:
         except (OSError, RuntimeError) as error:  # of descriptors, memory or threads there may be none left
             return Death.unborn(error)
         self._process = self._last_process = process
-        if not self._is_wanted:
+        was_wanted = self._is_wanted
+        if not was_wanted:
             process.kill()
         if self._partner is not None:
             self._partner.enter(process.send)
@@ -215,8 +281,10 @@ class Supervisor:
         )
         try:
             while (event := await watchdog.receive()) is not None and self._is_wanted:
-                self._heard(event, clientele)
+                if not process.is_closing:
+                    self._heard(event, clientele)
         finally:
+            was_told_to_end = process.is_closing or not was_wanted
             watchdog.stop()
             if self._partner is not None:
                 self._partner.leave()
@@ -224,12 +292,13 @@ class Supervisor:
             self.adapters.lost()
             self._process = None
             await process.close()
-        return watchdog.death()
+        return None if was_told_to_end else watchdog.death()
 
     def _heard(self, event: Event, clientele: Clientele) -> None:
         match event:
             case Loading():
-                self.start.heard(event)
+                if self.start.heard(event):
+                    clientele.tell_of_loading(self.start.loaded)
             case Ready(info=info):
                 self._ready(info, clientele)
             case LoadingAdapter() | AdapterLoaded() | AdapterRefused():
@@ -255,13 +324,14 @@ class Supervisor:
     def _ready(self, info: ModelInfo, clientele: Clientele) -> None:
         logger.info("ready: %s", info.summary)
         self._info, self.reason = info, None
+        self._must_start = False
         self._crashes.started()
         self._move(EngineState.READY)
         self.adapters.ready(self.send)
         clientele.ready(self.send)
 
     def _start_failed(self, message: str) -> None:
-        if self._state is EngineState.LOADING:
+        if self._state is EngineState.LOADING and self._must_start:
             raise StartupError(message)
         self._start_failure = message
 
@@ -273,11 +343,11 @@ class Supervisor:
 
     async def _replace(self, death: Death, clientele: Clientele) -> None:
         """Decide what the death means, and wait before the next start."""
-        has_died_of_adapter = self.adapters.died(death.message)
-        if self._state is EngineState.LOADING:
-            if has_died_of_adapter:
-                return  # the next process does not load it
-            raise StartupError(self.start.failure(death))
+        if self.adapters.died(death.message) and self._state is EngineState.LOADING:
+            return  # the next process does not load it
+        if self._state is EngineState.LOADING and (why := self._why_not_loaded(death)) is not None:
+            self._not_loaded(why, clientele)
+            return
         if self._may_have_died_measuring(death, clientele):
             logger.warning("steps are not timed any more: the engine may have died of that")
             self._options = msgspec.structs.replace(self._options, calibrate="never")
@@ -290,6 +360,27 @@ class Supervisor:
         self._move(EngineState.RESTARTING)
         with contextlib.suppress(asyncio.TimeoutError):
             await asyncio.wait_for(self._stopped.wait(), self._crashes.backoff_s)
+
+    def _why_not_loaded(self, death: Death) -> str | None:
+        """None: somebody has killed it, and the next may come further."""
+        if not self._must_start and death.kind is DeathKind.KILL and self._start_failure is None:
+            return None
+        return self._start_failure or self.start.failure(death)
+
+    def _not_loaded(self, why: str, clientele: Clientele) -> None:
+        """Raises `StartupError` where the model must be loaded."""
+        if self._must_start:
+            raise StartupError(why)
+        logger.error("%s is not loaded: %s", self._options.model_path, why)
+        self._fail(why)
+        again_s = self._state.retry_after_s
+        clientele.end(lambda: EngineUnavailable(f"The model could not be loaded: {why}", again_s))
+        self.adapters.end(lambda: EngineUnavailable(f"The model could not be loaded: {why}", again_s))
+
+    def _fail(self, reason: str) -> None:
+        self.reason, self.failed_s = reason, self._clock()
+        self._is_wanted_again.clear()
+        self._move(EngineState.FAILED)
 
     def _book(self, death: Death, *, is_searching: bool) -> None:
         """`is_searching`: the search for a culprit needed this death."""
@@ -311,9 +402,8 @@ class Supervisor:
         return is_idle and death.kind is DeathKind.FAULT and self._options.calibrate == "idle"
 
     def _give_up(self, why: str, clientele: Clientele) -> None:
-        self.reason = f"{why}; the last time {self.reason}"
+        self._fail(f"{why}; the last time {self.reason}")
         logger.critical("giving up: %s", self.reason)
-        self._move(EngineState.FAILED)
         clientele.end(lambda: GenerationFailed(f"The engine is gone: {self.reason}."))
         self.adapters.end(lambda: EngineUnavailable(f"The engine is gone: {self.reason}."))
 
@@ -325,3 +415,6 @@ class Supervisor:
         if to is EngineState.STOPPED:
             self._stopped.set()
             self.adapters.end(lambda: EngineUnavailable("The server is shutting down."))
+            self._is_wanted_again.set()
+        if to not in (EngineState.LOADING, EngineState.RESTARTING):
+            self._settled.set()

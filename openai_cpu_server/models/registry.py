@@ -16,6 +16,7 @@ _WORST_FIRST = (
     EngineState.DRAINING,
     EngineState.LOADING,
     EngineState.RESTARTING,
+    EngineState.ASLEEP,
     EngineState.READY,
 )
 
@@ -44,11 +45,19 @@ class ModelRegistry:
     def __init__(self, models: Sequence[ServedModel]) -> None:
         """At least one; the first is meant where no name is given."""
         assert models, "there is nothing to serve"
-        self._models = tuple(models)
+        self._models = list(models)
+        self._replaced: list[ServedModel] = []
+        """Others have taken their places; they end what they have."""
         self._by_name = {name: model for model in models for name in model.names}
 
     def __iter__(self) -> Iterator[ServedModel]:
-        return iter(self._models)
+        """All that have requests, also those that have been replaced."""
+        return iter([*self._models, *self._replaced])
+
+    @property
+    def current(self) -> Sequence[ServedModel]:
+        """One for each name."""
+        return tuple(self._models)
 
     @property
     def default(self) -> ServedModel:
@@ -71,7 +80,7 @@ class ModelRegistry:
             name = self._first(allowed)
         chosen = self._named(name) if adapter is None else self._adapted(name, adapter)
         if chosen is None or (allowed is not None and chosen.name not in allowed):
-            raise ModelNotFound(name if chosen is None else chosen.name)
+            raise ModelNotFound(name if chosen is None else chosen.name, self.names(allowed))
         if chosen.adapter is not None:
             _check_there(chosen, param=None if adapter is None else "lora")
         return chosen
@@ -99,21 +108,51 @@ class ModelRegistry:
             raise InvalidRequest(message, param="lora", code="invalid_value")
         return chosen
 
+    def is_current(self, model: ServedModel) -> bool:
+        """False: another has taken its place since it was chosen."""
+        return model in self._models
+
+    def replace(self, old: ServedModel, new: ServedModel) -> None:
+        """From now on the names mean the new one; the old one is known until `forget`."""
+        assert old.names == new.names, "it has other names"
+        self._models[self._models.index(old)] = new
+        self._replaced.append(old)
+        self._by_name.update(dict.fromkeys(new.names, new))
+
+    def forget(self, old: ServedModel) -> None:
+        """It has ended what it had."""
+        self._replaced.remove(old)
+
     def check_not_ending(self) -> None:
         """Raises EngineUnavailable while the server drains. For new work that needs no engine at once."""
         if any(model.engine.is_ending for model in self._models):
             again_s = EngineState.DRAINING.retry_after_s
             raise EngineUnavailable("The server is about to end and takes no new work.", again_s)
 
+    @property
+    def degraded(self) -> str | None:
+        """Which models have failed beside a default that has not; None: none."""
+        states = [(model.name, model.engine.status()) for model in self._models[1:]]
+        failed = [f"{name}: {status.reason}" for name, status in states if status.state is EngineState.FAILED]
+        return "; ".join(failed) or None
+
     def status(self) -> EngineStatus:
-        """All engines as one: in the state of the worst, with the sums of what they hold."""
-        all_of_them = [model.engine.status() for model in self._models]
-        worst = min(all_of_them, key=lambda status: _WORST_FIRST.index(status.state))
+        """All engines as one, with the sums of what they hold.
+
+        It is in the state of the worst, but others than the default may load or have failed: it is as ready
+        as without them. A model that sleeps is as good as a ready one.
+        """
+        default, *others = [model.engine.status() for model in self]
+        counted = [default, *(one for one in others if one.state not in _NO_HARM)]
+        worst = min(counted, key=lambda status: _WORST_FIRST.index(status.state))
+        all_of_them = [default, *others]
         deaths = [status.last_death for status in all_of_them if status.last_death is not None]
+        if not others:
+            return default
         return EngineStatus(
-            state=worst.state,
+            state=EngineState.READY if worst.state is EngineState.ASLEEP else worst.state,
             reason=worst.reason,
-            loaded=min(status.loaded for status in all_of_them),
+            loaded=min((one.loaded for one in counted if one.state is not EngineState.ASLEEP), default=1.0),
             timed=worst.timed,
             running=_sums([status.running for status in all_of_them]),
             waiting=_sums([status.waiting for status in all_of_them]),
@@ -121,9 +160,13 @@ class ModelRegistry:
             kv_tokens_used=sum(status.kv_tokens_used for status in all_of_them),
             restarts=sum(status.restarts for status in all_of_them),
             last_death=min(deaths, key=lambda death: death.age_s, default=None),
-            rss_bytes=sum(status.rss_bytes for status in all_of_them),
-            kernels=worst.kernels,
+            rss_bytes=default.rss_bytes + sum(status.engine_rss_bytes for status in others),
+            engine_rss_bytes=sum(status.engine_rss_bytes for status in all_of_them),
+            kernels=next((one.kernels for one in all_of_them if one.kernels), {}),
         )
+
+
+_NO_HARM = (EngineState.LOADING, EngineState.FAILED, EngineState.ASLEEP)
 
 
 def _adapted_names(model: ServedModel) -> Iterator[str]:

@@ -30,13 +30,18 @@ class ServedModel:
         check_grammar: Callable[[str], object],
         whitespace: Whitespace = Whitespace.COMPACT,
         kind: ModelKind = ModelKind.GENERATES,
+        may_retry: Callable[[], bool] = lambda: False,
+        quantisation: str | None = None,
     ) -> None:
         """`names`: the first is the model's own, the others mean the same. `created`: Unix time.
 
         `template`: None for a model that has none; chat is refused then. `tool_format`: None where it is
         unknown; tools are refused then. `check_grammar` raises InvalidRequest for GBNF that cannot be
-        executed. `whitespace`: what the model may write in JSON output.
+        executed. `whitespace`: what the model may write in JSON output. `may_retry`: it has failed, and a
+        request may make it try again. `quantisation`: what its file states, such as `q4_k_m`.
         """
+        self.quantisation = quantisation
+        self._may_retry = may_retry
         self.names = names
         self.created = created
         self.engine = engine
@@ -54,8 +59,10 @@ class ServedModel:
         return self.names[0]
 
     def loaded(self) -> ModelInfo:
-        """Facts about the model. Raises EngineUnavailable while there is nothing to generate with."""
-        info = self.engine.info
-        if info is None or self.engine.state in (EngineState.FAILED, EngineState.STOPPED):
+        """Facts about the model, also of one that sleeps. Raises EngineUnavailable while there is nothing to
+        generate with."""
+        info, state = self.engine.info, self.engine.state
+        has_failed = state is EngineState.FAILED and not self._may_retry()
+        if info is None or has_failed or state is EngineState.STOPPED:
             raise unavailable(self.engine.status())
         return info

@@ -1,8 +1,9 @@
-"""Gauges of the engine, which are read when Prometheus asks."""
+"""Gauges of the engines, which are read when Prometheus asks. Each has the model's name as a label."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
+from typing import NamedTuple
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
@@ -12,68 +13,138 @@ from openai_cpu_server.contract.messages import KVStats
 from openai_cpu_server.contract.request import Priority
 
 
+class Reading(NamedTuple):
+    """One engine at one moment."""
+
+    model: str
+    status: EngineStatus
+    kv: KVStats | None
+    token_bytes: int
+
+    @classmethod
+    def of(cls, model: str, engine: Engine) -> Reading:
+        info = engine.info
+        return cls(model, engine.status(), engine.kv_stats(), info.kv_bytes_per_token if info else 0)
+
+
 class EngineGauges(Collector):
-    def __init__(self, engine: Engine) -> None:
-        self._engine = engine
+    def __init__(self, engines: Callable[[], Iterable[tuple[str, Engine]]]) -> None:
+        """`engines`: those of now, with the names of their models."""
+        self._engines = engines
 
     def collect(self) -> Iterator[Metric]:
-        status, kv, info = self._engine.status(), self._engine.kv_stats(), self._engine.info
+        readings = [Reading.of(model, engine) for model, engine in self._engines()]
+        yield _memory(readings)
+        yield _states(readings)
         yield _gauge(
-            "ocs_engine_ready", "1: requests can be computed now.", status.state is EngineState.READY
+            readings,
+            "ocs_engine_ready",
+            "1: requests can be computed now.",
+            lambda one: one.status.state is EngineState.READY,
         )
         yield _gauge(
-            "ocs_memory_resident_bytes",
-            "Resident memory of this process and the engine's, model included.",
-            status.rss_bytes,
+            readings,
+            "ocs_engine_resident_bytes",
+            "Resident memory of the model's engine process, the model included.",
+            lambda one: one.status.engine_rss_bytes,
         )
-        yield from _requests(status)
-        yield from _pool(kv)
-        yield from _cache(kv, info.kv_bytes_per_token if info else 0)
+        yield from _requests(readings)
+        yield from _pool(readings)
+        yield from _cache(readings)
 
 
-def _requests(status: EngineStatus) -> Iterator[Metric]:
-    running = GaugeMetricFamily(
-        "ocs_requests_running", "Sequences in the engine's slots.", labels=("priority",)
+def _memory(readings: list[Reading]) -> Metric:
+    """The API process is counted once, with whichever engine."""
+    engines = sum(one.status.engine_rss_bytes for one in readings)
+    first = readings[0].status
+    return GaugeMetricFamily(
+        "ocs_memory_resident_bytes",
+        "Resident memory of this process and the engines', models included.",
+        first.rss_bytes - first.engine_rss_bytes + engines,
     )
-    waiting = GaugeMetricFamily(
-        "ocs_requests_waiting", "Sequences that wait for a slot.", labels=("priority",)
+
+
+def _states(readings: list[Reading]) -> Metric:
+    family = GaugeMetricFamily(
+        "ocs_model_state",
+        "1 for the state that the model is in, 0 for all others.",
+        labels=("model", "state"),
     )
-    for priority in Priority:
-        running.add_metric([priority.label], status.running[priority.label])
-        waiting.add_metric([priority.label], status.waiting[priority.label])
+    for one in readings:
+        for state in EngineState:
+            family.add_metric([one.model, state.value], one.status.state is state)
+    return family
+
+
+def _requests(readings: list[Reading]) -> Iterator[Metric]:
+    labels = ("model", "priority")
+    running = GaugeMetricFamily("ocs_requests_running", "Sequences in the engine's slots.", labels=labels)
+    waiting = GaugeMetricFamily("ocs_requests_waiting", "Sequences that wait for a slot.", labels=labels)
+    for one in readings:
+        for priority in Priority:
+            running.add_metric([one.model, priority.label], one.status.running[priority.label])
+            waiting.add_metric([one.model, priority.label], one.status.waiting[priority.label])
     yield running
     yield waiting
 
 
-def _pool(kv: KVStats | None) -> Iterator[Metric]:
-    yield _gauge("ocs_kv_pool_blocks", "Blocks of the KV pool.", kv.pool_blocks if kv else 0)
-    yield _gauge(
+def _pool(readings: list[Reading]) -> Iterator[Metric]:
+    yield _of_kv(readings, "ocs_kv_pool_blocks", "Blocks of the KV pool.", lambda kv: kv.pool_blocks)
+    yield _of_kv(
+        readings,
         "ocs_kv_pool_blocks_used",
         "Blocks of the KV pool that sequences hold.",
-        kv.pool_blocks_used if kv else 0,
+        lambda kv: kv.pool_blocks_used,
     )
-    yield _gauge(
+    yield _of_kv(
+        readings,
         "ocs_kv_pool_blocks_shared",
         "Blocks of the KV pool that more than one sequence holds.",
-        kv.pool_blocks_shared if kv else 0,
+        lambda kv: kv.pool_blocks_shared,
     )
 
 
-def _cache(kv: KVStats | None, token_bytes: int) -> Iterator[Metric]:
-    capacity, used = (kv.cache_capacity_blocks, kv.cache_blocks) if kv else (0, 0)
-    block_bytes = kv.cache_block_tokens * token_bytes if kv else 0
-    yield _gauge("ocs_prefix_cache_capacity_blocks", "Blocks that the prefix cache may hold.", capacity)
-    yield _gauge("ocs_prefix_cache_blocks", "Blocks that the prefix cache holds.", used)
-    yield _gauge(
-        "ocs_prefix_cache_capacity_bytes", "Bytes that the prefix cache may hold.", capacity * block_bytes
-    )
-    yield _gauge("ocs_prefix_cache_bytes", "Bytes that the prefix cache holds.", used * block_bytes)
-    yield CounterMetricFamily(
-        "ocs_prefix_cache_evictions",
+def _cache(readings: list[Reading]) -> Iterator[Metric]:
+    def capacity(kv: KVStats) -> int:
+        return kv.cache_capacity_blocks
+
+    def used(kv: KVStats) -> int:
+        return kv.cache_blocks
+
+    name = "ocs_prefix_cache"
+    yield _of_kv(readings, f"{name}_capacity_blocks", "Blocks that the prefix cache may hold.", capacity)
+    yield _of_kv(readings, f"{name}_blocks", "Blocks that the prefix cache holds.", used)
+    yield _of_kv_bytes(readings, f"{name}_capacity_bytes", "Bytes that the prefix cache may hold.", capacity)
+    yield _of_kv_bytes(readings, f"{name}_bytes", "Bytes that the prefix cache holds.", used)
+    evictions = CounterMetricFamily(
+        f"{name}_evictions",
         "Blocks of the prefix cache that made room for others, since the engine's last start.",
-        kv.cache_evictions if kv else 0,
+        labels=("model",),
     )
+    for one in readings:
+        evictions.add_metric([one.model], one.kv.cache_evictions if one.kv else 0)
+    yield evictions
 
 
-def _gauge(name: str, documentation: str, value: float) -> GaugeMetricFamily:
-    return GaugeMetricFamily(name, documentation, value)
+def _of_kv(
+    readings: list[Reading], name: str, documentation: str, value_of: Callable[[KVStats], float]
+) -> Metric:
+    return _gauge(readings, name, documentation, lambda one: value_of(one.kv) if one.kv else 0)
+
+
+def _of_kv_bytes(
+    readings: list[Reading], name: str, documentation: str, blocks_of: Callable[[KVStats], int]
+) -> Metric:
+    def num_bytes(one: Reading) -> int:
+        return blocks_of(one.kv) * one.kv.cache_block_tokens * one.token_bytes if one.kv else 0
+
+    return _gauge(readings, name, documentation, num_bytes)
+
+
+def _gauge(
+    readings: list[Reading], name: str, documentation: str, value_of: Callable[[Reading], float]
+) -> Metric:
+    family = GaugeMetricFamily(name, documentation, labels=("model",))
+    for one in readings:
+        family.add_metric([one.model], value_of(one))
+    return family

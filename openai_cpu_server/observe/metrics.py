@@ -10,6 +10,7 @@ from prometheus_client import (
     CollectorRegistry,
     Counter,
     Gauge,
+    Histogram,
     Info,
     ProcessCollector,
     generate_latest,
@@ -21,6 +22,7 @@ from prometheus_client.registry import Collector
 from openai_cpu_server import __version__
 from openai_cpu_server.contract.messages import StepFigures
 from openai_cpu_server.observe.call_metrics import CallMetrics
+from openai_cpu_server.observe.distribution import BOUNDS_S
 from openai_cpu_server.observe.ended import Ended, Origin
 from openai_cpu_server.observe.step_metrics import StepMetrics
 
@@ -63,6 +65,25 @@ class Metrics:
             ("cause",),
             registry=registry,
         )
+        self._loads = Counter(
+            "ocs_model_loads",
+            "Loads of models on demand, by outcome: loaded or failed.",
+            ("model", "outcome"),
+            registry=registry,
+        )
+        self._load_seconds = Histogram(
+            "ocs_model_load_seconds",
+            "Seconds from the start of a process to a loaded model, of models that are loaded on demand.",
+            ("model",),
+            registry=registry,
+            buckets=BOUNDS_S,
+        )
+        self._unloads = Counter(
+            "ocs_model_unloads",
+            "Models that were unloaded, by why: idle, room (for another), asked, or replaced.",
+            ("model", "why"),
+            registry=registry,
+        )
         self._steps = StepMetrics(registry)
         ProcessCollector(namespace="ocs", registry=registry)
         Info("ocs_build", "What runs here: always 1.", registry=registry).info(
@@ -100,6 +121,16 @@ class Metrics:
 
     def engine_died(self, cause: str) -> None:
         self._deaths.labels(cause).inc()
+
+    def model_loaded(self, model: str, seconds: float) -> None:
+        self._loads.labels(model, "loaded").inc()
+        self._load_seconds.labels(model).observe(seconds)
+
+    def model_not_loaded(self, model: str) -> None:
+        self._loads.labels(model, "failed").inc()
+
+    def model_unloaded(self, model: str, why: str) -> None:
+        self._unloads.labels(model, why).inc()
 
 
 class _Lean(Collector):

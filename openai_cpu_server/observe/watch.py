@@ -42,3 +42,12 @@ class Watch:
 
     def engine_died(self, cause: str) -> None:
         self.metrics.engine_died(cause)
+
+    def model_loaded(self, model: str, seconds: float) -> None:
+        self.metrics.model_loaded(model, seconds)
+
+    def model_not_loaded(self, model: str) -> None:
+        self.metrics.model_not_loaded(model)
+
+    def model_unloaded(self, model: str, why: str) -> None:
+        self.metrics.model_unloaded(model, why)

@@ -6,14 +6,25 @@ import asyncio
 import contextlib
 import logging
 import socket
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from types import FrameType
+from typing import Protocol
 
 import uvicorn
 
-from openai_cpu_server.dispatch.dispatcher import Dispatcher
-
 logger = logging.getLogger(__name__)
+
+
+class Engines(Protocol):
+    """What computes, for as long as the server runs."""
+
+    def requests(self) -> Sequence[object]: ...
+
+    async def drain(self, seconds: float) -> None: ...
+
+    async def close(self) -> None: ...
+
+    def kill(self) -> None: ...
 
 
 class WebServer(uvicorn.Server):
@@ -27,13 +38,13 @@ class WebServer(uvicorn.Server):
     def __init__(
         self,
         config: uvicorn.Config,
-        engine: Dispatcher,
+        engines: Engines,
         *,
         drain_s: float,
         checkpoint: Callable[[], Awaitable[None]],
     ) -> None:
         super().__init__(config)
-        self._engine = engine
+        self._engines = engines
         self._drain_s = drain_s
         self._checkpoint = checkpoint
         self._num_signals = 0
@@ -48,7 +59,7 @@ class WebServer(uvicorn.Server):
         self._num_signals += 1
         if self._num_signals > 1:
             self.should_exit = True
-            asyncio.get_running_loop().call_soon_threadsafe(self._engine.kill)
+            asyncio.get_running_loop().call_soon_threadsafe(self._engines.kill)
         self.force_exit = self._num_signals > 2
 
     async def on_tick(self, counter: int) -> bool:
@@ -61,9 +72,9 @@ class WebServer(uvicorn.Server):
         logger.info(
             "draining: what runs has %g s to end; another signal ends it at once (%d requests)",
             self._drain_s,
-            len(self._engine.requests()),
+            len(self._engines.requests()),
         )
-        await asyncio.gather(self._engine.drain(self._drain_s), self._checkpoint())
+        await asyncio.gather(self._engines.drain(self._drain_s), self._checkpoint())
 
     def _drained(self, task: asyncio.Task[None]) -> None:
         self.should_exit = True
@@ -74,7 +85,7 @@ class WebServer(uvicorn.Server):
         """Whatever still runs ends with an error."""
         if self._draining is not None:
             self._draining.cancel()
-        await self._engine.close()
+        await self._engines.close()
         await super().shutdown(sockets)
 
     @contextlib.contextmanager

@@ -27,10 +27,12 @@ def _row(family: Metric) -> tuple[str, str, str, str]:
 
 def _page() -> str:
     watch = Watch.new(model="demo")
-    watch.metrics.add(EngineGauges(_IdleEngine()))
+    watch.metrics.add(EngineGauges(lambda: [("demo", _IdleEngine())]))
     watch.ended(_failed_request())
     watch.metrics.row_put_off()
     watch.engine_died("hang")
+    watch.model_loaded("demo", 1.0)
+    watch.model_unloaded("demo", "idle")
     return watch.metrics.page().decode()
 
 

@@ -9,16 +9,19 @@ from itertools import pairwise
 from pydantic.fields import FieldInfo
 
 from manual.table import table
+from openai_cpu_server.model_options import ModelOptions, ModelTable
 from openai_cpu_server.model_source.aliases import ALIASES
 from openai_cpu_server.settings import Settings
 
 _GROUPS = {
-    "config": "Model and answers",
+    "config": "Models",
+    "chat_template": "A model: answers",
+    "ctx_size": "A model: memory and threads",
+    "speculation": "A model: speculation",
+    "cache_mb": "A model: prefix cache",
     "host": "Address, keys and HTTPS",
-    "ctx_size": "Engine: memory and threads",
-    "prefill_tokens": "Engine: steps and priorities",
-    "speculation": "Speculation",
-    "prefix_sharing": "Prefix cache",
+    "stream_rate": "Engines: steps and priorities",
+    "prefix_sharing": "Engines: prefix cache",
     "cache_dir": "Measured costs",
     "default_priority": "Limits for requests",
     "max_connections": "Connections",
@@ -27,6 +30,8 @@ _GROUPS = {
     "keep_alive_s": "Streams, log and traces",
 }
 """The first option of each group -> its heading, in the order of `Settings`."""
+_TABLES = {"models": "[models.NAME]", "aliases": "[aliases]"}
+"""Tables of the TOML file."""
 _DEFAULT = "; default: "
 """It stands before a default that depends on the machine, in the description of the option."""
 
@@ -38,6 +43,13 @@ def option_tables() -> str:
     )
 
 
+def model_table() -> str:
+    """What `[models.NAME]` may have beside the options of a model."""
+    names = [name for name in ModelTable.model_fields if name not in ModelOptions.model_fields]
+    rows = ((f"`{name}`", *_row_of(ModelTable.model_fields[name])) for name in names)
+    return "\n## `[models.NAME]`\n\n" + table(("Key", "Default", "Meaning"), rows)
+
+
 def alias_table() -> str:
     """What the short names for models stand for."""
     rows = ((f"`{alias}`", f"`{name}`") for alias, name in ALIASES.items())
@@ -46,6 +58,8 @@ def alias_table() -> str:
 
 def option(name: str) -> str:
     """The option as one gives it: a switch that is on is one that can be switched off."""
+    if name in _TABLES:
+        return _TABLES[name]
     kebab = name.replace("_", "-")
     return f"--no-{kebab}" if Settings.model_fields[name].default is True else f"--{kebab}"
 
@@ -58,9 +72,13 @@ def _groups() -> Iterator[tuple[str, list[str]]]:
 
 
 def _row(name: str) -> tuple[str, str, str]:
-    field = Settings.model_fields[name]
+    return f"`{option(name)}`", *_row_of(Settings.model_fields[name])
+
+
+def _row_of(field: FieldInfo) -> tuple[str, str]:
+    """Default and meaning."""
     meaning, _, default = (field.description or "").partition(_DEFAULT)
-    return f"`{option(name)}`", default or _default(field), meaning + _choices(field)
+    return default or _default(field), meaning + _choices(field)
 
 
 def _choices(field: FieldInfo) -> str:
@@ -72,6 +90,6 @@ def _choices(field: FieldInfo) -> str:
 def _default(field: FieldInfo) -> str:
     if isinstance(field.default, bool):
         return "on" if field.default else "off"
-    if field.default is None or field.default == []:
+    if field.default in (None, [], {}):
         return "none"
     return f"`{field.default:g}`" if isinstance(field.default, float) else f"`{field.default}`"

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from manual.errors import error_table
 from manual.metrics import metric_table
-from manual.options import alias_table, option_tables
+from manual.options import alias_table, model_table, option_tables
 from manual.routes import route_tables
 
 DOCS = Path(__file__).resolve().parent.parent.parent / "docs"
@@ -43,7 +43,7 @@ Linux only.
 def pages() -> Mapping[str, str]:
     """File name -> text."""
     return {
-        "options.md": _page("Options", _OPTIONS, option_tables() + alias_table()),
+        "options.md": _page("Options", _OPTIONS, option_tables() + model_table() + alias_table()),
         "routes.md": _page("Routes", _ROUTES, route_tables()),
         "errors.md": _page("Errors", _ERRORS, error_table()),
         "metrics.md": _page("Metrics", _METRICS, metric_table()),

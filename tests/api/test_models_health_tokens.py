@@ -26,6 +26,10 @@ async def test_models_are_listed_with_their_facts(http: httpx.AsyncClient) -> No
         "created": 1,
         "owned_by": "openai-cpu-server",
         "parent": None,
+        "kind": "generates",
+        "state": "ready",
+        "reason": None,
+        "memory_bytes": None,
         "meta": {
             "context_length": 4096,
             "context_trained": 4096,
@@ -34,6 +38,7 @@ async def test_models_are_listed_with_their_facts(http: httpx.AsyncClient) -> No
             "vocab_size": 512,
             "architecture": "fake",
             "description": "fake",
+            "quantisation": None,
         },
     }
 
@@ -43,7 +48,7 @@ async def test_an_unknown_model_is_not_found(http: httpx.AsyncClient) -> None:
     assert response.status_code == 404
     assert response.json() == {
         "error": {
-            "message": "The model 'team/other' does not exist on this server.",
+            "message": "The model 'team/other' does not exist on this server. There is: fake, team/fake.",
             "type": "invalid_request_error",
             "param": "model",
             "code": "model_not_found",

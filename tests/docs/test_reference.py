@@ -14,6 +14,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from openai_cpu_server.api.describe.operations import OPERATIONS
 from openai_cpu_server.api.errors import TABLE
+from openai_cpu_server.model_options import ModelOptions, ModelTable
 from openai_cpu_server.model_source.aliases import ALIASES
 from openai_cpu_server.observe.engine_gauges import EngineGauges
 from openai_cpu_server.observe.watch import Watch
@@ -33,8 +34,10 @@ def test_pages_that_are_made_from_the_code_are_what_it_says_now(name: str) -> No
 
 
 def test_every_option_is_there_with_what_it_is_for() -> None:
-    shown = [cell for cell in first_cells("options.md") if cell.startswith("--")]
+    shown = [cell for cell in first_cells("options.md") if cell.startswith(("--", "["))]
     assert shown == [*map(option, Settings.model_fields), "--model"]  # of the aliases' heading
+    tables = set(ModelTable.model_fields) - set(ModelOptions.model_fields)
+    assert tables <= set(first_cells("options.md"))
     assert [name for name, field in Settings.model_fields.items() if not field.description] == []
 
 
@@ -62,7 +65,7 @@ def test_every_error_is_there() -> None:
 
 def test_every_metric_is_there() -> None:
     watch = Watch.new(model="m")
-    watch.metrics.add(EngineGauges(new_engine()))
+    watch.metrics.add(EngineGauges(lambda: [("m", new_engine())]))
     families = text_string_to_metric_families(watch.metrics.page().decode())
     names = {family.name + "_total" * (family.type == "counter") for family in families}
     assert set(first_cells("metrics.md")) >= names

@@ -26,7 +26,7 @@ pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="metrics of the 
 def families() -> dict[str, str]:
     """Name -> type, as Prometheus' text format has them."""
     watch = Watch.new(model="m")
-    watch.metrics.add(EngineGauges(new_engine()))
+    watch.metrics.add(EngineGauges(lambda: [("m", new_engine())]))
     page = watch.metrics.page().decode()
     assert list(text_string_to_metric_families(page))
     return dict(re.findall(r"^# TYPE (\w+) (\w+)$", page, re.MULTILINE))

@@ -16,7 +16,7 @@ class Scope(enum.Enum):
     """Models, generation, tokens; one's own requests."""
     METRICS = "metrics"
     ADMIN = "admin"
-    """The cache, adapters, and everybody's requests."""
+    """The cache, adapters, loading and unloading models, and everybody's requests."""
 
 
 ALL_SCOPES = frozenset(Scope)
@@ -100,10 +100,14 @@ METERED_PATHS = frozenset(
 """Calls there count against a key's limits."""
 
 
+_KEEPING_ACTIONS = ("/load", "/unload")
+
+
 def required_scope(path: str) -> Scope | None:
     """The scope that a key needs for this path; None: the path is open."""
     if path in OPEN_PATHS or path == _DESCRIPTION_PATH:
         return None
-    if path == _ADAPTERS or path.startswith(f"{_ADAPTERS}/"):
+    is_of_adapters = path == _ADAPTERS or path.startswith(f"{_ADAPTERS}/")
+    if is_of_adapters or (path.startswith("/v1/models/") and path.endswith(_KEEPING_ACTIONS)):
         return Scope.ADMIN
     return _SCOPES.get(path, Scope.INFERENCE)

@@ -12,7 +12,7 @@ from openai_cpu_server.api.calls.running import Running
 from openai_cpu_server.api.errors import INTERNAL, ErrorObject, error_object, failure_of
 from openai_cpu_server.api.gates.ticket import Ticket, ticket_of
 from openai_cpu_server.api.render.renderer import Chunk, Renderer
-from openai_cpu_server.contract.messages import Place
+from openai_cpu_server.contract.messages import ModelLoading, Place
 
 logger = logging.getLogger(__name__)
 
@@ -52,7 +52,7 @@ class EventStream:
     async def _messages(self, ticket: Ticket) -> AsyncIterator[bytes]:
         try:
             async for said in self._running.tell(self._renderer):
-                yield comment(said) if isinstance(said, Place) else events(said)
+                yield comment(said) if isinstance(said, (Place, ModelLoading)) else events(said)
             self._is_told = True
             if (last_words := self._renderer.last_words) is not None:
                 yield b"data: " + last_words + b"\n\n"
@@ -66,8 +66,12 @@ def events(chunks: Sequence[Chunk]) -> bytes:
     return b"".join(map(_event, chunks))
 
 
-def comment(place: Place) -> bytes:
-    """`: queued position=3 first_token_ms=1200`, which readers of server-sent events never see."""
+def comment(news: Place | ModelLoading) -> bytes:
+    """`: queued position=3 first_token_ms=1200` or `: model is loading (40 %)`, which readers of server-sent
+    events never see."""
+    if isinstance(news, ModelLoading):
+        return b": model is loading (%d %%)\n\n" % int(100 * news.fraction)
+    place = news
     return b": queued position=%d first_token_ms=%d\n\n" % (place.position, round(place.first_token_ms))
 
 

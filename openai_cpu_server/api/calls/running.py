@@ -17,7 +17,7 @@ from openai_cpu_server.api.render.answers import Answer
 from openai_cpu_server.api.render.common import cached_tokens, usage
 from openai_cpu_server.api.render.renderer import Chunk, Renderer, Usage
 from openai_cpu_server.contract.engine import Generation, Timings
-from openai_cpu_server.contract.messages import Finish, Place, TokenEvent
+from openai_cpu_server.contract.messages import Finish, ModelLoading, Place, TokenEvent
 from openai_cpu_server.models.served import ServedModel
 from openai_cpu_server.observe.distribution import Distribution
 from openai_cpu_server.observe.ended import CallFigures
@@ -27,7 +27,7 @@ NEWS_INTERVAL_S = 1.0
 _UNFINISHED = "unfinished"
 """The reason of a sequence that somebody else ended."""
 
-Said = Union[Place, Sequence[Chunk]]
+Said = Union[Place, ModelLoading, Sequence[Chunk]]
 """What a client that streams is told: its place in the queue, or a part of the answer."""
 
 
@@ -89,6 +89,10 @@ class Running:
                 if news.is_due(item):
                     yield item
                 continue
+            if isinstance(item, ModelLoading):
+                if not news.is_over:
+                    yield item
+                continue
             self._tally.note(item, self._generation.arrived_s)
             if chunks := renderer.event(item):
                 news.end()
@@ -118,19 +122,19 @@ class QueueNews:
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
         self._last: LastNews | None = None
-        self._is_over = False
+        self.is_over = False
+        """The first chunk is out."""
 
     def is_due(self, place: Place) -> bool:
         """Whether this is to be said now; then it counts as said."""
         now_s = self._clock()
-        if self._is_over or not is_news(now_s, self._last, place.position):
+        if self.is_over or not is_news(now_s, self._last, place.position):
             return False
         self._last = LastNews(now_s, place.position)
         return True
 
     def end(self) -> None:
-        """The first chunk is out."""
-        self._is_over = True
+        self.is_over = True
 
 
 def is_news(now_s: float, last: LastNews | None, position: int) -> bool:

@@ -8,7 +8,7 @@ from typing import Union
 import msgspec
 
 from openai_cpu_server.api.errors import ErrorBody, error_object, failure_of, headers_of
-from openai_cpu_server.contract.messages import Place
+from openai_cpu_server.contract.messages import ModelLoading, Place
 from openai_cpu_server.errors import InvalidRequest
 
 _MAX_NAME_CHARS = 64
@@ -40,6 +40,16 @@ class Queued(msgspec.Struct, frozen=True):
     first_token_ms: int
     """An estimate, from now."""
     object: str = "queue"
+
+
+class Waking(msgspec.Struct, frozen=True):
+    """A streamed request waits for its model. This comes before its first chunk only."""
+
+    request_id: str
+    id: str
+    loaded: float
+    """Share of the model that is loaded, 0 to 1."""
+    object: str = "model.loading"
 
 
 class Done(msgspec.Struct, frozen=True):
@@ -108,6 +118,10 @@ def about(name: str, json_object: bytes) -> bytes:
 
 def queued(name: str, call_id: str, place: Place) -> bytes:
     return msgspec.json.encode(Queued(name, call_id, place.position, round(place.first_token_ms)))
+
+
+def waking(name: str, call_id: str, loading: ModelLoading) -> bytes:
+    return msgspec.json.encode(Waking(name, call_id, round(loading.fraction, 2)))
 
 
 def done(name: str, headers: Mapping[str, str]) -> bytes:

@@ -111,6 +111,22 @@ OPERATIONS: Mapping[str, Operation] = {
     ),
     "GET /v1/adapters": Operation(summary="Adapters of all models", tag="Models", answer=AdapterList),
     "DELETE /v1/adapters/{id}": Operation(summary="Unload one", tag="Models", answer=AdapterDeleted),
+    "POST /v1/models/{id}/load": Operation(
+        summary="Load it into memory, or anew if its file has changed; the answer comes when that is done",
+        tag="Models",
+        query={
+            "wait": {"type": "boolean", "default": True, "description": "false: the answer is 202, at once"},
+            "reload": {"type": "boolean", "default": False, "description": "true: also an unchanged file"},
+        },
+        answer=ModelCard,
+        errors=(503,),
+    ),
+    "POST /v1/models/{id}/unload": Operation(
+        summary="Free its memory, if it has no requests; the next one loads it again",
+        tag="Models",
+        answer=ModelCard,
+        errors=(409,),
+    ),
     "POST /tokenize": Operation(
         summary="Text or messages as tokens",
         tag="Tokens",

@@ -10,6 +10,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from openai_cpu_server.api.routes.models import json_response
+from openai_cpu_server.contract.engine import EngineState
 from openai_cpu_server.contract.messages import KVStats
 from openai_cpu_server.contract.model_info import ModelInfo
 from openai_cpu_server.models.registry import ModelRegistry
@@ -74,19 +75,24 @@ class CacheStats(msgspec.Struct, frozen=True, kw_only=True):
 NO_STATS = CacheStats(pool=None, cache=None, savings=None, prompt_tokens=0, cached_tokens=0, hit_rate=None)
 
 
+_OUT_OF_MEMORY = (EngineState.ASLEEP, EngineState.LOADING, EngineState.FAILED)
+
+
 class CacheRoutes:
     def __init__(self, models: ModelRegistry) -> None:
         self._models = models
 
     async def stats(self, request: Request) -> Response:
-        for model in self._models:
-            model.loaded()
+        self._models.default.loaded()
         return json_response(cache_stats(held_by(self._models)))
 
     async def clear(self, request: Request) -> Response:
-        """204: with their next steps the engines drop all but pinned prompts."""
-        for model in self._models:
-            model.engine.clear_cache()
+        """204: with their next steps the engines drop all but pinned prompts. Models that are not in memory
+        have no cache; the only one must be."""
+        models = self._models.current
+        for model in models:
+            if len(models) == 1 or model.engine.state not in _OUT_OF_MEMORY:
+                model.engine.clear_cache()
         return Response(status_code=204)
 
 

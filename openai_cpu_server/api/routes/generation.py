@@ -83,6 +83,8 @@ class GenerationRoute(Generic[B]):
             generation = chosen.model.engine.generate(call.requests)
         except ServerError:
             await lease.refund()
+            if not self._models.is_current(chosen.model):  # replaced meanwhile, maybe with other tokens
+                return await self.begin(data, sender, ticket, lease)
             raise
         limit_time(generation, ticket, call.timeout_s, self._options.request_timeout_s)
         return Running(call, generation, chosen.model, ticket=ticket, lease=lease)

@@ -15,6 +15,7 @@ from openai_cpu_server.api.routes.models import json_response
 from openai_cpu_server.contract.engine import EngineState, EngineStatus, unavailable
 from openai_cpu_server.contract.request import Priority
 from openai_cpu_server.models.registry import ModelRegistry
+from openai_cpu_server.models.served import ServedModel
 
 
 class QueueSizes(msgspec.Struct, frozen=True):
@@ -37,11 +38,20 @@ class LastRestart(msgspec.Struct, frozen=True):
     age_s: float
 
 
+class ModelHealth(msgspec.Struct, frozen=True):
+    state: str
+    reason: str | None
+
+
 class HealthReport(msgspec.Struct, frozen=True, kw_only=True):
     status: str
-    """`loading`, `ready`, `restarting`, `failed` or `stopped`."""
+    """`loading`, `ready`, `asleep` (the only model; a request loads it), `degraded` (ready, but another model
+    than the default has failed), `restarting`, `draining`, `failed` or `stopped`."""
     reason: str | None
     model: str
+    """The default's name."""
+    models: dict[str, ModelHealth]
+    """By name."""
     loaded: float
     """Share of the model that is loaded, 0 to 1."""
     queue: dict[str, QueueSizes]
@@ -64,7 +74,7 @@ class HealthRoutes:
     async def ready(self, request: Request) -> Response:
         status = self._models.status()
         report = self._report(status)
-        if status.state is EngineState.READY:
+        if status.state in (EngineState.READY, EngineState.ASLEEP):
             return json_response(report)
         why = unavailable(status)
         error = error_object(why, request_id=ticket_of(request.scope).id).error
@@ -73,10 +83,12 @@ class HealthRoutes:
         )
 
     def _report(self, status: EngineStatus) -> HealthReport:
+        degraded = self._models.degraded if status.state is EngineState.READY else None
         return HealthReport(
-            status=status.state.value,
-            reason=status.reason,
+            status="degraded" if degraded else status.state.value,
+            reason=degraded or status.reason,
             model=self._models.default.name,
+            models={model.name: _health(model) for model in self._models.current},
             loaded=status.loaded,
             queue=queue_sizes(status),
             memory=Memory(status.rss_bytes, status.kv_tokens, status.kv_tokens_used),
@@ -84,6 +96,11 @@ class HealthRoutes:
             restarts=status.restarts,
             last_restart=_last_restart(status),
         )
+
+
+def _health(model: ServedModel) -> ModelHealth:
+    status = model.engine.status()
+    return ModelHealth(status.state.value, status.reason)
 
 
 def _last_restart(status: EngineStatus) -> LastRestart | None:

@@ -12,8 +12,7 @@ from openai_cpu_server.observe.metrics import CONTENT_TYPE, Metrics
 
 class MetricsRoutes:
     def __init__(self, models: ModelRegistry, metrics: Metrics) -> None:
-        for model in models:
-            metrics.add(EngineGauges(model.engine))
+        metrics.add(EngineGauges(lambda: [(model.name, model.engine) for model in models.current]))
         self._metrics = metrics
 
     async def page(self, request: Request) -> Response:

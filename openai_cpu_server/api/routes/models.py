@@ -20,6 +20,8 @@ class ModelMeta(msgspec.Struct, frozen=True, kw_only=True):
     vocab_size: int
     architecture: str
     description: str
+    quantisation: str | None
+    """What the file states, such as `q4_k_m`."""
 
 
 class ModelCard(msgspec.Struct, frozen=True, kw_only=True):
@@ -27,10 +29,18 @@ class ModelCard(msgspec.Struct, frozen=True, kw_only=True):
     object: str = "model"
     created: int
     owned_by: str = "openai-cpu-server"
-    parent: str | None = None
+    parent: str | None
     """The model itself, where this is one with an adapter."""
+    kind: str
+    """`generates`, `embeds` or `reranks`."""
+    state: str
+    """`ready`, `loading`, `asleep` (a request loads it), `failed`, or another that `/health` knows."""
+    reason: str | None
+    """Why it is not ready, if there is something to say."""
+    memory_bytes: int | None
+    """Resident memory of its process; None: there is none."""
     meta: ModelMeta | None
-    """None until the model is loaded."""
+    """None while nothing is known: the only model is loading, or the file cannot be read."""
 
 
 class ModelList(msgspec.Struct, frozen=True):
@@ -45,11 +55,11 @@ class ModelRoutes:
     async def list(self, request: Request) -> Response:
         allowed = identity_of(request.scope).allowed_models
         names = self._models.names(allowed)
-        return json_response(ModelList([_card(self._models.choose(name, allowed)) for name in names]))
+        return json_response(ModelList([model_card(self._models.choose(name, allowed)) for name in names]))
 
     async def one(self, request: Request) -> Response:
         name, allowed = request.path_params["id"], identity_of(request.scope).allowed_models
-        return json_response(_card(self._models.choose(name, allowed)))
+        return json_response(model_card(self._models.choose(name, allowed)))
 
 
 def json_response(
@@ -59,17 +69,22 @@ def json_response(
     return Response(body, status_code=status, headers=headers, media_type="application/json")
 
 
-def _card(chosen: Chosen) -> ModelCard:
-    model, info = chosen.model, chosen.model.engine.info
+def model_card(chosen: Chosen) -> ModelCard:
+    model, status = chosen.model, chosen.model.engine.status()
+    info = model.engine.info
     return ModelCard(
         id=chosen.name,
         created=model.created,
         parent=None if chosen.adapter is None else model.name,
-        meta=_meta(info) if info else None,
+        kind=model.kind.value,
+        state=status.state.value,
+        reason=status.reason,
+        memory_bytes=status.engine_rss_bytes or None,
+        meta=_meta(info, model.quantisation) if info else None,
     )
 
 
-def _meta(info: ModelInfo) -> ModelMeta:
+def _meta(info: ModelInfo, quantisation: str | None) -> ModelMeta:
     return ModelMeta(
         context_length=info.context_limit,
         context_trained=info.context_trained,
@@ -78,4 +93,5 @@ def _meta(info: ModelInfo) -> ModelMeta:
         vocab_size=info.vocab_size,
         architecture=info.architecture,
         description=info.description,
+        quantisation=quantisation,
     )

@@ -25,6 +25,7 @@ from openai_cpu_server.api.calls.socket_messages import (
     failed,
     queued,
     read_message,
+    waking,
 )
 from openai_cpu_server.api.errors import INTERNAL, failure_of
 from openai_cpu_server.api.gates.ticket import Endings, Ticket, new_request_id, ticket_of
@@ -32,7 +33,7 @@ from openai_cpu_server.api.offload import off_loop
 from openai_cpu_server.api.options import ApiOptions
 from openai_cpu_server.api.routes.generation import GenerationRoute
 from openai_cpu_server.api.schemas.chat import ChatBody
-from openai_cpu_server.contract.messages import Place
+from openai_cpu_server.contract.messages import ModelLoading, Place
 from openai_cpu_server.errors import (
     BodyTooLarge,
     Forbidden,
@@ -237,6 +238,9 @@ class _Socket:
             async for said in running.tell(self._shared.route.renderer(running)):
                 if isinstance(said, Place):
                     await self._send(queued(name, running.call.id, said))
+                    continue
+                if isinstance(said, ModelLoading):
+                    await self._send(waking(name, running.call.id, said))
                     continue
                 for chunk in said:
                     await self._send(about(name, chunk.json))

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from rich.console import Console
 
-from openai_cpu_server.app import found_model, job_options, offline
+from openai_cpu_server.app import job_options, offline
 from openai_cpu_server.commands.batch.input import checked_endpoint
 from openai_cpu_server.commands.batch.paths import Paths, errors_beside
 from openai_cpu_server.commands.batch.progress import BatchBar
@@ -21,6 +21,7 @@ from openai_cpu_server.jobs.jobs import Jobs
 from openai_cpu_server.jobs.records import BatchRecord
 from openai_cpu_server.jobs.store.database import open_database
 from openai_cpu_server.observe.logs import set_up_logs
+from openai_cpu_server.serving.plans import planned_models
 from openai_cpu_server.settings import Settings, read_settings
 
 _ROWS_FAILED, _INTERRUPTED = 1, 130
@@ -111,15 +112,15 @@ async def _until_interrupted(paths: Paths, settings: Settings, console: Console)
     assert task is not None
     for number in (signal.SIGINT, signal.SIGTERM):
         loop.add_signal_handler(number, task.cancel)
-    model = found_model(settings)
-    options = job_options(settings, model.name)
+    plans = planned_models(settings)
+    options = job_options(settings, plans[0].name)
     jobs = Jobs(open_database(str(paths.state)), options)
     try:
         batch = await found_or_begun(jobs, paths, options)
         if not batch.status.has_ended:
-            with offline(settings, model) as parts, BatchBar(console, paths.input.name) as bar:
+            with BatchBar(console, paths.input.name) as bar:
                 bar.show(batch)
-                batch = await run_to_end(jobs, batch, parts, bar.show)
+                batch = await run_to_end(jobs, batch, offline(settings, plans), bar.show)
         await write(jobs, batch, paths)
     finally:
         await jobs.close()

@@ -10,7 +10,6 @@ from openai_cpu_server.app import Offline
 from openai_cpu_server.commands.batch.input import checked_endpoint, parts
 from openai_cpu_server.commands.batch.paths import Paths
 from openai_cpu_server.contract.engine import EngineState
-from openai_cpu_server.dispatch.dispatcher import Dispatcher
 from openai_cpu_server.errors import StartupError
 from openai_cpu_server.jobs.jobs import Jobs
 from openai_cpu_server.jobs.options import JobOptions
@@ -43,18 +42,18 @@ async def run_to_end(
 
     Raises StartupError if there is no engine (any more); the batch is resumable then.
     """
-    engine = asyncio.create_task(offline.engine.run())
+    engine = asyncio.create_task(offline.fleet.run())
     rows = asyncio.create_task(jobs.run(offline.run_row))
     try:
         while not batch.status.has_ended:
-            _check_alive(engine, offline.engine)
+            _check_alive(engine, offline)
             await asyncio.sleep(_LOOK_S)
             batch = await jobs.batch(_OWNER, batch.id)
             show(batch)
     finally:
         await jobs.stop()
         await rows
-        await offline.engine.close()
+        await offline.fleet.close()
         await asyncio.wait([engine])
     return batch
 
@@ -87,12 +86,13 @@ async def _check_same(jobs: Jobs, batch: BatchRecord, paths: Paths, options: Job
     )
 
 
-def _check_alive(running: asyncio.Task[None], engine: Dispatcher) -> None:
-    """Raises StartupError: why the engine could not start, or why it is gone."""
+def _check_alive(running: asyncio.Task[None], offline: Offline) -> None:
+    """Raises StartupError: why the engine could not start, or why that of the default model is gone."""
     if running.done():
         running.result()
-    if engine.state is EngineState.FAILED:
-        raise StartupError(f"{engine.status().reason}; the same command goes on where it was")
+    status = offline.fleet.default.status()
+    if status.state is EngineState.FAILED:
+        raise StartupError(f"{status.reason}; the same command goes on where it was")
 
 
 async def _write(jobs: Jobs, file_id: str | None, path: Path) -> None:

@@ -136,7 +136,18 @@ def test_wrong_use_is_said_before_anything_begins(
 def test_every_option_is_either_obeyed_or_refused() -> None:
     """A new option has to be put here, if batches obey it, or among those of servers."""
     obeyed = {
-        *("config", "model", "served_model_name", "chat_template", "tool_format", "json_whitespace"),
+        *(
+            "models",
+            "aliases",
+            "memory",
+            "idle_unload",
+            "config",
+            "model",
+            "served_model_name",
+            "chat_template",
+            "tool_format",
+            "json_whitespace",
+        ),
         *("ctx_size", "max_seqs", "threads", "threads_batch", "flash_attention", "profile", "kv_type"),
         *("repack", "kernels", "prefill_tokens", "stream_rate", "stall_ms"),
         "batch_stall_ms",

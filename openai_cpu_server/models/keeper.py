@@ -1,0 +1,329 @@
+"""Keeps models in memory or out of it: loads those that are wanted, unloads idle ones and those in the
+way."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from openai_cpu_server.contract.engine import EngineState, EngineStatus, unavailable
+from openai_cpu_server.errors import ModelInUse, ModelNotLoaded, ModelTooLarge
+from openai_cpu_server.models.memory_budget import MemoryBudget, MemoryNeed, Resident
+
+logger = logging.getLogger(__name__)
+
+RETRY_S = 10.0
+"""A model that could not be loaded is tried again for a request that comes so much later."""
+_PATIENCE_S = 10.0
+"""So long a model waits for others to become idle. Then one of them is sent nothing new, until it is."""
+_LOOK_S, _LOOK_SOON_S = 1.0, 0.05
+_OUT_OF_MEMORY = (EngineState.ASLEEP, EngineState.FAILED, EngineState.STOPPED)
+
+
+class LoadObserver(Protocol):
+    def model_loaded(self, model: str, seconds: float) -> None: ...
+
+    def model_not_loaded(self, model: str) -> None: ...
+
+    def model_unloaded(self, model: str, why: str) -> None:
+        """`why`: `idle`, `room`, `asked` or `replaced`."""
+        ...
+
+
+class Sleeper(Protocol):
+    """An engine whose process can be ended and started again."""
+
+    @property
+    def state(self) -> EngineState: ...
+
+    @property
+    def is_at_work(self) -> bool:
+        """Its process has some requests."""
+        ...
+
+    @property
+    def has_requests(self) -> bool:
+        """Some live, in its process or waiting for one."""
+        ...
+
+    @property
+    def last_use_s(self) -> float: ...
+
+    @property
+    def failed_s(self) -> float | None:
+        """When it failed, on the keeper's clock; None: it has not."""
+        ...
+
+    def status(self) -> EngineStatus: ...
+
+    def wake(self) -> None: ...
+
+    async def settled(self) -> EngineState: ...
+
+    async def sleep(self) -> None: ...
+
+    def hold_back(self) -> None: ...
+
+
+@dataclass(eq=False)
+class Kept:
+    """A model that the keeper knows."""
+
+    name: str
+    engine: Sleeper
+    need: MemoryNeed
+    keep_alive_s: float | None
+    """Idle for so long, it is unloaded; None: never."""
+    is_pinned: bool
+    limit_bytes: int | None = None
+    """What it may take at most; None: what the budget has."""
+    wanted_s: float | None = None
+    """Since when it waits for being loaded; None: it does not."""
+    is_held_back: bool = False
+    """It is to end what its process has, and to make room then."""
+    is_replaced: bool = False
+    """Another has taken its place: it goes with its last request."""
+    begun: asyncio.Event = field(default_factory=asyncio.Event)
+    """It is being loaded."""
+
+    @property
+    def is_in_memory(self) -> bool:
+        return self.engine.state not in _OUT_OF_MEMORY
+
+    @property
+    def may_go(self) -> bool:
+        is_busy = self.engine.is_at_work if self.is_held_back else self.engine.has_requests
+        return self.engine.state is EngineState.READY and not self.is_pinned and not is_busy
+
+    @property
+    def resident(self) -> Resident:
+        return Resident(
+            name=self.name,
+            num_bytes=self.need.total,
+            last_use_s=self.engine.last_use_s,
+            may_go=self.may_go,
+        )
+
+
+class ModelKeeper:
+    """All methods belong to one event loop's thread. Only `run` loads and unloads, one model after another,
+    so that nothing is decided on what is just changing; models load beside each other nevertheless."""
+
+    def __init__(
+        self,
+        budget: MemoryBudget,
+        observer: LoadObserver,
+        *,
+        clock: Callable[[], float] = time.monotonic,
+        patience_s: float = _PATIENCE_S,
+        retry_s: float | None = RETRY_S,
+    ) -> None:
+        """`retry_s`: None: a model that has failed is not tried again for a request."""
+        self.budget = budget
+        self._observer = observer
+        self._clock = clock
+        self._patience_s = patience_s
+        self._retry_s = retry_s
+        self._models: list[Kept] = []
+        self._news = asyncio.Event()
+        self._loads: set[asyncio.Task[None]] = set()
+        self._turn = asyncio.Lock()
+        """Whoever unloads holds it."""
+
+    def __iter__(self) -> Iterator[Kept]:
+        return iter(list(self._models))
+
+    def add(self, model: Kept) -> None:
+        self._models.append(model)
+
+    def remove(self, model: Kept) -> None:
+        self._models.remove(model)
+
+    def why_never(self, model: Kept) -> str | None:
+        """Why it can never be loaded, with the arithmetic; None: it can."""
+        if model.limit_bytes is not None:
+            own = MemoryBudget(model.limit_bytes, option="its 'memory':")
+            if (why := own.why_never(model.name, model.need, [])) is not None:
+                return why
+        pinned = [one.resident for one in self._models if one.is_pinned and one is not model]
+        return self.budget.why_never(model.name, model.need, pinned)
+
+    def fits_beside(self, model: Kept) -> bool:
+        """Whether it can be loaded now, if need be after others are unloaded that may go."""
+        return self._to_unload(model) is not None
+
+    def may_retry(self, model: Kept) -> bool:
+        """It has failed, long enough ago for another try."""
+        failed_s = model.engine.failed_s
+        if failed_s is None or self._retry_s is None:
+            return False
+        return self._clock() - failed_s >= self._retry_s
+
+    def want(self, model: Kept) -> None:
+        """A request needs it. Raises ModelTooLarge, and EngineUnavailable for one that has just failed, or
+        whose place another has taken."""
+        if model.is_replaced:
+            raise unavailable(model.engine.status())
+        if (why := self.why_never(model)) is not None:
+            raise ModelTooLarge(f"It cannot be loaded: {why}.")
+        if model.engine.state is EngineState.FAILED and not self.may_retry(model):
+            raise unavailable(model.engine.status())
+        self._want(model)
+
+    async def load(self, model: Kept) -> None:
+        """Returns when it is loaded. Raises ModelTooLarge, ModelNotLoaded."""
+        if (why := self.why_never(model)) is not None:
+            raise ModelTooLarge(f"It cannot be loaded: {why}.")
+        if not model.is_in_memory:
+            self._want(model)
+            await model.begun.wait()
+        if await model.engine.settled() is not EngineState.READY:
+            status = model.engine.status()
+            raise ModelNotLoaded(
+                f"The model '{model.name}' is not loaded: {status.reason or status.state.value}."
+            )
+
+    async def unload(self, model: Kept) -> None:
+        """Returns when its process has ended. Raises ModelInUse while it has requests."""
+        async with self._turn:
+            if not model.is_in_memory:
+                return
+            if model.engine.has_requests:
+                raise ModelInUse(model.name, sum(_num_live(model.engine.status())))
+            if model.engine.state in (EngineState.READY, EngineState.LOADING):
+                await self._sleep(model, "asked")
+
+    async def run(self) -> None:
+        """Loads and unloads until it is cancelled."""
+        try:
+            while True:
+                async with self._turn:
+                    await self._look()
+                await self._wait_for_news()
+        finally:
+            for task in self._loads:
+                task.cancel()
+
+    async def _wait_for_news(self) -> None:
+        """Not for ever: that a model is idle, and that one has ended its work, nobody tells."""
+        is_wanted = any(model.wanted_s is not None for model in self._models)
+        delay_s = _LOOK_SOON_S if is_wanted else _LOOK_S
+        # Not `wait_for`, which can swallow a cancellation before Python 3.12.
+        alarm = asyncio.get_running_loop().call_later(delay_s, self._news.set)
+        try:
+            await self._news.wait()
+        finally:
+            alarm.cancel()
+        self._news.clear()
+
+    def _want(self, model: Kept) -> None:
+        if model.wanted_s is None:
+            model.wanted_s = self._clock()
+            model.begun.clear()
+        self._news.set()
+
+    async def _look(self) -> None:
+        await self._unload_idle()
+        wanted = [(model.wanted_s, model) for model in self._models if model.wanted_s is not None]
+        for _, model in sorted(wanted, key=lambda pair: pair[0]):
+            await self._try(model)
+
+    async def _unload_idle(self) -> None:
+        for model in list(self._models):
+            if model.is_replaced and model.may_go:
+                await self._sleep(model, "replaced")
+            elif model.may_go and self._is_idle(model):
+                await self._sleep(model, "idle")
+
+    def _is_idle(self, model: Kept) -> bool:
+        keep_alive_s = model.keep_alive_s
+        return keep_alive_s is not None and self._clock() - model.engine.last_use_s >= keep_alive_s
+
+    async def _try(self, model: Kept) -> None:
+        """Load it if there is room, or make some."""
+        if model.is_in_memory or model.engine.state is EngineState.STOPPED:
+            self._begun(model)
+            return
+        going = self._to_unload(model)
+        if going is None:
+            self._press(model)
+            return
+        for one in going:
+            if not one.may_go:  # a request has come while another ended
+                return
+            await self._sleep(one, "room")
+        self._load(model)
+
+    def _to_unload(self, model: Kept) -> list[Kept] | None:
+        residents = [one for one in self._models if one.is_in_memory and one is not model]
+        indexed = [_numbered(one.resident, number) for number, one in enumerate(residents)]
+        names = self.budget.to_unload(model.need.total, indexed)
+        return None if names is None else [residents[int(name)] for name in names]
+
+    def _press(self, model: Kept) -> None:
+        """After a while the one that was loaded first, of those in use, is sent nothing new."""
+        assert model.wanted_s is not None
+        busy = [
+            one
+            for one in self._models
+            if one.engine.state is EngineState.READY and not one.is_pinned and one is not model
+        ]
+        if not busy or any(one.is_held_back for one in busy):
+            return
+        if self._clock() - model.wanted_s < self._patience_s:
+            return
+        one = min(busy, key=lambda one: one.engine.last_use_s)
+        logger.info("%s is to make room for %s when it has ended what it computes", one.name, model.name)
+        one.is_held_back = True
+        one.engine.hold_back()
+
+    async def _sleep(self, model: Kept, why: str) -> None:
+        logger.info("unloading %s (%s)", model.name, why)
+        model.is_held_back = False
+        await model.engine.sleep()
+        self._observer.model_unloaded(model.name, why)
+        if model.engine.has_requests:  # they were held back, or have come meanwhile
+            self._want(model)
+
+    def _load(self, model: Kept) -> None:
+        if model.engine.state not in (EngineState.ASLEEP, EngineState.FAILED):
+            self._begun(model)
+            return
+        logger.info("loading %s: %s", model.name, model.need)
+        model.engine.wake()
+        self._begun(model)
+        task = asyncio.create_task(self._follow(model))
+        self._loads.add(task)
+        task.add_done_callback(self._loads.discard)
+
+    def _begun(self, model: Kept) -> None:
+        model.wanted_s = None
+        model.begun.set()
+
+    async def _follow(self, model: Kept) -> None:
+        """Tells how it went."""
+        started_s = self._clock()
+        state = await model.engine.settled()
+        if state is EngineState.READY:
+            self._observer.model_loaded(model.name, self._clock() - started_s)
+        elif state is EngineState.FAILED:
+            self._observer.model_not_loaded(model.name)
+        self._news.set()
+
+
+def _numbered(resident: Resident, number: int) -> Resident:
+    """Two may have the same name while one takes the place of the other."""
+    return Resident(
+        name=str(number),
+        num_bytes=resident.num_bytes,
+        last_use_s=resident.last_use_s,
+        may_go=resident.may_go,
+    )
+
+
+def _num_live(status: EngineStatus) -> list[int]:
+    return [*status.running.values(), *status.waiting.values()]

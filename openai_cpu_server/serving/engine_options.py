@@ -1,0 +1,86 @@
+"""What an engine process is told of its model."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+
+import psutil
+
+from openai_cpu_server.api.access.identity import key_identity
+from openai_cpu_server.api.resolve.call import cache_namespace
+from openai_cpu_server.contract.messages import EngineOptions
+from openai_cpu_server.contract.model_info import Tokenizer
+from openai_cpu_server.errors import StartupError
+from openai_cpu_server.llama.host.machine import Machine
+from openai_cpu_server.llama.measure.profile import load_profile
+from openai_cpu_server.model_source import AdapterFiles, resolve_model
+from openai_cpu_server.prompt.chat import needs_special_tokens
+from openai_cpu_server.serving.foresight import Share
+from openai_cpu_server.serving.plans import ModelPlan
+from openai_cpu_server.settings import Settings
+
+logger = logging.getLogger(__name__)
+
+_MIB = 1024 * 1024
+
+
+def engine_options(
+    settings: Settings, plan: ModelPlan, tokenizer: Tokenizer, *, cache_bytes: int
+) -> EngineOptions:
+    """The user's choice, else what `tune` has found, else the defaults."""
+    of = plan.options
+    options = settings.engine_options(
+        plan.path,
+        cache_bytes=cache_bytes,
+        draft_model_path=resolve_model(of.draft_model) if of.draft_model else None,
+        adapters=tuple(AdapterFiles(None).of_operator(source) for source in plan.adapters),
+        pinned_prompts=tuple(_pinned(path, tokenizer) for path in of.pin_prompt),
+        pinned_namespace=_pinned_namespace(settings),
+        of=of,
+    )
+    _warn_of_threads(max(of.threads or 1, of.threads_batch or 1), Machine().num_cpus())
+    profile = load_profile(plan.path, settings.profile_dir) if of.profile == "auto" else None
+    if profile is None:
+        return options
+    logger.info("using the profile that was tuned for this model here: %s", profile)
+    return profile.applied(options, given=of.model_fields_set | settings.model_fields_set)
+
+
+def read_text(path: Path) -> str:
+    """Raises StartupError."""
+    try:
+        return path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise StartupError(f"cannot read {path}: {error}") from None
+
+
+def cache_bytes(plan: ModelPlan, share: Share | None) -> int:
+    """The size of its prefix cache. `share`: None for a model that has the machine for itself."""
+    if plan.options.cache_mb is not None:
+        return plan.options.cache_mb * _MIB
+    return int(psutil.virtual_memory().total) // 4 if share is None else share.cache_bytes
+
+
+def _warn_of_threads(asked: int, cpus: int) -> None:
+    if asked > cpus:
+        logger.warning("%d threads on %d CPUs wait for each other: steps take many times longer", asked, cpus)
+
+
+def _pinned(path: Path, tokenizer: Tokenizer) -> tuple[int, ...]:
+    """The tokens of a prompt as they stand at the beginning of a request: with BOS, control tokens read as
+    such."""
+    text = read_text(path)
+    special = needs_special_tokens(text, bos_text=tokenizer.bos_text)
+    tokens = tuple(tokenizer.encode(text, add_special=special, parse_special=True))
+    if not tokens:
+        raise StartupError(f"there is nothing to pin in {path}")
+    return tokens
+
+
+def _pinned_namespace(settings: Settings) -> str:
+    """Pinned prompts serve the holders of the server's key, where keys are isolated."""
+    if settings.cache_isolation == "off" or settings.api_key is None:
+        return ""
+    identity = key_identity(settings.api_key.get_secret_value().encode())
+    return cache_namespace(salt=None, key=identity)

@@ -1,0 +1,240 @@
+"""All models of a server with their engines: run together, loaded, unloaded, replaced and ended."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import sys
+from collections.abc import Coroutine, Iterable, Sequence
+from typing import Any, Protocol
+
+import msgspec
+
+from openai_cpu_server.adapter_options import AdapterSource
+from openai_cpu_server.contract.engine import EngineState, LiveRequest
+from openai_cpu_server.dispatch.dispatcher import Dispatcher
+from openai_cpu_server.dispatch.observer import EngineObserver
+from openai_cpu_server.dispatch.replay import Totals
+from openai_cpu_server.errors import EngineUnavailable, ModelNotLoaded, ModelTooLarge, ServerError
+from openai_cpu_server.llama.host.machine import Machine
+from openai_cpu_server.models.keeper import RETRY_S, LoadObserver, ModelKeeper
+from openai_cpu_server.models.memory_budget import MemoryBudget
+from openai_cpu_server.models.registry import ModelRegistry
+from openai_cpu_server.models.served import ServedModel
+from openai_cpu_server.serving.house import Builder, House, Stamp
+from openai_cpu_server.serving.plans import ModelPlan
+from openai_cpu_server.settings import Settings
+
+logger = logging.getLogger(__name__)
+
+_MIB = 1024 * 1024
+_BUDGET_SHARE = 0.8
+"""The rest is for the API process, for requests' bodies, and for what else grows on the machine."""
+_LAST_CALLS_S = 2.0
+"""A request that has chosen a model and is still being resolved gets so long to be submitted."""
+_LOOK_S = 0.05
+
+
+class FleetObserver(EngineObserver, LoadObserver, Protocol):
+    """It is told of all."""
+
+
+class Fleet:
+    """Owns the engines. All methods belong to one event loop's thread."""
+
+    def __init__(self, settings: Settings, plans: Sequence[ModelPlan], observer: FleetObserver) -> None:
+        """Raises StartupError where the only model cannot be read."""
+        is_alone = len(plans) == 1 and settings.memory is None
+        budget = MemoryBudget(sys.maxsize if is_alone else _budget_bytes(settings))
+        self._keeper = ModelKeeper(budget, observer, retry_s=None if is_alone else RETRY_S)
+        self._builder = Builder(settings, observer, self._keeper, num_models=len(plans))
+        self._build = self._builder.alone if is_alone else self._builder.one_of_several
+        self._is_alone = is_alone
+        self._houses: list[House] = []
+        self._runs: dict[Dispatcher, asyncio.Task[None]] = {}
+        self._others: set[asyncio.Task[None]] = set()
+        self._replacing: dict[str, asyncio.Lock] = {plan.name: asyncio.Lock() for plan in plans}
+        self._has_failed: asyncio.Future[None] | None = None
+        self._retired_totals = Totals()
+        for plan in sorted(plans, key=lambda plan: not plan.is_pinned):
+            self._keeper_add(self._build(plan))
+        self._houses.sort(key=lambda house: plans.index(house.plan))
+        self.registry = ModelRegistry([house.served for house in self._houses])
+
+    # -- an engine of all engines -------------------------------------------------------------------------
+
+    @property
+    def default(self) -> Dispatcher:
+        return self._houses[0].engine
+
+    @property
+    def totals(self) -> Totals:
+        parts = [*(house.engine.totals for house in self._houses), self._retired_totals]
+        return Totals(
+            requests=sum(part.requests for part in parts),
+            prompt_tokens=sum(part.prompt_tokens for part in parts),
+            output_tokens=sum(part.output_tokens for part in parts),
+        )
+
+    def requests(self) -> list[LiveRequest]:
+        return [request for model in self.registry for request in model.engine.requests()]
+
+    async def run(self) -> None:
+        """Serve until `close`. Raises `StartupError` if the only model cannot be loaded."""
+        self._has_failed = asyncio.get_running_loop().create_future()
+        keeping = asyncio.create_task(self._keeper.run())
+        for house in self._houses:
+            self._start(house.engine)
+        if not self._is_alone:
+            self._load_first()
+        try:
+            await asyncio.wait([self._has_failed, keeping], return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            keeping.cancel()
+            for task in self._others:
+                task.cancel()
+        for done in (self._has_failed, keeping):
+            if done.done() and not done.cancelled():
+                done.result()
+
+    async def drain(self, seconds: float) -> None:
+        """Accept nothing more, and give what runs or waits this long to end."""
+        await asyncio.gather(*(engine.drain(seconds) for engine in self._engines))
+
+    async def close(self) -> None:
+        """End all requests and processes."""
+        await asyncio.gather(*(engine.close() for engine in self._engines))
+        if self._has_failed is not None and not self._has_failed.done():
+            self._has_failed.set_result(None)
+
+    def kill(self) -> None:
+        """For a `close` that is not to wait, not even if it waits already."""
+        for engine in self._engines:
+            engine.kill()
+
+    # -- for administrators -------------------------------------------------------------------------------
+
+    async def load(self, model: ServedModel, *, replace: bool) -> ServedModel:
+        """Returns when it is loaded. A file that has changed since, or `replace`, is loaded beside the model
+        and takes its place. Raises ModelTooLarge, ModelNotLoaded, EngineUnavailable."""
+        async with self._replacing[model.name]:
+            house = self._house_of(model.name)
+            if house.engine.is_ending:
+                raise EngineUnavailable("The server is about to end.", EngineState.DRAINING.retry_after_s)
+            if replace or house.is_broken or Stamp.of(house.plan.path) != house.stamp:
+                return (await self._replaced(house)).served
+            await self._keeper.load(house.kept)
+            return house.served
+
+    async def unload(self, model: ServedModel) -> None:
+        """Returns when its process has ended. Raises ModelInUse."""
+        await self._keeper.unload(self._house_of(model.name).kept)
+
+    # -- inside -------------------------------------------------------------------------------------------
+
+    @property
+    def _engines(self) -> Iterable[Dispatcher]:
+        return list(self._runs) or [house.engine for house in self._houses]
+
+    def _load_first(self) -> None:
+        """The default and those that are pinned; the others sleep until they are asked for."""
+        for index, house in enumerate(self._houses):
+            if (index == 0 or house.plan.is_pinned) and house.engine.state is EngineState.ASLEEP:
+                with contextlib.suppress(ServerError):
+                    self._keeper.want(house.kept)
+
+    def _start(self, engine: Dispatcher) -> None:
+        task = asyncio.create_task(engine.run())
+        self._runs[engine] = task
+        task.add_done_callback(self._ended)
+
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        """An engine that could not be run ends all."""
+        error = None if task.cancelled() else task.exception()
+        if error is not None and self._has_failed is not None and not self._has_failed.done():
+            self._has_failed.set_exception(error)
+
+    def _keeper_add(self, house: House) -> None:
+        self._keeper.add(house.kept)
+        self._houses.append(house)
+
+    def _house_of(self, name: str) -> House:
+        return next(house for house in self._houses if house.plan.name == name)
+
+    async def _replaced(self, old: House) -> House:
+        """The new one serves; the old one goes with its last request."""
+        new = await asyncio.to_thread(self._build_anew, _with_adapters(old))
+        if (why := self._keeper.why_never(new.kept)) is not None:
+            raise ModelTooLarge(f"It cannot be loaded: {why}.")
+        if new.is_broken:
+            raise ModelNotLoaded(f"The model '{new.plan.name}' is not loaded: {new.engine.status().reason}")
+        self._keeper.add(new.kept)
+        self._start(new.engine)
+        try:
+            was_loaded = await self._load_beside(old, new)
+        except BaseException:
+            self._keeper.remove(new.kept)
+            self._spawn(self._end(new.engine))
+            raise
+        self._houses[self._houses.index(old)] = new
+        self.registry.replace(old.served, new.served)
+        old.kept.is_replaced, old.kept.is_pinned = True, False
+        self._spawn(self._retire(old))
+        if not was_loaded:
+            await self._keeper.load(new.kept)
+        logger.info("%s: %s has been loaded anew", new.plan.name, new.plan.path)
+        return new
+
+    def _build_anew(self, plan: ModelPlan) -> House:
+        again = self._builder.alone_again if self._is_alone else self._builder.one_of_several
+        return again(plan)
+
+    async def _load_beside(self, old: House, new: House) -> bool:
+        """False: there is no room for both. Then requests wait for the new one until the old one has gone."""
+        if old.kept.is_in_memory and not self._keeper.fits_beside(new.kept):
+            return False
+        await self._keeper.load(new.kept)
+        return True
+
+    async def _retire(self, old: House) -> None:
+        """End it after its last request, and after the last that has chosen it already."""
+        await asyncio.sleep(_LAST_CALLS_S)
+        while old.engine.has_requests:  # noqa: ASYNC110 (once for a file that has changed)
+            await asyncio.sleep(_LOOK_S)
+        self.registry.forget(old.served)
+        self._keeper.remove(old.kept)
+        self._retired_totals = self._sum_with(old.engine.totals)
+        await self._end(old.engine)
+
+    def _sum_with(self, totals: Totals) -> Totals:
+        known = self._retired_totals
+        return Totals(
+            requests=known.requests + totals.requests,
+            prompt_tokens=known.prompt_tokens + totals.prompt_tokens,
+            output_tokens=known.output_tokens + totals.output_tokens,
+        )
+
+    async def _end(self, engine: Dispatcher) -> None:
+        await engine.close()
+        task = self._runs.pop(engine, None)
+        if task is not None:
+            await asyncio.wait([task])
+
+    def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.create_task(work)
+        self._others.add(task)
+        task.add_done_callback(self._others.discard)
+
+
+def _with_adapters(house: House) -> ModelPlan:
+    """Its plan, with the adapters that it has now: some may have come and gone since its start."""
+    offered = [status.adapter for status in house.engine.adapters()]
+    adapters = tuple(AdapterSource(adapter.name, adapter.path, adapter.scale) for adapter in offered)
+    return msgspec.structs.replace(house.plan, adapters=adapters)
+
+
+def _budget_bytes(settings: Settings) -> int:
+    if settings.memory is not None:
+        return settings.memory * _MIB
+    return int(_BUDGET_SHARE * Machine().free_memory())

@@ -1,0 +1,139 @@
+"""Which models are to be served, by which names, from which files, with which options."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+import msgspec
+
+from openai_cpu_server.adapter_options import AdapterOption, AdapterSource
+from openai_cpu_server.errors import StartupError
+from openai_cpu_server.model_options import ModelOptions, ModelTable
+from openai_cpu_server.model_source import FoundModel, model_to_serve
+from openai_cpu_server.settings import Settings
+
+NO_TABLE = ModelTable.model_validate({})
+_NAME = re.compile(r"(?P<name>[A-Za-z0-9][\w.:/@+-]*)=(?P<source>.+)")
+
+
+class ModelPlan(msgspec.Struct, frozen=True, kw_only=True):
+    """A model as it is to be served. Its file has been found, and not been opened."""
+
+    names: tuple[str, ...]
+    """The first is its own."""
+    path: Path
+    options: ModelOptions
+    keep_alive_s: float | None
+    """Seconds without a request after which it is unloaded; None: never."""
+    is_pinned: bool
+    memory_bytes: int | None
+    """What it may take at most."""
+    adapters: tuple[AdapterSource, ...] = ()
+
+    @property
+    def name(self) -> str:
+        return self.names[0]
+
+
+def planned_models(settings: Settings) -> list[ModelPlan]:
+    """At least one, the default first. Raises StartupError with one line."""
+    found = [*_named(settings.model), *_in_tables(settings.models)] or [(model_to_serve(None), NO_TABLE)]
+    if settings.served_model_name is not None:
+        found = [(_renamed(settings.served_model_name, found), found[0][1])]
+    own_names = [model.name for model, _ in found]
+    _require_distinct(own_names)
+    aliases = _aliases(settings.aliases, own_names)
+    _require_models_of(settings.adapter, own_names)
+    plans = [_plan(model, table, aliases, settings) for model, table in found]
+    _require_distinct([name for plan in plans for name in plan.names])
+    if len(plans) > 1 and settings.cache_file is not None:
+        raise StartupError("--cache-file is for one model; with several, give each its own in [models.NAME]")
+    return plans
+
+
+def named_source(given: str) -> tuple[str | None, str]:
+    """The name and the source in a value of `--model`. A file whose name has a `=` in it is a file."""
+    match = _NAME.fullmatch(given)
+    if match is None or given.startswith("hf:") or Path(given).is_file():
+        return None, given
+    return match["name"], match["source"]
+
+
+def _named(given: list[str]) -> Iterator[tuple[FoundModel, ModelTable]]:
+    for value in given:
+        name, source = named_source(value)
+        model = model_to_serve(source)
+        yield FoundModel(name or model.name, model.path), NO_TABLE
+
+
+def _in_tables(tables: Mapping[str, ModelTable]) -> Iterator[tuple[FoundModel, ModelTable]]:
+    for name, table in tables.items():
+        yield FoundModel(name, model_to_serve(table.source or name).path), table
+
+
+def _renamed(name: str, found: list[tuple[FoundModel, ModelTable]]) -> FoundModel:
+    if len(found) > 1:
+        names = ", ".join(model.name for model, _ in found)
+        raise StartupError(
+            f"--served-model-name is for one model, and there are {len(found)} ({names}): name each by "
+            "--model NAME=SPEC"
+        )
+    return FoundModel(name, found[0][0].path)
+
+
+def _plan(model: FoundModel, table: ModelTable, aliases: Mapping[str, str], settings: Settings) -> ModelPlan:
+    others = [*table.aliases, *(alias for alias, name in aliases.items() if name == model.name)]
+    keep_alive_s = settings.idle_unload if table.keep_alive is None else table.keep_alive
+    return ModelPlan(
+        names=(model.name, *others),
+        path=model.path,
+        options=table.over(settings),
+        keep_alive_s=None if table.pinned else keep_alive_s,
+        is_pinned=table.pinned,
+        memory_bytes=None if table.memory is None else table.memory * 1024 * 1024,
+        adapters=_adapters(model.name, table, settings),
+    )
+
+
+def _adapters(model: str, table: ModelTable, settings: Settings) -> tuple[AdapterSource, ...]:
+    """Those of its table and of the command line. Raises StartupError for two of one name."""
+    given = (option.source for option in settings.adapter if option.model in (None, model))
+    adapters = (*table.adapters, *given)
+    twice = [name for name, count in Counter(adapter.name for adapter in adapters).items() if count > 1]
+    if twice:
+        raise StartupError(f"the model {model} has two adapters of the name {twice[0]!r}")
+    return adapters
+
+
+def _require_models_of(adapters: list[AdapterOption], names: list[str]) -> None:
+    """Raises StartupError for adapters of a model that is not served, or of nobody knows which."""
+    for option in adapters:
+        if option.model is None and len(names) > 1:
+            raise StartupError(f"--adapter {option.source.name}: say for which model, MODEL/NAME=PATH")
+        if option.model is not None and option.model not in names:
+            raise StartupError(f"--adapter: there is no model {option.model}, only {', '.join(names)}")
+
+
+def _aliases(given: Mapping[str, str], names: list[str]) -> dict[str, str]:
+    """By alias: the model's own name. Raises StartupError for one that loops, or that means nothing."""
+    return {alias: _meaning(alias, given, names) for alias in given}
+
+
+def _meaning(alias: str, given: Mapping[str, str], names: list[str]) -> str:
+    seen = [alias]
+    while (name := given[seen[-1]]) not in names:
+        if name in seen:
+            raise StartupError(f"[aliases] {' -> '.join([*seen, name])} is a loop")
+        if name not in given:
+            raise StartupError(f"[aliases] {alias}: there is no model {name!r}; there is {', '.join(names)}")
+        seen.append(name)
+    return name
+
+
+def _require_distinct(names: list[str]) -> None:
+    twice = [name for name, count in Counter(names).items() if count > 1]
+    if twice:
+        raise StartupError(f"two models have the name {twice[0]!r}: name one by --model NAME=SPEC")

@@ -1,0 +1,140 @@
+"""An engine that sleeps: no process, until a request wants one."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import sys
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import pytest
+
+from openai_cpu_server.contract.engine import EngineState
+from openai_cpu_server.contract.messages import EngineOptions, ModelLoading
+from openai_cpu_server.dispatch.dispatcher import Dispatcher
+from openai_cpu_server.dispatch.supervisor import Supervisor
+from openai_cpu_server.errors import EngineUnavailable, ModelTooLarge
+from tests.dispatch.test_dispatcher import collect, expected_text, text, until
+from tests.fakes import FAKE_INFO
+from tests.scheduler.driver import request
+
+pytestmark = [pytest.mark.anyio, pytest.mark.thorough]
+
+
+@asynccontextmanager
+async def asleep(*flags: str) -> AsyncIterator[Dispatcher]:
+    """It wakes itself when it is wanted."""
+    command = [sys.executable, "-m", "tests.fake_engine", *flags]
+    options = EngineOptions(model_path="", max_seqs=8, kv_tokens=4096, calibrate="never")
+    supervisor = Supervisor(command, options, begins_asleep=True, foretold=FAKE_INFO)
+    engine = Dispatcher(supervisor, max_queue=100)
+    engine.on_wanted = engine.wake
+    task = asyncio.create_task(engine.run())
+    try:
+        yield engine
+    finally:
+        await engine.close()
+        await task
+
+
+async def test_requests_wake_it_and_wait() -> None:
+    one, two = request("a", output=6), request("b", output=6)
+    async with asleep() as engine:
+        assert (engine.state, engine.engine_pid) == (EngineState.ASLEEP, None)
+        assert engine.info == FAKE_INFO
+        events = await asyncio.gather(collect(engine, one), collect(engine, two))
+        assert engine.state is EngineState.READY
+    assert [text(each) for each in events] == [expected_text(one), expected_text(two)]
+
+
+async def test_who_waits_hears_how_far_the_model_is() -> None:
+    async with asleep("load_s=0.2") as engine, engine.generate([request("a", output=2)]) as generation:
+        news = [item async for item in generation.progress() if isinstance(item, ModelLoading)]
+    assert news[0] == ModelLoading(0.0)
+    assert news[-1] == ModelLoading(1.0)
+
+
+async def test_it_sleeps_and_wakes_as_often_as_one_likes() -> None:
+    one = request("a", output=6)
+    async with asleep() as engine:
+        for _ in range(3):
+            assert text(await collect(engine, one)) == expected_text(one)
+            pid = engine.engine_pid
+            assert pid is not None
+            await engine.sleep()
+            assert (engine.state, engine.engine_pid, engine.status().engine_rss_bytes) == (
+                EngineState.ASLEEP,
+                None,
+                0,
+            )
+            with pytest.raises(ProcessLookupError):
+                os.kill(pid, 0)
+        assert engine.status().restarts == 0
+
+
+async def test_a_request_that_comes_while_it_falls_asleep_is_not_lost() -> None:
+    one = request("a", output=6)
+    async with asleep() as engine:
+        await collect(engine, request("b", output=1))
+        falling = asyncio.create_task(engine.sleep())
+        await asyncio.sleep(0)
+        assert engine.state is EngineState.ASLEEP
+        events = await collect(engine, one)
+        await falling
+    assert text(events) == expected_text(one)
+
+
+async def test_a_model_that_cannot_be_loaded_fails_those_who_wait_for_it_and_can_be_tried_again() -> None:
+    async with asleep("fail=it is no model") as engine:
+        for _ in range(2):
+            with pytest.raises(EngineUnavailable, match="could not be loaded: it is no model"):
+                await collect(engine, request("a"))
+            assert (engine.state, engine.status().reason) == (EngineState.FAILED, "it is no model")
+            assert engine.failed_s is not None
+
+
+async def test_a_kill_while_it_loads_is_a_pause() -> None:
+    one = request("a", output=6)
+    async with asleep("load_s=1") as engine:
+        waiting = asyncio.create_task(collect(engine, one))
+        await asyncio.sleep(0.4)
+        assert engine.engine_pid is not None
+        os.kill(engine.engine_pid, signal.SIGKILL)
+        assert text(await waiting) == expected_text(one)
+        assert engine.status().restarts == 1
+
+
+async def test_what_the_keeper_refuses_is_refused_at_once() -> None:
+    def refuse() -> None:
+        raise ModelTooLarge("it needs too much")
+
+    async with asleep() as engine:
+        engine.on_wanted = refuse
+        with pytest.raises(ModelTooLarge):
+            engine.generate([request("a")])
+        assert not engine.has_requests
+
+
+async def test_held_back_it_ends_what_it_has_and_keeps_the_rest_for_later() -> None:
+    long, late = request("a", output=40), request("b", output=4)
+    async with asleep("step_s=0.01") as engine:
+        running = asyncio.create_task(collect(engine, long))
+        await until(engine, EngineState.READY)
+        while not engine.is_at_work:
+            await asyncio.sleep(0.01)
+        engine.hold_back()
+        waiting = asyncio.create_task(collect(engine, late))
+        assert text(await running) == expected_text(long)
+        assert (engine.is_at_work, engine.has_requests, waiting.done()) == (False, True, False)
+        await engine.sleep()
+        engine.wake()
+        assert text(await waiting) == expected_text(late)
+
+
+async def test_a_server_that_ends_ends_one_that_sleeps() -> None:
+    async with asleep() as engine:
+        await engine.drain(1.0)
+        with pytest.raises(EngineUnavailable):
+            engine.generate([request("a")])

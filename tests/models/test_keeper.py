@@ -1,0 +1,252 @@
+"""Who is loaded and unloaded when: engines that are fakes, and a clock that the test turns."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import anyio
+import msgspec
+import pytest
+
+from openai_cpu_server.contract.engine import EngineState, EngineStatus
+from openai_cpu_server.errors import EngineUnavailable, ModelInUse, ModelNotLoaded, ModelTooLarge
+from openai_cpu_server.models.keeper import RETRY_S, Kept, ModelKeeper
+from openai_cpu_server.models.memory_budget import MemoryBudget, MemoryNeed
+from tests.api.fake_engine import READY
+
+pytestmark = pytest.mark.anyio
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now_s = 100.0
+
+    def __call__(self) -> float:
+        return self.now_s
+
+
+class FakeSleeper:
+    """Loads as soon as `may_load` is set. `num_waiting` and `num_at_work` are its requests."""
+
+    def __init__(self, clock: Clock, *, breaks: bool = False) -> None:
+        self.state = EngineState.ASLEEP
+        self.num_waiting, self.num_at_work = 0, 0
+        self.last_use_s = clock()
+        self.failed_s: float | None = None
+        self.is_held_back = False
+        self.may_load = asyncio.Event()
+        self.may_load.set()
+        self._clock = clock
+        self.breaks = breaks
+
+    @property
+    def is_at_work(self) -> bool:
+        return self.num_at_work > 0
+
+    @property
+    def has_requests(self) -> bool:
+        return self.num_at_work + self.num_waiting > 0
+
+    def status(self) -> EngineStatus:
+        reason = "broken" if self.state is EngineState.FAILED else None
+        return msgspec.structs.replace(READY, state=self.state, reason=reason)
+
+    def wake(self) -> None:
+        self.state = EngineState.LOADING
+
+    async def settled(self) -> EngineState:
+        await self.may_load.wait()
+        if self.state is EngineState.LOADING:
+            self.state = EngineState.FAILED if self.breaks else EngineState.READY
+            self.failed_s = self._clock() if self.breaks else None
+            self.is_held_back, self.last_use_s = False, self._clock()
+        return self.state
+
+    async def sleep(self) -> None:
+        assert not self.is_at_work
+        self.state = EngineState.ASLEEP
+
+    def hold_back(self) -> None:
+        self.is_held_back = True
+
+
+class Story:
+    """A keeper of 100 bytes, and what it has told its observer."""
+
+    def __init__(self) -> None:
+        self.clock = Clock()
+        self.keeper = ModelKeeper(MemoryBudget(100), self, clock=self.clock, patience_s=10)
+        self.told: list[tuple[str, ...]] = []
+
+    def model(
+        self,
+        name: str,
+        num_bytes: int,
+        *,
+        pinned: bool = False,
+        keep_alive_s: float | None = None,
+        breaks: bool = False,
+    ) -> tuple[Kept, FakeSleeper]:
+        engine = FakeSleeper(self.clock, breaks=breaks)
+        kept = Kept(name, engine, MemoryNeed(weights=num_bytes, cells=0, buffers=0), keep_alive_s, pinned)
+        self.keeper.add(kept)
+        return kept, engine
+
+    def model_loaded(self, model: str, seconds: float) -> None:
+        self.told.append(("loaded", model))
+
+    def model_not_loaded(self, model: str) -> None:
+        self.told.append(("not loaded", model))
+
+    def model_unloaded(self, model: str, why: str) -> None:
+        self.told.append(("unloaded", model, why))
+
+    @asynccontextmanager
+    async def running(self) -> AsyncIterator[None]:
+        task = asyncio.create_task(self.keeper.run())
+        try:
+            yield
+        finally:
+            task.cancel()
+            await asyncio.wait([task])
+
+
+async def until(engine: FakeSleeper, state: EngineState) -> None:
+    with anyio.fail_after(5):
+        while engine.state is not state:
+            await asyncio.sleep(0.01)
+
+
+async def test_a_model_that_is_wanted_is_loaded() -> None:
+    story = Story()
+    one, engine = story.model("one", 60)
+    async with story.running():
+        story.keeper.want(one)
+        await until(engine, EngineState.READY)
+    assert story.told == [("loaded", "one")]
+
+
+async def test_loading_twice_or_at_once_is_loading_once() -> None:
+    story = Story()
+    one, _ = story.model("one", 60)
+    async with story.running():
+        await asyncio.gather(story.keeper.load(one), story.keeper.load(one))
+        await story.keeper.load(one)
+    assert story.told == [("loaded", "one")]
+
+
+async def test_the_least_recently_used_makes_room() -> None:
+    story = Story()
+    old, old_engine = story.model("old", 40)
+    new, new_engine = story.model("new", 40)
+    third, _ = story.model("third", 40)
+    async with story.running():
+        await story.keeper.load(new)
+        await story.keeper.load(old)
+        old_engine.last_use_s, new_engine.last_use_s = 1.0, 2.0
+        await story.keeper.load(third)
+    assert (old_engine.state, new_engine.state) == (EngineState.ASLEEP, EngineState.READY)
+    assert ("unloaded", "old", "room") in story.told
+
+
+async def test_idle_models_are_unloaded_and_pinned_ones_are_not() -> None:
+    story = Story()
+    idle, engine = story.model("idle", 10, keep_alive_s=60)
+    pinned, pinned_engine = story.model("pinned", 10, pinned=True)
+    async with story.running():
+        await story.keeper.load(idle)
+        await story.keeper.load(pinned)
+        story.clock.now_s += 61
+        await until(engine, EngineState.ASLEEP)
+    assert pinned_engine.state is EngineState.READY
+    assert story.told[-1] == ("unloaded", "idle", "idle")
+
+
+async def test_a_model_in_use_stays_until_patience_ends_and_then_it_ends_its_work_first() -> None:
+    story = Story()
+    busy, busy_engine = story.model("busy", 60)
+    other, other_engine = story.model("other", 60)
+    async with story.running():
+        await story.keeper.load(busy)
+        busy_engine.num_at_work, busy_engine.num_waiting = 1, 1
+        story.keeper.want(other)
+        await asyncio.sleep(0.2)
+        assert not busy_engine.is_held_back
+        story.clock.now_s += 11
+        with anyio.fail_after(5):
+            while not busy_engine.is_held_back:
+                await asyncio.sleep(0.01)
+        assert busy_engine.state is EngineState.READY
+        busy_engine.num_at_work = 0
+        other_engine.num_waiting = 1
+        await until(other_engine, EngineState.READY)
+        assert busy.wanted_s is not None  # for the request that was held back
+        other_engine.num_waiting = 0
+        await until(busy_engine, EngineState.READY)
+
+
+async def test_what_can_never_fit_is_refused_with_the_arithmetic() -> None:
+    story = Story()
+    story.model("pinned", 50, pinned=True)
+    large, _ = story.model("large", 60)
+    with pytest.raises(ModelTooLarge, match="'large' needs"):
+        story.keeper.want(large)
+    with pytest.raises(ModelTooLarge, match="of 'pinned', which is pinned"):
+        await story.keeper.load(large)
+
+
+async def test_a_model_may_have_a_limit_of_its_own() -> None:
+    story = Story()
+    one, _ = story.model("one", 60)
+    one.limit_bytes = 50
+    with pytest.raises(ModelTooLarge, match="its 'memory'"):
+        story.keeper.want(one)
+
+
+async def test_a_model_that_cannot_be_loaded_has_failed_and_is_tried_again_after_a_while() -> None:
+    story = Story()
+    bad, engine = story.model("bad", 10, breaks=True)
+    async with story.running():
+        with pytest.raises(ModelNotLoaded, match="broken"):
+            await story.keeper.load(bad)
+        with pytest.raises(EngineUnavailable, match="broken"):
+            story.keeper.want(bad)
+        story.clock.now_s += RETRY_S
+        assert story.keeper.may_retry(bad)
+        engine.breaks = False
+        story.keeper.want(bad)
+        await until(engine, EngineState.READY)
+    assert story.told == [("not loaded", "bad"), ("loaded", "bad")]
+
+
+async def test_unloading_spares_a_model_in_use() -> None:
+    story = Story()
+    one, engine = story.model("one", 10)
+    async with story.running():
+        await story.keeper.unload(one)  # it is not loaded
+        await story.keeper.load(one)
+        engine.num_waiting = 1
+        with pytest.raises(ModelInUse):
+            await story.keeper.unload(one)
+        engine.num_waiting = 0
+        await story.keeper.unload(one)
+    assert engine.state is EngineState.ASLEEP
+    assert story.told[-1] == ("unloaded", "one", "asked")
+
+
+async def test_a_model_that_was_replaced_goes_and_is_not_wanted_again() -> None:
+    story = Story()
+    old, engine = story.model("one", 60)
+    async with story.running():
+        await story.keeper.load(old)
+        engine.num_at_work = 1
+        old.is_replaced = True
+        with pytest.raises(EngineUnavailable):
+            story.keeper.want(old)
+        await asyncio.sleep(0.1)
+        assert engine.state is EngineState.READY
+        engine.num_at_work = 0
+        await until(engine, EngineState.ASLEEP)
+    assert story.told[-1] == ("unloaded", "one", "replaced")

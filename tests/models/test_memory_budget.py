@@ -1,0 +1,88 @@
+"""Who goes when another model needs the room."""
+
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from openai_cpu_server.models.memory_budget import MemoryBudget, MemoryNeed, Resident
+
+_MIB = 1024 * 1024
+
+
+def resident(name: str, num_bytes: int, last_use_s: float = 0.0, *, may_go: bool = True) -> Resident:
+    return Resident(name=name, num_bytes=num_bytes, last_use_s=last_use_s, may_go=may_go)
+
+
+def need(num_bytes: int) -> MemoryNeed:
+    return MemoryNeed(weights=num_bytes, cells=0, buffers=0)
+
+
+def test_nobody_goes_while_there_is_room() -> None:
+    assert MemoryBudget(100).to_unload(50, [resident("a", 50)]) == ()
+    assert MemoryBudget(100).to_unload(100, []) == ()
+
+
+def test_the_least_recently_used_goes_first() -> None:
+    loaded = [resident("new", 40, 9.0), resident("old", 40, 1.0)]
+    assert MemoryBudget(100).to_unload(30, loaded) == ("old",)
+
+
+def test_as_many_go_as_it_takes() -> None:
+    loaded = [resident("a", 40, 1.0), resident("b", 40, 2.0)]
+    assert MemoryBudget(100).to_unload(100, loaded) == ("a", "b")
+
+
+def test_who_is_too_small_to_help_stays_once_a_larger_one_goes() -> None:
+    loaded = [resident("small", 5, 1.0), resident("large", 80, 2.0)]
+    assert MemoryBudget(100).to_unload(90, loaded) == ("large",)
+
+
+def test_who_is_pinned_or_in_use_stays() -> None:
+    loaded = [resident("pinned", 60, 1.0, may_go=False), resident("idle", 30, 2.0)]
+    assert MemoryBudget(100).to_unload(40, loaded) == ("idle",)
+    assert MemoryBudget(100).to_unload(50, loaded) is None
+
+
+def test_what_can_never_fit_is_told_with_the_arithmetic() -> None:
+    budget = MemoryBudget(8000 * _MIB)
+    large = MemoryNeed(weights=5000 * _MIB, cells=1500 * _MIB, buffers=300 * _MIB, cache=200 * _MIB)
+    pinned = [resident("chat", 2000 * _MIB, may_go=False), resident("large", 7000 * _MIB, may_go=False)]
+    assert budget.why_never("large", large, []) is None
+    assert budget.why_never("large", large, pinned) == (
+        "the model 'large' needs 7,000 MiB (weights 5,000 MiB, KV cells 1,500 MiB, buffers 300 MiB, "
+        "prefix cache 200 MiB), and there are 6,000 MiB (--memory 8000 MiB - 2,000 MiB of 'chat', which is "
+        "pinned)"
+    )
+
+
+_SIZES = st.integers(0, 120)
+_RESIDENTS = st.lists(st.tuples(_SIZES, st.integers(0, 5), st.booleans()), max_size=6).map(
+    lambda facts: [
+        resident(str(number), size, float(used), may_go=may_go)
+        for number, (size, used, may_go) in enumerate(facts)
+    ]
+)
+
+
+@given(limit=_SIZES, num_bytes=_SIZES, loaded=_RESIDENTS)
+def test_whatever_is_loaded(limit: int, num_bytes: int, loaded: list[Resident]) -> None:
+    """It fits afterwards, nobody goes in vain or who must not, and None means that it is impossible."""
+    names = MemoryBudget(limit).to_unload(num_bytes, loaded)
+    if names is None:
+        assert num_bytes + sum(one.num_bytes for one in loaded if not one.may_go) > limit
+        return
+    gone = [one for one in loaded if one.name in names]
+    assert all(one.may_go for one in gone)
+    left = sum(one.num_bytes for one in loaded) - sum(one.num_bytes for one in gone)
+    assert not names or left + num_bytes <= limit
+    assert all(left + num_bytes + one.num_bytes > limit for one in gone)
+
+
+@given(limit=_SIZES, num_bytes=_SIZES, loaded=_RESIDENTS)
+def test_never_means_that_unloading_all_others_does_not_help(
+    limit: int, num_bytes: int, loaded: list[Resident]
+) -> None:
+    pinned = [one for one in loaded if not one.may_go]
+    why = MemoryBudget(limit).why_never("new", need(num_bytes), pinned)
+    assert (why is None) == (MemoryBudget(limit).to_unload(num_bytes, loaded) is not None)
