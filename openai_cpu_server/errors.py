@@ -78,6 +78,15 @@ class WrongModelKind(ServerError):
         self.name = name
 
 
+class RouterNotModel(ServerError):
+    """The model that is asked for is a router, which has no tokens, no memory and no vectors."""
+
+    def __init__(self, name: str, targets: Sequence[str]) -> None:
+        listed = ", ".join(f"'{target}'" for target in dict.fromkeys(targets))
+        super().__init__(f"'{name}' is a router, and this needs a model: name one of {listed}.")
+        self.name = name
+
+
 class TemplateFailed(ServerError):
     """The chat template raised or cannot render these messages."""
 

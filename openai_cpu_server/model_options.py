@@ -5,10 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, PlainValidator
+from pydantic import BaseModel, ConfigDict, Field, PlainValidator, model_validator
 
 from openai_cpu_server.adapter_options import AdapterSource, adapters_of_table
 from openai_cpu_server.contract.messages import EngineOptions
+from openai_cpu_server.router_options import RouterTable
 
 _MAX_THREADS = 512
 """llama.cpp's own limit."""
@@ -136,6 +137,17 @@ class ModelTable(ModelOptions):
     memory: int | None = Field(
         None, ge=1, description="MiB that it may take at most; default: its KV pool decides"
     )
+
+    router: RouterTable | None = Field(
+        None, description="it is no model of its own, but chooses between models for each request"
+    )
+
+    @model_validator(mode="after")
+    def _is_model_or_router(self) -> ModelTable:
+        others = self.model_fields_set - {"router", "aliases"}
+        if self.router is not None and others:
+            raise ValueError(f"a router has no {sorted(others)[0]!r}")
+        return self
 
     def over(self, server: ModelOptions) -> ModelOptions:
         """The server's options, but for what is said here."""

@@ -25,6 +25,7 @@ from openai_cpu_server.api.gates.fair_use import FairUse
 from openai_cpu_server.api.gates.ticket import Endings, ticket_of
 from openai_cpu_server.api.options import ApiOptions
 from openai_cpu_server.api.resolve.call import UNENFORCED
+from openai_cpu_server.api.resolve.routing import ROUTED_MODEL, ROUTED_WHY
 from openai_cpu_server.api.routes.adapters import AdapterRoutes, FindAdapter, no_adapters
 from openai_cpu_server.api.routes.batch_jobs import BatchJobRoutes
 from openai_cpu_server.api.routes.cache import CacheRoutes
@@ -132,7 +133,7 @@ def _cors(origins: tuple[str, ...]) -> list[Middleware]:
     """The layer around all others: a preflight has no key, and pages may read errors too."""
     if not origins:
         return []
-    notes = ("x-request-id", "x-ignored-parameters", UNENFORCED)
+    notes = ("x-request-id", "x-ignored-parameters", UNENFORCED, ROUTED_MODEL, ROUTED_WHY)
     exposed = (*notes, "retry-after", "retry-after-ms", *LIMIT_HEADERS)
     return [
         Middleware(

@@ -7,7 +7,14 @@ from typing import NamedTuple
 
 from openai_cpu_server.contract.adapter import AdapterState
 from openai_cpu_server.contract.engine import EngineState, EngineStatus
-from openai_cpu_server.errors import AdapterNotFound, EngineUnavailable, InvalidRequest, ModelNotFound
+from openai_cpu_server.errors import (
+    AdapterNotFound,
+    EngineUnavailable,
+    InvalidRequest,
+    ModelNotFound,
+    RouterNotModel,
+)
+from openai_cpu_server.models.routing.router import Router
 from openai_cpu_server.models.served import ServedModel
 
 _WORST_FIRST = (
@@ -42,13 +49,14 @@ class ModelRegistry:
     An adapter of a model is called `MODEL:ADAPTER`. Where a model has that very name, that is meant.
     """
 
-    def __init__(self, models: Sequence[ServedModel]) -> None:
-        """At least one; the first is meant where no name is given."""
+    def __init__(self, models: Sequence[ServedModel], routers: Sequence[Router] = ()) -> None:
+        """At least one model; the first is meant where no name is given."""
         assert models, "there is nothing to serve"
         self._models = list(models)
         self._replaced: list[ServedModel] = []
         """Others have taken their places; they end what they have."""
         self._by_name = {name: model for model in models for name in model.names}
+        self._routers = {name: router for router in routers for name in router.names}
 
     def __iter__(self) -> Iterator[ServedModel]:
         """All that have requests, also those that have been replaced."""
@@ -73,14 +81,17 @@ class ModelRegistry:
     ) -> Chosen:
         """The model of this name; without a name, of the first that is allowed.
 
-        `adapter`: where a request names it beside its model. Raises ModelNotFound, AdapterNotFound,
-        InvalidRequest for two adapters.
+        `adapter`: where a request names it beside its model. Raises ModelNotFound, RouterNotModel,
+        AdapterNotFound, InvalidRequest for two adapters.
         """
         if name is None:
             name = self._first(allowed)
+        if (router := self.router(name, allowed)) is not None:
+            raise RouterNotModel(router.name, tuple(router.options.routes.values()))
         chosen = self._named(name) if adapter is None else self._adapted(name, adapter)
         if chosen is None or (allowed is not None and chosen.name not in allowed):
-            raise ModelNotFound(name if chosen is None else chosen.name, self.names(allowed))
+            there_is = (*self.names(allowed), *self.router_names(allowed))
+            raise ModelNotFound(name if chosen is None else chosen.name, there_is)
         if chosen.adapter is not None:
             _check_there(chosen, param=None if adapter is None else "lora")
         return chosen
@@ -107,6 +118,15 @@ class ModelRegistry:
             message = f"'model' names the adapter '{chosen.adapter}', and 'lora' another one."
             raise InvalidRequest(message, param="lora", code="invalid_value")
         return chosen
+
+    def router(self, name: str | None, allowed: Collection[str] | None) -> Router | None:
+        """The router of this name; None: it is the name of a model, or of nothing."""
+        if name is None or (allowed is not None and name not in allowed):
+            return None
+        return self._routers.get(name)
+
+    def router_names(self, allowed: Collection[str] | None) -> tuple[str, ...]:
+        return tuple(name for name in self._routers if allowed is None or name in allowed)
 
     def is_current(self, model: ServedModel) -> bool:
         """False: another has taken its place since it was chosen."""

@@ -53,6 +53,15 @@ class CallFigures(msgspec.Struct, frozen=True, kw_only=True):
     """Inputs that were embedded or scored; 0 if it ended early. None: it generated."""
 
 
+class RouteTaken(msgspec.Struct, frozen=True, kw_only=True):
+    """Which way a router has sent a request."""
+
+    router: str
+    model: str
+    reason: str
+    """One of few words."""
+
+
 class Ended(msgspec.Struct, frozen=True, kw_only=True):
     id: str
     origin: Origin
@@ -75,6 +84,8 @@ class Ended(msgspec.Struct, frozen=True, kw_only=True):
     call: CallFigures | None = None
     """The figures of the call; None: nothing was generated."""
     trace: TraceParent | None = None
+    routed: RouteTaken | None = None
+    """None: it named its model itself, or came to no model."""
 
     @property
     def seconds(self) -> float:

@@ -49,6 +49,13 @@ class Metrics:
             ("code",),
             registry=registry,
         )
+        self._routed = Counter(
+            "ocs_routed_requests",
+            "Requests that a router has sent to this model, by why: rule, classified, similar, share, "
+            "otherwise, unavailable (what decides), sure, unsure, cut, stream, too_long or failed.",
+            ("router", "model", "why"),
+            registry=registry,
+        )
         self._calls = CallMetrics(registry)
         self._rows = Counter(
             "ocs_batch_rows",
@@ -108,6 +115,8 @@ class Metrics:
         ).inc()
         if request.code is not None:
             self._refusals.labels(request.code).inc()
+        if (routed := request.routed) is not None:
+            self._routed.labels(routed.router, routed.model, routed.reason).inc()
         if request.origin is Origin.BATCH:
             self._rows.labels("answered" if request.status < 300 else "failed").inc()
         if request.call is not None:

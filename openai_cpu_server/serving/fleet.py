@@ -16,14 +16,22 @@ from openai_cpu_server.contract.engine import EngineState, LiveRequest
 from openai_cpu_server.dispatch.dispatcher import Dispatcher
 from openai_cpu_server.dispatch.observer import EngineObserver
 from openai_cpu_server.dispatch.replay import Totals
-from openai_cpu_server.errors import EngineUnavailable, ModelNotLoaded, ModelTooLarge, ServerError
+from openai_cpu_server.errors import (
+    EngineUnavailable,
+    ModelNotLoaded,
+    ModelTooLarge,
+    ServerError,
+    StartupError,
+)
 from openai_cpu_server.llama.host.machine import Machine
 from openai_cpu_server.models.keeper import RETRY_S, LoadObserver, ModelKeeper
 from openai_cpu_server.models.memory_budget import MemoryBudget
 from openai_cpu_server.models.registry import ModelRegistry
+from openai_cpu_server.models.routing.checks import problem
+from openai_cpu_server.models.routing.router import Router
 from openai_cpu_server.models.served import ServedModel
 from openai_cpu_server.serving.house import Builder, House, Stamp
-from openai_cpu_server.serving.plans import ModelPlan
+from openai_cpu_server.serving.plans import ModelPlan, planned_routers
 from openai_cpu_server.settings import Settings
 
 logger = logging.getLogger(__name__)
@@ -44,7 +52,7 @@ class Fleet:
     """Owns the engines. All methods belong to one event loop's thread."""
 
     def __init__(self, settings: Settings, plans: Sequence[ModelPlan], observer: FleetObserver) -> None:
-        """Raises StartupError where the only model cannot be read."""
+        """Raises StartupError where the only model cannot be read, and for a router that leads nowhere."""
         is_alone = len(plans) == 1 and settings.memory is None
         budget = MemoryBudget(sys.maxsize if is_alone else _budget_bytes(settings))
         self._keeper = ModelKeeper(budget, observer, retry_s=None if is_alone else RETRY_S)
@@ -60,7 +68,7 @@ class Fleet:
         for plan in sorted(plans, key=lambda plan: not plan.is_pinned):
             self._keeper_add(self._build(plan))
         self._houses.sort(key=lambda house: plans.index(house.plan))
-        self.registry = ModelRegistry([house.served for house in self._houses])
+        self.registry = ModelRegistry([house.served for house in self._houses], self._routers(settings))
 
     # -- an engine of all engines -------------------------------------------------------------------------
 
@@ -132,6 +140,18 @@ class Fleet:
         await self._keeper.unload(self._house_of(model.name).kept)
 
     # -- inside -------------------------------------------------------------------------------------------
+
+    def _routers(self, settings: Settings) -> list[Router]:
+        """Raises StartupError with one line."""
+        planned = planned_routers(settings, [house.plan for house in self._houses])
+        kinds = {
+            name: None if house.is_broken else house.served.kind
+            for house in self._houses
+            for name in house.plan.names
+        }
+        if (said := problem(planned, kinds)) is not None:
+            raise StartupError(said)
+        return [Router(options) for options in planned]
 
     @property
     def _engines(self) -> Iterable[Dispatcher]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 import msgspec
@@ -13,6 +13,7 @@ from openai_cpu_server.adapter_options import AdapterOption, AdapterSource
 from openai_cpu_server.errors import StartupError
 from openai_cpu_server.model_options import ModelOptions, ModelTable
 from openai_cpu_server.model_source import FoundModel, model_to_serve
+from openai_cpu_server.models.routing.options import RouterOptions
 from openai_cpu_server.settings import Settings
 
 NO_TABLE = ModelTable.model_validate({})
@@ -43,15 +44,31 @@ def planned_models(settings: Settings) -> list[ModelPlan]:
     found = [*_named(settings.model), *_in_tables(settings.models)] or [(model_to_serve(None), NO_TABLE)]
     if settings.served_model_name is not None:
         found = [(_renamed(settings.served_model_name, found), found[0][1])]
-    own_names = [model.name for model, _ in found]
+    own_names = [*(model.name for model, _ in found), *_router_tables(settings)]
     _require_distinct(own_names)
     aliases = _aliases(settings.aliases, own_names)
-    _require_models_of(settings.adapter, own_names)
+    _require_models_of(settings.adapter, [model.name for model, _ in found])
     plans = [_plan(model, table, aliases, settings) for model, table in found]
-    _require_distinct([name for plan in plans for name in plan.names])
+    routers = planned_routers(settings, plans)
+    _require_distinct(
+        [name for names in (*(p.names for p in plans), *(r.names for r in routers)) for name in names]
+    )
     if len(plans) > 1 and settings.cache_file is not None:
         raise StartupError("--cache-file is for one model; with several, give each its own in [models.NAME]")
     return plans
+
+
+def planned_routers(settings: Settings, plans: Sequence[ModelPlan]) -> list[RouterOptions]:
+    """The tables that are routers, each by its name and its aliases."""
+    tables = _router_tables(settings)
+    aliases = _aliases(settings.aliases, [*(plan.name for plan in plans), *tables])
+    return [
+        table.router.options(_names(name, table, aliases)) for name, table in tables.items() if table.router
+    ]
+
+
+def _router_tables(settings: Settings) -> dict[str, ModelTable]:
+    return {name: table for name, table in settings.models.items() if table.router is not None}
 
 
 def named_source(given: str) -> tuple[str | None, str]:
@@ -71,6 +88,8 @@ def _named(given: list[str]) -> Iterator[tuple[FoundModel, ModelTable]]:
 
 def _in_tables(tables: Mapping[str, ModelTable]) -> Iterator[tuple[FoundModel, ModelTable]]:
     for name, table in tables.items():
+        if table.router is not None:
+            continue
         yield FoundModel(name, model_to_serve(table.source or name).path), table
 
 
@@ -85,10 +104,9 @@ def _renamed(name: str, found: list[tuple[FoundModel, ModelTable]]) -> FoundMode
 
 
 def _plan(model: FoundModel, table: ModelTable, aliases: Mapping[str, str], settings: Settings) -> ModelPlan:
-    others = [*table.aliases, *(alias for alias, name in aliases.items() if name == model.name)]
     keep_alive_s = settings.idle_unload if table.keep_alive is None else table.keep_alive
     return ModelPlan(
-        names=(model.name, *others),
+        names=_names(model.name, table, aliases),
         path=model.path,
         options=table.over(settings),
         keep_alive_s=None if table.pinned else keep_alive_s,
@@ -96,6 +114,11 @@ def _plan(model: FoundModel, table: ModelTable, aliases: Mapping[str, str], sett
         memory_bytes=None if table.memory is None else table.memory * 1024 * 1024,
         adapters=_adapters(model.name, table, settings),
     )
+
+
+def _names(name: str, table: ModelTable, aliases: Mapping[str, str]) -> tuple[str, ...]:
+    """Its own, and all others."""
+    return (name, *table.aliases, *(alias for alias, meant in aliases.items() if meant == name))
 
 
 def _adapters(model: str, table: ModelTable, settings: Settings) -> tuple[AdapterSource, ...]:

@@ -12,6 +12,7 @@ import msgspec
 
 from openai_cpu_server.api.access.rate_limits import Lease
 from openai_cpu_server.api.calls.call import Call
+from openai_cpu_server.api.calls.held import Heard
 from openai_cpu_server.api.gates.ticket import Ticket
 from openai_cpu_server.api.render.answers import Answer
 from openai_cpu_server.api.render.common import cached_tokens, usage
@@ -99,6 +100,14 @@ class Running:
                 yield chunks
         if chunks := renderer.end(self.usage(), self.timings):
             yield chunks
+
+    async def hold(self) -> list[Heard]:
+        """All events, to be told later. Raises what the call failed with."""
+        heard = []
+        async for event in self._generation:
+            self._tally.note(event, self._generation.arrived_s)
+            heard.append(Heard(event, self._generation.arrived_s))
+        return heard
 
     async def gather(self) -> dict[str, Answer]:
         """The whole answers, by their requests' ids. Raises what the call failed with."""

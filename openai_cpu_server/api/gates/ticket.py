@@ -16,7 +16,7 @@ from starlette.types import Scope
 from openai_cpu_server.api.access.keys import QUIET_PATHS
 from openai_cpu_server.api.errors import CLIENT_GONE, code_of
 from openai_cpu_server.contract.request import Priority
-from openai_cpu_server.observe.ended import CallFigures, Ended, Origin, TraceParent
+from openai_cpu_server.observe.ended import CallFigures, Ended, Origin, RouteTaken, TraceParent
 from openai_cpu_server.observe.watch import Watch
 
 logger = logging.getLogger("openai_cpu_server.requests")
@@ -51,6 +51,8 @@ class Ticket:
     """The code of its error."""
     call: CallFigures | None = None
     """What was generated or embedded; set when that has ended."""
+    routed: RouteTaken | None = None
+    """The way that a router has sent it."""
     notes: dict[str, str | int | float] = field(default_factory=dict)
 
     def generated(self, figures: CallFigures) -> None:
@@ -66,6 +68,12 @@ class Ticket:
         self.notes["queue_ms"] = round(1000 * figures.queue_s, 1)
         if figures.ttft_s is not None:
             self.notes["ttft_ms"] = round(1000 * figures.ttft_s, 1)
+
+    def sent_to(self, routed: RouteTaken) -> None:
+        """Notes what a router has decided, or decided anew."""
+        self.routed = routed
+        self.notes["routed"] = routed.model
+        self.notes["routed_why"] = routed.reason
 
     def client_gone(self) -> None:
         self.status = CLIENT_GONE
@@ -146,6 +154,7 @@ class Endings:
                 is_quiet=is_quiet,
                 call=ticket.call,
                 trace=ticket.trace,
+                routed=ticket.routed,
             )
         )
 

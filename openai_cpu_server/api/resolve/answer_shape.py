@@ -29,6 +29,11 @@ def answer_grammar(body: GenerationBody, grammars: Grammars) -> Grammar | None:
     return next((make(grammars, param) for param, make in wishes), None)
 
 
+def asks_for_form(body: GenerationBody) -> bool:
+    """Whether the answer must be more than text; tools aside."""
+    return next(_wishes(body), None) is not None
+
+
 def may_shape_output(data: bytes) -> bool:
     """Whether a body may have something to compile, which takes longer than its size says.
 

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
 from functools import partial
-from typing import Generic, Protocol, TypeVar
+from typing import Generic, NamedTuple, Protocol, TypeVar
 
+import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import ASGIApp
@@ -17,7 +19,9 @@ from openai_cpu_server.api.calls.call import PRIORITY_HEADER, Asking, Call, Send
 from openai_cpu_server.api.calls.deadline import limit_time
 from openai_cpu_server.api.calls.disconnect import while_connected
 from openai_cpu_server.api.calls.event_stream import EventStream
+from openai_cpu_server.api.calls.held import Held
 from openai_cpu_server.api.calls.running import Running
+from openai_cpu_server.api.calls.trial import UNWATCHED, Terms, Trial, judged, with_scores
 from openai_cpu_server.api.gates.fair_use import lease_of, release_body, unkept_body
 from openai_cpu_server.api.gates.ticket import Ticket, ticket_of
 from openai_cpu_server.api.offload import SLOW, off_loop
@@ -25,11 +29,24 @@ from openai_cpu_server.api.options import ApiOptions
 from openai_cpu_server.api.render.answers import Answer
 from openai_cpu_server.api.render.renderer import AnswerRenderer, Renderer, Usage
 from openai_cpu_server.api.resolve.answer_shape import may_shape_output
+from openai_cpu_server.api.resolve.routing import asked_of, questioner, routed_headers, taken
 from openai_cpu_server.api.schemas.generation import GenerationBody
-from openai_cpu_server.api.schemas.parse import parse
-from openai_cpu_server.errors import DeadlineExceeded, GenerationFailed, InvalidRequest, ServerError
+from openai_cpu_server.api.schemas.parse import Ignored, parse
+from openai_cpu_server.contract.engine import Generation
+from openai_cpu_server.errors import (
+    EngineUnavailable,
+    GenerationFailed,
+    InvalidRequest,
+    PromptTooLong,
+    QueueFull,
+    ServerError,
+)
 from openai_cpu_server.models.abilities import Ability, choose_able
 from openai_cpu_server.models.registry import Chosen, ModelRegistry
+from openai_cpu_server.models.routing.decide import Decision, Reason
+from openai_cpu_server.models.routing.follow import Routed, follow
+from openai_cpu_server.models.routing.options import Cascade
+from openai_cpu_server.models.routing.verdict import verdict
 
 B = TypeVar("B", bound=GenerationBody)
 Gathering = Callable[[], Awaitable[dict[str, Answer]]]
@@ -48,6 +65,20 @@ class Family(Protocol[B]):
     def resolve(self, body: B, asking: Asking) -> Call:
         """Runs in any thread. Raises what `api/errors.py` lists."""
         ...
+
+
+@dataclass(frozen=True)
+class Reading(Generic[B]):
+    body: B
+    ignored: Ignored
+    size: int
+    """As many bytes as it is work."""
+
+
+class Goal(NamedTuple):
+    chosen: Chosen
+    routed: Routed | None = None
+    """What routers had to say about it."""
 
 
 async def _do(work: Gathering) -> dict[str, Answer]:
@@ -69,25 +100,20 @@ class GenerationRoute(Generic[B]):
         """It keeps nothing of the body: the call may wait for long."""
         data = await unkept_body(request)
         sender = self.sender(identity_of(request.scope), header=request.headers.get(PRIORITY_HEADER))
-        return await self.begin(data, sender, ticket_of(request.scope), lease_of(request.scope))
+        trial = Trial(partial(while_connected, request.receive))
+        return await self.begin(data, sender, ticket_of(request.scope), lease_of(request.scope), trial)
 
     def sender(self, identity: Identity, *, header: str | None) -> Sender:
         return Sender.of(identity, header=header, default=self._options.default_priority)
 
-    async def begin(self, data: bytes, sender: Sender, ticket: Ticket, lease: Lease) -> Running:
+    async def begin(
+        self, data: bytes, sender: Sender, ticket: Ticket, lease: Lease, trial: Trial = UNWATCHED
+    ) -> Running:
         """Resolves and submits. Raises what `api/errors.py` lists. Whoever gets the call must enter it."""
-        call, chosen = await self._resolved(data, sender)
-        ticket.priority = call.priority
-        await lease.reserve(prompt_tokens=call.prompt_tokens, output_tokens=call.max_output_tokens)
-        try:
-            generation = chosen.model.engine.generate(call.requests)
-        except ServerError:
-            await lease.refund()
-            if not self._models.is_current(chosen.model):  # replaced meanwhile, maybe with other tokens
-                return await self.begin(data, sender, ticket, lease)
-            raise
-        limit_time(generation, ticket, call.timeout_s, self._options.request_timeout_s)
-        return Running(call, generation, chosen.model, ticket=ticket, lease=lease)
+        reading = await self._read(data)
+        goal = await self._goal(reading.body, sender, ticket)
+        terms = Terms(ticket, lease, self._options.request_timeout_s)
+        return await self._submitted(reading, goal, sender, terms, trial)
 
     def renderer(self, running: Running) -> Renderer:
         """The renderer of a call that is streamed."""
@@ -108,27 +134,112 @@ class GenerationRoute(Generic[B]):
 
         Raises what `api/errors.py` lists. The server's limit of time is not for these, which wait long.
         """
-        call, chosen = await self._resolved(data, sender)
-        if call.stream:
+        reading = await self._read(data)
+        if reading.body.stream:
             message = "'stream' is not possible in a batch."
             raise InvalidRequest(message, param="stream", code="unsupported_value")
-        generation = chosen.model.engine.generate(call.requests)
-        if call.timeout_s is not None:
-            generation.fail_in(call.timeout_s, DeadlineExceeded(call.timeout_s))
+        goal = await self._goal(reading.body, sender, ticket)
+        running = await self._submitted(reading, goal, sender, Terms(ticket), UNWATCHED)
         try:
-            return await self.whole(Running(call, generation, chosen.model, ticket=ticket))
+            return await self.whole(running)
         except GenerationFailed:
-            chosen.model.loaded()  # an engine that is gone takes its requests with it: not their fault
+            running.model.loaded()  # an engine that is gone takes its requests with it: not their fault
             raise
 
-    async def _resolved(self, data: bytes, sender: Sender) -> tuple[Call, Chosen]:
+    async def _read(self, data: bytes) -> Reading[B]:
         reading = partial(parse, self._family.schema, data, lenient=self._options.lenient)
         body, ignored = await off_loop(len(data), reading)
+        return Reading(body, ignored, SLOW if may_shape_output(data) else len(data))
+
+    async def _goal(self, body: B, sender: Sender, ticket: Ticket) -> Goal:
+        """The model that is to be asked. Raises ModelNotFound, WrongModelKind."""
         allowed = sender.identity.allowed_models
-        chosen = choose_able(self._models, body.model, allowed, Ability.GENERATE, adapter=body.lora)
-        asking = Asking(chosen, chosen.model.loaded(), sender, self._options, ignored)
-        size = SLOW if may_shape_output(data) else len(data)
-        return await off_loop(size, partial(self._family.resolve, body, asking)), chosen
+        router = self._models.router(body.model, allowed)
+        if router is None:
+            return Goal(choose_able(self._models, body.model, allowed, Ability.GENERATE, adapter=body.lora))
+        if body.lora is not None:
+            message = f"'{router.name}' routes to models of different adapters; name one of them in 'model'."
+            raise InvalidRequest(message, param="lora", code="unsupported_value")
+        name = body.model or router.name
+        routed = await follow(self._models, router, asked_of(body, sender), questioner(body, sender), name)
+        ticket.sent_to(taken(routed))
+        return Goal(routed.chosen, routed)
+
+    async def _submitted(
+        self, reading: Reading[B], goal: Goal, sender: Sender, terms: Terms, trial: Trial
+    ) -> Running:
+        """Of a cascade: the small model's answer, if that is good enough; else the large one is asked."""
+        routed = goal.routed
+        if routed is None or routed.cascade is None:
+            return await self._asked(reading, goal, sender, terms)
+        tried = await self._tried(reading, goal, routed.cascade, sender, terms, trial)
+        if isinstance(tried, Running):
+            return tried
+        await terms.refund()
+        larger = routed.after(tried, self._larger(routed))
+        terms.ticket.sent_to(taken(larger))
+        return await self._asked(reading, Goal(larger.chosen, larger), sender, terms)
+
+    def _larger(self, routed: Routed) -> Chosen:
+        return choose_able(self._models, routed.larger, None, Ability.GENERATE)
+
+    async def _asked(self, reading: Reading[B], goal: Goal, sender: Sender, terms: Terms) -> Running:
+        """Resolves for this model and submits."""
+        call = await self._resolved(reading, goal, sender)
+        generation = await self._generation(call, goal.chosen, terms)
+        if generation is None:  # the model was replaced meanwhile, maybe by one with other tokens
+            anew = self._models.choose(goal.chosen.model.name, None).model
+            chosen = goal.chosen._replace(model=anew)
+            return await self._asked(reading, goal._replace(chosen=chosen), sender, terms)
+        return Running(call, generation, goal.chosen.model, ticket=terms.ticket, lease=terms.lease)
+
+    async def _generation(self, call: Call, chosen: Chosen, terms: Terms) -> Generation | None:
+        """None: the model has been replaced."""
+        terms.ticket.priority = call.priority
+        await terms.reserve(call)
+        try:
+            generation = chosen.model.engine.generate(call.requests)
+        except ServerError:
+            await terms.refund()
+            if not self._models.is_current(chosen.model):
+                return None
+            raise
+        limit_time(generation, terms.ticket, call.timeout_s, terms.timeout_s)
+        return generation
+
+    async def _resolved(self, reading: Reading[B], goal: Goal, sender: Sender) -> Call:
+        asking = Asking(goal.chosen, goal.chosen.model.loaded(), sender, self._options, reading.ignored)
+        call = await off_loop(reading.size, partial(self._family.resolve, reading.body, asking))
+        if goal.routed is None:
+            return call
+        headers = {**call.headers, **routed_headers(goal.routed)}
+        return msgspec.structs.replace(call, model=goal.routed.router, headers=headers)
+
+    async def _tried(
+        self, reading: Reading[B], goal: Goal, cascade: Cascade, sender: Sender, terms: Terms, trial: Trial
+    ) -> Running | Decision:
+        """The small model's answers, held, or why the large one is to answer."""
+        try:
+            call = with_scores(await self._resolved(reading, goal, sender))
+            generation = await self._generation(call, goal.chosen, terms)
+            if generation is None:
+                raise EngineUnavailable("The model is being replaced.")
+            first = Running(call, generation, goal.chosen.model, ticket=terms.ticket, lease=terms.lease)
+            trial.submitted(first)
+            async with first:
+                heard = await trial.watched(first.hold)
+        except PromptTooLong as error:
+            return Decision(cascade.large, Reason.TOO_LONG, str(error))
+        except (EngineUnavailable, QueueFull, GenerationFailed) as error:
+            return Decision(cascade.large, Reason.FAILED, str(error))
+        decision = verdict(cascade, judged(call, heard))
+        if decision.reason is not Reason.SURE:
+            return decision
+        assert goal.routed is not None
+        sure = goal.routed.after(decision, goal.chosen)
+        shown = msgspec.structs.replace(call, headers={**call.headers, **routed_headers(sure)})
+        held = Held(heard, first.timings)
+        return Running(shown, held, goal.chosen.model, ticket=terms.ticket, lease=terms.lease)
 
     def _streamed(self, running: Running) -> ASGIApp:
         return EventStream(running, self.renderer(running), keep_alive_s=self._options.keep_alive_s)

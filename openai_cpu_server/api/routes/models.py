@@ -9,6 +9,7 @@ from starlette.responses import Response
 from openai_cpu_server.api.access.identity import identity_of
 from openai_cpu_server.contract.model_info import ModelInfo
 from openai_cpu_server.models.registry import Chosen, ModelRegistry
+from openai_cpu_server.models.routing.router import Router
 
 
 class ModelMeta(msgspec.Struct, frozen=True, kw_only=True):
@@ -32,7 +33,7 @@ class ModelCard(msgspec.Struct, frozen=True, kw_only=True):
     parent: str | None
     """The model itself, where this is one with an adapter."""
     kind: str
-    """`generates`, `embeds` or `reranks`."""
+    """`generates`, `embeds`, `reranks`, or `routes`: it chooses another model for each request."""
     state: str
     """`ready`, `loading`, `asleep` (a request loads it), `failed`, or another that `/health` knows."""
     reason: str | None
@@ -40,7 +41,9 @@ class ModelCard(msgspec.Struct, frozen=True, kw_only=True):
     memory_bytes: int | None
     """Resident memory of its process; None: there is none."""
     meta: ModelMeta | None
-    """None while nothing is known: the only model is loading, or the file cannot be read."""
+    """None while nothing is known: the only model is loading, or the file cannot be read; and of a router."""
+    routes: dict[str, str] | None = None
+    """A router's: by route the name of a model."""
 
 
 class ModelList(msgspec.Struct, frozen=True):
@@ -54,11 +57,15 @@ class ModelRoutes:
 
     async def list(self, request: Request) -> Response:
         allowed = identity_of(request.scope).allowed_models
-        names = self._models.names(allowed)
-        return json_response(ModelList([model_card(self._models.choose(name, allowed)) for name in names]))
+        cards = [model_card(self._models.choose(name, allowed)) for name in self._models.names(allowed)]
+        routers = [(name, self._models.router(name, allowed)) for name in self._models.router_names(allowed)]
+        cards += [router_card(name, router) for name, router in routers if router is not None]
+        return json_response(ModelList(cards))
 
     async def one(self, request: Request) -> Response:
         name, allowed = request.path_params["id"], identity_of(request.scope).allowed_models
+        if (router := self._models.router(name, allowed)) is not None:
+            return json_response(router_card(name, router))
         return json_response(model_card(self._models.choose(name, allowed)))
 
 
@@ -81,6 +88,20 @@ def model_card(chosen: Chosen) -> ModelCard:
         reason=status.reason,
         memory_bytes=status.engine_rss_bytes or None,
         meta=_meta(info, model.quantisation) if info else None,
+    )
+
+
+def router_card(name: str, router: Router) -> ModelCard:
+    return ModelCard(
+        id=name,
+        created=router.created,
+        parent=None,
+        kind="routes",
+        state="ready",
+        reason=None,
+        memory_bytes=None,
+        meta=None,
+        routes=router.options.routes,
     )
 
 

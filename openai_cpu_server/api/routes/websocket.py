@@ -27,6 +27,7 @@ from openai_cpu_server.api.calls.socket_messages import (
     read_message,
     waking,
 )
+from openai_cpu_server.api.calls.trial import Trial
 from openai_cpu_server.api.errors import INTERNAL, failure_of
 from openai_cpu_server.api.gates.ticket import Endings, Ticket, new_request_id, ticket_of
 from openai_cpu_server.api.offload import off_loop
@@ -225,7 +226,8 @@ class _Socket:
     ) -> Mapping[str, str]:
         """Returns the headers that the response of a POST would have."""
         route, name = self._shared.route, request.name
-        running = await route.begin(data, sender, request.ticket, lease)
+        trial = Trial(submitted=request.submitted)
+        running = await route.begin(data, sender, request.ticket, lease, trial)
         request.submitted(running)
         if running.call.stream:
             await self._stream(name, running)

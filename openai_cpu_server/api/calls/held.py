@@ -1,0 +1,51 @@
+"""Answers that are held until somebody has judged them."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Sequence
+from types import TracebackType
+from typing import NamedTuple
+
+from openai_cpu_server.contract.engine import Timings
+from openai_cpu_server.contract.messages import TokenEvent
+from openai_cpu_server.errors import ServerError
+
+
+class Heard(NamedTuple):
+    event: TokenEvent
+    arrived_s: float
+
+
+class Held:
+    """A `Generation` that has ended, told once more."""
+
+    def __init__(self, heard: Sequence[Heard], timings: Timings) -> None:
+        self._heard = heard
+        self._timings = timings
+        self.arrived_s = 0.0
+
+    @property
+    def timings(self) -> Timings:
+        return self._timings
+
+    async def __aenter__(self) -> Held:
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        """Nothing runs any more."""
+
+    async def __aiter__(self) -> AsyncIterator[TokenEvent]:
+        for event, arrived_s in self._heard:
+            self.arrived_s = arrived_s
+            yield event
+
+    def progress(self) -> AsyncIterator[TokenEvent]:
+        return self.__aiter__()
+
+    def fail_in(self, seconds: float, error: ServerError) -> None:
+        """It has ended by then."""

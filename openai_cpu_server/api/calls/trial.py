@@ -1,0 +1,84 @@
+"""A small model's answer on trial: how it is asked for, who may end it meanwhile, and what counts of it."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Sequence
+from typing import NamedTuple
+
+import msgspec
+
+from openai_cpu_server.api.access.rate_limits import Lease
+from openai_cpu_server.api.calls.call import Call
+from openai_cpu_server.api.calls.held import Heard
+from openai_cpu_server.api.calls.running import Running
+from openai_cpu_server.api.gates.ticket import Ticket
+from openai_cpu_server.contract.messages import FinishReason
+from openai_cpu_server.models.routing.verdict import Judged
+
+Holding = Callable[[], Awaitable[list[Heard]]]
+
+
+class Terms(NamedTuple):
+    """What a call is served under."""
+
+    ticket: Ticket
+    lease: Lease | None = None
+    """None: it counts against no limits."""
+    timeout_s: float | None = None
+    """The server's limit."""
+
+    async def reserve(self, call: Call) -> None:
+        """Raises TokensLimited."""
+        if self.lease is not None:
+            await self.lease.reserve(prompt_tokens=call.prompt_tokens, output_tokens=call.max_output_tokens)
+
+    async def refund(self) -> None:
+        if self.lease is not None:
+            await self.lease.refund()
+
+
+async def _await(holding: Holding) -> list[Heard]:
+    return await holding()
+
+
+def _unheard(running: Running) -> None:
+    """Nobody can cancel it by name."""
+
+
+class Trial(NamedTuple):
+    """Who looks after an answer that is held."""
+
+    watched: Callable[[Holding], Awaitable[list[Heard]]] = _await
+    """Does the work as long as somebody wants it."""
+    submitted: Callable[[Running], None] = _unheard
+    """Is told of the call that may be cancelled meanwhile."""
+
+
+UNWATCHED = Trial()
+
+
+def with_scores(call: Call) -> Call:
+    """The same call, with log-probabilities that are not shown."""
+    requests = tuple(
+        request if request.top_logprobs is not None else msgspec.structs.replace(request, top_logprobs=0)
+        for request in call.requests
+    )
+    return msgspec.structs.replace(call, requests=requests)
+
+
+def judged(call: Call, heard: Sequence[Heard]) -> list[Judged]:
+    """One for each of its sequences."""
+    logprobs: dict[str, list[float]] = {request.id: [] for request in call.requests}
+    finishes: dict[str, FinishReason] = {}
+    for event, _ in heard:
+        logprobs[event.id] += [entry.logprob for entry in event.logprobs]
+        if event.finish is not None:
+            finishes[event.id] = event.finish.reason
+    return [
+        Judged(
+            logprobs=tuple(logprobs[request.id]),
+            finish=finishes.get(request.id, FinishReason.CANCELLED),
+            has_form=request.constraint is not None,
+        )
+        for request in call.requests
+    ]

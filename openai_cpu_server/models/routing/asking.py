@@ -1,0 +1,113 @@
+"""Asks models which route a request should take: one that writes its name, or one that embeds."""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+import weakref
+
+import msgspec
+import numpy as np
+
+from openai_cpu_server.contract.embedding import EmbedRequest
+from openai_cpu_server.contract.request import Constraint, GenerationRequest, Priority, Sampling
+from openai_cpu_server.models.routing.decide import Rows
+from openai_cpu_server.models.routing.options import Classifier, Examples
+from openai_cpu_server.models.served import ServedModel
+
+_MOST_CHARS = 4000
+"""What decides reads so much of a request: both ends of a longer one."""
+_SPARE_TOKENS = 8
+"""A name may be written in more tokens than its own tokenisation has."""
+
+
+class Questioner(msgspec.Struct, frozen=True):
+    """On whose behalf a router asks: the question waits in the queue as the request itself will."""
+
+    priority: Priority
+    client: str
+
+
+async def classified(
+    model: ServedModel, options: Classifier, routes: tuple[str, ...], request: str, who: Questioner
+) -> str:
+    """The route that the model names. Raises ServerError."""
+    question = await asyncio.to_thread(_question, model, options, routes, request, who)
+    texts = []
+    async with model.engine.generate([question]) as generation:
+        async for event in generation:
+            texts.append(event.text)
+    return "".join(texts).strip()
+
+
+def _question(
+    model: ServedModel, options: Classifier, routes: tuple[str, ...], request: str, who: Questioner
+) -> GenerationRequest:
+    model.loaded()
+    text = options.prompt.replace("{request}", _shortened(request))
+    tokens = model.prompts.tokens([{"role": "user", "content": text}])
+    grammar = model.grammars.of_choices(list(routes), "router")
+    lengths = [len(model.tokenizer.encode(r, add_special=False, parse_special=False)) for r in routes]
+    return GenerationRequest(
+        id=f"route-{secrets.token_hex(12)}/0",
+        tokens=tokens,
+        max_tokens=max(lengths) + _SPARE_TOKENS,
+        sampling=Sampling(seed=0, temperature=0),
+        priority=who.priority,
+        client=who.client,
+        route="route",
+        constraint=Constraint(grammar=grammar.gbnf),
+    )
+
+
+class ExampleRows:
+    """The rows of a router's examples, computed once for each model that serves under its name."""
+
+    def __init__(self, options: Examples) -> None:
+        self._texts = tuple(text for _, text in options.texts)
+        self._known: weakref.WeakKeyDictionary[ServedModel, asyncio.Task[Rows]] = weakref.WeakKeyDictionary()
+
+    async def of(self, model: ServedModel) -> Rows:
+        """Who leaves while they are computed does not end that: others wait for them too. Raises
+        ServerError."""
+        task = self._known.get(model)
+        if task is None or _has_failed(task):
+            who = Questioner(Priority.INTERACTIVE, "")
+            task = asyncio.create_task(embedded(model, self._texts, who))
+            self._known[model] = task
+        return await asyncio.shield(task)
+
+
+async def embedded(model: ServedModel, texts: tuple[str, ...], who: Questioner) -> Rows:
+    """(texts, numbers). A text that is too long is cut. Raises ServerError."""
+    request = await asyncio.to_thread(_embed_request, model, texts, who)
+    async with model.engine.embed(request) as embedding:
+        vectors = await embedding.vectors()
+    return np.frombuffer(vectors, np.float32).reshape(len(texts), -1)
+
+
+def _embed_request(model: ServedModel, texts: tuple[str, ...], who: Questioner) -> EmbedRequest:
+    limit, end = model.loaded().max_input_tokens, model.tokenizer.marks.end
+    inputs = []
+    for text in texts:
+        tokens = tuple(model.tokenizer.encode(_shortened(text), add_special=True, parse_special=False))
+        inputs.append(tokens if len(tokens) <= limit else (*tokens[: limit - len(end)], *end))
+    return EmbedRequest(
+        id=f"route-{secrets.token_hex(12)}",
+        inputs=tuple(inputs),
+        priority=who.priority,
+        client=who.client,
+        route="route",
+    )
+
+
+def _shortened(text: str) -> str:
+    """Its beginning and its end: what a request wants stands in one of them."""
+    if len(text) <= _MOST_CHARS:
+        return text
+    half = _MOST_CHARS // 2
+    return f"{text[:half]}\n...\n{text[-half:]}"
+
+
+def _has_failed(task: asyncio.Task[Rows]) -> bool:
+    return task.done() and (task.cancelled() or task.exception() is not None)

@@ -1,0 +1,77 @@
+"""From the name in a request over routers to the model that answers."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import NamedTuple
+
+from openai_cpu_server.models.abilities import Ability, choose_able
+from openai_cpu_server.models.registry import Chosen, ModelRegistry
+from openai_cpu_server.models.routing.asking import Questioner
+from openai_cpu_server.models.routing.decide import Asked, Decision, Reason
+from openai_cpu_server.models.routing.options import Cascade
+from openai_cpu_server.models.routing.router import TO_BE_JUDGED, Router
+from openai_cpu_server.models.served import ServedModel
+
+
+class Routed(NamedTuple):
+    """The model that answers, under the name that was asked for."""
+
+    router: str
+    """The name of the router that was asked for."""
+    chosen: Chosen
+    reason: Reason
+    """The last router's."""
+    why: str
+    """What all routers on the way had to say."""
+    cascade: Cascade | None = None
+    """The answer is to be judged by this; None: it is the answer."""
+    larger: str | None = None
+    """The model that answers if that one is not good enough."""
+
+    def after(self, judged: Decision, chosen: Chosen) -> Routed:
+        """With what was decided when the small model had answered."""
+        why = f"{self.why.removesuffix(TO_BE_JUDGED)}{judged.why}"
+        return Routed(self.router, chosen, judged.reason, why)
+
+
+async def follow(models: ModelRegistry, router: Router, asked: Asked, who: Questioner, name: str) -> Routed:
+    """Decide until a model is found. A router's targets may be used by whoever may use the router.
+
+    Raises ModelNotFound, WrongModelKind, EngineUnavailable only where a target itself does.
+    """
+    said: list[str] = []
+    while True:
+        decision = await router.decide(
+            asked, who, model_of=partial(_model, models), count=partial(_count, models, router)
+        )
+        said.append(f"{decision.route}: {decision.why}")
+        target = router.options.routes[decision.route]
+        following = models.router(target, None)
+        if following is None:
+            return _routed(models, router, decision, target, name, "; ".join(said))
+        router = following
+
+
+def _routed(
+    models: ModelRegistry, router: Router, decision: Decision, target: str, name: str, why: str
+) -> Routed:
+    chosen = choose_able(models, target, None, Ability.GENERATE)
+    cascade = router.cascade
+    if cascade is None or decision.reason is not Reason.SURE:
+        return Routed(name, chosen, decision.reason, why)
+    return Routed(name, chosen, decision.reason, why, cascade, router.options.routes[cascade.large])
+
+
+def _model(models: ModelRegistry, name: str) -> ServedModel:
+    return models.choose(name, None).model
+
+
+def _count(models: ModelRegistry, router: Router, asked: Asked) -> int:
+    """By the tokenizer of the model that the router takes otherwise."""
+    target = router.options.routes[router.options.otherwise]
+    while (following := models.router(target, None)) is not None:
+        target = following.options.routes[following.options.otherwise]
+    tokenizer = models.choose(target, None).model.tokenizer
+    lengths = [len(tokenizer.encode(t, add_special=False, parse_special=False)) for t in asked.texts]
+    return asked.given_tokens + sum(lengths)

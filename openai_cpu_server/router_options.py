@@ -1,0 +1,167 @@
+"""`router` of a table `[models.NAME]`: the routes, and by what is chosen between them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Annotated, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+from openai_cpu_server.models.routing.options import (
+    Cascade,
+    Classifier,
+    Examples,
+    RouterOptions,
+    Rule,
+    Rules,
+    Shares,
+    Stickiness,
+    Way,
+    WhenStreaming,
+)
+
+_PROMPT = "Which of these is best for the request below? Answer with one of: {routes}.\n\nRequest:\n{request}"
+_TIMEOUT_S = 10.0
+
+
+class _Table(BaseModel):
+    model_config = ConfigDict(extra="forbid")
+
+
+class RuleTable(_Table):
+    route: str
+    prompt_tokens_over: int | None = Field(None, ge=0)
+    max_tokens_over: int | None = Field(None, ge=0)
+    tools: bool | None = None
+    schema_: bool | None = Field(None, alias="schema")
+
+    @model_validator(mode="after")
+    def _has_a_condition(self) -> RuleTable:
+        if self.model_fields_set <= {"route"}:
+            raise ValueError("a rule needs a condition; what no rule catches goes to 'otherwise'")
+        return self
+
+
+class ClassifierTable(_Table):
+    model: str
+    prompt: str = _PROMPT
+    timeout: float = Field(_TIMEOUT_S, gt=0)
+
+    @model_validator(mode="after")
+    def _shows_the_request(self) -> ClassifierTable:
+        if "{request}" not in self.prompt:
+            raise ValueError("the prompt must have {request} in it")
+        return self
+
+
+class ExamplesTable(_Table):
+    model: str
+    texts: dict[str, Annotated[list[Annotated[str, Field(min_length=1)]], Field(min_length=1)]]
+    least_similarity: float = Field(-1.0, ge=-1, le=1)
+    timeout: float = Field(_TIMEOUT_S, gt=0)
+
+
+class CascadeTable(_Table):
+    small: str = "small"
+    large: str = "large"
+    mean_logprob: float = Field(le=0)
+    when_streaming: Literal["hold", "large"] = "hold"
+
+
+class SharesTable(_Table):
+    weights: dict[str, Annotated[float, Field(ge=0, allow_inf_nan=False)]]
+    sticky: Literal["user", "key", "none"] = "user"
+
+    @model_validator(mode="after")
+    def _draws_something(self) -> SharesTable:
+        if sum(self.weights.values()) <= 0:
+            raise ValueError("the weights are all 0")
+        return self
+
+
+class RouterTable(BaseModel):
+    """All other keys are routes: `small = "smollm2"`."""
+
+    model_config = ConfigDict(extra="allow")
+    __pydantic_extra__: dict[str, str] = Field(init=False)
+
+    by: Literal["rules", "classifier", "examples", "cascade", "shares"]
+    otherwise: str | None = None
+    rules: list[RuleTable] | None = None
+    classifier: ClassifierTable | None = None
+    examples: ExamplesTable | None = None
+    cascade: CascadeTable | None = None
+    shares: SharesTable | None = None
+
+    @model_validator(mode="after")
+    def _is_whole(self) -> RouterTable:
+        ways = ("rules", "classifier", "examples", "cascade", "shares")
+        given = [way for way in ways if getattr(self, way)]
+        if given != [self.by]:
+            others = [way for way in given if way != self.by]
+            said = f"and has '{others[0]}'" if others else f"and has no '{self.by}'"
+            raise ValueError(f"the router chooses by {self.by!r}, {said}")
+        if not self.routes:
+            raise ValueError("the router has no routes, such as small = 'smollm2'")
+        unknown = [name for name in self._named_routes() if name not in self.routes]
+        if unknown:
+            raise ValueError(f"there is no route {unknown[0]!r}; there is {', '.join(self.routes)}")
+        return self
+
+    @property
+    def routes(self) -> dict[str, str]:
+        return dict(self.__pydantic_extra__)
+
+    def options(self, names: tuple[str, ...]) -> RouterOptions:
+        routes = self.routes
+        return RouterOptions(
+            names=names, routes=routes, otherwise=self.otherwise or next(iter(routes)), way=self._way()
+        )
+
+    def _named_routes(self) -> list[str]:
+        named = [] if self.otherwise is None else [self.otherwise]
+        named += [rule.route for rule in self.rules or ()]
+        named += self.examples.texts if self.examples else ()
+        named += (self.cascade.small, self.cascade.large) if self.cascade else ()
+        return [*named, *(self.shares.weights if self.shares else ())]
+
+    def _way(self) -> Way:
+        if self.classifier is not None:
+            prompt = self.classifier.prompt.replace("{routes}", ", ".join(self.routes))
+            return Classifier(model=self.classifier.model, prompt=prompt, timeout_s=self.classifier.timeout)
+        if self.examples is not None:
+            return _examples(self.examples)
+        if self.cascade is not None:
+            cascade = self.cascade
+            return Cascade(
+                small=cascade.small,
+                large=cascade.large,
+                mean_logprob=cascade.mean_logprob,
+                when_streaming=WhenStreaming(cascade.when_streaming),
+            )
+        if self.shares is not None:
+            return _shares(self.shares.weights, self.shares.sticky)
+        return Rules(tuple(_rule(rule) for rule in self.rules or ()))
+
+
+def _rule(table: RuleTable) -> Rule:
+    return Rule(
+        route=table.route,
+        prompt_tokens_over=table.prompt_tokens_over,
+        max_tokens_over=table.max_tokens_over,
+        tools=table.tools,
+        schema=table.schema_,
+    )
+
+
+def _examples(table: ExamplesTable) -> Examples:
+    return Examples(
+        model=table.model,
+        texts=tuple((route, text) for route, texts in table.texts.items() for text in texts),
+        least_similarity=table.least_similarity,
+        timeout_s=table.timeout,
+    )
+
+
+def _shares(weights: Mapping[str, float], sticky: str) -> Shares:
+    return Shares(weights=tuple(weights.items()), sticky=Stickiness(sticky))

@@ -1,0 +1,104 @@
+"""Which route a request means, where nobody needs to be asked for that."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import msgspec
+import numpy as np
+import pytest
+
+from openai_cpu_server.contract.messages import FinishReason
+from openai_cpu_server.models.routing.decide import Asked, Reason, by_rules, by_share, nearest, sticky_draw
+from openai_cpu_server.models.routing.options import Cascade, Rule, Shares, Stickiness, WhenStreaming
+from openai_cpu_server.models.routing.verdict import Judged, verdict
+
+ASKED = Asked(
+    texts=("hi",),
+    request="hi",
+    max_tokens=None,
+    has_tools=False,
+    has_schema=False,
+    stream=False,
+    user="user:ann",
+    key="peer:@",
+)
+CASCADE = Cascade(small="small", large="large", mean_logprob=-1.0, when_streaming=WhenStreaming.HOLD)
+
+
+@pytest.mark.parametrize(
+    ("rule", "changes", "holds"),
+    [
+        ({"tools": True}, {"has_tools": True}, True),
+        ({"tools": True}, {}, False),
+        ({"tools": False}, {}, True),
+        ({"schema": True}, {"has_schema": True}, True),
+        ({"schema": True, "tools": True}, {"has_schema": True}, False),
+        ({"max_tokens_over": 100}, {"max_tokens": 101}, True),
+        ({"max_tokens_over": 100}, {"max_tokens": 100}, False),
+        ({"max_tokens_over": 100}, {}, False),
+        ({"prompt_tokens_over": 7}, {"given_tokens": 8}, True),
+        ({"prompt_tokens_over": 8}, {"given_tokens": 8}, False),
+    ],
+)
+def test_a_rule_holds_if_all_of_it_does(
+    rule: dict[str, object], changes: dict[str, object], holds: bool
+) -> None:
+    asked = msgspec.structs.replace(ASKED, **changes)
+    found = by_rules([Rule(route="large", **rule)], asked, lambda: asked.given_tokens)  # type: ignore[arg-type]
+    assert (found is not None) == holds
+
+
+def test_the_first_rule_that_holds_decides_and_tokens_are_counted_only_if_they_matter() -> None:
+    def count() -> int:
+        raise AssertionError("nobody asks")
+
+    rules = [Rule(route="a", tools=True), Rule(route="b", schema=False), Rule(route="c", schema=False)]
+    found = by_rules(rules, ASKED, count)
+    assert found == (2, rules[1])
+
+
+def test_shares_are_kept_and_a_label_stays_where_it_is() -> None:
+    shares = Shares(weights=(("a", 3.0), ("never", 0.0), ("b", 1.0)), sticky=Stickiness.USER)
+    labels = [f"user:{number}" for number in range(4000)]
+    drawn = [by_share(shares, sticky_draw("auto", label)) for label in labels]
+    assert drawn == [by_share(shares, sticky_draw("auto", label)) for label in labels]
+    counts = Counter(drawn)
+    assert set(counts) == {"a", "b"}
+    assert 2850 < counts["a"] < 3150
+    assert drawn != [by_share(shares, sticky_draw("other", label)) for label in labels]
+
+
+@pytest.mark.parametrize(("draw", "route"), [(0.0, "a"), (0.74, "a"), (0.75, "b"), (1 - 2**-53, "b")])
+def test_the_ends_of_shares(draw: float, route: str) -> None:
+    shares = Shares(weights=(("none", 0.0), ("a", 3.0), ("b", 1.0), ("last", 0.0)), sticky=Stickiness.KEY)
+    assert by_share(shares, draw) == route
+
+
+def test_the_nearest_example_is_found_by_angle_not_by_length() -> None:
+    examples = np.array([[10, 0], [0.1, 0.1], [0, 0]], np.float32)
+    index, similarity = nearest(examples, np.array([[3, 3]], np.float32))
+    assert (index, round(similarity, 5)) == (1, 1.0)
+
+
+@pytest.mark.parametrize(
+    ("answers", "route", "reason"),
+    [
+        ([Judged(logprobs=(-0.5, -1.4), finish=FinishReason.STOP, has_form=True)], "small", Reason.SURE),
+        ([Judged(logprobs=(-0.5, -1.6), finish=FinishReason.STOP, has_form=False)], "large", Reason.UNSURE),
+        ([Judged(logprobs=(-0.1,), finish=FinishReason.LENGTH, has_form=True)], "large", Reason.CUT),
+        ([Judged(logprobs=(-0.1,), finish=FinishReason.LENGTH, has_form=False)], "small", Reason.SURE),
+        ([Judged(logprobs=(), finish=FinishReason.STOP, has_form=False)], "large", Reason.UNSURE),
+        (
+            [
+                Judged(logprobs=(-0.1,), finish=FinishReason.STOP, has_form=False),
+                Judged(logprobs=(-9.0,), finish=FinishReason.STOP, has_form=False),
+            ],
+            "large",
+            Reason.UNSURE,
+        ),
+    ],
+)
+def test_a_cascade_judges_the_worst_of_the_answers(answers: list[Judged], route: str, reason: Reason) -> None:
+    decision = verdict(CASCADE, answers)
+    assert (decision.route, decision.reason) == (route, reason)
