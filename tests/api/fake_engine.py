@@ -48,12 +48,15 @@ class FakeEngine:
     """Says what `FakeBackend` says, a token whenever the event loop comes by. It has room for everybody.
     With `FAKE_EMBEDDER` or `FAKE_RERANKER` it embeds as `FakeEmbedder` does, an input at a time.
 
-    `told`: what it says of itself. `goes_on`: while it is cleared, no request gets a further token.
+    `told`: what it says of itself. `says`: the text of all its answers. `goes_on`: while it is cleared, no request gets a further token.
     """
 
-    def __init__(self, info: ModelInfo | None = FAKE_INFO, told: EngineStatus = READY) -> None:
+    def __init__(
+        self, info: ModelInfo | None = FAKE_INFO, told: EngineStatus = READY, *, says: str | None = None
+    ) -> None:
         self.info = info
         self.told = told
+        self.says = says
         self.goes_on = asyncio.Event()
         self.goes_on.set()
         self.is_ending = False
@@ -148,7 +151,10 @@ class FakeEngine:
                 return
             scores = bias_scores(request)
             known = adapted(key, tokens)
-            tokens.append(max(scores, key=scores.__getitem__) if scores else next_token(known))
+            if self.says is not None:
+                tokens.append([*(byte + 2 for byte in self.says.encode()), END_TOKEN][num_output])
+            else:
+                tokens.append(max(scores, key=scores.__getitem__) if scores else next_token(known))
             num_output += 1
             if tokens[-1] == END_TOKEN and not request.sampling.ignore_eos:
                 reason = FinishReason.STOP

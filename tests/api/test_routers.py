@@ -1,0 +1,333 @@
+"""Routers in the API: every way of choosing, every way of asking, and what becomes of those who leave."""
+
+from __future__ import annotations
+
+import json
+
+import httpx
+import msgspec
+import pytest
+from starlette.applications import Starlette
+
+from openai_cpu_server.api.access.key_ring import KeyRing
+from openai_cpu_server.api.application import Api, create_api
+from openai_cpu_server.api.options import ApiOptions
+from openai_cpu_server.contract.engine import EngineState
+from openai_cpu_server.models.registry import ModelRegistry
+from openai_cpu_server.models.routing.options import (
+    Cascade,
+    Classifier,
+    Examples,
+    RouterOptions,
+    Rule,
+    Rules,
+    Shares,
+    Stickiness,
+    Way,
+    WhenStreaming,
+)
+from openai_cpu_server.models.routing.router import Router
+from openai_cpu_server.models.served import ServedModel
+from openai_cpu_server.observe.watch import Watch
+from tests.api.asgi import exchange
+from tests.api.fake_engine import READY, FakeEngine
+from tests.api.serving import OPTIONS, client, embedding_model, eventually, num_live, served
+from tests.api.talking import chat, complete, error_of, events
+from tests.api.test_websocket import opened
+from tests.fakes import FAKE_EMBEDDER
+
+pytestmark = pytest.mark.anyio
+
+ROUTES = {"small": "little", "large": "big"}
+SURE, UNSURE = -2.0, -0.5
+"""The fake's tokens have a log-probability of -1 each."""
+FORM = {"response_format": {"type": "json_object"}}
+TOOL = {"type": "function", "function": {"name": "f", "parameters": {"type": "object", "properties": {}}}}
+
+
+def cascade(threshold: float, when: WhenStreaming = WhenStreaming.HOLD) -> Cascade:
+    return Cascade(small="small", large="large", mean_logprob=threshold, when_streaming=when)
+
+
+class House:
+    """A small and a large model, one that embeds, and routers."""
+
+    def __init__(self, *ways: tuple[str, Way], keys: KeyRing | None = None) -> None:
+        self.little, self.big = FakeEngine(says="little me"), FakeEngine(says="big me")
+        self.vectors = FakeEngine(FAKE_EMBEDDER)
+        models = [
+            _model("little", self.little),
+            _model("big", self.big),
+            embedding_model(self.vectors, "vectors"),
+        ]
+        routers = [
+            Router(
+                RouterOptions(names=(name, f"{name}-too"), routes=_routes(name), otherwise="small", way=way)
+            )
+            for name, way in ways
+        ]
+        self.watch = Watch.new(model="little")
+        self.api: Api = create_api(ModelRegistry(models, routers), OPTIONS, watch=self.watch, keys=keys)
+        self.app: Starlette = self.api.app
+
+    @property
+    def metrics(self) -> str:
+        return self.watch.metrics.page().decode()
+
+    def counted(self, model: str, why: str, router: str = "auto") -> bool:
+        line = f'ocs_routed_requests_total{{model="{model}",router="{router}",why="{why}"}}'
+        return line in self.metrics
+
+
+def _routes(name: str) -> dict[str, str]:
+    return {**ROUTES, "small": "auto"} if name == "outer" else ROUTES
+
+
+def _model(name: str, engine: FakeEngine) -> ServedModel:
+    model = served(engine).default
+    model.names = (name,)
+    return model
+
+
+async def asked(house: House, **fields: object) -> httpx.Response:
+    async with client(house.app) as http:
+        return await chat(http, **{"model": "auto", "max_tokens": 40, **fields})
+
+
+def text(response: httpx.Response) -> str:
+    return str(response.json()["choices"][0]["message"]["content"])
+
+
+def why(response: httpx.Response) -> tuple[str, str]:
+    return response.headers["x-routed-model"], response.headers["x-routed-why"]
+
+
+# -- ways of choosing -------------------------------------------------------------------------------------
+
+
+async def test_rules_decide_and_the_answer_says_which() -> None:
+    rules = Rules((Rule(route="large", tools=True), Rule(route="large", prompt_tokens_over=20)))
+    house = House(("auto", rules))
+    plain, with_tools = await asked(house), await asked(house, tools=[TOOL])
+    long = await asked(house, messages=[{"role": "user", "content": "a" * 21}])
+    assert (text(plain), plain.json()["model"]) == ("little me", "auto")
+    assert why(plain) == ("little", "small: no rule holds")
+    assert why(with_tools) == ("big", "large: rule 1")
+    assert (text(long), why(long)) == ("big me", ("big", "large: rule 2"))
+    assert house.counted("big", "rule")
+    assert house.counted("little", "otherwise")
+
+
+async def test_a_classifier_names_the_route_and_the_request_is_in_its_prompt() -> None:
+    way = Classifier(model="big", prompt="Which? {request}", timeout_s=5)
+    house = House(("auto", way))
+    house.big.says = "large"
+    found = await asked(house)
+    assert why(found) == ("big", "large: big says so")
+    house.big.says = "nonsense"
+    assert why(await asked(house)) == ("little", "small: big has named no route")
+    house.big.told = msgspec.structs.replace(READY, state=EngineState.FAILED, reason="it is broken")
+    gone = await asked(house)
+    assert text(gone) == "little me"
+    assert why(gone) == ("little", "small: big: The engine is failed: it is broken.")
+    assert house.counted("little", "unavailable")
+
+
+async def test_a_classifier_that_takes_too_long_decides_nothing() -> None:
+    house = House(("auto", Classifier(model="big", prompt="{request}", timeout_s=0.05)))
+    house.big.goes_on.clear()
+    assert why(await asked(house)) == ("little", "small: big: no answer within 0.05 s")
+    await eventually(lambda: num_live(house.big) == 0)
+
+
+async def test_the_nearest_example_decides() -> None:
+    texts = (("small", "hi"), ("large", "prove it"))
+    way = Examples(model="vectors", texts=texts, least_similarity=0.999, timeout_s=5)
+    house = House(("auto", way))
+    same = await asked(house, messages=[{"role": "user", "content": "prove it"}])
+    assert why(same) == ("big", "large: example of 'large', similarity=1.00")
+    unlike = await asked(house, messages=[{"role": "user", "content": "zzzzzzzzzzzz"}])
+    assert why(unlike)[0] == "little"
+    assert why(unlike)[1].startswith("small: similarity=")
+
+
+async def test_shares_stick_to_a_user() -> None:
+    way = Shares(weights=(("small", 1), ("large", 1)), sticky=Stickiness.USER)
+    house = House(("auto", way))
+    async with client(house.app) as http:
+
+        async def model_of(user: str) -> str:
+            return why(await chat(http, model="auto", user=user))[0]
+
+        first = {user: await model_of(user) for user in map(str, range(20))}
+        again = {user: await model_of(user) for user in map(str, range(20))}
+    assert first == again
+    assert set(first.values()) == {"little", "big"}
+
+
+async def test_a_router_may_lead_to_another() -> None:
+    rules = Rules((Rule(route="large", max_tokens_over=10),))
+    house = House(("auto", rules), ("outer", Rules((Rule(route="large", tools=True),))))
+    found = await asked(house, model="outer")
+    assert why(found) == ("big", "small: no rule holds; large: rule 1")
+    assert house.counted("big", "rule", router="outer")
+
+
+# -- cascades ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize(
+    ("threshold", "answer", "told", "label"),
+    [
+        (SURE, "little me", ("little", "small: mean_logprob=-1.00"), "sure"),
+        (UNSURE, "big me", ("big", "small: mean_logprob=-1.00"), "unsure"),
+    ],
+)
+async def test_a_cascade(
+    threshold: float, answer: str, told: tuple[str, str], label: str, stream: bool
+) -> None:
+    """Headers know of the end, streamed or not, and nobody sees log-probabilities."""
+    house = House(("auto", cascade(threshold)))
+    found = await asked(
+        house, stream=stream, **({"stream_options": {"include_usage": True}} if stream else {})
+    )
+    assert why(found) == told
+    assert house.counted(told[0], label)
+    if not stream:
+        assert text(found) == answer
+        assert found.json()["choices"][0]["logprobs"] is None
+        assert found.json()["usage"]["completion_tokens"] == len(answer) + 1
+        return
+    chunks = events(found)
+    deltas = [choice["delta"] for chunk in chunks for choice in chunk["choices"]]  # type: ignore[attr-defined]
+    assert "".join(delta.get("content") or "" for delta in deltas) == answer
+    assert found.text.endswith("data: [DONE]\n\n")
+
+
+async def test_an_answer_of_a_form_that_is_cut_is_the_large_ones() -> None:
+    house = House(("auto", cascade(SURE)))
+    house.little.says = '{"a": 1}'
+    house.big.says = "{}"
+    cut = await asked(house, max_tokens=3, **FORM)
+    whole = await asked(house, **FORM)
+    free = await asked(house, max_tokens=3)
+    assert why(cut) == ("big", "small: the answer was cut")
+    assert (why(whole)[0], text(whole)) == ("little", '{"a": 1}')
+    assert (why(free)[0], text(free)) == ("little", '{"a')
+
+
+async def test_streams_may_go_to_the_large_one_at_once() -> None:
+    house = House(("auto", cascade(SURE, WhenStreaming.LARGE)))
+    assert why(await asked(house, stream=True)) == ("big", "large: a stream")
+    assert why(await asked(house))[0] == "little"
+
+
+async def test_what_the_small_one_cannot_do_the_large_one_does() -> None:
+    house = House(("auto", cascade(SURE)))
+    house.little.told = msgspec.structs.replace(READY, state=EngineState.FAILED, reason="it is broken")
+    broken = await asked(house)
+    assert (text(broken), why(broken)[0]) == ("big me", "big")
+    assert house.counted("big", "failed")
+    house.little.told = READY
+    info = house.little.info
+    assert info is not None
+    house.little.info = msgspec.structs.replace(info, context_trained=20)
+    long = await asked(house, messages=[{"role": "user", "content": "a" * 30}])
+    assert (text(long), why(long)[0]) == ("big me", "big")
+    assert house.counted("big", "too_long")
+
+
+async def test_completions_are_routed_too_and_scores_of_prompts_are_the_large_ones() -> None:
+    house = House(("auto", cascade(SURE)))
+    async with client(house.app) as http:
+        sure = await complete(http, model="auto", n=2, max_tokens=20)
+        scored = await complete(http, model="auto", max_tokens=0, echo=True, logprobs=0)
+    assert [choice["text"] for choice in sure.json()["choices"]] == ["little me", "little me"]
+    assert why(scored) == ("big", "large: there is no output to judge")
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_a_client_that_leaves_ends_the_trial(stream: bool) -> None:
+    house = House(("auto", cascade(SURE)))
+    house.little.goes_on.clear()
+    body = {"model": "auto", "messages": [{"role": "user", "content": "hi"}], "stream": stream}
+    async with exchange(house.app, "/v1/chat/completions", body):
+        await eventually(lambda: num_live(house.little) == 1)
+    await eventually(lambda: num_live(house.little) == 0)
+    assert num_live(house.big) == 0
+
+
+async def test_a_trial_ends_in_time_and_can_be_ended_by_an_administrator() -> None:
+    house = House(("auto", cascade(SURE)))
+    house.little.goes_on.clear()
+    late = await asked(house, timeout=0.05)
+    assert (late.status_code, num_live(house.big)) == (408, 0)
+    body = {"model": "auto", "messages": [{"role": "user", "content": "hi"}]}
+    async with exchange(house.app, "/v1/chat/completions", body) as one, client(house.app) as http:
+        await eventually(lambda: num_live(house.little) == 1)
+        (card,) = (await http.get("/v1/requests")).json()["data"]
+        assert (await http.delete(f"/v1/requests/{card['id']}")).status_code == 200
+        assert b"request_cancelled" in (await one.chunk() or b"")
+    assert num_live(house.big) == 0
+
+
+# -- other ways of asking ---------------------------------------------------------------------------------
+
+
+async def test_rows_of_batches_are_routed() -> None:
+    house = House(("auto", cascade(UNSURE)))
+    body = {"model": "auto", "messages": [{"role": "user", "content": "hi"}], "max_tokens": 40}
+    answer = await house.api.run_row("/v1/chat/completions", json.dumps(body).encode(), "")
+    assert (answer.status, b"big me" in answer.body) == (200, True)
+    assert house.counted("big", "unsure")
+
+
+async def test_a_socket_is_routed_and_may_cancel_a_trial() -> None:
+    house = House(("auto", cascade(SURE)))
+    house.little.goes_on.clear()
+    ask = {"model": "auto", "messages": [{"role": "user", "content": "hi"}], "request_id": "one"}
+    async with opened(house.app) as socket:
+        await socket.send(ask)
+        await eventually(lambda: num_live(house.little) == 1)
+        await socket.send({"cancel": "one"})
+        ended = await socket.receive()
+        assert ended["error"]["code"] == "request_cancelled"
+        house.little.goes_on.set()
+        await socket.send({**ask, "request_id": "two", "stream": False, "max_tokens": 40})
+        answer, done = await socket.receive(), await socket.receive()
+    assert answer["choices"][0]["message"]["content"] == "little me"
+    assert done["headers"]["x-routed-model"] == "little"
+
+
+# -- what a router is not ---------------------------------------------------------------------------------
+
+
+async def test_it_is_listed_and_has_no_tokens_of_its_own() -> None:
+    house = House(("auto", Rules((Rule(route="large", tools=True),))))
+    async with client(house.app) as http:
+        listed = (await http.get("/v1/models")).json()["data"]
+        card = (await http.get("/v1/models/auto-too")).json()
+        tokens = await http.post("/tokenize", json={"model": "auto", "text": "a"})
+        vectors = await http.post("/v1/embeddings", json={"model": "auto", "input": "a"})
+        unknown = await chat(http, model="none")
+    assert [each["id"] for each in listed] == ["little", "big", "vectors", "auto", "auto-too"]
+    assert (card["id"], card["kind"], card["state"], card["routes"]) == (
+        "auto-too",
+        "routes",
+        "ready",
+        ROUTES,
+    )
+    for refused in (tokens, vectors):
+        assert (refused.status_code, error_of(refused)["code"]) == (400, "wrong_model_kind")
+        assert "'auto' is a router" in str(error_of(refused)["message"])
+    assert "There is: little, big, vectors, auto, auto-too." in str(error_of(unknown)["message"])
+
+
+async def test_options_of_the_server_hold_for_both_models() -> None:
+    assert isinstance(OPTIONS, ApiOptions)
+    house = House(("auto", cascade(SURE)))
+    refused = await asked(house, temperature=9)
+    assert (refused.status_code, error_of(refused)["param"]) == (400, "temperature")
+    wrong = await asked(house, priority="urgent")
+    assert (wrong.status_code, error_of(wrong)["param"]) == (400, "priority")
