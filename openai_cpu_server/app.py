@@ -24,10 +24,10 @@ from openai_cpu_server.jobs.jobs import Jobs
 from openai_cpu_server.jobs.options import JobOptions
 from openai_cpu_server.jobs.run.rows import RunRow
 from openai_cpu_server.jobs.store.database import open_database
-from openai_cpu_server.model_source import AdapterFiles
 from openai_cpu_server.observe.logs import set_up_logs
 from openai_cpu_server.observe.tracing import open_tracing
 from openai_cpu_server.observe.watch import Watch
+from openai_cpu_server.serving.engine_options import adapter_files
 from openai_cpu_server.serving.fleet import Fleet
 from openai_cpu_server.serving.plans import ModelPlan, planned_models
 from openai_cpu_server.settings import Settings, revealed, tune_engines, user_data_dir
@@ -63,7 +63,7 @@ def serve(settings: Settings) -> None:
             limits=limits,
             jobs=jobs,
             watch=watch,
-            find_adapter=_adapter_files(settings).of_client,
+            find_adapter=adapter_files(settings).of_client,
             keeping=fleet,
         )
         config = _web_config(settings, api.app)
@@ -162,14 +162,6 @@ def _listen(host: str, port: int) -> Iterator[socket.socket]:
         raise StartupError(f"cannot listen on {host}:{port}: {error}") from None
     with listener:
         yield listener
-
-
-def _adapter_files(settings: Settings) -> AdapterFiles:
-    """Raises StartupError for a folder that is none."""
-    folder = settings.adapter_dir
-    if folder is not None and not folder.expanduser().is_dir():
-        raise StartupError(f"--adapter-dir: there is no folder {folder}")
-    return AdapterFiles(folder.expanduser() if folder is not None else None)
 
 
 def _api_options(settings: Settings) -> ApiOptions:

@@ -47,6 +47,14 @@ def engine_options(
     return profile.applied(options, given=of.model_fields_set | settings.model_fields_set)
 
 
+def adapter_files(settings: Settings) -> AdapterFiles:
+    """Raises StartupError for a folder that is none."""
+    folder = settings.adapter_dir
+    if folder is not None and not folder.expanduser().is_dir():
+        raise StartupError(f"--adapter-dir: there is no folder {folder}")
+    return AdapterFiles(folder.expanduser() if folder is not None else None)
+
+
 def read_text(path: Path) -> str:
     """Raises StartupError."""
     try:

@@ -48,7 +48,8 @@ class FakeEngine:
     """Says what `FakeBackend` says, a token whenever the event loop comes by. It has room for everybody.
     With `FAKE_EMBEDDER` or `FAKE_RERANKER` it embeds as `FakeEmbedder` does, an input at a time.
 
-    `told`: what it says of itself. `says`: the text of all its answers. `goes_on`: while it is cleared, no request gets a further token.
+    `told`: what it says of itself. `says`: the text of all its answers. `goes_on`: while it is cleared, no
+    request gets a further token.
     """
 
     def __init__(
