@@ -27,6 +27,7 @@ from openai_cpu_server.jobs.store.database import open_database
 from openai_cpu_server.observe.logs import set_up_logs
 from openai_cpu_server.observe.tracing import open_tracing
 from openai_cpu_server.observe.watch import Watch
+from openai_cpu_server.serving.engine_options import adapter_files
 from openai_cpu_server.serving.fleet import Fleet
 from openai_cpu_server.serving.plans import ModelPlan, planned_models
 from openai_cpu_server.settings import Settings, revealed, tune_engines, user_data_dir
@@ -56,7 +57,14 @@ def serve(settings: Settings) -> None:
         jobs = _jobs(settings, plans[0].name)
         options = _api_options(settings)
         api = create_api(
-            fleet.registry, options, keys=keys, limits=limits, jobs=jobs, watch=watch, keeping=fleet
+            fleet.registry,
+            options,
+            keys=keys,
+            limits=limits,
+            jobs=jobs,
+            watch=watch,
+            find_adapter=adapter_files(settings).of_client,
+            keeping=fleet,
         )
         config = _web_config(settings, api.app)
         started = time.monotonic()

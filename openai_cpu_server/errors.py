@@ -34,6 +34,28 @@ class PromptTooLong(ServerError):
         self.param = param
 
 
+class AdapterFailed(ServerError):
+    """An adapter cannot be loaded: no adapter at all, or none for this model. The message is one line."""
+
+
+class AdapterNotAllowed(ServerError):
+    """A client may not have this file loaded."""
+
+
+class AdapterNotFound(ServerError):
+    """No adapter of this name can be had for the model."""
+
+    def __init__(
+        self, name: str, known: Sequence[str], *, reason: str | None = None, param: str | None = None
+    ) -> None:
+        """`reason`: why it was refused, if it is known at all. `param`: the field that names it."""
+        there = f"it has {', '.join(sorted(known))}" if known else "it has none"
+        why = f"could not be loaded: {reason}" if reason else f"does not exist for this model; {there}."
+        super().__init__(f"The adapter '{name}' {why}")
+        self.name = name
+        self.param = param
+
+
 class InputTooLong(ServerError):
     """A text to embed or to score has more tokens than the model takes."""
 

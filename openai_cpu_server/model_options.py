@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Literal
+from typing import Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, ConfigDict, Field, PlainValidator, model_validator
 
+from openai_cpu_server.adapter_options import AdapterSource, adapters_of_table
 from openai_cpu_server.contract.messages import EngineOptions
 from openai_cpu_server.router_options import RouterTable
 
@@ -129,6 +130,9 @@ class ModelTable(ModelOptions):
     )
     pinned: bool = Field(
         False, description="it is loaded at start, and never unloaded for others or idleness"
+    )
+    adapters: Annotated[tuple[AdapterSource, ...], PlainValidator(adapters_of_table)] = Field(
+        (), description='LoRA adapters: NAME = "PATH[@SCALE]", or {path = ..., scale = ...}'
     )
     memory: int | None = Field(
         None, ge=1, description="MiB that it may take at most; default: its KV pool decides"

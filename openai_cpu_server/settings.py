@@ -24,6 +24,8 @@ from pydantic_settings import (
     TomlConfigSettingsSource,
 )
 
+from openai_cpu_server.adapter_options import AdapterOption, parse_adapter
+from openai_cpu_server.contract.adapter import Adapter
 from openai_cpu_server.contract.messages import EngineOptions
 from openai_cpu_server.contract.request import Priority
 from openai_cpu_server.errors import StartupError
@@ -168,6 +170,16 @@ class Settings(ModelOptions, WhatToServe, BaseSettings):
     continuous_batching: bool = Field(
         True, description="newcomers join between steps (off: they wait for the whole batch, for comparison)"
     )
+    adapter: list[Annotated[AdapterOption, PlainValidator(parse_adapter)]] = Field(
+        [],
+        description="load a LoRA adapter, [MODEL/]NAME=PATH[@SCALE]; requests ask for it as MODEL:NAME; "
+        "may be given several times",
+    )
+    adapter_dir: Path | None = Field(
+        None,
+        description="POST /v1/adapters may load files of this folder, and of the hub; default: it may load "
+        "nothing",
+    )
     prefix_sharing: bool = Field(True, description="compute a common prompt once (off: for comparison)")
     cache_isolation: Literal["off", "key"] = Field(
         "off", description="key: requests of different API keys share no computed prompts"
@@ -267,6 +279,7 @@ class Settings(ModelOptions, WhatToServe, BaseSettings):
         *,
         cache_bytes: int,
         draft_model_path: Path | None = None,
+        adapters: tuple[Adapter, ...] = (),
         pinned_prompts: tuple[tuple[int, ...], ...] = (),
         pinned_namespace: str = "",
         of: ModelOptions | None = None,
@@ -278,6 +291,7 @@ class Settings(ModelOptions, WhatToServe, BaseSettings):
             **(of or self).engine_fields,
             "model_path": str(model_path),
             "draft_model_path": str(draft_model_path) if draft_model_path else None,
+            "adapters": adapters,
             "cache_bytes": cache_bytes,
             "pinned_prompts": pinned_prompts,
             "pinned_namespace": pinned_namespace,

@@ -13,15 +13,17 @@ import msgspec
 
 from openai_cpu_server.contract.cost import CostCurve
 from openai_cpu_server.contract.messages import EngineOptions
-from openai_cpu_server.contract.step import Backend
-from openai_cpu_server.engine.build import build_core
+from openai_cpu_server.engine.build import build_core, build_embed_core
 from openai_cpu_server.engine.channel import EngineChannel
 from openai_cpu_server.engine.core import EngineCore, Measure
+from openai_cpu_server.engine.embed_core import EmbedCore
 from openai_cpu_server.engine.loop import run_engine
 from openai_cpu_server.engine.offspring import die_with_parent, leave_signals_to_parent
 from openai_cpu_server.engine.turn import EngineTurn
 from openai_cpu_server.errors import StartupError
-from tests.fakes import FAKE_INFO, FakeBackend
+from tests.fakes import FAKE_INFO, FakeBackend, FakeEmbedder
+
+COMMAND = (sys.executable, "-m", "tests.fake_engine")
 
 
 def main() -> None:
@@ -35,7 +37,7 @@ def main() -> None:
         CostCurve(step_ms=((1, 5000.0), (256, 6000.0)), attended_ms=0.0) if "slow_curve" in flags else None
     )
 
-    def load(options: EngineOptions, on_progress: Callable[[float], None]) -> Backend:
+    def load(options: EngineOptions, on_progress: Callable[[float], None]) -> FakeBackend | FakeEmbedder:
         if "fail" in flags:
             raise StartupError(flags["fail"])
         time.sleep(float(flags.get("load_s", 0)))
@@ -49,11 +51,18 @@ def main() -> None:
         kill_on = int(flags["kill_on"]) if "kill_on" in flags else None
         kill_with = signal.Signals[flags.get("kill_with", "SIGSEGV")]
         step_s = float(flags.get("step_s", 0))
+        if "embeds" in flags:
+            return FakeEmbedder(kill_on=kill_on, kill_with=kill_with, step_s=step_s)
         return FakeBackend(info, kill_on=kill_on, kill_with=kill_with, step_s=step_s)
 
     def build(
-        options: EngineOptions, backend: Backend, on_progress: Callable[[float], None], turn: EngineTurn
-    ) -> EngineCore:
+        options: EngineOptions,
+        backend: FakeBackend | FakeEmbedder,
+        on_progress: Callable[[float], None],
+        turn: EngineTurn,
+    ) -> EngineCore | EmbedCore:
+        if isinstance(backend, FakeEmbedder):
+            return build_embed_core(options, backend)
         on_progress(float(flags.get("timed", 1.0)))
         time.sleep(float(flags.get("build_s", 0)))
         if "babble_if" in flags and Path(flags["babble_if"]).exists():

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import msgspec
 
+from openai_cpu_server.contract.adapter import Adapter, LoadedAdapter
 from openai_cpu_server.contract.embedding import EmbedResult
 from openai_cpu_server.contract.model_info import ModelInfo, ModelKind
 from openai_cpu_server.contract.request import Constraint
@@ -33,7 +34,7 @@ from openai_cpu_server.contract.step import (
     Verb,
     num_right,
 )
-from openai_cpu_server.errors import ConstraintFailed, EmbeddingFailed
+from openai_cpu_server.errors import AdapterFailed, ConstraintFailed, EmbeddingFailed
 
 CONTROL_TOKEN = 300
 """Silent, unless control tokens are shown."""
@@ -83,6 +84,11 @@ def next_token(tokens: list[int]) -> int:
     return 2 + (digest >> 8) % 256 if digest % 16 == 0 else 2 + ord("abcdefghij klmnopq"[digest % 18])
 
 
+def adapted(adapter: str | None, tokens: list[int]) -> list[int]:
+    """What `next_token` is to be asked of a model that an adapter changes."""
+    return tokens if adapter is None else [zlib.crc32(adapter.encode()), *tokens]
+
+
 def forced_token(constraint: Constraint, output: list[int]) -> int | None:
     """The fake's grammars are patterns: `?` is any token, `*` some copies of the one before, `!` a failure.
 
@@ -130,6 +136,8 @@ class Cell:
 
     position: int
     token: int
+    adapter: str | None = None
+    """What it was computed with."""
 
 
 class FakeBackend:
@@ -158,6 +166,9 @@ class FakeBackend:
         self.num_computed = 0
         self.verbs_ms = 0.0
         """What verbs are said to have taken."""
+        self.adapters: dict[str, Adapter] = {}
+        self._adapter: str | None = None
+        """That of the step that is computed."""
         self._kill_on = kill_on
         self._kill_with = kill_with
         self._step_s = step_s
@@ -171,6 +182,7 @@ class FakeBackend:
         if self._step_s and self._interrupted.wait(self._step_s):
             return StepResult(interrupted=True)
         assert step.num_tokens + step.padding <= self.info.max_step_tokens
+        self._adapter = step.adapter
         spans = [self._allowed(span) for span in step.spans]
         for span in spans:
             self._compute(span)
@@ -204,6 +216,23 @@ class FakeBackend:
         if "%" in constraint.grammar:
             raise Panic("index out of bounds")
         return forced_tokens(constraint, list(output))
+
+    def check_adapter(self, adapter: Adapter) -> None:
+        """A path with `bad` in it is refused."""
+        if "bad" in adapter.path:
+            raise AdapterFailed(f"{adapter.path} is no adapter.")
+
+    def load_adapter(self, adapter: Adapter) -> LoadedAdapter:
+        """A path with `kill` in it kills the process."""
+        if "kill" in adapter.path:
+            os.kill(os.getpid(), self._kill_with)
+        assert adapter.key not in self.adapters
+        self.adapters[adapter.key] = adapter
+        return LoadedAdapter(key=adapter.key, rank=8, num_tensors=1, size_bytes=100)
+
+    def unload_adapter(self, key: str) -> None:
+        assert all(cell.adapter != key for cells in self.cells.values() for cell in cells), "it is in use"
+        del self.adapters[key]
 
     def export_cache(self, path: str, blocks: Sequence[SavedBlock]) -> None:
         assert {block.number for block in blocks} == set(self.blocks)
@@ -243,7 +272,7 @@ class FakeBackend:
                 assert len(self.cells[slot]) == start
                 part = self.blocks[block][: end - start]
                 assert [c.position for c in part] == list(range(start, end))
-                self.cells[slot] += [Cell(c.position, c.token) for c in part]
+                self.cells[slot] += [Cell(c.position, c.token, c.adapter) for c in part]
             case Drop(block=block):
                 del self.blocks[block]
 
@@ -274,7 +303,9 @@ class FakeBackend:
         assert len(cells) == span.start, f"slot {span.slot}: {len(cells)} cells, span from {span.start}"
         if self._kill_on in span.tokens:
             os.kill(os.getpid(), self._kill_with)
-        cells += [Cell(span.start + i, token) for i, token in enumerate(span.tokens + span.draft)]
+        assert all(cell.adapter == self._adapter for cell in cells), "cells of another adapter"
+        tokens = enumerate(span.tokens + span.draft)
+        cells += [Cell(span.start + i, token, self._adapter) for i, token in tokens]
         self.num_computed += span.num_tokens
 
     def _sample_along(self, span: Span) -> tuple[list[Sample], str | None]:
@@ -306,7 +337,7 @@ class FakeBackend:
         opened = self.opened[slot]
         output = tokens[len(opened.prompt) :]
         forced = None if opened.constraint is None else forced_token(opened.constraint, output)
-        token = self._choose(tokens) if forced is None else forced
+        token = self._choose(adapted(self._adapter, tokens)) if forced is None else forced
         if opened.top_logprobs is None:
             burst = opened.constraint and forced_tokens(opened.constraint, [*output, token])
             return Sample(token, forced=burst or ())

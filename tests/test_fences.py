@@ -20,10 +20,11 @@ ALLOWED = {
     "errors": set[str](),
     "contract": {"errors"},
     "option_parser": {"errors"},
-    "model_options": {"contract", "router_options"},
+    "adapter_options": set[str](),
+    "model_options": {"adapter_options", "contract", "router_options"},
     "router_options": {"models.routing.options"},
-    "settings": {"contract", "errors", "model_options", "option_parser"},
-    "model_source": {"errors", "llama.gguf"},
+    "settings": {"adapter_options", "contract", "errors", "model_options", "option_parser"},
+    "model_source": {"adapter_options", "contract.adapter", "errors", "llama.gguf"},
     "prompt": {"contract", "errors"},
     "structured": {"errors"},
     "scheduler": {"contract"},
@@ -41,10 +42,11 @@ ALLOWED = {
     # Below `api`, which tells it of requests; the engine's client tells it of steps through a protocol of its
     # own, and is looked at for gauges. It knows no HTTP; nobody else knows Prometheus or OpenTelemetry.
     "observe": {"", "contract", "errors"},
-    "api": {"", "contract", "errors", "jobs", "models", "observe", "prompt", "structured"},
+    "api": {"", "adapter_options", "contract", "errors", "jobs", "models", "observe", "prompt", "structured"},
     "web": set[str](),
     # Beside `app`, which puts the server around it: models with their engines, made of settings.
     "serving": {
+        "adapter_options",
         "api.access.identity",
         "api.resolve.call",
         "contract",

@@ -26,6 +26,7 @@ from openai_cpu_server.api.gates.ticket import Endings, ticket_of
 from openai_cpu_server.api.options import ApiOptions
 from openai_cpu_server.api.resolve.call import UNENFORCED
 from openai_cpu_server.api.resolve.routing import ROUTED_MODEL, ROUTED_WHY
+from openai_cpu_server.api.routes.adapters import AdapterRoutes, FindAdapter, no_adapters
 from openai_cpu_server.api.routes.batch_jobs import BatchJobRoutes
 from openai_cpu_server.api.routes.cache import CacheRoutes
 from openai_cpu_server.api.routes.chat import ChatFamily
@@ -66,10 +67,13 @@ def create_api(
     limits: RateLimits | None = None,
     jobs: Jobs | None = None,
     watch: Watch | None = None,
+    find_adapter: FindAdapter = no_adapters,
     keeping: ModelKeeping | None = None,
     lifespan: Lifespan[Starlette] | None = None,
 ) -> Api:
     """`keys`: None is the one key of the options, or none. `limits`: None counts in this process.
+
+    `find_adapter`: finds what `POST /v1/adapters` names.
 
     `jobs`: None is no batch API. `watch`: the engines', if they have one; None: steps are not watched.
     `keeping`: what loads and unloads models; None: they stay as they are.
@@ -92,6 +96,7 @@ def create_api(
         *(Route(path, reranking.create, methods=["POST"]) for path in ("/rerank", "/v2/rerank")),
         *_keeping_routes(models, keeping or AlwaysLoaded()),
         *_routes(models, options),
+        *_adapter_routes(models, options, find_adapter),
         *_watching_routes(models, watch),
         *(_job_routes(jobs, models, options) if jobs else []),
     ]
@@ -156,6 +161,15 @@ def _routes(models: ModelRegistry, options: ApiOptions) -> list[Route]:
         Route("/detokenize", tokens.detokenize, methods=["POST"]),
         Route("/health", health.health),
         Route("/ready", health.ready),
+    ]
+
+
+def _adapter_routes(models: ModelRegistry, options: ApiOptions, find: FindAdapter) -> list[Route]:
+    adapters = AdapterRoutes(models, find, lenient=options.lenient)
+    return [
+        Route("/v1/adapters", adapters.load, methods=["POST"]),
+        Route("/v1/adapters", adapters.list),
+        Route("/v1/adapters/{id:path}", adapters.unload, methods=["DELETE"]),
     ]
 
 

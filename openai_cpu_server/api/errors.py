@@ -10,6 +10,9 @@ from starlette.exceptions import HTTPException
 from starlette.responses import Response
 
 from openai_cpu_server.errors import (
+    AdapterFailed,
+    AdapterNotAllowed,
+    AdapterNotFound,
     BatchConflict,
     BodiesFull,
     BodyTooLarge,
@@ -65,14 +68,17 @@ Unlike 409 and 5xx it makes no SDK try again.
 TABLE: Mapping[type[ServerError], Failure] = {
     InvalidRequest: Failure(400, "invalid_request_error"),
     PromptTooLong: Failure(400, "invalid_request_error", "context_length_exceeded"),
+    AdapterFailed: Failure(400, "invalid_request_error", "adapter_failed", "path"),
     InputTooLong: Failure(400, "invalid_request_error", "context_length_exceeded"),
     WrongModelKind: Failure(400, "invalid_request_error", "wrong_model_kind", "model"),
     RouterNotModel: Failure(400, "invalid_request_error", "wrong_model_kind", "model"),
     TemplateFailed: Failure(400, "invalid_request_error", "chat_template_failed", "messages"),
     Unauthorized: Failure(401, "invalid_request_error", "invalid_api_key"),
     Forbidden: Failure(403, "invalid_request_error", "missing_scope"),
+    AdapterNotAllowed: Failure(403, "invalid_request_error", "adapter_not_allowed", "path"),
     OriginRefused: Failure(403, "invalid_request_error", "origin_not_allowed"),
     ModelNotFound: Failure(404, "invalid_request_error", "model_not_found", "model"),
+    AdapterNotFound: Failure(404, "invalid_request_error", "adapter_not_found", "model"),
     RequestNotFound: Failure(404, "invalid_request_error", "request_not_found", "id"),
     JobObjectNotFound: Failure(404, "invalid_request_error"),
     BodyTooSlow: Failure(408, "invalid_request_error", "request_body_timeout"),
@@ -158,9 +164,11 @@ def _message(error: Exception, failure: Failure, request_id: str) -> str:
     return error.detail if isinstance(error, HTTPException) else str(error)
 
 
+_NAMING_FIELDS = (InvalidRequest, InputTooLong, PromptTooLong, JobObjectNotFound, AdapterNotFound)
+
+
 def _param(error: Exception) -> str | None:
-    names_it = (InvalidRequest, InputTooLong, PromptTooLong, JobObjectNotFound)
-    return error.param if isinstance(error, names_it) else None
+    return error.param if isinstance(error, _NAMING_FIELDS) else None
 
 
 def headers_of(error: Exception) -> dict[str, str]:

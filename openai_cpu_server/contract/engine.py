@@ -9,6 +9,7 @@ from typing import Protocol, Union
 
 import msgspec
 
+from openai_cpu_server.contract.adapter import Adapter, AdapterStatus
 from openai_cpu_server.contract.embedding import EmbedRequest
 from openai_cpu_server.contract.messages import KVStats, ModelLoading, Place, TokenEvent
 from openai_cpu_server.contract.model_info import ModelInfo
@@ -250,8 +251,8 @@ class Engine(Protocol):
     def generate(self, requests: Sequence[GenerationRequest]) -> Generation:
         """Submit the sequences of one API call.
 
-        Raises `EngineUnavailable`, `QueueFull`, `InvalidRequest` for more sequences than may ever wait, and
-        where the model does not generate text.
+        Raises `EngineUnavailable`, `QueueFull`, `AdapterNotFound`, `InvalidRequest` for more sequences than
+        may ever wait, and where the model does not generate text.
         """
         ...
 
@@ -282,6 +283,22 @@ class Engine(Protocol):
 
     def clear_cache(self) -> None:
         """Drop all of the prefix cache but what is pinned, with the next step. Raises `EngineUnavailable`."""
+        ...
+
+    def adapters(self) -> tuple[AdapterStatus, ...]:
+        """Those that requests may name, and those that were refused at the start."""
+        ...
+
+    async def load_adapter(self, adapter: Adapter) -> AdapterStatus:
+        """Load an adapter beside the others; new requests get it for its name once it is loaded, and those
+        that run with an older one of that name end with that. It is loaded again after a crash.
+
+        Raises `AdapterFailed`, `EngineUnavailable`; then nothing has changed.
+        """
+        ...
+
+    def unload_adapter(self, name: str) -> bool:
+        """No new request gets it, those that run end with it; False if there is none of that name."""
         ...
 
 

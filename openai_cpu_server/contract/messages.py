@@ -7,6 +7,7 @@ from typing import Literal, NamedTuple, Union
 
 import msgspec
 
+from openai_cpu_server.contract.adapter import Adapter, LoadedAdapter, RefusedAdapter
 from openai_cpu_server.contract.embedding import Embedded, EmbedRequest
 from openai_cpu_server.contract.model_info import ModelInfo
 from openai_cpu_server.contract.request import GenerationRequest, Priority
@@ -57,6 +58,8 @@ class EngineOptions(msgspec.Struct, frozen=True, kw_only=True):
     """Tokens that one sequence drafts in a step."""
     draft_model_path: str | None = None
     """A small model with the same tokens."""
+    adapters: tuple[Adapter, ...] = ()
+    """Loaded at start; one that cannot be is refused alone."""
     prefix_sharing: bool = True
     """Running sequences share cells, and computed prompts are saved and restored."""
     cache_bytes: int = 0
@@ -108,6 +111,18 @@ class ClearCache(msgspec.Struct, frozen=True, tag="clear_cache"):
     """Forget all of the prefix cache but what is pinned."""
 
 
+class LoadAdapter(msgspec.Struct, frozen=True, tag="load_adapter"):
+    """Load an adapter beside those that are loaded. `AdapterLoaded` or `AdapterRefused` answers."""
+
+    adapter: Adapter
+
+
+class UnloadAdapter(msgspec.Struct, frozen=True, tag="unload_adapter"):
+    """Free an adapter as soon as no request uses it any more. No new one may name it."""
+
+    key: str
+
+
 class Turn(msgspec.Struct, frozen=True, kw_only=True, tag="turn"):
     """The engine may compute until it sends `TurnBack`. Only for one that shares its cores."""
 
@@ -142,7 +157,7 @@ class Recall(msgspec.Struct, frozen=True, kw_only=True, tag="recall"):
     """
 
 
-Command = Union[Start, Submit, Cancel, ClearCache, Turn, Recall]
+Command = Union[Start, Submit, Cancel, ClearCache, LoadAdapter, UnloadAdapter, Turn, Recall]
 
 
 class FinishReason(enum.Enum):
@@ -211,6 +226,24 @@ class Ready(msgspec.Struct, frozen=True, tag="ready"):
 
 class StartFailed(msgspec.Struct, frozen=True, tag="start_failed"):
     message: str
+
+
+class LoadingAdapter(msgspec.Struct, frozen=True, tag="loading_adapter"):
+    """An adapter is being loaded: if the process dies now, it has died of that."""
+
+    key: str
+
+
+class AdapterLoaded(msgspec.Struct, frozen=True, tag="adapter_loaded"):
+    """Requests may name it from now on. Those of `EngineOptions.adapters` are told before `Ready`."""
+
+    adapter: LoadedAdapter
+
+
+class AdapterRefused(msgspec.Struct, frozen=True, tag="adapter_refused"):
+    """It was not loaded; nothing else has changed."""
+
+    adapter: RefusedAdapter
 
 
 class StepStarted(msgspec.Struct, frozen=True, tag="step_started"):
@@ -324,4 +357,18 @@ class TurnBack(msgspec.Struct, frozen=True, kw_only=True, tag="turn_back"):
     wants: Wants
 
 
-Event = Union[Loading, Ready, StartFailed, StepStarted, Handling, StepDone, QueueState, Wants, TurnBack]
+AdapterNews = Union[LoadingAdapter, AdapterLoaded, AdapterRefused]
+Event = Union[
+    Loading,
+    Ready,
+    StartFailed,
+    LoadingAdapter,
+    AdapterLoaded,
+    AdapterRefused,
+    StepStarted,
+    Handling,
+    StepDone,
+    QueueState,
+    Wants,
+    TurnBack,
+]

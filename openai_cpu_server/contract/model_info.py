@@ -7,6 +7,8 @@ from typing import Protocol
 
 import msgspec
 
+from openai_cpu_server.contract.adapter import LoadedAdapter
+
 
 class ModelKind(enum.Enum):
     """What a model is for; its file says so."""
@@ -93,6 +95,8 @@ class ModelInfo(msgspec.Struct, frozen=True, kw_only=True):
     None: there is no draft model."""
 
     kernels: Kernels = Kernels()
+    adapters: tuple[LoadedAdapter, ...] = ()
+    """Those that are loaded."""
     kind: ModelKind = ModelKind.GENERATES
     embedding_size: int = 0
     """Numbers in a vector, or a reranker's scores of one pair; 0 for a model that generates text."""

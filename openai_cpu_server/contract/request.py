@@ -80,12 +80,21 @@ class GenerationRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults
     """What kind of call it belongs to; outputs of one kind are expected to be alike in length."""
     cache_namespace: str = ""
     """Only requests of the same namespace share computed prompts (cache salt, API key)."""
+    adapter: str | None = None
+    """The adapter that changes its model; None: the model as it is. It is its name until the engine that
+    accepts the request puts its key in place of that.
+    """
     constraint: Constraint | None = None
     show_control_tokens: bool = False
     """Whether control tokens (`[TOOL_CALLS]`) are text in the output, except those that end it;
     else they are silent."""
     pin: bool = False
     """Keep the prompt in the prefix cache for good."""
+
+    @property
+    def cells_namespace(self) -> str:
+        """Only requests of the same have cells that mean the same: those of an adapter are others."""
+        return self.cache_namespace if self.adapter is None else f"{self.cache_namespace}+{self.adapter}"
 
     @property
     def total_tokens(self) -> int:

@@ -8,6 +8,7 @@ from typing import Protocol, Union
 
 import msgspec
 
+from openai_cpu_server.contract.adapter import Adapter, LoadedAdapter
 from openai_cpu_server.contract.model_info import ModelInfo
 from openai_cpu_server.contract.request import Constraint, Sampling
 
@@ -108,6 +109,8 @@ class Step(msgspec.Struct, frozen=True):
     spans: tuple[Span, ...] = ()
     padding: int = 0
     """Throw-away tokens to compute in a slot set aside, where a larger step is a faster one."""
+    adapter: str | None = None
+    """The key of the adapter that all spans are computed with; None: the model as it is."""
 
     @property
     def num_tokens(self) -> int:
@@ -193,7 +196,9 @@ class StepResult(msgspec.Struct, frozen=True):
 
 
 class Backend(Protocol):
-    """Owns the model and its memory. Only `interrupt` and `forced` may be called from other threads."""
+    """Owns the model and its memory. Only `interrupt`, `forced` and `check_adapter` may be called from
+    other threads.
+    """
 
     @property
     def info(self) -> ModelInfo: ...
@@ -224,6 +229,21 @@ class Backend(Protocol):
 
         Compiles what `Open` will need. Any thread. Raises `ConstraintFailed`.
         """
+        ...
+
+    def check_adapter(self, adapter: Adapter) -> None:
+        """Look at an adapter's file before it is loaded. Any thread. Raises `AdapterFailed`."""
+        ...
+
+    def load_adapter(self, adapter: Adapter) -> LoadedAdapter:
+        """Load an adapter that was checked, and whose key no loaded one has.
+
+        Raises `AdapterFailed`; then nothing has changed.
+        """
+        ...
+
+    def unload_adapter(self, key: str) -> None:
+        """Free an adapter that is loaded."""
         ...
 
     def export_cache(self, path: str, blocks: Sequence[SavedBlock]) -> None:

@@ -6,6 +6,9 @@ import asyncio
 import time
 from collections.abc import Callable, Sequence
 
+import msgspec
+
+from openai_cpu_server.contract.adapter import Adapter, AdapterStatus
 from openai_cpu_server.contract.embedding import EmbedRequest
 from openai_cpu_server.contract.engine import (
     EngineState,
@@ -55,7 +58,8 @@ class Dispatcher:
         """Called where a request needs an engine that is not loaded: it must see to it that this one is
         woken, or raise what the request fails with. None: such requests are refused."""
         self._supervisor = supervisor
-        self._replay = Replay(clock)
+        self._replay = Replay(clock, supervisor.adapters.free)
+        supervisor.adapters.is_used = self._replay.uses_adapter
         self._max_queue = max_queue
         self._max_held_bytes = max_held_bytes
         self._clock = clock
@@ -82,6 +86,7 @@ class Dispatcher:
         if info.kind is not ModelKind.GENERATES:
             raise _wrong_kind(info, "generate text")
         self._check_queue(requests[0].priority, len(requests))
+        requests = self._with_adapter(requests)
         generation = Generation(
             requests, cancel=self._replay.cancel, clock=self._clock, max_held_bytes=self._max_held_bytes
         )
@@ -136,6 +141,16 @@ class Dispatcher:
         if self.state is not EngineState.READY:
             raise unavailable(self.status())
         self._supervisor.send(ClearCache())
+
+    def adapters(self) -> tuple[AdapterStatus, ...]:
+        return self._supervisor.adapters.shelf.offered
+
+    async def load_adapter(self, adapter: Adapter) -> AdapterStatus:
+        self._serving()  # a model that sleeps is woken
+        return await self._supervisor.adapters.load(adapter)
+
+    def unload_adapter(self, name: str) -> bool:
+        return self._supervisor.adapters.unload(name)
 
     # -- for whoever keeps models in memory ---------------------------------------------------------------
 
@@ -222,6 +237,15 @@ class Dispatcher:
     def kill(self) -> None:
         """For a `close` that is not to wait, not even if it waits already."""
         self._supervisor.kill()
+
+    def _with_adapter(self, requests: Sequence[GenerationRequest]) -> Sequence[GenerationRequest]:
+        """The requests with the key of their adapter in place of its name: what it is called by may change
+        while they run. Raises `AdapterNotFound`."""
+        name = requests[0].adapter
+        if name is None:
+            return requests
+        key = self._supervisor.adapters.key_of(name)
+        return [msgspec.structs.replace(request, adapter=key) for request in requests]
 
     @property
     def _is_loaded(self) -> bool:

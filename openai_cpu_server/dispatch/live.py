@@ -39,6 +39,11 @@ class Live:
     state: RequestState = RequestState.WAITING
     expected: Expected | None = None
 
+    @property
+    def adapter(self) -> str | None:
+        """The key of its adapter."""
+        return self.request.adapter if isinstance(self.request, GenerationRequest) else None
+
     def submit(self) -> Submit:
         return Submit(request=self.request, output=tuple(self.output), num_embedded=self.num_embedded)
 

@@ -39,7 +39,9 @@ class Totals(msgspec.Struct):
 class Replay:
     """Owns the live requests. What a dead engine has left is sent to the next one, with the output so far."""
 
-    def __init__(self, clock: Callable[[], float]) -> None:
+    def __init__(self, clock: Callable[[], float], left: Callable[[], None]) -> None:
+        """`left` is told when a request with an adapter does not live any more."""
+        self._left = left
         self.live = LiveRequests()
         self.totals = Totals()
         self._clock = clock
@@ -79,6 +81,9 @@ class Replay:
         for live in requests:
             self._forget(live.request.id)
             live.answer.fail(live.request.id, error())
+
+    def uses_adapter(self, key: str) -> bool:
+        return any(live.adapter == key for live in self.live)
 
     @property
     def last_use_s(self) -> float:
@@ -171,6 +176,7 @@ class Replay:
         if event.finish is not None:
             self._last_use_s = self._clock()
             self.totals.output_tokens += event.finish.output_tokens
+            self._has_left(live)
 
     def _deliver_vectors(self, event: Embedded) -> None:
         live = self.live.get(event.id)
@@ -181,7 +187,13 @@ class Replay:
         assert isinstance(live.answer, Embedding)
         live.answer.push(event)
 
+    def _has_left(self, live: Live) -> None:
+        if live.adapter is not None:
+            self._left()
+
     def _forget(self, request_id: str) -> None:
-        self.live.remove(request_id)
+        live = self.live.remove(request_id)
         self._last_use_s = self._clock()
         self._recovery.is_back(request_id)
+        if live is not None:
+            self._has_left(live)

@@ -13,12 +13,15 @@ import msgspec
 
 from openai_cpu_server.contract.engine import EngineState, LastDeath
 from openai_cpu_server.contract.messages import (
+    AdapterLoaded,
+    AdapterRefused,
     Command,
     EngineOptions,
     Event,
     Handling,
     KVStats,
     Loading,
+    LoadingAdapter,
     QueueState,
     Ready,
     StartFailed,
@@ -29,6 +32,7 @@ from openai_cpu_server.contract.messages import (
 )
 from openai_cpu_server.contract.model_info import ModelInfo
 from openai_cpu_server.contract.request import Priority
+from openai_cpu_server.dispatch.adapters import AdapterDesk
 from openai_cpu_server.dispatch.child import EngineProcess, resident_bytes
 from openai_cpu_server.dispatch.crashes import CrashRecord
 from openai_cpu_server.dispatch.death import Death, DeathKind
@@ -105,13 +109,14 @@ class Supervisor:
         once, and must be. `foretold`: what is known of the model before it is loaded. `partner`: its part,
         where engines share the cores.
         """
-        self.info: ModelInfo | None = foretold
+        self._info: ModelInfo | None = foretold
         self.kv_stats: KVStats | None = None
         """As of the last step; None while the present process has not made any."""
         self.reason: str | None = None
         """Why there is no engine, or none for the moment."""
         self.restarts = 0
         self.start = Start(options.model_path)
+        self.adapters = AdapterDesk(options.adapters)
         self.failed_s: float | None = None
         """When it failed, on the clock; None: it has not, or is tried again."""
         self._must_start = not begins_asleep
@@ -148,6 +153,14 @@ class Supervisor:
     @property
     def state(self) -> EngineState:
         return self._state
+
+    @property
+    def info(self) -> ModelInfo | None:
+        """Facts about the model and the adapters that it now has; None until it was loaded."""
+        if self._info is None:
+            return None
+        loaded = self.adapters.shelf.loaded
+        return msgspec.structs.replace(self._info, adapters=loaded) if loaded else self._info
 
     @property
     def pid(self) -> int | None:
@@ -246,7 +259,9 @@ class Supervisor:
     async def _one_life(self, clientele: Clientele) -> Death | None:
         self._start_failure, self._has_advanced = None, False
         try:
-            process = await EngineProcess.spawn(self._command, self._options)
+            adapters = self.adapters.process_started()
+            options = msgspec.structs.replace(self._options, adapters=adapters)
+            process = await EngineProcess.spawn(self._command, options)
         except (OSError, RuntimeError) as error:  # of descriptors, memory or threads there may be none left
             return Death.unborn(error)
         self._process = self._last_process = process
@@ -261,7 +276,7 @@ class Supervisor:
             killer=self._memory_killer(),
             clock=self._clock,
             is_loading=lambda: self._state is not EngineState.READY,
-            owes=lambda: clientele.is_owed or (self._partner is not None and self._partner.is_awaited),
+            owes=lambda: self._is_owed(clientele),
             is_waiting=lambda: self._partner is not None and self._partner.is_waiting,
         )
         try:
@@ -274,6 +289,7 @@ class Supervisor:
             if self._partner is not None:
                 self._partner.leave()
             clientele.lost()
+            self.adapters.lost()
             self._process = None
             await process.close()
         return None if was_told_to_end else watchdog.death()
@@ -285,6 +301,8 @@ class Supervisor:
                     clientele.tell_of_loading(self.start.loaded)
             case Ready(info=info):
                 self._ready(info, clientele)
+            case LoadingAdapter() | AdapterLoaded() | AdapterRefused():
+                self.adapters.heard(event)
             case StartFailed(message=message):
                 self._start_failed(message)
             case StepDone():
@@ -295,16 +313,21 @@ class Supervisor:
             case _:
                 clientele.heard(event)
 
+    def _is_owed(self, clientele: Clientele) -> bool:
+        is_awaited = self._partner is not None and self._partner.is_awaited
+        return clientele.is_owed or self.adapters.is_owed or is_awaited
+
     def _heard_of_turns(self, event: Wants | TurnBack, clientele: Clientele) -> None:
         assert self._partner is not None, "it was not told that it shares its cores"
         self._partner.heard(event, loads_for=clientele.best_priority)
 
     def _ready(self, info: ModelInfo, clientele: Clientele) -> None:
         logger.info("ready: %s", info.summary)
-        self.info, self.reason = info, None
+        self._info, self.reason = info, None
         self._must_start = False
         self._crashes.started()
         self._move(EngineState.READY)
+        self.adapters.ready(self.send)
         clientele.ready(self.send)
 
     def _start_failed(self, message: str) -> None:
@@ -320,6 +343,8 @@ class Supervisor:
 
     async def _replace(self, death: Death, clientele: Clientele) -> None:
         """Decide what the death means, and wait before the next start."""
+        if self.adapters.died(death.message) and self._state is EngineState.LOADING:
+            return  # the next process does not load it
         if self._state is EngineState.LOADING and (why := self._why_not_loaded(death)) is not None:
             self._not_loaded(why, clientele)
             return
@@ -350,6 +375,7 @@ class Supervisor:
         self._fail(why)
         again_s = self._state.retry_after_s
         clientele.end(lambda: EngineUnavailable(f"The model could not be loaded: {why}", again_s))
+        self.adapters.end(lambda: EngineUnavailable(f"The model could not be loaded: {why}", again_s))
 
     def _fail(self, reason: str) -> None:
         self.reason, self.failed_s = reason, self._clock()
@@ -379,6 +405,7 @@ class Supervisor:
         self._fail(f"{why}; the last time {self.reason}")
         logger.critical("giving up: %s", self.reason)
         clientele.end(lambda: GenerationFailed(f"The engine is gone: {self.reason}."))
+        self.adapters.end(lambda: EngineUnavailable(f"The engine is gone: {self.reason}."))
 
     def _move(self, to: EngineState) -> None:
         if to is self._state:
@@ -387,6 +414,7 @@ class Supervisor:
         self._state = to
         if to is EngineState.STOPPED:
             self._stopped.set()
+            self.adapters.end(lambda: EngineUnavailable("The server is shutting down."))
             self._is_wanted_again.set()
         if to not in (EngineState.LOADING, EngineState.RESTARTING):
             self._settled.set()

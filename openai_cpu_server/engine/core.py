@@ -2,19 +2,25 @@
 
 from __future__ import annotations
 
+import logging
 import math
 import time
 from collections.abc import Callable, Iterator
 from functools import partial
 from typing import NamedTuple
 
+from openai_cpu_server.contract.adapter import Adapter, LoadedAdapter, RefusedAdapter
 from openai_cpu_server.contract.cost import CostCurve
 from openai_cpu_server.contract.messages import (
     ALONE,
+    AdapterLoaded,
+    AdapterNews,
+    AdapterRefused,
     Cancel,
     ClearCache,
     Finish,
     FinishReason,
+    LoadingAdapter,
     Place,
     QueueState,
     Recall,
@@ -24,16 +30,20 @@ from openai_cpu_server.contract.messages import (
     StepStarted,
     Submit,
     TokenEvent,
+    UnloadAdapter,
 )
 from openai_cpu_server.contract.request import GenerationRequest, Priority
 from openai_cpu_server.contract.step import Backend, Step, StepResult
 from openai_cpu_server.engine.containment import CommandFailed, contained
 from openai_cpu_server.engine.output import Output
 from openai_cpu_server.engine.step_log import log_step
+from openai_cpu_server.errors import AdapterFailed
 from openai_cpu_server.scheduler.cost_model import CostModel
 from openai_cpu_server.scheduler.scheduler import Scheduler
 from openai_cpu_server.scheduler.sequence import Sequence, Status
 from openai_cpu_server.scheduler.spans import Advance
+
+logger = logging.getLogger(__name__)
 
 QUEUE_NEWS_S = 0.5
 NEVER = float("-inf")
@@ -56,7 +66,15 @@ class Refused(NamedTuple):
     why: str
 
 
-Work = Submit | Prepared | Refused | Cancel | ClearCache
+class Checked(NamedTuple):
+    """An adapter whose file was looked at."""
+
+    adapter: Adapter
+    why_not: str | None = None
+    """Why it cannot be loaded."""
+
+
+Work = Submit | Prepared | Refused | Cancel | ClearCache | Checked | UnloadAdapter
 """Commands that the core handles."""
 Measure = Callable[[Callable[[], bool]], CostCurve | None]
 """Times steps. It returns None if its argument says that something else is wanted; another call goes on."""
@@ -91,6 +109,10 @@ class EngineCore:
         self._interruptible_until = NEVER
         """Read by the reader thread while a step runs."""
         self._was_interrupted = False
+        self._adapters: dict[str, LoadedAdapter] = {}
+        """Those that are loaded."""
+        self._leaving: set[str] = set()
+        """Those of them that go with their last request."""
         self._queue_told_at = NEVER
         self._num_forced = 0
         """Output tokens that no figures have told of yet."""
@@ -142,6 +164,34 @@ class EngineCore:
                 self._handle(command)
         except CommandFailed as error:
             self._abandon(command, str(error))
+        self._free_adapters()
+
+    def check_adapter(self, adapter: Adapter) -> Checked:
+        """Look at an adapter's file. Any thread."""
+        try:
+            self._backend.check_adapter(adapter)
+        except AdapterFailed as error:
+            return Checked(adapter, str(error))
+        except Exception as error:
+            logger.exception("an adapter's file could not be read")
+            return Checked(adapter, f"{adapter.path} cannot be read ({type(error).__name__}).")
+        return Checked(adapter)
+
+    def load_adapter(self, checked: Checked) -> Iterator[AdapterNews]:
+        """Load an adapter; what happens is yielded when it happens. One that is loaded stays as it is."""
+        key = checked.adapter.key
+        if checked.why_not is not None:
+            yield AdapterRefused(RefusedAdapter(key=key, reason=checked.why_not))
+            return
+        if key not in self._adapters:
+            yield LoadingAdapter(key)
+            try:
+                self._adapters[key] = self._backend.load_adapter(checked.adapter)
+            except AdapterFailed as error:
+                yield AdapterRefused(RefusedAdapter(key=key, reason=str(error)))
+                return
+        self._leaving.discard(key)
+        yield AdapterLoaded(self._adapters[key])
 
     def is_worth_interrupting(self, command: Work | Recall) -> bool:
         """Whether the running step should be thrown away for this command. Any thread."""
@@ -169,6 +219,7 @@ class EngineCore:
             raise
         yield from self._announce(step)
         figures = self._compute(step) if step.verbs or step.spans else self._idle_figures(step)
+        self._free_adapters()
         events, self._events = tuple(self._events), []
         yield StepDone(events=events, kv=self._scheduler.kv_stats, figures=figures)
         yield from self._queue_news(sharing)
@@ -256,6 +307,8 @@ class EngineCore:
         match command:
             case Submit():
                 self._handle(self.prepare(command))
+            case Prepared(submit=submit) if not self._has(_adapter_of(submit)):
+                self._events.append(_refusal(submit, "The adapter of this request is not loaded."))
             case Prepared(Submit(request=GenerationRequest() as request, output=output), beginning):
                 self._accept(request, output, beginning)
             case Refused(submit=submit, why=why):
@@ -264,6 +317,10 @@ class EngineCore:
                 self._end(request_id, FinishReason.CANCELLED)
             case ClearCache():
                 self._scheduler.clear_cache()
+            case UnloadAdapter(key=key):
+                self._leaving.add(key)
+            case Checked():
+                raise AssertionError("what loading brings is for the caller of `load_adapter`")
 
     def _abandon(self, command: Work, why: str) -> None:
         """Nothing stays of the request, however far the command had come."""
@@ -313,6 +370,18 @@ class EngineCore:
         if sequence is not None:
             self._take(sequence, self._outputs[request_id].end(reason))
 
+    def _has(self, adapter: str | None) -> bool:
+        return adapter is None or (adapter in self._adapters and adapter not in self._leaving)
+
+    def _free_adapters(self) -> None:
+        """Free those that are to go and that no request uses any more."""
+        for key in [key for key in self._leaving if not self._scheduler.uses_adapter(key)]:
+            self._leaving.remove(key)
+            if key in self._adapters:
+                del self._adapters[key]
+                self._backend.unload_adapter(key)
+                self._scheduler.forget_adapter(key)
+
     def _advance(self, advance: Advance) -> None:
         self._take(advance.sequence, self._outputs[advance.sequence.request.id].advance(advance))
 
@@ -336,6 +405,10 @@ def bound_ms(predicted_ms: float) -> float:
     """Rounded up to a power of two, so that a time that grows a little with every step is seldom news; 0 if
     it is short."""
     return 2.0 ** math.ceil(math.log2(predicted_ms)) if predicted_ms > _SHORT_MS else 0.0
+
+
+def _adapter_of(submit: Submit) -> str | None:
+    return submit.request.adapter if isinstance(submit.request, GenerationRequest) else None
 
 
 def submit_of(command: Work) -> Submit | None:

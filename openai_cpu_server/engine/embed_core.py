@@ -7,9 +7,12 @@ from collections.abc import Callable, Iterable, Iterator
 
 import msgspec
 
+from openai_cpu_server.contract.adapter import Adapter, RefusedAdapter
 from openai_cpu_server.contract.embedding import EmbedBackend, Embedded, EmbedRequest
 from openai_cpu_server.contract.messages import (
     ALONE,
+    AdapterNews,
+    AdapterRefused,
     Cancel,
     ClearCache,
     Place,
@@ -27,6 +30,7 @@ from openai_cpu_server.engine.containment import CommandFailed, contained
 from openai_cpu_server.engine.core import (
     NEVER,
     QUEUE_NEWS_S,
+    Checked,
     Prepared,
     Refused,
     Work,
@@ -97,6 +101,13 @@ class EmbedCore:
     def prepare(self, submit: Submit) -> Prepared | Refused:
         """Nothing has to be prepared for an embedding: this is for requests of another kind of model."""
         return Refused(submit, _WRONG_MODEL)
+
+    def check_adapter(self, adapter: Adapter) -> Checked:
+        return Checked(adapter, "Adapters are for models that generate text; this one does not.")
+
+    def load_adapter(self, checked: Checked) -> Iterator[AdapterNews]:
+        """There are none for these models."""
+        yield AdapterRefused(RefusedAdapter(key=checked.adapter.key, reason=checked.why_not or ""))
 
     def handle(self, command: Work) -> None:
         """Carry out a command. What goes wrong fails the request that it is about, and nothing else."""

@@ -11,11 +11,14 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from typing import Protocol, TypeVar
 
+from openai_cpu_server.contract.adapter import Adapter
 from openai_cpu_server.contract.messages import (
+    AdapterNews,
     Cancel,
     ClearCache,
     Command,
     EngineOptions,
+    LoadAdapter,
     Loading,
     LoadingPhase,
     QueueState,
@@ -28,11 +31,12 @@ from openai_cpu_server.contract.messages import (
     StepStarted,
     Submit,
     Turn,
+    UnloadAdapter,
 )
 from openai_cpu_server.contract.model_info import ModelInfo
 from openai_cpu_server.contract.request import Priority
 from openai_cpu_server.engine.channel import EngineChannel
-from openai_cpu_server.engine.core import Prepared, Refused, Work
+from openai_cpu_server.engine.core import Checked, Prepared, Refused, Work
 from openai_cpu_server.engine.preparation import Preparation
 from openai_cpu_server.engine.turn import EngineTurn, OwnCores, SharedTurn
 from openai_cpu_server.errors import StartupError
@@ -84,6 +88,12 @@ class Core(Protocol):
         """Any thread."""
         ...
 
+    def check_adapter(self, adapter: Adapter) -> Checked:
+        """Any thread."""
+        ...
+
+    def load_adapter(self, checked: Checked) -> Iterator[AdapterNews]: ...
+
     def handle(self, command: Work) -> None: ...
 
     def is_worth_interrupting(self, command: Work | Recall) -> bool:
@@ -97,6 +107,8 @@ class Core(Protocol):
     def save_cache(self, path: str) -> None: ...
 
 
+Request = Submit | Cancel | ClearCache | LoadAdapter | UnloadAdapter
+"""Commands that are taken once the engine is ready."""
 Loaded = TypeVar("Loaded", bound=Native)
 Load = Callable[[EngineOptions, Callable[[float], None]], Loaded]
 BuildCore = Callable[[EngineOptions, Loaded, Callable[[float], None], EngineTurn], Core]
@@ -122,6 +134,8 @@ def run_engine(channel: EngineChannel, *, load: Load[Loaded], build_core: BuildC
     core = build_core(start.options, backend, _teller(channel, LoadingPhase.COSTS), turn)
     try:
         with contextlib.suppress(ConnectionError):  # the client died while we sent: nobody is left to tell
+            for adapter in start.options.adapters:
+                _handle(channel, core, core.check_adapter(adapter))
             _serve(channel, backend, core, inbox, turn, reader)
         # Only at an orderly end: after an error in native code nobody knows what the cells hold.
         _save_cache(core, start.options.cache_file)
@@ -166,7 +180,8 @@ def _serve(
         if core.is_worth_interrupting(command):
             backend.interrupt()
 
-    with Preparation(core.prepare, announce=channel.send, hand_on=hand_on) as preparation:
+    check = core.check_adapter
+    with Preparation(core.prepare, check, announce=channel.send, hand_on=hand_on) as preparation:
         reader.interrupts(backend, core.is_worth_interrupting)
         reader.serves(preparation.take)
         channel.send(Ready(info=backend.info))
@@ -179,13 +194,21 @@ def _work(channel: EngineChannel, inbox: Inbox, core: Core, turn: EngineTurn) ->
     while inbox.is_open:
         is_quiet = not inbox.wait(_patience_s(core, turn, quiet_s))
         for command in inbox.drain():
-            core.handle(command)
+            _handle(channel, core, command)
         if core.has_work:
             _go_on(channel, core, turn)
         elif core.is_guessing and not inbox.has_news and _may_measure(turn, is_quiet=is_quiet):
             core.calibrate(lambda: inbox.has_news or turn.is_wanted)
             turn.give_back()
             quiet_s = min(2 * quiet_s, _QUIET_MOST_S) if inbox.has_news else quiet_s
+
+
+def _handle(channel: EngineChannel, core: Core, command: Work) -> None:
+    if not isinstance(command, Checked):
+        core.handle(command)
+        return
+    for news in core.load_adapter(command):
+        channel.send(news)
 
 
 def _patience_s(core: Core, turn: EngineTurn, quiet_s: float) -> float | None:
@@ -227,7 +250,7 @@ class Reader:
         self._inbox = inbox
         self._turn = turn
         self._grace_s = grace_s
-        self._take: Callable[[Submit | Cancel | ClearCache], None] | None = None
+        self._take: Callable[[Request], None] | None = None
         """None: before the engine is ready there is nothing to take."""
         self._backend: Native | None = None
         """What is interrupted; None: it is not loaded yet."""
@@ -240,7 +263,7 @@ class Reader:
         """From now on the backend's step is interrupted where a recall asks for it, and is worth it."""
         self._is_worth, self._backend = is_worth, backend
 
-    def serves(self, take: Callable[[Submit | Cancel | ClearCache], None]) -> None:
+    def serves(self, take: Callable[[Request], None]) -> None:
         """From now on requests are taken."""
         self._take = take
 

@@ -1,4 +1,7 @@
-"""Constraints are prepared beside the loop and beside the reader, so that neither waits for a compiler."""
+"""Constraints are prepared beside the loop and beside the reader, so that neither waits for a compiler.
+
+So are adapters, whose files may be large.
+"""
 
 from __future__ import annotations
 
@@ -9,16 +12,26 @@ from itertools import count
 from queue import PriorityQueue
 from types import TracebackType
 
-from openai_cpu_server.contract.messages import Cancel, ClearCache, Handling, Submit
-from openai_cpu_server.contract.request import GenerationRequest
-from openai_cpu_server.engine.core import Prepared, Refused, Work
+from openai_cpu_server.contract.adapter import Adapter
+from openai_cpu_server.contract.messages import (
+    Cancel,
+    ClearCache,
+    Handling,
+    LoadAdapter,
+    Submit,
+    UnloadAdapter,
+)
+from openai_cpu_server.contract.request import GenerationRequest, Priority
+from openai_cpu_server.engine.core import Checked, Prepared, Refused, Work
 
 _END = (-1, 0, None)
 """It sorts before all requests."""
+_BEHIND_REQUESTS = max(Priority) + 1
 
 
 class Preparation:
-    """Hands commands on: requests with a constraint when that is prepared, everything else at once.
+    """Hands commands on: requests with a constraint when that is prepared, adapters when their files are
+    looked at, everything else at once.
 
     One thread prepares, interactive requests first. It announces each request before it begins, because
     native code may kill the process there. `with` it: leaving waits until the thread has ended.
@@ -27,15 +40,17 @@ class Preparation:
     def __init__(
         self,
         prepare: Callable[[Submit], Prepared | Refused],
+        check: Callable[[Adapter], Checked],
         *,
         announce: Callable[[Handling], None],
         hand_on: Callable[[Work], None],
     ) -> None:
         """`announce` and `hand_on` are called in several threads."""
         self._prepare = prepare
+        self._check = check
         self._announce = announce
         self._hand_on = hand_on
-        self._queue: PriorityQueue[tuple[int, int, Submit | None]] = PriorityQueue()
+        self._queue: PriorityQueue[tuple[int, int, Submit | LoadAdapter | None]] = PriorityQueue()
         self._numbers = count(1)
         self._lock = threading.Lock()
         self._cancelled: dict[str, bool] = {}
@@ -52,13 +67,15 @@ class Preparation:
         self._queue.put(_END)
         self._thread.join()
 
-    def take(self, command: Submit | Cancel | ClearCache) -> None:
+    def take(self, command: Submit | Cancel | ClearCache | LoadAdapter | UnloadAdapter) -> None:
         """Never blocks for long."""
         match command:
             case Submit(request=GenerationRequest() as request) if request.constraint is not None:
                 with self._lock:
                     self._cancelled[request.id] = False
                 self._queue.put((request.priority, next(self._numbers), command))
+            case LoadAdapter():
+                self._queue.put((_BEHIND_REQUESTS, next(self._numbers), command))
             case Cancel(id=request_id) if self._is_put_off(request_id):
                 pass
             case _:
@@ -74,12 +91,18 @@ class Preparation:
 
     def _work(self) -> None:
         with contextlib.suppress(ConnectionError):  # nobody is left to announce anything to
-            while (submit := self._queue.get()[2]) is not None:
-                prepared = self._prepared(submit)
-                with self._lock:
-                    self._hand_on(prepared)
-                    if self._cancelled.pop(submit.request.id):
-                        self._hand_on(Cancel(id=submit.request.id))
+            while (command := self._queue.get()[2]) is not None:
+                if isinstance(command, LoadAdapter):
+                    self._hand_on(self._check(command.adapter))
+                else:
+                    self._work_on(command)
+
+    def _work_on(self, submit: Submit) -> None:
+        prepared = self._prepared(submit)
+        with self._lock:
+            self._hand_on(prepared)
+            if self._cancelled.pop(submit.request.id):
+                self._hand_on(Cancel(id=submit.request.id))
 
     def _prepared(self, submit: Submit) -> Prepared | Refused:
         if self._cancelled[submit.request.id]:

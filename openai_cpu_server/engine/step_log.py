@@ -44,6 +44,7 @@ def log_step(
         "elapsed_ms": elapsed_ms,
         "padding": result.padding,
         "interrupted": result.interrupted,
+        "adapter": step.adapter,
         "spans": spans,
     }
     logger.debug(

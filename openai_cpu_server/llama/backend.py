@@ -9,7 +9,9 @@ from concurrent.futures import Future
 from pathlib import Path
 
 import msgspec
+import numpy as np
 
+from openai_cpu_server.contract.adapter import Adapter, LoadedAdapter
 from openai_cpu_server.contract.messages import EngineOptions
 from openai_cpu_server.contract.model_info import ModelInfo
 from openai_cpu_server.contract.request import Constraint
@@ -28,6 +30,8 @@ from openai_cpu_server.contract.step import (
     TokenLogprob,
     Verb,
 )
+from openai_cpu_server.errors import AdapterFailed
+from openai_cpu_server.llama.adapters import Adapters
 from openai_cpu_server.llama.cells.batch import Batch, Layout
 from openai_cpu_server.llama.cells.block_store import BlockStore
 from openai_cpu_server.llama.cells.cache_file import BadCacheFile, read_cache_file, write_cache_file
@@ -67,6 +71,7 @@ class LlamaBackend:
         self._candidates = Candidates(loaded.info.vocab_size)
         self._constraints = Constraints(loaded.vocabulary)
         self._draft_model = loaded.draft_model
+        self._adapters = Adapters(loaded.model, loaded.context)
         self._slots: dict[int, OpenSlot] = {}
         self._can_interrupt = not loaded.model.is_recurrent
 
@@ -127,6 +132,7 @@ class LlamaBackend:
             if not step.spans:
                 assert not step.padding, "padding, and nothing to pad"
                 return StepResult(verbs_ms=verbs_ms)
+            self._adapters.use(step.adapter)
             drafts, drafting_ms = self._draft(step.spans)
             spans = [self._allowed(_with_draft(span, drafts)) for span in step.spans]
             with self._constraints.foreseeing(self._constrained(spans)):
@@ -152,6 +158,22 @@ class LlamaBackend:
 
     def forced(self, constraint: Constraint, output: tuple[int, ...]) -> tuple[int, ...]:
         return self._constraints.start(constraint, output).take_forced()
+
+    def check_adapter(self, adapter: Adapter) -> None:
+        self._adapters.check(adapter)
+
+    def load_adapter(self, adapter: Adapter) -> LoadedAdapter:
+        """Also computes a token with it: who asks for it first does not pay for its first use."""
+        loaded = self._adapters.load(adapter)
+        try:
+            self._try(adapter)
+        except AdapterFailed:
+            self._adapters.unload(adapter.key)
+            raise
+        return loaded
+
+    def unload_adapter(self, key: str) -> None:
+        self._adapters.unload(key)
 
     def export_cache(self, path: str, blocks: Sequence[SavedBlock]) -> None:
         """Write these blocks to a file. Raises OSError; then the file is as it was before."""
@@ -187,6 +209,7 @@ class LlamaBackend:
         if self._draft_model is not None:
             self._draft_model.close()
         self._context.close()
+        self._adapters.close()
         self._loaded.model.close()
 
     def _apply_all(self, verbs: Sequence[Verb]) -> float:
@@ -345,6 +368,20 @@ class LlamaBackend:
         if sampled.failure is not None and opened.constraint is not None:
             self._constraints.give_up(opened.constraint)
         return sampled
+
+    def _try(self, adapter: Adapter) -> None:
+        """Compute a token with the adapter, if there is a cell for it. Raises `AdapterFailed`."""
+        self._adapters.use(adapter.key)
+        slot, token = self._loaded.set_aside.padding, self._loaded.vocabulary.bos or 0
+        self._batch.fill([Span(slot=slot, start=0, tokens=(token,), sample=True)])
+        try:
+            self._context.decode(self._batch)
+        except PoolFull:
+            return
+        is_finite = bool(np.isfinite(self._context.logits(1)).all())
+        self._context.free_slot(slot)
+        if not is_finite:
+            raise AdapterFailed(f"{adapter.path} makes the model compute numbers that are not finite.")
 
 
 def _with_draft(span: Span, drafts: Drafts) -> Span:

@@ -29,15 +29,22 @@ def is_able(model: ServedModel, ability: Ability) -> bool:
 
 
 def choose_able(
-    models: ModelRegistry, name: str | None, allowed: Collection[str] | None, ability: Ability
+    models: ModelRegistry,
+    name: str | None,
+    allowed: Collection[str] | None,
+    ability: Ability,
+    *,
+    adapter: str | None = None,
 ) -> Chosen:
     """The model of this name; without a name, the first that is allowed and able.
 
-    Raises ModelNotFound, and WrongModelKind for a model that is there but not able.
+    `adapter`: where a request names it beside its model.
+
+    Raises ModelNotFound, AdapterNotFound, and WrongModelKind for a model that is there but not able.
     """
     if name is None:
         name = next(iter(_able_names(models, allowed, ability)), None)
-    chosen = models.choose(name, allowed)
+    chosen = models.choose(name, allowed, adapter=adapter)
     if not is_able(chosen.model, ability):
         able = _able_names(models, allowed, ability)
         raise WrongModelKind(chosen.name, ability.value, able=able)

@@ -5,8 +5,15 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Sequence
 from typing import NamedTuple
 
+from openai_cpu_server.contract.adapter import AdapterState
 from openai_cpu_server.contract.engine import EngineState, EngineStatus
-from openai_cpu_server.errors import EngineUnavailable, ModelNotFound, RouterNotModel
+from openai_cpu_server.errors import (
+    AdapterNotFound,
+    EngineUnavailable,
+    InvalidRequest,
+    ModelNotFound,
+    RouterNotModel,
+)
 from openai_cpu_server.models.routing.router import Router
 from openai_cpu_server.models.served import ServedModel
 
@@ -26,10 +33,21 @@ class Chosen(NamedTuple):
 
     name: str
     model: ServedModel
+    adapter: str | None = None
+    """The name of an adapter of the model."""
+
+    @property
+    def adapter_key(self) -> str | None:
+        """What tells the adapter's present version from all others."""
+        status = next((one for one in self.model.engine.adapters() if one.adapter.name == self.adapter), None)
+        return status.adapter.key if status is not None else None
 
 
 class ModelRegistry:
-    """`allowed`: the names that a caller may use; None: all. Others do not exist for them."""
+    """`allowed`: the names that a caller may use; None: all. Others do not exist for them.
+
+    An adapter of a model is called `MODEL:ADAPTER`. Where a model has that very name, that is meant.
+    """
 
     def __init__(self, models: Sequence[ServedModel], routers: Sequence[Router] = ()) -> None:
         """At least one model; the first is meant where no name is given."""
@@ -54,20 +72,52 @@ class ModelRegistry:
         return self._models[0]
 
     def names(self, allowed: Collection[str] | None) -> tuple[str, ...]:
-        return tuple(name for name in self._by_name if allowed is None or name in allowed)
+        """All models, and behind them their adapters that can be had."""
+        names = [*self._by_name, *(name for model in self._models for name in _adapted_names(model))]
+        return tuple(name for name in dict.fromkeys(names) if allowed is None or name in allowed)
 
-    def choose(self, name: str | None, allowed: Collection[str] | None) -> Chosen:
+    def choose(
+        self, name: str | None, allowed: Collection[str] | None, *, adapter: str | None = None
+    ) -> Chosen:
         """The model of this name; without a name, of the first that is allowed.
-        Raises ModelNotFound, RouterNotModel."""
-        names = self.names(allowed)
-        if name is None and names:
-            name = names[0]
+
+        `adapter`: where a request names it beside its model. Raises ModelNotFound, RouterNotModel,
+        AdapterNotFound, InvalidRequest for two adapters.
+        """
+        if name is None:
+            name = self._first(allowed)
         if (router := self.router(name, allowed)) is not None:
             raise RouterNotModel(router.name, tuple(router.options.routes.values()))
-        if name is None or name not in names:
-            there_is = (*names, *self.router_names(allowed))
-            raise ModelNotFound(self.default.name if name is None else name, there_is)
-        return Chosen(name, self._by_name[name])
+        chosen = self._named(name) if adapter is None else self._adapted(name, adapter)
+        if chosen is None or (allowed is not None and chosen.name not in allowed):
+            there_is = (*self.names(allowed), *self.router_names(allowed))
+            raise ModelNotFound(name if chosen is None else chosen.name, there_is)
+        if chosen.adapter is not None:
+            _check_there(chosen, param=None if adapter is None else "lora")
+        return chosen
+
+    def _first(self, allowed: Collection[str] | None) -> str:
+        if allowed is None:
+            return self.default.name
+        return next(iter(self.names(allowed)), self.default.name)
+
+    def _named(self, name: str) -> Chosen | None:
+        if name in self._by_name:
+            return Chosen(name, self._by_name[name])
+        base, colon, adapter = name.rpartition(":")
+        return Chosen(name, self._by_name[base], adapter) if colon and base in self._by_name else None
+
+    def _adapted(self, name: str, adapter: str) -> Chosen | None:
+        """The model of this name with the adapter that a field of its own names."""
+        chosen = self._named(name)
+        if chosen is None:
+            return None
+        if chosen.adapter is None:
+            return Chosen(f"{name}:{adapter}", chosen.model, adapter)
+        if chosen.adapter != adapter:
+            message = f"'model' names the adapter '{chosen.adapter}', and 'lora' another one."
+            raise InvalidRequest(message, param="lora", code="invalid_value")
+        return chosen
 
     def router(self, name: str | None, allowed: Collection[str] | None) -> Router | None:
         """The router of this name; None: it is the name of a model, or of nothing."""
@@ -137,6 +187,22 @@ class ModelRegistry:
 
 
 _NO_HARM = (EngineState.LOADING, EngineState.FAILED, EngineState.ASLEEP)
+
+
+def _adapted_names(model: ServedModel) -> Iterator[str]:
+    for status in model.engine.adapters():
+        if status.state is not AdapterState.FAILED:
+            yield f"{model.name}:{status.adapter.name}"
+
+
+def _check_there(chosen: Chosen, *, param: str | None) -> None:
+    """Raises AdapterNotFound."""
+    statuses = {status.adapter.name: status for status in chosen.model.engine.adapters()}
+    status = statuses.get(chosen.adapter or "")
+    if status is None or status.state is AdapterState.FAILED:
+        known = [name for name, one in statuses.items() if one.state is not AdapterState.FAILED]
+        reason = None if status is None else status.reason
+        raise AdapterNotFound(chosen.adapter or "", known, reason=reason, param=param)
 
 
 def _sums(counts: Sequence[dict[str, int]]) -> dict[str, int]:

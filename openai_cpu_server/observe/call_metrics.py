@@ -28,6 +28,12 @@ class CallMetrics:
             "Prompt tokens of ended requests that were not computed, because another request had.",
         )
         self._output = counter("output_tokens", "Output tokens of ended requests.")
+        self._adapters = Counter(
+            "ocs_adapter_tokens",
+            "Tokens of ended requests with a LoRA adapter, by MODEL:NAME; kind: prompt or output.",
+            ("adapter", "kind"),
+            registry=registry,
+        )
         self._inputs = counter("embedded_inputs", "Inputs of ended requests that were embedded or scored.")
         self._input_tokens = counter("embedded_tokens", "Tokens of these inputs.")
         self._queue = histogram("queue", "Seconds from submission to the first step.")
@@ -53,6 +59,9 @@ class CallMetrics:
         elif call.inputs:
             self._inputs.labels(priority).inc(call.inputs)
             self._input_tokens.labels(priority).inc(call.prompt_tokens)
+        if call.adapter is not None:
+            self._adapters.labels(call.adapter, "prompt").inc(call.prompt_tokens)
+            self._adapters.labels(call.adapter, "output").inc(call.output_tokens)
         self._queue.labels(*labels).observe(call.queue_s)
         self._total.labels(*labels).observe(request.seconds)
         if call.ttft_s is not None:

@@ -47,6 +47,8 @@ class CallFigures(msgspec.Struct, frozen=True, kw_only=True):
     """The time from the request's arrival to its first token; None: there was none."""
     gaps: Distribution
     """The times between tokens of a sequence."""
+    adapter: str | None = None
+    """`MODEL:NAME`; None: the model as it is."""
     inputs: int | None = None
     """Inputs that were embedded or scored; 0 if it ended early. None: it generated."""
 

@@ -160,6 +160,10 @@ class Composer:
         most_ms = max(self._options.batch_stall_ms, self._saving_for_ms)
         self._credit_ms = min(max(credit_ms, 0.0), most_ms)
 
+    def let_wait(self, ms: float) -> None:
+        """Sequences of others have computed: streams of these have waited so long for their next token."""
+        self._slack.account(ms, brings_tokens=False)
+
     def _account_streams(self, plan: StepPlan, step_ms: float, running: Seq[Sequence]) -> None:
         streams = [s for s in running if _is_interactive(s) and s.is_decoding]
         if streams:

@@ -69,7 +69,7 @@ class Memory:
         if reuse.source is not None:
             self.ledger.share(reuse.source.slot, slot, reuse.shared)
         self.ledger.grow(slot, reuse.num_tokens)
-        self.cache.use(sequence.tokens[: reuse.num_tokens], sequence.request.cache_namespace)
+        self.cache.use(sequence.tokens[: reuse.num_tokens], sequence.request.cells_namespace)
         self._count(sequence, reuse)
 
     def vacate(self, sequence: Sequence) -> None:
@@ -122,7 +122,7 @@ class Memory:
         """Save the blocks of the sequence's computed tokens that the cache does not have."""
         request = sequence.request
         insertion = self.cache.insert(
-            sequence.tokens[: sequence.computed], request.cache_namespace, pin=request.pin
+            sequence.tokens[: sequence.computed], request.cells_namespace, pin=request.pin
         )
         self._verbs += [Drop(number) for number in insertion.dropped]
         self._verbs += [Save(sequence.slot, start, end, number) for number, start, end in insertion.saved]

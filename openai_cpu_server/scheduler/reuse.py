@@ -48,7 +48,7 @@ def find_reuse(
     """
     limit = newcomer.reusable
     kin = [(s, common) for s in running if (common := _common(newcomer, s, limit)) > 0]
-    match = cache.match(newcomer.tokens, newcomer.request.cache_namespace, limit)
+    match = cache.match(newcomer.tokens, newcomer.request.cells_namespace, limit)
     source = max(kin, key=lambda pair: min(pair[1], pair[0].computed), default=None)
     shared = min(source[1], source[0].computed) if source else 0
     now = max(shared, match.num_tokens)
@@ -76,7 +76,7 @@ def _pieces(match: Match, skip: int) -> tuple[tuple[int, int, int], ...]:
 
 def _common(newcomer: Sequence, other: Sequence, limit: int) -> int:
     """Length of the prefix that the newcomer's tokens share with the other's prompt, `limit` at most."""
-    if newcomer.request.cache_namespace != other.request.cache_namespace:
+    if newcomer.request.cells_namespace != other.request.cells_namespace:
         return 0
     known = newcomer.kinship.get(other.arrival)
     if known is None:

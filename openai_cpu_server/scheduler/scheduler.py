@@ -16,7 +16,9 @@ from openai_cpu_server.contract.step import (
     Step,
     StepResult,
 )
+from openai_cpu_server.scheduler.adapter_cost import AdapterCosts
 from openai_cpu_server.scheduler.admission import Admission, WaitingRoom
+from openai_cpu_server.scheduler.cohort import CohortOptions, Cohorts, Turn
 from openai_cpu_server.scheduler.compose import Composer, StepOptions
 from openai_cpu_server.scheduler.cost_model import CopyPrice
 from openai_cpu_server.scheduler.kv_ledger import KVLedger
@@ -79,7 +81,10 @@ class Scheduler:
         self._is_continuous = continuous
         self._memory = Memory(num_slots=limits.num_slots, ledger=ledger, cache=cache)
         self._options = options
-        self._composer = Composer(options)
+        self._cohorts = _cohorts(options)
+        self._adapter_costs = AdapterCosts()
+        self._computed_with: str | None = None
+        """The adapter of the last step that computed something."""
         self._speculator = speculator
         self._copy_price = CopyPrice()
         self._lengths = OutputLengths()
@@ -98,9 +103,11 @@ class Scheduler:
         """The number of sequences of each priority."""
         self._arrivals = 0
         self._arrived: list[Sequence] = []
-        """The sequences that came since the last step was made."""
+        """The sequences that came since the last step of their cohort was made."""
         self._plan = StepPlan(self._room)
         """The plan of the step that is being executed."""
+        self._turn = Turn(None, self._plan)
+        """Whose step that is."""
         self._drafts = ChosenDrafts()
         """The drafts in it."""
 
@@ -218,23 +225,30 @@ class Scheduler:
         """
         if self._is_continuous or not self._memory.running:
             self._admission.admit()
-        prices = self._prices
-        spans = self._composed(prices, beside_interactive=beside_interactive)
+        spans = self._composed(beside_interactive=beside_interactive)
+        prices = self._prices(self._turn.key)
         if self._speculator is not None:
             limits = self._claims.draft_limits(spans)
             self._drafts = self._speculator.drafts(self._plan, prices, limits)
             spans = self._claims.with_drafts(self._plan, spans, self._drafts)
-        self._composer.account(self._plan, prices.ms(self._plan), self._memory.running.values())
-        return Step(self._memory.take_verbs(), spans, self._padding(prices, self._plan.num_tokens))
+        self._cohorts.account(self._turn, self._plan, prices.ms(self._plan), self._memory.running.values())
+        padding = self._padding(prices, self._plan.num_tokens)
+        return Step(self._memory.take_verbs(), spans, padding, self._turn.key)
 
-    def _composed(self, prices: StepPrices, *, beside_interactive: bool) -> tuple[Span, ...]:
+    def _composed(self, *, beside_interactive: bool) -> tuple[Span, ...]:
         """The spans of the next step without drafts; it keeps their plan."""
         running = self._admission.running_in_order()
-        has_newcomer = any(map(_is_newcomer, self._arrived))
-        self._arrived.clear()
-        plan = self._composer.compose(
-            running, self._room, prices, has_newcomer=has_newcomer, beside_interactive=beside_interactive
+        newcomers = frozenset(s.request.adapter for s in self._arrived if _is_newcomer(s))
+        self._turn = self._cohorts.compose(
+            running,
+            self._room,
+            self._prices,
+            newcomers=newcomers,
+            switch_ms=self._adapter_costs.switch_ms,
+            beside_interactive=beside_interactive,
         )
+        self._arrived = [s for s in self._arrived if _is_newcomer(s) and not self._is_served(s)]
+        plan = self._turn.plan
         spans = self._claims.spans(plan)
         self._plan = plan.limited_to({self._memory.running[s.slot]: len(s.tokens) for s in spans})
         return spans
@@ -247,8 +261,11 @@ class Scheduler:
         """How long the step that `schedule` has just returned will take, in milliseconds."""
         size = step.num_tokens + step.padding
         copying_ms = self._copy_price.predict_ms(step.verbs)
-        step_ms = self.cost.predict_ms(size, self._plan.attended) if size else 0.0
-        return self._drafts.drafting_ms + copying_ms + step_ms
+        if not size:
+            return self._drafts.drafting_ms + copying_ms
+        switch_ms = self._adapter_costs.switch_ms if step.adapter != self._computed_with else 0.0
+        step_ms = self._cost_of(step.adapter).predict_ms(size, self._plan.attended)
+        return self._drafts.drafting_ms + copying_ms + switch_ms + step_ms
 
     def may_interrupt(self, step: Step) -> bool:
         """Whether an interactive newcomer may throw this step away: nobody interactive runs.
@@ -259,9 +276,26 @@ class Scheduler:
         running = self._memory.running.values()
         return bool(step.spans) and all(s.request.priority is Priority.BATCH for s in running)
 
-    @property
-    def _prices(self) -> StepPrices:
-        return StepPrices(self.cost, self._limits.step_tokens, fills_tiles=self._options.fills_tiles)
+    def forget_adapter(self, key: str) -> None:
+        """The adapter is gone, and no sequence uses it."""
+        assert not self.uses_adapter(key)
+        self._cohorts.forget(key)
+        self._adapter_costs.forget(key)
+
+    def uses_adapter(self, key: str) -> bool:
+        """Whether a sequence that has not finished computes with this adapter."""
+        return any(sequence.request.adapter == key for sequence in self._sequences.values())
+
+    def _is_served(self, sequence: Sequence) -> bool:
+        """Whether it is of the cohort whose step is being made."""
+        return sequence.request.adapter == self._turn.key and not self._turn.is_floor
+
+    def _cost_of(self, adapter: str | None) -> StepCost:
+        return self._adapter_costs.of(adapter, self.cost)
+
+    def _prices(self, adapter: str | None) -> StepPrices:
+        cost = self._cost_of(adapter)
+        return StepPrices(cost, self._limits.step_tokens, fills_tiles=self._options.fills_tiles)
 
     @property
     def _room(self) -> StepRoom:
@@ -289,10 +323,12 @@ class Scheduler:
             for sequence in self.participants(step):
                 sequence.num_interruptions += 1
             self._give_up_drafts(step)
+            self._note_adapter(step)
             return []
         self._copy_price.learn(step.verbs, result.verbs_ms)
         if elapsed_ms is not None and step.spans:
             self._learn_time(step, result, elapsed_ms)
+        self._note_adapter(step)
         running, ledger = self._memory.running, self._memory.ledger
         advances = [advance(running[span.slot], span, result, ledger) for span in step.spans]
         if self._speculator is not None:
@@ -304,10 +340,19 @@ class Scheduler:
         plan, num_missing = without_missing_drafts(self._plan, step, result, self._memory.running)
         size = step.num_tokens - num_missing + result.padding
         elapsed_ms -= result.verbs_ms
+        cost = self._cost_of(step.adapter)
+        predicted_ms = cost.predict_ms(size, plan.attended) + result.drafting_ms
+        if step.adapter != self._computed_with:
+            # What a switch takes is no price of this size of step.
+            self._adapter_costs.learn_switch(elapsed_ms - predicted_ms)
+            return
         if self._speculator is not None:
-            predicted_ms = self.cost.predict_ms(size, plan.attended) + result.drafting_ms
             self._speculator.compare(self._drafts.plain_ms, step, result, predicted_ms, elapsed_ms)
-        self.cost.refine(size, plan.attended, elapsed_ms - result.drafting_ms)
+        cost.refine(size, plan.attended, elapsed_ms - result.drafting_ms)
+
+    def _note_adapter(self, step: Step) -> None:
+        if step.spans:
+            self._computed_with = step.adapter
 
     def _model_outcomes(self, step: Step, result: StepResult) -> dict[Sequence, Drafted]:
         """The outcomes of the drafts that the draft model was asked for, by sequence."""
@@ -326,6 +371,13 @@ class Scheduler:
             assert self._sequences[sequence.request.id] is sequence
         assert len(self._waiting) + len(self._memory.running) == len(self._sequences)
         self._memory.check()
+
+
+def _cohorts(options: StepOptions) -> Cohorts:
+    return Cohorts(
+        CohortOptions(options.batch_floor, options.pace_ms, options.batch_stall_ms),
+        new_composer=lambda: Composer(options),
+    )
 
 
 def _is_newcomer(arrived: Sequence) -> bool:

@@ -14,7 +14,7 @@ from openai_cpu_server.contract.model_info import Tokenizer
 from openai_cpu_server.errors import StartupError
 from openai_cpu_server.llama.host.machine import Machine
 from openai_cpu_server.llama.measure.profile import load_profile
-from openai_cpu_server.model_source import resolve_model
+from openai_cpu_server.model_source import AdapterFiles, resolve_model
 from openai_cpu_server.prompt.chat import needs_special_tokens
 from openai_cpu_server.serving.foresight import Share
 from openai_cpu_server.serving.plans import ModelPlan
@@ -34,6 +34,7 @@ def engine_options(
         plan.path,
         cache_bytes=cache_bytes,
         draft_model_path=resolve_model(of.draft_model) if of.draft_model else None,
+        adapters=tuple(AdapterFiles(None).of_operator(source) for source in plan.adapters),
         pinned_prompts=tuple(_pinned(path, tokenizer) for path in of.pin_prompt),
         pinned_namespace=_pinned_namespace(settings),
         of=of,
@@ -44,6 +45,14 @@ def engine_options(
         return options
     logger.info("using the profile that was tuned for this model here: %s", profile)
     return profile.applied(options, given=of.model_fields_set | settings.model_fields_set)
+
+
+def adapter_files(settings: Settings) -> AdapterFiles:
+    """Raises StartupError for a folder that is none."""
+    folder = settings.adapter_dir
+    if folder is not None and not folder.expanduser().is_dir():
+        raise StartupError(f"--adapter-dir: there is no folder {folder}")
+    return AdapterFiles(folder.expanduser() if folder is not None else None)
 
 
 def read_text(path: Path) -> str:

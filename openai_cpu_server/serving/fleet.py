@@ -9,6 +9,9 @@ import sys
 from collections.abc import Coroutine, Iterable, Sequence
 from typing import Any, Protocol
 
+import msgspec
+
+from openai_cpu_server.adapter_options import AdapterSource
 from openai_cpu_server.contract.engine import EngineState, LiveRequest
 from openai_cpu_server.dispatch.dispatcher import Dispatcher
 from openai_cpu_server.dispatch.observer import EngineObserver
@@ -181,7 +184,7 @@ class Fleet:
 
     async def _replaced(self, old: House) -> House:
         """The new one serves; the old one goes with its last request."""
-        new = await asyncio.to_thread(self._build_anew, old.plan)
+        new = await asyncio.to_thread(self._build_anew, _with_adapters(old))
         if (why := self._keeper.why_never(new.kept)) is not None:
             raise ModelTooLarge(f"It cannot be loaded: {why}.")
         if new.is_broken:
@@ -242,6 +245,13 @@ class Fleet:
         task = asyncio.create_task(work)
         self._others.add(task)
         task.add_done_callback(self._others.discard)
+
+
+def _with_adapters(house: House) -> ModelPlan:
+    """Its plan, with the adapters that it has now: some may have come and gone since its start."""
+    offered = [status.adapter for status in house.engine.adapters()]
+    adapters = tuple(AdapterSource(adapter.name, adapter.path, adapter.scale) for adapter in offered)
+    return msgspec.structs.replace(house.plan, adapters=adapters)
 
 
 def _budget_bytes(settings: Settings) -> int:

@@ -113,7 +113,10 @@ class Builder:
     def _house(self, plan: ModelPlan, share: Share | None, *, begins_asleep: bool = False) -> House:
         """Raises StartupError."""
         stamp, header = Stamp.of(plan.path), GgufHeader(plan.path)
-        kind, vocabulary = model_kind(header), Vocabulary.open(plan.path)
+        kind = model_kind(header)
+        if plan.adapters and kind is not ModelKind.GENERATES:
+            raise StartupError(f"{plan.name} generates no text, and takes no adapters")
+        vocabulary = Vocabulary.open(plan.path)
         try:
             options = engine_options(self._settings, plan, vocabulary, cache_bytes=cache_bytes(plan, share))
             foreseen = foresee(options, vocabulary, share)

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import msgspec
 
+from openai_cpu_server.adapter_options import AdapterOption, AdapterSource
 from openai_cpu_server.errors import StartupError
 from openai_cpu_server.model_options import ModelOptions, ModelTable
 from openai_cpu_server.model_source import FoundModel, model_to_serve
@@ -31,6 +32,7 @@ class ModelPlan(msgspec.Struct, frozen=True, kw_only=True):
     is_pinned: bool
     memory_bytes: int | None
     """What it may take at most."""
+    adapters: tuple[AdapterSource, ...] = ()
 
     @property
     def name(self) -> str:
@@ -45,6 +47,7 @@ def planned_models(settings: Settings) -> list[ModelPlan]:
     own_names = [*(model.name for model, _ in found), *_router_tables(settings)]
     _require_distinct(own_names)
     aliases = _aliases(settings.aliases, own_names)
+    _require_models_of(settings.adapter, [model.name for model, _ in found])
     plans = [_plan(model, table, aliases, settings) for model, table in found]
     routers = planned_routers(settings, plans)
     _require_distinct(
@@ -109,12 +112,32 @@ def _plan(model: FoundModel, table: ModelTable, aliases: Mapping[str, str], sett
         keep_alive_s=None if table.pinned else keep_alive_s,
         is_pinned=table.pinned,
         memory_bytes=None if table.memory is None else table.memory * 1024 * 1024,
+        adapters=_adapters(model.name, table, settings),
     )
 
 
 def _names(name: str, table: ModelTable, aliases: Mapping[str, str]) -> tuple[str, ...]:
     """Its own, and all others."""
     return (name, *table.aliases, *(alias for alias, meant in aliases.items() if meant == name))
+
+
+def _adapters(model: str, table: ModelTable, settings: Settings) -> tuple[AdapterSource, ...]:
+    """Those of its table and of the command line. Raises StartupError for two of one name."""
+    given = (option.source for option in settings.adapter if option.model in (None, model))
+    adapters = (*table.adapters, *given)
+    twice = [name for name, count in Counter(adapter.name for adapter in adapters).items() if count > 1]
+    if twice:
+        raise StartupError(f"the model {model} has two adapters of the name {twice[0]!r}")
+    return adapters
+
+
+def _require_models_of(adapters: list[AdapterOption], names: list[str]) -> None:
+    """Raises StartupError for adapters of a model that is not served, or of nobody knows which."""
+    for option in adapters:
+        if option.model is None and len(names) > 1:
+            raise StartupError(f"--adapter {option.source.name}: say for which model, MODEL/NAME=PATH")
+        if option.model is not None and option.model not in names:
+            raise StartupError(f"--adapter: there is no model {option.model}, only {', '.join(names)}")
 
 
 def _aliases(given: Mapping[str, str], names: list[str]) -> dict[str, str]:

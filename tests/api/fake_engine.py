@@ -10,6 +10,7 @@ from collections.abc import Sequence
 
 import msgspec
 
+from openai_cpu_server.contract.adapter import Adapter, AdapterState, AdapterStatus, LoadedAdapter
 from openai_cpu_server.contract.embedding import Embedded, EmbedRequest
 from openai_cpu_server.contract.engine import (
     EngineState,
@@ -24,8 +25,8 @@ from openai_cpu_server.contract.request import GenerationRequest, Priority
 from openai_cpu_server.contract.step import TokenLogprob
 from openai_cpu_server.dispatch.embedding import Embedding
 from openai_cpu_server.dispatch.generation import Generation
-from openai_cpu_server.errors import RequestCancelled
-from tests.fakes import END_TOKEN, FAKE_INFO, FakeEmbedder, next_token
+from openai_cpu_server.errors import AdapterFailed, RequestCancelled
+from tests.fakes import END_TOKEN, FAKE_INFO, FakeEmbedder, adapted, next_token
 
 _NOBODY = {priority.label: 0 for priority in Priority}
 READY = EngineStatus(
@@ -60,6 +61,8 @@ class FakeEngine:
         self.goes_on = asyncio.Event()
         self.goes_on.set()
         self.is_ending = False
+        self.named: dict[str, AdapterStatus] = {}
+        """Its adapters."""
         self._live: dict[str, tuple[GenerationRequest | EmbedRequest, Generation | Embedding]] = {}
         self._tasks: set[asyncio.Task[None]] = set()
 
@@ -105,6 +108,23 @@ class FakeEngine:
         if self.state is not EngineState.READY:
             raise unavailable(self.told)
 
+    def adapters(self) -> tuple[AdapterStatus, ...]:
+        return tuple(self.named.values())
+
+    async def load_adapter(self, adapter: Adapter) -> AdapterStatus:
+        """A path with `bad` in it is refused."""
+        if self.state is not EngineState.READY:
+            raise unavailable(self.told)
+        if "bad" in adapter.path:
+            raise AdapterFailed(f"{adapter.path} is no adapter.")
+        loaded = LoadedAdapter(key=adapter.key, rank=8, num_tensors=14, size_bytes=1000)
+        status = AdapterStatus(adapter=adapter, state=AdapterState.READY, loaded=loaded)
+        self.named[adapter.name] = status
+        return status
+
+    def unload_adapter(self, name: str) -> bool:
+        return self.named.pop(name, None) is not None
+
     def _leave(self, request_id: str) -> None:
         self._live.pop(request_id, None)
 
@@ -124,16 +144,18 @@ class FakeEngine:
 
     async def _compute(self, request: GenerationRequest, generation: Generation) -> None:
         tokens, num_output, reason = list(request.tokens), 0, FinishReason.LENGTH
+        key = self.named[request.adapter].adapter.key if request.adapter is not None else None
         while num_output < request.max_tokens and reason is FinishReason.LENGTH:
             await asyncio.sleep(0)
             await self.goes_on.wait()
             if request.id not in self._live:
                 return
             scores = bias_scores(request)
+            known = adapted(key, tokens)
             if self.says is not None:
                 tokens.append([*(byte + 2 for byte in self.says.encode()), END_TOKEN][num_output])
             else:
-                tokens.append(max(scores, key=scores.__getitem__) if scores else next_token(tokens))
+                tokens.append(max(scores, key=scores.__getitem__) if scores else next_token(known))
             num_output += 1
             if tokens[-1] == END_TOKEN and not request.sampling.ignore_eos:
                 reason = FinishReason.STOP

@@ -25,6 +25,7 @@ async def test_models_are_listed_with_their_facts(http: httpx.AsyncClient) -> No
         "object": "model",
         "created": 1,
         "owned_by": "openai-cpu-server",
+        "parent": None,
         "kind": "generates",
         "state": "ready",
         "reason": None,

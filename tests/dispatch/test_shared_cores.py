@@ -172,7 +172,7 @@ async def test_a_holder_that_does_not_come_back_hangs_and_who_waits_does_not() -
 
 
 async def test_a_model_loads_in_pieces_beside_a_stream() -> None:
-    shared = Shared()
+    shared = Shared(batch_floor=0.5)
     a, b = shared.engine("a"), shared.engine("b", "load_pieces=5")
     async with running(a):
         streamed = request("x", output=1000)

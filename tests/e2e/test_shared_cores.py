@@ -47,7 +47,7 @@ def num_tokens(events: list[TokenEvent]) -> int:
 
 
 async def test_a_stream_beside_another_models_batch_work_whose_engine_is_killed() -> None:
-    cores = SharedCores(batch_floor=0.1)
+    cores = SharedCores(batch_floor=0.5)
     one, other = cores.join("one"), cores.join("other")
     async with running(engine(one)) as a, running(engine(other)) as b:
         rows = [asyncio.create_task(collect(b, asked(f"row{i}", 400, BATCH))) for i in range(8)]
@@ -64,7 +64,7 @@ async def test_a_stream_beside_another_models_batch_work_whose_engine_is_killed(
 
 async def test_a_model_loads_beside_a_stream_and_is_killed_while_it_loads() -> None:
     """Its kernels are proved and its weights rearranged in pieces, as batch work: nobody waits for it."""
-    cores = SharedCores(batch_floor=0.1)
+    cores = SharedCores(batch_floor=0.5)
     one, other = cores.join("one"), cores.join("other")
     async with running(engine(one)) as a:
         stream = asyncio.create_task(collect(a, asked("person", 4000)))

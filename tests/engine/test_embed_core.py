@@ -26,7 +26,7 @@ from tests.fakes import FAKE_EMBEDDER, FakeEmbedder, vector_of
 from tests.scheduler.driver import request as generation
 
 SIZE = FAKE_EMBEDDER.embedding_size
-OPTIONS = EmbedOptions(interactive_step_ms=1e6, batch_step_ms=1e6, preempt_threshold_ms=100)
+OPTIONS = EmbedOptions(short_step_ms=1e6, batch_stall_ms=1e6, preempt_threshold_ms=100)
 
 
 def embed(name: str, *inputs: tuple[int, ...], priority: Priority = Priority.INTERACTIVE) -> EmbedRequest:
@@ -88,14 +88,14 @@ def test_a_hundred_inputs_are_a_handful_of_steps() -> None:
 
 def test_a_step_is_as_long_as_its_time_budget_allows() -> None:
     budget = CostModel.guess().predict_ms(32)
-    driver = Driver(options=msgspec.structs.replace(OPTIONS, interactive_step_ms=budget))
+    driver = Driver(options=msgspec.structs.replace(OPTIONS, short_step_ms=budget))
     driver.submit(embed("a", *[(5,) * 8] * 8), embed("b", (5,) * 8, priority=Priority.BATCH))
     driver.step()
     assert sum(map(len, driver.backend.steps[0])) == 32
 
 
 def test_beside_another_models_interactive_work_batch_steps_are_short() -> None:
-    options = msgspec.structs.replace(OPTIONS, interactive_step_ms=CostModel.guess().predict_ms(32))
+    options = msgspec.structs.replace(OPTIONS, short_step_ms=CostModel.guess().predict_ms(32))
     driver = Driver(options=options)
     driver.submit(embed("a", *[(5,) * 8] * 8, priority=Priority.BATCH))
     list(driver.core.step(Sharing(beside_interactive=True)))

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 
 from openai_cpu_server.contract.messages import Cancel, ClearCache, Handling, Submit
 from openai_cpu_server.contract.request import Constraint, Priority
-from openai_cpu_server.engine.core import Prepared, Refused, Work
+from openai_cpu_server.engine.core import Checked, Prepared, Refused, Work
 from openai_cpu_server.engine.preparation import Preparation
 from tests.scheduler.driver import request
 
@@ -66,7 +66,7 @@ def word(message: Message) -> str:
 @contextmanager
 def preparing() -> Iterator[tuple[Story, Preparation]]:
     story = Story()
-    with Preparation(story.prepare, announce=story.keep, hand_on=story.keep) as preparation:
+    with Preparation(story.prepare, Checked, announce=story.keep, hand_on=story.keep) as preparation:
         yield story, preparation
 
 

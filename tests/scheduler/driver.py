@@ -18,7 +18,7 @@ from openai_cpu_server.scheduler.scheduler import Limits, Scheduler
 from openai_cpu_server.scheduler.sequence import Sequence, Status
 from openai_cpu_server.scheduler.speculation.drafts import Draft, Drafter, ModelDrafter
 from openai_cpu_server.scheduler.speculation.speculator import SpeculationOptions, Speculator
-from tests.fakes import END_TOKEN, FAKE_INFO, FakeBackend, forced_token, next_token
+from tests.fakes import END_TOKEN, FAKE_INFO, FakeBackend, adapted, forced_token, next_token
 
 Spans = dict[str, int]
 """Tokens that each request computed in a step."""
@@ -47,7 +47,7 @@ def alone(asked: GenerationRequest) -> list[int]:
 def _next_alone(asked: GenerationRequest, tokens: list[int]) -> int:
     output = tokens[len(asked.tokens) :]
     forced = forced_token(asked.constraint, output) if asked.constraint else None
-    return next_token(tokens) if forced is None else forced
+    return next_token(adapted(asked.adapter, tokens)) if forced is None else forced
 
 
 class TokenCost:

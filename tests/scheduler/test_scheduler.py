@@ -202,7 +202,7 @@ def actions(draw: st.DrawFn) -> list[Action]:
     return draw(st.lists(action, max_size=60))
 
 
-def asked_by(number: int, action: Action) -> GenerationRequest:
+def asked_by(number: int, action: Action, num_adapters: int) -> GenerationRequest:
     """Half of the requests begin with the same tokens."""
     _, prompt, output, is_batch, is_kin = action
     one = request(
@@ -214,6 +214,7 @@ def asked_by(number: int, action: Action) -> GenerationRequest:
         client=str(prompt % 3),
         cache_namespace="x" * (prompt % 7 == 0),
         constraint=_constraint(prompt),
+        adapter=None if output % 3 >= num_adapters else f"adapter{output % 3}",
     )
     if not is_kin:
         return one
@@ -236,6 +237,7 @@ def _constraint(prompt: int) -> Constraint | None:
     st.sampled_from([PriorityPolicy, FifoPolicy, ShortestFirstPolicy]),
     st.sampled_from([(), (16,), (16, 32)]),
     st.none() | st.builds(KnowingDrafter, st.integers(0, 99)) | st.builds(SilentDrafter),
+    st.integers(0, 3),
 )
 @settings(max_examples=300, deadline=None)
 def test_whatever_happens_every_request_ends_with_its_own_output(
@@ -246,6 +248,7 @@ def test_whatever_happens_every_request_ends_with_its_own_output(
     policy: type[PriorityPolicy],
     tiles: tuple[int, ...],
     drafter: KnowingDrafter | SilentDrafter | None,
+    num_adapters: int,
 ) -> None:
     driver = Driver(
         slots=slots,
@@ -263,7 +266,7 @@ def test_whatever_happens_every_request_ends_with_its_own_output(
     for number, action in enumerate(script):
         kind = action[0]
         if kind == "submit":
-            one = asked_by(number, action)
+            one = asked_by(number, action, num_adapters)
             asked[one.id] = one
             driver.submit(one)
         elif kind == "cancel" and asked:

@@ -16,7 +16,7 @@ class Scope(enum.Enum):
     """Models, generation, tokens; one's own requests."""
     METRICS = "metrics"
     ADMIN = "admin"
-    """The cache, loading and unloading models, and everybody's requests."""
+    """The cache, adapters, loading and unloading models, and everybody's requests."""
 
 
 ALL_SCOPES = frozenset(Scope)
@@ -86,6 +86,7 @@ _SCOPES = {
     "/v1/cache": Scope.ADMIN,
     "/v1/cache/stats": Scope.ADMIN,
 }
+_ADAPTERS = "/v1/adapters"
 METERED_PATHS = frozenset(
     {
         "/v1/chat/completions",
@@ -104,6 +105,9 @@ _KEEPING_ACTIONS = ("/load", "/unload")
 
 def required_scope(path: str) -> Scope | None:
     """The scope that a key needs for this path; None: the path is open."""
-    if path.startswith("/v1/models/") and path.endswith(_KEEPING_ACTIONS):
+    if path in OPEN_PATHS or path == _DESCRIPTION_PATH:
+        return None
+    is_of_adapters = path == _ADAPTERS or path.startswith(f"{_ADAPTERS}/")
+    if is_of_adapters or (path.startswith("/v1/models/") and path.endswith(_KEEPING_ACTIONS)):
         return Scope.ADMIN
-    return None if path in OPEN_PATHS or path == _DESCRIPTION_PATH else _SCOPES.get(path, Scope.INFERENCE)
+    return _SCOPES.get(path, Scope.INFERENCE)

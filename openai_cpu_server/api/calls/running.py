@@ -205,6 +205,7 @@ class Tally:
             decode_s=timings.generation_ms / 1000,
             ttft_s=None if first_s is None else first_s - began_s,
             gaps=self._gaps,
+            adapter=self._call.model if self._call.requests[0].adapter is not None else None,
         )
 
     def _finish_reason(self, request_id: str) -> str:

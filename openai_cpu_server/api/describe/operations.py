@@ -10,6 +10,7 @@ from openai_cpu_server.api.errors import CLIENT_GONE
 from openai_cpu_server.api.render.chat import ChatCompletion
 from openai_cpu_server.api.render.completion import TextCompletion
 from openai_cpu_server.api.render.pooling import EmbeddingList, Reranked
+from openai_cpu_server.api.routes.adapters import AdapterCard, AdapterDeleted, AdapterList
 from openai_cpu_server.api.routes.batch_jobs import BatchList, BatchObject
 from openai_cpu_server.api.routes.cache import CacheStats
 from openai_cpu_server.api.routes.files import FileDeleted, FileList, FileObject
@@ -19,6 +20,7 @@ from openai_cpu_server.api.routes.paging import ORDERS
 from openai_cpu_server.api.routes.requests import Cancelled, RequestList
 from openai_cpu_server.api.routes.stats import Stats
 from openai_cpu_server.api.routes.tokens import Detokenized, Tokenized
+from openai_cpu_server.api.schemas.adapters import AdapterBody
 from openai_cpu_server.api.schemas.base import Body
 from openai_cpu_server.api.schemas.batch_jobs import BatchBody
 from openai_cpu_server.api.schemas.chat import ChatBody
@@ -100,6 +102,15 @@ OPERATIONS: Mapping[str, Operation] = {
     **dict.fromkeys(("POST /v1/rerank", "POST /v2/rerank", "POST /rerank"), _RERANKING),
     "GET /v1/models": Operation(summary="The names that are served", tag="Models", answer=ModelList),
     "GET /v1/models/{id}": Operation(summary="One of them", tag="Models", answer=ModelCard),
+    "POST /v1/adapters": Operation(
+        summary="Load a LoRA adapter, or put it in the place of one of the same name",
+        tag="Models",
+        body=AdapterBody,
+        answer=AdapterCard,
+        errors=(404,),
+    ),
+    "GET /v1/adapters": Operation(summary="Adapters of all models", tag="Models", answer=AdapterList),
+    "DELETE /v1/adapters/{id}": Operation(summary="Unload one", tag="Models", answer=AdapterDeleted),
     "POST /v1/models/{id}/load": Operation(
         summary="Load it into memory, or anew if its file has changed; the answer comes when that is done",
         tag="Models",

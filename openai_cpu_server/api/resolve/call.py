@@ -67,7 +67,7 @@ def resolve_call(
         id=call_id,
         model=asking.chosen.name,
         created=int(time.time()),
-        fingerprint=fingerprint(asking.info),
+        fingerprint=fingerprint(asking.info, asking.chosen.adapter_key),
         prompts=tuple(prompts),
         requests=_requests(alike, call_id, list(zip(prompts, rooms, strict=True)), best_of),
         n=n,
@@ -85,9 +85,11 @@ def resolve_call(
     )
 
 
-def fingerprint(info: ModelInfo) -> str:
-    """Equal as long as this version serves this file."""
+def fingerprint(info: ModelInfo, adapter_key: str | None = None) -> str:
+    """Equal as long as this version serves this file, with this version of an adapter."""
     facts = f"{PurePath(info.path).name}|{info.file_bytes}|{info.description}"
+    if adapter_key is not None:
+        facts += f"|{adapter_key}"
     return f"fp_{__version__}_{hashlib.sha256(facts.encode()).hexdigest()[:10]}"
 
 
@@ -114,6 +116,7 @@ def _request(body: GenerationBody, asking: Asking, output: Output) -> Generation
         stop=stop_strings(body),
         client=Client.of(identity, body.user or body.safety_identifier).label,
         cache_namespace=cache_namespace(salt=body.cache_salt, key=key),
+        adapter=asking.chosen.adapter,
         constraint=output.constraint,
         # What the model writes between text and tool calls is for the reader of its output to see.
         show_control_tokens=output.tool_calls is not None,

@@ -156,7 +156,10 @@ class GenerationRoute(Generic[B]):
         allowed = sender.identity.allowed_models
         router = self._models.router(body.model, allowed)
         if router is None:
-            return Goal(choose_able(self._models, body.model, allowed, Ability.GENERATE))
+            return Goal(choose_able(self._models, body.model, allowed, Ability.GENERATE, adapter=body.lora))
+        if body.lora is not None:
+            message = f"'{router.name}' routes to models of different adapters; name one of them in 'model'."
+            raise InvalidRequest(message, param="lora", code="unsupported_value")
         name = body.model or router.name
         routed = await follow(self._models, router, asked_of(body, sender), questioner(body, sender), name)
         ticket.sent_to(taken(routed))
@@ -186,7 +189,7 @@ class GenerationRoute(Generic[B]):
         generation = await self._generation(call, goal.chosen, terms)
         if generation is None:  # the model was replaced meanwhile, maybe by one with other tokens
             anew = self._models.choose(goal.chosen.model.name, None).model
-            chosen = Chosen(goal.chosen.name, anew)
+            chosen = goal.chosen._replace(model=anew)
             return await self._asked(reading, goal._replace(chosen=chosen), sender, terms)
         return Running(call, generation, goal.chosen.model, ticket=terms.ticket, lease=terms.lease)
 

@@ -30,6 +30,8 @@ class ModelCard(msgspec.Struct, frozen=True, kw_only=True):
     object: str = "model"
     created: int
     owned_by: str = "openai-cpu-server"
+    parent: str | None
+    """The model itself, where this is one with an adapter."""
     kind: str
     """`generates`, `embeds`, `reranks`, or `routes`: it chooses another model for each request."""
     state: str
@@ -80,6 +82,7 @@ def model_card(chosen: Chosen) -> ModelCard:
     return ModelCard(
         id=chosen.name,
         created=model.created,
+        parent=None if chosen.adapter is None else model.name,
         kind=model.kind.value,
         state=status.state.value,
         reason=status.reason,
@@ -92,6 +95,7 @@ def router_card(name: str, router: Router) -> ModelCard:
     return ModelCard(
         id=name,
         created=router.created,
+        parent=None,
         kind="routes",
         state="ready",
         reason=None,

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from pydantic import Field
+from pydantic import Field, PlainValidator
+from pydantic_core import PydanticCustomError
 
 from openai_cpu_server.api.schemas.base import Body
 from openai_cpu_server.api.schemas.structured import (
@@ -26,6 +27,19 @@ class StreamOptions(Body):
     include_usage: bool | None = None
     include_obfuscation: Literal[False] | None = None
     """Only `false`: chunks carry no random padding."""
+
+
+def _named_adapter(value: object) -> object:
+    """llama-server takes a list of ids or names with scales here."""
+    if value is None or (isinstance(value, str) and value):
+        return value
+    raise PydanticCustomError(
+        "lora",
+        "Input should be the name of an adapter (several at once, or a scale per request, are not supported)",
+    )
+
+
+AdapterName = Annotated[str, PlainValidator(_named_adapter, json_schema_input_type=str)]
 
 
 class GenerationBody(Body):
@@ -57,6 +71,8 @@ class GenerationBody(Body):
     repeat_penalty: Annotated[float, Field(gt=0)] | None = None
     repeat_last_n: Annotated[int, Field(ge=0, lt=2**31)] | None = None
     ignore_eos: bool | None = None
+    lora: AdapterName | None = None
+    """An adapter of the model; the same as `model: "MODEL:ADAPTER"`."""
     priority: str | None = None
     cache_salt: Annotated[str, Field(min_length=1, max_length=256)] | None = None
     timeout: Annotated[float, Field(gt=0)] | None = None

@@ -122,6 +122,17 @@ class Context:
         values = (ctypes.c_float * (rows * self._vocab_size)).from_address(address)
         return np.ctypeslib.as_array(values).reshape(rows, self._vocab_size)
 
+    def set_adapter(self, address: int | None, scale: float) -> None:
+        """Compute with the `llama_adapter_lora` at this address from the next decode on; None: without."""
+        count = 0 if address is None else 1
+        handles, scales = (ctypes.c_void_p * count)(), (ctypes.c_float * count)()
+        if address is not None:
+            handles[0], scales[0] = address, scale
+        pointer = ctypes.cast(handles, ctypes.POINTER(ctypes.POINTER(ctypes.c_void_p)))
+        code = llama_cpp.llama_set_adapters_lora(self.handle, pointer, count, scales)
+        if code != 0:
+            raise DecodeFailed(f"llama.cpp does not take an adapter (code {code}).")
+
     def free_slot(self, slot: int) -> None:
         """Remove all cells of the slot. This never fails."""
         llama_cpp.llama_memory_seq_rm(self._live_memory, slot, -1, -1)

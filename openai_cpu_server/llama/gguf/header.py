@@ -6,7 +6,7 @@ from collections.abc import Collection
 from pathlib import Path
 
 from openai_cpu_server.errors import StartupError
-from openai_cpu_server.llama.gguf.reader import GgufReader, SkippedArray, mapped
+from openai_cpu_server.llama.gguf.reader import FLOAT32, GgufReader, SkippedArray, mapped
 
 
 class GgufHeader:
@@ -18,9 +18,17 @@ class GgufHeader:
         with mapped(path) as data:
             reader = GgufReader(data, path)
             self._values = reader.pairs()
+        self._kinds = reader.kinds
         self.num_tensors = reader.num_tensors
         self.tensors_start = reader.position
         """Byte of the file at which the descriptions of the tensors begin."""
+
+    def has(self, key: str) -> bool:
+        return key in self._values
+
+    def is_float32(self, key: str) -> bool:
+        """Whether the value is stored as float32: llama.cpp ends the process where it expects that."""
+        return self._kinds.get(key) == FLOAT32
 
     def get_int(self, key: str) -> int | None:
         value = self._values.get(key)

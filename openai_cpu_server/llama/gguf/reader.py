@@ -15,6 +15,8 @@ _MAGIC = b"GGUF"
 _VERSIONS = (2, 3)
 _SCALARS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
 _STRING, _ARRAY = 8, 9
+FLOAT32 = 6
+"""GGUF's number for that type."""
 _LONGEST_KEPT_ARRAY = 4096
 """Longer arrays belong to the vocabulary; arrays about layers are shorter."""
 
@@ -67,6 +69,8 @@ class GgufReader:
         self.position = position
         self.num_tensors = 0
         """The number of tensors; known after `pairs`."""
+        self.kinds: dict[str, int] = {}
+        """GGUF's number for the type of each value; known after `pairs`."""
 
     def pairs(self) -> dict[str, Value]:
         """All keys and values. The reader must be at the beginning of the file."""
@@ -96,7 +100,8 @@ class GgufReader:
 
     def _pair(self) -> tuple[str, Value]:
         key = self.string()
-        return key, self._value(int(self.scalar("I")))
+        self.kinds[key] = int(self.scalar("I"))
+        return key, self._value(self.kinds[key])
 
     def _value(self, kind: int) -> Value:
         if kind == _STRING:

@@ -12,7 +12,10 @@ from openai_cpu_server.errors import InvalidRequest, StartupError
 from openai_cpu_server.llama.bindings import llama_cpp
 from openai_cpu_server.llama.gguf.header import GgufHeader
 from openai_cpu_server.llama.model.model import Model
+from openai_cpu_server.llama.model.word_pieces import LONGEST_WORD, WordPieces
 
+_BERT_UNKNOWN = 100
+"""llama.cpp's default."""
 _SPARE_TOKENS = 16
 """Text has at most one token per byte, and a few special tokens around it."""
 
@@ -120,6 +123,28 @@ class Vocabulary:
         return frozenset(token for token in range(self._size) if is_end(vocab, token))
 
     def encode(self, text: str, *, add_special: bool, parse_special: bool) -> list[int]:
+        pieces = None if parse_special or _is_plain(text) else self._word_pieces
+        if pieces is not None:
+            around = self._encode("", add_special=add_special, parse_special=False)
+            return [*around[:1], *pieces.encode(text), *around[1:]]
+        return self._encode(text, add_special=add_special, parse_special=parse_special)
+
+    @functools.cached_property
+    def _word_pieces(self) -> WordPieces | None:
+        """None: llama.cpp reads texts as the model's own tokenizer does."""
+        if llama_cpp.llama_vocab_type(self._vocab) != llama_cpp.LLAMA_VOCAB_TYPE_WPM:
+            return None
+        header = self._model.header
+        texts = header.get_strings("tokenizer.ggml.tokens")
+        lowercase = header.get_bool("tokenizer.ggml.normalizer.lowercase")
+        unknown = header.get_int("tokenizer.ggml.unknown_token_id")
+        return WordPieces(
+            {text: token for token, text in texts.items()},
+            unknown=_BERT_UNKNOWN if unknown is None else unknown,
+            lowercase=lowercase is not False,
+        )
+
+    def _encode(self, text: str, *, add_special: bool, parse_special: bool) -> list[int]:
         data = _utf8(text)
         capacity = len(data) + _SPARE_TOKENS
         while True:
@@ -175,6 +200,13 @@ class Vocabulary:
 
 def _present(token: int) -> int | None:
     return None if token == llama_cpp.LLAMA_TOKEN_NULL else int(token)
+
+
+def _is_plain(text: str) -> bool:
+    """Whether every WordPiece tokenizer reads it alike: nothing but ASCII, and no word is very long."""
+    return text.isascii() and (
+        len(text) <= LONGEST_WORD or max(map(len, text.split()), default=0) <= LONGEST_WORD
+    )
 
 
 def _utf8(text: str) -> bytes:

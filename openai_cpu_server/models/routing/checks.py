@@ -34,11 +34,12 @@ def _problems(router: RouterOptions, by_name: Mapping[str, RouterOptions], kinds
 
 
 def _wrong_model(where: str, name: str, wanted: ModelKind, kinds: Kinds) -> Iterator[str]:
-    if name not in kinds:
+    base = name if name in kinds else name.rpartition(":")[0]  # adapters come and go: it may be one's name
+    if base not in kinds:
         yield f"{where} {name!r}: there is no such model; there is {', '.join(kinds)}"
-    elif kinds[name] not in (wanted, None):
+    elif kinds[base] not in (wanted, None):
         verb = {ModelKind.GENERATES: "generates text", ModelKind.EMBEDS: "embeds"}[wanted]
-        found = kinds[name]
+        found = kinds[base]
         yield f"{where} {name!r} {found.value if found else ''}: it must be a model that {verb}"
 
 

@@ -32,7 +32,7 @@ def router(name: str, way: Way = Rules(()), **routes: str) -> RouterOptions:  # 
 def test_models_and_routers_that_end_at_models_are_fine() -> None:
     asks = Classifier(model="small", prompt="{request}", timeout_s=1)
     routers = [
-        router("one", a="small", b="two-too"),
+        router("one", a="small", b="two-too", c="small:adapter"),
         router("two", asks, a="small", b="broken"),
         router("three", CASCADE, a="small", b="broken"),
         router(
@@ -47,6 +47,7 @@ def test_models_and_routers_that_end_at_models_are_fine() -> None:
     [
         ([router("r", a="none")], "a = 'none': there is no such model; there is small, vectors"),
         ([router("r", a="vectors")], "a = 'vectors' embeds: it must be a model that generates text"),
+        ([router("r", a="none:adapter")], "a = 'none:adapter': there is no such model"),
         ([router("r", a="scores")], "a = 'scores' reranks: it must be a model that generates text"),
         ([router("r", a="r")], "[models.r] router: r -> r is a loop"),
         ([router("r", a="s-too"), router("s", a="small", b="r-too")], "r -> s -> r is a loop"),

@@ -1,0 +1,84 @@
+"""How users write adapters: `[MODEL/]NAME=PATH[@SCALE]` on the command line, tables in TOML."""
+
+from __future__ import annotations
+
+import math
+import re
+from typing import NamedTuple
+
+NAME = re.compile(r"[A-Za-z0-9._-]{1,64}")
+"""No colon and no slash: requests write `MODEL:NAME`, options `MODEL/NAME`."""
+LARGEST_SCALE = 100.0
+"""Far beyond any use; it keeps slips of a user from filling a model's activations with infinities."""
+
+
+class AdapterSource(NamedTuple):
+    name: str
+    path: str
+    """PATH or hf:OWNER/REPO/FILE."""
+    scale: float = 1.0
+
+
+class AdapterOption(NamedTuple):
+    model: str | None
+    """The model's name in the API; None: the only one."""
+    source: AdapterSource
+
+
+def parse_adapter(text: str) -> AdapterOption:
+    """Read one option. Raises ValueError with one line."""
+    left, equals, right = text.partition("=")
+    model, slash, name = left.rpartition("/")
+    if not equals or not right or (slash and not model):
+        raise ValueError(f"{text!r} is not [MODEL/]NAME=PATH[@SCALE]")
+    return AdapterOption(model or None, _source(name, right))
+
+
+def adapters_of_table(table: object) -> tuple[AdapterSource, ...]:
+    """Read `[models.NAME.adapters]`: NAME = "PATH[@SCALE]" or NAME = {path = ..., scale = ...}.
+
+    Raises ValueError with one line.
+    """
+    if not isinstance(table, dict):
+        raise ValueError('adapters are a table: NAME = "PATH[@SCALE]"')
+    return tuple(_of_entry(str(name), value) for name, value in table.items())
+
+
+def checked_scale(scale: float) -> float:
+    """Raises ValueError."""
+    if not math.isfinite(scale) or scale == 0 or abs(scale) > LARGEST_SCALE:
+        raise ValueError(f"a scale is a number between -{LARGEST_SCALE:g} and {LARGEST_SCALE:g}, not 0")
+    return scale
+
+
+def checked_name(name: str) -> str:
+    """Raises ValueError."""
+    if not NAME.fullmatch(name):
+        raise ValueError(f"{name!r} is no name of an adapter: up to 64 letters, digits, '.', '_' and '-'")
+    return name
+
+
+def _of_entry(name: str, value: object) -> AdapterSource:
+    if isinstance(value, str):
+        return _source(name, value)
+    if not isinstance(value, dict) or not isinstance(value.get("path"), str):
+        raise ValueError(f'adapter {name}: write {name} = "PATH[@SCALE]" or {{path = ..., scale = ...}}')
+    unknown = next((key for key in value if key not in ("path", "scale")), None)
+    if unknown is not None:
+        raise ValueError(f"adapter {name}: there is no option {unknown!r}; there are path and scale")
+    scale = value.get("scale", 1.0)
+    if not isinstance(scale, int | float) or isinstance(scale, bool):
+        raise ValueError(f"adapter {name}: scale must be a number")
+    return AdapterSource(checked_name(name), value["path"], checked_scale(float(scale)))
+
+
+def _source(name: str, text: str) -> AdapterSource:
+    path, at, scale = text.rpartition("@")
+    if at and path:
+        try:
+            number = float(scale)
+        except ValueError:
+            pass  # a path with an @
+        else:
+            return AdapterSource(checked_name(name), path, checked_scale(number))
+    return AdapterSource(checked_name(name), text)

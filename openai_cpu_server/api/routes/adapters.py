@@ -1,0 +1,130 @@
+"""`/v1/adapters`: which adapters models have; load one, or replace one of the same name; unload one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+
+import msgspec
+from starlette.requests import Request
+from starlette.responses import Response
+
+from openai_cpu_server.adapter_options import AdapterSource
+from openai_cpu_server.api.access.identity import identity_of
+from openai_cpu_server.api.offload import SLOW, off_loop
+from openai_cpu_server.api.routes.models import json_response
+from openai_cpu_server.api.schemas.adapters import AdapterBody
+from openai_cpu_server.api.schemas.parse import parse
+from openai_cpu_server.contract.adapter import Adapter, AdapterStatus
+from openai_cpu_server.errors import AdapterNotAllowed, AdapterNotFound, InvalidRequest
+from openai_cpu_server.models.registry import ModelRegistry
+from openai_cpu_server.models.served import ServedModel
+
+FindAdapter = Callable[[AdapterSource], Adapter]
+"""Finds the file that a client names, and reads it. Raises AdapterNotAllowed, AdapterFailed. Any thread."""
+
+
+class AdapterCard(msgspec.Struct, frozen=True, kw_only=True):
+    id: str
+    """What requests write as `model`: `MODEL:NAME`."""
+    object: str = "adapter"
+    model: str
+    name: str
+    path: str
+    scale: float
+    state: str
+    """`ready`, `failed` (refused at the start), or `loading` while the engine starts anew."""
+    reason: str | None
+    """Why it failed."""
+    sha256: str
+    rank: int | None
+    """This and the next two are None unless it is ready."""
+    tensors: int | None
+    size_bytes: int | None
+
+
+class AdapterList(msgspec.Struct, frozen=True):
+    data: list[AdapterCard]
+    object: str = "list"
+
+
+class AdapterDeleted(msgspec.Struct, frozen=True):
+    id: str
+    deleted: bool = True
+    object: str = "adapter"
+
+
+def no_adapters(source: AdapterSource) -> Adapter:
+    """For a server that nobody may give adapters. A `FindAdapter`."""
+    raise AdapterNotAllowed("This server loads no adapters over the API.")
+
+
+class AdapterRoutes:
+    def __init__(self, models: ModelRegistry, find: FindAdapter, *, lenient: bool) -> None:
+        self._models = models
+        self._find = find
+        self._lenient = lenient
+
+    async def list(self, request: Request) -> Response:
+        cards = [_card(model, status) for model in self._models for status in model.engine.adapters()]
+        return json_response(AdapterList(cards))
+
+    async def load(self, request: Request) -> Response:
+        """Answers when requests get it. Until then they get the one that had the name before."""
+        data = await request.body()
+        body, ignored = await off_loop(len(data), partial(parse, AdapterBody, data, lenient=self._lenient))
+        model = self._model(body.model, request)
+        model.loaded()
+        adapter = await off_loop(SLOW, partial(self._find, _source(body)))
+        status = await model.engine.load_adapter(adapter)
+        return json_response(_card(model, status), headers=ignored.headers)
+
+    async def unload(self, request: Request) -> Response:
+        """Calls that run with it go on. The id is `MODEL:NAME`, or `NAME` for the first model's."""
+        asked: str = request.path_params["id"]
+        base, colon, name = asked.rpartition(":")
+        model = self._model(base if colon else None, request)
+        if not model.engine.unload_adapter(name):
+            known = [status.adapter.name for status in model.engine.adapters()]
+            raise AdapterNotFound(name, known, param="id")
+        return json_response(AdapterDeleted(f"{model.name}:{name}"))
+
+    def _model(self, name: str | None, request: Request) -> ServedModel:
+        chosen = self._models.choose(
+            name or self._models.default.name, identity_of(request.scope).allowed_models
+        )
+        if chosen.adapter is not None:
+            message = f"'{name}' is a model with an adapter; name the model itself."
+            raise InvalidRequest(message, param="model", code="invalid_value")
+        return chosen.model
+
+
+def _source(body: AdapterBody) -> AdapterSource:
+    if (body.path is None) == (body.source is None):
+        message = "Give exactly one of 'path' and 'source'."
+        raise InvalidRequest(message, param="path", code="invalid_value")
+    if body.scale == 0:
+        message = "Invalid value for 'scale': 0 is the model without the adapter."
+        raise InvalidRequest(message, param="scale", code="invalid_value")
+    path = body.path if body.source is None else body.source
+    assert path is not None, "one of the two is given"
+    if body.source is None and path.startswith("hf:"):
+        raise InvalidRequest("Give a file of the hub as 'source'.", param="path", code="invalid_value")
+    return AdapterSource(body.name, path, 1.0 if body.scale is None else body.scale)
+
+
+def _card(model: ServedModel, status: AdapterStatus) -> AdapterCard:
+    adapter, loaded = status.adapter, status.loaded
+    return AdapterCard(
+        id=f"{model.name}:{adapter.name}",
+        model=model.name,
+        name=adapter.name,
+        path=adapter.path,
+        scale=adapter.scale,
+        state=status.state.value,
+        reason=status.reason,
+        sha256=adapter.digest,
+        rank=loaded.rank if loaded else None,
+        tensors=loaded.num_tensors if loaded else None,
+        size_bytes=loaded.size_bytes if loaded else None,
+    )

@@ -1,0 +1,239 @@
+"""Chooses whose step is next, where sequences compute with different adapters: a step has one of them.
+
+A cohort is all running sequences of one adapter; the base is the cohort of those without one. Each has a
+composer of its own, which fills its steps as if it were alone, and knows nothing of the others.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Sequence as Seq
+from typing import NamedTuple
+
+from openai_cpu_server.contract.request import Priority
+from openai_cpu_server.scheduler.compose import Composer
+from openai_cpu_server.scheduler.plan import StepPlan, StepPrices, StepRoom
+from openai_cpu_server.scheduler.sequence import Sequence
+
+Key = str | None
+"""An adapter's key; None: the base."""
+
+_TURN_SWITCHES = {Priority.INTERACTIVE: 10, Priority.BATCH: 50}
+"""A turn lasts as long as so many switches take, and at most as long as a step may.
+
+So switching costs a tenth of the time where somebody waits for each token, and a fiftieth where nobody does.
+"""
+
+
+class CohortOptions(NamedTuple):
+    batch_floor: float
+    """The share of time that batch work keeps in cohorts that have no interactive work, beside those that
+    have some."""
+    interactive_turn_ms: float
+    """The longest that a turn goes on for the sake of fewer switches, while interactive work waits."""
+    batch_turn_ms: float
+
+
+class Turn(NamedTuple):
+    """The next step, as it is planned."""
+
+    key: Key
+    plan: StepPlan
+    is_floor: bool = False
+    """It is batch work's, beside interactive work of other cohorts."""
+
+
+class _Ledger:
+    """The time that cohorts of a class have used. Who comes back or is new has used as much as the one who
+    has used least: nobody saves up time by having no work."""
+
+    def __init__(self) -> None:
+        self._used_ms: dict[Key, float] = {}
+        self._served_at: dict[Key, int] = {}
+        self._present: frozenset[Key] = frozenset()
+
+    def enter(self, present: Iterable[Key]) -> None:
+        """These have work now, and no others."""
+        present = frozenset(present)
+        stayed = [self._used_ms[key] for key in present & self._present]
+        least_ms = min(stayed, default=0.0)
+        if not stayed:
+            self._used_ms.clear()
+            self._served_at.clear()
+        for key in present - self._present:
+            self._used_ms[key] = max(self._used_ms.get(key, 0.0), least_ms)
+        self._present = present
+
+    def first(self) -> Key:
+        """Who has used least; of equals, who was served longest ago."""
+        return min(self._present, key=lambda key: (self._used_ms[key], self._served_at.get(key, -1)))
+
+    def lead_ms(self, key: Key, other: Key) -> float:
+        """How much more the first has used."""
+        return self._used_ms[key] - self._used_ms[other]
+
+    def use(self, key: Key, ms: float, at: int) -> None:
+        if key in self._present:
+            self._used_ms[key] += ms
+            self._served_at[key] = at
+
+    def forget(self, key: Key) -> None:
+        self._used_ms.pop(key, None)
+        self._served_at.pop(key, None)
+        self._present -= {key}
+
+
+class Cohorts:
+    """Interactive work goes first; within a class cohorts take turns by the time that they have used.
+
+    Batch work in a cohort that has interactive work too is that cohort's composer's concern. All other batch
+    work earns `batch_floor` of the time that others use, and spends it on steps of its own: no longer than
+    those of interactive work, and never two in a row.
+    """
+
+    def __init__(self, options: CohortOptions, *, new_composer: Callable[[], Composer]) -> None:
+        self._options = options
+        self._new_composer = new_composer
+        self._composers: dict[Key, Composer] = {None: new_composer()}
+        self._ledgers = {priority: _Ledger() for priority in Priority}
+        self._last: Key = None
+        self._switch_ms = 0.0
+        self._num_steps = 0
+        self._credit_ms = 0.0
+        """The time that batch work of waiting cohorts has earned and not spent."""
+        self._was_floor = False
+        """Whether the last step was one that they have paid for so."""
+
+    def compose(
+        self,
+        running: Seq[Sequence],
+        room: StepRoom,
+        prices: Callable[[Key], StepPrices],
+        *,
+        newcomers: frozenset[Key],
+        switch_ms: float,
+        beside_interactive: bool = False,
+    ) -> Turn:
+        """The next step for the running sequences, which come in the policy's order.
+
+        `newcomers`: cohorts in which an interactive sequence got a slot at once, since their last step.
+        `switch_ms`: what it takes to compute with another adapter than the last step did.
+        `beside_interactive`: as for `Composer.compose`.
+        """
+        members = members_of(running)
+        if len(members) < 2:
+            self._leave_alone(members)
+            key = next(iter(members), None)
+            plan = self._composer(key).compose(
+                members.get(key, ()),
+                room,
+                prices(key),
+                has_newcomer=key in newcomers,
+                beside_interactive=beside_interactive,
+            )
+            return Turn(key, plan)
+        self._switch_ms = switch_ms
+        urgent = _having(members, Priority.INTERACTIVE)
+        others = _having(members, Priority.BATCH) - urgent
+        self._ledgers[Priority.INTERACTIVE].enter(urgent)
+        self._ledgers[Priority.BATCH].enter(others)
+        if not others or not urgent:
+            self._credit_ms = 0.0
+        elif not self._was_floor and (floor := self._floor_turn(members, room, prices)) is not None:
+            return floor
+        key = self._chosen(Priority.INTERACTIVE if urgent else Priority.BATCH, members, newcomers)
+        plan = self._composer(key).compose(
+            members[key],
+            room,
+            prices(key),
+            has_newcomer=key in newcomers,
+            beside_interactive=beside_interactive or bool(urgent - {key}),
+        )
+        return Turn(key, plan)
+
+    def account(self, turn: Turn, plan: StepPlan, step_ms: float, running: Iterable[Sequence]) -> None:
+        """Book what a step uses whose tokens are final."""
+        members = members_of(running)
+        self._composer(turn.key).account(plan, step_ms, members.pop(turn.key, []))
+        if not plan.num_tokens:
+            return
+        for key in members:
+            self._composer(key).let_wait(step_ms)
+        self._num_steps += 1
+        self._last, self._was_floor = turn.key, turn.is_floor
+        floor = self._options.batch_floor
+        self._credit_ms += -self._floor_ms(step_ms) if turn.is_floor else floor * step_ms
+        for priority in {s.request.priority for s in plan.parts}:
+            self._ledgers[priority].use(turn.key, step_ms, self._num_steps)
+
+    def forget(self, key: str) -> None:
+        """The adapter is gone."""
+        self._composers.pop(key, None)
+        for ledger in self._ledgers.values():
+            ledger.forget(key)
+
+    def _leave_alone(self, members: Mapping[Key, Seq[Sequence]]) -> None:
+        """Nobody takes turns."""
+        for ledger in self._ledgers.values():
+            ledger.enter(members)
+        self._credit_ms, self._was_floor = 0.0, False
+
+    def _chosen(
+        self,
+        priority: Priority,
+        members: Mapping[Key, Seq[Sequence]],
+        newcomers: frozenset[Key],
+    ) -> Key:
+        """Who has used least. The last one goes on for as long as a turn lasts, unless a newcomer waits."""
+        ledger, last = self._ledgers[priority], self._last
+        first = ledger.first()
+        goes_on = last in members and any(s.request.priority is priority for s in members[last])
+        if first == last or not goes_on or first in newcomers:
+            return first
+        longest_ms = (
+            self._options.interactive_turn_ms
+            if priority is Priority.INTERACTIVE
+            else self._options.batch_turn_ms
+        )
+        turn_ms = min(_TURN_SWITCHES[priority] * self._switch_ms, longest_ms)
+        return last if ledger.lead_ms(last, first) < turn_ms else first
+
+    def _floor_turn(
+        self,
+        members: Mapping[Key, Seq[Sequence]],
+        room: StepRoom,
+        prices: Callable[[Key], StepPrices],
+    ) -> Turn | None:
+        """A step of batch work of the cohorts without interactive work, if its credit pays for one."""
+        key = self._ledgers[Priority.BATCH].first()
+        if self._credit_ms <= prices(key).single_ms:
+            return None
+        plan = self._composer(key).compose(
+            members[key], room, prices(key), has_newcomer=False, beside_interactive=True
+        )
+        cost_ms = self._floor_ms(prices(key).ms(plan))
+        most_ms = max(self._options.interactive_turn_ms, cost_ms)
+        self._credit_ms = min(self._credit_ms, most_ms)
+        return Turn(key, plan, is_floor=True) if cost_ms <= self._credit_ms else None
+
+    def _floor_ms(self, step_ms: float) -> float:
+        """What a step of batch work costs those who wait: they switch to it and back."""
+        return step_ms + 2 * self._switch_ms
+
+    def _composer(self, key: Key) -> Composer:
+        composer = self._composers.get(key)
+        if composer is None:
+            composer = self._composers[key] = self._new_composer()
+        return composer
+
+
+def members_of(running: Iterable[Sequence]) -> dict[Key, list[Sequence]]:
+    """The cohorts, each in the order of `running`."""
+    members: dict[Key, list[Sequence]] = {}
+    for sequence in running:
+        members.setdefault(sequence.request.adapter, []).append(sequence)
+    return members
+
+
+def _having(members: Mapping[Key, Seq[Sequence]], priority: Priority) -> frozenset[Key]:
+    return frozenset(key for key, own in members.items() if any(s.request.priority is priority for s in own))

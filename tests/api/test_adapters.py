@@ -1,0 +1,205 @@
+"""Adapters over HTTP: how requests name them, `/v1/adapters`, and what keys may do."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import httpx
+import pytest
+
+from openai_cpu_server.adapter_options import AdapterSource
+from openai_cpu_server.api.access.key_ring import KeyRing
+from openai_cpu_server.api.application import create_api
+from openai_cpu_server.contract.adapter import Adapter
+from openai_cpu_server.errors import AdapterFailed, AdapterNotAllowed
+from openai_cpu_server.models.registry import ModelRegistry
+from tests.api.fake_engine import FakeEngine
+from tests.api.serving import OPTIONS, client
+from tests.api.talking import complete, error_of
+from tests.models.test_registry import model
+
+pytestmark = pytest.mark.anyio
+
+
+def adapter(name: str, path: str = "a.gguf", scale: float = 1.0) -> Adapter:
+    return Adapter(name=name, path=path, digest=hashlib.sha256(path.encode()).hexdigest(), scale=scale)
+
+
+def find(source: AdapterSource) -> Adapter:
+    if source.path.startswith("/"):
+        raise AdapterNotAllowed("The path leads out of the server's --adapter-dir.")
+    if "missing" in source.path:
+        raise AdapterFailed(f"There is no file {source.path}.")
+    return adapter(source.name, source.path, source.scale)
+
+
+@pytest.fixture
+async def engine() -> FakeEngine:
+    engine = FakeEngine()
+    await engine.load_adapter(adapter("french"))
+    return engine
+
+
+@pytest.fixture
+async def http(engine: FakeEngine) -> AsyncIterator[httpx.AsyncClient]:
+    """`base` and `base:7b` are two models; the second's name has a colon."""
+    models = [model("base", "alias", engine=engine), model("base:7b", engine=FakeEngine())]
+    app = create_api(ModelRegistry(models), OPTIONS, find_adapter=find).app
+    async with client(app) as http:
+        yield http
+
+
+def text(response: httpx.Response) -> str:
+    assert response.status_code == 200, response.text
+    return str(response.json()["choices"][0]["text"])
+
+
+class TestNaming:
+    async def test_a_model_with_an_adapter(self, http: httpx.AsyncClient) -> None:
+        plain = await complete(http, model="base", max_tokens=20)
+        named = await complete(http, model="base:french", max_tokens=20)
+        by_field = await complete(http, model="base", lora="french", max_tokens=20)
+        by_default = await complete(http, lora="french", max_tokens=20)
+        by_alias = await complete(http, model="alias:french", max_tokens=20)
+        both = await complete(http, model="base:french", lora="french", max_tokens=20)
+        assert text(plain) != text(named)
+        assert text(named) == text(by_field) == text(by_default) == text(by_alias) == text(both)
+        assert named.json()["model"] == by_field.json()["model"] == "base:french"
+        prints = {answer.json()["system_fingerprint"] for answer in (plain, named, by_field)}
+        assert len(prints) == 2
+
+    async def test_its_tokens_are_counted(self, http: httpx.AsyncClient) -> None:
+        await complete(http, model="base")
+        await complete(http, model="base:french", max_tokens=7, ignore_eos=True)
+        lines = (await http.get("/metrics")).text.splitlines()
+        counted = [line for line in lines if line.startswith("ocs_adapter_tokens_total")]
+        assert counted == [
+            'ocs_adapter_tokens_total{adapter="base:french",kind="prompt"} 3.0',
+            'ocs_adapter_tokens_total{adapter="base:french",kind="output"} 7.0',
+        ]
+
+    async def test_the_exact_name_of_a_model_goes_first(self, http: httpx.AsyncClient) -> None:
+        assert (await complete(http, model="base:7b")).json()["model"] == "base:7b"
+        refused = await complete(http, model="base:7b:french")
+        assert (refused.status_code, error_of(refused)["code"]) == (404, "adapter_not_found")
+
+    @pytest.mark.parametrize(
+        ("body", "param"), [({"model": "base:german"}, "model"), ({"lora": "german"}, "lora")]
+    )
+    async def test_an_unknown_one(self, http: httpx.AsyncClient, body: dict[str, str], param: str) -> None:
+        refused = await complete(http, **body)
+        error = error_of(refused)
+        assert (refused.status_code, error["code"], error["param"]) == (404, "adapter_not_found", param)
+        assert error["message"] == "The adapter 'german' does not exist for this model; it has french."
+
+    async def test_of_an_unknown_model(self, http: httpx.AsyncClient) -> None:
+        refused = await complete(http, model="other:french")
+        assert (refused.status_code, error_of(refused)["code"]) == (404, "model_not_found")
+
+    @pytest.mark.parametrize("lora", [[{"id": 0, "scale": 0.5}], {"name": "french"}, 1, "", ["french"]])
+    async def test_the_field_takes_a_name(self, http: httpx.AsyncClient, lora: object) -> None:
+        refused = await complete(http, lora=lora)
+        error = error_of(refused)
+        assert (refused.status_code, error["param"]) == (400, "lora")
+        assert "the name of an adapter" in str(error["message"])
+
+    async def test_null_asks_for_none(self, http: httpx.AsyncClient) -> None:
+        assert (await complete(http, model="base", lora=None)).json()["model"] == "base"
+
+    async def test_two_at_once(self, http: httpx.AsyncClient) -> None:
+        refused = await complete(http, model="base:french", lora="german")
+        assert (refused.status_code, error_of(refused)["param"]) == (400, "lora")
+
+
+class TestModels:
+    async def test_they_are_listed_behind_the_models(self, http: httpx.AsyncClient) -> None:
+        cards = (await http.get("/v1/models")).json()["data"]
+        assert [(card["id"], card["parent"]) for card in cards] == [
+            ("base", None),
+            ("alias", None),
+            ("base:7b", None),
+            ("base:french", "base"),
+        ]
+        assert (await http.get("/v1/models/base:french")).json() == cards[3]
+        assert (await http.get("/v1/models/base:german")).status_code == 404
+
+    @pytest.mark.parametrize("allowed", [["base"], ["base:french"], ["base", "base:french"]], ids=" ".join)
+    async def test_a_key_names_them_as_models(
+        self, engine: FakeEngine, tmp_path: Path, allowed: list[str]
+    ) -> None:
+        keys = tmp_path / "keys.toml"
+        digest = hashlib.sha256(b"ann").hexdigest()
+        keys.write_text(f'[keys.ann]\nsha256 = "{digest}"\nmodels = {allowed}\n')
+        models = ModelRegistry([model("base", engine=engine)])
+        app = create_api(models, OPTIONS, keys=KeyRing(None, keys)).app
+        async with client(app) as http:
+            http.headers["x-api-key"] = "ann"
+            listed = [card["id"] for card in (await http.get("/v1/models")).json()["data"]]
+            assert listed == allowed
+            assert (await complete(http)).json()["model"] == allowed[0]
+            for name in ("base", "base:french"):
+                status = (await complete(http, model=name)).status_code
+                assert status == (200 if name in allowed else 404)
+            by_field = await complete(http, model="base", lora="french")
+            assert (by_field.status_code == 200) == ("base:french" in allowed)
+            assert (await http.get("/v1/adapters")).status_code == 403
+
+
+class TestRoutes:
+    async def test_load_list_unload(self, http: httpx.AsyncClient) -> None:
+        body = {"model": "base", "name": "german", "path": "g.gguf", "scale": 0.5}
+        loaded = await http.post("/v1/adapters", json=body)
+        assert loaded.status_code == 200
+        card = loaded.json()
+        assert (card["id"], card["state"], card["scale"], card["rank"]) == ("base:german", "ready", 0.5, 8)
+        listed = (await http.get("/v1/adapters")).json()["data"]
+        assert [one["id"] for one in listed] == ["base:french", "base:german"]
+        assert listed[1] == card
+        assert text(await complete(http, model="base:german"))
+        gone = await http.delete("/v1/adapters/base:german")
+        assert gone.json() == {"id": "base:german", "deleted": True, "object": "adapter"}
+        assert (await complete(http, model="base:german")).status_code == 404
+        assert (await http.delete("/v1/adapters/german")).status_code == 404
+        assert (await http.delete("/v1/adapters/french")).status_code == 200
+
+    async def test_one_of_the_same_name_takes_its_place(self, http: httpx.AsyncClient) -> None:
+        before = text(await complete(http, model="base:french", max_tokens=20))
+        await http.post("/v1/adapters", json={"name": "french", "path": "new.gguf"})
+        assert text(await complete(http, model="base:french", max_tokens=20)) != before
+        assert len((await http.get("/v1/adapters")).json()["data"]) == 1
+
+    @pytest.mark.parametrize(
+        ("body", "status", "code", "param"),
+        [
+            ({"path": "a"}, 400, "missing_required_parameter", "name"),
+            ({"name": "x"}, 400, "invalid_value", "path"),
+            ({"name": "x", "path": "a", "source": "hf:o/r/f"}, 400, "invalid_value", "path"),
+            ({"name": "x", "path": "hf:o/r/f"}, 400, "invalid_value", "path"),
+            ({"name": "x", "source": "a.gguf"}, 400, "invalid_value", "source"),
+            ({"name": "a:b", "path": "a"}, 400, "invalid_value", "name"),
+            ({"name": "x", "path": "a", "scale": 0}, 400, "invalid_value", "scale"),
+            ({"name": "x", "path": "a", "scale": "1"}, 400, "invalid_type", "scale"),
+            ({"name": "x", "path": "a", "scale": 1e9}, 400, "decimal_above_max_value", "scale"),
+            ({"name": "x", "path": "a", "colour": 1}, 400, "unknown_parameter", "colour"),
+            ({"name": "x", "path": "bad.gguf"}, 400, "adapter_failed", "path"),
+            ({"name": "x", "path": "missing.gguf"}, 400, "adapter_failed", "path"),
+            ({"name": "x", "path": "/etc/passwd"}, 403, "adapter_not_allowed", "path"),
+            ({"name": "x", "path": "a", "model": "other"}, 404, "model_not_found", "model"),
+            ({"name": "x", "path": "a", "model": "base:french"}, 400, "invalid_value", "model"),
+        ],
+    )
+    async def test_refusals(
+        self, http: httpx.AsyncClient, body: dict[str, object], status: int, code: str, param: str
+    ) -> None:
+        refused = await http.post("/v1/adapters", json=body)
+        error = error_of(refused)
+        assert (refused.status_code, error["code"], error["param"]) == (status, code, param)
+        assert len((await http.get("/v1/adapters")).json()["data"]) == 1
+
+    async def test_a_server_that_loads_none(self, engine: FakeEngine) -> None:
+        app = create_api(ModelRegistry([model("base", engine=engine)]), OPTIONS).app
+        async with client(app) as http:
+            refused = await http.post("/v1/adapters", json={"name": "x", "path": "a"})
+        assert (refused.status_code, error_of(refused)["code"]) == (403, "adapter_not_allowed")

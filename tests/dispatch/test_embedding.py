@@ -1,0 +1,139 @@
+"""Embedding through the dispatcher and a real engine process; only its backend is a fake."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+from array import array
+
+import anyio
+import pytest
+
+from openai_cpu_server.contract.embedding import EmbedRequest
+from openai_cpu_server.contract.engine import RequestState
+from openai_cpu_server.contract.request import Priority
+from openai_cpu_server.dispatch.dispatcher import Dispatcher
+from openai_cpu_server.errors import (
+    DeadlineExceeded,
+    EngineUnavailable,
+    GenerationFailed,
+    InvalidRequest,
+    QueueFull,
+    RequestCancelled,
+)
+from tests.dispatch.test_dispatcher import client, eventually, running
+from tests.fakes import FAKE_EMBEDDER, vector_of
+from tests.scheduler.driver import request as generation
+
+pytestmark = [pytest.mark.anyio, pytest.mark.thorough]
+
+SIZE = FAKE_EMBEDDER.embedding_size
+
+
+def embed(name: str, *inputs: tuple[int, ...], priority: Priority = Priority.INTERACTIVE) -> EmbedRequest:
+    return EmbedRequest(id=name, inputs=inputs, priority=priority)
+
+
+def many(name: str, count: int, priority: Priority = Priority.INTERACTIVE) -> EmbedRequest:
+    return embed(name, *[(5, 6 + number % 50) * 16 for number in range(count)], priority=priority)
+
+
+def expected(request: EmbedRequest) -> bytes:
+    return b"".join(array("f", vector_of(tokens, SIZE)).tobytes() for tokens in request.inputs)
+
+
+async def vectors(engine: Dispatcher, request: EmbedRequest) -> bytes:
+    with anyio.fail_after(20):
+        async with engine.embed(request) as embedding:
+            return await embedding.vectors()
+
+
+async def test_vectors_come_in_the_order_of_the_inputs() -> None:
+    request = many("a", 50)
+    async with running(client("embeds=1")) as engine:
+        async with engine.embed(request) as embedding:
+            assert await embedding.vectors() == expected(request)
+        assert embedding.timings.latency_ms > 0
+        assert embedding.timings.tokens_per_second > 0
+        assert engine.totals.prompt_tokens == request.num_tokens
+        assert engine.kv_stats() is None
+        assert engine.requests() == []
+
+
+async def test_the_wrong_kind_of_model() -> None:
+    async with running(client("embeds=1")) as engine:
+        with pytest.raises(InvalidRequest, match="does not generate text"):
+            engine.generate([generation("g")])
+        for inputs in ((), (1,) * 65):
+            with pytest.raises(InvalidRequest, match="Input 1 has"):
+                engine.embed(embed("a", (1,), inputs))
+    async with running(client()) as engine:
+        with pytest.raises(InvalidRequest, match="does not embed"):
+            engine.embed(embed("a", (1,)))
+
+
+async def test_who_embeds_is_shown_and_can_be_cancelled() -> None:
+    async with (
+        running(client("embeds=1", "step_s=0.02")) as engine,
+        engine.embed(many("a", 1000)) as embedding,
+    ):
+        await eventually(lambda: engine.requests()[0].num_embedded > 0)
+        (live,) = engine.requests()
+        assert (live.state, live.num_inputs, live.prompt_tokens) == (RequestState.RUNNING, 1000, 32_000)
+        assert engine.cancel("a")
+        with pytest.raises(RequestCancelled):
+            await embedding.vectors()
+        assert engine.requests() == []
+
+
+async def test_leaving_cancels() -> None:
+    async with running(client("embeds=1", "step_s=0.02")) as engine:
+        async with engine.embed(many("a", 1000)):
+            await eventually(lambda: engine.requests()[0].state is RequestState.RUNNING)
+        assert engine.requests() == []
+        request = many("b", 2)
+        assert await vectors(engine, request) == expected(request)
+
+
+async def test_a_time_limit() -> None:
+    async with (
+        running(client("embeds=1", "step_s=0.05")) as engine,
+        engine.embed(many("a", 1000)) as embedding,
+    ):
+        embedding.fail_in(0.1, DeadlineExceeded(0.1))
+        with pytest.raises(DeadlineExceeded):
+            await embedding.vectors()
+
+
+async def test_the_queue_is_limited_and_draining_refuses() -> None:
+    async with running(client("embeds=1", "step_s=0.05", max_queue=1)) as engine:
+        async with engine.embed(many("a", 1000)):
+            await eventually(lambda: engine.requests()[0].state is RequestState.RUNNING)
+            with pytest.raises(QueueFull):
+                await asyncio.gather(*[vectors(engine, many(f"{n}", 9, Priority.BATCH)) for n in range(9)])
+        await engine.drain(0.01)
+        with pytest.raises(EngineUnavailable):
+            engine.embed(many("d", 1))
+
+
+async def test_a_killed_engine_loses_no_vector() -> None:
+    request, other = many("a", 300), many("b", 100, Priority.BATCH)
+    async with running(client("embeds=1", "step_s=0.02")) as engine:
+        both = asyncio.gather(vectors(engine, request), vectors(engine, other))
+        await eventually(lambda: len(engine.requests()) == 2)
+        await eventually(lambda: engine.requests()[0].num_embedded > 0)
+        assert engine.engine_pid is not None
+        os.kill(engine.engine_pid, signal.SIGKILL)
+        assert await both == [expected(request), expected(other)]
+        assert engine.status().restarts == 1
+
+
+async def test_an_input_that_kills_the_engine_fails_its_request_alone() -> None:
+    bad, good = embed("bad", (9,), (99,)), [many(f"g{number}", 3) for number in range(3)]
+    async with running(client("embeds=1", "kill_on=99")) as engine:
+        found = await asyncio.gather(
+            vectors(engine, bad), *(vectors(engine, one) for one in good), return_exceptions=True
+        )
+    assert isinstance(found[0], GenerationFailed)
+    assert found[1:] == [expected(one) for one in good]

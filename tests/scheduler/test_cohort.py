@@ -1,0 +1,210 @@
+"""Stories about adapters: whose step is next, where a step has one of them."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from itertools import pairwise
+
+import msgspec
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from openai_cpu_server.contract.request import GenerationRequest, Priority
+from openai_cpu_server.contract.step import Step
+from tests.scheduler.driver import Driver, TokenCost, alone, request
+
+BATCH = Priority.BATCH
+
+
+def asked(name: str, adapter: str | None, **more: object) -> GenerationRequest:
+    one = request(name, **{key: more.pop(key) for key in ("prompt", "output", "priority") if key in more})  # type: ignore[arg-type]
+    return msgspec.structs.replace(one, adapter=adapter, **more)
+
+
+def cohort(step: dict[str, int]) -> str:
+    """Names begin with their cohort's letter."""
+    letters = {name[0] for name in step}
+    assert len(letters) <= 1, f"{step} mixes adapters"
+    return "".join(letters)
+
+
+def switching(step_ms: float, switch_ms: float) -> Callable[[Step], float]:
+    """What steps really take: more where the adapter is another than before."""
+    last: list[str | None] = [None]
+
+    def elapsed_ms(step: Step) -> float:
+        before, last[0] = last[0], step.adapter
+        return step_ms + (switch_ms if step.adapter != before else 0.0)
+
+    return elapsed_ms
+
+
+class TestOneCohortAStep:
+    def test_outputs_are_those_of_each_alone(self) -> None:
+        driver = Driver()
+        all_of_them = [
+            asked(f"{letter}{number}", adapter, output=12)
+            for letter, adapter in (("a", "one"), ("b", None), ("c", "two"))
+            for number in range(3)
+        ]
+        driver.submit(*all_of_them)
+        assert {cohort(step) for step in driver.run() if step} == {"a", "b", "c"}
+        assert all(driver.outputs[one.id] == alone(one) for one in all_of_them)
+        assert len({tuple(alone(one)) for one in all_of_them}) == len(all_of_them)
+
+    def test_the_base_alone_is_composed_as_if_there_were_no_adapters(self) -> None:
+        plain, with_others = Driver(), Driver()
+        others = asked("x", "one", output=3)
+        with_others.submit(others)
+        with_others.run()
+        for driver in (plain, with_others):
+            driver.submit(*(asked(f"b{i}", None, prompt=40, output=9) for i in range(5)))
+        assert plain.run() == with_others.run()
+
+
+class TestReuse:
+    def test_cells_of_another_adapter_are_neither_shared_nor_restored(self) -> None:
+        driver = Driver(cache_blocks=64)
+        tokens = tuple(range(2, 152))
+        for name, adapter in (("b1", None), ("a1", "one"), ("a2", "one"), ("b2", None)):
+            driver.submit(msgspec.structs.replace(asked(name, adapter), tokens=tokens))
+            driver.run()
+        assert driver.cached == {"b1": 0, "a1": 0, "a2": 149, "b2": 149}
+
+    def test_nor_while_both_run(self) -> None:
+        driver = Driver(cache_blocks=64)
+        tokens = tuple(range(2, 152))
+        both = [
+            msgspec.structs.replace(asked(name, adapter, output=20), tokens=tokens)
+            for name, adapter in (("b", None), ("a", "one"))
+        ]
+        driver.submit(*both)
+        driver.run()
+        assert driver.cached == {"a": 0, "b": 0}
+
+    def test_a_new_version_of_an_adapter_hits_no_old_cells(self) -> None:
+        driver = Driver(cache_blocks=64)
+        tokens = tuple(range(2, 152))
+        for name, key in (("a1", "french@1"), ("a2", "french@2")):
+            driver.submit(msgspec.structs.replace(asked(name, key), tokens=tokens))
+            driver.run()
+        assert driver.cached["a2"] == 0
+
+
+class TestTurns:
+    def test_interactive_cohorts_share_the_time(self) -> None:
+        """Whether they have one sequence or many."""
+        driver = Driver(slots=16, cost=TokenCost(step_ms=30.0), decoding=200)
+        driver.submit(*(asked(f"a{i}", "one", output=200) for i in range(8)), asked("b", None, output=200))
+        spent_ms: Counter[str] = Counter()
+        for _ in range(100):
+            spent_ms[cohort(driver.step())] += driver.predicted_ms[-1]
+        assert spent_ms["a"] == pytest.approx(spent_ms["b"], rel=0.25)
+
+    def test_a_newcomer_of_another_cohort_is_next(self) -> None:
+        driver = Driver(cost=TokenCost(step_ms=5.0))
+        driver.submit(*(asked(f"a{i}", "one", output=300) for i in range(4)))
+        for number in range(10):
+            for _ in range(7):
+                driver.step()
+            driver.submit(asked(f"c{number}", f"adapter{number}", prompt=8, output=2))
+            assert cohort(driver.step()) == "c"
+
+    def test_interactive_work_of_any_cohort_goes_before_batch_work_of_any(self) -> None:
+        driver = Driver(floor=0.0)
+        driver.submit(
+            asked("x", "one", output=30, priority=BATCH), asked("y", None, output=30, priority=BATCH)
+        )
+        driver.step()
+        driver.submit(asked("a", "two", output=20))
+        steps = [cohort(driver.step()) for _ in range(20)]
+        assert steps == ["a"] * 20
+
+    def test_batch_work_of_waiting_cohorts_keeps_its_floor(self) -> None:
+        driver = Driver(cost=TokenCost(step_ms=20.0), decoding=100, idle=200)
+        driver.submit(
+            asked("a", "one", output=400),
+            asked("x", "two", output=400, priority=BATCH),
+            asked("y", None, output=400, priority=BATCH),
+        )
+        spent_ms: Counter[str] = Counter()
+        for _ in range(300):
+            spent_ms[cohort(driver.step())] += driver.predicted_ms[-1]
+        share = (spent_ms["x"] + spent_ms["y"]) / spent_ms.total()
+        assert 0.05 < share < 0.15
+        assert spent_ms["x"] == pytest.approx(spent_ms["y"], rel=0.5)
+
+    def test_batch_steps_beside_interactive_work_of_others_are_short(self) -> None:
+        driver = Driver(decoding=24, idle=64, kv_tokens=2048)
+        driver.submit(asked("a", "one", output=900), asked("x", "two", prompt=900, output=1, priority=BATCH))
+        steps = [driver.step() for _ in range(800)]
+        longest = max(step["x"] for step in steps if "x" in step)
+        assert 0 < longest <= 24
+
+    def test_batch_work_never_takes_two_steps_in_a_row_beside_interactive_work(self) -> None:
+        driver = Driver(slots=8, floor=1.0)
+        driver.submit(asked("a", "one", output=500), asked("x", "two", output=500, priority=BATCH))
+        steps = []
+        for number in range(60):
+            driver.submit(asked(f"c{number}", "three", prompt=4, output=1))
+            steps.append(cohort(driver.step()))
+        assert "x" in steps
+        assert ("x", "x") not in pairwise(steps)
+
+    def test_batch_cohorts_alone_share_the_time_in_longer_turns(self) -> None:
+        driver = Driver(cost=TokenCost(step_ms=20.0), decoding=100, idle=200, elapsed_ms=switching(23.0, 4.0))
+        driver.submit(*(asked(name, name, output=200, priority=BATCH) for name in ("x", "y")))
+        steps = [cohort(driver.step()) for _ in range(200)]
+        num_switches = sum(one != other for one, other in pairwise(steps))
+        assert 0.4 < steps.count("x") / len(steps) < 0.6
+        assert num_switches < 40
+
+
+class TestPrices:
+    def test_steps_with_adapters_teach_the_base_nothing(self) -> None:
+        driver = Driver()
+        driver.submit(asked("a", "one", output=10))
+        driver.run()
+        assert driver.cost.learned == []
+        driver.submit(asked("b", None, output=10))
+        driver.run()
+        assert len(driver.cost.learned) == 9  # the first had to switch back
+
+
+Arrival = tuple[int, int, bool, int]
+
+
+@given(
+    st.lists(st.tuples(st.integers(0, 3), st.integers(1, 60), st.booleans(), st.integers(0, 6)), max_size=40),
+    st.integers(0, 20),
+)
+@settings(max_examples=150, deadline=None)
+def test_nobody_starves_whatever_comes(arrivals: list[Arrival], step_ms: int) -> None:
+    """While others keep coming, a cohort with work is served again within a bound."""
+    driver = Driver(slots=6, kv_tokens=2048, cost=TokenCost(step_ms=float(step_ms)))
+    everything = []
+    for number, (which, prompt, is_batch, num_steps) in enumerate(arrivals):
+        adapter = None if which == 0 else f"adapter{which}"
+        one = asked(f"{which}-{number}", adapter, prompt=prompt, output=8, priority=Priority(is_batch))
+        everything.append(one)
+        driver.submit(one)
+        for _ in range(num_steps):
+            cohort(driver.step())
+    driver.run(max_steps=40 * len(arrivals) + 50)
+    assert all(driver.outputs[one.id] == alone(one) for one in everything)
+
+
+def test_batch_work_ends_beside_endless_interactive_work_of_others() -> None:
+    driver = Driver(slots=8, kv_tokens=4096)
+    driver.submit(asked("x", "two", prompt=60, output=20, priority=BATCH))
+    number = 0
+    for _ in range(4000):
+        if sum(name.startswith("a") for name in driver.outputs) - len(driver.finished) < 3:
+            driver.submit(asked(f"a{number}", "one", output=6))
+            number += 1
+        cohort(driver.step())
+        if "x" in driver.finished:
+            return
+    raise AssertionError("starved")

@@ -1,0 +1,123 @@
+"""How users write adapters, and which files the server takes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from openai_cpu_server.adapter_options import (
+    AdapterOption,
+    AdapterSource,
+    adapters_of_table,
+    parse_adapter,
+)
+from openai_cpu_server.errors import AdapterFailed, AdapterNotAllowed, StartupError
+from openai_cpu_server.model_source import AdapterFiles
+from openai_cpu_server.settings import read_settings
+
+
+@pytest.mark.parametrize(
+    ("text", "model", "source"),
+    [
+        ("one=a.gguf", None, AdapterSource("one", "a.gguf")),
+        ("m/one=/x/a.gguf@0.5", "m", AdapterSource("one", "/x/a.gguf", 0.5)),
+        ("team/m/one=a@b.gguf", "team/m", AdapterSource("one", "a@b.gguf")),
+        ("one=hf:o/r/f.gguf@-1", None, AdapterSource("one", "hf:o/r/f.gguf", -1.0)),
+        ("one=a=b.gguf", None, AdapterSource("one", "a=b.gguf")),
+    ],
+)
+def test_options(text: str, model: str | None, source: AdapterSource) -> None:
+    assert parse_adapter(text) == AdapterOption(model, source)
+
+
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        ("a.gguf", "is not"),
+        ("one=", "is not"),
+        ("/one=a", "is not"),
+        ("=a", "no name"),
+        ("a:b=c", "no name"),
+        ("one=a@nan", "a scale"),
+        ("one=a@0", "a scale"),
+        ("one=a@1e9", "a scale"),
+    ],
+)
+def test_wrong_options(text: str, why: str) -> None:
+    with pytest.raises(ValueError, match=why):
+        parse_adapter(text)
+    with pytest.raises(StartupError, match="--adapter: .*" + why):
+        read_settings(["--adapter", text])
+
+
+def test_tables() -> None:
+    table = {"one": "a.gguf@2", "two": {"path": "b.gguf"}, "three": {"path": "c@2", "scale": 3}}
+    assert adapters_of_table(table) == (
+        AdapterSource("one", "a.gguf", 2.0),
+        AdapterSource("two", "b.gguf"),
+        AdapterSource("three", "c@2", 3.0),
+    )
+
+
+@pytest.mark.parametrize(
+    "table",
+    [
+        "a",
+        {"one": 1},
+        {"one": {}},
+        {"one": {"path": "a", "x": 1}},
+        {"one": {"path": "a", "scale": "1"}},
+        {"": "a"},
+    ],
+)
+def test_wrong_tables(table: object) -> None:
+    with pytest.raises(ValueError, match="adapter"):
+        adapters_of_table(table)
+
+
+def test_settings_take_several() -> None:
+    settings = read_settings(["--adapter", "one=a", "--adapter", "m/two=b@2"])
+    assert [option.source.name for option in settings.adapter] == ["one", "two"]
+
+
+class TestFiles:
+    @pytest.fixture
+    def folder(self, tmp_path: Path) -> Path:
+        folder = tmp_path / "adapters"
+        (folder / "more").mkdir(parents=True)
+        (folder / "a.gguf").write_text("a")
+        (folder / "more" / "b.gguf").write_text("b")
+        (tmp_path / "secret").write_text("s")
+        (folder / "link").symlink_to(tmp_path / "secret")
+        return folder
+
+    @pytest.mark.parametrize("name", ["a.gguf", "more/b.gguf", "more/../a.gguf"])
+    def test_those_in_the_folder_are_found(self, folder: Path, name: str) -> None:
+        found = AdapterFiles(folder).of_client(AdapterSource("one", name))
+        assert Path(found.path).is_file()
+        assert len(found.digest) == 64
+
+    def test_a_whole_path_into_the_folder_too(self, folder: Path) -> None:
+        assert AdapterFiles(folder).of_client(AdapterSource("one", str(folder / "a.gguf"))).name == "one"
+
+    @pytest.mark.parametrize("name", ["../secret", "/etc/passwd", "link", "../nothing", "a\0b", "x" * 5000])
+    def test_those_outside_are_not(self, folder: Path, name: str) -> None:
+        """Whether there is such a file or not."""
+        with pytest.raises(AdapterNotAllowed, match="leads out of"):
+            AdapterFiles(folder).of_client(AdapterSource("one", name))
+
+    def test_one_that_is_not_there(self, folder: Path) -> None:
+        with pytest.raises(AdapterFailed, match="There is no file c"):
+            AdapterFiles(folder).of_client(AdapterSource("one", "c"))
+
+    @pytest.mark.parametrize("name", ["a.gguf", "hf:o/r/f.gguf"])
+    def test_without_a_folder_clients_load_nothing(self, name: str) -> None:
+        with pytest.raises(AdapterNotAllowed, match="--adapter-dir"):
+            AdapterFiles(None).of_client(AdapterSource("one", name))
+
+    def test_the_operator_may_name_any(self, tmp_path: Path, folder: Path) -> None:
+        files = AdapterFiles(None)
+        assert files.of_operator(AdapterSource("one", str(tmp_path / "secret"))).scale == 1
+        with pytest.raises(StartupError, match="there is no file"):
+            files.of_operator(AdapterSource("one", str(tmp_path / "nothing.gguf")))
