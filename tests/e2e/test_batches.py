@@ -263,7 +263,7 @@ def test_a_window_that_closes_names_the_rows_that_did_not_run(busy: openai.OpenA
 @pytest.mark.parametrize(
     ("change", "param"),
     [
-        ({"endpoint": "/v1/embeddings"}, "endpoint"),
+        ({"endpoint": "/v1/moderations"}, "endpoint"),
         ({"completion_window": "soon"}, "completion_window"),
         ({"completion_window": "0h"}, "completion_window"),
         ({"metadata": {"k": "v" * 513}}, "metadata.k"),

@@ -37,6 +37,7 @@ OF_SERVERS = frozenset(
         "ssl_certfile",
         "ssl_keyfile",
         "ssl_keyfile_password",
+        "adapter_dir",
         "cache_isolation",
         "default_priority",
         "max_bodies_mb",

@@ -151,7 +151,7 @@ def test_every_option_is_either_obeyed_or_refused() -> None:
         *("ctx_size", "max_seqs", "threads", "threads_batch", "flash_attention", "profile", "kv_type"),
         *("repack", "kernels", "prefill_tokens", "stream_rate", "stall_ms"),
         "batch_stall_ms",
-        "batch_floor",
+        *("batch_floor", "adapter"),
         *("preempt_threshold_ms", "policy", "tile_filling", "mixed_steps", "continuous_batching"),
         *("speculation", "draft_model", "draft_max", "prefix_sharing", "cache_mb", "cache_file"),
         *(
