@@ -85,7 +85,11 @@ class Shelf:
 
     def give_name(self, key: str) -> None:
         """Requests get this one for its name from now on."""
-        self._named[self._statuses[key].adapter.name] = key
+        name = self._statuses[key].adapter.name
+        former = self._named.get(name)
+        self._named[name] = key
+        if former is not None and former != key and self._statuses[former].state is AdapterState.FAILED:
+            del self._statuses[former]
 
     def take_name(self, name: str) -> None:
         """No request may name it any more."""
@@ -149,6 +153,11 @@ class AdapterDesk:
         self._awaited: dict[str, asyncio.Future[AdapterStatus]] = {}
         self.is_used: Callable[[str], bool] = lambda key: False
         """Whether a live request computes with the adapter of this key. The dispatcher knows."""
+
+    @property
+    def is_awaited(self) -> bool:
+        """Somebody waits for one to be loaded."""
+        return bool(self._awaited)
 
     @property
     def is_owed(self) -> bool:

@@ -155,14 +155,19 @@ class Dispatcher:
     # -- for whoever keeps models in memory ---------------------------------------------------------------
 
     @property
+    def process_state(self) -> EngineState:
+        """The state, whether the server is about to end or not."""
+        return self._supervisor.state
+
+    @property
     def is_at_work(self) -> bool:
         """Its process has some requests."""
         return self._replay.is_owed
 
     @property
     def has_requests(self) -> bool:
-        """Some live, in its process or waiting for one."""
-        return self._replay.num_live > 0
+        """Some live, in its process or waiting for one, or somebody waits for an adapter."""
+        return self._replay.num_live > 0 or self._supervisor.adapters.is_awaited
 
     @property
     def last_use_s(self) -> float:
@@ -191,6 +196,10 @@ class Dispatcher:
     def hold_back(self) -> None:
         """Send the process nothing new: it is to end what it has, and then to sleep."""
         self._replay.hold_back()
+
+    def release(self) -> None:
+        """Send it again what was held back."""
+        self._replay.release()
 
     def fail(self, reason: str) -> None:
         """An engine that sleeps is not to be woken, for this reason."""

@@ -65,6 +65,7 @@ class Replay:
     def accept_inputs(self, request: EmbedRequest, embedding: Embedding) -> None:
         """The inputs of one API call."""
         self.live.add(Live(request, embedding, self._clock()))
+        self._last_use_s = self._clock()
         self.totals.requests += 1
         self.totals.prompt_tokens += request.num_tokens
         self._send_due()
@@ -93,6 +94,11 @@ class Replay:
     def hold_back(self) -> None:
         """The engine is sent nothing new until the next one is ready: it is to end what it has."""
         self._is_held_back = True
+
+    def release(self) -> None:
+        """What was held back is sent after all."""
+        self._is_held_back = False
+        self._send_due()
 
     def tell_of_loading(self, fraction: float) -> None:
         """Tells all who wait for the model."""
@@ -169,9 +175,11 @@ class Replay:
         live = self.live.get(event.id)
         if live is None:
             return  # cancelled while this was on its way
+        if not isinstance(live.answer, Generation):  # its file has become one of another kind
+            self.fail([live], lambda: GenerationFailed("The model's file is of another kind now."))
+            return
         self.live.advanced(event)
         self._recovery.is_back(event.id)
-        assert isinstance(live.answer, Generation)
         live.answer.push(event)
         if event.finish is not None:
             self._last_use_s = self._clock()
@@ -182,9 +190,12 @@ class Replay:
         live = self.live.get(event.id)
         if live is None:
             return  # cancelled while this was on its way
+        if not isinstance(live.answer, Embedding):
+            self.fail([live], lambda: GenerationFailed("The model's file is of another kind now."))
+            return
         self.live.embedded(event)
         self._recovery.is_back(event.id)
-        assert isinstance(live.answer, Embedding)
+        self._last_use_s = self._clock()
         live.answer.push(event)
 
     def _has_left(self, live: Live) -> None:

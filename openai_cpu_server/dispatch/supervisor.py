@@ -343,7 +343,8 @@ class Supervisor:
 
     async def _replace(self, death: Death, clientele: Clientele) -> None:
         """Decide what the death means, and wait before the next start."""
-        if self.adapters.died(death.message) and self._state is EngineState.LOADING:
+        is_own_fault = death.kind is not DeathKind.KILL  # else an adapter that was being loaded is blameless
+        if is_own_fault and self.adapters.died(death.message) and self._state is EngineState.LOADING:
             return  # the next process does not load it
         if self._state is EngineState.LOADING and (why := self._why_not_loaded(death)) is not None:
             self._not_loaded(why, clientele)

@@ -201,6 +201,8 @@ def _work(channel: EngineChannel, inbox: Inbox, core: Core, turn: EngineTurn) ->
             core.calibrate(lambda: inbox.has_news or turn.is_wanted)
             turn.give_back()
             quiet_s = min(2 * quiet_s, _QUIET_MOST_S) if inbox.has_news else quiet_s
+        elif turn.is_held:  # it came when nothing was wanted any more
+            turn.give_back()
 
 
 def _handle(channel: EngineChannel, core: Core, command: Work) -> None:

@@ -38,7 +38,9 @@ class Sleeper(Protocol):
     """An engine whose process can be ended and started again."""
 
     @property
-    def state(self) -> EngineState: ...
+    def process_state(self) -> EngineState:
+        """Also while the server drains: those who wait are still served."""
+        ...
 
     @property
     def is_at_work(self) -> bool:
@@ -68,6 +70,10 @@ class Sleeper(Protocol):
 
     def hold_back(self) -> None: ...
 
+    def release(self) -> None:
+        """Send it again what was held back."""
+        ...
+
 
 @dataclass(eq=False)
 class Kept:
@@ -92,12 +98,12 @@ class Kept:
 
     @property
     def is_in_memory(self) -> bool:
-        return self.engine.state not in _OUT_OF_MEMORY
+        return self.engine.process_state not in _OUT_OF_MEMORY
 
     @property
     def may_go(self) -> bool:
         is_busy = self.engine.is_at_work if self.is_held_back else self.engine.has_requests
-        return self.engine.state is EngineState.READY and not self.is_pinned and not is_busy
+        return self.engine.process_state is EngineState.READY and not self.is_pinned and not is_busy
 
     @property
     def resident(self) -> Resident:
@@ -170,7 +176,7 @@ class ModelKeeper:
             raise unavailable(model.engine.status())
         if (why := self.why_never(model)) is not None:
             raise ModelTooLarge(f"It cannot be loaded: {why}.")
-        if model.engine.state is EngineState.FAILED and not self.may_retry(model):
+        if model.engine.process_state is EngineState.FAILED and not self.may_retry(model):
             raise unavailable(model.engine.status())
         self._want(model)
 
@@ -194,7 +200,7 @@ class ModelKeeper:
                 return
             if model.engine.has_requests:
                 raise ModelInUse(model.name, sum(_num_live(model.engine.status())))
-            if model.engine.state in (EngineState.READY, EngineState.LOADING):
+            if model.engine.process_state in (EngineState.READY, EngineState.LOADING):
                 await self._sleep(model, "asked")
 
     async def run(self) -> None:
@@ -231,6 +237,15 @@ class ModelKeeper:
         wanted = [(model.wanted_s, model) for model in self._models if model.wanted_s is not None]
         for _, model in sorted(wanted, key=lambda pair: pair[0]):
             await self._try(model)
+        if all(model.wanted_s is None for model in self._models):
+            self._release_all()
+
+    def _release_all(self) -> None:
+        """Room was found elsewhere, or is not wanted any more."""
+        for model in self._models:
+            if model.is_held_back:
+                model.is_held_back = False
+                model.engine.release()
 
     async def _unload_idle(self) -> None:
         for model in list(self._models):
@@ -245,7 +260,7 @@ class ModelKeeper:
 
     async def _try(self, model: Kept) -> None:
         """Load it if there is room, or make some."""
-        if model.is_in_memory or model.engine.state is EngineState.STOPPED:
+        if model.is_in_memory or model.engine.process_state is EngineState.STOPPED:
             self._begun(model)
             return
         going = self._to_unload(model)
@@ -270,9 +285,12 @@ class ModelKeeper:
         busy = [
             one
             for one in self._models
-            if one.engine.state is EngineState.READY and not one.is_pinned and one is not model
+            if one.engine.process_state is EngineState.READY and not one.is_pinned and one is not model
         ]
-        if not busy or any(one.is_held_back for one in busy):
+        held = [one for one in busy if one.is_held_back]
+        for one in held:
+            one.engine.hold_back()  # again: its process may be a new one since
+        if not busy or held:
             return
         if self._clock() - model.wanted_s < self._patience_s:
             return
@@ -290,7 +308,7 @@ class ModelKeeper:
             self._want(model)
 
     def _load(self, model: Kept) -> None:
-        if model.engine.state not in (EngineState.ASLEEP, EngineState.FAILED):
+        if model.engine.process_state not in (EngineState.ASLEEP, EngineState.FAILED):
             self._begun(model)
             return
         logger.info("loading %s: %s", model.name, model.need)

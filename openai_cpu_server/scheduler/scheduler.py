@@ -250,8 +250,17 @@ class Scheduler:
         self._arrived = [s for s in self._arrived if _is_newcomer(s) and not self._is_served(s)]
         plan = self._turn.plan
         spans = self._claims.spans(plan)
+        if not spans:
+            self._make_way(plan)
         self._plan = plan.limited_to({self._memory.running[s.slot]: len(s.tokens) for s in spans})
         return spans
+
+    def _make_way(self, plan: StepPlan) -> None:
+        """Release the sequences of a cohort that gets no cells, for those of other cohorts hold all of them:
+        else its turn would never end. They are admitted again when cells are free."""
+        for sequence in plan.parts:
+            if sequence.status is Status.RUNNING:
+                self._admission.release(sequence)
 
     def reasons(self, sequence: Sequence) -> dict[Reason, int]:
         """How many tokens of the sequence the step that is being executed computes for which reason."""

@@ -12,11 +12,13 @@ from typing import Any, Protocol
 import msgspec
 
 from openai_cpu_server.adapter_options import AdapterSource
+from openai_cpu_server.contract.adapter import AdapterState
 from openai_cpu_server.contract.engine import EngineState, LiveRequest
 from openai_cpu_server.dispatch.dispatcher import Dispatcher
 from openai_cpu_server.dispatch.observer import EngineObserver
 from openai_cpu_server.dispatch.replay import Totals
 from openai_cpu_server.errors import (
+    AdapterFailed,
     EngineUnavailable,
     ModelNotLoaded,
     ModelTooLarge,
@@ -193,6 +195,8 @@ class Fleet:
         self._start(new.engine)
         try:
             was_loaded = await self._load_beside(old, new)
+            if was_loaded:
+                await _carry_adapters(old.engine, new.engine)
         except BaseException:
             self._keeper.remove(new.kept)
             self._spawn(self._end(new.engine))
@@ -203,6 +207,7 @@ class Fleet:
         self._spawn(self._retire(old))
         if not was_loaded:
             await self._keeper.load(new.kept)
+            await _carry_adapters(old.engine, new.engine)
         logger.info("%s: %s has been loaded anew", new.plan.name, new.plan.path)
         return new
 
@@ -252,6 +257,19 @@ def _with_adapters(house: House) -> ModelPlan:
     offered = [status.adapter for status in house.engine.adapters()]
     adapters = tuple(AdapterSource(adapter.name, adapter.path, adapter.scale) for adapter in offered)
     return msgspec.structs.replace(house.plan, adapters=adapters)
+
+
+async def _carry_adapters(old: Dispatcher, new: Dispatcher) -> None:
+    """Those that have come or gone while the new one was loading."""
+    wanted = {s.adapter.name: s.adapter for s in old.adapters() if s.state is not AdapterState.FAILED}
+    had = {status.adapter.name: status.adapter.key for status in new.adapters()}
+    failed = {status.adapter.name for status in old.adapters()} - wanted.keys()
+    for name in had.keys() - wanted.keys() - failed:
+        new.unload_adapter(name)
+    for name, adapter in wanted.items():
+        if had.get(name) != adapter.key:
+            with contextlib.suppress(AdapterFailed):  # it has said why, and it is for the old file only
+                await new.load_adapter(adapter)
 
 
 def _budget_bytes(settings: Settings) -> int:

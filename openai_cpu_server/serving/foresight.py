@@ -10,6 +10,7 @@ import msgspec
 from openai_cpu_server.contract.messages import EngineOptions
 from openai_cpu_server.contract.model_info import ModelInfo, ModelKind
 from openai_cpu_server.errors import StartupError
+from openai_cpu_server.llama.embed.embedder import tokens_that_fit
 from openai_cpu_server.llama.gguf.file_types import file_type_name
 from openai_cpu_server.llama.gguf.header import GgufHeader, model_files, total_bytes
 from openai_cpu_server.llama.gguf.kind import model_kind
@@ -64,8 +65,18 @@ def foresee(options: EngineOptions, vocabulary: Vocabulary, share: Share | None)
     cells = _cells(options.kv_tokens, token_bytes + draft_bytes, need, share) if generates else 0
     if generates:
         options = msgspec.structs.replace(options, kv_tokens=cells)
+    elif options.kv_tokens is None:
+        # Said once: what memory is free at each load would make it another length, and refuse late.
+        longest = tokens_that_fit(_free_bytes(share) - need.total, vocabulary.vocab_size)
+        options = msgspec.structs.replace(options, kv_tokens=longest)
     need = msgspec.structs.replace(need, cells=cells * (token_bytes + draft_bytes))
     return Foreseen(options, need, _info(header, kind, options, vocabulary, cells, token_bytes))
+
+
+def _free_bytes(share: Share | None) -> int:
+    if share is None:
+        return Machine().free_memory()
+    return share.budget_bytes if share.own_bytes is None else share.own_bytes
 
 
 def _buffer_bytes(header: GgufHeader, options: EngineOptions, vocab_size: int) -> int:

@@ -9,9 +9,10 @@ import signal
 
 import pytest
 
-from openai_cpu_server.contract.adapter import Adapter, AdapterState
+from openai_cpu_server.contract.adapter import Adapter, AdapterState, LoadedAdapter, RefusedAdapter
 from openai_cpu_server.contract.engine import EngineState
-from openai_cpu_server.contract.messages import EngineOptions
+from openai_cpu_server.contract.messages import AdapterLoaded, AdapterRefused, EngineOptions
+from openai_cpu_server.dispatch.adapters import Shelf
 from openai_cpu_server.dispatch.dispatcher import Dispatcher
 from openai_cpu_server.dispatch.supervisor import Supervisor
 from openai_cpu_server.errors import AdapterFailed, AdapterNotFound
@@ -174,3 +175,14 @@ async def test_the_engine_stops_while_one_is_awaited() -> None:
         engine.kill()
     with pytest.raises(Exception, match="shutting down"):
         await loading
+
+
+async def test_a_good_one_takes_the_place_of_one_that_was_refused() -> None:
+    bad, good = adapter("one", "bad.gguf"), adapter("one", "good.gguf")
+    shelf = Shelf([bad])
+    shelf.heard(AdapterRefused(RefusedAdapter(key=bad.key, reason="It is bad.")))
+    shelf.add(good)
+    shelf.heard(AdapterLoaded(LoadedAdapter(key=good.key, rank=1, num_tensors=1, size_bytes=1)))
+    shelf.give_name(good.key)
+    assert shelf.status(bad.key) is None
+    assert [status.adapter for status in shelf.offered] == [good]

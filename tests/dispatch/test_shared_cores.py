@@ -138,6 +138,23 @@ async def test_who_waits_for_the_turn_can_be_cancelled_and_hears_of_the_queue() 
         await eventually(lambda: shared.cores.holder is None)
 
 
+async def test_a_turn_that_comes_when_nothing_is_wanted_any_more_goes_back() -> None:
+    shared = Shared(batch_floor=0.0)
+    a, b = shared.engine("a"), shared.engine("b")
+    async with both(shared, a, b):
+        for number in range(5):
+            first = asyncio.create_task(collect(a, request(f"x{number}/0", output=3000)))
+            await eventually(lambda: shared.is_holding("a"))
+            second = asyncio.create_task(collect(b, request(f"y{number}/0", output=3000, priority=BATCH)))
+            await eventually(lambda: shared.partners["b"].is_waiting)
+            assert a.cancel(f"x{number}")  # the turn goes to b,
+            assert b.cancel(f"y{number}")  # which does not want it any more
+            await asyncio.gather(first, second, return_exceptions=True)
+            await eventually(lambda: shared.cores.holder is None)
+        wanted = request("z", output=5)
+        assert text(await collect(a, wanted)) == expected_text(wanted)
+
+
 async def test_the_death_of_the_holder_frees_the_turn_at_once() -> None:
     shared = Shared()
     a, b = shared.engine("a", "load_s=0.5", step_s=30.0), shared.engine("b")

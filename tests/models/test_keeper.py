@@ -68,8 +68,15 @@ class FakeSleeper:
         assert not self.is_at_work
         self.state = EngineState.ASLEEP
 
+    @property
+    def process_state(self) -> EngineState:
+        return self.state
+
     def hold_back(self) -> None:
         self.is_held_back = True
+
+    def release(self) -> None:
+        self.is_held_back = False
 
 
 class Story:
@@ -185,6 +192,31 @@ async def test_a_model_in_use_stays_until_patience_ends_and_then_it_ends_its_wor
         assert busy.wanted_s is not None  # for the request that was held back
         other_engine.num_waiting = 0
         await until(busy_engine, EngineState.READY)
+
+
+async def test_who_was_held_back_goes_on_when_another_has_made_room() -> None:
+    story = Story()
+    one, one_engine = story.model("one", 50)
+    two, two_engine = story.model("two", 50)
+    third, third_engine = story.model("third", 50)
+    async with story.running():
+        await story.keeper.load(one)
+        await story.keeper.load(two)
+        one_engine.last_use_s, two_engine.last_use_s = 1.0, 2.0
+        one_engine.num_at_work = two_engine.num_at_work = 1
+        story.keeper.want(third)
+        story.clock.now_s += 11
+        with anyio.fail_after(5):
+            while not one_engine.is_held_back:
+                story.keeper.want(third)
+                await asyncio.sleep(0.01)
+        two_engine.num_at_work = 0
+        third_engine.num_waiting = 1
+        await until(third_engine, EngineState.READY)
+        with anyio.fail_after(5):
+            while one_engine.is_held_back:
+                await asyncio.sleep(0.01)
+    assert (one_engine.state, one.is_held_back) == (EngineState.READY, False)
 
 
 async def test_what_can_never_fit_is_refused_with_the_arithmetic() -> None:

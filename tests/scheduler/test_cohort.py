@@ -208,3 +208,12 @@ def test_batch_work_ends_beside_endless_interactive_work_of_others() -> None:
         if "x" in driver.finished:
             return
     raise AssertionError("starved")
+
+
+def test_a_cohort_that_gets_no_cells_does_not_keep_its_turn() -> None:
+    """Sequences of other cohorts hold the whole pool, and wait for the turn."""
+    driver = Driver(slots=4, kv_tokens=128)
+    driver.submit(asked("b1", None, prompt=2, output=60), asked("b2", None, prompt=2, output=60))
+    driver.submit(asked("a1", "two", prompt=60, output=20, priority=BATCH))
+    driver.run()
+    assert {name: len(tokens) for name, tokens in driver.outputs.items()} == {"b1": 60, "b2": 60, "a1": 20}

@@ -101,6 +101,7 @@ class Lease:
     async def refund(self) -> None:
         """Gives the tokens back: the call was refused after all, so it has used none and will use none."""
         await self._give_back()
+        self.output_tokens = 0
         self._account.held_tokens -= self._held_tokens
         self._held_tokens = 0
         await self._show()

@@ -152,6 +152,7 @@ def _questions(prompts: list[Tokens], answers: tuple[int, int], body: RerankBody
             client=Client.of(sender.identity, body.user or body.safety_identifier).label,
             route=_PREFIX.removesuffix("-"),
             cache_namespace=cache_namespace(salt=None, key=key),
+            adapter=asking.chosen.adapter,
         )
         for index, tokens in enumerate(prompts)
     )

@@ -37,6 +37,7 @@ from openai_cpu_server.errors import (
     EngineUnavailable,
     GenerationFailed,
     InvalidRequest,
+    ModelTooLarge,
     PromptTooLong,
     QueueFull,
     ServerError,
@@ -230,7 +231,7 @@ class GenerationRoute(Generic[B]):
                 heard = await trial.watched(first.hold)
         except PromptTooLong as error:
             return Decision(cascade.large, Reason.TOO_LONG, str(error))
-        except (EngineUnavailable, QueueFull, GenerationFailed) as error:
+        except (EngineUnavailable, ModelTooLarge, QueueFull, GenerationFailed) as error:
             return Decision(cascade.large, Reason.FAILED, str(error))
         decision = verdict(cascade, judged(call, heard))
         if decision.reason is not Reason.SURE:

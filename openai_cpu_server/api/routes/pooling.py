@@ -20,7 +20,7 @@ from openai_cpu_server.api.calls.disconnect import while_connected
 from openai_cpu_server.api.calls.pooling import PoolingCall, Rows, submit
 from openai_cpu_server.api.gates.fair_use import lease_of, release_body, unkept_body
 from openai_cpu_server.api.gates.ticket import Ticket, ticket_of
-from openai_cpu_server.api.offload import off_loop
+from openai_cpu_server.api.offload import SLOW, off_loop
 from openai_cpu_server.api.options import ApiOptions
 from openai_cpu_server.api.resolve.embedding import resolve_embeddings
 from openai_cpu_server.api.resolve.ranking import resolve_ranking
@@ -63,11 +63,10 @@ class PoolingRoute(Generic[B]):
         header = request.headers.get(PRIORITY_HEADER)
         default = self._options.default_priority
         sender = Sender.of(identity_of(request.scope), header=header, default=default)
-        call, chosen = await self._resolved(data, sender)
+        call, working, _ = await self._begun(data, sender, lease_of(request.scope))
         del data  # the call may wait for long
         release_body(request.scope)
         ticket.priority = call.priority
-        working = await self._submitted(call, chosen, lease_of(request.scope))
         limit_time(working, ticket, call.timeout_s, self._options.request_timeout_s)
         running = _Running(call, working, ticket)
         rows = await while_connected(request.receive, running.rows)
@@ -79,8 +78,7 @@ class PoolingRoute(Generic[B]):
 
         Raises what `api/errors.py` lists. The server's limit of time is not for these, which wait long.
         """
-        call, chosen = await self._resolved(data, sender)
-        working = submit(call, chosen.model.engine)
+        call, working, chosen = await self._begun(data, sender, None)
         if call.timeout_s is not None:
             working.fail_in(call.timeout_s, DeadlineExceeded(call.timeout_s))
         try:
@@ -96,9 +94,25 @@ class PoolingRoute(Generic[B]):
         allowed = sender.identity.allowed_models
         chosen = choose_able(self._models, body.model, allowed, self._family.ability)
         asking = Asking(chosen, chosen.model.loaded(), sender, self._options, ignored)
-        return await off_loop(len(data), partial(self._family.resolve, body, asking)), chosen
+        # Each document of a ranking brings the query along: that work does not go by the size of the body.
+        size = len(data) if self._family.ability is Ability.EMBED else SLOW
+        return await off_loop(size, partial(self._family.resolve, body, asking)), chosen
 
-    async def _submitted(self, call: PoolingCall, chosen: Chosen, lease: Lease) -> Embedding:
+    async def _begun(
+        self, data: bytes, sender: Sender, lease: Lease | None
+    ) -> tuple[PoolingCall, Embedding, Chosen]:
+        """Chooses again where the model was replaced between choosing and submitting."""
+        while True:
+            call, chosen = await self._resolved(data, sender)
+            try:
+                return call, await self._submitted(call, chosen, lease), chosen
+            except ServerError:
+                if self._models.is_current(chosen.model):
+                    raise
+
+    async def _submitted(self, call: PoolingCall, chosen: Chosen, lease: Lease | None) -> Embedding:
+        if lease is None:
+            return submit(call, chosen.model.engine)
         await lease.reserve(prompt_tokens=call.prompt_tokens, output_tokens=0)
         try:
             return submit(call, chosen.model.engine)

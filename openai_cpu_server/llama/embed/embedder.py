@@ -119,8 +119,13 @@ def _max_input(options: EngineOptions, model: Model, vocab_size: int, free_bytes
         if options.kv_tokens < 1:
             raise StartupError(f"--ctx-size must be at least 1, not {options.kv_tokens}.")
         return min(trained or options.kv_tokens, options.kv_tokens)
-    fits = max(_LEAST_TOKENS, free_bytes // _SHARE_OF_MEMORY // (vocab_size * _LOGIT_BYTES))
-    return min(trained or _LEAST_TOKENS, fits)
+    return min(trained or _LEAST_TOKENS, tokens_that_fit(free_bytes, vocab_size))
+
+
+def tokens_that_fit(free_bytes: int, vocab_size: int) -> int:
+    """The longest input whose rows of logits, which llama.cpp reserves for encoders too, leave most of the
+    memory free."""
+    return max(_LEAST_TOKENS, free_bytes // _SHARE_OF_MEMORY // (vocab_size * _LOGIT_BYTES))
 
 
 def _info(

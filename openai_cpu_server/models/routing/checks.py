@@ -26,20 +26,27 @@ def _problems(router: RouterOptions, by_name: Mapping[str, RouterOptions], kinds
             continue
         yield from _wrong_model(f"{here}: {route} =", target, ModelKind.GENERATES, kinds)
     if isinstance(router.way, Classifier):
-        yield from _wrong_model(f"{here}: classifier.model =", router.way.model, ModelKind.GENERATES, kinds)
+        yield from _no_plain_model(
+            f"{here}: classifier.model =", router.way.model, ModelKind.GENERATES, kinds
+        )
     if isinstance(router.way, Examples):
-        yield from _wrong_model(f"{here}: examples.model =", router.way.model, ModelKind.EMBEDS, kinds)
+        yield from _no_plain_model(f"{here}: examples.model =", router.way.model, ModelKind.EMBEDS, kinds)
     if (loop := _loop(router, by_name, ())) is not None:
         yield f"{here}: {' -> '.join(loop)} is a loop"
 
 
 def _wrong_model(where: str, name: str, wanted: ModelKind, kinds: Kinds) -> Iterator[str]:
     base = name if name in kinds else name.rpartition(":")[0]  # adapters come and go: it may be one's name
-    if base not in kinds:
+    yield from _no_plain_model(where, name if base not in kinds else base, wanted, kinds)
+
+
+def _no_plain_model(where: str, name: str, wanted: ModelKind, kinds: Kinds) -> Iterator[str]:
+    """A router asks models themselves, without adapters."""
+    if name not in kinds:
         yield f"{where} {name!r}: there is no such model; there is {', '.join(kinds)}"
-    elif kinds[base] not in (wanted, None):
+    elif kinds[name] not in (wanted, None):
         verb = {ModelKind.GENERATES: "generates text", ModelKind.EMBEDS: "embeds"}[wanted]
-        found = kinds[base]
+        found = kinds[name]
         yield f"{where} {name!r} {found.value if found else ''}: it must be a model that {verb}"
 
 
