@@ -10,6 +10,7 @@ import msgspec
 import numpy as np
 
 from openai_cpu_server.llama.gguf.writer import NewTensor, NewValue, write_gguf
+from openai_cpu_server.model_source.converted import NotConvertible
 
 _POOLING_MEAN, _POOLING_CLS = 1, 2
 _NORMAL, _CONTROL = 1, 3
@@ -19,10 +20,6 @@ _WORD_START = "\u2581"
 
 ReadFile = Callable[[str], bytes]
 """The content of one of the model's files. Raises KeyError where there is none of that name."""
-
-
-class NotConvertible(ValueError):
-    """The files are no model that this converter knows; the message is a clause."""
 
 
 class _Config(msgspec.Struct):

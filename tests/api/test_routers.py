@@ -258,6 +258,7 @@ async def test_a_client_that_leaves_ends_the_trial(stream: bool) -> None:
         one.disconnect()
     await eventually(lambda: num_live(house.little) == 0)
     assert num_live(house.big) == 0
+    assert "ocs_routed_requests_total{" not in house.metrics
 
 
 async def test_a_trial_ends_in_time_and_can_be_ended_by_an_administrator() -> None:

@@ -163,7 +163,8 @@ class GenerationRoute(Generic[B]):
             raise InvalidRequest(message, param="lora", code="unsupported_value")
         name = body.model or router.name
         routed = await follow(self._models, router, asked_of(body, sender), questioner(body, sender), name)
-        ticket.sent_to(taken(routed))
+        if routed.cascade is None:  # else it is known when the small model's answer has been judged
+            ticket.sent_to(taken(routed))
         return Goal(routed.chosen, routed)
 
     async def _submitted(
@@ -238,6 +239,7 @@ class GenerationRoute(Generic[B]):
             return decision
         assert goal.routed is not None
         sure = goal.routed.after(decision, goal.chosen)
+        terms.ticket.sent_to(taken(sure))
         shown = msgspec.structs.replace(call, headers={**call.headers, **routed_headers(sure)})
         held = Held(heard, first.timings)
         return Running(shown, held, goal.chosen.model, ticket=terms.ticket, lease=terms.lease)
