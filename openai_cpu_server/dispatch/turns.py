@@ -22,8 +22,8 @@ Measured with steps of 0.5 ms: two engines together compute as many tokens as on
 BATCH_TURN_S = 1.0
 """The same between batch work: one or two of its longest steps."""
 FIRST_PRICE_S = 0.13
-"""What a turn of batch work beside interactive work is expected to take before one was seen: a step of
-`--interactive-step-ms`."""
+"""What a turn of batch work beside interactive work is expected to take before one was seen: a little more
+than a step may, which is `--preempt-threshold-ms`."""
 LONGEST_COURTESY_S = 2.0
 """So long batch work whose turn is due lets interactive newcomers go first.
 
