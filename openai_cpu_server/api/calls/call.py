@@ -13,7 +13,7 @@ from openai_cpu_server.contract.model_info import ModelInfo
 from openai_cpu_server.contract.request import GenerationRequest, Priority
 from openai_cpu_server.errors import InvalidRequest
 from openai_cpu_server.models.registry import Chosen
-from openai_cpu_server.prompt.tool_formats import ToolFormat, ToolReader
+from openai_cpu_server.prompt.tool_formats import OutputReader, TextReader, ToolFormat, ToolReader
 
 PRIORITY_HEADER = "X-Priority"
 _BY_LABEL = {priority.label: priority for priority in Priority}
@@ -120,6 +120,10 @@ class Call(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def prompt_tokens(self) -> int:
         return sum(len(prompt.tokens) for prompt in self.prompts)
+
+    def reader(self) -> OutputReader:
+        """A reader for one of its outputs."""
+        return TextReader() if self.tool_calls is None else self.tool_calls.reader()
 
     def prompt_of(self, index: int) -> Prompt:
         """The prompt of the request at this index."""

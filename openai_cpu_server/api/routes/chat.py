@@ -2,17 +2,10 @@
 
 from __future__ import annotations
 
-from openai_cpu_server.api.calls.call import Asking, Call, Prompt
+from openai_cpu_server.api.calls.call import Asking, Call
 from openai_cpu_server.api.render.chat import ChatRenderer
-from openai_cpu_server.api.resolve.answer_shape import answer_grammar
-from openai_cpu_server.api.resolve.call import resolve_call
-from openai_cpu_server.api.resolve.limits import asked_tokens
-from openai_cpu_server.api.resolve.messages import checked_messages
-from openai_cpu_server.api.resolve.output import Output, ToolOutputs, of_answer
-from openai_cpu_server.api.resolve.tools import ToolPlan, tool_plan
+from openai_cpu_server.api.resolve.chat import resolve_chat
 from openai_cpu_server.api.schemas.chat import ChatBody
-from openai_cpu_server.errors import InvalidRequest
-from openai_cpu_server.models.served import ServedModel
 
 
 class ChatFamily:
@@ -20,39 +13,4 @@ class ChatFamily:
     renderer = ChatRenderer()
 
     def resolve(self, body: ChatBody, asking: Asking) -> Call:
-        logprobs, plan, model = _logprobs(body), tool_plan(body), asking.chosen.model
-        output = _output(body, plan, model)
-        messages = checked_messages(body.messages)
-        prompt = Prompt(model.prompts.tokens(messages, plan.shown if plan else ()))
-        return resolve_call(
-            body,
-            [prompt],
-            asking,
-            output,
-            id_prefix="chatcmpl-",
-            prompt_param="messages",
-            max_tokens=asked_tokens(body),
-            logprobs=logprobs,
-        )
-
-
-def _output(body: ChatBody, plan: ToolPlan | None, model: ServedModel) -> Output:
-    answer = answer_grammar(body, model.grammars)
-    if plan is None:
-        return of_answer(answer)
-    if model.tool_format is None:
-        message = (
-            "The model's chat template has no way of calling tools that this server knows;"
-            " start it with --tool-format."
-        )
-        raise InvalidRequest(message, param="tools", code="unsupported_parameter")
-    return ToolOutputs(model.tool_format, model.grammars, model.tokenizer).of_plan(plan, answer)
-
-
-def _logprobs(body: ChatBody) -> int | None:
-    if body.logprobs:
-        return body.top_logprobs or 0
-    if body.top_logprobs is not None:
-        message = "'top_logprobs' is only allowed together with 'logprobs'."
-        raise InvalidRequest(message, param="top_logprobs", code="invalid_value")
-    return None
+        return resolve_chat(body, asking, id_prefix="chatcmpl-")

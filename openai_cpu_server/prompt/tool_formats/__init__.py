@@ -8,7 +8,14 @@ from openai_cpu_server.prompt.tool_formats.demo import DemoFormat
 from openai_cpu_server.prompt.tool_formats.hermes import HermesFormat
 from openai_cpu_server.prompt.tool_formats.llama3 import Llama3Format
 from openai_cpu_server.prompt.tool_formats.mistral import MistralFormat
-from openai_cpu_server.prompt.tool_formats.reader import Content, Part, ToolReader
+from openai_cpu_server.prompt.tool_formats.reader import (
+    Content,
+    OutputReader,
+    Part,
+    Reasoning,
+    TextReader,
+    ToolReader,
+)
 from openai_cpu_server.prompt.tool_formats.scanner import CallArguments, CallBegin
 
 __all__ = [
@@ -16,7 +23,10 @@ __all__ = [
     "CallArguments",
     "CallBegin",
     "Content",
+    "OutputReader",
     "Part",
+    "Reasoning",
+    "TextReader",
     "ToolFormat",
     "ToolReader",
     "format_for",

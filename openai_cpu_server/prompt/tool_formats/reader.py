@@ -14,7 +14,45 @@ class Content:
     text: str
 
 
-Part = Union[Content, CallBegin, CallArguments]
+@dataclass(frozen=True)
+class Reasoning:
+    """A piece of what the model thinks before it answers."""
+
+    text: str
+
+
+Part = Union[Reasoning, Content, CallBegin, CallArguments]
+
+
+class OutputReader(Protocol):
+    """Reads one output as it comes."""
+
+    @property
+    def is_cut(self) -> bool:
+        """Whether the output, if it ended here, would end within a call."""
+        ...
+
+    @property
+    def has_calls(self) -> bool: ...
+
+    def feed(self, text: str) -> list[Part]: ...
+
+    def finish(self) -> list[Part]:
+        """What was held back, once the output has ended."""
+        ...
+
+
+class TextReader:
+    """Reads an output without marks: all of it is content."""
+
+    is_cut = False
+    has_calls = False
+
+    def feed(self, text: str) -> list[Part]:
+        return [Content(text)] if text else []
+
+    def finish(self) -> list[Part]:
+        return []
 
 
 class Gate(Protocol):
