@@ -9,14 +9,14 @@ from openai_cpu_server.errors import TemplateFailed
 from openai_cpu_server.prompt.chat import needs_special_tokens, render_chat
 from openai_cpu_server.prompt.chat_template import ChatTemplate
 from openai_cpu_server.prompt.tool_formats import ToolFormat
-from openai_cpu_server.prompt.tool_texts import with_history_ids, with_instructions, with_written_calls
+from openai_cpu_server.prompt.tool_texts import told_tools
 
 
 class ChatPrompts:
-    """`template`: None for a model without one. `tool_format`: None where the template's is unknown."""
+    """`template`: None for a model without one."""
 
     def __init__(
-        self, template: ChatTemplate | None, tokenizer: Tokenizer, tool_format: ToolFormat | None = None
+        self, template: ChatTemplate | None, tokenizer: Tokenizer, tool_format: ToolFormat
     ) -> None:
         self._template = template
         self._tokenizer = tokenizer
@@ -43,11 +43,5 @@ class ChatPrompts:
         messages: Sequence[Mapping[str, object]],
         tools: Sequence[Mapping[str, object]],
     ) -> str:
-        form = self._tool_format
-        if form is None:
-            return render_chat(template, messages)
-        known = with_history_ids if template.shows_calls else with_written_calls
-        messages = known(messages, form)
-        if tools and not template.shows_tools:
-            return render_chat(template, with_instructions(messages, tools, form))
-        return render_chat(template, messages, tools=tools)
+        messages, shown = told_tools(messages, tools, template, self._tool_format)
+        return render_chat(template, messages, tools=shown)

@@ -25,7 +25,7 @@ def render_chat(
     prefill = _prefill(messages) if add_generation_prompt else None
     finished = messages if prefill is None else messages[:-1]
     text = template.render(
-        template_messages(finished, as_parts=template.wants_parts),
+        template_messages(finished, as_parts=template.wants_parts, shape=template.call_shape),
         tools=tools or None,
         add_generation_prompt=add_generation_prompt,
         extra=extra,

@@ -154,7 +154,7 @@ class Builder:
             engine=engine,
             tokenizer=NoTokenizer(reason),
             template=None,
-            tool_format=None,
+            tool_format=format_for(None),
             check_grammar=GrammarCheck,
         )
         kept = self._kept(plan, engine, _NOTHING)
@@ -197,8 +197,6 @@ class Builder:
         return ChatTemplate(source, bos_text=vocabulary.bos_text, eos_text=vocabulary.eos_text)
 
 
-def _tool_format(name: str, template: ChatTemplate | None) -> ToolFormat | None:
-    """The user's choice, else what suits the template; None where tools have to be refused."""
-    if name != "auto":
-        return TOOL_FORMATS[name]
-    return format_for(template) if template is not None else None
+def _tool_format(name: str, template: ChatTemplate | None) -> ToolFormat:
+    """The user's choice, else what suits the template."""
+    return format_for(template) if name == "auto" else TOOL_FORMATS[name]

@@ -13,7 +13,7 @@ from openai_cpu_server.contract.model_info import ModelInfo
 from openai_cpu_server.contract.request import GenerationRequest, Priority
 from openai_cpu_server.errors import InvalidRequest
 from openai_cpu_server.models.registry import Chosen
-from openai_cpu_server.prompt.tool_formats import OutputReader, TextReader, ToolFormat, ToolReader
+from openai_cpu_server.prompt.tool_formats import OutputReader, TextReader, ToolFormat
 
 PRIORITY_HEADER = "X-Priority"
 _BY_LABEL = {priority.label: priority for priority in Priority}
@@ -82,9 +82,12 @@ class ToolCallStyle(msgspec.Struct, frozen=True):
     at_start: bool = False
     """Tool calls are the very beginning of the output, or there are none: content may hold their marker."""
 
-    def reader(self) -> ToolReader:
+    functions: Mapping[str, frozenset[str]] = {}
+    """For each function that may be called: its parameters that stand in the output as raw text."""
+
+    def reader(self) -> OutputReader:
         """A reader for one output."""
-        return self.form.reader(at_start=self.at_start)
+        return self.form.reader(self.functions, at_start=self.at_start)
 
 
 class Call(msgspec.Struct, frozen=True, kw_only=True):

@@ -12,7 +12,7 @@ from openai_cpu_server.api.calls.call import ToolCallStyle
 from openai_cpu_server.api.render.common import finish_reason, json_text
 from openai_cpu_server.contract.messages import Finish, FinishReason
 from openai_cpu_server.errors import InvalidRequest
-from openai_cpu_server.prompt.tool_formats import CallArguments, CallBegin, Content, Part, ToolReader
+from openai_cpu_server.prompt.tool_formats import CallArguments, CallBegin, Content, OutputReader, Part
 
 _ALPHABET = string.ascii_letters + string.digits
 NewId = Callable[[], str]
@@ -50,7 +50,7 @@ def called_functions(parts: Sequence[Part]) -> list[CalledFunction]:
     return found
 
 
-def reason_with_tool_calls(finish: Finish, reader: ToolReader, style: ToolCallStyle) -> str:
+def reason_with_tool_calls(finish: Finish, reader: OutputReader, style: ToolCallStyle) -> str:
     """Raises GenerationFailed; InvalidRequest if a stop string of the client's has cut a call."""
     reason = finish_reason(finish)
     if finish.reason is not FinishReason.STOP or not reader.has_calls:
