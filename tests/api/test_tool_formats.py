@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 import json
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from openai_cpu_server.api.calls.call import Call
@@ -18,6 +19,7 @@ from openai_cpu_server.prompt.tool_formats import (
     OutputReader,
     Part,
     Reasoning,
+    WrittenCall,
 )
 from tests.api.following import Follower
 from tests.api.resolving import chat
@@ -163,7 +165,12 @@ BOTH = pytest.mark.parametrize("follower", [TAUGHT, PLAIN], ids=["control", "tex
 
 
 def asked(form: str, follower: Follower = TAUGHT, **fields: object) -> Call:
-    return chat(**{"form": form, "tokenizer": follower.tokenizer, "tools": TOOLS, **fields})
+    return resolved(form, follower, json.dumps(fields))
+
+
+@functools.cache
+def resolved(form: str, follower: Follower, fields: str) -> Call:
+    return chat(**{"form": form, "tokenizer": follower.tokenizer, "tools": TOOLS, **json.loads(fields)})
 
 
 def accepts(call: Call, follower: Follower, text: str) -> bool:
@@ -253,6 +260,7 @@ def test_an_answer_of_a_form_stands_beside_calls(form: str, follower: Follower) 
 
 
 @pytest.mark.parametrize("form", ONE)
+@settings(max_examples=30, deadline=None)
 @given(places=st.lists(st.integers(0, 200), max_size=12))
 def test_calls_are_read_alike_however_they_are_cut(form: str, places: list[int]) -> None:
     text, calls = (TWO[form], [ROME, TIME]) if form in TWO else (ONE[form], [ROME])
@@ -268,14 +276,13 @@ def test_content_before_calls_is_content(form: str) -> None:
 
 @pytest.mark.parametrize("form", ONE)
 def test_written_calls_are_read_back(form: str) -> None:
-    from openai_cpu_server.prompt.tool_formats import WrittenCall
-
     written = TOOL_FORMATS[form].written([WrittenCall(*ROME)])
     assert read(reader(asked(form)), [written]) == ("", "", [ROME])
 
 
 @pytest.mark.parametrize("form", ["qwen3-coder", "glm", "seed-oss", "minimax", "functiongemma", "gemma4"])
 @BOTH
+@settings(max_examples=30, deadline=None)
 @given(city=st.text(st.characters(exclude_categories=("Cs",), exclude_characters="\0"), max_size=30))
 def test_raw_text_becomes_a_json_string(form: str, follower: Follower, city: str) -> None:
     text = ONE[form].replace("Rome", city)
@@ -290,7 +297,7 @@ def test_raw_text_becomes_a_json_string(form: str, follower: Follower, city: str
     ("text", "arguments"),
     [
         ("[get_weather(city='it\\'s \"so\"\\n', now=True)]", {"city": 'it\'s "so"\n', "now": True}),
-        ('[get_weather(city="O\'Hare", tags=["a)", "b="], now=false)]', None),
+        ('[get_weather(city="O\'Hare", tags=["a)","b="], now=false)]', None),
         ("[get_weather(city='x', unit='celsius')]", {"city": "x", "unit": "celsius"}),
     ],
 )
@@ -321,10 +328,8 @@ def test_harmonys_channels_are_thoughts_content_and_calls() -> None:
         "<|channel|>commentary<|message|>One moment.<|end|><|start|>assistant"
         ' to=functions.get_weather<|channel|>commentary json<|message|>{"city":"Rome","days":3}'
     )
-    for follower in (TAUGHT, PLAIN):
-        call = asked("harmony", follower)
-        assert accepts(call, follower, text)
-        assert read(reader(call), list(text)) == ("We need <the> tool.", "One moment.", [ROME])
+    assert accepts(asked("harmony"), TAUGHT, text)
+    assert read(reader(asked("harmony")), list(text)) == ("We need <the> tool.", "One moment.", [ROME])
     final = "<|channel|>analysis<|message|>Easy.<|end|><|start|>assistant<|channel|>final<|message|>Hi"
     assert accepts(asked("harmony"), TAUGHT, final)
     assert read(reader(asked("harmony")), list(final)) == ("Easy.", "Hi", [])

@@ -45,7 +45,7 @@ class HarmonyFormat:
         """Thoughts, then a call or the answer. Without callees there is only the answer."""
         endings = ["call"] if callees else []
         endings += ["final"] if answer is not None else []
-        lines = [f"thought* ({' | '.join(endings)})", *_messages(spelling)]
+        lines = [f"thoughts ({' | '.join(endings)})", *_thoughts(spelling)]
         if callees:
             lines.append(f"call ::= {' | '.join(f'call-{index}' for index in range(len(callees)))}")
         for index, callee in enumerate(callees):
@@ -69,11 +69,14 @@ class HarmonyFormat:
         return HarmonyReader()
 
 
-def _messages(spelling: Spelling) -> list[str]:
-    """The rule of what comes before the answer or the call, with the beginning of the next message."""
+def _thoughts(spelling: Spelling) -> list[str]:
+    """The rule of what comes before the answer or the call, with the beginning of the next message.
+    A model to which the marks are text was not taught to think in them: it begins at once."""
+    if spelling.control_token(_CHANNEL) is None:
+        return ['thoughts ::= ""']
     channel, message = spelling.literal(_CHANNEL), spelling.literal(_MESSAGE)
     text = spelling.until(_END)
-    return [f'thought ::= {channel} ("analysis" | "commentary") {message} {text} {spelling.literal(_NEXT)}']
+    return [f'thoughts ::= ({channel} ("analysis" | "commentary") {message} {text} {spelling.literal(_NEXT)})*']
 
 
 def _call(index: int, callee: Callee, spelling: Spelling) -> list[str]:
