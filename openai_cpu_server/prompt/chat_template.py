@@ -45,6 +45,8 @@ class ChatTemplate:
         """Whether it tells the model which tools there are."""
         self.shows_system = self._finds([self._text("system", _NEEDLE), self._text("user", "")])
         """Whether it shows a system message."""
+        self.shows_system_tools = self._finds([{**self._text("system", ""), "tools": _NEEDLE}])
+        """Whether it shows tools that stand, as JSON, in a field of the system message (Phi-4-mini's)."""
         self.call_shape = self._call_shape()
         """How it wants earlier calls; None: it does not show them, or not their results."""
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from itertools import takewhile
 
 from openai_cpu_server.prompt.chat_template import ChatTemplate
 from openai_cpu_server.prompt.messages import Message, arguments_object, content_text
@@ -21,9 +22,11 @@ def told_tools(
         messages = with_written_calls(messages, form)
     else:
         messages = with_history_ids(with_single_calls(messages) if shape.one_by_one else messages, form)
-    if tools and (form.replaces_template or not template.shows_tools):
-        return with_instructions(messages, tools, form, as_system=template.shows_system), ()
-    return messages, tools
+    if not tools or (template.shows_tools and not form.replaces_template):
+        return messages, tools
+    if template.shows_system_tools and not form.replaces_template:
+        return with_system_tools(messages, tools), ()
+    return with_instructions(messages, tools, form, as_system=template.shows_system), ()
 
 
 def with_history_ids(messages: Sequence[Message], form: ToolFormat) -> list[Message]:
@@ -33,20 +36,22 @@ def with_history_ids(messages: Sequence[Message], form: ToolFormat) -> list[Mess
 
 def with_single_calls(messages: Sequence[Message]) -> list[Message]:
     """The messages, with a message of its own for each call, and each result behind its call."""
-    results = {message.get("tool_call_id"): message for message in messages if message.get("role") == "tool"}
-    placed: set[object] = set()
     single: list[Message] = []
-    for message in messages:
+    rest = list(messages)
+    while rest:
+        message = rest.pop(0)
         calls = message.get("tool_calls")
-        if isinstance(calls, Sequence) and len(calls) > 1:
-            for index, call in enumerate(calls):
-                alone = {**message, "tool_calls": [call]}
-                single.append(alone if index == 0 else {**alone, "content": None})
-                if (result := results.get(call["id"])) is not None:
-                    single.append(result)
-                    placed.add(call["id"])
-        elif message.get("role") != "tool" or message.get("tool_call_id") not in placed:
+        if not isinstance(calls, Sequence) or len(calls) < 2:
             single.append(message)
+            continue
+        results = list(takewhile(lambda each: each.get("role") == "tool", rest))
+        del rest[: len(results)]
+        for index, call in enumerate(calls):
+            single.append({**message, "tool_calls": [call], **({"content": None} if index else {})})
+            of_call = [result for result in results if result.get("tool_call_id") == call["id"]]
+            single += of_call[:1]
+            results = [result for result in results if result not in of_call[:1]]
+        single += results
     return single
 
 
@@ -62,6 +67,15 @@ def with_written_calls(messages: Sequence[Message], form: ToolFormat) -> list[Me
         else:
             texts.append(message)
     return texts
+
+
+def with_system_tools(messages: Sequence[Message], tools: Tools) -> list[Message]:
+    """The messages, with the tools as JSON in a field of the system message."""
+    listed = json.dumps([tool["function"] for tool in tools], ensure_ascii=False)
+    if messages and messages[0].get("role") in ("system", "developer"):
+        return [{**messages[0], "tools": listed}, *messages[1:]]
+    content = "You are a helpful assistant with some tools."
+    return [{"role": "system", "content": content, "tools": listed}, *messages]
 
 
 def with_instructions(

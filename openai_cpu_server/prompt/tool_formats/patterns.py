@@ -110,7 +110,7 @@ class Spelling:
     def until(self, end: str) -> str:
         """Any text up to the first `end`, with it; `end` has its first character only once."""
         spelt = self._spelt(end)
-        if spelt.startswith("<["):
+        if spelt != quoted(end):
             return f"[^\\x00]* {spelt}"
         first, rest = end[0], end[1:]
         assert first not in rest, "the search must never go back into what it has read"
