@@ -15,9 +15,7 @@ from openai_cpu_server.prompt.tool_texts import told_tools
 class ChatPrompts:
     """`template`: None for a model without one."""
 
-    def __init__(
-        self, template: ChatTemplate | None, tokenizer: Tokenizer, tool_format: ToolFormat
-    ) -> None:
+    def __init__(self, template: ChatTemplate | None, tokenizer: Tokenizer, tool_format: ToolFormat) -> None:
         self._template = template
         self._tokenizer = tokenizer
         self._tool_format = tool_format

@@ -13,8 +13,8 @@ from openai_cpu_server.errors import InvalidRequest
 from openai_cpu_server.structured import Options, UnsupportedSchema, Whitespace
 from openai_cpu_server.structured.compiler import compile_schema
 from openai_cpu_server.structured.extras import choice_to_gbnf, json_object_gbnf, regex_to_gbnf
-from openai_cpu_server.structured.report import Unenforced
 from openai_cpu_server.structured.gbnf.parser import names_tokens
+from openai_cpu_server.structured.report import Unenforced
 from openai_cpu_server.structured.writing.compose import compose
 
 _REMEMBERED = 256

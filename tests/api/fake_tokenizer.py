@@ -56,7 +56,11 @@ class FakeTokenizer:
     def encode(self, text: str, *, add_special: bool, parse_special: bool) -> list[int]:
         tokens = [self.bos] if add_special and self.adds_bos else []
         for part in self._split.split(text) if parse_special else [text]:
-            tokens += [self._ids[part]] if parse_special and part in self._ids else [byte + 2 for byte in part.encode()]
+            tokens += (
+                [self._ids[part]]
+                if parse_special and part in self._ids
+                else [byte + 2 for byte in part.encode()]
+            )
         return [*tokens, *self.marks.end] if add_special else tokens
 
     def piece(self, token: int, *, special: bool = False) -> bytes:

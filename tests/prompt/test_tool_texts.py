@@ -123,6 +123,8 @@ def test_tools_may_stand_in_a_field_of_the_system_message() -> None:
 
 def test_what_shows_tools_in_an_unknown_form_is_told_in_words_all_the_same() -> None:
     knowing = template("{{ tools }}{% for m in messages %}{{ m.content }}{{ m.tool_calls }}{% endfor %}")
-    messages, tools = told_tools([USER, calling("x"), result("x", "1")], TOOLS, knowing, TOOL_FORMATS["generic"])
+    messages, tools = told_tools(
+        [USER, calling("x"), result("x", "1")], TOOLS, knowing, TOOL_FORMATS["generic"]
+    )
     assert tools == ()
     assert [message["role"] for message in messages] == ["system", "user", "assistant", "user"]

@@ -250,9 +250,7 @@ GEMMA4 = CallForm(
     head=("call:", _NAME, "{"),
     tail=("}<tool_call|>",),
     between=("<|tool_call>",),
-    parameters=Parameters(
-        begin=(_NAME, ":"), raw_begin='<|"|>', raw_end='<|"|>', between=(",",), close="}"
-    ),
+    parameters=Parameters(begin=(_NAME, ":"), raw_begin='<|"|>', raw_end='<|"|>', between=(",",), close="}"),
     signs=(r"<\|tool_call>",),
 )
 LFM2 = dataclasses.replace(

@@ -52,7 +52,7 @@ class HarmonyFormat:
             lines += _call(index, callee, spelling)
         if answer is not None:
             form = f'(" "? {spelling.literal("<|constrain|>")} "json")? ' if answer else ""
-            begin = f"{spelling.literal(_CHANNEL)} \"final\" {form}{spelling.literal(_MESSAGE)}"
+            begin = f'{spelling.literal(_CHANNEL)} "final" {form}{spelling.literal(_MESSAGE)}'
             lines.append(f"final ::= {begin} {answer or _ANY_TEXT}")
         return "\n".join(lines) + "\n"
 
@@ -76,7 +76,9 @@ def _thoughts(spelling: Spelling) -> list[str]:
         return ['thoughts ::= ""']
     channel, message = spelling.literal(_CHANNEL), spelling.literal(_MESSAGE)
     text = spelling.until(_END)
-    return [f'thoughts ::= ({channel} ("analysis" | "commentary") {message} {text} {spelling.literal(_NEXT)})*']
+    return [
+        f'thoughts ::= ({channel} ("analysis" | "commentary") {message} {text} {spelling.literal(_NEXT)})*'
+    ]
 
 
 def _call(index: int, callee: Callee, spelling: Spelling) -> list[str]:

@@ -139,5 +139,7 @@ def _beginnings(text: str) -> str:
 
 
 def _none_of(chars: str) -> str:
-    escaped = "".join({"\n": "\\n", "\\": "\\\\", "]": "\\]", "^": "\\^", "-": "\\-"}.get(c, c) for c in chars)
+    escaped = "".join(
+        {"\n": "\\n", "\\": "\\\\", "]": "\\]", "^": "\\^", "-": "\\-"}.get(c, c) for c in chars
+    )
     return f"[^\\x00{escaped}]"
