@@ -38,7 +38,8 @@ class Body(BaseModel):
             known.setdefault(name, {"description": f"Ignored: {hint.why}.", "x-ignored": True})
         for name, refusal in cls.refusals.items():
             described = f"Nothing else is supported: {refusal.why}."
-            known.setdefault(name, {"enum": [*refusal.accepted, None], "description": described})
+            accepted = {"enum": [*refusal.accepted, None], "description": described, "x-refused": True}
+            known.setdefault(name, accepted)
         return reference
 
 

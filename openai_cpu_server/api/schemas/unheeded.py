@@ -38,14 +38,16 @@ TIER_HINT: Hints = {"service_tier": Hint("other names are those of other service
 GENERATION_HINTS: Hints = {
     **TIER_HINT,
     "store": Hint("answers are not kept for later", (False,)),
-    "verbosity": Hint("the models here were not trained to know it; 'max_tokens' is a limit"),
+    "verbosity": Hint("the models here were not trained to know it; say it in the prompt"),
     "prediction": Hint("it makes an answer faster at OpenAI, not another one"),
     "prompt_cache_key": Hint(_CACHE),
     "prompt_cache_options": Hint(_CACHE),
     "prompt_cache_retention": Hint("cached prompts stay as long as there is room"),
-    "cache_prompt": Hint("llama-server's; prompts are always cached", (True,)),
-    "id_slot": Hint("llama-server's; a request has no slot of its own here", (-1,)),
-    "guided_decoding_backend": Hint("vLLM's; there is one way here, and it enforces the same forms"),
+    "cache_prompt": Hint("prompts are always cached; the field is llama-server's", (True,)),
+    "id_slot": Hint("a request has no slot of its own; the field is llama-server's", (-1,)),
+    "guided_decoding_backend": Hint(
+        "there is one way here, which enforces the same forms; the field is vLLM's"
+    ),
 }
 GENERATION_REFUSALS: Refusals = {
     "reasoning_effort": Refusal("it is not built yet", ("none",)),
