@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
+from collections.abc import Iterator
 from typing import Any
 
 import httpx
@@ -80,6 +82,17 @@ def test_langchain_may_send_its_hints_and_notes(server: ServerProcess) -> None:
     assert chat.invoke(said).content
 
 
+@pytest.fixture
+def event_loop_of_thread() -> Iterator[None]:
+    """LiteLLM asks for the thread's loop, and leaves it open where it has to make one."""
+    loop = asyncio.new_event_loop()
+    asyncio.set_event_loop(loop)
+    yield
+    asyncio.set_event_loop(None)
+    loop.close()
+
+
+@pytest.mark.usefixtures("event_loop_of_thread")
 @pytest.mark.filterwarnings("ignore:Item '.*' on TypedDict:UserWarning")
 def test_litellm_may_send_what_other_services_note(server: ServerProcess) -> None:
     noted: Any = [{"type": "text", "text": "Hi", "cache_control": {"type": "ephemeral"}}]
