@@ -165,8 +165,8 @@ async def test_one_that_fails_fails_alone(http: httpx.AsyncClient) -> None:
 @pytest.mark.parametrize(
     ("fields", "param"),
     [
-        ({}, None),
-        ({"prompts": ["a"], "requests": [{"prompt": "a"}]}, None),
+        ({}, "prompts"),
+        ({"prompts": ["a"], "requests": [{"prompt": "a"}]}, "prompts"),
         ({"prompts": []}, "prompts"),
         ({"prompts": ["a"] * 1025}, "prompts"),
         ({"prompts": [1]}, "prompts[0]"),

@@ -220,6 +220,9 @@ class _Work:
 def _batch(data: bytes, *, lenient: bool, max_bytes: int) -> Batch:
     """Raises InvalidRequest; BodyTooLarge, for what all share must not make much work of few bytes."""
     body, ignored = parse(GenerateBatchBody, data, lenient=lenient)
+    if (body.prompts is None) == (body.requests is None):
+        message = "Give exactly one of 'prompts' and 'requests'."
+        raise InvalidRequest(message, param="prompts", code="invalid_value")
     if body.stream:
         raise _no_stream()
     lists = {"prompts", "requests"}

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from pydantic import AfterValidator, Field, model_validator
-from pydantic_core import PydanticCustomError
+from pydantic import AfterValidator, Field
 
 from openai_cpu_server.api.schemas.generation import GenerationBody
 from openai_cpu_server.api.schemas.structured import JsonObject
@@ -40,15 +39,9 @@ class GenerateBody(GenerateFields):
 
 
 class GenerateBatchBody(GenerateFields):
-    """Its own fields are those of every request that does not have them itself."""
+    """Exactly one of the lists; all else is for every request that does not have it itself."""
 
     prompts: Annotated[list[str], Field(min_length=1, max_length=MAX_ITEMS, fail_fast=True)] | None = None
     requests: (
         Annotated[list[JsonObject], Field(min_length=1, max_length=MAX_ITEMS, fail_fast=True)] | None
     ) = None
-
-    @model_validator(mode="after")
-    def _with_one_list(self) -> GenerateBatchBody:
-        if (self.prompts is None) == (self.requests is None):
-            raise PydanticCustomError("one_list", "give exactly one of 'prompts' and 'requests'")
-        return self
