@@ -35,10 +35,10 @@ class ServedModel:
     ) -> None:
         """`names`: the first is the model's own, the others mean the same. `created`: Unix time.
 
-        `template`: None for a model that has none; chat is refused then. `check_grammar` raises InvalidRequest
-        for GBNF that cannot be executed. `whitespace`: what the model may write in JSON output. `may_retry`:
-        it has failed, and a request may make it try again. `quantisation`: what its file states, such as
-        `q4_k_m`.
+        `template`: None for a model that has none; chat is refused then. `check_grammar` raises
+        InvalidRequest for GBNF that cannot be executed. `whitespace`: what the model may write in JSON
+        output. `may_retry`: it has failed, and a request may make it try again. `quantisation`: what its
+        file states, such as `q4_k_m`.
         """
         self.quantisation = quantisation
         self._may_retry = may_retry
