@@ -142,14 +142,13 @@ class RedisAnswers:
     async def _near(self, group: str, vector: bytes, at_least: float) -> list[Near]:
         if await self._finds_itself():
             return await self._found_by_redis(group, vector, at_least)
-        rows: Any = await self._redis.execute_command("HGETALL", _TURNS + group)
+        rows = await self._command("HGETALL", _TURNS + group)
         turns = [(key.decode(), bytes(row)) for key, row in rows.items()]
         return nearest(turns, vector, at_least=at_least)[:_FEW]
 
     async def _found_by_redis(self, group: str, vector: bytes, at_least: float) -> list[Near]:
         """Redis tells (1 + cosine) / 2."""
-        asked = ("VSIM", _TURNS + group, "FP32", vector, "WITHSCORES", "COUNT", _FEW)
-        told: Any = await self._redis.execute_command(*asked)
+        told = await self._command("VSIM", _TURNS + group, "FP32", vector, "WITHSCORES", "COUNT", _FEW)
         pairs = told.items() if isinstance(told, dict) else zip(told[::2], told[1::2], strict=True)
         best = [Near(bytes(key).decode(), 2 * float(score) - 1) for key, score in pairs]
         return [near for near in best if near.similarity >= at_least]
@@ -177,12 +176,15 @@ class RedisAnswers:
 
     async def _script(self, script: str, key: str, *values: object) -> Any:
         way = "vectors" if await self._finds_itself() else "hashes"
-        asked = ("EVAL", script, 3, _USED, _SIZES, _TOTAL, _ANSWER, _TURNS, way, key, *values)
-        return await self._redis.execute_command(*asked)
+        names = (_USED, _SIZES, _TOTAL, _ANSWER, _TURNS, way, key)
+        return await self._command("EVAL", script, 3, *names, *values)
+
+    async def _command(self, *words: object) -> Any:
+        return await self._redis.execute_command(*words)  # type: ignore[no-untyped-call]
 
     async def _finds_itself(self) -> bool:
         if self._way is None:
-            known: Any = await self._redis.execute_command("COMMAND INFO", "VADD")
+            known = await self._command("COMMAND INFO", "VADD")
             has_it = any(known.values()) if isinstance(known, dict) else any(known)
             self._way = "vectors" if has_it else "hashes"
         return self._way == "vectors"
