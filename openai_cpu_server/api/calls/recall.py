@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import time
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -154,9 +155,14 @@ async def _vector(model: ServedModel, who: Questioner, text: str) -> bytes | Non
 
 
 def _shown(call: Call, use: AnswerUse, ticket: Ticket, similarity: float | None = None) -> Recalled:
-    said = use.value if similarity is None else f"{use.value}; similarity={similarity:.2f}"
+    said = use.value if similarity is None else f"{use.value}; similarity={_two_digits(similarity)}"
     ticket.recalled(use, similarity)
     return Recalled(msgspec.structs.replace(call, headers={**call.headers, X_CACHE: said}))
+
+
+def _two_digits(similarity: float) -> str:
+    """Not rounded up: 1.00 is for turns that are the same to the model that compares them."""
+    return f"{math.floor(100 * (similarity + 1e-6)) / 100:.2f}"
 
 
 def _held(found: Found, began_s: float) -> Held:
