@@ -6,6 +6,7 @@ import hashlib
 
 import msgspec
 
+from openai_cpu_server.answers.marks import marks_of
 from openai_cpu_server.contract.request import GenerationRequest, Priority
 
 _VERSION = 1
@@ -54,14 +55,17 @@ def exact_key(question: Question) -> str | None:
 
 
 def group_key(question: Question, embedder: str) -> str | None:
-    """Equal for questions that differ by their last user turn alone. `embedder`: what compares the turns.
+    """Equal for questions that differ by their last user turn alone, and there by words that vectors tell
+    apart. `embedder`: what compares the turns.
 
     None: it has none.
     """
     if question.turn is None:
         return None
     alike = [_beside_turn(_deciding(request), question) for request in question.requests]
-    return _digest("group", question.asker, [embedder, question.asked_tokens, question.turn.around, alike])
+    turn = question.turn
+    facts = [embedder, question.asked_tokens, turn.around, marks_of(turn.text), alike]
+    return _digest("group", question.asker, facts)
 
 
 def turn_key(group: str, turn: Turn) -> str:
