@@ -1,8 +1,7 @@
 """What vectors of sentences hardly tell from one another, though answers depend on it. Pure.
 
 Measured on all-MiniLM-L6-v2: "Is it safe to eat raw eggs?" and "Is it not safe to eat raw eggs?" have a
-cosine of 0.993, and "How do I reset my password?" and "How can I reset my password?" one of 0.992. So turns are
-compared only where these marks agree.
+cosine of 0.993. So turns are compared only where these marks agree.
 """
 
 from __future__ import annotations
