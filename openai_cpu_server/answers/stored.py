@@ -10,6 +10,17 @@ from openai_cpu_server.contract.messages import Finish, FinishReason, TokenEvent
 from openai_cpu_server.contract.request import GenerationRequest
 
 _GOOD = (FinishReason.STOP, FinishReason.LENGTH)
+_NO_WORK = dict.fromkeys(
+    (
+        "forced_tokens",
+        "preemptions",
+        "interruptions",
+        "padded_tokens",
+        "drafted_tokens",
+        "accepted_tokens",
+    ),
+    0,
+)
 _Events = list[tuple[int, TokenEvent]]
 
 
@@ -56,9 +67,5 @@ def _check_whole(told: _Events, num_requests: int) -> None:
 def _of(request: GenerationRequest, event: TokenEvent) -> TokenEvent:
     if event.finish is None:
         return msgspec.structs.replace(event, id=request.id)
-    finish = Finish(
-        reason=event.finish.reason,
-        output_tokens=event.finish.output_tokens,
-        cached_tokens=len(request.tokens),
-    )
+    finish = msgspec.structs.replace(event.finish, cached_tokens=len(request.tokens), **_NO_WORK)
     return msgspec.structs.replace(event, id=request.id, finish=finish)

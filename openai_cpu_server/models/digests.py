@@ -10,7 +10,7 @@ import weakref
 
 from openai_cpu_server.models.served import ServedModel
 
-_WAIT_S = 2.0
+WAIT_S = 2.0
 """A request waits so long for a file to be read. Reading goes on behind it: 4 GB may take ten seconds."""
 _NICE = 19
 
@@ -18,7 +18,8 @@ _NICE = 19
 class Digests:
     """Its methods belong to one event loop's thread."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, wait_s: float = WAIT_S) -> None:
+        self._wait_s = wait_s
         self._known: weakref.WeakKeyDictionary[ServedModel, asyncio.Future[str | None]] = (
             weakref.WeakKeyDictionary()
         )
@@ -29,7 +30,7 @@ class Digests:
         if known is None:
             known = self._known[model] = _read(model)
         with contextlib.suppress(asyncio.TimeoutError):
-            return await asyncio.wait_for(asyncio.shield(known), _WAIT_S)
+            return await asyncio.wait_for(asyncio.shield(known), self._wait_s)
         return None
 
 

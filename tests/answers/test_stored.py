@@ -64,3 +64,19 @@ def test_only_ends_that_the_client_or_the_model_chose_are_for_others() -> None:
     assert not good(FinishReason.LENGTH, 0)
     assert not good(FinishReason.CANCELLED, 8)
     assert not good(FinishReason.ERROR, 8)
+
+
+def test_what_the_model_did_for_it_is_not_told_again() -> None:
+    work = Finish(
+        reason=FinishReason.STOP,
+        output_tokens=1,
+        forced_tokens=2,
+        cached_tokens=3,
+        preemptions=4,
+        interruptions=5,
+        padded_tokens=6,
+        drafted_tokens=7,
+        accepted_tokens=8,
+    )
+    told = unpacked(packed(answer("a", finish=work), BOTH[:1]), BOTH[:1])
+    assert told[-1].finish == Finish(reason=FinishReason.STOP, output_tokens=1, cached_tokens=5)
