@@ -23,8 +23,8 @@ class Asker(msgspec.Struct, frozen=True, kw_only=True):
     """The digest of the model's file."""
     adapter: str | None
     """What tells its version from all others."""
-    fingerprint: str
-    """It tells versions of the server apart."""
+    version: str
+    """The server's."""
 
 
 class Turn(msgspec.Struct, frozen=True):

@@ -67,6 +67,7 @@ class SqliteAnswers:
         try:
             if path is not None:
                 path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+                path.touch(mode=0o600)  # answers are nobody else's; SQLite's other files follow it
             connection = _connected(path)
         except (sqlite3.Error, OSError) as error:
             raise StartupError(f"cannot open the cache of answers {path}: {error}") from None

@@ -18,7 +18,9 @@ BOUNDS = Bounds(60, 10_000)
 def test_on_is_the_file_in_the_users_directory(tmp_path: Path) -> None:
     store = open_answers("on", BOUNDS, default=tmp_path / "data" / "answers.db")
     assert isinstance(store, SqliteAnswers)
-    assert (tmp_path / "data" / "answers.db").is_file()
+    modes = {path.name: path.stat().st_mode & 0o777 for path in (tmp_path / "data").iterdir()}
+    assert modes["answers.db"] == 0o600
+    assert set(modes.values()) == {0o600}
 
 
 def test_the_database_of_another_program_is_left_alone(tmp_path: Path) -> None:

@@ -18,7 +18,7 @@ OTHER_ASKERS = [
     asked_by(holder="bob"),
     asked_by(model="changed file"),
     asked_by(adapter="poet@1"),
-    asked_by(fingerprint="next version"),
+    asked_by(version="2"),
 ]
 OTHER_PARAMETERS = [
     question(request(sampling=Sampling(seed=7, temperature=0, top_p=0.5)), text="hi"),

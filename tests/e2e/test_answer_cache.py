@@ -41,7 +41,13 @@ def server(smollm2: Path, minilm: Path, tmp_path_factory: pytest.TempPathFactory
     )
     models = ("--model", f"smollm2={smollm2}", "--model", f"minilm={minilm}")
     with ServerProcess("--config", str(folder / "c.toml"), *models) as process:
+        load(process, "minilm")
         yield process
+
+
+def load(server: ServerProcess, model: str) -> None:
+    url = f"{server.url}/v1/models/{model}/load"
+    assert httpx.post(url, headers={"x-api-key": "ann"}, timeout=60).status_code == 200
 
 
 def ask(

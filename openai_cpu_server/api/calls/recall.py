@@ -12,6 +12,7 @@ from typing import NamedTuple
 
 import msgspec
 
+from openai_cpu_server import __version__
 from openai_cpu_server.answers.cache import AnswerCache, Comparing, Found, Place
 from openai_cpu_server.answers.question import Asker, Question
 from openai_cpu_server.answers.similarity import direction
@@ -119,7 +120,7 @@ class Recall:
                 holder=identity.key.digest.hex() if identity.key else "",
                 model=file,
                 adapter=chosen.adapter_key,
-                fingerprint=call.fingerprint,
+                version=__version__,
             ),
             requests=call.requests,
             is_repeatable=call.reuse.is_repeatable,
