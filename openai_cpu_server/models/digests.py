@@ -6,13 +6,22 @@ import asyncio
 import contextlib
 import os
 import threading
+import time
 import weakref
+from typing import NamedTuple
 
 from openai_cpu_server.models.served import ServedModel
 
 WAIT_S = 2.0
-"""A request waits so long for a file to be read. Reading goes on behind it: 4 GB may take ten seconds."""
+"""So long after reading a file has begun, requests wait for its end. Then they go on without it: 4 GB may take
+ten seconds."""
 _NICE = 19
+
+
+class _Reading(NamedTuple):
+    digest: asyncio.Future[str | None]
+    until_s: float
+    """Nobody waits for it behind this time, on the monotonic clock."""
 
 
 class Digests:
@@ -20,17 +29,21 @@ class Digests:
 
     def __init__(self, *, wait_s: float = WAIT_S) -> None:
         self._wait_s = wait_s
-        self._known: weakref.WeakKeyDictionary[ServedModel, asyncio.Future[str | None]] = (
-            weakref.WeakKeyDictionary()
-        )
+        self._known: weakref.WeakKeyDictionary[ServedModel, _Reading] = weakref.WeakKeyDictionary()
+
+    def begin(self, model: ServedModel) -> None:
+        """Reads its file, if nobody has begun to."""
+        if model not in self._known:
+            self._known[model] = _Reading(_read(model), time.monotonic() + self._wait_s)
 
     async def of(self, model: ServedModel) -> str | None:
         """None: it is not known yet, or the model's file is another by now."""
-        known = self._known.get(model)
-        if known is None:
-            known = self._known[model] = _read(model)
+        self.begin(model)
+        digest, until_s = self._known[model]
+        if digest.done():
+            return digest.result()
         with contextlib.suppress(asyncio.TimeoutError):
-            return await asyncio.wait_for(asyncio.shield(known), self._wait_s)
+            return await asyncio.wait_for(asyncio.shield(digest), until_s - time.monotonic())
         return None
 
 

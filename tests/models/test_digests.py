@@ -31,6 +31,7 @@ async def test_a_large_file_is_read_while_the_server_goes_on() -> None:
 
     one.content_digest = digest
     digests = Digests(wait_s=0.01)
+    digests.begin(one)
     assert [await digests.of(one), await digests.of(one)] == [None, None]
     may_end.set()
     while await digests.of(one) is None:

@@ -14,7 +14,7 @@ import msgspec
 
 from openai_cpu_server import __version__
 from openai_cpu_server.answers.cache import AnswerCache, Comparing, Found, Place
-from openai_cpu_server.answers.question import Asker, Question
+from openai_cpu_server.answers.question import Asker, Question, Turn
 from openai_cpu_server.answers.similarity import direction
 from openai_cpu_server.answers.store import Size
 from openai_cpu_server.answers.stored import is_good
@@ -75,6 +75,7 @@ class Recall:
 
     async def __aenter__(self) -> Recall:
         await self._cache.measure()
+        self._files.begin(self._models.default)
         return self
 
     async def __aexit__(
@@ -112,9 +113,11 @@ class Recall:
         self, call: Call, chosen: Chosen, identity: Identity, ticket: Ticket
     ) -> Question | None:
         """None: it can have no answer but a new one."""
-        if call.reuse is None or (file := await self._files.of(chosen.model)) is None:
+        turn = _turn(call, ticket)
+        if call.reuse is None or (turn is None and not call.reuse.is_repeatable):
             return None
-        turn = call.prompts[0].turn if len(call.prompts) == 1 else None
+        if (file := await self._files.of(chosen.model)) is None:
+            return None
         return Question(
             asker=Asker(
                 holder=identity.key.digest.hex() if identity.key else "",
@@ -125,7 +128,7 @@ class Recall:
             requests=call.requests,
             is_repeatable=call.reuse.is_repeatable,
             asked_tokens=call.reuse.asked_tokens,
-            turn=turn if ticket.origin is not Origin.BATCH else None,  # a row has no header that tells of it
+            turn=turn,
         )
 
     async def _comparing(self, call: Call, question: Question) -> Comparing | None:
@@ -145,6 +148,13 @@ class Recall:
         are_good = all(is_good(finish, asked_tokens=question.asked_tokens) for finish in finishes)
         if are_good and chosen.adapter_key == question.asker.adapter:
             self._cache.keep(question, place, events)
+
+
+def _turn(call: Call, ticket: Ticket) -> Turn | None:
+    """None: only the same question counts. A row of a batch has no header that would tell of another one."""
+    if len(call.prompts) != 1 or ticket.origin is Origin.BATCH:
+        return None
+    return call.prompts[0].turn
 
 
 async def _vector(model: ServedModel, who: Questioner, text: str) -> bytes | None:
