@@ -128,6 +128,8 @@ class Call(msgspec.Struct, frozen=True, kw_only=True):
     """None: the output is text, whatever it looks like."""
     reuse: Reuse | None = None
     """None: the client wants an answer of its own, and nobody else is to get it."""
+    is_json: bool = False
+    """The text is to be shown as JSON too, by families that do so."""
     headers: Mapping[str, str] = {}
     """The response says there what was ignored, or cannot be enforced."""
 

@@ -30,7 +30,7 @@ from openai_cpu_server.models.digests import Digests
 from openai_cpu_server.models.registry import Chosen, ModelRegistry
 from openai_cpu_server.models.routing.asking import Questioner, embedded_whole
 from openai_cpu_server.models.served import ServedModel
-from openai_cpu_server.observe.ended import AnswerUse, Origin
+from openai_cpu_server.observe.ended import AnswerUse
 
 X_CACHE = "x-cache"
 _EMBED_S = 3.0
@@ -151,8 +151,8 @@ class Recall:
 
 
 def _turn(call: Call, ticket: Ticket) -> Turn | None:
-    """None: only the same question counts. A row of a batch has no header that would tell of another one."""
-    if len(call.prompts) != 1 or ticket.origin is Origin.BATCH:
+    """None: only the same question counts, for one, where no header would tell of another."""
+    if len(call.prompts) != 1 or not ticket.has_headers:
         return None
     return call.prompts[0].turn
 
