@@ -13,8 +13,8 @@ from typing import NamedTuple
 from openai_cpu_server.models.served import ServedModel
 
 WAIT_S = 2.0
-"""So long after reading a file has begun, requests wait for its end. Then they go on without it: 4 GB may take
-ten seconds."""
+"""So long after reading a file has begun, requests wait for its end. Then they go on without it: 4 GB may
+take ten seconds."""
 _NICE = 19
 
 

@@ -210,6 +210,21 @@ async def test_websockets_and_rows_of_batches(cached: Cached, http: httpx.AsyncC
     assert cached.counted("exact") == 2
 
 
+async def test_the_older_routes_and_their_batches(cached: Cached, http: httpx.AsyncClient) -> None:
+    body = {"prompt": "hi", "max_tokens": 8, "temperature": 0}
+    first = await http.post("/v1/generate", json=body)
+    await cached.kept()
+    again = await http.post("/v1/generate", json=body)
+    assert (first.headers["x-cache"], again.headers["x-cache"]) == ("miss", "exact")
+    many = await http.post(
+        "/v1/generate/batch", json={"prompts": ["hi", "hi"], "max_tokens": 8, "temperature": 0}
+    )
+    assert many.status_code == 200
+    assert cached.counted("exact") == 3
+    left_out = await http.post("/v1/generate", json={**body, "cache": False})
+    assert left_out.headers["x-cache"] == "bypass"
+
+
 # -- what is never shared ---------------------------------------------------------------------------------
 
 
@@ -522,7 +537,11 @@ async def test_rows_of_batches_get_no_similar_answers(similar: Cached) -> None:
     await similar.kept()
     body = {"messages": [{"role": "user", "content": ALIKE}], "max_tokens": 8, "temperature": 0}
     await similar.api.run_row("/v1/chat/completions", json.dumps(body).encode(), "")
-    assert (similar.counted("semantic"), similar.counted("miss")) == (0, 2)
+    async with client(similar.app) as http:
+        await http.post(
+            "/v1/generate/batch", json={"prompts": [ALIKE + "b"], "max_tokens": 8, "temperature": 0}
+        )
+    assert (similar.counted("semantic"), similar.counted("miss")) == (0, 3)
 
 
 async def test_parts_of_a_turn_are_read_together_and_a_conversation_needs_no_user(similar: Cached) -> None:
