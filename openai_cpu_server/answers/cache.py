@@ -16,6 +16,8 @@ from openai_cpu_server.contract.messages import TokenEvent
 
 _LARGEST_SHARE = 8
 """An answer that is larger than this part of the store is not kept: it would push out many others."""
+_SMALL_BYTES = 16 * 1024
+"""An answer of some 250 tokens is read in a fraction of a millisecond; another thread would cost as much."""
 _MOST_KEEPING = 64
 """So many answers wait to be written at most; more are not kept."""
 
@@ -111,6 +113,8 @@ class AnswerCache:
         if answer is None:
             return None
         try:
+            if len(answer) <= _SMALL_BYTES:
+                return unpacked(answer, question.requests)
             return await asyncio.to_thread(unpacked, answer, question.requests)
         except Corrupt:
             return None
