@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Awaitable, Callable
 from typing import Any, NamedTuple
 
 from starlette.applications import Starlette
@@ -43,6 +44,12 @@ from openai_cpu_server.api.routes.model_keeping import (
 from openai_cpu_server.api.routes.models import ModelRoutes
 from openai_cpu_server.api.routes.pooling import EMBEDDINGS, RERANKING, PoolingRoute
 from openai_cpu_server.api.routes.requests import RequestRoutes
+from openai_cpu_server.api.routes.responses.background import Background
+from openai_cpu_server.api.routes.responses.create import ResponsesRoute
+from openai_cpu_server.api.routes.responses.making import Maker
+from openai_cpu_server.api.routes.responses.socket import ResponsesSocket
+from openai_cpu_server.api.routes.responses.stored import StoredResponses
+from openai_cpu_server.api.routes.responses.turns import TurnReader
 from openai_cpu_server.api.routes.stats import StatsRoutes
 from openai_cpu_server.api.routes.tokens import TokenRoutes
 from openai_cpu_server.api.routes.websocket import SocketRoute
@@ -53,10 +60,12 @@ from openai_cpu_server.observe.watch import Watch
 
 
 class Api(NamedTuple):
-    """The application for a web server, and what runs the rows of batch jobs on the same way."""
+    """The application for a web server, what runs the rows of batch jobs on the same way, and what must be
+    awaited when the engines have ended, before the jobs' database is closed."""
 
     app: Starlette
     run_row: RowRunner
+    settle: Callable[[], Awaitable[None]]
 
 
 def create_api(
@@ -85,15 +94,21 @@ def create_api(
     completions = GenerationRoute(CompletionFamily(), models, options)
     embeddings = PoolingRoute(EMBEDDINGS, models, options)
     reranking = PoolingRoute(RERANKING, models, options)
-    row_routes: dict[str, GenerationRoute[Any] | PoolingRoute[Any]] = {
+    shelf, endings = jobs.responses if jobs else None, Endings(watch)
+    background = Background(shelf, endings) if shelf else None
+    reader, maker = TurnReader(shelf, options), Maker(models, options, shelf)
+    responses = ResponsesRoute(models, options, reader, maker, background)
+    row_routes: dict[str, GenerationRoute[Any] | PoolingRoute[Any] | ResponsesRoute] = {
         "/v1/chat/completions": chat,
         "/v1/completions": completions,
+        "/v1/responses": responses,
         "/v1/embeddings": embeddings,
         "/v1/rerank": reranking,
     }
     routes: list[BaseRoute] = [
         *(Route(path, route.create, methods=["POST"]) for path, route in row_routes.items()),
         *(Route(path, reranking.create, methods=["POST"]) for path in ("/rerank", "/v2/rerank")),
+        *_response_routes(responses, StoredResponses(shelf, background, options)),
         *_keeping_routes(models, keeping or AlwaysLoaded()),
         *_routes(models, options),
         *_adapter_routes(models, options, find_adapter),
@@ -101,9 +116,13 @@ def create_api(
         *(_job_routes(jobs, models, options) if jobs else []),
     ]
     routes.append(Route(OPENAPI_PATH, OpenApiRoute(routes, lenient=options.lenient).document))
-    endings = Endings(watch, routes)
     socket = SocketRoute(chat, keys=keys, limits=limits, endings=endings, options=options)
     routes.append(WebSocketRoute("/v1/chat/completions", socket.serve))
+    response_socket = ResponsesSocket(
+        reader, maker, keys=keys, limits=limits, endings=endings, options=options
+    )
+    routes.append(WebSocketRoute("/v1/responses", response_socket.serve))
+    endings.know(routes)
     app = Starlette(
         routes=routes,
         middleware=_gates(options, keys, limits, endings),
@@ -111,7 +130,12 @@ def create_api(
         lifespan=lifespan,
     )
     app.router.redirect_slashes = False
-    return Api(app, RowRunner(row_routes, keys=keys, endings=endings))
+    settle = background.close if background else _nothing_to_settle
+    return Api(app, RowRunner(row_routes, keys=keys, endings=endings), settle)
+
+
+async def _nothing_to_settle() -> None:
+    """No response is made in the background."""
 
 
 def _gates(options: ApiOptions, keys: KeyRing, limits: RateLimits, endings: Endings) -> list[Middleware]:
@@ -161,6 +185,16 @@ def _routes(models: ModelRegistry, options: ApiOptions) -> list[Route]:
         Route("/detokenize", tokens.detokenize, methods=["POST"]),
         Route("/health", health.health),
         Route("/ready", health.ready),
+    ]
+
+
+def _response_routes(responses: ResponsesRoute, stored: StoredResponses) -> list[Route]:
+    return [
+        Route("/v1/responses/input_tokens", responses.input_tokens, methods=["POST"]),
+        Route("/v1/responses/{id}", stored.one),
+        Route("/v1/responses/{id}", stored.delete, methods=["DELETE"]),
+        Route("/v1/responses/{id}/cancel", stored.cancel, methods=["POST"]),
+        Route("/v1/responses/{id}/input_items", stored.input_items),
     ]
 
 

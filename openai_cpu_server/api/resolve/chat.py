@@ -11,15 +11,25 @@ from openai_cpu_server.api.resolve.output import Output, ToolOutputs, of_answer
 from openai_cpu_server.api.resolve.tools import ToolPlan, tool_plan
 from openai_cpu_server.api.schemas.chat import ChatBody
 from openai_cpu_server.errors import InvalidRequest
+from openai_cpu_server.models.chat_prompts import NOTHING
 from openai_cpu_server.models.served import ServedModel
+from openai_cpu_server.models.written import Written
 
 
-def resolve_chat(body: ChatBody, asking: Asking, *, id_prefix: str, prompt_param: str = "messages") -> Call:
-    """`prompt_param`: the field that is named when the prompt is too long."""
+def resolve_chat(
+    body: ChatBody,
+    asking: Asking,
+    *,
+    id_prefix: str,
+    prompt_param: str = "messages",
+    written: Written = NOTHING,
+) -> Call:
+    """`prompt_param`: the field that is named when the prompt is too long. `written`: what the model wrote
+    for some messages."""
     logprobs, plan, model = _logprobs(body), tool_plan(body), asking.chosen.model
     output = _output(body, plan, model)
     messages = checked_messages(body.messages)
-    prompt = Prompt(model.prompts.tokens(messages, plan.shown if plan else ()))
+    prompt = Prompt(model.prompts.tokens(messages, plan.shown if plan else (), written))
     return resolve_call(
         body,
         [prompt],
