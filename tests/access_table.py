@@ -9,6 +9,12 @@ OPEN = None
 NEEDED = {
     "POST /v1/chat/completions": INFERENCE,
     "POST /v1/completions": INFERENCE,
+    "POST /v1/responses": INFERENCE,
+    "POST /v1/responses/input_tokens": INFERENCE,
+    "GET /v1/responses/{id}": INFERENCE,
+    "DELETE /v1/responses/{id}": INFERENCE,
+    "POST /v1/responses/{id}/cancel": INFERENCE,
+    "GET /v1/responses/{id}/input_items": INFERENCE,
     "POST /v1/embeddings": INFERENCE,
     "POST /v1/rerank": INFERENCE,
     "POST /v2/rerank": INFERENCE,

@@ -10,6 +10,12 @@ from openai_cpu_server.api.errors import CLIENT_GONE
 from openai_cpu_server.api.render.chat import ChatCompletion
 from openai_cpu_server.api.render.completion import TextCompletion
 from openai_cpu_server.api.render.pooling import EmbeddingList, Reranked
+from openai_cpu_server.api.render.responses.objects import (
+    InputTokens,
+    ItemList,
+    ResponseDeleted,
+    ResponseObject,
+)
 from openai_cpu_server.api.routes.adapters import AdapterCard, AdapterDeleted, AdapterList
 from openai_cpu_server.api.routes.batch_jobs import BatchList, BatchObject
 from openai_cpu_server.api.routes.cache import CacheStats
@@ -26,6 +32,7 @@ from openai_cpu_server.api.schemas.batch_jobs import BatchBody
 from openai_cpu_server.api.schemas.chat import ChatBody
 from openai_cpu_server.api.schemas.completion import CompletionBody
 from openai_cpu_server.api.schemas.pooling import EmbeddingBody, RerankBody
+from openai_cpu_server.api.schemas.responses import InputTokensBody, ResponsesBody
 from openai_cpu_server.api.schemas.tokens import DetokenizeBody, TokenizeBody
 
 JsonSchema = dict[str, object]
@@ -91,6 +98,51 @@ OPERATIONS: Mapping[str, Operation] = {
         answer=TextCompletion,
         streams=True,
         errors=_GENERATION,
+    ),
+    "POST /v1/responses": Operation(
+        summary="Make a response: whole, as server-sent events, or in the background",
+        tag="Responses",
+        body=ResponsesBody,
+        answer=ResponseObject,
+        streams=True,
+        errors=_GENERATION,
+    ),
+    "WEBSOCKET /v1/responses": Operation(
+        summary="OpenAI's WebSocket mode: response.create in, the events of a stream out",
+        tag="Responses",
+    ),
+    "POST /v1/responses/input_tokens": Operation(
+        summary="How many tokens a response's prompt would have",
+        tag="Responses",
+        body=InputTokensBody,
+        answer=InputTokens,
+        errors=(404, 503),
+    ),
+    "GET /v1/responses/{id}": Operation(
+        summary="A stored response, or the events of one that was made in the background",
+        tag="Responses",
+        query={
+            "stream": {"type": "boolean", "default": False},
+            "starting_after": {"type": "integer", "description": "number of the last event that is known"},
+            "include[]": {"type": "string", "description": "changes nothing: all that there is is shown"},
+            "include_obfuscation": {"type": "boolean", "description": "changes nothing"},
+        },
+        answer=ResponseObject,
+        streams=True,
+        errors=(400,),
+    ),
+    "DELETE /v1/responses/{id}": Operation(summary="Delete it", tag="Responses", answer=ResponseDeleted),
+    "POST /v1/responses/{id}/cancel": Operation(
+        summary="End one that is made in the background",
+        tag="Responses",
+        answer=ResponseObject,
+        errors=(400,),
+    ),
+    "GET /v1/responses/{id}/input_items": Operation(
+        summary="What went into it",
+        tag="Responses",
+        query={**_PAGE, "order": {"enum": list(ORDERS)}, "include[]": {"type": "string"}},
+        answer=ItemList,
     ),
     "POST /v1/embeddings": Operation(
         summary="Texts as vectors",

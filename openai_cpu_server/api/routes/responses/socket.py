@@ -1,7 +1,8 @@
 """`/v1/responses` as a WebSocket: OpenAI's WebSocket mode, one response after the other.
 
-A message is `{"type": "response.create", ...}` with the body of a POST, without `stream` and `background`; the
-answers are the events of a stream. The last response of a socket can be gone on from though it is not stored.
+A message is `{"type": "response.create", ...}` with the body of a POST, without `stream` and `background`;
+the answers are the events of a stream. The last response of a socket can be gone on from though it is not
+stored.
 """
 
 from __future__ import annotations
