@@ -179,6 +179,22 @@ async def test_a_function_that_must_be_called_is() -> None:
         assert again["status"] in ("completed", "incomplete")
 
 
+@pytest.mark.parametrize(
+    "choice",
+    [
+        {"type": "function", "name": "f"},
+        {"type": "allowed_tools", "mode": "required", "tools": [{"type": "function", "name": "f"}]},
+        {
+            "type": "allowed_tools",
+            "mode": "auto",
+            "tools": [{"type": "mcp"}, {"type": "function", "name": "f"}],
+        },
+    ],
+)
+async def test_a_choice_of_tools_is_understood(http: httpx.AsyncClient, choice: Json) -> None:
+    assert (await made(http, tools=[TOOL], tool_choice=choice))["tool_choice"] == choice
+
+
 async def test_json_in_the_form_of_this_api() -> None:
     async with serving(FakeEngine(says='{"a":1}')) as http:
         schema = {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]}
@@ -200,6 +216,7 @@ async def test_json_in_the_form_of_this_api() -> None:
         ({"stream_options": {}}, "stream_options"),
         ({"tool_choice": "required"}, "tool_choice"),
         ({"tool_choice": {"type": "web_search"}}, "tool_choice.type"),
+        ({"tools": [TOOL], "tool_choice": {"type": "function", "name": "g"}}, "tool_choice"),
         ({"tools": [TOOL, TOOL]}, "tools[1].name"),
         ({"tools": [{"type": "mcp"}, {**TOOL, "parameters": {"type": "array"}}]}, "tools[1].parameters.type"),
         ({"text": {"format": {"type": "json_schema", "name": "n"}}}, "text.format.schema"),

@@ -7,20 +7,13 @@ from collections.abc import Mapping, Sequence
 from typing import Literal
 
 import msgspec
+from pydantic import JsonValue
 
 from openai_cpu_server.api.resolve.responses.conversation import Told
 from openai_cpu_server.api.schemas import responses as schema
 from openai_cpu_server.api.schemas.chat import ChatBody
-from openai_cpu_server.api.schemas.structured import JsonSchemaFormat, ResponseFormat
-from openai_cpu_server.api.schemas.tools import (
-    AllowedChoice,
-    AllowedTools,
-    Function,
-    FunctionName,
-    NamedTool,
-    Tool,
-    ToolChoice,
-)
+from openai_cpu_server.api.schemas.structured import JsonObject, JsonSchemaFormat, ResponseFormat
+from openai_cpu_server.api.schemas.tools import Function, Tool
 from openai_cpu_server.errors import InvalidRequest, PromptTooLong, ServerError, TemplateFailed
 
 LOGPROBS = "message.output_text.logprobs"
@@ -134,17 +127,19 @@ def chat_body(turn: Turn, told: Sequence[Told]) -> ChatBody:
     tools = [_tool(tool) for _, tool in turn.functions]
     has_scores = LOGPROBS in (body.include or ()) or bool(body.top_logprobs)
     same = {name: getattr(body, name) for name in _SAME if getattr(body, name) is not None}
-    return ChatBody(
-        messages=[one.message for one in told],
-        max_completion_tokens=body.max_output_tokens,
-        logprobs=has_scores or None,
-        top_logprobs=body.top_logprobs if has_scores else None,
-        tools=tools or None,
-        tool_choice=_choice(body, has_tools=bool(tools)),
-        parallel_tool_calls=body.parallel_tool_calls if tools else None,
-        response_format=_format(body.text),
-        service_tier=_TIERS.get(body.service_tier or ""),
-        **same,
+    return ChatBody.model_validate(
+        {
+            **same,
+            "messages": [one.message for one in told],
+            "max_completion_tokens": body.max_output_tokens,
+            "logprobs": has_scores or None,
+            "top_logprobs": body.top_logprobs if has_scores else None,
+            "tools": tools or None,
+            "tool_choice": _choice(body, has_tools=bool(tools)),
+            "parallel_tool_calls": body.parallel_tool_calls if tools else None,
+            "response_format": _format(body.text),
+            "service_tier": _TIERS.get(body.service_tier or ""),
+        }
     )
 
 
@@ -185,28 +180,31 @@ def _tool(tool: schema.FunctionTool) -> Tool:
     return Tool(type="function", function=function)
 
 
-def _choice(body: schema.ResponsesBody, *, has_tools: bool) -> ToolChoice | None:
-    """Without functions only a demand for one is wrong."""
+def _choice(body: schema.ResponsesBody, *, has_tools: bool) -> str | JsonObject | None:
+    """As a chat's body writes it. Without functions only a demand for one is wrong."""
     match body.tool_choice:
         case schema.NamedFunction(name=name):
-            return NamedTool(type="function", function=FunctionName(name=name))
+            return _named(name)
         case schema.AllowedTools(mode=mode, tools=tools):
-            return AllowedChoice(type="allowed_tools", allowed_tools=_allowed(mode, tools))
+            return {"type": "allowed_tools", "allowed_tools": {"mode": mode, "tools": _allowed(tools)}}
         case "none" | "auto" | "required" as mode:
             return mode if has_tools or mode == "required" else None
         case _:
             return None
 
 
-def _allowed(mode: str, tools: Sequence[Mapping[str, object]]) -> AllowedTools:
+def _allowed(tools: Sequence[Mapping[str, JsonValue]]) -> list[JsonValue]:
     """Tools that there are not are left out, as in the list of all."""
     given = [tool.get("name") for tool in tools if tool.get("type") == "function"]
-    names = [name for name in given if isinstance(name, str)]
-    named = [NamedTool(type="function", function=FunctionName(name=name)) for name in names]
+    named: list[JsonValue] = [_named(name) for name in given if isinstance(name, str)]
     if not named:
         message = "'tool_choice.tools' names no function."
         raise InvalidRequest(message, param="tool_choice.tools", code="invalid_value")
-    return AllowedTools(mode="required" if mode == "required" else "auto", tools=named)
+    return named
+
+
+def _named(name: str) -> JsonObject:
+    return {"type": "function", "function": {"name": name}}
 
 
 def _format(text: schema.TextOptions | None) -> ResponseFormat | None:
