@@ -155,7 +155,7 @@ def logged_stream(told: AsyncIterator[bytes], headers: Mapping[str, str], *, kee
         told,
         headers={"cache-control": "no-cache", **headers},
         sep="\n",
-        ping=int(keep_alive_s),
+        ping=keep_alive_s,
         ping_message_factory=lambda: ServerSentEvent(comment="keep-alive", sep="\n"),
     )
 
