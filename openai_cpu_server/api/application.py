@@ -33,6 +33,7 @@ from openai_cpu_server.api.routes.cache import CacheRoutes
 from openai_cpu_server.api.routes.chat import ChatFamily
 from openai_cpu_server.api.routes.completions import CompletionFamily
 from openai_cpu_server.api.routes.files import MULTIPART_BYTES, FileRoutes
+from openai_cpu_server.api.routes.generate import GenerateBatchRoute, GenerateFamily, ModelInfoRoute
 from openai_cpu_server.api.routes.generation import GenerationRoute
 from openai_cpu_server.api.routes.health import HealthRoutes
 from openai_cpu_server.api.routes.metrics import MetricsRoutes
@@ -54,6 +55,7 @@ from openai_cpu_server.api.routes.stats import StatsRoutes
 from openai_cpu_server.api.routes.tokens import TokenRoutes
 from openai_cpu_server.api.routes.websocket import SocketRoute
 from openai_cpu_server.api.rows import RowRunner
+from openai_cpu_server.api.schemas.generate import GenerateBody
 from openai_cpu_server.jobs.jobs import Jobs
 from openai_cpu_server.models.registry import ModelRegistry
 from openai_cpu_server.observe.watch import Watch
@@ -115,6 +117,9 @@ def create_api(
         *_watching_routes(models, watch),
         *(_job_routes(jobs, models, options) if jobs else []),
     ]
+    generate = GenerationRoute(GenerateFamily(), models, options)
+    old_batch = GenerateBatchRoute(generate, limits=limits, endings=endings, options=options)
+    routes += _old_routes(models, generate, old_batch)
     routes.append(Route(OPENAPI_PATH, OpenApiRoute(routes, lenient=options.lenient).document))
     socket = SocketRoute(chat, keys=keys, limits=limits, endings=endings, options=options)
     routes.append(WebSocketRoute("/v1/chat/completions", socket.serve))
@@ -195,6 +200,18 @@ def _response_routes(responses: ResponsesRoute, stored: StoredResponses) -> list
         Route("/v1/responses/{id}", stored.delete, methods=["DELETE"]),
         Route("/v1/responses/{id}/cancel", stored.cancel, methods=["POST"]),
         Route("/v1/responses/{id}/input_items", stored.input_items),
+    ]
+
+
+def _old_routes(
+    models: ModelRegistry, generate: GenerationRoute[GenerateBody], batch: GenerateBatchRoute
+) -> list[Route]:
+    """The names of an older server."""
+    return [
+        Route("/generate", generate.create, methods=["POST"]),
+        Route("/v1/generate", generate.create, methods=["POST"]),
+        Route("/v1/generate/batch", batch.create, methods=["POST"]),
+        Route("/v1/model/info", ModelInfoRoute(models).info),
     ]
 
 

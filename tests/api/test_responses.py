@@ -241,7 +241,9 @@ async def test_what_is_wrong_is_named_in_this_apis_words(
 
 
 async def test_hints_change_nothing(http: httpx.AsyncClient) -> None:
-    hints = {
+    hints: Json = {
+        "client_metadata": {"a": "b"},
+        "prompt_cache_retention": "24h",
         "include": ["reasoning.encrypted_content"],
         "reasoning": {"effort": "low", "summary": "auto"},
         "prompt_cache_key": "k",
@@ -255,7 +257,9 @@ async def test_hints_change_nothing(http: httpx.AsyncClient) -> None:
         "parallel_tool_calls": True,
         "text": {"format": {"type": "text"}},
     }
-    assert (await respond(http, **hints)).status_code == 200
+    answer = await respond(http, **hints)
+    assert answer.status_code == 200
+    assert answer.headers["x-ignored-parameters"] == "client_metadata,prompt_cache_retention"
 
 
 # -- truncation --------------------------------------------------------------------------------------------

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal, Union
+from typing import Annotated, ClassVar, Literal, Union
 
 from pydantic import BeforeValidator, ConfigDict, Discriminator, Field, JsonValue, Tag
 from pydantic_core import PydanticCustomError
 
 from openai_cpu_server.api.schemas.base import Body
+from openai_cpu_server.api.schemas.chat import LACKS
 from openai_cpu_server.api.schemas.generation import AdapterName, Bias, Key, Penalty, Value
 from openai_cpu_server.api.schemas.structured import Choices, JsonObject, Name
 from openai_cpu_server.api.schemas.tools import MAX_TOOLS
+from openai_cpu_server.api.schemas.unheeded import RESPONSES_HINTS, RESPONSES_REFUSALS, Hints, Refusals
 from openai_cpu_server.api.schemas.unions import TEXT_OR_LIST
 
 MAX_ITEMS = 10_000
@@ -21,11 +23,13 @@ class Echoed(Body):
 
     model_config = ConfigDict(strict=True, extra="ignore", allow_inf_nan=False, frozen=True)
 
+    is_open: ClassVar[bool] = True
+
 
 def _refuse_part(kind: object) -> object:
     if isinstance(kind, str):
-        message = "content of type '{kind}' is not supported: the model reads text only"
-        raise PydanticCustomError("part_type", message, {"kind": kind[:64]})
+        lack = LACKS.get(kind, f"content of type '{kind[:64]}' is not supported")
+        raise PydanticCustomError("part_type", "{lack}; only parts of text are taken", {"lack": lack})
     return kind
 
 
@@ -252,6 +256,9 @@ class ResponsesStreamOptions(Body):
 
 
 class ResponsesBody(Body):
+    hints: ClassVar[Hints] = RESPONSES_HINTS
+    refusals: ClassVar[Refusals] = RESPONSES_REFUSALS
+
     model: str | None = None
     input: Input | None = None
     instructions: str | None = None
@@ -260,10 +267,6 @@ class ResponsesBody(Body):
     background: bool | None = None
     stream: bool | None = None
     stream_options: ResponsesStreamOptions | None = None
-    conversation: JsonValue = None
-    """Only null."""
-    prompt: JsonValue = None
-    """Only null."""
     text: TextOptions | None = None
     tools: Annotated[list[Tool], Field(max_length=MAX_TOOLS, fail_fast=True)] | None = None
     tool_choice: ToolChoice | None = None
@@ -282,10 +285,6 @@ class ResponsesBody(Body):
     safety_identifier: str | None = None
     service_tier: Annotated[str, Field(max_length=64)] | None = None
     prompt_cache_key: str | None = None
-    prompt_cache_retention: str | None = None
-    prompt_cache_options: JsonValue = None
-    client_metadata: JsonValue = None
-    """Codex sends it; it is for OpenAI's statistics."""
 
     # Ours, as for chat completions.
     seed: int | None = None
@@ -310,16 +309,17 @@ class ResponsesBody(Body):
 class InputTokensBody(Body):
     """The body of `POST /v1/responses/input_tokens`: what of a response's body becomes its prompt."""
 
+    hints: ClassVar[Hints] = RESPONSES_HINTS
+    refusals: ClassVar[Refusals] = RESPONSES_REFUSALS
+
     model: str | None = None
     input: Input | None = None
     instructions: str | None = None
     previous_response_id: str | None = None
-    conversation: JsonValue = None
     text: TextOptions | None = None
     tools: Annotated[list[Tool], Field(max_length=MAX_TOOLS, fail_fast=True)] | None = None
     tool_choice: ToolChoice | None = None
     parallel_tool_calls: bool | None = None
     truncation: Literal["auto", "disabled"] | None = None
     reasoning: ReasoningOptions | None = None
-    personality: str | None = None
     lora: AdapterName | None = None

@@ -106,6 +106,12 @@ class ResponseStream:
         self.response = ended(self.response, items, usage, is_whole=self._is_whole, now_s=now_s)
         return [*chunks, self._about(f"response.{self.response.status}")]
 
+    def warmed(self, usage: Usage) -> Sequence[Chunk]:
+        """All that is told of a response whose prompt was read, and nothing more."""
+        chunks = self.begin()
+        self.response = ended(self.response, (), usage, is_whole=True, now_s=int(self._now()))
+        return [*chunks, self._about("response.completed")]
+
     def error(self, error: ErrorObject) -> Sequence[Chunk]:
         self.response = failed(self.response, self._writing.items(), error)
         body = error.error

@@ -98,9 +98,6 @@ class Turn(msgspec.Struct, frozen=True):
 
 def check_supported(body: schema.ResponsesBody) -> None:
     """Raises InvalidRequest for what there is not."""
-    for name in ("conversation", "prompt"):
-        if getattr(body, name) is not None:
-            raise InvalidRequest(_NOT_THERE[name], param=name, code="unsupported_parameter")
     for index, wanted in enumerate(body.include or ()):
         if wanted not in _INCLUDABLE:
             known = ", ".join(f"'{name}'" for name in sorted(_INCLUDABLE))
@@ -109,13 +106,6 @@ def check_supported(body: schema.ResponsesBody) -> None:
     if body.stream_options is not None and not body.stream:
         message = "'stream_options' is only allowed together with 'stream'."
         raise InvalidRequest(message, param="stream_options", code="invalid_value")
-
-
-_NOT_THERE = {
-    "conversation": "'conversation' is not supported by this server: go on from a response with"
-    " 'previous_response_id'.",
-    "prompt": "'prompt' is not supported by this server: there are no stored prompt templates.",
-}
 
 
 def chat_body(turn: Turn, told: Sequence[Told]) -> ChatBody:

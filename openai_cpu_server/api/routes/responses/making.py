@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from functools import partial
 
 import msgspec
@@ -14,6 +14,8 @@ from openai_cpu_server.api.calls.trial import UNWATCHED, Terms, Trial
 from openai_cpu_server.api.offload import off_loop
 from openai_cpu_server.api.options import ApiOptions
 from openai_cpu_server.api.render.chat import ChatRenderer
+from openai_cpu_server.api.render.renderer import Chunk
+from openai_cpu_server.api.render.responses.items import Item
 from openai_cpu_server.api.render.responses.objects import ResponseObject
 from openai_cpu_server.api.render.responses.stream import ResponseStream, encoded
 from openai_cpu_server.api.resolve.responses.call import resolve_turn, vocabulary
@@ -52,8 +54,7 @@ class Making:
     ) -> None:
         self.read = read
         self.running = running
-        self.shelf = shelf if read.is_stored else None
-        """None: it is not stored."""
+        self._shelf = shelf if read.is_stored else None
         response = new_response(read.turn, running.call, status, is_stored=read.is_stored)
         self.stream = ResponseStream(running.call, running.model.pieces, response)
 
@@ -64,9 +65,17 @@ class Making:
     async def told(self) -> AsyncIterator[Said]:
         """What a client hears. The response is stored before it hears of the end."""
         async for said in self.running.tell(self.stream):
-            if self.shelf is not None and self.stream.has_ended:
-                await self._keep(self.shelf)
+            if self.stream.has_ended:
+                await self._keep()
             yield said
+
+    async def warmed(self) -> Sequence[Chunk]:
+        """What a client hears of a response whose prompt is only to be read."""
+        async with self.running:
+            await self.running.gather()
+        chunks = self.stream.warmed(self.running.usage())
+        await self._keep()
+        return chunks
 
     async def whole(self) -> bytes:
         """The response of a call that is not streamed. Raises what the call failed with."""
@@ -104,8 +113,11 @@ class Making:
     def outputs(self) -> list[ItemRecord]:
         return [_record(item, is_output=True) for item in self.response.output]
 
-    async def _keep(self, shelf: ResponseShelf) -> None:
+    async def _keep(self) -> None:
         """An answer that was computed is given also where it cannot be stored."""
+        shelf = self._shelf
+        if shelf is None:
+            return
         try:
             await shelf.add(self.record(shelf), [*self.inputs(), *self.outputs()])
         except JobsUnavailable as error:
@@ -148,6 +160,5 @@ class Maker:
         return Making(read, running, status, self._shelf)
 
 
-def _record(item: object, *, is_output: bool) -> ItemRecord:
-    assert hasattr(item, "id")
+def _record(item: Item, *, is_output: bool) -> ItemRecord:
     return ItemRecord(id=item.id, content=msgspec.json.encode(item), is_output=is_output)

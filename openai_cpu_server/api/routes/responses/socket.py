@@ -2,7 +2,7 @@
 
 A message is `{"type": "response.create", ...}` with the body of a POST, without `stream` and `background`;
 the answers are the events of a stream. The last response of a socket can be gone on from though it is not
-stored.
+stored. With `generate: false` only the prompt is read, for the turns to come.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from openai_cpu_server.api.access.key_ring import KeyRing
 from openai_cpu_server.api.access.keys import Identity
 from openai_cpu_server.api.access.rate_limits import RateLimits
 from openai_cpu_server.api.calls.call import PRIORITY_HEADER, Sender
-from openai_cpu_server.api.calls.trial import Terms, Trial
+from openai_cpu_server.api.calls.trial import Terms
 from openai_cpu_server.api.errors import INTERNAL, ErrorBody, error_object, failure_of
 from openai_cpu_server.api.gates.ticket import Endings, Ticket, new_request_id, ticket_of
 from openai_cpu_server.api.options import ApiOptions
@@ -141,14 +141,16 @@ class _Socket:
         ticket.client = identity.holder
         sender = shared.sender(self._websocket, identity)
         ticket.priority = sender.default_priority
-        body = _body(data, shared.options.max_body_bytes)
+        body, is_to_generate = _body(data, shared.options.max_body_bytes)
         async with shared.limits.lease(identity.key) as lease:
             read = await shared.reader.read(body, identity.holder or "", self._recent)
             if read.body.previous_response_id is not None:
                 self._recent = None  # an error in its middle leaves nothing to go on from
             terms = Terms(ticket, lease, shared.options.request_timeout_s)
-            trial = Trial(submitted=lambda running: None)
-            await self._tell(await shared.maker.begin(read, sender, terms, trial))
+            if is_to_generate:
+                await self._tell(await shared.maker.begin(read, sender, terms))
+            else:
+                await self._warm(await shared.maker.begin(read.without_output(), sender, terms))
 
     async def _tell(self, making: Making) -> None:
         self._making = making
@@ -159,6 +161,12 @@ class _Socket:
                 chunks = making.stream.waits(said) if isinstance(said, (Place, ModelLoading)) else said
                 for chunk in chunks:
                     await self._send(chunk.json)
+        self._recent = making.recent()
+
+    async def _warm(self, making: Making) -> None:
+        """The prompt is read, so that the next turn finds it computed; the token behind it is not shown."""
+        for chunk in await making.warmed():
+            await self._send(chunk.json)
         self._recent = making.recent()
 
     async def _failed(self, error: Exception, ticket: Ticket) -> None:
@@ -192,8 +200,11 @@ class _Socket:
             self._making.running.cancel()
 
 
-def _body(data: bytes, max_bytes: int) -> bytes:
-    """The body of a POST that streams. Raises InvalidRequest, BodyTooLarge."""
+def _body(data: bytes, max_bytes: int) -> tuple[bytes, bool]:
+    """The body of a POST that streams, and whether there is to be an output: not with `generate: false`.
+
+    Raises InvalidRequest, BodyTooLarge.
+    """
     if len(data) > max_bytes:
         raise BodyTooLarge(max_bytes)
     try:
@@ -209,4 +220,5 @@ def _body(data: bytes, max_bytes: int) -> bytes:
         message = "'background' is not possible over a WebSocket."
         raise InvalidRequest(message, param="background", code="unsupported_value")
     fields["stream"] = msgspec.Raw(b"true")
-    return msgspec.json.encode(fields)
+    is_to_generate = bytes(fields.pop("generate", b"true")).strip() != b"false"
+    return msgspec.json.encode(fields), is_to_generate

@@ -47,6 +47,11 @@ class ReadTurn(msgspec.Struct, frozen=True):
     def body(self) -> ResponsesBody:
         return self.turn.body
 
+    def without_output(self) -> ReadTurn:
+        """The same, to be ended as soon as its prompt is read."""
+        body = self.body.model_copy(update={"max_output_tokens": 1})
+        return msgspec.structs.replace(self, turn=msgspec.structs.replace(self.turn, body=body))
+
 
 class Recent(msgspec.Struct, frozen=True):
     """The last response of a WebSocket, which need not be stored to be gone on from."""
