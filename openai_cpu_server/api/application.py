@@ -18,6 +18,7 @@ from openai_cpu_server.api.access.key_ring import KeyRing
 from openai_cpu_server.api.access.limit_headers import NAMES as LIMIT_HEADERS
 from openai_cpu_server.api.access.meter import Meter
 from openai_cpu_server.api.access.rate_limits import RateLimits
+from openai_cpu_server.api.calls.recall import X_CACHE, Recall
 from openai_cpu_server.api.describe.openapi import PATH as OPENAPI_PATH
 from openai_cpu_server.api.describe.openapi import OpenApiRoute
 from openai_cpu_server.api.errors import error_response
@@ -80,6 +81,7 @@ def create_api(
     watch: Watch | None = None,
     find_adapter: FindAdapter = no_adapters,
     keeping: ModelKeeping | None = None,
+    recall: Recall | None = None,
     lifespan: Lifespan[Starlette] | None = None,
 ) -> Api:
     """`keys`: None is the one key of the options, or none. `limits`: None counts in this process.
@@ -88,17 +90,18 @@ def create_api(
 
     `jobs`: None is no batch API. `watch`: the engines', if they have one; None: steps are not watched.
     `keeping`: what loads and unloads models; None: they stay as they are.
+    `recall`: None is no cache of answers.
     """
     watch = watch or Watch.new(model=models.default.name)
     keys = keys or KeyRing(options.api_key)
     limits = limits or RateLimits(Meter.open(None))
-    chat = GenerationRoute(ChatFamily(), models, options)
-    completions = GenerationRoute(CompletionFamily(), models, options)
+    chat = GenerationRoute(ChatFamily(), models, options, recall)
+    completions = GenerationRoute(CompletionFamily(), models, options, recall)
     embeddings = PoolingRoute(EMBEDDINGS, models, options)
     reranking = PoolingRoute(RERANKING, models, options)
     shelf, endings = jobs.responses if jobs else None, Endings(watch)
     background = Background(shelf, endings) if shelf else None
-    reader, maker = TurnReader(shelf, options), Maker(models, options, shelf)
+    reader, maker = TurnReader(shelf, options), Maker(models, options, shelf, recall)
     responses = ResponsesRoute(models, options, reader, maker, background)
     row_routes: dict[str, GenerationRoute[Any] | PoolingRoute[Any] | ResponsesRoute] = {
         "/v1/chat/completions": chat,
@@ -112,12 +115,12 @@ def create_api(
         *(Route(path, reranking.create, methods=["POST"]) for path in ("/rerank", "/v2/rerank")),
         *_response_routes(responses, StoredResponses(shelf, background, options)),
         *_keeping_routes(models, keeping or AlwaysLoaded()),
-        *_routes(models, options),
+        *_routes(models, options, recall),
         *_adapter_routes(models, options, find_adapter),
         *_watching_routes(models, watch),
         *(_job_routes(jobs, models, options) if jobs else []),
     ]
-    generate = GenerationRoute(GenerateFamily(), models, options)
+    generate = GenerationRoute(GenerateFamily(), models, options, recall)
     old_batch = GenerateBatchRoute(generate, limits=limits, endings=endings, options=options)
     routes += _old_routes(models, generate, old_batch)
     routes.append(Route(OPENAPI_PATH, OpenApiRoute(routes, lenient=options.lenient).document))
@@ -162,7 +165,7 @@ def _cors(origins: tuple[str, ...]) -> list[Middleware]:
     """The layer around all others: a preflight has no key, and pages may read errors too."""
     if not origins:
         return []
-    notes = ("x-request-id", "x-ignored-parameters", UNENFORCED, ROUTED_MODEL, ROUTED_WHY)
+    notes = ("x-request-id", "x-ignored-parameters", UNENFORCED, ROUTED_MODEL, ROUTED_WHY, X_CACHE)
     exposed = (*notes, "retry-after", "retry-after-ms", *LIMIT_HEADERS)
     return [
         Middleware(
@@ -175,10 +178,10 @@ def _cors(origins: tuple[str, ...]) -> list[Middleware]:
     ]
 
 
-def _routes(models: ModelRegistry, options: ApiOptions) -> list[Route]:
+def _routes(models: ModelRegistry, options: ApiOptions, recall: Recall | None) -> list[Route]:
     listing, health = ModelRoutes(models), HealthRoutes(models)
     tokens = TokenRoutes(models, lenient=options.lenient)
-    cache, requests = CacheRoutes(models), RequestRoutes(models)
+    cache, requests = CacheRoutes(models, recall), RequestRoutes(models)
     return [
         Route("/v1/models", listing.list),
         Route("/v1/models/{id:path}", listing.one),

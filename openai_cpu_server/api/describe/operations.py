@@ -19,7 +19,7 @@ from openai_cpu_server.api.render.responses.objects import (
 )
 from openai_cpu_server.api.routes.adapters import AdapterCard, AdapterDeleted, AdapterList
 from openai_cpu_server.api.routes.batch_jobs import BatchList, BatchObject
-from openai_cpu_server.api.routes.cache import CacheStats
+from openai_cpu_server.api.routes.cache import ONLY, CacheStats
 from openai_cpu_server.api.routes.files import FileDeleted, FileList, FileObject
 from openai_cpu_server.api.routes.health import HealthReport
 from openai_cpu_server.api.routes.models import ModelCard, ModelList
@@ -205,9 +205,18 @@ OPERATIONS: Mapping[str, Operation] = {
     ),
     "GET /v1/requests": Operation(summary="Requests that run or wait", tag="Requests", answer=RequestList),
     "DELETE /v1/requests/{id}": Operation(summary="End one", tag="Requests", answer=Cancelled),
-    "DELETE /v1/cache": Operation(summary="Empty the prefix cache", tag="Cache", status=204),
+    "DELETE /v1/cache": Operation(
+        summary="Empty the caches of prompts and of answers",
+        tag="Cache",
+        query={"only": {"enum": list(ONLY), "description": "this one alone"}},
+        status=204,
+        errors=(400,),
+    ),
     "GET /v1/cache/stats": Operation(
-        summary="Both tiers of KV memory", tag="Cache", answer=CacheStats, errors=(503,)
+        summary="Both tiers of KV memory, and the cache of answers",
+        tag="Cache",
+        answer=CacheStats,
+        errors=(503,),
     ),
     "POST /v1/files": Operation(
         summary="Upload the input of a batch", tag="Batches", form=_UPLOAD, answer=FileObject, errors=(400,)

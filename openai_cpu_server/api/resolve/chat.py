@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 from openai_cpu_server.api.calls.call import Asking, Call, Prompt
 from openai_cpu_server.api.resolve.answer_shape import answer_grammar
 from openai_cpu_server.api.resolve.call import resolve_call
+from openai_cpu_server.api.resolve.last_turn import last_turn
 from openai_cpu_server.api.resolve.limits import asked_tokens
 from openai_cpu_server.api.resolve.messages import checked_messages
 from openai_cpu_server.api.resolve.output import Output, ToolOutputs, of_answer
@@ -29,7 +32,10 @@ def resolve_chat(
     logprobs, plan, model = _logprobs(body), tool_plan(body), asking.chosen.model
     output = _output(body, plan, model)
     messages = checked_messages(body.messages)
-    prompt = Prompt(model.prompts.tokens(messages, plan.shown if plan else (), written))
+    rendered = partial(model.prompts.tokens, tools=plan.shown if plan else (), written=written)
+    compares = asking.options.compares_turns and body.cache is not False
+    turn = last_turn(messages, rendered) if compares else None
+    prompt = Prompt(rendered(messages), turn=turn)
     return resolve_call(
         body,
         [prompt],

@@ -300,6 +300,7 @@ class ResponsesBody(Body):
     lora: AdapterName | None = None
     priority: str | None = None
     cache_salt: Annotated[str, Field(min_length=1, max_length=256)] | None = None
+    cache: bool | None = None
     timeout: Annotated[float, Field(gt=0)] | None = None
     grammar: str | None = None
     regex: str | None = None

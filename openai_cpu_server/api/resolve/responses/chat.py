@@ -56,6 +56,7 @@ _SAME = (
     "ignore_eos",
     "lora",
     "priority",
+    "cache",
     "cache_salt",
     "timeout",
     "grammar",

@@ -115,6 +115,7 @@ class ResponsesRoute:
         ticket = Ticket(
             new_request_id(), "POST", own.path, Origin.BACKGROUND, trace=own.trace, client=own.client
         )
+        ticket.has_headers = False
         making = await self._maker.begin(read, sender, Terms(ticket, lease), status=ResponseStatus.QUEUED)
         live = Live(making, ticket, lease)
         headers = dict(making.running.call.headers)

@@ -9,6 +9,7 @@ from functools import partial
 import msgspec
 
 from openai_cpu_server.api.calls.call import Asking, Call, Sender
+from openai_cpu_server.api.calls.recall import Recall
 from openai_cpu_server.api.calls.running import Running, Said
 from openai_cpu_server.api.calls.trial import UNWATCHED, Terms, Trial
 from openai_cpu_server.api.offload import off_loop
@@ -135,10 +136,18 @@ _SHOWN = 4
 class Maker:
     """Begins responses on the way of all generating calls."""
 
-    def __init__(self, models: ModelRegistry, options: ApiOptions, shelf: ResponseShelf | None) -> None:
+    def __init__(
+        self,
+        models: ModelRegistry,
+        options: ApiOptions,
+        shelf: ResponseShelf | None,
+        recall: Recall | None = None,
+    ) -> None:
+        """`recall`: the cache of answers, if there is one."""
         self._models = models
         self._options = options
         self._shelf = shelf
+        self._recall = recall
 
     async def begin(
         self,
@@ -153,7 +162,7 @@ class Maker:
         turn = read.turn
         try:
             body = chat_body(turn, turn.told)
-            route = GenerationRoute(TurnFamily(read), self._models, self._options)
+            route = GenerationRoute(TurnFamily(read), self._models, self._options, self._recall)
             running = await route.begin_reading(Reading(body, read.ignored, read.size), sender, terms, trial)
         except ServerError as error:
             raise renamed(error, turn, turn.told) from None

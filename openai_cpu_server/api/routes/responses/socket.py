@@ -124,6 +124,7 @@ class _Socket:
     async def _serve(self, data: bytes) -> None:
         handshake = ticket_of(self._websocket.scope)
         ticket = Ticket(new_request_id(), "POST", handshake.path, Origin.WEBSOCKET, trace=handshake.trace)
+        ticket.has_headers = False
         try:
             await self._answer(data, ticket)
             ticket.status = 200
