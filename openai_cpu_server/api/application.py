@@ -19,7 +19,7 @@ from openai_cpu_server.api.access.meter import Meter
 from openai_cpu_server.api.access.rate_limits import RateLimits
 from openai_cpu_server.api.describe.openapi import PATH as OPENAPI_PATH
 from openai_cpu_server.api.describe.openapi import OpenApiRoute
-from openai_cpu_server.api.errors import error_response
+from openai_cpu_server.api.error_shapes import shaped_response
 from openai_cpu_server.api.gates.entrance import Entrance
 from openai_cpu_server.api.gates.fair_use import FairUse
 from openai_cpu_server.api.gates.ticket import Endings, ticket_of
@@ -133,7 +133,7 @@ def _cors(origins: tuple[str, ...]) -> list[Middleware]:
     """The layer around all others: a preflight has no key, and pages may read errors too."""
     if not origins:
         return []
-    notes = ("x-request-id", "x-ignored-parameters", UNENFORCED, ROUTED_MODEL, ROUTED_WHY)
+    notes = ("x-request-id", "request-id", "x-ignored-parameters", UNENFORCED, ROUTED_MODEL, ROUTED_WHY)
     exposed = (*notes, "retry-after", "retry-after-ms", *LIMIT_HEADERS)
     return [
         Middleware(
@@ -209,4 +209,4 @@ async def _no_such_route(request: Request, error: Exception) -> Response:
     named = HTTPException(error.status_code, detail, error.headers)
     ticket = ticket_of(request.scope)
     ticket.failed(named)
-    return error_response(named, request_id=ticket.id)
+    return shaped_response(named, request_id=ticket.id, path=ticket.path)

@@ -171,6 +171,8 @@ class Finish(msgspec.Struct, frozen=True, kw_only=True):
     """How a request ended, and what it came to."""
 
     reason: FinishReason
+    stop_string: str | None = None
+    """Which of the request's stop strings has ended it; None: none has."""
     output_tokens: int
     """Tokens sampled or forced, those of an end token or a stop string included."""
     forced_tokens: int = 0
@@ -332,6 +334,10 @@ class ModelLoading(msgspec.Struct, frozen=True):
     """A request waits for its model, of which this share is loaded, 0 to 1."""
 
     fraction: float
+
+
+class Silence(msgspec.Struct, frozen=True):
+    """Nothing was heard of a request for as long as its reader wanted to be patient."""
 
 
 class QueueState(msgspec.Struct, frozen=True, tag="queue_state"):

@@ -44,6 +44,7 @@ class Output:
         self._gained = _NOTHING
         """What may be told of the held tokens."""
         self._scores: list[TokenLogprob] = []
+        self._stop_string: str | None = None
 
     def begin(self, beginning: Iterable[int]) -> TokenEvent | None:
         """Take what is forced before the first sample. It is told with that sample, unless it is all."""
@@ -91,7 +92,8 @@ class Output:
         self._held.append(token)
         release = self._text.push(self._piece(token.number))
         self._gain(release)
-        if release.stopped:
+        if release.stop is not None:
+            self._stop_string = release.stop
             return FinishReason.STOP
         if self._num_tokens >= self._sequence.request.max_tokens:
             self._gain(self._text.flush())
@@ -119,6 +121,7 @@ class Output:
         sequence = self._sequence
         return Finish(
             reason=reason,
+            stop_string=self._stop_string,
             output_tokens=self._num_tokens,
             forced_tokens=self._num_forced,
             cached_tokens=sequence.cached_tokens or 0,

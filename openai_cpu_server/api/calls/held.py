@@ -44,7 +44,8 @@ class Held:
             self.arrived_s = arrived_s
             yield event
 
-    def progress(self) -> AsyncIterator[TokenEvent]:
+    def progress(self, patience_s: float | None = None) -> AsyncIterator[TokenEvent]:
+        """It is never silent."""
         return self.__aiter__()
 
     def fail_in(self, seconds: float, error: ServerError) -> None:

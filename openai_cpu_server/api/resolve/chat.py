@@ -18,11 +18,9 @@ def resolve_chat(body: ChatBody, asking: Asking, *, id_prefix: str, prompt_param
     """`prompt_param`: the field that is named when the prompt is too long."""
     logprobs, plan, model = _logprobs(body), tool_plan(body), asking.chosen.model
     output = _output(body, plan, model)
-    messages = checked_messages(body.messages)
-    prompt = Prompt(model.prompts.tokens(messages, plan.shown if plan else ()))
     return resolve_call(
         body,
-        [prompt],
+        [_prompt(body, plan, model)],
         asking,
         output,
         id_prefix=id_prefix,
@@ -30,6 +28,15 @@ def resolve_chat(body: ChatBody, asking: Asking, *, id_prefix: str, prompt_param
         max_tokens=asked_tokens(body),
         logprobs=logprobs,
     )
+
+
+def chat_prompt(body: ChatBody, model: ServedModel) -> Prompt:
+    """The prompt that `resolve_chat` makes. Raises InvalidRequest, TemplateFailed."""
+    return _prompt(body, tool_plan(body), model)
+
+
+def _prompt(body: ChatBody, plan: ToolPlan | None, model: ServedModel) -> Prompt:
+    return Prompt(model.prompts.tokens(checked_messages(body.messages), plan.shown if plan else ()))
 
 
 def _output(body: ChatBody, plan: ToolPlan | None, model: ServedModel) -> Output:
