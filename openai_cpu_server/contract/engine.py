@@ -11,7 +11,7 @@ import msgspec
 
 from openai_cpu_server.contract.adapter import Adapter, AdapterStatus
 from openai_cpu_server.contract.embedding import EmbedRequest
-from openai_cpu_server.contract.messages import KVStats, ModelLoading, Place, Silence, TokenEvent
+from openai_cpu_server.contract.messages import KVStats, ModelLoading, Place, TokenEvent
 from openai_cpu_server.contract.model_info import ModelInfo
 from openai_cpu_server.contract.request import GenerationRequest, Priority
 from openai_cpu_server.errors import EngineUnavailable, ServerError
@@ -184,12 +184,9 @@ class Generation(Protocol):
         """Its events, until all sequences have ended. Raises what it failed with."""
         ...
 
-    def progress(
-        self, patience_s: float | None = None
-    ) -> AsyncIterator[Union[TokenEvent, Place, ModelLoading, Silence]]:
+    def progress(self) -> AsyncIterator[Union[TokenEvent, Place, ModelLoading]]:
         """Its events and, while it waits as a whole, now and then its place in the queue, or how far the
-        model that it waits for is loaded. Also a `Silence` whenever none of these came for `patience_s`;
-        None: silences are not told."""
+        model that it waits for is loaded."""
         ...
 
     def fail_in(self, seconds: float, error: ServerError) -> None:

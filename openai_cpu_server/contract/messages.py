@@ -336,10 +336,6 @@ class ModelLoading(msgspec.Struct, frozen=True):
     fraction: float
 
 
-class Silence(msgspec.Struct, frozen=True):
-    """Nothing was heard of a request for as long as its reader wanted to be patient."""
-
-
 class QueueState(msgspec.Struct, frozen=True, tag="queue_state"):
     """The head of the waiting room, now and then while there is one."""
 

@@ -5,10 +5,8 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Callable, Sequence
 
-import anyio
-
 from openai_cpu_server.contract.engine import Timings
-from openai_cpu_server.contract.messages import Finish, FinishReason, ModelLoading, Place, Silence, TokenEvent
+from openai_cpu_server.contract.messages import Finish, FinishReason, ModelLoading, Place, TokenEvent
 from openai_cpu_server.contract.request import GenerationRequest
 from openai_cpu_server.dispatch.answer import Answer
 from openai_cpu_server.dispatch.backlog import Backlog
@@ -43,22 +41,14 @@ class Generation(Answer[TokenEvent]):
             if isinstance(item, TokenEvent):
                 yield item
 
-    async def progress(
-        self, patience_s: float | None = None
-    ) -> AsyncIterator[TokenEvent | Place | ModelLoading | Silence]:
-        """As `contract.engine.Generation` has it."""
+    async def progress(self) -> AsyncIterator[TokenEvent | Place | ModelLoading]:
+        """Its events and, while it waits as a whole, now and then its place in the queue, or how far the
+        model that it waits for is loaded."""
         while not self._is_over:
-            item = await self._taken(patience_s)
+            item = await self._take()
             if isinstance(item, TokenEvent):
                 self._backlog.take(item)
             yield item
-
-    async def _taken(self, patience_s: float | None) -> TokenEvent | Place | ModelLoading | Silence:
-        if patience_s is None:
-            return await self._take()
-        with anyio.move_on_after(patience_s):
-            return await self._take()
-        return Silence()
 
     @property
     def timings(self) -> Timings:

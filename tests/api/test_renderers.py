@@ -28,9 +28,6 @@ class Named:
     def begin(self) -> Sequence[Chunk]:
         return (Chunk(b"{}", "created"),)
 
-    def waiting(self) -> Sequence[Chunk]:
-        return (Chunk(b"{}", "ping"),)
-
     def event(self, event: TokenEvent) -> Sequence[Chunk]:
         return (Chunk(b'{"n":%d}' % len(event.tokens), "delta"),) if event.tokens else ()
 
@@ -71,17 +68,3 @@ async def test_who_leaves_ends_the_call() -> None:
     async with Running(one, engine.generate(one.requests), model, ticket=Ticket("r", "POST", "/")):
         assert len(engine.requests()) == 3
     assert engine.requests() == []
-
-
-async def test_after_a_silence_a_renderer_may_say_that_the_call_lives() -> None:
-    engine = FakeEngine()
-    engine.goes_on.clear()
-    model, one = served(engine).default, call()
-    running = Running(one, model.engine.generate(one.requests), model, ticket=Ticket("r", "POST", "/"))
-    async with running:
-        telling = running.tell(Named(), patience_s=0.001)
-        heard = [await anext(telling) for _ in range(3)]
-        engine.goes_on.set()
-        rest = [said async for said in telling]
-    assert heard == [(Chunk(b"{}", "created"),), (Chunk(b"{}", "ping"),), (Chunk(b"{}", "ping"),)]
-    assert rest[-1] == (Chunk(b'{"total":%d}' % 9, "completed"), Chunk(b"{}"))

@@ -51,7 +51,7 @@ class EventStream:
 
     async def _messages(self, ticket: Ticket) -> AsyncIterator[bytes]:
         try:
-            async for said in self._running.tell(self._renderer, patience_s=self._keep_alive_s or None):
+            async for said in self._running.tell(self._renderer):
                 yield comment(said) if isinstance(said, (Place, ModelLoading)) else events(said)
             self._is_told = True
             if (last_words := self._renderer.last_words) is not None:

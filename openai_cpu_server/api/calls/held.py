@@ -44,8 +44,7 @@ class Held:
             self.arrived_s = arrived_s
             yield event
 
-    def progress(self, patience_s: float | None = None) -> AsyncIterator[TokenEvent]:
-        """It is never silent."""
+    def progress(self) -> AsyncIterator[TokenEvent]:
         return self.__aiter__()
 
     def fail_in(self, seconds: float, error: ServerError) -> None:

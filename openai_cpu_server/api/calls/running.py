@@ -18,7 +18,7 @@ from openai_cpu_server.api.render.answers import Answer
 from openai_cpu_server.api.render.common import cached_tokens, usage
 from openai_cpu_server.api.render.renderer import Chunk, Renderer, Usage
 from openai_cpu_server.contract.engine import Generation, Timings
-from openai_cpu_server.contract.messages import Finish, ModelLoading, Place, Silence, TokenEvent
+from openai_cpu_server.contract.messages import Finish, ModelLoading, Place, TokenEvent
 from openai_cpu_server.models.served import ServedModel
 from openai_cpu_server.observe.distribution import Distribution
 from openai_cpu_server.observe.ended import CallFigures
@@ -80,26 +80,23 @@ class Running:
         """Known once every request of the call has finished."""
         return self._tally.usage()
 
-    async def tell(self, renderer: Renderer, *, patience_s: float | None = None) -> AsyncIterator[Said]:
-        """All that a client hears, as it comes. Raises what the call failed with.
-
-        `patience_s`: after so long a silence a renderer says that the call lives; None: it need not.
-        """
+    async def tell(self, renderer: Renderer) -> AsyncIterator[Said]:
+        """All that a client hears, as it comes. Raises what the call failed with."""
         news = QueueNews(time.monotonic)
         if chunks := renderer.begin():
             yield chunks
-        async for item in self._generation.progress(patience_s):
-            if isinstance(item, TokenEvent):
-                self._tally.note(item, self._generation.arrived_s)
-                if chunks := renderer.event(item):
-                    news.end()
-                    yield chunks
+        async for item in self._generation.progress():
+            if isinstance(item, Place):
+                if news.is_due(item):
+                    yield item
                 continue
-            if not isinstance(item, Silence):
-                if not news.is_due(item):
-                    continue
-                yield item
-            if chunks := renderer.waiting():
+            if isinstance(item, ModelLoading):
+                if not news.is_over:
+                    yield item
+                continue
+            self._tally.note(item, self._generation.arrived_s)
+            if chunks := renderer.event(item):
+                news.end()
                 yield chunks
         if chunks := renderer.end(self.usage(), self.timings):
             yield chunks
@@ -137,11 +134,8 @@ class QueueNews:
         self.is_over = False
         """The first chunk is out."""
 
-    def is_due(self, news: Place | ModelLoading) -> bool:
+    def is_due(self, place: Place) -> bool:
         """Whether this is to be said now; then it counts as said."""
-        return self._is_due_place(news) if isinstance(news, Place) else not self.is_over
-
-    def _is_due_place(self, place: Place) -> bool:
         now_s = self._clock()
         if self.is_over or not is_news(now_s, self._last, place.position):
             return False

@@ -116,9 +116,6 @@ class ChunkStream:
     def begin(self) -> Sequence[Chunk]:
         return ()
 
-    def waiting(self) -> Sequence[Chunk]:
-        return ()
-
     def event(self, event: TokenEvent) -> Sequence[Chunk]:
         choices = self._choices[event.id].choices(event)
         return [Chunk(self._open + choice + self._close) for choice in choices]

@@ -47,11 +47,6 @@ class Renderer(Protocol):
         """The call was submitted."""
         ...
 
-    def waiting(self) -> Sequence[Chunk]:
-        """The call waits, its prompt is computed, or nothing came for long: something that keeps a client's
-        idle timer from ending it. Nothing: an event stream sends comments."""
-        ...
-
     def event(self, event: TokenEvent) -> Sequence[Chunk]:
         """Raises GenerationFailed for an end that is nobody's result."""
         ...

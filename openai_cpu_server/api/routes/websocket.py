@@ -237,8 +237,7 @@ class _Socket:
 
     async def _stream(self, name: str, running: Running) -> None:
         async with running:
-            renderer, patience_s = self._shared.route.renderer(running), self._shared.options.keep_alive_s
-            async for said in running.tell(renderer, patience_s=patience_s or None):
+            async for said in running.tell(self._shared.route.renderer(running)):
                 if isinstance(said, Place):
                     await self._send(queued(name, running.call.id, said))
                     continue
