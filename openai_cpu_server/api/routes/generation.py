@@ -112,9 +112,14 @@ class GenerationRoute(Generic[B]):
         self, data: bytes, sender: Sender, ticket: Ticket, lease: Lease, trial: Trial = UNWATCHED
     ) -> Running:
         """Resolves and submits. Raises what `api/errors.py` lists. Whoever gets the call must enter it."""
-        reading = await self._read(data)
-        goal = await self._goal(reading.body, sender, ticket)
         terms = Terms(ticket, lease, self._options.request_timeout_s)
+        return await self.begin_reading(await self._read(data), sender, terms, trial)
+
+    async def begin_reading(
+        self, reading: Reading[B], sender: Sender, terms: Terms, trial: Trial = UNWATCHED
+    ) -> Running:
+        """The same with a body that was read elsewhere."""
+        goal = await self._goal(reading.body, sender, terms.ticket)
         return await self._submitted(reading, goal, sender, terms, trial)
 
     def renderer(self, running: Running) -> Renderer:
