@@ -19,7 +19,7 @@ from openai_cpu_server.api.access.meter import Meter
 from openai_cpu_server.api.access.rate_limits import RateLimits
 from openai_cpu_server.api.describe.openapi import PATH as OPENAPI_PATH
 from openai_cpu_server.api.describe.openapi import OpenApiRoute
-from openai_cpu_server.api.error_shapes import shaped_response
+from openai_cpu_server.api.error_shapes import COUNT_TOKENS, MESSAGES, shaped_response
 from openai_cpu_server.api.gates.entrance import Entrance
 from openai_cpu_server.api.gates.fair_use import FairUse
 from openai_cpu_server.api.gates.ticket import Endings, ticket_of
@@ -27,10 +27,12 @@ from openai_cpu_server.api.options import ApiOptions
 from openai_cpu_server.api.resolve.call import UNENFORCED
 from openai_cpu_server.api.resolve.routing import ROUTED_MODEL, ROUTED_WHY
 from openai_cpu_server.api.routes.adapters import AdapterRoutes, FindAdapter, no_adapters
+from openai_cpu_server.api.routes.anthropic import MessagesCounting, MessagesFamily
 from openai_cpu_server.api.routes.batch_jobs import BatchJobRoutes
 from openai_cpu_server.api.routes.cache import CacheRoutes
 from openai_cpu_server.api.routes.chat import ChatFamily
 from openai_cpu_server.api.routes.completions import CompletionFamily
+from openai_cpu_server.api.routes.counting import ChatCounting, CountRoute
 from openai_cpu_server.api.routes.files import MULTIPART_BYTES, FileRoutes
 from openai_cpu_server.api.routes.generation import GenerationRoute
 from openai_cpu_server.api.routes.health import HealthRoutes
@@ -94,6 +96,7 @@ def create_api(
     routes: list[BaseRoute] = [
         *(Route(path, route.create, methods=["POST"]) for path, route in row_routes.items()),
         *(Route(path, reranking.create, methods=["POST"]) for path in ("/rerank", "/v2/rerank")),
+        *_message_routes(models, options),
         *_keeping_routes(models, keeping or AlwaysLoaded()),
         *_routes(models, options),
         *_adapter_routes(models, options, find_adapter),
@@ -143,6 +146,18 @@ def _cors(origins: tuple[str, ...]) -> list[Middleware]:
             allow_headers=("*",),
             expose_headers=exposed,
         )
+    ]
+
+
+def _message_routes(models: ModelRegistry, options: ApiOptions) -> list[Route]:
+    """Anthropic's, and how many tokens a conversation of either API has."""
+    messages = GenerationRoute(MessagesFamily(), models, options)
+    counting = CountRoute(MessagesCounting(), models, lenient=options.lenient)
+    chat_counting = CountRoute(ChatCounting(), models, lenient=options.lenient)
+    return [
+        Route(MESSAGES, messages.create, methods=["POST"]),
+        Route(COUNT_TOKENS, counting.count, methods=["POST"]),
+        Route("/v1/chat/completions/input_tokens", chat_counting.count, methods=["POST"]),
     ]
 
 

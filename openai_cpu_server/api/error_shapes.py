@@ -10,6 +10,7 @@ from starlette.responses import Response
 from openai_cpu_server.api.errors import (
     CLIENT_GONE,
     TABLE,
+    ErrorBody,
     ErrorObject,
     error_object,
     error_response,
@@ -73,7 +74,12 @@ def id_headers(path: str, request_id: str) -> dict[str, str]:
 
 
 def _body(said: ErrorObject, status: int) -> MessagesErrorBody:
+    return MessagesErrorBody(_TYPES.get(status, "invalid_request_error"), _message(said.error))
+
+
+def _message(said: ErrorBody) -> str:
     """Claude Code shortens a conversation when a message begins with Anthropic's words for one too long."""
-    is_too_long = said.error.code == _TOO_LONG
-    message = f"prompt is too long: {said.error.message}" if is_too_long else said.error.message
-    return MessagesErrorBody(_TYPES.get(status, "invalid_request_error"), message)
+    if said.code == _TOO_LONG:
+        return f"prompt is too long: {said.message}"
+    is_named = said.param is None or said.param in said.message
+    return said.message if is_named else f"{said.param}: {said.message}"

@@ -91,6 +91,7 @@ METERED_PATHS = frozenset(
     {
         "/v1/chat/completions",
         "/v1/completions",
+        "/v1/messages",
         "/v1/embeddings",
         "/v1/rerank",
         "/v2/rerank",

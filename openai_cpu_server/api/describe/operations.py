@@ -6,13 +6,17 @@ from collections.abc import Mapping
 
 import msgspec
 
-from openai_cpu_server.api.errors import CLIENT_GONE
+from openai_cpu_server.api.error_shapes import MessagesError
+from openai_cpu_server.api.errors import CLIENT_GONE, ErrorObject
+from openai_cpu_server.api.render.anthropic import AnswerMessage
 from openai_cpu_server.api.render.chat import ChatCompletion
 from openai_cpu_server.api.render.completion import TextCompletion
 from openai_cpu_server.api.render.pooling import EmbeddingList, Reranked
 from openai_cpu_server.api.routes.adapters import AdapterCard, AdapterDeleted, AdapterList
+from openai_cpu_server.api.routes.anthropic import TokensCounted
 from openai_cpu_server.api.routes.batch_jobs import BatchList, BatchObject
 from openai_cpu_server.api.routes.cache import CacheStats
+from openai_cpu_server.api.routes.counting import InputTokens
 from openai_cpu_server.api.routes.files import FileDeleted, FileList, FileObject
 from openai_cpu_server.api.routes.health import HealthReport
 from openai_cpu_server.api.routes.models import ModelCard, ModelList
@@ -21,6 +25,7 @@ from openai_cpu_server.api.routes.requests import Cancelled, RequestList
 from openai_cpu_server.api.routes.stats import Stats
 from openai_cpu_server.api.routes.tokens import Detokenized, Tokenized
 from openai_cpu_server.api.schemas.adapters import AdapterBody
+from openai_cpu_server.api.schemas.anthropic import CountBody, MessagesBody
 from openai_cpu_server.api.schemas.base import Body
 from openai_cpu_server.api.schemas.batch_jobs import BatchBody
 from openai_cpu_server.api.schemas.chat import ChatBody
@@ -48,6 +53,13 @@ _UPLOAD: JsonSchema = {
 }
 
 
+_CHUNKS = "With `stream`: `data: ` and a chunk as JSON, an empty line, and so on; at the end `data: [DONE]`."
+_MESSAGE_EVENTS = (
+    "With `stream`: `event: `, its name, `data: ` and an object whose `type` is that name, an empty line,"
+    " and so on; the last one is `message_stop`."
+)
+
+
 class Operation(msgspec.Struct, frozen=True, kw_only=True):
     summary: str
     tag: str
@@ -60,6 +72,9 @@ class Operation(msgspec.Struct, frozen=True, kw_only=True):
     """The media type of an answer that has no model."""
     status: int = 200
     streams: bool = False
+    events: str = _CHUNKS
+    """What a stream says."""
+    error: type[msgspec.Struct] = ErrorObject
     errors: tuple[int, ...] = ()
     """Statuses beside those that follow from the body, the key and the path."""
 
@@ -91,6 +106,31 @@ OPERATIONS: Mapping[str, Operation] = {
         answer=TextCompletion,
         streams=True,
         errors=_GENERATION,
+    ),
+    "POST /v1/messages": Operation(
+        summary="Answer a conversation as Anthropic's API does, whole or as server-sent events",
+        tag="Generation",
+        body=MessagesBody,
+        answer=AnswerMessage,
+        streams=True,
+        events=_MESSAGE_EVENTS,
+        error=MessagesError,
+        errors=_GENERATION,
+    ),
+    "POST /v1/messages/count_tokens": Operation(
+        summary="The tokens of such a conversation",
+        tag="Tokens",
+        body=CountBody,
+        answer=TokensCounted,
+        error=MessagesError,
+        errors=(404,),
+    ),
+    "POST /v1/chat/completions/input_tokens": Operation(
+        summary="The tokens of a chat's conversation",
+        tag="Tokens",
+        body=ChatBody,
+        answer=InputTokens,
+        errors=(404,),
     ),
     "POST /v1/embeddings": Operation(
         summary="Texts as vectors",
