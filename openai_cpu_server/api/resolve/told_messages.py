@@ -7,12 +7,11 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import groupby
 from operator import itemgetter
-from typing import Annotated, NamedTuple
+from typing import Annotated, Literal, NamedTuple
 
 from pydantic import Field
 
 from openai_cpu_server.api.schemas.anthropic import (
-    MAX_TOOLS,
     Block,
     CountBody,
     CustomTool,
@@ -35,7 +34,8 @@ from openai_cpu_server.errors import InvalidRequest
 _BILLING = re.compile(r"x-anthropic-billing-header:[^\n]*\n*")
 """Claude Code's first line of a system prompt, for Anthropic's books. It is another one in each request, so
 that no prompt would begin like the one before."""
-_MODES = {"auto": "auto", "any": "required", "none": "none"}
+Mode = Literal["none", "auto", "required"]
+_MODES: Mapping[str, Mode] = {"auto": "auto", "any": "required", "none": "none"}
 _ALLOWED = {
     "user": (TextBlock, ToolResultBlock),
     "assistant": (TextBlock, ThinkingBlock, RedactedThinkingBlock, ToolUseBlock),
@@ -49,9 +49,8 @@ class WideFunction(Function):
 
 class ToldBody(ChatBody):
     """A body of Anthropic's as chat's. Its `max_tokens` is the most that there may be, not what there must be
-    room for."""
+    room for. Most fields were checked under their other names."""
 
-    tools: Annotated[list[Tool], Field(max_length=MAX_TOOLS)] | None = None
     names: Mapping[str, str] = {}
     """What the client calls the fields, by their paths here, for errors."""
 
@@ -114,19 +113,19 @@ def _told(body: CountBody) -> ToldBody:
         raise InvalidRequest(message, param="messages", code="invalid_value")
     tools = [(index, tool) for index, tool in enumerate(body.tools or ()) if isinstance(tool, CustomTool)]
     choice = body.tool_choice
-    return ToldBody(
-        model=body.model,
-        messages=messages,
-        tools=[_tool(tool) for _, tool in tools] or None,
-        tool_choice=_choice(choice, has_tools=bool(tools)),
-        parallel_tool_calls=False if tools and choice and choice.disable_parallel_tool_use else None,
-        response_format=_response_format(form),
-        names={
-            "stop": "stop_sequences",
-            "response_format.json_schema.schema": f"{form_at}.schema",
-            "response_format": form_at,
-            **_names_of_tools([index for index, _ in tools]),
-        },
+    names = {
+        "stop": "stop_sequences",
+        "response_format.json_schema.schema": f"{form_at}.schema",
+        "response_format": form_at,
+        **_names_of_tools([index for index, _ in tools]),
+    }
+    return ToldBody(model=body.model, messages=messages, names=names).model_copy(
+        update={
+            "tools": [_tool(tool) for _, tool in tools] or None,
+            "tool_choice": _choice(choice, has_tools=bool(tools)),
+            "parallel_tool_calls": False if tools and choice and choice.disable_parallel_tool_use else None,
+            "response_format": _response_format(form),
+        }
     )
 
 
@@ -231,7 +230,7 @@ def _tool(tool: CustomTool) -> Tool:
     return Tool(type="function", function=described)
 
 
-def _choice(choice: ToolChoice | None, *, has_tools: bool) -> str | NamedTool | None:
+def _choice(choice: ToolChoice | None, *, has_tools: bool) -> Mode | NamedTool | None:
     """Raises InvalidRequest for a tool that has no name."""
     if choice is None or (not has_tools and choice.type == "auto"):
         return None
@@ -254,5 +253,7 @@ def _output_format(body: CountBody) -> tuple[OutputFormat | None, str]:
 def _response_format(form: OutputFormat | None) -> ResponseFormat | None:
     if form is None:
         return None
-    described = JsonSchemaFormat(name="output", schema=form.json_schema, strict=True)
+    described = JsonSchemaFormat.model_validate(
+        {"name": "output", "schema": form.json_schema, "strict": True}
+    )
     return ResponseFormat(type="json_schema", json_schema=described)
