@@ -8,7 +8,10 @@ INFERENCE, METRICS, ADMIN = Scope
 OPEN = None
 NEEDED = {
     "POST /v1/chat/completions": INFERENCE,
+    "POST /v1/chat/completions/input_tokens": INFERENCE,
     "POST /v1/completions": INFERENCE,
+    "POST /v1/messages": INFERENCE,
+    "POST /v1/messages/count_tokens": INFERENCE,
     "POST /v1/embeddings": INFERENCE,
     "POST /v1/rerank": INFERENCE,
     "POST /v2/rerank": INFERENCE,

@@ -21,6 +21,8 @@ from openai_cpu_server.api.schemas.parse import Ignored, parse
 from openai_cpu_server.errors import InvalidRequest
 
 B = TypeVar("B", bound=CountBody)
+_HARMLESS = IGNORED_FIELDS | MessagesBody.model_fields.keys()
+"""Who only counts may send what is for answers."""
 _MOST_NAMED = 32
 """The header names so many fields that were left out."""
 
@@ -69,7 +71,7 @@ def _read(schema: type[B], data: bytes, *, lenient: bool) -> tuple[B, Ignored]:
     """Services of Anthropic's that are not here are left out, and so are unknown fields of messages."""
     body, unknown = parse(schema, data, lenient=True)
     if not lenient:
-        _refuse([name[:64] for name in body.extra if name not in IGNORED_FIELDS])
+        _refuse([name[:64] for name in body.extra if name not in _HARMLESS])
     names = (*unknown.names, *skipped_tools(body))
     more = ("...",) if len(names) > _MOST_NAMED else ()
     return body, Ignored((*names[:_MOST_NAMED], *more))

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Annotated, Literal, Union
 
 from pydantic import ConfigDict, Discriminator, Field, JsonValue, Tag, model_validator
+from pydantic.config import JsonDict
 from pydantic_core import PydanticCustomError
 
 from openai_cpu_server.api.schemas.base import Body
@@ -64,9 +65,16 @@ class ToolUseBlock(Cacheable):
     input: JsonObject
 
 
+def _nothing(schema: JsonDict) -> None:
+    """Describes what no value fits."""
+    schema.clear()
+    schema["not"] = {}
+
+
 class RefusedBlock(Body):
     """Something else than text."""
 
+    model_config = ConfigDict(json_schema_extra=_nothing)
     type: str
 
     @model_validator(mode="after")
