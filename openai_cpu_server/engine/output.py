@@ -44,7 +44,6 @@ class Output:
         self._gained = _NOTHING
         """What may be told of the held tokens."""
         self._scores: list[TokenLogprob] = []
-        self._stop_string: str | None = None
 
     def begin(self, beginning: Iterable[int]) -> TokenEvent | None:
         """Take what is forced before the first sample. It is told with that sample, unless it is all."""
@@ -92,8 +91,7 @@ class Output:
         self._held.append(token)
         release = self._text.push(self._piece(token.number))
         self._gain(release)
-        if release.stop is not None:
-            self._stop_string = release.stop
+        if release.stopped:
             return FinishReason.STOP
         if self._num_tokens >= self._sequence.request.max_tokens:
             self._gain(self._text.flush())
@@ -102,7 +100,8 @@ class Output:
 
     def _gain(self, release: Release) -> None:
         gained = self._gained
-        self._gained = Release(gained.num_tokens + release.num_tokens, gained.text + release.text)
+        num_tokens, text = gained.num_tokens + release.num_tokens, gained.text + release.text
+        self._gained = Release(num_tokens, text, release.stop)
 
     def _event(self, finish: Finish | None) -> TokenEvent:
         gained, self._gained = self._gained, _NOTHING
@@ -121,7 +120,7 @@ class Output:
         sequence = self._sequence
         return Finish(
             reason=reason,
-            stop_string=self._stop_string,
+            stop_string=self._gained.stop,
             output_tokens=self._num_tokens,
             forced_tokens=self._num_forced,
             cached_tokens=sequence.cached_tokens or 0,

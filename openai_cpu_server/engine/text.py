@@ -19,6 +19,10 @@ class Release:
     stop: str | None = None
     """The stop string that was found; `text` ends before it."""
 
+    @property
+    def stopped(self) -> bool:
+        return self.stop is not None
+
 
 class TextStream:
     """Takes each token's bytes, and releases text token by token.

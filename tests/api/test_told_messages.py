@@ -246,3 +246,25 @@ def test_who_only_counts_names_no_limit() -> None:
     body, _ = MessagesCounting().read(data, lenient=False)
     assert [message.role for message in body.messages] == ["system", "user"]
     assert body.tools is not None
+
+
+@pytest.mark.parametrize(
+    ("fields", "said"),
+    [
+        (
+            {"thinking": {"type": "enabled", "budget_tokens": 1024}},
+            {"enable_thinking": True, "thinking_budget": 1024},
+        ),
+        (
+            {"thinking": {"type": "adaptive"}, "output_config": {"effort": "max"}},
+            {"reasoning_effort": "xhigh"},
+        ),
+        ({"thinking": {"type": "disabled"}, "output_config": {"effort": "low"}}, {"enable_thinking": False}),
+        ({"output_config": {"effort": "low"}}, {"reasoning_effort": "low"}),
+        ({}, {}),
+    ],
+)
+def test_how_long_to_think(fields: Json, said: Json) -> None:
+    told = read(**fields).model_dump(exclude_none=True)
+    names = ("enable_thinking", "thinking_budget", "reasoning_effort")
+    assert {name: told[name] for name in names if name in told} == said

@@ -13,7 +13,7 @@ def stream(pieces: list[bytes], *stop: str) -> list[Release]:
     releases = []
     for piece in pieces:
         releases.append(text.push(piece))
-        if releases[-1].stop is not None:
+        if releases[-1].stopped:
             return releases
     return [*releases, text.flush()]
 
@@ -81,7 +81,7 @@ def test_the_whole_is_the_decoded_sum_of_its_parts_up_to_the_stop(
 ) -> None:
     releases = stream(pieces, *stop)
     whole = b"".join(pieces)
-    if releases[-1].stop is not None:
+    if releases[-1].stopped:
         at = min(i for s in stop if (i := whole.find(s.encode())) >= 0)
         assert shown(releases) == whole[:at].decode(errors="replace")
     else:

@@ -36,6 +36,14 @@ _BILLING = re.compile(r"x-anthropic-billing-header:[^\n]*\n*")
 that no prompt would begin like the one before."""
 Mode = Literal["none", "auto", "required"]
 _MODES: Mapping[str, Mode] = {"auto": "auto", "any": "required", "none": "none"}
+_SWITCHES = {"enabled": True, "disabled": False}
+"""With the other words the model decides, as it does unasked."""
+_EFFORTS = {"max": "xhigh"}
+_NAMES_OF_THINKING = {
+    "reasoning_effort": "output_config.effort",
+    "enable_thinking": "thinking.type",
+    "thinking_budget": "thinking.budget_tokens",
+}
 _ALLOWED = {
     "user": (TextBlock, ToolResultBlock),
     "assistant": (TextBlock, ThinkingBlock, RedactedThinkingBlock, ToolUseBlock),
@@ -117,6 +125,7 @@ def _told(body: CountBody) -> ToldBody:
         "stop": "stop_sequences",
         "response_format.json_schema.schema": f"{form_at}.schema",
         "response_format": form_at,
+        **_NAMES_OF_THINKING,
         **_names_of_tools([index for index, _ in tools]),
     }
     return ToldBody(model=body.model, messages=messages, names=names).model_copy(
@@ -125,8 +134,21 @@ def _told(body: CountBody) -> ToldBody:
             "tool_choice": _choice(choice, has_tools=bool(tools)),
             "parallel_tool_calls": False if tools and choice and choice.disable_parallel_tool_use else None,
             "response_format": _response_format(form),
+            **_thinking(body),
         }
     )
+
+
+def _thinking(body: CountBody) -> dict[str, object]:
+    """How hard to try is about thoughts here, so it says nothing where there are to be none."""
+    effort = body.output_config.effort if body.output_config else None
+    efforts: dict[str, object] = {"reasoning_effort": _EFFORTS.get(effort, effort)} if effort else {}
+    if body.thinking is None or body.thinking.type not in _SWITCHES:
+        return efforts
+    is_on = _SWITCHES[body.thinking.type]
+    if not is_on:
+        return {"enable_thinking": False}
+    return {**efforts, "enable_thinking": True, "thinking_budget": body.thinking.budget_tokens}
 
 
 def _names_of_tools(indexes: Sequence[int]) -> dict[str, str]:

@@ -17,6 +17,7 @@ from openai_cpu_server.api.resolve.told_messages import (
     told_as_chat,
 )
 from openai_cpu_server.api.schemas.anthropic import IGNORED_FIELDS, CountBody, MessagesBody
+from openai_cpu_server.api.schemas.chat import ChatBody
 from openai_cpu_server.api.schemas.parse import Ignored, parse
 from openai_cpu_server.errors import InvalidRequest
 
@@ -72,9 +73,17 @@ def _read(schema: type[B], data: bytes, *, lenient: bool) -> tuple[B, Ignored]:
     body, unknown = parse(schema, data, lenient=True)
     if not lenient:
         _refuse([name[:64] for name in body.extra if name not in _HARMLESS])
-    names = (*unknown.names, *skipped_tools(body))
+    names = (*unknown.names, *skipped_tools(body), *_unheard(body))
     more = ("...",) if len(names) > _MOST_NAMED else ()
     return body, Ignored((*names[:_MOST_NAMED], *more))
+
+
+def _unheard(body: CountBody) -> tuple[str, ...]:
+    """What chat's bodies do not know yet."""
+    if "enable_thinking" in ChatBody.model_fields:
+        return ()
+    effort = body.output_config is not None and body.output_config.effort is not None
+    return ("thinking",) * (body.thinking is not None) + ("output_config.effort",) * effort
 
 
 def _refuse(names: list[str]) -> None:
