@@ -31,7 +31,8 @@ explains them, and [Errors](errors.md) the statuses. A running server describes 
 """
 _ERRORS = """\
 An error is OpenAI's object: `{"error": {"message", "type", "param", "code"}}`. In a stream that has begun, it
-is the last event. Where a field of the body is wrong, `param` names it.
+is the last event. Where a field of the body is wrong, `param` names it. On the paths of
+[Anthropic's API](anthropic.md#errors) errors have the shape of that.
 """
 _METRICS = """\
 `GET /metrics` answers in Prometheus' text format. [Monitoring](monitoring.md) says how to use it.
