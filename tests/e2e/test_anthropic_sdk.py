@@ -28,7 +28,7 @@ WEATHER: ToolParam = {
         "properties": {"city": {"enum": ["Rome", "Oslo"]}},
         "required": ["city"],
         "additionalProperties": False,
-    },  # type: ignore[typeddict-unknown-key]
+    },
 }
 
 
@@ -216,7 +216,7 @@ def get_weather(city: str) -> str:
 def langchain(server: ServerProcess) -> ChatAnthropic:
     return ChatAnthropic(
         base_url=server.url, api_key="none", model_name="tiny", max_tokens=120, temperature=0
-    )  # type: ignore[arg-type, call-arg]
+    )
 
 
 def test_langchain_invokes_and_streams_the_same(langchain: ChatAnthropic) -> None:
@@ -228,7 +228,7 @@ def test_langchain_invokes_and_streams_the_same(langchain: ChatAnthropic) -> Non
     assert streamed.usage_metadata is not None
     assert whole.usage_metadata is not None
     for kind in ("input_tokens", "output_tokens", "total_tokens"):
-        assert streamed.usage_metadata[kind] == whole.usage_metadata[kind]  # type: ignore[literal-required]
+        assert streamed.usage_metadata[kind] == whole.usage_metadata[kind]
 
 
 def test_langchain_calls_a_tool_and_goes_on(langchain: ChatAnthropic) -> None:
