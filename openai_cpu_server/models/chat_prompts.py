@@ -22,6 +22,10 @@ class ChatPrompts:
         self._tokenizer = tokenizer
         self._tool_format = tool_format
 
+    @property
+    def has_template(self) -> bool:
+        return self._template is not None
+
     def tokens(
         self, messages: Sequence[Mapping[str, object]], tools: Sequence[Mapping[str, object]] = ()
     ) -> tuple[int, ...]:

@@ -92,6 +92,8 @@ METERED_PATHS = frozenset(
         "/v1/chat/completions",
         "/v1/completions",
         "/v1/messages",
+        "/generate",
+        "/v1/generate",
         "/v1/embeddings",
         "/v1/rerank",
         "/v2/rerank",

@@ -116,6 +116,8 @@ class Call(msgspec.Struct, frozen=True, kw_only=True):
     metadata: dict[str, str] | None = None
     tool_calls: ToolCallStyle | None = None
     """None: the output is text, whatever it looks like."""
+    is_json: bool = False
+    """The text is to be shown as JSON too, by families that do so."""
     headers: Mapping[str, str] = {}
     """The response says there what was ignored, or cannot be enforced."""
 

@@ -19,7 +19,7 @@ def checked_messages(messages: Sequence[Message]) -> list[dict[str, object]]:
 
 
 def _check(message: Message, at: str) -> None:
-    if message.content is None and not message.tool_calls and not message.function_call:
+    if not _has_content(message) and not message.tool_calls and not message.function_call:
         raise _missing(f"{at}.content")
     if message.function_call and message.role != "assistant":
         raise _misplaced(f"{at}.function_call", "assistant")
@@ -33,12 +33,16 @@ def _check(message: Message, at: str) -> None:
         raise _missing(f"{at}.tool_call_id")
 
 
+def _has_content(message: Message) -> bool:
+    return message.content not in (None, []) or message.refusal is not None
+
+
 def _known_fields(message: Message) -> dict[str, object]:
     fields: dict[str, object] = {"role": message.role}
     if isinstance(message.content, list):
         fields["content"] = [{"type": part.type, "text": part.text} for part in message.content]
     else:
-        fields["content"] = message.content
+        fields["content"] = message.refusal if message.content is None else message.content
     if message.name is not None:
         fields["name"] = message.name
     if message.tool_call_id is not None:

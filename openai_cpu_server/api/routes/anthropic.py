@@ -16,16 +16,12 @@ from openai_cpu_server.api.resolve.told_messages import (
     skipped_tools,
     told_as_chat,
 )
-from openai_cpu_server.api.schemas.anthropic import IGNORED_FIELDS, CountBody, MessagesBody
+from openai_cpu_server.api.schemas.anthropic import CountBody, MessagesBody
 from openai_cpu_server.api.schemas.chat import ChatBody
-from openai_cpu_server.api.schemas.parse import Ignored, parse
+from openai_cpu_server.api.schemas.parse import MOST_NAMED, Ignored, parse
 from openai_cpu_server.errors import InvalidRequest
 
 B = TypeVar("B", bound=CountBody)
-_HARMLESS = IGNORED_FIELDS | MessagesBody.model_fields.keys()
-"""Who only counts may send what is for answers."""
-_MOST_NAMED = 32
-"""The header names so many fields that were left out."""
 
 
 class MessagesFamily:
@@ -69,13 +65,8 @@ def _limited(call: Call, max_tokens: int, *, context: int) -> Call:
 
 
 def _read(schema: type[B], data: bytes, *, lenient: bool) -> tuple[B, Ignored]:
-    """Services of Anthropic's that are not here are left out, and so are unknown fields of messages."""
-    body, unknown = parse(schema, data, lenient=True)
-    if not lenient:
-        _refuse([name[:64] for name in body.extra if name not in _HARMLESS])
-    names = (*unknown.names, *skipped_tools(body), *_unheard(body))
-    more = ("...",) if len(names) > _MOST_NAMED else ()
-    return body, Ignored((*names[:_MOST_NAMED], *more))
+    body, ignored = parse(schema, data, lenient=lenient)
+    return body, Ignored((*ignored.names, *_unheard(body), *skipped_tools(body)[:MOST_NAMED]))
 
 
 def _unheard(body: CountBody) -> tuple[str, ...]:
@@ -84,10 +75,3 @@ def _unheard(body: CountBody) -> tuple[str, ...]:
         return ()
     effort = body.output_config is not None and body.output_config.effort is not None
     return ("thinking",) * (body.thinking is not None) + ("output_config.effort",) * effort
-
-
-def _refuse(names: list[str]) -> None:
-    if names:
-        listed = ", ".join(f"'{name}'" for name in names[:8])
-        message = f"Unknown parameter{'s' if len(names) > 1 else ''}: {listed}."
-        raise InvalidRequest(message, param=names[0], code="unknown_parameter")

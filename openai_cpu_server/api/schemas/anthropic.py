@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal, Union
+from typing import Annotated, ClassVar, Literal, Union
 
 from pydantic import ConfigDict, Discriminator, Field, JsonValue, Tag, model_validator
 from pydantic.config import JsonDict
@@ -10,12 +10,14 @@ from pydantic_core import PydanticCustomError
 
 from openai_cpu_server.api.schemas.base import Body
 from openai_cpu_server.api.schemas.structured import JsonObject
+from openai_cpu_server.api.schemas.unheeded import Hint, Hints
 from openai_cpu_server.api.schemas.unions import TEXT_OR_LIST, NonEmpty
 
 MAX_TOOLS = 512
 """Agents with many servers of tools have more than OpenAI's limit of 128."""
-IGNORED_FIELDS = frozenset(
-    {
+_SERVICE = Hint("it is for a service of Anthropic's that is not here")
+SERVICE_HINTS: Hints = dict.fromkeys(
+    (
         "billing_policy",
         "compaction",
         "container",
@@ -28,13 +30,19 @@ IGNORED_FIELDS = frozenset(
         "speed",
         "user_profile_id",
         "workspace_id",
-    }
+    ),
+    _SERVICE,
 )
-"""Fields for services of Anthropic's that are not here. The answer is right without them, and says that they
-were left out."""
+_UNCOUNTED = Hint("it is for answers; here nothing is generated")
 
 
-class Cacheable(Body):
+class Open(Body):
+    """Fields that are not known here are ignored, and named."""
+
+    is_open: ClassVar[bool] = True
+
+
+class Cacheable(Open):
     cache_control: JsonValue = None
     """A hint for Anthropic's cache; here every prompt is cached."""
 
@@ -71,7 +79,7 @@ def _nothing(schema: JsonDict) -> None:
     schema["not"] = {}
 
 
-class RefusedBlock(Body):
+class RefusedBlock(Open):
     """Something else than text."""
 
     model_config = ConfigDict(json_schema_extra=_nothing)
@@ -133,7 +141,7 @@ Content = Annotated[
 ]
 
 
-class InputMessage(Body):
+class InputMessage(Open):
     role: Literal["user", "assistant", "system"]
     content: Content
 
@@ -150,7 +158,7 @@ class CustomTool(Cacheable):
     """A hint; here arguments are always streamed as they come."""
 
 
-class ServerTool(Body):
+class ServerTool(Open):
     """A tool of Anthropic's own, such as `web_search_20250305`. It is left out, with all its fields."""
 
     model_config = ConfigDict(extra="ignore")
@@ -168,33 +176,48 @@ AnyTool = Annotated[
 ]
 
 
-class ToolChoice(Body):
+class ToolChoice(Open):
     type: Literal["auto", "any", "tool", "none"]
     name: str | None = None
     disable_parallel_tool_use: bool | None = None
 
 
-class Metadata(Body):
+class Metadata(Open):
     user_id: str | None = None
 
 
-class Thinking(Body):
+class Thinking(Open):
     type: Literal["enabled", "adaptive", "between_tools", "disabled"]
     budget_tokens: Annotated[int, Field(ge=1)] | None = None
 
 
-class OutputFormat(Body):
+class OutputFormat(Open):
     type: Literal["json_schema"]
     json_schema: Annotated[JsonObject, Field(alias="schema")]
 
 
-class OutputConfig(Body):
+class OutputConfig(Open):
     effort: Literal["low", "medium", "high", "xhigh", "max"] | None = None
     format: OutputFormat | None = None
 
 
+_ANSWERING = (
+    "max_tokens",
+    "stream",
+    "stop_sequences",
+    "temperature",
+    "top_p",
+    "top_k",
+    "metadata",
+    "service_tier",
+)
+
+
 class CountBody(Cacheable):
-    """What decides how long the prompt is, and what Anthropic takes beside that."""
+    """What decides how long the prompt is. All of another body may be sent, too."""
+
+    is_open: ClassVar[bool] = False
+    hints: ClassVar[Hints] = {**SERVICE_HINTS, **dict.fromkeys(_ANSWERING, _UNCOUNTED)}
 
     model: str | None = None
     messages: Annotated[list[InputMessage], Field(min_length=1, fail_fast=True)]
@@ -208,6 +231,8 @@ class CountBody(Cacheable):
 
 
 class MessagesBody(CountBody):
+    hints: ClassVar[Hints] = SERVICE_HINTS
+
     max_tokens: Annotated[int, Field(ge=1)]
     stream: bool | None = None
     stop_sequences: Annotated[list[NonEmpty], Field(max_length=16, fail_fast=True)] | None = None
