@@ -21,7 +21,7 @@ from openai_cpu_server.api.access.rate_limits import RateLimits
 from openai_cpu_server.api.calls.recall import X_CACHE, Recall
 from openai_cpu_server.api.describe.openapi import PATH as OPENAPI_PATH
 from openai_cpu_server.api.describe.openapi import OpenApiRoute
-from openai_cpu_server.api.errors import error_response
+from openai_cpu_server.api.error_shapes import COUNT_TOKENS, MESSAGES, shaped_response
 from openai_cpu_server.api.gates.entrance import Entrance
 from openai_cpu_server.api.gates.fair_use import FairUse
 from openai_cpu_server.api.gates.ticket import Endings, ticket_of
@@ -29,10 +29,12 @@ from openai_cpu_server.api.options import ApiOptions
 from openai_cpu_server.api.resolve.call import UNENFORCED
 from openai_cpu_server.api.resolve.routing import ROUTED_MODEL, ROUTED_WHY
 from openai_cpu_server.api.routes.adapters import AdapterRoutes, FindAdapter, no_adapters
+from openai_cpu_server.api.routes.anthropic import MessagesCounting, MessagesFamily
 from openai_cpu_server.api.routes.batch_jobs import BatchJobRoutes
 from openai_cpu_server.api.routes.cache import CacheRoutes
 from openai_cpu_server.api.routes.chat import ChatFamily
 from openai_cpu_server.api.routes.completions import CompletionFamily
+from openai_cpu_server.api.routes.counting import ChatCounting, CountRoute
 from openai_cpu_server.api.routes.files import MULTIPART_BYTES, FileRoutes
 from openai_cpu_server.api.routes.generate import GenerateBatchRoute, GenerateFamily, ModelInfoRoute
 from openai_cpu_server.api.routes.generation import GenerationRoute
@@ -114,6 +116,7 @@ def create_api(
         *(Route(path, route.create, methods=["POST"]) for path, route in row_routes.items()),
         *(Route(path, reranking.create, methods=["POST"]) for path in ("/rerank", "/v2/rerank")),
         *_response_routes(responses, StoredResponses(shelf, background, options)),
+        *_message_routes(models, options, recall),
         *_keeping_routes(models, keeping or AlwaysLoaded()),
         *_routes(models, options, recall),
         *_adapter_routes(models, options, find_adapter),
@@ -165,7 +168,15 @@ def _cors(origins: tuple[str, ...]) -> list[Middleware]:
     """The layer around all others: a preflight has no key, and pages may read errors too."""
     if not origins:
         return []
-    notes = ("x-request-id", "x-ignored-parameters", UNENFORCED, ROUTED_MODEL, ROUTED_WHY, X_CACHE)
+    notes = (
+        "x-request-id",
+        "request-id",
+        "x-ignored-parameters",
+        UNENFORCED,
+        ROUTED_MODEL,
+        ROUTED_WHY,
+        X_CACHE,
+    )
     exposed = (*notes, "retry-after", "retry-after-ms", *LIMIT_HEADERS)
     return [
         Middleware(
@@ -175,6 +186,18 @@ def _cors(origins: tuple[str, ...]) -> list[Middleware]:
             allow_headers=("*",),
             expose_headers=exposed,
         )
+    ]
+
+
+def _message_routes(models: ModelRegistry, options: ApiOptions, recall: Recall | None) -> list[Route]:
+    """Anthropic's, and how many tokens a conversation of either API has."""
+    messages = GenerationRoute(MessagesFamily(), models, options, recall)
+    counting = CountRoute(MessagesCounting(), models, lenient=options.lenient)
+    chat_counting = CountRoute(ChatCounting(), models, lenient=options.lenient)
+    return [
+        Route(MESSAGES, messages.create, methods=["POST"]),
+        Route(COUNT_TOKENS, counting.count, methods=["POST"]),
+        Route("/v1/chat/completions/input_tokens", chat_counting.count, methods=["POST"]),
     ]
 
 
@@ -263,4 +286,4 @@ async def _no_such_route(request: Request, error: Exception) -> Response:
     named = HTTPException(error.status_code, detail, error.headers)
     ticket = ticket_of(request.scope)
     ticket.failed(named)
-    return error_response(named, request_id=ticket.id)
+    return shaped_response(named, request_id=ticket.id, path=ticket.path)

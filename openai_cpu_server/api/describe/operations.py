@@ -6,20 +6,23 @@ from collections.abc import Mapping
 
 import msgspec
 
-from openai_cpu_server.api.errors import CLIENT_GONE
+from openai_cpu_server.api.error_shapes import MessagesError
+from openai_cpu_server.api.errors import CLIENT_GONE, ErrorObject
+from openai_cpu_server.api.render.anthropic import AnswerMessage
 from openai_cpu_server.api.render.chat import ChatCompletion
 from openai_cpu_server.api.render.completion import TextCompletion
 from openai_cpu_server.api.render.generate import Generated, GeneratedBatch
 from openai_cpu_server.api.render.pooling import EmbeddingList, Reranked
 from openai_cpu_server.api.render.responses.objects import (
-    InputTokens,
     ItemList,
     ResponseDeleted,
     ResponseObject,
 )
 from openai_cpu_server.api.routes.adapters import AdapterCard, AdapterDeleted, AdapterList
+from openai_cpu_server.api.routes.anthropic import TokensCounted
 from openai_cpu_server.api.routes.batch_jobs import BatchList, BatchObject
 from openai_cpu_server.api.routes.cache import ONLY, CacheStats
+from openai_cpu_server.api.routes.counting import InputTokens
 from openai_cpu_server.api.routes.files import FileDeleted, FileList, FileObject
 from openai_cpu_server.api.routes.health import HealthReport
 from openai_cpu_server.api.routes.models import ModelCard, ModelList
@@ -28,6 +31,7 @@ from openai_cpu_server.api.routes.requests import Cancelled, RequestList
 from openai_cpu_server.api.routes.stats import Stats
 from openai_cpu_server.api.routes.tokens import Detokenized, Tokenized
 from openai_cpu_server.api.schemas.adapters import AdapterBody
+from openai_cpu_server.api.schemas.anthropic import CountBody, MessagesBody
 from openai_cpu_server.api.schemas.base import Body
 from openai_cpu_server.api.schemas.batch_jobs import BatchBody
 from openai_cpu_server.api.schemas.chat import ChatBody
@@ -58,6 +62,12 @@ _UPLOAD: JsonSchema = {
 }
 
 
+_MESSAGE_EVENTS = (
+    "With `stream`: `event: `, its name, `data: ` and an object whose `type` is that name, an empty line,"
+    " and so on; the last one is `message_stop`."
+)
+
+
 class Operation(msgspec.Struct, frozen=True, kw_only=True):
     summary: str
     tag: str
@@ -72,6 +82,7 @@ class Operation(msgspec.Struct, frozen=True, kw_only=True):
     streams: bool = False
     stream_form: str = _CHUNKS
     """What a stream is made of."""
+    error: type[msgspec.Struct] = ErrorObject
     errors: tuple[int, ...] = ()
     """Statuses beside those that follow from the body, the key and the path."""
 
@@ -157,6 +168,31 @@ OPERATIONS: Mapping[str, Operation] = {
         tag="Responses",
         query={**_PAGE, "order": {"enum": list(ORDERS)}, "include[]": {"type": "string"}},
         answer=ItemList,
+    ),
+    "POST /v1/messages": Operation(
+        summary="Answer a conversation as Anthropic's API does, whole or as server-sent events",
+        tag="Generation",
+        body=MessagesBody,
+        answer=AnswerMessage,
+        streams=True,
+        stream_form=_MESSAGE_EVENTS,
+        error=MessagesError,
+        errors=_GENERATION,
+    ),
+    "POST /v1/messages/count_tokens": Operation(
+        summary="The tokens of such a conversation",
+        tag="Tokens",
+        body=CountBody,
+        answer=TokensCounted,
+        error=MessagesError,
+        errors=(404,),
+    ),
+    "POST /v1/chat/completions/input_tokens": Operation(
+        summary="The tokens of a chat's conversation",
+        tag="Tokens",
+        body=ChatBody,
+        answer=InputTokens,
+        errors=(404,),
     ),
     "POST /v1/embeddings": Operation(
         summary="Texts as vectors",

@@ -83,11 +83,6 @@ class ResponseObject(msgspec.Struct, frozen=True, kw_only=True):
     metadata: dict[str, str]
 
 
-class InputTokens(msgspec.Struct, frozen=True):
-    input_tokens: int
-    object: str = "response.input_tokens"
-
-
 class ResponseDeleted(msgspec.Struct, frozen=True):
     id: str
     object: str = "response"

@@ -6,12 +6,10 @@ from collections.abc import Sequence
 
 from openai_cpu_server.api.calls.call import Asking, Call
 from openai_cpu_server.api.resolve.call import fingerprint
-from openai_cpu_server.api.resolve.chat import resolve_chat
-from openai_cpu_server.api.resolve.messages import checked_messages
+from openai_cpu_server.api.resolve.chat import chat_prompt, resolve_chat
 from openai_cpu_server.api.resolve.responses.chat import Turn, chat_body, is_too_long
 from openai_cpu_server.api.resolve.responses.conversation import Told
 from openai_cpu_server.api.resolve.responses.fitting import fitted
-from openai_cpu_server.api.resolve.tools import tool_plan
 from openai_cpu_server.api.schemas.chat import ChatBody
 from openai_cpu_server.contract.model_info import ModelInfo
 from openai_cpu_server.errors import ServerError
@@ -42,11 +40,8 @@ def resolve_turn(turn: Turn, body: ChatBody, asking: Asking) -> Call:
 
 def prompt_tokens(turn: Turn, told: Sequence[Told], asking: Asking) -> int:
     """How many tokens the prompt has. Raises InvalidRequest, TemplateFailed."""
-    body = chat_body(turn, told)
-    plan = tool_plan(body)
-    messages = checked_messages(body.messages)
-    prompts = asking.chosen.model.prompts
-    return len(prompts.tokens(messages, plan.shown if plan else (), _written(told, asking.info)))
+    written = _written(told, asking.info)
+    return len(chat_prompt(chat_body(turn, told), asking.chosen.model, written).tokens)
 
 
 def _resolved(told: Sequence[Told], body: ChatBody, asking: Asking) -> Call:

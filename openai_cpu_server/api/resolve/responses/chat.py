@@ -129,6 +129,7 @@ def chat_body(turn: Turn, told: Sequence[Told]) -> ChatBody:
             "tool_choice": _choice(body, has_tools=bool(tools)),
             "parallel_tool_calls": body.parallel_tool_calls if tools else None,
             "response_format": _format(body.text),
+            "reasoning_effort": body.reasoning.effort if body.reasoning is not None else None,
             "service_tier": _TIERS.get(body.service_tier or ""),
         }
     )

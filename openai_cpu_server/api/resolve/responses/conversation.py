@@ -154,8 +154,14 @@ class _Turn:
                 raise AssertionError("the result of a call is not the assistant's")
 
     def message(self) -> Message:
-        text = "\n".join(self.texts)
-        return Message(role="assistant", content=text, tool_calls=self.calls or None)
+        """Whether thoughts of before are shown to the model is for its template to say."""
+        fields = {
+            "role": "assistant",
+            "content": "\n".join(self.texts),
+            "tool_calls": self.calls or None,
+            "reasoning_content": "\n".join(self.thoughts) or None,
+        }
+        return Message.model_validate(fields)
 
 
 def parts_text(content: str | Sequence[Part]) -> str:

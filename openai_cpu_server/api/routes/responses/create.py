@@ -17,10 +17,10 @@ from openai_cpu_server.api.gates.fair_use import lease_of, release_body, unkept_
 from openai_cpu_server.api.gates.ticket import Ticket, new_request_id, ticket_of
 from openai_cpu_server.api.offload import off_loop
 from openai_cpu_server.api.options import ApiOptions
-from openai_cpu_server.api.render.responses.objects import InputTokens
 from openai_cpu_server.api.render.responses.stream import encoded
 from openai_cpu_server.api.resolve.responses.call import prompt_tokens
 from openai_cpu_server.api.resolve.responses.chat import renamed
+from openai_cpu_server.api.routes.counting import InputTokens
 from openai_cpu_server.api.routes.files import owner_of
 from openai_cpu_server.api.routes.models import json_response
 from openai_cpu_server.api.routes.responses.background import Background, Live
@@ -105,7 +105,7 @@ class ResponsesRoute:
             count = await off_loop(read.size, partial(prompt_tokens, turn, turn.told, asking))
         except ServerError as error:
             raise renamed(error, turn, turn.told) from None
-        return json_response(InputTokens(count), headers=read.ignored.headers)
+        return json_response(InputTokens(input_tokens=count), headers=read.ignored.headers)
 
     async def _behind(
         self, request: Request, read: ReadTurn, sender: Sender, background: Background

@@ -26,6 +26,7 @@ from openai_cpu_server.api.resolve.responses.response import new_response
 from openai_cpu_server.api.routes.generation import GenerationRoute, Reading
 from openai_cpu_server.api.routes.responses.turns import ReadTurn, Recent
 from openai_cpu_server.api.schemas.chat import ChatBody
+from openai_cpu_server.api.schemas.parse import Ignored
 from openai_cpu_server.errors import JobsUnavailable, ServerError
 from openai_cpu_server.jobs.records import ItemRecord, ResponseRecord, ResponseStatus
 from openai_cpu_server.jobs.responses import ResponseShelf
@@ -37,14 +38,17 @@ logger = logging.getLogger(__name__)
 class TurnFamily:
     """The family of one response: it knows the items that the chat's body was made of."""
 
-    schema = ChatBody
     renderer = ChatRenderer()
 
-    def __init__(self, read: ReadTurn) -> None:
-        self._read = read
+    def __init__(self, turn: ReadTurn) -> None:
+        self._turn = turn
+
+    def read(self, data: bytes, *, lenient: bool) -> tuple[ChatBody, Ignored]:
+        """Its body was read before: it was not a chat's."""
+        return chat_body(self._turn.turn, self._turn.turn.told), self._turn.ignored
 
     def resolve(self, body: ChatBody, asking: Asking) -> Call:
-        return resolve_turn(self._read.turn, body, asking)
+        return resolve_turn(self._turn.turn, body, asking)
 
 
 class Making:
@@ -159,11 +163,11 @@ class Maker:
         status: ResponseStatus = ResponseStatus.IN_PROGRESS,
     ) -> Making:
         """Raises what `api/errors.py` lists."""
-        turn = read.turn
+        turn, family = read.turn, TurnFamily(read)
         try:
-            body = chat_body(turn, turn.told)
-            route = GenerationRoute(TurnFamily(read), self._models, self._options, self._recall)
-            running = await route.begin_reading(Reading(body, read.ignored, read.size), sender, terms, trial)
+            body, ignored = family.read(b"", lenient=self._options.lenient)
+            route = GenerationRoute(family, self._models, self._options, self._recall)
+            running = await route.begin_reading(Reading(body, ignored, read.size), sender, terms, trial)
         except ServerError as error:
             raise renamed(error, turn, turn.told) from None
         return Making(read, running, status, self._shelf)
