@@ -19,7 +19,7 @@ from openai_cpu_server.answers.store import Bounds
 from openai_cpu_server.api.access.key_ring import KeyRing
 from openai_cpu_server.api.access.meter import Meter
 from openai_cpu_server.api.access.rate_limits import RateLimits
-from openai_cpu_server.api.application import create_api
+from openai_cpu_server.api.application import Api, create_api
 from openai_cpu_server.api.calls.recall import Recall, Similar
 from openai_cpu_server.api.gates.entrance import EXCESS_CONNECTION
 from openai_cpu_server.api.options import ApiOptions
@@ -75,7 +75,7 @@ def serve(settings: Settings) -> None:
         config = _web_config(settings, api.app)
         started = time.monotonic()
         try:
-            working = _working(jobs, api.run_row, recall)
+            working = _working(jobs, api, recall)
             server = WebServer(
                 config,
                 fleet,
@@ -228,25 +228,27 @@ def job_options(settings: Settings, model: str) -> JobOptions:
         max_rows=settings.max_batch_rows,
         max_line_bytes=settings.max_body_mb * _MIB,
         concurrency=settings.batch_concurrency,
+        response_lifetime_s=settings.response_days * 24 * 3600,
     )
 
 
 @contextlib.asynccontextmanager
-async def _working(jobs: Jobs | None, run_row: RunRow, recall: Recall | None) -> AsyncIterator[None]:
+async def _working(jobs: Jobs | None, api: Api, recall: Recall | None) -> AsyncIterator[None]:
     """Meanwhile the cache of answers is open and batch jobs run; at the end they are left resumable."""
-    async with recall or contextlib.nullcontext(), _running(jobs, run_row):
+    async with recall or contextlib.nullcontext(), _running(jobs, api):
         yield
 
 
 @contextlib.asynccontextmanager
-async def _running(jobs: Jobs | None, run_row: RunRow) -> AsyncIterator[None]:
+async def _running(jobs: Jobs | None, api: Api) -> AsyncIterator[None]:
     if jobs is None:
         yield
         return
-    task = asyncio.create_task(jobs.run(run_row))
+    task = asyncio.create_task(jobs.run(api.run_row))
     try:
         yield
     finally:
+        await api.settle()
         await jobs.close()
         await task
 

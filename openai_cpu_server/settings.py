@@ -253,8 +253,11 @@ class Settings(ModelOptions, WhatToServe, BaseSettings):
     )
     jobs_db: SecretStr | None = Field(
         None,
-        description="files and batches: PATH of a SQLite file, postgresql://..., or none for no batch API; "
-        "default: jobs.db in the user's data directory",
+        description="files, batches and responses: PATH of a SQLite file, postgresql://..., or none: there "
+        "are none of these; default: jobs.db in the user's data directory",
+    )
+    response_days: float = Field(
+        30.0, gt=0, le=3650, description="days after which a stored response of /v1/responses is deleted"
     )
     max_file_mb: int = Field(200, ge=1, description="largest file of /v1/files")
     max_batch_rows: int = Field(50_000, ge=1, description="requests of one batch")

@@ -16,6 +16,8 @@ class Origin(enum.Enum):
     BATCH = "batch"
     """The request is a row of a batch."""
     WEBSOCKET = "websocket"
+    BACKGROUND = "background"
+    """A response that is made while its client need not listen."""
 
 
 class TraceParent(msgspec.Struct, frozen=True):

@@ -40,7 +40,8 @@ class Metrics:
         self._registry = registry
         self._requests = Counter(
             "ocs_requests",
-            "Requests that have ended; status 499: the client left. Origin: http, batch or websocket.",
+            "Requests that have ended; status 499: the client left. Origin: http, batch, websocket or "
+            "background.",
             ("origin", "method", "route", "priority", "status"),
             registry=registry,
         )

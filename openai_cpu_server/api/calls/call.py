@@ -122,6 +122,8 @@ class Call(msgspec.Struct, frozen=True, kw_only=True):
     """The client's limit, from the call's arrival to its end."""
     max_output_tokens: int = 0
     """All of its sequences together may have so many, as far as the client has named a number."""
+    context_ends_it: bool = False
+    """The context leaves fewer output tokens than the client and the server allow."""
     service_tier: str | None = None
     metadata: dict[str, str] | None = None
     tool_calls: ToolCallStyle | None = None

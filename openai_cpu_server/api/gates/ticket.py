@@ -144,8 +144,12 @@ def ticket_of(scope: Scope) -> Ticket:
 class Endings:
     """Every request ends here, once, however it came in and however it went."""
 
-    def __init__(self, watch: Watch, routes: Sequence[BaseRoute]) -> None:
+    def __init__(self, watch: Watch) -> None:
         self._watch = watch
+        self._names = RouteNames(())
+
+    def know(self, routes: Sequence[BaseRoute]) -> None:
+        """All routes of the application; any other path is one name for all."""
         self._names = RouteNames(routes)
 
     def end(self, ticket: Ticket) -> None:

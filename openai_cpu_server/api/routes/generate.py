@@ -50,8 +50,10 @@ _ITEM_PATH = "/v1/generate"
 
 
 class GenerateFamily:
-    schema = GenerateBody
     renderer = GenerateRenderer()
+
+    def read(self, data: bytes, *, lenient: bool) -> tuple[GenerateBody, Ignored]:
+        return parse(GenerateBody, data, lenient=lenient)
 
     def resolve(self, body: GenerateBody, asking: Asking) -> Call:
         if (body.n or 1) > 1:

@@ -32,7 +32,7 @@ from openai_cpu_server.api.render.renderer import AnswerRenderer, Renderer, Usag
 from openai_cpu_server.api.resolve.answer_shape import may_shape_output
 from openai_cpu_server.api.resolve.routing import asked_of, questioner, routed_headers, taken
 from openai_cpu_server.api.schemas.generation import GenerationBody
-from openai_cpu_server.api.schemas.parse import Ignored, parse
+from openai_cpu_server.api.schemas.parse import Ignored
 from openai_cpu_server.contract.engine import Generation
 from openai_cpu_server.errors import (
     EngineUnavailable,
@@ -59,10 +59,11 @@ class Family(Protocol[B]):
     """Chat or text completions: what its bodies are, what they mean, and how it tells answers."""
 
     @property
-    def schema(self) -> type[B]: ...
-
-    @property
     def renderer(self) -> AnswerRenderer: ...
+
+    def read(self, data: bytes, *, lenient: bool) -> tuple[B, Ignored]:
+        """The body, checked, and what of it is left out. Runs in any thread. Raises InvalidRequest."""
+        ...
 
     def resolve(self, body: B, asking: Asking) -> Call:
         """Runs in any thread. Raises what `api/errors.py` lists."""
@@ -116,9 +117,14 @@ class GenerationRoute(Generic[B]):
         self, data: bytes, sender: Sender, ticket: Ticket, lease: Lease, trial: Trial = UNWATCHED
     ) -> Running:
         """Resolves and submits. Raises what `api/errors.py` lists. Whoever gets the call must enter it."""
-        reading = await self._read(data)
-        goal = await self._goal(reading.body, sender, ticket)
         terms = Terms(ticket, lease, self._options.request_timeout_s)
+        return await self.begin_reading(await self._read(data), sender, terms, trial)
+
+    async def begin_reading(
+        self, reading: Reading[B], sender: Sender, terms: Terms, trial: Trial = UNWATCHED
+    ) -> Running:
+        """The same with a body that was read elsewhere."""
+        goal = await self._goal(reading.body, sender, terms.ticket)
         return await self._submitted(reading, goal, sender, terms, trial)
 
     def renderer(self, running: Running) -> Renderer:
@@ -153,7 +159,7 @@ class GenerationRoute(Generic[B]):
             raise
 
     async def _read(self, data: bytes) -> Reading[B]:
-        reading = partial(parse, self._family.schema, data, lenient=self._options.lenient)
+        reading = partial(self._family.read, data, lenient=self._options.lenient)
         body, ignored = await off_loop(len(data), reading)
         return Reading(body, ignored, SLOW if may_shape_output(data) else len(data))
 
