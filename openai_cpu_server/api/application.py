@@ -51,6 +51,7 @@ from openai_cpu_server.api.routes.tokens import TokenRoutes
 from openai_cpu_server.api.routes.websocket import SocketRoute
 from openai_cpu_server.api.rows import RowRunner
 from openai_cpu_server.api.schemas.generate import GenerateBody
+from openai_cpu_server.api.schemas.generate import GenerateBody
 from openai_cpu_server.jobs.jobs import Jobs
 from openai_cpu_server.models.registry import ModelRegistry
 from openai_cpu_server.observe.watch import Watch
@@ -105,7 +106,7 @@ def create_api(
         *_watching_routes(models, watch),
         *(_job_routes(jobs, models, options) if jobs else []),
     ]
-    generate = GenerationRoute(GenerateFamily(), models, options)
+    generate: GenerationRoute[GenerateBody] = GenerationRoute(GenerateFamily(), models, options)
     endings = Endings(watch, routes)
     old_batch = GenerateBatchRoute(generate, limits=limits, endings=endings, options=options)
     routes += _old_routes(models, generate, old_batch)
