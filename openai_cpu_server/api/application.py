@@ -51,7 +51,6 @@ from openai_cpu_server.api.routes.tokens import TokenRoutes
 from openai_cpu_server.api.routes.websocket import SocketRoute
 from openai_cpu_server.api.rows import RowRunner
 from openai_cpu_server.api.schemas.generate import GenerateBody
-from openai_cpu_server.api.schemas.generate import GenerateBody
 from openai_cpu_server.jobs.jobs import Jobs
 from openai_cpu_server.models.registry import ModelRegistry
 from openai_cpu_server.observe.watch import Watch
