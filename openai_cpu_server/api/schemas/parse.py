@@ -26,7 +26,6 @@ NOT_YET: dict[str, tuple[object, ...]] = {
     "prediction": (),
     "prompt_cache_options": (),
     "prompt_cache_retention": (),
-    "reasoning_effort": ("none",),
     "verbosity": (),
     "moderation": (),
     "web_search_options": (),
