@@ -67,11 +67,11 @@ def needs_special_tokens(text: str, *, bos_text: str) -> bool:
 
 
 def _closed(rendered: ChatText, reasoning: TemplateReasoning) -> ChatText:
-    """With the thoughts closed, if they are open or the prompt demands some."""
+    """With the thoughts closed, if they are open, or if nothing tells the model to do without."""
     form = reasoning.form
     if rendered.stage is Stage.WITHIN:
         return ChatText(f"{rendered.text}\n{form.end}{form.gap}{form.answer_begin}", Stage.BEHIND)
-    if rendered.stage is Stage.BEFORE and form.begin in rendered.text:
+    if rendered.stage is Stage.BEFORE and (not reasoning.has_switch or form.begin in rendered.text):
         return ChatText(rendered.text + form.empty, Stage.BEHIND)
     return rendered
 

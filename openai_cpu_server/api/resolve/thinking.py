@@ -91,8 +91,8 @@ def thinking_plan(wish: Wish, model: ModelThinking | None) -> ThinkingPlan:
     effort = wish.effort if is_on is not False else "none"
     if effort is not None:
         variables["reasoning_effort"] = _nearest(effort, model.form.efforts)
-    if budget is not None:
-        variables["thinking_budget"] = budget
+    if budget is not None or is_on is False:
+        variables["thinking_budget"] = budget if is_on is not False else 0  # Seed-OSS reads it
     return ThinkingPlan(
         variables={**variables, **wish.variables},
         is_on=is_on,

@@ -16,8 +16,10 @@ class TemplateReasoning:
 
     form: ReasoningFormat
     echo: Echo
+    has_switch: bool
+    """It can be told to think, and not to."""
     thinks_unasked: bool
-    """It can be told not to think, and thinks otherwise."""
+    """It can be told not to, and thinks otherwise."""
     reads_effort: bool
     """It tells the model how hard to think."""
 
@@ -42,10 +44,12 @@ def template_reasoning(
     form = form or reasoning_format_for(template)
     if form is None:
         return None
+    unasked, on, off = (_tried(template, said) for said in ({}, switch(on=True), switch(on=False)))
     return TemplateReasoning(
         form=form,
         echo=echo_of(template),
-        thinks_unasked=_tried(template, {}) != _tried(template, switch(on=False)),
+        has_switch=on != off,
+        thinks_unasked=unasked != off,
         reads_effort="reasoning_effort" in template.source,
     )
 
