@@ -19,6 +19,7 @@ from openai_cpu_server.errors import InvalidRequest
 from openai_cpu_server.llama.grammar.grammar_check import GrammarCheck
 from openai_cpu_server.models.registry import ModelRegistry
 from openai_cpu_server.models.served import ServedModel
+from openai_cpu_server.models.thinking import ModelThinking
 from openai_cpu_server.prompt.chat_template import ChatTemplate
 from openai_cpu_server.prompt.tool_formats import TOOL_FORMATS
 from openai_cpu_server.structured import Whitespace
@@ -38,6 +39,7 @@ def chat(
     template: str | None = FakeTokenizer.chat_template,
     form: str | None = "demo",
     whitespace: Whitespace = Whitespace.COMPACT,
+    thinks: ModelThinking | None = None,
     **fields: object,
 ) -> Call:
     """`form`: the tool format; None where it is unknown."""
@@ -51,6 +53,7 @@ def chat(
         tool_format=TOOL_FORMATS[form] if form is not None else None,
         check_grammar=GrammarCheck,
         whitespace=whitespace,
+        thinking=thinks,
     )
     body = {"messages": [{"role": "user", "content": "hi"}], **fields}
     return resolved(ChatFamily(), model, body, sender)
