@@ -41,6 +41,8 @@ STORIES = [
     ("think", WITHIN, "I wonder </th", "I wonder </th", ""),
     ("think", WITHIN, "</think>", "", ""),
     ("think", WITHIN, "a</think> \n", "a", ""),
+    ("think", WITHIN, "a</think>\n\n</think>\n\nYes.", "a", "Yes."),
+    ("think", WITHIN, "a</think>\n\n</thi", "a", "</thi"),
     ("think", BEHIND, " Yes.</think>", "", " Yes.</think>"),
     ("mistral", BEFORE, "[THINK]Hm.[/THINK]Yes.", "Hm.", "Yes."),
     ("granite", BEFORE, "<think>Hm.</think>\n<response> Yes. </response>\n", "Hm.", "Yes."),

@@ -135,13 +135,18 @@ class ThinkingOutputs:
         is_sure = prompt.stage is Stage.WITHIN or plan.is_on is True or prompt.wants_thoughts
         if is_ruled and not is_sure:
             return output
-        return msgspec.structs.replace(output, constraint=self._constraint(constraint, plan, prompt.stage))
+        answer_begin = form.answer_begin if output.tool_calls is None else ""
+        shaped = self._constraint(constraint, plan, prompt.stage, answer_begin)
+        return msgspec.structs.replace(output, constraint=shaped)
 
-    def _constraint(self, constraint: Constraint, plan: ThinkingPlan, stage: Stage) -> Constraint:
+    def _constraint(
+        self, constraint: Constraint, plan: ThinkingPlan, stage: Stage, answer_begin: str
+    ) -> Constraint:
+        """`answer_begin`: the mark of an answer that is no call."""
         form = self._form
         is_ruled = constraint.grammar is not None and not constraint.triggers
         is_open = stage is Stage.WITHIN
-        behind = form.answer_begin if constraint.grammar is None else ""
+        behind = answer_begin if constraint.grammar is None else ""
         last_words = _LAST_WORDS if plan.budget else ""
         thinking = Thinking(
             begin="" if is_open else form.begin,
@@ -150,7 +155,7 @@ class ThinkingOutputs:
             budget=plan.budget,
             closing=() if plan.budget is None else self._tokens(last_words + form.end + behind),
         )
-        before = self._tokens(form.gap + form.answer_begin) if is_ruled else ()
+        before = self._tokens(form.gap + answer_begin) if is_ruled else ()
         return msgspec.structs.replace(constraint, thinking=thinking, opening=(*before, *constraint.opening))
 
     def _tokens(self, text: str) -> tuple[int, ...]:

@@ -64,11 +64,14 @@ class ThinkingReader:
         return self._reasoning(text[:safe])
 
     def _behind(self, text: str) -> list[Part]:
-        head, begin = text.lstrip(), self._form.answer_begin
+        """Many models close their thoughts once more where somebody else has done it for them."""
+        head, begin, end = text.lstrip(), self._form.answer_begin, self._form.end
+        if head.startswith(end):
+            return self._go_on(self._behind, head[len(end) :])
+        if end.startswith(head) or (begin != head and begin.startswith(head)):
+            return self._hold(head)
         if head.startswith(begin):
             return self._go_on(self._at_answer, head[len(begin) :])
-        if begin.startswith(head):
-            return self._hold(head)
         return self._go_on(self._in_plain_answer, head)
 
     def _at_answer(self, text: str) -> list[Part]:
