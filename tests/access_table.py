@@ -9,6 +9,10 @@ OPEN = None
 NEEDED = {
     "POST /v1/chat/completions": INFERENCE,
     "POST /v1/completions": INFERENCE,
+    "POST /generate": INFERENCE,
+    "POST /v1/generate": INFERENCE,
+    "POST /v1/generate/batch": INFERENCE,
+    "GET /v1/model/info": INFERENCE,
     "POST /v1/embeddings": INFERENCE,
     "POST /v1/rerank": INFERENCE,
     "POST /v2/rerank": INFERENCE,

@@ -32,6 +32,7 @@ from openai_cpu_server.api.routes.cache import CacheRoutes
 from openai_cpu_server.api.routes.chat import ChatFamily
 from openai_cpu_server.api.routes.completions import CompletionFamily
 from openai_cpu_server.api.routes.files import MULTIPART_BYTES, FileRoutes
+from openai_cpu_server.api.routes.generate import GenerateBatchRoute, GenerateFamily, ModelInfoRoute
 from openai_cpu_server.api.routes.generation import GenerationRoute
 from openai_cpu_server.api.routes.health import HealthRoutes
 from openai_cpu_server.api.routes.metrics import MetricsRoutes
@@ -47,6 +48,7 @@ from openai_cpu_server.api.routes.stats import StatsRoutes
 from openai_cpu_server.api.routes.tokens import TokenRoutes
 from openai_cpu_server.api.routes.websocket import SocketRoute
 from openai_cpu_server.api.rows import RowRunner
+from openai_cpu_server.api.schemas.generate import GenerateBody
 from openai_cpu_server.jobs.jobs import Jobs
 from openai_cpu_server.models.registry import ModelRegistry
 from openai_cpu_server.observe.watch import Watch
@@ -100,8 +102,11 @@ def create_api(
         *_watching_routes(models, watch),
         *(_job_routes(jobs, models, options) if jobs else []),
     ]
-    routes.append(Route(OPENAPI_PATH, OpenApiRoute(routes, lenient=options.lenient).document))
+    generate = GenerationRoute(GenerateFamily(), models, options)
     endings = Endings(watch, routes)
+    old_batch = GenerateBatchRoute(generate, limits=limits, endings=endings, options=options)
+    routes += _old_routes(models, generate, old_batch)
+    routes.append(Route(OPENAPI_PATH, OpenApiRoute(routes, lenient=options.lenient).document))
     socket = SocketRoute(chat, keys=keys, limits=limits, endings=endings, options=options)
     routes.append(WebSocketRoute("/v1/chat/completions", socket.serve))
     app = Starlette(
@@ -161,6 +166,18 @@ def _routes(models: ModelRegistry, options: ApiOptions) -> list[Route]:
         Route("/detokenize", tokens.detokenize, methods=["POST"]),
         Route("/health", health.health),
         Route("/ready", health.ready),
+    ]
+
+
+def _old_routes(
+    models: ModelRegistry, generate: GenerationRoute[GenerateBody], batch: GenerateBatchRoute
+) -> list[Route]:
+    """The names of an older server."""
+    return [
+        Route("/generate", generate.create, methods=["POST"]),
+        Route("/v1/generate", generate.create, methods=["POST"]),
+        Route("/v1/generate/batch", batch.create, methods=["POST"]),
+        Route("/v1/model/info", ModelInfoRoute(models).info),
     ]
 
 

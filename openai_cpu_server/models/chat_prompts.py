@@ -40,6 +40,10 @@ class ChatPrompts:
         self._tool_format = tool_format
         self._reasoning = reasoning
 
+    @property
+    def has_template(self) -> bool:
+        return self._template is not None
+
     def tokens(
         self, messages: Sequence[Mapping[str, object]], tools: Sequence[Mapping[str, object]] = ()
     ) -> tuple[int, ...]:

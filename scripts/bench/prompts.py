@@ -49,3 +49,16 @@ def random_words(count: int, *seed: object) -> str:
     """Text that every tokenizer turns into at least `count` tokens."""
     draw = random.Random(repr(seed))
     return " ".join(draw.choices(_WORDS.read_text(encoding="utf-8").split()[:_NUM_WORDS], k=count))
+
+
+_SHORT_TEXT_WORDS = """the weather is lovely today and we walk along a river to see boats pass while birds
+sing""".split()  # noqa: SIM905
+
+
+def short_texts(count: int) -> list[str]:
+    """Texts to embed, of 4 to 12 words."""
+    words = _SHORT_TEXT_WORDS
+    return [
+        " ".join(words[(n * 7 + i * (1 + n % 5)) % len(words)] for i in range(4 + n % 9))
+        for n in range(count)
+    ]

@@ -12,6 +12,7 @@ from manual.errors import error_table
 from manual.metrics import metric_table
 from manual.options import alias_table, model_table, option_tables
 from manual.routes import route_tables
+from manual.unheeded import ignored_table, refused_table
 
 DOCS = Path(__file__).resolve().parent.parent.parent / "docs"
 _MADE = "<!-- Made from the code by scripts/docs: do not edit. -->"
@@ -29,6 +30,16 @@ These are the routes, the scope that a key needs for each, and the fields of eac
 explains them, and [Errors](errors.md) the statuses. A running server describes the same at
 `GET /openapi.json` (OpenAPI 3.1), with all schemas.
 """
+_FIELDS = """\
+Clients send more than a server of models on CPUs can act on. A field that changes nothing about the answer is
+ignored, and the header `x-ignored-parameters` of the response names it, but for values that ask for nothing.
+Where clients keep notes of their own, fields that nobody knows are ignored, too: in messages, their parts,
+tools, tool calls and documents (`messages[].cache_control`).
+
+A field that would change the answer is refused with 400 and its name, but for values that ask for nothing
+that would be missing. So is one that nobody knows elsewhere in a body, unless `--lenient` is given. `null` is
+always the same as nothing.
+"""
 _ERRORS = """\
 An error is OpenAI's object: `{"error": {"message", "type", "param", "code"}}`. In a stream that has begun, it
 is the last event. Where a field of the body is wrong, `param` names it.
@@ -45,6 +56,7 @@ def pages() -> Mapping[str, str]:
     return {
         "options.md": _page("Options", _OPTIONS, option_tables() + model_table() + alias_table()),
         "routes.md": _page("Routes", _ROUTES, route_tables()),
+        "fields.md": _page("Ignored and refused fields", _FIELDS, ignored_table() + refused_table()),
         "errors.md": _page("Errors", _ERRORS, error_table()),
         "metrics.md": _page("Metrics", _METRICS, metric_table()),
     }

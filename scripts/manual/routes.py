@@ -60,8 +60,14 @@ def _fields(operation: Operation, described: Json) -> str:
     rows = (
         (f"`{name}`" + " (required)" * (name in required), _kind(schema["properties"][name], described))
         for name in names
+        if _is_heeded(schema["properties"][name])
     )
     return table(("Field", "Value"), rows)
+
+
+def _is_heeded(field: Json) -> bool:
+    """Some value of it is more than accepted."""
+    return "x-ignored" not in field and "x-refused" not in field
 
 
 def _kind(schema: Json, described: Json) -> str:

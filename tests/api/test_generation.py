@@ -106,12 +106,38 @@ async def test_a_lenient_server_says_what_it_ignores(engine: FakeEngine) -> None
             assert response.headers["x-ignored-parameters"] == "temprature"
 
 
+async def test_what_changes_nothing_is_ignored_and_named(http: httpx.AsyncClient) -> None:
+    hints = {"store": True, "verbosity": "low", "tools": [], "service_tier": "scale", "modalities": ["text"]}
+    for stream in (True, False):
+        response = await chat(http, **hints, stream=stream)
+        assert response.status_code == 200, response.text
+        assert response.headers["x-ignored-parameters"] == "store,verbosity,service_tier"
+    assert response.json()["service_tier"] == "default"
+
+
+async def test_an_assistants_refusal_stands_for_its_content(http: httpx.AsyncClient) -> None:
+    said = {"role": "assistant", "content": "never", "refusal": None}
+    refused = {"role": "assistant", "content": None, "refusal": "never"}
+    answers = [(await chat(http, messages=[*MESSAGES, one, *MESSAGES])).json() for one in (said, refused)]
+    assert answers[0]["usage"] == answers[1]["usage"]
+    assert answers[0]["choices"] == answers[1]["choices"]
+
+
+async def test_an_empty_suffix_is_none_where_there_is_no_other(http: httpx.AsyncClient) -> None:
+    assert (await complete(http, suffix="")).status_code == 200
+
+
 @pytest.mark.parametrize(
     ("fields", "status", "param", "code"),
     [
         ({"temperature": "hot"}, 400, "temperature", "invalid_type"),
         ({"temprature": 1}, 400, "temprature", "unknown_parameter"),
-        ({"tools": []}, 400, "tools", "empty_array"),
+        (
+            {"messages": [{"role": "user", "content": []}]},
+            400,
+            "messages[0].content",
+            "missing_required_parameter",
+        ),
         ({"modalities": ["audio"]}, 400, "modalities", "unsupported_parameter"),
         ({"messages": []}, 400, "messages", "empty_array"),
         ({"max_tokens": 5000}, 400, "messages", "context_length_exceeded"),

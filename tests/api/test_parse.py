@@ -9,7 +9,14 @@ from pydantic import ValidationError
 
 from openai_cpu_server.api.schemas.chat import ChatBody, TextPart
 from openai_cpu_server.api.schemas.completion import CompletionBody
-from openai_cpu_server.api.schemas.parse import NOT_YET, parse, path_of
+from openai_cpu_server.api.schemas.parse import MOST_NAMED, Ignored, parse, path_of
+from openai_cpu_server.api.schemas.pooling import EmbeddingBody, RerankBody
+from openai_cpu_server.api.schemas.unheeded import (
+    GENERATION_HINTS,
+    GENERATION_REFUSALS,
+    Hint,
+    Refusal,
+)
 from openai_cpu_server.errors import InvalidRequest
 
 MESSAGES = [{"role": "user", "content": "hi"}]
@@ -75,7 +82,7 @@ def test_what_is_no_json_object_has_a_code_and_no_param(data: bytes) -> None:
         ({"stop": ""}, "stop"),
         ({"stop": 5}, "stop"),
         ({"stop": ["a", ""]}, "stop[1]"),
-        ({"stop": ["x"] * 17}, "stop"),
+        ({"stop": ["x"] * 65}, "stop"),
         ({"logprobs": 2}, "logprobs"),
         ({"top_logprobs": 21}, "top_logprobs"),
         ({"max_tokens": 0}, "max_tokens"),
@@ -86,10 +93,10 @@ def test_what_is_no_json_object_has_a_code_and_no_param(data: bytes) -> None:
         ({"metadata": {"k": "v" * 513}}, "metadata.k"),
         ({"metadata": {"k" * 65: "v"}}, "metadata." + "k" * 64),
         ({"metadata": {str(i): "" for i in range(17)}}, "metadata"),
-        ({"service_tier": "scale"}, "service_tier"),
+        ({"service_tier": 5}, "service_tier"),
         ({"priority": 1}, "priority"),
         ({"stream_options": {"include_usage": 1}}, "stream_options.include_usage"),
-        ({"stream_options": {"include_obfuscation": True}}, "stream_options.include_obfuscation"),
+        ({"stream_options": {"continuous_usage_stats": True}}, "stream_options.continuous_usage_stats"),
         ({"stream_options": {"colour": 1}}, "stream_options.colour"),
         ({"user": 5}, "user"),
         ({"model": 5}, "model"),
@@ -99,20 +106,29 @@ def test_what_is_no_json_object_has_a_code_and_no_param(data: bytes) -> None:
         ({"messages": [{"content": "x"}]}, "messages[0].role"),
         ({"messages": [{"role": "robot", "content": "x"}]}, "messages[0].role"),
         ({"messages": [{"role": "user", "content": 5}]}, "messages[0].content"),
-        ({"messages": [{"role": "user", "content": []}]}, "messages[0].content"),
-        ({"messages": [{"role": "user", "content": "x", "colour": "red"}]}, "messages[0].colour"),
-        ({"messages": [{"role": "assistant", "content": "x", "refusal": "no"}]}, "messages[0].refusal"),
+        ({"messages": [{"role": "user", "content": "x", "images": ["eHg="]}]}, "messages[0].images"),
+        ({"messages": [{"role": "assistant", "content": "x", "audio": {"id": "a"}}]}, "messages[0].audio"),
     ],
 )
 def test_a_wrong_value_is_named(fields: dict[str, object], param: str) -> None:
     assert refused(chat(**fields)).param == param
 
 
-@pytest.mark.parametrize("kind", ["image_url", "input_audio", "file", "refusal"])
-def test_parts_that_are_no_text_are_named_by_their_type(kind: str) -> None:
+@pytest.mark.parametrize(
+    ("kind", "lack"),
+    [
+        ("image_url", "this model has no vision and cannot see images"),
+        ("input_audio", "this model cannot hear audio"),
+        ("file", "this model cannot read files; send their text"),
+        ("hologram", "content of type 'hologram' is not supported"),
+    ],
+)
+def test_parts_that_are_no_text_are_refused_with_what_the_model_lacks(kind: str, lack: str) -> None:
     parts = [{"type": "text", "text": "what is this?"}, {"type": kind, kind: {"url": "data:"}}]
     error = refused(chat(messages=[*MESSAGES, {"role": "user", "content": parts}]))
-    assert error.param == "messages[1].content[1].type"
+    param = "messages[1].content[1].type"
+    assert (error.param, error.code) == (param, "unsupported_content")
+    assert str(error) == f"Invalid value for '{param}': {lack}; only parts of type 'text' are taken."
 
 
 @pytest.mark.parametrize(
@@ -151,8 +167,8 @@ def test_parts_that_are_no_text_are_named_by_their_type(kind: str) -> None:
             "empty_array",
         ),
         (
-            {"stop": ["x"] * 17},
-            "Invalid value for 'stop': expected at most 16 items, but got 17.",
+            {"stop": ["x"] * 65},
+            "Invalid value for 'stop': expected at most 64 items, but got 65.",
             "array_above_max_length",
         ),
         (
@@ -169,17 +185,6 @@ def test_parts_that_are_no_text_are_named_by_their_type(kind: str) -> None:
             {"metadata": {str(i): "" for i in range(17)}},
             "Invalid value for 'metadata': expected at most 16 properties, but got 17.",
             "object_above_max_properties",
-        ),
-        (
-            {"service_tier": "scale"},
-            "Invalid value for 'service_tier': expected 'auto', 'default', 'flex' or 'priority'.",
-            "invalid_value",
-        ),
-        (
-            {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}]},
-            "Invalid value for 'messages[0].content[0].type': content of type 'image_url' is not supported,"
-            " only 'text'.",
-            "invalid_value",
         ),
     ],
 )
@@ -244,7 +249,7 @@ def test_prompts_come_in_four_shapes(prompt: object) -> None:
 
 def test_null_means_absent_for_every_optional_field() -> None:
     optional = [name for name, field in ChatBody.model_fields.items() if not field.is_required()]
-    everything = dict.fromkeys([*optional, *NOT_YET, "no_such_field"])
+    everything = dict.fromkeys([*optional, *GENERATION_HINTS, *GENERATION_REFUSALS, "no_such_field"])
     message = {
         "role": "user",
         "content": "hi",
@@ -276,12 +281,32 @@ def test_nothing_ignored_is_no_header() -> None:
     assert ignored.headers == {}
 
 
-@pytest.mark.parametrize("name", NOT_YET)
+def ignored_of(**fields: object) -> tuple[str, ...]:
+    return parse(ChatBody, chat(**fields), lenient=False)[1].names
+
+
+@pytest.mark.parametrize(("name", "hint"), GENERATION_HINTS.items())
+def test_hints_are_accepted_and_named(name: str, hint: Hint) -> None:
+    assert ignored_of(**{name: "any-name"}) == (name,)
+    for value in hint.heeded:
+        assert ignored_of(**{name: value}) == ()
+
+
+@pytest.mark.parametrize(("name", "refusal"), GENERATION_REFUSALS.items())
 @pytest.mark.parametrize("lenient", [True, False])
-def test_what_is_not_done_is_refused_even_by_a_lenient_server(name: str, lenient: bool) -> None:
+def test_what_is_not_done_is_refused_even_by_a_lenient_server(
+    name: str, refusal: Refusal, lenient: bool
+) -> None:
     with pytest.raises(InvalidRequest) as caught:
         parse(ChatBody, chat(**{name: {"type": "json_object"}}), lenient=lenient)
     assert (caught.value.param, caught.value.code) == (name, "unsupported_parameter")
+    assert refusal.why in str(caught.value)
+
+
+@pytest.mark.parametrize(("name", "refusal"), GENERATION_REFUSALS.items())
+def test_values_that_ask_for_nothing_are_accepted_and_not_named(name: str, refusal: Refusal) -> None:
+    for value in refusal.accepted:
+        assert ignored_of(**{name: value}) == ()
 
 
 @pytest.mark.parametrize(
@@ -289,17 +314,120 @@ def test_what_is_not_done_is_refused_even_by_a_lenient_server(name: str, lenient
     [
         {"response_format": {"type": "text"}},
         {"tool_choice": "none"},
-        {"store": False},
-        {"modalities": ["text"]},
+        {"tools": []},
+        {"stream_options": {"include_obfuscation": False, "continuous_usage_stats": False}},
     ],
 )
-def test_values_that_ask_for_nothing_are_accepted(fields: dict[str, object]) -> None:
-    _, ignored = parse(ChatBody, chat(**fields), lenient=False)
-    assert ignored.names == ()
+def test_other_fields_may_ask_for_nothing_too(fields: dict[str, object]) -> None:
+    assert ignored_of(**fields) == ()
 
 
-def test_a_value_that_only_equals_an_accepted_one_is_refused() -> None:
-    assert refused(chat(store=0)).param == "store"
+def test_it_is_said_which_values_are_accepted() -> None:
+    message = str(refused(chat(modalities=["text", "audio"])))
+    assert message == (
+        "'modalities' is not supported: the models here answer with text only (accepted is only [\"text\"])."
+    )
+
+
+def test_a_value_that_only_equals_an_accepted_one_is_not_that() -> None:
+    assert refused(chat(use_beam_search=0)).param == "use_beam_search"
+    assert ignored_of(store=0) == ("store",)
+
+
+def test_padding_of_chunks_is_a_hint() -> None:
+    assert ignored_of(stream_options={"include_obfuscation": True}) == ("stream_options.include_obfuscation",)
+
+
+NOTES = {"cache_control": {"type": "ephemeral"}, "id": 7, "opts": {"visible": False}}
+
+
+def test_what_clients_note_in_messages_is_ignored_and_named_once() -> None:
+    part = {"type": "text", "text": "hi", "annotations": [], **NOTES}
+    function = {"name": "f", "arguments": "{}", "output": 1}
+    call = {"index": 0, "id": "c1", "type": "function", "function": function}
+    answer = {"role": "assistant", "tool_calls": [call], "reasoning_details": [{}], "audio": None}
+    ignored = ignored_of(
+        messages=[{"role": "user", "content": [part, part], "agent": "cli"}, answer, answer],
+        tools=[{**TOOL, "cache_control": {}, "function": {"name": "f", "response": {}}}],
+    )
+    assert ignored == (
+        "messages[].agent",
+        "messages[].content[].annotations",
+        "messages[].content[].cache_control",
+        "messages[].content[].id",
+        "messages[].content[].opts",
+        "messages[].reasoning_details",
+        "messages[].tool_calls[].index",
+        "messages[].tool_calls[].function.output",
+        "tools[].cache_control",
+        "tools[].function.response",
+    )
+
+
+def test_the_header_stays_small() -> None:
+    noted = {f"note{index}": 1 for index in range(1000)}
+    _, ignored = parse(ChatBody, chat(messages=[{**MESSAGES[0], **noted}]), lenient=False)
+    assert (len(ignored.names), ignored.names[-1]) == (MOST_NAMED + 1, "...")
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"response_format": {"type": "json_object", "schema": {}}}, "response_format.schema"),
+        (
+            {"structured_outputs": {"regex": "a", "whitespace_pattern": "b"}},
+            "structured_outputs.whitespace_pattern",
+        ),
+        ({"tools": [TOOL], "tool_choice": {**TOOL, "mode": "any"}}, "tool_choice.mode"),
+    ],
+)
+def test_unknown_fields_that_may_shape_the_answer_are_refused(fields: dict[str, object], param: str) -> None:
+    assert refused(chat(**fields)).param == param
+
+
+def test_a_refusal_that_is_sent_back_is_text() -> None:
+    parts = [{"type": "refusal", "refusal": "no"}]
+    messages = [
+        {"role": "assistant", "content": None, "refusal": "no"},
+        {"role": "assistant", "content": parts},
+    ]
+    body, ignored = parse(ChatBody, chat(messages=messages), lenient=False)
+    assert body.messages[0].refusal == "no"
+    assert isinstance(body.messages[1].content, list)
+    assert body.messages[1].content[0].text == "no"
+    assert ignored.names == ("messages[].content[].refusal",)
+
+
+def pooled(schema: type[EmbeddingBody] | type[RerankBody], **fields: object) -> Ignored:
+    base = (
+        {"input": "a"}
+        if schema is EmbeddingBody
+        else {"query": "a", "documents": [{"text": "b", "title": "c"}]}
+    )
+    return parse(schema, json.dumps({**base, **fields}).encode(), lenient=False)[1]
+
+
+def test_embeddings_and_reranking_have_hints_of_their_own() -> None:
+    assert pooled(EmbeddingBody, input_type="query", user="u", normalize=True).names == ("input_type",)
+    assert pooled(RerankBody, max_chunks_per_doc=1, service_tier="standard").names == (
+        "max_chunks_per_doc",
+        "service_tier",
+        "documents[].title",
+    )
+    with pytest.raises(InvalidRequest, match="length 1"):
+        pooled(EmbeddingBody, normalize=False)
+
+
+@pytest.mark.parametrize(("word", "cuts"), [("END", True), ("none", False), (True, True), (False, False)])
+def test_truncate_takes_the_words_of_others(word: object, cuts: bool) -> None:
+    body, _ = parse(EmbeddingBody, json.dumps({"input": "a", "truncate": word}).encode(), lenient=False)
+    assert body.truncate is cuts
+
+
+def test_the_beginning_of_an_input_is_not_cut() -> None:
+    with pytest.raises(InvalidRequest) as caught:
+        pooled(EmbeddingBody, truncate="START")
+    assert caught.value.param == "truncate"
 
 
 def test_text_parts_and_tool_calls_are_read() -> None:

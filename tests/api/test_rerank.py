@@ -214,7 +214,7 @@ BAD: list[tuple[dict[str, object], str, str]] = [
     ({"documents": "abc"}, "documents", "invalid_type"),
     ({"documents": ["a", 5]}, "documents[1]", "invalid_type"),
     ({"documents": [{}]}, "documents[0].text", "missing_required_parameter"),
-    ({"documents": ["a", {"text": "b", "title": "c"}]}, "documents[1].title", "unknown_parameter"),
+    ({"colour": "red"}, "colour", "unknown_parameter"),
     ({"documents": ["a"] * 2049}, "documents", "array_above_max_length"),
     ({"documents": ["a", LONG]}, "documents[1]", "context_length_exceeded"),
     ({"query": LONG}, "documents[0]", "context_length_exceeded"),
@@ -223,7 +223,7 @@ BAD: list[tuple[dict[str, object], str, str]] = [
     ({"top_n": 0}, "top_n", "integer_below_min_value"),
     ({"top_n": "2"}, "top_n", "invalid_type"),
     ({"return_documents": "yes"}, "return_documents", "invalid_type"),
-    ({"rank_fields": ["title"]}, "rank_fields", "unknown_parameter"),
+    ({"rank_fields": ["title"]}, "rank_fields", "unsupported_parameter"),
     ({"priority": "high"}, "priority", "invalid_value"),
     ({"model": "judge"}, "model", "wrong_model_kind"),
 ]

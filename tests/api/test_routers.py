@@ -13,6 +13,7 @@ from starlette.applications import Starlette
 
 from openai_cpu_server.api.access.key_ring import KeyRing
 from openai_cpu_server.api.application import Api, create_api
+from openai_cpu_server.contract.adapter import Adapter
 from openai_cpu_server.contract.engine import EngineState
 from openai_cpu_server.models.registry import ModelRegistry
 from openai_cpu_server.models.routing.options import (
@@ -81,6 +82,8 @@ class House:
 
 
 def _routes(name: str) -> dict[str, str]:
+    if name == "french":
+        return {**ROUTES, "small": "little:french"}
     return {**ROUTES, "small": "auto"} if name == "outer" else ROUTES
 
 
@@ -237,6 +240,18 @@ async def test_what_the_small_one_cannot_do_the_large_one_does() -> None:
     long = await asked(house, messages=[{"role": "user", "content": "a" * 30}])
     assert (text(long), why(long)[0]) == ("big me", "big")
     assert house.counted("big", "too_long")
+
+
+async def test_a_small_route_whose_adapter_is_gone_is_the_large_ones() -> None:
+    house = House(("french", cascade(SURE)))
+    await house.little.load_adapter(Adapter(name="french", path="a.gguf", digest="d"))
+    there = await asked(house, model="french")
+    assert (text(there), why(there)[0]) == ("little me", "little:french")
+    assert 'ocs_adapter_tokens_total{adapter="little:french",kind="output"} 10.0' in house.metrics
+    house.little.unload_adapter("french")
+    gone = await asked(house, model="french")
+    assert (text(gone), why(gone)[0]) == ("big me", "big")
+    assert house.counted("big", "failed", "french")
 
 
 async def test_completions_are_routed_too_and_scores_of_prompts_are_the_large_ones() -> None:

@@ -176,13 +176,11 @@ def test_tools_without_a_known_format_are_refused() -> None:
 @pytest.mark.parametrize(
     ("fields", "param", "code"),
     [
-        ({"tools": []}, "tools", "empty_array"),
         ({"tools": [tool("f")] * 129}, "tools", "array_above_max_length"),
         ({"tools": [tool("a b")]}, "tools[0].function.name", "invalid_value"),
         ({"tools": [tool("f"), tool("f")]}, "tools[1].function.name", "invalid_value"),
         ({"tools": [{"type": "function"}]}, "tools[0].function", "missing_required_parameter"),
         ({"tools": [{"type": "custom", "custom": {"name": "f"}}]}, "tools[0].type", "invalid_value"),
-        ({"tools": [tool("f", colour=1)]}, "tools[0].function.colour", "unknown_parameter"),
         ({"tools": [tool("f", [])]}, "tools[0].function.parameters", "invalid_type"),
         (
             {"tools": [tool("f", {"type": "string"})]},
@@ -214,9 +212,9 @@ def test_tools_without_a_known_format_are_refused() -> None:
             "tool_choice.allowed_tools.mode",
             "invalid_value",
         ),
-        ({"tool_choice": "auto"}, "tool_choice", "invalid_value"),
-        ({"parallel_tool_calls": True}, "parallel_tool_calls", "invalid_value"),
-        ({"function_call": "auto"}, "function_call", "invalid_value"),
+        ({"tool_choice": "required"}, "tool_choice", "invalid_value"),
+        ({"tools": [], "tool_choice": "required"}, "tool_choice", "invalid_value"),
+        ({"function_call": {"name": "f"}}, "function_call", "invalid_value"),
         ({"functions": [{"name": "f"}], "tools": TOOLS}, "functions", "invalid_value"),
         ({"functions": [{"name": "f"}], "function_call": {"name": "g"}}, "function_call", "invalid_value"),
         ({"functions": [{"name": "f"}], "function_call": 1}, "function_call", "invalid_type"),
@@ -245,6 +243,20 @@ def test_tools_without_a_known_format_are_refused() -> None:
 def test_refusals_name_the_field(fields: dict[str, object], param: str, code: str) -> None:
     error = refused(**fields)
     assert (error.param, error.code) == (param, code)
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"tools": []},
+        {"functions": []},
+        {"tool_choice": "auto", "parallel_tool_calls": True},
+        {"tools": [], "tool_choice": "none"},
+        {"functions": [], "function_call": "auto"},
+    ],
+)
+def test_without_functions_what_demands_none_is_nothing(fields: dict[str, object]) -> None:
+    assert chat(**fields).tool_calls is None
 
 
 def test_a_tool_of_another_type_is_refused_by_its_name() -> None:

@@ -34,13 +34,7 @@ QUESTION = "When does the bakery open?"
 
 @pytest.fixture(scope="module")
 def url() -> Iterator[str]:
-    with ServerProcess("--model", "minilm") as server:
-        yield server.url
-
-
-@pytest.fixture(scope="module")
-def chat_url() -> Iterator[str]:
-    with ServerProcess("--model", "smollm2") as server:
+    with ServerProcess("--model", "minilm", "--model", "smollm2") as server:
         yield server.url
 
 
@@ -82,10 +76,10 @@ def test_a_long_text_is_refused_or_cut(sdk: openai.OpenAI) -> None:
     assert cut.usage.prompt_tokens > 100
 
 
-def test_models_are_asked_for_what_they_are_for(chat_url: str, sdk: openai.OpenAI) -> None:
+def test_models_are_asked_for_what_they_are_for(url: str, sdk: openai.OpenAI) -> None:
     with pytest.raises(openai.BadRequestError, match="'minilm' cannot generate text"):
         sdk.chat.completions.create(model="minilm", messages=[{"role": "user", "content": "a"}])
-    answer = httpx.post(chat_url + "/v1/embeddings", json={"input": "a"})
+    answer = httpx.post(url + "/v1/embeddings", json={"model": "smollm2", "input": "a"})
     assert (answer.status_code, answer.json()["error"]["code"]) == (400, "wrong_model_kind")
 
 
@@ -96,13 +90,13 @@ def test_tokens_of_the_server_are_taken_back(url: str, sdk: openai.OpenAI) -> No
     assert by_ids == pytest.approx(by_text, abs=1e-6)
 
 
-def test_langchain_answers_from_what_it_has_retrieved(chat_url: str, langchain: OpenAIEmbeddings) -> None:
+def test_langchain_answers_from_what_it_has_retrieved(url: str, langchain: OpenAIEmbeddings) -> None:
     store = InMemoryVectorStore(langchain)
     store.add_texts(FACTS)
     (found,) = store.similarity_search(QUESTION, k=1)
     assert found.page_content == FACTS[0]
     chat = ChatOpenAI(
-        base_url=chat_url + "/v1", api_key="none", model="smollm2", temperature=0, max_tokens=40
+        base_url=url + "/v1", api_key="none", model="smollm2", temperature=0, max_tokens=40
     )
     told = chat.invoke(f"Answer from this text: {found.page_content}\n\n{QUESTION}")
     assert "seven" in str(told.content)

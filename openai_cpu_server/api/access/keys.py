@@ -91,6 +91,8 @@ METERED_PATHS = frozenset(
     {
         "/v1/chat/completions",
         "/v1/completions",
+        "/generate",
+        "/v1/generate",
         "/v1/embeddings",
         "/v1/rerank",
         "/v2/rerank",

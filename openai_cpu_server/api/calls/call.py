@@ -139,6 +139,8 @@ class Call(msgspec.Struct, frozen=True, kw_only=True):
     """None: the output is text, whatever it looks like."""
     thinking: CallThinking | None = None
     """None: all of the output is the answer."""
+    is_json: bool = False
+    """The text is to be shown as JSON too, by families that do so."""
     headers: Mapping[str, str] = {}
     """The response says there what was ignored, or cannot be enforced."""
 

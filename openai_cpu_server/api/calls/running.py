@@ -65,7 +65,7 @@ class Running:
         trace: TracebackType | None,
     ) -> None:
         await self._generation.__aexit__(kind, error, trace)
-        figures = self._tally.figures(self.timings, began_s=self._ticket.started_s)
+        figures = self._tally.figures(self.timings, began_s=self._ticket.started_s, model=self.model.name)
         self._ticket.generated(figures)
         if self._lease is not None:
             self._lease.output_tokens = figures.output_tokens
@@ -195,9 +195,11 @@ class Tally:
         """Known once every request of the call has finished."""
         return usage(self._call, self._finishes, self._thoughts.total)
 
-    def figures(self, timings: Timings, *, began_s: float) -> CallFigures:
-        """What it came to; also of a call that was left before its end. `began_s`: when it came in."""
+    def figures(self, timings: Timings, *, began_s: float, model: str) -> CallFigures:
+        """What it came to; also of a call that was left before its end. `began_s`: when it came in. `model`:
+        the name of the one that answers."""
         first_s, latency_s = self._first_event_s, timings.latency_ms / 1000
+        adapter = self._call.requests[0].adapter
         return CallFigures(
             prompt_tokens=self._call.prompt_tokens,
             cached_tokens=cached_tokens(self._call, self._finishes),
@@ -209,7 +211,7 @@ class Tally:
             decode_s=timings.generation_ms / 1000,
             ttft_s=None if first_s is None else first_s - began_s,
             gaps=self._gaps,
-            adapter=self._call.model if self._call.requests[0].adapter is not None else None,
+            adapter=f"{model}:{adapter}" if adapter is not None else None,
         )
 
     def _finish_reason(self, request_id: str) -> str:

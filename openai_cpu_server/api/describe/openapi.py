@@ -25,7 +25,6 @@ _BODY_NAME = "request.{model}"
 _ANSWER_NAME = "response.{name}"
 _SCHEMAS = "#/components/schemas/"
 _SECURITY: list[JsonSchema] = [{"bearer": []}, {"x-api-key": []}]
-_STREAM = "With `stream`: `data: ` and a chunk as JSON, an empty line, and so on; at the end `data: [DONE]`."
 _TITLE = "openai-cpu-server"
 _DESCRIPTION = "GGUF models on CPUs behind the OpenAI API."
 
@@ -114,7 +113,7 @@ def _answer(operation: Operation) -> JsonSchema:
         schema = {"$ref": _SCHEMAS + _ANSWER_NAME.format(name=operation.answer.__name__)}
     content: JsonSchema = {operation.media: {"schema": schema}}
     if operation.streams:
-        content["text/event-stream"] = {"schema": {"type": "string", "description": _STREAM}}
+        content["text/event-stream"] = {"schema": {"type": "string", "description": operation.stream_form}}
     return {"description": operation.summary, "content": content}
 
 
@@ -181,8 +180,8 @@ def _body_schemas(operations: Sequence[Operation], *, lenient: bool) -> Mapping[
     _, schema = models_json_schema([(body, "validation") for body in bodies], ref_template=template)
     models: dict[str, JsonSchema] = schema.get("$defs", {})
     for model in models.values():
-        if "properties" in model:
-            model["additionalProperties"] = lenient
+        if lenient and "properties" in model:
+            model["additionalProperties"] = True
     return {_BODY_NAME.format(model=name): model for name, model in models.items()}
 
 

@@ -9,6 +9,7 @@ import msgspec
 from openai_cpu_server.api.errors import CLIENT_GONE
 from openai_cpu_server.api.render.chat import ChatCompletion
 from openai_cpu_server.api.render.completion import TextCompletion
+from openai_cpu_server.api.render.generate import Generated, GeneratedBatch
 from openai_cpu_server.api.render.pooling import EmbeddingList, Reranked
 from openai_cpu_server.api.routes.adapters import AdapterCard, AdapterDeleted, AdapterList
 from openai_cpu_server.api.routes.batch_jobs import BatchList, BatchObject
@@ -25,11 +26,13 @@ from openai_cpu_server.api.schemas.base import Body
 from openai_cpu_server.api.schemas.batch_jobs import BatchBody
 from openai_cpu_server.api.schemas.chat import ChatBody
 from openai_cpu_server.api.schemas.completion import CompletionBody
+from openai_cpu_server.api.schemas.generate import GenerateBatchBody, GenerateBody
 from openai_cpu_server.api.schemas.pooling import EmbeddingBody, RerankBody
 from openai_cpu_server.api.schemas.tokens import DetokenizeBody, TokenizeBody
 
 JsonSchema = dict[str, object]
 
+_CHUNKS = "With `stream`: `data: ` and a chunk as JSON, an empty line, and so on; at the end `data: [DONE]`."
 _GENERATION = (404, 408, 429, CLIENT_GONE, 500, 503)
 _PAGE: Mapping[str, JsonSchema] = {
     "limit": {"type": "integer", "minimum": 1},
@@ -60,6 +63,8 @@ class Operation(msgspec.Struct, frozen=True, kw_only=True):
     """The media type of an answer that has no model."""
     status: int = 200
     streams: bool = False
+    stream_form: str = _CHUNKS
+    """What a stream is made of."""
     errors: tuple[int, ...] = ()
     """Statuses beside those that follow from the body, the key and the path."""
 
@@ -69,6 +74,15 @@ _RERANKING = Operation(
     tag="Embeddings",
     body=RerankBody,
     answer=Reranked,
+    errors=_GENERATION,
+)
+_GENERATE = Operation(
+    summary="Answer a prompt, under an older server's name",
+    tag="Compatibility",
+    body=GenerateBody,
+    answer=Generated,
+    streams=True,
+    stream_form="With `stream`: `data: ` and an object with a `text`, and so on; the last has the `metrics`.",
     errors=_GENERATION,
 )
 OPERATIONS: Mapping[str, Operation] = {
@@ -168,6 +182,21 @@ OPERATIONS: Mapping[str, Operation] = {
     "GET /v1/batches/{id}": Operation(summary="One batch", tag="Batches", answer=BatchObject),
     "POST /v1/batches/{id}/cancel": Operation(
         summary="End it", tag="Batches", answer=BatchObject, errors=(409,)
+    ),
+    **dict.fromkeys(("POST /generate", "POST /v1/generate"), _GENERATE),
+    "POST /v1/generate/batch": Operation(
+        summary="Several of them at once; one that fails fails alone",
+        tag="Compatibility",
+        body=GenerateBatchBody,
+        answer=GeneratedBatch,
+        errors=(429, CLIENT_GONE),
+    ),
+    "GET /v1/model/info": Operation(
+        summary="The model that is asked when none is named, or the one named",
+        tag="Compatibility",
+        query={"model": {"type": "string"}},
+        answer=ModelCard,
+        errors=(404,),
     ),
     "GET /health": Operation(summary="The process lives", tag="Operation", answer=HealthReport),
     "GET /ready": Operation(summary="It can generate", tag="Operation", answer=HealthReport, errors=(503,)),

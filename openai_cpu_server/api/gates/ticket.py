@@ -6,8 +6,9 @@ import logging
 import re
 import secrets
 import time
-from collections.abc import Iterable
+from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 
 from starlette.datastructures import Headers
 from starlette.routing import BaseRoute, Route, WebSocketRoute
@@ -132,7 +133,7 @@ def ticket_of(scope: Scope) -> Ticket:
 class Endings:
     """Every request ends here, once, however it came in and however it went."""
 
-    def __init__(self, watch: Watch, routes: Iterable[BaseRoute]) -> None:
+    def __init__(self, watch: Watch, routes: Sequence[BaseRoute]) -> None:
         self._watch = watch
         self._names = RouteNames(routes)
 
@@ -173,12 +174,25 @@ class Endings:
 class RouteNames:
     """Gives any path one of few names, so that clients cannot make up more."""
 
-    def __init__(self, routes: Iterable[BaseRoute]) -> None:
-        known = [route for route in routes if isinstance(route, (Route, WebSocketRoute))]
-        self._plain = {route.path: route.path for route in known if "{" not in route.path}
-        self._patterns = [
-            (route.path_regex, re.sub(r":\w+}", "}", route.path)) for route in known if "{" in route.path
+    def __init__(self, routes: Sequence[BaseRoute]) -> None:
+        """They may become more until the first request comes."""
+        self._routes = routes
+
+    @cached_property
+    def _plain(self) -> dict[str, str]:
+        return {route.path: route.path for route in self._known if "{" not in route.path}
+
+    @cached_property
+    def _patterns(self) -> list[tuple[re.Pattern[str], str]]:
+        return [
+            (route.path_regex, re.sub(r":\w+}", "}", route.path))
+            for route in self._known
+            if "{" in route.path
         ]
+
+    @property
+    def _known(self) -> list[Route | WebSocketRoute]:
+        return [route for route in self._routes if isinstance(route, (Route, WebSocketRoute))]
 
     def of(self, path: str) -> str:
         name = self._plain.get(path)

@@ -24,6 +24,7 @@ from openai_cpu_server.api.resolve.output import Output, check_ends
 from openai_cpu_server.api.resolve.sampling import for_choice, sampling_of
 from openai_cpu_server.api.schemas.generation import GenerationBody
 from openai_cpu_server.api.schemas.parse import header_safe
+from openai_cpu_server.api.schemas.unheeded import TIERS
 from openai_cpu_server.contract.model_info import ModelInfo
 from openai_cpu_server.contract.request import GenerationRequest
 
@@ -77,13 +78,18 @@ def resolve_call(
         include_usage=include_usage(body),
         timeout_s=body.timeout,
         max_output_tokens=(max_tokens or 0) * best_of * len(prompts),
-        service_tier=body.service_tier,
+        service_tier=_tier(body.service_tier),
         metadata=body.metadata,
         shown_logprobs=logprobs,
         tool_calls=output.tool_calls,
         thinking=output.thinking,
         headers=_headers(asking, output),
     )
+
+
+def _tier(asked: str | None) -> str | None:
+    """The tier that the call is served in, as the answer tells it."""
+    return asked if asked is None or asked in TIERS else "default"
 
 
 def fingerprint(info: ModelInfo, adapter_key: str | None = None) -> str:

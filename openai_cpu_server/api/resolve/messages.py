@@ -19,9 +19,8 @@ def checked_messages(messages: Sequence[Message]) -> list[dict[str, object]]:
 
 
 def _check(message: Message, at: str) -> None:
-    reasoning = reasoning_of(message)
-    is_empty = message.content is None and not message.tool_calls and not message.function_call
-    if is_empty and not (reasoning and message.role == "assistant"):
+    says = _has_content(message) or (message.role == "assistant" and reasoning_of(message))
+    if not says and not message.tool_calls and not message.function_call:
         raise _missing(f"{at}.content")
     if message.function_call and message.role != "assistant":
         raise _misplaced(f"{at}.function_call", "assistant")
@@ -40,12 +39,16 @@ def reasoning_of(message: Message) -> str | None:
     return message.reasoning_content or message.reasoning or message.thinking
 
 
+def _has_content(message: Message) -> bool:
+    return message.content not in (None, []) or message.refusal is not None
+
+
 def _known_fields(message: Message) -> dict[str, object]:
     fields: dict[str, object] = {"role": message.role}
     if isinstance(message.content, list):
         fields["content"] = [{"type": part.type, "text": part.text} for part in message.content]
     else:
-        fields["content"] = message.content
+        fields["content"] = message.refusal if message.content is None else message.content
     if message.name is not None:
         fields["name"] = message.name
     if message.tool_call_id is not None:

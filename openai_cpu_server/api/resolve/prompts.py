@@ -18,7 +18,7 @@ Text = Union[str, Sequence[int]]
 def completion_prompts(body: CompletionBody, tokenizer: Tokenizer) -> list[Prompt]:
     """Raises InvalidRequest for an empty prompt, unknown ids, or a suffix that the model cannot honour."""
     echo = bool(body.echo)
-    if body.suffix is None:
+    if body.suffix is None or (not body.suffix and tokenizer.fim is None):
         return [_plain(prompt, tokenizer, echo=echo) for prompt in _as_list(body.prompt)]
     if echo:
         message = "'echo' and 'suffix' cannot be combined."

@@ -11,6 +11,7 @@ from openai_cpu_server.api.resolve.answer_shape import asks_for_form
 from openai_cpu_server.api.resolve.limits import asked_tokens
 from openai_cpu_server.api.schemas.chat import ChatBody, Message
 from openai_cpu_server.api.schemas.completion import CompletionBody
+from openai_cpu_server.api.schemas.generate import GenerateBody
 from openai_cpu_server.api.schemas.generation import GenerationBody
 from openai_cpu_server.api.schemas.parse import header_safe
 from openai_cpu_server.models.routing.asking import Questioner
@@ -32,7 +33,7 @@ def asked_of(body: GenerationBody, sender: Sender) -> Asked:
         given_tokens=given_tokens,
         max_tokens=_max_tokens(body),
         has_tools=isinstance(body, ChatBody) and bool(body.tools or body.functions),
-        has_schema=asks_for_form(body),
+        has_schema=asks_for_form(body) or (isinstance(body, GenerateBody) and body.format == "json"),
         stream=bool(body.stream),
         user=Client.of(_nameless(sender.identity), user).label if user else _holder(sender.identity),
         key=_holder(sender.identity),
@@ -61,6 +62,8 @@ def _prompt(body: GenerationBody) -> tuple[tuple[str, ...], str, int]:
         users = [message for message in body.messages if message.role == "user"]
         texts = tuple(_text(message) for message in body.messages)
         return texts, _text(users[-1]) if users else texts[-1], 0
+    if isinstance(body, GenerateBody):
+        return (body.prompt,), body.prompt, 0
     assert isinstance(body, CompletionBody)
     prompts: Sequence[object] = [body.prompt] if isinstance(body.prompt, str) else body.prompt
     texts = tuple(prompt for prompt in prompts if isinstance(prompt, str))
@@ -72,7 +75,7 @@ def _prompt(body: GenerationBody) -> tuple[tuple[str, ...], str, int]:
 
 def _text(message: Message) -> str:
     if message.content is None:
-        return ""
+        return message.refusal or ""
     if isinstance(message.content, str):
         return message.content
     return "\n".join(part.text for part in message.content)
@@ -81,7 +84,7 @@ def _text(message: Message) -> str:
 def _max_tokens(body: GenerationBody) -> int | None:
     if isinstance(body, ChatBody):
         return asked_tokens(body)
-    return body.max_tokens if isinstance(body, CompletionBody) else None
+    return body.max_tokens if isinstance(body, (CompletionBody, GenerateBody)) else None
 
 
 def _holder(identity: Identity) -> str:

@@ -30,7 +30,7 @@ _LAST_WORDS = "\n\nI have thought long enough and give my answer now.\n"
 _SWITCHES = ("enable_thinking", "thinking")
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,63}")
 _OURS = frozenset(
-    {"messages", "tools", "documents", "add_generation_prompt", "bos_token", "eos_token"}
+    {"messages", "tools", "add_generation_prompt", "bos_token", "eos_token"}
     | {"raise_exception", "strftime_now", "range", "dict", "namespace", "cycler", "joiner"}
 )
 """Variables of templates that no request replaces."""

@@ -42,12 +42,11 @@ class ToolPlan(msgspec.Struct, frozen=True):
 
 def tool_plan(body: ChatBody) -> ToolPlan | None:
     """None: there are no tools, or none that may be called or shown. Raises InvalidRequest."""
-    if body.functions is not None:
+    if body.functions:
         return _legacy_plan(body, body.functions)
-    _only_with("functions", function_call=body.function_call if body.function_call != "none" else None)
-    if body.tools is None:
-        choice = body.tool_choice if body.tool_choice != "none" else None
-        _only_with("tools", tool_choice=choice, parallel_tool_calls=body.parallel_tool_calls)
+    _only_with("functions", function_call=_demand(body.function_call))
+    if not body.tools:
+        _only_with("tools", tool_choice=_demand(body.tool_choice))
         return None
     given = [(tool.function, f"tools[{index}].function") for index, tool in enumerate(body.tools)]
     strict = {tool.function.name for tool in body.tools if tool.function.strict}
@@ -64,6 +63,11 @@ def tool_plan(body: ChatBody) -> ToolPlan | None:
         several=use is not ToolUse.NAMED and body.parallel_tool_calls is not False,
         is_legacy=False,
     )
+
+
+def _demand(choice: object) -> object:
+    """None: without functions it asks for nothing."""
+    return None if choice in ("none", "auto") else choice
 
 
 def _chosen(body: ChatBody) -> tuple[ToolUse | None, list[str] | None]:

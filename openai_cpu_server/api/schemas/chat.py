@@ -2,53 +2,92 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal, Union
+from typing import Annotated, ClassVar, Literal, Union
 
-from pydantic import BeforeValidator, Field, Tag
+from pydantic import BeforeValidator, Field, Tag, model_validator
 from pydantic_core import PydanticCustomError
 
 from openai_cpu_server.api.schemas.base import Body
 from openai_cpu_server.api.schemas.generation import GenerationBody
 from openai_cpu_server.api.schemas.reasoning import ReasoningBody
 from openai_cpu_server.api.schemas.tools import FunctionCall, Functions, ToolChoice, Tools
+from openai_cpu_server.api.schemas.unheeded import MESSAGE_REFUSALS, Refusals
 from openai_cpu_server.api.schemas.unions import TEXT_OR_LIST
+
+_VISION = "this model has no vision and cannot see images"
+_HEARING = "this model cannot hear audio"
+_FILES = "this model cannot read files; send their text"
+_LACKS = {
+    "image_url": _VISION,
+    "image": _VISION,
+    "input_image": _VISION,
+    "video_url": "this model has no vision and cannot see videos",
+    "input_audio": _HEARING,
+    "audio": _HEARING,
+    "audio_url": _HEARING,
+    "file": _FILES,
+    "input_file": _FILES,
+    "document": _FILES,
+}
+"""What a model of text lacks for parts of other types."""
 
 
 def _refuse_others(kind: object) -> object:
-    if isinstance(kind, str) and kind != "text":
-        message = "content of type '{kind}' is not supported, only 'text'"
-        raise PydanticCustomError("part_type", message, {"kind": kind[:64]})
-    return kind
+    if not isinstance(kind, str) or kind == "text":
+        return kind
+    lack = _LACKS.get(kind, f"content of type '{kind[:64]}' is not supported")
+    raise PydanticCustomError("part_type", "{lack}; only parts of type 'text' are taken", {"lack": lack})
 
 
 class TextPart(Body):
+    is_open: ClassVar[bool] = True
+
     type: Annotated[Literal["text"], BeforeValidator(_refuse_others)]
     text: str
+
+    @model_validator(mode="before")
+    @classmethod
+    def _refused_before(cls, part: object) -> object:
+        """What a model has once refused to say, some other service's maybe, is text as any other."""
+        if isinstance(part, dict) and part.get("type") == "refusal" and "text" not in part:
+            return {**part, "type": "text", "text": part.get("refusal")}
+        return part
 
 
 Content = Annotated[
     Union[
         Annotated[str, Tag("<text>")],
-        Annotated[list[TextPart], Field(min_length=1, fail_fast=True), Tag("<list>")],
+        Annotated[list[TextPart], Field(fail_fast=True), Tag("<list>")],
     ],
     TEXT_OR_LIST,
 ]
 
 
 class CalledFunction(Body):
+    is_open: ClassVar[bool] = True
+
     name: str
     arguments: str
 
 
 class ToolCall(Body):
+    is_open: ClassVar[bool] = True
+
     id: str
-    type: Literal["function"]
+    type: Literal["function"] = "function"
     function: CalledFunction
 
 
 class Message(Body):
+    """Clients keep notes of their own in messages, and send back what came with an answer."""
+
+    is_open: ClassVar[bool] = True
+    refusals: ClassVar[Refusals] = MESSAGE_REFUSALS
+
     role: Literal["system", "developer", "user", "assistant", "tool", "function"]
     content: Content | None = None
+    refusal: str | None = None
+    """What an assistant said in place of a content."""
     name: str | None = None
     tool_calls: Annotated[list[ToolCall], Field(fail_fast=True)] | None = None
     tool_call_id: str | None = None

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, ClassVar
 
 from pydantic import Field, PlainValidator
 from pydantic_core import PydanticCustomError
@@ -15,6 +15,14 @@ from openai_cpu_server.api.schemas.structured import (
     SchemaOrText,
     StructuredOutputs,
 )
+from openai_cpu_server.api.schemas.unheeded import (
+    GENERATION_HINTS,
+    GENERATION_REFUSALS,
+    STREAM_HINTS,
+    STREAM_REFUSALS,
+    Hints,
+    Refusals,
+)
 from openai_cpu_server.api.schemas.unions import Stop
 
 Penalty = Annotated[float, Field(ge=-2, le=2)]
@@ -24,9 +32,10 @@ Value = Annotated[str, Field(max_length=512)]
 
 
 class StreamOptions(Body):
+    hints: ClassVar[Hints] = STREAM_HINTS
+    refusals: ClassVar[Refusals] = STREAM_REFUSALS
+
     include_usage: bool | None = None
-    include_obfuscation: Literal[False] | None = None
-    """Only `false`: chunks carry no random padding."""
 
 
 def _named_adapter(value: object) -> object:
@@ -42,7 +51,14 @@ def _named_adapter(value: object) -> object:
 AdapterName = Annotated[str, PlainValidator(_named_adapter, json_schema_input_type=str)]
 
 
+Tier = Annotated[str, Field(max_length=64)]
+"""Any name: other services have others. See `unheeded.TIERS`."""
+
+
 class GenerationBody(Body):
+    hints: ClassVar[Hints] = GENERATION_HINTS
+    refusals: ClassVar[Refusals] = GENERATION_REFUSALS
+
     model: str | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
@@ -57,10 +73,8 @@ class GenerationBody(Body):
     user: str | None = None
     safety_identifier: str | None = None
     """What OpenAI calls `user` now."""
-    prompt_cache_key: str | None = None
-    """A hint that helps OpenAI to find a prompt again; here equal prompts are found without."""
     metadata: Annotated[dict[Key, Value], Field(max_length=16)] | None = None
-    service_tier: Literal["auto", "default", "flex", "priority"] | None = None
+    service_tier: Tier | None = None
 
     response_format: ResponseFormat | None = None
 

@@ -10,35 +10,18 @@ import msgspec
 from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
-from openai_cpu_server.api.schemas.base import Body, unknown_fields
+from openai_cpu_server.api.schemas.base import Body, unheeded
+from openai_cpu_server.api.schemas.unheeded import Refusal
 from openai_cpu_server.api.schemas.wrong_values import complaint
 from openai_cpu_server.errors import InvalidRequest
 
 B = TypeVar("B", bound=Body)
-NOT_YET: dict[str, tuple[object, ...]] = {
-    # structured output
-    "guided_whitespace_pattern": (),
-    "guided_decoding_backend": (),
-    # other media
-    "modalities": (["text"],),
-    "audio": (),
-    # hints and services of OpenAI's own
-    "prediction": (),
-    "prompt_cache_options": (),
-    "prompt_cache_retention": (),
-    "verbosity": (),
-    "moderation": (),
-    "web_search_options": (),
-    "store": (False,),
-}
-"""OpenAI's fields that this server does not honour yet. To build one, delete its line here.
-
-The values listed beside a name are accepted, for they ask for nothing that would be missing.
-"""
+MOST_NAMED = 32
+"""So many ignored fields are named at most: a header has little room, and a conversation many messages."""
 
 
 class Ignored(msgspec.Struct, frozen=True):
-    """Paths of unknown fields that a lenient server leaves out."""
+    """Paths of fields that were left out."""
 
     names: tuple[str, ...] = ()
 
@@ -48,15 +31,27 @@ class Ignored(msgspec.Struct, frozen=True):
 
 
 def parse(schema: type[B], data: bytes, *, lenient: bool) -> tuple[B, Ignored]:
+    """`lenient`: fields that nobody knows are ignored as well as harmless ones."""
     try:
         body = schema.model_validate_json(data)
     except ValidationError as error:
         raise _invalid(error.errors(include_url=False)[0]) from None
-    _refuse_unsupported(body.extra)
-    unknown = tuple(name for name in unknown_fields(body) if name not in NOT_YET)
+    kinds: dict[str, None] = {}
+    unknown: list[str] = []
+    for field in unheeded(body):
+        if field.refusal is not None:
+            raise _not_supported(field.path, field.refusal)
+        if not field.is_harmless:
+            unknown.append(field.path)
+        kinds[field.kind] = None
     if unknown and not lenient:
         raise _unknown(unknown)
-    return body, Ignored(tuple(header_safe(name) for name in unknown))
+    return body, Ignored(_named(list(kinds)))
+
+
+def _named(kinds: list[str]) -> tuple[str, ...]:
+    more = ("...",) if len(kinds) > MOST_NAMED else ()
+    return (*map(header_safe, kinds[:MOST_NAMED]), *more)
 
 
 def path_of(location: Sequence[int | str]) -> str | None:
@@ -97,16 +92,8 @@ def header_safe(name: str) -> str:
     return "".join(c if c.isascii() and c.isprintable() and c != "," else "?" for c in name[:128])
 
 
-def _refuse_unsupported(fields: dict[str, object]) -> None:
-    """Raises InvalidRequest for a field that is known and not done."""
-    for name, value in fields.items():
-        if name in NOT_YET and not any(type(no) is type(value) and no == value for no in NOT_YET[name]):
-            raise _not_supported(name)
-
-
-def _not_supported(name: str) -> InvalidRequest:
-    accepted = " or ".join(json.dumps(value) for value in NOT_YET[name])
-    but = f" (accepted is only {accepted})" if accepted else ""
-    return InvalidRequest(
-        f"'{name}' is not supported by this server{but}.", param=name, code="unsupported_parameter"
-    )
+def _not_supported(path: str, refusal: Refusal) -> InvalidRequest:
+    values = dict.fromkeys(json.dumps(value) for value in refusal.accepted)
+    but = f" (accepted is only {' or '.join(values)})" if values else ""
+    message = f"'{path[:128]}' is not supported: {refusal.why}{but}."
+    return InvalidRequest(message, param=path, code="unsupported_parameter")

@@ -2,11 +2,20 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal, Union
+from typing import Annotated, ClassVar, Literal, Union
 
-from pydantic import Field, Tag
+from pydantic import BeforeValidator, Field, Tag
 
 from openai_cpu_server.api.schemas.base import Body
+from openai_cpu_server.api.schemas.generation import Tier
+from openai_cpu_server.api.schemas.unheeded import (
+    EMBEDDING_HINTS,
+    EMBEDDING_REFUSALS,
+    RERANK_HINTS,
+    RERANK_REFUSALS,
+    Hints,
+    Refusals,
+)
 from openai_cpu_server.api.schemas.unions import DOCUMENT_KIND, PROMPT_KIND, NonEmpty, Tokens
 
 MAX_INPUTS = 2048
@@ -25,6 +34,19 @@ Input = Annotated[
 ]
 
 
+_TRUNCATE = {"END": True, "NONE": False}
+
+
+def _as_switch(value: object) -> object:
+    """Cohere's and NVIDIA's words for it, in letters of any size."""
+    return _TRUNCATE.get(value.upper(), value) if isinstance(value, str) else value
+
+
+Truncate = Annotated[
+    bool, BeforeValidator(_as_switch, json_schema_input_type=Union[bool, Literal["END", "NONE"]])
+]
+
+
 class PoolingBody(Body):
     """Fields that the two share."""
 
@@ -32,10 +54,10 @@ class PoolingBody(Body):
     user: str | None = None
     safety_identifier: str | None = None
     """What OpenAI calls `user` now."""
-    service_tier: Literal["auto", "default", "flex", "priority"] | None = None
+    service_tier: Tier | None = None
 
     # Ours.
-    truncate: bool | None = None
+    truncate: Truncate | None = None
     """Cut an input that is longer than the model takes, instead of refusing it."""
     priority: str | None = None
     timeout: Annotated[float, Field(gt=0)] | None = None
@@ -43,12 +65,17 @@ class PoolingBody(Body):
 
 
 class EmbeddingBody(PoolingBody):
+    hints: ClassVar[Hints] = EMBEDDING_HINTS
+    refusals: ClassVar[Refusals] = EMBEDDING_REFUSALS
+
     input: Input
     encoding_format: Literal["float", "base64"] | None = None
     dimensions: Annotated[int, Field(ge=1)] | None = None
 
 
 class TextDocument(Body):
+    is_open: ClassVar[bool] = True
+
     text: str
 
 
@@ -59,6 +86,9 @@ Document = Annotated[
 
 class RerankBody(PoolingBody):
     """The names are those of Cohere, Jina and vLLM."""
+
+    hints: ClassVar[Hints] = RERANK_HINTS
+    refusals: ClassVar[Refusals] = RERANK_REFUSALS
 
     query: NonEmpty
     documents: Annotated[list[Document], Field(min_length=1, max_length=MAX_INPUTS, fail_fast=True)]

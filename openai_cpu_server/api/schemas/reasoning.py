@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field
 
@@ -17,6 +17,8 @@ Budget = Annotated[int, Field(ge=-1, lt=2**31)]
 class Reasoning(Body):
     """OpenRouter's object."""
 
+    is_open: ClassVar[bool] = True
+
     effort: Effort | None = None
     max_tokens: Annotated[int, Field(ge=0, lt=2**31)] | None = None
     enabled: bool | None = None
@@ -26,6 +28,8 @@ class Reasoning(Body):
 
 class ThinkingSwitch(Body):
     """Anthropic's object, which DeepSeek, GLM and Kimi have in chat completions."""
+
+    is_open: ClassVar[bool] = True
 
     type: Literal["enabled", "disabled", "adaptive", "auto"]
     budget_tokens: Annotated[int, Field(ge=0, lt=2**31)] | None = None

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal, Union
+from typing import Annotated, ClassVar, Literal, Union
 
 from pydantic import BeforeValidator, Discriminator, Field, Tag
 from pydantic_core import PydanticCustomError
@@ -24,6 +24,8 @@ Kind = Annotated[Literal["function"], BeforeValidator(_refuse_others)]
 class LegacyFunction(Body):
     """An element of the deprecated `functions`."""
 
+    is_open: ClassVar[bool] = True
+
     name: Name
     description: str | None = None
     parameters: JsonObject | None = None
@@ -34,6 +36,8 @@ class Function(LegacyFunction):
 
 
 class Tool(Body):
+    is_open: ClassVar[bool] = True
+
     type: Kind
     function: Function
 
@@ -98,5 +102,5 @@ FunctionCall = Annotated[
 ]
 MAX_TOOLS = 128
 """OpenAI's limit."""
-Tools = Annotated[list[Tool], Field(min_length=1, max_length=MAX_TOOLS, fail_fast=True)]
-Functions = Annotated[list[LegacyFunction], Field(min_length=1, max_length=MAX_TOOLS, fail_fast=True)]
+Tools = Annotated[list[Tool], Field(max_length=MAX_TOOLS, fail_fast=True)]
+Functions = Annotated[list[LegacyFunction], Field(max_length=MAX_TOOLS, fail_fast=True)]

@@ -54,10 +54,12 @@ DOCUMENT_KIND = Discriminator(
 NonEmpty = Annotated[str, Field(min_length=1)]
 Tokens = Annotated[list[int], Field(min_length=1, fail_fast=True)]
 
+MAX_STOPS = 64
+"""Four times what most services take: editors that complete code send more than 16."""
 Stop = Annotated[
     Union[
         Annotated[NonEmpty, Tag("<text>")],
-        Annotated[list[NonEmpty], Field(max_length=16, fail_fast=True), Tag("<list>")],
+        Annotated[list[NonEmpty], Field(max_length=MAX_STOPS, fail_fast=True), Tag("<list>")],
     ],
     TEXT_OR_LIST,
 ]

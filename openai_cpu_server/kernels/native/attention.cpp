@@ -66,8 +66,8 @@ struct Scratch {
     std::vector<uint64_t> sight;
     Plan plan;
     std::vector<Gathered> gathered;  // by block
-    ManyLanes many;
-    FewLanes few;
+    std::vector<ManyLanes> many;  // by the heads of an item
+    std::vector<FewLanes> few;
     Buffer tile, part;
 
     void begin(const Node& node, const Sight& sight, int threads, size_t room) {
@@ -78,27 +78,33 @@ struct Scratch {
     }
 };
 
-// One item of a plan: lanes are (row, head), the heads of a row side by side.
+// One head of keys and values of an item: lanes are (row, head), the heads of a row side by side.
 template <class Lanes>
 class Attention {
 public:
-    Attention(const Node& node, const Sight& sight, const Plan& plan, const Item& item, Scratch& scratch,
-              Lanes& lanes)
+    Attention(const Node& node, const Sight& sight, const Item& item, int kv_head, Scratch& scratch, Lanes& lanes)
         : node_(node),
           sight_(sight),
-          rows_(&plan.order[plan.blocks[item.block].first]),
-          num_rows_(plan.blocks[item.block].count),
-          kv_head_(item.kv_head),
+          rows_(&scratch.plan.order[scratch.plan.blocks[item.block].first]),
+          num_rows_(scratch.plan.blocks[item.block].count),
+          kv_head_(kv_head),
           gathered_(scratch.gathered[item.block]),
           tile_(scratch.tile.data()),
-          lanes_(lanes) {}
-
-    void compute(int begin, int end) {
+          lanes_(lanes) {
         lanes_.begin(num_rows_ * node_.group, node_.width);
         for (int i = 0; i < num_rows_; ++i)
             for (int h = 0; h < node_.group; ++h)
                 lanes_.set_query(i * node_.group + h, node_.query(rows_[i], head(h)), node_.scale);
-        for (int first = begin; first < end; first += TILE) add_tile(first, std::min(TILE, end - first));
+    }
+
+    void add_tile(int first, int count) {
+        unpack(node_.k, node_.unpack_k, first, count);
+        lanes_.score(tile_);
+        if (node_.soft_cap != 0) cap();
+        for (int i = 0; i < num_rows_; ++i) hide(i, first, count);
+        lanes_.soften();
+        unpack(node_.v, node_.unpack_v, first, count);
+        lanes_.add(tile_);
     }
 
     void write_part(float* to) {
@@ -111,16 +117,6 @@ public:
 
 private:
     int head(int h) const { return kv_head_ * node_.group + h; }
-
-    void add_tile(int first, int count) {
-        unpack(node_.k, node_.unpack_k, first, count);
-        lanes_.score(tile_);
-        if (node_.soft_cap != 0) cap();
-        for (int i = 0; i < num_rows_; ++i) hide(i, first, count);
-        lanes_.soften();
-        unpack(node_.v, node_.unpack_v, first, count);
-        lanes_.add(tile_);
-    }
 
     void unpack(const ggml_tensor& from, UnpackCells unpack_cells, int first, int count) {
         const std::vector<int>& cells = gathered_.cells();
@@ -188,48 +184,68 @@ struct Found {
     }
 };
 
-// Merges the parts of an item, which lie `stride` floats from each other, and writes the result.
-void finish(const Node& node, const Plan& plan, const Item& item, const float* parts, size_t stride) {
-    const Block& block = plan.blocks[item.block];
+// Merges the parts of a block for one head of keys and values, and writes the result.
+void finish(const Node& node, const Block& block, const int* rows, int kv_head, int num_parts, const float* parts) {
+    const size_t stride = part_floats(node, block);
     for (int lane = 0; lane < block.count * node.group; ++lane, parts += node.width + 2) {
-        const int row = plan.order[block.first + lane / node.group],
-                  head = item.kv_head * node.group + lane % node.group;
+        const int row = rows[lane / node.group], head = kv_head * node.group + lane % node.group;
         Found found;
         found.output = node.result_of(row, head);
         std::fill_n(found.output, node.width, 0.0f);
-        for (int part = 0; part < item.num_parts; ++part) found.merge(parts + part * stride, node.width);
+        for (int part = 0; part < num_parts; ++part) found.merge(parts + part * stride, node.width);
         if (node.sinks) found.add_sink(node.sinks[head], node.width);
         const float share = found.sum == 0 ? 0.0f : 1 / found.sum;
         for (int d = 0; d < node.width; ++d) found.output[d] *= share;
     }
 }
 
-void compute_item(const Node& node, const Sight& sight, const Item& item, float* partials, Scratch& scratch) {
-    const Plan& plan = scratch.plan;
-    const Block& block = plan.blocks[item.block];
-    if (scratch.gathered[item.block].is_empty()) scratch.gathered[item.block].gather(plan, sight, block);
-    scratch.part.resize(part_floats(node, plan.blocks[item.block]));
+template <class Lanes>
+void compute_item(const Node& node, const Sight& sight, const Item& item, float* partials, Scratch& scratch,
+                  std::vector<Lanes>& lanes) {
+    const Block& block = scratch.plan.blocks[item.block];
+    const size_t floats = part_floats(node, block);
+    if (int(lanes.size()) < item.num_heads) lanes.resize(item.num_heads);
+    std::vector<Attention<Lanes>> heads;
+    heads.reserve(item.num_heads);
+    for (int i = 0; i < item.num_heads; ++i)
+        heads.emplace_back(node, sight, item, item.first_head + i, scratch, lanes[i]);
     const int tiles = (block.cells + TILE - 1) / TILE;
     const int begin = int(long(tiles) * item.part / item.num_parts) * TILE;
     const int end = std::min(block.cells, int(long(tiles) * (item.part + 1) / item.num_parts) * TILE);
-    float* part = item.partial == WHOLE ? scratch.part.data() : partials + item.partial;
-    const auto run = [&](auto& lanes) {
-        Attention attention(node, sight, plan, item, scratch, lanes);
-        attention.compute(begin, end);
-        attention.write_part(part);
-    };
-    ManyLanes::suits(block.count * node.group) ? run(scratch.many) : run(scratch.few);
-    if (item.partial == WHOLE) finish(node, plan, item, part, 0);
+    for (int first = begin; first < end; first += TILE)
+        for (auto& head : heads) head.add_tile(first, std::min(TILE, end - first));
+    scratch.part.resize(floats);
+    for (int i = 0; i < item.num_heads; ++i) {
+        const int kv_head = item.first_head + i;
+        if (item.partials == WHOLE) {
+            heads[i].write_part(scratch.part.data());
+            finish(node, block, &scratch.plan.order[block.first], kv_head, 1, scratch.part.data());
+        } else {
+            heads[i].write_part(partials + item.partials + (kv_head * item.num_parts + item.part) * floats);
+        }
+    }
+}
+
+void compute_item(const Node& node, const Sight& sight, const Item& item, float* partials, Scratch& scratch) {
+    const Block& block = scratch.plan.blocks[item.block];
+    if (scratch.gathered[item.block].is_empty()) scratch.gathered[item.block].gather(scratch.plan, sight, block);
+    if (has_many_lanes(block.count * node.group))
+        compute_item(node, sight, item, partials, scratch, scratch.many);
+    else
+        compute_item(node, sight, item, partials, scratch, scratch.few);
 }
 
 // After all threads have computed their parts.
-void merge_parts(const Node& node, const ggml_compute_params& params, const Plan& plan,
-                 const float* partials) {
+void merge_parts(const Node& node, const ggml_compute_params& params, const Plan& plan, const float* partials) {
     ggml().barrier(params.threadpool);
     for (int i = params.ith; i < int(plan.items.size()); i += params.nth) {
         const Item& item = plan.items[i];
-        if (item.partial == WHOLE || item.part != 0) continue;
-        finish(node, plan, item, partials + item.partial, part_floats(node, plan.blocks[item.block]));
+        if (item.partials == WHOLE || item.part != 0) continue;
+        const Block& block = plan.blocks[item.block];
+        const size_t stride = item.num_parts * part_floats(node, block);
+        for (int head = item.first_head; head < item.first_head + item.num_heads; ++head)
+            finish(node, block, &plan.order[block.first], head, item.num_parts,
+                   partials + item.partials + head * stride);
     }
 }
 

@@ -52,8 +52,6 @@ inline floats finite(floats x) { return x > MINUS_INFINITY ? x : floats{}; }
 // Many lanes: they lie side by side in vectors, so that nothing is ever summed across a vector.
 class ManyLanes {
 public:
-    static bool suits(int lanes) { return lanes > LANES / 2; }
-
     void begin(int lanes, int width) {
         width_ = width;
         stride_ = (lanes + LANES - 1) / LANES * LANES;

@@ -81,7 +81,7 @@ void Plan::make(const Node& node, const Sight& sight, int threads, size_t room) 
 }
 
 bool Plan::has_parts() const {
-    return std::any_of(items.begin(), items.end(), [](const Item& item) { return item.partial != WHOLE; });
+    return std::any_of(items.begin(), items.end(), [](const Item& item) { return item.partials != WHOLE; });
 }
 
 void Plan::sort_rows(const Node& node, const Sight& sight) {
@@ -119,27 +119,42 @@ bool Plan::join_last_block(const Node& node, const uint64_t* row, int words) {
     return true;
 }
 
-int Plan::num_parts(const Node& node, const Block& block, int threads) const {
+// So many items of equal cost let threads end at the same time.
+long Plan::items_wanted(const Node& node, const Block& block, int threads) const {
     if (threads == 1) return 1;
     long total = 0;
-    for (const Block& each : blocks) total += cost(each.cells, each.count * node.group) * node.kv_heads;
+    for (const Block& each : blocks) total += cost(each.cells, each.count * node.group);
     const long fair = std::max(1L, total / (ITEMS_A_THREAD * threads));
-    const long wanted = (cost(block.cells, block.count * node.group) + fair - 1) / fair;
-    return int(std::max(1L, std::min(wanted, long(block.cells / PART_CELLS_MIN))));
+    return std::max(1L, (cost(block.cells, block.count * node.group) + fair - 1) / fair);
 }
 
-// A block that is too much for one thread is cut into parts, if there is room for their results.
+// A block of few lanes is held by memory: all heads of a cell, which lie side by side, are read together where
+// there are cells enough to cut. One of many lanes is held by arithmetic, and its items have a head each.
+Cut Plan::cut(const Node& node, const Block& block, int threads) const {
+    const long wanted = items_wanted(node, block, threads);
+    const long most = std::max(1, block.cells / PART_CELLS_MIN);
+    if (has_many_lanes(block.count * node.group)) {
+        const long parts = (wanted + node.kv_heads - 1) / node.kv_heads;
+        return {int(std::min(parts, most)), 1};
+    }
+    const int parts = int(std::min(wanted, most));
+    const int groups = int(std::min<long>(node.kv_heads, (wanted + parts - 1) / parts));
+    return {parts, (node.kv_heads + groups - 1) / groups};
+}
+
+// A block is cut by cells only if there is room for the results of its parts.
 void Plan::form_items(const Node& node, int threads, size_t room) {
     items.clear();
     size_t used = 0;
     for (int number = 0; number < int(blocks.size()); ++number) {
-        const size_t floats = part_floats(node, blocks[number]);
-        int parts = num_parts(node, blocks[number], threads);
-        if (used + parts * node.kv_heads * floats > room) parts = 1;
-        for (int i = 0; i < node.kv_heads * parts; ++i) {
-            items.push_back({number, i / parts, i % parts, parts, parts == 1 ? WHOLE : int(used)});
-            if (parts > 1) used += floats;
-        }
+        Cut how = cut(node, blocks[number], threads);
+        const size_t floats = how.parts * node.kv_heads * part_floats(node, blocks[number]);
+        if (used + floats > room) how.parts = 1;
+        const int partials = how.parts == 1 ? WHOLE : int(used);
+        for (int head = 0; head < node.kv_heads; head += how.heads)
+            for (int part = 0; part < how.parts; ++part)
+                items.push_back({number, head, std::min(how.heads, node.kv_heads - head), part, how.parts, partials});
+        if (how.parts > 1) used += floats;
     }
 }
 

@@ -5,11 +5,15 @@
 #include <vector>
 
 #include "attention_node.hpp"
+#include "simd.hpp"
 
 namespace attention {
 
 constexpr int TILE = 32;        // cells that are computed together
 constexpr int LANES_MAX = 128;  // rows times heads that are computed together
+
+// Whether so many lanes fill vectors; else vectors go along the width.
+inline bool has_many_lanes(int lanes) { return lanes > simd::LANES / 2; }
 
 // Who sees which cells: a bit for each row and cell, and for each row whether all that it sees has weight 0.
 class Sight {
@@ -35,20 +39,26 @@ struct Block {
     int cells;         // that any of them sees
 };
 
-// A part of a block's cells, for one head of keys and values: what one thread computes at a time.
+// A part of a block's cells, for some heads of keys and values: what one thread computes at a time.
 struct Item {
-    int block, kv_head;
+    int block;
+    int first_head, num_heads;  // of keys and values
     int part, num_parts;
-    int partial;  // where the result goes until it is merged, counted in floats; WHOLE: it is all there is
+    int partials;  // where the results of the block's parts go, counted in floats; WHOLE: there is one part
 };
 
 constexpr int WHOLE = -1;
 
-// The result of an item: for each lane its largest score, the sum of its weights, and the weighted sum of
+// The result of an item for one of its heads: for each lane its largest score, the sum of its weights, and the weighted sum of
 // values.
 inline size_t part_floats(const Node& node, const Block& block) {
     return size_t(block.count) * node.group * (node.width + 2);
 }
+
+// How a block is cut into items: parts of its cells, times groups of heads.
+struct Cut {
+    int parts, heads;  // heads of keys and values in a group
+};
 
 struct Plan {
     std::vector<int> order;  // of rows: those that begin with the same cell lie together
@@ -65,7 +75,8 @@ private:
     void form_blocks(const Node& node, const Sight& sight);
     bool join_last_block(const Node& node, const uint64_t* row, int words);
     void form_items(const Node& node, int threads, size_t room);
-    int num_parts(const Node& node, const Block& block, int threads) const;
+    long items_wanted(const Node& node, const Block& block, int threads) const;
+    Cut cut(const Node& node, const Block& block, int threads) const;
 
     std::vector<uint64_t> seen_;  // by the block that is being formed
     std::vector<int> first_cell_;

@@ -5,6 +5,7 @@ from __future__ import annotations
 from functools import partial
 from typing import NamedTuple
 
+from openai_cpu_server.errors import AdapterNotFound
 from openai_cpu_server.models.abilities import Ability, choose_able
 from openai_cpu_server.models.registry import Chosen, ModelRegistry
 from openai_cpu_server.models.routing.asking import Questioner
@@ -56,11 +57,17 @@ async def follow(models: ModelRegistry, router: Router, asked: Asked, who: Quest
 def _routed(
     models: ModelRegistry, router: Router, decision: Decision, target: str, name: str, why: str
 ) -> Routed:
-    chosen = choose_able(models, target, None, Ability.GENERATE)
     cascade = router.cascade
     if cascade is None or decision.reason is not Reason.SURE:
+        chosen = choose_able(models, target, None, Ability.GENERATE)
         return Routed(name, chosen, decision.reason, why)
-    return Routed(name, chosen, decision.reason, why, cascade, router.options.routes[cascade.large])
+    larger = router.options.routes[cascade.large]
+    try:
+        chosen = choose_able(models, target, None, Ability.GENERATE)
+    except AdapterNotFound as error:  # it was deleted while the server ran
+        chosen = choose_able(models, larger, None, Ability.GENERATE)
+        return Routed(name, chosen, Reason.FAILED, f"{why.removesuffix(TO_BE_JUDGED)}{error}")
+    return Routed(name, chosen, decision.reason, why, cascade, larger)
 
 
 def _model(models: ModelRegistry, name: str) -> ServedModel:

@@ -11,6 +11,7 @@ from bench.workloads import (
     chat,
     clients,
     cpu,
+    embeddings,
     json_output,
     long_prompt,
     memory,
@@ -44,9 +45,12 @@ WORKLOADS: Mapping[str, Callable[[Bench], WorkloadResult]] = {
     "pool-pressure": pool_pressure.run,
     "other-cells": other_cells.run,
     "neighbours": neighbours.run,
+    "embeddings": embeddings.run,
 }
 
-OURS_ALONE = frozenset({"speculation", "priority", "schedule", "pool-pressure", "other-cells", "neighbours"})
+OURS_ALONE = frozenset(
+    {"speculation", "priority", "schedule", "pool-pressure", "other-cells", "neighbours", "embeddings"}
+)
 """The workloads that measure no other server, and no variant that can be named."""
 
 QUICK = ("throughput", "chat", "prefix", "mixed", "long-prompt", "bursts", "json", "memory", "schedule")

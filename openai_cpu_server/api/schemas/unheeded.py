@@ -1,0 +1,105 @@
+"""Fields that clients send and this server does not act on: which are ignored, which are refused, and why.
+
+What changes nothing about the answer is ignored, and the response names it. What would change the answer is
+refused, but for values that ask for nothing. To build one, delete its line here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import msgspec
+
+
+class Hint(msgspec.Struct, frozen=True):
+    """A field that may be ignored."""
+
+    why: str
+    heeded: tuple[object, ...] = ()
+    """Values that the server honours, or that ask for nothing; they are not named."""
+
+
+class Refusal(msgspec.Struct, frozen=True):
+    """A field whose values would change the answer."""
+
+    why: str
+    accepted: tuple[object, ...] = ()
+    """Values that ask for nothing that would be missing."""
+
+
+Hints = Mapping[str, Hint]
+Refusals = Mapping[str, Refusal]
+
+TIERS = ("auto", "default", "flex", "priority")
+"""The names of `service_tier` that mean something here."""
+_CACHE = "prompts that begin alike are found without hints"
+TIER_HINT: Hints = {"service_tier": Hint("other names are those of other services' prices", TIERS)}
+
+GENERATION_HINTS: Hints = {
+    **TIER_HINT,
+    "store": Hint("answers are not kept for later", (False,)),
+    "verbosity": Hint("the models here were not trained to know it; say it in the prompt"),
+    "prediction": Hint("it makes an answer faster at OpenAI, not another one"),
+    "prompt_cache_key": Hint(_CACHE),
+    "prompt_cache_options": Hint(_CACHE),
+    "prompt_cache_retention": Hint("cached prompts stay as long as there is room"),
+    "cache_prompt": Hint("prompts are always cached; the field is llama-server's", (True,)),
+    "id_slot": Hint("a request has no slot of its own; the field is llama-server's", (-1,)),
+    "guided_decoding_backend": Hint(
+        "there is one way here, which enforces the same forms; the field is vLLM's"
+    ),
+}
+GENERATION_REFUSALS: Refusals = {
+    "modalities": Refusal("the models here answer with text only", (["text"],)),
+    "audio": Refusal("the models here cannot speak"),
+    "web_search_options": Refusal("the server does not search the web"),
+    "moderation": Refusal("the server does not judge contents"),
+    "guided_whitespace_pattern": Refusal("'--json-whitespace' of the server decides it"),
+    "repetition_penalty": Refusal("its name here is 'repeat_penalty'", (1, 1.0)),
+    "length_penalty": Refusal("it is for beam search, which is not done", (1, 1.0)),
+    "use_beam_search": Refusal("beam search is not done", (False,)),
+    "min_tokens": Refusal("answers have no least length", (0,)),
+    "mirostat": Refusal("this sampler is not built", (0,)),
+    "prompt_logprobs": Refusal("'echo' with 'logprobs' of /v1/completions tells them"),
+    "stop_token_ids": Refusal("'stop' takes texts", ([],)),
+    "skip_special_tokens": Refusal("special tokens are never shown", (True,)),
+    "include_stop_str_in_output": Refusal("stop strings are never shown", (False,)),
+}
+
+STREAM_HINTS: Hints = {
+    "include_obfuscation": Hint("chunks carry no random padding", (False,)),
+}
+STREAM_REFUSALS: Refusals = {
+    "continuous_usage_stats": Refusal("usage comes once, in the last chunk", (False,)),
+}
+
+EMBEDDING_HINTS: Hints = {
+    **TIER_HINT,
+    "input_type": Hint("no words are put before an input; where a model wants 'query: ', write it"),
+}
+EMBEDDING_REFUSALS: Refusals = {
+    "normalize": Refusal("vectors always have length 1", (True,)),
+    "task": Refusal("a model has one way to embed"),
+    "late_chunking": Refusal("each input is embedded by itself", (False,)),
+}
+
+RERANK_HINTS: Hints = {
+    **TIER_HINT,
+    "max_chunks_per_doc": Hint("documents are not cut into chunks"),
+}
+RERANK_REFUSALS: Refusals = {
+    "max_tokens_per_doc": Refusal("'truncate' cuts documents to what the model takes"),
+    "rank_fields": Refusal("only 'text' of a document is read", (["text"],)),
+    "raw_scores": Refusal("its name here is 'use_activation'", (False,)),
+}
+
+MESSAGE_REFUSALS: Refusals = {
+    "images": Refusal("the models here have no vision", ([],)),
+    "videos": Refusal("the models here have no vision", ([],)),
+    "audio": Refusal("the models here cannot hear"),
+}
+
+
+def is_one_of(value: object, known: Sequence[object]) -> bool:
+    """Equality in JSON: `0` is not `false`."""
+    return any(type(one) is type(value) and one == value for one in known)

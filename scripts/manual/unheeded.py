@@ -1,0 +1,48 @@
+"""Fields that are ignored, and fields that are refused, from the tables that decide it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+
+from manual.table import table
+from openai_cpu_server.api.schemas.base import Body
+from openai_cpu_server.api.schemas.chat import Message
+from openai_cpu_server.api.schemas.generation import GenerationBody, StreamOptions
+from openai_cpu_server.api.schemas.pooling import EmbeddingBody, RerankBody
+
+_WHERE: Mapping[str, type[Body]] = {
+    "generation": GenerationBody,
+    "`stream_options`": StreamOptions,
+    "a message": Message,
+    "/v1/embeddings": EmbeddingBody,
+    "/v1/rerank": RerankBody,
+}
+
+
+def ignored_table() -> str:
+    rows = (
+        (f"`{name}`", where, _values(hint.heeded) or "-", f"{_sentence(hint.why)}")
+        for where, body in _WHERE.items()
+        for name, hint in body.hints.items()
+    )
+    heads = ("Field", "Of", "Not named for", "Why it changes nothing")
+    return "\n## Fields that are ignored\n\n" + table(heads, rows)
+
+
+def refused_table() -> str:
+    return "\n## Fields that are refused\n\n" + table(("Field", "Of", "Accepted is only", "Why"), _refused())
+
+
+def _refused() -> Iterator[tuple[str, ...]]:
+    for where, body in _WHERE.items():
+        for name, refusal in body.refusals.items():
+            yield f"`{name}`", where, _values(refusal.accepted) or "null", _sentence(refusal.why)
+
+
+def _values(values: tuple[object, ...]) -> str:
+    return ", ".join(dict.fromkeys(f"`{json.dumps(value)}`" for value in values))
+
+
+def _sentence(text: str) -> str:
+    return f"{text[0].upper()}{text[1:]}."
