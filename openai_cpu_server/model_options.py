@@ -28,14 +28,45 @@ _ENGINE = EngineOptions(model_path="")
 """Its defaults are those of the options that the engine knows by the same name."""
 
 
+ToolFormatName = Literal[
+    "auto",
+    "generic",
+    "demo",
+    "hermes",
+    "llama3",
+    "pythonic",
+    "mistral",
+    "mistral-args",
+    "mistral-ids",
+    "qwen3-coder",
+    "glm",
+    "deepseek",
+    "deepseek-v3.1",
+    "granite",
+    "phi4",
+    "phi4-tags",
+    "functools",
+    "functiongemma",
+    "gemma4",
+    "harmony",
+    "kimi",
+    "nemotron",
+    "command-r7b",
+    "apertus",
+    "seed-oss",
+    "minimax",
+    "lfm2",
+]
+
+
 class ModelOptions(BaseModel):
     """Given to the server they are the defaults of all its models."""
 
     chat_template: Path | None = Field(None, description="jinja2 file to use instead of the model's own")
-    tool_format: Literal["auto", "demo", "mistral", "hermes", "llama3"] = Field(
+    tool_format: ToolFormatName = Field(
         "auto",
-        description="how the model writes tool calls; default: as its chat template says, or hermes if that "
-        "knows no tools",
+        description="how the model writes tool calls; default: as its chat template says, or generic if that "
+        "says nothing that the server knows",
     )
     reasoning_format: Literal[
         "auto",

@@ -12,7 +12,7 @@ from openai_cpu_server.prompt.chat_template import ChatTemplate
 from openai_cpu_server.prompt.reasoning.stage import Stage
 from openai_cpu_server.prompt.reasoning.template import TemplateReasoning
 from openai_cpu_server.prompt.tool_formats import ToolFormat
-from openai_cpu_server.prompt.tool_texts import with_history_ids, with_instructions, with_written_calls
+from openai_cpu_server.prompt.tool_texts import told_tools
 
 
 class ChatPrompt(NamedTuple):
@@ -25,14 +25,13 @@ class ChatPrompt(NamedTuple):
 
 
 class ChatPrompts:
-    """`template`: None for a model without one. `tool_format`: None where the template's is unknown.
-    `reasoning`: None for a model that does not think."""
+    """`template`: None for a model without one. `reasoning`: None for a model that does not think."""
 
     def __init__(
         self,
         template: ChatTemplate | None,
         tokenizer: Tokenizer,
-        tool_format: ToolFormat | None = None,
+        tool_format: ToolFormat,
         reasoning: TemplateReasoning | None = None,
     ) -> None:
         self._template = template
@@ -81,16 +80,11 @@ class ChatPrompts:
         *,
         thinks_not: bool,
     ) -> ChatText:
-        form, shown = self._tool_format, tools
-        if form is not None:
-            known = with_history_ids if template.shows_calls else with_written_calls
-            messages = known(messages, form)
-            if tools and not template.shows_tools:
-                messages, shown = with_instructions(messages, tools, form), ()
+        messages, shown = told_tools(messages, tools, template, self._tool_format)
         return render_chat(
             template,
             messages,
-            tools=shown if form is not None else (),
+            tools=shown,
             extra=variables,
             reasoning=self._reasoning,
             thinks_not=thinks_not,

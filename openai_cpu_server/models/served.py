@@ -27,7 +27,7 @@ class ServedModel:
         engine: Engine,
         tokenizer: Tokenizer,
         template: ChatTemplate | None,
-        tool_format: ToolFormat | None,
+        tool_format: ToolFormat,
         check_grammar: Callable[[str], object],
         whitespace: Whitespace = Whitespace.COMPACT,
         kind: ModelKind = ModelKind.GENERATES,
@@ -37,11 +37,11 @@ class ServedModel:
     ) -> None:
         """`names`: the first is the model's own, the others mean the same. `created`: Unix time.
 
-        `template`: None for a model that has none; chat is refused then. `tool_format`: None where it is
-        unknown; tools are refused then. `check_grammar` raises InvalidRequest for GBNF that cannot be
-        executed. `whitespace`: what the model may write in JSON output. `may_retry`: it has failed, and a
-        request may make it try again. `quantisation`: what its file states, such as `q4_k_m`.
-        `thinking`: None for a model that does not think, or whose thoughts are to be part of its answers.
+        `template`: None for a model that has none; chat is refused then. `check_grammar` raises
+        InvalidRequest for GBNF that cannot be executed. `whitespace`: what the model may write in JSON
+        output. `may_retry`: it has failed, and a request may make it try again. `quantisation`: what its
+        file states, such as `q4_k_m`. `thinking`: None for a model that does not think, or whose thoughts
+        are to be part of its answers.
         """
         self.quantisation = quantisation
         self._may_retry = may_retry

@@ -47,8 +47,9 @@ def render_chat(
     prefill = _prefill(messages) if add_generation_prompt else None
     finished = messages if prefill is None else messages[:-1]
     echo = Echo.NOWHERE if reasoning is None else reasoning.echo
+    told = template_messages(finished, as_parts=template.wants_parts, shape=template.call_shape)
     text = template.render(
-        [with_echo(message, echo) for message in template_messages(finished, as_parts=template.wants_parts)],
+        [with_echo(message, echo) for message in told],
         tools=tools or None,
         add_generation_prompt=add_generation_prompt,
         extra=extra,

@@ -159,7 +159,7 @@ class Builder:
             engine=engine,
             tokenizer=NoTokenizer(reason),
             template=None,
-            tool_format=None,
+            tool_format=format_for(None),
             check_grammar=GrammarCheck,
         )
         kept = self._kept(plan, engine, _NOTHING)
@@ -213,8 +213,6 @@ def _thinking(options: ModelOptions, template: ChatTemplate | None) -> ModelThin
     return ModelThinking(reasoning, is_on=is_on, budget=options.reasoning_budget)
 
 
-def _tool_format(name: str, template: ChatTemplate | None) -> ToolFormat | None:
-    """The user's choice, else what suits the template; None where tools have to be refused."""
-    if name != "auto":
-        return TOOL_FORMATS[name]
-    return format_for(template) if template is not None else None
+def _tool_format(name: str, template: ChatTemplate | None) -> ToolFormat:
+    """The user's choice, else what suits the template."""
+    return format_for(template) if name == "auto" else TOOL_FORMATS[name]

@@ -37,20 +37,21 @@ def chat(
     *,
     sender: Sender = Sender(),  # noqa: B008 (frozen)
     template: str | None = FakeTokenizer.chat_template,
-    form: str | None = "demo",
+    form: str = "demo",
+    tokenizer: FakeTokenizer | None = None,
     whitespace: Whitespace = Whitespace.COMPACT,
     thinks: ModelThinking | None = None,
     **fields: object,
 ) -> Call:
-    """`form`: the tool format; None where it is unknown."""
+    """`form`: the tool format."""
     compiled = ChatTemplate(template, bos_text="<s>", eos_text="</s>") if template is not None else None
     model = ServedModel(
         names=("fake", "other"),
         created=1,
         engine=FakeEngine(),
-        tokenizer=FakeTokenizer(),
+        tokenizer=tokenizer or FakeTokenizer(),
         template=compiled,
-        tool_format=TOOL_FORMATS[form] if form is not None else None,
+        tool_format=TOOL_FORMATS[form],
         check_grammar=GrammarCheck,
         whitespace=whitespace,
         thinking=thinks,

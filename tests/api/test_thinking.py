@@ -249,6 +249,16 @@ def test_wishes_are_named_where_a_model_does_not_think() -> None:
     assert "x-ignored-parameters" not in asked(OPENS, reasoning_effort="low").headers
 
 
+def test_harmony_gives_its_form_in_its_last_channel() -> None:
+    harmony = _TURNS + "<|start|>assistant{# <|channel|><|message|> #}"
+    call = asked(harmony, response_format=SCHEMA)
+    assert text(thoughts(call).opening) == "<|channel|>analysis<|message|>"
+    assert thoughts(call).end == "<|end|>"
+    assert text(constraint(call).opening) == "<|start|>assistant<|channel|>final<|message|>"
+    said = "<|channel|>analysis<|message|>Hm.<|end|><|start|>assistant<|channel|>final<|message|>7"
+    assert call.reader().feed(said) == [Reasoning("Hm."), Content("7")]
+
+
 def test_harmony_cannot_do_without_thoughts() -> None:
     """It thinks as little as it can."""
     harmony = _TURNS + "{{ reasoning_effort }}<|start|>assistant{# <|channel|><|message|> #}"

@@ -17,7 +17,8 @@ from openai_cpu_server.models.registry import Chosen
 from openai_cpu_server.prompt.reasoning.formats import ReasoningFormat
 from openai_cpu_server.prompt.reasoning.reader import SilentReader, ThinkingReader
 from openai_cpu_server.prompt.reasoning.stage import Stage
-from openai_cpu_server.prompt.tool_formats import OutputReader, TextReader, ToolFormat, ToolReader
+from openai_cpu_server.prompt.tool_formats import OutputReader, TextReader, ToolFormat
+from openai_cpu_server.prompt.tool_formats.harmony import HarmonyReader
 
 PRIORITY_HEADER = "X-Priority"
 _BY_LABEL = {priority.label: priority for priority in Priority}
@@ -86,9 +87,12 @@ class ToolCallStyle(msgspec.Struct, frozen=True):
     at_start: bool = False
     """Tool calls are the very beginning of the output, or there are none: content may hold their marker."""
 
-    def reader(self) -> ToolReader:
+    functions: Mapping[str, frozenset[str]] = {}
+    """For each function that may be called: its parameters that stand in the output as raw text."""
+
+    def reader(self) -> OutputReader:
         """A reader for one output."""
-        return self.form.reader(at_start=self.at_start)
+        return self.form.reader(self.functions, at_start=self.at_start)
 
 
 class CallThinking(msgspec.Struct, frozen=True):
@@ -100,8 +104,13 @@ class CallThinking(msgspec.Struct, frozen=True):
     is_hidden: bool = False
 
     def reader(self, answer: OutputReader) -> OutputReader:
-        """A reader for one output, in front of the one for its answer."""
-        reader = ThinkingReader(self.form, self.stage, answer)
+        """A reader for one output, in front of the one for its answer. That of calls in channels reads
+        thoughts itself."""
+        reader: OutputReader = answer
+        if not self.form.has_channels:
+            reader = ThinkingReader(self.form, self.stage, answer)
+        elif isinstance(answer, TextReader):
+            reader = HarmonyReader()
         return SilentReader(reader) if self.is_hidden else reader
 
     @property

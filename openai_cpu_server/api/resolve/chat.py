@@ -58,12 +58,6 @@ def _output(body: ChatBody, plan: ToolPlan | None, model: ServedModel) -> Output
     answer = answer_grammar(body, model.grammars)
     if plan is None:
         return of_answer(answer)
-    if model.tool_format is None:
-        message = (
-            "The model's chat template has no way of calling tools that this server knows;"
-            " start it with --tool-format."
-        )
-        raise InvalidRequest(message, param="tools", code="unsupported_parameter")
     return ToolOutputs(model.tool_format, model.grammars, model.tokenizer).of_plan(plan, answer)
 
 

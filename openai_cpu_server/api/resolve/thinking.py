@@ -129,10 +129,12 @@ class ThinkingOutputs:
         if constraint.grammar is None:
             if plan.budget is None and not has_stop:
                 return output
-        elif form.has_channels:  # the grammars of its tool format tell of thoughts themselves
+        elif form.has_channels and output.tool_calls is not None:
+            # The grammars of its tool format tell of thoughts themselves.
             return output
         is_ruled = constraint.grammar is not None and not constraint.triggers
-        is_sure = prompt.stage is Stage.WITHIN or plan.is_on is True or prompt.wants_thoughts
+        always = bool(form.efforts)
+        is_sure = prompt.stage is Stage.WITHIN or plan.is_on is True or prompt.wants_thoughts or always
         if is_ruled and not is_sure:
             return output
         answer_begin = form.answer_begin if output.tool_calls is None else ""

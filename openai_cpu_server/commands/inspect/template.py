@@ -18,7 +18,7 @@ class Template(msgspec.Struct, frozen=True):
     named: list[str]
     """The names of further templates in the file, such as `tool_use`."""
     tool_format: str | None
-    """How calls are written; None: in no way that the server knows, so that it refuses tools."""
+    """How calls are written; None: the template cannot be used."""
     shows_tools: bool
     """Whether the template tells the model which tools there are; else the server does."""
     reasoning_format: str | None
