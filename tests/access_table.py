@@ -8,7 +8,16 @@ INFERENCE, METRICS, ADMIN = Scope
 OPEN = None
 NEEDED = {
     "POST /v1/chat/completions": INFERENCE,
+    "POST /v1/chat/completions/input_tokens": INFERENCE,
     "POST /v1/completions": INFERENCE,
+    "POST /v1/responses": INFERENCE,
+    "POST /v1/responses/input_tokens": INFERENCE,
+    "GET /v1/responses/{id}": INFERENCE,
+    "DELETE /v1/responses/{id}": INFERENCE,
+    "POST /v1/responses/{id}/cancel": INFERENCE,
+    "GET /v1/responses/{id}/input_items": INFERENCE,
+    "POST /v1/messages": INFERENCE,
+    "POST /v1/messages/count_tokens": INFERENCE,
     "POST /generate": INFERENCE,
     "POST /v1/generate": INFERENCE,
     "POST /v1/generate/batch": INFERENCE,

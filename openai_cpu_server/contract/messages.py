@@ -171,6 +171,8 @@ class Finish(msgspec.Struct, frozen=True, kw_only=True):
     """How a request ended, and what it came to."""
 
     reason: FinishReason
+    stop_string: str | None = None
+    """Which of the request's stop strings has ended it; None: none has."""
     output_tokens: int
     """Tokens sampled or forced, those of an end token or a stop string included."""
     forced_tokens: int = 0

@@ -113,7 +113,8 @@ class Output:
 
     def _gain(self, release: Release) -> None:
         gained = self._gained
-        self._gained = Release(gained.num_tokens + release.num_tokens, gained.text + release.text)
+        num_tokens, text = gained.num_tokens + release.num_tokens, gained.text + release.text
+        self._gained = Release(num_tokens, text, release.stop)
 
     def _event(self, finish: Finish | None) -> TokenEvent:
         gained, self._gained = self._gained, _NOTHING
@@ -132,6 +133,7 @@ class Output:
         sequence = self._sequence
         return Finish(
             reason=reason,
+            stop_string=self._gained.stop,
             output_tokens=self._num_tokens,
             forced_tokens=self._num_forced,
             cached_tokens=sequence.cached_tokens or 0,

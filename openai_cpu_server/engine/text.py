@@ -16,8 +16,12 @@ class Release:
 
     num_tokens: int
     text: str
-    stopped: bool = False
-    """A stop string was found; `text` ends before it."""
+    stop: str | None = None
+    """The stop string that was found; `text` ends before it."""
+
+    @property
+    def stopped(self) -> bool:
+        return self.stop is not None
 
 
 class TextStream:
@@ -39,19 +43,19 @@ class TextStream:
     def push(self, piece: bytes) -> Release:
         self._held += piece
         self._ends.append(len(self._held))
-        found = [at for s in self._stop if (at := self._held.find(s)) >= 0]
+        found = [(at, s) for s in self._stop if (at := self._held.find(s)) >= 0]
         if found:
-            return self._cut(min(found))
+            return self._cut(*min(found, key=lambda place: place[0]))
         return self._release(self._num_releasable())
 
     def flush(self) -> Release:
         """Release all that is held, at the end. An unfinished character becomes U+FFFD."""
         return self._release(len(self._ends))
 
-    def _cut(self, at: int) -> Release:
+    def _cut(self, at: int, stop: bytes) -> Release:
         text = self._held[:at].decode(errors="replace")
         starts = [0, *self._ends[:-1]]
-        return Release(sum(start < at for start in starts), text, stopped=True)
+        return Release(sum(start < at for start in starts), text, stop.decode())
 
     def _num_releasable(self) -> int:
         safe = len(self._held) - max(self._unfinished_stop(), self._unfinished_character())

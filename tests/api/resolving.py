@@ -14,7 +14,6 @@ from openai_cpu_server.api.routes.chat import ChatFamily
 from openai_cpu_server.api.routes.completions import CompletionFamily
 from openai_cpu_server.api.routes.generation import Family
 from openai_cpu_server.api.schemas.generation import GenerationBody
-from openai_cpu_server.api.schemas.parse import parse
 from openai_cpu_server.errors import InvalidRequest
 from openai_cpu_server.llama.grammar.grammar_check import GrammarCheck
 from openai_cpu_server.models.registry import ModelRegistry
@@ -66,7 +65,7 @@ def complete(*, tokenizer: FakeTokenizer | None = None, **fields: object) -> Cal
 
 
 def resolved(family: Family[B], model: ServedModel, fields: Mapping[str, object], sender: Sender) -> Call:
-    body, ignored = parse(family.schema, json.dumps(fields).encode(), lenient=False)
+    body, ignored = family.read(json.dumps(fields).encode(), lenient=False)
     chosen = ModelRegistry([model]).choose(body.model, None)
     return family.resolve(body, Asking(chosen, FAKE_INFO, sender, OPTIONS, ignored))
 

@@ -24,6 +24,22 @@ def events(response: httpx.Response) -> list[dict[str, object]]:
     return [json.loads(line[6:]) for line in lines]
 
 
+def messages_error_of(response: httpx.Response) -> dict[str, object]:
+    """Anthropic's error, on the paths that are theirs."""
+    body = response.json()
+    assert set(body) == {"type", "error", "request_id"}
+    assert set(body["error"]) == {"type", "message"}
+    assert body["type"] == "error"
+    assert body["request_id"] == response.headers["request-id"] == response.headers["x-request-id"]
+    return dict(body["error"])
+
+
+def told_error(response: httpx.Response) -> dict[str, object]:
+    """The error in the shape of the response's path: what is said of it in both, the message, is there."""
+    is_of_messages = response.request.url.path.startswith("/v1/messages")
+    return messages_error_of(response) if is_of_messages else error_of(response)
+
+
 def error_of(response: httpx.Response) -> dict[str, object]:
     assert set(response.json()) == {"error"}
     assert set(response.json()["error"]) == {"message", "type", "param", "code"}

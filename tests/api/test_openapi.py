@@ -123,10 +123,20 @@ async def test_errors_are_described_by_their_codes(described: Json) -> None:
 
 
 CHAT = {"messages": MESSAGES, "max_tokens": 4, "seed": 1}
+MESSAGE = {"messages": MESSAGES, "max_tokens": 4}
+IMAGE = {"role": "user", "content": [{"type": "image", "source": {}}]}
 GOOD: list[tuple[str, str, Json | None]] = [
     ("post", "/v1/chat/completions", CHAT),
     ("post", "/v1/chat/completions", {**CHAT, "logprobs": True, "top_logprobs": 2, "metadata": {"a": "b"}}),
     ("post", "/v1/completions", {"prompt": "hi", "max_tokens": 4, "logprobs": 1, "echo": True}),
+    ("post", "/v1/messages", MESSAGE),
+    (
+        "post",
+        "/v1/messages",
+        {**MESSAGE, "system": [{"type": "text", "text": "Be kind.", "cache_control": {"type": "ephemeral"}}]},
+    ),
+    ("post", "/v1/messages/count_tokens", {"messages": MESSAGES}),
+    ("post", "/v1/chat/completions/input_tokens", {"messages": MESSAGES}),
     ("post", "/v1/chat/completions", {**CHAT, "store": True, "modalities": ["text"], "audio": None}),
     ("post", "/v1/chat/completions", {**CHAT, "messages": [{**MESSAGES[0], "cache_control": {}}]}),
     ("post", "/generate", {"prompt": "hi", "max_tokens": 4, "priority": "low"}),
@@ -169,6 +179,10 @@ BAD: list[tuple[str, Json]] = [
     ("/generate", {"prompt": ""}),
     ("/v1/generate/batch", {"requests": []}),
     ("/v1/completions", {"prompt": 5}),
+    ("/v1/messages", {"messages": MESSAGES}),
+    ("/v1/messages", {**MESSAGE, "colour": 1}),
+    ("/v1/messages", {**MESSAGE, "messages": [IMAGE]}),
+    ("/v1/messages/count_tokens", {}),
     ("/detokenize", {"tokens": ["a"]}),
     ("/v1/batches", {"input_file_id": "x"}),
 ]

@@ -12,7 +12,7 @@ from openai_cpu_server.api.errors import ErrorObject
 from openai_cpu_server.api.gates.ticket import Ticket
 from openai_cpu_server.api.render.renderer import Chunk, Renderer, Usage
 from openai_cpu_server.contract.engine import Timings
-from openai_cpu_server.contract.messages import Place, TokenEvent
+from openai_cpu_server.contract.messages import ModelLoading, Place, TokenEvent
 from tests.api.calls import call
 from tests.api.fake_engine import FakeEngine
 from tests.api.serving import served
@@ -27,6 +27,12 @@ class Named:
 
     def begin(self) -> Sequence[Chunk]:
         return (Chunk(b"{}", "created"),)
+
+    def waits(self, news: Place | ModelLoading) -> Sequence[Chunk]:
+        return ()
+
+    def silence(self) -> Sequence[Chunk]:
+        return ()
 
     def event(self, event: TokenEvent) -> Sequence[Chunk]:
         return (Chunk(b'{"n":%d}' % len(event.tokens), "delta"),) if event.tokens else ()

@@ -95,9 +95,7 @@ def test_langchain_answers_from_what_it_has_retrieved(url: str, langchain: OpenA
     store.add_texts(FACTS)
     (found,) = store.similarity_search(QUESTION, k=1)
     assert found.page_content == FACTS[0]
-    chat = ChatOpenAI(
-        base_url=url + "/v1", api_key="none", model="smollm2", temperature=0, max_tokens=40
-    )
+    chat = ChatOpenAI(base_url=url + "/v1", api_key="none", model="smollm2", temperature=0, max_tokens=40)
     told = chat.invoke(f"Answer from this text: {found.page_content}\n\n{QUESTION}")
     assert "seven" in str(told.content)
 

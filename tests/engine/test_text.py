@@ -41,13 +41,13 @@ def test_bytes_that_are_no_text_do_not_hold_up_what_follows() -> None:
 def test_a_stop_string_ends_the_text_before_it() -> None:
     assert stream([b"one", b" STOP", b" two"], "STOP") == [
         Release(1, "one"),
-        Release(1, " ", stopped=True),
+        Release(1, " ", stop="STOP"),
     ]
 
 
 def test_a_stop_string_over_token_borders_never_leaks() -> None:
     releases = stream([b"one S", b"TO", b"P two"], "STOP")
-    assert releases == [Release(0, ""), Release(0, ""), Release(1, "one ", stopped=True)]
+    assert releases == [Release(0, ""), Release(0, ""), Release(1, "one ", stop="STOP")]
 
 
 def test_the_beginning_of_a_stop_string_is_shown_when_it_was_none() -> None:
@@ -55,11 +55,11 @@ def test_the_beginning_of_a_stop_string_is_shown_when_it_was_none() -> None:
 
 
 def test_the_earliest_of_several_stop_strings_counts() -> None:
-    assert shown(stream([b"a-b+c"], "+", "-")) == "a"
+    assert stream([b"a-b+c"], "+", "-") == [Release(1, "a", stop="-")]
 
 
 def test_a_stop_string_within_one_longer_token() -> None:
-    assert stream([b"x\n\nyz"], "\n\n") == [Release(1, "x", stopped=True)]
+    assert stream([b"x\n\nyz"], "\n\n") == [Release(1, "x", stop="\n\n")]
 
 
 def test_a_stop_of_several_bytes_per_character() -> None:

@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator, Sequence
 from sse_starlette import EventSourceResponse, ServerSentEvent
 from starlette.types import Receive, Scope, Send
 
-from openai_cpu_server.api.calls.running import Running
+from openai_cpu_server.api.calls.running import Running, Said
 from openai_cpu_server.api.errors import INTERNAL, ErrorObject, error_object, failure_of
 from openai_cpu_server.api.gates.ticket import Ticket, ticket_of
 from openai_cpu_server.api.render.renderer import Chunk, Renderer
@@ -18,13 +18,34 @@ logger = logging.getLogger(__name__)
 
 _FAREWELL_S = 1.0
 """When the server ends, a stream may still say that it does."""
+_KEEP_ALIVE = ServerSentEvent(comment="keep-alive", sep="\n")
+
+
+class _Encoded(ServerSentEvent):
+    """Events that are bytes already, where the library wants one of its own."""
+
+    def __init__(self, encoded: bytes) -> None:
+        super().__init__()
+        self._encoded = encoded
+
+    def encode(self) -> bytes:
+        return self._encoded
 
 
 class EventStream:
     """The response of a call with `stream`. It owns the call: when it ends, however, that ends too."""
 
-    def __init__(self, running: Running, renderer: Renderer, *, keep_alive_s: float) -> None:
+    def __init__(
+        self,
+        running: Running,
+        renderer: Renderer,
+        *,
+        keep_alive_s: float,
+        told: AsyncIterator[Said] | None = None,
+    ) -> None:
+        """`told`: what the client hears; None: what the call tells this renderer, as it comes."""
         self._running = running
+        self._told = running.tell(renderer) if told is None else told
         self._renderer = renderer
         self._keep_alive_s = keep_alive_s
         self._is_told = False
@@ -45,20 +66,28 @@ class EventStream:
             headers={"cache-control": "no-cache", **self._running.call.headers},
             sep="\n",
             ping=self._keep_alive_s,
-            ping_message_factory=_keep_alive,
+            ping_message_factory=self._keep_alive,
             shutdown_grace_period=_FAREWELL_S,
         )
 
     async def _messages(self, ticket: Ticket) -> AsyncIterator[bytes]:
         try:
-            async for said in self._running.tell(self._renderer):
-                yield comment(said) if isinstance(said, (Place, ModelLoading)) else events(said)
+            async for said in self._told:
+                yield self._news(said) if isinstance(said, (Place, ModelLoading)) else events(said)
             self._is_told = True
             if (last_words := self._renderer.last_words) is not None:
                 yield b"data: " + last_words + b"\n\n"
         except Exception as error:
             self._is_told = True
             yield events(self._renderer.error(_told(error, ticket)))
+
+    def _news(self, news: Place | ModelLoading) -> bytes:
+        chunks = self._renderer.waits(news)
+        return events(chunks) if chunks else comment(news)
+
+    def _keep_alive(self) -> ServerSentEvent:
+        chunks = self._renderer.silence()
+        return _Encoded(events(chunks)) if chunks else _KEEP_ALIVE
 
 
 def events(chunks: Sequence[Chunk]) -> bytes:
@@ -79,10 +108,6 @@ def _event(chunk: Chunk) -> bytes:
     if chunk.event is None:
         return b"data: %b\n\n" % chunk.json
     return b"event: %b\ndata: %b\n\n" % (chunk.event.encode(), chunk.json)
-
-
-def _keep_alive() -> ServerSentEvent:
-    return ServerSentEvent(comment="keep-alive", sep="\n")
 
 
 def _told(error: Exception, ticket: Ticket) -> ErrorObject:

@@ -72,7 +72,7 @@ def document(names: Sequence[str], *, lenient: bool) -> JsonSchema:
         "paths": paths,
         "components": {
             "schemas": {**_body_schemas(shown, lenient=lenient), **_answer_schemas(shown)},
-            "responses": {_error_name(status): _error(status) for status in sorted(_statuses())},
+            "responses": _error_responses(shown),
             "securitySchemes": {
                 "bearer": {"type": "http", "scheme": "bearer"},
                 "x-api-key": {"type": "apiKey", "in": "header", "name": "x-api-key"},
@@ -91,7 +91,7 @@ def _operation(name: str, path: str, operation: Operation) -> JsonSchema:
         "responses": {
             str(operation.status): _answer(operation),
             **{
-                str(status): {"$ref": f"#/components/responses/{_error_name(status)}"}
+                str(status): {"$ref": f"#/components/responses/{_error_name(status, operation)}"}
                 for status in _errors_of(path, operation)
             },
         },
@@ -157,11 +157,18 @@ def _statuses() -> set[int]:
     return {status for name, o in OPERATIONS.items() for status in _errors_of(name.split(" ")[1], o)}
 
 
-def _error_name(status: int) -> str:
-    return f"error{status}"
+def _error_responses(operations: Sequence[Operation]) -> dict[str, JsonSchema]:
+    """One for each status in each shape that errors have."""
+    shapes = {operation.error: operation for operation in operations}
+    pairs = [(status, operation) for operation in shapes.values() for status in sorted(_statuses())]
+    return {_error_name(status, operation): _error(status, operation) for status, operation in pairs}
 
 
-def _error(status: int) -> JsonSchema:
+def _error_name(status: int, operation: Operation) -> str:
+    return f"error{status}" if operation.error is ErrorObject else f"{operation.error.__name__}{status}"
+
+
+def _error(status: int, operation: Operation) -> JsonSchema:
     """A response that lists the codes which the table of errors has for its status."""
     said = [
         f"`{failure.code or failure.type}`: {inspect.getdoc(cls)}"
@@ -170,7 +177,7 @@ def _error(status: int) -> JsonSchema:
     ]
     if status in HTTP_CODES:
         said.append(f"`{HTTP_CODES[status]}`: There is no such route.")
-    schema = {"$ref": _SCHEMAS + _ANSWER_NAME.format(name=ErrorObject.__name__)}
+    schema = {"$ref": _SCHEMAS + _ANSWER_NAME.format(name=operation.error.__name__)}
     return {"description": "\n".join(said), "content": {"application/json": {"schema": schema}}}
 
 
@@ -186,6 +193,7 @@ def _body_schemas(operations: Sequence[Operation], *, lenient: bool) -> Mapping[
 
 
 def _answer_schemas(operations: Sequence[Operation]) -> Mapping[str, object]:
-    answers = {ErrorObject, *(operation.answer for operation in operations if operation.answer is not None)}
+    errors = {operation.error for operation in operations}
+    answers = {*errors, *(operation.answer for operation in operations if operation.answer is not None)}
     _, schemas = msgspec.json.schema_components(answers, ref_template=_SCHEMAS + _ANSWER_NAME)
     return {_ANSWER_NAME.format(name=name): schema for name, schema in schemas.items()}

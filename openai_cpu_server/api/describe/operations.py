@@ -6,14 +6,23 @@ from collections.abc import Mapping
 
 import msgspec
 
-from openai_cpu_server.api.errors import CLIENT_GONE
+from openai_cpu_server.api.error_shapes import MessagesError
+from openai_cpu_server.api.errors import CLIENT_GONE, ErrorObject
+from openai_cpu_server.api.render.anthropic import AnswerMessage
 from openai_cpu_server.api.render.chat import ChatCompletion
 from openai_cpu_server.api.render.completion import TextCompletion
 from openai_cpu_server.api.render.generate import Generated, GeneratedBatch
 from openai_cpu_server.api.render.pooling import EmbeddingList, Reranked
+from openai_cpu_server.api.render.responses.objects import (
+    ItemList,
+    ResponseDeleted,
+    ResponseObject,
+)
 from openai_cpu_server.api.routes.adapters import AdapterCard, AdapterDeleted, AdapterList
+from openai_cpu_server.api.routes.anthropic import TokensCounted
 from openai_cpu_server.api.routes.batch_jobs import BatchList, BatchObject
-from openai_cpu_server.api.routes.cache import CacheStats
+from openai_cpu_server.api.routes.cache import ONLY, CacheStats
+from openai_cpu_server.api.routes.counting import InputTokens
 from openai_cpu_server.api.routes.files import FileDeleted, FileList, FileObject
 from openai_cpu_server.api.routes.health import HealthReport
 from openai_cpu_server.api.routes.models import ModelCard, ModelList
@@ -22,12 +31,14 @@ from openai_cpu_server.api.routes.requests import Cancelled, RequestList
 from openai_cpu_server.api.routes.stats import Stats
 from openai_cpu_server.api.routes.tokens import Detokenized, Tokenized
 from openai_cpu_server.api.schemas.adapters import AdapterBody
+from openai_cpu_server.api.schemas.anthropic import CountBody, MessagesBody
 from openai_cpu_server.api.schemas.base import Body
 from openai_cpu_server.api.schemas.batch_jobs import BatchBody
 from openai_cpu_server.api.schemas.chat import ChatBody
 from openai_cpu_server.api.schemas.completion import CompletionBody
 from openai_cpu_server.api.schemas.generate import GenerateBatchBody, GenerateBody
 from openai_cpu_server.api.schemas.pooling import EmbeddingBody, RerankBody
+from openai_cpu_server.api.schemas.responses import InputTokensBody, ResponsesBody
 from openai_cpu_server.api.schemas.tokens import DetokenizeBody, TokenizeBody
 
 JsonSchema = dict[str, object]
@@ -51,6 +62,12 @@ _UPLOAD: JsonSchema = {
 }
 
 
+_MESSAGE_EVENTS = (
+    "With `stream`: `event: `, its name, `data: ` and an object whose `type` is that name, an empty line,"
+    " and so on; the last one is `message_stop`."
+)
+
+
 class Operation(msgspec.Struct, frozen=True, kw_only=True):
     summary: str
     tag: str
@@ -65,6 +82,7 @@ class Operation(msgspec.Struct, frozen=True, kw_only=True):
     streams: bool = False
     stream_form: str = _CHUNKS
     """What a stream is made of."""
+    error: type[msgspec.Struct] = ErrorObject
     errors: tuple[int, ...] = ()
     """Statuses beside those that follow from the body, the key and the path."""
 
@@ -105,6 +123,76 @@ OPERATIONS: Mapping[str, Operation] = {
         answer=TextCompletion,
         streams=True,
         errors=_GENERATION,
+    ),
+    "POST /v1/responses": Operation(
+        summary="Make a response: whole, as server-sent events, or in the background",
+        tag="Responses",
+        body=ResponsesBody,
+        answer=ResponseObject,
+        streams=True,
+        errors=_GENERATION,
+    ),
+    "WEBSOCKET /v1/responses": Operation(
+        summary="OpenAI's WebSocket mode: response.create in, the events of a stream out",
+        tag="Responses",
+    ),
+    "POST /v1/responses/input_tokens": Operation(
+        summary="How many tokens a response's prompt would have",
+        tag="Responses",
+        body=InputTokensBody,
+        answer=InputTokens,
+        errors=(404, 503),
+    ),
+    "GET /v1/responses/{id}": Operation(
+        summary="A stored response, or the events of one that was made in the background",
+        tag="Responses",
+        query={
+            "stream": {"type": "boolean", "default": False},
+            "starting_after": {"type": "integer", "description": "number of the last event that is known"},
+            "include[]": {"type": "string", "description": "changes nothing: all that there is is shown"},
+            "include_obfuscation": {"type": "boolean", "description": "changes nothing"},
+        },
+        answer=ResponseObject,
+        streams=True,
+        errors=(400,),
+    ),
+    "DELETE /v1/responses/{id}": Operation(summary="Delete it", tag="Responses", answer=ResponseDeleted),
+    "POST /v1/responses/{id}/cancel": Operation(
+        summary="End one that is made in the background",
+        tag="Responses",
+        answer=ResponseObject,
+        errors=(400,),
+    ),
+    "GET /v1/responses/{id}/input_items": Operation(
+        summary="What went into it",
+        tag="Responses",
+        query={**_PAGE, "order": {"enum": list(ORDERS)}, "include[]": {"type": "string"}},
+        answer=ItemList,
+    ),
+    "POST /v1/messages": Operation(
+        summary="Answer a conversation as Anthropic's API does, whole or as server-sent events",
+        tag="Generation",
+        body=MessagesBody,
+        answer=AnswerMessage,
+        streams=True,
+        stream_form=_MESSAGE_EVENTS,
+        error=MessagesError,
+        errors=_GENERATION,
+    ),
+    "POST /v1/messages/count_tokens": Operation(
+        summary="The tokens of such a conversation",
+        tag="Tokens",
+        body=CountBody,
+        answer=TokensCounted,
+        error=MessagesError,
+        errors=(404,),
+    ),
+    "POST /v1/chat/completions/input_tokens": Operation(
+        summary="The tokens of a chat's conversation",
+        tag="Tokens",
+        body=ChatBody,
+        answer=InputTokens,
+        errors=(404,),
     ),
     "POST /v1/embeddings": Operation(
         summary="Texts as vectors",
@@ -153,9 +241,18 @@ OPERATIONS: Mapping[str, Operation] = {
     ),
     "GET /v1/requests": Operation(summary="Requests that run or wait", tag="Requests", answer=RequestList),
     "DELETE /v1/requests/{id}": Operation(summary="End one", tag="Requests", answer=Cancelled),
-    "DELETE /v1/cache": Operation(summary="Empty the prefix cache", tag="Cache", status=204),
+    "DELETE /v1/cache": Operation(
+        summary="Empty the caches of prompts and of answers",
+        tag="Cache",
+        query={"only": {"enum": list(ONLY), "description": "this one alone"}},
+        status=204,
+        errors=(400,),
+    ),
     "GET /v1/cache/stats": Operation(
-        summary="Both tiers of KV memory", tag="Cache", answer=CacheStats, errors=(503,)
+        summary="Both tiers of KV memory, and the cache of answers",
+        tag="Cache",
+        answer=CacheStats,
+        errors=(503,),
     ),
     "POST /v1/files": Operation(
         summary="Upload the input of a batch", tag="Batches", form=_UPLOAD, answer=FileObject, errors=(400,)

@@ -14,7 +14,8 @@ from openai_cpu_server.api.access.clients import Network
 from openai_cpu_server.api.access.identity import check_scope, identify
 from openai_cpu_server.api.access.key_ring import KeyRing
 from openai_cpu_server.api.access.keys import OPEN_PATHS
-from openai_cpu_server.api.errors import INTERNAL, error_response, failure_of
+from openai_cpu_server.api.error_shapes import id_headers, shaped_response
+from openai_cpu_server.api.errors import INTERNAL, failure_of
 from openai_cpu_server.api.gates.fair_use import limit_headers_of
 from openai_cpu_server.api.gates.ticket import Endings, Ticket, open_ticket
 from openai_cpu_server.errors import JobsUnavailable, OriginRefused, TooManyConnections
@@ -57,7 +58,7 @@ class Entrance:
             status = _begun(message)
             if ticket.status is None and status is not None:
                 message.setdefault("headers", [])
-                said = {**limit_headers_of(scope), "x-request-id": ticket.id}
+                said = {**limit_headers_of(scope), **id_headers(ticket.path, ticket.id)}
                 MutableHeaders(scope=message).update(said)
                 ticket.status = status
             await send(message)
@@ -73,7 +74,8 @@ class Entrance:
             if ticket.status is not None:
                 _leave_incomplete(error, scope)
                 return
-            await error_response(error, request_id=ticket.id)(scope, receive, tagged)
+            response = shaped_response(error, request_id=ticket.id, path=ticket.path)
+            await response(scope, receive, tagged)
         finally:
             self._endings.end(ticket)
 

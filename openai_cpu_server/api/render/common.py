@@ -12,7 +12,7 @@ from openai_cpu_server.api.calls.call import Call
 from openai_cpu_server.api.errors import ErrorObject
 from openai_cpu_server.api.render.renderer import Chunk, CompletionDetails, PromptDetails, Usage
 from openai_cpu_server.contract.engine import Timings
-from openai_cpu_server.contract.messages import Finish, FinishReason, TokenEvent
+from openai_cpu_server.contract.messages import Finish, FinishReason, ModelLoading, Place, TokenEvent
 from openai_cpu_server.errors import GenerationFailed
 
 _REASONS = {FinishReason.STOP: "stop", FinishReason.LENGTH: "length"}
@@ -115,6 +115,12 @@ class ChunkStream:
         self._choices = choices
 
     def begin(self) -> Sequence[Chunk]:
+        return ()
+
+    def waits(self, news: Place | ModelLoading) -> Sequence[Chunk]:
+        return ()
+
+    def silence(self) -> Sequence[Chunk]:
         return ()
 
     def event(self, event: TokenEvent) -> Sequence[Chunk]:

@@ -14,7 +14,7 @@ from openai_cpu_server.api.render.answers import Answer
 from openai_cpu_server.api.render.common import finish_reason, json_text
 from openai_cpu_server.api.render.renderer import Chunk, Usage
 from openai_cpu_server.contract.engine import Timings
-from openai_cpu_server.contract.messages import Finish, TokenEvent
+from openai_cpu_server.contract.messages import Finish, ModelLoading, Place, TokenEvent
 from openai_cpu_server.models.pieces import Pieces
 from openai_cpu_server.prompt.tool_formats import Content, Part, Reasoning
 
@@ -104,6 +104,12 @@ class GenerateStream:
         self._finish: Finish | None = None
 
     def begin(self) -> Sequence[Chunk]:
+        return ()
+
+    def waits(self, news: Place | ModelLoading) -> Sequence[Chunk]:
+        return ()
+
+    def silence(self) -> Sequence[Chunk]:
         return ()
 
     def event(self, event: TokenEvent) -> Sequence[Chunk]:

@@ -11,7 +11,7 @@ from openai_cpu_server.api.calls.call import Call
 from openai_cpu_server.api.errors import ErrorObject
 from openai_cpu_server.api.render.answers import Answer
 from openai_cpu_server.contract.engine import Timings
-from openai_cpu_server.contract.messages import TokenEvent
+from openai_cpu_server.contract.messages import ModelLoading, Place, TokenEvent
 from openai_cpu_server.models.pieces import Pieces
 
 
@@ -50,6 +50,14 @@ class Renderer(Protocol):
 
     def begin(self) -> Sequence[Chunk]:
         """The call was submitted."""
+        ...
+
+    def waits(self, news: Place | ModelLoading) -> Sequence[Chunk]:
+        """The call has a place in the queue, or waits for its model. Nothing: a comment says so instead."""
+        ...
+
+    def silence(self) -> Sequence[Chunk]:
+        """Nothing was said for a while. Nothing: a comment shows that the server lives."""
         ...
 
     def event(self, event: TokenEvent) -> Sequence[Chunk]:

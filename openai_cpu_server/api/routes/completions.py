@@ -11,12 +11,15 @@ from openai_cpu_server.api.resolve.limits import choices
 from openai_cpu_server.api.resolve.output import of_answer
 from openai_cpu_server.api.resolve.prompts import completion_prompts
 from openai_cpu_server.api.schemas.completion import CompletionBody
+from openai_cpu_server.api.schemas.parse import Ignored, parse
 from openai_cpu_server.errors import InvalidRequest
 
 
 class CompletionFamily:
-    schema = CompletionBody
     renderer = CompletionRenderer()
+
+    def read(self, data: bytes, *, lenient: bool) -> tuple[CompletionBody, Ignored]:
+        return parse(CompletionBody, data, lenient=lenient)
 
     def resolve(self, body: CompletionBody, asking: Asking) -> Call:
         best_of, model = _best_of(body, asking.options), asking.chosen.model

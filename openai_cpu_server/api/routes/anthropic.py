@@ -1,0 +1,77 @@
+"""`POST /v1/messages` and `POST /v1/messages/count_tokens`, which are Anthropic's."""
+
+from __future__ import annotations
+
+from typing import TypeVar
+
+import msgspec
+
+from openai_cpu_server.api.calls.call import Asking, Call
+from openai_cpu_server.api.render.anthropic import MessagesRenderer
+from openai_cpu_server.api.resolve.chat import resolve_chat
+from openai_cpu_server.api.resolve.told_messages import (
+    ToldBody,
+    in_their_words,
+    prompt_as_chat,
+    skipped_tools,
+    told_as_chat,
+)
+from openai_cpu_server.api.schemas.anthropic import CountBody, MessagesBody
+from openai_cpu_server.api.schemas.chat import ChatBody
+from openai_cpu_server.api.schemas.parse import MOST_NAMED, Ignored, parse
+from openai_cpu_server.errors import InvalidRequest
+
+B = TypeVar("B", bound=CountBody)
+
+
+class MessagesFamily:
+    renderer = MessagesRenderer()
+
+    def read(self, data: bytes, *, lenient: bool) -> tuple[ToldBody, Ignored]:
+        body, ignored = _read(MessagesBody, data, lenient=lenient)
+        return told_as_chat(body), ignored
+
+    def resolve(self, body: ToldBody, asking: Asking) -> Call:
+        """Clients name the most that any model could write, so what the context leaves is enough."""
+        open_ended = body.model_copy(update={"max_tokens": None})
+        try:
+            call = resolve_chat(open_ended, asking, id_prefix="msg_")
+        except InvalidRequest as error:
+            raise in_their_words(error, body.names) from None
+        assert body.max_tokens is not None, "the schema demands it"
+        return _limited(call, body.max_tokens, context=asking.info.context_limit)
+
+
+class TokensCounted(msgspec.Struct, frozen=True):
+    input_tokens: int
+
+
+class MessagesCounting:
+    def read(self, data: bytes, *, lenient: bool) -> tuple[ToldBody, Ignored]:
+        body, ignored = _read(CountBody, data, lenient=lenient)
+        return prompt_as_chat(body), ignored
+
+    def told(self, num_tokens: int) -> TokensCounted:
+        return TokensCounted(num_tokens)
+
+
+def _limited(call: Call, max_tokens: int, *, context: int) -> Call:
+    (request,) = call.requests
+    limited = msgspec.structs.replace(request, max_tokens=min(request.max_tokens, max_tokens))
+    is_full = limited.max_tokens < max_tokens and len(request.tokens) + limited.max_tokens >= context
+    return msgspec.structs.replace(
+        call, requests=(limited,), max_output_tokens=limited.max_tokens, context_ends_it=is_full
+    )
+
+
+def _read(schema: type[B], data: bytes, *, lenient: bool) -> tuple[B, Ignored]:
+    body, ignored = parse(schema, data, lenient=lenient)
+    return body, Ignored((*ignored.names, *_unheard(body), *skipped_tools(body)[:MOST_NAMED]))
+
+
+def _unheard(body: CountBody) -> tuple[str, ...]:
+    """What chat's bodies do not know yet."""
+    if "enable_thinking" in ChatBody.model_fields:
+        return ()
+    effort = body.output_config is not None and body.output_config.effort is not None
+    return ("thinking",) * (body.thinking is not None) + ("output_config.effort",) * effort

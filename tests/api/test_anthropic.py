@@ -1,0 +1,314 @@
+"""`/v1/messages` over HTTP: answers, streams, counting, and errors in Anthropic's shape from wherever."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import httpx
+import msgspec
+import pytest
+from starlette.applications import Starlette
+
+from openai_cpu_server.api.access.key_ring import KeyRing
+from openai_cpu_server.contract.engine import EngineState
+from openai_cpu_server.dispatch.dispatcher import Dispatcher
+from tests.api.asgi import exchange
+from tests.api.fake_engine import READY, FakeEngine
+from tests.api.serving import OPTIONS, api, client, eventually, locked_api, new_engine, num_live, running
+from tests.api.talking import MESSAGES, chat, messages_error_of
+from tests.api.test_key_file import sha
+
+pytestmark = pytest.mark.anyio
+
+TOOL = {"name": "now", "input_schema": {"type": "object", "properties": {}}}
+BILLING = "x-anthropic-billing-header: cc_version=2.1.37.0d9; cc_entrypoint=cli; cch=%s;"
+
+
+async def ask(http: httpx.AsyncClient, path: str = "/v1/messages", **fields: object) -> httpx.Response:
+    body = {"model": "fake", "messages": MESSAGES, "max_tokens": 8, "temperature": 0, **fields}
+    return await http.post(path, json={name: value for name, value in body.items() if value is not None})
+
+
+def heard(response: httpx.Response) -> list[dict[str, object]]:
+    """The events, whose names are their types."""
+    events = []
+    for event in response.text.strip().split("\n\n"):
+        name, data = event.split("\n")
+        events.append(json.loads(data.removeprefix("data: ")))
+        assert name == f"event: {events[-1]['type']}"
+    return events
+
+
+async def test_an_answer(http: httpx.AsyncClient) -> None:
+    answer = await ask(http)
+    body = answer.json()
+    assert answer.headers["request-id"] == answer.headers["x-request-id"]
+    assert body.pop("id").startswith("msg_")
+    assert body.pop("content")[0]["text"] == (await chat(http)).json()["choices"][0]["message"]["content"]
+    assert body == {
+        "type": "message",
+        "role": "assistant",
+        "model": "fake",
+        "stop_reason": "max_tokens",
+        "stop_sequence": None,
+        "usage": {
+            "input_tokens": 5,
+            "cache_creation_input_tokens": 0,
+            "cache_read_input_tokens": 0,
+            "output_tokens": 8,
+        },
+    }
+
+
+async def test_a_stream_says_what_the_whole_answer_says(http: httpx.AsyncClient) -> None:
+    whole, stream = (await ask(http)).json(), await ask(http, stream=True)
+    assert stream.headers["content-type"].startswith("text/event-stream")
+    first, start, *deltas, stop, last, end = heard(stream)
+    assert (first["type"], start["type"], stop["type"], end) == (
+        "message_start",
+        "content_block_start",
+        "content_block_stop",
+        {"type": "message_stop"},
+    )
+    text = "".join(event["delta"]["text"] for event in deltas)  # type: ignore[index]
+    assert text == whole["content"][0]["text"]
+    assert last["delta"] == {"stop_reason": "max_tokens", "stop_sequence": None}
+    assert last["usage"] == whole["usage"]
+
+
+async def test_the_stop_sequence_that_ended_it_is_named(process: Dispatcher) -> None:
+    async with client(api(process)) as http:
+        text = (await ask(http, max_tokens=40)).json()["content"][0]["text"]
+        letter = next(letter for letter in text[1:] if letter.isascii() and letter.isalpha())
+        stopped = (await ask(http, max_tokens=40, stop_sequences=["\x01", letter])).json()
+        streamed = heard(await ask(http, max_tokens=40, stop_sequences=["\x01", letter], stream=True))
+    assert (stopped["stop_reason"], stopped["stop_sequence"]) == ("stop_sequence", letter)
+    assert streamed[-2]["delta"] == {"stop_reason": "stop_sequence", "stop_sequence": letter}
+
+
+async def test_a_call_of_a_tool() -> None:
+    says = '<|tool_call|>{"name":"now","arguments":{}}'
+    async with client(api(FakeEngine(says=says))) as http:
+        answer = (await ask(http, tools=[TOOL], max_tokens=99)).json()
+    (block,) = answer["content"]
+    assert block.pop("id").startswith("toolu_")
+    assert block == {"type": "tool_use", "name": "now", "input": {}}
+    assert answer["stop_reason"] == "tool_use"
+
+
+async def test_a_large_limit_is_what_the_context_leaves() -> None:
+    async with client(api(FakeEngine(says="Hello there."))) as http:
+        whole = await ask(http, max_tokens=64000)
+        cut = await ask(http, max_tokens=64000, messages=[{"role": "user", "content": "x" * 4090}])
+        short = await ask(http, max_tokens=3, messages=[{"role": "user", "content": "x" * 4090}])
+    assert whole.json()["stop_reason"] == "end_turn"
+    assert (cut.status_code, cut.json()["stop_reason"]) == (200, "model_context_window_exceeded")
+    assert short.json()["stop_reason"] == "max_tokens"
+
+
+async def test_the_servers_limit_of_output_holds() -> None:
+    limited = msgspec.structs.replace(OPTIONS, max_output_tokens=4)
+    async with client(api(FakeEngine(says="Hello there."), limited)) as http:
+        answer = (await ask(http, max_tokens=64000)).json()
+    assert (answer["stop_reason"], answer["usage"]["output_tokens"]) == ("max_tokens", 4)
+
+
+async def test_an_answer_goes_on_where_the_last_message_ends(http: httpx.AsyncClient) -> None:
+    begun = [*MESSAGES, {"role": "assistant", "content": "aa"}]
+    whole = (await ask(http)).json()["content"][0]["text"]
+    rest = (await ask(http, messages=begun, max_tokens=6)).json()["content"][0]["text"]
+    assert whole == "aa" + rest
+
+
+async def test_a_prompt_of_claude_code_is_found_again_whatever_its_billing_line() -> None:
+    async with running(new_engine(cache_bytes=100_000)) as engine, client(api(engine)) as http:
+        answers = [
+            (
+                await ask(
+                    http, system=[{"type": "text", "text": BILLING % number}, text_block("Help. " * 50)]
+                )
+            ).json()
+            for number in ("fa690", "0aaa9")
+        ]
+    first, second = (answer["usage"] for answer in answers)
+    assert first["cache_read_input_tokens"] == 0
+    assert second["input_tokens"] == 1
+    assert second["cache_read_input_tokens"] == first["input_tokens"] - 1
+
+
+def text_block(words: str) -> dict[str, object]:
+    return {"type": "text", "text": words, "cache_control": {"type": "ephemeral"}}
+
+
+async def test_counting_counts_what_asking_uses(http: httpx.AsyncClient) -> None:
+    asked = (await ask(http, tools=[TOOL])).json()["usage"]["input_tokens"]
+    counted = await ask(http, "/v1/messages/count_tokens", tools=[TOOL], max_tokens=None)
+    assert counted.json() == {"input_tokens": asked}
+    of_chat = await http.post("/v1/chat/completions/input_tokens", json={"messages": MESSAGES})
+    assert of_chat.json() == {"object": "response.input_tokens", "input_tokens": 5}
+
+
+async def test_counting_needs_no_engine(engine: FakeEngine, http: httpx.AsyncClient) -> None:
+    engine.told = msgspec.structs.replace(READY, state=EngineState.RESTARTING)
+    answer = await ask(http, "/v1/messages/count_tokens", max_tokens=None)
+    assert answer.json() == {"input_tokens": 5}
+
+
+@pytest.mark.parametrize("query", ["", "?beta=true"])
+async def test_a_request_of_claude_code(http: httpx.AsyncClient, query: str) -> None:
+    """As public captures show it."""
+    body = {
+        "model": "fake",
+        "max_tokens": 32000,
+        "stream": True,
+        "temperature": 1,
+        "system": [
+            {"type": "text", "text": BILLING % "0aaa9"},
+            text_block("You are Claude Code, Anthropic's official CLI for Claude."),
+            {**text_block("Help."), "cache_control": {"type": "ephemeral", "ttl": "1h", "scope": "global"}},
+        ],
+        "messages": [
+            {
+                "role": "user",
+                "content": [text_block("<system-reminder>\nA.\n</system-reminder>\n"), text_block("hi")],
+            }
+        ],
+        "tools": [
+            {
+                "name": "Read",
+                "description": "Reads a file.",
+                "eager_input_streaming": True,
+                "input_schema": {
+                    "$schema": "https://json-schema.org/draft/2020-12/schema",
+                    "type": "object",
+                    "properties": {
+                        "file_path": {"description": "The absolute path", "type": "string"},
+                        "limit": {"type": "integer", "exclusiveMinimum": 0, "maximum": 9007199254740991},
+                        "url": {"type": "string", "format": "uri"},
+                        "meta": {
+                            "type": "object",
+                            "propertyNames": {"type": "string"},
+                            "additionalProperties": {},
+                        },
+                    },
+                    "required": ["file_path"],
+                    "additionalProperties": False,
+                },
+            },
+            {"type": "web_search_20250305", "name": "web_search", "max_uses": 8},
+        ],
+        "metadata": {"user_id": '{"device_id":"0","account_uuid":"","session_id":"1"}'},
+        "thinking": {"type": "adaptive"},
+        "output_config": {"effort": "high"},
+        "context_management": {"edits": [{"type": "clear_thinking_20251015", "keep": "all"}]},
+    }
+    headers = {
+        "anthropic-version": "2023-06-01",
+        "anthropic-beta": "claude-code-20250219,interleaved-thinking-2025-05-14",
+        "anthropic-dangerous-direct-browser-access": "true",
+        "x-app": "cli",
+    }
+    answer = await http.post(f"/v1/messages{query}", json=body, headers=headers)
+    assert answer.status_code == 200, answer.text
+    assert heard(answer)[-1] == {"type": "message_stop"}
+    ignored = answer.headers["x-ignored-parameters"].split(",")
+    assert {"context_management", "tools[1] (web_search_20250305)"} <= set(ignored)
+
+
+# -- what goes wrong -----------------------------------------------------------------------------------
+
+
+CALLING = {"type": "tool_use", "id": "a", "name": "now", "input": {}}
+WRONG: list[tuple[dict[str, object], str]] = [
+    ({"max_tokens": None}, "max_tokens"),
+    ({"messages": [{"role": "user", "content": "x" * 4096}]}, "prompt is too long: "),
+    ({"stop_sequences": ["a"], "tools": [TOOL], "tool_choice": {"type": "any"}}, "'stop_sequences'"),
+    ({"tools": [{**TOOL, "input_schema": {"type": "array"}}]}, "tools[0].input_schema"),
+    ({"tools": [TOOL], "tool_choice": {"type": "tool", "name": "then"}}, "'then'"),
+    ({"output_format": {"type": "json_schema", "schema": {"type": "tree"}}}, "output_format.schema"),
+    ({"messages": [*MESSAGES, {"role": "assistant", "content": [CALLING]}]}, "answers must follow"),
+]
+
+
+@pytest.mark.parametrize(("fields", "says"), WRONG)
+async def test_wrong_requests(http: httpx.AsyncClient, fields: dict[str, object], says: str) -> None:
+    answer = await ask(http, **fields)
+    error = messages_error_of(answer)
+    assert (answer.status_code, error["type"]) == (400, "invalid_request_error")
+    assert says in str(error["message"])
+
+
+async def test_a_model_that_there_is_not(http: httpx.AsyncClient) -> None:
+    answer = await ask(http, model="claude-sonnet-4-5")
+    assert (answer.status_code, messages_error_of(answer)["type"]) == (404, "not_found_error")
+
+
+async def test_other_paths_and_methods(http: httpx.AsyncClient) -> None:
+    nothing = await http.post("/v1/messages/batches", json={})
+    assert (nothing.status_code, messages_error_of(nothing)["type"]) == (404, "not_found_error")
+    wrong = await http.get("/v1/messages")
+    assert (wrong.status_code, messages_error_of(wrong)["type"]) == (405, "invalid_request_error")
+    assert "request-id" not in (await http.get("/v1/models")).headers
+
+
+async def test_an_engine_that_is_away_is_overloaded(engine: FakeEngine, http: httpx.AsyncClient) -> None:
+    engine.told = msgspec.structs.replace(READY, state=EngineState.RESTARTING)
+    answer = await ask(http)
+    assert (answer.status_code, messages_error_of(answer)["type"]) == (503, "overloaded_error")
+    assert int(answer.headers["retry-after"]) >= 1
+
+
+async def test_a_stream_that_fails_says_so(slow_engine: Dispatcher) -> None:
+    body = {"messages": MESSAGES, "max_tokens": 4000, "stream": True}
+    async with exchange(api(slow_engine), "/v1/messages", body) as one:
+        first = await one.chunk() or b""
+        assert first.startswith(b"event: message_start\n")
+        await eventually(lambda: num_live(slow_engine) == 1)
+        slow_engine.cancel(slow_engine.requests()[0].id)
+        chunks = []
+        while (chunk := await one.chunk()) is not None:
+            chunks.append(chunk)
+    assert chunks[-1].startswith(
+        b'event: error\ndata: {"type":"error","error":{"type":"api_error","message":'
+    )
+
+
+async def test_a_silent_stream_is_pinged(engine: FakeEngine) -> None:
+    engine.goes_on.clear()
+    app = api(engine, msgspec.structs.replace(OPTIONS, keep_alive_s=0.01))
+    body = {"messages": MESSAGES, "max_tokens": 4, "stream": True}
+    async with exchange(app, "/v1/messages", body) as one:
+        await one.chunk()
+        pings = [await one.chunk() for _ in range(3)]
+        engine.goes_on.set()
+        while await one.chunk() is not None:
+            pass
+    assert pings == [b'event: ping\ndata: {"type":"ping"}\n\n'] * 3
+
+
+@pytest.fixture
+def locked(engine: FakeEngine, tmp_path: Path) -> Starlette:
+    path = tmp_path / "keys.toml"
+    path.write_text(
+        f'[keys.ann]\nsha256 = "{sha("k")}"\nrequests_per_minute = 1\n'
+        f'[keys.eve]\nsha256 = "{sha("e")}"\nscopes = ["metrics"]\n'
+    )
+    small = msgspec.structs.replace(OPTIONS, max_body_bytes=1000)
+    return locked_api(engine, KeyRing(None, path), options=small)
+
+
+async def test_what_the_gates_refuse_has_the_same_shape(locked: Starlette) -> None:
+    async with client(locked) as http:
+        http.headers["x-api-key"] = "k"
+        first = await ask(http)
+        assert (first.status_code, first.headers["x-ratelimit-remaining-requests"]) == (200, "0")
+        limited = await ask(http)
+        assert (limited.status_code, messages_error_of(limited)["type"]) == (429, "rate_limit_error")
+        assert int(limited.headers["retry-after"]) >= 1
+        large = await http.post("/v1/messages/count_tokens", content=b"x" * 1001)
+        assert (large.status_code, messages_error_of(large)["type"]) == (413, "request_too_large")
+        unknown = await http.post("/v1/messages", json={}, headers={"x-api-key": "wrong"})
+        assert (unknown.status_code, messages_error_of(unknown)["type"]) == (401, "authentication_error")
+        forbidden = await http.post("/v1/messages", json={}, headers={"x-api-key": "e"})
+        assert (forbidden.status_code, messages_error_of(forbidden)["type"]) == (403, "permission_error")

@@ -1,0 +1,246 @@
+"""Anthropic's SDK, and LangChain on it, with only the base URL changed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Literal
+
+import anthropic
+import pytest
+from anthropic.types import MessageParam, TextBlock, ToolParam, ToolUseBlock
+from langchain_anthropic import ChatAnthropic
+from langchain_core.messages import AIMessage, AIMessageChunk, HumanMessage, ToolMessage
+from langchain_core.tools import tool
+from pydantic import BaseModel
+
+from tests.server import ServerProcess
+from tests.tiny_model import tiny_model_path
+
+pytestmark = pytest.mark.native
+
+HELLO: list[MessageParam] = [{"role": "user", "content": "Tell me about the river and the bridge."}]
+WEATHER: ToolParam = {
+    "name": "get_weather",
+    "description": "The weather in a city",
+    "input_schema": {
+        "$schema": "https://json-schema.org/draft/2020-12/schema",
+        "type": "object",
+        "properties": {"city": {"enum": ["Rome", "Oslo"]}},
+        "required": ["city"],
+        "additionalProperties": False,
+    },
+}
+
+
+@pytest.fixture(scope="module")
+def sdk(server: ServerProcess) -> Iterator[anthropic.Anthropic]:
+    with anthropic.Anthropic(base_url=server.url, api_key="none", max_retries=0) as client:
+        yield client
+
+
+def text_of(message: anthropic.types.Message) -> str:
+    return "".join(block.text for block in message.content if isinstance(block, TextBlock))
+
+
+def test_a_message(sdk: anthropic.Anthropic) -> None:
+    message = sdk.messages.create(model="tiny", max_tokens=12, messages=HELLO, system="Be brief.")
+    assert (message.type, message.role, message.model) == ("message", "assistant", "tiny")
+    assert text_of(message)
+    assert (message.stop_reason, message.stop_sequence) == ("max_tokens", None)
+    assert message.usage.output_tokens == 12
+    assert message._request_id is not None
+
+
+def test_a_stream_says_the_same(sdk: anthropic.Anthropic) -> None:
+    whole = sdk.messages.create(model="tiny", max_tokens=30, messages=HELLO, extra_body={"temperature": 0})
+    with sdk.messages.stream(
+        model="tiny", max_tokens=30, messages=HELLO, extra_body={"temperature": 0}
+    ) as stream:
+        texts = list(stream.text_stream)
+        final = stream.get_final_message()
+    assert len(texts) > 3
+    assert "".join(texts) == text_of(final) == text_of(whole)
+    assert final.stop_reason == whole.stop_reason == "max_tokens"
+    used, found = final.usage, final.usage.cache_read_input_tokens
+    assert found
+    assert used.input_tokens + found == whole.usage.input_tokens + (whole.usage.cache_read_input_tokens or 0)
+
+
+def test_a_stop_sequence(sdk: anthropic.Anthropic) -> None:
+    said = text_of(
+        sdk.messages.create(model="tiny", max_tokens=30, messages=HELLO, extra_body={"temperature": 0})
+    )
+    word = said.split()[2]
+    message = sdk.messages.create(
+        model="tiny",
+        max_tokens=30,
+        messages=HELLO,
+        stop_sequences=["\x00", word],
+        extra_body={"temperature": 0},
+    )
+    assert (message.stop_reason, message.stop_sequence) == ("stop_sequence", word)
+    assert text_of(message) == said[: said.index(word)]
+
+
+def test_counting(sdk: anthropic.Anthropic) -> None:
+    count = sdk.messages.count_tokens(model="tiny", messages=HELLO, system="Be brief.", tools=[WEATHER])
+    asked = sdk.messages.create(
+        model="tiny", messages=HELLO, system="Be brief.", tools=[WEATHER], max_tokens=1
+    ).usage
+    assert count.input_tokens == asked.input_tokens + (asked.cache_read_input_tokens or 0)
+
+
+def test_a_tool_is_called_and_answered(sdk: anthropic.Anthropic) -> None:
+    asked = sdk.messages.create(
+        model="tiny",
+        max_tokens=60,
+        messages=HELLO,
+        tools=[WEATHER],
+        tool_choice={"type": "any", "disable_parallel_tool_use": True},
+    )
+    assert asked.stop_reason == "tool_use"
+    calls = [block for block in asked.content if isinstance(block, ToolUseBlock)]
+    assert calls
+    for call in calls:
+        assert call.id.startswith("toolu_")
+        assert (call.name, set(call.input)) == ("get_weather", {"city"})
+    results: MessageParam = {
+        "role": "user",
+        "content": [
+            *({"type": "tool_result", "tool_use_id": call.id, "content": "sunny"} for call in calls),
+            {"type": "text", "text": "So?"},
+        ],
+    }
+    turn: MessageParam = {"role": "assistant", "content": asked.content}
+    answer = sdk.messages.create(
+        model="tiny",
+        max_tokens=5,
+        messages=[*HELLO, turn, results],
+        tools=[WEATHER],
+        tool_choice={"type": "none"},
+    )
+    assert text_of(answer)
+
+
+def test_a_tools_input_is_streamed(sdk: anthropic.Anthropic) -> None:
+    with sdk.messages.stream(
+        model="tiny",
+        max_tokens=60,
+        messages=HELLO,
+        tools=[WEATHER],
+        tool_choice={"type": "tool", "name": "get_weather", "disable_parallel_tool_use": True},
+    ) as stream:
+        pieces = [event.partial_json for event in stream if event.type == "input_json"]
+        final = stream.get_final_message()
+    (call,) = final.content
+    assert isinstance(call, ToolUseBlock)
+    assert call.input["city"] in ("Rome", "Oslo")
+    assert "".join(pieces)
+    assert final.stop_reason == "tool_use"
+
+
+class City(BaseModel):
+    name: Literal["Rome", "Oslo"]
+    is_large: bool
+
+
+def test_an_answer_of_a_given_form(sdk: anthropic.Anthropic) -> None:
+    parsed = sdk.messages.parse(model="tiny", max_tokens=100, messages=HELLO, output_format=City)
+    assert parsed.stop_reason == "end_turn"
+    assert isinstance(parsed.parsed_output, City)
+
+
+def test_a_limit_beyond_the_context_is_no_error(sdk: anthropic.Anthropic) -> None:
+    with sdk.messages.stream(
+        model="tiny", max_tokens=64000, messages=HELLO, stop_sequences=[" ", "\n", "e"]
+    ) as stream:
+        assert stream.get_final_message().stop_reason in ("stop_sequence", "end_turn")
+
+
+def test_errors_are_the_exceptions_that_users_catch(server: ServerProcess, sdk: anthropic.Anthropic) -> None:
+    with pytest.raises(anthropic.NotFoundError) as missing:
+        sdk.messages.create(model="claude-none", max_tokens=1, messages=HELLO)
+    assert missing.value.body == {
+        "type": "error",
+        "error": {
+            "type": "not_found_error",
+            "message": "The model 'claude-none' does not exist on this server. There is: tiny.",
+        },
+        "request_id": missing.value.request_id,
+    }
+    image: MessageParam = {
+        "role": "user",
+        "content": [{"type": "image", "source": {"type": "url", "url": "http://example.com/a.png"}}],
+    }
+    with pytest.raises(anthropic.BadRequestError, match="text only"):
+        sdk.messages.create(model="tiny", max_tokens=1, messages=[image])
+    long: MessageParam = {"role": "user", "content": "river " * 20_000}
+    with pytest.raises(anthropic.BadRequestError, match="prompt is too long"):
+        sdk.messages.create(model="tiny", max_tokens=1, messages=[long])
+
+
+def test_keys_and_limits() -> None:
+    options = (
+        "--model",
+        str(tiny_model_path()),
+        "--served-model-name",
+        "tiny",
+        "--api-key",
+        "hunter2",
+        "--max-body-mb",
+        "1",
+    )
+    with ServerProcess(*options) as server:
+        with anthropic.Anthropic(base_url=server.url, api_key="hunter2", max_retries=0) as sdk:
+            assert sdk.messages.count_tokens(model="tiny", messages=HELLO).input_tokens > 1
+            with pytest.raises(anthropic.RequestTooLargeError):
+                sdk.messages.create(
+                    model="tiny", max_tokens=1, messages=[{"role": "user", "content": "x" * 1_100_000}]
+                )
+        with anthropic.Anthropic(base_url=server.url, auth_token="hunter2", max_retries=0) as bearer:
+            assert bearer.messages.count_tokens(model="tiny", messages=HELLO).input_tokens > 1
+        with (
+            anthropic.Anthropic(base_url=server.url, api_key="wrong", max_retries=0) as wrong,
+            pytest.raises(anthropic.AuthenticationError),
+        ):
+            wrong.messages.create(model="tiny", max_tokens=1, messages=HELLO)
+
+
+@tool
+def get_weather(city: str) -> str:
+    """The weather in a city."""
+    return f"It is sunny in {city}."
+
+
+@pytest.fixture(scope="module")
+def langchain(server: ServerProcess) -> ChatAnthropic:
+    return ChatAnthropic(
+        base_url=server.url, api_key="none", model_name="tiny", max_tokens=120, temperature=0
+    )
+
+
+def test_langchain_invokes_and_streams_the_same(langchain: ChatAnthropic) -> None:
+    whole = langchain.invoke("Say something.")
+    chunks = list(langchain.stream("Say something."))
+    streamed = sum(chunks[1:], start=chunks[0])
+    assert isinstance(streamed, AIMessageChunk)
+    assert streamed.text == whole.text != ""
+    assert streamed.usage_metadata is not None
+    assert whole.usage_metadata is not None
+    for kind in ("input_tokens", "output_tokens", "total_tokens"):
+        assert streamed.usage_metadata[kind] == whole.usage_metadata[kind]
+
+
+def test_langchain_calls_a_tool_and_goes_on(langchain: ChatAnthropic) -> None:
+    asked = langchain.bind_tools([get_weather], tool_choice="any").invoke("How is the weather?")
+    assert isinstance(asked, AIMessage)
+    call = asked.tool_calls[0]
+    assert call["name"] == "get_weather"
+    results = [ToolMessage("sunny", tool_call_id=each["id"]) for each in asked.tool_calls]
+    told = langchain.invoke([HumanMessage("How is the weather?"), asked, *results])
+    assert told.text
+
+
+def test_langchain_gets_an_object(langchain: ChatAnthropic) -> None:
+    asking = langchain.with_structured_output(City)
+    assert isinstance(asking.invoke("A city, please."), City)
