@@ -28,14 +28,74 @@ _ENGINE = EngineOptions(model_path="")
 """Its defaults are those of the options that the engine knows by the same name."""
 
 
+ToolFormatName = Literal[
+    "auto",
+    "generic",
+    "demo",
+    "hermes",
+    "llama3",
+    "pythonic",
+    "mistral",
+    "mistral-args",
+    "mistral-ids",
+    "qwen3-coder",
+    "glm",
+    "deepseek",
+    "deepseek-v3.1",
+    "granite",
+    "phi4",
+    "phi4-tags",
+    "functools",
+    "functiongemma",
+    "gemma4",
+    "harmony",
+    "kimi",
+    "nemotron",
+    "command-r7b",
+    "apertus",
+    "seed-oss",
+    "minimax",
+    "lfm2",
+]
+
+
 class ModelOptions(BaseModel):
     """Given to the server they are the defaults of all its models."""
 
     chat_template: Path | None = Field(None, description="jinja2 file to use instead of the model's own")
-    tool_format: Literal["auto", "demo", "mistral", "hermes", "llama3"] = Field(
+    tool_format: ToolFormatName = Field(
         "auto",
-        description="how the model writes tool calls; default: as its chat template says, or hermes if that "
-        "knows no tools",
+        description="how the model writes tool calls; default: as its chat template says, or generic if that "
+        "says nothing that the server knows",
+    )
+    reasoning_format: Literal[
+        "auto",
+        "none",
+        "think",
+        "harmony",
+        "gemma",
+        "mistral",
+        "cohere",
+        "seed",
+        "apertus",
+        "apriel",
+        "granite",
+        "granite-3.2",
+        "hunyuan",
+        "thought",
+    ] = Field(
+        "auto",
+        description="how the model marks what it thinks; default: as its chat template says; none: thoughts "
+        "are shown as a part of the answer",
+    )
+    reasoning: Literal["auto", "on", "off"] = Field(
+        "auto",
+        description="whether the model thinks where a request does not say; auto: as its chat template says",
+    )
+    reasoning_budget: int | None = Field(
+        None,
+        ge=0,
+        description="tokens of thoughts at most, where a request does not say; 0: none; default: any number",
     )
     json_whitespace: Literal["compact", "flexible"] = Field(
         "compact", description="white space that the model may write in JSON output"

@@ -13,6 +13,7 @@ from openai_cpu_server.errors import InvalidRequest
 from openai_cpu_server.structured import Options, UnsupportedSchema, Whitespace
 from openai_cpu_server.structured.compiler import compile_schema
 from openai_cpu_server.structured.extras import choice_to_gbnf, json_object_gbnf, regex_to_gbnf
+from openai_cpu_server.structured.gbnf.parser import names_tokens
 from openai_cpu_server.structured.report import Unenforced
 from openai_cpu_server.structured.writing.compose import compose
 
@@ -63,6 +64,9 @@ class Grammars:
         if len(gbnf) > _LONGEST:
             message = f"The grammar is too large: more than {_LONGEST} characters."
             raise InvalidRequest(message, param=param)
+        with naming(param):
+            if names_tokens(gbnf):
+                raise InvalidRequest("Control tokens (<[...]>) cannot be named: write characters.")
         return self._known(gbnf, param)
 
     def composed(self, root: str, parts: Mapping[str, str], param: str) -> str:

@@ -9,6 +9,7 @@ from typing import NoReturn
 import jinja2
 
 from openai_cpu_server.errors import StartupError, TemplateFailed
+from openai_cpu_server.prompt.messages import CallShape, template_messages
 from openai_cpu_server.prompt.sandbox import MAX_STEPS, ChatEnvironment
 
 _NEEDLE = "needle 5b1f"
@@ -42,8 +43,12 @@ class ChatTemplate:
         """Whether it shows a message's text only if the content is a list of parts."""
         self.shows_tools = self._shows_tools()
         """Whether it tells the model which tools there are."""
-        self.shows_calls = self._shows_calls()
-        """Whether it shows earlier calls and their results."""
+        self.shows_system = self._finds([self._text("system", _NEEDLE), self._text("user", "")])
+        """Whether it shows a system message."""
+        self.shows_system_tools = self._finds([{**self._text("system", ""), "tools": _NEEDLE}])
+        """Whether it shows tools that stand, as JSON, in a field of the system message (Phi-4-mini's)."""
+        self.call_shape = self._call_shape()
+        """How it wants earlier calls; None: it does not show them, or not their results."""
 
     def render(
         self,
@@ -78,12 +83,37 @@ class ChatTemplate:
     def _shows_tools(self) -> bool:
         return self._finds([self._text("user", "")], tools=[_tool(_NEEDLE)])
 
-    def _shows_calls(self) -> bool:
-        call = {"id": "000000000", "type": "function", "function": {"name": _NEEDLE, "arguments": {}}}
-        calling = {**self._text("assistant", ""), "tool_calls": [call]}
-        result = {**self._text("tool", ""), "tool_call_id": "000000000", "name": _NEEDLE}
-        messages, tools = [self._text("user", ""), calling], [_tool("")]
-        return self._finds(messages, tools=tools) and self._finds([*messages, result], tools=tools)
+    @property
+    def shows_calls(self) -> bool:
+        return self.call_shape is not None
+
+    def _call_shape(self) -> CallShape | None:
+        """Tried out, from the most common to the rarest."""
+        shapes = [CallShape(text, empty) for text in (False, True) for empty in (False, True)]
+        found = next((shape for shape in shapes if self._shows_calls(shape, 1)), None)
+        if found is None or self._shows_calls(found, 2):
+            return found
+        return found._replace(one_by_one=True)
+
+    def _shows_calls(self, shape: CallShape, num_calls: int) -> bool:
+        """Whether calls, their arguments and their results are seen, and arguments are written as JSON."""
+        calls = [_call(index) for index in range(num_calls)]
+        calling = {"role": "assistant", "content": None, "tool_calls": calls}
+        results = [
+            {"role": "tool", "content": f"{_NEEDLE} {i}", "tool_call_id": f"00000000{i}", "name": _NEEDLE}
+            for i in range(num_calls)
+        ]
+        told = template_messages(
+            [{"role": "user", "content": "-"}, calling, *results], as_parts=self.wants_parts, shape=shape
+        )
+        try:
+            text = self.render(told, tools=[_tool("")])
+            self.render(told[:2], tools=[_tool("")])
+        except TemplateFailed:
+            return False
+        is_json = "{'k5b1f'" not in text and '\\"k5b1f' not in text
+        seen = [f"{name}{i}" for name in ("f5b1f", f"{_NEEDLE} ") for i in range(num_calls)]
+        return is_json and all(each in text for each in seen)
 
     def _text(self, role: str, text: str) -> dict[str, object]:
         return {"role": role, "content": [{"type": "text", "text": text}] if self.wants_parts else text}
@@ -100,6 +130,11 @@ class ChatTemplate:
             return _NEEDLE in self.render(messages, tools=tools)
         except TemplateFailed:
             return False
+
+
+def _call(index: int) -> dict[str, object]:
+    function = {"name": f"f5b1f{index}", "arguments": {"k5b1f": "x"}}
+    return {"id": f"00000000{index}", "type": "function", "function": function}
 
 
 def _tool(description: str) -> dict[str, object]:

@@ -4,21 +4,36 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from typing import NamedTuple
 
 from openai_cpu_server.errors import InvalidRequest
 
 Message = Mapping[str, object]
 
 
-def template_messages(messages: Sequence[Message], *, as_parts: bool = False) -> list[dict[str, object]]:
+class CallShape(NamedTuple):
+    """How a template wants earlier calls."""
+
+    text_arguments: bool = False
+    """Their arguments as JSON text, as OpenAI writes them; else as an object."""
+    no_content: bool = False
+    """A message without text has None for content; else "" ."""
+    one_by_one: bool = False
+    """A message has one call at most."""
+
+
+def template_messages(
+    messages: Sequence[Message], *, as_parts: bool = False, shape: CallShape | None = None
+) -> list[dict[str, object]]:
     """The messages as templates expect them.
 
     `developer` becomes `system`. The parts of a content become one text (with `as_parts`, a text becomes one
-    part). Arguments of tool calls become objects. Fields that are None are left out.
+    part). Arguments of tool calls have the shape that the template wants. Fields that are None are left out.
 
     Raises InvalidRequest for content that is no text.
     """
-    return [_message(message, f"messages[{index}]", as_parts) for index, message in enumerate(messages)]
+    shape = shape or CallShape()
+    return [_message(message, f"messages[{i}]", as_parts, shape) for i, message in enumerate(messages)]
 
 
 def content_text(content: object, param: str = "messages") -> str:
@@ -32,7 +47,7 @@ def content_text(content: object, param: str = "messages") -> str:
     raise _no_text(param)
 
 
-def _message(message: Message, param: str, as_parts: bool) -> dict[str, object]:
+def _message(message: Message, param: str, as_parts: bool, shape: CallShape) -> dict[str, object]:
     fields = {name: value for name, value in message.items() if value is not None}
     if fields.get("role") == "developer":
         fields["role"] = "system"
@@ -41,7 +56,9 @@ def _message(message: Message, param: str, as_parts: bool) -> dict[str, object]:
     tool_calls = fields.pop("tool_calls", None)
     # Templates ask whether the field is there, not whether it has something in it.
     if isinstance(tool_calls, Sequence) and tool_calls:
-        fields["tool_calls"] = [_tool_call(call) for call in tool_calls]
+        fields["tool_calls"] = [_tool_call(call, shape) for call in tool_calls]
+        if shape.no_content and not text:
+            fields["content"] = None
     return fields
 
 
@@ -52,10 +69,14 @@ def _part_text(part: object, param: str) -> str:
     return text
 
 
-def _tool_call(call: object) -> object:
+def _tool_call(call: object, shape: CallShape) -> object:
     if not isinstance(call, Mapping) or not isinstance(function := call.get("function"), Mapping):
         return call
-    arguments = arguments_object(function.get("arguments"))
+    arguments = function.get("arguments")
+    if not shape.text_arguments:
+        arguments = arguments_object(arguments)
+    elif not isinstance(arguments, str):
+        arguments = json.dumps(arguments, ensure_ascii=False)
     return {**call, "function": {**function, "arguments": arguments}}
 
 

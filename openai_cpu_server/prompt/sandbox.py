@@ -8,6 +8,7 @@ on memory: whoever serves a model trusts its maker not to be that inventive.
 from __future__ import annotations
 
 import json
+import types
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, NoReturn
 
@@ -161,8 +162,20 @@ def to_json(
 ) -> str:
     """Plain JSON. jinja2's own filter escapes for HTML and sorts keys."""
     return json.dumps(
-        value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys
+        value,
+        default=_listed,
+        ensure_ascii=ensure_ascii,
+        indent=indent,
+        separators=separators,
+        sort_keys=sort_keys,
     )
+
+
+def _listed(value: object) -> object:
+    """What a filter such as `map` gives is a list to templates."""
+    if isinstance(value, types.GeneratorType):
+        return list(value)
+    raise TypeError(f"Object of type {type(value).__name__} is not JSON serializable")
 
 
 def _with_small_numbers(function: Callable[..., Any]) -> Callable[..., Any]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 
 from openai_cpu_server.contract.model_info import FimTokens, Marks
 from tests.fakes import VOCAB_SIZE
@@ -18,8 +19,6 @@ CONTROL = {
     401: "<|suffix|>",
     402: "<|middle|>",
 }
-_IDS = {name: token for token, name in CONTROL.items()}
-_SPLIT = re.compile("(" + "|".join(map(re.escape, _IDS)) + ")")
 
 
 class FakeTokenizer:
@@ -43,8 +42,12 @@ class FakeTokenizer:
         adds_end: bool = False,
         has_fim: bool = False,
         rerank_template: str | None = None,
+        control: Sequence[str] = (),
     ) -> None:
-        """`adds_end`: a text ends with `</s>`, as an encoder wants it."""
+        """`adds_end`: a text ends with `</s>`, as an encoder wants it. `control`: more control tokens."""
+        self._names = {**CONTROL, **dict(enumerate(control, start=410))}
+        self._ids = {name: token for token, name in self._names.items()}
+        self._split = re.compile("(" + "|".join(map(re.escape, self._ids)) + ")")
         self.adds_bos = adds_bos
         self.marks = Marks((self.bos,) * adds_bos, (1,), (1,) * adds_end)
         self.rerank_template = rerank_template
@@ -52,14 +55,18 @@ class FakeTokenizer:
 
     def encode(self, text: str, *, add_special: bool, parse_special: bool) -> list[int]:
         tokens = [self.bos] if add_special and self.adds_bos else []
-        for part in _SPLIT.split(text) if parse_special else [text]:
-            tokens += [_IDS[part]] if part in _IDS else [byte + 2 for byte in part.encode()]
+        for part in self._split.split(text) if parse_special else [text]:
+            tokens += (
+                [self._ids[part]]
+                if parse_special and part in self._ids
+                else [byte + 2 for byte in part.encode()]
+            )
         return [*tokens, *self.marks.end] if add_special else tokens
 
     def piece(self, token: int, *, special: bool = False) -> bytes:
         if 2 <= token < 258:
             return bytes([token - 2])
-        return CONTROL.get(token, f"<|{token}|>").encode() if special else b""
+        return self._names.get(token, f"<|{token}|>").encode() if special else b""
 
     def decode(self, tokens: list[int], *, special: bool = False) -> str:
         return b"".join(self.piece(t, special=special) for t in tokens).decode(errors="replace")

@@ -18,6 +18,7 @@ from openai_cpu_server.errors import InvalidRequest
 from openai_cpu_server.llama.grammar.grammar_check import GrammarCheck
 from openai_cpu_server.models.registry import ModelRegistry
 from openai_cpu_server.models.served import ServedModel
+from openai_cpu_server.models.thinking import ModelThinking
 from openai_cpu_server.prompt.chat_template import ChatTemplate
 from openai_cpu_server.prompt.tool_formats import TOOL_FORMATS
 from openai_cpu_server.structured import Whitespace
@@ -35,21 +36,24 @@ def chat(
     *,
     sender: Sender = Sender(),  # noqa: B008 (frozen)
     template: str | None = FakeTokenizer.chat_template,
-    form: str | None = "demo",
+    form: str = "demo",
+    tokenizer: FakeTokenizer | None = None,
     whitespace: Whitespace = Whitespace.COMPACT,
+    thinks: ModelThinking | None = None,
     **fields: object,
 ) -> Call:
-    """`form`: the tool format; None where it is unknown."""
+    """`form`: the tool format."""
     compiled = ChatTemplate(template, bos_text="<s>", eos_text="</s>") if template is not None else None
     model = ServedModel(
         names=("fake", "other"),
         created=1,
         engine=FakeEngine(),
-        tokenizer=FakeTokenizer(),
+        tokenizer=tokenizer or FakeTokenizer(),
         template=compiled,
-        tool_format=TOOL_FORMATS[form] if form is not None else None,
+        tool_format=TOOL_FORMATS[form],
         check_grammar=GrammarCheck,
         whitespace=whitespace,
+        thinking=thinks,
     )
     body = {"messages": [{"role": "user", "content": "hi"}], **fields}
     return resolved(ChatFamily(), model, body, sender)

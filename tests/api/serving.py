@@ -87,7 +87,7 @@ def embedding_model(engine: Engine, *names: str, tokenizer: FakeTokenizer | None
         engine=engine,
         tokenizer=tokenizer or FakeTokenizer(adds_end=True),
         template=None,
-        tool_format=None,
+        tool_format=TOOL_FORMATS["generic"],
         check_grammar=GrammarCheck,
         kind=info.kind,
     )

@@ -20,6 +20,7 @@ from openai_cpu_server.llama.grammar.grammar_check import GrammarCheck
 from openai_cpu_server.models.registry import ModelRegistry
 from openai_cpu_server.models.served import ServedModel
 from openai_cpu_server.prompt.chat_template import ChatTemplate
+from openai_cpu_server.prompt.tool_formats import TOOL_FORMATS
 from tests.api.asgi import exchange
 from tests.api.fake_engine import FakeEngine, bias_scores
 from tests.api.fake_tokenizer import FakeTokenizer
@@ -49,7 +50,7 @@ def judge(engine: FakeEngine, *, own: str | None = ASKING, chat: str | None = No
         engine=engine,
         tokenizer=FakeTokenizer(rerank_template=own),
         template=template,
-        tool_format=None,
+        tool_format=TOOL_FORMATS["generic"],
         check_grammar=GrammarCheck,
     )
 

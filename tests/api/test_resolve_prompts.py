@@ -37,9 +37,9 @@ def test_text_parts_and_the_developer_are_understood() -> None:
 
 
 def test_a_template_that_raises_is_quoted() -> None:
-    messages = [{"role": "tool", "content": "4", "tool_call_id": "x"}]
-    with pytest.raises(TemplateFailed, match="no tools here"):
-        chat(messages=messages, form=None)
+    messages = [{"role": "user", "content": "4"}, {"role": "system", "content": "5"}]
+    with pytest.raises(TemplateFailed, match="too late"):
+        chat(messages=messages)
 
 
 @pytest.mark.parametrize("template", [None, ""])
@@ -80,9 +80,13 @@ def test_tool_calls_need_no_content() -> None:
         {"role": "assistant", "content": None, "tool_calls": calls, "name": "bot"},
         {"role": "user", "content": "hi"},
     ]
-    template = "{{ messages[0].tool_calls[0].function.arguments.a }}{{ messages[0].name }}"
-    call = chat(messages=messages, template=template, form=None)
-    assert call.prompts[0].tokens == (0, *tokens_of("1bot"))
+    template = (
+        "{% for m in messages %}{{ m.name }}{{ m.content }}"
+        "{% for c in m.tool_calls %}{{ c.function.name }}{{ c.function.arguments | tojson }}{% endfor %}"
+        "{% endfor %}"
+    )
+    call = chat(messages=messages, template=template)
+    assert call.prompts[0].tokens == (0, *tokens_of('botf{"a": 1}hi'))
 
 
 # -- completion prompts ----------------------------------------------------------------------------------

@@ -9,10 +9,9 @@ from openai_cpu_server.api.calls.call import Call
 from openai_cpu_server.api.resolve.call import UNENFORCED
 from openai_cpu_server.contract.request import Constraint
 from openai_cpu_server.errors import InvalidRequest
-from openai_cpu_server.llama.grammar.grammar_check import GrammarCheck
 from openai_cpu_server.structured import Whitespace
-from tests.api.calls import tokens_of
 from tests.api.fake_tokenizer import FakeTokenizer
+from tests.api.following import Follower
 from tests.api.resolving import chat
 
 CITY = {
@@ -33,6 +32,7 @@ TOOLS = [tool("weather", CITY, description="of a city"), tool("now")]
 NAMED = {"type": "function", "function": {"name": "now"}}
 WEATHER = '{"name":"weather","arguments":{"city":"Rome","days":3}}'
 NOW = '{"name":"now","arguments":{}}'
+FOLLOWER = Follower()
 FORMS = ["demo", "mistral", "hermes", "llama3"]
 MARKERS = {"demo": "<|tool_call|>", "mistral": "[TOOL_CALLS]", "hermes": "<tool_call>", "llama3": ""}
 
@@ -43,15 +43,14 @@ def allowed(mode: str, *names: str) -> dict[str, object]:
 
 
 def written(form: str, *calls: str) -> str:
-    """What follows the marker."""
     match form:
         case "mistral":
-            return f"[{','.join(calls)}]"
+            return f"[TOOL_CALLS][{','.join(calls)}]"
         case "hermes":
-            return "\n<tool_call>".join(f"\n{call}\n</tool_call>" for call in calls)
+            return "\n".join(f"<tool_call>\n{call}\n</tool_call>" for call in calls)
         case "llama3":
             return "; ".join(calls).replace("arguments", "parameters")
-    return "\n".join(calls)
+    return "<|tool_call|>" + "\n".join(calls)
 
 
 def constraint(**fields: object) -> Constraint:
@@ -61,7 +60,7 @@ def constraint(**fields: object) -> Constraint:
 
 
 def accepts(of: Constraint, text: str) -> bool:
-    return GrammarCheck(of.grammar).check(text).fits
+    return FOLLOWER.accepts(of, text)
 
 
 def refused(**fields: object) -> InvalidRequest:
@@ -80,7 +79,9 @@ def test_auto_is_free_until_the_marker(form: str) -> None:
     assert (shape.opening, shape.triggers) == ((), (MARKERS[form],))
     for calls in ((WEATHER,), (NOW, WEATHER, NOW)):
         assert accepts(shape, written(form, *calls))
-    for wrong in ("", "text", written(form, WEATHER.replace("3", "9")), written(form, NOW) + "\nmore"):
+    for good in ("", "text"):
+        assert accepts(shape, good)
+    for wrong in (written(form, WEATHER.replace("3", "9")), written(form, NOW) + "\nmore"):
         assert not accepts(shape, wrong)
 
 
@@ -97,8 +98,7 @@ def test_without_a_marker_the_first_character_decides() -> None:
 @pytest.mark.parametrize("choice", ["required", allowed("required", "now", "weather")])
 def test_required_begins_with_the_marker(form: str, choice: object) -> None:
     shape = constraint(form=form, tool_choice=choice)
-    opening = FakeTokenizer().encode(MARKERS[form], add_special=False, parse_special=True)
-    assert (shape.opening, shape.triggers) == (tuple(opening), ())
+    assert shape.triggers == ()
     assert accepts(shape, written(form, WEATHER, NOW))
     assert not accepts(shape, "text")
 
@@ -123,8 +123,8 @@ def test_only_allowed_tools_can_be_called_but_all_are_shown() -> None:
     resolved = chat(tools=TOOLS, tool_choice=allowed("auto", "now"))
     shape = resolved.requests[0].constraint
     assert shape is not None
-    assert accepts(shape, NOW)
-    assert not accepts(shape, WEATHER)
+    assert accepts(shape, written("demo", NOW))
+    assert not accepts(shape, written("demo", WEATHER))
     assert "of a city" in shown_prompt(resolved)
 
 
@@ -167,10 +167,11 @@ def test_a_template_without_tools_gets_a_system_message() -> None:
     assert prompt.endswith("</tool_call><|user|>hi<|assistant|>")
 
 
-def test_tools_without_a_known_format_are_refused() -> None:
-    error = refused(tools=TOOLS, form=None)
-    assert (error.param, error.code) == ("tools", "unsupported_parameter")
-    assert "--tool-format" in str(error)
+def test_a_template_that_shows_tools_in_an_unknown_form_is_told_in_words() -> None:
+    template = "{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}{{ tools }}"
+    prompt = shown_prompt(chat(tools=TOOLS, form="generic", template=template))
+    assert prompt.startswith("<s><system>You can call these functions:\n")
+    assert prompt.endswith("</tool_call><user>hiNone")
 
 
 @pytest.mark.parametrize(
@@ -226,13 +227,9 @@ def test_tools_without_a_known_format_are_refused() -> None:
         ),
         ({"tools": TOOLS, "ignore_eos": True}, "ignore_eos", "invalid_value"),
         ({"tools": TOOLS, "tool_choice": "required", "stop": "}"}, "stop", "invalid_value"),
-        (
-            {"tools": TOOLS, "response_format": {"type": "json_object"}},
-            "response_format",
-            "unsupported_parameter",
-        ),
         ({"tools": TOOLS, "form": "hermes", "regex": "<.*"}, "response_format", "unsupported_parameter"),
         ({"tools": TOOLS, "form": "llama3", "regex": "a"}, "response_format", "unsupported_parameter"),
+        ({"tools": [tool("f")], "grammar": "root ::= <[302]>"}, "grammar", "invalid_value"),
         (
             {"tools": TOOLS, "form": "hermes", "grammar": 'root ::= "a"'},
             "response_format",
@@ -277,8 +274,8 @@ def test_what_a_tool_that_is_not_strict_cannot_have_is_named(strict: bool | None
     assert resolved.headers[UNENFORCED] == "tools[1].function.parameters.properties.a.pattern"
     shape = resolved.requests[0].constraint
     assert shape is not None
-    assert accepts(shape, '{"name":"g","arguments":{"a":"anything"}}')
-    assert not accepts(shape, '{"name":"g","arguments":{"a":1}}')
+    assert accepts(shape, written("demo", '{"name":"g","arguments":{"a":"anything"}}'))
+    assert not accepts(shape, written("demo", '{"name":"g","arguments":{"a":1}}'))
 
 
 def test_an_answer_of_a_form_or_calls() -> None:
@@ -287,7 +284,7 @@ def test_an_answer_of_a_form_or_calls() -> None:
     shape = constraint(form="hermes", response_format=wanted)
     assert (shape.opening, shape.triggers) == ((), ())
     assert accepts(shape, '{"a":1}')
-    assert accepts(shape, "<tool_call>" + written("hermes", WEATHER, NOW))
+    assert accepts(shape, written("hermes", WEATHER, NOW))
     assert not accepts(shape, "text")
     assert not accepts(shape, WEATHER)
     style = chat(tools=TOOLS, form="hermes", response_format=wanted).tool_calls
@@ -301,21 +298,19 @@ def test_calls_that_must_come_leave_no_room_for_the_answers_form() -> None:
 
 
 @pytest.mark.parametrize(
-    ("choice", "reason", "opening"),
-    [(None, "function_call", ()), ("auto", "function_call", ()), ({"name": "now"}, "stop", (302,))],
+    ("choice", "reason"),
+    [(None, "function_call"), ("auto", "function_call"), ({"name": "now"}, "stop")],
 )
-def test_deprecated_functions_are_tools_by_another_name(
-    choice: object, reason: str, opening: tuple[int, ...]
-) -> None:
+def test_deprecated_functions_are_tools_by_another_name(choice: object, reason: str) -> None:
     functions = [{"name": "weather", "parameters": CITY}, {"name": "now"}]
     call = chat(functions=functions, function_call=choice)
     shape = call.requests[0].constraint
     assert shape is not None
     assert call.tool_calls is not None
-    assert (call.tool_calls.reason, call.tool_calls.is_legacy, shape.opening) == (reason, True, opening)
-    assert accepts(shape, NOW)
-    assert not accepts(shape, f"{NOW}\n{NOW}")
-    assert accepts(shape, WEATHER) is (choice != {"name": "now"})
+    assert (call.tool_calls.reason, call.tool_calls.is_legacy) == (reason, True)
+    assert accepts(shape, written("demo", NOW))
+    assert not accepts(shape, written("demo", NOW, NOW))
+    assert accepts(shape, written("demo", WEATHER)) is (choice != {"name": "now"})
 
 
 def test_deprecated_functions_that_may_not_be_called_are_not_shown() -> None:
@@ -334,9 +329,9 @@ def test_deprecated_messages_are_understood() -> None:
         "{% for m in messages %}{{ m.role }} {{ m.tool_calls[0].id if m.tool_calls }}"
         "{{ m.tool_call_id }} {{ m.content }};{% endfor %}"
     )
-    call = chat(messages=messages, template=template, form=None)
-    text = "user  hi;assistant function_f ;tool function_f 4;"
-    assert call.prompts[0].tokens == (0, *tokens_of(text))
+    template += "{{ tools }}{% for m in messages %}{{ m.tool_calls }}{% endfor %}"
+    text = shown_prompt(chat(messages=messages, template=template))
+    assert text.startswith("<s>user  hi;assistant function_f ;tool function_f 4;")
 
 
 @pytest.mark.parametrize(

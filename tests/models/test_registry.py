@@ -10,6 +10,7 @@ from openai_cpu_server.errors import EngineUnavailable, ModelNotFound
 from openai_cpu_server.llama.grammar.grammar_check import GrammarCheck
 from openai_cpu_server.models.registry import ModelRegistry
 from openai_cpu_server.models.served import ServedModel
+from openai_cpu_server.prompt.tool_formats import TOOL_FORMATS
 from tests.api.fake_engine import READY, FakeEngine
 from tests.api.fake_tokenizer import FakeTokenizer
 
@@ -21,7 +22,7 @@ def model(*names: str, engine: FakeEngine) -> ServedModel:
         engine=engine,
         tokenizer=FakeTokenizer(),
         template=None,
-        tool_format=None,
+        tool_format=TOOL_FORMATS["generic"],
         check_grammar=GrammarCheck,
     )
 

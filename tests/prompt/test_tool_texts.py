@@ -7,7 +7,13 @@ import json
 from openai_cpu_server.prompt.chat_template import ChatTemplate
 from openai_cpu_server.prompt.messages import Message
 from openai_cpu_server.prompt.tool_formats import TOOL_FORMATS
-from openai_cpu_server.prompt.tool_texts import with_history_ids, with_instructions, with_written_calls
+from openai_cpu_server.prompt.tool_texts import (
+    told_tools,
+    with_history_ids,
+    with_instructions,
+    with_single_calls,
+    with_written_calls,
+)
 
 HERMES, MISTRAL = TOOL_FORMATS["hermes"], TOOL_FORMATS["mistral"]
 FUNCTION = {"name": "f", "description": "does it", "parameters": {"type": "object", "properties": {}}}
@@ -80,3 +86,45 @@ def test_what_a_template_knows_is_tried_out() -> None:
         eos_text="",
     )
     assert (knowing.shows_tools, knowing.shows_calls) == (True, True)
+
+
+def test_a_template_that_takes_one_call_a_message_gets_each_with_its_result() -> None:
+    messages = [USER, calling("x", "y"), result("y", "2"), result("x", "1"), USER]
+    assert with_single_calls(messages) == [
+        USER,
+        calling("x"),
+        result("x", "1"),
+        calling("y"),
+        result("y", "2"),
+        USER,
+    ]
+
+
+def template(source: str) -> ChatTemplate:
+    return ChatTemplate(source, bos_text="", eos_text="")
+
+
+def test_a_template_without_system_messages_gets_the_tools_in_the_users() -> None:
+    refusing = template(
+        "{% if messages[0].role == 'system' %}{{ raise_exception('no') }}{% endif %}{{ messages[0].content }}"
+    )
+    (message,), tools = told_tools([USER], TOOLS, refusing, TOOL_FORMATS["generic"])
+    assert tools == ()
+    assert message["role"] == "user"
+    assert str(message["content"]).startswith("You can call these functions:")
+    assert str(message["content"]).endswith("\n\nhi")
+
+
+def test_tools_may_stand_in_a_field_of_the_system_message() -> None:
+    phi = template("{% for m in messages %}{{ m.content }}{{ m.tools }}{% endfor %}")
+    (system, _), tools = told_tools([USER], TOOLS, phi, TOOL_FORMATS["phi4"])
+    assert (system["tools"], tools) == (json.dumps([FUNCTION]), ())
+
+
+def test_what_shows_tools_in_an_unknown_form_is_told_in_words_all_the_same() -> None:
+    knowing = template("{{ tools }}{% for m in messages %}{{ m.content }}{{ m.tool_calls }}{% endfor %}")
+    messages, tools = told_tools(
+        [USER, calling("x"), result("x", "1")], TOOLS, knowing, TOOL_FORMATS["generic"]
+    )
+    assert tools == ()
+    assert [message["role"] for message in messages] == ["system", "user", "assistant", "user"]

@@ -12,7 +12,14 @@ from openai_cpu_server.api.calls.call import ToolCallStyle
 from openai_cpu_server.api.render.common import finish_reason, json_text
 from openai_cpu_server.contract.messages import Finish, FinishReason
 from openai_cpu_server.errors import InvalidRequest
-from openai_cpu_server.prompt.tool_formats import CallArguments, CallBegin, Content, Part, ToolReader
+from openai_cpu_server.prompt.tool_formats import (
+    CallArguments,
+    CallBegin,
+    Content,
+    OutputReader,
+    Part,
+    Reasoning,
+)
 
 _ALPHABET = string.ascii_letters + string.digits
 NewId = Callable[[], str]
@@ -38,6 +45,10 @@ def content_of(parts: Sequence[Part]) -> str:
     return "".join(part.text for part in parts if isinstance(part, Content))
 
 
+def reasoning_of(parts: Sequence[Part]) -> str:
+    return "".join(part.text for part in parts if isinstance(part, Reasoning))
+
+
 def called_functions(parts: Sequence[Part]) -> list[CalledFunction]:
     """The functions in their order; the last one's arguments may be cut."""
     found: list[CalledFunction] = []
@@ -50,7 +61,7 @@ def called_functions(parts: Sequence[Part]) -> list[CalledFunction]:
     return found
 
 
-def reason_with_tool_calls(finish: Finish, reader: ToolReader, style: ToolCallStyle) -> str:
+def reason_with_tool_calls(finish: Finish, reader: OutputReader, style: ToolCallStyle) -> str:
     """Raises GenerationFailed; InvalidRequest if a stop string of the client's has cut a call."""
     reason = finish_reason(finish)
     if finish.reason is not FinishReason.STOP or not reader.has_calls:
@@ -64,8 +75,8 @@ def reason_with_tool_calls(finish: Finish, reader: ToolReader, style: ToolCallSt
 class ToolCallDeltas:
     """The tool calls of one choice as deltas: a first one with the name, then the arguments as they come."""
 
-    def __init__(self, style: ToolCallStyle, new_id: NewId) -> None:
-        self._is_legacy = style.is_legacy
+    def __init__(self, new_id: NewId, *, is_legacy: bool) -> None:
+        self._is_legacy = is_legacy
         self._new_id = new_id
         self._index = -1
 

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from functools import partial
+
 import msgspec
 
-from openai_cpu_server.api.calls.call import ToolCallStyle
+from openai_cpu_server.api.calls.call import CallThinking, ToolCallStyle
+from openai_cpu_server.api.resolve.parameters import SplitParameters
 from openai_cpu_server.api.resolve.tools import OfferedFunction, ToolPlan, ToolUse
 from openai_cpu_server.api.schemas.generation import GenerationBody
 from openai_cpu_server.api.schemas.structured import JsonObject
@@ -12,11 +16,11 @@ from openai_cpu_server.contract.model_info import Tokenizer
 from openai_cpu_server.contract.request import Constraint
 from openai_cpu_server.errors import InvalidRequest
 from openai_cpu_server.models.grammars import Grammar, Grammars
-from openai_cpu_server.prompt.tool_formats import ToolFormat
+from openai_cpu_server.prompt.tool_formats import Callee, Spelling, ToolFormat
 from openai_cpu_server.structured import Whitespace
 
 _NO_PARAMETERS: JsonObject = {"type": "object", "additionalProperties": False}
-_BLANKS = {Whitespace.COMPACT: " ", Whitespace.FLEXIBLE: r" [ \t\n\r]{0,40} "}
+_BLANKS = {Whitespace.COMPACT: "", Whitespace.FLEXIBLE: r"[ \t\n\r]{0,40}"}
 
 
 class Output(msgspec.Struct, frozen=True):
@@ -28,6 +32,10 @@ class Output(msgspec.Struct, frozen=True):
     """How to show tool calls; None: there are none."""
     is_free: bool = False
     """Text that is no tool call has no form that a stop string could break."""
+    thinking: CallThinking | None = None
+    """How to show thoughts; None: there are none."""
+    shows_marks: bool = False
+    """What marks the thoughts are control tokens."""
 
 
 def of_answer(answer: Grammar | None) -> Output:
@@ -38,7 +46,7 @@ def of_answer(answer: Grammar | None) -> Output:
 
 def check_ends(body: GenerationBody, output: Output) -> None:
     """Refuses what would cut the output, or not let it end, against its grammar."""
-    if output.constraint is None:
+    if output.constraint is None or output.constraint.grammar is None:
         return
     if body.ignore_eos:
         raise _no_company("ignore_eos", "the output ends where its grammar ends")
@@ -57,77 +65,86 @@ class ToolOutputs:
     def __init__(self, form: ToolFormat, grammars: Grammars, tokenizer: Tokenizer) -> None:
         self._form = form
         self._grammars = grammars
-        self._tokenizer = tokenizer
+        self._spelling = Spelling(_BLANKS[grammars.whitespace], partial(_control_token, tokenizer))
 
     def of_plan(self, plan: ToolPlan, answer: Grammar | None) -> Output:
         """`answer`: what text must look like, where there is text. Raises InvalidRequest."""
         param = "functions" if plan.is_legacy else "tools"
-        arguments = [self._arguments(function) for function in plan.callable]
-        parts = {f"f{index}": grammar.gbnf for index, grammar in enumerate(arguments)}
-        unenforced = tuple(path for grammar in arguments for path in grammar.unenforced)
-        constraint = self._constraint(plan, parts, answer, param)
-        if answer is not None and plan.use is ToolUse.AUTO:
-            unenforced = answer.unenforced + unenforced
+        offers = [self._offer(index, function) for index, function in enumerate(plan.callable)]
+        parts = {rule: gbnf for offer in offers for rule, gbnf in offer.parts.items()}
+        unenforced = tuple(path for offer in offers for path in offer.unenforced)
+        constraint = self._constraint(plan, [offer.callee for offer in offers], parts, answer, param)
         is_auto = plan.use is ToolUse.AUTO
-        at_start = is_auto and answer is not None
-        style = ToolCallStyle(self._form, _reason(plan), plan.is_legacy, at_start=at_start)
+        if answer is not None and is_auto:
+            unenforced = answer.unenforced + unenforced
+        style = ToolCallStyle(
+            self._form,
+            _reason(plan),
+            plan.is_legacy,
+            at_start=is_auto and answer is not None,
+            functions={each.callee.name: self._form.raw_parameters(each.callee) for each in offers},
+        )
         return Output(constraint, unenforced, style, is_free=is_auto and answer is None)
 
     def _constraint(
-        self, plan: ToolPlan, parts: dict[str, str], answer: Grammar | None, param: str
+        self,
+        plan: ToolPlan,
+        callees: Sequence[Callee],
+        parts: dict[str, str],
+        answer: Grammar | None,
+        param: str,
     ) -> Constraint:
-        tool_calls, rules = self._form.calls(several=plan.several), self._call_rules(plan)
+        form, several = self._form, plan.several
+        whole = partial(form.whole, callees, self._spelling, several=several)
         if plan.use is not ToolUse.AUTO:
-            grammar = self._grammars.composed(f"{tool_calls}\n{rules}", parts, param)
-            return Constraint(grammar=grammar, opening=self._opening())
+            return Constraint(grammar=self._grammars.composed(whole(answer=None), parts, param))
         if answer is not None:
-            return self._beside(answer, tool_calls, rules, parts)
-        if self._form.marker:
-            grammar = self._grammars.composed(f"{tool_calls}\n{rules}", parts, param)
-            return Constraint(grammar=grammar, triggers=(self._form.marker,))
-        # The first character decides; nothing at all is an answer, too.
-        root = f"({tool_calls} | text)?\ntext ::= [^{{] [^\\x00]*\n{rules}"
-        return Constraint(grammar=self._grammars.composed(root, parts, param))
+            self._check_beside(answer)
+            parts = {**parts, "answer": answer.gbnf}
+            root = whole(answer="answer")
+            return Constraint(grammar=self._grammars.composed(root, parts, "response_format"))
+        if form.marker:
+            root = form.behind_marker(callees, self._spelling, several=several)
+            grammar = self._grammars.composed(root, parts, param)
+            return Constraint(grammar=grammar, triggers=(form.marker,))
+        return Constraint(grammar=self._grammars.composed(whole(answer=""), parts, param))
 
-    def _opening(self) -> tuple[int, ...]:
-        """The marker that a demanded tool call begins with, as tokens."""
-        marker = self._form.marker
-        return tuple(self._tokenizer.encode(marker, add_special=False, parse_special=True))
-
-    def _beside(self, answer: Grammar, tool_calls: str, rules: str, parts: dict[str, str]) -> Constraint:
-        """An answer of its own form, or tool calls: one grammar, if it can tell them apart by text."""
-        form = self._form
-        if not (form.marker and form.marker_is_text and answer.is_json):
+    def _check_beside(self, answer: Grammar) -> None:
+        """Refuses an answer that might begin as a call does."""
+        if not (answer.is_json or self._form.announces(self._spelling)):
             message = (
-                "An answer of a given form cannot be combined with tools that the model may or may not call"
-                f" (tool format '{form.name}'); set 'tool_choice' to 'none' or 'required'."
+                "An answer of a given form that is not JSON cannot be combined with tools that the model may "
+                f"or may not call (tool format '{self._form.name}'); set 'tool_choice' to 'none' or "
+                "'required'."
             )
             raise InvalidRequest(message, param="response_format", code="unsupported_parameter")
-        root = f'answer | "{form.marker}" {tool_calls}\n{rules}'
-        grammar = self._grammars.composed(root, {**parts, "answer": answer.gbnf}, "response_format")
-        return Constraint(grammar=grammar)
 
-    def _call_rules(self, plan: ToolPlan) -> str:
-        """The rule `call`: an object with the name of a function and its arguments."""
-        names = [f"call-{index}" for index in range(len(plan.callable))]
-        rules = [f"call ::= {' | '.join(names)}"]
-        rules += [self._call_rule(index, function.name) for index, function in enumerate(plan.callable)]
-        rules.append(f'call-end ::={_BLANKS[self._grammars.whitespace]}"}}"')
-        return "\n".join(rules) + "\n"
-
-    def _call_rule(self, index: int, name: str) -> str:
-        marks = ("{", '"name"', ":", f'"{name}"', ",", f'"{self._form.arguments_key}"', ":")
-        blank = _BLANKS[self._grammars.whitespace]
-        head = "".join(_literal(mark) + blank for mark in marks)
-        return f"call-{index} ::= head-{index} f{index} call-end\nhead-{index} ::= {head}"
-
-    def _arguments(self, function: OfferedFunction) -> Grammar:
+    def _offer(self, index: int, function: OfferedFunction) -> _Offer:
         schema = _NO_PARAMETERS if function.parameters is None else function.parameters
         if schema.get("type", "object") != "object":
             message = f"Invalid schema for function '{function.name}': its type must be 'object'."
             raise InvalidRequest(message, param=f"{function.param}.type", code="invalid_function_parameters")
-        typed: JsonObject = {**schema, "type": "object"}
-        return self._grammars.of_schema(typed, function.param, strict=function.is_strict)
+        rule, typed = f"f{index}", {**schema, "type": "object"}
+        if self._form.splits_parameters:
+            split = SplitParameters(function, typed, self._grammars, rule)
+            callee = Callee(function.name, rule, split.parameters)
+            return _Offer(callee, split.parts, split.unenforced)
+        grammar = self._grammars.of_schema(typed, function.param, strict=function.is_strict)
+        return _Offer(Callee(function.name, rule), {rule: grammar.gbnf}, grammar.unenforced)
+
+
+class _Offer(msgspec.Struct, frozen=True):
+    """A function as the grammar has it, with GBNF of what it names."""
+
+    callee: Callee
+    parts: dict[str, str]
+    unenforced: tuple[str, ...]
+
+
+def _control_token(tokenizer: Tokenizer, name: str) -> int | None:
+    """The number of the control token of this name; None: the name is plain text for this model."""
+    tokens = tokenizer.encode(name, add_special=False, parse_special=True)
+    return tokens[0] if len(tokens) == 1 and not tokenizer.piece(tokens[0]) else None
 
 
 def _reason(plan: ToolPlan) -> str:
@@ -135,7 +152,3 @@ def _reason(plan: ToolPlan) -> str:
     if plan.use is ToolUse.NAMED:
         return "stop"
     return "function_call" if plan.is_legacy else "tool_calls"
-
-
-def _literal(text: str) -> str:
-    return '"' + text.replace('"', '\\"') + '"'

@@ -11,17 +11,20 @@ from openai_cpu_server.errors import InvalidRequest
 from openai_cpu_server.structured.gbnf.to_lark import gbnf_to_lark
 
 _END = 256
+_TOKENS = 64
+"""Numbers for the control tokens that a grammar names."""
 
 
 class _Bytes:
-    """The vocabulary for TokenizerWrapper: one token for each byte, and one for the end."""
+    """The vocabulary for TokenizerWrapper: one token for each byte, one for the end, some of no meaning."""
 
     eos_token_id = _END
     bos_token_id = None
-    special_token_ids = (_END,)
+    special_token_ids = tuple(range(_END, _END + 1 + _TOKENS))
 
     def __init__(self) -> None:
         self.tokens = [bytes([i]) for i in range(256)] + [b"<end>"]
+        self.tokens += [b"<token %d>" % i for i in range(_TOKENS)]
 
     def __call__(self, text: bytes | str) -> list[int]:
         return list(text.encode() if isinstance(text, str) else text)
@@ -54,8 +57,9 @@ class GrammarCheck:
     """One compiled grammar. Raises InvalidRequest if the text is not GBNF, or is too large for llguidance."""
 
     def __init__(self, gbnf: str) -> None:
-        lark = LLMatcher.grammar_from_lark(gbnf_to_lark(gbnf))
-        self._matcher = LLMatcher(TOKENIZER, lark, log_level=0)
+        numbers: dict[int, int] = {}
+        lark = gbnf_to_lark(gbnf, lambda token: numbers.setdefault(token, _END + 1 + len(numbers)))
+        self._matcher = LLMatcher(TOKENIZER, LLMatcher.grammar_from_lark(lark), log_level=0)
         if self._matcher.is_error():
             raise InvalidRequest(f"The grammar cannot be read: {self._matcher.get_error()}")
 

@@ -1,20 +1,18 @@
-"""The ways in which models write tool calls, and readers for them. Each format is a module."""
+"""The ways in which models write tool calls, and readers for them."""
 
 from __future__ import annotations
 
 from openai_cpu_server.prompt.chat_template import ChatTemplate
-from openai_cpu_server.prompt.tool_formats.base import ToolFormat
-from openai_cpu_server.prompt.tool_formats.demo import DemoFormat
-from openai_cpu_server.prompt.tool_formats.hermes import HermesFormat
-from openai_cpu_server.prompt.tool_formats.llama3 import Llama3Format
-from openai_cpu_server.prompt.tool_formats.mistral import MistralFormat
+from openai_cpu_server.prompt.tool_formats.base import Callee, Parameter, ToolFormat, WrittenCall
+from openai_cpu_server.prompt.tool_formats.forms import FORMS, GENERIC
+from openai_cpu_server.prompt.tool_formats.harmony import HarmonyFormat, HarmonyReader
+from openai_cpu_server.prompt.tool_formats.patterns import Spelling
 from openai_cpu_server.prompt.tool_formats.reader import (
     Content,
     OutputReader,
     Part,
     Reasoning,
     TextReader,
-    ToolReader,
 )
 from openai_cpu_server.prompt.tool_formats.scanner import CallArguments, CallBegin
 
@@ -22,24 +20,28 @@ __all__ = [
     "TOOL_FORMATS",
     "CallArguments",
     "CallBegin",
+    "Callee",
     "Content",
+    "HarmonyReader",
     "OutputReader",
+    "Parameter",
     "Part",
     "Reasoning",
+    "Spelling",
     "TextReader",
     "ToolFormat",
-    "ToolReader",
+    "WrittenCall",
     "format_for",
 ]
 
-_PLAIN = HermesFormat()
-"""For models that were taught no format: it is plain text, and the most common one."""
-_ALL: tuple[ToolFormat, ...] = (DemoFormat(), MistralFormat(), _PLAIN, Llama3Format())
-TOOL_FORMATS = {each.name: each for each in _ALL}
+_TAUGHT: tuple[ToolFormat, ...] = (*FORMS, HarmonyFormat())
+TOOL_FORMATS: dict[str, ToolFormat] = {each.name: each for each in (*_TAUGHT, GENERIC)}
 
 
-def format_for(template: ChatTemplate) -> ToolFormat | None:
-    """The format that the chat template teaches, or the plain one if it knows no tools.
-    None: it teaches one that we do not know, so that the model would answer in that."""
-    taught = next((each for each in _ALL if each.recognises(template.source)), None)
-    return taught if taught is not None or template.shows_tools else _PLAIN
+def format_for(template: ChatTemplate | None) -> ToolFormat:
+    """The format that the chat template teaches; the generic one if it knows no tools, or shows them for a
+    format that is unknown here."""
+    if template is None:
+        return GENERIC
+    taught = (each for each in _TAUGHT if each.recognises(template.source))
+    return next(taught, GENERIC)

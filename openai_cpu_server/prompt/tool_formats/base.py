@@ -2,13 +2,48 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Protocol
 
-from openai_cpu_server.prompt.tool_formats.reader import ToolReader
+from openai_cpu_server.prompt.tool_formats.patterns import Spelling
+from openai_cpu_server.prompt.tool_formats.reader import OutputReader
+
+RawNames = Mapping[str, frozenset[str]]
+"""For each function that may be called: its parameters that are written as raw text. {}: any function."""
+
+
+@dataclass(frozen=True)
+class Parameter:
+    """One parameter of a function, for formats that write each by itself."""
+
+    name: str
+    is_required: bool
+    rule: str
+    """The grammar's rule for its value as JSON."""
+    is_text: bool = False
+    """It is any string, or one of `choices`: it may be written raw."""
+    choices: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Callee:
+    """A function in the grammar of calls."""
+
+    name: str
+    rule: str
+    """The grammar's rule for its arguments as one JSON object."""
+    parameters: tuple[Parameter, ...] = ()
+
+
+@dataclass(frozen=True)
+class WrittenCall:
+    name: str
+    arguments: Mapping[str, object]
 
 
 class ToolFormat(Protocol):
-    """How a family of models writes calls. A call is always `{"name": ..., KEY: {...}}`."""
+    """How a family of models writes calls. Grammars are GBNF: the root's expression, then lines of rules."""
 
     @property
     def name(self) -> str:
@@ -17,33 +52,51 @@ class ToolFormat(Protocol):
 
     @property
     def marker(self) -> str:
-        """The text with which the calls begin; "" if that is the first call's brace."""
+        """The text (a control token by its name) behind which calls begin in free text; "": there is none,
+        the whole output has a grammar."""
         ...
 
     @property
-    def marker_is_text(self) -> bool:
-        """Whether a grammar can spell the marker; else it is a control token, which no text can make."""
+    def splits_parameters(self) -> bool:
+        """Whether each parameter is written by itself; else the arguments are one JSON object."""
+        ...
+
+    def announces(self, spelling: Spelling) -> bool:
+        """Whether a control token tells calls from any text in this model's outputs."""
         ...
 
     @property
-    def arguments_key(self) -> str: ...
+    def replaces_template(self) -> bool:
+        """Whether tools and calls are told in words, whatever the template would show."""
+        ...
 
     def recognises(self, template: str) -> bool:
         """Whether the source of a chat template teaches this format."""
         ...
 
-    def calls(self, *, several: bool) -> str:
-        """GBNF for everything behind the marker, up to the output's end. `call` is the rule for one call."""
+    def behind_marker(self, callees: Sequence[Callee], spelling: Spelling, *, several: bool) -> str:
+        """The grammar of everything behind the marker, up to the output's end."""
         ...
 
-    def written(self, calls: str) -> str:
-        """Calls as the model would have written them. `calls` are JSON objects, one to a line."""
+    def whole(
+        self, callees: Sequence[Callee], spelling: Spelling, *, several: bool, answer: str | None
+    ) -> str:
+        """The grammar of a whole output. `answer`: the rule for text that is no call; "": any text;
+        None: there must be calls."""
+        ...
+
+    def raw_parameters(self, callee: Callee) -> frozenset[str]:
+        """The parameters whose values stand in the output as raw text."""
+        ...
+
+    def written(self, calls: Sequence[WrittenCall]) -> str:
+        """Calls as the model would have written them."""
         ...
 
     def history_id(self, call_id: str) -> str:
         """The id of an earlier call, in the form that the template wants."""
         ...
 
-    def reader(self, *, at_start: bool = False) -> ToolReader:
+    def reader(self, functions: RawNames, *, at_start: bool = False) -> OutputReader:
         """A reader for one output. With `at_start` the output begins with calls or has none."""
         ...

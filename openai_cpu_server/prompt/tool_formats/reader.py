@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import enum
+import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol, Union
 
+from openai_cpu_server.prompt.tool_formats.patterns import Pattern, Slot
 from openai_cpu_server.prompt.tool_formats.scanner import CallArguments, CallBegin, CallScanner
 
 
@@ -117,37 +120,88 @@ class FirstGate:
         return held or ""
 
 
+class HeadGate:
+    """Looks at the beginning only. An output that begins with a call of one of the functions consists of
+    calls, any other of content."""
+
+    def __init__(self, ways: Sequence[Pattern], names: Sequence[str]) -> None:
+        """`ways`: how a call may begin, up to its arguments. `names`: (): any function."""
+        self._ways = ways
+        self._names = names
+        self._held: str | None = ""
+        """The text held back while it may be a call; None: the output is content."""
+
+    def feed(self, text: str) -> tuple[str, str | None]:
+        if self._held is None:
+            return text, None
+        self._held += text
+        fits = [_fit(way, self._held, self._names) for way in self._ways]
+        if _Fit.WHOLE in fits:
+            calls, self._held = self._held, ""
+            return "", calls
+        return ("", None) if _Fit.BEGUN in fits else (self.rest(), None)
+
+    def rest(self) -> str:
+        held, self._held = self._held, None
+        return held or ""
+
+
+class _Fit(enum.Enum):
+    """How much of a pattern a text has."""
+
+    NOT = 0
+    BEGUN = 1
+    WHOLE = 2
+
+
+def _fit(pattern: Pattern, text: str, names: Sequence[str]) -> _Fit:
+    """How much of the pattern the text begins with."""
+    for index, part in enumerate(pattern):
+        if part is Slot.NAME:
+            rest = pattern[index + 1 :]
+            found = [_fit((name, *rest), text, ()) for name in names or (_name(text),)]
+            return max(found, key=lambda fit: fit.value)
+        if isinstance(part, Slot):
+            text = text.lstrip()
+        elif not text.startswith(part):
+            return _Fit.BEGUN if part.startswith(text) else _Fit.NOT
+        else:
+            text = text.removeprefix(part)
+    return _Fit.WHOLE
+
+
+def _name(text: str) -> str:
+    """The name at the text's beginning, whatever it is."""
+    found = _NAME.match(text)
+    return found[0] if found else "?"
+
+
+_NAME = re.compile(r"[A-Za-z0-9_.-]+")
+
+
 class ToolReader:
     """Gives the same content and calls however the text was cut into pieces."""
 
-    def __init__(self, gate: Gate, arguments_key: str) -> None:
+    def __init__(self, gate: Gate, scanner: CallScanner) -> None:
         self._gate = gate
-        self._new_scanner: Callable[[], CallScanner] = lambda: CallScanner(arguments_key)
-        self._calls: CallScanner | None = None
+        self._scanner = scanner
+        self.has_calls = False
 
     @property
     def is_cut(self) -> bool:
         """Whether the output, if it ended here, would end within a call."""
-        return self._calls is not None and self._calls.is_cut
-
-    @property
-    def has_calls(self) -> bool:
-        return self._calls is not None
+        return self.has_calls and self._scanner.is_cut
 
     def feed(self, text: str) -> list[Part]:
-        if self._calls is not None:
-            return [*self._calls.feed(text)]
+        if self.has_calls:
+            return [*self._scanner.feed(text)]
         content, calls = self._gate.feed(text)
         parts: list[Part] = [Content(content)] if content else []
         if calls is not None:
-            self._calls = self._new_scanner()
-            parts += self._calls.feed(calls)
+            self.has_calls = True
+            parts += self._scanner.feed(calls)
         return parts
 
     def finish(self) -> list[Part]:
         rest = self._gate.rest()
         return [Content(rest)] if rest else []
-
-
-def marked_reader(marker: str, arguments_key: str, *, at_start: bool) -> ToolReader:
-    return ToolReader(FirstGate(marker) if at_start else MarkerGate(marker), arguments_key)

@@ -1,9 +1,10 @@
-"""Finds the calls in JSON that comes in pieces. A grammar made the JSON; nothing is parsed twice."""
+"""Finds calls in text that comes in pieces. A grammar made the text; nothing is parsed twice."""
 
 from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+from typing import Protocol, Union
 
 
 @dataclass(frozen=True)
@@ -18,23 +19,36 @@ class CallArguments:
     text: str
 
 
-class CallScanner:
+CallPart = Union[CallBegin, CallArguments]
+
+
+class CallScanner(Protocol):
     """Finds calls. It skips separators, brackets and closing marks between them."""
 
-    def __init__(self, arguments_key: str) -> None:
-        self._head = re.compile(
-            r'\{\s*"name"\s*:\s*"([^"\\]+)"\s*,\s*"' + re.escape(arguments_key) + r'"\s*:\s*(?=\{)'
-        )
+    @property
+    def is_cut(self) -> bool:
+        """Whether the text, if it ended here, would end within a call, or before the first."""
+        ...
+
+    def feed(self, text: str) -> list[CallPart]: ...
+
+
+class JsonCallScanner:
+    """Finds calls whose arguments are one JSON object."""
+
+    def __init__(self, head: re.Pattern[str]) -> None:
+        """`head` matches what stands before the arguments; its group is the function's name."""
+        self._head = head
         self._waiting = ""
-        self._arguments: _Braces | None = None
+        self._arguments: JsonValue | None = None
         self._num_begun = 0
 
     @property
     def is_cut(self) -> bool:
         return self._arguments is not None or self._num_begun == 0
 
-    def feed(self, text: str) -> list[CallBegin | CallArguments]:
-        parts: list[CallBegin | CallArguments] = []
+    def feed(self, text: str) -> list[CallPart]:
+        parts: list[CallPart] = []
         while text:
             part, text = self._between(text) if self._arguments is None else self._inside(text)
             parts += [part] if part is not None else []
@@ -46,7 +60,7 @@ class CallScanner:
         if head is None:
             return None, ""
         rest, self._waiting = self._waiting[head.end() :], ""
-        self._arguments = _Braces()
+        self._arguments = JsonValue()
         self._num_begun += 1
         return CallBegin(head[1]), rest
 
@@ -59,11 +73,11 @@ class CallScanner:
         return CallArguments(text[:end]), text[end:]
 
 
-_MARKS = re.compile(r'["\\{}]')
+_MARKS = re.compile(r'["\\{}\[\]]')
 
 
-class _Braces:
-    """Counts braces outside strings."""
+class JsonValue:
+    """Finds the end of an object, an array or a string."""
 
     def __init__(self) -> None:
         self._depth = 0
@@ -71,7 +85,7 @@ class _Braces:
         self._escaped_at: int | None = None
 
     def end_in(self, text: str) -> int | None:
-        """The position behind the object's end in this piece; None: it does not end here."""
+        """The position behind the value's end in this piece; None: it does not end here."""
         skip, self._escaped_at = self._escaped_at, None
         for mark in _MARKS.finditer(text):
             at = mark.start()
@@ -88,6 +102,5 @@ class _Braces:
         if mark == '"':
             self._in_string = not self._in_string
         elif not self._in_string:
-            self._depth += 1 if mark == "{" else -1
-            return self._depth == 0
-        return False
+            self._depth += 1 if mark in "{[" else -1
+        return not self._in_string and self._depth == 0

@@ -3,7 +3,7 @@
 llguidance reads the lexemes that the grammar allows at a place all at once, as far as any of them goes, and
 never turns back. That is exact if, wherever a lexeme ends, the byte that may follow it continues none of
 those that are being read. Where this does not hold, the lexemes that could go on must be broken into smaller
-ones. (Single characters never conflict.)
+ones. (Single characters never conflict, nor do control tokens, which no text matches.)
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from openai_cpu_server.structured.gbnf.quoted import Quoted
 from openai_cpu_server.structured.gbnf.work import Share, TooMuch, Work
 from openai_cpu_server.structured.languages.automaton import Deriver
 from openai_cpu_server.structured.languages.charset import CharSet, partition
-from openai_cpu_server.structured.languages.expr import EMPTY, NOTHING, Expr
+from openai_cpu_server.structured.languages.expr import EMPTY, NOTHING, Expr, Token
 from openai_cpu_server.structured.options import Budget, Limits
 
 MOST_WORK = 3_000
@@ -59,6 +59,7 @@ def _confirmed(plan: Plan, suspects: set[str], work: Work) -> set[str]:
 
 def _conflicts(lexemes: dict[str, Expr], follow: dict[str, int], work: Work) -> set[str] | None:
     """The names of lexemes in conflict; None if finding them is too much work."""
+    lexemes = {name: expr for name, expr in lexemes.items() if not isinstance(expr, Token)}
     try:
         found = _Search(lexemes, follow, work).found()
     except SchemaTooLarge:

@@ -4,25 +4,27 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Callable
 
 from openai_cpu_server.structured.gbnf.parser import ROOT
 from openai_cpu_server.structured.gbnf.plan import Plan, is_lexeme
 from openai_cpu_server.structured.gbnf.terminals import count, terminal_lines
-from openai_cpu_server.structured.languages.expr import EMPTY, Alt, Expr, Ref, Repeat, Seq, Text
+from openai_cpu_server.structured.languages.expr import EMPTY, Alt, Expr, Ref, Repeat, Seq, Text, Token
 
 _HEAD = "%llguidance {}\n\n"
 _START = "start"
 
 
-def lark_text(plan: Plan) -> str:
-    writer = _Writer(plan)
+def lark_text(plan: Plan, renumbered: Callable[[int], int]) -> str:
+    writer = _Writer(plan, renumbered)
     lines = [f"{writer.name(name)}: {writer.shown(expr)}" for name, expr in plan.rules.items()]
     lines += terminal_lines(writer.terminals())
     return _HEAD + "\n".join(lines) + "\n"
 
 
 class _Writer:
-    def __init__(self, plan: Plan) -> None:
+    def __init__(self, plan: Plan, renumbered: Callable[[int], int]) -> None:
+        self._renumbered = renumbered
         self._lexemes = plan.lexemes
         self._names: dict[str, str] = {}
         self._taken: set[str] = {_START}
@@ -44,7 +46,7 @@ class _Writer:
         return self._names[rule]
 
     def terminals(self) -> list[tuple[str, Expr]]:
-        return [(self._names[n], x) for n, x in self._lexemes.items() if not isinstance(x, Text)]
+        return [(self._names[n], x) for n, x in self._lexemes.items() if not isinstance(x, (Text, Token))]
 
     def shown(self, expr: Expr) -> str:
         if isinstance(expr, Ref):
@@ -65,4 +67,6 @@ class _Writer:
 
     def _reference(self, name: str) -> str:
         expr = self._lexemes.get(name) if is_lexeme(name) else None
+        if isinstance(expr, Token):
+            return f"<[{self._renumbered(expr.number)}]>"
         return json.dumps(expr.text) if isinstance(expr, Text) else self._names[name]

@@ -1,6 +1,7 @@
 """Reads GBNF text into expressions, one for each rule, and checks all of them together.
 
-llama.cpp's language, with three additions: `_` in names, `{,n}`, and no limit of 2,000 repetitions. As there,
+llama.cpp's language, with three additions: `_` in names, `{,n}`, and no limit of 2,000 repetitions. Of its
+tokens only `<[302]>` is known, a control token by its number. As there,
 a rule ends with its line, but not within parentheses nor behind `::=` and `|`. Refused, though taken there: a
 rule defined twice, an empty class, a range that runs backwards. Left recursion is refused by both; a
 repetition of what may be empty is left recursion for llama.cpp, but not here.
@@ -16,9 +17,10 @@ from dataclasses import dataclass, field
 from openai_cpu_server.structured.errors import InvalidGrammar
 from openai_cpu_server.structured.gbnf.characters import WrongCharacter, class_set, literal_text
 from openai_cpu_server.structured.gbnf.left_recursion import find_left_recursion
+from openai_cpu_server.structured.gbnf.nullable import every_expression
 from openai_cpu_server.structured.gbnf.symbols import Kind, Symbols
 from openai_cpu_server.structured.languages.charset import ANY
-from openai_cpu_server.structured.languages.expr import EMPTY, Chars, Expr, Ref, Text, alt, repeat, seq
+from openai_cpu_server.structured.languages.expr import EMPTY, Chars, Expr, Ref, Text, Token, alt, repeat, seq
 
 ROOT = "root"
 DEEPEST_GROUP = 500
@@ -26,7 +28,8 @@ MOST_TIMES = 1_000_000_000
 _LIFTED_AT = 6
 """Groups nested this deep become rules of their own, so that no expression is deep."""
 _COUNTS = re.compile(r"\{\s*(\d*)\s*(?:(,)\s*(\d*)\s*)?\}")
-_OPERANDS = (Kind.NAME, Kind.LITERAL, Kind.CLASS, Kind.ANY)
+_OPERANDS = (Kind.NAME, Kind.LITERAL, Kind.CLASS, Kind.ANY, Kind.TOKEN)
+_TOKEN = re.compile(r"<\[\d")
 _SHORT = {"*": (0, None), "+": (1, None), "?": (0, 1)}
 
 
@@ -56,6 +59,14 @@ class _Group:
 def parse_gbnf(text: str) -> ParsedGrammar:
     """Read a grammar. Raises InvalidGrammar."""
     return ParsedGrammar(_Parser(Symbols(text)).grammar())
+
+
+def names_tokens(text: str) -> bool:
+    """Whether a grammar names control tokens. Raises InvalidGrammar."""
+    if not _TOKEN.search(text):
+        return False
+    expressions = every_expression(parse_gbnf(text).rules.values())
+    return any(isinstance(expr, Token) for expr in expressions)
 
 
 class _Parser:
@@ -183,6 +194,8 @@ class _Parser:
             return Ref(self._text)
         if kind is Kind.ANY:
             return Chars(ANY)
+        if kind is Kind.TOKEN:
+            return Token(int(self._text[2:-2]))
         try:
             return _of_literal(self._text) if kind is Kind.LITERAL else Chars(class_set(self._text))
         except WrongCharacter as error:

@@ -19,6 +19,7 @@ from openai_cpu_server.structured.languages.expr import (
     Repeat,
     Seq,
     Text,
+    Token,
     alt,
     literal,
     repeat,
@@ -66,6 +67,8 @@ class Plan:
         self._work.spend(2)
         if expr == EMPTY:
             return expr
+        if isinstance(expr, Token):
+            return self._lexeme(expr)
         language = None if isinstance(expr, Seq) else self._regular.of(expr)
         if language is not None and language.is_nullable:
             filled = _filled(language)
@@ -108,5 +111,5 @@ def is_lexeme(name: str) -> bool:
 
 
 def is_character(language: Expr) -> bool:
-    """Whether the lexeme is always one character: it cannot be broken and need not be."""
-    return isinstance(language, Chars) or (isinstance(language, Text) and len(language.text) == 1)
+    """Whether the lexeme is always one character or token: it cannot be broken and need not be."""
+    return isinstance(language, (Chars, Token)) or (isinstance(language, Text) and len(language.text) == 1)

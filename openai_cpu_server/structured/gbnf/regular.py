@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from openai_cpu_server.structured.gbnf.work import Work
-from openai_cpu_server.structured.languages.expr import Alt, Expr, Ref, Repeat, Seq, alt, repeat, seq
+from openai_cpu_server.structured.languages.expr import Alt, Expr, Ref, Repeat, Seq, Token, alt, repeat, seq
 
 DEEPEST_LEXEME = 300
 _MOST_PUT_IN = 30_000
@@ -33,6 +33,8 @@ class Regular:
     def _of(self, expr: Expr) -> Expr | None:
         if isinstance(expr, Ref):
             return self.inlined.get(expr.name)
+        if isinstance(expr, Token):
+            return None
         if not expr.references:
             return expr
         parts = [self.of(part) for part in expr.parts]

@@ -20,6 +20,7 @@ class Kind(enum.Enum):
     LITERAL = "a literal"
     CLASS = "a class of characters"
     ANY = "'.'"
+    TOKEN = "a token's number"
     OPEN = "'('"
     CLOSE = "')'"
     OR = "'|'"
@@ -28,7 +29,7 @@ class Kind(enum.Enum):
 
 
 _SYMBOL = r"""[A-Za-z0-9_-]+ | "(?:[^"\\]|\\.)*" | \[(?:[^\]\\]|\\.)*\]
-    | [*+?] | \{[^{}"\[\]()|:]*\} | \| | \( | \) | \. | ::= | \r\n | \r | \n"""
+    | [*+?] | \{[^{}"\[\]()|:]*\} | <\[\d{1,9}\]> | \| | \( | \) | \. | ::= | \r\n | \r | \n"""
 _ONE = re.compile(_SYMBOL, re.VERBOSE | re.DOTALL)
 _NEXT = re.compile(rf"[ \t]*({_SYMBOL} | \#[^\r\n]* | .*)", re.VERBOSE | re.DOTALL)
 """Matches a symbol or a comment; or all the rest, if there is neither."""
@@ -43,6 +44,7 @@ _BY_FIRST = {
     ")": Kind.CLOSE,
     "|": Kind.OR,
     ".": Kind.ANY,
+    "<": Kind.TOKEN,
     ":": Kind.DEFINE,
     "": Kind.END,
 }

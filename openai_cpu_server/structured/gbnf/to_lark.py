@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 from openai_cpu_server.structured.gbnf.conflicts import conflicting
 from openai_cpu_server.structured.gbnf.lark import lark_text
@@ -21,15 +21,20 @@ _CHARACTERS_PER_STEP = 6
 """One step of the work parses so many characters of the text."""
 
 
-def gbnf_to_lark(gbnf: str) -> str:
-    """Translate a grammar. Raises InvalidGrammar."""
+def _same(number: int) -> int:
+    return number
+
+
+def gbnf_to_lark(gbnf: str, renumbered: Callable[[int], int] = _same) -> str:
+    """Translate a grammar. `renumbered`: control tokens in the vocabulary of the reader.
+    Raises InvalidGrammar."""
     work = Work()
     work.spend(len(gbnf) // _CHARACTERS_PER_STEP)
-    return _rules_to_lark(parse_gbnf(gbnf).rules, work)
+    return lark_text(_plan(parse_gbnf(gbnf).rules, work), renumbered)
 
 
-def _rules_to_lark(rules: dict[str, Expr], work: Work) -> str:
-    """Write lexemes as large as they can be read.
+def _plan(rules: dict[str, Expr], work: Work) -> Plan:
+    """Plan lexemes as large as they can be read.
     Those that conflict are broken, at last into single characters."""
     regular, share = Regular(rules, work), Share(work, _MOST_TO_CONFIRM)
     broken: set[Expr] = set()
@@ -37,9 +42,9 @@ def _rules_to_lark(rules: dict[str, Expr], work: Work) -> str:
         plan = Plan(rules, regular, lambda language: language not in broken, work)
         found = [plan.lexemes[name] for name in conflicting(plan, work, share)]
         if not found:
-            return lark_text(plan)
+            return plan
         broken.update(found if number < _GENTLE_ROUNDS else _all_parts(found))
-    return lark_text(Plan(rules, regular, is_character, work))
+    return Plan(rules, regular, is_character, work)
 
 
 def _all_parts(found: Iterable[Expr]) -> list[Expr]:

@@ -88,6 +88,9 @@ class Expr(metaclass=_Interned):
             facts["is_extended"] = True
         elif isinstance(self, Ref):
             facts["references"] = frozenset((self.name,))
+        elif isinstance(self, Token):
+            # It counts as a reference, so that no lexeme takes it in.
+            facts["references"] = frozenset((f"<[{self.number}]>",))
         if parts:
             self._measure_parts(facts, parts)
 
@@ -131,6 +134,13 @@ class Ref(Expr):
     """A reference to a rule of the grammar."""
 
     name: str
+
+
+@dataclass(frozen=True, eq=False)
+class Token(Expr):
+    """A control token of the model, by its number in the vocabulary. No text matches it."""
+
+    number: int
 
 
 @dataclass(frozen=True, eq=False)

@@ -1,0 +1,155 @@
+"""Formats in which calls follow a marker, each with a head, arguments and a tail."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from openai_cpu_server.prompt.tool_formats.base import Callee, RawNames, WrittenCall
+from openai_cpu_server.prompt.tool_formats.parameters import Parameters, ParameterScanner
+from openai_cpu_server.prompt.tool_formats.patterns import (
+    Pattern,
+    Slot,
+    Spelling,
+    quoted,
+    regex_of,
+    text_of,
+)
+from openai_cpu_server.prompt.tool_formats.reader import FirstGate, HeadGate, MarkerGate, ToolReader
+from openai_cpu_server.prompt.tool_formats.scanner import CallScanner, JsonCallScanner
+
+_OWN_ID = re.compile(r"[A-Za-z0-9]{9}")
+
+
+@dataclass(frozen=True)
+class CallForm:
+    """`marker`, `opening`, then calls with `between` between them, then `closing`.
+    One call is `head`, its arguments, `tail`."""
+
+    name: str
+    head: Pattern
+    """It has the function's name."""
+    tail: Pattern = ()
+    marker: str = ""
+    """"": an output that begins with a call consists of calls."""
+    opening: Pattern = ()
+    between: Pattern = ()
+    closing: Pattern = ()
+    prelude: str = ""
+    """A control token that may stand before calls that no marker announces, and means nothing."""
+    parameters: Parameters | None = None
+    """None: the arguments are one JSON object."""
+    signs: tuple[str, ...] = ()
+    """Regular expressions that must all match somewhere in a template that teaches the format."""
+    others: tuple[str, ...] = ()
+    """Regular expressions of which none may match: they belong to formats that look alike."""
+    has_short_ids: bool = False
+    """Templates demand ids of nine letters and digits."""
+    replaces_template: bool = False
+
+    @property
+    def splits_parameters(self) -> bool:
+        return self.parameters is not None
+
+    def announces(self, spelling: Spelling) -> bool:
+        return bool(self.marker) and spelling.control_token(self.marker) is not None
+
+    def recognises(self, template: str) -> bool:
+        is_taught = bool(self.signs) and all(re.search(sign, template) for sign in self.signs)
+        return is_taught and not any(re.search(other, template) for other in self.others)
+
+    # Grammar
+
+    def behind_marker(self, callees: Sequence[Callee], spelling: Spelling, *, several: bool) -> str:
+        calls, rules = self._calls(callees, spelling, several=several)
+        return f"{calls}\n{rules}"
+
+    def whole(
+        self, callees: Sequence[Callee], spelling: Spelling, *, several: bool, answer: str | None
+    ) -> str:
+        calls, rules = self._calls(callees, spelling, several=several)
+        begin = spelling.literal(self.marker)
+        if self.prelude and spelling.control_token(self.prelude) is not None:
+            begin = f"({spelling.literal(self.prelude)})?"
+        calls = f"{begin} {calls}".strip()
+        if answer is None:
+            return f"{calls}\n{rules}"
+        if answer:
+            return f"{answer} | {calls}\n{rules}"
+        # The first character decides; nothing at all is an answer, too.
+        first = self._beginning[0].replace("[", r"\[")
+        return f"({calls} | free-text)?\nfree-text ::= [^\\x00{first}] [^\\x00]*\n{rules}"
+
+    @property
+    def _beginning(self) -> str:
+        return text_of((self.marker, *self.opening, *self.head))
+
+    def _calls(self, callees: Sequence[Callee], spelling: Spelling, *, several: bool) -> tuple[str, str]:
+        """The expression of what follows the marker, and rules."""
+        names = [f"call-{index}" for index in range(len(callees))]
+        rules = [f"call ::= {' | '.join(names)}"]
+        for index, callee in enumerate(callees):
+            rules += self._call(index, callee, spelling)
+        rules.append(f"call-end ::= {spelling.gbnf(self.tail) or quoted('')}")
+        between = spelling.gbnf(self.between)
+        more = f"({between} call)*" if several else ""
+        parts = (spelling.gbnf(self.opening), "call", more, spelling.gbnf(self.closing))
+        return " ".join(filter(None, parts)), "\n".join(rules) + "\n"
+
+    def _call(self, index: int, callee: Callee, spelling: Spelling) -> list[str]:
+        head = f"head-{index} ::= {spelling.gbnf(self.head, callee.name)}"
+        if self.parameters is None:
+            return [f"call-{index} ::= head-{index} {callee.rule} call-end", head]
+        arguments, rules = self.parameters.gbnf(callee.parameters, spelling, f"p-{index}")
+        return [" ".join(f"call-{index} ::= head-{index} {arguments} call-end".split()), head, *rules]
+
+    def raw_parameters(self, callee: Callee) -> frozenset[str]:
+        if self.parameters is None:
+            return frozenset()
+        return frozenset(x.name for x in callee.parameters if self.parameters.is_raw(x))
+
+    # Text
+
+    def written(self, calls: Sequence[WrittenCall]) -> str:
+        inner = text_of(self.between).join(self._written(call) for call in calls)
+        return self.marker + text_of(self.opening) + inner + text_of(self.closing)
+
+    def _written(self, call: WrittenCall) -> str:
+        if self.parameters is None:
+            arguments = json.dumps(call.arguments, ensure_ascii=False)
+        else:
+            arguments = self.parameters.text(call.arguments)
+        return text_of(self.head, call.name) + arguments + text_of(self.tail)
+
+    def history_id(self, call_id: str) -> str:
+        """The call's own id, or, where it must be short and is not, one that is made of its digest."""
+        if not self.has_short_ids or _OWN_ID.fullmatch(call_id):
+            return call_id
+        return hashlib.sha256(call_id.encode()).hexdigest()[:9]
+
+    # Reading
+
+    def reader(self, functions: RawNames, *, at_start: bool = False) -> ToolReader:
+        if self.marker:
+            gate = FirstGate(self.marker) if at_start else MarkerGate(self.marker)
+            return ToolReader(gate, self._scanner(functions))
+        begin = (*self.opening, *self.head)
+        ways = (begin, (self.prelude, *begin)) if self.prelude else (begin,)
+        return ToolReader(HeadGate(ways, tuple(functions)), self._scanner(functions))
+
+    def _scanner(self, functions: RawNames) -> CallScanner:
+        if self.parameters is None:
+            return JsonCallScanner(re.compile(regex_of(self.head) + r"(?=\{)"))
+        return ParameterScanner(re.compile(regex_of(self.head)), self.parameters, functions)
+
+
+def json_head(key: str = "arguments") -> Pattern:
+    """The beginning of `{"name": NAME, KEY: {...}}`."""
+    name = ("{", Slot.BLANK, '"name"', Slot.BLANK, ":", Slot.SPACE, '"', Slot.NAME, '"', Slot.BLANK)
+    return (*name, ",", Slot.SPACE, f'"{key}"', Slot.BLANK, ":", Slot.SPACE)
+
+
+JSON_TAIL: Pattern = (Slot.BLANK, "}")

@@ -1,0 +1,180 @@
+"""gpt-oss' harmony: an output is a row of messages, each with a channel that says what it is.
+
+`analysis` is what the model thinks, `final` is the answer, `commentary` is a call if it is addressed to a
+function, else a word to the user before one.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from openai_cpu_server.prompt.tool_formats.base import Callee, RawNames, WrittenCall
+from openai_cpu_server.prompt.tool_formats.patterns import Spelling
+from openai_cpu_server.prompt.tool_formats.reader import Content, Part, Reasoning
+from openai_cpu_server.prompt.tool_formats.scanner import CallArguments, CallBegin, JsonValue
+
+_CHANNEL, _MESSAGE, _END, _NEXT = "<|channel|>", "<|message|>", "<|end|>", "<|start|>assistant"
+_TO = " to=functions."
+_ANY_TEXT = "[^\\x00]*"
+
+
+@dataclass(frozen=True)
+class HarmonyFormat:
+    """An output has one call at most, which ends it."""
+
+    name: str = "harmony"
+    marker: str = ""
+    splits_parameters: bool = False
+    replaces_template: bool = False
+
+    def recognises(self, template: str) -> bool:
+        return _CHANNEL in template and "<|start|>" in template and _MESSAGE in template
+
+    def announces(self, spelling: Spelling) -> bool:
+        return True
+
+    def behind_marker(self, callees: Sequence[Callee], spelling: Spelling, *, several: bool) -> str:
+        return self.whole(callees, spelling, several=several, answer=None)
+
+    def whole(
+        self, callees: Sequence[Callee], spelling: Spelling, *, several: bool, answer: str | None
+    ) -> str:
+        """Thoughts, then a call or the answer. Without callees there is only the answer."""
+        endings = ["call"] if callees else []
+        endings += ["final"] if answer is not None else []
+        lines = [f"thoughts ({' | '.join(endings)})", *_thoughts(spelling)]
+        if callees:
+            lines.append(f"call ::= {' | '.join(f'call-{index}' for index in range(len(callees)))}")
+        for index, callee in enumerate(callees):
+            lines += _call(index, callee, spelling)
+        if answer is not None:
+            form = f'(" "? {spelling.literal("<|constrain|>")} "json")? ' if answer else ""
+            begin = f'{spelling.literal(_CHANNEL)} "final" {form}{spelling.literal(_MESSAGE)}'
+            lines.append(f"final ::= {begin} {answer or _ANY_TEXT}")
+        return "\n".join(lines) + "\n"
+
+    def raw_parameters(self, callee: Callee) -> frozenset[str]:
+        return frozenset()
+
+    def written(self, calls: Sequence[WrittenCall]) -> str:
+        return f"<|end|>{_NEXT}".join(_written(call) for call in calls)
+
+    def history_id(self, call_id: str) -> str:
+        return call_id
+
+    def reader(self, functions: RawNames, *, at_start: bool = False) -> HarmonyReader:
+        return HarmonyReader()
+
+
+def _thoughts(spelling: Spelling) -> list[str]:
+    """The rule of what comes before the answer or the call, with the beginning of the next message.
+    A model to which the marks are text was not taught to think in them: it begins at once."""
+    if spelling.control_token(_CHANNEL) is None:
+        return ['thoughts ::= ""']
+    channel, message = spelling.literal(_CHANNEL), spelling.literal(_MESSAGE)
+    text = spelling.until(_END)
+    return [
+        f'thoughts ::= ({channel} ("analysis" | "commentary") {message} {text} {spelling.literal(_NEXT)})*'
+    ]
+
+
+def _call(index: int, callee: Callee, spelling: Spelling) -> list[str]:
+    """The function stands behind the role, or behind the channel."""
+    channel, message = spelling.literal(_CHANNEL), spelling.literal(_MESSAGE)
+    to = spelling.literal(_TO + callee.name)
+    kind = f'(" "? {spelling.literal("<|constrain|>")}? "json")?'
+    heads = (f'{to} {channel} "commentary" {kind}', f'{channel} ("commentary" | "analysis") {to} {kind}')
+    return [
+        f"call-{index} ::= head-{index} {message} {callee.rule}",
+        f"head-{index} ::= {' | '.join(heads)}",
+    ]
+
+
+def _written(call: WrittenCall) -> str:
+    arguments = json.dumps(call.arguments, ensure_ascii=False)
+    return f"{_CHANNEL}commentary{_TO}{call.name} <|constrain|>json{_MESSAGE}{arguments}"
+
+
+_FUNCTION = re.compile(r"to=functions\.([A-Za-z0-9_.-]+)")
+_THOUGHT = re.compile(re.escape(_CHANNEL) + r"\s*analysis")
+
+
+class HarmonyReader:
+    """Gives thoughts, content and calls. Text that is no message at all is content."""
+
+    def __init__(self) -> None:
+        self._header: str | None = ""
+        """What has come of a message's header; None: its text is being read."""
+        self._waiting = ""
+        self._kind: type[Reasoning] | type[Content] | type[CallArguments] = Content
+        self._arguments = JsonValue()
+        self.is_cut = False
+        """Whether the output, if it ended here, would end within a call."""
+        self.has_calls = False
+
+    def feed(self, text: str) -> list[Part]:
+        self._waiting += text
+        parts: list[Part] = []
+        while (found := self._step()) is not None:
+            parts += found
+        for part in parts:
+            if isinstance(part, CallArguments) and self._arguments.end_in(part.text) is not None:
+                self.is_cut = False
+        return _merged(parts)
+
+    def finish(self) -> list[Part]:
+        rest, self._waiting = self._waiting, ""
+        if self._header is None:
+            return [self._kind(rest)] if rest else []
+        return [Content(rest)] if rest and not _begins_header(rest) else []
+
+    def _step(self) -> list[Part] | None:
+        """What comes next; None: more text is needed."""
+        return self._in_header() if self._header is not None else self._in_text()
+
+    def _in_header(self) -> list[Part] | None:
+        header, found, rest = self._waiting.partition(_MESSAGE)
+        if not found:
+            if _begins_header(self._waiting):
+                return None
+            self._header = None
+            return []
+        self._waiting, self._header = rest, None
+        function = _FUNCTION.search(header)
+        if function is not None:
+            self._kind, self.has_calls, self.is_cut = CallArguments, True, True
+            return [CallBegin(function[1])]
+        self._kind = Reasoning if _THOUGHT.search(header) else Content
+        return []
+
+    def _in_text(self) -> list[Part] | None:
+        text, found, rest = self._waiting.partition(_END)
+        if found:
+            self._waiting, self._header = rest, ""
+            kind, self._kind = self._kind, Content
+            return [kind(text)] if text else []
+        kept = next((n for n in range(len(_END) - 1, 0, -1) if text.endswith(_END[:n])), 0)
+        sure, self._waiting = text[: len(text) - kept], text[len(text) - kept :]
+        return [self._kind(sure)] if sure else None
+
+
+def _begins_header(text: str) -> bool:
+    """Whether this may be a message's header that is not complete."""
+    starts = (_CHANNEL, "<|start|>", _TO)
+    return any(text.startswith(start) or start.startswith(text) for start in starts)
+
+
+def _merged(parts: Sequence[Part]) -> list[Part]:
+    merged: list[Part] = []
+    for part in parts:
+        last = merged[-1] if merged else None
+        if isinstance(part, Reasoning) and isinstance(last, Reasoning):
+            merged[-1] = Reasoning(last.text + part.text)
+        elif isinstance(part, Content) and isinstance(last, Content):
+            merged[-1] = Content(last.text + part.text)
+        else:
+            merged.append(part)
+    return merged

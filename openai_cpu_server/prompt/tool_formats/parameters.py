@@ -1,0 +1,276 @@
+"""Calls whose parameters are written one by one: their grammar, their text, and a scanner for them."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from openai_cpu_server.prompt.tool_formats.base import Parameter
+from openai_cpu_server.prompt.tool_formats.patterns import Pattern, Spelling, quoted, regex_of, text_of
+from openai_cpu_server.prompt.tool_formats.scanner import CallArguments, CallBegin, CallPart, JsonValue
+
+_PYTHON_STRING = r"""([^'\\\x00-\x1f] | "\\" ['"\\/bfnrt])* "'" """
+
+
+@dataclass(frozen=True)
+class Parameters:
+    """How one parameter is written: `begin`, its value, `behind`. A string is raw text where it may be;
+    everything else is JSON."""
+
+    begin: Pattern
+    """It has the parameter's name."""
+    raw_begin: str = ""
+    """Stands before raw text; "": nothing tells raw text from JSON but the parameter's name."""
+    raw_end: str = ""
+    """Ends raw text; JSON too, if nothing stands before raw text."""
+    behind: Pattern = ()
+    between: Pattern = ()
+    close: str = ""
+    """Ends the parameters."""
+    is_python: bool = False
+    """Raw text is a Python string in single quotes; True and False are words."""
+
+    def is_raw(self, parameter: Parameter) -> bool:
+        """Whether the value stands as raw text; not if one of its choices could not be told from the end."""
+        if not parameter.is_text:
+            return False
+        forbidden = ("'", "\\", "\n", '"') if self.is_python else (self.raw_end, self.raw_end.strip())
+        return not any(mark in choice for choice in parameter.choices for mark in forbidden)
+
+    # Grammar
+
+    def gbnf(self, parameters: Sequence[Parameter], spelling: Spelling, stem: str) -> tuple[str, list[str]]:
+        """The expression of all of them, in their order, and rules whose names begin with `stem`."""
+        rules = [f"{stem}-{i} ::= {self._one(x, spelling)}" for i, x in enumerate(parameters)]
+        if not self.between:
+            shown = [f"{stem}-{i}" + ("" if x.is_required else "?") for i, x in enumerate(parameters)]
+            return " ".join(shown), rules
+        between, following = spelling.gbnf(self.between), ""
+        first = ""
+        for i in reversed(range(len(parameters))):
+            here = f"{stem}-{i} {following}".strip()
+            is_required = parameters[i].is_required
+            alone = here if is_required else f"{here} | {first}" if first else f"({here})?"
+            rules.append(f"{stem}-first-{i} ::= {alone}")
+            first = f"{stem}-first-{i}"
+            more = f"{between} {stem}-{i}" if is_required else f"({between} {stem}-{i})?"
+            following = f"{more} {following}".strip()
+        return first, rules
+
+    def _one(self, parameter: Parameter, spelling: Spelling) -> str:
+        begin = spelling.gbnf(self.begin, parameter.name)
+        behind = spelling.gbnf(self.behind)
+        plain = f"{parameter.rule} {spelling.literal(self._json_end)}".strip()
+        if not self.is_raw(parameter):
+            return f"{begin} {plain} {behind}".strip()
+        if parameter.choices:
+            choices = " | ".join(quoted(choice) if choice else '""' for choice in parameter.choices)
+            raw = f"({choices}) {spelling.literal(self.raw_end)}"
+        elif self.is_python:
+            raw = _PYTHON_STRING.strip()
+        else:
+            raw = spelling.until(self.raw_end)
+        raw = f"{spelling.literal(self.raw_begin)} {raw}".strip()
+        value = f"({raw} | {plain})" if self.is_python else raw
+        return f"{begin} {value} {behind}".strip()
+
+    @property
+    def _json_end(self) -> str:
+        return "" if self.raw_begin else self.raw_end
+
+    # Text
+
+    def text(self, arguments: Mapping[str, object]) -> str:
+        return text_of(self.between).join(self._written(*item) for item in arguments.items())
+
+    def _written(self, name: str, value: object) -> str:
+        begin = text_of(self.begin, name)
+        if self.is_python:
+            return begin + repr(value)
+        if isinstance(value, str):
+            shown = f"{self.raw_begin}{value}{self.raw_end}"
+        else:
+            shown = json.dumps(value, ensure_ascii=False) + self._json_end
+        return begin + shown + text_of(self.behind)
+
+    @property
+    def next_part(self) -> re.Pattern[str]:
+        """Matches the begin of a parameter, with its name, or the end of all of them."""
+        name = f"([^{re.escape(self.close[0])}]+?)"
+        begin = regex_of(self.begin, name)
+        return re.compile(rf"[\s,]*(?:{begin}|({re.escape(self.close)}))")
+
+
+class ParameterScanner:
+    """Finds calls with such parameters, and gives their arguments as JSON."""
+
+    def __init__(
+        self,
+        head: re.Pattern[str],
+        layout: Parameters,
+        raw: Mapping[str, frozenset[str]],
+    ) -> None:
+        """`head` matches what stands before the parameters, with the function's name.
+        `raw`: which parameters of which function are raw text."""
+        self._head = head
+        self._next = layout.next_part
+        self._layout = layout
+        self._raw = raw
+        self._waiting = ""
+        self._call: str | None = None
+        self._value: _RawText | _PythonText | _JsonText | None = None
+        self._key: str | None = None
+        """The parameter whose value comes next."""
+        self._num_parameters = 0
+        self._num_begun = 0
+
+    @property
+    def is_cut(self) -> bool:
+        return self._call is not None or self._num_begun == 0
+
+    def feed(self, text: str) -> list[CallPart]:
+        self._waiting += text
+        parts: list[CallPart] = []
+        while (found := self._step()) is not None:
+            parts += found
+        return _merged(parts)
+
+    def _step(self) -> list[CallPart] | None:
+        """What comes next; None: more text is needed."""
+        if self._value is not None:
+            return self._more()
+        if self._key is not None:
+            return self._begin_value(self._key)
+        return self._between_calls() if self._call is None else self._between_parameters()
+
+    def _between_calls(self) -> list[CallPart] | None:
+        head = self._head.search(self._waiting)
+        if head is None:
+            return None
+        self._waiting = self._waiting[head.end() :]
+        self._call, self._num_parameters = head[1], 0
+        self._num_begun += 1
+        return [CallBegin(head[1]), CallArguments("{")]
+
+    def _between_parameters(self) -> list[CallPart] | None:
+        found = self._next.search(self._waiting)
+        if found is None:
+            return None
+        self._waiting = self._waiting[found.end() :]
+        if found[2] is not None:
+            self._call = None
+            return [CallArguments("}")]
+        self._key = found[1]
+        comma = "," if self._num_parameters else ""
+        self._num_parameters += 1
+        return [CallArguments(f"{comma}{json.dumps(found[1])}:")]
+
+    def _begin_value(self, key: str) -> list[CallPart] | None:
+        """The value's first characters tell how it is written, or its name does."""
+        assert self._call is not None
+        mark = self._layout.raw_begin
+        if mark:
+            self._waiting = self._waiting.lstrip()
+            if len(self._waiting) < len(mark) and mark.startswith(self._waiting):
+                return None
+            is_raw = self._waiting.startswith(mark)
+            self._waiting = self._waiting.removeprefix(mark)
+        else:
+            is_raw = key in self._raw.get(self._call, frozenset())
+        self._key = None
+        if is_raw:
+            self._value = _PythonText() if self._layout.is_python else _RawText(self._layout.raw_end)
+        else:
+            self._value = _JsonText()
+        return []
+
+    def _more(self) -> list[CallPart] | None:
+        assert self._value is not None
+        found, self._waiting, is_done = self._value.read(self._waiting)
+        if is_done:
+            self._value = None
+        return [CallArguments(found)] if found else [] if is_done else None
+
+
+def _merged(parts: Sequence[CallPart]) -> list[CallPart]:
+    """Neighbouring pieces of arguments become one."""
+    merged: list[CallPart] = []
+    for part in parts:
+        last = merged[-1] if merged else None
+        if isinstance(part, CallArguments) and isinstance(last, CallArguments):
+            merged[-1] = CallArguments(last.text + part.text)
+        else:
+            merged.append(part)
+    return merged
+
+
+Read = tuple[str, str, bool]
+"""JSON text that is sure, the text that is left, and whether the value is over."""
+
+
+class _RawText:
+    """Text up to a mark, as a JSON string."""
+
+    def __init__(self, end: str) -> None:
+        self._end = end
+        self._open = '"'
+
+    def read(self, text: str) -> Read:
+        content, found, rest = text.partition(self._end)
+        if not found:
+            kept = next((n for n in range(len(self._end) - 1, 0, -1) if text.endswith(self._end[:n])), 0)
+            content, rest = text[: len(text) - kept], text[len(text) - kept :]
+        begin, self._open = self._open, ""
+        return begin + _escaped(content) + ('"' if found else ""), rest, bool(found)
+
+
+class _PythonText:
+    """A Python string behind its first quote, as a JSON string."""
+
+    def __init__(self) -> None:
+        self._open = '"'
+
+    def read(self, text: str) -> Read:
+        found, self._open = self._open, ""
+        at = 0
+        while at < len(text):
+            if text[at] == "'":
+                return found + '"', text[at + 1 :], True
+            if text[at] == "\\":
+                if at + 1 == len(text):
+                    break
+                found += "'" if text[at + 1] == "'" else text[at : at + 2]
+                at += 2
+            else:
+                found += _escaped(text[at])
+                at += 1
+        return found, text[at:], False
+
+
+_WORDS = {"True": "true", "False": "false", "None": "null"}
+_WORD = re.compile(r"[A-Za-z0-9+.-]+(?=[^A-Za-z0-9+.-])")
+
+
+class _JsonText:
+    """A JSON value, with white space before it. Python's words become JSON's."""
+
+    def __init__(self) -> None:
+        self._value: JsonValue | None = None
+
+    def read(self, text: str) -> Read:
+        if self._value is None:
+            text = text.lstrip()
+            if not text:
+                return "", "", False
+            if text[0] not in '"{[':
+                word = _WORD.match(text)
+                return (_WORDS.get(word[0], word[0]), text[word.end() :], True) if word else ("", text, False)
+            self._value = JsonValue()
+        end = self._value.end_in(text)
+        return (text, "", False) if end is None else (text[:end], text[end:], True)
+
+
+def _escaped(text: str) -> str:
+    return json.dumps(text, ensure_ascii=False)[1:-1]

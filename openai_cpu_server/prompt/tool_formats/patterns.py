@@ -1,0 +1,145 @@
+"""What stands around calls and their arguments: told once, then written, read and made a grammar of."""
+
+from __future__ import annotations
+
+import enum
+import re
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Union
+
+
+class Slot(enum.Enum):
+    """A place in a pattern that is no fixed text."""
+
+    NAME = "a function's or a parameter's name"
+    BLANK = "white space as far as the server allows it in JSON; written without"
+    SPACE = "the same; written as one space"
+    GAP = "a space or none; written without"
+    LINE = "a line break or none; written with it"
+    ID = "nine letters or digits"
+    INDEX = "the call's number"
+
+
+Pattern = tuple[Union[str, Slot], ...]
+
+_WRITTEN = {
+    Slot.BLANK: "",
+    Slot.SPACE: " ",
+    Slot.GAP: "",
+    Slot.LINE: "\n",
+    Slot.ID: "000000000",
+    Slot.INDEX: "0",
+}
+_NAME = r"([A-Za-z0-9_.-]+)"
+_REGEX = {Slot.ID: "[A-Za-z0-9]+", Slot.INDEX: "[0-9]+"}
+_OPEN = (Slot.NAME, Slot.LINE, Slot.GAP)
+_GBNF = {
+    Slot.GAP: '" "?',
+    Slot.LINE: r'"\n"?',
+    Slot.ID: "[A-Za-z0-9]{9}",
+    Slot.INDEX: "[0-9] [0-9]?",
+}
+_MARK = re.compile(r"(<[^<>\s]+>|\[[A-Z_]{3,}\])")
+"""Matches what is one control token in the vocabulary of a model that was taught it."""
+
+
+def text_of(pattern: Pattern, name: str = "") -> str:
+    """The pattern as a model would have written it."""
+    return "".join(part if isinstance(part, str) else _WRITTEN.get(part, name) for part in pattern)
+
+
+def regex_of(pattern: Pattern, name: str = _NAME) -> str:
+    """A regular expression with the name as its group. A pattern that ends openly ends before a mark."""
+    slots = {**_REGEX, Slot.NAME: name}
+    found = "".join(re.escape(x) if isinstance(x, str) else slots.get(x, r"\s*") for x in pattern)
+    return found + r"(?=[<{])" if pattern[-1] in _OPEN else found
+
+
+def quoted(text: str) -> str:
+    """A literal of GBNF."""
+    escaped = text.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n").replace("\t", "\\t")
+    return f'"{escaped}"'
+
+
+@dataclass(frozen=True)
+class Spelling:
+    """How patterns stand in the grammars of one model."""
+
+    blank: str
+    """GBNF of white space where JSON may have it; "" for none."""
+    control_token: Callable[[str], int | None]
+    """The number of the control token with this name; None: there is none, so that the name is plain text."""
+
+    def gbnf(self, pattern: Pattern, name: str = "") -> str:
+        """The pattern, with this name in its place."""
+        texts = [part if isinstance(part, str) else _as_text(part, name) for part in pattern]
+        return " ".join(filter(None, self._joined(zip(pattern, texts, strict=True))))
+
+    def literal(self, text: str) -> str:
+        return self.gbnf((text,))
+
+    def _joined(self, parts: Iterable[tuple[Union[str, Slot], str | None]]) -> Iterable[str]:
+        """Neighbouring texts become one literal."""
+        waiting = ""
+        for part, text in parts:
+            if text is not None:
+                waiting += text
+                continue
+            assert isinstance(part, Slot)
+            slot = _GBNF.get(part, self.blank)
+            if slot:
+                yield self._spelt(waiting)
+                yield slot
+                waiting = ""
+        yield self._spelt(waiting)
+
+    def _spelt(self, text: str) -> str:
+        """A text whose marks are tokens where the vocabulary has them."""
+        found, waiting = [], ""
+        for part in _MARK.split(text):
+            number = self.control_token(part) if _MARK.fullmatch(part) else None
+            if number is None:
+                waiting += part
+                continue
+            found += [quoted(waiting)] if waiting else []
+            found.append(f"<[{number}]>")
+            waiting = ""
+        return " ".join(found + ([quoted(waiting)] if waiting else []))
+
+    def until(self, end: str) -> str:
+        """Any text up to the first `end`, with it; `end` has its first character only once."""
+        spelt = self._spelt(end)
+        if spelt != quoted(end):
+            return f"[^\\x00]* {spelt}"
+        first, rest = end[0], end[1:]
+        assert first not in rest, "the search must never go back into what it has read"
+        mark = quoted(first)
+        begun = _beginnings(rest)
+        other = " | ".join(
+            f"{quoted(rest[:i])} {_none_of(first + rest[i])}" if i else _none_of(first + rest[0])
+            for i in range(len(rest))
+        )
+        again = f"({begun} {mark})*"
+        if not rest:
+            return f"{_none_of(first)}* {mark}"
+        return f"({_none_of(first)} | {mark} {again} ({other}))* {mark} {again} {quoted(rest)}"
+
+
+def _as_text(slot: Slot, name: str) -> str | None:
+    return name if slot is Slot.NAME else None
+
+
+def _beginnings(text: str) -> str:
+    """Every beginning of the text but itself, the empty one too."""
+    found = ""
+    for char in reversed(text[:-1]):
+        found = f"({quoted(char)} {found})?" if found else f"{quoted(char)}?"
+    return found or '""'
+
+
+def _none_of(chars: str) -> str:
+    escaped = "".join(
+        {"\n": "\\n", "\\": "\\\\", "]": "\\]", "^": "\\^", "-": "\\-"}.get(c, c) for c in chars
+    )
+    return f"[^\\x00{escaped}]"

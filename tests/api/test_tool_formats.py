@@ -1,0 +1,336 @@
+"""Calls as each family of models writes them: what its grammar takes, and what is read from it."""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import json
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from openai_cpu_server.api.calls.call import Call
+from openai_cpu_server.prompt.tool_formats import (
+    TOOL_FORMATS,
+    CallArguments,
+    CallBegin,
+    Content,
+    OutputReader,
+    Part,
+    Reasoning,
+    WrittenCall,
+)
+from tests.api.following import Follower
+from tests.api.resolving import chat
+
+WEATHER = {
+    "type": "object",
+    "properties": {
+        "city": {"type": "string", "description": "where"},
+        "unit": {"type": "string", "enum": ["celsius", "fahrenheit"]},
+        "days": {"type": "integer", "minimum": 1, "maximum": 5},
+        "tags": {"type": "array", "items": {"type": "string"}},
+        "now": {"type": "boolean"},
+    },
+    "required": ["city"],
+}
+
+
+def tool(name: str, parameters: object = None) -> dict[str, object]:
+    return {"type": "function", "function": {"name": name, "parameters": parameters}}
+
+
+TOOLS = [tool("get_weather", WEATHER), tool("get_time")]
+NAMED = {"type": "function", "function": {"name": "get_time"}}
+ROME = ("get_weather", {"city": "Rome", "days": 3})
+TIME = ("get_time", {})
+ANSWER = {
+    "type": "json_schema",
+    "json_schema": {
+        "name": "n",
+        "schema": {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]},
+    },
+}
+# One call, and two of them, as each family's documentation and templates write them.
+ONE = {
+    "demo": '<|tool_call|>{"name":"get_weather","arguments":{"city":"Rome","days":3}}',
+    "hermes": '<tool_call>\n{"name":"get_weather","arguments":{"city":"Rome","days":3}}\n</tool_call>',
+    "llama3": '{"name":"get_weather","parameters":{"city":"Rome","days":3}}',
+    "pythonic": "[get_weather(city='Rome', days=3)]",
+    "mistral": '[TOOL_CALLS][{"name":"get_weather","arguments":{"city":"Rome","days":3}}]',
+    "mistral-args": '[TOOL_CALLS]get_weather[ARGS]{"city":"Rome","days":3}',
+    "mistral-ids": '[TOOL_CALLS]get_weather[CALL_ID]abcdefghi[ARGS]{"city":"Rome","days":3}',
+    "qwen3-coder": "<tool_call>\n<function=get_weather>\n<parameter=city>\nRome\n</parameter>\n"
+    "<parameter=days>\n3\n</parameter>\n</function>\n</tool_call>",
+    "glm": "<tool_call>get_weather\n<arg_key>city</arg_key>\n<arg_value>Rome</arg_value>\n"
+    "<arg_key>days</arg_key>\n<arg_value>3</arg_value>\n</tool_call>",
+    "deepseek": "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>function<｜tool▁sep｜>get_weather\n```json\n"
+    '{"city":"Rome","days":3}\n```<｜tool▁call▁end｜><｜tool▁calls▁end｜>',
+    "deepseek-v3.1": "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>get_weather<｜tool▁sep｜>"
+    '{"city":"Rome","days":3}<｜tool▁call▁end｜><｜tool▁calls▁end｜>',
+    "granite": '<|tool_call|>[{"name":"get_weather","arguments":{"city":"Rome","days":3}}]',
+    "phi4": '<|tool_call|>[{"name":"get_weather","arguments":{"city":"Rome","days":3}}]<|/tool_call|>',
+    "phi4-tags": '<|tool_call|>{"name":"get_weather","arguments":{"city":"Rome","days":3}}<|/tool_call|>',
+    "functools": 'functools[{"name":"get_weather","arguments":{"city":"Rome","days":3}}]',
+    "functiongemma": "<start_function_call>call:get_weather{city:<escape>Rome<escape>,days:3}"
+    "<end_function_call>",
+    "gemma4": '<|tool_call>call:get_weather{city:<|"|>Rome<|"|>,days:3}<tool_call|>',
+    "harmony": "<|channel|>commentary to=functions.get_weather <|constrain|>json<|message|>"
+    '{"city":"Rome","days":3}',
+    "kimi": "<|tool_calls_section_begin|><|tool_call_begin|>functions.get_weather:0"
+    '<|tool_call_argument_begin|>{"city":"Rome","days":3}<|tool_call_end|><|tool_calls_section_end|>',
+    "nemotron": '<TOOLCALL>[{"name":"get_weather","arguments":{"city":"Rome","days":3}}]</TOOLCALL>',
+    "command-r7b": '<|START_ACTION|>[{"tool_call_id": "0", "tool_name": "get_weather", "parameters": '
+    '{"city":"Rome","days":3}}]<|END_ACTION|>',
+    "apertus": '<|tools_prefix|>[{"get_weather":{"city":"Rome","days":3}}]<|tools_suffix|>',
+    "seed-oss": "<seed:tool_call>\n<function=get_weather>\n<parameter=city>Rome</parameter>\n"
+    "<parameter=days>3</parameter>\n</function>\n</seed:tool_call>",
+    "minimax": '<minimax:tool_call>\n<invoke name="get_weather">\n<parameter name="city">Rome</parameter>\n'
+    '<parameter name="days">3</parameter>\n</invoke>\n</minimax:tool_call>',
+    "lfm2": "<|tool_call_start|>[get_weather(city='Rome', days=3)]<|tool_call_end|>",
+}
+ONE["generic"] = ONE["hermes"]
+TWO = {
+    "demo": ONE["demo"] + '\n{"name":"get_time","arguments":{}}',
+    "hermes": ONE["hermes"] + '\n<tool_call>\n{"name":"get_time","arguments":{}}\n</tool_call>',
+    "llama3": ONE["llama3"] + '; {"name":"get_time","parameters":{}}',
+    "pythonic": "[get_weather(city='Rome', days=3), get_time()]",
+    "mistral": ONE["mistral"][:-1] + ', {"name":"get_time","arguments":{}}]',
+    "mistral-args": ONE["mistral-args"] + "[TOOL_CALLS]get_time[ARGS]{}",
+    "mistral-ids": ONE["mistral-ids"] + "[TOOL_CALLS]get_time[CALL_ID]123456789[ARGS]{}",
+    "qwen3-coder": ONE["qwen3-coder"] + "\n<tool_call>\n<function=get_time>\n</function>\n</tool_call>",
+    "glm": ONE["glm"] + "\n<tool_call>get_time\n</tool_call>",
+    "deepseek": ONE["deepseek"].removesuffix("<｜tool▁calls▁end｜>")
+    + "\n<｜tool▁call▁begin｜>function<｜tool▁sep｜>get_time\n```json\n{}\n```<｜tool▁call▁end｜>"
+    "<｜tool▁calls▁end｜>",
+    "deepseek-v3.1": ONE["deepseek-v3.1"].removesuffix("<｜tool▁calls▁end｜>")
+    + "<｜tool▁call▁begin｜>get_time<｜tool▁sep｜>{}<｜tool▁call▁end｜><｜tool▁calls▁end｜>",
+    "granite": ONE["granite"][:-1] + ', {"name":"get_time","arguments":{}}]',
+    "phi4": ONE["phi4"].replace("]<", ',{"name":"get_time","arguments":{}}]<'),
+    "phi4-tags": ONE["phi4-tags"] + '<|tool_call|>{"name":"get_time","arguments":{}}<|/tool_call|>',
+    "functools": ONE["functools"][:-1] + ', {"name":"get_time","arguments":{}}]',
+    "functiongemma": ONE["functiongemma"] + "<start_function_call>call:get_time{}<end_function_call>",
+    "gemma4": ONE["gemma4"] + "<|tool_call>call:get_time{}<tool_call|>",
+    "kimi": ONE["kimi"].removesuffix("<|tool_calls_section_end|>")
+    + "<|tool_call_begin|>functions.get_time:1<|tool_call_argument_begin|>{}<|tool_call_end|>"
+    "<|tool_calls_section_end|>",
+    "nemotron": ONE["nemotron"].replace("]<", ', {"name":"get_time","arguments":{}}]<'),
+    "command-r7b": ONE["command-r7b"].replace(
+        "]<", ', {"tool_call_id": "1", "tool_name": "get_time", "parameters": {}}]<'
+    ),
+    "apertus": ONE["apertus"].replace("]<", ', {"get_time": {}}]<'),
+    "seed-oss": ONE["seed-oss"] + "\n<seed:tool_call>\n<function=get_time>\n</function>\n</seed:tool_call>",
+    "minimax": ONE["minimax"].removesuffix("\n</minimax:tool_call>")
+    + '\n<invoke name="get_time">\n</invoke>\n</minimax:tool_call>',
+    "lfm2": "<|tool_call_start|>[get_weather(city='Rome', days=3),get_time()]<|tool_call_end|>",
+}
+TWO["generic"] = TWO["hermes"]
+CONTROL = (
+    "[TOOL_CALLS]",
+    "[ARGS]",
+    "[CALL_ID]",
+    "<｜tool▁calls▁begin｜>",
+    "<｜tool▁call▁begin｜>",
+    "<｜tool▁sep｜>",
+    "<｜tool▁call▁end｜>",
+    "<｜tool▁calls▁end｜>",
+    "<|/tool_call|>",
+    "<|python_tag|>",
+    "<start_function_call>",
+    "<end_function_call>",
+    "<escape>",
+    "<|tool_call>",
+    "<tool_call|>",
+    '<|"|>',
+    "<|channel|>",
+    "<|message|>",
+    "<|constrain|>",
+    "<|start|>",
+    "<|end|>",
+    "<|tool_calls_section_begin|>",
+    "<|tool_call_begin|>",
+    "<|tool_call_argument_begin|>",
+    "<|tool_call_end|>",
+    "<|tool_calls_section_end|>",
+    "<|START_ACTION|>",
+    "<|END_ACTION|>",
+    "<|tools_prefix|>",
+    "<|tools_suffix|>",
+    "<|tool_call_start|>",
+)
+TAUGHT, PLAIN = Follower(CONTROL), Follower()
+"""A vocabulary with each family's control tokens, and one to which they are text."""
+BOTH = pytest.mark.parametrize("follower", [TAUGHT, PLAIN], ids=["control", "text"])
+
+
+def asked(form: str, follower: Follower = TAUGHT, **fields: object) -> Call:
+    return resolved(form, follower, json.dumps(fields))
+
+
+@functools.cache
+def resolved(form: str, follower: Follower, fields: str) -> Call:
+    return chat(**{"form": form, "tokenizer": follower.tokenizer, "tools": TOOLS, **json.loads(fields)})
+
+
+def accepts(call: Call, follower: Follower, text: str) -> bool:
+    constraint = call.requests[0].constraint
+    assert constraint is not None
+    return follower.accepts(constraint, text)
+
+
+def read(reader: OutputReader, pieces: list[str]) -> tuple[str, str, list[tuple[str, object]]]:
+    """Thoughts, content, and calls with their arguments parsed."""
+    parts: list[Part] = [part for piece in pieces for part in reader.feed(piece)] + reader.finish()
+    thoughts, content, calls = "", "", list[tuple[str, str]]()
+    for part in parts:
+        match part:
+            case Reasoning(text=text):
+                thoughts += text
+            case Content(text=text):
+                content += text
+            case CallBegin(name=name):
+                calls.append((name, ""))
+            case CallArguments(text=text):
+                calls[-1] = (calls[-1][0], calls[-1][1] + text)
+    return thoughts, content, [(name, json.loads(text)) for name, text in calls]
+
+
+def reader(call: Call) -> OutputReader:
+    return call.reader()
+
+
+def cut(text: str, places: list[int]) -> list[str]:
+    return [text[a:b] for a, b in itertools.pairwise(sorted({0, len(text), *places}))]
+
+
+def test_every_format_has_its_transcripts() -> None:
+    assert ONE.keys() == TOOL_FORMATS.keys()
+    assert TWO.keys() == TOOL_FORMATS.keys() - {"harmony"}
+
+
+@BOTH
+@pytest.mark.parametrize("form", ONE)
+def test_the_grammar_takes_the_familys_calls(form: str, follower: Follower) -> None:
+    for choice in ("auto", "required"):
+        call = asked(form, follower, tool_choice=choice)
+        assert accepts(call, follower, ONE[form])
+        assert not accepts(call, follower, ONE[form].replace("get_weather", "get_whether"))
+        assert not accepts(call, follower, ONE[form].replace("3", "9"))
+        assert not accepts(call, follower, ONE[form][:-1])
+        assert not accepts(call, follower, f"{ONE[form]} and more")
+
+
+@BOTH
+@pytest.mark.parametrize("form", TWO)
+def test_several_calls_are_taken_unless_they_are_switched_off(form: str, follower: Follower) -> None:
+    assert accepts(asked(form, follower), follower, TWO[form])
+    assert accepts(asked(form, follower, tool_choice="required"), follower, TWO[form])
+    assert not accepts(asked(form, follower, parallel_tool_calls=False), follower, TWO[form])
+
+
+@pytest.mark.parametrize("form", ONE)
+def test_a_named_function_is_called(form: str) -> None:
+    call = asked(form, tool_choice=NAMED)
+    assert not accepts(call, TAUGHT, ONE[form])
+    assert not accepts(call, TAUGHT, "text")
+
+
+@pytest.mark.parametrize("form", ONE)
+def test_text_is_free_where_calls_are_not_demanded(form: str) -> None:
+    text = "Hello." if form != "harmony" else "<|channel|>final<|message|>Hello."
+    assert accepts(asked(form), TAUGHT, text)
+    assert not accepts(asked(form, tool_choice="required"), TAUGHT, text)
+
+
+@BOTH
+@pytest.mark.parametrize("form", ONE)
+def test_an_answer_of_a_form_stands_beside_calls(form: str, follower: Follower) -> None:
+    call = asked(form, follower, response_format=ANSWER)
+    answer = '{"a":7}'
+    shown = f"<|channel|>final <|constrain|>json<|message|>{answer}" if form == "harmony" else answer
+    assert accepts(call, follower, shown)
+    assert accepts(call, follower, ONE[form])
+    assert not accepts(call, follower, shown.replace("7", '"x"'))
+    assert not accepts(call, follower, "Hello.")
+    for pieces in ([shown], list(shown)):
+        assert read(reader(call), pieces) == ("", answer, [])
+    for pieces in ([ONE[form]], list(ONE[form])):
+        assert read(reader(call), pieces) == ("", "", [ROME])
+
+
+@pytest.mark.parametrize("form", ONE)
+@settings(max_examples=30, deadline=None)
+@given(places=st.lists(st.integers(0, 200), max_size=12))
+def test_calls_are_read_alike_however_they_are_cut(form: str, places: list[int]) -> None:
+    text, calls = (TWO[form], [ROME, TIME]) if form in TWO else (ONE[form], [ROME])
+    assert read(reader(asked(form)), cut(text, [min(p, len(text)) for p in places])) == ("", "", calls)
+
+
+@pytest.mark.parametrize("form", [form for form in ONE if form not in ("llama3", "pythonic", "harmony")])
+def test_content_before_calls_is_content(form: str) -> None:
+    text = f"Let me <see> [it].\n\n{ONE[form]}"
+    for pieces in ([text], list(text)):
+        assert read(reader(asked(form)), pieces) == ("", "Let me <see> [it].", [ROME])
+
+
+@pytest.mark.parametrize("form", ONE)
+def test_written_calls_are_read_back(form: str) -> None:
+    written = TOOL_FORMATS[form].written([WrittenCall(*ROME)])
+    assert read(reader(asked(form)), [written]) == ("", "", [ROME])
+
+
+@pytest.mark.parametrize("form", ["qwen3-coder", "glm", "seed-oss", "minimax", "functiongemma", "gemma4"])
+@BOTH
+@settings(max_examples=30, deadline=None)
+@given(city=st.text(st.characters(exclude_categories=("Cs",), exclude_characters="\0"), max_size=30))
+def test_raw_text_becomes_a_json_string(form: str, follower: Follower, city: str) -> None:
+    text = ONE[form].replace("Rome", city)
+    call = asked(form, follower)
+    if accepts(call, follower, text):
+        assert read(reader(call), list(text)) == ("", "", [("get_weather", {"city": city, "days": 3})])
+    else:
+        assert "<" in city
+
+
+@pytest.mark.parametrize(
+    ("text", "arguments"),
+    [
+        ("[get_weather(city='it\\'s \"so\"\\n', now=True)]", {"city": 'it\'s "so"\n', "now": True}),
+        ('[get_weather(city="O\'Hare", tags=["a)","b="], now=false)]', None),
+        ("[get_weather(city='x', unit='celsius')]", {"city": "x", "unit": "celsius"}),
+    ],
+)
+def test_pythons_strings_and_words_become_jsons(text: str, arguments: object) -> None:
+    wanted = arguments or {"city": "O'Hare", "tags": ["a)", "b="], "now": False}
+    assert read(reader(asked("pythonic")), list(text)) == ("", "", [("get_weather", wanted)])
+    if "True" not in text:
+        assert accepts(asked("pythonic"), TAUGHT, text)
+    assert not accepts(asked("pythonic"), TAUGHT, text.replace("celsius", "kelvin").replace("city", "town"))
+
+
+def test_choices_bind_raw_text_too() -> None:
+    text = ONE["qwen3-coder"].replace("=days>\n3", "=unit>\ncelsius")
+    assert accepts(asked("qwen3-coder"), TAUGHT, text)
+    assert not accepts(asked("qwen3-coder"), TAUGHT, text.replace("celsius", "kelvin"))
+    assert not accepts(asked("qwen3-coder"), TAUGHT, ONE["qwen3-coder"].replace("city", "unit"))
+
+
+def test_llamas_calls_may_follow_its_mark() -> None:
+    text = "<|python_tag|>" + ONE["llama3"]
+    assert accepts(asked("llama3"), TAUGHT, text)
+    assert read(reader(asked("llama3")), list(text)) == ("", "", [ROME])
+
+
+def test_harmonys_channels_are_thoughts_content_and_calls() -> None:
+    text = (
+        "<|channel|>analysis<|message|>We need <the> tool.<|end|><|start|>assistant"
+        "<|channel|>commentary<|message|>One moment.<|end|><|start|>assistant"
+        ' to=functions.get_weather<|channel|>commentary json<|message|>{"city":"Rome","days":3}'
+    )
+    assert accepts(asked("harmony"), TAUGHT, text)
+    assert read(reader(asked("harmony")), list(text)) == ("We need <the> tool.", "One moment.", [ROME])
+    final = "<|channel|>analysis<|message|>Easy.<|end|><|start|>assistant<|channel|>final<|message|>Hi"
+    assert accepts(asked("harmony"), TAUGHT, final)
+    assert read(reader(asked("harmony")), list(final)) == ("Easy.", "Hi", [])
+    assert read(reader(asked("harmony")), ["no channels"]) == ("", "no channels", [])

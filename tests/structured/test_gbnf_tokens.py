@@ -1,0 +1,61 @@
+"""Control tokens in grammars: `<[302]>` is one token, which no text is."""
+
+from __future__ import annotations
+
+import pytest
+
+from openai_cpu_server.contract.request import Constraint
+from openai_cpu_server.errors import InvalidRequest
+from openai_cpu_server.llama.grammar.grammar_check import GrammarCheck
+from openai_cpu_server.structured.gbnf.parser import names_tokens
+from openai_cpu_server.structured.gbnf.to_lark import gbnf_to_lark
+from tests.api.following import Follower
+
+CALL_OR_TEXT = 'root ::= [^\\x00]* | <[302]> call ("," call)* <[303]>\ncall ::= "f" [0-9]+ | "g" <[303]>?\n'
+FOLLOWER = Follower()
+
+
+@pytest.mark.parametrize(
+    ("text", "fits"),
+    [
+        ("", True),
+        ("any text", True),
+        ("<|tool_call|>f1,g,f23[TOOL_CALLS]", True),
+        ("<|tool_call|>g[TOOL_CALLS][TOOL_CALLS]", True),
+        ("<|tool_call|>f1", False),
+        ("text <|tool_call|>", False),
+        ("f1<|tool_call|>", False),
+        ("<|tool_call|>[TOOL_CALLS]", False),
+    ],
+)
+def test_a_token_is_met_where_it_is_named_and_nowhere_else(text: str, fits: bool) -> None:
+    assert FOLLOWER.accepts(Constraint(grammar=CALL_OR_TEXT), text) is fits
+
+
+def test_the_name_spelt_in_letters_is_text() -> None:
+    grammar = Constraint(grammar='root ::= "a" <[302]>')
+    assert FOLLOWER.accepts(grammar, "a<|tool_call|>")
+    assert not Follower(("<other>",)).accepts(Constraint(grammar='root ::= "a" <[410]>'), "a<|tool_call|>")
+
+
+def test_numbers_can_be_those_of_another_vocabulary() -> None:
+    assert "<[7]>" in gbnf_to_lark('root ::= "a" <[302]>', lambda number: 7)
+
+
+def test_a_check_needs_no_vocabulary() -> None:
+    check = GrammarCheck('root ::= "a" | <[128010]> "b" | <[5]> <[6]> "c"')
+    assert check.check("a").fits
+    assert not check.check("b").fits
+
+
+@pytest.mark.parametrize(
+    "wrong", ["root ::= <[x]>", "root ::= <a>", "root ::= !<[5]>", "root ::= <[1234567890]>"]
+)
+def test_other_ways_to_name_tokens_are_refused(wrong: str) -> None:
+    with pytest.raises(InvalidRequest, match="cannot be named"):
+        GrammarCheck(wrong)
+
+
+def test_whether_a_grammar_names_tokens_is_known() -> None:
+    assert names_tokens("root ::= a\na ::= (<[5]>)*")
+    assert not names_tokens('root ::= "<[5]>" # <[5]>')
