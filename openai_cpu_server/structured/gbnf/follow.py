@@ -11,6 +11,7 @@ from openai_cpu_server.structured.gbnf.plan import Plan, is_lexeme
 from openai_cpu_server.structured.gbnf.work import Work
 from openai_cpu_server.structured.languages.expr import Alt, Expr, Ref, Repeat, Seq
 
+
 def following(plan: Plan, work: Work) -> dict[str, int]:
     """The bytes that may follow each lexeme, by its name. Raises InvalidGrammar."""
     return _Following(plan, work).result()
