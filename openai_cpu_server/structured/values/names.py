@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from dataclasses import dataclass
 
 from openai_cpu_server.structured.languages.charset import ANY, CharSet, single
 from openai_cpu_server.structured.languages.expr import (
@@ -26,6 +27,17 @@ _Trie = dict[str, "_Trie"]
 _END = ""
 _LEVELS = 9
 """After so many characters a name goes on in a rule of its own, because groups must not nest too deep."""
+_WORTH_A_RULE = 3
+"""The fewest nodes of a part that is written as a rule if it is needed twice."""
+
+
+@dataclass(frozen=True)
+class _Part:
+    """What may follow a node of a trie. Nodes below which the tries are equal have equal numbers."""
+
+    number: int
+    expr: Expr
+    size: int
 
 
 class Names:
@@ -34,6 +46,7 @@ class Names:
         self._lexemes = lexemes
         self._others: dict[tuple[str, ...], Expr] = {}
         self._ways: dict[str, Expr] = {}
+        self._parts: dict[tuple[tuple[str, int], ...], _Part] = {}
 
     def exactly(self, name: str) -> Expr:
         return self._lexemes.text.exactly(name)
@@ -62,7 +75,7 @@ class Names:
 
     def _outside(self, root: _Trie) -> Expr:
         """What may follow a prefix in the trie, so that the whole is none of its names."""
-        done: dict[int, Expr] = {}
+        done: dict[int, _Part] = {}
         stack = [(root, 0)]
         while stack:
             node, depth = stack[-1]
@@ -70,19 +83,33 @@ class Names:
             if waiting:
                 stack += [(child, depth + 1) for child in waiting]
             elif id(stack.pop()[0]) not in done:
-                found = self._ways_out(node, done)
                 is_cut = depth % _LEVELS == _LEVELS - 1
-                done[id(node)] = self._lexemes.defined("name", found) if is_cut else found
-        return done[id(root)]
+                done[id(node)] = self._part(node, done, is_cut)
+        return done[id(root)].expr
 
-    def _ways_out(self, node: _Trie, done: dict[int, Expr]) -> Expr:
+    def _part(self, node: _Trie, done: dict[int, _Part], is_cut: bool) -> _Part:
+        """A node of the trie. If an equal one was met before, in whatever trie, both have one rule."""
+        key = tuple((char, done[id(child)].number if char else 0) for char, child in node.items())
+        size = 1 + sum(done[id(child)].size for child in node.values() if id(child) in done)
+        known = self._parts.get(key)
+        if known is None:
+            expr = self._ways_out(node, done)
+            part = _Part(len(self._parts), self._lexemes.defined("name", expr) if is_cut else expr, size)
+        elif size < _WORTH_A_RULE:
+            return known
+        else:
+            part = _Part(known.number, self._lexemes.defined("name", known.expr), size)
+        self._parts[key] = part
+        return part
+
+    def _ways_out(self, node: _Trie, done: dict[int, _Part]) -> Expr:
         """The ways to go on: end here (unless a name does), another character, or a known one and so on."""
         text = self._lexemes.text
         options = [] if _END in node else [EMPTY]
         options.append(self._astray("".join(node)))
         for char, child in node.items():
             if char != _END:
-                options.append(Seq((text.content(Chars(single(ord(char)))), done[id(child)])))
+                options.append(Seq((text.content(Chars(single(ord(char)))), done[id(child)].expr)))
         return Alt(tuple(options)) if len(options) > 1 else options[0]
 
     def _astray(self, known: str) -> Expr:
