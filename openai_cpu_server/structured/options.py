@@ -20,7 +20,11 @@ class PropertyOrder(enum.Enum):
     """The order in which an object's declared properties may stand. Additional ones come after them."""
 
     SCHEMA = "schema"
-    """The order of `properties`, then names that only `required` mentions."""
+    """The order of `properties`, then names that only `required` mentions.
+
+    If `properties` are sorted by name and `required` names them in another order, then that order too: a
+    program has sorted them, so that only `required` tells which order the author meant.
+    """
     ANY = "any"
     """Any order for up to five properties; for more, the order of `properties`, or that of `required` first.
 

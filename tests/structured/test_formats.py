@@ -98,7 +98,20 @@ def test_templates_of_addresses_close_their_braces() -> None:
     grammar = GrammarCheck(schema_to_gbnf({"type": "string", "format": "uri-template"}))
     written = ["", "http://a.com/{id}", "/{+path}/here{?q*,lang:3}", "{term:1}/{a.b}", "a%20\u00e9"]
     assert [x for x in written if not is_written(grammar, x)] == []
-    wrong = ["http://a.com/{", "}", "{}", "{a", "{a,}", "{a:0}", "{a{b}}", "{a b}", "{=a}", "a b", "%2", "<a>"]
+    wrong = [
+        "http://a.com/{",
+        "}",
+        "{}",
+        "{a",
+        "{a,}",
+        "{a:0}",
+        "{a{b}}",
+        "{a b}",
+        "{=a}",
+        "a b",
+        "%2",
+        "<a>",
+    ]
     assert [x for x in wrong if is_written(grammar, x)] == []
 
 

@@ -208,6 +208,24 @@ def test_alternatives_that_begin_alike_do_not_hide_each_other():
     check(schema, [{"a": 1}, {"a": [1]}, {"b": {"c": 1}}, {"a": [], "b": 2}], [{"a": "x"}, {"a": 1, "b": 1}])
 
 
+def test_the_order_of_required_is_taken_too_where_a_program_has_sorted_the_properties():
+    members = {"age": INT, "city": INT, "name": INT}
+    schema = {"type": "object", "properties": members, "required": ["name", "city"]}
+    check(
+        schema,
+        [{"age": 1, "city": 1, "name": 1}, {"name": 1, "city": 1, "age": 1}, {"name": 1, "city": 1}],
+        [{"city": 1, "age": 1, "name": 1}, {"name": 1, "age": 1, "city": 1}, {"name": 1}],
+    )
+
+
+@pytest.mark.parametrize(
+    ("names", "required"), [("abc", "bc"), ("abc", ""), ("bac", "cab")], ids=["same", "none", "meant"]
+)
+def test_an_order_that_somebody_chose_is_the_only_one(names, required):
+    schema = {"type": "object", "properties": dict.fromkeys(names, INT), "required": list(required)}
+    check(schema, [dict.fromkeys(names, 1)], [dict.fromkeys(reversed(names), 1)])
+
+
 def test_any_order_if_that_is_wished():
     schema = closed({"a": INT, "b": INT, "c": INT}, required=["a", "b"])
     orders = [dict.fromkeys(o, 1) for o in itertools.permutations("abc")]
