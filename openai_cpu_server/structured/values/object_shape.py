@@ -127,6 +127,8 @@ class ObjectShapes:
             return None
         if low > len(members) and not others:
             return None
+        present = {m.name for m in members}
+        order = [n for n in order if n in present]
         is_meant = order != sorted(order) or not _contradicts(required, order)
         return ObjectShape(tuple(members), tuple(names), tuple(others), max(low, 0), high, is_meant, required)
 
