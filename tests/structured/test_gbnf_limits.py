@@ -62,7 +62,6 @@ HOSTILE = {
 REFUSED = {
     "too deep groups": "nested groups",
     "long left recursion": "left recursion",
-    "very many words": "steps",
     "long class": "class of more than",
     "long literal beside others": "steps",
     "too many symbols": "symbols",

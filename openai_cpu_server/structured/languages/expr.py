@@ -171,7 +171,7 @@ class Repeat(Expr):
 
 @dataclass(frozen=True, eq=False)
 class And(_Several):
-    is_extended: ClassVar[bool] = True
+    is_extended = True
 
     def _takes_nothing(self) -> bool:
         return False not in [x.is_nullable for x in self.items]
@@ -179,7 +179,7 @@ class And(_Several):
 
 @dataclass(frozen=True, eq=False)
 class Not(Expr):
-    is_extended: ClassVar[bool] = True
+    is_extended = True
     item: Expr
 
     @property
@@ -202,7 +202,7 @@ class Residue(Expr):
     decimals: int
     remainder: int = 0
     read: int | None = None
-    is_extended: ClassVar[bool] = True
+    is_extended = True
 
     def _takes_nothing(self) -> bool:
         return bool(self.remainder * 10 ** (self.decimals - (self.read or 0)) % self.modulus == 0)
