@@ -13,10 +13,14 @@ from typing import NamedTuple
 
 import uvicorn
 
+from openai_cpu_server.answers.cache import AnswerCache
+from openai_cpu_server.answers.open import open_answers
+from openai_cpu_server.answers.store import Bounds
 from openai_cpu_server.api.access.key_ring import KeyRing
 from openai_cpu_server.api.access.meter import Meter
 from openai_cpu_server.api.access.rate_limits import RateLimits
-from openai_cpu_server.api.application import create_api
+from openai_cpu_server.api.application import Api, create_api
+from openai_cpu_server.api.calls.recall import Recall, Similar
 from openai_cpu_server.api.gates.entrance import EXCESS_CONNECTION
 from openai_cpu_server.api.options import ApiOptions
 from openai_cpu_server.errors import StartupError
@@ -56,6 +60,7 @@ def serve(settings: Settings) -> None:
         fleet = Fleet(settings, plans, watch)
         jobs = _jobs(settings, plans[0].name)
         options = _api_options(settings)
+        recall = _recall(settings, fleet, watch)
         api = create_api(
             fleet.registry,
             options,
@@ -65,11 +70,12 @@ def serve(settings: Settings) -> None:
             watch=watch,
             find_adapter=adapter_files(settings).of_client,
             keeping=fleet,
+            recall=recall,
         )
         config = _web_config(settings, api.app)
         started = time.monotonic()
         try:
-            working = _working(jobs, api.run_row)
+            working = _working(jobs, api, recall)
             server = WebServer(
                 config,
                 fleet,
@@ -181,7 +187,24 @@ def _api_options(settings: Settings) -> ApiOptions:
         read_timeout_s=settings.read_timeout_s,
         cors_origins=tuple(settings.cors_origin),
         trusted_proxies=tuple(settings.trusted_proxy),
+        compares_turns=settings.semantic_cache is not None,
     )
+
+
+def _recall(settings: Settings, fleet: Fleet, watch: Watch) -> Recall | None:
+    """Raises StartupError with one line."""
+    least, where = settings.semantic_cache, revealed(settings.answer_cache)
+    if least is None and settings.semantic_cache_model is not None:
+        raise StartupError("--semantic-cache-model needs --semantic-cache, such as 0.95")
+    if where == "off" and least is not None:
+        raise StartupError("--semantic-cache needs an --answer-cache")
+    if where == "off" or (where is None and least is None):
+        return None
+    named = settings.semantic_cache_model
+    similar = Similar(fleet.embedding_model(named), least) if least is not None else None
+    bounds = Bounds(settings.answer_cache_ttl, settings.answer_cache_mb * _MIB)
+    store = open_answers(where or "on", bounds, default=user_data_dir() / "answers.db")
+    return Recall(AnswerCache(store, bounds, watch), fleet.registry, similar)
 
 
 def _jobs(settings: Settings, model: str) -> Jobs | None:
@@ -205,19 +228,27 @@ def job_options(settings: Settings, model: str) -> JobOptions:
         max_rows=settings.max_batch_rows,
         max_line_bytes=settings.max_body_mb * _MIB,
         concurrency=settings.batch_concurrency,
+        response_lifetime_s=settings.response_days * 24 * 3600,
     )
 
 
 @contextlib.asynccontextmanager
-async def _working(jobs: Jobs | None, run_row: RunRow) -> AsyncIterator[None]:
-    """Meanwhile batch jobs run; at the end they are left resumable."""
+async def _working(jobs: Jobs | None, api: Api, recall: Recall | None) -> AsyncIterator[None]:
+    """Meanwhile the cache of answers is open and batch jobs run; at the end they are left resumable."""
+    async with recall or contextlib.nullcontext(), _running(jobs, api):
+        yield
+
+
+@contextlib.asynccontextmanager
+async def _running(jobs: Jobs | None, api: Api) -> AsyncIterator[None]:
     if jobs is None:
         yield
         return
-    task = asyncio.create_task(jobs.run(run_row))
+    task = asyncio.create_task(jobs.run(api.run_row))
     try:
         yield
     finally:
+        await api.settle()
         await jobs.close()
         await task
 

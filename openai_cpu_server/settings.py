@@ -184,6 +184,25 @@ class Settings(ModelOptions, WhatToServe, BaseSettings):
     cache_isolation: Literal["off", "key"] = Field(
         "off", description="key: requests of different API keys share no computed prompts"
     )
+    answer_cache: SecretStr | None = Field(
+        None,
+        description="tell answers to the same question again: on (answers.db in the user's data directory), "
+        "memory, PATH of a SQLite file, or redis://HOST:PORT; default: every answer is computed",
+    )
+    answer_cache_ttl: float = Field(86_400.0, gt=0, description="seconds after which an answer is forgotten")
+    answer_cache_mb: int = Field(
+        256, ge=1, description="size of the cache of answers; what was told longest ago goes first"
+    )
+    semantic_cache: float | None = Field(
+        None,
+        gt=0,
+        le=1,
+        description="tell answers to similar questions too: the cosine from which two last user turns count "
+        "as one, such as 0.95; it is sometimes wrong. Implies --answer-cache on",
+    )
+    semantic_cache_model: str | None = Field(
+        None, description="the model that embeds the turns; default: the only one that embeds"
+    )
     cache_dir: Path | None = Field(
         None, description="where measured costs and profiles are kept; default: the user's cache directory"
     )
@@ -234,8 +253,11 @@ class Settings(ModelOptions, WhatToServe, BaseSettings):
     )
     jobs_db: SecretStr | None = Field(
         None,
-        description="files and batches: PATH of a SQLite file, postgresql://..., or none for no batch API; "
-        "default: jobs.db in the user's data directory",
+        description="files, batches and responses: PATH of a SQLite file, postgresql://..., or none: there "
+        "are none of these; default: jobs.db in the user's data directory",
+    )
+    response_days: float = Field(
+        30.0, gt=0, le=3650, description="days after which a stored response of /v1/responses is deleted"
     )
     max_file_mb: int = Field(200, ge=1, description="largest file of /v1/files")
     max_batch_rows: int = Field(50_000, ge=1, description="requests of one batch")

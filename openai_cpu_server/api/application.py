@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Awaitable, Callable
 from typing import Any, NamedTuple
 
 from starlette.applications import Starlette
@@ -17,6 +18,7 @@ from openai_cpu_server.api.access.key_ring import KeyRing
 from openai_cpu_server.api.access.limit_headers import NAMES as LIMIT_HEADERS
 from openai_cpu_server.api.access.meter import Meter
 from openai_cpu_server.api.access.rate_limits import RateLimits
+from openai_cpu_server.api.calls.recall import X_CACHE, Recall
 from openai_cpu_server.api.describe.openapi import PATH as OPENAPI_PATH
 from openai_cpu_server.api.describe.openapi import OpenApiRoute
 from openai_cpu_server.api.error_shapes import COUNT_TOKENS, MESSAGES, shaped_response
@@ -46,6 +48,12 @@ from openai_cpu_server.api.routes.model_keeping import (
 from openai_cpu_server.api.routes.models import ModelRoutes
 from openai_cpu_server.api.routes.pooling import EMBEDDINGS, RERANKING, PoolingRoute
 from openai_cpu_server.api.routes.requests import RequestRoutes
+from openai_cpu_server.api.routes.responses.background import Background
+from openai_cpu_server.api.routes.responses.create import ResponsesRoute
+from openai_cpu_server.api.routes.responses.making import Maker
+from openai_cpu_server.api.routes.responses.socket import ResponsesSocket
+from openai_cpu_server.api.routes.responses.stored import StoredResponses
+from openai_cpu_server.api.routes.responses.turns import TurnReader
 from openai_cpu_server.api.routes.stats import StatsRoutes
 from openai_cpu_server.api.routes.tokens import TokenRoutes
 from openai_cpu_server.api.routes.websocket import SocketRoute
@@ -57,10 +65,12 @@ from openai_cpu_server.observe.watch import Watch
 
 
 class Api(NamedTuple):
-    """The application for a web server, and what runs the rows of batch jobs on the same way."""
+    """The application for a web server, what runs the rows of batch jobs on the same way, and what must be
+    awaited when the engines have ended, before the jobs' database is closed."""
 
     app: Starlette
     run_row: RowRunner
+    settle: Callable[[], Awaitable[None]]
 
 
 def create_api(
@@ -73,6 +83,7 @@ def create_api(
     watch: Watch | None = None,
     find_adapter: FindAdapter = no_adapters,
     keeping: ModelKeeping | None = None,
+    recall: Recall | None = None,
     lifespan: Lifespan[Starlette] | None = None,
 ) -> Api:
     """`keys`: None is the one key of the options, or none. `limits`: None counts in this process.
@@ -81,37 +92,48 @@ def create_api(
 
     `jobs`: None is no batch API. `watch`: the engines', if they have one; None: steps are not watched.
     `keeping`: what loads and unloads models; None: they stay as they are.
+    `recall`: None is no cache of answers.
     """
     watch = watch or Watch.new(model=models.default.name)
     keys = keys or KeyRing(options.api_key)
     limits = limits or RateLimits(Meter.open(None))
-    chat = GenerationRoute(ChatFamily(), models, options)
-    completions = GenerationRoute(CompletionFamily(), models, options)
+    chat = GenerationRoute(ChatFamily(), models, options, recall)
+    completions = GenerationRoute(CompletionFamily(), models, options, recall)
     embeddings = PoolingRoute(EMBEDDINGS, models, options)
     reranking = PoolingRoute(RERANKING, models, options)
-    row_routes: dict[str, GenerationRoute[Any] | PoolingRoute[Any]] = {
+    shelf, endings = jobs.responses if jobs else None, Endings(watch)
+    background = Background(shelf, endings) if shelf else None
+    reader, maker = TurnReader(shelf, options), Maker(models, options, shelf, recall)
+    responses = ResponsesRoute(models, options, reader, maker, background)
+    row_routes: dict[str, GenerationRoute[Any] | PoolingRoute[Any] | ResponsesRoute] = {
         "/v1/chat/completions": chat,
         "/v1/completions": completions,
+        "/v1/responses": responses,
         "/v1/embeddings": embeddings,
         "/v1/rerank": reranking,
     }
     routes: list[BaseRoute] = [
         *(Route(path, route.create, methods=["POST"]) for path, route in row_routes.items()),
         *(Route(path, reranking.create, methods=["POST"]) for path in ("/rerank", "/v2/rerank")),
-        *_message_routes(models, options),
+        *_response_routes(responses, StoredResponses(shelf, background, options)),
+        *_message_routes(models, options, recall),
         *_keeping_routes(models, keeping or AlwaysLoaded()),
-        *_routes(models, options),
+        *_routes(models, options, recall),
         *_adapter_routes(models, options, find_adapter),
         *_watching_routes(models, watch),
         *(_job_routes(jobs, models, options) if jobs else []),
     ]
-    generate: GenerationRoute[GenerateBody] = GenerationRoute(GenerateFamily(), models, options)
-    endings = Endings(watch, routes)
+    generate: GenerationRoute[GenerateBody] = GenerationRoute(GenerateFamily(), models, options, recall)
     old_batch = GenerateBatchRoute(generate, limits=limits, endings=endings, options=options)
     routes += _old_routes(models, generate, old_batch)
     routes.append(Route(OPENAPI_PATH, OpenApiRoute(routes, lenient=options.lenient).document))
     socket = SocketRoute(chat, keys=keys, limits=limits, endings=endings, options=options)
     routes.append(WebSocketRoute("/v1/chat/completions", socket.serve))
+    response_socket = ResponsesSocket(
+        reader, maker, keys=keys, limits=limits, endings=endings, options=options
+    )
+    routes.append(WebSocketRoute("/v1/responses", response_socket.serve))
+    endings.know(routes)
     app = Starlette(
         routes=routes,
         middleware=_gates(options, keys, limits, endings),
@@ -119,7 +141,12 @@ def create_api(
         lifespan=lifespan,
     )
     app.router.redirect_slashes = False
-    return Api(app, RowRunner(row_routes, keys=keys, endings=endings))
+    settle = background.close if background else _nothing_to_settle
+    return Api(app, RowRunner(row_routes, keys=keys, endings=endings), settle)
+
+
+async def _nothing_to_settle() -> None:
+    """No response is made in the background."""
 
 
 def _gates(options: ApiOptions, keys: KeyRing, limits: RateLimits, endings: Endings) -> list[Middleware]:
@@ -141,7 +168,15 @@ def _cors(origins: tuple[str, ...]) -> list[Middleware]:
     """The layer around all others: a preflight has no key, and pages may read errors too."""
     if not origins:
         return []
-    notes = ("x-request-id", "request-id", "x-ignored-parameters", UNENFORCED, ROUTED_MODEL, ROUTED_WHY)
+    notes = (
+        "x-request-id",
+        "request-id",
+        "x-ignored-parameters",
+        UNENFORCED,
+        ROUTED_MODEL,
+        ROUTED_WHY,
+        X_CACHE,
+    )
     exposed = (*notes, "retry-after", "retry-after-ms", *LIMIT_HEADERS)
     return [
         Middleware(
@@ -154,9 +189,9 @@ def _cors(origins: tuple[str, ...]) -> list[Middleware]:
     ]
 
 
-def _message_routes(models: ModelRegistry, options: ApiOptions) -> list[Route]:
+def _message_routes(models: ModelRegistry, options: ApiOptions, recall: Recall | None) -> list[Route]:
     """Anthropic's, and how many tokens a conversation of either API has."""
-    messages = GenerationRoute(MessagesFamily(), models, options)
+    messages = GenerationRoute(MessagesFamily(), models, options, recall)
     counting = CountRoute(MessagesCounting(), models, lenient=options.lenient)
     chat_counting = CountRoute(ChatCounting(), models, lenient=options.lenient)
     return [
@@ -166,10 +201,10 @@ def _message_routes(models: ModelRegistry, options: ApiOptions) -> list[Route]:
     ]
 
 
-def _routes(models: ModelRegistry, options: ApiOptions) -> list[Route]:
+def _routes(models: ModelRegistry, options: ApiOptions, recall: Recall | None) -> list[Route]:
     listing, health = ModelRoutes(models), HealthRoutes(models)
     tokens = TokenRoutes(models, lenient=options.lenient)
-    cache, requests = CacheRoutes(models), RequestRoutes(models)
+    cache, requests = CacheRoutes(models, recall), RequestRoutes(models)
     return [
         Route("/v1/models", listing.list),
         Route("/v1/models/{id:path}", listing.one),
@@ -181,6 +216,16 @@ def _routes(models: ModelRegistry, options: ApiOptions) -> list[Route]:
         Route("/detokenize", tokens.detokenize, methods=["POST"]),
         Route("/health", health.health),
         Route("/ready", health.ready),
+    ]
+
+
+def _response_routes(responses: ResponsesRoute, stored: StoredResponses) -> list[Route]:
+    return [
+        Route("/v1/responses/input_tokens", responses.input_tokens, methods=["POST"]),
+        Route("/v1/responses/{id}", stored.one),
+        Route("/v1/responses/{id}", stored.delete, methods=["DELETE"]),
+        Route("/v1/responses/{id}/cancel", stored.cancel, methods=["POST"]),
+        Route("/v1/responses/{id}/input_items", stored.input_items),
     ]
 
 

@@ -38,5 +38,7 @@ class ApiOptions(msgspec.Struct, frozen=True, kw_only=True):
     default_priority: Priority = Priority.INTERACTIVE
     isolate_by_key: bool = False
     """Requests of different API keys share no computed prompts."""
+    compares_turns: bool = False
+    """Answers to similar questions are kept."""
     keep_alive_s: float = 10.0
     """Seconds between the comments that keep a silent stream open; 0 sends none."""

@@ -49,6 +49,7 @@ class RowRunner:
         ticket = Ticket(
             new_request_id(), "POST", url, Origin.BATCH, client=owner or None, priority=Priority.BATCH
         )
+        ticket.has_headers = False
         self._endings.row_begins()
         is_over = False
         try:

@@ -12,6 +12,7 @@ import msgspec
 from openai_cpu_server.errors import InvalidRequest
 from openai_cpu_server.jobs.options import JobOptions
 from openai_cpu_server.jobs.records import BatchRecord, FileRecord, Page, Purpose
+from openai_cpu_server.jobs.responses import ResponseShelf, storable
 from openai_cpu_server.jobs.run.reading import FileReader
 from openai_cpu_server.jobs.run.rows import RunRow
 from openai_cpu_server.jobs.run.runner import Runner
@@ -23,7 +24,7 @@ from openai_cpu_server.jobs.store.ledger import Ledger
 from openai_cpu_server.jobs.store.thread import StoreThread
 from openai_cpu_server.jobs.window import window_seconds
 
-ENDPOINTS = ("/v1/chat/completions", "/v1/completions", "/v1/embeddings", "/v1/rerank")
+ENDPOINTS = ("/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/embeddings", "/v1/rerank")
 
 
 class Jobs:
@@ -49,6 +50,9 @@ class Jobs:
             thread=self._thread,
             options=options,
             clock=clock,
+        )
+        self.responses = ResponseShelf(
+            database, self._thread, lifetime_s=options.response_lifetime_s, clock=clock
         )
         self._running: anyio.CancelScope | None = None
         self._ended = anyio.Event()
@@ -94,7 +98,7 @@ class Jobs:
             id=_new_id("file-"),
             owner=owner,
             purpose=Purpose.BATCH,
-            filename=_storable(filename),
+            filename=storable(filename),
             bytes=0,
             created_at=now,
             expires_at=None if lifetime_s is None else now + lifetime_s,
@@ -102,7 +106,7 @@ class Jobs:
         return await self._thread.do(self._files.add, record, content)
 
     async def file(self, owner: str, file_id: str) -> FileRecord:
-        return await self._thread.do(self._files.get, owner, _storable(file_id), self._clock())
+        return await self._thread.do(self._files.get, owner, storable(file_id), self._clock())
 
     async def list_files(
         self, owner: str, page: Page, purpose: Purpose | None = None
@@ -115,7 +119,7 @@ class Jobs:
 
     async def delete_file(self, owner: str, file_id: str) -> None:
         """Delete a file. Raises FileInUse."""
-        await self._thread.do(self._files.delete, owner, _storable(file_id), self._clock())
+        await self._thread.do(self._files.delete, owner, storable(file_id), self._clock())
 
     # -- batches ---------------------------------------------------------------------------------------
 
@@ -140,7 +144,7 @@ class Jobs:
             owner=owner,
             model=self._model,
             endpoint=endpoint,
-            input_file_id=_storable(input_file_id),
+            input_file_id=storable(input_file_id),
             output_id=_new_id("file-"),
             error_id=_new_id("file-"),
             completion_window=completion_window,
@@ -154,7 +158,7 @@ class Jobs:
         return created
 
     async def batch(self, owner: str, batch_id: str) -> BatchRecord:
-        return await self._thread.do(self._batches.get, owner, _storable(batch_id))
+        return await self._thread.do(self._batches.get, owner, storable(batch_id))
 
     async def list_batches(self, owner: str, page: Page) -> tuple[list[BatchRecord], bool]:
         """One page of batches, the newest first, and whether there are more."""
@@ -162,18 +166,13 @@ class Jobs:
 
     async def cancel_batch(self, owner: str, batch_id: str) -> BatchRecord:
         """Cancel a batch. Running rows end, finished ones are kept. Raises BatchConflict."""
-        batch = await self._thread.do(self._batches.cancel, owner, _storable(batch_id), self._clock())
+        batch = await self._thread.do(self._batches.cancel, owner, storable(batch_id), self._clock())
         self._runner.cancel(batch_id)
         return batch
 
 
-def _storable(text: str) -> str:
-    """The text without NUL, which PostgreSQL cannot store; no id of ours has one."""
-    return text.replace("\0", "\N{REPLACEMENT CHARACTER}")
-
-
 def _storable_page(page: Page) -> Page:
-    return page if page.after is None else msgspec.structs.replace(page, after=_storable(page.after))
+    return page if page.after is None else msgspec.structs.replace(page, after=storable(page.after))
 
 
 def _new_id(prefix: str) -> str:

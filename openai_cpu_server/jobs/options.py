@@ -17,5 +17,7 @@ class JobOptions(msgspec.Struct, frozen=True, kw_only=True):
     """The most batches that run at once, so that a short one need not wait for the end of a long one."""
     lease_s: float = 30.0
     """After so many seconds without a sign of life, another server takes a batch."""
+    response_lifetime_s: float = 30 * 24 * 3600
+    """Stored responses are deleted after so many seconds. The default is OpenAI's 30 days."""
     poll_s: float = 2.0
     """The seconds between looks for other servers' work: new batches, cancellations, expired leases."""

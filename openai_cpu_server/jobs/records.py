@@ -139,3 +139,55 @@ class Page(msgspec.Struct, frozen=True, kw_only=True):
     after: str | None = None
     """The id of the last one that the client has seen."""
     is_ascending: bool = False
+
+
+class ResponseStatus(enum.Enum):
+    """OpenAI's names."""
+
+    QUEUED = "queued"
+    IN_PROGRESS = "in_progress"
+    COMPLETED = "completed"
+    INCOMPLETE = "incomplete"
+    FAILED = "failed"
+    CANCELLED = "cancelled"
+
+    @property
+    def has_ended(self) -> bool:
+        return self not in (ResponseStatus.QUEUED, ResponseStatus.IN_PROGRESS)
+
+
+class ItemRecord(msgspec.Struct, frozen=True, kw_only=True):
+    """One item that went into a response, or came out of it."""
+
+    id: str
+    content: bytes
+    """JSON."""
+    is_output: bool = False
+
+
+class ResponseRecord(msgspec.Struct, frozen=True, kw_only=True):
+    id: str
+    owner: str
+    """As in `FileRecord`."""
+    previous_id: str | None
+    """The response that it goes on from."""
+    status: ResponseStatus
+    is_background: bool = False
+    created_at: int
+    expires_at: int
+    response: bytes
+    """The object as clients see it, in JSON."""
+    written: bytes = b""
+    """The tokens of its output, as whoever stored them encodes them; b"": unknown."""
+    vocabulary: str = ""
+    """The model whose tokens these are."""
+    lease_holder: str | None = None
+    """The process that runs it in the background."""
+    lease_until: float | None = None
+
+
+class Link(msgspec.Struct, frozen=True):
+    """A response in a chain of responses, with its own items."""
+
+    record: ResponseRecord
+    items: tuple[ItemRecord, ...]

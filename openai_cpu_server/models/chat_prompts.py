@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 
 from openai_cpu_server.contract.model_info import Tokenizer
 from openai_cpu_server.errors import TemplateFailed
+from openai_cpu_server.models.written import Written, spliced, written_parts
 from openai_cpu_server.prompt.chat import needs_special_tokens, render_chat
 from openai_cpu_server.prompt.chat_template import ChatTemplate
 from openai_cpu_server.prompt.tool_formats import ToolFormat
 from openai_cpu_server.prompt.tool_texts import with_history_ids, with_instructions, with_written_calls
+
+NOTHING: Written = {}
 
 
 class ChatPrompts:
@@ -27,14 +31,23 @@ class ChatPrompts:
         return self._template is not None
 
     def tokens(
-        self, messages: Sequence[Mapping[str, object]], tools: Sequence[Mapping[str, object]] = ()
+        self,
+        messages: Sequence[Mapping[str, object]],
+        tools: Sequence[Mapping[str, object]] = (),
+        written: Written = NOTHING,
     ) -> tuple[int, ...]:
-        """At least one token. `tools`: to be offered to the model. Raises InvalidRequest, TemplateFailed."""
+        """At least one token. `tools`: to be offered to the model. `written`: what it wrote for some of the
+        messages. Raises InvalidRequest, TemplateFailed."""
         if self._template is None:
             raise TemplateFailed(
                 "The model has no chat template; start the server with --chat-template FILE."
             )
-        text = self._rendered(self._template, messages, tools)
+        render = partial(self._rendered, self._template, tools=tools)
+        parts = written_parts(messages, written, render) if written else None
+        if parts is not None:
+            add_special = needs_special_tokens(parts[0], bos_text=self._tokenizer.bos_text)
+            return spliced(parts, written, self._tokenizer, add_special=add_special)
+        text = render(messages)
         add_special = needs_special_tokens(text, bos_text=self._tokenizer.bos_text)
         tokens = tuple(self._tokenizer.encode(text, add_special=add_special, parse_special=True))
         if not tokens:

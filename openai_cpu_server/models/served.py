@@ -32,6 +32,7 @@ class ServedModel:
         kind: ModelKind = ModelKind.GENERATES,
         may_retry: Callable[[], bool] = lambda: False,
         quantisation: str | None = None,
+        content_digest: Callable[[], str | None] = lambda: None,
     ) -> None:
         """`names`: the first is the model's own, the others mean the same. `created`: Unix time.
 
@@ -39,7 +40,10 @@ class ServedModel:
         unknown; tools are refused then. `check_grammar` raises InvalidRequest for GBNF that cannot be
         executed. `whitespace`: what the model may write in JSON output. `may_retry`: it has failed, and a
         request may make it try again. `quantisation`: what its file states, such as `q4_k_m`.
+        `content_digest` reads the whole file, which takes its time; None: it is not the file any more that
+        the model was made of.
         """
+        self.content_digest = content_digest
         self.quantisation = quantisation
         self._may_retry = may_retry
         self.names = names

@@ -16,6 +16,8 @@ class Origin(enum.Enum):
     BATCH = "batch"
     """The request is a row of a batch."""
     WEBSOCKET = "websocket"
+    BACKGROUND = "background"
+    """A response that is made while its client need not listen."""
 
 
 class TraceParent(msgspec.Struct, frozen=True):
@@ -62,6 +64,22 @@ class RouteTaken(msgspec.Struct, frozen=True, kw_only=True):
     """One of few words."""
 
 
+class AnswerUse(enum.Enum):
+    """What the cache of answers did for a request."""
+
+    EXACT = "exact"
+    """It told the answer to the same question."""
+    SEMANTIC = "semantic"
+    """It told the answer to a similar question."""
+    MISS = "miss"
+    BYPASS = "bypass"
+    """The client wants none of it, or each answer is drawn anew."""
+
+    @property
+    def is_hit(self) -> bool:
+        return self in (AnswerUse.EXACT, AnswerUse.SEMANTIC)
+
+
 class Ended(msgspec.Struct, frozen=True, kw_only=True):
     id: str
     origin: Origin
@@ -86,6 +104,8 @@ class Ended(msgspec.Struct, frozen=True, kw_only=True):
     trace: TraceParent | None = None
     routed: RouteTaken | None = None
     """None: it named its model itself, or came to no model."""
+    answer: AnswerUse | None = None
+    """None: there is no cache of answers, or it was not asked."""
 
     @property
     def seconds(self) -> float:

@@ -21,6 +21,7 @@ from prometheus_client.registry import Collector
 
 from openai_cpu_server import __version__
 from openai_cpu_server.contract.messages import StepFigures
+from openai_cpu_server.observe.answer_metrics import AnswerMetrics
 from openai_cpu_server.observe.call_metrics import CallMetrics
 from openai_cpu_server.observe.distribution import BOUNDS_S
 from openai_cpu_server.observe.ended import Ended, Origin
@@ -39,7 +40,8 @@ class Metrics:
         self._registry = registry
         self._requests = Counter(
             "ocs_requests",
-            "Requests that have ended; status 499: the client left. Origin: http, batch or websocket.",
+            "Requests that have ended; status 499: the client left. Origin: http, batch, websocket or "
+            "background.",
             ("origin", "method", "route", "priority", "status"),
             registry=registry,
         )
@@ -57,6 +59,7 @@ class Metrics:
             registry=registry,
         )
         self._calls = CallMetrics(registry)
+        self._answers = AnswerMetrics(registry)
         self._rows = Counter(
             "ocs_batch_rows",
             "Rows of batches by outcome: answered, failed, or put_off (to be run again later).",
@@ -119,8 +122,16 @@ class Metrics:
             self._routed.labels(routed.router, routed.model, routed.reason).inc()
         if request.origin is Origin.BATCH:
             self._rows.labels("answered" if request.status < 300 else "failed").inc()
+        if request.answer is not None:
+            self._answers.ended(request.answer, request.call)
         if request.call is not None:
             self._calls.ended(request, request.call)
+
+    def answer_kept(self) -> None:
+        self._answers.kept()
+
+    def answers_held(self, entries: int, num_bytes: int) -> None:
+        self._answers.held(entries, num_bytes)
 
     def row_put_off(self) -> None:
         self._rows.labels("put_off").inc()

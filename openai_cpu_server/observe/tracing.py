@@ -130,6 +130,8 @@ def _of_request(request: Ended) -> Iterator[tuple[str, AttributeValue]]:
     yield "ocs.origin", request.origin.value
     if request.code is not None:
         yield "error.type", request.code
+    if request.answer is not None:
+        yield "ocs.answer_cache", request.answer.value
     if request.call is not None:
         yield "ocs.priority", request.priority
         yield "gen_ai.usage.input_tokens", request.call.prompt_tokens

@@ -40,6 +40,12 @@ class Watch:
         self.metrics.step_done(figures)
         self.recent.step_done(figures)
 
+    def answer_kept(self) -> None:
+        self.metrics.answer_kept()
+
+    def answers_held(self, entries: int, num_bytes: int) -> None:
+        self.metrics.answers_held(entries, num_bytes)
+
     def engine_died(self, cause: str) -> None:
         self.metrics.engine_died(cause)
 

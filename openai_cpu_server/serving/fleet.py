@@ -14,6 +14,7 @@ import msgspec
 from openai_cpu_server.adapter_options import AdapterSource
 from openai_cpu_server.contract.adapter import AdapterState
 from openai_cpu_server.contract.engine import EngineState, LiveRequest
+from openai_cpu_server.contract.model_info import ModelKind
 from openai_cpu_server.dispatch.dispatcher import Dispatcher
 from openai_cpu_server.dispatch.observer import EngineObserver
 from openai_cpu_server.dispatch.replay import Totals
@@ -44,6 +45,9 @@ _BUDGET_SHARE = 0.8
 _LAST_CALLS_S = 2.0
 """A request that has chosen a model and is still being resolved gets so long to be submitted."""
 _LOOK_S = 0.05
+_LOOK_AT_FILES_S = 1.0
+"""A sleeping model whose file has changed is read anew within so long: its requests must be tokenised for the
+file that will be loaded."""
 
 
 class FleetObserver(EngineObserver, LoadObserver, Protocol):
@@ -78,6 +82,25 @@ class Fleet:
     def default(self) -> Dispatcher:
         return self._houses[0].engine
 
+    def embedding_model(self, named: str | None) -> str:
+        """The model that embeds for the server itself. `named`: by an option; None: the only one.
+
+        Raises StartupError.
+        """
+        can = [h.plan.name for h in self._houses if h.served.kind is ModelKind.EMBEDS and not h.is_broken]
+        if named is None:
+            if len(can) == 1:
+                return can[0]
+            found = f"{', '.join(can)} embed: name one" if can else "no model embeds: add --model minilm"
+            raise StartupError(f"--semantic-cache needs --semantic-cache-model, for {found}")
+        house = next((house for house in self._houses if named in house.plan.names), None)
+        if house is None:
+            raise StartupError(f"--semantic-cache-model: there is no model {named!r}")
+        if house.served.kind is not ModelKind.EMBEDS:
+            why = "cannot be read" if house.is_broken else f"{house.served.kind.value}, it does not embed"
+            raise StartupError(f"--semantic-cache-model: {named!r} {why}")
+        return house.plan.name
+
     @property
     def totals(self) -> Totals:
         parts = [*(house.engine.totals for house in self._houses), self._retired_totals]
@@ -98,6 +121,7 @@ class Fleet:
             self._start(house.engine)
         if not self._is_alone:
             self._load_first()
+        self._spawn(self._look_at_files())
         try:
             await asyncio.wait([self._has_failed, keeping], return_when=asyncio.FIRST_COMPLETED)
         finally:
@@ -184,8 +208,28 @@ class Fleet:
     def _house_of(self, name: str) -> House:
         return next(house for house in self._houses if house.plan.name == name)
 
-    async def _replaced(self, old: House) -> House:
-        """The new one serves; the old one goes with its last request."""
+    async def _look_at_files(self) -> None:
+        """Sleeping models keep up with their files. One that is loaded waits for an administrator's word."""
+        seen: dict[str, Stamp | None] = {}
+        while True:
+            await asyncio.sleep(_LOOK_AT_FILES_S)
+            for house in list(self._houses):
+                stamp = Stamp.of(house.plan.path)
+                if house.kept.is_in_memory or stamp in (None, house.stamp, seen.get(house.plan.name)):
+                    continue
+                seen[house.plan.name] = stamp  # what cannot be read now is tried again when it changes again
+                with contextlib.suppress(ModelTooLarge, ModelNotLoaded):
+                    await self._read_anew(house)
+
+    async def _read_anew(self, old: House) -> None:
+        async with self._replacing[old.plan.name]:
+            if old not in self._houses or old.kept.is_in_memory or old.engine.has_requests:
+                return
+            self._take_place(old, await self._built_anew(old))
+            logger.info("%s: %s has changed, and was read anew", old.plan.name, old.plan.path)
+
+    async def _built_anew(self, old: House) -> House:
+        """It sleeps, and runs. Raises ModelTooLarge, ModelNotLoaded."""
         new = await asyncio.to_thread(self._build_anew, _with_adapters(old))
         if (why := self._keeper.why_never(new.kept)) is not None:
             raise ModelTooLarge(f"It cannot be loaded: {why}.")
@@ -193,6 +237,17 @@ class Fleet:
             raise ModelNotLoaded(f"The model '{new.plan.name}' is not loaded: {new.engine.status().reason}")
         self._keeper.add(new.kept)
         self._start(new.engine)
+        return new
+
+    def _take_place(self, old: House, new: House) -> None:
+        self._houses[self._houses.index(old)] = new
+        self.registry.replace(old.served, new.served)
+        old.kept.is_replaced, old.kept.is_pinned = True, False
+        self._spawn(self._retire(old))
+
+    async def _replaced(self, old: House) -> House:
+        """The new one serves; the old one goes with its last request."""
+        new = await self._built_anew(old)
         try:
             was_loaded = await self._load_beside(old, new)
             if was_loaded:
@@ -201,10 +256,7 @@ class Fleet:
             self._keeper.remove(new.kept)
             self._spawn(self._end(new.engine))
             raise
-        self._houses[self._houses.index(old)] = new
-        self.registry.replace(old.served, new.served)
-        old.kept.is_replaced, old.kept.is_pinned = True, False
-        self._spawn(self._retire(old))
+        self._take_place(old, new)
         if not was_loaded:
             await self._keeper.load(new.kept)
             await _carry_adapters(old.engine, new.engine)

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import hashlib
 import logging
 import sys
 import time
 import weakref
+from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -18,7 +20,7 @@ from openai_cpu_server.dispatch.shared_cores import SharedCores
 from openai_cpu_server.dispatch.supervisor import Supervisor
 from openai_cpu_server.errors import StartupError
 from openai_cpu_server.llama.gguf.file_types import file_type_name
-from openai_cpu_server.llama.gguf.header import GgufHeader
+from openai_cpu_server.llama.gguf.header import GgufHeader, model_files
 from openai_cpu_server.llama.gguf.kind import model_kind
 from openai_cpu_server.llama.grammar.grammar_check import GrammarCheck
 from openai_cpu_server.llama.model.vocabulary import Vocabulary
@@ -60,6 +62,30 @@ class Stamp(NamedTuple):
         except OSError:
             return None
         return cls(found.st_ino, found.st_mtime_ns, found.st_size)
+
+
+class FileContent:
+    """What is in the files of a model, as they were when this was made."""
+
+    def __init__(self, files: Sequence[Path]) -> None:
+        self._stamps = {path: Stamp.of(path) for path in files}
+
+    def digest(self) -> str | None:
+        """SHA-256 over all of them. None: they have changed, or cannot be read."""
+        digest = hashlib.sha256()
+        try:
+            for path in self._stamps:
+                _add_file(digest, path)
+        except OSError:
+            return None
+        is_same = all(Stamp.of(path) == stamp for path, stamp in self._stamps.items())
+        return digest.hexdigest() if is_same else None
+
+
+def _add_file(digest: hashlib._Hash, path: Path) -> None:
+    with path.open("rb") as file:
+        while chunk := file.read(_MIB):
+            digest.update(chunk)
 
 
 class House(NamedTuple):
@@ -140,6 +166,7 @@ class Builder:
             kind=kind,
             may_retry=lambda: self._keeper.may_retry(kept),
             quantisation=file_type_name(header.get_int("general.file_type") or 0),
+            content_digest=FileContent(model_files(header)).digest,
         )
         weakref.finalize(served, vocabulary.close)  # whoever has chosen it may still tokenise
         return House(plan, served, engine, kept, stamp, is_broken=False)

@@ -9,7 +9,7 @@ from manual.table import table
 from openai_cpu_server.contract.engine import EngineState, EngineStatus
 from openai_cpu_server.contract.request import Priority
 from openai_cpu_server.observe.distribution import Distribution
-from openai_cpu_server.observe.ended import CallFigures, Ended, Origin
+from openai_cpu_server.observe.ended import AnswerUse, CallFigures, Ended, Origin
 from openai_cpu_server.observe.engine_gauges import EngineGauges
 from openai_cpu_server.observe.watch import Watch
 
@@ -70,6 +70,7 @@ def _failed_request() -> Ended:
         priority="batch",
         status=500,
         code="generation_failed",
+        answer=AnswerUse.MISS,
         started_s=0.0,
         ended_s=1.0,
         call=_call(),

@@ -22,6 +22,7 @@ _GROUPS = {
     "host": "Address, keys and HTTPS",
     "stream_rate": "Engines: steps and priorities",
     "prefix_sharing": "Engines: prefix cache",
+    "answer_cache": "Cache of answers",
     "cache_dir": "Measured costs",
     "default_priority": "Limits for requests",
     "max_connections": "Connections",

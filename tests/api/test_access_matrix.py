@@ -27,7 +27,7 @@ from tests.api.talking import told_error
 
 pytestmark = pytest.mark.anyio
 
-SOCKETS = {"WEBSOCKET /v1/chat/completions": INFERENCE}
+SOCKETS = {"WEBSOCKET /v1/chat/completions": INFERENCE, "WEBSOCKET /v1/responses": INFERENCE}
 
 HEADERS = [lambda key: {"authorization": f"Bearer {key}"}, lambda key: {"x-api-key": key}]
 

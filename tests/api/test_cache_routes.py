@@ -72,6 +72,7 @@ def test_every_number_of_the_stats() -> None:
         "prompt_tokens": 400,
         "cached_tokens": 100,
         "hit_rate": 0.25,
+        "answers": None,
     }
 
 

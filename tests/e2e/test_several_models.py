@@ -25,6 +25,7 @@ from tests.tiny_model import tiny_model_path
 pytestmark = [pytest.mark.native, pytest.mark.thorough]
 
 TINY = str(tiny_model_path())
+DEMO = Path(__file__).parents[2] / "model_assets" / "demo.gguf"
 TWO = ("--model", f"one={TINY}", "--model", f"two={TINY}", "--ctx-size", "1024", "--cache-mb", "8")
 QUESTION: dict[str, object] = {"prompt": "x", "max_tokens": 20, "ignore_eos": True, "temperature": 0}
 
@@ -152,6 +153,25 @@ def test_a_file_that_changed_takes_over_without_a_lost_request(tmp_path: Path) -
         assert set(texts) == {wanted}
         assert "has been loaded anew" in "".join(server.lines)
         eventually(lambda: num_engines(server) == 1)
+
+
+def test_a_sleeping_model_keeps_up_with_its_file(tmp_path: Path) -> None:
+    """The other file has other tokens: a request must not be cut into those of the old one."""
+    path = tmp_path / "model.gguf"
+    shutil.copy(TINY, path)
+    with serving("--model", f"one={TINY}", "--model", f"two={path}", "--cache-mb", "8") as server:
+        tokens = {"model": "two", "prompt": "seven stones"}
+        before = httpx.post(server.url + "/tokenize", json=tokens).json()["tokens"]
+        (tmp_path / "new.gguf").write_text("no model")
+        (tmp_path / "new.gguf").rename(path)
+        time.sleep(1.5)
+        assert httpx.post(server.url + "/tokenize", json=tokens).json()["tokens"] == before
+        shutil.copy(DEMO, tmp_path / "new.gguf")
+        (tmp_path / "new.gguf").rename(path)
+        server.wait_for("(has changed, and was read anew)")
+        assert httpx.post(server.url + "/tokenize", json=tokens).json()["tokens"] != before
+        assert state(server, "two") == "asleep"
+        assert answer(server, "two")
 
 
 def test_an_only_model_is_replaced_too_and_stays_where_the_new_file_is_broken(tmp_path: Path) -> None:

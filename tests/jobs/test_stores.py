@@ -28,6 +28,7 @@ from openai_cpu_server.jobs.store.database import Database, open_database
 from openai_cpu_server.jobs.store.files import PART_BYTES, FileStore
 from openai_cpu_server.jobs.store.lease import has_died, new_holder
 from openai_cpu_server.jobs.store.ledger import LeaseLost, Ledger
+from openai_cpu_server.jobs.store.responses import ResponseStore
 
 
 @pytest.fixture
@@ -269,6 +270,24 @@ def test_states_move_one_way() -> None:
     assert not BatchStatus.CANCELLING.may_become(BatchStatus.COMPLETED)
 
 
+def test_a_database_of_the_first_version_is_brought_forward_and_loses_nothing(tmp_path: Path) -> None:
+    path = tmp_path / "jobs.db"
+    database = open_database(str(path))
+    FileStore(database).add(a_file(), io.BytesIO(b"kept"))
+    database.close()
+    connection = sqlite3.connect(path)
+    for table in ("responses", "response_items", "response_events"):
+        connection.execute(f"DROP TABLE {table}")
+    connection.execute("UPDATE schema_version SET version = 1")
+    connection.commit()
+    connection.close()
+    for _ in range(2):
+        database = open_database(str(path))
+        assert FileStore(database).get("", "file-0", 0).bytes == 4
+        assert ResponseStore(database).purge(0) == 0
+        database.close()
+
+
 def test_a_database_of_another_version_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "jobs.db"
     open_database(str(path)).close()
@@ -276,7 +295,7 @@ def test_a_database_of_another_version_is_refused(tmp_path: Path) -> None:
     connection.execute("UPDATE schema_version SET version = 99")
     connection.commit()
     connection.close()
-    with pytest.raises(StartupError, match="of version 99, this program needs 1"):
+    with pytest.raises(StartupError, match="of version 99, this program needs 2"):
         open_database(str(path))
 
 

@@ -91,6 +91,7 @@ METERED_PATHS = frozenset(
     {
         "/v1/chat/completions",
         "/v1/completions",
+        "/v1/responses",
         "/v1/messages",
         "/generate",
         "/v1/generate",

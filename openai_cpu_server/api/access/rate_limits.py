@@ -60,6 +60,7 @@ class Lease:
         self._allowance = allowance
         self._account = account
         self._meter = meter
+        self._is_kept = False
         self._held_tokens = 0
         self._taken: dict[Quota, int] = {}
         """Tokens of the prompt, by the quota that they were counted against."""
@@ -81,6 +82,15 @@ class Lease:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
+        if not self._is_kept:
+            await self.end()
+
+    def keep(self) -> None:
+        """The call goes on behind its request: whoever keeps the lease calls `end` in its place."""
+        self._is_kept = True
+
+    async def end(self) -> None:
+        """The call has ended: its output tokens are counted."""
         self._account.num_running -= 1
         self._account.held_tokens -= self._held_tokens
         for quota in _quotas(self._allowance, Unit.TOKENS):

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 
 import msgspec
 
+from openai_cpu_server.answers.question import Turn
 from openai_cpu_server.api.access.keys import ANYBODY, Identity
 from openai_cpu_server.api.options import ApiOptions
 from openai_cpu_server.api.schemas.parse import Ignored
@@ -69,6 +70,17 @@ class Prompt(msgspec.Struct, frozen=True):
 
     tokens: tuple[int, ...]
     echo: str | None = None
+    turn: Turn | None = None
+    """The last user turn, where answers to similar ones are kept."""
+
+
+class Reuse(msgspec.Struct, frozen=True):
+    """What decides, beside its requests, whether an earlier answer is one to this call."""
+
+    is_repeatable: bool
+    """The client has given a seed, or none is needed."""
+    asked_tokens: int
+    """The output tokens that it has asked for, for all sequences; 0: no number."""
 
 
 class ToolCallStyle(msgspec.Struct, frozen=True):
@@ -116,6 +128,8 @@ class Call(msgspec.Struct, frozen=True, kw_only=True):
     metadata: dict[str, str] | None = None
     tool_calls: ToolCallStyle | None = None
     """None: the output is text, whatever it looks like."""
+    reuse: Reuse | None = None
+    """None: the client wants an answer of its own, and nobody else is to get it."""
     is_json: bool = False
     """The text is to be shown as JSON too, by families that do so."""
     headers: Mapping[str, str] = {}

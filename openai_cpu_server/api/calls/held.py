@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator, Sequence
 from types import TracebackType
 from typing import NamedTuple
@@ -9,6 +10,9 @@ from typing import NamedTuple
 from openai_cpu_server.contract.engine import Timings
 from openai_cpu_server.contract.messages import TokenEvent
 from openai_cpu_server.errors import ServerError
+
+_AT_ONCE = 32
+"""After so many events others get their turn on the event loop."""
 
 
 class Heard(NamedTuple):
@@ -40,9 +44,11 @@ class Held:
         """Nothing runs any more."""
 
     async def __aiter__(self) -> AsyncIterator[TokenEvent]:
-        for event, arrived_s in self._heard:
+        for number, (event, arrived_s) in enumerate(self._heard, 1):
             self.arrived_s = arrived_s
             yield event
+            if number % _AT_ONCE == 0:
+                await asyncio.sleep(0)
 
     def progress(self) -> AsyncIterator[TokenEvent]:
         return self.__aiter__()

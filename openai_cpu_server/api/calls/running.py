@@ -180,7 +180,7 @@ class Tally:
         num_tokens = len(event.tokens)
         if num_tokens:
             last_s = self._last_s.get(event.id)
-            if last_s is not None:
+            if last_s is not None and arrived_s > last_s:  # else all are told at once, by heart
                 self._gaps.add((arrived_s - last_s) / num_tokens, num_tokens)
             self._last_s[event.id] = arrived_s
             self._released[event.id] += num_tokens

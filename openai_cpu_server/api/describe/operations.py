@@ -13,10 +13,15 @@ from openai_cpu_server.api.render.chat import ChatCompletion
 from openai_cpu_server.api.render.completion import TextCompletion
 from openai_cpu_server.api.render.generate import Generated, GeneratedBatch
 from openai_cpu_server.api.render.pooling import EmbeddingList, Reranked
+from openai_cpu_server.api.render.responses.objects import (
+    ItemList,
+    ResponseDeleted,
+    ResponseObject,
+)
 from openai_cpu_server.api.routes.adapters import AdapterCard, AdapterDeleted, AdapterList
 from openai_cpu_server.api.routes.anthropic import TokensCounted
 from openai_cpu_server.api.routes.batch_jobs import BatchList, BatchObject
-from openai_cpu_server.api.routes.cache import CacheStats
+from openai_cpu_server.api.routes.cache import ONLY, CacheStats
 from openai_cpu_server.api.routes.counting import InputTokens
 from openai_cpu_server.api.routes.files import FileDeleted, FileList, FileObject
 from openai_cpu_server.api.routes.health import HealthReport
@@ -33,6 +38,7 @@ from openai_cpu_server.api.schemas.chat import ChatBody
 from openai_cpu_server.api.schemas.completion import CompletionBody
 from openai_cpu_server.api.schemas.generate import GenerateBatchBody, GenerateBody
 from openai_cpu_server.api.schemas.pooling import EmbeddingBody, RerankBody
+from openai_cpu_server.api.schemas.responses import InputTokensBody, ResponsesBody
 from openai_cpu_server.api.schemas.tokens import DetokenizeBody, TokenizeBody
 
 JsonSchema = dict[str, object]
@@ -118,6 +124,51 @@ OPERATIONS: Mapping[str, Operation] = {
         streams=True,
         errors=_GENERATION,
     ),
+    "POST /v1/responses": Operation(
+        summary="Make a response: whole, as server-sent events, or in the background",
+        tag="Responses",
+        body=ResponsesBody,
+        answer=ResponseObject,
+        streams=True,
+        errors=_GENERATION,
+    ),
+    "WEBSOCKET /v1/responses": Operation(
+        summary="OpenAI's WebSocket mode: response.create in, the events of a stream out",
+        tag="Responses",
+    ),
+    "POST /v1/responses/input_tokens": Operation(
+        summary="How many tokens a response's prompt would have",
+        tag="Responses",
+        body=InputTokensBody,
+        answer=InputTokens,
+        errors=(404, 503),
+    ),
+    "GET /v1/responses/{id}": Operation(
+        summary="A stored response, or the events of one that was made in the background",
+        tag="Responses",
+        query={
+            "stream": {"type": "boolean", "default": False},
+            "starting_after": {"type": "integer", "description": "number of the last event that is known"},
+            "include[]": {"type": "string", "description": "changes nothing: all that there is is shown"},
+            "include_obfuscation": {"type": "boolean", "description": "changes nothing"},
+        },
+        answer=ResponseObject,
+        streams=True,
+        errors=(400,),
+    ),
+    "DELETE /v1/responses/{id}": Operation(summary="Delete it", tag="Responses", answer=ResponseDeleted),
+    "POST /v1/responses/{id}/cancel": Operation(
+        summary="End one that is made in the background",
+        tag="Responses",
+        answer=ResponseObject,
+        errors=(400,),
+    ),
+    "GET /v1/responses/{id}/input_items": Operation(
+        summary="What went into it",
+        tag="Responses",
+        query={**_PAGE, "order": {"enum": list(ORDERS)}, "include[]": {"type": "string"}},
+        answer=ItemList,
+    ),
     "POST /v1/messages": Operation(
         summary="Answer a conversation as Anthropic's API does, whole or as server-sent events",
         tag="Generation",
@@ -190,9 +241,18 @@ OPERATIONS: Mapping[str, Operation] = {
     ),
     "GET /v1/requests": Operation(summary="Requests that run or wait", tag="Requests", answer=RequestList),
     "DELETE /v1/requests/{id}": Operation(summary="End one", tag="Requests", answer=Cancelled),
-    "DELETE /v1/cache": Operation(summary="Empty the prefix cache", tag="Cache", status=204),
+    "DELETE /v1/cache": Operation(
+        summary="Empty the caches of prompts and of answers",
+        tag="Cache",
+        query={"only": {"enum": list(ONLY), "description": "this one alone"}},
+        status=204,
+        errors=(400,),
+    ),
     "GET /v1/cache/stats": Operation(
-        summary="Both tiers of KV memory", tag="Cache", answer=CacheStats, errors=(503,)
+        summary="Both tiers of KV memory, and the cache of answers",
+        tag="Cache",
+        answer=CacheStats,
+        errors=(503,),
     ),
     "POST /v1/files": Operation(
         summary="Upload the input of a batch", tag="Batches", form=_UPLOAD, answer=FileObject, errors=(400,)

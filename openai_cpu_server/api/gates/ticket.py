@@ -17,7 +17,7 @@ from starlette.types import Scope
 from openai_cpu_server.api.access.keys import QUIET_PATHS
 from openai_cpu_server.api.errors import CLIENT_GONE, code_of
 from openai_cpu_server.contract.request import Priority
-from openai_cpu_server.observe.ended import CallFigures, Ended, Origin, RouteTaken, TraceParent
+from openai_cpu_server.observe.ended import AnswerUse, CallFigures, Ended, Origin, RouteTaken, TraceParent
 from openai_cpu_server.observe.watch import Watch
 
 logger = logging.getLogger("openai_cpu_server.requests")
@@ -54,6 +54,10 @@ class Ticket:
     """What was generated or embedded; set when that has ended."""
     routed: RouteTaken | None = None
     """The way that a router has sent it."""
+    has_headers: bool = True
+    """Its answer has headers of its own; False: it is one of many in a body or a file."""
+    answer: AnswerUse | None = None
+    """What the cache of answers did for it; None: it was not asked."""
     notes: dict[str, str | int | float] = field(default_factory=dict)
 
     def generated(self, figures: CallFigures) -> None:
@@ -75,6 +79,13 @@ class Ticket:
         self.routed = routed
         self.notes["routed"] = routed.model
         self.notes["routed_why"] = routed.reason
+
+    def recalled(self, use: AnswerUse, similarity: float | None) -> None:
+        """Notes what the cache of answers had."""
+        self.answer = use
+        self.notes["cache"] = use.value
+        if similarity is not None:
+            self.notes["similarity"] = round(similarity, 4)
 
     def client_gone(self) -> None:
         self.status = CLIENT_GONE
@@ -133,8 +144,12 @@ def ticket_of(scope: Scope) -> Ticket:
 class Endings:
     """Every request ends here, once, however it came in and however it went."""
 
-    def __init__(self, watch: Watch, routes: Sequence[BaseRoute]) -> None:
+    def __init__(self, watch: Watch) -> None:
         self._watch = watch
+        self._names = RouteNames(())
+
+    def know(self, routes: Sequence[BaseRoute]) -> None:
+        """All routes of the application; any other path is one name for all."""
         self._names = RouteNames(routes)
 
     def end(self, ticket: Ticket) -> None:
@@ -156,6 +171,7 @@ class Endings:
                 call=ticket.call,
                 trace=ticket.trace,
                 routed=ticket.routed,
+                answer=ticket.answer,
             )
         )
 

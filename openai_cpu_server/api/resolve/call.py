@@ -12,7 +12,7 @@ import msgspec
 
 from openai_cpu_server import __version__
 from openai_cpu_server.api.access.clients import Client
-from openai_cpu_server.api.calls.call import Asking, Call, Prompt
+from openai_cpu_server.api.calls.call import Asking, Call, Prompt, Reuse
 from openai_cpu_server.api.resolve.limits import (
     check_sequences,
     choices,
@@ -26,7 +26,7 @@ from openai_cpu_server.api.schemas.generation import GenerationBody
 from openai_cpu_server.api.schemas.parse import header_safe
 from openai_cpu_server.api.schemas.unheeded import TIERS
 from openai_cpu_server.contract.model_info import ModelInfo
-from openai_cpu_server.contract.request import GenerationRequest
+from openai_cpu_server.contract.request import GenerationRequest, Sampling
 
 UNENFORCED = "x-unenforced-schema-keywords"
 _MOST_NAMED = 32
@@ -63,6 +63,7 @@ def resolve_call(
         prompt_logprobs=score_prompt,
         route=id_prefix.removesuffix("-"),
     )
+    asked_tokens = (max_tokens or 0) * best_of * len(prompts)
     rooms = [_room(prompt, max_tokens, asking, param=prompt_param) for prompt in prompts]
     return Call(
         id=call_id,
@@ -77,13 +78,20 @@ def resolve_call(
         stream=bool(body.stream),
         include_usage=include_usage(body),
         timeout_s=body.timeout,
-        max_output_tokens=(max_tokens or 0) * best_of * len(prompts),
+        max_output_tokens=asked_tokens,
         service_tier=_tier(body.service_tier),
         metadata=body.metadata,
         shown_logprobs=logprobs,
         tool_calls=output.tool_calls,
+        reuse=_reuse(body, alike.sampling, asked_tokens),
         headers=_headers(asking, output),
     )
+
+
+def _reuse(body: GenerationBody, sampling: Sampling, asked_tokens: int) -> Reuse | None:
+    if body.cache is False:
+        return None
+    return Reuse(is_repeatable=sampling.temperature == 0 or body.seed is not None, asked_tokens=asked_tokens)
 
 
 def _tier(asked: str | None) -> str | None:

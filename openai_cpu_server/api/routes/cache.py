@@ -1,4 +1,5 @@
-"""`GET /v1/cache/stats`: what both tiers of KV memory hold and save. `DELETE /v1/cache` empties one."""
+"""`GET /v1/cache/stats`: what both tiers of KV memory and the cache of answers hold and save.
+`DELETE /v1/cache` empties the cache of prompts and that of answers, or one of them."""
 
 from __future__ import annotations
 
@@ -9,10 +10,12 @@ import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
+from openai_cpu_server.api.calls.recall import Recall
 from openai_cpu_server.api.routes.models import json_response
 from openai_cpu_server.contract.engine import EngineState
 from openai_cpu_server.contract.messages import KVStats
 from openai_cpu_server.contract.model_info import ModelInfo
+from openai_cpu_server.errors import InvalidRequest
 from openai_cpu_server.models.registry import ModelRegistry
 from openai_cpu_server.models.served import ServedModel
 
@@ -56,6 +59,13 @@ class Savings(msgspec.Struct, frozen=True, kw_only=True):
     """The difference."""
 
 
+class Answers(msgspec.Struct, frozen=True):
+    """Answers that are kept; expired ones may still be counted."""
+
+    entries: int
+    bytes: int
+
+
 class CacheStats(msgspec.Struct, frozen=True, kw_only=True):
     """The counts begin with the engine process, which starts anew after a crash."""
 
@@ -70,30 +80,49 @@ class CacheStats(msgspec.Struct, frozen=True, kw_only=True):
     """Prompt tokens that were not computed."""
     hit_rate: float | None
     """`cached_tokens / prompt_tokens`; None before the first."""
+    answers: Answers | None = None
+    """None: there is no cache of answers, or it fails."""
 
 
 NO_STATS = CacheStats(pool=None, cache=None, savings=None, prompt_tokens=0, cached_tokens=0, hit_rate=None)
 
 
+ONLY = ("prompts", "answers")
+"""The caches that can be emptied alone."""
 _OUT_OF_MEMORY = (EngineState.ASLEEP, EngineState.LOADING, EngineState.FAILED)
 
 
 class CacheRoutes:
-    def __init__(self, models: ModelRegistry) -> None:
+    def __init__(self, models: ModelRegistry, recall: Recall | None = None) -> None:
+        """`recall`: None is no cache of answers."""
         self._models = models
+        self._recall = recall
 
     async def stats(self, request: Request) -> Response:
         self._models.default.loaded()
-        return json_response(cache_stats(held_by(self._models)))
+        size = await self._recall.size() if self._recall is not None else None
+        answers = Answers(*size) if size is not None else None
+        return json_response(msgspec.structs.replace(cache_stats(held_by(self._models)), answers=answers))
 
     async def clear(self, request: Request) -> Response:
-        """204: with their next steps the engines drop all but pinned prompts. Models that are not in memory
-        have no cache; the only one must be."""
+        """204. `?only=prompts` or `?only=answers`: the other stays."""
+        only = request.query_params.get("only")
+        if only not in (None, *ONLY):
+            message = "Invalid value for 'only': expected 'prompts' or 'answers'."
+            raise InvalidRequest(message, param="only", code="invalid_value")
+        if self._recall is not None and only != "prompts":
+            await self._recall.clear()
+        if only != "answers":
+            self._clear_prompts()
+        return Response(status_code=204)
+
+    def _clear_prompts(self) -> None:
+        """With their next steps the engines drop all but pinned prompts. Models that are not in memory have
+        no cache; the only one must be."""
         models = self._models.current
         for model in models:
             if len(models) == 1 or model.engine.state not in _OUT_OF_MEMORY:
                 model.engine.clear_cache()
-        return Response(status_code=204)
 
 
 class Held(NamedTuple):

@@ -199,6 +199,7 @@ class _Work:
         """Requests count and are logged one by one; their time began when the batch came in."""
         ticket = Ticket(f"{self._outer.id}/{index}", "POST", _ITEM_PATH, trace=self._outer.trace)
         ticket.started_s, ticket.client = self._outer.started_s, self._identity.holder
+        ticket.has_headers = False
         try:
             data = await off_loop(self._batch.size, partial(self._batch.body, index))
             body = await self._route.answer(data, self._identity, self._header, ticket)

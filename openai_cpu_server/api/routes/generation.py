@@ -20,6 +20,7 @@ from openai_cpu_server.api.calls.deadline import limit_time
 from openai_cpu_server.api.calls.disconnect import while_connected
 from openai_cpu_server.api.calls.event_stream import EventStream
 from openai_cpu_server.api.calls.held import Held
+from openai_cpu_server.api.calls.recall import Recall, Recalled
 from openai_cpu_server.api.calls.running import Running
 from openai_cpu_server.api.calls.trial import UNWATCHED, Terms, Trial, judged, with_scores
 from openai_cpu_server.api.gates.fair_use import lease_of, release_body, unkept_body
@@ -88,10 +89,14 @@ async def _do(work: Gathering) -> dict[str, Answer]:
 
 
 class GenerationRoute(Generic[B]):
-    def __init__(self, family: Family[B], models: ModelRegistry, options: ApiOptions) -> None:
+    def __init__(
+        self, family: Family[B], models: ModelRegistry, options: ApiOptions, recall: Recall | None = None
+    ) -> None:
+        """`recall`: None is no cache of answers."""
         self._family = family
         self._models = models
         self._options = options
+        self._recall = recall
 
     async def create(self, request: Request) -> ASGIApp:
         running = await self._begun(request)
@@ -194,16 +199,26 @@ class GenerationRoute(Generic[B]):
     async def _asked(self, reading: Reading[B], goal: Goal, sender: Sender, terms: Terms) -> Running:
         """Resolves for this model and submits."""
         call = await self._resolved(reading, goal, sender)
-        generation = await self._generation(call, goal.chosen, terms)
+        recalled = await self._recalled(call, goal.chosen, sender, terms)
+        if recalled.held is not None:
+            return Running(recalled.call, recalled.held, goal.chosen.model, ticket=terms.ticket)
+        generation = await self._generation(recalled.call, goal.chosen, terms)
         if generation is None:  # the model was replaced meanwhile, maybe by one with other tokens
             anew = self._models.choose(goal.chosen.model.name, None).model
             chosen = goal.chosen._replace(model=anew)
             return await self._asked(reading, goal._replace(chosen=chosen), sender, terms)
-        return Running(call, generation, goal.chosen.model, ticket=terms.ticket, lease=terms.lease)
+        generation = recalled.recorded(generation)
+        return Running(recalled.call, generation, goal.chosen.model, ticket=terms.ticket, lease=terms.lease)
+
+    async def _recalled(self, call: Call, chosen: Chosen, sender: Sender, terms: Terms) -> Recalled:
+        """An earlier answer counts against no limit of tokens, and waits for nobody."""
+        terms.ticket.priority = call.priority
+        if self._recall is None:
+            return Recalled(call)
+        return await self._recall.find(call, chosen, sender.identity, terms.ticket)
 
     async def _generation(self, call: Call, chosen: Chosen, terms: Terms) -> Generation | None:
         """None: the model has been replaced."""
-        terms.ticket.priority = call.priority
         await terms.reserve(call)
         try:
             generation = chosen.model.engine.generate(call.requests)
@@ -229,10 +244,8 @@ class GenerationRoute(Generic[B]):
         """The small model's answers, held, or why the large one is to answer."""
         try:
             call = with_scores(await self._resolved(reading, goal, sender))
-            generation = await self._generation(call, goal.chosen, terms)
-            if generation is None:
-                raise EngineUnavailable("The model is being replaced.")
-            first = Running(call, generation, goal.chosen.model, ticket=terms.ticket, lease=terms.lease)
+            recalled = await self._recalled(call, goal.chosen, sender, terms)
+            first = await self._first(recalled, goal.chosen, terms)
             trial.submitted(first)
             async with first:
                 heard = await trial.watched(first.hold)
@@ -246,9 +259,20 @@ class GenerationRoute(Generic[B]):
         assert goal.routed is not None
         sure = goal.routed.after(decision, goal.chosen)
         terms.ticket.sent_to(taken(sure))
-        shown = msgspec.structs.replace(call, headers={**call.headers, **routed_headers(sure)})
+        shown = msgspec.structs.replace(first.call, headers={**first.call.headers, **routed_headers(sure)})
         held = Held(heard, first.timings)
-        return Running(shown, held, goal.chosen.model, ticket=terms.ticket, lease=terms.lease)
+        lease = terms.lease if recalled.held is None else None
+        return Running(shown, held, goal.chosen.model, ticket=terms.ticket, lease=lease)
+
+    async def _first(self, recalled: Recalled, chosen: Chosen, terms: Terms) -> Running:
+        """The small model's call, or its earlier answer. Raises EngineUnavailable."""
+        if recalled.held is not None:
+            return Running(recalled.call, recalled.held, chosen.model, ticket=terms.ticket)
+        generation = await self._generation(recalled.call, chosen, terms)
+        if generation is None:
+            raise EngineUnavailable("The model is being replaced.")
+        generation = recalled.recorded(generation)
+        return Running(recalled.call, generation, chosen.model, ticket=terms.ticket, lease=terms.lease)
 
     def _streamed(self, running: Running) -> ASGIApp:
         return EventStream(running, self.renderer(running), keep_alive_s=self._options.keep_alive_s)

@@ -16,7 +16,7 @@ from openai_cpu_server.api.schemas.unions import TEXT_OR_LIST
 _VISION = "this model has no vision and cannot see images"
 _HEARING = "this model cannot hear audio"
 _FILES = "this model cannot read files; send their text"
-_LACKS = {
+LACKS = {
     "image_url": _VISION,
     "image": _VISION,
     "input_image": _VISION,
@@ -34,7 +34,7 @@ _LACKS = {
 def _refuse_others(kind: object) -> object:
     if not isinstance(kind, str) or kind == "text":
         return kind
-    lack = _LACKS.get(kind, f"content of type '{kind[:64]}' is not supported")
+    lack = LACKS.get(kind, f"content of type '{kind[:64]}' is not supported")
     raise PydanticCustomError("part_type", "{lack}; only parts of type 'text' are taken", {"lack": lack})
 
 

@@ -89,6 +89,8 @@ class GenerationBody(Body):
     """An adapter of the model; the same as `model: "MODEL:ADAPTER"`."""
     priority: str | None = None
     cache_salt: Annotated[str, Field(min_length=1, max_length=256)] | None = None
+    cache: bool | None = None
+    """`false`: neither answer from the cache of answers nor keep this answer there."""
     timeout: Annotated[float, Field(gt=0)] | None = None
     """Seconds that the call may take, waiting included."""
 

@@ -74,6 +74,20 @@ STREAM_REFUSALS: Refusals = {
     "continuous_usage_stats": Refusal("usage comes once, in the last chunk", (False,)),
 }
 
+RESPONSES_HINTS: Hints = {
+    "service_tier": Hint("other names are those of other services' prices", (*TIERS, "fast")),
+    "prompt_cache_options": Hint(_CACHE),
+    "prompt_cache_retention": Hint("cached prompts stay as long as there is room"),
+    "client_metadata": Hint("it is for OpenAI's statistics"),
+    "personality": Hint("the models here have none to choose from"),
+}
+RESPONSES_REFUSALS: Refusals = {
+    "conversation": Refusal("go on from a response with 'previous_response_id'"),
+    "prompt": Refusal("there are no stored templates of prompts"),
+    "context_management": Refusal("a conversation is not summarised; see 'truncation'", ([],)),
+    "moderation": Refusal("the server does not judge contents"),
+}
+
 EMBEDDING_HINTS: Hints = {
     **TIER_HINT,
     "input_type": Hint("no words are put before an input; where a model wants 'query: ', write it"),

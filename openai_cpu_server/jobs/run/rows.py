@@ -71,9 +71,14 @@ class _CachedTokens(msgspec.Struct, frozen=True):
 
 
 class _Usage(msgspec.Struct, frozen=True, kw_only=True):
+    """The Responses API has names of its own for the same."""
+
     prompt_tokens: int = 0
     completion_tokens: int = 0
     prompt_tokens_details: Union[_CachedTokens, None] = None
+    input_tokens: int = 0
+    output_tokens: int = 0
+    input_tokens_details: Union[_CachedTokens, None] = None
 
 
 class _Answer(msgspec.Struct, frozen=True):
@@ -106,13 +111,14 @@ def answered(batch_id: str, row: Row, answer: RowAnswer) -> RowResult:
     is_ok = 200 <= answer.status < 300
     response = _Response(answer.status, answer.request_id, msgspec.Raw(answer.body))
     usage = _usage(answer.body) if is_ok else _Usage()
+    details = usage.prompt_tokens_details or usage.input_tokens_details
     return RowResult(
         line=row.line,
         is_ok=is_ok,
         content=_encoded(_OutputLine(id=_row_id(batch_id, row), custom_id=row.custom_id, response=response)),
-        input_tokens=usage.prompt_tokens,
-        cached_tokens=usage.prompt_tokens_details.cached_tokens if usage.prompt_tokens_details else 0,
-        output_tokens=usage.completion_tokens,
+        input_tokens=usage.prompt_tokens or usage.input_tokens,
+        cached_tokens=details.cached_tokens if details else 0,
+        output_tokens=usage.completion_tokens or usage.output_tokens,
     )
 
 

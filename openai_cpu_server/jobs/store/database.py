@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from sqlalchemy import URL, Connection, Engine, create_engine, event, insert, make_url, select
+from sqlalchemy import URL, Connection, Engine, create_engine, event, insert, make_url, select, update
 from sqlalchemy.engine.interfaces import DBAPIConnection
 from sqlalchemy.exc import (
     ArgumentError,
@@ -149,6 +149,9 @@ def _prepare(engine: Engine) -> None:
         _create(engine)
     with engine.begin() as connection:
         found = connection.execute(select(schema_version.c.version)).scalars().all()
+        if found == [1]:  # version 2 only added tables, which were created just now
+            connection.execute(update(schema_version).values(version=SCHEMA_VERSION))
+            found = [SCHEMA_VERSION]
     if found != [SCHEMA_VERSION]:
         versions = ", ".join(map(str, found))
         raise StartupError(f"the jobs database is of version {versions}, this program needs {SCHEMA_VERSION}")

@@ -11,6 +11,7 @@ from __future__ import annotations
 from sqlalchemy import (
     JSON,
     BigInteger,
+    Boolean,
     Column,
     Float,
     Index,
@@ -22,9 +23,11 @@ from sqlalchemy import (
     Text,
 )
 
-SCHEMA_VERSION = 1
-"""The version of the tables.
-It grows with every change; `database` refuses databases of other versions."""
+SCHEMA_VERSION = 2
+"""The version of the tables. It grows with every change.
+
+`database` brings older databases forward and refuses newer ones. Version 2 added the tables of responses.
+"""
 
 metadata = MetaData()
 
@@ -96,3 +99,42 @@ results = Table(
     Column("line", Integer, primary_key=True, autoincrement=False),
 )
 """The rows of running batches that have ended. The key makes a second result of a row impossible."""
+
+responses = Table(
+    "responses",
+    metadata,
+    Column("number", Integer, primary_key=True),
+    Column("id", String(64), nullable=False, unique=True),
+    Column("owner", String(128), nullable=False),
+    Column("previous_id", String(64)),
+    Column("status", String(16), nullable=False),
+    Column("is_background", Boolean, nullable=False),
+    Column("created_at", BigInteger, nullable=False),
+    Column("expires_at", BigInteger, nullable=False),
+    Column("response", LargeBinary, nullable=False),  # the object as clients see it
+    Column("written", LargeBinary, nullable=False),  # the tokens of its output
+    Column("vocabulary", Text, nullable=False),  # the model whose tokens these are
+    Column("lease_holder", Text),  # who runs it in the background
+    Column("lease_until", Float),
+    Index("responses_by_expiry", "expires_at"),
+)
+
+response_items = Table(
+    "response_items",
+    metadata,
+    Column("response_id", String(64), primary_key=True),
+    Column("number", Integer, primary_key=True, autoincrement=False),
+    Column("id", String(64), nullable=False),
+    Column("is_output", Boolean, nullable=False),
+    Column("content", LargeBinary, nullable=False),
+    Index("response_items_by_id", "id"),
+)
+"""What went into a response, and what came out of it, but not what it got from earlier responses."""
+
+response_events = Table(
+    "response_events",
+    metadata,
+    Column("response_id", String(64), primary_key=True),
+    Column("content", LargeBinary, nullable=False),
+)
+"""The stream of a background response that has ended, for clients that come back to it."""

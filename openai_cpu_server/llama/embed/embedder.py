@@ -24,13 +24,8 @@ from openai_cpu_server.llama.loading import repacks
 from openai_cpu_server.llama.model.model import Model
 from openai_cpu_server.llama.model.vocabulary import Vocabulary
 
-_STEP_TOKENS, _STEP_TOKENS_OF_GGML = 512, 256
-"""The most tokens of a step, where no input is longer: with our attention, and with ggml's, which computes
-every token with every other one of the step, whosever they are.
-
-Measured with MiniLM and inputs of 32 tokens, in 1,000 tokens a second for steps of 64, 256, 512, 1,024 and
-2,048: with ours 9.4, 11.5, 11.4, 11.1, 11.0; with ggml's 7.8, 10.2, 9.9, 9.1, 6.5.
-"""
+_STEP_TOKENS = 256
+"""The least room of a step. Longer inputs have more."""
 _LEAST_TOKENS = 512
 _SHARE_OF_MEMORY = 8
 """llama.cpp reserves a row of logits for each token of a step, also where it never computes one. They may
@@ -68,7 +63,7 @@ class LlamaEmbedder:
             max_input = _max_input(options, model, vocabulary.vocab_size, free_bytes)
             abort, threads = AbortSwitch(), options.threads_batch or options.threads or machine.num_threads()
             pooling = PoolingOptions(
-                step_tokens=max(max_input, _step_tokens(kernels)),
+                step_tokens=max(max_input, _STEP_TOKENS),
                 threads=threads,
                 flash_attention=options.flash_attention,
             )
@@ -105,10 +100,6 @@ class LlamaEmbedder:
 
     def _any_token(self) -> int:
         return min(1, self.info.vocab_size - 1)
-
-
-def _step_tokens(kernels: Kernels) -> int:
-    return _STEP_TOKENS if kernels.attention.is_on else _STEP_TOKENS_OF_GGML
 
 
 def _max_input(options: EngineOptions, model: Model, vocab_size: int, free_bytes: int) -> int:

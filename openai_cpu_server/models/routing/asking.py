@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import secrets
 import weakref
+from collections.abc import Sequence
 
 import msgspec
 import numpy as np
@@ -17,6 +18,8 @@ from openai_cpu_server.models.served import ServedModel
 
 _MOST_CHARS = 4000
 """What decides reads so much of a request: both ends of a longer one."""
+_UNKNOWN = "[UNK]"
+"""What WordPiece puts in the place of a word that it cannot spell."""
 _SPARE_TOKENS = 8
 """A name may be written in more tokens than its own tokenisation has."""
 
@@ -81,17 +84,41 @@ class ExampleRows:
 async def embedded(model: ServedModel, texts: tuple[str, ...], who: Questioner) -> Rows:
     """(texts, numbers). A text that is too long is cut. Raises ServerError."""
     request = await asyncio.to_thread(_embed_request, model, texts, who)
+    return await _rows(model, request)
+
+
+async def embedded_whole(model: ServedModel, text: str, who: Questioner) -> Rows | None:
+    """(1, numbers). None: the model would not read all of it, for it is too long, or has words that the
+    vocabulary does not know: those are all the same to it. Raises ServerError."""
+    if len(text) > _MOST_CHARS:
+        return None
+    limit = model.loaded().max_input_tokens
+    tokens = await asyncio.to_thread(_embedder_tokens, model, text)
+    if not 0 < len(tokens) <= limit or _UNKNOWN in model.tokenizer.decode(list(tokens), special=True):
+        return None
+    return await _rows(model, _request_of([tokens], who))
+
+
+async def _rows(model: ServedModel, request: EmbedRequest) -> Rows:
     async with model.engine.embed(request) as embedding:
         vectors = await embedding.vectors()
-    return np.frombuffer(vectors, np.float32).reshape(len(texts), -1)
+    return np.frombuffer(vectors, np.float32).reshape(len(request.inputs), -1)
 
 
 def _embed_request(model: ServedModel, texts: tuple[str, ...], who: Questioner) -> EmbedRequest:
     limit, end = model.loaded().max_input_tokens, model.tokenizer.marks.end
     inputs = []
     for text in texts:
-        tokens = tuple(model.tokenizer.encode(_shortened(text), add_special=True, parse_special=False))
+        tokens = _embedder_tokens(model, _shortened(text))
         inputs.append(tokens if len(tokens) <= limit else (*tokens[: limit - len(end)], *end))
+    return _request_of(inputs, who)
+
+
+def _embedder_tokens(model: ServedModel, text: str) -> tuple[int, ...]:
+    return tuple(model.tokenizer.encode(text, add_special=True, parse_special=False))
+
+
+def _request_of(inputs: Sequence[tuple[int, ...]], who: Questioner) -> EmbedRequest:
     return EmbedRequest(
         id=f"route-{secrets.token_hex(12)}",
         inputs=tuple(inputs),

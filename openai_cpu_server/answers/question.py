@@ -1,0 +1,99 @@
+"""What is asked of a model, as far as it decides the answer, and the keys of answers. Pure."""
+
+from __future__ import annotations
+
+import hashlib
+
+import msgspec
+
+from openai_cpu_server.answers.marks import marks_of
+from openai_cpu_server.contract.request import GenerationRequest, Priority
+
+_VERSION = 1
+"""It grows with every change of what keys mean or of how answers are stored."""
+_SAME_FOR_ALL = 0
+
+
+class Asker(msgspec.Struct, frozen=True, kw_only=True):
+    """Whose answers these are, and what gives them. Nothing is ever shared between two that differ."""
+
+    holder: str
+    """The digest of the API key; "" for everybody on a server without keys."""
+    model: str
+    """The digest of the model's file."""
+    adapter: str | None
+    """What tells its version from all others."""
+    version: str
+    """The server's."""
+
+
+class Turn(msgspec.Struct, frozen=True):
+    """The last user turn of a conversation."""
+
+    text: str
+    around: tuple[int, ...]
+    """The tokens of the prompt with something else in its place: equal where all other turns are equal, and
+    what the template makes of them."""
+
+
+class Question(msgspec.Struct, frozen=True, kw_only=True):
+    asker: Asker
+    requests: tuple[GenerationRequest, ...]
+    is_repeatable: bool
+    """Whether the same question gets the same answer: sampling is greedy, or its seed was given."""
+    asked_tokens: int
+    """The limit of output tokens that was asked for, for all requests together; 0: none."""
+    turn: Turn | None = None
+    """None: it is no conversation, or such ones are not compared."""
+
+
+def exact_key(question: Question) -> str | None:
+    """None: its answer is a new one each time."""
+    if not question.is_repeatable:
+        return None
+    return _digest("exact", question.asker, [_deciding(request) for request in question.requests])
+
+
+def group_key(question: Question, embedder: str) -> str | None:
+    """Equal for questions that differ by their last user turn alone, and there by words that vectors tell
+    apart. `embedder`: what compares the turns.
+
+    None: it has none.
+    """
+    if question.turn is None:
+        return None
+    alike = [_beside_turn(_deciding(request), question) for request in question.requests]
+    turn = question.turn
+    facts = [embedder, question.asked_tokens, turn.around, marks_of(turn.text), alike]
+    return _digest("group", question.asker, facts)
+
+
+def turn_key(group: str, turn: Turn) -> str:
+    """For an answer that can only be found by its turn."""
+    return hashlib.sha256(f"{group}\n{turn.text}".encode(errors="surrogatepass")).hexdigest()
+
+
+def _deciding(request: GenerationRequest) -> GenerationRequest:
+    """Without what does not change the answer. Fields that come later count until somebody says otherwise."""
+    is_greedy = request.sampling.temperature == 0
+    seed = _SAME_FOR_ALL if is_greedy else request.sampling.seed
+    return msgspec.structs.replace(
+        request,
+        id="",
+        priority=Priority.INTERACTIVE,
+        client="",
+        route="",
+        pin=False,
+        sampling=msgspec.structs.replace(request.sampling, seed=seed),
+    )
+
+
+def _beside_turn(request: GenerationRequest, question: Question) -> GenerationRequest:
+    """Without the prompt, and without what follows from its length or is drawn for each request."""
+    seed = request.sampling.seed if question.is_repeatable else _SAME_FOR_ALL
+    sampling = msgspec.structs.replace(request.sampling, seed=seed)
+    return msgspec.structs.replace(request, tokens=(), max_tokens=0, sampling=sampling)
+
+
+def _digest(kind: str, asker: Asker, facts: object) -> str:
+    return hashlib.sha256(msgspec.msgpack.encode([_VERSION, kind, asker, facts])).hexdigest()

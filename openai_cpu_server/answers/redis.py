@@ -1,0 +1,190 @@
+"""Answers in Redis, for several servers.
+
+Redis 8 finds similar turns itself; for an older one, and for Valkey, the turns of a group are fetched and
+compared here. All keys have one hash tag, for scripts need them together. Each answer is a hash of its bytes
+and its group; a sorted set knows when each was told last, a hash how large each is, and a counter how large
+all are.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Awaitable, Callable, Sequence
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from openai_cpu_server.answers.similarity import Near, nearest
+from openai_cpu_server.answers.store import GROUP_LIMIT, Bounds, Entry, Size, StoreFailed
+from openai_cpu_server.errors import StartupError
+
+if TYPE_CHECKING:
+    from redis.asyncio import Redis
+
+T = TypeVar("T")
+
+SCHEMES = ("redis://", "rediss://", "redis+unix://")
+_PREFIX = "{ocs-answers}:1:"
+"""With the version of this layout."""
+_USED, _SIZES, _TOTAL = _PREFIX + "used", _PREFIX + "sizes", _PREFIX + "total"
+_ANSWER, _TURNS = _PREFIX + "answer:", _PREFIX + "turns:"
+_FEW = 8
+"""So many similar turns are told of at most."""
+_ANSWER_S = 1.0
+"""A connection that is silent for so long is given up."""
+
+_DROP = """
+local function drop(key, given)
+  local group = redis.call('HGET', ARGV[1] .. key, 'group') or given
+  if group and group ~= '' then
+    if ARGV[3] == 'vectors' then redis.call('VREM', ARGV[2] .. group, key)
+    else redis.call('HDEL', ARGV[2] .. group, key) end
+  end
+  redis.call('UNLINK', ARGV[1] .. key)
+  local bytes = redis.call('HGET', KEYS[2], key)
+  redis.call('HDEL', KEYS[2], key)
+  redis.call('ZREM', KEYS[1], key)
+  if bytes then redis.call('DECRBY', KEYS[3], bytes) end
+end
+"""
+_FORGET = _DROP + "drop(ARGV[4], ARGV[5])"
+_PUT = (
+    _DROP
+    + """
+local key, now, ttl, bytes, most = ARGV[4], ARGV[5], ARGV[6], ARGV[7], tonumber(ARGV[8])
+local answer, group, vector, limit = ARGV[9], ARGV[10], ARGV[11], tonumber(ARGV[12])
+drop(key)
+redis.call('HSET', ARGV[1] .. key, 'answer', answer)
+if group ~= '' then
+  local turns = ARGV[2] .. group
+  redis.call('HSET', ARGV[1] .. key, 'group', group)
+  if ARGV[3] == 'vectors' then redis.call('VADD', turns, 'FP32', vector, key, 'NOQUANT')
+  else
+    if redis.call('HLEN', turns) >= limit then redis.call('HDEL', turns, redis.call('HRANDFIELD', turns)) end
+    redis.call('HSET', turns, key, vector)
+  end
+  redis.call('PEXPIRE', turns, ttl)
+end
+redis.call('PEXPIRE', ARGV[1] .. key, ttl)
+redis.call('HSET', KEYS[2], key, bytes)
+redis.call('ZADD', KEYS[1], now, key)
+local total = tonumber(redis.call('INCRBY', KEYS[3], bytes))
+while total > most do
+  local oldest = redis.call('ZRANGE', KEYS[1], 0, 0)[1]
+  if not oldest then redis.call('SET', KEYS[3], 0) break end
+  drop(oldest)
+  total = tonumber(redis.call('GET', KEYS[3]))
+end
+return {redis.call('ZCARD', KEYS[1]), total}
+"""
+)
+
+
+class RedisAnswers:
+    """An `AnswerStore`."""
+
+    def __init__(self, redis: Redis, bounds: Bounds, *, clock: Callable[[], float] = time.time) -> None:
+        self._redis = redis
+        self._bounds = bounds
+        self._clock = clock
+        self._way: str | None = None
+        """`vectors` or `hashes`; None: Redis has not been asked yet what it can do."""
+
+    @classmethod
+    def open(cls, url: str, bounds: Bounds) -> RedisAnswers:
+        """It connects when it is used first. Raises StartupError, which does not repeat the URL."""
+        try:
+            from redis.asyncio import Redis
+        except ImportError:
+            raise StartupError("--answer-cache needs: pip install 'openai-cpu-server[redis]'") from None
+        try:
+            known = url.replace("redis+unix://", "unix://", 1)
+            redis = Redis.from_url(known, socket_timeout=_ANSWER_S, socket_connect_timeout=_ANSWER_S)
+        except ValueError:
+            raise StartupError("--answer-cache: expected redis://HOST:PORT") from None
+        return cls(redis, bounds)
+
+    async def get(self, key: str) -> bytes | None:
+        return await self._do(lambda: self._get(key))
+
+    async def near(self, group: str, vector: bytes, *, at_least: float) -> Sequence[Near]:
+        return await self._do(lambda: self._near(group, vector, at_least))
+
+    async def put(self, entry: Entry) -> Size:
+        return await self._do(lambda: self._put(entry))
+
+    async def forget(self, key: str, group: str | None) -> None:
+        await self._do(lambda: self._script(_FORGET, key, group or ""))
+
+    async def clear(self) -> None:
+        await self._do(self._clear)
+
+    async def size(self) -> Size:
+        return await self._do(self._size)
+
+    async def close(self) -> None:
+        await self._do(self._redis.aclose)
+
+    async def _do(self, work: Callable[[], Awaitable[T]]) -> T:
+        """Errors of the client are told by their kind: messages may hold the URL, and in it a password."""
+        from redis.exceptions import RedisError
+
+        try:
+            return await work()
+        except (RedisError, OSError, TimeoutError) as error:
+            raise StoreFailed(type(error).__name__) from error
+
+    async def _get(self, key: str) -> bytes | None:
+        async with self._redis.pipeline(transaction=False) as pipe:
+            pipe.hget(_ANSWER + key, "answer")
+            pipe.zadd(_USED, {key: self._clock()}, xx=True)
+            answer, _ = await pipe.execute()
+        return None if answer is None else bytes(answer)
+
+    async def _near(self, group: str, vector: bytes, at_least: float) -> list[Near]:
+        if await self._finds_itself():
+            return await self._found_by_redis(group, vector, at_least)
+        rows = await self._command("HGETALL", _TURNS + group)
+        turns = [(key.decode(), bytes(row)) for key, row in rows.items()]
+        return nearest(turns, vector, at_least=at_least)[:_FEW]
+
+    async def _found_by_redis(self, group: str, vector: bytes, at_least: float) -> list[Near]:
+        """Redis tells (1 + cosine) / 2."""
+        told = await self._command("VSIM", _TURNS + group, "FP32", vector, "WITHSCORES", "COUNT", _FEW)
+        pairs = told.items() if isinstance(told, dict) else zip(told[::2], told[1::2], strict=True)
+        best = [Near(bytes(key).decode(), 2 * float(score) - 1) for key, score in pairs]
+        return [near for near in best if near.similarity >= at_least]
+
+    async def _put(self, entry: Entry) -> Size:
+        values = (
+            *(repr(self._clock()), round(1000 * self._bounds.ttl_s), entry.num_bytes),
+            *(self._bounds.max_bytes, entry.answer, entry.group or "", entry.vector or b"", GROUP_LIMIT),
+        )
+        entries, num_bytes = await self._script(_PUT, entry.key, *values)
+        return Size(int(entries), int(num_bytes))
+
+    async def _size(self) -> Size:
+        async with self._redis.pipeline(transaction=False) as pipe:
+            pipe.zcard(_USED)
+            pipe.get(_TOTAL)
+            entries, num_bytes = await pipe.execute()
+        return Size(int(entries), int(num_bytes or 0))
+
+    async def _clear(self) -> None:
+        """Also of earlier and later versions of this layout."""
+        keys = [key async for key in self._redis.scan_iter(match="{ocs-answers}:*", count=1000)]
+        for start in range(0, len(keys), 1000):
+            await self._redis.unlink(*keys[start : start + 1000])
+
+    async def _script(self, script: str, key: str, *values: object) -> Any:
+        way = "vectors" if await self._finds_itself() else "hashes"
+        names = (_USED, _SIZES, _TOTAL, _ANSWER, _TURNS, way, key)
+        return await self._command("EVAL", script, 3, *names, *values)
+
+    async def _command(self, *words: object) -> Any:
+        return await self._redis.execute_command(*words)  # type: ignore[no-untyped-call]
+
+    async def _finds_itself(self) -> bool:
+        if self._way is None:
+            known = await self._command("COMMAND INFO", "VADD")
+            has_it = any(known.values()) if isinstance(known, dict) else any(known)
+            self._way = "vectors" if has_it else "hashes"
+        return self._way == "vectors"

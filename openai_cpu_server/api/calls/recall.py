@@ -1,0 +1,197 @@
+"""Answers of earlier calls: looked up before a call is submitted, kept when one has ended well."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import time
+from collections.abc import Callable, Sequence
+from functools import partial
+from types import TracebackType
+from typing import NamedTuple
+
+import msgspec
+
+from openai_cpu_server import __version__
+from openai_cpu_server.answers.cache import AnswerCache, Comparing, Found, Place
+from openai_cpu_server.answers.question import Asker, Question, Turn
+from openai_cpu_server.answers.similarity import direction
+from openai_cpu_server.answers.store import Size
+from openai_cpu_server.answers.stored import is_good
+from openai_cpu_server.api.access.keys import Identity
+from openai_cpu_server.api.calls.call import Call
+from openai_cpu_server.api.calls.held import Heard, Held
+from openai_cpu_server.api.calls.recording import Recording
+from openai_cpu_server.api.gates.ticket import Ticket
+from openai_cpu_server.contract.engine import Generation, Timings
+from openai_cpu_server.contract.messages import TokenEvent
+from openai_cpu_server.errors import ServerError
+from openai_cpu_server.models.digests import Digests
+from openai_cpu_server.models.registry import Chosen, ModelRegistry
+from openai_cpu_server.models.routing.asking import Questioner, embedded_whole
+from openai_cpu_server.models.served import ServedModel
+from openai_cpu_server.observe.ended import AnswerUse
+
+X_CACHE = "x-cache"
+_EMBED_S = 3.0
+"""The turn must be embedded in this time; else its answer is computed."""
+
+
+class Similar(NamedTuple):
+    """Answers to similar turns count, too."""
+
+    model: str
+    """The model that embeds them."""
+    least: float
+
+
+class Recalled(NamedTuple):
+    """What came of looking."""
+
+    call: Call
+    """It says in a header how the answer was found."""
+    held: Held | None = None
+    """The answer."""
+    keep: Keeping | None = None
+    """Where a new answer goes; None: nowhere."""
+
+    def recorded(self, generation: Generation) -> Generation:
+        if self.keep is None:
+            return generation
+        return Recording(generation, len(self.call.requests), self.keep)
+
+
+Keeping = Callable[[Sequence[TokenEvent]], None]
+
+
+class Recall:
+    """`async with` it while it may be asked. All methods belong to one event loop's thread."""
+
+    def __init__(self, cache: AnswerCache, models: ModelRegistry, similar: Similar | None = None) -> None:
+        self._cache = cache
+        self._models = models
+        self._similar = similar
+        self._files = Digests()
+
+    async def __aenter__(self) -> Recall:
+        await self._cache.measure()
+        self._files.begin(self._models.default)
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        await self._cache.close()
+
+    async def find(self, call: Call, chosen: Chosen, identity: Identity, ticket: Ticket) -> Recalled:
+        """An answer that may be told in place of a new one. A cache that fails has none."""
+        began_s = time.monotonic()
+        question = await self._question(call, chosen, identity, ticket)
+        if question is None:
+            return _shown(call, AnswerUse.BYPASS, ticket)
+        found = await self._cache.find(question, await self._comparing(call, question))
+        if found is None:
+            return _shown(call, AnswerUse.BYPASS, ticket)
+        if isinstance(found, Place):
+            keep = partial(self._keep, question, found, chosen)
+            return _shown(call, AnswerUse.MISS, ticket)._replace(keep=keep)
+        use = AnswerUse.EXACT if found.similarity is None else AnswerUse.SEMANTIC
+        held = _held(found, began_s)
+        return _shown(call, use, ticket, found.similarity)._replace(held=held)
+
+    async def clear(self) -> None:
+        await self._cache.clear()
+
+    async def size(self) -> Size | None:
+        """None: the store fails."""
+        return await self._cache.measure()
+
+    async def _question(
+        self, call: Call, chosen: Chosen, identity: Identity, ticket: Ticket
+    ) -> Question | None:
+        """None: it can have no answer but a new one."""
+        turn = _turn(call, ticket)
+        if call.reuse is None or (turn is None and not call.reuse.is_repeatable):
+            return None
+        if (file := await self._files.of(chosen.model)) is None:
+            return None
+        return Question(
+            asker=Asker(
+                holder=identity.key.digest.hex() if identity.key else "",
+                model=file,
+                adapter=chosen.adapter_key,
+                version=__version__,
+            ),
+            requests=call.requests,
+            is_repeatable=call.reuse.is_repeatable,
+            asked_tokens=call.reuse.asked_tokens,
+            turn=turn,
+        )
+
+    async def _comparing(self, call: Call, question: Question) -> Comparing | None:
+        if self._similar is None or question.turn is None:
+            return None
+        model = self._models.choose(self._similar.model, None).model
+        file = await self._files.of(model)
+        if file is None:
+            return None
+        who = Questioner(call.priority, call.requests[0].client)
+        return Comparing(file, self._similar.least, partial(_vector, model, who))
+
+    def _keep(self, question: Question, place: Place, chosen: Chosen, events: Sequence[TokenEvent]) -> None:
+        """Not where another adapter has taken the name since the question was asked: that one may have
+        answered."""
+        finishes = [event.finish for event in events if event.finish is not None]
+        are_good = all(is_good(finish, asked_tokens=question.asked_tokens) for finish in finishes)
+        if are_good and chosen.adapter_key == question.asker.adapter:
+            self._cache.keep(question, place, events)
+
+
+def _turn(call: Call, ticket: Ticket) -> Turn | None:
+    """None: only the same question counts, for one, where no header would tell of another."""
+    if len(call.prompts) != 1 or not ticket.has_headers:
+        return None
+    return call.prompts[0].turn
+
+
+async def _vector(model: ServedModel, who: Questioner, text: str) -> bytes | None:
+    try:
+        rows = await asyncio.wait_for(embedded_whole(model, text, who), _EMBED_S)
+    except (ServerError, asyncio.TimeoutError):
+        return None
+    return None if rows is None else direction(rows[0])
+
+
+def _shown(call: Call, use: AnswerUse, ticket: Ticket, similarity: float | None = None) -> Recalled:
+    said = use.value if similarity is None else f"{use.value}; similarity={_two_digits(similarity)}"
+    ticket.recalled(use, similarity)
+    return Recalled(msgspec.structs.replace(call, headers={**call.headers, X_CACHE: said}))
+
+
+def _two_digits(similarity: float) -> str:
+    """Not rounded up: 1.00 is for turns that are the same to the model that compares them."""
+    return f"{math.floor(100 * (similarity + 1e-6)) / 100:.2f}"
+
+
+def _held(found: Found, began_s: float) -> Held:
+    """All of it comes now; the time that it took counts as that to the first token."""
+    now_s = time.monotonic()
+    finishes = [event.finish for event in found.events if event.finish is not None]
+    timings = Timings(
+        queue_ms=0.0,
+        prefill_ms=1000 * (now_s - began_s),
+        generation_ms=0.0,
+        latency_ms=1000 * (now_s - began_s),
+        tokens_generated=sum(finish.output_tokens for finish in finishes),
+        tokens_per_second=0.0,
+        preemptions=0,
+        interruptions=0,
+        forced_tokens=0,
+        padded_tokens=0,
+        draft_n=0,
+        draft_n_accepted=0,
+    )
+    return Held([Heard(event, now_s) for event in found.events], timings)

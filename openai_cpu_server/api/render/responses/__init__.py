@@ -1,0 +1,1 @@
+"""The Responses API: its part of this room."""

@@ -1,0 +1,146 @@
+"""One response as it is made: events for those who listen, and the object at the end."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+
+import msgspec
+
+from openai_cpu_server.api.calls.call import Call
+from openai_cpu_server.api.errors import ErrorObject
+from openai_cpu_server.api.render.chat_logprobs import TokenEntry, chat_logprobs
+from openai_cpu_server.api.render.common import finish_reason
+from openai_cpu_server.api.render.renderer import Chunk, Usage
+from openai_cpu_server.api.render.responses.items import new_item_id
+from openai_cpu_server.api.render.responses.objects import (
+    ResponseObject,
+    begun,
+    cancelled,
+    ended,
+    failed,
+)
+from openai_cpu_server.api.render.responses.writing import EventNumbers, ItemWriting, NewItemId
+from openai_cpu_server.api.render.tool_calls import NewId, new_tool_call_id
+from openai_cpu_server.contract.engine import Timings
+from openai_cpu_server.contract.messages import FinishReason, ModelLoading, Place, TokenEvent
+from openai_cpu_server.contract.step import TokenLogprob
+from openai_cpu_server.jobs.records import ResponseStatus
+from openai_cpu_server.models.pieces import Pieces
+from openai_cpu_server.prompt.tool_formats import Content, Part, Reasoning
+
+
+class ResponseStream:
+    """A `Renderer`, for streams and for answers that are only wanted whole."""
+
+    last_words = None
+
+    def __init__(
+        self,
+        call: Call,
+        pieces: Pieces,
+        response: ResponseObject,
+        *,
+        now: Callable[[], float] = time.time,
+        new_call_id: NewId = new_tool_call_id,
+        new_item_id: NewItemId = new_item_id,
+    ) -> None:
+        """`response`: as it is before anything has come."""
+        self.response = response
+        """As it is now; complete when the call has ended."""
+        self._call = call
+        self._pieces = pieces
+        self._reader = call.reader()
+        self._numbers = EventNumbers()
+        self._writing = ItemWriting(self._numbers, new_call_id, new_item_id)
+        self._now = now
+        self._held_scores: list[TokenLogprob] = []
+        self._tokens: list[int] = []
+        self._has_reasoned = False
+        self._is_whole = False
+        self._is_silent = True
+
+    @property
+    def written(self) -> tuple[int, ...]:
+        """The tokens of the output, for the next turn; none if it has reasoned, for the template decides
+        whether that is shown again."""
+        return () if self._has_reasoned else tuple(self._tokens)
+
+    @property
+    def has_ended(self) -> bool:
+        """It ended well, and says so next."""
+        return ResponseStatus(self.response.status).has_ended
+
+    def begin(self) -> Sequence[Chunk]:
+        is_queued = self.response.status == ResponseStatus.QUEUED.value
+        created = self._about("response.created")
+        if is_queued:
+            return [created, self._about("response.queued")]
+        return [created, self._about("response.in_progress")]
+
+    def waits(self, news: Place | ModelLoading) -> Sequence[Chunk]:
+        self.response = begun(self.response, ResponseStatus.QUEUED)
+        return [self._about("response.queued")]
+
+    def silence(self) -> Sequence[Chunk]:
+        """While it waits or reads its prompt, it says so; later silence needs no words."""
+        return [self._about(f"response.{self.response.status}")] if self._is_silent else ()
+
+    def event(self, event: TokenEvent) -> Sequence[Chunk]:
+        chunks = self._started() if self._is_silent else []
+        self._tokens += event.tokens
+        if self._call.shown_logprobs is not None:
+            self._held_scores += event.logprobs
+        parts = self._reader.feed(event.text)
+        if event.finish is not None:
+            finish_reason(event.finish)  # raises for what is nobody's result
+            parts += self._reader.finish()
+            self._is_whole = event.finish.reason is FinishReason.STOP
+        for part in parts:
+            chunks += self._part(part)
+        return chunks
+
+    def end(self, usage: Usage, timings: Timings) -> Sequence[Chunk]:
+        chunks = self._writing.end(is_whole=self._is_whole)
+        items, now_s = self._writing.items(is_whole=self._is_whole), int(self._now())
+        self.response = ended(self.response, items, usage, is_whole=self._is_whole, now_s=now_s)
+        return [*chunks, self._about(f"response.{self.response.status}")]
+
+    def warmed(self, usage: Usage) -> Sequence[Chunk]:
+        """All that is told of a response whose prompt was read, and nothing more."""
+        chunks = self.begin()
+        self.response = ended(self.response, (), usage, is_whole=True, now_s=int(self._now()))
+        return [*chunks, self._about("response.completed")]
+
+    def error(self, error: ErrorObject) -> Sequence[Chunk]:
+        self.response = failed(self.response, self._writing.items(), error)
+        body = error.error
+        told = {"code": body.code or body.type, "message": body.message, "param": body.param}
+        return [self._numbers.event("error", told), self._about("response.failed")]
+
+    def cancel(self) -> Sequence[Chunk]:
+        """Somebody has cancelled it. OpenAI has no event for that; this one says that nothing follows."""
+        self.response = cancelled(self.response, self._writing.items())
+        return [self._about("response.failed")]
+
+    def _started(self) -> list[Chunk]:
+        self._is_silent = False
+        if self.response.status == ResponseStatus.IN_PROGRESS.value:
+            return []
+        self.response = begun(self.response, ResponseStatus.IN_PROGRESS)
+        return [self._about("response.in_progress")]
+
+    def _part(self, part: Part) -> list[Chunk]:
+        self._has_reasoned |= isinstance(part, Reasoning)
+        held, self._held_scores = self._held_scores, []
+        return self._writing.write(part, self._scores(held) if isinstance(part, Content) else ())
+
+    def _scores(self, held: Sequence[TokenLogprob]) -> Sequence[TokenEntry]:
+        return chat_logprobs(held, self._pieces).content if held else ()
+
+    def _about(self, kind: str) -> Chunk:
+        return self._numbers.event(kind, {"response": self.response})
+
+
+def encoded(response: ResponseObject) -> bytes:
+    return msgspec.json.encode(response)

@@ -1,0 +1,239 @@
+"""The items of one response while they are written: every part of the output becomes events."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Protocol
+
+import msgspec
+
+from openai_cpu_server.api.render.chat_logprobs import TokenEntry
+from openai_cpu_server.api.render.common import json_text
+from openai_cpu_server.api.render.renderer import Chunk
+from openai_cpu_server.api.render.responses.items import (
+    FunctionCallItem,
+    MessageItem,
+    OutputItem,
+    OutputText,
+    ReasoningItem,
+    ReasoningText,
+    new_item_id,
+)
+from openai_cpu_server.prompt.tool_formats import CallArguments, CallBegin, Content, Part, Reasoning
+
+NewItemId = Callable[[type], str]
+_ADDED, _DONE = "response.output_item.added", "response.output_item.done"
+_PART_ADDED = "response.content_part.added"
+
+
+class EventNumbers:
+    """Numbers the events of one stream from 0 on, and writes them."""
+
+    def __init__(self, first: int = 0) -> None:
+        self._next = first
+
+    def event(self, kind: str, fields: Mapping[str, object]) -> Chunk:
+        named = {"type": kind, "sequence_number": self._take(), **fields}
+        return Chunk(json_object(named), kind)
+
+    def delta(self, kind: str, place: bytes, text: str, tail: bytes) -> Chunk:
+        """The event of which there are many. `place` says where it belongs, `tail` what follows the text."""
+        head = b'{"type":"%b","sequence_number":%d,' % (kind.encode(), self._take())
+        return Chunk(head + place + b',"delta":' + json_text(text) + tail, kind)
+
+    def _take(self) -> int:
+        number = self._next
+        self._next += 1
+        return number
+
+
+def json_object(fields: object) -> bytes:
+    """JSON whose strings have no line ends of Unicode, at which many clients split streams."""
+    encoded = msgspec.json.encode(fields)
+    if encoded.isascii():
+        return encoded
+    for raw, escaped in (
+        (b"\xc2\x85", b"\\u0085"),
+        (b"\xe2\x80\xa8", b"\\u2028"),
+        (b"\xe2\x80\xa9", b"\\u2029"),
+    ):
+        encoded = encoded.replace(raw, escaped)
+    return encoded
+
+
+class Writer(Protocol):
+    """Writes one item, from its first event to its last."""
+
+    def begin(self) -> list[Chunk]: ...
+
+    def more(self, text: str, scores: Sequence[TokenEntry]) -> list[Chunk]: ...
+
+    def end(self, status: str) -> list[Chunk]: ...
+
+    def item(self, status: str) -> OutputItem: ...
+
+
+class ItemWriting:
+    """Writes the items in their order; one is open at a time."""
+
+    def __init__(
+        self, numbers: EventNumbers, new_call_id: Callable[[], str], new_id: NewItemId = new_item_id
+    ):
+        self._numbers = numbers
+        self._new_call_id = new_call_id
+        self._new_id = new_id
+        self._open: Writer | None = None
+        self._done: list[OutputItem] = []
+
+    def write(self, part: Part, scores: Sequence[TokenEntry] = ()) -> list[Chunk]:
+        match part:
+            case Content(text):
+                return [*self._opened(MessageItem), *self._more(text, scores)]
+            case Reasoning(text):
+                return [*self._opened(ReasoningItem), *self._more(text, ())]
+            case CallBegin(name):
+                return self._begun(_CallWriter(self._place(FunctionCallItem), self._new_call_id(), name))
+            case CallArguments(text):
+                return self._more(text, ())
+
+    def end(self, *, is_whole: bool) -> list[Chunk]:
+        """Ends the last item. A response without any has an empty message."""
+        chunks = [] if self._open is not None or self._done else self._opened(MessageItem)
+        return chunks + self._closed("completed" if is_whole else "incomplete")
+
+    def items(self, *, is_whole: bool = False) -> list[OutputItem]:
+        """The items as they are now."""
+        status = "completed" if is_whole else "incomplete"
+        return self._done + ([self._open.item(status)] if self._open is not None else [])
+
+    def _opened(self, kind: type[MessageItem] | type[ReasoningItem]) -> list[Chunk]:
+        writer = _MessageWriter if kind is MessageItem else _ReasoningWriter
+        return [] if isinstance(self._open, writer) else self._begun(writer(self._place(kind)))
+
+    def _begun(self, writer: Writer) -> list[Chunk]:
+        before = self._closed("completed")
+        self._open = writer
+        return before + writer.begin()
+
+    def _more(self, text: str, scores: Sequence[TokenEntry]) -> list[Chunk]:
+        assert self._open is not None, "arguments belong to a call"
+        return self._open.more(text, scores)
+
+    def _closed(self, status: str) -> list[Chunk]:
+        if self._open is None:
+            return []
+        writer, self._open = self._open, None
+        self._done.append(writer.item(status))
+        return writer.end(status)
+
+    def _place(self, kind: type) -> _Place:
+        index = len(self._done) + (self._open is not None)
+        return _Place(self._numbers, self._new_id(kind), index)
+
+
+class _Place:
+    """Where an item stands, which all of its events say."""
+
+    def __init__(self, numbers: EventNumbers, item_id: str, index: int) -> None:
+        self.id = item_id
+        self._numbers = numbers
+        self._index = index
+        self._whole = b'"item_id":"%b","output_index":%d' % (item_id.encode(), index)
+        self._within = self._whole + b',"content_index":0'
+
+    def item(self, kind: str, item: OutputItem) -> Chunk:
+        return self._numbers.event(kind, {"output_index": self._index, "item": item})
+
+    def event(self, kind: str, **fields: object) -> Chunk:
+        return self._numbers.event(kind, {"item_id": self.id, "output_index": self._index, **fields})
+
+    def delta(self, kind: str, text: str, tail: bytes = b"}") -> Chunk:
+        return self._numbers.delta(kind, self._whole, text, tail)
+
+    def part_delta(self, kind: str, text: str, tail: bytes = b"}") -> Chunk:
+        return self._numbers.delta(kind, self._within, text, tail)
+
+
+class _MessageWriter:
+    def __init__(self, place: _Place) -> None:
+        self._place = place
+        self._texts: list[str] = []
+        self._scores: list[TokenEntry] = []
+
+    def begin(self) -> list[Chunk]:
+        item = MessageItem(id=self._place.id, status="in_progress", role="assistant", content=())
+        added = self._place.item(_ADDED, item)
+        return [added, self._place.event(_PART_ADDED, content_index=0, part=OutputText(""))]
+
+    def more(self, text: str, scores: Sequence[TokenEntry]) -> list[Chunk]:
+        self._texts.append(text)
+        self._scores += scores
+        tail = b',"logprobs":' + msgspec.json.encode(scores) + b"}"
+        return [self._place.part_delta("response.output_text.delta", text, tail)]
+
+    def end(self, status: str) -> list[Chunk]:
+        text, scores = "".join(self._texts), tuple(self._scores)
+        done = self._place.event("response.output_text.done", content_index=0, text=text, logprobs=scores)
+        part = OutputText(text, logprobs=scores)
+        closed = self._place.event("response.content_part.done", content_index=0, part=part)
+        return [done, closed, self._place.item(_DONE, self.item(status))]
+
+    def item(self, status: str) -> OutputItem:
+        part = OutputText("".join(self._texts), logprobs=tuple(self._scores))
+        return MessageItem(id=self._place.id, status=status, role="assistant", content=(part,))
+
+
+class _ReasoningWriter:
+    def __init__(self, place: _Place) -> None:
+        self._place = place
+        self._texts: list[str] = []
+
+    def begin(self) -> list[Chunk]:
+        item = ReasoningItem(id=self._place.id, status="in_progress")
+        added = self._place.item(_ADDED, item)
+        return [added, self._place.event(_PART_ADDED, content_index=0, part=ReasoningText(""))]
+
+    def more(self, text: str, scores: Sequence[TokenEntry]) -> list[Chunk]:
+        self._texts.append(text)
+        return [self._place.part_delta("response.reasoning_text.delta", text)]
+
+    def end(self, status: str) -> list[Chunk]:
+        text = "".join(self._texts)
+        done = self._place.event("response.reasoning_text.done", content_index=0, text=text)
+        closed = self._place.event("response.content_part.done", content_index=0, part=ReasoningText(text))
+        return [done, closed, self._place.item(_DONE, self.item(status))]
+
+    def item(self, status: str) -> OutputItem:
+        text = ReasoningText("".join(self._texts))
+        return ReasoningItem(id=self._place.id, status=status, content=(text,))
+
+
+class _CallWriter:
+    def __init__(self, place: _Place, call_id: str, name: str) -> None:
+        self._place = place
+        self._call_id = call_id
+        self._name = name
+        self._texts: list[str] = []
+
+    def begin(self) -> list[Chunk]:
+        return [self._place.item(_ADDED, self.item("in_progress"))]
+
+    def more(self, text: str, scores: Sequence[TokenEntry]) -> list[Chunk]:
+        self._texts.append(text)
+        return [self._place.delta("response.function_call_arguments.delta", text)]
+
+    def end(self, status: str) -> list[Chunk]:
+        arguments = "".join(self._texts)
+        done = self._place.event(
+            "response.function_call_arguments.done", name=self._name, arguments=arguments
+        )
+        return [done, self._place.item(_DONE, self.item(status))]
+
+    def item(self, status: str) -> OutputItem:
+        return FunctionCallItem(
+            id=self._place.id,
+            status=status,
+            call_id=self._call_id,
+            name=self._name,
+            arguments="".join(self._texts),
+        )

@@ -1,0 +1,244 @@
+"""Items of the Responses API become the messages of a chat. Pure."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import msgspec
+
+from openai_cpu_server.api.render.responses.items import (
+    FunctionCallItem,
+    FunctionCallOutputItem,
+    InputText,
+    Item,
+    MessageItem,
+    OutputText,
+    Part,
+    ReasoningItem,
+    ReasoningText,
+    Refusal,
+    SummaryText,
+    new_item_id,
+)
+from openai_cpu_server.api.schemas import responses as schema
+from openai_cpu_server.api.schemas.chat import CalledFunction, Message, ToolCall
+from openai_cpu_server.errors import InvalidRequest
+
+_SYSTEM = ("system", "developer")
+
+
+class Answer(msgspec.Struct, frozen=True):
+    """What the model wrote in an earlier turn."""
+
+    tokens: tuple[int, ...]
+    vocabulary: str
+    """The model whose tokens these are."""
+
+
+class Told(msgspec.Struct, frozen=True):
+    """A message, and where it came from."""
+
+    message: Message
+    param: str
+    """The field of the body that has brought it."""
+    answer: Answer | None = None
+    """The message is this answer of before, and nothing else."""
+
+
+class Sourced(msgspec.Struct, frozen=True):
+    item: Item
+    param: str
+    answer: Answer | None = None
+    """The item is a part of this answer of before."""
+
+
+def new_items(given: str | Sequence[schema.InputItem] | None, found: Mapping[str, Item]) -> list[Sourced]:
+    """The body's items with ids of their own. `found`: what its references mean. Raises InvalidRequest."""
+    if given is None:
+        return []
+    if isinstance(given, str):
+        text = (InputText(given),)
+        return [Sourced(MessageItem(id=new_item_id(MessageItem), role="user", content=text), "input")]
+    return [
+        Sourced(_item(one, f"input[{index}]", found), f"input[{index}]") for index, one in enumerate(given)
+    ]
+
+
+def references(given: str | Sequence[schema.InputItem] | None) -> list[str]:
+    if given is None or isinstance(given, str):
+        return []
+    return [one.id for one in given if isinstance(one, schema.ItemReference)]
+
+
+def turns(items: Iterable[Sourced]) -> list[Told]:
+    """The messages that these items are. What the assistant reasons, says and calls in a row is one message.
+
+    Raises InvalidRequest for the result of a call that there is not.
+    """
+    told: list[Told] = []
+    calls: set[str] = set()
+    open_turn: _Turn | None = None
+    for sourced in items:
+        item = sourced.item
+        if isinstance(item, FunctionCallItem):
+            calls.add(item.call_id)
+        if _is_assistants(item):
+            if open_turn is None or not open_turn.takes(sourced):
+                told += _closed(open_turn)
+                open_turn = _Turn(sourced.param, sourced.answer)
+            open_turn.add(item)
+            continue
+        told += _closed(open_turn)
+        open_turn = None
+        told.append(Told(_message(item, calls, sourced.param), sourced.param))
+    return _once(told + _closed(open_turn))
+
+
+def _once(told: Sequence[Told]) -> list[Told]:
+    """An answer that has become several messages is none of them alone."""
+    seen = Counter(id(one.answer) for one in told if one.answer is not None)
+    return [
+        msgspec.structs.replace(one, answer=None) if seen.get(id(one.answer), 0) > 1 else one for one in told
+    ]
+
+
+def with_instructions(told: Sequence[Told], instructions: str | None) -> list[Told]:
+    """Instructions, system and developer messages at the beginning are one system message, for many templates
+    know no second one."""
+    head: list[str] = [instructions] if instructions else []
+    rest = list(told)
+    while rest and rest[0].message.role in _SYSTEM:
+        head.append(text_of(rest.pop(0).message))
+    if not head:
+        return rest
+    system = Message(role="system", content="\n\n".join(head))
+    return [Told(system, "instructions" if instructions else told[0].param), *rest]
+
+
+def text_of(message: Message) -> str:
+    assert message.content is None or isinstance(message.content, str), "it was made here"
+    return message.content or ""
+
+
+@dataclass
+class _Turn:
+    """What the assistant did in a row."""
+
+    param: str
+    answer: Answer | None
+    texts: list[str] = field(default_factory=list)
+    calls: list[ToolCall] = field(default_factory=list)
+    thoughts: list[str] = field(default_factory=list)
+
+    def takes(self, sourced: Sourced) -> bool:
+        """Whether it is still the same message: thoughts come first, then text, then calls."""
+        item = sourced.item
+        if sourced.answer is not self.answer:
+            return False
+        if isinstance(item, ReasoningItem):
+            return not self.texts and not self.calls
+        return isinstance(item, FunctionCallItem) or (not self.texts and not self.calls)
+
+    def add(self, item: Item) -> None:
+        match item:
+            case ReasoningItem():
+                self.thoughts += [part.text for part in item.content]
+            case FunctionCallItem():
+                function = CalledFunction(name=item.name, arguments=item.arguments)
+                self.calls.append(ToolCall(id=item.call_id, type="function", function=function))
+            case MessageItem():
+                self.texts.append(parts_text(item.content))
+            case FunctionCallOutputItem():
+                raise AssertionError("the result of a call is not the assistant's")
+
+    def message(self) -> Message:
+        """Whether thoughts of before are shown to the model is for its template to say."""
+        fields = {
+            "role": "assistant",
+            "content": "\n".join(self.texts),
+            "tool_calls": self.calls or None,
+            "reasoning_content": "\n".join(self.thoughts) or None,
+        }
+        return Message.model_validate(fields)
+
+
+def parts_text(content: str | Sequence[Part]) -> str:
+    if isinstance(content, str):
+        return content
+    return "\n".join(part.refusal if isinstance(part, Refusal) else part.text for part in content)
+
+
+def _closed(turn: _Turn | None) -> list[Told]:
+    return [] if turn is None else [Told(turn.message(), turn.param, turn.answer)]
+
+
+def _is_assistants(item: Item) -> bool:
+    return isinstance(item, (FunctionCallItem, ReasoningItem)) or (
+        isinstance(item, MessageItem) and item.role == "assistant"
+    )
+
+
+def _message(item: Item, calls: set[str], param: str) -> Message:
+    if isinstance(item, FunctionCallOutputItem):
+        if item.call_id not in calls:
+            message = f"No tool call found for function call output with call_id {item.call_id[:64]}."
+            raise InvalidRequest(message, param=param, code="invalid_value")
+        return Message(role="tool", content=parts_text(item.output), tool_call_id=item.call_id)
+    assert isinstance(item, MessageItem)
+    assert item.role in ("user", *_SYSTEM), "the schema refuses other roles"
+    return Message.model_validate({"role": item.role, "content": parts_text(item.content)})
+
+
+def _item(given: schema.InputItem, param: str, found: Mapping[str, Item]) -> Item:
+    match given:
+        case schema.MessageItem():
+            return _message_item(given)
+        case schema.FunctionCallItem():
+            return FunctionCallItem(
+                id=given.id or new_item_id(FunctionCallItem),
+                call_id=given.call_id,
+                name=given.name,
+                arguments=given.arguments,
+            )
+        case schema.FunctionCallOutputItem():
+            item_id = given.id or new_item_id(FunctionCallOutputItem)
+            output = given.output if isinstance(given.output, str) else _parts(given.output, is_output=False)
+            return FunctionCallOutputItem(id=item_id, call_id=given.call_id, output=output)
+        case schema.ReasoningItem():
+            return ReasoningItem(
+                id=given.id or new_item_id(ReasoningItem),
+                summary=tuple(SummaryText(part.text) for part in given.summary or ()),
+                content=tuple(ReasoningText(part.text) for part in given.content or ()),
+            )
+        case schema.ItemReference():
+            if given.id not in found:
+                message = f"Item with id '{given.id}' not found."
+                raise InvalidRequest(message, param=f"{param}.id", code="item_not_found")
+            return found[given.id]
+        case _:
+            raise AssertionError("the schema refuses other items")
+
+
+def _message_item(given: schema.MessageItem) -> MessageItem:
+    is_output = given.role == "assistant"
+    content = [given.content] if isinstance(given.content, str) else given.content
+    parts = _parts(content, is_output=is_output)
+    return MessageItem(id=given.id or new_item_id(MessageItem), role=given.role, content=parts)
+
+
+def _parts(given: Sequence[str | schema.Part], *, is_output: bool) -> tuple[Part, ...]:
+    kind = OutputText if is_output else InputText
+    parts: list[Part] = []
+    for one in given:
+        match one:
+            case str():
+                parts.append(kind(one))
+            case schema.TextPart():
+                parts.append(kind(one.text))
+            case schema.RefusalPart():
+                parts.append(Refusal(one.refusal))
+            case _:
+                raise AssertionError("the schema refuses other parts")
+    return tuple(parts)

@@ -1,0 +1,133 @@
+"""Responses that are made in the background: they live until their end, whoever listens."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import Sequence
+
+from openai_cpu_server.api.access.rate_limits import Lease
+from openai_cpu_server.api.calls.event_stream import events
+from openai_cpu_server.api.errors import INTERNAL, error_object, failure_of
+from openai_cpu_server.api.gates.ticket import Endings, Ticket
+from openai_cpu_server.api.render.renderer import Chunk
+from openai_cpu_server.api.render.responses.objects import ResponseObject
+from openai_cpu_server.api.routes.responses.event_log import EventLog
+from openai_cpu_server.api.routes.responses.making import Making
+from openai_cpu_server.contract.messages import ModelLoading, Place
+from openai_cpu_server.errors import JobsUnavailable, RequestCancelled
+from openai_cpu_server.jobs.responses import RENEW_S, ResponseShelf
+
+logger = logging.getLogger(__name__)
+
+
+class Live:
+    """One response of this process that has not ended."""
+
+    def __init__(self, making: Making, ticket: Ticket, lease: Lease) -> None:
+        self.making = making
+        self.ticket = ticket
+        self.lease = lease
+        self.log = EventLog()
+
+    @property
+    def response(self) -> ResponseObject:
+        return self.making.response
+
+    @property
+    def owner(self) -> str:
+        return self.making.read.owner
+
+    def cancel(self) -> None:
+        self.making.running.cancel()
+
+
+class Background:
+    """Makes responses in the background. Whoever has it must `close` it before the shelf."""
+
+    def __init__(self, shelf: ResponseShelf, endings: Endings) -> None:
+        self._shelf = shelf
+        self._endings = endings
+        self._live: dict[str, Live] = {}
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    async def begin(self, live: Live) -> None:
+        """Stores it, and goes on with it. Raises JobsUnavailable, and makes nothing then."""
+        making = live.making
+        record = self._shelf.leased(making.record(self._shelf))
+        try:
+            await self._shelf.add(record, making.inputs())
+        except BaseException:
+            await making.running.__aexit__(None, None, None)
+            raise
+        live.lease.keep()
+        self._live[record.id] = live
+        task = asyncio.create_task(self._make(live))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    def find(self, owner: str, response_id: str) -> Live | None:
+        """None: it is not this process that makes it, or it is made no more."""
+        live = self._live.get(response_id)
+        return live if live is not None and live.owner == owner else None
+
+    async def close(self) -> None:
+        """Waits until those that still run have stored their end, which the engine's end is."""
+        if self._tasks:
+            await asyncio.wait(self._tasks, timeout=_CLOSE_S)
+        for task in self._tasks:
+            task.cancel()
+
+    async def _make(self, live: Live) -> None:
+        making, ticket = live.making, live.ticket
+        renewing = asyncio.create_task(self._renew(live))
+        try:
+            last = await self._told(live)
+        finally:
+            renewing.cancel()
+            await live.lease.end()
+            self._endings.end(ticket)
+        try:
+            told = [*live.log.events, *(events([chunk]) for chunk in last)]
+            await self._shelf.finish(making.record(self._shelf), making.outputs(), told)
+        except JobsUnavailable as error:
+            logger.error("response %s was not stored: %s", making.response.id, error.reason)
+        finally:
+            live.log.add(last)
+            live.log.end()
+            del self._live[making.response.id]
+
+    async def _told(self, live: Live) -> Sequence[Chunk]:
+        """Returns the last events, which wait until the response is stored."""
+        stream, ticket = live.making.stream, live.ticket
+        try:
+            async with live.making.running as running:
+                async for said in running.tell(stream):
+                    chunks = stream.waits(said) if isinstance(said, (Place, ModelLoading)) else said
+                    if stream.has_ended:
+                        ticket.status = 200
+                        return chunks
+                    live.log.add(chunks)
+        except RequestCancelled as error:
+            ticket.failed(error)
+            ticket.status = failure_of(error).status
+            return stream.cancel()
+        except Exception as error:
+            ticket.failed(error)
+            ticket.status = failure_of(error).status
+            if failure_of(error) == INTERNAL:
+                logger.error("response %s failed", stream.response.id, exc_info=error)
+            return stream.error(error_object(error, request_id=ticket.id))
+        raise AssertionError("a call tells its end")
+
+    async def _renew(self, live: Live) -> None:
+        """Other servers see that it lives. If one of them has cancelled it, it ends."""
+        while True:
+            await asyncio.sleep(RENEW_S)
+            with contextlib.suppress(JobsUnavailable):
+                if not await self._shelf.renew(live.making.record(self._shelf)):
+                    live.cancel()
+
+
+_CLOSE_S = 5.0

@@ -1,0 +1,126 @@
+"""`POST /v1/responses` and `POST /v1/responses/input_tokens`."""
+
+from __future__ import annotations
+
+from functools import partial
+
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.types import ASGIApp
+
+from openai_cpu_server.api.access.identity import identity_of
+from openai_cpu_server.api.calls.call import PRIORITY_HEADER, Asking, Sender
+from openai_cpu_server.api.calls.disconnect import while_connected
+from openai_cpu_server.api.calls.event_stream import EventStream
+from openai_cpu_server.api.calls.trial import Terms, Trial
+from openai_cpu_server.api.gates.fair_use import lease_of, release_body, unkept_body
+from openai_cpu_server.api.gates.ticket import Ticket, new_request_id, ticket_of
+from openai_cpu_server.api.offload import off_loop
+from openai_cpu_server.api.options import ApiOptions
+from openai_cpu_server.api.render.responses.stream import encoded
+from openai_cpu_server.api.resolve.responses.call import prompt_tokens
+from openai_cpu_server.api.resolve.responses.chat import renamed
+from openai_cpu_server.api.routes.counting import InputTokens
+from openai_cpu_server.api.routes.files import owner_of
+from openai_cpu_server.api.routes.models import json_response
+from openai_cpu_server.api.routes.responses.background import Background, Live
+from openai_cpu_server.api.routes.responses.making import Maker
+from openai_cpu_server.api.routes.responses.stored import logged_stream
+from openai_cpu_server.api.routes.responses.turns import ReadTurn, TurnReader
+from openai_cpu_server.api.schemas.parse import parse
+from openai_cpu_server.api.schemas.responses import InputTokensBody, ResponsesBody
+from openai_cpu_server.errors import GenerationFailed, InvalidRequest, ServerError
+from openai_cpu_server.jobs.records import ResponseStatus
+from openai_cpu_server.models.abilities import Ability, choose_able
+from openai_cpu_server.models.registry import ModelRegistry
+from openai_cpu_server.observe.ended import Origin
+
+
+class ResponsesRoute:
+    """`background`: None where responses are not stored."""
+
+    def __init__(
+        self,
+        models: ModelRegistry,
+        options: ApiOptions,
+        reader: TurnReader,
+        maker: Maker,
+        background: Background | None,
+    ) -> None:
+        self._models = models
+        self._options = options
+        self._reader = reader
+        self._maker = maker
+        self._background = background
+
+    async def create(self, request: Request) -> ASGIApp:
+        data = await unkept_body(request)
+        identity = identity_of(request.scope)
+        header = request.headers.get(PRIORITY_HEADER)
+        sender = Sender.of(identity, header=header, default=self._options.default_priority)
+        read = await self._reader.read(data, owner_of(request))
+        if read.body.background and self._background is not None:
+            return await self._behind(request, read, sender, self._background)
+        terms = Terms(ticket_of(request.scope), lease_of(request.scope), self._options.request_timeout_s)
+        trial = Trial(partial(while_connected, request.receive))
+        making = await self._maker.begin(read, sender, terms, trial)
+        release_body(request.scope)
+        if making.running.call.stream:
+            keep_alive_s = self._options.keep_alive_s
+            return EventStream(making.running, making.stream, keep_alive_s=keep_alive_s, told=making.told())
+        body = await while_connected(request.receive, making.whole)
+        return Response(body, media_type="application/json", headers=dict(making.running.call.headers))
+
+    async def answer(self, data: bytes, sender: Sender, ticket: Ticket) -> bytes:
+        """The whole answer to a row of a batch job. Raises what `api/errors.py` lists."""
+        read = await self._reader.read(data, sender.identity.holder or "")
+        for name in ("stream", "background"):
+            if getattr(read.body, name):
+                message = f"'{name}' is not possible in a batch."
+                raise InvalidRequest(message, param=name, code="unsupported_value")
+        making = await self._maker.begin(read, sender, Terms(ticket))
+        try:
+            return await making.whole()
+        except GenerationFailed:
+            making.running.model.loaded()  # an engine that is gone takes its requests with it
+            raise
+
+    async def input_tokens(self, request: Request) -> Response:
+        """Counts what the prompt would have, and makes nothing."""
+        data = await request.body()
+        reading = partial(parse, InputTokensBody, data, lenient=self._options.lenient)
+        asked, ignored = await off_loop(len(data), reading)
+        fields = {
+            name: getattr(asked, name) for name in asked.model_fields_set & ResponsesBody.model_fields.keys()
+        }
+        body = ResponsesBody.model_construct(**fields)
+        read = await self._reader.of_body(body, ignored, owner_of(request), None, size=len(data))
+        identity = identity_of(request.scope)
+        chosen = choose_able(
+            self._models, body.model, identity.allowed_models, Ability.GENERATE, adapter=body.lora
+        )
+        asking = Asking(chosen, chosen.model.loaded(), Sender(identity), self._options)
+        turn = read.turn
+        try:
+            count = await off_loop(read.size, partial(prompt_tokens, turn, turn.told, asking))
+        except ServerError as error:
+            raise renamed(error, turn, turn.told) from None
+        return json_response(InputTokens(input_tokens=count), headers=read.ignored.headers)
+
+    async def _behind(
+        self, request: Request, read: ReadTurn, sender: Sender, background: Background
+    ) -> ASGIApp:
+        """It goes on when this request has ended. The server's limit of time is not for it."""
+        own, lease = ticket_of(request.scope), lease_of(request.scope)
+        ticket = Ticket(
+            new_request_id(), "POST", own.path, Origin.BACKGROUND, trace=own.trace, client=own.client
+        )
+        ticket.has_headers = False
+        making = await self._maker.begin(read, sender, Terms(ticket, lease), status=ResponseStatus.QUEUED)
+        live = Live(making, ticket, lease)
+        headers = dict(making.running.call.headers)
+        first = encoded(making.response)
+        await background.begin(live)
+        if making.running.call.stream:
+            return logged_stream(live.log.read(0), headers, keep_alive_s=self._options.keep_alive_s)
+        return Response(first, media_type="application/json", headers=headers)

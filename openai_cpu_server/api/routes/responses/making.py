@@ -1,0 +1,177 @@
+"""A response while it is made: submitted, told and, at its end, stored."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import AsyncIterator, Sequence
+from functools import partial
+
+import msgspec
+
+from openai_cpu_server.api.calls.call import Asking, Call, Sender
+from openai_cpu_server.api.calls.recall import Recall
+from openai_cpu_server.api.calls.running import Running, Said
+from openai_cpu_server.api.calls.trial import UNWATCHED, Terms, Trial
+from openai_cpu_server.api.offload import off_loop
+from openai_cpu_server.api.options import ApiOptions
+from openai_cpu_server.api.render.chat import ChatRenderer
+from openai_cpu_server.api.render.renderer import Chunk
+from openai_cpu_server.api.render.responses.items import Item
+from openai_cpu_server.api.render.responses.objects import ResponseObject
+from openai_cpu_server.api.render.responses.stream import ResponseStream, encoded
+from openai_cpu_server.api.resolve.responses.call import resolve_turn, vocabulary
+from openai_cpu_server.api.resolve.responses.chat import chat_body, renamed
+from openai_cpu_server.api.resolve.responses.conversation import Answer, Sourced
+from openai_cpu_server.api.resolve.responses.response import new_response
+from openai_cpu_server.api.routes.generation import GenerationRoute, Reading
+from openai_cpu_server.api.routes.responses.turns import ReadTurn, Recent
+from openai_cpu_server.api.schemas.chat import ChatBody
+from openai_cpu_server.api.schemas.parse import Ignored
+from openai_cpu_server.errors import JobsUnavailable, ServerError
+from openai_cpu_server.jobs.records import ItemRecord, ResponseRecord, ResponseStatus
+from openai_cpu_server.jobs.responses import ResponseShelf
+from openai_cpu_server.models.registry import ModelRegistry
+
+logger = logging.getLogger(__name__)
+
+
+class TurnFamily:
+    """The family of one response: it knows the items that the chat's body was made of."""
+
+    renderer = ChatRenderer()
+
+    def __init__(self, turn: ReadTurn) -> None:
+        self._turn = turn
+
+    def read(self, data: bytes, *, lenient: bool) -> tuple[ChatBody, Ignored]:
+        """Its body was read before: it was not a chat's."""
+        return chat_body(self._turn.turn, self._turn.turn.told), self._turn.ignored
+
+    def resolve(self, body: ChatBody, asking: Asking) -> Call:
+        return resolve_turn(self._turn.turn, body, asking)
+
+
+class Making:
+    """One response that was submitted. Whoever gets it must enter `running`."""
+
+    def __init__(
+        self, read: ReadTurn, running: Running, status: ResponseStatus, shelf: ResponseShelf | None
+    ) -> None:
+        self.read = read
+        self.running = running
+        self._shelf = shelf if read.is_stored else None
+        response = new_response(read.turn, running.call, status, is_stored=read.is_stored)
+        self.stream = ResponseStream(running.call, running.model.pieces, response)
+
+    @property
+    def response(self) -> ResponseObject:
+        return self.stream.response
+
+    async def told(self) -> AsyncIterator[Said]:
+        """What a client hears. The response is stored before it hears of the end."""
+        async for said in self.running.tell(self.stream):
+            if self.stream.has_ended:
+                await self._keep()
+            yield said
+
+    async def warmed(self) -> Sequence[Chunk]:
+        """What a client hears of a response whose prompt is only to be read."""
+        async with self.running:
+            await self.running.gather()
+        chunks = self.stream.warmed(self.running.usage())
+        await self._keep()
+        return chunks
+
+    async def whole(self) -> bytes:
+        """The response of a call that is not streamed. Raises what the call failed with."""
+        async with self.running:
+            async for _ in self.told():
+                pass
+        return await off_loop(_SHOWN * self.running.usage().total_tokens, partial(encoded, self.response))
+
+    def recent(self) -> Recent:
+        """Its conversation, to be gone on from."""
+        answer = Answer(self.stream.written, self._vocabulary())
+        outputs = [Sourced(item, "previous_response_id", answer) for item in self.response.output]
+        inputs = [Sourced(one.item, "previous_response_id") for one in self.read.items]
+        return Recent(self.response.id, (*self.read.earlier, *inputs, *outputs))
+
+    def record(self, shelf: ResponseShelf) -> ResponseRecord:
+        """It as it is now."""
+        response = self.response
+        return ResponseRecord(
+            id=response.id,
+            owner=self.read.owner,
+            previous_id=self.read.body.previous_response_id,
+            status=ResponseStatus(response.status),
+            is_background=response.background,
+            created_at=response.created_at,
+            expires_at=shelf.expiry(response.created_at),
+            response=encoded(response),
+            written=msgspec.msgpack.encode(self.stream.written) if self.stream.written else b"",
+            vocabulary=self._vocabulary(),
+        )
+
+    def inputs(self) -> list[ItemRecord]:
+        return [_record(one.item, is_output=False) for one in self.read.items]
+
+    def outputs(self) -> list[ItemRecord]:
+        return [_record(item, is_output=True) for item in self.response.output]
+
+    async def _keep(self) -> None:
+        """An answer that was computed is given also where it cannot be stored."""
+        shelf = self._shelf
+        if shelf is None:
+            return
+        try:
+            await shelf.add(self.record(shelf), [*self.inputs(), *self.outputs()])
+        except JobsUnavailable as error:
+            logger.error("response %s was not stored: %s", self.response.id, error.reason)
+
+    def _vocabulary(self) -> str:
+        info = self.running.model.engine.info
+        return "" if info is None else vocabulary(info)
+
+
+_SHOWN = 4
+"""About as many bytes a token has in an answer."""
+
+
+class Maker:
+    """Begins responses on the way of all generating calls."""
+
+    def __init__(
+        self,
+        models: ModelRegistry,
+        options: ApiOptions,
+        shelf: ResponseShelf | None,
+        recall: Recall | None = None,
+    ) -> None:
+        """`recall`: the cache of answers, if there is one."""
+        self._models = models
+        self._options = options
+        self._shelf = shelf
+        self._recall = recall
+
+    async def begin(
+        self,
+        read: ReadTurn,
+        sender: Sender,
+        terms: Terms,
+        trial: Trial = UNWATCHED,
+        *,
+        status: ResponseStatus = ResponseStatus.IN_PROGRESS,
+    ) -> Making:
+        """Raises what `api/errors.py` lists."""
+        turn, family = read.turn, TurnFamily(read)
+        try:
+            body, ignored = family.read(b"", lenient=self._options.lenient)
+            route = GenerationRoute(family, self._models, self._options, self._recall)
+            running = await route.begin_reading(Reading(body, ignored, read.size), sender, terms, trial)
+        except ServerError as error:
+            raise renamed(error, turn, turn.told) from None
+        return Making(read, running, status, self._shelf)
+
+
+def _record(item: Item, *, is_output: bool) -> ItemRecord:
+    return ItemRecord(id=item.id, content=msgspec.json.encode(item), is_output=is_output)

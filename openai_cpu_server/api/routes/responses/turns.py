@@ -1,0 +1,164 @@
+"""The body of a response is read, and all that it goes on from is fetched."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+
+import msgspec
+
+from openai_cpu_server.api.offload import SLOW, off_loop
+from openai_cpu_server.api.options import ApiOptions
+from openai_cpu_server.api.render.responses.items import Item, decoded
+from openai_cpu_server.api.resolve.answer_shape import may_shape_output
+from openai_cpu_server.api.resolve.responses.chat import Turn, check_supported
+from openai_cpu_server.api.resolve.responses.conversation import (
+    Answer,
+    Sourced,
+    new_items,
+    references,
+    turns,
+    with_instructions,
+)
+from openai_cpu_server.api.schemas.parse import Ignored, parse
+from openai_cpu_server.api.schemas.responses import ResponsesBody
+from openai_cpu_server.errors import InvalidRequest, JobObjectNotFound
+from openai_cpu_server.jobs.records import Link, ResponseStatus
+from openai_cpu_server.jobs.responses import ResponseShelf
+
+NO_DATABASE = "this server keeps no responses, for it has no jobs database (--jobs-db)"
+_USABLE = (ResponseStatus.COMPLETED, ResponseStatus.INCOMPLETE)
+
+
+class ReadTurn(msgspec.Struct, frozen=True):
+    """A response that is asked for."""
+
+    turn: Turn
+    earlier: tuple[Sourced, ...]
+    items: tuple[Sourced, ...]
+    """The body's own."""
+    ignored: Ignored
+    size: int
+    """As many bytes as it is work."""
+    owner: str
+    is_stored: bool
+
+    @property
+    def body(self) -> ResponsesBody:
+        return self.turn.body
+
+    def without_output(self) -> ReadTurn:
+        """The same, to be ended as soon as its prompt is read."""
+        body = self.body.model_copy(update={"max_output_tokens": 1})
+        return msgspec.structs.replace(self, turn=msgspec.structs.replace(self.turn, body=body))
+
+
+class Recent(msgspec.Struct, frozen=True):
+    """The last response of a WebSocket, which need not be stored to be gone on from."""
+
+    id: str
+    items: tuple[Sourced, ...]
+    """All of its conversation."""
+
+
+class TurnReader:
+    """`shelf`: None where responses are not stored."""
+
+    def __init__(self, shelf: ResponseShelf | None, options: ApiOptions) -> None:
+        self._shelf = shelf
+        self._options = options
+
+    async def read(self, data: bytes, owner: str, recent: Recent | None = None) -> ReadTurn:
+        """Raises InvalidRequest, also for a response to go on from that there is not."""
+        reading = partial(parse, ResponsesBody, data, lenient=self._options.lenient)
+        body, ignored = await off_loop(len(data), reading)
+        return await self.of_body(body, ignored, owner, recent, size=_work(data))
+
+    async def of_body(
+        self, body: ResponsesBody, ignored: Ignored, owner: str, recent: Recent | None, *, size: int
+    ) -> ReadTurn:
+        check_supported(body)
+        is_stored = self._is_stored(body)
+        earlier = await self._earlier(body, owner, recent)
+        found = await self._found(references(body.input), owner, earlier)
+        size += sum(len(one.param) for one in earlier) * 64
+        telling = partial(_turn, body, earlier, found)
+        turn, items = await off_loop(size, telling)
+        return ReadTurn(
+            turn=turn,
+            earlier=earlier,
+            items=items,
+            ignored=Ignored((*ignored.names, *turn.left_out)),
+            size=size,
+            owner=owner,
+            is_stored=is_stored,
+        )
+
+    def _is_stored(self, body: ResponsesBody) -> bool:
+        if body.background and body.store is False:
+            message = "'background' needs a stored response: 'store' must not be false."
+            raise InvalidRequest(message, param="store", code="invalid_value")
+        if self._shelf is None and (body.background or body.store):
+            param = "background" if body.background else "store"
+            raise InvalidRequest(
+                f"'{param}' is not possible: {NO_DATABASE}.", param=param, code="unsupported_parameter"
+            )
+        return self._shelf is not None and body.store is not False
+
+    async def _earlier(self, body: ResponsesBody, owner: str, recent: Recent | None) -> tuple[Sourced, ...]:
+        wanted = body.previous_response_id
+        if wanted is None:
+            return ()
+        if recent is not None and recent.id == wanted:
+            return recent.items
+        if self._shelf is None:
+            raise _no_previous(f"'previous_response_id' is not possible: {NO_DATABASE}.")
+        try:
+            links = await self._shelf.chain(owner, wanted, max_bytes=2 * self._options.max_body_bytes)
+        except JobObjectNotFound as error:
+            raise _no_previous(f"Previous {str(error)[0].lower()}{str(error)[1:]}") from None
+        if links[-1].record.status not in _USABLE:
+            status = links[-1].record.status.value
+            raise _no_previous(f"The response '{wanted}' cannot be gone on from: it is {status}.")
+        size = sum(len(item.content) for link in links for item in link.items)
+        return await off_loop(size, partial(_sourced, links))
+
+    async def _found(self, ids: Sequence[str], owner: str, earlier: Sequence[Sourced]) -> dict[str, Item]:
+        """What references mean."""
+        found = {one.item.id: one.item for one in earlier}
+        missing = [item_id for item_id in ids if item_id not in found]
+        if missing and self._shelf is not None:
+            stored = await self._shelf.items(owner, missing)
+            found |= {item_id: decoded(content) for item_id, content in stored.items()}
+        return found
+
+
+def _work(data: bytes) -> int:
+    return SLOW if may_shape_output(data) else len(data)
+
+
+def _turn(
+    body: ResponsesBody, earlier: Sequence[Sourced], found: dict[str, Item]
+) -> tuple[Turn, tuple[Sourced, ...]]:
+    items = new_items(body.input, found)
+    told = with_instructions(turns([*earlier, *items]), body.instructions)
+    return Turn(body, tuple(told)), tuple(items)
+
+
+def _sourced(links: Sequence[Link]) -> tuple[Sourced, ...]:
+    return tuple(sourced for link in links for sourced in _of_link(link))
+
+
+def _of_link(link: Link) -> list[Sourced]:
+    record, answer = link.record, None
+    if record.written:
+        tokens = msgspec.msgpack.decode(record.written, type=tuple[int, ...])
+        answer = Answer(tokens, record.vocabulary)
+    return [
+        Sourced(decoded(item.content), "previous_response_id", answer if item.is_output else None)
+        for item in link.items
+    ]
+
+
+def _no_previous(message: str) -> InvalidRequest:
+    return InvalidRequest(message, param="previous_response_id", code="previous_response_not_found")

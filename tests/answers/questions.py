@@ -1,0 +1,48 @@
+"""Questions and answers for the tests of their cache."""
+
+from __future__ import annotations
+
+import msgspec
+
+from openai_cpu_server.answers.question import Asker, Question, Turn
+from openai_cpu_server.contract.messages import Finish, FinishReason, TokenEvent
+from openai_cpu_server.contract.request import GenerationRequest, Priority, Sampling
+
+ASKER = Asker(holder="ann", model="file", adapter=None, version="1")
+AROUND = (1, 2, 9, 3)
+
+
+def request(number: int = 0, **fields: object) -> GenerationRequest:
+    plain = GenerationRequest(
+        id=f"call/{number}",
+        tokens=(1, 2, 4, 5, 3),
+        max_tokens=8,
+        sampling=Sampling(seed=7, temperature=0),
+        priority=Priority.INTERACTIVE,
+    )
+    return msgspec.structs.replace(plain, **fields)
+
+
+def question(*requests: GenerationRequest, text: str | None = None, **fields: object) -> Question:
+    """`text`: the last user turn; None: it is no conversation."""
+    plain = Question(
+        asker=ASKER,
+        requests=requests or (request(),),
+        is_repeatable=True,
+        asked_tokens=8,
+        turn=None if text is None else Turn(text, AROUND),
+    )
+    return msgspec.structs.replace(plain, **fields)
+
+
+def answer(
+    *texts: str, reason: FinishReason = FinishReason.STOP, finish: Finish | None = None
+) -> list[TokenEvent]:
+    """One text for each request, a token a letter."""
+    events = []
+    for number, text in enumerate(texts):
+        name = f"call/{number}"
+        events += [TokenEvent(id=name, tokens=(ord(letter),), text=letter) for letter in text]
+        end = finish or Finish(reason=reason, output_tokens=len(text))
+        events.append(TokenEvent(id=name, finish=end))
+    return events

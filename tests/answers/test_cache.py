@@ -1,0 +1,180 @@
+"""The cache over a real store, and over stores that fail."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Sequence
+
+import pytest
+
+from openai_cpu_server.answers.cache import AnswerCache, Comparing, Found, Place
+from openai_cpu_server.answers.question import Question
+from openai_cpu_server.answers.similarity import Near, direction
+from openai_cpu_server.answers.sqlite import SqliteAnswers
+from openai_cpu_server.answers.store import AnswerStore, Bounds, Entry, Size, StoreFailed
+from tests.answers.questions import answer, question, request
+
+pytestmark = pytest.mark.anyio
+
+BOUNDS = Bounds(60, 100_000)
+DIRECTIONS = {"hi": (1, 0), "hello": (1, 0.1), "bye": (0, 1)}
+
+
+class Counts:
+    def __init__(self) -> None:
+        self.kept = 0
+        self.held = Size(0, 0)
+
+    def answer_kept(self) -> None:
+        self.kept += 1
+
+    def answers_held(self, entries: int, num_bytes: int) -> None:
+        self.held = Size(entries, num_bytes)
+
+
+async def vector(text: str) -> bytes | None:
+    return direction(DIRECTIONS[text]) if text in DIRECTIONS else None
+
+
+COMPARING = Comparing("minilm", 0.95, vector)
+
+
+def cache_of(store: AnswerStore, counts: Counts | None = None) -> AnswerCache:
+    return AnswerCache(store, BOUNDS, counts or Counts())
+
+
+def in_memory(counts: Counts | None = None) -> AnswerCache:
+    return cache_of(SqliteAnswers.open(None, BOUNDS), counts)
+
+
+async def kept(cache: AnswerCache, one: Question, *texts: str, comparing: Comparing | None = None) -> None:
+    place = await cache.find(one, comparing)
+    assert isinstance(place, Place)
+    cache.keep(one, place, answer(*texts))
+    await cache.measure()  # behind what is being written
+
+
+def told(found: object) -> str:
+    assert isinstance(found, Found)
+    return "".join(event.text for event in found.events)
+
+
+async def test_the_same_question_gets_the_same_answer() -> None:
+    counts = Counts()
+    cache = in_memory(counts)
+    await kept(cache, question(), "yes")
+    while not counts.kept:
+        await asyncio.sleep(0.001)
+    found = await cache.find(question(), None)
+    assert (told(found), isinstance(found, Found) and found.similarity) == ("yes", None)
+    assert isinstance(await cache.find(question(request(stop=("x",))), None), Place)
+    assert counts.held.entries == 1
+    await cache.clear()
+    assert isinstance(await cache.find(question(), None), Place)
+    assert counts.held == Size(0, 0)
+    await cache.close()
+
+
+async def test_a_similar_turn_gets_the_answer_and_another_does_not() -> None:
+    counts = Counts()
+    cache = in_memory(counts)
+    drawn = question(text="hi", is_repeatable=False)
+    await kept(cache, drawn, "well", comparing=COMPARING)
+    while not counts.kept:
+        await asyncio.sleep(0.001)
+    similar = await cache.find(question(request(tokens=(7,)), text="hello", is_repeatable=False), COMPARING)
+    assert told(similar) == "well"
+    assert isinstance(similar, Found)
+    assert similar.similarity == pytest.approx(0.995, abs=1e-3)
+    assert isinstance(await cache.find(question(text="bye", is_repeatable=False), COMPARING), Place)
+    assert await cache.find(question(text="cannot be embedded", is_repeatable=False), COMPARING) is None
+    assert await cache.find(drawn, None) is None
+    await cache.close()
+
+
+async def test_a_corrupt_answer_is_a_miss_and_the_next_similar_one_is_told() -> None:
+    store = SqliteAnswers.open(None, BOUNDS)
+    counts = Counts()
+    cache = cache_of(store, counts)
+    first = question(text="hi", is_repeatable=False)
+    place = await cache.find(first, COMPARING)
+    assert isinstance(place, Place)
+    await store.put(Entry(key=place.key, answer=b"junk", group=place.group, vector=place.vector))
+    assert isinstance(await cache.find(first, COMPARING), Place)
+    assert (await store.size()).entries == 0
+    await kept(cache, question(text="hello", is_repeatable=False), "good", comparing=COMPARING)
+    while not counts.kept:
+        await asyncio.sleep(0.001)
+    await store.put(Entry(key=place.key, answer=b"junk", group=place.group, vector=place.vector))
+    assert told(await cache.find(first, COMPARING)) == "good"
+    await cache.close()
+
+
+async def test_an_answer_that_would_push_out_many_is_not_kept() -> None:
+    counts = Counts()
+    cache = in_memory(counts)
+    await kept(cache, question(), "x" * 2000)
+    await cache.clear()  # waits for what is being written
+    assert counts.kept == 0
+    await cache.close()
+
+
+class Failing:
+    """A store that is away, or hangs."""
+
+    def __init__(self, *, hangs: bool = False) -> None:
+        self.asked = 0
+        self.hangs = hangs
+        self.works = False
+
+    async def get(self, key: str) -> bytes | None:
+        await self._fail()
+        return None
+
+    async def near(self, group: str, vector: bytes, *, at_least: float) -> Sequence[Near]:
+        await self._fail()
+        return ()
+
+    async def put(self, entry: Entry) -> Size:
+        await self._fail()
+        return Size(0, 0)
+
+    async def forget(self, key: str, group: str | None) -> None:
+        await self._fail()
+
+    async def clear(self) -> None:
+        await self._fail()
+
+    async def size(self) -> Size:
+        await self._fail()
+        return Size(0, 0)
+
+    async def close(self) -> None: ...
+
+    async def _fail(self) -> None:
+        self.asked += 1
+        if self.hangs:
+            await asyncio.Event().wait()
+        if not self.works:
+            raise StoreFailed("ConnectionError")
+
+
+@pytest.mark.parametrize("hangs", [False, True])
+async def test_a_store_that_fails_is_a_miss_is_not_asked_again_at_once_and_is_told_of_once(
+    hangs: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    store = Failing(hangs=hangs)
+    cache = cache_of(store)
+    with caplog.at_level(logging.INFO):
+        for _ in range(3):
+            place = await cache.find(question(text="hi"), COMPARING)
+            assert isinstance(place, Place)
+            cache.keep(question(text="hi"), place, answer("x"))
+        await cache.clear()
+    assert store.asked == 1
+    said = [record.getMessage() for record in caplog.records if "cache of" in record.getMessage()]
+    why = "no answer in time" if hangs else "ConnectionError"
+    assert said == [f"the cache of answers fails ({why}): all is computed until it is back"]
+    assert await cache.measure() is None
+    await cache.close()

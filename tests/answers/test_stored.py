@@ -1,0 +1,82 @@
+"""Answers as bytes, and what is refused of them."""
+
+from __future__ import annotations
+
+import math
+
+import msgspec
+import pytest
+
+from openai_cpu_server.answers.stored import Corrupt, is_good, packed, unpacked
+from openai_cpu_server.contract.messages import Finish, FinishReason, TokenEvent
+from openai_cpu_server.contract.step import TokenLogprob
+from tests.answers.questions import answer, request
+
+BOTH = (request(0), request(1))
+
+
+def test_an_answer_comes_back_under_new_ids_and_nothing_was_computed() -> None:
+    again = (request(0, id="new/0"), request(1, id="new/1"))
+    told = unpacked(packed(answer("ab", "c"), BOTH), again)
+    assert [(event.id, event.text) for event in told if not event.finish] == [
+        ("new/0", "a"),
+        ("new/0", "b"),
+        ("new/1", "c"),
+    ]
+    ends = [event.finish for event in told if event.finish]
+    assert ends == [
+        Finish(reason=FinishReason.STOP, output_tokens=number, cached_tokens=5) for number in (2, 1)
+    ]
+
+
+def test_log_probabilities_come_back_too() -> None:
+    scores = (TokenLogprob(5, -0.5, ((5, -0.5), (6, -math.inf))),)
+    end = Finish(reason=FinishReason.STOP, output_tokens=1)
+    events = [TokenEvent(id="call/0", tokens=(5,), text="x", logprobs=scores, finish=end)]
+    assert unpacked(packed(events, BOTH[:1]), BOTH[:1])[0].logprobs == scores
+
+
+@pytest.mark.parametrize(
+    "stored",
+    [
+        b"",
+        b"\x00",
+        b"no msgpack",
+        packed(answer("ab", "c"), BOTH)[:-3],
+        msgspec.msgpack.encode([]),
+        packed(answer("ab"), BOTH),
+        packed([*answer("ab", "c"), *answer("d")], BOTH),
+        packed(answer("a", "b", reason=FinishReason.CANCELLED), BOTH),
+        msgspec.msgpack.encode([(2, answer("")[0])]),
+    ],
+)
+def test_what_is_no_whole_answer_is_corrupt(stored: bytes) -> None:
+    with pytest.raises(Corrupt):
+        unpacked(stored, BOTH)
+
+
+def test_only_ends_that_the_client_or_the_model_chose_are_for_others() -> None:
+    def good(reason: FinishReason, asked: int) -> bool:
+        return is_good(Finish(reason=reason, output_tokens=1), asked_tokens=asked)
+
+    assert good(FinishReason.STOP, 0)
+    assert good(FinishReason.LENGTH, 8)
+    assert not good(FinishReason.LENGTH, 0)
+    assert not good(FinishReason.CANCELLED, 8)
+    assert not good(FinishReason.ERROR, 8)
+
+
+def test_what_the_model_did_for_it_is_not_told_again() -> None:
+    work = Finish(
+        reason=FinishReason.STOP,
+        output_tokens=1,
+        forced_tokens=2,
+        cached_tokens=3,
+        preemptions=4,
+        interruptions=5,
+        padded_tokens=6,
+        drafted_tokens=7,
+        accepted_tokens=8,
+    )
+    told = unpacked(packed(answer("a", finish=work), BOTH[:1]), BOTH[:1])
+    assert told[-1].finish == Finish(reason=FinishReason.STOP, output_tokens=1, cached_tokens=5)

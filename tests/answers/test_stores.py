@@ -1,0 +1,147 @@
+"""What every store promises: SQLite in memory and in a file, and Redis."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+
+import pytest
+from redis import Redis
+
+from openai_cpu_server.answers.redis import RedisAnswers
+from openai_cpu_server.answers.similarity import direction
+from openai_cpu_server.answers.sqlite import SqliteAnswers
+from openai_cpu_server.answers.store import GROUP_LIMIT, AnswerStore, Bounds, Entry, Size
+from tests.redis_server import RedisServer
+
+pytestmark = pytest.mark.anyio
+
+BOUNDS = Bounds(ttl_s=60, max_bytes=10_000)
+
+
+@pytest.fixture(scope="module")
+def redis() -> Iterator[RedisServer]:
+    with RedisServer() as server:
+        yield server
+
+
+@pytest.fixture(params=["memory", "file", "redis"])
+async def store(
+    request: pytest.FixtureRequest, tmp_path: Path, redis: RedisServer
+) -> AsyncIterator[AnswerStore]:
+    one = opened(request.param, tmp_path, redis, BOUNDS)
+    await one.clear()
+    yield one
+    await one.close()
+
+
+def opened(kind: str, folder: Path, redis: RedisServer, bounds: Bounds) -> AnswerStore:
+    if kind == "redis":
+        return RedisAnswers.open(redis.url, bounds)
+    return SqliteAnswers.open(folder / "below" / "answers.db" if kind == "file" else None, bounds)
+
+
+def entry(key: str, *numbers: float, num_bytes: int = 10, group: str = "g") -> Entry:
+    vector = direction(numbers) if numbers else None
+    return Entry(key=key, answer=b"a" * num_bytes, group=group if numbers else None, vector=vector)
+
+
+def towards(*numbers: float) -> bytes:
+    found = direction(numbers)
+    assert found is not None
+    return found
+
+
+async def near(store: AnswerStore, *numbers: float, group: str = "g") -> list[str]:
+    return [one.key for one in await store.near(group, towards(*numbers), at_least=0.9)]
+
+
+async def test_what_was_put_is_got_and_what_was_put_again_replaces_it(store: AnswerStore) -> None:
+    assert await store.get("k") is None
+    await store.put(entry("k", num_bytes=3))
+    size = await store.put(entry("k", num_bytes=5))
+    assert await store.get("k") == b"aaaaa"
+    assert size == await store.size() == Size(1, entry("k", num_bytes=5).num_bytes)
+
+
+async def test_turns_are_compared_within_their_group(store: AnswerStore) -> None:
+    for one in (entry("x", 1, 0), entry("y", 0, 1), entry("xx", 1, 0.2), entry("other", 1, 0, group="h")):
+        await store.put(one)
+    assert await near(store, 1, 0) == ["x", "xx"]
+    assert await near(store, 1, 0, group="h") == ["other"]
+    assert await near(store, 1, 0, group="none") == []
+    (best, _) = await store.near("g", towards(1, 0), at_least=0.9)
+    assert best.similarity == pytest.approx(1, abs=1e-6)
+
+
+async def test_what_is_forgotten_or_cleared_is_not_found(store: AnswerStore) -> None:
+    for one in (entry("x", 1, 0), entry("y", 1, 0.1)):
+        await store.put(one)
+    await store.forget("x", "g")
+    await store.forget("nobody", "g")
+    assert (await near(store, 1, 0), await store.get("x")) == (["y"], None)
+    assert (await store.size()).entries == 1
+    await store.clear()
+    assert (await near(store, 1, 0), await store.get("y"), await store.size()) == ([], None, Size(0, 0))
+
+
+async def test_what_was_told_longest_ago_goes_first(store: AnswerStore) -> None:
+    for number in range(9):
+        await store.put(entry(f"k{number}", 1, number, num_bytes=1000))
+        await asyncio.sleep(0.002)  # the clock must tell them apart
+        assert await store.get("k0") is not None
+    assert await store.get("k1") is None
+    assert "k1" not in await near(store, 1, 1)
+    assert [await store.get(f"k{number}") is not None for number in (0, 7, 8)] == [True] * 3
+    size = await store.size()
+    assert size.num_bytes <= BOUNDS.max_bytes
+    assert size.entries == 8
+
+
+@pytest.mark.parametrize("kind", ["memory", "redis"])
+async def test_answers_expire_however_often_they_are_told(
+    kind: str, tmp_path: Path, redis: RedisServer
+) -> None:
+    store = opened(kind, tmp_path, redis, Bounds(ttl_s=0.2, max_bytes=10_000))
+    await store.clear()
+    await store.put(entry("k", 1, 0))
+    assert await store.get("k") is not None
+    for _ in range(200):
+        if await store.get("k") is None:
+            break
+        await asyncio.sleep(0.01)
+    assert await store.get("k") is None
+    await store.close()
+
+
+async def test_a_file_is_found_again(tmp_path: Path) -> None:
+    for path in (tmp_path / "a.db", tmp_path / "a.db"):
+        store = SqliteAnswers.open(path, BOUNDS)
+        known = await store.get("k")
+        await store.put(entry("k"))
+        await store.close()
+    assert known is not None
+
+
+async def test_two_servers_share_a_file(tmp_path: Path) -> None:
+    one, two = (SqliteAnswers.open(tmp_path / "a.db", BOUNDS) for _ in range(2))
+    await asyncio.gather(*(store.put(entry(f"{i}")) for i, store in enumerate((one, two) * 10)))
+    assert await one.get("19") == await two.get("0")
+    assert await one.size() == await two.size() == Size(20, 20 * entry("0").num_bytes + 10)
+    await one.close()
+    await two.close()
+
+
+async def test_two_servers_share_redis_and_a_group_has_its_limit(redis: RedisServer) -> None:
+    bounds = Bounds(ttl_s=60, max_bytes=100_000_000)
+    one, two = RedisAnswers.open(redis.url, bounds), RedisAnswers.open(redis.url, bounds)
+    await one.clear()
+    for number in range(GROUP_LIMIT + 5):
+        await (one, two)[number % 2].put(entry(f"{number}", 1, number))
+    assert await one.get("7") == await two.get("7")
+    with Redis.from_url(redis.url) as client:
+        assert client.hlen("{ocs-answers}:1:turns:g") == GROUP_LIMIT
+    await one.clear()
+    await one.close()
+    await two.close()

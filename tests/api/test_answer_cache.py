@@ -1,0 +1,553 @@
+"""The cache of answers in the API: every family and way of asking, what is never shared, and who pays."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import json
+import sqlite3
+import tempfile
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import httpx
+import msgspec
+import pytest
+from starlette.applications import Starlette
+
+from openai_cpu_server.answers.cache import AnswerCache
+from openai_cpu_server.answers.sqlite import SqliteAnswers
+from openai_cpu_server.answers.store import Bounds
+from openai_cpu_server.api.access.key_ring import KeyRing
+from openai_cpu_server.api.application import create_api
+from openai_cpu_server.api.calls.recall import Recall, Similar
+from openai_cpu_server.api.options import ApiOptions
+from openai_cpu_server.contract.adapter import Adapter
+from openai_cpu_server.contract.engine import EngineState
+from openai_cpu_server.models.registry import ModelRegistry
+from openai_cpu_server.models.routing.options import Cascade, RouterOptions, WhenStreaming
+from openai_cpu_server.models.routing.router import Router
+from openai_cpu_server.models.served import ServedModel
+from openai_cpu_server.observe.watch import Watch
+from tests.api.asgi import exchange
+from tests.api.fake_engine import READY, FakeEngine
+from tests.api.serving import client, embedding_model, eventually, num_live, served
+from tests.api.talking import chat, complete, error_of, events
+from tests.api.test_websocket import content, opened
+from tests.fakes import FAKE_EMBEDDER
+
+pytestmark = pytest.mark.anyio
+
+BOUNDS = Bounds(60, 1_000_000)
+TOOL = {"type": "function", "function": {"name": "f", "parameters": {"type": "object", "properties": {}}}}
+FORM = {"response_format": {"type": "json_object"}}
+DRAWN = {"seed": None, "temperature": 1}
+
+
+class Cached:
+    """A small and a large model, one that embeds, a cascade between the two, and a cache of answers."""
+
+    def __init__(self, *, least: float | None = None, keys: KeyRing | None = None) -> None:
+        self.engine, self.large = FakeEngine(), FakeEngine(says="large")
+        self.vectors = FakeEngine(FAKE_EMBEDDER)
+        self.files = {"fake": "file 1", "large": "file 2", "vectors": "file 3"}
+        models = [
+            self.known(_named(served(self.engine).default, "fake")),
+            self.known(_named(served(self.large).default, "large")),
+            self.known(embedding_model(self.vectors, "vectors")),
+        ]
+        cascade = Cascade(small="small", large="large", mean_logprob=-0.5, when_streaming=WhenStreaming.HOLD)
+        routes = {"small": "fake", "large": "large"}
+        router = RouterOptions(names=("auto",), routes=routes, otherwise="small", way=cascade)
+        self.models = ModelRegistry(models, [Router(router)])
+        self.watch = Watch.new(model="fake")
+        self.path = Path(tempfile.mkdtemp()) / "answers.db"
+        self.store = SqliteAnswers.open(self.path, BOUNDS)
+        self.cache = AnswerCache(self.store, BOUNDS, self.watch)
+        similar = Similar("vectors", least) if least is not None else None
+        self.recall = Recall(self.cache, self.models, similar)
+        self.api = create_api(
+            self.models,
+            ApiOptions(compares_turns=least is not None),
+            keys=keys,
+            watch=self.watch,
+            recall=self.recall,
+        )
+        self.app: Starlette = self.api.app
+
+    def known(self, model: ServedModel) -> ServedModel:
+        model.content_digest = lambda: self.files[model.name]
+        return model
+
+    @property
+    def metrics(self) -> str:
+        return self.watch.metrics.page().decode()
+
+    def counted(self, result: str) -> int:
+        start = f'ocs_answer_cache_requests_total{{result="{result}"}} '
+        found = [line for line in self.metrics.splitlines() if line.startswith(start)]
+        return int(float(found[0].removeprefix(start))) if found else 0
+
+    async def spoil(self) -> None:
+        """All answers that are kept become something else."""
+        with sqlite3.connect(self.path) as file:
+            file.execute("UPDATE answers SET answer = x'00'")
+        file.close()
+
+    async def kept(self, number: int = 1) -> None:
+        """Answers are written while the server goes on."""
+        await eventually(lambda: f"ocs_answer_cache_stores_total {number}.0" in self.metrics)
+
+
+def _named(model: ServedModel, name: str) -> ServedModel:
+    model.names = (name,)
+    return model
+
+
+@pytest.fixture
+def cached() -> Cached:
+    return Cached()
+
+
+@pytest.fixture
+async def http(cached: Cached) -> AsyncIterator[httpx.AsyncClient]:
+    async with client(cached.app) as one:
+        yield one
+
+
+@pytest.fixture
+def similar() -> Cached:
+    return Cached(least=0.9)
+
+
+def same(one: httpx.Response, other: httpx.Response) -> bool:
+    """But for what is new with each call, and where the time went."""
+    new = ("id", "created", "timings", "usage")
+    bodies = [{k: v for k, v in each.json().items() if k not in new} for each in (one, other)]
+    return bodies[0] == bodies[1]
+
+
+# -- the same question ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {},
+        {"n": 3, "temperature": 1},
+        {"logprobs": True, "top_logprobs": 2, "logit_bias": {"99": 1, "100": 2}},
+        {"tools": [TOOL]},
+        {"stop": "x"},
+        {"max_completion_tokens": 8, "cache": True},
+    ],
+)
+async def test_the_same_question_is_answered_again_without_the_model(
+    cached: Cached, http: httpx.AsyncClient, fields: dict[str, object]
+) -> None:
+    first = await chat(http, **fields)
+    await cached.kept()
+    cached.engine.goes_on.clear()
+    again = await chat(http, **fields)
+    assert (first.status_code, again.status_code) == (200, 200)
+    assert (first.headers["x-cache"], again.headers["x-cache"]) == ("miss", "exact")
+    assert same(first, again)
+    usage, used = first.json()["usage"], again.json()["usage"]
+    assert used["completion_tokens"] == usage["completion_tokens"]
+    assert used["prompt_tokens_details"] == {"cached_tokens": usage["prompt_tokens"]}
+    assert first.json()["id"] != again.json()["id"]
+    assert again.json()["timings"]["queue_ms"] == 0
+
+
+async def test_a_schemas_answer_is_told_again(cached: Cached, http: httpx.AsyncClient) -> None:
+    cached.engine.says = "{}"
+    for said in ("miss", "exact"):
+        answer = await chat(http, **FORM)
+        assert (answer.headers["x-cache"], answer.json()["choices"][0]["message"]["content"]) == (said, "{}")
+        await cached.kept()
+
+
+async def test_streams_and_whole_answers_are_told_from_each_other(
+    cached: Cached, http: httpx.AsyncClient
+) -> None:
+    whole = await chat(http)
+    await cached.kept()
+    stream = await chat(http, stream=True, stream_options={"include_usage": True})
+    assert stream.headers["x-cache"] == "exact"
+    assert stream.text.endswith("data: [DONE]\n\n")
+    text = "".join(c["delta"].get("content") or "" for e in events(stream) for c in e["choices"])  # type: ignore[attr-defined]
+    assert text == whole.json()["choices"][0]["message"]["content"]
+    assert len(events(stream)) > 8  # as many chunks as the model made
+
+
+async def test_a_streams_answer_is_kept_too(cached: Cached, http: httpx.AsyncClient) -> None:
+    first = await chat(http, stream=True)
+    await cached.kept()
+    again = await chat(http, stream=True)
+    assert (first.headers["x-cache"], again.headers["x-cache"]) == ("miss", "exact")
+    deltas = [[e["choices"] for e in events(each)] for each in (first, again)]
+    assert deltas[0] == deltas[1]
+
+
+async def test_completions_and_their_lists_of_prompts(cached: Cached, http: httpx.AsyncClient) -> None:
+    fields = {"prompt": ["a", "b"], "n": 2, "best_of": 3, "temperature": 1, "echo": True, "logprobs": 1}
+    first = await complete(http, **fields)
+    await cached.kept()
+    again = await complete(http, **fields)
+    assert (again.headers["x-cache"], same(first, again)) == ("exact", True)
+
+
+async def test_websockets_and_rows_of_batches(cached: Cached, http: httpx.AsyncClient) -> None:
+    body = {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 8, "temperature": 0}
+    first = await chat(http)
+    await cached.kept()
+    async with opened(cached.app) as socket:
+        socket.ask("r", **body, stream=True)
+        heard = (await socket.until_end("r"))["r"]
+    assert heard[-1]["headers"]["x-cache"] == "exact"
+    assert content(heard) == first.json()["choices"][0]["message"]["content"]
+    row = await cached.api.run_row("/v1/chat/completions", json.dumps(body).encode(), "")
+    assert json.loads(row.body)["choices"] == first.json()["choices"]
+    assert cached.counted("exact") == 2
+
+
+async def test_the_older_routes_and_their_batches(cached: Cached, http: httpx.AsyncClient) -> None:
+    body = {"prompt": "hi", "max_tokens": 8, "temperature": 0}
+    first = await http.post("/v1/generate", json=body)
+    await cached.kept()
+    again = await http.post("/v1/generate", json=body)
+    assert (first.headers["x-cache"], again.headers["x-cache"]) == ("miss", "exact")
+    many = await http.post(
+        "/v1/generate/batch", json={"prompts": ["hi", "hi"], "max_tokens": 8, "temperature": 0}
+    )
+    assert many.status_code == 200
+    assert cached.counted("exact") == 3
+    left_out = await http.post("/v1/generate", json={**body, "cache": False})
+    assert left_out.headers["x-cache"] == "bypass"
+
+
+# -- what is never shared ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"temperature": 0.5},
+        {"max_tokens": 7},
+        {"model": "large"},
+        {"messages": [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "hi"}]},
+        {"messages": [{"role": "user", "content": "ho"}]},
+        {"tools": [TOOL]},
+        FORM,
+        {"stop": ["x"]},
+        {"logprobs": True},
+        {"cache_salt": "other"},
+        {"logit_bias": {"99": 1}},
+        {"n": 2},
+    ],
+)
+async def test_another_question_is_asked_anew(
+    cached: Cached, http: httpx.AsyncClient, fields: dict[str, object]
+) -> None:
+    await chat(http)
+    await cached.kept()
+    assert (await chat(http, **fields)).headers["x-cache"] == "miss"
+
+
+async def test_a_file_that_has_changed_answers_itself(cached: Cached, http: httpx.AsyncClient) -> None:
+    await chat(http)
+    await cached.kept()
+    old = cached.models.default
+    cached.files["fake"] = "another"
+    cached.models.replace(old, cached.known(_named(served(cached.engine).default, "fake")))
+    assert (await chat(http)).headers["x-cache"] == "miss"
+
+
+async def test_a_model_whose_file_is_not_what_it_was_made_of_is_left_alone(
+    cached: Cached, http: httpx.AsyncClient
+) -> None:
+    cached.models.default.content_digest = lambda: None
+    for _ in range(2):
+        assert (await chat(http)).headers["x-cache"] == "bypass"
+
+
+async def test_adapters_and_versions_of_one_have_answers_of_their_own(
+    cached: Cached, http: httpx.AsyncClient
+) -> None:
+    said = []
+    for digest in ("1", "2"):
+        await cached.engine.load_adapter(Adapter(name="poet", path="p", digest=digest))
+        for fields in ({"lora": "poet"}, {"model": "fake:poet"}, {}):
+            answer = await chat(http, **fields)
+            said.append((answer.headers["x-cache"], answer.json()["choices"][0]["message"]["content"]))
+            if said[-1][0] == "miss":
+                await cached.kept([word for word, _ in said].count("miss"))
+    assert [word for word, _ in said] == ["miss", "exact", "miss", "miss", "exact", "exact"]
+    assert len({text for _, text in said}) == 3
+
+
+@pytest.fixture
+def keys(tmp_path: Path) -> KeyRing:
+    path = tmp_path / "keys.toml"
+    limit = {"ann": "tokens_per_minute = 40\nrequests_per_minute = 3", "bob": "", "root": "admin = true"}
+    tables = [
+        f'[keys.{n}]\nsha256 = "{hashlib.sha256(n.encode()).hexdigest()}"\n{t}' for n, t in limit.items()
+    ]
+    path.write_text("\n".join(tables))
+    return KeyRing(None, path)
+
+
+async def asked_with(cached: Cached, key: str, **fields: object) -> httpx.Response:
+    async with client(cached.app) as http:
+        http.headers["x-api-key"] = key
+        return await chat(http, **fields)
+
+
+async def test_a_key_has_answers_of_its_own_and_pays_requests_but_no_tokens(keys: KeyRing) -> None:
+    cached = Cached(keys=keys)
+    first = await asked_with(cached, "ann", max_tokens=20)
+    await cached.kept()
+    assert (await asked_with(cached, "bob", max_tokens=20)).headers["x-cache"] == "miss"
+    left = int(first.headers["x-ratelimit-remaining-tokens"])
+    again = await asked_with(cached, "ann", max_tokens=20)
+    assert again.headers["x-cache"] == "exact"
+    assert left <= int(again.headers["x-ratelimit-remaining-tokens"])
+    assert (await asked_with(cached, "ann", max_tokens=20)).headers["x-cache"] == "exact"
+    refused = await asked_with(cached, "ann", max_tokens=20)
+    assert (refused.status_code, error_of(refused)["type"]) == (429, "requests")
+
+
+async def test_without_keys_everybody_is_one(cached: Cached) -> None:
+    await asked_with(cached, "one")
+    await cached.kept()
+    assert (await asked_with(cached, "two")).headers["x-cache"] == "exact"
+
+
+# -- what is not kept -------------------------------------------------------------------------------------
+
+
+async def test_a_client_may_want_none_of_it(cached: Cached, http: httpx.AsyncClient) -> None:
+    for fields in ({"cache": False}, DRAWN):
+        for _ in range(2):
+            assert (await chat(http, **fields)).headers["x-cache"] == "bypass"
+    assert "ocs_answer_cache_stores_total 0.0" in cached.metrics
+    await chat(http)
+    await cached.kept()
+    assert (await chat(http, cache=False)).headers["x-cache"] == "bypass"
+    assert cached.counted("bypass") == 5
+
+
+@pytest.mark.parametrize("value", ["no", 0, {"no-cache": True}, []])
+async def test_a_wish_that_is_none_is_refused(http: httpx.AsyncClient, value: object) -> None:
+    refused = await chat(http, cache=value)
+    assert (refused.status_code, error_of(refused)["param"]) == (400, "cache")
+
+
+async def test_what_was_cut_is_not_kept(cached: Cached, http: httpx.AsyncClient) -> None:
+    """By the client, by a time limit, or by the end of the context."""
+    cached.engine.goes_on.clear()
+    body = {"messages": [{"role": "user", "content": "hi"}], "temperature": 0, "stream": True}
+    async with exchange(cached.app, "/v1/chat/completions", body) as left:
+        await eventually(lambda: num_live(cached.engine) == 1)
+        left.disconnect()
+    late = await chat(http, timeout=0.01)
+    assert late.status_code == 408
+    cached.engine.goes_on.set()
+    long = [{"role": "user", "content": "x" * 4080}]
+    cut = await chat(http, messages=long, max_tokens=None, ignore_eos=True)
+    assert cut.json()["choices"][0]["finish_reason"] == "length"
+    await cached.cache.clear()  # behind all that is being written
+    assert "ocs_answer_cache_stores_total 0.0" in cached.metrics
+
+
+async def test_two_at_once_are_both_computed(cached: Cached, http: httpx.AsyncClient) -> None:
+    answers = await asyncio.gather(chat(http), chat(http))
+    assert [answer.headers["x-cache"] for answer in answers] == ["miss", "miss"]
+    assert same(*answers)
+    await cached.kept(2)
+    assert (await cached.store.size()).entries == 1
+
+
+async def test_a_corrupt_answer_is_a_miss_and_is_replaced(cached: Cached, http: httpx.AsyncClient) -> None:
+    first = await chat(http)
+    await cached.kept()
+    await cached.spoil()
+    second = await chat(http)
+    await cached.kept(2)
+    third = await chat(http)
+    assert [each.headers["x-cache"] for each in (first, second, third)] == ["miss", "miss", "exact"]
+    assert same(second, third)
+
+
+# -- the model need not be there --------------------------------------------------------------------------
+
+
+async def test_a_model_that_sleeps_is_not_woken(cached: Cached, http: httpx.AsyncClient) -> None:
+    await chat(http)
+    await cached.kept()
+    cached.engine.told = msgspec.structs.replace(READY, state=EngineState.ASLEEP)
+    assert (await chat(http)).headers["x-cache"] == "exact"
+    assert (await chat(http, max_tokens=7)).status_code == 503  # the fake does not wake
+
+
+async def test_a_cascades_answers_are_those_of_the_model_that_gave_them(
+    cached: Cached, http: httpx.AsyncClient
+) -> None:
+    """The small one's answer is judged again each time, by heart."""
+    first = await chat(http, model="auto")
+    await cached.kept(2)
+    for engine in (cached.engine, cached.large):
+        engine.goes_on.clear()
+    again = await chat(http, model="auto")
+    assert (first.headers["x-cache"], again.headers["x-cache"]) == ("miss", "exact")
+    assert again.headers["x-routed-model"] == "large"
+    assert again.headers["x-routed-why"] == first.headers["x-routed-why"]
+    assert again.json()["choices"][0]["message"]["content"] == "large"
+    assert (await chat(http, model="large")).headers["x-cache"] == "exact"
+
+
+# -- clearing and counting --------------------------------------------------------------------------------
+
+
+async def test_it_is_counted_and_can_be_cleared(cached: Cached, http: httpx.AsyncClient) -> None:
+    await chat(http)
+    await cached.kept()
+    await chat(http)
+    stats = (await http.get("/v1/cache/stats")).json()["answers"]
+    assert (stats["entries"], stats["bytes"] > 100) == (1, True)
+    assert (cached.counted("miss"), cached.counted("exact")) == (1, 1)
+    assert "ocs_answer_cache_output_tokens_total 8.0" in cached.metrics
+    assert "ocs_answer_cache_entries 1.0" in cached.metrics
+    assert (await http.delete("/v1/cache?only=prompts")).status_code == 204
+    assert (await chat(http)).headers["x-cache"] == "exact"
+    assert (await http.delete("/v1/cache?only=answers")).status_code == 204
+    assert (await chat(http)).headers["x-cache"] == "miss"
+    await cached.kept(2)
+    assert (await http.delete("/v1/cache")).status_code == 204
+    assert (await http.get("/v1/cache/stats")).json()["answers"] == {"entries": 0, "bytes": 0}
+    wrong = await http.delete("/v1/cache?only=everything")
+    assert (wrong.status_code, error_of(wrong)["param"]) == (400, "only")
+
+
+# -- similar questions ------------------------------------------------------------------------------------
+
+ONE, ALIKE, OTHER = "aaaaaaaaaaaa", "aaaaaaaaaaab", "zz"
+"""The fake embeds texts by their letters."""
+BRIEF = {"role": "system", "content": "Be brief."}
+
+
+async def say(cached: Cached, text: str, *before: dict[str, str], **fields: object) -> httpx.Response:
+    async with client(cached.app) as http:
+        return await chat(http, messages=[*before, {"role": "user", "content": text}], **fields)
+
+
+def text_of(answer: httpx.Response) -> str:
+    return str(answer.json()["choices"][0]["message"]["content"])
+
+
+@pytest.mark.parametrize("fields", [{}, DRAWN, {"stream": True}])
+async def test_a_similar_question_gets_the_same_answer(similar: Cached, fields: dict[str, object]) -> None:
+    """Also one whose answers are drawn anew each time."""
+    first = await say(similar, ONE, **fields)
+    await similar.kept()
+    again, other = await say(similar, ALIKE, **fields), await say(similar, OTHER, **fields)
+    assert [each.headers["x-cache"] for each in (first, other)] == ["miss", "miss"]
+    assert again.headers["x-cache"] == "semantic; similarity=0.99"
+    if "stream" not in fields:
+        assert (text_of(again), text_of(other) != text_of(first)) == (text_of(first), True)
+        assert again.json()["usage"]["prompt_tokens"] == first.json()["usage"]["prompt_tokens"]
+    assert similar.counted("semantic") == 1
+
+
+async def test_without_a_limit_the_room_for_the_answer_does_not_matter(similar: Cached) -> None:
+    similar.engine.says = "well"
+    await say(similar, ONE, max_tokens=None)
+    await similar.kept()
+    again = await say(similar, ALIKE + "a", max_tokens=None)
+    assert (again.headers["x-cache"], text_of(again)) == ("semantic; similarity=0.99", "well")
+    assert (await say(similar, ALIKE, max_tokens=8)).headers["x-cache"] == "miss"
+
+
+async def test_the_very_same_question_needs_no_embedding(similar: Cached) -> None:
+    await say(similar, ONE)
+    await similar.kept()
+    similar.vectors.goes_on.clear()
+    assert (await say(similar, ONE)).headers["x-cache"] == "exact"
+
+
+@pytest.mark.parametrize(
+    ("before", "fields"),
+    [
+        ([BRIEF], {}),
+        ([{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}], {}),
+        ([], {"tools": [TOOL]}),
+        ([], FORM),
+        ([], {"temperature": 0.5}),
+        ([], {"max_tokens": 7}),
+        ([], {"model": "large"}),
+        ([], {"cache_salt": "mine"}),
+    ],
+)
+async def test_only_the_last_turn_may_differ(
+    similar: Cached, before: list[dict[str, str]], fields: dict[str, object]
+) -> None:
+    await say(similar, ONE)
+    await similar.kept()
+    assert (await say(similar, ALIKE, *before, **fields)).headers["x-cache"] == "miss"
+
+
+async def test_a_changed_tool_is_another_question(similar: Cached) -> None:
+    other = {"type": "function", "function": {**TOOL["function"], "name": "g"}}  # type: ignore[dict-item]
+    await say(similar, ONE, BRIEF, tools=[TOOL])
+    await similar.kept()
+    assert (await say(similar, ALIKE, BRIEF, tools=[other])).headers["x-cache"] == "miss"
+    assert (await say(similar, ALIKE, BRIEF, tools=[TOOL])).headers["x-cache"].startswith("semantic")
+
+
+async def test_similar_questions_of_other_keys_are_other_questions(keys: KeyRing) -> None:
+    cached = Cached(least=0.9, keys=keys)
+    said = []
+    for key, text in (("bob", ONE), ("root", ALIKE), ("bob", ALIKE)):
+        async with client(cached.app) as http:
+            http.headers["x-api-key"] = key
+            said.append(await chat(http, messages=[{"role": "user", "content": text}]))
+        await cached.kept(min(2, len(said)))
+    headers = [answer.headers["x-cache"] for answer in said]
+    assert headers == ["miss", "miss", "semantic; similarity=0.99"]
+
+
+async def test_a_turn_that_cannot_be_read_as_a_whole_is_not_compared(similar: Cached) -> None:
+    """The model reads 64 tokens: two that begin alike would be the same to it."""
+    for end in "xy":
+        answer = await say(similar, "a" * 70 + end, **DRAWN)
+        assert answer.headers["x-cache"] == "bypass"
+        assert (await say(similar, "a" * 70 + end)).headers["x-cache"] == "miss"
+
+
+async def test_without_the_model_that_embeds_all_is_computed(similar: Cached) -> None:
+    await say(similar, ONE)
+    await similar.kept()
+    similar.vectors.told = msgspec.structs.replace(READY, state=EngineState.FAILED)
+    assert (await say(similar, ALIKE)).headers["x-cache"] == "miss"
+    assert (await say(similar, ONE)).headers["x-cache"] == "exact"
+
+
+async def test_rows_of_batches_get_no_similar_answers(similar: Cached) -> None:
+    """Nobody would see that they are."""
+    await say(similar, ONE)
+    await similar.kept()
+    body = {"messages": [{"role": "user", "content": ALIKE}], "max_tokens": 8, "temperature": 0}
+    await similar.api.run_row("/v1/chat/completions", json.dumps(body).encode(), "")
+    async with client(similar.app) as http:
+        await http.post(
+            "/v1/generate/batch", json={"prompts": [ALIKE + "b"], "max_tokens": 8, "temperature": 0}
+        )
+    assert (similar.counted("semantic"), similar.counted("miss")) == (0, 3)
+
+
+async def test_parts_of_a_turn_are_read_together_and_a_conversation_needs_no_user(similar: Cached) -> None:
+    parts = [{"type": "text", "text": ONE[:6]}, {"type": "text", "text": ONE[6:]}]
+    async with client(similar.app) as http:
+        answer = await chat(http, messages=[{"role": "user", "content": parts}])
+        assert answer.headers["x-cache"] == "miss"
+        alone = [await chat(http, messages=[BRIEF], **DRAWN) for _ in range(2)]
+    assert [each.headers["x-cache"] for each in alone] == ["bypass", "bypass"]

@@ -1,0 +1,477 @@
+"""`/v1/responses` over HTTP, on an engine in this process and a database in memory."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import json
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import httpx
+import msgspec
+import pytest
+
+from openai_cpu_server.api.access.key_ring import KeyRing
+from openai_cpu_server.api.application import create_api
+from openai_cpu_server.api.options import ApiOptions
+from openai_cpu_server.jobs.jobs import Jobs
+from openai_cpu_server.jobs.options import JobOptions
+from openai_cpu_server.jobs.store.database import open_database
+from openai_cpu_server.jobs.store.responses import ResponseStore
+from tests.api.fake_engine import FakeEngine
+from tests.api.serving import OPTIONS, client, eventually, served
+from tests.api.talking import error_of, events
+from tests.fakes import FAKE_INFO
+
+pytestmark = pytest.mark.anyio
+
+Json = dict[str, Any]
+TOOL = {"type": "function", "name": "f", "parameters": {"type": "object", "properties": {}}}
+
+
+@asynccontextmanager
+async def serving(
+    engine: FakeEngine,
+    where: str | None = "sqlite://",
+    options: ApiOptions = OPTIONS,
+    keys: KeyRing | None = None,
+    job_options: JobOptions | None = None,
+) -> AsyncIterator[httpx.AsyncClient]:
+    """`where`: None is a server without a database."""
+    jobs = Jobs(open_database(where), job_options or JobOptions(model="fake")) if where else None
+    api = create_api(served(engine), options, jobs=jobs, keys=keys)
+    async with client(api.app) as http:
+        yield http
+    await api.settle()
+    if jobs:
+        await jobs.close()
+
+
+@pytest.fixture
+async def http() -> AsyncIterator[httpx.AsyncClient]:
+    async with serving(FakeEngine(says="Hello you")) as one:
+        yield one
+
+
+async def respond(http: httpx.AsyncClient, **fields: object) -> httpx.Response:
+    return await http.post("/v1/responses", json={"input": "hi", "max_output_tokens": 20, **fields})
+
+
+async def made(http: httpx.AsyncClient, **fields: object) -> Json:
+    answer = await respond(http, **fields)
+    assert answer.status_code == 200, answer.text
+    return dict(answer.json())
+
+
+def text_of(response: Json) -> str:
+    return str(response["output"][0]["content"][0]["text"])
+
+
+# -- making ------------------------------------------------------------------------------------------------
+
+
+async def test_a_response_is_made_and_kept(http: httpx.AsyncClient) -> None:
+    response = await made(http)
+    assert text_of(response) == "Hello you"
+    assert response["id"].startswith("resp_")
+    assert response["output"][0]["id"].startswith("msg_")
+    kept = await http.get(f"/v1/responses/{response['id']}")
+    assert kept.json() == response
+
+
+async def test_a_stream_ends_with_the_whole_response(http: httpx.AsyncClient) -> None:
+    told = events(await respond(http, stream=True))
+    assert [one["sequence_number"] for one in told] == list(range(len(told)))
+    last: Any = told[-1]
+    assert last["type"] == "response.completed"
+    assert (await http.get(f"/v1/responses/{last['response']['id']}")).json() == last["response"]
+
+
+async def test_a_response_that_is_not_to_be_stored_is_not() -> None:
+    async with serving(FakeEngine(says="Hello")) as http:
+        response = await made(http, store=False)
+        assert response["store"] is False
+        assert (await http.get(f"/v1/responses/{response['id']}")).status_code == 404
+        refused = await respond(http, previous_response_id=response["id"])
+        assert error_of(refused)["code"] == "previous_response_not_found"
+
+
+async def test_a_conversation_goes_on() -> None:
+    engine = FakeEngine(says="Hello you")
+    async with serving(engine) as http:
+        first = await made(http, instructions="Be kind.")
+        second = await made(http, input="And now?", previous_response_id=first["id"])
+        whole = [
+            {"role": "user", "content": "hi"},
+            {"role": "assistant", "content": "Hello you"},
+            {"role": "user", "content": "And now?"},
+        ]
+        counted = await http.post("/v1/responses/input_tokens", json={"input": whole})
+        assert counted.json() == {
+            "object": "response.input_tokens",
+            "input_tokens": second["usage"]["input_tokens"],  # instructions are not carried over
+        }
+        assert second["previous_response_id"] == first["id"]
+
+
+async def test_all_kinds_of_items_come_in(http: httpx.AsyncClient) -> None:
+    items = [
+        {"role": "developer", "content": "Be kind."},
+        {"type": "message", "role": "user", "content": [{"type": "input_text", "text": "hi"}]},
+        {
+            "type": "reasoning",
+            "id": "rs_1",
+            "summary": [],
+            "content": [{"type": "reasoning_text", "text": "Hm"}],
+        },
+        {
+            "type": "message",
+            "id": "msg_1",
+            "role": "assistant",
+            "status": "completed",
+            "content": [{"type": "output_text", "text": "I look.", "annotations": []}],
+        },
+        {"type": "function_call", "call_id": "call_1", "name": "f", "arguments": "{}"},
+        {
+            "type": "function_call_output",
+            "call_id": "call_1",
+            "output": [{"type": "input_text", "text": "3"}],
+        },
+    ]
+    response = await made(http, input=items, tools=[TOOL], tool_choice="none")
+    listed = await http.get(f"/v1/responses/{response['id']}/input_items?order=asc")
+    kinds = [item["type"] for item in listed.json()["data"]]
+    assert kinds == ["message", "message", "reasoning", "message", "function_call", "function_call_output"]
+
+
+async def test_a_reference_means_an_item_of_before(http: httpx.AsyncClient) -> None:
+    first = await made(http)
+    given = [
+        {"role": "user", "content": "hi"},
+        {"id": first["output"][0]["id"]},
+        {"role": "user", "content": "so"},
+    ]
+    second = await made(http, input=given)
+    plain = [*given[:1], {"role": "assistant", "content": "Hello you"}, *given[2:]]
+    assert second["usage"]["input_tokens"] == (await made(http, input=plain))["usage"]["input_tokens"]
+    unknown = await respond(http, input=[{"type": "item_reference", "id": "msg_0"}])
+    assert error_of(unknown)["param"] == "input[0].id"
+
+
+async def test_other_tools_are_left_out_and_named(http: httpx.AsyncClient) -> None:
+    answer = await respond(http, tools=[{"type": "web_search"}, TOOL, {"type": "mcp", "server_label": "x"}])
+    assert answer.headers["x-ignored-parameters"] == "tools[0],tools[2]"
+    assert [tool["name"] for tool in answer.json()["tools"]] == ["f"]
+
+
+async def test_a_function_that_must_be_called_is() -> None:
+    engine = FakeEngine(says='<|tool_call|>{"name": "f", "arguments": {}}')
+    async with serving(engine) as http:
+        response = await made(http, tools=[TOOL], tool_choice="required", max_output_tokens=200)
+        (item,) = response["output"]
+        assert (item["type"], item["name"], item["arguments"]) == ("function_call", "f", "{}")
+        assert item["call_id"].startswith("call_")
+        result = {"type": "function_call_output", "call_id": item["call_id"], "output": "3"}
+        again = await made(http, input=[result], previous_response_id=response["id"], tools=[TOOL])
+        assert again["status"] in ("completed", "incomplete")
+
+
+@pytest.mark.parametrize(
+    "choice",
+    [
+        {"type": "function", "name": "f"},
+        {"type": "allowed_tools", "mode": "required", "tools": [{"type": "function", "name": "f"}]},
+        {
+            "type": "allowed_tools",
+            "mode": "auto",
+            "tools": [{"type": "mcp"}, {"type": "function", "name": "f"}],
+        },
+    ],
+)
+async def test_a_choice_of_tools_is_understood(http: httpx.AsyncClient, choice: Json) -> None:
+    assert (await made(http, tools=[TOOL], tool_choice=choice))["tool_choice"] == choice
+
+
+async def test_json_in_the_form_of_this_api() -> None:
+    async with serving(FakeEngine(says='{"a":1}')) as http:
+        schema = {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]}
+        form = {"type": "json_schema", "name": "n", "schema": schema}
+        response = await made(http, text={"format": form, "verbosity": "low"})
+        assert json.loads(text_of(response)) == {"a": 1}
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"input": [{"role": "user", "content": [{"type": "input_image"}]}]}, "input[0].content[0].type"),
+        ({"input": [{"type": "computer_call", "id": "x"}]}, "input[0].type"),
+        ({"input": [{"type": "function_call_output", "call_id": "c", "output": ""}]}, "input[0]"),
+        ({"input": None}, "input"),
+        ({"conversation": "conv_1"}, "conversation"),
+        ({"prompt": {"id": "pmpt_1"}}, "prompt"),
+        ({"include": ["nothing"]}, "include[0]"),
+        ({"stream_options": {}}, "stream_options"),
+        ({"tool_choice": "required"}, "tool_choice"),
+        ({"tool_choice": {"type": "web_search"}}, "tool_choice.type"),
+        ({"tools": [TOOL], "tool_choice": {"type": "function", "name": "g"}}, "tool_choice"),
+        ({"tools": [TOOL, TOOL]}, "tools[1].name"),
+        ({"tools": [{"type": "mcp"}, {**TOOL, "parameters": {"type": "array"}}]}, "tools[1].parameters.type"),
+        ({"text": {"format": {"type": "json_schema", "name": "n"}}}, "text.format.schema"),
+        (
+            {"text": {"format": {"type": "json_schema", "name": "n", "schema": {"type": 3}}}},
+            "text.format.schema",
+        ),
+        ({"background": True, "store": False}, "store"),
+        ({"max_output_tokens": 10**6}, "input"),
+        ({"previous_response_id": "resp_\0"}, "previous_response_id"),
+        ({"colour": "red"}, "colour"),
+    ],
+)
+async def test_what_is_wrong_is_named_in_this_apis_words(
+    http: httpx.AsyncClient, fields: Json, param: str
+) -> None:
+    answer = await respond(http, **fields)
+    assert answer.status_code == 400
+    assert str(error_of(answer)["param"]).startswith(param)
+    assert "messages" not in answer.text
+    assert "response_format" not in answer.text
+
+
+async def test_hints_change_nothing(http: httpx.AsyncClient) -> None:
+    hints: Json = {
+        "client_metadata": {"a": "b"},
+        "prompt_cache_retention": "24h",
+        "include": ["reasoning.encrypted_content"],
+        "reasoning": {"effort": "low", "summary": "auto"},
+        "prompt_cache_key": "k",
+        "max_tool_calls": 3,
+        "safety_identifier": "s",
+        "service_tier": "priority",
+        "stream": True,
+        "stream_options": {"include_obfuscation": False},
+        "tools": [],
+        "tool_choice": "auto",
+        "parallel_tool_calls": True,
+        "text": {"format": {"type": "text"}},
+    }
+    answer = await respond(http, **hints)
+    assert answer.status_code == 200
+    assert answer.headers["x-ignored-parameters"] == "client_metadata,prompt_cache_retention"
+
+
+# -- truncation --------------------------------------------------------------------------------------------
+
+
+async def test_a_long_conversation_is_shortened_where_that_is_allowed() -> None:
+    info = msgspec.structs.replace(FAKE_INFO, context_trained=400)
+    async with serving(FakeEngine(info, says="Hello")) as http:
+        turns = [{"role": role, "content": "x" * 30} for _ in range(10) for role in ("user", "assistant")]
+        long = [{"role": "system", "content": "Be kind."}, *turns, {"role": "user", "content": "now"}]
+        refused = await respond(http, input=long)
+        assert error_of(refused)["code"] == "context_length_exceeded"
+        assert error_of(refused)["param"] == "input"
+        response = await made(http, input=long, truncation="auto")
+        assert 200 < response["usage"]["input_tokens"] <= 380
+        too_long = await respond(http, input="x" * 500, truncation="auto")
+        assert error_of(too_long)["code"] == "context_length_exceeded"
+
+
+# -- what is stored ----------------------------------------------------------------------------------------
+
+
+async def test_items_are_listed_page_by_page(http: httpx.AsyncClient) -> None:
+    given = [{"role": "user", "content": str(number)} for number in range(5)]
+    response = await made(http, input=given)
+    path = f"/v1/responses/{response['id']}/input_items"
+    newest = (await http.get(path + "?limit=2")).json()
+    assert [item["content"][0]["text"] for item in newest["data"]] == ["4", "3"]
+    assert newest["has_more"] is True
+    rest = (await http.get(f"{path}?after={newest['last_id']}&limit=100&include[]=x")).json()
+    assert [item["content"][0]["text"] for item in rest["data"]] == ["2", "1", "0"]
+    assert rest["has_more"] is False
+    assert (await http.get(path + "?after=msg_0")).status_code == 404
+    assert (await http.get(path + "?limit=0")).status_code == 400
+
+
+async def test_a_deleted_response_is_gone(http: httpx.AsyncClient) -> None:
+    response = await made(http)
+    path = f"/v1/responses/{response['id']}"
+    assert (await http.delete(path)).json() == {"id": response["id"], "object": "response", "deleted": True}
+    assert (await http.get(path)).status_code == 404
+    assert (await http.delete(path)).status_code == 404
+    assert (await http.get(path + "/input_items")).status_code == 404
+    assert (
+        error_of(await respond(http, previous_response_id=response["id"]))["param"] == "previous_response_id"
+    )
+
+
+async def test_an_old_response_is_gone_but_what_is_gone_on_from_lives_on() -> None:
+    options = JobOptions(model="fake", response_lifetime_s=0.0)
+    async with serving(FakeEngine(says="Hello"), job_options=options) as http:
+        response = await made(http)
+        assert (await http.get(f"/v1/responses/{response['id']}")).status_code == 404
+
+
+async def test_without_a_database_nothing_is_kept_and_it_says_so() -> None:
+    async with serving(FakeEngine(says="Hello"), None) as http:
+        assert (await made(http))["store"] is False
+        for fields in ({"store": True}, {"background": True}, {"previous_response_id": "resp_1"}):
+            answer = await respond(http, **fields)
+            assert answer.status_code == 400
+            assert "--jobs-db" in answer.text
+        assert (await http.get("/v1/responses/resp_1")).status_code == 404
+
+
+async def test_the_responses_of_another_key_are_not_there(tmp_path: Path) -> None:
+    digests = {name: hashlib.sha256(name.encode()).hexdigest() for name in ("ann", "bob")}
+    path = tmp_path / "keys.toml"
+    path.write_text("".join(f'[keys.{name}]\nsha256 = "{digest}"\n' for name, digest in digests.items()))
+    engine = FakeEngine(says="Hello")
+    async with serving(engine, keys=KeyRing(None, path)) as http:
+        http.headers["x-api-key"] = "ann"
+        response = await made(http)
+        engine.goes_on.clear()
+        running = await begun(http)
+        http.headers["x-api-key"] = "bob"
+        for one in (response, running):
+            own = f"/v1/responses/{one['id']}"
+            for answer in (
+                await http.get(own),
+                await http.get(own + "?stream=true"),
+                await http.get(own + "/input_items"),
+                await http.post(own + "/cancel"),
+                await http.delete(own),
+            ):
+                assert answer.status_code == 404
+            assert (await respond(http, previous_response_id=one["id"])).status_code == 400
+        item = {"type": "item_reference", "id": response["output"][0]["id"]}
+        assert (await respond(http, input=[item])).status_code == 400
+        http.headers["x-api-key"] = "ann"
+        assert await status_of(http, running) in ("queued", "in_progress")
+        engine.goes_on.set()
+        await has_ended(http, running)
+
+
+# -- in the background -------------------------------------------------------------------------------------
+
+
+async def begun(http: httpx.AsyncClient, **fields: object) -> Json:
+    return await made(http, background=True, **fields)
+
+
+async def status_of(http: httpx.AsyncClient, response: Json) -> str:
+    return str((await http.get(f"/v1/responses/{response['id']}")).json()["status"])
+
+
+async def has_ended(http: httpx.AsyncClient, response: Json) -> Json:
+    for _ in range(1000):
+        shown = (await http.get(f"/v1/responses/{response['id']}")).json()
+        if shown["status"] not in ("queued", "in_progress"):
+            return dict(shown)
+        await asyncio.sleep(0.005)
+    raise AssertionError("it does not end")
+
+
+async def test_a_response_is_made_behind_its_request() -> None:
+    engine = FakeEngine(says="Hello you")
+    engine.goes_on.clear()
+    async with serving(engine) as http:
+        response = await begun(http)
+        assert response["status"] == "queued"
+        assert await status_of(http, response) in ("queued", "in_progress")
+        refused = await respond(http, previous_response_id=response["id"])
+        assert error_of(refused)["param"] == "previous_response_id"
+        engine.goes_on.set()
+        assert text_of(await has_ended(http, response)) == "Hello you"
+        assert (await made(http, previous_response_id=response["id"]))["status"] == "completed"
+
+
+async def test_its_stream_is_there_again_from_any_event_on() -> None:
+    async with serving(FakeEngine(says="Hello you")) as http:
+        told = events(await respond(http, background=True, stream=True))
+        kinds = [one["type"] for one in told]
+        assert kinds[:3] == ["response.created", "response.queued", "response.in_progress"]
+        assert kinds[-1] == "response.completed"
+        first: Any = told[0]
+        path = f"/v1/responses/{first['response']['id']}?stream=true"
+        assert events(await http.get(path)) == told
+        assert events(await http.get(path + "&starting_after=4")) == told[5:]
+        assert (await http.get(path + "&starting_after=x")).status_code == 400
+
+
+async def test_one_that_was_not_made_so_cannot_be_streamed_again(http: httpx.AsyncClient) -> None:
+    response = await made(http)
+    answer = await http.get(f"/v1/responses/{response['id']}?stream=true")
+    assert error_of(answer)["param"] == "stream"
+
+
+async def test_it_is_cancelled() -> None:
+    engine = FakeEngine(says="Hello you")
+    engine.goes_on.clear()
+    async with serving(engine) as http:
+        response = await begun(http)
+        path = f"/v1/responses/{response['id']}"
+        assert (await http.post(path + "/cancel")).json()["status"] == "cancelled"
+        assert (await http.post(path + "/cancel")).json()["status"] == "cancelled"
+        assert await status_of(http, response) == "cancelled"
+        assert engine.requests() == []
+        last: Any = events(await http.get(path + "?stream=true"))[-1]
+        assert (last["type"], last["response"]["status"]) == ("response.failed", "cancelled")
+
+
+async def test_only_what_runs_in_the_background_can_be_cancelled(http: httpx.AsyncClient) -> None:
+    response = await made(http)
+    assert (await http.post(f"/v1/responses/{response['id']}/cancel")).status_code == 400
+    ended = await has_ended(http, await begun(http))
+    assert (await http.post(f"/v1/responses/{ended['id']}/cancel")).status_code == 400
+    assert (await http.post("/v1/responses/resp_0/cancel")).status_code == 404
+
+
+async def test_a_client_that_leaves_ends_nothing_in_the_background() -> None:
+    engine = FakeEngine(says="Hello you")
+    engine.goes_on.clear()
+    async with serving(engine) as http:
+        response = await begun(http)
+        reading = asyncio.create_task(http.get(f"/v1/responses/{response['id']}?stream=true"))
+        await asyncio.sleep(0.01)
+        reading.cancel()
+        engine.goes_on.set()
+        assert (await has_ended(http, response))["status"] == "completed"
+
+
+async def test_one_that_is_deleted_ends() -> None:
+    engine = FakeEngine(says="Hello you")
+    engine.goes_on.clear()
+    async with serving(engine) as http:
+        response = await begun(http)
+        assert (await http.delete(f"/v1/responses/{response['id']}")).status_code == 200
+        await eventually(lambda: engine.requests() == [])
+        assert (await http.get(f"/v1/responses/{response['id']}")).status_code == 404
+
+
+async def test_what_a_dead_server_leaves_behind_has_failed(tmp_path: Path) -> None:
+    where = str(tmp_path / "jobs.db")
+    async with serving(FakeEngine(says="Hello"), where) as http:
+        response = await has_ended(http, await begun(http))
+    database = open_database(where)
+    record = ResponseStore(database).get("", response["id"], 0)
+    running = {**json.loads(record.response), "status": "in_progress", "id": "resp_left"}
+    left = msgspec.structs.replace(
+        record,
+        id="resp_left",
+        status=type(record.status).IN_PROGRESS,
+        response=json.dumps(running).encode(),
+        lease_holder="elsewhere 1 0.00 x",
+        lease_until=1.0,
+    )
+    ResponseStore(database).add(left, [])
+    database.close()
+    async with serving(FakeEngine(says="Hello"), where) as http:
+        shown = (await http.get("/v1/responses/resp_left")).json()
+        assert (shown["status"], shown["error"]["code"]) == ("failed", "server_error")
+        (last,) = events(await http.get("/v1/responses/resp_left?stream=true&starting_after=7"))
+        assert (last["type"], last["sequence_number"]) == ("response.failed", 8)
+        assert (await http.post("/v1/responses/resp_left/cancel")).status_code == 400

@@ -1,0 +1,183 @@
+"""The cache of answers on a real server with SmolLM2 and MiniLM, over restarts, and between two servers."""
+
+from __future__ import annotations
+
+import hashlib
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import openai
+import pytest
+
+from tests.redis_server import RedisServer
+from tests.server import ServerProcess
+from tests.tiny_model import tiny_model_path
+
+pytestmark = [pytest.mark.native, pytest.mark.thorough]
+
+ONE = "How do I reset my password?"
+PARAPHRASE = "How can I reset my password?"
+TOOL: dict[str, Any] = {
+    "type": "function",
+    "function": {"name": "reset", "parameters": {"type": "object", "properties": {}}},
+}
+
+
+@pytest.fixture(scope="module")
+def server(smollm2: Path, minilm: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
+    folder = tmp_path_factory.mktemp("answers")
+    names = ("ann", "bob")
+    tables = [f'[keys.{n}]\nsha256 = "{hashlib.sha256(n.encode()).hexdigest()}"\nadmin = true' for n in names]
+    (folder / "keys.toml").write_text("\n".join(tables))
+    (folder / "c.toml").write_text(
+        f'answer_cache = "{folder / "answers.db"}"\nsemantic_cache = 0.95\nsemantic_cache_model = "minilm"\n'
+        f'api_keys = "{folder / "keys.toml"}"\nctx_size = 2048\ncache_mb = 8\n'
+    )
+    models = ("--model", f"smollm2={smollm2}", "--model", f"minilm={minilm}")
+    with ServerProcess("--config", str(folder / "c.toml"), *models) as process:
+        load(process, "minilm")
+        yield process
+
+
+def load(server: ServerProcess, model: str) -> None:
+    url = f"{server.url}/v1/models/{model}/load"
+    assert httpx.post(url, headers={"x-api-key": "ann"}, timeout=60).status_code == 200
+
+
+def ask(
+    server: ServerProcess, text: str, *before: dict[str, str], key: str = "ann", **fields: object
+) -> tuple[str, str]:
+    """What the cache did, and the answer."""
+    with openai.OpenAI(base_url=server.url + "/v1", api_key=key, max_retries=0, timeout=60) as sdk:
+        raw = sdk.chat.completions.with_raw_response.create(  # type: ignore[call-overload]
+            model="smollm2", messages=[*before, {"role": "user", "content": text}], max_tokens=12, **fields
+        )
+        return raw.headers["x-cache"], raw.parse().choices[0].message.content or ""
+
+
+def stream(server: ServerProcess, text: str) -> tuple[str, str]:
+    with (
+        openai.OpenAI(base_url=server.url + "/v1", api_key="ann", max_retries=0, timeout=60) as sdk,
+        sdk.chat.completions.with_streaming_response.create(
+            model="smollm2", messages=[{"role": "user", "content": text}], max_tokens=12, stream=True
+        ) as raw,
+    ):
+        deltas = [choice.delta.content or "" for chunk in raw.parse() for choice in chunk.choices]
+    return raw.headers["x-cache"], "".join(deltas)
+
+
+def kept(server: ServerProcess, at_least: int) -> None:
+    """Answers are written while the server goes on."""
+    for _ in range(500):
+        stats = httpx.get(server.url + "/v1/cache/stats", headers={"x-api-key": "ann"}).json()
+        if stats["answers"]["entries"] >= at_least:
+            return
+    raise AssertionError(stats)
+
+
+def clear(server: ServerProcess) -> None:
+    assert httpx.delete(server.url + "/v1/cache", headers={"x-api-key": "ann"}).status_code == 204
+
+
+def test_a_paraphrase_is_answered_alike_whole_and_as_a_stream(server: ServerProcess) -> None:
+    """Clients that name neither a seed nor a temperature are most of all."""
+    clear(server)
+    said, answer = ask(server, ONE)
+    assert said == "miss"
+    kept(server, 1)
+    assert ask(server, PARAPHRASE) == ("semantic; similarity=0.99", answer)
+    assert stream(server, PARAPHRASE) == ("semantic; similarity=0.99", answer)
+    assert stream(server, ONE) == ("semantic; similarity=1.00", answer)
+
+
+def test_what_is_another_question_is_asked(server: ServerProcess) -> None:
+    clear(server)
+    system = {"role": "system", "content": "You are a help desk."}
+    ask(server, ONE, temperature=0)
+    ask(server, "Is it safe to eat raw eggs?", temperature=0)
+    kept(server, 2)
+    assert ask(server, PARAPHRASE, system, temperature=0)[0] == "miss"
+    assert ask(server, PARAPHRASE, key="bob", temperature=0)[0] == "miss"
+    assert ask(server, PARAPHRASE, temperature=0, tools=[TOOL])[0] == "miss"
+    assert ask(server, PARAPHRASE, temperature=0.1)[0] == "miss"
+    assert ask(server, "Is it not safe to eat raw eggs?", temperature=0)[0] == "miss"
+    assert ask(server, "What is the capital of France?", temperature=0)[0] == "miss"
+    assert ask(server, PARAPHRASE, temperature=0, extra_body={"cache": False})[0] == "bypass"
+    assert ask(server, ONE, temperature=0)[0] == "exact"
+
+
+def test_it_is_wrong_where_the_docs_say_so(server: ServerProcess) -> None:
+    clear(server)
+    ask(server, "Did the dog bite the man?", temperature=0)
+    kept(server, 1)
+    assert ask(server, "Did the man bite the dog?", temperature=0)[0] == "semantic; similarity=0.98"
+
+
+TINY_OPTIONS = ("--ctx-size", "512", "--cache-mb", "0")
+
+
+def complete(server: ServerProcess) -> tuple[str, str]:
+    body = {"prompt": "x", "max_tokens": 9, "seed": 3}
+    answer = httpx.post(server.url + "/v1/completions", json=body, timeout=60)
+    return answer.headers["x-cache"], answer.json()["choices"][0]["text"]
+
+
+def test_kill_9_forgets_nothing_and_another_file_answers_itself(tmp_path: Path) -> None:
+    model = tmp_path / "m.gguf"
+    shutil.copy(tiny_model_path(), model)
+    options = ("--model", str(model), "--answer-cache", str(tmp_path / "a.db"), *TINY_OPTIONS)
+    with ServerProcess(*options) as first:
+        said, text = complete(first)
+        kept(first, 1)
+        first.stop(signal.SIGKILL)
+    assert said == "miss"
+    with ServerProcess(*options) as second:
+        assert complete(second) == ("exact", text)
+    other = tmp_path / "other.gguf"
+    other.write_bytes(model.read_bytes() + b"\0")
+    other.rename(model)
+    with ServerProcess(*options) as third:
+        assert complete(third)[0] == "miss"
+
+
+def test_two_servers_share_redis_and_neither_fails_without_it(tmp_path: Path) -> None:
+    with RedisServer() as redis:
+        options = ("--model", str(tiny_model_path()), "--answer-cache", redis.url, *TINY_OPTIONS)
+        with ServerProcess(*options) as one, ServerProcess(*options) as two:
+            said, text = complete(one)
+            kept(two, 1)
+            assert (said, complete(two)) == ("miss", ("exact", text))
+            redis.kill()
+            assert [complete(two)[0] for _ in range(3)] == ["miss"] * 3
+            two.wait_for("(all is computed until it is back)")
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (("--semantic-cache", "0.95"), "no model embeds: add --model minilm"),
+        (
+            ("--semantic-cache", "0.95", "--semantic-cache-model", "x"),
+            "--semantic-cache-model: there is no model 'x'",
+        ),
+        (("--semantic-cache", "0.95", "--semantic-cache-model", "tiny"), "it does not embed"),
+        (("--semantic-cache", "1.5"), "--semantic-cache: "),
+        (("--semantic-cache", "nan"), "--semantic-cache: "),
+        (("--semantic-cache-model", "tiny"), "needs --semantic-cache"),
+        (("--answer-cache", "http://x"), "--answer-cache: expected"),
+        (("--answer-cache", "memory", "--answer-cache-ttl", "0"), "--answer-cache-ttl: "),
+    ],
+)
+def test_what_cannot_be_is_one_line_at_start(options: tuple[str, ...], said: str) -> None:
+    command = [sys.executable, "-m", "openai_cpu_server", "serve", "--port", "0", "--jobs-db", "none"]
+    command += ["--model", f"tiny={tiny_model_path()}", "--log-level", "error", *options]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 2
+    assert said in done.stderr
+    assert done.stderr.count("\n") == 1

@@ -1,0 +1,182 @@
+"""The Responses API through the official SDK, on the real server."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import httpx
+import openai
+import pytest
+from openai.types.responses import Response, ResponseFunctionToolCall
+from pydantic import BaseModel
+
+from tests.e2e.test_batches import begin, ended, jsonl, lines_of
+from tests.server import ServerProcess
+
+pytestmark = pytest.mark.native
+
+HI: Any = {"model": "tiny", "input": "Tell me about the river.", "max_output_tokens": 12}
+TOOL: Any = {
+    "type": "function",
+    "name": "water_level",
+    "description": "The level of a river",
+    "parameters": {
+        "type": "object",
+        "properties": {"river": {"enum": ["Rhine", "Elbe"]}},
+        "required": ["river"],
+        "additionalProperties": False,
+    },
+    "strict": True,
+}
+
+
+class Answer(BaseModel):
+    is_high: bool
+
+
+def test_a_response_is_whole_and_kept(client: openai.OpenAI) -> None:
+    response = client.responses.create(**HI, metadata={"k": "v"})
+    assert response.object == "response"
+    assert response.status == "incomplete"
+    assert response.incomplete_details is not None
+    assert response.incomplete_details.reason == "max_output_tokens"
+    assert response.output_text
+    assert response.usage is not None
+    assert response.usage.output_tokens == 12
+    assert client.responses.retrieve(response.id) == response
+    items = client.responses.input_items.list(response.id).data
+    assert [item.type for item in items] == ["message"]
+    client.responses.delete(response.id)
+    with pytest.raises(openai.NotFoundError):
+        client.responses.retrieve(response.id)
+
+
+def test_a_stream_says_what_the_whole_says(client: openai.OpenAI) -> None:
+    whole = client.responses.create(**HI, temperature=0)
+    with client.responses.stream(**HI, temperature=0) as stream:
+        events = list(stream)
+    assert [event.sequence_number for event in events] == list(range(len(events)))
+    deltas = [event.delta for event in events if event.type == "response.output_text.delta"]
+    assert "".join(deltas) == whole.output_text
+    assert events[-1].type == "response.incomplete"
+
+
+def test_a_form_is_parsed(client: openai.OpenAI) -> None:
+    response = client.responses.parse(
+        model="tiny", input="Is the water high?", text_format=Answer, max_output_tokens=60
+    )
+    assert isinstance(response.output_parsed, Answer)
+
+
+def called(client: openai.OpenAI, **more: Any) -> tuple[Response, ResponseFunctionToolCall]:
+    asked: Any = {**HI, "max_output_tokens": 100, "tools": [TOOL], "tool_choice": "required", **more}
+    response = client.responses.create(**asked, parallel_tool_calls=False)
+    (item,) = response.output
+    assert isinstance(item, ResponseFunctionToolCall)
+    return response, item
+
+
+def test_a_function_is_called_and_its_result_gone_on_from(client: openai.OpenAI) -> None:
+    response, call = called(client)
+    assert call.name == "water_level"
+    result: Any = {"type": "function_call_output", "call_id": call.call_id, "output": "3 m"}
+    second = client.responses.create(
+        model="tiny",
+        input=[result],
+        previous_response_id=response.id,
+        tools=[TOOL],
+        tool_choice="none",
+        max_output_tokens=8,
+    )
+    assert second.output_text
+    resent: Any = [{"role": "user", "content": HI["input"]}, call.model_dump(exclude_none=True), result]
+    third = client.responses.create(model="tiny", input=resent, store=False, max_output_tokens=8)
+    assert third.store is False
+
+
+def test_later_turns_find_their_prompts_computed(client: openai.OpenAI) -> None:
+    """Calls, cut outputs and all white space stand in the next prompt as they were sampled."""
+    instructions = "The river and the bridge. " * 30
+    previous, seen = None, 0
+    for turn in range(6):
+        response = client.responses.create(
+            model="tiny",
+            input=f"{turn}?",
+            instructions=instructions,
+            previous_response_id=previous,
+            max_output_tokens=30,
+            temperature=1.5,
+            extra_body={"seed": turn},
+        )
+        usage = response.usage
+        assert usage is not None
+        if previous is not None:
+            assert usage.input_tokens_details.cached_tokens >= seen - 1  # the last token was never computed
+        seen = usage.total_tokens
+        previous = response.id
+
+
+def test_a_response_in_the_background_is_found_again(client: openai.OpenAI) -> None:
+    stream = client.responses.create(**HI, background=True, stream=True)
+    first = next(iter(stream))
+    assert first.type == "response.created"
+    stream.close()
+    rest = list(client.responses.retrieve(first.response.id, stream=True, starting_after=0))
+    assert [event.sequence_number for event in rest] == list(range(1, len(rest) + 1))
+    assert rest[-1].type == "response.incomplete"
+    assert client.responses.retrieve(first.response.id) == rest[-1].response
+
+
+def test_a_response_in_the_background_is_cancelled(client: openai.OpenAI) -> None:
+    asked = {**HI, "max_output_tokens": 1500}
+    response = client.responses.create(**asked, background=True, extra_body={"ignore_eos": True})
+    assert response.status == "queued"
+    assert client.responses.cancel(response.id).status == "cancelled"
+    assert client.responses.retrieve(response.id).status == "cancelled"
+
+
+def test_prompts_are_counted(client: openai.OpenAI) -> None:
+    counted = client.responses.input_tokens.count(model="tiny", input=HI["input"])
+    response = client.responses.create(**HI)
+    assert response.usage is not None
+    assert counted.input_tokens == response.usage.input_tokens
+
+
+def test_a_websocket_goes_on_from_what_is_not_stored(client: openai.OpenAI) -> None:
+    with client.responses.connect() as connection:
+        texts, previous = [], None
+        for _ in range(2):
+            connection.response.create(**HI, store=False, previous_response_id=previous)
+            while (event := connection.recv()).type != "response.incomplete":
+                assert event.type not in ("error", "response.failed"), event
+            texts.append(event.response.output_text)
+            previous = event.response.id
+        connection.send({"type": "response.create", "input": "hi", "previous_response_id": "resp_0"})
+        refused: Any = connection.recv()
+        assert refused.type == "error"
+    assert all(texts)
+
+
+def test_a_client_that_leaves_ends_its_response(server: ServerProcess) -> None:
+    with openai.OpenAI(base_url=server.url + "/v1", api_key="none", timeout=0.5, max_retries=0) as hasty:
+        asked = {**HI, "max_output_tokens": 1500}
+        with pytest.raises(openai.APITimeoutError):
+            hasty.responses.create(**asked, extra_body={"ignore_eos": True})
+    deadline = time.monotonic() + 20
+    while httpx.get(server.url + "/v1/requests").json()["data"]:
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+
+
+def test_responses_are_rows_of_a_batch(client: openai.OpenAI) -> None:
+    body = {**HI, "store": False}
+    row: dict[str, object] = {"custom_id": "a", "method": "POST", "url": "/v1/responses", "body": body}
+    batch = ended(client, begin(client, jsonl([row]), endpoint="/v1/responses").id)
+    assert batch.request_counts is not None
+    assert batch.request_counts.completed == 1
+    (line,) = lines_of(client, batch.output_file_id)
+    answer: Any = line["response"]
+    assert answer["body"]["object"] == "response"
+    usage: Any = batch.usage
+    assert usage.output_tokens == 12

@@ -1,0 +1,60 @@
+"""What is in models' files is read once, and nobody waits for long."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from pathlib import Path
+
+import pytest
+
+from openai_cpu_server.models.digests import Digests
+from openai_cpu_server.models.served import ServedModel
+from openai_cpu_server.serving.house import FileContent
+from tests.api.fake_engine import FakeEngine
+from tests.api.serving import served
+
+pytestmark = pytest.mark.anyio
+
+
+def model() -> ServedModel:
+    return served(FakeEngine()).default
+
+
+async def test_a_large_file_is_read_while_the_server_goes_on() -> None:
+    one, may_end, times = model(), threading.Event(), []
+
+    def digest() -> str:
+        times.append(1)
+        may_end.wait()
+        return "known"
+
+    one.content_digest = digest
+    digests = Digests(wait_s=0.01)
+    digests.begin(one)
+    assert [await digests.of(one), await digests.of(one)] == [None, None]
+    may_end.set()
+    while await digests.of(one) is None:
+        await asyncio.sleep(0.001)
+    assert (await digests.of(one), len(times)) == ("known", 1)
+
+
+def test_equal_files_have_one_digest_wherever_they_are(tmp_path: Path) -> None:
+    one, two, other = (tmp_path / name for name in "abc")
+    one.write_bytes(b"x" * 3_000_000)
+    two.write_bytes(b"x" * 3_000_000)
+    other.write_bytes(b"x" * 2_999_999 + b"y")
+    digests = [FileContent([path]).digest() for path in (one, two, other)]
+    assert digests[0] == digests[1] != digests[2]
+    assert FileContent([one, two]).digest() not in digests
+
+
+def test_a_file_that_has_changed_since_has_none(tmp_path: Path) -> None:
+    path = tmp_path / "a"
+    path.write_bytes(b"x")
+    content = FileContent([path])
+    assert content.digest() is not None
+    path.write_bytes(b"xy")
+    assert content.digest() is None
+    path.unlink()
+    assert content.digest() is None
