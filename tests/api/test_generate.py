@@ -14,6 +14,7 @@ from openai_cpu_server.api.application import create_api
 from openai_cpu_server.llama.grammar.grammar_check import GrammarCheck
 from openai_cpu_server.models.registry import ModelRegistry
 from openai_cpu_server.models.served import ServedModel
+from openai_cpu_server.prompt.tool_formats import TOOL_FORMATS
 from tests.api.asgi import exchange
 from tests.api.fake_engine import FakeEngine
 from tests.api.fake_tokenizer import FakeTokenizer
@@ -223,7 +224,7 @@ def without_template() -> ModelRegistry:
         engine=FakeEngine(),
         tokenizer=FakeTokenizer(),
         template=None,
-        tool_format=None,
+        tool_format=TOOL_FORMATS["generic"],
         check_grammar=GrammarCheck,
     )
     return ModelRegistry([model])

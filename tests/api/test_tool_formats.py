@@ -11,6 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from openai_cpu_server.api.calls.call import Call
+from openai_cpu_server.api.resolve.call import UNENFORCED
+from openai_cpu_server.errors import InvalidRequest
 from openai_cpu_server.prompt.tool_formats import (
     TOOL_FORMATS,
     CallArguments,
@@ -304,8 +306,7 @@ def test_raw_text_becomes_a_json_string(form: str, follower: Follower, city: str
 def test_pythons_strings_and_words_become_jsons(text: str, arguments: object) -> None:
     wanted = arguments or {"city": "O'Hare", "tags": ["a)", "b="], "now": False}
     assert read(reader(asked("pythonic")), list(text)) == ("", "", [("get_weather", wanted)])
-    if "True" not in text:
-        assert accepts(asked("pythonic"), TAUGHT, text)
+    assert accepts(asked("pythonic"), TAUGHT, text)
     assert not accepts(asked("pythonic"), TAUGHT, text.replace("celsius", "kelvin").replace("city", "town"))
 
 
@@ -334,3 +335,56 @@ def test_harmonys_channels_are_thoughts_content_and_calls() -> None:
     assert accepts(asked("harmony"), TAUGHT, final)
     assert read(reader(asked("harmony")), list(final)) == ("Easy.", "Hi", [])
     assert read(reader(asked("harmony")), ["no channels"]) == ("", "no channels", [])
+
+
+def split(parameters: object, *, form: str = "qwen3-coder", strict: bool | None = None) -> Call:
+    function = {"name": "f", "parameters": parameters, "strict": strict}
+    return chat(form=form, tools=[{"type": "function", "function": function}], tool_choice="required")
+
+
+def test_what_concerns_several_parameters_at_once_is_named_or_refused() -> None:
+    schema = {"type": "object", "properties": {"a": {"type": "integer"}}, "minProperties": 1}
+    assert split(schema).headers[UNENFORCED] == "tools[0].function.parameters.minProperties"
+    with pytest.raises(InvalidRequest) as error:
+        split(schema, strict=True)
+    assert (error.value.param, error.value.code) == (
+        "tools[0].function.parameters.minProperties",
+        "unsupported_schema",
+    )
+
+
+@pytest.mark.parametrize(
+    ("schema", "keyword"),
+    [
+        ({"properties": []}, "properties"),
+        ({"properties": {}, "required": "a"}, "required"),
+        ({"required": [1]}, "required"),
+        ({"required": ["a>b"]}, "required"),
+        ({"anyOf": [{"required": ["a"]}]}, "anyOf"),
+    ],
+)
+def test_schemas_that_cannot_be_split_are_refused(schema: dict[str, object], keyword: str) -> None:
+    with pytest.raises(InvalidRequest) as error:
+        split(schema)
+    assert error.value.param == f"tools[0].function.parameters.{keyword}"
+
+
+def test_a_string_with_limits_is_json_in_its_tag() -> None:
+    schema = {
+        "properties": {"a": {"$ref": "#/$defs/short"}},
+        "$defs": {"short": {"type": "string", "maxLength": 2}},
+    }
+    call = split({"type": "object", "required": ["a"], **schema})
+    text = "<tool_call>\n<function=f>\n<parameter=a>\n%s\n</parameter>\n</function>\n</tool_call>"
+    assert accepts(call, PLAIN, text % '"ab"')
+    assert not accepts(call, PLAIN, text % '"abc"')
+    assert not accepts(call, PLAIN, text % "ab")
+    assert read(reader(call), list(text % '"ab"')) == ("", "", [("f", {"a": "ab"})])
+
+
+def test_many_optional_parameters_make_no_large_grammar() -> None:
+    many = {f"p{index}": {"type": "integer"} for index in range(40)}
+    call = split({"type": "object", "properties": many}, form="pythonic")
+    for text in ("[f()]", "[f(p3=1)]", "[f(p0=1, p39=2)]"):
+        assert accepts(call, PLAIN, text)
+    assert not accepts(call, PLAIN, "[f(p4=1, p3=2)]")

@@ -48,7 +48,7 @@ TOOLS: Any = [openai.pydantic_function_tool(Booking), openai.pydantic_function_t
 BOOKING: Any = {"type": "function", "function": {"name": "Booking"}}
 
 
-@pytest.fixture(scope="module", params=["hermes", "llama3", "mistral", "demo"])
+@pytest.fixture(scope="module", params=["llama3", "mistral", "demo", "qwen3-coder", "pythonic", "harmony"])
 def any_format(request: pytest.FixtureRequest) -> Iterator[openai.OpenAI]:
     yield from _serving(request.param)
 
@@ -174,6 +174,15 @@ def test_auto_is_text_or_calls(any_format: openai.OpenAI) -> None:
         # An empty text is one, too: a random model may end at once.
         assert (choice.message.content is None) == bool(choice.message.tool_calls) or choice.message.content
         assert choice.finish_reason in ("stop", "length", "tool_calls")
+
+
+def test_an_answer_of_a_form_or_calls(any_format: openai.OpenAI) -> None:
+    form: Any = {"type": "json_schema", "json_schema": {"name": "b", "schema": Booking.model_json_schema()}}
+    for choice in ask(any_format, tools=TOOLS, response_format=form):
+        if choice.message.tool_calls:
+            assert {name for name, _ in arguments_of(choice)} <= {"Booking", "Review"}
+        else:
+            Booking.model_validate_json(choice.message.content)
 
 
 def test_calls_and_their_results_go_back_in(any_format: openai.OpenAI) -> None:

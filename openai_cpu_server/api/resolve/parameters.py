@@ -33,15 +33,21 @@ class SplitParameters:
         self.parts: dict[str, str] = {}
         """GBNF by the rule's name."""
         self.unenforced: tuple[str, ...] = self._left_out(schema)
-        given = schema.get("properties")
-        properties = given if isinstance(given, dict) else {}
-        needed = schema.get("required")
-        required = [name for name in needed if isinstance(name, str)] if isinstance(needed, list) else []
-        names = [name for name in dict.fromkeys([*properties, *required]) if self._is_written(name, required)]
+        properties, required = schema.get("properties", {}), schema.get("required", [])
+        if not isinstance(properties, dict):
+            raise self._invalid("properties", "an object")
+        if not isinstance(required, list) or not all(isinstance(name, str) for name in required):
+            raise self._invalid("required", "a list of names")
+        needed = [str(name) for name in required]
+        names = [name for name in dict.fromkeys([*properties, *needed]) if self._is_written(name, needed)]
         self.parameters = tuple(
-            self._parameter(name, properties.get(name, {}), f"{stem}p{index}", is_required=name in required)
+            self._parameter(name, properties.get(name, {}), f"{stem}p{index}", is_required=name in needed)
             for index, name in enumerate(names)
         )
+
+    def _invalid(self, keyword: str, expected: str) -> InvalidRequest:
+        message = f"Invalid schema for function '{self._function.name}': '{keyword}' must be {expected}."
+        return InvalidRequest(message, param=f"{self._function.param}.{keyword}", code="invalid_schema")
 
     def _left_out(self, schema: JsonObject) -> tuple[str, ...]:
         """Paths of keywords that say something of all parameters together."""
@@ -66,7 +72,14 @@ class SplitParameters:
         choices = _choices(schema)
         self.parts[rule] = self._value(name, schema).gbnf
         return Parameter(
-            name, is_required=is_required, rule=rule, is_text=choices is not None, choices=choices or ()
+            name,
+            is_required=is_required,
+            rule=rule,
+            is_text=choices is not None,
+            choices=choices or (),
+            is_boolean=isinstance(schema, dict)
+            and schema.keys() - _NOTES == {"type"}
+            and schema["type"] == "boolean",
         )
 
     def _value(self, name: str, schema: object) -> Grammar:

@@ -24,6 +24,8 @@ class Parameter:
     is_text: bool = False
     """It is any string, or one of `choices`: it may be written raw."""
     choices: tuple[str, ...] = ()
+    is_boolean: bool = False
+    """It is true or false."""
 
 
 @dataclass(frozen=True)

@@ -47,22 +47,21 @@ class Parameters:
         if not self.between:
             shown = [f"{stem}-{i}" + ("" if x.is_required else "?") for i, x in enumerate(parameters)]
             return " ".join(shown), rules
-        between, following = spelling.gbnf(self.between), ""
-        first = ""
+        between, first, rest = spelling.gbnf(self.between), "", ""
         for i in reversed(range(len(parameters))):
-            here = f"{stem}-{i} {following}".strip()
-            is_required = parameters[i].is_required
+            here, is_required = f"{stem}-{i} {rest}".strip(), parameters[i].is_required
             alone = here if is_required else f"{here} | {first}" if first else f"({here})?"
-            rules.append(f"{stem}-first-{i} ::= {alone}")
-            first = f"{stem}-first-{i}"
             more = f"{between} {stem}-{i}" if is_required else f"({between} {stem}-{i})?"
-            following = f"{more} {following}".strip()
+            first, after, rest = f"{stem}-first-{i}", rest, f"{stem}-rest-{i}"
+            rules += [f"{first} ::= {alone}", f"{rest} ::= {more} {after}".strip()]
         return first, rules
 
     def _one(self, parameter: Parameter, spelling: Spelling) -> str:
         begin = spelling.gbnf(self.begin, parameter.name)
         behind = spelling.gbnf(self.behind)
         plain = f"{parameter.rule} {spelling.literal(self._json_end)}".strip()
+        if self.is_python and parameter.is_boolean:
+            plain = f'({plain} | "True" | "False")'
         if not self.is_raw(parameter):
             return f"{begin} {plain} {behind}".strip()
         if parameter.choices:
