@@ -207,7 +207,7 @@ BROKEN = {
 }
 
 
-@pytest.mark.parametrize("name", TAUGHT.keys() - BROKEN.keys())
+@pytest.mark.parametrize("name", sorted(TAUGHT.keys() - BROKEN.keys()))
 def test_real_templates_show_tools_two_earlier_calls_and_their_results(name: str) -> None:
     calls = [
         {"id": f"call_{i}", "type": "function", "function": {"name": f, "arguments": '{"city": "R\u00f6me"}'}}
