@@ -68,6 +68,35 @@ class ModelOptions(BaseModel):
         description="how the model writes tool calls; default: as its chat template says, or generic if that "
         "says nothing that the server knows",
     )
+    reasoning_format: Literal[
+        "auto",
+        "none",
+        "think",
+        "harmony",
+        "gemma",
+        "mistral",
+        "cohere",
+        "seed",
+        "apertus",
+        "apriel",
+        "granite",
+        "granite-3.2",
+        "hunyuan",
+        "thought",
+    ] = Field(
+        "auto",
+        description="how the model marks what it thinks; default: as its chat template says; none: thoughts "
+        "are shown as a part of the answer",
+    )
+    reasoning: Literal["auto", "on", "off"] = Field(
+        "auto",
+        description="whether the model thinks where a request does not say; auto: as its chat template says",
+    )
+    reasoning_budget: int | None = Field(
+        None,
+        ge=0,
+        description="tokens of thoughts at most, where a request does not say; 0: none; default: any number",
+    )
     json_whitespace: Literal["compact", "flexible"] = Field(
         "compact", description="white space that the model may write in JSON output"
     )

@@ -45,9 +45,12 @@ class Result:
     refused: collections.Counter[str] = field(default_factory=collections.Counter)
     rejects_valid: int = 0
     accepts_invalid: int = 0
+    too_complex: int = 0
+    """Instances at which llguidance gave up: neither accepted nor rejected."""
     compile_s: list[float] = field(default_factory=list)
     convert_s: list[float] = field(default_factory=list)
     load_s: list[float] = field(default_factory=list)
+    ready_s: list[float] = field(default_factory=list)
     mask_s: list[float] = field(default_factory=list)
     failures: list[str] = field(default_factory=list)
 
@@ -116,7 +119,7 @@ class Bench:
             self.result.refused[keyword] += 1
             self.result.failures.append(f"{case['name']}: refused: {error}")
             return
-        self.result.passed += self._is_right(case, grammar)
+        self.result.passed += self._is_right(case, gbnf, grammar)
         self._time(case, gbnf)
 
     def _compiled(self, schema: dict) -> str:
@@ -126,11 +129,17 @@ class Bench:
         finally:
             self.result.compile_s.append(time.process_time() - start)
 
-    def _is_right(self, case: dict, grammar: GrammarCheck) -> bool:
+    def _is_right(self, case: dict, gbnf: str, grammar: GrammarCheck) -> bool:
         right = True
         for test in case["tests"]:
             text = self._written(test["data"])
-            fit = grammar.check(text)
+            try:
+                fit = grammar.check(text)
+            except InvalidRequest as error:
+                right = False
+                self._note_too_complex(case, error)
+                grammar = GrammarCheck(gbnf)
+                continue
             if fit.fits == test["valid"]:
                 continue
             right = False
@@ -140,6 +149,11 @@ class Bench:
             place = f"{text[: fit.accepted][-50:]} ^ {text[fit.accepted :][:50]}"
             self.result.failures.append(f"{case['name']}: {what}: {place}")
         return right
+
+    def _note_too_complex(self, case: dict, error: Exception) -> None:
+        """Note an instance at which llguidance gave up."""
+        self.result.too_complex += 1
+        self.result.failures.append(f"{case['name']}: too complex: {str(error)[:200]}")
 
     def _written(self, data: object) -> str:
         is_compact = self._options.whitespace is Whitespace.COMPACT
@@ -152,17 +166,24 @@ class Bench:
         self.result.convert_s.append(time.process_time() - start)
         matcher = LLMatcher(self._tokenizer, LLMatcher.grammar_from_lark(lark), log_level=0)
         self.result.load_s.append(time.process_time() - start)
+        self.result.ready_s.append(self.result.compile_s[-1] + self.result.load_s[-1])
         for test in case["tests"]:
             if test["valid"]:
                 matcher.reset()
                 self._masks(matcher, self._written(test["data"]))
+            if matcher.is_error():
+                return
 
     def _masks(self, matcher: LLMatcher, text: str) -> None:
+        """Compute the mask for each token, until one does not fit or llguidance gives up."""
         for token in self._tokenizer.greedy_tokenize(text):
             start = time.process_time()
-            matcher.compute_bitmask()
+            try:
+                matcher.compute_bitmask()
+            except ValueError:
+                return
             self.result.mask_s.append(time.process_time() - start)
-            if not matcher.try_consume_tokens([token]):
+            if matcher.is_error() or not matcher.try_consume_tokens([token]):
                 return
 
 
@@ -179,9 +200,11 @@ def report(result: Result, num_valid: int, num_invalid: int, vocabulary_size: in
         f"refused          {sum(result.refused.values())} ({refused or 'none'})",
         f"rejects valid    {result.rejects_valid} of {num_valid} instances ({rejected:.2f} %)",
         f"accepts invalid  {result.accepts_invalid} of {num_invalid} instances",
+        f"too complex      {result.too_complex} instances",
         _times("compile", result.compile_s, "schema -> GBNF"),
         _times("convert", result.convert_s, "GBNF -> Lark"),
         _times("load", result.load_s, "GBNF -> llguidance, converted and read"),
+        _times("ready", result.ready_s, "compile and load together"),
         _times("mask", result.mask_s, f"{len(result.mask_s)} tokens, vocabulary of {vocabulary_size}"),
     ]
     return "\n".join(lines)

@@ -34,6 +34,7 @@ from openai_cpu_server.contract.step import (
     Verb,
     num_right,
 )
+from openai_cpu_server.contract.thinking import Thinking, Thoughts
 from openai_cpu_server.errors import AdapterFailed, ConstraintFailed, EmbeddingFailed
 
 CONTROL_TOKEN = 300
@@ -95,16 +96,42 @@ def forced_token(constraint: Constraint, output: list[int]) -> int | None:
     Everything else stands for itself; the end of the pattern ends the output. Returns what must follow the
     output; None is free. A pattern `(` is broken. A backend that meets `%` panics, and `#` kills it.
     """
-    if "(" in constraint.grammar:
+    pattern = constraint.grammar
+    if pattern is not None and "(" in pattern:
         raise ConstraintFailed("the pattern is broken")
+    if constraint.thinking is not None:
+        behind = _behind_thoughts(constraint.thinking, output)
+        if not isinstance(behind, list):
+            return behind
+        output = behind
     expected: list[int | None] = list(constraint.opening)
-    for sign in constraint.grammar:
+    for sign in pattern or "":
         if len(expected) > len(output):
             break
         if sign == "!":
             raise ConstraintFailed("the pattern has failed")
         expected += _expansion(sign, output[len(expected) - 1 : len(expected)])
-    return expected[len(output)] if len(output) < len(expected) else END_TOKEN
+    if len(output) < len(expected):
+        return expected[len(output)]
+    return None if pattern is None else END_TOKEN
+
+
+def _behind_thoughts(thinking: Thinking, output: list[int]) -> list[int] | int | None:
+    """The tokens of the answer. While there is none: what must follow the output; None is free."""
+    thoughts, must = Thoughts(thinking), thinking.opening
+    for index in range(len(output) + 1):
+        if not must and thoughts.is_used_up:
+            must = thinking.closing
+        if index == len(output):
+            break
+        if thoughts.read(piece_of(output[index])) is not None:
+            return output[index + 1 :]
+        must = must[1:]
+    return must[0] if must else None
+
+
+def piece_of(token: int) -> bytes:
+    return bytes([token - 2]) if 2 <= token < 258 else b""
 
 
 def _expansion(sign: str, before: list[int]) -> list[int | None]:
@@ -208,12 +235,13 @@ class FakeBackend:
     def piece(self, token: int, *, special: bool = False) -> bytes:
         if token == CONTROL_TOKEN and special:
             return b"[CONTROL]"
-        return bytes([token - 2]) if 2 <= token < 258 else b""
+        return piece_of(token)
 
     def forced(self, constraint: Constraint, output: tuple[int, ...]) -> tuple[int, ...]:
-        if "#" in constraint.grammar:
+        pattern = constraint.grammar or ""
+        if "#" in pattern:
             signal.raise_signal(self._kill_with)  # this thread goes no further
-        if "%" in constraint.grammar:
+        if "%" in pattern:
             raise Panic("index out of bounds")
         return forced_tokens(constraint, list(output))
 

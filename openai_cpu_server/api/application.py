@@ -123,7 +123,7 @@ def create_api(
         *_watching_routes(models, watch),
         *(_job_routes(jobs, models, options) if jobs else []),
     ]
-    generate = GenerationRoute(GenerateFamily(), models, options, recall)
+    generate: GenerationRoute[GenerateBody] = GenerationRoute(GenerateFamily(), models, options, recall)
     old_batch = GenerateBatchRoute(generate, limits=limits, endings=endings, options=options)
     routes += _old_routes(models, generate, old_batch)
     routes.append(Route(OPENAPI_PATH, OpenApiRoute(routes, lenient=options.lenient).document))

@@ -6,6 +6,8 @@ import enum
 
 import msgspec
 
+from openai_cpu_server.contract.thinking import Thinking
+
 
 class Priority(enum.IntEnum):
     """The order of classes: the smaller value goes first."""
@@ -45,17 +47,20 @@ class Sampling(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class Constraint(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """What the output must look like."""
+    """What the output must look like: first there may be thoughts, and behind them is the answer."""
 
-    grammar: str
-    """GBNF that surely compiles."""
+    grammar: str | None = None
+    """GBNF that surely compiles; None: the answer is free."""
     opening: tuple[int, ...] = ()
-    """Tokens before the grammar with which the output begins (the marker of a tool call)."""
+    """Tokens before the grammar with which the answer begins (the marker of a tool call)."""
     triggers: tuple[str, ...] = ()
-    """The output is free until it contains one of these (control tokens by name); then the grammar begins.
+    """The answer is free until it contains one of these (control tokens by name); then the grammar begins.
 
-    (): the grammar begins with the first token.
+    (): the grammar begins with the answer's first token. Thoughts must be certain then, or impossible.
     """
+    thinking: Thinking | None = None
+    """How thoughts are told from the answer. Stop strings are for the answer alone.
+    None: all of the output is the answer."""
 
 
 class GenerationRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag="generate"):

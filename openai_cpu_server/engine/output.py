@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from openai_cpu_server.contract.messages import Finish, FinishReason, TokenEvent
 from openai_cpu_server.contract.step import Sample, TokenLogprob
+from openai_cpu_server.contract.thinking import Thoughts
 from openai_cpu_server.engine.text import Release, TextStream
 from openai_cpu_server.scheduler.sequence import Sequence
 from openai_cpu_server.scheduler.spans import Advance
@@ -38,7 +39,11 @@ class Output:
         """Tokens of the output that were looked at; forced ones behind its end do not count."""
         self._num_forced = 0
         """How many of these were computed without sampling."""
-        self._text = TextStream(sequence.request.stop)
+        self._thoughts = _thoughts(sequence)
+        """Stop strings wait until they have ended; None: they have, or there are none."""
+        self._text = TextStream(sequence.request.stop if self._thoughts is None else ())
+        for token in sequence.output[:num_told]:
+            self._follow(self._piece(token))
         self._held: list[_Token] = []
         """Tokens that are not told yet."""
         self._gained = _NOTHING
@@ -89,7 +94,9 @@ class Output:
             self._gain(self._text.flush())
             return FinishReason.STOP
         self._held.append(token)
-        release = self._text.push(self._piece(token.number))
+        piece = self._piece(token.number)
+        release = self._text.push(piece)
+        self._follow(piece)
         self._gain(release)
         if release.stopped:
             return FinishReason.STOP
@@ -97,6 +104,12 @@ class Output:
             self._gain(self._text.flush())
             return FinishReason.LENGTH
         return None
+
+    def _follow(self, piece: bytes) -> None:
+        """Stop strings are looked for from the token on that follows the thoughts."""
+        if self._thoughts is not None and self._thoughts.read(piece) is not None:
+            self._thoughts = None
+            self._text.watch(self._sequence.request.stop)
 
     def _gain(self, release: Release) -> None:
         gained = self._gained
@@ -131,6 +144,13 @@ class Output:
             accepted_tokens=sequence.num_accepted,
             error=error,
         )
+
+
+def _thoughts(sequence: Sequence) -> Thoughts | None:
+    constraint = sequence.request.constraint
+    if constraint is None or constraint.thinking is None:
+        return None
+    return Thoughts(constraint.thinking)
 
 
 def _tokens(samples: Iterable[Sample]) -> Iterator[_Token]:

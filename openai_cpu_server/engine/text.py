@@ -36,6 +36,10 @@ class TextStream:
         self._ends: list[int] = []
         """Where each held token ends in `_held`."""
 
+    def watch(self, stop: Sequence[str]) -> None:
+        """Look for these stop strings instead, in what comes from now on and in what is held."""
+        self._stop = [s.encode() for s in stop]
+
     def push(self, piece: bytes) -> Release:
         self._held += piece
         self._ends.append(len(self._held))

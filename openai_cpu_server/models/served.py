@@ -9,6 +9,7 @@ from openai_cpu_server.contract.model_info import ModelInfo, ModelKind, Tokenize
 from openai_cpu_server.models.chat_prompts import ChatPrompts
 from openai_cpu_server.models.grammars import Grammars
 from openai_cpu_server.models.pieces import Pieces
+from openai_cpu_server.models.thinking import ModelThinking
 from openai_cpu_server.prompt.chat_template import ChatTemplate
 from openai_cpu_server.prompt.rerank_template import rerank_template
 from openai_cpu_server.prompt.tool_formats import ToolFormat
@@ -32,6 +33,7 @@ class ServedModel:
         kind: ModelKind = ModelKind.GENERATES,
         may_retry: Callable[[], bool] = lambda: False,
         quantisation: str | None = None,
+        thinking: ModelThinking | None = None,
         content_digest: Callable[[], str | None] = lambda: None,
     ) -> None:
         """`names`: the first is the model's own, the others mean the same. `created`: Unix time.
@@ -39,8 +41,9 @@ class ServedModel:
         `template`: None for a model that has none; chat is refused then. `check_grammar` raises
         InvalidRequest for GBNF that cannot be executed. `whitespace`: what the model may write in JSON
         output. `may_retry`: it has failed, and a request may make it try again. `quantisation`: what its
-        file states, such as `q4_k_m`. `content_digest` reads the whole file, which takes its time; None: it
-        is not the file any more that the model was made of.
+        file states, such as `q4_k_m`. `thinking`: None for a model that does not think, or whose thoughts
+        are to be part of its answers. `content_digest` reads the whole file, which takes its time;
+        None: it is not the file any more that the model was made of.
         """
         self.content_digest = content_digest
         self.quantisation = quantisation
@@ -51,7 +54,9 @@ class ServedModel:
         self.kind = kind
         self.tokenizer = tokenizer
         self.tool_format = tool_format
-        self.prompts = ChatPrompts(template, tokenizer, tool_format)
+        self.thinking = thinking
+        reasoning = thinking.template if thinking is not None else None
+        self.prompts = ChatPrompts(template, tokenizer, tool_format, reasoning)
         self.rerank_template = rerank_template(tokenizer.rerank_template, template)
         """The template of a reranker that answers yes or no; None: it is none."""
         self.grammars = Grammars(check_grammar, whitespace)

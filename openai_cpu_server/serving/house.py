@@ -24,11 +24,15 @@ from openai_cpu_server.llama.gguf.header import GgufHeader, model_files
 from openai_cpu_server.llama.gguf.kind import model_kind
 from openai_cpu_server.llama.grammar.grammar_check import GrammarCheck
 from openai_cpu_server.llama.model.vocabulary import Vocabulary
+from openai_cpu_server.model_options import ModelOptions
 from openai_cpu_server.models.broken import NoTokenizer
 from openai_cpu_server.models.keeper import Kept, ModelKeeper
 from openai_cpu_server.models.memory_budget import MemoryNeed
 from openai_cpu_server.models.served import ServedModel
+from openai_cpu_server.models.thinking import ModelThinking
 from openai_cpu_server.prompt.chat_template import ChatTemplate
+from openai_cpu_server.prompt.reasoning.formats import REASONING_FORMATS
+from openai_cpu_server.prompt.reasoning.template import template_reasoning
 from openai_cpu_server.prompt.tool_formats import TOOL_FORMATS, ToolFormat, format_for
 from openai_cpu_server.serving.engine_options import cache_bytes, engine_options, read_text
 from openai_cpu_server.serving.foresight import Share, foresee
@@ -166,6 +170,7 @@ class Builder:
             kind=kind,
             may_retry=lambda: self._keeper.may_retry(kept),
             quantisation=file_type_name(header.get_int("general.file_type") or 0),
+            thinking=_thinking(plan.options, template),
             content_digest=FileContent(model_files(header)).digest,
         )
         weakref.finalize(served, vocabulary.close)  # whoever has chosen it may still tokenise
@@ -222,6 +227,17 @@ class Builder:
             logger.warning("the model has no chat template: /v1/chat/completions needs --chat-template FILE")
             return None
         return ChatTemplate(source, bos_text=vocabulary.bos_text, eos_text=vocabulary.eos_text)
+
+
+def _thinking(options: ModelOptions, template: ChatTemplate | None) -> ModelThinking | None:
+    """None: the model does not think, or what it writes is to be shown as it is."""
+    if template is None or options.reasoning_format == "none":
+        return None
+    reasoning = template_reasoning(template, REASONING_FORMATS.get(options.reasoning_format))
+    if reasoning is None:
+        return None
+    is_on = {"auto": None, "on": True, "off": False}[options.reasoning]
+    return ModelThinking(reasoning, is_on=is_on, budget=options.reasoning_budget)
 
 
 def _tool_format(name: str, template: ChatTemplate | None) -> ToolFormat:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from openai_cpu_server.structured.languages.expr import NOTHING, Expr, Ref, Text, alt
+from openai_cpu_server.structured.languages.expr import NOTHING, Expr, Ref, Text, alt, literal
 from openai_cpu_server.structured.logic.goals import Branch, Fact, Goal, Goals
 from openai_cpu_server.structured.options import Budget, Options
 from openai_cpu_server.structured.report import Report, Unenforced
@@ -71,7 +71,7 @@ class _Compiler:
         marks = Punctuation(self._grammar, options.whitespace)
         names = Names(self._strings, self._lexemes)
         self._objects = Objects(self._grammar, marks, self._value, names, options.order)
-        self._arrays = Arrays(self._grammar, marks, self._value, self._listed)
+        self._arrays = Arrays(self._grammar, marks, self._value, self._listed, self._goals.satisfiable)
         self._rules: dict[Goal, str] = {}
         self._waiting: list[tuple[Goal, str]] = []
 
@@ -181,10 +181,17 @@ class _Compiler:
         if kind is Kind.NUMBER and (integers := few_integers(branch, _MOST_LISTED)) is not None:
             return [Text(str(x)) for x in integers]
         if not any(isinstance(f.node, Scalars) and f.is_true for f in branch):
-            return None if self._is_possible(branch, kind) else []
+            return self._unlisted(branch, kind) if self._is_possible(branch, kind) else []
         if kind is Kind.STRING:
             return [self._lexemes.string(x) for x in self._strings.listed(branch)]
         return [self._lexemes.number(x, "number") for x in self._numbers.listed(branch)]
+
+    def _unlisted(self, branch: Branch, kind: Kind) -> list[Expr] | None:
+        """All values that no list names but that are few: short strings of a pattern. None for any others."""
+        if kind is not Kind.STRING:
+            return None
+        texts = self._strings.few(self._strings.language(branch), _MOST_LISTED)
+        return None if texts is None else [self._lexemes.string(literal(x)) for x in texts]
 
 
 def _booleans(branch: Branch) -> list[bool]:

@@ -28,8 +28,37 @@ class SchemaTooLarge(InvalidRequest):
     """A limit of `Limits` was exceeded; `limit` is the name of its field."""
 
     def __init__(self, limit: str, value: int) -> None:
-        super().__init__(f"The schema is too large: more than {value} {limit.replace('_', ' ')}.")
+        named, advice = _LIMITS.get(limit, (limit.replace("_", " "), "make it smaller"))
+        super().__init__(f"The schema is too large: more than {value} {named}; {advice}.")
         self.limit = limit
+
+
+_LIMITS = {
+    "containers": ("objects and lists", "remove definitions that nothing refers to, and examples"),
+    "schemas": ("subschemas", "remove properties and definitions that are not needed"),
+    "depth": ("levels of nesting", "move inner schemas to '$defs' and refer to them"),
+    "values": ("values of one 'enum', or names of one 'properties'", "use a 'pattern', or fewer"),
+    "text": ("characters of names, values and patterns", "shorten lists of values and patterns"),
+    "branches": (
+        "alternatives made by merging",
+        "put fewer 'anyOf', 'oneOf' and 'not' beside each other, or list the whole alternatives once",
+    ),
+    "unfolded": (
+        "steps of merging",
+        "put fewer 'allOf', 'anyOf', 'oneOf' and 'not' beside each other",
+    ),
+    "regex_states": (
+        "states of an automaton",
+        "use smaller counts in 'pattern', 'maxLength' and 'multipleOf', and fewer of them at once",
+    ),
+    "regex_work": (
+        "steps for automata",
+        "use simpler patterns, fewer 'patternProperties' and fewer of 'pattern', 'format' and 'not' at once",
+    ),
+    "rules": ("rules of the grammar", "use smaller 'minItems', 'minProperties' and 'minContains'"),
+    "grammar": ("characters of the grammar", "remove properties, or split the schema into several requests"),
+}
+"""By the limit's name: what it counts, and what to change."""
 
 
 class InvalidPattern(InvalidRequest):

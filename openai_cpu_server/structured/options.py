@@ -20,7 +20,11 @@ class PropertyOrder(enum.Enum):
     """The order in which an object's declared properties may stand. Additional ones come after them."""
 
     SCHEMA = "schema"
-    """The order of `properties`, then names that only `required` mentions."""
+    """The order of `properties`, then names that only `required` mentions.
+
+    If `properties` are sorted by name and `required` names them in another order, then that order too: a
+    program has sorted them, so that only `required` tells which order the author meant.
+    """
     ANY = "any"
     """Any order for up to five properties; for more, the order of `properties`, or that of `required` first.
 
@@ -32,26 +36,26 @@ class PropertyOrder(enum.Enum):
 class Limits:
     """Limits are counted, not timed, so that a schema passes or fails on every machine."""
 
-    containers: int = 10_000
+    containers: int = 60_000
     """Objects and lists in the document, for whatever use."""
-    schemas: int = 2_000
+    schemas: int = 12_000
     """Subschemas that are looked at."""
     depth: int = 48
     """Levels of nested subschemas, of values in a `const`, and of groups in a pattern."""
     values: int = 2_000
     """Values of one `enum`, or names of one `properties`."""
-    text: int = 30_000
+    text: int = 200_000
     """Characters of all names, values and patterns together."""
-    branches: int = 1_000
+    branches: int = 6_000
     """Alternatives that merging makes of `anyOf`, `oneOf`, `not` and their like, over the whole schema."""
-    unfolded: int = 3_000
+    unfolded: int = 60_000
     """Steps of that merging."""
-    regex_states: int = 300
+    regex_states: int = 1_500
     """States of one automaton."""
-    regex_work: int = 7_500
+    regex_work: int = 40_000
     """Transitions of all automata together."""
-    rules: int = 1_000
-    grammar: int = 80_000
+    rules: int = 10_000
+    grammar: int = 600_000
     """Characters of the finished text."""
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from openai_cpu_server.api.calls.call import Call, Prompt, ToolCallStyle
+from openai_cpu_server.api.calls.call import Call, CallThinking, Prompt, ToolCallStyle
 from openai_cpu_server.contract.engine import Timings
 from openai_cpu_server.contract.messages import Finish, FinishReason, TokenEvent
 from openai_cpu_server.contract.request import GenerationRequest, Priority, Sampling
@@ -44,6 +44,7 @@ def call(
     service_tier: str | None = None,
     metadata: dict[str, str] | None = None,
     tool_calls: ToolCallStyle | None = None,
+    thinking: CallThinking | None = None,
 ) -> Call:
     prompts = prompts or (Prompt((0, *tokens_of("hi"))),)
     best_of = best_of or n
@@ -66,6 +67,7 @@ def call(
         service_tier=service_tier,
         metadata=metadata,
         tool_calls=tool_calls,
+        thinking=thinking,
     )
 
 

@@ -18,6 +18,7 @@ from openai_cpu_server.errors import InvalidRequest
 from openai_cpu_server.llama.grammar.grammar_check import GrammarCheck
 from openai_cpu_server.models.registry import ModelRegistry
 from openai_cpu_server.models.served import ServedModel
+from openai_cpu_server.models.thinking import ModelThinking
 from openai_cpu_server.prompt.chat_template import ChatTemplate
 from openai_cpu_server.prompt.tool_formats import TOOL_FORMATS
 from openai_cpu_server.structured import Whitespace
@@ -38,6 +39,7 @@ def chat(
     form: str = "demo",
     tokenizer: FakeTokenizer | None = None,
     whitespace: Whitespace = Whitespace.COMPACT,
+    thinks: ModelThinking | None = None,
     **fields: object,
 ) -> Call:
     """`form`: the tool format."""
@@ -51,6 +53,7 @@ def chat(
         tool_format=TOOL_FORMATS[form],
         check_grammar=GrammarCheck,
         whitespace=whitespace,
+        thinking=thinks,
     )
     body = {"messages": [{"role": "user", "content": "hi"}], **fields}
     return resolved(ChatFamily(), model, body, sender)

@@ -33,6 +33,7 @@ async def test_a_chat_is_answered_with_usage_and_timings(http: httpx.AsyncClient
         "completion_tokens": 8,
         "total_tokens": 13,
         "prompt_tokens_details": {"cached_tokens": 0},
+        "completion_tokens_details": {"reasoning_tokens": 0},
     }
     assert body["timings"]["tokens_generated"] == 8
     assert (body["timings"]["preemptions"], body["timings"]["interruptions"]) == (0, 0)

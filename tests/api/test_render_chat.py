@@ -82,7 +82,8 @@ def test_usage_is_null_until_its_own_chunk() -> None:
     assert events(stream.event(end(0))).decode().endswith('],"usage":null}\n\n')
     numbers = (
         ',"usage":{"prompt_tokens":3,"completion_tokens":2,"total_tokens":5,'
-        '"prompt_tokens_details":{"cached_tokens":0}},"timings":' + TIMINGS_JSON
+        '"prompt_tokens_details":{"cached_tokens":0},"completion_tokens_details":{"reasoning_tokens":0}},'
+        '"timings":' + TIMINGS_JSON
     )
     finish = end(0).finish
     assert finish is not None
@@ -131,7 +132,9 @@ def test_a_whole_response() -> None:
         '{"id":"c","object":"chat.completion","created":7,"model":"m","choices":[{"index":0,"message":'
         '{"role":"assistant","content":"hey","refusal":null},"logprobs":null,"finish_reason":"stop"}],'
         '"usage":{"prompt_tokens":3,"completion_tokens":2,"total_tokens":5,"prompt_tokens_details":'
-        '{"cached_tokens":0}},"timings":' + TIMINGS_JSON + ',"service_tier":"auto",'
+        '{"cached_tokens":0},"completion_tokens_details":{"reasoning_tokens":0}},"timings":'
+        + TIMINGS_JSON
+        + ',"service_tier":"auto",'
         '"system_fingerprint":"fp","metadata":{"k":"v"}}'
     )
 
@@ -150,6 +153,7 @@ def test_the_prompt_counts_once_for_all_choices() -> None:
         "completion_tokens": 12,
         "total_tokens": 15,
         "prompt_tokens_details": {"cached_tokens": 1},
+        "completion_tokens_details": {"reasoning_tokens": 0},
     }
     assert [choice["index"] for choice in body["choices"]] == [0, 1, 2]
 

@@ -79,7 +79,8 @@ def test_a_whole_response() -> None:
     assert whole(call(), text(0, "ok"), end(0)).decode() == (
         '{"id":"c","object":"text_completion","created":7,"model":"m","choices":'
         '[{"text":"ok","index":0,"logprobs":null,"finish_reason":"stop"}],"usage":{"prompt_tokens":3,'
-        '"completion_tokens":2,"total_tokens":5,"prompt_tokens_details":{"cached_tokens":0}},"timings":'
+        '"completion_tokens":2,"total_tokens":5,"prompt_tokens_details":{"cached_tokens":0},'
+        '"completion_tokens_details":{"reasoning_tokens":0}},"timings":'
         + TIMINGS_JSON
         + ',"system_fingerprint":"fp"}'
     )
@@ -142,6 +143,7 @@ def test_prompt_tokens_and_cached_ones_are_summed_over_prompts() -> None:
         "completion_tokens": 8,
         "total_tokens": 19,
         "prompt_tokens_details": {"cached_tokens": 2 + 0},
+        "completion_tokens_details": {"reasoning_tokens": 0},
     }
 
 

@@ -259,7 +259,7 @@ async def test_hints_change_nothing(http: httpx.AsyncClient) -> None:
     }
     answer = await respond(http, **hints)
     assert answer.status_code == 200
-    assert answer.headers["x-ignored-parameters"] == "client_metadata,prompt_cache_retention"
+    assert answer.headers["x-ignored-parameters"] == "client_metadata,prompt_cache_retention,reasoning_effort"
 
 
 # -- truncation --------------------------------------------------------------------------------------------
@@ -475,3 +475,29 @@ async def test_what_a_dead_server_leaves_behind_has_failed(tmp_path: Path) -> No
         (last,) = events(await http.get("/v1/responses/resp_left?stream=true&starting_after=7"))
         assert (last["type"], last["sequence_number"]) == ("response.failed", 8)
         assert (await http.post("/v1/responses/resp_left/cancel")).status_code == 400
+
+
+async def test_a_background_response_counts_against_its_keys_limits_until_its_end(tmp_path: Path) -> None:
+    path = tmp_path / "keys.toml"
+    digest = hashlib.sha256(b"ann").hexdigest()
+    path.write_text(f'[keys.ann]\nsha256 = "{digest}"\nconcurrent = 1\n')
+    engine = FakeEngine(says="Hello")
+    engine.goes_on.clear()
+    async with serving(engine, keys=KeyRing(None, path)) as http:
+        http.headers["x-api-key"] = "ann"
+        response = await begun(http)
+        assert (await respond(http)).status_code == 429
+        engine.goes_on.set()
+        await has_ended(http, response)
+        assert (await respond(http)).status_code == 200
+
+
+async def test_a_server_that_ends_leaves_a_failed_response(tmp_path: Path) -> None:
+    where = str(tmp_path / "jobs.db")
+    engine = FakeEngine(says="Hello")
+    engine.goes_on.clear()
+    async with serving(engine, where) as http:
+        response = await begun(http)
+        engine.cancel(response["id"])  # as an engine's end ends its requests
+    async with serving(FakeEngine(says="Hello"), where) as http:
+        assert await status_of(http, response) in ("failed", "cancelled")

@@ -20,22 +20,22 @@ PREFILL = {"role": "assistant", "content": "Sure, "}
 
 
 def test_answer_begins_afresh() -> None:
-    assert render_chat(TURNS, [USER]) == "<user>Hello</><assistant>"
+    assert render_chat(TURNS, [USER]).text == "<user>Hello</><assistant>"
 
 
 def test_prefill_continues_the_assistants_turn() -> None:
-    assert render_chat(TURNS, [USER, PREFILL]) == "<user>Hello</><assistant>Sure, "
+    assert render_chat(TURNS, [USER, PREFILL]).text == "<user>Hello</><assistant>Sure, "
 
 
 def test_prefill_in_parts() -> None:
     parts = [{"type": "text", "text": "Sure,"}, {"type": "text", "text": "so"}]
     rendered = render_chat(TURNS, [USER, {"role": "assistant", "content": parts}])
-    assert rendered == "<user>Hello</><assistant>Sure,\nso"
+    assert rendered.text == "<user>Hello</><assistant>Sure,\nso"
 
 
 def test_without_generation_prompt_the_last_turn_is_finished() -> None:
     rendered = render_chat(TURNS, [USER, PREFILL], add_generation_prompt=False)
-    assert rendered == "<user>Hello</><assistant>Sure, </>"
+    assert rendered.text == "<user>Hello</><assistant>Sure, </>"
 
 
 def test_prefill_with_tool_calls_is_refused() -> None:
@@ -46,10 +46,10 @@ def test_prefill_with_tool_calls_is_refused() -> None:
 
 
 def test_tools_and_extra_reach_the_template() -> None:
-    assert render_chat(TURNS, [USER], tools=[{}, {}], extra={"style": "!"}) == (
+    assert render_chat(TURNS, [USER], tools=[{}, {}], extra={"style": "!"}).text == (
         "<user>Hello</><tools>2</><assistant>!"
     )
-    assert render_chat(TURNS, [USER], tools=[]) == "<user>Hello</><assistant>"
+    assert render_chat(TURNS, [USER], tools=[]).text == "<user>Hello</><assistant>"
 
 
 def test_template_that_wants_parts_gets_parts() -> None:
@@ -58,7 +58,7 @@ def test_template_that_wants_parts_gets_parts() -> None:
         bos_text="",
         eos_text="",
     )
-    assert render_chat(parts, [USER]) == "(text:Hello)"
+    assert render_chat(parts, [USER]).text == "(text:Hello)"
 
 
 def test_failure_of_the_template() -> None:

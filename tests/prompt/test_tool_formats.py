@@ -207,7 +207,7 @@ BROKEN = {
 }
 
 
-@pytest.mark.parametrize("name", TAUGHT.keys() - BROKEN.keys())
+@pytest.mark.parametrize("name", sorted(TAUGHT.keys() - BROKEN.keys()))
 def test_real_templates_show_tools_two_earlier_calls_and_their_results(name: str) -> None:
     calls = [
         {"id": f"call_{i}", "type": "function", "function": {"name": f, "arguments": '{"city": "R\u00f6me"}'}}
@@ -221,7 +221,7 @@ def test_real_templates_show_tools_two_earlier_calls_and_their_results(name: str
     ]
     template = ChatTemplate(source(name), bos_text="<s>", eos_text="</s>")
     told, tools = told_tools(messages, TOOLS, template, format_for(template))
-    text = render_chat(template, told, tools=tools)
+    text = render_chat(template, told, tools=tools).text
     for word in ("needle", "weather", "climate", "Röme", "sunny", "mild"):
         assert word in text
 

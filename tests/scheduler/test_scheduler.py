@@ -8,6 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from openai_cpu_server.contract.request import Constraint, GenerationRequest, Priority
+from openai_cpu_server.contract.thinking import Thinking
 from openai_cpu_server.scheduler.policy import FifoPolicy, PriorityPolicy, ShortestFirstPolicy
 from tests.scheduler.driver import Driver, KnowingDrafter, SilentDrafter, alone, request
 
@@ -222,11 +223,17 @@ def asked_by(number: int, action: Action, num_adapters: int) -> GenerationReques
 
 
 def _constraint(prompt: int) -> Constraint | None:
-    """Half of the requests have one of the fake's patterns. What these force depends on what is sampled."""
+    """Half of the requests have one of the fake's patterns, half have thoughts. What these force depends on
+    what is sampled."""
     patterns = ["abc?def", "?*?*?x*?" * 4, "{" + 40 * "z" + "?}", "*?" + 30 * "?ab*"]
-    if prompt % 8 >= len(patterns):
+    pattern = patterns[prompt % 8] if prompt % 8 < len(patterns) else None
+    thinking = None
+    if prompt % 4 >= 2:
+        thinking = Thinking(end="ef", budget=prompt % 9, closing=tuple(2 + byte for byte in b"x.ef"))
+    if pattern is None and thinking is None:
         return None
-    return Constraint(grammar=patterns[prompt % 8], opening=(7, 8) if prompt % 3 == 0 else ())
+    opening = (7, 8) if prompt % 3 == 0 and pattern is not None else ()
+    return Constraint(grammar=pattern, opening=opening, thinking=thinking)
 
 
 @given(

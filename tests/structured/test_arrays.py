@@ -115,8 +115,18 @@ def test_many_unique_values_come_in_the_order_of_the_list():
     )
 
 
+def test_unique_items_of_a_pattern_with_few_strings():
+    item = {"type": "string", "pattern": "^[ab]x?$"}
+    check(array(items=item, uniqueItems=True), [[], ["ax", "a", "b"]], [["a", "a"], ["c"]])
+
+
+def test_items_of_different_types_are_unique_anyway():
+    places = array(prefixItems=[STR, INT, {"type": "null"}], items=False, uniqueItems=True)
+    check(places, [[], ["a", 1], ["a", 1, None]], [["a", "a"], [1]])
+
+
 def test_unique_items_without_end_are_refused():
-    with pytest.raises(UnsupportedSchema) as caught:
+    with pytest.raises(UnsupportedSchema, match="list them with 'enum'") as caught:
         schema_to_gbnf({"properties": {"tags": array(items=STR, uniqueItems=True)}})
     assert (caught.value.path, caught.value.keyword) == ("/properties/tags", "uniqueItems")
 

@@ -48,6 +48,7 @@ READERS: dict[str, list[Reader]] = {
     "ipv6": [ipaddress.IPv6Address],
     "uri": [lambda text: urlsplit(text).port],
     "uri-reference": [lambda text: urlsplit(text).port],
+    "uri-template": [],
     "uuid": [uuid.UUID],
     "json-pointer": [],
 }
@@ -91,6 +92,27 @@ def test_what_is_drawn_within_a_length_is_of_the_format(name: str, rng: random.R
     assert [x for x in drawn if not 8 <= len(x) <= 60 or not CHECKER.conforms(x, name)] == []
     whole = GrammarCheck(schema_to_gbnf({"type": "string", "format": name}))
     assert [text for text in drawn if not is_written(whole, text)] == []
+
+
+def test_templates_of_addresses_close_their_braces() -> None:
+    grammar = GrammarCheck(schema_to_gbnf({"type": "string", "format": "uri-template"}))
+    written = ["", "http://a.com/{id}", "/{+path}/here{?q*,lang:3}", "{term:1}/{a.b}", "a%20\u00e9"]
+    assert [x for x in written if not is_written(grammar, x)] == []
+    wrong = [
+        "http://a.com/{",
+        "}",
+        "{}",
+        "{a",
+        "{a,}",
+        "{a:0}",
+        "{a{b}}",
+        "{a b}",
+        "{=a}",
+        "a b",
+        "%2",
+        "<a>",
+    ]
+    assert [x for x in wrong if is_written(grammar, x)] == []
 
 
 def test_dates_are_exactly_pythons() -> None:

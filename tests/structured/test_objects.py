@@ -17,8 +17,8 @@ def closed(properties, **more):
 
 
 def test_required_properties_come_in_the_order_of_the_schema():
-    schema = closed({"a": INT, "b": STR}, required=["b", "a"])
-    check(schema, [{"a": 1, "b": "x"}], [{"b": "x", "a": 1}, {"a": 1}, {"b": "x"}, {}, {"a": "x", "b": "x"}])
+    schema = closed({"b": INT, "a": STR}, required=["a", "b"])
+    check(schema, [{"b": 1, "a": "x"}], [{"a": "x", "b": 1}, {"b": 1}, {"a": "x"}, {}, {"b": "x", "a": "x"}])
 
 
 def test_every_subset_of_optional_properties():
@@ -206,6 +206,24 @@ def test_alternatives_that_begin_alike_do_not_hide_each_other():
         ]
     }
     check(schema, [{"a": 1}, {"a": [1]}, {"b": {"c": 1}}, {"a": [], "b": 2}], [{"a": "x"}, {"a": 1, "b": 1}])
+
+
+def test_the_order_of_required_is_taken_too_where_a_program_has_sorted_the_properties():
+    members = {"age": INT, "city": INT, "name": INT}
+    schema = {"type": "object", "properties": members, "required": ["name", "city"]}
+    check(
+        schema,
+        [{"age": 1, "city": 1, "name": 1}, {"name": 1, "city": 1, "age": 1}, {"name": 1, "city": 1}],
+        [{"city": 1, "age": 1, "name": 1}, {"name": 1, "age": 1, "city": 1}, {"name": 1}],
+    )
+
+
+@pytest.mark.parametrize(
+    ("names", "required"), [("abc", "bc"), ("abc", ""), ("bac", "cab")], ids=["same", "none", "meant"]
+)
+def test_an_order_that_somebody_chose_is_the_only_one(names, required):
+    schema = {"type": "object", "properties": dict.fromkeys(names, INT), "required": list(required)}
+    check(schema, [dict.fromkeys(names, 1)], [dict.fromkeys(reversed(names), 1)])
 
 
 def test_any_order_if_that_is_wished():

@@ -12,9 +12,14 @@ from openai_cpu_server.api.options import ApiOptions
 from openai_cpu_server.api.schemas.parse import Ignored
 from openai_cpu_server.contract.model_info import ModelInfo
 from openai_cpu_server.contract.request import GenerationRequest, Priority
+from openai_cpu_server.contract.thinking import Thinking
 from openai_cpu_server.errors import InvalidRequest
 from openai_cpu_server.models.registry import Chosen
+from openai_cpu_server.prompt.reasoning.formats import ReasoningFormat
+from openai_cpu_server.prompt.reasoning.reader import SilentReader, ThinkingReader
+from openai_cpu_server.prompt.reasoning.stage import Stage
 from openai_cpu_server.prompt.tool_formats import OutputReader, TextReader, ToolFormat
+from openai_cpu_server.prompt.tool_formats.harmony import HarmonyReader
 
 PRIORITY_HEADER = "X-Priority"
 _BY_LABEL = {priority.label: priority for priority in Priority}
@@ -102,6 +107,30 @@ class ToolCallStyle(msgspec.Struct, frozen=True):
         return self.form.reader(self.functions, at_start=self.at_start)
 
 
+class CallThinking(msgspec.Struct, frozen=True):
+    """How thoughts stand in the output, and whether they are shown."""
+
+    form: ReasoningFormat
+    stage: Stage
+    """Where the output begins."""
+    is_hidden: bool = False
+
+    def reader(self, answer: OutputReader) -> OutputReader:
+        """A reader for one output, in front of the one for its answer. That of calls in channels reads
+        thoughts itself."""
+        reader: OutputReader = answer
+        if not self.form.has_channels:
+            reader = ThinkingReader(self.form, self.stage, answer)
+        elif isinstance(answer, TextReader):
+            reader = HarmonyReader()
+        return SilentReader(reader) if self.is_hidden else reader
+
+    @property
+    def marks(self) -> Thinking:
+        """They tell which tokens are thoughts."""
+        return Thinking(begin="" if self.stage is Stage.WITHIN else self.form.begin, end=self.form.end)
+
+
 class Call(msgspec.Struct, frozen=True, kw_only=True):
     """An API call as it was resolved. `requests` holds `best_of` sequences for each prompt, prompt by prompt;
     the client is shown `n` of them."""
@@ -131,6 +160,8 @@ class Call(msgspec.Struct, frozen=True, kw_only=True):
     metadata: dict[str, str] | None = None
     tool_calls: ToolCallStyle | None = None
     """None: the output is text, whatever it looks like."""
+    thinking: CallThinking | None = None
+    """None: all of the output is the answer."""
     reuse: Reuse | None = None
     """None: the client wants an answer of its own, and nobody else is to get it."""
     is_json: bool = False
@@ -144,7 +175,8 @@ class Call(msgspec.Struct, frozen=True, kw_only=True):
 
     def reader(self) -> OutputReader:
         """A reader for one of its outputs."""
-        return TextReader() if self.tool_calls is None else self.tool_calls.reader()
+        answer = TextReader() if self.tool_calls is None else self.tool_calls.reader()
+        return answer if self.thinking is None else self.thinking.reader(answer)
 
     def prompt_of(self, index: int) -> Prompt:
         """The prompt of the request at this index."""

@@ -32,12 +32,13 @@ from openai_cpu_server.api.render.tool_calls import (
     content_of,
     new_tool_call_id,
     reason_with_tool_calls,
+    reasoning_of,
 )
 from openai_cpu_server.contract.engine import Timings
 from openai_cpu_server.contract.messages import Finish, TokenEvent
 from openai_cpu_server.contract.step import TokenLogprob
 from openai_cpu_server.models.pieces import Pieces
-from openai_cpu_server.prompt.tool_formats import CallArguments, CallBegin, Part
+from openai_cpu_server.prompt.tool_formats import CallArguments, CallBegin, OutputReader, Part, Reasoning
 
 _NO_LOGPROBS = b"null"
 
@@ -45,7 +46,10 @@ _NO_LOGPROBS = b"null"
 class AssistantMessage(msgspec.Struct, frozen=True, kw_only=True):
     role: str = "assistant"
     content: str | None
-    """None: the message consists of tool calls."""
+    """None: the message consists of tool calls, or of thoughts."""
+    reasoning_content: Union[str, UnsetType] = UNSET
+    reasoning: Union[str, UnsetType] = UNSET
+    """The newer name of the same."""
     refusal: None = None
     tool_calls: Union[list[ToolCall], UnsetType] = UNSET
     function_call: Union[CalledFunction, UnsetType] = UNSET
@@ -97,7 +101,7 @@ class ChatRenderer:
     def stream(self, call: Call, pieces: Pieces) -> ChunkStream:
         scores = _Scores(pieces if call.shown_logprobs is not None else None)
         choices = {
-            request.id: _choice(index, scores, call.tool_calls, self._new_id)
+            request.id: _choice(index, scores, call, self._new_id)
             for index, request in enumerate(call.requests)
         }
         return ChunkStream(call, "chat.completion.chunk", choices)
@@ -107,24 +111,24 @@ class ChatRenderer:
         logprobs = None
         if call.shown_logprobs is not None:
             logprobs = chat_logprobs(answer.logprobs, pieces)
-        if call.tool_calls is None:
-            message, reason = AssistantMessage(content=answer.text), finish_reason(answer.finish)
-        else:
-            message, reason = self._with_tool_calls(call.tool_calls, answer)
-        return ChatChoice(index, message, logprobs, reason)
-
-    def _with_tool_calls(self, style: ToolCallStyle, answer: Answer) -> tuple[AssistantMessage, str]:
-        assert answer.finish is not None
-        reader = style.reader()
+        reader = call.reader()
         parts = [*reader.feed(answer.text), *reader.finish()]
-        content, functions = content_of(parts), called_functions(parts)
-        reason = reason_with_tool_calls(answer.finish, reader, style)
+        reason = _reason(answer.finish, reader, call.tool_calls)
+        return ChatChoice(index, self._message(parts, call.tool_calls), logprobs, reason)
+
+    def _message(self, parts: Sequence[Part], style: ToolCallStyle | None) -> AssistantMessage:
+        content, functions, thoughts = content_of(parts), called_functions(parts), reasoning_of(parts)
+        message = AssistantMessage(
+            content=content or None if thoughts or functions else content,
+            reasoning_content=thoughts or UNSET,
+            reasoning=thoughts or UNSET,
+        )
         if not functions:
-            return AssistantMessage(content=content), reason
-        if style.is_legacy:
-            return AssistantMessage(content=content or None, function_call=functions[0]), reason
+            return message
+        if style is not None and style.is_legacy:
+            return msgspec.structs.replace(message, function_call=functions[0])
         calls = [ToolCall(id=self._new_id(), function=function) for function in functions]
-        return AssistantMessage(content=content or None, tool_calls=calls), reason
+        return msgspec.structs.replace(message, tool_calls=calls)
 
 
 class _Scores:
@@ -139,10 +143,14 @@ class _Scores:
         return msgspec.json.encode(chat_logprobs(entries, self._pieces))
 
 
-def _choice(index: int, scores: _Scores, style: ToolCallStyle | None, new_id: NewId) -> ChoiceStream:
-    if style is None:
+def _choice(index: int, scores: _Scores, call: Call, new_id: NewId) -> ChoiceStream:
+    if call.tool_calls is None and call.thinking is None:
         return _TextChoice(index, scores)
-    return _ToolCallingChoice(index, scores, style, new_id)
+    return _PartsChoice(index, scores, call, new_id)
+
+
+def _reason(finish: Finish, reader: OutputReader, style: ToolCallStyle | None) -> str:
+    return finish_reason(finish) if style is None else reason_with_tool_calls(finish, reader, style)
 
 
 def _delta(index: int, delta: bytes, logprobs: bytes = _NO_LOGPROBS, reason: bytes = b"null") -> bytes:
@@ -170,15 +178,16 @@ class _TextChoice:
         return parts
 
 
-class _ToolCallingChoice:
-    """Content and tool calls. What may still begin a tool call is held back, and its scores with it."""
+class _PartsChoice:
+    """Thoughts, content and tool calls. What may still begin another part is held back, and its scores with
+    it."""
 
-    def __init__(self, index: int, scores: _Scores, style: ToolCallStyle, new_id: NewId) -> None:
+    def __init__(self, index: int, scores: _Scores, call: Call, new_id: NewId) -> None:
         self._index = index
         self._scores = scores
-        self._style = style
-        self._reader = style.reader()
-        self._deltas = ToolCallDeltas(style, new_id)
+        self._style = call.tool_calls
+        self._reader = call.reader()
+        self._deltas = ToolCallDeltas(new_id, is_legacy=self._style is not None and self._style.is_legacy)
         self._is_open = False
         self._held_scores: list[TokenLogprob] = []
 
@@ -194,11 +203,11 @@ class _ToolCallingChoice:
         return [choice for choice in shown if choice]
 
     def _opening(self, parts: Sequence[Part]) -> bytes:
-        """A choice that begins with a tool call has no content, rather than an empty one."""
+        """A choice that begins with a tool call or thoughts has no content, rather than an empty one."""
         if self._is_open:
             return b""
         self._is_open = True
-        content = b"null" if parts and isinstance(parts[0], CallBegin) else b'""'
+        content = b"null" if parts and isinstance(parts[0], (CallBegin, Reasoning)) else b'""'
         return _delta(self._index, b'{"role":"assistant","content":' + content + b"}")
 
     def _part(self, part: Part) -> bytes:
@@ -206,10 +215,13 @@ class _ToolCallingChoice:
             return self._deltas.begin(part)
         if isinstance(part, CallArguments):
             return self._deltas.more(part)
+        if isinstance(part, Reasoning):
+            thoughts = json_text(part.text)
+            return b'{"reasoning_content":' + thoughts + b',"reasoning":' + thoughts + b"}"
         return b'{"content":' + json_text(part.text) + b"}"
 
     def _end(self, finish: Finish) -> bytes:
-        reason = reason_with_tool_calls(finish, self._reader, self._style)
+        reason = _reason(finish, self._reader, self._style)
         return _delta(self._index, b"{}", self._released_scores(), f'"{reason}"'.encode())
 
     def _released_scores(self) -> bytes:

@@ -10,7 +10,7 @@ from msgspec import UNSET, UnsetType
 
 from openai_cpu_server.api.calls.call import Call
 from openai_cpu_server.api.errors import ErrorObject
-from openai_cpu_server.api.render.renderer import Chunk, PromptDetails, Usage
+from openai_cpu_server.api.render.renderer import Chunk, CompletionDetails, PromptDetails, Usage
 from openai_cpu_server.contract.engine import Timings
 from openai_cpu_server.contract.messages import Finish, FinishReason, ModelLoading, Place, TokenEvent
 from openai_cpu_server.errors import GenerationFailed
@@ -53,12 +53,13 @@ def finish_reason(finish: Finish) -> str:
     return reason
 
 
-def usage(call: Call, finishes: Mapping[str, Finish]) -> Usage:
+def usage(call: Call, finishes: Mapping[str, Finish], reasoning_tokens: int = 0) -> Usage:
     """A prompt counts once, however many choices."""
     prompt_tokens = call.prompt_tokens
     output_tokens = sum(finish.output_tokens for finish in finishes.values())
     details = PromptDetails(cached_tokens(call, finishes))
-    return Usage(prompt_tokens, output_tokens, prompt_tokens + output_tokens, details)
+    thought = CompletionDetails(reasoning_tokens)
+    return Usage(prompt_tokens, output_tokens, prompt_tokens + output_tokens, details, thought)
 
 
 def cached_tokens(call: Call, finishes: Mapping[str, Finish]) -> int:

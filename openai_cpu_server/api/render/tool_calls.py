@@ -12,7 +12,14 @@ from openai_cpu_server.api.calls.call import ToolCallStyle
 from openai_cpu_server.api.render.common import finish_reason, json_text
 from openai_cpu_server.contract.messages import Finish, FinishReason
 from openai_cpu_server.errors import InvalidRequest
-from openai_cpu_server.prompt.tool_formats import CallArguments, CallBegin, Content, OutputReader, Part
+from openai_cpu_server.prompt.tool_formats import (
+    CallArguments,
+    CallBegin,
+    Content,
+    OutputReader,
+    Part,
+    Reasoning,
+)
 
 _ALPHABET = string.ascii_letters + string.digits
 NewId = Callable[[], str]
@@ -36,6 +43,10 @@ class ToolCall(msgspec.Struct, frozen=True, kw_only=True):
 
 def content_of(parts: Sequence[Part]) -> str:
     return "".join(part.text for part in parts if isinstance(part, Content))
+
+
+def reasoning_of(parts: Sequence[Part]) -> str:
+    return "".join(part.text for part in parts if isinstance(part, Reasoning))
 
 
 def called_functions(parts: Sequence[Part]) -> list[CalledFunction]:
@@ -64,8 +75,8 @@ def reason_with_tool_calls(finish: Finish, reader: OutputReader, style: ToolCall
 class ToolCallDeltas:
     """The tool calls of one choice as deltas: a first one with the name, then the arguments as they come."""
 
-    def __init__(self, style: ToolCallStyle, new_id: NewId) -> None:
-        self._is_legacy = style.is_legacy
+    def __init__(self, new_id: NewId, *, is_legacy: bool) -> None:
+        self._is_legacy = is_legacy
         self._new_id = new_id
         self._index = -1
 

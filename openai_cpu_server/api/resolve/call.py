@@ -83,6 +83,7 @@ def resolve_call(
         metadata=body.metadata,
         shown_logprobs=logprobs,
         tool_calls=output.tool_calls,
+        thinking=output.thinking,
         reuse=_reuse(body, alike.sampling, asked_tokens),
         headers=_headers(asking, output),
     )
@@ -132,8 +133,8 @@ def _request(body: GenerationBody, asking: Asking, output: Output) -> Generation
         cache_namespace=cache_namespace(salt=body.cache_salt, key=key),
         adapter=asking.chosen.adapter,
         constraint=output.constraint,
-        # What the model writes between text and tool calls is for the reader of its output to see.
-        show_control_tokens=output.tool_calls is not None,
+        # What the model writes between thoughts, text and tool calls is for the reader of its output to see.
+        show_control_tokens=output.tool_calls is not None or output.shows_marks,
     )
 
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 
+import msgspec
+
 from openai_cpu_server.api.calls.call import Asking, Call, Prompt
 from openai_cpu_server.api.resolve.answer_shape import answer_grammar
 from openai_cpu_server.api.resolve.call import resolve_call
@@ -12,10 +14,18 @@ from openai_cpu_server.api.resolve.last_turn import last_turn
 from openai_cpu_server.api.resolve.limits import asked_tokens
 from openai_cpu_server.api.resolve.messages import checked_messages
 from openai_cpu_server.api.resolve.output import Output, ToolOutputs, of_answer
+from openai_cpu_server.api.resolve.thinking import (
+    ThinkingOutputs,
+    ThinkingPlan,
+    Wish,
+    thinking_plan,
+    thinking_wish,
+)
 from openai_cpu_server.api.resolve.tools import ToolPlan, tool_plan
 from openai_cpu_server.api.schemas.chat import ChatBody
+from openai_cpu_server.api.schemas.parse import Ignored
 from openai_cpu_server.errors import InvalidRequest
-from openai_cpu_server.models.chat_prompts import NOTHING
+from openai_cpu_server.models.chat_prompts import NOTHING, ChatPrompt
 from openai_cpu_server.models.served import ServedModel
 from openai_cpu_server.models.written import Written
 
@@ -32,13 +42,19 @@ def resolve_chat(
     for some messages."""
     logprobs, plan, model = _logprobs(body), tool_plan(body), asking.chosen.model
     output = _output(body, plan, model)
-    messages, rendered = checked_messages(body.messages), _rendering(plan, model, written)
+    wish = thinking_wish(body)
+    thinking = thinking_plan(wish, model.thinking)
+    messages, rendered = checked_messages(body.messages), _rendering(plan, model, thinking, written)
+    prompt = rendered(messages)
+    if model.thinking is not None:
+        outputs = ThinkingOutputs(model.thinking.form, model.tokenizer)
+        output = outputs.of(output, thinking, prompt, has_stop=bool(body.stop))
     compares = asking.options.compares_turns and body.cache is not False
-    turn = last_turn(messages, rendered) if compares else None
+    turn = last_turn(messages, lambda told: rendered(told).tokens) if compares else None
     return resolve_call(
         body,
-        [Prompt(rendered(messages), turn=turn)],
-        asking,
+        [Prompt(prompt.tokens, turn=turn)],
+        _with_ignored(asking, wish),
         output,
         id_prefix=id_prefix,
         prompt_param=prompt_param,
@@ -47,17 +63,32 @@ def resolve_chat(
     )
 
 
+def _with_ignored(asking: Asking, wish: Wish) -> Asking:
+    """A model that does not think leaves out what is said about that."""
+    if asking.chosen.model.thinking is not None or not wish.said:
+        return asking
+    ignored = Ignored((*asking.ignored.names, *wish.said))
+    return msgspec.structs.replace(asking, ignored=ignored)
+
+
 def chat_prompt(body: ChatBody, model: ServedModel, written: Written = NOTHING) -> Prompt:
     """The prompt that `resolve_chat` makes. Raises InvalidRequest, TemplateFailed."""
-    rendered = _rendering(tool_plan(body), model, written)
-    return Prompt(rendered(checked_messages(body.messages)))
+    thinking = thinking_plan(thinking_wish(body), model.thinking)
+    rendered = _rendering(tool_plan(body), model, thinking, written)
+    return Prompt(rendered(checked_messages(body.messages)).tokens)
 
 
 def _rendering(
-    plan: ToolPlan | None, model: ServedModel, written: Written
-) -> Callable[[Sequence[Mapping[str, object]]], tuple[int, ...]]:
-    """Makes a prompt's tokens of messages."""
-    return partial(model.prompts.tokens, tools=plan.shown if plan else (), written=written)
+    plan: ToolPlan | None, model: ServedModel, thinking: ThinkingPlan, written: Written
+) -> Callable[[Sequence[Mapping[str, object]]], ChatPrompt]:
+    """Makes a prompt of messages."""
+    return partial(
+        model.prompts.prompt,
+        tools=plan.shown if plan else (),
+        written=written,
+        variables=thinking.variables,
+        thinks_not=thinking.thinks_not,
+    )
 
 
 def _output(body: ChatBody, plan: ToolPlan | None, model: ServedModel) -> Output:

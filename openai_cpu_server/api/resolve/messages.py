@@ -19,7 +19,8 @@ def checked_messages(messages: Sequence[Message]) -> list[dict[str, object]]:
 
 
 def _check(message: Message, at: str) -> None:
-    if not _has_content(message) and not message.tool_calls and not message.function_call:
+    says = _has_content(message) or (message.role == "assistant" and reasoning_of(message))
+    if not says and not message.tool_calls and not message.function_call:
         raise _missing(f"{at}.content")
     if message.function_call and message.role != "assistant":
         raise _misplaced(f"{at}.function_call", "assistant")
@@ -31,6 +32,11 @@ def _check(message: Message, at: str) -> None:
         raise _misplaced(f"{at}.tool_call_id", "tool")
     if message.tool_call_id is None and message.role == "tool":
         raise _missing(f"{at}.tool_call_id")
+
+
+def reasoning_of(message: Message) -> str | None:
+    """Clients send it back under the name that they read, or under all."""
+    return message.reasoning_content or message.reasoning or message.thinking
 
 
 def _has_content(message: Message) -> bool:
@@ -49,6 +55,8 @@ def _known_fields(message: Message) -> dict[str, object]:
         fields["tool_call_id"] = message.tool_call_id
     if message.tool_calls:
         fields["tool_calls"] = [_tool_call(call) for call in message.tool_calls]
+    if message.role == "assistant" and (reasoning := reasoning_of(message)):
+        fields["reasoning_content"] = reasoning
     return fields | _legacy_fields(message)
 
 

@@ -7,7 +7,7 @@ from functools import partial
 
 import msgspec
 
-from openai_cpu_server.api.calls.call import ToolCallStyle
+from openai_cpu_server.api.calls.call import CallThinking, ToolCallStyle
 from openai_cpu_server.api.resolve.parameters import SplitParameters
 from openai_cpu_server.api.resolve.tools import OfferedFunction, ToolPlan, ToolUse
 from openai_cpu_server.api.schemas.generation import GenerationBody
@@ -32,6 +32,10 @@ class Output(msgspec.Struct, frozen=True):
     """How to show tool calls; None: there are none."""
     is_free: bool = False
     """Text that is no tool call has no form that a stop string could break."""
+    thinking: CallThinking | None = None
+    """How to show thoughts; None: there are none."""
+    shows_marks: bool = False
+    """What marks the thoughts are control tokens."""
 
 
 def of_answer(answer: Grammar | None) -> Output:
@@ -42,7 +46,7 @@ def of_answer(answer: Grammar | None) -> Output:
 
 def check_ends(body: GenerationBody, output: Output) -> None:
     """Refuses what would cut the output, or not let it end, against its grammar."""
-    if output.constraint is None:
+    if output.constraint is None or output.constraint.grammar is None:
         return
     if body.ignore_eos:
         raise _no_company("ignore_eos", "the output ends where its grammar ends")

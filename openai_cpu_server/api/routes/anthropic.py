@@ -17,7 +17,6 @@ from openai_cpu_server.api.resolve.told_messages import (
     told_as_chat,
 )
 from openai_cpu_server.api.schemas.anthropic import CountBody, MessagesBody
-from openai_cpu_server.api.schemas.chat import ChatBody
 from openai_cpu_server.api.schemas.parse import MOST_NAMED, Ignored, parse
 from openai_cpu_server.errors import InvalidRequest
 
@@ -66,12 +65,4 @@ def _limited(call: Call, max_tokens: int, *, context: int) -> Call:
 
 def _read(schema: type[B], data: bytes, *, lenient: bool) -> tuple[B, Ignored]:
     body, ignored = parse(schema, data, lenient=lenient)
-    return body, Ignored((*ignored.names, *_unheard(body), *skipped_tools(body)[:MOST_NAMED]))
-
-
-def _unheard(body: CountBody) -> tuple[str, ...]:
-    """What chat's bodies do not know yet."""
-    if "enable_thinking" in ChatBody.model_fields:
-        return ()
-    effort = body.output_config is not None and body.output_config.effort is not None
-    return ("thinking",) * (body.thinking is not None) + ("output_config.effort",) * effort
+    return body, Ignored((*ignored.names, *skipped_tools(body)[:MOST_NAMED]))

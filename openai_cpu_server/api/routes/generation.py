@@ -253,7 +253,8 @@ class GenerationRoute(Generic[B]):
             return Decision(cascade.large, Reason.TOO_LONG, str(error))
         except (EngineUnavailable, ModelTooLarge, QueueFull, GenerationFailed) as error:
             return Decision(cascade.large, Reason.FAILED, str(error))
-        decision = verdict(cascade, judged(call, heard))
+        piece = partial(goal.chosen.model.tokenizer.piece, special=True)
+        decision = verdict(cascade, judged(call, heard, piece))
         if decision.reason is not Reason.SURE:
             return decision
         assert goal.routed is not None

@@ -9,6 +9,7 @@ from pydantic_core import PydanticCustomError
 
 from openai_cpu_server.api.schemas.base import Body
 from openai_cpu_server.api.schemas.generation import GenerationBody
+from openai_cpu_server.api.schemas.reasoning import ReasoningBody
 from openai_cpu_server.api.schemas.tools import FunctionCall, Functions, ToolChoice, Tools
 from openai_cpu_server.api.schemas.unheeded import MESSAGE_REFUSALS, Refusals
 from openai_cpu_server.api.schemas.unions import TEXT_OR_LIST
@@ -92,12 +93,18 @@ class Message(Body):
     tool_call_id: str | None = None
     function_call: CalledFunction | None = None
     """Deprecated, like the role `function`."""
+    reasoning_content: str | None = None
+    """What the assistant thought before it said this."""
+    reasoning: str | None = None
+    """The newer name of it."""
+    thinking: str | None = None
+    """gpt-oss' and Ollama's name of it."""
 
 
 Messages = Annotated[list[Message], Field(min_length=1, fail_fast=True)]
 
 
-class ChatBody(GenerationBody):
+class ChatBody(GenerationBody, ReasoningBody):
     messages: Messages
     max_completion_tokens: Annotated[int, Field(ge=1)] | None = None
     max_tokens: Annotated[int, Field(ge=1)] | None = None

@@ -50,7 +50,6 @@ GENERATION_HINTS: Hints = {
     ),
 }
 GENERATION_REFUSALS: Refusals = {
-    "reasoning_effort": Refusal("it is not built yet", ("none",)),
     "modalities": Refusal("the models here answer with text only", (["text"],)),
     "audio": Refusal("the models here cannot speak"),
     "web_search_options": Refusal("the server does not search the web"),

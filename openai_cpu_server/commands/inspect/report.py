@@ -140,8 +140,9 @@ def _template(template: Template | None) -> str:
         return f"cannot be used: {harmless(template.problem)}"
     tools = f"tool calls as {template.tool_format}"
     hidden = "" if template.shows_tools else ", does not show tools"
+    thoughts = f", thoughts as {template.reasoning_format}" if template.reasoning_format else ""
     named = f"; also {', '.join(map(harmless, template.named))}" if template.named else ""
-    return f"{len(template.source):,} characters, {tools}{hidden}{named} (--template prints it)"
+    return f"{len(template.source):,} characters, {tools}{hidden}{thoughts}{named} (--template prints it)"
 
 
 def _mixture(facts: Facts) -> str:

@@ -7,6 +7,7 @@ import msgspec
 from openai_cpu_server.errors import StartupError
 from openai_cpu_server.llama.gguf.header import GgufHeader
 from openai_cpu_server.prompt.chat_template import ChatTemplate
+from openai_cpu_server.prompt.reasoning.formats import reasoning_format_for
 from openai_cpu_server.prompt.tool_formats import format_for
 
 _KEY = "tokenizer.chat_template"
@@ -20,6 +21,8 @@ class Template(msgspec.Struct, frozen=True):
     """How calls are written; None: the template cannot be used."""
     shows_tools: bool
     """Whether the template tells the model which tools there are; else the server does."""
+    reasoning_format: str | None
+    """How thoughts are marked; None: the model does not think, as far as the template tells."""
     problem: str | None
     """Why the template cannot be used; None: it can."""
 
@@ -30,11 +33,13 @@ def read_template(header: GgufHeader) -> Template | None:
         return None
     compiled, problem = _compiled(source)
     known = format_for(compiled) if compiled is not None else None
+    thoughts = reasoning_format_for(compiled) if compiled is not None else None
     return Template(
         source=source,
         named=list(header.get_strings("tokenizer.chat_templates").values()),
         tool_format=known.name if known else None,
         shows_tools=compiled is not None and compiled.shows_tools,
+        reasoning_format=thoughts.name if thoughts else None,
         problem=problem,
     )
 

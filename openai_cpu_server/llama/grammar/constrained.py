@@ -6,6 +6,7 @@ import time
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from copy import copy
 
 import numpy as np
 import numpy.typing as npt
@@ -13,6 +14,7 @@ from llguidance import LLMatcher, LLTokenizer
 
 from openai_cpu_server.contract.request import Constraint
 from openai_cpu_server.contract.step import num_right
+from openai_cpu_server.contract.thinking import Thoughts
 from openai_cpu_server.errors import ConstraintFailed
 from openai_cpu_server.llama.grammar.triggers import TriggerSearch
 from openai_cpu_server.llama.model.vocabulary import Vocabulary
@@ -45,7 +47,8 @@ class Words:
 
 
 class ConstrainedOutput:
-    """Follows the tokens of one output: first the opening, then free text until a trigger, then the grammar.
+    """Follows the tokens of one output: first thoughts, then the opening, then free text until a trigger,
+    then the grammar. None of them must be there.
 
     After each token it finds at once which tokens are then forced. So the result is the same however the
     output came about: sampled, forced in bursts, or replayed after a preemption or a crash. It is not
@@ -55,15 +58,19 @@ class ConstrainedOutput:
     def __init__(
         self,
         constraint: Constraint,
-        matcher: LLMatcher,
+        matcher: LLMatcher | None,
         words: Words,
         *,
         patience_s: float = _PATIENCE_S,
     ) -> None:
-        """`matcher` stands at the grammar's start. `patience_s` is the CPU time for the whole output."""
+        """`matcher` stands at the grammar's start; None: there is no grammar. `patience_s` is the CPU time
+        for the whole output."""
         self._patience_s = patience_s
         self._matcher = matcher
         self._words = words
+        self._constraint = constraint
+        self._thoughts = _thoughts(constraint)
+        """Looks for the end of the thoughts; None once the answer has begun."""
         self._search = TriggerSearch(constraint.triggers) if constraint.triggers else None
         """Looks for a trigger; None once the grammar has begun."""
         self._must: deque[int] = deque()
@@ -71,10 +78,10 @@ class ConstrainedOutput:
         self._allowed: Allowed | None = None
         """The mask of the next token, if it is known already."""
         self._spent_s = 0.0
-        if self._search is not None:
-            for token in constraint.opening:
-                self._listen(token)
-        self._must.extend(constraint.opening)
+        if self._thoughts is None:
+            self._begin_answer(b"")
+        elif constraint.thinking is not None:
+            self._force(constraint.thinking.opening)
         self._settle()
 
     @property
@@ -95,18 +102,29 @@ class ConstrainedOutput:
     def allowed(self) -> Allowed | None:
         """The mask of the next token, with at least one in it; None allows all. No token may be forced."""
         assert not self._must, "the next token is forced"
-        if self._search is not None:
+        matcher = self._ruling
+        if matcher is None:
             return None
         if self._allowed is None:
             with self._charged():
-                self._allowed = self._mask()
+                self._allowed = self._mask(matcher)
         return self._allowed
 
     def takes(self, token: int) -> bool:
-        """Whether an allowed token can come, not one that ends a trigger and breaks the grammar behind it."""
-        if self._search is None or token in self._words.ends:
+        """Whether an allowed token can come: not one that ends thoughts or a trigger and breaks the grammar
+        behind it, and no end before an answer that must be there."""
+        if self._matcher is None or self._ruling is not None:
             return True
-        rest = self._search.rest_behind(self._words.shown(token))
+        if token in self._words.ends:
+            return self._search is not None
+        answer: bytes | None = self._words.shown(token)
+        if self._thoughts is not None and answer is not None:
+            answer = copy(self._thoughts).read(answer)
+        if answer is None:
+            return True
+        if self._search is None:
+            return not answer.strip()
+        rest = self._search.rest_behind(answer)
         if not rest:
             return True
         spelt = self._words.spell(rest)
@@ -121,10 +139,11 @@ class ConstrainedOutput:
         if must < min(len(tokens), len(self._must)):
             return must
         rest = list(tokens[must:])
-        if self._search is not None or not rest:
+        matcher = self._ruling
+        if matcher is None or not rest:
             return len(tokens)
         with self._charged():
-            num_valid: int = self._matcher.validate_tokens(rest)
+            num_valid: int = matcher.validate_tokens(rest)
             return must + num_valid
 
     def accept(self, token: int) -> None:
@@ -144,12 +163,39 @@ class ConstrainedOutput:
             elif self.take_one_forced() != token:
                 raise ConstraintFailed("The output so far does not begin as its constraint demands.")
 
+    @property
+    def _ruling(self) -> LLMatcher | None:
+        """The grammar's matcher once the grammar has begun; None: what comes is free."""
+        return self._matcher if self._thoughts is None and self._search is None else None
+
+    def _force(self, tokens: Sequence[int]) -> None:
+        """These tokens must come next."""
+        self._must.extend(tokens)
+        for token in tokens:
+            self._listen(token)
+
     def _listen(self, token: int) -> None:
-        """Read one token, in the free part or in the grammar."""
+        """Read one token, in the thoughts, in the free part or in the grammar."""
+        matcher = self._ruling
+        if matcher is not None:
+            self._consume(matcher, [token])
+        elif self._thoughts is None:
+            self._hear(self._words.shown(token))
+        elif (answer := self._thoughts.read(self._words.shown(token))) is not None:
+            self._thoughts = None
+            self._begin_answer(answer)
+
+    def _begin_answer(self, begun: bytes) -> None:
+        """The answer begins. `begun` is what stands of it already: but for a free part it is white space."""
+        self._hear(begun)
+        self._must.extend(self._constraint.opening)
+        for token in self._constraint.opening:
+            self._hear(self._words.shown(token))
+
+    def _hear(self, piece: bytes) -> None:
+        """Look for a trigger in the free part."""
         if self._search is None:
-            self._consume([token])
             return
-        piece = self._words.shown(token)
         rest = self._search.rest_behind(piece)
         if rest is None:
             self._search.push(piece)
@@ -158,29 +204,35 @@ class ConstrainedOutput:
         if spelt is None:
             raise ConstraintFailed("What stands behind the trigger cannot be spelt in tokens.")
         self._search = None
-        self._consume(spelt)
+        if self._matcher is not None:
+            self._consume(self._matcher, spelt)
 
-    def _consume(self, tokens: list[int]) -> None:
+    def _consume(self, matcher: LLMatcher, tokens: list[int]) -> None:
         self._allowed = None
-        if tokens and not self._matcher.consume_tokens(tokens):
-            raise self._failure()
+        if tokens and not matcher.consume_tokens(tokens):
+            raise _failure(matcher)
 
     def _settle(self) -> None:
-        """Find the tokens that the grammar forces now, up to the end if nothing else is possible."""
-        if self._search is not None:
+        """Find the tokens that are forced now, up to the end if nothing else is possible."""
+        if self._thoughts is not None and self._thoughts.is_used_up and self._constraint.thinking is not None:
+            self._force(self._constraint.thinking.closing)
+            if self._thoughts is not None:
+                raise ConstraintFailed("This model's tokens cannot end its thoughts.")
+        matcher = self._ruling
+        if matcher is None:
             return
-        forced = self._matcher.compute_ff_tokens()
-        self._consume(forced)
+        forced = matcher.compute_ff_tokens()
+        self._consume(matcher, forced)
         self._must.extend(forced)
-        if self._matcher.is_error():
-            raise self._failure()
-        if self._matcher.is_stopped():
+        if matcher.is_error():
+            raise _failure(matcher)
+        if matcher.is_stopped():
             self._must.append(self._words.end)
 
-    def _mask(self) -> Allowed:
-        bits = np.frombuffer(self._matcher.compute_bitmask(), np.uint8)
-        if self._matcher.is_error():
-            raise self._failure()
+    def _mask(self, matcher: LLMatcher) -> Allowed:
+        bits = np.frombuffer(matcher.compute_bitmask(), np.uint8)
+        if matcher.is_error():
+            raise _failure(matcher)
         allowed = np.unpackbits(bits, bitorder="little", count=self._words.size).view(np.bool_)
         if not allowed.any():
             raise ConstraintFailed("The grammar leads to where no token of this model can continue.")
@@ -196,5 +248,17 @@ class ConstrainedOutput:
         if self._spent_s > self._patience_s:
             raise ConstraintFailed("The grammar is too ambiguous: to follow it takes too much time.")
 
-    def _failure(self) -> ConstraintFailed:
-        return ConstraintFailed(f"The grammar could not be followed further: {self._matcher.get_error()}")
+
+def _thoughts(constraint: Constraint) -> Thoughts | None:
+    """None: there are no thoughts. Raises `ConstraintFailed` if nobody can tell where the grammar begins."""
+    thinking = constraint.thinking
+    if thinking is None:
+        return None
+    is_ruled_at_once = constraint.grammar is not None and not constraint.triggers
+    if is_ruled_at_once and thinking.begin and not thinking.opening:
+        raise ConstraintFailed("Thoughts that may be there or not stand in front of a grammar.")
+    return Thoughts(thinking)
+
+
+def _failure(matcher: LLMatcher) -> ConstraintFailed:
+    return ConstraintFailed(f"The grammar could not be followed further: {matcher.get_error()}")

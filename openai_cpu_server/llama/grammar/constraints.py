@@ -33,7 +33,8 @@ class Constraints:
     def start(self, constraint: Constraint, output: Sequence[int]) -> ConstrainedOutput:
         """Start an output and replay what there is of it. Any thread. Raises `ConstraintFailed`."""
         words = self._words.result()
-        matcher = self._grammars.matcher(constraint.grammar, words.tokenizer)
+        grammar = constraint.grammar
+        matcher = None if grammar is None else self._grammars.matcher(grammar, words.tokenizer)
         constrained = ConstrainedOutput(constraint, matcher, words)
         constrained.replay(output)
         return constrained
@@ -53,7 +54,8 @@ class Constraints:
 
     def give_up(self, constraint: Constraint) -> None:
         """Forget a grammar that failed on its way, so that other requests compile it anew."""
-        self._grammars.forget(constraint.grammar)
+        if constraint.grammar is not None:
+            self._grammars.forget(constraint.grammar)
 
     def close(self) -> None:
         self._threads.shutdown(cancel_futures=True)

@@ -15,6 +15,7 @@ from openai_cpu_server.contract.request import Constraint, GenerationRequest, Pr
 from openai_cpu_server.models.routing.decide import Rows
 from openai_cpu_server.models.routing.options import Classifier, Examples
 from openai_cpu_server.models.served import ServedModel
+from openai_cpu_server.prompt.reasoning.template import switch
 
 _MOST_CHARS = 4000
 """What decides reads so much of a request: both ends of a longer one."""
@@ -48,12 +49,14 @@ def _question(
 ) -> GenerationRequest:
     model.loaded()
     text = options.prompt.replace("{request}", _shortened(request))
-    tokens = model.prompts.tokens([{"role": "user", "content": text}])
+    prompt = model.prompts.prompt(
+        [{"role": "user", "content": text}], variables=switch(on=False), thinks_not=True
+    )
     grammar = model.grammars.of_choices(list(routes), "router")
     lengths = [len(model.tokenizer.encode(r, add_special=False, parse_special=False)) for r in routes]
     return GenerationRequest(
         id=f"route-{secrets.token_hex(12)}/0",
-        tokens=tokens,
+        tokens=prompt.tokens,
         max_tokens=max(lengths) + _SPARE_TOKENS,
         sampling=Sampling(seed=0, temperature=0),
         priority=who.priority,

@@ -4,15 +4,12 @@ from __future__ import annotations
 
 from collections import deque
 
-from openai_cpu_server.structured.gbnf.leads import ALL_BYTES, Leads
+from openai_cpu_server.structured.gbnf.leads import Leads
 from openai_cpu_server.structured.gbnf.left_recursion import leftmost
-from openai_cpu_server.structured.gbnf.nullable import nullable_expressions
+from openai_cpu_server.structured.gbnf.nullable import Nullables
 from openai_cpu_server.structured.gbnf.plan import Plan, is_lexeme
 from openai_cpu_server.structured.gbnf.work import Work
 from openai_cpu_server.structured.languages.expr import Alt, Expr, Ref, Repeat, Seq
-
-_MOST_STEPS = 20_000
-"""Beyond so many steps everything may follow everything: that is never wrong, but makes masks slower."""
 
 
 def following(plan: Plan, work: Work) -> dict[str, int]:
@@ -25,11 +22,12 @@ class _Following:
         self._plan = plan
         self._work = work
         work.spend(10 * len(plan.lexemes) + 2 * len(plan.rules))
-        self._nullable = nullable_expressions(plan.rules | plan.lexemes)
+        self._nullable = Nullables(plan.rules | plan.lexemes)
         leads = Leads()
         self._first: dict[Expr, int] = {Ref(n): leads.mask(expr) for n, expr in plan.lexemes.items()}
         self._follow: dict[str, int] = dict.fromkeys([*plan.rules, *plan.lexemes], 0)
-        self._num_steps = 0
+        self._lasts: dict[str, list[str]] = {}
+        """For each rule the names with which it may end."""
         for name in self._leftmost_last():
             self._first[Ref(name)] = self._first_of(plan.rules[name])
 
@@ -65,32 +63,42 @@ class _Following:
         return mask
 
     def result(self) -> dict[str, int]:
+        for name, expr in self._plan.rules.items():
+            lasts: list[str] = []
+            self._spread(expr, 0, lasts)
+            self._lasts[name] = list(dict.fromkeys(lasts))
+        self._inherit()
+        return {name: self._follow[name] for name in self._plan.lexemes}
+
+    def _spread(self, expr: Expr, after: int, lasts: list[str] | None) -> None:
+        """Tell the parts what follows them within the rule. `lasts` collects the names with which the rule
+        may end; None: something else comes behind this expression."""
+        self._work.spend(1)
+        if isinstance(expr, Ref):
+            self._follow[expr.name] |= after
+            if lasts is not None:
+                lasts.append(expr.name)
+            return
+        for part in reversed(expr.parts):
+            again = self._first_of(part) if isinstance(expr, Repeat) and expr.high != 1 else 0
+            self._spread(part, after | again, lasts)
+            if isinstance(expr, Seq):
+                is_empty = part in self._nullable
+                after, lasts = self._first_of(part) | (after if is_empty else 0), lasts if is_empty else None
+            else:
+                assert isinstance(expr, (Alt, Repeat)), expr
+
+    def _inherit(self) -> None:
+        """What follows a rule follows all with which the rule may end, until nothing changes."""
         queue, waiting = deque(self._plan.rules), set(self._plan.rules)
         while queue:
             name = queue.popleft()
             waiting.discard(name)
-            for grown in self._spread(self._plan.rules[name], self._follow[name]):
-                if grown in self._plan.rules and grown not in waiting:
-                    waiting.add(grown)
-                    queue.append(grown)
-            if self._num_steps > _MOST_STEPS:
-                return dict.fromkeys(self._plan.lexemes, ALL_BYTES)
-        return {name: self._follow[name] for name in self._plan.lexemes}
-
-    def _spread(self, expr: Expr, after: int) -> list[str]:
-        """Tell the parts what follows them. Returns the names that learn something new."""
-        self._num_steps += 1
-        self._work.spend(1)
-        if isinstance(expr, Ref):
-            is_news = after & ~self._follow[expr.name]
-            self._follow[expr.name] |= after
-            return [expr.name] if is_news else []
-        news: list[str] = []
-        for part in reversed(expr.parts):
-            again = self._first_of(part) if isinstance(expr, Repeat) and expr.high != 1 else 0
-            news += self._spread(part, after | again)
-            if isinstance(expr, Seq):
-                after = self._first_of(part) | (after if part in self._nullable else 0)
-            else:
-                assert isinstance(expr, (Alt, Repeat)), expr
-        return news
+            after = self._follow[name]
+            self._work.spend(1 + len(self._lasts[name]) // 8)
+            for last in self._lasts[name]:
+                if after & ~self._follow[last]:
+                    self._follow[last] |= after
+                    if last in self._lasts and last not in waiting:
+                        waiting.add(last)
+                        queue.append(last)

@@ -3,15 +3,15 @@ Recursion here goes only as deep as one expression, which is little."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Set
+from collections.abc import Iterator
 
-from openai_cpu_server.structured.gbnf.nullable import nullable_expressions
+from openai_cpu_server.structured.gbnf.nullable import Nullables
 from openai_cpu_server.structured.languages.expr import Alt, Expr, Ref, Repeat, Seq
 
 
 def find_left_recursion(rules: dict[str, Expr]) -> list[str] | None:
     """The names along one such cycle; None if there is none."""
-    nullable = nullable_expressions(rules)
+    nullable = Nullables(rules)
     done: set[str] = set()
     for start in rules:
         cycle = _cycle_from(start, rules, nullable, done)
@@ -20,7 +20,7 @@ def find_left_recursion(rules: dict[str, Expr]) -> list[str] | None:
     return None
 
 
-def _cycle_from(start: str, rules: dict[str, Expr], nullable: Set[Expr], done: set[str]) -> list[str] | None:
+def _cycle_from(start: str, rules: dict[str, Expr], nullable: Nullables, done: set[str]) -> list[str] | None:
     """Search depth first; `path` holds the rules that are open."""
     if start in done:
         return None
@@ -39,7 +39,7 @@ def _cycle_from(start: str, rules: dict[str, Expr], nullable: Set[Expr], done: s
     return None
 
 
-def leftmost(expr: Expr, nullable: Set[Expr]) -> Iterator[str]:
+def leftmost(expr: Expr, nullable: Nullables) -> Iterator[str]:
     """The rules that the expression may begin with."""
     if isinstance(expr, Ref):
         yield expr.name

@@ -4,42 +4,63 @@ from __future__ import annotations
 
 from collections.abc import Container, Iterable
 
-from openai_cpu_server.structured.languages.expr import EMPTY, Expr, Ref, Repeat, Seq, Text
-
-_NO_TEXT = Text("")
+from openai_cpu_server.structured.languages.expr import Expr, Ref, Seq
 
 
-def nullable_expressions(rules: dict[str, Expr]) -> set[Expr]:
-    """All such expressions in the rules, at any depth.
-    The work is linear: each is looked at once per place."""
-    parents = _parents(rules)
-    missing = {x: len(x.items) for x in parents if isinstance(x, Seq)}
-    named: dict[Expr, list[Expr]] = {}
-    for name, expr in rules.items():
-        named.setdefault(expr, []).append(Ref(name))
-    queue = [x for x in parents if _is_plainly(x)]
-    found = set(queue)
-    for expr in queue:
-        for parent in [*parents[expr], *named.get(expr, ())]:
-            if isinstance(parent, Seq):
-                missing[parent] -= 1
-            if parent not in found and not missing.get(parent):
-                found.add(parent)
-                queue.append(parent)
-    return found
+class Nullables:
+    """The expressions of a grammar that may match the empty text, at any depth.
+
+    Most show it by themselves. Only where it depends on rules, the rules are looked at, once per place: the
+    work is linear.
+    """
+
+    def __init__(self, rules: dict[str, Expr]) -> None:
+        self._named: dict[Expr, list[Expr]] = {}
+        for name, expr in rules.items():
+            self._named.setdefault(expr, []).append(Ref(name))
+        self._found: set[Expr] = set()
+        self._parents, self._missing = _dependent(rules.values())
+        self._spread([Ref(name) for name, expr in rules.items() if expr.is_nullable])
+
+    def __contains__(self, expr: Expr) -> bool:
+        return expr.is_nullable or expr in self._found
+
+    def _spread(self, queue: list[Expr]) -> None:
+        """Note these expressions, and all that may be empty because they may be."""
+        self._found.update(queue)
+        for expr in queue:
+            for parent in [*self._parents.get(expr, ()), *self._named.get(expr, ())]:
+                if isinstance(parent, Seq):
+                    self._missing[parent] -= 1
+                if parent not in self._found and not self._missing.get(parent):
+                    self._found.add(parent)
+                    queue.append(parent)
 
 
-def _parents(rules: dict[str, Expr]) -> dict[Expr, list[Expr]]:
-    """Every expression with those that contain it, twice if they do so twice."""
+def _dependent(roots: Iterable[Expr]) -> tuple[dict[Expr, list[Expr]], dict[Expr, int]]:
+    """Expressions on which others depend, with those others, twice if they occur there twice.
+    For each sequence: how many of its items depend on rules."""
     parents: dict[Expr, list[Expr]] = {}
-    queue: list[Expr] = list(every_expression(rules.values()))
+    missing: dict[Expr, int] = {}
+    queue = [x for x in dict.fromkeys(roots) if _is_open(x)]
+    seen = set(queue)
     for expr in queue:
-        parents.setdefault(expr, [])
-        for part in expr.parts:
+        parts = [x for x in expr.parts if _is_open(x)]
+        if isinstance(expr, Seq):
+            missing[expr] = len(parts)
+        for part in parts:
             parents.setdefault(part, []).append(expr)
-    for name in rules:
-        parents.setdefault(Ref(name), [])
-    return parents
+        fresh = [x for x in dict.fromkeys(parts) if x not in seen]
+        seen.update(fresh)
+        queue += fresh
+    return parents, missing
+
+
+def _is_open(expr: Expr) -> bool:
+    """Whether it depends on rules if the expression may be empty."""
+    if expr.is_nullable or not expr.references:
+        return False
+    return not isinstance(expr, Seq) or all(x.is_nullable or x.references for x in expr.items)
 
 
 def every_expression(roots: Iterable[Expr]) -> dict[Expr, None]:
@@ -66,9 +87,3 @@ def parts_first(roots: list[Expr], known: Container[Expr] = ()) -> list[Expr]:
             stack.append((expr, True))
             stack += [(x, False) for x in expr.parts if x not in found]
     return list(found)
-
-
-def _is_plainly(expr: Expr) -> bool:
-    if isinstance(expr, Repeat):
-        return expr.low == 0
-    return expr is EMPTY or expr is _NO_TEXT

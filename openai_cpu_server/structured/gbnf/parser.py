@@ -12,7 +12,7 @@ from __future__ import annotations
 import itertools
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from openai_cpu_server.structured.errors import InvalidGrammar
 from openai_cpu_server.structured.gbnf.characters import WrongCharacter, class_set, literal_text
@@ -40,20 +40,24 @@ class ParsedGrammar:
     rules: dict[str, Expr]
 
 
-@dataclass
 class _Group:
     """An open parenthesis, or the rule itself. It collects alternatives."""
 
-    alternatives: list[Expr] = field(default_factory=list)
-    items: list[Expr] = field(default_factory=list)
+    __slots__ = ("alternatives", "items")
+
+    def __init__(self) -> None:
+        self.alternatives: list[Expr] = []
+        self.items: list[Expr] = []
 
     def next_alternative(self) -> None:
-        self.alternatives.append(seq(*self.items))
+        items = self.items
+        self.alternatives.append(items[0] if len(items) == 1 else seq(*items))
         self.items = []
 
     def finish(self) -> Expr:
         self.next_alternative()
-        return alt(*self.alternatives)
+        found = self.alternatives
+        return found[0] if len(found) == 1 else alt(*found)
 
 
 def parse_gbnf(text: str) -> ParsedGrammar:
@@ -112,21 +116,18 @@ class _Parser:
         self._rules[name] = self._body(name)
 
     def _body(self, name: str) -> Expr:
+        """Read a rule's body. The inner loop reads symbols that were met before, which most are."""
         groups = [_Group()]
         lifted = (f"{name}.{number}" for number in itertools.count(1))
+        texts, operands, kind_of = self._symbols.texts, self._operands, self._symbols.kind
         while True:
-            self._known_operands(groups[-1].items)
-            kind = self._kind
+            while (found := operands.get(texts[self._next])) is not None:
+                groups[-1].items.append(found)
+                self._next += 1
+            kind = kind_of(self._next)
             if len(groups) == 1 and kind in (Kind.NEWLINE, Kind.END):
                 return groups[0].finish()
             self._part(kind, groups, lifted)
-
-    def _known_operands(self, items: list[Expr]) -> None:
-        """Read symbols that were met before, which most are."""
-        texts, operands = self._symbols.texts, self._operands
-        while (found := operands.get(texts[self._next])) is not None:
-            items.append(found)
-            self._next += 1
 
     def _part(self, kind: Kind, groups: list[_Group], lifted: Iterator[str]) -> None:
         group = groups[-1]

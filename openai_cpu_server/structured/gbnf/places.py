@@ -6,10 +6,10 @@ together are never too small. (Lexemes that match the same text are all read.)
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Set
+from collections.abc import Iterable
 
 from openai_cpu_server.structured.gbnf.leads import Leads
-from openai_cpu_server.structured.gbnf.nullable import nullable_expressions
+from openai_cpu_server.structured.gbnf.nullable import Nullables
 from openai_cpu_server.structured.gbnf.parser import ROOT
 from openai_cpu_server.structured.gbnf.plan import Plan, is_lexeme
 from openai_cpu_server.structured.gbnf.work import Work
@@ -30,7 +30,7 @@ class _Mentions:
 
     def __init__(self, plan: Plan, work: Work) -> None:
         self._work = work
-        self.nullable: Set[Expr] = nullable_expressions(plan.rules | plan.lexemes)
+        self.nullable = Nullables(plan.rules | plan.lexemes)
         self.names: list[str] = []
         self.after: list[set[int]] = []
         self.firsts: dict[str, list[int]] = {}

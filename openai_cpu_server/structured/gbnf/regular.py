@@ -37,10 +37,12 @@ class Regular:
             return None
         if not expr.references:
             return expr
-        parts = [self.of(part) for part in expr.parts]
-        kept = [part for part in parts if part is not None]
-        if len(kept) < len(parts):
-            return None
+        kept: list[Expr] = []
+        for part in expr.parts:
+            found = self.of(part) if part.references else part
+            if found is None:
+                return None
+            kept.append(found)
         found = _rebuilt(expr, kept)
         self._num_put_in += len(found.parts)
         self._work.spend(1 + len(found.parts) // 4)

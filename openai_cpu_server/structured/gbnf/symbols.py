@@ -9,8 +9,8 @@ from collections.abc import Iterator
 
 from openai_cpu_server.structured.errors import InvalidGrammar
 
-MOST_CHARACTERS = 100_000
-MOST_SYMBOLS = 16_000
+MOST_CHARACTERS = 600_000
+MOST_SYMBOLS = 160_000
 
 
 class Kind(enum.Enum):

@@ -35,9 +35,11 @@ class _Terminals:
         sizes: dict[Expr, int] = {}
         uses: dict[Expr, int] = {}
         for expr in self._bottom_up:
-            sizes[expr] = min(1 + sum(sizes[x] for x in expr.parts), _SHORT + 1)
+            size = 1
             for part in expr.parts:
+                size += sizes[part]
                 uses[part] = uses.get(part, 0) + 1
+            sizes[expr] = min(size, _SHORT + 1)
         for expr in self._bottom_up:
             self._heights[expr] = self._height(expr)
             is_shared = sizes[expr] > _SHORT and uses.get(expr, 0) > 1
@@ -49,8 +51,11 @@ class _Terminals:
         return 0 if self._heights[expr] else expr.depth
 
     def _height(self, expr: Expr) -> int:
-        heights = [1 if x in self._parts else self._heights[x] for x in expr.parts]
-        highest = max(heights, default=0)
+        highest = 0
+        for part in expr.parts:
+            height = 1 if part in self._parts else self._heights[part]
+            if height > highest:
+                highest = height
         return highest + 1 if highest else 0
 
     def lines(self) -> list[str]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from openai_cpu_server.structured.errors import InvalidGrammar
 
-MOST_STEPS = 42_000
+MOST_STEPS = 600_000
 """The most steps of all stages together; a step takes about a microsecond."""
 
 

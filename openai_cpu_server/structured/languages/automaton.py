@@ -3,6 +3,7 @@ intersection and complement cost nothing extra."""
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import dataclass
 
 from openai_cpu_server.structured.languages.alphabet import Alphabet
@@ -29,6 +30,8 @@ from openai_cpu_server.structured.options import Budget
 
 _POINT = ord(".")
 _ZERO = ord("0")
+_MOST_PREFIXES_EACH = 20
+"""So many beginnings are looked at for each string that is wanted."""
 
 
 @dataclass(frozen=True)
@@ -213,6 +216,22 @@ def _numbered(
         edges.append(tuple((chars, number) for number, chars in merged.items()))
     final = frozenset(numbers[block[s]] for s in accepting if block[s] in numbers)
     return Automaton(tuple(edges), final)
+
+
+def few_strings(automaton: Automaton, most: int) -> list[str] | None:
+    """All strings of the language in order of length; None if there are more than `most`, or endless ones."""
+    found: list[str] = []
+    ways = [("", 0)]
+    for text, state in ways:
+        found += [text] if state in automaton.accepting else []
+        is_endless = len(text) >= len(automaton.edges)
+        num_more = sum(chars.size for chars, _ in automaton.edges[state])
+        if is_endless or len(found) > most or len(ways) + num_more > _MOST_PREFIXES_EACH * most:
+            return None
+        for chars, target in automaton.edges[state]:
+            codes = itertools.chain.from_iterable(range(low, high + 1) for low, high in chars.ranges)
+            ways += [(text + chr(code), target) for code in codes]
+    return found
 
 
 def is_empty(expr: Expr, budget: Budget) -> bool:

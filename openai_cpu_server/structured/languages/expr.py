@@ -81,18 +81,11 @@ class Expr(metaclass=_Interned):
 
     def measure(self) -> None:
         """Store the facts that follow from the parts. It is called once, when the instance is made."""
-        facts, parts = self.__dict__, self.parts
         if self._takes_nothing():
-            facts["is_nullable"] = True
-        if isinstance(self, (And, Not, Residue)):
-            facts["is_extended"] = True
-        elif isinstance(self, Ref):
-            facts["references"] = frozenset((self.name,))
-        elif isinstance(self, Token):
-            # It counts as a reference, so that no lexeme takes it in.
-            facts["references"] = frozenset((f"<[{self.number}]>",))
+            self.__dict__["is_nullable"] = True
+        parts = self.parts
         if parts:
-            self._measure_parts(facts, parts)
+            self._measure_parts(self.__dict__, parts)
 
     @staticmethod
     def _measure_parts(facts: dict[str, Any], parts: tuple[Expr, ...]) -> None:
@@ -135,12 +128,19 @@ class Ref(Expr):
 
     name: str
 
+    def measure(self) -> None:
+        self.__dict__["references"] = frozenset((self.name,))
+
 
 @dataclass(frozen=True, eq=False)
 class Token(Expr):
     """A control token of the model, by its number in the vocabulary. No text matches it."""
 
     number: int
+
+    def measure(self) -> None:
+        # It counts as a reference, so that no lexeme takes it in.
+        self.__dict__["references"] = frozenset((f"<[{self.number}]>",))
 
 
 @dataclass(frozen=True, eq=False)
@@ -182,12 +182,15 @@ class Repeat(Expr):
 
 @dataclass(frozen=True, eq=False)
 class And(_Several):
+    is_extended = True
+
     def _takes_nothing(self) -> bool:
         return False not in [x.is_nullable for x in self.items]
 
 
 @dataclass(frozen=True, eq=False)
 class Not(Expr):
+    is_extended = True
     item: Expr
 
     @property
@@ -210,6 +213,7 @@ class Residue(Expr):
     decimals: int
     remainder: int = 0
     read: int | None = None
+    is_extended = True
 
     def _takes_nothing(self) -> bool:
         return bool(self.remainder * 10 ** (self.decimals - (self.read or 0)) % self.modulus == 0)
@@ -226,15 +230,19 @@ def literal(text: str) -> Expr:
 
 def seq(*items: Expr) -> Expr:
     flat: list[Expr] = []
+    last: Expr | None = None
     for item in items:
         if item is NOTHING:
             return NOTHING
         for part in item.items if isinstance(item, Seq) else (item,):
-            joined = _joined(flat[-1], part) if flat else None
+            joined = None
+            if last is not None and (isinstance(part, Repeat) or isinstance(last, Repeat)):
+                joined = _joined(last, part)
             if joined is None:
                 flat.append(part)
+                last = part
             else:
-                flat[-1] = joined
+                flat[-1] = last = joined
     return flat[0] if len(flat) == 1 else Seq(tuple(flat))
 
 

@@ -84,6 +84,12 @@ _LIMITED_RELATIVE = rf"(?:/{_PCHAR}{_MORE}|[{_UNRESERVED}@]+(?:[/?]{_MORE})?)(?:
 
 _HEX = "[0-9A-Fa-f]"
 
+_TEMPLATE_CHARACTER = r"[!#$&(-;=?-\[\]_a-z~\xa0-\ud7ff\ue000-\ufdcf\ufdf0-\uffef]"
+_VARIABLE = rf"(?:\w|{_PERCENT})(?:\.?(?:\w|{_PERCENT}))*(?::[1-9]\d{{0,3}}|\*)?"
+_EXPRESSION = rf"\{{[+#./;?&]?{_VARIABLE}(?:,{_VARIABLE})*\}}"
+"""RFC 6570 reserves more operators, which no reader knows what to do with."""
+_URI_TEMPLATE = rf"(?:{_TEMPLATE_CHARACTER}|{_PERCENT}|{_EXPRESSION})*"
+
 FORMATS = {
     "date": _DATE,
     "time": _TIME,
@@ -95,6 +101,7 @@ FORMATS = {
     "ipv6": _IPV6,
     "uri": _URI,
     "uri-reference": rf"(?:{_URI}|{_RELATIVE})",
+    "uri-template": _URI_TEMPLATE,
     "uuid": rf"{_HEX}{{8}}-{_HEX}{{4}}-{_HEX}{{4}}-{_HEX}{{4}}-{_HEX}{{12}}",
     "json-pointer": r"(?:/(?:[^~/]|~[01])*)*",
 }

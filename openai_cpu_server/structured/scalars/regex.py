@@ -11,16 +11,14 @@ from openai_cpu_server.structured.languages.expr import (
     ALL,
     EMPTY,
     NOTHING,
-    Chars,
     Expr,
     alt,
-    repeat,
     seq,
 )
 from openai_cpu_server.structured.options import Limits
+from openai_cpu_server.structured.scalars.regex_assertions import Asserting, asserts, plain
 from openai_cpu_server.structured.scalars.regex_parser import (
     Anchor,
-    Char,
     Choice,
     Counted,
     RegexParser,
@@ -43,20 +41,25 @@ class _Way:
 @functools.lru_cache(maxsize=32)
 def search_language(pattern: str, limits: Limits) -> Expr:
     """The strings that contain a match. Raises InvalidPattern."""
-    ways = _ways_of(pattern, limits)
+    tree = _parsed(pattern, limits)
+    if asserts(tree):
+        return Asserting(pattern, tree).searched()
+    ways = _Splitter(pattern).ways(tree)
     return alt(*(seq(EMPTY if w.at_start else ALL, w.body, EMPTY if w.at_end else ALL) for w in ways))
 
 
 def full_language(pattern: str, limits: Limits) -> Expr:
     """The strings that match as a whole. Raises InvalidPattern."""
-    return alt(*(w.body for w in _ways_of(pattern, limits)))
+    tree = _parsed(pattern, limits)
+    if asserts(tree):
+        return Asserting(pattern, tree).matched()
+    return alt(*(w.body for w in _Splitter(pattern).ways(tree)))
 
 
-def _ways_of(pattern: str, limits: Limits) -> list[_Way]:
+def _parsed(pattern: str, limits: Limits) -> Tree:
     if len(pattern) > limits.text:
         raise InvalidPattern(pattern, 0, "the pattern is too long")
-    tree = RegexParser(pattern, limits).parse()
-    return _Splitter(pattern).ways(tree)
+    return RegexParser(pattern, limits).parse()
 
 
 class _Splitter:
@@ -67,7 +70,7 @@ class _Splitter:
 
     def ways(self, tree: Tree) -> list[_Way]:
         if not _has_anchor(tree):
-            return [_Way(_plain(tree))]
+            return [_Way(plain(tree))]
         if isinstance(tree, Anchor):
             return [_Way(EMPTY, at_start=tree.is_start, at_end=not tree.is_start)]
         if isinstance(tree, Choice):
@@ -106,14 +109,3 @@ def _has_anchor(tree: Tree) -> bool:
     if isinstance(tree, Counted):
         return _has_anchor(tree.item)
     return isinstance(tree, Anchor)
-
-
-def _plain(tree: Tree) -> Expr:
-    if isinstance(tree, Char):
-        return Chars(tree.set) if tree.set else NOTHING
-    if isinstance(tree, Sequence):
-        return seq(*(_plain(x) for x in tree.items))
-    if isinstance(tree, Choice):
-        return alt(*(_plain(x) for x in tree.items))
-    assert isinstance(tree, Counted)
-    return repeat(_plain(tree.item), tree.low, tree.high)

@@ -1,6 +1,8 @@
 """Reads the regular part of ECMAScript's regular expressions into trees with anchors.
 
-Groups capture nothing. Look-around, back references, word boundaries and flags are refused.
+Groups capture nothing. Look-ahead, word boundaries and look-behind stay in the tree; back references and
+flags are refused. As in ECMAScript `\\d`, `\\w` and `\\b` know ASCII only, while `\\s` is all white space of
+Unicode; a character is a code point, as with the flag `u`.
 """
 
 from __future__ import annotations
@@ -45,7 +47,31 @@ class Counted:
     high: int | None
 
 
-Tree = Union[Char, Anchor, Sequence, Choice, Counted]
+@dataclass(frozen=True)
+class Boundary:
+    """Between a word character and another one, or an end of the text. If it is no edge: anywhere else."""
+
+    is_edge: bool
+
+
+@dataclass(frozen=True)
+class Ahead:
+    """What follows begins with `tree`, or does not."""
+
+    tree: Tree
+    is_wanted: bool
+
+
+@dataclass(frozen=True)
+class Behind:
+    """The character before is one of these, or there is none such."""
+
+    set: CharSet
+    is_wanted: bool
+
+
+Tree = Union[Char, Anchor, Boundary, Ahead, Behind, Sequence, Choice, Counted]
+ASSERTIONS = (Boundary, Ahead, Behind)
 
 
 class RegexParser:
@@ -108,7 +134,7 @@ class RegexParser:
         if char == "[":
             return Char(self._class())
         if char == "\\":
-            return self._anchor() or Char(self._escape(in_class=False))
+            return self._anchor() or self._boundary() or Char(self._escape(in_class=False))
         if char in "*+?":
             self._fail("nothing to repeat")
         return Char(CharSet.chars(char))
@@ -121,21 +147,42 @@ class RegexParser:
         self._at += 1
         return Anchor(char == "A")
 
+    def _boundary(self) -> Tree | None:
+        char = self._peek()
+        if char == "" or char not in "bB":
+            return None
+        self._at += 1
+        return Boundary(char == "b")
+
     def _group(self) -> Tree:
-        if self._takes("?") and not self._takes(":"):
-            self._group_kind()
+        if not self._takes("?") or self._takes(":"):
+            return self._grouped()
+        for mark, is_wanted in (("=", True), ("!", False)):
+            if self._takes(mark):
+                return Ahead(self._grouped(), is_wanted)
+            if self._takes(f"<{mark}"):
+                return self._behind(is_wanted)
+        self._name()
+        return self._grouped()
+
+    def _grouped(self) -> Tree:
         tree = self._choice()
         if not self._takes(")"):
             self._fail("missing ')'")
         return tree
 
-    def _group_kind(self) -> None:
-        """Read what follows `(?`: a name may; everything else is a look-around or sets flags."""
-        if self._peek() in "=!" or self._pattern[self._at : self._at + 2] in ("<=", "<!"):
-            self._fail("look-around is not regular enough for a grammar")
+    def _behind(self, is_wanted: bool) -> Tree:
+        tree = self._grouped()
+        chars = _single(tree)
+        if chars is None:
+            self._fail("look-behind at more than one character is not supported: match that text instead")
+        return Behind(chars, is_wanted)
+
+    def _name(self) -> None:
+        """Read the name of a group behind `(?`; anything else would be flags."""
         end = self._pattern.find(">", self._at)
         if self._pattern[self._at : self._at + 1] not in ("<", "P") or end < 0:
-            self._fail("unknown kind of group")
+            self._fail("unknown kind of group; flags such as (?i) are not ECMAScript: write [Aa] instead")
         name = self._pattern[self._at : end].removeprefix("P").removeprefix("<")
         if not name.isidentifier():
             self._fail("unknown kind of group")
@@ -148,8 +195,8 @@ class RegexParser:
         self._takes("?")
         if self._peek() in ("*", "+"):
             self._fail("nothing to repeat")
-        if isinstance(atom, Anchor):
-            self._fail("an anchor cannot be repeated")
+        if isinstance(atom, (Anchor, *ASSERTIONS)):
+            self._fail("an anchor or a look-around cannot be repeated")
         return Counted(atom, *counts)
 
     def _quantifier(self) -> tuple[int, int | None] | None:
@@ -197,10 +244,8 @@ class RegexParser:
     def _plain_escape(self, char: str) -> CharSet:
         if char in CONTROLS and not (char == "0" and self._peek().isdigit()):
             return CharSet.chars(CONTROLS[char])
-        if char in "bB":
-            self._fail("word boundaries are not supported")
         if char.isdigit() or char == "k":
-            self._fail("back references are not regular")
+            self._fail("back references are not regular: repeat the group's text instead")
         if char.isascii() and char.isalpha():
             self._fail(f"unknown escape \\{char}")
         return CharSet.chars(char)
@@ -272,3 +317,12 @@ class RegexParser:
 
 def _is_number(text: str) -> bool:
     return text.isascii() and text.isdigit()
+
+
+def _single(tree: Tree) -> CharSet | None:
+    """The characters of a tree that always matches exactly one; else None."""
+    if isinstance(tree, Char):
+        return tree.set
+    found = [_single(x) for x in tree.items] if isinstance(tree, Choice) else [None]
+    known = [x for x in found if x is not None]
+    return None if len(known) < len(found) else CharSet.of(*(r for x in known for r in x.ranges))

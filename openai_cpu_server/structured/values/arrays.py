@@ -18,6 +18,11 @@ Each is a rule; with more, the values keep the list's order."""
 
 
 _MOST_NEEDS = 3
+_MOST_PLACES = 8
+_NOT_UNIQUE = (
+    "can be enforced only where few items are possible: list them with 'enum', give a short range or "
+    "pattern, or allow one item ('maxItems': 1)"
+)
 
 
 class NotEnforceable(Exception):
@@ -37,11 +42,14 @@ class Arrays:
         marks: Punctuation,
         value: Callable[[Goal, str], Expr],
         values: Callable[[Goal], list[Expr] | None],
+        is_possible: Callable[[Goal], bool],
     ) -> None:
+        """`values` lists all values of a goal if they are few; `is_possible` tells whether it has any."""
         self._grammar = grammar
         self._marks = marks
         self._value = value
         self._values = values
+        self._is_possible = is_possible
 
     def expr(self, shape: ArrayShape, hint: str) -> Expr:
         """The grammar of such arrays. Raises NotEnforceable."""
@@ -126,16 +134,25 @@ class Arrays:
     # Items that must differ
 
     def _set(self, shape: ArrayShape, hint: str) -> Expr:
+        if not shape.needs and self._differ(shape):
+            return self._plain(shape, hint)
         values = self._values(shape.rest) if not shape.prefix and not shape.needs else None
         if values is None:
             assert shape.unique is not None
-            raise NotEnforceable(shape.unique, "can be enforced only for a few listed values")
+            raise NotEnforceable(shape.unique, _NOT_UNIQUE)
         most = len(values) if shape.high is None else min(shape.high, len(values))
         if most < shape.low:
             return NOTHING
         if sum(math.comb(len(values), n) for n in range(most + 1)) > _MOST_SUBSETS:
             return self._in_given_order(values, shape.low, most, hint)
         return self._in_any_order(values, shape.low, most, hint)
+
+    def _differ(self, shape: ArrayShape) -> bool:
+        """Whether no value fits two places of the array, which then needs no list of values."""
+        if shape.high is None or not 1 < shape.high <= _MOST_PLACES:
+            return False
+        pairs = itertools.combinations(range(shape.high), 2)
+        return not any(self._is_possible(join(shape.item(i), shape.item(j))) for i, j in pairs)
 
     def _in_any_order(self, values: list[Expr], low: int, most: int, hint: str) -> Expr:
         """A rule for each set of values used so far."""

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
+from openai_cpu_server.structured.languages.automaton import Automaton
+from openai_cpu_server.structured.languages.charset import CharSet
 from openai_cpu_server.structured.languages.expr import EMPTY, Chars, Expr, Ref, Text, alt, seq
 from openai_cpu_server.structured.values.strings import Strings
 from openai_cpu_server.structured.writing.grammar import Grammar
@@ -30,12 +34,16 @@ class Lexemes:
         return self._by_states(language, hint) if simple is None else self._grammar.define(hint, simple)
 
     def _by_states(self, language: Expr, hint: str) -> Expr:
-        """A rule for each state of the automaton, which is slower to
-        run than one lexeme but short to write."""
         automaton = self._strings.automaton(language)
-        names = [self._grammar.reserve(hint) for _ in automaton.edges]
-        for state, edges in enumerate(automaton.edges):
-            options = [seq(self.text.content(Chars(chars)), Ref(names[to])) for chars, to in edges]
-            ends = [EMPTY] if state in automaton.accepting else []
-            self._grammar.set(names[state], alt(*ends, *options))
-        return Ref(names[0])
+        return by_states(automaton, self._grammar, hint, lambda chars: self.text.content(Chars(chars)))
+
+
+def by_states(automaton: Automaton, grammar: Grammar, hint: str, written: Callable[[CharSet], Expr]) -> Expr:
+    """A rule for each state of the automaton, which is slower to
+    run than one lexeme but short to write. `written` gives the text of one character."""
+    names = [grammar.reserve(hint) for _ in automaton.edges]
+    for state, edges in enumerate(automaton.edges):
+        options = [seq(written(chars), Ref(names[to])) for chars, to in edges]
+        ends = [EMPTY] if state in automaton.accepting else []
+        grammar.set(names[state], alt(*ends, *options))
+    return Ref(names[0])

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import functools
+import json
+from dataclasses import dataclass
 
 from openai_cpu_server.structured.languages.charset import ANY, CharSet, single
 from openai_cpu_server.structured.languages.expr import (
@@ -12,11 +14,11 @@ from openai_cpu_server.structured.languages.expr import (
     Alt,
     Chars,
     Expr,
-    Seq,
     Text,
     any_of,
     both,
     negate,
+    optional,
     seq,
 )
 from openai_cpu_server.structured.values.lexemes import Lexemes
@@ -26,6 +28,17 @@ _Trie = dict[str, "_Trie"]
 _END = ""
 _LEVELS = 9
 """After so many characters a name goes on in a rule of its own, because groups must not nest too deep."""
+_WORTH_A_RULE = 4
+"""The fewest characters of a part that is written as a rule if it is needed twice."""
+
+
+@dataclass(frozen=True)
+class _Part:
+    """What may follow a node of a trie. Nodes below which the tries are equal have equal numbers."""
+
+    number: int
+    expr: Expr
+    size: int
 
 
 class Names:
@@ -34,6 +47,7 @@ class Names:
         self._lexemes = lexemes
         self._others: dict[tuple[str, ...], Expr] = {}
         self._ways: dict[str, Expr] = {}
+        self._parts: dict[tuple[object, ...], _Part] = {}
 
     def exactly(self, name: str) -> Expr:
         return self._lexemes.text.exactly(name)
@@ -62,28 +76,52 @@ class Names:
 
     def _outside(self, root: _Trie) -> Expr:
         """What may follow a prefix in the trie, so that the whole is none of its names."""
-        done: dict[int, Expr] = {}
+        done: dict[int, _Part] = {}
         stack = [(root, 0)]
         while stack:
             node, depth = stack[-1]
-            waiting = [child for char, child in node.items() if char != _END and id(child) not in done]
+            waiting = [target for _, target in _edges(node) if id(target) not in done]
             if waiting:
-                stack += [(child, depth + 1) for child in waiting]
+                stack += [(target, depth + 1) for target in waiting]
             elif id(stack.pop()[0]) not in done:
-                found = self._ways_out(node, done)
                 is_cut = depth % _LEVELS == _LEVELS - 1
-                done[id(node)] = self._lexemes.defined("name", found) if is_cut else found
-        return done[id(root)]
+                done[id(node)] = self._part(node, done, is_cut)
+        return done[id(root)].expr
 
-    def _ways_out(self, node: _Trie, done: dict[int, Expr]) -> Expr:
+    def _part(self, node: _Trie, done: dict[int, _Part], is_cut: bool) -> _Part:
+        """A node of the trie. If an equal one was met before, in whatever trie, both have one rule."""
+        edges = [(label, done[id(target)]) for label, target in _edges(node)]
+        key = (_END in node, *((label, part.number) for label, part in edges))
+        known = self._parts.get(key)
+        if known is None:
+            size = 1 + sum(len(label) + part.size for label, part in edges)
+            expr = self._ways_out(_END in node, edges)
+            number = len(self._parts)
+            part = _Part(number, self._lexemes.defined("name", expr) if is_cut else expr, size)
+        elif known.size < _WORTH_A_RULE:
+            return known
+        else:
+            part = _Part(known.number, self._lexemes.defined("name", known.expr), known.size)
+        self._parts[key] = part
+        return part
+
+    def _ways_out(self, is_name: bool, edges: list[tuple[str, _Part]]) -> Expr:
         """The ways to go on: end here (unless a name does), another character, or a known one and so on."""
-        text = self._lexemes.text
-        options = [] if _END in node else [EMPTY]
-        options.append(self._astray("".join(node)))
-        for char, child in node.items():
-            if char != _END:
-                options.append(Seq((text.content(Chars(single(ord(char)))), done[id(child)])))
+        options = [] if is_name else [EMPTY]
+        options.append(self._astray("".join(label[0] for label, _ in edges)))
+        for label, part in edges:
+            options += [self._leaving(label, i) for i in range(1, len(label))]
+            options.append(seq(self._spelt(label), part.expr))
         return Alt(tuple(options)) if len(options) > 1 else options[0]
+
+    def _leaving(self, label: str, index: int) -> Expr:
+        """The label's beginning up to a place, and perhaps another character than the label has there."""
+        return seq(self._spelt(label[:index]), optional(self._astray(label[index])))
+
+    def _spelt(self, label: str) -> Expr:
+        if label.isascii() and label.isprintable():
+            return Text(json.dumps(label)[1:-1])
+        return seq(*(self._lexemes.text.content(Chars(single(ord(char)))) for char in label))
 
     def _astray(self, known: str) -> Expr:
         """Any character except these, then anything. It is a rule, because it is needed often."""
@@ -108,3 +146,16 @@ def _trie(names: tuple[str, ...]) -> _Trie:
             node = node.setdefault(char, {})
         node[_END] = {}
     return root
+
+
+def _edges(node: _Trie) -> list[tuple[str, _Trie]]:
+    """The ways down to the next nodes at which names end or part, with what is read on the way."""
+    found = []
+    for char, child in node.items():
+        label, target = char, child
+        while len(target) == 1 and _END not in target:
+            step, target = next(iter(target.items()))
+            label += step
+        if char != _END:
+            found.append((label, target))
+    return found

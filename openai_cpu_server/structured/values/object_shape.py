@@ -45,7 +45,10 @@ class ObjectShape:
     low: int
     high: int | None
     is_order_meant: bool
-    """Whether somebody chose the order of the members."""
+    """Whether somebody chose the order of the members.
+
+    If a program has sorted them by name, and `required` names them in another order, nobody did.
+    """
     required: tuple[str, ...]
     witness: tuple[Others, ...] = ()
     """One property of one of these kinds must be present, beside all else; (): none is asked for."""
@@ -124,7 +127,9 @@ class ObjectShapes:
             return None
         if low > len(members) and not others:
             return None
-        is_meant = order != sorted(order) or _confirms(required, order)
+        present = {m.name for m in members}
+        order = [n for n in order if n in present]
+        is_meant = order != sorted(order) or not _contradicts(required, order)
         return ObjectShape(tuple(members), tuple(names), tuple(others), max(low, 0), high, is_meant, required)
 
     def _names(self, branch: Branch) -> Expr:
@@ -209,10 +214,10 @@ class ObjectShapes:
         return both(*(negate(k) for k in known))
 
 
-def _confirms(required: tuple[str, ...], order: list[str]) -> bool:
-    """Whether `required` names all declared properties, at least two, in the order of `properties`."""
-    known = [n for n in required if n in order]
-    return len(known) > 1 and known == sorted(known, key=order.index) and len(known) == len(order)
+def _contradicts(required: tuple[str, ...], order: list[str]) -> bool:
+    """Whether `required` names declared properties in another order than `properties`."""
+    places = [order.index(n) for n in required if n in order]
+    return places != sorted(places)
 
 
 def _says_nothing(fact: Properties, value: int) -> bool:

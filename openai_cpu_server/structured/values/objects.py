@@ -42,8 +42,9 @@ class Objects:
         return seq(self._marks.open_object, content, self._marks.close_object)
 
     def _orders(self, shape: ObjectShape) -> list[tuple[Member, ...]]:
-        """The schema's order; if any order is asked for, also that of `required` and then the others."""
-        if self._order is PropertyOrder.SCHEMA:
+        """The schema's order; if nobody chose it, or any order is asked for, also that of `required` and
+        then the others."""
+        if self._order is PropertyOrder.SCHEMA and shape.is_order_meant:
             return [shape.members]
         place = {name: i for i, name in enumerate(shape.required)}
         by_need = sorted(shape.members, key=lambda m: place.get(m.name, len(place)))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 from itertools import combinations, takewhile
 
-from openai_cpu_server.structured.languages.automaton import Automaton, Deriver, build, is_empty
+from openai_cpu_server.structured.languages.automaton import Automaton, Deriver, build, few_strings, is_empty
 from openai_cpu_server.structured.languages.charset import CharSet
 from openai_cpu_server.structured.languages.elimination import to_expr
 from openai_cpu_server.structured.languages.expr import (
@@ -32,6 +32,8 @@ from openai_cpu_server.structured.schema.nodes import Format, Kind, Length, Patt
 
 _COUNTED = 24
 """A limit on a pattern's length is exact up to so many characters."""
+_SHORT = 12
+"""Strings of a pattern are listed if none is longer."""
 _MOST_STATES = 250
 """The most states of an automaton that counts characters."""
 
@@ -111,6 +113,13 @@ class Strings:
         if language not in self._automata:
             self._automata[language] = build(language, self._budget)
         return self._automata[language]
+
+    def few(self, language: Expr, most: int) -> list[str] | None:
+        """All strings of the language, if they are short and at most so many; else None."""
+        longest = span(language)[1]
+        if longest is None or longest > _SHORT:
+            return None
+        return few_strings(self.automaton(language), most)
 
     def simplified(self, language: Expr) -> Expr | None:
         """The expression without intersections and complements; None if that would be too long."""

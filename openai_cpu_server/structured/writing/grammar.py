@@ -97,11 +97,15 @@ class Grammar:
 def _productive(rules: dict[str, Expr]) -> dict[str, Expr]:
     """The rules without alternatives that can never end. `never` itself stays: that is its purpose."""
     good: set[str] = {NEVER}
-    grown = True
-    while grown:
-        fresh = {name for name, expr in rules.items() if name not in good and _ends(expr, good)}
-        good |= fresh
-        grown = bool(fresh)
+    users: dict[str, list[str]] = {}
+    for name, expr in rules.items():
+        for used in expr.references:
+            users.setdefault(used, []).append(name)
+    queue = list(rules)
+    for name in queue:
+        if name not in good and _ends(rules[name], good):
+            good.add(name)
+            queue += users.get(name, ())
     if len(good) == len(rules):
         return rules
     return {name: _restricted(expr, good) for name, expr in rules.items() if name in good}

@@ -141,6 +141,10 @@ def test_templates_of_all_kinds(tiny: Path, tmp_path: Path, shown: Shown, run: R
     assert "25 characters, tool calls as generic, does not show tools (--template prints it)" in shown(plain)
     unknown = rewritten(tiny, tmp_path / "unknown.gguf", {key: "{{ messages[0].content }}{{ tools }}"})
     assert "36 characters, tool calls as generic (--template prints it)" in shown(unknown)
+    thinking = rewritten(
+        tiny, tmp_path / "thinking.gguf", {key: "{{ messages[0].content }}<think>{# </think> #}"}
+    )
+    assert "does not show tools, thoughts as think (" in shown(thinking)
     broken = rewritten(tiny, tmp_path / "broken.gguf", {key: "{% if"})
     assert "chat template  cannot be used: the chat template, line 1: " in shown(broken)
     named = rewritten(tiny, tmp_path / "named.gguf", {f"{key}.tool_use": "{{ tools }}"})

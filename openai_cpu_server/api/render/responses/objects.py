@@ -150,6 +150,6 @@ def _usage(usage: Usage) -> ResponseUsage:
         input_tokens=usage.prompt_tokens,
         input_tokens_details=InputDetails(usage.prompt_tokens_details.cached_tokens),
         output_tokens=usage.completion_tokens,
-        output_tokens_details=OutputDetails(),
+        output_tokens_details=OutputDetails(usage.completion_tokens_details.reasoning_tokens),
         total_tokens=usage.total_tokens,
     )

@@ -1,0 +1,244 @@
+"""Whether and how long the model is to think, and what the engine needs to know about it. Pure."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TypeVar
+
+import msgspec
+
+from openai_cpu_server.api.calls.call import CallThinking
+from openai_cpu_server.api.resolve.output import Output
+from openai_cpu_server.api.schemas.reasoning import ReasoningBody
+from openai_cpu_server.contract.model_info import Tokenizer
+from openai_cpu_server.contract.request import Constraint
+from openai_cpu_server.contract.thinking import Thinking
+from openai_cpu_server.errors import InvalidRequest
+from openai_cpu_server.models.chat_prompts import ChatPrompt
+from openai_cpu_server.models.thinking import ModelThinking
+from openai_cpu_server.prompt.reasoning.formats import ReasoningFormat
+from openai_cpu_server.prompt.reasoning.stage import Stage
+from openai_cpu_server.prompt.reasoning.template import switch
+
+EFFORT_BUDGETS = {"minimal": 256, "low": 1024, "medium": 4096}
+"""Tokens of thoughts where the model's template does not read the effort: `low` is LiteLLM's number, its
+neighbours a quarter and four times that. `high` and `xhigh` are any number."""
+_EFFORTS = ("none", "minimal", "low", "medium", "high", "xhigh")
+_LAST_WORDS = "\n\nI have thought long enough and give my answer now.\n"
+"""What the model seems to say when its budget is used up; without it many go on thinking in the answer."""
+_SWITCHES = ("enable_thinking", "thinking")
+_VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,63}")
+_OURS = frozenset(
+    {"messages", "tools", "add_generation_prompt", "bos_token", "eos_token"}
+    | {"raise_exception", "strftime_now", "range", "dict", "namespace", "cycler", "joiner"}
+)
+"""Variables of templates that no request replaces."""
+T = TypeVar("T")
+
+
+class Wish(msgspec.Struct, frozen=True):
+    """What a body says about thinking."""
+
+    is_on: bool | None
+    """None: it does not say."""
+    effort: str | None
+    budget: int | None
+    """Tokens; -1: any number; None: it does not say."""
+    is_hidden: bool
+    variables: Mapping[str, object]
+    said: tuple[str, ...]
+    """The fields that have no meaning where a model does not think."""
+
+
+class ThinkingPlan(msgspec.Struct, frozen=True):
+    """What that means for one model."""
+
+    variables: Mapping[str, object]
+    """For the chat template."""
+    is_on: bool | None
+    """None: the template decides."""
+    thinks_not: bool
+    """The thoughts must be closed in the prompt."""
+    budget: int | None
+    is_hidden: bool
+
+
+def thinking_wish(body: ReasoningBody) -> Wish:
+    """Raises InvalidRequest for what contradicts itself."""
+    variables = _variables(body.chat_template_kwargs or {})
+    effort, is_on, budget = _one(_efforts(body)), _one(_switched(body, variables)), _one(_budgets(body))
+    excluded = body.reasoning is not None and body.reasoning.exclude is True
+    return Wish(
+        is_on=is_on,
+        effort=effort,
+        budget=budget,
+        is_hidden=excluded or body.include_reasoning is False,
+        variables=variables,
+        said=tuple(name for name, _ in (*_efforts(body), *_budgets(body))),
+    )
+
+
+def thinking_plan(wish: Wish, model: ModelThinking | None) -> ThinkingPlan:
+    """`model`: None for one that does not think; the variables reach its template all the same."""
+    if model is None:
+        return _for_template(wish)
+    is_on = model.is_on if wish.is_on is None else wish.is_on
+    budget = _budget(wish, model)
+    if budget == 0:
+        is_on = False
+    variables: dict[str, object] = {} if is_on is None else {**switch(is_on)}
+    effort = wish.effort if is_on is not False else "none"
+    if effort is not None:
+        variables["reasoning_effort"] = _nearest(effort, model.form.efforts)
+    if budget is not None or is_on is False:
+        variables["thinking_budget"] = budget if is_on is not False else 0  # Seed-OSS reads it
+    return ThinkingPlan(
+        variables={**variables, **wish.variables},
+        is_on=is_on,
+        thinks_not=is_on is False and not model.form.efforts,
+        budget=budget if is_on is not False else None,
+        is_hidden=wish.is_hidden,
+    )
+
+
+def _for_template(wish: Wish) -> ThinkingPlan:
+    said: dict[str, object] = {} if wish.is_on is None else {**switch(wish.is_on)}
+    if wish.effort is not None:
+        said["reasoning_effort"] = wish.effort
+    variables = {**said, **wish.variables}
+    return ThinkingPlan(variables, is_on=None, thinks_not=False, budget=None, is_hidden=False)
+
+
+class ThinkingOutputs:
+    """Puts thoughts in front of the outputs of one call."""
+
+    def __init__(self, form: ReasoningFormat, tokenizer: Tokenizer) -> None:
+        self._form = form
+        self._tokenizer = tokenizer
+
+    def of(self, output: Output, plan: ThinkingPlan, prompt: ChatPrompt, *, has_stop: bool) -> Output:
+        """The output behind this prompt. What it must look like is for the answer alone, and stop strings
+        (`has_stop`) are, too."""
+        form = self._form
+        if prompt.stage is Stage.BEHIND:
+            return output
+        shown = CallThinking(form, prompt.stage, plan.is_hidden)
+        output = msgspec.structs.replace(output, thinking=shown, shows_marks=self._has_silent_marks())
+        constraint = output.constraint or Constraint()
+        if constraint.grammar is None:
+            if plan.budget is None and not has_stop:
+                return output
+        elif form.has_channels and output.tool_calls is not None:
+            # The grammars of its tool format tell of thoughts themselves.
+            return output
+        is_ruled = constraint.grammar is not None and not constraint.triggers
+        always = bool(form.efforts)
+        is_sure = prompt.stage is Stage.WITHIN or plan.is_on is True or prompt.wants_thoughts or always
+        if is_ruled and not is_sure:
+            return output
+        answer_begin = form.answer_begin if output.tool_calls is None else ""
+        shaped = self._constraint(constraint, plan, prompt.stage, answer_begin)
+        return msgspec.structs.replace(output, constraint=shaped)
+
+    def _constraint(
+        self, constraint: Constraint, plan: ThinkingPlan, stage: Stage, answer_begin: str
+    ) -> Constraint:
+        """`answer_begin`: the mark of an answer that is no call."""
+        form = self._form
+        is_ruled = constraint.grammar is not None and not constraint.triggers
+        is_open = stage is Stage.WITHIN
+        behind = answer_begin if constraint.grammar is None else ""
+        last_words = _LAST_WORDS if plan.budget else ""
+        thinking = Thinking(
+            begin="" if is_open else form.begin,
+            end=form.end,
+            opening=self._tokens(form.begin) if is_ruled and not is_open else (),
+            budget=plan.budget,
+            closing=() if plan.budget is None else self._tokens(last_words + form.end + behind),
+        )
+        before = self._tokens(form.gap + answer_begin) if is_ruled else ()
+        return msgspec.structs.replace(constraint, thinking=thinking, opening=(*before, *constraint.opening))
+
+    def _tokens(self, text: str) -> tuple[int, ...]:
+        return tuple(self._tokenizer.encode(text, add_special=False, parse_special=True))
+
+    def _has_silent_marks(self) -> bool:
+        """Whether a mark is written in control tokens, which are no text unless they are asked for."""
+        tokens = self._tokens(self._form.begin + self._form.end + self._form.answer_begin)
+        return any(not self._tokenizer.piece(token) for token in tokens)
+
+
+def _budget(wish: Wish, model: ModelThinking) -> int | None:
+    """Tokens; None: any number."""
+    if wish.budget is not None:
+        return wish.budget if wish.budget >= 0 else None
+    if wish.effort is not None and wish.effort != "none" and not model.template.reads_effort:
+        return EFFORT_BUDGETS.get(wish.effort)
+    return model.budget
+
+
+def _nearest(effort: str, known: Sequence[str]) -> str:
+    """The effort that the model knows, if it does not know all."""
+    if not known:
+        return effort
+    place = _EFFORTS.index(effort)
+    return min(known, key=lambda each: abs(_EFFORTS.index(each) - place))
+
+
+def _efforts(body: ReasoningBody) -> Iterator[tuple[str, str]]:
+    if body.reasoning_effort is not None:
+        yield "reasoning_effort", body.reasoning_effort
+    if body.reasoning is not None and body.reasoning.effort is not None:
+        yield "reasoning.effort", body.reasoning.effort
+
+
+def _budgets(body: ReasoningBody) -> Iterator[tuple[str, int]]:
+    for name in ("thinking_budget", "thinking_token_budget", "thinking_budget_tokens"):
+        value = getattr(body, name)
+        if value is not None:
+            yield name, value
+    if body.reasoning is not None and body.reasoning.max_tokens is not None:
+        yield "reasoning.max_tokens", body.reasoning.max_tokens
+    if body.thinking is not None and body.thinking.budget_tokens is not None:
+        yield "thinking.budget_tokens", body.thinking.budget_tokens
+
+
+def _switched(body: ReasoningBody, variables: Mapping[str, object]) -> Iterator[tuple[str, bool]]:
+    yield from ((name, effort != "none") for name, effort in _efforts(body))
+    if body.enable_thinking is not None:
+        yield "enable_thinking", body.enable_thinking
+    if body.reasoning is not None:
+        if body.reasoning.enabled is not None:
+            yield "reasoning.enabled", body.reasoning.enabled
+        if body.reasoning.max_tokens is not None:
+            yield "reasoning.max_tokens", body.reasoning.max_tokens > 0
+    if body.thinking is not None and body.thinking.type in ("enabled", "disabled"):
+        yield "thinking.type", body.thinking.type == "enabled"
+    for name in _SWITCHES:
+        value = variables.get(name)
+        if isinstance(value, bool):
+            yield f"chat_template_kwargs.{name}", value
+
+
+def _one(said: Iterator[tuple[str, T]]) -> T | None:
+    """What all of them say. Raises InvalidRequest if they differ."""
+    first = next(said, None)
+    if first is None:
+        return None
+    name, value = first
+    for other, contrary in said:
+        if contrary != value:
+            message = f"'{name}' and '{other}' say different things about the model's thinking."
+            raise InvalidRequest(message, param=other, code="invalid_value")
+    return value
+
+
+def _variables(given: Mapping[str, object]) -> dict[str, object]:
+    """Raises InvalidRequest for a name that is none, or that is the server's own."""
+    for name in given:
+        if name in _OURS or not _VARIABLE.fullmatch(name):
+            shown = name[:64]
+            message = f"'{shown}' is no variable of a chat template that a request can set."
+            raise InvalidRequest(message, param=f"chat_template_kwargs.{shown}", code="invalid_value")
+    return dict(given)

@@ -1,0 +1,105 @@
+"""Exact bytes of thoughts in chat responses and chunks."""
+
+from __future__ import annotations
+
+import pytest
+
+from openai_cpu_server.api.calls.call import CallThinking, ToolCallStyle
+from openai_cpu_server.api.calls.held import Heard
+from openai_cpu_server.api.calls.running import Tally
+from openai_cpu_server.api.calls.trial import judged
+from openai_cpu_server.contract.messages import FinishReason, TokenEvent
+from openai_cpu_server.prompt.reasoning.formats import REASONING_FORMATS
+from openai_cpu_server.prompt.reasoning.stage import Stage
+from openai_cpu_server.prompt.tool_formats import TOOL_FORMATS
+from tests.api.calls import call, end, scored, text
+from tests.api.fake_tokenizer import FakeTokenizer
+from tests.api.test_render_tool_calls import choice, delta, streamed
+
+THINK = REASONING_FORMATS["think"]
+WITHIN = CallThinking(THINK, Stage.WITHIN)
+HERMES = ToolCallStyle(TOOL_FORMATS["hermes"], "tool_calls")
+CALL = '<tool_call>\n{"name":"f","arguments":{}}\n</tool_call>'
+
+
+def both(thoughts: str) -> str:
+    return delta(f'{{"reasoning_content":"{thoughts}","reasoning":"{thoughts}"}}')
+
+
+def test_thoughts_are_streamed_under_both_names() -> None:
+    pieces = ["\nHm", ", well.\n", "</thi", "nk>", "\n\nYes", "."]
+    chunks = streamed(call(thinking=WITHIN), *(text(0, piece) for piece in pieces), end(0))
+    assert chunks == [
+        delta('{"role":"assistant","content":null}') + both("Hm"),
+        both(", well."),
+        "",
+        "",
+        delta('{"content":"Yes"}'),
+        delta('{"content":"."}'),
+        delta("{}", '"stop"'),
+    ]
+
+
+def test_an_answer_without_thoughts_is_streamed_as_ever() -> None:
+    chunks = streamed(call(thinking=CallThinking(THINK, Stage.BEFORE)), text(0, "Yes"), end(0))
+    assert chunks == [
+        delta('{"role":"assistant","content":""}') + delta('{"content":"Yes"}'),
+        delta("{}", '"stop"'),
+    ]
+
+
+def test_thoughts_then_a_call() -> None:
+    thinking = call(thinking=WITHIN, tool_calls=HERMES)
+    chunks = streamed(thinking, text(0, f"Hm.</think>\n\n{CALL}"), end(0))
+    assert chunks[0].startswith(delta('{"role":"assistant","content":null}') + both("Hm."))
+    assert '"name":"f"' in chunks[0]
+    assert chunks[1] == delta("{}", '"tool_calls"')
+    whole = choice(thinking, text(0, f"Hm.</think>\n\n{CALL}"), end(0))
+    assert isinstance(whole["message"], dict)
+    assert (whole["message"]["content"], whole["message"]["reasoning"]) == (None, "Hm.")
+    assert whole["finish_reason"] == "tool_calls"
+
+
+@pytest.mark.parametrize(
+    ("said", "reason", "content", "thoughts"),
+    [
+        ("Hm.\n</think>\n\nYes.", FinishReason.STOP, "Yes.", "Hm."),
+        ("Hm. And th", FinishReason.LENGTH, None, "Hm. And th"),
+        ("</think>Yes.", FinishReason.STOP, "Yes.", None),
+        ("", FinishReason.STOP, "", None),
+    ],
+)
+def test_a_whole_message(said: str, reason: FinishReason, content: str | None, thoughts: str | None) -> None:
+    found = choice(call(thinking=WITHIN), text(0, said), end(0, reason))
+    assert found["finish_reason"] == reason.value
+    message = found["message"]
+    assert isinstance(message, dict)
+    assert message["content"] == content
+    assert message.get("reasoning_content") == message.get("reasoning") == thoughts
+
+
+def letter(char: str) -> TokenEvent:
+    return text(0, char, scored(char, -1.0))
+
+
+def test_log_probabilities_of_marks_come_with_what_follows_them() -> None:
+    thinking = call(thinking=WITHIN, logprobs=0)
+    chunks = streamed(thinking, *(letter(char) for char in "a</think>b"), end(0))
+    assert [chunk.count('"logprob":') for chunk in chunks] == [1, *[0] * 8, 9, 0]
+
+
+@pytest.mark.parametrize(("said", "expected"), [("Hm.</think>Yes.", 11), ("Hm", 2), ("</think>", 8)])
+def test_tokens_of_thoughts_are_counted(said: str, expected: int) -> None:
+    thinking = call(thinking=WITHIN)
+    tally = Tally(thinking, FakeTokenizer().piece)
+    for piece in (said[:1], said[1:5], said[5:]):
+        tally.note(text(0, piece), 0.0)
+    tally.note(end(0), 0.0)
+    assert tally.usage().completion_tokens_details.reasoning_tokens == expected
+
+
+def test_routers_judge_the_answer() -> None:
+    heard = [Heard(letter(char), 0.0) for char in "a</think>bc"] + [Heard(end(0), 0.0)]
+    (found,) = judged(call(thinking=WITHIN), heard, FakeTokenizer().piece)
+    assert len(found.logprobs) == 2
+    assert not found.has_form

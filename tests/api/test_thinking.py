@@ -1,0 +1,267 @@
+"""What a body says about thinking becomes prompt, constraint and reader."""
+
+from __future__ import annotations
+
+import pytest
+
+from openai_cpu_server.api.calls.call import Call
+from openai_cpu_server.contract.request import Constraint
+from openai_cpu_server.contract.thinking import Thinking
+from openai_cpu_server.errors import InvalidRequest
+from openai_cpu_server.models.thinking import ModelThinking
+from openai_cpu_server.prompt.chat_template import ChatTemplate
+from openai_cpu_server.prompt.reasoning.formats import ReasoningFormat
+from openai_cpu_server.prompt.reasoning.template import template_reasoning
+from openai_cpu_server.prompt.tool_formats import Content, Reasoning
+from tests.api.fake_tokenizer import FakeTokenizer
+from tests.api.resolving import chat, param_of
+
+_TURNS = (
+    "{% for m in messages %}({{ m.role }})"
+    "{% if m.reasoning_content %}[{{ m.reasoning_content }}]{% endif %}{{ m.content }}{% endfor %}(answer)"
+)
+OPENS = _TURNS + "{% if enable_thinking is false %}<think>\n\n</think>\n\n{% else %}<think>\n{% endif %}"
+"""Like Qwen3.5: it opens the thoughts, or closes them."""
+MAY = _TURNS + "{% if enable_thinking is false %}<think>\n\n</think>\n\n{% endif %}"
+"""Like Qwen3: the model opens them."""
+UNASKED = _TURNS + "{% if thinking %} Think between <think></think>.{% endif %}"
+"""Like Granite: it thinks where it is asked to."""
+ALWAYS = _TURNS + "<think>\n{# </think> #}"
+"""Like DeepSeek-R1: it knows no way to do without."""
+EFFORT = _TURNS + "{{ reasoning_effort }}<think>\n{# </think> #}"
+PLAIN = _TURNS
+SCHEMA = {"type": "json_schema", "json_schema": {"name": "a", "schema": {"type": "integer"}}}
+TOOLS = [{"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}]
+
+
+def asked(template: str, *, on: bool | None = None, budget: int | None = None, **fields: object) -> Call:
+    """`on` and `budget` are the server's."""
+    reasoning = template_reasoning(ChatTemplate(template, bos_text="", eos_text=""))
+    model = ModelThinking(reasoning, is_on=on, budget=budget) if reasoning is not None else None
+    return chat(template=template, thinks=model, **fields)
+
+
+def text(tokens: tuple[int, ...]) -> str:
+    return FakeTokenizer().decode(list(tokens), special=True)
+
+
+def prompt(call: Call) -> str:
+    return text(call.prompts[0].tokens).removeprefix("<s>")
+
+
+def constraint(call: Call) -> Constraint:
+    found = call.requests[0].constraint
+    assert found is not None
+    return found
+
+
+def thoughts(call: Call) -> Thinking:
+    found = constraint(call).thinking
+    assert found is not None
+    return found
+
+
+def test_a_model_that_does_not_think_is_read_as_it_was() -> None:
+    call = asked(PLAIN)
+    assert (call.thinking, call.requests[0].constraint) == (None, None)
+    assert call.reader().feed("<think>") == [Content("<think>")]
+
+
+def test_thoughts_alone_need_no_constraint() -> None:
+    call = asked(OPENS)
+    assert call.requests[0].constraint is None
+    assert call.reader().feed("Hm.</think>Yes.") == [Reasoning("Hm."), Content("Yes.")]
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"enable_thinking": False},
+        {"reasoning_effort": "none"},
+        {"reasoning": {"effort": "none"}},
+        {"reasoning": {"enabled": False}},
+        {"reasoning": {"max_tokens": 0}},
+        {"thinking": {"type": "disabled"}},
+        {"thinking_budget": 0},
+        {"thinking_token_budget": 0},
+        {"thinking_budget_tokens": 0},
+        {"chat_template_kwargs": {"enable_thinking": False}},
+        {"chat_template_kwargs": {"thinking": False}},
+    ],
+)
+@pytest.mark.parametrize("template", [OPENS, MAY, ALWAYS])
+def test_thinking_is_switched_off(template: str, fields: dict[str, object]) -> None:
+    call = asked(template, response_format=SCHEMA, **fields)
+    assert prompt(call).endswith("<think>\n\n</think>\n\n")
+    assert call.thinking is None
+    assert constraint(call).thinking is None
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"enable_thinking": True},
+        {"reasoning_effort": "high"},
+        {"reasoning": {"effort": "xhigh"}},
+        {"reasoning": {"enabled": True}},
+        {"reasoning": {"max_tokens": 9}},
+        {"thinking": {"type": "enabled", "budget_tokens": 9}},
+        {"chat_template_kwargs": {"thinking": True}},
+    ],
+)
+def test_thinking_is_switched_on(fields: dict[str, object]) -> None:
+    call = asked(UNASKED, **fields)
+    assert prompt(call).endswith("Think between <think></think>.")
+    assert call.thinking is not None
+
+
+def test_the_servers_default_is_for_those_who_do_not_say() -> None:
+    assert asked(OPENS, on=False).thinking is None
+    assert asked(OPENS, on=False, enable_thinking=True).thinking is not None
+    assert asked(OPENS, budget=0).thinking is None
+    assert thoughts(asked(OPENS, budget=7)).budget == 7
+    assert thoughts(asked(OPENS, budget=7, thinking_budget=3)).budget == 3
+    assert asked(OPENS, budget=7, thinking_budget=-1).requests[0].constraint is None
+    assert asked(OPENS, thinking={"type": "adaptive"}).thinking is not None
+
+
+@pytest.mark.parametrize(
+    ("effort", "budget"), [("minimal", 256), ("low", 1024), ("medium", 4096), ("high", None), ("xhigh", None)]
+)
+def test_an_effort_is_a_budget_where_the_template_does_not_read_it(effort: str, budget: int | None) -> None:
+    call = asked(OPENS, reasoning_effort=effort)
+    found = call.requests[0].constraint
+    assert (found.thinking.budget if found and found.thinking else None) == budget
+    call = asked(EFFORT, reasoning_effort=effort)
+    assert f"(answer){effort}<think>" in prompt(call)
+    assert call.requests[0].constraint is None
+
+
+def test_a_budget_closes_the_thoughts_with_a_few_words() -> None:
+    found = thoughts(asked(OPENS, thinking_budget=5))
+    assert (found.begin, found.end, found.opening, found.budget) == ("", "</think>", (), 5)
+    assert text(found.closing).endswith("answer now.\n</think>")
+    assert thoughts(asked(MAY, thinking_budget=5)).begin == "<think>"
+
+
+def test_a_form_begins_behind_the_thoughts() -> None:
+    call = asked(OPENS, response_format=SCHEMA)
+    assert constraint(call).grammar
+    assert (thoughts(call).begin, thoughts(call).budget, thoughts(call).opening) == ("", None, ())
+    assert text(constraint(call).opening) == "\n\n"
+
+
+def test_a_model_that_must_give_a_form_begins_with_thoughts_for_sure() -> None:
+    assert text(thoughts(asked(MAY, response_format=SCHEMA)).opening) == "<think>"
+    assert text(thoughts(asked(UNASKED, response_format=SCHEMA, enable_thinking=True)).opening) == "<think>"
+    assert constraint(asked(UNASKED, response_format=SCHEMA)).thinking is None
+
+
+def test_a_call_that_is_demanded_comes_behind_the_thoughts() -> None:
+    call = asked(OPENS, form="hermes", tools=TOOLS, tool_choice="required")
+    assert thoughts(call).end == "</think>"
+    assert text(constraint(call).opening).startswith("\n\n")
+
+
+def test_calls_that_may_come_are_looked_for_behind_the_thoughts() -> None:
+    call = asked(MAY, form="hermes", tools=TOOLS)
+    assert constraint(call).triggers
+    assert (thoughts(call).begin, thoughts(call).opening, constraint(call).opening) == ("<think>", (), ())
+    parts = call.reader().feed('<think>f?</think>\n<tool_call>\n{"name":"f","arguments":{}}')
+    assert parts[0] == Reasoning("f?")
+    assert len(parts) == 3
+
+
+def test_stop_strings_wait_for_the_answer() -> None:
+    call = asked(OPENS, stop=["\n"])
+    assert constraint(call) == Constraint(thinking=Thinking(end="</think>"))
+    assert call.requests[0].stop == ("\n",)
+
+
+def test_marks_that_are_control_tokens_are_shown_to_the_reader() -> None:
+    assert asked(OPENS).requests[0].show_control_tokens is False
+    calls = ReasoningFormat("calls", "<|user|>", "<|tool_call|>", signs=())
+    reasoning = template_reasoning(ChatTemplate(PLAIN, bos_text="", eos_text=""), calls)
+    assert reasoning is not None
+    call = chat(template=PLAIN, thinks=ModelThinking(reasoning))
+    assert call.requests[0].show_control_tokens is True
+
+
+def test_earlier_thoughts_reach_the_template() -> None:
+    for name in ("reasoning_content", "reasoning", "thinking"):
+        said = {"role": "assistant", "content": "Yes.", name: "Hm."}
+        user = {"role": "user", "content": "a"}
+        assert "(assistant)[Hm.]Yes.(user)a" in prompt(asked(OPENS, messages=[user, said, user]))
+        assert "[Hm.]" not in prompt(
+            asked(UNASKED.replace("m.reasoning_content", "m.x"), messages=[user, said, user])
+        )
+
+
+def test_an_answer_goes_on_within_its_thoughts() -> None:
+    begun = {"role": "assistant", "reasoning_content": "Hm"}
+    call = asked(OPENS, messages=[{"role": "user", "content": "a"}, begun])
+    assert prompt(call).endswith("<think>\nHm")
+    assert call.reader().feed("m.</think>Yes.") == [Reasoning("m."), Content("Yes.")]
+
+
+@pytest.mark.parametrize("fields", [{"include_reasoning": False}, {"reasoning": {"exclude": True}}])
+def test_thoughts_can_be_left_out(fields: dict[str, object]) -> None:
+    assert asked(OPENS, **fields).reader().feed("Hm.</think>Yes.") == [Content("Yes.")]
+
+
+def test_variables_reach_the_template() -> None:
+    call = asked(
+        _TURNS + "{{ style }}{{ deep.er[0] }}", chat_template_kwargs={"style": "!", "deep": {"er": [1]}}
+    )
+    assert prompt(call).endswith("!1")
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"chat_template_kwargs": {"messages": []}}, "chat_template_kwargs.messages"),
+        ({"chat_template_kwargs": {"bos_token": ""}}, "chat_template_kwargs.bos_token"),
+        ({"chat_template_kwargs": {"a-b": 1}}, "chat_template_kwargs.a-b"),
+        ({"chat_template_kwargs": {"": 1}}, "chat_template_kwargs."),
+        ({"chat_template_kwargs": [1]}, "chat_template_kwargs"),
+        ({"reasoning_effort": "none", "enable_thinking": True}, "enable_thinking"),
+        ({"reasoning_effort": "low", "reasoning": {"effort": "high"}}, "reasoning.effort"),
+        (
+            {"thinking_budget": 5, "thinking": {"type": "enabled", "budget_tokens": 6}},
+            "thinking.budget_tokens",
+        ),
+        ({"reasoning_effort": "huge"}, "reasoning_effort"),
+        ({"thinking_budget": -2}, "thinking_budget"),
+        ({"thinking": {"type": "some"}}, "thinking.type"),
+        ({"reasoning": {"max_tokens": -1}}, "reasoning.max_tokens"),
+        ({"enable_thinking": "yes"}, "enable_thinking"),
+    ],
+)
+def test_what_makes_no_sense_is_refused(fields: dict[str, object], param: str) -> None:
+    with pytest.raises(InvalidRequest) as refused:
+        asked(OPENS, **fields)
+    assert param_of(refused) == param
+
+
+def test_wishes_are_named_where_a_model_does_not_think() -> None:
+    call = asked(PLAIN, reasoning_effort="low", thinking_budget=5)
+    assert call.headers["x-ignored-parameters"] == "reasoning_effort,thinking_budget"
+    assert "x-ignored-parameters" not in asked(OPENS, reasoning_effort="low").headers
+
+
+def test_harmony_gives_its_form_in_its_last_channel() -> None:
+    harmony = _TURNS + "<|start|>assistant{# <|channel|><|message|> #}"
+    call = asked(harmony, response_format=SCHEMA)
+    assert text(thoughts(call).opening) == "<|channel|>analysis<|message|>"
+    assert thoughts(call).end == "<|end|>"
+    assert text(constraint(call).opening) == "<|start|>assistant<|channel|>final<|message|>"
+    said = "<|channel|>analysis<|message|>Hm.<|end|><|start|>assistant<|channel|>final<|message|>7"
+    assert call.reader().feed(said) == [Reasoning("Hm."), Content("7")]
+
+
+def test_harmony_cannot_do_without_thoughts() -> None:
+    """It thinks as little as it can."""
+    harmony = _TURNS + "{{ reasoning_effort }}<|start|>assistant{# <|channel|><|message|> #}"
+    call = asked(harmony, reasoning_effort="none")
+    assert prompt(call).endswith("low<|start|>assistant")
+    assert call.thinking is not None

@@ -1,0 +1,114 @@
+"""Thoughts through the real server: the tiny model with a template that opens them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import openai
+import pytest
+
+from tests.server import ServerProcess
+from tests.tiny_model import tiny_model_path
+
+pytestmark = pytest.mark.native
+
+TEMPLATE = (
+    "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}assistant: "
+    "{% if enable_thinking is false %}<think>\n\n</think>\n\n{% else %}<think>\n{% endif %}"
+)
+ASKED = {
+    "model": "tiny",
+    "messages": [{"role": "user", "content": "Tell me about the river and the bridge."}],
+    "temperature": 0,
+}
+SCHEMA = {
+    "type": "object",
+    "properties": {"rating": {"type": "integer", "minimum": 1, "maximum": 5}},
+    "required": ["rating"],
+    "additionalProperties": False,
+}
+FORMAT = {"type": "json_schema", "json_schema": {"name": "r", "strict": True, "schema": SCHEMA}}
+TOOLS = [{"type": "function", "function": {"name": "rate", "parameters": SCHEMA}}]
+
+
+@pytest.fixture(scope="module")
+def thinker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[openai.OpenAI]:
+    template: Path = tmp_path_factory.mktemp("thinking") / "template.jinja"
+    template.write_text(TEMPLATE)
+    options = ("--model", f"tiny={tiny_model_path()}", "--chat-template", str(template))
+    with (
+        ServerProcess(*options) as process,
+        openai.OpenAI(base_url=process.url + "/v1", api_key="none", max_retries=0) as sdk,
+    ):
+        yield sdk
+
+
+def test_an_output_that_is_cut_in_its_thoughts_has_no_content(thinker: openai.OpenAI) -> None:
+    answer = thinker.chat.completions.create(**ASKED, max_tokens=20)
+    message = answer.choices[0].message
+    assert message.content is None
+    assert message.model_extra is not None
+    assert message.model_extra["reasoning_content"] == message.model_extra["reasoning"]
+    assert answer.choices[0].finish_reason == "length"
+    assert answer.usage is not None
+    assert answer.usage.completion_tokens_details is not None
+    assert answer.usage.completion_tokens_details.reasoning_tokens == 20
+
+
+@pytest.mark.parametrize("budget", [1, 12])
+def test_a_budget_ends_the_thoughts_and_the_answer_follows(thinker: openai.OpenAI, budget: int) -> None:
+    asked = {**ASKED, "max_tokens": 150, "extra_body": {"thinking_budget": budget}}
+    answer = thinker.chat.completions.create(**asked)
+    message = answer.choices[0].message
+    assert message.content
+    assert message.model_extra is not None
+    assert message.model_extra["reasoning"].endswith("give my answer now.")
+    chunks = list(thinker.chat.completions.create(**asked, stream=True))
+    deltas = [chunk.choices[0].delta for chunk in chunks]
+    thoughts = "".join((delta.model_extra or {}).get("reasoning_content", "") for delta in deltas)
+    assert thoughts == message.model_extra["reasoning"]
+    assert "".join(delta.content or "" for delta in deltas) == message.content
+
+
+def test_a_schema_is_for_what_follows_the_thoughts(thinker: openai.OpenAI) -> None:
+    answer = thinker.chat.completions.create(
+        **ASKED, max_tokens=300, response_format=FORMAT, extra_body={"thinking_budget": 10}
+    )
+    assert answer.choices[0].finish_reason == "stop"
+    assert 1 <= json.loads(answer.choices[0].message.content or "")["rating"] <= 5
+    assert (answer.choices[0].message.model_extra or {})["reasoning"]
+
+
+def test_a_demanded_call_follows_the_thoughts(thinker: openai.OpenAI) -> None:
+    answer = thinker.chat.completions.create(
+        **ASKED, max_tokens=300, tools=TOOLS, tool_choice="required", extra_body={"thinking_budget": 10}
+    )
+    message = answer.choices[0].message
+    assert message.tool_calls
+    assert 1 <= json.loads(message.tool_calls[0].function.arguments)["rating"] <= 5
+    assert (message.model_extra or {})["reasoning"]
+
+
+def test_without_thinking_a_schema_begins_at_once(thinker: openai.OpenAI) -> None:
+    answer = thinker.chat.completions.create(
+        **ASKED, max_tokens=100, response_format=FORMAT, reasoning_effort="none"
+    )
+    assert 1 <= json.loads(answer.choices[0].message.content or "")["rating"] <= 5
+    assert "reasoning" not in (answer.choices[0].message.model_extra or {})
+    assert answer.usage is not None
+    assert answer.usage.completion_tokens_details is not None
+    assert answer.usage.completion_tokens_details.reasoning_tokens == 0
+
+
+def test_text_completions_stay_raw(thinker: openai.OpenAI) -> None:
+    answer = thinker.completions.create(model="tiny", prompt="assistant: <think>\n", max_tokens=10)
+    assert answer.choices[0].text
+
+
+def test_the_order_of_clients_changes_nothing(thinker: openai.OpenAI) -> None:
+    asked = {**ASKED, "max_tokens": 120, "extra_body": {"thinking_budget": 9}, "response_format": FORMAT}
+    answers = [thinker.chat.completions.create(**asked, n=n) for n in (1, 4)]
+    texts = {choice.message.content for answer in answers for choice in answer.choices}
+    assert len(texts) == 1

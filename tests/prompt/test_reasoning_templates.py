@@ -1,0 +1,156 @@
+"""What the chat templates of well-known models tell about their thoughts."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from openai_cpu_server.prompt.chat import ChatText, render_chat
+from openai_cpu_server.prompt.chat_template import ChatTemplate
+from openai_cpu_server.prompt.messages import Message
+from openai_cpu_server.prompt.reasoning.echo import Echo
+from openai_cpu_server.prompt.reasoning.formats import reasoning_format_for
+from openai_cpu_server.prompt.reasoning.stage import Stage
+from openai_cpu_server.prompt.reasoning.template import TemplateReasoning, switch, template_reasoning
+
+FOLDER = Path(__file__).parent / "templates"
+USER = {"role": "user", "content": "Hi."}
+BEFORE, WITHIN, BEHIND = Stage.BEFORE, Stage.WITHIN, Stage.BEHIND
+FAMILIES = {
+    "Qwen-Qwen3-0.6B": ("think", Echo.REASONING_CONTENT, (BEFORE, BEFORE, BEHIND)),
+    "Qwen3.5-4B": ("think", Echo.REASONING_CONTENT, (WITHIN, WITHIN, BEHIND)),
+    "llama-cpp-deepseek-r1": ("think", Echo.NOWHERE, (WITHIN, WITHIN, BEHIND)),
+    "deepseek-ai-DeepSeek-V3.1": ("think", Echo.NOWHERE, (BEHIND, WITHIN, BEHIND)),
+    "HuggingFaceTB-SmolLM3-3B": ("think", Echo.NOWHERE, (BEFORE, BEFORE, BEHIND)),
+    "NVIDIA-Nemotron-Nano-v2": ("think", Echo.NOWHERE, (WITHIN, WITHIN, BEHIND)),
+    "GLM-4.6": ("think", Echo.REASONING_CONTENT, (BEFORE, BEFORE, BEHIND)),
+    "Kimi-K2-Thinking": ("think", None, (BEFORE, BEFORE, BEHIND)),
+    "MiniMax-M2": ("think", Echo.REASONING_CONTENT, (WITHIN, WITHIN, BEHIND)),
+    "ibm-granite-granite-3.3-2B-Instruct": ("granite", Echo.NOWHERE, (BEFORE, BEFORE, BEFORE)),
+    "mistralai-Ministral-3-14B-Reasoning-2512": ("mistral", Echo.PARTS, (BEFORE, BEFORE, BEHIND)),
+    "google-gemma-4-31B-it": ("gemma", None, (BEHIND, BEFORE, BEHIND)),
+    "openai-gpt-oss-120b": ("harmony", Echo.THINKING, (BEFORE, BEFORE, BEHIND)),
+    "ByteDance-Seed-OSS": ("seed", Echo.REASONING_CONTENT, (BEFORE, BEFORE, BEHIND)),
+    "Apriel-1.6-15b-Thinker-fixed": ("apriel", Echo.REASONING_CONTENT, (WITHIN, WITHIN, BEHIND)),
+}
+
+
+def template(name: str) -> ChatTemplate:
+    return ChatTemplate((FOLDER / f"{name}.jinja").read_text(), bos_text="<s>", eos_text="</s>")
+
+
+def reasoning(name: str) -> TemplateReasoning:
+    found = template_reasoning(template(name))
+    assert found is not None
+    return found
+
+
+def rendered(name: str, *messages: Message, on: bool | None = None, **extra: object) -> ChatText:
+    said: dict[str, object] = {} if on is None else {**switch(on)}
+    return render_chat(
+        template(name),
+        messages or [USER],
+        extra={**said, **extra},
+        reasoning=reasoning(name),
+        thinks_not=on is False,
+    )
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_the_template_tells_the_marks_and_where_the_output_begins(name: str) -> None:
+    form, echo, stages = FAMILIES[name]
+    found = reasoning(name)
+    assert found.form.name == form
+    assert echo in (None, found.echo)
+    assert tuple(rendered(name, on=on).stage for on in (None, True, False)) == stages
+
+
+@pytest.mark.parametrize(
+    ("name", "told", "on"),
+    [
+        ("Qwen-Qwen3-0.6B", True, True),
+        ("HuggingFaceTB-SmolLM3-3B", True, True),
+        ("GLM-4.6", True, True),
+        ("mistralai-Ministral-3-14B-Reasoning-2512", True, True),
+        ("ibm-granite-granite-3.3-2B-Instruct", False, True),
+    ],
+)
+def test_whether_the_model_surely_thinks(name: str, told: bool, on: bool) -> None:
+    found = reasoning(name)
+    assert found.wants_thoughts(rendered(name).text) is told
+    assert found.wants_thoughts(rendered(name, on=True).text) is on
+
+
+@pytest.mark.parametrize(
+    ("name", "shown"),
+    [
+        ("Qwen-Qwen3-0.6B", "<think>\nSo be it.\n</think>\n\nYes."),
+        ("GLM-4.6", "<think>So be it.</think>\nYes."),
+        ("MiniMax-M2", "<think>\nSo be it.\n</think>\n\nYes."),
+        ("mistralai-Ministral-3-14B-Reasoning-2512", "[THINK]So be it.[/THINK]Yes."),
+        ("ByteDance-Seed-OSS", "<seed:think>So be it.</seed:think>\nYes."),
+    ],
+)
+def test_echoed_thoughts_are_shown_as_the_template_shows_them(name: str, shown: str) -> None:
+    """They are shown before the next user's turn; many templates leave them out after that."""
+    said = {"role": "assistant", "content": "Yes.", "reasoning_content": "So be it."}
+    text = render_chat(
+        template(name), [USER, said], add_generation_prompt=False, reasoning=reasoning(name)
+    ).text
+    assert shown in text
+
+
+@pytest.mark.parametrize("name", ["llama-cpp-deepseek-r1", "HuggingFaceTB-SmolLM3-3B", "openai-gpt-oss-120b"])
+def test_thoughts_that_a_template_does_not_show_are_left_out(name: str) -> None:
+    said = {"role": "assistant", "content": "Yes.", "reasoning_content": "So be it."}
+    text = rendered(name, USER, said, USER).text
+    assert "Yes." in text
+    assert "So be it." not in text
+
+
+def test_harmony_shows_thoughts_before_a_call_though_there_is_content_too() -> None:
+    call = {"id": "1", "type": "function", "function": {"name": "f", "arguments": "{}"}}
+    said = {"role": "assistant", "content": "Well.", "reasoning_content": "Hm.", "tool_calls": [call]}
+    result = {"role": "tool", "tool_call_id": "1", "content": "3"}
+    text = rendered("openai-gpt-oss-120b", USER, said, result).text
+    assert "analysis<|message|>Hm.\n\nWell.<|end|>" in text
+
+
+@pytest.mark.parametrize(
+    ("name", "begun", "end", "stage"),
+    [
+        ("Qwen3.5-4B", {"content": "Yes"}, "<think>\n\n</think>\n\nYes", BEHIND),
+        ("Qwen3.5-4B", {"reasoning_content": "Hm"}, "<think>\nHm", WITHIN),
+        ("Qwen3.5-4B", {"reasoning_content": "Hm", "content": "Yes"}, "<think>\nHm\n</think>\n\nYes", BEHIND),
+        ("Qwen-Qwen3-0.6B", {"content": "Yes"}, "assistant\nYes", BEHIND),
+        ("Qwen-Qwen3-0.6B", {"reasoning_content": "Hm"}, "assistant\n<think>\nHm", WITHIN),
+        ("Qwen-Qwen3-0.6B", {"content": "<think>\nHm"}, "assistant\n<think>\nHm", WITHIN),
+        ("Qwen-Qwen3-0.6B", {"content": ""}, "assistant\n", BEFORE),
+    ],
+)
+def test_an_answer_that_has_begun_goes_on(name: str, begun: dict[str, str], end: str, stage: Stage) -> None:
+    text = rendered(name, USER, {"role": "assistant", **begun})
+    assert text.text.endswith(end)
+    assert text.stage is stage
+
+
+def test_the_budget_and_the_effort_reach_the_templates_that_read_them() -> None:
+    assert "Reasoning: high" in rendered("openai-gpt-oss-120b", reasoning_effort="high").text
+    assert "512" in rendered("ByteDance-Seed-OSS", thinking_budget=512).text
+
+
+@pytest.mark.parametrize(
+    ("source", "form"),
+    [
+        ("plain {{ messages }}", None),
+        ("<|START_THINKING|><|END_THINKING|>", "cohere"),
+        ("<|inner_prefix|>", "apertus"),
+        ("Here is my thought process: ... Here is my response:", "granite-3.2"),
+        ("<think></think><answer>", "hunyuan"),
+        ("<thought></thought>", "thought"),
+    ],
+)
+def test_further_families(source: str, form: str | None) -> None:
+    found = reasoning_format_for(ChatTemplate(source, bos_text="", eos_text=""))
+    assert (found.name if found else None) == form
