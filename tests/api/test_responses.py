@@ -90,6 +90,22 @@ async def test_a_stream_ends_with_the_whole_response(http: httpx.AsyncClient) ->
     assert (await http.get(f"/v1/responses/{last['response']['id']}")).json() == last["response"]
 
 
+@pytest.mark.parametrize("tier", [{"a": 1}, [1], 7])
+async def test_a_tier_of_any_type_breaks_nothing(http: httpx.AsyncClient, tier: object) -> None:
+    assert error_of(await respond(http, service_tier=tier))["param"] == "service_tier"
+    counted = await http.post("/v1/responses/input_tokens", json={"input": "hi", "service_tier": tier})
+    assert counted.status_code == 200
+    assert counted.headers["x-ignored-parameters"] == "service_tier"
+
+
+async def test_counting_takes_nothing_on_trust_that_it_does_not_check() -> None:
+    async with serving(FakeEngine(), options=msgspec.structs.replace(OPTIONS, lenient=True)) as http:
+        strange = {"service_tier": {}, "temperature": [], "include": 1, "seed": "x", "stream_options": True}
+        counted = await http.post("/v1/responses/input_tokens", json={"input": "hi", **strange})
+    assert counted.json()["object"] == "response.input_tokens"
+    assert "temperature" in counted.headers["x-ignored-parameters"]
+
+
 async def test_a_response_that_is_not_to_be_stored_is_not() -> None:
     async with serving(FakeEngine(says="Hello")) as http:
         response = await made(http, store=False)

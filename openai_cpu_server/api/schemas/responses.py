@@ -324,3 +324,9 @@ class InputTokensBody(Body):
     truncation: Literal["auto", "disabled"] | None = None
     reasoning: ReasoningOptions | None = None
     lora: AdapterName | None = None
+
+    def told(self) -> ResponsesBody:
+        """As the body of a response. What only that one knows was not checked here, and stays out."""
+        return ResponsesBody.model_construct(
+            **{name: getattr(self, name) for name in type(self).model_fields}
+        )
