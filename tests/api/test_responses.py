@@ -243,6 +243,7 @@ async def test_json_in_the_form_of_this_api() -> None:
         ({"background": True, "store": False}, "store"),
         ({"max_output_tokens": 10**6}, "input"),
         ({"previous_response_id": "resp_\0"}, "previous_response_id"),
+        ({"input": [{"role": "user", "content": "hi", "id": "msg_\0"}]}, "input[0].id"),
         ({"colour": "red"}, "colour"),
     ],
 )

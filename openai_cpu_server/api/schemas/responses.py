@@ -77,7 +77,8 @@ Content = Annotated[
     ],
     TEXT_OR_LIST,
 ]
-ItemId = Annotated[str, Field(min_length=1, max_length=64)]
+ItemId = Annotated[str, Field(min_length=1, max_length=64, pattern=r"^[^\x00]*$")]
+"""Without NUL, which not every database can store."""
 CallId = Annotated[str, Field(min_length=1, max_length=256)]
 
 
