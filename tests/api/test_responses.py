@@ -227,6 +227,9 @@ async def test_json_in_the_form_of_this_api() -> None:
         ({"input": [{"type": "function_call_output", "call_id": "c", "output": ""}]}, "input[0]"),
         ({"input": None}, "input"),
         ({"conversation": "conv_1"}, "conversation"),
+        ({"reasoning": {"mode": "pro"}}, "reasoning.mode"),
+        ({"reasoning": {"effort": "high"}, "enable_thinking": False}, "enable_thinking"),
+        ({"enable_thinking": "no"}, "enable_thinking"),
         ({"prompt": {"id": "pmpt_1"}}, "prompt"),
         ({"include": ["nothing"]}, "include[0]"),
         ({"stream_options": {}}, "stream_options"),
@@ -262,7 +265,8 @@ async def test_hints_change_nothing(http: httpx.AsyncClient) -> None:
         "client_metadata": {"a": "b"},
         "prompt_cache_retention": "24h",
         "include": ["reasoning.encrypted_content"],
-        "reasoning": {"effort": "low", "summary": "auto"},
+        "reasoning": {"effort": "max", "summary": "auto", "context": "auto", "mode": "standard"},
+        "background_options": {"completion_window": "soonest"},
         "prompt_cache_key": "k",
         "max_tool_calls": 3,
         "safety_identifier": "s",
@@ -276,7 +280,8 @@ async def test_hints_change_nothing(http: httpx.AsyncClient) -> None:
     }
     answer = await respond(http, **hints)
     assert answer.status_code == 200
-    assert answer.headers["x-ignored-parameters"] == "client_metadata,prompt_cache_retention,reasoning_effort"
+    ignored = "client_metadata,prompt_cache_retention,background_options,reasoning_effort"
+    assert answer.headers["x-ignored-parameters"] == ignored
 
 
 # -- truncation --------------------------------------------------------------------------------------------
