@@ -101,6 +101,23 @@ async def test_who_waits_sees_that_it_lives() -> None:
     assert [one["sequence_number"] for one in found] == list(range(len(found)))
 
 
+@pytest.mark.parametrize("limits", [{"max_socket_requests": 1}, {"max_body_bytes": 250}])
+async def test_messages_that_wait_are_few_and_small(limits: dict[str, int]) -> None:
+    engine = FakeEngine(says="Hello")
+    engine.goes_on.clear()
+    app = api(engine, msgspec.structs.replace(OPTIONS, keep_alive_s=60, **limits))
+    async with socket_of(app) as socket:
+        socket.send(CREATE)
+        await until(socket, "response.created")
+        for _ in range(2):
+            socket.send({**CREATE, "instructions": "x" * 100})
+        (refused,) = await until(socket, "error")
+        assert (refused["status"], refused["error"]["code"]) == (429, "rate_limit_exceeded")
+        engine.goes_on.set()
+        await until(socket, "response.completed")
+        await until(socket, "response.completed")
+
+
 async def test_who_closes_ends_the_response() -> None:
     engine = FakeEngine(says="Hello")
     engine.goes_on.clear()
