@@ -280,7 +280,7 @@ async def test_hints_change_nothing(http: httpx.AsyncClient) -> None:
     }
     answer = await respond(http, **hints)
     assert answer.status_code == 200
-    ignored = "client_metadata,prompt_cache_retention,background_options,reasoning_effort"
+    ignored = "client_metadata,prompt_cache_retention,background_options,reasoning.effort"
     assert answer.headers["x-ignored-parameters"] == ignored
 
 
