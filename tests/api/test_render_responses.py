@@ -173,21 +173,40 @@ def test_an_empty_output_is_an_empty_message() -> None:
     ]
 
 
-def test_who_waits_hears_of_it() -> None:
-    one = stream(call())
-    one.begin()
-    place = Place(id="c-0", position=3, first_token_ms=100.0)
-    assert [chunk.event for chunk in one.waits(place)] == ["response.queued"]
-    assert [chunk.event for chunk in one.silence()] == ["response.queued"]
-    assert one.event(text(0, "Hi"))[0].event == "response.in_progress"
-    assert one.silence() == ()
+PLACE = Place(id="c-0", position=3, first_token_ms=100.0)
 
 
-def test_silence_before_the_first_token_is_progress() -> None:
+def kinds(chunks: Sequence[Chunk]) -> list[str | None]:
+    return [chunk.event for chunk in chunks]
+
+
+def test_who_waits_is_queued_once_and_then_has_signs_of_life() -> None:
     one = stream(call())
-    second = one.begin()[1]
-    (third,) = one.silence()
-    assert third.json == second.json.replace(b'"sequence_number":1', b'"sequence_number":2')
+    chunks = [*one.begin(), *one.waits(PLACE), *one.waits(PLACE), *one.lives(), *one.event(text(0, "Hi"))]
+    progress = "response.in_progress"
+    assert kinds(chunks)[:5] == [
+        "response.created",
+        "response.queued",
+        progress,
+        progress,
+        "response.output_item.added",
+    ]
+    assert [one["sequence_number"] for one in objects(chunks)] == list(range(len(chunks)))
+    assert one.lives() == ()
+
+
+def test_nothing_is_queued_behind_progress() -> None:
+    one = stream(call())
+    chunks = [*one.begin(), *one.lives(), *one.waits(PLACE), *one.event(text(0, "Hi"))]
+    assert kinds(chunks)[:3] == ["response.created", "response.in_progress", "response.in_progress"]
+    assert "response.queued" not in kinds(chunks)
+
+
+def test_the_background_is_queued_until_something_comes() -> None:
+    one = stream(call(), ResponseStatus.QUEUED, {"background": True})
+    assert kinds([*one.begin(), *one.waits(PLACE)]) == ["response.created", "response.queued"]
+    assert one.response.status == "queued"
+    assert kinds(one.event(text(0, "Hi")))[0] == "response.in_progress"
 
 
 def test_a_failure_is_an_error_and_a_failed_response() -> None:
@@ -219,7 +238,7 @@ def test_the_object_says_what_was_asked_for() -> None:
         "truncation": "auto",
         "max_output_tokens": 5,
     }
-    (created, _) = objects(stream(call(), body=body).begin())
+    (created,) = objects(stream(call(), body=body).begin())
     response = created["response"]
     assert response["tools"] == [{**tool, "description": None, "strict": False}]
     assert response["tool_choice"] == {"type": "function", "name": "f"}

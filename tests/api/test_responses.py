@@ -90,6 +90,22 @@ async def test_a_stream_ends_with_the_whole_response(http: httpx.AsyncClient) ->
     assert (await http.get(f"/v1/responses/{last['response']['id']}")).json() == last["response"]
 
 
+@pytest.mark.parametrize("tier", [{"a": 1}, [1], 7])
+async def test_a_tier_of_any_type_breaks_nothing(http: httpx.AsyncClient, tier: object) -> None:
+    assert error_of(await respond(http, service_tier=tier))["param"] == "service_tier"
+    counted = await http.post("/v1/responses/input_tokens", json={"input": "hi", "service_tier": tier})
+    assert counted.status_code == 200
+    assert counted.headers["x-ignored-parameters"] == "service_tier"
+
+
+async def test_counting_takes_nothing_on_trust_that_it_does_not_check() -> None:
+    async with serving(FakeEngine(), options=msgspec.structs.replace(OPTIONS, lenient=True)) as http:
+        strange = {"service_tier": {}, "temperature": [], "include": 1, "seed": "x", "stream_options": True}
+        counted = await http.post("/v1/responses/input_tokens", json={"input": "hi", **strange})
+    assert counted.json()["object"] == "response.input_tokens"
+    assert "temperature" in counted.headers["x-ignored-parameters"]
+
+
 async def test_a_response_that_is_not_to_be_stored_is_not() -> None:
     async with serving(FakeEngine(says="Hello")) as http:
         response = await made(http, store=False)
@@ -211,6 +227,9 @@ async def test_json_in_the_form_of_this_api() -> None:
         ({"input": [{"type": "function_call_output", "call_id": "c", "output": ""}]}, "input[0]"),
         ({"input": None}, "input"),
         ({"conversation": "conv_1"}, "conversation"),
+        ({"reasoning": {"mode": "pro"}}, "reasoning.mode"),
+        ({"reasoning": {"effort": "high"}, "enable_thinking": False}, "enable_thinking"),
+        ({"enable_thinking": "no"}, "enable_thinking"),
         ({"prompt": {"id": "pmpt_1"}}, "prompt"),
         ({"include": ["nothing"]}, "include[0]"),
         ({"stream_options": {}}, "stream_options"),
@@ -227,6 +246,7 @@ async def test_json_in_the_form_of_this_api() -> None:
         ({"background": True, "store": False}, "store"),
         ({"max_output_tokens": 10**6}, "input"),
         ({"previous_response_id": "resp_\0"}, "previous_response_id"),
+        ({"input": [{"role": "user", "content": "hi", "id": "msg_\0"}]}, "input[0].id"),
         ({"colour": "red"}, "colour"),
     ],
 )
@@ -245,7 +265,8 @@ async def test_hints_change_nothing(http: httpx.AsyncClient) -> None:
         "client_metadata": {"a": "b"},
         "prompt_cache_retention": "24h",
         "include": ["reasoning.encrypted_content"],
-        "reasoning": {"effort": "low", "summary": "auto"},
+        "reasoning": {"effort": "max", "summary": "auto", "context": "auto", "mode": "standard"},
+        "background_options": {"completion_window": "soonest"},
         "prompt_cache_key": "k",
         "max_tool_calls": 3,
         "safety_identifier": "s",
@@ -259,7 +280,8 @@ async def test_hints_change_nothing(http: httpx.AsyncClient) -> None:
     }
     answer = await respond(http, **hints)
     assert answer.status_code == 200
-    assert answer.headers["x-ignored-parameters"] == "client_metadata,prompt_cache_retention,reasoning_effort"
+    ignored = "client_metadata,prompt_cache_retention,background_options,reasoning.effort"
+    assert answer.headers["x-ignored-parameters"] == ignored
 
 
 # -- truncation --------------------------------------------------------------------------------------------

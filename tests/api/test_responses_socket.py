@@ -6,11 +6,12 @@ from contextlib import AbstractAsyncContextManager
 from typing import Any
 
 import anyio
+import msgspec
 import pytest
 from starlette.applications import Starlette
 
 from tests.api.fake_engine import FakeEngine
-from tests.api.serving import api, eventually
+from tests.api.serving import OPTIONS, api, eventually
 from tests.api.test_websocket import Socket, opened
 
 pytestmark = pytest.mark.anyio
@@ -21,6 +22,11 @@ CREATE = {"type": "response.create", "input": "hi", "max_output_tokens": 20}
 
 def socket_of(app: Starlette) -> AbstractAsyncContextManager[Socket]:
     return opened(app, path="/v1/responses")
+
+
+def quick(engine: FakeEngine) -> Starlette:
+    """A server whose streams soon show that they live."""
+    return api(engine, msgspec.structs.replace(OPTIONS, keep_alive_s=0.01))
 
 
 async def until(socket: Socket, *kinds: str) -> list[Json]:
@@ -82,10 +88,40 @@ async def test_a_wrong_message_is_refused_and_the_next_one_is_served(message: ob
         await until(socket, "response.completed")
 
 
+async def test_who_waits_sees_that_it_lives() -> None:
+    engine = FakeEngine(says="Hello")
+    engine.goes_on.clear()
+    async with socket_of(quick(engine)) as socket:
+        socket.send(CREATE)
+        found = await until(socket, "response.in_progress") + await until(socket, "response.in_progress")
+        engine.goes_on.set()
+        found += await until(socket, "response.completed")
+    kinds = [one["type"] for one in found]
+    assert kinds[:3] == ["response.created", "response.in_progress", "response.in_progress"]
+    assert [one["sequence_number"] for one in found] == list(range(len(found)))
+
+
+@pytest.mark.parametrize("limits", [{"max_socket_requests": 1}, {"max_body_bytes": 250}])
+async def test_messages_that_wait_are_few_and_small(limits: dict[str, int]) -> None:
+    engine = FakeEngine(says="Hello")
+    engine.goes_on.clear()
+    app = api(engine, msgspec.structs.replace(OPTIONS, keep_alive_s=60, **limits))
+    async with socket_of(app) as socket:
+        socket.send(CREATE)
+        await until(socket, "response.created")
+        for _ in range(2):
+            socket.send({**CREATE, "instructions": "x" * 100})
+        (refused,) = await until(socket, "error")
+        assert (refused["status"], refused["error"]["code"]) == (429, "rate_limit_exceeded")
+        engine.goes_on.set()
+        await until(socket, "response.completed")
+        await until(socket, "response.completed")
+
+
 async def test_who_closes_ends_the_response() -> None:
     engine = FakeEngine(says="Hello")
     engine.goes_on.clear()
-    async with socket_of(api(engine)) as socket:
+    async with socket_of(quick(engine)) as socket:
         socket.send(CREATE)
         await until(socket, "response.in_progress")
         socket.close()
@@ -95,7 +131,7 @@ async def test_who_closes_ends_the_response() -> None:
 async def test_who_is_cancelled_hears_of_a_failure() -> None:
     engine = FakeEngine(says="Hello")
     engine.goes_on.clear()
-    async with socket_of(api(engine)) as socket:
+    async with socket_of(quick(engine)) as socket:
         socket.send(CREATE)
         begun = await until(socket, "response.in_progress")
         engine.cancel(begun[0]["response"]["id"])

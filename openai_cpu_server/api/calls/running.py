@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
 from functools import partial
 from types import TracebackType
 from typing import Union
@@ -82,7 +82,7 @@ class Running:
         """Known once every request of the call has finished."""
         return self._tally.usage()
 
-    async def tell(self, renderer: Renderer) -> AsyncIterator[Said]:
+    async def tell(self, renderer: Renderer) -> AsyncGenerator[Said, None]:
         """All that a client hears, as it comes. Raises what the call failed with."""
         news = QueueNews(time.monotonic)
         if chunks := renderer.begin():

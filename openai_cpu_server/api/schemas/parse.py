@@ -20,6 +20,9 @@ MOST_NAMED = 32
 """So many ignored fields are named at most: a header has little room, and a conversation many messages."""
 
 
+IGNORED = "x-ignored-parameters"
+
+
 class Ignored(msgspec.Struct, frozen=True):
     """Paths of fields that were left out."""
 
@@ -27,7 +30,7 @@ class Ignored(msgspec.Struct, frozen=True):
 
     @property
     def headers(self) -> dict[str, str]:
-        return {"x-ignored-parameters": ",".join(self.names)} if self.names else {}
+        return {IGNORED: ",".join(self.names)} if self.names else {}
 
 
 def parse(schema: type[B], data: bytes, *, lenient: bool) -> tuple[B, Ignored]:

@@ -10,9 +10,16 @@ from pydantic_core import PydanticCustomError
 from openai_cpu_server.api.schemas.base import Body
 from openai_cpu_server.api.schemas.chat import LACKS
 from openai_cpu_server.api.schemas.generation import AdapterName, Bias, Key, Penalty, Value
+from openai_cpu_server.api.schemas.reasoning import Budget
 from openai_cpu_server.api.schemas.structured import Choices, JsonObject, Name
 from openai_cpu_server.api.schemas.tools import MAX_TOOLS
-from openai_cpu_server.api.schemas.unheeded import RESPONSES_HINTS, RESPONSES_REFUSALS, Hints, Refusals
+from openai_cpu_server.api.schemas.unheeded import (
+    REASONING_REFUSALS,
+    RESPONSES_HINTS,
+    RESPONSES_REFUSALS,
+    Hints,
+    Refusals,
+)
 from openai_cpu_server.api.schemas.unions import TEXT_OR_LIST
 
 MAX_ITEMS = 10_000
@@ -77,7 +84,8 @@ Content = Annotated[
     ],
     TEXT_OR_LIST,
 ]
-ItemId = Annotated[str, Field(min_length=1, max_length=64)]
+ItemId = Annotated[str, Field(min_length=1, max_length=64, pattern=r"^[^\x00]*$")]
+"""Without NUL, which not every database can store."""
 CallId = Annotated[str, Field(min_length=1, max_length=256)]
 
 
@@ -243,7 +251,9 @@ class TextOptions(Body):
 
 
 class ReasoningOptions(Body):
-    effort: Literal["none", "minimal", "low", "medium", "high", "xhigh"] | None = None
+    refusals: ClassVar[Refusals] = REASONING_REFUSALS
+
+    effort: Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"] | None = None
     summary: Literal["auto", "concise", "detailed"] | None = None
     """What is thought is shown whole, so nothing is summarised."""
     generate_summary: Literal["auto", "concise", "detailed"] | None = None
@@ -305,6 +315,9 @@ class ResponsesBody(Body):
     grammar: str | None = None
     regex: str | None = None
     choice: Choices | None = None
+    enable_thinking: bool | None = None
+    thinking_budget: Budget | None = None
+    chat_template_kwargs: Annotated[JsonObject, Field(max_length=64)] | None = None
 
 
 class InputTokensBody(Body):
@@ -324,3 +337,12 @@ class InputTokensBody(Body):
     truncation: Literal["auto", "disabled"] | None = None
     reasoning: ReasoningOptions | None = None
     lora: AdapterName | None = None
+    enable_thinking: bool | None = None
+    thinking_budget: Budget | None = None
+    chat_template_kwargs: Annotated[JsonObject, Field(max_length=64)] | None = None
+
+    def told(self) -> ResponsesBody:
+        """As the body of a response. What only that one knows was not checked here, and stays out."""
+        return ResponsesBody.model_construct(
+            **{name: getattr(self, name) for name in type(self).model_fields}
+        )

@@ -79,6 +79,12 @@ RESPONSES_HINTS: Hints = {
     "prompt_cache_retention": Hint("cached prompts stay as long as there is room"),
     "client_metadata": Hint("it is for OpenAI's statistics"),
     "personality": Hint("the models here have none to choose from"),
+    "background_options": Hint("what runs in the background runs as soon as there is room"),
+    "access_programs": Hint("it is about models of OpenAI's"),
+}
+REASONING_REFUSALS: Refusals = {
+    "context": Refusal("the chat template decides which earlier thoughts the model sees", ("auto",)),
+    "mode": Refusal("a model thinks in one way", ("standard",)),
 }
 RESPONSES_REFUSALS: Refusals = {
     "conversation": Refusal("go on from a response with 'previous_response_id'"),

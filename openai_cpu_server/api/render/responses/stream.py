@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import enum
 import time
 from collections.abc import Callable, Sequence
 
@@ -28,6 +29,15 @@ from openai_cpu_server.contract.step import TokenLogprob
 from openai_cpu_server.jobs.records import ResponseStatus
 from openai_cpu_server.models.pieces import Pieces
 from openai_cpu_server.prompt.tool_formats import Content, Part, Reasoning
+
+
+class Stage(enum.Enum):
+    """What a stream has said last of how far it is; it goes on, and never back."""
+
+    CREATED = "created"
+    QUEUED = "queued"
+    IN_PROGRESS = "in progress"
+    SPEAKING = "speaking"
 
 
 class ResponseStream:
@@ -58,7 +68,7 @@ class ResponseStream:
         self._tokens: list[int] = []
         self._has_reasoned = False
         self._is_whole = False
-        self._is_silent = True
+        self._stage = Stage.CREATED
 
     @property
     def written(self) -> tuple[int, ...]:
@@ -71,23 +81,41 @@ class ResponseStream:
         """It ended well, and says so next."""
         return ResponseStatus(self.response.status).has_ended
 
+    @property
+    def is_silent(self) -> bool:
+        """Nothing of its output was said."""
+        return self._stage is not Stage.SPEAKING
+
     def begin(self) -> Sequence[Chunk]:
-        is_queued = self.response.status == ResponseStatus.QUEUED.value
+        """Whether it waits is not known yet, but of a response in the background."""
         created = self._about("response.created")
-        if is_queued:
-            return [created, self._about("response.queued")]
-        return [created, self._about("response.in_progress")]
+        if self.response.status != ResponseStatus.QUEUED.value:
+            return [created]
+        self._stage = Stage.QUEUED
+        return [created, self._about("response.queued")]
 
     def waits(self, news: Place | ModelLoading) -> Sequence[Chunk]:
+        """It is queued once. Who listens has a sign of life after that; nobody listens in the background."""
+        if self._stage is not Stage.CREATED:
+            return () if self.response.background else self.lives()
+        self._stage = Stage.QUEUED
         self.response = begun(self.response, ResponseStatus.QUEUED)
         return [self._about("response.queued")]
 
+    def lives(self) -> Sequence[Chunk]:
+        """For clients that give up a stream on which nothing comes: it waits or reads its prompt."""
+        if self._stage is Stage.SPEAKING:
+            return ()
+        self._stage = Stage.IN_PROGRESS
+        self.response = begun(self.response, ResponseStatus.IN_PROGRESS)
+        return [self._about("response.in_progress")]
+
     def silence(self) -> Sequence[Chunk]:
-        """While it waits or reads its prompt, it says so; later silence needs no words."""
-        return [self._about(f"response.{self.response.status}")] if self._is_silent else ()
+        """Its signs of life stand among its events, for they are numbered."""
+        return ()
 
     def event(self, event: TokenEvent) -> Sequence[Chunk]:
-        chunks = self._started() if self._is_silent else []
+        chunks = [*self._started()]
         self._tokens += event.tokens
         if self._call.shown_logprobs is not None:
             self._held_scores += event.logprobs
@@ -108,7 +136,7 @@ class ResponseStream:
 
     def warmed(self, usage: Usage) -> Sequence[Chunk]:
         """All that is told of a response whose prompt was read, and nothing more."""
-        chunks = self.begin()
+        chunks = [*self.begin(), *self._started()]
         self.response = ended(self.response, (), usage, is_whole=True, now_s=int(self._now()))
         return [*chunks, self._about("response.completed")]
 
@@ -123,12 +151,10 @@ class ResponseStream:
         self.response = cancelled(self.response, self._writing.items())
         return [self._about("response.failed")]
 
-    def _started(self) -> list[Chunk]:
-        self._is_silent = False
-        if self.response.status == ResponseStatus.IN_PROGRESS.value:
-            return []
-        self.response = begun(self.response, ResponseStatus.IN_PROGRESS)
-        return [self._about("response.in_progress")]
+    def _started(self) -> Sequence[Chunk]:
+        chunks = () if self._stage is Stage.IN_PROGRESS else self.lives()
+        self._stage = Stage.SPEAKING
+        return chunks
 
     def _part(self, part: Part) -> list[Chunk]:
         self._has_reasoned |= isinstance(part, Reasoning)

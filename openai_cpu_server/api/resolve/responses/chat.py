@@ -62,6 +62,9 @@ _SAME = (
     "grammar",
     "regex",
     "choice",
+    "enable_thinking",
+    "thinking_budget",
+    "chat_template_kwargs",
 )
 """Fields that mean the same in both bodies."""
 _RENAMED = (
@@ -69,6 +72,7 @@ _RENAMED = (
     (re.compile(r"\bresponse_format\b"), "text.format"),
     (re.compile(r"\b(tools\[\d+\])\.function\b"), r"\1"),
     (re.compile(r"\bmax_(?:completion_)?tokens\b"), "max_output_tokens"),
+    (re.compile(r"\breasoning_effort\b"), "reasoning.effort"),
 )
 _MESSAGE = re.compile(r"\bmessages\[(\d+)\][\w.\[\]]*")
 _TOOL = re.compile(r"\btools\[(\d+)\]")
@@ -129,10 +133,15 @@ def chat_body(turn: Turn, told: Sequence[Told]) -> ChatBody:
             "tool_choice": _choice(body, has_tools=bool(tools)),
             "parallel_tool_calls": body.parallel_tool_calls if tools else None,
             "response_format": _format(body.text),
-            "reasoning_effort": body.reasoning.effort if body.reasoning is not None else None,
+            "reasoning_effort": _effort(body.reasoning),
             "service_tier": _TIERS.get(body.service_tier or ""),
         }
     )
+
+
+def _effort(given: schema.ReasoningOptions | None) -> str | None:
+    effort = given.effort if given is not None else None
+    return "xhigh" if effort == "max" else effort
 
 
 def renamed(error: ServerError, turn: Turn, told: Sequence[Told]) -> ServerError:

@@ -28,7 +28,7 @@ from openai_cpu_server.api.routes.responses.making import Maker
 from openai_cpu_server.api.routes.responses.stored import logged_stream
 from openai_cpu_server.api.routes.responses.turns import ReadTurn, TurnReader
 from openai_cpu_server.api.schemas.parse import parse
-from openai_cpu_server.api.schemas.responses import InputTokensBody, ResponsesBody
+from openai_cpu_server.api.schemas.responses import InputTokensBody
 from openai_cpu_server.errors import GenerationFailed, InvalidRequest, ServerError
 from openai_cpu_server.jobs.records import ResponseStatus
 from openai_cpu_server.models.abilities import Ability, choose_able
@@ -90,10 +90,7 @@ class ResponsesRoute:
         data = await request.body()
         reading = partial(parse, InputTokensBody, data, lenient=self._options.lenient)
         asked, ignored = await off_loop(len(data), reading)
-        fields = {
-            name: getattr(asked, name) for name in asked.model_fields_set & ResponsesBody.model_fields.keys()
-        }
-        body = ResponsesBody.model_construct(**fields)
+        body = asked.told()
         read = await self._reader.of_body(body, ignored, owner_of(request), None, size=len(data))
         identity = identity_of(request.scope)
         chosen = choose_able(

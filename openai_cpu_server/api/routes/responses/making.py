@@ -24,6 +24,7 @@ from openai_cpu_server.api.resolve.responses.chat import chat_body, renamed
 from openai_cpu_server.api.resolve.responses.conversation import Answer, Sourced
 from openai_cpu_server.api.resolve.responses.response import new_response
 from openai_cpu_server.api.routes.generation import GenerationRoute, Reading
+from openai_cpu_server.api.routes.responses.signs import alive
 from openai_cpu_server.api.routes.responses.turns import ReadTurn, Recent
 from openai_cpu_server.api.schemas.chat import ChatBody
 from openai_cpu_server.api.schemas.parse import Ignored
@@ -55,11 +56,18 @@ class Making:
     """One response that was submitted. Whoever gets it must enter `running`."""
 
     def __init__(
-        self, read: ReadTurn, running: Running, status: ResponseStatus, shelf: ResponseShelf | None
+        self,
+        read: ReadTurn,
+        running: Running,
+        status: ResponseStatus,
+        shelf: ResponseShelf | None,
+        *,
+        keep_alive_s: float,
     ) -> None:
         self.read = read
         self.running = running
         self._shelf = shelf if read.is_stored else None
+        self._keep_alive_s = keep_alive_s
         response = new_response(read.turn, running.call, status, is_stored=read.is_stored)
         self.stream = ResponseStream(running.call, running.model.pieces, response)
 
@@ -69,7 +77,8 @@ class Making:
 
     async def told(self) -> AsyncIterator[Said]:
         """What a client hears. The response is stored before it hears of the end."""
-        async for said in self.running.tell(self.stream):
+        news = self.running.tell(self.stream)
+        async for said in alive(news, self.stream, first_s=_FIRST_SIGN_S, every_s=self._keep_alive_s):
             if self.stream.has_ended:
                 await self._keep()
             yield said
@@ -133,6 +142,8 @@ class Making:
         return "" if info is None else vocabulary(info)
 
 
+_FIRST_SIGN_S = 1.0
+"""So long it takes at most until a response that waits knows of that."""
 _SHOWN = 4
 """About as many bytes a token has in an answer."""
 
@@ -170,7 +181,7 @@ class Maker:
             running = await route.begin_reading(Reading(body, ignored, read.size), sender, terms, trial)
         except ServerError as error:
             raise renamed(error, turn, turn.told) from None
-        return Making(read, running, status, self._shelf)
+        return Making(read, running, status, self._shelf, keep_alive_s=self._options.keep_alive_s)
 
 
 def _record(item: Item, *, is_output: bool) -> ItemRecord:

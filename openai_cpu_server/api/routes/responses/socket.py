@@ -110,16 +110,23 @@ class _Socket:
             await self._take(text.encode() if text is not None else message.get("bytes") or b"")
 
     async def _take(self, data: bytes) -> None:
-        """Messages wait for their turn, up to a limit."""
-        limit = self._shared.options.max_socket_requests
-        if len(self._waiting) >= limit:
-            said = f"requests at once on one WebSocket: Limit {limit}"
-            error = RequestsLimited(said, retry_after_s=_RETRY_S)
-            await self._refuse(error, ticket_of(self._websocket.scope).id)
+        """Messages wait for their turn, up to a limit, and together have no more bytes than one may have."""
+        if refusal := self._no_room(len(data)):
+            await self._refuse(refusal, ticket_of(self._websocket.scope).id)
             return
         self._waiting.append(data)
         news, self._news = self._news, anyio.Event()
         news.set()
+
+    def _no_room(self, num_bytes: int) -> RequestsLimited | None:
+        options = self._shared.options
+        if len(self._waiting) >= options.max_socket_requests:
+            said = f"requests at once on one WebSocket: Limit {options.max_socket_requests}"
+            return RequestsLimited(said, retry_after_s=_RETRY_S)
+        if self._waiting and sum(map(len, self._waiting)) + num_bytes > options.max_body_bytes:
+            said = f"bytes of requests that wait on one WebSocket: Limit {options.max_body_bytes}"
+            return RequestsLimited(said, retry_after_s=_RETRY_S)
+        return None
 
     async def _serve(self, data: bytes) -> None:
         handshake = ticket_of(self._websocket.scope)
