@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from openai_cpu_server.prompt.tool_formats.base import Callee, RawNames, WrittenCall
 from openai_cpu_server.prompt.tool_formats.parameters import Parameters, ParameterScanner
 from openai_cpu_server.prompt.tool_formats.patterns import (
+    NEVER_RULE,
     Pattern,
     Slot,
     Spelling,
@@ -96,6 +97,10 @@ class CallForm:
         rules.append(f"call-end ::= {spelling.gbnf(self.tail) or quoted('')}")
         between = spelling.gbnf(self.between)
         more = f"({between} call)*" if several else ""
+        if self.parameters is not None:
+            rules.append(NEVER_RULE)
+            if not self.parameters.is_python:
+                rules.append(f"raw-text ::= {spelling.until(self.parameters.raw_end)}")
         parts = (spelling.gbnf(self.opening), "call", more, spelling.gbnf(self.closing))
         return " ".join(filter(None, parts)), "\n".join(rules) + "\n"
 

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from openai_cpu_server.prompt.tool_formats.base import Parameter
-from openai_cpu_server.prompt.tool_formats.patterns import Pattern, Spelling, quoted, regex_of, text_of
+from openai_cpu_server.prompt.tool_formats.patterns import NEVER, Pattern, Spelling, quoted, regex_of, text_of
 from openai_cpu_server.prompt.tool_formats.scanner import CallArguments, CallBegin, CallPart, JsonValue
 
 _PYTHON_STRING = r"""([^'\\\x00-\x1f] | "\\" ['"\\/bfnrt])* "'" """
@@ -43,7 +43,10 @@ class Parameters:
 
     def gbnf(self, parameters: Sequence[Parameter], spelling: Spelling, stem: str) -> tuple[str, list[str]]:
         """The expression of all of them, in their order, and rules whose names begin with `stem`."""
-        rules = [f"{stem}-{i} ::= {self._one(x, spelling)}" for i, x in enumerate(parameters)]
+        rules = []
+        for i, each in enumerate(parameters):
+            rules.append(f"{stem}-key-{i} ::= {spelling.gbnf(self.begin, each.name)}")
+            rules.append(f"{stem}-{i} ::= {self._one(each, spelling, f'{stem}-key-{i}')}")
         if not self.between:
             shown = [f"{stem}-{i}" + ("" if x.is_required else "?") for i, x in enumerate(parameters)]
             return " ".join(shown), rules
@@ -56,8 +59,9 @@ class Parameters:
             rules += [f"{first} ::= {alone}", f"{rest} ::= {more} {after}".strip()]
         return first, rules
 
-    def _one(self, parameter: Parameter, spelling: Spelling) -> str:
-        begin = spelling.gbnf(self.begin, parameter.name)
+    def _one(self, parameter: Parameter, spelling: Spelling, key: str) -> str:
+        """`key`: the rule of what stands before the value."""
+        begin = f"({key} | {NEVER})"
         behind = spelling.gbnf(self.behind)
         plain = f"{parameter.rule} {spelling.literal(self._json_end)}".strip()
         if self.is_python and parameter.is_boolean:
@@ -70,7 +74,7 @@ class Parameters:
         elif self.is_python:
             raw = _PYTHON_STRING.strip()
         else:
-            raw = spelling.until(self.raw_end)
+            raw = "raw-text"
         raw = f"{spelling.literal(self.raw_begin)} {raw}".strip()
         value = f"({raw} | {plain})" if self.is_python else raw
         return f"{begin} {value} {behind}".strip()

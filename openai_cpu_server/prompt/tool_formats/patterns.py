@@ -16,7 +16,7 @@ class Slot(enum.Enum):
     BLANK = "white space as far as the server allows it in JSON; written without"
     SPACE = "the same; written as one space"
     GAP = "a space or none; written without"
-    LINE = "a line break or none; written with it"
+    LINE = "a line break; outputs are read without it, too"
     ID = "nine letters or digits"
     INDEX = "the call's number"
 
@@ -36,7 +36,7 @@ _REGEX = {Slot.ID: "[A-Za-z0-9]+", Slot.INDEX: "[0-9]+"}
 _OPEN = (Slot.NAME, Slot.LINE, Slot.GAP)
 _GBNF = {
     Slot.GAP: '" "?',
-    Slot.LINE: r'"\n"?',
+    Slot.LINE: r'"\n"',
     Slot.ID: "[A-Za-z0-9]{9}",
     Slot.INDEX: "[0-9] [0-9]?",
 }
@@ -60,6 +60,12 @@ def quoted(text: str) -> str:
     """A literal of GBNF."""
     escaped = text.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n").replace("\t", "\\t")
     return f'"{escaped}"'
+
+
+NEVER = "never"
+"""A rule that matches nothing and is recursive: what names it stays a rule, and is not read as one lexeme
+together with all that stands beside it. `structured` does the same."""
+NEVER_RULE = f"{NEVER} ::= [^\\x00-\\U0010FFFF] {NEVER}"
 
 
 @dataclass(frozen=True)
