@@ -252,6 +252,15 @@ class NativePanic(ServerError):
     """Native code gave up on one request, such as a grammar that it cannot read."""
 
 
+class AnswersUnavailable(ServerError):
+    """The cache of answers could not be emptied: some may still be told."""
+
+    retry_after_s = 10.0
+
+    def __init__(self) -> None:
+        super().__init__("The cache of answers is out of order and was not emptied; try again later.")
+
+
 class JobsUnavailable(ServerError):
     """The jobs database cannot be reached, or cannot write."""
 

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
 from typing import NamedTuple, Protocol
 
-from openai_cpu_server.answers.patience import Patience
+from openai_cpu_server.answers.patience import ANSWER_S, CLEAR_S, Patience
 from openai_cpu_server.answers.question import Question, exact_key, group_key, turn_key
 from openai_cpu_server.answers.similarity import Near
-from openai_cpu_server.answers.store import AnswerStore, Bounds, Entry, Size
+from openai_cpu_server.answers.store import AnswerStore, Bounds, Entry, Size, StoreFailed
 from openai_cpu_server.answers.stored import Corrupt, packed, unpacked
 from openai_cpu_server.contract.messages import TokenEvent
+from openai_cpu_server.errors import AnswersUnavailable
 
 _LARGEST_SHARE = 8
 """An answer that is larger than this part of the store is not kept: it would push out many others."""
@@ -88,9 +90,12 @@ class AnswerCache:
         task.add_done_callback(self._keeping.discard)
 
     async def clear(self) -> None:
-        """Waits for answers that are being written, and forgets them too."""
+        """Waits for answers that are being written, and forgets them too. Raises AnswersUnavailable."""
         await self._settle()
-        await self._patience.ask(self._store.clear)
+        try:
+            await self._patience.insist(self._store.clear, CLEAR_S)
+        except StoreFailed:
+            raise AnswersUnavailable from None
         await self.measure()
 
     async def measure(self) -> Size | None:
@@ -101,8 +106,10 @@ class AnswerCache:
         return size
 
     async def close(self) -> None:
+        """A store that fails is closed, too."""
         await self._settle()
-        await self._patience.ask(self._store.close)
+        with contextlib.suppress(StoreFailed, asyncio.TimeoutError):
+            await asyncio.wait_for(self._store.close(), ANSWER_S)
 
     async def _settle(self) -> None:
         if self._keeping:

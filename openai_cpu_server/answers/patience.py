@@ -15,6 +15,8 @@ T = TypeVar("T")
 
 ANSWER_S = 1.0
 """The store must answer in this time."""
+CLEAR_S = 60.0
+"""Emptying a large store takes longer, and somebody waits for just that."""
 _PAUSE_S = 5.0
 """After a failure it is not asked again for so long."""
 
@@ -33,10 +35,20 @@ class Patience:
         if self._clock() < self._asks_again_s:
             return None
         try:
-            answer = await asyncio.wait_for(work(), self._answer_s)
-        except (StoreFailed, asyncio.TimeoutError) as error:
-            self._fails(str(error) or "no answer in time")
+            return await self.insist(work, self._answer_s)
+        except StoreFailed:
             return None
+
+    async def insist(self, work: Callable[[], Awaitable[T]], answer_s: float) -> T:
+        """Asks even a store that fails these days. Raises StoreFailed."""
+        try:
+            answer = await asyncio.wait_for(work(), answer_s)
+        except StoreFailed as error:
+            self._fails(str(error))
+            raise
+        except asyncio.TimeoutError:
+            self._fails("no answer in time")
+            raise StoreFailed("no answer in time") from None
         self._works()
         return answer
 
@@ -47,6 +59,7 @@ class Patience:
         self._is_failing = True
 
     def _works(self) -> None:
+        self._asks_again_s = float("-inf")
         if self._is_failing:
             logger.info("the cache of answers is back")
         self._is_failing = False

@@ -1,9 +1,9 @@
 """Answers in Redis, for several servers.
 
 Redis 8 finds similar turns itself; for an older one, and for Valkey, the turns of a group are fetched and
-compared here. All keys have one hash tag, for scripts need them together. Each answer is a hash of its bytes
-and its group; a sorted set knows when each was told last, a hash how large each is, and a counter how large
-all are.
+compared here. All keys have one hash tag, for scripts need them together. Each answer is a string that
+expires by itself; a sorted set knows when each was told last, another when each expires, a hash how large
+each is and its group, and a counter how large all are.
 """
 
 from __future__ import annotations
@@ -22,26 +22,31 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 SCHEMES = ("redis://", "rediss://", "redis+unix://")
-_PREFIX = "{ocs-answers}:1:"
+_PREFIX = "{ocs-answers}:2:"
 """With the version of this layout."""
-_USED, _SIZES, _TOTAL = _PREFIX + "used", _PREFIX + "sizes", _PREFIX + "total"
+_USED, _FACTS, _TOTAL, _ENDS = (_PREFIX + name for name in ("used", "facts", "total", "ends"))
 _ANSWER, _TURNS = _PREFIX + "answer:", _PREFIX + "turns:"
 _FEW = 8
 """So many similar turns are told of at most."""
+_FEW_ENDED = 100
+"""So many expired answers are cleared away beside each new one: Redis forgets their text by itself, but not
+their turns."""
 _ANSWER_S = 1.0
 """A connection that is silent for so long is given up."""
 
 _DROP = """
+local function leave(group, key)
+  if not group or group == '' then return end
+  if ARGV[3] == 'vectors' then redis.call('VREM', ARGV[2] .. group, key)
+  else redis.call('HDEL', ARGV[2] .. group, key) end
+end
 local function drop(key, given)
-  local group = redis.call('HGET', ARGV[1] .. key, 'group') or given
-  if group and group ~= '' then
-    if ARGV[3] == 'vectors' then redis.call('VREM', ARGV[2] .. group, key)
-    else redis.call('HDEL', ARGV[2] .. group, key) end
-  end
+  local bytes, group = string.match(redis.call('HGET', KEYS[2], key) or '', '^(%d+) (.*)$')
+  leave(group or given, key)
   redis.call('UNLINK', ARGV[1] .. key)
-  local bytes = redis.call('HGET', KEYS[2], key)
   redis.call('HDEL', KEYS[2], key)
   redis.call('ZREM', KEYS[1], key)
+  redis.call('ZREM', KEYS[4], key)
   if bytes then redis.call('DECRBY', KEYS[3], bytes) end
 end
 """
@@ -51,11 +56,12 @@ _PUT = (
     + """
 local key, now, ttl, bytes, most = ARGV[4], ARGV[5], ARGV[6], ARGV[7], tonumber(ARGV[8])
 local answer, group, vector, limit = ARGV[9], ARGV[10], ARGV[11], tonumber(ARGV[12])
+local ended = redis.call('ZRANGEBYSCORE', KEYS[4], '-inf', now, 'LIMIT', 0, ARGV[13])
+for _, old in ipairs(ended) do drop(old) end
 drop(key)
-redis.call('HSET', ARGV[1] .. key, 'answer', answer)
+redis.call('SET', ARGV[1] .. key, answer, 'PX', ttl)
 if group ~= '' then
   local turns = ARGV[2] .. group
-  redis.call('HSET', ARGV[1] .. key, 'group', group)
   if ARGV[3] == 'vectors' then redis.call('VADD', turns, 'FP32', vector, key, 'NOQUANT')
   else
     if redis.call('HLEN', turns) >= limit then redis.call('HDEL', turns, redis.call('HRANDFIELD', turns)) end
@@ -63,9 +69,9 @@ if group ~= '' then
   end
   redis.call('PEXPIRE', turns, ttl)
 end
-redis.call('PEXPIRE', ARGV[1] .. key, ttl)
-redis.call('HSET', KEYS[2], key, bytes)
+redis.call('HSET', KEYS[2], key, bytes .. ' ' .. group)
 redis.call('ZADD', KEYS[1], now, key)
+redis.call('ZADD', KEYS[4], tonumber(now) + ttl / 1000, key)
 local total = tonumber(redis.call('INCRBY', KEYS[3], bytes))
 while total > most do
   local oldest = redis.call('ZRANGE', KEYS[1], 0, 0)[1]
@@ -134,7 +140,7 @@ class RedisAnswers:
 
     async def _get(self, key: str) -> bytes | None:
         async with self._redis.pipeline(transaction=False) as pipe:
-            pipe.hget(_ANSWER + key, "answer")
+            pipe.get(_ANSWER + key)
             pipe.zadd(_USED, {key: self._clock()}, xx=True)
             answer, _ = await pipe.execute()
         return None if answer is None else bytes(answer)
@@ -157,6 +163,7 @@ class RedisAnswers:
         values = (
             *(repr(self._clock()), round(1000 * self._bounds.ttl_s), entry.num_bytes),
             *(self._bounds.max_bytes, entry.answer, entry.group or "", entry.vector or b"", GROUP_LIMIT),
+            _FEW_ENDED,
         )
         entries, num_bytes = await self._script(_PUT, entry.key, *values)
         return Size(int(entries), int(num_bytes))
@@ -176,8 +183,8 @@ class RedisAnswers:
 
     async def _script(self, script: str, key: str, *values: object) -> Any:
         way = "vectors" if await self._finds_itself() else "hashes"
-        names = (_USED, _SIZES, _TOTAL, _ANSWER, _TURNS, way, key)
-        return await self._command("EVAL", script, 3, *names, *values)
+        names = (_USED, _FACTS, _TOTAL, _ENDS, _ANSWER, _TURNS, way, key)
+        return await self._command("EVAL", script, 4, *names, *values)
 
     async def _command(self, *words: object) -> Any:
         return await self._redis.execute_command(*words)  # type: ignore[no-untyped-call]

@@ -13,6 +13,7 @@ from openai_cpu_server.errors import (
     AdapterFailed,
     AdapterNotAllowed,
     AdapterNotFound,
+    AnswersUnavailable,
     BatchConflict,
     BodiesFull,
     BodyTooLarge,
@@ -99,6 +100,7 @@ TABLE: Mapping[type[ServerError], Failure] = {
     ModelNotLoaded: Failure(503, "server_error", "model_not_loaded"),
     ModelTooLarge: Failure(503, "server_error", "model_does_not_fit", "model"),
     EngineUnavailable: Failure(503, "server_error", "engine_unavailable"),
+    AnswersUnavailable: Failure(503, "server_error", "answers_unavailable"),
     JobsUnavailable: Failure(503, "server_error", "jobs_unavailable"),
     BodiesFull: Failure(503, "server_error", "too_many_bodies"),
     TooManyConnections: Failure(503, "server_error", "too_many_connections"),
@@ -184,7 +186,7 @@ def headers_of(error: Exception) -> dict[str, str]:
             return {"x-should-retry": "false"}  # SDKs would send what kills the engine twice again
         case RateLimited(retry_after_s=float(seconds)):
             return _retry_after(seconds)
-        case QueueFull() | EngineUnavailable() | JobsUnavailable():
+        case QueueFull() | EngineUnavailable() | JobsUnavailable() | AnswersUnavailable():
             return _retry_after(error.retry_after_s)
         case TooManyConnections(retry_after_s=seconds) | BodiesFull(retry_after_s=seconds):
             return {**_retry_after(seconds), "connection": "close"}

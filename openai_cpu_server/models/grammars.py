@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
+import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from functools import lru_cache
+from typing import NamedTuple
 
 import msgspec
 
 from openai_cpu_server.errors import InvalidRequest
+from openai_cpu_server.models.remembered import Remembered
 from openai_cpu_server.structured import Options, UnsupportedSchema, Whitespace
 from openai_cpu_server.structured.compiler import compile_schema
 from openai_cpu_server.structured.extras import choice_to_gbnf, json_object_gbnf, regex_to_gbnf
@@ -17,8 +20,8 @@ from openai_cpu_server.structured.gbnf.parser import names_tokens
 from openai_cpu_server.structured.report import Unenforced
 from openai_cpu_server.structured.writing.compose import compose
 
-_REMEMBERED = 256
-"""So many grammars are remembered, of some kilobytes each."""
+_REMEMBERED_BYTES = 16 * 2**20
+"""Thousands of ordinary grammars of some kilobytes, or some of the largest that `Limits` lets pass."""
 _LONGEST = 200_000
 """A client's own grammar may have so many characters."""
 
@@ -31,20 +34,36 @@ class Grammar(msgspec.Struct, frozen=True):
     """All that it accepts is JSON, whose first character tells it from the marker of a tool call."""
 
 
+class _Compiled(NamedTuple):
+    gbnf: str
+    unenforced: tuple[Unenforced, ...] = ()
+
+    @property
+    def num_bytes(self) -> int:
+        paths = sum(sys.getsizeof(each.path) + sys.getsizeof(each.keyword) for each in self.unenforced)
+        return sys.getsizeof(self.gbnf) + paths
+
+
 class Grammars:
     """May be used in any thread. `param` is the field that an error names."""
 
-    def __init__(self, check: Callable[[str], object], whitespace: Whitespace) -> None:
+    def __init__(
+        self,
+        check: Callable[[str], object],
+        whitespace: Whitespace,
+        *,
+        remembered_bytes: int = _REMEMBERED_BYTES,
+    ) -> None:
         """`check` raises InvalidRequest for text that cannot be executed."""
         self.whitespace = whitespace
         self._check = check
-        self._checked = lru_cache(_REMEMBERED)(self._check_once)
-        self._compiled = lru_cache(_REMEMBERED)(self._compile)
+        self._checked: Remembered[bool] = Remembered(remembered_bytes // 8)
+        self._compiled: Remembered[_Compiled] = Remembered(remembered_bytes)
 
     def of_schema(self, schema: Mapping[str, object], param: str, *, strict: bool = True) -> Grammar:
         """If it is not strict, what cannot be enforced is left out and named."""
         with naming(param):
-            gbnf, unenforced = self._compiled(json.dumps(schema), strict)
+            gbnf, unenforced = self._compiled_once(schema, strict)
         paths = tuple(f"{_param(param, each.path)}.{each.keyword}" for each in unenforced)
         return Grammar(gbnf, paths, is_json=True)
 
@@ -76,16 +95,29 @@ class Grammars:
 
     def _known(self, gbnf: str, param: str) -> Grammar:
         with naming(param):
-            self._checked(gbnf)
+            self._checked_once(gbnf)
         return Grammar(gbnf)
 
-    def _check_once(self, gbnf: str) -> None:
-        self._check(gbnf)
+    def _checked_once(self, gbnf: str) -> None:
+        """Texts are known by their digests, so that long ones are not held."""
+        key = _digest(gbnf)
+        if self._checked.get(key) is None:
+            self._check(gbnf)
+            self._checked.put(key, True, 0)
 
-    def _compile(self, text: str, strict: bool) -> tuple[str, tuple[Unenforced, ...]]:
+    def _compiled_once(self, schema: Mapping[str, object], strict: bool) -> _Compiled:
+        text = json.dumps(schema)  # the order of its properties counts
+        key = (_digest(text), strict)
+        known = self._compiled.get(key)
+        if known is None:
+            known = self._compile(text, strict)
+            self._compiled.put(key, known, known.num_bytes)
+        return known
+
+    def _compile(self, text: str, strict: bool) -> _Compiled:
         compiled = compile_schema(json.loads(text), Options(whitespace=self.whitespace, strict=strict))
-        self._checked(compiled.gbnf)
-        return compiled.gbnf, compiled.unenforced
+        self._checked_once(compiled.gbnf)
+        return _Compiled(compiled.gbnf, compiled.unenforced)
 
 
 @contextmanager
@@ -98,6 +130,10 @@ def naming(param: str) -> Iterator[None]:
             raise
         place = _param(param, error.path) if isinstance(error, UnsupportedSchema) else param
         raise InvalidRequest(str(error), param=place, code=error.code or "invalid_value") from error
+
+
+def _digest(text: str) -> bytes:
+    return hashlib.sha256(text.encode(errors="surrogatepass")).digest()
 
 
 def _param(param: str, pointer: str) -> str:

@@ -13,6 +13,7 @@ from openai_cpu_server.answers.question import Question
 from openai_cpu_server.answers.similarity import Near, direction
 from openai_cpu_server.answers.sqlite import SqliteAnswers
 from openai_cpu_server.answers.store import AnswerStore, Bounds, Entry, Size, StoreFailed
+from openai_cpu_server.errors import AnswersUnavailable
 from tests.answers.questions import answer, question, request
 
 pytestmark = pytest.mark.anyio
@@ -120,6 +121,19 @@ async def test_an_answer_that_would_push_out_many_is_not_kept() -> None:
     await cache.close()
 
 
+async def test_clearing_a_store_that_fails_says_so_and_asks_it_even_while_it_is_left_alone() -> None:
+    store = Failing()
+    cache = cache_of(store)
+    assert isinstance(await cache.find(question(), None), Place)
+    asked = store.asked
+    with pytest.raises(AnswersUnavailable):
+        await cache.clear()
+    assert store.asked > asked
+    store.works = True
+    await cache.clear()
+    await cache.close()
+
+
 class Failing:
     """A store that is away, or hangs."""
 
@@ -171,10 +185,9 @@ async def test_a_store_that_fails_is_a_miss_is_not_asked_again_at_once_and_is_to
             place = await cache.find(question(text="hi"), COMPARING)
             assert isinstance(place, Place)
             cache.keep(question(text="hi"), place, answer("x"))
-        await cache.clear()
+        assert await cache.measure() is None
+        await cache.close()  # waits for what is being written
     assert store.asked == 1
     said = [record.getMessage() for record in caplog.records if "cache of" in record.getMessage()]
     why = "no answer in time" if hangs else "ConnectionError"
     assert said == [f"the cache of answers fails ({why}): all is computed until it is back"]
-    assert await cache.measure() is None
-    await cache.close()

@@ -115,6 +115,23 @@ async def test_answers_expire_however_often_they_are_told(
     await store.close()
 
 
+async def test_expired_answers_leave_nothing_behind(redis: RedisServer) -> None:
+    """A group that goes on for days holds no more turns than there are answers."""
+    store = RedisAnswers.open(redis.url, Bounds(ttl_s=0.05, max_bytes=10_000_000))
+    lasting = RedisAnswers.open(redis.url, Bounds(ttl_s=60, max_bytes=10_000_000))
+    await store.clear()
+    for number in range(50):
+        await store.put(entry(f"old{number}", 1, number))
+    await asyncio.sleep(0.06)
+    size = await lasting.put(entry("new", 1, 0))
+    with Redis.from_url(redis.url) as client:
+        assert client.hkeys("{ocs-answers}:2:turns:g") == [b"new"]
+    assert size == Size(1, entry("new", 1, 0).num_bytes)
+    await lasting.clear()
+    await store.close()
+    await lasting.close()
+
+
 async def test_a_file_is_found_again(tmp_path: Path) -> None:
     for path in (tmp_path / "a.db", tmp_path / "a.db"):
         store = SqliteAnswers.open(path, BOUNDS)
@@ -141,7 +158,7 @@ async def test_two_servers_share_redis_and_a_group_has_its_limit(redis: RedisSer
         await (one, two)[number % 2].put(entry(f"{number}", 1, number))
     assert await one.get("7") == await two.get("7")
     with Redis.from_url(redis.url) as client:
-        assert client.hlen("{ocs-answers}:1:turns:g") == GROUP_LIMIT
+        assert client.hlen("{ocs-answers}:2:turns:g") == GROUP_LIMIT
     await one.clear()
     await one.close()
     await two.close()

@@ -440,6 +440,14 @@ async def say(cached: Cached, text: str, *before: dict[str, str], **fields: obje
         return await chat(http, messages=[*before, {"role": "user", "content": text}], **fields)
 
 
+async def message(cached: Cached, text: str, **fields: object) -> httpx.Response:
+    body = {"model": "fake", "temperature": 0, "messages": [{"role": "user", "content": text}], **fields}
+    async with client(cached.app) as http:
+        answer = await http.post("/v1/messages", json=body)
+    assert answer.status_code == 200, answer.text
+    return answer
+
+
 def text_of(answer: httpx.Response) -> str:
     return str(answer.json()["choices"][0]["message"]["content"])
 
@@ -465,6 +473,20 @@ async def test_without_a_limit_the_room_for_the_answer_does_not_matter(similar: 
     again = await say(similar, ALIKE + "a", max_tokens=None)
     assert (again.headers["x-cache"], text_of(again)) == ("semantic; similarity=0.99", "well")
     assert (await say(similar, ALIKE, max_tokens=8)).headers["x-cache"] == "miss"
+
+
+async def test_limits_of_anthropics_messages_count_as_those_of_chats(similar: Cached) -> None:
+    """Theirs are upper bounds, which may lie beyond the context; that one ends no answer that is kept."""
+    assert (await message(similar, ONE, max_tokens=3)).headers["x-cache"] == "miss"
+    await similar.kept()
+    assert (await message(similar, ONE, max_tokens=3)).headers["x-cache"] == "exact"
+    assert (await message(similar, ALIKE, max_tokens=3)).headers["x-cache"] == "semantic; similarity=0.99"
+    assert (await message(similar, ALIKE, max_tokens=2)).headers["x-cache"] == "miss"
+    await similar.kept(2)
+    similar.engine.says = "x" * 8000
+    await message(similar, OTHER, max_tokens=100_000)
+    await similar.cache.measure()
+    assert (await message(similar, OTHER, max_tokens=100_000)).headers["x-cache"] == "miss"
 
 
 async def test_the_very_same_question_needs_no_embedding(similar: Cached) -> None:

@@ -10,6 +10,7 @@ from starlette.exceptions import HTTPException
 from openai_cpu_server import errors
 from openai_cpu_server.api.errors import TABLE, error_response
 from openai_cpu_server.errors import (
+    AnswersUnavailable,
     BodiesFull,
     BodyTooLarge,
     BodyTooSlow,
@@ -73,6 +74,7 @@ BAD = "invalid_request_error"
         (TokensLimited("x", retry_after_s=None), 429, "tokens", None, "rate_limit_exceeded"),
         (TooManyConnections(), 503, "server_error", None, "too_many_connections"),
         (BodiesFull(), 503, "server_error", None, "too_many_bodies"),
+        (AnswersUnavailable(), 503, "server_error", None, "answers_unavailable"),
         (JobsUnavailable("the disk"), 503, "server_error", None, "jobs_unavailable"),
         (ModelNotFound("x"), 404, BAD, "model", "model_not_found"),
         (RequestNotFound("x"), 404, BAD, "id", "request_not_found"),

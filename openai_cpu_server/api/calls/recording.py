@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable, Sequence
+from itertools import chain
 from types import TracebackType
 
 from openai_cpu_server.contract.engine import Generation, Timings
 from openai_cpu_server.contract.messages import ModelLoading, Place, TokenEvent
 from openai_cpu_server.errors import ServerError
 
-_MOST_EVENTS = 65_536
-"""A longer answer is not kept: the memory would be held for as long as the call goes on."""
+_MOST_FACTS = 131_072
+"""A longer answer is not kept: some 20 MB would be held for as long as the call goes on. Each event is a
+fact, and so is each log-probability that it tells."""
 
 
 class Recording:
@@ -24,6 +26,7 @@ class Recording:
         self._keep = keep
         self._events: list[TokenEvent] | None = []
         """None: it is too long."""
+        self._num_facts = 0
 
     @property
     def arrived_s(self) -> float:
@@ -65,8 +68,14 @@ class Recording:
         self._events.append(event)
         if event.finish is not None:
             self._to_end -= 1
-        if len(self._events) > _MOST_EVENTS:
+        self._num_facts += _facts_of(event)
+        if self._num_facts > _MOST_FACTS:
             self._events = None
         elif self._to_end == 0:
             self._keep(self._events)
             self._events = None
+
+
+def _facts_of(event: TokenEvent) -> int:
+    told = chain(event.logprobs, event.prompt_logprobs)
+    return 1 + sum(1 + len(one.top) for one in told)

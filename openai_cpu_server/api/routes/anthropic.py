@@ -58,8 +58,14 @@ def _limited(call: Call, max_tokens: int, *, context: int) -> Call:
     (request,) = call.requests
     limited = msgspec.structs.replace(request, max_tokens=min(request.max_tokens, max_tokens))
     is_full = limited.max_tokens < max_tokens and len(request.tokens) + limited.max_tokens >= context
+    asked_tokens = 0 if is_full else limited.max_tokens  # the limit that ends it, where it is the client's
+    reuse = call.reuse and msgspec.structs.replace(call.reuse, asked_tokens=asked_tokens)
     return msgspec.structs.replace(
-        call, requests=(limited,), max_output_tokens=limited.max_tokens, context_ends_it=is_full
+        call,
+        requests=(limited,),
+        max_output_tokens=limited.max_tokens,
+        context_ends_it=is_full,
+        reuse=reuse,
     )
 
 

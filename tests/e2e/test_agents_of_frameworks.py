@@ -1,0 +1,78 @@
+"""Agents and typed answers of other frameworks on the real server, each by its own way of asking."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import openai
+import pytest
+from langchain_core.messages import AIMessage, HumanMessage, ToolMessage
+from langchain_core.tools import tool
+from langchain_openai import ChatOpenAI
+from langgraph.graph import MessagesState, StateGraph
+from langgraph.prebuilt import ToolNode
+from pydantic import BaseModel, Field
+from pydantic_ai import Agent
+from pydantic_ai.models.openai import OpenAIChatModel, OpenAIResponsesModel
+from pydantic_ai.providers.openai import OpenAIProvider
+
+from tests.server import ServerProcess
+
+pytestmark = [pytest.mark.native, pytest.mark.thorough, pytest.mark.anyio]
+
+
+class Level(BaseModel):
+    is_high: bool
+    metres: int = Field(ge=0, le=9)
+
+
+@tool
+def water(place: Literal["Bonn", "Cologne"]) -> str:
+    """The level of the water at a place."""
+    return "5 metres"
+
+
+@pytest.fixture(params=[False, True], ids=["chat", "responses"])
+def langchain(request: pytest.FixtureRequest, server: ServerProcess) -> ChatOpenAI:
+    return ChatOpenAI(
+        base_url=server.url + "/v1",
+        api_key="none",
+        model="tiny",
+        temperature=0,
+        max_tokens=60,
+        use_responses_api=request.param,
+    )
+
+
+def test_langchain_gets_an_object_by_either_api(langchain: ChatOpenAI) -> None:
+    form = langchain.with_structured_output(Level, method="json_schema")
+    assert isinstance(form.invoke("How high is the water?"), Level)
+
+
+def test_langchain_streams_by_either_api(langchain: ChatOpenAI) -> None:
+    whole = langchain.invoke("hello").text
+    assert "".join(chunk.text for chunk in langchain.stream("hello")) == whole
+
+
+def test_a_graph_calls_a_tool_and_tells_its_result(langchain: ChatOpenAI) -> None:
+    """The first turn must call. `strict`: a model of random weights would add arguments without end."""
+    calling = langchain.bind_tools([water], tool_choice="any", parallel_tool_calls=False, strict=True)
+    graph = StateGraph(MessagesState)
+    graph.add_node("call", lambda state: {"messages": [calling.invoke(state["messages"])]})
+    graph.add_node("tools", ToolNode([water]))
+    graph.add_node("tell", lambda state: {"messages": [langchain.invoke(state["messages"])]})
+    for one, other in (("__start__", "call"), ("call", "tools"), ("tools", "tell"), ("tell", "__end__")):
+        graph.add_edge(one, other)
+    said = graph.compile().invoke({"messages": [HumanMessage("How high is the water in Bonn?")]})["messages"]
+    assert [type(each) for each in said] == [HumanMessage, AIMessage, ToolMessage, AIMessage]
+    assert [call["name"] for call in said[1].tool_calls] == ["water"]
+
+
+@pytest.mark.parametrize("kind", [OpenAIChatModel, OpenAIResponsesModel])
+async def test_pydantic_ai_gets_an_object(
+    kind: type[OpenAIChatModel] | type[OpenAIResponsesModel], server: ServerProcess
+) -> None:
+    async with openai.AsyncOpenAI(base_url=server.url + "/v1", api_key="none", max_retries=0) as client:
+        agent = Agent(kind("tiny", provider=OpenAIProvider(openai_client=client)), output_type=Level)
+        answer = await agent.run("How high is it?", model_settings={"max_tokens": 60, "temperature": 0})
+    assert isinstance(answer.output, Level)

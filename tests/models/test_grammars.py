@@ -1,0 +1,49 @@
+"""Grammars are compiled once, and take a bounded amount of memory however large they are."""
+
+from __future__ import annotations
+
+import tracemalloc
+
+from openai_cpu_server.models.grammars import Grammars
+from openai_cpu_server.structured import Whitespace
+
+
+def grammars(checked: list[str]) -> Grammars:
+    return Grammars(checked.append, Whitespace.COMPACT)
+
+
+def schema(number: int, description: str = "") -> dict[str, object]:
+    return {"type": "object", "properties": {f"p{number}": {"type": "null"}}, "description": description}
+
+
+def test_the_same_schema_is_compiled_once_and_a_stricter_one_anew() -> None:
+    checked: list[str] = []
+    known = grammars(checked)
+    for _ in range(3):
+        known.of_schema(schema(1), "f")
+    known.of_schema(schema(1), "f", strict=False)
+    known.of_schema(schema(2), "f")
+    assert len(checked) == 2  # the first two grammars are one text
+
+
+def test_large_schemas_are_not_held() -> None:
+    """Each of these has a megabyte of words that its grammar does not need."""
+    known = grammars([])
+    known.of_schema(schema(0), "f")
+    tracemalloc.start()
+    for number in range(40):
+        known.of_schema(schema(number, "x" * 1_000_000), "f")
+    held, _ = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert held < 20_000_000
+
+
+def test_grammars_are_forgotten_when_their_bytes_run_out() -> None:
+    checked: list[str] = []
+    known = Grammars(checked.append, Whitespace.COMPACT, remembered_bytes=20_000)
+    for number in range(40):
+        known.of_schema(schema(number), "f")
+        known.of_schema(schema(0), "f")
+    assert len(checked) == 40
+    known.of_schema(schema(1), "f")
+    assert len(checked) == 41
