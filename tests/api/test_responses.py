@@ -259,7 +259,7 @@ async def test_hints_change_nothing(http: httpx.AsyncClient) -> None:
     }
     answer = await respond(http, **hints)
     assert answer.status_code == 200
-    assert answer.headers["x-ignored-parameters"] == "client_metadata,prompt_cache_retention,reasoning_effort"
+    assert answer.headers["x-ignored-parameters"] == "client_metadata,prompt_cache_retention,reasoning.effort"
 
 
 # -- truncation --------------------------------------------------------------------------------------------

@@ -126,7 +126,7 @@ def test_what_was_thought_is_no_text() -> None:
     thought = {"type": "thinking", "thinking": "Hm.", "signature": "x"}
     hidden = {"type": "redacted_thinking", "data": "x"}
     *_, message, _ = read(messages=[HI, assistant(thought, hidden, text("yes")), HI]).messages
-    assert (message.content, message.extra) == ("yes", {"reasoning_content": "Hm."})
+    assert (message.content, message.reasoning_content) == ("yes", "Hm.")
     assert told(HI, assistant(hidden), HI)[1]["content"] == ""
 
 

@@ -80,6 +80,7 @@ def told_as_chat(body: MessagesBody) -> ToldBody:
             "top_p": body.top_p,
             "top_k": body.top_k,
             "user": body.metadata.user_id if body.metadata else None,
+            "cache": body.cache,
         }
     )
 

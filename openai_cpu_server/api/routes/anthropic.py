@@ -34,7 +34,7 @@ class MessagesFamily:
         """Clients name the most that any model could write, so what the context leaves is enough."""
         open_ended = body.model_copy(update={"max_tokens": None})
         try:
-            call = resolve_chat(open_ended, asking, id_prefix="msg_")
+            call = resolve_chat(open_ended, asking, id_prefix="msg_", names=body.names)
         except InvalidRequest as error:
             raise in_their_words(error, body.names) from None
         assert body.max_tokens is not None, "the schema demands it"

@@ -210,6 +210,7 @@ _ANSWERING = (
     "top_k",
     "metadata",
     "service_tier",
+    "cache",
 )
 
 
@@ -242,3 +243,5 @@ class MessagesBody(CountBody):
     metadata: Metadata | None = None
     service_tier: Literal["auto", "standard_only"] | None = None
     """There is one tier; the header `X-Priority` says what is urgent."""
+    cache: bool | None = None
+    """Ours. `false`: neither answer from the cache of answers nor keep this answer there."""

@@ -18,6 +18,7 @@ from openai_cpu_server.models.written import Written
 _ROOM = 1024
 """So many tokens stay free for an answer of no given length, or a quarter of the context."""
 ID_PREFIX = "resp_"
+_NAMES = {"reasoning_effort": "reasoning.effort"}
 
 
 def vocabulary(info: ModelInfo) -> str:
@@ -46,7 +47,9 @@ def prompt_tokens(turn: Turn, told: Sequence[Told], asking: Asking) -> int:
 
 def _resolved(told: Sequence[Told], body: ChatBody, asking: Asking) -> Call:
     written = _written(told, asking.info)
-    return resolve_chat(body, asking, id_prefix=ID_PREFIX, prompt_param="input", written=written)
+    return resolve_chat(
+        body, asking, id_prefix=ID_PREFIX, prompt_param="input", names=_NAMES, written=written
+    )
 
 
 def _fits(turn: Turn, told: Sequence[Told], asking: Asking) -> bool:
