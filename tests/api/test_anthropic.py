@@ -150,6 +150,11 @@ async def test_counting_counts_what_asking_uses(http: httpx.AsyncClient) -> None
     assert of_chat.json() == {"object": "response.input_tokens", "input_tokens": 5}
 
 
+async def test_counting_has_the_clients_words_for_what_is_wrong(http: httpx.AsyncClient) -> None:
+    wrong = await ask(http, "/v1/messages/count_tokens", max_tokens=None, tools=[TOOL, TOOL])
+    assert wrong.json()["error"]["message"].startswith("tools[1].name: ")
+
+
 async def test_counting_needs_no_engine(engine: FakeEngine, http: httpx.AsyncClient) -> None:
     engine.told = msgspec.structs.replace(READY, state=EngineState.RESTARTING)
     answer = await ask(http, "/v1/messages/count_tokens", max_tokens=None)

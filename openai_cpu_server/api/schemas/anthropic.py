@@ -189,6 +189,8 @@ class Metadata(Open):
 class Thinking(Open):
     type: Literal["enabled", "adaptive", "between_tools", "disabled"]
     budget_tokens: Annotated[int, Field(ge=1)] | None = None
+    display: Literal["summarized", "omitted"] | None = None
+    """`omitted`: the model thinks, and the answer does not tell what."""
 
 
 class OutputFormat(Open):
