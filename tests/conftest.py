@@ -61,7 +61,7 @@ def minilm() -> Path:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """scripts/test hands its two workers whole files in this order: those that take long come first, so that
+    """scripts/test hands its workers whole files in this order: those that take long come first, so that
     both end at about the same time."""
     items.sort(key=lambda item: not _starts_processes(item))
 

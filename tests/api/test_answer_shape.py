@@ -19,7 +19,7 @@ SCHEMA = {
     "required": ["a"],
     "additionalProperties": False,
 }
-HARD = {"type": "object", "properties": {"a": {"type": "string", "pattern": "^(?=x)"}}}
+HARD = {"type": "object", "properties": {"a": {"type": "string", "pattern": r"(x)\1"}}}
 
 
 def json_schema(schema: dict[str, object] = SCHEMA, **fields: object) -> dict[str, object]:
@@ -194,7 +194,7 @@ def test_what_need_not_be_enforced_is_named_in_a_header() -> None:
 
 
 def test_a_long_list_of_names_is_cut() -> None:
-    schema = {"properties": {f"a,{i}": {"pattern": "^(?=x)", "type": "string"} for i in range(40)}}
+    schema = {"properties": {f"a,{i}": {"pattern": r"(x)\1", "type": "string"} for i in range(40)}}
     header = chat(response_format=json_schema(schema, strict=False)).headers["x-unenforced-schema-keywords"]
     assert header.split(",")[-1] == "..."
     assert len(header.split(",")) == 33

@@ -9,7 +9,7 @@ from tests.api.talking import chat, complete, error_of
 
 pytestmark = pytest.mark.anyio
 
-ODD = {"type": "string", "maxLength": 0, "pattern": "(?=x)"}
+ODD = {"type": "string", "maxLength": 0, "pattern": r"(x)\1"}
 TOOL = {"type": "function", "function": {"name": "f"}}
 
 

@@ -21,7 +21,7 @@ CITY = {
     "additionalProperties": False,
     "$defs": {"few": {"type": "integer", "minimum": 1, "maximum": 5}},
 }
-HARD = {"type": "object", "properties": {"a": {"type": "string", "pattern": "^(?=x)"}}, "required": ["a"]}
+HARD = {"type": "object", "properties": {"a": {"type": "string", "pattern": r"(x)\1"}}, "required": ["a"]}
 
 
 def tool(name: str, parameters: object = None, **fields: object) -> dict[str, object]:

@@ -179,6 +179,8 @@ def test_auto_is_text_or_calls(any_format: openai.OpenAI) -> None:
 def test_an_answer_of_a_form_or_calls(any_format: openai.OpenAI) -> None:
     form: Any = {"type": "json_schema", "json_schema": {"name": "b", "schema": Booking.model_json_schema()}}
     for choice in ask(any_format, tools=TOOLS, response_format=form):
+        if choice.finish_reason == "length":  # a random model may go on and on within a string
+            continue
         if choice.message.tool_calls:
             assert {name for name, _ in arguments_of(choice)} <= {"Booking", "Review"}
         else:

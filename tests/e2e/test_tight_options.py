@@ -72,6 +72,15 @@ def error_of(answer: httpx.Response) -> dict[str, object]:
     return dict(answer.json()["error"])
 
 
+ANTHROPICS = {"invalid_api_key": "authentication_error", "missing_scope": "permission_error"}
+
+
+def is_error(answer: httpx.Response, code: str) -> bool:
+    """Anthropic's routes tell it in Anthropic's words."""
+    error = error_of(answer)
+    return error["code"] == code if "code" in error else error["type"] == ANTHROPICS[code]
+
+
 def test_a_full_queue(tight: ServerProcess, user: httpx.Client) -> None:
     with ExitStack() as held:
         for number in range(1, 4):
@@ -190,10 +199,10 @@ def test_each_route_asks_for_its_key(tight: ServerProcess, route: str) -> None:
         if needed is OPEN or key in HOLDERS[needed]:
             assert answer.status_code not in (401, 403, 500), (route, key)
         elif key in (None, "wrong"):
-            assert (answer.status_code, error_of(answer)["code"]) == (401, "invalid_api_key"), (route, key)
+            assert (answer.status_code, is_error(answer, "invalid_api_key")) == (401, True), (route, key)
             assert answer.headers["www-authenticate"] == "Bearer"
         else:
-            assert (answer.status_code, error_of(answer)["code"]) == (403, "missing_scope"), (route, key)
+            assert (answer.status_code, is_error(answer, "missing_scope")) == (403, True), (route, key)
 
 
 @pytest.mark.parametrize(

@@ -24,6 +24,8 @@ _BYTES_PER_S = 1024
 """Each of so many bytes buys its body a second more."""
 _SPOOLED_BYTES = 1024 * 1024
 """Starlette's reader of forms keeps so much of a file in memory."""
+_HEARD_OUT_BYTES, _HEARD_OUT_S = 8 * 1024 * 1024, 2.0
+"""A body that is too large by no more than that is read to its end, for no longer than that."""
 _LEASE = "openai_cpu_server.lease"
 _HELD_BODY = "openai_cpu_server.held_body"
 
@@ -64,7 +66,10 @@ class FairUse:
         """Refuses a body by what it says of its length, by counting, and if all together are too large."""
         is_spooled = scope["path"] in self._uploads
         max_bytes = self._uploads.get(scope["path"], self._options.max_body_bytes)
-        if _announced_bytes(scope) > max_bytes:
+        announced = _announced_bytes(scope)
+        if announced > max_bytes:
+            if announced - max_bytes <= _HEARD_OUT_BYTES:
+                await _hear_out(receive)
             raise BodyTooLarge(max_bytes)
         scope[_HELD_BODY] = held = HeldBody(self._budget, _SPOOLED_BYTES if is_spooled else max_bytes)
         in_time, received = paced(receive, self._options.read_timeout_s), 0
@@ -137,6 +142,14 @@ def release_body(scope: Scope) -> None:
     """Gives the budget back early, for a request that goes on for long after its body is understood."""
     held: HeldBody = scope[_HELD_BODY]
     held.release()
+
+
+async def _hear_out(receive: Receive) -> None:
+    """Reads a body and keeps nothing of it. A client that still sends when the connection closes sees a reset
+    instead of the answer."""
+    with anyio.move_on_after(_HEARD_OUT_S):
+        while (await receive()).get("more_body", False):
+            pass
 
 
 async def unkept_body(request: Request) -> bytes:

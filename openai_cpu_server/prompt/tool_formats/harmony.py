@@ -85,7 +85,7 @@ def _call(index: int, callee: Callee, spelling: Spelling) -> list[str]:
     """The function stands behind the role, or behind the channel."""
     channel, message = spelling.literal(_CHANNEL), spelling.literal(_MESSAGE)
     to = spelling.literal(_TO + callee.name)
-    kind = f'(" "? {spelling.literal("<|constrain|>")}? "json")?'
+    kind = f'((" " | " "? {spelling.literal("<|constrain|>")}) "json")?'
     heads = (f'{to} {channel} "commentary" {kind}', f'{channel} ("commentary" | "analysis") {to} {kind}')
     return [
         f"call-{index} ::= head-{index} {message} {callee.rule}",
