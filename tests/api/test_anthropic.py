@@ -57,6 +57,7 @@ async def test_an_answer(http: httpx.AsyncClient) -> None:
             "cache_creation_input_tokens": 0,
             "cache_read_input_tokens": 0,
             "output_tokens": 8,
+            "output_tokens_details": {"thinking_tokens": 0},
         },
     }
 
@@ -149,6 +150,11 @@ async def test_counting_counts_what_asking_uses(http: httpx.AsyncClient) -> None
     assert of_chat.json() == {"object": "response.input_tokens", "input_tokens": 5}
 
 
+async def test_counting_has_the_clients_words_for_what_is_wrong(http: httpx.AsyncClient) -> None:
+    wrong = await ask(http, "/v1/messages/count_tokens", max_tokens=None, tools=[TOOL, TOOL])
+    assert wrong.json()["error"]["message"].startswith("tools[1].name: ")
+
+
 async def test_counting_needs_no_engine(engine: FakeEngine, http: httpx.AsyncClient) -> None:
     engine.told = msgspec.structs.replace(READY, state=EngineState.RESTARTING)
     answer = await ask(http, "/v1/messages/count_tokens", max_tokens=None)
@@ -237,6 +243,19 @@ async def test_wrong_requests(http: httpx.AsyncClient, fields: dict[str, object]
     error = messages_error_of(answer)
     assert (answer.status_code, error["type"]) == (400, "invalid_request_error")
     assert says in str(error["message"])
+
+
+async def test_wishes_about_thoughts_are_named_as_the_client_has_written_them(
+    http: httpx.AsyncClient,
+) -> None:
+    thinking = {"type": "enabled", "budget_tokens": 1024}
+    answer = await ask(http, thinking=thinking, output_config={"effort": "low"})
+    assert answer.headers["x-ignored-parameters"] == "output_config.effort,thinking.budget_tokens"
+
+
+async def test_answers_may_be_wanted_afresh(http: httpx.AsyncClient) -> None:
+    assert (await ask(http, cache=False)).status_code == 200
+    assert (await ask(http, cache="no")).status_code == 400
 
 
 async def test_a_model_that_there_is_not(http: httpx.AsyncClient) -> None:

@@ -34,7 +34,7 @@ HERMES = ToolCallStyle(TOOL_FORMATS["hermes"], "tool_calls")
 CALL = '<tool_call>\n{"name":"f","arguments":{"a": "é"}}\n</tool_call>'
 USAGE = (
     '"usage":{"input_tokens":%d,"cache_creation_input_tokens":0,"cache_read_input_tokens":%d,'
-    '"output_tokens":%d}'
+    '"output_tokens":%d,"output_tokens_details":{"thinking_tokens":0}}'
 )
 
 
@@ -128,9 +128,10 @@ def stopped(stop_string: str) -> TokenEvent:
 
 
 def test_a_stream_begins_with_the_message_before_there_is_a_token() -> None:
+    usage_so_far = USAGE.partition(',"output_tokens_details')[0] % (3, 0, 0)
     fields = (
         '"message":{"type":"message","id":"c","role":"assistant","model":"m","content":[],"stop_reason":null,'
-        f'"stop_sequence":null,{USAGE % (3, 0, 0)}}}'
+        f'"stop_sequence":null,{usage_so_far}}}}}'
     )
     assert events(stream(call()).begin()).decode() == event("message_start", fields)
 
@@ -222,6 +223,7 @@ def test_the_whole_message() -> None:
             "cache_creation_input_tokens": 0,
             "cache_read_input_tokens": 1,
             "output_tokens": 4,
+            "output_tokens_details": {"thinking_tokens": 0},
         },
     }
 

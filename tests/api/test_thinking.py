@@ -259,6 +259,38 @@ def test_harmony_gives_its_form_in_its_last_channel() -> None:
     assert call.reader().feed(said) == [Reasoning("Hm."), Content("7")]
 
 
+HARMONY = _TURNS + "<|start|>assistant{# <|channel|><|message|> #}"
+
+
+@pytest.mark.parametrize("fields", [{"thinking_budget": 5}, {"stop": ["a"]}])
+def test_a_budget_and_stop_strings_are_for_harmonys_thoughts_before_calls_too(
+    fields: dict[str, object],
+) -> None:
+    call = asked(HARMONY, form="harmony", tools=TOOLS, **fields)
+    assert text(thoughts(call).opening) == "<|channel|>analysis<|message|>"
+    assert thoughts(call).budget == fields.get("thinking_budget")
+    assert text(constraint(call).opening) == "<|start|>assistant"
+    assert constraint(asked(HARMONY, form="harmony", tools=TOOLS)).thinking is None
+
+
+@pytest.mark.parametrize("tools", [None, TOOLS])
+def test_harmonys_thoughts_go_on_where_the_prompt_has_begun_them(tools: object) -> None:
+    begun = {"role": "assistant", "reasoning_content": "Hm"}
+    user = {"role": "user", "content": "a"}
+    call = asked(HARMONY, form="harmony", tools=tools, messages=[user, begun])
+    assert prompt(call).endswith("<|start|>assistant<|channel|>analysis<|message|>\nHm")
+    said = "m.<|end|><|start|>assistant<|channel|>final<|message|>7"
+    assert call.reader().feed(said) == [Reasoning("m."), Content("7")]
+    if tools is not None:
+        assert (thoughts(call).begin, thoughts(call).end) == ("", "<|end|>")
+
+
+def test_an_answer_of_harmony_that_has_begun_stands_in_its_last_channel() -> None:
+    begun = {"role": "assistant", "content": "Hel"}
+    call = asked(HARMONY, messages=[{"role": "user", "content": "a"}, begun])
+    assert prompt(call).endswith("<|start|>assistant<|channel|>final<|message|>Hel")
+
+
 def test_harmony_cannot_do_without_thoughts() -> None:
     """It thinks as little as it can."""
     harmony = _TURNS + "{{ reasoning_effort }}<|start|>assistant{# <|channel|><|message|> #}"

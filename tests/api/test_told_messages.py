@@ -259,10 +259,12 @@ def test_who_only_counts_names_no_limit() -> None:
         ),
         ({"thinking": {"type": "disabled"}, "output_config": {"effort": "low"}}, {"enable_thinking": False}),
         ({"output_config": {"effort": "low"}}, {"reasoning_effort": "low"}),
+        ({"thinking": {"type": "adaptive", "display": "omitted"}}, {"include_reasoning": False}),
+        ({"thinking": {"type": "adaptive", "display": "summarized"}}, {}),
         ({}, {}),
     ],
 )
 def test_how_long_to_think(fields: Json, said: Json) -> None:
     told = read(**fields).model_dump(exclude_none=True)
-    names = ("enable_thinking", "thinking_budget", "reasoning_effort")
+    names = ("enable_thinking", "thinking_budget", "reasoning_effort", "include_reasoning")
     assert {name: told[name] for name in names if name in told} == said

@@ -36,6 +36,7 @@ STORIES = [
     ("think", BEFORE, "Yes, <think>a</think>", "", "Yes, <think>a</think>"),
     ("think", BEFORE, "  <thin", "", "  <thin"),
     ("think", BEFORE, " \n", "", " \n"),
+    ("think", BEFORE, "\u3000<think>a</think>", "", "\u3000<think>a</think>"),
     ("think", WITHIN, "Hm. </thi </think>\n\nYes </think>.", "Hm. </thi", "Yes </think>."),
     ("think", WITHIN, "\nI wonder ", "I wonder", ""),
     ("think", WITHIN, "I wonder </th", "I wonder </th", ""),

@@ -123,6 +123,8 @@ class CallThinking(msgspec.Struct, frozen=True):
             reader = ThinkingReader(self.form, self.stage, answer)
         elif isinstance(answer, TextReader):
             reader = HarmonyReader()
+        if self.form.has_channels and self.stage is Stage.WITHIN:
+            reader.feed(self.form.begin)  # the prompt has it already
         return SilentReader(reader) if self.is_hidden else reader
 
     @property

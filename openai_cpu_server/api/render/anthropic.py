@@ -9,6 +9,7 @@ from typing import Union
 
 import msgspec
 import pydantic_core
+from msgspec import UNSET, UnsetType
 
 from openai_cpu_server.api.calls.call import Call
 from openai_cpu_server.api.error_shapes import streamed_error
@@ -58,6 +59,10 @@ class MessageToolUse(msgspec.Struct, frozen=True, tag_field="type", tag="tool_us
 MessageBlock = Union[MessageText, MessageThinking, MessageToolUse]
 
 
+class OutputDetails(msgspec.Struct, frozen=True):
+    thinking_tokens: int
+
+
 class MessagesUsage(msgspec.Struct, frozen=True, kw_only=True):
     input_tokens: int
     """Without those that were found in the prefix cache."""
@@ -65,6 +70,8 @@ class MessagesUsage(msgspec.Struct, frozen=True, kw_only=True):
     """Every prompt is kept, and nobody pays for that."""
     cache_read_input_tokens: int
     output_tokens: int
+    output_tokens_details: Union[OutputDetails, UnsetType] = UNSET
+    """Unset at a stream's beginning, where there is no output."""
 
     @classmethod
     def of(cls, usage: Usage) -> MessagesUsage:
@@ -73,6 +80,7 @@ class MessagesUsage(msgspec.Struct, frozen=True, kw_only=True):
             input_tokens=usage.prompt_tokens - cached,
             cache_read_input_tokens=cached,
             output_tokens=usage.completion_tokens,
+            output_tokens_details=OutputDetails(usage.completion_tokens_details.reasoning_tokens),
         )
 
 

@@ -17,7 +17,6 @@ from openai_cpu_server.api.resolve.output import Output, ToolOutputs, of_answer
 from openai_cpu_server.api.resolve.thinking import (
     ThinkingOutputs,
     ThinkingPlan,
-    Wish,
     thinking_plan,
     thinking_wish,
 )
@@ -29,6 +28,8 @@ from openai_cpu_server.models.chat_prompts import NOTHING, ChatPrompt
 from openai_cpu_server.models.served import ServedModel
 from openai_cpu_server.models.written import Written
 
+UNCHANGED: Mapping[str, str] = {}
+
 
 def resolve_chat(
     body: ChatBody,
@@ -36,10 +37,11 @@ def resolve_chat(
     *,
     id_prefix: str,
     prompt_param: str = "messages",
+    names: Mapping[str, str] = UNCHANGED,
     written: Written = NOTHING,
 ) -> Call:
-    """`prompt_param`: the field that is named when the prompt is too long. `written`: what the model wrote
-    for some messages."""
+    """`prompt_param`: the field that is named when the prompt is too long. `names`: what the client calls
+    fields that it has not written as a chat has them. `written`: what the model wrote for some messages."""
     logprobs, plan, model = _logprobs(body), tool_plan(body), asking.chosen.model
     output = _output(body, plan, model)
     wish = thinking_wish(body)
@@ -54,7 +56,7 @@ def resolve_chat(
     return resolve_call(
         body,
         [Prompt(prompt.tokens, turn=turn)],
-        _with_ignored(asking, wish),
+        _with_ignored(asking, [names.get(name, name) for name in wish.said]),
         output,
         id_prefix=id_prefix,
         prompt_param=prompt_param,
@@ -63,11 +65,11 @@ def resolve_chat(
     )
 
 
-def _with_ignored(asking: Asking, wish: Wish) -> Asking:
+def _with_ignored(asking: Asking, said: Sequence[str]) -> Asking:
     """A model that does not think leaves out what is said about that."""
-    if asking.chosen.model.thinking is not None or not wish.said:
+    if asking.chosen.model.thinking is not None or not said:
         return asking
-    ignored = Ignored((*asking.ignored.names, *wish.said))
+    ignored = Ignored((*asking.ignored.names, *said))
     return msgspec.structs.replace(asking, ignored=ignored)
 
 

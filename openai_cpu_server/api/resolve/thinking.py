@@ -126,25 +126,25 @@ class ThinkingOutputs:
         shown = CallThinking(form, prompt.stage, plan.is_hidden)
         output = msgspec.structs.replace(output, thinking=shown, shows_marks=self._has_silent_marks())
         constraint = output.constraint or Constraint()
-        if constraint.grammar is None:
-            if plan.budget is None and not has_stop:
-                return output
-        elif form.has_channels and output.tool_calls is not None:
-            # The grammars of its tool format tell of thoughts themselves.
+        # The grammars of calls in channels tell of thoughts themselves.
+        knows_thoughts = form.has_channels and output.tool_calls is not None
+        goes_on = knows_thoughts and prompt.stage is Stage.WITHIN
+        is_all_told = constraint.grammar is None or (knows_thoughts and not goes_on)
+        if is_all_told and plan.budget is None and not has_stop:
             return output
         is_ruled = constraint.grammar is not None and not constraint.triggers
         always = bool(form.efforts)
         is_sure = prompt.stage is Stage.WITHIN or plan.is_on is True or prompt.wants_thoughts or always
         if is_ruled and not is_sure:
             return output
-        answer_begin = form.answer_begin if output.tool_calls is None else ""
+        answer_begin = form.answer_begin if output.tool_calls is None else form.turn_begin
         shaped = self._constraint(constraint, plan, prompt.stage, answer_begin)
         return msgspec.structs.replace(output, constraint=shaped)
 
     def _constraint(
         self, constraint: Constraint, plan: ThinkingPlan, stage: Stage, answer_begin: str
     ) -> Constraint:
-        """`answer_begin`: the mark of an answer that is no call."""
+        """`answer_begin`: the mark behind those of the thoughts."""
         form = self._form
         is_ruled = constraint.grammar is not None and not constraint.triggers
         is_open = stage is Stage.WITHIN

@@ -80,6 +80,7 @@ def told_as_chat(body: MessagesBody) -> ToldBody:
             "top_p": body.top_p,
             "top_k": body.top_k,
             "user": body.metadata.user_id if body.metadata else None,
+            "cache": body.cache,
         }
     )
 
@@ -143,12 +144,15 @@ def _thinking(body: CountBody) -> dict[str, object]:
     """How hard to try is about thoughts here, so it says nothing where there are to be none."""
     effort = body.output_config.effort if body.output_config else None
     efforts: dict[str, object] = {"reasoning_effort": _EFFORTS.get(effort, effort)} if effort else {}
-    if body.thinking is None or body.thinking.type not in _SWITCHES:
+    if body.thinking is None:
         return efforts
+    shown: dict[str, object] = {"include_reasoning": False} if body.thinking.display == "omitted" else {}
+    if body.thinking.type not in _SWITCHES:
+        return {**efforts, **shown}
     is_on = _SWITCHES[body.thinking.type]
     if not is_on:
         return {"enable_thinking": False}
-    return {**efforts, "enable_thinking": True, "thinking_budget": body.thinking.budget_tokens}
+    return {**efforts, **shown, "enable_thinking": True, "thinking_budget": body.thinking.budget_tokens}
 
 
 def _names_of_tools(indexes: Sequence[int]) -> dict[str, str]:

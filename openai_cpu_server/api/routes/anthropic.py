@@ -6,9 +6,9 @@ from typing import TypeVar
 
 import msgspec
 
-from openai_cpu_server.api.calls.call import Asking, Call
+from openai_cpu_server.api.calls.call import Asking, Call, Prompt
 from openai_cpu_server.api.render.anthropic import MessagesRenderer
-from openai_cpu_server.api.resolve.chat import resolve_chat
+from openai_cpu_server.api.resolve.chat import chat_prompt, resolve_chat
 from openai_cpu_server.api.resolve.told_messages import (
     ToldBody,
     in_their_words,
@@ -19,6 +19,7 @@ from openai_cpu_server.api.resolve.told_messages import (
 from openai_cpu_server.api.schemas.anthropic import CountBody, MessagesBody
 from openai_cpu_server.api.schemas.parse import MOST_NAMED, Ignored, parse
 from openai_cpu_server.errors import InvalidRequest
+from openai_cpu_server.models.served import ServedModel
 
 B = TypeVar("B", bound=CountBody)
 
@@ -34,7 +35,7 @@ class MessagesFamily:
         """Clients name the most that any model could write, so what the context leaves is enough."""
         open_ended = body.model_copy(update={"max_tokens": None})
         try:
-            call = resolve_chat(open_ended, asking, id_prefix="msg_")
+            call = resolve_chat(open_ended, asking, id_prefix="msg_", names=body.names)
         except InvalidRequest as error:
             raise in_their_words(error, body.names) from None
         assert body.max_tokens is not None, "the schema demands it"
@@ -49,6 +50,12 @@ class MessagesCounting:
     def read(self, data: bytes, *, lenient: bool) -> tuple[ToldBody, Ignored]:
         body, ignored = _read(CountBody, data, lenient=lenient)
         return prompt_as_chat(body), ignored
+
+    def prompt(self, body: ToldBody, model: ServedModel) -> Prompt:
+        try:
+            return chat_prompt(body, model)
+        except InvalidRequest as error:
+            raise in_their_words(error, body.names) from None
 
     def told(self, num_tokens: int) -> TokensCounted:
         return TokensCounted(num_tokens)

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import Protocol
+from typing import Generic, Protocol, TypeVar
 
 import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
 from openai_cpu_server.api.access.identity import identity_of
+from openai_cpu_server.api.calls.call import Prompt
 from openai_cpu_server.api.offload import off_loop
 from openai_cpu_server.api.resolve.chat import chat_prompt
 from openai_cpu_server.api.routes.models import json_response
@@ -19,6 +20,8 @@ from openai_cpu_server.models.abilities import Ability, choose_able
 from openai_cpu_server.models.registry import ModelRegistry
 from openai_cpu_server.models.served import ServedModel
 
+F = TypeVar("F", bound=ChatBody)
+
 
 class InputTokens(msgspec.Struct, frozen=True, kw_only=True):
     """OpenAI's answer of `/v1/responses/input_tokens`, and llama-server's of the one for chat."""
@@ -27,9 +30,13 @@ class InputTokens(msgspec.Struct, frozen=True, kw_only=True):
     input_tokens: int
 
 
-class CountedFamily(Protocol):
-    def read(self, data: bytes, *, lenient: bool) -> tuple[ChatBody, Ignored]:
+class CountedFamily(Protocol[F]):
+    def read(self, data: bytes, *, lenient: bool) -> tuple[F, Ignored]:
         """The body, told as a chat's, and what of it is left out. Raises InvalidRequest."""
+        ...
+
+    def prompt(self, body: F, model: ServedModel) -> Prompt:
+        """Raises InvalidRequest, TemplateFailed."""
         ...
 
     def told(self, num_tokens: int) -> msgspec.Struct: ...
@@ -41,14 +48,17 @@ class ChatCounting:
     def read(self, data: bytes, *, lenient: bool) -> tuple[ChatBody, Ignored]:
         return parse(ChatBody, data, lenient=lenient)
 
+    def prompt(self, body: ChatBody, model: ServedModel) -> Prompt:
+        return chat_prompt(body, model)
+
     def told(self, num_tokens: int) -> InputTokens:
         return InputTokens(input_tokens=num_tokens)
 
 
-class CountRoute:
+class CountRoute(Generic[F]):
     """It needs no engine: template and vocabulary are in this process."""
 
-    def __init__(self, family: CountedFamily, models: ModelRegistry, *, lenient: bool) -> None:
+    def __init__(self, family: CountedFamily[F], models: ModelRegistry, *, lenient: bool) -> None:
         self._family = family
         self._models = models
         self._lenient = lenient
@@ -57,7 +67,7 @@ class CountRoute:
         data = await request.body()
         body, ignored = await off_loop(len(data), partial(self._family.read, data, lenient=self._lenient))
         model = self._model(body.model, request)
-        prompt = await off_loop(len(data), partial(chat_prompt, body, model))
+        prompt = await off_loop(len(data), partial(self._family.prompt, body, model))
         return json_response(self._family.told(len(prompt.tokens)), headers=ignored.headers)
 
     def _model(self, name: str | None, request: Request) -> ServedModel:

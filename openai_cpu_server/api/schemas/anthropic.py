@@ -189,6 +189,8 @@ class Metadata(Open):
 class Thinking(Open):
     type: Literal["enabled", "adaptive", "between_tools", "disabled"]
     budget_tokens: Annotated[int, Field(ge=1)] | None = None
+    display: Literal["summarized", "omitted"] | None = None
+    """`omitted`: the model thinks, and the answer does not tell what."""
 
 
 class OutputFormat(Open):
@@ -210,6 +212,7 @@ _ANSWERING = (
     "top_k",
     "metadata",
     "service_tier",
+    "cache",
 )
 
 
@@ -242,3 +245,5 @@ class MessagesBody(CountBody):
     metadata: Metadata | None = None
     service_tier: Literal["auto", "standard_only"] | None = None
     """There is one tier; the header `X-Priority` says what is urgent."""
+    cache: bool | None = None
+    """Ours. `false`: neither answer from the cache of answers nor keep this answer there."""

@@ -19,6 +19,10 @@ class ReasoningFormat:
     """A chat template that has all of these teaches the format."""
     answer_begin: str = ""
     """A mark between `end` and the answer."""
+    answer_alone: str = ""
+    """The mark of an answer without thoughts before it."""
+    turn_begin: str = ""
+    """What stands between `end` and anything else that follows, such as calls."""
     answer_end: str = ""
     gap: str = "\n\n"
     """What a model is used to write between the marks and the answer."""
@@ -41,6 +45,8 @@ _ALL = (
         "<|end|>",
         signs=("<|channel|>", "<|message|>"),
         answer_begin="<|start|>assistant<|channel|>final<|message|>",
+        answer_alone="<|channel|>final<|message|>",
+        turn_begin="<|start|>assistant",
         gap="",
         efforts=("low", "medium", "high"),
         has_channels=True,

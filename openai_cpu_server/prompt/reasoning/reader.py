@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import string
 from collections.abc import Callable
 
 from openai_cpu_server.prompt.reasoning.formats import ReasoningFormat
 from openai_cpu_server.prompt.reasoning.stage import Stage
 from openai_cpu_server.prompt.tool_formats import OutputReader, Part, Reasoning
+
+_BLANKS = string.whitespace
+"""What may stand before the thoughts: the same as for `contract.thinking.Thoughts`, which reads bytes."""
 
 
 class ThinkingReader:
@@ -48,7 +52,7 @@ class ThinkingReader:
         return [*self._answer.feed("" if is_mark else held), *self._answer.finish()]
 
     def _before(self, text: str) -> list[Part]:
-        head, begin = text.lstrip(), self._form.begin
+        head, begin = text.lstrip(_BLANKS), self._form.begin
         if head.startswith(begin):
             return self._go_on(self._within, head[len(begin) :])
         if begin.startswith(head):

@@ -32,7 +32,7 @@ def begun_answer(stage: Stage, reasoning: str, content: str, form: ReasoningForm
     if form.begin in content or form.end in content:  # whoever writes the marks knows what they do
         return content
     if not reasoning and (not content or stage is not Stage.WITHIN):
-        return content
+        return form.answer_alone + content if content and stage is Stage.BEFORE else content
     opening = "" if stage is Stage.WITHIN else f"{form.begin}\n"
     if not content:
         return opening + reasoning

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import msgspec
-
 from openai_cpu_server.api.calls.call import Asking, Call
 from openai_cpu_server.api.resolve.call import fingerprint
 from openai_cpu_server.api.resolve.chat import chat_prompt, resolve_chat
@@ -13,7 +11,6 @@ from openai_cpu_server.api.resolve.responses.chat import Turn, chat_body, is_too
 from openai_cpu_server.api.resolve.responses.conversation import Told
 from openai_cpu_server.api.resolve.responses.fitting import fitted
 from openai_cpu_server.api.schemas.chat import ChatBody
-from openai_cpu_server.api.schemas.parse import IGNORED
 from openai_cpu_server.contract.model_info import ModelInfo
 from openai_cpu_server.errors import ServerError
 from openai_cpu_server.models.written import Written
@@ -21,6 +18,7 @@ from openai_cpu_server.models.written import Written
 _ROOM = 1024
 """So many tokens stay free for an answer of no given length, or a quarter of the context."""
 ID_PREFIX = "resp_"
+_NAMES = {"reasoning_effort": "reasoning.effort"}
 
 
 def vocabulary(info: ModelInfo) -> str:
@@ -49,11 +47,9 @@ def prompt_tokens(turn: Turn, told: Sequence[Told], asking: Asking) -> int:
 
 def _resolved(told: Sequence[Told], body: ChatBody, asking: Asking) -> Call:
     written = _written(told, asking.info)
-    call = resolve_chat(body, asking, id_prefix=ID_PREFIX, prompt_param="input", written=written)
-    if (ignored := call.headers.get(IGNORED)) is None:
-        return call
-    named = ignored.replace("reasoning_effort", "reasoning.effort")
-    return msgspec.structs.replace(call, headers={**call.headers, IGNORED: named})
+    return resolve_chat(
+        body, asking, id_prefix=ID_PREFIX, prompt_param="input", names=_NAMES, written=written
+    )
 
 
 def _fits(turn: Turn, told: Sequence[Told], asking: Asking) -> bool:
