@@ -88,6 +88,18 @@ async def test_a_wrong_message_is_refused_and_the_next_one_is_served(message: ob
         await until(socket, "response.completed")
 
 
+async def test_signs_of_life_may_be_switched_off() -> None:
+    engine = FakeEngine(says="Hello")
+    engine.goes_on.clear()
+    async with socket_of(api(engine, msgspec.structs.replace(OPTIONS, keep_alive_s=0))) as socket:
+        socket.send(CREATE)
+        await socket.next()
+        await anyio.sleep(0.1)  # signs without a pause would be thousands by now
+        engine.goes_on.set()
+        found = await until(socket, "response.completed")
+    assert sum(event["type"] == "response.in_progress" for event in found) <= 1
+
+
 async def test_who_waits_sees_that_it_lives() -> None:
     engine = FakeEngine(says="Hello")
     engine.goes_on.clear()

@@ -18,14 +18,15 @@ async def alive(
     """What is told, and where nothing comes for so long, that it lives.
 
     They stand among the events, and not beside them as keep-alive comments do, for they are numbered.
+    `every_s`: 0 is never, as with comments.
     """
-    wait_s = min(first_s, every_s)
+    wait_s = min(first_s, every_s) or None
     async with aclosing(told):
         while stream.is_silent:
             coming = asyncio.ensure_future(anext(told, None))
             try:
                 while not (await asyncio.wait({coming}, timeout=wait_s))[0]:
-                    wait_s = every_s
+                    wait_s = every_s or None
                     yield stream.lives()
             finally:
                 await _left(coming)
