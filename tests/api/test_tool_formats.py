@@ -163,7 +163,9 @@ CONTROL = (
 )
 TAUGHT, PLAIN = Follower(CONTROL), Follower()
 """A vocabulary with each family's control tokens, and one to which they are text."""
-BOTH = pytest.mark.parametrize("follower", [TAUGHT, PLAIN], ids=["control", "text"])
+BOTH = pytest.mark.parametrize(
+    "follower", [pytest.param(TAUGHT, id="control"), pytest.param(PLAIN, id="text", marks=pytest.mark.slow)]
+)
 
 
 def asked(form: str, follower: Follower = TAUGHT, **fields: object) -> Call:

@@ -81,7 +81,7 @@ def test_hostile_grammars_are_translated_within_the_limit_or_refused(name):
         assert REFUSED.get(name, "") in reason
 
 
-@pytest.mark.thorough
+@pytest.mark.slow  # tracing memory takes several times as long as the work
 @pytest.mark.parametrize("name", HOSTILE)
 def test_hostile_grammars_cost_little_memory(name):
     tracemalloc.start()

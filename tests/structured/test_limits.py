@@ -110,6 +110,13 @@ HOSTILE = {
 
 
 @pytest.mark.parametrize("name", HOSTILE)
+def test_hostile_schemas_come_to_an_end(name):
+    with contextlib.suppress(InvalidRequest):
+        schema_to_gbnf(HOSTILE[name])
+
+
+@pytest.mark.slow  # tracing memory takes several times as long as the work
+@pytest.mark.parametrize("name", HOSTILE)
 def test_hostile_schemas_cost_little(name):
     """The measure here is memory; work is bounded by counts, and a runaway meets the time limit of tests."""
     schema = HOSTILE[name]

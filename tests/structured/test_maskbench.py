@@ -46,7 +46,9 @@ def test_the_bench_counts_what_happens(bench):
 
 
 @pytest.mark.skipif(not DATA.exists(), reason="the cases are not beside this checkout")
-@pytest.mark.parametrize(("order", "least_passed"), [("schema", 0.92), ("any", 0.95)])
+@pytest.mark.parametrize(
+    ("order", "least_passed"), [pytest.param("schema", 0.92, marks=pytest.mark.slow), ("any", 0.95)]
+)
 def test_a_sample_of_real_schemas(bench, order, least_passed):
     cases = bench["read_cases"](DATA)[::5]
     run = bench["Bench"](

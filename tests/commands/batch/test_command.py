@@ -75,7 +75,7 @@ def test_rows_that_fail_have_a_file_and_an_exit_code(tmp_path: Path) -> None:
     assert "4 of 5 rows" in done.stderr
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
+@pytest.mark.parametrize("number", [pytest.param(signal.SIGINT, marks=pytest.mark.slow), signal.SIGKILL])
 def test_an_interrupted_run_goes_on(tmp_path: Path, number: signal.Signals) -> None:
     write_rows(tmp_path / "in.jsonl", 60, max_tokens=20)
     process = subprocess.Popen(
