@@ -218,8 +218,12 @@ class Fleet:
                 if house.kept.is_in_memory or stamp in (None, house.stamp, seen.get(house.plan.name)):
                     continue
                 seen[house.plan.name] = stamp  # what cannot be read now is tried again when it changes again
-                with contextlib.suppress(ModelTooLarge, ModelNotLoaded):
+                try:
                     await self._read_anew(house)
+                except (ServerError, OSError) as error:  # such as a file that goes while it is being read
+                    logger.warning(
+                        "%s: %s has changed, and stays unread: %s", house.plan.name, house.plan.path, error
+                    )
 
     async def _read_anew(self, old: House) -> None:
         async with self._replacing[old.plan.name]:
