@@ -19,6 +19,7 @@ from openai_cpu_server.contract.engine import (
 )
 from openai_cpu_server.contract.messages import ClearCache, KVStats, ModelLoading
 from openai_cpu_server.contract.model_info import ModelInfo, ModelKind
+from openai_cpu_server.contract.replica import Forecast, HeldUpdate
 from openai_cpu_server.contract.request import GenerationRequest, Priority
 from openai_cpu_server.dispatch.embedding import Embedding
 from openai_cpu_server.dispatch.generation import Generation
@@ -208,6 +209,17 @@ class Dispatcher:
     def refuse(self, error: Callable[[], ServerError]) -> None:
         """End all that waits."""
         self._replay.end(error)
+
+    # -- for whoever chooses between several ---------------------------------------------------------------
+
+    @property
+    def forecast(self) -> Forecast | None:
+        """What newcomers may expect; None where `EngineOptions.tells_forecast` is off, or nothing has run."""
+        return self._supervisor.forecast
+
+    def held_since(self, version: int | None) -> HeldUpdate:
+        """What of prompts the engine holds, as it has changed since this version; None: all."""
+        return self._supervisor.held_blocks.since(version)
 
     # -- for whoever runs it -----------------------------------------------------------------------------
 

@@ -31,12 +31,14 @@ from openai_cpu_server.contract.messages import (
     Wants,
 )
 from openai_cpu_server.contract.model_info import ModelInfo
+from openai_cpu_server.contract.replica import Forecast
 from openai_cpu_server.contract.request import Priority
 from openai_cpu_server.dispatch.adapters import AdapterDesk
 from openai_cpu_server.dispatch.child import EngineProcess, resident_bytes
 from openai_cpu_server.dispatch.crashes import CrashRecord
 from openai_cpu_server.dispatch.death import Death, DeathKind
 from openai_cpu_server.dispatch.hang_detector import HangLimits
+from openai_cpu_server.dispatch.held_blocks import HeldBlocks
 from openai_cpu_server.dispatch.memory_killer import MemoryKiller
 from openai_cpu_server.dispatch.observer import NOBODY, EngineObserver
 from openai_cpu_server.dispatch.shared_cores import Partner
@@ -112,6 +114,9 @@ class Supervisor:
         self._info: ModelInfo | None = foretold
         self.kv_stats: KVStats | None = None
         """As of the last step; None while the present process has not made any."""
+        self.forecast: Forecast | None = None
+        """What newcomers may expect, where the options ask for that; None before the first is told."""
+        self.held_blocks = HeldBlocks()
         self.reason: str | None = None
         """Why there is no engine, or none for the moment."""
         self.restarts = 0
@@ -217,7 +222,8 @@ class Supervisor:
             return
         self._is_wanted_again.clear()
         self._move(EngineState.ASLEEP)
-        self.kv_stats, self.reason = None, None
+        self._forget_process()
+        self.reason = None
         if self._process is not None:
             await self._process.close()
         await self._gone.wait()
@@ -337,9 +343,18 @@ class Supervisor:
 
     def _step_done(self, step: StepDone) -> None:
         self.kv_stats = step.kv
+        if step.forecast is not None:
+            self.forecast = step.forecast
+        if step.prefixes is not None:
+            self.held_blocks.heard(step.prefixes)
         self._has_advanced = self._has_advanced or bool(step.events) or bool(step.embedded)
         if step.figures is not None:
             self._observer.step_done(step.figures)
+
+    def _forget_process(self) -> None:
+        """What the process has told of itself is not so any more."""
+        self.kv_stats, self.forecast = None, None
+        self.held_blocks.clear()
 
     async def _replace(self, death: Death, clientele: Clientele) -> None:
         """Decide what the death means, and wait before the next start."""
@@ -388,7 +403,7 @@ class Supervisor:
         self.restarts += 1
         self._last_death = (death, self._clock())
         self._observer.engine_died(death.cause)
-        self.kv_stats = None
+        self._forget_process()
         is_kill = death.kind is DeathKind.KILL
         if is_searching or (is_kill and self._has_advanced):
             self._crashes.excuse()
