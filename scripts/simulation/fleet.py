@@ -21,7 +21,7 @@ from simulation.turns import Texts, Turn, prompts, sessions
 _SCALE_S = 2.0
 """How often the autoscaler is asked."""
 _BEAT_S = 2.0
-"""How often a replica is asked, if it has told nothing by itself: a router holds one that is silent for lost."""
+"""How often a replica is asked that tells nothing by itself: a router holds a silent one for lost."""
 
 
 @dataclass(frozen=True)
