@@ -50,6 +50,8 @@ class Plan:
     faults: tuple[Fault, ...] = ()
     autoscale: AutoscaleOptions | None = None
     options: EngineOptions = field(default_factory=lambda: EngineOptions(model_path=""))
+    until_s: float = float("inf")
+    """When it ends, whatever still runs then."""
     seed: int = 1
 
 
@@ -108,7 +110,7 @@ class _Simulation:
             self._at(fault.at_s, lambda fault=fault: self._strike(fault))
         if self._scaler:
             self._at(0.0, self._scale)
-        while self._events and self._num_open:
+        while self._events and self._num_open and self._events[0][0] <= self._plan.until_s:
             self._now_s, _, happen = heapq.heappop(self._events)
             happen()
         self.outcome.seconds = self._now_s

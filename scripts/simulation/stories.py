@@ -52,6 +52,7 @@ def sizes(curve: CostCurve, counts: Sequence[int], seconds: float, seed: int) ->
             # A router for 100 replicas: there are several in front of more, which know of each other nothing.
             num_routers=max(1, count // 100),
             news_s=0.25 if count < 1000 else 1.0,
+            until_s=seconds,
             seed=seed,
         )
         yield from compared(plan, turns)
