@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Sequence
 
 from openai_cpu_server.contract.replica import HeldUpdate
@@ -24,9 +25,13 @@ class PrefixIndex:
         """By block, until when each replica is thought to hold it."""
         self._held: dict[str, set[int]] = {}
         """By replica, all its blocks in `_holders`."""
+        self._guesses: deque[tuple[float, str, Sequence[int]]] = deque()
+        """When each was made, about whom, and which blocks; the oldest first."""
 
     def sent(self, replica: str, blocks: Sequence[int], now_s: float) -> None:
         """A prompt with these blocks was sent to the replica, which will hold them."""
+        self._expire(now_s)
+        self._guesses.append((now_s, replica, blocks))
         held = self._held.setdefault(replica, set())
         for block in blocks:
             holders = self._holders.setdefault(block, {})
@@ -48,11 +53,6 @@ class PrefixIndex:
         self._drop(replica, list(self._held.get(replica, ())))
         self._held.pop(replica, None)
 
-    def expire(self, now_s: float) -> None:
-        """Forget old guesses. It looks at everything: once in a minute is often enough."""
-        for replica, held in self._held.items():
-            self._drop(replica, [block for block in held if self._holders[block][replica] < now_s])
-
     def num_held(self, replica: str, blocks: Sequence[int], now_s: float) -> int:
         """How many of the first blocks the replica holds. Who holds a block holds those before it."""
         low, high = 0, len(blocks)
@@ -69,6 +69,13 @@ class PrefixIndex:
             middle = (low + high + 1) // 2
             low, high = (middle, high) if self._holders.get(blocks[middle - 1]) else (low, middle - 1)
         return list(self._holders[blocks[low - 1]]) if low else []
+
+    def _expire(self, now_s: float) -> None:
+        """Forget guesses that are old, unless newer ones or the replica itself have said the same."""
+        while self._guesses and self._guesses[0][0] < now_s - _GUESS_S:
+            _, replica, blocks = self._guesses.popleft()
+            old = [b for b in blocks if self._holders.get(b, {}).get(replica, _TOLD) < now_s]
+            self._drop(replica, old)
 
     def _drop(self, replica: str, blocks: Sequence[int]) -> None:
         held = self._held.get(replica, set())

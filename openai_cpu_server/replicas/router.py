@@ -29,8 +29,6 @@ replica's. With 64 they fall to 0.934.
 """
 _STALE_S = 5.0
 """A replica that was silent for so long is chosen only where no other is: it may be cut off."""
-_EXPIRE_S = 60.0
-"""How often old guesses of the index are looked for."""
 _UNKNOWN = Forecast(token_ms=1.0)
 """Before any replica has told what a token takes: then the one is chosen that has got the fewest."""
 
@@ -54,7 +52,6 @@ class Router:
         """By request, its replica."""
         self._typical = _UNKNOWN
         """The last forecast that any replica has told, without its work: what is expected of a new one."""
-        self._expired_s = 0.0
 
     # -- what happens ------------------------------------------------------------------------------------
 
@@ -82,9 +79,6 @@ class Router:
 
     def sent(self, wanted: Wanted, choice: Choice, now_s: float) -> None:
         """The request was sent to the replica that was chosen."""
-        if now_s - self._expired_s > _EXPIRE_S:
-            self._index.expire(now_s)
-            self._expired_s = now_s
         self.ended(wanted.id)
         load = self._loads.get(choice.replica)
         if load is None:

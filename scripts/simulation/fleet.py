@@ -175,6 +175,8 @@ class _Simulation:
             replica.interrupt(self._now_s)
         if not replica.is_computing:
             self._begin_step(replica)
+        elif replica.is_striding:
+            self._end_at(replica, replica.cut(self._now_s))
 
     def _move(self, live: Live, lost: str) -> None:
         """Send a request whose replica is lost to another."""
@@ -188,8 +190,11 @@ class _Simulation:
     # -- steps -------------------------------------------------------------------------------------------
 
     def _begin_step(self, replica: SimReplica) -> None:
+        self._end_at(replica, replica.begin_step(self._now_s))
+
+    def _end_at(self, replica: SimReplica, when_s: float) -> None:
         epoch = self._epochs[replica.name] = self._epochs.get(replica.name, 0) + 1
-        self._at(replica.begin_step(self._now_s), lambda: self._end_step(replica, epoch))
+        self._at(when_s, lambda: self._end_step(replica, epoch))
 
     def _end_step(self, replica: SimReplica, epoch: int) -> None:
         if replica.name not in self._replicas or self._epochs[replica.name] != epoch:

@@ -19,6 +19,7 @@ from openai_cpu_server.scheduler.kv_ledger import KVLedger
 from openai_cpu_server.scheduler.policy import PriorityPolicy
 from openai_cpu_server.scheduler.prefix_cache import Journal, PrefixCache
 from openai_cpu_server.scheduler.scheduler import Limits, Scheduler
+from openai_cpu_server.scheduler.sequence import Sequence
 
 _STEP_TOKENS = 256
 _SAMPLES = [Sample(token) for token in range(256)]
@@ -37,6 +38,9 @@ class Machine:
     """How much steps of one size differ (standard deviation of the logarithm)."""
     load_s: float = 20.0
     """From its start to its first step."""
+    stride: int = 16
+    """So many steps are simulated as one at most, where all sequences only decode and nobody waits. It ends
+    with the step in which a newcomer comes. 1: each for itself."""
 
 
 @dataclass(eq=False)
@@ -80,9 +84,10 @@ class SimReplica:
         self._noise = Random(seed)
         self._journal = Journal()
         self._version = 0
+        self._ledger = KVLedger(machine.kv_tokens // POOL_BLOCK_TOKENS, POOL_BLOCK_TOKENS)
         self._scheduler = Scheduler(
             limits=Limits(machine.num_slots, _STEP_TOKENS, _STEP_TOKENS),
-            ledger=KVLedger(machine.kv_tokens // POOL_BLOCK_TOKENS, POOL_BLOCK_TOKENS),
+            ledger=self._ledger,
             cache=PrefixCache(machine.cache_blocks, journal=self._journal),
             cost=CostModel(machine.curve),
             options=step_options(options),
@@ -90,6 +95,9 @@ class SimReplica:
         )
         self._step: Step | None = None
         self._elapsed_ms = 0.0
+        """Of one step."""
+        self._num_steps = 1
+        """How many like it are simulated at once."""
         self._preempt_ms = options.preempt_threshold_ms
         self._began_s = self._ends_s = 0.0
         self._was_interrupted = False
@@ -130,21 +138,35 @@ class SimReplica:
         self._elapsed_ms = computing_ms * math.exp(self._noise.gauss(0, self._machine.noise))
         self._elapsed_ms += self._copying.predict_ms(step.verbs)
         self._step, self._began_s = step, now_s
-        self._ends_s = now_s + self._elapsed_ms / 1000
+        self._num_steps = self._stride(step)
+        self._ends_s = now_s + self._num_steps * self._elapsed_ms / 1000
         return self._ends_s
+
+    def cut(self, now_s: float) -> float:
+        """Somebody has come: what runs ends with the step that runs now. Returns when that is."""
+        passed = math.ceil(1000 * (now_s - self._began_s) / max(self._elapsed_ms, 1e-9))
+        self._num_steps = min(self._num_steps, max(1, passed))
+        self._ends_s = self._began_s + self._num_steps * self._elapsed_ms / 1000
+        return self._ends_s
+
+    @property
+    def is_striding(self) -> bool:
+        return self._step is not None and self._num_steps > 1
 
     def end_step(self, now_s: float) -> list[Live]:
         """Take over what it computed; returns the requests that have ended with it."""
         assert self._step is not None
         step, self._step, self._was_interrupted = self._step, None, False
-        self.busy_s += self._elapsed_ms / 1000
-        served = {s.slot: self.live[s.request.id] for s in self._scheduler.participants(step)}
+        self.busy_s += self._num_steps * self._elapsed_ms / 1000
+        participants = self._scheduler.participants(step)
+        served = {s.slot: self.live[s.request.id] for s in participants}
         samples = {span.slot: _next(served[span.slot]) for span in step.spans if span.sample}
         result = StepResult(samples=samples, padding=step.padding)
         ended: list[Live] = []
+        first_end_s = now_s - (self._num_steps - 1) * self._elapsed_ms / 1000
         for advance in self._scheduler.apply(step, result, self._elapsed_ms):
             live = self.live[advance.sequence.request.id]
-            _deliver(live, [sample.token for sample in advance.samples], now_s)
+            _deliver(live, [sample.token for sample in advance.samples], first_end_s)
             self.output_tokens += len(advance.samples)
             if advance.sequence.remaining == 0:
                 live.cached_tokens = advance.sequence.cached_tokens or 0
@@ -154,7 +176,35 @@ class SimReplica:
                 del self.live[live.request.id]
                 live.ended_s = now_s
                 ended.append(live)
+        if self._num_steps > 1:
+            self._decode_on(participants, now_s)
         return ended
+
+    def _stride(self, step: Step) -> int:
+        """How many steps in all are like this one, if nobody comes: all that live decode, and none ends."""
+        participants = self._scheduler.participants(step)
+        if len(participants) < len(self.live) or not participants or step.padding:
+            return 1
+        if any(len(span.tokens) > 1 or not span.sample for span in step.spans):
+            return 1
+        most_cells = self._ledger.num_free // len(participants) * self._ledger.block_size
+        return max(1, min(self._machine.stride, most_cells, *(s.remaining - 1 for s in participants)))
+
+    def _decode_on(self, participants: Iterable[Sequence], now_s: float) -> None:
+        """The steps behind the first one: what the scheduler would do with each, without asking it."""
+        num = self._num_steps - 1
+        for sequence in participants:
+            live = self.live.get(sequence.request.id)
+            if live is None:
+                continue
+            coming = live.answer[len(live.output) : len(live.output) + num]
+            sequence.computed += num
+            sequence.tokens += coming
+            self._ledger.grow(sequence.slot, sequence.computed)
+            live.longest_pause_s = max(live.longest_pause_s, self._elapsed_ms / 1000)
+            _deliver(live, coming, now_s)
+            self.output_tokens += num
+            assert sequence.remaining > 0
 
     def report(self, *, with_prefixes: bool) -> ReplicaReport:
         held = None
@@ -175,6 +225,6 @@ def _deliver(live: Live, tokens: Iterable[int], now_s: float) -> None:
         return
     if live.first_s is None:
         live.first_s = now_s
-    else:
+    elif len(live.output) == before + 1:
         live.longest_pause_s = max(live.longest_pause_s, now_s - live.told_s)
     live.told_s = now_s
