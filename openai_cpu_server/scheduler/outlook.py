@@ -60,7 +60,7 @@ def _longer(lengths: Iterable[int], num_output: int) -> list[int]:
     return [length for length in lengths if length > num_output]
 
 
-_READING_TOKENS = 128
+READING_TOKENS = 128
 """The step size by which the price of reading a prompt is estimated: the largest that is always measured."""
 
 
@@ -72,35 +72,60 @@ class Outlook:
     first_token_ms: float
 
 
-def outlook(
-    waiting: Iterable[Sequence],
-    running: Seq[Sequence],
-    cost: StepCost,
-    *,
-    num_slots: int,
-    expected_left: Callable[[Sequence], int],
-    lane: Callable[[Sequence], int],
-) -> list[Outlook]:
-    """The outlooks of `waiting`, who come in their order: each waits for a place, then for the prompts
-    before it and its own.
+class Line:
+    """Those who wait, as they come to the slots one after the other: each waits for a place, then for the
+    prompts before it and its own.
 
     A place is a free slot, one that a sequence of a worse lane holds, or one whose holder has ended.
     """
-    token_ms = cost.predict_ms(_READING_TOKENS) / _READING_TOKENS
-    step_ms = cost.predict_ms(max(len(running), 1))
-    backlog = sum(s.pending for s in running if s.pending > 1)
-    places, best_lane = [0] * num_slots, -1
-    found = []
-    for position, sequence in enumerate(waiting, 1):
-        if lane(sequence) > best_lane:
-            joining = [s for s in running if best_lane < lane(s) <= lane(sequence)]
-            places = _with_taken(places, [max(1, expected_left(s)) for s in joining])
-            best_lane = lane(sequence)
-        start = heapq.heappop(places)
-        heapq.heappush(places, start + max(1, expected_left(sequence)))
-        backlog += sequence.pending
-        found.append(Outlook(sequence, position, start * step_ms + backlog * token_ms))
-    return found
+
+    def __init__(
+        self,
+        running: Seq[Sequence],
+        cost: StepCost,
+        *,
+        num_slots: int,
+        expected_left: Callable[[Sequence], int],
+        lane: Callable[[Sequence], int],
+    ) -> None:
+        self._running = running
+        self._expected_left = expected_left
+        self._lane = lane
+        self._token_ms = cost.predict_ms(READING_TOKENS) / READING_TOKENS
+        self._step_ms = cost.predict_ms(max(len(running), 1))
+        self._backlog = 0
+        """Tokens of prompts that are read before those of whoever comes next."""
+        self._places, self._best_lane = [0] * num_slots, -1
+
+    def enter(self, sequence: Sequence) -> float:
+        """The sequence is the next in the order. Returns when its first token comes, in milliseconds."""
+        self._open(self._lane(sequence))
+        start = heapq.heappop(self._places)
+        heapq.heappush(self._places, start + max(1, self._expected_left(sequence)))
+        self._backlog += sequence.expected_pending
+        return self._ms(start)
+
+    def newcomer_ms(self, lane: int) -> float:
+        """When the first token of one without a prompt would come, behind all who have entered."""
+        self._open(lane)
+        return self._ms(self._places[0])
+
+    def _open(self, lane: int) -> None:
+        """From now on, those of this lane enter: those who run in it keep their places from them."""
+        if lane <= self._best_lane:
+            return
+        joining = [s for s in self._running if self._best_lane < self._lane(s) <= lane]
+        self._places = _with_taken(self._places, [max(1, self._expected_left(s)) for s in joining])
+        self._backlog += sum(s.pending for s in joining if s.pending > 1)
+        self._best_lane = lane
+
+    def _ms(self, start: int) -> float:
+        return start * self._step_ms + self._backlog * self._token_ms
+
+
+def outlook(waiting: Iterable[Sequence], line: Line) -> list[Outlook]:
+    """The outlooks of `waiting`, who come in their order."""
+    return [Outlook(s, position, line.enter(s)) for position, s in enumerate(waiting, 1)]
 
 
 def _with_taken(places: list[int], leaving: list[int]) -> list[int]:

@@ -38,6 +38,7 @@ class RayServer:
         command = [sys.executable, "-m", "openai_cpu_server", "ray", str(config), "--port", str(self.port)]
         command += ["--calibrate", "never", "--model", str(model), "--served-model-name", "chaos", *options]
         self.log = log
+        self.model = model
         self.url = f"http://127.0.0.1:{self.port}"
         self._log = log.open("w")
         self.process = subprocess.Popen(

@@ -10,14 +10,14 @@ from random import Random
 import anyio
 import msgspec
 import pytest
-from openai_cpu_server.contract.prefix import block_hashes
-from openai_cpu_server.contract.replica import HeldUpdate
 
 from openai_cpu_server.contract.adapter import Adapter
 from openai_cpu_server.contract.embedding import EmbedRequest
 from openai_cpu_server.contract.engine import EngineState, LiveRequest, RequestState
 from openai_cpu_server.contract.messages import Cancel, ClearCache, Place
 from openai_cpu_server.contract.model_info import ModelKind
+from openai_cpu_server.contract.prefix import block_hashes
+from openai_cpu_server.contract.replica import HeldUpdate
 from openai_cpu_server.contract.request import GenerationRequest, Priority
 from openai_cpu_server.errors import (
     AdapterFailed,

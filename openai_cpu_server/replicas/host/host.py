@@ -11,6 +11,7 @@ from openai_cpu_server.contract.adapter import Adapter, AdapterState, AdapterSta
 from openai_cpu_server.contract.embedding import EmbedRequest
 from openai_cpu_server.contract.engine import EngineState, EngineStatus, RequestState
 from openai_cpu_server.contract.messages import Cancel, ClearCache, Submit
+from openai_cpu_server.contract.replica import Forecast
 from openai_cpu_server.contract.request import GenerationRequest
 from openai_cpu_server.dispatch.process.supervisor import Supervisor
 from openai_cpu_server.dispatch.requests.live import Live
@@ -61,6 +62,11 @@ class Host:
         return self._supervisor.state
 
     @property
+    def forecast(self) -> Forecast | None:
+        """What newcomers may expect; None: nothing has run."""
+        return self._supervisor.forecast
+
+    @property
     def engine_pid(self) -> int | None:
         return self._supervisor.pid
 
@@ -75,7 +81,8 @@ class Host:
 
     async def run(self) -> None:
         """Load the model and serve, until `close`. A model that cannot be loaded is a state."""
-        self._supervisor.wake()
+        if self._supervisor.state is EngineState.ASLEEP:
+            self._supervisor.wake()
         ticking = asyncio.create_task(self._tick())
         try:
             await self._supervisor.run(self._replay)

@@ -36,6 +36,11 @@ class CpuClaim:
                 os.close(self._locks.pop(cpu))
         return chosen
 
+    def release(self) -> None:
+        """All are free again."""
+        while self._locks:
+            os.close(self._locks.popitem()[1])
+
     def _lock(self, cpu: int) -> None:
         descriptor = os.open(self._folder / f"{cpu}.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import threading
 import time
 from collections.abc import Iterator
@@ -25,7 +26,8 @@ GREEDY = {"temperature": 0.0, "extra_body": {"ignore_eos": True}}
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RayServer]:
     folder = tmp_path_factory.mktemp("ray")
     jobs = f"sqlite:///{folder / 'jobs.db'}"
-    with RayServer(tiny_model_path(), folder / "log.txt", "--jobs-db", jobs) as running:
+    model = shutil.copy(tiny_model_path(), folder / "model.gguf")
+    with RayServer(Path(model), folder / "log.txt", "--jobs-db", jobs) as running:
         yield running
 
 
@@ -36,9 +38,7 @@ def client(server: RayServer) -> Iterator[openai.OpenAI]:
 
 
 def stream(client: openai.OpenAI, prompt: str, tokens: int) -> str:
-    chunks = client.completions.create(
-        model="chaos", prompt=prompt, max_tokens=tokens, stream=True, **GREEDY
-    )
+    chunks = client.completions.create(model="chaos", prompt=prompt, max_tokens=tokens, stream=True, **GREEDY)
     return "".join(chunk.choices[0].text for chunk in chunks if chunk.choices)
 
 
@@ -90,7 +90,9 @@ def test_a_websocket_gets_its_tokens(server: RayServer) -> None:
     assert "response.output_text.delta" in kinds
 
 
-def test_a_batch_runs_once_and_goes_on_after_its_api_replica(server: RayServer, client: openai.OpenAI) -> None:
+def test_a_batch_runs_once_and_goes_on_after_its_api_replica(
+    server: RayServer, client: openai.OpenAI
+) -> None:
     rows = b"".join(
         json.dumps(
             {
@@ -104,9 +106,7 @@ def test_a_batch_runs_once_and_goes_on_after_its_api_replica(server: RayServer, 
         for number in range(300)
     )
     file = client.files.create(file=("rows.jsonl", rows), purpose="batch")
-    batch = client.batches.create(
-        input_file_id=file.id, endpoint="/v1/completions", completion_window="24h"
-    )
+    batch = client.batches.create(input_file_id=file.id, endpoint="/v1/completions", completion_window="24h")
     time.sleep(1.0)
     assert server.kill_api()
     server.wait_until_ready()
@@ -132,10 +132,10 @@ def test_routes_that_speak_of_all_replicas(server: RayServer) -> None:
 
 
 def test_a_replica_that_cannot_load_is_told_and_the_other_serves(
-    tmp_path: Path, server: RayServer, client: openai.OpenAI
+    server: RayServer, client: openai.OpenAI
 ) -> None:
     """The model's file is gone when a killed replica's successor wants to load it."""
-    model = tiny_model_path()
+    model = server.model
     away = model.with_suffix(".away")
     model.rename(away)
     try:
