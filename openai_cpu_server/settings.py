@@ -83,7 +83,8 @@ class WhatToServe(BaseModel):
         {}, description="[aliases] of the TOML file: further names of models, or of other aliases"
     )
     ray: CliSuppress[RayTable] = Field(
-        RayTable(), description="[ray] of the TOML file: replicas on Ray Serve, for `openai-cpu-server ray`"
+        RayTable.model_validate({}),
+        description="[ray] of the TOML file: replicas on Ray Serve, for `openai-cpu-server ray`",
     )
     served_model_name: str | None = Field(
         None, description="name of the only model in the API; default: the alias, or the file's name"

@@ -252,7 +252,9 @@ async def test_a_request_that_replicas_die_of_fails_alone() -> None:
             made.replicas[name].say(News(started=(wire,)))
             made.start(**{f"next{number}": FakeReplica()})
             await settle()
-            made.remove(name).die()
+            made.replicas[name].die()
+            await settle()
+            made.remove(name)
         with pytest.raises(GenerationFailed, match="3 replicas in a row were lost"):
             await asked
         assert len(await made.run_until_done(made.ask(request("b")))) == 1
@@ -365,7 +367,7 @@ async def test_a_full_queue_is_told() -> None:
 
 
 async def test_vectors_go_on_where_a_replica_has_left_off() -> None:
-    info = msgspec.structs.replace(FAKE_INFO, kind=ModelKind.EMBEDS, embedding_size=1)
+    info = msgspec.structs.replace(FAKE_INFO, kind=ModelKind.EMBEDS, embedding_size=1, max_input_tokens=10)
     asked = EmbedRequest(id="e", inputs=((5,), (6,), (7,)))
     async with cluster(2) as made:
         for replica in made.replicas.values():

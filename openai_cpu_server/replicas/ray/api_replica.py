@@ -32,7 +32,9 @@ _MIB = 1024 * 1024
 class ApiReplica:
     """It has no engine of its own, and as little state as can be: the requests that its clients wait for."""
 
-    async def __init__(self, settings: Settings, engines: Mapping[str, DeploymentHandle]) -> None:
+    async def __init__(  # type: ignore[misc]  # Ray Serve awaits it
+        self, settings: Settings, engines: Mapping[str, DeploymentHandle]
+    ) -> None:
         """`engines`: by model. Raises StartupError for a model whose vocabulary cannot be read here."""
         set_up_logs(settings.log_level, settings.log_format)
         self._settings = settings

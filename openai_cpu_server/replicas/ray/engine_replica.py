@@ -33,7 +33,9 @@ class EngineReplica:
     """Of one model. It counts as started when the model is loaded, or cannot be: then it says why, and the
     others serve."""
 
-    async def __init__(self, settings: Settings, model: str) -> None:
+    async def __init__(  # type: ignore[misc]  # Ray Serve awaits it
+        self, settings: Settings, model: str
+    ) -> None:
         set_up_logs(settings.log_level, settings.log_format)
         tune_engines()
         self._settings = settings

@@ -13,7 +13,7 @@ from ray.serve.request_router import PendingRequest, ReplicaID, RequestRouter, R
 from openai_cpu_server.replicas.ray.addressed import Addressed
 
 
-class EngineRequestRouter(RequestRouter):
+class EngineRequestRouter(RequestRouter):  # type: ignore[misc]  # its types are not looked at
     """Calls go to the replica that they name. `replicas.router.Router` has chosen it: by the prefix that it
     holds, its load and what it forecasts, which come to the API replica with the tokens, several times a
     second and without the controller."""
