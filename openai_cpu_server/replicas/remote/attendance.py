@@ -23,8 +23,9 @@ _RENEWALS = 4
 class Listener(Protocol):
     def heard(self, attendance: Attendance, news: News) -> None: ...
 
-    def lost(self, attendance: Attendance, why: str) -> None:
-        """Nothing is heard of the replica any more. Told once, unless we have left."""
+    def lost(self, attendance: Attendance, why: str, *, is_death: bool) -> None:
+        """Nothing is heard of the replica any more. Told once, unless we have left. Else than by a death: it
+        has ended the session."""
         ...
 
 
@@ -72,6 +73,10 @@ class Attendance:
             return self._told_s[num_told]
         return self._clock()
 
+    def leave_in(self, seconds: float) -> None:
+        """Leave later: until then it is told whether the replica dies."""
+        asyncio.get_running_loop().call_later(seconds, self.leave)
+
     def leave(self) -> None:
         """We want nothing more of it."""
         self._is_over = True
@@ -90,7 +95,7 @@ class Attendance:
         except msgspec.DecodeError as error:
             self._lose(f"it sends what cannot be read ({error})")
         else:
-            self._lose("it has ended the session")
+            self._lose("it has ended the session", is_death=False)
 
     async def _tell(self) -> None:
         while True:
@@ -118,9 +123,9 @@ class Attendance:
             self._lose("it has given us up")
         return is_known
 
-    def _lose(self, why: str) -> None:
+    def _lose(self, why: str, *, is_death: bool = True) -> None:
         if self._is_over:
             return
         logger.warning("the replica %s is lost: %s", self.replica, why)
         self.leave()
-        self._listener.lost(self, why)
+        self._listener.lost(self, why, is_death=is_death)

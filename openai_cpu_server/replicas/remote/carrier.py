@@ -35,6 +35,8 @@ Event = TypeVar("Event", TokenEvent, Embedded)
 _MAX_LOSSES = 3
 """A request that so many replicas in a row were lost with, while they computed it and before it had gained
 anything, is taken to be what they die of."""
+_LAST_WORDS_S = 1.0
+"""A replica that is gone may have died: whoever attends it is told why about then."""
 _MOVES_A_REPORT = 8
 _WORTH_MOVING_S = 1.0
 """A request that waits is sent to another replica if that saves so much, and half of what it would wait."""
@@ -153,12 +155,15 @@ class Carrier:
         if news.report is not None:
             self._reported(replica, news.report)
 
-    def lost(self, attendance: Attendance, why: str) -> None:
+    def lost(self, attendance: Attendance, why: str, *, is_death: bool) -> None:
         replica = attendance.replica
-        known = self._replicas.pop(replica)
-        if not known.is_going:
+        known = self._replicas.get(replica)
+        if is_death:
             self.num_lost += 1
             self.last_loss = (f"the replica {replica} was lost: {why}", self._clock())
+        if known is None or known.attendance is not attendance:
+            return  # it was empty
+        del self._replicas[replica]
         self._router.gone(replica)
         for live in self._places.at(replica):
             self._bereave(live, replica, why)
@@ -185,7 +190,7 @@ class Carrier:
                 self._suspend(live)
             self._place_waiting()
         if not self._places.at(name):
-            self._replicas.pop(name).attendance.leave()
+            self._replicas.pop(name).attendance.leave_in(_LAST_WORDS_S)
 
     def _reported(self, replica: str, report: Report) -> None:
         known = self._replicas[replica]
