@@ -26,7 +26,9 @@ class RayTable(BaseModel):
         gt=0,
         description="of each engine replica; a whole number: its threads have as many CPUs for themselves",
     )
-    memory_gb: float | None = Field(None, gt=0, description="of each engine replica; default: not reserved")
+    memory_gb: float | None = Field(
+        None, gt=0, description="of each engine replica; default: nothing is reserved"
+    )
     resources: dict[str, float] = Field(
         {}, description="what else a node must have for an engine replica, by Ray's names"
     )

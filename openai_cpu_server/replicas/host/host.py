@@ -79,6 +79,11 @@ class Host:
     def reason(self) -> str | None:
         return self._supervisor.reason
 
+    @property
+    def num_live(self) -> int:
+        """Requests that it computes, or that wait here."""
+        return self._replay.num_live
+
     async def run(self) -> None:
         """Load the model and serve, until `close`. A model that cannot be loaded is a state."""
         if self._supervisor.state is EngineState.ASLEEP:
