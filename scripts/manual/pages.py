@@ -52,6 +52,10 @@ Linux only.
 """
 
 
+def _tables_of_options() -> str:
+    return option_tables() + model_table() + ray_table() + alias_table()
+
+
 def pages() -> Mapping[str, str]:
     """File name -> text."""
     return {

@@ -94,17 +94,17 @@ async def test_a_crash_of_the_engine_process_is_a_pause_at_its_replica() -> None
 
 async def test_a_request_goes_on_at_another_replica_when_its_own_ends() -> None:
     one = request("a", output=60)
-    async with hosting("step_s=0.01") as first, hosting("step_s=0.01") as second:
-        async with remote(first, second) as engine:
-            await until(engine, EngineState.READY)
-            text, holder = "", None
-            async with engine.generate([one]) as generation:
-                async for event in generation:
-                    text += event.text
-                    if len(text) >= 5 and holder is None:
-                        holder = first if first.num_live else second
-                        await holder.close()
-            assert text == expected_text(one)
+    slow = "step_s=0.01"
+    async with hosting(slow) as first, hosting(slow) as second, remote(first, second) as engine:
+        await until(engine, EngineState.READY)
+        text, holder = "", None
+        async with engine.generate([one]) as generation:
+            async for event in generation:
+                text += event.text
+                if len(text) >= 5 and holder is None:
+                    holder = first if first.num_live else second
+                    await holder.close()
+        assert text == expected_text(one)
 
 
 async def test_an_api_process_that_falls_silent_loses_its_requests_here() -> None:
