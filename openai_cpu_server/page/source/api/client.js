@@ -84,9 +84,12 @@ export async function call(method, path, options) {
   return response.status === 204 ? null : response.json();
 }
 
-/** Server-sent events of a GET: yields {event, data} with `data` as text, until the server or `signal` ends it. */
-export async function* events(path, { signal } = {}) {
-  const response = await request("GET", path, { signal });
+/**
+ * Server-sent events: yields {event, data} with `data` as text, until the server or `signal` ends it.
+ * `comments`: they come too, as the event "comment".
+ */
+export async function* events(path, { method = "GET", body, signal, comments = false } = {}) {
+  const response = await request(method, path, { body, signal });
   const reader = response.body.pipeThrough(new TextDecoderStream()).getReader();
   let held = "";
   try {
@@ -101,7 +104,7 @@ export async function* events(path, { signal } = {}) {
       held = blocks.pop();
       for (const block of blocks) {
         const parsed = event(block);
-        if (parsed) yield parsed;
+        if (parsed && (comments || parsed.event !== "comment")) yield parsed;
       }
     }
   } finally {
@@ -115,6 +118,7 @@ function event(block) {
   for (const line of block.split(/\r?\n/)) {
     if (line.startsWith("event:")) name = line.slice(6).trim();
     else if (line.startsWith("data:")) data.push(line.slice(5).replace(/^ /, ""));
+    else if (line.startsWith(":")) return { event: "comment", data: line.slice(1).trim() };
   }
   return data.length ? { event: name, data: data.join("\n") } : null;
 }
