@@ -8,7 +8,15 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 import pytest
-from playwright.sync_api import Browser, BrowserContext, ConsoleMessage, Page, Request, expect, sync_playwright
+from playwright.sync_api import (
+    Browser,
+    BrowserContext,
+    ConsoleMessage,
+    Page,
+    Request,
+    expect,
+    sync_playwright,
+)
 
 from tests.server import ServerProcess
 
@@ -74,7 +82,9 @@ class Visit:
 
 
 @contextmanager
-def visiting(browser: Browser, server: ServerProcess, *, width: int = 1280, height: int = 800) -> Iterator[Visit]:
+def visiting(
+    browser: Browser, server: ServerProcess, *, width: int = 1280, height: int = 800
+) -> Iterator[Visit]:
     """Asserts at the end that nobody else was asked for anything."""
     context = browser.new_context(viewport={"width": width, "height": height}, reduced_motion="reduce")
     try:
