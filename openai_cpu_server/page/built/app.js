@@ -361,7 +361,7 @@ ${o}`))}var jm=`{
     ${(e==="key"||n&&e===null)&&d`<${Eu} onClose=${()=>t(n?"later":null)} />`}
     ${e==="help"&&d`<${Au} onAbout=${()=>t("about")} onClose=${()=>t(null)} />`}
     ${e==="about"&&d`<${$u} onClose=${()=>t(null)} />`}
-  `}function s0(e){e.preventDefault(),document.getElementById("main").focus()}function a0({name:e}){return e==="control"?d`<${l0} />`:d`<${wu} />`}function l0(){let[e,t]=G(null);return se(()=>{import("./room-LJ3NJ5XU.js").then(n=>t({Component:n.ControlRoom}),()=>t({failed:!0}))},[]),e===null?null:e.failed?d`<${u0} />`:d`<${e.Component} />`}function u0(){return d`<div class="empty">
+  `}function s0(e){e.preventDefault(),document.getElementById("main").focus()}function a0({name:e}){return e==="control"?d`<${l0} />`:d`<${wu} />`}function l0(){let[e,t]=G(null);return se(()=>{import("./room-FYF2WD6X.js").then(n=>t({Component:n.ControlRoom}),()=>t({failed:!0}))},[]),e===null?null:e.failed?d`<${u0} />`:d`<${e.Component} />`}function u0(){return d`<div class="empty">
     <p>This part of the page could not be fetched. The server may be gone, or newer than this page.</p>
     <${U} onClick=${()=>location.reload()}>Load the page again</${U}>
   </div>`}function c0(){return d`<svg viewBox="0 0 32 32" width="22" height="22"><rect width="32" height="32" rx="8" class="mark-ground" />

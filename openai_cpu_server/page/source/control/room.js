@@ -1,3 +1,4 @@
+import "uplot";
 import { html } from "../base/html.js";
 
 /** Helper "control" builds this room. */
