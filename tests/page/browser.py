@@ -54,7 +54,7 @@ def running_browser() -> Iterator[Browser]:
 
 
 class Visit:
-    """Somebody's visit to a server's page. It keeps what the browser complained of, and whom else it asked."""
+    """A visit to a server's page. It keeps what the browser complained of, and whom else it asked."""
 
     def __init__(self, context: BrowserContext, url: str) -> None:
         self.context = context
