@@ -187,6 +187,11 @@ class Supervisor:
         if self._process is not None:
             self._process.send(*commands)
 
+    def request_came(self, priority: Priority) -> None:
+        """A process that loads is in more of a hurry where somebody waits for it."""
+        if self._partner is not None:
+            self._partner.request_came(priority)
+
     async def run(self, clientele: Clientele) -> None:
         """Keep an engine alive until `stop`, unless it sleeps or has failed. Raises `StartupError` if the
         first one cannot start and must."""

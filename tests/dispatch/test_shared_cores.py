@@ -82,6 +82,23 @@ async def test_a_load_is_as_urgent_as_who_waits_for_it() -> None:
     assert a.is_holding
 
 
+async def test_a_load_that_began_as_batch_work_hurries_as_soon_as_somebody_waits_for_it() -> None:
+    cores = SharedCores(batch_floor=0.1)
+    sent: dict[str, list[object]] = {"a": [], "b": []}
+    a, b = cores.join("a"), cores.join("b")
+    a.enter(sent["a"].append)
+    b.enter(sent["b"].append)
+    a.heard(Wants(work=BATCH), loads_for=None)
+    b.heard(Wants(work=BATCH, is_loading=True), loads_for=None)
+    b.request_came(BATCH)
+    assert len(sent["a"]) == 2
+    b.request_came(INTERACTIVE)
+    assert sent["a"][2:] == [Recall(interrupts=True)]
+    a.request_came(INTERACTIVE)  # it does not load: its process says what it wants
+    a.heard(TurnBack(wants=Wants(work=BATCH)), loads_for=INTERACTIVE)
+    assert (a.is_waiting, b.is_holding) == (True, True)
+
+
 async def test_streams_of_two_models_are_whole_and_take_turns() -> None:
     shared = Shared()
     a, b = shared.engine("a"), shared.engine("b")
