@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from openai_cpu_server.contract.adapter import Adapter
 from openai_cpu_server.contract.engine import EngineState
 from openai_cpu_server.contract.messages import EngineOptions, Recall, Turn, TurnBack, Wants
 from openai_cpu_server.contract.request import Priority
@@ -216,6 +217,19 @@ async def test_a_model_loads_in_pieces_beside_a_stream() -> None:
             assert not stream.done()
             assert shared.partners["b"].used_s(BATCH) > 0
             assert text(await stream) == expected_text(streamed)
+
+
+async def test_an_adapter_is_tried_with_the_turn() -> None:
+    shared = Shared(batch_floor=0.5)
+    a, b = shared.engine("a"), shared.engine("b")
+    async with both(shared, a, b):
+        stream = asyncio.create_task(collect(a, request("x", output=300)))
+        await eventually(lambda: shared.is_holding("a"))
+        await b.load_adapter(Adapter(name="one", path="one.gguf", digest="d"))
+        assert shared.partners["b"].used_s(BATCH) > 0
+        assert not stream.done()
+        await stream
+        await eventually(lambda: shared.cores.holder is None)
 
 
 async def test_a_model_that_dies_while_it_loads_frees_the_turn() -> None:
