@@ -143,8 +143,12 @@ class ResponseStream:
         self.response = ended(self.response, (), usage, is_whole=True, now_s=int(self._now()))
         return [*chunks, self._about("response.completed")]
 
+    def failed(self, error: ErrorObject) -> ResponseObject:
+        """It as it is to be seen if it ends with this."""
+        return failed(self.response, self._writing.items(), error)
+
     def error(self, error: ErrorObject) -> Sequence[Chunk]:
-        self.response = failed(self.response, self._writing.items(), error)
+        self.response = self.failed(error)
         body = error.error
         told = {"code": body.code or body.type, "message": body.message, "param": body.param}
         return [self._numbers.event("error", told), self._about("response.failed")]
