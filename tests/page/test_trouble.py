@@ -71,7 +71,7 @@ def test_a_server_that_comes_back_goes_on_where_it_was(browser: Browser) -> None
     options = ("--model", "demo", "--port", str(port))
     with ServerProcess(*options) as server, visiting(browser, server) as visit:
         page = visit.page
-        endless(page, 500)
+        endless(page, 300)
         say(page, "Tell a long story.")
         prose = answers(page).last.locator(".prose")
         expect(prose).to_contain_text(" ")
@@ -80,8 +80,7 @@ def test_a_server_that_comes_back_goes_on_where_it_was(browser: Browser) -> None
         before = prose.inner_text()
         with ServerProcess(*options):
             expect(page.get_by_text("The server does not answer.")).to_have_count(0)
-            answer = whole_answer(page)
-            expect(answer.locator(".figures")).to_be_visible()
+            expect(answers(page).last.locator(".figures")).to_be_visible(timeout=90_000)
             assert prose.inner_text().startswith(before[: len(before) // 2])
             assert len(prose.inner_text()) > len(before)
 
@@ -97,20 +96,20 @@ def test_a_full_queue_says_when_it_is_tried_again(browser: Browser) -> None:
     options = ("--model", "demo", "--max-queue", "1", "--max-seqs", "1")
     with ServerProcess(*options) as server, visiting(browser, server) as visit:
         page = visit.page
-        endless(page, 700)
+        endless(page, 200)
         for text in ("One", "Two", "Three"):
             say(page, text)
             expect(answers(page)).to_have_count(1)
             if text != "Three":
                 page.keyboard.press("Alt+n")
                 expect(answers(page)).to_have_count(0)
-                endless(page, 700)
+                endless(page, 200)
         expect(answers(page).get_by_role("status")).to_contain_text("The queue is full")
         page.get_by_role("navigation", name="Conversations").get_by_role(
             "button", name="Two", exact=True
         ).click()
         expect(answers(page).get_by_role("status")).to_contain_text("in the queue")
-        expect(whole_answer(page).locator(".figures")).to_be_visible()
+        expect(answers(page).locator(".figures")).to_be_visible(timeout=90_000)
 
 
 @pytest.mark.slow
