@@ -3,8 +3,9 @@
 
     .venv/bin/python scripts/page_speed.py --model smollm2
 
-Eight conversations of one tab stream at the same time; one of them is seen. Frames are those of the
-browser's own trace: a frame that came too late, or not at all, is one that it dropped.
+Eight conversations of one tab stream at the same time; one of them is seen, and a pixel beside it changes all the
+time, so that the browser is asked for every frame. Frames are those of the browser's own trace: a frame that came
+too late, or not at all, is one that it dropped.
 """
 
 from __future__ import annotations
@@ -84,7 +85,16 @@ def begin_streams(page: Page) -> None:
     expect(answers(page).last.locator(".prose")).to_contain_text(" ")
 
 
+_BLINKING = """() => {
+  const pixel = document.body.appendChild(document.createElement("div"));
+  Object.assign(pixel.style, { position: "fixed", width: "1px", height: "1px", background: "red" });
+  const blink = (time) => { pixel.style.opacity = time % 2; requestAnimationFrame(blink); };
+  requestAnimationFrame(blink);
+}"""
+
+
 def traced(browser: Browser, page: Page, seconds: float) -> list[dict[str, Any]]:
+    page.evaluate(_BLINKING)
     browser.start_tracing(page=page, categories=["-*", _FRAMES, _TASKS])
     time.sleep(seconds)
     events: list[dict[str, Any]] = json.loads(browser.stop_tracing())["traceEvents"]
@@ -97,7 +107,8 @@ def frames(events: list[dict[str, Any]], seconds: float) -> Iterator[str]:
     gaps = sorted((b - a) / 1000 for a, b in pairwise(drawn))
     tasks = [event for event in events if event["name"] == "RunTask" and event.get("dur", 0) > _LONG_TASK_US]
     told = f"{len(drawn) / seconds:.1f}/s drawn of {names.count('BeginFrame') / seconds:.1f}/s"
-    yield f"frames while {_STREAMS} streams run: {told}, {names.count('DroppedFrame')} dropped in {seconds:.0f} s"
+    dropped = names.count("DroppedFrame")
+    yield f"frames while {_STREAMS} streams run: {told}, {dropped} dropped in {seconds:.0f} s"
     if gaps:
         p99 = gaps[int(len(gaps) * 0.99)]
         yield f"between frames: p50 {median(gaps):.1f} ms, p99 {p99:.1f} ms; tasks over 50 ms: {len(tasks)}"

@@ -130,7 +130,7 @@ def test_a_tool_call_goes_round(visit: Visit) -> None:
     part.get_by_role("button", name="Add a function").click()
     settings(page, "Tools").get_by_label("When").select_option("required")
     say(page, "What is the weather in Paris?")
-    call = whole_answer(page).get_by_role("region", name="Call of get_weather")
+    call = whole_answer(page).get_by_role("group", name="Call of get_weather")
     expect(call).to_contain_text("Arguments fit")
     assert "city" in json.loads(call.locator("pre").inner_text())
     settings(page, "Tools").get_by_label("When").select_option("auto")

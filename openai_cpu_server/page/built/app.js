@@ -137,13 +137,13 @@ ${e}
     <div class="times-bar" aria-hidden="true">${ru.map(([n,,r])=>d`<span class=${n} style=${{flexGrow:e[r]/t}}></span>`)}</div>
     <ul>${ru.map(([n,r,o])=>d`<li><span class=${`key ${n}`} aria-hidden="true"></span>${r} ${Ko(e[o])}</li>`)}</ul>
   </div>`}function iu({message:e,growing:t,isLast:n}){let[r,o]=G([]),{toolCalls:i=[]}=e;if(!i.length)return null;let s=n&&!t,a=i.every((c,f)=>r[f]?.trim());return d`<form class="calls" onSubmit=${c=>{c.preventDefault(),a&&fa(e,r)}}>
-    ${i.map((c,f)=>d`<section class="call" key=${f} aria-label=${`Call of ${c.name}`}>
+    ${i.map((c,f)=>d`<div role="group" class="call" key=${f} aria-label=${`Call of ${c.name}`}>
         <header><${ee} name="tool" size=${14} /><code>${c.name}</code>${!t&&d`<${wm} call=${c} />`}</header>
         <pre tabindex="0">${t?c.arguments:xm(c.arguments)}</pre>
         ${s&&d`<${me} label="Result" help="Text or JSON, as the function would return it.">
           ${h=>d`<textarea ...${h} class="code-input" rows="2" value=${r[f]??""} onInput=${b=>o(Object.assign([...r],{[f]:b.target.value}))}></textarea>`}
         </${me}>`}
-      </section>`)}
+      </div>`)}
     ${s&&d`<div class="dialog-foot"><button type="submit" class="button main" disabled=${!a}><span>Give ${i.length>1?"results":"result"}</span></button></div>`}
   </form>`}function wm({call:e}){let t=L.value.settings.tools.find(r=>r.name===e.name);if(!t)return null;let{problems:n}=io(e.arguments||"{}",t.parameters||"{}");return n.length?d`<span class="badge bad" title=${n.map(r=>`${r.path} ${r.text}`).join(`
 `)}>Arguments do not fit</span>`:d`<span class="badge good"><${ee} name="check" size=${14} />Arguments fit</span>`}function xm(e){try{return JSON.stringify(JSON.parse(e),null,2)}catch{return e}}function su({message:e,now:t}){let{text:n,share:r}=$m(e,t);return n===null?null:d`<div class="waiting" role="status">
