@@ -3,9 +3,9 @@
 
     .venv/bin/python scripts/page_speed.py --model smollm2
 
-Eight conversations of one tab stream at the same time; one of them is seen, and a pixel beside it changes all the
-time, so that the browser is asked for every frame. Frames are those of the browser's own trace: a frame that came
-too late, or not at all, is one that it dropped.
+Eight conversations of one tab stream at the same time; one of them is seen, and a pixel beside it changes all
+the time, so that the browser is asked for every frame. Frames are those of the browser's own trace: a frame
+that came too late, or not at all, is one that it dropped.
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ def begin_streams(page: Page) -> None:
     for number in range(_STREAMS):
         page.keyboard.press("Alt+n")
         expect(answers(page)).to_have_count(0)
-        endless(page, 4000)
+        endless(page)
         say(page, f"Write a very long story, number {number}, with Markdown headings and code.")
         expect(answers(page).last).to_have_attribute("aria-busy", "true")
     expect(answers(page).last.locator(".prose")).to_contain_text(" ")
