@@ -1,5 +1,8 @@
 """Compiles the library of kernels for this machine's CPU: `python -m openai_cpu_server.kernels.build`.
 
+With `KERNELS_CPU=portable` in the environment it compiles one library for each level of CPU instead, for a
+wheel or an image that other machines run; `library.py` chooses one at run time.
+
 Needs the standard library only, for it also runs before anything is installed: from `scripts/bootstrap`, and
 from the build hook of an ordinary `pip install`.
 """
@@ -13,6 +16,7 @@ import shlex
 import shutil
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 _FOLDER = Path(__file__).parent
@@ -20,6 +24,25 @@ _SOURCES = _FOLDER / "native"
 LIBRARY = _FOLDER / "libocs_kernels.so"
 _KEY = _FOLDER / "libocs_kernels.key"
 """What the library was built from."""
+CPU_VARIABLE = "KERNELS_CPU"
+"""The environment variable that says for which CPUs: `native` (the default) or `portable`."""
+NATIVE = ("-march=native",)
+LEVELS = {
+    "x86_64": {
+        "avx512vnni": ("-march=x86-64-v4", "-mavx512vnni"),
+        "avx512": ("-march=x86-64-v4",),
+        "avxvnni": ("-march=x86-64-v3", "-mavxvnni"),
+        "avx2": ("-march=x86-64-v3",),
+    },
+    "aarch64": {
+        "neon-dotprod": ("-march=armv8.2-a+dotprod",),
+        "neon": ("-march=armv8-a",),
+    },
+}
+"""Architecture -> the levels for which a portable build has a library, best first -> the compiler's flags.
+
+They are the code paths of `native/cpu.hpp`, which names them the same.
+"""
 _FLAGS = (
     "-std=c++17",
     "-O3",
@@ -39,22 +62,53 @@ class BuildFailed(Exception):
     """Says in one line why there is no library."""
 
 
-def build(compiler: str = "", *, target: Path = LIBRARY, cpu: str = "native") -> None:
+def build(compiler: str = "", *, target: Path = LIBRARY, cpu: Sequence[str] = NATIVE) -> None:
     """Compile the library, whatever is there. `compiler` is a command line; "": what the machine has.
 
-    `cpu` is the compiler's name for what the code may use. Raises `BuildFailed`.
+    `cpu` are the flags that tell the compiler what the code may use. Raises `BuildFailed`.
     """
     if sys.platform != "linux":
         raise BuildFailed("they go in front of ggml on Linux only")
     command = _compiler(compiler)
     partial = target.with_suffix(f".{os.getpid()}")
     sources = [str(source) for source in sorted(_SOURCES.glob("*.cpp"))]
-    arguments = [*command, *_FLAGS, f"-march={cpu}", "-o", str(partial), *sources, "-ldl"]
+    arguments = [*command, *_FLAGS, *cpu, "-o", str(partial), *sources, "-ldl"]
     run = subprocess.run(arguments, capture_output=True, text=True, errors="replace")
     if run.returncode != 0:
         partial.unlink(missing_ok=True)
         raise BuildFailed(f"{shlex.join(command)} failed: {_first_error(run.stderr)}")
     partial.replace(target)  # a process that has the old one mapped keeps it
+
+
+def build_as_asked(compiler: str = "") -> list[Path]:
+    """Compile what the environment asks for, and return the libraries that belong into a wheel.
+
+    Raises `BuildFailed`.
+    """
+    asked = os.environ.get(CPU_VARIABLE) or "native"
+    if asked == "portable":
+        return build_portable(compiler)
+    if asked != "native":
+        raise BuildFailed(f"{CPU_VARIABLE} is native or portable, not {asked}")
+    build_if_changed(compiler)
+    return [LIBRARY]
+
+
+def build_portable(compiler: str = "") -> list[Path]:
+    """Compile a library for each level of this architecture.
+
+    Raises `BuildFailed`.
+    """
+    levels = LEVELS.get(platform.machine())
+    if levels is None:
+        raise BuildFailed(f"no levels of {platform.machine()} are known")
+    for level, flags in levels.items():
+        build(compiler, target=level_library(level), cpu=flags)
+    return [level_library(level) for level in levels]
+
+
+def level_library(level: str) -> Path:
+    return LIBRARY.with_suffix(f".{level}.so")
 
 
 def build_if_changed(compiler: str = "") -> bool:
@@ -107,8 +161,8 @@ def _first_error(log: str) -> str:
 def main() -> int:
     """Says on stderr what was done. Returns 0 in any case: the server works without the library."""
     try:
-        if build_if_changed(" ".join(sys.argv[1:])):
-            sys.stderr.write("setup: kernels compiled for this CPU\n")
+        for library in build_as_asked(" ".join(sys.argv[1:])):
+            sys.stderr.write(f"setup: {library.name} is there\n")
     except (BuildFailed, OSError) as error:
         sys.stderr.write(f"setup: kernels were not built, the server works without them: {error}\n")
     return 0
