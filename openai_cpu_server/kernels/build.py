@@ -22,8 +22,6 @@ from pathlib import Path
 _FOLDER = Path(__file__).parent
 _SOURCES = _FOLDER / "native"
 LIBRARY = _FOLDER / "libocs_kernels.so"
-_KEY = _FOLDER / "libocs_kernels.key"
-"""What the library was built from."""
 CPU_VARIABLE = "KERNELS_CPU"
 """The environment variable that says for which CPUs: `native` (the default) or `portable`."""
 NATIVE = ("-march=native",)
@@ -103,7 +101,7 @@ def build_portable(compiler: str = "") -> list[Path]:
     if levels is None:
         raise BuildFailed(f"no levels of {platform.machine()} are known")
     for level, flags in levels.items():
-        build(compiler, target=level_library(level), cpu=flags)
+        build_if_changed(compiler, target=level_library(level), cpu=flags)
     return [level_library(level) for level in levels]
 
 
@@ -111,18 +109,18 @@ def level_library(level: str) -> Path:
     return LIBRARY.with_suffix(f".{level}.so")
 
 
-def build_if_changed(compiler: str = "") -> bool:
+def build_if_changed(compiler: str = "", *, target: Path = LIBRARY, cpu: Sequence[str] = NATIVE) -> bool:
     """Compile unless the library stems from these sources, this compiler and this CPU.
     Returns whether it did.
 
     Raises `BuildFailed`; then no library is left that stems from something else.
     """
-    key = _key(compiler)
-    if LIBRARY.exists() and _KEY.exists() and _KEY.read_text() == key:
+    key, key_file = _key(compiler), target.with_suffix(".key")
+    if target.exists() and key_file.exists() and key_file.read_text() == key:
         return False
-    LIBRARY.unlink(missing_ok=True)
-    build(compiler)
-    _KEY.write_text(key)
+    target.unlink(missing_ok=True)
+    build(compiler, target=target, cpu=cpu)
+    key_file.write_text(key)
     return True
 
 
