@@ -25,7 +25,7 @@ LIBRARY = _FOLDER / "libocs_kernels.so"
 CPU_VARIABLE = "KERNELS_CPU"
 """The environment variable that says for which CPUs: `native` (the default) or `portable`."""
 NATIVE = ("-march=native",)
-LEVELS = {
+LEVELS: dict[str, dict[str, tuple[str, ...]]] = {
     "x86_64": {
         "avx512vnni": ("-march=x86-64-v4", "-mavx512vnni"),
         "avx512": ("-march=x86-64-v4",),

@@ -86,7 +86,7 @@ def _copy(words: list[str], image: Image, images: Mapping[str, Image]) -> None:
 
 def _what_git_does_not_know(folder: str, names: list[str]) -> set[str]:
     """What `.dockerignore` leaves out within the folders that it lets in."""
-    return {name for name in _FROM_HERE if name == "__pycache__" or fnmatch.fnmatch(name, "libocs_kernels.*")}
+    return {name for name in names if name == "__pycache__" or fnmatch.fnmatch(name, "libocs_kernels.*")}
 
 
 def run_in(image: Image, command: list[str], *, check: bool) -> subprocess.CompletedProcess[str]:

@@ -17,6 +17,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import httpx
+import psutil
 import pytest
 
 from openai_cpu_server.kernels.build import LEVELS, level_library
@@ -41,7 +42,7 @@ def image(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Image]:
     try:
         base = work / "base"
         _python_image(base)
-        yield build(stages(), base, work, {"CPU": os.environ.get("IMAGE_CPU", "portable")})
+        yield build(stages(), base, work, {"CPU": "portable"})
     finally:
         shutil.rmtree(work)
 
@@ -75,14 +76,35 @@ def served(image: Image, data: Path) -> Iterator[str]:
         try:
             yield f"http://127.0.0.1:{port}"
         finally:
-            process.terminate()
-            process.wait(60)
+            _stop(process)
+
+
+def _stop(process: subprocess.Popen[bytes]) -> None:
+    """As `docker stop`: SIGTERM to process 1 of the container. Raises TimeoutExpired if it does not end."""
+    inside = psutil.Process(process.pid).children()
+    try:
+        inside[0].terminate()
+        assert process.wait(60) == 0
+    finally:
+        for one in inside:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                one.kill()  # and with process 1 all others in there
 
 
 def _container(image: Image, data: Path) -> list[str]:
     root = ["bwrap", "--ro-bind", str(image.root), "/", "--dev", "/dev", "--proc", "/proc", "--tmpfs", "/tmp"]
-    rest = ["--bind", str(data), "/data", "--cap-add", "ALL", "--die-with-parent", "--chdir", image.folder]
-    return [*root, *rest, "--", "setpriv", "--clear-groups", "--no-new-privs", "--bounding-set=-all"]
+    rest = ["--bind", str(data), "/data", "--cap-add", "ALL", "--chdir", image.folder]
+    return [
+        *root,
+        *rest,
+        "--unshare-pid",
+        "--as-pid-1",
+        "--",
+        "setpriv",
+        "--clear-groups",
+        "--no-new-privs",
+        "--bounding-set=-all",
+    ]
 
 
 def _ask_until_loaded(url: str) -> None:
