@@ -94,17 +94,8 @@ def _stop(process: subprocess.Popen[bytes]) -> None:
 def _container(image: Image, data: Path) -> list[str]:
     root = ["bwrap", "--ro-bind", str(image.root), "/", "--dev", "/dev", "--proc", "/proc", "--tmpfs", "/tmp"]
     rest = ["--bind", str(data), "/data", "--cap-add", "ALL", "--chdir", image.folder]
-    return [
-        *root,
-        *rest,
-        "--unshare-pid",
-        "--as-pid-1",
-        "--",
-        "setpriv",
-        "--clear-groups",
-        "--no-new-privs",
-        "--bounding-set=-all",
-    ]
+    own = ["--unshare-pid", "--as-pid-1", "--"]
+    return [*root, *rest, *own, "setpriv", "--clear-groups", "--no-new-privs", "--bounding-set=-all"]
 
 
 def _ask_until_loaded(url: str) -> None:
