@@ -1,7 +1,7 @@
 """Compiles the library of kernels for this machine's CPU: `python -m openai_cpu_server.kernels.build`.
 
-With `KERNELS_CPU=portable` in the environment it compiles one library for each level of CPU instead, for a
-wheel or an image that other machines run; `library.py` chooses one at run time.
+A wheel or an image that other machines run has one library for each level of CPU instead (`build_portable`);
+`library.py` chooses one at run time.
 
 Needs the standard library only, for it also runs before anything is installed: from `scripts/bootstrap`, and
 from the build hook of an ordinary `pip install`.
@@ -22,8 +22,6 @@ from pathlib import Path
 _FOLDER = Path(__file__).parent
 _SOURCES = _FOLDER / "native"
 LIBRARY = _FOLDER / "libocs_kernels.so"
-CPU_VARIABLE = "KERNELS_CPU"
-"""The environment variable that says for which CPUs: `native` (the default) or `portable`."""
 NATIVE = ("-march=native",)
 LEVELS: dict[str, dict[str, tuple[str, ...]]] = {
     "x86_64": {
@@ -76,20 +74,6 @@ def build(compiler: str = "", *, target: Path = LIBRARY, cpu: Sequence[str] = NA
         partial.unlink(missing_ok=True)
         raise BuildFailed(f"{shlex.join(command)} failed: {_first_error(run.stderr)}")
     partial.replace(target)  # a process that has the old one mapped keeps it
-
-
-def build_as_asked(compiler: str = "") -> list[Path]:
-    """Compile what the environment asks for, and return the libraries that belong into a wheel.
-
-    Raises `BuildFailed`.
-    """
-    asked = os.environ.get(CPU_VARIABLE) or "native"
-    if asked == "portable":
-        return build_portable(compiler)
-    if asked != "native":
-        raise BuildFailed(f"{CPU_VARIABLE} is native or portable, not {asked}")
-    build_if_changed(compiler)
-    return [LIBRARY]
 
 
 def build_portable(compiler: str = "") -> list[Path]:
@@ -159,8 +143,8 @@ def _first_error(log: str) -> str:
 def main() -> int:
     """Says on stderr what was done. Returns 0 in any case: the server works without the library."""
     try:
-        for library in build_as_asked(" ".join(sys.argv[1:])):
-            sys.stderr.write(f"setup: {library.name} is there\n")
+        if build_if_changed(" ".join(sys.argv[1:])):
+            sys.stderr.write("setup: kernels compiled for this CPU\n")
     except (BuildFailed, OSError) as error:
         sys.stderr.write(f"setup: kernels were not built, the server works without them: {error}\n")
     return 0
