@@ -1,8 +1,8 @@
 """The dashboard with a real server under load, a real Prometheus, and Grafana's own components in Chromium.
 
 Grafana itself is in no package that can be had here. `tests/deploy/grafana` draws with the components of its
-panels. That takes minutes, for npm has hundreds of packages to bring: run it with `-m slow`. DASHBOARD_PICTURE
-names a file for a picture of all of it.
+panels. That takes minutes, for npm has hundreds of packages to bring: run it with `-m slow`.
+DASHBOARD_PICTURE names a file for a picture of all of it.
 """
 
 from __future__ import annotations
@@ -204,7 +204,7 @@ def test_grafanas_components_draw_every_panel(prometheus: str, span: tuple[int, 
     with running_browser() as browser, contextlib.closing(browser.new_page()) as tab:
         tab.set_viewport_size({"width": 1500, "height": 900})
         wrong: list[str] = []
-        tab.on("pageerror", lambda error: wrong.append(str(error)))
+        tab.on("pageerror", lambda error: wrong.append(error.stack or str(error)))
         tab.goto(f"{page}?{query}")
         tab.wait_for_selector("body[data-drawn], body[data-failed]")
         assert tab.get_attribute("body", "data-failed") is None
