@@ -106,7 +106,7 @@ class Output:
         return None
 
     def _follow(self, piece: bytes) -> None:
-        """Stop strings are looked for from the token on that follows the thoughts, and headers behind them."""
+        """Stop strings are looked for from the token on that follows thoughts, and headers behind them."""
         if self._shown is not None and self._shown.begins_with(piece):
             self._shown = None
             self._text.watch(self._sequence.request.stop)
