@@ -11,6 +11,7 @@ from openai_cpu_server.contract.adapter import Adapter, LoadedAdapter, RefusedAd
 from openai_cpu_server.contract.embedding import Embedded, EmbedRequest
 from openai_cpu_server.contract.model_info import ModelInfo
 from openai_cpu_server.contract.request import GenerationRequest, Priority
+from openai_cpu_server.contract.shown import Shown
 from openai_cpu_server.contract.step import TokenLogprob
 
 
@@ -157,7 +158,17 @@ class Recall(msgspec.Struct, frozen=True, kw_only=True, tag="recall"):
     """
 
 
-Command = Union[Start, Submit, Cancel, ClearCache, LoadAdapter, UnloadAdapter, Turn, Recall]
+class ShowSteps(msgspec.Struct, frozen=True, tag="show_steps"):
+    """Somebody watches: from now on `StepDone.shown` says who was in each step, and who holds what."""
+
+
+class HideSteps(msgspec.Struct, frozen=True, tag="hide_steps"):
+    """Nobody watches any more."""
+
+
+Command = Union[
+    Start, Submit, Cancel, ClearCache, LoadAdapter, UnloadAdapter, Turn, Recall, ShowSteps, HideSteps
+]
 
 
 class FinishReason(enum.Enum):
@@ -310,7 +321,7 @@ class StepFigures(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
     """It was thrown away."""
 
 
-class StepDone(msgspec.Struct, frozen=True, tag="step_done"):
+class StepDone(msgspec.Struct, frozen=True, omit_defaults=True, tag="step_done"):
     """All that one step brought, in one message."""
 
     events: tuple[TokenEvent, ...]
@@ -319,6 +330,8 @@ class StepDone(msgspec.Struct, frozen=True, tag="step_done"):
     figures: StepFigures | None = None
     """None: there is nothing to tell."""
     embedded: tuple[Embedded, ...] = ()
+    shown: Shown | None = None
+    """Only between `ShowSteps` and `HideSteps`."""
 
 
 class Place(msgspec.Struct, frozen=True):

@@ -6,12 +6,13 @@ import asyncio
 import contextlib
 import logging
 import time
+from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
 import msgspec
 
-from openai_cpu_server.contract.engine import EngineState, LastDeath
+from openai_cpu_server.contract.engine import EngineState, LastDeath, SeeStep
 from openai_cpu_server.contract.messages import (
     AdapterLoaded,
     AdapterRefused,
@@ -19,11 +20,13 @@ from openai_cpu_server.contract.messages import (
     EngineOptions,
     Event,
     Handling,
+    HideSteps,
     KVStats,
     Loading,
     LoadingAdapter,
     QueueState,
     Ready,
+    ShowSteps,
     StartFailed,
     StepDone,
     StepStarted,
@@ -45,6 +48,9 @@ from openai_cpu_server.dispatch.watchdog import Watchdog
 from openai_cpu_server.errors import EngineUnavailable, GenerationFailed, ServerError, StartupError
 
 logger = logging.getLogger(__name__)
+
+_MOST_DEATHS = 10
+"""So many are remembered for those who watch."""
 
 
 class Clientele(Protocol):
@@ -139,8 +145,10 @@ class Supervisor:
         """What the present process has said about it."""
         self._has_advanced = False
         """The present process has brought tokens or vectors."""
-        self._last_death: tuple[Death, float] | None = None
-        """The last death, and when it was."""
+        self._deaths: deque[tuple[Death, float]] = deque(maxlen=_MOST_DEATHS)
+        """The last ones, and when they were."""
+        self._see: SeeStep | None = None
+        """Who watches the steps; None: nobody does."""
         self._stopped = asyncio.Event()
         self._is_wanted_again = asyncio.Event()
         """It sleeps or has failed, and is to go on: awake, or to its end."""
@@ -177,10 +185,28 @@ class Supervisor:
 
     @property
     def last_death(self) -> LastDeath | None:
-        if self._last_death is None:
-            return None
-        death, died_s = self._last_death
-        return LastDeath(cause=death.cause, message=death.message, age_s=self._clock() - died_s)
+        deaths = self.deaths
+        return deaths[-1] if deaths else None
+
+    @property
+    def deaths(self) -> tuple[LastDeath, ...]:
+        """The last ones, the oldest first."""
+        now_s = self._clock()
+        return tuple(
+            LastDeath(cause=death.cause, message=death.message, age_s=now_s - died_s)
+            for death, died_s in self._deaths
+        )
+
+    def show_steps(self, see: SeeStep) -> None:
+        """To be told of each step who was in it, of this process and of those after it."""
+        self._see = see
+        if self._state is EngineState.READY:
+            self.send(ShowSteps())
+
+    def hide_steps(self) -> None:
+        self._see = None
+        if self._state is EngineState.READY:
+            self.send(HideSteps())
 
     def send(self, *commands: Command) -> None:
         """To the engine process, if there is one."""
@@ -328,6 +354,8 @@ class Supervisor:
         self._crashes.started()
         self._move(EngineState.READY)
         self.adapters.ready(self.send)
+        if self._see is not None:
+            self.send(ShowSteps())
         clientele.ready(self.send)
 
     def _start_failed(self, message: str) -> None:
@@ -340,6 +368,8 @@ class Supervisor:
         self._has_advanced = self._has_advanced or bool(step.events) or bool(step.embedded)
         if step.figures is not None:
             self._observer.step_done(step.figures)
+        if step.shown is not None and self._see is not None:
+            self._see(step.figures, step.shown)
 
     async def _replace(self, death: Death, clientele: Clientele) -> None:
         """Decide what the death means, and wait before the next start."""
@@ -386,7 +416,7 @@ class Supervisor:
     def _book(self, death: Death, *, is_searching: bool) -> None:
         """`is_searching`: the search for a culprit needed this death."""
         self.restarts += 1
-        self._last_death = (death, self._clock())
+        self._deaths.append((death, self._clock()))
         self._observer.engine_died(death.cause)
         self.kv_stats = None
         is_kill = death.kind is DeathKind.KILL

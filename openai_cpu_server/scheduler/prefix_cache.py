@@ -80,6 +80,10 @@ class PrefixCache:
         self._pinned: dict[int, _Block] = {}
         self._next_number = 0
 
+    @property
+    def num_pinned(self) -> int:
+        return len(self._pinned)
+
     def __len__(self) -> int:
         return len(self._recency) + len(self._pinned)
 
