@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import msgspec
+
 from openai_cpu_server.contract.cost import CostCurve
 from openai_cpu_server.contract.embedding import EmbedRequest
 from openai_cpu_server.contract.framing import LENGTH, frame, read_event
@@ -10,15 +12,16 @@ from openai_cpu_server.contract.request import Constraint, Priority
 from openai_cpu_server.contract.shown import ShownPart, ShownState
 from openai_cpu_server.engine.build import build_core, build_embed_core
 from openai_cpu_server.engine.core import EngineCore
-from tests.fakes import FakeBackend, FakeEmbedder
+from tests.fakes import FAKE_INFO, FakeBackend, FakeEmbedder
 from tests.scheduler.driver import request
 
 CURVE = CostCurve(step_ms=((1, 5.0), (256, 1000.0)), attended_ms=0.0)
 
 
-def core(max_seqs: int = 64, cache_bytes: int = 0, **options: object) -> EngineCore:
-    told = EngineOptions(model_path="", speculation="off", cache_bytes=cache_bytes, **options)  # type: ignore[arg-type]
-    return build_core(told, FakeBackend(max_seqs=max_seqs), CURVE)
+def core(*, max_seqs: int = 64, cache_bytes: int = 0, speculation: str = "off") -> EngineCore:
+    options = EngineOptions(model_path="", speculation=speculation, cache_bytes=cache_bytes)
+    info = msgspec.structs.replace(FAKE_INFO, max_seqs=max_seqs)
+    return build_core(options, FakeBackend(info), CURVE)
 
 
 def steps(engine: EngineCore) -> list[StepDone]:
@@ -89,13 +92,7 @@ def test_shared_cells_are_held_by_all_who_share_them() -> None:
     engine.handle(Submit(long))
     list(engine.step())
     list(engine.step())
-    engine.handle(
-        Submit(
-            request("b", prompt=100, output=30).__class__(
-                id="b", tokens=long.tokens, max_tokens=30, sampling=long.sampling
-            )
-        )
-    )
+    engine.handle(Submit(msgspec.structs.replace(long, id="b")))
     list(engine.step())
     engine.handle(ShowSteps())
     (state, *_) = states([e for e in engine.step() if isinstance(e, StepDone)])
