@@ -54,5 +54,7 @@ class ApiOptions(msgspec.Struct, frozen=True, kw_only=True):
     """Answers to similar questions are kept."""
     scheduling: SchedulingOptions | None = None
     """None: nobody has said."""
+    page: bool = True
+    """There is a page for browsers."""
     keep_alive_s: float = 10.0
     """Seconds between the comments that keep a silent stream open; 0 sends none."""

@@ -315,6 +315,10 @@ OPERATIONS: Mapping[str, Operation] = {
         media="text/event-stream",
         events=EVENTS,
     ),
+    "GET /": Operation(summary="The page for browsers: chat, control room", tag="Page", media="text/html"),
+    "GET /page/{version}/{name}": Operation(
+        summary="Its scripts and styles", tag="Page", media="text/javascript"
+    ),
     "GET /openapi.json": Operation(summary="This document", tag="Operation"),
 }
 """The key is method and path, as clients write them."""
