@@ -36,7 +36,7 @@ from openai_cpu_server.contract.embedding import EmbedRequest  # noqa: E402
 from openai_cpu_server.contract.engine import EngineState  # noqa: E402
 from openai_cpu_server.contract.messages import EngineOptions  # noqa: E402
 from openai_cpu_server.dispatch.dispatcher import Dispatcher  # noqa: E402
-from openai_cpu_server.dispatch.supervisor import Supervisor  # noqa: E402
+from openai_cpu_server.dispatch.process.supervisor import Supervisor  # noqa: E402
 from openai_cpu_server.llama.embed.embedder import LlamaEmbedder  # noqa: E402
 from openai_cpu_server.llama.host.machine import Machine  # noqa: E402
 from openai_cpu_server.llama.model.vocabulary import Vocabulary  # noqa: E402

@@ -12,9 +12,9 @@ import pytest
 from openai_cpu_server.contract.adapter import Adapter, AdapterState, LoadedAdapter, RefusedAdapter
 from openai_cpu_server.contract.engine import EngineState
 from openai_cpu_server.contract.messages import AdapterLoaded, AdapterRefused, EngineOptions
-from openai_cpu_server.dispatch.adapters import Shelf
+from openai_cpu_server.dispatch.adapters.shelf import Shelf
 from openai_cpu_server.dispatch.dispatcher import Dispatcher
-from openai_cpu_server.dispatch.supervisor import Supervisor
+from openai_cpu_server.dispatch.process.supervisor import Supervisor
 from openai_cpu_server.errors import AdapterFailed, AdapterNotFound
 from tests.dispatch.test_dispatcher import collect, running, text, until
 from tests.fake_engine import COMMAND

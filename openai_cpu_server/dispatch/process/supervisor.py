@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 import time
 from collections.abc import Callable, Sequence
-from typing import Protocol
 
 import msgspec
 
@@ -18,74 +16,33 @@ from openai_cpu_server.contract.messages import (
     Command,
     EngineOptions,
     Event,
-    Handling,
     KVStats,
     Loading,
     LoadingAdapter,
-    QueueState,
     Ready,
     StartFailed,
     StepDone,
-    StepStarted,
     TurnBack,
     Wants,
 )
 from openai_cpu_server.contract.model_info import ModelInfo
 from openai_cpu_server.contract.replica import Forecast
-from openai_cpu_server.contract.request import Priority
-from openai_cpu_server.dispatch.adapters import AdapterDesk
-from openai_cpu_server.dispatch.child import EngineProcess, resident_bytes
-from openai_cpu_server.dispatch.crashes import CrashRecord
+from openai_cpu_server.dispatch.adapters.desk import AdapterDesk
+from openai_cpu_server.dispatch.cores.shared_cores import Partner
 from openai_cpu_server.dispatch.death import Death, DeathKind
-from openai_cpu_server.dispatch.hang_detector import HangLimits
-from openai_cpu_server.dispatch.held_blocks import HeldBlocks
-from openai_cpu_server.dispatch.memory_killer import MemoryKiller
-from openai_cpu_server.dispatch.observer import NOBODY, EngineObserver
-from openai_cpu_server.dispatch.shared_cores import Partner
-from openai_cpu_server.dispatch.start import Start
-from openai_cpu_server.dispatch.watchdog import Watchdog
-from openai_cpu_server.errors import EngineUnavailable, GenerationFailed, ServerError, StartupError
+from openai_cpu_server.dispatch.process.child import EngineProcess, resident_bytes
+from openai_cpu_server.dispatch.process.clientele import Clientele
+from openai_cpu_server.dispatch.process.deaths import Deaths
+from openai_cpu_server.dispatch.process.hang_detector import HangLimits
+from openai_cpu_server.dispatch.process.held_blocks import HeldBlocks
+from openai_cpu_server.dispatch.process.lifecycle import Lifecycle
+from openai_cpu_server.dispatch.process.memory_killer import MemoryKiller
+from openai_cpu_server.dispatch.process.observer import NOBODY, EngineObserver
+from openai_cpu_server.dispatch.process.start import Start
+from openai_cpu_server.dispatch.process.watchdog import Watchdog
+from openai_cpu_server.errors import EngineUnavailable, GenerationFailed, StartupError
 
 logger = logging.getLogger(__name__)
-
-
-class Clientele(Protocol):
-    """The requests for which an engine is kept alive. All methods return at once."""
-
-    @property
-    def is_owed(self) -> bool:
-        """The engine has some of them, and something to do."""
-        ...
-
-    @property
-    def num_live(self) -> int: ...
-
-    @property
-    def best_priority(self) -> Priority | None:
-        """The best priority of the requests that live; None: there are none."""
-        ...
-
-    def ready(self, send: Callable[..., None]) -> None:
-        """An engine process is ready, and can be sent commands until it dies."""
-        ...
-
-    def lost(self) -> None:
-        """The process hears nothing any more. `died` follows, if another is to take its place."""
-        ...
-
-    def heard(self, event: StepStarted | Handling | StepDone | QueueState) -> None: ...
-
-    def tell_of_loading(self, fraction: float) -> None:
-        """They wait for the model, of which this share is loaded."""
-        ...
-
-    def died(self, death: Death) -> bool:
-        """Whether the search for a culprit needed this death, and has come closer to it."""
-        ...
-
-    def end(self, error: Callable[[], ServerError]) -> None:
-        """No engine will serve them any more."""
-        ...
 
 
 class Supervisor:
@@ -119,7 +76,6 @@ class Supervisor:
         self.held_blocks = HeldBlocks()
         self.reason: str | None = None
         """Why there is no engine, or none for the moment."""
-        self.restarts = 0
         self.start = Start(options.model_path)
         self.adapters = AdapterDesk(options.adapters)
         self.failed_s: float | None = None
@@ -133,9 +89,8 @@ class Supervisor:
         self._observer = observer
         self._hang_limits = hang_limits
         self._memory_killer = memory_killer
-        self._max_crashes_a_minute = max_crashes_a_minute
-        self._crashes = CrashRecord(max_a_minute=max_crashes_a_minute, clock=clock)
-        self._state = EngineState.ASLEEP if begins_asleep else EngineState.LOADING
+        self._deaths = Deaths(max_a_minute=max_crashes_a_minute, clock=clock)
+        self._life = Lifecycle(EngineState.ASLEEP if begins_asleep else EngineState.LOADING)
         self._process: EngineProcess | None = None
         """None: there is none that listens."""
         self._last_process: EngineProcess | None = None
@@ -144,20 +99,13 @@ class Supervisor:
         """What the present process has said about it."""
         self._has_advanced = False
         """The present process has brought tokens or vectors."""
-        self._last_death: tuple[Death, float] | None = None
-        """The last death, and when it was."""
-        self._stopped = asyncio.Event()
-        self._is_wanted_again = asyncio.Event()
-        """It sleeps or has failed, and is to go on: awake, or to its end."""
-        self._settled = asyncio.Event()
-        """It neither loads nor restarts."""
         self._gone = asyncio.Event()
         """There is no process, and none is being started."""
         self._gone.set()
 
     @property
     def state(self) -> EngineState:
-        return self._state
+        return self._life.state
 
     @property
     def info(self) -> ModelInfo | None:
@@ -181,11 +129,13 @@ class Supervisor:
         return self._process.rss_bytes if self._process else 0
 
     @property
+    def restarts(self) -> int:
+        """Deaths of processes that another has replaced, or was to replace."""
+        return self._deaths.num
+
+    @property
     def last_death(self) -> LastDeath | None:
-        if self._last_death is None:
-            return None
-        death, died_s = self._last_death
-        return LastDeath(cause=death.cause, message=death.message, age_s=self._clock() - died_s)
+        return self._deaths.last
 
     def send(self, *commands: Command) -> None:
         """To the engine process, if there is one."""
@@ -195,33 +145,29 @@ class Supervisor:
     async def run(self, clientele: Clientele) -> None:
         """Keep an engine alive until `stop`, unless it sleeps or has failed. Raises `StartupError` if the
         first one cannot start and must."""
-        while self._state is not EngineState.STOPPED:
-            if not self._is_wanted:
-                await self._is_wanted_again.wait()
+        while self.state is not EngineState.STOPPED:
+            if not self._life.is_wanted:
+                await self._life.wanted_again()
                 continue
             death = await self._live_once(clientele)
-            if death is not None and self._is_wanted:
+            if death is not None and self._life.is_wanted:
                 await self._replace(death, clientele)
 
     def wake(self) -> None:
         """Load the model again. It must be asleep, or have failed."""
-        self._move(EngineState.LOADING)
+        self._life.move(EngineState.LOADING)
         self.start, self.reason, self.failed_s = Start(self._options.model_path), None, None
-        self._crashes = CrashRecord(max_a_minute=self._max_crashes_a_minute, clock=self._clock)
-        self._settled.clear()
-        self._is_wanted_again.set()
+        self._deaths.forgive()
 
     async def settled(self) -> EngineState:
         """The state that loading leads to, once it is over."""
-        await self._settled.wait()
-        return self._state
+        return await self._life.settled()
 
     async def sleep(self) -> None:
         """End the process until `wake`. Returns when it is gone. Nobody may be served by it."""
-        if self._state is EngineState.ASLEEP:
+        if self.state is EngineState.ASLEEP:
             return
-        self._is_wanted_again.clear()
-        self._move(EngineState.ASLEEP)
+        self._life.move(EngineState.ASLEEP)
         self._forget_process()
         self.reason = None
         if self._process is not None:
@@ -234,8 +180,8 @@ class Supervisor:
 
     def stop(self) -> None:
         """No other process is started. One that loads has nothing to save and is not waited for."""
-        is_loading = self._state in (EngineState.LOADING, EngineState.RESTARTING)
-        self._move(EngineState.STOPPED)
+        is_loading = self._life.is_starting
+        self._end()
         if is_loading and self._process is not None:
             self._process.kill()
 
@@ -246,13 +192,13 @@ class Supervisor:
 
     def kill(self) -> None:
         """For a `wait_for_end` that is not to wait, not even if it waits already."""
-        self._move(EngineState.STOPPED)
+        self._end()
         if self._last_process is not None:
             self._last_process.kill()
 
-    @property
-    def _is_wanted(self) -> bool:
-        return self._state not in (EngineState.STOPPED, EngineState.FAILED, EngineState.ASLEEP)
+    def _end(self) -> None:
+        self._life.move(EngineState.STOPPED)
+        self.adapters.end(lambda: EngineUnavailable("The server is shutting down."))
 
     async def _live_once(self, clientele: Clientele) -> Death | None:
         """One engine process from spawn to death; None: it was told to end."""
@@ -271,7 +217,7 @@ class Supervisor:
         except (OSError, RuntimeError) as error:  # of descriptors, memory or threads there may be none left
             return Death.unborn(error)
         self._process = self._last_process = process
-        was_wanted = self._is_wanted
+        was_wanted = self._life.is_wanted
         if not was_wanted:
             process.kill()
         if self._partner is not None:
@@ -281,12 +227,12 @@ class Supervisor:
             limits=self._hang_limits,
             killer=self._memory_killer(),
             clock=self._clock,
-            is_loading=lambda: self._state is not EngineState.READY,
+            is_loading=lambda: self.state is not EngineState.READY,
             owes=lambda: self._is_owed(clientele),
             is_waiting=lambda: self._partner is not None and self._partner.is_waiting,
         )
         try:
-            while (event := await watchdog.receive()) is not None and self._is_wanted:
+            while (event := await watchdog.receive()) is not None and self._life.is_wanted:
                 if not process.is_closing:
                     self._heard(event, clientele)
         finally:
@@ -331,13 +277,13 @@ class Supervisor:
         logger.info("ready: %s", info.summary)
         self._info, self.reason = info, None
         self._must_start = False
-        self._crashes.started()
-        self._move(EngineState.READY)
+        self._deaths.started()
+        self._life.move(EngineState.READY)
         self.adapters.ready(self.send)
         clientele.ready(self.send)
 
     def _start_failed(self, message: str) -> None:
-        if self._state is EngineState.LOADING and self._must_start:
+        if self.state is EngineState.LOADING and self._must_start:
             raise StartupError(message)
         self._start_failure = message
 
@@ -351,17 +297,12 @@ class Supervisor:
         if step.figures is not None:
             self._observer.step_done(step.figures)
 
-    def _forget_process(self) -> None:
-        """What the process has told of itself is not so any more."""
-        self.kv_stats, self.forecast = None, None
-        self.held_blocks.clear()
-
     async def _replace(self, death: Death, clientele: Clientele) -> None:
         """Decide what the death means, and wait before the next start."""
         is_own_fault = death.kind is not DeathKind.KILL  # else an adapter that was being loaded is blameless
-        if is_own_fault and self.adapters.died(death.message) and self._state is EngineState.LOADING:
+        if is_own_fault and self.adapters.died(death.message) and self.state is EngineState.LOADING:
             return  # the next process does not load it
-        if self._state is EngineState.LOADING and (why := self._why_not_loaded(death)) is not None:
+        if self.state is EngineState.LOADING and (why := self._why_not_loaded(death)) is not None:
             self._not_loaded(why, clientele)
             return
         if self._may_have_died_measuring(death, clientele):
@@ -370,12 +311,11 @@ class Supervisor:
         self.reason = self._start_failure or death.message
         logger.error("%s, %d requests live", self.reason, clientele.num_live)
         self._book(death, is_searching=clientele.died(death))
-        if (why := self._crashes.why_too_many) is not None:
+        if (why := self._deaths.why_too_many) is not None:
             self._give_up(why, clientele)
             return
-        self._move(EngineState.RESTARTING)
-        with contextlib.suppress(asyncio.TimeoutError):
-            await asyncio.wait_for(self._stopped.wait(), self._crashes.backoff_s)
+        self._life.move(EngineState.RESTARTING)
+        await self._life.pause(self._deaths.backoff_s)
 
     def _why_not_loaded(self, death: Death) -> str | None:
         """None: somebody has killed it, and the next may come further."""
@@ -389,32 +329,33 @@ class Supervisor:
             raise StartupError(why)
         logger.error("%s is not loaded: %s", self._options.model_path, why)
         self._fail(why)
-        again_s = self._state.retry_after_s
+        again_s = self.state.retry_after_s
         clientele.end(lambda: EngineUnavailable(f"The model could not be loaded: {why}", again_s))
         self.adapters.end(lambda: EngineUnavailable(f"The model could not be loaded: {why}", again_s))
 
     def _fail(self, reason: str) -> None:
         self.reason, self.failed_s = reason, self._clock()
-        self._is_wanted_again.clear()
-        self._move(EngineState.FAILED)
+        self._life.move(EngineState.FAILED)
+
+    def _forget_process(self) -> None:
+        """What the process has told of itself is not so any more."""
+        self.kv_stats, self.forecast = None, None
+        self.held_blocks.clear()
 
     def _book(self, death: Death, *, is_searching: bool) -> None:
         """`is_searching`: the search for a culprit needed this death."""
-        self.restarts += 1
-        self._last_death = (death, self._clock())
-        self._observer.engine_died(death.cause)
         self._forget_process()
-        is_kill = death.kind is DeathKind.KILL
-        if is_searching or (is_kill and self._has_advanced):
-            self._crashes.excuse()
-        else:
-            self._crashes.note()
-        if not is_kill and self._state is EngineState.RESTARTING:
-            self._crashes.start_failed()
+        self._observer.engine_died(death.cause)
+        self._deaths.book(
+            death,
+            is_searching=is_searching,
+            has_advanced=self._has_advanced,
+            while_restarting=self.state is EngineState.RESTARTING,
+        )
 
     def _may_have_died_measuring(self, death: Death, clientele: Clientele) -> bool:
         """By itself, ready, and with nothing else to do."""
-        is_idle = self._state is EngineState.READY and not clientele.num_live
+        is_idle = self.state is EngineState.READY and not clientele.num_live
         return is_idle and death.kind is DeathKind.FAULT and self._options.calibrate == "idle"
 
     def _give_up(self, why: str, clientele: Clientele) -> None:
@@ -422,15 +363,3 @@ class Supervisor:
         logger.critical("giving up: %s", self.reason)
         clientele.end(lambda: GenerationFailed(f"The engine is gone: {self.reason}."))
         self.adapters.end(lambda: EngineUnavailable(f"The engine is gone: {self.reason}."))
-
-    def _move(self, to: EngineState) -> None:
-        if to is self._state:
-            return
-        assert self._state.may_become(to), f"{self._state.value} -> {to.value}"
-        self._state = to
-        if to is EngineState.STOPPED:
-            self._stopped.set()
-            self.adapters.end(lambda: EngineUnavailable("The server is shutting down."))
-            self._is_wanted_again.set()
-        if to not in (EngineState.LOADING, EngineState.RESTARTING):
-            self._settled.set()

@@ -15,7 +15,7 @@ from openai_cpu_server.contract.cost import CostCurve
 from openai_cpu_server.contract.messages import EngineOptions
 from openai_cpu_server.contract.request import GenerationRequest, Priority
 from openai_cpu_server.contract.step import Step, StepResult
-from openai_cpu_server.dispatch.turns import Grant, Recalled, Turns
+from openai_cpu_server.dispatch.cores.turns import Grant, Recalled, Turns
 from openai_cpu_server.engine.build import step_options
 from openai_cpu_server.scheduler.cost_model import CostModel
 from openai_cpu_server.scheduler.kv_ledger import KVLedger

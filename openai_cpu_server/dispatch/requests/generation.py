@@ -8,12 +8,13 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from openai_cpu_server.contract.engine import Timings
 from openai_cpu_server.contract.messages import Finish, FinishReason, ModelLoading, Place, TokenEvent
 from openai_cpu_server.contract.request import GenerationRequest
-from openai_cpu_server.dispatch.answer import Answer
-from openai_cpu_server.dispatch.backlog import Backlog
+from openai_cpu_server.dispatch.requests.answer import Answer
+from openai_cpu_server.dispatch.requests.awaiting import TakesTokens
+from openai_cpu_server.dispatch.requests.backlog import Backlog
 from openai_cpu_server.errors import GenerationFailed, ReaderTooSlow
 
 
-class Generation(Answer[TokenEvent]):
+class Generation(Answer[TokenEvent], TakesTokens):
     """The events of one API call's sequences, as they come. `async with` it: leaving cancels what still runs.
 
     Iterating raises `GenerationFailed` when a sequence ends with an error, `RequestCancelled` when somebody

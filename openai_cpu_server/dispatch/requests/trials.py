@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from openai_cpu_server.contract.request import Priority
 from openai_cpu_server.dispatch.death import DeathKind
-from openai_cpu_server.dispatch.live import Live
+from openai_cpu_server.dispatch.requests.live import Live
 
 _POINTS = {DeathKind.FAULT: 3, DeathKind.HANG: 3, DeathKind.MEMORY: 2, DeathKind.KILL: 2}
 """The suspicion that a death brings upon each of the accused. It adds up for one that was alone."""

@@ -11,12 +11,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from openai_cpu_server.contract.messages import TokenEvent
 from openai_cpu_server.contract.request import Priority
 from openai_cpu_server.dispatch.death import DeathKind
-from openai_cpu_server.dispatch.generation import Generation
-from openai_cpu_server.dispatch.live import Live
-from openai_cpu_server.dispatch.live_requests import LiveRequests
+from openai_cpu_server.dispatch.requests.generation import Generation
+from openai_cpu_server.dispatch.requests.live import Live
+from openai_cpu_server.dispatch.requests.live_requests import LiveRequests
+from openai_cpu_server.dispatch.requests.outside import Outside
 from tests.scheduler.driver import request
 
 FAULT, HANG, KILL = DeathKind.FAULT, DeathKind.HANG, DeathKind.KILL
@@ -28,6 +28,7 @@ class Engine:
 
     def __init__(self, *ids: str) -> None:
         self.live = LiveRequests()
+        self.outside = Outside(self.live)
         self.has: list[str] = []
         for name in ids:
             self.add(name)
@@ -35,32 +36,40 @@ class Engine:
     def add(self, name: str, priority: Priority = INTERACTIVE) -> None:
         one = request(name, priority=priority)
         generation = Generation([one], cancel=lambda _: None, clock=lambda: 0.0)
-        self.live.add(Live(one, generation, 0.0))
+        live = Live(one, generation, 0.0)
+        self.live.add(live)
+        self.outside.add(live)
         self.send()
 
+    def forget(self, name: str) -> None:
+        self.live.remove(name)
+        self.outside.remove(name)
+
     def send(self) -> None:
-        self.has += [live.request.id for live in self.live.due()]
+        self.has += [live.request.id for live in self.outside.due()]
 
     def step(self, *advanced: str) -> None:
         """A step of all, in which these (none given: all) gain a token."""
-        self.live.computing(tuple(self.has))
+        self.outside.computing(tuple(self.has))
         self.advance(advanced or tuple(self.has))
 
     def advance(self, names: Iterable[str]) -> None:
         for name in names:
-            self.live.advanced(TokenEvent(id=name, tokens=(5,), text="x"))
+            live = self.live.get(name)
+            assert live is not None
+            self.outside.advanced(live)
         self.send()
 
     def die_in_a_step(self, kind: DeathKind) -> list[str]:
-        self.live.computing(tuple(self.has))
+        self.outside.computing(tuple(self.has))
         return self.die(kind)
 
     def die(self, kind: DeathKind) -> list[str]:
         """Returns who is to blame. A new engine gets what is due."""
-        self.verdict = self.live.crashed(kind)
+        self.verdict = self.outside.crashed(kind)
         guilty = [live.request.id for live in self.verdict.guilty]
         for name in guilty:
-            self.live.remove(name)
+            self.forget(name)
         self.has = []
         self.send()
         return guilty
@@ -89,7 +98,7 @@ def test_interactive_suspects_go_before_batch_work_and_newcomers_do_not_wait_for
     engine.step()
     engine.die_in_a_step(FAULT)
     assert engine.has == ["i"]
-    engine.live.remove("i")
+    engine.forget("i")
     engine.send()
     assert len(engine.has) == 1 + 8
     engine.add("b16", BATCH)
@@ -120,12 +129,12 @@ def test_who_was_handled_when_the_engine_died_is_tried_alone_before_all_others()
     engine = Engine("a", "b")
     engine.step()
     engine.add("poison", BATCH)
-    engine.live.computing(("a", "b"))
-    engine.live.handling("poison")
+    engine.outside.computing(("a", "b"))
+    engine.outside.handling("poison")
     assert engine.die(FAULT) == []
     engine.add("new")
     assert engine.has == ["poison"]
-    engine.live.handling("poison")
+    engine.outside.handling("poison")
     assert engine.die(FAULT) == ["poison"]
     assert engine.has == ["a", "b", "new"]
 
@@ -134,8 +143,8 @@ def test_who_was_only_handled_at_that_time_is_cleared_and_the_others_are_tried()
     engine = Engine("poison", "a")
     engine.step()
     engine.add("b")
-    engine.live.computing(("poison", "a"))
-    engine.live.handling("b")
+    engine.outside.computing(("poison", "a"))
+    engine.outside.handling("b")
     engine.die(FAULT)
     engine.step()
     engine.step("a")
@@ -148,10 +157,10 @@ def test_who_is_to_be_tried_alone_still_is_when_the_next_engine_dies_loading() -
     engine = Engine("a", "b")
     engine.step()
     engine.add("poison", BATCH)
-    engine.live.computing(("a", "b"))
-    engine.live.handling("poison")
-    engine.live.crashed(FAULT)
-    engine.live.crashed(KILL)
+    engine.outside.computing(("a", "b"))
+    engine.outside.handling("poison")
+    engine.outside.crashed(FAULT)
+    engine.outside.crashed(KILL)
     engine.has = []
     engine.add("new")
     assert engine.has == ["poison"]
@@ -160,9 +169,9 @@ def test_who_is_to_be_tried_alone_still_is_when_the_next_engine_dies_loading() -
 def test_a_death_while_the_next_engine_loads_changes_nothing() -> None:
     engine = Engine(*"abcd")
     engine.step()
-    engine.live.computing(tuple(engine.has))
-    engine.live.crashed(FAULT)
-    engine.live.crashed(KILL)
+    engine.outside.computing(tuple(engine.has))
+    engine.outside.crashed(FAULT)
+    engine.outside.crashed(KILL)
     engine.has = []
     engine.send()
     assert engine.has == ["c", "d"]
@@ -237,7 +246,7 @@ def test_a_suspect_that_leaves_makes_room_for_the_next() -> None:
     engine = Engine("a", "b")
     engine.die_in_a_step(FAULT)
     assert engine.has == ["b"]
-    engine.live.remove("b")
+    engine.forget("b")
     engine.send()
     assert engine.has == ["b", "a"]
 
@@ -250,11 +259,11 @@ def test_a_hang_outside_of_steps_accuses_whom_the_engine_had() -> None:
 
 def test_the_engine_owes_nothing_while_all_are_held() -> None:
     engine = Engine()
-    assert not engine.live.are_owed
+    assert engine.outside.is_everybody
     engine.add("a")
-    assert engine.live.are_owed
-    engine.live.crashed(FAULT)
-    assert not engine.live.are_owed
+    assert not engine.outside.is_everybody
+    engine.outside.crashed(FAULT)
+    assert engine.outside.is_everybody
 
 
 CALLS = st.tuples(
@@ -283,7 +292,7 @@ def test_every_killer_fails_alone_and_soon(
                 engine.add(f"r{i}", priority)
         round_number += 1
         computed = [one for one in engine.has if chance.random() < 0.8]
-        engine.live.computing(tuple(computed))
+        engine.outside.computing(tuple(computed))
         if any(tokens[one] >= deadly.get(one, math.inf) for one in computed):
             failed += engine.die(kind)
             num_deaths += 1

@@ -9,7 +9,7 @@ from itertools import count
 
 from openai_cpu_server.contract.messages import Command, Recall, Turn, TurnBack, Wants
 from openai_cpu_server.contract.request import Priority
-from openai_cpu_server.dispatch.turns import Decision, Grant, Turns
+from openai_cpu_server.dispatch.cores.turns import Decision, Grant, Turns
 
 logger = logging.getLogger(__name__)
 

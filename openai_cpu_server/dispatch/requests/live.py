@@ -10,8 +10,7 @@ from openai_cpu_server.contract.embedding import EmbedRequest
 from openai_cpu_server.contract.engine import LiveRequest, RequestState
 from openai_cpu_server.contract.messages import Place, Submit
 from openai_cpu_server.contract.request import GenerationRequest
-from openai_cpu_server.dispatch.embedding import Embedding
-from openai_cpu_server.dispatch.generation import Generation
+from openai_cpu_server.dispatch.requests.awaiting import Awaiting
 
 
 class Expected(msgspec.Struct, frozen=True):
@@ -27,7 +26,7 @@ class Live:
     """An accepted request that has not ended, with what it has produced."""
 
     request: GenerationRequest | EmbedRequest
-    answer: Generation | Embedding
+    answer: Awaiting
     submitted_s: float
     output: list[int] = field(default_factory=list)
     num_embedded: int = 0
@@ -52,6 +51,12 @@ class Live:
         """None: it generates."""
         return len(self.request.inputs) if isinstance(self.request, EmbedRequest) else None
 
+    @property
+    def num_prompt_tokens(self) -> int:
+        """Those of all inputs, where texts are embedded."""
+        request = self.request
+        return request.num_tokens if isinstance(request, EmbedRequest) else len(request.tokens)
+
     def run(self) -> None:
         self.state, self.expected = RequestState.RUNNING, None
 
@@ -69,7 +74,7 @@ class Live:
             id=self.request.id,
             priority=self.request.priority,
             state=self.state,
-            prompt_tokens=_prompt_tokens(self.request),
+            prompt_tokens=self.num_prompt_tokens,
             output_tokens=len(self.output),
             age_s=now_s - self.submitted_s,
             client=self.request.client,
@@ -78,7 +83,3 @@ class Live:
             num_inputs=self.num_inputs,
             num_embedded=self.num_embedded,
         )
-
-
-def _prompt_tokens(request: GenerationRequest | EmbedRequest) -> int:
-    return request.num_tokens if isinstance(request, EmbedRequest) else len(request.tokens)

@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from openai_cpu_server.dispatch.crashes import CrashRecord
 from openai_cpu_server.dispatch.death import Death, DeathKind
-from openai_cpu_server.dispatch.hang_detector import TICK_S, HangDetector, HangLimits
-from openai_cpu_server.dispatch.memory_killer import MemoryKiller
+from openai_cpu_server.dispatch.process.crashes import CrashRecord
+from openai_cpu_server.dispatch.process.hang_detector import TICK_S, HangDetector, HangLimits
+from openai_cpu_server.dispatch.process.memory_killer import MemoryKiller
 
 
 class Story:

@@ -7,8 +7,8 @@ import pytest
 from openai_cpu_server.contract.messages import Finish, FinishReason, TokenEvent
 from openai_cpu_server.contract.request import GenerationRequest, Sampling
 from openai_cpu_server.contract.step import TokenLogprob
-from openai_cpu_server.dispatch.generation import Generation
-from openai_cpu_server.dispatch.queue_room import UNKNOWN_S, wait_until_left_s
+from openai_cpu_server.dispatch.requests.generation import Generation
+from openai_cpu_server.dispatch.requests.queue_room import UNKNOWN_S, wait_until_left_s
 from openai_cpu_server.errors import DeadlineExceeded, ReaderTooSlow
 
 pytestmark = pytest.mark.anyio

@@ -6,11 +6,12 @@ from collections.abc import Callable
 
 from openai_cpu_server.contract.embedding import Embedded, EmbedRequest
 from openai_cpu_server.contract.engine import EmbedTimings
-from openai_cpu_server.dispatch.answer import Answer
+from openai_cpu_server.dispatch.requests.answer import Answer
+from openai_cpu_server.dispatch.requests.awaiting import TakesVectors
 from openai_cpu_server.errors import GenerationFailed
 
 
-class Embedding(Answer[Embedded]):
+class Embedding(Answer[Embedded], TakesVectors):
     """The vectors of one API call. `async with` it: leaving cancels what still runs."""
 
     def __init__(

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from openai_cpu_server.contract.replica import HeldUpdate, PrefixNews
-from openai_cpu_server.dispatch.held_blocks import HeldBlocks
+from openai_cpu_server.dispatch.process.held_blocks import HeldBlocks
 
 
 def test_all_at_first_and_then_what_has_changed() -> None:

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from openai_cpu_server.contract.request import Priority
-from openai_cpu_server.dispatch.turns import (
+from openai_cpu_server.dispatch.cores.turns import (
     BATCH_TURN_S,
     INTERACTIVE_TURN_S,
     LONGEST_COURTESY_S,

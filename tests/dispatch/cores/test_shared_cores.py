@@ -15,10 +15,10 @@ import pytest
 from openai_cpu_server.contract.engine import EngineState
 from openai_cpu_server.contract.messages import EngineOptions, Recall, Turn, TurnBack, Wants
 from openai_cpu_server.contract.request import Priority
+from openai_cpu_server.dispatch.cores.shared_cores import Partner, SharedCores
 from openai_cpu_server.dispatch.dispatcher import Dispatcher
-from openai_cpu_server.dispatch.hang_detector import HangLimits
-from openai_cpu_server.dispatch.shared_cores import Partner, SharedCores
-from openai_cpu_server.dispatch.supervisor import Supervisor
+from openai_cpu_server.dispatch.process.hang_detector import HangLimits
+from openai_cpu_server.dispatch.process.supervisor import Supervisor
 from openai_cpu_server.errors import RequestCancelled
 from tests.dispatch.test_dispatcher import collect, eventually, expected_text, running, text, until
 from tests.scheduler.driver import request

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 import psutil
 
 from openai_cpu_server.contract.messages import Command, EngineOptions, Event, Start
-from openai_cpu_server.dispatch.channel import ClientChannel
+from openai_cpu_server.dispatch.process.channel import ClientChannel
 
 
 def resident_bytes(pid: int | None = None) -> int:

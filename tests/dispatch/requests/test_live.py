@@ -10,9 +10,10 @@ from openai_cpu_server.contract.engine import LiveRequest, RequestState
 from openai_cpu_server.contract.messages import Finish, FinishReason, Place, TokenEvent
 from openai_cpu_server.contract.request import Priority
 from openai_cpu_server.dispatch.death import DeathKind
-from openai_cpu_server.dispatch.generation import Generation
-from openai_cpu_server.dispatch.live import Live
-from openai_cpu_server.dispatch.live_requests import LiveRequests
+from openai_cpu_server.dispatch.requests.generation import Generation
+from openai_cpu_server.dispatch.requests.live import Live
+from openai_cpu_server.dispatch.requests.live_requests import LiveRequests
+from openai_cpu_server.dispatch.requests.outside import Outside
 from openai_cpu_server.errors import RequestCancelled
 from tests.scheduler.driver import request
 
@@ -61,7 +62,7 @@ def test_all_wait_while_the_engine_is_restarting() -> None:
     live = LiveRequests()
     accept(live, "a/0")
     live.computing(("a/0",))
-    assert live.crashed(DeathKind.FAULT).guilty == []
+    assert Outside(live).crashed(DeathKind.FAULT).guilty == []
     assert states(live) == {"a/0": WAITING}
 
 

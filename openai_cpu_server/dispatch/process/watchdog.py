@@ -9,10 +9,10 @@ from collections.abc import Callable
 import msgspec
 
 from openai_cpu_server.contract.messages import Event, Handling, StepStarted
-from openai_cpu_server.dispatch.child import EngineProcess
 from openai_cpu_server.dispatch.death import Death
-from openai_cpu_server.dispatch.hang_detector import TICK_S, HangDetector, HangLimits
-from openai_cpu_server.dispatch.memory_killer import MemoryKiller
+from openai_cpu_server.dispatch.process.child import EngineProcess
+from openai_cpu_server.dispatch.process.hang_detector import TICK_S, HangDetector, HangLimits
+from openai_cpu_server.dispatch.process.memory_killer import MemoryKiller
 
 logger = logging.getLogger(__name__)
 
