@@ -211,6 +211,7 @@ def _api_options(settings: Settings) -> ApiOptions:
         read_timeout_s=settings.read_timeout_s,
         cors_origins=tuple(settings.cors_origin),
         trusted_proxies=tuple(settings.trusted_proxy),
+        page=settings.page,
         compares_turns=settings.semantic_cache is not None,
     )
 

@@ -275,6 +275,7 @@ class Settings(ModelOptions, WhatToServe, BaseSettings):
         5, ge=1, description="of the engine; then it is given up. SIGKILLs after progress do not count"
     )
     keep_alive_s: float = Field(10.0, ge=0, description="seconds between comments on a silent stream")
+    page: bool = Field(True, description="a page for browsers at /: chat, and what the scheduler does")
     lenient: bool = Field(False, description="ignore unknown parameters and name them in a header")
     log_level: Literal["debug", "info", "warning", "error"] = Field("info", description="least level shown")
     log_format: Literal["console", "json"] = Field("console", description="json: an object a line")

@@ -38,6 +38,8 @@ ALLOWED = {
     "llama": {"contract", "errors", "kernels.library", "kernels.proof", "structured.gbnf"},
     # Below `api`, which looks a model up by the name in a body: for it there is no HTTP and no process.
     "models": {"contract", "errors", "prompt", "structured"},
+    # The files of the page: for it there is no HTTP.
+    "page": set[str](),
     # Below `api`, which asks it before it submits a call: for it there is no HTTP, no model and no engine.
     "answers": {"contract", "errors"},
     # Beside `api`, which calls it: batches know neither HTTP nor the engine. Rows are run through a callable
@@ -55,6 +57,7 @@ ALLOWED = {
         "jobs",
         "models",
         "observe",
+        "page",
         "prompt",
         "structured",
     },

@@ -92,6 +92,7 @@ class Dispatcher:
             requests, cancel=self._replay.cancel, clock=self._clock, max_held_bytes=self._max_held_bytes
         )
         self._replay.accept([Live(request, generation, self._clock()) for request in requests])
+        self._supervisor.request_came(requests[0].priority)
         if self.state in (EngineState.ASLEEP, EngineState.LOADING):
             generation.wait_for_model(ModelLoading(self._supervisor.start.loaded))
         return generation
@@ -102,6 +103,7 @@ class Dispatcher:
         self._queue.check(request.priority, 1)
         embedding = Embedding(request, cancel=self._replay.cancel, clock=self._clock)
         self._replay.accept([Live(request, embedding, self._clock())])
+        self._supervisor.request_came(request.priority)
         return embedding
 
     def cancel(self, name: str) -> bool:

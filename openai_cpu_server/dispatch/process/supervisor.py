@@ -27,6 +27,7 @@ from openai_cpu_server.contract.messages import (
 )
 from openai_cpu_server.contract.model_info import ModelInfo
 from openai_cpu_server.contract.replica import Forecast
+from openai_cpu_server.contract.request import Priority
 from openai_cpu_server.dispatch.adapters.desk import AdapterDesk
 from openai_cpu_server.dispatch.cores.shared_cores import Partner
 from openai_cpu_server.dispatch.death import Death, DeathKind
@@ -141,6 +142,11 @@ class Supervisor:
         """To the engine process, if there is one."""
         if self._process is not None:
             self._process.send(*commands)
+
+    def request_came(self, priority: Priority) -> None:
+        """A process that loads is in more of a hurry where somebody waits for it."""
+        if self._partner is not None:
+            self._partner.request_came(priority)
 
     async def run(self, clientele: Clientele) -> None:
         """Keep an engine alive until `stop`, unless it sleeps or has failed. Raises `StartupError` if the
