@@ -20,6 +20,7 @@ from openai_cpu_server.contract.engine import (
 )
 from openai_cpu_server.contract.messages import ClearCache, KVStats, ModelLoading
 from openai_cpu_server.contract.model_info import ModelInfo
+from openai_cpu_server.contract.replica import Forecast, HeldUpdate
 from openai_cpu_server.contract.request import GenerationRequest, Priority
 from openai_cpu_server.dispatch.process.supervisor import Supervisor
 from openai_cpu_server.dispatch.requests.admission import QueueLimit, check_embeds, check_generates
@@ -159,6 +160,17 @@ class Dispatcher:
 
     def unload_adapter(self, name: str) -> bool:
         return self._supervisor.adapters.unload(name)
+
+    # -- for whoever chooses between several ---------------------------------------------------------------
+
+    @property
+    def forecast(self) -> Forecast | None:
+        """What newcomers may expect; None where `EngineOptions.tells_forecast` is off, or nothing has run."""
+        return self._supervisor.forecast
+
+    def held_since(self, version: int | None) -> HeldUpdate:
+        """What of prompts the engine holds, as it has changed since this version; None: all."""
+        return self._supervisor.held_blocks.since(version)
 
     # -- for whoever runs it -----------------------------------------------------------------------------
 
