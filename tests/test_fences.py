@@ -54,6 +54,8 @@ ALLOWED = {
         "serving",
         "settings",
     },
+    # The files of the page: for it there is no HTTP.
+    "page": set[str](),
     # Below `api`, which asks it before it submits a call: for it there is no HTTP, no model and no engine.
     "answers": {"contract", "errors"},
     # Beside `api`, which calls it: batches know neither HTTP nor the engine. Rows are run through a callable
@@ -71,6 +73,7 @@ ALLOWED = {
         "jobs",
         "models",
         "observe",
+        "page",
         "prompt",
         "structured",
     },

@@ -23,9 +23,9 @@ _LINE_TOKENS = 16
 """Compared is when the first line of the answer is there: some ten words, each a step after the one before.
 
 With the first token alone, sessions gather where their prefixes are until steps take twice as long there.
-Measured with `scripts/simulate.py --part goal`, two seeds and two loads: 0 lets the busiest of four replicas
-compute 1.05 to 1.39 times the mean, 16 at most 1.20; hit rates are 0.980 to 0.989 and 0.977 to 0.983 of one
-replica's. With 64 they fall to 0.934.
+Measured with `scripts/simulate.py --part goal`, three seeds of 600 s, at full and at half load: with 0 the
+busiest of four replicas computes up to 1.18 and 1.33 times the mean, with 16 up to 1.11 and 1.25; the hit
+rates are 0.969 to 0.995 of one replica's with all of 0, 8, 16 and 32.
 """
 _STALE_S = 5.0
 """A replica that was silent for so long is chosen only where no other is: it may be cut off."""

@@ -4,23 +4,25 @@ from __future__ import annotations
 
 from starlette.routing import Route
 
+from openai_cpu_server.api.access.keys import PAGE_FILES
 from openai_cpu_server.api.assembly.parts import Parts
 from openai_cpu_server.api.calls.recall import Recall
 from openai_cpu_server.api.options import ApiOptions
 from openai_cpu_server.api.routes.adapters import AdapterRoutes, FindAdapter
 from openai_cpu_server.api.routes.batch_jobs import BatchJobRoutes
 from openai_cpu_server.api.routes.cache import CacheRoutes
+from openai_cpu_server.api.routes.events import EventRoutes
 from openai_cpu_server.api.routes.files import FileRoutes
 from openai_cpu_server.api.routes.health import HealthRoutes
 from openai_cpu_server.api.routes.metrics import MetricsRoutes
 from openai_cpu_server.api.routes.model_keeping import ModelKeeping, ModelKeepingRoutes
 from openai_cpu_server.api.routes.models import ModelRoutes
+from openai_cpu_server.api.routes.page import PageRoutes
 from openai_cpu_server.api.routes.requests import RequestRoutes
 from openai_cpu_server.api.routes.stats import StatsRoutes
 from openai_cpu_server.api.routes.tokens import TokenRoutes
 from openai_cpu_server.jobs.jobs import Jobs
 from openai_cpu_server.models.registry import ModelRegistry
-from openai_cpu_server.observe.watch import Watch
 
 
 def managing_routes(parts: Parts, keeping: ModelKeeping, find_adapter: FindAdapter) -> list[Route]:
@@ -29,8 +31,9 @@ def managing_routes(parts: Parts, keeping: ModelKeeping, find_adapter: FindAdapt
         *_keeping_routes(models, keeping),
         *_routes(models, options, parts.recall),
         *_adapter_routes(models, options, find_adapter),
-        *_watching_routes(models, parts.watch),
+        *_watching_routes(parts),
         *(_job_routes(parts.jobs, models, options) if parts.jobs else []),
+        *(_page_routes() if options.page else []),
     ]
 
 
@@ -70,9 +73,20 @@ def _keeping_routes(models: ModelRegistry, keeping: ModelKeeping) -> list[Route]
     ]
 
 
-def _watching_routes(models: ModelRegistry, watch: Watch) -> list[Route]:
+def _watching_routes(parts: Parts) -> list[Route]:
+    models, watch = parts.models, parts.watch
     metrics, stats = MetricsRoutes(models, watch.metrics), StatsRoutes(models, watch.recent)
-    return [Route("/metrics", metrics.page), Route("/v1/stats", stats.stats)]
+    events = EventRoutes(models, watch.recent, parts.keys, parts.options)
+    return [
+        Route("/metrics", metrics.page),
+        Route("/v1/stats", stats.stats),
+        Route("/v1/events", events.stream),
+    ]
+
+
+def _page_routes() -> list[Route]:
+    page = PageRoutes()
+    return [Route("/", page.index), Route(PAGE_FILES + "{version}/{name}", page.file)]
 
 
 def _job_routes(jobs: Jobs, models: ModelRegistry, options: ApiOptions) -> list[Route]:

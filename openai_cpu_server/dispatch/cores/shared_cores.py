@@ -87,6 +87,8 @@ class Partner:
         self._cores = cores
         self._used_before_s = dict.fromkeys(Priority, 0.0)
         """The time that processes before the present one have used."""
+        self._loads_as: Priority | None = None
+        """The class in which its process loads; None: it does not."""
 
     def enter(self, send: Send) -> None:
         """A process has started, and can be sent commands until it leaves."""
@@ -95,6 +97,7 @@ class Partner:
     def leave(self) -> None:
         """The process has died, or hears nothing any more. May be called twice."""
         self._used_before_s = {work: self.used_s(work) for work in Priority}
+        self._loads_as = None
         self._cores.leave(self.name)
 
     def heard(self, event: Wants | TurnBack, *, loads_for: Priority | None) -> None:
@@ -107,10 +110,18 @@ class Partner:
         work = wants.work
         if wants.is_loading and work is not None:
             work = Priority.BATCH if loads_for is None else loads_for
+        self._loads_as = work if wants.is_loading else None
         if isinstance(event, TurnBack):
             self._cores.given_back(self.name, work)
         else:
             self._cores.wants(self.name, work)
+
+    def request_came(self, priority: Priority) -> None:
+        """While its process waits to load a piece as batch work, or loads one, that becomes interactive work:
+        between two pieces a busy machine may have other work for seconds."""
+        if self._loads_as is Priority.BATCH and priority is Priority.INTERACTIVE:
+            self._loads_as = priority
+            self._cores.wants(self.name, priority)
 
     @property
     def is_waiting(self) -> bool:

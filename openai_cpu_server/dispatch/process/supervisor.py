@@ -9,17 +9,19 @@ from collections.abc import Callable, Sequence
 
 import msgspec
 
-from openai_cpu_server.contract.engine import EngineState, LastDeath
+from openai_cpu_server.contract.engine import EngineState, LastDeath, SeeStep
 from openai_cpu_server.contract.messages import (
     AdapterLoaded,
     AdapterRefused,
     Command,
     EngineOptions,
     Event,
+    HideSteps,
     KVStats,
     Loading,
     LoadingAdapter,
     Ready,
+    ShowSteps,
     StartFailed,
     StepDone,
     TurnBack,
@@ -99,6 +101,8 @@ class Supervisor:
         """What the present process has said about it."""
         self._has_advanced = False
         """The present process has brought tokens or vectors."""
+        self._see: SeeStep | None = None
+        """Who watches the steps; None: nobody does."""
         self._gone = asyncio.Event()
         """There is no process, and none is being started."""
         self._gone.set()
@@ -137,10 +141,31 @@ class Supervisor:
     def last_death(self) -> LastDeath | None:
         return self._deaths.last
 
+    @property
+    def deaths(self) -> tuple[LastDeath, ...]:
+        """The last ones, the oldest first."""
+        return self._deaths.known
+
+    def show_steps(self, see: SeeStep) -> None:
+        """To be told of each step who was in it, of this process and of those after it."""
+        self._see = see
+        if self.state is EngineState.READY:
+            self.send(ShowSteps())
+
+    def hide_steps(self) -> None:
+        self._see = None
+        if self.state is EngineState.READY:
+            self.send(HideSteps())
+
     def send(self, *commands: Command) -> None:
         """To the engine process, if there is one."""
         if self._process is not None:
             self._process.send(*commands)
+
+    def request_came(self, priority: Priority) -> None:
+        """A process that loads is in more of a hurry where somebody waits for it."""
+        if self._partner is not None:
+            self._partner.request_came(priority)
 
     async def run(self, clientele: Clientele) -> None:
         """Keep an engine alive until `stop`, unless it sleeps or has failed. Raises `StartupError` if the
@@ -280,6 +305,8 @@ class Supervisor:
         self._deaths.started()
         self._life.move(EngineState.READY)
         self.adapters.ready(self.send)
+        if self._see is not None:
+            self.send(ShowSteps())
         clientele.ready(self.send)
 
     def _start_failed(self, message: str) -> None:
@@ -296,11 +323,8 @@ class Supervisor:
         self._has_advanced = self._has_advanced or bool(step.events) or bool(step.embedded)
         if step.figures is not None:
             self._observer.step_done(step.figures)
-
-    def _forget_process(self) -> None:
-        """What the process has told of itself is not so any more."""
-        self.kv_stats, self.forecast = None, None
-        self.held_blocks.clear()
+        if step.shown is not None and self._see is not None:
+            self._see(step.figures, step.shown)
 
     async def _replace(self, death: Death, clientele: Clientele) -> None:
         """Decide what the death means, and wait before the next start."""
@@ -341,6 +365,11 @@ class Supervisor:
     def _fail(self, reason: str) -> None:
         self.reason, self.failed_s = reason, self._clock()
         self._life.move(EngineState.FAILED)
+
+    def _forget_process(self) -> None:
+        """What the process has told of itself is not so any more."""
+        self.kv_stats, self.forecast = None, None
+        self.held_blocks.clear()
 
     def _book(self, death: Death, *, is_searching: bool) -> None:
         """`is_searching`: the search for a culprit needed this death."""

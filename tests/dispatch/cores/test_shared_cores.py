@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from openai_cpu_server.contract.adapter import Adapter
 from openai_cpu_server.contract.engine import EngineState
 from openai_cpu_server.contract.messages import EngineOptions, Recall, Turn, TurnBack, Wants
 from openai_cpu_server.contract.request import Priority
@@ -80,6 +81,23 @@ async def test_a_load_is_as_urgent_as_who_waits_for_it() -> None:
     b.leave()
     assert b.used_s(INTERACTIVE) == used_s > 0
     assert a.is_holding
+
+
+async def test_a_load_that_began_as_batch_work_hurries_as_soon_as_somebody_waits_for_it() -> None:
+    cores = SharedCores(batch_floor=0.1)
+    sent: dict[str, list[object]] = {"a": [], "b": []}
+    a, b = cores.join("a"), cores.join("b")
+    a.enter(sent["a"].append)
+    b.enter(sent["b"].append)
+    a.heard(Wants(work=BATCH), loads_for=None)
+    b.heard(Wants(work=BATCH, is_loading=True), loads_for=None)
+    b.request_came(BATCH)
+    assert len(sent["a"]) == 2
+    b.request_came(INTERACTIVE)
+    assert sent["a"][2:] == [Recall(interrupts=True)]
+    a.request_came(INTERACTIVE)  # it does not load: its process says what it wants
+    a.heard(TurnBack(wants=Wants(work=BATCH)), loads_for=INTERACTIVE)
+    assert (a.is_waiting, b.is_holding) == (True, True)
 
 
 async def test_streams_of_two_models_are_whole_and_take_turns() -> None:
@@ -199,6 +217,19 @@ async def test_a_model_loads_in_pieces_beside_a_stream() -> None:
             assert not stream.done()
             assert shared.partners["b"].used_s(BATCH) > 0
             assert text(await stream) == expected_text(streamed)
+
+
+async def test_an_adapter_is_tried_with_the_turn() -> None:
+    shared = Shared(batch_floor=0.5)
+    a, b = shared.engine("a"), shared.engine("b")
+    async with both(shared, a, b):
+        stream = asyncio.create_task(collect(a, request("x", output=300)))
+        await eventually(lambda: shared.is_holding("a"))
+        await b.load_adapter(Adapter(name="one", path="one.gguf", digest="d"))
+        assert shared.partners["b"].used_s(BATCH) > 0
+        assert not stream.done()
+        await stream
+        await eventually(lambda: shared.cores.holder is None)
 
 
 async def test_a_model_that_dies_while_it_loads_frees_the_turn() -> None:
