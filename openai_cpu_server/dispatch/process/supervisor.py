@@ -29,6 +29,7 @@ from openai_cpu_server.contract.messages import (
 )
 from openai_cpu_server.contract.model_info import ModelInfo
 from openai_cpu_server.contract.replica import Forecast
+from openai_cpu_server.contract.request import Priority
 from openai_cpu_server.dispatch.adapters.desk import AdapterDesk
 from openai_cpu_server.dispatch.cores.shared_cores import Partner
 from openai_cpu_server.dispatch.death import Death, DeathKind

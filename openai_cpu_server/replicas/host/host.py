@@ -236,6 +236,7 @@ class Host:
             kv_tokens_used=kv.pool_tokens_used if kv else 0,
             restarts=supervisor.restarts,
             last_death=supervisor.last_death,
+            deaths=supervisor.deaths,
             rss_bytes=supervisor.rss_bytes,
             engine_rss_bytes=supervisor.engine_rss_bytes,
             kernels=info.kernels.described if info else {},

@@ -11,7 +11,7 @@ import msgspec
 
 from openai_cpu_server.contract.adapter import Adapter, AdapterState, AdapterStatus
 from openai_cpu_server.contract.embedding import EmbedRequest
-from openai_cpu_server.contract.engine import EngineState, EngineStatus, LiveRequest, unavailable
+from openai_cpu_server.contract.engine import EngineState, EngineStatus, LiveRequest, SeeStep, unavailable
 from openai_cpu_server.contract.messages import ClearCache, KVStats
 from openai_cpu_server.contract.model_info import ModelInfo
 from openai_cpu_server.contract.request import GenerationRequest
@@ -137,6 +137,12 @@ class RemoteEngine:
 
     def kv_stats(self) -> KVStats | None:
         return self._overview.kv_stats()
+
+    def show_steps(self, see: SeeStep) -> None:
+        """Replicas do not tell of single steps."""
+
+    def hide_steps(self) -> None:
+        """Nobody was told of any."""
 
     def clear_cache(self) -> None:
         if self.state is not EngineState.READY:

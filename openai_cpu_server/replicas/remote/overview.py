@@ -86,6 +86,7 @@ class Overview:
             kv_tokens_used=sum(status.kv_tokens_used for status in statuses),
             restarts=sum(status.restarts for status in statuses) + self._carrier.num_lost,
             last_death=self._last_death(statuses),
+            deaths=tuple(death for status in statuses for death in status.deaths),
             rss_bytes=sum(status.rss_bytes for status in statuses),
             engine_rss_bytes=sum(status.engine_rss_bytes for status in statuses),
             kernels=next((status.kernels for status in statuses if status.kernels), {}),
