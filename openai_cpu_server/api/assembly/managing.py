@@ -76,7 +76,8 @@ def _keeping_routes(models: ModelRegistry, keeping: ModelKeeping) -> list[Route]
 def _watching_routes(parts: Parts) -> list[Route]:
     models, watch = parts.models, parts.watch
     metrics, stats = MetricsRoutes(models, watch.metrics), StatsRoutes(models, watch.recent)
-    events = EventRoutes(models, watch.recent, parts.keys, parts.options)
+    has_usage = parts.jobs is not None
+    events = EventRoutes(models, watch.recent, parts.keys, parts.options, has_usage=has_usage)
     return [
         Route("/metrics", metrics.page),
         Route("/v1/stats", stats.stats),
