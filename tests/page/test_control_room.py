@@ -22,15 +22,23 @@ from tests.server import ServerProcess
 pytestmark = [pytest.mark.native, pytest.mark.thorough]
 
 AXE = BUILT.parent / "source" / "node_modules" / "axe-core" / "axe.min.js"
-ENDLESS = {"prompt": "Once upon a time", "ignore_eos": True, "max_tokens": 3000, "user": "ann"}
+LONG = {"prompt": "Once upon a time", "ignore_eos": True, "max_tokens": 1500, "user": "ann"}
+
+
+@pytest.fixture(scope="module")
+def server(smollm2: Path) -> Iterator[ServerProcess]:
+    """A model that writes slowly enough to be watched."""
+    with ServerProcess("--model", str(smollm2)) as server:
+        yield server
 
 
 @contextmanager
 def generating(server: ServerProcess, **more: object) -> Iterator[None]:
     """A request that goes on until somebody ends it, or until its reader leaves."""
     with httpx.stream(
-        "POST", f"{server.url}/v1/completions", json={**ENDLESS, "stream": True, **more}, timeout=60
+        "POST", f"{server.url}/v1/completions", json={**LONG, "stream": True, **more}, timeout=60
     ) as answer:
+        assert answer.status_code == 200
         reader = threading.Thread(target=_read, args=(answer,), daemon=True)
         reader.start()
         yield
@@ -153,7 +161,7 @@ def test_on_a_phone_nothing_runs_over_the_edge(browser: Browser, server: ServerP
 
 def test_a_hidden_room_does_not_listen(visit: Visit, server: ServerProcess) -> None:
     page = room(visit)
-    expect(page.get_by_role("region", name="Models")).to_contain_text("demo")
+    expect(page.get_by_role("region", name="Models")).to_contain_text("ready")
     page.get_by_role("link", name="Chat").click()
     line = r"route=GET /v1/events status=200"
     assert server.wait_for(f"({line})")
