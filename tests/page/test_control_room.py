@@ -161,7 +161,7 @@ def test_on_a_phone_nothing_runs_over_the_edge(browser: Browser, server: ServerP
 
 def test_a_hidden_room_does_not_listen(visit: Visit, server: ServerProcess) -> None:
     page = room(visit)
-    expect(page.get_by_role("region", name="Models")).to_contain_text("ready")
+    expect(page.get_by_role("region", name="Models", exact=True)).to_contain_text("ready")
     page.get_by_role("link", name="Chat").click()
     line = r"route=GET /v1/events status=200"
     assert server.wait_for(f"({line})")
