@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import warnings
 from types import SimpleNamespace
 
 import pytest
 
-pytest.importorskip("ray")
+with warnings.catch_warnings():
+    warnings.simplefilter("ignore")  # Ray's own
+    pytest.importorskip("ray.serve.config")
 
 from openai_cpu_server.contract.engine import EngineState
 from openai_cpu_server.contract.replica import ByPriority, Forecast
