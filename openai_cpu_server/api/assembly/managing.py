@@ -27,14 +27,15 @@ from openai_cpu_server.models.registry import ModelRegistry
 
 def managing_routes(parts: Parts, keeping: ModelKeeping, find_adapter: FindAdapter) -> list[Route]:
     models, options = parts.models, parts.options
-    return [
+    routes = [
         *_keeping_routes(models, keeping),
         *_routes(models, options, parts.recall),
         *_adapter_routes(models, options, find_adapter),
-        *_watching_routes(parts),
         *(_job_routes(parts.jobs, models, options) if parts.jobs else []),
         *(_page_routes() if options.page else []),
     ]
+    has_usage = any(route.path == "/v1/usage" for route in routes)
+    return [*routes, *_watching_routes(parts, has_usage=has_usage)]
 
 
 def _routes(models: ModelRegistry, options: ApiOptions, recall: Recall | None) -> list[Route]:
@@ -73,10 +74,10 @@ def _keeping_routes(models: ModelRegistry, keeping: ModelKeeping) -> list[Route]
     ]
 
 
-def _watching_routes(parts: Parts) -> list[Route]:
+def _watching_routes(parts: Parts, *, has_usage: bool) -> list[Route]:
     models, watch = parts.models, parts.watch
     metrics, stats = MetricsRoutes(models, watch.metrics), StatsRoutes(models, watch.recent)
-    events = EventRoutes(models, watch.recent, parts.keys, parts.options)
+    events = EventRoutes(models, watch.recent, parts.keys, parts.options, has_usage=has_usage)
     return [
         Route("/metrics", metrics.page),
         Route("/v1/stats", stats.stats),

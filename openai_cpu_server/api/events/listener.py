@@ -48,14 +48,16 @@ class Listener:
         *,
         kinds: frozenset[str] = frozenset(PERIODS_S),
         scheduling: SchedulingOptions | None = None,
+        has_usage: bool = False,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`kinds`: those that it wants."""
+        """`kinds`: those that it wants. `has_usage`: the server counts what keys use."""
         self._hub = hub
         self._clock = clock
         self._sight = Sight(identity)
         self._snapshots = Snapshots(models, recent, hub, self._sight)
         self._scheduling = scheduling
+        self._has_usage = has_usage
         has_rates = self._sight.has_rates
         self._kinds = [kind for kind in PERIODS_S if kind in kinds and (has_rates or kind != "rate")]
         self._agenda = Agenda({kind: PERIODS_S[kind] for kind in self._kinds}, clock())
@@ -87,6 +89,7 @@ class Listener:
             interval_ms=round(1000 * INTERVAL_S),
             models=self._snapshots.models().models,
             restarts=self._past,
+            usage=self._has_usage,
             scheduling=self._scheduling,
         )
 

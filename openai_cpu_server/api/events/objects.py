@@ -66,6 +66,8 @@ class Hello(msgspec.Struct, frozen=True, kw_only=True, tag_field="type", tag="he
     models: list[ModelState]
     restarts: list[Restart]
     """The last ones before this stream began, the oldest first."""
+    usage: bool
+    """There is `GET /v1/usage`."""
     scheduling: SchedulingOptions | None
     """The options that explain the pictures."""
 

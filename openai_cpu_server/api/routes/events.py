@@ -36,7 +36,16 @@ _KEEP_ALIVE = ServerSentEvent(comment="keep-alive", sep="\n")
 
 
 class EventRoutes:
-    def __init__(self, models: ModelRegistry, recent: Recent, keys: KeyRing, options: ApiOptions) -> None:
+    def __init__(
+        self,
+        models: ModelRegistry,
+        recent: Recent,
+        keys: KeyRing,
+        options: ApiOptions,
+        *,
+        has_usage: bool,
+    ) -> None:
+        self._has_usage = has_usage
         self._models = models
         self._recent = recent
         self._keys = keys
@@ -61,6 +70,7 @@ class EventRoutes:
                 identity,
                 kinds=kinds,
                 scheduling=self._options.scheduling,
+                has_usage=self._has_usage,
             )
             response = EventSourceResponse(
                 self._messages(listener, scope),
