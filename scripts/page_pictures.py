@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Takes the manual's pictures of the page's control room, under load, light and dark.
 
-    .venv/bin/python scripts/page_pictures.py [--model smollm2] [--clients 16] [--seconds 65] [--out docs/images]
+    .venv/bin/python scripts/page_pictures.py [--model smollm2] [--clients 16] [--seconds 65] [--out DIR]
 
 It needs Playwright and Chromium. Look at the pictures before you commit them.
 """
@@ -48,7 +48,8 @@ def main() -> None:
 
 COUNT_LONG_TASKS = """() => {
   window.longTasks = 0;
-  new PerformanceObserver((list) => (window.longTasks += list.getEntries().length)).observe({ type: "longtask" });
+  const note = (list) => (window.longTasks += list.getEntries().length);
+  new PerformanceObserver(note).observe({ type: "longtask" });
 }"""
 
 

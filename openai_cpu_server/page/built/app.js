@@ -318,7 +318,7 @@ ${o}`))}var np=`{
     ${(e==="key"||n&&e===null)&&d`<${bl} onClose=${()=>t(n?"later":null)} />`}
     ${e==="help"&&d`<${ml} onAbout=${()=>t("about")} onClose=${()=>t(null)} />`}
     ${e==="about"&&d`<${pl} onClose=${()=>t(null)} />`}
-  `}function wp(e){e.preventDefault(),document.getElementById("main").focus()}function vp({name:e}){return e==="control"?d`<${xp} />`:d`<${dl} />`}function xp(){let[e,t]=G(null);return be(()=>{import("./room-EJARNEUP.js").then(n=>t({Component:n.ControlRoom}),()=>t({failed:!0}))},[]),e===null?null:e.failed?d`<${$p} />`:d`<${e.Component} />`}function $p(){return d`<div class="empty">
+  `}function wp(e){e.preventDefault(),document.getElementById("main").focus()}function vp({name:e}){return e==="control"?d`<${xp} />`:d`<${dl} />`}function xp(){let[e,t]=G(null);return be(()=>{import("./room-IBB6GP6V.js").then(n=>t({Component:n.ControlRoom}),()=>t({failed:!0}))},[]),e===null?null:e.failed?d`<${$p} />`:d`<${e.Component} />`}function $p(){return d`<div class="empty">
     <p>This part of the page could not be fetched. The server may be gone, or newer than this page.</p>
     <${U} onClick=${()=>location.reload()}>Load the page again</${U}>
   </div>`}function Ap(){return d`<svg viewBox="0 0 32 32" width="22" height="22"><rect width="32" height="32" rx="8" class="mark-ground" />
