@@ -14,14 +14,14 @@ import sys
 import threading
 from pathlib import Path
 
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
 from events_cost import ask_for_ever, server
 from playwright.sync_api import Page, expect, sync_playwright
 
-ROOT = Path(__file__).resolve().parents[1]
-sys.path.insert(0, str(ROOT))
-
 from tests.page.talking import answers, limit, say
 
+ROOT = Path(__file__).resolve().parents[1]
 ANSWER_MS = 120_000
 SIZE = {"width": 1400, "height": 1080}
 OPTIONS = ("--max-seqs", "12", "--ctx-size", "8192")
