@@ -17,6 +17,7 @@ from openai_cpu_server.answers.cache import AnswerCache
 from openai_cpu_server.answers.open import open_answers
 from openai_cpu_server.answers.store import Bounds
 from openai_cpu_server.api.access.key_ring import KeyRing
+from openai_cpu_server.api.access.keys import GATEWAY_PATHS
 from openai_cpu_server.api.access.meter import Meter
 from openai_cpu_server.api.access.rate_limits import RateLimits
 from openai_cpu_server.api.application import Api, create_api
@@ -136,7 +137,8 @@ def _web_config(settings: Settings, api: Callable[..., Awaitable[None]]) -> uvic
 
 
 def _keys(settings: Settings) -> KeyRing:
-    return KeyRing(revealed(settings.api_key), settings.api_keys)
+    open_paths = GATEWAY_PATHS if settings.open_to_gateways else ()
+    return KeyRing(revealed(settings.api_key), settings.api_keys, open_paths=open_paths)
 
 
 async def _run(

@@ -115,6 +115,11 @@ class Settings(ModelOptions, WhatToServe, BaseSettings):
     api_keys: Path | None = Field(
         None, description="TOML file of keys, [keys.NAME] with sha256 and limits; read again on SIGHUP"
     )
+    open_to_gateways: bool = Field(
+        False,
+        description="GET /version and /metrics/gateway need no key, and GET /metrics tells without one what "
+        "gateways read: for those that scrape many servers",
+    )
     limits_url: SecretStr | None = Field(
         None, description="count what keys use in redis://HOST:PORT; default: in this process"
     )

@@ -48,10 +48,14 @@ NEEDED = {
     "POST /v1/batches/{id}/cancel": INFERENCE,
     "POST /tokenize": INFERENCE,
     "POST /detokenize": INFERENCE,
+    "GET /version": INFERENCE,
     "GET /metrics": METRICS,
+    "GET /metrics/gateway": METRICS,
     "GET /v1/stats": METRICS,
     "GET /health": OPEN,
     "GET /ready": OPEN,
     "GET /openapi.json": OPEN,
 }
 """A route that is missing here fails a test: decide what it needs, then add it."""
+OPEN_TO_GATEWAYS = ("GET /version", "GET /metrics", "GET /metrics/gateway")
+"""The routes that need no key under `--open-to-gateways`."""

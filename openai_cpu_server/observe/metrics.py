@@ -110,7 +110,7 @@ class Metrics:
 
     def page(self) -> bytes:
         """The text of `/metrics`, as `CONTENT_TYPE`."""
-        return generate_latest(_Lean(self._registry))
+        return text_of(_Lean(self._registry))
 
     def ended(self, request: Ended) -> None:
         self._requests.labels(
@@ -151,6 +151,11 @@ class Metrics:
 
     def model_unloaded(self, model: str, why: str) -> None:
         self._unloads.labels(model, why).inc()
+
+
+def text_of(collector: Collector) -> bytes:
+    """What it collects, as `CONTENT_TYPE`."""
+    return generate_latest(collector)
 
 
 class _Lean(Collector):

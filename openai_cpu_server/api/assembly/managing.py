@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from starlette.routing import Route
 
+from openai_cpu_server.api.access.keys import GATEWAY_METRICS_PATH
 from openai_cpu_server.api.assembly.parts import Parts
 from openai_cpu_server.api.calls.recall import Recall
 from openai_cpu_server.api.options import ApiOptions
@@ -49,6 +50,7 @@ def _routes(models: ModelRegistry, options: ApiOptions, recall: Recall | None) -
         Route("/detokenize", tokens.detokenize, methods=["POST"]),
         Route("/health", health.health),
         Route("/ready", health.ready),
+        Route("/version", health.version),
     ]
 
 
@@ -72,7 +74,11 @@ def _keeping_routes(models: ModelRegistry, keeping: ModelKeeping) -> list[Route]
 
 def _watching_routes(models: ModelRegistry, watch: Watch) -> list[Route]:
     metrics, stats = MetricsRoutes(models, watch.metrics), StatsRoutes(models, watch.recent)
-    return [Route("/metrics", metrics.page), Route("/v1/stats", stats.stats)]
+    return [
+        Route("/metrics", metrics.page),
+        Route(GATEWAY_METRICS_PATH, metrics.for_gateways),
+        Route("/v1/stats", stats.stats),
+    ]
 
 
 def _job_routes(jobs: Jobs, models: ModelRegistry, options: ApiOptions) -> list[Route]:

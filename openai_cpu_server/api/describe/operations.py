@@ -24,7 +24,7 @@ from openai_cpu_server.api.routes.batch_jobs import BatchList, BatchObject
 from openai_cpu_server.api.routes.cache import ONLY, CacheStats
 from openai_cpu_server.api.routes.counting import InputTokens
 from openai_cpu_server.api.routes.files import FileDeleted, FileList, FileObject
-from openai_cpu_server.api.routes.health import HealthReport
+from openai_cpu_server.api.routes.health import HealthReport, Version
 from openai_cpu_server.api.routes.models import ModelCard, ModelList
 from openai_cpu_server.api.routes.paging import ORDERS
 from openai_cpu_server.api.routes.requests import Cancelled, RequestList
@@ -297,7 +297,11 @@ OPERATIONS: Mapping[str, Operation] = {
     ),
     "GET /health": Operation(summary="The process lives", tag="Operation", answer=HealthReport),
     "GET /ready": Operation(summary="It can generate", tag="Operation", answer=HealthReport, errors=(503,)),
+    "GET /version": Operation(summary="The version of this server", tag="Operation", answer=Version),
     "GET /metrics": Operation(summary="For Prometheus", tag="Operation", media="text/plain"),
+    "GET /metrics/gateway": Operation(
+        summary="What gateways in front of several servers choose by", tag="Operation", media="text/plain"
+    ),
     "GET /v1/stats": Operation(summary="The same at a glance", tag="Operation", answer=Stats),
     "GET /openapi.json": Operation(summary="This document", tag="Operation"),
 }

@@ -31,6 +31,7 @@ OF_SERVERS = frozenset(
         "port",
         "api_key",
         "api_keys",
+        "open_to_gateways",
         "limits_url",
         "cors_origin",
         "trusted_proxy",
