@@ -16,6 +16,7 @@ import uvicorn
 from openai_cpu_server.answers.cache import AnswerCache
 from openai_cpu_server.answers.open import open_answers
 from openai_cpu_server.answers.store import Bounds
+from openai_cpu_server.api.access.clients import key_of
 from openai_cpu_server.api.access.key_ring import KeyRing
 from openai_cpu_server.api.access.keys import GATEWAY_PATHS
 from openai_cpu_server.api.access.meter import Meter
@@ -30,7 +31,7 @@ from openai_cpu_server.jobs.options import JobOptions
 from openai_cpu_server.jobs.run.rows import RunRow
 from openai_cpu_server.jobs.store.database import open_database
 from openai_cpu_server.observe.logs import set_up_logs
-from openai_cpu_server.observe.tracing import open_tracing
+from openai_cpu_server.observe.tracing import Tracing, open_tracing
 from openai_cpu_server.observe.watch import Watch
 from openai_cpu_server.serving.engine_options import adapter_files
 from openai_cpu_server.serving.fleet import Fleet
@@ -57,9 +58,9 @@ def serve(settings: Settings) -> None:
     with _listen(settings.host, settings.port) as listener:
         tune_engines()
         tracing = open_tracing(settings.traces_endpoint) if settings.traces_endpoint else None
-        watch = Watch.new(model=plans[0].name, tracing=tracing)
-        fleet = Fleet(settings, plans, watch)
         jobs = _jobs(settings, plans[0].name)
+        watch = _watch(plans[0].name, tracing, jobs)
+        fleet = Fleet(settings, plans, watch)
         options = _api_options(settings)
         recall = _recall(settings, fleet, watch)
         api = create_api(
@@ -189,8 +190,15 @@ def _api_options(settings: Settings) -> ApiOptions:
         read_timeout_s=settings.read_timeout_s,
         cors_origins=tuple(settings.cors_origin),
         trusted_proxies=tuple(settings.trusted_proxy),
+        prices={model: table.price for model, table in settings.prices.items()},
         compares_turns=settings.semantic_cache is not None,
     )
+
+
+def _watch(model: str, tracing: Tracing | None, jobs: Jobs | None) -> Watch:
+    if jobs is None:
+        return Watch.new(model=model, tracing=tracing, key_of=key_of)
+    return Watch.new(model=model, tracing=tracing, key_of=key_of, book=jobs.usage.add)
 
 
 def _recall(settings: Settings, fleet: Fleet, watch: Watch) -> Recall | None:

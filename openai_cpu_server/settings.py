@@ -31,6 +31,7 @@ from openai_cpu_server.contract.request import Priority
 from openai_cpu_server.errors import StartupError
 from openai_cpu_server.model_options import ModelOptions, ModelTable
 from openai_cpu_server.option_parser import OptionParser, add_option
+from openai_cpu_server.price_options import PriceTable
 
 _PROGRAM = "openai-cpu-server serve"
 _ENV_PREFIX = "OCS_"
@@ -260,6 +261,9 @@ class Settings(ModelOptions, WhatToServe, BaseSettings):
         None,
         description="files, batches and responses: PATH of a SQLite file, postgresql://..., or none: there "
         "are none of these; default: jobs.db in the user's data directory",
+    )
+    prices: CliSuppress[dict[str, PriceTable]] = Field(
+        {}, description="[prices.MODEL] of the TOML file: what a million tokens cost, for GET /v1/usage"
     )
     response_days: float = Field(
         30.0, gt=0, le=3650, description="days after which a stored response of /v1/responses is deleted"

@@ -46,6 +46,7 @@ NEEDED = {
     "GET /v1/batches": INFERENCE,
     "GET /v1/batches/{id}": INFERENCE,
     "POST /v1/batches/{id}/cancel": INFERENCE,
+    "GET /v1/usage": INFERENCE,
     "POST /tokenize": INFERENCE,
     "POST /detokenize": INFERENCE,
     "GET /version": INFERENCE,

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import msgspec
 
 from openai_cpu_server.api.access.clients import Network
 from openai_cpu_server.contract.request import Priority
+from openai_cpu_server.contract.usage import Price
 
 
 class ApiOptions(msgspec.Struct, frozen=True, kw_only=True):
@@ -40,5 +43,7 @@ class ApiOptions(msgspec.Struct, frozen=True, kw_only=True):
     """Requests of different API keys share no computed prompts."""
     compares_turns: bool = False
     """Answers to similar questions are kept."""
+    prices: Mapping[str, Price] = {}
+    """By model."""
     keep_alive_s: float = 10.0
     """Seconds between the comments that keep a silent stream open; 0 sends none."""

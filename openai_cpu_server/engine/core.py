@@ -33,9 +33,10 @@ from openai_cpu_server.contract.messages import (
     UnloadAdapter,
 )
 from openai_cpu_server.contract.request import GenerationRequest, Priority
-from openai_cpu_server.contract.step import Backend, Step, StepResult
+from openai_cpu_server.contract.step import Backend, Span, Step, StepResult
 from openai_cpu_server.engine.containment import CommandFailed, contained
 from openai_cpu_server.engine.output import Output
+from openai_cpu_server.engine.shares import shared_ms
 from openai_cpu_server.engine.step_log import log_step
 from openai_cpu_server.errors import AdapterFailed
 from openai_cpu_server.scheduler.cost_model import CostModel
@@ -91,8 +92,10 @@ class EngineCore:
         preempt_threshold_s: float,
         measure: Measure | None = None,
         clock: Callable[[], float] = time.monotonic,
+        cpu_clock: Callable[[], float] = time.process_time,
     ) -> None:
-        """`measure` is given where the cost of steps is only guessed yet."""
+        """`measure` is given where the cost of steps is only guessed yet. `cpu_clock`: CPU seconds of all
+        threads."""
         self._measure = measure
         self._is_measuring = False
         """Read by the reader thread."""
@@ -100,6 +103,7 @@ class EngineCore:
         self._backend = backend
         self._preempt_threshold_s = preempt_threshold_s
         self._clock = clock
+        self._cpu_clock = cpu_clock
         self._outputs: dict[str, Output] = {}
         self._announced = StepStarted(ids=())
         self._opened: list[Sequence] = []
@@ -235,6 +239,7 @@ class EngineCore:
 
     def _compute(self, step: Step) -> StepFigures:
         started, predicted_ms = self._clock(), self._scheduler.predicted_ms(step)
+        cpu_started = self._cpu_clock()
         self._interruptible_until = self._until(step, started + predicted_ms / 1000)
         result = self._backend.execute(step)
         self._interruptible_until = NEVER
@@ -244,7 +249,10 @@ class EngineCore:
         reasons = self._scheduler.reasons
         log_step(step, participants, reasons, result, started_s=started, elapsed_ms=elapsed_ms)
         self._apply(step, result, elapsed_ms)
-        return self._figures(step, result, predicted_ms, elapsed_ms)
+        parts = zip((one.request.client for one in participants), step.spans, strict=True)
+        cpu_ms = 0.0 if result.interrupted else 1000 * (self._cpu_clock() - cpu_started)
+        spent_ms = shared_ms(((client, _num_computed(span, result)) for client, span in parts), cpu_ms)
+        return self._figures(step, result, predicted_ms, elapsed_ms, spent_ms)
 
     def _until(self, step: Step, expected_end: float) -> float:
         """The time up to which the step may be interrupted.
@@ -262,9 +270,16 @@ class EngineCore:
 
     def _idle_figures(self, step: Step) -> StepFigures | None:
         """A request whose output is forced as a whole ends without a step."""
-        return self._figures(step, StepResult(), 0.0, 0.0) if self._num_forced else None
+        return self._figures(step, StepResult(), 0.0, 0.0, {}) if self._num_forced else None
 
-    def _figures(self, step: Step, result: StepResult, predicted_ms: float, elapsed_ms: float) -> StepFigures:
+    def _figures(
+        self,
+        step: Step,
+        result: StepResult,
+        predicted_ms: float,
+        elapsed_ms: float,
+        spent_ms: dict[str, float],
+    ) -> StepFigures:
         forced, self._num_forced = self._num_forced, 0
         preemptions = self._scheduler.num_preemptions - self._preemptions_told
         self._preemptions_told += preemptions
@@ -280,6 +295,7 @@ class EngineCore:
             predicted_ms=predicted_ms,
             elapsed_ms=elapsed_ms,
             is_interrupted=result.interrupted,
+            spent_ms=spent_ms,
         )
 
     def _announce(self, step: Step) -> Iterator[StepStarted]:
@@ -405,6 +421,12 @@ def bound_ms(predicted_ms: float) -> float:
     """Rounded up to a power of two, so that a time that grows a little with every step is seldom news; 0 if
     it is short."""
     return 2.0 ** math.ceil(math.log2(predicted_ms)) if predicted_ms > _SHORT_MS else 0.0
+
+
+def _num_computed(span: Span, result: StepResult) -> int:
+    """The tokens that the span has cost, those of its draft included."""
+    drafted = result.drafted.get(span.slot)
+    return len(span.tokens) + (drafted.num_computed if drafted is not None else 0)
 
 
 def _adapter_of(submit: Submit) -> str | None:

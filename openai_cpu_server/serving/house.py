@@ -9,7 +9,7 @@ import time
 import weakref
 from collections.abc import Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 from openai_cpu_server.contract.messages import EngineOptions
 from openai_cpu_server.contract.model_info import ModelInfo, ModelKind
@@ -105,11 +105,17 @@ class House(NamedTuple):
     """Its file cannot be read."""
 
 
+class EnginesObserver(Protocol):
+    def of_model(self, model: str) -> EngineObserver:
+        """Who is told of this model's engine."""
+        ...
+
+
 class Builder:
     """Makes the models of one server."""
 
     def __init__(
-        self, settings: Settings, observer: EngineObserver, keeper: ModelKeeper, *, num_models: int
+        self, settings: Settings, observer: EnginesObserver, keeper: ModelKeeper, *, num_models: int
     ) -> None:
         self._settings = settings
         self._observer = observer
@@ -199,7 +205,7 @@ class Builder:
         supervisor = Supervisor(
             (*_ENGINE_COMMAND, settings.log_format),
             options,
-            observer=self._observer,
+            observer=self._observer.of_model(name),
             hang_limits=HangLimits(
                 step_s=settings.hang_seconds or None, load_s=settings.load_hang_seconds or None
             ),

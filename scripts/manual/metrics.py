@@ -90,6 +90,7 @@ def _call() -> CallFigures:
     gaps = Distribution()
     gaps.add(0.1)
     return CallFigures(
+        model="m",
         prompt_tokens=1,
         cached_tokens=0,
         output_tokens=2,

@@ -19,6 +19,7 @@ from openai_cpu_server.api.routes.models import ModelRoutes
 from openai_cpu_server.api.routes.requests import RequestRoutes
 from openai_cpu_server.api.routes.stats import StatsRoutes
 from openai_cpu_server.api.routes.tokens import TokenRoutes
+from openai_cpu_server.api.routes.usage import UsageRoutes
 from openai_cpu_server.jobs.jobs import Jobs
 from openai_cpu_server.models.registry import ModelRegistry
 from openai_cpu_server.observe.watch import Watch
@@ -93,4 +94,5 @@ def _job_routes(jobs: Jobs, models: ModelRegistry, options: ApiOptions) -> list[
         Route("/v1/batches", batches.list),
         Route("/v1/batches/{id}", batches.one),
         Route("/v1/batches/{id}/cancel", batches.cancel, methods=["POST"]),
+        Route("/v1/usage", UsageRoutes(jobs, options).list),
     ]

@@ -30,6 +30,7 @@ from openai_cpu_server.api.routes.paging import ORDERS
 from openai_cpu_server.api.routes.requests import Cancelled, RequestList
 from openai_cpu_server.api.routes.stats import Stats
 from openai_cpu_server.api.routes.tokens import Detokenized, Tokenized
+from openai_cpu_server.api.routes.usage import UsageList
 from openai_cpu_server.api.schemas.adapters import AdapterBody
 from openai_cpu_server.api.schemas.anthropic import CountBody, MessagesBody
 from openai_cpu_server.api.schemas.base import Body
@@ -40,6 +41,7 @@ from openai_cpu_server.api.schemas.generate import GenerateBatchBody, GenerateBo
 from openai_cpu_server.api.schemas.pooling import EmbeddingBody, RerankBody
 from openai_cpu_server.api.schemas.responses import InputTokensBody, ResponsesBody
 from openai_cpu_server.api.schemas.tokens import DetokenizeBody, TokenizeBody
+from openai_cpu_server.jobs.store.usage import GROUPS
 
 JsonSchema = dict[str, object]
 
@@ -279,6 +281,25 @@ OPERATIONS: Mapping[str, Operation] = {
     "GET /v1/batches/{id}": Operation(summary="One batch", tag="Batches", answer=BatchObject),
     "POST /v1/batches/{id}/cancel": Operation(
         summary="End it", tag="Batches", answer=BatchObject, errors=(409,)
+    ),
+    "GET /v1/usage": Operation(
+        summary="What keys have used, by day, key and model",
+        tag="Operation",
+        query={
+            "start": {"type": "string", "format": "date", "description": "the first day, in UTC"},
+            "end": {"type": "string", "format": "date", "description": "the last day"},
+            "model": {"type": "string", "description": "only this one; may be given several times"},
+            "key": {"type": "string", "description": "only the key of this name; may be given several times"},
+            "group_by": {
+                "type": "string",
+                "default": ",".join(GROUPS),
+                "description": "the rest is added up",
+            },
+            **_PAGE,
+            "order": {"enum": list(ORDERS), "default": "desc"},
+        },
+        answer=UsageList,
+        errors=(503,),
     ),
     **dict.fromkeys(("POST /generate", "POST /v1/generate"), _GENERATE),
     "POST /v1/generate/batch": Operation(

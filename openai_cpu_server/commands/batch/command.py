@@ -47,6 +47,7 @@ OF_SERVERS = frozenset(
         "read_timeout_s",
         "write_timeout_s",
         "jobs_db",
+        "prices",
         "response_days",
         "answer_cache",
         "answer_cache_mb",
