@@ -55,7 +55,7 @@ def serve(settings: Settings) -> None:
     set_up_logs(settings.log_level, settings.log_format)
     keys, limits = _keys(settings), RateLimits(Meter.open(revealed(settings.limits_url)))
     plans = planned_models(settings)
-    with _listen(settings.host, settings.port) as listener:
+    with listening(settings.host, settings.port) as listener:
         tune_engines()
         tracing = open_tracing(settings.traces_endpoint) if settings.traces_endpoint else None
         jobs = _jobs(settings, plans[0].name)
@@ -162,7 +162,7 @@ async def _run(
 
 
 @contextlib.contextmanager
-def _listen(host: str, port: int) -> Iterator[socket.socket]:
+def listening(host: str, port: int) -> Iterator[socket.socket]:
     """Binds a socket, before anything slow begins."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     try:
@@ -170,6 +170,9 @@ def _listen(host: str, port: int) -> Iterator[socket.socket]:
     except OSError as error:
         raise StartupError(f"cannot listen on {host}:{port}: {error}") from None
     with listener:
+        # Connections inherit it. asyncio would set it for those of a socket made with IPPROTO_TCP alone, and
+        # without it a kept-alive client gets bodies and tokens some 40 ms late: they wait for its next ACK.
+        listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         yield listener
 
 

@@ -31,7 +31,6 @@ _COLUMNS: dict[str, Column[str]] = {"day": usage.c.day, "key": usage.c.owner, "m
 GROUPS = tuple(_COLUMNS)
 """What sums may be told apart by."""
 _AMOUNTS = Amounts.__struct_fields__
-_INSERT = {"sqlite": sqlite.insert, "postgresql": postgresql.insert}
 _MILLION = 1_000_000
 
 
@@ -114,7 +113,8 @@ def _row(slot: Slot, amounts: Amounts) -> dict[str, object]:
 
 def _adding(connection: Connection) -> postgresql.Insert | sqlite.Insert:
     """Both databases have the statement, SQLAlchemy one of it for each."""
-    insert = _INSERT[connection.dialect.name](usage)
+    is_sqlite = connection.dialect.name == "sqlite"
+    insert = sqlite.insert(usage) if is_sqlite else postgresql.insert(usage)
     summed = {name: usage.c[name] + insert.excluded[name] for name in _AMOUNTS}
     return insert.on_conflict_do_update(index_elements=usage.primary_key.columns, set_=summed)
 
@@ -139,23 +139,21 @@ def _sums() -> Iterable[ColumnElement[float]]:
 
 def _cost(prices: Mapping[str, Price]) -> ColumnElement[float]:
     if not prices:
-        return null()
+        return cast(null(), Float)
     priced = [(usage.c.model == model, _price(price)) for model, price in prices.items()]
-    return func.sum(case(*priced, else_=null()))
+    return cast(func.sum(case(*priced, else_=null())), Float)
 
 
 def _price(price: Price) -> ColumnElement[float]:
-    computed = usage.c.input_tokens - usage.c.cached_tokens
-    return (
-        cast(computed, Float) * price.input
-        + cast(usage.c.cached_tokens, Float) * price.cached
-        + cast(usage.c.output_tokens, Float) * price.output
-    ) / _MILLION
+    computed = cast(usage.c.input_tokens - usage.c.cached_tokens, Float)
+    cached, output = cast(usage.c.cached_tokens, Float), cast(usage.c.output_tokens, Float)
+    cost = computed * price.input + cached * price.cached + output * price.output
+    return cast(cost / _MILLION, Float)
 
 
 def _sum(row: RowMapping) -> UsageSum:
     told = {name: row[name] for name in GROUPS if name in row}
-    amounts = Amounts(**{name: _number(row, name) for name in _AMOUNTS})
+    amounts = msgspec.convert({name: _number(row, name) for name in _AMOUNTS}, Amounts)
     cost: float | None = row["cost"]
     return UsageSum(**told, amounts=amounts, cost=None if cost is None else float(cost))
 
