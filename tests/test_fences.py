@@ -44,6 +44,8 @@ ALLOWED = {
     "llama": {"contract", "errors", "kernels.library", "kernels.proof", "structured.gbnf"},
     # Below `api`, which looks a model up by the name in a body: for it there is no HTTP and no process.
     "models": {"contract", "errors", "prompt", "structured"},
+    # The files of the page: for it there is no HTTP.
+    "page": set[str](),
     # Below `api`, which asks it before it submits a call: for it there is no HTTP, no model and no engine.
     "answers": {"contract", "errors"},
     # Beside `api`, which calls it: batches know neither HTTP nor the engine. Rows are run through a callable
@@ -61,6 +63,7 @@ ALLOWED = {
         "jobs",
         "models",
         "observe",
+        "page",
         "prompt",
         "structured",
     },
@@ -106,7 +109,18 @@ ALLOWED = {
         "scheduler.cost_model",
         "settings",
     },
-    "app": {"", "answers", "api", "errors", "jobs", "observe", "serving", "settings", "web"},
+    "app": {
+        "",
+        "answers",
+        "api",
+        "errors",
+        "jobs",
+        "models.registry",
+        "observe",
+        "serving",
+        "settings",
+        "web",
+    },
     "engine.process": {"contract", "engine", "llama", "observe.logs"},
 }
 """Layer (or one file of it) -> what it may import besides itself; "" is the package's own `__init__`."""
@@ -131,11 +145,16 @@ ONLY_IN = {
 }
 PURE = {"scheduler", "structured"}
 ROOMS_UPWARDS = {
+    "dispatch": ("cores", "adapters", "process", "requests"),
     "jobs": ("store", "run"),
     "structured": ("languages", "scalars", "writing", "gbnf", "schema", "logic", "values"),
 }
 """The rooms of a layer: each imports only those before it, and what files of the layer's root it may name."""
-FOR_ALL_ROOMS = {"jobs": {"options", "records"}, "structured": {"errors", "options", "report"}}
+FOR_ALL_ROOMS = {
+    "dispatch": {"death"},
+    "jobs": {"options", "records"},
+    "structured": {"errors", "options", "report"},
+}
 
 
 def modules() -> Iterator[tuple[str, ast.Module]]:

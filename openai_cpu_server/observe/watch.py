@@ -35,30 +35,25 @@ class Watch:
         tracing: Tracing | None = None,
         *,
         model: str,
-        key_of: Callable[[str], str] = _has_no_name,
-        book: Book = _keeps_no_book,
     ) -> None:
-        """`model`: the default's name. `key_of`: the name of a client's key, by the label that requests
-        carry; "" for one that has none."""
+        """`model`: the default's name."""
         self.metrics = metrics
         self.recent = recent
         self._tracing = tracing
         self._model = model
-        self._key_of = key_of
-        self._book = book
+        self._key_of: Callable[[str], str] = _has_no_name
+        self._book: Book = _keeps_no_book
 
     @classmethod
-    def new(
-        cls,
-        *,
-        model: str,
-        tracing: Tracing | None = None,
-        key_of: Callable[[str], str] = _has_no_name,
-        book: Book = _keeps_no_book,
-    ) -> Watch:
+    def new(cls, *, model: str, tracing: Tracing | None = None) -> Watch:
         """An observer with all counts at zero, in a registry of its own."""
-        metrics = Metrics(CollectorRegistry(), model=model)
-        return cls(metrics, Recent(), tracing, model=model, key_of=key_of, book=book)
+        return cls(Metrics(CollectorRegistry(), model=model), Recent(), tracing, model=model)
+
+    def know_keys(self, key_of: Callable[[str], str], book: Book | None) -> None:
+        """`key_of`: the name of a client's key, by the label that requests carry; "" for one that has none.
+        `book`: who keeps account of what keys use; None: nobody."""
+        self._key_of = key_of
+        self._book = book or _keeps_no_book
 
     def ended(self, request: Ended) -> None:
         """Call this once for every request, however it ended."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import heapq
-from collections import OrderedDict, deque
+from collections import Counter, OrderedDict, deque
 from collections.abc import Callable, Iterable
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
@@ -87,8 +87,8 @@ def outlook(
     A place is a free slot, one that a sequence of a worse lane holds, or one whose holder has ended.
     """
     token_ms = cost.predict_ms(_READING_TOKENS) / _READING_TOKENS
-    step_ms = cost.predict_ms(max(len(running), 1))
-    backlog = sum(s.pending for s in running if s.pending > 1)
+    step_ms = _round_ms(running, cost)
+    backlog = _Backlog(running, lane)
     places, best_lane = [0] * num_slots, -1
     found = []
     for position, sequence in enumerate(waiting, 1):
@@ -98,9 +98,46 @@ def outlook(
             best_lane = lane(sequence)
         start = heapq.heappop(places)
         heapq.heappush(places, start + max(1, expected_left(sequence)))
-        backlog += sequence.pending
-        found.append(Outlook(sequence, position, start * step_ms + backlog * token_ms))
+        backlog.add(sequence)
+        read_ms = backlog.tokens_until(sequence, lane(sequence)) * token_ms
+        found.append(Outlook(sequence, position, start * step_ms + read_ms))
     return found
+
+
+class _Backlog:
+    """The tokens of prompts that are still to be read, by cohort.
+
+    Cohorts take turns by the time that they use: while one reads its prompts, each other one gets as much
+    time, if it has so much to do. One that writes outputs has.
+    """
+
+    def __init__(self, running: Seq[Sequence], lane: Callable[[Sequence], int]) -> None:
+        self._tokens = Counter[str | None]()
+        self._writes: dict[str | None, int] = {}
+        """The best lane in which a cohort writes."""
+        for sequence in running:
+            if sequence.pending > 1:
+                self.add(sequence)
+            else:
+                key, own = sequence.request.adapter, lane(sequence)
+                self._writes[key] = min(own, self._writes.get(key, own))
+
+    def add(self, sequence: Sequence) -> None:
+        self._tokens[sequence.request.adapter] += sequence.pending
+
+    def tokens_until(self, sequence: Sequence, lane: int) -> int:
+        """Tokens for which there is time until the last prompt of the sequence's cohort is read."""
+        key = sequence.request.adapter
+        own = self._tokens[key]
+        writing = {other for other, best in self._writes.items() if best <= lane} - {key}
+        reading = (n for other, n in self._tokens.items() if other != key and other not in writing)
+        return own * (1 + len(writing)) + sum(min(own, tokens) for tokens in reading)
+
+
+def _round_ms(running: Seq[Sequence], cost: StepCost) -> float:
+    """How long it takes until each running sequence has a token more: a step for each cohort."""
+    sizes = Counter(sequence.request.adapter for sequence in running).values()
+    return sum(cost.predict_ms(size) for size in sizes) or cost.predict_ms(1)
 
 
 def _with_taken(places: list[int], leaving: list[int]) -> list[int]:

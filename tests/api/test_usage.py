@@ -16,7 +16,6 @@ import pytest
 from openai_cpu_server.answers.cache import AnswerCache
 from openai_cpu_server.answers.sqlite import SqliteAnswers
 from openai_cpu_server.answers.store import Bounds
-from openai_cpu_server.api.access.clients import key_of
 from openai_cpu_server.api.access.key_ring import KeyRing
 from openai_cpu_server.api.application import Api, create_api
 from openai_cpu_server.api.calls.recall import Recall
@@ -82,7 +81,7 @@ async def at_home(
         model.content_digest = lambda number=number: f"file {number}"  # type: ignore[misc]
     registry = ModelRegistry(models)
     jobs = Jobs(open_database(str(folder / "jobs.db")), JobOptions(model="fake"))
-    watch = Watch.new(model="fake", key_of=key_of, book=jobs.usage.add)
+    watch = Watch.new(model="fake")
     recall = None
     if remembers:
         recall = Recall(
@@ -258,7 +257,7 @@ async def test_what_is_wrong_is_named(house: House) -> None:
 async def test_cpu_seconds_are_shared_among_keys_and_told_to_prometheus(tmp_path: Path) -> None:
     """On a real engine process: also what was computed for a client that has left counts."""
     jobs = Jobs(open_database(str(tmp_path / "jobs.db")), JobOptions(model="fake"))
-    watch = Watch.new(model="fake", key_of=key_of, book=jobs.usage.add)
+    watch = Watch.new(model="fake")
     async with running(new_engine(watch=watch.of_model("fake"))) as engine:
         keys = KeyRing(None, key_file(tmp_path))
         api = create_api(served(engine), OPTIONS, keys=keys, jobs=jobs, watch=watch)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from starlette.routing import Route
 
-from openai_cpu_server.api.access.keys import GATEWAY_METRICS_PATH
+from openai_cpu_server.api.access.keys import GATEWAY_METRICS_PATH, PAGE_FILES
 from openai_cpu_server.api.assembly.parts import Parts
 from openai_cpu_server.api.calls.recall import Recall
 from openai_cpu_server.api.options import ApiOptions
@@ -16,6 +16,7 @@ from openai_cpu_server.api.routes.health import HealthRoutes
 from openai_cpu_server.api.routes.metrics import MetricsRoutes
 from openai_cpu_server.api.routes.model_keeping import ModelKeeping, ModelKeepingRoutes
 from openai_cpu_server.api.routes.models import ModelRoutes
+from openai_cpu_server.api.routes.page import PageRoutes
 from openai_cpu_server.api.routes.requests import RequestRoutes
 from openai_cpu_server.api.routes.stats import StatsRoutes
 from openai_cpu_server.api.routes.tokens import TokenRoutes
@@ -33,6 +34,7 @@ def managing_routes(parts: Parts, keeping: ModelKeeping, find_adapter: FindAdapt
         *_adapter_routes(models, options, find_adapter),
         *_watching_routes(models, parts.watch),
         *(_job_routes(parts.jobs, models, options) if parts.jobs else []),
+        *(_page_routes() if options.page else []),
     ]
 
 
@@ -80,6 +82,11 @@ def _watching_routes(models: ModelRegistry, watch: Watch) -> list[Route]:
         Route(GATEWAY_METRICS_PATH, metrics.for_gateways),
         Route("/v1/stats", stats.stats),
     ]
+
+
+def _page_routes() -> list[Route]:
+    page = PageRoutes()
+    return [Route("/", page.index), Route(PAGE_FILES + "{version}/{name}", page.file)]
 
 
 def _job_routes(jobs: Jobs, models: ModelRegistry, options: ApiOptions) -> list[Route]:
