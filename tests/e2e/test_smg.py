@@ -27,22 +27,7 @@ SMG = Path(sys.executable).parent / "smg"
 KEY = "sesame"
 GROUPS, ROWS = 8, 8
 """So many beginnings, and so many chats with each."""
-WORDS = [
-    "tree",
-    "river",
-    "stone",
-    "light",
-    "cloud",
-    "horse",
-    "paper",
-    "glass",
-    "night",
-    "bread",
-    "winter",
-    "garden",
-    "silver",
-    "candle",
-]
+WORDS = ("tree", "river", "stone", "light", "cloud", "horse", "paper", "glass", "night", "bread", "winter")
 BEGINNINGS = [" ".join(random.Random(number).choices(WORDS, k=220)) for number in range(GROUPS)]
 ONCE_EACH = (ROWS - 1) / ROWS
 """The share of beginnings that has been computed before, on one server."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sqlite3
+from collections.abc import Iterator
 from pathlib import Path
 
 import anyio
@@ -48,11 +49,13 @@ async def test_it_is_there_after_the_end_and_servers_add_up(where: str) -> None:
 
 
 @pytest.fixture
-def store(where: str) -> UsageStore:
-    store = UsageStore(open_database(where))
+def store(where: str) -> Iterator[UsageStore]:
+    database = open_database(where)
+    store = UsageStore(database)
     for day in (MONDAY, TUESDAY):
         store.add({Slot(day, key, model): ONE for key in ("a", "b") for model in ("m", "org/n")})
-    return store
+    yield store
+    database.close()
 
 
 def rows(store: UsageStore, **fields: object) -> list[tuple[str | None, str | None, str | None, int]]:
