@@ -53,6 +53,7 @@ NEEDED = {
     "GET /metrics": METRICS,
     "GET /metrics/gateway": METRICS,
     "GET /v1/stats": METRICS,
+    "GET /v1/events": INFERENCE,
     "GET /health": OPEN,
     "GET /ready": OPEN,
     "GET /openapi.json": OPEN,

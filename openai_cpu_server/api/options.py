@@ -11,6 +11,18 @@ from openai_cpu_server.contract.request import Priority
 from openai_cpu_server.contract.usage import Price
 
 
+class SchedulingOptions(msgspec.Struct, frozen=True, kw_only=True):
+    """What the engines were told, for those who watch them. Names are those of the command line."""
+
+    policy: str
+    stream_rate: float
+    stall_ms: float
+    batch_stall_ms: float
+    batch_floor: float
+    preempt_threshold_ms: float
+    max_queue: int
+
+
 class ApiOptions(msgspec.Struct, frozen=True, kw_only=True):
     api_key: str | None = None
     """A key for everything, where the server has no other keys."""
@@ -45,6 +57,8 @@ class ApiOptions(msgspec.Struct, frozen=True, kw_only=True):
     """Answers to similar questions are kept."""
     prices: Mapping[str, Price] = {}
     """By model."""
+    scheduling: SchedulingOptions | None = None
+    """None: nobody has said."""
     page: bool = True
     """There is a page for browsers."""
     keep_alive_s: float = 10.0

@@ -10,7 +10,9 @@ import msgspec
 from openai_cpu_server.contract.adapter import Adapter, LoadedAdapter, RefusedAdapter
 from openai_cpu_server.contract.embedding import Embedded, EmbedRequest
 from openai_cpu_server.contract.model_info import ModelInfo
+from openai_cpu_server.contract.replica import Forecast, PrefixNews
 from openai_cpu_server.contract.request import GenerationRequest, Priority
+from openai_cpu_server.contract.shown import Shown
 from openai_cpu_server.contract.step import TokenLogprob
 
 
@@ -81,6 +83,8 @@ class EngineOptions(msgspec.Struct, frozen=True, kw_only=True):
 
     Off: no message is sent about turns.
     """
+    tells_forecast: bool = False
+    """Several engines are chosen between by what they forecast, and by the prompts that they hold."""
     log_level: str = "info"
 
     @property
@@ -157,7 +161,17 @@ class Recall(msgspec.Struct, frozen=True, kw_only=True, tag="recall"):
     """
 
 
-Command = Union[Start, Submit, Cancel, ClearCache, LoadAdapter, UnloadAdapter, Turn, Recall]
+class ShowSteps(msgspec.Struct, frozen=True, tag="show_steps"):
+    """Somebody watches: from now on `StepDone.shown` says who was in each step, and who holds what."""
+
+
+class HideSteps(msgspec.Struct, frozen=True, tag="hide_steps"):
+    """Nobody watches any more."""
+
+
+Command = Union[
+    Start, Submit, Cancel, ClearCache, LoadAdapter, UnloadAdapter, Turn, Recall, ShowSteps, HideSteps
+]
 
 
 class FinishReason(enum.Enum):
@@ -313,7 +327,7 @@ class StepFigures(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
     nobody's."""
 
 
-class StepDone(msgspec.Struct, frozen=True, tag="step_done"):
+class StepDone(msgspec.Struct, frozen=True, omit_defaults=True, tag="step_done"):
     """All that one step brought, in one message."""
 
     events: tuple[TokenEvent, ...]
@@ -322,6 +336,12 @@ class StepDone(msgspec.Struct, frozen=True, tag="step_done"):
     figures: StepFigures | None = None
     """None: there is nothing to tell."""
     embedded: tuple[Embedded, ...] = ()
+    forecast: Forecast | None = None
+    """None: it is told a few times a second, and only to those who want it."""
+    prefixes: PrefixNews | None = None
+    """None: nothing has changed, or nobody wants to know."""
+    shown: Shown | None = None
+    """Only between `ShowSteps` and `HideSteps`."""
 
 
 class Place(msgspec.Struct, frozen=True):

@@ -15,10 +15,12 @@ from openai_cpu_server.contract.engine import (
     EngineStatus,
     LiveRequest,
     RequestState,
+    SeeStep,
     unavailable,
 )
 from openai_cpu_server.contract.messages import ClearCache, KVStats, ModelLoading
 from openai_cpu_server.contract.model_info import ModelInfo
+from openai_cpu_server.contract.replica import Forecast, HeldUpdate
 from openai_cpu_server.contract.request import GenerationRequest, Priority
 from openai_cpu_server.dispatch.process.supervisor import Supervisor
 from openai_cpu_server.dispatch.requests.admission import QueueLimit, check_embeds, check_generates
@@ -129,6 +131,7 @@ class Dispatcher:
             kv_tokens_used=kv.pool_tokens_used if kv else 0,
             restarts=supervisor.restarts,
             last_death=supervisor.last_death,
+            deaths=supervisor.deaths,
             rss_bytes=supervisor.rss_bytes,
             engine_rss_bytes=supervisor.engine_rss_bytes,
             kernels=self.info.kernels.described if self.info else {},
@@ -136,6 +139,12 @@ class Dispatcher:
 
     def kv_stats(self) -> KVStats | None:
         return self._supervisor.kv_stats
+
+    def show_steps(self, see: SeeStep) -> None:
+        self._supervisor.show_steps(see)
+
+    def hide_steps(self) -> None:
+        self._supervisor.hide_steps()
 
     def clear_cache(self) -> None:
         if self.state is not EngineState.READY:
@@ -151,6 +160,17 @@ class Dispatcher:
 
     def unload_adapter(self, name: str) -> bool:
         return self._supervisor.adapters.unload(name)
+
+    # -- for whoever chooses between several ---------------------------------------------------------------
+
+    @property
+    def forecast(self) -> Forecast | None:
+        """What newcomers may expect; None where `EngineOptions.tells_forecast` is off, or nothing has run."""
+        return self._supervisor.forecast
+
+    def held_since(self, version: int | None) -> HeldUpdate:
+        """What of prompts the engine holds, as it has changed since this version; None: all."""
+        return self._supervisor.held_blocks.since(version)
 
     # -- for whoever runs it -----------------------------------------------------------------------------
 

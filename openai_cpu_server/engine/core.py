@@ -20,11 +20,13 @@ from openai_cpu_server.contract.messages import (
     ClearCache,
     Finish,
     FinishReason,
+    HideSteps,
     LoadingAdapter,
     Place,
     QueueState,
     Recall,
     Sharing,
+    ShowSteps,
     StepDone,
     StepFigures,
     StepStarted,
@@ -36,10 +38,13 @@ from openai_cpu_server.contract.request import GenerationRequest, Priority
 from openai_cpu_server.contract.step import Backend, Span, Step, StepResult
 from openai_cpu_server.engine.containment import CommandFailed, contained
 from openai_cpu_server.engine.output import Output
+from openai_cpu_server.engine.outward import Outward, OutwardNews
 from openai_cpu_server.engine.shares import shared_ms
+from openai_cpu_server.engine.showing import Showing
 from openai_cpu_server.engine.step_log import log_step
 from openai_cpu_server.errors import AdapterFailed
 from openai_cpu_server.scheduler.cost_model import CostModel
+from openai_cpu_server.scheduler.prefix_cache import Journal
 from openai_cpu_server.scheduler.scheduler import Scheduler
 from openai_cpu_server.scheduler.sequence import Sequence, Status
 from openai_cpu_server.scheduler.spans import Advance
@@ -75,7 +80,7 @@ class Checked(NamedTuple):
     """Why it cannot be loaded."""
 
 
-Work = Submit | Prepared | Refused | Cancel | ClearCache | Checked | UnloadAdapter
+Work = Submit | Prepared | Refused | Cancel | ClearCache | Checked | UnloadAdapter | ShowSteps | HideSteps
 """Commands that the core handles."""
 Measure = Callable[[Callable[[], bool]], CostCurve | None]
 """Times steps. It returns None if its argument says that something else is wanted; another call goes on."""
@@ -91,11 +96,13 @@ class EngineCore:
         *,
         preempt_threshold_s: float,
         measure: Measure | None = None,
+        journal: Journal | None = None,
         clock: Callable[[], float] = time.monotonic,
         cpu_clock: Callable[[], float] = time.process_time,
     ) -> None:
-        """`measure` is given where the cost of steps is only guessed yet. `cpu_clock`: CPU seconds of all
-        threads."""
+        """`measure` is given where the cost of steps is only guessed yet; the prefix cache's `journal` where
+        somebody chooses between several engines. `cpu_clock`: CPU seconds of all threads."""
+        self._outward = Outward(scheduler, journal, clock) if journal is not None else None
         self._measure = measure
         self._is_measuring = False
         """Read by the reader thread."""
@@ -121,10 +128,11 @@ class EngineCore:
         self._num_forced = 0
         """Output tokens that no figures have told of yet."""
         self._preemptions_told = 0
+        self._showing = Showing(clock)
 
     @property
     def has_work(self) -> bool:
-        return self._scheduler.has_work or bool(self._events)
+        return self._scheduler.has_work or bool(self._events) or self._showing.is_owed
 
     @property
     def work(self) -> Priority | None:
@@ -225,7 +233,16 @@ class EngineCore:
         figures = self._compute(step) if step.verbs or step.spans else self._idle_figures(step)
         self._free_adapters()
         events, self._events = tuple(self._events), []
-        yield StepDone(events=events, kv=self._scheduler.kv_stats, figures=figures)
+        shown = self._showing.take(self._scheduler) if self._showing.is_on else None
+        news = self._outward.news() if self._outward is not None else OutwardNews()
+        yield StepDone(
+            events=events,
+            kv=self._scheduler.kv_stats,
+            figures=figures,
+            forecast=news.forecast,
+            prefixes=news.prefixes,
+            shown=shown,
+        )
         yield from self._queue_news(sharing)
 
     def save_cache(self, path: str) -> None:
@@ -248,6 +265,8 @@ class EngineCore:
         participants = self._scheduler.participants(step)
         reasons = self._scheduler.reasons
         log_step(step, participants, reasons, result, started_s=started, elapsed_ms=elapsed_ms)
+        if self._showing.is_on:
+            self._showing.note(step, participants, reasons, result)
         self._apply(step, result, elapsed_ms)
         parts = zip((one.request.client for one in participants), step.spans, strict=True)
         cpu_ms = 0.0 if result.interrupted else 1000 * (self._cpu_clock() - cpu_started)
@@ -335,6 +354,8 @@ class EngineCore:
                 self._scheduler.clear_cache()
             case UnloadAdapter(key=key):
                 self._leaving.add(key)
+            case ShowSteps() | HideSteps():
+                self._showing.heard(command)
             case Checked():
                 raise AssertionError("what loading brings is for the caller of `load_adapter`")
 

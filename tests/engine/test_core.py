@@ -420,3 +420,19 @@ def test_the_cpu_time_of_a_step_is_shared_among_clients_by_their_tokens() -> Non
 def test_a_client_may_have_several_parts_of_a_step() -> None:
     assert shared_ms([("a", 1), ("b", 2), ("a", 5)], 80.0) == {"a": 60.0, "b": 20.0}
     assert shared_ms([], 5.0) == {}
+
+
+def test_a_forecast_is_told_with_the_last_step_and_only_where_it_is_wanted() -> None:
+    silent, telling = Engine(), Engine(msgspec.structs.replace(OPTIONS, tells_forecast=True))
+    for engine in (silent, telling):
+        engine.core.handle(Submit(request=request("r", prompt=130, output=3)))
+        while engine.core.has_work:
+            engine.step()
+        assert engine.last is not None
+    assert silent.last is not None
+    assert (silent.last.forecast, silent.last.prefixes) == (None, None)
+    assert telling.last is not None
+    assert telling.last.forecast is not None
+    assert telling.last.forecast.num_live == (0, 0)
+    assert telling.last.prefixes is not None
+    assert len(telling.last.prefixes.saved) == 2

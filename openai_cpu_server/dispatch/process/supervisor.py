@@ -9,23 +9,26 @@ from collections.abc import Callable, Sequence
 
 import msgspec
 
-from openai_cpu_server.contract.engine import EngineState, LastDeath
+from openai_cpu_server.contract.engine import EngineState, LastDeath, SeeStep
 from openai_cpu_server.contract.messages import (
     AdapterLoaded,
     AdapterRefused,
     Command,
     EngineOptions,
     Event,
+    HideSteps,
     KVStats,
     Loading,
     LoadingAdapter,
     Ready,
+    ShowSteps,
     StartFailed,
     StepDone,
     TurnBack,
     Wants,
 )
 from openai_cpu_server.contract.model_info import ModelInfo
+from openai_cpu_server.contract.replica import Forecast
 from openai_cpu_server.contract.request import Priority
 from openai_cpu_server.dispatch.adapters.desk import AdapterDesk
 from openai_cpu_server.dispatch.cores.shared_cores import Partner
@@ -34,6 +37,7 @@ from openai_cpu_server.dispatch.process.child import EngineProcess, resident_byt
 from openai_cpu_server.dispatch.process.clientele import Clientele
 from openai_cpu_server.dispatch.process.deaths import Deaths
 from openai_cpu_server.dispatch.process.hang_detector import HangLimits
+from openai_cpu_server.dispatch.process.held_blocks import HeldBlocks
 from openai_cpu_server.dispatch.process.lifecycle import Lifecycle
 from openai_cpu_server.dispatch.process.memory_killer import MemoryKiller
 from openai_cpu_server.dispatch.process.observer import NOBODY, EngineObserver
@@ -70,6 +74,9 @@ class Supervisor:
         self._info: ModelInfo | None = foretold
         self.kv_stats: KVStats | None = None
         """As of the last step; None while the present process has not made any."""
+        self.forecast: Forecast | None = None
+        """What newcomers may expect, where the options ask for that; None before the first is told."""
+        self.held_blocks = HeldBlocks()
         self.reason: str | None = None
         """Why there is no engine, or none for the moment."""
         self.start = Start(options.model_path)
@@ -95,6 +102,8 @@ class Supervisor:
         """What the present process has said about it."""
         self._has_advanced = False
         """The present process has brought tokens or vectors."""
+        self._see: SeeStep | None = None
+        """Who watches the steps; None: nobody does."""
         self._gone = asyncio.Event()
         """There is no process, and none is being started."""
         self._gone.set()
@@ -133,6 +142,22 @@ class Supervisor:
     def last_death(self) -> LastDeath | None:
         return self._deaths.last
 
+    @property
+    def deaths(self) -> tuple[LastDeath, ...]:
+        """The last ones, the oldest first."""
+        return self._deaths.known
+
+    def show_steps(self, see: SeeStep) -> None:
+        """To be told of each step who was in it, of this process and of those after it."""
+        self._see = see
+        if self.state is EngineState.READY:
+            self.send(ShowSteps())
+
+    def hide_steps(self) -> None:
+        self._see = None
+        if self.state is EngineState.READY:
+            self.send(HideSteps())
+
     def send(self, *commands: Command) -> None:
         """To the engine process, if there is one."""
         if self._process is not None:
@@ -169,7 +194,8 @@ class Supervisor:
         if self.state is EngineState.ASLEEP:
             return
         self._life.move(EngineState.ASLEEP)
-        self.kv_stats, self.reason = None, None
+        self._forget_process()
+        self.reason = None
         if self._process is not None:
             await self._process.close()
         await self._gone.wait()
@@ -280,6 +306,8 @@ class Supervisor:
         self._deaths.started()
         self._life.move(EngineState.READY)
         self.adapters.ready(self.send)
+        if self._see is not None:
+            self.send(ShowSteps())
         clientele.ready(self.send)
 
     def _start_failed(self, message: str) -> None:
@@ -289,9 +317,15 @@ class Supervisor:
 
     def _step_done(self, step: StepDone) -> None:
         self.kv_stats = step.kv
+        if step.forecast is not None:
+            self.forecast = step.forecast
+        if step.prefixes is not None:
+            self.held_blocks.heard(step.prefixes)
         self._has_advanced = self._has_advanced or bool(step.events) or bool(step.embedded)
         if step.figures is not None:
             self._observer.step_done(step.figures)
+        if step.shown is not None and self._see is not None:
+            self._see(step.figures, step.shown)
 
     async def _replace(self, death: Death, clientele: Clientele) -> None:
         """Decide what the death means, and wait before the next start."""
@@ -333,9 +367,14 @@ class Supervisor:
         self.reason, self.failed_s = reason, self._clock()
         self._life.move(EngineState.FAILED)
 
+    def _forget_process(self) -> None:
+        """What the process has told of itself is not so any more."""
+        self.kv_stats, self.forecast = None, None
+        self.held_blocks.clear()
+
     def _book(self, death: Death, *, is_searching: bool) -> None:
         """`is_searching`: the search for a culprit needed this death."""
-        self.kv_stats = None
+        self._forget_process()
         self._observer.engine_died(death.cause)
         self._deaths.book(
             death,
