@@ -23,11 +23,13 @@ from openai_cpu_server.api.application import Api, create_api
 from openai_cpu_server.api.calls.recall import Recall, Similar
 from openai_cpu_server.api.gates.entrance import EXCESS_CONNECTION
 from openai_cpu_server.api.options import ApiOptions
+from openai_cpu_server.api.routes.model_keeping import ModelKeeping
 from openai_cpu_server.errors import StartupError
 from openai_cpu_server.jobs.jobs import Jobs
 from openai_cpu_server.jobs.options import JobOptions
 from openai_cpu_server.jobs.run.rows import RunRow
 from openai_cpu_server.jobs.store.database import open_database
+from openai_cpu_server.models.registry import ModelRegistry
 from openai_cpu_server.observe.logs import set_up_logs
 from openai_cpu_server.observe.tracing import open_tracing
 from openai_cpu_server.observe.watch import Watch
@@ -51,41 +53,68 @@ def serve(settings: Settings) -> None:
     """Serve until Ctrl-C or SIGTERM. Raises StartupError with one line if that cannot begin."""
     hangup = Hangup()
     set_up_logs(settings.log_level, settings.log_format)
-    keys, limits = _keys(settings), RateLimits(Meter.open(revealed(settings.limits_url)))
     plans = planned_models(settings)
-    with _listen(settings.host, settings.port) as listener:
+    with listening(settings.host, settings.port) as listener:
         tune_engines()
         tracing = open_tracing(settings.traces_endpoint) if settings.traces_endpoint else None
         watch = Watch.new(model=plans[0].name, tracing=tracing)
         fleet = Fleet(settings, plans, watch)
-        jobs = _jobs(settings, plans[0].name)
-        options = _api_options(settings)
-        recall = _recall(settings, fleet, watch)
-        api = create_api(
-            fleet.registry,
-            options,
-            keys=keys,
-            limits=limits,
-            jobs=jobs,
-            watch=watch,
-            find_adapter=adapter_files(settings).of_client,
-            keeping=fleet,
-            recall=recall,
+        desk = open_desk(
+            settings, fleet.registry, watch, keeping=fleet, recall=_recall(settings, fleet, watch)
         )
-        config = _web_config(settings, api.app)
+        config = _web_config(settings, desk.api.app)
         started = time.monotonic()
         try:
-            working = _working(jobs, api, recall)
             server = WebServer(
                 config,
                 fleet,
                 drain_s=settings.drain_seconds,
-                checkpoint=jobs.stop if jobs else _no_checkpoint,
+                checkpoint=desk.jobs.stop if desk.jobs else _no_checkpoint,
             )
-            asyncio.run(_run(server, fleet, listener, hangup, keys, working))
+            asyncio.run(_run(server, fleet, listener, hangup, desk))
         finally:
             _log_totals(fleet, time.monotonic() - started)
             watch.close()
+
+
+class Desk(NamedTuple):
+    """The API of some models, and what works behind it."""
+
+    api: Api
+    keys: KeyRing
+    jobs: Jobs | None
+    recall: Recall | None
+
+    @contextlib.asynccontextmanager
+    async def working(self) -> AsyncIterator[None]:
+        """Meanwhile the cache of answers is open and batch jobs run; at the end they are left resumable."""
+        async with self.recall or contextlib.nullcontext(), _running(self.jobs, self.api):
+            yield
+
+
+def open_desk(
+    settings: Settings,
+    models: ModelRegistry,
+    watch: Watch,
+    *,
+    keeping: ModelKeeping | None = None,
+    recall: Recall | None = None,
+) -> Desk:
+    """`keeping`: what loads and unloads models; None: they stay as they are. `recall`: None is no cache of
+    answers. Raises StartupError with one line."""
+    keys, jobs = KeyRing(revealed(settings.api_key), settings.api_keys), _jobs(settings, models.default.name)
+    api = create_api(
+        models,
+        _api_options(settings),
+        keys=keys,
+        limits=RateLimits(Meter.open(revealed(settings.limits_url))),
+        jobs=jobs,
+        watch=watch,
+        find_adapter=adapter_files(settings).of_client,
+        keeping=keeping,
+        recall=recall,
+    )
+    return Desk(api, keys, jobs, recall)
 
 
 class Offline(NamedTuple):
@@ -135,31 +164,26 @@ def _web_config(settings: Settings, api: Callable[..., Awaitable[None]]) -> uvic
     return config
 
 
-def _keys(settings: Settings) -> KeyRing:
-    return KeyRing(revealed(settings.api_key), settings.api_keys)
-
-
 async def _run(
     server: WebServer,
     fleet: Fleet,
     listener: socket.socket,
     hangup: Hangup,
-    keys: KeyRing,
-    working: contextlib.AbstractAsyncContextManager[None],
+    desk: Desk,
 ) -> None:
     """Runs engines and web server side by side; an only engine that cannot start ends both."""
     scheme = "https" if server.config.is_ssl else "http"
     logger.info("listening on %s://%s:%d", scheme, *listener.getsockname()[:2])
-    hangup.call(keys.reload)
+    hangup.call(desk.keys.reload)
     engine_task = asyncio.create_task(fleet.run())
     engine_task.add_done_callback(server.stop_if_failed)
-    async with working:
+    async with desk.working():
         await server.serve(sockets=[listener])
     await engine_task
 
 
 @contextlib.contextmanager
-def _listen(host: str, port: int) -> Iterator[socket.socket]:
+def listening(host: str, port: int) -> Iterator[socket.socket]:
     """Binds a socket, before anything slow begins."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     try:
@@ -167,6 +191,9 @@ def _listen(host: str, port: int) -> Iterator[socket.socket]:
     except OSError as error:
         raise StartupError(f"cannot listen on {host}:{port}: {error}") from None
     with listener:
+        # Connections inherit it. asyncio would set it for those of a socket made with IPPROTO_TCP alone, and
+        # without it a kept-alive client gets bodies and tokens some 40 ms late: they wait for its next ACK.
+        listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         yield listener
 
 
@@ -187,6 +214,7 @@ def _api_options(settings: Settings) -> ApiOptions:
         read_timeout_s=settings.read_timeout_s,
         cors_origins=tuple(settings.cors_origin),
         trusted_proxies=tuple(settings.trusted_proxy),
+        page=settings.page,
         compares_turns=settings.semantic_cache is not None,
     )
 
@@ -230,13 +258,6 @@ def job_options(settings: Settings, model: str) -> JobOptions:
         concurrency=settings.batch_concurrency,
         response_lifetime_s=settings.response_days * 24 * 3600,
     )
-
-
-@contextlib.asynccontextmanager
-async def _working(jobs: Jobs | None, api: Api, recall: Recall | None) -> AsyncIterator[None]:
-    """Meanwhile the cache of answers is open and batch jobs run; at the end they are left resumable."""
-    async with recall or contextlib.nullcontext(), _running(jobs, api):
-        yield
 
 
 @contextlib.asynccontextmanager

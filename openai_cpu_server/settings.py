@@ -1,4 +1,5 @@
-"""All options, once. The command line goes before the environment (`OCS_*`), that before a TOML file."""
+"""All options, once. The command line goes before the environment (`OCS_*`), that before files of secrets,
+and these before a TOML file."""
 
 from __future__ import annotations
 
@@ -19,6 +20,7 @@ from pydantic_settings import (
     CliSuppress,
     NoDecode,
     PydanticBaseSettingsSource,
+    SecretsSettingsSource,
     SettingsConfigDict,
     SettingsError,
     TomlConfigSettingsSource,
@@ -34,6 +36,9 @@ from openai_cpu_server.option_parser import OptionParser, add_option
 
 _PROGRAM = "openai-cpu-server serve"
 _ENV_PREFIX = "OCS_"
+_SECRETS_VARIABLE = "OCS_SECRETS_DIR"
+"""Names a folder whose files are options, each named like its environment variable. Docker and Kubernetes
+hand secrets over so: what is in the environment, everybody sees who may look at a container."""
 _PASSED_ON = {
     "stream_rate",
     "stall_ms",
@@ -275,6 +280,7 @@ class Settings(ModelOptions, WhatToServe, BaseSettings):
         5, ge=1, description="of the engine; then it is given up. SIGKILLs after progress do not count"
     )
     keep_alive_s: float = Field(10.0, ge=0, description="seconds between comments on a silent stream")
+    page: bool = Field(True, description="a page for browsers at /: chat, and what the scheduler does")
     lenient: bool = Field(False, description="ignore unknown parameters and name them in a header")
     log_level: Literal["debug", "info", "warning", "error"] = Field("info", description="least level shown")
     log_format: Literal["console", "json"] = Field("console", description="json: an object a line")
@@ -293,7 +299,8 @@ class Settings(ModelOptions, WhatToServe, BaseSettings):
         dotenv_settings: PydanticBaseSettingsSource,
         file_secret_settings: PydanticBaseSettingsSource,
     ) -> tuple[PydanticBaseSettingsSource, ...]:
-        return init_settings, env_settings, TomlConfigSettingsSource(settings_cls)
+        toml = TomlConfigSettingsSource(settings_cls)
+        return init_settings, env_settings, _secret_files(settings_cls), toml
 
     def engine_options(
         self,
@@ -334,6 +341,14 @@ class Settings(ModelOptions, WhatToServe, BaseSettings):
     @property
     def priority(self) -> Priority:
         return Priority[self.default_priority.upper()]
+
+
+def _secret_files(settings: type[BaseSettings]) -> SecretsSettingsSource:
+    """Raises SettingsError for a folder that is none."""
+    folder = os.environ.get(_SECRETS_VARIABLE) or None
+    if folder is not None and not Path(folder).is_dir():
+        raise SettingsError(f"{_SECRETS_VARIABLE}: there is no folder {folder}")
+    return SecretsSettingsSource(settings, secrets_dir=folder)
 
 
 def revealed(secret: SecretStr | None) -> str | None:

@@ -36,7 +36,7 @@ from openai_cpu_server.contract.embedding import EmbedRequest  # noqa: E402
 from openai_cpu_server.contract.engine import EngineState  # noqa: E402
 from openai_cpu_server.contract.messages import EngineOptions  # noqa: E402
 from openai_cpu_server.dispatch.dispatcher import Dispatcher  # noqa: E402
-from openai_cpu_server.dispatch.supervisor import Supervisor  # noqa: E402
+from openai_cpu_server.dispatch.process.supervisor import Supervisor  # noqa: E402
 from openai_cpu_server.llama.embed.embedder import LlamaEmbedder  # noqa: E402
 from openai_cpu_server.llama.host.machine import Machine  # noqa: E402
 from openai_cpu_server.llama.model.vocabulary import Vocabulary  # noqa: E402
@@ -45,6 +45,8 @@ from openai_cpu_server.model_source import resolve_model  # noqa: E402
 _FRONT, _PROCESS = "openai_cpu_server.kernels.front", "openai_cpu_server.engine.process"
 _ENGINE = [sys.executable, "-m", _FRONT, _PROCESS, "console"]
 _STEP_TOKENS = (128, 256, 512)
+_LIMIT_S = 300.0
+"""So long a server may take for all inputs; none has taken a tenth of it."""
 _LOOP = Path(__file__).parent / "bench" / "sentence_transformers_loop.py"
 Seconds = Callable[[], float]
 """Embeds all inputs once."""
@@ -144,13 +146,21 @@ def _server(spec: ServerSpec, texts: list[str]) -> Iterator[Seconds]:
 
         def seconds() -> float:
             started = time.perf_counter()
-            answer = asyncio.run(call(server.port, "POST", "/v1/embeddings", body))
+            answer = asyncio.run(_answer(spec.name, server.port, body))
             taken = time.perf_counter() - started
             assert len(json.loads(answer)["data"]) == len(texts)
             return taken
 
         seconds()
         yield seconds
+
+
+async def _answer(name: str, port: int, body: bytes) -> bytes:
+    """A server that hangs (llama-server did, once) ends the run, and not the patience of who waits for it."""
+    try:
+        return await asyncio.wait_for(call(port, "POST", "/v1/embeddings", body), _LIMIT_S)
+    except asyncio.TimeoutError:
+        raise SystemExit(f"{name} has not answered all inputs in {_LIMIT_S:g} s: run it again") from None
 
 
 @contextlib.contextmanager

@@ -19,9 +19,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from openai_cpu_server.kernels.build import LIBRARY
 from openai_cpu_server.kernels.graphs import PRODUCT_TYPES, Graphs, ProductCase
-from openai_cpu_server.kernels.library import Kernel, Library, obstacle, put_in_front
+from openai_cpu_server.kernels.library import Kernel, Library, library_path, obstacle, put_in_front
 
 _WEIGHT_BYTES = 100_000_000
 """More than a cache holds."""
@@ -80,7 +79,7 @@ def main() -> int:
     put_in_front()
     from llama_cpp._ggml import libggml  # after the library that stands in front of it
 
-    graphs, library = Graphs(libggml), Library(ctypes.CDLL(str(LIBRARY)))
+    graphs, library = Graphs(libggml), Library(ctypes.CDLL(str(library_path())))
     random = np.random.default_rng(0)
     weights = random.standard_normal((args.outputs, args.depth), np.float32)
     print(f"{args.outputs} x {args.depth}, {args.threads} threads, {library.instruction_set}\n")

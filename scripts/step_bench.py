@@ -23,8 +23,7 @@ from bench.roofline import Peaks, Work, measured_peaks
 
 from openai_cpu_server.contract.messages import EngineOptions
 from openai_cpu_server.contract.step import Backend
-from openai_cpu_server.kernels.build import LIBRARY
-from openai_cpu_server.kernels.library import Kernel, Library, obstacle, put_in_front
+from openai_cpu_server.kernels.library import Kernel, Library, library_path, obstacle, put_in_front
 from openai_cpu_server.llama.measure.probe import Probe
 
 if TYPE_CHECKING:
@@ -118,7 +117,7 @@ class _Bench:
         self._rounds = rounds
         self._peaks = peaks
         self._model = model
-        self._library = Library(ctypes.CDLL(str(LIBRARY)))
+        self._library = Library(ctypes.CDLL(str(library_path())))
 
     @property
     def heading(self) -> str:

@@ -9,7 +9,7 @@ import pytest
 
 from openai_cpu_server.contract.request import Priority
 from openai_cpu_server.errors import StartupError
-from openai_cpu_server.settings import read_settings, tune_engines
+from openai_cpu_server.settings import read_settings, revealed, tune_engines
 
 
 @pytest.fixture(autouse=True)
@@ -41,6 +41,29 @@ def test_the_file_may_be_named_by_the_environment(tmp_path: Path, monkeypatch: p
     config.write_text("max_seqs = 7\n")
     monkeypatch.setenv("OCS_CONFIG", str(config))
     assert read_settings([]).max_seqs == 7
+
+
+def test_secrets_may_be_files_between_the_environment_and_the_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As a container finds them in /run/secrets, among files for others."""
+    files = {"ocs_jobs_db": "postgresql://me:secret@db/x\n", "ocs_port": "5", "keys.toml": ""}
+    for name, text in files.items():
+        (tmp_path / name).write_text(text)
+    config = tmp_path / "c.toml"
+    config.write_text('jobs_db = "none"\nhost = "file"\n')
+    monkeypatch.setenv("OCS_SECRETS_DIR", str(tmp_path))
+    monkeypatch.setenv("OCS_PORT", "2")
+    settings = read_settings(["--config", str(config)])
+    assert revealed(settings.jobs_db) == "postgresql://me:secret@db/x"
+    assert (settings.port, settings.host) == (2, "file")
+    assert "secret@" not in repr(settings)
+
+
+def test_a_folder_of_secrets_that_is_not_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OCS_SECRETS_DIR", str(tmp_path / "none"))
+    with pytest.raises(StartupError, match="OCS_SECRETS_DIR: there is no folder"):
+        read_settings([])
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ import msgspec
 from openai_cpu_server.answers.marks import marks_of
 from openai_cpu_server.contract.request import GenerationRequest, Priority
 
-_VERSION = 1
+_VERSION = 2
 """It grows with every change of what keys mean or of how answers are stored."""
 _SAME_FOR_ALL = 0
 
@@ -21,6 +21,8 @@ class Asker(msgspec.Struct, frozen=True, kw_only=True):
     """The digest of the API key; "" for everybody on a server without keys."""
     model: str
     """The digest of the model's file."""
+    kv_type: str
+    """The type of its KV cells: coarser ones give other answers."""
     adapter: str | None
     """What tells its version from all others."""
     version: str

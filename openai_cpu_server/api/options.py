@@ -40,5 +40,7 @@ class ApiOptions(msgspec.Struct, frozen=True, kw_only=True):
     """Requests of different API keys share no computed prompts."""
     compares_turns: bool = False
     """Answers to similar questions are kept."""
+    page: bool = True
+    """There is a page for browsers."""
     keep_alive_s: float = 10.0
     """Seconds between the comments that keep a silent stream open; 0 sends none."""

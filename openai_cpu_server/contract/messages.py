@@ -10,6 +10,7 @@ import msgspec
 from openai_cpu_server.contract.adapter import Adapter, LoadedAdapter, RefusedAdapter
 from openai_cpu_server.contract.embedding import Embedded, EmbedRequest
 from openai_cpu_server.contract.model_info import ModelInfo
+from openai_cpu_server.contract.replica import Forecast, PrefixNews
 from openai_cpu_server.contract.request import GenerationRequest, Priority
 from openai_cpu_server.contract.step import TokenLogprob
 
@@ -81,6 +82,8 @@ class EngineOptions(msgspec.Struct, frozen=True, kw_only=True):
 
     Off: no message is sent about turns.
     """
+    tells_forecast: bool = False
+    """Several engines are chosen between by what they forecast, and by the prompts that they hold."""
     log_level: str = "info"
 
     @property
@@ -319,6 +322,10 @@ class StepDone(msgspec.Struct, frozen=True, tag="step_done"):
     figures: StepFigures | None = None
     """None: there is nothing to tell."""
     embedded: tuple[Embedded, ...] = ()
+    forecast: Forecast | None = None
+    """None: it is told a few times a second, and only to those who want it."""
+    prefixes: PrefixNews | None = None
+    """None: nothing has changed, or nobody wants to know."""
 
 
 class Place(msgspec.Struct, frozen=True):

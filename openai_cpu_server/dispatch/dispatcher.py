@@ -18,19 +18,20 @@ from openai_cpu_server.contract.engine import (
     unavailable,
 )
 from openai_cpu_server.contract.messages import ClearCache, KVStats, ModelLoading
-from openai_cpu_server.contract.model_info import ModelInfo, ModelKind
+from openai_cpu_server.contract.model_info import ModelInfo
+from openai_cpu_server.contract.replica import Forecast, HeldUpdate
 from openai_cpu_server.contract.request import GenerationRequest, Priority
-from openai_cpu_server.dispatch.embedding import Embedding
-from openai_cpu_server.dispatch.generation import Generation
-from openai_cpu_server.dispatch.queue_room import wait_until_left_s
-from openai_cpu_server.dispatch.replay import Replay, Totals
-from openai_cpu_server.dispatch.supervisor import Supervisor
+from openai_cpu_server.dispatch.process.supervisor import Supervisor
+from openai_cpu_server.dispatch.requests.admission import QueueLimit, check_embeds, check_generates
+from openai_cpu_server.dispatch.requests.delivery import Totals
+from openai_cpu_server.dispatch.requests.embedding import Embedding
+from openai_cpu_server.dispatch.requests.generation import Generation
+from openai_cpu_server.dispatch.requests.live import Live
+from openai_cpu_server.dispatch.requests.replay import Replay
+from openai_cpu_server.dispatch.residency import Residency
 from openai_cpu_server.errors import (
     GenerationFailed,
-    InvalidRequest,
-    QueueFull,
     RequestCancelled,
-    ServerError,
 )
 
 _DRAIN_LOOK_S = 0.05
@@ -60,7 +61,8 @@ class Dispatcher:
         self._supervisor = supervisor
         self._replay = Replay(clock, supervisor.adapters.free)
         supervisor.adapters.is_used = self._replay.uses_adapter
-        self._max_queue = max_queue
+        self._queue = QueueLimit(self._replay.live, max_queue=max_queue, clock=clock)
+        self.residency = Residency(supervisor, self._replay, self.status)
         self._max_held_bytes = max_held_bytes
         self._clock = clock
         self._is_draining = False
@@ -83,26 +85,25 @@ class Dispatcher:
 
     def generate(self, requests: Sequence[GenerationRequest]) -> Generation:
         info = self._serving()
-        if info.kind is not ModelKind.GENERATES:
-            raise _wrong_kind(info, "generate text")
-        self._check_queue(requests[0].priority, len(requests))
+        check_generates(info)
+        self._queue.check(requests[0].priority, len(requests))
         requests = self._with_adapter(requests)
         generation = Generation(
             requests, cancel=self._replay.cancel, clock=self._clock, max_held_bytes=self._max_held_bytes
         )
-        self._replay.accept(requests, generation)
+        self._replay.accept([Live(request, generation, self._clock()) for request in requests])
+        self._supervisor.request_came(requests[0].priority)
         if self.state in (EngineState.ASLEEP, EngineState.LOADING):
             generation.wait_for_model(ModelLoading(self._supervisor.start.loaded))
         return generation
 
     def embed(self, request: EmbedRequest) -> Embedding:
         info = self._serving()
-        if info.kind is ModelKind.GENERATES:
-            raise _wrong_kind(info, "embed")
-        _check_inputs(request, info.max_input_tokens)
-        self._check_queue(request.priority, 1)
+        check_embeds(info, request)
+        self._queue.check(request.priority, 1)
         embedding = Embedding(request, cancel=self._replay.cancel, clock=self._clock)
-        self._replay.accept_inputs(request, embedding)
+        self._replay.accept([Live(request, embedding, self._clock())])
+        self._supervisor.request_came(request.priority)
         return embedding
 
     def cancel(self, name: str) -> bool:
@@ -152,62 +153,16 @@ class Dispatcher:
     def unload_adapter(self, name: str) -> bool:
         return self._supervisor.adapters.unload(name)
 
-    # -- for whoever keeps models in memory ---------------------------------------------------------------
+    # -- for whoever chooses between several ---------------------------------------------------------------
 
     @property
-    def process_state(self) -> EngineState:
-        """The state, whether the server is about to end or not."""
-        return self._supervisor.state
+    def forecast(self) -> Forecast | None:
+        """What newcomers may expect; None where `EngineOptions.tells_forecast` is off, or nothing has run."""
+        return self._supervisor.forecast
 
-    @property
-    def is_at_work(self) -> bool:
-        """Its process has some requests."""
-        return self._replay.is_owed
-
-    @property
-    def has_requests(self) -> bool:
-        """Some live, in its process or waiting for one, or somebody waits for an adapter."""
-        return self._replay.num_live > 0 or self._supervisor.adapters.is_awaited
-
-    @property
-    def last_use_s(self) -> float:
-        """When a request last came or ended, or it became ready, on the clock."""
-        return self._replay.last_use_s
-
-    @property
-    def failed_s(self) -> float | None:
-        return self._supervisor.failed_s
-
-    def wake(self) -> None:
-        """Load the model. It must be asleep, or have failed."""
-        self._supervisor.wake()
-
-    async def settled(self) -> EngineState:
-        """The state that loading leads to, once it is over."""
-        return await self._supervisor.settled()
-
-    async def sleep(self) -> None:
-        """End the process, which must not be at work. Returns when it is gone; requests that come meanwhile
-        wait for the next."""
-        assert not self.is_at_work, "it has requests"
-        self._replay.lost()
-        await self._supervisor.sleep()
-
-    def hold_back(self) -> None:
-        """Send the process nothing new: it is to end what it has, and then to sleep."""
-        self._replay.hold_back()
-
-    def release(self) -> None:
-        """Send it again what was held back."""
-        self._replay.release()
-
-    def fail(self, reason: str) -> None:
-        """An engine that sleeps is not to be woken, for this reason."""
-        self._supervisor.fail(reason)
-
-    def refuse(self, error: Callable[[], ServerError]) -> None:
-        """End all that waits."""
-        self._replay.end(error)
+    def held_since(self, version: int | None) -> HeldUpdate:
+        """What of prompts the engine holds, as it has changed since this version; None: all."""
+        return self._supervisor.held_blocks.since(version)
 
     # -- for whoever runs it -----------------------------------------------------------------------------
 
@@ -273,26 +228,3 @@ class Dispatcher:
         if state is not EngineState.LOADING:
             self.on_wanted()
         return info
-
-    def _check_queue(self, priority: Priority, num_new: int) -> None:
-        if num_new > self._max_queue:
-            message = f"{num_new} sequences in one call; {self._max_queue} may wait at once on this server."
-            raise InvalidRequest(message, param="n", code="invalid_value")
-        live = self._replay.live
-        waiting = live.count(RequestState.WAITING)[priority.label]
-        num_over = waiting + num_new - self._max_queue
-        if num_over > 0:
-            expected = live.expected_waits_s(priority, self._clock())
-            raise QueueFull(waiting, retry_after_s=wait_until_left_s(expected, num_over))
-
-
-def _wrong_kind(info: ModelInfo, wanted: str) -> InvalidRequest:
-    message = f"This model does not {wanted}: it {info.kind.value}."
-    return InvalidRequest(message, param="model", code="wrong_model_kind")
-
-
-def _check_inputs(request: EmbedRequest, limit: int) -> None:
-    for number, tokens in enumerate(request.inputs):
-        if not 1 <= len(tokens) <= limit:
-            message = f"Input {number} has {len(tokens)} tokens; this model takes 1 to {limit}."
-            raise InvalidRequest(message, param="input", code="context_length_exceeded")

@@ -6,6 +6,7 @@ from openai_cpu_server.contract.cost import CostCurve
 from openai_cpu_server.contract.embedding import EmbedBackend
 from openai_cpu_server.contract.messages import EngineOptions, Submit
 from openai_cpu_server.contract.model_info import ModelInfo
+from openai_cpu_server.contract.prefix import BLOCK_TOKENS
 from openai_cpu_server.contract.request import GenerationRequest, Sampling
 from openai_cpu_server.contract.step import POOL_BLOCK_TOKENS, Backend, Drop, Step
 from openai_cpu_server.engine.core import EngineCore, Measure
@@ -15,7 +16,7 @@ from openai_cpu_server.scheduler.cost_model import CostModel
 from openai_cpu_server.scheduler.embed_queue import EmbedQueue
 from openai_cpu_server.scheduler.kv_ledger import KVLedger
 from openai_cpu_server.scheduler.policy import POLICIES
-from openai_cpu_server.scheduler.prefix_cache import BLOCK_TOKENS, PrefixCache
+from openai_cpu_server.scheduler.prefix_cache import Journal, PrefixCache
 from openai_cpu_server.scheduler.scheduler import Limits, Scheduler
 from openai_cpu_server.scheduler.speculation.drafts import LookupDrafter, ModelDrafter
 from openai_cpu_server.scheduler.speculation.speculator import SpeculationOptions, Speculator
@@ -30,7 +31,8 @@ def build_core(
     """
     info = backend.info
     shares = info.can_share and options.prefix_sharing
-    cache = _cache(options, backend) if shares else PrefixCache(0)
+    journal = Journal() if options.tells_forecast else None
+    cache = _cache(options, backend, journal) if shares else PrefixCache(0)
     scheduler = Scheduler(
         limits=Limits(info.max_seqs, info.max_step_tokens, info.max_step_outputs, shares),
         ledger=KVLedger(info.kv_tokens // POOL_BLOCK_TOKENS, POOL_BLOCK_TOKENS),
@@ -46,6 +48,7 @@ def build_core(
         backend,
         preempt_threshold_s=options.preempt_threshold_ms / 1000,
         measure=measure if curve is None else None,
+        journal=journal,
     )
     for number, tokens in enumerate(options.pinned_prompts):
         core.handle(Submit(request=_pin(number, tokens, options.pinned_namespace)))
@@ -88,10 +91,10 @@ def _speculator(options: EngineOptions, info: ModelInfo) -> Speculator | None:
     return Speculator(LookupDrafter(info.end_tokens), how, draft_model)
 
 
-def _cache(options: EngineOptions, backend: Backend) -> PrefixCache:
+def _cache(options: EngineOptions, backend: Backend, journal: Journal | None) -> PrefixCache:
     info = backend.info
     block_bytes = BLOCK_TOKENS * info.kv_bytes_per_token
-    cache = PrefixCache(options.cache_bytes // block_bytes)
+    cache = PrefixCache(options.cache_bytes // block_bytes, journal=journal)
     if options.cache_file is not None and cache.capacity:
         refused = cache.adopt(backend.import_cache(options.cache_file))
         backend.execute(Step(verbs=tuple(Drop(number) for number in refused)))

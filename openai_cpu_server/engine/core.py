@@ -36,9 +36,11 @@ from openai_cpu_server.contract.request import GenerationRequest, Priority
 from openai_cpu_server.contract.step import Backend, Step, StepResult
 from openai_cpu_server.engine.containment import CommandFailed, contained
 from openai_cpu_server.engine.output import Output
+from openai_cpu_server.engine.outward import Outward, OutwardNews
 from openai_cpu_server.engine.step_log import log_step
 from openai_cpu_server.errors import AdapterFailed
 from openai_cpu_server.scheduler.cost_model import CostModel
+from openai_cpu_server.scheduler.prefix_cache import Journal
 from openai_cpu_server.scheduler.scheduler import Scheduler
 from openai_cpu_server.scheduler.sequence import Sequence, Status
 from openai_cpu_server.scheduler.spans import Advance
@@ -90,9 +92,12 @@ class EngineCore:
         *,
         preempt_threshold_s: float,
         measure: Measure | None = None,
+        journal: Journal | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`measure` is given where the cost of steps is only guessed yet."""
+        """`measure` is given where the cost of steps is only guessed yet; the prefix cache's `journal` where
+        somebody chooses between several engines."""
+        self._outward = Outward(scheduler, journal, clock) if journal is not None else None
         self._measure = measure
         self._is_measuring = False
         """Read by the reader thread."""
@@ -221,7 +226,14 @@ class EngineCore:
         figures = self._compute(step) if step.verbs or step.spans else self._idle_figures(step)
         self._free_adapters()
         events, self._events = tuple(self._events), []
-        yield StepDone(events=events, kv=self._scheduler.kv_stats, figures=figures)
+        news = self._outward.news() if self._outward is not None else OutwardNews()
+        yield StepDone(
+            events=events,
+            kv=self._scheduler.kv_stats,
+            figures=figures,
+            forecast=news.forecast,
+            prefixes=news.prefixes,
+        )
         yield from self._queue_news(sharing)
 
     def save_cache(self, path: str) -> None:

@@ -135,7 +135,7 @@ def run_engine(channel: EngineChannel, *, load: Load[Loaded], build_core: BuildC
     try:
         with contextlib.suppress(ConnectionError):  # the client died while we sent: nobody is left to tell
             for adapter in start.options.adapters:
-                _handle(channel, core, core.check_adapter(adapter))
+                _handle(channel, core, turn, core.check_adapter(adapter))
             _serve(channel, backend, core, inbox, turn, reader)
         # Only at an orderly end: after an error in native code nobody knows what the cells hold.
         _save_cache(core, start.options.cache_file)
@@ -194,7 +194,7 @@ def _work(channel: EngineChannel, inbox: Inbox, core: Core, turn: EngineTurn) ->
     while inbox.is_open:
         is_quiet = not inbox.wait(_patience_s(core, turn, quiet_s))
         for command in inbox.drain():
-            _handle(channel, core, command)
+            _handle(channel, core, turn, command)
         if core.has_work:
             _go_on(channel, core, turn)
         elif core.is_guessing and not inbox.has_news and _may_measure(turn, is_quiet=is_quiet):
@@ -205,12 +205,16 @@ def _work(channel: EngineChannel, inbox: Inbox, core: Core, turn: EngineTurn) ->
             turn.give_back()
 
 
-def _handle(channel: EngineChannel, core: Core, command: Work) -> None:
+def _handle(channel: EngineChannel, core: Core, turn: EngineTurn, command: Work) -> None:
+    """An adapter is tried with a token, so it is loaded as pieces of a model are: when it is our turn."""
     if not isinstance(command, Checked):
         core.handle(command)
         return
+    turn.load_on()
     for news in core.load_adapter(command):
         channel.send(news)
+    turn.computed()
+    turn.settle(core.work)
 
 
 def _patience_s(core: Core, turn: EngineTurn, quiet_s: float) -> float | None:

@@ -1,5 +1,8 @@
 """Compiles the library of kernels for this machine's CPU: `python -m openai_cpu_server.kernels.build`.
 
+A wheel or an image that other machines run has one library for each level of CPU instead (`build_portable`);
+`library.py` chooses one at run time.
+
 Needs the standard library only, for it also runs before anything is installed: from `scripts/bootstrap`, and
 from the build hook of an ordinary `pip install`.
 """
@@ -13,13 +16,29 @@ import shlex
 import shutil
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 _FOLDER = Path(__file__).parent
 _SOURCES = _FOLDER / "native"
 LIBRARY = _FOLDER / "libocs_kernels.so"
-_KEY = _FOLDER / "libocs_kernels.key"
-"""What the library was built from."""
+NATIVE = ("-march=native",)
+LEVELS: dict[str, dict[str, tuple[str, ...]]] = {
+    "x86_64": {
+        "avx512vnni": ("-march=x86-64-v4", "-mavx512vnni"),
+        "avx512": ("-march=x86-64-v4",),
+        "avxvnni": ("-march=x86-64-v3", "-mavxvnni"),
+        "avx2": ("-march=x86-64-v3",),
+    },
+    "aarch64": {
+        "neon-dotprod": ("-march=armv8.2-a+dotprod",),
+        "neon": ("-march=armv8-a",),
+    },
+}
+"""Architecture -> the levels for which a portable build has a library, best first -> the compiler's flags.
+
+They are the code paths of `native/cpu.hpp`, which names them the same.
+"""
 _FLAGS = (
     "-std=c++17",
     "-O3",
@@ -39,17 +58,17 @@ class BuildFailed(Exception):
     """Says in one line why there is no library."""
 
 
-def build(compiler: str = "", *, target: Path = LIBRARY, cpu: str = "native") -> None:
+def build(compiler: str = "", *, target: Path = LIBRARY, cpu: Sequence[str] = NATIVE) -> None:
     """Compile the library, whatever is there. `compiler` is a command line; "": what the machine has.
 
-    `cpu` is the compiler's name for what the code may use. Raises `BuildFailed`.
+    `cpu` are the flags that tell the compiler what the code may use. Raises `BuildFailed`.
     """
     if sys.platform != "linux":
         raise BuildFailed("they go in front of ggml on Linux only")
     command = _compiler(compiler)
     partial = target.with_suffix(f".{os.getpid()}")
     sources = [str(source) for source in sorted(_SOURCES.glob("*.cpp"))]
-    arguments = [*command, *_FLAGS, f"-march={cpu}", "-o", str(partial), *sources, "-ldl"]
+    arguments = [*command, *_FLAGS, *cpu, "-o", str(partial), *sources, "-ldl"]
     run = subprocess.run(arguments, capture_output=True, text=True, errors="replace")
     if run.returncode != 0:
         partial.unlink(missing_ok=True)
@@ -57,18 +76,35 @@ def build(compiler: str = "", *, target: Path = LIBRARY, cpu: str = "native") ->
     partial.replace(target)  # a process that has the old one mapped keeps it
 
 
-def build_if_changed(compiler: str = "") -> bool:
+def build_portable(compiler: str = "") -> list[Path]:
+    """Compile a library for each level of this architecture.
+
+    Raises `BuildFailed`.
+    """
+    levels = LEVELS.get(platform.machine())
+    if levels is None:
+        raise BuildFailed(f"no levels of {platform.machine()} are known")
+    for level, flags in levels.items():
+        build_if_changed(compiler, target=level_library(level), cpu=flags)
+    return [level_library(level) for level in levels]
+
+
+def level_library(level: str) -> Path:
+    return LIBRARY.with_suffix(f".{level}.so")
+
+
+def build_if_changed(compiler: str = "", *, target: Path = LIBRARY, cpu: Sequence[str] = NATIVE) -> bool:
     """Compile unless the library stems from these sources, this compiler and this CPU.
     Returns whether it did.
 
     Raises `BuildFailed`; then no library is left that stems from something else.
     """
-    key = _key(compiler)
-    if LIBRARY.exists() and _KEY.exists() and _KEY.read_text() == key:
+    key, key_file = _key(compiler), target.with_suffix(".key")
+    if target.exists() and key_file.exists() and key_file.read_text() == key:
         return False
-    LIBRARY.unlink(missing_ok=True)
-    build(compiler)
-    _KEY.write_text(key)
+    target.unlink(missing_ok=True)
+    build(compiler, target=target, cpu=cpu)
+    key_file.write_text(key)
     return True
 
 

@@ -5,11 +5,12 @@ from __future__ import annotations
 import ctypes
 import enum
 import os
+import platform
 import sys
 from importlib import metadata
 from pathlib import Path
 
-from openai_cpu_server.kernels.build import LIBRARY
+from openai_cpu_server.kernels.build import LEVELS, LIBRARY, level_library
 
 GGML_OF = "0.3.36"
 """The version of llama-cpp-python whose ggml `native/ggml_api.hpp` describes."""
@@ -52,8 +53,16 @@ class Library:
         self._handle.ocs_switch_off(kernel)
 
 
-def obstacle(path: Path = LIBRARY) -> str | None:
+def library_path() -> Path:
+    """The library for this machine: the one compiled here, else the best of a portable build that runs."""
+    levels = LEVELS.get(platform.machine(), {})
+    existing = [path for path in (LIBRARY, *map(level_library, levels)) if path.exists()]
+    return next((path for path in existing if obstacle(path) is None), existing[-1] if existing else LIBRARY)
+
+
+def obstacle(path: Path | None = None) -> str | None:
     """Why the library cannot be used in any process here; None: it can. Looks without loading ggml."""
+    path = path or library_path()
     if sys.platform != "linux":
         return "the library goes in front of ggml on Linux only"
     if not path.exists():
@@ -68,12 +77,13 @@ def obstacle(path: Path = LIBRARY) -> str | None:
     return None if suits else "the library was compiled for another CPU"
 
 
-def put_in_front(path: Path = LIBRARY) -> None:
+def put_in_front(path: Path | None = None) -> None:
     """Load the library where ggml's calls find it first; nothing is done if there is an obstacle.
 
     The dynamic linker gives a name to the library that was loaded first: call this before llama_cpp is
     imported.
     """
+    path = path or library_path()
     if obstacle(path) is None:
         ctypes.CDLL(str(path), mode=os.RTLD_GLOBAL)
 

@@ -8,7 +8,6 @@ from collections.abc import Callable, Iterator
 import numpy as np
 
 from openai_cpu_server.contract.model_info import Kernels, KernelState
-from openai_cpu_server.kernels.build import LIBRARY
 from openai_cpu_server.kernels.graphs import (
     PRODUCT_TYPES,
     AttentionCase,
@@ -17,7 +16,7 @@ from openai_cpu_server.kernels.graphs import (
     ProductCase,
     Type,
 )
-from openai_cpu_server.kernels.library import Kernel, Library, obstacle
+from openai_cpu_server.kernels.library import Kernel, Library, library_path, obstacle
 
 _THREADS = (1, 2)
 _TOLERANCE = 5e-3
@@ -35,7 +34,7 @@ def kernels_in_use(asked: str, ggml: ctypes.CDLL, pause: Callable[[], None] = la
     why_not = obstacle()
     if why_not is not None:
         return Kernels.off(why_not)
-    library = Library(ctypes.CDLL(str(LIBRARY)))
+    library = Library(ctypes.CDLL(str(library_path())))
     for kernel in Kernel:
         library.switch_off(kernel)
     if asked == "off":

@@ -7,6 +7,7 @@ import json
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from functools import partial
 from typing import NamedTuple
 
 import msgspec
@@ -44,6 +45,29 @@ class _Compiled(NamedTuple):
         return sys.getsizeof(self.gbnf) + paths
 
 
+class _Refusal(NamedTuple):
+    """Why a schema is refused."""
+
+    message: str
+    code: str | None
+    path: str | None
+    """The place within the schema, as a JSON pointer, where that is known."""
+
+    @classmethod
+    def of(cls, error: InvalidRequest) -> _Refusal:
+        return cls(str(error), error.code, error.path if isinstance(error, UnsupportedSchema) else None)
+
+    @property
+    def num_bytes(self) -> int:
+        return sys.getsizeof(self.message) + sys.getsizeof(self.path)
+
+
+class _Refused(InvalidRequest):
+    def __init__(self, refusal: _Refusal) -> None:
+        super().__init__(refusal.message, code=refusal.code)
+        self.path = refusal.path
+
+
 class Grammars:
     """May be used in any thread. `param` is the field that an error names."""
 
@@ -58,7 +82,7 @@ class Grammars:
         self.whitespace = whitespace
         self._check = check
         self._checked: Remembered[bool] = Remembered(remembered_bytes // 8)
-        self._compiled: Remembered[_Compiled] = Remembered(remembered_bytes)
+        self._compiled: Remembered[_Compiled | _Refusal] = Remembered(remembered_bytes)
 
     def of_schema(self, schema: Mapping[str, object], param: str, *, strict: bool = True) -> Grammar:
         """If it is not strict, what cannot be enforced is left out and named."""
@@ -106,17 +130,22 @@ class Grammars:
             self._checked.put(key, True, 0)
 
     def _compiled_once(self, schema: Mapping[str, object], strict: bool) -> _Compiled:
+        """A refusal is remembered too: a client that sends a large schema again and again is told at once."""
         text = json.dumps(schema)  # the order of its properties counts
-        key = (_digest(text), strict)
-        known = self._compiled.get(key)
-        if known is None:
-            known = self._compile(text, strict)
-            self._compiled.put(key, known, known.num_bytes)
-        return known
+        found = self._compiled.get_or_make(
+            (_digest(text), strict), partial(self._compile, text, strict), lambda made: made.num_bytes
+        )
+        if isinstance(found, _Refusal):
+            raise _Refused(found)
+        return found
 
-    def _compile(self, text: str, strict: bool) -> _Compiled:
-        compiled = compile_schema(json.loads(text), Options(whitespace=self.whitespace, strict=strict))
-        self._checked_once(compiled.gbnf)
+    def _compile(self, text: str, strict: bool) -> _Compiled | _Refusal:
+        options = Options(whitespace=self.whitespace, strict=strict)
+        try:
+            compiled = compile_schema(json.loads(text), options)
+            self._checked_once(compiled.gbnf)
+        except InvalidRequest as error:
+            return _Refusal.of(error)
         return _Compiled(compiled.gbnf, compiled.unenforced)
 
 
@@ -128,7 +157,8 @@ def naming(param: str) -> Iterator[None]:
     except InvalidRequest as error:
         if error.param is not None:
             raise
-        place = _param(param, error.path) if isinstance(error, UnsupportedSchema) else param
+        path = error.path if isinstance(error, _Refused | UnsupportedSchema) else None
+        place = param if path is None else _param(param, path)
         raise InvalidRequest(str(error), param=place, code=error.code or "invalid_value") from error
 
 

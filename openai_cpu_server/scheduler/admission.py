@@ -41,6 +41,10 @@ class WaitingRoom:
         """Sequences that wait in worse lanes."""
         return sum(size for other, size in self._sizes.items() if other > lane)
 
+    def num_in(self, lane: int) -> int:
+        """Sequences that wait in this lane."""
+        return self._sizes[lane]
+
     def enter(self, sequence: Sequence) -> None:
         lane = self._lanes.setdefault(self._policy.lane(sequence), OrderedDict())
         insort(lane.setdefault(self._policy.client(sequence), []), self._entry(sequence))

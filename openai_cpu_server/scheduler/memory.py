@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from openai_cpu_server.contract.messages import KVStats
+from openai_cpu_server.contract.prefix import BLOCK_TOKENS
 from openai_cpu_server.contract.step import Close, Drop, Open, Save, Verb
 from openai_cpu_server.scheduler.kv_ledger import KVLedger
-from openai_cpu_server.scheduler.prefix_cache import BLOCK_TOKENS, PrefixCache
+from openai_cpu_server.scheduler.prefix_cache import PrefixCache
 from openai_cpu_server.scheduler.reuse import Reuse
 from openai_cpu_server.scheduler.sequence import Sequence
 

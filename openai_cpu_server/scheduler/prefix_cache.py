@@ -11,10 +11,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import takewhile
 
+from openai_cpu_server.contract.prefix import BLOCK_TOKENS, block_hash, root_hash
+from openai_cpu_server.contract.replica import PrefixNews
 from openai_cpu_server.contract.step import SavedBlock
-
-BLOCK_TOKENS = 64
-"""Tokens of a whole block: a multiple of the pool's blocks. The last block of a text may have fewer."""
 
 Tokens = tuple[int, ...]
 
@@ -23,6 +22,8 @@ Tokens = tuple[int, ...]
 class _Branch:
     """A place where blocks begin: the root of a namespace, or the end of another block."""
 
+    name: int = field(kw_only=True)
+    """Of the tokens up to here, as other machines know them (`contract.prefix`)."""
     children: dict[Tokens, _Block] = field(default_factory=dict)
     ordered: list[Tokens] = field(default_factory=list)
     """The keys of `children`, sorted: the one most like some tokens is next to where those would stand."""
@@ -35,7 +36,7 @@ class _Root(_Branch):
 
 @dataclass(eq=False)
 class _Block(_Branch):
-    """Only whole blocks have children."""
+    """Only whole blocks have children. The last block of a text may have fewer tokens."""
 
     number: int = field(kw_only=True)
     tokens: Tokens = field(kw_only=True)
@@ -64,6 +65,30 @@ class Insertion:
     dropped: tuple[int, ...]
 
 
+class Journal:
+    """Collects which whole blocks came and went, for those who choose between engines."""
+
+    def __init__(self) -> None:
+        self._changes: dict[int, bool] = {}
+        """By name, whether the block is saved now. One that came and went is told as gone."""
+
+    def saved(self, name: int) -> None:
+        self._changes[name] = True
+
+    def dropped(self, name: int) -> None:
+        self._changes[name] = False
+
+    def take(self) -> PrefixNews | None:
+        """What has changed since the last call; None: nothing has."""
+        changes, self._changes = self._changes, {}
+        if not changes:
+            return None
+        return PrefixNews(
+            saved=tuple(name for name, is_saved in changes.items() if is_saved),
+            dropped=tuple(name for name, is_saved in changes.items() if not is_saved),
+        )
+
+
 class PrefixCache:
     """A tree of blocks per namespace (cache salt, API key), compared token by token.
 
@@ -71,7 +96,8 @@ class PrefixCache:
     first.
     """
 
-    def __init__(self, capacity: int) -> None:
+    def __init__(self, capacity: int, *, journal: Journal | None = None) -> None:
+        """`journal`: what is to be told of the changes; None: nobody is told."""
         self.capacity = capacity
         """How many blocks it holds at most, pinned ones included."""
         self.num_evictions = 0
@@ -79,6 +105,7 @@ class PrefixCache:
         self._recency: OrderedDict[int, _Block] = OrderedDict()
         self._pinned: dict[int, _Block] = {}
         self._next_number = 0
+        self._journal = journal
 
     def __len__(self) -> int:
         return len(self._recency) + len(self._pinned)
@@ -206,13 +233,18 @@ class PrefixCache:
         return block
 
     def _root(self, namespace: str) -> _Root:
-        return self._roots.setdefault(namespace, _Root(namespace=namespace))
+        if namespace not in self._roots:
+            self._roots[namespace] = _Root(namespace=namespace, name=root_hash(namespace))
+        return self._roots[namespace]
 
     def _attach(self, number: int, tokens: Tokens, parent: _Branch) -> _Block:
-        block = _Block(number=number, tokens=tokens, parent=parent)
+        name = block_hash(parent.name, tokens)
+        block = _Block(number=number, tokens=tokens, parent=parent, name=name)
         parent.children[tokens] = block
         insort(parent.ordered, tokens)
         self._recency[number] = block
+        if self._journal is not None and len(tokens) == BLOCK_TOKENS:
+            self._journal.saved(name)
         return block
 
     def _make_room(self, keep: Sequence[_Block], evicted: list[int]) -> bool:
@@ -235,6 +267,8 @@ class PrefixCache:
         del self._recency[block.number]
         del block.parent.children[block.tokens]
         block.parent.ordered.remove(block.tokens)
+        if self._journal is not None and len(block.tokens) == BLOCK_TOKENS:
+            self._journal.dropped(block.name)
         if isinstance(block.parent, _Root) and not block.parent.children:
             del self._roots[block.parent.namespace]
 

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+from openai_cpu_server.contract.prefix import BLOCK_TOKENS
 from openai_cpu_server.contract.step import Restore, Share, Verb
 from openai_cpu_server.scheduler.policy import Policy
-from openai_cpu_server.scheduler.prefix_cache import BLOCK_TOKENS, Match, PrefixCache
+from openai_cpu_server.scheduler.prefix_cache import Match, PrefixCache
 from openai_cpu_server.scheduler.sequence import Sequence
 
 _STRIDE = 64

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from itertools import islice
 
 from openai_cpu_server.contract.messages import KVStats
+from openai_cpu_server.contract.replica import ByPriority, Forecast
 from openai_cpu_server.contract.request import GenerationRequest, Priority
 from openai_cpu_server.contract.step import (
     Drafted,
@@ -21,9 +22,10 @@ from openai_cpu_server.scheduler.admission import Admission, WaitingRoom
 from openai_cpu_server.scheduler.cohort import CohortOptions, Cohorts, Turn
 from openai_cpu_server.scheduler.compose import Composer, StepOptions
 from openai_cpu_server.scheduler.cost_model import CopyPrice
+from openai_cpu_server.scheduler.forecast import WorkDone, make_forecast
 from openai_cpu_server.scheduler.kv_ledger import KVLedger
 from openai_cpu_server.scheduler.memory import Memory
-from openai_cpu_server.scheduler.outlook import Outlook, OutputLengths, outlook
+from openai_cpu_server.scheduler.outlook import Line, Outlook, OutputLengths, outlook
 from openai_cpu_server.scheduler.plan import Reason, StepCost, StepPlan, StepPrices, StepRoom
 from openai_cpu_server.scheduler.policy import Policy
 from openai_cpu_server.scheduler.prefix_cache import PrefixCache
@@ -75,6 +77,7 @@ class Scheduler:
         assert limits.step_tokens > limits.num_slots, "every sequence can decode in one step"
         assert limits.step_outputs >= limits.num_slots
         self._limits = limits
+        self._cache = cache if limits.can_share else None
         self.cost = cost
         """The cost model; it may be replaced between two steps."""
         self._policy = policy
@@ -88,11 +91,12 @@ class Scheduler:
         self._speculator = speculator
         self._copy_price = CopyPrice()
         self._lengths = OutputLengths()
+        self._work = WorkDone(limits.num_slots)
         self._waiting = WaitingRoom(policy)
         self._admission = Admission(
             self._waiting,
             self._memory,
-            cache if limits.can_share else None,
+            self._cache,
             policy,
             num_slots=limits.num_slots,
             num_seats=min(limits.num_slots - 1, math.ceil(options.batch_floor * limits.num_slots)),
@@ -139,8 +143,23 @@ class Scheduler:
 
     def outlook(self) -> list[Outlook]:
         """What the first of those who wait may expect, in their order."""
-        return outlook(
-            islice(self._waiting.in_order(), _TOLD),
+        return outlook(islice(self._waiting.in_order(), _TOLD), self._line())
+
+    def forecast(self) -> Forecast:
+        """What a newcomer may expect."""
+        return make_forecast(
+            self._waiting,
+            self._memory.running.values(),
+            self._line(),
+            self.cost,
+            policy=self._policy,
+            stall_ms=self._options.stall_ms,
+            work_ms=self._work.ms,
+            num_live=ByPriority(*self._counts.values()),
+        )
+
+    def _line(self) -> Line:
+        return Line(
             list(self._memory.running.values()),
             self.cost,
             num_slots=self._limits.num_slots,
@@ -187,6 +206,9 @@ class Scheduler:
         assert ledger.blocks_for(request.total_tokens) <= ledger.num_blocks
         expected = len(output) + self._lengths.left(request, len(output))
         sequence = Sequence(request, output, beginning, self._arrivals, now_s, expected)
+        if self._cache is not None:
+            saved = self._cache.match(sequence.tokens, request.cells_namespace, sequence.reusable)
+            sequence.expected_reuse = saved.num_tokens
         self._arrivals += 1
         self._arrived.append(sequence)
         self._sequences[request.id] = sequence
@@ -338,6 +360,7 @@ class Scheduler:
         if elapsed_ms is not None and step.spans:
             self._learn_time(step, result, elapsed_ms)
         self._note_adapter(step)
+        self._work.count(self._plan, self._cost_of(step.adapter))
         running, ledger = self._memory.running, self._memory.ledger
         advances = [advance(running[span.slot], span, result, ledger) for span in step.spans]
         if self._speculator is not None:

@@ -66,6 +66,8 @@ class Sequence:
         """How many draft tokens were computed for it."""
         self.num_accepted = 0
         """How many of these draft tokens were right."""
+        self.expected_reuse = 0
+        """How many of its tokens were saved when it came."""
         self.kinship: dict[int, int] = {}
         """Length of the prefix that it has in common with another's prompt, by the arrival of that one."""
         self._num_to_read = len(self.tokens)
@@ -86,6 +88,11 @@ class Sequence:
     @property
     def pending(self) -> int:
         return len(self.tokens) - self.computed
+
+    @property
+    def expected_pending(self) -> int:
+        """How many tokens it is expected to compute, while it waits: not those that it can reuse."""
+        return self.pending - min(max(self.expected_reuse, *self.kinship.values(), 0), self.reusable)
 
     @property
     def is_decoding(self) -> bool:

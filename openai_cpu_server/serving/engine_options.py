@@ -5,8 +5,6 @@ from __future__ import annotations
 import logging
 from pathlib import Path
 
-import psutil
-
 from openai_cpu_server.api.access.identity import key_identity
 from openai_cpu_server.api.resolve.call import cache_namespace
 from openai_cpu_server.contract.messages import EngineOptions
@@ -67,7 +65,7 @@ def cache_bytes(plan: ModelPlan, share: Share | None) -> int:
     """The size of its prefix cache. `share`: None for a model that has the machine for itself."""
     if plan.options.cache_mb is not None:
         return plan.options.cache_mb * _MIB
-    return int(psutil.virtual_memory().total) // 4 if share is None else share.cache_bytes
+    return Machine().total_memory() // 4 if share is None else share.cache_bytes
 
 
 def _warn_of_threads(asked: int, cpus: int) -> None:

@@ -16,8 +16,8 @@ from openai_cpu_server.contract.adapter import AdapterState
 from openai_cpu_server.contract.engine import EngineState, LiveRequest
 from openai_cpu_server.contract.model_info import ModelKind
 from openai_cpu_server.dispatch.dispatcher import Dispatcher
-from openai_cpu_server.dispatch.observer import EngineObserver
-from openai_cpu_server.dispatch.replay import Totals
+from openai_cpu_server.dispatch.process.observer import EngineObserver
+from openai_cpu_server.dispatch.requests.delivery import Totals
 from openai_cpu_server.errors import (
     AdapterFailed,
     EngineUnavailable,
@@ -33,7 +33,8 @@ from openai_cpu_server.models.registry import ModelRegistry
 from openai_cpu_server.models.routing.checks import problem
 from openai_cpu_server.models.routing.router import Router
 from openai_cpu_server.models.served import ServedModel
-from openai_cpu_server.serving.house import Builder, House, Stamp
+from openai_cpu_server.serving.file_content import Stamp
+from openai_cpu_server.serving.house import Builder, House
 from openai_cpu_server.serving.plans import ModelPlan, planned_routers
 from openai_cpu_server.settings import Settings
 
@@ -227,7 +228,7 @@ class Fleet:
 
     async def _read_anew(self, old: House) -> None:
         async with self._replacing[old.plan.name]:
-            if old not in self._houses or old.kept.is_in_memory or old.engine.has_requests:
+            if old not in self._houses or old.kept.is_in_memory or old.engine.residency.has_requests:
                 return
             self._take_place(old, await self._built_anew(old))
             logger.info("%s: %s has changed, and was read anew", old.plan.name, old.plan.path)
@@ -281,7 +282,7 @@ class Fleet:
     async def _retire(self, old: House) -> None:
         """End it after its last request, and after the last that has chosen it already."""
         await asyncio.sleep(_LAST_CALLS_S)
-        while old.engine.has_requests:  # noqa: ASYNC110 (once for a file that has changed)
+        while old.engine.residency.has_requests:  # noqa: ASYNC110 (once for a file that has changed)
             await asyncio.sleep(_LOOK_S)
         self.registry.forget(old.served)
         self._keeper.remove(old.kept)

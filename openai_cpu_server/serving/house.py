@@ -2,94 +2,33 @@
 
 from __future__ import annotations
 
-import hashlib
 import logging
-import sys
 import time
-import weakref
-from collections.abc import Sequence
-from pathlib import Path
 from typing import NamedTuple
 
 from openai_cpu_server.contract.messages import EngineOptions
-from openai_cpu_server.contract.model_info import ModelInfo, ModelKind
+from openai_cpu_server.contract.model_info import ModelInfo
+from openai_cpu_server.dispatch.cores.shared_cores import SharedCores
 from openai_cpu_server.dispatch.dispatcher import Dispatcher
-from openai_cpu_server.dispatch.hang_detector import HangLimits
-from openai_cpu_server.dispatch.observer import EngineObserver
-from openai_cpu_server.dispatch.shared_cores import SharedCores
-from openai_cpu_server.dispatch.supervisor import Supervisor
+from openai_cpu_server.dispatch.process.observer import EngineObserver
 from openai_cpu_server.errors import StartupError
-from openai_cpu_server.llama.gguf.file_types import file_type_name
-from openai_cpu_server.llama.gguf.header import GgufHeader, model_files
-from openai_cpu_server.llama.gguf.kind import model_kind
 from openai_cpu_server.llama.grammar.grammar_check import GrammarCheck
-from openai_cpu_server.llama.model.vocabulary import Vocabulary
-from openai_cpu_server.model_options import ModelOptions
 from openai_cpu_server.models.broken import NoTokenizer
 from openai_cpu_server.models.keeper import Kept, ModelKeeper
 from openai_cpu_server.models.memory_budget import MemoryNeed
 from openai_cpu_server.models.served import ServedModel
-from openai_cpu_server.models.thinking import ModelThinking
-from openai_cpu_server.prompt.chat_template import ChatTemplate
-from openai_cpu_server.prompt.reasoning.formats import REASONING_FORMATS
-from openai_cpu_server.prompt.reasoning.template import template_reasoning
-from openai_cpu_server.prompt.tool_formats import TOOL_FORMATS, ToolFormat, format_for
-from openai_cpu_server.serving.engine_options import cache_bytes, engine_options, read_text
+from openai_cpu_server.prompt.tool_formats import format_for
+from openai_cpu_server.serving.file_content import Stamp
 from openai_cpu_server.serving.foresight import Share, foresee
+from openai_cpu_server.serving.parts import ModelParts
 from openai_cpu_server.serving.plans import ModelPlan
+from openai_cpu_server.serving.supervised import supervised
 from openai_cpu_server.settings import Settings
-from openai_cpu_server.structured import Whitespace
 
 logger = logging.getLogger(__name__)
 
-_ENGINE_COMMAND = (
-    sys.executable,
-    *("-m", "openai_cpu_server.kernels.front"),
-    "openai_cpu_server.engine.process",
-)
 _MIB = 1024 * 1024
 _NOTHING = MemoryNeed(weights=0, cells=0, buffers=0)
-
-
-class Stamp(NamedTuple):
-    """It tells two states of a file apart."""
-
-    inode: int
-    mtime_ns: int
-    size: int
-
-    @classmethod
-    def of(cls, path: Path) -> Stamp | None:
-        """None: there is no such file."""
-        try:
-            found = path.stat()
-        except OSError:
-            return None
-        return cls(found.st_ino, found.st_mtime_ns, found.st_size)
-
-
-class FileContent:
-    """What is in the files of a model, as they were when this was made."""
-
-    def __init__(self, files: Sequence[Path]) -> None:
-        self._stamps = {path: Stamp.of(path) for path in files}
-
-    def digest(self) -> str | None:
-        """SHA-256 over all of them. None: they have changed, or cannot be read."""
-        digest = hashlib.sha256()
-        try:
-            for path in self._stamps:
-                _add_file(digest, path)
-        except OSError:
-            return None
-        is_same = all(Stamp.of(path) == stamp for path, stamp in self._stamps.items())
-        return digest.hexdigest() if is_same else None
-
-
-def _add_file(digest: hashlib._Hash, path: Path) -> None:
-    with path.open("rb") as file:
-        while chunk := file.read(_MIB):
-            digest.update(chunk)
 
 
 class House(NamedTuple):
@@ -137,49 +76,28 @@ class Builder:
             return self._broken(plan, str(error))
         if (why := self._keeper.why_never(house.kept)) is not None:
             logger.error("%s is not served: %s", plan.name, why)
-            house.engine.fail(why)
+            house.engine.residency.fail(why)
         return house
 
     def _house(self, plan: ModelPlan, share: Share | None, *, begins_asleep: bool = False) -> House:
         """Raises StartupError."""
-        stamp, header = Stamp.of(plan.path), GgufHeader(plan.path)
-        kind = model_kind(header)
-        if plan.adapters and kind is not ModelKind.GENERATES:
-            raise StartupError(f"{plan.name} generates no text, and takes no adapters")
-        vocabulary = Vocabulary.open(plan.path)
+        stamp, parts = Stamp.of(plan.path), ModelParts.open(self._settings, plan, share)
         try:
-            options = engine_options(self._settings, plan, vocabulary, cache_bytes=cache_bytes(plan, share))
-            foreseen = foresee(options, vocabulary, share)
-            template = self._template(plan, vocabulary, kind)
+            foreseen = foresee(parts.options, parts.vocabulary, share)
         except BaseException:
-            vocabulary.close()
+            parts.vocabulary.close()
             raise
         is_alone = share is None
-        told = (options, None) if is_alone else (foreseen.options, foreseen.info)
+        told = (parts.options, None) if is_alone else (foreseen.options, foreseen.info)
         engine = self._engine(plan.name, *told, begins_asleep=begins_asleep)
         kept = self._kept(plan, engine, foreseen.need)
-        served = ServedModel(
-            names=plan.names,
-            created=int(time.time()),
-            engine=engine,
-            tokenizer=vocabulary,
-            template=template,
-            tool_format=_tool_format(plan.options.tool_format, template),
-            check_grammar=GrammarCheck,
-            whitespace=Whitespace(plan.options.json_whitespace),
-            kind=kind,
-            may_retry=lambda: self._keeper.may_retry(kept),
-            quantisation=file_type_name(header.get_int("general.file_type") or 0),
-            thinking=_thinking(plan.options, template),
-            content_digest=FileContent(model_files(header)).digest,
-        )
-        weakref.finalize(served, vocabulary.close)  # whoever has chosen it may still tokenise
+        served = parts.served(engine, may_retry=lambda: self._keeper.may_retry(kept))
         return House(plan, served, engine, kept, stamp, is_broken=False)
 
     def _broken(self, plan: ModelPlan, reason: str) -> House:
         logger.error("%s is not served: %s", plan.name, reason)
         engine = self._engine(plan.name, EngineOptions(model_path=str(plan.path)), None, begins_asleep=True)
-        engine.fail(reason)
+        engine.residency.fail(reason)
         served = ServedModel(
             names=plan.names,
             created=int(time.time()),
@@ -196,14 +114,10 @@ class Builder:
         self, name: str, options: EngineOptions, foretold: ModelInfo | None, *, begins_asleep: bool = False
     ) -> Dispatcher:
         settings = self._settings
-        supervisor = Supervisor(
-            (*_ENGINE_COMMAND, settings.log_format),
+        supervisor = supervised(
+            settings,
             options,
-            observer=self._observer,
-            hang_limits=HangLimits(
-                step_s=settings.hang_seconds or None, load_s=settings.load_hang_seconds or None
-            ),
-            max_crashes_a_minute=settings.max_crashes_per_minute,
+            self._observer,
             begins_asleep=begins_asleep or foretold is not None,
             foretold=foretold,
             partner=self._cores.join(name) if self._cores is not None else None,
@@ -213,33 +127,6 @@ class Builder:
         )
 
     def _kept(self, plan: ModelPlan, engine: Dispatcher, need: MemoryNeed) -> Kept:
-        kept = Kept(plan.name, engine, need, plan.keep_alive_s, plan.is_pinned, plan.memory_bytes)
+        kept = Kept(plan.name, engine.residency, need, plan.keep_alive_s, plan.is_pinned, plan.memory_bytes)
         engine.on_wanted = lambda: self._keeper.want(kept)
         return kept
-
-    def _template(self, plan: ModelPlan, vocabulary: Vocabulary, kind: ModelKind) -> ChatTemplate | None:
-        """The user's template, else the model's; None for a model that has none."""
-        if kind is not ModelKind.GENERATES:
-            return None
-        path = plan.options.chat_template
-        source = read_text(path) if path else vocabulary.chat_template
-        if source is None:
-            logger.warning("the model has no chat template: /v1/chat/completions needs --chat-template FILE")
-            return None
-        return ChatTemplate(source, bos_text=vocabulary.bos_text, eos_text=vocabulary.eos_text)
-
-
-def _thinking(options: ModelOptions, template: ChatTemplate | None) -> ModelThinking | None:
-    """None: the model does not think, or what it writes is to be shown as it is."""
-    if template is None or options.reasoning_format == "none":
-        return None
-    reasoning = template_reasoning(template, REASONING_FORMATS.get(options.reasoning_format))
-    if reasoning is None:
-        return None
-    is_on = {"auto": None, "on": True, "off": False}[options.reasoning]
-    return ModelThinking(reasoning, is_on=is_on, budget=options.reasoning_budget)
-
-
-def _tool_format(name: str, template: ChatTemplate | None) -> ToolFormat:
-    """The user's choice, else what suits the template."""
-    return format_for(template) if name == "auto" else TOOL_FORMATS[name]

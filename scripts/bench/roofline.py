@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from openai_cpu_server.kernels.build import LIBRARY
+from openai_cpu_server.kernels.library import library_path
 
 _PASSES = 9
 """The best of so many counts: whatever else the machine does only makes one slower."""
@@ -67,7 +67,7 @@ class Work:
 
 def measured_peaks(threads: int) -> Peaks:
     """Takes some seconds; nothing else should run."""
-    library = ctypes.CDLL(str(LIBRARY))
+    library = ctypes.CDLL(str(library_path()))
     for name in ("ocs_multiply_bytes", "ocs_multiply_floats"):
         function = getattr(library, name)
         function.restype, function.argtypes = ctypes.c_long, [ctypes.c_long, ctypes.c_void_p]

@@ -22,6 +22,8 @@ These are the options of `openai-cpu-server serve`, and so of `scripts/serve`. `
 
 Each option is also an environment variable (`OCS_CTX_SIZE=8192`) and a key of the TOML file that `--config`
 names (`ctx_size = 8192`). The command line goes before the environment, and the environment before the file.
+Between these two comes the folder that `OCS_SECRETS_DIR` names: a file in it is an option, named like the
+variable (`ocs_jobs_db`).
 An option that may be given several times is a list there: `OCS_CORS_ORIGIN='["https://a.example"]'`,
 `cors_origin = ["https://a.example"]`.
 """
@@ -47,8 +49,8 @@ is the last event. Where a field of the body is wrong, `param` names it. On the 
 """
 _METRICS = """\
 `GET /metrics` answers in Prometheus' text format. [Monitoring](monitoring.md) says how to use it.
-`scripts/grafana_dashboard.json` is a dashboard that shows all of them. The metrics `ocs_process_...` exist on
-Linux only.
+`deploy/chart/files/dashboard.json` is a dashboard that shows all of them. The metrics `ocs_process_...` exist
+on Linux only.
 """
 
 

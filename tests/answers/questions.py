@@ -8,7 +8,7 @@ from openai_cpu_server.answers.question import Asker, Question, Turn
 from openai_cpu_server.contract.messages import Finish, FinishReason, TokenEvent
 from openai_cpu_server.contract.request import GenerationRequest, Priority, Sampling
 
-ASKER = Asker(holder="ann", model="file", adapter=None, version="1")
+ASKER = Asker(holder="ann", model="file", kv_type="f16", adapter=None, version="1")
 AROUND = (1, 2, 9, 3)
 
 

@@ -17,6 +17,7 @@ def asked_by(**fields: object) -> Question:
 OTHER_ASKERS = [
     asked_by(holder="bob"),
     asked_by(model="changed file"),
+    asked_by(kv_type="q8_0"),
     asked_by(adapter="poet@1"),
     asked_by(version="2"),
 ]

@@ -23,8 +23,8 @@ from openai_cpu_server.contract.messages import Finish, FinishReason, KVStats, T
 from openai_cpu_server.contract.model_info import ModelInfo
 from openai_cpu_server.contract.request import GenerationRequest, Priority
 from openai_cpu_server.contract.step import TokenLogprob
-from openai_cpu_server.dispatch.embedding import Embedding
-from openai_cpu_server.dispatch.generation import Generation
+from openai_cpu_server.dispatch.requests.embedding import Embedding
+from openai_cpu_server.dispatch.requests.generation import Generation
 from openai_cpu_server.errors import AdapterFailed, RequestCancelled
 from tests.fakes import END_TOKEN, FAKE_INFO, FakeEmbedder, adapted, next_token
 

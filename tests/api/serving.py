@@ -19,8 +19,8 @@ from openai_cpu_server.api.rows import RowRunner
 from openai_cpu_server.contract.engine import Engine, EngineState
 from openai_cpu_server.contract.messages import EngineOptions
 from openai_cpu_server.dispatch.dispatcher import Dispatcher
-from openai_cpu_server.dispatch.observer import NOBODY, EngineObserver
-from openai_cpu_server.dispatch.supervisor import Supervisor
+from openai_cpu_server.dispatch.process.observer import NOBODY, EngineObserver
+from openai_cpu_server.dispatch.process.supervisor import Supervisor
 from openai_cpu_server.jobs.jobs import Jobs
 from openai_cpu_server.llama.grammar.grammar_check import GrammarCheck
 from openai_cpu_server.models.registry import ModelRegistry

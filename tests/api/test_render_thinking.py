@@ -82,10 +82,36 @@ def letter(char: str) -> TokenEvent:
     return text(0, char, scored(char, -1.0))
 
 
-def test_log_probabilities_of_marks_come_with_what_follows_them() -> None:
-    thinking = call(thinking=WITHIN, logprobs=0)
-    chunks = streamed(thinking, *(letter(char) for char in "a</think>b"), end(0))
-    assert [chunk.count('"logprob":') for chunk in chunks] == [1, *[0] * 8, 9, 0]
+@pytest.mark.parametrize(
+    ("stage", "said", "scored_part"),
+    [
+        (Stage.WITHIN, "a</think>b", "b"),
+        (Stage.WITHIN, "a\n</think>\n\nb c", "b c"),
+        (Stage.WITHIN, "a", ""),
+        (Stage.BEFORE, "<think>a</think>b", "b"),
+        (Stage.BEFORE, "b", "b"),
+        (Stage.BEFORE, "<th", "<th"),
+        (Stage.BEFORE, "<thb", "<thb"),
+    ],
+)
+def test_log_probabilities_are_those_of_content(stage: Stage, said: str, scored_part: str) -> None:
+    thinking = call(thinking=CallThinking(THINK, stage), logprobs=0)
+    events = [*(letter(char) for char in said), end(0)]
+    whole = choice(thinking, *events)["logprobs"]
+    assert isinstance(whole, dict)
+    assert "".join(entry["token"] for entry in whole["content"]) == scored_part
+    assert "".join(streamed(thinking, *events)).count('"logprob":') == len(scored_part)
+
+
+@pytest.mark.parametrize(
+    ("stage", "said"), [(Stage.WITHIN, "a</think> <response> b"), (Stage.BEFORE, "<response>b")]
+)
+def test_log_probabilities_of_an_answers_mark_are_nobodys(stage: Stage, said: str) -> None:
+    granite = call(thinking=CallThinking(REASONING_FORMATS["granite"], stage), logprobs=0)
+    events = [*(letter(char) for char in said), end(0)]
+    whole = choice(granite, *events)["logprobs"]
+    assert isinstance(whole, dict)
+    assert [entry["token"] for entry in whole["content"]] == ["b"]
 
 
 @pytest.mark.parametrize(("said", "expected"), [("Hm.</think>Yes.", 11), ("Hm", 2), ("</think>", 8)])

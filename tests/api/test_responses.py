@@ -82,6 +82,18 @@ async def test_a_response_is_made_and_kept(http: httpx.AsyncClient) -> None:
     assert kept.json() == response
 
 
+async def test_a_stream_that_fails_leaves_a_failed_response() -> None:
+    engine = FakeEngine(says="Hello you")
+    async with serving(engine) as http:
+        engine.goes_on.clear()
+        told = events(await respond(http, stream=True, timeout=0.05))
+        last: Any = told[-1]
+        assert last["type"] == "response.failed"
+        kept = await http.get(f"/v1/responses/{last['response']['id']}")
+        assert kept.json() == last["response"]
+        assert kept.json()["error"]["code"] == "server_error"
+
+
 async def test_a_stream_ends_with_the_whole_response(http: httpx.AsyncClient) -> None:
     told = events(await respond(http, stream=True))
     assert [one["sequence_number"] for one in told] == list(range(len(told)))

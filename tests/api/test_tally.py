@@ -6,7 +6,7 @@ import pytest
 
 from openai_cpu_server.api.calls.running import Tally
 from openai_cpu_server.contract.messages import TokenEvent
-from openai_cpu_server.dispatch.generation import Generation
+from openai_cpu_server.dispatch.requests.generation import Generation
 from tests.api.calls import call
 from tests.api.fake_tokenizer import FakeTokenizer
 

@@ -7,7 +7,7 @@ import pytest
 from openai_cpu_server.api.calls.call import Call
 from openai_cpu_server.contract.request import Constraint
 from openai_cpu_server.contract.thinking import Thinking
-from openai_cpu_server.errors import InvalidRequest
+from openai_cpu_server.errors import InvalidRequest, TemplateFailed
 from openai_cpu_server.models.thinking import ModelThinking
 from openai_cpu_server.prompt.chat_template import ChatTemplate
 from openai_cpu_server.prompt.reasoning.formats import ReasoningFormat
@@ -207,6 +207,16 @@ def test_an_answer_goes_on_within_its_thoughts() -> None:
 @pytest.mark.parametrize("fields", [{"include_reasoning": False}, {"reasoning": {"exclude": True}}])
 def test_thoughts_can_be_left_out(fields: dict[str, object]) -> None:
     assert asked(OPENS, **fields).reader().feed("Hm.</think>Yes.") == [Content("Yes.")]
+
+
+def test_a_variable_that_the_template_cannot_use_is_blamed_and_not_the_messages() -> None:
+    template = _TURNS + "{{ 1 / divisor | default(1) }}"
+    assert prompt(asked(template)).endswith("1.0")
+    with pytest.raises(InvalidRequest) as raised:
+        asked(template, chat_template_kwargs={"divisor": 0})
+    assert (raised.value.param, raised.value.code) == ("chat_template_kwargs", "chat_template_failed")
+    with pytest.raises(TemplateFailed):
+        asked(_TURNS + "{{ 1 / 0 }}", chat_template_kwargs={"divisor": 0})
 
 
 def test_variables_reach_the_template() -> None:

@@ -23,7 +23,7 @@ from starlette.types import Message
 from openai_cpu_server.api.access.key_ring import KeyRing
 from openai_cpu_server.contract.messages import EngineOptions
 from openai_cpu_server.dispatch.dispatcher import Dispatcher
-from openai_cpu_server.dispatch.supervisor import Supervisor
+from openai_cpu_server.dispatch.process.supervisor import Supervisor
 from tests.api.fake_engine import FakeEngine
 from tests.api.serving import OPTIONS, api, client, eventually, locked_api, new_engine, num_live, running
 from tests.api.talking import MESSAGES, chat, events

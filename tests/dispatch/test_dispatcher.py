@@ -19,9 +19,9 @@ from openai_cpu_server.contract.engine import EngineState, RequestState
 from openai_cpu_server.contract.messages import EngineOptions, FinishReason, TokenEvent
 from openai_cpu_server.contract.request import Constraint, GenerationRequest, Priority
 from openai_cpu_server.dispatch.dispatcher import Dispatcher
-from openai_cpu_server.dispatch.hang_detector import HangLimits
-from openai_cpu_server.dispatch.memory_killer import MemoryKiller
-from openai_cpu_server.dispatch.supervisor import Supervisor
+from openai_cpu_server.dispatch.process.hang_detector import HangLimits
+from openai_cpu_server.dispatch.process.memory_killer import MemoryKiller
+from openai_cpu_server.dispatch.process.supervisor import Supervisor
 from openai_cpu_server.errors import (
     EngineUnavailable,
     GenerationFailed,

@@ -14,7 +14,7 @@ import pytest
 from openai_cpu_server.contract.engine import EngineState
 from openai_cpu_server.contract.messages import EngineOptions, ModelLoading
 from openai_cpu_server.dispatch.dispatcher import Dispatcher
-from openai_cpu_server.dispatch.supervisor import Supervisor
+from openai_cpu_server.dispatch.process.supervisor import Supervisor
 from openai_cpu_server.errors import EngineUnavailable, ModelTooLarge
 from tests.dispatch.test_dispatcher import collect, expected_text, text, until
 from tests.fakes import FAKE_INFO
@@ -30,7 +30,7 @@ async def asleep(*flags: str) -> AsyncIterator[Dispatcher]:
     options = EngineOptions(model_path="", max_seqs=8, kv_tokens=4096, calibrate="never")
     supervisor = Supervisor(command, options, begins_asleep=True, foretold=FAKE_INFO)
     engine = Dispatcher(supervisor, max_queue=100)
-    engine.on_wanted = engine.wake
+    engine.on_wanted = engine.residency.wake
     task = asyncio.create_task(engine.run())
     try:
         yield engine
@@ -63,7 +63,7 @@ async def test_it_sleeps_and_wakes_as_often_as_one_likes() -> None:
             assert text(await collect(engine, one)) == expected_text(one)
             pid = engine.engine_pid
             assert pid is not None
-            await engine.sleep()
+            await engine.residency.sleep()
             assert (engine.state, engine.engine_pid, engine.status().engine_rss_bytes) == (
                 EngineState.ASLEEP,
                 None,
@@ -78,7 +78,7 @@ async def test_a_request_that_comes_while_it_falls_asleep_is_not_lost() -> None:
     one = request("a", output=6)
     async with asleep() as engine:
         await collect(engine, request("b", output=1))
-        falling = asyncio.create_task(engine.sleep())
+        falling = asyncio.create_task(engine.residency.sleep())
         await asyncio.sleep(0)
         assert engine.state is EngineState.ASLEEP
         events = await collect(engine, one)
@@ -92,7 +92,7 @@ async def test_a_model_that_cannot_be_loaded_fails_those_who_wait_for_it_and_can
             with pytest.raises(EngineUnavailable, match="could not be loaded: it is no model"):
                 await collect(engine, request("a"))
             assert (engine.state, engine.status().reason) == (EngineState.FAILED, "it is no model")
-            assert engine.failed_s is not None
+            assert engine.residency.failed_s is not None
 
 
 async def test_a_kill_while_it_loads_is_a_pause() -> None:
@@ -114,7 +114,7 @@ async def test_what_the_keeper_refuses_is_refused_at_once() -> None:
         engine.on_wanted = refuse
         with pytest.raises(ModelTooLarge):
             engine.generate([request("a")])
-        assert not engine.has_requests
+        assert not engine.residency.has_requests
 
 
 async def test_held_back_it_ends_what_it_has_and_keeps_the_rest_for_later() -> None:
@@ -122,14 +122,18 @@ async def test_held_back_it_ends_what_it_has_and_keeps_the_rest_for_later() -> N
     async with asleep("step_s=0.01") as engine:
         running = asyncio.create_task(collect(engine, long))
         await until(engine, EngineState.READY)
-        while not engine.is_at_work:
+        while not engine.residency.is_at_work:
             await asyncio.sleep(0.01)
-        engine.hold_back()
+        engine.residency.hold_back()
         waiting = asyncio.create_task(collect(engine, late))
         assert text(await running) == expected_text(long)
-        assert (engine.is_at_work, engine.has_requests, waiting.done()) == (False, True, False)
-        await engine.sleep()
-        engine.wake()
+        assert (engine.residency.is_at_work, engine.residency.has_requests, waiting.done()) == (
+            False,
+            True,
+            False,
+        )
+        await engine.residency.sleep()
+        engine.residency.wake()
         assert text(await waiting) == expected_text(late)
 
 

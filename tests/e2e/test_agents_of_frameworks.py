@@ -11,6 +11,8 @@ from langchain_core.tools import tool
 from langchain_openai import ChatOpenAI
 from langgraph.graph import MessagesState, StateGraph
 from langgraph.prebuilt import ToolNode
+from llama_index.core.agent.workflow import FunctionAgent
+from llama_index.llms.openai_like import OpenAILike
 from pydantic import BaseModel, Field
 from pydantic_ai import Agent
 from pydantic_ai.models.openai import OpenAIChatModel, OpenAIResponsesModel
@@ -66,6 +68,30 @@ def test_a_graph_calls_a_tool_and_tells_its_result(langchain: ChatOpenAI) -> Non
     said = graph.compile().invoke({"messages": [HumanMessage("How high is the water in Bonn?")]})["messages"]
     assert [type(each) for each in said] == [HumanMessage, AIMessage, ToolMessage, AIMessage]
     assert [call["name"] for call in said[1].tool_calls] == ["water"]
+
+
+async def test_llama_index_calls_a_tool_and_tells_its_result(server: ServerProcess) -> None:
+    called: list[str] = []
+
+    def high_water() -> str:
+        """Whether the water is high."""
+        called.append("high")
+        return "yes"
+
+    llm = OpenAILike(
+        api_base=server.url + "/v1",
+        api_key="none",
+        model="tiny",
+        is_chat_model=True,
+        is_function_calling_model=True,
+        temperature=0,
+        max_tokens=60,
+    )
+    agent = FunctionAgent(tools=[high_water], llm=llm, initial_tool_choice="high_water", timeout=60)
+    answer = await agent.run("Is the water high?", max_iterations=3)
+    assert called == ["high"]
+    assert [one.tool_name for one in answer.tool_calls] == ["high_water"]
+    assert answer.response.content
 
 
 @pytest.mark.parametrize("kind", [OpenAIChatModel, OpenAIResponsesModel])

@@ -11,9 +11,9 @@ import pytest
 
 from openai_cpu_server.contract.messages import EngineOptions, FinishReason, TokenEvent
 from openai_cpu_server.contract.request import GenerationRequest, Priority, Sampling
+from openai_cpu_server.dispatch.cores.shared_cores import Partner, SharedCores
 from openai_cpu_server.dispatch.dispatcher import Dispatcher
-from openai_cpu_server.dispatch.shared_cores import Partner, SharedCores
-from openai_cpu_server.dispatch.supervisor import Supervisor
+from openai_cpu_server.dispatch.process.supervisor import Supervisor
 from tests.dispatch.test_dispatcher import collect, eventually, running
 from tests.tiny_model import tiny_model_path
 

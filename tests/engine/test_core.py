@@ -402,3 +402,19 @@ def test_whatever_comes_interrupts_a_measurement_and_only_that() -> None:
 
 def test_known_costs_are_not_measured() -> None:
     assert not build_core(OPTIONS, FakeBackend(), CURVE, lambda is_wanted: CURVE).is_guessing
+
+
+def test_a_forecast_is_told_with_the_last_step_and_only_where_it_is_wanted() -> None:
+    silent, telling = Engine(), Engine(msgspec.structs.replace(OPTIONS, tells_forecast=True))
+    for engine in (silent, telling):
+        engine.core.handle(Submit(request=request("r", prompt=130, output=3)))
+        while engine.core.has_work:
+            engine.step()
+        assert engine.last is not None
+    assert silent.last is not None
+    assert (silent.last.forecast, silent.last.prefixes) == (None, None)
+    assert telling.last is not None
+    assert telling.last.forecast is not None
+    assert telling.last.forecast.num_live == (0, 0)
+    assert telling.last.prefixes is not None
+    assert len(telling.last.prefixes.saved) == 2

@@ -43,7 +43,7 @@ SCHEMAS = [
 VALUES = [*NUMBERS, *WORDS, *STRINGS, *DEEP, *SCHEMAS]
 
 
-class _Raw(str):
+class Raw(str):
     """JSON text that is to be put in as it is."""
 
 
@@ -63,7 +63,7 @@ class Bodies:
     def one(self) -> tuple[str, bytes]:
         """A path, and what to send there."""
         path, schema = self._random.choice(self._operations)
-        text = _text(self._spoiled(self._value(schema, 0)))
+        text = text_of(self._spoiled(self._value(schema, 0)))
         data = text.encode("utf-8", errors="surrogatepass")
         return path, self._mangled(data) if self._random.random() < 0.25 else data
 
@@ -106,14 +106,14 @@ class Bodies:
         """With something hostile in about one place."""
         random = self._random
         if not isinstance(value, (dict, list)) or not value or random.random() < 0.1:
-            return _Raw(random.choice(VALUES)) if random.random() < 0.7 else value
+            return Raw(random.choice(VALUES)) if random.random() < 0.7 else value
         if isinstance(value, list):
             index = random.randrange(len(value))
             return [self._spoiled(item) if i == index else item for i, item in enumerate(value)]
         name = random.choice(list(value))
         spoiled = {key: self._spoiled(item) if key == name else item for key, item in value.items()}
         if random.random() < 0.05:
-            spoiled[random.choice(["\u0000", "\ud800", "x" * 300, "__proto__", ""])] = _Raw(
+            spoiled[random.choice(["\u0000", "\ud800", "x" * 300, "__proto__", ""])] = Raw(
                 random.choice(VALUES)
             )
         return spoiled
@@ -136,12 +136,12 @@ class Bodies:
                 return random.randbytes(random.randint(0, 200))
 
 
-def _text(value: Any) -> str:
-    if isinstance(value, _Raw):
+def text_of(value: Any) -> str:
+    if isinstance(value, Raw):
         return str(value)
     if isinstance(value, dict):
-        pairs = (f"{json.dumps(key)}:{_text(item)}" for key, item in value.items())
+        pairs = (f"{json.dumps(key)}:{text_of(item)}" for key, item in value.items())
         return "{" + ",".join(pairs) + "}"
     if isinstance(value, list):
-        return "[" + ",".join(map(_text, value)) + "]"
+        return "[" + ",".join(map(text_of, value)) + "]"
     return json.dumps(value, ensure_ascii=False)

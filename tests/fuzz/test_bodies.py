@@ -19,9 +19,10 @@ from openai_cpu_server.jobs.jobs import Jobs
 from openai_cpu_server.jobs.options import JobOptions
 from openai_cpu_server.jobs.store.database import open_database
 from tests.api.fake_engine import FakeEngine
-from tests.api.serving import OPTIONS, client, locked_api, new_engine, num_live, running
+from tests.api.serving import OPTIONS, client, eventually, locked_api, new_engine, num_live, running
 from tests.api.talking import chat, told_error
 from tests.fuzz.hostile import Bodies
+from tests.fuzz.rich_bodies import RichBodies
 
 pytestmark = pytest.mark.anyio
 
@@ -52,17 +53,22 @@ async def _no_row(*_: object) -> NoReturn:
     raise AssertionError("no file has been uploaded")
 
 
-async def attack(http: httpx.AsyncClient, engine: FakeEngine, *, seed: int, number: int) -> Counter[int]:
+async def attack(
+    http: httpx.AsyncClient, engine: Dispatcher | FakeEngine, bodies: Bodies | RichBodies, *, number: int
+) -> Counter[int]:
     """How often each status came. Fails at the first 5xx, with the body that did it."""
-    bodies = Bodies((await http.get("/openapi.json")).json(), seed)
     statuses: Counter[int] = Counter()
     for _ in range(number // AT_ONCE):
         answers = await asyncio.gather(*(_one(http, *bodies.one()) for _ in range(AT_ONCE)))
         statuses.update(answers)
     assert (await chat(http)).status_code == 200
-    assert num_live(engine) == 0
+    await eventually(lambda: num_live(engine) == 0)  # some go on in the background
     assert engine.status().restarts == 0
     return statuses
+
+
+async def of_document(http: httpx.AsyncClient, seed: int) -> Bodies:
+    return Bodies((await http.get("/openapi.json")).json(), seed)
 
 
 async def _one(http: httpx.AsyncClient, path: str, body: bytes) -> int:
@@ -71,7 +77,7 @@ async def _one(http: httpx.AsyncClient, path: str, body: bytes) -> int:
     shown = (path, body[:2000], answer.text)
     assert answer.status_code < 500 or told_error(answer)["message"] == FAKES_LIMIT.decode(), shown
     if answer.status_code == 200:
-        assert answer.content.count(b"generation_failed") == answer.content.count(FAKES_LIMIT), shown
+        assert FAKES_LIMIT in answer.content or b"generation_failed" not in answer.content, shown
         assert b"internal_error" not in answer.content, shown
     else:
         assert told_error(answer)["message"]
@@ -81,15 +87,25 @@ async def _one(http: httpx.AsyncClient, path: str, body: bytes) -> int:
 
 @pytest.mark.thorough
 async def test_two_thousand_hostile_bodies(http: httpx.AsyncClient, own_engine: Dispatcher) -> None:
-    statuses = await attack(http, own_engine, seed=6, number=2000)
+    statuses = await attack(http, own_engine, await of_document(http, 6), number=2000)
     assert statuses[400] > 500, statuses
     assert statuses[200] > 20, "bodies that are refused at once test little"
+
+
+async def test_responses_and_messages_with_something_odd_in_them() -> None:
+    engine = FakeEngine(says="Hello")  # it takes any grammar
+    jobs = Jobs(open_database("sqlite://"), JobOptions(model="fake"))
+    async with client(locked_api(engine, KeyRing(), options=SHORT, jobs=jobs)) as http:
+        statuses = await attack(http, engine, RichBodies(6), number=480)
+    await jobs.close()
+    assert statuses[200] > 50, statuses
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(3600)
 @pytest.mark.parametrize("seed", range(100, 150))
-async def test_a_hundred_thousand_in_fifty_parts(
+async def test_two_hundred_thousand_in_fifty_parts(
     http: httpx.AsyncClient, own_engine: Dispatcher, seed: int
 ) -> None:
-    await attack(http, own_engine, seed=seed, number=2000)
+    await attack(http, own_engine, await of_document(http, seed), number=2000)
+    await attack(http, own_engine, RichBodies(seed), number=2000)

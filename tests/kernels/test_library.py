@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from openai_cpu_server.contract.messages import EngineOptions
-from openai_cpu_server.kernels.build import BuildFailed, build, cpu_flags
+from openai_cpu_server.kernels.build import LEVELS, BuildFailed, build, cpu_flags
 from openai_cpu_server.kernels.graphs import Floats, Graphs
 from openai_cpu_server.kernels.library import GGML_OF, Kernel, Library, obstacle
 from openai_cpu_server.kernels.proof import attention_proofs, proved
@@ -48,7 +48,7 @@ def test_it_compiles_for_older_cpus_and_is_right_there_too(tmp_path: Path) -> No
     if "avx2" not in cpu_flags() or not shutil.which("c++"):
         pytest.skip("there is no AVX2, or no compiler")
     library = tmp_path / "avx2.so"
-    build(target=library, cpu="x86-64-v3")
+    build(target=library, cpu=LEVELS["x86_64"]["avx2"])
     tests = [str(Path(__file__).with_name(f"test_{kernel.name.lower()}.py")) for kernel in Kernel]
     command, environment = (
         [sys.executable, "-m", "pytest", "-q", *tests],

@@ -16,14 +16,14 @@ def rewritten(source: Path, target: Path, changes: dict[str, object]) -> Path:
     reader = gguf.GGUFReader(source)
     architecture = changes.get("general.architecture", "llama")
     writer = gguf.GGUFWriter(target, str(architecture))
-    _copy_metadata(reader, writer, skip=set(changes))
+    copy_metadata(reader, writer, skip=set(changes))
     for key, value in changes.items():
         if key != "general.architecture":
             kinds = {bool: writer.add_bool, int: writer.add_uint32, str: writer.add_string}
             kinds[type(value)](key, value)
     for tensor in reader.tensors:
         writer.add_tensor(tensor.name, tensor.data, raw_dtype=tensor.tensor_type)
-    return _written(writer, target)
+    return written(writer, target)
 
 
 def padded(source: Path, target: Path, *, num_tokens: int) -> Path:
@@ -36,7 +36,7 @@ def padded(source: Path, target: Path, *, num_tokens: int) -> Path:
         f"{key}token_type": [int(gguf.TokenType.UNUSED)] * num_tokens,
     }
     writer = gguf.GGUFWriter(target, "llama")
-    _copy_metadata(reader, writer, skip={*arrays, "llama.vocab_size"})
+    copy_metadata(reader, writer, skip={*arrays, "llama.vocab_size"})
     for name, more in arrays.items():
         writer.add_array(name, reader.fields[name].contents() + more)
     for tensor in reader.tensors:
@@ -44,17 +44,17 @@ def padded(source: Path, target: Path, *, num_tokens: int) -> Path:
         if tensor.name in ("token_embd.weight", "output.weight"):
             data = np.concatenate([data, 20 * data[-num_tokens:]])
         writer.add_tensor(tensor.name, data)
-    return _written(writer, target)
+    return written(writer, target)
 
 
 def split(source: Path, target: Path, *, tensors_per_part: int) -> list[Path]:
     """The same model in parts, `TARGET-00001-of-0000N.gguf` and so on, in order."""
     reader = gguf.GGUFReader(source)
     writer = gguf.GGUFWriter(target, "llama", split_max_tensors=tensors_per_part)
-    _copy_metadata(reader, writer, skip=set())
+    copy_metadata(reader, writer, skip=set())
     for tensor in reader.tensors:
         writer.add_tensor(tensor.name, tensor.data, raw_dtype=tensor.tensor_type)
-    _written(writer, target)
+    written(writer, target)
     return sorted(target.parent.glob(f"{target.stem}-*-of-*.gguf"))
 
 
@@ -62,7 +62,7 @@ def mamba(source: Path, target: Path) -> Path:
     """A recurrent model with the tokenizer of `source`: one state per sequence, no cells per token."""
     inner, state, conv, rank = 2 * _WIDTH, 8, 4, 4
     writer = gguf.GGUFWriter(target, "mamba")
-    _copy_tokenizer(source, writer)
+    copy_tokenizer(source, writer)
     writer.add_context_length(1024)
     writer.add_embedding_length(_WIDTH)
     writer.add_block_count(_LAYERS)
@@ -86,14 +86,14 @@ def mamba(source: Path, target: Path) -> Path:
         "ssm_out.weight": (_WIDTH, inner),
     }
     _add_tensors(writer, source, shapes, negative={"ssm_a"})
-    return _written(writer, target)
+    return written(writer, target)
 
 
 def gemma3(source: Path, target: Path, *, window: int) -> Path:
     """A model in which most layers see only the last `window` tokens."""
     heads, kv_heads, head, inner = 2, 1, 32, 128
     writer = gguf.GGUFWriter(target, "gemma3")
-    _copy_tokenizer(source, writer)
+    copy_tokenizer(source, writer)
     writer.add_context_length(1024)
     writer.add_embedding_length(_WIDTH)
     writer.add_block_count(_LAYERS)
@@ -120,7 +120,7 @@ def gemma3(source: Path, target: Path, *, window: int) -> Path:
         "post_ffw_norm.weight": (_WIDTH,),
     }
     _add_tensors(writer, source, shapes, negative=set())
-    return _written(writer, target)
+    return written(writer, target)
 
 
 def _add_tensors(
@@ -139,20 +139,20 @@ def _random(shape: tuple[int, ...]) -> np.ndarray:
     return _RNG.normal(0, 0.3, shape).astype(np.float32)
 
 
-def _copy_tokenizer(source: Path, writer: gguf.GGUFWriter) -> None:
+def copy_tokenizer(source: Path, writer: gguf.GGUFWriter) -> None:
     reader = gguf.GGUFReader(source)
     others = {name for name in reader.fields if not name.startswith("tokenizer.")}
-    _copy_metadata(reader, writer, skip=others)
+    copy_metadata(reader, writer, skip=others)
 
 
-def _copy_metadata(reader: gguf.GGUFReader, writer: gguf.GGUFWriter, skip: set[str]) -> None:
+def copy_metadata(reader: gguf.GGUFReader, writer: gguf.GGUFWriter, skip: set[str]) -> None:
     for name, field in reader.fields.items():
         if name not in skip and name != "general.architecture" and not name.startswith("GGUF."):
             inner = field.types[1] if field.types[0] == gguf.GGUFValueType.ARRAY else None
             writer.add_key_value(name, field.contents(), field.types[0], sub_type=inner)
 
 
-def _written(writer: gguf.GGUFWriter, target: Path) -> Path:
+def written(writer: gguf.GGUFWriter, target: Path) -> Path:
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()

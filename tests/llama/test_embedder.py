@@ -17,6 +17,7 @@ from openai_cpu_server.llama.embed.embedder import LlamaEmbedder
 from openai_cpu_server.llama.model.vocabulary import Vocabulary
 from tests.tiny_bert import CLS, POSITIONS, SEP, TOKENS, WIDTH, TinyBert
 from tests.tiny_model import tiny_model_path
+from tests.tiny_rerankers import TinyCrossEncoder, TinyQwen3Ranker
 
 pytestmark = pytest.mark.native
 
@@ -133,6 +134,33 @@ def test_a_file_that_is_no_model(tmp_path: Path) -> None:
     path.write_bytes(b"GGUF")
     with pytest.raises(StartupError):
         load(path)
+
+
+def test_a_cross_encoder_gives_the_scores_of_the_book(tmp_path: Path) -> None:
+    model = TinyCrossEncoder()
+    embedder = load(model.write(tmp_path))
+    assert (embedder.info.kind, embedder.info.embedding_size) == (ModelKind.RERANKS, 1)
+    inputs = some_inputs()
+    found = embed(embedder, *inputs)
+    embedder.close()
+    expected = np.array([model.scores(tokens) for tokens in inputs])
+    assert np.abs(found - expected).max() < 0.02 * np.abs(expected).max()
+    assert expected.std() > 0.1, "else every score would do"
+
+
+def test_a_qwen3_reranker_gives_the_probabilities_of_the_book(tmp_path: Path) -> None:
+    base = tiny_model_path()
+    with Vocabulary.open(base) as vocabulary:
+        model = TinyQwen3Ranker(vocab_size=vocabulary.vocab_size)
+    embedder = load(model.write(tmp_path, tokenizer_of=base), kv_tokens=64)
+    assert (embedder.info.kind, embedder.info.embedding_size) == (ModelKind.RERANKS, 2)
+    random = np.random.default_rng(5)
+    inputs = [tuple(map(int, random.integers(5, 500, length))) for length in (1, 2, 9, 17, 40)]
+    found = embed(embedder, *inputs)
+    embedder.close()
+    expected = np.array([model.scores(tokens) for tokens in inputs])
+    np.testing.assert_allclose(found, expected, atol=0.02)
+    assert expected[:, 0].std() > 0.1, "else every probability would do"
 
 
 class TestMiniLM:

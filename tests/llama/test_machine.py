@@ -42,6 +42,12 @@ def test_the_narrowest_group_on_the_way_up_counts(tmp_path: Path) -> None:
     assert machine(tmp_path, "0::/pod/box\n", files).free_memory() == GIB // 64 - GIB // 128 + GIB // 256
 
 
+def test_a_container_has_what_its_group_may_take(tmp_path: Path) -> None:
+    files = {"memory.max": f"{GIB // 2}\n", "box/memory.max": "max\n"}
+    assert machine(tmp_path, "0::/box\n", files).total_memory() == GIB // 2
+    assert Machine(cgroups=tmp_path / "no", process=tmp_path / "where").total_memory() > 4 * GIB // 8
+
+
 def test_version_one_of_control_groups(tmp_path: Path) -> None:
     files = {
         "memory/box/memory.limit_in_bytes": f"{GIB // 32}\n",

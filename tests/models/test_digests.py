@@ -10,7 +10,7 @@ import pytest
 
 from openai_cpu_server.models.digests import Digests
 from openai_cpu_server.models.served import ServedModel
-from openai_cpu_server.serving.house import FileContent
+from openai_cpu_server.serving.file_content import FileContent
 from tests.api.fake_engine import FakeEngine
 from tests.api.serving import served
 

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import tracemalloc
 
+import pytest
+
+from openai_cpu_server.errors import InvalidRequest
 from openai_cpu_server.models.grammars import Grammars
 from openai_cpu_server.structured import Whitespace
 
@@ -24,6 +27,31 @@ def test_the_same_schema_is_compiled_once_and_a_stricter_one_anew() -> None:
     known.of_schema(schema(1), "f", strict=False)
     known.of_schema(schema(2), "f")
     assert len(checked) == 2  # the first two grammars are one text
+
+
+def test_a_refusal_is_remembered_and_names_the_field_that_asks() -> None:
+    checked: list[str] = []
+
+    def refuse(gbnf: str) -> None:
+        checked.append(gbnf)
+        raise InvalidRequest("It is too large.", code="too_large")
+
+    known = Grammars(refuse, Whitespace.COMPACT)
+    refusals = []
+    for param in ("a", "b"):
+        with pytest.raises(InvalidRequest) as raised:
+            known.of_schema(schema(1), param)
+        refusals.append((str(raised.value), raised.value.code, raised.value.param))
+    assert refusals == [("It is too large.", "too_large", "a"), ("It is too large.", "too_large", "b")]
+    assert len(checked) == 1
+
+
+def test_a_keyword_that_is_refused_again_is_named_again() -> None:
+    known = grammars([])
+    for _ in range(2):
+        with pytest.raises(InvalidRequest) as raised:
+            known.of_schema({"properties": {"a": {"type": "array", "uniqueItems": True}}}, "f")
+        assert raised.value.param == "f.properties.a"
 
 
 def test_large_schemas_are_not_held() -> None:

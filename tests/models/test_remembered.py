@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import threading
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+
 from openai_cpu_server.models.remembered import Remembered
 
 
@@ -27,3 +32,37 @@ def test_what_is_put_again_counts_once() -> None:
         texts.put("a", "a", 4_000)
     texts.put("b", "b", 4_000)
     assert (texts.get("a"), texts.get("b"), len(texts)) == ("a", "b", 2)
+
+
+def test_what_several_want_at_once_is_made_once() -> None:
+    texts: Remembered[str] = Remembered(10_000)
+    others, goes_on = threading.Barrier(4), threading.Event()
+    made: list[str] = []
+
+    def make() -> str:
+        goes_on.wait(10)
+        made.append("a")
+        return "a"
+
+    def get() -> str:
+        others.wait(10)
+        return texts.get_or_make("a", make, len)
+
+    with ThreadPoolExecutor(3) as pool:
+        wanted = [pool.submit(get) for _ in range(3)]
+        others.wait(10)
+        goes_on.set()
+        assert [each.result(10) for each in wanted] == ["a", "a", "a"]
+    assert made == ["a"]
+
+
+def test_a_failure_is_not_remembered() -> None:
+    texts: Remembered[str] = Remembered(10_000)
+
+    def fail() -> str:
+        raise KeyError
+
+    for _ in range(2):
+        with pytest.raises(KeyError):
+            texts.get_or_make("a", fail, len)
+    assert texts.get_or_make("a", lambda: "a", len) == "a"

@@ -16,7 +16,7 @@ from openai_cpu_server.observe.watch import Watch
 from tests.api.serving import new_engine
 
 ROOT = Path(__file__).parent.parent.parent
-DASHBOARD = json.loads((ROOT / "scripts" / "grafana_dashboard.json").read_text())
+DASHBOARD = json.loads((ROOT / "deploy" / "chart" / "files" / "dashboard.json").read_text())
 _METRIC = re.compile(r"\bocs_\w+")
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="metrics of the process are Linux's")

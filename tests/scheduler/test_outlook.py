@@ -81,3 +81,35 @@ def test_the_outlook_counts_what_outputs_really_become() -> None:
     driver.submit(request("next", output=5))
     (next_one,) = driver.scheduler.outlook()
     assert next_one.first_token_ms < 20, "not after 900 tokens"
+
+
+def first_token_ms(adapter: str | None, *running: str | None) -> float:
+    """What is foretold to a prompt of 200 tokens with this adapter, while a long output is written with each
+    of the others."""
+    driver = Driver(slots=len(running) + 1)
+    driver.submit(*(request(f"w{n}", output=900, adapter=key) for n, key in enumerate(running)))
+    for _ in range(4 * len(running)):
+        driver.step()
+    driver.submit(request("next", prompt=200, adapter=adapter))
+    (outlook,) = driver.scheduler.outlook()
+    return outlook.first_token_ms
+
+
+def test_who_takes_turns_with_other_adapters_waits_longer() -> None:
+    alone, beside_own = first_token_ms("a"), first_token_ms("a", "a")
+    one_other, two_others = first_token_ms("a", "b"), first_token_ms("a", "b", None)
+    assert alone == beside_own, "they compute together"
+    assert (one_other, two_others) == (2 * alone, 3 * alone)
+
+
+def test_a_cohort_that_only_reads_takes_no_longer_than_its_prompts() -> None:
+    driver = Driver(slots=1)
+    driver.submit(request("hold", output=900))
+    driver.step()
+    driver.submit(request("a", prompt=200, adapter="a"), request("b", prompt=100, adapter="b"))
+    waits = [entry.first_token_ms for entry in driver.scheduler.outlook()]
+    driver = Driver(slots=1)
+    driver.submit(request("hold", output=900))
+    driver.step()
+    driver.submit(request("a", prompt=200), request("b", prompt=100))
+    assert [entry.first_token_ms for entry in driver.scheduler.outlook()] < waits

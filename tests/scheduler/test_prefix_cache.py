@@ -5,8 +5,8 @@ from __future__ import annotations
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from openai_cpu_server.contract.prefix import BLOCK_TOKENS as B
 from openai_cpu_server.contract.step import SavedBlock
-from openai_cpu_server.scheduler.prefix_cache import BLOCK_TOKENS as B
 from openai_cpu_server.scheduler.prefix_cache import Match, PrefixCache
 
 

@@ -80,6 +80,9 @@ QUIET_PATHS = OPEN_PATHS | {"/metrics"}
 """These get no line in the log and no trace."""
 _DESCRIPTION_PATH = "/openapi.json"
 """It says nothing that the source does not say, so it needs no key."""
+_PAGE = "/"
+PAGE_FILES = "/page/"
+"""The page and its files tell nothing of this server: a browser gets them before somebody enters a key."""
 _SCOPES = {
     "/metrics": Scope.METRICS,
     "/v1/stats": Scope.METRICS,
@@ -109,7 +112,7 @@ _KEEPING_ACTIONS = ("/load", "/unload")
 
 def required_scope(path: str) -> Scope | None:
     """The scope that a key needs for this path; None: the path is open."""
-    if path in OPEN_PATHS or path == _DESCRIPTION_PATH:
+    if path in OPEN_PATHS or path in (_DESCRIPTION_PATH, _PAGE) or path.startswith(PAGE_FILES):
         return None
     is_of_adapters = path == _ADAPTERS or path.startswith(f"{_ADAPTERS}/")
     if is_of_adapters or (path.startswith("/v1/models/") and path.endswith(_KEEPING_ACTIONS)):

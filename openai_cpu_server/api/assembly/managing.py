@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from starlette.routing import Route
 
+from openai_cpu_server.api.access.keys import PAGE_FILES
 from openai_cpu_server.api.assembly.parts import Parts
 from openai_cpu_server.api.calls.recall import Recall
 from openai_cpu_server.api.options import ApiOptions
@@ -15,6 +16,7 @@ from openai_cpu_server.api.routes.health import HealthRoutes
 from openai_cpu_server.api.routes.metrics import MetricsRoutes
 from openai_cpu_server.api.routes.model_keeping import ModelKeeping, ModelKeepingRoutes
 from openai_cpu_server.api.routes.models import ModelRoutes
+from openai_cpu_server.api.routes.page import PageRoutes
 from openai_cpu_server.api.routes.requests import RequestRoutes
 from openai_cpu_server.api.routes.stats import StatsRoutes
 from openai_cpu_server.api.routes.tokens import TokenRoutes
@@ -31,6 +33,7 @@ def managing_routes(parts: Parts, keeping: ModelKeeping, find_adapter: FindAdapt
         *_adapter_routes(models, options, find_adapter),
         *_watching_routes(models, parts.watch),
         *(_job_routes(parts.jobs, models, options) if parts.jobs else []),
+        *(_page_routes() if options.page else []),
     ]
 
 
@@ -73,6 +76,11 @@ def _keeping_routes(models: ModelRegistry, keeping: ModelKeeping) -> list[Route]
 def _watching_routes(models: ModelRegistry, watch: Watch) -> list[Route]:
     metrics, stats = MetricsRoutes(models, watch.metrics), StatsRoutes(models, watch.recent)
     return [Route("/metrics", metrics.page), Route("/v1/stats", stats.stats)]
+
+
+def _page_routes() -> list[Route]:
+    page = PageRoutes()
+    return [Route("/", page.index), Route(PAGE_FILES + "{version}/{name}", page.file)]
 
 
 def _job_routes(jobs: Jobs, models: ModelRegistry, options: ApiOptions) -> list[Route]:

@@ -128,8 +128,10 @@ class CallThinking(msgspec.Struct, frozen=True):
         return SilentReader(reader) if self.is_hidden else reader
 
     @property
-    def marks(self) -> Thinking:
-        """They tell which tokens are thoughts."""
+    def marks(self) -> Thinking | None:
+        """They tell which tokens are thoughts; None: none are."""
+        if self.stage is Stage.BEHIND:
+            return None
         return Thinking(begin="" if self.stage is Stage.WITHIN else self.form.begin, end=self.form.end)
 
 

@@ -116,12 +116,14 @@ class Recall:
         turn = _turn(call, ticket)
         if call.reuse is None or (turn is None and not call.reuse.is_repeatable):
             return None
-        if (file := await self._files.of(chosen.model)) is None:
+        file, info = await self._files.of(chosen.model), chosen.model.engine.info
+        if file is None or info is None:
             return None
         return Question(
             asker=Asker(
                 holder=identity.key.digest.hex() if identity.key else "",
                 model=file,
+                kv_type=info.kv_type,
                 adapter=chosen.adapter_key,
                 version=__version__,
             ),

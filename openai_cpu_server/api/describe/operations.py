@@ -299,6 +299,10 @@ OPERATIONS: Mapping[str, Operation] = {
     "GET /ready": Operation(summary="It can generate", tag="Operation", answer=HealthReport, errors=(503,)),
     "GET /metrics": Operation(summary="For Prometheus", tag="Operation", media="text/plain"),
     "GET /v1/stats": Operation(summary="The same at a glance", tag="Operation", answer=Stats),
+    "GET /": Operation(summary="The page for browsers: chat, control room", tag="Page", media="text/html"),
+    "GET /page/{version}/{name}": Operation(
+        summary="Its scripts and styles", tag="Page", media="text/javascript"
+    ),
     "GET /openapi.json": Operation(summary="This document", tag="Operation"),
 }
 """The key is method and path, as clients write them."""

@@ -8,7 +8,7 @@ from typing import Union
 import msgspec
 from msgspec import UNSET, UnsetType
 
-from openai_cpu_server.api.calls.call import Call, ToolCallStyle
+from openai_cpu_server.api.calls.call import Call, CallThinking, ToolCallStyle
 from openai_cpu_server.api.render.answers import Answer, shown
 from openai_cpu_server.api.render.chat_logprobs import ChatLogprobs, chat_logprobs
 from openai_cpu_server.api.render.common import (
@@ -22,6 +22,7 @@ from openai_cpu_server.api.render.common import (
     rounded,
     service_tier,
 )
+from openai_cpu_server.api.render.content_scores import ContentScores
 from openai_cpu_server.api.render.renderer import Usage
 from openai_cpu_server.api.render.tool_calls import (
     CalledFunction,
@@ -110,7 +111,8 @@ class ChatRenderer:
         assert answer.finish is not None, "an answer is rendered after its end"
         logprobs = None
         if call.shown_logprobs is not None:
-            logprobs = chat_logprobs(answer.logprobs, pieces)
+            scores = ContentScores(call.thinking, pieces)
+            logprobs = chat_logprobs([*scores.behind(answer.logprobs), *scores.rest()], pieces)
         reader = call.reader()
         parts = [*reader.feed(answer.text), *reader.finish()]
         reason = _reason(answer.finish, reader, call.tool_calls)
@@ -136,6 +138,9 @@ class _Scores:
 
     def __init__(self, pieces: Pieces | None) -> None:
         self._pieces = pieces
+
+    def of_content(self, thinking: CallThinking | None) -> ContentScores | None:
+        return None if self._pieces is None else ContentScores(thinking, self._pieces)
 
     def json(self, entries: Sequence[TokenLogprob]) -> bytes:
         if self._pieces is None:
@@ -189,18 +194,30 @@ class _PartsChoice:
         self._reader = call.reader()
         self._deltas = ToolCallDeltas(new_id, is_legacy=self._style is not None and self._style.is_legacy)
         self._is_open = False
+        self._content_scores = scores.of_content(call.thinking)
         self._held_scores: list[TokenLogprob] = []
 
     def choices(self, event: TokenEvent) -> list[bytes]:
-        self._held_scores.extend(event.logprobs)
+        self._hear_scores(event)
         parts = self._reader.feed(event.text)
         if event.finish is not None:
             parts += self._reader.finish()
         shown = [self._opening(parts)] if parts or event.finish is not None else []
-        shown += [_delta(self._index, self._part(part), self._released_scores()) for part in parts]
+        shown += [self._shown(part) for part in parts]
         if event.finish is not None:
             shown.append(self._end(event.finish))
         return [choice for choice in shown if choice]
+
+    def _hear_scores(self, event: TokenEvent) -> None:
+        if self._content_scores is None:
+            return
+        self._held_scores += self._content_scores.behind(event.logprobs)
+        if event.finish is not None:
+            self._held_scores += self._content_scores.rest()
+
+    def _shown(self, part: Part) -> bytes:
+        scores = _NO_LOGPROBS if isinstance(part, Reasoning) else self._released_scores()
+        return _delta(self._index, self._part(part), scores)
 
     def _opening(self, parts: Sequence[Part]) -> bytes:
         """A choice that begins with a tool call or thoughts has no content, rather than an empty one."""

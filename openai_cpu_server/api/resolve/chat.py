@@ -17,13 +17,14 @@ from openai_cpu_server.api.resolve.output import Output, ToolOutputs, of_answer
 from openai_cpu_server.api.resolve.thinking import (
     ThinkingOutputs,
     ThinkingPlan,
+    Wish,
     thinking_plan,
     thinking_wish,
 )
 from openai_cpu_server.api.resolve.tools import ToolPlan, tool_plan
 from openai_cpu_server.api.schemas.chat import ChatBody
 from openai_cpu_server.api.schemas.parse import Ignored
-from openai_cpu_server.errors import InvalidRequest
+from openai_cpu_server.errors import InvalidRequest, TemplateFailed
 from openai_cpu_server.models.chat_prompts import NOTHING, ChatPrompt
 from openai_cpu_server.models.served import ServedModel
 from openai_cpu_server.models.written import Written
@@ -46,7 +47,7 @@ def resolve_chat(
     output = _output(body, plan, model)
     wish = thinking_wish(body)
     thinking = thinking_plan(wish, model.thinking)
-    messages, rendered = checked_messages(body.messages), _rendering(plan, model, thinking, written)
+    messages, rendered = checked_messages(body.messages), _rendering(plan, model, thinking, wish, written)
     prompt = rendered(messages)
     if model.thinking is not None:
         outputs = ThinkingOutputs(model.thinking.form, model.tokenizer)
@@ -75,22 +76,42 @@ def _with_ignored(asking: Asking, said: Sequence[str]) -> Asking:
 
 def chat_prompt(body: ChatBody, model: ServedModel, written: Written = NOTHING) -> Prompt:
     """The prompt that `resolve_chat` makes. Raises InvalidRequest, TemplateFailed."""
-    thinking = thinking_plan(thinking_wish(body), model.thinking)
-    rendered = _rendering(tool_plan(body), model, thinking, written)
+    wish = thinking_wish(body)
+    thinking = thinking_plan(wish, model.thinking)
+    rendered = _rendering(tool_plan(body), model, thinking, wish, written)
     return Prompt(rendered(checked_messages(body.messages)).tokens)
 
 
 def _rendering(
-    plan: ToolPlan | None, model: ServedModel, thinking: ThinkingPlan, written: Written
+    plan: ToolPlan | None, model: ServedModel, thinking: ThinkingPlan, wish: Wish, written: Written
 ) -> Callable[[Sequence[Mapping[str, object]]], ChatPrompt]:
     """Makes a prompt of messages."""
-    return partial(
+    render = partial(
         model.prompts.prompt,
         tools=plan.shown if plan else (),
         written=written,
-        variables=thinking.variables,
         thinks_not=thinking.thinks_not,
     )
+
+    def rendered(messages: Sequence[Mapping[str, object]]) -> ChatPrompt:
+        try:
+            return render(messages, variables=thinking.variables)
+        except TemplateFailed as error:
+            own = {name: value for name, value in thinking.variables.items() if name not in wish.variables}
+            if not wish.variables or _fails(partial(render, messages, variables=own)):
+                raise
+            param = "chat_template_kwargs"
+            raise InvalidRequest(str(error), param=param, code="chat_template_failed") from error
+
+    return rendered
+
+
+def _fails(render: Callable[[], ChatPrompt]) -> bool:
+    try:
+        render()
+    except TemplateFailed:
+        return True
+    return False
 
 
 def _output(body: ChatBody, plan: ToolPlan | None, model: ServedModel) -> Output:

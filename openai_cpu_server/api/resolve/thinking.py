@@ -121,10 +121,12 @@ class ThinkingOutputs:
         """The output behind this prompt. What it must look like is for the answer alone, and stop strings
         (`has_stop`) are, too."""
         form = self._form
-        if prompt.stage is Stage.BEHIND:
+        if prompt.stage is Stage.BEHIND and not form.answer_end:
             return output
         shown = CallThinking(form, prompt.stage, plan.is_hidden)
         output = msgspec.structs.replace(output, thinking=shown, shows_marks=self._has_silent_marks())
+        if prompt.stage is Stage.BEHIND:
+            return output
         constraint = output.constraint or Constraint()
         # The grammars of calls in channels tell of thoughts themselves.
         knows_thoughts = form.has_channels and output.tool_calls is not None

@@ -55,6 +55,7 @@ OF_SERVERS = frozenset(
         "max_file_mb",
         "drain_seconds",
         "keep_alive_s",
+        "page",
         "otel_endpoint",
     }
 )

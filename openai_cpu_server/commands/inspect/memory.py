@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 import msgspec
-import psutil
 
 from openai_cpu_server.commands.inspect.facts import Facts
 from openai_cpu_server.contract.messages import EngineOptions
@@ -70,7 +69,7 @@ def read_memory(
     except StartupError as error:
         problem = str(error)
     return Memory(
-        total_bytes=int(psutil.virtual_memory().total),
+        total_bytes=machine.total_memory(),
         free_bytes=free,
         left_bytes=left,
         draft_model=str(draft.path) if draft is not None else None,

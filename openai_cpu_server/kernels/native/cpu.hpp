@@ -1,6 +1,14 @@
-// The instruction set that this library is compiled for. The compiler chooses: each machine compiles for its own
-// CPU (-march=native), as it does with llama.cpp, so there is one build, one code path, and nothing to dispatch.
+// The instruction set that this library is compiled for. The compiler chooses: a machine compiles for its own CPU
+// (-march=native), as it does with llama.cpp, so there is one code path in a library, and nothing to dispatch. A
+// portable build is several libraries, one for each name below; whoever loads them chooses by suits_this_cpu().
 #pragma once
+
+#if defined(__x86_64__)
+#include <cpuid.h>
+#elif defined(__aarch64__) && defined(__linux__)
+#include <asm/hwcap.h>
+#include <sys/auxv.h>
+#endif
 
 #if defined(__AVX512F__) && defined(__AVX512BW__) && defined(__AVX512VL__) && defined(__AVX512DQ__)
 #define INSTRUCTION_SET_512
@@ -26,6 +34,14 @@ constexpr const char* INSTRUCTION_SET = "neon";
 constexpr const char* INSTRUCTION_SET = "portable";
 #endif
 
+#if defined(__x86_64__)
+// __builtin_cpu_supports knows the name "avxvnni" in newer compilers only.
+inline bool has_avxvnni() {
+    unsigned eax = 0, ebx = 0, ecx = 0, edx = 0;
+    return __get_cpuid_count(7, 1, &eax, &ebx, &ecx, &edx) && (eax & 1u << 4);
+}
+#endif
+
 // Whether this CPU has what the library was compiled for: the files of one machine may be read by another.
 inline bool suits_this_cpu() {
 #if defined(__x86_64__)
@@ -35,6 +51,9 @@ inline bool suits_this_cpu() {
 #endif
 #ifdef __BMI2__
     if (!__builtin_cpu_supports("bmi2")) return false;
+#endif
+#ifdef __AVXVNNI__
+    if (!has_avxvnni()) return false;
 #endif
 #ifdef __AVX512F__
     if (!__builtin_cpu_supports("avx512f") || !__builtin_cpu_supports("avx512bw")) return false;
@@ -52,6 +71,8 @@ inline bool suits_this_cpu() {
 #ifdef __AVX512BF16__
     if (!__builtin_cpu_supports("avx512bf16")) return false;
 #endif
+#elif defined(__aarch64__) && defined(__linux__) && defined(__ARM_FEATURE_DOTPROD)
+    if (!(getauxval(AT_HWCAP) & HWCAP_ASIMDDP)) return false;
 #endif
     return true;
 }

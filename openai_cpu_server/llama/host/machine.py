@@ -19,6 +19,13 @@ class Machine:
         """Bytes that the system can give without swapping, and that the control groups still allow."""
         return max(0, min([psutil.virtual_memory().available, *self._memory_left()]))
 
+    def total_memory(self) -> int:
+        """Bytes that there are for this process and its neighbours, used or not: what its control groups may
+        take at most, where that is less than the machine has."""
+        names = ("memory.max", "memory.limit_in_bytes")
+        limits = [_number(group / name) for group in self._groups("memory") for name in names]
+        return min([psutil.virtual_memory().total, *(limit for limit in limits if limit is not None)])
+
     def num_threads(self) -> int:
         """One thread for each physical core, but no more than this process may run on or has a quota for."""
         usable = _usable_cpus()

@@ -27,7 +27,7 @@ class ThinkingReader:
         self._read: Callable[[str], list[Part]] = {
             Stage.BEFORE: self._before,
             Stage.WITHIN: self._within,
-            Stage.BEHIND: self._in_plain_answer,
+            Stage.BEHIND: self._in_answer,
         }[stage]
 
     @property
@@ -57,7 +57,9 @@ class ThinkingReader:
             return self._go_on(self._within, head[len(begin) :])
         if begin.startswith(head):
             return self._hold(text)
-        return self._go_on(self._in_plain_answer, text)
+        # Some put the marks of an answer around one without thoughts, too.
+        has_marks = self._form.answer_begin or self._form.answer_end
+        return self._go_on(self._behind if has_marks else self._in_plain_answer, text)
 
     def _within(self, text: str) -> list[Part]:
         thoughts, found, rest = text.partition(self._form.end)

@@ -23,9 +23,9 @@ from bench.stats import Rounds, percentile, ratios
 from openai_cpu_server.contract.engine import EngineState
 from openai_cpu_server.contract.messages import EngineOptions
 from openai_cpu_server.contract.request import GenerationRequest, Priority, Sampling
+from openai_cpu_server.dispatch.cores.shared_cores import SharedCores
 from openai_cpu_server.dispatch.dispatcher import Dispatcher
-from openai_cpu_server.dispatch.shared_cores import SharedCores
-from openai_cpu_server.dispatch.supervisor import Supervisor
+from openai_cpu_server.dispatch.process.supervisor import Supervisor
 from openai_cpu_server.settings import tune_engines, user_cache_dir
 
 _COMMAND = (

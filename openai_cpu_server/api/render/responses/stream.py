@@ -12,6 +12,7 @@ from openai_cpu_server.api.calls.call import Call
 from openai_cpu_server.api.errors import ErrorObject
 from openai_cpu_server.api.render.chat_logprobs import TokenEntry, chat_logprobs
 from openai_cpu_server.api.render.common import finish_reason
+from openai_cpu_server.api.render.content_scores import ContentScores
 from openai_cpu_server.api.render.renderer import Chunk, Usage
 from openai_cpu_server.api.render.responses.items import new_item_id
 from openai_cpu_server.api.render.responses.objects import (
@@ -64,6 +65,7 @@ class ResponseStream:
         self._numbers = EventNumbers()
         self._writing = ItemWriting(self._numbers, new_call_id, new_item_id)
         self._now = now
+        self._content_scores = ContentScores(call.thinking, pieces)
         self._held_scores: list[TokenLogprob] = []
         self._tokens: list[int] = []
         self._has_reasoned = False
@@ -118,11 +120,12 @@ class ResponseStream:
         chunks = [*self._started()]
         self._tokens += event.tokens
         if self._call.shown_logprobs is not None:
-            self._held_scores += event.logprobs
+            self._held_scores += self._content_scores.behind(event.logprobs)
         parts = self._reader.feed(event.text)
         if event.finish is not None:
             finish_reason(event.finish)  # raises for what is nobody's result
             parts += self._reader.finish()
+            self._held_scores += self._content_scores.rest()
             self._is_whole = event.finish.reason is FinishReason.STOP
         for part in parts:
             chunks += self._part(part)
@@ -140,8 +143,12 @@ class ResponseStream:
         self.response = ended(self.response, (), usage, is_whole=True, now_s=int(self._now()))
         return [*chunks, self._about("response.completed")]
 
+    def failed(self, error: ErrorObject) -> ResponseObject:
+        """It as it is to be seen if it ends with this."""
+        return failed(self.response, self._writing.items(), error)
+
     def error(self, error: ErrorObject) -> Sequence[Chunk]:
-        self.response = failed(self.response, self._writing.items(), error)
+        self.response = self.failed(error)
         body = error.error
         told = {"code": body.code or body.type, "message": body.message, "param": body.param}
         return [self._numbers.event("error", told), self._about("response.failed")]

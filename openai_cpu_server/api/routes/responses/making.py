@@ -12,6 +12,7 @@ from openai_cpu_server.api.calls.call import Asking, Call, Sender
 from openai_cpu_server.api.calls.recall import Recall
 from openai_cpu_server.api.calls.running import Running, Said
 from openai_cpu_server.api.calls.trial import UNWATCHED, Terms, Trial
+from openai_cpu_server.api.errors import error_object
 from openai_cpu_server.api.offload import off_loop
 from openai_cpu_server.api.options import ApiOptions
 from openai_cpu_server.api.render.chat import ChatRenderer
@@ -63,11 +64,14 @@ class Making:
         shelf: ResponseShelf | None,
         *,
         keep_alive_s: float,
+        request_id: str,
     ) -> None:
+        """`request_id`: errors name it."""
         self.read = read
         self.running = running
         self._shelf = shelf if read.is_stored else None
         self._keep_alive_s = keep_alive_s
+        self._request_id = request_id
         response = new_response(read.turn, running.call, status, is_stored=read.is_stored)
         self.stream = ResponseStream(running.call, running.model.pieces, response)
 
@@ -76,7 +80,16 @@ class Making:
         return self.stream.response
 
     async def told(self) -> AsyncIterator[Said]:
-        """What a client hears. The response is stored before it hears of the end."""
+        """What a client that listens hears. The response is stored before it hears of the end, be that a
+        failure."""
+        try:
+            async for said in self._told():
+                yield said
+        except Exception as error:
+            await self._keep_failed(error)
+            raise
+
+    async def _told(self) -> AsyncIterator[Said]:
         news = self.running.tell(self.stream)
         async for said in alive(news, self.stream, first_s=_FIRST_SIGN_S, every_s=self._keep_alive_s):
             if self.stream.has_ended:
@@ -94,7 +107,7 @@ class Making:
     async def whole(self) -> bytes:
         """The response of a call that is not streamed. Raises what the call failed with."""
         async with self.running:
-            async for _ in self.told():
+            async for _ in self._told():
                 pass
         return await off_loop(_SHOWN * self.running.usage().total_tokens, partial(encoded, self.response))
 
@@ -105,9 +118,9 @@ class Making:
         inputs = [Sourced(one.item, "previous_response_id") for one in self.read.items]
         return Recent(self.response.id, (*self.read.earlier, *inputs, *outputs))
 
-    def record(self, shelf: ResponseShelf) -> ResponseRecord:
-        """It as it is now."""
-        response = self.response
+    def record(self, shelf: ResponseShelf, response: ResponseObject | None = None) -> ResponseRecord:
+        """It as it is now; `response`: as it is to be seen."""
+        response = self.response if response is None else response
         return ResponseRecord(
             id=response.id,
             owner=self.read.owner,
@@ -127,13 +140,19 @@ class Making:
     def outputs(self) -> list[ItemRecord]:
         return [_record(item, is_output=True) for item in self.response.output]
 
-    async def _keep(self) -> None:
+    async def _keep_failed(self, error: Exception) -> None:
+        """Its client has heard of its id."""
+        await self._keep(self.stream.failed(error_object(error, request_id=self._request_id)))
+
+    async def _keep(self, response: ResponseObject | None = None) -> None:
         """An answer that was computed is given also where it cannot be stored."""
         shelf = self._shelf
         if shelf is None:
             return
+        response = self.response if response is None else response
+        outputs = [_record(item, is_output=True) for item in response.output]
         try:
-            await shelf.add(self.record(shelf), [*self.inputs(), *self.outputs()])
+            await shelf.add(self.record(shelf, response), [*self.inputs(), *outputs])
         except JobsUnavailable as error:
             logger.error("response %s was not stored: %s", self.response.id, error.reason)
 
@@ -181,7 +200,14 @@ class Maker:
             running = await route.begin_reading(Reading(body, ignored, read.size), sender, terms, trial)
         except ServerError as error:
             raise renamed(error, turn, turn.told) from None
-        return Making(read, running, status, self._shelf, keep_alive_s=self._options.keep_alive_s)
+        return Making(
+            read,
+            running,
+            status,
+            self._shelf,
+            keep_alive_s=self._options.keep_alive_s,
+            request_id=terms.ticket.id,
+        )
 
 
 def _record(item: Item, *, is_output: bool) -> ItemRecord:

@@ -1,0 +1,1 @@
+"""The cores that several engines of one server share."""

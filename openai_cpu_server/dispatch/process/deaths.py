@@ -1,0 +1,59 @@
+"""The deaths of one engine's processes: how many, the last one, and whether they are too many."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from openai_cpu_server.contract.engine import LastDeath
+from openai_cpu_server.dispatch.death import Death, DeathKind
+from openai_cpu_server.dispatch.process.crashes import CrashRecord
+
+
+class Deaths:
+    """Counts those of processes that another was to replace."""
+
+    def __init__(self, *, max_a_minute: int, clock: Callable[[], float]) -> None:
+        self.num = 0
+        self._max_a_minute = max_a_minute
+        self._clock = clock
+        self._crashes = CrashRecord(max_a_minute=max_a_minute, clock=clock)
+        self._last: tuple[Death, float] | None = None
+        """The last death, and when it was."""
+
+    @property
+    def last(self) -> LastDeath | None:
+        if self._last is None:
+            return None
+        death, died_s = self._last
+        return LastDeath(cause=death.cause, message=death.message, age_s=self._clock() - died_s)
+
+    @property
+    def why_too_many(self) -> str | None:
+        """None: they are not."""
+        return self._crashes.why_too_many
+
+    @property
+    def backoff_s(self) -> float:
+        """How long to wait before the next start."""
+        return self._crashes.backoff_s
+
+    def forgive(self) -> None:
+        """It is tried again on purpose: none of them counts any more."""
+        self._crashes = CrashRecord(max_a_minute=self._max_a_minute, clock=self._clock)
+
+    def started(self) -> None:
+        """A process has become ready."""
+        self._crashes.started()
+
+    def book(self, death: Death, *, is_searching: bool, has_advanced: bool, while_restarting: bool) -> None:
+        """`is_searching`: the search for a culprit needed this death. `has_advanced`: the process had brought
+        tokens or vectors."""
+        self.num += 1
+        self._last = (death, self._clock())
+        is_kill = death.kind is DeathKind.KILL
+        if is_searching or (is_kill and has_advanced):
+            self._crashes.excuse()
+        else:
+            self._crashes.note()
+        if not is_kill and while_restarting:
+            self._crashes.start_failed()

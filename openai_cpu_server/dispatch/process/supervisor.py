@@ -1,0 +1,371 @@
+"""Keeps an engine process alive: starts it, watches it, and starts another when it has died."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable, Sequence
+
+import msgspec
+
+from openai_cpu_server.contract.engine import EngineState, LastDeath
+from openai_cpu_server.contract.messages import (
+    AdapterLoaded,
+    AdapterRefused,
+    Command,
+    EngineOptions,
+    Event,
+    KVStats,
+    Loading,
+    LoadingAdapter,
+    Ready,
+    StartFailed,
+    StepDone,
+    TurnBack,
+    Wants,
+)
+from openai_cpu_server.contract.model_info import ModelInfo
+from openai_cpu_server.contract.replica import Forecast
+from openai_cpu_server.contract.request import Priority
+from openai_cpu_server.dispatch.adapters.desk import AdapterDesk
+from openai_cpu_server.dispatch.cores.shared_cores import Partner
+from openai_cpu_server.dispatch.death import Death, DeathKind
+from openai_cpu_server.dispatch.process.child import EngineProcess, resident_bytes
+from openai_cpu_server.dispatch.process.clientele import Clientele
+from openai_cpu_server.dispatch.process.deaths import Deaths
+from openai_cpu_server.dispatch.process.hang_detector import HangLimits
+from openai_cpu_server.dispatch.process.held_blocks import HeldBlocks
+from openai_cpu_server.dispatch.process.lifecycle import Lifecycle
+from openai_cpu_server.dispatch.process.memory_killer import MemoryKiller
+from openai_cpu_server.dispatch.process.observer import NOBODY, EngineObserver
+from openai_cpu_server.dispatch.process.start import Start
+from openai_cpu_server.dispatch.process.watchdog import Watchdog
+from openai_cpu_server.errors import EngineUnavailable, GenerationFailed, StartupError
+
+logger = logging.getLogger(__name__)
+
+
+class Supervisor:
+    """Owns the engine process. All methods belong to one event loop's thread."""
+
+    def __init__(
+        self,
+        command: Sequence[str],
+        options: EngineOptions,
+        *,
+        clock: Callable[[], float] = time.monotonic,
+        observer: EngineObserver = NOBODY,
+        hang_limits: HangLimits = HangLimits(),  # noqa: B008 (frozen)
+        max_crashes_a_minute: int = 5,
+        memory_killer: Callable[[], MemoryKiller] = MemoryKiller,
+        begins_asleep: bool = False,
+        foretold: ModelInfo | None = None,
+        partner: Partner | None = None,
+    ) -> None:
+        """`command` starts the engine; the number of its socket's file descriptor is appended.
+
+        `begins_asleep`: until `wake`, and a model that cannot be loaded is a state; else it is loaded at
+        once, and must be. `foretold`: what is known of the model before it is loaded. `partner`: its part,
+        where engines share the cores.
+        """
+        self._info: ModelInfo | None = foretold
+        self.kv_stats: KVStats | None = None
+        """As of the last step; None while the present process has not made any."""
+        self.forecast: Forecast | None = None
+        """What newcomers may expect, where the options ask for that; None before the first is told."""
+        self.held_blocks = HeldBlocks()
+        self.reason: str | None = None
+        """Why there is no engine, or none for the moment."""
+        self.start = Start(options.model_path)
+        self.adapters = AdapterDesk(options.adapters)
+        self.failed_s: float | None = None
+        """When it failed, on the clock; None: it has not, or is tried again."""
+        self._must_start = not begins_asleep
+        """That no process has been ready yet is a reason to give up the server."""
+        self._command = tuple(command)
+        self._options = msgspec.structs.replace(options, shares_cores=partner is not None)
+        self._partner = partner
+        self._clock = clock
+        self._observer = observer
+        self._hang_limits = hang_limits
+        self._memory_killer = memory_killer
+        self._deaths = Deaths(max_a_minute=max_crashes_a_minute, clock=clock)
+        self._life = Lifecycle(EngineState.ASLEEP if begins_asleep else EngineState.LOADING)
+        self._process: EngineProcess | None = None
+        """None: there is none that listens."""
+        self._last_process: EngineProcess | None = None
+        """It may still be on its way out."""
+        self._start_failure: str | None = None
+        """What the present process has said about it."""
+        self._has_advanced = False
+        """The present process has brought tokens or vectors."""
+        self._gone = asyncio.Event()
+        """There is no process, and none is being started."""
+        self._gone.set()
+
+    @property
+    def state(self) -> EngineState:
+        return self._life.state
+
+    @property
+    def info(self) -> ModelInfo | None:
+        """Facts about the model and the adapters that it now has; None until it was loaded."""
+        if self._info is None:
+            return None
+        loaded = self.adapters.shelf.loaded
+        return msgspec.structs.replace(self._info, adapters=loaded) if loaded else self._info
+
+    @property
+    def pid(self) -> int | None:
+        return self._process.pid if self._process else None
+
+    @property
+    def rss_bytes(self) -> int:
+        """Resident memory of this process and the engine's."""
+        return resident_bytes() + self.engine_rss_bytes
+
+    @property
+    def engine_rss_bytes(self) -> int:
+        return self._process.rss_bytes if self._process else 0
+
+    @property
+    def restarts(self) -> int:
+        """Deaths of processes that another has replaced, or was to replace."""
+        return self._deaths.num
+
+    @property
+    def last_death(self) -> LastDeath | None:
+        return self._deaths.last
+
+    def send(self, *commands: Command) -> None:
+        """To the engine process, if there is one."""
+        if self._process is not None:
+            self._process.send(*commands)
+
+    def request_came(self, priority: Priority) -> None:
+        """A process that loads is in more of a hurry where somebody waits for it."""
+        if self._partner is not None:
+            self._partner.request_came(priority)
+
+    async def run(self, clientele: Clientele) -> None:
+        """Keep an engine alive until `stop`, unless it sleeps or has failed. Raises `StartupError` if the
+        first one cannot start and must."""
+        while self.state is not EngineState.STOPPED:
+            if not self._life.is_wanted:
+                await self._life.wanted_again()
+                continue
+            death = await self._live_once(clientele)
+            if death is not None and self._life.is_wanted:
+                await self._replace(death, clientele)
+
+    def wake(self) -> None:
+        """Load the model again. It must be asleep, or have failed."""
+        self._life.move(EngineState.LOADING)
+        self.start, self.reason, self.failed_s = Start(self._options.model_path), None, None
+        self._deaths.forgive()
+
+    async def settled(self) -> EngineState:
+        """The state that loading leads to, once it is over."""
+        return await self._life.settled()
+
+    async def sleep(self) -> None:
+        """End the process until `wake`. Returns when it is gone. Nobody may be served by it."""
+        if self.state is EngineState.ASLEEP:
+            return
+        self._life.move(EngineState.ASLEEP)
+        self._forget_process()
+        self.reason = None
+        if self._process is not None:
+            await self._process.close()
+        await self._gone.wait()
+
+    def fail(self, reason: str) -> None:
+        """It sleeps, and need not be woken."""
+        self._fail(reason)
+
+    def stop(self) -> None:
+        """No other process is started. One that loads has nothing to save and is not waited for."""
+        is_loading = self._life.is_starting
+        self._end()
+        if is_loading and self._process is not None:
+            self._process.kill()
+
+    async def wait_for_end(self) -> None:
+        """After `stop`: let the process go, or kill it if it stays."""
+        if self._process is not None:
+            await self._process.close()
+
+    def kill(self) -> None:
+        """For a `wait_for_end` that is not to wait, not even if it waits already."""
+        self._end()
+        if self._last_process is not None:
+            self._last_process.kill()
+
+    def _end(self) -> None:
+        self._life.move(EngineState.STOPPED)
+        self.adapters.end(lambda: EngineUnavailable("The server is shutting down."))
+
+    async def _live_once(self, clientele: Clientele) -> Death | None:
+        """One engine process from spawn to death; None: it was told to end."""
+        self._gone.clear()
+        try:
+            return await self._one_life(clientele)
+        finally:
+            self._gone.set()
+
+    async def _one_life(self, clientele: Clientele) -> Death | None:
+        self._start_failure, self._has_advanced = None, False
+        try:
+            adapters = self.adapters.process_started()
+            options = msgspec.structs.replace(self._options, adapters=adapters)
+            process = await EngineProcess.spawn(self._command, options)
+        except (OSError, RuntimeError) as error:  # of descriptors, memory or threads there may be none left
+            return Death.unborn(error)
+        self._process = self._last_process = process
+        was_wanted = self._life.is_wanted
+        if not was_wanted:
+            process.kill()
+        if self._partner is not None:
+            self._partner.enter(process.send)
+        watchdog = Watchdog(
+            process,
+            limits=self._hang_limits,
+            killer=self._memory_killer(),
+            clock=self._clock,
+            is_loading=lambda: self.state is not EngineState.READY,
+            owes=lambda: self._is_owed(clientele),
+            is_waiting=lambda: self._partner is not None and self._partner.is_waiting,
+        )
+        try:
+            while (event := await watchdog.receive()) is not None and self._life.is_wanted:
+                if not process.is_closing:
+                    self._heard(event, clientele)
+        finally:
+            was_told_to_end = process.is_closing or not was_wanted
+            watchdog.stop()
+            if self._partner is not None:
+                self._partner.leave()
+            clientele.lost()
+            self.adapters.lost()
+            self._process = None
+            await process.close()
+        return None if was_told_to_end else watchdog.death()
+
+    def _heard(self, event: Event, clientele: Clientele) -> None:
+        match event:
+            case Loading():
+                if self.start.heard(event):
+                    clientele.tell_of_loading(self.start.loaded)
+            case Ready(info=info):
+                self._ready(info, clientele)
+            case LoadingAdapter() | AdapterLoaded() | AdapterRefused():
+                self.adapters.heard(event)
+            case StartFailed(message=message):
+                self._start_failed(message)
+            case StepDone():
+                self._step_done(event)
+                clientele.heard(event)
+            case Wants() | TurnBack():
+                self._heard_of_turns(event, clientele)
+            case _:
+                clientele.heard(event)
+
+    def _is_owed(self, clientele: Clientele) -> bool:
+        is_awaited = self._partner is not None and self._partner.is_awaited
+        return clientele.is_owed or self.adapters.is_owed or is_awaited
+
+    def _heard_of_turns(self, event: Wants | TurnBack, clientele: Clientele) -> None:
+        assert self._partner is not None, "it was not told that it shares its cores"
+        self._partner.heard(event, loads_for=clientele.best_priority)
+
+    def _ready(self, info: ModelInfo, clientele: Clientele) -> None:
+        logger.info("ready: %s", info.summary)
+        self._info, self.reason = info, None
+        self._must_start = False
+        self._deaths.started()
+        self._life.move(EngineState.READY)
+        self.adapters.ready(self.send)
+        clientele.ready(self.send)
+
+    def _start_failed(self, message: str) -> None:
+        if self.state is EngineState.LOADING and self._must_start:
+            raise StartupError(message)
+        self._start_failure = message
+
+    def _step_done(self, step: StepDone) -> None:
+        self.kv_stats = step.kv
+        if step.forecast is not None:
+            self.forecast = step.forecast
+        if step.prefixes is not None:
+            self.held_blocks.heard(step.prefixes)
+        self._has_advanced = self._has_advanced or bool(step.events) or bool(step.embedded)
+        if step.figures is not None:
+            self._observer.step_done(step.figures)
+
+    async def _replace(self, death: Death, clientele: Clientele) -> None:
+        """Decide what the death means, and wait before the next start."""
+        is_own_fault = death.kind is not DeathKind.KILL  # else an adapter that was being loaded is blameless
+        if is_own_fault and self.adapters.died(death.message) and self.state is EngineState.LOADING:
+            return  # the next process does not load it
+        if self.state is EngineState.LOADING and (why := self._why_not_loaded(death)) is not None:
+            self._not_loaded(why, clientele)
+            return
+        if self._may_have_died_measuring(death, clientele):
+            logger.warning("steps are not timed any more: the engine may have died of that")
+            self._options = msgspec.structs.replace(self._options, calibrate="never")
+        self.reason = self._start_failure or death.message
+        logger.error("%s, %d requests live", self.reason, clientele.num_live)
+        self._book(death, is_searching=clientele.died(death))
+        if (why := self._deaths.why_too_many) is not None:
+            self._give_up(why, clientele)
+            return
+        self._life.move(EngineState.RESTARTING)
+        await self._life.pause(self._deaths.backoff_s)
+
+    def _why_not_loaded(self, death: Death) -> str | None:
+        """None: somebody has killed it, and the next may come further."""
+        if not self._must_start and death.kind is DeathKind.KILL and self._start_failure is None:
+            return None
+        return self._start_failure or self.start.failure(death)
+
+    def _not_loaded(self, why: str, clientele: Clientele) -> None:
+        """Raises `StartupError` where the model must be loaded."""
+        if self._must_start:
+            raise StartupError(why)
+        logger.error("%s is not loaded: %s", self._options.model_path, why)
+        self._fail(why)
+        again_s = self.state.retry_after_s
+        clientele.end(lambda: EngineUnavailable(f"The model could not be loaded: {why}", again_s))
+        self.adapters.end(lambda: EngineUnavailable(f"The model could not be loaded: {why}", again_s))
+
+    def _fail(self, reason: str) -> None:
+        self.reason, self.failed_s = reason, self._clock()
+        self._life.move(EngineState.FAILED)
+
+    def _forget_process(self) -> None:
+        """What the process has told of itself is not so any more."""
+        self.kv_stats, self.forecast = None, None
+        self.held_blocks.clear()
+
+    def _book(self, death: Death, *, is_searching: bool) -> None:
+        """`is_searching`: the search for a culprit needed this death."""
+        self._forget_process()
+        self._observer.engine_died(death.cause)
+        self._deaths.book(
+            death,
+            is_searching=is_searching,
+            has_advanced=self._has_advanced,
+            while_restarting=self.state is EngineState.RESTARTING,
+        )
+
+    def _may_have_died_measuring(self, death: Death, clientele: Clientele) -> bool:
+        """By itself, ready, and with nothing else to do."""
+        is_idle = self.state is EngineState.READY and not clientele.num_live
+        return is_idle and death.kind is DeathKind.FAULT and self._options.calibrate == "idle"
+
+    def _give_up(self, why: str, clientele: Clientele) -> None:
+        self._fail(f"{why}; the last time {self.reason}")
+        logger.critical("giving up: %s", self.reason)
+        clientele.end(lambda: GenerationFailed(f"The engine is gone: {self.reason}."))
+        self.adapters.end(lambda: EngineUnavailable(f"The engine is gone: {self.reason}."))

@@ -1,0 +1,1 @@
+"""The live requests of an engine: what they wait for, what they have produced, who may have killed it."""

@@ -1,0 +1,169 @@
+"""Requests on their way to whichever engine process is ready, and its events on their way back."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+
+from openai_cpu_server.contract.engine import RequestState
+from openai_cpu_server.contract.messages import (
+    Cancel,
+    Command,
+    Handling,
+    ModelLoading,
+    QueueState,
+    StepDone,
+    StepStarted,
+)
+from openai_cpu_server.contract.request import Priority
+from openai_cpu_server.dispatch.death import Death
+from openai_cpu_server.dispatch.requests.delivery import Delivery, Totals
+from openai_cpu_server.dispatch.requests.live import Live
+from openai_cpu_server.dispatch.requests.live_requests import LiveRequests
+from openai_cpu_server.dispatch.requests.outside import Outside
+from openai_cpu_server.dispatch.requests.recovery import Recovery
+from openai_cpu_server.errors import GenerationFailed, ServerError
+
+
+class Replay:
+    """What a dead engine process has left is sent to the next one, with the output so far."""
+
+    def __init__(self, clock: Callable[[], float], left: Callable[[], None]) -> None:
+        """`left` is told when a request with an adapter does not live any more."""
+        self._left = left
+        self._clock = clock
+        self._delivery = Delivery(clock, self._has_left)
+        self._outside = Outside(self._delivery.live)
+        self._send: Callable[..., None] | None = None
+        """To the engine process; None: none is ready, and requests wait in `live`."""
+        self._is_held_back = False
+        self._recovery = Recovery(clock)
+
+    # -- for the dispatcher ------------------------------------------------------------------------------
+
+    @property
+    def live(self) -> LiveRequests:
+        return self._delivery.live
+
+    @property
+    def totals(self) -> Totals:
+        return self._delivery.totals
+
+    @property
+    def last_use_s(self) -> float:
+        """When a request last came or ended, on the clock; at first: when this was made."""
+        return self._delivery.last_use_s
+
+    def accept(self, call: Sequence[Live]) -> None:
+        """The sequences of one API call, or its inputs."""
+        self._delivery.accept(call)
+        for live in call:
+            self._outside.add(live)
+        self._send_due()
+
+    def cancel(self, *request_ids: str) -> None:
+        """The engine is not to compute them any more. Who reads them knows, or is still to be told."""
+        for request_id in request_ids:
+            self._delivery.forget(request_id)
+        self._tell(*[Cancel(id=request_id) for request_id in request_ids])
+        self._send_due()
+
+    def fail(self, requests: Iterable[Live], error: Callable[[], ServerError]) -> None:
+        """`error` makes a new one for each, for each is raised somewhere else."""
+        self._delivery.fail(requests, error)
+
+    def uses_adapter(self, key: str) -> bool:
+        return any(live.adapter == key for live in self.live)
+
+    def hold_back(self) -> None:
+        """The engine is sent nothing new until the next one is ready: it is to end what it has."""
+        self._is_held_back = True
+
+    def release(self) -> None:
+        """What was held back is sent after all."""
+        self._is_held_back = False
+        self._send_due()
+
+    def tell_of_loading(self, fraction: float) -> None:
+        """Tells all who wait for the model."""
+        for answer in self.live.answers():
+            answer.wait_for_model(ModelLoading(fraction))
+
+    # -- for the supervisor ------------------------------------------------------------------------------
+
+    @property
+    def is_owed(self) -> bool:
+        """The engine has some of the requests, and something to do."""
+        return not self._outside.is_everybody
+
+    @property
+    def num_live(self) -> int:
+        return len(self.live)
+
+    @property
+    def best_priority(self) -> Priority | None:
+        """The best priority of the requests that live; None: there are none."""
+        return min((live.request.priority for live in self.live), default=None)
+
+    def ready(self, send: Callable[..., None]) -> None:
+        """An engine process is ready, and can be sent commands until it dies."""
+        self._send, self._is_held_back = send, False
+        self._delivery.used()
+        self._send_due()
+
+    def lost(self) -> None:
+        """The engine process hears nothing any more. `died` follows."""
+        self._send = None
+
+    def heard(self, event: StepStarted | Handling | StepDone | QueueState) -> None:
+        match event:
+            case StepStarted(ids=ids):
+                self._outside.computing(ids)
+                for live in self.live.computing(ids):
+                    live.answer.start()
+            case Handling(id=request_id):
+                self._outside.handling(request_id)
+            case StepDone():
+                self._deliver(event)
+                self._send_due()
+            case QueueState(places=places, preempted=preempted):
+                self.live.preempted(preempted)
+                for answer, place in self.live.waiting(places, self._clock()).items():
+                    answer.wait_at(place)
+
+    def died(self, death: Death) -> bool:
+        """Whether the search for a culprit needed this death, and has come closer to it."""
+        ran = {live for live in self.live if live.state is RequestState.RUNNING}
+        verdict = self._outside.crashed(death.kind)
+        concerned = [live.request.id for live in self.live if live in ran or live.suspicion]
+        self._recovery.died(concerned, num_suspects=verdict.num_suspects)
+        self.fail(verdict.guilty, lambda: GenerationFailed(death.verdict))
+        return verdict.is_closer
+
+    def end(self, error: Callable[[], ServerError]) -> None:
+        """No engine will serve what lives."""
+        self._recovery = Recovery(self._clock)  # there is none
+        self.fail(list(self.live), error)
+
+    def _tell(self, *commands: Command) -> None:
+        if self._send is not None:
+            self._send(*commands)
+
+    def _send_due(self) -> None:
+        if self._send is not None and not self._is_held_back and (due := self._outside.due()):
+            self._send(*[live.submit() for live in due])
+
+    def _deliver(self, step: StepDone) -> None:
+        told = [
+            *map(self._delivery.deliver, step.events),
+            *map(self._delivery.deliver_vectors, step.embedded),
+        ]
+        for live in told:
+            if live is not None:
+                self._outside.advanced(live)
+                self._recovery.is_back(live.request.id)
+
+    def _has_left(self, live: Live) -> None:
+        self._outside.remove(live.request.id)
+        self._recovery.is_back(live.request.id)
+        if live.adapter is not None:
+            self._left()

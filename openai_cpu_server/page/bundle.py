@@ -1,0 +1,57 @@
+"""The built page as a browser gets it: each file with its type, compressed, under one version of all."""
+
+from __future__ import annotations
+
+import gzip
+import hashlib
+from collections.abc import Mapping
+from pathlib import Path
+
+import msgspec
+
+BUILT = Path(__file__).with_name("built")
+INDEX = "index.html"
+_BASE = b"{{base}}"
+"""The index has this where the address of the other files belongs."""
+_VERSION_CHARS = 16
+_TYPES: Mapping[str, str] = {
+    ".html": "text/html; charset=utf-8",
+    ".js": "text/javascript; charset=utf-8",
+    ".css": "text/css; charset=utf-8",
+    ".svg": "image/svg+xml",
+    ".txt": "text/plain; charset=utf-8",
+}
+
+
+class PageFile(msgspec.Struct, frozen=True):
+    media_type: str
+    body: bytes
+    gzipped: bytes
+
+
+class Bundle(msgspec.Struct, frozen=True):
+    version: str
+    """A digest of all files: it stands in their addresses, so a browser may keep them for ever."""
+    index: PageFile
+    files: Mapping[str, PageFile]
+    """By name, without the index."""
+
+
+def read_bundle(folder: Path = BUILT) -> Bundle:
+    """Reads and compresses about a megabyte: 0.1 s."""
+    contents = {path.name: path.read_bytes() for path in sorted(folder.iterdir())}
+    version = _version(contents)
+    index = contents.pop(INDEX).replace(_BASE, f"page/{version}".encode())
+    files = {name: _file(name, body) for name, body in contents.items()}
+    return Bundle(version, _file(INDEX, index), files)
+
+
+def _version(contents: Mapping[str, bytes]) -> str:
+    digest = hashlib.sha256()
+    for name, body in contents.items():
+        digest.update(b"%s %d\n%b" % (name.encode(), len(body), body))
+    return digest.hexdigest()[:_VERSION_CHARS]
+
+
+def _file(name: str, body: bytes) -> PageFile:
+    return PageFile(_TYPES[Path(name).suffix], body, gzip.compress(body, 9, mtime=0))

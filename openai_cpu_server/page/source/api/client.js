@@ -1,0 +1,124 @@
+// How the page talks to its server: JSON with a key, errors with what people need, streams of events.
+import { signal } from "@preact/signals";
+import { keptInTab } from "../base/storage.js";
+
+/** The API key, "" where there is none. Session storage keeps it: other tabs and other days do not see it. */
+export const key = signal(keptInTab.get("key") ?? "");
+
+export function setKey(value) {
+  keptInTab.set("key", value);
+  key.value = value;
+}
+
+/** The server's answer was an error. */
+export class ApiError extends Error {
+  constructor(status, error, headers = {}) {
+    super(error?.message || `The server answered with status ${status}.`);
+    this.status = status;
+    this.code = error?.code ?? null;
+    this.type = error?.type ?? null;
+    this.param = error?.param ?? null;
+    this.retryAfterS = retryAfter(headers);
+  }
+}
+
+/** There was no answer: the server is gone, or the network is. */
+export class Unreachable extends Error {
+  constructor() {
+    super("The server does not answer.");
+  }
+}
+
+function retryAfter(headers) {
+  const ms = Number(headers["retry-after-ms"]);
+  const s = Number(headers["retry-after"]);
+  if (ms > 0) return ms / 1000;
+  return s > 0 ? s : null;
+}
+
+/** Addresses are relative, so that the page works behind a proxy that adds a prefix. */
+export function address(path) {
+  return new URL(path.replace(/^\//, ""), document.baseURI);
+}
+
+function headersWith(body) {
+  const headers = {};
+  if (key.value) headers.authorization = `Bearer ${key.value}`;
+  if (body !== undefined) headers["content-type"] = "application/json";
+  return headers;
+}
+
+/** Raises Unreachable, ApiError; an AbortError where `signal` says so. */
+async function request(method, path, { body, signal } = {}) {
+  let response;
+  try {
+    response = await fetch(address(path), {
+      method,
+      signal,
+      headers: headersWith(body),
+      body: body === undefined ? undefined : JSON.stringify(body),
+      cache: "no-store",
+      credentials: "omit",
+    });
+  } catch (error) {
+    if (signal?.aborted || !isPrintable(key.value)) throw error;
+    throw new Unreachable();
+  }
+  if (!response.ok) throw await apiError(response);
+  return response;
+}
+
+/** What cannot stand in a header cannot be a key either. */
+export function isPrintable(text) {
+  return /^[\x20-\x7e\xa0-\xff]*$/.test(text);
+}
+
+async function apiError(response) {
+  const body = await response.json().catch(() => null);
+  return new ApiError(response.status, body?.error, Object.fromEntries(response.headers));
+}
+
+/** The answer's JSON, or null where it has no body. */
+export async function call(method, path, options) {
+  const response = await request(method, path, options);
+  return response.status === 204 ? null : response.json();
+}
+
+/**
+ * Server-sent events: yields {event, data} with `data` as text, until the server or `signal` ends it.
+ * `comments`: they come too, as the event "comment".
+ */
+export async function* events(path, { method = "GET", body, signal, comments = false } = {}) {
+  const response = await request(method, path, { body, signal });
+  const reader = response.body.pipeThrough(new TextDecoderStream()).getReader();
+  let held = "";
+  try {
+    for (;;) {
+      const { value, done } = await reader.read().catch((error) => {
+        if (signal?.aborted) throw error;
+        throw new Unreachable();
+      });
+      if (done) return;
+      held += value;
+      const blocks = held.split("\n\n");
+      held = blocks.pop();
+      for (const block of blocks) {
+        const parsed = event(block);
+        if (parsed && (comments || parsed.event !== "comment")) yield parsed;
+      }
+    }
+  } finally {
+    reader.cancel().catch(() => {});
+  }
+}
+
+function event(block) {
+  let name = "message";
+  const data = [];
+  for (const line of block.split(/\r?\n/)) {
+    if (line.startsWith("event:")) name = line.slice(6).trim();
+    else if (line.startsWith("data:")) data.push(line.slice(5).replace(/^ /, ""));
+    else if (line.startsWith(":")) return { event: "comment", data: line.slice(1).trim() };
+  }
+  return data.length ? { event: name, data: data.join("\n") } : null;
+}

@@ -1,0 +1,90 @@
+// What the page knows of its server: whether it answers, what state it is in, its models, whether it wants a key.
+import { computed, effect, signal } from "@preact/signals";
+import { ApiError, Unreachable, call, key } from "./client.js";
+
+const CALM_MS = 5000;
+const BUSY_MS = 1000;
+
+/** The last answer of /health, or null before the first. */
+export const health = signal(null);
+/** False while nothing answers. */
+export const reachable = signal(true);
+/** Cards of /v1/models; null while they are not known. */
+export const models = signal(null);
+/** "needed": no key was given and one is wanted; "wrong": the one given is not known; "ok"; "unknown". */
+export const access = signal("unknown");
+
+/** Where the server comes back, so that whoever waited goes on: a number that grows. */
+export const returns = signal(0);
+
+export const serverState = computed(() => (reachable.value ? (health.value?.status ?? "unknown") : "gone"));
+
+let timer = 0;
+let looking = false;
+
+/** Begins to look at the server, again and again: quietly while all is well, often while it is not. */
+export function watchServer() {
+  effect(() => {
+    key.value; // another key may see other models
+    loadModels();
+  });
+  document.addEventListener("visibilitychange", () => document.hidden || look());
+  addEventListener("online", look);
+  look();
+}
+
+/** Looks now; whoever lost a connection calls this. */
+export async function look() {
+  if (looking) return;
+  looking = true;
+  clearTimeout(timer);
+  try {
+    await ask();
+  } finally {
+    looking = false;
+    timer = setTimeout(look, isCalm() ? CALM_MS : BUSY_MS);
+  }
+}
+
+function isCalm() {
+  return document.hidden || ["ready", "asleep", "degraded"].includes(serverState.value);
+}
+
+async function ask() {
+  const before = JSON.stringify([serverState.value, health.value?.models]);
+  try {
+    health.value = await call("GET", "/health");
+    comeBack();
+  } catch (error) {
+    if (error instanceof Unreachable) reachable.value = false;
+    else if (!(error instanceof ApiError)) throw error;
+  }
+  if (before !== JSON.stringify([serverState.value, health.value?.models]) && reachable.value) await loadModels();
+}
+
+function comeBack() {
+  if (reachable.value) return;
+  reachable.value = true;
+  returns.value += 1;
+}
+
+export async function loadModels() {
+  try {
+    models.value = (await call("GET", "/v1/models")).data;
+    access.value = "ok";
+  } catch (error) {
+    if (error instanceof Unreachable) reachable.value = false;
+    else if (error instanceof ApiError) access.value = accessAfter(error);
+    else throw error;
+  }
+}
+
+function accessAfter(error) {
+  if (error.status === 401) return key.value ? "wrong" : "needed";
+  return "ok"; // 403: a key for other things than models, such as metrics
+}
+
+/** Whoever gets a 401 tells it here: the key may have been taken away meanwhile. */
+export function refused() {
+  access.value = key.value ? "wrong" : "needed";
+}

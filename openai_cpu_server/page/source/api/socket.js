@@ -1,0 +1,120 @@
+// One WebSocket for all chats of this tab: a browser opens no more than six HTTP/1.1 connections to a server, and
+// eight streams would wait for each other.
+import { ApiError, Unreachable, address, call, events, key } from "./client.js";
+
+const IDLE_MS = 20_000;
+const ROUTE = "/v1/chat/completions";
+
+let socket = null;
+let blocked = false; // something between browser and server lets no WebSocket through
+let closing = 0;
+let number = 0;
+const live = new Map();
+
+/**
+ * Asks the server. `hear` gets {queue: {position, first_token_ms}}, {loading: share} and {chunk}.
+ * Returns when all is said. Raises Unreachable, ApiError; an AbortError after `signal`.
+ */
+export async function ask(body, hear, signal) {
+  if (!blocked) {
+    const open = await opened();
+    if (open) return onSocket(open, body, hear, signal);
+    await call("GET", "/v1/models", { signal }); // it says why, if it is the key or the server
+    blocked = true;
+  }
+  return overHttp(body, hear, signal);
+}
+
+/** The open socket, or null where none can be had. */
+async function opened() {
+  if (socket?.usedKey === key.value && socket.readyState === WebSocket.OPEN) return socket;
+  if (socket?.usedKey !== key.value || socket.readyState > WebSocket.OPEN) socket = fresh();
+  return (await socket.ready) ? socket : null;
+}
+
+function fresh() {
+  const url = address(ROUTE);
+  url.protocol = url.protocol.replace("http", "ws");
+  let made;
+  try {
+    made = new WebSocket(url, ["openai-chat-completions", ...(key.value ? [`openai-insecure-api-key.${key.value}`] : [])]);
+  } catch {
+    made = new EventTarget(); // the key has characters that no subprotocol may have
+    made.readyState = WebSocket.CLOSED;
+    queueMicrotask(() => made.dispatchEvent(new Event("close")));
+  }
+  made.usedKey = key.value;
+  made.ready = new Promise((resolve) => {
+    made.addEventListener("open", () => resolve(true));
+    made.addEventListener("close", () => resolve(false));
+  });
+  made.addEventListener("message", (event) => heard(JSON.parse(event.data)));
+  made.addEventListener("close", () => lost(made));
+  return made;
+}
+
+function onSocket(open, body, hear, signal) {
+  const id = `q${++number}`;
+  clearTimeout(closing);
+  return new Promise((resolve, reject) => {
+    const cancel = () => {
+      if (open.readyState === WebSocket.OPEN) open.send(JSON.stringify({ cancel: id }));
+      live.get(id)?.fail();
+    };
+    const end = (settle, value) => {
+      live.delete(id);
+      signal?.removeEventListener("abort", cancel);
+      if (!live.size) closing = setTimeout(() => live.size || open.close(), IDLE_MS);
+      settle(value);
+    };
+    live.set(id, {
+      open,
+      hear,
+      done: () => end(resolve),
+      fail: (error) => end(reject, signal?.aborted ? stopped() : error),
+    });
+    if (signal?.aborted) return end(reject, stopped());
+    signal?.addEventListener("abort", cancel);
+    open.send(JSON.stringify({ request_id: id, ...body }));
+  });
+}
+
+function stopped() {
+  return new DOMException("stopped", "AbortError");
+}
+
+function heard(message) {
+  const asked = live.get(message.request_id);
+  if (!asked) return;
+  if (message.done) asked.done();
+  else if (message.error) asked.fail(new ApiError(message.status ?? 500, message.error, message.headers));
+  else asked.hear(news(message));
+}
+
+function news(message) {
+  if (message.object === "queue") return { queue: message };
+  if (message.object === "model.loading") return { loading: message.loaded };
+  return { chunk: message };
+}
+
+function lost(closed) {
+  if (socket === closed) socket = null;
+  for (const asked of [...live.values()]) if (asked.open === closed) asked.fail(new Unreachable());
+}
+
+async function overHttp(body, hear, signal) {
+  for await (const { event, data } of events(ROUTE, { method: "POST", body, signal, comments: true })) {
+    if (event === "comment") hearComment(data, hear);
+    else if (event === "error") throw new ApiError(500, JSON.parse(data).error);
+    else if (data === "[DONE]") return;
+    else hear({ chunk: JSON.parse(data) });
+  }
+  throw new Unreachable(); // it was cut before its end
+}
+
+function hearComment(text, hear) {
+  const queued = text.match(/queued position=(\d+) first_token_ms=(\d+)/);
+  if (queued) return hear({ queue: { position: Number(queued[1]), first_token_ms: Number(queued[2]) } });
+  const loading = text.match(/model is loading \((\d+) %\)/);
+  if (loading) hear({ loading: Number(loading[1]) / 100 });
+}

@@ -1,0 +1,33 @@
+// Small settings of this browser. Storage may be forbidden or full: then they last as long as the page.
+
+function read(storage, name) {
+  try {
+    return storage().getItem(name);
+  } catch {
+    return null;
+  }
+}
+
+function write(storage, name, value) {
+  try {
+    if (value === null || value === "") storage().removeItem(name);
+    else storage().setItem(name, value);
+  } catch {
+    // It is kept in memory by whoever asked.
+  }
+}
+
+const local = () => localStorage;
+const session = () => sessionStorage;
+
+/** Kept until somebody clears this browser's data. */
+export const kept = {
+  get: (name) => read(local, `ocs-${name}`),
+  set: (name, value) => write(local, `ocs-${name}`, value),
+};
+
+/** Kept until this tab is closed; other tabs do not see it. */
+export const keptInTab = {
+  get: (name) => read(session, `ocs-${name}`),
+  set: (name, value) => write(session, `ocs-${name}`, value),
+};

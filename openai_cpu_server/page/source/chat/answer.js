@@ -1,0 +1,70 @@
+// How an answer grows from chunks. Pure: each function returns a new message.
+
+/** What a new answer is, before anything has come. */
+export function blank(parent, settings) {
+  return {
+    role: "assistant",
+    parent,
+    content: "",
+    reasoning: "",
+    toolCalls: [],
+    status: "waiting",
+    model: settings.model,
+    priority: settings.priority,
+    schema: settings.form === "schema" ? settings.schema || "{}" : undefined,
+    begun: Date.now(),
+    beat: Date.now(),
+  };
+}
+
+/** Adds what several chunks say, at once. */
+export function grown(message, chunks) {
+  const after = { ...message, status: "streaming", wait: undefined, beat: Date.now() };
+  for (const chunk of chunks) take(after, chunk);
+  return after;
+}
+
+function take(message, chunk) {
+  if (chunk.model) message.model = chunk.model;
+  if (chunk.usage) message.usage = summed(message.usage, chunk.usage);
+  if (chunk.timings) message.timings = chunk.timings;
+  const choice = chunk.choices?.[0];
+  if (!choice) return;
+  const { delta } = choice;
+  if (delta.content) message.content += delta.content;
+  if (delta.reasoning_content) message.reasoning += delta.reasoning_content;
+  for (const call of delta.tool_calls ?? []) message.toolCalls = withCall(message.toolCalls, call);
+  if (delta.content || delta.reasoning_content || delta.tool_calls) message.firstTokenMs ??= Date.now() - message.begun;
+  if (choice.finish_reason) message.finish = choice.finish_reason;
+}
+
+function withCall(calls, { index, id, function: said }) {
+  const after = [...calls];
+  const before = after[index] ?? { id: "", name: "", arguments: "" };
+  after[index] = {
+    id: id ?? before.id,
+    name: before.name + (said?.name ?? ""),
+    arguments: before.arguments + (said?.arguments ?? ""),
+  };
+  return after;
+}
+
+/** An answer that was cut and went on is one answer: its output tokens add up; the last prompt counts. */
+function summed(before, usage) {
+  if (!before) return usage;
+  return { ...usage, completion_tokens: before.completion_tokens + usage.completion_tokens };
+}
+
+/** Can go on where it was cut: text without a form. */
+export function canGoOn(message) {
+  return Boolean(message.content || message.reasoning) && !message.toolCalls.length && !message.schema;
+}
+
+/** Nobody asks for it any more: the tab that did was closed or loaded again. */
+export function isAbandoned(message, now) {
+  return isRunning(message) && now - (message.beat ?? 0) > 5000;
+}
+
+export function isRunning(message) {
+  return message.status === "waiting" || message.status === "streaming";
+}

@@ -1,0 +1,194 @@
+// Asking for answers: several at once, each until it ends, is stopped, or fails for good. What passes by itself (a
+// server that is gone, a full queue, an engine that restarts) is waited for and said.
+import { effect } from "@preact/signals";
+import { ApiError, Unreachable } from "../api/client.js";
+import { look, reachable, refused } from "../api/server.js";
+import { ask } from "../api/socket.js";
+import { announce } from "../shell/announce.js";
+import { blank, canGoOn, grown } from "./answer.js";
+import { add, change, current, live, messages, update } from "./conversations.js";
+import { bodyOf } from "./request.js";
+import { pathTo } from "./tree.js";
+
+const KEEP_EVERY_MS = 400;
+const HIDDEN_FRAME_MS = 250;
+const PASSING = new Set(["queue_full", "engine_unavailable", "rate_limit_exceeded", "too_many_connections", "too_many_bodies", "answers_unavailable"]);
+
+/** Says something as the user, with files, and asks for an answer. */
+export async function say(parent, content, files) {
+  const conversation = current.peek();
+  const message = await add(conversation, { role: "user", parent, content, files, status: "done" });
+  if (!conversation.title) await change(conversation.id, { title: titleOf(content, files) });
+  await answer(message.id);
+}
+
+function titleOf(content, files) {
+  const line = (content.trim() || files?.[0]?.name || "Untitled").split("\n")[0];
+  return line.length > 60 ? `${line.slice(0, 57).trimEnd()}…` : line;
+}
+
+/** Gives the results of tools, in the order of the calls, and asks for what comes next. */
+export async function giveResults(message, results) {
+  let parent = message.id;
+  for (const [index, call] of message.toolCalls.entries()) {
+    const fields = { role: "tool", parent, content: results[index], toolCallId: call.id, name: call.name, status: "done" };
+    parent = (await add(current.peek(), fields)).id;
+  }
+  await answer(parent);
+}
+
+/** Asks for an answer under this message: another one, if it has some already. */
+export async function answer(parent) {
+  const conversation = current.peek();
+  const { settings } = conversation;
+  const asked = pathTo(messages.peek(), parent).map((one) => messages.peek().get(one.id));
+  const message = await add(conversation, blank(parent, settings));
+  new Answering(message, settings, asked).run();
+}
+
+/** Goes on with an answer that was cut. */
+export function goOn(message) {
+  const { settings } = current.peek();
+  const asked = pathTo(messages.peek(), message.parent).map((one) => messages.peek().get(one.id));
+  new Answering({ ...message, status: "waiting", error: undefined, finish: undefined, beat: Date.now() }, settings, asked).run();
+}
+
+export function stop(id) {
+  live.get(id)?.stop();
+}
+
+/** One answer, from the question to its end. */
+class Answering {
+  constructor(message, settings, asked) {
+    this.message = message;
+    this.settings = settings;
+    this.asked = asked;
+    this.stopping = new AbortController();
+    this.held = [];
+    this.drawing = 0;
+    this.keptAt = 0;
+  }
+
+  get stopped() {
+    return this.stopping.signal.aborted;
+  }
+
+  stop() {
+    this.stopping.abort();
+  }
+
+  async run() {
+    live.set(this.message.id, this);
+    const beating = setInterval(() => this.set({ beat: Date.now() }), 2000);
+    await this.set({});
+    try {
+      while (!(await this.tried()));
+    } finally {
+      clearInterval(beating);
+      this.flush();
+      live.delete(this.message.id);
+      await this.set({ beat: undefined, wait: undefined });
+      announce(this.message.status === "failed" ? `The answer failed: ${this.message.error.text}` : "The answer is complete.");
+    }
+  }
+
+  /** True when there is nothing more to try. */
+  async tried() {
+    try {
+      await ask(this.body(), (news) => this.hear(news), this.stopping.signal);
+      this.flush();
+      await this.set({ status: this.stopped ? "stopped" : "done" });
+      return true;
+    } catch (error) {
+      this.flush();
+      if (this.stopped) {
+        await this.set({ status: "stopped" });
+        return true;
+      }
+      return this.after(error);
+    }
+  }
+
+  body() {
+    const begun = this.message.content || this.message.reasoning;
+    if (begun && !canGoOn(this.message)) this.message = { ...this.message, content: "", reasoning: "", toolCalls: [] };
+    return bodyOf(this.settings, this.asked, canGoOn(this.message) ? this.message : null);
+  }
+
+  /** Waits for what passes by itself; all else is the end. */
+  async after(error) {
+    if (error instanceof Unreachable) {
+      await this.set({ status: "waiting", wait: { why: "gone" } });
+      await this.serverIsBack();
+      return false;
+    }
+    if (!(error instanceof ApiError)) {
+      await this.fail({ text: error.message, code: null });
+      throw error;
+    }
+    if (error.status === 401) refused();
+    if (PASSING.has(error.code) && error.retryAfterS !== null) {
+      const seconds = Math.max(1, error.retryAfterS);
+      await this.set({ status: "waiting", wait: { why: error.code, text: error.message, until: Date.now() + 1000 * seconds } });
+      await this.pause(1000 * seconds);
+      return false;
+    }
+    await this.fail({ text: error.message, code: error.code, param: error.param });
+    return true;
+  }
+
+  fail(error) {
+    return this.set({ status: "failed", error });
+  }
+
+  pause(ms) {
+    return new Promise((resolve) => {
+      const timer = setTimeout(resolve, ms);
+      this.stopping.signal.addEventListener("abort", () => (clearTimeout(timer), resolve()));
+    });
+  }
+
+  /** A socket that closes is often the first to know. */
+  async serverIsBack() {
+    await look();
+    await new Promise((resolve) => {
+      const settle = () => (end(), resolve());
+      const end = effect(() => {
+        if (reachable.value) queueMicrotask(settle);
+      });
+      this.stopping.signal.addEventListener("abort", settle);
+    });
+    await this.pause(300);
+  }
+
+  hear(news) {
+    if (news.chunk) return this.hold(news.chunk);
+    const wait = news.queue
+      ? { why: "queue", position: news.queue.position, until: Date.now() + news.queue.first_token_ms }
+      : { why: "loading", share: news.loading };
+    this.set({ status: "waiting", wait, beat: Date.now() });
+  }
+
+  /** Chunks that come within one frame are drawn together. */
+  hold(chunk) {
+    this.held.push(chunk);
+    if (this.drawing) return;
+    this.drawing = document.hidden ? -setTimeout(() => this.flush(), HIDDEN_FRAME_MS) : requestAnimationFrame(() => this.flush());
+  }
+
+  flush() {
+    if (this.drawing < 0) clearTimeout(-this.drawing);
+    else cancelAnimationFrame(this.drawing);
+    this.drawing = 0;
+    if (!this.held.length) return;
+    this.message = grown(this.message, this.held.splice(0));
+    const lasting = Date.now() - this.keptAt > KEEP_EVERY_MS;
+    if (lasting) this.keptAt = Date.now();
+    update(this.message, { lasting });
+  }
+
+  async set(fields) {
+    this.message = { ...this.message, ...fields };
+    await update(this.message);
+  }
+}

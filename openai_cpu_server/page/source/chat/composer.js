@@ -1,0 +1,134 @@
+// Where people write: text, files, and the few switches that one wants at hand.
+import { useEffect, useLayoutEffect, useRef, useState } from "preact/hooks";
+import { html } from "../base/html.js";
+import { Choice, IconButton } from "../base/controls.js";
+import { Icon } from "../base/icons.js";
+import { bytes, count } from "../base/numbers.js";
+import { models } from "../api/server.js";
+import { isAbandoned, isRunning } from "./answer.js";
+import { giveResults, say, stop } from "./asking.js";
+import { changeSettings, current, path, watched } from "./conversations.js";
+import { readFiles } from "./files.js";
+import { showsPanel } from "./layout.js";
+import { jsonProblem } from "./options.js";
+import { obstacle } from "./request.js";
+
+const PRIORITIES = [
+  { value: "interactive", label: "Now", help: "Interactive: you wait for it, it goes first" },
+  { value: "batch", label: "Whenever", help: "Batch: it runs where nobody waits" },
+];
+/** What is written and not sent yet, by conversation. */
+const drafts = new Map();
+
+export function Composer() {
+  const { id, settings } = current.value;
+  const draft = drafts.get(id) ?? { text: "", files: [] };
+  const [text, setText] = useState(draft.text);
+  const [files, setFiles] = useState(draft.files);
+  const [problems, setProblems] = useState([]);
+  const [dragging, setDragging] = useState(false);
+  const field = useRef(null);
+  const picker = useRef(null);
+  drafts.set(id, { text, files });
+  useGrowing(field, text);
+  useEffect(() => {
+    if (matchMedia("(pointer: fine)").matches) field.current.focus();
+  }, []);
+
+  const last = path.value.length ? watched(path.value.at(-1).id).value : null;
+  const running = last && isRunning(last) && !isAbandoned(last, Date.now());
+  const wantsResults = last?.role === "assistant" && last.toolCalls?.length > 0 && !running;
+  const wrong = obstacle(settings, jsonProblem);
+  const isEmpty = !text.trim() && !files.length;
+
+  const send = () => {
+    if (isEmpty || running || wrong || wantsResults) return;
+    drafts.delete(id);
+    setText("");
+    setFiles([]);
+    setProblems([]);
+    say(last?.id ?? null, text.trim(), files);
+  };
+  const attach = async (list) => {
+    const read = await readFiles(list);
+    setFiles((before) => [...before, ...read.files]);
+    setProblems(read.problems);
+  };
+  const onKeyDown = (event) => {
+    if (event.key !== "Enter" || event.shiftKey || event.isComposing || matchMedia("(pointer: coarse)").matches) return;
+    event.preventDefault();
+    send();
+  };
+  const onPaste = (event) => {
+    if (!event.clipboardData.files.length) return;
+    event.preventDefault();
+    attach(event.clipboardData.files);
+  };
+  const onDrop = (event) => {
+    event.preventDefault();
+    setDragging(false);
+    attach(event.dataTransfer.files);
+  };
+  return html`<form
+    class=${dragging ? "composer dragging" : "composer"}
+    onSubmit=${(event) => (event.preventDefault(), send())}
+    onDragOver=${(event) => (event.preventDefault(), setDragging(true))}
+    onDragLeave=${() => setDragging(false)}
+    onDrop=${onDrop}
+  >
+    ${files.length > 0 && html`<ul class="chips" aria-label="Attached files">${files.map(
+      (file, index) => html`<li class="chip"><${Icon} name="clip" size=${14} /><span>${file.name}</span> <span class="soft">${bytes(file.text.length)}</span>
+        <button type="button" aria-label=${`Remove ${file.name}`} onClick=${() => setFiles(files.filter((_, other) => other !== index))}><${Icon} name="close" size=${12} /></button></li>`,
+    )}</ul>`}
+    ${problems.length > 0 && html`<p class="composer-problem" role="alert">${problems.join(" ")}</p>`}
+    <label class="hidden-text" for="composer">Message</label>
+    <textarea
+      id="composer"
+      ref=${field}
+      rows="1"
+      placeholder=${wantsResults ? "Give the calls above a result to go on" : "Write a message"}
+      value=${text}
+      onInput=${(event) => setText(event.target.value)}
+      onKeyDown=${onKeyDown}
+      onPaste=${onPaste}
+    ></textarea>
+    <div class="composer-foot">
+      <${IconButton} icon="clip" label="Attach text files" onClick=${() => picker.current.click()} />
+      <input type="file" multiple hidden ref=${picker} aria-label="Text files" onChange=${(event) => (attach([...event.target.files]), (event.target.value = ""))} />
+      <${IconButton} icon="braces" label="JSON schema" pressed=${settings.form === "schema"} onClick=${() => toggle({ form: settings.form === "schema" ? "text" : "schema" })} />
+      <${IconButton} icon="tool" label="Tools" pressed=${settings.usesTools} onClick=${() => toggle({ usesTools: !settings.usesTools })} />
+      <${Choice} label="Priority" value=${settings.priority} options=${PRIORITIES} onChange=${(priority) => changeSettings({ priority })} />
+      <span class="bar-space"></span>
+      <${ContextMeter} last=${last} />
+      ${running
+        ? html`<${IconButton} icon="stop" label="Stop" shortcut="Esc" kind="send" onClick=${() => stop(last.id)} />`
+        : html`<${IconButton} icon="send" label="Send" shortcut="Enter" kind="send" type="submit" disabled=${isEmpty || Boolean(wrong) || wantsResults} />`}
+    </div>
+    ${wrong && html`<p class="composer-problem" role="alert">${wrong}</p>`}
+  </form>`;
+}
+
+function toggle(fields) {
+  changeSettings(fields);
+  if (fields.form === "schema" || fields.usesTools) showsPanel.value = true;
+}
+
+/** The field is as high as its text, up to a third of the window. */
+function useGrowing(field, text) {
+  useLayoutEffect(() => {
+    const { style } = field.current;
+    style.height = "auto";
+    style.height = `${Math.min(field.current.scrollHeight, innerHeight / 3)}px`;
+  }, [text]);
+}
+
+/** How much of the model's context the conversation has taken, by the last answer. */
+function ContextMeter({ last }) {
+  const used = last?.usage?.total_tokens;
+  const card = (models.value ?? []).find((one) => one.id === (last?.model ?? current.value.settings.model));
+  const limit = card?.meta?.context_length;
+  if (!used || !limit) return null;
+  return html`<span class="meter" title=${`${count(used)} of ${count(limit)} tokens of context`}>
+    <progress max=${limit} value=${used} aria-label="Context used"></progress><span>${count(used)}</span>
+  </span>`;
+}

@@ -1,0 +1,48 @@
+// What an answer took: tokens, speed, where its time went, how much of its prompt was computed before.
+import { html } from "../base/html.js";
+import { count, milliseconds, percent } from "../base/numbers.js";
+
+export function Figures({ message }) {
+  const { usage, timings, firstTokenMs, model, priority } = message;
+  if (!usage) return null;
+  const cached = usage.prompt_tokens_details?.cached_tokens ?? 0;
+  const share = usage.prompt_tokens ? cached / usage.prompt_tokens : 0;
+  const thoughts = usage.completion_tokens_details?.reasoning_tokens;
+  const rate = timings && timings.generation_ms > 0 ? (1000 * timings.tokens_generated) / timings.generation_ms : null;
+  return html`<details class="figures">
+    <summary><span>${count(usage.completion_tokens)} tokens</span>${rate && html`<span>${rate.toFixed(rate < 10 ? 1 : 0)} tokens/s</span>`}${share > 0 && html`<span>${percent(share)} of the prompt cached</span>`}</summary>
+    ${timings && html`<${Times} timings=${timings} />`}
+    <dl>
+      <${Figure} name="Prompt">${count(usage.prompt_tokens)} tokens</${Figure}>
+      <${Figure} name="Of it cached">${count(cached)} tokens (${percent(share)})</${Figure}>
+      <${Figure} name="Answer">${count(usage.completion_tokens)} tokens</${Figure}>
+      ${thoughts > 0 && html`<${Figure} name="Of it thoughts">${count(thoughts)} tokens</${Figure}>`}
+      ${firstTokenMs !== undefined && html`<${Figure} name="First token, as seen here">${milliseconds(firstTokenMs)}</${Figure}>`}
+      ${timings?.forced_tokens > 0 && html`<${Figure} name="Forced by the grammar">${count(timings.forced_tokens)} tokens</${Figure}>`}
+      ${timings?.draft_n > 0 && html`<${Figure} name="Drafted, and kept">${count(timings.draft_n)}, ${percent(timings.draft_n_accepted / timings.draft_n)}</${Figure}>`}
+      ${timings?.preemptions > 0 && html`<${Figure} name="Gave way to others">${count(timings.preemptions)} times</${Figure}>`}
+      ${timings?.interruptions > 0 && html`<${Figure} name="Steps thrown away">${count(timings.interruptions)}</${Figure}>`}
+      ${model && html`<${Figure} name="Model">${model}</${Figure}>`}
+      ${priority && html`<${Figure} name="Priority">${priority}</${Figure}>`}
+    </dl>
+  </details>`;
+}
+
+function Figure({ name, children }) {
+  return html`<div><dt>${name}</dt><dd>${children}</dd></div>`;
+}
+
+const PARTS = [
+  ["queue", "Queue", "queue_ms"],
+  ["prompt", "Prompt", "prefill_ms"],
+  ["answer", "Answer", "generation_ms"],
+];
+
+/** Where the time went, drawn to scale. */
+function Times({ timings }) {
+  const all = Math.max(timings.latency_ms, 0.001);
+  return html`<div class="times">
+    <div class="times-bar" aria-hidden="true">${PARTS.map(([kind, , name]) => html`<span class=${kind} style=${{ flexGrow: timings[name] / all }}></span>`)}</div>
+    <ul>${PARTS.map(([kind, label, name]) => html`<li><span class=${`key ${kind}`} aria-hidden="true"></span>${label} ${milliseconds(timings[name])}</li>`)}</ul>
+  </div>`;
+}

@@ -1,0 +1,24 @@
+// Does a JSON text obey its schema? The server's grammar sees to it; this shows it, and shows what is missing so far.
+import { Validator } from "@cfworker/json-schema";
+
+/** {value, problems}: `value` undefined where the text is no JSON; `problems`: [{path, text}]. */
+export function checked(text, schemaText) {
+  let value;
+  try {
+    value = JSON.parse(text);
+  } catch {
+    return { value: undefined, problems: [{ path: "", text: "This is no whole JSON." }] };
+  }
+  return { value, problems: problemsOf(value, schemaText) };
+}
+
+function problemsOf(value, schemaText) {
+  try {
+    const schema = JSON.parse(schemaText || "{}");
+    const { valid, errors } = new Validator(schema, "2020-12", false).validate(value);
+    if (valid) return [];
+    return errors.slice(-5).map((error) => ({ path: error.instanceLocation.replace(/^#/, "") || "/", text: error.error }));
+  } catch (error) {
+    return [{ path: "", text: `It cannot be checked here: ${error.message}` }];
+  }
+}

@@ -1,0 +1,115 @@
+// Which model answers: all names of the server with how they are; choosing one that sleeps loads it.
+import { useEffect, useId, useRef, useState } from "preact/hooks";
+import { html } from "../base/html.js";
+import { Icon } from "../base/icons.js";
+import { bytes, count } from "../base/numbers.js";
+import { ApiError, Unreachable, call } from "../api/client.js";
+import { health, loadModels, models } from "../api/server.js";
+import { announce } from "../shell/announce.js";
+import { changeSettings, current } from "./conversations.js";
+
+const STATES = {
+  ready: "ready",
+  loading: "loading",
+  asleep: "asleep: loads when it is chosen or asked",
+  failed: "failed",
+  restarting: "restarting",
+  draining: "stopping",
+  stopped: "stopped",
+};
+
+export function ModelPicker() {
+  const [open, setOpen] = useState(false);
+  const [problem, setProblem] = useState(null);
+  const box = useRef(null);
+  useClosing(box, open, () => setOpen(false));
+  useEffect(() => {
+    if (open) loadModels();
+  }, [open]);
+  const cards = chattable(models.value);
+  const chosen = cards.find((one) => one.id === current.value.settings.model) ?? byDefault(cards);
+  const choose = async (card) => {
+    setProblem(null);
+    changeSettings({ model: card.id });
+    if (card.state === "asleep" || card.state === "failed") setProblem(await loaded(card));
+  };
+  return html`<div class="picker" ref=${box}>
+    <button type="button" class="picker-button" aria-haspopup="dialog" aria-expanded=${open} onClick=${() => setOpen(!open)} title="Model">
+      <${Dot} state=${chosen?.state} /><span class="picker-name">${chosen?.id ?? "No model"}</span><span class="hidden-text">, ${STATES[chosen?.state] ?? "unknown"}</span><${Icon} name="down" size=${14} />
+    </button>
+    ${open && html`<div class="picker-list" role="dialog" aria-label="Models">
+      <${Cards} cards=${cards} chosen=${chosen} choose=${choose} />
+      ${problem && html`<p class="composer-problem" role="alert">${problem}</p>`}
+    </div>`}
+  </div>`;
+}
+
+function chattable(cards) {
+  return (cards ?? []).filter((one) => one.kind === "generates" || one.kind === "routes");
+}
+
+function byDefault(cards) {
+  return cards.find((one) => one.id === health.value?.model) ?? cards[0];
+}
+
+/** Null: it loads. Keys without the scope `admin` cannot load it here, but their first message does. */
+async function loaded(card) {
+  announce(`${card.id} is loading`);
+  try {
+    await call("POST", `/v1/models/${card.id.split("/").map(encodeURIComponent).join("/")}/load?wait=false`);
+    await loadModels();
+    return null;
+  } catch (error) {
+    if (error instanceof ApiError) return error.status === 403 ? null : error.message;
+    if (error instanceof Unreachable) return error.message;
+    throw error;
+  }
+}
+
+function Cards({ cards, chosen, choose }) {
+  const name = useId();
+  const list = useRef(null);
+  useEffect(() => list.current.querySelector("input:checked")?.focus(), []);
+  return html`<div role="radiogroup" aria-label="Model" ref=${list}>
+    ${cards.length === 0 && html`<p class="soft">No model here writes text.</p>`}
+    ${cards.map(
+      (card) => html`<label key=${card.id} class=${card.id === chosen?.id ? "picker-card chosen" : "picker-card"}>
+        <input type="radio" name=${name} checked=${card.id === chosen?.id} onChange=${() => choose(card)} />
+        <span class="picker-head"><${Dot} state=${card.state} /><strong>${card.id}</strong>${card.parent && html`<span class="tag">adapter of ${card.parent}</span>`}${card.kind === "routes" && html`<span class="tag">router</span>`}</span>
+        <span class="soft">${STATES[card.state] ?? card.state}${card.state === "loading" && health.value ? ` (${Math.round(100 * health.value.loaded)} %)` : ""}${card.reason ? `: ${card.reason}` : ""}</span>
+        ${facts(card) && html`<span class="soft">${facts(card)}</span>`}
+      </label>`,
+    )}
+  </div>`;
+}
+
+function facts({ meta, memory_bytes: memory, routes }) {
+  if (routes) return `sends on to ${[...new Set(Object.values(routes))].join(", ")}`;
+  if (!meta) return "";
+  const parameters = meta.parameters >= 1e9 ? `${(meta.parameters / 1e9).toFixed(1)} B` : `${Math.round(meta.parameters / 1e6)} M`;
+  return [`${parameters} parameters`, meta.quantisation, `${count(meta.context_length)} tokens of context`, memory && `${bytes(memory)} in memory`].filter(Boolean).join(" · ");
+}
+
+/** A colour for the eye; the words beside it say the same. */
+function Dot({ state }) {
+  return html`<span class=${`dot ${state ?? "unknown"}`} aria-hidden="true"></span>`;
+}
+
+function useClosing(box, open, close) {
+  useEffect(() => {
+    if (!open) return undefined;
+    const outside = (event) => box.current?.contains(event.target) || close();
+    const escape = (event) => {
+      if (event.key !== "Escape") return;
+      event.preventDefault();
+      close();
+      box.current?.querySelector("button").focus();
+    };
+    addEventListener("pointerdown", outside);
+    addEventListener("keydown", escape, true);
+    return () => {
+      removeEventListener("pointerdown", outside);
+      removeEventListener("keydown", escape, true);
+    };
+  }, [open]);
+}

@@ -1,0 +1,72 @@
+// How the open conversation is set: system prompt, form of the answer, tools, sampling.
+import { html } from "../base/html.js";
+import { Button, Field, IconButton } from "../base/controls.js";
+import { changeSettings, current } from "./conversations.js";
+import { OPTIONS, problem } from "./options.js";
+import { SchemaEditor } from "./schema_editor.js";
+import { ToolEditor } from "./tool_editor.js";
+
+export function Panel({ onClose }) {
+  const { settings } = current.value;
+  const set = (name, value) => {
+    const { [name]: _, ...others } = current.peek().settings.options;
+    changeSettings({ options: value === null || value === "" ? others : { ...others, [name]: value } });
+  };
+  const groups = [...new Set(OPTIONS.map((option) => option.group))];
+  const numSet = Object.keys(settings.options).length;
+  return html`<aside class="panel" aria-label="Settings of this conversation">
+    <header class="panel-head"><h2>Settings</h2><${IconButton} icon="close" label="Close the settings" onClick=${onClose} /></header>
+    <${Section} title="System prompt" open=${true}>
+      <textarea aria-label="System prompt" rows="4" placeholder="What the model is to know and be, before you say anything" value=${settings.system} onInput=${(event) => changeSettings({ system: event.target.value })}></textarea>
+    </${Section}>
+    <${Section} title="JSON schema" open=${settings.form === "schema"} key=${`schema-${settings.form}`} mark=${settings.form === "schema" ? "on" : ""}><${SchemaEditor} settings=${settings} /></${Section}>
+    <${Section} title="Tools" open=${settings.usesTools} key=${`tools-${settings.usesTools}`} mark=${settings.usesTools ? "on" : ""}><${ToolEditor} settings=${settings} /></${Section}>
+    ${groups.map((group) => {
+      const options = OPTIONS.filter((option) => option.group === group);
+      const some = options.filter((option) => option.name in settings.options).length;
+      return html`<${Section} key=${group} title=${group} open=${group === "Sampling"} mark=${some ? String(some) : ""}>
+        ${options.map((option) => html`<${Option} key=${option.name} option=${option} value=${settings.options[option.name]} set=${set} />`)}
+      </${Section}>`;
+    })}
+    ${numSet > 0 && html`<${Button} icon="again" onClick=${() => changeSettings({ options: {} })}>The server's own settings</${Button}>`}
+  </aside>`;
+}
+
+function Section({ title, open, mark, children }) {
+  return html`<details class="section" open=${open}><summary><span>${title}</span>${mark && html`<span class="tag">${mark}</span>`}</summary><div class="stack">${children}</div></details>`;
+}
+
+function Option({ option, value, set }) {
+  const given = value !== undefined;
+  const wrong = problem(option, value);
+  const usual = html`<span class="soft">${given ? "" : "usual"}</span>`;
+  const put = (event) => set(option.name, event.target.value);
+  if (option.kind === "switch" || option.kind === "off") {
+    const on = option.kind === "off" ? value !== false : value === true;
+    const change = (event) => set(option.name, option.kind === "off" ? (event.target.checked ? null : false) : event.target.checked || null);
+    return html`<div><label class="check"><input type="checkbox" checked=${on} onChange=${change} />${option.label}</label><p class="field-help">${option.help}</p></div>`;
+  }
+  return html`<${Field} label=${option.label} help=${option.help} error=${wrong} aside=${usual}>
+    ${(field) => {
+      switch (option.kind) {
+        case "choice":
+          return html`<select ...${field} value=${value ?? ""} onChange=${put}><option value="">as the model has it</option>${option.values.map((one) => html`<option value=${one}>${one}</option>`)}</select>`;
+        case "lines":
+        case "json":
+          return html`<textarea ...${field} class="code-input" rows="2" value=${value ?? ""} onInput=${put}></textarea>`;
+        case "text":
+          return html`<input ...${field} type="text" maxlength="256" value=${value ?? ""} onInput=${put} />`;
+        default:
+          return html`<${Numeric} option=${option} field=${field} value=${value} put=${put} />`;
+      }
+    }}
+  </${Field}>`;
+}
+
+/** A number to type; where its range is known, to drag as well. */
+function Numeric({ option, field, value, put }) {
+  const { min, max, step, usual, label } = option;
+  const typed = html`<input ...${field} class="number" inputmode="decimal" placeholder=${usual ?? "none"} value=${value ?? ""} onInput=${put} />`;
+  if (max === undefined) return typed;
+  return html`<div class="slider"><input type="range" aria-label=${`${label}, slider`} min=${min} max=${max} step=${step ?? 1} value=${value ?? usual ?? min} onInput=${put} />${typed}</div>`;
+}

@@ -1,0 +1,72 @@
+// Where conversations are kept: IndexedDB of this browser. Where that is forbidden, they last as long as the page.
+
+const NAME = "openai-cpu-server";
+const STORES = ["conversations", "messages"];
+let opening = null;
+
+/** True when nothing can be kept. */
+export let isForgetful = false;
+const memory = new Map(STORES.map((name) => [name, new Map()]));
+
+function database() {
+  opening ??= new Promise((resolve, reject) => {
+    const request = indexedDB.open(NAME, 1);
+    request.onupgradeneeded = () => {
+      request.result.createObjectStore("conversations", { keyPath: "id" });
+      request.result.createObjectStore("messages", { keyPath: "id" }).createIndex("conversation", "conversation");
+    };
+    request.onsuccess = () => resolve(request.result);
+    request.onerror = () => reject(request.error);
+    request.onblocked = () => reject(new Error("another version of this page is open"));
+  }).catch(() => {
+    isForgetful = true;
+    return null;
+  });
+  return opening;
+}
+
+function answer(request) {
+  return new Promise((resolve, reject) => {
+    request.onsuccess = () => resolve(request.result);
+    request.onerror = () => reject(request.error);
+  });
+}
+
+async function reading(name, ask, otherwise) {
+  const db = await database();
+  return db ? answer(ask(db.transaction(name).objectStore(name))) : otherwise(memory.get(name));
+}
+
+export const allConversations = () => reading("conversations", (store) => store.getAll(), (kept) => [...kept.values()]);
+
+export const conversationOf = (id) => reading("conversations", (store) => store.get(id), (kept) => kept.get(id));
+
+export const messagesOf = (id) =>
+  reading(
+    "messages",
+    (store) => store.index("conversation").getAll(id),
+    (kept) => [...kept.values()].filter((one) => one.conversation === id),
+  );
+
+/** Writes and deletes together or not at all. `puts`: {conversations: [...], messages: [...]}; `deletes`: ids. */
+export async function write({ puts = {}, deletes = {} }) {
+  const db = await database();
+  if (!db) return remember(puts, deletes);
+  const transaction = db.transaction(STORES, "readwrite");
+  for (const name of STORES) {
+    const store = transaction.objectStore(name);
+    for (const value of puts[name] ?? []) store.put(value);
+    for (const id of deletes[name] ?? []) store.delete(id);
+  }
+  return new Promise((resolve, reject) => {
+    transaction.oncomplete = () => resolve();
+    transaction.onerror = transaction.onabort = () => reject(transaction.error);
+  });
+}
+
+function remember(puts, deletes) {
+  for (const name of STORES) {
+    for (const value of puts[name] ?? []) memory.get(name).set(value.id, value);
+    for (const id of deletes[name] ?? []) memory.get(name).delete(id);
+  }
+}

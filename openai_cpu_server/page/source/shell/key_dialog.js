@@ -1,0 +1,35 @@
+import { useState } from "preact/hooks";
+import { html } from "../base/html.js";
+import { Button, Dialog, Field } from "../base/controls.js";
+import { access, loadModels } from "../api/server.js";
+import { isPrintable, key, setKey } from "../api/client.js";
+
+const WRONG = "The server does not know this key.";
+
+export function KeyDialog({ onClose }) {
+  const [typed, setTyped] = useState(key.value);
+  const [busy, setBusy] = useState(false);
+  const [error, setError] = useState(access.value === "wrong" ? WRONG : null);
+  const use = async (event) => {
+    event.preventDefault();
+    const given = typed.trim();
+    if (!isPrintable(given)) return setError("A key has no such characters.");
+    setBusy(true);
+    setKey(given);
+    await loadModels();
+    setBusy(false);
+    if (access.value === "ok") onClose();
+    else setError(given ? WRONG : "This server wants a key.");
+  };
+  return html`<${Dialog} title="API key" onClose=${onClose}>
+    <form onSubmit=${use} class="stack">
+      <${Field} label="Key" error=${error} help="It is kept in this tab until you close it, and goes to this server only.">
+        ${(field) => html`<input ...${field} type="password" name="key" autocomplete="off" spellcheck=${false} autofocus value=${typed} onInput=${(e) => setTyped(e.target.value)} />`}
+      </${Field}>
+      <footer class="dialog-foot">
+        ${key.value && html`<${Button} onClick=${() => { setTyped(""); setKey(""); onClose(); }}>Forget it</${Button}>`}
+        <button type="submit" class="button main" disabled=${busy}><span>Use this key</span></button>
+      </footer>
+    </form>
+  </${Dialog}>`;
+}

@@ -1,0 +1,42 @@
+// What is wrong with the server, if something is, in words for people.
+import { html } from "../base/html.js";
+import { Icon } from "../base/icons.js";
+import { Button } from "../base/controls.js";
+import { percent } from "../base/numbers.js";
+import { access, health, serverState } from "../api/server.js";
+
+export function ServerBanner({ onKey }) {
+  const said = news(onKey);
+  return html`<div class="banners" role="status" aria-live="polite">
+    ${said && html`<div class=${`banner ${said.kind}`}>
+      <${Icon} name=${said.kind === "calm" ? "info" : "warning"} />
+      <div class="banner-text"><strong>${said.title}</strong> ${said.text}</div>
+      ${said.share !== undefined && html`<progress max="1" value=${said.share} aria-label="Loaded"></progress>`}
+      ${said.action}
+    </div>`}
+  </div>`;
+}
+
+function news(onKey) {
+  if (serverState.value === "gone") {
+    return { kind: "bad", title: "The server does not answer.", text: "This page tries again every second and goes on by itself. What you write is kept." };
+  }
+  if (access.value === "needed" || access.value === "wrong") {
+    const title = access.value === "needed" ? "This server wants an API key." : "The server does not know this key.";
+    return { kind: "warn", title, text: "", action: html`<${Button} icon="key" onClick=${onKey}>Enter a key</${Button}>` };
+  }
+  const reason = health.value?.reason ?? "";
+  switch (serverState.value) {
+    case "loading":
+      return { kind: "calm", title: "The model is loading.", text: percent(health.value.loaded), share: health.value.loaded };
+    case "restarting":
+      return { kind: "warn", title: "The engine is restarting.", text: `Answers pause and go on. ${reason}` };
+    case "degraded":
+      return { kind: "warn", title: "A model has failed.", text: reason };
+    case "failed":
+      return { kind: "bad", title: "The model has failed.", text: reason };
+    case "draining":
+      return { kind: "warn", title: "The server is stopping.", text: "It ends what runs and takes nothing new." };
+  }
+  return null;
+}

@@ -1,0 +1,96 @@
+// Markdown to HTML that is safe to show. The text is a model's: nothing in it is trusted. markdown-it passes no HTML
+// on, DOMPurify lets only a short list of elements through, and the policy of the page runs and fetches nothing else.
+import { signal } from "@preact/signals";
+import DOMPurify from "dompurify";
+import MarkdownIt from "markdown-it";
+import { mathRules } from "./math_rules.js";
+
+/** Grows when code or formulas can be drawn that could not be before. */
+export const painted = signal(0);
+const painters = { code: null, math: null };
+const fetching = {};
+
+/** Fetches what draws code or formulas, when the first is there. */
+function painter(name, load) {
+  fetching[name] ??= load().then(
+    (module) => {
+      painters[name] = module.paint;
+      painted.value += 1;
+    },
+    () => {}, // the server is gone, or newer: the text shows as it is
+  );
+  return painters[name];
+}
+const codePainter = () => painter("code", () => import("./code.js"));
+const mathPainter = () => painter("math", () => import("./math.js"));
+
+const markdown = new MarkdownIt({ html: false, linkify: true, breaks: false, typographer: false, highlight: null });
+markdown.linkify.set({ fuzzyLink: false, fuzzyEmail: false, fuzzyIP: false });
+markdown.validateLink = (url) => /^(https?:|mailto:|#)/i.test(url.trim());
+markdown.use(mathRules);
+
+const { escapeHtml } = markdown.utils;
+const LONGEST_PAINTED = 40_000;
+
+markdown.renderer.rules.fence = markdown.renderer.rules.code_block = (tokens, index) => {
+  const { content, info } = tokens[index];
+  const language = info.trim().split(/\s+/)[0].slice(0, 30);
+  const paint = language && content.length < LONGEST_PAINTED ? codePainter() : null;
+  const inside = paint?.(content, language) ?? escapeHtml(content);
+  return `<div class="code"><div class="code-head"><span>${escapeHtml(language || "text")}</span><button type="button" class="copy-code">Copy</button></div><pre tabindex="0"><code>${inside}</code></pre></div>`;
+};
+markdown.renderer.rules.math = (tokens, index) => {
+  const { content, meta } = tokens[index];
+  const drawn = mathPainter()?.(content, meta.display);
+  const kind = meta.display ? "math display" : "math";
+  return `<span class="${kind}">${drawn ?? `<code>${escapeHtml(content)}</code>`}</span>`;
+};
+// A picture would tell a stranger who reads what: it is a link.
+markdown.renderer.rules.image = (tokens, index) => {
+  const token = tokens[index];
+  const words = escapeHtml(token.content || "a picture");
+  const url = escapeHtml(token.attrGet("src") ?? "");
+  return `<a class="picture" href="${url}">Picture: ${words}</a>`;
+};
+markdown.renderer.rules.table_open = () => '<div class="table" tabindex="0" role="group" aria-label="Table"><table>';
+markdown.renderer.rules.table_close = () => "</table></div>";
+
+const TAGS = (
+  "a blockquote br button code del div em h1 h2 h3 h4 h5 h6 hr li ol p pre s span strong sub sup table tbody td th thead tr ul " +
+  "math semantics annotation mrow mi mo mn ms mtext mspace mfrac msqrt mroot mstyle merror mpadded mphantom menclose " +
+  "msub msup msubsup munder mover munderover mmultiscripts mtable mtr mtd mlabeledtr mprescripts none"
+).split(" ");
+const ATTRIBUTES = (
+  "href class start type tabindex role aria-label align " +
+  "display xmlns encoding mathvariant stretchy fence separator lspace rspace minsize maxsize movablelimits accent accentunder " +
+  "linethickness columnalign rowspacing columnspacing columnlines rowlines width height depth voffset notation displaystyle " +
+  "scriptlevel form symmetric largeop"
+).split(" ");
+const CLEANING = {
+  ALLOWED_TAGS: TAGS,
+  ALLOWED_ATTR: ATTRIBUTES,
+  ALLOW_DATA_ATTR: false,
+  ALLOW_ARIA_ATTR: false,
+  ALLOWED_URI_REGEXP: /^(?:https?:|mailto:)/i,
+  RETURN_TRUSTED_TYPE: true,
+};
+
+DOMPurify.addHook("afterSanitizeAttributes", (node) => {
+  if (node.tagName !== "A") return;
+  node.setAttribute("target", "_blank");
+  node.setAttribute("rel", "noopener noreferrer nofollow");
+});
+
+export function parsed(text, env) {
+  return markdown.parse(text, env);
+}
+
+/** Clean HTML of some tokens, as a TrustedHTML where the browser knows such. */
+export function html(tokens, env) {
+  return DOMPurify.sanitize(aligned(markdown.renderer.render(tokens, markdown.options, env)), CLEANING);
+}
+
+/** Cells are aligned by an attribute, for styles in markup are forbidden here. */
+function aligned(text) {
+  return text.replace(/<(t[hd]) style="text-align:(left|right|center)">/g, '<$1 align="$2">');
+}

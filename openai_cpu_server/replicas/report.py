@@ -1,0 +1,54 @@
+"""What a router knows of a replica, and what it is asked for."""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass, field
+
+from openai_cpu_server.contract.replica import Forecast, HeldUpdate
+from openai_cpu_server.contract.request import Priority
+
+
+class ReplicaState(enum.Enum):
+    LOADING = "loading"
+    READY = "ready"
+    RESTARTING = "restarting"
+    """Its engine process has died, and another is loading: only requests that stay with it are sent."""
+    DRAINING = "draining"
+    """It ends what it has, and gets nothing new."""
+    FAILED = "failed"
+
+
+@dataclass(frozen=True)
+class ReplicaReport:
+    """What a replica tells of itself."""
+
+    state: ReplicaState
+    forecast: Forecast | None = None
+    """None: its engine has told nothing yet. It is then taken to be as the others are, without work."""
+    held: HeldUpdate | None = None
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """A request for which a replica is to be chosen."""
+
+    id: str
+    priority: Priority
+    num_tokens: int
+    """Of its prompt, with what it has produced already if it is replayed."""
+    blocks: tuple[int, ...] = ()
+    """The names of their whole blocks (`contract.prefix.block_hashes`)."""
+    prefers: str | None = None
+    """The replica that it stays with as long as that lives, be it that its engine restarts."""
+    avoids: frozenset[str] = field(default_factory=frozenset)
+    """Replicas that are chosen only where there is no other: it was with them when they were lost."""
+
+
+@dataclass(frozen=True)
+class Choice:
+    replica: str
+    cached_tokens: int
+    """How many tokens of the prompt it is thought to hold."""
+    expected_ms: float
+    """When the first token is expected."""

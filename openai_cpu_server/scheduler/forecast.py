@@ -1,0 +1,113 @@
+"""What newcomers may expect, told to those who choose between several engines."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from itertools import islice
+
+from openai_cpu_server.contract.replica import ByPriority, Forecast
+from openai_cpu_server.contract.request import GenerationRequest, Priority, Sampling
+from openai_cpu_server.scheduler.admission import WaitingRoom
+from openai_cpu_server.scheduler.outlook import READING_TOKENS, Line
+from openai_cpu_server.scheduler.plan import StepCost, StepPlan
+from openai_cpu_server.scheduler.policy import Policy
+from openai_cpu_server.scheduler.sequence import Sequence
+
+_LOOKED_AT = 64
+"""Waiting sequences of a lane whose times are added up; those behind are taken to be like them. It bounds the
+work: a forecast is made up to ten times a second.
+"""
+_LEAST_ROOM = 0.25
+"""The share of a step that a prompt gets at least, however many streams there are. It keeps an estimate for a
+crowded engine finite: such a one is not chosen anyway.
+"""
+_MANY_PAIRS = 100_000
+"""Pairs of a token and a cell by which the price of one is found."""
+
+
+class WorkDone:
+    """Adds up what was computed, at the price of full steps: so much of the machine is used, however its
+    work falls into steps."""
+
+    def __init__(self, num_slots: int) -> None:
+        self._decode_tokens = min(READING_TOKENS, num_slots)
+        self._work_ms = [0.0, 0.0]
+
+    @property
+    def ms(self) -> ByPriority:
+        return ByPriority(*self._work_ms)
+
+    def count(self, plan: StepPlan, cost: StepCost) -> None:
+        """The plan's tokens were computed."""
+        if not plan.parts:
+            return
+        reading_ms = _token_ms(cost, READING_TOKENS)
+        decoding_ms = _token_ms(cost, self._decode_tokens)
+        attention_ms = _pair_ms(cost) * plan.attended / max(1, plan.num_tokens)
+        for sequence, num_tokens in plan.parts.items():
+            token_ms = decoding_ms if num_tokens == 1 else reading_ms
+            self._work_ms[sequence.request.priority] += num_tokens * (token_ms + attention_ms)
+
+
+def make_forecast(
+    waiting: WaitingRoom,
+    running: Iterable[Sequence],
+    line: Line,
+    cost: StepCost,
+    *,
+    policy: Policy,
+    stall_ms: float,
+    work_ms: ByPriority,
+    num_live: ByPriority,
+) -> Forecast:
+    running = list(running)
+    attended = sum(len(sequence.tokens) for sequence in running)
+    step_ms = cost.predict_ms(len(running), attended) if running else 0.0
+    wait_ms = [_newcomer_ms(waiting, line, policy.lane(one)) for one in _NEWCOMERS]
+    num_streams = sum(s.request.priority is Priority.INTERACTIVE and s.is_decoding for s in running)
+    return Forecast(
+        # A newcomer comes somewhere within the step that runs: half of it is left.
+        wait_ms=ByPriority(*(ms + step_ms / 2 for ms in wait_ms)),
+        token_ms=_reading_ms(cost, num_streams, stall_ms),
+        attended_ms=_pair_ms(cost),
+        step_ms=step_ms,
+        work_ms=work_ms,
+        num_live=num_live,
+    )
+
+
+def _newcomer_ms(waiting: WaitingRoom, line: Line, lane: int) -> float:
+    """When the first token of a newcomer in the lane would come. Lanes are asked for from the best on."""
+    if lane not in waiting.lanes:
+        return line.newcomer_ms(lane)
+    before_ms = line.newcomer_ms(lane)
+    seen = list(islice(waiting.in_turn(lane), _LOOKED_AT))
+    for sequence in seen:
+        line.enter(sequence)
+    seen_ms = line.newcomer_ms(lane) - before_ms
+    return before_ms + seen_ms * waiting.num_in(lane) / len(seen)
+
+
+def _reading_ms(cost: StepCost, num_streams: int, stall_ms: float) -> float:
+    """The time of a prompt's token, read in steps in which each stream gets its token too."""
+    token_ms = _token_ms(cost, READING_TOKENS)
+    longest_ms = min(stall_ms, cost.predict_ms(READING_TOKENS))
+    room = max(_LEAST_ROOM, 1 - num_streams * token_ms / longest_ms)
+    return token_ms / room
+
+
+def _token_ms(cost: StepCost, num_tokens: int) -> float:
+    return cost.predict_ms(num_tokens) / num_tokens
+
+
+def _pair_ms(cost: StepCost) -> float:
+    return (cost.predict_ms(READING_TOKENS, _MANY_PAIRS) - cost.predict_ms(READING_TOKENS)) / _MANY_PAIRS
+
+
+def _newcomer(priority: Priority) -> Sequence:
+    sampling = Sampling(seed=0)
+    request = GenerationRequest(id="", tokens=(0,), max_tokens=1, sampling=sampling, priority=priority)
+    return Sequence(request, (), (), 0, 0.0)
+
+
+_NEWCOMERS = tuple(_newcomer(priority) for priority in Priority)

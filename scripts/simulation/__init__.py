@@ -1,0 +1,1 @@
+"""Many replicas in virtual time: the real scheduler, router and autoscaler."""

@@ -1,0 +1,230 @@
+"""A replica in virtual time: the real scheduler, and steps that take what a cost curve says."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from random import Random
+
+from openai_cpu_server.contract.cost import CostCurve, attended_pairs
+from openai_cpu_server.contract.messages import EngineOptions
+from openai_cpu_server.contract.replica import HeldUpdate
+from openai_cpu_server.contract.request import GenerationRequest, Priority
+from openai_cpu_server.contract.step import POOL_BLOCK_TOKENS, Sample, Step, StepResult
+from openai_cpu_server.engine.build import step_options
+from openai_cpu_server.replicas.report import ReplicaReport, ReplicaState
+from openai_cpu_server.scheduler.cost_model import CopyPrice, CostModel
+from openai_cpu_server.scheduler.kv_ledger import KVLedger
+from openai_cpu_server.scheduler.policy import PriorityPolicy
+from openai_cpu_server.scheduler.prefix_cache import Journal, PrefixCache
+from openai_cpu_server.scheduler.scheduler import Limits, Scheduler
+from openai_cpu_server.scheduler.sequence import Sequence
+
+_STEP_TOKENS = 256
+_SAMPLES = [Sample(token) for token in range(256)]
+
+
+@dataclass(frozen=True)
+class Machine:
+    """A replica's machine and model."""
+
+    curve: CostCurve
+    num_slots: int = 64
+    kv_tokens: int = 16_384
+    cache_blocks: int = 4_000
+    """Of 64 tokens."""
+    noise: float = 0.1
+    """How much steps of one size differ (standard deviation of the logarithm)."""
+    load_s: float = 20.0
+    """From its start to its first step."""
+    stride: int = 16
+    """So many steps are simulated as one at most, where all sequences only decode and nobody waits. It ends
+    with the step in which a newcomer comes. 1: each for itself."""
+
+
+@dataclass(eq=False)
+class Live:
+    """A request on its way."""
+
+    request: GenerationRequest
+    answer: tuple[int, ...]
+    blocks: tuple[int, ...]
+    arrived_s: float
+    session: str
+    turn: int
+    replica: str = ""
+    output: list[int] = field(default_factory=list)
+    first_s: float | None = None
+    ended_s: float | None = None
+    cached_tokens: int = 0
+    """Prompt tokens that its last replica did not compute."""
+    num_moves: int = 0
+    """How often it was replayed on another replica."""
+    longest_pause_s: float = 0.0
+    told_s: float = 0.0
+    """When its last token came, or else when it came itself."""
+
+
+class SimReplica:
+    """Its owner asks for the end of each step, and comes back then."""
+
+    def __init__(self, name: str, machine: Machine, options: EngineOptions, seed: int) -> None:
+        self.name = name
+        self.state = ReplicaState.READY
+        self.busy_s = 0.0
+        """Time that steps have taken."""
+        self.prompt_tokens = 0
+        self.cached_tokens = 0
+        self.output_tokens = 0
+        self.live: dict[str, Live] = {}
+        self._machine = machine
+        self._truth = CostModel(machine.curve)
+        self._copying = CopyPrice()
+        self._noise = Random(seed)
+        self._journal = Journal()
+        self._version = 0
+        self._ledger = KVLedger(machine.kv_tokens // POOL_BLOCK_TOKENS, POOL_BLOCK_TOKENS)
+        self._scheduler = Scheduler(
+            limits=Limits(machine.num_slots, _STEP_TOKENS, _STEP_TOKENS),
+            ledger=self._ledger,
+            cache=PrefixCache(machine.cache_blocks, journal=self._journal),
+            cost=CostModel(machine.curve),
+            options=step_options(options),
+            policy=PriorityPolicy(),
+        )
+        self._step: Step | None = None
+        self._elapsed_ms = 0.0
+        """Of one step."""
+        self._num_steps = 1
+        """How many like it are simulated at once."""
+        self._preempt_ms = options.preempt_threshold_ms
+        self._began_s = self._ends_s = 0.0
+        self._was_interrupted = False
+
+    @property
+    def is_computing(self) -> bool:
+        return self._step is not None
+
+    @property
+    def has_work(self) -> bool:
+        return self._scheduler.has_work
+
+    def submit(self, live: Live, now_s: float) -> None:
+        self.live[live.request.id] = live
+        live.replica = self.name
+        self._scheduler.submit(live.request, tuple(live.output), now_s=now_s)
+
+    def interrupts_for(self, live: Live, now_s: float) -> bool:
+        """Whether the step that runs is thrown away for this newcomer, as the engine's core decides it."""
+        if self._step is None or self._was_interrupted or live.request.priority is not Priority.INTERACTIVE:
+            return False
+        left_ms = 1000 * (self._ends_s - now_s)
+        return left_ms > self._preempt_ms and self._scheduler.may_interrupt(self._step)
+
+    def interrupt(self, now_s: float) -> None:
+        """The step's work is lost."""
+        assert self._step is not None
+        self.busy_s += now_s - self._began_s
+        self._scheduler.apply(self._step, StepResult(interrupted=True))
+        self._step, self._was_interrupted = None, True
+
+    def begin_step(self, now_s: float) -> float:
+        """Returns when it ends."""
+        step = self._scheduler.schedule(beside_interactive=self._was_interrupted)
+        attended = sum(attended_pairs(span.start, span.num_tokens) for span in step.spans)
+        size = step.num_tokens + step.padding
+        computing_ms = self._truth.predict_ms(size, attended) if size else 0.0
+        self._elapsed_ms = computing_ms * math.exp(self._noise.gauss(0, self._machine.noise))
+        self._elapsed_ms += self._copying.predict_ms(step.verbs)
+        self._step, self._began_s = step, now_s
+        self._num_steps = self._stride(step)
+        self._ends_s = now_s + self._num_steps * self._elapsed_ms / 1000
+        return self._ends_s
+
+    def cut(self, now_s: float) -> float:
+        """Somebody has come: what runs ends with the step that runs now. Returns when that is."""
+        passed = math.ceil(1000 * (now_s - self._began_s) / max(self._elapsed_ms, 1e-9))
+        self._num_steps = min(self._num_steps, max(1, passed))
+        self._ends_s = self._began_s + self._num_steps * self._elapsed_ms / 1000
+        return self._ends_s
+
+    @property
+    def is_striding(self) -> bool:
+        return self._step is not None and self._num_steps > 1
+
+    def end_step(self, now_s: float) -> list[Live]:
+        """Take over what it computed; returns the requests that have ended with it."""
+        assert self._step is not None
+        step, self._step, self._was_interrupted = self._step, None, False
+        self.busy_s += self._num_steps * self._elapsed_ms / 1000
+        participants = self._scheduler.participants(step)
+        served = {s.slot: self.live[s.request.id] for s in participants}
+        samples = {span.slot: _next(served[span.slot]) for span in step.spans if span.sample}
+        result = StepResult(samples=samples, padding=step.padding)
+        ended: list[Live] = []
+        first_end_s = now_s - (self._num_steps - 1) * self._elapsed_ms / 1000
+        for advance in self._scheduler.apply(step, result, self._elapsed_ms):
+            live = self.live[advance.sequence.request.id]
+            _deliver(live, [sample.token for sample in advance.samples], first_end_s)
+            self.output_tokens += len(advance.samples)
+            if advance.sequence.remaining == 0:
+                live.cached_tokens = advance.sequence.cached_tokens or 0
+                self.prompt_tokens += len(live.request.tokens)
+                self.cached_tokens += live.cached_tokens
+                self._scheduler.complete(advance.sequence)
+                del self.live[live.request.id]
+                live.ended_s = now_s
+                ended.append(live)
+        if self._num_steps > 1:
+            self._decode_on(participants, now_s)
+        return ended
+
+    def _stride(self, step: Step) -> int:
+        """How many steps in all are like this one, if nobody comes: all that live decode, and none ends."""
+        participants = self._scheduler.participants(step)
+        if len(participants) < len(self.live) or not participants or step.padding:
+            return 1
+        if any(len(span.tokens) > 1 or not span.sample for span in step.spans):
+            return 1
+        most_cells = self._ledger.num_free // len(participants) * self._ledger.block_size
+        return max(1, min(self._machine.stride, most_cells, *(s.remaining - 1 for s in participants)))
+
+    def _decode_on(self, participants: Iterable[Sequence], now_s: float) -> None:
+        """The steps behind the first one: what the scheduler would do with each, without asking it."""
+        num = self._num_steps - 1
+        for sequence in participants:
+            live = self.live.get(sequence.request.id)
+            if live is None:
+                continue
+            coming = live.answer[len(live.output) : len(live.output) + num]
+            sequence.computed += num
+            sequence.tokens += coming
+            self._ledger.grow(sequence.slot, sequence.computed)
+            live.longest_pause_s = max(live.longest_pause_s, self._elapsed_ms / 1000)
+            _deliver(live, coming, now_s)
+            self.output_tokens += num
+            assert sequence.remaining > 0
+
+    def report(self, *, with_prefixes: bool) -> ReplicaReport:
+        held = None
+        if with_prefixes and (news := self._journal.take()) is not None:
+            self._version += 1
+            held = HeldUpdate(version=self._version, saved=news.saved, dropped=news.dropped)
+        return ReplicaReport(self.state, self._scheduler.forecast(), held)
+
+
+def _next(live: Live) -> Sample:
+    return _SAMPLES[live.answer[len(live.output)]]
+
+
+def _deliver(live: Live, tokens: Iterable[int], now_s: float) -> None:
+    before = len(live.output)
+    live.output.extend(tokens)
+    if len(live.output) == before:
+        return
+    if live.first_s is None:
+        live.first_s = now_s
+    elif len(live.output) == before + 1:
+        live.longest_pause_s = max(live.longest_pause_s, now_s - live.told_s)
+    live.told_s = now_s

@@ -1,0 +1,104 @@
+"""The ways of choosing a replica that are compared."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from random import Random
+from typing import Protocol
+
+from openai_cpu_server.replicas.report import Choice, ReplicaReport, ReplicaState, Wanted
+from openai_cpu_server.replicas.router import Router
+
+
+class Routing(Protocol):
+    """As `Router`: it is told of all that happens, and asked."""
+
+    def reported(self, replica: str, report: ReplicaReport, *, made_s: float, now_s: float) -> None: ...
+
+    def gone(self, replica: str) -> None: ...
+
+    def choose(self, wanted: Wanted, *, now_s: float) -> Choice | None: ...
+
+    def sent(self, wanted: Wanted, choice: Choice, now_s: float) -> None: ...
+
+    def began(self, name: str) -> None: ...
+
+    def ended(self, name: str) -> None: ...
+
+
+class _Known:
+    """The replicas that are ready, and how many requests this router has with each."""
+
+    def __init__(self) -> None:
+        self._ready: list[str] = []
+        self._num_live: Counter[str] = Counter()
+        self._places: dict[str, str] = {}
+
+    def reported(self, replica: str, report: ReplicaReport, *, made_s: float, now_s: float) -> None:
+        is_ready = report.state is ReplicaState.READY
+        if is_ready and replica not in self._num_live:
+            self._ready.append(replica)
+            self._num_live[replica] = 0
+        elif not is_ready:
+            self.gone(replica)
+
+    def gone(self, replica: str) -> None:
+        if replica in self._num_live:
+            self._ready.remove(replica)
+            del self._num_live[replica]
+
+    def sent(self, wanted: Wanted, choice: Choice, now_s: float) -> None:
+        self._places[wanted.id] = choice.replica
+        self._num_live[choice.replica] += 1
+
+    def began(self, name: str) -> None:
+        pass
+
+    def ended(self, name: str) -> None:
+        replica = self._places.pop(name, None)
+        if replica is not None and replica in self._num_live:
+            self._num_live[replica] -= 1
+
+
+class RoundRobin(_Known):
+    """One after the other."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._next = 0
+
+    def choose(self, wanted: Wanted, *, now_s: float) -> Choice | None:
+        if not self._ready:
+            return None
+        self._next += 1
+        return Choice(self._ready[self._next % len(self._ready)], 0, 0.0)
+
+
+class LeastLoaded(_Known):
+    """The one that has fewest of this router's requests, of all; a random one of several."""
+
+    def __init__(self, random: Random) -> None:
+        super().__init__()
+        self._random = random
+
+    def choose(self, wanted: Wanted, *, now_s: float) -> Choice | None:
+        if not self._ready:
+            return None
+        name = min(self._ready, key=lambda one: (self._num_live[one], self._random.random()))
+        return Choice(name, 0, 0.0)
+
+
+ROUTINGS: Sequence[str] = ("round robin", "least loaded", "ours")
+
+
+def routing(name: str, *, seed: int, num_routers: int) -> Routing:
+    """One router's way."""
+    match name:
+        case "round robin":
+            return RoundRobin()
+        case "least loaded":
+            return LeastLoaded(Random(seed))
+        case "ours":
+            return Router(Random(seed), num_routers=num_routers)
+    raise ValueError(name)

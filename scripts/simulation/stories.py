@@ -1,0 +1,152 @@
+"""What is simulated for the report: the goal, sizes, faults, a day."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from typing import NamedTuple
+
+from openai_cpu_server.contract.cost import CostCurve
+from openai_cpu_server.contract.request import Priority
+from openai_cpu_server.replicas.autoscaling import AutoscaleOptions
+from simulation.figures import Figures, figures, quantile
+from simulation.fleet import Fault, Outcome, Plan, simulate
+from simulation.replica import Live, Machine
+from simulation.routing import ROUTINGS
+from simulation.turns import Turn
+from simulation.workloads import Mix, day_curve, trace
+
+PER_REPLICA = Mix(chats=0.06, questions=0.03, batch_rows=0.08)
+"""What one replica with a model of 10^9 parameters on two cores can do with two thirds of its time."""
+PREFIXES = Mix(chats=0.07, questions=0.05)
+"""Nearly every prompt begins with something that others' have."""
+
+
+class GoalFigures(NamedTuple):
+    one: Figures
+    """A single replica, as fast as all together, with the memory of all."""
+    rows: list[Figures]
+
+
+def goal(curve: CostCurve, seconds: float, seed: int, num: int = 4) -> GoalFigures:
+    """The prefix workload over some replicas, and over one that is as good as all of them."""
+    turns = trace(scaled(PREFIXES, num), seconds, seed)
+    machine = Machine(curve)
+    giant = Machine(
+        faster(curve, num),
+        num_slots=min(250, num * machine.num_slots),
+        kv_tokens=num * machine.kv_tokens,
+        cache_blocks=num * machine.cache_blocks,
+    )
+    one = run(Plan(giant, 1, routing="round robin", seed=seed), turns)
+    return GoalFigures(one, compared(Plan(machine, num, seed=seed), turns))
+
+
+def sizes(curve: CostCurve, counts: Sequence[int], seconds: float, seed: int) -> Iterator[Figures]:
+    """The mixed workload, grown with the number of replicas, by every routing."""
+    for count in counts:
+        turns = trace(scaled(PER_REPLICA, count), seconds, seed)
+        plan = Plan(
+            Machine(curve),
+            count,
+            # A router for 100 replicas: there are several in front of more, which know of each other nothing.
+            num_routers=max(1, count // 100),
+            news_s=0.25 if count < 1000 else 1.0,
+            until_s=seconds,
+            seed=seed,
+        )
+        yield from compared(plan, turns)
+
+
+def compared(plan: Plan, turns: Sequence[Turn]) -> list[Figures]:
+    return [run(replace(plan, routing=name), turns) for name in ROUTINGS]
+
+
+def run(plan: Plan, turns: Sequence[Turn]) -> Figures:
+    return figures(plan, simulate(plan, turns))
+
+
+class FaultFigures(NamedTuple):
+    name: str
+    figures: Figures
+    lost: int
+    """Requests that did not get all their tokens."""
+    longest_pause_s: float
+    """Of those that were moved."""
+
+
+def faults(curve: CostCurve, seconds: float, seed: int) -> Iterator[FaultFigures]:
+    """Four replicas, of which one dies, or is drained, in the middle."""
+    turns = trace(scaled(PER_REPLICA, 4), seconds, seed)
+    plan = Plan(Machine(curve), 4, seed=seed)
+    stories = {
+        "nothing happens": (),
+        "one of four dies": (Fault(seconds / 2, 1),),
+        "one of four is drained": (Fault(seconds / 2, 1, is_drain=True),),
+    }
+    for name, struck in stories.items():
+        planned = replace(plan, faults=struck)
+        outcome = simulate(planned, turns)
+        yield FaultFigures(
+            name,
+            figures(planned, outcome),
+            sum(tuple(one.output) != one.answer for one in outcome.requests),
+            max((one.longest_pause_s for one in outcome.moved), default=0.0),
+        )
+
+
+class DayFigures(NamedTuple):
+    figures: Figures
+    fixed: Figures
+    """As many replicas as it had at most, all the time."""
+    sizes: list[tuple[float, int, int]]
+    """When, how many served, how many should be present."""
+    asked: list[tuple[float, float]]
+    """In the middle of each window, how many interactive requests came in a second."""
+    waits: list[tuple[float, float]]
+    """In the middle of each window, the 95th percentile of the time to the first token."""
+
+
+def day(curve: CostCurve, day_s: float, seed: int, most: int = 8) -> DayFigures:
+    """A day in less time: at noon comes twice the mean, at night next to nothing, with bursts."""
+    busiest = scaled(PER_REPLICA, 0.45 * most)
+    turns = trace(replace(busiest, batch_rows=0.0), day_s, seed, day_curve(day_s))
+    options = AutoscaleOptions(min_replicas=1, max_replicas=most, down_after_s=day_s / 40)
+    plan = Plan(Machine(curve), 1, autoscale=options, seed=seed)
+    outcome = simulate(plan, turns)
+    largest = max(serving for _, serving, _ in outcome.sizes)
+    fixed = run(replace(plan, autoscale=None, num_replicas=largest), turns)
+    window_s = day_s / 48
+    return DayFigures(
+        figures(plan, outcome),
+        fixed,
+        outcome.sizes,
+        [(at_s, len(ones) / window_s) for at_s, ones in _windows(outcome, window_s)],
+        [(at_s, quantile(map(_ttft_s, ones), 0.95)) for at_s, ones in _windows(outcome, window_s) if ones],
+    )
+
+
+def _windows(outcome: Outcome, window_s: float) -> Iterator[tuple[float, list[Live]]]:
+    people = [one for one in outcome.requests if one.request.priority is Priority.INTERACTIVE]
+    last = max((int(one.arrived_s / window_s) for one in people), default=-1)
+    for number in range(last + 1):
+        yield (number + 0.5) * window_s, [one for one in people if int(one.arrived_s / window_s) == number]
+
+
+def _ttft_s(one: Live) -> float:
+    return one.first_s - one.arrived_s if one.first_s is not None else 0.0
+
+
+def scaled(mix: Mix, factor: float) -> Mix:
+    """So many times as many sessions; the texts that they share stay."""
+    return replace(
+        mix,
+        chats=factor * mix.chats,
+        questions=factor * mix.questions,
+        batch_rows=factor * mix.batch_rows,
+    )
+
+
+def faster(curve: CostCurve, factor: float) -> CostCurve:
+    steps = tuple((num, ms / factor) for num, ms in curve.step_ms)
+    return CostCurve(step_ms=steps, attended_ms=curve.attended_ms / factor)

@@ -1,0 +1,53 @@
+"""Alerts fire when they should, and ask for metrics that there are."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+import yaml
+
+from openai_cpu_server.observe.engine_gauges import EngineGauges
+from openai_cpu_server.observe.watch import Watch
+from tests.api.serving import new_engine
+from tests.deploy.dockerfile import ROOT
+
+ALERTS = ROOT / "deploy" / "chart" / "files" / "alerts.yml"
+_END = re.compile(r"_(bucket|sum|count)$")
+
+
+def promtool(*arguments: str) -> str:
+    if not shutil.which("promtool"):
+        pytest.skip("there is no promtool")
+    done = subprocess.run(["promtool", *arguments], capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+def test_rules_are_well_formed() -> None:
+    assert "SUCCESS" in promtool("check", "rules", str(ALERTS))
+
+
+def test_they_fire_when_they_should() -> None:
+    assert "SUCCESS" in promtool("test", "rules", str(Path(__file__).with_name("alerts_test.yml")))
+
+
+def test_each_alert_is_tested() -> None:
+    (group,) = yaml.safe_load(ALERTS.read_text())["groups"]
+    tested = Path(__file__).with_name("alerts_test.yml").read_text()
+    assert [rule["alert"] for rule in group["rules"] if rule["alert"] not in tested] == []
+
+
+def test_the_metrics_that_they_ask_for_exist() -> None:
+    watch = Watch.new(model="m")
+    watch.metrics.add(EngineGauges(lambda: [("m", new_engine())]))
+    existing = set(re.findall(r"^# TYPE (\w+) ", watch.metrics.page().decode(), re.MULTILINE))
+    asked = {_END.sub("", name) for name in re.findall(r"\bocs_\w+", ALERTS.read_text())}
+    assert asked <= existing | {"ocs_process_open_fds", "ocs_process_max_fds"}
+
+
+def test_prometheus_can_read_what_compose_gives_it() -> None:
+    assert "SUCCESS" in promtool("check", "config", "--syntax-only", str(ROOT / "deploy" / "prometheus.yml"))

@@ -1,0 +1,176 @@
+"""The Helm chart: Helm renders it, and Kubernetes' schemas accept what comes out."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+import pytest
+import yaml
+
+from openai_cpu_server.settings import Settings
+from tests.deploy.dockerfile import ROOT
+
+try:
+    import tomllib
+except ModuleNotFoundError:  # Python 3.10
+    import tomli as tomllib
+
+helm = pytest.importorskip("helm_python")
+kubernetes_validate = pytest.importorskip("kubernetes_validate")
+
+CHART = ROOT / "deploy" / "chart"
+LLM_D = ROOT / "deploy" / "llm-d"
+KUBERNETES = ("1.27", "1.34")
+"""The oldest that the chart names, and a new one."""
+ALL_ON: dict[str, Any] = {
+    **{name: {"enabled": True} for name in ("autoscaling", "networkPolicy", "serviceMonitor")},
+    **{name: {"enabled": True} for name in ("podDisruptionBudget", "prometheusRule", "grafanaDashboard")},
+    "ingress": {"enabled": True, "host": "llm.example", "tlsSecret": "certificate"},
+    "models": {"claim": {"create": True, "storageClassName": "shared"}},
+    "keysSecret": "keys",
+    "environmentSecret": "environment",
+    "env": [{"name": "OCS_THREADS", "value": "8"}],
+    "nodeSelector": {"kubernetes.io/arch": "amd64"},
+    "tolerations": [{"key": "cpu", "operator": "Exists"}],
+    "image": {"pullSecrets": [{"name": "pull"}]},
+}
+_OF_PROMETHEUS = ("ServiceMonitor", "PrometheusRule")
+
+
+@pytest.fixture(scope="module")
+def chart() -> Any:
+    with helm.Chart.load(str(CHART)) as chart:
+        yield chart
+
+
+def manifests(chart: Any, values: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """What the values make, NOTES.txt aside."""
+    rendered = chart.render(dict(values), name="llm", namespace="ai")
+    texts = [text for path, text in rendered.items() if path.endswith(".yaml")]
+    return [found for text in texts for found in yaml.safe_load_all(text) if found]
+
+
+def one(chart: Any, values: Mapping[str, Any], kind: str) -> dict[str, Any]:
+    (found,) = [manifest for manifest in manifests(chart, values) if manifest["kind"] == kind]
+    return found
+
+
+@pytest.mark.parametrize("values", [{}, ALL_ON], ids=["defaults", "everything"])
+def test_helm_finds_nothing_to_complain_of(values: dict[str, Any]) -> None:
+    report = helm.lint(str(CHART), values, strict=True)
+    said = [message["error"] for message in report["messages"]]
+    assert (report["errors"], said) == ([], ["icon is recommended"])
+
+
+@pytest.mark.parametrize("version", KUBERNETES)
+@pytest.mark.parametrize("values", [{}, ALL_ON], ids=["defaults", "everything"])
+def test_kubernetes_accepts_what_comes_out(chart: Any, values: dict[str, Any], version: str) -> None:
+    found = manifests(chart, values)
+    for manifest in found:
+        if manifest["kind"] not in _OF_PROMETHEUS:
+            kubernetes_validate.validate(manifest, version, strict=True)
+    names = [(manifest["kind"], manifest["metadata"]["name"]) for manifest in found]
+    assert len(set(names)) == len(names)
+    if values:
+        assert {kind for kind, _ in names} >= {"HorizontalPodAutoscaler", "Ingress", *_OF_PROMETHEUS}
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"replica": 2},
+        {"image": {"repo": "x"}},
+        {"service": {"port": 0}},
+        {"config": {"port": 9000}},
+        {"config": {"api_key": "secret"}},
+        {"topologySpread": {"whenUnsatisfiable": "Never"}},
+        {"probes": {"liveness": {"retries": 3}}},
+    ],
+)
+def test_values_that_mean_nothing_are_refused(chart: Any, wrong: dict[str, Any]) -> None:
+    with pytest.raises(helm.HelmError):
+        chart.validate_schema(wrong)
+
+
+def test_every_value_is_in_the_schema(chart: Any) -> None:
+    assert set(chart.values) <= set(chart.schema["properties"])
+    chart.validate_schema(ALL_ON)
+
+
+def test_options_become_the_servers_file(chart: Any) -> None:
+    options = {
+        "model": ["demo", "small=/models/a.gguf"],
+        "stall_ms": 300.5,
+        "ctx_size": 8192,
+        "lenient": True,
+        "kv_type": "q8_0",
+    }
+    values = {"config": options, "extraConfig": '[aliases]\nfast = "small"'}
+    written = tomllib.loads(one(chart, values, "ConfigMap")["data"]["server.toml"])
+    defaults = {"drain_seconds": 60, "log_format": "json", "jobs_db": "none"}
+    assert written == {**options, **defaults, "aliases": {"fast": "small"}}
+    assert isinstance(written["ctx_size"], int)
+    assert set(written) <= set(Settings.model_fields)
+
+
+def test_pods_end_after_their_requests(chart: Any) -> None:
+    values = {"config": {"drain_seconds": 90.5}, "preStopSleepSeconds": 7}
+    pod = one(chart, values, "Deployment")["spec"]["template"]["spec"]
+    assert pod["terminationGracePeriodSeconds"] >= 90.5 + 7
+    assert pod["containers"][0]["lifecycle"]["preStop"]["exec"]["command"] == ["sleep", "7"]
+
+
+def test_other_options_make_other_pods(chart: Any) -> None:
+    def checksum(values: dict[str, Any]) -> str:
+        annotations = one(chart, values, "Deployment")["spec"]["template"]["metadata"]["annotations"]
+        return str(annotations["checksum/config"])
+
+    assert checksum({"config": {"ctx_size": 1024}}) != checksum({})
+    assert checksum({"replicas": 9}) == checksum({})
+
+
+def test_a_pod_gets_cores_of_its_own_and_can_do_little(chart: Any) -> None:
+    pod = one(chart, {}, "Deployment")["spec"]["template"]["spec"]
+    (container,) = pod["containers"]
+    resources = container["resources"]
+    assert resources["requests"] == resources["limits"]  # "Guaranteed"
+    assert resources["limits"]["cpu"].isdecimal()  # what the static CPU manager asks for
+    assert pod["securityContext"]["runAsNonRoot"]
+    assert container["securityContext"] == {
+        "allowPrivilegeEscalation": False,
+        "readOnlyRootFilesystem": True,
+        "capabilities": {"drop": ["ALL"]},
+    }
+    assert not pod["automountServiceAccountToken"]
+
+
+def test_prometheus_gets_the_alerts_as_they_are(chart: Any) -> None:
+    rules = one(chart, ALL_ON, "PrometheusRule")["spec"]
+    assert rules == yaml.safe_load((CHART / "files" / "alerts.yml").read_text())
+    monitor = one(chart, ALL_ON, "ServiceMonitor")["spec"]
+    service = one(chart, ALL_ON, "Service")
+    assert monitor["selector"]["matchLabels"].items() <= service["metadata"]["labels"].items()
+    assert monitor["endpoints"][0]["port"] == service["spec"]["ports"][0]["name"]
+    # The alert of a server that is away asks for this job.
+    assert service["metadata"]["labels"][monitor["jobLabel"]] == "openai-cpu-server"
+
+
+def test_grafana_gets_the_dashboard_as_it_is(chart: Any) -> None:
+    maps = [manifest for manifest in manifests(chart, ALL_ON) if manifest["kind"] == "ConfigMap"]
+    (dashboard,) = [found["data"] for found in maps if "grafana_dashboard" in found["metadata"]["labels"]]
+    written = json.loads(dashboard["openai-cpu-server.json"])
+    assert written == json.loads((CHART / "files" / "dashboard.json").read_text())
+
+
+def test_llm_ds_router_finds_the_pods(chart: Any) -> None:
+    values = yaml.safe_load((LLM_D / "server.values.yaml").read_text())
+    chart.validate_schema(values)
+    labels = one(chart, values, "Deployment")["spec"]["template"]["metadata"]["labels"]
+    router = yaml.safe_load((LLM_D / "router.values.yaml").read_text())["router"]
+    assert router["modelServers"]["matchLabels"].items() <= labels.items()
+    config = yaml.safe_load(router["epp"]["pluginsCustomConfig"][router["epp"]["pluginsConfigFile"]])
+    (profile,) = config["schedulingProfiles"]
+    used = {plugin["pluginRef"] for plugin in profile["plugins"]}
+    assert used == {plugin["type"] for plugin in config["plugins"]}

@@ -1,0 +1,87 @@
+"""What can be said of the image without building it."""
+
+from __future__ import annotations
+
+import fnmatch
+import json
+from pathlib import Path
+
+import pytest
+
+from openai_cpu_server.settings import Settings
+from tests.deploy.dockerfile import ROOT, assignments, filled_in, stages
+
+LAST = stages()[-1]
+
+
+def test_there_are_two_stages_from_one_base() -> None:
+    assert [stage.base for stage in stages()] == ["python:${PYTHON}"] * 2
+    assert "build-essential" not in " ".join(LAST.values("RUN"))
+
+
+def test_it_runs_as_nobody_special_and_writes_in_its_volume_only() -> None:
+    user, group = LAST.last("USER").value.split(":")
+    assert (int(user) >= 10_000, group) == (True, "0")
+    environment = dict(pair for step in LAST.steps if step.name == "ENV" for pair in assignments(step))
+    for name in ("HOME", "XDG_DATA_HOME", "XDG_CACHE_HOME", "HF_HOME"):
+        assert Path("/data") in (path := Path(environment[name]), *path.parents)
+    assert LAST.last("VOLUME").value == "/data"
+
+
+def test_its_variables_are_options_of_the_server() -> None:
+    names = [name for step in LAST.steps if step.name == "ENV" for name, _ in assignments(step)]
+    options = {name.removeprefix("OCS_").lower() for name in names if name.startswith("OCS_")}
+    assert options
+    assert options <= set(Settings.model_fields)
+
+
+def test_its_health_is_asked_with_what_the_image_has() -> None:
+    command = json.loads(LAST.last("HEALTHCHECK").value.partition(" CMD ")[2])
+    assert command[0] == "python"
+    copied = [step.words for step in LAST.steps if step.name == "COPY"]
+    assert ["deploy/healthcheck.py", command[2]] in copied
+
+
+@pytest.mark.parametrize("stage", stages(), ids=lambda stage: stage.name)
+def test_what_is_copied_is_there_and_gets_into_the_context(stage: object) -> None:
+    for step in stage.steps:  # type: ignore[attr-defined]
+        if step.name == "COPY" and not step.value.startswith("--from"):
+            for source in step.words[:-1]:
+                assert (ROOT / source).exists(), source
+                assert is_in_context(source), source
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        ".git",
+        ".venv",
+        "tests",
+        "docs",
+        "deploy/secrets/api_key",
+        "openai_cpu_server/kernels/libocs_kernels.so",
+    ],
+)
+def test_what_the_image_does_not_need_stays_out_of_the_context(path: str) -> None:
+    assert not is_in_context(path)
+
+
+def is_in_context(path: str) -> bool:
+    """As Docker reads `.dockerignore`: the last line that fits a path or a folder above it counts."""
+    rules = [line for line in (ROOT / ".dockerignore").read_text().splitlines() if line and line[0] != "#"]
+    is_in = True
+    for rule in rules:
+        pattern = rule.removeprefix("!")
+        places = [path, *(str(parent) for parent in Path(path).parents)]
+        if any(fnmatch.fnmatch(place, pattern) or _deep(place, pattern) for place in places):
+            is_in = rule.startswith("!")
+    return is_in
+
+
+def _deep(path: str, pattern: str) -> bool:
+    return pattern.startswith("**/") and fnmatch.fnmatch(Path(path).name, pattern[3:])
+
+
+def test_variables_are_filled_in_as_the_builder_does() -> None:
+    assert filled_in("/opt/venv/bin:$PATH", {"PATH": "/bin"}) == "/opt/venv/bin:/bin"
+    assert filled_in("python:${PYTHON}", {}) == "python:"

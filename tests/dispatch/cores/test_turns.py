@@ -1,0 +1,311 @@
+"""Who computes next, where several engines share the cores. No clock: time is what the test says."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from openai_cpu_server.contract.request import Priority
+from openai_cpu_server.dispatch.cores.turns import (
+    BATCH_TURN_S,
+    INTERACTIVE_TURN_S,
+    LONGEST_COURTESY_S,
+    Decision,
+    Grant,
+    Recalled,
+    Turns,
+)
+
+BATCH, INTERACTIVE = Priority.BATCH, Priority.INTERACTIVE
+
+
+@dataclass
+class Machine:
+    """Engines that do as they are told: each computes steps of its own length while it holds the turn."""
+
+    floor: float = 0.1
+    now_s: float = 0.0
+    step_s: dict[str, float] = field(default_factory=dict)
+    work: dict[str, Priority | None] = field(default_factory=dict)
+    turns: Turns = field(init=False)
+    until_s: float | None = None
+    """When the holder is to give the turn back; None: it was not told."""
+    log: list[tuple[str, float]] = field(default_factory=list)
+    """Who computed a step, and when it ended."""
+
+    def __post_init__(self) -> None:
+        self.turns = Turns(batch_floor=self.floor)
+
+    def join(self, name: str, work: Priority | None, step_s: float = 0.1) -> Decision | None:
+        self.step_s[name] = step_s
+        self.turns.join(name, self.now_s)
+        return self.wants(name, work)
+
+    def wants(self, name: str, work: Priority | None) -> Decision | None:
+        self.work[name] = work
+        self.turns.wants(name, work, self.now_s)
+        return self.act()
+
+    def act(self) -> Decision | None:
+        decision = self.turns.decide(self.now_s)
+        match decision:
+            case Grant(limit_s=limit_s):
+                self.until_s = None if limit_s is None else self.now_s + limit_s
+            case Recalled(after_s=after_s):
+                self.until_s = self.now_s + after_s
+        return decision
+
+    def step(self) -> str | None:
+        """The holder computes a step, and gives the turn back if that is due. Returns who it was."""
+        name = self.turns.holder
+        if name is None:
+            return None
+        self.now_s += self.step_s[name]
+        self.log.append((name, self.now_s))
+        if self.work[name] is None or (self.until_s is not None and self.now_s >= self.until_s):
+            self.turns.given_back(name, self.work[name], self.now_s)
+            self.act()
+        return name
+
+    def run(self, seconds: float) -> list[str]:
+        end_s, before = self.now_s + seconds, len(self.log)
+        while self.now_s < end_s and self.step() is not None:
+            pass
+        return [name for name, _ in self.log[before:]]
+
+    def gets_a_turn(self, name: str, within_s: float) -> bool:
+        end_s = self.now_s + within_s
+        while self.turns.holder != name and self.now_s < end_s:
+            self.step()
+        return self.turns.holder == name
+
+    def share(self, name: str, work: Priority) -> float:
+        return self.turns.used_s(name, work, self.now_s) / self.now_s
+
+
+def test_who_is_alone_keeps_the_turn_and_is_told_no_limit() -> None:
+    machine = Machine()
+    assert machine.join("a", BATCH) == Grant("a", None, beside_interactive=False)
+    assert len(machine.run(100)) >= 1000
+    assert machine.turns.holder == "a"
+
+
+def test_an_interactive_newcomer_interrupts_batch_work_once() -> None:
+    machine = Machine()
+    machine.join("a", BATCH)
+    assert machine.join("b", INTERACTIVE) == Recalled("a", 0.0, interrupts=True)
+    assert machine.join("c", INTERACTIVE) is None
+    machine.step()
+    assert machine.turns.holder == "b"
+
+
+def test_interactive_work_is_not_interrupted() -> None:
+    machine = Machine()
+    machine.join("a", INTERACTIVE)
+    assert machine.join("b", INTERACTIVE) == Recalled("a", INTERACTIVE_TURN_S, interrupts=False)
+
+
+def test_batch_work_that_becomes_interactive_is_left_alone() -> None:
+    machine = Machine()
+    machine.join("a", BATCH)
+    machine.wants("a", INTERACTIVE)
+    decision = machine.join("b", INTERACTIVE)
+    assert isinstance(decision, Recalled)
+    assert not decision.interrupts
+
+
+def test_interactive_work_takes_turns_step_by_step() -> None:
+    machine = Machine()
+    for name in "abc":
+        machine.join(name, INTERACTIVE)
+    assert "".join(machine.run(1.2)) == "abcabcabcabc"
+
+
+def test_short_steps_share_a_turn() -> None:
+    machine = Machine()
+    machine.join("a", INTERACTIVE, step_s=0.004)
+    machine.join("b", INTERACTIVE, step_s=0.004)
+    assert "".join(machine.run(0.079)) == "aaaaabbbbb" * 2
+
+
+def test_time_counts_and_not_steps() -> None:
+    machine = Machine()
+    machine.join("a", INTERACTIVE, step_s=0.5)
+    machine.join("b", INTERACTIVE, step_s=0.05)
+    machine.run(60)
+    assert machine.share("a", INTERACTIVE) == pytest.approx(0.5, abs=0.02)
+    waits = [end - start for (_, start), (who, end) in zip(machine.log, machine.log[1:], strict=False)]
+    assert max(waits) <= 0.5 + 1e-9
+
+
+def test_who_was_away_has_saved_up_nothing() -> None:
+    machine = Machine()
+    machine.join("a", INTERACTIVE)
+    machine.join("b", None)
+    machine.run(100)
+    machine.wants("b", INTERACTIVE)
+    assert "".join(machine.run(1)).count("a") == pytest.approx(5, abs=1)
+
+
+def test_batch_work_takes_longer_turns() -> None:
+    machine = Machine()
+    machine.join("a", BATCH, step_s=0.25)
+    assert machine.join("b", BATCH, step_s=0.25) == Recalled("a", BATCH_TURN_S, interrupts=False)
+    assert "".join(machine.run(3)) == "aaaabbbbaaaa"
+
+
+@pytest.mark.parametrize("floor", [0.1, 0.25])
+def test_batch_work_keeps_its_share_beside_endless_interactive_work(floor: float) -> None:
+    machine = Machine(floor=floor)
+    machine.join("a", INTERACTIVE, step_s=0.03)
+    machine.join("b", BATCH, step_s=0.13)
+    machine.run(200)
+    assert machine.share("b", BATCH) == pytest.approx(floor, abs=0.02)
+
+
+def test_all_batch_work_together_has_the_share() -> None:
+    machine = Machine()
+    machine.join("a", INTERACTIVE, step_s=0.03)
+    machine.join("b", BATCH, step_s=0.13)
+    machine.join("c", BATCH, step_s=0.13)
+    machine.run(200)
+    assert machine.share("b", BATCH) == pytest.approx(0.05, abs=0.02)
+    assert machine.share("c", BATCH) == pytest.approx(0.05, abs=0.02)
+
+
+def test_without_a_share_batch_work_waits() -> None:
+    machine = Machine(floor=0.0)
+    machine.join("a", INTERACTIVE)
+    machine.join("b", BATCH)
+    assert set(machine.run(100)) == {"a"}
+    machine.wants("a", None)
+    machine.step()
+    assert machine.turns.holder == "b"
+
+
+def test_the_share_is_one_step_that_knows_of_the_others_and_is_not_interrupted() -> None:
+    machine = Machine()
+    machine.join("a", INTERACTIVE)
+    machine.join("b", BATCH)
+    while machine.turns.holder == "a":
+        machine.step()
+    assert machine.until_s == machine.now_s
+    assert machine.join("c", INTERACTIVE) is None
+    machine.step()
+    assert machine.turns.holder == "c"
+
+
+def due_beside_a_newcomer() -> Machine:
+    """`b` has batch work whose turn is due, and `c` has just come; `a` computes interactive work."""
+    machine = Machine()
+    machine.join("a", INTERACTIVE, step_s=0.5)
+    machine.join("b", BATCH)
+    machine.join("c", None)
+    machine.step()
+    machine.step()
+    machine.wants("c", INTERACTIVE)
+    return machine
+
+
+def test_the_share_never_goes_right_in_front_of_a_newcomer() -> None:
+    machine = due_beside_a_newcomer()
+    assert machine.run(0.6)[:3] == ["a", "c"]
+    assert machine.turns.holder == "b"
+
+
+def test_newcomers_without_end_do_not_lock_batch_work_out() -> None:
+    machine = due_beside_a_newcomer()
+    began_s, num = machine.now_s, 0
+    while machine.turns.holder != "b":
+        num += 1
+        machine.join(f"n{num}", INTERACTIVE)
+        machine.step()
+    assert machine.now_s - began_s <= LONGEST_COURTESY_S + 1.0
+
+
+def test_a_holder_is_awaited_when_another_wants_the_turn() -> None:
+    machine = Machine()
+    machine.join("a", BATCH)
+    machine.join("b", None)
+    assert not machine.turns.is_awaited("a")
+    machine.wants("b", BATCH)
+    assert machine.turns.is_awaited("a")
+    assert machine.turns.is_waiting("b")
+    assert not machine.turns.is_awaited("b")
+    assert not machine.turns.is_waiting("a")
+
+
+def test_the_dead_hold_nothing() -> None:
+    machine = Machine()
+    machine.join("a", BATCH)
+    machine.join("b", BATCH)
+    machine.turns.leave("a", machine.now_s)
+    assert machine.act() == Grant("b", None, beside_interactive=False)
+    machine.turns.leave("b", machine.now_s)
+    assert machine.act() is None
+    assert machine.turns.holder is None
+
+
+def test_who_wants_nothing_any_more_when_the_turn_comes_gives_it_back() -> None:
+    machine = Machine()
+    machine.join("a", BATCH)
+    machine.wants("a", None)
+    assert machine.turns.holder == "a"
+    machine.join("b", BATCH)
+    machine.turns.given_back("a", None, machine.now_s)
+    assert machine.act() == Grant("b", None, beside_interactive=False)
+
+
+NAMES = "abcd"
+works = st.sampled_from([None, BATCH, INTERACTIVE])
+events = st.one_of(
+    st.tuples(st.just("wants"), st.sampled_from(NAMES), works),
+    st.tuples(st.just("dies"), st.sampled_from(NAMES), st.none()),
+    st.tuples(st.just("steps"), st.integers(1, 40), st.none()),
+)
+LONGEST_STEP_S = 0.8
+
+
+@settings(deadline=None)
+@given(
+    history=st.lists(events, max_size=60),
+    step_s=st.lists(st.floats(0.005, LONGEST_STEP_S), min_size=4, max_size=4),
+)
+def test_whoever_wants_the_turn_gets_it_whatever_the_history(
+    history: list[tuple[str, object, Priority | None]], step_s: list[float]
+) -> None:
+    machine = Machine()
+    for name, seconds in zip(NAMES, step_s, strict=True):
+        machine.join(name, None, seconds)
+    for what, about, work in history:
+        _happen(machine, what, about, work)
+        assert machine.turns.holder is not None or not any(work is not None for work in machine.work.values())
+    for name in NAMES:
+        waiting = machine.work[name]
+        if waiting is None:
+            continue
+        bound_s = 4 * LONGEST_STEP_S if waiting is INTERACTIVE else _batch_bound_s()
+        assert machine.gets_a_turn(name, bound_s), f"{name} starves"
+
+
+def _batch_bound_s() -> float:
+    """Each of up to three others saves for a step of its own and takes its longer turn before."""
+    return 4 * (LONGEST_STEP_S / 0.1 + LONGEST_COURTESY_S + BATCH_TURN_S + 4 * LONGEST_STEP_S)
+
+
+def _happen(machine: Machine, what: str, about: object, work: Priority | None) -> None:
+    if isinstance(about, int):
+        for _ in range(about):
+            machine.step()
+        return
+    name = str(about)
+    if what == "wants":
+        machine.wants(name, work)
+        return
+    machine.turns.leave(name, machine.now_s)
+    machine.work[name] = None
+    machine.turns.join(name, machine.now_s)
+    machine.act()

@@ -1,0 +1,180 @@
+"""When silence is a hang. No clock: time is what the test says."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from openai_cpu_server.dispatch.death import Death, DeathKind
+from openai_cpu_server.dispatch.process.crashes import CrashRecord
+from openai_cpu_server.dispatch.process.hang_detector import TICK_S, HangDetector, HangLimits
+from openai_cpu_server.dispatch.process.memory_killer import MemoryKiller
+
+
+class Story:
+    def __init__(self, limits: HangLimits) -> None:
+        self.now_s = 1000.0
+        self.detector = HangDetector(limits, now_s=self.now_s)
+
+    def hung_after(
+        self, seconds: float, *, is_loading: bool = False, owes: bool = True, is_waiting: bool = False
+    ) -> bool:
+        for _ in range(round(seconds / TICK_S)):
+            self.now_s += TICK_S
+            if self.detector.is_hung(self.now_s, is_loading=is_loading, owes=owes, is_waiting=is_waiting):
+                return True
+        return False
+
+
+def test_silence_beyond_the_limit_is_a_hang() -> None:
+    story = Story(HangLimits(step_s=10))
+    assert not story.hung_after(10)
+    assert story.hung_after(1)
+
+
+def test_any_news_begins_anew() -> None:
+    story = Story(HangLimits(step_s=10))
+    for _ in range(5):
+        assert not story.hung_after(9)
+        story.detector.news()
+
+
+def test_a_long_step_gets_300_times_what_it_should_take() -> None:
+    story = Story(HangLimits(step_s=10))
+    story.detector.step_begins(expected_ms=1000)
+    assert not story.hung_after(300)
+    assert story.hung_after(1)
+
+
+def test_an_idle_engine_may_be_silent() -> None:
+    story = Story(HangLimits(step_s=10))
+    assert not story.hung_after(1000, owes=False)
+    assert not story.hung_after(9)
+
+
+@pytest.mark.parametrize("is_loading", [True, False])
+def test_an_engine_that_waits_for_its_turn_may_be_silent(is_loading: bool) -> None:
+    story = Story(HangLimits(step_s=10, load_s=10))
+    assert not story.hung_after(1000, is_loading=is_loading, is_waiting=True)
+    assert not story.hung_after(9, is_loading=is_loading)
+    assert story.hung_after(2, is_loading=is_loading)
+
+
+def test_loading_has_its_own_limit() -> None:
+    story = Story(HangLimits(step_s=10, load_s=100))
+    assert not story.hung_after(100, is_loading=True, owes=False)
+    assert story.hung_after(1, is_loading=True, owes=False)
+
+
+def test_a_request_that_is_handled_for_too_long_is_a_hang_though_steps_go_on() -> None:
+    """Its constraint is being compiled, beside the steps of others."""
+    story = Story(HangLimits(step_s=10))
+    for request_id in ("a", "b", None):
+        story.detector.handling(request_id)
+        story.detector.news()
+        assert not story.hung_after(9)
+    story.detector.handling("c")
+    story.detector.news()
+    assert not story.hung_after(6)
+    story.detector.news()
+    assert story.hung_after(6)
+    assert story.detector.stuck_s == 10.5
+
+
+@pytest.mark.parametrize("is_loading", [True, False])
+def test_without_limits_nothing_is_a_hang(is_loading: bool) -> None:
+    assert not Story(HangLimits(step_s=None, load_s=None)).hung_after(10_000, is_loading=is_loading)
+
+
+def test_time_in_which_this_process_did_not_run_is_not_held_against_the_engine() -> None:
+    story = Story(HangLimits(step_s=10))
+    story.now_s += 3600
+    assert not story.hung_after(8)
+
+
+@pytest.mark.parametrize(
+    ("status", "kind", "said", "cause"),
+    [
+        (-9, DeathKind.KILL, "something that guards memory", "SIGKILL"),
+        (-15, DeathKind.KILL, "SIGTERM", "SIGTERM"),
+        (-11, DeathKind.FAULT, "crashed in native code (SIGSEGV)", "SIGSEGV"),
+        (-6, DeathKind.FAULT, "crashed in native code (SIGABRT)", "SIGABRT"),
+        (1, DeathKind.FAULT, "exit status 1", "exit_1"),
+        (None, DeathKind.FAULT, "exit status None", "unknown"),
+    ],
+)
+def test_what_an_exit_status_means(status: int | None, kind: DeathKind, said: str, cause: str) -> None:
+    death = Death.of(status, hang_s=None)
+    assert (death.kind, death.cause) == (kind, cause)
+    assert said in death.message
+
+
+def test_a_hang_is_no_kill_though_it_ends_with_one() -> None:
+    death = Death.of(-9, hang_s=61.2)
+    assert (death.kind, death.cause) == (DeathKind.HANG, "hang")
+    assert "61 s" in death.message
+
+
+def test_a_kill_while_the_system_ran_out_of_memory_is_its_doing() -> None:
+    death = Death.of(-9, hang_s=None, ran_out_of_memory=True)
+    assert (death.kind, death.cause) == (DeathKind.MEMORY, "out_of_memory")
+    assert "--cache-mb" in death.message
+    assert Death.of(-11, hang_s=None, ran_out_of_memory=True).kind is DeathKind.FAULT
+    assert Death.of(-9, hang_s=9.0, ran_out_of_memory=True).kind is DeathKind.HANG
+
+
+def test_the_memory_killers_count_is_what_tells(tmp_path: Path) -> None:
+    vmstat = tmp_path / "vmstat"
+    vmstat.write_text("pgfault 9\noom_kill 3\nthp_oom_kill 8\n")
+    killer = MemoryKiller(vmstat)
+    assert not killer.has_struck
+    killer.look()
+    vmstat.write_text("pgfault 9\noom_kill 4\nthp_oom_kill 8\n")
+    assert killer.has_struck
+    killer.look()
+    assert killer.has_struck
+    for _ in range(50):
+        killer.look()
+    assert not killer.has_struck
+
+
+@pytest.mark.parametrize("content", [None, "", "pgfault 3\n"])
+def test_where_nobody_counts_it_has_not_struck(tmp_path: Path, content: str | None) -> None:
+    if content is not None:
+        (tmp_path / "vmstat").write_text(content)
+    killer = MemoryKiller(tmp_path / "vmstat")
+    killer.look()
+    assert not killer.has_struck
+
+
+def test_crashes_of_the_last_minute_count_and_the_wait_doubles() -> None:
+    now_s = 0.0
+    record = CrashRecord(max_a_minute=5, clock=lambda: now_s)
+    waits = []
+    for _ in range(4):
+        record.note()
+        waits.append(record.backoff_s)
+        now_s += 10
+    assert waits == pytest.approx([0.1, 0.2, 0.4, 0.8])
+    assert record.why_too_many is None
+    record.excuse()
+    assert record.backoff_s == pytest.approx(0.1)
+    record.note()
+    assert record.backoff_s == pytest.approx(0.1), "it had served well in between"
+    assert record.why_too_many == "5 crashes within a minute"
+    now_s += 30  # the first is older than a minute now
+    assert record.why_too_many is None
+
+
+def test_starts_that_fail_count_in_a_row_however_long_each_takes() -> None:
+    now_s = 0.0
+    record = CrashRecord(max_a_minute=3, clock=lambda: now_s)
+    for number in range(1, 6):
+        now_s += 300
+        record.note()
+        record.start_failed()
+        assert record.backoff_s == pytest.approx(0.1 * 2 ** ((number - 1) % 3))
+        assert record.why_too_many == ("3 starts in a row that failed" if number == 3 else None)
+        if number == 3:
+            record.started()

@@ -1,0 +1,30 @@
+"""One browser and one server for each module; a visit, with storage of its own, for each test."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+from playwright.sync_api import Browser
+
+from tests.page.browser import Visit, running_browser, visiting
+from tests.server import ServerProcess
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Browser]:
+    with running_browser() as browser:
+        yield browser
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[ServerProcess]:
+    with ServerProcess("--model", "demo") as server:
+        yield server
+
+
+@pytest.fixture
+def visit(browser: Browser, server: ServerProcess) -> Iterator[Visit]:
+    with visiting(browser, server) as visit:
+        yield visit
+        assert visit.complaints == []
