@@ -63,7 +63,7 @@ def hermes() -> Iterator[openai.OpenAI]:
     yield from _serving("hermes")
 
 
-@pytest.fixture(scope="module", params=["tiny", "demo"])
+@pytest.fixture(scope="module", params=["tiny", pytest.param("demo", marks=pytest.mark.slow)])
 def any_model(request: pytest.FixtureRequest) -> Iterator[openai.OpenAI]:
     """One that knows nothing of JSON, and one that has learnt it."""
     if request.param == "tiny":
