@@ -32,7 +32,9 @@ class ServerProcess:
         an environment of its own, or a limit, does so too."""
         self.lines: list[str] = []
         self._new: queue.SimpleQueue[str | None] = queue.SimpleQueue()
-        command = ["serve", "--port", "0"]
+        command = ["serve"]
+        if "--port" not in options:
+            command += ["--port", "0"]
         if "--calibrate" not in options:
             command += ["--calibrate", "never"]
         if "--threads" not in options and HAS_COMPANY:

@@ -24,7 +24,8 @@ ALLOWED = {
     "adapter_options": set[str](),
     "model_options": {"adapter_options", "contract", "router_options"},
     "router_options": {"models.routing.options"},
-    "settings": {"adapter_options", "contract", "errors", "model_options", "option_parser"},
+    "ray_options": set[str](),
+    "settings": {"adapter_options", "contract", "errors", "model_options", "option_parser", "ray_options"},
     "model_source": {"adapter_options", "contract.adapter", "errors", "llama.gguf"},
     "prompt": {"contract", "errors"},
     "structured": {"errors"},
@@ -39,6 +40,21 @@ ALLOWED = {
     "llama": {"contract", "errors", "kernels.library", "kernels.proof", "structured.gbnf"},
     # Below `api`, which looks a model up by the name in a body: for it there is no HTTP and no process.
     "models": {"contract", "errors", "prompt", "structured"},
+    # Several engines elsewhere: the pure choice between them, and the way to them.
+    "replicas.remote": {"contract", "dispatch.requests", "errors"},
+    "replicas.host": {"contract", "dispatch", "errors"},
+    # The only room that knows Ray: it wires API replicas and engine replicas, as `app` does one server.
+    "replicas.ray": {
+        "app",
+        "contract",
+        "dispatch",
+        "errors",
+        "models",
+        "observe",
+        "ray_options",
+        "serving",
+        "settings",
+    },
     # The files of the page: for it there is no HTTP.
     "page": set[str](),
     # Below `api`, which asks it before it submits a call: for it there is no HTTP, no model and no engine.
@@ -93,6 +109,7 @@ ALLOWED = {
         "serving.plans",
         "settings",
     },
+    "commands.ray": {"", "errors", "replicas.ray", "settings"},
     "commands.tune": {"contract", "errors", "llama", "model_source", "settings"},
     "commands.quantize": {"engine.offspring", "errors", "llama", "model_source"},
     "commands.inspect": {
@@ -129,7 +146,7 @@ ONLY_IN = {
     "limits": {"api"},
     "redis": {"answers"},
     "sqlite3": {"answers", "jobs"},
-    "pydantic": {"api", "model_options", "router_options", "settings"},
+    "pydantic": {"api", "model_options", "ray_options", "router_options", "settings"},
     "pydantic_settings": {"settings"},
     "huggingface_hub": {"model_source"},
     "jinja2": {"prompt"},
@@ -150,12 +167,14 @@ PURE = {
 }
 ROOMS_UPWARDS = {
     "dispatch": ("cores", "adapters", "process", "requests"),
+    "replicas": ("remote", "host", "ray"),
     "jobs": ("store", "run"),
     "structured": ("languages", "scalars", "writing", "gbnf", "schema", "logic", "values"),
 }
 """The rooms of a layer: each imports only those before it, and what files of the layer's root it may name."""
 FOR_ALL_ROOMS = {
     "dispatch": {"death"},
+    "replicas": {"autoscaling", "link", "load", "pool", "prefixes", "report", "router", "wire"},
     "jobs": {"options", "records"},
     "structured": {"errors", "options", "report"},
 }
@@ -228,6 +247,12 @@ def test_libraries_stay_in_their_rooms() -> None:
         layer = module.split(".", maxsplit=1)[0]
         for name in imports(tree):
             assert layer in ONLY_IN.get(name.split(".")[0], {layer}), f"{module} imports {name}"
+
+
+def test_ray_stays_in_its_room() -> None:
+    importers = {m for m, tree in MODULES.items() if any(within(n, "ray") for n in imports(tree))}
+    assert importers
+    assert all(module.startswith("replicas.ray.") for module in importers)
 
 
 def test_llama_cpp_is_imported_without_its_package() -> None:

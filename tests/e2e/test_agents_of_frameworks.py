@@ -70,9 +70,7 @@ def test_a_graph_calls_a_tool_and_tells_its_result(langchain: ChatOpenAI) -> Non
     assert [call["name"] for call in said[1].tool_calls] == ["water"]
 
 
-@pytest.mark.filterwarnings(
-    "ignore:The `__.*__` attribute is deprecated"
-)  # LlamaIndex looks at all of its own
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # its own
 async def test_llama_index_calls_a_tool_and_tells_its_result(server: ServerProcess) -> None:
     called: list[str] = []
 
