@@ -22,6 +22,10 @@ PREFIXES = Mix(chats=0.07, questions=0.05)
 """Nearly every prompt begins with something that others' have."""
 
 
+_MOST_SLOTS = 250
+"""A step of 256 tokens has room for one of each."""
+
+
 class GoalFigures(NamedTuple):
     one: Figures
     """A single replica, as fast as all together, with the memory of all."""
@@ -31,15 +35,21 @@ class GoalFigures(NamedTuple):
 def goal(curve: CostCurve, seconds: float, seed: int, num: int = 4) -> GoalFigures:
     """The prefix workload over some replicas, and over one that is as good as all of them."""
     turns = trace(scaled(PREFIXES, num), seconds, seed)
-    machine = Machine(curve)
-    giant = Machine(
-        faster(curve, num),
-        num_slots=min(250, num * machine.num_slots),
+    plan = Plan(Machine(curve), num, seed=seed)
+    return GoalFigures(run(one_instead(plan), turns), compared(plan, turns))
+
+
+def one_instead(plan: Plan) -> Plan:
+    """A single replica, as fast as all of the plan together, with the memory of all."""
+    num, machine = plan.num_replicas, plan.machine
+    giant = replace(
+        machine,
+        curve=faster(machine.curve, num),
+        num_slots=min(_MOST_SLOTS, num * machine.num_slots),
         kv_tokens=num * machine.kv_tokens,
         cache_blocks=num * machine.cache_blocks,
     )
-    one = run(Plan(giant, 1, routing="round robin", seed=seed), turns)
-    return GoalFigures(one, compared(Plan(machine, num, seed=seed), turns))
+    return replace(plan, machine=giant, num_replicas=1, routing="round robin")
 
 
 def sizes(curve: CostCurve, counts: Sequence[int], seconds: float, seed: int) -> Iterator[Figures]:
