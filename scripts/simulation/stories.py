@@ -26,6 +26,9 @@ _MOST_SLOTS = 250
 """A step of 256 tokens has room for one of each."""
 
 
+_MANY = 1000
+
+
 class GoalFigures(NamedTuple):
     one: Figures
     """A single replica, as fast as all together, with the memory of all."""
@@ -55,14 +58,16 @@ def one_instead(plan: Plan) -> Plan:
 def sizes(curve: CostCurve, counts: Sequence[int], seconds: float, seed: int) -> Iterator[Figures]:
     """The mixed workload, grown with the number of replicas, by every routing."""
     for count in counts:
-        turns = trace(scaled(PER_REPLICA, count), seconds, seed)
+        # A thousand take ten minutes of one core as it is.
+        until_s = seconds if count < _MANY else seconds / 3
+        turns = trace(scaled(PER_REPLICA, count), until_s, seed)
         plan = Plan(
             Machine(curve),
             count,
             # A router for 100 replicas: there are several in front of more, which know of each other nothing.
             num_routers=max(1, count // 100),
-            news_s=0.25 if count < 1000 else 1.0,
-            until_s=seconds,
+            news_s=0.25 if count < _MANY else 1.0,
+            until_s=until_s,
             seed=seed,
         )
         yield from compared(plan, turns)
