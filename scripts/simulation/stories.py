@@ -126,7 +126,7 @@ def day(curve: CostCurve, day_s: float, seed: int, most: int = 8) -> DayFigures:
     """A day in less time: at noon comes twice the mean, at night next to nothing, with bursts."""
     busiest = scaled(PER_REPLICA, 0.45 * most)
     turns = trace(replace(busiest, batch_rows=0.0), day_s, seed, day_curve(day_s))
-    options = AutoscaleOptions(min_replicas=1, max_replicas=most, down_after_s=day_s / 40)
+    options = AutoscaleOptions(min_replicas=1, max_replicas=most)
     plan = Plan(Machine(curve), 1, autoscale=options, seed=seed)
     outcome = simulate(plan, turns)
     largest = max(serving for _, serving, _ in outcome.sizes)
