@@ -22,7 +22,7 @@ from openai_cpu_server.api.access.rate_limits import RateLimits
 from openai_cpu_server.api.application import Api, create_api
 from openai_cpu_server.api.calls.recall import Recall, Similar
 from openai_cpu_server.api.gates.entrance import EXCESS_CONNECTION
-from openai_cpu_server.api.options import ApiOptions
+from openai_cpu_server.api.options import ApiOptions, SchedulingOptions
 from openai_cpu_server.api.routes.model_keeping import ModelKeeping
 from openai_cpu_server.errors import StartupError
 from openai_cpu_server.jobs.jobs import Jobs
@@ -216,6 +216,15 @@ def _api_options(settings: Settings) -> ApiOptions:
         trusted_proxies=tuple(settings.trusted_proxy),
         page=settings.page,
         compares_turns=settings.semantic_cache is not None,
+        scheduling=SchedulingOptions(
+            policy=settings.policy,
+            stream_rate=settings.stream_rate,
+            stall_ms=settings.stall_ms,
+            batch_stall_ms=settings.batch_stall_ms,
+            batch_floor=settings.batch_floor,
+            preempt_threshold_ms=settings.preempt_threshold_ms,
+            max_queue=settings.max_queue,
+        ),
     )
 
 

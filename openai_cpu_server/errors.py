@@ -160,6 +160,15 @@ class TooManyConnections(ServerError):
         super().__init__("The server has too many connections; try again later.")
 
 
+class TooManyWatchers(ServerError):
+    """As many streams of events are open as may be, of this client or of all."""
+
+    retry_after_s = 10
+
+    def __init__(self) -> None:
+        super().__init__("Too many streams of events are open; close one, or try again later.")
+
+
 class RateLimited(ServerError):
     """A key has used up what it may; base of the two below."""
 

@@ -50,6 +50,7 @@ NEEDED = {
     "POST /detokenize": INFERENCE,
     "GET /metrics": METRICS,
     "GET /v1/stats": METRICS,
+    "GET /v1/events": INFERENCE,
     "GET /health": OPEN,
     "GET /ready": OPEN,
     "GET /openapi.json": OPEN,

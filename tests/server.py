@@ -25,7 +25,9 @@ class ServerProcess:
     ) -> None:
         self.lines: list[str] = []
         self._new: queue.SimpleQueue[str | None] = queue.SimpleQueue()
-        command = [sys.executable, "-m", "openai_cpu_server", "serve", "--port", "0"]
+        command = [sys.executable, "-m", "openai_cpu_server", "serve"]
+        if "--port" not in options:
+            command += ["--port", "0"]
         if "--calibrate" not in options:
             command += ["--calibrate", "never"]
         if "--threads" not in options and HAS_COMPANY:

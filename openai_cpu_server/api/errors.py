@@ -47,6 +47,7 @@ from openai_cpu_server.errors import (
     TemplateFailed,
     TokensLimited,
     TooManyConnections,
+    TooManyWatchers,
     Unauthorized,
     WrongModelKind,
 )
@@ -104,6 +105,7 @@ TABLE: Mapping[type[ServerError], Failure] = {
     JobsUnavailable: Failure(503, "server_error", "jobs_unavailable"),
     BodiesFull: Failure(503, "server_error", "too_many_bodies"),
     TooManyConnections: Failure(503, "server_error", "too_many_connections"),
+    TooManyWatchers: Failure(503, "server_error", "too_many_event_streams"),
     ServerError: Failure(500, "server_error", "internal_error"),
 }
 """408 is OpenAI's status for a request that took too long. SDKs would try again, so a header asks them not
@@ -186,7 +188,7 @@ def headers_of(error: Exception) -> dict[str, str]:
             return {"x-should-retry": "false"}  # SDKs would send what kills the engine twice again
         case RateLimited(retry_after_s=float(seconds)):
             return _retry_after(seconds)
-        case QueueFull() | EngineUnavailable() | JobsUnavailable() | AnswersUnavailable():
+        case QueueFull() | EngineUnavailable() | JobsUnavailable() | AnswersUnavailable() | TooManyWatchers():
             return _retry_after(error.retry_after_s)
         case TooManyConnections(retry_after_s=seconds) | BodiesFull(retry_after_s=seconds):
             return {**_retry_after(seconds), "connection": "close"}

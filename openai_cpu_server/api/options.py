@@ -8,6 +8,18 @@ from openai_cpu_server.api.access.clients import Network
 from openai_cpu_server.contract.request import Priority
 
 
+class SchedulingOptions(msgspec.Struct, frozen=True, kw_only=True):
+    """What the engines were told, for those who watch them. Names are those of the command line."""
+
+    policy: str
+    stream_rate: float
+    stall_ms: float
+    batch_stall_ms: float
+    batch_floor: float
+    preempt_threshold_ms: float
+    max_queue: int
+
+
 class ApiOptions(msgspec.Struct, frozen=True, kw_only=True):
     api_key: str | None = None
     """A key for everything, where the server has no other keys."""
@@ -40,6 +52,8 @@ class ApiOptions(msgspec.Struct, frozen=True, kw_only=True):
     """Requests of different API keys share no computed prompts."""
     compares_turns: bool = False
     """Answers to similar questions are kept."""
+    scheduling: SchedulingOptions | None = None
+    """None: nobody has said."""
     page: bool = True
     """There is a page for browsers."""
     keep_alive_s: float = 10.0

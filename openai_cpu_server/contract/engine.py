@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import enum
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from types import TracebackType
 from typing import Protocol, Union
 
@@ -11,9 +11,10 @@ import msgspec
 
 from openai_cpu_server.contract.adapter import Adapter, AdapterStatus
 from openai_cpu_server.contract.embedding import EmbedRequest
-from openai_cpu_server.contract.messages import KVStats, ModelLoading, Place, TokenEvent
+from openai_cpu_server.contract.messages import KVStats, ModelLoading, Place, StepFigures, TokenEvent
 from openai_cpu_server.contract.model_info import ModelInfo
 from openai_cpu_server.contract.request import GenerationRequest, Priority
+from openai_cpu_server.contract.shown import Shown
 from openai_cpu_server.errors import EngineUnavailable, ServerError
 
 _SOON_S = 1
@@ -79,6 +80,10 @@ class LastDeath(msgspec.Struct, frozen=True, kw_only=True):
     age_s: float
 
 
+SeeStep = Callable[[Union[StepFigures, None], Shown], None]
+"""It is told what a step was; without figures, only how the memory stands."""
+
+
 class EngineStatus(msgspec.Struct, frozen=True, kw_only=True):
     """A snapshot for health routes. Requests are counted by their priority's label."""
 
@@ -100,6 +105,8 @@ class EngineStatus(msgspec.Struct, frozen=True, kw_only=True):
     """The part of it that is the engine's; 0 while there is no process."""
     kernels: dict[str, str] = {}
     """By kernel of ours: its instruction set, or why it is off; empty until the model is loaded."""
+    deaths: tuple[LastDeath, ...] = ()
+    """The last few, the oldest first."""
 
 
 class RequestState(enum.Enum):
@@ -280,6 +287,14 @@ class Engine(Protocol):
     def kv_stats(self) -> KVStats | None:
         """As of the last step; None while the present engine process has not made any."""
         ...
+
+    def show_steps(self, see: SeeStep) -> None:
+        """Tell of each step who was in it, also when the process has been replaced. There is one who sees; it
+        must be quick. An engine that cannot tell tells nothing.
+        """
+        ...
+
+    def hide_steps(self) -> None: ...
 
     def clear_cache(self) -> None:
         """Drop all of the prefix cache but what is pinned, with the next step. Raises `EngineUnavailable`."""

@@ -12,6 +12,7 @@ from openai_cpu_server.contract.embedding import Embedded, EmbedRequest
 from openai_cpu_server.contract.model_info import ModelInfo
 from openai_cpu_server.contract.replica import Forecast, PrefixNews
 from openai_cpu_server.contract.request import GenerationRequest, Priority
+from openai_cpu_server.contract.shown import Shown
 from openai_cpu_server.contract.step import TokenLogprob
 
 
@@ -160,7 +161,17 @@ class Recall(msgspec.Struct, frozen=True, kw_only=True, tag="recall"):
     """
 
 
-Command = Union[Start, Submit, Cancel, ClearCache, LoadAdapter, UnloadAdapter, Turn, Recall]
+class ShowSteps(msgspec.Struct, frozen=True, tag="show_steps"):
+    """Somebody watches: from now on `StepDone.shown` says who was in each step, and who holds what."""
+
+
+class HideSteps(msgspec.Struct, frozen=True, tag="hide_steps"):
+    """Nobody watches any more."""
+
+
+Command = Union[
+    Start, Submit, Cancel, ClearCache, LoadAdapter, UnloadAdapter, Turn, Recall, ShowSteps, HideSteps
+]
 
 
 class FinishReason(enum.Enum):
@@ -313,7 +324,7 @@ class StepFigures(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
     """It was thrown away."""
 
 
-class StepDone(msgspec.Struct, frozen=True, tag="step_done"):
+class StepDone(msgspec.Struct, frozen=True, omit_defaults=True, tag="step_done"):
     """All that one step brought, in one message."""
 
     events: tuple[TokenEvent, ...]
@@ -326,6 +337,8 @@ class StepDone(msgspec.Struct, frozen=True, tag="step_done"):
     """None: it is told a few times a second, and only to those who want it."""
     prefixes: PrefixNews | None = None
     """None: nothing has changed, or nobody wants to know."""
+    shown: Shown | None = None
+    """Only between `ShowSteps` and `HideSteps`."""
 
 
 class Place(msgspec.Struct, frozen=True):

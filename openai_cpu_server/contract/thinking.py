@@ -21,6 +21,9 @@ class Thinking(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """
     opening: tuple[int, ...] = ()
     """Tokens with which the output must begin: they spell `begin`. (): it may begin with it or not."""
+    shown_behind: str = ""
+    """What is for the user begins behind this mark, which comes after the thoughts, for a format whose
+    messages have headers; "": right behind the thoughts."""
     budget: int | None = None
     """The most tokens of the thoughts, marks not counted, before they are ended; None: any number.
 
@@ -28,6 +31,40 @@ class Thinking(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """
     closing: tuple[int, ...] = ()
     """Tokens that end the thoughts when the budget is used up: they spell `end`, maybe behind last words."""
+
+
+class Shown:
+    """Follows an output to where it is for the user: stop strings are looked for from there on."""
+
+    def __init__(self, thinking: Thinking) -> None:
+        self._thoughts: Thoughts | None = Thoughts(thinking)
+        """None: they have ended."""
+        self._mark = thinking.shown_behind.encode()
+        self._text = b""
+        """What has come behind the thoughts, as far as it may matter."""
+
+    def begins_with(self, piece: bytes) -> bool:
+        """Read the next token's bytes. True: what follows it is for the user. Nothing can be read then."""
+        answer: bytes | None = piece
+        if self._thoughts is not None:
+            answer = self._thoughts.read(piece)
+        if answer is None:
+            return False
+        self._thoughts = None
+        return not self._mark or self._is_behind_mark(answer)
+
+    def _is_behind_mark(self, piece: bytes) -> bool:
+        """An output that has no headers is for the user at once."""
+        self._text += piece
+        head = self._text.lstrip()[:2]
+        if not _HEADER.startswith(head) or self._mark in self._text:
+            return True
+        self._text = head + self._text.lstrip()[2:][-len(self._mark) :]
+        return False
+
+
+_HEADER = b"<|"
+"""Every header begins so."""
 
 
 class Thoughts:

@@ -15,6 +15,7 @@ from openai_cpu_server.contract.engine import (
     EngineStatus,
     LiveRequest,
     RequestState,
+    SeeStep,
     unavailable,
 )
 from openai_cpu_server.contract.messages import ClearCache, KVStats, ModelLoading
@@ -130,6 +131,7 @@ class Dispatcher:
             kv_tokens_used=kv.pool_tokens_used if kv else 0,
             restarts=supervisor.restarts,
             last_death=supervisor.last_death,
+            deaths=supervisor.deaths,
             rss_bytes=supervisor.rss_bytes,
             engine_rss_bytes=supervisor.engine_rss_bytes,
             kernels=self.info.kernels.described if self.info else {},
@@ -137,6 +139,12 @@ class Dispatcher:
 
     def kv_stats(self) -> KVStats | None:
         return self._supervisor.kv_stats
+
+    def show_steps(self, see: SeeStep) -> None:
+        self._supervisor.show_steps(see)
+
+    def hide_steps(self) -> None:
+        self._supervisor.hide_steps()
 
     def clear_cache(self) -> None:
         if self.state is not EngineState.READY:

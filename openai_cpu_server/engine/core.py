@@ -20,11 +20,13 @@ from openai_cpu_server.contract.messages import (
     ClearCache,
     Finish,
     FinishReason,
+    HideSteps,
     LoadingAdapter,
     Place,
     QueueState,
     Recall,
     Sharing,
+    ShowSteps,
     StepDone,
     StepFigures,
     StepStarted,
@@ -37,6 +39,7 @@ from openai_cpu_server.contract.step import Backend, Step, StepResult
 from openai_cpu_server.engine.containment import CommandFailed, contained
 from openai_cpu_server.engine.output import Output
 from openai_cpu_server.engine.outward import Outward, OutwardNews
+from openai_cpu_server.engine.showing import Showing
 from openai_cpu_server.engine.step_log import log_step
 from openai_cpu_server.errors import AdapterFailed
 from openai_cpu_server.scheduler.cost_model import CostModel
@@ -76,7 +79,7 @@ class Checked(NamedTuple):
     """Why it cannot be loaded."""
 
 
-Work = Submit | Prepared | Refused | Cancel | ClearCache | Checked | UnloadAdapter
+Work = Submit | Prepared | Refused | Cancel | ClearCache | Checked | UnloadAdapter | ShowSteps | HideSteps
 """Commands that the core handles."""
 Measure = Callable[[Callable[[], bool]], CostCurve | None]
 """Times steps. It returns None if its argument says that something else is wanted; another call goes on."""
@@ -122,10 +125,11 @@ class EngineCore:
         self._num_forced = 0
         """Output tokens that no figures have told of yet."""
         self._preemptions_told = 0
+        self._showing = Showing(clock)
 
     @property
     def has_work(self) -> bool:
-        return self._scheduler.has_work or bool(self._events)
+        return self._scheduler.has_work or bool(self._events) or self._showing.is_owed
 
     @property
     def work(self) -> Priority | None:
@@ -226,6 +230,7 @@ class EngineCore:
         figures = self._compute(step) if step.verbs or step.spans else self._idle_figures(step)
         self._free_adapters()
         events, self._events = tuple(self._events), []
+        shown = self._showing.take(self._scheduler) if self._showing.is_on else None
         news = self._outward.news() if self._outward is not None else OutwardNews()
         yield StepDone(
             events=events,
@@ -233,6 +238,7 @@ class EngineCore:
             figures=figures,
             forecast=news.forecast,
             prefixes=news.prefixes,
+            shown=shown,
         )
         yield from self._queue_news(sharing)
 
@@ -255,6 +261,8 @@ class EngineCore:
         participants = self._scheduler.participants(step)
         reasons = self._scheduler.reasons
         log_step(step, participants, reasons, result, started_s=started, elapsed_ms=elapsed_ms)
+        if self._showing.is_on:
+            self._showing.note(step, participants, reasons, result)
         self._apply(step, result, elapsed_ms)
         return self._figures(step, result, predicted_ms, elapsed_ms)
 
@@ -331,6 +339,8 @@ class EngineCore:
                 self._scheduler.clear_cache()
             case UnloadAdapter(key=key):
                 self._leaving.add(key)
+            case ShowSteps() | HideSteps():
+                self._showing.heard(command)
             case Checked():
                 raise AssertionError("what loading brings is for the caller of `load_adapter`")
 

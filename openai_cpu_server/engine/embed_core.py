@@ -15,10 +15,12 @@ from openai_cpu_server.contract.messages import (
     AdapterRefused,
     Cancel,
     ClearCache,
+    HideSteps,
     Place,
     QueueState,
     Recall,
     Sharing,
+    ShowSteps,
     StepDone,
     StepFigures,
     StepStarted,
@@ -26,6 +28,7 @@ from openai_cpu_server.contract.messages import (
     TokenEvent,
 )
 from openai_cpu_server.contract.request import GenerationRequest, Priority
+from openai_cpu_server.contract.shown import Shown, ShownPart
 from openai_cpu_server.engine.containment import CommandFailed, contained
 from openai_cpu_server.engine.core import (
     NEVER,
@@ -90,6 +93,8 @@ class EmbedCore:
         """Read by the reader thread while a step runs."""
         self._was_interrupted = False
         self._queue_told_at = NEVER
+        self._is_shown = False
+        """Somebody watches the steps."""
 
     @property
     def has_work(self) -> bool:
@@ -141,7 +146,7 @@ class EmbedCore:
             raise
         yield from self._announce(parts)
         figures = self._compute(parts) if parts else None
-        yield self._done(figures)
+        yield self._done(figures, parts)
         yield from self._queue_news(sharing)
 
     def save_cache(self, path: str) -> None:
@@ -230,10 +235,11 @@ class EmbedCore:
             self._announced = news
             yield news
 
-    def _done(self, figures: StepFigures | None) -> StepDone:
+    def _done(self, figures: StepFigures | None, parts: Iterable[Part] = ()) -> StepDone:
         events, self._events = tuple(self._events), []
         embedded, self._embedded = tuple(self._embedded), []
-        return StepDone(events=events, kv=None, figures=figures, embedded=embedded)
+        shown = Shown(parts=tuple(map(_shown, parts))) if self._is_shown and figures else None
+        return StepDone(events=events, kv=None, figures=figures, embedded=embedded, shown=shown)
 
     def _queue_news(self, sharing: Sharing) -> Iterator[QueueState]:
         if self._queue.num_waiting and self._clock() - self._queue_told_at >= QUEUE_NEWS_S:
@@ -261,6 +267,10 @@ class EmbedCore:
                 pending = self._queue.remove(request_id)
                 if pending is not None:
                     self._embedded.append(_failed(pending.request, "It was cancelled."))
+            case ShowSteps():
+                self._is_shown = True
+            case HideSteps():
+                self._is_shown = False
             case ClearCache():
                 pass
             case Prepared():
@@ -300,6 +310,12 @@ _WRONG_MODEL = "does not go with a model that embeds"
 
 def _inputs(parts: Iterable[Part]) -> list[tuple[int, ...]]:
     return [tokens for part in parts for tokens in part.inputs]
+
+
+def _shown(part: Part) -> ShownPart:
+    request = part.pending.request
+    tokens = sum(map(len, part.inputs))
+    return ShownPart(request.id, request.client, request.priority, "prompt", prompt=tokens)
 
 
 def _failed(request: EmbedRequest, why: str) -> Embedded:

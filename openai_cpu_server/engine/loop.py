@@ -14,11 +14,8 @@ from typing import Protocol, TypeVar
 from openai_cpu_server.contract.adapter import Adapter
 from openai_cpu_server.contract.messages import (
     AdapterNews,
-    Cancel,
-    ClearCache,
     Command,
     EngineOptions,
-    LoadAdapter,
     Loading,
     LoadingPhase,
     QueueState,
@@ -31,13 +28,12 @@ from openai_cpu_server.contract.messages import (
     StepStarted,
     Submit,
     Turn,
-    UnloadAdapter,
 )
 from openai_cpu_server.contract.model_info import ModelInfo
 from openai_cpu_server.contract.request import Priority
 from openai_cpu_server.engine.channel import EngineChannel
 from openai_cpu_server.engine.core import Checked, Prepared, Refused, Work
-from openai_cpu_server.engine.preparation import Preparation
+from openai_cpu_server.engine.preparation import Preparation, Request
 from openai_cpu_server.engine.turn import EngineTurn, OwnCores, SharedTurn
 from openai_cpu_server.errors import StartupError
 
@@ -107,8 +103,6 @@ class Core(Protocol):
     def save_cache(self, path: str) -> None: ...
 
 
-Request = Submit | Cancel | ClearCache | LoadAdapter | UnloadAdapter
-"""Commands that are taken once the engine is ready."""
 Loaded = TypeVar("Loaded", bound=Native)
 Load = Callable[[EngineOptions, Callable[[float], None]], Loaded]
 BuildCore = Callable[[EngineOptions, Loaded, Callable[[float], None], EngineTurn], Core]

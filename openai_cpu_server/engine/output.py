@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from openai_cpu_server.contract.messages import Finish, FinishReason, TokenEvent
 from openai_cpu_server.contract.step import Sample, TokenLogprob
-from openai_cpu_server.contract.thinking import Thoughts
+from openai_cpu_server.contract.thinking import Shown
 from openai_cpu_server.engine.text import Release, TextStream
 from openai_cpu_server.scheduler.sequence import Sequence
 from openai_cpu_server.scheduler.spans import Advance
@@ -39,9 +39,9 @@ class Output:
         """Tokens of the output that were looked at; forced ones behind its end do not count."""
         self._num_forced = 0
         """How many of these were computed without sampling."""
-        self._thoughts = _thoughts(sequence)
-        """Stop strings wait until they have ended; None: they have, or there are none."""
-        self._text = TextStream(sequence.request.stop if self._thoughts is None else ())
+        self._shown = _shown(sequence)
+        """Stop strings wait for what is for the user; None: that has begun."""
+        self._text = TextStream(sequence.request.stop if self._shown is None else ())
         for token in sequence.output[:num_told]:
             self._follow(self._piece(token))
         self._held: list[_Token] = []
@@ -106,9 +106,9 @@ class Output:
         return None
 
     def _follow(self, piece: bytes) -> None:
-        """Stop strings are looked for from the token on that follows the thoughts."""
-        if self._thoughts is not None and self._thoughts.read(piece) is not None:
-            self._thoughts = None
+        """Stop strings are looked for from the token on that follows thoughts, and headers behind them."""
+        if self._shown is not None and self._shown.begins_with(piece):
+            self._shown = None
             self._text.watch(self._sequence.request.stop)
 
     def _gain(self, release: Release) -> None:
@@ -146,11 +146,11 @@ class Output:
         )
 
 
-def _thoughts(sequence: Sequence) -> Thoughts | None:
+def _shown(sequence: Sequence) -> Shown | None:
     constraint = sequence.request.constraint
     if constraint is None or constraint.thinking is None:
         return None
-    return Thoughts(constraint.thinking)
+    return Shown(constraint.thinking)
 
 
 def _tokens(samples: Iterable[Sample]) -> Iterator[_Token]:

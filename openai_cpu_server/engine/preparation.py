@@ -17,13 +17,17 @@ from openai_cpu_server.contract.messages import (
     Cancel,
     ClearCache,
     Handling,
+    HideSteps,
     LoadAdapter,
+    ShowSteps,
     Submit,
     UnloadAdapter,
 )
 from openai_cpu_server.contract.request import GenerationRequest, Priority
 from openai_cpu_server.engine.core import Checked, Prepared, Refused, Work
 
+Request = Submit | Cancel | ClearCache | LoadAdapter | UnloadAdapter | ShowSteps | HideSteps
+"""Commands that are taken once the engine is ready."""
 _END = (-1, 0, None)
 """It sorts before all requests."""
 _BEHIND_REQUESTS = max(Priority) + 1
@@ -67,7 +71,7 @@ class Preparation:
         self._queue.put(_END)
         self._thread.join()
 
-    def take(self, command: Submit | Cancel | ClearCache | LoadAdapter | UnloadAdapter) -> None:
+    def take(self, command: Request) -> None:
         """Never blocks for long."""
         match command:
             case Submit(request=GenerationRequest() as request) if request.constraint is not None:

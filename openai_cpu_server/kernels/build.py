@@ -76,7 +76,7 @@ def build(compiler: str = "", *, target: Path = LIBRARY, cpu: Sequence[str] = NA
     partial.replace(target)  # a process that has the old one mapped keeps it
 
 
-def build_portable(compiler: str = "") -> list[Path]:
+def build_portable(compiler: str = "", *, beside: Path = LIBRARY) -> list[Path]:
     """Compile a library for each level of this architecture.
 
     Raises `BuildFailed`.
@@ -85,12 +85,12 @@ def build_portable(compiler: str = "") -> list[Path]:
     if levels is None:
         raise BuildFailed(f"no levels of {platform.machine()} are known")
     for level, flags in levels.items():
-        build_if_changed(compiler, target=level_library(level), cpu=flags)
-    return [level_library(level) for level in levels]
+        build_if_changed(compiler, target=level_library(level, beside), cpu=flags)
+    return [level_library(level, beside) for level in levels]
 
 
-def level_library(level: str) -> Path:
-    return LIBRARY.with_suffix(f".{level}.so")
+def level_library(level: str, beside: Path = LIBRARY) -> Path:
+    return beside.with_suffix(f".{level}.so")
 
 
 def build_if_changed(compiler: str = "", *, target: Path = LIBRARY, cpu: Sequence[str] = NATIVE) -> bool:

@@ -53,11 +53,14 @@ class Library:
         self._handle.ocs_switch_off(kernel)
 
 
-def library_path() -> Path:
-    """The library for this machine: the one compiled here, else the best of a portable build that runs."""
-    levels = LEVELS.get(platform.machine(), {})
-    existing = [path for path in (LIBRARY, *map(level_library, levels)) if path.exists()]
-    return next((path for path in existing if obstacle(path) is None), existing[-1] if existing else LIBRARY)
+def library_path(native: Path = LIBRARY) -> Path:
+    """The library for this machine: the one compiled here, else the best of a portable build that runs.
+
+    Those of a portable build lie beside the place of the one compiled here.
+    """
+    levels = [level_library(level, native) for level in LEVELS.get(platform.machine(), {})]
+    existing = [path for path in (native, *levels) if path.exists()]
+    return next((path for path in existing if obstacle(path) is None), existing[-1] if existing else native)
 
 
 def obstacle(path: Path | None = None) -> str | None:

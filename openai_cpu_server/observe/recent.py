@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
 from openai_cpu_server.contract.messages import StepFigures
 from openai_cpu_server.observe.distribution import Distribution
-from openai_cpu_server.observe.ended import CallFigures, Ended
+from openai_cpu_server.observe.ended import AnswerUse, CallFigures, Ended
 
 SLICE_S = 10.0
 _NUM_SLICES = 30
@@ -71,6 +71,8 @@ class Recent:
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self.total = Sums()
         """The sums since the start."""
+        self.answers: Counter[AnswerUse] = Counter()
+        """What the cache of answers did, since the start."""
         self._clock = clock
         self._started_s = clock()
         self._slices: deque[tuple[int, Sums]] = deque(maxlen=_NUM_SLICES)
@@ -81,6 +83,8 @@ class Recent:
         return self._clock() - self._started_s
 
     def ended(self, request: Ended) -> None:
+        if request.answer is not None:
+            self.answers[request.answer] += 1
         if request.call is not None:
             for sums in (self.total, self._now()):
                 sums.call_ended(request, request.call)

@@ -100,6 +100,15 @@ class _Outcome(enum.Enum):
     """Nobody can be admitted: there is no slot, or all wait for a prefix that others compute."""
 
 
+class WaitsFor(enum.Enum):
+    """What a waiting sequence lacks."""
+
+    SLOT = "slot"
+    CELLS = "cells"
+    PREFIX = "prefix"
+    """Another one is just computing a beginning that they have in common."""
+
+
 class Admission:
     """Moves sequences from the waiting room into slots, and back again if their cells are needed."""
 
@@ -132,6 +141,12 @@ class Admission:
         """Admit all who can run, better lanes first. A lane that has no slot does not stop the next lane."""
         while self._admit_one():
             pass
+
+    def waits_for(self, sequence: Sequence) -> WaitsFor:
+        """What it lacks, as things stand."""
+        if not self._has_slot(self._policy.lane(sequence)):
+            return WaitsFor.SLOT
+        return WaitsFor.PREFIX if self._find_reuse(sequence) is None else WaitsFor.CELLS
 
     def release(self, sequence: Sequence) -> None:
         """Preempt a running sequence: its blocks are saved, its cells are freed, and it waits again."""

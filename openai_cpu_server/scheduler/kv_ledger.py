@@ -47,6 +47,16 @@ class KVLedger:
         """How many blocks only this slot holds: so many become free when it is freed."""
         return sum(self._num_holders[block] == 1 for block in self._held.get(slot, ()))
 
+    def runs(self, slot: int, tile_blocks: int) -> tuple[tuple[int, int], ...]:
+        """The tiles of the pool in which the slot holds blocks, ascending: (first, how many in a row)."""
+        found: list[tuple[int, int]] = []
+        for tile in sorted({block // tile_blocks for block in self._held.get(slot, ())}):
+            if found and tile == sum(found[-1]):
+                found[-1] = (found[-1][0], found[-1][1] + 1)
+            else:
+                found.append((tile, 1))
+        return tuple(found)
+
     def room(self, slot: int) -> int:
         """How many tokens the slot could hold in all if it got every free block."""
         return (self.num_held(slot) + self.num_free) * self.block_size

@@ -107,6 +107,10 @@ class PrefixCache:
         self._next_number = 0
         self._journal = journal
 
+    @property
+    def num_pinned(self) -> int:
+        return len(self._pinned)
+
     def __len__(self) -> int:
         return len(self._recency) + len(self._pinned)
 

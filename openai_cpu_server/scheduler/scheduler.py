@@ -9,6 +9,7 @@ from itertools import islice
 from openai_cpu_server.contract.messages import KVStats
 from openai_cpu_server.contract.replica import ByPriority, Forecast
 from openai_cpu_server.contract.request import GenerationRequest, Priority
+from openai_cpu_server.contract.shown import ShownState
 from openai_cpu_server.contract.step import (
     Drafted,
     Open,
@@ -23,6 +24,7 @@ from openai_cpu_server.scheduler.cohort import CohortOptions, Cohorts, Turn
 from openai_cpu_server.scheduler.compose import Composer, StepOptions
 from openai_cpu_server.scheduler.cost_model import CopyPrice
 from openai_cpu_server.scheduler.forecast import WorkDone, make_forecast
+from openai_cpu_server.scheduler.holdings import shown_state
 from openai_cpu_server.scheduler.kv_ledger import KVLedger
 from openai_cpu_server.scheduler.memory import Memory
 from openai_cpu_server.scheduler.outlook import Line, Outlook, OutputLengths, outlook
@@ -35,6 +37,8 @@ from openai_cpu_server.scheduler.speculation.speculator import ChosenDrafts, Spe
 
 _TOLD = 200
 """Waiting sequences that are told their place. It bounds a message: 50 bytes each, twice a second."""
+_TOLD_WHY = 32
+"""Those for whom somebody who watches is told why they wait: to find that out takes 20 microseconds each."""
 
 
 @dataclass(frozen=True)
@@ -166,6 +170,11 @@ class Scheduler:
             expected_left=lambda s: self._lengths.left(s.request, s.num_output),
             lane=self._policy.lane,
         )
+
+    def shown_state(self) -> ShownState:
+        """Who holds which cells, and what the first of those who wait lack."""
+        first = islice(self._waiting.in_order(), _TOLD_WHY)
+        return shown_state(self._memory, [(s, self._admission.waits_for(s)) for s in first])
 
     @property
     def preempted(self) -> list[Sequence]:

@@ -17,6 +17,7 @@ from openai_cpu_server.contract.engine import (
     EngineStatus,
     LiveRequest,
     RequestState,
+    SeeStep,
     unavailable,
 )
 from openai_cpu_server.contract.messages import Finish, FinishReason, KVStats, TokenEvent
@@ -63,6 +64,8 @@ class FakeEngine:
         self.is_ending = False
         self.named: dict[str, AdapterStatus] = {}
         """Its adapters."""
+        self.see: SeeStep | None = None
+        """Who watches; a test tells them of steps."""
         self._live: dict[str, tuple[GenerationRequest | EmbedRequest, Generation | Embedding]] = {}
         self._tasks: set[asyncio.Task[None]] = set()
 
@@ -103,6 +106,12 @@ class FakeEngine:
 
     def kv_stats(self) -> KVStats | None:
         return None
+
+    def show_steps(self, see: SeeStep) -> None:
+        self.see = see
+
+    def hide_steps(self) -> None:
+        self.see = None
 
     def clear_cache(self) -> None:
         if self.state is not EngineState.READY:

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from openai_cpu_server.contract.thinking import Thinking, Thoughts
+from openai_cpu_server.contract.thinking import Shown, Thinking, Thoughts
 
 WITHIN = Thinking(end="</t>")
 BEFORE = Thinking(begin="<t>", end="</t>")
@@ -81,3 +81,27 @@ def test_a_copy_goes_on_by_itself() -> None:
     thoughts.read(b"</")
     assert copy(thoughts).read(b"t>") == b""
     assert thoughts.read(b"x") is None
+
+
+FINAL = "<|final|>"
+
+
+@pytest.mark.parametrize("size", [1, 3, 100])
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        ("Hm</t><|start|>x<|final|>Yes", "Yes"),
+        ("Hm</t>\n<|call|>f<|final|>Yes", "Yes"),
+        ("Hm</t>Yes", "es"),
+        ("Hm</t><|start|>x", ""),
+        ("Hm", ""),
+    ],
+)
+def test_what_is_for_the_user_begins_behind_headers(text: str, shown: str, size: int) -> None:
+    """At the earliest with the token behind the one that tells."""
+    one = Shown(Thinking(end="</t>", shown_behind=FINAL))
+    pieces = [text[start : start + size].encode() for start in range(0, len(text), size)]
+    behind = next((n for n, piece in enumerate(pieces, 1) if one.begins_with(piece)), len(pieces))
+    found = b"".join(pieces[behind:]).decode()
+    assert shown.endswith(found)
+    assert found == shown or size > 1

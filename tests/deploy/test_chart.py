@@ -85,6 +85,7 @@ def test_kubernetes_accepts_what_comes_out(chart: Any, values: dict[str, Any], v
         {"service": {"port": 0}},
         {"config": {"port": 9000}},
         {"config": {"api_key": "secret"}},
+        {"config": {"ssl_certfile": "/x.pem"}},
         {"topologySpread": {"whenUnsatisfiable": "Never"}},
         {"probes": {"liveness": {"retries": 3}}},
     ],

@@ -11,6 +11,7 @@ from openai_cpu_server.api.options import ApiOptions
 from openai_cpu_server.api.routes.adapters import AdapterRoutes, FindAdapter
 from openai_cpu_server.api.routes.batch_jobs import BatchJobRoutes
 from openai_cpu_server.api.routes.cache import CacheRoutes
+from openai_cpu_server.api.routes.events import EventRoutes
 from openai_cpu_server.api.routes.files import FileRoutes
 from openai_cpu_server.api.routes.health import HealthRoutes
 from openai_cpu_server.api.routes.metrics import MetricsRoutes
@@ -22,19 +23,19 @@ from openai_cpu_server.api.routes.stats import StatsRoutes
 from openai_cpu_server.api.routes.tokens import TokenRoutes
 from openai_cpu_server.jobs.jobs import Jobs
 from openai_cpu_server.models.registry import ModelRegistry
-from openai_cpu_server.observe.watch import Watch
 
 
 def managing_routes(parts: Parts, keeping: ModelKeeping, find_adapter: FindAdapter) -> list[Route]:
     models, options = parts.models, parts.options
-    return [
+    routes = [
         *_keeping_routes(models, keeping),
         *_routes(models, options, parts.recall),
         *_adapter_routes(models, options, find_adapter),
-        *_watching_routes(models, parts.watch),
         *(_job_routes(parts.jobs, models, options) if parts.jobs else []),
         *(_page_routes() if options.page else []),
     ]
+    has_usage = any(route.path == "/v1/usage" for route in routes)
+    return [*routes, *_watching_routes(parts, has_usage=has_usage)]
 
 
 def _routes(models: ModelRegistry, options: ApiOptions, recall: Recall | None) -> list[Route]:
@@ -73,9 +74,15 @@ def _keeping_routes(models: ModelRegistry, keeping: ModelKeeping) -> list[Route]
     ]
 
 
-def _watching_routes(models: ModelRegistry, watch: Watch) -> list[Route]:
+def _watching_routes(parts: Parts, *, has_usage: bool) -> list[Route]:
+    models, watch = parts.models, parts.watch
     metrics, stats = MetricsRoutes(models, watch.metrics), StatsRoutes(models, watch.recent)
-    return [Route("/metrics", metrics.page), Route("/v1/stats", stats.stats)]
+    events = EventRoutes(models, watch.recent, parts.keys, parts.options, has_usage=has_usage)
+    return [
+        Route("/metrics", metrics.page),
+        Route("/v1/stats", stats.stats),
+        Route("/v1/events", events.stream),
+    ]
 
 
 def _page_routes() -> list[Route]:

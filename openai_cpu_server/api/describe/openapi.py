@@ -111,6 +111,9 @@ def _answer(operation: Operation) -> JsonSchema:
     schema: JsonSchema = {"type": "object"} if operation.media == "application/json" else {"type": "string"}
     if operation.answer is not None:
         schema = {"$ref": _SCHEMAS + _ANSWER_NAME.format(name=operation.answer.__name__)}
+    if operation.events:
+        names = [_ANSWER_NAME.format(name=event.__name__) for event in operation.events]
+        schema["x-events"] = [{"$ref": _SCHEMAS + name} for name in names]
     content: JsonSchema = {operation.media: {"schema": schema}}
     if operation.streams:
         content["text/event-stream"] = {"schema": {"type": "string", "description": operation.stream_form}}
@@ -195,5 +198,6 @@ def _body_schemas(operations: Sequence[Operation], *, lenient: bool) -> Mapping[
 def _answer_schemas(operations: Sequence[Operation]) -> Mapping[str, object]:
     errors = {operation.error for operation in operations}
     answers = {*errors, *(operation.answer for operation in operations if operation.answer is not None)}
+    answers |= {event for operation in operations for event in operation.events}
     _, schemas = msgspec.json.schema_components(answers, ref_template=_SCHEMAS + _ANSWER_NAME)
     return {_ANSWER_NAME.format(name=name): schema for name, schema in schemas.items()}

@@ -8,6 +8,8 @@ import msgspec
 
 from openai_cpu_server.api.error_shapes import MessagesError
 from openai_cpu_server.api.errors import CLIENT_GONE, ErrorObject
+from openai_cpu_server.api.events.listener import PERIODS_S
+from openai_cpu_server.api.events.objects import EVENTS
 from openai_cpu_server.api.render.anthropic import AnswerMessage
 from openai_cpu_server.api.render.chat import ChatCompletion
 from openai_cpu_server.api.render.completion import TextCompletion
@@ -82,6 +84,8 @@ class Operation(msgspec.Struct, frozen=True, kw_only=True):
     streams: bool = False
     stream_form: str = _CHUNKS
     """What a stream is made of."""
+    events: tuple[type[msgspec.Struct], ...] = ()
+    """What the events of a stream hold, where the answer is one in any case."""
     error: type[msgspec.Struct] = ErrorObject
     errors: tuple[int, ...] = ()
     """Statuses beside those that follow from the body, the key and the path."""
@@ -299,6 +303,18 @@ OPERATIONS: Mapping[str, Operation] = {
     "GET /ready": Operation(summary="It can generate", tag="Operation", answer=HealthReport, errors=(503,)),
     "GET /metrics": Operation(summary="For Prometheus", tag="Operation", media="text/plain"),
     "GET /v1/stats": Operation(summary="The same at a glance", tag="Operation", answer=Stats),
+    "GET /v1/events": Operation(
+        summary="What the scheduler does, live, as server-sent events",
+        tag="Operation",
+        query={
+            "types": {
+                "type": "string",
+                "description": "only these, with commas between them: " + ", ".join(PERIODS_S),
+            }
+        },
+        media="text/event-stream",
+        events=EVENTS,
+    ),
     "GET /": Operation(summary="The page for browsers: chat, control room", tag="Page", media="text/html"),
     "GET /page/{version}/{name}": Operation(
         summary="Its scripts and styles", tag="Page", media="text/javascript"

@@ -156,6 +156,7 @@ class ThinkingOutputs:
             begin="" if is_open else form.begin,
             end=form.end,
             opening=self._tokens(form.begin) if is_ruled and not is_open else (),
+            shown_behind=form.answer_alone if form.has_channels else "",
             budget=plan.budget,
             closing=() if plan.budget is None else self._tokens(last_words + form.end + behind),
         )

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable
 
 from openai_cpu_server.contract.engine import LastDeath
 from openai_cpu_server.dispatch.death import Death, DeathKind
 from openai_cpu_server.dispatch.process.crashes import CrashRecord
+
+_MOST_KNOWN = 10
+"""So many are remembered for those who watch."""
 
 
 class Deaths:
@@ -17,15 +21,21 @@ class Deaths:
         self._max_a_minute = max_a_minute
         self._clock = clock
         self._crashes = CrashRecord(max_a_minute=max_a_minute, clock=clock)
-        self._last: tuple[Death, float] | None = None
-        """The last death, and when it was."""
+        self._known: deque[tuple[Death, float]] = deque(maxlen=_MOST_KNOWN)
+        """The last ones, and when they were."""
+
+    @property
+    def known(self) -> tuple[LastDeath, ...]:
+        """The last ones, the oldest first."""
+        now_s = self._clock()
+        return tuple(
+            LastDeath(cause=death.cause, message=death.message, age_s=now_s - died_s)
+            for death, died_s in self._known
+        )
 
     @property
     def last(self) -> LastDeath | None:
-        if self._last is None:
-            return None
-        death, died_s = self._last
-        return LastDeath(cause=death.cause, message=death.message, age_s=self._clock() - died_s)
+        return self.known[-1] if self._known else None
 
     @property
     def why_too_many(self) -> str | None:
@@ -49,7 +59,7 @@ class Deaths:
         """`is_searching`: the search for a culprit needed this death. `has_advanced`: the process had brought
         tokens or vectors."""
         self.num += 1
-        self._last = (death, self._clock())
+        self._known.append((death, self._clock()))
         is_kill = death.kind is DeathKind.KILL
         if is_searching or (is_kill and has_advanced):
             self._crashes.excuse()

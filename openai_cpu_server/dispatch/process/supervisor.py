@@ -9,17 +9,19 @@ from collections.abc import Callable, Sequence
 
 import msgspec
 
-from openai_cpu_server.contract.engine import EngineState, LastDeath
+from openai_cpu_server.contract.engine import EngineState, LastDeath, SeeStep
 from openai_cpu_server.contract.messages import (
     AdapterLoaded,
     AdapterRefused,
     Command,
     EngineOptions,
     Event,
+    HideSteps,
     KVStats,
     Loading,
     LoadingAdapter,
     Ready,
+    ShowSteps,
     StartFailed,
     StepDone,
     TurnBack,
@@ -100,6 +102,8 @@ class Supervisor:
         """What the present process has said about it."""
         self._has_advanced = False
         """The present process has brought tokens or vectors."""
+        self._see: SeeStep | None = None
+        """Who watches the steps; None: nobody does."""
         self._gone = asyncio.Event()
         """There is no process, and none is being started."""
         self._gone.set()
@@ -137,6 +141,22 @@ class Supervisor:
     @property
     def last_death(self) -> LastDeath | None:
         return self._deaths.last
+
+    @property
+    def deaths(self) -> tuple[LastDeath, ...]:
+        """The last ones, the oldest first."""
+        return self._deaths.known
+
+    def show_steps(self, see: SeeStep) -> None:
+        """To be told of each step who was in it, of this process and of those after it."""
+        self._see = see
+        if self.state is EngineState.READY:
+            self.send(ShowSteps())
+
+    def hide_steps(self) -> None:
+        self._see = None
+        if self.state is EngineState.READY:
+            self.send(HideSteps())
 
     def send(self, *commands: Command) -> None:
         """To the engine process, if there is one."""
@@ -286,6 +306,8 @@ class Supervisor:
         self._deaths.started()
         self._life.move(EngineState.READY)
         self.adapters.ready(self.send)
+        if self._see is not None:
+            self.send(ShowSteps())
         clientele.ready(self.send)
 
     def _start_failed(self, message: str) -> None:
@@ -302,6 +324,8 @@ class Supervisor:
         self._has_advanced = self._has_advanced or bool(step.events) or bool(step.embedded)
         if step.figures is not None:
             self._observer.step_done(step.figures)
+        if step.shown is not None and self._see is not None:
+            self._see(step.figures, step.shown)
 
     async def _replace(self, death: Death, clientele: Clientele) -> None:
         """Decide what the death means, and wait before the next start."""

@@ -21,6 +21,7 @@ from openai_cpu_server.structured.languages.expr import (
     Seq,
     Text,
     alt,
+    character,
     literal,
     repeat,
     seq,
@@ -101,7 +102,7 @@ def _spelt(expr: Expr) -> tuple[Expr, ...]:
     items: list[Expr] = []
     for item in expr.items if isinstance(expr, Seq) else (expr,):
         if isinstance(item, Text):
-            items += [Chars(single(ord(c))) for c in item.text]
+            items += map(character, item.text)
         elif isinstance(item, Repeat) and item.low:
             items += [*_spelt(item.item), repeat(item.item, item.low - 1, item.high and item.high - 1)]
         else:
@@ -109,6 +110,7 @@ def _spelt(expr: Expr) -> tuple[Expr, ...]:
     return tuple(items)
 
 
+@functools.lru_cache(maxsize=512)
 def _character(char: str) -> _Moves:
     return _of_chars(Chars(single(ord(char))))
 

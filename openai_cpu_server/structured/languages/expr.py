@@ -6,6 +6,7 @@ through the functions below, which keep them simple.
 
 from __future__ import annotations
 
+import functools
 import itertools
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
@@ -110,6 +111,9 @@ class Chars(Expr):
     """One character of a set."""
 
     set: CharSet
+
+    def measure(self) -> None:
+        """It has no parts, and takes a character."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -223,9 +227,15 @@ EMPTY: Expr = Seq(())
 NOTHING: Expr = Alt(())
 
 
+@functools.lru_cache(maxsize=512)
+def character(char: str) -> Expr:
+    """Just this character."""
+    return Chars(single(ord(char)))
+
+
 def literal(text: str) -> Expr:
     """The string, character by character."""
-    return Seq(tuple(Chars(single(ord(c))) for c in text)) if len(text) != 1 else Chars(single(ord(text)))
+    return Seq(tuple(map(character, text))) if len(text) != 1 else character(text)
 
 
 def seq(*items: Expr) -> Expr:

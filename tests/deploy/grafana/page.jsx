@@ -8,7 +8,7 @@ import {
   getDisplayProcessor,
   ThemeContext,
 } from "@grafana/data";
-import { BigValue, PanelChrome, TimeSeries } from "@grafana/ui";
+import { BigValue, GlobalStyles, PanelChrome, TimeSeries } from "@grafana/ui";
 import { createRoot } from "react-dom/client";
 
 const COLUMN = 62;
@@ -93,6 +93,15 @@ function frameOf(panel, series, index) {
   return { refId: series.target.refId, fields: [time, field], length: times.length };
 }
 
+// The small graph behind a number wants to know between what it runs, and makes its own lines.
+function graphOf(field) {
+  const numbers = field.values.filter((value) => value !== null);
+  const min = Math.min(...numbers);
+  const max = Math.max(...numbers);
+  const { custom, ...config } = field.config;
+  return { ...field, config, state: { ...field.state, range: { min, max, delta: max - min } } };
+}
+
 function Stat({ panel, frames, width, height }) {
   const fields = frames.map((frame) => frame.fields[1]);
   if (fields.length === 0) return <div>No data</div>;
@@ -100,7 +109,7 @@ function Stat({ panel, frames, width, height }) {
   return fields.slice(0, 1).map((field) => {
     const last = [...field.values].reverse().find((value) => value !== null) ?? null;
     const value = isText ? { text: field.config.displayName, numeric: last } : field.display(last);
-    const sparkline = panel.options.graphMode === "area" ? { y: field, x: frames[0].fields[0] } : undefined;
+    const sparkline = panel.options.graphMode === "area" ? { y: graphOf(field), x: frames[0].fields[0], timeRange } : undefined;
     return (
       <BigValue key="0" value={value} sparkline={sparkline} theme={theme} width={width} height={height}
         colorMode={panel.options.colorMode} graphMode={panel.options.graphMode} textMode="value" />
@@ -140,7 +149,12 @@ async function main() {
   const rows = Math.max(...dashboard.panels.map(({ gridPos }) => gridPos.y + gridPos.h));
   const element = document.getElementById("dashboard");
   element.style.height = `${rows * ROW + GAP}px`;
-  createRoot(element).render(<ThemeContext.Provider value={theme}>{drawn}</ThemeContext.Provider>);
+  createRoot(element).render(
+    <ThemeContext.Provider value={theme}>
+      <GlobalStyles />
+      {drawn}
+    </ThemeContext.Provider>,
+  );
   setTimeout(() => document.body.setAttribute("data-drawn", "yes"), 1000);
 }
 

@@ -8,7 +8,7 @@ import { copyText } from "../base/clipboard.js";
 import { announce } from "../shell/announce.js";
 import { Markdown } from "../text/markdown_view.js";
 import { canGoOn, isAbandoned, isRunning } from "./answer.js";
-import { answer, goOn, say, stop } from "./asking.js";
+import { answer, goOn, say } from "./asking.js";
 import { FormAnswer } from "./form_answer.js";
 import { change, current, messages, remove, watched } from "./conversations.js";
 import { Figures } from "./figures.js";
@@ -89,10 +89,8 @@ function Answer({ message, isLast }) {
     <footer class="answer-foot">
       <div class="actions">
         <${Siblings} message=${message} />
-        ${growing
-          ? html`<${IconButton} icon="stop" kind="small" label="Stop" onClick=${() => stop(message.id)} />`
-          : html`
-            <${Copy} text=${message.content} />
+        ${!growing &&
+        html`<${Copy} text=${message.content} />
             <${IconButton} icon="again" kind="small" label="Another answer" shortcut="Alt+R" onClick=${() => answer(message.parent)} />
             <${IconButton} icon="bin" kind="small" label="Delete from here on" onClick=${() => remove(message.id)} />`}
       </div>

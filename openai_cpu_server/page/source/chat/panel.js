@@ -39,7 +39,7 @@ function Section({ title, open, mark, children }) {
 function Option({ option, value, set }) {
   const given = value !== undefined;
   const wrong = problem(option, value);
-  const usual = html`<span class="soft">${given ? "" : "usual"}</span>`;
+  const usual = given && html`<button type="button" class="back" aria-label=${`reset ${option.label}`} onClick=${() => set(option.name, null)}>reset</button>`;
   const put = (event) => set(option.name, event.target.value);
   if (option.kind === "switch" || option.kind === "off") {
     const on = option.kind === "off" ? value !== false : value === true;

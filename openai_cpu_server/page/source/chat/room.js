@@ -34,7 +34,7 @@ export function ChatRoom() {
       <header class="talk-head">
         <${IconButton} icon="menu" label="Conversations" shortcut="Alt+L" expanded=${showsList.value} onClick=${() => (showsList.value = !showsList.value)} />
         <${ModelPicker} />
-        <h1 class="talk-title">${title}</h1>
+        <h1 class="talk-title">${title || "New conversation"}</h1>
         <${IconButton} icon="plus" label="New conversation" shortcut="Alt+N" onClick=${anew} />
         <${IconButton} icon="sliders" label="Settings" shortcut="Alt+S" expanded=${showsPanel.value} onClick=${() => (showsPanel.value = !showsPanel.value)} />
       </header>

@@ -19,14 +19,14 @@ export function ToolCalls({ message, growing, isLast }) {
   };
   return html`<form class="calls" onSubmit=${send}>
     ${toolCalls.map(
-      (call, index) => html`<section class="call" key=${index} aria-label=${`Call of ${call.name}`}>
+      (call, index) => html`<div role="group" class="call" key=${index} aria-label=${`Call of ${call.name}`}>
         <header><${Icon} name="tool" size=${14} /><code>${call.name}</code>${!growing && html`<${Verdict} call=${call} />`}</header>
         <pre tabindex="0">${growing ? call.arguments : pretty(call.arguments)}</pre>
         ${asks &&
         html`<${Field} label="Result" help="Text or JSON, as the function would return it.">
           ${(field) => html`<textarea ...${field} class="code-input" rows="2" value=${results[index] ?? ""} onInput=${(event) => setResults(Object.assign([...results], { [index]: event.target.value }))}></textarea>`}
         </${Field}>`}
-      </section>`,
+      </div>`,
     )}
     ${asks && html`<div class="dialog-foot"><button type="submit" class="button main" disabled=${!isWhole}><span>Give ${toolCalls.length > 1 ? "results" : "result"}</span></button></div>`}
   </form>`;

@@ -5,7 +5,7 @@ import { serverState } from "../api/server.js";
 
 export function Waiting({ message, now }) {
   const { text, share } = reason(message, now);
-  if (text === null) return html`<span class="caret" aria-hidden="true"></span>`;
+  if (text === null) return null; // the text itself shows that it grows
   return html`<div class="waiting" role="status">
     <span class="pulse" aria-hidden="true"></span>
     <span>${text}</span>

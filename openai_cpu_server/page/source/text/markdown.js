@@ -26,7 +26,7 @@ const mathPainter = () => painter("math", () => import("./math.js"));
 
 const markdown = new MarkdownIt({ html: false, linkify: true, breaks: false, typographer: false, highlight: null });
 markdown.linkify.set({ fuzzyLink: false, fuzzyEmail: false, fuzzyIP: false });
-markdown.validateLink = (url) => /^(https?:|mailto:|#)/i.test(url.trim());
+markdown.validateLink = (url) => /^(https?:|mailto:)/i.test(url.trim());
 markdown.use(mathRules);
 
 const { escapeHtml } = markdown.utils;
@@ -52,6 +52,12 @@ markdown.renderer.rules.image = (tokens, index) => {
   const url = escapeHtml(token.attrGet("src") ?? "");
   return `<a class="picture" href="${url}">Picture: ${words}</a>`;
 };
+// Cells are aligned by an attribute, for styles in markup are forbidden here.
+markdown.renderer.rules.th_open = markdown.renderer.rules.td_open = (tokens, index) => {
+  const { tag, attrs } = tokens[index];
+  const side = attrs?.map(([, value]) => value.match(/right|center/)?.[0]).find(Boolean);
+  return side ? `<${tag} align="${side}">` : `<${tag}>`;
+};
 markdown.renderer.rules.table_open = () => '<div class="table" tabindex="0" role="group" aria-label="Table"><table>';
 markdown.renderer.rules.table_close = () => "</table></div>";
 
@@ -71,12 +77,14 @@ const CLEANING = {
   ALLOWED_ATTR: ATTRIBUTES,
   ALLOW_DATA_ATTR: false,
   ALLOW_ARIA_ATTR: false,
-  ALLOWED_URI_REGEXP: /^(?:https?:|mailto:)/i,
+  // It is asked of every attribute: an address of these kinds, or no address with a scheme at all.
+  ALLOWED_URI_REGEXP: /^(?:(?:https?|mailto):|[^a-z]|[a-z+.-]+(?:[^a-z+.:-]|$))/i,
   RETURN_TRUSTED_TYPE: true,
 };
 
 DOMPurify.addHook("afterSanitizeAttributes", (node) => {
   if (node.tagName !== "A") return;
+  if (!/^(https?:|mailto:)/i.test(node.getAttribute("href") ?? "")) node.removeAttribute("href");
   node.setAttribute("target", "_blank");
   node.setAttribute("rel", "noopener noreferrer nofollow");
 });
@@ -87,10 +95,5 @@ export function parsed(text, env) {
 
 /** Clean HTML of some tokens, as a TrustedHTML where the browser knows such. */
 export function html(tokens, env) {
-  return DOMPurify.sanitize(aligned(markdown.renderer.render(tokens, markdown.options, env)), CLEANING);
-}
-
-/** Cells are aligned by an attribute, for styles in markup are forbidden here. */
-function aligned(text) {
-  return text.replace(/<(t[hd]) style="text-align:(left|right|center)">/g, '<$1 align="$2">');
+  return DOMPurify.sanitize(markdown.renderer.render(tokens, markdown.options, env), CLEANING);
 }

@@ -1,0 +1,163 @@
+"""Sees the steps of all engines while somebody listens, and keeps the last of them for all listeners.
+
+While nobody does there is nothing: the engines are told so, and no task runs.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from functools import partial
+from typing import NamedTuple
+
+from openai_cpu_server.api.events.pace import Pace
+from openai_cpu_server.contract.messages import StepFigures
+from openai_cpu_server.contract.shown import Shown, ShownPart, ShownState
+from openai_cpu_server.errors import TooManyWatchers
+from openai_cpu_server.models.registry import ModelRegistry
+from openai_cpu_server.models.served import ServedModel
+
+MOST_LISTENERS = 32
+MOST_OF_ONE = 8
+"""Streams of one client: a page in several tabs."""
+_KEPT_STEPS = 1000
+"""Steps that wait for listeners, some 4 KiB each with 16 sequences; older ones are dropped."""
+_FEW = 100
+"""So many live requests are looked through for each newcomer; more of them ten times a second at most."""
+_LOOK_S = 0.1
+
+
+class Seen(NamedTuple):
+    """A step that was computed."""
+
+    model: ServedModel
+    ended_s: float
+    """On the monotonic clock."""
+    figures: StepFigures
+    shown: Shown
+
+
+class News(NamedTuple):
+    steps: Sequence[Seen]
+    num_dropped: int
+    next: int
+    """From where to go on."""
+
+
+class Hub:
+    """All methods belong to one event loop's thread."""
+
+    def __init__(self, models: ModelRegistry, *, clock: Callable[[], float] = time.monotonic) -> None:
+        self._models = models
+        self._clock = clock
+        self._listeners: list[str] = []
+        """Each by its client."""
+        self._watched: list[ServedModel] = []
+        self._steps: deque[Seen] = deque(maxlen=_KEPT_STEPS)
+        self._num_seen = 0
+        self._states: dict[str, ShownState] = {}
+        """By model, as it was told last."""
+        self._pace = Pace(clock())
+        self._generating: dict[str, float] = {}
+        """By request: when its last output came."""
+        self._ages: dict[str, tuple[float, bool]] = {}
+        """By live request: when it came, and whether it had output already, as of the last look."""
+        self._looked_s = 0.0
+
+    def check_room(self, client: str) -> None:
+        """Raises TooManyWatchers."""
+        if len(self._listeners) >= MOST_LISTENERS or self._listeners.count(client) >= MOST_OF_ONE:
+            raise TooManyWatchers
+
+    @contextmanager
+    def listening(self, client: str) -> Iterator[None]:
+        """Steps are seen meanwhile. Raises TooManyWatchers."""
+        self.check_room(client)
+        if not self._listeners:
+            self._begin()
+        self._listeners.append(client)
+        try:
+            yield
+        finally:
+            self._listeners.remove(client)
+            if not self._listeners:
+                self._end()
+
+    @property
+    def position(self) -> int:
+        """Behind the last step that was seen."""
+        return self._num_seen
+
+    @property
+    def pace(self) -> Pace:
+        return self._pace
+
+    def since(self, position: int) -> News:
+        """The steps from there on that are still kept."""
+        first = self._num_seen - len(self._steps)
+        steps = [self._steps[n - first] for n in range(max(position, first), self._num_seen)]
+        return News(steps, max(0, first - position), self._num_seen)
+
+    def state_of(self, model: ServedModel) -> ShownState | None:
+        return self._states.get(model.name)
+
+    def look_for_models(self) -> None:
+        """A model may have been replaced: its successor is watched from now on."""
+        for model in self._models.current:
+            if model not in self._watched:
+                self._watch(model)
+
+    def _begin(self) -> None:
+        self._pace = Pace(self._clock())
+        self.look_for_models()
+
+    def _end(self) -> None:
+        for model in self._watched:
+            model.engine.hide_steps()
+        self._watched.clear()
+        self._steps.clear()
+        self._states.clear()
+        self._generating.clear()
+        self._ages.clear()
+
+    def _watch(self, model: ServedModel) -> None:
+        self._watched = [one for one in self._watched if one.name != model.name] + [model]
+        model.engine.show_steps(partial(self._see, model))
+
+    def _see(self, model: ServedModel, figures: StepFigures | None, shown: Shown) -> None:
+        now_s = self._clock()
+        if shown.state is not None:
+            self._states[model.name] = shown.state
+        if figures is None or not shown.parts:
+            return
+        self._steps.append(Seen(model, now_s, figures, shown))
+        self._num_seen += 1
+        if not figures.is_interrupted:
+            output = sum(part.output for part in shown.parts)
+            self._pace.computed(now_s, tokens=figures.tokens, output=output)
+            for part in shown.parts:
+                if part.output:
+                    self._came(model, part, now_s)
+
+    def _came(self, model: ServedModel, part: ShownPart, now_s: float) -> None:
+        """Output has come: of a newcomer it is the first, unless it had some before this stream began."""
+        last_s = self._generating.get(part.id)
+        self._generating[part.id] = now_s
+        if last_s is not None:
+            self._pace.tokens(now_s, part.priority, now_s - last_s, part.output)
+            return
+        if len(self._ages) < _FEW or now_s - self._looked_s >= _LOOK_S:
+            self._look_at_requests(now_s)
+        submitted_s, had_output = self._ages.get(part.id, (self._looked_s, False))
+        if not had_output:
+            self._pace.first_token(now_s, part.priority, now_s - submitted_s)
+
+    def _look_at_requests(self, now_s: float) -> None:
+        live = [one for model in self._models for one in model.engine.requests()]
+        self._ages = {one.id: (now_s - one.age_s, one.output_tokens > 0) for one in live}
+        self._generating = {
+            name: at_s for name, at_s in self._generating.items() if name in self._ages or at_s == now_s
+        }
+        self._looked_s = now_s

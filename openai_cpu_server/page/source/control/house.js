@@ -1,0 +1,89 @@
+// Models with their state and memory, deaths of engines, hits of the caches, and what keys have used.
+import { useEffect, useState } from "preact/hooks";
+import { html } from "../base/html.js";
+import { bytes, count, percent } from "../base/numbers.js";
+import { ApiError, call } from "../api/client.js";
+import { caches, connection, hello, memoryBytes, models, restarts } from "./stream.js";
+import { clock } from "./words.js";
+
+const USAGE_MS = 10_000;
+
+export function Models() {
+  return html`<section class="control-card" aria-labelledby="control-models">
+    <header class="control-head"><h2 id="control-models">Models and memory</h2>${memoryBytes.value > 0 && html`<span class="soft">${bytes(memoryBytes.value)} in all</span>`}</header>
+    <div class="control-scroll" tabindex="0" role="region" aria-label="Models"><table>
+      <thead><tr><th>Model</th><th>State</th><th class="number">Memory</th><th class="number">KV pool</th><th class="number">Restarts</th></tr></thead>
+      <tbody>${models.value.map((one) => html`<tr key=${one.name}>
+        <td>${one.name}<span class="soft control-sub">${[one.quantisation, one.kind !== "generates" && one.kind].filter(Boolean).join(" · ")}</span></td>
+        <td><${State} one=${one} /></td>
+        <td class="number">${one.memory_bytes ? bytes(one.memory_bytes) : "–"}</td>
+        <td class="number">${one.kv_tokens ? percent(one.kv_tokens_used / one.kv_tokens) : "–"}</td>
+        <td class="number">${count(one.restarts)}</td>
+      </tr>`)}</tbody></table></div>
+  </section>`;
+}
+
+const GOOD = ["ready", "asleep"];
+
+function State({ one }) {
+  const kind = GOOD.includes(one.state) ? "good" : one.state === "failed" ? "bad" : "warn";
+  const loading = one.state === "loading" ? ` ${percent(one.loaded)}` : "";
+  return html`<span class=${`control-state ${kind}`} title=${one.reason ?? ""}>${one.state}${loading}</span>
+    ${one.reason && one.state !== "ready" && html`<span class="soft control-sub">${one.reason}</span>`}`;
+}
+
+export function Restarts() {
+  const list = restarts.value;
+  return html`<section class="control-card" aria-labelledby="control-restarts">
+    <h2 id="control-restarts">Restarts</h2>
+    ${list.length
+      ? html`<ol class="control-restarts">${list.map((one) => html`<li key=${`${one.model} ${one.restarts}`}>
+          <span>${clock(one.at)}</span> <strong>${one.cause}</strong> <span>${one.model}</span>
+          <span class="soft control-sub">${one.reason}</span></li>`)}</ol>`
+      : html`<p class="soft">No engine has died.</p>`}
+  </section>`;
+}
+
+export function Hits() {
+  const told = caches.value;
+  if (!told || hello.value?.sees !== "all") return null;
+  const prompts = told.models.map((one) => one.prompts).filter(Boolean);
+  const read = prompts.reduce((sum, one) => sum + one.prompt_tokens, 0);
+  const saved = prompts.reduce((sum, one) => sum + one.cached_tokens, 0);
+  return html`<section class="control-card" aria-labelledby="control-hits">
+    <h2 id="control-hits">Saved work</h2>
+    <${Hit} label="Prefix cache and shared cells" share=${read ? saved / read : null} text=${`${count(saved)} of ${count(read)} prompt tokens were not computed`} />
+    ${told.answers
+      ? html`<${Hit} label="Cache of answers" share=${told.answers.hit_rate} text=${`${count(told.answers.exact + told.answers.semantic)} hits (${count(told.answers.semantic)} by likeness), ${count(told.answers.misses)} misses, ${count(told.answers.bypasses)} that wanted none`} />`
+      : html`<p class="soft">The cache of answers is off, or was not asked yet.</p>`}
+  </section>`;
+}
+
+function Hit({ label, share, text }) {
+  return html`<div class="control-hit">
+    <div class="control-head"><h3>${label}</h3><strong>${share === null ? "–" : percent(share)}</strong></div>
+    <div class="control-meter" aria-hidden="true"><span style=${{ width: `${100 * (share ?? 0)}%` }}></span></div>
+    <p class="soft">${text}</p>
+  </div>`;
+}
+
+/** What keys have used today, where the server counts that. */
+export function Usage() {
+  const [told, setTold] = useState(null);
+  const isLive = connection.value.state === "live" && hello.value.usage;
+  useEffect(() => {
+    if (!isLive) return undefined;
+    const look = () => call("GET", `/v1/usage?group_by=key&start=${new Date().toISOString().slice(0, 10)}`).then(setTold, (error) => setTold(error instanceof ApiError ? { refused: error.status } : told));
+    look();
+    const timer = setInterval(look, USAGE_MS);
+    return () => clearInterval(timer);
+  }, [isLive]);
+  if (!told || told.refused) return null;
+  return html`<section class="control-card" aria-labelledby="control-usage">
+    <h2 id="control-usage">Use by key, today</h2>
+    <div class="control-scroll" tabindex="0" role="region" aria-label="Use by key"><table>
+      <thead><tr><th>Key</th><th class="number">Requests</th><th class="number">Prompt tokens</th><th class="number">Output tokens</th></tr></thead>
+      <tbody>${told.data.map((one) => html`<tr key=${one.key}><td>${one.key || "without a name"}</td><td class="number">${count(one.requests)}</td>
+        <td class="number">${count(one.input_tokens)}</td><td class="number">${count(one.output_tokens)}</td></tr>`)}</tbody></table></div>
+  </section>`;
+}

@@ -1,0 +1,66 @@
+// What the scheduler's words mean.
+import { count, milliseconds } from "../base/numbers.js";
+
+export const WAITS = {
+  slot: "as many run as may",
+  cells: "the KV pool is full",
+  prefix: "another request computes a beginning that they share",
+  engine: "its model is loading or restarting",
+};
+
+export const REASONS = {
+  decode: "its next token",
+  forced: "its grammar left no choice",
+  prompt: "its prompt, in the time of the step",
+  least: "beyond the time of the step, so that it is not locked out",
+  tile: "tokens that cost next to nothing",
+  "batch-floor": "batch work's share of the time",
+  draft: "tokens that may follow",
+};
+
+const KINDS = ["prompt", "decode", "forced", "draft"];
+
+/** "64 prompt" or "1 decode, 4 draft". */
+export function kindsOf(part) {
+  const found = KINDS.filter((kind) => part[kind]).map((kind) => `${count(part[kind])} ${kind}`);
+  return found.join(", ") || "no tokens";
+}
+
+/** "batch-1", "3 others": whoever has a part in a step. */
+export function nameOf(part) {
+  if (part.id) return part.id;
+  return part.sequences === 1 || part.sequences === undefined ? "somebody else" : `${part.sequences} others`;
+}
+
+export function stepTitle(step) {
+  const many = step.merged > 1 ? `${step.merged} steps, ` : "";
+  return `${many}${count(step.tokens ?? 0)} tokens in ${milliseconds(step.ms)}, predicted ${milliseconds(step.predicted_ms)}`;
+}
+
+export function stepNotes(step) {
+  const notes = [];
+  if (step.interrupted) notes.push("thrown away for an interactive newcomer");
+  if (step.preemptions) notes.push(`${count(step.preemptions)} preempted for it`);
+  if (step.padding) notes.push(`${count(step.padding)} padding`);
+  if (step.adapter) notes.push(`adapter ${step.adapter}`);
+  return notes;
+}
+
+/** The whole step in a sentence, for those who do not see the picture. */
+export function stepText(step) {
+  const parts = (step.parts ?? []).map((part) => `${nameOf(part)}, ${part.priority}: ${kindsOf(part)}`);
+  return [stepTitle(step), ...stepNotes(step), ...parts].join(". ");
+}
+
+/** The end of an id is what tells it from others. */
+export function shortId(id) {
+  const [call, index] = id.split("/");
+  const dash = call.indexOf("-");
+  const kind = dash > 0 ? call.slice(0, dash) : "";
+  const short = call.length > 16 ? `${kind ? `${kind}-` : ""}…${call.slice(-6)}` : call;
+  return index && index !== "0" ? `${short}/${index}` : short;
+}
+
+export function clock(atS) {
+  return new Date(1000 * atS).toLocaleTimeString("en-GB");
+}

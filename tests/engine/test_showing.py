@@ -1,0 +1,139 @@
+"""What those who watch are told of steps, and that nobody else pays for it."""
+
+from __future__ import annotations
+
+import msgspec
+
+from openai_cpu_server.contract.cost import CostCurve
+from openai_cpu_server.contract.embedding import EmbedRequest
+from openai_cpu_server.contract.framing import LENGTH, frame, read_event
+from openai_cpu_server.contract.messages import EngineOptions, HideSteps, ShowSteps, StepDone, Submit
+from openai_cpu_server.contract.request import Constraint, Priority
+from openai_cpu_server.contract.shown import ShownPart, ShownState
+from openai_cpu_server.engine.build import build_core, build_embed_core
+from openai_cpu_server.engine.core import EngineCore
+from tests.fakes import FAKE_INFO, FakeBackend, FakeEmbedder
+from tests.scheduler.driver import request
+
+CURVE = CostCurve(step_ms=((1, 5.0), (256, 1000.0)), attended_ms=0.0)
+
+
+def core(*, max_seqs: int = 64, cache_bytes: int = 0, speculation: str = "off") -> EngineCore:
+    options = EngineOptions(model_path="", speculation=speculation, cache_bytes=cache_bytes)
+    info = msgspec.structs.replace(FAKE_INFO, max_seqs=max_seqs)
+    return build_core(options, FakeBackend(info), CURVE)
+
+
+def steps(engine: EngineCore) -> list[StepDone]:
+    found = []
+    while engine.has_work:
+        found += [event for event in engine.step() if isinstance(event, StepDone)]
+    return found
+
+
+def parts(told: list[StepDone]) -> list[ShownPart]:
+    return [part for step in told if step.shown for part in step.shown.parts]
+
+
+def states(told: list[StepDone]) -> list[ShownState]:
+    return [step.shown.state for step in told if step.shown and step.shown.state]
+
+
+def test_nobody_watches_and_nothing_is_told() -> None:
+    engine = core()
+    engine.handle(Submit(request("a", output=4)))
+    told = steps(engine)
+    assert [step.shown for step in told] == [None] * len(told)
+    assert b"shown" not in frame(told[0])
+
+
+def test_who_is_in_each_step_is_told_by_kind_of_token() -> None:
+    engine = core()
+    engine.handle(ShowSteps())
+    engine.handle(Submit(request("chat", prompt=3, output=2, client="key:ann")))
+    engine.handle(Submit(request("job", prompt=4, output=1, priority=Priority.BATCH)))
+    chat = [part for part in parts(steps(engine)) if part.id == "chat"]
+    assert chat == [
+        ShownPart("chat", "key:ann", Priority.INTERACTIVE, "prompt", prompt=3, output=1),
+        ShownPart("chat", "key:ann", Priority.INTERACTIVE, "decode", decode=1, output=1),
+    ]
+
+
+def test_forced_tokens_are_told_apart() -> None:
+    engine = core()
+    engine.handle(ShowSteps())
+    engine.handle(Submit(request("a", output=9, constraint=Constraint(grammar="?abc?"))))
+    told = parts(steps(engine))
+    assert sum(part.forced for part in told) == 3
+    assert sum(part.output for part in told) == 6  # the last one ends it
+
+
+def test_drafts_are_told_with_how_many_were_right() -> None:
+    engine = core(speculation="always")
+    engine.handle(ShowSteps())
+    engine.handle(Submit(request("a", prompt=60, output=40)))
+    told = parts(steps(engine))
+    assert sum(part.output for part in told) == 40
+    assert all(0 <= part.accepted <= part.draft for part in told)
+
+
+def test_who_begins_to_watch_an_idle_engine_is_told_how_the_memory_stands_and_it_rests_again() -> None:
+    engine = core(cache_bytes=6400)
+    engine.handle(ShowSteps())
+    (only,) = steps(engine)
+    (state,) = states([only])
+    assert (state.pool_tiles, state.tile_blocks, state.holdings) == (256, 1, ())
+    assert not engine.has_work
+
+
+def test_shared_cells_are_held_by_all_who_share_them() -> None:
+    engine = core()
+    long = request("a", prompt=100, output=30)
+    engine.handle(Submit(long))
+    list(engine.step())
+    list(engine.step())
+    engine.handle(Submit(msgspec.structs.replace(long, id="b")))
+    list(engine.step())
+    engine.handle(ShowSteps())
+    (state, *_) = states([e for e in engine.step() if isinstance(e, StepDone)])
+    tiles = [{first + n for first, count in h.runs for n in range(count)} for h in state.holdings]
+    assert [h.id for h in state.holdings] == ["a", "b"]
+    assert len(tiles[0] & tiles[1]) == 99 // 16
+
+
+def test_those_who_wait_are_told_why() -> None:
+    engine = core(max_seqs=1)
+    engine.handle(ShowSteps())
+    engine.handle(Submit(request("a", output=3)))
+    engine.handle(Submit(request("b", output=3)))
+    (state, *_) = states([e for e in engine.step() if isinstance(e, StepDone)])
+    assert [(wait.id, wait.why) for wait in state.waits] == [("b", "slot")]
+    last = states(steps(engine))[-1]
+    assert (last.holdings, last.waits) == ((), ())  # the picture of an idle engine is empty
+
+
+def test_nothing_is_told_any_more_when_nobody_watches_any_more() -> None:
+    engine = core()
+    engine.handle(ShowSteps())
+    engine.handle(Submit(request("a", output=4)))
+    assert parts([e for e in engine.step() if isinstance(e, StepDone)])
+    engine.handle(HideSteps())
+    assert parts(steps(engine)) == []
+
+
+def test_inputs_that_are_embedded_are_told_too() -> None:
+    engine = build_embed_core(EngineOptions(model_path=""), FakeEmbedder())
+    engine.handle(ShowSteps())
+    engine.handle(Submit(EmbedRequest(id="e", inputs=((3, 4), (5,)), client="user:bob")))
+    found = []
+    while engine.has_work:
+        found += [event for event in engine.step() if isinstance(event, StepDone)]
+    assert parts(found) == [ShownPart("e", "user:bob", Priority.INTERACTIVE, "prompt", prompt=3)]
+
+
+def test_what_is_told_goes_through_the_wire() -> None:
+    engine = core()
+    engine.handle(ShowSteps())
+    engine.handle(Submit(request("a", output=2)))
+    for told in steps(engine):
+        assert read_event(frame(told)[LENGTH.size :]) == told

@@ -1,0 +1,98 @@
+"""A portable build has a library for each level of CPU, and each machine takes the best that it can run."""
+
+from __future__ import annotations
+
+import platform
+import shutil
+import subprocess
+import sys
+from importlib import metadata
+from pathlib import Path
+
+import pytest
+
+from openai_cpu_server.kernels import build
+from openai_cpu_server.kernels.build import LEVELS, LIBRARY, build_portable, level_library
+from openai_cpu_server.kernels.library import library_path, obstacle
+from tests.kernels.library import KERNELS
+
+ROOT = Path(__file__).parents[2]
+HERE = list(LEVELS.get(platform.machine(), {}))
+_CHOOSES = """
+import sys
+from pathlib import Path
+sys.path[:0] = sys.argv[2:]
+from openai_cpu_server.kernels.library import library_path, obstacle
+path = library_path(Path(sys.argv[1]))
+print(path.name, obstacle(path))
+"""
+
+pytestmark = pytest.mark.skipif(not HERE, reason="no levels of this architecture are known")
+
+
+@pytest.fixture
+def native(tmp_path: Path) -> Path:
+    """Where the library that was compiled on this machine would lie."""
+    return tmp_path / LIBRARY.name
+
+
+def test_levels_are_the_paths_of_the_code() -> None:
+    paths = (ROOT / "openai_cpu_server/kernels/native/cpu.hpp").read_text()
+    assert [level for levels in LEVELS.values() for level in levels if f'"{level}"' not in paths] == []
+
+
+def test_without_any_library_the_place_of_the_native_one_is_told(native: Path) -> None:
+    assert library_path(native) == native
+    assert "not built" in (obstacle(library_path(native)) or "")
+
+
+def test_the_one_compiled_here_goes_first(native: Path) -> None:
+    _needs_kernels()
+    shutil.copy(KERNELS, native)
+    shutil.copy(KERNELS, level_library(HERE[0], native))
+    assert library_path(native) == native
+
+
+def test_levels_are_tried_from_the_best(native: Path) -> None:
+    _needs_kernels()
+    level_library(HERE[0], native).write_bytes(b"no library")
+    for level in HERE[1:]:
+        shutil.copy(KERNELS, level_library(level, native))
+    assert library_path(native) == level_library(HERE[1], native)
+
+
+def test_where_none_can_be_used_the_last_says_why(native: Path) -> None:
+    for level in HERE:
+        level_library(level, native).write_bytes(b"no library")
+    assert library_path(native) == level_library(HERE[-1], native)
+    assert "cannot be loaded" in (obstacle(library_path(native)) or "")
+
+
+def test_an_unknown_architecture_has_no_levels(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(build.platform, "machine", lambda: "abacus")
+    with pytest.raises(build.BuildFailed, match="abacus"):
+        build_portable()
+
+
+def _needs_kernels() -> None:
+    if why_not := obstacle(KERNELS):
+        pytest.skip(why_not)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_each_cpu_gets_its_own(native: Path) -> None:
+    """An emulator shows a process the CPU that it is asked for, and ends it where that CPU would."""
+    if platform.machine() != "x86_64" or not shutil.which("qemu-x86_64"):
+        pytest.skip("there is no qemu-x86_64")
+    build_portable(beside=native)
+    packages = str(metadata.distribution("llama-cpp-python").locate_file(""))
+    choice = ["-S", "-c", _CHOOSES, str(native), str(ROOT), packages]
+    expected = {"Haswell": "None", "Nehalem": "the library was compiled for another CPU"}
+    for cpu, why_not in expected.items():
+        done = subprocess.run(
+            ["qemu-x86_64", "-cpu", cpu, str(Path(sys.executable).resolve()), *choice],
+            capture_output=True,
+            text=True,
+        )
+        assert done.stdout == f"{level_library('avx2', native).name} {why_not}\n", done.stderr

@@ -1,0 +1,77 @@
+"""What people do in the chat room, step by step."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from playwright.sync_api import Locator, Page, expect
+
+
+def composer(page: Page) -> Locator:
+    return page.get_by_label("Message", exact=True)
+
+
+def say(page: Page, text: str) -> None:
+    composer(page).fill(text)
+    composer(page).press("Enter")
+
+
+def answers(page: Page) -> Locator:
+    return page.get_by_role("article", name="Answer")
+
+
+def whole_answer(page: Page) -> Locator:
+    """The last answer, when it is complete."""
+    last = answers(page).last
+    expect(last).to_have_attribute("aria-busy", "false")
+    return last
+
+
+def settings(page: Page, section: str) -> Locator:
+    """The part of the settings with this title, opened."""
+    panel = page.get_by_role("complementary", name="Settings of this conversation")
+    if not panel.is_visible():
+        page.get_by_role("button", name="Settings", exact=True).click()
+    part = panel.locator("details", has=page.locator("summary", has_text=section))
+    if part.get_attribute("open") is None:
+        part.locator("summary").click()
+    return part
+
+
+def limit(page: Page, tokens: int) -> None:
+    settings(page, "Length").get_by_role("textbox", name="Most tokens").fill(str(tokens))
+
+
+def endless(page: Page, tokens: int = 900) -> None:
+    """The next answers go on until somebody stops them, or until so many tokens are there."""
+    limit(page, tokens)
+    settings(page, "Length").get_by_label("Go on behind the end").check()
+
+
+def import_file(page: Page, path: Path, *conversations: dict[str, Any]) -> None:
+    file = {"format": "openai-cpu-server.conversations", "version": 1, "conversations": list(conversations)}
+    path.write_text(json.dumps(file))
+    page.get_by_label("File to import").set_input_files(path)
+    expect(page.get_by_text(f"{len(conversations)} imported.")).to_be_visible()
+
+
+def conversation(title: str, *texts: str) -> dict[str, Any]:
+    """User and assistant by turns."""
+    messages = [
+        {
+            "id": f"m{index}",
+            "parent": f"m{index - 1}" if index else None,
+            "role": "assistant" if index % 2 else "user",
+            "content": text,
+            "created": index + 1,
+            "status": "done",
+        }
+        for index, text in enumerate(texts)
+    ]
+    return {"conversation": {"title": title, "leaf": f"m{len(texts) - 1}"}, "messages": messages}
+
+
+def open_conversation(page: Page, title: str) -> None:
+    page.get_by_role("navigation", name="Conversations").get_by_role("button", name=title, exact=True).click()

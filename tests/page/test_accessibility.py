@@ -1,0 +1,123 @@
+"""Everybody can use the page: what axe finds, small windows, large text."""
+
+from __future__ import annotations
+
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+from playwright.sync_api import Browser, Page, expect
+
+from tests.page.browser import Visit, visiting
+from tests.page.talking import (
+    composer,
+    conversation,
+    import_file,
+    limit,
+    open_conversation,
+    say,
+    settings,
+    whole_answer,
+)
+from tests.page.test_build import PACKAGES, SCRIPT
+from tests.page.test_chat import PRETTY
+from tests.server import ServerProcess
+
+pytestmark = [pytest.mark.native, pytest.mark.thorough]
+
+AXE = PACKAGES.parent / "node_modules" / "axe-core" / "axe.min.js"
+RULES = ["wcag2a", "wcag2aa", "wcag21a", "wcag21aa", "wcag22aa", "best-practice"]
+
+
+@pytest.fixture(scope="module")
+def axe() -> str:
+    """The source of axe; scripts/page gets it with what the page is built by."""
+    subprocess.run([SCRIPT, "licences"], capture_output=True, timeout=110, check=False)
+    if not AXE.exists():
+        pytest.skip("npm or its packages cannot be had")
+    return AXE.read_text()
+
+
+def findings(page: Page, axe: str) -> list[str]:
+    page.evaluate(axe)
+    found: dict[str, Any] = page.evaluate(
+        "rules => axe.run(document, {runOnly: rules, resultTypes: ['violations']})", RULES
+    )
+    return [
+        f"{one['id']}: {node['html'][:200]} {node.get('failureSummary', '')}"
+        for one in found["violations"]
+        for node in one["nodes"]
+    ]
+
+
+def filled(visit: Visit, folder: Path) -> Page:
+    page = visit.page
+    import_file(page, folder / "in.json", conversation("Pretty", "Hi", PRETTY))
+    open_conversation(page, "Pretty")
+    expect(page.locator("math").first).to_be_attached()
+    return page
+
+
+@pytest.mark.parametrize("theme", ["Light", "Dark"])
+def test_axe_finds_nothing_in_a_conversation(visit: Visit, axe: str, tmp_path: Path, theme: str) -> None:
+    page = filled(visit, tmp_path)
+    page.get_by_role("radio", name=theme).check()
+    for section in ("JSON schema", "Length", "Reasoning", "Other"):
+        settings(page, section)
+    settings(page, "Tools").get_by_role("button", name="Add a function").click()
+    page.get_by_title("Model").click()
+    page.get_by_role("button", name="Actions of Pretty").click()
+    assert findings(page, axe) == []
+
+
+def test_axe_finds_nothing_in_answers_of_all_kinds(visit: Visit, axe: str) -> None:
+    page = visit.page
+    assert findings(page, axe) == []
+    limit(page, 40)
+    settings(page, "JSON schema").get_by_role("button", name="Review").click()
+    say(page, "Warm, but the zip broke.")
+    whole_answer(page).locator(".figures summary").click()
+    settings(page, "JSON schema").get_by_label("Answers are JSON").uncheck()
+    settings(page, "Tools").get_by_role("button", name="Add a function").click()
+    settings(page, "Tools").get_by_label("When").select_option("required")
+    say(page, "The weather in Rome?")
+    expect(page.get_by_role("group", name="Call of get_weather")).to_be_visible()
+    whole_answer(page)
+    assert findings(page, axe) == []
+    page.keyboard.press("Alt+n")
+    page.get_by_role("button", name="Help").click()
+    assert findings(page, axe) == []
+
+
+def is_too_wide(page: Page) -> bool:
+    return bool(page.evaluate("document.documentElement.scrollWidth > document.documentElement.clientWidth"))
+
+
+def reaches_everything(page: Page) -> None:
+    """Nothing is cut off at the side, and what one needs can be seen."""
+    assert not is_too_wide(page)
+    for thing in (composer(page), page.get_by_role("button", name="Send"), page.get_by_title("Model")):
+        expect(thing).to_be_in_viewport(ratio=1)
+    page.get_by_role("button", name="Settings", exact=True).click()
+    panel = page.get_by_role("complementary")
+    expect(panel.get_by_label("System prompt")).to_be_in_viewport(ratio=1)
+    assert not is_too_wide(page)
+    panel.get_by_role("button", name="Close the settings").click()
+    page.get_by_role("button", name="Conversations", exact=True).click()
+    expect(page.get_by_role("button", name="Pretty", exact=True)).to_be_in_viewport(ratio=1)
+    page.get_by_role("button", name="Close the list").click()
+
+
+@pytest.mark.parametrize(("width", "height"), [(360, 640), (640, 400)], ids=["a phone", "200 % of 1280"])
+def test_a_small_window_shows_everything(
+    browser: Browser, server: ServerProcess, axe: str, tmp_path: Path, width: int, height: int
+) -> None:
+    """Zoom makes a window of 1280 x 800 one of 640 x 400 with pixels twice as large."""
+    with visiting(browser, server, width=width, height=height) as visit:
+        page = visit.page
+        page.get_by_role("button", name="Conversations", exact=True).click()
+        filled(visit, tmp_path)
+        reaches_everything(page)
+        assert findings(page, axe) == []
+        assert visit.complaints == []

@@ -1,0 +1,255 @@
+"""The chat room in a real browser, in front of a real server with the demo model."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from playwright.sync_api import expect
+
+from tests.page.browser import Visit
+from tests.page.talking import (
+    answers,
+    composer,
+    conversation,
+    endless,
+    import_file,
+    limit,
+    open_conversation,
+    say,
+    settings,
+    whole_answer,
+)
+
+pytestmark = [pytest.mark.native, pytest.mark.thorough]
+
+HOSTILE = """
+<img src=x onerror="document.title='caught'"> <script>document.title='caught'</script>
+<svg onload="document.title='caught'"></svg> <iframe src="javascript:alert(1)"></iframe>
+
+[click](javascript:document.title='caught') [data](data:text/html,<script>1</script>) [ok](https://example.com/a)
+[quote](https://example.com/"onmouseover="document.title='caught')
+
+![spy](http://192.0.2.1/spy.png) ![x](javascript:1) $\\href{javascript:alert(1)}{x}$
+
+$$\\htmlStyle{background:url(http://192.0.2.1/m)}{y}$$
+
+```html"><img src=x onerror=alert(1)>
+</code></pre><script>document.title='caught'</script><form action="http://192.0.2.1/"><input></form>
+```
+"""
+PRETTY = """
+# A title
+
+| a | b |
+|---|--:|
+| 1 | 2 |
+
+```python
+def f(x):
+    return x
+```
+
+Then $x^2$ costs $5 and \\(y\\):
+
+$$\\int_0^1 x\\,dx = \\frac12$$
+"""
+
+
+def test_an_answer_streams_and_is_stopped(visit: Visit) -> None:
+    page = visit.page
+    endless(page)
+    say(page, "Tell a story.")
+    first = answers(page).last
+    expect(first.locator(".prose")).not_to_be_empty()
+    expect(first).to_have_attribute("aria-busy", "true")
+    page.get_by_role("button", name="Stop").click()
+    expect(first).to_contain_text("Stopped.")
+    expect(page.get_by_role("button", name="Send")).to_be_visible()
+
+
+def test_an_answer_says_what_it_took(visit: Visit) -> None:
+    page = visit.page
+    limit(page, 12)
+    say(page, "Tell a story.")
+    figures = whole_answer(page).locator(".figures")
+    expect(figures.locator("summary")).to_contain_text("12 tokens")
+    figures.locator("summary").click()
+    expect(figures).to_contain_text("Queue")
+    expect(figures).to_contain_text("Of it cached")
+
+
+def test_an_edit_and_another_answer_are_branches(visit: Visit) -> None:
+    page = visit.page
+    limit(page, 6)
+    say(page, "One")
+    whole_answer(page)
+    page.get_by_role("button", name="Another answer").click()
+    expect(answers(page).last.get_by_role("group", name="Versions")).to_have_text("2 / 2")
+    whole_answer(page)
+    page.get_by_role("article", name="You").hover()
+    page.get_by_role("button", name="Edit and ask again").click()
+    page.get_by_label("Your message").fill("Two")
+    page.get_by_role("button", name="Ask again").click()
+    asked = page.get_by_role("article", name="You")
+    expect(asked).to_contain_text("Two")
+    whole_answer(page)
+    asked.hover()
+    asked.get_by_role("button", name="Version before").click()
+    expect(asked).to_contain_text("One")
+    expect(answers(page).last.get_by_role("group", name="Versions")).to_have_text("2 / 2")
+
+
+def test_an_answer_obeys_its_schema(visit: Visit) -> None:
+    page = visit.page
+    settings(page, "JSON schema").get_by_role("button", name="Person").click()
+    say(page, "Ann is 31 and likes tea.")
+    answer = whole_answer(page)
+    expect(answer).to_contain_text("Obeys its schema")
+    assert answer.locator(".json-form dt").all_inner_texts() == ["name", "age", "likes"]
+    answer.get_by_role("radio", name="JSON").check()
+    assert set(json.loads(answer.locator("pre").inner_text())) == {"name", "age", "likes"}
+
+
+def test_a_schema_that_the_server_refuses_is_told(visit: Visit) -> None:
+    page = visit.page
+    part = settings(page, "JSON schema")
+    part.get_by_label("Answers are JSON").check()
+    part = settings(page, "JSON schema")
+    part.get_by_label("Schema", exact=True).fill("{")
+    expect(part.get_by_role("alert")).to_be_visible()
+    part.get_by_label("Schema", exact=True).fill('{"type": "object", "contentEncoding": 3, "$ref": "x"}')
+    say(page, "x")
+    expect(whole_answer(page).get_by_role("alert")).to_contain_text("response_format")
+
+
+def test_a_tool_call_goes_round(visit: Visit) -> None:
+    page = visit.page
+    part = settings(page, "Tools")
+    part.get_by_role("button", name="Add a function").click()
+    settings(page, "Tools").get_by_label("When").select_option("required")
+    say(page, "What is the weather in Paris?")
+    call = whole_answer(page).get_by_role("group", name="Call of get_weather")
+    expect(call).to_contain_text("Arguments fit")
+    assert "city" in json.loads(call.locator("pre").inner_text())
+    settings(page, "Tools").get_by_label("When").select_option("auto")
+    limit(page, 30)
+    call.get_by_label("Result").fill('{"sky": "clear"}')
+    page.get_by_role("button", name="Give result").click()
+    expect(page.get_by_role("article", name="Result of get_weather")).to_be_visible()
+    expect(answers(page)).to_have_count(2)
+    expect(whole_answer(page).locator(".figures")).to_be_visible()
+
+
+def test_a_conversation_is_there_after_the_page_is_loaded_again(visit: Visit) -> None:
+    page = visit.page
+    limit(page, 8)
+    settings(page, "System prompt").get_by_label("System prompt").fill("Be brief.")
+    say(page, "Remember me.")
+    text = whole_answer(page).locator(".prose").inner_text()
+    page.reload()
+    expect(page.get_by_role("article", name="You")).to_contain_text("Remember me.")
+    expect(answers(page).last.locator(".prose")).to_have_text(text)
+    expect(settings(page, "System prompt").get_by_label("System prompt")).to_have_value("Be brief.")
+
+
+def test_a_second_tab_keeps_in_step(visit: Visit) -> None:
+    first = visit.page
+    limit(first, 8)
+    say(first, "Hello from the first tab.")
+    whole_answer(first)
+    second = visit.tab("/" + first.evaluate("location.hash"))
+    expect(second.get_by_role("article", name="You")).to_contain_text("Hello from the first tab.")
+    say(second, "And from the second.")
+    expect(first.get_by_role("article", name="You").last).to_contain_text("And from the second.")
+    text = whole_answer(second).locator(".prose").inner_text()
+    expect(answers(first).last.locator(".prose")).to_have_text(text)
+
+
+def test_conversations_go_into_a_file_and_come_back(visit: Visit, tmp_path: Path) -> None:
+    page = visit.page
+    import_file(page, tmp_path / "in.json", conversation("Old talk", "Hi", "Hello **there**"))
+    open_conversation(page, "Old talk")
+    expect(answers(page).locator("strong")).to_have_text("there")
+    with page.expect_download() as download:
+        page.get_by_role("button", name="Export all").click()
+    exported = tmp_path / "out.json"
+    download.value.save_as(exported)
+    page.get_by_role("button", name="Actions of Old talk").click()
+    page.get_by_role("button", name="Delete", exact=True).click()
+    page.get_by_role("dialog").get_by_role("button", name="Delete").click()
+    expect(page.get_by_role("button", name="Old talk", exact=True)).to_have_count(0)
+    page.get_by_label("File to import").set_input_files(exported)
+    open_conversation(page, "Old talk")
+    expect(answers(page).locator("strong")).to_have_text("there")
+    page.get_by_label("File to import").set_input_files(Path(__file__))
+    expect(page.get_by_text("This file is no JSON.")).to_be_visible()
+
+
+def test_a_conversation_gets_another_name(visit: Visit, tmp_path: Path) -> None:
+    page = visit.page
+    import_file(page, tmp_path / "in.json", conversation("Old name", "Hi", "Hello"))
+    page.get_by_role("button", name="Actions of Old name").click()
+    page.get_by_role("button", name="Rename").click()
+    page.get_by_label("Title").fill("New name")
+    page.get_by_label("Title").press("Enter")
+    open_conversation(page, "New name")
+
+
+def test_text_files_go_with_a_message(visit: Visit, tmp_path: Path) -> None:
+    page = visit.page
+    limit(page, 4)
+    (tmp_path / "note.txt").write_text("The answer is 42.")
+    (tmp_path / "bad.bin").write_bytes(b"\xff\x00\xfe")
+    page.get_by_label("Text files", exact=True).set_input_files([tmp_path / "note.txt", tmp_path / "bad.bin"])
+    expect(page.get_by_role("alert")).to_contain_text("bad.bin is no text")
+    say(page, "What does it say?")
+    asked = page.get_by_role("article", name="You")
+    expect(asked.locator(".chip")).to_contain_text("note.txt")
+    whole_answer(page)
+
+
+def test_what_a_model_writes_is_never_more_than_text(visit: Visit, tmp_path: Path) -> None:
+    page = visit.page
+    import_file(page, tmp_path / "in.json", conversation("Hostile", HOSTILE, HOSTILE))
+    open_conversation(page, "Hostile")
+    prose = answers(page).locator(".prose")
+    expect(prose.locator("a", has_text="ok")).to_have_attribute("rel", "noopener noreferrer nofollow")
+    expect(prose.locator("script, img, iframe, svg, form, input, style, object, [style]")).to_have_count(0)
+    targets = prose.locator("a").evaluate_all("links => links.map(link => link.protocol)")
+    assert set(targets) <= {"http:", "https:"}
+    attributes = prose.locator("*").evaluate_all("all => all.flatMap(one => one.getAttributeNames())")
+    assert not [name for name in attributes if name.startswith("on") or name == "style"]
+    assert "caught" not in page.title()
+
+
+def test_markdown_is_drawn(visit: Visit, tmp_path: Path) -> None:
+    page = visit.page
+    import_file(page, tmp_path / "in.json", conversation("Pretty", "Hi", PRETTY))
+    open_conversation(page, "Pretty")
+    prose = answers(page).locator(".prose")
+    expect(prose.locator("h1")).to_have_text("A title")
+    expect(prose.locator("td").last).to_have_attribute("align", "right")
+    expect(prose.locator(".hljs-keyword").first).to_have_text("def")
+    expect(prose.locator("math")).to_have_count(3)
+    expect(prose).to_contain_text("costs $5 and")
+    prose.get_by_role("button", name="Copy").click()
+    expect(prose.get_by_role("button", name="Copied")).to_be_visible()
+
+
+def test_everything_is_done_with_keys(visit: Visit) -> None:
+    page = visit.page
+    expect(composer(page)).to_be_focused()
+    page.keyboard.press("Tab")
+    page.keyboard.press("?")
+    shortcuts = page.get_by_role("dialog", name="Shortcuts")
+    expect(shortcuts).to_contain_text("New conversation")
+    page.keyboard.press("Escape")
+    expect(shortcuts).to_have_count(0)
+    page.keyboard.press("/")
+    expect(composer(page)).to_be_focused()
+    page.keyboard.press("Alt+s")
+    expect(page.get_by_role("complementary")).to_have_count(0)
+    page.keyboard.press("Alt+2")
+    expect(page.get_by_role("link", name="Control room")).to_have_attribute("aria-current", "page")

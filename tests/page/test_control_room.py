@@ -1,0 +1,167 @@
+"""The control room in a real browser: who runs and who waits is seen, and can be ended."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import re
+import signal
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import httpx
+import pytest
+from playwright.sync_api import Browser, Page, expect
+
+from openai_cpu_server.page.bundle import BUILT
+from tests.page.browser import Visit, visiting
+from tests.server import ServerProcess
+
+pytestmark = [pytest.mark.native, pytest.mark.thorough]
+
+AXE = BUILT.parent / "source" / "node_modules" / "axe-core" / "axe.min.js"
+LONG = {"prompt": "Once upon a time", "ignore_eos": True, "max_tokens": 1500, "user": "ann"}
+
+
+@pytest.fixture(scope="module")
+def server(smollm2: Path) -> Iterator[ServerProcess]:
+    """A model that writes slowly enough to be watched."""
+    with ServerProcess("--model", str(smollm2)) as server:
+        yield server
+
+
+@contextmanager
+def generating(server: ServerProcess, **more: object) -> Iterator[None]:
+    """A request that goes on until somebody ends it, or until its reader leaves."""
+    with httpx.stream(
+        "POST", f"{server.url}/v1/completions", json={**LONG, "stream": True, **more}, timeout=60
+    ) as answer:
+        assert answer.status_code == 200
+        reader = threading.Thread(target=_read, args=(answer,), daemon=True)
+        reader.start()
+        yield
+
+
+def _read(answer: httpx.Response) -> None:
+    try:
+        for _ in answer.iter_raw():
+            pass
+    except (httpx.HTTPError, httpx.StreamError, OSError):
+        pass  # the test has left it
+
+
+def room(visit: Visit) -> Page:
+    visit.page.goto(visit.url + "/#/control")
+    expect(visit.page.get_by_role("region", name="Control room")).to_be_visible()
+    return visit.page
+
+
+def test_a_running_request_is_seen_and_ended(visit: Visit, server: ServerProcess) -> None:
+    page = room(visit)
+    with generating(server):
+        row = page.get_by_role("region", name="Requests that run").get_by_role("row").filter(has_text="ann")
+        expect(row).to_contain_text("writes")
+        row.get_by_role("button", name="End ").click()
+        row.get_by_role("button", name="Really end ").click()
+        expect(page.get_by_text("Nothing runs.")).to_be_visible()
+
+
+def test_the_picture_of_steps_can_be_walked_through_paused_and_read(
+    visit: Visit, server: ServerProcess
+) -> None:
+    page = room(visit)
+    steps = page.get_by_role("slider", name="Steps")
+    with generating(server):
+        expect(page.get_by_text(", computing ")).to_be_visible()
+        page.get_by_role("button", name="Pause").click()
+        steps.focus()
+        page.keyboard.press("ArrowLeft")
+        expect(steps).to_have_attribute("aria-valuetext", re.compile("tokens in .* predicted .* decode"))
+        page.locator(".control-timeline summary").click()
+        table = page.get_by_role("region", name="The last steps as a table")
+        expect(table.get_by_role("row").nth(1)).to_contain_text("interactive")
+        page.get_by_role("button", name="Go on").click()
+
+
+def test_an_engine_that_dies_shows_with_its_cause_and_the_room_goes_on(
+    visit: Visit, server: ServerProcess
+) -> None:
+    page = room(visit)
+    with generating(server):
+        expect(page.get_by_role("region", name="Requests that run")).to_contain_text("writes")
+        os.kill(server.engine.pid, signal.SIGSEGV)
+        restarts = page.get_by_role("region", name="Restarts")
+        expect(restarts).to_contain_text("SIGSEGV")
+        expect(page.get_by_role("region", name="Requests that run")).to_contain_text("writes")
+
+
+@pytest.mark.parametrize("theme", ["light", "dark"])
+def test_axe_finds_nothing(visit: Visit, server: ServerProcess, theme: str) -> None:
+    page = room(visit)
+    page.emulate_media(color_scheme="dark" if theme == "dark" else "light")
+    with generating(server):
+        expect(page.get_by_role("region", name="Requests that run")).to_contain_text("writes")
+        for summary in page.locator(".control-room summary").all():
+            summary.click()
+        page.evaluate(_axe())
+        found = page.evaluate(
+            "rules => axe.run(document, {runOnly: rules, resultTypes: ['violations']})",
+            ["wcag2a", "wcag2aa", "wcag21a", "wcag21aa", "wcag22aa"],
+        )
+        assert [(one["id"], [node["html"] for node in one["nodes"]]) for one in found["violations"]] == []
+
+
+def _axe() -> str:
+    if not AXE.exists():
+        pytest.skip("scripts/page has not got axe")
+    return AXE.read_text()
+
+
+def test_a_key_without_the_scope_is_told_what_it_needs(browser: Browser, tmp_path: Path) -> None:
+    """And one without `admin` sees its own requests only."""
+    keys = tmp_path / "keys.toml"
+    keys.write_text(
+        "\n".join(
+            f'[keys.{name}]\nsha256 = "{digest}"\nscopes = ["{scope}"]'
+            for name, digest, scope in [
+                ("meter", _digest("meter"), "metrics"),
+                ("ann", _digest("ann"), "inference"),
+            ]
+        )
+    )
+    with (
+        ServerProcess("--model", "demo", "--api-keys", str(keys)) as locked,
+        visiting(browser, locked) as visit,
+    ):
+        page = room(visit)
+        _use_key(page, "meter")
+        expect(page.get_by_text("This key may not watch.")).to_be_visible()
+        page.get_by_role("button", name="API key").click()
+        _use_key(page, "ann")
+        expect(page.get_by_text("your own; others are only counted")).to_be_visible()
+
+
+def _use_key(page: Page, key: str) -> None:
+    page.get_by_label("Key", exact=True).fill(key)
+    page.get_by_role("button", name="Use this key").click()
+
+
+def _digest(key: str) -> str:
+    return hashlib.sha256(key.encode()).hexdigest()
+
+
+def test_on_a_phone_nothing_runs_over_the_edge(browser: Browser, server: ServerProcess) -> None:
+    with visiting(browser, server, width=360, height=740) as visit, generating(server):
+        page = room(visit)
+        expect(page.get_by_role("region", name="Requests that run")).to_contain_text("writes")
+        assert page.evaluate("document.querySelector('.control-room').scrollWidth") <= 360
+
+
+def test_a_hidden_room_does_not_listen(visit: Visit, server: ServerProcess) -> None:
+    page = room(visit)
+    expect(page.get_by_role("region", name="Models", exact=True)).to_contain_text("ready")
+    page.get_by_role("link", name="Chat").click()
+    line = r"route=GET /v1/events status=200"
+    assert server.wait_for(f"({line})")
