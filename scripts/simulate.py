@@ -51,7 +51,7 @@ def main() -> None:
         return
     if asked.trace:
         plan = Plan(Machine(read_curve(asked.curve)), asked.replicas[0], seed=asked.seed)
-        print(table(stories.compared(plan, read_trace(asked.trace))))
+        print(table([*stories.compared(plan, read_trace(asked.trace))]))
         return
     for part in asked.part or _PARTS:
         began = time.process_time()
