@@ -33,6 +33,7 @@ from openai_cpu_server.contract.request import Priority
 from openai_cpu_server.errors import StartupError
 from openai_cpu_server.model_options import ModelOptions, ModelTable
 from openai_cpu_server.option_parser import OptionParser, add_option
+from openai_cpu_server.ray_options import RayTable
 
 _PROGRAM = "openai-cpu-server serve"
 _ENV_PREFIX = "OCS_"
@@ -85,6 +86,10 @@ class WhatToServe(BaseModel):
     )
     aliases: CliSuppress[dict[str, str]] = Field(
         {}, description="[aliases] of the TOML file: further names of models, or of other aliases"
+    )
+    ray: CliSuppress[RayTable] = Field(
+        RayTable.model_validate({}),
+        description="[ray] of the TOML file: replicas on Ray Serve, for `openai-cpu-server ray`",
     )
     served_model_name: str | None = Field(
         None, description="name of the only model in the API; default: the alias, or the file's name"

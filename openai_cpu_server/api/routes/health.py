@@ -46,7 +46,7 @@ class ModelHealth(msgspec.Struct, frozen=True):
 class HealthReport(msgspec.Struct, frozen=True, kw_only=True):
     status: str
     """`loading`, `ready`, `asleep` (the only model; a request loads it), `degraded` (ready, but another model
-    than the default has failed), `restarting`, `draining`, `failed` or `stopped`."""
+    than the default has failed, or one of its replicas), `restarting`, `draining`, `failed` or `stopped`."""
     reason: str | None
     model: str
     """The default's name."""

@@ -28,6 +28,7 @@ _ROWS_FAILED, _INTERRUPTED = 1, 130
 OF_SERVERS = frozenset(
     {
         "host",
+        "ray",
         "port",
         "api_key",
         "api_keys",
