@@ -120,7 +120,7 @@ class _Simulation:
 
     def _router(self, number: int) -> Routing:
         plan = self._plan
-        return routing(plan.routing, seed=100 * plan.seed + number, num_routers=plan.num_routers)
+        return routing(plan.routing, seed=100 * plan.seed, number=number, num_routers=plan.num_routers)
 
     def _at(self, when_s: float, happen: Callable[[], None]) -> None:
         heapq.heappush(self._events, (when_s, next(self._ticks), happen))
