@@ -80,6 +80,7 @@ _COMMANDS = {
     "quantize": _Command(
         "openai_cpu_server.commands.quantize.command:quantize", "write a smaller model file"
     ),
+    "ray": _Command("openai_cpu_server.commands.ray:ray", "serve with replicas, on Ray Serve"),
     "tune": _Command(
         "openai_cpu_server.commands.tune:tune", "measure the best settings for a model on this machine"
     ),

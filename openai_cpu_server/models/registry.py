@@ -151,10 +151,13 @@ class ModelRegistry:
 
     @property
     def degraded(self) -> str | None:
-        """Which models have failed beside a default that has not; None: none."""
+        """Which models have failed beside a default that has not, and what is wrong with a part of the
+        default that others make up for; None: nothing."""
         states = [(model.name, model.engine.status()) for model in self._models[1:]]
         failed = [f"{name}: {status.reason}" for name, status in states if status.state is EngineState.FAILED]
-        return "; ".join(failed) or None
+        default = self.default.engine.status()
+        lame = [default.reason] if default.state is EngineState.READY and default.reason else []
+        return "; ".join([*lame, *failed]) or None
 
     def status(self) -> EngineStatus:
         """All engines as one, with the sums of what they hold.

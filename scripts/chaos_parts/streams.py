@@ -11,6 +11,7 @@ from pathlib import Path
 
 import httpx
 
+from chaos_parts.ray_server import RayServer
 from chaos_parts.server import Server
 
 _TIE = 0.05
@@ -88,11 +89,21 @@ class Progress:
 
 
 async def run_streams(
-    model: Path, folder: Path, *, requests: int, kills: int, tokens: int, clients: int, seed: int
+    model: Path,
+    folder: Path,
+    *,
+    requests: int,
+    kills: int,
+    tokens: int,
+    clients: int,
+    seed: int,
+    over_ray: bool = False,
 ) -> StreamFigures:
+    """`over_ray`: two engine replicas, of which one is killed at a time."""
     chance = random.Random(seed)
     options = ("--jobs-db", "none", "--max-crashes-per-minute", "1000")
-    with Server(model, folder / "streams.log", *options) as server:
+    kind = RayServer if over_ray else Server
+    with kind(model, folder / "streams.log", *options) as server:
         began = time.monotonic()
         quiet = await _all(server, requests, tokens, clients, Progress())
         quiet_s, start_mib = time.monotonic() - began, server.rss_mib()
@@ -124,7 +135,7 @@ async def run_streams(
 
 
 async def _kill(
-    server: Server, kills: int, num_tokens: int, chance: random.Random, progress: Progress
+    server: Server | RayServer, kills: int, num_tokens: int, chance: random.Random, progress: Progress
 ) -> None:
     """Kill at tokens drawn from all that will come, and some after a
     random time, whatever the engine does."""
@@ -139,13 +150,15 @@ async def _kill(
             await _kill_one(server, chance.uniform(0, 1))
 
 
-async def _kill_one(server: Server, delay_s: float) -> None:
+async def _kill_one(server: Server | RayServer, delay_s: float) -> None:
     await asyncio.sleep(delay_s)
     while not server.kill_engine():  # noqa: ASYNC110 (what is waited for is another process)
         await asyncio.sleep(0.01)
 
 
-async def _all(server: Server, requests: int, tokens: int, clients: int, progress: Progress) -> list[Stream]:
+async def _all(
+    server: Server | RayServer, requests: int, tokens: int, clients: int, progress: Progress
+) -> list[Stream]:
     streams = [Stream() for _ in range(requests)]
     open_at_once = asyncio.Semaphore(clients)
     limits = httpx.Limits(max_connections=clients)

@@ -11,6 +11,7 @@ from pydantic.fields import FieldInfo
 from manual.table import table
 from openai_cpu_server.model_options import ModelOptions, ModelTable
 from openai_cpu_server.model_source.aliases import ALIASES
+from openai_cpu_server.ray_options import RayTable
 from openai_cpu_server.settings import Settings
 
 _GROUPS = {
@@ -31,7 +32,7 @@ _GROUPS = {
     "keep_alive_s": "Streams, log and traces",
 }
 """The first option of each group -> its heading, in the order of `Settings`."""
-_TABLES = {"models": "[models.NAME]", "aliases": "[aliases]"}
+_TABLES = {"models": "[models.NAME]", "aliases": "[aliases]", "ray": "[ray]"}
 """Tables of the TOML file."""
 _DEFAULT = "; default: "
 """It stands before a default that depends on the machine, in the description of the option."""
@@ -49,6 +50,12 @@ def model_table() -> str:
     names = [name for name in ModelTable.model_fields if name not in ModelOptions.model_fields]
     rows = ((f"`{name}`", *_row_of(ModelTable.model_fields[name])) for name in names)
     return "\n## `[models.NAME]`\n\n" + table(("Key", "Default", "Meaning"), rows)
+
+
+def ray_table() -> str:
+    """`[ray]`."""
+    rows = ((f"`{name}`", *_row_of(field)) for name, field in RayTable.model_fields.items())
+    return "\n## `[ray]`\n\n" + table(("Key", "Default", "Meaning"), rows)
 
 
 def alias_table() -> str:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from manual.errors import error_table
 from manual.metrics import metric_table
-from manual.options import alias_table, model_table, option_tables
+from manual.options import alias_table, model_table, option_tables, ray_table
 from manual.routes import route_tables
 from manual.unheeded import ignored_table, refused_table
 
@@ -54,10 +54,16 @@ on Linux only.
 """
 
 
+def _tables_of_options() -> str:
+    return option_tables() + model_table() + ray_table() + alias_table()
+
+
 def pages() -> Mapping[str, str]:
     """File name -> text."""
     return {
-        "options.md": _page("Options", _OPTIONS, option_tables() + model_table() + alias_table()),
+        "options.md": _page(
+            "Options", _OPTIONS, option_tables() + model_table() + ray_table() + alias_table()
+        ),
         "routes.md": _page("Routes", _ROUTES, route_tables()),
         "fields.md": _page("Ignored and refused fields", _FIELDS, ignored_table() + refused_table()),
         "errors.md": _page("Errors", _ERRORS, error_table()),

@@ -82,6 +82,15 @@ def _deep(path: str, pattern: str) -> bool:
     return pattern.startswith("**/") and fnmatch.fnmatch(Path(path).name, pattern[3:])
 
 
+def test_the_manual_has_its_arguments_and_their_defaults() -> None:
+    rows = (ROOT / "docs" / "deploy.md").read_text()
+    lines = (ROOT / "deploy" / "Dockerfile").read_text().splitlines()
+    for line in lines:
+        if line.startswith("ARG "):
+            name, _, default = line.removeprefix("ARG ").partition("=")
+            assert f"| `{name}` | {f'`{default}`' if default else 'none'} |" in rows
+
+
 def test_variables_are_filled_in_as_the_builder_does() -> None:
     assert filled_in("/opt/venv/bin:$PATH", {"PATH": "/bin"}) == "/opt/venv/bin:/bin"
     assert filled_in("python:${PYTHON}", {}) == "python:"

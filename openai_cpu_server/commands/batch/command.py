@@ -28,9 +28,11 @@ _ROWS_FAILED, _INTERRUPTED = 1, 130
 OF_SERVERS = frozenset(
     {
         "host",
+        "ray",
         "port",
         "api_key",
         "api_keys",
+        "open_to_gateways",
         "limits_url",
         "cors_origin",
         "trusted_proxy",
@@ -46,6 +48,7 @@ OF_SERVERS = frozenset(
         "read_timeout_s",
         "write_timeout_s",
         "jobs_db",
+        "prices",
         "response_days",
         "answer_cache",
         "answer_cache_mb",

@@ -3,10 +3,11 @@
 import { ApiError, Unreachable, address, call, events, key } from "./client.js";
 
 const IDLE_MS = 20_000;
+const BLOCKED_MS = 60_000;
 const ROUTE = "/v1/chat/completions";
 
 let socket = null;
-let blocked = false; // something between browser and server lets no WebSocket through
+let blockedUntil = 0; // something between browser and server lets no WebSocket through
 let closing = 0;
 let number = 0;
 const live = new Map();
@@ -16,11 +17,11 @@ const live = new Map();
  * Returns when all is said. Raises Unreachable, ApiError; an AbortError after `signal`.
  */
 export async function ask(body, hear, signal) {
-  if (!blocked) {
+  if (Date.now() > blockedUntil) {
     const open = await opened();
     if (open) return onSocket(open, body, hear, signal);
     await call("GET", "/v1/models", { signal }); // it says why, if it is the key or the server
-    blocked = true;
+    blockedUntil = Date.now() + BLOCKED_MS;
   }
   return overHttp(body, hear, signal);
 }

@@ -1,0 +1,1 @@
+"""A replica's side: an engine process, and the API processes that it computes for."""

@@ -1,0 +1,97 @@
+"""An API replica: a Ray actor with the Starlette application, and the engines that it knows over handles."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import Awaitable, Callable, Mapping
+
+from ray.serve.handle import DeploymentHandle
+
+from openai_cpu_server.app import open_desk
+from openai_cpu_server.errors import StartupError
+from openai_cpu_server.models.registry import ModelRegistry
+from openai_cpu_server.models.routing.checks import problem
+from openai_cpu_server.models.routing.router import Router
+from openai_cpu_server.models.served import ServedModel
+from openai_cpu_server.observe.logs import set_up_logs
+from openai_cpu_server.observe.tracing import open_tracing
+from openai_cpu_server.observe.watch import Watch
+from openai_cpu_server.replicas.ray.links import Roster
+from openai_cpu_server.replicas.remote.engine import RemoteEngine
+from openai_cpu_server.serving.parts import ModelParts
+from openai_cpu_server.serving.plans import ModelPlan, planned_models, planned_routers
+from openai_cpu_server.settings import Settings
+
+logger = logging.getLogger(__name__)
+
+_MIB = 1024 * 1024
+
+
+class ApiReplica:
+    """It has no engine of its own, and as little state as can be: the requests that its clients wait for."""
+
+    async def __init__(  # type: ignore[misc]  # Ray Serve awaits it
+        self, settings: Settings, engines: Mapping[str, DeploymentHandle]
+    ) -> None:
+        """`engines`: by model. Raises StartupError for a model whose vocabulary cannot be read here."""
+        set_up_logs(settings.log_level, settings.log_format)
+        self._settings = settings
+        self._tasks: list[asyncio.Task[None]] = []
+        self._engines: list[RemoteEngine] = []
+        plans = planned_models(settings)
+        parts = [await asyncio.to_thread(ModelParts.open, settings, plan, None) for plan in plans]
+        served = [self._served(one, engines[one.plan.name]) for one in parts]
+        tracing = open_tracing(settings.traces_endpoint) if settings.traces_endpoint else None
+        self._watch = Watch.new(model=plans[0].name, tracing=tracing)
+        registry = ModelRegistry(served, _routers(settings, plans, served))
+        self._desk = open_desk(settings, registry, self._watch, recall=None)
+        self._open = contextlib.AsyncExitStack()
+        await self._open.enter_async_context(self._desk.working())
+
+    def __serve_build_asgi_app__(self) -> Callable[..., Awaitable[None]]:
+        return self._desk.api.app
+
+    async def check_health(self) -> None:
+        """Raises where another should take its place."""
+        if any(task.done() for task in self._tasks):
+            raise RuntimeError("the engine replicas are not followed any more")
+
+    async def __del__(self) -> None:
+        if not hasattr(self, "_open"):
+            return
+        for engine in self._engines:
+            engine.drain()
+        await self._open.aclose()
+        for engine in self._engines:
+            await engine.close()
+        for task in self._tasks:
+            task.cancel()
+        self._watch.close()
+
+    def _served(self, parts: ModelParts, handle: DeploymentHandle) -> ServedModel:
+        settings = self._settings
+        engine = RemoteEngine(
+            max_queue=settings.max_queue,
+            lease_s=settings.ray.lease_s,
+            max_held_bytes=settings.stream_buffer_mb * _MIB,
+            num_routers=settings.ray.api_replicas,
+        )
+        self._engines.append(engine)
+        self._tasks.append(asyncio.create_task(_follow(engine, handle)))
+        return parts.served(engine)
+
+
+async def _follow(engine: RemoteEngine, handle: DeploymentHandle) -> None:
+    await Roster(handle, engine.replicas_are).follow()
+    await engine.run()
+
+
+def _routers(settings: Settings, plans: list[ModelPlan], served: list[ServedModel]) -> list[Router]:
+    """Raises StartupError with one line."""
+    planned = planned_routers(settings, plans)
+    kinds = {name: model.kind for model in served for name in model.names}
+    if (said := problem(planned, kinds)) is not None:
+        raise StartupError(said)
+    return [Router(options) for options in planned]

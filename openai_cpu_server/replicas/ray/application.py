@@ -1,0 +1,141 @@
+"""The Serve application: engine replicas of each model, and API replicas in front of them.
+
+`build` is for `serve run` and `serve deploy`: `openai-cpu-server ray --print-config` prints their file.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from ray import serve
+from ray.serve import Application
+from ray.serve.config import AutoscalingConfig, AutoscalingPolicy, RequestRouterConfig
+
+from openai_cpu_server.errors import StartupError
+from openai_cpu_server.ray_options import RayTable
+from openai_cpu_server.replicas.ray.api_replica import ApiReplica
+from openai_cpu_server.replicas.ray.engine_replica import EngineReplica
+from openai_cpu_server.serving.plans import planned_models
+from openai_cpu_server.settings import Settings, read_settings
+
+_GIB = 1024**3
+_ROUTER = "openai_cpu_server.replicas.ray.request_router.EngineRequestRouter"
+_POLICY = "openai_cpu_server.replicas.ray.scaling.WaitPolicy"
+_NO_LIMIT = 1_000_000
+"""Ray Serve's own limits of requests are off: the API's gates and the engine's queue have theirs."""
+_SHARED_ENV = {
+    "RAY_SERVE_RUN_ROUTER_IN_SEPARATE_LOOP": "0",
+    "RAY_SERVE_RUN_USER_CODE_IN_SEPARATE_THREAD": "0",
+}
+"""One event loop a process: a token that crosses threads costs two wake-ups more."""
+
+
+def build(args: Mapping[str, Any]) -> Application:
+    """`config`: the TOML file, on every node at the same place; other arguments are options of `serve`.
+
+    Raises StartupError with one line.
+    """
+    given = {name: value for name, value in args.items() if name != "config"}
+    arguments = [f"--{name.replace('_', '-')}={value}" for name, value in given.items()]
+    if "config" in args:
+        arguments.append(f"--config={args['config']}")
+    return application(portable(read_settings(arguments)))
+
+
+def portable(settings: Settings) -> Settings:
+    """Settings that can be sent to other processes: what has read them from a file cannot be.
+
+    Raises StartupError for what is not done over replicas.
+    """
+    if settings.answer_cache not in (None, "off") or settings.semantic_cache is not None:
+        raise StartupError("the cache of answers is not for replicas yet: leave answer_cache out")
+    return Settings.model_construct(settings.model_fields_set, **settings.__dict__)
+
+
+def application(settings: Settings) -> Application:
+    """Raises StartupError with one line."""
+    engines = {plan.name: _engines(settings, plan.name) for plan in planned_models(settings)}
+    api = serve.deployment(serve.ingress()(ApiReplica)).options(
+        name="api",
+        num_replicas=settings.ray.api_replicas,
+        max_ongoing_requests=_NO_LIMIT,
+        ray_actor_options={"num_cpus": settings.ray.api_cpus, "runtime_env": {"env_vars": _SHARED_ENV}},
+        graceful_shutdown_timeout_s=settings.ray.drain_s,
+        graceful_shutdown_wait_loop_s=0.5,
+        health_check_period_s=settings.ray.health_s,
+    )
+    return api.bind(settings, engines)
+
+
+def _engines(settings: Settings, model: str) -> Application:
+    ray = settings.ray
+    deployment = serve.deployment(EngineReplica).options(
+        name=engine_name(model),
+        max_ongoing_requests=_NO_LIMIT,
+        ray_actor_options={**_resources(ray), "runtime_env": {"env_vars": _SHARED_ENV}},
+        request_router_config=RequestRouterConfig(request_router_class=_ROUTER),
+        graceful_shutdown_timeout_s=ray.drain_s,
+        graceful_shutdown_wait_loop_s=0.5,
+        health_check_period_s=ray.health_s,
+        health_check_timeout_s=max(10.0, 3 * ray.health_s),
+    )
+    if ray.one_per_node:
+        deployment = deployment.options(max_replicas_per_node=1)
+    if ray.most_replicas == ray.replicas:
+        return deployment.options(num_replicas=ray.replicas).bind(settings, model)
+    return deployment.options(num_replicas=None, autoscaling_config=_autoscaling(ray)).bind(settings, model)
+
+
+def engine_name(model: str) -> str:
+    """Of a model's deployment: Ray allows no `/` and no `#` in it."""
+    return "engine-" + "".join(char if char.isalnum() or char in "-_." else "_" for char in model)
+
+
+def _resources(ray: RayTable) -> dict[str, Any]:
+    wanted: dict[str, Any] = {"num_cpus": ray.cpus}
+    if ray.memory_gb is not None:
+        wanted["memory"] = int(ray.memory_gb * _GIB)
+    if ray.resources:
+        wanted["resources"] = ray.resources
+    return wanted
+
+
+def _autoscaling(ray: RayTable) -> AutoscalingConfig:
+    """The policy waits by itself before it decides, so Ray's own delays are off."""
+    kwargs = {
+        "min_replicas": ray.replicas,
+        "max_replicas": ray.most_replicas,
+        "target_wait_ms": ray.target_wait_ms,
+        "up_after_s": ray.up_after_s,
+        "down_after_s": ray.down_after_s,
+    }
+    return AutoscalingConfig(
+        min_replicas=ray.replicas,
+        max_replicas=ray.most_replicas,
+        metrics_interval_s=1.0,
+        look_back_period_s=5.0,
+        upscale_delay_s=0.0,
+        downscale_delay_s=0.0,
+        policy=AutoscalingPolicy(policy_function=_POLICY, policy_kwargs=kwargs),
+    )
+
+
+def config_file(settings: Settings, config: Path | None) -> str:
+    """YAML for `serve run` and `serve deploy`."""
+    args = {} if config is None else {"config": str(config.expanduser().resolve())}
+    return f"""# For `serve run FILE` and `serve deploy FILE`.
+# [ray] of the TOML file says how many replicas there are. It must be at the same place on every
+# node, as the model's file must.
+proxy_location: EveryNode
+http_options:
+  host: {json.dumps(settings.host)}
+  port: {settings.port}
+applications:
+- name: {json.dumps(settings.ray.name)}
+  route_prefix: /
+  import_path: openai_cpu_server.replicas.ray.application:build
+  args: {json.dumps(args)}
+"""

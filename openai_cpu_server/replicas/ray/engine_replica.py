@@ -1,0 +1,114 @@
+"""An engine replica: a Ray actor with an engine process."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import math
+import os
+import time
+from collections.abc import AsyncIterator
+
+import msgspec
+
+from openai_cpu_server.contract.adapter import Adapter
+from openai_cpu_server.contract.engine import EngineState
+from openai_cpu_server.contract.messages import EngineOptions
+from openai_cpu_server.dispatch.process.observer import NOBODY
+from openai_cpu_server.dispatch.process.supervisor import Supervisor
+from openai_cpu_server.errors import StartupError
+from openai_cpu_server.observe.logs import set_up_logs
+from openai_cpu_server.replicas.host.host import Host
+from openai_cpu_server.replicas.ray.cpus import CpuClaim, numa_nodes
+from openai_cpu_server.replicas.ray.scaling import autoscaling_stats
+from openai_cpu_server.serving.parts import ModelParts
+from openai_cpu_server.serving.plans import ModelPlan, planned_models
+from openai_cpu_server.serving.supervised import supervised
+from openai_cpu_server.settings import Settings, tune_engines
+
+logger = logging.getLogger(__name__)
+
+
+class EngineReplica:
+    """Of one model. It counts as started when the model is loaded, or cannot be: then it says why, and the
+    others serve."""
+
+    async def __init__(  # type: ignore[misc]  # Ray Serve awaits it
+        self, settings: Settings, model: str
+    ) -> None:
+        set_up_logs(settings.log_level, settings.log_format)
+        tune_engines()
+        self._settings = settings
+        self._claim = CpuClaim()
+        supervisor = await asyncio.to_thread(self._supervisor, model)
+        self._host = Host(supervisor, lease_s=settings.ray.lease_s)
+        self._running = asyncio.create_task(self._host.run())
+        await self._host.settled()
+
+    # -- for API replicas; `to` has led the call here -----------------------------------------------------
+
+    async def known(self, to: str) -> None:
+        """Whoever asks learns which replicas there are, on the way here."""
+
+    async def attend(self, to: str, lessee: str) -> AsyncIterator[bytes]:
+        async for news in self._host.attend(lessee):
+            yield news
+
+    async def tell(self, to: str, lessee: str, orders: bytes) -> bool:
+        return self._host.tell(lessee, orders)
+
+    async def load_adapter(self, to: str, adapter: bytes) -> bytes:
+        status = await self._host.load_adapter(msgspec.msgpack.decode(adapter, type=Adapter))
+        return msgspec.msgpack.encode(status)
+
+    # -- for Ray Serve -----------------------------------------------------------------------------------
+
+    async def check_health(self) -> None:
+        """Raises where another should take its place: its engine has failed, and waiting has not helped. An
+        engine that hangs or dies is replaced here, and needs no other replica."""
+        if self._running.done():
+            raise RuntimeError("the engine is not watched any more")
+        failed_s, retry_s = self._host.failed_s, self._settings.ray.retry_s
+        if failed_s is not None and time.monotonic() - failed_s > retry_s:
+            raise RuntimeError(f"the engine has failed: {self._host.reason}")
+
+    async def record_autoscaling_stats(self) -> dict[str, float]:
+        return autoscaling_stats(self._host.state, self._host.forecast)
+
+    async def __del__(self) -> None:
+        host = getattr(self, "_host", None)
+        if host is not None and host.state is not EngineState.STOPPED:
+            await host.close()
+
+    # -- inside ------------------------------------------------------------------------------------------
+
+    def _supervisor(self, model: str) -> Supervisor:
+        """In a thread: it opens the model's file."""
+        plan: ModelPlan | None = None
+        try:
+            plan = next(plan for plan in planned_models(self._settings) if plan.name == model)
+            parts = ModelParts.open(self._settings, plan, None)
+            parts.vocabulary.close()
+        except StartupError as error:
+            path = str(plan.path) if plan is not None else model
+            broken = supervised(self._settings, EngineOptions(model_path=path), NOBODY, begins_asleep=True)
+            broken.fail(str(error))
+            return broken
+        cpus = self._cpus()
+        options = msgspec.structs.replace(parts.options, tells_forecast=True)
+        if parts.options.threads is None:
+            threads = len(cpus) or max(1, math.floor(self._settings.ray.cpus))
+            options = msgspec.structs.replace(options, threads=threads)
+        return supervised(self._settings, options, NOBODY, begins_asleep=True, cpus=cpus)
+
+    def _cpus(self) -> tuple[int, ...]:
+        """Those that the engine computes on; (): on any."""
+        wanted = self._settings.ray.cpus
+        if self._settings.ray.pin == "off" or not wanted.is_integer() or not hasattr(os, "sched_getaffinity"):
+            return ()
+        cpus = self._claim.claim(int(wanted), os.sched_getaffinity(0), numa_nodes())
+        if cpus:
+            logger.info("the engine computes on the CPUs %s", ", ".join(map(str, cpus)))
+        else:
+            logger.warning("there are not %d free CPUs here: the engine shares them with others", wanted)
+        return cpus

@@ -1,0 +1,50 @@
+"""The request router of engine replicas, on Ray Serve's public interface.
+
+Ray pickles this module by value: what it needs of ours it imports.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+
+from ray.serve.request_router import PendingRequest, ReplicaID, RequestRouter, RunningReplica
+
+from openai_cpu_server.replicas.ray.addressed import Addressed
+
+
+class EngineRequestRouter(RequestRouter):  # type: ignore[misc]  # its types are not looked at
+    """Calls go to the replica that they name. `replicas.router.Router` has chosen it: by the prefix that it
+    holds, its load and what it forecasts, which come to the API replica with the tokens, several times a
+    second and without the controller."""
+
+    _tell: Callable[[frozenset[str]], None] | None = None
+    """Whom to tell which replicas run; None: nobody has called yet."""
+
+    @property
+    def supports_rejection_protocol(self) -> bool:
+        """Engines queue what they cannot compute yet, and API replicas bound what waits."""
+        return False
+
+    async def choose_replicas(
+        self, candidate_replicas: list[RunningReplica], pending_request: PendingRequest | None = None
+    ) -> list[list[RunningReplica]]:
+        to = pending_request.args[0] if pending_request is not None and pending_request.args else ""
+        if isinstance(to, Addressed):
+            self._tell = to.tell
+            self._tell_all()
+        if to:
+            return [[one for one in candidate_replicas if one.replica_id.unique_id == to]]
+        return [random.sample(candidate_replicas, min(2, len(candidate_replicas)))]
+
+    def update_replicas(self, replicas: list[RunningReplica]) -> None:
+        super().update_replicas(replicas)
+        self._tell_all()
+
+    def on_replica_actor_died(self, replica_id: ReplicaID) -> None:
+        super().on_replica_actor_died(replica_id)
+        self._tell_all()
+
+    def _tell_all(self) -> None:
+        if self._tell is not None:
+            self._tell(frozenset(replica_id.unique_id for replica_id in self.curr_replicas))

@@ -1,0 +1,33 @@
+"""Runs the Serve application until Ctrl-C."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import ray
+from ray import serve
+from ray.serve.config import HTTPOptions, ProxyLocation
+
+from openai_cpu_server.errors import StartupError
+from openai_cpu_server.replicas.ray.application import application, config_file, portable
+from openai_cpu_server.settings import Settings
+
+
+def run(settings: Settings) -> None:
+    """In the cluster that the settings name, else in a new one on this machine. Raises StartupError."""
+    app = application(portable(settings))
+    address = settings.ray.address  # None: Ray looks at RAY_ADDRESS
+    try:
+        ray.init(address=address, include_dashboard=False if address is None else None, log_to_driver=False)
+    except (ConnectionError, ValueError, RuntimeError) as error:
+        raise StartupError(f"cannot use the Ray cluster {address or 'here'}: {error}") from None
+    serve.start(
+        proxy_location=ProxyLocation.EveryNode,
+        http_options=HTTPOptions(host=settings.host, port=settings.port),
+    )
+    serve.run(app, name=settings.ray.name, route_prefix="/", blocking=True)
+
+
+def print_config(settings: Settings, config: Path | None) -> str:
+    portable(settings)
+    return config_file(settings, config)

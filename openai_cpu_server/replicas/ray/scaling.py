@@ -1,0 +1,97 @@
+"""How many engine replicas there are: by what interactive work waits, on Ray Serve's public interface.
+
+Ray pickles this module by value: what it needs of ours it imports.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import defaultdict
+from typing import Any
+
+from ray.serve.config import AutoscalingContext
+
+from openai_cpu_server.contract.engine import EngineState
+from openai_cpu_server.contract.replica import ByPriority, Forecast
+from openai_cpu_server.replicas.autoscaling import AutoscaleOptions, Autoscaler, FleetWatch
+from openai_cpu_server.replicas.report import ReplicaReport, ReplicaState
+
+_STATES = {
+    EngineState.READY: ReplicaState.READY,
+    EngineState.RESTARTING: ReplicaState.RESTARTING,
+    EngineState.FAILED: ReplicaState.FAILED,
+}
+
+
+def autoscaling_stats(state: EngineState, forecast: Forecast | None) -> dict[str, float]:
+    """What a replica tells the controller: numbers only, which is all that Ray carries."""
+    stats = {"ocs_state": float(list(EngineState).index(state))}
+    if forecast is None:
+        return stats
+    return stats | {
+        "ocs_token_ms": forecast.token_ms,
+        "ocs_wait_ms_interactive": forecast.wait_ms.interactive,
+        "ocs_wait_ms_batch": forecast.wait_ms.batch,
+        "ocs_work_ms_interactive": forecast.work_ms.interactive,
+        "ocs_work_ms_batch": forecast.work_ms.batch,
+        "ocs_live_interactive": forecast.num_live.interactive,
+        "ocs_live_batch": forecast.num_live.batch,
+    }
+
+
+def report_of(stats: dict[str, float]) -> ReplicaReport:
+    state = list(EngineState)[int(stats.get("ocs_state", 0))]
+    return ReplicaReport(
+        state=_STATES.get(state, ReplicaState.LOADING),
+        forecast=None
+        if "ocs_token_ms" not in stats
+        else Forecast(
+            token_ms=stats["ocs_token_ms"],
+            wait_ms=_by_priority(stats, "wait_ms"),
+            work_ms=_by_priority(stats, "work_ms"),
+            num_live=_by_priority(stats, "live"),
+        ),
+    )
+
+
+def _by_priority(stats: dict[str, float], name: str) -> ByPriority:
+    return ByPriority(stats[f"ocs_{name}_interactive"], stats[f"ocs_{name}_batch"])
+
+
+class WaitPolicy:
+    """Ray Serve asks it regularly. One is for one deployment."""
+
+    def __init__(
+        self,
+        *,
+        min_replicas: int,
+        max_replicas: int,
+        target_wait_ms: float,
+        up_after_s: float,
+        down_after_s: float,
+    ) -> None:
+        options = AutoscaleOptions(
+            min_replicas=min_replicas,
+            max_replicas=max_replicas,
+            target_wait_ms=target_wait_ms,
+            up_after_s=up_after_s,
+            down_after_s=down_after_s,
+        )
+        self._autoscaler = Autoscaler(options)
+        self._watch = FleetWatch()
+
+    def __call__(self, ctx: AutoscalingContext) -> tuple[int, dict[str, Any]]:
+        now_s = time.monotonic()
+        stats: dict[str, dict[str, float]] = defaultdict(dict)
+        for name, by_replica in (ctx.raw_metrics or {}).items():
+            for replica, series in by_replica.items():
+                if series:
+                    stats[replica.unique_id][name] = series[-1].value
+        told = {replica: report_of(values) for replica, values in stats.items()}
+        starting = ReplicaReport(state=ReplicaState.LOADING)
+        reports = {
+            name: told.get(name, starting) for name in (replica.unique_id for replica in ctx.running_replicas)
+        }
+        for number in range(ctx.target_num_replicas - len(reports)):
+            reports[f"starting {number}"] = starting
+        return self._autoscaler.decide(self._watch.look(reports, now_s), now_s), {}

@@ -1,0 +1,131 @@
+"""One session with one replica: its news come in, and orders go out in their order."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+from typing import Protocol
+
+import msgspec
+
+from openai_cpu_server.replicas.link import Link, ReplicaLost
+from openai_cpu_server.replicas.wire import News, Order, Renew, encode_orders, read_news
+
+logger = logging.getLogger(__name__)
+
+_PATIENCE = 0.5
+"""The share of a lease after which a replica that does not answer is given up: before it gives us up."""
+_RENEWALS = 4
+"""In the time of a lease."""
+
+
+class Listener(Protocol):
+    def heard(self, attendance: Attendance, news: News) -> None: ...
+
+    def lost(self, attendance: Attendance, why: str, *, is_death: bool) -> None:
+        """Nothing is heard of the replica any more. Told once, unless we have left. Else than by a death: it
+        has ended the session."""
+        ...
+
+
+class Attendance:
+    """It is lost when the stream of news ends, or when an order is not answered in time."""
+
+    def __init__(
+        self,
+        replica: str,
+        link: Link,
+        lessee: str,
+        listener: Listener,
+        *,
+        lease_s: float,
+        clock: Callable[[], float],
+    ) -> None:
+        """`lessee`: what we call ourselves; another name in each session."""
+        self.replica = replica
+        self._link = link
+        self._lessee = lessee
+        self._listener = listener
+        self._lease_s = lease_s
+        self._clock = clock
+        self._orders: list[Order] = []
+        self._has_orders = asyncio.Event()
+        self._told_s: list[float] = []
+        """When each telling of orders began."""
+        self._is_over = False
+        self._listening = asyncio.create_task(self._listen())
+        self._telling: asyncio.Task[None] | None = None
+        """None: it has told nothing yet, and would not know us."""
+
+    @property
+    def link(self) -> Link:
+        return self._link
+
+    def send(self, *orders: Order) -> None:
+        """Orders that come while others are on their way go together."""
+        self._orders.extend(orders)
+        self._has_orders.set()
+
+    def counted_s(self, num_told: int) -> float:
+        """What was sent before that time was told with the first `num_told` tellings."""
+        if num_told < len(self._told_s):
+            return self._told_s[num_told]
+        return self._clock()
+
+    def leave_in(self, seconds: float) -> None:
+        """Leave later: until then it is told whether the replica dies."""
+        asyncio.get_running_loop().call_later(seconds, self.leave)
+
+    def leave(self) -> None:
+        """We want nothing more of it."""
+        self._is_over = True
+        self._listening.cancel()
+        if self._telling is not None:
+            self._telling.cancel()
+
+    async def _listen(self) -> None:
+        try:
+            async for payload in self._link.attend(self._lessee):
+                if self._telling is None:
+                    self._telling = asyncio.create_task(self._tell())
+                self._listener.heard(self, read_news(payload))
+        except ReplicaLost as error:
+            self._lose(str(error))
+        except msgspec.DecodeError as error:
+            self._lose(f"it sends what cannot be read ({error})")
+        else:
+            self._lose("it has ended the session", is_death=False)
+
+    async def _tell(self) -> None:
+        while True:
+            try:
+                await asyncio.wait_for(self._has_orders.wait(), self._lease_s / _RENEWALS)
+            except asyncio.TimeoutError:
+                self._orders.append(Renew())
+            orders, self._orders = self._orders, []
+            self._has_orders.clear()
+            self._told_s.append(self._clock())
+            if not await self._is_taken(encode_orders(orders)):
+                return
+
+    async def _is_taken(self, payload: bytes) -> bool:
+        try:
+            telling = self._link.tell(self._lessee, payload)
+            is_known = await asyncio.wait_for(telling, _PATIENCE * self._lease_s)
+        except asyncio.TimeoutError:
+            self._lose(f"it has not answered for {_PATIENCE * self._lease_s:.1f} s")
+            return False
+        except ReplicaLost as error:
+            self._lose(str(error))
+            return False
+        if not is_known:
+            self._lose("it has given us up")
+        return is_known
+
+    def _lose(self, why: str, *, is_death: bool = True) -> None:
+        if self._is_over:
+            return
+        logger.warning("the replica %s is lost: %s", self.replica, why)
+        self.leave()
+        self._listener.lost(self, why, is_death=is_death)

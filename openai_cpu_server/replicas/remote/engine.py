@@ -1,0 +1,232 @@
+"""An `Engine` over replicas elsewhere."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Mapping, Sequence
+from random import Random
+
+import msgspec
+
+from openai_cpu_server.contract.adapter import Adapter, AdapterState, AdapterStatus
+from openai_cpu_server.contract.embedding import EmbedRequest
+from openai_cpu_server.contract.engine import EngineState, EngineStatus, LiveRequest, SeeStep, unavailable
+from openai_cpu_server.contract.messages import ClearCache, KVStats
+from openai_cpu_server.contract.model_info import ModelInfo
+from openai_cpu_server.contract.request import GenerationRequest
+from openai_cpu_server.dispatch.requests.admission import QueueLimit, check_embeds, check_generates
+from openai_cpu_server.dispatch.requests.delivery import Totals
+from openai_cpu_server.dispatch.requests.embedding import Embedding
+from openai_cpu_server.dispatch.requests.generation import Generation
+from openai_cpu_server.dispatch.requests.live import Live
+from openai_cpu_server.errors import AdapterFailed, AdapterNotFound, GenerationFailed, RequestCancelled
+from openai_cpu_server.replicas.link import Link, ReplicaLost
+from openai_cpu_server.replicas.remote.carrier import Carrier
+from openai_cpu_server.replicas.remote.overview import Overview
+from openai_cpu_server.replicas.router import Router
+from openai_cpu_server.replicas.wire import CancelCall, DropAdapter
+
+_RETRY_S = 1.0
+"""How often replicas are attended anew that were lost and are still said to be there."""
+
+
+class RemoteEngine:
+    """Accepts requests within limits, sends each to a replica, and replays what a replica leaves behind.
+
+    All methods belong to one event loop's thread.
+    """
+
+    def __init__(
+        self,
+        *,
+        max_queue: int,
+        lease_s: float,
+        max_held_bytes: int = 4 * 1024 * 1024,
+        num_routers: int = 1,
+        clock: Callable[[], float] = time.monotonic,
+        random: Random | None = None,
+    ) -> None:
+        """`num_routers`: how many such engines share the replicas. `lease_s`: a replica that hears nothing of
+        us for so long ends what we have ordered; we give it up after half of that."""
+        router = Router(random or Random(), num_routers=num_routers)
+        self._carrier = Carrier(clock, router, lease_s=lease_s)
+        self._carrier.on_report = self._reported
+        self._overview = Overview(self._carrier, clock)
+        self._queue = QueueLimit(self._carrier.delivery.live, max_queue=max_queue, clock=clock)
+        self._max_held_bytes = max_held_bytes
+        self._clock = clock
+        self._adapters: dict[str, Adapter] = {}
+        """By name, those that were loaded through this engine: replicas that come later get them too."""
+        self._loading: set[asyncio.Task[AdapterStatus]] = set()
+
+    # -- for whoever runs it -----------------------------------------------------------------------------
+
+    @property
+    def totals(self) -> Totals:
+        return self._carrier.delivery.totals
+
+    async def run(self) -> None:
+        """Serve until it is cancelled."""
+        while True:
+            await asyncio.sleep(_RETRY_S)
+            self._carrier.retry()
+
+    def replicas_are(self, links: Mapping[str, Link]) -> None:
+        """All replicas that there are, by name. Those that it knows and that are gone are left: what they
+        compute moves as soon as another is ready."""
+        self._carrier.replicas_are(links)
+
+    def drain(self) -> None:
+        """Accept nothing more."""
+        self._overview.is_draining = True
+
+    async def close(self) -> None:
+        """End all requests."""
+        self._overview.is_closed = True
+        self._carrier.end(lambda: GenerationFailed("The server is shutting down.", may_retry=True))
+        self._carrier.close()
+
+    # -- an `Engine` -------------------------------------------------------------------------------------
+
+    @property
+    def info(self) -> ModelInfo | None:
+        return self._overview.info
+
+    @property
+    def state(self) -> EngineState:
+        return self._overview.state
+
+    @property
+    def is_ending(self) -> bool:
+        return self._overview.is_draining or self._overview.is_closed
+
+    def generate(self, requests: Sequence[GenerationRequest]) -> Generation:
+        info = self._serving()
+        check_generates(info)
+        self._queue.check(requests[0].priority, len(requests))
+        requests = self._with_adapter(requests)
+        generation = Generation(
+            requests, cancel=self._carrier.cancel, clock=self._clock, max_held_bytes=self._max_held_bytes
+        )
+        self._carrier.accept([Live(request, generation, self._clock()) for request in requests])
+        return generation
+
+    def embed(self, request: EmbedRequest) -> Embedding:
+        check_embeds(self._serving(), request)
+        self._queue.check(request.priority, 1)
+        embedding = Embedding(request, cancel=self._carrier.cancel, clock=self._clock)
+        self._carrier.accept([Live(request, embedding, self._clock())])
+        return embedding
+
+    def cancel(self, name: str) -> bool:
+        call = self._carrier.delivery.live.call_of(name)
+        if not call:
+            return self._cancel_elsewhere(name)
+        self._carrier.cancel(*[live.request.id for live in call])
+        for live in call:
+            live.answer.fail(live.request.id, RequestCancelled("The request was cancelled on the server."))
+        return True
+
+    def requests(self) -> list[LiveRequest]:
+        now_s = self._clock()
+        return [live.snapshot(now_s) for live in self._carrier.delivery.live] + self._overview.others
+
+    def status(self) -> EngineStatus:
+        return self._overview.status()
+
+    def kv_stats(self) -> KVStats | None:
+        return self._overview.kv_stats()
+
+    def show_steps(self, see: SeeStep) -> None:
+        """Replicas do not tell of single steps."""
+
+    def hide_steps(self) -> None:
+        """Nobody was told of any."""
+
+    def clear_cache(self) -> None:
+        if self.state is not EngineState.READY:
+            raise unavailable(self.status())
+        for replica in self._carrier.replicas:
+            self._carrier.send(replica, ClearCache())
+
+    def adapters(self) -> tuple[AdapterStatus, ...]:
+        return self._overview.adapters()
+
+    async def load_adapter(self, adapter: Adapter) -> AdapterStatus:
+        self._serving()
+        ready = [name for name, known in self._carrier.replicas.items() if known.is_ready]
+        statuses = await asyncio.gather(*(self._load_at(name, adapter) for name in ready))
+        failed = next((one for one in statuses if one.state is AdapterState.FAILED), None)
+        if failed is not None:
+            self._drop(adapter.name)
+            raise AdapterFailed(failed.reason or "It was refused.")
+        if not statuses:
+            raise unavailable(self.status())
+        self._adapters[adapter.name] = adapter
+        return statuses[0]
+
+    def unload_adapter(self, name: str) -> bool:
+        is_known = any(status.adapter.name == name for status in self.adapters())
+        self._adapters.pop(name, None)
+        self._drop(name)
+        return is_known
+
+    # -- inside ------------------------------------------------------------------------------------------
+
+    def _serving(self) -> ModelInfo:
+        """Raises EngineUnavailable where nothing is accepted."""
+        info = self.info
+        if info is None or self.state not in (EngineState.READY, EngineState.RESTARTING):
+            raise unavailable(self.status())
+        return info
+
+    def _with_adapter(self, requests: Sequence[GenerationRequest]) -> Sequence[GenerationRequest]:
+        """The requests with the key of their adapter in place of its name. Raises `AdapterNotFound`."""
+        name = requests[0].adapter
+        if name is None:
+            return requests
+        offered = {status.adapter.name: status for status in self.adapters()}
+        status = offered.get(name)
+        if status is None or status.state is AdapterState.FAILED:
+            there_is = [one for one, known in offered.items() if known.state is not AdapterState.FAILED]
+            raise AdapterNotFound(name, there_is, reason=status.reason if status is not None else None)
+        return [msgspec.structs.replace(request, adapter=status.adapter.key) for request in requests]
+
+    def _cancel_elsewhere(self, name: str) -> bool:
+        """End a call of another API process; False: there is none either."""
+        holders = self._overview.holders(name)
+        for replica in holders:
+            self._carrier.send(replica, CancelCall(name))
+        return bool(holders)
+
+    def _drop(self, name: str) -> None:
+        for replica in self._carrier.replicas:
+            self._carrier.send(replica, DropAdapter(name))
+
+    def _reported(self, replica: str) -> None:
+        """A replica that has come later gets the adapters that the others have."""
+        known = self._carrier.replicas[replica]
+        if not self._adapters or not known.is_ready or known.report is None:
+            return
+        keys = {status.adapter.key for status in known.report.adapters}
+        for adapter in self._adapters.values():
+            if adapter.key not in keys | known.adapters_asked:
+                known.adapters_asked.add(adapter.key)
+                task = asyncio.create_task(self._load_at(replica, adapter))
+                self._loading.add(task)
+                task.add_done_callback(self._loading.discard)
+
+    async def _load_at(self, replica: str, adapter: Adapter) -> AdapterStatus:
+        known = self._carrier.replicas.get(replica)
+        if known is None:
+            return _refused(adapter, "The replica is gone.")
+        try:
+            payload = await known.attendance.link.load_adapter(msgspec.msgpack.encode(adapter))
+        except ReplicaLost as error:
+            return _refused(adapter, f"The replica was lost: {error}")
+        return msgspec.msgpack.decode(payload, type=AdapterStatus)
+
+
+def _refused(adapter: Adapter, reason: str) -> AdapterStatus:
+    return AdapterStatus(adapter=adapter, state=AdapterState.FAILED, reason=reason)

@@ -1,0 +1,191 @@
+"""A replica in this process, which computes what the fake backend would, a token at a time."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+
+import anyio
+import msgspec
+
+from openai_cpu_server.contract.adapter import Adapter, AdapterState, AdapterStatus, LoadedAdapter
+from openai_cpu_server.contract.embedding import Embedded, EmbedRequest
+from openai_cpu_server.contract.engine import EngineState, EngineStatus, LiveRequest
+from openai_cpu_server.contract.messages import Cancel, ClearCache, Finish, FinishReason, Submit, TokenEvent
+from openai_cpu_server.contract.replica import ByPriority, Forecast, HeldUpdate
+from openai_cpu_server.contract.request import GenerationRequest
+from openai_cpu_server.replicas.link import ReplicaLost
+from openai_cpu_server.replicas.wire import (
+    CancelCall,
+    DropAdapter,
+    Ended,
+    News,
+    Order,
+    Report,
+    Why,
+    encode_news,
+    read_orders,
+)
+from tests.fakes import FAKE_INFO
+from tests.scheduler.driver import alone
+
+STATUS = EngineStatus(
+    state=EngineState.READY,
+    reason=None,
+    loaded=1.0,
+    timed=None,
+    running={"interactive": 0, "batch": 0},
+    waiting={"interactive": 0, "batch": 0},
+    kv_tokens=100,
+    kv_tokens_used=10,
+    restarts=0,
+    last_death=None,
+    rss_bytes=1000,
+)
+
+
+class FakeReplica:
+    """A `Link` to itself. It computes a token of each request whenever it is told to `step`."""
+
+    def __init__(self, *, state: EngineState = EngineState.READY, reason: str | None = None) -> None:
+        self.orders: list[Order] = []
+        """All that it was told."""
+        self.state = state
+        self.reason = reason
+        self.forecast = Forecast(token_ms=1.0)
+        self.held: HeldUpdate | None = None
+        self.others: tuple[LiveRequest, ...] = ()
+        self.adapters: dict[str, AdapterStatus] = {}
+        self.is_deaf = False
+        """It answers nothing, but what it says still arrives."""
+        self.refuses_adapters = False
+        self.live: dict[str, Submit] = {}
+        self._news: asyncio.Queue[bytes | None] = asyncio.Queue()
+        self._lessee: str | None = None
+
+    # -- a `Link` ----------------------------------------------------------------------------------------
+
+    async def attend(self, lessee: str) -> AsyncIterator[bytes]:
+        self._lessee, self._news = lessee, asyncio.Queue()
+        self.live.clear()
+        self.tell_state()
+        while (payload := await self._news.get()) is not None:
+            yield payload
+        raise ReplicaLost("it was killed")
+
+    async def tell(self, lessee: str, orders: bytes) -> bool:
+        if self.is_deaf:
+            await asyncio.Event().wait()
+        if lessee != self._lessee:
+            return False
+        for order in read_orders(orders):
+            self._follow(order)
+        return True
+
+    async def load_adapter(self, adapter: bytes) -> bytes:
+        wanted = msgspec.msgpack.decode(adapter, type=Adapter)
+        if self.refuses_adapters:
+            status = AdapterStatus(adapter=wanted, state=AdapterState.FAILED, reason="It does not fit.")
+        else:
+            loaded = LoadedAdapter(key=wanted.key, rank=1, num_tensors=1, size_bytes=1)
+            status = AdapterStatus(adapter=wanted, state=AdapterState.READY, loaded=loaded)
+            self.adapters[wanted.name] = status
+        self.tell_state()
+        return msgspec.msgpack.encode(status)
+
+    # -- what it does ------------------------------------------------------------------------------------
+
+    def tell_state(self) -> None:
+        self.say(
+            News(
+                report=Report(
+                    state=self.state,
+                    status=msgspec.structs.replace(STATUS, state=self.state, reason=self.reason),
+                    info=FAKE_INFO if self.state is EngineState.READY else None,
+                    adapters=tuple(self.adapters.values()),
+                    forecast=self.forecast,
+                    held=self.held,
+                    others=self.others,
+                )
+            )
+        )
+
+    def say(self, news: News) -> None:
+        self._news.put_nowait(encode_news(news))
+
+    def step(self) -> None:
+        """A token for each request, or the next vector."""
+        events, embedded = [], []
+        for name, submit in list(self.live.items()):
+            if isinstance(submit.request, EmbedRequest):
+                embedded.append(self._embed(name, submit))
+            else:
+                events.append(self._generate(name, submit, submit.request))
+        if events or embedded:
+            started = tuple(event.id for event in (*events, *embedded))
+            self.say(News(started=started, events=tuple(events), embedded=tuple(embedded)))
+
+    def die(self) -> None:
+        self.live.clear()
+        self._lessee = None
+        self._news.put_nowait(None)
+
+    def babble(self) -> None:
+        self._news.put_nowait(b"\xc1")
+
+    def return_all(self) -> None:
+        """Its engine is gone."""
+        ended = tuple(Ended(name, Why.RETURNED, "gone") for name in self.live)
+        self.live.clear()
+        self.say(News(ended=ended))
+
+    def submitted(self) -> list[Submit]:
+        return [order for order in self.orders if isinstance(order, Submit)]
+
+    def _follow(self, order: Order) -> None:
+        self.orders.append(order)
+        match order:
+            case Submit():
+                self.live[order.request.id] = order
+            case Cancel(id=name):
+                self.live.pop(name, None)
+            case DropAdapter(name=name):
+                self.adapters.pop(name, None)
+            case CancelCall() | ClearCache():
+                pass
+
+    def _generate(self, name: str, submit: Submit, request: GenerationRequest) -> TokenEvent:
+        done = len(submit.output)
+        token = alone(request)[done]
+        self.live[name] = msgspec.structs.replace(submit, output=(*submit.output, token))
+        if done + 1 < request.max_tokens:
+            return TokenEvent(id=name, tokens=(token,), text=f"{token} ")
+        del self.live[name]
+        finish = Finish(reason=FinishReason.LENGTH, output_tokens=done + 1)
+        return TokenEvent(id=name, tokens=(token,), text=f"{token} ", finish=finish)
+
+    def _embed(self, name: str, submit: Submit) -> Embedded:
+        assert isinstance(submit.request, EmbedRequest)
+        first = submit.num_embedded
+        self.live[name] = msgspec.structs.replace(submit, num_embedded=first + 1)
+        if first + 1 == len(submit.request.inputs):
+            del self.live[name]
+        return Embedded(
+            id=name, first=first, count=1, vectors=bytes([sum(submit.request.inputs[first]) % 256])
+        )
+
+
+def busy(wait_ms: float, *, interactive: int = 0, batch: int = 0) -> Forecast:
+    return Forecast(
+        token_ms=1.0, wait_ms=ByPriority(wait_ms, wait_ms), num_live=ByPriority(interactive, batch)
+    )
+
+
+def expected(request: GenerationRequest) -> str:
+    return "".join(f"{token} " for token in alone(request))
+
+
+async def until(is_so: Callable[[], object]) -> None:
+    with anyio.fail_after(5):
+        while not is_so():
+            await asyncio.sleep(0)

@@ -1,0 +1,44 @@
+"""CPUs of a machine, divided between replicas on it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from openai_cpu_server.replicas.ray.cpus import CpuClaim, choose_cpus, numa_nodes
+
+NODES = {cpu: cpu // 4 for cpu in range(8)}
+
+
+@pytest.mark.parametrize(
+    ("num", "free", "chosen"),
+    [
+        (2, range(8), (0, 1)),
+        (4, range(1, 8), (4, 5, 6, 7)),  # the node that has them all
+        (2, [0, 4, 5, 6], (4, 5)),
+        (1, [3, 4, 5], (3,)),  # the node where least is left over
+        (6, range(8), (0, 1, 2, 3, 4, 5)),
+        (3, [0, 1], ()),
+        (1, [], ()),
+    ],
+)
+def test_cpus_of_one_node_where_that_has_enough(num: int, free: list[int], chosen: tuple[int, ...]) -> None:
+    assert choose_cpus(num, free, NODES) == chosen
+
+
+def test_each_has_its_own_until_it_ends(tmp_path: Path) -> None:
+    one, two, three = (CpuClaim(tmp_path) for _ in range(3))
+    assert one.claim(3, range(8), NODES) == (0, 1, 2)
+    assert two.claim(3, range(8), NODES) == (4, 5, 6)
+    assert three.claim(3, range(8), NODES) == ()
+    one.release()
+    assert three.claim(3, range(8), NODES) == (0, 1, 2)
+
+
+def test_the_machine_tells_its_nodes(tmp_path: Path) -> None:
+    for node, cpus in enumerate(["0-2,6\n", "3-5\n", "\n"]):
+        (tmp_path / f"node{node}").mkdir()
+        (tmp_path / f"node{node}" / "cpulist").write_text(cpus)
+    assert numa_nodes(tmp_path) == {0: 0, 1: 0, 2: 0, 6: 0, 3: 1, 4: 1, 5: 1}
+    assert numa_nodes(tmp_path / "absent") == {}

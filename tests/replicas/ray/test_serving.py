@@ -1,0 +1,150 @@
+"""Real Ray on this machine: two engine replicas of the tiny model behind an API replica."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import httpx
+import openai
+import pytest
+import websockets.sync.client
+from chaos_parts.ray_server import RayServer
+
+from tests.tiny_model import tiny_model_path
+
+pytestmark = [pytest.mark.slow, pytest.mark.native, pytest.mark.timeout(400)]
+
+GREEDY = {"temperature": 0.0, "extra_body": {"ignore_eos": True}}
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RayServer]:
+    folder = tmp_path_factory.mktemp("ray")
+    jobs = f"sqlite:///{folder / 'jobs.db'}"
+    model = shutil.copy(tiny_model_path(), folder / "model.gguf")
+    with RayServer(Path(model), folder / "log.txt", "--jobs-db", jobs) as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def client(server: RayServer) -> Iterator[openai.OpenAI]:
+    with openai.OpenAI(base_url=server.url + "/v1", api_key="none", max_retries=0) as sdk:
+        yield sdk
+
+
+def stream(client: openai.OpenAI, prompt: str, tokens: int) -> str:
+    chunks = client.completions.create(model="chaos", prompt=prompt, max_tokens=tokens, stream=True, **GREEDY)
+    return "".join(chunk.choices[0].text for chunk in chunks if chunk.choices)
+
+
+def test_a_stream_comes_in_pieces(client: openai.OpenAI) -> None:
+    chunks = list(
+        client.chat.completions.create(
+            model="chaos", messages=[{"role": "user", "content": "hello"}], max_tokens=8, stream=True
+        )
+    )
+    assert len(chunks) > 3
+
+
+def test_streams_survive_their_replica(server: RayServer, client: openai.OpenAI) -> None:
+    prompts = [f"Story {number}: " for number in range(6)]
+    quiet = [stream(client, prompt, 200) for prompt in prompts]
+    disturbed = dict.fromkeys(prompts, "")
+
+    def ask(prompt: str) -> None:
+        disturbed[prompt] = stream(client, prompt, 200)
+
+    readers = [threading.Thread(target=ask, args=(prompt,)) for prompt in prompts]
+    for reader in readers:
+        reader.start()
+    time.sleep(0.5)
+    assert server.kill_engine()
+    for reader in readers:
+        reader.join()
+    assert list(disturbed.values()) == quiet
+    assert httpx.get(server.url + "/health").json()["restarts"] >= 1
+
+
+def test_a_client_who_leaves_ends_its_request(server: RayServer) -> None:
+    body = {"model": "chaos", "prompt": "x", "max_tokens": 2000, "stream": True, "ignore_eos": True}
+    with httpx.stream("POST", server.url + "/v1/completions", json=body, timeout=30) as response:
+        next(response.iter_lines())
+    deadline = time.monotonic() + 10
+    while any(httpx.get(server.url + "/health").json()["queue"]["interactive"].values()):
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
+
+
+def test_a_websocket_gets_its_tokens(server: RayServer) -> None:
+    url = server.url.replace("http", "ws") + "/v1/responses"
+    with websockets.sync.client.connect(url) as socket:
+        socket.send(json.dumps({"type": "response.create", "model": "chaos", "input": "hello"}))
+        kinds = set()
+        while "response.completed" not in kinds and "response.incomplete" not in kinds:
+            kinds.add(json.loads(socket.recv(timeout=30))["type"])
+    assert "response.output_text.delta" in kinds
+
+
+def test_a_batch_runs_once_and_goes_on_after_its_api_replica(
+    server: RayServer, client: openai.OpenAI
+) -> None:
+    rows = b"".join(
+        json.dumps(
+            {
+                "custom_id": f"row-{number}",
+                "method": "POST",
+                "url": "/v1/completions",
+                "body": {"model": "chaos", "prompt": f"Row {number}", "max_tokens": 40},
+            }
+        ).encode()
+        + b"\n"
+        for number in range(300)
+    )
+    file = client.files.create(file=("rows.jsonl", rows), purpose="batch")
+    batch = client.batches.create(input_file_id=file.id, endpoint="/v1/completions", completion_window="24h")
+    time.sleep(1.0)
+    assert server.kill_api()
+    server.wait_until_ready()
+    deadline = time.monotonic() + 120
+    while (found := client.batches.retrieve(batch.id)).status not in ("completed", "failed"):
+        assert time.monotonic() < deadline, found
+        time.sleep(0.5)
+    assert found.output_file_id is not None
+    lines = client.files.content(found.output_file_id).text.splitlines()
+    assert sorted(json.loads(line)["custom_id"] for line in lines) == sorted(
+        f"row-{number}" for number in range(300)
+    )
+
+
+def test_routes_that_speak_of_all_replicas(server: RayServer) -> None:
+    """Models, figures, metrics and the cache work over replicas."""
+    assert [one["id"] for one in httpx.get(server.url + "/v1/models").json()["data"]] == ["chaos"]
+    assert httpx.get(server.url + "/ready").json()["memory"]["kv_tokens"] > 0
+    assert "ocs_" in httpx.get(server.url + "/metrics").text
+    assert httpx.delete(server.url + "/v1/cache").status_code < 500
+    assert httpx.post(server.url + "/v1/models/chaos/unload").status_code in (400, 404, 409, 501)
+    assert httpx.post(server.url + "/v1/requests/nobody/cancel").status_code in (404, 405)
+
+
+def test_a_replica_that_cannot_load_is_told_and_the_other_serves(
+    server: RayServer, client: openai.OpenAI
+) -> None:
+    """The model's file is gone when a killed replica's successor wants to load it."""
+    model = server.model
+    away = model.with_suffix(".away")
+    model.rename(away)
+    try:
+        assert server.kill_engine()
+        deadline = time.monotonic() + 60
+        while (ready := httpx.get(server.url + "/ready").json())["reason"] is None:
+            assert time.monotonic() < deadline
+            time.sleep(0.3)
+        assert ready["status"] == "degraded"
+        assert stream(client, "still", 5)
+    finally:
+        away.rename(model)

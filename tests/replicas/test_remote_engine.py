@@ -1,0 +1,455 @@
+"""An engine over replicas that are fakes: what becomes of requests when replicas come, die, drain and lie."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from random import Random
+
+import anyio
+import msgspec
+import pytest
+
+from openai_cpu_server.contract.adapter import Adapter
+from openai_cpu_server.contract.embedding import EmbedRequest
+from openai_cpu_server.contract.engine import EngineState, LiveRequest, RequestState
+from openai_cpu_server.contract.messages import Cancel, ClearCache, Place
+from openai_cpu_server.contract.model_info import ModelKind
+from openai_cpu_server.contract.prefix import block_hashes
+from openai_cpu_server.contract.replica import HeldUpdate
+from openai_cpu_server.contract.request import GenerationRequest, Priority
+from openai_cpu_server.errors import (
+    AdapterFailed,
+    AdapterNotFound,
+    EngineUnavailable,
+    GenerationFailed,
+    QueueFull,
+    RequestCancelled,
+)
+from openai_cpu_server.replicas.remote.engine import RemoteEngine
+from openai_cpu_server.replicas.wire import CancelCall, News, Report
+from tests.fakes import FAKE_INFO
+from tests.replicas.fake_replica import STATUS, FakeReplica, busy, expected, until
+from tests.scheduler.driver import request
+
+pytestmark = pytest.mark.anyio
+
+
+class Cluster:
+    """An engine and its replicas, a name each."""
+
+    def __init__(self, *, lease_s: float = 60.0, max_queue: int = 100) -> None:
+        self.engine = RemoteEngine(max_queue=max_queue, lease_s=lease_s, random=Random(1))
+        self.replicas: dict[str, FakeReplica] = {}
+        self._readers: set[asyncio.Task[str]] = set()
+
+    def start(self, **replicas: FakeReplica) -> None:
+        self.replicas.update(replicas)
+        self.engine.replicas_are(dict(self.replicas))
+
+    def remove(self, name: str) -> FakeReplica:
+        """The replica is to go."""
+        replica = self.replicas.pop(name)
+        self.engine.replicas_are(dict(self.replicas))
+        return replica
+
+    def ask(self, *requests: GenerationRequest) -> asyncio.Task[str]:
+        """The text that comes."""
+        task = asyncio.create_task(self._read(*requests))
+        self._readers.add(task)
+        return task
+
+    async def _read(self, *requests: GenerationRequest) -> str:
+        async with self.engine.generate(requests) as generation:
+            return "".join([event.text async for event in generation])
+
+    async def run_until_done(self, *tasks: asyncio.Task[str]) -> list[str]:
+        with anyio.fail_after(5):
+            while not all(task.done() for task in tasks):
+                for replica in self.replicas.values():
+                    replica.step()
+                await settle()
+        return [task.result() for task in tasks]
+
+    def holder(self, name: str) -> str:
+        """The replica that computes the request."""
+        (holder,) = [
+            replica
+            for replica, fake in self.replicas.items()
+            if any(one.startswith(name) for one in fake.live)
+        ]
+        return holder
+
+
+@asynccontextmanager
+async def cluster(num: int = 2, **options: float) -> AsyncIterator[Cluster]:
+    made = Cluster(**options)  # type: ignore[arg-type]
+    running = asyncio.create_task(made.engine.run())
+    try:
+        made.start(**{f"r{number}": FakeReplica() for number in range(num)})
+        if num:
+            await until(lambda: made.engine.state is EngineState.READY)
+            await settle()
+        yield made
+    finally:
+        running.cancel()
+        await made.engine.close()
+
+
+async def settle() -> None:
+    """All that is on its way arrives."""
+    for _ in range(12):
+        await asyncio.sleep(0)
+
+
+async def test_tokens_of_a_replica_reach_the_caller() -> None:
+    one = request("a", output=5)
+    async with cluster(1) as made:
+        assert await made.run_until_done(made.ask(one)) == [expected(one)]
+        assert made.engine.totals.output_tokens == 5
+
+
+async def test_choices_of_a_call_share_a_replica() -> None:
+    async with cluster(3) as made:
+        asked = made.ask(request("a/0", output=3), request("a/1", output=3))
+        await settle()
+        assert made.holder("a/0") == made.holder("a/1")
+        await made.run_until_done(asked)
+
+
+async def test_requests_spread_over_replicas() -> None:
+    async with cluster(2) as made:
+        asked = [made.ask(request(f"{i}", output=2)) for i in range(6)]
+        await settle()
+        assert {len(replica.live) for replica in made.replicas.values()} == {3}
+        await made.run_until_done(*asked)
+
+
+@pytest.mark.parametrize("tokens_before", [0, 1, 3])
+async def test_a_stream_survives_its_replica(tokens_before: int) -> None:
+    one = request("a", output=6)
+    async with cluster(2) as made:
+        asked = made.ask(one)
+        await settle()
+        holder = made.holder("a")
+        for _ in range(tokens_before):
+            made.replicas[holder].step()
+        await settle()
+        made.replicas[holder].die()
+        await settle()
+        assert made.holder("a") != holder
+        (replayed,) = made.replicas[made.holder("a")].submitted()
+        assert len(replayed.output) == tokens_before
+        assert await made.run_until_done(asked) == [expected(one)]
+        assert made.engine.status().restarts == 1
+        assert made.engine.status().last_death is not None
+
+
+async def test_what_arrives_late_from_a_replica_that_was_given_up_is_not_taken_twice() -> None:
+    one = request("a", output=6)
+    async with cluster(1, lease_s=0.08) as made:
+        asked = made.ask(one)
+        await settle()
+        cut_off = made.replicas["r0"]
+        cut_off.step()
+        await settle()
+        cut_off.is_deaf = True
+        made.start(r1=FakeReplica())
+        await until(lambda: made.replicas["r1"].live)
+        for _ in range(3):
+            cut_off.step()
+        made.replicas["r1"].step()
+        assert await made.run_until_done(asked) == [expected(one)]
+
+
+async def test_without_a_replica_requests_wait_for_the_next() -> None:
+    one = request("a", output=4)
+    async with cluster(1) as made:
+        asked = made.ask(one)
+        await settle()
+        made.remove("r0").die()
+        await until(lambda: made.engine.state is EngineState.RESTARTING)
+        late = made.ask(request("b", output=2))
+        await settle()
+        assert made.engine.status().waiting == {"interactive": 2, "batch": 0}
+        made.start(r1=FakeReplica())
+        assert (await made.run_until_done(asked, late))[0] == expected(one)
+
+
+async def test_a_replica_that_is_to_go_gives_its_requests_to_others() -> None:
+    one = request("a", output=6)
+    async with cluster(2) as made:
+        asked = made.ask(one)
+        await settle()
+        holder = made.holder("a")
+        made.replicas[holder].step()
+        await settle()
+        leaving = made.remove(holder)
+        await settle()
+        assert made.holder("a") != holder
+        leaving.step()
+        assert await made.run_until_done(asked) == [expected(one)]
+        assert made.engine.status().restarts == 0
+
+
+async def test_a_replica_that_is_to_go_goes_on_until_another_is_ready() -> None:
+    one, two = request("a", output=4), request("b", output=8)
+    async with cluster(1) as made:
+        asked = made.ask(one), made.ask(two)
+        await settle()
+        leaving = made.remove("r0")
+        for _ in range(4):
+            leaving.step()
+        await settle()
+        assert asked[0].result() == expected(one)
+        made.start(r1=FakeReplica())
+        await until(lambda: made.replicas["r1"].live)
+        assert await made.run_until_done(asked[1]) == [expected(two)]
+
+
+async def test_what_a_replica_returns_is_computed_by_another() -> None:
+    one = request("a", output=6)
+    async with cluster(2) as made:
+        asked = made.ask(one)
+        await settle()
+        holder = made.holder("a")
+        made.replicas[holder].step()
+        made.replicas[holder].state, made.replicas[holder].reason = EngineState.FAILED, "5 crashes"
+        made.replicas[holder].return_all()
+        made.replicas[holder].tell_state()
+        assert await made.run_until_done(asked) == [expected(one)]
+        assert made.engine.state is EngineState.READY
+        assert made.engine.status().reason == f"the replica {holder}: 5 crashes"
+
+
+async def test_a_replica_that_cannot_load_is_told_and_the_others_serve() -> None:
+    async with cluster(1) as made:
+        made.start(broken=FakeReplica(state=EngineState.FAILED, reason="the file is cut off"))
+        await until(lambda: made.engine.status().reason)
+        assert made.engine.status().reason == "the replica broken: the file is cut off"
+        assert len(await made.run_until_done(*[made.ask(request(f"{i}")) for i in range(4)])) == 4
+        assert made.replicas["broken"].submitted() == []
+
+
+async def test_if_no_replica_can_load_requests_are_refused_with_the_reason() -> None:
+    async with cluster(0) as made:
+        with pytest.raises(EngineUnavailable, match="loading"):
+            made.engine.generate([request("a")])
+        made.start(broken=FakeReplica(state=EngineState.FAILED, reason="the file is cut off"))
+        await until(lambda: made.engine.state is EngineState.FAILED)
+        with pytest.raises(EngineUnavailable, match="the file is cut off"):
+            made.engine.generate([request("a")])
+
+
+async def test_a_request_that_replicas_die_of_fails_alone() -> None:
+    async with cluster(1) as made:
+        asked = made.ask(request("poison", output=5))
+        for number in range(3):
+            await until(lambda: any(one.live for one in made.replicas.values()))
+            (name,) = made.replicas
+            (wire,) = made.replicas[name].live
+            made.replicas[name].say(News(started=(wire,)))
+            made.start(**{f"next{number}": FakeReplica()})
+            await settle()
+            made.replicas[name].die()
+            await settle()
+            made.remove(name)
+        with pytest.raises(GenerationFailed, match="3 replicas in a row were lost"):
+            await asked
+        assert len(await made.run_until_done(made.ask(request("b")))) == 1
+
+
+async def test_a_client_who_leaves_frees_the_replica() -> None:
+    async with cluster(1) as made:
+        async with made.engine.generate([request("a", output=50)]):
+            await settle()
+            assert made.replicas["r0"].live
+        await settle()
+        assert not made.replicas["r0"].live
+        assert isinstance(made.replicas["r0"].orders[-1], Cancel)
+
+
+async def test_a_call_is_cancelled_by_name_here_and_at_another_api_process() -> None:
+    foreign = LiveRequest(
+        id="foreign/0",
+        priority=Priority.BATCH,
+        state=RequestState.RUNNING,
+        prompt_tokens=1,
+        output_tokens=0,
+        age_s=0.0,
+        client="",
+        position=None,
+        first_token_ms=None,
+    )
+    async with cluster(1) as made:
+        asked = made.ask(request("a/0", output=50), request("a/1", output=50))
+        await settle()
+        assert made.engine.cancel("a")
+        with pytest.raises(RequestCancelled):
+            await asked
+        await settle()
+        assert not made.replicas["r0"].live
+        assert not made.engine.cancel("foreign")
+        made.replicas["r0"].others = (foreign,)
+        made.replicas["r0"].tell_state()
+        await settle()
+        assert made.engine.requests() == [foreign]
+        assert made.engine.cancel("foreign")
+        await settle()
+        assert made.replicas["r0"].orders[-1] == CancelCall("foreign")
+
+
+async def test_a_prompt_goes_to_who_holds_its_beginning_and_keys_are_kept_apart() -> None:
+    async with cluster(2) as made:
+        mine = request("a", prompt=640, cache_namespace="mine")
+        held = block_hashes(mine.tokens, mine.cells_namespace)
+        made.replicas["r1"].held = HeldUpdate(version=1, is_whole=True, saved=held)
+        made.replicas["r1"].forecast = busy(100.0)
+        made.replicas["r1"].tell_state()
+        await settle()
+        asked = made.ask(mine)
+        await settle()
+        assert made.holder("a") == "r1"
+        others = made.ask(msgspec.structs.replace(mine, id="b", cache_namespace="another's"))
+        await settle()
+        assert made.holder("b") == "r0"
+        await made.run_until_done(asked, others)
+
+
+async def test_interactive_work_goes_where_it_begins_soonest_and_batch_work_where_nobody_is() -> None:
+    async with cluster(2) as made:
+        made.replicas["r0"].forecast = busy(500.0, batch=3)
+        made.replicas["r1"].forecast = busy(50.0, interactive=1)
+        for replica in made.replicas.values():
+            replica.tell_state()
+        await settle()
+        asked = [made.ask(request("i")), made.ask(request("b", priority=Priority.BATCH))]
+        await settle()
+        assert (made.holder("i"), made.holder("b")) == ("r1", "r0")
+        await made.run_until_done(*asked)
+
+
+async def test_interactive_requests_are_replayed_first() -> None:
+    async with cluster(1) as made:
+        asked = [made.ask(request("b", priority=Priority.BATCH)), made.ask(request("i"))]
+        await settle()
+        made.remove("r0").die()
+        made.start(r1=FakeReplica())
+        await until(lambda: len(made.replicas["r1"].live) == 2)
+        assert [one.request.priority for one in made.replicas["r1"].submitted()] == list(Priority)
+        await made.run_until_done(*asked)
+
+
+async def test_who_waits_long_moves_to_a_replica_that_has_come() -> None:
+    async with cluster(1) as made:
+        asked = [made.ask(request(f"{i}", output=3)) for i in range(4)]
+        await settle()
+        waiting = list(made.replicas["r0"].live)[2:]
+        places = tuple(Place(name, position, 60_000.0) for position, name in enumerate(waiting, start=1))
+        made.replicas["r0"].say(News(places=places))
+        made.replicas["r0"].forecast = busy(60_000.0, interactive=4)
+        made.replicas["r0"].tell_state()
+        await settle()
+        made.start(r1=FakeReplica())
+        await until(lambda: len(made.replicas["r1"].live) == 2)
+        assert len(made.replicas["r0"].live) == 2
+        assert await made.run_until_done(*asked) == [expected(request(f"{i}", output=3)) for i in range(4)]
+
+
+async def test_a_full_queue_is_told() -> None:
+    async with cluster(1, max_queue=2) as made:
+        asked = [made.ask(request("a", output=2)), made.ask(request("b", output=2))]
+        await settle()
+        with pytest.raises(QueueFull):
+            made.engine.generate([request("c")])
+        await made.run_until_done(*asked)
+
+
+async def test_vectors_go_on_where_a_replica_has_left_off() -> None:
+    info = msgspec.structs.replace(FAKE_INFO, kind=ModelKind.EMBEDS, embedding_size=1, max_input_tokens=10)
+    asked = EmbedRequest(id="e", inputs=((5,), (6,), (7,)))
+    async with cluster(2) as made:
+        for replica in made.replicas.values():
+            replica.say(News(report=Report(state=EngineState.READY, status=STATUS, info=info)))
+        await settle()
+        async with made.engine.embed(asked) as embedding:
+            reading = asyncio.create_task(embedding.vectors())
+            await settle()
+            holder = made.holder("e")
+            made.replicas[holder].step()
+            await settle()
+            made.replicas[holder].die()
+            await settle()
+            while not reading.done():
+                for replica in made.replicas.values():
+                    replica.step()
+                await settle()
+            assert reading.result() == bytes([5, 6, 7])
+
+
+async def test_adapters_are_loaded_everywhere_and_by_those_who_come_later() -> None:
+    adapter = Adapter(name="pirate", path="pirate.gguf", digest="0" * 64)
+    async with cluster(2) as made:
+        with pytest.raises(AdapterNotFound):
+            made.engine.generate([request("a", adapter="pirate")])
+        await made.engine.load_adapter(adapter)
+        await settle()
+        assert all("pirate" in replica.adapters for replica in made.replicas.values())
+        made.start(r2=FakeReplica())
+        await until(lambda: "pirate" in made.replicas["r2"].adapters)
+        asked = made.ask(request("a", adapter="pirate"))
+        await settle()
+        (submitted,) = made.replicas[made.holder("a")].submitted()
+        assert isinstance(submitted.request, GenerationRequest)
+        assert submitted.request.adapter == adapter.key
+        await made.run_until_done(asked)
+        assert made.engine.unload_adapter("pirate")
+        await settle()
+        assert not any(replica.adapters for replica in made.replicas.values())
+
+
+async def test_an_adapter_that_one_replica_refuses_is_loaded_nowhere() -> None:
+    adapter = Adapter(name="pirate", path="pirate.gguf", digest="0" * 64)
+    async with cluster(2) as made:
+        made.replicas["r1"].refuses_adapters = True
+        with pytest.raises(AdapterFailed, match="does not fit"):
+            await made.engine.load_adapter(adapter)
+        await settle()
+        assert "pirate" not in made.replicas["r0"].adapters
+
+
+async def test_all_replicas_clear_their_caches() -> None:
+    async with cluster(2) as made:
+        made.engine.clear_cache()
+        await settle()
+        assert all(ClearCache() in replica.orders for replica in made.replicas.values())
+
+
+async def test_figures_are_sums_over_the_replicas() -> None:
+    async with cluster(3) as made:
+        await until(lambda: made.engine.status().kv_tokens == 300)
+        assert made.engine.status().rss_bytes == 3000
+
+
+async def test_who_ends_ends_all_requests() -> None:
+    async with cluster(1) as made:
+        asked = made.ask(request("a", output=50))
+        await settle()
+        made.engine.drain()
+        with pytest.raises(EngineUnavailable):
+            made.engine.generate([request("b")])
+        await made.engine.close()
+        with pytest.raises(GenerationFailed):
+            await asked
+
+
+async def test_what_cannot_be_read_loses_the_replica_and_not_the_request() -> None:
+    one = request("a", output=3)
+    async with cluster(2) as made:
+        asked = made.ask(one)
+        await settle()
+        holder = made.holder("a")
+        made.replicas[holder].babble()
+        await settle()
+        assert await made.run_until_done(asked) == [expected(one)]
