@@ -318,7 +318,7 @@ ${o}`))}var ip=`{
     ${(e==="key"||n&&e===null)&&d`<${$l} onClose=${()=>t(n?"later":null)} />`}
     ${e==="help"&&d`<${xl} onAbout=${()=>t("about")} onClose=${()=>t(null)} />`}
     ${e==="about"&&d`<${wl} onClose=${()=>t(null)} />`}
-  `}function Ip(e){e.preventDefault(),document.getElementById("main").focus()}function Op({name:e}){let[t]=xi(n=>console.error(n));return t?d`<${Pp} error=${t} />`:e==="control"?d`<${Mp} />`:d`<${kl} />`}function Mp(){let[e,t]=G(null);return _e(()=>{import("./room-2A3YKZPG.js").then(n=>t({Component:n.ControlRoom}),()=>t({failed:!0}))},[]),e===null?null:e.failed?d`<${Np} />`:d`<${e.Component} />`}function Np(){return d`<div class="empty">
+  `}function Ip(e){e.preventDefault(),document.getElementById("main").focus()}function Op({name:e}){let[t]=xi(n=>console.error(n));return t?d`<${Pp} error=${t} />`:e==="control"?d`<${Mp} />`:d`<${kl} />`}function Mp(){let[e,t]=G(null);return _e(()=>{import("./room-ZKV3IYVT.js").then(n=>t({Component:n.ControlRoom}),()=>t({failed:!0}))},[]),e===null?null:e.failed?d`<${Np} />`:d`<${e.Component} />`}function Np(){return d`<div class="empty">
     <p>This part of the page could not be fetched. The server may be gone, or newer than this page.</p>
     <${j} onClick=${()=>location.reload()}>Load the page again</${j}>
   </div>`}function Pp({error:e}){return d`<div class="empty" role="alert">
