@@ -113,6 +113,20 @@ def test_a_full_queue_says_when_it_is_tried_again(browser: Browser) -> None:
 
 
 @pytest.mark.slow
+def test_event_streams_do_where_no_websocket_comes_through(browser: Browser) -> None:
+    with ServerProcess("--model", "demo") as server, visiting(browser, server) as visit:
+        page = visit.page
+        page.evaluate("delete window.WebSocket")
+        endless(page, 300)
+        say(page, "Tell a story.")
+        expect(answers(page).last.locator(".prose")).to_contain_text(" ")
+        page.get_by_role("button", name="Stop").click()
+        limit(page, 12)
+        page.get_by_role("button", name="Another answer").click()
+        expect(whole_answer(page).locator(".figures summary")).to_contain_text("12 tokens")
+
+
+@pytest.mark.slow
 def test_a_model_that_sleeps_is_loaded_by_choice(browser: Browser) -> None:
     with (
         ServerProcess("--model", "demo", "--model", "other=demo") as server,
