@@ -266,7 +266,7 @@ class EngineCore:
         reasons = self._scheduler.reasons
         log_step(step, participants, reasons, result, started_s=started, elapsed_ms=elapsed_ms)
         if self._showing.is_on:
-            self._showing.note(step, participants, reasons, result)
+            self._showing.note(step, participants, self._scheduler.all_reasons(), result)
         self._apply(step, result, elapsed_ms)
         parts = zip((one.request.client for one in participants), step.spans, strict=True)
         cpu_ms = 0.0 if result.interrupted else 1000 * (self._cpu_clock() - cpu_started)
