@@ -30,11 +30,11 @@ WARM_UP_S = 10.0
 
 
 @contextmanager
-def server(model: str) -> Iterator[tuple[int, psutil.Process]]:
+def server(model: str, *options: str) -> Iterator[tuple[int, psutil.Process]]:
     """Its port, and its process."""
     command = [sys.executable, "-m", "openai_cpu_server", "serve", "--port", "0", "--jobs-db", "none"]
     process = subprocess.Popen(
-        [*command, "--model", model, "--calibrate", "never", "--drain-seconds", "0"],
+        [*command, "--model", model, "--calibrate", "never", "--drain-seconds", "0", *options],
         cwd=ROOT,
         stderr=subprocess.STDOUT,
         stdout=subprocess.PIPE,

@@ -9,10 +9,12 @@ import pytest
 
 from openai_cpu_server.errors import StartupError
 from openai_cpu_server.kernels.library import put_in_front
+from tests.certificates import trust_one
 from tests.company import share_cores
 from tests.kernels.library import KERNELS
 
 share_cores()
+trust_one()
 put_in_front(KERNELS)  # as in an engine process, before anything imports ggml: the folders' conftests do
 
 pytest_plugins = ["tests.skips"]

@@ -15,17 +15,24 @@ import httpx
 import psutil
 
 from tests.company import HAS_COMPANY
+from tests.warm import WarmProcess, start
 
 
 class ServerProcess:
-    """`python -m openai_cpu_server serve ...` on a port of its own; its log is kept in `lines`."""
+    """`openai-cpu-server serve ...` on a port of its own; its log is kept in `lines`."""
 
     def __init__(
-        self, *options: str, env: dict[str, str] | None = None, max_open_files: int | None = None
+        self,
+        *options: str,
+        env: dict[str, str] | None = None,
+        max_open_files: int | None = None,
+        is_fresh: bool = False,
     ) -> None:
+        """`is_fresh`: it imports for itself, as for a user, and does not come from `tests/warm.py`. One with
+        an environment of its own, or a limit, does so too."""
         self.lines: list[str] = []
         self._new: queue.SimpleQueue[str | None] = queue.SimpleQueue()
-        command = [sys.executable, "-m", "openai_cpu_server", "serve"]
+        command = ["serve"]
         if "--port" not in options:
             command += ["--port", "0"]
         if "--calibrate" not in options:
@@ -36,11 +43,11 @@ class ServerProcess:
             command += ["--jobs-db", "sqlite://"]  # in memory: no test leaves jobs behind for a user's server
         if "--drain-seconds" not in options:
             command += ["--drain-seconds", "0"]  # the end of a test waits for nobody
-        if max_open_files is not None:
-            command = ["/bin/sh", "-c", f'ulimit -n {max_open_files} && exec "$@"', "sh", *command]
-        self.process = subprocess.Popen(
-            [*command, *options], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=env
-        )
+        command += options
+        if is_fresh or env is not None or max_open_files is not None:
+            self.process: subprocess.Popen[str] | WarmProcess = _fresh(command, env, max_open_files)
+        else:
+            self.process = start(*command)
         self._reader = threading.Thread(target=self._read, daemon=True)
         self._reader.start()
 
@@ -87,3 +94,12 @@ class ServerProcess:
             self.lines.append(line)
             self._new.put(line)
         self._new.put(None)
+
+
+def _fresh(
+    arguments: list[str], env: dict[str, str] | None, max_open_files: int | None
+) -> subprocess.Popen[str]:
+    command = [sys.executable, "-m", "openai_cpu_server", *arguments]
+    if max_open_files is not None:
+        command = ["/bin/sh", "-c", f'ulimit -n {max_open_files} && exec "$@"', "sh", *command]
+    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=env)

@@ -26,20 +26,13 @@ from openai_cpu_server.model_source.package import Package
 from openai_cpu_server.model_source.packaged import PackagedModel
 from tests.hub_stand_in import Hub, Repo, running
 from tests.tiny_model import tiny_model_path
+from tests.warm import Program, completed
 
 pytestmark = pytest.mark.thorough
 
-RESOLVE = """
-import logging, sys
-from openai_cpu_server.errors import StartupError
-from openai_cpu_server.model_source import resolve_model
-logging.basicConfig(level=logging.INFO, format="%(name)s: %(message)s")
-logging.getLogger("httpx2").setLevel(logging.WARNING)
-try:
-    print(resolve_model(sys.argv[1]))
-except StartupError as error:
-    sys.exit(f"ERROR {error}")
-"""
+LIBRARIES = ("httpx", "tqdm.auto", "filelock", "yaml", "rich.console")
+"""What the hub's library imports. It itself is imported anew by each process."""
+RESOLVER = Program("tests.resolving:main", "openai_cpu_server.model_source", *LIBRARIES)
 QUANTS = {f"model.{quant}.gguf": quant.encode() * 999 for quant in ("Q2_K", "Q4_K_M", "Q8_0")}
 SPLIT = {f"Q4_K_M/big-Q4_K_M-0000{part}-of-00003.gguf": b"part %d" % part for part in (1, 2, 3)}
 REPOS = {
@@ -75,9 +68,16 @@ class User:
         asked = {"HF_TOKEN": self.token, "HF_HUB_OFFLINE": offline, "PYTHONPATH": path}
         return {**own, **hub, **{name: value for name, value in asked.items() if value}}
 
+    def run(self, model: str, function: str = "resolve_model") -> subprocess.CompletedProcess[str]:
+        if self.imports is None:
+            return completed(RESOLVER, [function, model], env=self.environment)
+        return ended(self.start(model))
+
     def start(self, model: str, *, stderr: int = subprocess.PIPE, before: str = "") -> subprocess.Popen[str]:
+        """Without a fork. `before`: a program that comes first."""
+        command = [sys.executable, "-c", f"{before}\nfrom tests.resolving import main\nmain()"]
         return subprocess.Popen(
-            [sys.executable, "-c", before + RESOLVE, model],
+            [*command, "resolve_model", model],
             env=self.environment,
             stdout=subprocess.PIPE,
             stderr=stderr,
@@ -85,26 +85,29 @@ class User:
         )
 
     def resolve(self, model: str) -> Path:
-        process = self.start(model)
-        stdout, stderr = process.communicate()
-        assert process.returncode == 0, stderr
-        return Path(stdout.strip())
+        done = self.run(model)
+        assert done.returncode == 0, done.stderr
+        return Path(done.stdout.strip())
 
-    def failure(self, model: str, *, before: str = "") -> str:
+    def failure(self, model: str) -> str:
         """The one line; nothing else may be on the terminal but logged lines and the progress bar."""
-        return failure_of(self.start(model, before=before))
+        return failure_of(self.run(model))
 
 
 def _steers_the_library(variable: str) -> bool:
     return variable.startswith("HF_") or variable.lower().endswith("_proxy")
 
 
-def failure_of(process: subprocess.Popen[str]) -> str:
-    stdout, stderr = process.communicate()
-    assert process.returncode == 1, stderr
-    assert stdout == ""
-    assert "Traceback" not in stderr
-    before, _, line = stderr.partition("ERROR ")
+def ended(process: subprocess.Popen[str]) -> subprocess.CompletedProcess[str]:
+    said = process.communicate()
+    return subprocess.CompletedProcess(process.args, process.returncode, *said)
+
+
+def failure_of(done: subprocess.CompletedProcess[str]) -> str:
+    assert done.returncode == 1, done.stderr
+    assert done.stdout == ""
+    assert "Traceback" not in done.stderr
+    before, _, line = done.stderr.partition("ERROR ")
     assert "Warning" not in before
     assert line.endswith("\n")
     assert line.count("\n") == 1
@@ -175,7 +178,7 @@ class TestDownload:
         assert user.resolve("hf:acme/secret").read_bytes() == b"secret"
 
     def test_says_what_it_does(self, user: User) -> None:
-        _, stderr = user.start("hf:acme/large").communicate()
+        stderr = user.run("hf:acme/large").stderr
         assert "hub: taking model.gguf of 1 GGUF models in acme/large" in stderr
         assert f"hub: downloading model.gguf of acme/large, 0.00 GB, to {user.home / 'hub'}" in stderr
 
@@ -230,7 +233,7 @@ class TestWithoutTheHub:
     def test_says_that_it_uses_the_cache(self, user: User, unreachable: str) -> None:
         user.resolve("hf:acme/folders")
         user.endpoint = unreachable
-        _, stderr = user.start("hf:acme/folders").communicate()
+        stderr = user.run("hf:acme/folders").stderr
         assert f"the connection to {unreachable}" in stderr
         assert "using what is in the cache" in stderr
 
@@ -288,7 +291,7 @@ class TestFailures:
     def test_disk_refuses_more(self, user: User) -> None:
         """The nearest to a full disk without being root: the kernel refuses files beyond a size."""
         small = "import resource; resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, 100_000))"
-        line = user.failure("hf:acme/large", before=small)
+        line = failure_of(ended(user.start("hf:acme/large", before=small)))
         assert line == f"cannot store acme/large in {user.home / 'hub'}: File too large"
 
     def test_cache_cannot_be_a_folder(self, user: User) -> None:
@@ -300,7 +303,7 @@ class TestFailures:
         process = user.start("hf:acme/large")
         assert hub.stalled.wait(timeout=60)
         process.send_signal(signal.SIGINT)
-        assert failure_of(process) == "interrupted while fetching a model of acme/large"
+        assert failure_of(ended(process)) == "interrupted while fetching a model of acme/large"
 
 
 class TestLocalFiles:
@@ -334,21 +337,11 @@ class TestLocalFiles:
 
 
 class TestWithoutDownload:
-    def find(self, user: User, name: str) -> subprocess.CompletedProcess[str]:
-        program = RESOLVE.replace("resolve_model", "local_model")
-        return subprocess.run(
-            [sys.executable, "-c", program, name],
-            env=user.environment,
-            capture_output=True,
-            text=True,
-            check=False,
-        )
-
     def test_what_is_in_the_cache_is_found_without_the_hub(self, user: User, hub: Hub) -> None:
         fetched = user.resolve("hf:acme/split/Q4_K_M/big-Q4_K_M-00001-of-00003.gguf")
         hub.requests.clear()
         for name in ("hf:acme/split", "hf:acme/split:Q4_K_M", f"hf:acme/split/Q4_K_M/{fetched.name}"):
-            done = self.find(user, name)
+            done = user.run(name, "local_model")
             assert (done.stdout, done.returncode) == (f"{fetched}\n", 0)
         assert hub.requests == []
 
@@ -356,7 +349,7 @@ class TestWithoutDownload:
         "name", ["hf:acme/quants", "hf:acme/quants:Q8_0", "hf:acme/quants/model.Q8_0.gguf", "hf:acme/unheard"]
     )
     def test_nothing_is_downloaded(self, user: User, hub: Hub, name: str) -> None:
-        done = self.find(user, name)
+        done = user.run(name, "local_model")
         assert (done.stdout, done.returncode) == ("", 1)
         assert done.stderr.startswith(f"ERROR {name} is not in the cache (")
         assert done.stderr.endswith(f"`openai-cpu-server serve --model {name}` downloads it\n")

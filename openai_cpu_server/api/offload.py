@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import TypeVar
 
 import anyio
+from anyio.lowlevel import RunVar
 
 from openai_cpu_server.errors import NativePanic
 
@@ -14,18 +15,33 @@ T = TypeVar("T")
 INLINE_BYTES = 2048
 """A body of this size is parsed, rendered and tokenised within a millisecond; a thread costs 0.2 ms."""
 
-SLOW = INLINE_BYTES + 1
+SLOW = 2**62
 """It stands in place of a size: this work can take long, whatever the size."""
+_SLOW_AT_ONCE = 8
+"""A schema can take a second. More such threads get no more done, for they share the interpreter's lock; and
+the event loop waits up to 5 ms for each of them whenever it wants that lock."""
+_slow_lane: RunVar[anyio.CapacityLimiter] = RunVar("slow_lane")
 
 
 async def off_loop(num_bytes: int, work: Callable[[], T]) -> T:
-    """Does work whose time grows with a body of this size: at once if that is small, else in a thread.
+    """Does work whose time grows with a body of this size: at once if that is small, else in a thread. What
+    is `SLOW` waits for others that are, and keeps no thread from anybody else.
 
     Raises what the work raises; NativePanic in place of a panic.
     """
     if num_bytes <= INLINE_BYTES:
         return _contained(work)
-    return await anyio.to_thread.run_sync(_contained, work)
+    lane = _lane() if num_bytes >= SLOW else None
+    return await anyio.to_thread.run_sync(_contained, work, limiter=lane)
+
+
+def _lane() -> anyio.CapacityLimiter:
+    """The event loop's own."""
+    lane = _slow_lane.get(None)
+    if lane is None:
+        lane = anyio.CapacityLimiter(_SLOW_AT_ONCE)
+        _slow_lane.set(lane)
+    return lane
 
 
 def _contained(work: Callable[[], T]) -> T:

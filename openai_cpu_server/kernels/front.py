@@ -1,4 +1,5 @@
-"""Runs a module with the kernels in front of ggml: `python -m openai_cpu_server.kernels.front MODULE ...`.
+"""Runs the `main` of a module with the kernels in front of ggml:
+`python -m openai_cpu_server.kernels.front MODULE ...`.
 
 Processes that compute are started through here, the API process is not. Which library ggml's calls reach is
 decided when llama_cpp is imported; so this comes before any import of the module.
@@ -6,7 +7,8 @@ decided when llama_cpp is imported; so this comes before any import of the modul
 
 from __future__ import annotations
 
-import runpy
+import gc
+import importlib
 import sys
 
 from openai_cpu_server.kernels.library import put_in_front
@@ -15,7 +17,11 @@ from openai_cpu_server.kernels.library import put_in_front
 def main() -> None:
     put_in_front()
     del sys.argv[0]
-    runpy.run_module(sys.argv[0], run_name="__main__", alter_sys=True)
+    gc.disable()  # it would take a tenth of the time of imports, and find nothing
+    module = importlib.import_module(sys.argv[0])
+    gc.freeze()
+    gc.enable()
+    module.main()
 
 
 if __name__ == "__main__":

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import msgspec
 
 from openai_cpu_server.structured.languages.expr import NOTHING, Expr, Ref, Text, alt, literal
 from openai_cpu_server.structured.logic.goals import Branch, Fact, Goal, Goals
@@ -28,8 +28,7 @@ from openai_cpu_server.structured.writing.punctuation import Punctuation
 _MOST_LISTED = 40
 
 
-@dataclass(frozen=True)
-class CompiledSchema:
+class CompiledSchema(msgspec.Struct, frozen=True):
     gbnf: str
     unenforced: tuple[Unenforced, ...]
     """Keywords that were left out; empty unless the options allow that."""

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import dataclasses
 import enum
-from dataclasses import dataclass, field
+
+import msgspec
 
 from openai_cpu_server.structured.errors import SchemaTooLarge
 
@@ -32,8 +32,7 @@ class PropertyOrder(enum.Enum):
     """
 
 
-@dataclass(frozen=True)
-class Limits:
+class Limits(msgspec.Struct, frozen=True):
     """Limits are counted, not timed, so that a schema passes or fails on every machine."""
 
     containers: int = 60_000
@@ -59,13 +58,12 @@ class Limits:
     """Characters of the finished text."""
 
 
-@dataclass(frozen=True)
-class Options:
+class Options(msgspec.Struct, frozen=True):
     whitespace: Whitespace = Whitespace.COMPACT
     order: PropertyOrder = PropertyOrder.SCHEMA
     strict: bool = True
     """Whether keywords that cannot be enforced are refused; else they are left out and reported."""
-    limits: Limits = field(default_factory=Limits)
+    limits: Limits = msgspec.field(default_factory=Limits)
 
 
 class Budget:
@@ -73,7 +71,7 @@ class Budget:
 
     def __init__(self, limits: Limits) -> None:
         self.limits = limits
-        self._allowed: dict[str, int] = dataclasses.asdict(limits)
+        self._allowed: dict[str, int] = msgspec.structs.asdict(limits)
         self._spent: dict[str, int] = {}
 
     def spend(self, limit: str, amount: int = 1) -> None:

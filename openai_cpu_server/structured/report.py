@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import msgspec
 
 from openai_cpu_server.structured.errors import UnsupportedSchema
 
 
-@dataclass(frozen=True)
-class Unenforced:
+class Unenforced(msgspec.Struct, frozen=True):
     """A keyword that was left out of the grammar."""
 
     path: str

@@ -11,14 +11,14 @@ from langchain_core.tools import tool
 from langchain_openai import ChatOpenAI
 from langgraph.graph import MessagesState, StateGraph
 from langgraph.prebuilt import ToolNode
-from llama_index.core.agent.workflow import FunctionAgent
-from llama_index.llms.openai_like import OpenAILike
 from pydantic import BaseModel, Field
-from pydantic_ai import Agent
-from pydantic_ai.models.openai import OpenAIChatModel, OpenAIResponsesModel
-from pydantic_ai.providers.openai import OpenAIProvider
 
+from tests.lazy import Lazy
 from tests.server import ServerProcess
+
+workflow, llms = Lazy("llama_index.core.agent.workflow"), Lazy("llama_index.llms.openai_like")
+pydantic_ai, models = Lazy("pydantic_ai"), Lazy("pydantic_ai.models.openai")
+providers = Lazy("pydantic_ai.providers.openai")
 
 pytestmark = [pytest.mark.native, pytest.mark.thorough, pytest.mark.anyio]
 
@@ -70,6 +70,7 @@ def test_a_graph_calls_a_tool_and_tells_its_result(langchain: ChatOpenAI) -> Non
     assert [call["name"] for call in said[1].tool_calls] == ["water"]
 
 
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # its own
 async def test_llama_index_calls_a_tool_and_tells_its_result(server: ServerProcess) -> None:
     called: list[str] = []
 
@@ -78,7 +79,7 @@ async def test_llama_index_calls_a_tool_and_tells_its_result(server: ServerProce
         called.append("high")
         return "yes"
 
-    llm = OpenAILike(
+    llm = llms.OpenAILike(
         api_base=server.url + "/v1",
         api_key="none",
         model="tiny",
@@ -87,18 +88,17 @@ async def test_llama_index_calls_a_tool_and_tells_its_result(server: ServerProce
         temperature=0,
         max_tokens=60,
     )
-    agent = FunctionAgent(tools=[high_water], llm=llm, initial_tool_choice="high_water", timeout=60)
+    agent = workflow.FunctionAgent(tools=[high_water], llm=llm, initial_tool_choice="high_water", timeout=60)
     answer = await agent.run("Is the water high?", max_iterations=3)
     assert called == ["high"]
     assert [one.tool_name for one in answer.tool_calls] == ["high_water"]
     assert answer.response.content
 
 
-@pytest.mark.parametrize("kind", [OpenAIChatModel, OpenAIResponsesModel])
-async def test_pydantic_ai_gets_an_object(
-    kind: type[OpenAIChatModel] | type[OpenAIResponsesModel], server: ServerProcess
-) -> None:
+@pytest.mark.parametrize("kind", ["OpenAIChatModel", "OpenAIResponsesModel"])
+async def test_pydantic_ai_gets_an_object(kind: str, server: ServerProcess) -> None:
     async with openai.AsyncOpenAI(base_url=server.url + "/v1", api_key="none", max_retries=0) as client:
-        agent = Agent(kind("tiny", provider=OpenAIProvider(openai_client=client)), output_type=Level)
+        model = getattr(models, kind)("tiny", provider=providers.OpenAIProvider(openai_client=client))
+        agent = pydantic_ai.Agent(model, output_type=Level)
         answer = await agent.run("How high is it?", model_settings={"max_tokens": 60, "temperature": 0})
     assert isinstance(answer.output, Level)

@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
+from typing import TYPE_CHECKING, Any
 
 import openai
 import pytest
 from pydantic import BaseModel, Field
 
+from tests.lazy import Lazy
 from tests.server import ServerProcess
 
-agents = pytest.importorskip("agents")
+if TYPE_CHECKING:
+    import agents
+else:
+    agents = Lazy("agents")
 
 pytestmark = [pytest.mark.native, pytest.mark.thorough, pytest.mark.anyio]
-SHORT = agents.ModelSettings(max_tokens=60, temperature=0)
+SHORT: dict[str, Any] = {"max_tokens": 60, "temperature": 0}
 
 
 class Level(BaseModel):
@@ -64,7 +69,11 @@ async def test_an_agent_calls_its_two_tools(model: agents.Model) -> None:
 
 async def test_an_agent_hands_over_to_one_that_answers_in_a_form(model: agents.Model) -> None:
     measurer = agents.Agent(
-        name="measurer", instructions="Say how high.", output_type=Level, model=model, model_settings=SHORT
+        name="measurer",
+        instructions="Say how high.",
+        output_type=Level,
+        model=model,
+        model_settings=agents.ModelSettings(**SHORT),
     )
     settings = agents.ModelSettings(max_tokens=60, temperature=0, tool_choice="required")
     desk = agents.Agent(name="desk", handoffs=[measurer], model=model, model_settings=settings)
@@ -74,7 +83,9 @@ async def test_an_agent_hands_over_to_one_that_answers_in_a_form(model: agents.M
 
 
 async def test_an_agent_streams(model: agents.Model) -> None:
-    agent = agents.Agent(name="guard", output_type=Level, model=model, model_settings=SHORT)
+    agent = agents.Agent(
+        name="guard", output_type=Level, model=model, model_settings=agents.ModelSettings(**SHORT)
+    )
     result = agents.Runner.run_streamed(agent, "Is the water high?")
     kinds = [event.data.type async for event in result.stream_events() if event.type == "raw_response_event"]
     assert kinds[0] == "response.created"

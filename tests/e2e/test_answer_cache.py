@@ -5,8 +5,6 @@ from __future__ import annotations
 import hashlib
 import shutil
 import signal
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -18,6 +16,7 @@ import pytest
 from tests.redis_server import RedisServer
 from tests.server import ServerProcess
 from tests.tiny_model import tiny_model_path
+from tests.warm import run
 
 pytestmark = [pytest.mark.native, pytest.mark.thorough]
 
@@ -175,9 +174,8 @@ def test_two_servers_share_redis_and_neither_fails_without_it(tmp_path: Path) ->
     ],
 )
 def test_what_cannot_be_is_one_line_at_start(options: tuple[str, ...], said: str) -> None:
-    command = [sys.executable, "-m", "openai_cpu_server", "serve", "--port", "0", "--jobs-db", "none"]
-    command += ["--model", f"tiny={tiny_model_path()}", "--log-level", "error", *options]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    model = ("--model", f"tiny={tiny_model_path()}")
+    done = run("serve", "--port", "0", "--jobs-db", "none", *model, "--log-level", "error", *options)
     assert done.returncode == 2
     assert said in done.stderr
     assert done.stderr.count("\n") == 1

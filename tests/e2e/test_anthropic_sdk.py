@@ -3,18 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
-import anthropic
 import pytest
-from anthropic.types import MessageParam, TextBlock, ToolParam, ToolUseBlock
-from langchain_anthropic import ChatAnthropic
 from langchain_core.messages import AIMessage, AIMessageChunk, HumanMessage, ToolMessage
 from langchain_core.tools import tool
 from pydantic import BaseModel
 
+from tests.lazy import Lazy
 from tests.server import ServerProcess
 from tests.tiny_model import tiny_model_path
+
+if TYPE_CHECKING:
+    import anthropic
+    import langchain_anthropic
+    from anthropic.types import MessageParam, ToolParam
+else:
+    anthropic, langchain_anthropic = Lazy("anthropic"), Lazy("langchain_anthropic")
 
 pytestmark = pytest.mark.native
 
@@ -39,7 +44,7 @@ def sdk(server: ServerProcess) -> Iterator[anthropic.Anthropic]:
 
 
 def text_of(message: anthropic.types.Message) -> str:
-    return "".join(block.text for block in message.content if isinstance(block, TextBlock))
+    return "".join(block.text for block in message.content if isinstance(block, anthropic.types.TextBlock))
 
 
 def test_a_message(sdk: anthropic.Anthropic) -> None:
@@ -99,7 +104,7 @@ def test_a_tool_is_called_and_answered(sdk: anthropic.Anthropic) -> None:
         tool_choice={"type": "any", "disable_parallel_tool_use": True},
     )
     assert asked.stop_reason == "tool_use"
-    calls = [block for block in asked.content if isinstance(block, ToolUseBlock)]
+    calls = [block for block in asked.content if isinstance(block, anthropic.types.ToolUseBlock)]
     assert calls
     for call in calls:
         assert call.id.startswith("toolu_")
@@ -133,7 +138,7 @@ def test_a_tools_input_is_streamed(sdk: anthropic.Anthropic) -> None:
         pieces = [event.partial_json for event in stream if event.type == "input_json"]
         final = stream.get_final_message()
     (call,) = final.content
-    assert isinstance(call, ToolUseBlock)
+    assert isinstance(call, anthropic.types.ToolUseBlock)
     assert call.input["city"] in ("Rome", "Oslo")
     assert "".join(pieces)
     assert final.stop_reason == "tool_use"
@@ -213,13 +218,13 @@ def get_weather(city: str) -> str:
 
 
 @pytest.fixture(scope="module")
-def langchain(server: ServerProcess) -> ChatAnthropic:
-    return ChatAnthropic(
+def langchain(server: ServerProcess) -> langchain_anthropic.ChatAnthropic:
+    return langchain_anthropic.ChatAnthropic(
         base_url=server.url, api_key="none", model_name="tiny", max_tokens=120, temperature=0
     )
 
 
-def test_langchain_invokes_and_streams_the_same(langchain: ChatAnthropic) -> None:
+def test_langchain_invokes_and_streams_the_same(langchain: langchain_anthropic.ChatAnthropic) -> None:
     whole = langchain.invoke("Say something.")
     chunks = list(langchain.stream("Say something."))
     streamed = sum(chunks[1:], start=chunks[0])
@@ -231,7 +236,7 @@ def test_langchain_invokes_and_streams_the_same(langchain: ChatAnthropic) -> Non
         assert streamed.usage_metadata[kind] == whole.usage_metadata[kind]
 
 
-def test_langchain_calls_a_tool_and_goes_on(langchain: ChatAnthropic) -> None:
+def test_langchain_calls_a_tool_and_goes_on(langchain: langchain_anthropic.ChatAnthropic) -> None:
     asked = langchain.bind_tools([get_weather], tool_choice="any").invoke("How is the weather?")
     assert isinstance(asked, AIMessage)
     call = asked.tool_calls[0]
@@ -241,6 +246,6 @@ def test_langchain_calls_a_tool_and_goes_on(langchain: ChatAnthropic) -> None:
     assert told.text
 
 
-def test_langchain_gets_an_object(langchain: ChatAnthropic) -> None:
+def test_langchain_gets_an_object(langchain: langchain_anthropic.ChatAnthropic) -> None:
     asking = langchain.with_structured_output(City)
     assert isinstance(asking.invoke("A city, please."), City)

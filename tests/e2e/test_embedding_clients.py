@@ -11,14 +11,14 @@ import openai
 import pytest
 from langchain_core.vectorstores import InMemoryVectorStore
 from langchain_openai import ChatOpenAI, OpenAIEmbeddings
-from llama_index.core.schema import NodeWithScore, QueryBundle, TextNode
 
+from tests.lazy import Lazy
 from tests.server import ServerProcess
 
 os.environ.setdefault("LITELLM_LOCAL_MODEL_COST_MAP", "True")  # else importing it asks a server of its makers
-litellm = pytest.importorskip("litellm")
-OpenAILikeEmbedding = pytest.importorskip("llama_index.embeddings.openai_like").OpenAILikeEmbedding
-JinaRerank = pytest.importorskip("llama_index.postprocessor.jinaai_rerank").JinaRerank
+litellm, schema = Lazy("litellm"), Lazy("llama_index.core.schema")
+embeddings = Lazy("llama_index.embeddings.openai_like")
+rerankers = Lazy("llama_index.postprocessor.jinaai_rerank")
 
 pytestmark = [pytest.mark.native, pytest.mark.thorough]
 
@@ -122,11 +122,13 @@ def test_what_langchain_sends_by_default_is_told_how_to_change_that(sdk: openai.
 
 
 def test_llama_index_embeds_and_reranks(url: str) -> None:
-    embedding = OpenAILikeEmbedding(model_name="minilm", api_base=url + "/v1", api_key="none", max_retries=0)
+    embedding = embeddings.OpenAILikeEmbedding(
+        model_name="minilm", api_base=url + "/v1", api_key="none", max_retries=0
+    )
     assert cosines(embedding.get_text_embedding_batch(WEATHER)) == pytest.approx(PUBLISHED, abs=0.01)
-    rerank = JinaRerank(top_n=2, model="minilm", base_url=url + "/v1", api_key="none")
-    nodes = [NodeWithScore(node=TextNode(text=fact)) for fact in FACTS]
-    best, second = rerank.postprocess_nodes(nodes, QueryBundle(QUESTION))
+    rerank = rerankers.JinaRerank(top_n=2, model="minilm", base_url=url + "/v1", api_key="none")
+    nodes = [schema.NodeWithScore(node=schema.TextNode(text=fact)) for fact in FACTS]
+    best, second = rerank.postprocess_nodes(nodes, schema.QueryBundle(QUESTION))
     assert best.node.get_content() == FACTS[0]
     assert best.score is not None
     assert second.score is not None

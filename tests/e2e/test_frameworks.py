@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import pytest
 from langchain_openai import ChatOpenAI
-from llama_index.core.base.llms.types import ChatMessage
-from llama_index.llms.openai_like import OpenAILike
 
+from tests.lazy import Lazy
 from tests.server import ServerProcess
+
+types, llms = Lazy("llama_index.core.base.llms.types"), Lazy("llama_index.llms.openai_like")
 
 pytestmark = pytest.mark.native
 
@@ -18,8 +19,8 @@ def langchain(server: ServerProcess) -> ChatOpenAI:
 
 
 @pytest.fixture(scope="module")
-def llama_index(server: ServerProcess) -> OpenAILike:
-    return OpenAILike(
+def llama_index(server: ServerProcess) -> llms.OpenAILike:
+    return llms.OpenAILike(
         api_base=server.url + "/v1",
         api_key="none",
         model="tiny",
@@ -44,12 +45,12 @@ async def test_langchain_batches_asynchronously(langchain: ChatOpenAI) -> None:
     assert all(answer.content for answer in answers)
 
 
-def test_llama_index_chats_and_streams_the_same(llama_index: OpenAILike) -> None:
-    messages = [ChatMessage(role="user", content="Say something.")]
+def test_llama_index_chats_and_streams_the_same(llama_index: llms.OpenAILike) -> None:
+    messages = [types.ChatMessage(role="user", content="Say something.")]
     whole = llama_index.chat(messages).message.content
     *_, last = llama_index.stream_chat(messages)
     assert last.message.content == whole
 
 
-def test_llama_index_completes(llama_index: OpenAILike) -> None:
+def test_llama_index_completes(llama_index: llms.OpenAILike) -> None:
     assert llama_index.complete("Once upon a time").text

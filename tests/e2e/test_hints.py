@@ -14,10 +14,11 @@ import pytest
 from langchain_core.messages import AIMessage, HumanMessage
 from langchain_openai import ChatOpenAI
 
+from tests.lazy import Lazy
 from tests.server import ServerProcess
 
 os.environ.setdefault("LITELLM_LOCAL_MODEL_COST_MAP", "True")  # else importing it asks a server of its makers
-litellm = pytest.importorskip("litellm")
+litellm = Lazy("litellm")
 pytestmark = pytest.mark.native
 HINTS: Any = {
     "store": True,

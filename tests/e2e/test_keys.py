@@ -8,7 +8,6 @@ import os
 import signal
 import ssl
 import subprocess
-import sys
 from pathlib import Path
 
 import httpx
@@ -21,6 +20,7 @@ from tests.hub_stand_in import Repo
 from tests.hub_stand_in import running as hub_running
 from tests.server import ServerProcess
 from tests.tiny_model import tiny_model_path
+from tests.warm import run
 
 pytestmark = [pytest.mark.native, pytest.mark.thorough]
 
@@ -29,8 +29,8 @@ MODEL = ("--model", str(tiny_model_path()), "--served-model-name", "tiny")
 
 def make_key(name: str, *more: str) -> tuple[str, str]:
     """A key as the command prints it, and its lines for the file."""
-    command = [sys.executable, "-m", "openai_cpu_server", "key", name]
-    printed = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
+    printed = run("key", name)
+    assert printed.returncode == 0
     return printed.stderr.split()[-1], "\n".join((printed.stdout.strip(), *more, ""))
 
 
@@ -140,8 +140,7 @@ def test_a_server_does_not_start_with_a_broken_file(tmp_path: Path, content: str
 
 def test_a_key_needs_a_name() -> None:
     for arguments in ([], ["a", "b"], ["a b"]):
-        command = [sys.executable, "-m", "openai_cpu_server", "key", *arguments]
-        done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+        done = run("key", *arguments)
         assert (done.returncode, done.stdout) == (2, "")
 
 

@@ -19,19 +19,25 @@ from openai_cpu_server.kernels.build import LIBRARY
 from openai_cpu_server.kernels.library import obstacle
 from tests.server import ServerProcess
 from tests.tiny_model import tiny_model_path
+from tests.warm import run
 
 pytestmark = pytest.mark.native
 
 
 def start_failure(*options: str, env: dict[str, str] | None = None) -> str:
     """Start the server with options that cannot work; returns the one line that it says last."""
-    command = [sys.executable, "-m", "openai_cpu_server", "serve", "--port", "0", *options]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False, env=env)
+    arguments = ("serve", "--port", "0", *options)
+    done = fresh(*arguments, env=env) if env is not None else run(*arguments)
     assert done.returncode == 2, done.stderr
     assert "Traceback" not in done.stderr
     lines = done.stderr.strip().splitlines()
     assert [line for line in lines if line.startswith("openai-cpu-server: ")] == lines[-1:]
     return lines[-1]
+
+
+def fresh(*arguments: str, env: dict[str, str]) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "openai_cpu_server", *arguments]
+    return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False, env=env)
 
 
 def test_a_path_that_does_not_exist() -> None:
@@ -75,16 +81,14 @@ def test_a_port_that_is_taken(server: ServerProcess) -> None:
     [(["--port", "x"], "--port"), (["--kv-type", "q1"], "kv-type"), (["--bogus"], "--bogus")],
 )
 def test_options_that_are_wrong(options: list[str], named: str) -> None:
-    command = [sys.executable, "-m", "openai_cpu_server", "serve", *options]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    done = run("serve", *options)
     assert done.returncode == 2
     assert named in done.stderr.strip().splitlines()[-1]
     assert "Traceback" not in done.stderr
 
 
 def test_help_names_every_option_with_its_meaning() -> None:
-    command = [sys.executable, "-m", "openai_cpu_server", "serve", "--help"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    done = run("serve", "--help")
     assert done.returncode == 0
     for option in ("--model", "--ctx-size", "--max-seqs", "--threads", "--kv-type", "--api-key", "--config"):
         assert option in done.stdout

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -13,6 +11,7 @@ import pytest
 
 from tests.server import ServerProcess
 from tests.tiny_model import tiny_model_path
+from tests.warm import run
 
 pytestmark = [pytest.mark.native, pytest.mark.thorough]
 
@@ -118,9 +117,8 @@ def test_a_classifier_can_write_nothing_but_a_route(server: ServerProcess, clien
 def test_a_router_that_leads_nowhere_is_one_line_at_start(tmp_path: Path) -> None:
     router = 'router = { a = "one", b = "two", by = "shares", shares = { weights = { a = 1 } } }'
     (tmp_path / "c.toml").write_text(f"[models.auto]\n{router}")
-    command = [sys.executable, "-m", "openai_cpu_server", "serve", "--port", "0", "--jobs-db", "none"]
-    command += ["--model", f"one={tiny_model_path()}", "--config", str(tmp_path / "c.toml")]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    options = ("--model", f"one={tiny_model_path()}", "--config", str(tmp_path / "c.toml"))
+    done = run("serve", "--port", "0", "--jobs-db", "none", *options)
     assert done.returncode == 2
     said = "openai-cpu-server: [models.auto] router: b = 'two': there is no such model; there is one\n"
     assert done.stderr.endswith(said)

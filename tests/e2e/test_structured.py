@@ -48,7 +48,12 @@ TOOLS: Any = [openai.pydantic_function_tool(Booking), openai.pydantic_function_t
 BOOKING: Any = {"type": "function", "function": {"name": "Booking"}}
 
 
-@pytest.fixture(scope="module", params=["llama3", "mistral", "demo", "qwen3-coder", "pythonic", "harmony"])
+# JSON, tags, and channels; tests/api/test_tool_formats.py has what every family writes.
+FORMATS = ["llama3", "qwen3-coder", "harmony"]
+MORE_FORMATS = [pytest.param(form, marks=pytest.mark.slow) for form in ("mistral", "demo", "pythonic")]
+
+
+@pytest.fixture(scope="module", params=[*FORMATS, *MORE_FORMATS])
 def any_format(request: pytest.FixtureRequest) -> Iterator[openai.OpenAI]:
     yield from _serving(request.param)
 
@@ -58,7 +63,7 @@ def hermes() -> Iterator[openai.OpenAI]:
     yield from _serving("hermes")
 
 
-@pytest.fixture(scope="module", params=["tiny", "demo"])
+@pytest.fixture(scope="module", params=["tiny", pytest.param("demo", marks=pytest.mark.slow)])
 def any_model(request: pytest.FixtureRequest) -> Iterator[openai.OpenAI]:
     """One that knows nothing of JSON, and one that has learnt it."""
     if request.param == "tiny":

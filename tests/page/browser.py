@@ -44,7 +44,7 @@ def chromium() -> str:
 
 @contextmanager
 def running_browser() -> Iterator[Browser]:
-    """One for a whole module: while it runs, no other event loop can run in this thread."""
+    """One for all of these tests: while it runs, no other event loop can run in this thread."""
     options = [*_OPTIONS, "--no-sandbox"] if os.geteuid() == 0 else _OPTIONS
     expect.set_options(timeout=_PATIENCE_MS)
     with sync_playwright() as playwright:

@@ -1,4 +1,4 @@
-"""One browser and one server for each module; a visit, with storage of its own, for each test."""
+"""One browser and one server for all modules here; a visit, with storage of its own, for each test."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from tests.page.browser import Visit, running_browser, visiting
 from tests.server import ServerProcess
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="package")
 def browser() -> Iterator[Browser]:
     with running_browser() as browser:
         yield browser
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="package")
 def server() -> Iterator[ServerProcess]:
     with ServerProcess("--model", "demo") as server:
         yield server

@@ -57,6 +57,14 @@ $$\\int_0^1 x\\,dx = \\frac12$$
 """
 
 
+def test_the_page_opens_and_has_two_rooms(visit: Visit) -> None:
+    rooms = visit.page.get_by_role("navigation", name="Rooms")
+    rooms.get_by_role("link", name="Control room").click()
+    expect(rooms.get_by_role("link", name="Control room")).to_have_attribute("aria-current", "page")
+    rooms.get_by_role("link", name="Chat").click()
+    expect(rooms.get_by_role("link", name="Chat")).to_have_attribute("aria-current", "page")
+
+
 def test_an_answer_streams_and_is_stopped(visit: Visit) -> None:
     page = visit.page
     endless(page)
@@ -222,6 +230,23 @@ def test_what_a_model_writes_is_never_more_than_text(visit: Visit, tmp_path: Pat
     attributes = prose.locator("*").evaluate_all("all => all.flatMap(one => one.getAttributeNames())")
     assert not [name for name in attributes if name.startswith("on") or name == "style"]
     assert "caught" not in page.title()
+
+
+def test_a_file_of_anything_harms_nothing(visit: Visit, tmp_path: Path) -> None:
+    page = visit.page
+    odd = conversation("Odd", "Hi", "Hello", "And?", "Well.")
+    odd["messages"][0]["parent"] = "m3"  # each is its own forebear
+    odd["messages"][1] |= {"usage": {"prompt_tokens": "x"}, "timings": {"queue_ms": []}, "toolCalls": [3, {}]}
+    odd["messages"][3] |= {"files": 7, "status": "streaming", "reasoning": "Let me think.", "schema": "{"}
+    odd["conversation"] |= {"settings": {"tools": [None, {}], "options": {"stop": 3, "logit_bias": {}}}}
+    import_file(page, tmp_path / "in.json", odd)
+    open_conversation(page, "Odd")
+    last = answers(page).last
+    expect(last).to_contain_text("Well.")
+    last.get_by_text("Thoughts").click()
+    expect(last).to_contain_text("Let me think.")
+    last.get_by_role("button", name="Delete from here on").click()
+    expect(answers(page)).to_have_count(1)
 
 
 def test_markdown_is_drawn(visit: Visit, tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ from openai_cpu_server.api.schemas.unheeded import Hints, Refusal, Refusals, is_
 
 
 class Body(BaseModel):
-    model_config = ConfigDict(strict=True, extra="allow", allow_inf_nan=False, frozen=True)
+    model_config = ConfigDict(strict=True, extra="allow", allow_inf_nan=False, frozen=True, defer_build=True)
 
     hints: ClassVar[Hints] = {}
     refusals: ClassVar[Refusals] = {}

@@ -3,8 +3,7 @@ It needs no model."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
+import msgspec
 from llguidance import LLMatcher, LLTokenizer, TokenizerWrapper
 
 from openai_cpu_server.errors import InvalidRequest
@@ -30,8 +29,7 @@ class _Bytes:
         return list(text.encode() if isinstance(text, str) else text)
 
 
-@dataclass(frozen=True)
-class Fit:
+class Fit(msgspec.Struct, frozen=True):
     """How much of a text fits. `accepted`: bytes that fit;
     `is_complete`: whether the text may end after them."""
 
@@ -44,8 +42,7 @@ class Fit:
         return self.accepted == self.size and self.is_complete
 
 
-@dataclass(frozen=True)
-class Next:
+class Next(msgspec.Struct, frozen=True):
     """What may follow a text. `forced`: bytes without an alternative; `allowed`: possible first bytes."""
 
     forced: bytes

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import msgspec
 
 from openai_cpu_server.prompt.chat_template import ChatTemplate
 
 
-@dataclass(frozen=True)
-class ReasoningFormat:
+class ReasoningFormat(msgspec.Struct, frozen=True):
     """One family's marks. White space around them belongs to neither thoughts nor answer."""
 
     name: str

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import msgspec
 
 from openai_cpu_server.errors import TemplateFailed
 from openai_cpu_server.prompt.chat_template import ChatTemplate
@@ -10,8 +10,7 @@ from openai_cpu_server.prompt.reasoning.echo import Echo, echo_of
 from openai_cpu_server.prompt.reasoning.formats import ReasoningFormat, reasoning_format_for
 
 
-@dataclass(frozen=True)
-class TemplateReasoning:
+class TemplateReasoning(msgspec.Struct, frozen=True):
     """A template whose model thinks."""
 
     form: ReasoningFormat

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Protocol
+
+import msgspec
 
 from openai_cpu_server.prompt.tool_formats.patterns import Spelling
 from openai_cpu_server.prompt.tool_formats.reader import OutputReader
@@ -13,8 +14,7 @@ RawNames = Mapping[str, frozenset[str]]
 """For each function that may be called: its parameters that are written as raw text. {}: any function."""
 
 
-@dataclass(frozen=True)
-class Parameter:
+class Parameter(msgspec.Struct, frozen=True):
     """One parameter of a function, for formats that write each by itself."""
 
     name: str
@@ -28,8 +28,7 @@ class Parameter:
     """It is true or false."""
 
 
-@dataclass(frozen=True)
-class Callee:
+class Callee(msgspec.Struct, frozen=True):
     """A function in the grammar of calls."""
 
     name: str
@@ -38,8 +37,7 @@ class Callee:
     parameters: tuple[Parameter, ...] = ()
 
 
-@dataclass(frozen=True)
-class WrittenCall:
+class WrittenCall(msgspec.Struct, frozen=True):
     name: str
     arguments: Mapping[str, object]
 

@@ -6,7 +6,8 @@ import hashlib
 import json
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+
+import msgspec
 
 from openai_cpu_server.prompt.tool_formats.base import Callee, RawNames, WrittenCall
 from openai_cpu_server.prompt.tool_formats.parameters import Parameters, ParameterScanner
@@ -25,8 +26,7 @@ from openai_cpu_server.prompt.tool_formats.scanner import CallScanner, JsonCallS
 _OWN_ID = re.compile(r"[A-Za-z0-9]{9}")
 
 
-@dataclass(frozen=True)
-class CallForm:
+class CallForm(msgspec.Struct, frozen=True):
     """`marker`, `opening`, then calls with `between` between them, then `closing`.
     One call is `head`, its arguments, `tail`."""
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import dataclasses
+import msgspec
 
 from openai_cpu_server.prompt.tool_formats.form import JSON_TAIL, CallForm, json_head
 from openai_cpu_server.prompt.tool_formats.parameters import Parameters
@@ -84,7 +84,7 @@ MISTRAL_ARGS = CallForm(
     others=(r"\[CALL_ID\]",),
     has_short_ids=True,
 )
-MISTRAL_IDS = dataclasses.replace(
+MISTRAL_IDS = msgspec.structs.replace(
     MISTRAL_ARGS,
     name="mistral-ids",
     head=(_NAME, "[CALL_ID]", Slot.ID, "[ARGS]"),
@@ -100,7 +100,7 @@ HERMES = CallForm(
     signs=(_TOOL_CALL, r'"arguments\\*"'),
     others=(_FUNCTION, _ARG_KEY),
 )
-GENERIC = dataclasses.replace(HERMES, name="generic", signs=(), others=(), replaces_template=True)
+GENERIC = msgspec.structs.replace(HERMES, name="generic", signs=(), others=(), replaces_template=True)
 """For templates that know no tools, or show them for a format that is unknown here."""
 LLAMA3 = CallForm(
     name="llama3",
@@ -253,7 +253,7 @@ GEMMA4 = CallForm(
     parameters=Parameters(begin=(_NAME, ":"), raw_begin='<|"|>', raw_end='<|"|>', between=(",",), close="}"),
     signs=(r"<\|tool_call>",),
 )
-LFM2 = dataclasses.replace(
+LFM2 = msgspec.structs.replace(
     PYTHONIC,
     name="lfm2",
     marker="<|tool_call_start|>",

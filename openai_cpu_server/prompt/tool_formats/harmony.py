@@ -9,7 +9,8 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+
+import msgspec
 
 from openai_cpu_server.prompt.tool_formats.base import Callee, RawNames, WrittenCall
 from openai_cpu_server.prompt.tool_formats.patterns import Spelling
@@ -21,8 +22,7 @@ _TO = " to=functions."
 _ANY_TEXT = "[^\\x00]*"
 
 
-@dataclass(frozen=True)
-class HarmonyFormat:
+class HarmonyFormat(msgspec.Struct, frozen=True):
     """An output has one call at most, which ends it."""
 
     name: str = "harmony"

@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+
+import msgspec
 
 from openai_cpu_server.prompt.tool_formats.base import Parameter
 from openai_cpu_server.prompt.tool_formats.patterns import NEVER, Pattern, Spelling, quoted, regex_of, text_of
@@ -14,8 +15,7 @@ from openai_cpu_server.prompt.tool_formats.scanner import CallArguments, CallBeg
 _PYTHON_STRING = r"""([^'\\\x00-\x1f] | "\\" ['"\\/bfnrt])* "'" """
 
 
-@dataclass(frozen=True)
-class Parameters:
+class Parameters(msgspec.Struct, frozen=True):
     """How one parameter is written: `begin`, its value, `behind`. A string is raw text where it may be;
     everything else is JSON."""
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 import enum
 import re
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
 from typing import Union
+
+import msgspec
 
 
 class Slot(enum.Enum):
@@ -68,8 +69,7 @@ together with all that stands beside it. `structured` does the same."""
 NEVER_RULE = f"{NEVER} ::= [^\\x00-\\U0010FFFF] {NEVER}"
 
 
-@dataclass(frozen=True)
-class Spelling:
+class Spelling(msgspec.Struct, frozen=True):
     """How patterns stand in the grammars of one model."""
 
     blank: str

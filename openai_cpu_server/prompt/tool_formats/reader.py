@@ -5,20 +5,19 @@ from __future__ import annotations
 import enum
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Protocol, Union
+
+import msgspec
 
 from openai_cpu_server.prompt.tool_formats.patterns import Pattern, Slot
 from openai_cpu_server.prompt.tool_formats.scanner import CallArguments, CallBegin, CallScanner
 
 
-@dataclass(frozen=True)
-class Content:
+class Content(msgspec.Struct, frozen=True):
     text: str
 
 
-@dataclass(frozen=True)
-class Reasoning:
+class Reasoning(msgspec.Struct, frozen=True):
     """A piece of what the model thinks before it answers."""
 
     text: str

@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
 from typing import Protocol, Union
 
+import msgspec
 
-@dataclass(frozen=True)
-class CallBegin:
+
+class CallBegin(msgspec.Struct, frozen=True):
     name: str
 
 
-@dataclass(frozen=True)
-class CallArguments:
+class CallArguments(msgspec.Struct, frozen=True):
     """A piece of the arguments' JSON text."""
 
     text: str

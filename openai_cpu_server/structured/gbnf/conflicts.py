@@ -9,7 +9,8 @@ ones. (Single characters never conflict, nor do control tokens, which no text ma
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+
+import msgspec
 
 from openai_cpu_server.structured.errors import SchemaTooLarge
 from openai_cpu_server.structured.gbnf.follow import following
@@ -84,12 +85,11 @@ def _shortened(lexemes: dict[str, Expr], work: Work) -> dict[str, Expr]:
     return found
 
 
-@dataclass
-class _Group:
+class _Group(msgspec.Struct):
     """Lexemes that are equal once loosened."""
 
     follow: int = 0
-    members: list[str] = field(default_factory=list)
+    members: list[str] = msgspec.field(default_factory=list)
 
 
 State = tuple[tuple[Expr, Expr], ...]

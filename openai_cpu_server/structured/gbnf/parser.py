@@ -12,7 +12,8 @@ from __future__ import annotations
 import itertools
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass
+
+import msgspec
 
 from openai_cpu_server.structured.errors import InvalidGrammar
 from openai_cpu_server.structured.gbnf.characters import WrongCharacter, class_set, literal_text
@@ -33,8 +34,7 @@ _TOKEN = re.compile(r"<\[\d")
 _SHORT = {"*": (0, None), "+": (1, None), "?": (0, 1)}
 
 
-@dataclass(frozen=True)
-class ParsedGrammar:
+class ParsedGrammar(msgspec.Struct, frozen=True):
     """Rules by name. A name with a dot is a group of the text that was lifted out of its rule."""
 
     rules: dict[str, Expr]

@@ -4,7 +4,8 @@ intersection and complement cost nothing extra."""
 from __future__ import annotations
 
 import itertools
-from dataclasses import dataclass
+
+import msgspec
 
 from openai_cpu_server.structured.languages.alphabet import Alphabet
 from openai_cpu_server.structured.languages.charset import DIGITS, CharSet
@@ -34,8 +35,7 @@ _MOST_PREFIXES_EACH = 20
 """So many beginnings are looked at for each string that is wanted."""
 
 
-@dataclass(frozen=True)
-class Automaton:
+class Automaton(msgspec.Struct, frozen=True):
     """A deterministic automaton.
     State 0 is the start; every state can reach an accepting one, if there is any."""
 

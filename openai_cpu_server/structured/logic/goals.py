@@ -10,6 +10,8 @@ import itertools
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
+import msgspec
+
 from openai_cpu_server.structured.errors import InvalidSchema
 from openai_cpu_server.structured.logic.marks import Marked, Marks
 from openai_cpu_server.structured.logic.negation import STAYS_NEGATED, complement, none_of_all
@@ -53,8 +55,7 @@ class Fact:
 Branch = tuple[Fact, ...]
 
 
-@dataclass(frozen=True)
-class _Item:
+class _Item(msgspec.Struct, frozen=True):
     """A signed node that is still to be unfolded, and the references that led to it."""
 
     order: Order
@@ -66,22 +67,20 @@ class _Item:
         return _Item((*self.order, index), number, is_true, self.trail)
 
 
-@dataclass(frozen=True)
-class _Choice:
+class _Choice(msgspec.Struct, frozen=True):
     options: list[list[_Item]]
     is_exclusive: bool = False
     """Whether only one option can hold; its first item tells which one."""
 
 
-@dataclass
-class _State:
+class _State(msgspec.Struct):
     """A branch while it grows: its facts so far, and the choices that are still open."""
 
-    facts: list[tuple[Order, Fact]] = field(default_factory=list)
-    choices: list[_Choice] = field(default_factory=list)
-    stated: set[Signed] = field(default_factory=set)
+    facts: list[tuple[Order, Fact]] = msgspec.field(default_factory=list)
+    choices: list[_Choice] = msgspec.field(default_factory=list)
+    stated: set[Signed] = msgspec.field(default_factory=set)
     """All signed nodes that were unfolded in this branch."""
-    marked: Marked = field(default_factory=Marked)
+    marked: Marked = msgspec.field(default_factory=Marked)
 
     def copy(self) -> _State:
         return _State(list(self.facts), list(self.choices), set(self.stated), self.marked.copy())

@@ -7,7 +7,8 @@ combination.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+
+import msgspec
 
 from openai_cpu_server.structured.schema.nodes import (
     TRUE,
@@ -28,8 +29,7 @@ Values = frozenset[tuple[str, object]]
 """Scalars with the names of their types, as 1 is not true."""
 
 
-@dataclass(frozen=True)
-class Mark:
+class Mark(msgspec.Struct, frozen=True):
     """What one schema says about a property, if it is present."""
 
     name: str
@@ -39,12 +39,11 @@ class Mark:
     """The property has none of these values."""
 
 
-@dataclass
-class Marked:
+class Marked(msgspec.Struct):
     """What is known of an object while its facts are collected."""
 
-    _required: set[str] = field(default_factory=set)
-    _marks: dict[str, Mark] = field(default_factory=dict)
+    _required: set[str] = msgspec.field(default_factory=set)
+    _marks: dict[str, Mark] = msgspec.field(default_factory=dict)
 
     def copy(self) -> Marked:
         return Marked(set(self._required), dict(self._marks))

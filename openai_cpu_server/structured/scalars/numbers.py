@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from decimal import Decimal
+
+import msgspec
 
 from openai_cpu_server.structured.languages.charset import DIGITS, CharSet
 from openai_cpu_server.structured.languages.expr import (
@@ -63,8 +64,7 @@ _PRECISION = 15
 """Decimal digits that a double keeps: with more of them, 4.99...9 would be read as 5."""
 
 
-@dataclass(frozen=True)
-class Bound:
+class Bound(msgspec.Struct, frozen=True):
     value: Decimal
     is_open: bool
     """Whether the value itself is excluded."""

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import functools
-from dataclasses import dataclass
+
+import msgspec
 
 from openai_cpu_server.structured.errors import InvalidPattern
 from openai_cpu_server.structured.languages.automaton import nullable
@@ -29,8 +30,7 @@ from openai_cpu_server.structured.scalars.regex_parser import (
 _MOST_WAYS = 64
 
 
-@dataclass(frozen=True)
-class _Way:
+class _Way(msgspec.Struct, frozen=True):
     """One alternative of a pattern, and whether it begins at the string's start and ends at its end."""
 
     body: Expr

@@ -7,8 +7,9 @@ Unicode; a character is a code point, as with the flag `u`.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import NoReturn, Union
+
+import msgspec
 
 from openai_cpu_server.structured.errors import InvalidPattern
 from openai_cpu_server.structured.languages.charset import NOT_LINE_END, CharSet
@@ -20,50 +21,42 @@ _LARGEST_COUNT = 100_000
 _MOST_RANGES = 3_000
 
 
-@dataclass(frozen=True)
-class Char:
+class Char(msgspec.Struct, frozen=True):
     set: CharSet
 
 
-@dataclass(frozen=True)
-class Anchor:
+class Anchor(msgspec.Struct, frozen=True):
     is_start: bool
 
 
-@dataclass(frozen=True)
-class Sequence:
+class Sequence(msgspec.Struct, frozen=True):
     items: tuple[Tree, ...]
 
 
-@dataclass(frozen=True)
-class Choice:
+class Choice(msgspec.Struct, frozen=True):
     items: tuple[Tree, ...]
 
 
-@dataclass(frozen=True)
-class Counted:
+class Counted(msgspec.Struct, frozen=True):
     item: Tree
     low: int
     high: int | None
 
 
-@dataclass(frozen=True)
-class Boundary:
+class Boundary(msgspec.Struct, frozen=True):
     """Between a word character and another one, or an end of the text. If it is no edge: anywhere else."""
 
     is_edge: bool
 
 
-@dataclass(frozen=True)
-class Ahead:
+class Ahead(msgspec.Struct, frozen=True):
     """What follows begins with `tree`, or does not."""
 
     tree: Tree
     is_wanted: bool
 
 
-@dataclass(frozen=True)
-class Behind:
+class Behind(msgspec.Struct, frozen=True):
     """The character before is one of these, or there is none such."""
 
     set: CharSet

@@ -12,6 +12,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
 
+import msgspec
+
 from openai_cpu_server.structured.options import Budget
 from openai_cpu_server.structured.schema.nodes import FALSE, TRUE, Items, Kind, Properties, Table
 
@@ -70,8 +72,7 @@ EVERYTHING = Evaluated(everything=True)
 NOTHING_SEEN = Evaluated()
 
 
-@dataclass(frozen=True)
-class Way:
+class Way(msgspec.Struct, frozen=True):
     """Where all the guards (nodes) hold, at least `seen` is evaluated."""
 
     guards: tuple[int, ...] = ()
@@ -87,8 +88,7 @@ class Way:
         return set(other.guards) <= set(self.guards) and self.seen.is_within(other.seen)
 
 
-@dataclass(frozen=True)
-class Option:
+class Option(msgspec.Struct, frozen=True):
     """A subschema: its node, and the ways in which it evaluates values that pass it."""
 
     number: int

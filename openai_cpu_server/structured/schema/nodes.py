@@ -7,9 +7,10 @@ of other types than its own, as in JSON Schema.
 from __future__ import annotations
 
 import enum
-from dataclasses import dataclass
 from decimal import Decimal
 from typing import Union
+
+import msgspec
 
 from openai_cpu_server.structured.scalars.numbers import Bound
 
@@ -25,22 +26,19 @@ class Kind(enum.Enum):
     OBJECT = "object"
 
 
-@dataclass(frozen=True)
-class Constant:
+class Constant(msgspec.Struct, frozen=True):
     """True or False: all values fit, or none does."""
 
     value: bool
 
 
-@dataclass(frozen=True)
-class Types:
+class Types(msgspec.Struct, frozen=True):
     """The value has one of these types; `integer` may stand beside those of Kind."""
 
     names: frozenset[str]
 
 
-@dataclass(frozen=True)
-class Scalars:
+class Scalars(msgspec.Struct, frozen=True):
     """The value is one of these: null, booleans, numbers, strings."""
 
     null: bool
@@ -49,96 +47,80 @@ class Scalars:
     strings: tuple[str, ...]
 
 
-@dataclass(frozen=True)
-class Integer:
+class Integer(msgspec.Struct, frozen=True):
     """The number has no fraction."""
 
 
-@dataclass(frozen=True)
-class Minimum:
+class Minimum(msgspec.Struct, frozen=True):
     bound: Bound
 
 
-@dataclass(frozen=True)
-class Maximum:
+class Maximum(msgspec.Struct, frozen=True):
     bound: Bound
 
 
-@dataclass(frozen=True)
-class MultipleOf:
+class MultipleOf(msgspec.Struct, frozen=True):
     step: Decimal
 
 
-@dataclass(frozen=True)
-class Length:
+class Length(msgspec.Struct, frozen=True):
     """The string has `low` to `high` characters."""
 
     low: int
     high: int | None
 
 
-@dataclass(frozen=True)
-class Pattern:
+class Pattern(msgspec.Struct, frozen=True):
     pattern: str
 
 
-@dataclass(frozen=True)
-class Format:
+class Format(msgspec.Struct, frozen=True):
     name: str
 
 
-@dataclass(frozen=True)
-class Items:
+class Items(msgspec.Struct, frozen=True):
     prefix: tuple[int, ...]
     rest: int
 
 
-@dataclass(frozen=True)
-class Count:
+class Count(msgspec.Struct, frozen=True):
     """The array has `low` to `high` items."""
 
     low: int
     high: int | None
 
 
-@dataclass(frozen=True)
-class Contains:
+class Contains(msgspec.Struct, frozen=True):
     item: int
     low: int
     high: int | None
 
 
-@dataclass(frozen=True)
-class Unique:
+class Unique(msgspec.Struct, frozen=True):
     """No two items of the array are equal."""
 
 
-@dataclass(frozen=True)
-class Properties:
+class Properties(msgspec.Struct, frozen=True):
     named: tuple[tuple[str, int], ...]
     patterns: tuple[tuple[str, int], ...]
     rest: int
     """The node for properties that are neither named nor match a pattern."""
 
 
-@dataclass(frozen=True)
-class Required:
+class Required(msgspec.Struct, frozen=True):
     names: tuple[str, ...]
 
 
-@dataclass(frozen=True)
-class PropertyCount:
+class PropertyCount(msgspec.Struct, frozen=True):
     low: int
     high: int | None
 
 
-@dataclass(frozen=True)
-class PropertyNames:
+class PropertyNames(msgspec.Struct, frozen=True):
     name: int
 
 
-@dataclass(frozen=True)
-class SomeProperty:
+class SomeProperty(msgspec.Struct, frozen=True):
     """Some property fits `value`.
     Its name matches `pattern`, or (None) is none of those that `beside` knows."""
 
@@ -147,33 +129,27 @@ class SomeProperty:
     value: int
 
 
-@dataclass(frozen=True)
-class All:
+class All(msgspec.Struct, frozen=True):
     items: tuple[int, ...]
 
 
-@dataclass(frozen=True)
-class AnyOf:
+class AnyOf(msgspec.Struct, frozen=True):
     items: tuple[int, ...]
 
 
-@dataclass(frozen=True)
-class OneOf:
+class OneOf(msgspec.Struct, frozen=True):
     items: tuple[int, ...]
 
 
-@dataclass(frozen=True)
-class Negation:
+class Negation(msgspec.Struct, frozen=True):
     item: int
 
 
-@dataclass(frozen=True)
-class Reference:
+class Reference(msgspec.Struct, frozen=True):
     pointer: str
 
 
-@dataclass(frozen=True)
-class Unevaluated:
+class Unevaluated(msgspec.Struct, frozen=True):
     """The parts that the schema at `pointer` does not evaluate otherwise fit its `unevaluated...` keyword.
 
     The parts are properties of an object, or items of an array.

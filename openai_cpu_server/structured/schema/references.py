@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from urllib.parse import unquote, urldefrag, urljoin
+
+import msgspec
 
 from openai_cpu_server.structured.errors import UnsupportedSchema
 from openai_cpu_server.structured.options import Budget
@@ -16,8 +17,7 @@ _STEPS_PER_SCHEMA = 4
 """For each level of schemas a document may go so many containers deep."""
 
 
-@dataclass(frozen=True)
-class _Place:
+class _Place(msgspec.Struct, frozen=True):
     """A container of the document: where it is, and the base address there."""
 
     value: dict[str, Json] | list[Json]

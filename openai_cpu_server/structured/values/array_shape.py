@@ -3,14 +3,13 @@ the goal of each place, the number of items, and which items must occur."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+import msgspec
 
 from openai_cpu_server.structured.logic.goals import ANYTHING, Branch, Goal, Goals, join
 from openai_cpu_server.structured.schema.nodes import Contains, Count, Items, Unique
 
 
-@dataclass(frozen=True)
-class Need:
+class Need(msgspec.Struct, frozen=True):
     """At least `low` and at most `high` items fit `item` (None: any number)."""
 
     item: Goal
@@ -22,8 +21,7 @@ class Need:
     """The number of the node that asks for this, for errors."""
 
 
-@dataclass(frozen=True)
-class ArrayShape:
+class ArrayShape(msgspec.Struct, frozen=True):
     prefix: tuple[Goal, ...]
     rest: Goal
     low: int
@@ -37,7 +35,11 @@ class ArrayShape:
 
     def without(self, place: int) -> ArrayShape:
         """The shape without what this node asks for: unique items, or items that must occur."""
-        return replace(self, unique=None) if place == self.unique else replace(self, needs=())
+        return (
+            msgspec.structs.replace(self, unique=None)
+            if place == self.unique
+            else msgspec.structs.replace(self, needs=())
+        )
 
 
 def array_shape(branch: Branch, goals: Goals) -> ArrayShape | None:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import functools
 import json
-from dataclasses import dataclass
+
+import msgspec
 
 from openai_cpu_server.structured.languages.charset import ANY, CharSet, single
 from openai_cpu_server.structured.languages.expr import (
@@ -32,8 +33,7 @@ _WORTH_A_RULE = 4
 """The fewest characters of a part that is written as a rule if it is needed twice."""
 
 
-@dataclass(frozen=True)
-class _Part:
+class _Part(msgspec.Struct, frozen=True):
     """What may follow a node of a trie. Nodes below which the tries are equal have equal numbers."""
 
     number: int

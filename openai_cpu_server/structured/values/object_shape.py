@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+import msgspec
 
 from openai_cpu_server.structured.languages.expr import ALL, Expr, alt, any_of, both, negate
 from openai_cpu_server.structured.logic.goals import Branch, Goal, Goals, join
@@ -19,8 +19,7 @@ from openai_cpu_server.structured.values.strings import Strings
 from openai_cpu_server.structured.writing.json_text import plain_text
 
 
-@dataclass(frozen=True)
-class Member:
+class Member(msgspec.Struct, frozen=True):
     """A property that the schema names."""
 
     name: str
@@ -28,16 +27,14 @@ class Member:
     is_required: bool
 
 
-@dataclass(frozen=True)
-class Others:
+class Others(msgspec.Struct, frozen=True):
     """Properties whose names are in a language; no named property is among them."""
 
     names: Expr
     value: Goal
 
 
-@dataclass(frozen=True)
-class ObjectShape:
+class ObjectShape(msgspec.Struct, frozen=True):
     members: tuple[Member, ...]
     excluded: tuple[str, ...]
     """Names that `others` must not have: members, and properties that must be absent."""
@@ -54,19 +51,17 @@ class ObjectShape:
     """One property of one of these kinds must be present, beside all else; (): none is asked for."""
 
     def without_low(self) -> ObjectShape:
-        return replace(self, low=0)
+        return msgspec.structs.replace(self, low=0)
 
 
-@dataclass(frozen=True)
-class _Known:
+class _Known(msgspec.Struct, frozen=True):
     """One `Properties`, with its names as a dictionary."""
 
     fact: Properties
     named: dict[str, int]
 
 
-@dataclass(frozen=True)
-class _Class:
+class _Class(msgspec.Struct, frozen=True):
     """Other names that match some of the patterns and not the others."""
 
     names: Expr
@@ -193,14 +188,14 @@ class ObjectShapes:
         for i, member in enumerate(shape.members):
             value = join(member.value, wrong)
             if self._is_meant(node, member.name) and self._goals.satisfiable(value):
-                changed = replace(member, value=value, is_required=True)
+                changed = msgspec.structs.replace(member, value=value, is_required=True)
                 members = (*shape.members[:i], changed, *shape.members[i + 1 :])
-                found.append(replace(shape, members=members))
+                found.append(msgspec.structs.replace(shape, members=members))
         language = self._witness_names(node)
         kinds = [Others(both(o.names, language), join(o.value, wrong)) for o in shape.others]
         kinds = [k for k in kinds if self._goals.satisfiable(k.value)]
         kinds = [k for k in kinds if not self._strings.is_empty(self._beside(k.names, list(shape.excluded)))]
-        return [*found, replace(shape, witness=tuple(kinds))] if kinds else found
+        return [*found, msgspec.structs.replace(shape, witness=tuple(kinds))] if kinds else found
 
     def _is_meant(self, node: SomeProperty, name: str) -> bool:
         return self._strings.matches(self._witness_names(node), name)

@@ -16,6 +16,7 @@ from openai_cpu_server.jobs.store.database import open_database
 from openai_cpu_server.jobs.store.lease import new_holder
 from openai_cpu_server.jobs.store.ledger import Ledger
 from openai_cpu_server.settings import Settings
+from tests import warm
 from tests.terminal import seen_on_a_terminal
 from tests.tiny_model import tiny_model_path
 
@@ -39,11 +40,11 @@ def write_rows(path: Path, num_rows: int, *, max_tokens: int = 4, bad: int | Non
 def command(folder: Path, *options: str) -> list[str]:
     files = [str(folder / "in.jsonl"), "-o", str(folder / "out.jsonl")]
     model = ["--model", str(tiny_model_path()), "--calibrate", "never"]
-    return [sys.executable, "-m", "openai_cpu_server", "batch", *files, *model, *options]
+    return ["batch", *files, *model, *options]
 
 
 def run(folder: Path, *options: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(command(folder, *options), capture_output=True, text=True, timeout=100, check=False)
+    return warm.run(*command(folder, *options), timeout=100)
 
 
 def names(path: Path) -> list[str]:
@@ -78,12 +79,10 @@ def test_rows_that_fail_have_a_file_and_an_exit_code(tmp_path: Path) -> None:
 @pytest.mark.parametrize("number", [pytest.param(signal.SIGINT, marks=pytest.mark.slow), signal.SIGKILL])
 def test_an_interrupted_run_goes_on(tmp_path: Path, number: signal.Signals) -> None:
     write_rows(tmp_path / "in.jsonl", 60, max_tokens=20)
-    process = subprocess.Popen(
-        command(tmp_path, "--batch-concurrency", "1"), stderr=subprocess.PIPE, text=True
-    )
+    process = warm.start(*command(tmp_path, "--batch-concurrency", "1"))
     done = wait_for_rows(tmp_path / "out.jsonl.jobs", 5)
     process.send_signal(number)
-    _, said = process.communicate(timeout=30)
+    said = process.end()
     if number is signal.SIGINT:
         assert process.returncode == 130
         assert "the same command goes on where it was" in said
@@ -98,10 +97,11 @@ def test_an_interrupted_run_goes_on(tmp_path: Path, number: signal.Signals) -> N
 
 def test_a_state_of_another_input_is_refused(tmp_path: Path) -> None:
     write_rows(tmp_path / "in.jsonl", 60, max_tokens=20)
-    process = subprocess.Popen(command(tmp_path, "--batch-concurrency", "1"), stderr=subprocess.DEVNULL)
+    process = warm.start(*command(tmp_path, "--batch-concurrency", "1"))
     wait_for_rows(tmp_path / "out.jsonl.jobs", 1)
     process.send_signal(signal.SIGINT)
-    assert process.wait(30) == 130
+    process.end()
+    assert process.returncode == 130
     write_rows(tmp_path / "in.jsonl", 61, max_tokens=20)
     other = run(tmp_path)
     assert other.returncode == 2
@@ -176,7 +176,7 @@ def test_every_option_is_either_obeyed_or_refused() -> None:
 def test_a_terminal_sees_a_bar(tmp_path: Path) -> None:
     """What it shows at the least, however soon all is over; it is gone when the result is told."""
     write_rows(tmp_path / "in.jsonl", 3)
-    done = seen_on_a_terminal(command(tmp_path))
+    done = seen_on_a_terminal([sys.executable, "-m", "openai_cpu_server", *command(tmp_path)])
     assert done.returncode == 0
     bar, _, result = done.terminal.rpartition(b"\x1b")
     assert b"in.jsonl" in bar

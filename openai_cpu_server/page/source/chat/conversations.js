@@ -141,87 +141,10 @@ export async function discard(id) {
   await keep({ deletes: { conversations: [id], messages: its.map((one) => one.id) } }, { discarded: id });
 }
 
-// -- export and import -------------------------------------------------------------------------------
-
-const FORMAT = "openai-cpu-server.conversations";
-
-/** Conversations with their messages, as an object for a file. */
-export async function exported(ids) {
-  const entries = await Promise.all(
-    ids.map(async (id) => ({ conversation: await store.conversationOf(id), messages: await store.messagesOf(id) })),
-  );
-  return { format: FORMAT, version: 1, exported: new Date().toISOString(), conversations: entries };
-}
-
-/** Adds what a file has, beside what is there. Raises an Error that says what is wrong with it. */
-export async function imported(text) {
-  const entries = entriesOf(text);
-  for (const { conversation, messages: its } of entries) {
-    const renamed = new Map(its.map((message) => [message.id, newId()]));
-    const id = newId();
-    const copies = its.map((one) => ({
-      ...cleaned(one),
-      id: renamed.get(one.id),
-      parent: renamed.get(one.parent) ?? null,
-      conversation: id,
-    }));
-    const leaf = renamed.get(conversation.leaf) ?? copies.at(-1)?.id ?? null;
-    const whole = {
-      id,
-      title: String(conversation.title ?? "").slice(0, 200),
-      created: Number(conversation.created) || Date.now(),
-      updated: Date.now(),
-      leaf,
-      settings: { ...FRESH, ...settingsOf(conversation.settings) },
-    };
-    listed(whole);
-    await keep({ puts: { conversations: [whole], messages: copies } }, { conversation: whole });
-  }
-  return entries.length;
-}
-
-function entriesOf(text) {
-  let file;
-  try {
-    file = JSON.parse(text);
-  } catch {
-    throw new Error("This file is no JSON.");
-  }
-  if (file?.format !== FORMAT || !Array.isArray(file.conversations)) throw new Error("This file was not exported by this page.");
-  const isEntry = (entry) =>
-    entry?.conversation && Array.isArray(entry.messages) && entry.messages.every((one) => one && typeof one.id === "string" && ROLES.includes(one.role));
-  if (!file.conversations.every(isEntry)) throw new Error("Something is missing in this file.");
-  return file.conversations;
-}
-
-const ROLES = ["user", "assistant", "tool"];
-
-/** Whoever made the file may have written anything: only what is shown is taken, as what it should be. */
-function cleaned(message) {
-  const text = (value) => (typeof value === "string" ? value : "");
-  const list = (value) => (Array.isArray(value) ? value : []);
-  const object = (value) => (value && typeof value === "object" && !Array.isArray(value) ? value : undefined);
-  return {
-    role: message.role,
-    content: text(message.content),
-    reasoning: text(message.reasoning) || undefined,
-    created: Number(message.created) || 0,
-    status: message.status === "streaming" || message.status === "waiting" ? "cut" : (["done", "stopped", "cut", "failed"].includes(message.status) ? message.status : "done"),
-    files: list(message.files).map((file) => ({ name: text(file?.name), text: text(file?.text) })),
-    toolCalls: list(message.toolCalls).map((call) => ({ id: text(call?.id), name: text(call?.name), arguments: text(call?.arguments) })),
-    toolCallId: text(message.toolCallId) || undefined,
-    name: text(message.name) || undefined,
-    model: text(message.model) || undefined,
-    finish: text(message.finish) || undefined,
-    usage: object(message.usage),
-    timings: object(message.timings),
-    schema: text(message.schema) || undefined,
-  };
-}
-
-function settingsOf(given) {
-  const known = Object.entries(FRESH).filter(([name, usual]) => given && name in given && (usual === null || typeof given[name] === typeof usual));
-  return Object.fromEntries(known.map(([name]) => [name, given[name]]));
+/** Adds a whole conversation beside those that are there. */
+export async function adopt(conversation, itsMessages) {
+  listed(conversation);
+  await keep({ puts: { conversations: [conversation], messages: itsMessages } }, { conversation });
 }
 
 // -- keeping, and other tabs -------------------------------------------------------------------------

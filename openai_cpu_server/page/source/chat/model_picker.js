@@ -4,7 +4,7 @@ import { html } from "../base/html.js";
 import { Icon } from "../base/icons.js";
 import { bytes, count } from "../base/numbers.js";
 import { ApiError, Unreachable, call } from "../api/client.js";
-import { health, loadModels, models } from "../api/server.js";
+import { health, loadModels, models, reachable } from "../api/server.js";
 import { announce } from "../shell/announce.js";
 import { changeSettings, current } from "./conversations.js";
 
@@ -35,7 +35,7 @@ export function ModelPicker() {
   };
   return html`<div class="picker" ref=${box}>
     <button type="button" class="picker-button" aria-haspopup="dialog" aria-expanded=${open} onClick=${() => setOpen(!open)} title="Model">
-      <${Dot} state=${chosen?.state} /><span class="picker-name">${chosen?.id ?? "No model"}</span><span class="hidden-text">, ${STATES[chosen?.state] ?? "unknown"}</span><${Icon} name="down" size=${14} />
+      <${Dot} state=${reachable.value ? chosen?.state : "unknown"} /><span class="picker-name">${chosen?.id ?? "No model"}</span><span class="hidden-text">, ${STATES[chosen?.state] ?? "unknown"}</span><${Icon} name="down" size=${14} />
     </button>
     ${open && html`<div class="picker-list" role="dialog" aria-label="Models">
       <${Cards} cards=${cards} chosen=${chosen} choose=${choose} />

@@ -74,11 +74,13 @@ export function optionFields(values) {
 
 function field(option, value) {
   switch (option.kind) {
+    case "text":
+      return String(value);
     case "number":
     case "integer":
       return Number(value);
     case "lines":
-      return value.split("\n").filter(Boolean);
+      return String(value).split("\n").filter(Boolean);
     case "json":
       return JSON.parse(value);
     default:

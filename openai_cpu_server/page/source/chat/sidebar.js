@@ -4,8 +4,9 @@ import { html } from "../base/html.js";
 import { Button, Dialog, IconButton } from "../base/controls.js";
 import { announce } from "../shell/announce.js";
 import { go } from "../shell/route.js";
-import { change, conversations, current, discard, exported, imported } from "./conversations.js";
+import { change, conversations, current, discard } from "./conversations.js";
 import { saveAs } from "./files.js";
+import { exported, imported } from "./interchange.js";
 import { wide } from "./layout.js";
 
 const DAY = 86_400_000;

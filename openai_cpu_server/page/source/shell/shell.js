@@ -1,5 +1,5 @@
 // Around both rooms: where one is, how the server is, key, theme, help.
-import { useEffect, useState } from "preact/hooks";
+import { useEffect, useErrorBoundary, useState } from "preact/hooks";
 import { html } from "../base/html.js";
 import { Icon } from "../base/icons.js";
 import { Button, Choice, IconButton } from "../base/controls.js";
@@ -52,7 +52,7 @@ export function Shell() {
       <${IconButton} icon="help" label="Help and shortcuts" shortcut="?" onClick=${() => setOpen("help")} />
     </header>
     <${ServerBanner} onKey=${() => setOpen("key")} />
-    <main id="main" tabindex="-1"><${Room} name=${route.value.room} /></main>
+    <main id="main" tabindex="-1"><${Room} key=${route.value.room} name=${route.value.room} /></main>
     <div class="hidden-text" role="status" aria-live="polite">${announced.value}</div>
     ${(open === "key" || (wantsKey && open === null)) && html`<${KeyDialog} onClose=${() => setOpen(wantsKey ? "later" : null)} />`}
     ${open === "help" && html`<${Help} onAbout=${() => setOpen("about")} onClose=${() => setOpen(null)} />`}
@@ -66,7 +66,10 @@ function skip(event) {
   document.getElementById("main").focus();
 }
 
+/** A mistake of ours in one room leaves the other, and what was said, as they are. */
 function Room({ name }) {
+  const [broken] = useErrorBoundary((error) => console.error(error));
+  if (broken) return html`<${Broken} error=${broken} />`;
   return name === "control" ? html`<${LaterRoom} />` : html`<${ChatRoom} />`;
 }
 
@@ -87,6 +90,14 @@ function LaterRoom() {
 function Outdated() {
   return html`<div class="empty">
     <p>This part of the page could not be fetched. The server may be gone, or newer than this page.</p>
+    <${Button} onClick=${() => location.reload()}>Load the page again</${Button}>
+  </div>`;
+}
+
+function Broken({ error }) {
+  return html`<div class="empty" role="alert">
+    <p>Something in this page went wrong: <code>${String(error.message ?? error)}</code></p>
+    <p>Your conversations are kept.</p>
     <${Button} onClick=${() => location.reload()}>Load the page again</${Button}>
   </div>`;
 }

@@ -1,0 +1,134 @@
+// Conversations as files. A file may come from anywhere: only what the page shows is taken, as what it should be.
+import { newId } from "../base/ids.js";
+import { adopt } from "./conversations.js";
+import { FRESH } from "./request.js";
+import * as store from "./store.js";
+
+const FORMAT = "openai-cpu-server.conversations";
+const ROLES = ["user", "assistant", "tool"];
+const ENDS = ["done", "stopped", "cut", "failed"];
+
+/** Conversations with their messages, as an object for a file. */
+export async function exported(ids) {
+  const entries = await Promise.all(
+    ids.map(async (id) => ({ conversation: await store.conversationOf(id), messages: await store.messagesOf(id) })),
+  );
+  return { format: FORMAT, version: 1, exported: new Date().toISOString(), conversations: entries };
+}
+
+/** Adds what a file has, and returns how many conversations. Raises an Error that says what is wrong with it. */
+export async function imported(text) {
+  const entries = entriesOf(text);
+  for (const { conversation, messages } of entries) {
+    const id = newId();
+    const names = new Map(messages.map((message) => [message.id, newId()]));
+    const parents = parentsOf(messages);
+    const copies = messages.map((message) => ({
+      ...cleaned(message),
+      id: names.get(message.id),
+      parent: names.get(parents.get(message.id)) ?? null,
+      conversation: id,
+    }));
+    const leaf = names.get(conversation.leaf) ?? copies.at(-1)?.id ?? null;
+    const created = number(conversation.created) ?? Date.now();
+    const settings = settingsOf(record(conversation.settings) ?? {});
+    await adopt({ id, title: string(conversation.title).slice(0, 200), created, updated: Date.now(), leaf, settings }, copies);
+  }
+  return entries.length;
+}
+
+function entriesOf(text) {
+  let file;
+  try {
+    file = JSON.parse(text);
+  } catch {
+    throw new Error("This file is no JSON.");
+  }
+  if (file?.format !== FORMAT || !Array.isArray(file.conversations)) throw new Error("This file was not exported by this page.");
+  if (!file.conversations.every(isEntry)) throw new Error("Something is missing in this file.");
+  return file.conversations;
+}
+
+function isEntry(entry) {
+  const isMessage = (one) => record(one) && typeof one.id === "string" && ROLES.includes(one.role);
+  return record(entry?.conversation) && Array.isArray(entry.messages) && entry.messages.every(isMessage);
+}
+
+/** By id. Messages that are their own forebears would never end: they have none. */
+function parentsOf(messages) {
+  const parents = new Map(messages.map((message) => [message.id, message.parent]));
+  const sound = new Set();
+  for (const { id } of messages) {
+    const way = [];
+    let at = id;
+    while (parents.has(at) && !sound.has(at) && !way.includes(at)) {
+      way.push(at);
+      at = parents.get(at);
+    }
+    if (way.includes(at)) parents.set(at, null);
+    for (const one of way) sound.add(one);
+  }
+  return parents;
+}
+
+const string = (value) => (typeof value === "string" ? value : "");
+const number = (value) => (Number.isFinite(value) ? value : undefined);
+const list = (value) => (Array.isArray(value) ? value.filter(record) : []);
+const record = (value) => (value && typeof value === "object" && !Array.isArray(value) ? value : undefined);
+
+function cleaned(message) {
+  return {
+    role: message.role,
+    content: string(message.content),
+    reasoning: string(message.reasoning) || undefined,
+    created: number(message.created) ?? 0,
+    status: ENDS.includes(message.status) ? message.status : "cut",
+    error: record(message.error) && { text: string(message.error.text), code: string(message.error.code), param: string(message.error.param) },
+    files: list(message.files).map((file) => ({ name: string(file.name), text: string(file.text) })),
+    toolCalls: list(message.toolCalls).map((call) => ({ id: string(call.id), name: string(call.name), arguments: string(call.arguments) })),
+    toolCallId: string(message.toolCallId) || undefined,
+    name: string(message.name) || undefined,
+    model: string(message.model) || undefined,
+    priority: string(message.priority) || undefined,
+    finish: string(message.finish) || undefined,
+    firstTokenMs: number(message.firstTokenMs),
+    usage: usageOf(record(message.usage)),
+    timings: timingsOf(record(message.timings)),
+    schema: typeof message.schema === "string" ? message.schema : undefined,
+  };
+}
+
+function usageOf(given) {
+  if (!given) return undefined;
+  return {
+    prompt_tokens: number(given.prompt_tokens) ?? 0,
+    completion_tokens: number(given.completion_tokens) ?? 0,
+    total_tokens: number(given.total_tokens) ?? 0,
+    prompt_tokens_details: { cached_tokens: number(given.prompt_tokens_details?.cached_tokens) ?? 0 },
+    completion_tokens_details: { reasoning_tokens: number(given.completion_tokens_details?.reasoning_tokens) ?? 0 },
+  };
+}
+
+function timingsOf(given) {
+  const needed = ["queue_ms", "prefill_ms", "generation_ms", "latency_ms", "tokens_generated"];
+  if (!given || !needed.every((name) => number(given[name]) !== undefined)) return undefined;
+  return Object.fromEntries(Object.entries(given).filter(([, value]) => number(value) !== undefined));
+}
+
+function settingsOf(given) {
+  const options = Object.entries(record(given.options) ?? {}).filter(([, value]) => ["string", "number", "boolean"].includes(typeof value));
+  const tools = list(given.tools).map((tool) => ({ name: string(tool.name), description: string(tool.description), parameters: string(tool.parameters) }));
+  return {
+    ...FRESH,
+    model: string(given.model) || null,
+    priority: given.priority === "batch" ? "batch" : "interactive",
+    system: string(given.system),
+    options: Object.fromEntries(options.map(([name, value]) => [name, typeof value === "number" ? String(value) : value])),
+    form: given.form === "schema" ? "schema" : "text",
+    schema: string(given.schema),
+    strict: given.strict !== false,
+    usesTools: given.usesTools === true,
+    tools,
+    toolChoice: string(given.toolChoice) || "auto",
+  };
+}

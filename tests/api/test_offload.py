@@ -1,0 +1,23 @@
+"""Work that takes long goes on beside the event loop, and keeps nobody else from a thread."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+
+import anyio
+import pytest
+
+from openai_cpu_server.api.offload import INLINE_BYTES, SLOW, off_loop
+
+pytestmark = pytest.mark.anyio
+
+
+async def test_slow_work_leaves_threads_for_the_rest() -> None:
+    goes_on = threading.Event()
+    slow = [asyncio.create_task(off_loop(SLOW, goes_on.wait)) for _ in range(100)]
+    await asyncio.sleep(0)
+    with anyio.fail_after(10):
+        assert await off_loop(INLINE_BYTES + 1, lambda: "done") == "done"
+    goes_on.set()
+    assert all(await asyncio.gather(*slow))
