@@ -80,7 +80,11 @@ class Watch:
     def model_step(self, model: str, figures: StepFigures) -> None:
         self.metrics.step_done(figures)
         self.recent.step_done(figures)
-        for client, cpu_ms in figures.spent_ms.items():
+        self.model_spent(model, figures.spent_ms)
+
+    def model_spent(self, model: str, spent_ms: dict[str, float]) -> None:
+        """CPU time of the model's engine, by the label of the client."""
+        for client, cpu_ms in spent_ms.items():
             self._used(self._key_of(client), model, Amounts(cpu_ms=cpu_ms))
 
     def answer_kept(self) -> None:
@@ -115,6 +119,10 @@ class ModelWatch:
 
     def step_done(self, figures: StepFigures) -> None:
         self._watch.model_step(self._model, figures)
+
+    def spent(self, spent_ms: dict[str, float]) -> None:
+        """An engine elsewhere, whose steps are not told, has spent this."""
+        self._watch.model_spent(self._model, spent_ms)
 
     def engine_died(self, cause: str) -> None:
         self._watch.engine_died(cause)

@@ -85,8 +85,8 @@ class Report(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """None: nothing has changed since the report before."""
     counted: int = 0
     """The forecast has counted at least so many of the tellings of orders."""
-    others: tuple[LiveRequest, ...] = ()
-    """The requests of other API processes."""
+    others: tuple[LiveRequest, ...] | None = None
+    """The requests of other API processes; None: as they were told last."""
 
     @property
     def reason_told(self) -> str | None:
@@ -105,6 +105,8 @@ class News(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     events: tuple[TokenEvent, ...] = ()
     embedded: tuple[Embedded, ...] = ()
     ended: tuple[Ended, ...] = ()
+    spent_ms: dict[str, float] = {}
+    """By the label of the client: CPU time of the engine that no API process was told of yet."""
 
 
 _encoder = msgspec.msgpack.Encoder()

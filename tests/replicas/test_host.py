@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import aclosing, asynccontextmanager
 
 import anyio
@@ -18,6 +18,7 @@ from openai_cpu_server.contract.messages import EngineOptions, Submit
 from openai_cpu_server.dispatch.process.supervisor import Supervisor
 from openai_cpu_server.errors import EngineUnavailable
 from openai_cpu_server.replicas.host.host import Host
+from openai_cpu_server.replicas.host.spending import Spending
 from openai_cpu_server.replicas.remote.engine import RemoteEngine
 from openai_cpu_server.replicas.wire import encode_orders, read_news
 from tests.dispatch.test_dispatcher import expected_text
@@ -49,7 +50,9 @@ class HostLink:
 @asynccontextmanager
 async def hosting(*flags: str, lease_s: float = 60.0) -> AsyncIterator[Host]:
     options = EngineOptions(model_path="", max_seqs=8, kv_tokens=4096, calibrate="never", tells_forecast=True)
-    host = Host(Supervisor((*COMMAND, *flags), options, begins_asleep=True), lease_s=lease_s)
+    spending = Spending()
+    supervisor = Supervisor((*COMMAND, *flags), options, begins_asleep=True, observer=spending)
+    host = Host(supervisor, lease_s=lease_s, spending=spending)
     running = asyncio.create_task(host.run())
     try:
         with anyio.fail_after(20):
@@ -61,8 +64,10 @@ async def hosting(*flags: str, lease_s: float = 60.0) -> AsyncIterator[Host]:
 
 
 @asynccontextmanager
-async def remote(*hosts: Host) -> AsyncIterator[RemoteEngine]:
-    engine = RemoteEngine(max_queue=100, lease_s=60.0)
+async def remote(
+    *hosts: Host, spent: Callable[[dict[str, float]], None] = lambda spent_ms: None
+) -> AsyncIterator[RemoteEngine]:
+    engine = RemoteEngine(max_queue=100, lease_s=60.0, spent=spent)
     running = asyncio.create_task(engine.run())
     try:
         engine.replicas_are({f"r{number}": HostLink(host) for number, host in enumerate(hosts)})
@@ -90,6 +95,17 @@ async def test_a_crash_of_the_engine_process_is_a_pause_at_its_replica() -> None
                     os.kill(host.engine_pid, signal.SIGSEGV)
         assert text == expected_text(one)
         assert engine.status().restarts >= 1
+
+
+async def test_cpu_time_is_told_by_client() -> None:
+    told: list[dict[str, float]] = []
+    async with hosting() as host, remote(host, spent=told.append) as engine:
+        await until(engine, EngineState.READY)
+        async with engine.generate([request("a", output=20, client="mine")]) as generation:
+            assert [event async for event in generation]
+        with anyio.fail_after(20):
+            while not any(spent_ms.get("mine") for spent_ms in told):
+                await asyncio.sleep(0.01)
 
 
 async def test_a_request_goes_on_at_another_replica_when_its_own_ends() -> None:

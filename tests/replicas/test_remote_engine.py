@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import time
+from collections import Counter
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from random import Random
@@ -28,7 +30,7 @@ from openai_cpu_server.errors import (
     RequestCancelled,
 )
 from openai_cpu_server.replicas.remote.engine import RemoteEngine
-from openai_cpu_server.replicas.wire import CancelCall, News, Report
+from openai_cpu_server.replicas.wire import CancelCall, Ended, News, Report, Why
 from tests.fakes import FAKE_INFO
 from tests.replicas.fake_replica import STATUS, FakeReplica, busy, expected, until
 from tests.scheduler.driver import request
@@ -40,7 +42,16 @@ class Cluster:
     """An engine and its replicas, a name each."""
 
     def __init__(self, *, lease_s: float = 60.0, max_queue: int = 100) -> None:
-        self.engine = RemoteEngine(max_queue=max_queue, lease_s=lease_s, random=Random(1))
+        self.later_s = 0.0
+        """So much later it is than the clock says."""
+        self.spent_ms: Counter[str] = Counter()
+        self.engine = RemoteEngine(
+            max_queue=max_queue,
+            lease_s=lease_s,
+            clock=lambda: time.monotonic() + self.later_s,
+            random=Random(1),
+            spent=self.spent_ms.update,
+        )
         self.replicas: dict[str, FakeReplica] = {}
         self._readers: set[asyncio.Task[str]] = set()
 
@@ -453,3 +464,67 @@ async def test_what_cannot_be_read_loses_the_replica_and_not_the_request() -> No
         made.replicas[holder].babble()
         await settle()
         assert await made.run_until_done(asked) == [expected(one)]
+
+
+async def test_a_replica_that_answers_and_tells_nothing_is_given_up() -> None:
+    """The network is cut in one direction."""
+    one = request("a", output=3)
+    async with cluster(2, lease_s=0.04) as made:
+        asked = made.ask(one)
+        await settle()
+        silent = made.holder("a")
+        (other,) = made.replicas.keys() - {silent}
+        made.later_s = 60.0
+        made.replicas[other].tell_state()
+        await until(lambda: made.replicas[other].live)
+        assert await made.run_until_done(asked) == [expected(one)]
+
+
+async def test_a_request_that_engines_are_given_up_for_fails_alone() -> None:
+    async with cluster(4) as made:
+        asked = made.ask(request("poison", output=5))
+        for _ in range(3):
+            await until(lambda: any(one.live for one in made.replicas.values()))
+            replica = made.replicas[made.holder("poison")]
+            (wire,) = replica.live
+            replica.live.clear()
+            replica.state = EngineState.FAILED
+            replica.say(News(started=(wire,), ended=(Ended(wire, Why.RETURNED, "5 crashes"),)))
+            replica.tell_state()
+            await settle()
+        with pytest.raises(GenerationFailed, match="5 crashes"):
+            await asked
+
+
+async def test_an_adapter_stays_when_the_one_that_is_to_replace_it_is_refused() -> None:
+    former = Adapter(name="pirate", path="pirate.gguf", digest="0" * 64)
+    async with cluster(2) as made:
+        await made.engine.load_adapter(former)
+        made.replicas["r1"].refuses_adapters = True
+        with pytest.raises(AdapterFailed):
+            await made.engine.load_adapter(msgspec.structs.replace(former, digest="1" * 64))
+        await settle()
+        assert [one.adapters["pirate"].adapter for one in made.replicas.values()] == [former, former]
+
+
+async def test_a_request_whose_adapter_is_nowhere_any_more_fails() -> None:
+    adapter = Adapter(name="pirate", path="pirate.gguf", digest="0" * 64)
+    async with cluster(1) as made:
+        await made.engine.load_adapter(adapter)
+        await settle()
+        asked = made.ask(request("a", adapter="pirate"))
+        await settle()
+        assert made.engine.unload_adapter("pirate")
+        made.start(r1=FakeReplica())
+        await settle()
+        made.remove("r0").die()
+        with pytest.raises(GenerationFailed, match="adapter"):
+            await asked
+
+
+async def test_cpu_time_that_replicas_spend_is_told_by_client() -> None:
+    async with cluster(2) as made:
+        for replica in made.replicas.values():
+            replica.say(News(spent_ms={"mine": 5.0}))
+        await settle()
+        assert made.spent_ms == {"mine": 10.0}

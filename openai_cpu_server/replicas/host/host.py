@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import AsyncIterator, Callable, Iterable
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator
 
 from openai_cpu_server.contract.adapter import Adapter, AdapterState, AdapterStatus
 from openai_cpu_server.contract.embedding import EmbedRequest
@@ -20,6 +20,7 @@ from openai_cpu_server.errors import RequestCancelled, ServerError
 from openai_cpu_server.replicas.host.relay import TokenRelay, VectorRelay
 from openai_cpu_server.replicas.host.reporting import Reporting
 from openai_cpu_server.replicas.host.session import Session
+from openai_cpu_server.replicas.host.spending import Spending
 from openai_cpu_server.replicas.wire import (
     CancelCall,
     DropAdapter,
@@ -44,9 +45,14 @@ class Host:
     be gone, or cut off: what it has ordered is ended, for another replica computes it by now."""
 
     def __init__(
-        self, supervisor: Supervisor, *, lease_s: float, clock: Callable[[], float] = time.monotonic
+        self,
+        supervisor: Supervisor,
+        *,
+        lease_s: float,
+        spending: Spending | None = None,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`supervisor`: it sleeps."""
+        """`supervisor`: it sleeps. `spending`: its observer; None: it is not told what the engine spends."""
         self._supervisor = supervisor
         self._lease_s = lease_s
         self._clock = clock
@@ -54,6 +60,7 @@ class Host:
         supervisor.adapters.is_used = self._replay.uses_adapter
         self._sessions: dict[str, Session] = {}
         self._reporting = Reporting(clock)
+        self._spending = spending or Spending()
 
     # -- for whoever runs it -----------------------------------------------------------------------------
 
@@ -203,15 +210,14 @@ class Host:
                     self._report(session)
 
     def _report(self, session: Session) -> None:
+        session.spend(self._spending.take())
         session.report(
             self._reporting.report(session, self._supervisor, self._status(), self._others(session))
         )
 
-    def _others(self, session: Session) -> list[Live]:
+    def _others(self, session: Session) -> Iterator[Live]:
         """The requests of other sessions."""
-        if len(self._sessions) < 2:
-            return []
-        return [live for live in self._replay.live if _session_of(live) is not session]
+        return (live for live in self._replay.live if _session_of(live) is not session)
 
     def _forget(self, session: Session) -> None:
         """It has left, or is taken to have: nobody wants its requests."""

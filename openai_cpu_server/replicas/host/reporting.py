@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import msgspec
 
-from openai_cpu_server.contract.engine import EngineState, EngineStatus
+from openai_cpu_server.contract.engine import EngineState, EngineStatus, LiveRequest
 from openai_cpu_server.contract.replica import Forecast
 from openai_cpu_server.dispatch.process.supervisor import Supervisor
 from openai_cpu_server.dispatch.requests.live import Live
@@ -16,6 +16,8 @@ from openai_cpu_server.replicas.wire import Report, origin
 
 _BUSY_S, _IDLE_S = 0.25, 1.0
 """The longest silence while forecasts change, and while nothing does."""
+_OTHERS_S = 1.0
+"""How often the requests of others are told: there may be thousands."""
 
 
 @dataclass
@@ -29,6 +31,8 @@ class _Told:
     counted: int = 0
     """The tellings that the next new forecast has counted: those before the present one came."""
     num_seen: int = 0
+    others_s: float = float("-inf")
+    """When it was told the requests of others."""
 
 
 class Reporting:
@@ -37,6 +41,8 @@ class Reporting:
         self._told: dict[str, _Told] = {}
 
     def is_due(self, session: Session, supervisor: Supervisor) -> bool:
+        if session.is_behind:
+            return False
         told = self._told.get(session.lessee)
         if told is None or (told.state, told.reason) != (supervisor.state, supervisor.reason):
             return True
@@ -46,6 +52,7 @@ class Reporting:
     def report(
         self, session: Session, supervisor: Supervisor, status: EngineStatus, others: Iterable[Live]
     ) -> Report:
+        """`others`: the requests of other sessions. They are looked at when they are told."""
         held = supervisor.held_blocks.since(session.held_version)
         session.held_version = held.version
         return Report(
@@ -57,10 +64,17 @@ class Reporting:
             forecast=supervisor.forecast,
             held=held if held.is_whole or held.saved or held.dropped else None,
             counted=self._note(session, supervisor),
-            others=tuple(
-                msgspec.structs.replace(live.snapshot(self._clock()), id=origin(live.request.id))
-                for live in others
-            ),
+            others=self._shown(session, others),
+        )
+
+    def _shown(self, session: Session, others: Iterable[Live]) -> tuple[LiveRequest, ...] | None:
+        """None: they were told a moment ago."""
+        told, now_s = self._told[session.lessee], self._clock()
+        if now_s - told.others_s < _OTHERS_S:
+            return None
+        told.others_s = now_s
+        return tuple(
+            msgspec.structs.replace(live.snapshot(now_s), id=origin(live.request.id)) for live in others
         )
 
     def _note(self, session: Session, supervisor: Supervisor) -> int:
@@ -71,6 +85,7 @@ class Reporting:
         if told is not None:
             is_new = supervisor.forecast is not told.forecast
             now.counted = told.num_seen if is_new else told.counted
+            now.others_s = told.others_s
         self._told[session.lessee] = now
         return now.counted
 

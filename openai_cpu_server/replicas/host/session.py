@@ -26,6 +26,7 @@ class Session:
         self._events: list[TokenEvent] = []
         self._embedded: list[Embedded] = []
         self._ended: list[Ended] = []
+        self._spent_ms: dict[str, float] = {}
         self._news = asyncio.Event()
         self._is_over = False
 
@@ -50,8 +51,9 @@ class Session:
             events=tuple(self._events),
             embedded=tuple(self._embedded),
             ended=tuple(self._ended),
+            spent_ms=self._spent_ms,
         )
-        self._report = None
+        self._report, self._spent_ms = None, {}
         for collected in (self._started, self._places, self._events, self._embedded, self._ended):
             collected.clear()
         self._news.clear()
@@ -59,9 +61,19 @@ class Session:
 
     # -- what comes about ----------------------------------------------------------------------------------
 
+    @property
+    def is_behind(self) -> bool:
+        """The report before is not fetched yet. What has changed since the one before that is only there."""
+        return self._report is not None
+
     def report(self, report: Report) -> None:
         self._report = report
         self._news.set()
+
+    def spend(self, spent_ms: dict[str, float]) -> None:
+        """It goes with the next news."""
+        for client, added_ms in spent_ms.items():
+            self._spent_ms[client] = self._spent_ms.get(client, 0.0) + added_ms
 
     def start(self, request_id: str) -> None:
         self._started[request_id] = None

@@ -42,9 +42,9 @@ class ApiReplica:
         self._engines: list[RemoteEngine] = []
         plans = planned_models(settings)
         parts = [await asyncio.to_thread(ModelParts.open, settings, plan, None) for plan in plans]
-        served = [self._served(one, engines[one.plan.name]) for one in parts]
         tracing = open_tracing(settings.traces_endpoint) if settings.traces_endpoint else None
         self._watch = Watch.new(model=plans[0].name, tracing=tracing)
+        served = [self._served(one, engines[one.plan.name]) for one in parts]
         registry = ModelRegistry(served, _routers(settings, plans, served))
         self._desk = open_desk(settings, registry, self._watch, recall=None)
         self._open = contextlib.AsyncExitStack()
@@ -77,6 +77,7 @@ class ApiReplica:
             lease_s=settings.ray.lease_s,
             max_held_bytes=settings.stream_buffer_mb * _MIB,
             num_routers=settings.ray.api_replicas,
+            spent=self._watch.of_model(parts.plan.name).spent,
         )
         self._engines.append(engine)
         self._tasks.append(asyncio.create_task(_follow(engine, handle)))

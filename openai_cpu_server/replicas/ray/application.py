@@ -66,6 +66,8 @@ def portable(settings: Settings) -> Settings:
     """
     if settings.answer_cache not in (None, "off") or settings.semantic_cache is not None:
         raise StartupError("the cache of answers is not for replicas yet: leave answer_cache out")
+    if settings.ssl_certfile is not None:
+        raise StartupError("Ray's proxies speak plain HTTP here: leave ssl_certfile out, and use a gateway")
     return Settings.model_construct(settings.model_fields_set, **settings.__dict__)
 
 

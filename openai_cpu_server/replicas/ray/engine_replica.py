@@ -19,6 +19,7 @@ from openai_cpu_server.dispatch.process.supervisor import Supervisor
 from openai_cpu_server.errors import StartupError
 from openai_cpu_server.observe.logs import set_up_logs
 from openai_cpu_server.replicas.host.host import Host
+from openai_cpu_server.replicas.host.spending import Spending
 from openai_cpu_server.replicas.ray.cpus import CpuClaim, numa_nodes
 from openai_cpu_server.replicas.ray.scaling import autoscaling_stats
 from openai_cpu_server.serving.parts import ModelParts
@@ -40,8 +41,9 @@ class EngineReplica:
         tune_engines()
         self._settings = settings
         self._claim = CpuClaim()
-        supervisor = await asyncio.to_thread(self._supervisor, model)
-        self._host = Host(supervisor, lease_s=settings.ray.lease_s)
+        spending = Spending()
+        supervisor = await asyncio.to_thread(self._supervisor, model, spending)
+        self._host = Host(supervisor, lease_s=settings.ray.lease_s, spending=spending)
         self._running = asyncio.create_task(self._host.run())
         await self._host.settled()
 
@@ -82,7 +84,7 @@ class EngineReplica:
 
     # -- inside ------------------------------------------------------------------------------------------
 
-    def _supervisor(self, model: str) -> Supervisor:
+    def _supervisor(self, model: str, spending: Spending) -> Supervisor:
         """In a thread: it opens the model's file."""
         plan: ModelPlan | None = None
         try:
@@ -99,7 +101,7 @@ class EngineReplica:
         if parts.options.threads is None:
             threads = len(cpus) or max(1, math.floor(self._settings.ray.cpus))
             options = msgspec.structs.replace(options, threads=threads)
-        return supervised(self._settings, options, NOBODY, begins_asleep=True, cpus=cpus)
+        return supervised(self._settings, options, spending, begins_asleep=True, cpus=cpus)
 
     def _cpus(self) -> tuple[int, ...]:
         """Those that the engine computes on; (): on any."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 from pathlib import Path
 from types import FrameType
@@ -10,6 +11,7 @@ import ray
 from ray import serve
 from ray.serve.config import HTTPOptions, ProxyLocation
 
+from openai_cpu_server.app import listening
 from openai_cpu_server.errors import StartupError
 from openai_cpu_server.replicas.ray.application import application, config_file, portable
 from openai_cpu_server.settings import Settings
@@ -19,6 +21,9 @@ def run(settings: Settings) -> None:
     """In the cluster that the settings name, else in a new one on this machine. Raises StartupError."""
     app = application(portable(settings))
     address = settings.ray.address  # None: Ray looks at RAY_ADDRESS
+    if address is None and "RAY_ADDRESS" not in os.environ:
+        with listening(settings.host, settings.port):
+            pass  # the proxy can too; without that it would fail again and again in Ray's own log
     try:
         ray.init(address=address, include_dashboard=False if address is None else None, log_to_driver=False)
     except (ConnectionError, ValueError, RuntimeError) as error:
@@ -28,7 +33,17 @@ def run(settings: Settings) -> None:
         http_options=HTTPOptions(host=settings.host, port=settings.port),
     )
     signal.signal(signal.SIGTERM, _interrupt)
-    serve.run(app, name=settings.ray.name, route_prefix="/", blocking=True)
+    try:
+        serve.run(app, name=settings.ray.name, route_prefix="/", blocking=True)
+    except RuntimeError as error:
+        raise StartupError(f"Ray cannot run {settings.ray.name}: {_cause(str(error))}") from None
+
+
+def _cause(said: str) -> str:
+    """One line of what Ray says, which may hold the traceback of a replica."""
+    lines = [line.strip() for line in said.splitlines() if line.strip()]
+    own = [line.partition(": ")[2] for line in lines if line.startswith(f"{StartupError.__module__}.")]
+    return next(iter([*own, *lines]), "it does not say why")
 
 
 def _interrupt(number: int, frame: FrameType | None) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections import deque
 from collections.abc import Callable
 from typing import Protocol
 
@@ -18,6 +19,9 @@ _PATIENCE = 0.5
 """The share of a lease after which a replica that does not answer is given up: before it gives us up."""
 _RENEWALS = 4
 """In the time of a lease."""
+_SILENCE_S = 4.0
+"""A replica that answers, and whose news do not come for so long (nor for a lease), is given up: it tells
+something every second."""
 
 
 class Listener(Protocol):
@@ -51,8 +55,11 @@ class Attendance:
         self._clock = clock
         self._orders: list[Order] = []
         self._has_orders = asyncio.Event()
-        self._told_s: list[float] = []
-        """When each telling of orders began."""
+        self._told_s: deque[float] = deque()
+        """When each telling of orders began, from the first on that it has not counted."""
+        self._num_counted = 0
+        """How many were told before these."""
+        self._heard_s = clock()
         self._is_over = False
         self._listening = asyncio.create_task(self._listen())
         self._telling: asyncio.Task[None] | None = None
@@ -68,10 +75,12 @@ class Attendance:
         self._has_orders.set()
 
     def counted_s(self, num_told: int) -> float:
-        """What was sent before that time was told with the first `num_told` tellings."""
-        if num_told < len(self._told_s):
-            return self._told_s[num_told]
-        return self._clock()
+        """What was sent before that time was told with the first `num_told` tellings. From one question to
+        the next they must not become fewer."""
+        while self._told_s and self._num_counted < num_told:
+            self._told_s.popleft()
+            self._num_counted += 1
+        return self._told_s[0] if self._told_s else self._clock()
 
     def leave_in(self, seconds: float) -> None:
         """Leave later: until then it is told whether the replica dies."""
@@ -87,6 +96,7 @@ class Attendance:
     async def _listen(self) -> None:
         try:
             async for payload in self._link.attend(self._lessee):
+                self._heard_s = self._clock()
                 if self._telling is None:
                     self._telling = asyncio.create_task(self._tell())
                 self._listener.heard(self, read_news(payload))
@@ -94,6 +104,9 @@ class Attendance:
             self._lose(str(error))
         except msgspec.DecodeError as error:
             self._lose(f"it sends what cannot be read ({error})")
+        except Exception as error:  # ours: unheard, its requests would wait for ever
+            logger.exception("the news of the replica %s could not be followed", self.replica)
+            self._lose(f"its news could not be followed ({error})")
         else:
             self._lose("it has ended the session", is_death=False)
 
@@ -107,6 +120,9 @@ class Attendance:
             self._has_orders.clear()
             self._told_s.append(self._clock())
             if not await self._is_taken(encode_orders(orders)):
+                return
+            if self._clock() - self._heard_s > max(_SILENCE_S, self._lease_s):
+                self._lose("it answers, but its news do not come")
                 return
 
     async def _is_taken(self, payload: bytes) -> bool:

@@ -15,8 +15,6 @@ from openai_cpu_server.contract.adapter import AdapterState
 from openai_cpu_server.contract.embedding import Embedded
 from openai_cpu_server.contract.engine import EngineState, RequestState
 from openai_cpu_server.contract.messages import Cancel, TokenEvent
-from openai_cpu_server.contract.prefix import block_hashes
-from openai_cpu_server.contract.request import GenerationRequest
 from openai_cpu_server.dispatch.requests.awaiting import Awaiting
 from openai_cpu_server.dispatch.requests.delivery import Delivery
 from openai_cpu_server.dispatch.requests.live import Live
@@ -24,7 +22,8 @@ from openai_cpu_server.errors import GenerationFailed, RequestCancelled, ServerE
 from openai_cpu_server.replicas.link import Link
 from openai_cpu_server.replicas.remote.attendance import Attendance
 from openai_cpu_server.replicas.remote.places import Places
-from openai_cpu_server.replicas.report import Choice, ReplicaReport, ReplicaState, Wanted
+from openai_cpu_server.replicas.remote.wanting import Wanting
+from openai_cpu_server.replicas.report import Choice, ReplicaReport, ReplicaState
 from openai_cpu_server.replicas.router import Router
 from openai_cpu_server.replicas.wire import Ended, News, Order, Report, Why
 
@@ -62,11 +61,28 @@ class Known:
     """It is to get nothing new, and what it has moves as soon as another can take it."""
     adapters_asked: set[str] = field(default_factory=set)
     """The keys of those that it was asked to load, beside those that it has had from its start."""
+    adapters_refused: set[str] = field(default_factory=set)
+    """The keys of those of them that it cannot load."""
 
     @property
     def is_ready(self) -> bool:
         is_ready = self.report is not None and self.report.state is EngineState.READY
         return is_ready and not self.is_going
+
+    def has(self, key: str | None) -> bool:
+        """It has the adapter; None: none is needed."""
+        return key is None or AdapterState.READY in self._adapter_states(key)
+
+    def may_have(self, key: str) -> bool:
+        """It has the adapter, or is about to load it; one that has told nothing yet may have it."""
+        is_asked = key in self.adapters_asked - self.adapters_refused
+        is_known = self._adapter_states(key) - {AdapterState.FAILED}
+        return self.report is None or is_asked or bool(is_known)
+
+    def _adapter_states(self, key: str) -> set[AdapterState]:
+        """At most one."""
+        adapters = self.report.adapters if self.report is not None else ()
+        return {status.state for status in adapters if status.adapter.key == key}
 
 
 class Carrier:
@@ -80,6 +96,8 @@ class Carrier:
         self.last_loss: tuple[str, float] | None = None
         """Why the last one was, and when."""
         self.on_report: Callable[[str], None] = lambda replica: None
+        self.on_spent: Callable[[dict[str, float]], None] = lambda spent_ms: None
+        """Told of CPU time, in milliseconds, by the label of the client."""
         self._clock = clock
         self._router = router
         self._lease_s = lease_s
@@ -88,7 +106,7 @@ class Carrier:
         self._links: dict[str, Link] = {}
         """Replicas that are to be attended."""
         self._losses: dict[str, int] = {}
-        self._avoided: dict[str, frozenset[str]] = {}
+        self._wanting = Wanting()
         self._sessions = (f"{secrets.token_hex(6)}-{number}" for number in itertools.count())
 
     # -- replicas ----------------------------------------------------------------------------------------
@@ -147,6 +165,7 @@ class Carrier:
 
     def heard(self, attendance: Attendance, news: News) -> None:
         replica = attendance.replica
+        self.on_spent(news.spent_ms)
         if self._replicas.get(replica) is None or self._replicas[replica].attendance is not attendance:
             return
         self._deliver(replica, news)
@@ -166,7 +185,7 @@ class Carrier:
         del self._replicas[replica]
         self._router.gone(replica)
         for live in self._places.at(replica):
-            self._bereave(live, replica, why)
+            self._bereave(live, replica, why, is_suspect=is_death)
         self._place_waiting()
 
     # -- inside: replicas --------------------------------------------------------------------------------
@@ -184,16 +203,18 @@ class Carrier:
 
     def _empty(self, name: str) -> None:
         """Move what a replica computes that is to go; leave it when it has nothing."""
-        if any(known.is_ready for known in self._replicas.values()):
-            for live in self._places.at(name):
+        for live in self._places.at(name):
+            if any(known.is_ready and known.has(live.adapter) for known in self._replicas.values()):
                 self._recall(live)
                 self._suspend(live)
-            self._place_waiting()
+        self._place_waiting()
         if not self._places.at(name):
             self._replicas.pop(name).attendance.leave_in(_LAST_WORDS_S)
 
     def _reported(self, replica: str, report: Report) -> None:
         known = self._replicas[replica]
+        if report.others is None and known.report is not None:
+            report = msgspec.structs.replace(report, others=known.report.others)
         known.report = report
         if known.is_going:
             self._empty(replica)
@@ -217,7 +238,9 @@ class Carrier:
                 continue
             if live.expected is None or live.expected.first_token_s - now_s < _WORTH_MOVING_S:
                 continue
-            choice = self._router.choose(self._wanted([live]), now_s=now_s, among=[replica])
+            if not self._replicas[replica].has(live.adapter):
+                continue
+            choice = self._router.choose(self._wanting.of(live), now_s=now_s, among=[replica])
             left_s = live.expected.first_token_s - now_s
             if choice is None or choice.expected_ms / 1000 > min(left_s / 2, left_s - _WORTH_MOVING_S):
                 continue
@@ -232,6 +255,8 @@ class Carrier:
 
     def _place_waiting(self) -> None:
         """Interactive calls first, then in the order of their arrival."""
+        if not any(known.is_ready for known in self._replicas.values()):
+            return  # many may wait for the first replica, and are not looked at whenever another comes
         calls: dict[Awaiting, list[Live]] = {}
         for live in sorted(self._places.waiting, key=lambda live: live.request.priority):
             calls.setdefault(live.answer, []).append(live)
@@ -239,25 +264,21 @@ class Carrier:
             choice = self._choose(call)
             if choice is not None:
                 self._send(call, choice)
+            elif (key := call[0].adapter) is not None and not self._may_come(key):
+                self.delivery.fail(call, lambda: GenerationFailed("Its adapter is not loaded any more."))
+
+    def _may_come(self, key: str) -> bool:
+        """Some replica has the adapter, or will."""
+        return any(known.may_have(key) for known in self._replicas.values())
 
     def _choose(self, call: Sequence[Live]) -> Choice | None:
         """None: no replica is ready for it."""
         among = self._with_adapter(call[0].adapter)
-        return self._router.choose(self._wanted(call), now_s=self._clock(), among=among)
+        return self._router.choose(self._wanting.of(call[0]), now_s=self._clock(), among=among)
 
     def _with_adapter(self, key: str | None) -> Collection[str] | None:
         """The replicas that have it; None: all, for it needs none."""
-        return None if key is None else [name for name, known in self._replicas.items() if _has(known, key)]
-
-    def _wanted(self, call: Sequence[Live]) -> Wanted:
-        request, output = call[0].request, call[0].output
-        if isinstance(request, GenerationRequest):
-            tokens = (*request.tokens, *output)
-            blocks, num_tokens = block_hashes(tokens, request.cells_namespace), len(tokens)
-        else:
-            blocks, num_tokens = (), request.num_tokens
-        avoids = self._avoided.get(request.id, frozenset())
-        return Wanted(request.id, request.priority, num_tokens, blocks, avoids=avoids)
+        return None if key is None else [name for name, known in self._replicas.items() if known.has(key)]
 
     def _send(self, call: Sequence[Live], choice: Choice) -> None:
         """The sequences of a call share their prompt: it is read once, and booked for the first of them."""
@@ -268,7 +289,7 @@ class Carrier:
             submit = live.submit()
             request = msgspec.structs.replace(submit.request, id=place.wire_id)
             orders.append(msgspec.structs.replace(submit, request=request))
-        self._router.sent(self._wanted(call), choice, self._clock())
+        self._router.sent(self._wanting.of(call[0]), choice, self._clock())
         self._replicas[choice.replica].attendance.send(*orders)
 
     def _deliver(self, replica: str, news: News) -> None:
@@ -310,28 +331,23 @@ class Carrier:
         if live is None:
             return
         if ended.why is Why.RETURNED:
-            self._avoid(live, replica)
-            self._suspend(live)
+            self._bereave(live, replica, ended.message)
             return  # the next report of any replica finds it a place
         error = RequestCancelled if ended.why is Why.CANCELLED else GenerationFailed
         self.delivery.fail([live], lambda: error(ended.message))
 
-    def _bereave(self, live: Live, replica: str, why: str) -> None:
-        """Its replica was lost."""
+    def _bereave(self, live: Live, replica: str, why: str, *, is_suspect: bool = True) -> None:
+        """Its replica was lost, or cannot compute it any more. `is_suspect`: that may be of the request."""
         name = live.request.id
-        if live.state is RequestState.RUNNING and not live.has_advanced:
+        if is_suspect and live.state is RequestState.RUNNING and not live.has_advanced:
             self._losses[name] = self._losses.get(name, 0) + 1
         if self._losses.get(name, 0) >= _MAX_LOSSES:
             lost = f"{_MAX_LOSSES} replicas in a row were lost while they computed this request"
             message = f"{lost}; the last: {why}."
             self.delivery.fail([live], lambda: GenerationFailed(message))
             return
-        self._avoid(live, replica)
+        self._wanting.avoid(live, replica)
         self._suspend(live)
-
-    def _avoid(self, live: Live, replica: str) -> None:
-        name = live.request.id
-        self._avoided[name] = self._avoided.get(name, frozenset()) | {replica}
 
     def _suspend(self, live: Live) -> None:
         """It waits for a place."""
@@ -350,16 +366,9 @@ class Carrier:
         self._places.remove(live)
         self._router.ended(name)
         self._losses.pop(name, None)
-        self._avoided.pop(name, None)
+        self._wanting.forget(live)
 
 
 def _renamed(event: Event, live: Live) -> Event:
     """As the request is called here."""
     return event if event.id == live.request.id else msgspec.structs.replace(event, id=live.request.id)
-
-
-def _has(known: Known, key: str) -> bool:
-    report = known.report
-    return report is not None and any(
-        status.adapter.key == key and status.state is AdapterState.READY for status in report.adapters
-    )

@@ -62,7 +62,7 @@ class Overview:
     @property
     def others(self) -> list[LiveRequest]:
         """The requests of other API processes."""
-        return [request for report in self._reports() for request in report.others]
+        return [request for report in self._reports() for request in report.others or ()]
 
     def holders(self, name: str) -> list[str]:
         """The replicas that compute an API call of another API process, named by its id or a sequence's."""
@@ -70,7 +70,7 @@ class Overview:
             replica
             for replica, known in self._carrier.replicas.items()
             if known.report is not None
-            and any(name in (one.id, one.id.partition("/")[0]) for one in known.report.others)
+            and any(name in (one.id, one.id.partition("/")[0]) for one in known.report.others or ())
         ]
 
     def status(self) -> EngineStatus:
