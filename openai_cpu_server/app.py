@@ -17,6 +17,7 @@ from openai_cpu_server.answers.cache import AnswerCache
 from openai_cpu_server.answers.open import open_answers
 from openai_cpu_server.answers.store import Bounds
 from openai_cpu_server.api.access.key_ring import KeyRing
+from openai_cpu_server.api.access.keys import GATEWAY_PATHS
 from openai_cpu_server.api.access.meter import Meter
 from openai_cpu_server.api.access.rate_limits import RateLimits
 from openai_cpu_server.api.application import Api, create_api
@@ -102,7 +103,7 @@ def open_desk(
 ) -> Desk:
     """`keeping`: what loads and unloads models; None: they stay as they are. `recall`: None is no cache of
     answers. Raises StartupError with one line."""
-    keys, jobs = KeyRing(revealed(settings.api_key), settings.api_keys), _jobs(settings, models.default.name)
+    keys, jobs = _keys(settings), _jobs(settings, models.default.name)
     api = create_api(
         models,
         _api_options(settings),
@@ -115,6 +116,11 @@ def open_desk(
         recall=recall,
     )
     return Desk(api, keys, jobs, recall)
+
+
+def _keys(settings: Settings) -> KeyRing:
+    open_paths = GATEWAY_PATHS if settings.open_to_gateways else ()
+    return KeyRing(revealed(settings.api_key), settings.api_keys, open_paths=open_paths)
 
 
 class Offline(NamedTuple):
@@ -214,6 +220,7 @@ def _api_options(settings: Settings) -> ApiOptions:
         read_timeout_s=settings.read_timeout_s,
         cors_origins=tuple(settings.cors_origin),
         trusted_proxies=tuple(settings.trusted_proxy),
+        prices={model: table.price for model, table in settings.prices.items()},
         page=settings.page,
         compares_turns=settings.semantic_cache is not None,
         scheduling=SchedulingOptions(

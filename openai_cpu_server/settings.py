@@ -33,6 +33,7 @@ from openai_cpu_server.contract.request import Priority
 from openai_cpu_server.errors import StartupError
 from openai_cpu_server.model_options import ModelOptions, ModelTable
 from openai_cpu_server.option_parser import OptionParser, add_option
+from openai_cpu_server.price_options import PriceTable
 from openai_cpu_server.ray_options import RayTable
 
 _PROGRAM = "openai-cpu-server serve"
@@ -124,6 +125,11 @@ class Settings(ModelOptions, WhatToServe, BaseSettings):
     )
     api_keys: Path | None = Field(
         None, description="TOML file of keys, [keys.NAME] with sha256 and limits; read again on SIGHUP"
+    )
+    open_to_gateways: bool = Field(
+        False,
+        description="GET /version and /metrics/gateway need no key, and GET /metrics tells without one what "
+        "gateways read: for those that scrape many servers",
     )
     limits_url: SecretStr | None = Field(
         None, description="count what keys use in redis://HOST:PORT; default: in this process"
@@ -265,6 +271,9 @@ class Settings(ModelOptions, WhatToServe, BaseSettings):
         None,
         description="files, batches and responses: PATH of a SQLite file, postgresql://..., or none: there "
         "are none of these; default: jobs.db in the user's data directory",
+    )
+    prices: CliSuppress[dict[str, PriceTable]] = Field(
+        {}, description="[prices.MODEL] of the TOML file: what a million tokens cost, for GET /v1/usage"
     )
     response_days: float = Field(
         30.0, gt=0, le=3650, description="days after which a stored response of /v1/responses is deleted"

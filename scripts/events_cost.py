@@ -20,7 +20,7 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from http.client import HTTPConnection
+from http.client import HTTPConnection, HTTPException
 from pathlib import Path
 
 import psutil
@@ -30,11 +30,11 @@ WARM_UP_S = 10.0
 
 
 @contextmanager
-def server(model: str) -> Iterator[tuple[int, psutil.Process]]:
+def server(model: str, *options: str) -> Iterator[tuple[int, psutil.Process]]:
     """Its port, and its process."""
     command = [sys.executable, "-m", "openai_cpu_server", "serve", "--port", "0", "--jobs-db", "none"]
     process = subprocess.Popen(
-        [*command, "--model", model, "--calibrate", "never", "--drain-seconds", "0"],
+        [*command, "--model", model, "--calibrate", "never", "--drain-seconds", "0", *options],
         cwd=ROOT,
         stderr=subprocess.STDOUT,
         stdout=subprocess.PIPE,
@@ -62,7 +62,7 @@ def ask_for_ever(port: int, number: int, is_over: threading.Event) -> None:
             "ignore_eos": True,
             "priority": "batch" if number % 4 else "interactive",
         }
-        with suppress(OSError):
+        with suppress(OSError, HTTPException):
             connection = HTTPConnection("127.0.0.1", port)
             connection.request(
                 "POST", "/v1/completions", json.dumps(body), {"content-type": "application/json"}
@@ -88,7 +88,7 @@ class Listener:
         self._thread.start()
 
     def _read(self, answer) -> None:  # type: ignore[no-untyped-def]
-        with suppress(OSError, ValueError, AttributeError):
+        with suppress(OSError, HTTPException, ValueError, AttributeError):
             while piece := answer.read1(65536):
                 self.num_bytes += len(piece)
 

@@ -87,8 +87,9 @@ def begin_streams(page: Page) -> None:
 
 _BLINKING = """() => {
   const pixel = document.body.appendChild(document.createElement("div"));
-  Object.assign(pixel.style, { position: "fixed", width: "1px", height: "1px", background: "red" });
-  const blink = (time) => { pixel.style.opacity = time % 2; requestAnimationFrame(blink); };
+  const place = { position: "fixed", inset: "0 auto auto 0", width: "1px", height: "1px" };
+  Object.assign(pixel.style, { ...place, background: "red" });
+  const blink = (time) => { pixel.style.opacity = (time % 100) / 100; requestAnimationFrame(blink); };
   requestAnimationFrame(blink);
 }"""
 

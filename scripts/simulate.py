@@ -2,11 +2,12 @@
 """Many replicas in virtual time: the real scheduler, router and autoscaler, and steps that take what was
 measured. Says what first tokens, hit rates and loads come to, and what a choice costs.
 
-    .venv/bin/python scripts/simulate.py [--part goal|sizes|faults|day ...] [--report FOLDER]
+    .venv/bin/python scripts/simulate.py [--part known|goal|sizes|faults|day ...] [--report FOLDER]
     .venv/bin/python scripts/simulate.py --trace FILE.jsonl --replicas 4
     .venv/bin/python scripts/simulate.py --write-trace FILE.jsonl --replicas 4
     .venv/bin/python scripts/simulate.py --against http://127.0.0.1:8000 --curve ~/.cache/.../curve-*.json
 
+known   workloads that a real server was measured with
 goal    four replicas against one that is as fast as all together: hit rate, and how even the load is
 sizes   1, 10, 100 and 1,000 replicas, each with its share of a mixed workload
 faults  one of four replicas dies, or is drained
@@ -30,12 +31,13 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 from simulation import pictures, reality, stories
 from simulation.figures import Figures, table
 from simulation.fleet import Plan
+from simulation.known import known
 from simulation.machines import CURVES, read_curve
 from simulation.replica import Machine
 from simulation.turns import read_trace, sessions, write_trace
 from simulation.workloads import trace
 
-_PARTS = ("goal", "sizes", "faults", "day")
+_PARTS = ("known", "goal", "sizes", "faults", "day")
 
 
 def main() -> None:
@@ -49,7 +51,7 @@ def main() -> None:
         return
     if asked.trace:
         plan = Plan(Machine(read_curve(asked.curve)), asked.replicas[0], seed=asked.seed)
-        print(table(stories.compared(plan, read_trace(asked.trace))))
+        print(table([*stories.compared(plan, read_trace(asked.trace))]))
         return
     for part in asked.part or _PARTS:
         began = time.process_time()
@@ -73,6 +75,12 @@ def _asked() -> argparse.Namespace:
     parser.add_argument("--model", default="smollm2", help="its model's name")
     parser.add_argument("--report", type=Path, metavar="FOLDER", help="for the plots")
     return parser.parse_args()
+
+
+def _known(asked: argparse.Namespace) -> None:
+    print("| workload | | real | simulated | ratio |\n|---|---|---:|---:|---:|")
+    for workload, what, real, simulated in known(read_curve("1b"), asked.seed):
+        print(f"| {workload} | {what} | {real:.2f} | {simulated:.2f} | {simulated / real:.2f} |")
 
 
 def _goal(asked: argparse.Namespace) -> None:
@@ -134,7 +142,7 @@ def _compare_with(asked: argparse.Namespace) -> None:
         print(f"| {name} | {measured:.3f} | {predicted:.3f} | {predicted / max(measured, 1e-9):.2f} |")
 
 
-_TELLERS = {"goal": _goal, "sizes": _sizes, "faults": _faults, "day": _day}
+_TELLERS = {"known": _known, "goal": _goal, "sizes": _sizes, "faults": _faults, "day": _day}
 
 if __name__ == "__main__":
     main()

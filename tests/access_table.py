@@ -46,9 +46,12 @@ NEEDED = {
     "GET /v1/batches": INFERENCE,
     "GET /v1/batches/{id}": INFERENCE,
     "POST /v1/batches/{id}/cancel": INFERENCE,
+    "GET /v1/usage": INFERENCE,
     "POST /tokenize": INFERENCE,
     "POST /detokenize": INFERENCE,
+    "GET /version": INFERENCE,
     "GET /metrics": METRICS,
+    "GET /metrics/gateway": METRICS,
     "GET /v1/stats": METRICS,
     "GET /v1/events": INFERENCE,
     "GET /health": OPEN,
@@ -58,3 +61,12 @@ NEEDED = {
     "GET /page/{version}/{name}": OPEN,
 }
 """A route that is missing here fails a test: decide what it needs, then add it."""
+OPEN_TO_GATEWAYS = ("GET /version", "GET /metrics", "GET /metrics/gateway")
+"""The routes that need no key under `--open-to-gateways`."""
+ENDLESS = "/v1/events"
+"""Whoever may listen there listens for ever."""
+
+
+def with_an_end(path: str) -> str:
+    """The path, with a query that makes what is endless end at once: 400, for whoever may listen."""
+    return f"{path}?types=" if path == ENDLESS else path

@@ -15,6 +15,7 @@ MAY_BE_SKIPPED = {
     "tests/kernels/test_scalar.py": "a cross compiler and an emulator for ARM are not on every machine",
     "tests/llama/test_cores.py": "on one core, or where threads cannot be bound, there is nothing to bind",
     "tests/observe/test_documents.py": "only Linux tells a process's figures",
+    "tests/page/test_accessibility.py": "axe comes with npm, which is not on every machine",
     "tests/page/test_build.py": "npm and what it fetches are not on every machine",
     "tests/structured/test_maskbench.py": "its cases are not part of this repository",
 }

@@ -24,8 +24,17 @@ ALLOWED = {
     "adapter_options": set[str](),
     "model_options": {"adapter_options", "contract", "router_options"},
     "router_options": {"models.routing.options"},
+    "price_options": {"contract.usage"},
     "ray_options": set[str](),
-    "settings": {"adapter_options", "contract", "errors", "model_options", "option_parser", "ray_options"},
+    "settings": {
+        "adapter_options",
+        "contract",
+        "errors",
+        "model_options",
+        "option_parser",
+        "price_options",
+        "ray_options",
+    },
     "model_source": {"adapter_options", "contract.adapter", "errors", "llama.gguf"},
     "prompt": {"contract", "errors"},
     "structured": {"errors"},
@@ -61,7 +70,7 @@ ALLOWED = {
     "answers": {"contract", "errors"},
     # Beside `api`, which calls it: batches know neither HTTP nor the engine. Rows are run through a callable
     # that `api` provides and `app` hands over.
-    "jobs": {"errors"},
+    "jobs": {"contract.usage", "errors"},
     # Below `api`, which tells it of requests; the engine's client tells it of steps through a protocol of its
     # own, and is looked at for gauges. It knows no HTTP; nobody else knows Prometheus or OpenTelemetry.
     "observe": {"", "contract", "errors"},
@@ -146,7 +155,7 @@ ONLY_IN = {
     "limits": {"api"},
     "redis": {"answers"},
     "sqlite3": {"answers", "jobs"},
-    "pydantic": {"api", "model_options", "ray_options", "router_options", "settings"},
+    "pydantic": {"api", "model_options", "price_options", "ray_options", "router_options", "settings"},
     "pydantic_settings": {"settings"},
     "huggingface_hub": {"model_source"},
     "jinja2": {"prompt"},

@@ -12,6 +12,7 @@ from starlette.responses import Response
 from starlette.routing import BaseRoute, Route
 from starlette.types import Lifespan
 
+from openai_cpu_server.api.access.clients import key_of
 from openai_cpu_server.api.access.key_ring import KeyRing
 from openai_cpu_server.api.access.meter import Meter
 from openai_cpu_server.api.access.rate_limits import RateLimits
@@ -64,6 +65,7 @@ def create_api(
     `recall`: None is no cache of answers.
     """
     watch = watch or Watch.new(model=models.default.name)
+    watch.know_keys(key_of, jobs.usage.add if jobs else None)
     parts = Parts(
         models=models,
         options=options,

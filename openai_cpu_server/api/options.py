@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import msgspec
 
 from openai_cpu_server.api.access.clients import Network
 from openai_cpu_server.contract.request import Priority
+from openai_cpu_server.contract.usage import Price
 
 
 class SchedulingOptions(msgspec.Struct, frozen=True, kw_only=True):
@@ -52,6 +55,8 @@ class ApiOptions(msgspec.Struct, frozen=True, kw_only=True):
     """Requests of different API keys share no computed prompts."""
     compares_turns: bool = False
     """Answers to similar questions are kept."""
+    prices: Mapping[str, Price] = {}
+    """By model."""
     scheduling: SchedulingOptions | None = None
     """None: nobody has said."""
     page: bool = True

@@ -25,6 +25,11 @@ class Adapter(msgspec.Struct, frozen=True, kw_only=True):
         return f"{self.name}@{self.digest[:32]}@{self.scale!r}"
 
 
+def adapter_name(key: str) -> str:
+    """What requests call the adapter of this key."""
+    return key.rsplit("@", 2)[0]
+
+
 class LoadedAdapter(msgspec.Struct, frozen=True, kw_only=True):
     """Facts about an adapter that the engine has loaded."""
 

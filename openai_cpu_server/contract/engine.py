@@ -136,6 +136,8 @@ class LiveRequest(msgspec.Struct, frozen=True, kw_only=True):
     """How many texts it embeds; None: it generates."""
     num_embedded: int = 0
     """How many of these have their vectors."""
+    adapter: str | None = None
+    """The name of its adapter; None: it wants the model as it is."""
 
 
 class Timings(msgspec.Struct, frozen=True, kw_only=True):

@@ -322,6 +322,9 @@ class StepFigures(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
     elapsed_ms: float
     is_interrupted: bool = False
     """It was thrown away."""
+    spent_ms: dict[str, float] = {}
+    """By the label of the client: CPU time of all threads, shared by tokens. A step that was thrown away is
+    nobody's."""
 
 
 class StepDone(msgspec.Struct, frozen=True, omit_defaults=True, tag="step_done"):

@@ -35,10 +35,11 @@ from openai_cpu_server.contract.messages import (
     UnloadAdapter,
 )
 from openai_cpu_server.contract.request import GenerationRequest, Priority
-from openai_cpu_server.contract.step import Backend, Step, StepResult
+from openai_cpu_server.contract.step import Backend, Span, Step, StepResult
 from openai_cpu_server.engine.containment import CommandFailed, contained
 from openai_cpu_server.engine.output import Output
 from openai_cpu_server.engine.outward import Outward, OutwardNews
+from openai_cpu_server.engine.shares import shared_ms
 from openai_cpu_server.engine.showing import Showing
 from openai_cpu_server.engine.step_log import log_step
 from openai_cpu_server.errors import AdapterFailed
@@ -97,9 +98,10 @@ class EngineCore:
         measure: Measure | None = None,
         journal: Journal | None = None,
         clock: Callable[[], float] = time.monotonic,
+        cpu_clock: Callable[[], float] = time.process_time,
     ) -> None:
         """`measure` is given where the cost of steps is only guessed yet; the prefix cache's `journal` where
-        somebody chooses between several engines."""
+        somebody chooses between several engines. `cpu_clock`: CPU seconds of all threads."""
         self._outward = Outward(scheduler, journal, clock) if journal is not None else None
         self._measure = measure
         self._is_measuring = False
@@ -108,6 +110,7 @@ class EngineCore:
         self._backend = backend
         self._preempt_threshold_s = preempt_threshold_s
         self._clock = clock
+        self._cpu_clock = cpu_clock
         self._outputs: dict[str, Output] = {}
         self._announced = StepStarted(ids=())
         self._opened: list[Sequence] = []
@@ -253,6 +256,7 @@ class EngineCore:
 
     def _compute(self, step: Step) -> StepFigures:
         started, predicted_ms = self._clock(), self._scheduler.predicted_ms(step)
+        cpu_started = self._cpu_clock()
         self._interruptible_until = self._until(step, started + predicted_ms / 1000)
         result = self._backend.execute(step)
         self._interruptible_until = NEVER
@@ -262,9 +266,12 @@ class EngineCore:
         reasons = self._scheduler.reasons
         log_step(step, participants, reasons, result, started_s=started, elapsed_ms=elapsed_ms)
         if self._showing.is_on:
-            self._showing.note(step, participants, reasons, result)
+            self._showing.note(step, participants, self._scheduler.all_reasons(), result)
         self._apply(step, result, elapsed_ms)
-        return self._figures(step, result, predicted_ms, elapsed_ms)
+        parts = zip((one.request.client for one in participants), step.spans, strict=True)
+        cpu_ms = 0.0 if result.interrupted else 1000 * (self._cpu_clock() - cpu_started)
+        spent_ms = shared_ms(((client, _num_computed(span, result)) for client, span in parts), cpu_ms)
+        return self._figures(step, result, predicted_ms, elapsed_ms, spent_ms)
 
     def _until(self, step: Step, expected_end: float) -> float:
         """The time up to which the step may be interrupted.
@@ -282,9 +289,16 @@ class EngineCore:
 
     def _idle_figures(self, step: Step) -> StepFigures | None:
         """A request whose output is forced as a whole ends without a step."""
-        return self._figures(step, StepResult(), 0.0, 0.0) if self._num_forced else None
+        return self._figures(step, StepResult(), 0.0, 0.0, {}) if self._num_forced else None
 
-    def _figures(self, step: Step, result: StepResult, predicted_ms: float, elapsed_ms: float) -> StepFigures:
+    def _figures(
+        self,
+        step: Step,
+        result: StepResult,
+        predicted_ms: float,
+        elapsed_ms: float,
+        spent_ms: dict[str, float],
+    ) -> StepFigures:
         forced, self._num_forced = self._num_forced, 0
         preemptions = self._scheduler.num_preemptions - self._preemptions_told
         self._preemptions_told += preemptions
@@ -300,6 +314,7 @@ class EngineCore:
             predicted_ms=predicted_ms,
             elapsed_ms=elapsed_ms,
             is_interrupted=result.interrupted,
+            spent_ms=spent_ms,
         )
 
     def _announce(self, step: Step) -> Iterator[StepStarted]:
@@ -427,6 +442,12 @@ def bound_ms(predicted_ms: float) -> float:
     """Rounded up to a power of two, so that a time that grows a little with every step is seldom news; 0 if
     it is short."""
     return 2.0 ** math.ceil(math.log2(predicted_ms)) if predicted_ms > _SHORT_MS else 0.0
+
+
+def _num_computed(span: Span, result: StepResult) -> int:
+    """The tokens that the span has cost, those of its draft included."""
+    drafted = result.drafted.get(span.slot)
+    return len(span.tokens) + (drafted.num_computed if drafted is not None else 0)
 
 
 def _adapter_of(submit: Submit) -> str | None:

@@ -42,6 +42,7 @@ from openai_cpu_server.engine.core import (
     is_urgent,
     submit_of,
 )
+from openai_cpu_server.engine.shares import shared_ms
 from openai_cpu_server.errors import EmbeddingFailed
 from openai_cpu_server.scheduler.cost_model import CostModel
 from openai_cpu_server.scheduler.embed_queue import EmbedQueue, Part, Room
@@ -78,12 +79,15 @@ class EmbedCore:
         options: EmbedOptions,
         *,
         clock: Callable[[], float] = time.monotonic,
+        cpu_clock: Callable[[], float] = time.process_time,
     ) -> None:
+        """`cpu_clock`: CPU seconds of all threads."""
         self._queue = queue
         self._backend = backend
         self._cost = cost
         self._options = options
         self._clock = clock
+        self._cpu_clock = cpu_clock
         self._events: list[TokenEvent] = []
         """Refusals of requests that are none of this model's."""
         self._embedded: list[Embedded] = []
@@ -175,18 +179,22 @@ class EmbedCore:
         inputs = _inputs(parts)
         tokens, pairs = sum(map(len, inputs)), sum(len(one) ** 2 for one in inputs)
         started, predicted_ms = self._clock(), self._cost.predict_ms(tokens, pairs)
+        cpu_started = self._cpu_clock()
         self._interruptible_until = self._until(parts, started + predicted_ms / 1000)
         self._was_interrupted = not self._embed(parts)
         self._interruptible_until = NEVER
         elapsed_ms = 1000 * (self._clock() - started)
         if not self._was_interrupted:
             self._cost.refine(tokens, pairs, elapsed_ms)
+        cpu_ms = 0.0 if self._was_interrupted else 1000 * (self._cpu_clock() - cpu_started)
+        clients = ((part.pending.request.client, sum(map(len, part.inputs))) for part in parts)
         return StepFigures(
             sequences=len(inputs),
             tokens=tokens,
             predicted_ms=predicted_ms,
             elapsed_ms=elapsed_ms,
             is_interrupted=self._was_interrupted,
+            spent_ms=shared_ms(clients, cpu_ms),
         )
 
     def _until(self, parts: list[Part], expected_end: float) -> float:

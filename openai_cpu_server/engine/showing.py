@@ -16,7 +16,7 @@ _STATE_S = 0.5
 """Who holds what is told twice a second at most: it takes a fraction of a millisecond to collect."""
 _LONG_AGO = float("-inf")
 _NOTHING = Drafted()
-Reasons = Callable[[Sequence], Mapping[Reason, int]]
+_NO_REASONS: Mapping[Reason, int] = {}
 
 
 class Showing:
@@ -37,11 +37,17 @@ class Showing:
     def heard(self, command: ShowSteps | HideSteps) -> None:
         self.is_on, self._parts, self._state_told_s = isinstance(command, ShowSteps), (), _LONG_AGO
 
-    def note(self, step: Step, participants: Seq[Sequence], reasons: Reasons, result: StepResult) -> None:
+    def note(
+        self,
+        step: Step,
+        participants: Seq[Sequence],
+        reasons: Mapping[Sequence, Mapping[Reason, int]],
+        result: StepResult,
+    ) -> None:
         """A step was executed. Call it before the step is applied; `participants` as its spans."""
         self._adapter = step.adapter
         self._parts = tuple(
-            _part(sequence, span, reasons(sequence), result)
+            _part(sequence, span, reasons.get(sequence, _NO_REASONS), result)
             for sequence, span in zip(participants, step.spans, strict=True)
         )
 
@@ -64,13 +70,14 @@ def _part(sequence: Sequence, span: Span, reasons: Mapping[Reason, int], result:
     drafted = result.drafted.get(span.slot, _NOTHING)
     forced = reasons.get(Reason.FORCED, 0)
     others = len(span.tokens) - forced
+    request, is_decoding = sequence.request, sequence.is_decoding
     return ShownPart(
-        id=sequence.request.id,
-        client=sequence.request.client,
-        priority=sequence.request.priority,
-        why=max(reasons, key=lambda reason: reasons[reason]).value if reasons else "",
-        prompt=0 if sequence.is_decoding else others,
-        decode=others if sequence.is_decoding else 0,
+        id=request.id,
+        client=request.client,
+        priority=request.priority,
+        why=max(reasons, key=reasons.__getitem__).value if reasons else "",
+        prompt=0 if is_decoding else others,
+        decode=others if is_decoding else 0,
         forced=forced,
         draft=drafted.num_computed,
         accepted=drafted.num_accepted,

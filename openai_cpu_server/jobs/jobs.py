@@ -22,6 +22,7 @@ from openai_cpu_server.jobs.store.files import FileStore, Source
 from openai_cpu_server.jobs.store.lease import new_holder
 from openai_cpu_server.jobs.store.ledger import Ledger
 from openai_cpu_server.jobs.store.thread import StoreThread
+from openai_cpu_server.jobs.usage import UsageBook
 from openai_cpu_server.jobs.window import window_seconds
 
 ENDPOINTS = ("/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/embeddings", "/v1/rerank")
@@ -54,6 +55,7 @@ class Jobs:
         self.responses = ResponseShelf(
             database, self._thread, lifetime_s=options.response_lifetime_s, clock=clock
         )
+        self.usage = UsageBook(database, self._thread, clock=clock)
         self._running: anyio.CancelScope | None = None
         self._ended = anyio.Event()
         self._closing = anyio.Lock()
@@ -65,7 +67,9 @@ class Jobs:
             return
         try:
             with anyio.CancelScope() as self._running:
-                await self._runner.run(run_row)
+                async with anyio.create_task_group() as group:
+                    group.start_soon(self.usage.run)
+                    await self._runner.run(run_row)
         finally:
             self._ended.set()
 
@@ -83,6 +87,7 @@ class Jobs:
             if not self._is_closed:
                 self._is_closed = True
                 await self.stop()
+                await self.usage.save()
                 await self._thread.close()
                 self._database.close()
 

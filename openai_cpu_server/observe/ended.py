@@ -6,6 +6,7 @@ import enum
 
 import msgspec
 
+from openai_cpu_server.contract.usage import Amounts
 from openai_cpu_server.observe.distribution import Distribution
 
 
@@ -38,6 +39,8 @@ class CallFigures(msgspec.Struct, frozen=True, kw_only=True):
     prompt_tokens: int
     cached_tokens: int
     output_tokens: int
+    model: str
+    """The name of the one that has answered."""
     finish_reasons: tuple[str, ...]
     """The reasons of all its sequences."""
     submitted_s: float
@@ -97,6 +100,8 @@ class Ended(msgspec.Struct, frozen=True, kw_only=True):
     started_s: float
     """The start on the monotonic clock."""
     ended_s: float
+    key: str = ""
+    """The name of the API key; "" for one without a name, and where none is needed."""
     is_quiet: bool = False
     """Whether machines ask this all the time."""
     call: CallFigures | None = None
@@ -110,3 +115,22 @@ class Ended(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def seconds(self) -> float:
         return self.ended_s - self.started_s
+
+
+def amounts_of(request: Ended, call: CallFigures) -> Amounts:
+    """What a call came to for its key. Tokens count from the first token on that it has brought."""
+    has_brought = bool(call.inputs) if call.inputs is not None else call.ttft_s is not None
+    if not has_brought:
+        return Amounts(requests=1)
+    if request.answer is not None and request.answer.is_hit:
+        return Amounts(
+            recalled_requests=1,
+            recalled_input_tokens=call.prompt_tokens,
+            recalled_output_tokens=call.output_tokens,
+        )
+    return Amounts(
+        requests=1,
+        input_tokens=call.prompt_tokens,
+        cached_tokens=call.cached_tokens,
+        output_tokens=call.output_tokens,
+    )

@@ -21,10 +21,12 @@ from prometheus_client.registry import Collector
 
 from openai_cpu_server import __version__
 from openai_cpu_server.contract.messages import StepFigures
+from openai_cpu_server.contract.usage import Amounts
 from openai_cpu_server.observe.answer_metrics import AnswerMetrics
 from openai_cpu_server.observe.call_metrics import CallMetrics
 from openai_cpu_server.observe.distribution import BOUNDS_S
 from openai_cpu_server.observe.ended import Ended, Origin
+from openai_cpu_server.observe.key_metrics import KeyMetrics
 from openai_cpu_server.observe.step_metrics import StepMetrics
 
 CONTENT_TYPE = CONTENT_TYPE_PLAIN_0_0_4
@@ -95,6 +97,7 @@ class Metrics:
             registry=registry,
         )
         self._steps = StepMetrics(registry)
+        self._keys = KeyMetrics(registry)
         ProcessCollector(namespace="ocs", registry=registry)
         Info("ocs_build", "What runs here: always 1.", registry=registry).info(
             {
@@ -110,7 +113,7 @@ class Metrics:
 
     def page(self) -> bytes:
         """The text of `/metrics`, as `CONTENT_TYPE`."""
-        return generate_latest(_Lean(self._registry))
+        return text_of(_Lean(self._registry))
 
     def ended(self, request: Ended) -> None:
         self._requests.labels(
@@ -126,6 +129,9 @@ class Metrics:
             self._answers.ended(request.answer, request.call)
         if request.call is not None:
             self._calls.ended(request, request.call)
+
+    def used(self, key: str, model: str, amounts: Amounts) -> None:
+        self._keys.used(key, model, amounts)
 
     def answer_kept(self) -> None:
         self._answers.kept()
@@ -151,6 +157,11 @@ class Metrics:
 
     def model_unloaded(self, model: str, why: str) -> None:
         self._unloads.labels(model, why).inc()
+
+
+def text_of(collector: Collector) -> bytes:
+    """What it collects, as `CONTENT_TYPE`."""
+    return generate_latest(collector)
 
 
 class _Lean(Collector):

@@ -2,27 +2,58 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from prometheus_client import CollectorRegistry
 
 from openai_cpu_server.contract.messages import StepFigures
-from openai_cpu_server.observe.ended import Ended
+from openai_cpu_server.contract.usage import Amounts
+from openai_cpu_server.observe.ended import Ended, amounts_of
 from openai_cpu_server.observe.metrics import Metrics
 from openai_cpu_server.observe.recent import Recent
 from openai_cpu_server.observe.tracing import Tracing
+
+Book = Callable[[str, str, Amounts], None]
+"""Takes down what the key of this name has used of this model."""
+
+
+def _keeps_no_book(key: str, model: str, amounts: Amounts) -> None:
+    pass
+
+
+def _has_no_name(client: str) -> str:
+    return ""
 
 
 class Watch:
     """It is an `EngineObserver` too. All methods belong to one event loop's thread."""
 
-    def __init__(self, metrics: Metrics, recent: Recent, tracing: Tracing | None = None) -> None:
+    def __init__(
+        self,
+        metrics: Metrics,
+        recent: Recent,
+        tracing: Tracing | None = None,
+        *,
+        model: str,
+    ) -> None:
+        """`model`: the default's name."""
         self.metrics = metrics
         self.recent = recent
         self._tracing = tracing
+        self._model = model
+        self._key_of: Callable[[str], str] = _has_no_name
+        self._book: Book = _keeps_no_book
 
     @classmethod
     def new(cls, *, model: str, tracing: Tracing | None = None) -> Watch:
         """An observer with all counts at zero, in a registry of its own."""
-        return cls(Metrics(CollectorRegistry(), model=model), Recent(), tracing)
+        return cls(Metrics(CollectorRegistry(), model=model), Recent(), tracing, model=model)
+
+    def know_keys(self, key_of: Callable[[str], str], book: Book | None) -> None:
+        """`key_of`: the name of a client's key, by the label that requests carry; "" for one that has none.
+        `book`: who keeps account of what keys use; None: nobody."""
+        self._key_of = key_of
+        self._book = book or _keeps_no_book
 
     def ended(self, request: Ended) -> None:
         """Call this once for every request, however it ended."""
@@ -30,15 +61,27 @@ class Watch:
         self.recent.ended(request)
         if self._tracing is not None:
             self._tracing.ended(request)
+        if request.call is not None:
+            self._used(request.key, request.call.model, amounts_of(request, request.call))
 
     def close(self) -> None:
         """Close the observers. Nothing may be told after this."""
         if self._tracing is not None:
             self._tracing.close()
 
+    def of_model(self, model: str) -> ModelWatch:
+        """The observer of this model's engine."""
+        return ModelWatch(self, model)
+
     def step_done(self, figures: StepFigures) -> None:
+        """A step of the default's engine."""
+        self.model_step(self._model, figures)
+
+    def model_step(self, model: str, figures: StepFigures) -> None:
         self.metrics.step_done(figures)
         self.recent.step_done(figures)
+        for client, cpu_ms in figures.spent_ms.items():
+            self._used(self._key_of(client), model, Amounts(cpu_ms=cpu_ms))
 
     def answer_kept(self) -> None:
         self.metrics.answer_kept()
@@ -57,3 +100,21 @@ class Watch:
 
     def model_unloaded(self, model: str, why: str) -> None:
         self.metrics.model_unloaded(model, why)
+
+    def _used(self, key: str, model: str, amounts: Amounts) -> None:
+        self.metrics.used(key, model, amounts)
+        self._book(key, model, amounts)
+
+
+class ModelWatch:
+    """An `EngineObserver` that knows whose engine it is told of."""
+
+    def __init__(self, watch: Watch, model: str) -> None:
+        self._watch = watch
+        self._model = model
+
+    def step_done(self, figures: StepFigures) -> None:
+        self._watch.model_step(self._model, figures)
+
+    def engine_died(self, cause: str) -> None:
+        self._watch.engine_died(cause)

@@ -22,7 +22,7 @@ class AutoscaleOptions:
     """0: without any work for `idle_after_s` all are ended."""
     max_replicas: int = 1
     target_wait_ms: float = 1000.0
-    """What interactive work is to wait for its first prompt token, on the mean of all replicas."""
+    """What interactive work is to wait until its prompt is begun, at the better of two replicas."""
     target_load: float = 0.7
     """The share of the replicas' time that interactive work is to take at most, were its steps full.
 
@@ -30,7 +30,7 @@ class AutoscaleOptions:
     """
     calm: float = 0.8
     """Replicas are ended only where those that stay keep below this share of both targets."""
-    up_after_s: float = 5.0
+    up_after_s: float = 15.0
     """So long more replicas must be needed without a pause before they are started."""
     down_after_s: float = 300.0
     """So long fewer must have sufficed without a pause before some are ended."""
@@ -56,7 +56,7 @@ class Fleet:
     num_present: int
     """They serve, or load."""
     wait_ms: float
-    """What an interactive newcomer waits, on the mean of those that serve."""
+    """What an interactive newcomer waits at the better of two replicas that serve, as a router draws them."""
     load: float
     """How many replicas the interactive work takes that is done now."""
     batch_ms: float
@@ -87,9 +87,9 @@ class FleetWatch:
                 self._follow(name, report.forecast, now_s)
         return Fleet(
             num_present=sum(report.state in _PRESENT for report in reports.values()),
-            wait_ms=_total(forecasts, Priority.INTERACTIVE) / max(1, len(serving)),
+            wait_ms=_better_of_two([one.wait_ms[Priority.INTERACTIVE] for one in forecasts]),
             load=sum(self._loads.values()),
-            batch_ms=max(0.0, _total(forecasts, Priority.BATCH) - _total(forecasts, Priority.INTERACTIVE)),
+            batch_ms=sum(max(0.0, one.wait_ms.batch - one.wait_ms.interactive) for one in forecasts),
             num_live=num_unplaced + sum(int(sum(forecast.num_live)) for forecast in forecasts),
         )
 
@@ -172,5 +172,10 @@ class Autoscaler:
         return min(max(num, self._options.min_replicas), self._options.max_replicas)
 
 
-def _total(forecasts: list[Forecast], priority: Priority) -> float:
-    return sum(forecast.wait_ms[priority] for forecast in forecasts)
+def _better_of_two(waits_ms: list[float]) -> float:
+    """The mean of the shorter wait, over all pairs; that of a single one, 0 of none."""
+    num = len(waits_ms)
+    if num < 2:
+        return sum(waits_ms)
+    pairs = num * (num - 1) / 2
+    return sum(wait * (num - 1 - rank) for rank, wait in enumerate(sorted(waits_ms))) / pairs

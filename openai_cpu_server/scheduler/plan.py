@@ -121,6 +121,14 @@ class StepPlan:
                 found[assignment.reason] += assignment.num_tokens
         return dict(+found)
 
+    def all_reasons(self) -> dict[Sequence, dict[Reason, int]]:
+        """The same of all sequences, in one pass."""
+        found = {s: {Reason.DRAFT: num_tokens} for s, num_tokens in self.drafts.items() if num_tokens}
+        for sequence, num_tokens, reason in self.assignments:
+            of_it = found.setdefault(sequence, {})
+            of_it[reason] = of_it.get(reason, 0) + num_tokens
+        return found
+
     def pairs(self, sequence: Sequence, num_tokens: int) -> int:
         """The pairs of so many further tokens of the sequence and the cells that they attend to."""
         return attended_pairs(sequence.computed + self.num_of(sequence), num_tokens)

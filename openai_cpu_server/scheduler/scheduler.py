@@ -297,6 +297,10 @@ class Scheduler:
         """How many tokens of the sequence the step that is being executed computes for which reason."""
         return self._plan.reasons(sequence)
 
+    def all_reasons(self) -> dict[Sequence, dict[Reason, int]]:
+        """The same of all sequences in it."""
+        return self._plan.all_reasons()
+
     def predicted_ms(self, step: Step) -> float:
         """How long the step that `schedule` has just returned will take, in milliseconds."""
         size = step.num_tokens + step.padding

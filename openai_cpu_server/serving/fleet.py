@@ -16,7 +16,6 @@ from openai_cpu_server.contract.adapter import AdapterState
 from openai_cpu_server.contract.engine import EngineState, LiveRequest
 from openai_cpu_server.contract.model_info import ModelKind
 from openai_cpu_server.dispatch.dispatcher import Dispatcher
-from openai_cpu_server.dispatch.process.observer import EngineObserver
 from openai_cpu_server.dispatch.requests.delivery import Totals
 from openai_cpu_server.errors import (
     AdapterFailed,
@@ -34,7 +33,7 @@ from openai_cpu_server.models.routing.checks import problem
 from openai_cpu_server.models.routing.router import Router
 from openai_cpu_server.models.served import ServedModel
 from openai_cpu_server.serving.file_content import Stamp
-from openai_cpu_server.serving.house import Builder, House
+from openai_cpu_server.serving.house import Builder, EnginesObserver, House
 from openai_cpu_server.serving.plans import ModelPlan, planned_routers
 from openai_cpu_server.settings import Settings
 
@@ -51,7 +50,7 @@ _LOOK_AT_FILES_S = 1.0
 file that will be loaded."""
 
 
-class FleetObserver(EngineObserver, LoadObserver, Protocol):
+class FleetObserver(EnginesObserver, LoadObserver, Protocol):
     """It is told of all."""
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 from openai_cpu_server.contract.messages import EngineOptions
 from openai_cpu_server.contract.model_info import ModelInfo
@@ -44,11 +44,17 @@ class House(NamedTuple):
     """Its file cannot be read."""
 
 
+class EnginesObserver(Protocol):
+    def of_model(self, model: str) -> EngineObserver:
+        """Who is told of this model's engine."""
+        ...
+
+
 class Builder:
     """Makes the models of one server."""
 
     def __init__(
-        self, settings: Settings, observer: EngineObserver, keeper: ModelKeeper, *, num_models: int
+        self, settings: Settings, observer: EnginesObserver, keeper: ModelKeeper, *, num_models: int
     ) -> None:
         self._settings = settings
         self._observer = observer
@@ -117,7 +123,7 @@ class Builder:
         supervisor = supervised(
             settings,
             options,
-            self._observer,
+            self._observer.of_model(name),
             begins_asleep=begins_asleep or foretold is not None,
             foretold=foretold,
             partner=self._cores.join(name) if self._cores is not None else None,

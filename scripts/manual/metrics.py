@@ -11,6 +11,7 @@ from openai_cpu_server.contract.request import Priority
 from openai_cpu_server.observe.distribution import Distribution
 from openai_cpu_server.observe.ended import AnswerUse, CallFigures, Ended, Origin
 from openai_cpu_server.observe.engine_gauges import EngineGauges
+from openai_cpu_server.observe.gateway_gauges import GatewayGauges
 from openai_cpu_server.observe.watch import Watch
 
 
@@ -28,6 +29,7 @@ def _row(family: Metric) -> tuple[str, str, str, str]:
 def _page() -> str:
     watch = Watch.new(model="demo")
     watch.metrics.add(EngineGauges(lambda: [("demo", _IdleEngine())]))
+    watch.metrics.add(GatewayGauges(lambda: [("demo", _IdleEngine())]))
     watch.ended(_failed_request())
     watch.metrics.row_put_off()
     watch.engine_died("hang")
@@ -40,6 +42,7 @@ class _IdleEngine:
     """Has what the gauges ask of an engine."""
 
     info = None
+    state = EngineState.LOADING
 
     def status(self) -> EngineStatus:
         nobody = {priority.label: 0 for priority in Priority}
@@ -59,6 +62,12 @@ class _IdleEngine:
 
     def kv_stats(self) -> None:
         return None
+
+    def adapters(self) -> tuple[str, ...]:
+        return ("french",)
+
+    def requests(self) -> tuple[()]:
+        return ()
 
 
 def _failed_request() -> Ended:
@@ -81,6 +90,7 @@ def _call() -> CallFigures:
     gaps = Distribution()
     gaps.add(0.1)
     return CallFigures(
+        model="m",
         prompt_tokens=1,
         cached_tokens=0,
         output_tokens=2,

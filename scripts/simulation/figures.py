@@ -31,7 +31,7 @@ class Figures(msgspec.Struct, frozen=True, kw_only=True):
     """Share of the replicas' time in which they computed."""
     choosing_p50_us: float
     choosing_p95_us: float
-    """Real microseconds that a choice takes: naming the prompt's blocks, choosing, and the books."""
+    """Real microseconds of CPU that a choice takes: naming the prompt's blocks, choosing, and the books."""
     moved: int = 0
     replica_hours: float = 0.0
 

@@ -7,7 +7,7 @@ import itertools
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from random import Random
-from time import perf_counter
+from time import thread_time
 
 from openai_cpu_server.contract.messages import EngineOptions
 from openai_cpu_server.contract.prefix import block_hashes
@@ -64,7 +64,7 @@ class Outcome:
     seconds: float
     """Virtual ones, to the last answer's end."""
     choosing_s: list[float]
-    """Real seconds of each choice: naming the blocks, choosing, and the books."""
+    """CPU seconds of each choice, real ones: naming the blocks, choosing, and the books."""
     sizes: list[tuple[float, int, int]]
     """With an autoscaler: when, how many replicas serve, and how many should be present."""
     replica_s: float
@@ -120,7 +120,7 @@ class _Simulation:
 
     def _router(self, number: int) -> Routing:
         plan = self._plan
-        return routing(plan.routing, seed=100 * plan.seed + number, num_routers=plan.num_routers)
+        return routing(plan.routing, seed=100 * plan.seed, number=number, num_routers=plan.num_routers)
 
     def _at(self, when_s: float, happen: Callable[[], None]) -> None:
         heapq.heappush(self._events, (when_s, next(self._ticks), happen))
@@ -151,7 +151,7 @@ class _Simulation:
         self._place(live, self._random.choice(self._routers), frozenset())
 
     def _place(self, live: Live, router: Routing, avoids: frozenset[str]) -> None:
-        began = perf_counter()
+        began = thread_time()
         tokens = live.request.tokens if not live.output else (*live.request.tokens, *live.output)
         blocks = block_hashes(tokens, live.request.cells_namespace)
         wanted = Wanted(live.request.id, live.request.priority, len(tokens), blocks, avoids=avoids)
@@ -160,7 +160,7 @@ class _Simulation:
             self._unplaced.append((live, router))
             return
         router.sent(wanted, choice, self._now_s)
-        self.outcome.choosing_s.append(perf_counter() - began)
+        self.outcome.choosing_s.append(thread_time() - began)
         self._routing_of[live.request.id] = router
         self._at(self._now_s + self._plan.news_delay_s, lambda: self._submit(live, choice.replica))
 

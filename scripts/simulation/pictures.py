@@ -30,8 +30,8 @@ def sizes_picture(rows: Sequence[Figures], path: Path) -> None:
 
     def first(axes: Axes) -> None:
         _lines(axes, rows, lambda row: row.ttft_p95_s)
-        axes.set_yscale("log")
         axes.set_ylabel("time to first token, p95, s")
+        axes.set_ylim(bottom=0)
         axes.legend()
 
     def second(axes: Axes) -> None:

@@ -62,17 +62,20 @@ class _Known:
 
 
 class RoundRobin(_Known):
-    """One after the other."""
+    """One after the other. Routers begin at different places, else they would all go the same way."""
 
-    def __init__(self) -> None:
+    def __init__(self, begin: float) -> None:
+        """`begin`: 0 is the first replica, 1 would be behind the last."""
         super().__init__()
+        self._begin = begin
         self._next = 0
 
     def choose(self, wanted: Wanted, *, now_s: float) -> Choice | None:
         if not self._ready:
             return None
         self._next += 1
-        return Choice(self._ready[self._next % len(self._ready)], 0, 0.0)
+        place = self._next + int(self._begin * len(self._ready))
+        return Choice(self._ready[place % len(self._ready)], 0, 0.0)
 
 
 class LeastLoaded(_Known):
@@ -92,13 +95,13 @@ class LeastLoaded(_Known):
 ROUTINGS: Sequence[str] = ("round robin", "least loaded", "ours")
 
 
-def routing(name: str, *, seed: int, num_routers: int) -> Routing:
-    """One router's way."""
+def routing(name: str, *, seed: int, number: int, num_routers: int) -> Routing:
+    """The way of one of `num_routers`."""
     match name:
         case "round robin":
-            return RoundRobin()
+            return RoundRobin(number / num_routers)
         case "least loaded":
-            return LeastLoaded(Random(seed))
+            return LeastLoaded(Random(seed + number))
         case "ours":
-            return Router(Random(seed), num_routers=num_routers)
+            return Router(Random(seed + number), num_routers=num_routers)
     raise ValueError(name)

@@ -22,6 +22,13 @@ PREFIXES = Mix(chats=0.07, questions=0.05)
 """Nearly every prompt begins with something that others' have."""
 
 
+_MOST_SLOTS = 250
+"""A step of 256 tokens has room for one of each."""
+
+
+_MANY = 1000
+
+
 class GoalFigures(NamedTuple):
     one: Figures
     """A single replica, as fast as all together, with the memory of all."""
@@ -31,35 +38,45 @@ class GoalFigures(NamedTuple):
 def goal(curve: CostCurve, seconds: float, seed: int, num: int = 4) -> GoalFigures:
     """The prefix workload over some replicas, and over one that is as good as all of them."""
     turns = trace(scaled(PREFIXES, num), seconds, seed)
-    machine = Machine(curve)
-    giant = Machine(
-        faster(curve, num),
-        num_slots=min(250, num * machine.num_slots),
+    plan = Plan(Machine(curve), num, seed=seed)
+    return GoalFigures(run(one_instead(plan), turns), [*compared(plan, turns)])
+
+
+def one_instead(plan: Plan) -> Plan:
+    """A single replica, as fast as all of the plan together, with the memory of all."""
+    num, machine = plan.num_replicas, plan.machine
+    giant = replace(
+        machine,
+        curve=faster(machine.curve, num),
+        num_slots=min(_MOST_SLOTS, num * machine.num_slots),
         kv_tokens=num * machine.kv_tokens,
         cache_blocks=num * machine.cache_blocks,
     )
-    one = run(Plan(giant, 1, routing="round robin", seed=seed), turns)
-    return GoalFigures(one, compared(Plan(machine, num, seed=seed), turns))
+    return replace(plan, machine=giant, num_replicas=1, routing="round robin")
 
 
 def sizes(curve: CostCurve, counts: Sequence[int], seconds: float, seed: int) -> Iterator[Figures]:
     """The mixed workload, grown with the number of replicas, by every routing."""
     for count in counts:
-        turns = trace(scaled(PER_REPLICA, count), seconds, seed)
+        # A thousand take ten minutes of one core as it is.
+        until_s = seconds if count < _MANY else seconds / 6
+        turns = trace(scaled(PER_REPLICA, count), until_s, seed)
         plan = Plan(
             Machine(curve),
             count,
             # A router for 100 replicas: there are several in front of more, which know of each other nothing.
             num_routers=max(1, count // 100),
-            news_s=0.25 if count < 1000 else 1.0,
-            until_s=seconds,
+            news_s=0.25 if count < _MANY else 1.0,
+            until_s=until_s,
             seed=seed,
         )
         yield from compared(plan, turns)
 
 
-def compared(plan: Plan, turns: Sequence[Turn]) -> list[Figures]:
-    return [run(replace(plan, routing=name), turns) for name in ROUTINGS]
+def compared(plan: Plan, turns: Sequence[Turn]) -> Iterator[Figures]:
+    """One after the other, as soon as it is done."""
+    for name in ROUTINGS:
+        yield run(replace(plan, routing=name), turns)
 
 
 def run(plan: Plan, turns: Sequence[Turn]) -> Figures:
@@ -111,7 +128,7 @@ def day(curve: CostCurve, day_s: float, seed: int, most: int = 8) -> DayFigures:
     """A day in less time: at noon comes twice the mean, at night next to nothing, with bursts."""
     busiest = scaled(PER_REPLICA, 0.45 * most)
     turns = trace(replace(busiest, batch_rows=0.0), day_s, seed, day_curve(day_s))
-    options = AutoscaleOptions(min_replicas=1, max_replicas=most, down_after_s=day_s / 40)
+    options = AutoscaleOptions(min_replicas=1, max_replicas=most)
     plan = Plan(Machine(curve), 1, autoscale=options, seed=seed)
     outcome = simulate(plan, turns)
     largest = max(serving for _, serving, _ in outcome.sizes)

@@ -25,6 +25,8 @@ class Turn(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     output: int
     """Tokens of the answer."""
     batch: bool = False
+    fresh: bool = False
+    """Its prompt does not begin with the turns before."""
     key: str = ""
     """Whose request it is: nothing is shared with other keys."""
 
@@ -75,6 +77,6 @@ def prompts(turns: Iterable[Turn], texts: Texts) -> Iterator[tuple[tuple[int, ..
         begin = tuple(token for text in turn.shared for token in texts.shared(*text))
         own = texts.own(f"{turn.session}/{number}/asked", turn.tokens)
         answer = texts.own(f"{turn.session}/{number}/answer", turn.output)
-        prompt = before + begin + own
+        prompt = begin + own if turn.fresh else before + begin + own
         before = prompt + answer
         yield prompt, answer

@@ -16,11 +16,11 @@ from starlette.routing import BaseRoute, Route, WebSocketRoute
 from starlette.types import Message
 
 from openai_cpu_server.api.access.key_ring import KeyRing
-from openai_cpu_server.api.access.keys import Scope
+from openai_cpu_server.api.access.keys import GATEWAY_PATHS, Scope
 from openai_cpu_server.jobs.jobs import Jobs
 from openai_cpu_server.jobs.options import JobOptions
 from openai_cpu_server.jobs.store.database import open_database
-from tests.access_table import INFERENCE, NEEDED, OPEN
+from tests.access_table import INFERENCE, NEEDED, OPEN, OPEN_TO_GATEWAYS, with_an_end
 from tests.api.fake_engine import FakeEngine
 from tests.api.serving import client, locked_api
 from tests.api.talking import told_error
@@ -92,7 +92,7 @@ def kind_of(answer: httpx.Response) -> object:
 
 def split(route: str) -> tuple[str, str]:
     method, path = route.split(" ")
-    return method, re.sub(r"\{.*?\}", "nothing", path)
+    return method, with_an_end(re.sub(r"\{.*?\}", "nothing", path))
 
 
 WITH_A_KEY = [route for route, needed in NEEDED.items() if needed is not OPEN]
@@ -137,6 +137,22 @@ async def test_what_is_open_is_open(http: httpx.AsyncClient, route: str, headers
 async def test_metrics_have_a_scope_of_their_own(http: httpx.AsyncClient, path: str) -> None:
     assert (await http.get(path, headers={"x-api-key": "not-metrics"})).status_code == 403
     assert (await http.get(path, headers={"x-api-key": "metrics"})).status_code != 403
+
+
+@pytest.mark.parametrize("headers", [{}, {"x-api-key": "wrong"}, {"x-api-key": "admin"}])
+async def test_gateways_may_be_let_in_without_a_key(
+    engine: FakeEngine, jobs: Jobs, tmp_path: Path, headers: dict[str, str]
+) -> None:
+    keys = KeyRing(None, key_file(tmp_path), open_paths=GATEWAY_PATHS)
+    async with client(locked_api(engine, keys, jobs=jobs)) as http:
+        for route in WITH_A_KEY:
+            answer = await http.request(*split(route), headers=headers)
+            if route in OPEN_TO_GATEWAYS:
+                assert answer.status_code == 200
+                assert "ocs_" not in answer.text
+            elif headers.get("x-api-key") != "admin":
+                assert answer.status_code == 401
+        assert "ocs_" in (await http.get("/metrics", headers={"x-api-key": "metrics"})).text
 
 
 @pytest.mark.parametrize("route", NEEDED)

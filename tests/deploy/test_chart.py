@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import yaml
 
+from openai_cpu_server.api.access.keys import GATEWAY_METRICS_PATH
 from openai_cpu_server.settings import Settings
 from tests.deploy.dockerfile import ROOT
 
@@ -174,4 +175,18 @@ def test_llm_ds_router_finds_the_pods(chart: Any) -> None:
     config = yaml.safe_load(router["epp"]["pluginsCustomConfig"][router["epp"]["pluginsConfigFile"]])
     (profile,) = config["schedulingProfiles"]
     used = {plugin["pluginRef"] for plugin in profile["plugins"]}
-    assert used == {plugin["type"] for plugin in config["plugins"]}
+    sources = {"approx-prefix-cache-producer", "metrics-data-source", "core-metrics-extractor"}
+    assert used | sources == {plugin["type"] for plugin in config["plugins"]}
+    (scraped,) = [p["parameters"]["path"] for p in config["plugins"] if p["type"] == "metrics-data-source"]
+    assert scraped == GATEWAY_METRICS_PATH
+
+
+def test_the_gateways_pool_has_the_same_pods(chart: Any) -> None:
+    values = yaml.safe_load((LLM_D / "server.values.yaml").read_text())
+    deployment = one(chart, values, "Deployment")["spec"]["template"]
+    pool, route = yaml.safe_load_all((ROOT / "deploy" / "gateway-api" / "pool.yaml").read_text())
+    assert pool["spec"]["selector"]["matchLabels"].items() <= deployment["metadata"]["labels"].items()
+    ports = {port["containerPort"] for one in deployment["spec"]["containers"] for port in one["ports"]}
+    assert {port["number"] for port in pool["spec"]["targetPorts"]} <= ports
+    (backend,) = route["spec"]["rules"][0]["backendRefs"]
+    assert (backend["kind"], backend["name"]) == (pool["kind"], pool["metadata"]["name"])

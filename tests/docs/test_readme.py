@@ -22,11 +22,13 @@ _ADDRESS = "http://127.0.0.1:8000"
 _OPTION = re.compile(r"(?<![\w-])--[a-z][a-z-]+\b")
 _OF_OTHERS = {"--no-binary", "--no-deps", "--no-repack", "--strict", "--target", "--worker-urls"}
 """Options of other programs."""
-_OF_CONTAINERS = (
-    "build build-arg cap-drop cpuset-cpus detach file format header mode now publish read-only rm set "
-    "stop-timeout tag tmpfs values volume"
-)
-"""Those of Docker, Helm and others, which one page needs."""
+_ON_PAGES = {
+    "deploy.md": "build build-arg cap-drop cpuset-cpus detach file format header mode now publish read-only "
+    "rm set stop-timeout tag tmpfs values volume",
+    "gateways.md": "health-check-interval-secs health-failure-threshold load-monitor-interval policy values "
+    "worker-overload-token-usage",
+}
+"""Those of Docker, Helm, gateways and others, which one page needs."""
 
 
 @pytest.fixture(scope="module")
@@ -76,9 +78,7 @@ def test_scripts_that_are_named_exist(page: Path) -> None:
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_options_that_are_named_exist(page: Path) -> None:
     named = {option for text in code(page) for option in _OPTION.findall(text)}
-    others = _OF_OTHERS | (
-        {f"--{name}" for name in _OF_CONTAINERS.split()} if page.name == "deploy.md" else set()
-    )
+    others = _OF_OTHERS | {f"--{name}" for name in _ON_PAGES.get(page.name, "").split()}
     assert named - options_of_ours() - others == set()
 
 

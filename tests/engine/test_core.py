@@ -28,6 +28,7 @@ from openai_cpu_server.contract.request import Constraint, Priority
 from openai_cpu_server.contract.step import Step, StepResult
 from openai_cpu_server.engine.build import build_core
 from openai_cpu_server.engine.core import EngineCore
+from openai_cpu_server.engine.shares import shared_ms
 from tests.fakes import FAKE_INFO, FakeBackend
 from tests.scheduler.driver import alone, request
 
@@ -402,6 +403,23 @@ def test_whatever_comes_interrupts_a_measurement_and_only_that() -> None:
 
 def test_known_costs_are_not_measured() -> None:
     assert not build_core(OPTIONS, FakeBackend(), CURVE, lambda is_wanted: CURVE).is_guessing
+
+
+def test_the_cpu_time_of_a_step_is_shared_among_clients_by_their_tokens() -> None:
+    engine = Engine(msgspec.structs.replace(OPTIONS, cache_bytes=0))
+    for name, prompt, client in (("a", 30, "key:ann"), ("b", 10, "key:bob"), ("c", 60, "key:ann")):
+        engine.core.handle(Submit(request(name, prompt=prompt, output=1, client=client)))
+    engine.step()
+    assert engine.last is not None
+    assert engine.last.figures is not None
+    spent = engine.last.figures.spent_ms
+    assert spent["key:ann"] == pytest.approx(9 * spent["key:bob"])
+    assert spent["key:bob"] > 0
+
+
+def test_a_client_may_have_several_parts_of_a_step() -> None:
+    assert shared_ms([("a", 1), ("b", 2), ("a", 5)], 80.0) == {"a": 60.0, "b": 20.0}
+    assert shared_ms([], 5.0) == {}
 
 
 def test_a_forecast_is_told_with_the_last_step_and_only_where_it_is_wanted() -> None:

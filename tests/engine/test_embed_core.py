@@ -211,3 +211,12 @@ def test_while_another_model_computes_refusals_are_told() -> None:
     assert isinstance(done, StepDone)
     assert done.embedded[0].id == "empty"
     assert not driver.core.has_work
+
+
+def test_the_cpu_time_of_a_step_is_shared_among_clients_by_their_tokens() -> None:
+    driver = Driver()
+    for name, client, inputs in (("a", "key:ann", ((5, 6, 7),)), ("b", "key:bob", ((8,), (9,)))):
+        driver.submit(msgspec.structs.replace(embed(name, *inputs), client=client))
+    driver.run()
+    (figures,) = [m.figures for m in driver.messages if isinstance(m, StepDone) and m.figures]
+    assert figures.spent_ms["key:ann"] == pytest.approx(1.5 * figures.spent_ms["key:bob"])

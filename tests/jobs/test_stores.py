@@ -276,7 +276,7 @@ def test_a_database_of_the_first_version_is_brought_forward_and_loses_nothing(tm
     FileStore(database).add(a_file(), io.BytesIO(b"kept"))
     database.close()
     connection = sqlite3.connect(path)
-    for table in ("responses", "response_items", "response_events"):
+    for table in ("responses", "response_items", "response_events", "usage"):
         connection.execute(f"DROP TABLE {table}")
     connection.execute("UPDATE schema_version SET version = 1")
     connection.commit()
@@ -295,7 +295,7 @@ def test_a_database_of_another_version_is_refused(tmp_path: Path) -> None:
     connection.execute("UPDATE schema_version SET version = 99")
     connection.commit()
     connection.close()
-    with pytest.raises(StartupError, match="of version 99, this program needs 2"):
+    with pytest.raises(StartupError, match="of version 99, this program needs 3"):
         open_database(str(path))
 
 

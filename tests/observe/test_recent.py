@@ -19,6 +19,7 @@ class Clock:
 
 def ended(seconds: float, status: int = 200, code: str | None = None) -> Ended:
     call = CallFigures(
+        model="m",
         prompt_tokens=5,
         cached_tokens=0,
         output_tokens=3,

@@ -59,7 +59,7 @@ def filled(visit: Visit, folder: Path) -> Page:
     return page
 
 
-@pytest.mark.parametrize("theme", ["Light", "Dark"])
+@pytest.mark.parametrize("theme", ["Light", pytest.param("Dark", marks=pytest.mark.slow)])
 def test_axe_finds_nothing_in_a_conversation(visit: Visit, axe: str, tmp_path: Path, theme: str) -> None:
     page = filled(visit, tmp_path)
     page.get_by_role("radio", name=theme).check()
@@ -109,7 +109,13 @@ def reaches_everything(page: Page) -> None:
     page.get_by_role("button", name="Close the list").click()
 
 
-@pytest.mark.parametrize(("width", "height"), [(360, 640), (640, 400)], ids=["a phone", "200 % of 1280"])
+@pytest.mark.parametrize(
+    ("width", "height"),
+    [
+        pytest.param(360, 640, id="a phone"),
+        pytest.param(640, 400, id="200 % of 1280", marks=pytest.mark.slow),
+    ],
+)
 def test_a_small_window_shows_everything(
     browser: Browser, server: ServerProcess, axe: str, tmp_path: Path, width: int, height: int
 ) -> None:

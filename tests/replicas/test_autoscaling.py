@@ -57,7 +57,7 @@ def test_batch_work_is_worth_its_floor_and_no_more() -> None:
     one = fleet(4, load=2.4, batch_ms=3600_000 * 20)
     without = asked(Autoscaler(_OPTIONS), fleet(4, load=2.4), 6)[-1]
     assert (without, asked(Autoscaler(_OPTIONS), one, 6)[-1]) == (4, 4)
-    large = AutoscaleOptions(min_replicas=1, max_replicas=100)
+    large = AutoscaleOptions(min_replicas=1, max_replicas=100, up_after_s=5)
     assert asked(Autoscaler(large), fleet(36, load=25.2), 6)[-1] == 36
     assert asked(Autoscaler(large), fleet(36, load=25.2, batch_ms=3600_000 * 20), 6)[-1] == 40
 
@@ -105,6 +105,6 @@ def test_what_replicas_report_makes_the_fleet() -> None:
         reports = {"a": report(500 * second, 100), "b": report(250 * second, 300)}
         loading = {"c": ReplicaReport(ReplicaState.LOADING), "d": ReplicaReport(ReplicaState.DRAINING)}
         seen = watch.look(reports | loading, second, num_unplaced=1)
-    assert (seen.num_present, seen.wait_ms, round(seen.load, 2), seen.batch_ms) == (3, 200, 0.75, 1000)
+    assert (seen.num_present, seen.wait_ms, round(seen.load, 2), seen.batch_ms) == (3, 100, 0.75, 1000)
     assert seen.num_live == 7
     assert watch.look({"a": report(100)}, 20).load < 0.6, "b is gone, and a's new process has done 100 ms"

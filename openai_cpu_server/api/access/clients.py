@@ -82,6 +82,12 @@ class Client(msgspec.Struct, frozen=True):
         return "@".join(filter(None, (digest, address if is_administrator else "")))
 
 
+def key_of(label: str) -> str:
+    """The name of the key of a client with this label; "" for one without a named key."""
+    client = Client.of_label(label)
+    return client.name if client.kind is ClientKind.KEY else ""
+
+
 def client_address(scope: AsgiScope, trusted: Collection[Network]) -> str | None:
     """The sender's address, or its /64 of IPv6; None where there is none, as on a Unix socket.
 

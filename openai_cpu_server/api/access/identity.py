@@ -11,7 +11,7 @@ from starlette.types import Scope
 
 from openai_cpu_server.api.access.clients import Network, client_address
 from openai_cpu_server.api.access.key_ring import KeyRing
-from openai_cpu_server.api.access.keys import Identity, required_scope
+from openai_cpu_server.api.access.keys import STRANGER, Identity, required_scope
 from openai_cpu_server.errors import Forbidden, Unauthorized
 
 SUBPROTOCOL = "openai-chat-completions"
@@ -41,14 +41,14 @@ def identity_now(scope: Scope, keys: KeyRing) -> Identity:
     """Returns who opened this connection, by the keys as they are now. Raises Unauthorized, Forbidden."""
     before = identity_of(scope)
     identity = _identified(keys, before.digest, scope["path"])
-    check_scope(identity, scope["path"])
+    check_scope(identity, scope["path"], keys)
     return msgspec.structs.replace(identity, address=before.address)
 
 
-def check_scope(identity: Identity, path: str) -> None:
+def check_scope(identity: Identity, path: str, keys: KeyRing) -> None:
     """Raises Forbidden."""
     required = required_scope(path)
-    if required is not None and not identity.may(required):
+    if required is not None and not identity.may(required) and not keys.admits_strangers(path):
         raise Forbidden(required.value)
 
 
@@ -75,6 +75,8 @@ def _identified(keys: KeyRing, digest: str | None, path: str) -> Identity:
     if keys.is_open or required_scope(path) is None:
         return Identity(None, digest)
     key = None if digest is None else keys.with_digest(bytes.fromhex(digest))
+    if key is None and keys.admits_strangers(path):
+        key = STRANGER
     if key is None:
         raise Unauthorized("Missing or incorrect API key: send 'Authorization: Bearer KEY'.")
     return Identity(key, digest)

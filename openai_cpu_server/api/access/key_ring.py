@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import hmac
 import logging
+from collections.abc import Collection
 from pathlib import Path
 
 from openai_cpu_server.api.access.key_file import read_keys
@@ -17,8 +18,18 @@ logger = logging.getLogger(__name__)
 class KeyRing:
     """`api_key` is one key for everything, `path` a file of keys. With neither the server is open."""
 
-    def __init__(self, api_key: str | None = None, path: Path | None = None) -> None:
-        """Raises StartupError for a file that cannot be used."""
+    def __init__(
+        self,
+        api_key: str | None = None,
+        path: Path | None = None,
+        *,
+        open_paths: Collection[str] = (),
+    ) -> None:
+        """`open_paths`: strangers may come there, beside those whose keys open more of them.
+
+        Raises StartupError for a file that cannot be used.
+        """
+        self._open_paths = open_paths
         self._own = () if api_key is None else (_shared_key(api_key),)
         self._path = path
         self._keys = self._own + (read_keys(path) if path else ())
@@ -26,6 +37,9 @@ class KeyRing:
     @property
     def is_open(self) -> bool:
         return not self._keys
+
+    def admits_strangers(self, path: str) -> bool:
+        return path in self._open_paths
 
     def with_digest(self, digest: bytes) -> Key | None:
         """The key with this digest. It is compared with every key, whichever fits, so that time tells

@@ -72,11 +72,16 @@ class Identity(msgspec.Struct, frozen=True):
 
 ANYBODY = Identity(key=None, digest=None)
 """Somebody of whom nothing is known, on a server without keys."""
+STRANGER = Key(name="", digest=b"", scopes=frozenset())
+"""Stands for the key of somebody who has none, on a server with keys: it may do nothing."""
 
 
 OPEN_PATHS = frozenset({"/health", "/ready"})
 """Machines ask these all the time. They need no key and get no line in the log."""
-QUIET_PATHS = OPEN_PATHS | {"/metrics"}
+GATEWAY_METRICS_PATH = "/metrics/gateway"
+GATEWAY_PATHS = frozenset({"/version", "/metrics", GATEWAY_METRICS_PATH})
+"""What gateways in front of several servers read. `--open-to-gateways` lets them in without a key."""
+QUIET_PATHS = OPEN_PATHS | GATEWAY_PATHS
 """These get no line in the log and no trace."""
 _DESCRIPTION_PATH = "/openapi.json"
 """It says nothing that the source does not say, so it needs no key."""
@@ -85,6 +90,7 @@ PAGE_FILES = "/page/"
 """The page and its files tell nothing of this server: a browser gets them before somebody enters a key."""
 _SCOPES = {
     "/metrics": Scope.METRICS,
+    GATEWAY_METRICS_PATH: Scope.METRICS,
     "/v1/stats": Scope.METRICS,
     "/v1/cache": Scope.ADMIN,
     "/v1/cache/stats": Scope.ADMIN,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from starlette.routing import Route
 
-from openai_cpu_server.api.access.keys import PAGE_FILES
+from openai_cpu_server.api.access.keys import GATEWAY_METRICS_PATH, PAGE_FILES
 from openai_cpu_server.api.assembly.parts import Parts
 from openai_cpu_server.api.calls.recall import Recall
 from openai_cpu_server.api.options import ApiOptions
@@ -21,6 +21,7 @@ from openai_cpu_server.api.routes.page import PageRoutes
 from openai_cpu_server.api.routes.requests import RequestRoutes
 from openai_cpu_server.api.routes.stats import StatsRoutes
 from openai_cpu_server.api.routes.tokens import TokenRoutes
+from openai_cpu_server.api.routes.usage import UsageRoutes
 from openai_cpu_server.jobs.jobs import Jobs
 from openai_cpu_server.models.registry import ModelRegistry
 
@@ -53,6 +54,7 @@ def _routes(models: ModelRegistry, options: ApiOptions, recall: Recall | None) -
         Route("/detokenize", tokens.detokenize, methods=["POST"]),
         Route("/health", health.health),
         Route("/ready", health.ready),
+        Route("/version", health.version),
     ]
 
 
@@ -80,6 +82,7 @@ def _watching_routes(parts: Parts, *, has_usage: bool) -> list[Route]:
     events = EventRoutes(models, watch.recent, parts.keys, parts.options, has_usage=has_usage)
     return [
         Route("/metrics", metrics.page),
+        Route(GATEWAY_METRICS_PATH, metrics.for_gateways),
         Route("/v1/stats", stats.stats),
         Route("/v1/events", events.stream),
     ]
@@ -102,4 +105,5 @@ def _job_routes(jobs: Jobs, models: ModelRegistry, options: ApiOptions) -> list[
         Route("/v1/batches", batches.list),
         Route("/v1/batches/{id}", batches.one),
         Route("/v1/batches/{id}/cancel", batches.cancel, methods=["POST"]),
+        Route("/v1/usage", UsageRoutes(jobs, options).list),
     ]

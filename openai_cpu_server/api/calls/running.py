@@ -204,6 +204,7 @@ class Tally:
             prompt_tokens=self._call.prompt_tokens,
             cached_tokens=cached_tokens(self._call, self._finishes),
             output_tokens=sum(self._output_tokens(request.id) for request in self._call.requests),
+            model=model,
             finish_reasons=tuple(self._finish_reason(request.id) for request in self._call.requests),
             submitted_s=min(self._submitted_s, time.monotonic() - latency_s),
             queue_s=timings.queue_ms / 1000,

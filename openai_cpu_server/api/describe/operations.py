@@ -26,12 +26,13 @@ from openai_cpu_server.api.routes.batch_jobs import BatchList, BatchObject
 from openai_cpu_server.api.routes.cache import ONLY, CacheStats
 from openai_cpu_server.api.routes.counting import InputTokens
 from openai_cpu_server.api.routes.files import FileDeleted, FileList, FileObject
-from openai_cpu_server.api.routes.health import HealthReport
+from openai_cpu_server.api.routes.health import HealthReport, Version
 from openai_cpu_server.api.routes.models import ModelCard, ModelList
 from openai_cpu_server.api.routes.paging import ORDERS
 from openai_cpu_server.api.routes.requests import Cancelled, RequestList
 from openai_cpu_server.api.routes.stats import Stats
 from openai_cpu_server.api.routes.tokens import Detokenized, Tokenized
+from openai_cpu_server.api.routes.usage import UsageList
 from openai_cpu_server.api.schemas.adapters import AdapterBody
 from openai_cpu_server.api.schemas.anthropic import CountBody, MessagesBody
 from openai_cpu_server.api.schemas.base import Body
@@ -42,6 +43,7 @@ from openai_cpu_server.api.schemas.generate import GenerateBatchBody, GenerateBo
 from openai_cpu_server.api.schemas.pooling import EmbeddingBody, RerankBody
 from openai_cpu_server.api.schemas.responses import InputTokensBody, ResponsesBody
 from openai_cpu_server.api.schemas.tokens import DetokenizeBody, TokenizeBody
+from openai_cpu_server.jobs.store.usage import GROUPS
 
 JsonSchema = dict[str, object]
 
@@ -284,6 +286,25 @@ OPERATIONS: Mapping[str, Operation] = {
     "POST /v1/batches/{id}/cancel": Operation(
         summary="End it", tag="Batches", answer=BatchObject, errors=(409,)
     ),
+    "GET /v1/usage": Operation(
+        summary="What keys have used, by day, key and model",
+        tag="Operation",
+        query={
+            "start": {"type": "string", "format": "date", "description": "the first day, in UTC"},
+            "end": {"type": "string", "format": "date", "description": "the last day"},
+            "model": {"type": "string", "description": "only this one; may be given several times"},
+            "key": {"type": "string", "description": "only the key of this name; may be given several times"},
+            "group_by": {
+                "type": "string",
+                "default": ",".join(GROUPS),
+                "description": "the rest is added up",
+            },
+            **_PAGE,
+            "order": {"enum": list(ORDERS), "default": "desc"},
+        },
+        answer=UsageList,
+        errors=(503,),
+    ),
     **dict.fromkeys(("POST /generate", "POST /v1/generate"), _GENERATE),
     "POST /v1/generate/batch": Operation(
         summary="Several of them at once; one that fails fails alone",
@@ -301,7 +322,11 @@ OPERATIONS: Mapping[str, Operation] = {
     ),
     "GET /health": Operation(summary="The process lives", tag="Operation", answer=HealthReport),
     "GET /ready": Operation(summary="It can generate", tag="Operation", answer=HealthReport, errors=(503,)),
+    "GET /version": Operation(summary="The version of this server", tag="Operation", answer=Version),
     "GET /metrics": Operation(summary="For Prometheus", tag="Operation", media="text/plain"),
+    "GET /metrics/gateway": Operation(
+        summary="What gateways in front of several servers choose by", tag="Operation", media="text/plain"
+    ),
     "GET /v1/stats": Operation(summary="The same at a glance", tag="Operation", answer=Stats),
     "GET /v1/events": Operation(
         summary="What the scheduler does, live, as server-sent events",

@@ -71,7 +71,7 @@ class Listener:
         self._past = self._new_restarts()
         self._makers: dict[str, Callable[[], Event | None]] = {
             "restart": self._restart,
-            "model": self._models,
+            "model": self._snapshots.models,
             "step": self._steps,
             "queue": self._snapshots.queue,
             "request": self._snapshots.requests,
@@ -95,16 +95,13 @@ class Listener:
 
     def next(self) -> Event | None:
         """What is to be told now; None: there is nothing new."""
+        self._hub.look_for_models()
         for kind in self._agenda.due(self._clock()):
             event = self._makers[kind]()
             if event is not None and event != self._told.get(kind):
                 self._told[kind] = event
                 return event
         return None
-
-    def _models(self) -> Event:
-        self._hub.look_for_models()
-        return self._snapshots.models()
 
     def _steps(self) -> Event | None:
         news = self._hub.since(self._position)

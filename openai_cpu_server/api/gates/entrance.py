@@ -88,7 +88,7 @@ class Entrance:
             _check_origin(Headers(scope=scope), self._origins)
         identity = identify(scope, self._keys, self._trusted_proxies)
         ticket.client = identity.holder
-        check_scope(identity, path)
+        check_scope(identity, path, self._keys)
 
 
 def _check_origin(headers: Headers, allowed: Collection[str]) -> None:

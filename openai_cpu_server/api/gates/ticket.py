@@ -172,6 +172,7 @@ class Endings:
                 trace=ticket.trace,
                 routed=ticket.routed,
                 answer=ticket.answer,
+                key=ticket.client or "",
             )
         )
 

@@ -1,4 +1,7 @@
-"""`GET /health`: the process lives. `GET /ready`: it can generate. Both tell how it is doing."""
+"""`GET /health`: the process lives. `GET /ready`: it can generate. Both tell how it is doing.
+
+`GET /version`: which one it is.
+"""
 
 from __future__ import annotations
 
@@ -9,6 +12,7 @@ from msgspec import UNSET, UnsetType
 from starlette.requests import Request
 from starlette.responses import Response
 
+from openai_cpu_server import __version__
 from openai_cpu_server.api.errors import ErrorBody, error_object
 from openai_cpu_server.api.gates.ticket import ticket_of
 from openai_cpu_server.api.routes.models import json_response
@@ -64,6 +68,12 @@ class HealthReport(msgspec.Struct, frozen=True, kw_only=True):
     error: Union[ErrorBody, UnsetType] = UNSET
 
 
+class Version(msgspec.Struct, frozen=True):
+    """vLLM answers so, too; gateways take a server that does for one that has vLLM's metrics."""
+
+    version: str
+
+
 class HealthRoutes:
     def __init__(self, models: ModelRegistry) -> None:
         self._models = models
@@ -81,6 +91,9 @@ class HealthRoutes:
         return json_response(
             msgspec.structs.replace(report, error=error), 503, {"retry-after": str(why.retry_after_s)}
         )
+
+    async def version(self, request: Request) -> Response:
+        return json_response(Version(__version__))
 
     def _report(self, status: EngineStatus) -> HealthReport:
         degraded = self._models.degraded if status.state is EngineState.READY else None

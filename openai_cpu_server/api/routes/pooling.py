@@ -63,12 +63,12 @@ class PoolingRoute(Generic[B]):
         header = request.headers.get(PRIORITY_HEADER)
         default = self._options.default_priority
         sender = Sender.of(identity_of(request.scope), header=header, default=default)
-        call, working, _ = await self._begun(data, sender, lease_of(request.scope))
+        call, working, chosen = await self._begun(data, sender, lease_of(request.scope))
         del data  # the call may wait for long
         release_body(request.scope)
         ticket.priority = call.priority
         limit_time(working, ticket, call.timeout_s, self._options.request_timeout_s)
-        running = _Running(call, working, ticket)
+        running = _Running(call, working, chosen.model.name, ticket)
         rows = await while_connected(request.receive, running.rows)
         body = await _written(call, rows, working.timings)
         return Response(body, media_type="application/json", headers=dict(call.headers))
@@ -82,7 +82,7 @@ class PoolingRoute(Generic[B]):
         if call.timeout_s is not None:
             working.fail_in(call.timeout_s, DeadlineExceeded(call.timeout_s))
         try:
-            rows = await _Running(call, working, ticket).rows()
+            rows = await _Running(call, working, chosen.model.name, ticket).rows()
         except GenerationFailed:
             chosen.model.loaded()  # an engine that is gone takes its requests with it: not their fault
             raise
@@ -124,8 +124,10 @@ class PoolingRoute(Generic[B]):
 class _Running:
     """A call that was submitted: it is counted when it ends, however it ends."""
 
-    def __init__(self, call: PoolingCall, working: Embedding, ticket: Ticket) -> None:
+    def __init__(self, call: PoolingCall, working: Embedding, model: str, ticket: Ticket) -> None:
+        """`model`: the name of the one that answers."""
         self._call = call
+        self._model = model
         self._working = working
         self._ticket = ticket
 
@@ -137,7 +139,7 @@ class _Running:
                 vectors = await self._working.vectors()
             num_done = self._call.num_inputs
         finally:
-            self._ticket.generated(_figures(self._call, self._working.timings, num_done))
+            self._ticket.generated(_figures(self._call, self._model, self._working.timings, num_done))
         return np.frombuffer(vectors, np.dtype("<f4")).reshape(self._call.num_inputs, -1)
 
 
@@ -145,11 +147,12 @@ async def _written(call: PoolingCall, rows: Rows, timings: EmbedTimings) -> byte
     return await off_loop(rows.nbytes // _CHEAPER, partial(call.render, rows, timings))
 
 
-def _figures(call: PoolingCall, timings: EmbedTimings, num_done: int) -> CallFigures:
+def _figures(call: PoolingCall, model: str, timings: EmbedTimings, num_done: int) -> CallFigures:
     return CallFigures(
         prompt_tokens=call.prompt_tokens,
         cached_tokens=0,
         output_tokens=0,
+        model=model,
         finish_reasons=(),
         submitted_s=time.monotonic() - timings.latency_ms / 1000,
         queue_s=timings.queue_ms / 1000,

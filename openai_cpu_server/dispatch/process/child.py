@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import socket
 from collections.abc import Sequence
 
@@ -13,10 +14,16 @@ from openai_cpu_server.contract.messages import Command, EngineOptions, Event, S
 from openai_cpu_server.dispatch.process.channel import ClientChannel
 
 
+@functools.lru_cache(maxsize=64)
+def _process(pid: int | None) -> psutil.Process:
+    """Finding a process takes five times as long as reading its memory, and gateways ask all the time."""
+    return psutil.Process(pid)
+
+
 def resident_bytes(pid: int | None = None) -> int:
     """The memory of a process, of this one by default; 0 if it is dead or nothing can be read about it."""
     try:
-        return int(psutil.Process(pid).memory_info().rss)
+        return int(_process(pid).memory_info().rss)
     except (psutil.Error, OSError):
         return 0
 

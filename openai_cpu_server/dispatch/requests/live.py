@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 
 import msgspec
 
+from openai_cpu_server.contract.adapter import adapter_name
 from openai_cpu_server.contract.embedding import EmbedRequest
 from openai_cpu_server.contract.engine import LiveRequest, RequestState
 from openai_cpu_server.contract.messages import Place, Submit
@@ -82,4 +83,5 @@ class Live:
             first_token_ms=max(0.0, 1000 * (expected.first_token_s - now_s)) if expected else None,
             num_inputs=self.num_inputs,
             num_embedded=self.num_embedded,
+            adapter=adapter_name(self.adapter) if self.adapter is not None else None,
         )

@@ -29,7 +29,12 @@ from sqlalchemy.exc import TimeoutError as PoolTimeout
 from sqlalchemy.pool import ConnectionPoolEntry, Pool, QueuePool, StaticPool
 
 from openai_cpu_server.errors import JobsUnavailable, StartupError
-from openai_cpu_server.jobs.store.tables import SCHEMA_VERSION, metadata, schema_version
+from openai_cpu_server.jobs.store.tables import (
+    ONLY_LACK_TABLES,
+    SCHEMA_VERSION,
+    metadata,
+    schema_version,
+)
 
 _LOCK_TIMEOUT_S = 30
 """The seconds that a transaction waits for one of another process."""
@@ -149,7 +154,7 @@ def _prepare(engine: Engine) -> None:
         _create(engine)
     with engine.begin() as connection:
         found = connection.execute(select(schema_version.c.version)).scalars().all()
-        if found == [1]:  # version 2 only added tables, which were created just now
+        if len(found) == 1 and found[0] in ONLY_LACK_TABLES:  # they were created just now
             connection.execute(update(schema_version).values(version=SCHEMA_VERSION))
             found = [SCHEMA_VERSION]
     if found != [SCHEMA_VERSION]:

@@ -23,11 +23,14 @@ from sqlalchemy import (
     Text,
 )
 
-SCHEMA_VERSION = 2
+SCHEMA_VERSION = 3
 """The version of the tables. It grows with every change.
 
-`database` brings older databases forward and refuses newer ones. Version 2 added the tables of responses.
+`database` brings older databases forward and refuses newer ones. Version 2 added the tables of responses,
+version 3 that of what keys use.
 """
+ONLY_LACK_TABLES = (1, 2)
+"""Older versions that become this one when the tables are created that they lack."""
 
 metadata = MetaData()
 
@@ -138,3 +141,20 @@ response_events = Table(
     Column("content", LargeBinary, nullable=False),
 )
 """The stream of a background response that has ended, for clients that come back to it."""
+
+usage = Table(
+    "usage",
+    metadata,
+    Column("day", String(10), primary_key=True),  # YYYY-MM-DD, in UTC
+    Column("owner", String(128), primary_key=True),  # the key's name
+    Column("model", Text, primary_key=True),
+    Column("requests", BigInteger, nullable=False),
+    Column("input_tokens", BigInteger, nullable=False),
+    Column("cached_tokens", BigInteger, nullable=False),
+    Column("output_tokens", BigInteger, nullable=False),
+    Column("cpu_ms", Float(53), nullable=False),
+    Column("recalled_requests", BigInteger, nullable=False),
+    Column("recalled_input_tokens", BigInteger, nullable=False),
+    Column("recalled_output_tokens", BigInteger, nullable=False),
+)
+"""The fields of `Amounts`, added up by all servers."""

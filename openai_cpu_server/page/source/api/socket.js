@@ -2,6 +2,8 @@
 // eight streams would wait for each other.
 import { ApiError, Unreachable, address, call, events, key } from "./client.js";
 
+const OPEN = 1;
+const CLOSED = 3;
 const IDLE_MS = 20_000;
 const BLOCKED_MS = 60_000;
 const ROUTE = "/v1/chat/completions";
@@ -28,8 +30,8 @@ export async function ask(body, hear, signal) {
 
 /** The open socket, or null where none can be had. */
 async function opened() {
-  if (socket?.usedKey === key.value && socket.readyState === WebSocket.OPEN) return socket;
-  if (socket?.usedKey !== key.value || socket.readyState > WebSocket.OPEN) socket = fresh();
+  if (socket?.usedKey === key.value && socket.readyState === OPEN) return socket;
+  if (socket?.usedKey !== key.value || socket.readyState > OPEN) socket = fresh();
   return (await socket.ready) ? socket : null;
 }
 
@@ -40,8 +42,8 @@ function fresh() {
   try {
     made = new WebSocket(url, ["openai-chat-completions", ...(key.value ? [`openai-insecure-api-key.${key.value}`] : [])]);
   } catch {
-    made = new EventTarget(); // the key has characters that no subprotocol may have
-    made.readyState = WebSocket.CLOSED;
+    made = new EventTarget(); // no WebSockets here, or a key with characters that no subprotocol may have
+    made.readyState = CLOSED;
     queueMicrotask(() => made.dispatchEvent(new Event("close")));
   }
   made.usedKey = key.value;
@@ -59,7 +61,7 @@ function onSocket(open, body, hear, signal) {
   clearTimeout(closing);
   return new Promise((resolve, reject) => {
     const cancel = () => {
-      if (open.readyState === WebSocket.OPEN) open.send(JSON.stringify({ cancel: id }));
+      if (open.readyState === OPEN) open.send(JSON.stringify({ cancel: id }));
       live.get(id)?.fail();
     };
     const end = (settle, value) => {

@@ -31,8 +31,9 @@ export function useCanvas(draw) {
       state.current.seen = entry.isIntersecting;
       ask.current();
     });
-    resized.observe(canvas.current);
-    watched.observe(canvas.current);
+    const drawn = canvas.current;
+    resized.observe(drawn);
+    watched.observe(drawn);
     const untheme = isDark.subscribe(() => ask.current());
     return () => {
       resized.disconnect();

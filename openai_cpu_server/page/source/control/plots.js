@@ -42,12 +42,15 @@ function Plot({ plot }) {
   const told = rates.value;
   const dark = isDark.value;
   useEffect(() => {
-    chart.current = new uPlot(options(plot, box.current.clientWidth), data(plot, rates.peek()), box.current);
-    const resized = new ResizeObserver(() => chart.current.setSize({ width: box.current.clientWidth, height: HEIGHT }));
-    resized.observe(box.current);
+    const place = box.current;
+    const drawn = new uPlot(options(plot, place.clientWidth), data(plot, rates.peek()), place);
+    chart.current = drawn;
+    const resized = new ResizeObserver(() => place.clientWidth && drawn.setSize({ width: place.clientWidth, height: HEIGHT }));
+    resized.observe(place);
     return () => {
       resized.disconnect();
-      chart.current.destroy();
+      drawn.destroy();
+      chart.current = null;
     };
   }, [dark]);
   useEffect(() => void chart.current?.setData(data(plot, told)), [told]);

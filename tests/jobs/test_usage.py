@@ -1,0 +1,131 @@
+"""What keys have used: sums in memory and in the database, of one server and of several."""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Iterator
+from pathlib import Path
+
+import anyio
+import pytest
+
+from openai_cpu_server.contract.usage import Amounts, Price
+from openai_cpu_server.errors import JobsUnavailable
+from openai_cpu_server.jobs.records import Page
+from openai_cpu_server.jobs.store.database import open_database
+from openai_cpu_server.jobs.store.thread import StoreThread
+from openai_cpu_server.jobs.store.usage import Slot, UsageQuery, UsageStore
+from openai_cpu_server.jobs.usage import UsageBook
+from tests.jobs.support import jobs_at
+
+pytestmark = pytest.mark.anyio
+
+MONDAY, TUESDAY = "2026-11-23", "2026-11-24"
+NOON_S = 1795435200.0
+"""Of that Monday."""
+ALL = Page(limit=100, is_ascending=True)
+ONE = Amounts(requests=1, input_tokens=10, cached_tokens=4, output_tokens=2, cpu_ms=1.5)
+
+
+def asked(**fields: object) -> UsageQuery:
+    return UsageQuery(**{"page": ALL, **fields})  # type: ignore[arg-type]
+
+
+async def test_it_is_there_after_the_end_and_servers_add_up(where: str) -> None:
+    clock = lambda: NOON_S  # noqa: E731
+    async with jobs_at(where, clock=clock) as one, jobs_at(where, clock=clock) as other:
+        for jobs in (one, other):
+            jobs.usage.add("alice", "m", ONE)
+            jobs.usage.add("alice", "m", Amounts(cpu_ms=0.5))
+        other.usage.add("", "m", Amounts(recalled_requests=1, recalled_input_tokens=3))
+        (row,) = (await one.usage.page(asked())).rows
+        assert (row.day, row.key, row.model) == (MONDAY, "alice", "m")
+        assert row.amounts == ONE + Amounts(cpu_ms=0.5), "the other has not written yet"
+    async with jobs_at(where) as later:
+        page = await later.usage.page(asked())
+    assert [row.key for row in page.rows] == ["", "alice"]
+    assert page.rows[1].amounts == ONE + ONE + Amounts(cpu_ms=1.0)
+    assert page.total.amounts == page.rows[0].amounts + page.rows[1].amounts
+
+
+@pytest.fixture
+def store(where: str) -> Iterator[UsageStore]:
+    database = open_database(where)
+    store = UsageStore(database)
+    for day in (MONDAY, TUESDAY):
+        store.add({Slot(day, key, model): ONE for key in ("a", "b") for model in ("m", "org/n")})
+    yield store
+    database.close()
+
+
+def rows(store: UsageStore, **fields: object) -> list[tuple[str | None, str | None, str | None, int]]:
+    page = store.page(asked(**fields))
+    return [(row.day, row.key, row.model, row.amounts.requests) for row in page.rows]
+
+
+def test_what_is_asked_for_and_told_apart(store: UsageStore) -> None:
+    assert len(rows(store)) == 8
+    assert rows(store, start=TUESDAY, keys=("a",), models=("m",)) == [(TUESDAY, "a", "m", 1)]
+    assert rows(store, end=MONDAY, by=("day",)) == [(MONDAY, None, None, 4)]
+    assert rows(store, by=("key", "model"), models=("org/n",)) == [
+        (None, "a", "org/n", 2),
+        (None, "b", "org/n", 2),
+    ]
+    assert rows(store, keys=("nobody",)) == rows(store, by=()) == []
+    assert store.page(asked(by=())).total.amounts.requests == 8
+    assert store.page(asked(keys=("nobody",))).total.amounts == Amounts()
+
+
+@pytest.mark.parametrize("is_ascending", [True, False])
+def test_pages_hold_all_of_it_once(store: UsageStore, is_ascending: bool) -> None:
+    found, after, has_more = [], None, True
+    while has_more:
+        query = asked(page=Page(limit=3, is_ascending=is_ascending), after=after)
+        page = store.page(query)
+        found += [(str(row.day), str(row.key), str(row.model)) for row in page.rows]
+        after, has_more = found[-1], page.has_more
+        assert page.total.amounts.requests == 8
+    assert found == sorted(set(found), reverse=not is_ascending)
+    assert len(found) == 8
+
+
+def test_costs_are_those_of_the_models_that_have_a_price(store: UsageStore) -> None:
+    prices = {"m": Price(input=1e6, cached=1e5, output=2e6)}
+    own = 6 + 4 / 10 + 4
+    page = store.page(asked(prices=prices, by=("model",)))
+    assert [row.cost for row in page.rows] == [pytest.approx(4 * own), None]
+    assert page.total.cost == pytest.approx(4 * own)
+    assert store.page(asked()).total.cost is None
+
+
+async def test_a_database_that_is_away_loses_nothing(tmp_path: Path) -> None:
+    path = tmp_path / "jobs.db"
+    database, thread = open_database(str(path)), StoreThread()
+    book = UsageBook(database, thread, clock=lambda: NOON_S)
+    connection = sqlite3.connect(path)
+    connection.execute("ALTER TABLE usage RENAME TO away")
+    book.add("a", "m", ONE)
+    with pytest.raises(JobsUnavailable):
+        await book.page(asked())
+    await book.save()
+    book.add("a", "m", ONE)
+    connection.execute("ALTER TABLE away RENAME TO usage")
+    connection.close()
+    page = await book.page(asked())
+    assert page.total.amounts == ONE + ONE
+    await thread.close()
+    database.close()
+
+
+async def test_it_is_written_by_itself(tmp_path: Path) -> None:
+    database, thread = open_database(str(tmp_path / "jobs.db")), StoreThread()
+    book = UsageBook(database, thread, clock=lambda: NOON_S, write_s=0.01)
+    async with anyio.create_task_group() as group:
+        group.start_soon(book.run)
+        book.add("a", "m", ONE)
+        with anyio.fail_after(10):
+            while not UsageStore(database).page(asked()).rows:
+                await anyio.sleep(0.01)
+        group.cancel_scope.cancel()
+    await thread.close()
+    database.close()

@@ -1,0 +1,150 @@
+"""What gateways read, as they read it: the first series of each name, or the sum of all."""
+
+from __future__ import annotations
+
+import asyncio
+
+import msgspec
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+from prometheus_client.samples import Sample
+
+from openai_cpu_server.contract.engine import Engine, EngineState, LiveRequest, RequestState
+from openai_cpu_server.contract.messages import KVStats
+from openai_cpu_server.contract.model_info import ModelInfo
+from openai_cpu_server.contract.request import Priority
+from openai_cpu_server.observe.gateway_gauges import GatewayGauges
+from openai_cpu_server.observe.metrics import text_of
+from tests.api.fake_engine import READY, FakeEngine
+from tests.api.serving import eventually
+from tests.api.talking import chat
+from tests.api.test_adapters import adapter
+from tests.api.watching import Page, page, watched
+from tests.fakes import FAKE_EMBEDDER, FAKE_INFO
+
+pytestmark = pytest.mark.anyio
+
+USAGE = "vllm:kv_cache_usage_perc"
+
+
+class Told(FakeEngine):
+    """Says what it is told to say."""
+
+    def __init__(
+        self,
+        info: ModelInfo | None = FAKE_INFO,
+        *,
+        running: tuple[int, int] = (0, 0),
+        waiting: tuple[int, int] = (0, 0),
+        used_blocks: int | None = None,
+        live: tuple[LiveRequest, ...] = (),
+        state: EngineState = EngineState.READY,
+    ) -> None:
+        counts = [dict(zip(("interactive", "batch"), pair, strict=True)) for pair in (running, waiting)]
+        told = msgspec.structs.replace(READY, running=counts[0], waiting=counts[1], state=state)
+        super().__init__(info, told)
+        self._used_blocks = used_blocks
+        self._requests = live
+
+    def status(self):  # type: ignore[no-untyped-def]
+        return self.told
+
+    def requests(self) -> list[LiveRequest]:
+        return list(self._requests)
+
+    def kv_stats(self) -> KVStats | None:
+        if self._used_blocks is None:
+            return None
+        nothing = dict.fromkeys(KVStats.__struct_fields__, 0)
+        return KVStats(**{**nothing, "pool_blocks_used": self._used_blocks})
+
+
+def told(*engines: tuple[str, Engine]) -> dict[str, Sample]:
+    """The series by name: there is one of each."""
+    text = text_of(GatewayGauges(lambda: engines, clock=lambda: 1000.0)).decode()
+    families = list(text_string_to_metric_families(text))
+    assert {family.type for family in families} == {"gauge"}
+    samples = [sample for family in families for sample in family.samples]
+    assert len({sample.name for sample in samples}) == len(samples), "a gateway reads the first one"
+    return {sample.name: sample for sample in samples}
+
+
+def test_one_model_as_vllm_tells_its_own() -> None:
+    found = told(("demo", Told(running=(2, 3), waiting=(4, 50), used_blocks=64)))
+    labels = {"engine": "0", "model_name": "demo"}
+    for name, value in (("num_requests_running", 5), ("num_requests_waiting", 4)):
+        sample = found[f"vllm:{name}"]
+        assert (sample.labels, sample.value) == (labels, value)
+    assert (found[USAGE].labels, found[USAGE].value) == (labels, 0.25)
+    config = found["vllm:cache_config_info"]
+    facts = {"block_size": "16", "num_gpu_blocks": "256", "kv_cache_size_tokens": "4096"}
+    assert config.value == 1
+    assert config.labels == {**facts, "engine": "0", "cache_dtype": "f16"}
+    assert len(found) == 4, "there are no adapters"
+
+
+def test_several_models_are_one_server() -> None:
+    """Those that have no pool, or none any more, do not dilute it."""
+    found = told(
+        ("a", Told(waiting=(1, 1), used_blocks=256)),
+        ("b", Told(waiting=(2, 2), used_blocks=0)),
+        ("vectors", Told(FAKE_EMBEDDER, waiting=(4, 0))),
+        ("asleep", Told(state=EngineState.ASLEEP)),
+    )
+    assert found["vllm:num_requests_waiting"].value == 7
+    assert found["vllm:num_requests_waiting"].labels["model_name"] == "a"
+    assert found[USAGE].value == 0.5
+    assert found["vllm:cache_config_info"].labels["num_gpu_blocks"] == "512"
+
+
+@pytest.mark.parametrize("info", [None, FAKE_EMBEDDER])
+def test_a_server_without_cells_says_so(info: ModelInfo | None) -> None:
+    found = told(("m", Told(info, state=EngineState.LOADING)))
+    assert found[USAGE].value == 0
+    assert found["vllm:cache_config_info"].labels["num_gpu_blocks"] == "0"
+
+
+def test_a_model_that_sleeps_tells_of_the_pool_that_it_will_have() -> None:
+    found = told(("m", Told(state=EngineState.ASLEEP)))
+    assert found["vllm:cache_config_info"].labels["num_gpu_blocks"] == "256"
+
+
+def live(name: str | None, state: RequestState, priority: Priority = Priority.INTERACTIVE) -> LiveRequest:
+    return LiveRequest(
+        id="r/0",
+        priority=priority,
+        state=state,
+        prompt_tokens=1,
+        output_tokens=0,
+        age_s=0.0,
+        client="",
+        position=None,
+        first_token_ms=None,
+        adapter=name,
+    )
+
+
+async def test_adapters_go_by_the_names_that_requests_give_them() -> None:
+    runs, waits, batch = RequestState.RUNNING, RequestState.WAITING, Priority.BATCH
+    requests = (live("fr", runs), live("fr", runs), live("de", runs, batch), live(None, runs))
+    engine = Told(live=(*requests, live("it", waits), live("es", waits, batch)))
+    assert "vllm:lora_requests_info" not in told(("m", engine))
+    await engine.load_adapter(adapter("fr"))
+    info = told(("m", engine), ("other", Told()))["vllm:lora_requests_info"]
+    assert info.value == 1000.0
+    assert info.labels == {
+        "max_lora": "64",
+        "running_lora_adapters": "m:de,m:fr",
+        "waiting_lora_adapters": "m:it",
+    }
+
+
+async def test_over_http_it_is_the_same_on_both_pages() -> None:
+    async with watched("step_s=0.02") as one:
+        asking = asyncio.create_task(chat(one.http, ignore_eos=True, max_tokens=2000))
+        await eventually(lambda: one.engine.status().kv_tokens_used > 0)
+        whole, lean = await page(one.http), Page((await one.http.get("/metrics/gateway")).text)
+        assert lean.sum("vllm:num_requests_running") == whole.sum("vllm:num_requests_running") == 1
+        assert whole.sum("ocs_kv_pool_blocks") == 256
+        assert {sample.name.partition(":")[0] for sample in lean.samples} == {"vllm"}
+        asking.cancel()
