@@ -19,7 +19,7 @@ class KernelsHook(BuildHookInterface):  # type: ignore[misc]
         """Called for wheels, those of editable installations too; a source distribution holds the sources.
 
         `KERNELS_CPU=portable` puts a library for each level of CPU into the wheel, or ends the build: pip shows
-        warnings to nobody, and other machines would be slow without a word.
+        no warnings, and other machines would be slow without a word.
         """
         if self.target_name != "wheel":
             return
