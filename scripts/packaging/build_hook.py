@@ -18,8 +18,8 @@ class KernelsHook(BuildHookInterface):  # type: ignore[misc]
     def initialize(self, version: str, build_data: dict[str, Any]) -> None:
         """Called for wheels, those of editable installations too; a source distribution holds the sources.
 
-        `KERNELS_CPU=portable` puts a library for each level of CPU into the wheel, or ends the build: pip shows
-        no warnings, and other machines would be slow without a word.
+        `KERNELS_CPU=portable` puts a library for each level of CPU into the wheel, or ends the build:
+        pip shows no warnings, and other machines would be slow without a word.
         """
         if self.target_name != "wheel":
             return
