@@ -44,7 +44,7 @@ class RayTable(BaseModel):
         gt=0,
         description="more replicas come where interactive newcomers are to wait longer than this",
     )
-    up_after_s: float = Field(5.0, ge=0, description="how long more must be needed before more are started")
+    up_after_s: float = Field(15.0, ge=0, description="how long more must be needed before more are started")
     down_after_s: float = Field(300.0, ge=0, description="how long fewer must have sufficed before some end")
     lease_s: float = Field(
         8.0,

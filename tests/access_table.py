@@ -63,3 +63,10 @@ NEEDED = {
 """A route that is missing here fails a test: decide what it needs, then add it."""
 OPEN_TO_GATEWAYS = ("GET /version", "GET /metrics", "GET /metrics/gateway")
 """The routes that need no key under `--open-to-gateways`."""
+ENDLESS = "/v1/events"
+"""Whoever may listen there listens for ever."""
+
+
+def with_an_end(path: str) -> str:
+    """The path, with a query that makes what is endless end at once: 400, for whoever may listen."""
+    return f"{path}?types=" if path == ENDLESS else path

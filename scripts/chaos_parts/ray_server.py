@@ -17,6 +17,15 @@ import httpx
 import psutil
 
 _START_S = 180
+_REDEPLOY = """
+import sys, ray
+from ray import serve
+from openai_cpu_server.replicas.ray.application import application, portable
+from openai_cpu_server.settings import read_settings
+ray.init(address="auto", log_to_driver=False)
+settings = portable(read_settings(sys.argv[1:]))
+serve.run(application(settings), name=settings.ray.name, route_prefix="/")
+"""
 _ENGINE, _API = "engine-", ":api"
 
 
@@ -29,14 +38,13 @@ class RayServer:
     def __init__(
         self, model: Path, log: Path, *options: str, replicas: int = 2, api_replicas: int = 1, cpus: float = 1
     ) -> None:
-        self.port = _free_port()
-        config = log.with_suffix(".toml")
-        config.write_text(
-            f"[ray]\nreplicas = {replicas}\napi_replicas = {api_replicas}\ncpus = {cpus}\napi_cpus = 0\n"
-            "health_s = 1.0\nlease_s = 4.0\n"
-        )
-        command = [sys.executable, "-m", "openai_cpu_server", "ray", str(config), "--port", str(self.port)]
-        command += ["--calibrate", "never", "--model", str(model), "--served-model-name", "chaos", *options]
+        self.port = free_port()
+        self._config = log.with_suffix(".toml")
+        self._given = {"api_replicas": api_replicas, "cpus": cpus}
+        self._options = ["--port", str(self.port), "--calibrate", "never", "--model", str(model)]
+        self._options += ["--served-model-name", "chaos", *options]
+        self._configure(replicas)
+        command = [sys.executable, "-m", "openai_cpu_server", "ray", str(self._config), *self._options]
         self.log = log
         self.model = model
         self.url = f"http://127.0.0.1:{self.port}"
@@ -100,6 +108,20 @@ class RayServer:
             with contextlib.suppress(psutil.NoSuchProcess):
                 child.kill()
 
+    def redeploy(self, *, replicas: int) -> None:
+        """Want another number of engine replicas. Returns when Ray has begun with that."""
+        self._configure(replicas)
+        arguments = [f"--config={self._config}", *self._options]
+        subprocess.run([sys.executable, "-c", _REDEPLOY, *arguments], check=True, capture_output=True)
+        self._replicas = replicas
+
+    def wait_for_replicas(self, num: int) -> None:
+        deadline = time.monotonic() + _START_S
+        while len(self.replicas()) != num:
+            if time.monotonic() > deadline:
+                raise RuntimeError(f"there are {len(self.replicas())} engine replicas")
+            time.sleep(0.2)
+
     def kill_api(self) -> bool:
         replicas = self.replicas(_API)
         for one in replicas[:1]:
@@ -127,13 +149,17 @@ class RayServer:
                 raise RuntimeError(f"the server does not become ready:\n{self.log.read_text()}")
             time.sleep(0.2)
 
+    def _configure(self, replicas: int) -> None:
+        given = self._given | {"replicas": replicas, "api_cpus": 0, "health_s": 1.0, "lease_s": 4.0}
+        self._config.write_text("[ray]\n" + "".join(f"{name} = {value}\n" for name, value in given.items()))
+
     def _family(self) -> list[psutil.Process]:
         with contextlib.suppress(psutil.NoSuchProcess):
             return psutil.Process(self.process.pid).children(recursive=True)
         return []
 
 
-def _free_port() -> int:
+def free_port() -> int:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])

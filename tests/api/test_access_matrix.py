@@ -20,7 +20,7 @@ from openai_cpu_server.api.access.keys import GATEWAY_PATHS, Scope
 from openai_cpu_server.jobs.jobs import Jobs
 from openai_cpu_server.jobs.options import JobOptions
 from openai_cpu_server.jobs.store.database import open_database
-from tests.access_table import INFERENCE, NEEDED, OPEN, OPEN_TO_GATEWAYS
+from tests.access_table import INFERENCE, NEEDED, OPEN, OPEN_TO_GATEWAYS, with_an_end
 from tests.api.fake_engine import FakeEngine
 from tests.api.serving import client, locked_api
 from tests.api.talking import told_error
@@ -92,7 +92,7 @@ def kind_of(answer: httpx.Response) -> object:
 
 def split(route: str) -> tuple[str, str]:
     method, path = route.split(" ")
-    return method, re.sub(r"\{.*?\}", "nothing", path)
+    return method, with_an_end(re.sub(r"\{.*?\}", "nothing", path))
 
 
 WITH_A_KEY = [route for route, needed in NEEDED.items() if needed is not OPEN]

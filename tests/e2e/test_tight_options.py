@@ -10,7 +10,7 @@ from contextlib import ExitStack
 import httpx
 import pytest
 
-from tests.access_table import ADMIN, INFERENCE, METRICS, NEEDED, OPEN
+from tests.access_table import ADMIN, INFERENCE, METRICS, NEEDED, OPEN, with_an_end
 from tests.e2e.test_limits import connect, eventually, num_live
 from tests.server import ServerProcess
 from tests.tiny_model import tiny_model_path
@@ -204,7 +204,7 @@ def test_each_route_asks_for_its_key(nobody: httpx.Client, route: str) -> None:
     method, path = route.replace("{id}", "none").split(" ")
     needed = NEEDED[route]
     for key in (None, "wrong", *KEYS):
-        answer = nobody.request(method, path, headers={} if key is None else bearer(key))
+        answer = nobody.request(method, with_an_end(path), headers={} if key is None else bearer(key))
         if needed is OPEN or key in HOLDERS[needed]:
             assert answer.status_code not in (401, 403, 500), (route, key)
         elif key in (None, "wrong"):

@@ -5,6 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 
 
+class NoSuchReplica(Exception):
+    """The replica that a call was for does not run any more."""
+
+
 class Addressed(str):
     """The name of a replica; "": any. `tell` is called, in any thread, with the names of all that run.
 

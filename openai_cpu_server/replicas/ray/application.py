@@ -24,6 +24,20 @@ from openai_cpu_server.settings import Settings, read_settings
 _GIB = 1024**3
 _ROUTER = "openai_cpu_server.replicas.ray.request_router.EngineRequestRouter"
 _POLICY = "openai_cpu_server.replicas.ray.scaling.WaitPolicy"
+_OF_SCALING = (
+    "address",
+    "name",
+    "replicas",
+    "max_replicas",
+    "target_wait_ms",
+    "up_after_s",
+    "down_after_s",
+    "drain_s",
+    "health_s",
+)
+"""Of `[ray]`, what neither kind of replica needs to know."""
+_OF_ENGINES = ("memory_gb", "resources", "one_per_node", "pin", "retry_s", "cpus")
+_OF_API = ("api_replicas", "api_cpus")
 _NO_LIMIT = 1_000_000
 """Ray Serve's own limits of requests are off: the API's gates and the engine's queue have theirs."""
 _SHARED_ENV = {
@@ -58,6 +72,7 @@ def portable(settings: Settings) -> Settings:
 def application(settings: Settings) -> Application:
     """Raises StartupError with one line."""
     engines = {plan.name: _engines(settings, plan.name) for plan in planned_models(settings)}
+    told = _without(settings, *_OF_ENGINES, *_OF_SCALING)
     api = serve.deployment(serve.ingress()(ApiReplica)).options(
         name="api",
         num_replicas=settings.ray.api_replicas,
@@ -67,7 +82,13 @@ def application(settings: Settings) -> Application:
         graceful_shutdown_wait_loop_s=0.5,
         health_check_period_s=settings.ray.health_s,
     )
-    return api.bind(settings, engines)
+    return api.bind(told, engines)
+
+
+def _without(settings: Settings, *names: str) -> Settings:
+    """Without these of `[ray]`: Ray starts replicas anew whose arguments have changed."""
+    kept = {name: value for name, value in settings.ray if name not in names}
+    return settings.model_copy(update={"ray": RayTable.model_validate(kept)})
 
 
 def _engines(settings: Settings, model: str) -> Application:
@@ -82,11 +103,12 @@ def _engines(settings: Settings, model: str) -> Application:
         health_check_period_s=ray.health_s,
         health_check_timeout_s=max(10.0, 3 * ray.health_s),
     )
+    told = _without(settings, *_OF_API, *_OF_SCALING)
     if ray.one_per_node:
         deployment = deployment.options(max_replicas_per_node=1)
     if ray.most_replicas == ray.replicas:
-        return deployment.options(num_replicas=ray.replicas).bind(settings, model)
-    return deployment.options(num_replicas=None, autoscaling_config=_autoscaling(ray)).bind(settings, model)
+        return deployment.options(num_replicas=ray.replicas).bind(told, model)
+    return deployment.options(num_replicas=None, autoscaling_config=_autoscaling(ray)).bind(told, model)
 
 
 def engine_name(model: str) -> str:

@@ -10,7 +10,7 @@ from collections.abc import Callable
 
 from ray.serve.request_router import PendingRequest, ReplicaID, RequestRouter, RunningReplica
 
-from openai_cpu_server.replicas.ray.addressed import Addressed
+from openai_cpu_server.replicas.ray.addressed import Addressed, NoSuchReplica
 
 
 class EngineRequestRouter(RequestRouter):  # type: ignore[misc]  # its types are not looked at
@@ -33,8 +33,12 @@ class EngineRequestRouter(RequestRouter):  # type: ignore[misc]  # its types are
         if isinstance(to, Addressed):
             self._tell = to.tell
             self._tell_all()
-        if to:
-            return [[one for one in candidate_replicas if one.replica_id.unique_id == to]]
+        wanted = [one for one in candidate_replicas if one.replica_id.unique_id == to]
+        if wanted:
+            return [wanted]
+        if to and pending_request is not None and not pending_request.future.done():
+            # The caller must hear of it. Ray would ask again and again, without a pause.
+            pending_request.future.set_exception(NoSuchReplica(f"the replica {to} does not run any more"))
         return [random.sample(candidate_replicas, min(2, len(candidate_replicas)))]
 
     def update_replicas(self, replicas: list[RunningReplica]) -> None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import signal
 from pathlib import Path
+from types import FrameType
 
 import ray
 from ray import serve
@@ -25,7 +27,13 @@ def run(settings: Settings) -> None:
         proxy_location=ProxyLocation.EveryNode,
         http_options=HTTPOptions(host=settings.host, port=settings.port),
     )
+    signal.signal(signal.SIGTERM, _interrupt)
     serve.run(app, name=settings.ray.name, route_prefix="/", blocking=True)
+
+
+def _interrupt(number: int, frame: FrameType | None) -> None:
+    """It ends as with Ctrl-C: replicas drain, and a cluster of its own ends with it."""
+    raise KeyboardInterrupt
 
 
 def print_config(settings: Settings, config: Path | None) -> str:

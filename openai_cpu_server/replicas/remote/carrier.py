@@ -75,8 +75,8 @@ class Carrier:
 
     def __init__(self, clock: Callable[[], float], router: Router, *, lease_s: float) -> None:
         self.delivery = Delivery(clock, self._has_left)
-        self.num_lost = 0
-        """Replicas that were lost."""
+        self.lost_replicas: set[str] = set()
+        """The names of those that have died, or were cut off."""
         self.last_loss: tuple[str, float] | None = None
         """Why the last one was, and when."""
         self.on_report: Callable[[str], None] = lambda replica: None
@@ -159,7 +159,7 @@ class Carrier:
         replica = attendance.replica
         known = self._replicas.get(replica)
         if is_death:
-            self.num_lost += 1
+            self.lost_replicas.add(replica)
             self.last_loss = (f"the replica {replica} was lost: {why}", self._clock())
         if known is None or known.attendance is not attendance:
             return  # it was empty

@@ -84,7 +84,7 @@ class Overview:
             waiting=live.count(RequestState.WAITING),
             kv_tokens=sum(status.kv_tokens for status in statuses),
             kv_tokens_used=sum(status.kv_tokens_used for status in statuses),
-            restarts=sum(status.restarts for status in statuses) + self._carrier.num_lost,
+            restarts=sum(status.restarts for status in statuses) + len(self._carrier.lost_replicas),
             last_death=self._last_death(statuses),
             deaths=tuple(death for status in statuses for death in status.deaths),
             rss_bytes=sum(status.rss_bytes for status in statuses),

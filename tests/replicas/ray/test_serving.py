@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import json
 import shutil
+import signal
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -13,7 +16,7 @@ import httpx
 import openai
 import pytest
 import websockets.sync.client
-from chaos_parts.ray_server import RayServer
+from chaos_parts.ray_server import RayServer, free_port
 
 from tests.tiny_model import tiny_model_path
 
@@ -121,6 +124,27 @@ def test_a_batch_runs_once_and_goes_on_after_its_api_replica(
     )
 
 
+def test_streams_move_when_fewer_replicas_are_wanted(server: RayServer, client: openai.OpenAI) -> None:
+    prompts = [f"Long story {number}: " for number in range(6)]
+    quiet = [stream(client, prompt, 400) for prompt in prompts]
+    moved = dict.fromkeys(prompts, "")
+
+    def ask(prompt: str) -> None:
+        moved[prompt] = stream(client, prompt, 400)
+
+    lost_before = httpx.get(server.url + "/health").json()["restarts"]
+    readers = [threading.Thread(target=ask, args=(prompt,)) for prompt in prompts]
+    for reader in readers:
+        reader.start()
+    server.redeploy(replicas=1)
+    for reader in readers:
+        reader.join()
+    assert list(moved.values()) == quiet
+    assert httpx.get(server.url + "/health").json()["restarts"] == lost_before
+    server.redeploy(replicas=2)
+    server.wait_for_replicas(2)
+
+
 def test_routes_that_speak_of_all_replicas(server: RayServer) -> None:
     """Models, figures, metrics and the cache work over replicas."""
     assert [one["id"] for one in httpx.get(server.url + "/v1/models").json()["data"]] == ["chaos"]
@@ -148,3 +172,37 @@ def test_a_replica_that_cannot_load_is_told_and_the_other_serves(
         assert stream(client, "still", 5)
     finally:
         away.rename(model)
+
+
+def test_serve_run_takes_the_file_that_the_command_prints(tmp_path: Path, server: RayServer) -> None:
+    """It starts a cluster of its own beside the other."""
+    config, file = tmp_path / "config.toml", tmp_path / "serve.yaml"
+    port = free_port()
+    config.write_text(
+        f'model = ["{server.model}"]\nport = {port}\njobs_db = "none"\ncalibrate = "never"\n'
+        '[ray]\ncpus = 0.5\npin = "off"\n'
+    )
+    printed = subprocess.run(
+        [sys.executable, "-m", "openai_cpu_server", "ray", str(config), "--print-config"],
+        capture_output=True,
+        check=True,
+    )
+    file.write_bytes(printed.stdout)
+    command = [str(Path(sys.executable).parent / "serve"), "run", "--address", "local", str(file)]
+    running = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    try:
+        deadline = time.monotonic() + 120
+        while not is_ready(f"http://127.0.0.1:{port}"):
+            assert time.monotonic() < deadline
+            assert running.poll() is None
+            time.sleep(0.5)
+    finally:
+        running.send_signal(signal.SIGINT)
+        running.wait(timeout=60)
+
+
+def is_ready(url: str) -> bool:
+    try:
+        return httpx.get(url + "/ready", timeout=5).status_code == 200
+    except httpx.HTTPError:
+        return False

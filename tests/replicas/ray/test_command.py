@@ -1,0 +1,63 @@
+"""`openai-cpu-server ray` without a cluster."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+
+pytestmark = pytest.mark.thorough
+
+
+def command(*arguments: str, modules: Path | None = None) -> subprocess.CompletedProcess[str]:
+    env = {**os.environ}
+    if modules is not None:
+        env["PYTHONPATH"] = os.pathsep.join([str(modules), env.get("PYTHONPATH", "")])
+    return subprocess.run(
+        [sys.executable, "-m", "openai_cpu_server", "ray", *arguments],
+        capture_output=True,
+        text=True,
+        env=env,
+    )
+
+
+def test_without_ray_one_line_names_the_extra(tmp_path: Path) -> None:
+    (tmp_path / "ray.py").write_text("raise ModuleNotFoundError('there is none', name='ray')")
+    done = command(modules=tmp_path)
+    assert done.returncode == 2
+    assert done.stderr == "openai-cpu-server: Ray is not installed: pip install 'openai-cpu-server[ray]'\n"
+
+
+@pytest.mark.slow
+def test_it_prints_the_file_for_serve_run(tmp_path: Path) -> None:
+    config = tmp_path / "config.toml"
+    config.write_text('model = ["demo"]\nport = 8123\n[ray]\nname = "ours"\nreplicas = 3\n')
+    printed = command(str(config), "--print-config").stdout
+    (application,) = yaml.safe_load(printed)["applications"]
+    assert application["import_path"] == "openai_cpu_server.replicas.ray.application:build"
+    assert application["args"] == {"config": str(config)}
+    assert (application["name"], yaml.safe_load(printed)["http_options"]["port"]) == ("ours", 8123)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("[ray]\nreplicas = 0\n", "ray"),
+        ("[ray]\nreplicas = 3\nmax_replicas = 2\n", "max_replicas is less than replicas"),
+        ("[ray]\nnodes = 2\n", "nodes"),
+        ('answer_cache = "on"\n', "the cache of answers is not for replicas yet"),
+        ("[ray]\nreplicas = two", "cannot read the settings"),
+    ],
+)
+def test_what_is_wrong_is_one_line(tmp_path: Path, text: str, said: str) -> None:
+    config = tmp_path / "config.toml"
+    config.write_text(text)
+    done = command(str(config), "--print-config")
+    assert done.returncode == 2
+    assert said in done.stderr
+    assert done.stderr.count("\n") == 1
