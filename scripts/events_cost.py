@@ -20,7 +20,7 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from http.client import HTTPConnection
+from http.client import HTTPConnection, HTTPException
 from pathlib import Path
 
 import psutil
@@ -62,7 +62,7 @@ def ask_for_ever(port: int, number: int, is_over: threading.Event) -> None:
             "ignore_eos": True,
             "priority": "batch" if number % 4 else "interactive",
         }
-        with suppress(OSError):
+        with suppress(OSError, HTTPException):
             connection = HTTPConnection("127.0.0.1", port)
             connection.request(
                 "POST", "/v1/completions", json.dumps(body), {"content-type": "application/json"}
@@ -88,7 +88,7 @@ class Listener:
         self._thread.start()
 
     def _read(self, answer) -> None:  # type: ignore[no-untyped-def]
-        with suppress(OSError, ValueError, AttributeError):
+        with suppress(OSError, HTTPException, ValueError, AttributeError):
             while piece := answer.read1(65536):
                 self.num_bytes += len(piece)
 

@@ -18,13 +18,17 @@ class KernelsHook(BuildHookInterface):  # type: ignore[misc]
     def initialize(self, version: str, build_data: dict[str, Any]) -> None:
         """Called for wheels, those of editable installations too; a source distribution holds the sources.
 
-        `KERNELS_CPU=portable` puts a library for each level of CPU into the wheel.
+        `KERNELS_CPU=portable` puts a library for each level of CPU into the wheel, or ends the build:
+        pip shows no warnings, and other machines would be slow without a word.
         """
         if self.target_name != "wheel":
             return
+        cpu = os.environ.get("KERNELS_CPU") or "native"
         try:
-            libraries = _built(os.environ.get("KERNELS_CPU") or "native", os.environ.get("CXX", ""))
+            libraries = _built(cpu, os.environ.get("CXX", ""))
         except (BuildFailed, OSError) as error:
+            if cpu != "native":
+                self.app.abort(f"kernels were not built: {error}")
             self.app.display_warning(f"kernels were not built, the server works without them: {error}")
             return
         build_data["artifacts"].extend(str(library.relative_to(self.root)) for library in libraries)

@@ -10,7 +10,7 @@ from llguidance import LLTokenizer, TokenizerWrapper
 from openai_cpu_server.contract.request import Constraint
 from openai_cpu_server.errors import ConstraintFailed
 from openai_cpu_server.llama.grammar.constrained import ConstrainedOutput, Words
-from openai_cpu_server.llama.grammar.grammars import compile_grammar
+from openai_cpu_server.llama.grammar.grammars import Grammars
 from openai_cpu_server.llama.model.vocabulary import Vocabulary
 from tests.api.fake_tokenizer import FakeTokenizer
 
@@ -44,10 +44,11 @@ class Follower:
         self.tokenizer = _Ending(control=control)
         known = LLTokenizer(TokenizerWrapper(_Named(self.tokenizer)))
         self._words = Words(cast("Vocabulary", self.tokenizer), known)
+        self._grammars = Grammars()
 
     def accepts(self, constraint: Constraint, text: str) -> bool:
         """Whether the output may be this text, and end there."""
-        matcher = compile_grammar(constraint.grammar, self._words.tokenizer)
+        matcher = self._grammars.matcher(constraint.grammar, self._words.tokenizer)
         output = ConstrainedOutput(constraint, matcher, self._words)
         try:
             for token in self.tokenizer.encode(text, add_special=False, parse_special=True):
@@ -55,6 +56,7 @@ class Follower:
                     return False
             return self._takes(output, _END)
         except ConstraintFailed:
+            self._grammars.forget(constraint.grammar)
             return False
 
     def _takes(self, output: ConstrainedOutput, token: int) -> bool:

@@ -9,6 +9,7 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
+import anyio
 import httpx
 import pytest
 
@@ -176,6 +177,8 @@ def test_models_that_a_key_may_not_use_do_not_exist_for_it() -> None:
     assert sight.has_model(("small", "team/small"))
     assert sight.has_model(("large",))
     assert not sight.has_model(("other",))
+    assert sight.adapter("poet@1", ("large",)) == "poet"
+    assert sight.adapter("clerk@1", ("large",)) is None
 
 
 async def test_a_key_without_the_scope_is_told_which_one_it_needs(engine: FakeEngine, tmp_path: Path) -> None:
@@ -194,6 +197,20 @@ async def test_a_key_that_is_taken_back_ends_its_streams(engine: FakeEngine, tmp
         keys(tmp_path, bob=["inference"])
         ring.reload()
         assert (await one.next())["error"]["code"] == "invalid_api_key"
+
+
+async def test_a_key_that_loses_a_scope_ends_its_streams(engine: FakeEngine, tmp_path: Path) -> None:
+    ring = keys(tmp_path, ann=["inference", "admin"])
+    app = locked_api(engine, ring)
+    async with watching(app, headers={"x-api-key": "ann"}, types="restart") as one:
+        assert (await one.next())["sees"] == "all"
+        keys(tmp_path, ann=["inference"])
+        ring.reload()
+        with anyio.fail_after(20):
+            while await one.body() is not None:
+                pass
+    async with watching(app, headers={"x-api-key": "ann"}) as again:
+        assert (await again.next())["sees"] == "own"
 
 
 @pytest.mark.parametrize("types", ["", "steps", "step,nothing", ","])

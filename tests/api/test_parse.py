@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from pydantic import ValidationError
@@ -32,6 +34,23 @@ def refused(data: bytes, schema: type[ChatBody] | type[CompletionBody] = ChatBod
     with pytest.raises(InvalidRequest) as caught:
         parse(schema, data, lenient=False)
     return caught.value
+
+
+def test_threads_that_need_a_body_first_all_get_it() -> None:
+    """Schemas are built when they are first used, which a version of pydantic without a lock gets wrong."""
+    for _ in range(20):
+
+        class Fresh(ChatBody):
+            own: int
+
+        together = threading.Barrier(8)
+
+        def read(schema: type[Fresh] = Fresh, together: threading.Barrier = together) -> int:
+            together.wait(10)
+            return parse(schema, chat(own=7), lenient=False)[0].own
+
+        with ThreadPoolExecutor(8) as threads:
+            assert [done.result() for done in [threads.submit(read) for _ in range(8)]] == [7] * 8
 
 
 @pytest.mark.parametrize(

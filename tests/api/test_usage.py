@@ -19,7 +19,7 @@ from openai_cpu_server.answers.store import Bounds
 from openai_cpu_server.api.access.key_ring import KeyRing
 from openai_cpu_server.api.application import Api, create_api
 from openai_cpu_server.api.calls.recall import Recall
-from openai_cpu_server.contract.usage import Price
+from openai_cpu_server.contract.usage import Amounts, Price
 from openai_cpu_server.jobs.jobs import Jobs
 from openai_cpu_server.jobs.options import JobOptions
 from openai_cpu_server.jobs.store.database import open_database
@@ -226,6 +226,16 @@ async def test_pages_go_on_behind_the_last_row(house: House) -> None:
     assert first["total"] == rest["total"]
     newest = await house.usage(limit="1", group_by="model")
     assert newest["last_id"] == "vectors"
+
+
+async def test_pages_go_on_behind_whoever_has_no_name(house: House) -> None:
+    house.jobs.usage.add("", "fake", Amounts(requests=1))
+    house.jobs.usage.add("Zoe", "fake", Amounts(requests=1))
+    for by in ("key", "key,model", "day,key"):
+        query = {"limit": "1", "order": "asc", "group_by": by}
+        first = await house.usage(**query)
+        rest = await house.usage(**query, after=first["last_id"])
+        assert [row["key"] for row in first["data"] + rest["data"]] == ["", "Zoe"], by
 
 
 BAD = [

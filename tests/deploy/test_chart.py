@@ -124,6 +124,14 @@ def test_pods_end_after_their_requests(chart: Any) -> None:
     assert pod["containers"][0]["lifecycle"]["preStop"]["exec"]["command"] == ["sleep", "7"]
 
 
+def test_batch_work_makes_no_more_pods(chart: Any) -> None:
+    (metric,) = one(chart, ALL_ON, "HorizontalPodAutoscaler")["spec"]["metrics"]
+    assert metric["pods"]["metric"] == {
+        "name": "ocs_requests_waiting",
+        "selector": {"matchLabels": {"priority": "interactive"}},
+    }
+
+
 def test_other_options_make_other_pods(chart: Any) -> None:
     def checksum(values: dict[str, Any]) -> str:
         annotations = one(chart, values, "Deployment")["spec"]["template"]["metadata"]["annotations"]

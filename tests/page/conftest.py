@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 from playwright.sync_api import Browser
@@ -20,6 +21,13 @@ def browser() -> Iterator[Browser]:
 @pytest.fixture(scope="package")
 def server() -> Iterator[ServerProcess]:
     with ServerProcess("--model", "demo") as server:
+        yield server
+
+
+@pytest.fixture(scope="package")
+def slow_server(smollm2: Path) -> Iterator[ServerProcess]:
+    """A model that writes slowly enough to be watched."""
+    with ServerProcess("--model", str(smollm2)) as server:
         yield server
 
 

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import subprocess
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 from playwright.sync_api import Browser, Page, expect
@@ -20,8 +19,9 @@ from tests.page.talking import (
     settings,
     whole_answer,
 )
-from tests.page.test_build import PACKAGES, SCRIPT
+from tests.page.test_build import PACKAGES, run_script
 from tests.page.test_chat import PRETTY
+from tests.page.watching import generating, room
 from tests.server import ServerProcess
 
 pytestmark = [pytest.mark.native, pytest.mark.thorough]
@@ -33,7 +33,7 @@ RULES = ["wcag2a", "wcag2aa", "wcag21a", "wcag21aa", "wcag22aa", "best-practice"
 @pytest.fixture(scope="module")
 def axe() -> str:
     """The source of axe; scripts/page gets it with what the page is built by."""
-    subprocess.run([SCRIPT, "licences"], capture_output=True, timeout=110, check=False)
+    run_script("licences")
     if not AXE.exists():
         pytest.skip("npm or its packages cannot be had")
     return AXE.read_text()
@@ -88,6 +88,20 @@ def test_axe_finds_nothing_in_answers_of_all_kinds(visit: Visit, axe: str) -> No
     page.keyboard.press("Alt+n")
     page.get_by_role("button", name="Help").click()
     assert findings(page, axe) == []
+
+
+@pytest.mark.parametrize("theme", ["light", pytest.param("dark", marks=pytest.mark.slow)])
+def test_axe_finds_nothing_in_the_control_room(
+    browser: Browser, slow_server: ServerProcess, axe: str, theme: Literal["light", "dark"]
+) -> None:
+    with visiting(browser, slow_server) as visit, generating(slow_server):
+        page = room(visit)
+        page.emulate_media(color_scheme=theme)
+        expect(page.get_by_role("region", name="Requests that run")).to_contain_text("writes")
+        for summary in page.locator(".control-room summary").all():
+            summary.click()
+        assert findings(page, axe) == []
+        assert visit.complaints == []
 
 
 def is_too_wide(page: Page) -> bool:

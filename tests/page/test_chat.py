@@ -195,6 +195,38 @@ def test_conversations_go_into_a_file_and_come_back(visit: Visit, tmp_path: Path
     expect(page.get_by_text("This file is no JSON.")).to_be_visible()
 
 
+def test_what_is_deleted_while_it_is_written_does_not_come_back(visit: Visit) -> None:
+    page = visit.page
+    endless(page)
+    say(page, "A secret.")
+    expect(answers(page).last.locator(".prose")).not_to_be_empty()
+    page.get_by_role("button", name="Actions of A secret.").click()
+    page.get_by_role("button", name="Delete", exact=True).click()
+    page.get_by_role("dialog").get_by_role("button", name="Delete").click()
+    expect(page.get_by_role("dialog")).to_have_count(0)
+    limit(page, 4)
+    say(page, "Another matter.")
+    whole_answer(page)
+    kept = page.evaluate(
+        """new Promise((resolve) => {
+            indexedDB.open("openai-cpu-server").onsuccess = ({ target: { result } }) => {
+                const asked = result.transaction("messages").objectStore("messages").getAll();
+                asked.onsuccess = () => resolve(asked.result.map((one) => one.role));
+            };
+        })"""
+    )
+    assert sorted(kept) == ["assistant", "user"]
+
+
+def test_an_answer_too_deep_for_a_form_is_shown_as_text(visit: Visit, tmp_path: Path) -> None:
+    page = visit.page
+    deep = conversation("Deep", "Nest it.", "[" * 5000 + "]" * 5000)
+    deep["messages"][1]["schema"] = "{}"
+    import_file(page, tmp_path / "in.json", deep)
+    open_conversation(page, "Deep")
+    expect(answers(page).locator("pre")).to_contain_text("[[[[")
+
+
 def test_a_conversation_gets_another_name(visit: Visit, tmp_path: Path) -> None:
     page = visit.page
     import_file(page, tmp_path / "in.json", conversation("Old name", "Hi", "Hello"))

@@ -6,56 +6,21 @@ import hashlib
 import os
 import re
 import signal
-import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
-import httpx
 import pytest
 from playwright.sync_api import Browser, Page, expect
 
-from openai_cpu_server.page.bundle import BUILT
 from tests.page.browser import Visit, visiting
+from tests.page.watching import generating, room
 from tests.server import ServerProcess
 
 pytestmark = [pytest.mark.native, pytest.mark.thorough]
 
-AXE = BUILT.parent / "source" / "node_modules" / "axe-core" / "axe.min.js"
-LONG = {"prompt": "Once upon a time", "ignore_eos": True, "max_tokens": 1500, "user": "ann"}
-
 
 @pytest.fixture(scope="module")
-def server(smollm2: Path) -> Iterator[ServerProcess]:
-    """A model that writes slowly enough to be watched."""
-    with ServerProcess("--model", str(smollm2)) as server:
-        yield server
-
-
-@contextmanager
-def generating(server: ServerProcess, **more: object) -> Iterator[None]:
-    """A request that goes on until somebody ends it, or until its reader leaves."""
-    with httpx.stream(
-        "POST", f"{server.url}/v1/completions", json={**LONG, "stream": True, **more}, timeout=60
-    ) as answer:
-        assert answer.status_code == 200
-        reader = threading.Thread(target=_read, args=(answer,), daemon=True)
-        reader.start()
-        yield
-
-
-def _read(answer: httpx.Response) -> None:
-    try:
-        for _ in answer.iter_raw():
-            pass
-    except (httpx.HTTPError, httpx.StreamError, OSError):
-        pass  # the test has left it
-
-
-def room(visit: Visit) -> Page:
-    visit.page.goto(visit.url + "/#/control")
-    expect(visit.page.get_by_role("region", name="Control room")).to_be_visible()
-    return visit.page
+def server(slow_server: ServerProcess) -> ServerProcess:
+    return slow_server
 
 
 def test_a_running_request_is_seen_and_ended(visit: Visit, server: ServerProcess) -> None:
@@ -95,28 +60,6 @@ def test_an_engine_that_dies_shows_with_its_cause_and_the_room_goes_on(
         restarts = page.get_by_role("region", name="Restarts")
         expect(restarts).to_contain_text("SIGSEGV")
         expect(page.get_by_role("region", name="Requests that run")).to_contain_text("writes")
-
-
-@pytest.mark.parametrize("theme", ["light", "dark"])
-def test_axe_finds_nothing(visit: Visit, server: ServerProcess, theme: str) -> None:
-    page = room(visit)
-    page.emulate_media(color_scheme="dark" if theme == "dark" else "light")
-    with generating(server):
-        expect(page.get_by_role("region", name="Requests that run")).to_contain_text("writes")
-        for summary in page.locator(".control-room summary").all():
-            summary.click()
-        page.evaluate(_axe())
-        found = page.evaluate(
-            "rules => axe.run(document, {runOnly: rules, resultTypes: ['violations']})",
-            ["wcag2a", "wcag2aa", "wcag21a", "wcag21aa", "wcag22aa"],
-        )
-        assert [(one["id"], [node["html"] for node in one["nodes"]]) for one in found["violations"]] == []
-
-
-def _axe() -> str:
-    if not AXE.exists():
-        pytest.skip("scripts/page has not got axe")
-    return AXE.read_text()
 
 
 def test_a_key_without_the_scope_is_told_what_it_needs(browser: Browser, tmp_path: Path) -> None:
@@ -159,9 +102,8 @@ def test_on_a_phone_nothing_runs_over_the_edge(browser: Browser, server: ServerP
         assert page.evaluate("document.querySelector('.control-room').scrollWidth") <= 360
 
 
-def test_a_hidden_room_does_not_listen(visit: Visit, server: ServerProcess) -> None:
+def test_a_room_that_is_left_does_not_listen(visit: Visit) -> None:
     page = room(visit)
     expect(page.get_by_role("region", name="Models", exact=True)).to_contain_text("ready")
-    page.get_by_role("link", name="Chat").click()
-    line = r"route=GET /v1/events status=200"
-    assert server.wait_for(f"({line})")
+    with page.expect_event("requestfailed", lambda request: request.url.endswith("/v1/events")):
+        page.get_by_role("link", name="Chat").click()

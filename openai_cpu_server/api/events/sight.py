@@ -32,6 +32,14 @@ class Sight:
         without_adapters = {name.rpartition(":")[0] for name in allowed}
         return any(name in allowed or name in without_adapters for name in names)
 
+    def adapter(self, key: str | None, names: Iterable[str]) -> str | None:
+        """The name of a step's adapter; None for one that does not exist for this key."""
+        if key is None:
+            return None
+        name, allowed = key.partition("@")[0], self._identity.allowed_models
+        is_known = self.is_whole or allowed is None or any(f"{model}:{name}" in allowed for model in names)
+        return name if is_known else None
+
     def owns(self, client: str) -> bool:
         return Client.of_label(client).is_owned_by(self._identity)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Sequence
+from itertools import islice
 
 from openai_cpu_server.api.events.hub import Hub
 from openai_cpu_server.api.events.objects import (
@@ -62,13 +63,13 @@ class Snapshots:
         return Queue(sizes=sizes, waiting=waiting[:_MOST_LISTED])
 
     def requests(self) -> Requests:
-        running = [
+        running = (
             self._running(model, live)
             for model in self._seen
             for live in model.engine.requests()
             if live.state is RequestState.RUNNING and self._sight.owns(live.client)
-        ]
-        return Requests(running=running[:_MOST_LISTED])
+        )
+        return Requests(running=list(islice(running, _MOST_LISTED)))
 
     def caches(self) -> Caches:
         return Caches(
@@ -96,11 +97,15 @@ class Snapshots:
         whys = {wait.id: wait.why for wait in state.waits}
         is_ready = status.state is EngineState.READY
         found = [
-            self._waiting_one(model, live, whys.get(live.id) if is_ready else "engine")
+            live
             for live in model.engine.requests()
             if live.state is RequestState.WAITING and self._sight.owns(live.client)
         ]
-        return sorted(found, key=lambda one: (one.position is None, one.position or 0))
+        found.sort(key=lambda live: (live.position is None, live.position or 0))
+        return [
+            self._waiting_one(model, live, whys.get(live.id) if is_ready else "engine")
+            for live in found[:_MOST_LISTED]
+        ]
 
     def _waiting_one(self, model: ServedModel, live: LiveRequest, why: str | None) -> Waiting:
         return Waiting(

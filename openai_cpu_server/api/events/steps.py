@@ -31,7 +31,7 @@ def _step(seen: Seen, sight: Sight, wall_s: float) -> Step:
         padding=figures.padding,
         interrupted=figures.is_interrupted,
         preemptions=figures.preemptions,
-        adapter=seen.shown.adapter.partition("@")[0] if seen.shown.adapter else None,
+        adapter=sight.adapter(seen.shown.adapter, seen.model.names),
         parts=sight.parts(seen.shown.parts),
     )
 

@@ -30,7 +30,7 @@ from openai_cpu_server.observe.recent import Recent
 logger = logging.getLogger(__name__)
 
 _KEY_S = 1.0
-"""A key that was taken back ends its streams within so long."""
+"""A key that was taken back, or got other rights, ends its streams within so long."""
 _HEADERS = {"cache-control": "no-store", "x-accel-buffering": "no"}
 _KEEP_ALIVE = ServerSentEvent(comment="keep-alive", sep="\n")
 
@@ -90,7 +90,8 @@ class EventRoutes:
             if time.monotonic() - checked_s >= _KEY_S:
                 checked_s = time.monotonic()
                 try:
-                    identity_now(scope, self._keys)
+                    if identity_now(scope, self._keys) != identity_of(scope):
+                        return  # its rights are others now: who connects again sees what they allow
                 except ServerError as error:
                     said = error_object(error, request_id=ticket_of(scope).id)
                     yield b"event: error\ndata: %b\n\n" % msgspec.json.encode(said)

@@ -26,6 +26,8 @@ _MOST_NAMES = 100
 """So many keys and models may be asked for in one request."""
 _KNOWN = frozenset({"start", "end", "model", "key", "group_by", "limit", "after", "order"})
 _DAY = re.compile(r"\d{4}-\d{2}-\d{2}", re.ASCII)
+_NAMELESS = "-"
+"""Stands in ids for whoever has no key's name, for no name is so, and no id is empty."""
 
 
 class UsageRow(msgspec.Struct, frozen=True, kw_only=True):
@@ -146,7 +148,8 @@ def _seen(row_id: str, by: tuple[str, ...]) -> tuple[str, ...]:
     parts = storable(row_id).split("/", len(by) - 1) if by else []
     if not by or len(parts) != len(by):
         raise _invalid("after", "the id of a row of the same 'group_by'")
-    return tuple(parts)
+    told = zip(by, parts, strict=True)
+    return tuple("" if (name, part) == ("key", _NAMELESS) else part for name, part in told)
 
 
 def _row(one: UsageSum, by: tuple[str, ...]) -> UsageRow:
@@ -170,7 +173,7 @@ def _row(one: UsageSum, by: tuple[str, ...]) -> UsageRow:
 
 def _told(one: UsageSum, by: tuple[str, ...]) -> Iterator[str]:
     """A key's name has no slash, so the model, which may, comes last."""
-    values = {"day": one.day, "key": one.key, "model": one.model}
+    values = {"day": one.day, "key": one.key or _NAMELESS, "model": one.model}
     return (values[name] or "" for name in by)
 
 

@@ -10,6 +10,8 @@ export function setKey(value) {
   key.value = value;
 }
 
+const GATEWAYS = [502, 503, 504];
+
 /** The server's answer was an error. */
 export class ApiError extends Error {
   constructor(status, error, headers = {}) {
@@ -64,8 +66,10 @@ async function request(method, path, { body, signal } = {}) {
     if (signal?.aborted || !isPrintable(key.value)) throw error;
     throw new Unreachable();
   }
-  if (!response.ok) throw await apiError(response);
-  return response;
+  if (response.ok) return response;
+  const error = await apiError(response);
+  // A gateway says so when nobody answers behind it; the server's own errors have a code.
+  throw GATEWAYS.includes(error.status) && error.code === null ? new Unreachable() : error;
 }
 
 /** What cannot stand in a header cannot be a key either. */

@@ -4,6 +4,7 @@ import { ApiError, Unreachable, address, call, events, key } from "./client.js";
 
 const OPEN = 1;
 const CLOSED = 3;
+const TOO_LARGE = 1009;
 const IDLE_MS = 20_000;
 const BLOCKED_MS = 60_000;
 const ROUTE = "/v1/chat/completions";
@@ -52,12 +53,13 @@ function fresh() {
     made.addEventListener("close", () => resolve(false));
   });
   made.addEventListener("message", (event) => heard(JSON.parse(event.data)));
-  made.addEventListener("close", () => lost(made));
+  made.addEventListener("close", ({ code }) => lost(made, code));
   return made;
 }
 
 function onSocket(open, body, hear, signal) {
   const id = `q${++number}`;
+  const message = JSON.stringify({ request_id: id, ...body });
   clearTimeout(closing);
   return new Promise((resolve, reject) => {
     const cancel = () => {
@@ -72,13 +74,14 @@ function onSocket(open, body, hear, signal) {
     };
     live.set(id, {
       open,
+      size: message.length,
       hear,
       done: () => end(resolve),
       fail: (error) => end(reject, signal?.aborted ? stopped() : error),
     });
     if (signal?.aborted) return end(reject, stopped());
     signal?.addEventListener("abort", cancel);
-    open.send(JSON.stringify({ request_id: id, ...body }));
+    open.send(message);
   });
 }
 
@@ -100,9 +103,12 @@ function news(message) {
   return { chunk: message };
 }
 
-function lost(closed) {
+function lost(closed, code) {
   if (socket === closed) socket = null;
-  for (const asked of [...live.values()]) if (asked.open === closed) asked.fail(new Unreachable());
+  const cut = [...live.values()].filter((asked) => asked.open === closed).sort((a, b) => b.size - a.size);
+  // The server has closed it for one message, which can only be the largest. The others go on with a new one.
+  if (code === TOO_LARGE) cut.shift()?.fail(new ApiError(413, { message: "This conversation is larger than the server takes.", code: "request_too_large" }));
+  for (const asked of cut) asked.fail(new Unreachable());
 }
 
 async function overHttp(body, hear, signal) {

@@ -12,6 +12,7 @@ import { pathTo } from "./tree.js";
 
 const KEEP_EVERY_MS = 400;
 const HIDDEN_FRAME_MS = 250;
+const LONGEST_PAUSE_MS = 86_400_000; // timers of more than 24 days would end at once
 const PASSING = new Set(["queue_full", "engine_unavailable", "rate_limit_exceeded", "too_many_connections", "too_many_bodies", "answers_unavailable"]);
 
 /** Says something as the user, with files, and asks for an answer. */
@@ -143,7 +144,7 @@ class Answering {
 
   pause(ms) {
     return new Promise((resolve) => {
-      const timer = setTimeout(resolve, ms);
+      const timer = setTimeout(resolve, Math.min(ms, LONGEST_PAUSE_MS));
       this.stopping.signal.addEventListener("abort", () => (clearTimeout(timer), resolve()));
     });
   }
@@ -169,10 +170,11 @@ class Answering {
     this.set({ status: "waiting", wait, beat: Date.now() });
   }
 
-  /** Chunks that come within one frame are drawn together. */
+  /** Chunks that come within one frame are drawn together. A tab that is hidden has no frames. */
   hold(chunk) {
     this.held.push(chunk);
-    if (this.drawing) return;
+    if (this.drawing > 0 && document.hidden) cancelAnimationFrame(this.drawing);
+    else if (this.drawing) return;
     this.drawing = document.hidden ? -setTimeout(() => this.flush(), HIDDEN_FRAME_MS) : requestAnimationFrame(() => this.flush());
   }
 

@@ -66,6 +66,18 @@ export function startAnew() {
 /** Answers that this tab is asking for, whichever conversation is open: by id {message, stop()}. */
 export const live = new Map();
 
+/** Messages that were deleted, by id: an answer that was still coming must not bring them back. */
+const gone = new Set();
+
+function bury(ids) {
+  for (const id of ids) {
+    gone.add(id);
+    live.get(id)?.stop();
+  }
+}
+
+const liveIn = (conversation) => [...live.values()].map((one) => one.message).filter((one) => one.conversation === conversation).map((one) => one.id);
+
 /** The message as it is now; a component that reads it is drawn again when it changes. */
 export function watched(id) {
   if (!texts.has(id)) texts.set(id, signal(messages.peek().get(id)));
@@ -90,20 +102,22 @@ export async function add(conversation, fields) {
 
 /** Shows a message as it is by now; `lasting`: keeps it too, and tells other tabs. */
 export async function update(message, { lasting = true } = {}) {
+  if (gone.has(message.id)) return;
   show(message);
   if (lasting) await keep({ puts: { messages: [message] } }, { message });
 }
 
 export async function remove(id) {
   const all = messages.peek();
-  const gone = below(all, id);
+  const ids = below(all, id);
+  bury(ids);
   const { parent } = all.get(id);
-  const left = new Map([...all].filter(([key]) => !gone.includes(key)));
+  const left = new Map([...all].filter(([key]) => !gone.has(key)));
   messages.value = left;
   const siblings = [...left.values()].filter((one) => one.parent === parent).sort((a, b) => a.created - b.created);
   const leaf = siblings.length ? newestLeaf(left, siblings.at(-1).id) : parent;
   await change(current.peek().id, { leaf });
-  await keep({ deletes: { messages: gone } }, { opened: current.peek().id });
+  await keep({ deletes: { messages: ids } }, { opened: current.peek().id, gone: ids });
 }
 
 // -- conversations -----------------------------------------------------------------------------------
@@ -134,11 +148,11 @@ export async function changeSettings(fields) {
 }
 
 export async function discard(id) {
-  const its = await store.messagesOf(id);
-  for (const message of its) live.get(message.id)?.stop();
+  const its = (await store.messagesOf(id)).map((message) => message.id);
+  bury([...its, ...liveIn(id)]);
   conversations.value = conversations.peek().filter((one) => one.id !== id);
   if (current.peek().id === id) startAnew();
-  await keep({ deletes: { conversations: [id], messages: its.map((one) => one.id) } }, { discarded: id });
+  await keep({ deletes: { conversations: [id], messages: its } }, { discarded: id });
 }
 
 /** Adds a whole conversation beside those that are there. */
@@ -150,18 +164,19 @@ export async function adopt(conversation, itsMessages) {
 // -- keeping, and other tabs -------------------------------------------------------------------------
 
 async function keep(what, told) {
-  channel?.postMessage(told);
   try {
     await store.write(what);
     keepingProblem.value = store.isForgetful ? "This browser keeps nothing for this page: conversations are gone when you close it." : null;
   } catch (error) {
     keepingProblem.value = `This browser could not keep the conversation: ${error?.message ?? "its storage is full"}`;
   }
+  channel?.postMessage(told); // now, for others may read it from the store
 }
 
 channel?.addEventListener("message", ({ data }) => {
   if (data.conversation) hearOf(data.conversation, data.added ?? []);
   if (data.message) hearMessage(data.message);
+  if (data.gone) bury(data.gone);
   if (data.discarded) hearEnd(data.discarded);
   if (data.opened === current.peek().id) reopen();
 });
@@ -178,12 +193,13 @@ function hearOf(conversation, added) {
 }
 
 function hearMessage(message) {
-  if (message.conversation !== current.peek().id || live.has(message.id)) return;
+  if (message.conversation !== current.peek().id || live.has(message.id) || gone.has(message.id)) return;
   if (messages.peek().has(message.id)) show(message);
   else messages.value = new Map(messages.peek()).set(message.id, message);
 }
 
 function hearEnd(id) {
+  bury(liveIn(id));
   conversations.value = conversations.peek().filter((one) => one.id !== id);
   if (current.peek().id === id) startAnew();
 }

@@ -6,6 +6,7 @@ import { Icon } from "../base/icons.js";
 import { Markdown } from "../text/markdown_view.js";
 import { checked } from "./json_schema.js";
 
+const DEEPEST = 30; // a form of thousands of levels would be too much for the browser's stack
 const VIEWS = [
   { value: "form", label: "Form" },
   { value: "raw", label: "JSON" },
@@ -16,16 +17,17 @@ export function FormAnswer({ message, growing }) {
   if (!message.content) return null;
   if (growing) return html`<${Raw} text=${message.content} growing />`;
   const { value, problems } = checked(message.content, message.schema);
-  const shows = value === undefined ? "raw" : view;
+  const hasForm = value !== undefined && !isDeep(value);
+  const shows = hasForm ? view : "raw";
   return html`<div class="json">
     <div class="json-head">
       ${problems.length === 0
         ? html`<span class="badge good"><${Icon} name="check" size=${14} />Obeys its schema</span>`
         : html`<span class="badge bad"><${Icon} name="warning" size=${14} />Does not obey its schema</span>`}
-      ${value !== undefined && html`<${Choice} label="View" value=${view} options=${VIEWS} onChange=${setView} />`}
+      ${hasForm && html`<${Choice} label="View" value=${view} options=${VIEWS} onChange=${setView} />`}
     </div>
     ${problems.length > 0 && html`<ul class="json-problems">${problems.map((one) => html`<li><code>${one.path}</code> ${one.text}</li>`)}</ul>`}
-    ${shows === "form" ? html`<div class="json-form"><${Value} value=${value} schema=${parsedSchema(message.schema)} /></div>` : html`<${Raw} text=${pretty(value, message.content)} />`}
+    ${shows === "form" ? html`<div class="json-form"><${Value} value=${value} schema=${parsedSchema(message.schema)} /></div>` : html`<${Raw} text=${hasForm ? JSON.stringify(value, null, 2) : message.content} />`}
   </div>`;
 }
 
@@ -33,8 +35,13 @@ function Raw({ text, growing = false }) {
   return html`<${Markdown} text=${`~~~~~~json\n${text}\n~~~~~~`} growing=${growing} />`;
 }
 
-function pretty(value, text) {
-  return value === undefined ? text : JSON.stringify(value, null, 2);
+function isDeep(value) {
+  let level = [value];
+  for (let depth = 0; level.length; depth++) {
+    if (depth > DEEPEST) return true;
+    level = level.flatMap((one) => (one && typeof one === "object" ? Object.values(one) : []));
+  }
+  return false;
 }
 
 function parsedSchema(text) {

@@ -15,7 +15,7 @@ function database() {
       request.result.createObjectStore("conversations", { keyPath: "id" });
       request.result.createObjectStore("messages", { keyPath: "id" }).createIndex("conversation", "conversation");
     };
-    request.onsuccess = () => resolve(request.result);
+    request.onsuccess = () => resolve(shared(request.result));
     request.onerror = () => reject(request.error);
     request.onblocked = () => reject(new Error("another version of this page is open"));
   }).catch(() => {
@@ -23,6 +23,16 @@ function database() {
     return null;
   });
   return opening;
+}
+
+/** Somebody may clear this browser's data, or open a newer version of the page in another tab. */
+function shared(db) {
+  db.onclose = () => (opening = null);
+  db.onversionchange = () => {
+    db.close();
+    opening = null;
+  };
+  return db;
 }
 
 function answer(request) {

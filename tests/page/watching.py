@@ -1,0 +1,41 @@
+"""The control room, and something to be seen in it."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import httpx
+from playwright.sync_api import Page, expect
+
+from tests.page.browser import Visit
+from tests.server import ServerProcess
+
+LONG = {"prompt": "Once upon a time", "ignore_eos": True, "max_tokens": 1500, "user": "ann"}
+
+
+@contextmanager
+def generating(server: ServerProcess, **more: object) -> Iterator[None]:
+    """A request that goes on until somebody ends it, or until its reader leaves."""
+    with httpx.stream(
+        "POST", f"{server.url}/v1/completions", json={**LONG, "stream": True, **more}, timeout=60
+    ) as answer:
+        assert answer.status_code == 200
+        reader = threading.Thread(target=_read, args=(answer,), daemon=True)
+        reader.start()
+        yield
+
+
+def _read(answer: httpx.Response) -> None:
+    try:
+        for _ in answer.iter_raw():
+            pass
+    except (httpx.HTTPError, httpx.StreamError, OSError):
+        pass  # the test has left it
+
+
+def room(visit: Visit) -> Page:
+    visit.page.goto(visit.url + "/#/control")
+    expect(visit.page.get_by_role("region", name="Control room")).to_be_visible()
+    return visit.page
