@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import signal
 from pathlib import Path
 from types import FrameType
@@ -21,13 +20,13 @@ def run(settings: Settings) -> None:
     """In the cluster that the settings name, else in a new one on this machine. Raises StartupError."""
     app = application(portable(settings))
     address = settings.ray.address  # None: Ray looks at RAY_ADDRESS
-    if address is None and "RAY_ADDRESS" not in os.environ:
-        with listening(settings.host, settings.port):
-            pass  # the proxy can too; without that it would fail again and again in Ray's own log
     try:
         ray.init(address=address, include_dashboard=False if address is None else None, log_to_driver=False)
     except (ConnectionError, ValueError, RuntimeError) as error:
         raise StartupError(f"cannot use the Ray cluster {address or 'here'}: {error}") from None
+    if not serve.status().proxies:
+        with listening(settings.host, settings.port):
+            pass  # a proxy can too; else it would fail again and again in Ray's own log
     serve.start(
         proxy_location=ProxyLocation.EveryNode,
         http_options=HTTPOptions(host=settings.host, port=settings.port),
