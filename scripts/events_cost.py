@@ -160,8 +160,8 @@ def report(
         f"without a listener: {statistics.median(one[0] for one in without):.2f} tokens/s (median of windows)"
     )
     print(f"with one:           {statistics.median(one[0] for one in watched):.2f} tokens/s")
-    spread = statistics.stdev(changes) / len(changes) ** 0.5 if len(changes) > 1 else float("nan")
-    print(f"change by pair:     {statistics.mean(changes):+.2f} % (standard error {spread:.2f})")
+    spread = f"from {min(changes):+.1f} to {max(changes):+.1f}"
+    print(f"change by pair:     {statistics.median(changes):+.2f} % (median; {spread})")
     cpu = [100 * statistics.mean(one[1] for one in some) for some in (without, watched)]
     print(f"API process:        {cpu[0]:.2f} % of a core without, {cpu[1]:.2f} % with")
     print(f"the stream:         {bytes_a_second / 1000:.1f} kB/s")

@@ -69,9 +69,8 @@ def speeds(model: str, seconds: float) -> Iterator[str]:
 def first_paint(browser: Browser, server: ServerProcess) -> float:
     with visiting(browser, server) as visit:
         expect(visit.page.get_by_label("Message", exact=True)).to_be_visible()
-        found: float = visit.page.evaluate(
-            "performance.getEntriesByName('first-contentful-paint')[0].startTime"
-        )
+        entry = "performance.getEntriesByName('first-contentful-paint')[0]"
+        found: float = visit.page.wait_for_function(f"{entry}?.startTime").json_value()
         return found
 
 

@@ -65,18 +65,6 @@ def test_the_page_opens_and_has_two_rooms(visit: Visit) -> None:
     expect(rooms.get_by_role("link", name="Chat")).to_have_attribute("aria-current", "page")
 
 
-def test_an_answer_streams_and_is_stopped(visit: Visit) -> None:
-    page = visit.page
-    endless(page)
-    say(page, "Tell a story.")
-    first = answers(page).last
-    expect(first.locator(".prose")).not_to_be_empty()
-    expect(first).to_have_attribute("aria-busy", "true")
-    page.get_by_role("button", name="Stop").click()
-    expect(first).to_contain_text("Stopped.")
-    expect(page.get_by_role("button", name="Send")).to_be_visible()
-
-
 def test_an_answer_says_what_it_took(visit: Visit) -> None:
     page = visit.page
     limit(page, 12)

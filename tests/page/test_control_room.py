@@ -12,6 +12,7 @@ import pytest
 from playwright.sync_api import Browser, Page, expect
 
 from tests.page.browser import Visit, visiting
+from tests.page.talking import answers, endless, say
 from tests.page.watching import generating, room
 from tests.server import ServerProcess
 
@@ -31,6 +32,22 @@ def test_a_running_request_is_seen_and_ended(visit: Visit, server: ServerProcess
         row.get_by_role("button", name="End ").click()
         row.get_by_role("button", name="Really end ").click()
         expect(page.get_by_text("Nothing runs.")).to_be_visible()
+
+
+def test_an_answer_that_streams_in_the_chat_is_seen_and_gone_when_it_is_stopped(visit: Visit) -> None:
+    """It is here, and not with the chat's tests, for the demo model may have written all before the click."""
+    page = visit.page
+    endless(page, 1500)
+    say(page, "Tell a story.")
+    answer = answers(page).last
+    expect(answer.locator(".prose")).not_to_be_empty()
+    expect(answer).to_have_attribute("aria-busy", "true")
+    watching = visit.tab("/#/control")
+    expect(watching.get_by_role("region", name="Requests that run")).to_contain_text("writes")
+    page.get_by_role("button", name="Stop").click()
+    expect(answer).to_contain_text("Stopped.")
+    expect(page.get_by_role("button", name="Send")).to_be_visible()
+    expect(watching.get_by_text("Nothing runs.")).to_be_visible()
 
 
 def test_the_picture_of_steps_can_be_walked_through_paused_and_read(
