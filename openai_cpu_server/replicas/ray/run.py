@@ -35,14 +35,18 @@ def run(settings: Settings) -> None:
     try:
         serve.run(app, name=settings.ray.name, route_prefix="/", blocking=True)
     except RuntimeError as error:
-        raise StartupError(f"Ray cannot run {settings.ray.name}: {_cause(str(error))}") from None
+        raise StartupError(
+            f"Ray cannot run {settings.ray.name}: {_cause(settings.ray.name, str(error))}"
+        ) from None
 
 
-def _cause(said: str) -> str:
-    """One line of what Ray says, which may hold the traceback of a replica."""
-    lines = [line.strip() for line in said.splitlines() if line.strip()]
-    own = [line.partition(": ")[2] for line in lines if line.startswith(f"{StartupError.__module__}.")]
-    return next(iter([*own, *lines]), "it does not say why")
+def _cause(name: str, said: str) -> str:
+    """One line of what Ray says: of the tracebacks of replicas that could not begin, our own error."""
+    app = serve.status().applications.get(name)
+    told = [one.message for one in app.deployments.values()] if app is not None else []
+    lines = [line.strip() for text in (*told, said) for line in text.splitlines()]
+    own = [line.partition("StartupError: ")[2] for line in lines]
+    return next(filter(None, [*own, said.partition("\n")[0]]), "it does not say why")
 
 
 def _interrupt(number: int, frame: FrameType | None) -> None:
