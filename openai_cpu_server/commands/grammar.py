@@ -6,8 +6,9 @@ import argparse
 import json
 import sys
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
+
+import msgspec
 
 from openai_cpu_server.errors import InvalidRequest, StartupError
 from openai_cpu_server.llama.grammar.grammar_check import GrammarCheck, Next
@@ -134,7 +135,7 @@ def _hint(source: _Source, name: str) -> str:
     is_ordered = source.is_schema and source.options.order is PropertyOrder.SCHEMA
     if not is_ordered or name == _STDIN:
         return ""
-    freely = source.check(replace(source.options, order=PropertyOrder.ANY))
+    freely = source.check(msgspec.structs.replace(source.options, order=PropertyOrder.ANY))
     fits = _misfit(freely, _read(name)) is None
     return "\n  it fits with its properties in another order (--order any)" if fits else ""
 
