@@ -93,17 +93,17 @@ def free_port() -> int:
 
 @pytest.mark.slow
 def test_a_full_queue_says_when_it_is_tried_again(browser: Browser) -> None:
-    options = ("--model", "demo", "--max-queue", "1", "--max-seqs", "1")
+    options = ("--model", "smollm2", "--max-queue", "1", "--max-seqs", "1")
     with ServerProcess(*options) as server, visiting(browser, server) as visit:
         page = visit.page
-        endless(page, 200)
+        endless(page, 800)
         for text in ("One", "Two", "Three"):
             say(page, text)
             expect(answers(page)).to_have_count(1)
             if text != "Three":
                 page.keyboard.press("Alt+n")
                 expect(answers(page)).to_have_count(0)
-                endless(page, 200)
+                endless(page, 800)
         expect(answers(page).get_by_role("status")).to_contain_text("The queue is full")
         page.get_by_role("navigation", name="Conversations").get_by_role(
             "button", name="Two", exact=True
