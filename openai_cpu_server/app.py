@@ -63,7 +63,7 @@ def serve(settings: Settings) -> None:
         desk = open_desk(
             settings, fleet.registry, watch, keeping=fleet, recall=_recall(settings, fleet, watch)
         )
-        config = web_config(settings, desk.api.app, close_s=_CLOSE_CONNECTIONS_S)
+        config = _web_config(settings, desk.api.app, close_s=_CLOSE_CONNECTIONS_S)
         started = time.monotonic()
         try:
             server = WebServer(
@@ -138,7 +138,7 @@ def offline(settings: Settings, plans: Sequence[ModelPlan]) -> Offline:
     return Offline(fleet, create_api(fleet.registry, _api_options(settings), watch=watch).run_row)
 
 
-def web_config(settings: Settings, api: Callable[..., Awaitable[None]], *, close_s: int) -> uvicorn.Config:
+def _web_config(settings: Settings, api: Callable[..., Awaitable[None]], *, close_s: int) -> uvicorn.Config:
     """`close_s`: what connections get to end when the server does. Raises StartupError for a certificate
     that cannot be used."""
     limits = ConnectionLimits(
@@ -187,6 +187,23 @@ async def _run(
     async with desk.working():
         await server.serve(sockets=[listener])
     await engine_task
+
+
+@contextlib.asynccontextmanager
+async def web_serving(
+    settings: Settings, api: Callable[..., Awaitable[None]], *, close_s: int
+) -> AsyncIterator[asyncio.Task[None]]:
+    """Meanwhile requests are answered, on a port that other processes may share. At the end those that run
+    have `close_s`. Raises StartupError."""
+    config = _web_config(settings, api, close_s=close_s)
+    with listening(settings.host, settings.port, is_shared=True) as listener:
+        server = uvicorn.Server(config)
+        task = asyncio.create_task(server.serve(sockets=[listener]))
+        try:
+            yield task
+        finally:
+            server.should_exit = True
+            await asyncio.wait([task])
 
 
 @contextlib.contextmanager

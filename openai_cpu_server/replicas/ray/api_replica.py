@@ -8,10 +8,9 @@ import logging
 import math
 from collections.abc import Awaitable, Callable, Mapping
 
-import uvicorn
 from ray.serve.handle import DeploymentHandle
 
-from openai_cpu_server.app import listening, open_desk, web_config
+from openai_cpu_server.app import open_desk, web_serving
 from openai_cpu_server.errors import StartupError
 from openai_cpu_server.models.registry import ModelRegistry
 from openai_cpu_server.models.routing.checks import problem
@@ -49,12 +48,10 @@ class ApiReplica:
         served = [self._served(one, engines[one.plan.name]) for one in parts]
         registry = ModelRegistry(served, _routers(settings, plans, served))
         self._desk = open_desk(settings, registry, self._watch, recall=None)
-        self._server: uvicorn.Server | None = None
-        """None: Serve's proxies listen."""
-        self._open = contextlib.AsyncExitStack()
+        self._open, self._listening = contextlib.AsyncExitStack(), contextlib.AsyncExitStack()
         await self._open.enter_async_context(self._desk.working())
         if settings.ray.ingress == "replicas":
-            self._listen()
+            await self._listen()
 
     def __serve_build_asgi_app__(self) -> Callable[..., Awaitable[None]]:
         """For Serve's proxies."""
@@ -68,7 +65,7 @@ class ApiReplica:
     async def __del__(self) -> None:
         if not hasattr(self, "_open"):
             return
-        await self._stop_listening()
+        await self._listening.aclose()
         for engine in self._engines:
             engine.drain()
         await self._open.aclose()
@@ -78,20 +75,11 @@ class ApiReplica:
             task.cancel()
         self._watch.close()
 
-    def _listen(self) -> None:
+    async def _listen(self) -> None:
         """Raises StartupError where the port is somebody else's."""
-        settings = self._settings
-        config = web_config(settings, self._desk.api.app, close_s=math.ceil(0.9 * settings.ray.drain_s))
-        listener = self._open.enter_context(listening(settings.host, settings.port, is_shared=True))
-        self._server = uvicorn.Server(config)
-        self._serving = asyncio.create_task(self._server.serve(sockets=[listener]))
-        self._tasks.append(self._serving)
-
-    async def _stop_listening(self) -> None:
-        """Streams that run may end."""
-        if self._server is not None:
-            self._server.should_exit = True
-            await asyncio.wait([self._serving])
+        close_s = math.ceil(0.9 * self._settings.ray.drain_s)
+        serving = web_serving(self._settings, self._desk.api.app, close_s=close_s)
+        self._tasks.append(await self._listening.enter_async_context(serving))
 
     def _served(self, parts: ModelParts, handle: DeploymentHandle) -> ServedModel:
         settings = self._settings

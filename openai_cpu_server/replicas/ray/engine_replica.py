@@ -28,7 +28,7 @@ from openai_cpu_server.replicas.wire import DoorPlate
 from openai_cpu_server.serving.parts import ModelParts
 from openai_cpu_server.serving.plans import ModelPlan, planned_models
 from openai_cpu_server.serving.supervised import supervised
-from openai_cpu_server.settings import Settings, tune_engines
+from openai_cpu_server.settings import Settings, foreign_settings, tune_engines
 
 logger = logging.getLogger(__name__)
 
@@ -49,7 +49,9 @@ class EngineReplica:
         lease_s = settings.ray.lease_s
         self._host = Host(supervisor, lease_s=lease_s, spending=spending)
         self._door = Door(self._host, sending_s=lease_s)
-        self._plate = await self._door.open(ray.util.get_node_ip_address(), tls=server_tls())
+        self._plate = await self._door.open(
+            ray.util.get_node_ip_address(), tls=server_tls(foreign_settings())
+        )
         self._running = asyncio.create_task(self._host.run())
         await self._host.settled()
 

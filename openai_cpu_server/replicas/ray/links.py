@@ -14,6 +14,7 @@ from openai_cpu_server.replicas.ray.addressed import Addressed
 from openai_cpu_server.replicas.ray.tls import client_tls
 from openai_cpu_server.replicas.remote.stream_link import StreamLink
 from openai_cpu_server.replicas.wire import DoorPlate
+from openai_cpu_server.settings import foreign_settings
 
 logger = logging.getLogger(__name__)
 
@@ -52,7 +53,7 @@ class Roster:
         self._changed = changed
         self._loop = asyncio.get_running_loop()
         self._links: dict[str, StreamLink] = {}
-        self._tls = client_tls()
+        self._tls = client_tls(foreign_settings())
         self._known: frozenset[str] = frozenset()
 
     async def follow(self) -> None:

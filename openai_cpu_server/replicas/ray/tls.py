@@ -1,13 +1,12 @@
-"""TLS between replicas, with the certificates that Ray has for itself (`RAY_USE_TLS`)."""
+"""TLS between replicas, with the certificates that Ray's environment variables name for Ray itself."""
 
 from __future__ import annotations
 
-import os
 import ssl
 from collections.abc import Mapping
 
 
-def server_tls(env: Mapping[str, str] = os.environ) -> ssl.SSLContext | None:
+def server_tls(env: Mapping[str, str]) -> ssl.SSLContext | None:
     """None: Ray speaks plain TCP here."""
     if not _is_on(env):
         return None
@@ -15,7 +14,7 @@ def server_tls(env: Mapping[str, str] = os.environ) -> ssl.SSLContext | None:
     return _with_certificates(context, env)
 
 
-def client_tls(env: Mapping[str, str] = os.environ) -> ssl.SSLContext | None:
+def client_tls(env: Mapping[str, str]) -> ssl.SSLContext | None:
     """None: Ray speaks plain TCP here."""
     if not _is_on(env):
         return None
