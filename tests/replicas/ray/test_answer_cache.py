@@ -42,7 +42,7 @@ def ask(server: RayServer, text: str) -> tuple[str, str]:
 
 
 def test_api_replicas_tell_each_others_answers(server: RayServer) -> None:
-    """Each call goes to either of them: ten calls that are all hits were not all answered by the first one."""
+    """Each call goes to either of them: ten hits were not all told by the one that computed the answer."""
     deadline = time.monotonic() + 60
     while (first := ask(server, QUESTION))[0] != "exact":
         assert time.monotonic() < deadline, first
