@@ -261,13 +261,13 @@ async def _running(jobs: Jobs | None, api: Api) -> AsyncIterator[None]:
     if jobs is None:
         yield
         return
-    task = asyncio.create_task(jobs.run(api.run_row))
+    tasks = [asyncio.create_task(work) for work in (jobs.run(api.run_row), jobs.keep_book())]
     try:
         yield
     finally:
         await api.settle()
         await jobs.close()
-        await task
+        await asyncio.gather(*tasks)
 
 
 async def _no_checkpoint() -> None:
