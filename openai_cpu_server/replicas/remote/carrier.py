@@ -6,14 +6,12 @@ import itertools
 import logging
 import secrets
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import TypeVar
 
 import msgspec
 
-from openai_cpu_server.contract.adapter import AdapterState
 from openai_cpu_server.contract.embedding import Embedded
-from openai_cpu_server.contract.engine import EngineState, RequestState
+from openai_cpu_server.contract.engine import RequestState
 from openai_cpu_server.contract.messages import Cancel, TokenEvent
 from openai_cpu_server.dispatch.requests.awaiting import Awaiting
 from openai_cpu_server.dispatch.requests.delivery import Delivery
@@ -21,9 +19,11 @@ from openai_cpu_server.dispatch.requests.live import Live
 from openai_cpu_server.errors import GenerationFailed, RequestCancelled, ServerError
 from openai_cpu_server.replicas.link import Link
 from openai_cpu_server.replicas.remote.attendance import Attendance
+from openai_cpu_server.replicas.remote.known import Known, for_router
 from openai_cpu_server.replicas.remote.places import Places
+from openai_cpu_server.replicas.remote.quarantine import Quarantine
 from openai_cpu_server.replicas.remote.wanting import Wanting
-from openai_cpu_server.replicas.report import Choice, ReplicaReport, ReplicaState
+from openai_cpu_server.replicas.report import Choice
 from openai_cpu_server.replicas.router import Router
 from openai_cpu_server.replicas.wire import Ended, News, Order, Report, Why
 
@@ -31,58 +31,12 @@ logger = logging.getLogger(__name__)
 
 Event = TypeVar("Event", TokenEvent, Embedded)
 
-_MAX_LOSSES = 3
-"""A request that so many replicas in a row were lost with, while they computed it and before it had gained
-anything, is taken to be what they die of."""
-_LAST_WORDS_S = 1.0
-"""A replica that is gone may have died: whoever attends it is told why about then."""
+_LAST_WORDS_S = 2.0
+"""A replica that is gone may have died: whoever attends it is told why about then. It also has to tell whose
+CPU time it has spent at last, which it does every second."""
 _MOVES_A_REPORT = 8
 _WORTH_MOVING_S = 1.0
 """A request that waits is sent to another replica if that saves so much, and half of what it would wait."""
-_STATES = {
-    EngineState.READY: ReplicaState.READY,
-    EngineState.RESTARTING: ReplicaState.RESTARTING,
-    EngineState.LOADING: ReplicaState.LOADING,
-    EngineState.ASLEEP: ReplicaState.LOADING,
-    EngineState.DRAINING: ReplicaState.DRAINING,
-    EngineState.FAILED: ReplicaState.FAILED,
-    EngineState.STOPPED: ReplicaState.DRAINING,
-}
-
-
-@dataclass
-class Known:
-    """A replica that is there, or was told to go."""
-
-    attendance: Attendance
-    report: Report | None = None
-    """None: it has told nothing yet."""
-    is_going: bool = False
-    """It is to get nothing new, and what it has moves as soon as another can take it."""
-    adapters_asked: set[str] = field(default_factory=set)
-    """The keys of those that it was asked to load, beside those that it has had from its start."""
-    adapters_refused: set[str] = field(default_factory=set)
-    """The keys of those of them that it cannot load."""
-
-    @property
-    def is_ready(self) -> bool:
-        is_ready = self.report is not None and self.report.state is EngineState.READY
-        return is_ready and not self.is_going
-
-    def has(self, key: str | None) -> bool:
-        """It has the adapter; None: none is needed."""
-        return key is None or AdapterState.READY in self._adapter_states(key)
-
-    def may_have(self, key: str) -> bool:
-        """It has the adapter, or is about to load it; one that has told nothing yet may have it."""
-        is_asked = key in self.adapters_asked - self.adapters_refused
-        is_known = self._adapter_states(key) - {AdapterState.FAILED}
-        return self.report is None or is_asked or bool(is_known)
-
-    def _adapter_states(self, key: str) -> set[AdapterState]:
-        """At most one."""
-        adapters = self.report.adapters if self.report is not None else ()
-        return {status.state for status in adapters if status.adapter.key == key}
 
 
 class Carrier:
@@ -105,7 +59,7 @@ class Carrier:
         self._replicas: dict[str, Known] = {}
         self._links: dict[str, Link] = {}
         """Replicas that are to be attended."""
-        self._losses: dict[str, int] = {}
+        self._quarantine = Quarantine()
         self._wanting = Wanting()
         self._sessions = (f"{secrets.token_hex(6)}-{number}" for number in itertools.count())
 
@@ -169,8 +123,7 @@ class Carrier:
         if self._replicas.get(replica) is None or self._replicas[replica].attendance is not attendance:
             return
         self._deliver(replica, news)
-        for ended in news.ended:
-            self._end(replica, ended)
+        self._end(replica, news.ended)
         if news.report is not None:
             self._reported(replica, news.report)
 
@@ -184,8 +137,7 @@ class Carrier:
             return  # it was empty
         del self._replicas[replica]
         self._router.gone(replica)
-        for live in self._places.at(replica):
-            self._bereave(live, replica, why, is_suspect=is_death)
+        self._bereave(self._places.at(replica), known, why, accuses=is_death)
         self._place_waiting()
 
     # -- inside: replicas --------------------------------------------------------------------------------
@@ -219,13 +171,13 @@ class Carrier:
         if known.is_going:
             self._empty(replica)
             return
-        state, now_s = _STATES[report.state], self._clock()
-        told = ReplicaReport(state=state, forecast=report.forecast, held=report.held)
-        self._router.reported(replica, told, made_s=known.attendance.counted_s(report.counted), now_s=now_s)
+        made_s = known.attendance.counted_s(report.counted)
+        self._router.reported(replica, for_router(report), made_s=made_s, now_s=self._clock())
         self.on_report(replica)
         self._place_waiting()
         if known.is_ready:
-            self._take_over(replica)
+            if replica not in self._quarantine.replicas:
+                self._take_over(replica)
             for name in [name for name, other in self._replicas.items() if other.is_going]:
                 self._empty(name)
 
@@ -235,6 +187,8 @@ class Carrier:
         for live in list(self.delivery.live):
             place = self._places.place(live)
             if live.state is not RequestState.WAITING or place is None or place.replica == replica:
+                continue
+            if self._quarantine.suspects(live):
                 continue
             if live.expected is None or live.expected.first_token_s - now_s < _WORTH_MOVING_S:
                 continue
@@ -255,30 +209,58 @@ class Carrier:
 
     def _place_waiting(self) -> None:
         """Interactive calls first, then in the order of their arrival."""
-        if not any(known.is_ready for known in self._replicas.values()):
+        num_ready = sum(known.is_ready for known in self._replicas.values())
+        if not num_ready:
             return  # many may wait for the first replica, and are not looked at whenever another comes
+        self._try_suspects(num_ready)
         calls: dict[Awaiting, list[Live]] = {}
-        for live in sorted(self._places.waiting, key=lambda live: live.request.priority):
-            calls.setdefault(live.answer, []).append(live)
+        for live in self._waiting():
+            if not self._quarantine.suspects(live):
+                calls.setdefault(live.answer, []).append(live)
         for call in calls.values():
-            choice = self._choose(call)
-            if choice is not None:
+            if (choice := self._choose(call)) is not None:
                 self._send(call, choice)
-            elif (key := call[0].adapter) is not None and not self._may_come(key):
-                self.delivery.fail(call, lambda: GenerationFailed("Its adapter is not loaded any more."))
+
+    def _try_suspects(self, num_ready: int) -> None:
+        """Each alone, as far as there is room for it."""
+        for live in self._waiting():
+            if not self._quarantine.suspects(live) or not self._quarantine.has_room(num_ready):
+                continue
+            if (choice := self._choose([live])) is not None:
+                self._isolate(choice.replica)
+                self._quarantine.begin(live, choice.replica)
+                self._send([live], choice)
+
+    def _isolate(self, replica: str) -> None:
+        """Who has gained nothing there moves away: if the replica is lost, that is not of them."""
+        for live in self._places.at(replica):
+            if not live.has_advanced:
+                self._recall(live)
+                self._suspend(live)
+
+    def _waiting(self) -> list[Live]:
+        return sorted(self._places.waiting, key=lambda live: live.request.priority)
 
     def _may_come(self, key: str) -> bool:
         """Some replica has the adapter, or will."""
         return any(known.may_have(key) for known in self._replicas.values())
 
     def _choose(self, call: Sequence[Live]) -> Choice | None:
-        """None: no replica is ready for it."""
-        among = self._with_adapter(call[0].adapter)
-        return self._router.choose(self._wanting.of(call[0]), now_s=self._clock(), among=among)
+        """None: no replica is ready for it, or none will ever be: then it fails."""
+        key = call[0].adapter
+        choice = self._router.choose(
+            self._wanting.of(call[0]), now_s=self._clock(), among=self._candidates(key)
+        )
+        if choice is None and key is not None and not self._may_come(key):
+            self.delivery.fail(call, lambda: GenerationFailed("Its adapter is not loaded any more."))
+        return choice
 
-    def _with_adapter(self, key: str | None) -> Collection[str] | None:
-        """The replicas that have it; None: all, for it needs none."""
-        return None if key is None else [name for name, known in self._replicas.items() if known.has(key)]
+    def _candidates(self, key: str | None) -> Collection[str] | None:
+        """The replicas that have the adapter, and take something new; None: all."""
+        if key is None and not self._quarantine.replicas:
+            return None
+        there = [name for name, known in self._replicas.items() if known.has(key)]
+        return [name for name in there if name not in self._quarantine.replicas]
 
     def _send(self, call: Sequence[Live], choice: Choice) -> None:
         """The sequences of a call share their prompt: it is read once, and booked for the first of them."""
@@ -321,37 +303,45 @@ class Carrier:
                 answer.wait_at(place)
 
     def _advance(self, live: Live) -> None:
-        if not live.has_advanced:
-            live.has_advanced = True
-            self._losses.pop(live.request.id, None)
-            self._router.began(live.request.id)
-
-    def _end(self, replica: str, ended: Ended) -> None:
-        live = self._places.live(replica, ended.id)
-        if live is None:
+        if live.has_advanced:
             return
-        if ended.why is Why.RETURNED:
-            self._bereave(live, replica, ended.message)
-            return  # the next report of any replica finds it a place
-        error = RequestCancelled if ended.why is Why.CANCELLED else GenerationFailed
-        self.delivery.fail([live], lambda: error(ended.message))
+        live.has_advanced = True
+        self._router.began(live.request.id)
+        if self._quarantine.cleared(live):
+            self._place_waiting()
 
-    def _bereave(self, live: Live, replica: str, why: str, *, is_suspect: bool = True) -> None:
-        """Its replica was lost, or cannot compute it any more. `is_suspect`: that may be of the request."""
-        name = live.request.id
-        if is_suspect and live.state is RequestState.RUNNING and not live.has_advanced:
-            self._losses[name] = self._losses.get(name, 0) + 1
-        if self._losses.get(name, 0) >= _MAX_LOSSES:
-            lost = f"{_MAX_LOSSES} replicas in a row were lost while they computed this request"
-            message = f"{lost}; the last: {why}."
-            self.delivery.fail([live], lambda: GenerationFailed(message))
-            return
-        self._wanting.avoid(live, replica)
-        self._suspend(live)
+    def _end(self, replica: str, news: Sequence[Ended]) -> None:
+        there = [(live, end) for end in news if (live := self._places.live(replica, end.id)) is not None]
+        for live, end in there:
+            if end.why is not Why.RETURNED:
+                self._fail(live, end)
+        returned = [live for live, end in there if end.why is Why.RETURNED]
+        if returned:  # the next report of any replica finds them a place
+            self._bereave(returned, self._replicas[replica], there[-1][1].message)
+
+    def _fail(self, live: Live, end: Ended) -> None:
+        error = RequestCancelled if end.why is Why.CANCELLED else GenerationFailed
+        self.delivery.fail([live], lambda: error(end.message))
+
+    def _bereave(self, some: Sequence[Live], known: Known, why: str, *, accuses: bool = True) -> None:
+        """Their replica was lost, or cannot compute them any more. `accuses`: that may be of one of them."""
+        replica = known.attendance.replica
+        guilty = None
+        if accuses:
+            accused = [one for one in some if one.state is RequestState.RUNNING and not one.has_advanced]
+            guilty = self._quarantine.lost(replica, accused, is_alone=not known.is_shared)
+        for live in some:
+            if live is not guilty:
+                self._wanting.avoid(live, replica)
+                self._suspend(live)
+        if guilty is not None:
+            message = f"Each replica that computed this request was lost; the last: {why}."
+            self.delivery.fail([guilty], lambda: GenerationFailed(message))
 
     def _suspend(self, live: Live) -> None:
         """It waits for a place."""
         live.wait()
+        self._quarantine.left(live)
         self._router.ended(live.request.id)
         self._places.wait(live)
 
@@ -365,8 +355,9 @@ class Carrier:
         name = live.request.id
         self._places.remove(live)
         self._router.ended(name)
-        self._losses.pop(name, None)
         self._wanting.forget(live)
+        if self._quarantine.cleared(live):
+            self._place_waiting()
 
 
 def _renamed(event: Event, live: Live) -> Event:
