@@ -54,11 +54,12 @@ class RemoteEngine:
         replicas' CPU time, in milliseconds, by the label of the client."""
         router = Router(random or Random(), num_routers=num_routers)
         self._carrier = Carrier(clock, router, lease_s=lease_s)
+        self._requests = self._carrier.requests
         self._adapters = Adapters(self._carrier.replicas, clock)
         self._carrier.on_report = self._adapters.reported
         self._carrier.on_spent = spent
         self._overview = Overview(self._carrier, clock)
-        self._queue = QueueLimit(self._carrier.delivery.live, max_queue=max_queue, clock=clock)
+        self._queue = QueueLimit(self._requests.delivery.live, max_queue=max_queue, clock=clock)
         self._max_held_bytes = max_held_bytes
         self._clock = clock
 
@@ -66,7 +67,7 @@ class RemoteEngine:
 
     @property
     def totals(self) -> Totals:
-        return self._carrier.delivery.totals
+        return self._requests.delivery.totals
 
     async def run(self) -> None:
         """Serve until it is cancelled."""
@@ -86,7 +87,7 @@ class RemoteEngine:
     async def close(self) -> None:
         """End all requests."""
         self._overview.is_closed = True
-        self._carrier.end(lambda: GenerationFailed("The server is shutting down.", may_retry=True))
+        self._requests.end(lambda: GenerationFailed("The server is shutting down.", may_retry=True))
         self._carrier.close()
 
     # -- an `Engine` -------------------------------------------------------------------------------------
@@ -109,30 +110,33 @@ class RemoteEngine:
         self._queue.check(requests[0].priority, len(requests))
         requests = self._with_adapter(requests)
         generation = Generation(
-            requests, cancel=self._carrier.cancel, clock=self._clock, max_held_bytes=self._max_held_bytes
+            requests,
+            cancel=self._requests.cancel,
+            clock=self._clock,
+            max_held_bytes=self._max_held_bytes,
         )
-        self._carrier.accept([Live(request, generation, self._clock()) for request in requests])
+        self._requests.accept([Live(request, generation, self._clock()) for request in requests])
         return generation
 
     def embed(self, request: EmbedRequest) -> Embedding:
         check_embeds(self._serving(), request)
         self._queue.check(request.priority, 1)
-        embedding = Embedding(request, cancel=self._carrier.cancel, clock=self._clock)
-        self._carrier.accept([Live(request, embedding, self._clock())])
+        embedding = Embedding(request, cancel=self._requests.cancel, clock=self._clock)
+        self._requests.accept([Live(request, embedding, self._clock())])
         return embedding
 
     def cancel(self, name: str) -> bool:
-        call = self._carrier.delivery.live.call_of(name)
+        call = self._requests.delivery.live.call_of(name)
         if not call:
             return self._cancel_elsewhere(name)
-        self._carrier.cancel(*[live.request.id for live in call])
+        self._requests.cancel(*[live.request.id for live in call])
         for live in call:
             live.answer.fail(live.request.id, RequestCancelled("The request was cancelled on the server."))
         return True
 
     def requests(self) -> list[LiveRequest]:
         now_s = self._clock()
-        return [live.snapshot(now_s) for live in self._carrier.delivery.live] + self._overview.others
+        return [live.snapshot(now_s) for live in self._requests.delivery.live] + self._overview.others
 
     def status(self) -> EngineStatus:
         return self._overview.status()
