@@ -13,15 +13,12 @@ from typing import NamedTuple
 
 import uvicorn
 
-from openai_cpu_server.answers.cache import AnswerCache
-from openai_cpu_server.answers.open import open_answers
-from openai_cpu_server.answers.store import Bounds
 from openai_cpu_server.api.access.key_ring import KeyRing
 from openai_cpu_server.api.access.keys import GATEWAY_PATHS
 from openai_cpu_server.api.access.meter import Meter
 from openai_cpu_server.api.access.rate_limits import RateLimits
 from openai_cpu_server.api.application import Api, create_api
-from openai_cpu_server.api.calls.recall import Recall, Similar
+from openai_cpu_server.api.calls.recall import Recall
 from openai_cpu_server.api.gates.entrance import EXCESS_CONNECTION
 from openai_cpu_server.api.options import ApiOptions, SchedulingOptions
 from openai_cpu_server.api.routes.model_keeping import ModelKeeping
@@ -37,6 +34,7 @@ from openai_cpu_server.observe.watch import Watch
 from openai_cpu_server.serving.engine_options import adapter_files
 from openai_cpu_server.serving.fleet import Fleet
 from openai_cpu_server.serving.plans import ModelPlan, planned_models
+from openai_cpu_server.serving.recall import open_recall
 from openai_cpu_server.settings import Settings, revealed, tune_engines, user_data_dir
 from openai_cpu_server.web.connection import ConnectionLimits, limited_connection, limited_socket
 from openai_cpu_server.web.hangup import Hangup
@@ -60,9 +58,7 @@ def serve(settings: Settings) -> None:
         tracing = open_tracing(settings.traces_endpoint) if settings.traces_endpoint else None
         watch = Watch.new(model=plans[0].name, tracing=tracing)
         fleet = Fleet(settings, plans, watch)
-        desk = open_desk(
-            settings, fleet.registry, watch, keeping=fleet, recall=_recall(settings, fleet, watch)
-        )
+        desk = open_desk(settings, fleet.registry, watch, keeping=fleet)
         config = _web_config(settings, desk.api.app)
         started = time.monotonic()
         try:
@@ -99,10 +95,10 @@ def open_desk(
     watch: Watch,
     *,
     keeping: ModelKeeping | None = None,
-    recall: Recall | None = None,
 ) -> Desk:
-    """`keeping`: what loads and unloads models; None: they stay as they are. `recall`: None is no cache of
-    answers. Raises StartupError with one line."""
+    """`keeping`: what loads and unloads models; None: they stay as they are. Raises StartupError with one
+    line."""
+    recall = open_recall(settings, models, watch)
     keys, jobs = _keys(settings), _jobs(settings, models.default.name)
     api = create_api(
         models,
@@ -235,22 +231,6 @@ def _api_options(settings: Settings) -> ApiOptions:
     )
 
 
-def _recall(settings: Settings, fleet: Fleet, watch: Watch) -> Recall | None:
-    """Raises StartupError with one line."""
-    least, where = settings.semantic_cache, revealed(settings.answer_cache)
-    if least is None and settings.semantic_cache_model is not None:
-        raise StartupError("--semantic-cache-model needs --semantic-cache, such as 0.95")
-    if where == "off" and least is not None:
-        raise StartupError("--semantic-cache needs an --answer-cache")
-    if where == "off" or (where is None and least is None):
-        return None
-    named = settings.semantic_cache_model
-    similar = Similar(fleet.embedding_model(named), least) if least is not None else None
-    bounds = Bounds(settings.answer_cache_ttl, settings.answer_cache_mb * _MIB)
-    store = open_answers(where or "on", bounds, default=user_data_dir() / "answers.db")
-    return Recall(AnswerCache(store, bounds, watch), fleet.registry, similar)
-
-
 def _jobs(settings: Settings, model: str) -> Jobs | None:
     """None: no batch API, because nobody wants one or because the user's directory cannot keep it."""
     where = revealed(settings.jobs_db)
@@ -281,13 +261,13 @@ async def _running(jobs: Jobs | None, api: Api) -> AsyncIterator[None]:
     if jobs is None:
         yield
         return
-    task = asyncio.create_task(jobs.run(api.run_row))
+    tasks = [asyncio.create_task(work) for work in (jobs.run(api.run_row), jobs.keep_book())]
     try:
         yield
     finally:
         await api.settle()
         await jobs.close()
-        await task
+        await asyncio.gather(*tasks)
 
 
 async def _no_checkpoint() -> None:

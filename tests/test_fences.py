@@ -91,7 +91,9 @@ ALLOWED = {
     # Beside `app`, which puts the server around it: models with their engines, made of settings.
     "serving": {
         "adapter_options",
+        "answers",
         "api.access.identity",
+        "api.calls.recall",
         "api.resolve.call",
         "contract",
         "dispatch",
@@ -132,7 +134,6 @@ ALLOWED = {
     },
     "app": {
         "",
-        "answers",
         "api",
         "errors",
         "jobs",

@@ -46,7 +46,7 @@ class ApiReplica:
         self._watch = Watch.new(model=plans[0].name, tracing=tracing)
         served = [self._served(one, engines[one.plan.name]) for one in parts]
         registry = ModelRegistry(served, _routers(settings, plans, served))
-        self._desk = open_desk(settings, registry, self._watch, recall=None)
+        self._desk = open_desk(settings, registry, self._watch)
         self._open = contextlib.AsyncExitStack()
         await self._open.enter_async_context(self._desk.working())
 

@@ -19,6 +19,7 @@ from openai_cpu_server.ray_options import RayTable
 from openai_cpu_server.replicas.ray.api_replica import ApiReplica
 from openai_cpu_server.replicas.ray.engine_replica import EngineReplica
 from openai_cpu_server.serving.plans import planned_models
+from openai_cpu_server.serving.recall import check_recall
 from openai_cpu_server.settings import Settings, read_settings
 
 _GIB = 1024**3
@@ -64,8 +65,7 @@ def portable(settings: Settings) -> Settings:
 
     Raises StartupError for what is not done over replicas.
     """
-    if settings.answer_cache not in (None, "off") or settings.semantic_cache is not None:
-        raise StartupError("the cache of answers is not for replicas yet: leave answer_cache out")
+    check_recall(settings)
     if settings.ssl_certfile is not None:
         raise StartupError("Ray's proxies speak plain HTTP here: leave ssl_certfile out, and use a gateway")
     return Settings.model_construct(settings.model_fields_set, **settings.__dict__)

@@ -50,7 +50,7 @@ def test_it_prints_the_file_for_serve_run(tmp_path: Path) -> None:
         ("[ray]\nreplicas = 0\n", "ray"),
         ("[ray]\nreplicas = 3\nmax_replicas = 2\n", "max_replicas is less than replicas"),
         ("[ray]\nnodes = 2\n", "nodes"),
-        ('answer_cache = "on"\n', "the cache of answers is not for replicas yet"),
+        ('answer_cache = "off"\nsemantic_cache = 0.9\n', "--semantic-cache needs an --answer-cache"),
         ("[ray]\nreplicas = two", "cannot read the settings"),
     ],
 )
