@@ -175,14 +175,13 @@ def test_a_replica_that_cannot_load_is_told_and_the_other_serves(
 
 
 @pytest.mark.parametrize("ingress", ["replicas", "proxy"])
-def test_serve_run_takes_the_file_that_the_command_prints(
-    tmp_path: Path, server: RayServer, ingress: str
-) -> None:
-    """It starts a cluster of its own beside the other."""
+def test_serve_run_takes_the_file_that_the_command_prints(tmp_path: Path, ingress: str) -> None:
+    """It starts a cluster of its own."""
+    model = shutil.copy(tiny_model_path(), tmp_path / "model.gguf")
     config, file = tmp_path / "config.toml", tmp_path / "serve.yaml"
     port = free_port()
     config.write_text(
-        f'model = ["{server.model}"]\nport = {port}\njobs_db = "none"\ncalibrate = "never"\n'
+        f'model = ["{model}"]\nport = {port}\njobs_db = "none"\ncalibrate = "never"\n'
         '[ray]\ncpus = 0.5\npin = "off"\n'
         f'ingress = "{ingress}"\n'
     )

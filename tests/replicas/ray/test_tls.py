@@ -1,0 +1,72 @@
+"""Connections between replicas with certificates as Ray has them."""
+
+from __future__ import annotations
+
+import subprocess
+from collections.abc import Mapping
+from contextlib import aclosing
+from pathlib import Path
+
+import pytest
+
+from openai_cpu_server.replicas.host.door import Door
+from openai_cpu_server.replicas.link import ReplicaLost
+from openai_cpu_server.replicas.ray.tls import client_tls, server_tls
+from openai_cpu_server.replicas.remote.stream_link import StreamLink
+from openai_cpu_server.replicas.wire import DoorPlate, read_news
+from tests.replicas.test_host import hosting
+
+pytestmark = [pytest.mark.anyio, pytest.mark.thorough]
+
+
+def certificates(folder: Path, name: str) -> Mapping[str, str]:
+    """What Ray's environment says; the certificate is its own authority."""
+    key, certificate = str(folder / f"{name}.key"), str(folder / f"{name}.pem")
+    command = ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-days", "1", "-subj", f"/CN={name}"]
+    command += ["-nodes", "-keyout", key, "-out", certificate]
+    subprocess.run(command, check=True, capture_output=True)
+    return {
+        "RAY_USE_TLS": "1",
+        "RAY_TLS_SERVER_CERT": certificate,
+        "RAY_TLS_SERVER_KEY": key,
+        "RAY_TLS_CA_CERT": certificate,
+    }
+
+
+async def first_state(there: Mapping[str, str], here: Mapping[str, str]) -> str:
+    """That a replica tells first. Raises `ReplicaLost`."""
+    async with hosting() as host:
+        door = Door(host, sending_s=60.0)
+        plate = await door.open("127.0.0.1", tls=server_tls(there))
+
+        async def find() -> DoorPlate:
+            return plate
+
+        async def load_adapter(adapter: bytes) -> bytes:
+            return b""
+
+        try:
+            link = StreamLink(find, load_adapter, tls=client_tls(here))
+            async with aclosing(link.attend("me")) as news:  # type: ignore[type-var]
+                report = read_news(await anext(news)).report
+                assert report is not None
+                return report.state.value
+        finally:
+            await door.close()
+
+
+async def test_both_sides_have_the_clusters_certificate(tmp_path: Path) -> None:
+    ours = certificates(tmp_path, "ours")
+    assert await first_state(ours, ours) == "ready"
+
+
+async def test_who_has_another_certificate_or_none_is_not_talked_to(tmp_path: Path) -> None:
+    ours, others = certificates(tmp_path, "ours"), certificates(tmp_path, "others")
+    for wrong in (others, {}):
+        with pytest.raises(ReplicaLost):
+            await first_state(ours, wrong)
+
+
+def test_without_ray_tls_it_is_plain() -> None:
+    assert server_tls({}) is None
+    assert client_tls({"RAY_USE_TLS": "0"}) is None
