@@ -40,6 +40,16 @@ inline void store(float* to, floats x) { std::memcpy(to, &x, sizeof x); }
 
 inline floats splat(float x) { return x - floats{}; }
 
+// The same, of which the compiler does not know that it was loaded: else it loads it once more wherever it is used.
+inline floats in_register(floats x) {
+#if defined(INSTRUCTION_SET_512)
+    asm("" : "+v"(x));
+#elif defined(INSTRUCTION_SET_256)
+    asm("" : "+x"(x));
+#endif
+    return x;
+}
+
 inline floats max(floats a, floats b) {
 #if defined(INSTRUCTION_SET_512)
     return (floats)_mm512_max_ps((__m512)a, (__m512)b);
