@@ -1,6 +1,7 @@
 #include "attention.hpp"
 
 #include <algorithm>
+#include <numeric>
 
 #include "attention_lanes.hpp"
 #include "attention_node.hpp"
@@ -40,10 +41,19 @@ public:
 
 private:
     void list_cells() {
-        cells_.clear();
-        for (int word = 0; word < int(union_.size()); ++word)
-            for (uint64_t bits = union_[word]; bits; bits &= bits - 1)
-                cells_.push_back(64 * word + __builtin_ctzll(bits));
+        cells_.resize(64 * union_.size());
+        int* next = cells_.data();
+        for (int word = 0; word < int(union_.size()); ++word) {
+            const uint64_t bits = union_[word];
+            if (bits == ~uint64_t(0)) std::iota(next, next + 64, 64 * word);
+            else list_bits(bits, 64 * word, next);
+            next += __builtin_popcountll(bits);
+        }
+        cells_.resize(next - cells_.data());
+    }
+
+    static void list_bits(uint64_t bits, int first, int* to) {
+        for (; bits; bits &= bits - 1) *to++ = first + __builtin_ctzll(bits);
     }
 
     void move_together(const uint64_t* row, uint64_t* to) const {

@@ -193,7 +193,8 @@ public:
     }
 
     void set_query(int lane, const float* query, float scale) {
-        for (int d = 0; d < width_; ++d) queries_.data()[lane * width_ + d] = query[d] * scale;
+        for (int d = 0; d < width_; ++d)
+            queries_.data()[(d / LANES * lanes_ + lane) * LANES + d % LANES] = query[d] * scale;
     }
 
     template <class Rows>
@@ -225,9 +226,7 @@ private:
         constexpr int CELLS = LANES / ROWS;
         for (; lane + ROWS <= lanes_; lane += ROWS)
             for (int cell = 0; cell < TILE; cell += CELLS) {
-                floats products[LANES] = {};  // (rows, cells)
-                for (int d = 0; d < width_; d += LANES) add_products<CELLS>(lane, keys, cell, d, products);
-                const floats found = simd::totals(products);
+                const floats found = score_cells<CELLS>(queries_.data() + lane * LANES, keys, cell);
                 for (int i = 0; i < ROWS; ++i)
                     std::memcpy(scores(lane + i, cell), (const float*)&found + i * CELLS,
                                 sizeof(float) * CELLS);
@@ -236,14 +235,20 @@ private:
         if constexpr (ROWS > 1) score_from<ROWS / 2>(lane, keys);
     }
 
+    // The scores of some cells for as many lanes as a vector then has room for: (lanes, cells).
     template <int CELLS, class Rows>
-    void add_products(int lane, const Rows& keys, int cell, int d, floats (&products)[LANES]) {
-        floats parts[CELLS];
-        for (int j = 0; j < CELLS; ++j) parts[j] = simd::in_register(keys.load(cell + j, d));
-        for (int i = 0; i < LANES / CELLS; ++i) {
-            const floats query = simd::in_register(simd::load(queries_.data() + (lane + i) * width_ + d));
-            for (int j = 0; j < CELLS; ++j) products[i * CELLS + j] += query * parts[j];
+    floats score_cells(const float* queries, const Rows& keys, int cell) const {
+        floats products[LANES] = {};
+        const int step = lanes_ * LANES, width = width_;
+        for (int d = 0; d < width; d += LANES, queries += step) {
+            floats parts[CELLS];
+            for (int j = 0; j < CELLS; ++j) parts[j] = simd::in_register(keys.load(cell + j, d));
+            for (int i = 0; i < LANES / CELLS; ++i) {
+                const floats query = simd::in_register(simd::load(queries + i * LANES));
+                for (int j = 0; j < CELLS; ++j) products[i * CELLS + j] += query * parts[j];
+            }
         }
+        return simd::totals(products);
     }
 
     void soften(float* scores, int lane) {
@@ -298,7 +303,8 @@ private:
 
     static constexpr int CELLS_A_STEP = 8;
     int width_ = 0, lanes_ = 0;
-    Buffer queries_, outputs_;  // (lanes, width)
+    Buffer queries_;  // (width in vectors, lanes, a vector)
+    Buffer outputs_;  // (lanes, width)
     Buffer scores_;             // (lanes, cells of a tile)
     float largest_[LANES_MAX], sum_[LANES_MAX], factor_[LANES_MAX];
 };

@@ -13,20 +13,30 @@ public:
 
     // Fetches as much ahead as has just been read.
     void step(size_t bytes) {
-        for (size_t i = 0; i < bytes && cell_ != end_; i += LINE) {
-            __builtin_prefetch(first_ + *cell_ * stride_ + offset_);
-            offset_ += LINE;
-            if (offset_ < row_bytes_) continue;
-            offset_ = 0;
-            ++cell_;
+        while (bytes > 0) {
+            if (left_ == 0 && !begin_row()) return;
+            const size_t now = bytes < left_ ? bytes : left_;
+            for (size_t i = 0; i < now; i += LINE) __builtin_prefetch(next_ + i);
+            next_ += now;
+            left_ -= now;
+            bytes -= now;
         }
     }
 
 private:
+    bool begin_row() {
+        if (cell_ == end_) return false;
+        next_ = first_ + *cell_++ * stride_;
+        left_ = row_bytes_;
+        return true;
+    }
+
     static constexpr size_t LINE = 64;  // bytes of a cache line
     const char* first_;
-    size_t stride_, row_bytes_, offset_ = 0;
+    size_t stride_, row_bytes_;
     const int *cell_, *end_;
+    const char* next_ = nullptr;
+    size_t left_ = 0;
 };
 
 // The rows of one head: one for each cell of the pool.
