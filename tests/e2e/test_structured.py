@@ -12,11 +12,13 @@ import httpx
 import jsonschema
 import openai
 import pytest
-from langchain_openai import ChatOpenAI
 from pydantic import BaseModel, ConfigDict, Field
 
+from tests.lazy import Lazy
 from tests.server import ServerProcess
 from tests.tiny_model import tiny_model_path
+
+langchain_openai = Lazy("langchain_openai")
 
 pytestmark = [pytest.mark.native, pytest.mark.thorough]
 
@@ -217,8 +219,8 @@ def test_parsed_arguments(any_format: openai.OpenAI) -> None:
 # -- LangChain -------------------------------------------------------------------------------------------
 
 
-def chat_model(client: openai.OpenAI, **fields: Any) -> ChatOpenAI:
-    return ChatOpenAI(
+def chat_model(client: openai.OpenAI, **fields: Any) -> langchain_openai.ChatOpenAI:
+    return langchain_openai.ChatOpenAI(
         base_url=str(client.base_url), api_key="none", model="tiny", temperature=1.5, max_tokens=300, **fields
     )
 
