@@ -59,7 +59,7 @@ def serve(settings: Settings) -> None:
         watch = Watch.new(model=plans[0].name, tracing=tracing)
         fleet = Fleet(settings, plans, watch)
         desk = open_desk(settings, fleet.registry, watch, keeping=fleet)
-        config = _web_config(settings, desk.api.app)
+        config = _web_config(settings, desk.api.app, close_s=_CLOSE_CONNECTIONS_S)
         started = time.monotonic()
         try:
             server = WebServer(
@@ -134,8 +134,9 @@ def offline(settings: Settings, plans: Sequence[ModelPlan]) -> Offline:
     return Offline(fleet, create_api(fleet.registry, _api_options(settings), watch=watch).run_row)
 
 
-def _web_config(settings: Settings, api: Callable[..., Awaitable[None]]) -> uvicorn.Config:
-    """Raises StartupError for a certificate that cannot be used."""
+def _web_config(settings: Settings, api: Callable[..., Awaitable[None]], *, close_s: int) -> uvicorn.Config:
+    """`close_s`: what connections get to end when the server does. Raises StartupError for a certificate
+    that cannot be used."""
     limits = ConnectionLimits(
         max_connections=room_for_connections(settings.max_connections),
         read_timeout_s=settings.read_timeout_s,
@@ -153,7 +154,7 @@ def _web_config(settings: Settings, api: Callable[..., Awaitable[None]]) -> uvic
         log_level=logging.WARNING,
         access_log=False,
         proxy_headers=False,  # uvicorn would believe them from 127.0.0.1; see --trusted-proxy
-        timeout_graceful_shutdown=_CLOSE_CONNECTIONS_S,
+        timeout_graceful_shutdown=close_s,
         server_header=False,
         ssl_certfile=settings.ssl_certfile,
         ssl_keyfile=settings.ssl_keyfile,
@@ -184,12 +185,30 @@ async def _run(
     await engine_task
 
 
+@contextlib.asynccontextmanager
+async def web_serving(
+    settings: Settings, api: Callable[..., Awaitable[None]], *, close_s: int
+) -> AsyncIterator[asyncio.Task[None]]:
+    """Meanwhile requests are answered, on a port that other processes may share. At the end those that run
+    have `close_s`. Raises StartupError."""
+    config = _web_config(settings, api, close_s=close_s)
+    with listening(settings.host, settings.port, is_shared=True) as listener:
+        server = uvicorn.Server(config)
+        task = asyncio.create_task(server.serve(sockets=[listener]))
+        try:
+            yield task
+        finally:
+            server.should_exit = True
+            await asyncio.wait([task])
+
+
 @contextlib.contextmanager
-def listening(host: str, port: int) -> Iterator[socket.socket]:
-    """Binds a socket, before anything slow begins."""
+def listening(host: str, port: int, *, is_shared: bool = False) -> Iterator[socket.socket]:
+    """Binds a socket, before anything slow begins. `is_shared`: others who say so too may have the port, and
+    each gets a share of the connections."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     try:
-        listener = socket.create_server((host, port), family=family, backlog=1024)
+        listener = socket.create_server((host, port), family=family, backlog=1024, reuse_port=is_shared)
     except OSError as error:
         raise StartupError(f"cannot listen on {host}:{port}: {error}") from None
     with listener:

@@ -184,7 +184,7 @@ ROOMS_UPWARDS = {
 """The rooms of a layer: each imports only those before it, and what files of the layer's root it may name."""
 FOR_ALL_ROOMS = {
     "dispatch": {"death"},
-    "replicas": {"autoscaling", "link", "load", "pool", "prefixes", "report", "router", "wire"},
+    "replicas": {"autoscaling", "frames", "link", "load", "pool", "prefixes", "report", "router", "wire"},
     "jobs": {"options", "records"},
     "structured": {"errors", "options", "report"},
 }

@@ -34,6 +34,8 @@ class Known:
     """The keys of those that it was asked to load, beside those that it has had from its start."""
     adapters_refused: set[str] = field(default_factory=set)
     """The keys of those of them that it cannot load."""
+    adapters_seen: set[str] = field(default_factory=set)
+    """The keys of all that it has ever told of."""
 
     @property
     def is_ready(self) -> bool:
