@@ -13,15 +13,12 @@ from typing import NamedTuple
 
 import uvicorn
 
-from openai_cpu_server.answers.cache import AnswerCache
-from openai_cpu_server.answers.open import open_answers
-from openai_cpu_server.answers.store import Bounds
 from openai_cpu_server.api.access.key_ring import KeyRing
 from openai_cpu_server.api.access.keys import GATEWAY_PATHS
 from openai_cpu_server.api.access.meter import Meter
 from openai_cpu_server.api.access.rate_limits import RateLimits
 from openai_cpu_server.api.application import Api, create_api
-from openai_cpu_server.api.calls.recall import Recall, Similar
+from openai_cpu_server.api.calls.recall import Recall
 from openai_cpu_server.api.gates.entrance import EXCESS_CONNECTION
 from openai_cpu_server.api.options import ApiOptions, SchedulingOptions
 from openai_cpu_server.api.routes.model_keeping import ModelKeeping
@@ -37,6 +34,7 @@ from openai_cpu_server.observe.watch import Watch
 from openai_cpu_server.serving.engine_options import adapter_files
 from openai_cpu_server.serving.fleet import Fleet
 from openai_cpu_server.serving.plans import ModelPlan, planned_models
+from openai_cpu_server.serving.recall import open_recall
 from openai_cpu_server.settings import Settings, revealed, tune_engines, user_data_dir
 from openai_cpu_server.web.connection import ConnectionLimits, limited_connection, limited_socket
 from openai_cpu_server.web.hangup import Hangup
@@ -60,10 +58,8 @@ def serve(settings: Settings) -> None:
         tracing = open_tracing(settings.traces_endpoint) if settings.traces_endpoint else None
         watch = Watch.new(model=plans[0].name, tracing=tracing)
         fleet = Fleet(settings, plans, watch)
-        desk = open_desk(
-            settings, fleet.registry, watch, keeping=fleet, recall=_recall(settings, fleet, watch)
-        )
-        config = _web_config(settings, desk.api.app)
+        desk = open_desk(settings, fleet.registry, watch, keeping=fleet)
+        config = _web_config(settings, desk.api.app, close_s=_CLOSE_CONNECTIONS_S)
         started = time.monotonic()
         try:
             server = WebServer(
@@ -99,10 +95,10 @@ def open_desk(
     watch: Watch,
     *,
     keeping: ModelKeeping | None = None,
-    recall: Recall | None = None,
 ) -> Desk:
-    """`keeping`: what loads and unloads models; None: they stay as they are. `recall`: None is no cache of
-    answers. Raises StartupError with one line."""
+    """`keeping`: what loads and unloads models; None: they stay as they are. Raises StartupError with one
+    line."""
+    recall = open_recall(settings, models, watch)
     keys, jobs = _keys(settings), _jobs(settings, models.default.name)
     api = create_api(
         models,
@@ -138,8 +134,9 @@ def offline(settings: Settings, plans: Sequence[ModelPlan]) -> Offline:
     return Offline(fleet, create_api(fleet.registry, _api_options(settings), watch=watch).run_row)
 
 
-def _web_config(settings: Settings, api: Callable[..., Awaitable[None]]) -> uvicorn.Config:
-    """Raises StartupError for a certificate that cannot be used."""
+def _web_config(settings: Settings, api: Callable[..., Awaitable[None]], *, close_s: int) -> uvicorn.Config:
+    """`close_s`: what connections get to end when the server does. Raises StartupError for a certificate
+    that cannot be used."""
     limits = ConnectionLimits(
         max_connections=room_for_connections(settings.max_connections),
         read_timeout_s=settings.read_timeout_s,
@@ -157,7 +154,7 @@ def _web_config(settings: Settings, api: Callable[..., Awaitable[None]]) -> uvic
         log_level=logging.WARNING,
         access_log=False,
         proxy_headers=False,  # uvicorn would believe them from 127.0.0.1; see --trusted-proxy
-        timeout_graceful_shutdown=_CLOSE_CONNECTIONS_S,
+        timeout_graceful_shutdown=close_s,
         server_header=False,
         ssl_certfile=settings.ssl_certfile,
         ssl_keyfile=settings.ssl_keyfile,
@@ -188,12 +185,30 @@ async def _run(
     await engine_task
 
 
+@contextlib.asynccontextmanager
+async def web_serving(
+    settings: Settings, api: Callable[..., Awaitable[None]], *, close_s: int
+) -> AsyncIterator[asyncio.Task[None]]:
+    """Meanwhile requests are answered, on a port that other processes may share. At the end those that run
+    have `close_s`. Raises StartupError."""
+    config = _web_config(settings, api, close_s=close_s)
+    with listening(settings.host, settings.port, is_shared=True) as listener:
+        server = uvicorn.Server(config)
+        task = asyncio.create_task(server.serve(sockets=[listener]))
+        try:
+            yield task
+        finally:
+            server.should_exit = True
+            await asyncio.wait([task])
+
+
 @contextlib.contextmanager
-def listening(host: str, port: int) -> Iterator[socket.socket]:
-    """Binds a socket, before anything slow begins."""
+def listening(host: str, port: int, *, is_shared: bool = False) -> Iterator[socket.socket]:
+    """Binds a socket, before anything slow begins. `is_shared`: others who say so too may have the port, and
+    each gets a share of the connections."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     try:
-        listener = socket.create_server((host, port), family=family, backlog=1024)
+        listener = socket.create_server((host, port), family=family, backlog=1024, reuse_port=is_shared)
     except OSError as error:
         raise StartupError(f"cannot listen on {host}:{port}: {error}") from None
     with listener:
@@ -235,22 +250,6 @@ def _api_options(settings: Settings) -> ApiOptions:
     )
 
 
-def _recall(settings: Settings, fleet: Fleet, watch: Watch) -> Recall | None:
-    """Raises StartupError with one line."""
-    least, where = settings.semantic_cache, revealed(settings.answer_cache)
-    if least is None and settings.semantic_cache_model is not None:
-        raise StartupError("--semantic-cache-model needs --semantic-cache, such as 0.95")
-    if where == "off" and least is not None:
-        raise StartupError("--semantic-cache needs an --answer-cache")
-    if where == "off" or (where is None and least is None):
-        return None
-    named = settings.semantic_cache_model
-    similar = Similar(fleet.embedding_model(named), least) if least is not None else None
-    bounds = Bounds(settings.answer_cache_ttl, settings.answer_cache_mb * _MIB)
-    store = open_answers(where or "on", bounds, default=user_data_dir() / "answers.db")
-    return Recall(AnswerCache(store, bounds, watch), fleet.registry, similar)
-
-
 def _jobs(settings: Settings, model: str) -> Jobs | None:
     """None: no batch API, because nobody wants one or because the user's directory cannot keep it."""
     where = revealed(settings.jobs_db)
@@ -281,13 +280,13 @@ async def _running(jobs: Jobs | None, api: Api) -> AsyncIterator[None]:
     if jobs is None:
         yield
         return
-    task = asyncio.create_task(jobs.run(api.run_row))
+    tasks = [asyncio.create_task(work) for work in (jobs.run(api.run_row), jobs.keep_book())]
     try:
         yield
     finally:
         await api.settle()
         await jobs.close()
-        await task
+        await asyncio.gather(*tasks)
 
 
 async def _no_checkpoint() -> None:

@@ -38,6 +38,10 @@ class RayTable(BaseModel):
         description="auto: engine replicas divide a node's CPUs, each on as few NUMA nodes as can be",
     )
     api_replicas: int = Field(1, ge=1, description="processes that clients talk to")
+    ingress: Literal["replicas", "proxy"] = Field(
+        "replicas",
+        description="who listens: API replicas, each on its node, or Ray Serve's proxies, on every node",
+    )
     api_cpus: float = Field(0.25, ge=0, description="of each of them, for placement only")
     target_wait_ms: float = Field(
         1000.0,

@@ -6,7 +6,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from ipaddress import IPv4Network, IPv6Network, ip_network
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -368,6 +368,11 @@ def _secret_files(settings: type[BaseSettings]) -> SecretsSettingsSource:
 def revealed(secret: SecretStr | None) -> str | None:
     """The secret itself, for somebody who needs it and does not write it anywhere."""
     return secret.get_secret_value() if secret else None
+
+
+def foreign_settings() -> Mapping[str, str]:
+    """The environment, for what other programs such as Ray have set up there."""
+    return os.environ
 
 
 def user_cache_dir() -> Path:

@@ -19,4 +19,6 @@ class Lazy:
         self._name = name
 
     def __getattr__(self, attribute: str) -> Any:
+        if attribute.startswith("_"):  # pytest, looking for fixtures, asks all that a file has
+            raise AttributeError(attribute)
         return getattr(importlib.import_module(self._name), attribute)

@@ -94,7 +94,9 @@ ALLOWED = {
     # Beside `app`, which puts the server around it: models with their engines, made of settings.
     "serving": {
         "adapter_options",
+        "answers",
         "api.access.identity",
+        "api.calls.recall",
         "api.resolve.call",
         "contract",
         "dispatch",
@@ -135,7 +137,6 @@ ALLOWED = {
     },
     "app": {
         "",
-        "answers",
         "api",
         "errors",
         "jobs",
@@ -186,7 +187,7 @@ ROOMS_UPWARDS = {
 """The rooms of a layer: each imports only those before it, and what files of the layer's root it may name."""
 FOR_ALL_ROOMS = {
     "dispatch": {"death"},
-    "replicas": {"autoscaling", "link", "load", "pool", "prefixes", "report", "router", "wire"},
+    "replicas": {"autoscaling", "frames", "link", "load", "pool", "prefixes", "report", "router", "wire"},
     "jobs": {"options", "records"},
     "structured": {"errors", "options", "report"},
 }

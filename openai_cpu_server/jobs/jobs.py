@@ -29,7 +29,8 @@ ENDPOINTS = ("/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/em
 
 
 class Jobs:
-    """Owns the database. Call `run` and `close` once each, and the rest in between from one event loop.
+    """Owns the database. Call `run`, `keep_book` and `close` once each, and the rest in between, from one
+    event loop.
 
     An `owner` sees only its own objects: anything else raises JobObjectNotFound.
     """
@@ -57,6 +58,7 @@ class Jobs:
         )
         self.usage = UsageBook(database, self._thread, clock=clock)
         self._running: anyio.CancelScope | None = None
+        self._keeping: anyio.CancelScope | None = None
         self._ended = anyio.Event()
         self._closing = anyio.Lock()
         self._is_closed = False
@@ -67,11 +69,17 @@ class Jobs:
             return
         try:
             with anyio.CancelScope() as self._running:
-                async with anyio.create_task_group() as group:
-                    group.start_soon(self.usage.run)
-                    await self._runner.run(run_row)
+                await self._runner.run(run_row)
         finally:
             self._ended.set()
+
+    async def keep_book(self) -> None:
+        """Write what keys use every few seconds until `close`, also after `stop`: requests end while the
+        server drains."""
+        if self._is_closed:
+            return
+        with anyio.CancelScope() as self._keeping:
+            await self.usage.run()
 
     async def stop(self) -> None:
         """Stop running at once. Committed results stay;
@@ -87,6 +95,8 @@ class Jobs:
             if not self._is_closed:
                 self._is_closed = True
                 await self.stop()
+                if self._keeping is not None:
+                    self._keeping.cancel()
                 await self.usage.save()
                 await self._thread.close()
                 self._database.close()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import enum
-from typing import Union
+from typing import NamedTuple, Union
 
 import msgspec
 
@@ -107,6 +107,35 @@ class News(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     ended: tuple[Ended, ...] = ()
     spent_ms: dict[str, float] = {}
     """By the label of the client: CPU time of the engine that no API process was told of yet."""
+
+
+class DoorPlate(NamedTuple):
+    """Where a replica listens for connections of API processes."""
+
+    address: str
+    port: int
+    token: str
+    """Whoever tells it is let in."""
+
+
+class Hello(msgspec.Struct, frozen=True):
+    """The first frame of a connection. All later ones from there are orders."""
+
+    token: str
+    lessee: str
+
+
+class Kind:
+    """The first byte of a frame from a replica."""
+
+    NEWS = b"n"
+    """News follow."""
+    TAKEN = b"t"
+    """The next orders that were not answered yet are obeyed."""
+    UNKNOWN = b"u"
+    """They are not: it does not know who tells them."""
+    END = b"e"
+    """It has ended the session."""
 
 
 _encoder = msgspec.msgpack.Encoder()

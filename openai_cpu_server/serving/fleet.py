@@ -14,7 +14,6 @@ import msgspec
 from openai_cpu_server.adapter_options import AdapterSource
 from openai_cpu_server.contract.adapter import AdapterState
 from openai_cpu_server.contract.engine import EngineState, LiveRequest
-from openai_cpu_server.contract.model_info import ModelKind
 from openai_cpu_server.dispatch.dispatcher import Dispatcher
 from openai_cpu_server.dispatch.requests.delivery import Totals
 from openai_cpu_server.errors import (
@@ -81,25 +80,6 @@ class Fleet:
     @property
     def default(self) -> Dispatcher:
         return self._houses[0].engine
-
-    def embedding_model(self, named: str | None) -> str:
-        """The model that embeds for the server itself. `named`: by an option; None: the only one.
-
-        Raises StartupError.
-        """
-        can = [h.plan.name for h in self._houses if h.served.kind is ModelKind.EMBEDS and not h.is_broken]
-        if named is None:
-            if len(can) == 1:
-                return can[0]
-            found = f"{', '.join(can)} embed: name one" if can else "no model embeds: add --model minilm"
-            raise StartupError(f"--semantic-cache needs --semantic-cache-model, for {found}")
-        house = next((house for house in self._houses if named in house.plan.names), None)
-        if house is None:
-            raise StartupError(f"--semantic-cache-model: there is no model {named!r}")
-        if house.served.kind is not ModelKind.EMBEDS:
-            why = "cannot be read" if house.is_broken else f"{house.served.kind.value}, it does not embed"
-            raise StartupError(f"--semantic-cache-model: {named!r} {why}")
-        return house.plan.name
 
     @property
     def totals(self) -> Totals:

@@ -41,8 +41,8 @@ class RayServer:
         self.port = free_port()
         self._config = log.with_suffix(".toml")
         self._given = {"api_replicas": api_replicas, "cpus": cpus}
-        self._options = ["--port", str(self.port), "--calibrate", "never", "--model", str(model)]
-        self._options += ["--served-model-name", "chaos", *options]
+        self._options = ["--port", str(self.port), "--calibrate", "never", "--model", f"chaos={model}"]
+        self._options += options
         self._configure(replicas)
         command = [sys.executable, "-m", "openai_cpu_server", "ray", str(self._config), *self._options]
         self.log = log

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import os
 import re
 import signal
+import sqlite3
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -196,6 +198,30 @@ def test_while_it_drains_no_batch_and_no_file_is_taken_and_all_else_is_told() ->
             assert sdk.batches.cancel(batch.id).status == "cancelling"
             assert num_tokens(list(lines)) == 1500
         assert server.process.wait(timeout=20) == 0
+
+
+@pytest.mark.slow
+def test_what_ends_during_a_drain_is_in_the_book_though_the_server_is_killed_then(tmp_path: Path) -> None:
+    """The book is written every 5 seconds."""
+    path = tmp_path / "jobs.db"
+    with ServerProcess(*MODEL, "--jobs-db", str(path), "--drain-seconds", "600") as server:
+        with streaming(server, 4000), streaming(server, 100) as short:
+            server.process.send_signal(signal.SIGTERM)
+            eventually(lambda: httpx.get(server.url + "/ready").status_code == 503)
+            assert num_tokens(list(short)) == 100
+            server.engine.suspend()  # the other one holds the drain up
+            eventually(lambda: used(path) == (1, 100))
+            assert server.process.poll() is None
+            server.stop(signal.SIGKILL)
+        assert used(path) == (1, 100)
+
+
+def used(path: Path) -> tuple[int, int]:
+    """Requests and output tokens in the book."""
+    with contextlib.closing(sqlite3.connect(path)) as connection:
+        sums = "SELECT coalesce(sum(requests), 0), coalesce(sum(output_tokens), 0) FROM usage"
+        requests, tokens = connection.execute(sums).fetchone()
+        return int(requests), int(tokens)
 
 
 def test_draining_ends_in_time_with_an_error_event() -> None:

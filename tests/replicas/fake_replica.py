@@ -24,6 +24,7 @@ from openai_cpu_server.replicas.wire import (
     Report,
     Why,
     encode_news,
+    origin,
     read_orders,
 )
 from tests.fakes import FAKE_INFO
@@ -59,6 +60,8 @@ class FakeReplica:
         self.is_deaf = False
         """It answers nothing, but what it says still arrives."""
         self.refuses_adapters = False
+        self.killer: str | None = None
+        """It dies when it computes the request with this id."""
         self.live: dict[str, Submit] = {}
         self._news: asyncio.Queue[bytes | None] = asyncio.Queue()
         self._lessee: str | None = None
@@ -116,6 +119,10 @@ class FakeReplica:
     def step(self) -> None:
         """A token for each request, or the next vector."""
         events, embedded = [], []
+        if any(origin(name) == self.killer for name in self.live):
+            self.say(News(started=tuple(self.live)))
+            self.die()
+            return
         for name, submit in list(self.live.items()):
             if isinstance(submit.request, EmbedRequest):
                 embedded.append(self._embed(name, submit))

@@ -29,6 +29,7 @@ from openai_cpu_server.errors import (
     QueueFull,
     RequestCancelled,
 )
+from openai_cpu_server.replicas.remote.adapters import SETTLED_S
 from openai_cpu_server.replicas.remote.engine import RemoteEngine
 from openai_cpu_server.replicas.wire import CancelCall, Ended, News, Report, Why
 from tests.fakes import FAKE_INFO
@@ -266,7 +267,7 @@ async def test_a_request_that_replicas_die_of_fails_alone() -> None:
             made.replicas[name].die()
             await settle()
             made.remove(name)
-        with pytest.raises(GenerationFailed, match="3 replicas in a row were lost"):
+        with pytest.raises(GenerationFailed, match="Each replica that computed this request was lost"):
             await asked
         assert len(await made.run_until_done(made.ask(request("b")))) == 1
 
@@ -418,6 +419,46 @@ async def test_adapters_are_loaded_everywhere_and_by_those_who_come_later() -> N
         assert made.engine.unload_adapter("pirate")
         await settle()
         assert not any(replica.adapters for replica in made.replicas.values())
+
+
+async def test_adapters_of_an_api_process_that_is_gone_reach_those_who_come_later() -> None:
+    """It has loaded two; one of them was unloaded again."""
+    kept = Adapter(name="pirate", path="pirate.gguf", digest="0" * 64)
+    gone = Adapter(name="poet", path="poet.gguf", digest="1" * 64)
+    async with cluster(1) as made:
+        first = made.replicas["r0"]
+        for adapter in (kept, gone):
+            await first.load_adapter(msgspec.msgpack.encode(adapter))
+        await settle()
+        del first.adapters["poet"]
+        first.tell_state()
+        await settle()
+        made.later_s = SETTLED_S
+        made.start(r1=FakeReplica())
+        await until(lambda: "pirate" in made.replicas["r1"].adapters)
+        await settle()
+        assert "poet" not in made.replicas["r1"].adapters
+        first.tell_state()
+        await settle()
+        assert "poet" not in first.adapters
+
+
+async def test_what_was_just_loaded_elsewhere_is_not_passed_on_yet_and_what_was_unloaded_never() -> None:
+    adapter = Adapter(name="pirate", path="pirate.gguf", digest="0" * 64)
+    async with cluster(2) as made:
+        first, second = made.replicas.values()
+        await first.load_adapter(msgspec.msgpack.encode(adapter))
+        await settle()
+        second.tell_state()
+        await settle()
+        assert not second.adapters
+        await second.load_adapter(msgspec.msgpack.encode(adapter))
+        await settle()
+        second.adapters.clear()
+        made.later_s = SETTLED_S
+        second.tell_state()
+        await settle()
+        assert not second.adapters
 
 
 async def test_an_adapter_that_one_replica_refuses_is_loaded_nowhere() -> None:

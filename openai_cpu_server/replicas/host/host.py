@@ -59,6 +59,8 @@ class Host:
         self._replay = Replay(clock, supervisor.adapters.free)
         supervisor.adapters.is_used = self._replay.uses_adapter
         self._sessions: dict[str, Session] = {}
+        self._has_no_sessions = asyncio.Event()
+        self._has_no_sessions.set()
         self._reporting = Reporting(clock)
         self._spending = spending or Spending()
 
@@ -105,6 +107,10 @@ class Host:
         """The state that loading leads to, once it is over."""
         return await self._supervisor.settled()
 
+    async def left(self) -> None:
+        """Wait until no API process wants anything of it any more."""
+        await self._has_no_sessions.wait()
+
     async def close(self) -> None:
         """End all sessions and the process. What they had ordered is computed elsewhere."""
         for session in list(self._sessions.values()):
@@ -119,6 +125,7 @@ class Host:
         it up."""
         session = Session(lessee, now_s=self._clock())
         self._sessions[lessee] = session
+        self._has_no_sessions.clear()
         self._report(session)
         try:
             while (news := await session.next()) is not None:
@@ -222,9 +229,12 @@ class Host:
     def _forget(self, session: Session) -> None:
         """It has left, or is taken to have: nobody wants its requests."""
         session.end()
+        self._spending.add(session.unspent())
         self._reporting.forget(session)
         if self._sessions.get(session.lessee) is session:
             del self._sessions[session.lessee]
+        if not self._sessions:
+            self._has_no_sessions.set()
         abandoned = [live.request.id for live in self._replay.live if _session_of(live) is session]
         self._replay.cancel(*abandoned)
 

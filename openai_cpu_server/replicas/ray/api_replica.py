@@ -5,11 +5,12 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import math
 from collections.abc import Awaitable, Callable, Mapping
 
 from ray.serve.handle import DeploymentHandle
 
-from openai_cpu_server.app import open_desk
+from openai_cpu_server.app import open_desk, web_serving
 from openai_cpu_server.errors import StartupError
 from openai_cpu_server.models.registry import ModelRegistry
 from openai_cpu_server.models.routing.checks import problem
@@ -46,21 +47,25 @@ class ApiReplica:
         self._watch = Watch.new(model=plans[0].name, tracing=tracing)
         served = [self._served(one, engines[one.plan.name]) for one in parts]
         registry = ModelRegistry(served, _routers(settings, plans, served))
-        self._desk = open_desk(settings, registry, self._watch, recall=None)
-        self._open = contextlib.AsyncExitStack()
+        self._desk = open_desk(settings, registry, self._watch)
+        self._open, self._listening = contextlib.AsyncExitStack(), contextlib.AsyncExitStack()
         await self._open.enter_async_context(self._desk.working())
+        if settings.ray.ingress == "replicas":
+            await self._listen()
 
     def __serve_build_asgi_app__(self) -> Callable[..., Awaitable[None]]:
+        """For Serve's proxies."""
         return self._desk.api.app
 
     async def check_health(self) -> None:
         """Raises where another should take its place."""
         if any(task.done() for task in self._tasks):
-            raise RuntimeError("the engine replicas are not followed any more")
+            raise RuntimeError("it does not listen, or does not follow the engine replicas, any more")
 
     async def __del__(self) -> None:
         if not hasattr(self, "_open"):
             return
+        await self._listening.aclose()
         for engine in self._engines:
             engine.drain()
         await self._open.aclose()
@@ -69,6 +74,12 @@ class ApiReplica:
         for task in self._tasks:
             task.cancel()
         self._watch.close()
+
+    async def _listen(self) -> None:
+        """Raises StartupError where the port is somebody else's."""
+        close_s = math.ceil(0.9 * self._settings.ray.drain_s)
+        serving = web_serving(self._settings, self._desk.api.app, close_s=close_s)
+        self._tasks.append(await self._listening.enter_async_context(serving))
 
     def _served(self, parts: ModelParts, handle: DeploymentHandle) -> ServedModel:
         settings = self._settings

@@ -19,6 +19,7 @@ from openai_cpu_server.ray_options import RayTable
 from openai_cpu_server.replicas.ray.api_replica import ApiReplica
 from openai_cpu_server.replicas.ray.engine_replica import EngineReplica
 from openai_cpu_server.serving.plans import planned_models
+from openai_cpu_server.serving.recall import check_recall
 from openai_cpu_server.settings import Settings, read_settings
 
 _GIB = 1024**3
@@ -32,12 +33,11 @@ _OF_SCALING = (
     "target_wait_ms",
     "up_after_s",
     "down_after_s",
-    "drain_s",
     "health_s",
 )
 """Of `[ray]`, what neither kind of replica needs to know."""
 _OF_ENGINES = ("memory_gb", "resources", "one_per_node", "pin", "retry_s", "cpus")
-_OF_API = ("api_replicas", "api_cpus")
+_OF_API = ("api_replicas", "api_cpus", "ingress", "drain_s")
 _NO_LIMIT = 1_000_000
 """Ray Serve's own limits of requests are off: the API's gates and the engine's queue have theirs."""
 _SHARED_ENV = {
@@ -64,10 +64,9 @@ def portable(settings: Settings) -> Settings:
 
     Raises StartupError for what is not done over replicas.
     """
-    if settings.answer_cache not in (None, "off") or settings.semantic_cache is not None:
-        raise StartupError("the cache of answers is not for replicas yet: leave answer_cache out")
-    if settings.ssl_certfile is not None:
-        raise StartupError("Ray's proxies speak plain HTTP here: leave ssl_certfile out, and use a gateway")
+    check_recall(settings)
+    if settings.ssl_certfile is not None and settings.ray.ingress == "proxy":
+        raise StartupError("Ray's proxies speak plain HTTP here: leave ssl_certfile out, or have no proxies")
     return Settings.model_construct(settings.model_fields_set, **settings.__dict__)
 
 
@@ -75,7 +74,8 @@ def application(settings: Settings) -> Application:
     """Raises StartupError with one line."""
     engines = {plan.name: _engines(settings, plan.name) for plan in planned_models(settings)}
     told = _without(settings, *_OF_ENGINES, *_OF_SCALING)
-    api = serve.deployment(serve.ingress()(ApiReplica)).options(
+    replica = serve.ingress()(ApiReplica) if settings.ray.ingress == "proxy" else ApiReplica
+    api = serve.deployment(replica).options(
         name="api",
         num_replicas=settings.ray.api_replicas,
         max_ongoing_requests=_NO_LIMIT,
@@ -147,16 +147,20 @@ def _autoscaling(ray: RayTable) -> AutoscalingConfig:
     )
 
 
+def _proxies(settings: Settings) -> str:
+    if settings.ray.ingress == "replicas":
+        return "proxy_location: Disabled  # API replicas listen on host and port of the TOML file"
+    http = f"http_options:\n  host: {json.dumps(settings.host)}\n  port: {settings.port}"
+    return f"proxy_location: EveryNode\n{http}"
+
+
 def config_file(settings: Settings, config: Path | None) -> str:
     """YAML for `serve run` and `serve deploy`."""
     args = {} if config is None else {"config": str(config.expanduser().resolve())}
     return f"""# For `serve run FILE` and `serve deploy FILE`.
 # [ray] of the TOML file says how many replicas there are. It must be at the same place on every
 # node, as the model's file must.
-proxy_location: EveryNode
-http_options:
-  host: {json.dumps(settings.host)}
-  port: {settings.port}
+{_proxies(settings)}
 applications:
 - name: {json.dumps(settings.ray.name)}
   route_prefix: /

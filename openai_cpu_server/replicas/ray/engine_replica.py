@@ -7,9 +7,9 @@ import logging
 import math
 import os
 import time
-from collections.abc import AsyncIterator
 
 import msgspec
+import ray.util
 
 from openai_cpu_server.contract.adapter import Adapter
 from openai_cpu_server.contract.engine import EngineState
@@ -18,14 +18,17 @@ from openai_cpu_server.dispatch.process.observer import NOBODY
 from openai_cpu_server.dispatch.process.supervisor import Supervisor
 from openai_cpu_server.errors import StartupError
 from openai_cpu_server.observe.logs import set_up_logs
+from openai_cpu_server.replicas.host.door import Door
 from openai_cpu_server.replicas.host.host import Host
 from openai_cpu_server.replicas.host.spending import Spending
 from openai_cpu_server.replicas.ray.cpus import CpuClaim, numa_nodes
 from openai_cpu_server.replicas.ray.scaling import autoscaling_stats
+from openai_cpu_server.replicas.ray.tls import server_tls
+from openai_cpu_server.replicas.wire import DoorPlate
 from openai_cpu_server.serving.parts import ModelParts
 from openai_cpu_server.serving.plans import ModelPlan, planned_models
 from openai_cpu_server.serving.supervised import supervised
-from openai_cpu_server.settings import Settings, tune_engines
+from openai_cpu_server.settings import Settings, foreign_settings, tune_engines
 
 logger = logging.getLogger(__name__)
 
@@ -43,7 +46,12 @@ class EngineReplica:
         self._claim = CpuClaim()
         spending = Spending()
         supervisor = await asyncio.to_thread(self._supervisor, model, spending)
-        self._host = Host(supervisor, lease_s=settings.ray.lease_s, spending=spending)
+        lease_s = settings.ray.lease_s
+        self._host = Host(supervisor, lease_s=lease_s, spending=spending)
+        self._door = Door(self._host, sending_s=lease_s)
+        self._plate = await self._door.open(
+            ray.util.get_node_ip_address(), tls=server_tls(foreign_settings())
+        )
         self._running = asyncio.create_task(self._host.run())
         await self._host.settled()
 
@@ -52,12 +60,9 @@ class EngineReplica:
     async def known(self, to: str) -> None:
         """Whoever asks learns which replicas there are, on the way here."""
 
-    async def attend(self, to: str, lessee: str) -> AsyncIterator[bytes]:
-        async for news in self._host.attend(lessee):
-            yield news
-
-    async def tell(self, to: str, lessee: str, orders: bytes) -> bool:
-        return self._host.tell(lessee, orders)
+    async def door(self, to: str) -> DoorPlate:
+        """Where to connect for news and orders."""
+        return self._plate
 
     async def load_adapter(self, to: str, adapter: bytes) -> bytes:
         status = await self._host.load_adapter(msgspec.msgpack.decode(adapter, type=Adapter))
@@ -80,7 +85,9 @@ class EngineReplica:
     async def __del__(self) -> None:
         host = getattr(self, "_host", None)
         if host is not None and host.state is not EngineState.STOPPED:
+            await host.left()  # Ray knows nothing of sessions; it kills who takes longer than `drain_s`
             await host.close()
+            await self._door.close()
 
     # -- inside ------------------------------------------------------------------------------------------
 

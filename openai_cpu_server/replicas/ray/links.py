@@ -1,55 +1,47 @@
-"""The ways to engine replicas: streaming deployment handles."""
+"""The ways to engine replicas: Ray says where they are, and carries what is asked seldom."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import Callable, Mapping
+from typing import Any
 
-from ray.serve.handle import DeploymentHandle
+from ray.serve.handle import DeploymentHandle, DeploymentResponse
 
 from openai_cpu_server.replicas.link import Link, ReplicaLost
 from openai_cpu_server.replicas.ray.addressed import Addressed
+from openai_cpu_server.replicas.ray.tls import client_tls
+from openai_cpu_server.replicas.remote.stream_link import StreamLink
+from openai_cpu_server.replicas.wire import DoorPlate
+from openai_cpu_server.settings import foreign_settings
 
 logger = logging.getLogger(__name__)
 
 
-class RayLink:
-    """To one replica. A `Link`."""
+class RayReplica:
+    """What a `StreamLink` asks of one replica with Ray's calls. They raise `ReplicaLost`."""
 
     def __init__(self, handle: DeploymentHandle, to: Addressed) -> None:
         self._to = to
-        self._telling = handle.tell
+        self._asking = handle.door
         self._loading = handle.load_adapter
-        self._attending = handle.options(method_name="attend", stream=True)
 
-    async def attend(self, lessee: str) -> AsyncIterator[bytes]:
-        stream = self._attending.remote(self._to, lessee)
-        try:
-            async for payload in stream:
-                yield payload
-        except (
-            Exception
-        ) as error:  # of Ray's many: it died, its node did, it cannot be reached, it was stopped
-            raise ReplicaLost(_said(error)) from None
-        finally:
-            stream.cancel()
-
-    async def tell(self, lessee: str, orders: bytes) -> bool:
-        response = self._telling.remote(self._to, lessee, orders)
-        try:
-            return bool(await response)
-        except asyncio.CancelledError:
-            response.cancel()
-            raise
-        except Exception as error:  # as above
-            raise ReplicaLost(_said(error)) from None
+    async def door(self) -> DoorPlate:
+        return DoorPlate(*await _answered(self._asking.remote(self._to)))
 
     async def load_adapter(self, adapter: bytes) -> bytes:
-        try:
-            return bytes(await self._loading.remote(self._to, adapter))
-        except Exception as error:  # as above
-            raise ReplicaLost(_said(error)) from None
+        return bytes(await _answered(self._loading.remote(self._to, adapter)))
+
+
+async def _answered(response: DeploymentResponse) -> Any:
+    try:
+        return await response
+    except asyncio.CancelledError:
+        response.cancel()
+        raise
+    except Exception as error:  # of Ray's many: it died, its node did, it cannot be reached, it was stopped
+        raise ReplicaLost(_said(error)) from None
 
 
 class Roster:
@@ -60,7 +52,8 @@ class Roster:
         self._handle = handle
         self._changed = changed
         self._loop = asyncio.get_running_loop()
-        self._links: dict[str, RayLink] = {}
+        self._links: dict[str, StreamLink] = {}
+        self._tls = client_tls(foreign_settings())
         self._known: frozenset[str] = frozenset()
 
     async def follow(self) -> None:
@@ -80,11 +73,12 @@ class Roster:
             self._loop.call_soon_threadsafe(self._update, names)
 
     def _update(self, names: frozenset[str]) -> None:
-        self._links = {
-            name: self._links.get(name) or RayLink(self._handle, Addressed(name, self._tell))
-            for name in names
-        }
+        self._links = {name: self._links.get(name) or self._link(name) for name in names}
         self._changed(self._links)
+
+    def _link(self, name: str) -> StreamLink:
+        replica = RayReplica(self._handle, Addressed(name, self._tell))
+        return StreamLink(replica.door, replica.load_adapter, tls=self._tls)
 
 
 def _said(error: Exception) -> str:

@@ -24,13 +24,7 @@ def run(settings: Settings) -> None:
         ray.init(address=address, include_dashboard=False if address is None else None, log_to_driver=False)
     except (ConnectionError, ValueError, RuntimeError) as error:
         raise StartupError(f"cannot use the Ray cluster {address or 'here'}: {error}") from None
-    if not serve.status().proxies:
-        with listening(settings.host, settings.port):
-            pass  # a proxy can too; else it would fail again and again in Ray's own log
-    serve.start(
-        proxy_location=ProxyLocation.EveryNode,
-        http_options=HTTPOptions(host=settings.host, port=settings.port),
-    )
+    _start(settings)
     signal.signal(signal.SIGTERM, _interrupt)
     try:
         serve.run(app, name=settings.ray.name, route_prefix="/", blocking=True)
@@ -38,6 +32,19 @@ def run(settings: Settings) -> None:
         raise StartupError(
             f"Ray cannot run {settings.ray.name}: {_cause(settings.ray.name, str(error))}"
         ) from None
+
+
+def _start(settings: Settings) -> None:
+    """Serve, where it does not run already. Raises StartupError."""
+    has_proxies = settings.ray.ingress == "proxy"
+    status = serve.status()
+    if not (status.proxies if has_proxies else settings.ray.name in status.applications):
+        with listening(settings.host, settings.port):
+            pass  # replicas can too; else they would fail again and again in Ray's own log
+    serve.start(
+        proxy_location=ProxyLocation.EveryNode if has_proxies else ProxyLocation.Disabled,
+        http_options=HTTPOptions(host=settings.host, port=settings.port),
+    )
 
 
 def _cause(name: str, said: str) -> str:

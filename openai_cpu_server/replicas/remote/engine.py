@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
 from random import Random
@@ -21,14 +20,13 @@ from openai_cpu_server.dispatch.requests.delivery import Totals
 from openai_cpu_server.dispatch.requests.embedding import Embedding
 from openai_cpu_server.dispatch.requests.generation import Generation
 from openai_cpu_server.dispatch.requests.live import Live
-from openai_cpu_server.errors import AdapterFailed, AdapterNotFound, GenerationFailed, RequestCancelled
-from openai_cpu_server.replicas.link import Link, ReplicaLost
+from openai_cpu_server.errors import AdapterNotFound, GenerationFailed, RequestCancelled
+from openai_cpu_server.replicas.link import Link
+from openai_cpu_server.replicas.remote.adapters import Adapters
 from openai_cpu_server.replicas.remote.carrier import Carrier
 from openai_cpu_server.replicas.remote.overview import Overview
 from openai_cpu_server.replicas.router import Router
-from openai_cpu_server.replicas.wire import CancelCall, DropAdapter
-
-logger = logging.getLogger(__name__)
+from openai_cpu_server.replicas.wire import CancelCall
 
 _RETRY_S = 1.0
 """How often replicas are attended anew that were lost and are still said to be there."""
@@ -56,21 +54,20 @@ class RemoteEngine:
         replicas' CPU time, in milliseconds, by the label of the client."""
         router = Router(random or Random(), num_routers=num_routers)
         self._carrier = Carrier(clock, router, lease_s=lease_s)
-        self._carrier.on_report = self._reported
+        self._requests = self._carrier.requests
+        self._adapters = Adapters(self._carrier.replicas, clock)
+        self._carrier.on_report = self._adapters.reported
         self._carrier.on_spent = spent
         self._overview = Overview(self._carrier, clock)
-        self._queue = QueueLimit(self._carrier.delivery.live, max_queue=max_queue, clock=clock)
+        self._queue = QueueLimit(self._requests.delivery.live, max_queue=max_queue, clock=clock)
         self._max_held_bytes = max_held_bytes
         self._clock = clock
-        self._adapters: dict[str, Adapter] = {}
-        """By name, those that were loaded through this engine: replicas that come later get them too."""
-        self._loading: set[asyncio.Task[AdapterStatus | None]] = set()
 
     # -- for whoever runs it -----------------------------------------------------------------------------
 
     @property
     def totals(self) -> Totals:
-        return self._carrier.delivery.totals
+        return self._requests.delivery.totals
 
     async def run(self) -> None:
         """Serve until it is cancelled."""
@@ -90,7 +87,7 @@ class RemoteEngine:
     async def close(self) -> None:
         """End all requests."""
         self._overview.is_closed = True
-        self._carrier.end(lambda: GenerationFailed("The server is shutting down.", may_retry=True))
+        self._requests.end(lambda: GenerationFailed("The server is shutting down.", may_retry=True))
         self._carrier.close()
 
     # -- an `Engine` -------------------------------------------------------------------------------------
@@ -113,30 +110,33 @@ class RemoteEngine:
         self._queue.check(requests[0].priority, len(requests))
         requests = self._with_adapter(requests)
         generation = Generation(
-            requests, cancel=self._carrier.cancel, clock=self._clock, max_held_bytes=self._max_held_bytes
+            requests,
+            cancel=self._requests.cancel,
+            clock=self._clock,
+            max_held_bytes=self._max_held_bytes,
         )
-        self._carrier.accept([Live(request, generation, self._clock()) for request in requests])
+        self._requests.accept([Live(request, generation, self._clock()) for request in requests])
         return generation
 
     def embed(self, request: EmbedRequest) -> Embedding:
         check_embeds(self._serving(), request)
         self._queue.check(request.priority, 1)
-        embedding = Embedding(request, cancel=self._carrier.cancel, clock=self._clock)
-        self._carrier.accept([Live(request, embedding, self._clock())])
+        embedding = Embedding(request, cancel=self._requests.cancel, clock=self._clock)
+        self._requests.accept([Live(request, embedding, self._clock())])
         return embedding
 
     def cancel(self, name: str) -> bool:
-        call = self._carrier.delivery.live.call_of(name)
+        call = self._requests.delivery.live.call_of(name)
         if not call:
             return self._cancel_elsewhere(name)
-        self._carrier.cancel(*[live.request.id for live in call])
+        self._requests.cancel(*[live.request.id for live in call])
         for live in call:
             live.answer.fail(live.request.id, RequestCancelled("The request was cancelled on the server."))
         return True
 
     def requests(self) -> list[LiveRequest]:
         now_s = self._clock()
-        return [live.snapshot(now_s) for live in self._carrier.delivery.live] + self._overview.others
+        return [live.snapshot(now_s) for live in self._requests.delivery.live] + self._overview.others
 
     def status(self) -> EngineStatus:
         return self._overview.status()
@@ -161,29 +161,16 @@ class RemoteEngine:
 
     async def load_adapter(self, adapter: Adapter) -> AdapterStatus:
         self._serving()
-        ready = [name for name, known in self._carrier.replicas.items() if known.is_ready]
         former = next((one.adapter for one in self.adapters() if one.adapter.name == adapter.name), None)
-        told = await asyncio.gather(*(self._load_at(name, adapter) for name in ready))
-        statuses = [status for status in told if status is not None]
-        failed = next((one for one in statuses if one.state is AdapterState.FAILED), None)
-        if failed is not None:
-            answers = zip(ready, told, strict=True)
-            taken = [name for name, one in answers if one and one.state is AdapterState.READY]
-            await self._take_back(adapter, former, taken)
-            raise AdapterFailed(failed.reason or "It was refused.")
-        if not statuses:
+        status = await self._adapters.load(adapter, former)
+        if status is None:
             raise unavailable(self.status())
-        self._adapters[adapter.name] = adapter
-        return statuses[0]
+        return status
 
     def unload_adapter(self, name: str) -> bool:
-        is_known = any(status.adapter.name == name for status in self.adapters())
-        self._adapters.pop(name, None)
         keys = {status.adapter.key for status in self.adapters() if status.adapter.name == name}
-        for known in self._carrier.replicas.values():
-            known.adapters_asked -= keys
-        self._drop(name)
-        return is_known
+        self._adapters.unload(name, keys)
+        return bool(keys)
 
     # -- inside ------------------------------------------------------------------------------------------
 
@@ -212,43 +199,3 @@ class RemoteEngine:
         for replica in holders:
             self._carrier.send(replica, CancelCall(name))
         return bool(holders)
-
-    async def _take_back(self, adapter: Adapter, former: Adapter | None, taken: Sequence[str]) -> None:
-        """Some replica has refused the adapter: those that have `taken` it get the former one of its name
-        again, or none."""
-        if former is None:
-            self._drop(adapter.name)
-        elif former.key != adapter.key:
-            await asyncio.gather(*(self._load_at(replica, former) for replica in taken))
-
-    def _drop(self, name: str) -> None:
-        for replica in self._carrier.replicas:
-            self._carrier.send(replica, DropAdapter(name))
-
-    def _reported(self, replica: str) -> None:
-        """A replica that has come later gets the adapters that the others have."""
-        known = self._carrier.replicas[replica]
-        if not self._adapters or not known.is_ready or known.report is None:
-            return
-        keys = {status.adapter.key for status in known.report.adapters}
-        for adapter in self._adapters.values():
-            if adapter.key not in keys | known.adapters_asked:
-                known.adapters_asked.add(adapter.key)
-                task = asyncio.create_task(self._load_at(replica, adapter))
-                self._loading.add(task)
-                task.add_done_callback(self._loading.discard)
-
-    async def _load_at(self, replica: str, adapter: Adapter) -> AdapterStatus | None:
-        """None: the replica was lost meanwhile, which says nothing of the adapter."""
-        known = self._carrier.replicas.get(replica)
-        if known is None:
-            return None
-        try:
-            payload = await known.attendance.link.load_adapter(msgspec.msgpack.encode(adapter))
-        except ReplicaLost as error:
-            logger.warning("the replica %s was lost while it loaded %s: %s", replica, adapter.name, error)
-            return None
-        status = msgspec.msgpack.decode(payload, type=AdapterStatus)
-        if status.state is AdapterState.FAILED:
-            known.adapters_refused.add(adapter.key)
-        return status

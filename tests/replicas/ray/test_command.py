@@ -35,7 +35,7 @@ def test_without_ray_one_line_names_the_extra(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_it_prints_the_file_for_serve_run(tmp_path: Path) -> None:
     config = tmp_path / "config.toml"
-    config.write_text('model = ["demo"]\nport = 8123\n[ray]\nname = "ours"\nreplicas = 3\n')
+    config.write_text('model = ["demo"]\nport = 8123\n[ray]\nname = "ours"\ningress = "proxy"\n')
     printed = command(str(config), "--print-config").stdout
     (application,) = yaml.safe_load(printed)["applications"]
     assert application["import_path"] == "openai_cpu_server.replicas.ray.application:build"
@@ -50,7 +50,8 @@ def test_it_prints_the_file_for_serve_run(tmp_path: Path) -> None:
         ("[ray]\nreplicas = 0\n", "ray"),
         ("[ray]\nreplicas = 3\nmax_replicas = 2\n", "max_replicas is less than replicas"),
         ("[ray]\nnodes = 2\n", "nodes"),
-        ('answer_cache = "on"\n', "the cache of answers is not for replicas yet"),
+        ('ssl_certfile = "a"\nssl_keyfile = "b"\n[ray]\ningress = "proxy"\n', "plain HTTP"),
+        ('answer_cache = "off"\nsemantic_cache = 0.9\n', "--semantic-cache needs an --answer-cache"),
         ("[ray]\nreplicas = two", "cannot read the settings"),
     ],
 )

@@ -40,8 +40,8 @@ def client(server: RayServer) -> Iterator[openai.OpenAI]:
         yield sdk
 
 
-def stream(client: openai.OpenAI, prompt: str, tokens: int) -> str:
-    chunks = client.completions.create(model="chaos", prompt=prompt, max_tokens=tokens, stream=True, **GREEDY)
+def stream(client: openai.OpenAI, prompt: str, tokens: int, model: str = "chaos") -> str:
+    chunks = client.completions.create(model=model, prompt=prompt, max_tokens=tokens, stream=True, **GREEDY)
     return "".join(chunk.choices[0].text for chunk in chunks if chunk.choices)
 
 
@@ -174,13 +174,17 @@ def test_a_replica_that_cannot_load_is_told_and_the_other_serves(
         away.rename(model)
 
 
-def test_serve_run_takes_the_file_that_the_command_prints(tmp_path: Path, server: RayServer) -> None:
+@pytest.mark.parametrize("ingress", ["replicas", "proxy"])
+def test_serve_run_takes_the_file_that_the_command_prints(
+    tmp_path: Path, server: RayServer, ingress: str
+) -> None:
     """It starts a cluster of its own beside the other."""
     config, file = tmp_path / "config.toml", tmp_path / "serve.yaml"
     port = free_port()
     config.write_text(
         f'model = ["{server.model}"]\nport = {port}\njobs_db = "none"\ncalibrate = "never"\n'
         '[ray]\ncpus = 0.5\npin = "off"\n'
+        f'ingress = "{ingress}"\n'
     )
     printed = subprocess.run(
         [sys.executable, "-m", "openai_cpu_server", "ray", str(config), "--print-config"],
@@ -196,6 +200,8 @@ def test_serve_run_takes_the_file_that_the_command_prints(tmp_path: Path, server
             assert time.monotonic() < deadline
             assert running.poll() is None
             time.sleep(0.5)
+        with openai.OpenAI(base_url=f"http://127.0.0.1:{port}/v1", api_key="none", max_retries=0) as sdk:
+            assert stream(sdk, "once", 20, model="model")
     finally:
         running.send_signal(signal.SIGINT)
         running.wait(timeout=60)

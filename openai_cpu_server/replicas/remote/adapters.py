@@ -1,0 +1,136 @@
+"""Adapters that come and go while replicas serve: all replicas are to have the same."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import msgspec
+
+from openai_cpu_server.contract.adapter import Adapter, AdapterState, AdapterStatus
+from openai_cpu_server.errors import AdapterFailed
+from openai_cpu_server.replicas.link import ReplicaLost
+from openai_cpu_server.replicas.remote.known import Known
+from openai_cpu_server.replicas.wire import DropAdapter
+
+logger = logging.getLogger(__name__)
+
+SETTLED_S = 5.0
+"""An adapter that some replica has had for so long is passed on to others. Before, it may just be on its way
+to all of them, or off all of them."""
+
+
+@dataclass
+class _Offered:
+    adapter: Adapter
+    since_s: float
+    holders: set[str] = field(default_factory=set)
+
+
+class Adapters:
+    """Loads and unloads at all replicas, and passes on to those that come later what the others have: by
+    whichever API process it was loaded, and whether that still lives."""
+
+    def __init__(self, replicas: Mapping[str, Known], clock: Callable[[], float]) -> None:
+        self._replicas = replicas
+        self._clock = clock
+        self._loaded: dict[str, Adapter] = {}
+        """By name, those that were loaded through this process."""
+        self._offered: dict[str, _Offered] = {}
+        """By key, those that replicas are ready to compute with."""
+        self._passing: set[asyncio.Task[AdapterStatus | None]] = set()
+
+    async def load(self, adapter: Adapter, former: Adapter | None) -> AdapterStatus | None:
+        """At all that are ready. `former`: the one that has its name. None: no replica has answered.
+
+        Raises AdapterFailed; then it is loaded nowhere.
+        """
+        ready = [name for name, known in self._replicas.items() if known.is_ready]
+        told = await asyncio.gather(*(self._load_at(name, adapter) for name in ready))
+        statuses = [status for status in told if status is not None]
+        failed = next((one for one in statuses if one.state is AdapterState.FAILED), None)
+        if failed is not None:
+            answers = zip(ready, told, strict=True)
+            taken = [name for name, one in answers if one and one.state is AdapterState.READY]
+            await self._take_back(adapter, former, taken)
+            raise AdapterFailed(failed.reason or "It was refused.")
+        if not statuses:
+            return None
+        self._loaded[adapter.name] = adapter
+        return statuses[0]
+
+    def unload(self, name: str, keys: set[str]) -> None:
+        """`keys`: of all that have the name."""
+        self._loaded.pop(name, None)
+        for known in self._replicas.values():
+            known.adapters_asked -= keys
+        self._drop(name)
+
+    def reported(self, replica: str) -> None:
+        """The replica gets what it lacks."""
+        known = self._replicas[replica]
+        if known.report is None:
+            return
+        statuses = {status.adapter.key: status for status in known.report.adapters}
+        known.adapters_seen |= statuses.keys()
+        self._note(replica, statuses)
+        if not known.is_ready:
+            return
+        names = {status.adapter.name for status in statuses.values()}
+        for adapter in list(self._missing(known, names)):
+            if adapter.key not in statuses.keys() | known.adapters_asked:
+                known.adapters_asked.add(adapter.key)
+                task = asyncio.create_task(self._load_at(replica, adapter))
+                self._passing.add(task)
+                task.add_done_callback(self._passing.discard)
+
+    # -- inside ------------------------------------------------------------------------------------------
+
+    def _note(self, replica: str, statuses: Mapping[str, AdapterStatus]) -> None:
+        ready = {key: one.adapter for key, one in statuses.items() if one.state is AdapterState.READY}
+        for key, adapter in ready.items():
+            self._offered.setdefault(key, _Offered(adapter, self._clock())).holders.add(replica)
+        for key in list(self._offered):
+            holders = self._offered[key].holders
+            if key not in ready:
+                holders.discard(replica)
+            if not any(name in self._replicas for name in holders):
+                del self._offered[key]
+
+    def _missing(self, known: Known, names: set[str]) -> Iterator[Adapter]:
+        """What was loaded through this process, and what others have had for a while. What the replica has
+        had before it has lost by `unload`, and does not get again."""
+        yield from self._loaded.values()
+        for key, offered in self._offered.items():
+            is_settled = self._clock() - offered.since_s >= SETTLED_S
+            if is_settled and offered.adapter.name not in names and key not in known.adapters_seen:
+                yield offered.adapter
+
+    async def _take_back(self, adapter: Adapter, former: Adapter | None, taken: Sequence[str]) -> None:
+        """Some replica has refused the adapter: those that have `taken` it get the former one of its name
+        again, or none."""
+        if former is None:
+            self._drop(adapter.name)
+        elif former.key != adapter.key:
+            await asyncio.gather(*(self._load_at(replica, former) for replica in taken))
+
+    def _drop(self, name: str) -> None:
+        for known in self._replicas.values():
+            known.attendance.send(DropAdapter(name))
+
+    async def _load_at(self, replica: str, adapter: Adapter) -> AdapterStatus | None:
+        """None: the replica was lost meanwhile, which says nothing of the adapter."""
+        known = self._replicas.get(replica)
+        if known is None:
+            return None
+        try:
+            payload = await known.attendance.link.load_adapter(msgspec.msgpack.encode(adapter))
+        except ReplicaLost as error:
+            logger.warning("the replica %s was lost while it loaded %s: %s", replica, adapter.name, error)
+            return None
+        status = msgspec.msgpack.decode(payload, type=AdapterStatus)
+        if status.state is AdapterState.FAILED:
+            known.adapters_refused.add(adapter.key)
+        return status

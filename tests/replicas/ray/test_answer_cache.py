@@ -1,0 +1,55 @@
+"""The cache of answers over real Ray: two API replicas, and one engine replica of each of two models."""
+
+from __future__ import annotations
+
+import shutil
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import httpx
+import openai
+import pytest
+from chaos_parts.ray_server import RayServer
+
+from tests.tiny_bert import TinyBert
+from tests.tiny_model import tiny_model_path
+
+pytestmark = [pytest.mark.slow, pytest.mark.native, pytest.mark.timeout(400)]
+
+QUESTION = "how do i reset my password?"
+SIMILAR = "how can i reset my password?"
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RayServer]:
+    folder = tmp_path_factory.mktemp("ray")
+    model = Path(shutil.copy(tiny_model_path(), folder / "model.gguf"))
+    embedder = TinyBert().write(folder / "embedder.gguf")
+    options = ["--model", f"embedder={embedder}", "--semantic-cache", "0.5", "--jobs-db", "none"]
+    options += ["--answer-cache", str(folder / "answers.db")]
+    with RayServer(model, folder / "log.txt", *options, replicas=1, api_replicas=2) as running:
+        yield running
+
+
+def ask(server: RayServer, text: str) -> tuple[str, str]:
+    """What the cache did, and the answer."""
+    with openai.OpenAI(base_url=server.url + "/v1", api_key="none", max_retries=0, timeout=60) as sdk:
+        raw = sdk.chat.completions.with_raw_response.create(
+            model="chaos", messages=[{"role": "user", "content": text}], max_tokens=12, temperature=0
+        )
+        return raw.headers["x-cache"], raw.parse().choices[0].message.content or ""
+
+
+def test_api_replicas_tell_each_others_answers(server: RayServer) -> None:
+    """Each call goes to either of them: ten hits were not all told by the one that computed the answer."""
+    deadline = time.monotonic() + 60
+    while (first := ask(server, QUESTION))[0] != "exact":
+        assert time.monotonic() < deadline, first
+        time.sleep(0.2)
+    assert [ask(server, QUESTION) for _ in range(10)] == [first] * 10
+    said, text = ask(server, SIMILAR)
+    assert said.startswith("semantic; similarity=0.")
+    assert text == first[1]
+    assert httpx.delete(server.url + "/v1/cache?only=answers").status_code == 204
+    assert ask(server, QUESTION)[0] == "miss"

@@ -1,0 +1,252 @@
+"""The connection between an API process and a replica: real TCP and engine process, with a fake backend."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import aclosing, asynccontextmanager
+
+import anyio
+import msgspec
+import pytest
+
+from openai_cpu_server.contract.engine import EngineState
+from openai_cpu_server.contract.framing import LENGTH
+from openai_cpu_server.contract.messages import Submit
+from openai_cpu_server.replicas.frames import FrameStream
+from openai_cpu_server.replicas.host.door import Door
+from openai_cpu_server.replicas.host.host import Host
+from openai_cpu_server.replicas.link import ReplicaLost
+from openai_cpu_server.replicas.remote.engine import RemoteEngine
+from openai_cpu_server.replicas.remote.stream_link import StreamLink
+from openai_cpu_server.replicas.wire import DoorPlate, Hello, Kind, encode_orders, read_news
+from tests.dispatch.test_dispatcher import expected_text
+from tests.replicas.test_host import hosting, until
+from tests.scheduler.driver import request
+
+pytestmark = [pytest.mark.anyio, pytest.mark.thorough]
+Relay = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
+
+
+@asynccontextmanager
+async def opened(host: Host, *, sending_s: float = 60.0) -> AsyncIterator[DoorPlate]:
+    door = Door(host, sending_s=sending_s)
+    try:
+        yield await door.open("127.0.0.1")
+    finally:
+        await door.close()
+
+
+def link(plate: DoorPlate) -> StreamLink:
+    async def door() -> DoorPlate:
+        return plate
+
+    async def load_adapter(adapter: bytes) -> bytes:
+        raise ReplicaLost("it loads none here")
+
+    return StreamLink(door, load_adapter)
+
+
+class Wire:
+    """A way to a door that can be cut, or fall silent with all connections standing."""
+
+    def __init__(self, to: DoorPlate) -> None:
+        self._to = to
+        self._ways: list[asyncio.StreamWriter] = []
+        self.is_silent = False
+        self.num_connections = 0
+
+    @asynccontextmanager
+    async def laid(self) -> AsyncIterator[DoorPlate]:
+        server = await asyncio.start_server(self._connect, "127.0.0.1", 0)
+        try:
+            port: int = server.sockets[0].getsockname()[1]
+            yield DoorPlate("127.0.0.1", port, self._to.token)
+        finally:
+            server.close()
+            self.cut()
+
+    def cut(self) -> None:
+        for way in self._ways:
+            way.transport.abort()
+        self._ways.clear()
+
+    async def _connect(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self.num_connections += 1
+        there_reader, there_writer = await asyncio.open_connection(self._to.address, self._to.port)
+        self._ways += [writer, there_writer]
+        await asyncio.gather(self._carry(reader, there_writer), self._carry(there_reader, writer))
+
+    async def _carry(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        while data := await _some(reader):
+            if not self.is_silent:
+                writer.write(data)
+        writer.close()
+
+
+async def _some(reader: asyncio.StreamReader) -> bytes:
+    try:
+        return await reader.read(4096)
+    except ConnectionError:
+        return b""
+
+
+@asynccontextmanager
+async def remote(*plates: DoorPlate, lease_s: float = 60.0) -> AsyncIterator[RemoteEngine]:
+    engine = RemoteEngine(max_queue=100, lease_s=lease_s)
+    running = asyncio.create_task(engine.run())
+    try:
+        engine.replicas_are({f"r{number}": link(plate) for number, plate in enumerate(plates)})
+        await until(engine, EngineState.READY)
+        yield engine
+    finally:
+        running.cancel()
+        await engine.close()
+
+
+async def read(engine: RemoteEngine, name: str, *, at_5: Callable[[], None] = lambda: None) -> None:
+    """Compare all its text with what is to come. `at_5` is called once, after five characters."""
+    one, text, is_called = request(name, output=60), "", False
+    with anyio.fail_after(30):
+        async with engine.generate([one]) as generation:
+            async for event in generation:
+                text += event.text
+                if len(text) >= 5 and not is_called:
+                    is_called = True
+                    at_5()
+    assert text == expected_text(one)
+
+
+async def test_all_text_comes_over_a_connection() -> None:
+    async with hosting() as host, opened(host) as plate, remote(plate) as engine:
+        await asyncio.gather(*(read(engine, name) for name in "abcdef"))
+
+
+async def test_a_cut_connection_is_made_again_and_nothing_is_lost_or_doubled() -> None:
+    async with hosting("step_s=0.01") as host, opened(host) as plate:
+        wire = Wire(plate)
+        async with wire.laid() as way, remote(way) as engine:
+            await read(engine, "a", at_5=wire.cut)
+            assert wire.num_connections == 2
+
+
+async def test_a_connection_that_falls_silent_is_given_up_and_the_other_replica_goes_on() -> None:
+    async with hosting("step_s=0.01", lease_s=1.0) as host, opened(host) as plate:
+        wire = Wire(plate)
+
+        def fall_silent() -> None:
+            wire.is_silent = True
+
+        async with (
+            hosting("step_s=0.01") as other,
+            opened(other) as way_to_other,
+            wire.laid() as way,
+            remote(way, lease_s=1.0) as engine,
+        ):
+            reading = asyncio.create_task(read(engine, "a", at_5=fall_silent))
+            engine.replicas_are({"r0": link(way), "r1": link(way_to_other)})
+            await reading
+        with anyio.fail_after(10):
+            await host.left()
+        assert host.num_live == 0
+
+
+async def test_who_does_not_know_the_token_is_not_let_in() -> None:
+    async with hosting() as host, opened(host) as plate:
+        with pytest.raises(ReplicaLost):
+            async with aclosing(link(plate._replace(token="guess")).attend("me")) as news:
+                await anext(news)
+        assert not host.tell("me", encode_orders([]))
+
+
+async def test_who_sends_much_before_the_token_is_cut_off() -> None:
+    async with hosting() as host, opened(host) as plate:
+        reader, writer = await asyncio.open_connection(plate.address, plate.port)
+        writer.write(LENGTH.pack(1 << 31) + b"x" * 100)
+        with anyio.fail_after(5):
+            assert not await _some(reader)
+        writer.close()
+
+
+async def test_half_a_frame_at_the_end_is_nothing() -> None:
+    """Orders whose second half is missing are not obeyed, and those before them are."""
+    async with hosting("step_s=0.01") as host, opened(host) as plate:
+        _, writer = await asyncio.open_connection(plate.address, plate.port)
+        hello = msgspec.msgpack.encode(Hello(plate.token, "me"))
+        first = encode_orders([Submit(request=request("a", output=2000))])
+        second = encode_orders([Submit(request=request("b", output=2000))])
+        for payload in (hello, first):
+            writer.write(LENGTH.pack(len(payload)) + payload)
+        writer.write(LENGTH.pack(len(second)) + second[: len(second) // 2])
+        with anyio.fail_after(10):
+            while host.num_live != 1:
+                await asyncio.sleep(0.01)
+            writer.transport.abort()
+            await host.left()
+        assert host.num_live == 0
+
+
+async def test_who_takes_nothing_is_given_up() -> None:
+    """It renews its lease and reads nothing of what that is answered: what it has ordered is ended."""
+    async with hosting("step_s=0.1") as host, opened(host, sending_s=0.2) as plate:
+        sock = socket.socket()
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        sock.connect((plate.address, plate.port))
+        _, writer = await asyncio.open_connection(sock=sock, limit=1024)
+        hello = msgspec.msgpack.encode(Hello(plate.token, "slow"))
+        orders = encode_orders([Submit(request=request("a", output=2000))])
+        for payload in (hello, orders):
+            writer.write(LENGTH.pack(len(payload)) + payload)
+        renewals = (LENGTH.pack(1) + encode_orders([])) * 20_000
+        with anyio.fail_after(60):
+            while not host.num_live:
+                await asyncio.sleep(0.01)
+            while host.num_live:
+                writer.write(renewals)
+                await asyncio.sleep(0.01)
+        writer.transport.abort()
+
+
+async def test_frames_come_in_order_through_a_reader_who_is_slow() -> None:
+    """The sender waits, the receiver keeps few of them, and none is lost."""
+    ends: list[FrameStream] = []
+    loop = asyncio.get_running_loop()
+    server = await loop.create_server(lambda: FrameStream(opened=ends.append), "127.0.0.1", 0)
+    there: FrameStream
+    _, there = await loop.create_connection(FrameStream, *server.sockets[0].getsockname())
+    num_sent = 0
+    with anyio.move_on_after(1.0):
+        while True:
+            there.send(num_sent.to_bytes(4, "big"), bytes(50_000))
+            num_sent += 1
+            await there.sent()
+    with anyio.fail_after(30):
+        came = [await ends[0].receive() for _ in range(num_sent)]
+    assert [frame and int.from_bytes(frame[:4], "big") for frame in came] == list(range(num_sent))
+    there.close()
+    with anyio.fail_after(5):
+        assert await ends[0].receive() is None
+    server.close()
+
+
+async def test_a_session_that_the_replica_ends_is_no_death() -> None:
+    async with hosting() as host, opened(host) as plate, aclosing(link(plate).attend("me")) as news:
+        assert read_news(await anext(news)).report is not None
+        await host.close()
+        with anyio.fail_after(5):
+            assert [payload async for payload in news] == []
+
+
+async def test_orders_of_a_session_that_is_not_there_are_told_so() -> None:
+    async with hosting() as host, opened(host) as plate:
+        stream = FrameStream()
+        await asyncio.get_running_loop().create_connection(lambda: stream, plate.address, plate.port)
+        stream.send(msgspec.msgpack.encode(Hello(plate.token, "me")))
+        assert (await stream.receive() or b"")[:1] == Kind.NEWS
+        stream.send(encode_orders([]))
+        with anyio.fail_after(5):
+            while (frame := await stream.receive()) is not None and frame[:1] == Kind.NEWS:
+                pass
+        assert frame == Kind.TAKEN
+        stream.abort()
