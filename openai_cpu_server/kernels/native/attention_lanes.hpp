@@ -7,7 +7,7 @@
 #include <vector>
 
 #include "attention_plan.hpp"
-#include "cells.hpp"
+#include "attention_rows.hpp"
 #include "simd.hpp"
 
 namespace attention {
@@ -30,28 +30,6 @@ private:
         float values[16];
     };
     std::vector<Line> lines_;
-};
-
-// The rows of a tile's cells, unpacked: one behind the other.
-struct UnpackedRows {
-    const float* first;
-    int width;
-
-    floats load(int cell, int d) const { return simd::load(first + cell * width + d); }
-    void step(int) const {}
-};
-
-// The rows of a tile's cells in the pool, as f16.
-struct HalfRows {
-    const char* first;
-    const size_t* offsets;  // of each cell's row
-    CellsAhead& ahead;
-
-    floats load(int cell, int d) const {
-        return simd::load_f16(reinterpret_cast<const uint16_t*>(first + offsets[cell]) + d);
-    }
-    // So many vectors have been read.
-    void step(int vectors) const { ahead.step(vectors * LANES * sizeof(uint16_t)); }
 };
 
 // sums[i][j] = the sum over k of x[i][k] * y[k][j], where j counts vectors.

@@ -50,6 +50,20 @@ inline floats in_register(floats x) {
     return x;
 }
 
+// a * b + c with one rounding where the CPU can: said so, for a compiler that decides by itself decides otherwise for
+// another number of rows, and then a row's result would depend on who is beside it.
+inline floats multiply_add(floats a, floats b, floats c) {
+#if defined(INSTRUCTION_SET_512)
+    return (floats)_mm512_fmadd_ps((__m512)a, (__m512)b, (__m512)c);
+#elif defined(INSTRUCTION_SET_256)
+    return (floats)_mm256_fmadd_ps((__m256)a, (__m256)b, (__m256)c);
+#elif defined(INSTRUCTION_SET_NEON)
+    return (floats)vfmaq_f32((float32x4_t)c, (float32x4_t)a, (float32x4_t)b);
+#else
+    return a * b + c;
+#endif
+}
+
 inline floats max(floats a, floats b) {
 #if defined(INSTRUCTION_SET_512)
     return (floats)_mm512_max_ps((__m512)a, (__m512)b);
