@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import signal
 from pathlib import Path
 
@@ -13,6 +14,7 @@ from tests.certificates import trust_one
 from tests.company import share_cores
 from tests.kernels.library import KERNELS
 
+gc.disable()  # until all tests are collected: it would look again and again at what stays
 share_cores()
 trust_one()
 put_in_front(KERNELS)  # as in an engine process, before anything imports ggml: the folders' conftests do
@@ -28,6 +30,7 @@ def pytest_configure(config: pytest.Config) -> None:
     """Let signals reach what the tests start. A shell's background jobs ignore Ctrl-C, and what `nohup`
     starts ignores a hangup; processes inherit that, but no handlers."""
     if config.getoption("numprocesses", None):
+        gc.enable()
         return  # the workers do it for themselves, and must not inherit signals that end them
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -60,6 +63,12 @@ def minilm() -> Path:
         return PACKAGED["minilm"].path()
     except StartupError as error:
         pytest.skip(str(error))
+
+
+def pytest_collection_finish() -> None:
+    """What has been imported and collected stays to the end: no garbage collection looks at it."""
+    gc.freeze()
+    gc.enable()
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -702,27 +702,40 @@ def test_wrong_arguments_are_refused_by_name(
     assert all(name in told for name in WORKLOADS)
 
 
-def measured(folder: Path, *arguments: str) -> WorkloadResult:
-    """One workload on the tiny model, small and once."""
+def measured(folder: Path, *arguments: str) -> tuple[WorkloadResult, ...]:
+    """Workloads on the tiny model, small and once."""
     model = str(tiny_model_path())
     done = benchmark("--quick", "--model", model, "--output", str(folder), *arguments)
     assert done.returncode == 0, done.stdout + done.stderr
     report = msgspec.json.decode((folder / "report.json").read_bytes(), type=Report)
-    (result,) = report.results
-    assert result.failure is None
+    assert [result.failure for result in report.results] == [None] * len(report.results)
+    return report.results
+
+
+@pytest.fixture(scope="module")
+def written(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of a run of two workloads with two servers."""
+    folder = tmp_path_factory.mktemp("run")
+    measured(folder, "--workloads", "chat,memory", "--servers", "ours,static")
+    return folder
+
+
+def result_of(folder: Path, workload: str) -> WorkloadResult:
+    report = msgspec.json.decode((folder / "report.json").read_bytes(), type=Report)
+    (result,) = (result for result in report.results if result.name == workload)
     return result
 
 
 @pytest.mark.native
-def test_two_servers_stand_side_by_side(tmp_path: Path) -> None:
-    result = measured(tmp_path, "--workloads", "chat", "--servers", "ours,static")
+def test_two_servers_stand_side_by_side(written: Path) -> None:
+    result = result_of(written, "chat")
     output = result.lines[0]
     assert set(output.servers) == {"ours", "static batching"}
     assert all(rounds.median > 0 for rounds in output.servers.values())
     assert [one.label for one in result.distributions] == ["ours", "static batching"]
     (judged,) = [goal for goal in result.goals if goal.is_met is not None]
     assert judged.what == "worst stall"
-    assert "| output | tok/s |" in (tmp_path / "report.md").read_text()
+    assert "| output | tok/s |" in (written / "report.md").read_text()
 
 
 @pytest.mark.native
@@ -759,7 +772,7 @@ def test_a_model_beside_another_is_measured() -> None:
 @pytest.mark.slow
 @pytest.mark.native
 def test_constrained_and_free_answers_are_measured(tmp_path: Path) -> None:
-    result = measured(tmp_path, "--workloads", "json", "--servers", "ours")
+    (result,) = measured(tmp_path, "--workloads", "json", "--servers", "ours")
     values = {line.what: line.servers["ours"].median for line in result.lines}
     assert values["constrained: valid answers"] == 100
     (forced,) = result.figures
@@ -769,18 +782,18 @@ def test_constrained_and_free_answers_are_measured(tmp_path: Path) -> None:
 
 @pytest.mark.native
 def test_what_measures_ours_alone_is_skipped_without_it(tmp_path: Path) -> None:
-    result = measured(tmp_path, "--workloads", "schedule", "--servers", "static")
+    (result,) = measured(tmp_path, "--workloads", "schedule", "--servers", "static")
     assert (result.figures, result.goals) == ((), ())
     assert "not measured" in result.notes[0]
 
 
 @pytest.mark.native
-def test_a_workload_is_measured_and_written_down(tmp_path: Path) -> None:
-    result = measured(tmp_path, "--workloads", "memory", "--servers", "ours")
+def test_a_workload_is_measured_and_written_down(written: Path) -> None:
+    result = result_of(written, "memory")
     cells = {figure.what: figure.rounds.values for figure in result.figures}
     assert 0 < cells["pool, cells held at peak"][0] < cells["cells without sharing"][0]
-    ((label, use),) = result.uses
+    ((label, use),) = result.uses  # it is of our server alone
     assert label == "ours"
     assert use.peak_rss_bytes > 10**7
     assert use.cpu_s > 0
-    assert "pool, cells held at peak" in (tmp_path / "report.md").read_text()
+    assert "pool, cells held at peak" in (written / "report.md").read_text()

@@ -6,11 +6,14 @@ import ast
 import functools
 import re
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from itertools import chain
 from pathlib import Path
 
 import pytest
+
+Nodes = tuple[ast.AST, ...]
+"""All of a module's tree, in the order of `ast.walk`."""
 
 PACKAGE = Path(__file__).parent.parent / "openai_cpu_server"
 NAME = PACKAGE.name
@@ -190,15 +193,15 @@ FOR_ALL_ROOMS = {
 }
 
 
-def modules() -> Iterator[tuple[str, ast.Module]]:
+def modules() -> Iterator[tuple[str, Nodes]]:
     for path in sorted(PACKAGE.rglob("*.py")):
         parts = path.relative_to(PACKAGE).with_suffix("").parts
         name = ".".join(parts[:-1] if len(parts) > 1 and parts[-1] == "__init__" else parts)
-        yield name, ast.parse(path.read_text())
+        yield name, tuple(ast.walk(ast.parse(path.read_text())))
 
 
-def imports(tree: ast.AST) -> Iterator[str]:
-    for node in ast.walk(tree):
+def imports(nodes: Iterable[ast.AST]) -> Iterator[str]:
+    for node in nodes:
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
@@ -206,9 +209,9 @@ def imports(tree: ast.AST) -> Iterator[str]:
             yield node.module or ""
 
 
-def entry_points(tree: ast.AST) -> Iterator[str]:
+def entry_points(nodes: Nodes) -> Iterator[str]:
     """Modules that are imported by name, when something of theirs is called: MODULE:FUNCTION."""
-    for node in ast.walk(tree):
+    for node in nodes:
         if isinstance(node, ast.Constant) and isinstance(node.value, str):
             match = re.fullmatch(rf"({NAME}[\w.]*):\w+", node.value)
             yield from match.groups() if match else ()
@@ -219,7 +222,7 @@ def within(name: str, allowed: str) -> bool:
 
 
 @functools.cache
-def parsed() -> dict[str, ast.Module]:
+def parsed() -> dict[str, Nodes]:
     return dict(modules())
 
 
@@ -231,9 +234,9 @@ def rule_of(module: str) -> set[str]:
 
 
 def test_layers_import_only_what_lies_below() -> None:
-    for module, tree in parsed().items():
+    for module, nodes in parsed().items():
         allowed = rule_of(module) | {module.split(".", maxsplit=1)[0]}
-        for name in chain(imports(tree), entry_points(tree)):
+        for name in chain(imports(nodes), entry_points(nodes)):
             if name.split(".")[0] == NAME:
                 inner = name[len(NAME) + 1 :]
                 assert any(within(inner, a) for a in allowed), f"{module} imports {name}"
@@ -242,39 +245,39 @@ def test_layers_import_only_what_lies_below() -> None:
 @pytest.mark.parametrize("layer", ROOMS_UPWARDS)
 def test_rooms_of_a_layer_import_only_those_below(layer: str) -> None:
     rooms = ROOMS_UPWARDS[layer]
-    inside = {name: tree for name, tree in parsed().items() if name.startswith(f"{layer}.")}
+    inside = {name: nodes for name, nodes in parsed().items() if name.startswith(f"{layer}.")}
     assert {name.split(".")[1] for name in inside if name.count(".") > 1} == set(rooms)
-    for module, tree in inside.items():
+    for module, nodes in inside.items():
         room = module.split(".")[1]
         below = {*rooms[: rooms.index(room) + 1], *FOR_ALL_ROOMS[layer]} if room in rooms else set()
-        for name in imports(tree) if below else ():
+        for name in imports(nodes) if below else ():
             if name.startswith(f"{NAME}.{layer}."):
                 assert name.split(".")[2] in below, f"{module} imports {name}"
 
 
 def test_libraries_stay_in_their_rooms() -> None:
-    for module, tree in parsed().items():
+    for module, nodes in parsed().items():
         layer = module.split(".", maxsplit=1)[0]
-        for name in imports(tree):
+        for name in imports(nodes):
             assert layer in ONLY_IN.get(name.split(".")[0], {layer}), f"{module} imports {name}"
 
 
 def test_ray_stays_in_its_room() -> None:
-    importers = {m for m, tree in parsed().items() if any(within(n, "ray") for n in imports(tree))}
+    importers = {m for m, nodes in parsed().items() if any(within(n, "ray") for n in imports(nodes))}
     assert importers
     assert all(module.startswith("replicas.ray.") for module in importers)
 
 
 def test_llama_cpp_is_imported_without_its_package() -> None:
     """`import llama_cpp` runs the package, which imports what every start would wait for."""
-    importers = {m for m, tree in parsed().items() if any(within(n, "llama_cpp") for n in imports(tree))}
+    importers = {m for m, nodes in parsed().items() if any(within(n, "llama_cpp") for n in imports(nodes))}
     assert importers == {"llama.bindings"}
 
 
 def test_pure_layers_use_the_standard_library_only_and_do_no_io() -> None:
-    for module, tree in parsed().items():
+    for module, nodes in parsed().items():
         if any(within(module, pure) for pure in PURE):
-            roots = {name.split(".")[0] for name in imports(tree)}
+            roots = {name.split(".")[0] for name in imports(nodes)}
             assert roots <= {*sys.stdlib_module_names, "msgspec", NAME}, module  # structs are values
             assert not roots & {"time", "asyncio", "socket", "threading", "subprocess", "os", "logging"}, (
                 module
@@ -282,13 +285,15 @@ def test_pure_layers_use_the_standard_library_only_and_do_no_io() -> None:
 
 
 def test_only_the_settings_read_the_environment() -> None:
-    for module, tree in parsed().items():
-        names = {node.attr for node in ast.walk(tree) if isinstance(node, ast.Attribute)}
+    for module, nodes in parsed().items():
+        names = {node.attr for node in nodes if isinstance(node, ast.Attribute)}
         assert module == "settings" or not names & {"environ", "getenv"}, module
 
 
 def test_own_code_is_imported_at_the_top() -> None:
-    for module, tree in parsed().items():
-        functions = [n for n in ast.walk(tree) if isinstance(n, ast.FunctionDef | ast.AsyncFunctionDef)]
-        lazy = [name for function in functions for name in imports(function) if name.startswith(NAME)]
+    for module, nodes in parsed().items():
+        functions = [n for n in nodes if isinstance(n, ast.FunctionDef | ast.AsyncFunctionDef)]
+        lazy = [
+            name for function in functions for name in imports(ast.walk(function)) if name.startswith(NAME)
+        ]
         assert lazy == [], module

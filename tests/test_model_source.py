@@ -30,7 +30,10 @@ from tests.warm import Program, completed
 
 pytestmark = pytest.mark.thorough
 
-LIBRARIES = ("httpx", "tqdm.auto", "filelock", "yaml", "rich.console")
+LIBRARIES = (
+    *("configparser", "encodings.idna", "httpcore", "httpx"),
+    *("tqdm.auto", "filelock", "yaml", "rich.console"),
+)
 """What the hub's library imports. It itself is imported anew by each process."""
 RESOLVER = Program("tests.resolving:main", "openai_cpu_server.model_source", *LIBRARIES)
 QUANTS = {f"model.{quant}.gguf": quant.encode() * 999 for quant in ("Q2_K", "Q4_K_M", "Q8_0")}

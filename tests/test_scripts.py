@@ -3,20 +3,23 @@
 from __future__ import annotations
 
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
+from tests.warm import Program, completed
+
+RUNNER = Program(
+    "tests.running:main", "httpx", "openai_cpu_server.llama.backend", "openai_cpu_server.settings"
+)
+"""With what most of them import."""
 SCRIPTS = sorted((Path(__file__).parents[1] / "scripts").glob("*.py"))
 
 
 @pytest.mark.thorough
 @pytest.mark.parametrize("script", SCRIPTS, ids=lambda path: path.name)
 def test_each_script_says_how_it_is_used(script: Path) -> None:
-    done = subprocess.run(
-        [sys.executable, str(script), "--help"], capture_output=True, text=True, check=False
-    )
+    done = completed(RUNNER, [str(script), "--help"])
     assert done.returncode == 0, done.stderr
     assert done.stdout.startswith("usage: ")
 

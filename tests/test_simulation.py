@@ -19,7 +19,7 @@ from openai_cpu_server.replicas.autoscaling import AutoscaleOptions
 
 _CURVE = read_curve("1b")
 _PLAN = Plan(Machine(_CURVE), 4)
-_TURNS = trace(stories.scaled(stories.PREFIXES, 4), 600, seed=1)
+_TURNS = trace(stories.scaled(stories.PREFIXES, 4), 300, seed=1)
 _FEW = trace(stories.scaled(stories.PREFIXES, 4), 40, seed=2)
 
 

@@ -45,7 +45,8 @@ def main() -> None:
 
 
 def forked_for(control: socket.socket) -> Asked:
-    """Returns in each forked process. This process ends when the socket does."""
+    """Returns in each forked process. This process ends when the socket does, and ends them first: whoever
+    asked for them may have been killed."""
     ends: dict[int, socket.socket] = {}
     woken, wake = socket.socketpair()
     wake.setblocking(False)
@@ -63,6 +64,8 @@ def forked_for(control: socket.socket) -> Asked:
             if control in ready:
                 said, files, _, _ = socket.recv_fds(control, _REQUEST_BYTES, 3)
                 if not said:
+                    for pid in ends:
+                        os.kill(pid, signal.SIGKILL)
                     sys.exit()
                 if (pid := os.fork()) == 0:
                     become_fresh(files)

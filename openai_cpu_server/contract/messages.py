@@ -44,7 +44,7 @@ class EngineOptions(msgspec.Struct, frozen=True, kw_only=True):
     """The longest step while no interactive stream is there to stall."""
     batch_floor: float = 0.1
     """Share of the time that batch work keeps, whatever comes."""
-    preempt_threshold_ms: float = 100.0
+    preempt_threshold_ms: float = 60.0
     """What an interactive newcomer waits for batch work: it interrupts a batch step that has longer than this
     left; and beside interactive streams, where it may not, batch work makes no step longer.
     """

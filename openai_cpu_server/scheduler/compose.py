@@ -226,18 +226,33 @@ class _Composition:
         """Give half of what fits to the first prompt in order, and the rest to the shortest ones.
 
         So no prompt waits for the whole of another. Together they get a tile even beyond the budget: else
-        decodes could lock them out.
+        decodes could lock them out. Prompts that end with this step wait for further tokens only if that
+        saves the others more.
         """
         if not prefilling:
             return
-        plan, first = self.plan, prefilling[0]
+        plan, first, apart = self.plan, prefilling[0], self.plan.copy()
         unread = sum(sequence.pending for sequence in prefilling)
         fits, least = self._prices.fit(plan, first, unread, budget_ms), min(TILE_TOKENS, unread)
         reason = Reason.PROMPT if fits >= least else Reason.LEAST
         end = plan.num_tokens + max(fits, least)
         plan.add(first, min(first.pending, -(-max(fits, least) // 2)), reason)
         for sequence in sorted(prefilling, key=plan.left_of):
-            plan.add(sequence, min(plan.left_of(sequence), end - plan.num_tokens), reason)
+            num_tokens = min(plan.left_of(sequence), end - plan.num_tokens)
+            if num_tokens > 0 and self._is_better_together(prefilling, sequence, num_tokens, apart):
+                plan.add(sequence, num_tokens, reason)
+
+    def _is_better_together(
+        self, prefilling: Seq[Sequence], sequence: Sequence, num_tokens: int, apart: StepPlan
+    ) -> bool:
+        """Whether first tokens come sooner, all in all, if these tokens are not left to a later step.
+
+        Whoever ends with this step waits for them; whoever does not would wait for the other step.
+        """
+        ending = sum(not self.plan.left_of(one) for one in prefilling)
+        delay_ms = self._prices.ms_with(self.plan, sequence, num_tokens) - self._prices.ms(self.plan)
+        saved_ms = self._prices.ms_with(apart, sequence, num_tokens) - delay_ms
+        return ending * delay_ms <= (len(prefilling) - ending) * saved_ms
 
     def add_batch(self, wanted: _Candidates, budget_ms: float, reason: Reason | None = None) -> None:
         """Add batch work as the budget allows; a tile of the first if nothing else is computed.

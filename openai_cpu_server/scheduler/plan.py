@@ -204,6 +204,11 @@ class StepPrices:
         """The time of the step as it is planned, without padding."""
         return self.cost.predict_ms(plan.num_tokens, plan.attended)
 
+    def ms_with(self, plan: StepPlan, sequence: Sequence, num_tokens: int) -> float:
+        """The time of the step with so many further tokens of the sequence, without padding."""
+        attended = plan.attended + plan.pairs(sequence, num_tokens)
+        return self.cost.predict_ms(plan.num_tokens + num_tokens, attended)
+
     def padded_ms(self, plan: StepPlan, num_further: int = 0) -> float:
         """The time of the step with padding, and with further tokens that attend to nothing."""
         size = self.padded_size(plan.num_tokens + num_further)
@@ -221,11 +226,6 @@ class StepPrices:
     def fit(self, plan: StepPlan, sequence: Sequence, wanted: int, budget_ms: float) -> int:
         """How many of the wanted tokens fit into the budget and the backend."""
         wanted = max(0, min(wanted, plan.room_for(sequence)))
-
-        def ms_with(num_tokens: int) -> float:
-            attended = plan.attended + plan.pairs(sequence, num_tokens)
-            return self.cost.predict_ms(plan.num_tokens + num_tokens, attended)
-
-        if not wanted or ms_with(wanted) <= budget_ms:
+        if not wanted or self.ms_with(plan, sequence, wanted) <= budget_ms:
             return wanted
-        return bisect_right(range(1, wanted), budget_ms, key=ms_with)
+        return bisect_right(range(1, wanted), budget_ms, key=lambda n: self.ms_with(plan, sequence, n))

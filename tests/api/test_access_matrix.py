@@ -99,9 +99,8 @@ WITH_A_KEY = [route for route, needed in NEEDED.items() if needed is not OPEN]
 
 
 @pytest.mark.parametrize("route", WITH_A_KEY)
-@pytest.mark.parametrize("header", HEADERS)
-async def test_without_the_right_key_nothing_opens(http: httpx.AsyncClient, route: str, header) -> None:  # type: ignore[no-untyped-def]
-    for headers in ({}, header("wrong"), header("")):
+async def test_without_the_right_key_nothing_opens(http: httpx.AsyncClient, route: str) -> None:
+    for headers in ({}, *(header(key) for header in HEADERS for key in ("wrong", ""))):
         answer = await http.request(*split(route), headers=headers)
         assert (answer.status_code, kind_of(answer)) == (401, "invalid_api_key")
         assert answer.headers["www-authenticate"] == "Bearer"
@@ -109,12 +108,12 @@ async def test_without_the_right_key_nothing_opens(http: httpx.AsyncClient, rout
 
 
 @pytest.mark.parametrize("route", WITH_A_KEY)
-@pytest.mark.parametrize("header", HEADERS)
-async def test_the_right_key_opens(http: httpx.AsyncClient, route: str, header) -> None:  # type: ignore[no-untyped-def]
+async def test_the_right_key_opens(http: httpx.AsyncClient, route: str) -> None:
     needed = NEEDED[route]
     assert needed is not None
-    answer = await http.request(*split(route), headers=header(needed.value))
-    assert answer.status_code not in (401, 403, 405, 500)
+    for header in HEADERS:
+        answer = await http.request(*split(route), headers=header(needed.value))
+        assert answer.status_code not in (401, 403, 405, 500)
 
 
 @pytest.mark.parametrize("route", WITH_A_KEY)
@@ -155,12 +154,12 @@ async def test_gateways_may_be_let_in_without_a_key(
         assert "ocs_" in (await http.get("/metrics", headers={"x-api-key": "metrics"})).text
 
 
-@pytest.mark.parametrize("route", NEEDED)
-async def test_without_any_keys_everything_is_open(engine: FakeEngine, jobs: Jobs, route: str) -> None:
+async def test_without_any_keys_everything_is_open(engine: FakeEngine, jobs: Jobs) -> None:
     async with client(locked_api(engine, KeyRing(), jobs=jobs)) as http:
-        for headers in ({}, {"x-api-key": "any"}):
-            answer = await http.request(*split(route), headers=headers)
-            assert answer.status_code not in (401, 403)
+        for route in NEEDED:
+            for headers in ({}, {"x-api-key": "any"}):
+                answer = await http.request(*split(route), headers=headers)
+                assert answer.status_code not in (401, 403), route
 
 
 @pytest.mark.parametrize(("key", "status"), [("wrong", 401), ("metrics", 403)])

@@ -331,12 +331,12 @@ def test_a_file_that_is_deleted_while_it_is_read_is_cut(server: ServerProcess, c
 
 
 def test_kill_9_of_the_whole_server_loses_and_repeats_no_row(tmp_path: Path) -> None:
-    rows = [chat_row(n, max_tokens=2 + n % 7, ignore_eos=True) for n in range(200)]
+    rows = [chat_row(n, max_tokens=2 + n % 7, ignore_eos=True) for n in range(160)]
     batch_id, kills = "", 0
     while True:
         with new_server(tmp_path / "jobs.db", "--batch-concurrency", "4") as server, sdk(server) as client:
             batch_id = batch_id or begin(client, jsonl(rows)).id
-            if kills == 4:
+            if kills == 3:
                 done = ended(client, batch_id)
                 assert done.status == "completed"
                 lines = lines_of(client, done.output_file_id)
@@ -344,11 +344,11 @@ def test_kill_9_of_the_whole_server_loses_and_repeats_no_row(tmp_path: Path) -> 
             kills += 1
             until_some_are_done(client, batch_id, 40 * kills)
             server.stop(signal.SIGKILL)
-    assert [line["custom_id"] for line in lines] == [f"row-{n}" for n in range(200)]
+    assert [line["custom_id"] for line in lines] == [f"row-{n}" for n in range(160)]
     assert done.request_counts is not None
-    assert done.request_counts.model_dump() == {"total": 200, "completed": 200, "failed": 0}
+    assert done.request_counts.model_dump() == {"total": 160, "completed": 160, "failed": 0}
     tokens = [line["response"]["body"]["usage"]["completion_tokens"] for line in lines]  # type: ignore[index]
-    assert tokens == [2 + n % 7 for n in range(200)]
+    assert tokens == [2 + n % 7 for n in range(160)]
 
 
 def test_an_orderly_stop_leaves_a_batch_that_goes_on(tmp_path: Path) -> None:
@@ -373,13 +373,13 @@ def test_two_servers_share_a_database_and_every_row_runs_once(tmp_path: Path) ->
         sdk(one) as first,
         sdk(two) as second,
     ):
-        batches = [begin(client, jsonl([chat_row(n) for n in range(30)])) for client in (first, second)]
+        batches = [begin(client, jsonl([chat_row(n) for n in range(16)])) for client in (first, second)]
         for batch in batches:
             done = ended(second, batch.id)
             assert [line["custom_id"] for line in lines_of(first, done.output_file_id)] == [
-                f"row-{n}" for n in range(30)
+                f"row-{n}" for n in range(16)
             ]
-        cancelled = begin(first, jsonl([slow_row(n) for n in range(500)]))
+        cancelled = begin(first, jsonl([slow_row(n) for n in range(200)]))
         until_some_are_done(second, cancelled.id, 1)
         second.batches.cancel(cancelled.id)
         assert ended(first, cancelled.id).status == "cancelled"

@@ -37,7 +37,7 @@ def rows_survive(folder: Path, *, rows: int, kills: int) -> None:
 
 
 def test_streams_survive_a_few_kills(tmp_path: Path) -> None:
-    streams_survive(tmp_path, requests=60, kills=5)
+    streams_survive(tmp_path, requests=40, kills=3)
 
 
 @pytest.mark.slow

@@ -8,6 +8,8 @@ import sys
 
 import pytest
 
+from tests.warm import run
+
 COMMAND = [sys.executable, "-m", "openai_cpu_server"]
 COMMANDS = ("serve", "batch", "grammar", "inspect", "key", "quantize", "tune", "version")
 
@@ -25,7 +27,7 @@ def test_help_lists_the_commands() -> None:
 
 @pytest.mark.parametrize("command", ["serve", "batch", "grammar", "inspect", "key", "quantize", "tune"])
 def test_each_command_has_help(command: str) -> None:
-    done = said(command, "--help")
+    done = run(command, "--help")
     assert (done.returncode, done.stderr) == (0, "")
     assert f"usage: openai-cpu-server {command} " in done.stdout
 

@@ -9,13 +9,12 @@ import httpx
 import numpy as np
 import openai
 import pytest
-from langchain_core.vectorstores import InMemoryVectorStore
-from langchain_openai import ChatOpenAI, OpenAIEmbeddings
 
 from tests.lazy import Lazy
 from tests.server import ServerProcess
 
 os.environ.setdefault("LITELLM_LOCAL_MODEL_COST_MAP", "True")  # else importing it asks a server of its makers
+vectorstores, langchain_openai = Lazy("langchain_core.vectorstores"), Lazy("langchain_openai")
 litellm, schema = Lazy("litellm"), Lazy("llama_index.core.schema")
 embeddings = Lazy("llama_index.embeddings.openai_like")
 rerankers = Lazy("llama_index.postprocessor.jinaai_rerank")
@@ -45,8 +44,8 @@ def sdk(url: str) -> Iterator[openai.OpenAI]:
 
 
 @pytest.fixture(scope="module")
-def langchain(url: str) -> OpenAIEmbeddings:
-    return OpenAIEmbeddings(
+def langchain(url: str) -> langchain_openai.OpenAIEmbeddings:
+    return langchain_openai.OpenAIEmbeddings(
         base_url=url + "/v1", api_key="none", model="minilm", check_embedding_ctx_length=False, max_retries=0
     )
 
@@ -90,12 +89,16 @@ def test_tokens_of_the_server_are_taken_back(url: str, sdk: openai.OpenAI) -> No
     assert by_ids == pytest.approx(by_text, abs=1e-6)
 
 
-def test_langchain_answers_from_what_it_has_retrieved(url: str, langchain: OpenAIEmbeddings) -> None:
-    store = InMemoryVectorStore(langchain)
+def test_langchain_answers_from_what_it_has_retrieved(
+    url: str, langchain: langchain_openai.OpenAIEmbeddings
+) -> None:
+    store = vectorstores.InMemoryVectorStore(langchain)
     store.add_texts(FACTS)
     (found,) = store.similarity_search(QUESTION, k=1)
     assert found.page_content == FACTS[0]
-    chat = ChatOpenAI(base_url=url + "/v1", api_key="none", model="smollm2", temperature=0, max_tokens=40)
+    chat = langchain_openai.ChatOpenAI(
+        base_url=url + "/v1", api_key="none", model="smollm2", temperature=0, max_tokens=40
+    )
     told = chat.invoke(f"Answer from this text: {found.page_content}\n\n{QUESTION}")
     assert "seven" in str(told.content)
 
@@ -103,7 +106,7 @@ def test_langchain_answers_from_what_it_has_retrieved(url: str, langchain: OpenA
 @pytest.mark.anyio
 async def test_langchain_embeds_asynchronously(url: str) -> None:
     async with httpx.AsyncClient() as http:
-        embeddings = OpenAIEmbeddings(
+        embeddings = langchain_openai.OpenAIEmbeddings(
             base_url=url + "/v1",
             api_key="none",
             model="minilm",

@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 import pytest
-from langchain_openai import ChatOpenAI
 
 from tests.lazy import Lazy
 from tests.server import ServerProcess
 
+langchain_openai = Lazy("langchain_openai")
 types, llms = Lazy("llama_index.core.base.llms.types"), Lazy("llama_index.llms.openai_like")
 
 pytestmark = pytest.mark.native
 
 
 @pytest.fixture(scope="module")
-def langchain(server: ServerProcess) -> ChatOpenAI:
-    return ChatOpenAI(base_url=server.url + "/v1", api_key="none", model="tiny", temperature=0, max_tokens=12)
+def langchain(server: ServerProcess) -> langchain_openai.ChatOpenAI:
+    return langchain_openai.ChatOpenAI(
+        base_url=server.url + "/v1", api_key="none", model="tiny", temperature=0, max_tokens=12
+    )
 
 
 @pytest.fixture(scope="module")
@@ -30,7 +32,7 @@ def llama_index(server: ServerProcess) -> llms.OpenAILike:
     )
 
 
-def test_langchain_invokes_and_streams_the_same(langchain: ChatOpenAI) -> None:
+def test_langchain_invokes_and_streams_the_same(langchain: langchain_openai.ChatOpenAI) -> None:
     whole = langchain.invoke("Say something.")
     streamed = "".join(str(chunk.content) for chunk in langchain.stream("Say something."))
     assert streamed == whole.content
@@ -40,7 +42,7 @@ def test_langchain_invokes_and_streams_the_same(langchain: ChatOpenAI) -> None:
 
 
 @pytest.mark.anyio
-async def test_langchain_batches_asynchronously(langchain: ChatOpenAI) -> None:
+async def test_langchain_batches_asynchronously(langchain: langchain_openai.ChatOpenAI) -> None:
     answers = await langchain.abatch([f"Number {i}" for i in range(5)])
     assert all(answer.content for answer in answers)
 

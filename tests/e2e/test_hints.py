@@ -11,13 +11,12 @@ from typing import Any
 import httpx
 import openai
 import pytest
-from langchain_core.messages import AIMessage, HumanMessage
-from langchain_openai import ChatOpenAI
 
 from tests.lazy import Lazy
 from tests.server import ServerProcess
 
 os.environ.setdefault("LITELLM_LOCAL_MODEL_COST_MAP", "True")  # else importing it asks a server of its makers
+messages, langchain_openai = Lazy("langchain_core.messages"), Lazy("langchain_openai")
 litellm = Lazy("litellm")
 pytestmark = pytest.mark.native
 HINTS: Any = {
@@ -64,7 +63,7 @@ def test_an_image_is_refused_with_what_the_model_lacks(client: openai.OpenAI) ->
 
 
 def test_langchain_may_send_its_hints_and_notes(server: ServerProcess) -> None:
-    chat = ChatOpenAI(
+    chat = langchain_openai.ChatOpenAI(
         base_url=server.url + "/v1",
         api_key="none",  # type: ignore[arg-type]
         model="tiny",
@@ -76,9 +75,9 @@ def test_langchain_may_send_its_hints_and_notes(server: ServerProcess) -> None:
     )
     noted: Any = [{"type": "text", "text": "Hi", "cache_control": {"type": "ephemeral"}, "index": 0}]
     said = [
-        HumanMessage(noted),
-        AIMessage(noted, additional_kwargs={"refusal": None}),
-        HumanMessage("Go on."),
+        messages.HumanMessage(noted),
+        messages.AIMessage(noted, additional_kwargs={"refusal": None}),
+        messages.HumanMessage("Go on."),
     ]
     assert chat.invoke(said).content
 

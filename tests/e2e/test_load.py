@@ -1,4 +1,4 @@
-"""A thousand streams held at once, and connections that are half dead, by the real server."""
+"""Hundreds of streams held at once, and connections that are half dead, by the real server."""
 
 from __future__ import annotations
 
@@ -20,7 +20,6 @@ from tests.tiny_model import tiny_model_path
 
 pytestmark = [pytest.mark.native, pytest.mark.thorough]
 
-STREAMS = 1000
 SLOTS = 16
 
 
@@ -81,12 +80,12 @@ async def until_live(url: str, number: int) -> None:
                 await asyncio.sleep(0.05)
 
 
-async def all_streams(server: ServerProcess, port: int) -> tuple[list[bytes], int]:
+async def all_streams(server: ServerProcess, port: int, number: int) -> tuple[list[bytes], int]:
     """The answers, and what the processes hold while all are live: long ones keep the slots until then."""
     long = [asyncio.create_task(stream(port, body(3900))) for _ in range(SLOTS)]
     await until_live(server.url, SLOTS)
-    short = [asyncio.create_task(stream(port)) for _ in range(STREAMS)]
-    await until_live(server.url, STREAMS)
+    short = [asyncio.create_task(stream(port)) for _ in range(number)]
+    await until_live(server.url, number)
     held = tree_bytes(server)
     for one in long:
         one.cancel()
@@ -94,20 +93,20 @@ async def all_streams(server: ServerProcess, port: int) -> tuple[list[bytes], in
     return await asyncio.gather(*short), held
 
 
-@pytest.mark.timeout(120)
-def test_a_thousand_streams_at_once_all_come_to_their_end(busy: ServerProcess) -> None:
+@pytest.mark.parametrize("number", [300, pytest.param(1000, marks=pytest.mark.slow)])
+def test_many_streams_at_once_all_come_to_their_end(busy: ServerProcess, number: int) -> None:
     """Most of them wait. What a waiting stream costs is some tens of kilobytes."""
     port = int(busy.url.rsplit(":", 1)[1])
     asyncio.run(stream(port))
     before = tree_bytes(busy)
-    answers, held = asyncio.run(all_streams(busy, port))
+    answers, held = asyncio.run(all_streams(busy, port, number))
     for answer in answers:
         assert answer.startswith(b"HTTP/1.1 200"), answer[:500]
         assert answer.count(b'"finish_reason":"length"') == 1
         assert b"data: [DONE]" in answer
     ids = {re.search(rb'"id":"(chatcmpl-\w+)"', answer)[1] for answer in answers}  # type: ignore[index]
-    assert len(ids) == STREAMS
-    assert max(held, tree_bytes(busy)) - before < STREAMS * 256 * 1024
+    assert len(ids) == number
+    assert max(held, tree_bytes(busy)) - before < number * 256 * 1024
     assert any(b": queued position=" in answer for answer in answers)
     assert busy.status()["restarts"] == 0
 

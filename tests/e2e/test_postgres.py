@@ -39,13 +39,13 @@ def every_row_once(sdk: openai.OpenAI, batch_id: str, num_rows: int) -> None:
 
 def test_a_killed_servers_batch_goes_on_in_another(postgres: PostgresServer) -> None:
     url = postgres.new_database()
-    rows = jsonl([slow_row(number) for number in range(24)])
+    rows = jsonl([slow_row(number) for number in range(16)])
     with ServerProcess(*MODEL, "--jobs-db", url) as first, sdk_of(first) as sdk:
         batch = begin(sdk, rows)
         until_some_are_done(sdk, batch.id, 3)
         first.stop(signal.SIGKILL)
     with ServerProcess(*MODEL, "--jobs-db", url) as second, sdk_of(second) as sdk:
-        every_row_once(sdk, batch.id, 24)
+        every_row_once(sdk, batch.id, 16)
 
 
 def test_a_database_that_goes_away_is_503_and_its_batches_go_on_afterwards(postgres: PostgresServer) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import signal
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -83,6 +84,7 @@ def test_without_redis_nobody_is_limited_and_with_it_again(
     redis.start()
     statuses = {200}
     while statuses != {429}:  # each server asks again some seconds after a failure
+        time.sleep(0.1)
         statuses = {ask(server, "away").status_code for server in two_servers}
         assert statuses <= {200, 429}
     for server in two_servers:

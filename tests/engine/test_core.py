@@ -408,7 +408,7 @@ def test_known_costs_are_not_measured() -> None:
 def test_the_cpu_time_of_a_step_is_shared_among_clients_by_their_tokens() -> None:
     engine = Engine(msgspec.structs.replace(OPTIONS, cache_bytes=0))
     for name, prompt, client in (("a", 30, "key:ann"), ("b", 10, "key:bob"), ("c", 60, "key:ann")):
-        engine.core.handle(Submit(request(name, prompt=prompt, output=1, client=client)))
+        engine.core.handle(Submit(request(name, prompt=prompt, output=1, client=client, priority=BATCH)))
     engine.step()
     assert engine.last is not None
     assert engine.last.figures is not None

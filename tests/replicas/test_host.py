@@ -108,6 +108,22 @@ async def test_cpu_time_is_told_by_client() -> None:
                 await asyncio.sleep(0.01)
 
 
+async def test_cpu_time_that_an_api_process_has_not_heard_of_when_it_leaves_is_told_to_another() -> None:
+    async with hosting() as host:
+        leaver = host.attend("leaver")
+        assert not read_news(await anext(leaver)).spent_ms
+        assert host.tell("leaver", encode_orders([Submit(request=request("a", output=20, client="mine"))]))
+        with anyio.fail_after(20):
+            while host.num_live:
+                await asyncio.sleep(0.01)
+        await asyncio.sleep(1.2)  # by now it would be told, if it listened
+        await leaver.aclose()  # type: ignore[attr-defined]
+        with anyio.fail_after(20):
+            async for payload in host.attend("heir"):
+                if read_news(payload).spent_ms.get("mine"):
+                    break
+
+
 async def test_a_request_goes_on_at_another_replica_when_its_own_ends() -> None:
     one = request("a", output=60)
     slow = "step_s=0.01"

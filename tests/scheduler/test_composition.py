@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 from openai_cpu_server.contract.cost import TILE_TOKENS
-from openai_cpu_server.contract.request import Constraint, Priority
+from openai_cpu_server.contract.request import Constraint, GenerationRequest, Priority
 from openai_cpu_server.scheduler.plan import Reason
 from openai_cpu_server.scheduler.policy import FifoPolicy, ShortestFirstPolicy
-from tests.scheduler.driver import Driver, alone, request
+from tests.scheduler.driver import Driver, TokenCost, alone, request
 
 BATCH = Priority.BATCH
+
+
+def until_all_decode(driver: Driver, *requests: GenerationRequest) -> None:
+    """Submit them, and go on until their prompts are read."""
+    driver.submit(*requests)
+    driver.run_until(lambda: all(driver.outputs[one.id] for one in requests), max_steps=20)
 
 
 def test_batch_is_left_out_while_interactive_work_fills_the_budget() -> None:
@@ -46,7 +52,29 @@ def test_a_short_prompt_does_not_wait_for_a_whole_long_one() -> None:
     driver.submit(request("long", prompt=500))
     driver.step()
     driver.submit(request("short", prompt=30))
-    assert driver.step() == {"long": 34, "short": 30}
+    assert driver.step() == {"long": 32, "short": 30}
+
+
+def test_a_newcomer_does_not_wait_for_the_prompt_of_another() -> None:
+    """A step for both would bring both first tokens when the second of two steps brings the second one."""
+    driver = Driver(slots=16, cost=TokenCost(step_ms=10))
+    until_all_decode(driver, *(request(f"d{n}", output=90) for n in range(5)))
+    driver.submit(request("p", prompt=30, output=1), request("q", prompt=30, output=1))
+    steps = [driver.step(), driver.step()]
+    assert [(step.get("p"), step.get("q")) for step in steps] == [(30, None), (None, 30)]
+
+
+def test_newcomers_share_a_step_where_another_one_would_cost_more() -> None:
+    driver = Driver(slots=16, decoding=64, idle=128, cost=TokenCost(step_ms=40))
+    driver.submit(request("p", prompt=30, output=1), request("q", prompt=30, output=1))
+    assert driver.step() == {"p": 30, "q": 30}
+
+
+def test_many_newcomers_are_read_in_steps_of_several() -> None:
+    """The more wait, the more a further step costs."""
+    driver = Driver(slots=16, idle=256, cost=TokenCost(step_ms=20))
+    driver.submit(*(request(f"p{n}", prompt=10, output=1) for n in range(12)))
+    assert [len(step) for step in driver.run() if step] == [9, 3]
 
 
 def test_a_long_prompt_goes_on_while_short_ones_come() -> None:
@@ -58,8 +86,7 @@ def test_a_long_prompt_goes_on_while_short_ones_come() -> None:
 
 def test_a_step_grows_to_the_cheaper_size_with_waiting_prompt_tokens() -> None:
     driver = Driver(slots=16, decoding=12, idle=64, tiles=(16,))
-    driver.submit(*(request(f"d{n}", output=40) for n in range(10)))
-    driver.step()
+    until_all_decode(driver, *(request(f"d{n}", output=40) for n in range(10)))
     driver.submit(request("p", prompt=100, priority=BATCH))
     step = driver.step()
     assert sum(step.values()) == 16
@@ -69,15 +96,15 @@ def test_a_step_grows_to_the_cheaper_size_with_waiting_prompt_tokens() -> None:
 
 def test_padding_fills_a_tile_when_nothing_waits() -> None:
     driver = Driver(slots=16, tiles=(16,))
-    driver.submit(*(request(f"d{n}", output=40) for n in range(10)))
-    driver.step()
+    until_all_decode(driver, *(request(f"d{n}", output=40) for n in range(10)))
     driver.step()
     assert driver.paddings[-1] == 6
 
 
 def test_there_is_no_padding_where_it_is_not_cheaper() -> None:
     driver = Driver(slots=16, tiles=(16,))
-    driver.submit(*(request(f"d{n}", output=40) for n in range(5)))
+    until_all_decode(driver, *(request(f"d{n}", output=40) for n in range(5)))
+    driver.paddings.clear()
     driver.run()
     assert set(driver.paddings) == {0}
 
@@ -114,7 +141,8 @@ def reasons(driver: Driver, name: str) -> dict[Reason, int]:
 
 
 def test_every_token_of_a_step_has_a_reason() -> None:
-    driver = Driver(slots=16, decoding=4, stall=8, idle=64, tiles=(30,), floor=0.0)
+    cost = TokenCost(tiles=(30,), step_ms=60)
+    driver = Driver(slots=16, decoding=64, stall=68, idle=124, cost=cost, floor=0.0)
     driver.submit(request("f", output=40, **under("?" + 8 * "x" + 9 * "?")))
     driver.submit(*(request(f"d{n}", output=40) for n in range(3)))
     driver.step()
@@ -202,8 +230,8 @@ def test_a_forced_beginning_is_computed_with_the_prompt() -> None:
 
 def test_forced_tokens_make_no_longer_stall_than_streams_may_have() -> None:
     driver = Driver(decoding=16, stall=16, idle=64)
-    driver.submit(request("a", output=90, **under("?" + 60 * "x" + "?")), request("b", output=90))
-    driver.step()
+    until_all_decode(driver, request("b", output=90))
+    until_all_decode(driver, request("a", output=90, **under("?" + 60 * "x" + "?")))
     steps = driver.run()
     assert all(sum(step.values()) <= 16 for step in steps)
     assert [step["b"] for step in steps[:5]] == [1] * 5
@@ -271,7 +299,7 @@ def test_a_step_of_batch_work_alone_takes_from_the_slack() -> None:
 
 
 def test_the_shortest_burst_ends_first() -> None:
-    driver = Driver(decoding=16, stall=16, idle=64)
+    driver = Driver(decoding=32, stall=32, idle=80, cost=TokenCost(step_ms=16))
     long, short = under("?" + 30 * "x" + "?"), under("?" + 9 * "x" + "?")
     driver.submit(request("a", output=60, **long), request("b", output=60, **short))
     driver.step()
@@ -288,8 +316,8 @@ def test_forced_tokens_of_batch_work_wait_for_room_in_the_budget() -> None:
 
 def test_where_steps_are_not_mixed_bursts_are_computed_with_the_decoding() -> None:
     driver = Driver(mixes=False, idle=64)
-    driver.submit(request("a", output=80, **under("?bcde?")), request("b", output=5))
-    driver.step()
+    until_all_decode(driver, request("b", output=5))
+    until_all_decode(driver, request("a", output=80, **under("?bcde?")))
     assert driver.step() == {"a": 5, "b": 1}
 
 

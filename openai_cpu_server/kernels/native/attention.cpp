@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "attention_gathered.hpp"
 #include "attention_lanes.hpp"
 #include "attention_node.hpp"
 #include "attention_plan.hpp"
@@ -10,56 +11,6 @@
 namespace attention {
 
 namespace {
-
-// The cells that somebody in a block sees, and who of the block sees which of them.
-class Gathered {
-public:
-    void gather(const Plan& plan, const Sight& sight, const Block& block) {
-        const int words = sight.words();
-        union_.assign(words, 0);
-        for (int i = 0; i < block.count; ++i)
-            for (int word = 0; word < words; ++word)
-                union_[word] |= sight.of(plan.order[block.first + i])[word];
-        list_cells();
-        stride_ = int(cells_.size()) / 64 + 2;  // a row's last bits may reach into one word more
-        seen_.assign(size_t(stride_) * block.count, 0);
-        for (int i = 0; i < block.count; ++i)
-            move_together(sight.of(plan.order[block.first + i]), &seen_[i * stride_]);
-    }
-
-    bool is_empty() const { return cells_.empty(); }
-    void clear() { cells_.clear(); }
-
-    const std::vector<int>& cells() const { return cells_; }
-
-    // Bit i: whether the block's row sees the cell first + i; behind the last cell there is nothing to see.
-    // `first` begins a tile.
-    uint32_t seen(int row, int first) const {
-        return uint32_t(seen_[row * stride_ + first / 64] >> first % 64);
-    }
-
-private:
-    void list_cells() {
-        cells_.clear();
-        for (int word = 0; word < int(union_.size()); ++word)
-            for (uint64_t bits = union_[word]; bits; bits &= bits - 1)
-                cells_.push_back(64 * word + __builtin_ctzll(bits));
-    }
-
-    void move_together(const uint64_t* row, uint64_t* to) const {
-        int end = 0;
-        for (int word = 0; word < int(union_.size()); ++word) {
-            const uint64_t bits = simd::gathered(row[word], union_[word]);
-            to[end / 64] |= bits << end % 64;
-            if (end % 64) to[end / 64 + 1] |= bits >> (64 - end % 64);
-            end += __builtin_popcountll(union_[word]);
-        }
-    }
-
-    std::vector<uint64_t> union_, seen_;
-    std::vector<int> cells_;
-    int stride_ = 0;
-};
 
 // What a thread needs beside the node; kept from node to node.
 struct Scratch {
@@ -97,14 +48,12 @@ public:
                 lanes_.set_query(i * node_.group + h, node_.query(rows_[i], head(h)), node_.scale);
     }
 
-    void add_tile(int first, int count) {
-        unpack(node_.k, node_.unpack_k, first, count);
-        lanes_.score(tile_);
+    void add_tile(int first, int count, CellsAhead& keys, CellsAhead& values) {
+        score(first, count, keys);
         if (node_.soft_cap != 0) cap();
         for (int i = 0; i < num_rows_; ++i) hide(i, first, count);
         lanes_.soften();
-        unpack(node_.v, node_.unpack_v, first, count);
-        lanes_.add(tile_);
+        add(first, count, values);
     }
 
     void write_part(float* to) {
@@ -118,10 +67,31 @@ public:
 private:
     int head(int h) const { return kv_head_ * node_.group + h; }
 
-    void unpack(const ggml_tensor& from, UnpackCells unpack_cells, int first, int count) {
-        const std::vector<int>& cells = gathered_.cells();
-        const char* head = static_cast<const char*>(from.data) + kv_head_ * from.nb[2];
-        unpack_cells({head, from.nb[1], node_.width}, &cells[first], count, int(cells.size()) - first, tile_);
+    void score(int first, int count, CellsAhead& ahead) {
+        if constexpr (Lanes::READS_POOL)
+            if (count == TILE && node_.k.type == GGML_TYPE_F16) return lanes_.score(in_pool(node_.k, first, ahead));
+        unpack(node_.k, node_.unpack_k, first, count, ahead);
+        lanes_.score(UnpackedRows{tile_, node_.width});
+    }
+
+    void add(int first, int count, CellsAhead& ahead) {
+        if constexpr (Lanes::READS_POOL)
+            if (count == TILE && node_.v.type == GGML_TYPE_F16) return lanes_.add(in_pool(node_.v, first, ahead));
+        unpack(node_.v, node_.unpack_v, first, count, ahead);
+        lanes_.add(UnpackedRows{tile_, node_.width});
+    }
+
+    const char* rows_of(const ggml_tensor& tensor) const {
+        return static_cast<const char*>(tensor.data) + kv_head_ * tensor.nb[2];
+    }
+
+    HalfRows in_pool(const ggml_tensor& from, int first, CellsAhead& ahead) {
+        for (int i = 0; i < TILE; ++i) offsets_[i] = gathered_.cells()[first + i] * from.nb[1];
+        return {rows_of(from), offsets_, ahead};
+    }
+
+    void unpack(const ggml_tensor& from, UnpackCells unpack_cells, int first, int count, CellsAhead& ahead) {
+        unpack_cells({rows_of(from), from.nb[1], node_.width}, &gathered_.cells()[first], count, ahead, tile_);
         std::fill_n(tile_ + count * node_.width, (TILE - count) * node_.width, 0.0f);
     }
 
@@ -156,6 +126,7 @@ private:
     const Gathered& gathered_;
     float* tile_;  // keys, then values
     Lanes& lanes_;
+    size_t offsets_[TILE];
 };
 
 // What has been found about a lane.
@@ -199,6 +170,12 @@ void finish(const Node& node, const Block& block, const int* rows, int kv_head, 
     }
 }
 
+// What an item reads of these cells.
+CellsAhead cells_ahead(const ggml_tensor& tensor, const Item& item, const int* cells, int count) {
+    const char* first = static_cast<const char*>(tensor.data) + item.first_head * tensor.nb[2];
+    return {first, tensor.nb[1], item.num_heads * tensor.nb[2], cells, count};
+}
+
 template <class Lanes>
 void compute_item(const Node& node, const Sight& sight, const Item& item, float* partials, Scratch& scratch,
                   std::vector<Lanes>& lanes) {
@@ -212,8 +189,13 @@ void compute_item(const Node& node, const Sight& sight, const Item& item, float*
     const int tiles = (block.cells + TILE - 1) / TILE;
     const int begin = int(long(tiles) * item.part / item.num_parts) * TILE;
     const int end = std::min(block.cells, int(long(tiles) * (item.part + 1) / item.num_parts) * TILE);
-    for (int first = begin; first < end; first += TILE)
-        for (auto& head : heads) head.add_tile(first, std::min(TILE, end - first));
+    const std::vector<int>& cells = scratch.gathered[item.block].cells();
+    for (int first = begin; first < end; first += TILE) {
+        const int next = std::min(first + TILE, end);
+        CellsAhead keys = cells_ahead(node.k, item, &cells[next], std::min(TILE, end - next));
+        CellsAhead values = cells_ahead(node.v, item, &cells[next], std::min(TILE, end - next));
+        for (auto& head : heads) head.add_tile(first, next - first, keys, values);
+    }
     scratch.part.resize(floats);
     for (int i = 0; i < item.num_heads; ++i) {
         const int kv_head = item.first_head + i;

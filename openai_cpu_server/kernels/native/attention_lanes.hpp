@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "attention_plan.hpp"
+#include "attention_rows.hpp"
 #include "simd.hpp"
 
 namespace attention {
@@ -52,6 +53,8 @@ inline floats finite(floats x) { return x > MINUS_INFINITY ? x : floats{}; }
 // Many lanes: they lie side by side in vectors, so that nothing is ever summed across a vector.
 class ManyLanes {
 public:
+    static constexpr bool READS_POOL = false;
+
     void begin(int lanes, int width) {
         width_ = width;
         stride_ = (lanes + LANES - 1) / LANES * LANES;
@@ -69,9 +72,9 @@ public:
         for (int d = 0; d < width_; ++d) queries_.data()[d * stride_ + lane] = query[d] * scale;
     }
 
-    void score(const float* keys) {
+    void score(const UnpackedRows& keys) {
         sweep<VECTORS_MAX>(0, TILE, [&](auto& sums, int cell, int lane) {
-            multiply(keys + cell * width_, width_, 1, queries_.data() + lane, stride_, width_, sums);
+            multiply(keys.first + cell * width_, width_, 1, queries_.data() + lane, stride_, width_, sums);
             put(sums, scores_.data() + cell * stride_ + lane);
         });
     }
@@ -85,9 +88,9 @@ public:
         for (int lane = 0; lane < stride_; lane += LANES) soften(scores_.data() + lane, lane);
     }
 
-    void add(const float* values) {
+    void add(const UnpackedRows& values) {
         sweep<VECTORS_MAX>(0, width_, [&](auto& sums, int d, int lane) {
-            multiply(values + d, 1, width_, scores_.data() + lane, stride_, TILE, sums);
+            multiply(values.first + d, 1, width_, scores_.data() + lane, stride_, TILE, sums);
             accumulate(sums, d, lane);
         });
     }
@@ -154,6 +157,8 @@ private:
 // Few lanes: vectors go along the width, for half of a vector of lanes would be empty.
 class FewLanes {
 public:
+    static constexpr bool READS_POOL = true;  // a number is converted once for all lanes, which are few
+
     void begin(int lanes, int width) {
         width_ = width;
         lanes_ = lanes;
@@ -166,10 +171,14 @@ public:
     }
 
     void set_query(int lane, const float* query, float scale) {
-        for (int d = 0; d < width_; ++d) queries_.data()[lane * width_ + d] = query[d] * scale;
+        for (int d = 0; d < width_; ++d)
+            queries_.data()[(d / LANES * lanes_ + lane) * LANES + d % LANES] = query[d] * scale;
     }
 
-    void score(const float* keys) { score_from<4>(0, keys); }
+    template <class Rows>
+    void score(const Rows& keys) {
+        score_from<4>(0, keys);
+    }
 
     float* scores(int lane, int cell) { return scores_.data() + lane * TILE + cell; }
     int lane_step() const { return TILE; }
@@ -180,37 +189,44 @@ public:
         for (int lane = 0; lane < lanes_; ++lane) soften(scores(lane, 0), lane);
     }
 
-    void add(const float* values) { sweep<4>(0, values); }
+    template <class Rows>
+    void add(const Rows& values) {
+        sweep<4>(0, values);
+    }
 
     float largest(int lane) { return largest_[lane]; }
     float sum(int lane) { return sum_[lane]; }
     void output(int lane, float* to) { std::copy_n(outputs_.data() + lane * width_, width_, to); }
 
 private:
-    template <int ROWS>
-    void score_from(int lane, const float* keys) {
+    template <int ROWS, class Rows>
+    void score_from(int lane, const Rows& keys) {
         constexpr int CELLS = LANES / ROWS;
         for (; lane + ROWS <= lanes_; lane += ROWS)
             for (int cell = 0; cell < TILE; cell += CELLS) {
-                floats products[LANES] = {};  // (rows, cells)
-                for (int d = 0; d < width_; d += LANES)
-                    add_products<CELLS>(lane, keys + cell * width_, d, products);
-                const floats found = simd::totals(products);
+                const floats found = score_cells<CELLS>(queries_.data() + lane * LANES, keys, cell);
                 for (int i = 0; i < ROWS; ++i)
                     std::memcpy(scores(lane + i, cell), (const float*)&found + i * CELLS,
                                 sizeof(float) * CELLS);
+                keys.step(CELLS * width_ / LANES);
             }
         if constexpr (ROWS > 1) score_from<ROWS / 2>(lane, keys);
     }
 
-    template <int CELLS>
-    void add_products(int lane, const float* keys, int d, floats (&products)[LANES]) {
-        floats parts[CELLS];
-        for (int j = 0; j < CELLS; ++j) parts[j] = simd::load(keys + j * width_ + d);
-        for (int i = 0; i < LANES / CELLS; ++i) {
-            const floats query = simd::load(queries_.data() + (lane + i) * width_ + d);
-            for (int j = 0; j < CELLS; ++j) products[i * CELLS + j] += query * parts[j];
+    // The scores of some cells for as many lanes as a vector then has room for: (lanes, cells).
+    template <int CELLS, class Rows>
+    floats score_cells(const float* queries, const Rows& keys, int cell) const {
+        floats products[LANES] = {};
+        const int step = lanes_ * LANES, width = width_;
+        for (int d = 0; d < width; d += LANES, queries += step) {
+            floats parts[CELLS];
+            for (int j = 0; j < CELLS; ++j) parts[j] = simd::in_register(keys.load(cell + j, d));
+            for (int i = 0; i < LANES / CELLS; ++i) {
+                const floats query = simd::in_register(simd::load(queries + i * LANES));
+                for (int j = 0; j < CELLS; ++j) products[i * CELLS + j] += query * parts[j];
+            }
         }
+        return simd::totals(products);
     }
 
     void soften(float* scores, int lane) {
@@ -230,17 +246,20 @@ private:
         sum_[lane] = sum_[lane] * factor_[lane] + simd::total(sum);
     }
 
-    template <int ROWS>
-    void sweep(int lane, const float* values) {
+    template <int ROWS, class Rows>
+    void sweep(int lane, const Rows& values) {
         for (; lane + ROWS <= lanes_; lane += ROWS) sweep<ROWS, VECTORS_MAX>(lane, 0, values);
         if constexpr (ROWS > 1) sweep<ROWS / 2>(lane, values);
     }
 
-    template <int ROWS, int VECTORS>
-    void sweep(int lane, int d, const float* values) {
+    template <int ROWS, int VECTORS, class Rows>
+    void sweep(int lane, int d, const Rows& values) {
         for (; d + VECTORS * LANES <= width_; d += VECTORS * LANES) {
-            floats sums[ROWS][VECTORS];
-            multiply(scores(lane, 0), TILE, 1, values + d, width_, TILE, sums);
+            floats sums[ROWS][VECTORS] = {};
+            for (int cell = 0; cell < TILE; cell += CELLS_A_STEP) {
+                for (int i = cell; i < cell + CELLS_A_STEP; ++i) add_values(lane, values, i, d, sums);
+                values.step(CELLS_A_STEP * VECTORS);
+            }
             for (int i = 0; i < ROWS; ++i)
                 for (int j = 0; j < VECTORS; ++j) {
                     float* output = outputs_.data() + (lane + i) * width_ + d + j * LANES;
@@ -250,8 +269,20 @@ private:
         if constexpr (VECTORS > 1) sweep<ROWS, VECTORS / 2>(lane, d, values);
     }
 
+    template <int ROWS, int VECTORS, class Rows>
+    void add_values(int lane, const Rows& values, int cell, int d, floats (&sums)[ROWS][VECTORS]) {
+        floats parts[VECTORS];
+        for (int j = 0; j < VECTORS; ++j) parts[j] = simd::in_register(values.load(cell, d + j * LANES));
+        for (int i = 0; i < ROWS; ++i) {
+            const floats weight = simd::splat(*scores(lane + i, cell));
+            for (int j = 0; j < VECTORS; ++j) sums[i][j] += weight * parts[j];
+        }
+    }
+
+    static constexpr int CELLS_A_STEP = 8;
     int width_ = 0, lanes_ = 0;
-    Buffer queries_, outputs_;  // (lanes, width)
+    Buffer queries_;  // (width in vectors, lanes, a vector)
+    Buffer outputs_;  // (lanes, width)
     Buffer scores_;             // (lanes, cells of a tile)
     float largest_[LANES_MAX], sum_[LANES_MAX], factor_[LANES_MAX];
 };

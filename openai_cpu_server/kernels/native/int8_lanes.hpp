@@ -195,11 +195,16 @@ inline void transpose_words(const uint8_t* first, size_t stride, ints (&words)[4
 
 // The half-precision numbers in the low halves of words.
 inline floats low_halves(ints words) {
+#if defined(INSTRUCTION_SET_256)
+    const __m256i low = (__m256i)(words & 0xffff);
+    return (floats)_mm256_cvtph_ps(_mm_packus_epi32(_mm256_castsi256_si128(low), _mm256_extracti128_si256(low, 1)));
+#else
     typedef uint16_t halves __attribute__((vector_size(2 * LANES)));
     const halves narrow = __builtin_convertvector(words, halves);
     uint16_t stored[LANES];
     std::memcpy(stored, &narrow, sizeof stored);
     return simd::load_f16(stored);
+#endif
 }
 
 inline floats high_halves(ints words) { return low_halves(words >> 16); }

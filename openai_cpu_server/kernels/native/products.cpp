@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <vector>
 
-#include "tile.hpp"
+#include "one_row.hpp"
 
 namespace products {
 namespace {
@@ -137,7 +137,13 @@ public:
         constexpr size_t PANEL_BYTES = size_t{PANEL_DEPTH} / Format::UNIT * Format::BLOCK_BYTES;
         for (int panel = 0; panel < product_.num_panels(); panel++) {
             const int64_t depth_left = product_.depth - int64_t{panel} * PANEL_DEPTH;
-            const int num_blocks = unpack<Format>(packed.from(panel * PANEL_BYTES), depth_left, panel_);
+            const PackedRows part = packed.from(panel * PANEL_BYTES);
+            if constexpr (HAS_ONE_ROW)
+                if (width == 1) {
+                    multiply_one_row<Format>(part, depth_left, panel == 0, activations_.at(panel, first), panel_, sums_);
+                    continue;
+                }
+            const int num_blocks = unpack<Format>(part, depth_left, panel_);
             const UnpackedPanel<Format> unpacked{panel_, num_blocks, panel == 0};
             multiply_panel<Format>(unpacked, activations_.at(panel, first), width, sums_);
         }

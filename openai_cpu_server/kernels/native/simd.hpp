@@ -40,6 +40,30 @@ inline void store(float* to, floats x) { std::memcpy(to, &x, sizeof x); }
 
 inline floats splat(float x) { return x - floats{}; }
 
+// The same, of which the compiler does not know that it was loaded: else it loads it once more wherever it is used.
+inline floats in_register(floats x) {
+#if defined(INSTRUCTION_SET_512)
+    asm("" : "+v"(x));
+#elif defined(INSTRUCTION_SET_256)
+    asm("" : "+x"(x));
+#endif
+    return x;
+}
+
+// a * b + c with one rounding where the CPU can: said so, for a compiler that decides by itself decides otherwise for
+// another number of rows, and then a row's result would depend on who is beside it.
+inline floats multiply_add(floats a, floats b, floats c) {
+#if defined(INSTRUCTION_SET_512)
+    return (floats)_mm512_fmadd_ps((__m512)a, (__m512)b, (__m512)c);
+#elif defined(INSTRUCTION_SET_256)
+    return (floats)_mm256_fmadd_ps((__m256)a, (__m256)b, (__m256)c);
+#elif defined(INSTRUCTION_SET_NEON)
+    return (floats)vfmaq_f32((float32x4_t)c, (float32x4_t)a, (float32x4_t)b);
+#else
+    return a * b + c;
+#endif
+}
+
 inline floats max(floats a, floats b) {
 #if defined(INSTRUCTION_SET_512)
     return (floats)_mm512_max_ps((__m512)a, (__m512)b);
@@ -75,6 +99,10 @@ inline floats tanh(floats x) { return 1.0f - 2.0f / (exp(2.0f * x) + 1.0f); }
 inline float largest(floats x) {
 #if defined(INSTRUCTION_SET_512)
     return _mm512_reduce_max_ps((__m512)x);
+#elif defined(INSTRUCTION_SET_256)
+    __m128 four = _mm_max_ps(_mm256_castps256_ps128((__m256)x), _mm256_extractf128_ps((__m256)x, 1));
+    four = _mm_max_ps(four, _mm_movehl_ps(four, four));
+    return _mm_cvtss_f32(_mm_max_ss(four, _mm_movehdup_ps(four)));
 #else
     float result = x[0];
     for (int i = 1; i < LANES; ++i) result = result < x[i] ? x[i] : result;
@@ -85,6 +113,10 @@ inline float largest(floats x) {
 inline float total(floats x) {
 #if defined(INSTRUCTION_SET_512)
     return _mm512_reduce_add_ps((__m512)x);
+#elif defined(INSTRUCTION_SET_256)
+    __m128 four = _mm_add_ps(_mm256_castps256_ps128((__m256)x), _mm256_extractf128_ps((__m256)x, 1));
+    four = _mm_add_ps(four, _mm_movehl_ps(four, four));
+    return _mm_cvtss_f32(_mm_add_ss(four, _mm_movehdup_ps(four)));
 #else
     float result = x[0];
     for (int i = 1; i < LANES; ++i) result += x[i];

@@ -54,12 +54,26 @@ inline __attribute__((always_inline)) void add_block(const typename Format::Pane
         for (int row = 0; row < WIDTH; row++) {
             floats& total = totals[row][vector];
             if constexpr (Format::UNIT == Format::BLOCK)
-                total += to_floats(dots[row][vector]) * (scale * rows[row].scales[block]);
-            else total += to_floats(dots[row][vector]) * scale;
+                total = simd::multiply_add(to_floats(dots[row][vector]), scale * rows[row].scales[block], total);
+            else total = simd::multiply_add(to_floats(dots[row][vector]), scale, total);
             if constexpr (Format::HAS_OFFSETS)
-                total += panel.offsets[block][vector] * rows[row].sums[block];
+                total = simd::multiply_add(panel.offsets[block][vector], simd::splat(rows[row].sums[block]), total);
         }
     }
+}
+
+// Adds a panel's totals to what the sums hold, if they hold something.
+template <class Format, int WIDTH>
+inline __attribute__((always_inline)) void add_totals(const Registers<floats, WIDTH>& totals,
+                                                      const Activations<Format>* rows, bool is_first,
+                                                      float (*sums)[ROWS]) {
+    for (int row = 0; row < WIDTH; row++)
+        for (int vector = 0; vector < VECTORS; vector++) {
+            float* sum = sums[row] + vector * LANES;
+            const float scale = Format::UNIT == Format::BLOCK ? 1.0F : rows[row].scales[0];
+            const floats before = is_first ? floats{} : simd::load(sum);
+            simd::store(sum, simd::multiply_add(totals[row][vector], simd::splat(scale), before));
+        }
 }
 
 // A panel of weights with as many blocks as it has, and whether products are added to what the sums hold.
@@ -80,13 +94,7 @@ __attribute__((noinline)) void multiply_group(const UnpackedPanel<Format>& panel
         multiply_block<Format, WIDTH>(panel.weights, rows, block, dots);
         add_block<Format, WIDTH>(panel.weights, rows, block, dots, totals);
     }
-    for (int row = 0; row < WIDTH; row++)
-        for (int vector = 0; vector < VECTORS; vector++) {
-            float* sum = sums[row] + vector * LANES;
-            const float scale = Format::UNIT == Format::BLOCK ? 1.0F : rows[row].scales[0];
-            const floats before = panel.is_first ? floats{} : simd::load(sum);
-            simd::store(sum, before + totals[row][vector] * scale);
-        }
+    add_totals<Format, WIDTH>(totals, rows, panel.is_first, sums);
 }
 
 // Adds a panel's products with `width` rows of activations, in groups of at most WIDTH.

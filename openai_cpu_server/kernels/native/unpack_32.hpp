@@ -44,6 +44,10 @@ struct Q4_0 : BlocksOf32 {
     static constexpr int BLOCK_BYTES = 18, BIAS = 8;
     static constexpr bool HAS_OFFSETS = false;
 
+    static void unpack_head(PackedRows rows, int block, Panel& panel) {
+        BlockHead{rows}.unpack_scale(panel.scales[block]);
+    }
+
     static void unpack(PackedRows rows, int block, Panel& panel) {
         Column* columns = panel.columns + block * COLUMNS;
         BlockHead{rows}.unpack_scale(panel.scales[block]);
@@ -54,6 +58,12 @@ struct Q4_0 : BlocksOf32 {
 struct Q4_1 : BlocksOf32 {
     static constexpr int BLOCK_BYTES = 20, BIAS = 0;
     static constexpr bool HAS_OFFSETS = true;
+
+    static void unpack_head(PackedRows rows, int block, Panel& panel) {
+        const BlockHead head{rows};
+        head.unpack_scale(panel.scales[block]);
+        head.unpack_offset(panel.offsets[block]);
+    }
 
     static void unpack(PackedRows rows, int block, Panel& panel) {
         Column* columns = panel.columns + block * COLUMNS;
@@ -67,6 +77,10 @@ struct Q4_1 : BlocksOf32 {
 struct Q5_0 : BlocksOf32 {
     static constexpr int BLOCK_BYTES = 22, BIAS = 16;
     static constexpr bool HAS_OFFSETS = false;
+
+    static void unpack_head(PackedRows rows, int block, Panel& panel) {
+        BlockHead{rows}.unpack_scale(panel.scales[block]);
+    }
 
     static void unpack(PackedRows rows, int block, Panel& panel) {
         Column* columns = panel.columns + block * COLUMNS;
@@ -84,6 +98,12 @@ struct Q5_1 : BlocksOf32 {
     static constexpr int BLOCK_BYTES = 24, BIAS = 0;
     static constexpr bool HAS_OFFSETS = true;
 
+    static void unpack_head(PackedRows rows, int block, Panel& panel) {
+        const BlockHead head{rows};
+        head.unpack_scale(panel.scales[block]);
+        head.unpack_offset(panel.offsets[block]);
+    }
+
     static void unpack(PackedRows rows, int block, Panel& panel) {
         Column* columns = panel.columns + block * COLUMNS;
         const BlockHead head{rows};
@@ -97,6 +117,10 @@ struct Q5_1 : BlocksOf32 {
 struct Q8_0 : BlocksOf32 {
     static constexpr int BLOCK_BYTES = 34, BIAS = BYTE_BIAS;
     static constexpr bool HAS_OFFSETS = false, HAS_WHOLE_BYTES = true;
+
+    static void unpack_head(PackedRows rows, int block, Panel& panel) {
+        BlockHead{rows}.unpack_scale(panel.scales[block]);
+    }
 
     static void unpack(PackedRows rows, int block, Panel& panel) {
         Column* columns = panel.columns + block * COLUMNS;

@@ -60,8 +60,10 @@ struct Q4_K : Superblocks {
     static constexpr bool HAS_OFFSETS = true;
     using Panel = products::Panel<BLOCK>;
 
+    static void unpack_head(PackedRows rows, Panel& panel) { SuperblockHead::unpack(rows, panel); }
+
     static void unpack(PackedRows rows, Panel& panel) {
-        SuperblockHead::unpack(rows, panel);
+        unpack_head(rows, panel);
         for (int part = 0; part < 4; part++) {
             Column* columns = panel.columns + 16 * part;
             unpack_32_nibbles(rows.from(SuperblockHead::BYTES + 32 * part), columns, columns + 8);
@@ -75,8 +77,10 @@ struct Q5_K : Superblocks {
     static constexpr bool HAS_OFFSETS = true;
     using Panel = products::Panel<BLOCK>;
 
+    static void unpack_head(PackedRows rows, Panel& panel) { SuperblockHead::unpack(rows, panel); }
+
     static void unpack(PackedRows rows, Panel& panel) {
-        SuperblockHead::unpack(rows, panel);
+        unpack_head(rows, panel);
         Column bits[8];
         read_32_bytes(rows.from(SuperblockHead::BYTES), bits);
         for (int part = 0; part < 4; part++) {
@@ -94,10 +98,21 @@ struct Q6_K : Superblocks {
     static constexpr bool HAS_OFFSETS = false;
     using Panel = products::Panel<BLOCK>;
 
+    static void unpack_head(PackedRows rows, Panel& panel) {
+        Column bytes[4], ending[4];
+        read_words(rows.from(192), bytes);
+        read_words(rows.from(194), ending);
+        for (int block = 0; block < Panel::NUM_BLOCKS; block++)
+            for (int vector = 0; vector < VECTORS; vector++) {
+                const ints to_the_top = bytes[block / 4][vector] << (24 - 8 * (block % 4));
+                panel.scales[block][vector] = high_halves(ending[3][vector]) * to_floats(to_the_top >> 24);
+            }
+    }
+
     static void unpack(PackedRows rows, Panel& panel) {
         unpack_half(rows, rows.from(128), panel.columns);
         unpack_half(rows.from(64), rows.from(160), panel.columns + 32);
-        unpack_scales(rows.from(192), panel);
+        unpack_head(rows, panel);
     }
 
 private:
@@ -107,17 +122,6 @@ private:
         unpack_32_nibbles(nibbles, columns, columns + 16);
         unpack_32_nibbles(nibbles.from(32), columns + 8, columns + 24);
         for (int part = 0; part < 4; part++) add_high_bits(bits, 2 * part, 0x03030303, columns + 8 * part);
-    }
-
-    static void unpack_scales(PackedRows rows, Panel& panel) {
-        Column bytes[4], ending[4];
-        read_words(rows, bytes);
-        read_words(rows.from(2), ending);
-        for (int block = 0; block < Panel::NUM_BLOCKS; block++)
-            for (int vector = 0; vector < VECTORS; vector++) {
-                const ints to_the_top = bytes[block / 4][vector] << (24 - 8 * (block % 4));
-                panel.scales[block][vector] = high_halves(ending[3][vector]) * to_floats(to_the_top >> 24);
-            }
     }
 };
 

@@ -229,6 +229,7 @@ class Host:
     def _forget(self, session: Session) -> None:
         """It has left, or is taken to have: nobody wants its requests."""
         session.end()
+        self._spending.add(session.unspent())
         self._reporting.forget(session)
         if self._sessions.get(session.lessee) is session:
             del self._sessions[session.lessee]

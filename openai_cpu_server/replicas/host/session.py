@@ -75,6 +75,11 @@ class Session:
         for client, added_ms in spent_ms.items():
             self._spent_ms[client] = self._spent_ms.get(client, 0.0) + added_ms
 
+    def unspent(self) -> dict[str, float]:
+        """What did not go, for it has ended before."""
+        left, self._spent_ms = self._spent_ms, {}
+        return left
+
     def start(self, request_id: str) -> None:
         self._started[request_id] = None
         self._places.pop(request_id, None)

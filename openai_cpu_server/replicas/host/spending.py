@@ -13,11 +13,15 @@ class Spending:
         self._spent_ms: dict[str, float] = {}
 
     def step_done(self, figures: StepFigures) -> None:
-        for client, spent_ms in figures.spent_ms.items():
-            self._spent_ms[client] = self._spent_ms.get(client, 0.0) + spent_ms
+        self.add(figures.spent_ms)
 
     def engine_died(self, cause: str) -> None:
         """What it has spent is spent."""
+
+    def add(self, spent_ms: dict[str, float]) -> None:
+        """Also what was taken, and has reached nobody."""
+        for client, added_ms in spent_ms.items():
+            self._spent_ms[client] = self._spent_ms.get(client, 0.0) + added_ms
 
     def take(self) -> dict[str, float]:
         """By the label of the client, milliseconds since this was asked last."""

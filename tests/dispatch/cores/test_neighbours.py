@@ -191,12 +191,12 @@ def test_first_tokens_beside_others_batch_work_are_no_later_than_beside_ones_own
     own: list[float] = []
     others: list[float] = []
     for every_s in (0.35, 0.7, 1.5):
-        asked, end_s = people("a", every_s, 80), 80 * every_s + 5
-        own += waits_s(run([*batch_of("a", 600), *asked], end_s), "a-person")
-        others += waits_s(run([*batch_of("b", 300), *batch_of("c", 300), *asked], end_s), "a-person")
-    assert len(own) == len(others) == 240
+        asked, end_s = people("a", every_s, 40), 40 * every_s + 5
+        own += waits_s(run([*batch_of("a", 300), *asked], end_s), "a-person")
+        others += waits_s(run([*batch_of("b", 150), *batch_of("c", 150), *asked], end_s), "a-person")
+    assert len(own) == len(others) == 120
     for share in (0.5, 0.95, 0.999):
-        assert sorted(others)[int(share * 240)] <= sorted(own)[int(share * 240)] + ABORT_S
+        assert sorted(others)[int(share * 120)] <= sorted(own)[int(share * 120)] + ABORT_S
 
 
 def test_batch_work_of_others_keeps_its_share_beside_endless_interactive_work() -> None:

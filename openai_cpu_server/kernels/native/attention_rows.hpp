@@ -1,0 +1,31 @@
+// Where numbers of a tile's cells are read.
+#pragma once
+
+#include "cells.hpp"
+#include "simd.hpp"
+
+namespace attention {
+
+// The rows of a tile's cells, unpacked: one behind the other.
+struct UnpackedRows {
+    const float* first;
+    int width;
+
+    simd::floats load(int cell, int d) const { return simd::load(first + cell * width + d); }
+    void step(int) const {}
+};
+
+// The rows of a tile's cells in the pool, as f16.
+struct HalfRows {
+    const char* first;
+    const size_t* offsets;  // of each cell's row
+    CellsAhead& ahead;
+
+    simd::floats load(int cell, int d) const {
+        return simd::load_f16(reinterpret_cast<const uint16_t*>(first + offsets[cell]) + d);
+    }
+    // So many vectors have been read.
+    void step(int vectors) const { ahead.step(vectors * simd::LANES * sizeof(uint16_t)); }
+};
+
+}  // namespace attention
