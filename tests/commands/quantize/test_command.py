@@ -34,7 +34,6 @@ from openai_cpu_server.llama.gguf.header import GgufHeader
 from openai_cpu_server.llama.gguf.quantize import QuantizeOptions, plan
 from openai_cpu_server.llama.gguf.tensors import model_tensors
 from openai_cpu_server.llama.model.model import Model
-from openai_cpu_server.model_source import DemoFiles
 from tests.commands.in_process import Outcome, Run, runner
 from tests.llama.odd_models import gemma3, mamba, split
 from tests.terminal import seen_on_a_terminal
@@ -132,15 +131,14 @@ def test_what_quantised_models_are_to_be_again_must_be_said(tmp_path: Path, run:
 
 
 TEXT = (
-    "One day, Katya found a young dog at the beach that was hurt. It made a soft sound. Its mother was "
-    'nowhere to be seen. "Do not be afraid," whispered Katya. She put it into a box with soft grass and '
-    "asked Katya for help. On the way, Katya walked very slowly. Katya looked at it and said"
+    "Photosynthesis is the process by which plants use sunlight to make food. The leaves take in carbon "
+    "dioxide from the air, and the roots take in water from the soil. With the energy of the light, the "
+    "plant turns them into sugar, which it needs to grow, and into oxygen, which it gives back to the air."
 )
-"""As the demo model tells a story."""
 
 
 def perplexity(path: Path) -> float:
-    """The model's on a text such as it has learnt."""
+    """The model's on a text of everyday English."""
     model = llama_cpp.Llama(str(path), n_ctx=128, n_batch=128, logits_all=True, verbose=False)
     with contextlib.closing(model):
         tokens = model.tokenize(TEXT.encode(), add_bos=False)
@@ -150,11 +148,11 @@ def perplexity(path: Path) -> float:
     return float(np.exp(np.mean(np.logaddexp.reduce(logits, axis=1) - told)))
 
 
-def test_a_model_still_knows_its_language(tmp_path: Path, made: Run) -> None:
-    """Measured: 1.007 times the perplexity, which is 1.39; with q2_k it is 1.06 times."""
+def test_a_model_still_knows_its_language(smollm2: Path, tmp_path: Path, made: Run) -> None:
+    """Measured: 1.05 times the perplexity; with q2_k it is 1.33 times."""
     out = tmp_path / "out.gguf"
-    made("demo", out, "--type", "q4_k_m", "--allow-requantize")
-    assert 0.97 < perplexity(out) / perplexity(DemoFiles().path()) < 1.03
+    made("smollm2", out, "--type", "q4_k_m", "--allow-requantize")
+    assert 0.95 < perplexity(out) / perplexity(smollm2) < 1.15
 
 
 def test_rows_that_no_block_divides_are_f16(tiny: Path, tmp_path: Path, made: Run) -> None:
