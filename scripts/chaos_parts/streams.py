@@ -47,7 +47,8 @@ class StreamFigures:
     deaths: str
     """The deaths of engines by cause, as the server has counted them."""
     own_deaths: int
-    """The deaths that no kill explains. (A kill by the system's own memory killer is among them.)"""
+    """The deaths that no kill explains. (A kill by the system's own memory killer is among them.) Over Ray a
+    replica that is killed before an API process has heard of it counts as no death."""
     requests: int
     lost: int
     """Streams that ended early, with an error, or short of a token."""
@@ -119,7 +120,7 @@ async def run_streams(
         return StreamFigures(
             kills=server.kills,
             deaths=", ".join(f"{cause} {count}" for cause, count in deaths.most_common()) or "none",
-            own_deaths=abs(sum(deaths.values()) - server.kills),
+            own_deaths=max(0, sum(deaths.values()) - server.kills),
             requests=requests,
             lost=sum(not _is_whole(one, tokens) for one in disturbed),
             doubled=sum(len(one.tokens) > tokens for one in disturbed),
