@@ -192,8 +192,8 @@ void compute_item(const Node& node, const Sight& sight, const Item& item, float*
     const std::vector<int>& cells = scratch.gathered[item.block].cells();
     for (int first = begin; first < end; first += TILE) {
         const int next = std::min(first + TILE, end);
-        CellsAhead keys = cells_ahead(node.k, item, &cells[next], std::min(TILE, end - next));
-        CellsAhead values = cells_ahead(node.v, item, &cells[next], std::min(TILE, end - next));
+        CellsAhead keys = cells_ahead(node.k, item, cells.data() + next, std::min(TILE, end - next));
+        CellsAhead values = cells_ahead(node.v, item, cells.data() + next, std::min(TILE, end - next));
         for (auto& head : heads) head.add_tile(first, next - first, keys, values);
     }
     scratch.part.resize(floats);
