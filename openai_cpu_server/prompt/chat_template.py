@@ -13,6 +13,10 @@ from openai_cpu_server.prompt.messages import CallShape, template_messages
 from openai_cpu_server.prompt.sandbox import MAX_STEPS, ChatEnvironment
 
 _NEEDLE = "needle 5b1f"
+_TRYING_STEPS = 20_000
+"""The limit of the renderings by which is found out, at load, what the template shows. A message or two take
+a few hundred; a template that never ends would take seconds each time.
+"""
 
 
 class ChatTemplate:
@@ -32,7 +36,8 @@ class ChatTemplate:
         max_steps: int = MAX_STEPS,
     ) -> None:
         self.source = source
-        self._template = _compile(source, max_steps)
+        environment = ChatEnvironment(max_steps=min(max_steps, _TRYING_STEPS))
+        self._template = _compile(source, environment)
         self._constants: dict[str, object] = {
             "bos_token": bos_text,
             "eos_token": eos_text,
@@ -49,6 +54,7 @@ class ChatTemplate:
         """Whether it shows tools that stand, as JSON, in a field of the system message (Phi-4-mini's)."""
         self.call_shape = self._call_shape()
         """How it wants earlier calls; None: it does not show them, or not their results."""
+        environment.max_steps = max_steps
 
     def render(
         self,
@@ -153,9 +159,9 @@ def _raise_exception(message: object) -> NoReturn:
     raise _Refused(str(message))
 
 
-def _compile(source: str, max_steps: int) -> jinja2.Template:
+def _compile(source: str, environment: ChatEnvironment) -> jinja2.Template:
     try:
-        return ChatEnvironment(max_steps=max_steps).compile_bounded(source)
+        return environment.compile_bounded(source)
     except jinja2.TemplateSyntaxError as error:
         raise StartupError(f"the chat template, line {error.lineno}: {_words(error)}") from None
     except Exception as error:  # constants are folded at once, and can fail like a rendering

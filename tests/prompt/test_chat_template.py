@@ -189,6 +189,13 @@ def test_unsafe_access(source: str) -> None:
     assert messages == [message] == [USER]
 
 
+def test_work_without_end_is_not_tried_to_its_end_when_a_model_is_loaded() -> None:
+    slow = "{% for i in range(50_000) %}{% endfor %}{{ messages[0].content }}"
+    found_out = template(slow)
+    assert not found_out.shows_system
+    assert found_out.render([USER]) == USER["content"]
+
+
 DOUBLING = "{% set ns = namespace(x='a') %}{% for i in range(99) %}{% set ns.x = EXPRESSION %}{% endfor %}"
 
 
