@@ -17,8 +17,42 @@ using Registers = Vector[WIDTH][VECTORS];
 
 template <class Format>
 ints dot_as(ints sum, ints weights, ints activations) {
-    if constexpr (Format::HAS_WHOLE_BYTES) return dot_bytes(sum, weights, activations);
+    if constexpr (Format::WEIGHT_BITS == 8) return dot_bytes(sum, weights, activations);
     else return dot(sum, weights, activations);
+}
+
+// How many columns' pairs of products can be summed before 16 bits are too few; 1 where there are no pairs.
+template <class Format>
+constexpr int COLUMNS_AT_ONCE = HAS_PAIRS ? std::max(1, 32767 / (2 * 128 * ((1 << Format::WEIGHT_BITS) - 1))) : 1;
+
+// Adds the products of COLUMNS_AT_ONCE columns of weights and those from `start` on of the rows of activations.
+template <class Format, int WIDTH>
+inline __attribute__((always_inline)) void multiply_columns(const Column* columns, const Activations<Format>* rows,
+                                                            int start, Registers<ints, WIDTH>& dots) {
+    if constexpr (COLUMNS_AT_ONCE<Format> == 1) {
+        for (int row = 0; row < WIDTH; row++) {
+            const ints word = splat_word(rows[row].bytes + start);
+            for (int vector = 0; vector < VECTORS; vector++)
+                dots[row][vector] = dot_as<Format>(dots[row][vector], columns[0][vector], word);
+        }
+    } else {
+        Registers<pairs, WIDTH> sums{};
+#pragma GCC unroll 8
+        for (int column = 0; column < COLUMNS_AT_ONCE<Format>; column++) {
+            Column weights;
+            for (int vector = 0; vector < VECTORS; vector++)
+                weights[vector] = simd::in_register(columns[column][vector]);
+            for (int row = 0; row < WIDTH; row++) {
+                const ints word = splat_word(rows[row].bytes + start + 4 * column);
+                for (int vector = 0; vector < VECTORS; vector++)
+                    sums[row][vector] =
+                        simd::in_register(sums[row][vector] + multiply_pairs(weights[vector], word));
+            }
+        }
+        for (int row = 0; row < WIDTH; row++)
+            for (int vector = 0; vector < VECTORS; vector++)
+                dots[row][vector] += add_pairs(sums[row][vector]);
+    }
 }
 
 // The integer products of one block, less the bias.
@@ -26,21 +60,16 @@ template <class Format, int WIDTH>
 inline __attribute__((always_inline)) void multiply_block(const typename Format::Panel& panel,
                                                           const Activations<Format>* rows, int block,
                                                           Registers<ints, WIDTH>& dots) {
-    constexpr int NUM_COLUMNS = Format::BLOCK / 4;
+    constexpr int NUM_COLUMNS = Format::BLOCK / 4, AT_ONCE = COLUMNS_AT_ONCE<Format>;
+    static_assert(NUM_COLUMNS % AT_ONCE == 0);
     const Column* columns = panel.columns + block * NUM_COLUMNS;
     for (int row = 0; row < WIDTH; row++)
         for (ints& sum : dots[row])
             if constexpr (Format::BIAS != 0) sum = splat(rows[row].sums[block]);
             else sum = ints{};
 #pragma GCC unroll 8
-    for (int column = 0; column < NUM_COLUMNS; column++) {
-        const Column& weights = columns[column];
-        for (int row = 0; row < WIDTH; row++) {
-            const ints word = splat_word(rows[row].bytes + block * Format::BLOCK + 4 * column);
-            for (int vector = 0; vector < VECTORS; vector++)
-                dots[row][vector] = dot_as<Format>(dots[row][vector], weights[vector], word);
-        }
-    }
+    for (int column = 0; column < NUM_COLUMNS; column += AT_ONCE)
+        multiply_columns<Format, WIDTH>(columns + column, rows, block * Format::BLOCK + 4 * column, dots);
 }
 
 // Scales the products of one block and adds the offsets.

@@ -52,11 +52,10 @@ private:
 
 struct Superblocks {
     static constexpr int UNIT = 256;
-    static constexpr bool HAS_WHOLE_BYTES = false;
 };
 
 struct Q4_K : Superblocks {
-    static constexpr int BLOCK = 32, BLOCK_BYTES = 144, BIAS = 0;
+    static constexpr int BLOCK = 32, BLOCK_BYTES = 144, BIAS = 0, WEIGHT_BITS = 4;
     static constexpr bool HAS_OFFSETS = true;
     using Panel = products::Panel<BLOCK>;
 
@@ -73,7 +72,7 @@ struct Q4_K : Superblocks {
 
 // As Q4_K, with a fifth bit for each weight in 32 bytes before the nibbles: bit b of each belongs to block b.
 struct Q5_K : Superblocks {
-    static constexpr int BLOCK = 32, BLOCK_BYTES = 176, BIAS = 0;
+    static constexpr int BLOCK = 32, BLOCK_BYTES = 176, BIAS = 0, WEIGHT_BITS = 5;
     static constexpr bool HAS_OFFSETS = true;
     using Panel = products::Panel<BLOCK>;
 
@@ -94,7 +93,7 @@ struct Q5_K : Superblocks {
 
 // 128 bytes of nibbles, 64 of high pairs of bits, 16 signed scales, and their unit in half precision.
 struct Q6_K : Superblocks {
-    static constexpr int BLOCK = 16, BLOCK_BYTES = 210, BIAS = 32;
+    static constexpr int BLOCK = 16, BLOCK_BYTES = 210, BIAS = 32, WEIGHT_BITS = 6;
     static constexpr bool HAS_OFFSETS = false;
     using Panel = products::Panel<BLOCK>;
 
