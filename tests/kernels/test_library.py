@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import ctypes
-import os
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -17,10 +14,8 @@ from openai_cpu_server.kernels.graphs import Floats, Graphs
 from openai_cpu_server.kernels.library import GGML_OF, Kernel, Library, obstacle
 from openai_cpu_server.kernels.proof import attention_proofs, proved
 from openai_cpu_server.llama.backend import LlamaBackend
-from tests.kernels.library import KERNELS, VARIABLE
+from tests.kernels.library import KERNELS, ROOT, failures_with
 from tests.tiny_model import tiny_model_path
-
-ROOT = Path(__file__).parents[2]
 
 
 def test_it_is_made_for_the_llama_cpp_that_is_required() -> None:
@@ -52,13 +47,8 @@ def test_it_compiles_for_older_cpus_and_is_right_there_too(library: Library, tmp
         pytest.skip("this machine has no more: every test of kernels runs with AVX2")
     library = tmp_path / "avx2.so"
     build(target=library, cpu=LEVELS["x86_64"]["avx2"])
-    tests = [str(Path(__file__).with_name(f"test_{kernel.name.lower()}.py")) for kernel in Kernel]
-    command, environment = (
-        [sys.executable, "-m", "pytest", "-q", "-k", "not random_shapes", *tests],
-        {**os.environ, VARIABLE: str(library)},
-    )
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, cwd=ROOT, check=False)
-    assert done.returncode == 0, done.stdout
+    failures = failures_with(library)
+    assert not failures, failures
 
 
 def test_a_kernel_that_shows_ggmls_results_is_on(library: Library, graphs: Graphs) -> None:
