@@ -25,6 +25,9 @@ _THREADS = (1, 2)
 _TOLERANCE = 5e-3
 """Share of a result's largest value by which it may differ: ggml rounds queries, and sums in f16."""
 
+_found: dict[Kernel, KernelState] = {}
+"""By this process, for its first model: neither ggml nor the kernels change in it."""
+
 Operation = Callable[[Graphs], AbstractContextManager[Computing]]
 """What it stores it stores once: quantising takes far longer than computing."""
 
@@ -42,11 +45,12 @@ def kernels_in_use(asked: str, ggml: ctypes.CDLL, pause: Callable[[], None] = la
         library.switch_off(kernel)
     if asked == "off":
         return Kernels.off("--kernels off")
-    graphs = Graphs(ggml)
-    return Kernels(
-        attention=proved(library, Kernel.ATTENTION, graphs, attention_proofs(), pause),
-        products=proved(library, Kernel.PRODUCTS, graphs, product_proofs(), pause),
-    )
+    for kernel, operations in ((Kernel.ATTENTION, attention_proofs), (Kernel.PRODUCTS, product_proofs)):
+        if kernel not in _found:
+            _found[kernel] = proved(library, kernel, Graphs(ggml), operations(), pause)
+        elif _found[kernel].is_on:
+            library.switch_on(kernel)
+    return Kernels(attention=_found[Kernel.ATTENTION], products=_found[Kernel.PRODUCTS])
 
 
 def attention_proofs() -> Iterator[Operation]:
