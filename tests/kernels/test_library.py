@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import ctypes
 import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 
 from openai_cpu_server.contract.messages import EngineOptions
 from openai_cpu_server.kernels.build import LEVELS, BuildFailed, build, cpu_flags
-from openai_cpu_server.kernels.graphs import Floats, Graphs
+from openai_cpu_server.kernels.graphs import Computing, Floats, Graphs
 from openai_cpu_server.kernels.library import GGML_OF, Kernel, Library, obstacle
 from openai_cpu_server.kernels.proof import attention_proofs, proved
 from openai_cpu_server.llama.backend import LlamaBackend
@@ -60,10 +62,15 @@ def test_a_kernel_with_other_results_is_off(library: Library, graphs: Graphs) ->
     """What is compared differs a little each time, as if the kernel did."""
     factor = 1.0
 
-    def grows(graphs: Graphs, threads: int) -> Floats:
-        nonlocal factor
-        factor *= 1.02
-        return factor * next(attention_proofs())(graphs, threads)
+    @contextmanager
+    def grows(graphs: Graphs) -> Iterator[Computing]:
+        def compute_more(threads: int) -> Floats:
+            nonlocal factor
+            factor *= 1.02
+            return factor * compute(threads)
+
+        with next(attention_proofs())(graphs) as compute:
+            yield compute_more
 
     state = proved(library, Kernel.ATTENTION, graphs, iter([grows]))
     assert (state.is_on, state.why_off) == (False, "its results are not ggml's")
@@ -88,5 +95,6 @@ def test_an_engine_says_what_it_computes_with(library: Library) -> None:
 def reaches(library: Library, graphs: Graphs) -> bool:
     """Whether an attention is computed by the kernel."""
     before = library.num_done(Kernel.ATTENTION)
-    next(attention_proofs())(graphs, 1)
+    with next(attention_proofs())(graphs) as compute:
+        compute(1)
     return library.num_done(Kernel.ATTENTION) > before

@@ -59,10 +59,10 @@ constexpr int VECTORS = 2;
 constexpr int GROUP = simd::REGISTERS * 3 / 8 / VECTORS;
 
 // Where a dot product is more than one instruction, the first of them gives sums of two products in 16 bits. Such
-// pairs can be added up as long as they fit, before they become one number of 32 bits.
+// pairs can be added up as long as they fit; then `dot_pairs` multiplies both of each lane by factors and adds them.
 typedef int16_t pairs __attribute__((vector_size(4 * LANES)));
 pairs multiply_pairs(ints weights, ints activations);
-ints add_pairs(pairs x);
+ints dot_pairs(pairs x, pairs factors);
 
 #if defined(INSTRUCTION_SET_512) && defined(__AVX512VNNI__)
 
@@ -84,9 +84,11 @@ inline pairs multiply_pairs(ints weights, ints activations) {
     return (pairs)_mm512_maddubs_epi16((__m512i)weights, (__m512i)activations);
 }
 
-inline ints add_pairs(pairs x) { return (ints)_mm512_madd_epi16((__m512i)x, _mm512_set1_epi16(1)); }
+inline ints dot_pairs(pairs x, pairs factors) { return (ints)_mm512_madd_epi16((__m512i)x, (__m512i)factors); }
 
-inline ints dot(ints sum, ints weights, ints activations) { return sum + add_pairs(multiply_pairs(weights, activations)); }
+inline ints dot(ints sum, ints weights, ints activations) {
+    return sum + dot_pairs(multiply_pairs(weights, activations), pairs{} + 1);
+}
 
 inline ints dot_bytes(ints sum, ints weights, ints activations) {
     const __mmask64 negative = _mm512_movepi8_mask((__m512i)weights);
@@ -114,9 +116,11 @@ inline pairs multiply_pairs(ints weights, ints activations) {
     return (pairs)_mm256_maddubs_epi16((__m256i)weights, (__m256i)activations);
 }
 
-inline ints add_pairs(pairs x) { return (ints)_mm256_madd_epi16((__m256i)x, _mm256_set1_epi16(1)); }
+inline ints dot_pairs(pairs x, pairs factors) { return (ints)_mm256_madd_epi16((__m256i)x, (__m256i)factors); }
 
-inline ints dot(ints sum, ints weights, ints activations) { return sum + add_pairs(multiply_pairs(weights, activations)); }
+inline ints dot(ints sum, ints weights, ints activations) {
+    return sum + dot_pairs(multiply_pairs(weights, activations), pairs{} + 1);
+}
 
 inline ints dot_bytes(ints sum, ints weights, ints activations) {
     const __m256i turned = _mm256_sign_epi8((__m256i)activations, (__m256i)weights);

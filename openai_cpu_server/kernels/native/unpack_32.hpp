@@ -11,6 +11,7 @@ struct BlocksOf32 {
     static constexpr int BLOCK = 32;
     static constexpr int UNIT = 32;
     static constexpr int COLUMNS = BLOCK / 4;
+    static constexpr bool HAS_INTEGER_SCALES = false;
     using Panel = products::Panel<BLOCK>;
 };
 
