@@ -133,7 +133,7 @@ class Router:
         load = self._loads[choice.replica]
         is_stale = now_s - load.heard_s > _STALE_S
         is_crowded = wanted.priority is Priority.BATCH and choice.replica not in self._idle
-        return is_stale, is_crowded, choice.expected_ms + _LINE_TOKENS * load.forecast.step_ms
+        return is_stale, is_crowded, choice.expected_ms + _LINE_TOKENS * load.step_ms
 
     def _choice(self, wanted: Wanted, replica: str, now_s: float) -> Choice:
         load = self._loads[replica]
