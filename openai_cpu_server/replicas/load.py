@@ -49,17 +49,17 @@ class ReplicaLoad:
             sent.priority is Priority.INTERACTIVE for sent in self._live.values()
         )
 
-    @property
-    def step_ms(self) -> float:
+    def step_ms(self, typical: Forecast) -> float:
         """From one token to the next, with those who have come and gone since the forecast. A step takes some
-        time however few are in it, and a token more for each of them."""
+        time however few are in it, and a token more for each of them.
+
+        `typical`: what some replica has told while somebody ran, for one where nobody has yet.
+        """
         num_live = sum(self.forecast.num_live) + self.num_routers * (self._num_came - self._num_left)
         if num_live <= 0:
             return 0.0
-        if self._busy is None:
-            return num_live * self.forecast.token_ms
-        num_more = num_live - sum(self._busy.num_live)
-        return max(0.0, self._busy.step_ms + num_more * self._busy.token_ms)
+        busy = self._busy or typical
+        return max(0.0, busy.step_ms + (num_live - sum(busy.num_live)) * busy.token_ms)
 
     def told(self, forecast: Forecast, made_s: float) -> None:
         if forecast != self.forecast:

@@ -224,9 +224,7 @@ def short(number: int) -> Wanted:
 def test_a_burst_after_a_burst_is_shared() -> None:
     """Those who ended just now are no reason against the replica that still reports them."""
     router = Router(Random(1))
-    tell(router, "a", busy(0))
     for name in "ab":
-        tell(router, name, busy(8))
         tell(router, name, Forecast(token_ms=0.5))
     for number in range(16):
         router.sent(short(number), Choice("a", 0, 0.0), 0.0)
@@ -243,8 +241,9 @@ def test_a_burst_after_a_burst_is_shared() -> None:
 
 
 def test_an_idle_replica_is_worth_a_step_that_is_not_shared() -> None:
-    router = fleet(0, 0)
+    router = Router(Random(1))
     tell(router, "a", busy(4))
+    tell(router, "b", Forecast(token_ms=0.5))
     counts = Counter[str]()
     for number in range(8):
         choice = choose(router, short(number))
