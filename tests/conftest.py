@@ -7,6 +7,8 @@ import signal
 from pathlib import Path
 
 import pytest
+from xdist.remote import Producer
+from xdist.scheduler import LoadFileScheduling
 
 from openai_cpu_server.errors import StartupError
 from openai_cpu_server.kernels.library import put_in_front
@@ -22,8 +24,21 @@ put_in_front(KERNELS)  # as in an engine process, before anything imports ggml: 
 pytest_plugins = ["tests.skips"]
 
 _TESTS = Path(__file__).parent
-_SERVERS = {"commands", "dispatch", "e2e", "fuzz"}
+_SERVERS = {"commands", "dispatch", "e2e", "fuzz", "page"}
 """Folders of tests that start processes; the files beside the folders mostly do so too."""
+_TOGETHER = {
+    "tests/page/": "one browser",
+    **dict.fromkeys(
+        [
+            "tests/e2e/test_agents_of_frameworks.py",
+            "tests/e2e/test_embedding_clients.py",
+            "tests/e2e/test_frameworks.py",
+            "tests/e2e/test_hints.py",
+        ],
+        "one import of frameworks that take seconds",
+    ),
+}
+"""What the files share that begin so; one worker takes them all."""
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -36,6 +51,18 @@ def pytest_configure(config: pytest.Config) -> None:
         signal.signal(signal.SIGINT, signal.default_int_handler)
     if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
         signal.signal(signal.SIGHUP, lambda number, frame: None)
+
+
+class _Together(LoadFileScheduling):
+    """A worker takes a whole file, or all files that share something."""
+
+    def _split_scope(self, nodeid: str) -> str:
+        file = super()._split_scope(nodeid)
+        return next((shared for begin, shared in _TOGETHER.items() if file.startswith(begin)), file)
+
+
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> LoadFileScheduling:
+    return _Together(config, log)
 
 
 @pytest.fixture(scope="session")

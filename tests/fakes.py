@@ -9,6 +9,7 @@ import zlib
 from array import array
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 
 import msgspec
@@ -213,7 +214,7 @@ class FakeBackend:
         spans = [self._allowed(span) for span in step.spans]
         for span in spans:
             self._compute(span)
-        assert len({id(c) for cells in self.cells.values() for c in cells}) <= self.info.kv_tokens, "full"
+        assert len(set(map(id, chain.from_iterable(self.cells.values())))) <= self.info.kv_tokens, "full"
         sampled = {span.slot: self._sample_along(span) for span in spans if span.sample}
         scores = {s.slot: tuple(TokenLogprob(t, -1.0) for t in s.targets) for s in step.spans if s.targets}
         return StepResult(
@@ -331,7 +332,7 @@ class FakeBackend:
         assert len(cells) == span.start, f"slot {span.slot}: {len(cells)} cells, span from {span.start}"
         if self._kill_on in span.tokens:
             os.kill(os.getpid(), self._kill_with)
-        assert all(cell.adapter == self._adapter for cell in cells), "cells of another adapter"
+        assert {cell.adapter for cell in cells} <= {self._adapter}, "cells of another adapter"
         tokens = enumerate(span.tokens + span.draft)
         cells += [Cell(span.start + i, token, self._adapter) for i, token in tokens]
         self.num_computed += span.num_tokens

@@ -18,16 +18,16 @@ pytestmark = [pytest.mark.thorough, pytest.mark.native]
 
 def quality(model: Path, cells: str) -> Quality:
     reference = DemoFiles().path()
-    found = type_table.measured("quality", reference, model, cells, type_table.TEXT)
+    found = type_table.measured("quality", reference, model, cells, type_table.TEXT, "1")
     return msgspec.json.decode(found, type=Quality)
 
 
 def test_cells_of_fewer_bits_lose_more() -> None:
     floats, bytes_ = (quality(DemoFiles().path(), cells) for cells in ("f16", "q8_0"))
-    assert floats.num_tokens == 2048
+    assert floats.num_tokens == 512
     assert 0 <= floats.mean_divergence < bytes_.mean_divergence < 0.1
     assert floats.mean_divergence < floats.max_divergence
-    assert floats.perplexity == pytest.approx(floats.reference_perplexity, rel=0.02)
+    assert floats.perplexity == pytest.approx(floats.reference_perplexity, rel=0.05)
 
 
 def test_speed_is_told_for_each_number_of_rows() -> None:

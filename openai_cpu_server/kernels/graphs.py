@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import enum
+import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -13,6 +14,8 @@ import numpy as np
 import numpy.typing as npt
 
 Floats = npt.NDArray[np.float32]
+Computing = Callable[[int], Floats]
+"""Computes an operation with a number of threads."""
 
 _OVERHEAD_BYTES = 4 << 20
 """A graph of a few nodes, what its tensors need beside their data, and ggml's scratch for a few threads."""
@@ -81,7 +84,13 @@ class Graphs:
         self._declare()
 
     def attention(self, case: AttentionCase, *, threads: int) -> Floats:
-        """(rows, heads, width), by `ggml_flash_attn_ext`, with tensors laid out as llama.cpp does it."""
+        """(rows, heads, width), by `ggml_flash_attn_ext`."""
+        with self.attending(case) as compute:
+            return compute(threads)
+
+    @contextmanager
+    def attending(self, case: AttentionCase) -> Iterator[Computing]:
+        """The same as often as one likes. Tensors are laid out as llama.cpp does it."""
         with self._context(case.q, case.k, case.v, case.mask) as context:
             q = self._rows_by_head(context, case.q, Type.F32)
             k = self._rows_by_head(context, case.k, case.cell_type)
@@ -92,42 +101,31 @@ class Graphs:
             )
             if case.sinks is not None:
                 self._ggml.ggml_flash_attn_ext_add_sinks(node, self._tensor(context, case.sinks, Type.F32))
-            return self._computed(context, node, case.q.shape, threads)
+            yield self._computing(context, [node], case.q.shape)
 
     def product(self, case: ProductCase, *, threads: int) -> Floats:
         """(rows, outputs), by `ggml_mul_mat`."""
-        shape = len(case.activations), len(case.weights)
-        with self._context(case.weights, case.activations, np.empty(shape, np.float32)) as context:
-            weights = self._tensor(context, case.weights, case.weight_type)
-            activations = self._tensor(context, case.activations, Type.F32)
-            node = self._ggml.ggml_mul_mat(context, weights, activations)
-            return self._computed(context, node, shape, threads)
+        with self.multiplying(case) as compute:
+            return compute(threads)
 
     @contextmanager
-    def repeated_product(
-        self, case: ProductCase, *, copies: int, threads: int
-    ) -> Iterator[Callable[[], None]]:
-        """What is yielded computes the product with one copy of the weights after another, at each call."""
-        results = np.empty((copies, len(case.activations), len(case.weights)), np.float32)
+    def multiplying(self, case: ProductCase, *, copies: int = 1) -> Iterator[Computing]:
+        """The same as often as one likes, with one copy of the weights after another each time."""
+        shape = len(case.activations), len(case.weights)
+        results = np.empty((copies, *shape), np.float32)
         with self._context(*copies * [case.weights], case.activations, results) as context:
             activations = self._tensor(context, case.activations, Type.F32)
-            graph = self._ggml.ggml_new_graph(context)
             first = self._tensor(context, case.weights, case.weight_type)
-            for number in range(copies):
-                weights = self._copy(context, first) if number else first
-                node = self._ggml.ggml_mul_mat(context, weights, activations)
-                self._ggml.ggml_build_forward_expand(graph, node)
-            plan = self._ggml.ggml_graph_plan(graph, threads, None)
-            scratch = ctypes.create_string_buffer(plan.work_size)
-            plan.work_data = ctypes.addressof(scratch)
-            yield lambda: self._ggml.ggml_graph_compute(graph, ctypes.byref(plan))
+            weights = [first, *(self._copy(context, first) for _ in range(copies - 1))]
+            nodes = [self._ggml.ggml_mul_mat(context, one, activations) for one in weights]
+            yield self._computing(context, nodes, shape)
 
     def as_stored(self, values: Floats, cell_type: Type) -> Floats:
         """What is left of values that are stored in a type."""
         with self._context(values, values) as context:
             stored = self._tensor(context, values, cell_type)
             node = self._ggml.ggml_cast(context, stored, Type.F32)
-            return self._computed(context, node, values.shape, 1)
+            return self._computing(context, [node], values.shape)(1)
 
     @contextmanager
     def _context(self, *values: Floats | None) -> Iterator[int]:
@@ -169,14 +167,21 @@ class Graphs:
         ctypes.memmove(get_data(copy), get_data(tensor), num_bytes)
         return copy
 
-    def _computed(self, context: int, node: Any, shape: tuple[int, ...], threads: int) -> Floats:
+    def _computing(self, context: int, nodes: list[Any], shape: tuple[int, ...]) -> Computing:
         graph = self._ggml.ggml_new_graph(context)
-        self._ggml.ggml_build_forward_expand(graph, node)
-        status = self._ggml.ggml_graph_compute_with_ctx(context, graph, threads)
-        assert status == 0, f"ggml could not compute a graph: {status}"
-        size = int(np.prod(shape))
-        values = (ctypes.c_float * size).from_address(self._ggml.ggml_get_data(node))
-        return np.array(values, np.float32).reshape(shape)
+        for node in nodes:
+            self._ggml.ggml_build_forward_expand(graph, node)
+        values = (ctypes.c_float * math.prod(shape)).from_address(self._ggml.ggml_get_data(nodes[-1]))
+
+        def compute(threads: int) -> Floats:
+            plan = self._ggml.ggml_graph_plan(graph, threads, None)
+            scratch = ctypes.create_string_buffer(plan.work_size)
+            plan.work_data = ctypes.addressof(scratch)
+            status = self._ggml.ggml_graph_compute(graph, ctypes.byref(plan))
+            assert status == 0, f"ggml could not compute a graph: {status}"
+            return np.array(values, np.float32).reshape(shape)
+
+        return compute
 
     def _declare(self) -> None:
         pointer, integer, number = ctypes.c_void_p, ctypes.c_int, ctypes.c_float
@@ -199,7 +204,6 @@ class Graphs:
             ("ggml_build_forward_expand", None, [pointer, pointer]),
             ("ggml_graph_plan", _Plan, [pointer, integer, pointer]),
             ("ggml_graph_compute", integer, [pointer, ctypes.POINTER(_Plan)]),
-            ("ggml_graph_compute_with_ctx", integer, [pointer, pointer, integer]),
         ):
             function = getattr(self._ggml, name)
             function.restype, function.argtypes = result, arguments

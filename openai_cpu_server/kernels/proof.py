@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
+from operator import methodcaller
 
 import numpy as np
 
@@ -11,6 +13,7 @@ from openai_cpu_server.contract.model_info import Kernels, KernelState
 from openai_cpu_server.kernels.graphs import (
     PRODUCT_TYPES,
     AttentionCase,
+    Computing,
     Floats,
     Graphs,
     ProductCase,
@@ -22,8 +25,11 @@ _THREADS = (1, 2)
 _TOLERANCE = 5e-3
 """Share of a result's largest value by which it may differ: ggml rounds queries, and sums in f16."""
 
-Computation = Callable[[Graphs, int], Floats]
-"""Computes an operation with a number of threads."""
+_found: dict[Kernel, KernelState] = {}
+"""By this process, for its first model: neither ggml nor the kernels change in it."""
+
+Operation = Callable[[Graphs], AbstractContextManager[Computing]]
+"""What it stores it stores once: quantising takes far longer than computing."""
 
 
 def kernels_in_use(asked: str, ggml: ctypes.CDLL, pause: Callable[[], None] = lambda: None) -> Kernels:
@@ -39,14 +45,15 @@ def kernels_in_use(asked: str, ggml: ctypes.CDLL, pause: Callable[[], None] = la
         library.switch_off(kernel)
     if asked == "off":
         return Kernels.off("--kernels off")
-    graphs = Graphs(ggml)
-    return Kernels(
-        attention=proved(library, Kernel.ATTENTION, graphs, attention_proofs(), pause),
-        products=proved(library, Kernel.PRODUCTS, graphs, product_proofs(), pause),
-    )
+    for kernel, operations in ((Kernel.ATTENTION, attention_proofs), (Kernel.PRODUCTS, product_proofs)):
+        if kernel not in _found:
+            _found[kernel] = proved(library, kernel, Graphs(ggml), operations(), pause)
+        elif _found[kernel].is_on:
+            library.switch_on(kernel)
+    return Kernels(attention=_found[Kernel.ATTENTION], products=_found[Kernel.PRODUCTS])
 
 
-def attention_proofs() -> Iterator[Computation]:
+def attention_proofs() -> Iterator[Operation]:
     """Attentions that reach every path of the kernel: one row that threads share, many; tiles, a ragged
     end, holes, rows that see less than others."""
     random = np.random.default_rng(0)
@@ -57,10 +64,10 @@ def attention_proofs() -> Iterator[Computation]:
         sees[:, cells // 2 :] &= np.arange(rows)[:, None] % 3 == 0
         mask = np.where(sees, 0, -np.inf).astype(np.float32)
         case = AttentionCase(q=q, k=k, v=v, mask=mask, cell_type=cell_type, scale=0.125)
-        yield lambda graphs, threads, case=case: graphs.attention(case, threads=threads)  # type: ignore[misc]
+        yield methodcaller("attending", case)
 
 
-def product_proofs() -> Iterator[Computation]:
+def product_proofs() -> Iterator[Operation]:
     """Products of every type with one row of activations, and with a full group and a rest."""
     random = np.random.default_rng(0)
     for kind in PRODUCT_TYPES:
@@ -68,29 +75,30 @@ def product_proofs() -> Iterator[Computation]:
         for rows in (1, 7):
             activations = random.standard_normal((rows, 512), np.float32)
             case = ProductCase(weights=weights, activations=activations, weight_type=kind)
-            yield lambda graphs, threads, case=case: graphs.product(case, threads=threads)  # type: ignore[misc]
+            yield methodcaller("multiplying", case)
 
 
 def proved(
     library: Library,
     kernel: Kernel,
     graphs: Graphs,
-    computations: Iterator[Computation],
+    operations: Iterator[Operation],
     pause: Callable[[], None] = lambda: None,
 ) -> KernelState:
     """Leaves the kernel on if all went well, else off."""
-    for compute in computations:
+    for operation in operations:
         pause()
-        for threads in _THREADS:
-            expected = compute(graphs, threads)
-            num_done = library.num_done(kernel)
-            library.switch_on(kernel)
-            found = compute(graphs, threads)
-            library.switch_off(kernel)
-            if library.num_done(kernel) == num_done:
-                return KernelState.off("ggml's calls do not reach it in this process")
-            if not _agree(found, expected):
-                return KernelState.off("its results are not ggml's")
+        with operation(graphs) as compute:
+            for threads in _THREADS:
+                expected = compute(threads)
+                num_done = library.num_done(kernel)
+                library.switch_on(kernel)
+                found = compute(threads)
+                library.switch_off(kernel)
+                if library.num_done(kernel) == num_done:
+                    return KernelState.off("ggml's calls do not reach it in this process")
+                if not _agree(found, expected):
+                    return KernelState.off("its results are not ggml's")
     library.switch_on(kernel)
     return KernelState(instruction_set=library.instruction_set)
 

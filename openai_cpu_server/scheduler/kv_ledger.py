@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from itertools import chain
+
 
 class KVLedger:
     """Knows which slot holds which blocks of the pool, and how many slots share each block.
@@ -98,14 +101,15 @@ class KVLedger:
 
     def check(self, computed: dict[int, int]) -> None:
         """Assert that the books balance; `computed` tells how many tokens each running slot has cells for."""
-        holders = [0] * self.num_blocks
-        for blocks in self._held.values():
-            assert len(set(blocks)) == len(blocks), "a block twice in one slot"
-            for block in blocks:
-                holders[block] += 1
-        assert holders == self._num_holders
-        assert self._num_shared == sum(n > 1 for n in holders)
-        assert sorted(self._free) == [block for block, n in enumerate(holders) if n == 0]
+        assert all(len(set(blocks)) == len(blocks) for blocks in self._held.values()), (
+            "a block twice in one slot"
+        )
+        holders, free = Counter(chain.from_iterable(self._held.values())), set(self._free)
+        assert all(self._num_holders[block] == number for block, number in holders.items())
+        assert self._num_holders.count(0) == len(free) == len(self._free)
+        assert len(holders) + len(free) == self.num_blocks
+        assert holders.keys().isdisjoint(free)
+        assert self._num_shared == sum(number > 1 for number in holders.values())
         assert set(self._held) <= set(computed), f"blocks of slots not running: {self._held.keys()}"
         for slot, num_tokens in computed.items():
             assert self.num_held(slot) >= self.blocks_for(num_tokens), f"slot {slot} holds too little"

@@ -26,8 +26,8 @@ from openai_cpu_server.llama.model.kv_size import KVType
 _CONTEXT = 256
 """The cells of each sequence in the steps that are timed."""
 _ROUNDS = 7
-_WINDOW, _NUM_WINDOWS = 512, 4
-"""Tokens that are read without a view of what is before them, and how many times."""
+_WINDOW = 512
+"""Tokens that are read without a view of what is before them."""
 
 Doubles = npt.NDArray[np.float64]
 
@@ -60,16 +60,16 @@ def _timed(probe: Probe, rows: int) -> float:
     return probe.compute(dict.fromkeys(range(rows), 1))
 
 
-def quality(reference: str, model: str, kv_type: str, text: str) -> Quality:
+def quality(reference: str, model: str, kv_type: str, text: str, num_windows: str = "4") -> Quality:
     """Beside the reference with cells of floats, over a text. Raises ValueError if that is too short."""
     switch_kernels("auto")
     exact, stored = (
         _Reader(reference, KVType.F32, flash=False),
         _Reader(model, KVType.named(kv_type), flash=True),
     )
-    tokens = exact.tokens(Path(text).read_text(encoding="utf-8"))
+    tokens = exact.tokens(Path(text).read_text(encoding="utf-8"), _WINDOW * int(num_windows))
     found, losses, base = [], [], []
-    for start in range(0, _WINDOW * _NUM_WINDOWS, _WINDOW):
+    for start in range(0, len(tokens), _WINDOW):
         window = tokens[start : start + _WINDOW]
         theirs, ours = exact.logprobs(window), stored.logprobs(window)
         found.append(np.sum(np.exp(theirs) * (theirs - ours), axis=1))
@@ -104,8 +104,7 @@ class _Reader:
         self._vocab = llama_cpp.llama_model_get_vocab(self._model)
         self._num_tokens = llama_cpp.llama_vocab_n_tokens(self._vocab)
 
-    def tokens(self, text: str) -> list[int]:
-        wanted = _WINDOW * _NUM_WINDOWS
+    def tokens(self, text: str, wanted: int) -> list[int]:
         data, room = text.encode(), (llama_cpp.llama_token * len(text.encode()))()
         count = llama_cpp.llama_tokenize(self._vocab, data, len(data), room, len(room), False, False)
         if count < wanted:

@@ -154,17 +154,18 @@ class FakeEngine:
     async def _compute(self, request: GenerationRequest, generation: Generation) -> None:
         tokens, num_output, reason = list(request.tokens), 0, FinishReason.LENGTH
         key = self.named[request.adapter].adapter.key if request.adapter is not None else None
+        told = None if self.says is None else [*(byte + 2 for byte in self.says.encode()), END_TOKEN]
         while num_output < request.max_tokens and reason is FinishReason.LENGTH:
             await asyncio.sleep(0)
             await self.goes_on.wait()
             if request.id not in self._live:
                 return
-            scores = bias_scores(request)
-            known = adapted(key, tokens)
-            if self.says is not None:
-                tokens.append([*(byte + 2 for byte in self.says.encode()), END_TOKEN][num_output])
+            if told is not None:
+                tokens.append(told[num_output])
+            elif scores := bias_scores(request):
+                tokens.append(max(scores, key=scores.__getitem__))
             else:
-                tokens.append(max(scores, key=scores.__getitem__) if scores else next_token(known))
+                tokens.append(next_token(adapted(key, tokens)))
             num_output += 1
             if tokens[-1] == END_TOKEN and not request.sampling.ignore_eos:
                 reason = FinishReason.STOP

@@ -53,10 +53,16 @@ def _table(name: str, scopes: list[str]) -> str:
     return f'[keys.{name}]\nsha256 = "{hashlib.sha256(name.encode()).hexdigest()}"\nscopes = {scopes}'
 
 
-@pytest.fixture
-async def jobs(tmp_path: Path) -> AsyncIterator[Jobs]:
+@pytest.fixture(scope="module")
+async def engine() -> FakeEngine:
+    return FakeEngine()
+
+
+@pytest.fixture(scope="module")
+async def jobs(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Jobs]:
     """Nothing runs here."""
-    jobs = Jobs(open_database(str(tmp_path / "jobs.db")), JobOptions(model="fake"))
+    folder = tmp_path_factory.mktemp("jobs")
+    jobs = Jobs(open_database(str(folder / "jobs.db")), JobOptions(model="fake"))
     task = asyncio.create_task(jobs.run(_no_row))
     await asyncio.sleep(0)
     yield jobs
@@ -68,9 +74,9 @@ async def _no_row(*_: object) -> NoReturn:
     raise AssertionError("no batch has been sent")
 
 
-@pytest.fixture
-def locked(engine: FakeEngine, jobs: Jobs, tmp_path: Path) -> Starlette:
-    return locked_api(engine, KeyRing(None, key_file(tmp_path)), jobs=jobs)
+@pytest.fixture(scope="module")
+def locked(engine: FakeEngine, jobs: Jobs, tmp_path_factory: pytest.TempPathFactory) -> Starlette:
+    return locked_api(engine, KeyRing(None, key_file(tmp_path_factory.mktemp("keys"))), jobs=jobs)
 
 
 @pytest.fixture

@@ -6,7 +6,6 @@ import asyncio
 import json
 import re
 from collections.abc import AsyncIterator, Iterator
-from pathlib import Path
 from typing import Any
 
 import httpx
@@ -29,10 +28,16 @@ pytestmark = pytest.mark.anyio
 Json = dict[str, Any]
 
 
-@pytest.fixture
-async def whole(engine: FakeEngine, tmp_path: Path) -> AsyncIterator[Starlette]:
+@pytest.fixture(scope="module")
+async def engine() -> FakeEngine:
+    return FakeEngine()
+
+
+@pytest.fixture(scope="module")
+async def whole(engine: FakeEngine, tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Starlette]:
     """With every route that there can be. Nothing runs the jobs."""
-    jobs = Jobs(open_database(str(tmp_path / "jobs.db")), JobOptions(model="fake"))
+    folder = tmp_path_factory.mktemp("jobs")
+    jobs = Jobs(open_database(str(folder / "jobs.db")), JobOptions(model="fake"))
     task = asyncio.create_task(jobs.run(_no_row))
     await asyncio.sleep(0)
     yield locked_api(engine, KeyRing(), jobs=jobs)
@@ -44,7 +49,7 @@ async def _no_row(*_: object) -> Any:
     raise AssertionError("no batch has been sent")
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 async def described(whole: Starlette) -> Json:
     async with client(whole) as http:
         answer = await http.get("/openapi.json")

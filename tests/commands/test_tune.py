@@ -17,6 +17,7 @@ from openai_cpu_server.commands.tune.search import Row, factors, num_trials, sea
 from openai_cpu_server.commands.tune.workload import Failure, Goal, Part, Timings
 from openai_cpu_server.contract.messages import EngineOptions
 from openai_cpu_server.llama.measure.profile import Profile, load_profile, save_profile
+from tests import warm
 from tests.tiny_model import tiny_model_path
 
 pytestmark = pytest.mark.thorough
@@ -207,7 +208,7 @@ def test_a_wrong_model_is_one_line(tmp_path: Path, content: bytes | None, line: 
     path = tmp_path / "m.gguf"
     if content is not None:
         path.write_bytes(content)
-    done = command(path, "--cache-dir", tmp_path / "cache")
+    done = warm.run("tune", str(path), "--cache-dir", str(tmp_path / "cache"))
     assert (done.returncode, done.stdout) == (2, "")
     assert line in done.stderr
     assert len(done.stderr.splitlines()) == 1

@@ -3,10 +3,26 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 from pathlib import Path
 
 from openai_cpu_server.kernels.build import LIBRARY
+from openai_cpu_server.kernels.library import Kernel
 
-VARIABLE = "KERNELS_UNDER_TEST"
+ROOT = Path(__file__).parents[2]
+_VARIABLE = "KERNELS_UNDER_TEST"
 """This environment variable names another library than the one that is installed."""
-KERNELS = Path(os.environ.get(VARIABLE, LIBRARY))
+KERNELS = Path(os.environ.get(_VARIABLE, LIBRARY))
+
+
+def failures_with(library: Path) -> str:
+    """Runs the tests of all kernels with another library, in a process of its own. "": they pass.
+
+    Random shapes are left out, for they are many.
+    """
+    tests = [str(Path(__file__).with_name(f"test_{kernel.name.lower()}.py")) for kernel in Kernel]
+    command = [sys.executable, "-m", "pytest", "-q", "-k", "not random_shapes", *tests]
+    environment = {**os.environ, _VARIABLE: str(library)}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, cwd=ROOT, check=False)
+    return done.stdout + done.stderr if done.returncode else ""

@@ -3,24 +3,21 @@
 from __future__ import annotations
 
 import ctypes
-import os
 import shutil
-import subprocess
-import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 
 from openai_cpu_server.contract.messages import EngineOptions
 from openai_cpu_server.kernels.build import LEVELS, BuildFailed, build, cpu_flags
-from openai_cpu_server.kernels.graphs import Floats, Graphs
+from openai_cpu_server.kernels.graphs import Computing, Floats, Graphs
 from openai_cpu_server.kernels.library import GGML_OF, Kernel, Library, obstacle
 from openai_cpu_server.kernels.proof import attention_proofs, proved
 from openai_cpu_server.llama.backend import LlamaBackend
-from tests.kernels.library import KERNELS, VARIABLE
+from tests.kernels.library import KERNELS, ROOT, failures_with
 from tests.tiny_model import tiny_model_path
-
-ROOT = Path(__file__).parents[2]
 
 
 def test_it_is_made_for_the_llama_cpp_that_is_required() -> None:
@@ -52,13 +49,8 @@ def test_it_compiles_for_older_cpus_and_is_right_there_too(library: Library, tmp
         pytest.skip("this machine has no more: every test of kernels runs with AVX2")
     library = tmp_path / "avx2.so"
     build(target=library, cpu=LEVELS["x86_64"]["avx2"])
-    tests = [str(Path(__file__).with_name(f"test_{kernel.name.lower()}.py")) for kernel in Kernel]
-    command, environment = (
-        [sys.executable, "-m", "pytest", "-q", "-k", "not random_shapes", *tests],
-        {**os.environ, VARIABLE: str(library)},
-    )
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, cwd=ROOT, check=False)
-    assert done.returncode == 0, done.stdout
+    failures = failures_with(library)
+    assert not failures, failures
 
 
 def test_a_kernel_that_shows_ggmls_results_is_on(library: Library, graphs: Graphs) -> None:
@@ -70,10 +62,15 @@ def test_a_kernel_with_other_results_is_off(library: Library, graphs: Graphs) ->
     """What is compared differs a little each time, as if the kernel did."""
     factor = 1.0
 
-    def grows(graphs: Graphs, threads: int) -> Floats:
-        nonlocal factor
-        factor *= 1.02
-        return factor * next(attention_proofs())(graphs, threads)
+    @contextmanager
+    def grows(graphs: Graphs) -> Iterator[Computing]:
+        def compute_more(threads: int) -> Floats:
+            nonlocal factor
+            factor *= 1.02
+            return factor * compute(threads)
+
+        with next(attention_proofs())(graphs) as compute:
+            yield compute_more
 
     state = proved(library, Kernel.ATTENTION, graphs, iter([grows]))
     assert (state.is_on, state.why_off) == (False, "its results are not ggml's")
@@ -98,5 +95,6 @@ def test_an_engine_says_what_it_computes_with(library: Library) -> None:
 def reaches(library: Library, graphs: Graphs) -> bool:
     """Whether an attention is computed by the kernel."""
     before = library.num_done(Kernel.ATTENTION)
-    next(attention_proofs())(graphs, 1)
+    with next(attention_proofs())(graphs) as compute:
+        compute(1)
     return library.num_done(Kernel.ATTENTION) > before

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from pathlib import Path
 
 import pytest
@@ -36,10 +37,12 @@ FAMILIES = {
 }
 
 
+@functools.cache
 def template(name: str) -> ChatTemplate:
     return ChatTemplate((FOLDER / f"{name}.jinja").read_text(), bos_text="<s>", eos_text="</s>")
 
 
+@functools.cache
 def reasoning(name: str) -> TemplateReasoning:
     found = template_reasoning(template(name))
     assert found is not None

@@ -110,7 +110,7 @@ def share_of_batch(steps: list[Spans], predicted_ms: list[float]) -> float:
     return batch_ms / sum(predicted_ms)
 
 
-@settings(deadline=None, max_examples=30)
+@settings(deadline=None, max_examples=15)
 @given(
     slots=st.integers(2, 12),
     floor=st.sampled_from([0.05, 0.1]),

@@ -35,7 +35,7 @@ HOSTILE = {
     "many classes": "root ::= x root?\nx ::= "
     + " | ".join(f"[{chr(i)}-{chr(i + 50)}]+" for i in range(200, 1_200)),
     "many words": "root ::= x root?\nx ::= " + " | ".join(f'"w{i}"' for i in range(6_000)),
-    "very many words": "root ::= x root?\nx ::= " + " | ".join(f'"w{i}"' for i in range(40_000)),
+    "very many words": "root ::= x root?\nx ::= " + " | ".join(f'"w{i}"' for i in range(20_000)),
     "too many symbols": "root ::= " + "." * 200_000,
     "conflicting words": "root ::= x root?\nx ::= " + " | ".join(f'"{"ab" * i}"' for i in range(1, 200)),
     "everything follows everything": "\n".join(
@@ -106,7 +106,7 @@ def test_every_stage_counts_its_steps(monkeypatch):
     spent = []
     monkeypatch.setattr(to_lark, "Work", lambda: spent.append(Work()) or spent[-1])
     lark = gbnf_to_lark(grammar)
-    for allowed in range(spent[0].spent):
+    for allowed in range(0, spent[0].spent, 3):
         monkeypatch.setattr(to_lark, "Work", lambda allowed=allowed: Work(allowed))
         with pytest.raises(InvalidGrammar, match=f"more than {allowed} steps"):
             gbnf_to_lark(grammar)

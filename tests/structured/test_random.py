@@ -20,7 +20,7 @@ from tests.structured.random_schemas import schemas, values
 
 pytestmark = pytest.mark.thorough
 
-QUICK = settings(max_examples=150, deadline=None, suppress_health_check=list(HealthCheck), derandomize=True)
+QUICK = settings(max_examples=100, deadline=None, suppress_health_check=list(HealthCheck), derandomize=True)
 FORMATS = jsonschema.FormatChecker(["date", "ipv4", "uuid"])
 
 

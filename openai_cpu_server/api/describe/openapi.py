@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+import functools
 import inspect
 import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from functools import cached_property
 
 import msgspec
 from pydantic.json_schema import models_json_schema
@@ -38,11 +38,8 @@ class OpenApiRoute:
         self._lenient = lenient
 
     async def document(self, request: Request) -> Response:
-        return Response(self._document, media_type="application/json")
-
-    @cached_property
-    def _document(self) -> bytes:
-        return json.dumps(document(list(operation_names(self._routes)), lenient=self._lenient)).encode()
+        text = _document(tuple(operation_names(self._routes)), self._lenient)
+        return Response(text, media_type="application/json")
 
 
 def operation_names(routes: Sequence[BaseRoute]) -> Iterator[str]:
@@ -52,6 +49,11 @@ def operation_names(routes: Sequence[BaseRoute]) -> Iterator[str]:
         methods = (route.methods or set()) - {"HEAD"} if isinstance(route, Route) else {"WEBSOCKET"}
         path = re.sub(r":\w+}", "}", route.path)
         yield from (f"{method} {path}" for method in sorted(methods))
+
+
+@functools.cache
+def _document(names: tuple[str, ...], lenient: bool) -> bytes:
+    return json.dumps(document(names, lenient=lenient)).encode()
 
 
 def document(names: Sequence[str], *, lenient: bool) -> JsonSchema:

@@ -58,9 +58,15 @@ constexpr int VECTORS = 2;
 #endif
 constexpr int GROUP = simd::REGISTERS * 3 / 8 / VECTORS;
 
+// Where a dot product is more than one instruction, the first of them gives sums of two products in 16 bits. Such
+// pairs can be added up as long as they fit; then `dot_pairs` multiplies both of each lane by factors and adds them.
+typedef int16_t pairs __attribute__((vector_size(4 * LANES)));
+pairs multiply_pairs(ints weights, ints activations);
+ints dot_pairs(pairs x, pairs factors);
+
 #if defined(INSTRUCTION_SET_512) && defined(__AVX512VNNI__)
 
-constexpr bool HAS_DOT = true;
+constexpr bool HAS_DOT = true, HAS_PAIRS = false;
 constexpr int BYTE_BIAS = 128;
 
 inline ints dot(ints sum, ints weights, ints activations) {
@@ -71,12 +77,17 @@ inline ints dot_bytes(ints sum, ints weights, ints activations) { return dot(sum
 
 #elif defined(INSTRUCTION_SET_512)
 
-constexpr bool HAS_DOT = true;
+constexpr bool HAS_DOT = true, HAS_PAIRS = true;
 constexpr int BYTE_BIAS = 0;
 
+inline pairs multiply_pairs(ints weights, ints activations) {
+    return (pairs)_mm512_maddubs_epi16((__m512i)weights, (__m512i)activations);
+}
+
+inline ints dot_pairs(pairs x, pairs factors) { return (ints)_mm512_madd_epi16((__m512i)x, (__m512i)factors); }
+
 inline ints dot(ints sum, ints weights, ints activations) {
-    const __m512i pairs = _mm512_maddubs_epi16((__m512i)weights, (__m512i)activations);
-    return sum + (ints)_mm512_madd_epi16(pairs, _mm512_set1_epi16(1));
+    return sum + dot_pairs(multiply_pairs(weights, activations), pairs{} + 1);
 }
 
 inline ints dot_bytes(ints sum, ints weights, ints activations) {
@@ -87,7 +98,7 @@ inline ints dot_bytes(ints sum, ints weights, ints activations) {
 
 #elif defined(INSTRUCTION_SET_256) && defined(__AVXVNNI__)
 
-constexpr bool HAS_DOT = true;
+constexpr bool HAS_DOT = true, HAS_PAIRS = false;
 constexpr int BYTE_BIAS = 128;
 
 inline ints dot(ints sum, ints weights, ints activations) {
@@ -98,12 +109,17 @@ inline ints dot_bytes(ints sum, ints weights, ints activations) { return dot(sum
 
 #elif defined(INSTRUCTION_SET_256)
 
-constexpr bool HAS_DOT = true;
+constexpr bool HAS_DOT = true, HAS_PAIRS = true;
 constexpr int BYTE_BIAS = 0;
 
+inline pairs multiply_pairs(ints weights, ints activations) {
+    return (pairs)_mm256_maddubs_epi16((__m256i)weights, (__m256i)activations);
+}
+
+inline ints dot_pairs(pairs x, pairs factors) { return (ints)_mm256_madd_epi16((__m256i)x, (__m256i)factors); }
+
 inline ints dot(ints sum, ints weights, ints activations) {
-    const __m256i pairs = _mm256_maddubs_epi16((__m256i)weights, (__m256i)activations);
-    return sum + (ints)_mm256_madd_epi16(pairs, _mm256_set1_epi16(1));
+    return sum + dot_pairs(multiply_pairs(weights, activations), pairs{} + 1);
 }
 
 inline ints dot_bytes(ints sum, ints weights, ints activations) {
@@ -113,7 +129,7 @@ inline ints dot_bytes(ints sum, ints weights, ints activations) {
 
 #elif defined(INSTRUCTION_SET_NEON) && defined(__ARM_FEATURE_DOTPROD)
 
-constexpr bool HAS_DOT = true;
+constexpr bool HAS_DOT = true, HAS_PAIRS = false;
 constexpr int BYTE_BIAS = 0;
 
 inline ints dot(ints sum, ints weights, ints activations) {
@@ -124,7 +140,7 @@ inline ints dot_bytes(ints sum, ints weights, ints activations) { return dot(sum
 
 #else
 
-constexpr bool HAS_DOT = false;
+constexpr bool HAS_DOT = false, HAS_PAIRS = false;
 constexpr int BYTE_BIAS = 0;
 
 inline ints dot(ints sum, ints weights, ints activations) {

@@ -223,10 +223,18 @@ void multiply_one_row(PackedRows rows, int64_t depth, bool is_first, const Activ
     Dots<Format> dots;
     const int num_blocks = multiply_packed<Format>(rows, depth, *row, panel, dots);
     Registers<floats, 1> totals{};
-    for (int block = 0; block < num_blocks; block++) {
-        Registers<ints, 1> of_block;
-        for (int vector = 0; vector < VECTORS; vector++) of_block[0][vector] = dots[block][vector];
-        add_block<Format, 1>(panel, row, block, of_block, totals);
+    if constexpr (Format::HAS_INTEGER_SCALES) {
+        Registers<ints, 1> scaled{};
+        for (int block = 0; block < num_blocks; block++)
+            for (int vector = 0; vector < VECTORS; vector++)
+                scaled[0][vector] += dots[block][vector] * ((ints)panel.scales[block][vector] >> 16);
+        total_of_blocks<Format, 1>(panel, row, scaled, totals);
+    } else {
+        for (int block = 0; block < num_blocks; block++) {
+            Registers<ints, 1> of_block;
+            for (int vector = 0; vector < VECTORS; vector++) of_block[0][vector] = dots[block][vector];
+            add_block<Format, 1>(panel, row, block, of_block, totals);
+        }
     }
     add_totals<Format, 1>(totals, row, is_first, sums);
 }

@@ -24,6 +24,17 @@ struct Panel {
     Numbers offsets[NUM_BLOCKS];
 };
 
+// As Panel, where a whole row of a panel has one unit: scales and offsets stay integers, and so do sums over blocks.
+// A weight is unit * scale * byte + offset_unit * offset.
+template <int BLOCK>
+struct IntegerPanel {
+    static constexpr int NUM_BLOCKS = PANEL_DEPTH / BLOCK;
+    Column columns[PANEL_DEPTH / 4];
+    pairs scales[NUM_BLOCKS][VECTORS];       // each twice
+    pairs offsets[NUM_BLOCKS / 2][VECTORS];  // of two blocks
+    Numbers unit, offset_unit;
+};
+
 // Brings the weights that are needed next into the cache, a little at each step: the memory drops requests that come
 // in a heap. (Measured, one thread, Q4_K, one row: 27 GB/s; with a heap for each panel 14; left to the hardware 8.)
 class Prefetch {

@@ -40,8 +40,10 @@ inline void store(float* to, floats x) { std::memcpy(to, &x, sizeof x); }
 
 inline floats splat(float x) { return x - floats{}; }
 
-// The same, of which the compiler does not know that it was loaded: else it loads it once more wherever it is used.
-inline floats in_register(floats x) {
+// The same, of which the compiler does not know how it was computed: else it loads it once more wherever it is used,
+// or puts off a sum until all summands are there, and those into memory.
+template <class Vector>
+inline Vector in_register(Vector x) {
 #if defined(INSTRUCTION_SET_512)
     asm("" : "+v"(x));
 #elif defined(INSTRUCTION_SET_256)

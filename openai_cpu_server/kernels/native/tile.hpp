@@ -17,30 +17,76 @@ using Registers = Vector[WIDTH][VECTORS];
 
 template <class Format>
 ints dot_as(ints sum, ints weights, ints activations) {
-    if constexpr (Format::HAS_WHOLE_BYTES) return dot_bytes(sum, weights, activations);
+    if constexpr (Format::WEIGHT_BITS == 8) return dot_bytes(sum, weights, activations);
     else return dot(sum, weights, activations);
 }
 
-// The integer products of one block, less the bias.
+// How many columns' pairs of products can be summed before 16 bits are too few; 1 where there are no pairs.
+template <class Format>
+constexpr int COLUMNS_AT_ONCE = HAS_PAIRS ? std::max(1, 32767 / (2 * 128 * ((1 << Format::WEIGHT_BITS) - 1))) : 1;
+
+// The factors of a block's pairs: its scales, where they are integers.
+template <class Format>
+pairs factors_of(const typename Format::Panel& panel, int block, int vector) {
+    if constexpr (Format::HAS_INTEGER_SCALES) return panel.scales[block][vector];
+    else return pairs{} + 1;
+}
+
+// Adds the products of COLUMNS_AT_ONCE columns of a block, the first of them `column`.
+template <class Format, int WIDTH>
+inline __attribute__((always_inline)) void multiply_columns(const typename Format::Panel& panel,
+                                                            const Activations<Format>* rows, int block, int column,
+                                                            Registers<ints, WIDTH>& dots) {
+    const Column* columns = panel.columns + block * (Format::BLOCK / 4) + column;
+    const int start = block * Format::BLOCK + 4 * column;
+    if constexpr (COLUMNS_AT_ONCE<Format> == 1) {
+        for (int row = 0; row < WIDTH; row++) {
+            const ints word = splat_word(rows[row].bytes + start);
+            for (int vector = 0; vector < VECTORS; vector++)
+                dots[row][vector] = dot_as<Format>(dots[row][vector], columns[0][vector], word);
+        }
+    } else {
+        Registers<pairs, WIDTH> sums{};
+#pragma GCC unroll 8
+        for (int column = 0; column < COLUMNS_AT_ONCE<Format>; column++) {
+            Column weights;
+            for (int vector = 0; vector < VECTORS; vector++)
+                weights[vector] = simd::in_register(columns[column][vector]);
+            for (int row = 0; row < WIDTH; row++) {
+                const ints word = splat_word(rows[row].bytes + start + 4 * column);
+                for (int vector = 0; vector < VECTORS; vector++)
+                    sums[row][vector] =
+                        simd::in_register(sums[row][vector] + multiply_pairs(weights[vector], word));
+            }
+        }
+        for (int vector = 0; vector < VECTORS; vector++) {
+            const pairs factors = simd::in_register(factors_of<Format>(panel, block, vector));
+            for (int row = 0; row < WIDTH; row++)
+                dots[row][vector] = simd::in_register(dots[row][vector] + dot_pairs(sums[row][vector], factors));
+        }
+    }
+}
+
+// Adds the products of one block.
 template <class Format, int WIDTH>
 inline __attribute__((always_inline)) void multiply_block(const typename Format::Panel& panel,
                                                           const Activations<Format>* rows, int block,
                                                           Registers<ints, WIDTH>& dots) {
-    constexpr int NUM_COLUMNS = Format::BLOCK / 4;
-    const Column* columns = panel.columns + block * NUM_COLUMNS;
+    constexpr int NUM_COLUMNS = Format::BLOCK / 4, AT_ONCE = COLUMNS_AT_ONCE<Format>;
+    static_assert(NUM_COLUMNS % AT_ONCE == 0);
+#pragma GCC unroll 8
+    for (int column = 0; column < NUM_COLUMNS; column += AT_ONCE)
+        multiply_columns<Format, WIDTH>(panel, rows, block, column, dots);
+}
+
+// What the products of one block begin with: the bias.
+template <class Format, int WIDTH>
+inline __attribute__((always_inline)) void begin_block(const Activations<Format>* rows, int block,
+                                                       Registers<ints, WIDTH>& dots) {
     for (int row = 0; row < WIDTH; row++)
         for (ints& sum : dots[row])
             if constexpr (Format::BIAS != 0) sum = splat(rows[row].sums[block]);
             else sum = ints{};
-#pragma GCC unroll 8
-    for (int column = 0; column < NUM_COLUMNS; column++) {
-        const Column& weights = columns[column];
-        for (int row = 0; row < WIDTH; row++) {
-            const ints word = splat_word(rows[row].bytes + block * Format::BLOCK + 4 * column);
-            for (int vector = 0; vector < VECTORS; vector++)
-                dots[row][vector] = dot_as<Format>(dots[row][vector], weights[vector], word);
-        }
-    }
 }
 
 // Scales the products of one block and adds the offsets.
@@ -76,6 +122,27 @@ inline __attribute__((always_inline)) void add_totals(const Registers<floats, WI
         }
 }
 
+// Of a panel with integer scales: turns the sums over all its blocks into totals, offsets added.
+template <class Format, int WIDTH>
+inline __attribute__((always_inline)) void total_of_blocks(const typename Format::Panel& panel,
+                                                           const Activations<Format>* rows,
+                                                           const Registers<ints, WIDTH>& dots,
+                                                           Registers<floats, WIDTH>& totals) {
+    Registers<ints, WIDTH> offsets{};
+#pragma GCC unroll 8
+    for (int two = 0; two < Format::Panel::NUM_BLOCKS / 2; two++)
+        for (int row = 0; row < WIDTH; row++) {
+            const pairs sums = (pairs)splat_word(reinterpret_cast<const int8_t*>(rows[row].sums + 2 * two));
+            for (int vector = 0; vector < VECTORS; vector++)
+                offsets[row][vector] =
+                    simd::in_register(offsets[row][vector] + dot_pairs(sums, panel.offsets[two][vector]));
+        }
+    for (int row = 0; row < WIDTH; row++)
+        for (int vector = 0; vector < VECTORS; vector++)
+            totals[row][vector] = simd::multiply_add(to_floats(dots[row][vector]), panel.unit[vector],
+                                                     to_floats(offsets[row][vector]) * panel.offset_unit[vector]);
+}
+
 // A panel of weights with as many blocks as it has, and whether products are added to what the sums hold.
 template <class Format>
 struct UnpackedPanel {
@@ -88,11 +155,21 @@ struct UnpackedPanel {
 template <class Format, int WIDTH>
 __attribute__((noinline)) void multiply_group(const UnpackedPanel<Format>& panel, const Activations<Format>* rows,
                                               float (*sums)[ROWS]) {
-    Registers<floats, WIDTH> totals{};
-    for (int block = 0; block < panel.num_blocks; block++) {
-        Registers<ints, WIDTH> dots;
-        multiply_block<Format, WIDTH>(panel.weights, rows, block, dots);
-        add_block<Format, WIDTH>(panel.weights, rows, block, dots, totals);
+    Registers<floats, WIDTH> totals;
+    if constexpr (Format::HAS_INTEGER_SCALES) {
+        Registers<ints, WIDTH> dots{};
+        for (int block = 0; block < panel.num_blocks; block++)
+            multiply_block<Format, WIDTH>(panel.weights, rows, block, dots);
+        total_of_blocks<Format, WIDTH>(panel.weights, rows, dots, totals);
+    } else {
+        for (auto& row : totals)
+            for (floats& total : row) total = floats{};
+        for (int block = 0; block < panel.num_blocks; block++) {
+            Registers<ints, WIDTH> dots;
+            begin_block<Format, WIDTH>(rows, block, dots);
+            multiply_block<Format, WIDTH>(panel.weights, rows, block, dots);
+            add_block<Format, WIDTH>(panel.weights, rows, block, dots, totals);
+        }
     }
     add_totals<Format, WIDTH>(totals, rows, panel.is_first, sums);
 }

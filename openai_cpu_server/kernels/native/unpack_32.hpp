@@ -1,6 +1,6 @@
 // Formats in blocks of 32 weights: Q4_0, Q4_1, Q5_0, Q5_1, Q8_0.
 // A format says how large its blocks are (BLOCK weights, BLOCK_BYTES bytes), for how many columns an activation keeps
-// one scale (UNIT), what is subtracted from its bytes (BIAS), and how panels are unpacked.
+// one scale (UNIT), what is subtracted from its bytes (BIAS), how many of their bits are used, and how panels are unpacked.
 #pragma once
 
 #include "panel.hpp"
@@ -11,7 +11,7 @@ struct BlocksOf32 {
     static constexpr int BLOCK = 32;
     static constexpr int UNIT = 32;
     static constexpr int COLUMNS = BLOCK / 4;
-    static constexpr bool HAS_WHOLE_BYTES = false;
+    static constexpr bool HAS_INTEGER_SCALES = false;
     using Panel = products::Panel<BLOCK>;
 };
 
@@ -41,7 +41,7 @@ inline void add_fifth_bits(const Column& bits, Column* columns) {
 }
 
 struct Q4_0 : BlocksOf32 {
-    static constexpr int BLOCK_BYTES = 18, BIAS = 8;
+    static constexpr int BLOCK_BYTES = 18, BIAS = 8, WEIGHT_BITS = 4;
     static constexpr bool HAS_OFFSETS = false;
 
     static void unpack_head(PackedRows rows, int block, Panel& panel) {
@@ -56,7 +56,7 @@ struct Q4_0 : BlocksOf32 {
 };
 
 struct Q4_1 : BlocksOf32 {
-    static constexpr int BLOCK_BYTES = 20, BIAS = 0;
+    static constexpr int BLOCK_BYTES = 20, BIAS = 0, WEIGHT_BITS = 4;
     static constexpr bool HAS_OFFSETS = true;
 
     static void unpack_head(PackedRows rows, int block, Panel& panel) {
@@ -75,7 +75,7 @@ struct Q4_1 : BlocksOf32 {
 };
 
 struct Q5_0 : BlocksOf32 {
-    static constexpr int BLOCK_BYTES = 22, BIAS = 16;
+    static constexpr int BLOCK_BYTES = 22, BIAS = 16, WEIGHT_BITS = 5;
     static constexpr bool HAS_OFFSETS = false;
 
     static void unpack_head(PackedRows rows, int block, Panel& panel) {
@@ -95,7 +95,7 @@ struct Q5_0 : BlocksOf32 {
 };
 
 struct Q5_1 : BlocksOf32 {
-    static constexpr int BLOCK_BYTES = 24, BIAS = 0;
+    static constexpr int BLOCK_BYTES = 24, BIAS = 0, WEIGHT_BITS = 5;
     static constexpr bool HAS_OFFSETS = true;
 
     static void unpack_head(PackedRows rows, int block, Panel& panel) {
@@ -115,8 +115,8 @@ struct Q5_1 : BlocksOf32 {
 };
 
 struct Q8_0 : BlocksOf32 {
-    static constexpr int BLOCK_BYTES = 34, BIAS = BYTE_BIAS;
-    static constexpr bool HAS_OFFSETS = false, HAS_WHOLE_BYTES = true;
+    static constexpr int BLOCK_BYTES = 34, BIAS = BYTE_BIAS, WEIGHT_BITS = 8;
+    static constexpr bool HAS_OFFSETS = false;
 
     static void unpack_head(PackedRows rows, int block, Panel& panel) {
         BlockHead{rows}.unpack_scale(panel.scales[block]);

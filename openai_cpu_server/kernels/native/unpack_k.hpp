@@ -23,42 +23,66 @@ inline void add_high_bits(const Column* bits, int shift, int mask, Column* colum
             columns[word][vector] |= ((bits[word][vector] >> shift) & mask) << 4;
 }
 
+// Where pairs are added up, their scales are factors that cost nothing.
+struct Superblocks {
+    static constexpr int UNIT = 256;
+    static constexpr bool HAS_INTEGER_SCALES = HAS_PAIRS;
+    template <int BLOCK>
+    using PanelOf = std::conditional_t<HAS_INTEGER_SCALES, IntegerPanel<BLOCK>, products::Panel<BLOCK>>;
+};
+
+// Two numbers of 16 bits in each lane.
+inline pairs pair_of(ints low, ints high) { return (pairs)((low & 0xffff) | (high << 16)); }
+
 // The head of a superblock of Q4_K and Q5_K: two units in half precision, then 8 scales and 8 offsets of 6 bits.
 struct SuperblockHead {
     static constexpr int BYTES = 16;
 
-    static void unpack(PackedRows rows, Panel<32>& panel) {
+    template <class Panel>
+    static void unpack(PackedRows rows, Panel& panel) {
         Column head[4];
         read_words(rows, head);
         for (int vector = 0; vector < VECTORS; vector++) {
             const ints units = head[0][vector], rest = head[3][vector];
-            unpack_six_bits(head[1][vector], rest, low_halves(units), vector, panel.scales);
-            unpack_six_bits(head[2][vector], rest >> 4, -high_halves(units), vector, panel.offsets);
+            const SixBits scales{head[1][vector], rest}, offsets{head[2][vector], rest >> 4};
+            put(scales, offsets, low_halves(units), -high_halves(units), vector, panel);
         }
     }
 
 private:
-    // The first four have their six bits in `bytes`; the others their low four in `rest`, their high two in `bytes`.
-    static void unpack_six_bits(ints bytes, ints rest, floats unit, int vector, Numbers* numbers) {
-        unpack_bytes(bytes & 0x3f3f3f3f, unit, vector, numbers);
-        unpack_bytes((rest & 0x0f0f0f0f) | ((bytes >> 2) & 0x30303030), unit, vector, numbers + 4);
+    // Eight numbers of each row. The first four have their six bits in `bytes`; the others their low four in `rest`,
+    // their high two in `bytes`.
+    struct SixBits {
+        ints first, second;
+
+        SixBits(ints bytes, ints rest)
+            : first{bytes & 0x3f3f3f3f}, second{(rest & 0x0f0f0f0f) | ((bytes >> 2) & 0x30303030)} {}
+        ints operator[](int block) const { return ((block < 4 ? first : second) >> (8 * (block % 4))) & 255; }
+    };
+
+    static void put(const SixBits& scales, const SixBits& offsets, floats unit, floats offset_unit, int vector,
+                    Panel<32>& panel) {
+        for (int block = 0; block < 8; block++) {
+            panel.scales[block][vector] = unit * to_floats(scales[block]);
+            panel.offsets[block][vector] = offset_unit * to_floats(offsets[block]);
+        }
     }
 
-    static void unpack_bytes(ints bytes, floats unit, int vector, Numbers* numbers) {
-        for (int block = 0; block < 4; block++)
-            numbers[block][vector] = unit * to_floats((bytes >> (8 * block)) & 255);
+    static void put(const SixBits& scales, const SixBits& offsets, floats unit, floats offset_unit, int vector,
+                    IntegerPanel<32>& panel) {
+        panel.unit[vector] = unit;
+        panel.offset_unit[vector] = offset_unit;
+        for (int block = 0; block < 8; block++)
+            panel.scales[block][vector] = pair_of(scales[block], scales[block]);
+        for (int block = 0; block < 8; block += 2)
+            panel.offsets[block / 2][vector] = pair_of(offsets[block], offsets[block + 1]);
     }
-};
-
-struct Superblocks {
-    static constexpr int UNIT = 256;
-    static constexpr bool HAS_WHOLE_BYTES = false;
 };
 
 struct Q4_K : Superblocks {
-    static constexpr int BLOCK = 32, BLOCK_BYTES = 144, BIAS = 0;
+    static constexpr int BLOCK = 32, BLOCK_BYTES = 144, BIAS = 0, WEIGHT_BITS = 4;
     static constexpr bool HAS_OFFSETS = true;
-    using Panel = products::Panel<BLOCK>;
+    using Panel = PanelOf<BLOCK>;
 
     static void unpack_head(PackedRows rows, Panel& panel) { SuperblockHead::unpack(rows, panel); }
 
@@ -73,9 +97,9 @@ struct Q4_K : Superblocks {
 
 // As Q4_K, with a fifth bit for each weight in 32 bytes before the nibbles: bit b of each belongs to block b.
 struct Q5_K : Superblocks {
-    static constexpr int BLOCK = 32, BLOCK_BYTES = 176, BIAS = 0;
+    static constexpr int BLOCK = 32, BLOCK_BYTES = 176, BIAS = 0, WEIGHT_BITS = 5;
     static constexpr bool HAS_OFFSETS = true;
-    using Panel = products::Panel<BLOCK>;
+    using Panel = PanelOf<BLOCK>;
 
     static void unpack_head(PackedRows rows, Panel& panel) { SuperblockHead::unpack(rows, panel); }
 
@@ -94,19 +118,20 @@ struct Q5_K : Superblocks {
 
 // 128 bytes of nibbles, 64 of high pairs of bits, 16 signed scales, and their unit in half precision.
 struct Q6_K : Superblocks {
-    static constexpr int BLOCK = 16, BLOCK_BYTES = 210, BIAS = 32;
+    static constexpr int BLOCK = 16, BLOCK_BYTES = 210, BIAS = HAS_PAIRS ? 0 : 32, WEIGHT_BITS = 6;
     static constexpr bool HAS_OFFSETS = false;
-    using Panel = products::Panel<BLOCK>;
+    using Panel = PanelOf<BLOCK>;
 
     static void unpack_head(PackedRows rows, Panel& panel) {
         Column bytes[4], ending[4];
         read_words(rows.from(192), bytes);
         read_words(rows.from(194), ending);
-        for (int block = 0; block < Panel::NUM_BLOCKS; block++)
-            for (int vector = 0; vector < VECTORS; vector++) {
-                const ints to_the_top = bytes[block / 4][vector] << (24 - 8 * (block % 4));
-                panel.scales[block][vector] = high_halves(ending[3][vector]) * to_floats(to_the_top >> 24);
-            }
+        for (int vector = 0; vector < VECTORS; vector++) {
+            ints scales[Panel::NUM_BLOCKS];
+            for (int block = 0; block < Panel::NUM_BLOCKS; block++)
+                scales[block] = (bytes[block / 4][vector] << (24 - 8 * (block % 4))) >> 24;
+            put(scales, high_halves(ending[3][vector]), vector, panel);
+        }
     }
 
     static void unpack(PackedRows rows, Panel& panel) {
@@ -116,6 +141,21 @@ struct Q6_K : Superblocks {
     }
 
 private:
+    static void put(const ints* scales, floats unit, int vector, products::Panel<BLOCK>& panel) {
+        for (int block = 0; block < Panel::NUM_BLOCKS; block++)
+            panel.scales[block][vector] = unit * to_floats(scales[block]);
+    }
+
+    // The bias is an offset of -32 times the scale.
+    static void put(const ints* scales, floats unit, int vector, IntegerPanel<BLOCK>& panel) {
+        panel.unit[vector] = unit;
+        panel.offset_unit[vector] = unit * -32.0F;
+        for (int block = 0; block < Panel::NUM_BLOCKS; block++)
+            panel.scales[block][vector] = pair_of(scales[block], scales[block]);
+        for (int block = 0; block < Panel::NUM_BLOCKS; block += 2)
+            panel.offsets[block / 2][vector] = pair_of(scales[block], scales[block + 1]);
+    }
+
     static void unpack_half(PackedRows nibbles, PackedRows pairs, Column* columns) {
         Column bits[8];
         read_32_bytes(pairs, bits);
