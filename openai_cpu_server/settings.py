@@ -375,6 +375,12 @@ def foreign_settings() -> Mapping[str, str]:
     return os.environ
 
 
+def tell_others(settings: Mapping[str, str]) -> None:
+    """Lets processes of this one inherit settings of other programs, where a user has not said otherwise."""
+    for name, value in settings.items():
+        os.environ.setdefault(name, value)
+
+
 def user_cache_dir() -> Path:
     base = os.environ.get("XDG_CACHE_HOME")
     return (Path(base) if base else Path.home() / ".cache") / "openai-cpu-server"
@@ -401,8 +407,7 @@ def tune_engines() -> None:
     """
     if "OMP_WAIT_POLICY" not in os.environ:
         os.environ.setdefault("GOMP_SPINCOUNT", "10000")
-    for name, value in HUGE_PAGES.items():
-        os.environ.setdefault(name, value)
+    tell_others(HUGE_PAGES)
 
 
 def read_settings(arguments: Sequence[str]) -> Settings:

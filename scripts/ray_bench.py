@@ -1,12 +1,14 @@
 #!/usr/bin/env python3
 """What Ray Serve and the choice of replicas cost: two engine replicas of one core against plain servers.
 
-    .venv/bin/python scripts/ray_bench.py [--model smollm2] [--only plain one pair ray]
+    .venv/bin/python scripts/ray_bench.py [--model smollm2] [--only plain one pair ray first]
 
-Throughput of whole answers, time to the first token of single streams, and CPU time a token by process.
+Throughput of whole answers, time to the first token of single streams, and CPU time by process: what runs all
+the time, in each second without requests, and what each token of streams takes beside that.
 plain: one server whose engine has two cores. one: the same with one core, which is what a first token of a
 replica can be. pair: two such servers with half of the clients each, which is what two replicas can be at
-best. ray: two replicas. It wants the machine for itself.
+best. ray: two replicas. first: first tokens only, asked of one and of ray in turns. It wants the machine for
+itself.
 """
 
 from __future__ import annotations
@@ -20,8 +22,8 @@ import os
 import statistics
 import tempfile
 import time
-from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -31,11 +33,21 @@ import psutil
 from chaos_parts.ray_server import RayServer
 from chaos_parts.server import Server
 
-_STREAMS, _FIRST_TOKENS, _IDLE_S = 8, 24, 5.0
+_STREAMS, _FIRST_TOKENS, _IDLE_S = 8, 24, 10.0
 _OPTIONS = ("--jobs-db", "none")
-_PARTS = ("engine", "replica", "api", "ray")
-_TITLES = {"openai_cpu_server.engine.process": "engine", ":engine-": "replica", ":api": "api"}
-"""What is found in the command line of a process, and the part that it belongs to."""
+_ENGINE, _SERVER, _OTHER = "engine", "API process", "rest of Ray"
+_TITLES = {
+    "openai_cpu_server.engine.process": _ENGINE,
+    ":engine-": "engine replica",
+    ":api": "API replica",
+    "ServeController": "controller",
+    "gcs_server": "GCS",
+    "raylet/raylet": "raylet",
+    "DashboardAgent": "node's agent",
+    "log_monitor.py": "log monitor",
+    "monitor.py": "autoscaler",
+}
+"""What is found in the command line of a process, and what it is called here."""
 
 
 @dataclass
@@ -44,15 +56,15 @@ class Figures:
     """Of whole answers, all at once."""
     first_token_ms: float
     """Median of single streams."""
-    cpu_ms: Counter[str]
-    """By part, CPU time for each token of streams."""
+    token_ms: Counter[str]
+    """By process, CPU time that each token of streams takes beside what runs all the time."""
     idle_ms: Counter[str]
-    """By part, CPU time in each second without requests."""
+    """By process, CPU time in each second without requests."""
 
     @property
-    def other_ms(self) -> float:
+    def others_token_ms(self) -> float:
         """Of all that is not an engine."""
-        return self.cpu_ms.total() - self.cpu_ms["engine"]
+        return self.token_ms.total() - self.token_ms[_ENGINE]
 
 
 def main() -> None:
@@ -60,6 +72,9 @@ def main() -> None:
     found: dict[str, Figures] = {}
     for name in arguments.only:
         with tempfile.TemporaryDirectory(prefix="ray-bench-") as folder, ExitStack() as servers:
+            if name == "first":
+                _compare_first_tokens(servers, Path(folder), arguments.model)
+                continue
             urls, pids = _SERVERS[name](servers, Path(folder), arguments.model)
             found[name] = _figures(urls, pids, arguments.clients, arguments.tokens)
         _tell(name, found[name])
@@ -67,28 +82,42 @@ def main() -> None:
 
 
 def _tell(name: str, one: Figures) -> None:
-    parts = "  ".join(f"{part} {one.cpu_ms[part]:.3f}" for part in _PARTS if one.cpu_ms[part])
-    idle = "  ".join(f"{part} {one.idle_ms[part]:.1f}" for part in _PARTS if one.idle_ms[part])
-    print(
-        f"{name:6} {one.tokens_per_s:7.1f} tokens/s   first token {one.first_token_ms:6.1f} ms   "
-        f"CPU ms a token: {parts}   ms a second idle: {idle}",
-        flush=True,
-    )
+    print(f"{name:6} {one.tokens_per_s:7.1f} tokens/s   first token {one.first_token_ms:6.1f} ms")
+    print(f"       CPU ms a token:  {_told(one.token_ms, 3)}")
+    print(f"       CPU ms a second, without requests:  {_told(one.idle_ms, 1)}", flush=True)
+
+
+def _told(ms: Counter[str], digits: int) -> str:
+    return "  ".join(f"{name} {spent:.{digits}f}" for name, spent in ms.most_common() if round(spent, digits))
 
 
 def _compare(found: dict[str, Figures]) -> None:
-    ray = found.get("ray")
-    for name in ("plain", "pair"):
-        if ray is not None and name in found:
-            print(f"throughput {ray.tokens_per_s / found[name].tokens_per_s:.2f} of {name}'s")
-    for name in ("plain", "one"):
-        if ray is not None and name in found:
-            print(f"first token {ray.first_token_ms - found[name].first_token_ms:+.1f} ms against {name}")
-    for name in ("plain", "pair"):
-        if ray is not None and name in found:
-            more_ms = ray.other_ms - found[name].other_ms
-            share = more_ms / ray.cpu_ms["engine"]
-            print(f"CPU a token {more_ms:+.3f} ms against {name}: {100 * share:.1f} % of the engine's")
+    if (ray := found.get("ray")) is None:
+        return
+    for name, plain in found.items():
+        if name != "ray":
+            print(f"ray against {name}: throughput {ray.tokens_per_s / plain.tokens_per_s:.2f}", end="")
+            print(f", first token {ray.first_token_ms - plain.first_token_ms:+.1f} ms", end="")
+            more_ms = ray.others_token_ms - plain.others_token_ms
+            share = more_ms / ray.token_ms[_ENGINE]
+            print(f", CPU a token {more_ms:+.3f} ms ({100 * share:+.1f} % of the engine's)", end="")
+            print(f", a second {ray.idle_ms.total() - plain.idle_ms.total():+.1f} ms")
+
+
+def _compare_first_tokens(servers: ExitStack, folder: Path, model: Path) -> None:
+    """In turns: what else the machine does meanwhile hits both."""
+    urls = {name: _SERVERS[name](servers, folder, model)[0][0] for name in ("one", "ray")}
+    told: dict[str, list[float]] = {name: [] for name in urls}
+    for url in urls.values():
+        asyncio.run(_load([url], 2, 16))
+    clients = {name: servers.enter_context(_client(url)) for name, url in urls.items()}
+    for number in range(2 * _FIRST_TOKENS):
+        for name, client in clients.items():
+            told[name].append(_first_token_ms(client, number))
+    medians = {name: statistics.median(times) for name, times in told.items()}
+    more = statistics.median(ray - one for one, ray in zip(told["one"], told["ray"], strict=True))
+    print("first  ", "   ".join(f"{name} {ms:.1f} ms" for name, ms in medians.items()), end="")
+    print(f"   median of the differences {more:+.1f} ms", flush=True)
 
 
 # -- servers ---------------------------------------------------------------------------------------------
@@ -144,20 +173,24 @@ _SERVERS: dict[str, Callable[[ExitStack, Path, Path], Started]] = {
 
 def _figures(urls: list[str], pids: list[int], clients: int, tokens: int) -> Figures:
     asyncio.run(_load(urls, clients, 16))
-    began = time.monotonic()
+    began_s = time.monotonic()
     produced = asyncio.run(_load(urls, 2 * clients, tokens, at_once=clients))
-    rate = produced / (time.monotonic() - began)
-    first_ms = statistics.median(_first_token_ms(urls[0], number) for number in range(_FIRST_TOKENS))
-    with _cpu(pids) as spent:
-        streamed = asyncio.run(_load(urls, _STREAMS, tokens, is_streaming=True))
+    rate = produced / (time.monotonic() - began_s)
+    with _client(urls[0]) as client:
+        first_ms = statistics.median(_first_token_ms(client, number) for number in range(_FIRST_TOKENS))
+    began_s = time.monotonic()
+    with _cpu(pids) as busy:
+        streamed = asyncio.run(_load(urls, _STREAMS, 2 * tokens, is_streaming=True))
+    busy_s = time.monotonic() - began_s
     with _cpu(pids) as idle:
         time.sleep(_IDLE_S)
-    return Figures(rate, first_ms, _per(spent, streamed), _per(idle, _IDLE_S))
+    beside = {name: busy[name] - busy_s * idle[name] / _IDLE_S for name in busy}
+    return Figures(rate, first_ms, _per(beside, streamed), _per(idle, _IDLE_S))
 
 
-def _per(spent_s: Counter[str], num: float) -> Counter[str]:
+def _per(spent_s: Mapping[str, float], num: float) -> Counter[str]:
     """In milliseconds."""
-    return Counter({part: 1000 * seconds / num for part, seconds in spent_s.items()})
+    return Counter({name: 1000 * seconds / num for name, seconds in spent_s.items()})
 
 
 async def _load(
@@ -190,16 +223,20 @@ async def _answer(
         return tokens
 
 
-def _first_token_ms(url: str, number: int) -> float:
+def _client(url: str) -> httpx.Client:
+    """One for all: a new one reads certificates for 50 ms."""
+    return httpx.Client(base_url=url, timeout=60)
+
+
+def _first_token_ms(client: httpx.Client, number: int) -> float:
     """With a pause before it: what is measured is one request, and not how they get into each other's way."""
     time.sleep(0.1)
-    began = time.monotonic()
-    with httpx.stream(
-        "POST", url + "/v1/completions", json=_body(f"{number} is", 2) | {"stream": True}, timeout=60
-    ) as response:
+    began_s = time.monotonic()
+    body = _body(f"{number} is", 2) | {"stream": True}
+    with client.stream("POST", "/v1/completions", json=body) as response:
         for line in response.iter_lines():
             if line.startswith("data: {") and json.loads(line[6:])["choices"]:
-                return 1000 * (time.monotonic() - began)
+                return 1000 * (time.monotonic() - began_s)
     raise RuntimeError("no token came")
 
 
@@ -214,38 +251,40 @@ def _body(prompt: str, tokens: int) -> dict[str, object]:
 
 
 @contextmanager
-def _cpu(pids: list[int]) -> Iterator[Counter[str]]:
-    """CPU seconds that the families of the processes have spent meanwhile, by part."""
+def _cpu(pids: list[int]) -> Iterator[dict[str, float]]:
+    """CPU seconds that the families of the processes have spent meanwhile, by what they are called here."""
     before = _times(pids)
-    spent: Counter[str] = Counter()
+    spent: dict[str, float] = defaultdict(float)
     yield spent
-    for process, (part, seconds) in _times(pids).items():
-        spent[part] += seconds - before.get(process, ("", 0.0))[1]  # type: ignore[assignment]  # floats
+    for process, (name, seconds) in _times(pids).items():
+        spent[name] += seconds - before.get(process, (name, 0.0))[1]
 
 
 def _times(pids: list[int]) -> dict[psutil.Process, tuple[str, float]]:
     found = {}
     for root in map(psutil.Process, pids):
         family = [root, *root.children(recursive=True)]
-        is_server = len(family) < 4  # Ray has many processes
+        rest = _SERVER if len(family) < 4 else _OTHER  # Ray has many processes
         for one in family:
             with suppress(psutil.Error):
-                times = one.cpu_times()
-                named = " ".join(one.cmdline())
-                part = next((part for title, part in _TITLES.items() if title in named), None)
-                found[one] = (part or ("api" if is_server else "ray"), times.user + times.system)
+                times, line = one.cpu_times(), " ".join(one.cmdline())
+                name = next((name for title, name in _TITLES.items() if title in line), rest)
+                found[one] = (name, times.user + times.system)
     return found
 
 
 def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="ray_bench.py", description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("--model", default="smollm2", help="default %(default)s")
+    parser.add_argument("--model", type=Path, default=Path("smollm2"), help="default %(default)s")
     parser.add_argument("--clients", type=int, default=16, help="answers at once (default %(default)s)")
     parser.add_argument("--tokens", type=int, default=96, help="of each answer (default %(default)s)")
     parser.add_argument(
-        "--only", nargs="+", choices=list(_SERVERS), default=list(_SERVERS), help="default: all"
+        "--only", nargs="+", choices=[*_SERVERS, "first"], default=list(_SERVERS), help="default: %(default)s"
     )
-    return parser.parse_args()
+    arguments = parser.parse_args()
+    if arguments.model.exists():
+        arguments.model = arguments.model.resolve()  # replicas have another working directory
+    return arguments
 
 
 if __name__ == "__main__":

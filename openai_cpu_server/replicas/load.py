@@ -33,18 +33,41 @@ class ReplicaLoad:
     _free_s: list[float] = field(default_factory=lambda: [0.0] * len(Priority))
     """By priority, when a newcomer's prompt would be begun."""
     _unread: dict[str, _Sent] = field(default_factory=dict)
-    _live: dict[str, Priority] = field(default_factory=dict)
+    _live: dict[str, _Sent] = field(default_factory=dict)
     """Requests of this router's own that it has."""
+    _num_came: int = 0
+    """Those of them that the forecast has not counted."""
+    _num_left: int = 0
+    """Those that it has counted, and that have ended since it came."""
+    _busy: Forecast | None = None
+    """The last one with somebody running; None: there was none yet."""
 
     @property
     def has_interactive(self) -> bool:
         """It has interactive work, of this router or of another."""
-        return bool(self.forecast.num_live[Priority.INTERACTIVE]) or (
-            Priority.INTERACTIVE in self._live.values()
+        return bool(self.forecast.num_live[Priority.INTERACTIVE]) or any(
+            sent.priority is Priority.INTERACTIVE for sent in self._live.values()
         )
 
+    def step_ms(self, typical: Forecast) -> float:
+        """From one token to the next, with those who have come and gone since the forecast. A step takes some
+        time however few are in it, and a token more for each of them.
+
+        `typical`: what some replica has told while somebody ran, for one where nobody has yet.
+        """
+        num_live = sum(self.forecast.num_live) + self.num_routers * (self._num_came - self._num_left)
+        if num_live <= 0:
+            return 0.0
+        busy = self._busy or typical
+        return max(0.0, busy.step_ms + (num_live - sum(busy.num_live)) * busy.token_ms)
+
     def told(self, forecast: Forecast, made_s: float) -> None:
+        if forecast != self.forecast:
+            self._num_left = 0
+        if forecast.step_ms:
+            self._busy = forecast
         self.forecast, self.made_s = forecast, made_s
+        self._num_came = sum(sent.sent_s > made_s for sent in self._live.values())
         self._unread = {name: sent for name, sent in self._unread.items() if sent.sent_s > made_s}
         self._free_s = [made_s + ms / 1000 for ms in forecast.wait_ms]
         for sent in self._unread.values():
@@ -52,8 +75,8 @@ class ReplicaLoad:
 
     def sent(self, name: str, priority: Priority, reading_ms: float, now_s: float) -> None:
         sent = _Sent(priority, now_s, self.num_routers * reading_ms)
-        self._live[name] = priority
-        self._unread[name] = sent
+        self._live[name] = self._unread[name] = sent
+        self._num_came += 1
         self._add(sent)
 
     def began(self, name: str) -> None:
@@ -62,7 +85,11 @@ class ReplicaLoad:
 
     def ended(self, name: str) -> None:
         self._unread.pop(name, None)
-        self._live.pop(name, None)
+        sent = self._live.pop(name, None)
+        if sent is not None and sent.sent_s > self.made_s:
+            self._num_came -= 1
+        elif sent is not None:
+            self._num_left += 1
 
     def wait_ms(self, priority: Priority, now_s: float) -> float:
         return max(0.0, 1000 * (self._free_s[priority] - now_s))

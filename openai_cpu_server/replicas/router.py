@@ -52,6 +52,8 @@ class Router:
         """By request, its replica."""
         self._typical = _UNKNOWN
         """The last forecast that any replica has told, without its work: what is expected of a new one."""
+        self._busy = _UNKNOWN
+        """The last one with somebody running."""
 
     # -- what happens ------------------------------------------------------------------------------------
 
@@ -60,6 +62,7 @@ class Router:
         `made_s`."""
         if report.forecast is not None:
             self._typical = _without_work(report.forecast)
+            self._busy = report.forecast if report.forecast.step_ms else self._busy
         load = self._loads.get(replica)
         if load is None:
             load = ReplicaLoad(report.state, self._typical, num_routers=self._num_routers)
@@ -133,7 +136,7 @@ class Router:
         load = self._loads[choice.replica]
         is_stale = now_s - load.heard_s > _STALE_S
         is_crowded = wanted.priority is Priority.BATCH and choice.replica not in self._idle
-        return is_stale, is_crowded, choice.expected_ms + _LINE_TOKENS * load.forecast.step_ms
+        return is_stale, is_crowded, choice.expected_ms + _LINE_TOKENS * load.step_ms(self._busy)
 
     def _choice(self, wanted: Wanted, replica: str, now_s: float) -> Choice:
         load = self._loads[replica]

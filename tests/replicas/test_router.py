@@ -210,3 +210,43 @@ def _happen(router: Router, replica: str, event: str, one: Wanted, now_s: float)
         case _:
             router.began(one.id)
             router.ended(one.id)
+
+
+def busy(live: int) -> Forecast:
+    """A step takes 20 ms, and half a millisecond more for each who runs."""
+    return Forecast(token_ms=0.5, step_ms=20 + 0.5 * live, num_live=ByPriority(live, 0))
+
+
+def short(number: int) -> Wanted:
+    return wanted(str(number), tuple(range(10 * number, 10 * number + 10)))
+
+
+def test_a_burst_after_a_burst_is_shared() -> None:
+    """Those who ended just now are no reason against the replica that still reports them."""
+    router = Router(Random(1))
+    for name in "ab":
+        tell(router, name, Forecast(token_ms=0.5))
+    for number in range(16):
+        router.sent(short(number), Choice("a", 0, 0.0), 0.0)
+    tell(router, "a", busy(16), now_s=1.0)
+    for number in range(16):
+        router.began(str(number))
+        router.ended(str(number))
+    counts = Counter[str]()
+    for number in range(16, 32):
+        choice = choose(router, short(number), now_s=1.1)
+        router.sent(short(number), choice, 1.1)
+        counts[choice.replica] += 1
+    assert counts == {"a": 8, "b": 8}
+
+
+def test_an_idle_replica_is_worth_a_step_that_is_not_shared() -> None:
+    router = Router(Random(1))
+    tell(router, "a", busy(4))
+    tell(router, "b", Forecast(token_ms=0.5))
+    counts = Counter[str]()
+    for number in range(8):
+        choice = choose(router, short(number))
+        router.sent(short(number), choice, 0.0)
+        counts[choice.replica] += 1
+    assert counts["b"] > counts["a"]

@@ -19,7 +19,7 @@ struct Two {
 inline ints load_bytes(const void* from) {
     ints x;
     std::memcpy(&x, from, sizeof x);
-    return x;
+    return simd::in_register(x);
 }
 
 inline Two nibbles(ints bytes) { return {bytes & 0x0f0f0f0f, (bytes >> 4) & 0x0f0f0f0f}; }
@@ -147,17 +147,16 @@ ints start_of(const Activations<Format>& row, int block) {
 template <class Format>
 using Dots = ints[PANEL_DEPTH / Format::BLOCK][VECTORS];
 
-// Of 32 columns of eight rows: one block, or two of 16 columns.
+// Of 32 columns of eight rows: one block, or two of 16 columns. The bias is not yet in them.
 template <class Format>
-inline __attribute__((always_inline)) void put_dots(ints low, ints high, const Activations<Format>& row, int column,
-                                                    int vector, Dots<Format>& dots) {
+inline __attribute__((always_inline)) void put_dots(ints low, ints high, int column, int vector, Dots<Format>& dots) {
     const int block = column / Format::BLOCK;
     const Two halves = by_halves(low, high);
     if constexpr (Format::BLOCK == 32) {
-        dots[block][vector] = start_of(row, block) + halves.first + halves.second;
+        dots[block][vector] = halves.first + halves.second;
     } else {
-        dots[block][vector] = start_of(row, block) + halves.first;
-        dots[block + 1][vector] = start_of(row, block + 1) + halves.second;
+        dots[block][vector] = halves.first;
+        dots[block + 1][vector] = halves.second;
     }
 }
 
@@ -175,8 +174,8 @@ void multiply_superblocks(PackedRows rows, const Activations<Format>& row, int v
         };
         const Two low = gather_rows<Bytes::EXACT_LEVELS, 4>(0, of_row);
         const Two high = gather_rows<Bytes::EXACT_LEVELS, 4>(4, of_row);
-        put_dots<Format>(low.first, high.first, row, column, vector, dots);
-        put_dots<Format>(low.second, high.second, row, column + Bytes::APART, vector, dots);
+        put_dots<Format>(low.first, high.first, column, vector, dots);
+        put_dots<Format>(low.second, high.second, column + Bytes::APART, vector, dots);
     }
 }
 
@@ -191,7 +190,7 @@ inline __attribute__((always_inline)) void multiply_blocks(const uint8_t* first,
         return dot_as<Format>(ints{}, Bytes::weights(first + number * stride), activations);
     };
     put_dots<Format>(gather_rows<Bytes::EXACT_LEVELS, 4>(0, of_row), gather_rows<Bytes::EXACT_LEVELS, 4>(4, of_row),
-                     row, block * Format::BLOCK, vector, dots);
+                     block * Format::BLOCK, vector, dots);
 }
 
 template <class Format>
@@ -232,7 +231,8 @@ void multiply_one_row(PackedRows rows, int64_t depth, bool is_first, const Activ
     } else {
         for (int block = 0; block < num_blocks; block++) {
             Registers<ints, 1> of_block;
-            for (int vector = 0; vector < VECTORS; vector++) of_block[0][vector] = dots[block][vector];
+            const ints start = start_of(*row, block);
+            for (int vector = 0; vector < VECTORS; vector++) of_block[0][vector] = start + dots[block][vector];
             add_block<Format, 1>(panel, row, block, of_block, totals);
         }
     }

@@ -35,7 +35,7 @@ from openai_cpu_server.replicas.wire import (
 
 logger = logging.getLogger(__name__)
 
-TICK_S = 0.1
+TICK_S = 0.25
 """How often leases are looked at, and whether there is something to report."""
 _SERVING = (EngineState.READY, EngineState.RESTARTING, EngineState.LOADING)
 

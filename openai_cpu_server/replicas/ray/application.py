@@ -18,6 +18,7 @@ from openai_cpu_server.errors import StartupError
 from openai_cpu_server.ray_options import RayTable
 from openai_cpu_server.replicas.ray.api_replica import ApiReplica
 from openai_cpu_server.replicas.ray.engine_replica import EngineReplica
+from openai_cpu_server.replicas.ray.environment import of_replicas
 from openai_cpu_server.serving.plans import planned_models
 from openai_cpu_server.serving.recall import check_recall
 from openai_cpu_server.settings import Settings, read_settings
@@ -40,11 +41,6 @@ _OF_ENGINES = ("memory_gb", "resources", "one_per_node", "pin", "retry_s", "cpus
 _OF_API = ("api_replicas", "api_cpus", "ingress", "drain_s")
 _NO_LIMIT = 1_000_000
 """Ray Serve's own limits of requests are off: the API's gates and the engine's queue have theirs."""
-_SHARED_ENV = {
-    "RAY_SERVE_RUN_ROUTER_IN_SEPARATE_LOOP": "0",
-    "RAY_SERVE_RUN_USER_CODE_IN_SEPARATE_THREAD": "0",
-}
-"""One event loop a process: a token that crosses threads costs two wake-ups more."""
 
 
 def build(args: Mapping[str, Any]) -> Application:
@@ -79,7 +75,7 @@ def application(settings: Settings) -> Application:
         name="api",
         num_replicas=settings.ray.api_replicas,
         max_ongoing_requests=_NO_LIMIT,
-        ray_actor_options={"num_cpus": settings.ray.api_cpus, "runtime_env": {"env_vars": _SHARED_ENV}},
+        ray_actor_options={"num_cpus": settings.ray.api_cpus, "runtime_env": {"env_vars": of_replicas()}},
         graceful_shutdown_timeout_s=settings.ray.drain_s,
         graceful_shutdown_wait_loop_s=0.5,
         health_check_period_s=settings.ray.health_s,
@@ -98,7 +94,7 @@ def _engines(settings: Settings, model: str) -> Application:
     deployment = serve.deployment(EngineReplica).options(
         name=engine_name(model),
         max_ongoing_requests=_NO_LIMIT,
-        ray_actor_options={**_resources(ray), "runtime_env": {"env_vars": _SHARED_ENV}},
+        ray_actor_options={**_resources(ray), "runtime_env": {"env_vars": of_replicas()}},
         request_router_config=RequestRouterConfig(request_router_class=_ROUTER),
         graceful_shutdown_timeout_s=ray.drain_s,
         graceful_shutdown_wait_loop_s=0.5,

@@ -13,13 +13,15 @@ from ray.serve.config import HTTPOptions, ProxyLocation
 from openai_cpu_server.app import listening
 from openai_cpu_server.errors import StartupError
 from openai_cpu_server.replicas.ray.application import application, config_file, portable
-from openai_cpu_server.settings import Settings
+from openai_cpu_server.replicas.ray.environment import OF_NEW_CLUSTER
+from openai_cpu_server.settings import Settings, tell_others
 
 
 def run(settings: Settings) -> None:
     """In the cluster that the settings name, else in a new one on this machine. Raises StartupError."""
     app = application(portable(settings))
     address = settings.ray.address  # None: Ray looks at RAY_ADDRESS
+    tell_others(OF_NEW_CLUSTER)  # a cluster that runs does not look at them
     try:
         ray.init(address=address, include_dashboard=False if address is None else None, log_to_driver=False)
     except (ConnectionError, ValueError, RuntimeError) as error:
