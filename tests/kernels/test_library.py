@@ -13,7 +13,7 @@ import pytest
 from openai_cpu_server.contract.messages import EngineOptions
 from openai_cpu_server.kernels.build import LEVELS, BuildFailed, build, cpu_flags
 from openai_cpu_server.kernels.graphs import Computing, Floats, Graphs
-from openai_cpu_server.kernels.library import GGML_OF, Kernel, Library, obstacle
+from openai_cpu_server.kernels.library import GGML_OF, Kernel, Library, digest, obstacle
 from openai_cpu_server.kernels.proof import attention_proofs, proved
 from openai_cpu_server.llama.backend import LlamaBackend
 from tests.kernels.library import KERNELS, ROOT, failures_with
@@ -51,6 +51,16 @@ def test_it_compiles_for_older_cpus_and_is_right_there_too(library: Library, tmp
     build(target=library, cpu=LEVELS["x86_64"]["avx2"])
     failures = failures_with(library)
     assert not failures, failures
+
+
+def test_another_build_has_another_digest(tmp_path: Path) -> None:
+    library = tmp_path / "library.so"
+    assert digest(library) == ""
+    found = set()
+    for content in (b"1", b"2"):
+        library.write_bytes(content)
+        found.add(digest(library))
+    assert len(found) == 2
 
 
 def test_a_kernel_that_shows_ggmls_results_is_on(library: Library, graphs: Graphs) -> None:

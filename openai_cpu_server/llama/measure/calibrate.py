@@ -25,7 +25,7 @@ from openai_cpu_server.llama.measure.probe import Disturbed, Probe
 logger = logging.getLogger(__name__)
 
 _VERSION = 4
-"""The version of the way to measure, and of kernels: a change makes old curves void."""
+"""The version of the way to measure: a change makes old curves void."""
 _SIZES = (1, 2, 4, 8, 12, 15, 16, 17, 24, 32, 48, 64, 128, 256)
 _DECODES = 32
 """The most sequences that decode in a measured step; a prompt has the rest of its tokens.

@@ -9,6 +9,7 @@ from pathlib import Path
 import msgspec
 import psutil
 
+from openai_cpu_server.kernels.library import digest as kernels_digest
 from openai_cpu_server.llama.bindings import VERSION, llama_cpp
 from openai_cpu_server.llama.gguf.header import GgufHeader, model_files, total_bytes
 from openai_cpu_server.llama.host.machine import Machine
@@ -44,6 +45,8 @@ class MachineFacts(msgspec.Struct, frozen=True, kw_only=True):
     features: str
     """The CPU features that this build of llama.cpp uses."""
     library: str
+    kernels: str
+    """A digest of the library of kernels that goes in front of it."""
     cores: int
     usable_cores: int
 
@@ -57,6 +60,7 @@ class MachineFacts(msgspec.Struct, frozen=True, kw_only=True):
             cpu_flags=hashlib.sha256(flags.encode()).hexdigest()[:16],
             features=llama_cpp.llama_print_system_info().decode("utf-8", "replace").strip(" |"),
             library=VERSION,
+            kernels=kernels_digest(),
             cores=psutil.cpu_count() or 1,
             usable_cores=Machine().num_threads(),
         )
