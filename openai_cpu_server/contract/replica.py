@@ -25,8 +25,8 @@ class Forecast(msgspec.Struct, frozen=True, kw_only=True):
     """For each token of its prompt that is not cached, beside those who run now."""
     attended_ms: float = 0.0
     """For each pair of such a token and a cell before it."""
-    step_ms: float = 0.0
-    """From one token of those who run to the next; 0: nobody runs."""
+    stream_ms: tuple[float, ...] = ()
+    """From one token to the next while 1, 2, 4, 8 and so on run, with contexts like those of now."""
     work_ms: ByPriority = ByPriority()
     """The time of all that was computed since the process started, had each step been full. Its rise in a
     second is the share of the engine that is used."""
@@ -37,6 +37,16 @@ class Forecast(msgspec.Struct, frozen=True, kw_only=True):
         """The time to read a prompt of `num_tokens` behind the first `num_cached`, which are cached."""
         num_read = max(0, num_tokens - num_cached)
         return self.token_ms * num_read + self.attended_ms * attended_pairs(num_cached, num_read)
+
+    def step_ms(self, num_running: int) -> float:
+        """From one token to the next while so many run; 0 where nobody does, or nothing is known."""
+        if num_running < 1 or not self.stream_ms:
+            return 0.0
+        if len(self.stream_ms) == 1:
+            return self.stream_ms[0]
+        place = min(num_running.bit_length() - 1, len(self.stream_ms) - 2)
+        fewer_ms, more_ms = self.stream_ms[place : place + 2]
+        return fewer_ms + (more_ms - fewer_ms) * (num_running / (1 << place) - 1)
 
 
 class PrefixNews(msgspec.Struct, frozen=True, kw_only=True):

@@ -59,15 +59,21 @@ def library_path(native: Path = LIBRARY) -> Path:
 
     Those of a portable build lie beside the place of the one compiled here.
     """
-    levels = [level_library(level, native) for level in LEVELS.get(platform.machine(), {})]
-    existing = [path for path in (native, *levels) if path.exists()]
+    existing = [path for path in _libraries(native) if path.exists()]
     return next((path for path in existing if obstacle(path) is None), existing[-1] if existing else native)
 
 
-def digest(path: Path | None = None) -> str:
-    """What tells one build from another, where speeds are kept; "" without a library."""
-    path = path or library_path()
-    return hashlib.sha256(path.read_bytes()).hexdigest()[:16] if path.exists() else ""
+def _libraries(native: Path) -> list[Path]:
+    return [native, *(level_library(level, native) for level in LEVELS.get(platform.machine(), {}))]
+
+
+def digest(native: Path = LIBRARY) -> str:
+    """What tells one build from another, where speeds are kept; "" without a library. Loads none."""
+    found = hashlib.sha256()
+    existing = [path for path in _libraries(native) if path.exists()]
+    for path in existing:
+        found.update(path.read_bytes())
+    return found.hexdigest()[:16] if existing else ""
 
 
 def obstacle(path: Path | None = None) -> str | None:

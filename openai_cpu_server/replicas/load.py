@@ -39,8 +39,6 @@ class ReplicaLoad:
     """Those of them that the forecast has not counted."""
     _num_left: int = 0
     """Those that it has counted, and that have ended since it came."""
-    _busy: Forecast | None = None
-    """The last one with somebody running; None: there was none yet."""
 
     @property
     def has_interactive(self) -> bool:
@@ -49,23 +47,15 @@ class ReplicaLoad:
             sent.priority is Priority.INTERACTIVE for sent in self._live.values()
         )
 
-    def step_ms(self, typical: Forecast) -> float:
-        """From one token to the next, with those who have come and gone since the forecast. A step takes some
-        time however few are in it, and a token more for each of them.
-
-        `typical`: what some replica has told while somebody ran, for one where nobody has yet.
-        """
-        num_live = sum(self.forecast.num_live) + self.num_routers * (self._num_came - self._num_left)
-        if num_live <= 0:
-            return 0.0
-        busy = self._busy or typical
-        return max(0.0, busy.step_ms + (num_live - sum(busy.num_live)) * busy.token_ms)
+    @property
+    def step_ms(self) -> float:
+        """From one token to the next, with those who have come and gone since the forecast."""
+        num_new = self.num_routers * (self._num_came - self._num_left)
+        return self.forecast.step_ms(int(sum(self.forecast.num_live)) + num_new)
 
     def told(self, forecast: Forecast, made_s: float) -> None:
         if forecast != self.forecast:
             self._num_left = 0
-        if forecast.step_ms:
-            self._busy = forecast
         self.forecast, self.made_s = forecast, made_s
         self._num_came = sum(sent.sent_s > made_s for sent in self._live.values())
         self._unread = {name: sent for name, sent in self._unread.items() if sent.sent_s > made_s}

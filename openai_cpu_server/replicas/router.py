@@ -52,8 +52,6 @@ class Router:
         """By request, its replica."""
         self._typical = _UNKNOWN
         """The last forecast that any replica has told, without its work: what is expected of a new one."""
-        self._busy = _UNKNOWN
-        """The last one with somebody running."""
 
     # -- what happens ------------------------------------------------------------------------------------
 
@@ -62,7 +60,6 @@ class Router:
         `made_s`."""
         if report.forecast is not None:
             self._typical = _without_work(report.forecast)
-            self._busy = report.forecast if report.forecast.step_ms else self._busy
         load = self._loads.get(replica)
         if load is None:
             load = ReplicaLoad(report.state, self._typical, num_routers=self._num_routers)
@@ -136,7 +133,7 @@ class Router:
         load = self._loads[choice.replica]
         is_stale = now_s - load.heard_s > _STALE_S
         is_crowded = wanted.priority is Priority.BATCH and choice.replica not in self._idle
-        return is_stale, is_crowded, choice.expected_ms + _LINE_TOKENS * load.step_ms(self._busy)
+        return is_stale, is_crowded, choice.expected_ms + _LINE_TOKENS * load.step_ms
 
     def _choice(self, wanted: Wanted, replica: str, now_s: float) -> Choice:
         load = self._loads[replica]
@@ -159,4 +156,6 @@ class Router:
 
 
 def _without_work(forecast: Forecast) -> Forecast:
-    return Forecast(token_ms=forecast.token_ms, attended_ms=forecast.attended_ms)
+    return Forecast(
+        token_ms=forecast.token_ms, attended_ms=forecast.attended_ms, stream_ms=forecast.stream_ms
+    )

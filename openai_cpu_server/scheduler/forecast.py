@@ -21,6 +21,7 @@ _LEAST_ROOM = 0.25
 """The share of a step that a prompt gets at least, however many streams there are. It keeps an estimate for a
 crowded engine finite: such a one is not chosen anyway.
 """
+_NUM_RUNNING = (1, 2, 4, 8, 16, 32, 64)
 _MANY_PAIRS = 100_000
 """Pairs of a token and a cell by which the price of one is found."""
 
@@ -63,6 +64,7 @@ def make_forecast(
     running = list(running)
     attended = sum(len(sequence.tokens) for sequence in running)
     step_ms = cost.predict_ms(len(running), attended) if running else 0.0
+    context = attended // max(1, len(running))
     wait_ms = [_newcomer_ms(waiting, line, policy.lane(one)) for one in _NEWCOMERS]
     num_streams = sum(s.request.priority is Priority.INTERACTIVE and s.is_decoding for s in running)
     return Forecast(
@@ -70,7 +72,7 @@ def make_forecast(
         wait_ms=ByPriority(*(ms + step_ms / 2 for ms in wait_ms)),
         token_ms=_reading_ms(cost, num_streams, stall_ms),
         attended_ms=_pair_ms(cost),
-        step_ms=step_ms,
+        stream_ms=tuple(cost.predict_ms(number, number * context) for number in _NUM_RUNNING),
         work_ms=work_ms,
         num_live=num_live,
     )

@@ -157,19 +157,17 @@ def test_one_signal_ends_a_server_whose_engine_loads(tmp_path: Path) -> None:
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_a_signal_drains(number: signal.Signals) -> None:
     with ServerProcess(*MODEL, "--drain-seconds", "600", "--max-seqs", "1") as server:
-        with streaming(server, 1000) as lines:
-            queued = httpx.Client(timeout=60)
+        with streaming(server, 2000) as lines, httpx.Client(base_url=server.url, timeout=60) as http:
             server.process.send_signal(number)
-            eventually(lambda: httpx.get(server.url + "/ready").status_code == 503)
-            assert httpx.get(server.url + "/ready").json()["status"] == "draining"
-            assert httpx.get(server.url + "/health").status_code == 200
-            refused = queued.post(server.url + "/v1/completions", json=body(5))
+            eventually(lambda: http.get("/ready").status_code == 503)
+            assert http.get("/ready").json()["status"] == "draining"
+            assert http.get("/health").status_code == 200
+            refused = http.post("/v1/completions", json=body(5))
             assert refused.status_code == 503
-            told = httpx.get(server.url + "/ready").headers["retry-after"]
+            told = http.get("/ready").headers["retry-after"]
             assert refused.headers["retry-after"] == told == "10"
             assert "draining" in refused.json()["error"]["message"]
-            queued.close()
-            assert num_tokens(list(lines)) == 1000
+            assert num_tokens(list(lines)) == 2000
         assert server.process.wait(timeout=20) == 0
 
 

@@ -13,7 +13,7 @@ BATCH, INTERACTIVE = Priority.BATCH, Priority.INTERACTIVE
 
 def test_nobody_waits_for_an_idle_engine() -> None:
     forecast = Driver(slots=2).scheduler.forecast()
-    assert (forecast.wait_ms, forecast.step_ms, forecast.num_live) == ((0, 0), 0, (0, 0))
+    assert (forecast.wait_ms, forecast.num_live) == ((0, 0), (0, 0))
     assert forecast.token_ms > 0
 
 
@@ -27,6 +27,17 @@ def test_a_newcomer_waits_for_the_prompts_before_its_own_and_not_for_batch_work(
     later = driver.scheduler.forecast()
     assert later.wait_ms[INTERACTIVE] >= told.wait_ms[INTERACTIVE] + 300 * told.token_ms
     assert later.num_live == (1, 1)
+
+
+def test_what_a_step_takes_is_told_for_any_number_of_streams() -> None:
+    driver = Driver(slots=8)
+    idle = driver.scheduler.forecast()
+    assert idle.step_ms(0) == 0
+    assert idle.step_ms(1) < idle.step_ms(5) < idle.step_ms(6) < idle.step_ms(64) < idle.step_ms(100)
+    driver.submit(*(request(f"r{n}", prompt=200, output=5) for n in range(3)))
+    for _ in range(20):
+        driver.step()
+    assert driver.scheduler.forecast().step_ms(3) >= idle.step_ms(3)
 
 
 def test_who_waits_behind_thousands_waits_longer_than_behind_some() -> None:
