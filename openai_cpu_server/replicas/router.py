@@ -23,9 +23,9 @@ _LINE_TOKENS = 24
 """Compared is when the first line of the answer is there: some words, each a step after the one before.
 
 With the first token alone, sessions gather where their prefixes are until steps take twice as long there.
-Measured with `scripts/simulate.py --part goal`, three seeds of 600 s, at full and at half load: the busiest of
-four replicas computes up to 1.17 and 1.30 times the mean with 16, 1.12 and 1.30 with 24, 1.08 and 1.34 with
-32; the hit rates are 0.970 to 0.990 of one replica's with all of them.
+Measured with `scripts/simulate.py --part goal`, three seeds of 600 s, at full and at half load: the busiest
+of four replicas computes up to 1.17 and 1.30 times the mean with 16, 1.12 and 1.30 with 24, 1.08 and 1.34
+with 32; the hit rates are 0.970 to 0.990 of one replica's with all of them.
 """
 _STALE_S = 5.0
 """A replica that was silent for so long is chosen only where no other is: it may be cut off."""
