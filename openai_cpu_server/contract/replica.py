@@ -42,8 +42,6 @@ class Forecast(msgspec.Struct, frozen=True, kw_only=True):
         """From one token to the next while so many run; 0 where nobody does, or nothing is known."""
         if num_running < 1 or not self.stream_ms:
             return 0.0
-        if len(self.stream_ms) == 1:
-            return self.stream_ms[0]
         place = min(num_running.bit_length() - 1, len(self.stream_ms) - 2)
         fewer_ms, more_ms = self.stream_ms[place : place + 2]
         return fewer_ms + (more_ms - fewer_ms) * (num_running / (1 << place) - 1)

@@ -22,6 +22,7 @@ _LEAST_ROOM = 0.25
 crowded engine finite: such a one is not chosen anyway.
 """
 _NUM_RUNNING = (1, 2, 4, 8, 16, 32, 64)
+"""For so many streams a forecast tells the time of a step."""
 _MANY_PAIRS = 100_000
 """Pairs of a token and a cell by which the price of one is found."""
 
