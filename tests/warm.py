@@ -24,7 +24,10 @@ _ROOT = Path(__file__).parents[1]
 
 
 class Program:
-    """A function without arguments that reads `sys.argv`; each pytest worker has one process that forks."""
+    """A function without arguments that reads `sys.argv`, and may return an exit code.
+
+    Each pytest worker has one process that forks.
+    """
 
     def __init__(self, entry: str, *imports: str) -> None:
         """`entry`: MODULE:FUNCTION. `imports`: the modules that every run finds imported."""

@@ -41,7 +41,7 @@ def main() -> None:
     os.environ.update(asked.env)
     os.chdir(asked.folder)
     sys.argv[1:] = asked.arguments
-    entry()
+    sys.exit(entry())
 
 
 def forked_for(control: socket.socket) -> Asked:
