@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import argparse
 import ctypes
+import os
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -25,6 +26,7 @@ from openai_cpu_server.contract.messages import EngineOptions
 from openai_cpu_server.contract.step import Backend
 from openai_cpu_server.kernels.library import Kernel, Library, library_path, obstacle, put_in_front
 from openai_cpu_server.llama.measure.probe import Probe
+from openai_cpu_server.settings import HUGE_PAGES
 
 if TYPE_CHECKING:
     from bench.model_work import ModelWork
@@ -90,6 +92,8 @@ def main() -> int:
     if why_not := obstacle():
         print(f"step_bench: {why_not}", file=sys.stderr)
         return 1
+    if not HUGE_PAGES.keys() & os.environ.keys():  # engines have them from their start
+        os.execve(sys.executable, sys.orig_argv, os.environ | HUGE_PAGES)
     put_in_front()
     from bench.model_work import ModelWork
 

@@ -132,12 +132,19 @@ def test_engines_inherit_what_makes_steps_fast_but_for_what_a_user_has_said(
 ) -> None:
     monkeypatch.setattr(os, "environ", {"GOMP_SPINCOUNT": "7"})
     tune_engines()
-    assert os.environ == {"GOMP_SPINCOUNT": "7", "GLIBC_TUNABLES": "glibc.malloc.hugetlb=1"}
-    monkeypatch.setattr(
-        os, "environ", {"OMP_WAIT_POLICY": "active", "GLIBC_TUNABLES": "glibc.malloc.hugetlb=0"}
-    )
+    assert os.environ == {
+        "GOMP_SPINCOUNT": "7",
+        "GLIBC_TUNABLES": "glibc.malloc.hugetlb=1",
+        "OPENBLAS_NUM_THREADS": "1",
+    }
+    said = {
+        "OMP_WAIT_POLICY": "active",
+        "GLIBC_TUNABLES": "glibc.malloc.hugetlb=0",
+        "OPENBLAS_NUM_THREADS": "2",
+    }
+    monkeypatch.setattr(os, "environ", dict(said))
     tune_engines()
-    assert os.environ == {"OMP_WAIT_POLICY": "active", "GLIBC_TUNABLES": "glibc.malloc.hugetlb=0"}
+    assert os.environ == said
 
 
 def test_trusted_proxies_are_addresses_and_networks() -> None:
