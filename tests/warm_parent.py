@@ -39,6 +39,7 @@ def main() -> None:
     asked = forked_for(socket.socket(fileno=int(sys.argv[1])))
     os.environ.clear()
     os.environ.update(asked.env)
+    sys.path[1:1] = [path for path in asked.env.get("PYTHONPATH", "").split(os.pathsep) if path]
     os.chdir(asked.folder)
     sys.argv[1:] = asked.arguments
     sys.exit(entry())
