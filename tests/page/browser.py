@@ -77,9 +77,6 @@ class Visit:
     def forget(self) -> None:
         """Leave nothing to the next visit."""
         context = self.page.context
-        context.remove_listener("request", self._requested)
-        context.remove_listener("console", self._said)
-        context.remove_listener("weberror", self._failed)
         for other in context.pages[1:]:
             other.close()
         self.page.evaluate("sessionStorage.clear()")
@@ -88,6 +85,10 @@ class Visit:
         session = context.new_cdp_session(self.page)
         session.send("Storage.clearDataForOrigin", {"origin": self.url, "storageTypes": "all"})
         session.detach()
+        # Last: what the page complains of while it is left is not the next visit's.
+        context.remove_listener("request", self._requested)
+        context.remove_listener("console", self._said)
+        context.remove_listener("weberror", self._failed)
 
     def _requested(self, request: Request) -> None:
         if not request.url.startswith((self.url, self.url.replace("http:", "ws:"), "data:", "blob:")):
