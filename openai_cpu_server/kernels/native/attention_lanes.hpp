@@ -219,9 +219,9 @@ public:
     void output(int lane, float* to) { std::copy_n(outputs_.data() + lane * width_, width_, to); }
 
 private:
-    // Vectors of values that are added at a time: their sums, they and a weight fill the registers.
+    // Vectors of values that are added at a time: fewer sums would wait for each other, more do not pay.
     template <int ROWS>
-    static constexpr int VECTORS = ROWS >= 8 ? 2 : ROWS == 4 ? 3 : 4;
+    static constexpr int VECTORS = ROWS >= 4 ? 2 : 4;
 
     // Calls `work` with the number of lanes, which is then known to the compiler.
     template <int ROWS = LANES / 2, class Work>
