@@ -34,6 +34,8 @@ from chaos_parts.ray_server import RayServer
 from chaos_parts.server import Server
 
 _STREAMS, _FIRST_TOKENS, _IDLE_S = 8, 24, 10.0
+_ANSWERS = 8
+"""For each client. With two, a quarter of the time was the end, when not all replicas have work."""
 _OPTIONS = ("--jobs-db", "none")
 _ENGINE, _SERVER, _OTHER = "engine", "API process", "rest of Ray"
 _TITLES = {
@@ -70,7 +72,8 @@ class Figures:
 def main() -> None:
     arguments = _arguments()
     found: dict[str, Figures] = {}
-    for name in arguments.only:
+    rates: dict[str, list[float]] = defaultdict(list)
+    for name in arguments.only * arguments.rounds:
         with tempfile.TemporaryDirectory(prefix="ray-bench-") as folder, ExitStack() as servers:
             if name == "first":
                 _compare_first_tokens(servers, Path(folder), arguments.model)
@@ -78,6 +81,9 @@ def main() -> None:
             urls, pids = _SERVERS[name](servers, Path(folder), arguments.model)
             found[name] = _figures(urls, pids, arguments.clients, arguments.tokens)
         _tell(name, found[name])
+        rates[name].append(found[name].tokens_per_s)
+    for name, all_of_it in rates.items():
+        found[name].tokens_per_s = statistics.median(all_of_it)
     _compare(found)
 
 
@@ -174,7 +180,7 @@ _SERVERS: dict[str, Callable[[ExitStack, Path, Path], Started]] = {
 def _figures(urls: list[str], pids: list[int], clients: int, tokens: int) -> Figures:
     asyncio.run(_load(urls, clients, 16))
     began_s = time.monotonic()
-    produced = asyncio.run(_load(urls, 2 * clients, tokens, at_once=clients))
+    produced = asyncio.run(_load(urls, _ANSWERS * clients, tokens, at_once=clients))
     rate = produced / (time.monotonic() - began_s)
     with _client(urls[0]) as client:
         first_ms = statistics.median(_first_token_ms(client, number) for number in range(_FIRST_TOKENS))
@@ -278,6 +284,9 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--model", type=Path, default=Path("smollm2"), help="default %(default)s")
     parser.add_argument("--clients", type=int, default=16, help="answers at once (default %(default)s)")
     parser.add_argument("--tokens", type=int, default=96, help="of each answer (default %(default)s)")
+    parser.add_argument(
+        "--rounds", type=int, default=1, help="of all in turn; of tokens/s the medians are compared"
+    )
     parser.add_argument(
         "--only", nargs="+", choices=[*_SERVERS, "first"], default=list(_SERVERS), help="default: %(default)s"
     )

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 from openai_cpu_server.contract.adapter import Adapter
@@ -14,10 +16,26 @@ MAKE_ADAPTER = SCRIPTS / "make_adapter.py"
 
 
 def make_adapter(path: Path, *arguments: str, model: Path | None = None) -> Path:
-    """Run the command. Raises CalledProcessError."""
-    base = ["--model", str(model or tiny_model_path()), "--output", str(path)]
-    subprocess.run([sys.executable, str(MAKE_ADAPTER), *base, *arguments], check=True)
+    """Raises CalledProcessError. What comes with a merged model is made anew each time."""
+    model = model or tiny_model_path()
+    if "--merged" in arguments:
+        _make(path, arguments, model)
+    else:
+        path.write_bytes(_made_once(arguments, model))
     return path
+
+
+@functools.cache
+def _made_once(arguments: tuple[str, ...], model: Path) -> bytes:
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "adapter.gguf"
+        _make(path, arguments, model)
+        return path.read_bytes()
+
+
+def _make(path: Path, arguments: tuple[str, ...], model: Path) -> None:
+    base = ["--model", str(model), "--output", str(path)]
+    subprocess.run([sys.executable, str(MAKE_ADAPTER), *base, *arguments], check=True)
 
 
 def adapter(path: Path, name: str = "one", scale: float = 1.0) -> Adapter:

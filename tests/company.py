@@ -11,8 +11,8 @@ HAS_COMPANY = os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1") != "1"
 def share_cores() -> None:
     """Let compute threads sleep where they wait for each other, in this process and in what it starts.
 
-    They would spin, on a core that the other worker's threads need. Call this before ggml and numpy are loaded:
-    their libraries read it once.
+    They would spin, on a core that the other worker's threads need. Call this before ggml and numpy are
+    loaded: their libraries read it once.
     """
     if HAS_COMPANY:
         os.environ.setdefault("OMP_WAIT_POLICY", "passive")

@@ -29,7 +29,7 @@ class ServerProcess:
         is_fresh: bool = False,
     ) -> None:
         """`is_fresh`: it imports for itself, as for a user, and does not come from `tests/warm.py`. One with
-        an environment of its own, or a limit, does so too."""
+        a limit does so too."""
         self.lines: list[str] = []
         self._new: queue.SimpleQueue[str | None] = queue.SimpleQueue()
         command = ["serve"]
@@ -44,10 +44,10 @@ class ServerProcess:
         if "--drain-seconds" not in options:
             command += ["--drain-seconds", "0"]  # the end of a test waits for nobody
         command += options
-        if is_fresh or env is not None or max_open_files is not None:
+        if is_fresh or max_open_files is not None:
             self.process: subprocess.Popen[str] | WarmProcess = _fresh(command, env, max_open_files)
         else:
-            self.process = start(*command)
+            self.process = start(*command, env=env)
         self._reader = threading.Thread(target=self._read, daemon=True)
         self._reader.start()
 

@@ -741,7 +741,7 @@ def test_two_servers_stand_side_by_side(written: Path) -> None:
 @pytest.mark.native
 def test_the_steps_of_a_mixed_run_are_told() -> None:
     bench = a_bench(model=tiny_model_path(), known_options=our_options(), by_clock=True)
-    size = Size(idle_requests=1, ramp_s=0.2, window_s=1, shown_s=1, every_s=0.3)
+    size = Size(idle_requests=1, ramp_s=0.1, window_s=0.5, shown_s=0.5, every_s=0.2, batch_clients=3)
     found = mixed.timeline(bench, size)
     parts = [part for step in found.steps for part in step.spans]
     assert {(part.priority, part.decodes) for part in parts} >= {("batch", True), ("interactive", False)}
@@ -781,8 +781,17 @@ def test_constrained_and_free_answers_are_measured(tmp_path: Path) -> None:
 
 
 @pytest.mark.native
-def test_what_measures_ours_alone_is_skipped_without_it(tmp_path: Path) -> None:
-    (result,) = measured(tmp_path, "--workloads", "schedule", "--servers", "static")
+def test_what_measures_ours_alone_is_skipped_without_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    options = ("--workloads", "schedule", "--servers", "static", "--output", str(tmp_path))
+    monkeypatch.setattr(sys, "argv", ["benchmark.py", "--model", str(tiny_model_path()), *options])
+    before = signal.getsignal(signal.SIGTERM)
+    try:
+        assert main() == 0
+    finally:
+        signal.signal(signal.SIGTERM, before)
+    result = result_of(tmp_path, "schedule")
     assert (result.figures, result.goals) == ((), ())
     assert "not measured" in result.notes[0]
 

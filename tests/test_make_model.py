@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import gguf
@@ -12,6 +13,7 @@ import numpy as np
 import pytest
 from jinja2 import Template
 from jinja2.sandbox import ImmutableSandboxedEnvironment
+from make_model import main
 from random_model.borrowed import borrowed_vocabulary
 from random_model.shapes import SHAPES
 
@@ -33,6 +35,24 @@ ODD_TEXTS = (
     '{"name": ["a", 1.5e-3], "x": null}',
     "<|im_end|> is text, if nobody parses it",
 )
+
+
+Run = Callable[..., tuple[int, str]]
+
+
+@pytest.fixture
+def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Run:
+    """The script in this process: its exit code, and what it says on stderr."""
+
+    def run(*arguments: object) -> tuple[int, str]:
+        monkeypatch.setattr(sys, "argv", ["make_model.py", *map(str, arguments)])
+        try:
+            code = main()
+        except SystemExit as leaving:
+            code = int(leaving.code or 0)
+        return code, capsys.readouterr().err
+
+    return run
 
 
 def _load(path: Path, *, vocab_only: bool = False) -> llama_cpp.Llama:
@@ -123,13 +143,13 @@ def test_a_tokenizer_that_is_too_small_is_filled_with_unused_tokens() -> None:
     assert set(unused) <= set(vocab.quiet)
 
 
-def test_a_tokenizer_of_another_kind_is_refused(tmp_path: Path) -> None:
+def test_a_tokenizer_of_another_kind_is_refused(tmp_path: Path, run: Run) -> None:
     arguments = ("--shape", "tiny", "--quant", "f16", "--output", str(tmp_path / "x.gguf"), "--tokenizer")
     for borrowed, why in (
         (tiny_model_path(), "not byte-level BPE"),
         (tmp_path / "none.gguf", "No such file"),
     ):
-        code, message = _fails(*arguments, str(borrowed))
+        code, message = run(*arguments, borrowed)
         assert code == 2
         assert "argument --tokenizer" in message
         assert why in message
@@ -157,10 +177,10 @@ def test_q4_k_m_mixes_types_as_llama_cpp_does() -> None:
     assert types["output_norm.weight"] == "F32"
 
 
-def test_equal_arguments_give_equal_bytes(tmp_path: Path) -> None:
+def test_equal_arguments_give_equal_bytes(tmp_path: Path, run: Run) -> None:
     paths = [tmp_path / name for name in ("a.gguf", "b.gguf", "c.gguf")]
     for path, seed in zip(paths, ("7", "7", "8"), strict=True):
-        make_model("--shape", "tiny", "--quant", "q4_k_m", "--seed", seed, "--output", str(path))
+        assert run("--shape", "tiny", "--quant", "q4_k_m", "--seed", seed, "--output", path) == (0, "")
     first, same, other = (path.read_bytes() for path in paths)
     assert first == same
     assert first != other
@@ -201,28 +221,31 @@ def test_chat_template_without_tools_is_plain_chatml() -> None:
     assert rendered == "<|im_start|>user\n hi <|im_end|>\n"
 
 
-def _fails(*arguments: str, prefix: str = "") -> tuple[int, str]:
-    command = f'{prefix} exec "{sys.executable}" "{MAKE_MODEL}" "$@"'
-    done = subprocess.run(["bash", "-c", command, "bash", *arguments], capture_output=True, text=True)
-    return done.returncode, done.stderr
-
-
-def test_wrong_arguments_exit_with_2_and_name_them(tmp_path: Path) -> None:
-    output = ["--output", str(tmp_path / "x.gguf")]
+def test_wrong_arguments_exit_with_2_and_name_them(tmp_path: Path, run: Run) -> None:
+    output = ["--output", tmp_path / "x.gguf"]
     for arguments in (["--shape", "huge", "--quant", "f16"], ["--shape", "tiny", "--quant", "q3"]):
-        code, message = _fails(*arguments, *output)
+        code, message = run(*arguments, *output)
         assert code == 2
         assert "invalid choice" in message
-    code, message = _fails("--shape", "tiny", "--quant", "f16", "--seed", "-1", *output)
+    code, message = run("--shape", "tiny", "--quant", "f16", "--seed", "-1", *output)
     assert code == 2
     assert "--seed" in message
 
 
-def test_a_file_that_cannot_be_written_is_one_line_and_leaves_nothing(tmp_path: Path) -> None:
+def test_a_file_that_cannot_be_written_is_one_line_and_leaves_nothing(tmp_path: Path, run: Run) -> None:
     arguments = ["--shape", "tiny", "--quant", "f16", "--output"]
-    for output, prefix in ((tmp_path / "no" / "x.gguf", ""), (tmp_path / "x.gguf", "ulimit -f 1000;")):
-        code, message = _fails(*arguments, str(output), prefix=prefix)
+    for output, ran in ((tmp_path / "no" / "x.gguf", run), (tmp_path / "x.gguf", _with_small_files)):
+        code, message = ran(*arguments, output)
         assert code == 1
         assert message.startswith(f"make_model: cannot write {output}: ")
         assert message.count("\n") == 1
     assert list(tmp_path.iterdir()) == []
+
+
+def _with_small_files(*arguments: object) -> tuple[int, str]:
+    """The script in a process that may write small files only."""
+    command = f'ulimit -f 1000; exec "{sys.executable}" "{MAKE_MODEL}" "$@"'
+    done = subprocess.run(
+        ["bash", "-c", command, "bash", *map(str, arguments)], capture_output=True, text=True
+    )
+    return done.returncode, done.stderr

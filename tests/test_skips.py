@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 from tests.skips import MAY_BE_SKIPPED
+from tests.warm import Program, completed
 
 ROOT = Path(__file__).parents[1]
+PYTEST = Program("pytest:console_main", "_pytest.assertion.rewrite", "_pytest.terminal", "_pytest.skipping")
 LISTED = "tests/structured/test_maskbench.py"
 SKIPS = """
 import pytest
@@ -28,14 +28,8 @@ def run(folder: Path, content: str, *, ci: str = "true", file: str = "test_it.py
     (folder / file).write_text(content)
     (folder / "test_other.py").write_text(PASSES)
     options = ("-p", "tests.skips", "-c", os.devnull, "--rootdir", str(folder), "--import-mode", "importlib")
-    done = subprocess.run(
-        [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", *options, str(folder)],
-        cwd=ROOT,
-        env={**os.environ, "CI": ci, "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    env = {**os.environ, "CI": ci, "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
+    done = completed(PYTEST, ["-p", "no:cacheprovider", *options, str(folder)], env=env)
     return done.returncode, done.stdout
 
 

@@ -24,7 +24,10 @@ _ROOT = Path(__file__).parents[1]
 
 
 class Program:
-    """A function without arguments that reads `sys.argv`; each pytest worker has one process that forks."""
+    """A function without arguments that reads `sys.argv`, and may return an exit code.
+
+    Each pytest worker has one process that forks.
+    """
 
     def __init__(self, entry: str, *imports: str) -> None:
         """`entry`: MODULE:FUNCTION. `imports`: the modules that every run finds imported."""
@@ -113,18 +116,20 @@ class WarmProcess:
         self.send_signal(signal.SIGKILL)
 
 
-def start(*arguments: str) -> WarmProcess:
+def start(*arguments: str, env: Mapping[str, str] | None = None) -> WarmProcess:
     """`openai-cpu-server ARGUMENTS`. Its `stdout` has what it says, on stderr too."""
     ours, theirs = os.pipe()
-    process = WarmProcess(OURS, arguments, stdout=theirs, stderr=theirs)
+    process = WarmProcess(OURS, arguments, stdout=theirs, stderr=theirs, env=env)
     os.close(theirs)
     process.stdout = os.fdopen(ours, encoding="utf-8")
     return process
 
 
-def run(*arguments: str, timeout: float = 60) -> subprocess.CompletedProcess[str]:
+def run(
+    *arguments: str, env: Mapping[str, str] | None = None, timeout: float = 60
+) -> subprocess.CompletedProcess[str]:
     """`openai-cpu-server ARGUMENTS`, until it ends by itself. Raises `subprocess.TimeoutExpired`."""
-    return completed(OURS, arguments, timeout_s=timeout)
+    return completed(OURS, arguments, env=env, timeout_s=timeout)
 
 
 def completed(

@@ -39,9 +39,10 @@ def main() -> None:
     asked = forked_for(socket.socket(fileno=int(sys.argv[1])))
     os.environ.clear()
     os.environ.update(asked.env)
+    sys.path[1:1] = [path for path in asked.env.get("PYTHONPATH", "").split(os.pathsep) if path]
     os.chdir(asked.folder)
     sys.argv[1:] = asked.arguments
-    entry()
+    sys.exit(entry())
 
 
 def forked_for(control: socket.socket) -> Asked:

@@ -82,7 +82,8 @@ _COMMANDS = {
     ),
     "ray": _Command("openai_cpu_server.commands.ray:ray", "serve with replicas, on Ray Serve"),
     "tune": _Command(
-        "openai_cpu_server.commands.tune:tune", "measure the best settings for a model on this machine"
+        "openai_cpu_server.commands.tune.command:tune",
+        "measure the best settings for a model on this machine",
     ),
     "version": _Command("openai_cpu_server.commands.table:version", "print the version"),
 }

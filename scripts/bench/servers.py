@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import collections
 import contextlib
+import functools
 import os
 import re
 import socket
@@ -57,6 +58,7 @@ class ServerSpec:
         return [part.replace("{port}", str(port)).replace("{file}", str(path)) for part in self.command]
 
 
+@functools.cache
 def our_options() -> frozenset[str]:
     """The names of the options of `serve`. Raises ServerFailed."""
     command = [*OUR_COMMAND, "--help"]

@@ -15,7 +15,6 @@ from openai_cpu_server.api.routes.completions import CompletionFamily
 from openai_cpu_server.api.routes.generation import Family
 from openai_cpu_server.api.schemas.generation import GenerationBody
 from openai_cpu_server.errors import InvalidRequest
-from openai_cpu_server.llama.grammar.grammar_check import GrammarCheck
 from openai_cpu_server.models.registry import ModelRegistry
 from openai_cpu_server.models.served import ServedModel
 from openai_cpu_server.models.thinking import ModelThinking
@@ -24,6 +23,7 @@ from openai_cpu_server.prompt.tool_formats import TOOL_FORMATS
 from openai_cpu_server.structured import Whitespace
 from tests.api.fake_engine import FakeEngine
 from tests.api.fake_tokenizer import FakeTokenizer
+from tests.api.grammar_check import check_grammar as known_check
 from tests.api.serving import served
 from tests.fakes import FAKE_INFO
 
@@ -51,7 +51,7 @@ def chat(
         tokenizer=tokenizer or FakeTokenizer(),
         template=compiled,
         tool_format=TOOL_FORMATS[form],
-        check_grammar=GrammarCheck,
+        check_grammar=known_check,
         whitespace=whitespace,
         thinking=thinks,
     )

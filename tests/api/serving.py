@@ -22,13 +22,13 @@ from openai_cpu_server.dispatch.dispatcher import Dispatcher
 from openai_cpu_server.dispatch.process.observer import NOBODY, EngineObserver
 from openai_cpu_server.dispatch.process.supervisor import Supervisor
 from openai_cpu_server.jobs.jobs import Jobs
-from openai_cpu_server.llama.grammar.grammar_check import GrammarCheck
 from openai_cpu_server.models.registry import ModelRegistry
 from openai_cpu_server.models.served import ServedModel
 from openai_cpu_server.observe.watch import Watch
 from openai_cpu_server.prompt.chat_template import ChatTemplate
 from openai_cpu_server.prompt.tool_formats import TOOL_FORMATS
 from tests.api.fake_tokenizer import FakeTokenizer
+from tests.api.grammar_check import check_grammar as known_check
 
 OPTIONS = ApiOptions()
 TEMPLATE = ChatTemplate(FakeTokenizer.chat_template, bos_text="<s>", eos_text="</s>")
@@ -62,7 +62,7 @@ def served(
     engine: Engine,
     *,
     tokenizer: FakeTokenizer | None = None,
-    check_grammar: Callable[[str], object] = GrammarCheck,
+    check_grammar: Callable[[str], object] = known_check,
 ) -> ModelRegistry:
     """One model by two names."""
     model = ServedModel(
@@ -88,7 +88,7 @@ def embedding_model(engine: Engine, *names: str, tokenizer: FakeTokenizer | None
         tokenizer=tokenizer or FakeTokenizer(adds_end=True),
         template=None,
         tool_format=TOOL_FORMATS["generic"],
-        check_grammar=GrammarCheck,
+        check_grammar=known_check,
         kind=info.kind,
     )
 

@@ -11,13 +11,13 @@ import msgspec
 import pytest
 
 from openai_cpu_server.api.application import create_api
-from openai_cpu_server.llama.grammar.grammar_check import GrammarCheck
 from openai_cpu_server.models.registry import ModelRegistry
 from openai_cpu_server.models.served import ServedModel
 from openai_cpu_server.prompt.tool_formats import TOOL_FORMATS
 from tests.api.asgi import exchange
 from tests.api.fake_engine import FakeEngine
 from tests.api.fake_tokenizer import FakeTokenizer
+from tests.api.grammar_check import check_grammar as known_check
 from tests.api.serving import OPTIONS, api, client, eventually, locked_api, num_live
 from tests.api.talking import chat, complete, error_of, events
 from tests.api.test_rate_limits import HEADERS, keys
@@ -225,7 +225,7 @@ def without_template() -> ModelRegistry:
         tokenizer=FakeTokenizer(),
         template=None,
         tool_format=TOOL_FORMATS["generic"],
-        check_grammar=GrammarCheck,
+        check_grammar=known_check,
     )
     return ModelRegistry([model])
 

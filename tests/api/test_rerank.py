@@ -16,7 +16,6 @@ from starlette.applications import Starlette
 from openai_cpu_server.api.application import create_api
 from openai_cpu_server.contract.model_info import ModelInfo, ModelKind
 from openai_cpu_server.contract.request import GenerationRequest, Sampling
-from openai_cpu_server.llama.grammar.grammar_check import GrammarCheck
 from openai_cpu_server.models.registry import ModelRegistry
 from openai_cpu_server.models.served import ServedModel
 from openai_cpu_server.prompt.chat_template import ChatTemplate
@@ -24,6 +23,7 @@ from openai_cpu_server.prompt.tool_formats import TOOL_FORMATS
 from tests.api.asgi import exchange
 from tests.api.fake_engine import FakeEngine, bias_scores
 from tests.api.fake_tokenizer import FakeTokenizer
+from tests.api.grammar_check import check_grammar as known_check
 from tests.api.serving import OPTIONS, client, embedding_model, eventually, num_live
 from tests.api.talking import error_of
 from tests.api.watching import page
@@ -51,7 +51,7 @@ def judge(engine: FakeEngine, *, own: str | None = ASKING, chat: str | None = No
         tokenizer=FakeTokenizer(rerank_template=own),
         template=template,
         tool_format=TOOL_FORMATS["generic"],
-        check_grammar=GrammarCheck,
+        check_grammar=known_check,
     )
 
 

@@ -219,7 +219,7 @@ def test_a_wrong_model_is_one_line(tmp_path: Path, content: bytes | None, line: 
 def test_a_model_that_does_not_load_is_one_line(tiny: Path, tmp_path: Path) -> None:
     path = tmp_path / "cut.gguf"
     path.write_bytes(tiny.read_bytes()[:1_000_000])
-    done = command(path, "--cache-dir", tmp_path / "cache")
+    done = warm.run("tune", str(path), "--cache-dir", str(tmp_path / "cache"))
     assert done.returncode == 2
     assert "is truncated or damaged" in done.stderr
     assert len(done.stderr.splitlines()) == 1

@@ -451,10 +451,10 @@ async def test_a_request_that_is_killed_every_time_fails_alone_at_the_third() ->
 
 
 async def test_kills_after_progress_do_not_count_as_crashes() -> None:
-    one = request("a", output=150)
+    one = request("a", output=100)
     async with running(client("step_s=0.01")) as engine:
         stream = asyncio.create_task(collect(engine, one))
-        for number in range(7):
+        for number in range(6):
             await eventually(lambda number=number: num_tokens(engine) > 5 * number)  # type: ignore[misc]
             kill_engine(engine, signal.SIGKILL)
             await until(engine, EngineState.RESTARTING)

@@ -37,7 +37,7 @@ def rows_survive(folder: Path, *, rows: int, kills: int) -> None:
 
 
 def test_streams_survive_a_few_kills(tmp_path: Path) -> None:
-    streams_survive(tmp_path, requests=40, kills=3)
+    streams_survive(tmp_path, requests=24, kills=2)
 
 
 @pytest.mark.slow

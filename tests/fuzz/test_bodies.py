@@ -86,10 +86,10 @@ async def _one(http: httpx.AsyncClient, path: str, body: bytes) -> int:
 
 
 @pytest.mark.thorough
-async def test_two_thousand_hostile_bodies(http: httpx.AsyncClient, own_engine: Dispatcher) -> None:
-    statuses = await attack(http, own_engine, await of_document(http, 6), number=2000)
-    assert statuses[400] > 500, statuses
-    assert statuses[200] > 20, "bodies that are refused at once test little"
+async def test_a_thousand_hostile_bodies(http: httpx.AsyncClient, own_engine: Dispatcher) -> None:
+    statuses = await attack(http, own_engine, await of_document(http, 6), number=1000)
+    assert statuses[400] > 250, statuses
+    assert statuses[200] > 10, "bodies that are refused at once test little"
 
 
 async def test_responses_and_messages_with_something_odd_in_them() -> None:

@@ -19,15 +19,19 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(pytest.mark.native)
 
 
-@pytest.fixture
-def library() -> Iterator[Library]:
-    """Everything in it is off before and after."""
+@pytest.fixture(scope="session")
+def loaded() -> Library:
     if why_not := obstacle(KERNELS):
         pytest.skip(why_not)
-    library = Library(ctypes.CDLL(str(KERNELS)))
-    _switch_off(library)
-    yield library
-    _switch_off(library)
+    return Library(ctypes.CDLL(str(KERNELS)))
+
+
+@pytest.fixture
+def library(loaded: Library) -> Iterator[Library]:
+    """Everything in it is off before and after."""
+    _switch_off(loaded)
+    yield loaded
+    _switch_off(loaded)
 
 
 @pytest.fixture(scope="session")

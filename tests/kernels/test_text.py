@@ -16,7 +16,7 @@ from tests.llama.driver import feed, logprobs, opened
 
 ROOT = Path(__file__).parents[2]
 MODEL = ROOT / "model_assets" / "demo.gguf"
-_TOKENS = 480
+_TOKENS = 288
 _CHUNK = 24
 
 
@@ -29,7 +29,7 @@ def text() -> list[int]:
 def predictions(tokens: list[int], **options: object) -> Doubles:
     """(positions, vocabulary): log-probabilities after each chunk of the text, beside a second sequence."""
     backend = LlamaBackend.load(
-        EngineOptions(model_path=str(MODEL), kv_tokens=1024, max_seqs=4, **options),  # type: ignore[arg-type]
+        EngineOptions(model_path=str(MODEL), kv_tokens=1024, max_seqs=4, threads=1, **options),  # type: ignore[arg-type]
         lambda fraction: None,
     )
     found = np.zeros((_TOKENS // _CHUNK, backend.info.vocab_size))

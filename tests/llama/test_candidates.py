@@ -33,7 +33,7 @@ def test_few_are_looked_at_where_there_are_many() -> None:
     assert 40 <= len(of_the_best(LARGE, 40)) < 120
 
 
-@settings(max_examples=300)
+@settings(max_examples=100)
 @given(LOGITS, st.floats(0, 0.999))
 def test_a_nucleus_has_its_share_and_no_token_too_many(logits: np.ndarray, share: float) -> None:
     found = nucleus(logits, share)

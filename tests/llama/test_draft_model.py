@@ -25,7 +25,9 @@ TEXT = "One day the small dog ran to the old mill by the river. "
 
 
 def options(model: Path, draft: Path, **more: object) -> EngineOptions:
-    base = EngineOptions(model_path=str(model), draft_model_path=str(draft), kv_tokens=2048, max_seqs=4)
+    base = EngineOptions(
+        model_path=str(model), draft_model_path=str(draft), kv_tokens=2048, max_seqs=4, threads=1
+    )
     return msgspec.structs.replace(base, **more)
 
 

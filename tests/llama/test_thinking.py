@@ -84,9 +84,9 @@ def test_a_free_answer_goes_on_behind_the_thoughts(backend: LlamaBackend, closin
 def test_an_output_goes_on_wherever_it_was_left(
     backend: LlamaBackend, closing: tuple[int, ...], sampling: Sampling, grammar: str | None
 ) -> None:
-    one = thinking("resume", grammar, closing, sampling, max_tokens=100 if grammar is None else 300)
+    one = thinking("resume", grammar, closing, sampling, max_tokens=75 if grammar is None else 300)
     whole = run_one(backend, one)
-    for end in range(0, min(len(whole.tokens), 60), 3):
+    for end in range(0, min(len(whole.tokens), 60), 5):
         rest = run_one(backend, one, told=whole.tokens[:end])
         assert whole.tokens[:end] + rest.tokens == whole.tokens
 

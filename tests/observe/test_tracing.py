@@ -96,7 +96,7 @@ async def test_a_client_that_left_has_its_spans(exporter: InMemorySpanExporter, 
 
 async def test_a_row_of_a_batch_has_spans(exporter: InMemorySpanExporter, tracing: Tracing) -> None:
     async with watched(tracing=tracing) as one:
-        await one.run_row(CHAT, json.dumps({"messages": MESSAGES}).encode(), "")
+        await one.run_row(CHAT, json.dumps({"messages": MESSAGES, "max_tokens": 4}).encode(), "")
     root = by_name(exporter)[f"POST {CHAT}"]
     assert (root.attributes or {})["ocs.origin"] == "batch"
 

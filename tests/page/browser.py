@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
 from collections.abc import Iterator
@@ -10,10 +11,11 @@ from contextlib import contextmanager
 import pytest
 from playwright.sync_api import (
     Browser,
-    BrowserContext,
     ConsoleMessage,
+    Error,
     Page,
     Request,
+    WebError,
     expect,
     sync_playwright,
 )
@@ -56,21 +58,36 @@ def running_browser() -> Iterator[Browser]:
 class Visit:
     """A visit to a server's page. It keeps what the browser complained of, and whom else it asked."""
 
-    def __init__(self, context: BrowserContext, url: str) -> None:
-        self.context = context
+    def __init__(self, page: Page, url: str) -> None:
+        self.page = page
         self.url = url
         self.complaints: list[str] = []
         self.strangers: list[str] = []
-        context.set_default_timeout(_PATIENCE_MS)
-        context.on("request", self._requested)
-        context.on("console", self._said)
-        context.on("weberror", lambda error: self.complaints.append(str(error.error)))
-        self.page = self.tab()
+        page.context.on("request", self._requested)
+        page.context.on("console", self._said)
+        page.context.on("weberror", self._failed)
+        page.goto(url + "/")
 
     def tab(self, path: str = "/") -> Page:
-        page = self.context.new_page()
+        """Another one beside `page`."""
+        page = self.page.context.new_page()
         page.goto(self.url + path)
         return page
+
+    def forget(self) -> None:
+        """Leave nothing to the next visit."""
+        context = self.page.context
+        context.remove_listener("request", self._requested)
+        context.remove_listener("console", self._said)
+        context.remove_listener("weberror", self._failed)
+        for other in context.pages[1:]:
+            other.close()
+        self.page.evaluate("sessionStorage.clear()")
+        with contextlib.suppress(Error):  # the server may be gone
+            self.page.goto(self.url + "/health")  # from a blank page the next would need a process of its own
+        session = context.new_cdp_session(self.page)
+        session.send("Storage.clearDataForOrigin", {"origin": self.url, "storageTypes": "all"})
+        session.detach()
 
     def _requested(self, request: Request) -> None:
         if not request.url.startswith((self.url, self.url.replace("http:", "ws:"), "data:", "blob:")):
@@ -80,16 +97,30 @@ class Visit:
         if message.type == "error":
             self.complaints.append(message.text)
 
+    def _failed(self, error: WebError) -> None:
+        self.complaints.append(str(error.error))
+
 
 @contextmanager
 def visiting(
     browser: Browser, server: ServerProcess, *, width: int = 1280, height: int = 800
 ) -> Iterator[Visit]:
     """Asserts at the end that nobody else was asked for anything."""
-    context = browser.new_context(viewport={"width": width, "height": height}, reduced_motion="reduce")
+    page = _window(browser)
+    page.set_viewport_size({"width": width, "height": height})
+    page.emulate_media(color_scheme="null", reduced_motion="reduce")
+    visit = Visit(page, server.url)
     try:
-        visit = Visit(context, server.url)
         yield visit
         assert visit.strangers == []
     finally:
-        context.close()
+        visit.forget()
+
+
+def _window(browser: Browser) -> Page:
+    """The one in which all visits take place: another for each would take half a second."""
+    if browser.contexts:
+        return browser.contexts[0].pages[0]
+    context = browser.new_context()
+    context.set_default_timeout(_PATIENCE_MS)
+    return context.new_page()

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import hashlib
 import os
 import re
 import signal
-from pathlib import Path
 
 import pytest
 from playwright.sync_api import Browser, Page, expect
 
 from tests.page.browser import Visit, visiting
+from tests.page.conftest import ANN, METER
 from tests.page.talking import answers, endless, say
 from tests.page.watching import generating, room
 from tests.server import ServerProcess
@@ -79,37 +78,22 @@ def test_an_engine_that_dies_shows_with_its_cause_and_the_room_goes_on(
         expect(page.get_by_role("region", name="Requests that run")).to_contain_text("writes")
 
 
-def test_a_key_without_the_scope_is_told_what_it_needs(browser: Browser, tmp_path: Path) -> None:
+def test_a_key_without_the_scope_is_told_what_it_needs(
+    browser: Browser, locked_server: ServerProcess
+) -> None:
     """And one without `admin` sees its own requests only."""
-    keys = tmp_path / "keys.toml"
-    keys.write_text(
-        "\n".join(
-            f'[keys.{name}]\nsha256 = "{digest}"\nscopes = ["{scope}"]'
-            for name, digest, scope in [
-                ("meter", _digest("meter"), "metrics"),
-                ("ann", _digest("ann"), "inference"),
-            ]
-        )
-    )
-    with (
-        ServerProcess("--model", "demo", "--api-keys", str(keys)) as locked,
-        visiting(browser, locked) as visit,
-    ):
+    with visiting(browser, locked_server) as visit:
         page = room(visit)
-        _use_key(page, "meter")
+        _use_key(page, METER)
         expect(page.get_by_text("This key may not watch.")).to_be_visible()
         page.get_by_role("button", name="API key").click()
-        _use_key(page, "ann")
+        _use_key(page, ANN)
         expect(page.get_by_text("your own; others are only counted")).to_be_visible()
 
 
 def _use_key(page: Page, key: str) -> None:
     page.get_by_label("Key", exact=True).fill(key)
     page.get_by_role("button", name="Use this key").click()
-
-
-def _digest(key: str) -> str:
-    return hashlib.sha256(key.encode()).hexdigest()
 
 
 def test_on_a_phone_nothing_runs_over_the_edge(browser: Browser, server: ServerProcess) -> None:

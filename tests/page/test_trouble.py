@@ -5,29 +5,21 @@ from __future__ import annotations
 import os
 import signal
 import socket
-from collections.abc import Iterator
 
 import httpx
 import pytest
 from playwright.sync_api import Browser, expect
 
 from tests.page.browser import visiting
+from tests.page.conftest import ANN
 from tests.page.talking import answers, endless, limit, say, whole_answer
 from tests.server import ServerProcess
 
 pytestmark = [pytest.mark.native, pytest.mark.thorough]
 
-KEY = "a key of the tests"
 
-
-@pytest.fixture(scope="module")
-def server() -> Iterator[ServerProcess]:
-    with ServerProcess("--model", "demo", "--api-key", KEY) as server:
-        yield server
-
-
-def test_a_key_is_asked_for_and_kept_in_its_tab(browser: Browser, server: ServerProcess) -> None:
-    with visiting(browser, server) as visit:
+def test_a_key_is_asked_for_and_kept_in_its_tab(browser: Browser, locked_server: ServerProcess) -> None:
+    with visiting(browser, locked_server) as visit:
         page = visit.page
         dialog = page.get_by_role("dialog", name="API key")
         dialog.get_by_label("Key").fill("wrong")
@@ -36,7 +28,7 @@ def test_a_key_is_asked_for_and_kept_in_its_tab(browser: Browser, server: Server
         dialog.get_by_label("Key").fill("ключ")
         dialog.get_by_role("button", name="Use this key").click()
         expect(dialog.get_by_role("alert")).to_contain_text("no such characters")
-        dialog.get_by_label("Key").fill(KEY)
+        dialog.get_by_label("Key").fill(ANN)
         dialog.get_by_role("button", name="Use this key").click()
         expect(dialog).to_have_count(0)
         limit(page, 5)
@@ -46,7 +38,7 @@ def test_a_key_is_asked_for_and_kept_in_its_tab(browser: Browser, server: Server
         expect(page.get_by_title("Model")).to_contain_text("demo")
         other = visit.tab()
         expect(other.get_by_role("dialog", name="API key")).to_be_visible()
-        assert page.evaluate("Object.values(localStorage).join()").find(KEY) < 0
+        assert page.evaluate("Object.values(localStorage).join()").find(ANN) < 0
 
 
 @pytest.mark.slow

@@ -211,7 +211,7 @@ DOUBLING = "{% set ns = namespace(x='a') %}{% for i in range(99) %}{% set ns.x =
     ],
 )
 def test_endless_work(source: str) -> None:
-    endless = ChatTemplate(source, bos_text="", eos_text="", max_steps=20_000)
+    endless = ChatTemplate(source, bos_text="", eos_text="", max_steps=5_000)
     with pytest.raises(TemplateFailed, match="too many loop iterations and calls"):
         endless.render([USER], extra={"text": "x" * 2000})
 
@@ -234,8 +234,9 @@ def test_endless_work(source: str) -> None:
     ],
 )
 def test_size_bomb(source: str) -> None:
+    """Not in the renderings by which a loaded template is probed: they have no text."""
     with pytest.raises(TemplateFailed, match=f"grows beyond {MAX_CHARS}"):
-        render(source, text="x" * 2000)
+        render("{% if text %}" + source + "{% endif %}", text="x" * 2000)
 
 
 @pytest.mark.parametrize(

@@ -246,7 +246,7 @@ def _constraint(prompt: int) -> Constraint | None:
     st.none() | st.builds(KnowingDrafter, st.integers(0, 99)) | st.builds(SilentDrafter),
     st.integers(0, 3),
 )
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=200, deadline=None)
 def test_whatever_happens_every_request_ends_with_its_own_output(
     script: list[Action],
     slots: int,

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import random
-from typing import Any
+from typing import Any, NamedTuple
 
 from llguidance import LLMatcher
 
@@ -38,26 +39,37 @@ class Sampler:
         self._matcher.reset()
         text = bytearray()
         while len(text) < longest:
-            allowed = self._allowed()
-            if _END in allowed and (len(allowed) == 1 or rng.random() < 0.3):
+            allowed = _allowed(bytes(self._matcher.compute_bitmask()))
+            if allowed.may_end and (not allowed.all or rng.random() < 0.3):
                 return bytes(text)
-            byte = self._pick([b for b in allowed if b != _END], rng)
+            byte = allowed.pick(rng)
             text.append(byte)
             assert self._matcher.consume_token(byte), self._matcher.get_error()
         return None
 
-    def _allowed(self) -> list[int]:
-        mask = self._matcher.compute_bitmask()
-        return [i for i in range(_END + 1) if mask[i >> 3] >> (i & 7) & 1]
 
-    def _pick(self, allowed: list[int], rng: random.Random) -> int:
+class _Allowed(NamedTuple):
+    """The bytes that may come next."""
+
+    may_end: bool
+    all: list[int]
+    plain: list[int]
+    closing: list[int]
+
+    def pick(self, rng: random.Random) -> int:
         """Closing marks rather often, for sentences to come to an end."""
-        closing = [b for b in allowed if b in b'"}],']
-        plain = [b for b in allowed if 0x20 <= b < 0x7F]
-        choices = (
-            closing if closing and rng.random() < 0.4 else plain if plain and rng.random() < 0.9 else allowed
-        )
-        return rng.choice(choices)
+        if self.closing and rng.random() < 0.4:
+            return rng.choice(self.closing)
+        return rng.choice(self.plain if self.plain and rng.random() < 0.9 else self.all)
+
+
+@functools.lru_cache(maxsize=4096)
+def _allowed(mask: bytes) -> _Allowed:
+    """What a mask allows. A grammar has few masks, and a sentence many bytes."""
+    found = [i for i in range(_END) if mask[i >> 3] >> (i & 7) & 1]
+    plain = [b for b in found if 0x20 <= b < 0x7F]
+    may_end = bool(mask[_END >> 3] & 1)
+    return _Allowed(may_end, found, plain, [b for b in found if b in b'"}],'])
 
 
 def check(schema: Any, accepted: list[Any], rejected: list[Any], options: Options | None = None) -> None:

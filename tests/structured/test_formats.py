@@ -117,8 +117,8 @@ def test_templates_of_addresses_close_their_braces() -> None:
 
 def test_dates_are_exactly_pythons() -> None:
     grammar = GrammarCheck(schema_to_gbnf({"format": "date"}))
-    leap_days = [f"{year:04}-02-29" for year in range(10_000)]
-    years = (0, 1, 4, 9, 10, 99, 100, 999, 1000, 1900, 2000, 2023, 2024, 9999)
+    leap_days = [f"{year:04}-02-29" for year in {*range(0, 10_000, 4), *range(1, 10_000, 9)}]
+    years = (0, 1, 100, 1900, 2000, 2023, 2024, 9999)
     days = [f"{y:04}-{m:02}-{d:02}" for y in years for m in range(14) for d in range(33)]
     assert [text for text in leap_days + days if is_written(grammar, text) != is_date(text)] == []
 

@@ -50,7 +50,7 @@ def test_the_bench_counts_what_happens(bench):
     ("order", "least_passed"), [pytest.param("schema", 0.92, marks=pytest.mark.slow), ("any", 0.95)]
 )
 def test_a_sample_of_real_schemas(bench, order, least_passed):
-    cases = bench["read_cases"](DATA)[::10]
+    cases = bench["read_cases"](DATA)[::25]
     run = bench["Bench"](
         bench["vocabulary_of_text"](TINY, size=300), bench["Options"](order=bench["PropertyOrder"](order))
     )

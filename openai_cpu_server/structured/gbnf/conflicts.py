@@ -8,6 +8,7 @@ ones. (Single characters never conflict, nor do control tokens, which no text ma
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterable
 
 import msgspec
@@ -85,6 +86,13 @@ def _shortened(lexemes: dict[str, Expr], work: Work) -> dict[str, Expr]:
     return found
 
 
+@functools.lru_cache(maxsize=1024)
+def _one_of_each(sets: frozenset[CharSet]) -> list[str]:
+    """One character of each class that the sets tell apart; none that is in no set."""
+    codes = [each.ranges[0][0] for each in partition(sets)]
+    return [chr(code) for code in codes if any(code in each for each in sets)]
+
+
 class _Group(msgspec.Struct):
     """Lexemes that are equal once loosened."""
 
@@ -147,12 +155,9 @@ class _Search:
 
     def _characters(self, state: State) -> list[str]:
         """One character for each way in which the lexemes can go on."""
-        sets: set[CharSet] = set().union(*(self._leads.fronts(rest) for _, rest in state))
+        sets = frozenset[CharSet]().union(*(self._leads.fronts(rest) for _, rest in state))
         self._budget.spend("regex_work", 1 + len(sets) ** 2 // 4)
-        union = CharSet(())
-        for each in sets:
-            union |= each
-        return [chr(c.ranges[0][0]) for c in partition(sets) if c & union]
+        return _one_of_each(sets)
 
     def _step(self, state: State, char: str) -> State:
         key = (state, char)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 MAX = 0x10FFFF
@@ -110,15 +110,29 @@ NOT_LINE_END = ANY - CharSet.chars("\n\r\u2028\u2029")
 
 
 def partition(sets: Iterable[CharSet]) -> list[CharSet]:
-    """The coarsest classes such that every given set is a union of some of them. Together they are ANY."""
-    classes = [ANY]
-    for given in sets:
-        split = []
-        for each in classes:
-            inside = each & given
-            if not inside or inside == each:
-                split.append(each)
-            else:
-                split += [inside, each - given]
-        classes = split
-    return classes
+    """The coarsest classes such that every given set is a union of some of them. Together they are ANY.
+
+    Classes within an earlier set come before those outside of it.
+    """
+    given = [ANY, *sets]
+    ranges: dict[int, list[Range]] = {}
+    for low, high, inside in _stretches(given):
+        ranges.setdefault(inside, []).append((low, high))
+    everywhere = 1 << (len(given) - 1)
+    return [CharSet(tuple(ranges[i])) for i in sorted(ranges, reverse=True) if i & everywhere]
+
+
+def _stretches(sets: list[CharSet]) -> Iterator[tuple[int, int, int]]:
+    """Neighbouring characters of the same sets: the first, the last, and a bit for each set, the first set's
+    being the highest."""
+    changes: dict[int, int] = {}
+    for number, each in enumerate(reversed(sets)):
+        for low, high in each.ranges:
+            changes[low] = changes.get(low, 0) ^ (1 << number)
+            changes[high + 1] = changes.get(high + 1, 0) ^ (1 << number)
+    begin, inside = 0, 0
+    for place in sorted(changes):
+        if inside and changes[place]:
+            yield begin, place - 1, inside
+        if changes[place]:
+            begin, inside = place, inside ^ changes[place]

@@ -195,14 +195,14 @@ async def test_a_holder_that_does_not_come_back_hangs_and_who_waits_does_not() -
     a = shared.engine("a", hang_limits=limits)
     b = shared.engine("b", hang_limits=limits)
     async with both(shared, a, b):
-        stuck = asyncio.create_task(collect(a, request("x", output=500)))
+        stuck = asyncio.create_task(collect(a, request("x", output=100)))
         await eventually(lambda: shared.is_holding("a") and a.status().running["interactive"] == 1)
         assert a.engine_pid is not None
         os.kill(a.engine_pid, signal.SIGSTOP)
         waiting = request("y", output=20)
         assert text(await collect(b, waiting)) == expected_text(waiting)
         await until(a, EngineState.READY)
-        assert text(await stuck) == expected_text(request("x", output=500))
+        assert text(await stuck) == expected_text(request("x", output=100))
         assert (a.status().restarts, b.status().restarts) == (1, 0)
 
 
@@ -210,7 +210,7 @@ async def test_a_model_loads_in_pieces_beside_a_stream() -> None:
     shared = Shared(batch_floor=0.5)
     a, b = shared.engine("a"), shared.engine("b", "load_pieces=5")
     async with running(a):
-        streamed = request("x", output=1000)
+        streamed = request("x", output=400)
         stream = asyncio.create_task(collect(a, streamed))
         await eventually(lambda: shared.is_holding("a"))
         async with running(b):

@@ -1,0 +1,92 @@
+"""The engine process that `tests/fake_engine.py` starts."""
+
+from __future__ import annotations
+
+import signal
+import socket
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import msgspec
+
+from openai_cpu_server.contract.cost import CostCurve
+from openai_cpu_server.contract.messages import EngineOptions
+from openai_cpu_server.engine.build import build_core, build_embed_core
+from openai_cpu_server.engine.channel import EngineChannel
+from openai_cpu_server.engine.core import EngineCore, Measure
+from openai_cpu_server.engine.embed_core import EmbedCore
+from openai_cpu_server.engine.loop import run_engine
+from openai_cpu_server.engine.offspring import die_with_parent, leave_signals_to_parent
+from openai_cpu_server.engine.turn import EngineTurn
+from openai_cpu_server.errors import StartupError
+from tests.fakes import FAKE_INFO, FakeBackend, FakeEmbedder
+
+
+def main() -> None:
+    leave_signals_to_parent()
+    die_with_parent()
+    flags = dict(argument.split("=") for argument in sys.argv[1:-1])
+    sock = socket.socket(fileno=int(sys.argv[-1]))
+
+    num_pieces = int(flags.get("load_pieces", 0))
+    curve = (
+        CostCurve(step_ms=((1, 5000.0), (256, 6000.0)), attended_ms=0.0) if "slow_curve" in flags else None
+    )
+
+    def load(options: EngineOptions, on_progress: Callable[[float], None]) -> FakeBackend | FakeEmbedder:
+        if "fail" in flags:
+            raise StartupError(flags["fail"])
+        time.sleep(float(flags.get("load_s", 0)))
+        for piece in range(num_pieces):
+            on_progress(piece / num_pieces)
+            time.sleep(0.02)
+        on_progress(1.0)
+        info = msgspec.structs.replace(
+            FAKE_INFO, kv_tokens=options.kv_tokens or FAKE_INFO.kv_tokens, max_seqs=options.max_seqs
+        )
+        kill_on = int(flags["kill_on"]) if "kill_on" in flags else None
+        kill_with = signal.Signals[flags.get("kill_with", "SIGSEGV")]
+        step_s = float(flags.get("step_s", 0))
+        if "embeds" in flags:
+            return FakeEmbedder(kill_on=kill_on, kill_with=kill_with, step_s=step_s)
+        return FakeBackend(info, kill_on=kill_on, kill_with=kill_with, step_s=step_s)
+
+    def build(
+        options: EngineOptions,
+        backend: FakeBackend | FakeEmbedder,
+        on_progress: Callable[[float], None],
+        turn: EngineTurn,
+    ) -> EngineCore | EmbedCore:
+        if isinstance(backend, FakeEmbedder):
+            return build_embed_core(options, backend)
+        on_progress(float(flags.get("timed", 1.0)))
+        time.sleep(float(flags.get("build_s", 0)))
+        if "babble_if" in flags and Path(flags["babble_if"]).exists():
+            sock.sendall(b"\x01\0\0\0\xc1")  # a whole message, of no meaning in msgpack
+        if "dies_measuring" in flags and options.calibrate == "start":
+            _die(lambda: False)
+        if "dies_measuring" in flags and options.calibrate == "idle":
+            return build_core(options, backend, None, _die)
+        measure = _endless(Path(flags["measuring"])) if "measuring" in flags else None
+        return build_core(options, backend, curve, measure)
+
+    run_engine(EngineChannel(sock), load=load, build_core=build)
+
+
+def _die(is_wanted: Callable[[], bool]) -> None:
+    """A measurement that native code does not survive."""
+    signal.raise_signal(signal.SIGSEGV)
+
+
+def _endless(begun: Path) -> Measure:
+    """Ends only when something is wanted. The file gets a line each time that it begins."""
+
+    def measure(is_wanted: Callable[[], bool]) -> None:
+        with begun.open("a") as file:
+            file.write("begun\n")
+        while not is_wanted():
+            time.sleep(0.001)
+
+    return measure
