@@ -82,8 +82,12 @@ class Panic(BaseException):
 
 def next_token(tokens: list[int]) -> int:
     """A pure function of the whole context: a lower-case letter, a space or (rarely) another byte."""
-    digest = zlib.crc32(repr(tokens).encode())
+    digest = _digest(tokens)
     return 2 + (digest >> 8) % 256 if digest % 16 == 0 else 2 + ord("abcdefghij klmnopq"[digest % 18])
+
+
+def _digest(tokens: list[int]) -> int:
+    return zlib.crc32(array("I", tokens).tobytes())
 
 
 def adapted(adapter: str | None, tokens: list[int]) -> list[int]:
@@ -332,7 +336,7 @@ class FakeBackend:
     def _thought_of(self, known: list[int], count: int) -> tuple[int, ...]:
         """By a draft model that is wrong in one of four cases, and sometimes says less than it was asked."""
         tokens = list(known)
-        while len(tokens) < len(known) + count and (digest := zlib.crc32(repr(tokens).encode())) % 9:
+        while len(tokens) < len(known) + count and (digest := _digest(tokens)) % 9:
             tokens.append(self._choose(tokens) if digest % 4 else 2 + digest % 200)
         return tuple(tokens[len(known) :])
 

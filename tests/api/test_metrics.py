@@ -8,14 +8,17 @@ import logging
 import os
 import signal
 
+import httpx
 import pytest
 
 from openai_cpu_server.api.application import create_api
+from openai_cpu_server.observe.watch import Watch
 from tests.api.asgi import exchange
+from tests.api.fake_engine import FakeEngine
 from tests.api.serving import OPTIONS, api, client, eventually, new_engine, served
 from tests.api.talking import MESSAGES, chat, complete, error_of
 from tests.api.test_websocket import opened
-from tests.api.watching import Watched, page, watched
+from tests.api.watching import page, watched
 
 pytestmark = pytest.mark.anyio
 
@@ -23,9 +26,9 @@ CHAT = "/v1/chat/completions"
 REQUESTS = "ocs_requests_total"
 
 
-async def counted(one: Watched) -> list[dict[str, str]]:
+async def counted(http: httpx.AsyncClient) -> list[dict[str, str]]:
     """All that was asked, but for the asking itself."""
-    found = (await page(one.http)).series(REQUESTS)
+    found = (await page(http)).series(REQUESTS)
     return [labels for labels in found if labels["route"] != "/metrics"]
 
 
@@ -40,7 +43,7 @@ async def test_each_request_is_counted_once_under_what_became_of_it() -> None:
         await one.http.get("/nowhere")
         await one.http.get("/health")
         keys = ("method", "route", "priority", "status")
-        found = await counted(one)
+        found = await counted(one.http)
         assert {labels["origin"] for labels in found} == {"http"}
         assert sorted(tuple(labels[key] for key in keys) for labels in found) == [
             ("GET", "/health", "none", "200"),
@@ -77,9 +80,11 @@ REFUSED: list[tuple[bytes, dict[str, str], str]] = [
 async def test_who_is_refused_early_counts_with_the_priority_that_was_known_without_its_body(
     body: bytes, headers: dict[str, str], priority: str
 ) -> None:
-    async with watched() as one:
-        assert (await one.http.post(CHAT, content=body, headers=headers)).status_code == 400
-        assert [labels["priority"] for labels in await counted(one)] == [priority]
+    """No engine gets to know of it."""
+    watch = Watch.new(model="fake")
+    async with client(create_api(served(FakeEngine()), OPTIONS, watch=watch).app) as http:
+        assert (await http.post(CHAT, content=body, headers=headers)).status_code == 400
+        assert [labels["priority"] for labels in await counted(http)] == [priority]
 
 
 @pytest.mark.parametrize("stream", [True, False])
@@ -89,7 +94,7 @@ async def test_a_client_that_leaves_is_counted_once(stream: bool) -> None:
         async with exchange(one.app, CHAT, body) as left:
             await eventually(lambda: one.engine.status().kv_tokens_used > 0)
             left.disconnect()
-        assert [labels["status"] for labels in await counted(one)] == ["499"]
+        assert [labels["status"] for labels in await counted(one.http)] == ["499"]
         now = await page(one.http)
         assert now.sum("ocs_request_seconds_count") == 1
         assert now.sum("ocs_sequences_total", reason="unfinished") == now.sum("ocs_sequences_total") == 1
@@ -122,7 +127,7 @@ async def test_a_message_that_begins_no_request_is_counted_as_a_refused_post(
                     told.append(message["headers"]["x-request-id"])
         assert [sum(f"id={name} " in line for line in caplog.text.splitlines()) for name in told] == [1, 1, 1]
         keys = ("origin", "method", "route", "priority", "status")
-        assert sorted(tuple(labels[key] for key in keys) for labels in await counted(one)) == [
+        assert sorted(tuple(labels[key] for key in keys) for labels in await counted(one.http)) == [
             ("websocket", "POST", CHAT, "batch", "400"),
             ("websocket", "POST", CHAT, "none", "404"),
         ]

@@ -35,7 +35,6 @@ Lane emulated_max(Lane a, Lane b) {
 
 #ifndef _mm512_reduce_add_ps
 #define _mm512_reduce_add_ps(x) emulated_reduce<float>(x, emulated_sum<float>)
-#define _mm512_reduce_max_ps(x) emulated_reduce<float>(x, emulated_max<float>)
 #define _mm512_reduce_add_epi32(x) emulated_reduce<int32_t>(x, emulated_sum<int32_t>)
 #define _mm512_reduce_max_epi32(x) emulated_reduce<int32_t>(x, emulated_max<int32_t>)
 #endif

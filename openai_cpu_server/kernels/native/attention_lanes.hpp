@@ -4,6 +4,7 @@
 #pragma once
 
 #include <algorithm>
+#include <type_traits>
 #include <vector>
 
 #include "attention_plan.hpp"
@@ -154,20 +155,23 @@ private:
     Buffer largest_, sum_, factor_;
 };
 
-// Few lanes: vectors go along the width, for half of a vector of lanes would be empty.
+// Few lanes: vectors go along the width, for half of a vector of lanes would be empty. Scores lie as (cells, lanes), so
+// that a vector has those of several cells, and nothing but the products is summed across one.
 class FewLanes {
 public:
     static constexpr bool READS_POOL = true;  // a number is converted once for all lanes, which are few
 
     void begin(int lanes, int width) {
         width_ = width;
-        lanes_ = lanes;
-        queries_.resize(size_t(lanes) * width);
-        outputs_.resize(size_t(lanes) * width);
-        scores_.resize(size_t(lanes) * TILE);
-        std::fill_n(outputs_.data(), lanes * width, 0.0f);
-        std::fill_n(largest_, lanes, MINUS_INFINITY);
-        std::fill_n(sum_, lanes, 0.0f);
+        lanes_ = 1;
+        while (lanes_ < lanes) lanes_ *= 2;
+        queries_.resize(size_t(lanes_) * width);
+        outputs_.resize(size_t(lanes_) * width);
+        scores_.resize(size_t(lanes_) * TILE);
+        std::fill_n(queries_.data(), lanes_ * width, 0.0f);
+        std::fill_n(outputs_.data(), lanes_ * width, 0.0f);
+        largest_ = simd::splat(MINUS_INFINITY);
+        sum_ = floats{};
     }
 
     void set_query(int lane, const float* query, float scale) {
@@ -177,114 +181,118 @@ public:
 
     template <class Rows>
     void score(const Rows& keys) {
-        score_from<4>(0, keys);
+        with_lanes([&](auto lanes) { score<lanes>(keys); });
     }
 
-    float* scores(int lane, int cell) { return scores_.data() + lane * TILE + cell; }
-    int lane_step() const { return TILE; }
+    float* scores(int lane, int cell) { return scores_.data() + cell * lanes_ + lane; }
+    int lane_step() const { return 1; }
     float* all_scores() { return scores_.data(); }
     int num_scores() const { return lanes_ * TILE; }
 
     void soften() {
-        for (int lane = 0; lane < lanes_; ++lane) soften(scores(lane, 0), lane);
+        floats largest = largest_;
+        for (int i = 0; i < num_scores(); i += LANES) largest = simd::max(largest, simd::load(scores_.data() + i));
+        for (int step = lanes_; step < LANES; step *= 2) largest = simd::max(largest, simd::rotated(largest, step));
+        const floats subtrahend = finite(largest), factor = simd::exp(largest_ - subtrahend);
+        floats sum = sum_ * factor;
+        for (int i = 0; i < num_scores(); i += LANES) {
+            const floats weight = simd::exp(simd::load(scores_.data() + i) - subtrahend);
+            simd::store(scores_.data() + i, weight);
+            sum += weight;
+        }
+        largest_ = largest;
+        sum_ = sum;
+        simd::store(factor_, factor);
     }
 
     template <class Rows>
     void add(const Rows& values) {
-        sweep<4>(0, values);
+        with_lanes([&](auto lanes) { sweep<lanes, VECTORS<lanes>>(0, values); });
     }
 
     float largest(int lane) { return largest_[lane]; }
-    float sum(int lane) { return sum_[lane]; }
+    float sum(int lane) {
+        float total = 0;
+        for (int i = lane; i < LANES; i += lanes_) total += sum_[i];
+        return total;
+    }
     void output(int lane, float* to) { std::copy_n(outputs_.data() + lane * width_, width_, to); }
 
 private:
-    template <int ROWS, class Rows>
-    void score_from(int lane, const Rows& keys) {
-        constexpr int CELLS = LANES / ROWS;
-        for (; lane + ROWS <= lanes_; lane += ROWS)
-            for (int cell = 0; cell < TILE; cell += CELLS) {
-                const floats found = score_cells<CELLS>(queries_.data() + lane * LANES, keys, cell);
-                for (int i = 0; i < ROWS; ++i)
-                    std::memcpy(scores(lane + i, cell), (const float*)&found + i * CELLS,
-                                sizeof(float) * CELLS);
-                keys.step(CELLS * width_ / LANES);
-            }
-        if constexpr (ROWS > 1) score_from<ROWS / 2>(lane, keys);
+    // Vectors of values that are added at a time: fewer sums would wait for each other, more do not pay.
+    template <int ROWS>
+    static constexpr int VECTORS = ROWS >= 4 ? 2 : 4;
+
+    // Calls `work` with the number of lanes, which is then known to the compiler.
+    template <int ROWS = LANES / 2, class Work>
+    void with_lanes(Work work) const {
+        if constexpr (ROWS > 1)
+            if (lanes_ < ROWS) return with_lanes<ROWS / 2>(work);
+        work(std::integral_constant<int, ROWS>{});
     }
 
-    // The scores of some cells for as many lanes as a vector then has room for: (lanes, cells).
-    template <int CELLS, class Rows>
-    floats score_cells(const float* queries, const Rows& keys, int cell) const {
+    template <int ROWS, class Rows>
+    void score(const Rows& keys) {
+        constexpr int CELLS = LANES / ROWS;
+        for (int cell = 0; cell < TILE; cell += CELLS) {
+            simd::store(scores_.data() + cell * ROWS, score_cells<ROWS>(keys, cell));
+            keys.step(CELLS * width_ / LANES);
+        }
+    }
+
+    // The scores of as many cells as a vector then has room for: (cells, lanes).
+    template <int ROWS, class Rows>
+    floats score_cells(const Rows& keys, int cell) {
+        constexpr int CELLS = LANES / ROWS;
         floats products[LANES] = {};
-        const int step = lanes_ * LANES, width = width_;
-        for (int d = 0; d < width; d += LANES, queries += step) {
+        const float* queries = queries_.data();
+        const int width = width_;
+        for (int d = 0; d < width; d += LANES, queries += ROWS * LANES) {
             floats parts[CELLS];
             for (int j = 0; j < CELLS; ++j) parts[j] = simd::in_register(keys.load(cell + j, d));
-            for (int i = 0; i < LANES / CELLS; ++i) {
+            for (int i = 0; i < ROWS; ++i) {
                 const floats query = simd::in_register(simd::load(queries + i * LANES));
-                for (int j = 0; j < CELLS; ++j) products[i * CELLS + j] += query * parts[j];
+                for (int j = 0; j < CELLS; ++j)
+                    products[j * ROWS + i] = simd::multiply_add(query, parts[j], products[j * ROWS + i]);
             }
         }
         return simd::totals(products);
     }
 
-    void soften(float* scores, int lane) {
-        const float before = largest_[lane];
-        floats largest = simd::splat(before);
-        for (int cell = 0; cell < TILE; cell += LANES)
-            largest = simd::max(largest, simd::load(scores + cell));
-        largest_[lane] = simd::largest(largest);
-        const float subtrahend = largest_[lane] > MINUS_INFINITY ? largest_[lane] : 0.0f;
-        floats sum = {};
-        for (int cell = 0; cell < TILE; cell += LANES) {
-            const floats weight = simd::exp(simd::load(scores + cell) - subtrahend);
-            simd::store(scores + cell, weight);
-            sum += weight;
-        }
-        factor_[lane] = largest_[lane] == before ? 1.0f : std::exp(before - subtrahend);
-        sum_[lane] = sum_[lane] * factor_[lane] + simd::total(sum);
-    }
-
-    template <int ROWS, class Rows>
-    void sweep(int lane, const Rows& values) {
-        for (; lane + ROWS <= lanes_; lane += ROWS) sweep<ROWS, VECTORS_MAX>(lane, 0, values);
-        if constexpr (ROWS > 1) sweep<ROWS / 2>(lane, values);
-    }
-
     template <int ROWS, int VECTORS, class Rows>
-    void sweep(int lane, int d, const Rows& values) {
+    void sweep(int d, const Rows& values) {
         for (; d + VECTORS * LANES <= width_; d += VECTORS * LANES) {
             floats sums[ROWS][VECTORS] = {};
             for (int cell = 0; cell < TILE; cell += CELLS_A_STEP) {
-                for (int i = cell; i < cell + CELLS_A_STEP; ++i) add_values(lane, values, i, d, sums);
+                for (int i = cell; i < cell + CELLS_A_STEP; ++i) add_values(values, i, d, sums);
                 values.step(CELLS_A_STEP * VECTORS);
             }
             for (int i = 0; i < ROWS; ++i)
                 for (int j = 0; j < VECTORS; ++j) {
-                    float* output = outputs_.data() + (lane + i) * width_ + d + j * LANES;
-                    simd::store(output, simd::load(output) * factor_[lane + i] + sums[i][j]);
+                    float* output = outputs_.data() + i * width_ + d + j * LANES;
+                    simd::store(output, simd::multiply_add(simd::load(output), simd::splat(factor_[i]), sums[i][j]));
                 }
         }
-        if constexpr (VECTORS > 1) sweep<ROWS, VECTORS / 2>(lane, d, values);
+        if constexpr (VECTORS > 1) sweep<ROWS, VECTORS - 1>(d, values);
     }
 
     template <int ROWS, int VECTORS, class Rows>
-    void add_values(int lane, const Rows& values, int cell, int d, floats (&sums)[ROWS][VECTORS]) {
+    void add_values(const Rows& values, int cell, int d, floats (&sums)[ROWS][VECTORS]) {
         floats parts[VECTORS];
         for (int j = 0; j < VECTORS; ++j) parts[j] = simd::in_register(values.load(cell, d + j * LANES));
         for (int i = 0; i < ROWS; ++i) {
-            const floats weight = simd::splat(*scores(lane + i, cell));
-            for (int j = 0; j < VECTORS; ++j) sums[i][j] += weight * parts[j];
+            const floats weight = simd::splat(scores_.data()[cell * ROWS + i]);
+            for (int j = 0; j < VECTORS; ++j) sums[i][j] = simd::multiply_add(weight, parts[j], sums[i][j]);
         }
     }
 
     static constexpr int CELLS_A_STEP = 8;
-    int width_ = 0, lanes_ = 0;
+    int width_ = 0, lanes_ = 0;  // a power of 2: those behind the last have queries of 0
     Buffer queries_;  // (width in vectors, lanes, a vector)
     Buffer outputs_;  // (lanes, width)
-    Buffer scores_;             // (lanes, cells of a tile)
-    float largest_[LANES_MAX], sum_[LANES_MAX], factor_[LANES_MAX];
+    Buffer scores_;   // (cells of a tile, lanes)
+    floats largest_, sum_;  // of each lane, as often as a vector has room for; sums are yet to be added up
+    float factor_[LANES];
 };
 
 }  // namespace attention

@@ -98,18 +98,12 @@ inline floats exp(floats x) {
 
 inline floats tanh(floats x) { return 1.0f - 2.0f / (exp(2.0f * x) + 1.0f); }
 
-inline float largest(floats x) {
-#if defined(INSTRUCTION_SET_512)
-    return _mm512_reduce_max_ps((__m512)x);
-#elif defined(INSTRUCTION_SET_256)
-    __m128 four = _mm_max_ps(_mm256_castps256_ps128((__m256)x), _mm256_extractf128_ps((__m256)x, 1));
-    four = _mm_max_ps(four, _mm_movehl_ps(four, four));
-    return _mm_cvtss_f32(_mm_max_ss(four, _mm_movehdup_ps(four)));
-#else
-    float result = x[0];
-    for (int i = 1; i < LANES; ++i) result = result < x[i] ? x[i] : result;
-    return result;
-#endif
+// Lane i of the result is lane i + step of x, around the end.
+inline floats rotated(floats x, int step) {
+    float twice[2 * LANES];
+    store(twice, x);
+    store(twice + LANES, x);
+    return load(twice + step);
 }
 
 inline float total(floats x) {
@@ -141,12 +135,16 @@ inline floats totals(const floats (&x)[LANES]) {
     };
     return (floats)pairs(pairs(fours[0], fours[1]), pairs(fours[2], fours[3]));
 #elif defined(INSTRUCTION_SET_256)
-    const auto pairs = [](__m256 a, __m256 b) { return _mm256_hadd_ps(a, b); };
-    const auto fours = [&](int i) {
-        return pairs(pairs((__m256)x[i], (__m256)x[i + 1]), pairs((__m256)x[i + 2], (__m256)x[i + 3]));
+    // Blends and shuffles, for a horizontal addition takes two cycles.
+    const auto halves = [&](int i) {
+        const __m256 a = (__m256)x[i], b = (__m256)x[i + 4];
+        return _mm256_add_ps(_mm256_blend_ps(a, b, 0xf0), _mm256_permute2f128_ps(a, b, 0x21));
     };
-    const __m256 a = fours(0), b = fours(4);
-    return (floats)_mm256_add_ps(_mm256_permute2f128_ps(a, b, 0x20), _mm256_permute2f128_ps(a, b, 0x31));
+    const auto pairs = [](__m256 a, __m256 b) {
+        return _mm256_add_ps(_mm256_blend_ps(a, b, 0xcc), _mm256_shuffle_ps(a, b, 0x4e));
+    };
+    const __m256 a = pairs(halves(0), halves(1)), b = pairs(halves(2), halves(3));
+    return (floats)_mm256_add_ps(_mm256_shuffle_ps(a, b, 0x88), _mm256_shuffle_ps(a, b, 0xdd));
 #else
     floats result;
     for (int i = 0; i < LANES; ++i) result[i] = total(x[i]);
