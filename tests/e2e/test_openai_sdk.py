@@ -227,7 +227,7 @@ async def test_sixteen_streams_advance_together(server: ServerProcess) -> None:
         stream = await sdk.chat.completions.create(
             model="tiny",
             messages=HELLO,
-            max_tokens=60,
+            max_tokens=150,
             seed=number,
             stream=True,
             extra_body=ON,

@@ -26,7 +26,7 @@ def names(lines: list[dict[str, object]]) -> list[object]:
 
 
 class Counting:
-    """Counts how often each row was run, and how many at once."""
+    """Counts how often each row was run to its end, and how many at once."""
 
     def __init__(self, *, pause_s: float = 0.0) -> None:
         self.runs: Counter[bytes] = Counter()
@@ -34,13 +34,13 @@ class Counting:
         self._pause_s = pause_s
 
     async def __call__(self, url: str, body: bytes, owner: str) -> RowAnswer:
-        self.runs[body] += 1
         self.at_once += 1
         self.most_at_once = max(self.most_at_once, self.at_once)
         try:
             await anyio.sleep(self._pause_s)
         finally:
             self.at_once -= 1
+        self.runs[body] += 1
         return ok()
 
 
