@@ -12,8 +12,8 @@ template <class Format>
 struct Activations {
     // What a block adds beside its dot product: the bias times the sum of its bytes, exact and ready to start the
     // dot product with; or, where weights have offsets, the sum that these are multiplied by, of bytes or of numbers.
-    using SumOfNumbers = std::conditional_t<Format::HAS_OFFSETS, float, int32_t>;
-    using Sum = std::conditional_t<Format::HAS_INTEGER_SCALES, int16_t, SumOfNumbers>;
+    using SumForOffset = std::conditional_t<Format::HAS_INTEGER_SCALES, int16_t, float>;
+    using Sum = std::conditional_t<Format::HAS_OFFSETS, SumForOffset, int32_t>;
 
     int8_t bytes[PANEL_DEPTH];
     Sum sums[PANEL_DEPTH / Format::BLOCK];
@@ -57,8 +57,8 @@ int32_t quantise_block(const float* numbers, float per_scale, int8_t* bytes) {
 
 template <class Format>
 typename Activations<Format>::Sum block_sum(int32_t of_bytes, float scale) {
-    if constexpr (Format::HAS_INTEGER_SCALES) return static_cast<int16_t>(of_bytes);
-    else if constexpr (!Format::HAS_OFFSETS) return -Format::BIAS * of_bytes;
+    if constexpr (!Format::HAS_OFFSETS) return -Format::BIAS * of_bytes;
+    else if constexpr (Format::HAS_INTEGER_SCALES) return static_cast<int16_t>(of_bytes);
     else if constexpr (Format::UNIT == Format::BLOCK) return static_cast<float>(of_bytes) * scale;
     else return static_cast<float>(of_bytes);
 }

@@ -3,8 +3,9 @@
 
 #include "ggml_api.hpp"
 
-// Brings cells that are computed next nearer, line by line and a little at each step: the memory drops requests that
-// come in a heap, and is fastest where they come in order.
+// Brings cells that are computed next into the second cache, line by line and a little at each step: the memory drops
+// requests that come in a heap, and is fastest where they come in order. (Measured, Zen 4, 1 B, two threads: 16,000 cells
+// add 20 ms to a step; brought into the first cache 32.)
 class CellsAhead {
 public:
     // Of each of the cells, whose rows are `stride` bytes apart, the `row_bytes` from `first` on.
@@ -16,7 +17,7 @@ public:
         while (bytes > 0) {
             if (left_ == 0 && !begin_row()) return;
             const size_t now = bytes < left_ ? bytes : left_;
-            for (size_t i = 0; i < now; i += LINE) __builtin_prefetch(next_ + i);
+            for (size_t i = 0; i < now; i += LINE) __builtin_prefetch(next_ + i, READ, SECOND_CACHE);
             next_ += now;
             left_ -= now;
             bytes -= now;
@@ -32,6 +33,7 @@ private:
     }
 
     static constexpr size_t LINE = 64;  // bytes of a cache line
+    static constexpr int READ = 0, SECOND_CACHE = 2;
     const char* first_;
     size_t stride_, row_bytes_;
     const int *cell_, *end_;

@@ -58,11 +58,26 @@ constexpr int VECTORS = 2;
 #endif
 constexpr int GROUP = simd::REGISTERS * 3 / 8 / VECTORS;
 
-// Where a dot product is more than one instruction, the first of them gives sums of two products in 16 bits. Such
-// pairs can be added up as long as they fit; then `dot_pairs` multiplies both of each lane by factors and adds them.
+// Two numbers of 16 bits in each lane; `dot_pairs` adds both products of each lane. Where a dot
+// product of bytes is more than one instruction (HAS_PAIRS), the first of them gives sums of two products, which can be
+// added up as long as they fit into such pairs.
 typedef int16_t pairs __attribute__((vector_size(4 * LANES)));
 pairs multiply_pairs(ints weights, ints activations);
-ints dot_pairs(pairs x, pairs factors);
+
+inline ints dot_pairs(ints sum, pairs x, pairs factors) {
+#if defined(INSTRUCTION_SET_512) && defined(__AVX512VNNI__)
+    return (ints)_mm512_dpwssd_epi32((__m512i)sum, (__m512i)x, (__m512i)factors);
+#elif defined(INSTRUCTION_SET_512)
+    return sum + (ints)_mm512_madd_epi16((__m512i)x, (__m512i)factors);
+#elif defined(INSTRUCTION_SET_256)
+    return sum + (ints)_mm256_madd_epi16((__m256i)x, (__m256i)factors);
+#else
+    const ints a = (ints)x, b = (ints)factors;
+    return sum + (a << 16 >> 16) * (b << 16 >> 16) + (a >> 16) * (b >> 16);
+#endif
+}
+
+inline pairs pair_of(ints low, ints high) { return (pairs)((low & 0xffff) | (high << 16)); }
 
 #if defined(INSTRUCTION_SET_512) && defined(__AVX512VNNI__)
 
@@ -84,10 +99,8 @@ inline pairs multiply_pairs(ints weights, ints activations) {
     return (pairs)_mm512_maddubs_epi16((__m512i)weights, (__m512i)activations);
 }
 
-inline ints dot_pairs(pairs x, pairs factors) { return (ints)_mm512_madd_epi16((__m512i)x, (__m512i)factors); }
-
 inline ints dot(ints sum, ints weights, ints activations) {
-    return sum + dot_pairs(multiply_pairs(weights, activations), pairs{} + 1);
+    return dot_pairs(sum, multiply_pairs(weights, activations), pairs{} + 1);
 }
 
 inline ints dot_bytes(ints sum, ints weights, ints activations) {
@@ -116,10 +129,8 @@ inline pairs multiply_pairs(ints weights, ints activations) {
     return (pairs)_mm256_maddubs_epi16((__m256i)weights, (__m256i)activations);
 }
 
-inline ints dot_pairs(pairs x, pairs factors) { return (ints)_mm256_madd_epi16((__m256i)x, (__m256i)factors); }
-
 inline ints dot(ints sum, ints weights, ints activations) {
-    return sum + dot_pairs(multiply_pairs(weights, activations), pairs{} + 1);
+    return dot_pairs(sum, multiply_pairs(weights, activations), pairs{} + 1);
 }
 
 inline ints dot_bytes(ints sum, ints weights, ints activations) {

@@ -1,43 +1,58 @@
-// Products with one row of activations where vectors hold 32 bytes. To turn weights so that lanes are rows, as panels
-// do, is most of the work then; here each row's bytes are multiplied where they lie, and only the integer sums of blocks
-// are brought into lanes. Those are exact and all else is the panels' own code, so results are the same to the last bit.
+// Products with one row of activations on x86. To turn weights so that lanes are rows, as panels do, is most of the work
+// then; here each row's bytes are multiplied where they lie, 32 at a time, and only the integer sums of blocks are brought
+// into lanes. Those are exact and all else is the panels' own code, so results are the same to the last bit.
 #pragma once
 
 #include "tile.hpp"
 
 namespace products {
 
-#if defined(INSTRUCTION_SET_256)
+#if defined(INSTRUCTION_SET_512) || defined(INSTRUCTION_SET_256)
 
 constexpr bool HAS_ONE_ROW = true;
 
-// Two vectors of a row's weights, or what has become of them.
+// 32 weights of a row as bytes, or what has become of them, also where vectors are wider: that is as long as a block.
+typedef int32_t words __attribute__((vector_size(32)));
+constexpr int WORDS = 8;
+
 struct Two {
-    ints first, second;
+    words first, second;
 };
 
-inline ints load_bytes(const void* from) {
-    ints x;
+inline words load_bytes(const void* from) {
+    words x;
     std::memcpy(&x, from, sizeof x);
     return simd::in_register(x);
 }
 
-inline Two nibbles(ints bytes) { return {bytes & 0x0f0f0f0f, (bytes >> 4) & 0x0f0f0f0f}; }
+template <class Format>
+words dot_words(words weights, words activations) {
+#if defined(INSTRUCTION_SET_256)
+    return dot_as<Format>(words{}, weights, activations);
+#elif defined(__AVX512VNNI__)
+    return (words)_mm256_dpbusd_epi32(__m256i{}, (__m256i)weights, (__m256i)activations);
+#else
+    const auto widened = [](words x) { return (ints)_mm512_castsi256_si512((__m256i)x); };
+    return (words)_mm512_castsi512_si256((__m512i)dot_as<Format>(ints{}, widened(weights), widened(activations)));
+#endif
+}
+
+inline Two nibbles(words bytes) { return {bytes & 0x0f0f0f0f, (bytes >> 4) & 0x0f0f0f0f}; }
 
 // 16 bytes hold 16 weights in their low halves and 16 others in their high halves.
-inline ints nibbles_of_block(const uint8_t* from) {
+inline words nibbles_of_block(const uint8_t* from) {
     const __m256i twice = _mm256_broadcastsi128_si256(_mm_loadu_si128((const __m128i*)from));
-    return (ints)_mm256_srlv_epi32(twice, _mm256_setr_epi32(0, 0, 0, 0, 4, 4, 4, 4)) & 0x0f0f0f0f;
+    return (words)_mm256_srlv_epi32(twice, _mm256_setr_epi32(0, 0, 0, 0, 4, 4, 4, 4)) & 0x0f0f0f0f;
 }
 
 // 16 in each byte whose bit is set in the word.
-inline ints fifth_bits(const uint8_t* from) {
+inline words fifth_bits(const uint8_t* from) {
     int32_t word;
     std::memcpy(&word, from, sizeof word);
     const __m256i places = _mm256_setr_epi64x(0, 0x0101010101010101, 0x0202020202020202, 0x0303030303030303);
     const __m256i bit = _mm256_set1_epi64x(static_cast<int64_t>(0x8040201008040201));
     const __m256i bytes = _mm256_shuffle_epi8(_mm256_set1_epi32(word), places);
-    return (ints)_mm256_cmpeq_epi8(_mm256_and_si256(bytes, bit), bit) & 0x10101010;
+    return (words)_mm256_cmpeq_epi8(_mm256_and_si256(bytes, bit), bit) & 0x10101010;
 }
 
 // How the bytes of a row become weights. EXACT_LEVELS: how often neighbours can be added before a sum of four products
@@ -48,31 +63,31 @@ struct RowBytes;
 template <>
 struct RowBytes<Q4_0> {
     static constexpr int EXACT_LEVELS = 2;
-    static ints weights(const uint8_t* block) { return nibbles_of_block(block + 2); }
+    static words weights(const uint8_t* block) { return nibbles_of_block(block + 2); }
 };
 
 template <>
 struct RowBytes<Q4_1> {
     static constexpr int EXACT_LEVELS = 2;
-    static ints weights(const uint8_t* block) { return nibbles_of_block(block + 4); }
+    static words weights(const uint8_t* block) { return nibbles_of_block(block + 4); }
 };
 
 template <>
 struct RowBytes<Q5_0> {
     static constexpr int EXACT_LEVELS = 2;
-    static ints weights(const uint8_t* block) { return nibbles_of_block(block + 6) | fifth_bits(block + 2); }
+    static words weights(const uint8_t* block) { return nibbles_of_block(block + 6) | fifth_bits(block + 2); }
 };
 
 template <>
 struct RowBytes<Q5_1> {
     static constexpr int EXACT_LEVELS = 2;
-    static ints weights(const uint8_t* block) { return nibbles_of_block(block + 8) | fifth_bits(block + 4); }
+    static words weights(const uint8_t* block) { return nibbles_of_block(block + 8) | fifth_bits(block + 4); }
 };
 
 template <>
 struct RowBytes<Q8_0> {
     static constexpr int EXACT_LEVELS = 0;
-    static ints weights(const uint8_t* block) {
+    static words weights(const uint8_t* block) {
         return load_bytes(block + 2) ^ static_cast<int>(0x01010101U * Q8_0::BIAS);
     }
 };
@@ -93,7 +108,7 @@ struct RowBytes<Q5_K> {
     static constexpr int EXACT_LEVELS = 2, PASSES = 4, APART = 32;
     static int first(int pass) { return 64 * pass; }
     static Two weights(const uint8_t* superblock, int pass) {
-        const ints bits = load_bytes(superblock + SuperblockHead::BYTES) >> (2 * pass);
+        const words bits = load_bytes(superblock + SuperblockHead::BYTES) >> (2 * pass);
         const Two low = nibbles(load_bytes(superblock + SuperblockHead::BYTES + 32 + 32 * pass));
         return {low.first | ((bits & 0x01010101) << 4), low.second | ((bits & 0x02020202) << 3)};
     }
@@ -104,7 +119,7 @@ struct RowBytes<Q6_K> {
     static constexpr int EXACT_LEVELS = 1, PASSES = 4, APART = 64;
     static int first(int pass) { return 128 * (pass / 2) + 32 * (pass % 2); }
     static Two weights(const uint8_t* superblock, int pass) {
-        const ints pairs = load_bytes(superblock + 128 + 32 * (pass / 2)) >> (2 * (pass % 2));
+        const words pairs = load_bytes(superblock + 128 + 32 * (pass / 2)) >> (2 * (pass % 2));
         const Two low = nibbles(load_bytes(superblock + 32 * pass));
         return {low.first | ((pairs & 0x03030303) << 4), low.second | (pairs & 0x30303030)};
     }
@@ -112,10 +127,10 @@ struct RowBytes<Q6_K> {
 
 // Sums of neighbours, of a in the lower half of each 128 bits and of b in the upper.
 template <bool FITS_16_BITS>
-ints add_neighbours(ints a, ints b) {
+words add_neighbours(words a, words b) {
     if constexpr (FITS_16_BITS)
-        return (ints)_mm256_madd_epi16(_mm256_packs_epi32((__m256i)a, (__m256i)b), _mm256_set1_epi16(1));
-    else return (ints)_mm256_hadd_epi32((__m256i)a, (__m256i)b);
+        return (words)_mm256_madd_epi16(_mm256_packs_epi32((__m256i)a, (__m256i)b), _mm256_set1_epi16(1));
+    else return (words)_mm256_hadd_epi32((__m256i)a, (__m256i)b);
 }
 
 template <bool FITS_16_BITS>
@@ -133,74 +148,69 @@ inline __attribute__((always_inline)) auto gather_rows(int row, const DotsOfRow&
 }
 
 // The lower 128 bits of both, and the upper.
-inline Two by_halves(ints a, ints b) {
-    return {(ints)_mm256_permute2x128_si256((__m256i)a, (__m256i)b, 0x20),
-            (ints)_mm256_permute2x128_si256((__m256i)a, (__m256i)b, 0x31)};
+inline Two by_halves(words a, words b) {
+    return {(words)_mm256_permute2x128_si256((__m256i)a, (__m256i)b, 0x20),
+            (words)_mm256_permute2x128_si256((__m256i)a, (__m256i)b, 0x31)};
 }
 
 template <class Format>
-ints start_of(const Activations<Format>& row, int block) {
-    if constexpr (Format::BIAS != 0) return splat(row.sums[block]);
-    else return ints{};
-}
-
-template <class Format>
-using Dots = ints[PANEL_DEPTH / Format::BLOCK][VECTORS];
+using Dots = words[PANEL_DEPTH / Format::BLOCK][ROWS / WORDS];
 
 // Of 32 columns of eight rows: one block, or two of 16 columns. The bias is not yet in them.
 template <class Format>
-inline __attribute__((always_inline)) void put_dots(ints low, ints high, int column, int vector, Dots<Format>& dots) {
+inline __attribute__((always_inline)) void put_dots(words low, words high, int column, int eight, Dots<Format>& dots) {
     const int block = column / Format::BLOCK;
     const Two halves = by_halves(low, high);
     if constexpr (Format::BLOCK == 32) {
-        dots[block][vector] = halves.first + halves.second;
+        dots[block][eight] = halves.first + halves.second;
     } else {
-        dots[block][vector] = halves.first;
-        dots[block + 1][vector] = halves.second;
+        dots[block][eight] = halves.first;
+        dots[block + 1][eight] = halves.second;
     }
 }
 
 // Of a superblock of eight rows.
 template <class Format>
-void multiply_superblocks(PackedRows rows, const Activations<Format>& row, int vector, Dots<Format>& dots) {
+void multiply_superblocks(PackedRows rows, const Activations<Format>& row, int eight, Dots<Format>& dots) {
     using Bytes = RowBytes<Format>;
+#pragma GCC unroll 4
     for (int pass = 0; pass < Bytes::PASSES; pass++) {
         const int column = Bytes::first(pass);
-        rows.prefetch->step(LANES * Format::BLOCK_BYTES / Bytes::PASSES);
-        const ints a = load_bytes(row.bytes + column), b = load_bytes(row.bytes + column + Bytes::APART);
+        rows.prefetch->step(WORDS * Format::BLOCK_BYTES / Bytes::PASSES);
+        const words a = load_bytes(row.bytes + column), b = load_bytes(row.bytes + column + Bytes::APART);
         const auto of_row = [&](int number) {
             const Two weights = Bytes::weights(rows.first + number * rows.stride, pass);
-            return Two{dot_as<Format>(ints{}, weights.first, a), dot_as<Format>(ints{}, weights.second, b)};
+            return Two{dot_words<Format>(weights.first, a), dot_words<Format>(weights.second, b)};
         };
         const Two low = gather_rows<Bytes::EXACT_LEVELS, 4>(0, of_row);
         const Two high = gather_rows<Bytes::EXACT_LEVELS, 4>(4, of_row);
-        put_dots<Format>(low.first, high.first, column, vector, dots);
-        put_dots<Format>(low.second, high.second, column + Bytes::APART, vector, dots);
+        put_dots<Format>(low.first, high.first, column, eight, dots);
+        put_dots<Format>(low.second, high.second, column + Bytes::APART, eight, dots);
     }
 }
 
 // Of a block of eight rows.
 template <class Format>
 inline __attribute__((always_inline)) void multiply_blocks(const uint8_t* first, size_t stride,
-                                                           const Activations<Format>& row, int block, int vector,
+                                                           const Activations<Format>& row, int block, int eight,
                                                            Dots<Format>& dots) {
     using Bytes = RowBytes<Format>;
-    const ints activations = load_bytes(row.bytes + block * Format::BLOCK);
+    const words activations = load_bytes(row.bytes + block * Format::BLOCK);
     const auto of_row = [&](int number) {
-        return dot_as<Format>(ints{}, Bytes::weights(first + number * stride), activations);
+        return dot_words<Format>(Bytes::weights(first + number * stride), activations);
     };
     put_dots<Format>(gather_rows<Bytes::EXACT_LEVELS, 4>(0, of_row), gather_rows<Bytes::EXACT_LEVELS, 4>(4, of_row),
-                     block * Format::BLOCK, vector, dots);
+                     block * Format::BLOCK, eight, dots);
 }
 
 template <class Format>
 int multiply_packed(PackedRows rows, int64_t depth, const Activations<Format>& row, typename Format::Panel& panel,
                     Dots<Format>& dots) {
-    const size_t next = LANES * rows.stride;
+    const size_t next = WORDS * rows.stride;
     if constexpr (Format::UNIT == PANEL_DEPTH) {
         Format::unpack_head(rows, panel);
-        for (int vector = 0; vector < VECTORS; vector++)
-            multiply_superblocks<Format>(rows.from(vector * next), row, vector, dots);
+        for (int eight = 0; eight < ROWS / WORDS; eight++)
+            multiply_superblocks<Format>(rows.from(eight * next), row, eight, dots);
         return Format::Panel::NUM_BLOCKS;
     } else {
         const int num_blocks = static_cast<int>(std::min<int64_t>(PANEL_DEPTH, depth)) / Format::BLOCK;
@@ -208,10 +218,20 @@ int multiply_packed(PackedRows rows, int64_t depth, const Activations<Format>& r
             const PackedRows from = rows.from(block * Format::BLOCK_BYTES);
             Format::unpack_head(from, block, panel);
             rows.prefetch->step(ROWS * Format::BLOCK_BYTES / 2);
-            for (int vector = 0; vector < VECTORS; vector++)
-                multiply_blocks<Format>(from.first + vector * next, rows.stride, row, block, vector, dots);
+            for (int eight = 0; eight < ROWS / WORDS; eight++)
+                multiply_blocks<Format>(from.first + eight * next, rows.stride, row, block, eight, dots);
         }
         return num_blocks;
+    }
+}
+
+// Adds the dot products of one block to what it begins with.
+template <class Format>
+void add_dots(const Dots<Format>& dots, int block, Registers<ints, 1>& of_block) {
+    for (int vector = 0; vector < VECTORS; vector++) {
+        ints of_vector;
+        std::memcpy(&of_vector, dots[block] + vector * (LANES / WORDS), sizeof of_vector);
+        of_block[0][vector] += of_vector;
     }
 }
 
@@ -222,20 +242,17 @@ void multiply_one_row(PackedRows rows, int64_t depth, bool is_first, const Activ
     Dots<Format> dots;
     const int num_blocks = multiply_packed<Format>(rows, depth, *row, panel, dots);
     Registers<floats, 1> totals{};
-    if constexpr (Format::HAS_INTEGER_SCALES) {
-        Registers<ints, 1> scaled{};
-        for (int block = 0; block < num_blocks; block++)
+    Registers<ints, 1> scaled{};
+    for (int block = 0; block < num_blocks; block++) {
+        Registers<ints, 1> of_block;
+        begin_block<Format, 1>(row, block, of_block);
+        add_dots<Format>(dots, block, of_block);
+        if constexpr (Format::HAS_INTEGER_SCALES)
             for (int vector = 0; vector < VECTORS; vector++)
-                scaled[0][vector] += dots[block][vector] * ((ints)panel.scales[block][vector] >> 16);
-        total_of_blocks<Format, 1>(panel, row, scaled, totals);
-    } else {
-        for (int block = 0; block < num_blocks; block++) {
-            Registers<ints, 1> of_block;
-            const ints start = start_of(*row, block);
-            for (int vector = 0; vector < VECTORS; vector++) of_block[0][vector] = start + dots[block][vector];
-            add_block<Format, 1>(panel, row, block, of_block, totals);
-        }
+                scaled[0][vector] += of_block[0][vector] * number_of(panel.scales[block][vector]);
+        else add_block<Format, 1>(panel, row, block, of_block, totals);
     }
+    if constexpr (Format::HAS_INTEGER_SCALES) total_of_blocks<Format, 1>(panel, row, scaled, totals);
     add_totals<Format, 1>(totals, row, is_first, sums);
 }
 

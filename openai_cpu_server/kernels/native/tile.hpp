@@ -62,7 +62,7 @@ inline __attribute__((always_inline)) void multiply_columns(const typename Forma
         for (int vector = 0; vector < VECTORS; vector++) {
             const pairs factors = simd::in_register(factors_of<Format>(panel, block, vector));
             for (int row = 0; row < WIDTH; row++)
-                dots[row][vector] = simd::in_register(dots[row][vector] + dot_pairs(sums[row][vector], factors));
+                dots[row][vector] = simd::in_register(dot_pairs(dots[row][vector], sums[row][vector], factors));
         }
     }
 }
@@ -87,6 +87,22 @@ inline __attribute__((always_inline)) void begin_block(const Activations<Format>
         for (ints& sum : dots[row])
             if constexpr (Format::BIAS != 0) sum = splat(rows[row].sums[block]);
             else sum = ints{};
+}
+
+// Adds the products of one block, times its scales.
+template <class Format, int WIDTH>
+inline __attribute__((always_inline)) void add_scaled_block(const typename Format::Panel& panel,
+                                                            const Activations<Format>* rows, int block,
+                                                            Registers<ints, WIDTH>& dots) {
+    if constexpr (HAS_PAIRS) multiply_block<Format, WIDTH>(panel, rows, block, dots);  // scales are its factors
+    else {
+        Registers<ints, WIDTH> of_block;
+        begin_block<Format, WIDTH>(rows, block, of_block);
+        multiply_block<Format, WIDTH>(panel, rows, block, of_block);
+        for (int vector = 0; vector < VECTORS; vector++)
+            for (int row = 0; row < WIDTH; row++)
+                dots[row][vector] += of_block[row][vector] * panel.scales[block][vector];
+    }
 }
 
 // Scales the products of one block and adds the offsets.
@@ -122,6 +138,21 @@ inline __attribute__((always_inline)) void add_totals(const Registers<floats, WI
         }
 }
 
+// Of a panel with integer scales: the sums of all blocks' activations times their offsets.
+template <class Format, int WIDTH>
+inline __attribute__((always_inline)) void sum_offsets(const typename Format::Panel& panel,
+                                                       const Activations<Format>* rows,
+                                                       Registers<ints, WIDTH>& offsets) {
+#pragma GCC unroll 8
+    for (int two = 0; two < Format::Panel::NUM_BLOCKS / 2; two++)
+        for (int row = 0; row < WIDTH; row++) {
+            const pairs sums = (pairs)splat_word(reinterpret_cast<const int8_t*>(rows[row].sums + 2 * two));
+            for (int vector = 0; vector < VECTORS; vector++)
+                offsets[row][vector] =
+                    simd::in_register(dot_pairs(offsets[row][vector], sums, panel.offsets[two][vector]));
+        }
+}
+
 // Of a panel with integer scales: turns the sums over all its blocks into totals, offsets added.
 template <class Format, int WIDTH>
 inline __attribute__((always_inline)) void total_of_blocks(const typename Format::Panel& panel,
@@ -129,18 +160,15 @@ inline __attribute__((always_inline)) void total_of_blocks(const typename Format
                                                            const Registers<ints, WIDTH>& dots,
                                                            Registers<floats, WIDTH>& totals) {
     Registers<ints, WIDTH> offsets{};
-#pragma GCC unroll 8
-    for (int two = 0; two < Format::Panel::NUM_BLOCKS / 2; two++)
-        for (int row = 0; row < WIDTH; row++) {
-            const pairs sums = (pairs)splat_word(reinterpret_cast<const int8_t*>(rows[row].sums + 2 * two));
-            for (int vector = 0; vector < VECTORS; vector++)
-                offsets[row][vector] =
-                    simd::in_register(offsets[row][vector] + dot_pairs(sums, panel.offsets[two][vector]));
-        }
+    if constexpr (Format::HAS_OFFSETS) sum_offsets<Format, WIDTH>(panel, rows, offsets);
     for (int row = 0; row < WIDTH; row++)
-        for (int vector = 0; vector < VECTORS; vector++)
-            totals[row][vector] = simd::multiply_add(to_floats(dots[row][vector]), panel.unit[vector],
-                                                     to_floats(offsets[row][vector]) * panel.offset_unit[vector]);
+        for (int vector = 0; vector < VECTORS; vector++) {
+            const floats unit = panel.unit[vector], products = to_floats(dots[row][vector]);
+            if constexpr (Format::HAS_OFFSETS)
+                totals[row][vector] = simd::multiply_add(
+                    products, unit, to_floats(offsets[row][vector]) * panel.offset_unit[vector]);
+            else totals[row][vector] = products * unit;
+        }
 }
 
 // A panel of weights with as many blocks as it has, and whether products are added to what the sums hold.
@@ -159,7 +187,7 @@ __attribute__((noinline)) void multiply_group(const UnpackedPanel<Format>& panel
     if constexpr (Format::HAS_INTEGER_SCALES) {
         Registers<ints, WIDTH> dots{};
         for (int block = 0; block < panel.num_blocks; block++)
-            multiply_block<Format, WIDTH>(panel.weights, rows, block, dots);
+            add_scaled_block<Format, WIDTH>(panel.weights, rows, block, dots);
         total_of_blocks<Format, WIDTH>(panel.weights, rows, dots, totals);
     } else {
         for (auto& row : totals)

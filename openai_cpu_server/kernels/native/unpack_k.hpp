@@ -23,16 +23,10 @@ inline void add_high_bits(const Column* bits, int shift, int mask, Column* colum
             columns[word][vector] |= ((bits[word][vector] >> shift) & mask) << 4;
 }
 
-// Where pairs are added up, their scales are factors that cost nothing.
 struct Superblocks {
     static constexpr int UNIT = 256;
-    static constexpr bool HAS_INTEGER_SCALES = HAS_PAIRS;
-    template <int BLOCK>
-    using PanelOf = std::conditional_t<HAS_INTEGER_SCALES, IntegerPanel<BLOCK>, products::Panel<BLOCK>>;
+    static constexpr bool HAS_INTEGER_SCALES = true;
 };
-
-// Two numbers of 16 bits in each lane.
-inline pairs pair_of(ints low, ints high) { return (pairs)((low & 0xffff) | (high << 16)); }
 
 // The head of a superblock of Q4_K and Q5_K: two units in half precision, then 8 scales and 8 offsets of 6 bits.
 struct SuperblockHead {
@@ -61,19 +55,10 @@ private:
     };
 
     static void put(const SixBits& scales, const SixBits& offsets, floats unit, floats offset_unit, int vector,
-                    Panel<32>& panel) {
-        for (int block = 0; block < 8; block++) {
-            panel.scales[block][vector] = unit * to_floats(scales[block]);
-            panel.offsets[block][vector] = offset_unit * to_floats(offsets[block]);
-        }
-    }
-
-    static void put(const SixBits& scales, const SixBits& offsets, floats unit, floats offset_unit, int vector,
                     IntegerPanel<32>& panel) {
         panel.unit[vector] = unit;
         panel.offset_unit[vector] = offset_unit;
-        for (int block = 0; block < 8; block++)
-            panel.scales[block][vector] = pair_of(scales[block], scales[block]);
+        for (int block = 0; block < 8; block++) panel.scales[block][vector] = factor_of(scales[block]);
         for (int block = 0; block < 8; block += 2)
             panel.offsets[block / 2][vector] = pair_of(offsets[block], offsets[block + 1]);
     }
@@ -82,7 +67,7 @@ private:
 struct Q4_K : Superblocks {
     static constexpr int BLOCK = 32, BLOCK_BYTES = 144, BIAS = 0, WEIGHT_BITS = 4;
     static constexpr bool HAS_OFFSETS = true;
-    using Panel = PanelOf<BLOCK>;
+    using Panel = IntegerPanel<BLOCK>;
 
     static void unpack_head(PackedRows rows, Panel& panel) { SuperblockHead::unpack(rows, panel); }
 
@@ -99,7 +84,7 @@ struct Q4_K : Superblocks {
 struct Q5_K : Superblocks {
     static constexpr int BLOCK = 32, BLOCK_BYTES = 176, BIAS = 0, WEIGHT_BITS = 5;
     static constexpr bool HAS_OFFSETS = true;
-    using Panel = PanelOf<BLOCK>;
+    using Panel = IntegerPanel<BLOCK>;
 
     static void unpack_head(PackedRows rows, Panel& panel) { SuperblockHead::unpack(rows, panel); }
 
@@ -116,21 +101,22 @@ struct Q5_K : Superblocks {
     }
 };
 
-// 128 bytes of nibbles, 64 of high pairs of bits, 16 signed scales, and their unit in half precision.
+// 128 bytes of nibbles, 64 of high pairs of bits, 16 signed scales, and their unit in half precision. Less 32, they
+// are the weights: a bias, or, where sums of pairs leave no place for it, an offset of -32 times the scale.
 struct Q6_K : Superblocks {
     static constexpr int BLOCK = 16, BLOCK_BYTES = 210, BIAS = HAS_PAIRS ? 0 : 32, WEIGHT_BITS = 6;
-    static constexpr bool HAS_OFFSETS = false;
-    using Panel = PanelOf<BLOCK>;
+    static constexpr bool HAS_OFFSETS = HAS_PAIRS;
+    using Panel = IntegerPanel<BLOCK>;
 
     static void unpack_head(PackedRows rows, Panel& panel) {
-        Column bytes[4], ending[4];
+        Column bytes[4], ending;
         read_words(rows.from(192), bytes);
-        read_words(rows.from(194), ending);
+        read_fourth_word(rows.from(194), ending);
         for (int vector = 0; vector < VECTORS; vector++) {
             ints scales[Panel::NUM_BLOCKS];
             for (int block = 0; block < Panel::NUM_BLOCKS; block++)
                 scales[block] = (bytes[block / 4][vector] << (24 - 8 * (block % 4))) >> 24;
-            put(scales, high_halves(ending[3][vector]), vector, panel);
+            put(scales, high_halves(ending[vector]), vector, panel);
         }
     }
 
@@ -141,17 +127,12 @@ struct Q6_K : Superblocks {
     }
 
 private:
-    static void put(const ints* scales, floats unit, int vector, products::Panel<BLOCK>& panel) {
-        for (int block = 0; block < Panel::NUM_BLOCKS; block++)
-            panel.scales[block][vector] = unit * to_floats(scales[block]);
-    }
-
-    // The bias is an offset of -32 times the scale.
-    static void put(const ints* scales, floats unit, int vector, IntegerPanel<BLOCK>& panel) {
+    static void put(const ints* scales, floats unit, int vector, Panel& panel) {
         panel.unit[vector] = unit;
-        panel.offset_unit[vector] = unit * -32.0F;
         for (int block = 0; block < Panel::NUM_BLOCKS; block++)
-            panel.scales[block][vector] = pair_of(scales[block], scales[block]);
+            panel.scales[block][vector] = factor_of(scales[block]);
+        if (!HAS_OFFSETS) return;
+        panel.offset_unit[vector] = unit * -32.0F;
         for (int block = 0; block < Panel::NUM_BLOCKS; block += 2)
             panel.offsets[block / 2][vector] = pair_of(scales[block], scales[block + 1]);
     }
