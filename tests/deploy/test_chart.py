@@ -12,14 +12,14 @@ import yaml
 from openai_cpu_server.api.access.keys import GATEWAY_METRICS_PATH
 from openai_cpu_server.settings import Settings
 from tests.deploy.dockerfile import ROOT
+from tests.lazy import Lazy
 
 try:
     import tomllib
 except ModuleNotFoundError:  # Python 3.10
     import tomli as tomllib
 
-helm = pytest.importorskip("helm_python")
-kubernetes_validate = pytest.importorskip("kubernetes_validate")
+helm, kubernetes_validate = Lazy("helm_python"), Lazy("kubernetes_validate")
 
 CHART = ROOT / "deploy" / "chart"
 LLM_D = ROOT / "deploy" / "llm-d"

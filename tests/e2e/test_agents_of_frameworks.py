@@ -6,16 +6,13 @@ from typing import Literal
 
 import openai
 import pytest
-from langchain_core.messages import AIMessage, HumanMessage, ToolMessage
-from langchain_core.tools import tool
-from langchain_openai import ChatOpenAI
-from langgraph.graph import MessagesState, StateGraph
-from langgraph.prebuilt import ToolNode
 from pydantic import BaseModel, Field
 
 from tests.lazy import Lazy
 from tests.server import ServerProcess
 
+langchain_openai, messages = Lazy("langchain_openai"), Lazy("langchain_core.messages")
+graphs, prebuilt = Lazy("langgraph.graph"), Lazy("langgraph.prebuilt")
 workflow, llms = Lazy("llama_index.core.agent.workflow"), Lazy("llama_index.llms.openai_like")
 pydantic_ai, models = Lazy("pydantic_ai"), Lazy("pydantic_ai.models.openai")
 providers = Lazy("pydantic_ai.providers.openai")
@@ -28,15 +25,14 @@ class Level(BaseModel):
     metres: int = Field(ge=0, le=9)
 
 
-@tool
 def water(place: Literal["Bonn", "Cologne"]) -> str:
     """The level of the water at a place."""
     return "5 metres"
 
 
 @pytest.fixture(params=[False, True], ids=["chat", "responses"])
-def langchain(request: pytest.FixtureRequest, server: ServerProcess) -> ChatOpenAI:
-    return ChatOpenAI(
+def langchain(request: pytest.FixtureRequest, server: ServerProcess) -> langchain_openai.ChatOpenAI:
+    return langchain_openai.ChatOpenAI(
         base_url=server.url + "/v1",
         api_key="none",
         model="tiny",
@@ -46,27 +42,28 @@ def langchain(request: pytest.FixtureRequest, server: ServerProcess) -> ChatOpen
     )
 
 
-def test_langchain_gets_an_object_by_either_api(langchain: ChatOpenAI) -> None:
+def test_langchain_gets_an_object_by_either_api(langchain: langchain_openai.ChatOpenAI) -> None:
     form = langchain.with_structured_output(Level, method="json_schema")
     assert isinstance(form.invoke("How high is the water?"), Level)
 
 
-def test_langchain_streams_by_either_api(langchain: ChatOpenAI) -> None:
+def test_langchain_streams_by_either_api(langchain: langchain_openai.ChatOpenAI) -> None:
     whole = langchain.invoke("hello").text
     assert "".join(chunk.text for chunk in langchain.stream("hello")) == whole
 
 
-def test_a_graph_calls_a_tool_and_tells_its_result(langchain: ChatOpenAI) -> None:
+def test_a_graph_calls_a_tool_and_tells_its_result(langchain: langchain_openai.ChatOpenAI) -> None:
     """The first turn must call. `strict`: a model of random weights would add arguments without end."""
     calling = langchain.bind_tools([water], tool_choice="any", parallel_tool_calls=False, strict=True)
-    graph = StateGraph(MessagesState)
+    graph = graphs.StateGraph(graphs.MessagesState)
     graph.add_node("call", lambda state: {"messages": [calling.invoke(state["messages"])]})
-    graph.add_node("tools", ToolNode([water]))
+    graph.add_node("tools", prebuilt.ToolNode([water]))
     graph.add_node("tell", lambda state: {"messages": [langchain.invoke(state["messages"])]})
     for one, other in (("__start__", "call"), ("call", "tools"), ("tools", "tell"), ("tell", "__end__")):
         graph.add_edge(one, other)
-    said = graph.compile().invoke({"messages": [HumanMessage("How high is the water in Bonn?")]})["messages"]
-    assert [type(each) for each in said] == [HumanMessage, AIMessage, ToolMessage, AIMessage]
+    question = messages.HumanMessage("How high is the water in Bonn?")
+    said = graph.compile().invoke({"messages": [question]})["messages"]
+    assert [each.type for each in said] == ["human", "ai", "tool", "ai"]
     assert [call["name"] for call in said[1].tool_calls] == ["water"]
 
 

@@ -6,8 +6,6 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Literal
 
 import pytest
-from langchain_core.messages import AIMessage, AIMessageChunk, HumanMessage, ToolMessage
-from langchain_core.tools import tool
 from pydantic import BaseModel
 
 from tests.lazy import Lazy
@@ -18,8 +16,10 @@ if TYPE_CHECKING:
     import anthropic
     import langchain_anthropic
     from anthropic.types import MessageParam, ToolParam
+    from langchain_core import messages
 else:
     anthropic, langchain_anthropic = Lazy("anthropic"), Lazy("langchain_anthropic")
+    messages = Lazy("langchain_core.messages")
 
 pytestmark = pytest.mark.native
 
@@ -211,7 +211,6 @@ def test_keys_and_limits() -> None:
             wrong.messages.create(model="tiny", max_tokens=1, messages=HELLO)
 
 
-@tool
 def get_weather(city: str) -> str:
     """The weather in a city."""
     return f"It is sunny in {city}."
@@ -228,7 +227,7 @@ def test_langchain_invokes_and_streams_the_same(langchain: langchain_anthropic.C
     whole = langchain.invoke("Say something.")
     chunks = list(langchain.stream("Say something."))
     streamed = sum(chunks[1:], start=chunks[0])
-    assert isinstance(streamed, AIMessageChunk)
+    assert isinstance(streamed, messages.AIMessageChunk)
     assert streamed.text == whole.text != ""
     assert streamed.usage_metadata is not None
     assert whole.usage_metadata is not None
@@ -238,11 +237,11 @@ def test_langchain_invokes_and_streams_the_same(langchain: langchain_anthropic.C
 
 def test_langchain_calls_a_tool_and_goes_on(langchain: langchain_anthropic.ChatAnthropic) -> None:
     asked = langchain.bind_tools([get_weather], tool_choice="any").invoke("How is the weather?")
-    assert isinstance(asked, AIMessage)
+    assert isinstance(asked, messages.AIMessage)
     call = asked.tool_calls[0]
     assert call["name"] == "get_weather"
-    results = [ToolMessage("sunny", tool_call_id=each["id"]) for each in asked.tool_calls]
-    told = langchain.invoke([HumanMessage("How is the weather?"), asked, *results])
+    results = [messages.ToolMessage("sunny", tool_call_id=each["id"]) for each in asked.tool_calls]
+    told = langchain.invoke([messages.HumanMessage("How is the weather?"), asked, *results])
     assert told.text
 
 
