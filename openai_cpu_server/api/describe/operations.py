@@ -268,6 +268,7 @@ OPERATIONS: Mapping[str, Operation] = {
         tag="Batches",
         query={**_PAGE, "order": {"enum": list(ORDERS)}, "purpose": {"type": "string"}},
         answer=FileList,
+        errors=(404,),
     ),
     "GET /v1/files/{id}": Operation(summary="One file", tag="Batches", answer=FileObject),
     "DELETE /v1/files/{id}": Operation(summary="Delete it", tag="Batches", answer=FileDeleted, errors=(409,)),
@@ -281,7 +282,9 @@ OPERATIONS: Mapping[str, Operation] = {
         answer=BatchObject,
         errors=(404,),
     ),
-    "GET /v1/batches": Operation(summary="Batches", tag="Batches", query=_PAGE, answer=BatchList),
+    "GET /v1/batches": Operation(
+        summary="Batches", tag="Batches", query=_PAGE, answer=BatchList, errors=(404,)
+    ),
     "GET /v1/batches/{id}": Operation(summary="One batch", tag="Batches", answer=BatchObject),
     "POST /v1/batches/{id}/cancel": Operation(
         summary="End it", tag="Batches", answer=BatchObject, errors=(409,)

@@ -30,8 +30,10 @@ export function Dialog({ title, onClose, children, wide }) {
   const titleId = useId();
   useEffect(() => {
     const before = document.activeElement;
-    dialog.current.showModal();
-    return () => before?.focus?.();
+    const shown = dialog.current;
+    shown.showModal();
+    // Escape closes it before it goes away here: then the browser has given the focus back, and keys may have moved it on.
+    return () => shown.open && before?.focus?.();
   }, []);
   const onBackdrop = (event) => event.target === dialog.current && onClose();
   return html`<dialog
