@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Literal
 
+import httpx
 import openai
 import pytest
 from pydantic import BaseModel, Field
@@ -76,17 +77,21 @@ async def test_llama_index_calls_a_tool_and_tells_its_result(server: ServerProce
         called.append("high")
         return "yes"
 
-    llm = llms.OpenAILike(
-        api_base=server.url + "/v1",
-        api_key="none",
-        model="tiny",
-        is_chat_model=True,
-        is_function_calling_model=True,
-        temperature=0,
-        max_tokens=60,
-    )
-    agent = workflow.FunctionAgent(tools=[high_water], llm=llm, initial_tool_choice="high_water", timeout=60)
-    answer = await agent.run("Is the water high?", max_iterations=3)
+    async with httpx.AsyncClient() as http:
+        llm = llms.OpenAILike(
+            api_base=server.url + "/v1",
+            api_key="none",
+            model="tiny",
+            is_chat_model=True,
+            is_function_calling_model=True,
+            temperature=0,
+            max_tokens=60,
+            async_http_client=http,
+        )
+        agent = workflow.FunctionAgent(
+            tools=[high_water], llm=llm, initial_tool_choice="high_water", timeout=60
+        )
+        answer = await agent.run("Is the water high?", max_iterations=3)
     assert called == ["high"]
     assert [one.tool_name for one in answer.tool_calls] == ["high_water"]
     assert answer.response.content

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import httpx
 import pytest
 
 from tests.lazy import Lazy
@@ -42,8 +43,12 @@ def test_langchain_invokes_and_streams_the_same(langchain: langchain_openai.Chat
 
 
 @pytest.mark.anyio
-async def test_langchain_batches_asynchronously(langchain: langchain_openai.ChatOpenAI) -> None:
-    answers = await langchain.abatch([f"Number {i}" for i in range(5)])
+async def test_langchain_batches_asynchronously(server: ServerProcess) -> None:
+    async with httpx.AsyncClient() as http:
+        langchain = langchain_openai.ChatOpenAI(
+            base_url=server.url + "/v1", api_key="none", model="tiny", max_tokens=12, http_async_client=http
+        )
+        answers = await langchain.abatch([f"Number {i}" for i in range(5)])
     assert all(answer.content for answer in answers)
 
 

@@ -4,8 +4,8 @@
 #include "ggml_api.hpp"
 
 // Brings cells that are computed next into the second cache, line by line and a little at each step: the memory drops
-// requests that come in a heap, and is fastest where they come in order. (Measured, Zen 4, 1 B, two threads: 16,000 cells
-// add 20 ms to a step; brought into the first cache 32.)
+// requests that come in a heap, and is fastest where they come in order. (Measured, Zen 4, 1 B, two threads: 16,000
+// cells add 20 ms to a step; brought into the first cache 32.)
 class CellsAhead {
 public:
     // Of each of the cells, whose rows are `stride` bytes apart, the `row_bytes` from `first` on.

@@ -58,9 +58,9 @@ constexpr int VECTORS = 2;
 #endif
 constexpr int GROUP = simd::REGISTERS * 3 / 8 / VECTORS;
 
-// Two numbers of 16 bits in each lane; `dot_pairs` adds both products of each lane. Where a dot
-// product of bytes is more than one instruction (HAS_PAIRS), the first of them gives sums of two products, which can be
-// added up as long as they fit into such pairs.
+// Two numbers of 16 bits in each lane; `dot_pairs` adds both products of each lane. Where a dot product of bytes is
+// more than one instruction (HAS_PAIRS), the first of them gives sums of two products, which can be added up as long
+// as they fit into such pairs.
 typedef int16_t pairs __attribute__((vector_size(4 * LANES)));
 pairs multiply_pairs(ints weights, ints activations);
 

@@ -1,6 +1,6 @@
-// Products with one row of activations on x86. To turn weights so that lanes are rows, as panels do, is most of the work
-// then; here each row's bytes are multiplied where they lie, 32 at a time, and only the integer sums of blocks are brought
-// into lanes. Those are exact and all else is the panels' own code, so results are the same to the last bit.
+// Products with one row of activations on x86. To turn weights so that lanes are rows, as panels do, is most of the
+// work then; here each row's bytes are multiplied where they lie, 32 at a time, and only the integer sums of blocks are
+// brought into lanes. Those are exact and all else is the panels' own code, so results are the same to the last bit.
 #pragma once
 
 #include "tile.hpp"
