@@ -31,6 +31,7 @@ from openai_cpu_server.models.registry import ModelRegistry
 from openai_cpu_server.observe.logs import set_up_logs
 from openai_cpu_server.observe.tracing import open_tracing
 from openai_cpu_server.observe.watch import Watch
+from openai_cpu_server.reader.pool import ReaderPool
 from openai_cpu_server.serving.engine_options import adapter_files
 from openai_cpu_server.serving.fleet import Fleet
 from openai_cpu_server.serving.plans import ModelPlan, planned_models
@@ -53,11 +54,12 @@ def serve(settings: Settings) -> None:
     hangup = Hangup()
     set_up_logs(settings.log_level, settings.log_format)
     plans = planned_models(settings)
+    readers = ReaderPool()
     with listening(settings.host, settings.port) as listener:
         tune_engines()
         tracing = open_tracing(settings.traces_endpoint) if settings.traces_endpoint else None
         watch = Watch.new(model=plans[0].name, tracing=tracing)
-        fleet = Fleet(settings, plans, watch)
+        fleet = Fleet(settings, plans, watch, readers)
         desk = open_desk(settings, fleet.registry, watch, keeping=fleet)
         config = _web_config(settings, desk.api.app, close_s=_CLOSE_CONNECTIONS_S)
         started = time.monotonic()
@@ -130,7 +132,7 @@ def offline(settings: Settings, plans: Sequence[ModelPlan]) -> Offline:
     """Whoever uses it must run the fleet, and close it. Raises StartupError with one line."""
     tune_engines()
     watch = Watch.new(model=plans[0].name)
-    fleet = Fleet(settings, plans, watch)
+    fleet = Fleet(settings, plans, watch, ReaderPool())
     return Offline(fleet, create_api(fleet.registry, _api_options(settings), watch=watch).run_row)
 
 

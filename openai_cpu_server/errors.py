@@ -34,6 +34,18 @@ class PromptTooLong(ServerError):
         self.param = param
 
 
+class PromptFarTooLong(InvalidRequest):
+    """A text is so long that nobody needs its tokens to know that they do not fit."""
+
+    def __init__(self, *, least_tokens: int, limit: int, param: str | None = None) -> None:
+        super().__init__(
+            f"This model's maximum context length is {limit} tokens, but at least {least_tokens} were asked "
+            "for.",
+            param=param,
+            code="context_length_exceeded",
+        )
+
+
 class AdapterFailed(ServerError):
     """An adapter cannot be loaded: no adapter at all, or none for this model. The message is one line."""
 
@@ -255,6 +267,17 @@ class ReaderTooSlow(ServerError):
 
 class EmbeddingFailed(ServerError):
     """llama.cpp could not compute the inputs of a step, or what came of it are no numbers."""
+
+
+class DeadlyInput(InvalidRequest):
+    """The process that reads a client's text died of it each time."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__(message, code="unreadable_input")
+
+
+class ReaderLost(ServerError):
+    """The process that read a client's text was killed, and so was the next one; the text is not to blame."""
 
 
 class NativePanic(ServerError):

@@ -40,7 +40,7 @@ ALLOWED = {
     },
     "model_source": {"adapter_options", "contract.adapter", "errors", "llama.gguf"},
     "prompt": {"contract", "errors"},
-    "structured": {"errors"},
+    "structured": {"contract.grammar", "errors"},
     "scheduler": {"contract"},
     # The asyncio side of an engine: for it there is no scheduler, and no engine but what the contract says.
     "dispatch": {"contract", "errors"},
@@ -51,7 +51,11 @@ ALLOWED = {
     "kernels": {"contract"},
     "llama": {"contract", "errors", "kernels.library", "kernels.proof", "structured.gbnf"},
     # Below `api`, which looks a model up by the name in a body: for it there is no HTTP and no process.
-    "models": {"contract", "errors", "prompt", "structured"},
+    "models": {"contract", "errors", "prompt"},
+    # The API process's way to the processes that read texts with native code, and these themselves.
+    "reader": {"contract", "dispatch.death", "errors", "prompt"},
+    "reader.work": {"errors", "llama", "prompt", "reader.messages", "structured.maker"},
+    "reader.process": {"contract.framing", "engine.offspring", "llama.model.native", "reader"},
     # Several engines elsewhere: the pure choice between them, and the way to them.
     "replicas.remote": {"contract", "dispatch.requests", "errors"},
     "replicas.host": {"contract", "dispatch", "errors"},
@@ -64,6 +68,7 @@ ALLOWED = {
         "models",
         "observe",
         "ray_options",
+        "reader.pool",
         "serving",
         "settings",
     },
@@ -88,7 +93,6 @@ ALLOWED = {
         "observe",
         "page",
         "prompt",
-        "structured",
     },
     "web": set[str](),
     # Beside `app`, which puts the server around it: models with their engines, made of settings.
@@ -99,15 +103,19 @@ ALLOWED = {
         "api.calls.recall",
         "api.resolve.call",
         "contract",
+        "api.resolve.prompts",
         "dispatch",
         "errors",
-        "llama",
+        "llama.gguf",
+        "llama.host",
+        "llama.model.kv_size",
+        "llama.model.room",
         "model_options",
         "model_source",
         "models",
         "prompt",
+        "reader",
         "settings",
-        "structured",
     },
     "commands": {"", "errors"},
     "commands.table": {"", "errors", "kernels.library"},
@@ -142,6 +150,7 @@ ALLOWED = {
         "jobs",
         "models.registry",
         "observe",
+        "reader.pool",
         "serving",
         "settings",
         "web",
@@ -221,6 +230,27 @@ def within(name: str, allowed: str) -> bool:
     return name == allowed or (allowed != "" and name.startswith(allowed + "."))
 
 
+def reached_from(*starts: str) -> set[str]:
+    """All of our modules that are imported with these."""
+    seen: set[str] = set()
+    waiting = list(starts)
+    while waiting:
+        module = waiting.pop()
+        if module in seen or module not in parsed():
+            continue
+        seen.add(module)
+        waiting.append(module.rpartition(".")[0])
+        names = [name for name in imports(parsed()[module]) if name.split(".")[0] == NAME]
+        members = [
+            f"{node.module}.{alias.name}"
+            for node in parsed()[module]
+            if isinstance(node, ast.ImportFrom) and (node.module or "").startswith(NAME)
+            for alias in node.names
+        ]
+        waiting += [name[len(NAME) + 1 :] for name in (*names, *members)]
+    return seen
+
+
 @functools.cache
 def parsed() -> dict[str, Nodes]:
     return dict(modules())
@@ -260,6 +290,17 @@ def test_libraries_stay_in_their_rooms() -> None:
         layer = module.split(".", maxsplit=1)[0]
         for name in imports(nodes):
             assert layer in ONLY_IN.get(name.split(".")[0], {layer}), f"{module} imports {name}"
+
+
+def test_what_must_not_die_reads_nothing_with_native_code() -> None:
+    """The API process knows neither llama.cpp nor llguidance: a reader process does, which may die."""
+    reached = reached_from("app", "commands.serve", "replicas.ray.api_replica")
+    assert "api.application" in reached
+    assert "reader.pool" in reached
+    for module in reached:
+        roots = {name.split(".")[0] for name in imports(parsed()[module])}
+        assert not roots & {"llama_cpp", "llguidance"}, module
+    assert "structured.compiler" not in reached, "schemas are compiled where that may take long"
 
 
 def test_ray_stays_in_its_room() -> None:

@@ -15,8 +15,6 @@ T = TypeVar("T")
 INLINE_BYTES = 2048
 """A body of this size is parsed, rendered and tokenised within a millisecond; a thread costs 0.2 ms."""
 
-SLOW = 2**62
-"""It stands in place of a size: this work can take long, whatever the size."""
 _SLOW_AT_ONCE = 8
 """A schema can take a second. More such threads get no more done, for they share the interpreter's lock; and
 the event loop waits up to 5 ms for each of them whenever it wants that lock."""
@@ -24,15 +22,23 @@ _slow_lane: RunVar[anyio.CapacityLimiter] = RunVar("slow_lane")
 
 
 async def off_loop(num_bytes: int, work: Callable[[], T]) -> T:
-    """Does work whose time grows with a body of this size: at once if that is small, else in a thread. What
-    is `SLOW` waits for others that are, and keeps no thread from anybody else.
+    """Does work whose time grows with a body of this size, and that waits for nobody: at once if that is
+    small, else in a thread.
 
     Raises what the work raises; NativePanic in place of a panic.
     """
     if num_bytes <= INLINE_BYTES:
         return _contained(work)
-    lane = _lane() if num_bytes >= SLOW else None
-    return await anyio.to_thread.run_sync(_contained, work, limiter=lane)
+    return await in_thread(work)
+
+
+async def in_thread(work: Callable[[], T], *, is_slow: bool = False) -> T:
+    """Does work that may wait for a reader, always in a thread. What is slow waits for others that are, and
+    keeps no thread from anybody else.
+
+    Raises what the work raises; NativePanic in place of a panic.
+    """
+    return await anyio.to_thread.run_sync(_contained, work, limiter=_lane() if is_slow else None)
 
 
 def _lane() -> anyio.CapacityLimiter:

@@ -14,9 +14,12 @@ _events = msgspec.msgpack.Decoder(Event)
 _encoder = msgspec.msgpack.Encoder()
 
 
-def frame(message: Command | Event) -> bytes:
-    payload = _encoder.encode(message)
+def framed(payload: bytes) -> bytes:
     return LENGTH.pack(len(payload)) + payload
+
+
+def frame(message: Command | Event) -> bytes:
+    return framed(_encoder.encode(message))
 
 
 def read_command(payload: bytes) -> Command:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import enum
+from collections.abc import Sequence
 from typing import Protocol
 
 import msgspec
@@ -144,16 +145,20 @@ class Marks(msgspec.Struct, frozen=True):
     end: tuple[int, ...] = ()
 
 
+class ControlToken(msgspec.Struct, frozen=True):
+    """A token that stands for no text: its name, spelt in a text, becomes it only where that is wanted."""
+
+    text: str
+    strips_before: bool = False
+    """White space before it belongs to it."""
+    strips_behind: bool = False
+
+
 class Tokenizer(Protocol):
     """A model's vocabulary. Any thread may call it."""
 
     @property
     def vocab_size(self) -> int: ...
-
-    @property
-    def chat_template(self) -> str | None:
-        """The jinja2 source in the model file; None if there is none."""
-        ...
 
     @property
     def bos_text(self) -> str: ...
@@ -177,10 +182,8 @@ class Tokenizer(Protocol):
         """`begin` and `end` are what `encode(..., add_special=True)` adds."""
         ...
 
-    @property
-    def rerank_template(self) -> str | None:
-        """The prompt of a reranker in the model file, with `{query}` and `{document}`; None if there is
-        none."""
+    def least_tokens(self, text: str) -> int:
+        """A text has at least so many tokens, which is known at once; 0: nothing can be said."""
         ...
 
     def encode(self, text: str, *, add_special: bool, parse_special: bool) -> list[int]:
@@ -188,10 +191,14 @@ class Tokenizer(Protocol):
         written in it (`<|im_end|>`) into tokens."""
         ...
 
+    def encode_all(self, texts: Sequence[str], *, add_special: bool, parse_special: bool) -> list[list[int]]:
+        """`encode` of each text."""
+        ...
+
     def piece(self, token: int, *, special: bool = False) -> bytes:
         """The bytes of a token; b"" for control tokens unless `special`."""
         ...
 
-    def decode(self, tokens: list[int], *, special: bool = False) -> str:
+    def decode(self, tokens: Sequence[int], *, special: bool = False) -> str:
         """The text of tokens; bytes that are no UTF-8 become U+FFFD."""
         ...

@@ -25,7 +25,7 @@ def is_able(model: ServedModel, ability: Ability) -> bool:
         return model.kind is ModelKind.GENERATES
     if ability is Ability.EMBED:
         return model.kind is ModelKind.EMBEDS
-    return model.kind is not ModelKind.GENERATES or model.rerank_template is not None
+    return model.kind is not ModelKind.GENERATES or model.rerank is not None
 
 
 def choose_able(

@@ -6,14 +6,12 @@ from collections.abc import Callable
 
 from openai_cpu_server.contract.engine import Engine, EngineState, unavailable
 from openai_cpu_server.contract.model_info import ModelInfo, ModelKind, Tokenizer
-from openai_cpu_server.models.chat_prompts import ChatPrompts
 from openai_cpu_server.models.grammars import Grammars
 from openai_cpu_server.models.pieces import Pieces
 from openai_cpu_server.models.thinking import ModelThinking
-from openai_cpu_server.prompt.chat_template import ChatTemplate
-from openai_cpu_server.prompt.rerank_template import rerank_template
+from openai_cpu_server.prompt.chat_prompts import Prompts
+from openai_cpu_server.prompt.rerank_template import RerankPrompts
 from openai_cpu_server.prompt.tool_formats import ToolFormat
-from openai_cpu_server.structured import Whitespace
 
 
 class ServedModel:
@@ -26,10 +24,10 @@ class ServedModel:
         created: int,
         engine: Engine,
         tokenizer: Tokenizer,
-        template: ChatTemplate | None,
+        prompts: Prompts,
         tool_format: ToolFormat,
-        check_grammar: Callable[[str], object],
-        whitespace: Whitespace = Whitespace.COMPACT,
+        grammars: Grammars,
+        rerank: RerankPrompts | None = None,
         kind: ModelKind = ModelKind.GENERATES,
         may_retry: Callable[[], bool] = lambda: False,
         quantisation: str | None = None,
@@ -38,12 +36,11 @@ class ServedModel:
     ) -> None:
         """`names`: the first is the model's own, the others mean the same. `created`: Unix time.
 
-        `template`: None for a model that has none; chat is refused then. `check_grammar` raises
-        InvalidRequest for GBNF that cannot be executed. `whitespace`: what the model may write in JSON
-        output. `may_retry`: it has failed, and a request may make it try again. `quantisation`: what its
-        file states, such as `q4_k_m`. `thinking`: None for a model that does not think, or whose thoughts
-        are to be part of its answers. `content_digest` reads the whole file, which takes its time;
-        None: it is not the file any more that the model was made of.
+        `rerank`: None for a model without a template that asks yes or no. `may_retry`: it has failed, and a
+        request may make it try again. `quantisation`: what its file states, such as `q4_k_m`. `thinking`:
+        None for a model that does not think, or whose thoughts are to be part of its answers.
+        `content_digest` reads the whole file, which takes its time; None: it is not the file any more that
+        the model was made of.
         """
         self.content_digest = content_digest
         self.quantisation = quantisation
@@ -55,11 +52,9 @@ class ServedModel:
         self.tokenizer = tokenizer
         self.tool_format = tool_format
         self.thinking = thinking
-        reasoning = thinking.template if thinking is not None else None
-        self.prompts = ChatPrompts(template, tokenizer, tool_format, reasoning)
-        self.rerank_template = rerank_template(tokenizer.rerank_template, template)
-        """The template of a reranker that answers yes or no; None: it is none."""
-        self.grammars = Grammars(check_grammar, whitespace)
+        self.prompts = prompts
+        self.rerank = rerank
+        self.grammars = grammars
         self.pieces = Pieces(tokenizer)
 
     @property

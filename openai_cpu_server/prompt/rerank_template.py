@@ -3,9 +3,14 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
+from typing import Protocol
 
+from openai_cpu_server.contract.model_info import Tokenizer
 from openai_cpu_server.errors import TemplateFailed
+from openai_cpu_server.prompt.chat import needs_special_tokens
 from openai_cpu_server.prompt.chat_template import ChatTemplate
+from openai_cpu_server.prompt.literals import ControlNames, Literals
 
 _PLACE = re.compile(r"(\{query\}|\{document\})")
 _YES_OR_NO = re.compile(r"\b(yes)\b.*\b(no)\b", re.IGNORECASE | re.DOTALL)
@@ -32,6 +37,48 @@ class RerankTemplate:
         assert self._template is not None, "it has one of the two"
         messages = [{"role": "query", "content": query}, {"role": "document", "content": document}]
         return self._template.render(messages)
+
+
+class RerankPrompts(Protocol):
+    """Asks one model whether documents fit a query. It takes milliseconds: do not call it in an event
+    loop."""
+
+    @property
+    def yes(self) -> str: ...
+
+    @property
+    def no(self) -> str: ...
+
+    def prompts(self, query: str, documents: Sequence[str]) -> list[tuple[int, ...]]:
+        """The prompt's tokens for each document. Raises TemplateFailed."""
+        ...
+
+
+class TemplatePrompts:
+    """`RerankPrompts` of this process."""
+
+    def __init__(self, template: RerankTemplate, tokenizer: Tokenizer, names: ControlNames) -> None:
+        self._template = template
+        self._tokenizer = tokenizer
+        self._names = names
+
+    @property
+    def yes(self) -> str:
+        return self._template.yes
+
+    @property
+    def no(self) -> str:
+        return self._template.no
+
+    def prompts(self, query: str, documents: Sequence[str]) -> list[tuple[int, ...]]:
+        return [self._prompt(query, document) for document in documents]
+
+    def _prompt(self, query: str, document: str) -> tuple[int, ...]:
+        literals, tokenizer = Literals(self._names), self._tokenizer
+        text = self._template.render(literals.hidden(query), literals.hidden(document))
+        needs_begin = needs_special_tokens(text, bos_text=tokenizer.bos_text)
+        tokens = literals.encode(text, tokenizer, add_special=False)
+        return (*tokenizer.marks.begin * needs_begin, *tokens)
 
 
 def rerank_template(own: str | None, chat: ChatTemplate | None) -> RerankTemplate | None:

@@ -7,13 +7,14 @@ from pathlib import Path
 
 from openai_cpu_server.api.access.identity import key_identity
 from openai_cpu_server.api.resolve.call import cache_namespace
+from openai_cpu_server.api.resolve.prompts import whole_prompt
 from openai_cpu_server.contract.messages import EngineOptions
 from openai_cpu_server.contract.model_info import Tokenizer
 from openai_cpu_server.errors import StartupError
 from openai_cpu_server.llama.host.machine import Machine
-from openai_cpu_server.llama.measure.profile import load_profile
 from openai_cpu_server.model_source import AdapterFiles, resolve_model
-from openai_cpu_server.prompt.chat import needs_special_tokens
+from openai_cpu_server.reader.model import profiled
+from openai_cpu_server.reader.pool import ReaderPool
 from openai_cpu_server.serving.foresight import Share
 from openai_cpu_server.serving.plans import ModelPlan
 from openai_cpu_server.settings import Settings
@@ -24,7 +25,7 @@ _MIB = 1024 * 1024
 
 
 def engine_options(
-    settings: Settings, plan: ModelPlan, tokenizer: Tokenizer, *, cache_bytes: int
+    settings: Settings, plan: ModelPlan, tokenizer: Tokenizer, readers: ReaderPool, *, cache_bytes: int
 ) -> EngineOptions:
     """The user's choice, else what `tune` has found, else the defaults."""
     of = plan.options
@@ -38,11 +39,13 @@ def engine_options(
         of=of,
     )
     _warn_of_threads(max(of.threads or 1, of.threads_batch or 1), Machine().num_cpus())
-    profile = load_profile(plan.path, settings.profile_dir) if of.profile == "auto" else None
-    if profile is None:
+    if of.profile != "auto" or not settings.profile_dir.is_dir():
         return options
-    logger.info("using the profile that was tuned for this model here: %s", profile)
-    return profile.applied(options, given=of.model_fields_set | settings.model_fields_set)
+    given = frozenset(of.model_fields_set | settings.model_fields_set)
+    profile = profiled(readers, options, str(settings.profile_dir), given)
+    if profile.found is not None:
+        logger.info("using the profile that was tuned for this model here: %s", profile.found)
+    return profile.options
 
 
 def adapter_files(settings: Settings) -> AdapterFiles:
@@ -77,8 +80,7 @@ def _pinned(path: Path, tokenizer: Tokenizer) -> tuple[int, ...]:
     """The tokens of a prompt as they stand at the beginning of a request: with BOS, control tokens read as
     such."""
     text = read_text(path)
-    special = needs_special_tokens(text, bos_text=tokenizer.bos_text)
-    tokens = tuple(tokenizer.encode(text, add_special=special, parse_special=True))
+    tokens = whole_prompt(text, tokenizer, most_tokens=None)
     if not tokens:
         raise StartupError(f"there is nothing to pin in {path}")
     return tokens

@@ -31,6 +31,7 @@ from openai_cpu_server.models.registry import ModelRegistry
 from openai_cpu_server.models.routing.checks import problem
 from openai_cpu_server.models.routing.router import Router
 from openai_cpu_server.models.served import ServedModel
+from openai_cpu_server.reader.pool import ReaderPool
 from openai_cpu_server.serving.file_content import Stamp
 from openai_cpu_server.serving.house import Builder, EnginesObserver, House
 from openai_cpu_server.serving.plans import ModelPlan, planned_routers
@@ -56,12 +57,27 @@ class FleetObserver(EnginesObserver, LoadObserver, Protocol):
 class Fleet:
     """Owns the engines. All methods belong to one event loop's thread."""
 
-    def __init__(self, settings: Settings, plans: Sequence[ModelPlan], observer: FleetObserver) -> None:
-        """Raises StartupError where the only model cannot be read, and for a router that leads nowhere."""
+    def __init__(
+        self,
+        settings: Settings,
+        plans: Sequence[ModelPlan],
+        observer: FleetObserver,
+        readers: ReaderPool,
+    ) -> None:
+        """It owns the readers from here on. Raises StartupError where the only model cannot be read, and for
+        a router that leads nowhere."""
+        self._readers = readers
+        try:
+            self._build_all(settings, plans, observer)
+        except BaseException:
+            readers.close()
+            raise
+
+    def _build_all(self, settings: Settings, plans: Sequence[ModelPlan], observer: FleetObserver) -> None:
         is_alone = len(plans) == 1 and settings.memory is None
         budget = MemoryBudget(sys.maxsize if is_alone else _budget_bytes(settings))
         self._keeper = ModelKeeper(budget, observer, retry_s=None if is_alone else RETRY_S)
-        self._builder = Builder(settings, observer, self._keeper, num_models=len(plans))
+        self._builder = Builder(settings, observer, self._keeper, self._readers, num_models=len(plans))
         self._build = self._builder.alone if is_alone else self._builder.one_of_several
         self._is_alone = is_alone
         self._houses: list[House] = []
@@ -93,6 +109,10 @@ class Fleet:
     def requests(self) -> list[LiveRequest]:
         return [request for model in self.registry for request in model.engine.requests()]
 
+    @property
+    def readers(self) -> ReaderPool:
+        return self._readers
+
     async def run(self) -> None:
         """Serve until `close`. Raises `StartupError` if the only model cannot be loaded."""
         self._has_failed = asyncio.get_running_loop().create_future()
@@ -102,6 +122,7 @@ class Fleet:
         if not self._is_alone:
             self._load_first()
         self._spawn(self._look_at_files())
+        self._spawn(self._prepare_readers())
         try:
             await asyncio.wait([self._has_failed, keeping], return_when=asyncio.FIRST_COMPLETED)
         finally:
@@ -119,6 +140,7 @@ class Fleet:
     async def close(self) -> None:
         """End all requests and processes."""
         await asyncio.gather(*(engine.close() for engine in self._engines))
+        await asyncio.to_thread(self._readers.close)
         if self._has_failed is not None and not self._has_failed.done():
             self._has_failed.set_result(None)
 
@@ -187,6 +209,11 @@ class Fleet:
 
     def _house_of(self, name: str) -> House:
         return next(house for house in self._houses if house.plan.name == name)
+
+    async def _prepare_readers(self) -> None:
+        """Once loading needs the cores no more."""
+        await self.default.residency.settled()
+        self._readers.prepare()
 
     async def _look_at_files(self) -> None:
         """Sleeping models keep up with their files. One that is loaded waits for an administrator's word."""

@@ -10,16 +10,15 @@ import msgspec
 from openai_cpu_server.contract.messages import EngineOptions
 from openai_cpu_server.contract.model_info import ModelInfo, ModelKind
 from openai_cpu_server.errors import StartupError
-from openai_cpu_server.llama.embed.embedder import tokens_that_fit
 from openai_cpu_server.llama.gguf.file_types import file_type_name
 from openai_cpu_server.llama.gguf.header import GgufHeader, model_files, total_bytes
 from openai_cpu_server.llama.gguf.kind import model_kind
 from openai_cpu_server.llama.gguf.tensors import model_tensors
 from openai_cpu_server.llama.host.machine import Machine
 from openai_cpu_server.llama.model.kv_size import CELLS_GRANULARITY, KVType, bytes_per_cell, pool_cells
-from openai_cpu_server.llama.model.room import DRAFT_KV_TYPE, batch_tokens
-from openai_cpu_server.llama.model.vocabulary import Vocabulary
+from openai_cpu_server.llama.model.room import DRAFT_KV_TYPE, batch_tokens, tokens_that_fit
 from openai_cpu_server.models.memory_budget import MemoryNeed
+from openai_cpu_server.reader.model import ReadTokenizer
 
 _PROCESS_BYTES = 150 * 1024 * 1024
 """An engine process without its model: Python, llama.cpp, numpy, llguidance."""
@@ -47,7 +46,7 @@ class Foreseen(NamedTuple):
     info: ModelInfo
 
 
-def foresee(options: EngineOptions, vocabulary: Vocabulary, share: Share | None) -> Foreseen:
+def foresee(options: EngineOptions, vocabulary: ReadTokenizer, share: Share | None) -> Foreseen:
     """`share`: None for a model that is alone. Raises StartupError for files that cannot be read."""
     header = GgufHeader(Path(options.model_path))
     draft = GgufHeader(Path(options.draft_model_path)) if options.draft_model_path else None
@@ -107,7 +106,7 @@ def _info(
     header: GgufHeader,
     kind: ModelKind,
     options: EngineOptions,
-    vocabulary: Vocabulary,
+    vocabulary: ReadTokenizer,
     cells: int,
     token_bytes: int,
 ) -> ModelInfo:

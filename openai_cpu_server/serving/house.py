@@ -12,12 +12,13 @@ from openai_cpu_server.dispatch.cores.shared_cores import SharedCores
 from openai_cpu_server.dispatch.dispatcher import Dispatcher
 from openai_cpu_server.dispatch.process.observer import EngineObserver
 from openai_cpu_server.errors import StartupError
-from openai_cpu_server.llama.grammar.grammar_check import GrammarCheck
-from openai_cpu_server.models.broken import NoTokenizer
+from openai_cpu_server.models.broken import Unreadable
+from openai_cpu_server.models.grammars import Grammars
 from openai_cpu_server.models.keeper import Kept, ModelKeeper
 from openai_cpu_server.models.memory_budget import MemoryNeed
 from openai_cpu_server.models.served import ServedModel
 from openai_cpu_server.prompt.tool_formats import format_for
+from openai_cpu_server.reader.pool import ReaderPool
 from openai_cpu_server.serving.file_content import Stamp
 from openai_cpu_server.serving.foresight import Share, foresee
 from openai_cpu_server.serving.parts import ModelParts
@@ -54,11 +55,18 @@ class Builder:
     """Makes the models of one server."""
 
     def __init__(
-        self, settings: Settings, observer: EnginesObserver, keeper: ModelKeeper, *, num_models: int
+        self,
+        settings: Settings,
+        observer: EnginesObserver,
+        keeper: ModelKeeper,
+        readers: ReaderPool,
+        *,
+        num_models: int,
     ) -> None:
         self._settings = settings
         self._observer = observer
         self._keeper = keeper
+        self._readers = readers
         self._num_models = num_models
         self._cores = SharedCores(batch_floor=settings.batch_floor) if num_models > 1 else None
 
@@ -87,11 +95,11 @@ class Builder:
 
     def _house(self, plan: ModelPlan, share: Share | None, *, begins_asleep: bool = False) -> House:
         """Raises StartupError."""
-        stamp, parts = Stamp.of(plan.path), ModelParts.open(self._settings, plan, share)
+        stamp, parts = Stamp.of(plan.path), ModelParts.open(self._settings, plan, share, self._readers)
         try:
-            foreseen = foresee(parts.options, parts.vocabulary, share)
+            foreseen = foresee(parts.options, parts.read.tokenizer, share)
         except BaseException:
-            parts.vocabulary.close()
+            parts.read.close()
             raise
         is_alone = share is None
         told = (parts.options, None) if is_alone else (foreseen.options, foreseen.info)
@@ -104,14 +112,15 @@ class Builder:
         logger.error("%s is not served: %s", plan.name, reason)
         engine = self._engine(plan.name, EngineOptions(model_path=str(plan.path)), None, begins_asleep=True)
         engine.residency.fail(reason)
+        unreadable = Unreadable(reason)
         served = ServedModel(
             names=plan.names,
             created=int(time.time()),
             engine=engine,
-            tokenizer=NoTokenizer(reason),
-            template=None,
+            tokenizer=unreadable,
+            prompts=unreadable,
             tool_format=format_for(None),
-            check_grammar=GrammarCheck,
+            grammars=Grammars(unreadable),
         )
         kept = self._kept(plan, engine, _NOTHING)
         return House(plan, served, engine, kept, Stamp.of(plan.path), is_broken=True)

@@ -15,21 +15,20 @@ from openai_cpu_server.errors import StartupError
 from openai_cpu_server.llama.gguf.file_types import file_type_name
 from openai_cpu_server.llama.gguf.header import GgufHeader, model_files
 from openai_cpu_server.llama.gguf.kind import model_kind
-from openai_cpu_server.llama.grammar.grammar_check import GrammarCheck
-from openai_cpu_server.llama.model.vocabulary import Vocabulary
 from openai_cpu_server.model_options import ModelOptions
+from openai_cpu_server.models.grammars import Grammars
 from openai_cpu_server.models.served import ServedModel
 from openai_cpu_server.models.thinking import ModelThinking
-from openai_cpu_server.prompt.chat_template import ChatTemplate
-from openai_cpu_server.prompt.reasoning.formats import REASONING_FORMATS
-from openai_cpu_server.prompt.reasoning.template import template_reasoning
-from openai_cpu_server.prompt.tool_formats import TOOL_FORMATS, ToolFormat, format_for
+from openai_cpu_server.prompt.reasoning.template import TemplateReasoning
+from openai_cpu_server.prompt.tool_formats import TOOL_FORMATS
+from openai_cpu_server.reader.messages import ModelSource
+from openai_cpu_server.reader.model import ReadGrammars, ReadModel
+from openai_cpu_server.reader.pool import ReaderPool
 from openai_cpu_server.serving.engine_options import cache_bytes, engine_options, read_text
 from openai_cpu_server.serving.file_content import FileContent
 from openai_cpu_server.serving.foresight import Share
 from openai_cpu_server.serving.plans import ModelPlan
 from openai_cpu_server.settings import Settings
-from openai_cpu_server.structured import Whitespace
 
 logger = logging.getLogger(__name__)
 
@@ -40,71 +39,69 @@ class ModelParts(NamedTuple):
     plan: ModelPlan
     header: GgufHeader
     kind: ModelKind
-    vocabulary: Vocabulary
-    template: ChatTemplate | None
+    read: ReadModel
     options: EngineOptions
+    grammars: Grammars
 
     @classmethod
-    def open(cls, settings: Settings, plan: ModelPlan, share: Share | None) -> ModelParts:
+    def open(
+        cls, settings: Settings, plan: ModelPlan, share: Share | None, readers: ReaderPool
+    ) -> ModelParts:
         """`share`: None for a model that has the machine for itself. Raises StartupError."""
         header = GgufHeader(plan.path)
         kind = model_kind(header)
         if plan.adapters and kind is not ModelKind.GENERATES:
             raise StartupError(f"{plan.name} generates no text, and takes no adapters")
-        vocabulary = Vocabulary.open(plan.path)
+        read = ReadModel(readers, _source(plan, kind))
         try:
-            options = engine_options(settings, plan, vocabulary, cache_bytes=cache_bytes(plan, share))
-            template = _template(plan, vocabulary, kind)
+            options = engine_options(
+                settings, plan, read.tokenizer, readers, cache_bytes=cache_bytes(plan, share)
+            )
         except BaseException:
-            vocabulary.close()
+            read.close()
             raise
-        return cls(plan, header, kind, vocabulary, template, options)
+        if kind is ModelKind.GENERATES and not read.facts.has_template:
+            logger.warning("the model has no chat template: /v1/chat/completions needs --chat-template FILE")
+        is_flexible = plan.options.json_whitespace == "flexible"
+        grammars = Grammars(ReadGrammars(readers), is_flexible=is_flexible)
+        return cls(plan, header, kind, read, options, grammars)
 
     def served(self, engine: Engine, may_retry: Callable[[], bool] = lambda: False) -> ServedModel:
-        """The vocabulary is closed with it."""
-        options = self.plan.options
+        """The readers forget the model with it."""
         served = ServedModel(
             names=self.plan.names,
             created=int(time.time()),
             engine=engine,
-            tokenizer=self.vocabulary,
-            template=self.template,
-            tool_format=_tool_format(options.tool_format, self.template),
-            check_grammar=GrammarCheck,
-            whitespace=Whitespace(options.json_whitespace),
+            tokenizer=self.read.tokenizer,
+            prompts=self.read.prompts,
+            rerank=self.read.rerank,
+            tool_format=TOOL_FORMATS[self.read.facts.tool_format],
+            grammars=self.grammars,
             kind=self.kind,
             may_retry=may_retry,
             quantisation=file_type_name(self.header.get_int("general.file_type") or 0),
-            thinking=_thinking(options, self.template),
+            thinking=_thinking(self.plan.options, self.read.facts.reasoning),
             content_digest=FileContent(model_files(self.header)).digest,
         )
-        weakref.finalize(served, self.vocabulary.close)  # whoever has chosen it may still tokenise
+        weakref.finalize(served, self.read.close)  # whoever has chosen it may still tokenise
         return served
 
 
-def _template(plan: ModelPlan, vocabulary: Vocabulary, kind: ModelKind) -> ChatTemplate | None:
-    """The user's template, else the model's; None for a model that has none."""
-    if kind is not ModelKind.GENERATES:
-        return None
-    path = plan.options.chat_template
-    source = read_text(path) if path else vocabulary.chat_template
-    if source is None:
-        logger.warning("the model has no chat template: /v1/chat/completions needs --chat-template FILE")
-        return None
-    return ChatTemplate(source, bos_text=vocabulary.bos_text, eos_text=vocabulary.eos_text)
+def _source(plan: ModelPlan, kind: ModelKind) -> ModelSource:
+    """Raises StartupError for a template that cannot be read."""
+    options = plan.options
+    return ModelSource(
+        path=str(plan.path),
+        generates=kind is ModelKind.GENERATES,
+        chat_template=read_text(options.chat_template) if options.chat_template else None,
+        tool_format=options.tool_format,
+        reasoning_format=options.reasoning_format,
+    )
 
 
-def _thinking(options: ModelOptions, template: ChatTemplate | None) -> ModelThinking | None:
+def _thinking(options: ModelOptions, reasoning: TemplateReasoning | None) -> ModelThinking | None:
     """None: the model does not think, or what it writes is to be shown as it is."""
-    if template is None or options.reasoning_format == "none":
-        return None
-    reasoning = template_reasoning(template, REASONING_FORMATS.get(options.reasoning_format))
     if reasoning is None:
         return None
     is_on = {"auto": None, "on": True, "off": False}[options.reasoning]
     return ModelThinking(reasoning, is_on=is_on, budget=options.reasoning_budget)
-
-
-def _tool_format(name: str, template: ChatTemplate | None) -> ToolFormat:
-    """The user's choice, else what suits the template."""
-    return format_for(template) if name == "auto" else TOOL_FORMATS[name]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
-from openai_cpu_server.contract.model_info import FimTokens, Marks
+from openai_cpu_server.contract.model_info import ControlToken, FimTokens, Marks
 from tests.fakes import VOCAB_SIZE
 
 CONTROL = {
@@ -63,10 +63,20 @@ class FakeTokenizer:
             )
         return [*tokens, *self.marks.end] if add_special else tokens
 
+    @property
+    def control_tokens(self) -> tuple[ControlToken, ...]:
+        return tuple(map(ControlToken, self._ids))
+
+    def least_tokens(self, text: str) -> int:
+        return 0
+
+    def encode_all(self, texts: Sequence[str], *, add_special: bool, parse_special: bool) -> list[list[int]]:
+        return [self.encode(text, add_special=add_special, parse_special=parse_special) for text in texts]
+
     def piece(self, token: int, *, special: bool = False) -> bytes:
         if 2 <= token < 258:
             return bytes([token - 2])
         return self._names.get(token, f"<|{token}|>").encode() if special else b""
 
-    def decode(self, tokens: list[int], *, special: bool = False) -> str:
+    def decode(self, tokens: Sequence[int], *, special: bool = False) -> str:
         return b"".join(self.piece(t, special=special) for t in tokens).decode(errors="replace")

@@ -20,12 +20,11 @@ from openai_cpu_server.models.served import ServedModel
 from openai_cpu_server.models.thinking import ModelThinking
 from openai_cpu_server.prompt.chat_template import ChatTemplate
 from openai_cpu_server.prompt.tool_formats import TOOL_FORMATS
-from openai_cpu_server.structured import Whitespace
 from tests.api.fake_engine import FakeEngine
 from tests.api.fake_tokenizer import FakeTokenizer
-from tests.api.grammar_check import check_grammar as known_check
 from tests.api.serving import served
 from tests.fakes import FAKE_INFO
+from tests.reading import model_read_here
 
 B = TypeVar("B", bound=GenerationBody)
 CONTEXT = FAKE_INFO.context_limit
@@ -38,21 +37,19 @@ def chat(
     template: str | None = FakeTokenizer.chat_template,
     form: str = "demo",
     tokenizer: FakeTokenizer | None = None,
-    whitespace: Whitespace = Whitespace.COMPACT,
+    is_flexible: bool = False,
     thinks: ModelThinking | None = None,
     **fields: object,
 ) -> Call:
     """`form`: the tool format."""
     compiled = ChatTemplate(template, bos_text="<s>", eos_text="</s>") if template is not None else None
-    model = ServedModel(
+    model = model_read_here(
         names=("fake", "other"),
-        created=1,
         engine=FakeEngine(),
         tokenizer=tokenizer or FakeTokenizer(),
         template=compiled,
         tool_format=TOOL_FORMATS[form],
-        check_grammar=known_check,
-        whitespace=whitespace,
+        is_flexible=is_flexible,
         thinking=thinks,
     )
     body = {"messages": [{"role": "user", "content": "hi"}], **fields}

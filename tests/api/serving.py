@@ -29,6 +29,7 @@ from openai_cpu_server.prompt.chat_template import ChatTemplate
 from openai_cpu_server.prompt.tool_formats import TOOL_FORMATS
 from tests.api.fake_tokenizer import FakeTokenizer
 from tests.api.grammar_check import check_grammar as known_check
+from tests.reading import model_read_here
 
 OPTIONS = ApiOptions()
 TEMPLATE = ChatTemplate(FakeTokenizer.chat_template, bos_text="<s>", eos_text="</s>")
@@ -65,9 +66,8 @@ def served(
     check_grammar: Callable[[str], object] = known_check,
 ) -> ModelRegistry:
     """One model by two names."""
-    model = ServedModel(
+    model = model_read_here(
         names=("fake", "team/fake"),
-        created=1,
         engine=engine,
         tokenizer=tokenizer or FakeTokenizer(),
         template=TEMPLATE,
@@ -81,14 +81,12 @@ def embedding_model(engine: Engine, *names: str, tokenizer: FakeTokenizer | None
     """A model that embeds or scores, as the engine's facts say."""
     info = engine.info
     assert info is not None
-    return ServedModel(
+    return model_read_here(
         names=names,
-        created=1,
         engine=engine,
         tokenizer=tokenizer or FakeTokenizer(adds_end=True),
         template=None,
         tool_format=TOOL_FORMATS["generic"],
-        check_grammar=known_check,
         kind=info.kind,
     )
 

@@ -6,11 +6,10 @@ import json
 
 import pytest
 
-from openai_cpu_server.api.resolve.answer_shape import may_shape_output
+from openai_cpu_server.api.resolve.answer_shape import is_slow
 from openai_cpu_server.contract.request import Constraint
 from openai_cpu_server.errors import InvalidRequest
 from openai_cpu_server.llama.grammar.grammar_check import GrammarCheck
-from openai_cpu_server.structured import Whitespace
 from tests.api.resolving import chat, complete
 
 SCHEMA = {
@@ -94,7 +93,7 @@ def test_free_text_has_no_constraint(fields: dict[str, object]) -> None:
 
 
 def test_white_space_is_the_servers_choice() -> None:
-    call = chat(response_format=json_schema(), whitespace=Whitespace.FLEXIBLE)
+    call = chat(response_format=json_schema(), is_flexible=True)
     shape = call.requests[0].constraint
     assert shape is not None
     assert GrammarCheck(shape.grammar).check('{\n  "a" : 3\n}').fits
@@ -218,7 +217,7 @@ def test_a_long_list_of_names_is_cut() -> None:
     ],
 )
 def test_bodies_that_may_need_compiling_are_known_by_sight(name: str) -> None:
-    assert may_shape_output(json.dumps({name: 1}).encode())
+    assert is_slow(json.dumps({name: 1}).encode())
     hidden = "".join(f"\\u{ord(letter):04x}" for letter in name)
-    assert may_shape_output(f'{{"{hidden}":1}}'.encode())
-    assert not may_shape_output(b'{"messages":[{"role":"user","content":"hi"}],"max_tokens":5}')
+    assert is_slow(f'{{"{hidden}":1}}'.encode())
+    assert not is_slow(b'{"messages":[{"role":"user","content":"hi"}],"max_tokens":5}')

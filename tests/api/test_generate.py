@@ -12,15 +12,14 @@ import pytest
 
 from openai_cpu_server.api.application import create_api
 from openai_cpu_server.models.registry import ModelRegistry
-from openai_cpu_server.models.served import ServedModel
 from openai_cpu_server.prompt.tool_formats import TOOL_FORMATS
 from tests.api.asgi import exchange
 from tests.api.fake_engine import FakeEngine
 from tests.api.fake_tokenizer import FakeTokenizer
-from tests.api.grammar_check import check_grammar as known_check
 from tests.api.serving import OPTIONS, api, client, eventually, locked_api, num_live
 from tests.api.talking import chat, complete, error_of, events
 from tests.api.test_rate_limits import HEADERS, keys
+from tests.reading import model_read_here
 
 pytestmark = pytest.mark.anyio
 Json = dict[str, Any]
@@ -218,14 +217,12 @@ async def test_the_model_is_described(http: httpx.AsyncClient) -> None:
 
 
 def without_template() -> ModelRegistry:
-    model = ServedModel(
+    model = model_read_here(
         names=("plain",),
-        created=1,
         engine=FakeEngine(),
         tokenizer=FakeTokenizer(),
         template=None,
         tool_format=TOOL_FORMATS["generic"],
-        check_grammar=known_check,
     )
     return ModelRegistry([model])
 

@@ -8,14 +8,14 @@ import threading
 import anyio
 import pytest
 
-from openai_cpu_server.api.offload import INLINE_BYTES, SLOW, off_loop
+from openai_cpu_server.api.offload import INLINE_BYTES, in_thread, off_loop
 
 pytestmark = pytest.mark.anyio
 
 
 async def test_slow_work_leaves_threads_for_the_rest() -> None:
     goes_on = threading.Event()
-    slow = [asyncio.create_task(off_loop(SLOW, goes_on.wait)) for _ in range(100)]
+    slow = [asyncio.create_task(in_thread(goes_on.wait, is_slow=True)) for _ in range(100)]
     await asyncio.sleep(0)
     with anyio.fail_after(10):
         assert await off_loop(INLINE_BYTES + 1, lambda: "done") == "done"

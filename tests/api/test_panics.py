@@ -10,7 +10,7 @@ import pytest
 from starlette.applications import Starlette
 
 from openai_cpu_server.api.application import create_api
-from openai_cpu_server.api.offload import SLOW, off_loop
+from openai_cpu_server.api.offload import INLINE_BYTES, off_loop
 from tests.api.fake_engine import FakeEngine
 from tests.api.serving import OPTIONS, client, served
 from tests.api.talking import MESSAGES, chat, error_of
@@ -89,7 +89,7 @@ async def test_nobody_is_asked_to_send_a_panic_again(engine: FakeEngine) -> None
     assert json.loads(answer.text)["error"]["param"] is None
 
 
-@pytest.mark.parametrize("num_bytes", [0, SLOW])
+@pytest.mark.parametrize("num_bytes", [0, INLINE_BYTES + 1])
 async def test_who_wants_to_end_the_process_still_does(num_bytes: int) -> None:
     def work() -> None:
         raise SystemExit

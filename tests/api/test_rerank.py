@@ -23,11 +23,11 @@ from openai_cpu_server.prompt.tool_formats import TOOL_FORMATS
 from tests.api.asgi import exchange
 from tests.api.fake_engine import FakeEngine, bias_scores
 from tests.api.fake_tokenizer import FakeTokenizer
-from tests.api.grammar_check import check_grammar as known_check
 from tests.api.serving import OPTIONS, client, embedding_model, eventually, num_live
 from tests.api.talking import error_of
 from tests.api.watching import page
 from tests.fakes import FAKE_EMBEDDER, FAKE_INFO, FAKE_RERANKER, vector_of
+from tests.reading import model_read_here
 
 pytestmark = pytest.mark.anyio
 
@@ -44,14 +44,12 @@ def letters(text: str) -> list[int]:
 def judge(engine: FakeEngine, *, own: str | None = ASKING, chat: str | None = None) -> ServedModel:
     """A model that generates, and whose template asks yes or no."""
     template = ChatTemplate(chat, bos_text="<s>", eos_text="</s>") if chat else None
-    return ServedModel(
+    return model_read_here(
         names=("judge",),
-        created=1,
         engine=engine,
         tokenizer=FakeTokenizer(rerank_template=own),
         template=template,
         tool_format=TOOL_FORMATS["generic"],
-        check_grammar=known_check,
     )
 
 

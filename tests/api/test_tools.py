@@ -9,7 +9,6 @@ from openai_cpu_server.api.calls.call import Call
 from openai_cpu_server.api.resolve.call import UNENFORCED
 from openai_cpu_server.contract.request import Constraint
 from openai_cpu_server.errors import InvalidRequest
-from openai_cpu_server.structured import Whitespace
 from tests.api.fake_tokenizer import FakeTokenizer
 from tests.api.following import Follower
 from tests.api.resolving import chat
@@ -138,7 +137,7 @@ def test_none_is_as_if_there_were_no_tools() -> None:
 @pytest.mark.parametrize("form", FORMS)
 def test_white_space_in_calls_is_the_servers_choice(form: str) -> None:
     spaced = '{ "name" : "weather",\n "arguments": {"city": "Rome"} }'
-    shape = constraint(form=form, whitespace=Whitespace.FLEXIBLE, tool_choice="required")
+    shape = constraint(form=form, is_flexible=True, tool_choice="required")
     assert accepts(shape, written(form, spaced))
     assert not accepts(constraint(form=form, tool_choice="required"), written(form, spaced))
 

@@ -10,7 +10,7 @@ import pytest
 
 from openai_cpu_server.errors import StartupError
 from openai_cpu_server.llama.gguf.header import GgufHeader
-from openai_cpu_server.llama.gguf.tensor_types import tensor_type_named, tensor_types
+from openai_cpu_server.llama.gguf.tensor_types import TENSOR_TYPES, tensor_type_named
 from openai_cpu_server.llama.gguf.tensors import file_tensors, model_tensors
 from tests.llama.odd_models import split
 from tests.tiny_model import tiny_model_path
@@ -28,7 +28,7 @@ def test_the_same_as_gguf_reads(quant: str) -> None:
 
 
 def test_types_have_the_sizes_that_gguf_knows() -> None:
-    made = [kind for kind in tensor_types().values() if kind.can_be_made]
+    made = [kind for kind in TENSOR_TYPES.values() if kind.can_be_made]
     sizes = {kind.number: (kind.block_values, kind.block_bytes) for kind in made}
     known = {int(number): size for number, size in gguf.GGML_QUANT_SIZES.items() if int(number) in sizes}
     assert len(known) > 20

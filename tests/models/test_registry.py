@@ -7,23 +7,21 @@ import pytest
 
 from openai_cpu_server.contract.engine import EngineState, LastDeath
 from openai_cpu_server.errors import EngineUnavailable, ModelNotFound
-from openai_cpu_server.llama.grammar.grammar_check import GrammarCheck
 from openai_cpu_server.models.registry import ModelRegistry
 from openai_cpu_server.models.served import ServedModel
 from openai_cpu_server.prompt.tool_formats import TOOL_FORMATS
 from tests.api.fake_engine import READY, FakeEngine
 from tests.api.fake_tokenizer import FakeTokenizer
+from tests.reading import model_read_here
 
 
 def model(*names: str, engine: FakeEngine) -> ServedModel:
-    return ServedModel(
+    return model_read_here(
         names=names,
-        created=1,
         engine=engine,
         tokenizer=FakeTokenizer(),
         template=None,
         tool_format=TOOL_FORMATS["generic"],
-        check_grammar=GrammarCheck,
     )
 
 

@@ -14,6 +14,8 @@ from openai_cpu_server.models.grammars import Grammar, Grammars
 
 _HINTS = re.compile(rb"response_format|tools|functions|grammar|regex|choice|json|structured_outputs|\\u00")
 
+_LONG_BODY = 64 * 1024
+
 Make = Callable[[Grammars, str], Grammar]
 Wish = tuple[str, Make]
 """A field's path, and how its grammar is made."""
@@ -34,13 +36,13 @@ def asks_for_form(body: GenerationBody) -> bool:
     return next(_wishes(body), None) is not None
 
 
-def may_shape_output(data: bytes) -> bool:
-    """Whether a body may have something to compile, which takes longer than its size says.
+def is_slow(data: bytes) -> bool:
+    """Whether a body may take more than some milliseconds: it is long, or may have something to compile.
 
-    It is sound without parsing: a body has none of these fields unless it has one of these words, or an
-    escaped letter.
+    The latter is sound without parsing: a body has none of these fields unless it has one of these words, or
+    an escaped letter.
     """
-    return _HINTS.search(data) is not None
+    return len(data) > _LONG_BODY or _HINTS.search(data) is not None
 
 
 def _wishes(body: GenerationBody) -> Iterator[Wish]:

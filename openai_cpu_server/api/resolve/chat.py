@@ -25,11 +25,12 @@ from openai_cpu_server.api.resolve.tools import ToolPlan, tool_plan
 from openai_cpu_server.api.schemas.chat import ChatBody
 from openai_cpu_server.api.schemas.parse import Ignored
 from openai_cpu_server.errors import InvalidRequest, TemplateFailed
-from openai_cpu_server.models.chat_prompts import NOTHING, ChatPrompt
 from openai_cpu_server.models.served import ServedModel
-from openai_cpu_server.models.written import Written
+from openai_cpu_server.prompt.chat_prompts import ChatPrompt, Conversation
+from openai_cpu_server.prompt.written import Written
 
 UNCHANGED: Mapping[str, str] = {}
+NOTHING: Written = {}
 
 
 def resolve_chat(
@@ -47,8 +48,9 @@ def resolve_chat(
     output = _output(body, plan, model)
     wish = thinking_wish(body)
     thinking = thinking_plan(wish, model.thinking)
-    messages, rendered = checked_messages(body.messages), _rendering(plan, model, thinking, wish, written)
-    prompt = rendered(messages)
+    messages = checked_messages(body.messages)
+    rendered = _rendering(plan, model, thinking, wish, written, most_tokens=asking.info.context_limit)
+    prompt = _naming(prompt_param, partial(rendered, messages))
     if model.thinking is not None:
         outputs = ThinkingOutputs(model.thinking.form, model.tokenizer)
         output = outputs.of(output, thinking, prompt, has_stop=bool(body.stop))
@@ -74,36 +76,60 @@ def _with_ignored(asking: Asking, said: Sequence[str]) -> Asking:
     return msgspec.structs.replace(asking, ignored=ignored)
 
 
-def chat_prompt(body: ChatBody, model: ServedModel, written: Written = NOTHING) -> Prompt:
+def chat_prompt(
+    body: ChatBody, model: ServedModel, written: Written = NOTHING, *, most_tokens: int | None = None
+) -> Prompt:
     """The prompt that `resolve_chat` makes. Raises InvalidRequest, TemplateFailed."""
     wish = thinking_wish(body)
     thinking = thinking_plan(wish, model.thinking)
-    rendered = _rendering(tool_plan(body), model, thinking, wish, written)
+    rendered = _rendering(tool_plan(body), model, thinking, wish, written, most_tokens=most_tokens)
     return Prompt(rendered(checked_messages(body.messages)).tokens)
 
 
 def _rendering(
-    plan: ToolPlan | None, model: ServedModel, thinking: ThinkingPlan, wish: Wish, written: Written
+    plan: ToolPlan | None,
+    model: ServedModel,
+    thinking: ThinkingPlan,
+    wish: Wish,
+    written: Written,
+    *,
+    most_tokens: int | None,
 ) -> Callable[[Sequence[Mapping[str, object]]], ChatPrompt]:
     """Makes a prompt of messages."""
-    render = partial(
-        model.prompts.prompt,
-        tools=plan.shown if plan else (),
-        written=written,
-        thinks_not=thinking.thinks_not,
-    )
+
+    def render(messages: Sequence[Mapping[str, object]], variables: Mapping[str, object]) -> ChatPrompt:
+        return model.prompts.prompt(
+            Conversation(
+                messages=messages,
+                tools=plan.shown if plan else (),
+                written=written,
+                variables=variables,
+                thinks_not=thinking.thinks_not,
+                most_tokens=most_tokens,
+            )
+        )
 
     def rendered(messages: Sequence[Mapping[str, object]]) -> ChatPrompt:
         try:
-            return render(messages, variables=thinking.variables)
+            return render(messages, thinking.variables)
         except TemplateFailed as error:
             own = {name: value for name, value in thinking.variables.items() if name not in wish.variables}
-            if not wish.variables or _fails(partial(render, messages, variables=own)):
+            if not wish.variables or _fails(partial(render, messages, own)):
                 raise
             param = "chat_template_kwargs"
             raise InvalidRequest(str(error), param=param, code="chat_template_failed") from error
 
     return rendered
+
+
+def _naming(param: str, render: Callable[[], ChatPrompt]) -> ChatPrompt:
+    """Blames this field for a prompt that cannot be read."""
+    try:
+        return render()
+    except InvalidRequest as error:
+        if error.param is not None:
+            raise
+        raise InvalidRequest(str(error), param=param, code=error.code) from None
 
 
 def _fails(render: Callable[[], ChatPrompt]) -> bool:

@@ -58,15 +58,14 @@ def _inputs(body: EmbeddingBody, reader: InputReader) -> tuple[Tokens, ...]:
     """Texts are tokenised, token ids are checked."""
     given = body.input
     if isinstance(given, str):
-        return (reader.text(given, "input"),)
+        return reader.texts([given], ["input"])
     if isinstance(given[0], int):
         return (reader.ids([token for token in given if isinstance(token, int)], "input"),)
-    items = [item for item in given if not isinstance(item, int)]
-    return tuple(_input(item, f"input[{index}]", reader) for index, item in enumerate(items))
-
-
-def _input(item: str | list[int], param: str, reader: InputReader) -> Tokens:
-    return reader.text(item, param) if isinstance(item, str) else reader.ids(item, param)
+    params = [f"input[{index}]" for index in range(len(given))]
+    if isinstance(given[0], str):
+        return reader.texts([item for item in given if isinstance(item, str)], params)
+    ids = [item for item in given if isinstance(item, list)]
+    return tuple(reader.ids(*each) for each in zip(ids, params, strict=True))
 
 
 def _dimensions(body: EmbeddingBody, size: int) -> int | None:

@@ -8,7 +8,7 @@ import msgspec
 
 from openai_cpu_server.api.calls.call import Asking
 from openai_cpu_server.contract.model_info import Tokenizer
-from openai_cpu_server.errors import InputTooLong, InvalidRequest
+from openai_cpu_server.errors import InputTooLong, InvalidRequest, PromptFarTooLong
 
 Tokens = tuple[int, ...]
 FOREIGN_TOKENS = "foreign_token_ids"
@@ -28,13 +28,15 @@ class InputReader(msgspec.Struct, frozen=True):
         limit = min(limit for limit in limits if limit is not None)
         return cls(asking.chosen.model.tokenizer, limit, bool(truncate))
 
-    def text(self, text: str, param: str) -> Tokens:
-        """Raises InputTooLong; InvalidRequest for a text that is no token."""
-        tokens = self.tokenizer.encode(text, add_special=True, parse_special=True)
-        if not tokens:
-            message = f"Invalid value for '{param}': this model has no tokens for it."
-            raise InvalidRequest(message, param=param, code="invalid_value")
-        return self._fitted(tokens, param)
+    def texts(self, texts: Sequence[str], params: Sequence[str]) -> tuple[Tokens, ...]:
+        """Names of control tokens in them are text. Raises InputTooLong; InvalidRequest for a text that is no
+        token."""
+        read = self._read(texts, params, add_special=True)
+        for tokens, param in zip(read, params, strict=True):
+            if not tokens:
+                message = f"Invalid value for '{param}': this model has no tokens for it."
+                raise InvalidRequest(message, param=param, code="invalid_value")
+        return tuple(self._fitted(*each) for each in zip(read, params, strict=True))
 
     def ids(self, ids: Sequence[int], param: str) -> Tokens:
         """Raises InputTooLong; InvalidRequest for ids that this model's tokenizer cannot have made."""
@@ -54,9 +56,23 @@ class InputReader(msgspec.Struct, frozen=True):
             raise InputTooLong(tokens=length, limit=self.limit, param=param)
         return (*head, *text[: max(0, room)], *marks.end)
 
-    def plain(self, text: str) -> list[int]:
+    def plain(self, texts: Sequence[str], params: Sequence[str]) -> list[list[int]]:
         """Tokens without special ones."""
-        return self.tokenizer.encode(text, add_special=False, parse_special=True)
+        return self._read(texts, params, add_special=False)
+
+    def _read(self, texts: Sequence[str], params: Sequence[str], *, add_special: bool) -> list[list[int]]:
+        given = [self.readable(*each) for each in zip(texts, params, strict=True)]
+        return self.tokenizer.encode_all(given, add_special=add_special, parse_special=False)
+
+    def readable(self, text: str, param: str) -> str:
+        """What is surely too long is cut before it is tokenised. Raises PromptFarTooLong."""
+        least = self.tokenizer.least_tokens(text)
+        if least <= self.limit:
+            return text
+        if not self.truncate:
+            raise PromptFarTooLong(least_tokens=least, limit=self.limit, param=param)
+        longest_token = len(text) // least + 1
+        return text[: (self.limit + 1) * longest_token]
 
     def _fitted(self, tokens: Sequence[int], param: str) -> Tokens:
         if len(tokens) <= self.limit:

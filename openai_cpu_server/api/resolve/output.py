@@ -17,10 +17,10 @@ from openai_cpu_server.contract.request import Constraint
 from openai_cpu_server.errors import InvalidRequest
 from openai_cpu_server.models.grammars import Grammar, Grammars
 from openai_cpu_server.prompt.tool_formats import Callee, Spelling, ToolFormat
-from openai_cpu_server.structured import Whitespace
 
 _NO_PARAMETERS: JsonObject = {"type": "object", "additionalProperties": False}
-_BLANKS = {Whitespace.COMPACT: "", Whitespace.FLEXIBLE: r"[ \t\n\r]{0,40}"}
+_BLANKS = r"[ \t\n\r]{0,40}"
+"""What flexible JSON may have between its tokens."""
 
 
 class Output(msgspec.Struct, frozen=True):
@@ -65,7 +65,8 @@ class ToolOutputs:
     def __init__(self, form: ToolFormat, grammars: Grammars, tokenizer: Tokenizer) -> None:
         self._form = form
         self._grammars = grammars
-        self._spelling = Spelling(_BLANKS[grammars.whitespace], partial(_control_token, tokenizer))
+        blanks = _BLANKS if grammars.is_flexible else ""
+        self._spelling = Spelling(blanks, partial(_control_token, tokenizer))
 
     def of_plan(self, plan: ToolPlan, answer: Grammar | None) -> Output:
         """`answer`: what text must look like, where there is text. Raises InvalidRequest."""

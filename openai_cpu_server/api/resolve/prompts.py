@@ -10,20 +10,23 @@ from openai_cpu_server.api.resolve.sampling import check_tokens
 from openai_cpu_server.api.schemas.completion import CompletionBody
 from openai_cpu_server.contract.model_info import Tokenizer
 from openai_cpu_server.errors import InvalidRequest
+from openai_cpu_server.prompt.chat import needs_special_tokens
+from openai_cpu_server.prompt.chat_prompts import require_room
 from openai_cpu_server.prompt.fim import fim_tokens
 
 Text = Union[str, Sequence[int]]
 
 
-def completion_prompts(body: CompletionBody, tokenizer: Tokenizer) -> list[Prompt]:
-    """Raises InvalidRequest for an empty prompt, unknown ids, or a suffix that the model cannot honour."""
+def completion_prompts(body: CompletionBody, tokenizer: Tokenizer, most_tokens: int | None) -> list[Prompt]:
+    """`most_tokens`: what is surely longer is not tokenised. Raises PromptFarTooLong, InvalidRequest for an
+    empty prompt, unknown ids, or a suffix that the model cannot honour."""
     echo = bool(body.echo)
     if body.suffix is None or (not body.suffix and tokenizer.fim is None):
-        return [_plain(prompt, tokenizer, echo=echo) for prompt in _as_list(body.prompt)]
+        return [_plain(prompt, tokenizer, most_tokens, echo=echo) for prompt in _as_list(body.prompt)]
     if echo:
         message = "'echo' and 'suffix' cannot be combined."
         raise InvalidRequest(message, param="suffix", code="invalid_value")
-    return [_fill_in(prompt, body.suffix, tokenizer) for prompt in _as_list(body.prompt)]
+    return [_fill_in(prompt, body.suffix, tokenizer, most_tokens) for prompt in _as_list(body.prompt)]
 
 
 def _as_list(prompt: str | list[str] | list[int] | list[list[int]]) -> list[Text]:
@@ -34,28 +37,40 @@ def _as_list(prompt: str | list[str] | list[int] | list[list[int]]) -> list[Text
     return [item for item in prompt if not isinstance(item, int)]
 
 
-def _plain(prompt: Text, tokenizer: Tokenizer, *, echo: bool) -> Prompt:
-    tokens = _tokens(prompt, tokenizer, add_special=True)
+def whole_prompt(
+    text: str, tokenizer: Tokenizer, *, most_tokens: int | None, add_special: bool = True
+) -> tuple[int, ...]:
+    """A text that is a prompt by itself: names of control tokens in it mean them, and BOS is added unless it
+    has it. Raises PromptFarTooLong."""
+    require_room(tokenizer, text, most_tokens)
+    needs_begin = add_special and needs_special_tokens(text, bos_text=tokenizer.bos_text)
+    return tuple(tokenizer.encode(text, add_special=needs_begin, parse_special=True))
+
+
+def _plain(prompt: Text, tokenizer: Tokenizer, most_tokens: int | None, *, echo: bool) -> Prompt:
+    tokens = _tokens(prompt, tokenizer, most_tokens, add_special=True)
     if not tokens:
         message = "Invalid value for 'prompt': it is empty, and this model has no token to begin with."
         raise InvalidRequest(message, param="prompt", code="invalid_value")
     return Prompt(tokens, _text(prompt, tokenizer) if echo else None)
 
 
-def _fill_in(prefix: Text, suffix: str, tokenizer: Tokenizer) -> Prompt:
+def _fill_in(prefix: Text, suffix: str, tokenizer: Tokenizer, most_tokens: int | None) -> Prompt:
     fim = tokenizer.fim
     if fim is None:
         message = "'suffix' is not supported by this model: it has no fill-in-the-middle tokens."
         raise InvalidRequest(message, param="suffix", code="unsupported_parameter")
-    before = _tokens(prefix, tokenizer, add_special=False)
-    after = _tokens(suffix, tokenizer, add_special=False)
+    before = _tokens(prefix, tokenizer, most_tokens, add_special=False)
+    after = _tokens(suffix, tokenizer, most_tokens, add_special=False)
     begin = (tokenizer.bos,) if tokenizer.adds_bos and tokenizer.bos is not None else ()
     return Prompt((*begin, *fim_tokens(before, after, fim)))
 
 
-def _tokens(prompt: Text, tokenizer: Tokenizer, *, add_special: bool) -> tuple[int, ...]:
+def _tokens(
+    prompt: Text, tokenizer: Tokenizer, most_tokens: int | None, *, add_special: bool
+) -> tuple[int, ...]:
     if isinstance(prompt, str):
-        return tuple(tokenizer.encode(prompt, add_special=add_special, parse_special=True))
+        return whole_prompt(prompt, tokenizer, add_special=add_special, most_tokens=most_tokens)
     return check_tokens(tuple(prompt), vocab_size=tokenizer.vocab_size, param="prompt")
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import secrets
+from collections.abc import Sequence
 
 from openai_cpu_server.api.access.clients import Client
 from openai_cpu_server.api.calls.call import Asking
@@ -15,8 +16,7 @@ from openai_cpu_server.api.schemas.pooling import RerankBody
 from openai_cpu_server.contract.model_info import ModelKind
 from openai_cpu_server.contract.request import GenerationRequest, Sampling
 from openai_cpu_server.errors import InputTooLong, InvalidRequest
-from openai_cpu_server.prompt.chat import needs_special_tokens
-from openai_cpu_server.prompt.rerank_template import RerankTemplate
+from openai_cpu_server.prompt.rerank_template import RerankPrompts
 
 _PREFIX = "rerank-"
 _SOFTMAX = frozenset({"qwen3", "qwen3vl"})
@@ -37,8 +37,8 @@ def _by_cosine(body: RerankBody, asking: Asking) -> PoolingCall:
     """Of a model that embeds: query and documents become vectors."""
     reader = InputReader.of(asking, truncate=body.truncate)
     documents = _texts(body)
-    read = [reader.text(text, f"documents[{index}]") for index, text in enumerate(documents)]
-    request = embed_request((reader.text(body.query, "query"), *read), body, asking, id_prefix=_PREFIX)
+    read = reader.texts((body.query, *documents), ("query", *_params(documents)))
+    request = embed_request(read, body, asking, id_prefix=_PREFIX)
     writer = CosineWriter(
         id=request.id,
         model=asking.chosen.name,
@@ -70,14 +70,13 @@ def _by_yes_or_no(body: RerankBody, asking: Asking) -> PoolingCall:
     The prompts begin alike, so the query is computed once.
     """
     model, documents = asking.chosen.model, _texts(body)
-    assert model.rerank_template is not None, "a model without one cannot rerank"
+    assert model.rerank is not None, "a model without one cannot rerank"
     if len(documents) > asking.options.max_sequences:
         message = f"{len(documents)} documents: one call may have {asking.options.max_sequences} sequences."
         raise InvalidRequest(message, param="documents", code="invalid_value")
     reader = InputReader.of(asking, truncate=body.truncate, room=1)
-    asked = _Prompts(reader, model.rerank_template)
-    prompts = [asked.about(body.query, text, f"documents[{i}]") for i, text in enumerate(documents)]
-    work = _questions(prompts, _answers(reader, model.rerank_template), body, asking)
+    prompts = _Prompts(reader, model.rerank).about(body.query, documents)
+    work = _questions(prompts, _answers(reader, model.rerank), body, asking)
     call_id = work.requests[0].id.partition("/")[0]
     num_tokens = sum(map(len, prompts))
     return PoolingCall(
@@ -102,33 +101,36 @@ def _by_yes_or_no(body: RerankBody, asking: Asking) -> PoolingCall:
 class _Prompts:
     """The prompts of a template."""
 
-    def __init__(self, reader: InputReader, template: RerankTemplate) -> None:
+    def __init__(self, reader: InputReader, asked: RerankPrompts) -> None:
         self._reader = reader
-        self._template = template
+        self._asked = asked
 
-    def about(self, query: str, document: str, param: str) -> Tokens:
-        """Raises InputTooLong; with `truncate` only where the document is not what is too long."""
-        tokens, limit = self._tokens(query, document), self._reader.limit
-        pieces = self._reader.plain(document) if self._reader.truncate and len(tokens) > limit else []
+    def about(self, query: str, documents: Sequence[str]) -> list[Tokens]:
+        """Raises InputTooLong; with `truncate` only where a document is not what is too long."""
+        params = _params(documents)
+        readable = [self._reader.readable(*each) for each in zip(documents, params, strict=True)]
+        prompts = self._asked.prompts(query, readable)
+        return [
+            tokens if len(tokens) <= self._reader.limit else self._cut(tokens, query, document, param)
+            for tokens, document, param in zip(prompts, readable, params, strict=True)
+        ]
+
+    def _cut(self, tokens: Tokens, query: str, document: str, param: str) -> Tokens:
+        limit = self._reader.limit
+        (pieces,) = self._reader.plain([document], [param]) if self._reader.truncate else ([],)
         num_kept = len(pieces)
         while len(tokens) > limit:
             if not num_kept:
                 raise InputTooLong(tokens=len(tokens), limit=limit, param=param)
             num_kept = max(0, num_kept - (len(tokens) - limit))
             kept = self._reader.tokenizer.decode(pieces[:num_kept])
-            tokens = self._tokens(query, kept.removesuffix(_HALF))
+            (tokens,) = self._asked.prompts(query, [kept.removesuffix(_HALF)])
         return tokens
 
-    def _tokens(self, query: str, document: str) -> Tokens:
-        tokenizer = self._reader.tokenizer
-        text = self._template.render(query, document)
-        needs_begin = needs_special_tokens(text, bos_text=tokenizer.bos_text)
-        return (*tokenizer.marks.begin * needs_begin, *self._reader.plain(text))
 
-
-def _answers(reader: InputReader, template: RerankTemplate) -> tuple[int, int]:
+def _answers(reader: InputReader, asked: RerankPrompts) -> tuple[int, int]:
     """The first tokens of yes and no. Raises InvalidRequest if the vocabulary cannot tell them apart so."""
-    yes, no = (reader.plain(word)[:1] for word in (template.yes, template.no))
+    yes, no = (tokens[:1] for tokens in reader.plain((asked.yes, asked.no), ("model", "model")))
     if yes == no:
         message = "This model cannot rerank: its tokens for yes and no begin alike."
         raise InvalidRequest(message, param="model", code="unsupported_parameter")
@@ -162,14 +164,15 @@ def _questions(prompts: list[Tokens], answers: tuple[int, int], body: RerankBody
 def _pairs(body: RerankBody, documents: tuple[str, ...], asking: Asking) -> tuple[Tokens, ...]:
     """By the file's own template for reranking, else joined by the tokenizer's separators."""
     reader = InputReader.of(asking, truncate=body.truncate)
-    template = asking.chosen.model.rerank_template
-    params = [f"documents[{index}]" for index in range(len(documents))]
-    if template is not None:
-        asked = _Prompts(reader, template)
-        return tuple(asked.about(body.query, *pair) for pair in zip(documents, params, strict=True))
-    query = reader.plain(body.query)
-    pairs = zip(documents, params, strict=True)
-    return tuple(reader.pair(query, reader.plain(text), param) for text, param in pairs)
+    asked, params = asking.chosen.model.rerank, _params(documents)
+    if asked is not None:
+        return tuple(_Prompts(reader, asked).about(body.query, documents))
+    query, *texts = reader.plain((body.query, *documents), ("query", *params))
+    return tuple(reader.pair(query, text, param) for text, param in zip(texts, params, strict=True))
+
+
+def _params(documents: Sequence[str]) -> list[str]:
+    return [f"documents[{index}]" for index in range(len(documents))]
 
 
 def _texts(body: RerankBody) -> tuple[str, ...]:

@@ -15,8 +15,8 @@ from openai_cpu_server.contract.model_info import Tokenizer
 from openai_cpu_server.contract.request import Constraint
 from openai_cpu_server.contract.thinking import Thinking
 from openai_cpu_server.errors import InvalidRequest
-from openai_cpu_server.models.chat_prompts import ChatPrompt
 from openai_cpu_server.models.thinking import ModelThinking
+from openai_cpu_server.prompt.chat_prompts import ChatPrompt
 from openai_cpu_server.prompt.reasoning.formats import ReasoningFormat
 from openai_cpu_server.prompt.reasoning.stage import Stage
 from openai_cpu_server.prompt.reasoning.template import switch

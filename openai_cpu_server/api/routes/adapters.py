@@ -11,7 +11,7 @@ from starlette.responses import Response
 
 from openai_cpu_server.adapter_options import AdapterSource
 from openai_cpu_server.api.access.identity import identity_of
-from openai_cpu_server.api.offload import SLOW, off_loop
+from openai_cpu_server.api.offload import in_thread, off_loop
 from openai_cpu_server.api.routes.models import json_response
 from openai_cpu_server.api.schemas.adapters import AdapterBody
 from openai_cpu_server.api.schemas.parse import parse
@@ -75,7 +75,7 @@ class AdapterRoutes:
         body, ignored = await off_loop(len(data), partial(parse, AdapterBody, data, lenient=self._lenient))
         model = self._model(body.model, request)
         model.loaded()
-        adapter = await off_loop(SLOW, partial(self._find, _source(body)))
+        adapter = await in_thread(partial(self._find, _source(body)), is_slow=True)
         status = await model.engine.load_adapter(adapter)
         return json_response(_card(model, status), headers=ignored.headers)
 

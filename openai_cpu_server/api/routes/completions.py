@@ -25,7 +25,7 @@ class CompletionFamily:
         best_of, model = _best_of(body, asking.options), asking.chosen.model
         return resolve_call(
             body,
-            completion_prompts(body, model.tokenizer),
+            completion_prompts(body, model.tokenizer, asking.info.context_limit),
             asking,
             of_answer(answer_grammar(body, model.grammars)),
             id_prefix="cmpl-",

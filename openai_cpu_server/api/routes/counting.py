@@ -11,7 +11,8 @@ from starlette.responses import Response
 
 from openai_cpu_server.api.access.identity import identity_of
 from openai_cpu_server.api.calls.call import Prompt
-from openai_cpu_server.api.offload import off_loop
+from openai_cpu_server.api.offload import in_thread, off_loop
+from openai_cpu_server.api.resolve.answer_shape import is_slow
 from openai_cpu_server.api.resolve.chat import chat_prompt
 from openai_cpu_server.api.routes.models import json_response
 from openai_cpu_server.api.schemas.chat import ChatBody
@@ -56,7 +57,7 @@ class ChatCounting:
 
 
 class CountRoute(Generic[F]):
-    """It needs no engine: template and vocabulary are in this process."""
+    """It needs no engine."""
 
     def __init__(self, family: CountedFamily[F], models: ModelRegistry, *, lenient: bool) -> None:
         self._family = family
@@ -67,7 +68,7 @@ class CountRoute(Generic[F]):
         data = await request.body()
         body, ignored = await off_loop(len(data), partial(self._family.read, data, lenient=self._lenient))
         model = self._model(body.model, request)
-        prompt = await off_loop(len(data), partial(self._family.prompt, body, model))
+        prompt = await in_thread(partial(self._family.prompt, body, model), is_slow=is_slow(data))
         return json_response(self._family.told(len(prompt.tokens)), headers=ignored.headers)
 
     def _model(self, name: str | None, request: Request) -> ServedModel:

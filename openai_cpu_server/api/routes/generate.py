@@ -102,7 +102,7 @@ def _completion(body: GenerateBody, format_: ResponseFormat | None, asking: Aski
     text = CompletionBody.model_validate({**_shared(body, format_), "prompt": body.prompt})
     return resolve_call(
         text,
-        completion_prompts(text, model.tokenizer),
+        completion_prompts(text, model.tokenizer, asking.info.context_limit),
         asking,
         of_answer(answer_grammar(text, model.grammars)),
         id_prefix=_PREFIX,

@@ -25,11 +25,11 @@ from openai_cpu_server.api.calls.running import Running
 from openai_cpu_server.api.calls.trial import UNWATCHED, Terms, Trial, judged, with_scores
 from openai_cpu_server.api.gates.fair_use import lease_of, release_body, unkept_body
 from openai_cpu_server.api.gates.ticket import Ticket, ticket_of
-from openai_cpu_server.api.offload import SLOW, off_loop
+from openai_cpu_server.api.offload import in_thread, off_loop
 from openai_cpu_server.api.options import ApiOptions
 from openai_cpu_server.api.render.answers import Answer
 from openai_cpu_server.api.render.renderer import AnswerRenderer, Renderer, Usage
-from openai_cpu_server.api.resolve.answer_shape import may_shape_output
+from openai_cpu_server.api.resolve.answer_shape import is_slow
 from openai_cpu_server.api.resolve.routing import asked_of, questioner, routed_headers, taken
 from openai_cpu_server.api.schemas.generation import GenerationBody
 from openai_cpu_server.api.schemas.parse import Ignored
@@ -74,8 +74,8 @@ class Family(Protocol[B]):
 class Reading(Generic[B]):
     body: B
     ignored: Ignored
-    size: int
-    """As many bytes as it is work."""
+    is_slow: bool
+    """It may take more than some milliseconds."""
 
 
 class Goal(NamedTuple):
@@ -161,7 +161,7 @@ class GenerationRoute(Generic[B]):
     async def _read(self, data: bytes) -> Reading[B]:
         reading = partial(self._family.read, data, lenient=self._options.lenient)
         body, ignored = await off_loop(len(data), reading)
-        return Reading(body, ignored, SLOW if may_shape_output(data) else len(data))
+        return Reading(body, ignored, is_slow(data))
 
     async def _goal(self, body: B, sender: Sender, ticket: Ticket) -> Goal:
         """The model that is to be asked. Raises ModelNotFound, WrongModelKind."""
@@ -232,7 +232,7 @@ class GenerationRoute(Generic[B]):
 
     async def _resolved(self, reading: Reading[B], goal: Goal, sender: Sender) -> Call:
         asking = Asking(goal.chosen, goal.chosen.model.loaded(), sender, self._options, reading.ignored)
-        call = await off_loop(reading.size, partial(self._family.resolve, reading.body, asking))
+        call = await in_thread(partial(self._family.resolve, reading.body, asking), is_slow=reading.is_slow)
         if goal.routed is None:
             return call
         headers = {**call.headers, **routed_headers(goal.routed)}

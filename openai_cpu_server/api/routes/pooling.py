@@ -20,7 +20,7 @@ from openai_cpu_server.api.calls.disconnect import while_connected
 from openai_cpu_server.api.calls.pooling import PoolingCall, Rows, submit
 from openai_cpu_server.api.gates.fair_use import lease_of, release_body, unkept_body
 from openai_cpu_server.api.gates.ticket import Ticket, ticket_of
-from openai_cpu_server.api.offload import SLOW, off_loop
+from openai_cpu_server.api.offload import in_thread, off_loop
 from openai_cpu_server.api.options import ApiOptions
 from openai_cpu_server.api.resolve.embedding import resolve_embeddings
 from openai_cpu_server.api.resolve.ranking import resolve_ranking
@@ -34,6 +34,7 @@ from openai_cpu_server.observe.distribution import Distribution
 from openai_cpu_server.observe.ended import CallFigures
 
 B = TypeVar("B", bound=PoolingBody)
+_LONG_BODY = 64 * 1024
 _CHEAPER = 16
 """A byte of a vector is written so many times faster than a byte of a body is parsed and tokenised: 32 KiB of
 vectors are JSON within a millisecond."""
@@ -95,8 +96,9 @@ class PoolingRoute(Generic[B]):
         chosen = choose_able(self._models, body.model, allowed, self._family.ability)
         asking = Asking(chosen, chosen.model.loaded(), sender, self._options, ignored)
         # Each document of a ranking brings the query along: that work does not go by the size of the body.
-        size = len(data) if self._family.ability is Ability.EMBED else SLOW
-        return await off_loop(size, partial(self._family.resolve, body, asking)), chosen
+        is_slow = self._family.ability is not Ability.EMBED or len(data) > _LONG_BODY
+        resolving = partial(self._family.resolve, body, asking)
+        return await in_thread(resolving, is_slow=is_slow), chosen
 
     async def _begun(
         self, data: bytes, sender: Sender, lease: Lease | None

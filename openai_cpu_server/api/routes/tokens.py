@@ -10,10 +10,11 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from openai_cpu_server.api.access.identity import identity_of
-from openai_cpu_server.api.offload import off_loop
+from openai_cpu_server.api.offload import in_thread
+from openai_cpu_server.api.resolve.answer_shape import is_slow
 from openai_cpu_server.api.resolve.messages import checked_messages
+from openai_cpu_server.api.resolve.prompts import whole_prompt
 from openai_cpu_server.api.resolve.sampling import check_tokens
-from openai_cpu_server.api.routes.models import json_response
 from openai_cpu_server.api.schemas.base import Body
 from openai_cpu_server.api.schemas.parse import Ignored, parse
 from openai_cpu_server.api.schemas.tokens import DetokenizeBody, TokenizeBody
@@ -21,8 +22,11 @@ from openai_cpu_server.contract.model_info import Tokenizer
 from openai_cpu_server.errors import InvalidRequest
 from openai_cpu_server.models.registry import ModelRegistry
 from openai_cpu_server.models.served import ServedModel
+from openai_cpu_server.prompt.chat_prompts import Conversation
 
 B = TypeVar("B", bound=Body)
+_SLICE = 10_000
+"""So many pieces are written at once: nobody else has the interpreter meanwhile."""
 
 
 class TokenPiece(msgspec.Struct, frozen=True):
@@ -32,7 +36,8 @@ class TokenPiece(msgspec.Struct, frozen=True):
 
 
 class Tokenized(msgspec.Struct, frozen=True):
-    tokens: tuple[Union[int, TokenPiece], ...]
+    tokens: msgspec.Raw
+    """Numbers, or `TokenPiece`s."""
     count: int
     max_model_len: int | None
 
@@ -43,7 +48,7 @@ class Detokenized(msgspec.Struct, frozen=True):
 
 
 class TokenRoutes:
-    """They need no engine: the vocabulary is in this process."""
+    """They need no engine."""
 
     def __init__(self, models: ModelRegistry, *, lenient: bool) -> None:
         self._models = models
@@ -53,36 +58,50 @@ class TokenRoutes:
         data = await request.body()
         body, ignored = await self._read(TokenizeBody, data)
         model = self._model(body.model, request)
-        tokens = await off_loop(len(data), partial(_tokens, body, model))
-        shown = tuple(_piece(token, model.tokenizer) if body.with_pieces else token for token in tokens)
         info = model.engine.info
         limit = info.context_limit if info else None
-        return json_response(Tokenized(shown, len(tokens), limit), headers=ignored.headers)
+        answer = await in_thread(partial(_tokenized, body, model, limit), is_slow=is_slow(data))
+        return Response(answer, media_type="application/json", headers=ignored.headers)
 
     async def detokenize(self, request: Request) -> Response:
         data = await request.body()
         body, ignored = await self._read(DetokenizeBody, data)
-        tokenizer = self._model(body.model, request).tokenizer
-        text = await off_loop(len(data), partial(_text, body, tokenizer))
-        return json_response(Detokenized(text, text), headers=ignored.headers)
+        model = self._model(body.model, request)
+        answer = await in_thread(partial(_detokenized, body, model), is_slow=is_slow(data))
+        return Response(answer, media_type="application/json", headers=ignored.headers)
 
     async def _read(self, schema: type[B], data: bytes) -> tuple[B, Ignored]:
-        return await off_loop(len(data), partial(parse, schema, data, lenient=self._lenient))
+        return await in_thread(partial(parse, schema, data, lenient=self._lenient), is_slow=is_slow(data))
 
     def _model(self, name: str | None, request: Request) -> ServedModel:
         return self._models.choose(name, identity_of(request.scope).allowed_models).model
 
 
-def _tokens(body: TokenizeBody, model: ServedModel) -> tuple[int, ...]:
+def _tokenized(body: TokenizeBody, model: ServedModel, limit: int | None) -> bytes:
+    """The answer, made in this thread: with its pieces it can be of many times the body's size."""
+    tokens = _tokens(body, model, limit)
+    if body.with_pieces:
+        written = b",".join(
+            msgspec.json.encode([_piece(token, model.tokenizer) for token in tokens[at : at + _SLICE]])[1:-1]
+            for at in range(0, len(tokens), _SLICE)
+        )
+        shown = msgspec.Raw(b"[" + written + b"]")
+    else:
+        shown = msgspec.Raw(msgspec.json.encode(tokens))
+    return msgspec.json.encode(Tokenized(shown, len(tokens), limit))
+
+
+def _tokens(body: TokenizeBody, model: ServedModel, limit: int | None) -> tuple[int, ...]:
     if [body.content, body.prompt, body.messages].count(None) != 2:
         message = "Give exactly one of 'content', 'prompt' and 'messages'."
         raise InvalidRequest(message, param="content", code="invalid_value")
     if body.messages is not None:
-        return model.prompts.tokens(checked_messages(body.messages))
+        messages = checked_messages(body.messages)
+        return model.prompts.prompt(Conversation(messages=messages, most_tokens=limit)).tokens
     text = body.content if body.prompt is None else body.prompt
     assert text is not None, "one of the three is given"
     add_special = body.prompt is not None if body.add_special is None else body.add_special
-    return tuple(model.tokenizer.encode(text, add_special=add_special, parse_special=True))
+    return whole_prompt(text, model.tokenizer, add_special=add_special, most_tokens=limit)
 
 
 def _piece(token: int, tokenizer: Tokenizer) -> TokenPiece:
@@ -93,6 +112,7 @@ def _piece(token: int, tokenizer: Tokenizer) -> TokenPiece:
         return TokenPiece(token, tuple(raw))
 
 
-def _text(body: DetokenizeBody, tokenizer: Tokenizer) -> str:
-    check_tokens(tuple(body.tokens), vocab_size=tokenizer.vocab_size, param="tokens")
-    return tokenizer.decode(body.tokens, special=True)
+def _detokenized(body: DetokenizeBody, model: ServedModel) -> bytes:
+    check_tokens(tuple(body.tokens), vocab_size=model.tokenizer.vocab_size, param="tokens")
+    text = model.tokenizer.decode(body.tokens, special=True)
+    return msgspec.json.encode(Detokenized(text, text))

@@ -22,15 +22,11 @@ from openai_cpu_server.llama.host.machine import Machine
 from openai_cpu_server.llama.kernels import switch_kernels
 from openai_cpu_server.llama.loading import repacks
 from openai_cpu_server.llama.model.model import Model
+from openai_cpu_server.llama.model.room import LEAST_TOKENS, tokens_that_fit
 from openai_cpu_server.llama.model.vocabulary import Vocabulary
 
 _STEP_TOKENS = 256
 """The least room of a step. Longer inputs have more."""
-_LEAST_TOKENS = 512
-_SHARE_OF_MEMORY = 8
-"""llama.cpp reserves a row of logits for each token of a step, also where it never computes one. They may
-take one part of so many of the free memory."""
-_LOGIT_BYTES = 4
 
 
 class LlamaEmbedder:
@@ -110,13 +106,7 @@ def _max_input(options: EngineOptions, model: Model, vocab_size: int, free_bytes
         if options.kv_tokens < 1:
             raise StartupError(f"--ctx-size must be at least 1, not {options.kv_tokens}.")
         return min(trained or options.kv_tokens, options.kv_tokens)
-    return min(trained or _LEAST_TOKENS, tokens_that_fit(free_bytes, vocab_size))
-
-
-def tokens_that_fit(free_bytes: int, vocab_size: int) -> int:
-    """The longest input whose rows of logits, which llama.cpp reserves for encoders too, leave most of the
-    memory free."""
-    return max(_LEAST_TOKENS, free_bytes // _SHARE_OF_MEMORY // (vocab_size * _LOGIT_BYTES))
+    return min(trained or LEAST_TOKENS, tokens_that_fit(free_bytes, vocab_size))
 
 
 def _info(

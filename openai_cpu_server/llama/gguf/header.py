@@ -6,7 +6,7 @@ from collections.abc import Collection
 from pathlib import Path
 
 from openai_cpu_server.errors import StartupError
-from openai_cpu_server.llama.gguf.reader import FLOAT32, GgufReader, SkippedArray, mapped
+from openai_cpu_server.llama.gguf.reader import FLOAT32, GgufReader, SkippedArray, opened
 
 
 class GgufHeader:
@@ -15,8 +15,8 @@ class GgufHeader:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        with mapped(path) as data:
-            reader = GgufReader(data, path)
+        with opened(path) as file:
+            reader = GgufReader(file, path)
             self._values = reader.pairs()
         self._kinds = reader.kinds
         self.num_tensors = reader.num_tensors
@@ -59,15 +59,20 @@ class GgufHeader:
             return value.length
         return len(value) if isinstance(value, tuple) else None
 
-    def get_strings(self, key: str, indices: Collection[int] | None = None) -> dict[int, str]:
-        """Elements of an array of strings by index, read from the file now; None: all. {} if it is none."""
+    def get_strings(
+        self, key: str, indices: Collection[int] | None = None, *, errors: str = "replace"
+    ) -> dict[int, str]:
+        """Elements of an array of strings by index, read from the file now; None: all. {} if it is none.
+
+        `errors`: what is made of bytes that are no UTF-8, as for `bytes.decode`.
+        """
         array = self._values.get(key)
         if not isinstance(array, SkippedArray) or not array.holds_strings:
             return {}
         wanted = set(range(array.length) if indices is None else indices)
-        with mapped(self.path) as data:
-            reader = GgufReader(data, self.path, position=array.start)
-            strings = enumerate(reader.strings(min(array.length, max(wanted, default=-1) + 1)))
+        with opened(self.path) as file:
+            reader = GgufReader(file, self.path, position=array.start)
+            strings = enumerate(reader.strings(min(array.length, max(wanted, default=-1) + 1), errors))
             return {index: text for index, text in strings if index in wanted}
 
     @property

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import mmap
+import os
 import struct
 from pathlib import Path
 from typing import BinaryIO, Union
@@ -19,6 +19,10 @@ FLOAT32 = 6
 """GGUF's number for that type."""
 _LONGEST_KEPT_ARRAY = 4096
 """Longer arrays belong to the vocabulary; arrays about layers are shorter."""
+_LONGEST_STRING = 64 * 2**20
+"""No text of a model is longer; a damaged length would have the rest of the file read into memory."""
+_WINDOW = 2**20
+_LENGTH = struct.Struct("<Q")
 
 
 class SkippedArray(msgspec.Struct, frozen=True):
@@ -38,13 +42,11 @@ class SkippedArray(msgspec.Struct, frozen=True):
 Value = Union[int, float, bool, str, tuple[Union[int, float, bool], ...], SkippedArray]
 
 
-def mapped(path: Path) -> mmap.mmap:
-    """Map the whole file, read-only. Raises `StartupError` if it cannot be read or is no GGUF file."""
-    with _open(path) as file:
-        return mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+def opened(path: Path) -> BinaryIO:
+    """A GGUF file behind its first word. Raises `StartupError` if it cannot be read or is no GGUF file.
 
-
-def _open(path: Path) -> BinaryIO:
+    It is read and not mapped: where a mapped file is cut short by somebody, the kernel ends the process.
+    """
     try:
         file = path.open("rb")
     except FileNotFoundError:
@@ -60,13 +62,17 @@ def _open(path: Path) -> BinaryIO:
 
 
 class GgufReader:
-    """Reads GGUF's basic types (little endian) one after the other.
+    """Reads GGUF's basic types (little endian) one after the other, through a window of the file.
     Raises `StartupError` where there are none."""
 
-    def __init__(self, data: mmap.mmap, path: Path, position: int = len(_MAGIC)) -> None:
-        self._data = data
+    def __init__(self, file: BinaryIO, path: Path, position: int = len(_MAGIC)) -> None:
+        self._file = file
         self._path = path
+        self._window = b""
+        self._window_start = 0
         self.position = position
+        self.size = os.fstat(file.fileno()).st_size
+        """Bytes of the file."""
         self.num_tensors = 0
         """The number of tensors; known after `pairs`."""
         self.kinds: dict[str, int] = {}
@@ -82,21 +88,22 @@ class GgufReader:
 
     def scalar(self, code: str) -> int | float | bool:
         """One number; `code` is its format in `struct`."""
-        try:
-            (value,) = struct.unpack_from("<" + code, self._data, self.position)
-        except struct.error:
-            raise self._damage() from None
-        self.position += struct.calcsize("<" + code)
+        size = struct.calcsize("<" + code)
+        at = self._reach(size)
+        (value,) = struct.unpack_from("<" + code, self._window, at)
+        self.position += size
         return value  # type: ignore[no-any-return]
 
-    def string(self) -> str:
+    def string(self, errors: str = "replace") -> str:
         length = int(self.scalar("Q"))
-        start = self.position
-        self._skip(length)
-        return self._data[start : self.position].decode("utf-8", "replace")
+        if length > _LONGEST_STRING:
+            raise self._damage()
+        at = self._reach(length)
+        self.position += length
+        return self._window[at : at + length].decode("utf-8", errors)
 
-    def strings(self, count: int) -> list[str]:
-        return [self.string() for _ in range(count)]
+    def strings(self, count: int, errors: str = "replace") -> list[str]:
+        return [self.string(errors) for _ in range(count)]
 
     def _pair(self) -> tuple[str, Value]:
         key = self.string()
@@ -127,21 +134,34 @@ class GgufReader:
             raise self._damage()
         return code
 
+    def _reach(self, num_bytes: int) -> int:
+        """The window has so many bytes from `position` on; returns where in it they begin."""
+        at = self.position - self._window_start
+        if not 0 <= at <= len(self._window) - num_bytes:
+            self._skip(num_bytes)
+            self.position -= num_bytes
+            self._window = os.pread(self._file.fileno(), max(num_bytes, _WINDOW), self.position)
+            self._window_start, at = self.position, 0
+            if len(self._window) < num_bytes:
+                raise self._damage()
+        return at
+
     def _skip(self, num_bytes: int) -> None:
         self.position += num_bytes
-        if self.position > len(self._data):
+        if self.position > self.size:
             raise self._damage()
 
     def _skip_strings(self, count: int) -> None:
         """Skip strings in a tight loop: a vocabulary has hundreds of thousands of them."""
-        data, at, length_of = self._data, self.position, struct.Struct("<Q").unpack_from
-        try:
-            for _ in range(count):
-                at += 8 + length_of(data, at)[0]
-        except (struct.error, OverflowError):
-            raise self._damage() from None
-        self.position = at
-        self._skip(0)
+        length_of = _LENGTH.unpack_from
+        while count:
+            at = self._reach(_LENGTH.size)
+            data, last = self._window, len(self._window) - _LENGTH.size
+            while count and at <= last:
+                at += _LENGTH.size + length_of(data, at)[0]
+                count -= 1
+            self.position = self._window_start + at
+            self._skip(0)
 
     def _damage(self) -> StartupError:
         return StartupError(f"{self._path} is truncated or damaged: its header ends too early.")

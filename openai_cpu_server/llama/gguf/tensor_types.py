@@ -1,14 +1,14 @@
-"""The types of tensors that this build of ggml knows, with the sizes of their blocks."""
+"""The types of tensors that ggml knows, with the sizes of their blocks.
+
+They stand here as a table, for the API process, which reads headers and loads no native library. A test
+compares it with ggml's own.
+"""
 
 from __future__ import annotations
-
-import ctypes
-import functools
 
 import msgspec
 
 from openai_cpu_server.errors import StartupError
-from openai_cpu_server.llama.bindings import libggml, llama_cpp
 
 _PRODUCED = frozenset(
     (
@@ -26,8 +26,8 @@ class TensorType(msgspec.Struct, frozen=True):
     """ggml's name, such as `q4_K`."""
     block_values: int
     block_bytes: int
-    is_quantised: bool
-    needs_importance: bool
+    is_quantised: bool = True
+    needs_importance: bool = False
     """Whether this type needs an importance matrix."""
 
     @property
@@ -44,46 +44,53 @@ class TensorType(msgspec.Struct, frozen=True):
         return num_values // self.block_values * self.block_bytes
 
 
-@functools.cache
-def tensor_types() -> dict[int, TensorType]:
-    """All types in use by their numbers."""
-    library = _library()
-    # "Not given" is one more than the largest: the only place where the C interface tells the count.
-    count = int(llama_cpp.llama_model_quantize_default_params().output_tensor_type)
-    return {number: _described(library, number) for number in range(count) if library.ggml_blck_size(number)}
+TENSOR_TYPES = {
+    each.number: each
+    for each in (
+        TensorType(0, "f32", 1, 4, is_quantised=False),
+        TensorType(1, "f16", 1, 2, is_quantised=False),
+        TensorType(2, "q4_0", 32, 18),
+        TensorType(3, "q4_1", 32, 20),
+        TensorType(6, "q5_0", 32, 22),
+        TensorType(7, "q5_1", 32, 24),
+        TensorType(8, "q8_0", 32, 34),
+        TensorType(9, "q8_1", 32, 36),
+        TensorType(10, "q2_K", 256, 84),
+        TensorType(11, "q3_K", 256, 110),
+        TensorType(12, "q4_K", 256, 144),
+        TensorType(13, "q5_K", 256, 176),
+        TensorType(14, "q6_K", 256, 210),
+        TensorType(15, "q8_K", 256, 292),
+        TensorType(16, "iq2_xxs", 256, 66, needs_importance=True),
+        TensorType(17, "iq2_xs", 256, 74, needs_importance=True),
+        TensorType(18, "iq3_xxs", 256, 98),
+        TensorType(19, "iq1_s", 256, 50, needs_importance=True),
+        TensorType(20, "iq4_nl", 32, 18),
+        TensorType(21, "iq3_s", 256, 110),
+        TensorType(22, "iq2_s", 256, 82),
+        TensorType(23, "iq4_xs", 256, 136),
+        TensorType(24, "i8", 1, 1, is_quantised=False),
+        TensorType(25, "i16", 1, 2, is_quantised=False),
+        TensorType(26, "i32", 1, 4, is_quantised=False),
+        TensorType(27, "i64", 1, 8, is_quantised=False),
+        TensorType(28, "f64", 1, 8, is_quantised=False),
+        TensorType(29, "iq1_m", 256, 56),
+        TensorType(30, "bf16", 1, 2, is_quantised=False),
+        TensorType(34, "tq1_0", 256, 54),
+        TensorType(35, "tq2_0", 256, 66),
+        TensorType(39, "mxfp4", 32, 17),
+        TensorType(40, "nvfp4", 64, 36),
+        TensorType(41, "q1_0", 128, 18),
+        TensorType(42, "q2_0", 64, 18),
+    )
+}
+"""By ggml's number."""
 
 
 def tensor_type_named(name: str) -> TensorType:
     """Find a type; case does not matter. Raises `StartupError` for types that cannot be made."""
-    made = {kind.name.lower(): kind for kind in tensor_types().values() if kind.can_be_made}
+    made = {kind.name.lower(): kind for kind in TENSOR_TYPES.values() if kind.can_be_made}
     found = made.get(name.lower())
     if found is None:
         raise StartupError(f"there is no tensor type {name!r}; there are {', '.join(made)}")
     return found
-
-
-def _described(library: ctypes.CDLL, number: int) -> TensorType:
-    return TensorType(
-        number=number,
-        name=library.ggml_type_name(number).decode(),
-        block_values=library.ggml_blck_size(number),
-        block_bytes=library.ggml_type_size(number),
-        is_quantised=library.ggml_is_quantized(number),
-        needs_importance=library.ggml_quantize_requires_imatrix(number),
-    )
-
-
-def _library() -> ctypes.CDLL:
-    """The ggml library, with the signatures of these functions; llama_cpp declares none of them."""
-    library: ctypes.CDLL = libggml
-    results = {
-        "ggml_type_name": ctypes.c_char_p,
-        "ggml_blck_size": ctypes.c_int64,
-        "ggml_type_size": ctypes.c_size_t,
-        "ggml_is_quantized": ctypes.c_bool,
-        "ggml_quantize_requires_imatrix": ctypes.c_bool,
-    }
-    for name, result in results.items():
-        function = getattr(library, name)
-        function.argtypes, function.restype = [ctypes.c_int], result
-    return library

@@ -9,8 +9,8 @@ import msgspec
 
 from openai_cpu_server.errors import StartupError
 from openai_cpu_server.llama.gguf.header import GgufHeader, model_files
-from openai_cpu_server.llama.gguf.reader import GgufReader, mapped
-from openai_cpu_server.llama.gguf.tensor_types import TensorType, tensor_types
+from openai_cpu_server.llama.gguf.reader import GgufReader, opened
+from openai_cpu_server.llama.gguf.tensor_types import TENSOR_TYPES, TensorType
 
 _DEFAULT_ALIGNMENT = 32
 _DIMENSIONS_MAX = 4
@@ -48,15 +48,15 @@ def model_tensors(header: GgufHeader) -> list[Tensor]:
 def file_tensors(header: GgufHeader) -> list[Tensor]:
     """The tensors of this one file. Raises `StartupError` if it is damaged or shorter than its tensors."""
     path = header.path
-    with mapped(path) as data:
-        reader = GgufReader(data, path, position=header.tensors_start)
+    with opened(path) as file:
+        reader = GgufReader(file, path, position=header.tensors_start)
         described = [_tensor(reader, path) for _ in range(header.num_tensors)]
         alignment = header.get_int("general.alignment") or _DEFAULT_ALIGNMENT
         base = -(-reader.position // alignment) * alignment
         tensors = [
             Tensor(tensor.name, tensor.shape, tensor.type, base + tensor.start) for tensor in described
         ]
-        _require_all(path, tensors, len(data))
+        _require_all(path, tensors, reader.size)
     return tensors
 
 
@@ -67,7 +67,7 @@ def _tensor(reader: GgufReader, path: Path) -> Tensor:
         raise StartupError(f"{path} is damaged: tensor {name!r} has {num_dimensions} dimensions.")
     shape = tuple(int(reader.scalar("Q")) for _ in range(num_dimensions))
     number = int(reader.scalar("I"))
-    kind = tensor_types().get(number)
+    kind = TENSOR_TYPES.get(number)
     if kind is None:
         raise StartupError(
             f"{path}: tensor {name!r} is of type {number}, which llama.cpp here does not know."

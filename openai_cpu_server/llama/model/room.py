@@ -12,6 +12,12 @@ from openai_cpu_server.llama.model.kv_size import KVType, bytes_per_cell, pool_c
 DRAFT_KV_TYPE = KVType.F16
 """The fastest type."""
 _BATCH_TOKENS_MIN = 32
+LEAST_TOKENS = 512
+"""Of an encoder's input."""
+_SHARE_OF_MEMORY = 8
+"""llama.cpp reserves a row of logits for each token of a step, also where it never computes one. They may
+take one part of so many of the free memory."""
+_LOGIT_BYTES = 4
 
 
 class Room(NamedTuple):
@@ -48,3 +54,9 @@ def batch_tokens(options: EngineOptions) -> int:
     """The most tokens that one step may have."""
     tokens = max(options.prefill_tokens, options.max_seqs + TILE_TOKENS, _BATCH_TOKENS_MIN)
     return -(-tokens // TILE_TOKENS) * TILE_TOKENS
+
+
+def tokens_that_fit(free_bytes: int, vocab_size: int) -> int:
+    """The longest input whose rows of logits, which llama.cpp reserves for encoders too, leave most of the
+    memory free."""
+    return max(LEAST_TOKENS, free_bytes // _SHARE_OF_MEMORY // (vocab_size * _LOGIT_BYTES))

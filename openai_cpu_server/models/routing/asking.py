@@ -15,6 +15,7 @@ from openai_cpu_server.contract.request import Constraint, GenerationRequest, Pr
 from openai_cpu_server.models.routing.decide import Rows
 from openai_cpu_server.models.routing.options import Classifier, Examples
 from openai_cpu_server.models.served import ServedModel
+from openai_cpu_server.prompt.chat_prompts import Conversation
 from openai_cpu_server.prompt.reasoning.template import switch
 
 _MOST_CHARS = 4000
@@ -50,14 +51,16 @@ def _question(
     model.loaded()
     text = options.prompt.replace("{request}", _shortened(request))
     prompt = model.prompts.prompt(
-        [{"role": "user", "content": text}], variables=switch(on=False), thinks_not=True
+        Conversation(
+            messages=[{"role": "user", "content": text}], variables=switch(on=False), thinks_not=True
+        )
     )
     grammar = model.grammars.of_choices(list(routes), "router")
-    lengths = [len(model.tokenizer.encode(r, add_special=False, parse_special=False)) for r in routes]
+    names = model.tokenizer.encode_all(routes, add_special=False, parse_special=False)
     return GenerationRequest(
         id=f"route-{secrets.token_hex(12)}/0",
         tokens=prompt.tokens,
-        max_tokens=max(lengths) + _SPARE_TOKENS,
+        max_tokens=max(map(len, names)) + _SPARE_TOKENS,
         sampling=Sampling(seed=0, temperature=0),
         priority=who.priority,
         client=who.client,

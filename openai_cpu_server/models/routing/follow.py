@@ -80,5 +80,5 @@ def _count(models: ModelRegistry, router: Router, asked: Asked) -> int:
     while (following := models.router(target, None)) is not None:
         target = following.options.routes[following.options.otherwise]
     tokenizer = models.choose(target, None).model.tokenizer
-    lengths = [len(tokenizer.encode(t, add_special=False, parse_special=False)) for t in asked.texts]
-    return asked.given_tokens + sum(lengths)
+    read = tokenizer.encode_all(asked.texts, add_special=False, parse_special=False)
+    return asked.given_tokens + sum(map(len, read))

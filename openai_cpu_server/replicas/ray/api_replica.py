@@ -19,6 +19,7 @@ from openai_cpu_server.models.served import ServedModel
 from openai_cpu_server.observe.logs import set_up_logs
 from openai_cpu_server.observe.tracing import open_tracing
 from openai_cpu_server.observe.watch import Watch
+from openai_cpu_server.reader.pool import ReaderPool
 from openai_cpu_server.replicas.ray.links import Roster
 from openai_cpu_server.replicas.remote.engine import RemoteEngine
 from openai_cpu_server.serving.parts import ModelParts
@@ -42,7 +43,9 @@ class ApiReplica:
         self._tasks: list[asyncio.Task[None]] = []
         self._engines: list[RemoteEngine] = []
         plans = planned_models(settings)
-        parts = [await asyncio.to_thread(ModelParts.open, settings, plan, None) for plan in plans]
+        self._readers = ReaderPool()
+        opening = (asyncio.to_thread(ModelParts.open, settings, plan, None, self._readers) for plan in plans)
+        parts = [await each for each in opening]
         tracing = open_tracing(settings.traces_endpoint) if settings.traces_endpoint else None
         self._watch = Watch.new(model=plans[0].name, tracing=tracing)
         served = [self._served(one, engines[one.plan.name]) for one in parts]
@@ -73,6 +76,7 @@ class ApiReplica:
             await engine.close()
         for task in self._tasks:
             task.cancel()
+        await asyncio.to_thread(self._readers.close)
         self._watch.close()
 
     async def _listen(self) -> None:

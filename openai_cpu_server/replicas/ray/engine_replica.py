@@ -18,6 +18,7 @@ from openai_cpu_server.dispatch.process.observer import NOBODY
 from openai_cpu_server.dispatch.process.supervisor import Supervisor
 from openai_cpu_server.errors import StartupError
 from openai_cpu_server.observe.logs import set_up_logs
+from openai_cpu_server.reader.pool import ReaderPool
 from openai_cpu_server.replicas.host.door import Door
 from openai_cpu_server.replicas.host.host import Host
 from openai_cpu_server.replicas.host.spending import Spending
@@ -96,8 +97,8 @@ class EngineReplica:
         plan: ModelPlan | None = None
         try:
             plan = next(plan for plan in planned_models(self._settings) if plan.name == model)
-            parts = ModelParts.open(self._settings, plan, None)
-            parts.vocabulary.close()
+            with ReaderPool() as readers:
+                parts = ModelParts.open(self._settings, plan, None, readers)
         except StartupError as error:
             path = str(plan.path) if plan is not None else model
             broken = supervised(self._settings, EngineOptions(model_path=path), NOBODY, begins_asleep=True)

@@ -13,7 +13,7 @@ from openai_cpu_server.api.resolve.responses.fitting import fitted
 from openai_cpu_server.api.schemas.chat import ChatBody
 from openai_cpu_server.contract.model_info import ModelInfo
 from openai_cpu_server.errors import ServerError
-from openai_cpu_server.models.written import Written
+from openai_cpu_server.prompt.written import Written
 
 _ROOM = 1024
 """So many tokens stay free for an answer of no given length, or a quarter of the context."""

@@ -15,9 +15,10 @@ from openai_cpu_server.api.calls.event_stream import EventStream
 from openai_cpu_server.api.calls.trial import Terms, Trial
 from openai_cpu_server.api.gates.fair_use import lease_of, release_body, unkept_body
 from openai_cpu_server.api.gates.ticket import Ticket, new_request_id, ticket_of
-from openai_cpu_server.api.offload import off_loop
+from openai_cpu_server.api.offload import in_thread, off_loop
 from openai_cpu_server.api.options import ApiOptions
 from openai_cpu_server.api.render.responses.stream import encoded
+from openai_cpu_server.api.resolve.answer_shape import is_slow
 from openai_cpu_server.api.resolve.responses.call import prompt_tokens
 from openai_cpu_server.api.resolve.responses.chat import renamed
 from openai_cpu_server.api.routes.counting import InputTokens
@@ -91,7 +92,9 @@ class ResponsesRoute:
         reading = partial(parse, InputTokensBody, data, lenient=self._options.lenient)
         asked, ignored = await off_loop(len(data), reading)
         body = asked.told()
-        read = await self._reader.of_body(body, ignored, owner_of(request), None, size=len(data))
+        read = await self._reader.of_body(
+            body, ignored, owner_of(request), None, size=len(data), slow=is_slow(data)
+        )
         identity = identity_of(request.scope)
         chosen = choose_able(
             self._models, body.model, identity.allowed_models, Ability.GENERATE, adapter=body.lora
@@ -99,7 +102,7 @@ class ResponsesRoute:
         asking = Asking(chosen, chosen.model.loaded(), Sender(identity), self._options)
         turn = read.turn
         try:
-            count = await off_loop(read.size, partial(prompt_tokens, turn, turn.told, asking))
+            count = await in_thread(partial(prompt_tokens, turn, turn.told, asking), is_slow=read.is_slow)
         except ServerError as error:
             raise renamed(error, turn, turn.told) from None
         return json_response(InputTokens(input_tokens=count), headers=read.ignored.headers)

@@ -197,7 +197,7 @@ class Maker:
         try:
             body, ignored = family.read(b"", lenient=self._options.lenient)
             route = GenerationRoute(family, self._models, self._options, self._recall)
-            running = await route.begin_reading(Reading(body, ignored, read.size), sender, terms, trial)
+            running = await route.begin_reading(Reading(body, ignored, read.is_slow), sender, terms, trial)
         except ServerError as error:
             raise renamed(error, turn, turn.told) from None
         return Making(

@@ -7,10 +7,10 @@ from functools import partial
 
 import msgspec
 
-from openai_cpu_server.api.offload import SLOW, off_loop
+from openai_cpu_server.api.offload import off_loop
 from openai_cpu_server.api.options import ApiOptions
 from openai_cpu_server.api.render.responses.items import Item, decoded
-from openai_cpu_server.api.resolve.answer_shape import may_shape_output
+from openai_cpu_server.api.resolve.answer_shape import is_slow
 from openai_cpu_server.api.resolve.responses.chat import Turn, check_supported
 from openai_cpu_server.api.resolve.responses.conversation import (
     Answer,
@@ -27,6 +27,7 @@ from openai_cpu_server.jobs.records import Link, ResponseStatus
 from openai_cpu_server.jobs.responses import ResponseShelf
 
 NO_DATABASE = "this server keeps no responses, for it has no jobs database (--jobs-db)"
+_LONG_TURN = 64 * 1024
 _USABLE = (ResponseStatus.COMPLETED, ResponseStatus.INCOMPLETE)
 
 
@@ -38,8 +39,8 @@ class ReadTurn(msgspec.Struct, frozen=True):
     items: tuple[Sourced, ...]
     """The body's own."""
     ignored: Ignored
-    size: int
-    """As many bytes as it is work."""
+    is_slow: bool
+    """It may take more than some milliseconds."""
     owner: str
     is_stored: bool
 
@@ -72,11 +73,19 @@ class TurnReader:
         """Raises InvalidRequest, also for a response to go on from that there is not."""
         reading = partial(parse, ResponsesBody, data, lenient=self._options.lenient)
         body, ignored = await off_loop(len(data), reading)
-        return await self.of_body(body, ignored, owner, recent, size=_work(data))
+        return await self.of_body(body, ignored, owner, recent, size=len(data), slow=is_slow(data))
 
     async def of_body(
-        self, body: ResponsesBody, ignored: Ignored, owner: str, recent: Recent | None, *, size: int
+        self,
+        body: ResponsesBody,
+        ignored: Ignored,
+        owner: str,
+        recent: Recent | None,
+        *,
+        size: int,
+        slow: bool,
     ) -> ReadTurn:
+        """`size`: bytes of the body. `slow`: it may take more than some milliseconds."""
         check_supported(body)
         is_stored = self._is_stored(body)
         earlier = await self._earlier(body, owner, recent)
@@ -89,7 +98,7 @@ class TurnReader:
             earlier=earlier,
             items=items,
             ignored=Ignored((*ignored.names, *turn.left_out)),
-            size=size,
+            is_slow=slow or size > _LONG_TURN,
             owner=owner,
             is_stored=is_stored,
         )
@@ -131,10 +140,6 @@ class TurnReader:
             stored = await self._shelf.items(owner, missing)
             found |= {item_id: decoded(content) for item_id, content in stored.items()}
         return found
-
-
-def _work(data: bytes) -> int:
-    return SLOW if may_shape_output(data) else len(data)
 
 
 def _turn(

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
-from openai_cpu_server.models.chat_prompts import ChatPrompts
-from openai_cpu_server.models.written import written_parts
+from openai_cpu_server.prompt.chat_prompts import ChatPrompts, Conversation
 from openai_cpu_server.prompt.chat_template import ChatTemplate
+from openai_cpu_server.prompt.literals import ControlNames
 from openai_cpu_server.prompt.tool_formats import TOOL_FORMATS
+from openai_cpu_server.prompt.written import Message, Written, written_parts
 from tests.api.fake_tokenizer import FakeTokenizer
 
 USER = {"role": "user", "content": "hi"}
@@ -17,9 +18,19 @@ TRIMMING = (
 )
 
 
-def prompts(source: str) -> ChatPrompts:
+Tokens = Callable[..., tuple[int, ...]]
+
+
+def prompts(source: str) -> Tokens:
     template = ChatTemplate(source, bos_text="<s>", eos_text="</s>")
-    return ChatPrompts(template, FakeTokenizer(), TOOL_FORMATS["demo"])
+    tokenizer = FakeTokenizer()
+    names = ControlNames(tokenizer.control_tokens)
+    made = ChatPrompts(template, tokenizer, TOOL_FORMATS["demo"], names)
+
+    def tokens(messages: Sequence[Message], written: Written | None = None) -> tuple[int, ...]:
+        return made.prompt(Conversation(messages=messages, written=written or {})).tokens
+
+    return tokens
 
 
 def said(text: str) -> dict[str, object]:
@@ -28,8 +39,8 @@ def said(text: str) -> dict[str, object]:
 
 def test_an_answer_is_what_was_sampled_not_what_the_template_makes_of_it() -> None:
     sampled = (7, 7, 7)
-    first = prompts(TRIMMING).tokens([USER])
-    again = prompts(TRIMMING).tokens([USER, said(" Hello \n"), USER], (), {1: sampled})
+    first = prompts(TRIMMING)([USER])
+    again = prompts(TRIMMING)([USER, said(" Hello \n"), USER], {1: sampled})
     assert again[: len(first) + 3] == first + sampled
     assert FakeTokenizer().decode(list(again[len(first) + 3 :]), special=True).startswith("</s><user>hi</s>")
 
@@ -37,14 +48,14 @@ def test_an_answer_is_what_was_sampled_not_what_the_template_makes_of_it() -> No
 def test_a_call_is_what_was_sampled() -> None:
     call = {"id": "c", "type": "function", "function": {"name": "f", "arguments": '{"a":  1}'}}
     asked = [USER, {**said(""), "tool_calls": [call]}, {"role": "tool", "tool_call_id": "c", "content": "3"}]
-    first = prompts(TRIMMING).tokens([USER])
-    assert prompts(TRIMMING).tokens(asked, (), {1: (7, 8)})[: len(first) + 2] == (*first, 7, 8)
+    first = prompts(TRIMMING)([USER])
+    assert prompts(TRIMMING)(asked, {1: (7, 8)})[: len(first) + 2] == (*first, 7, 8)
 
 
 def test_a_template_that_shows_no_such_answer_is_left_alone() -> None:
     silent = "{% for m in messages %}{% if m.role == 'user' %}{{ m.content }}{% endif %}{% endfor %}"
     messages = [USER, said("Hello"), USER]
-    assert prompts(silent).tokens(messages, (), {1: (7,)}) == prompts(silent).tokens(messages)
+    assert prompts(silent)(messages, {1: (7,)}) == prompts(silent)(messages)
     strict = "{{ raise_exception('no') if messages | length > 2 else messages[0].content }}"
 
     def render(given: Sequence[Mapping[str, object]]) -> str:
@@ -58,8 +69,8 @@ def test_a_blank_that_only_history_has_is_left_out() -> None:
         "{% for m in messages %}{% if m.role == 'user' %}[{{ m.content }}]"
         "{% else %} {{ m.content }}</s>{% endif %}{% endfor %}"
     )
-    first = prompts(blank).tokens([USER])
-    again = prompts(blank).tokens([USER, said("a"), USER, said("b"), USER], (), {1: (7,), 3: (8,)})
+    first = prompts(blank)([USER])
+    again = prompts(blank)([USER, said("a"), USER, said("b"), USER], {1: (7,), 3: (8,)})
     assert again[: len(first) + 1] == (*first, 7)
-    second = prompts(blank).tokens([USER, said("a"), USER], (), {1: (7,)})
+    second = prompts(blank)([USER, said("a"), USER], {1: (7,)})
     assert again[: len(second) + 1] == (*second, 8)

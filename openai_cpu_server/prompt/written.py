@@ -10,7 +10,6 @@ from __future__ import annotations
 import secrets
 from collections.abc import Callable, Mapping, Sequence
 
-from openai_cpu_server.contract.model_info import Tokenizer
 from openai_cpu_server.errors import InvalidRequest, TemplateFailed
 
 Message = Mapping[str, object]
@@ -36,15 +35,6 @@ def written_parts(messages: Sequence[Message], written: Written, render: Render)
     except (TemplateFailed, InvalidRequest):
         return None
     return parts and _without_blanks(parts, opening)
-
-
-def spliced(
-    parts: Sequence[str], written: Written, tokenizer: Tokenizer, *, add_special: bool
-) -> tuple[int, ...]:
-    tokens = tokenizer.encode(parts[0], add_special=add_special, parse_special=True)
-    for place, part in zip(sorted(written), parts[1:], strict=True):
-        tokens += [*written[place], *tokenizer.encode(part, add_special=False, parse_special=True)]
-    return tuple(tokens)
 
 
 def _split(text: str, marks: Sequence[str]) -> list[str] | None:

@@ -1,0 +1,53 @@
+"""What is asked of whoever makes grammars, and what comes of it."""
+
+from __future__ import annotations
+
+import enum
+from typing import Protocol, Union
+
+import msgspec
+
+
+class GrammarSource(enum.Enum):
+    """What a grammar is made of."""
+
+    SCHEMA = "schema"
+    """A JSON Schema, as JSON text: the order of its properties counts."""
+    ANY_OBJECT = "any_object"
+    REGEX = "regex"
+    CHOICES = "choices"
+    """A list of texts, as JSON."""
+    GBNF = "gbnf"
+    """A client's own."""
+    PARTS = "parts"
+    """Our own rules, as JSON: the root, then GBNF by the names of the rules that it refers to."""
+
+
+class GrammarOrder(msgspec.Struct, frozen=True, kw_only=True):
+    source: GrammarSource
+    text: str = ""
+    is_strict: bool = True
+    """What cannot be enforced is refused; else it is left out and named."""
+    is_flexible: bool = False
+    """White space may stand between the tokens of JSON."""
+
+
+class MadeGrammar(msgspec.Struct, frozen=True, tag="made"):
+    """GBNF that is known to compile."""
+
+    gbnf: str
+    unenforced: tuple[tuple[str, str], ...] = ()
+    """JSON pointers within the schema, each with a keyword that is left out there."""
+
+
+class RefusedGrammar(msgspec.Struct, frozen=True, tag="refused"):
+    message: str
+    code: str | None = None
+    path: str | None = None
+    """The place within the schema, as a JSON pointer, where that is known."""
+
+
+class GrammarMaker(Protocol):
+    """Any thread may call it. It can take a second."""
+
+    def __call__(self, order: GrammarOrder) -> Union[MadeGrammar, RefusedGrammar]: ...

@@ -1,0 +1,160 @@
+"""What the API process and a reader process tell each other."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Union
+
+import msgspec
+
+from openai_cpu_server.contract.grammar import GrammarOrder, MadeGrammar, RefusedGrammar
+from openai_cpu_server.contract.messages import EngineOptions
+from openai_cpu_server.contract.model_info import FimTokens, Marks
+from openai_cpu_server.prompt.reasoning.stage import Stage
+from openai_cpu_server.prompt.reasoning.template import TemplateReasoning
+
+
+class ModelSource(msgspec.Struct, frozen=True, kw_only=True):
+    """What is to be read of a model."""
+
+    path: str
+    generates: bool
+    chat_template: str | None = None
+    """In place of the file's own."""
+    tool_format: str = "auto"
+    reasoning_format: str = "auto"
+
+
+# -- what a reader is asked to do ----------------------------------------------------------------------------
+
+
+class OpenModel(msgspec.Struct, frozen=True, tag=True, kw_only=True):
+    """Raises StartupError."""
+
+    key: int
+    source: ModelSource
+    is_known: bool
+    """The facts have been told before: their digest is enough."""
+
+
+class CloseModel(msgspec.Struct, frozen=True, tag=True):
+    key: int
+
+
+class Encode(msgspec.Struct, frozen=True, tag=True, kw_only=True):
+    key: int
+    texts: Sequence[str]
+    add_special: bool
+    parse_special: bool
+
+
+class RenderChat(msgspec.Struct, frozen=True, tag=True, kw_only=True):
+    """Raises InvalidRequest, TemplateFailed."""
+
+    key: int
+    conversation: bytes
+    """JSON: messages, tools, variables."""
+    written: Mapping[int, Sequence[int]]
+    thinks_not: bool
+    most_tokens: int | None
+
+
+class RenderRerank(msgspec.Struct, frozen=True, tag=True, kw_only=True):
+    """Raises TemplateFailed."""
+
+    key: int
+    query: str
+    documents: Sequence[str]
+
+
+class MakeGrammar(msgspec.Struct, frozen=True, tag=True):
+    order: GrammarOrder
+
+
+class FindProfile(msgspec.Struct, frozen=True, tag=True, kw_only=True):
+    """What `tune` has found for this file here, over these options."""
+
+    options: EngineOptions
+    profile_dir: str
+    given: frozenset[str]
+    """Options that the user has chosen."""
+
+
+Work = Union[OpenModel, CloseModel, Encode, RenderChat, RenderRerank, MakeGrammar, FindProfile]
+
+
+# -- what comes of it ----------------------------------------------------------------------------------------
+
+
+class ModelFacts(msgspec.Struct, frozen=True, tag=True, kw_only=True):
+    """A vocabulary, and what its chat template says and shows."""
+
+    vocab_size: int
+    bos: int | None
+    eos: int | None
+    bos_text: str
+    eos_text: str
+    adds_bos: bool
+    fim: FimTokens | None
+    marks: Marks
+    end_tokens: frozenset[int]
+    pieces: bytes
+    """The bytes of all tokens, one behind the other."""
+    piece_ends: bytes
+    """Where each of them ends: native unsigned integers of 4 bytes."""
+    silent: bytes
+    """The tokens that are no text, likewise."""
+    longest_piece: int | None
+    has_template: bool
+    tool_format: str
+    reasoning: TemplateReasoning | None
+    rerank_answers: tuple[str, str] | None
+    """Yes and no, as the template for reranking wants them; None: it has none."""
+
+
+class ModelOpened(msgspec.Struct, frozen=True, tag=True, kw_only=True):
+    digest: bytes
+    """Of the facts."""
+    facts: ModelFacts | None = None
+
+
+class Tokens(msgspec.Struct, frozen=True, tag=True):
+    tokens: Sequence[Sequence[int]]
+
+
+class Rendered(msgspec.Struct, frozen=True, tag=True):
+    tokens: tuple[int, ...]
+    stage: Stage
+    wants_thoughts: bool
+
+
+class Grammar(msgspec.Struct, frozen=True, tag=True):
+    made: Union[MadeGrammar, RefusedGrammar]
+
+
+class Profiled(msgspec.Struct, frozen=True, tag=True):
+    options: EngineOptions
+    found: str | None
+    """The profile in words; None: there is none."""
+
+
+class Closed(msgspec.Struct, frozen=True, tag=True):
+    """There is nothing to tell."""
+
+
+class Refused(msgspec.Struct, frozen=True, tag=True, kw_only=True):
+    """An exception of `errors.py`, by the name of its class."""
+
+    kind: str
+    message: str
+    param: str | None = None
+    code: str | None = None
+
+
+Result = Union[ModelOpened, Tokens, Rendered, Grammar, Profiled, Closed, Refused]
+
+
+class Reply(msgspec.Struct, frozen=True):
+    result: Result
+    is_last: bool = False
+    """The process has grown, and ends: another is to take its place."""

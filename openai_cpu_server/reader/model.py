@@ -1,0 +1,231 @@
+"""A model as the API process knows it: what was told of it once, and the way to the readers for the rest."""
+
+from __future__ import annotations
+
+import json
+import threading
+from array import array
+from collections import OrderedDict
+from collections.abc import Sequence
+from typing import Union
+
+from openai_cpu_server.contract.grammar import GrammarOrder, MadeGrammar, RefusedGrammar
+from openai_cpu_server.contract.messages import EngineOptions
+from openai_cpu_server.contract.model_info import FimTokens, Marks
+from openai_cpu_server.errors import DeadlyInput, InvalidRequest
+from openai_cpu_server.prompt.chat_prompts import ChatPrompt, Conversation
+from openai_cpu_server.prompt.rerank_template import RerankPrompts
+from openai_cpu_server.reader.messages import (
+    Encode,
+    FindProfile,
+    Grammar,
+    MakeGrammar,
+    ModelFacts,
+    ModelSource,
+    Profiled,
+    RenderChat,
+    Rendered,
+    RenderRerank,
+    Tokens,
+)
+from openai_cpu_server.reader.pool import Lane, OpenedKey, ReaderPool
+
+_LONG_CHARS = 128 * 1024
+"""Tokenising this takes 20 to 60 ms, and more takes more."""
+_SHORT_WORD = 64
+_WORDS = 1024
+
+
+class ReadModel:
+    """One model's `Tokenizer`, `Prompts` and `RerankPrompts`. Any thread may use it, but for `piece`,
+    `decode` and facts, which are at hand, no event loop: the rest waits for a reader."""
+
+    def __init__(self, pool: ReaderPool, source: ModelSource) -> None:
+        """Opens it. Raises StartupError."""
+        self._pool = pool
+        self._key, self.facts = pool.open(source)
+        self.tokenizer = ReadTokenizer(pool, self._key, self.facts)
+        self.prompts = ReadPrompts(pool, self._key, has_template=self.facts.has_template)
+        answers = self.facts.rerank_answers
+        self.rerank: RerankPrompts | None = answers and ReadRerank(pool, self._key, *answers)
+
+    def close(self) -> None:
+        self._pool.forget(self._key)
+
+
+class ReadTokenizer:
+    """The contract's `Tokenizer`."""
+
+    def __init__(self, pool: ReaderPool, key: OpenedKey, facts: ModelFacts) -> None:
+        self._pool = pool
+        self._key = key
+        self._facts = facts
+        self._ends = array("I", facts.piece_ends)
+        self._silent = frozenset(array("I", facts.silent))
+        self._words = _Words()
+
+    @property
+    def vocab_size(self) -> int:
+        return self._facts.vocab_size
+
+    @property
+    def end_tokens(self) -> frozenset[int]:
+        return self._facts.end_tokens
+
+    @property
+    def bos_text(self) -> str:
+        return self._facts.bos_text
+
+    @property
+    def eos_text(self) -> str:
+        return self._facts.eos_text
+
+    @property
+    def bos(self) -> int | None:
+        return self._facts.bos
+
+    @property
+    def adds_bos(self) -> bool:
+        return self._facts.adds_bos
+
+    @property
+    def fim(self) -> FimTokens | None:
+        return self._facts.fim
+
+    @property
+    def marks(self) -> Marks:
+        return self._facts.marks
+
+    def least_tokens(self, text: str) -> int:
+        longest = self._facts.longest_piece
+        return 0 if longest is None else len(text) // longest
+
+    def encode(self, text: str, *, add_special: bool, parse_special: bool) -> list[int]:
+        """Raises what `ReaderPool.do` raises."""
+        if len(text) > _SHORT_WORD:
+            return self.encode_all([text], add_special=add_special, parse_special=parse_special)[0]
+        how = (text, add_special, parse_special)
+        tokens = self._words.get(how)
+        if tokens is None:
+            (tokens,) = self.encode_all([text], add_special=add_special, parse_special=parse_special)
+            self._words.put(how, tokens)
+        return list(tokens)
+
+    def encode_all(self, texts: Sequence[str], *, add_special: bool, parse_special: bool) -> list[list[int]]:
+        work = Encode(
+            key=self._key.number,
+            texts=[_sound(text) for text in texts],
+            add_special=add_special,
+            parse_special=parse_special,
+        )
+        result = self._pool.do(work, model=self._key, lane=_lane(sum(map(len, texts))))
+        assert isinstance(result, Tokens)
+        return [list(tokens) for tokens in result.tokens]
+
+    def piece(self, token: int, *, special: bool = False) -> bytes:
+        """Raises InvalidRequest for a number that is no token."""
+        if not 0 <= token < self._facts.vocab_size:
+            message = f"{token} is no token: the vocabulary has {self._facts.vocab_size}."
+            raise InvalidRequest(message, param="tokens")
+        if not special and token in self._silent:
+            return b""
+        return self._facts.pieces[self._ends[token - 1] if token else 0 : self._ends[token]]
+
+    def decode(self, tokens: Sequence[int], *, special: bool = False) -> str:
+        return b"".join(self.piece(token, special=special) for token in tokens).decode("utf-8", "replace")
+
+
+class ReadPrompts:
+    """`Prompts` that a reader makes."""
+
+    def __init__(self, pool: ReaderPool, key: OpenedKey, *, has_template: bool) -> None:
+        self._pool = pool
+        self._key = key
+        self.has_template = has_template
+
+    def prompt(self, conversation: Conversation) -> ChatPrompt:
+        """Raises what `ReaderPool.do` raises."""
+        told = json.dumps([conversation.messages, conversation.tools, conversation.variables])
+        work = RenderChat(
+            key=self._key.number,
+            conversation=told.encode(),
+            written=conversation.written,
+            thinks_not=conversation.thinks_not,
+            most_tokens=conversation.most_tokens,
+        )
+        result = self._pool.do(work, model=self._key, lane=_lane(len(told)))
+        assert isinstance(result, Rendered)
+        return ChatPrompt(result.tokens, result.stage, result.wants_thoughts)
+
+
+class ReadRerank:
+    """`RerankPrompts` that a reader makes."""
+
+    def __init__(self, pool: ReaderPool, key: OpenedKey, yes: str, no: str) -> None:
+        self._pool = pool
+        self._key = key
+        self.yes = yes
+        self.no = no
+
+    def prompts(self, query: str, documents: Sequence[str]) -> list[tuple[int, ...]]:
+        """Raises what `ReaderPool.do` raises."""
+        texts = [_sound(text) for text in documents]
+        work = RenderRerank(key=self._key.number, query=_sound(query), documents=texts)
+        num_chars = sum(map(len, texts)) + len(query) * len(texts)
+        result = self._pool.do(work, model=self._key, lane=_lane(num_chars))
+        assert isinstance(result, Tokens)
+        return [tuple(tokens) for tokens in result.tokens]
+
+
+class ReadGrammars:
+    """The contract's `GrammarMaker`."""
+
+    def __init__(self, pool: ReaderPool) -> None:
+        self._pool = pool
+
+    def __call__(self, order: GrammarOrder) -> Union[MadeGrammar, RefusedGrammar]:
+        """Raises what `ReaderPool.do` raises, but for a grammar that kills: that is refused, and whoever
+        remembers it need not ask again."""
+        try:
+            result = self._pool.do(MakeGrammar(order), lane=Lane.LONG)
+        except DeadlyInput as error:
+            return RefusedGrammar(str(error), error.code)
+        assert isinstance(result, Grammar)
+        return result.made
+
+
+def profiled(pool: ReaderPool, options: EngineOptions, profile_dir: str, given: frozenset[str]) -> Profiled:
+    """The options with what `tune` has found for their model here, but for those that are given."""
+    result = pool.do(FindProfile(options=options, profile_dir=profile_dir, given=given))
+    assert isinstance(result, Profiled)
+    return result
+
+
+class _Words:
+    """The tokens of the latest short texts: the server asks for the same marks over and over."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._known: OrderedDict[tuple[str, bool, bool], list[int]] = OrderedDict()
+
+    def get(self, how: tuple[str, bool, bool]) -> list[int] | None:
+        return self._known.get(how)
+
+    def put(self, how: tuple[str, bool, bool], tokens: list[int]) -> None:
+        with self._lock:
+            self._known[how] = tokens
+            if len(self._known) > _WORDS:
+                self._known.popitem(last=False)
+
+
+def _lane(num_chars: int) -> Lane:
+    return Lane.LONG if num_chars > _LONG_CHARS else Lane.SHORT
+
+
+def _sound(text: str) -> str:
+    """Lone halves of surrogate pairs (JSON can spell them) become U+FFFD."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return text.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")
+    return text

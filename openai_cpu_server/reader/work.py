@@ -1,0 +1,184 @@
+"""Does what a reader process is asked to do, one piece of work after the other."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from pathlib import Path
+
+import msgspec
+
+from openai_cpu_server.errors import InvalidRequest, ServerError, StartupError
+from openai_cpu_server.llama.grammar.grammar_check import GrammarCheck
+from openai_cpu_server.llama.measure.profile import load_profile
+from openai_cpu_server.llama.model.vocabulary import Vocabulary
+from openai_cpu_server.prompt.chat_prompts import ChatPrompts, Conversation
+from openai_cpu_server.prompt.chat_template import ChatTemplate
+from openai_cpu_server.prompt.literals import ControlNames
+from openai_cpu_server.prompt.reasoning.formats import REASONING_FORMATS
+from openai_cpu_server.prompt.reasoning.template import TemplateReasoning, template_reasoning
+from openai_cpu_server.prompt.rerank_template import TemplatePrompts, rerank_template
+from openai_cpu_server.prompt.tool_formats import TOOL_FORMATS, ToolFormat, format_for
+from openai_cpu_server.reader.messages import (
+    Closed,
+    CloseModel,
+    Encode,
+    FindProfile,
+    Grammar,
+    MakeGrammar,
+    ModelFacts,
+    ModelOpened,
+    ModelSource,
+    OpenModel,
+    Profiled,
+    Refused,
+    RenderChat,
+    Rendered,
+    RenderRerank,
+    Result,
+    Tokens,
+    Work,
+)
+from openai_cpu_server.structured.maker import grammar_maker
+
+
+class OpenedModel:
+    """A vocabulary and its templates."""
+
+    def __init__(self, source: ModelSource) -> None:
+        """Raises StartupError."""
+        self.vocabulary = Vocabulary.open(Path(source.path))
+        try:
+            self.vocabulary.try_out()
+            self._read_templates(source)
+        except BaseException:
+            self.vocabulary.close()
+            raise
+
+    def _read_templates(self, source: ModelSource) -> None:
+        self._template = template = _template(source, self.vocabulary)
+        self._tool_format = _tool_format(source.tool_format, template)
+        self._reasoning = _reasoning(source.reasoning_format, template)
+        names = ControlNames(self.vocabulary.control_tokens)
+        self.prompts = ChatPrompts(template, self.vocabulary, self._tool_format, names, self._reasoning)
+        rerank = rerank_template(self.vocabulary.rerank_template, template)
+        self.rerank = TemplatePrompts(rerank, self.vocabulary, names) if rerank is not None else None
+
+    def facts(self) -> ModelFacts:
+        vocabulary, pieces = self.vocabulary, self.vocabulary.pieces
+        return ModelFacts(
+            vocab_size=vocabulary.vocab_size,
+            bos=vocabulary.bos,
+            eos=vocabulary.eos,
+            bos_text=vocabulary.bos_text,
+            eos_text=vocabulary.eos_text,
+            adds_bos=vocabulary.adds_bos,
+            fim=vocabulary.fim,
+            marks=vocabulary.marks,
+            end_tokens=vocabulary.end_tokens,
+            pieces=pieces.text,
+            piece_ends=pieces.ends.tobytes(),
+            silent=pieces.silent.tobytes(),
+            longest_piece=vocabulary.longest_piece,
+            has_template=self._template is not None,
+            tool_format=self._tool_format.name,
+            reasoning=self._reasoning,
+            rerank_answers=None if self.rerank is None else (self.rerank.yes, self.rerank.no),
+        )
+
+
+class Worker:
+    """Has the models that are open."""
+
+    def __init__(self) -> None:
+        self._models: dict[int, OpenedModel] = {}
+        self._make_grammar = grammar_maker(GrammarCheck)
+
+    def do(self, work: Work) -> Result:
+        """What comes of it, failures too. Only a panic of native code is raised."""
+        try:
+            return self._done(work)
+        except ServerError as error:
+            param, code = (error.param, error.code) if isinstance(error, InvalidRequest) else (None, None)
+            return Refused(kind=_kind(error), message=str(error), param=param, code=code)
+        except (MemoryError, RecursionError) as error:
+            message = f"This takes too much {'memory' if isinstance(error, MemoryError) else 'nesting'}."
+            return Refused(kind=InvalidRequest.__name__, message=message)
+
+    def _done(self, work: Work) -> Result:
+        match work:
+            case OpenModel():
+                return self._opened(work)
+            case CloseModel(key=key):
+                if (closed := self._models.pop(key, None)) is not None:
+                    closed.vocabulary.close()
+                return Closed()
+            case Encode():
+                return Tokens(
+                    self._models[work.key].vocabulary.encode_all(
+                        work.texts, add_special=work.add_special, parse_special=work.parse_special
+                    )
+                )
+            case RenderChat():
+                return self._rendered(work)
+            case RenderRerank():
+                asked = self._models[work.key].rerank
+                assert asked is not None, "the model has no template for reranking"
+                return Tokens(asked.prompts(work.query, work.documents))
+            case MakeGrammar(order=order):
+                return Grammar(self._make_grammar(order))
+            case FindProfile():
+                return _profiled(work)
+
+    def _opened(self, work: OpenModel) -> ModelOpened:
+        model = self._models[work.key] = OpenedModel(work.source)
+        facts = model.facts()
+        digest = hashlib.sha256(msgspec.msgpack.encode(facts, order="deterministic")).digest()
+        return ModelOpened(digest=digest, facts=None if work.is_known else facts)
+
+    def _rendered(self, work: RenderChat) -> Rendered:
+        messages, tools, variables = json.loads(work.conversation)
+        prompt = self._models[work.key].prompts.prompt(
+            Conversation(
+                messages=messages,
+                tools=tools,
+                variables=variables,
+                written=work.written,
+                thinks_not=work.thinks_not,
+                most_tokens=work.most_tokens,
+            )
+        )
+        return Rendered(prompt.tokens, prompt.stage, prompt.wants_thoughts)
+
+
+def _kind(error: ServerError) -> str:
+    """The class that the other side raises: what it does not know is a wrong request."""
+    known: tuple[type[ServerError], ...] = (StartupError, InvalidRequest)
+    return next((each.__name__ for each in known if isinstance(error, each)), type(error).__name__)
+
+
+def _template(source: ModelSource, vocabulary: Vocabulary) -> ChatTemplate | None:
+    """The user's template, else the model's; None for a model that has none, or generates nothing."""
+    text = (source.chat_template or vocabulary.chat_template) if source.generates else None
+    if text is None:
+        return None
+    return ChatTemplate(text, bos_text=vocabulary.bos_text, eos_text=vocabulary.eos_text)
+
+
+def _tool_format(name: str, template: ChatTemplate | None) -> ToolFormat:
+    """The user's choice, else what suits the template."""
+    return format_for(template) if name == "auto" else TOOL_FORMATS[name]
+
+
+def _reasoning(name: str, template: ChatTemplate | None) -> TemplateReasoning | None:
+    """None: the model does not think, or what it writes is to be shown as it is."""
+    if template is None or name == "none":
+        return None
+    return template_reasoning(template, REASONING_FORMATS.get(name))
+
+
+def _profiled(work: FindProfile) -> Profiled:
+    profile = load_profile(Path(work.options.model_path), Path(work.profile_dir))
+    if profile is None:
+        return Profiled(work.options, None)
+    return Profiled(profile.applied(work.options, given=work.given), str(profile))

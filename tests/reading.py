@@ -1,0 +1,49 @@
+"""A served model whose texts are read in this process, by the reader's own code."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from openai_cpu_server.contract.engine import Engine
+from openai_cpu_server.models.grammars import Grammars
+from openai_cpu_server.models.served import ServedModel
+from openai_cpu_server.models.thinking import ModelThinking
+from openai_cpu_server.prompt.chat_prompts import ChatPrompts
+from openai_cpu_server.prompt.chat_template import ChatTemplate
+from openai_cpu_server.prompt.literals import ControlNames
+from openai_cpu_server.prompt.rerank_template import TemplatePrompts, rerank_template
+from openai_cpu_server.prompt.tool_formats import ToolFormat
+from openai_cpu_server.structured.maker import grammar_maker
+from tests.api.fake_tokenizer import FakeTokenizer
+from tests.api.grammar_check import check_grammar as known_check
+
+
+def model_read_here(
+    *,
+    names: tuple[str, ...],
+    engine: Engine,
+    tool_format: ToolFormat,
+    tokenizer: FakeTokenizer | None = None,
+    template: ChatTemplate | None = None,
+    check_grammar: Callable[[str], object] = known_check,
+    is_flexible: bool = False,
+    thinking: ModelThinking | None = None,
+    **more: Any,
+) -> ServedModel:
+    tokenizer = tokenizer or FakeTokenizer()
+    control = ControlNames(tokenizer.control_tokens)
+    rerank = rerank_template(tokenizer.rerank_template, template)
+    reasoning = thinking.template if thinking is not None else None
+    return ServedModel(
+        names=names,
+        created=1,
+        engine=engine,
+        tokenizer=tokenizer,
+        prompts=ChatPrompts(template, tokenizer, tool_format, control, reasoning),
+        tool_format=tool_format,
+        grammars=Grammars(grammar_maker(check_grammar), is_flexible=is_flexible),
+        rerank=TemplatePrompts(rerank, tokenizer, control) if rerank is not None else None,
+        thinking=thinking,
+        **more,
+    )
