@@ -2,12 +2,14 @@
 """Kills the engine, or the whole server, at random moments, and counts what that has cost.
 
     .venv/bin/python scripts/chaos.py [--requests 500] [--kills 200]
+    .venv/bin/python scripts/chaos.py --readers [--requests 500] [--kills 100]
     .venv/bin/python scripts/chaos.py --ray [--requests 300] [--kills 50]
     .venv/bin/python scripts/chaos.py --batch [--rows 2000] [--kills 50]
 
 Streams: greedy, once undisturbed and once while the engine is killed (kill -9); every stream must be complete
 and equal to its undisturbed self. Where the two best tokens tie (within 0.05), rounding decides: streams that
 part there are counted apart. Some kills follow another within a second, when an engine still loads.
+Readers: the same while the processes that read texts are killed; no request may notice.
 Ray: the same over two engine replicas, of which one is killed at a time with its Ray actor.
 Batch: API and engine are killed and the server is started again; every row must be there once.
 The exit code is 1 if anything is lost, doubled, different, or answered with 5xx.
@@ -56,6 +58,7 @@ def _run(arguments: argparse.Namespace, folder: Path) -> StreamFigures | BatchFi
             clients=arguments.clients,
             seed=arguments.seed,
             over_ray=arguments.ray,
+            readers=arguments.readers,
         )
     )
 
@@ -73,6 +76,7 @@ def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="chaos.py", description=__doc__.partition("\n")[0])
     parser.add_argument("--batch", action="store_true", help="kill the whole server during a batch")
     parser.add_argument("--ray", action="store_true", help="kill replicas on Ray Serve")
+    parser.add_argument("--readers", action="store_true", help="kill the processes that read texts")
     parser.add_argument("--model", type=Path, help="GGUF file (default: a tiny one, made now)")
     parser.add_argument("--requests", type=int, default=500, help="streams (default %(default)s)")
     parser.add_argument("--rows", type=int, default=2000, help="of the batch (default %(default)s)")

@@ -134,7 +134,8 @@ class _Soak:
                     self._kills += 1
 
     def _engines(self) -> list[psutil.Process]:
-        return psutil.Process(self._server.pid).children()
+        children = psutil.Process(self._server.pid).children()
+        return [child for child in children if "openai_cpu_server.reader.process" not in child.cmdline()]
 
 
 def _resident(process: psutil.Process) -> int:

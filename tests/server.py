@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import queue
 import re
 import signal
@@ -80,8 +81,12 @@ class ServerProcess:
 
     @property
     def engine(self) -> psutil.Process:
-        (child,) = psutil.Process(self.process.pid).children()
-        return child
+        (engine,) = engines_of(self.process.pid)
+        return engine
+
+    def readers(self) -> list[psutil.Process]:
+        """The processes that read texts."""
+        return [child for child in psutil.Process(self.process.pid).children() if is_reader(child)]
 
     def status(self) -> dict[str, Any]:
         """The answer of `/health`."""
@@ -94,6 +99,19 @@ class ServerProcess:
             self.lines.append(line)
             self._new.put(line)
         self._new.put(None)
+
+
+def engines_of(pid: int) -> list[psutil.Process]:
+    """The engines of the API process of this number."""
+    children = psutil.Process(pid).children()
+    return [child for child in children if child.is_running() and not is_reader(child)]
+
+
+def is_reader(process: psutil.Process) -> bool:
+    """One that is gone is none."""
+    with contextlib.suppress(psutil.NoSuchProcess):
+        return "openai_cpu_server.reader.process" in process.cmdline()
+    return False
 
 
 def _fresh(

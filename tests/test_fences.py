@@ -293,13 +293,14 @@ def test_libraries_stay_in_their_rooms() -> None:
 
 
 def test_what_must_not_die_reads_nothing_with_native_code() -> None:
-    """The API process knows neither llama.cpp nor llguidance: a reader process does, which may die."""
+    """The API process knows neither llama.cpp nor llguidance, and runs no templates: a reader process does,
+    which may die."""
     reached = reached_from("app", "commands.serve", "replicas.ray.api_replica")
     assert "api.application" in reached
     assert "reader.pool" in reached
     for module in reached:
         roots = {name.split(".")[0] for name in imports(parsed()[module])}
-        assert not roots & {"llama_cpp", "llguidance"}, module
+        assert not roots & {"llama_cpp", "llguidance", "jinja2"}, module
     assert "structured.compiler" not in reached, "schemas are compiled where that may take long"
 
 

@@ -6,11 +6,11 @@ from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from openai_cpu_server.errors import InvalidRequest
-from openai_cpu_server.prompt.chat_template import ChatTemplate
 from openai_cpu_server.prompt.messages import Message, content_text, template_messages
 from openai_cpu_server.prompt.reasoning.echo import Echo, with_echo
 from openai_cpu_server.prompt.reasoning.stage import Stage, begun_answer, stage_behind, stage_within
 from openai_cpu_server.prompt.reasoning.template import TemplateReasoning
+from openai_cpu_server.prompt.template import Template
 
 
 class ChatText(NamedTuple):
@@ -28,7 +28,7 @@ class _Begun(NamedTuple):
 
 
 def render_chat(
-    template: ChatTemplate,
+    template: Template,
     messages: Sequence[Message],
     *,
     tools: Sequence[Mapping[str, object]] | None = None,

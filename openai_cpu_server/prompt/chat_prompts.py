@@ -10,10 +10,10 @@ import msgspec
 from openai_cpu_server.contract.model_info import Tokenizer
 from openai_cpu_server.errors import PromptFarTooLong, TemplateFailed
 from openai_cpu_server.prompt.chat import ChatText, needs_special_tokens, render_chat
-from openai_cpu_server.prompt.chat_template import ChatTemplate
 from openai_cpu_server.prompt.literals import ControlNames, Literals
 from openai_cpu_server.prompt.reasoning.stage import Stage
 from openai_cpu_server.prompt.reasoning.template import TemplateReasoning
+from openai_cpu_server.prompt.template import Template
 from openai_cpu_server.prompt.tool_formats import ToolFormat
 from openai_cpu_server.prompt.tool_texts import told_tools
 from openai_cpu_server.prompt.written import Message, Written, written_parts
@@ -61,7 +61,7 @@ class ChatPrompts:
 
     def __init__(
         self,
-        template: ChatTemplate | None,
+        template: Template | None,
         tokenizer: Tokenizer,
         tool_format: ToolFormat,
         names: ControlNames,
@@ -124,7 +124,7 @@ class _Rendering:
 
     def __init__(
         self,
-        template: ChatTemplate,
+        template: Template,
         form: ToolFormat,
         reasoning: TemplateReasoning | None,
         literals: Literals,

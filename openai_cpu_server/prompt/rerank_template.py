@@ -9,8 +9,8 @@ from typing import Protocol
 from openai_cpu_server.contract.model_info import Tokenizer
 from openai_cpu_server.errors import TemplateFailed
 from openai_cpu_server.prompt.chat import needs_special_tokens
-from openai_cpu_server.prompt.chat_template import ChatTemplate
 from openai_cpu_server.prompt.literals import ControlNames, Literals
+from openai_cpu_server.prompt.template import Template
 
 _PLACE = re.compile(r"(\{query\}|\{document\})")
 _YES_OR_NO = re.compile(r"\b(yes)\b.*\b(no)\b", re.IGNORECASE | re.DOTALL)
@@ -20,11 +20,11 @@ _QUERY, _DOCUMENT = "query 5b1f", "document 5b1f"
 class RerankTemplate:
     """Asks whether a document fits a query. Several threads may render at once."""
 
-    def __init__(self, source: str | ChatTemplate) -> None:
+    def __init__(self, source: str | Template) -> None:
         """`source`: text with `{query}` and `{document}`, as llama.cpp has it, or a chat template that shows
         messages of the roles `query` and `document`, as vLLM has it."""
         self._parts = _PLACE.split(source) if isinstance(source, str) else None
-        self._template = source if isinstance(source, ChatTemplate) else None
+        self._template = None if isinstance(source, str) else source
         answers = _YES_OR_NO.search(self.render(_QUERY, _DOCUMENT))
         self.yes, self.no = (answers[1], answers[2]) if answers else ("yes", "no")
         """The words that it wants for an answer."""
@@ -81,14 +81,14 @@ class TemplatePrompts:
         return (*tokenizer.marks.begin * needs_begin, *tokens)
 
 
-def rerank_template(own: str | None, chat: ChatTemplate | None) -> RerankTemplate | None:
+def rerank_template(own: str | None, chat: Template | None) -> RerankTemplate | None:
     """`own`: the file's template for reranking, which goes before `chat`. None: neither is for reranking."""
     if own is not None and {"{query}", "{document}"} <= set(_PLACE.split(own)):
         return RerankTemplate(own)
     return RerankTemplate(chat) if chat is not None and _asks_yes_or_no(chat) else None
 
 
-def _asks_yes_or_no(template: ChatTemplate) -> bool:
+def _asks_yes_or_no(template: Template) -> bool:
     """Many chat templates show any role; one of a reranker says beside that what may be answered."""
     messages = [{"role": "query", "content": _QUERY}, {"role": "document", "content": _DOCUMENT}]
     try:

@@ -6,15 +6,15 @@ import json
 from collections.abc import Mapping, Sequence
 from itertools import takewhile
 
-from openai_cpu_server.prompt.chat_template import ChatTemplate
 from openai_cpu_server.prompt.messages import Message, arguments_object, content_text
+from openai_cpu_server.prompt.template import Template
 from openai_cpu_server.prompt.tool_formats import ToolFormat, WrittenCall
 
 Tools = Sequence[Mapping[str, object]]
 
 
 def told_tools(
-    messages: Sequence[Message], tools: Tools, template: ChatTemplate, form: ToolFormat
+    messages: Sequence[Message], tools: Tools, template: Template, form: ToolFormat
 ) -> tuple[Sequence[Message], Tools]:
     """The messages as the template can show them, and the tools that are left for it to show."""
     shape = None if form.replaces_template else template.call_shape

@@ -48,7 +48,7 @@ _PATIENCE_S = 120.0
 """A process that says nothing for so long is stopped, or waits for a disk. One that computes ends earlier by
 itself."""
 _TRIES = 2
-_TRIES_FROM_OUTSIDE = 3
+_TRIES_FROM_OUTSIDE = 10
 _EXPLAINED = frozenset({"SIGXCPU", "silence"})
 """It took too long: once more would take as long."""
 _FROM_OUTSIDE = frozenset({"SIGKILL", "SIGTERM", "SIGINT", "SIGHUP"})

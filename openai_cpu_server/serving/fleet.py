@@ -45,6 +45,7 @@ _BUDGET_SHARE = 0.8
 _LAST_CALLS_S = 2.0
 """A request that has chosen a model and is still being resolved gets so long to be submitted."""
 _LOOK_S = 0.05
+_SETTLED_S = 2.0
 _LOOK_AT_FILES_S = 1.0
 """A sleeping model whose file has changed is read anew within so long: its requests must be tokenised for the
 file that will be loaded."""
@@ -211,8 +212,9 @@ class Fleet:
         return next(house for house in self._houses if house.plan.name == name)
 
     async def _prepare_readers(self) -> None:
-        """Once loading needs the cores no more."""
+        """Once neither loading nor the first requests need the cores."""
         await self.default.residency.settled()
+        await asyncio.sleep(_SETTLED_S)
         self._readers.prepare()
 
     async def _look_at_files(self) -> None:

@@ -15,6 +15,7 @@ import httpx
 import psutil
 
 _START_S = 120
+_READER = "openai_cpu_server.reader.process"
 _DEATHS = re.compile(r'^ocs_engine_restarts_total\{cause="(\w+)"\} (\S+)$', re.MULTILINE)
 
 
@@ -51,10 +52,26 @@ class Server:
 
     def engine(self) -> psutil.Process | None:
         """The running engine; None between two engines. One that is dead or was killed does not count."""
+        return next(iter(self._children(readers=False)), None)
+
+    def kill_reader(self) -> bool:
+        """Kill one of the processes that read texts; False if there is none at the moment."""
+        for reader in self._children(readers=True):
+            with contextlib.suppress(psutil.NoSuchProcess):
+                reader.kill()
+                self._killed.add(reader)
+                return True
+        return False
+
+    def _children(self, *, readers: bool) -> list[psutil.Process]:
+        living = []
         with contextlib.suppress(psutil.NoSuchProcess):
-            children = set(psutil.Process(self.process.pid).children()) - self._killed
-            return next((one for one in children if one.status() != psutil.STATUS_ZOMBIE), None)
-        return None
+            for child in set(psutil.Process(self.process.pid).children()) - self._killed:
+                with contextlib.suppress(psutil.NoSuchProcess):
+                    is_reader = _READER in child.cmdline()
+                    if is_reader is readers and child.status() != psutil.STATUS_ZOMBIE:
+                        living.append(child)
+        return living
 
     def kill_engine(self) -> bool:
         """False if there is none at the moment."""

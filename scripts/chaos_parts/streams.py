@@ -6,6 +6,7 @@ import asyncio
 import json
 import random
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -43,7 +44,7 @@ class Stream:
 @dataclass
 class StreamFigures:
     kills: int
-    """Engines that were killed; fewer than asked for where the streams end first."""
+    """Processes that were killed; fewer than asked for where the streams end first."""
     deaths: str
     """The deaths of engines by cause, as the server has counted them."""
     own_deaths: int
@@ -99,8 +100,10 @@ async def run_streams(
     clients: int,
     seed: int,
     over_ray: bool = False,
+    readers: bool = False,
 ) -> StreamFigures:
-    """`over_ray`: two engine replicas, of which one is killed at a time."""
+    """`over_ray`: two engine replicas, of which one is killed at a time. `readers`: those who read texts are
+    killed in place of the engine."""
     chance = random.Random(seed)
     options = ("--jobs-db", "none", "--max-crashes-per-minute", "1000")
     kind = RayServer if over_ray else Server
@@ -109,7 +112,8 @@ async def run_streams(
         quiet = await _all(server, requests, tokens, clients, Progress())
         quiet_s, start_mib = time.monotonic() - began, server.rss_mib()
         progress = Progress()
-        killer = asyncio.create_task(_kill(server, kills, requests * tokens, chance, progress))
+        kill = server.kill_reader if readers and isinstance(server, Server) else server.kill_engine
+        killer = asyncio.create_task(_kill(kill, kills, requests * tokens, chance, progress))
         began = time.monotonic()
         disturbed = await _all(server, requests, tokens, clients, progress)
         killer.cancel()
@@ -136,7 +140,7 @@ async def run_streams(
 
 
 async def _kill(
-    server: Server | RayServer, kills: int, num_tokens: int, chance: random.Random, progress: Progress
+    kill: Callable[[], bool], kills: int, num_tokens: int, chance: random.Random, progress: Progress
 ) -> None:
     """Kill at tokens drawn from all that will come, and some after a
     random time, whatever the engine does."""
@@ -146,14 +150,14 @@ async def _kill(
     doubled = set(chance.sample(early, min(num_again, len(early))))
     for number, moment in enumerate(moments):
         await progress.reach(max(moment, progress.tokens + _BETWEEN))
-        await _kill_one(server, chance.uniform(0, 0.05))
+        await _kill_one(kill, chance.uniform(0, 0.05))
         if number in doubled:
-            await _kill_one(server, chance.uniform(0, 1))
+            await _kill_one(kill, chance.uniform(0, 1))
 
 
-async def _kill_one(server: Server | RayServer, delay_s: float) -> None:
+async def _kill_one(kill: Callable[[], bool], delay_s: float) -> None:
     await asyncio.sleep(delay_s)
-    while not server.kill_engine():  # noqa: ASYNC110 (what is waited for is another process)
+    while not kill():  # noqa: ASYNC110 (what is waited for is another process)
         await asyncio.sleep(0.01)
 
 

@@ -23,7 +23,6 @@ from typing import Any
 from urllib.parse import urlencode
 
 import httpx
-import psutil
 import pytest
 
 from tests.adapters import make_adapter
@@ -125,7 +124,7 @@ def _load(server: ServerProcess, end: float) -> None:
 
 
 def _kill_an_engine(server: ServerProcess) -> None:
-    psutil.Process(server.process.pid).children()[0].kill()
+    server.engine.kill()
 
 
 def _ask_everything(client: httpx.Client) -> None:

@@ -15,11 +15,10 @@ from pathlib import Path
 from typing import Any
 
 import httpx
-import psutil
 import pytest
 
 from tests.e2e.test_supervision import eventually
-from tests.server import ServerProcess
+from tests.server import ServerProcess, engines_of
 from tests.tiny_model import tiny_model_path
 
 pytestmark = [pytest.mark.native, pytest.mark.thorough]
@@ -58,7 +57,7 @@ def post(server: ServerProcess, path: str) -> httpx.Response:
 
 
 def num_engines(server: ServerProcess) -> int:
-    return len(psutil.Process(server.process.pid).children())
+    return len(engines_of(server.process.pid))
 
 
 def test_a_request_loads_a_model_and_idleness_unloads_it() -> None:
@@ -79,7 +78,7 @@ def test_a_request_loads_a_model_and_idleness_unloads_it() -> None:
 def test_a_kill_of_one_pauses_only_its_own_streams() -> None:
     with serving(*TWO) as server:
         answer(server, "two")
-        first, second = psutil.Process(server.process.pid).children()
+        first, second = engines_of(server.process.pid)
         long = {"max_tokens": 400}
         with ThreadPoolExecutor() as pool:
             told = [pool.submit(answer, server, name, **long) for name in ("one", "two")]

@@ -6,8 +6,8 @@ import enum
 from collections.abc import Sequence
 
 from openai_cpu_server.errors import TemplateFailed
-from openai_cpu_server.prompt.chat_template import ChatTemplate
 from openai_cpu_server.prompt.messages import Message, content_text
+from openai_cpu_server.prompt.template import Template
 
 _NEEDLE = "needle 7c2e"
 
@@ -23,7 +23,7 @@ class Echo(enum.Enum):
     NOWHERE = "nowhere"
 
 
-def echo_of(template: ChatTemplate) -> Echo:
+def echo_of(template: Template) -> Echo:
     """Found out by trying, with an answer and with a tool call."""
     tried = (echo for echo in Echo if echo is not Echo.NOWHERE)
     return next((echo for echo in tried if _shows(template, echo)), Echo.NOWHERE)
@@ -50,7 +50,7 @@ def _list(value: object) -> list[object]:
     return value if isinstance(value, list) else []
 
 
-def _shows(template: ChatTemplate, echo: Echo) -> bool:
+def _shows(template: Template, echo: Echo) -> bool:
     call = {"id": "000000000", "type": "function", "function": {"name": "f", "arguments": {}}}
     asked = {"role": "user", "content": "a"}
     thoughts = {"role": "assistant", "reasoning_content": _NEEDLE}
@@ -60,7 +60,7 @@ def _shows(template: ChatTemplate, echo: Echo) -> bool:
     return _finds(template, [asked, answered]) or _finds(template, [asked, called, result])
 
 
-def _finds(template: ChatTemplate, messages: Sequence[Message]) -> bool:
+def _finds(template: Template, messages: Sequence[Message]) -> bool:
     try:
         return _NEEDLE in template.render(messages, add_generation_prompt=False)
     except TemplateFailed:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-from openai_cpu_server.prompt.chat_template import ChatTemplate
+from openai_cpu_server.prompt.template import Template
 
 
 class ReasoningFormat(msgspec.Struct, frozen=True):
@@ -108,7 +108,7 @@ _ALL = (
 REASONING_FORMATS = {each.name: each for each in _ALL}
 
 
-def reasoning_format_for(template: ChatTemplate) -> ReasoningFormat | None:
+def reasoning_format_for(template: Template) -> ReasoningFormat | None:
     """The format that the chat template teaches; None: the model does not think, as far as that tells."""
     source = template.source
     return next((each for each in _ALL if all(sign in source for sign in each.signs)), None)

@@ -5,9 +5,9 @@ from __future__ import annotations
 import msgspec
 
 from openai_cpu_server.errors import TemplateFailed
-from openai_cpu_server.prompt.chat_template import ChatTemplate
 from openai_cpu_server.prompt.reasoning.echo import Echo, echo_of
 from openai_cpu_server.prompt.reasoning.formats import ReasoningFormat, reasoning_format_for
+from openai_cpu_server.prompt.template import Template
 
 
 class TemplateReasoning(msgspec.Struct, frozen=True):
@@ -35,9 +35,7 @@ def switch(on: bool) -> dict[str, object]:
     return {"enable_thinking": on, "thinking": on, "reasoning": on}
 
 
-def template_reasoning(
-    template: ChatTemplate, form: ReasoningFormat | None = None
-) -> TemplateReasoning | None:
+def template_reasoning(template: Template, form: ReasoningFormat | None = None) -> TemplateReasoning | None:
     """`form`: the user's choice, which goes before what the template teaches. None: the model does not
     think."""
     form = form or reasoning_format_for(template)
@@ -53,7 +51,7 @@ def template_reasoning(
     )
 
 
-def _tried(template: ChatTemplate, variables: dict[str, object]) -> str:
+def _tried(template: Template, variables: dict[str, object]) -> str:
     try:
         return template.render([{"role": "user", "content": "a"}], extra=variables)
     except TemplateFailed:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from openai_cpu_server.prompt.chat_template import ChatTemplate
+from openai_cpu_server.prompt.template import Template
 from openai_cpu_server.prompt.tool_formats.base import Callee, Parameter, ToolFormat, WrittenCall
 from openai_cpu_server.prompt.tool_formats.forms import FORMS, GENERIC
 from openai_cpu_server.prompt.tool_formats.harmony import HarmonyFormat, HarmonyReader
@@ -38,7 +38,7 @@ _TAUGHT: tuple[ToolFormat, ...] = (*FORMS, HarmonyFormat())
 TOOL_FORMATS: dict[str, ToolFormat] = {each.name: each for each in (*_TAUGHT, GENERIC)}
 
 
-def format_for(template: ChatTemplate | None) -> ToolFormat:
+def format_for(template: Template | None) -> ToolFormat:
     """The format that the chat template teaches; the generic one if it knows no tools, or shows them for a
     format that is unknown here."""
     if template is None:
