@@ -9,6 +9,7 @@ import socket
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
@@ -48,7 +49,8 @@ _PATIENCE_S = 120.0
 """A process that says nothing for so long is stopped, or waits for a disk. One that computes ends earlier by
 itself."""
 _TRIES = 2
-_TRIES_FROM_OUTSIDE = 10
+_KILLED_S = 15.0
+"""So long a piece of work is tried again whose processes somebody else kills."""
 _EXPLAINED = frozenset({"SIGXCPU", "silence"})
 """It took too long: once more would take as long."""
 _FROM_OUTSIDE = frozenset({"SIGKILL", "SIGTERM", "SIGINT", "SIGHUP"})
@@ -251,7 +253,8 @@ class ReaderPool:
 
     def _tried(self, place: _Place, work: Work, model: OpenedKey | None) -> Result:
         causes: list[str] = []
-        while not _is_settled(causes):
+        began_s = time.monotonic()
+        while not _is_settled(causes, time.monotonic() - began_s):
             try:
                 return self._done(place, work, model)
             except _Died as died:
@@ -264,7 +267,7 @@ class ReaderPool:
                     type(work).__name__,
                 )
         if causes[-1] in _FROM_OUTSIDE:
-            raise ReaderLost(f"The process that read this was killed, and the next one too ({causes[-1]}).")
+            raise ReaderLost(f"The process that read this was killed, and so were the next ones ({causes[-1]}).")
         raise DeadlyInput(_verdict(causes[-1]))
 
     def _done(self, place: _Place, work: Work, model: OpenedKey | None) -> Result:
@@ -323,12 +326,13 @@ def _raised(refused: Refused) -> ServerError:
     return known[refused.kind](refused.message)
 
 
-def _is_settled(causes: Sequence[str]) -> bool:
-    """Whether the work is not tried again, after deaths of these causes."""
+def _is_settled(causes: Sequence[str], seconds: float) -> bool:
+    """Whether the work is not tried again, after deaths of these causes within so many seconds."""
     if not causes:
         return False
-    tries = _TRIES_FROM_OUTSIDE if causes[-1] in _FROM_OUTSIDE else _TRIES
-    return causes[-1] in _EXPLAINED or len(causes) >= tries
+    if causes[-1] in _FROM_OUTSIDE:
+        return seconds > _KILLED_S
+    return causes[-1] in _EXPLAINED or sum(cause not in _FROM_OUTSIDE for cause in causes) >= _TRIES
 
 
 def _verdict(cause: str) -> str:
