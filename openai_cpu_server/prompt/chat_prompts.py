@@ -90,7 +90,7 @@ class ChatPrompts:
             raise TemplateFailed(literals.shown(str(error))) from None
 
     def _prompt(self, asked: Conversation, rendering: _Rendering, literals: Literals) -> ChatPrompt:
-        messages = literals.hidden(asked.messages)
+        messages = literals.hidden_messages(asked.messages)
         # Templates leave out what a model thought before earlier answers, and the tokens that it wrote have
         # that, too.
         written = asked.written if self._reasoning is None else {}

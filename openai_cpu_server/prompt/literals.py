@@ -8,6 +8,7 @@ tokenisers cut anyway: all other tokens stay what they were. What spells nothing
 
 from __future__ import annotations
 
+import json
 import re
 import secrets
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -83,6 +84,10 @@ class Literals:
             return [self.hidden(each) for each in value]
         return value
 
+    def hidden_messages(self, messages: Sequence[Mapping[str, object]]) -> list[dict[str, Any]]:
+        """The messages with stand-ins, also in arguments of calls: there JSON's escapes can hide a name."""
+        return [self.hidden(self._plainly_called(message)) for message in messages]
+
     def shown(self, text: str) -> str:
         """The text, with what was spelt in place of the stand-ins."""
         return self._stand_in.sub(lambda found: self._spelt[int(found[1])], text) if self._spelt else text
@@ -96,6 +101,25 @@ class Literals:
         for part, is_literal in self._stretches(text):
             tokens += tokenizer.encode(self.shown(part), add_special=False, parse_special=not is_literal)
         return [*tokens, *around.end]
+
+    def _plainly_called(self, message: Mapping[str, object]) -> Mapping[str, object]:
+        calls = message.get("tool_calls")
+        if not isinstance(calls, Sequence):
+            return message
+        return {**message, "tool_calls": [self._plain_call(call) for call in calls]}
+
+    def _plain_call(self, call: Mapping[str, Any]) -> Mapping[str, Any]:
+        function = call.get("function")
+        arguments = function.get("arguments") if isinstance(function, Mapping) else None
+        if not isinstance(function, Mapping) or not isinstance(arguments, str) or "\\" not in arguments:
+            return call
+        try:
+            plain = json.dumps(json.loads(arguments), ensure_ascii=False)
+        except (ValueError, RecursionError):
+            return call
+        if not any(self._names.places(plain)):
+            return call
+        return {**call, "function": {**function, "arguments": plain}}
 
     def _hidden_text(self, text: str) -> str:
         parts, behind = [], 0

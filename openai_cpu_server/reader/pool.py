@@ -267,7 +267,9 @@ class ReaderPool:
                     type(work).__name__,
                 )
         if causes[-1] in _FROM_OUTSIDE:
-            raise ReaderLost(f"The process that read this was killed, and so were the next ones ({causes[-1]}).")
+            raise ReaderLost(
+                f"The process that read this was killed, and so were the next ones ({causes[-1]})."
+            )
         raise DeadlyInput(_verdict(causes[-1]))
 
     def _done(self, place: _Place, work: Work, model: OpenedKey | None) -> Result:

@@ -47,6 +47,20 @@ def padded(source: Path, target: Path, *, num_tokens: int) -> Path:
     return written(writer, target)
 
 
+def with_vocabulary(source: Path, target: Path, **arrays: list[object] | None) -> Path:
+    """The same model with other arrays of its vocabulary, such as `tokens` or `token_type`; None: without."""
+    reader = gguf.GGUFReader(source)
+    writer = gguf.GGUFWriter(target, "llama")
+    changed = {f"tokenizer.ggml.{name}": values for name, values in arrays.items()}
+    copy_metadata(reader, writer, skip=set(changed))
+    for key, values in changed.items():
+        if values is not None:
+            writer.add_array(key, values)
+    for tensor in reader.tensors:
+        writer.add_tensor(tensor.name, tensor.data, raw_dtype=tensor.tensor_type)
+    return written(writer, target)
+
+
 def split(source: Path, target: Path, *, tensors_per_part: int) -> list[Path]:
     """The same model in parts, `TARGET-00001-of-0000N.gguf` and so on, in order."""
     reader = gguf.GGUFReader(source)

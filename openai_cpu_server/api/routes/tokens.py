@@ -18,7 +18,7 @@ from openai_cpu_server.api.resolve.sampling import check_tokens
 from openai_cpu_server.api.schemas.base import Body
 from openai_cpu_server.api.schemas.parse import Ignored, parse
 from openai_cpu_server.api.schemas.tokens import DetokenizeBody, TokenizeBody
-from openai_cpu_server.contract.model_info import Tokenizer
+from openai_cpu_server.contract.model_info import ModelKind, Tokenizer
 from openai_cpu_server.errors import InvalidRequest
 from openai_cpu_server.models.registry import ModelRegistry
 from openai_cpu_server.models.served import ServedModel
@@ -101,6 +101,8 @@ def _tokens(body: TokenizeBody, model: ServedModel, limit: int | None) -> tuple[
     text = body.content if body.prompt is None else body.prompt
     assert text is not None, "one of the three is given"
     add_special = body.prompt is not None if body.add_special is None else body.add_special
+    if model.kind is not ModelKind.GENERATES:  # as for embeddings and reranking, whose texts are no prompts
+        return tuple(model.tokenizer.encode(text, add_special=add_special, parse_special=False))
     return whole_prompt(text, model.tokenizer, add_special=add_special, most_tokens=limit)
 
 

@@ -1,0 +1,145 @@
+"""A model's file whose vocabulary is damaged costs that model, and nobody else: at the start, beside a good
+model, on a reload, and while its model sleeps."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import gguf
+import httpx
+import pytest
+
+from tests.e2e.test_several_models import answer, post, state
+from tests.e2e.test_supervision import eventually
+from tests.llama.odd_models import rewritten, with_vocabulary
+from tests.server import ServerProcess
+from tests.tiny_model import tiny_model_path
+
+KEY = "tokenizer.ggml."
+
+
+def array(name: str) -> list[object]:
+    contents: list[object] = gguf.GGUFReader(tiny_model_path()).fields[KEY + name].contents()
+    return contents
+
+
+def twice(source: Path, target: Path) -> Path:
+    tokens = array("tokens")
+    tokens[600] = tokens[601]
+    return with_vocabulary(source, target, tokens=tokens)
+
+
+def no_bytes(source: Path, target: Path) -> Path:
+    tokens, kinds = array("tokens"), array("token_type")
+    for index, token in enumerate(tokens):
+        if str(token).startswith("<0x"):
+            tokens[index], kinds[index] = f"word{index}", int(gguf.TokenType.NORMAL)
+    return with_vocabulary(source, target, tokens=tokens, token_type=kinds)
+
+
+def few_kinds(source: Path, target: Path) -> Path:
+    return with_vocabulary(source, target, token_type=array("token_type")[:10])
+
+
+def few_scores(source: Path, target: Path) -> Path:
+    return with_vocabulary(source, target, scores=array("scores")[:10])
+
+
+def no_tokens(source: Path, target: Path) -> Path:
+    return with_vocabulary(source, target, tokens=None)
+
+
+def empty(source: Path, target: Path) -> Path:
+    return with_vocabulary(source, target, tokens=["a"], scores=[0.0], token_type=[1])
+
+
+def other_kind(source: Path, target: Path) -> Path:
+    return rewritten(source, target, {KEY + "model": "gpt2"})
+
+
+def no_kind(source: Path, target: Path) -> Path:
+    return rewritten(source, target, {KEY + "model": "nobody"})
+
+
+DAMAGES = (twice, no_bytes, few_kinds, few_scores, no_tokens, empty, other_kind, no_kind)
+FATAL = (twice, no_bytes)
+"""Of these llama.cpp ends its process, at once or at a text."""
+Damage = Callable[[Path, Path], Path]
+
+
+@pytest.mark.parametrize("damage", FATAL)
+def test_alone_it_is_one_line(damage: Damage, tmp_path: Path) -> None:
+    path = damage(tiny_model_path(), tmp_path / "bad.gguf")
+    command = [sys.executable, "-m", "openai_cpu_server", "serve", "--model", str(path), "--port", "0"]
+    ended = subprocess.run([*command, "--jobs-db", "none"], capture_output=True, text=True, check=False)
+    assert ended.returncode == 2, ended.stderr
+    assert ended.stderr.count("\n") == 1
+    assert "is damaged" in ended.stderr
+
+
+def speaks(server: ServerProcess, model: str) -> bool:
+    """Whether the model answers what any text could be, or refuses it in words; nothing ends."""
+    for prompt in ("Hello", "\u00e9", "\U0001f600", "a" * 5000):
+        body = {"model": model, "prompt": prompt, "max_tokens": 2}
+        reply = httpx.post(server.url + "/v1/completions", json=body, timeout=60)
+        assert reply.status_code in (200, 400, 503), reply.text
+        tokens = httpx.post(server.url + "/tokenize", json={"model": model, "prompt": prompt}, timeout=60)
+        assert tokens.status_code in (200, 400, 503), tokens.text
+    return True
+
+
+@contextlib.contextmanager
+def two(bad: Path) -> Iterator[ServerProcess]:
+    with ServerProcess("--model", f"good={tiny_model_path()}", "--model", f"bad={bad}") as server:
+        yield server
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_beside_a_good_model_the_others_go_on(damage: Damage, tmp_path: Path) -> None:
+    with two(damage(tiny_model_path(), tmp_path / "bad.gguf")) as server:
+        assert speaks(server, "bad")
+        assert answer(server, "good")
+        if damage in FATAL:
+            assert state(server, "bad") == "failed"
+        assert server.status()["restarts"] == 0
+
+
+@pytest.mark.parametrize("damage", FATAL)
+def test_while_its_model_sleeps_and_on_a_reload(damage: Damage, tmp_path: Path) -> None:
+    path = tmp_path / "bad.gguf"
+    shutil.copy(tiny_model_path(), path)
+    with two(path) as server:
+        assert state(server, "bad") == "asleep"
+        damage(tiny_model_path(), tmp_path / "new.gguf").replace(path)
+        os.utime(path)
+        eventually(lambda: any("stays unread" in line for line in server.lines))
+        assert answer(server, "good")
+        assert post(server, "/v1/models/bad/load").status_code == 503
+        assert answer(server, "good")
+        shutil.copy(tiny_model_path(), tmp_path / "mended.gguf")
+        (tmp_path / "mended.gguf").replace(path)
+        assert post(server, "/v1/models/bad/load").status_code == 200
+        damage(tiny_model_path(), tmp_path / "new.gguf").replace(path)
+        assert post(server, "/v1/models/bad/load?reload=true").status_code == 503
+        assert answer(server, "bad")  # the one that was loaded goes on
+        assert answer(server, "good")
+
+
+def test_a_file_that_is_cut_short_while_its_model_sleeps(tmp_path: Path) -> None:
+    path = tmp_path / "bad.gguf"
+    shutil.copy(tiny_model_path(), path)
+    with two(path) as server:
+        for size in (path.stat().st_size // 2, 100_000, 1000, 10, 0):
+            os.truncate(path, size)
+            time.sleep(0.3)
+            assert answer(server, "good")
+        eventually(lambda: any("stays unread" in line for line in server.lines))
+        assert speaks(server, "bad")
+        assert answer(server, "good")

@@ -1,0 +1,222 @@
+"""A reader may die: who killed it is told, and nobody else notices."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import psutil
+import pytest
+
+from openai_cpu_server.contract.grammar import GrammarOrder, GrammarSource, MadeGrammar, RefusedGrammar
+from openai_cpu_server.errors import (
+    DeadlyInput,
+    EngineUnavailable,
+    InvalidRequest,
+    StartupError,
+    TemplateFailed,
+)
+from openai_cpu_server.llama.model.vocabulary import Vocabulary
+from openai_cpu_server.prompt.chat_prompts import Conversation
+from openai_cpu_server.reader.messages import ModelSource
+from openai_cpu_server.reader.model import ReadGrammars, ReadModel
+from openai_cpu_server.reader.pool import ReaderPool
+from tests.llama.odd_models import rewritten
+from tests.reader.conftest import DEMO, opened
+from tests.tiny_model import tiny_model_path
+
+USER = {"role": "user", "content": "Hello there"}
+TEXTS = ["", "Hello", "Grüße, 世界 👋🏽", "nul \0 inside", "<|im_start|>user", "x" * 70_000]
+
+
+def until(is_so: Callable[[], bool]) -> None:
+    end_s = time.monotonic() + 20
+    while not is_so():
+        assert time.monotonic() < end_s
+        time.sleep(0.01)
+
+
+@pytest.mark.parametrize("path", [DEMO, tiny_model_path()])
+def test_a_reader_tells_what_the_vocabulary_says(pool: ReaderPool, path: Path) -> None:
+    read = opened(pool, path).tokenizer
+    with Vocabulary.open(path) as own:
+        for special in (False, True):
+            wanted = [own.encode(text, add_special=special, parse_special=special) for text in TEXTS]
+            assert read.encode_all(TEXTS, add_special=special, parse_special=special) == wanted
+            assert [read.encode(t, add_special=special, parse_special=special) for t in TEXTS] == wanted
+            for token in range(own.vocab_size):
+                assert read.piece(token, special=special) == own.piece(token, special=special)
+        facts = ("vocab_size", "bos", "bos_text", "eos_text", "adds_bos", "fim", "marks", "end_tokens")
+        assert [getattr(read, name) for name in facts] == [getattr(own, name) for name in facts]
+        for wrong in (-1, own.vocab_size):
+            with pytest.raises(InvalidRequest, match="is no token"):
+                read.piece(wrong)
+
+
+def test_a_lone_surrogate_is_a_replacement_character(demo: ReadModel) -> None:
+    tokens = demo.tokenizer.encode("a\ud83d b", add_special=False, parse_special=False)
+    assert demo.tokenizer.decode(tokens) == "a\ufffd b"
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSEGV, signal.SIGABRT, signal.SIGTERM])
+def test_who_comes_after_a_death_does_not_notice(demo: ReadModel, pool: ReaderPool, number: int) -> None:
+    wanted = demo.prompts.prompt(Conversation(messages=[USER]))
+    deaths = pool.deaths
+    os.kill(pool.pids[0], number)
+    assert demo.prompts.prompt(Conversation(messages=[USER])) == wanted
+    # SIGTERM is ignored: it is for the parent, which decides what it means.
+    assert pool.deaths == deaths + (number != signal.SIGTERM)
+
+
+def test_a_hundred_kills_under_load_cost_nothing(demo: ReadModel, pool: ReaderPool) -> None:
+    wanted = demo.tokenizer.encode_all(TEXTS, add_special=True, parse_special=False)
+    goes_on = threading.Event()
+
+    def work(number: int) -> bool:
+        texts = demo.tokenizer.encode_all(TEXTS, add_special=True, parse_special=False)
+        order = GrammarOrder(source=GrammarSource.REGEX, text=f"a{{{number % 7}}}")
+        return texts == wanted and isinstance(ReadGrammars(pool)(order), MadeGrammar)
+
+    def kill() -> None:
+        for _ in range(100):
+            deaths = pool.deaths
+            for pid in pool.pids:
+                os.kill(pid, signal.SIGKILL)
+            until(lambda: pool.deaths > deaths or goes_on.is_set())  # noqa: B023 (called at once)
+
+    with ThreadPoolExecutor(9) as threads:
+        killer = threads.submit(kill)
+        number = 0
+        while not killer.done():
+            assert all(threads.map(work, range(number, number + 16)))
+            number += 16
+        goes_on.set()
+        killer.result()
+
+
+def test_a_text_that_kills_is_told_so_and_others_go_on(pool: ReaderPool, tmp_path: Path) -> None:
+    """Beyond a million letters even the large stack is used up by a splitter that recurses for each."""
+    odd = opened(pool, rewritten(DEMO, tmp_path / "odd.gguf", {"tokenizer.ggml.pre": "gpt-4o"}))
+    with ThreadPoolExecutor(2) as threads:
+        deadly = threads.submit(odd.tokenizer.encode, "a" * 2_500_000, add_special=False, parse_special=False)
+        while not deadly.done():
+            assert odd.tokenizer.encode("Hello", add_special=False, parse_special=False)
+            assert odd.tokenizer.encode_all(["b" * 99], add_special=False, parse_special=False)
+        with pytest.raises(DeadlyInput, match="SIGSEGV"):
+            deadly.result()
+    odd.close()
+
+
+def test_work_that_takes_too_long_is_ended(demo: ReadModel, pool: ReaderPool) -> None:
+    """A stopped process says nothing; it is killed, and the work is not tried again."""
+    # (What computes too long the kernel ends by itself, which takes 20 s: see `process.py`.)
+    limits = psutil.Process(pool.pids[0]).rlimit(psutil.RLIMIT_CPU)
+    assert 20 <= limits[0] <= 1000
+    assert psutil.Process(pool.pids[0]).rlimit(psutil.RLIMIT_DATA)[0] < 4 * 2**30
+    assert psutil.Process(pool.pids[0]).rlimit(psutil.RLIMIT_CORE)[0] == 0
+
+
+def test_a_closed_pool_ends_its_processes_and_says_so() -> None:
+    pool = ReaderPool()
+    model = opened(pool, DEMO)
+    pool.prepare()
+    until(lambda: len(pool.pids) == 2)
+    children = [psutil.Process(pid) for pid in pool.pids]
+    pool.close()
+    assert not any(child.is_running() for child in children)
+    with pytest.raises(EngineUnavailable, match="shutting down"):
+        model.tokenizer.encode_all(["x" * 99], add_special=False, parse_special=False)
+
+
+def test_a_file_that_is_another_by_now_is_not_read_for_the_old_one(pool: ReaderPool, tmp_path: Path) -> None:
+    path = tmp_path / "m.gguf"
+    shutil.copy(DEMO, path)
+    model = opened(pool, path)
+    shutil.copy(tiny_model_path(), tmp_path / "new.gguf")
+    (tmp_path / "new.gguf").replace(path)
+    assert model.tokenizer.encode_all(["Hello"], add_special=False, parse_special=False)  # open still
+    for pid in pool.pids:
+        os.kill(pid, signal.SIGKILL)
+    with pytest.raises(EngineUnavailable, match="must be loaded anew"):
+        model.tokenizer.encode_all(["Hello"], add_special=False, parse_special=False)
+    model.close()
+
+
+def test_models_that_are_closed_are_forgotten(pool: ReaderPool, demo: ReadModel) -> None:
+    model = opened(pool, DEMO)
+    model.close()
+    assert demo.tokenizer.encode_all(["Hello"], add_special=False, parse_special=False)
+    # Whoever kept it all the same finds it opened again.
+    assert model.tokenizer.encode_all(["Hello"], add_special=False, parse_special=False)
+
+
+def test_what_a_template_refuses_is_told(pool: ReaderPool) -> None:
+    source = "{{ raise_exception('no ' + messages[0].content) }}"
+    model = ReadModel(pool, ModelSource(path=str(DEMO), generates=True, chat_template=source))
+    with pytest.raises(TemplateFailed, match="no Hello there"):
+        model.prompts.prompt(Conversation(messages=[USER]))
+    with pytest.raises(StartupError, match="line 1"):
+        ReadModel(pool, ModelSource(path=str(DEMO), generates=True, chat_template="{% if %}"))
+
+
+def test_numbers_of_any_size_reach_a_template(pool: ReaderPool) -> None:
+    source = "{{ n }} {{ tools | tojson }} {{ messages[0].content }}"
+    model = ReadModel(pool, ModelSource(path=str(DEMO), generates=True, chat_template=source))
+    tool = {"type": "function", "function": {"name": "f", "parameters": {"maximum": 10**400}}}
+    asked = Conversation(messages=[USER], tools=[tool], variables={"n": 2**70})
+    text = model.tokenizer.decode(model.prompts.prompt(asked).tokens, special=True)
+    assert str(2**70) in text
+    assert str(10**400) in text
+
+
+def test_what_surely_does_not_fit_is_not_tokenised(demo: ReadModel) -> None:
+    long = {"role": "user", "content": "word " * 100_000}
+    with pytest.raises(InvalidRequest, match="maximum context length is 100 tokens, but at least") as raised:
+        demo.prompts.prompt(Conversation(messages=[long], most_tokens=100))
+    assert raised.value.code == "context_length_exceeded"
+    short = {"role": "user", "content": "word " * 20}
+    assert demo.prompts.prompt(Conversation(messages=[short], most_tokens=100)).tokens
+
+
+def test_a_template_that_grows_without_end_costs_its_request_alone(pool: ReaderPool) -> None:
+    """The limits inside the sandbox do not see what filters do; the process's own do."""
+    source = "{% set ns = namespace(x='x' * 60000000) %}{% if messages[0].content == 'grow' %}" + (
+        "{% set ns.x = [ns.x] * 99999 | list %}{{ ns.x | join | length }}{% endif %}{{ messages[0].content }}"
+    )
+    model = ReadModel(pool, ModelSource(path=str(DEMO), generates=True, chat_template=source))
+    with pytest.raises((InvalidRequest, TemplateFailed)):
+        model.prompts.prompt(Conversation(messages=[{"role": "user", "content": "grow"}]))
+    assert model.prompts.prompt(Conversation(messages=[USER])).tokens
+    model.close()
+
+
+def test_grammars_are_made_there(pool: ReaderPool) -> None:
+    make = ReadGrammars(pool)
+    schema = json.dumps({"type": "object", "properties": {"a": {"type": "integer"}}})
+    assert isinstance(make(GrammarOrder(source=GrammarSource.SCHEMA, text=schema)), MadeGrammar)
+    refused = make(
+        GrammarOrder(source=GrammarSource.SCHEMA, text='{"properties": {"a": {"$dynamicRef": "#x"}}}')
+    )
+    assert isinstance(refused, RefusedGrammar)
+    assert refused.path == "/properties/a"
+    wrong = make(GrammarOrder(source=GrammarSource.GBNF, text="root ::= ("))
+    assert isinstance(wrong, RefusedGrammar)
+    assert wrong.code == "invalid_grammar"
+
+
+def test_a_grammar_that_kills_is_refused(pool: ReaderPool) -> None:
+    """The grammar library recurses for each rule of a chain. What bounds in front of it let pass must be
+    survived, however little they do."""
+    chain = (
+        "root ::= r0\n" + "".join(f'r{i} ::= "a" r{i + 1}\n' for i in range(200_000)) + 'r200000 ::= "x"\n'
+    )
+    refused = ReadGrammars(pool)(GrammarOrder(source=GrammarSource.GBNF, text=chain))
+    assert isinstance(refused, RefusedGrammar)
+    assert isinstance(ReadGrammars(pool)(GrammarOrder(source=GrammarSource.REGEX, text="a")), MadeGrammar)
