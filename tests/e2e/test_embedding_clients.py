@@ -160,3 +160,23 @@ def test_continue_gets_what_it_reads(url: str) -> None:
     by_index = sorted(ranked["results"], key=lambda item: item["index"])
     assert [item["document"]["text"] for item in by_index] == FACTS
     assert by_index[0]["relevance_score"] == max(item["relevance_score"] for item in by_index)
+
+
+@pytest.mark.parametrize(
+    ("text", "num_tokens"),
+    [
+        ("안녕하세요 세계", 15),
+        ("नमस्ते दुनिया", 11),
+        ("a" * 150, 3),
+        ("a" * 5000, 3),
+        ("[CLS] [SEP] [MASK]", 12),
+        ("Hello world", 4),
+    ],
+)
+def test_texts_have_the_tokens_of_the_models_own_tokenizer(url: str, text: str, num_tokens: int) -> None:
+    """Numbers of the reference tokenizer, special tokens included; marks that a text spells are text."""
+    body = {"model": "minilm", "input": text}
+    embedded = httpx.post(f"{url}/v1/embeddings", json=body, timeout=60).json()
+    assert embedded["usage"]["prompt_tokens"] == num_tokens
+    told = httpx.post(f"{url}/tokenize", json={"model": "minilm", "prompt": text}, timeout=60).json()
+    assert told["count"] == num_tokens
