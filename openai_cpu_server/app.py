@@ -59,6 +59,7 @@ def serve(settings: Settings) -> None:
         tune_engines()
         tracing = open_tracing(settings.traces_endpoint) if settings.traces_endpoint else None
         watch = Watch.new(model=plans[0].name, tracing=tracing)
+        readers.on_death = watch.reader_died
         fleet = Fleet(settings, plans, watch, readers)
         desk = open_desk(settings, fleet.registry, watch, keeping=fleet)
         config = _web_config(settings, desk.api.app, close_s=_CLOSE_CONNECTIONS_S)

@@ -77,6 +77,12 @@ class Metrics:
             ("cause",),
             registry=registry,
         )
+        self._reader_deaths = Counter(
+            "ocs_reader_restarts",
+            "Deaths of the processes that read texts, by cause: of what they read, or killed by somebody.",
+            ("cause",),
+            registry=registry,
+        )
         self._loads = Counter(
             "ocs_model_loads",
             "Loads of models on demand, by outcome: loaded or failed.",
@@ -147,6 +153,9 @@ class Metrics:
 
     def engine_died(self, cause: str) -> None:
         self._deaths.labels(cause).inc()
+
+    def reader_died(self, cause: str) -> None:
+        self._reader_deaths.labels(cause).inc()
 
     def model_loaded(self, model: str, seconds: float) -> None:
         self._loads.labels(model, "loaded").inc()

@@ -96,6 +96,10 @@ class Watch:
     def engine_died(self, cause: str) -> None:
         self.metrics.engine_died(cause)
 
+    def reader_died(self, cause: str) -> None:
+        """Any thread may tell it."""
+        self.metrics.reader_died(cause)
+
     def model_loaded(self, model: str, seconds: float) -> None:
         self.metrics.model_loaded(model, seconds)
 

@@ -10,7 +10,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from types import TracebackType
@@ -161,6 +161,8 @@ class ReaderPool:
         """One process is started at once."""
         self.deaths = 0
         """Of processes that died of what they did, or were killed."""
+        self.on_death: Callable[[str], None] = lambda cause: None
+        """Called in any thread, with a signal's name, `exit_1` and the like, or `silence`."""
         self._command = tuple(command)
         self._short, self._any = _Place(), _Place()
         self._free = threading.Condition()
@@ -259,6 +261,7 @@ class ReaderPool:
                 return self._done(place, work, model)
             except _Died as died:
                 self.deaths += 1
+                self.on_death(died.cause)
                 place.process = None
                 causes.append(died.cause)
                 logger.error(

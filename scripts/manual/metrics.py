@@ -33,6 +33,7 @@ def _page() -> str:
     watch.ended(_failed_request())
     watch.metrics.row_put_off()
     watch.engine_died("hang")
+    watch.reader_died("SIGSEGV")
     watch.model_loaded("demo", 1.0)
     watch.model_unloaded("demo", "idle")
     return watch.metrics.page().decode()

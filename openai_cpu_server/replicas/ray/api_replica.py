@@ -48,6 +48,7 @@ class ApiReplica:
         parts = [await each for each in opening]
         tracing = open_tracing(settings.traces_endpoint) if settings.traces_endpoint else None
         self._watch = Watch.new(model=plans[0].name, tracing=tracing)
+        self._readers.on_death = self._watch.reader_died
         served = [self._served(one, engines[one.plan.name]) for one in parts]
         registry = ModelRegistry(served, _routers(settings, plans, served))
         self._desk = open_desk(settings, registry, self._watch)
