@@ -27,7 +27,7 @@ from openai_cpu_server.contract.messages import (
 from openai_cpu_server.contract.request import Constraint, Priority
 from openai_cpu_server.contract.step import Step, StepResult
 from openai_cpu_server.engine.build import build_core
-from openai_cpu_server.engine.core import EngineCore
+from openai_cpu_server.engine.core import EngineCore, Prepared
 from openai_cpu_server.engine.shares import shared_ms
 from tests.fakes import FAKE_INFO, FakeBackend
 from tests.scheduler.driver import alone, request
@@ -148,7 +148,7 @@ def test_those_with_whom_the_scheduler_cannot_cope_are_announced() -> None:
     for name in ("a", "b"):
         engine.core.handle(Submit(request(name, output=9)))
     engine.step()
-    engine.core.handle(Submit(request("bad", tokens=(2**40,))))
+    engine.core.handle(Prepared(Submit(request("bad", tokens=(2**40,))), ()))
     with pytest.raises(OverflowError):
         engine.run()
     assert engine.started[-1] == ("a", "b", "bad")
