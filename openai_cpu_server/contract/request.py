@@ -106,6 +106,8 @@ class GenerationRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults
     """Also report the log-probability of every prompt token but the first."""
     client: str = ""
     """Whom to be fair to: an opaque label, equal for requests of the same client."""
+    account: str = ""
+    """Who answers for what the engine dies of: an opaque label of a key or an address; "": nobody does."""
     route: str = ""
     """What kind of call it belongs to; outputs of one kind are expected to be alike in length."""
     cache_namespace: str = ""

@@ -30,6 +30,7 @@ class Questioner(msgspec.Struct, frozen=True):
 
     priority: Priority
     client: str
+    account: str = ""
 
 
 async def classified(
@@ -61,6 +62,7 @@ def _question(
         sampling=Sampling(seed=0, temperature=0),
         priority=who.priority,
         client=who.client,
+        account=who.account,
         route="route",
         constraint=Constraint(grammar=grammar.gbnf),
     )
