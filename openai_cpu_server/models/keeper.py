@@ -17,8 +17,8 @@ from openai_cpu_server.models.memory_budget import MemoryBudget, MemoryNeed, Res
 logger = logging.getLogger(__name__)
 
 RETRY_S = 10.0
-"""A model that has failed is tried again for a request that comes so much later. The time doubles with each
-try that follows the one before within `_CALM_S`."""
+"""A model that has failed is tried again for a request that comes so much later. For one that comes back by
+itself the time doubles with each try that follows the one before within `_CALM_S`."""
 _LONGEST_RETRY_S = 300.0
 _CALM_S = 900.0
 _PATIENCE_S = 10.0
@@ -336,7 +336,8 @@ class ModelKeeper:
         task.add_done_callback(self._loads.discard)
 
     def _tries(self, model: Kept) -> int:
-        return model.num_tries if self._clock() - model.last_try_s < _CALM_S else 0
+        is_series = model.comes_back and self._clock() - model.last_try_s < _CALM_S
+        return model.num_tries if is_series else 0
 
     def _note_try(self, model: Kept) -> None:
         model.num_tries, model.last_try_s = self._tries(model) + 1, self._clock()
