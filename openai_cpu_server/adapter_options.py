@@ -12,6 +12,10 @@ LARGEST_SCALE = 100.0
 """Far beyond any use; it keeps slips of a user from filling a model's activations with infinities."""
 
 
+_SMALLEST_SCALE = 1e-6
+"""Less is as good as 0, or is 0 as float32."""
+
+
 class AdapterSource(NamedTuple):
     name: str
     path: str
@@ -46,7 +50,7 @@ def adapters_of_table(table: object) -> tuple[AdapterSource, ...]:
 
 def checked_scale(scale: float) -> float:
     """Raises ValueError."""
-    if not math.isfinite(scale) or scale == 0 or abs(scale) > LARGEST_SCALE:
+    if not math.isfinite(scale) or not _SMALLEST_SCALE <= abs(scale) <= LARGEST_SCALE:
         raise ValueError(f"a scale is a number between -{LARGEST_SCALE:g} and {LARGEST_SCALE:g}, not 0")
     return scale
 

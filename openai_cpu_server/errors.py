@@ -182,7 +182,7 @@ class TooManyWatchers(ServerError):
 
 
 class RateLimited(ServerError):
-    """A key has used up what it may; base of the two below."""
+    """A key has used up what it may; base of those below."""
 
     def __init__(self, said: str, *, retry_after_s: float | None) -> None:
         """`retry_after_s`: None if it can never fit."""
@@ -197,6 +197,13 @@ class RequestsLimited(RateLimited):
 
 class TokensLimited(RateLimited):
     """Too many tokens."""
+
+
+class CulpritsLimited(RateLimited):
+    """The engine has died too often of what this sender wants."""
+
+    def __init__(self, limit: int, *, retry_after_s: float) -> None:
+        super().__init__(f"requests that the engine dies of: Limit {limit}", retry_after_s=retry_after_s)
 
 
 class BodyTooLarge(ServerError):

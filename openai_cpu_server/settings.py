@@ -291,7 +291,10 @@ class Settings(ModelOptions, WhatToServe, BaseSettings):
         1800.0, ge=0, description="the same while the model is loaded and its steps are measured; 0: never"
     )
     max_crashes_per_minute: int = Field(
-        5, ge=1, description="of the engine; then it is given up. SIGKILLs after progress do not count"
+        5,
+        ge=1,
+        description="of the engine; then it is given up. SIGKILLs after progress do not count, nor does what "
+        "a request was found to cause",
     )
     keep_alive_s: float = Field(10.0, ge=0, description="seconds between comments on a silent stream")
     page: bool = Field(True, description="a page for browsers at /: chat, and what the scheduler does")

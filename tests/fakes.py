@@ -176,7 +176,8 @@ class FakeBackend:
     """Keeps the tokens of every slot as its KV cells, and refuses what a real pool would refuse.
 
     Token t >= 2 is the byte t-2 (those from 258 on are nothing); 1 ends. `kill_on` makes the process send
-    itself a signal, `kill_with`, in the step that computes this token; `step_s` makes a step take its time.
+    itself a signal, `kill_with`, in the step that computes this token; `fault_on` makes the sequence that
+    computes this one go wrong, and no other; `step_s` makes a step take its time.
     `choose` is the model: the next token, from all before it.
     """
 
@@ -186,6 +187,7 @@ class FakeBackend:
         *,
         kill_on: int | None = None,
         kill_with: signal.Signals = signal.SIGSEGV,
+        fault_on: int | None = None,
         step_s: float = 0.0,
         choose: Callable[[list[int]], int] = next_token,
     ) -> None:
@@ -203,6 +205,7 @@ class FakeBackend:
         """That of the step that is computed."""
         self._kill_on = kill_on
         self._kill_with = kill_with
+        self._fault_on = fault_on
         self._step_s = step_s
         self._choose = choose
         self._interrupted = threading.Event()
@@ -219,7 +222,9 @@ class FakeBackend:
         for span in spans:
             self._compute(span)
         assert self._num_cells() <= self.info.kv_tokens, "full"
-        sampled = {span.slot: self._sample_along(span) for span in spans if span.sample}
+        faults = {s.slot: "no numbers" for s in spans if self._fault_on in s.tokens}
+        sampled = {s.slot: self._sample_along(s) for s in spans if s.sample and s.slot not in faults}
+        self.accepted |= dict.fromkeys(faults, 0)
         scores = {s.slot: tuple(TokenLogprob(t, -1.0) for t in s.targets) for s in step.spans if s.targets}
         return StepResult(
             samples={slot: samples[0] for slot, (samples, _) in sampled.items() if samples},
@@ -229,6 +234,7 @@ class FakeBackend:
             verbs_ms=self.verbs_ms,
             padding=step.padding,
             failures={slot: failure for slot, (_, failure) in sampled.items() if failure is not None},
+            faults=faults,
         )
 
     def _num_cells(self) -> int:

@@ -14,11 +14,14 @@ from openai_cpu_server.api.calls.call import Sender
 from openai_cpu_server.api.errors import INTERNAL, error_object, failure_of
 from openai_cpu_server.api.gates.ticket import Endings, Ticket, new_request_id
 from openai_cpu_server.contract.request import Priority
-from openai_cpu_server.errors import EngineUnavailable, QueueFull, Unauthorized
+from openai_cpu_server.errors import CulpritsLimited, EngineUnavailable, QueueFull, Unauthorized
 from openai_cpu_server.jobs.run.rows import RowAnswer
 from openai_cpu_server.observe.ended import Origin
 
 logger = logging.getLogger(__name__)
+
+_NOT_TO_BLAME = (QueueFull, EngineUnavailable, CulpritsLimited)
+"""A row that gets one of these is tried again."""
 
 
 class RowRoute(Protocol):
@@ -95,10 +98,11 @@ def _failed(error: Exception, ticket: Ticket) -> RowAnswer:
     ticket.status = failure.status
     if failure == INTERNAL:
         logger.error("row %s failed", ticket.id, exc_info=error)
-    again = error.retry_after_s if isinstance(error, (QueueFull, EngineUnavailable)) else None
+    again = error.retry_after_s if isinstance(error, _NOT_TO_BLAME) else None
     return RowAnswer(
         status=failure.status,
         request_id=ticket.id,
         body=msgspec.json.encode(error_object(error, request_id=ticket.id)),
         retry_after_s=again,
+        owner_waits=isinstance(error, CulpritsLimited),
     )

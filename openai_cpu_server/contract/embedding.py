@@ -21,6 +21,8 @@ class EmbedRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
     priority: Priority = Priority.INTERACTIVE
     client: str = ""
     """Whom to be fair to, as in `GenerationRequest`."""
+    account: str = ""
+    """Who answers for what the engine dies of, as in `GenerationRequest`."""
     route: str = ""
 
     @property

@@ -204,6 +204,8 @@ class Finish(msgspec.Struct, frozen=True, kw_only=True):
     accepted_tokens: int = 0
     """How many of these came: they are in the output."""
     error: str | None = None
+    is_own_fault: bool = False
+    """The error is its grammar's: it comes again wherever the request is sent."""
 
 
 class TokenEvent(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):

@@ -3,9 +3,22 @@
 from __future__ import annotations
 
 import enum
+from collections.abc import Mapping
 
 import msgspec
 
+from openai_cpu_server.contract.bounds import (
+    COUNT,
+    LOGIT_BIAS,
+    REPEAT_PENALTY,
+    SHARE,
+    TEMPERATURE,
+    TOP_K,
+    TYPICAL_P,
+    USAGE_PENALTY,
+    Bounds,
+    WholeBounds,
+)
 from openai_cpu_server.contract.thinking import Thinking
 
 
@@ -46,6 +59,18 @@ class Sampling(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Never sample a token that ends the generation."""
 
 
+_SAMPLING_BOUNDS: Mapping[str, Bounds | WholeBounds] = {
+    "temperature": TEMPERATURE,
+    "top_p": SHARE,
+    "min_p": SHARE,
+    "typical_p": TYPICAL_P,
+    "repeat_penalty": REPEAT_PENALTY,
+    "repeat_last_n": COUNT,
+    "presence_penalty": USAGE_PENALTY,
+    "frequency_penalty": USAGE_PENALTY,
+}
+
+
 class Constraint(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """What the output must look like: first there may be thoughts, and behind them is the answer."""
 
@@ -81,6 +106,8 @@ class GenerationRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults
     """Also report the log-probability of every prompt token but the first."""
     client: str = ""
     """Whom to be fair to: an opaque label, equal for requests of the same client."""
+    account: str = ""
+    """Who answers for what the engine dies of: an opaque label of a key or an address; "": nobody does."""
     route: str = ""
     """What kind of call it belongs to; outputs of one kind are expected to be alike in length."""
     cache_namespace: str = ""
@@ -105,3 +132,24 @@ class GenerationRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults
     def total_tokens(self) -> int:
         """The most KV cells that the request can hold."""
         return len(self.tokens) + self.max_tokens
+
+    def wrong_number(self, *, vocab_size: int) -> str | None:
+        """What of it no native code may see; None: nothing. The API lets none of that pass."""
+        sampling = self.sampling
+        for name, bounds in _SAMPLING_BOUNDS.items():
+            if not bounds.hold(getattr(sampling, name)):
+                return name
+        if sampling.top_k is not None and not TOP_K.hold(sampling.top_k):
+            return "top_k"
+        if not COUNT.hold(self.max_tokens):
+            return "max_tokens"
+        if not all(map(LOGIT_BIAS.hold, sampling.logit_bias.values())):
+            return "logit_bias"
+        for name, tokens in (
+            ("tokens", self.tokens),
+            ("logit_bias", tuple(sampling.logit_bias)),
+            ("scored", sampling.scored),
+        ):
+            if tokens and not (min(tokens) >= 0 and max(tokens) < vocab_size):
+                return name
+        return None

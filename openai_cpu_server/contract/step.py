@@ -190,6 +190,8 @@ class StepResult(msgspec.Struct, frozen=True):
     """By slot, one score for each target, for every span with targets."""
     failures: dict[int, str] = {}
     """By slot, why its constraint cannot be followed any further; nothing more is sampled there."""
+    faults: dict[int, str] = {}
+    """By slot, what else went wrong while it was sampled or scored; nothing more is sampled there, either."""
     padding: int = 0
     """The throw-away tokens that were computed: all of the step's, or 0 if there were no cells for them."""
     interrupted: bool = False

@@ -34,6 +34,16 @@ class DeathKind(enum.Enum):
         return self in (DeathKind.MEMORY, DeathKind.KILL)
 
 
+class Search(enum.Enum):
+    """What a death has done for the search for a culprit among the requests."""
+
+    NOTHING = "nothing"
+    CLOSER = "closer"
+    """The search needed it, and has come closer."""
+    FOUND = "found"
+    """It has shown the culprit, who explains the deaths before, too."""
+
+
 class Death(msgspec.Struct, frozen=True):
     kind: DeathKind
     message: str

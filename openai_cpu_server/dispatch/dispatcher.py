@@ -24,6 +24,7 @@ from openai_cpu_server.contract.replica import Forecast, HeldUpdate
 from openai_cpu_server.contract.request import GenerationRequest, Priority
 from openai_cpu_server.dispatch.process.supervisor import Supervisor
 from openai_cpu_server.dispatch.requests.admission import QueueLimit, check_embeds, check_generates
+from openai_cpu_server.dispatch.requests.culprits import Culprits
 from openai_cpu_server.dispatch.requests.delivery import Totals
 from openai_cpu_server.dispatch.requests.embedding import Embedding
 from openai_cpu_server.dispatch.requests.generation import Generation
@@ -52,15 +53,17 @@ class Dispatcher:
         *,
         max_queue: int,
         max_held_bytes: int = 4 * 1024 * 1024,
+        culprits: Culprits | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """`max_queue` requests of each priority may wait. `max_held_bytes` is for each API call: events that
-        its client has not taken."""
+        its client has not taken. `culprits`: those of all engines; None: it is the only one."""
         self.on_wanted: Callable[[], None] | None = None
         """Called where a request needs an engine that is not loaded: it must see to it that this one is
         woken, or raise what the request fails with. None: such requests are refused."""
         self._supervisor = supervisor
-        self._replay = Replay(clock, supervisor.adapters.free)
+        self._culprits = culprits or Culprits(clock)
+        self._replay = Replay(clock, supervisor.adapters.free, self._culprits)
         supervisor.adapters.is_used = self._replay.uses_adapter
         self._queue = QueueLimit(self._replay.live, max_queue=max_queue, clock=clock)
         self.residency = Residency(supervisor, self._replay, self.status)
@@ -87,6 +90,7 @@ class Dispatcher:
     def generate(self, requests: Sequence[GenerationRequest]) -> Generation:
         info = self._serving()
         check_generates(info)
+        self._culprits.check(requests[0].account)
         self._queue.check(requests[0].priority, len(requests))
         requests = self._with_adapter(requests)
         generation = Generation(
@@ -101,6 +105,7 @@ class Dispatcher:
     def embed(self, request: EmbedRequest) -> Embedding:
         info = self._serving()
         check_embeds(info, request)
+        self._culprits.check(request.account)
         self._queue.check(request.priority, 1)
         embedding = Embedding(request, cancel=self._replay.cancel, clock=self._clock)
         self._replay.accept([Live(request, embedding, self._clock())])

@@ -10,6 +10,7 @@ from functools import partial
 from typing import NamedTuple
 
 from openai_cpu_server.contract.adapter import Adapter, LoadedAdapter, RefusedAdapter
+from openai_cpu_server.contract.containment import RequestFailed, contained
 from openai_cpu_server.contract.cost import CostCurve
 from openai_cpu_server.contract.messages import (
     ALONE,
@@ -36,7 +37,6 @@ from openai_cpu_server.contract.messages import (
 )
 from openai_cpu_server.contract.request import GenerationRequest, Priority
 from openai_cpu_server.contract.step import Backend, Span, Step, StepResult
-from openai_cpu_server.engine.containment import CommandFailed, contained
 from openai_cpu_server.engine.output import Output
 from openai_cpu_server.engine.outward import Outward, OutwardNews
 from openai_cpu_server.engine.shares import shared_ms
@@ -70,6 +70,8 @@ class Refused(NamedTuple):
 
     submit: Submit
     why: str
+    is_own_fault: bool = False
+    """Its grammar is to blame."""
 
 
 class Checked(NamedTuple):
@@ -160,22 +162,25 @@ class EngineCore:
         request = submit.request
         if not isinstance(request, GenerationRequest):
             return Refused(submit, "does not go with a model that generates text")
-        needed, limit = request.total_tokens, self._backend.info.context_limit
+        info = self._backend.info
+        if (name := request.wrong_number(vocab_size=info.vocab_size)) is not None:
+            return Refused(submit, f"has numbers in '{name}' that are out of bounds")
+        needed, limit = request.total_tokens, info.context_limit
         if needed > limit:
             return Refused(submit, f"needs {needed} tokens of {limit}")
         try:
             with contained():
                 return Prepared(submit, self._beginning(request, submit.output))
-        except CommandFailed as error:
-            return Refused(submit, str(error))
+        except RequestFailed as error:
+            return Refused(submit, str(error), error.is_own_fault)
 
     def handle(self, command: Work) -> None:
         """Carry out a command. What goes wrong fails the request that it is about, and nothing else."""
         try:
             with contained():
                 self._handle(command)
-        except CommandFailed as error:
-            self._abandon(command, str(error))
+        except RequestFailed as error:
+            self._abandon(command, error)
         self._free_adapters()
 
     def check_adapter(self, adapter: Adapter) -> Checked:
@@ -346,8 +351,8 @@ class EngineCore:
                 self._events.append(_refusal(submit, "The adapter of this request is not loaded."))
             case Prepared(Submit(request=GenerationRequest() as request, output=output), beginning):
                 self._accept(request, output, beginning)
-            case Refused(submit=submit, why=why):
-                self._events.append(_refusal(submit, why))
+            case Refused(submit=submit, why=why, is_own_fault=is_own_fault):
+                self._events.append(_refusal(submit, why, is_own_fault=is_own_fault))
             case Cancel(id=request_id):
                 self._end(request_id, FinishReason.CANCELLED)
             case ClearCache():
@@ -359,18 +364,21 @@ class EngineCore:
             case Checked():
                 raise AssertionError("what loading brings is for the caller of `load_adapter`")
 
-    def _abandon(self, command: Work, why: str) -> None:
+    def _abandon(self, command: Work, error: RequestFailed) -> None:
         """Nothing stays of the request, however far the command had come."""
         submit = submit_of(command)
         request_id = submit.request.id if submit else command.id if isinstance(command, Cancel) else ""
-        self._outputs.pop(request_id, None)
         sequence = self._scheduler.get(request_id)
         if sequence is not None:
-            self._scheduler.finish(sequence)
+            self._drop(sequence)
         if submit is not None:
-            self._events.append(_refusal(submit, why))
+            self._events.append(_refusal(submit, str(error), is_own_fault=error.is_own_fault))
         elif sequence is not None:
-            self._events.append(failure(request_id, why, sequence.num_output))
+            self._events.append(failure(request_id, str(error), sequence.num_output))
+
+    def _drop(self, sequence: Sequence) -> None:
+        self._outputs.pop(sequence.request.id, None)
+        self._scheduler.finish(sequence)
 
     def _beginning(self, request: GenerationRequest, output: tuple[int, ...]) -> tuple[int, ...]:
         """What the constraint forces before anything is sampled, to be computed with the prompt.
@@ -420,7 +428,16 @@ class EngineCore:
                 self._scheduler.forget_adapter(key)
 
     def _advance(self, advance: Advance) -> None:
-        self._take(advance.sequence, self._outputs[advance.sequence.request.id].advance(advance))
+        """What goes wrong with one sequence's output is the end of that sequence."""
+        sequence = advance.sequence
+        try:
+            with contained():
+                event = self._outputs[sequence.request.id].advance(advance)
+        except RequestFailed as error:
+            self._drop(sequence)
+            self._events.append(failure(sequence.request.id, str(error), sequence.num_output))
+            return
+        self._take(sequence, event)
 
     def _take(self, sequence: Sequence, event: TokenEvent | None) -> None:
         """Tell what a sequence has gained; it leaves with its last event."""
@@ -469,10 +486,12 @@ def is_urgent(command: Work | Recall) -> bool:
     return submit is not None and submit.request.priority is Priority.INTERACTIVE
 
 
-def _refusal(submit: Submit, why: str) -> TokenEvent:
-    return failure(submit.request.id, why, len(submit.output))
+def _refusal(submit: Submit, why: str, *, is_own_fault: bool = False) -> TokenEvent:
+    return failure(submit.request.id, why, len(submit.output), is_own_fault=is_own_fault)
 
 
-def failure(request_id: str, why: str, output_tokens: int) -> TokenEvent:
-    finish = Finish(reason=FinishReason.ERROR, output_tokens=output_tokens, error=why)
+def failure(request_id: str, why: str, output_tokens: int, *, is_own_fault: bool = False) -> TokenEvent:
+    finish = Finish(
+        reason=FinishReason.ERROR, output_tokens=output_tokens, error=why, is_own_fault=is_own_fault
+    )
     return TokenEvent(id=request_id, finish=finish)

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable, Iterator
 import msgspec
 
 from openai_cpu_server.contract.adapter import Adapter, RefusedAdapter
+from openai_cpu_server.contract.containment import RequestFailed, contained
 from openai_cpu_server.contract.embedding import EmbedBackend, Embedded, EmbedRequest
 from openai_cpu_server.contract.messages import (
     ALONE,
@@ -29,7 +30,6 @@ from openai_cpu_server.contract.messages import (
 )
 from openai_cpu_server.contract.request import GenerationRequest, Priority
 from openai_cpu_server.contract.shown import Shown, ShownPart
-from openai_cpu_server.engine.containment import CommandFailed, contained
 from openai_cpu_server.engine.core import (
     NEVER,
     QUEUE_NEWS_S,
@@ -128,7 +128,7 @@ class EmbedCore:
         try:
             with contained():
                 self._handle(command)
-        except CommandFailed as error:
+        except RequestFailed as error:
             self._abandon(command, str(error))
 
     def is_worth_interrupting(self, command: Work | Recall) -> bool:
@@ -288,9 +288,9 @@ class EmbedCore:
         info = self._backend.info
         for tokens in request.inputs:
             if not 1 <= len(tokens) <= info.max_input_tokens:
-                raise CommandFailed(f"An input has {len(tokens)} tokens of {info.max_input_tokens}.")
+                raise RequestFailed(f"An input has {len(tokens)} tokens of {info.max_input_tokens}.")
             if not 0 <= min(tokens) <= max(tokens) < info.vocab_size:
-                raise CommandFailed(f"An input has a token that is none of the {info.vocab_size}.")
+                raise RequestFailed(f"An input has a token that is none of the {info.vocab_size}.")
         self._queue.add(request, num_embedded, self._clock())
 
     def _abandon(self, command: Work, why: str) -> None:

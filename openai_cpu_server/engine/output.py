@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 
+import msgspec
+
 from openai_cpu_server.contract.messages import Finish, FinishReason, TokenEvent
 from openai_cpu_server.contract.step import Sample, TokenLogprob
 from openai_cpu_server.contract.thinking import Shown
@@ -58,26 +60,31 @@ class Output:
     def advance(self, advance: Advance) -> TokenEvent | None:
         self._scores.extend(advance.scores)
         if advance.samples:
-            return self._sampled(advance.samples, advance.failure)
-        if advance.failure is not None:
-            return self.end(FinishReason.ERROR, advance.failure)
+            return self._sampled(advance)
+        if _has_failed(advance):
+            return self._failed(advance)
         if self._sequence.pending == 0:
             return self.end(FinishReason.LENGTH)  # max_tokens is 0: the prompt was only scored
         return None
 
-    def end(self, reason: FinishReason, error: str | None = None) -> TokenEvent:
+    def end(self, reason: FinishReason) -> TokenEvent:
         """The last event, for a request that ends without another token."""
         self._gained = _NOTHING
-        return self._event(self._finish(reason, error))
+        return self._event(self._finish(reason))
 
-    def _sampled(self, samples: Iterable[Sample], failure: str | None) -> TokenEvent | None:
-        """`failure`: why nothing could be sampled behind these."""
-        reason = self._push(_tokens(samples))
+    def _sampled(self, advance: Advance) -> TokenEvent | None:
+        """What has failed behind the samples matters only if the output does not end before."""
+        reason = self._push(_tokens(advance.samples))
         if reason is not None:
             return self._event(self._finish(reason))
-        if failure is not None:
-            return self._event(self._finish(FinishReason.ERROR, failure))
+        if _has_failed(advance):
+            return self._failed(advance)
         return self._event(None) if self._gained.num_tokens else None
+
+    def _failed(self, advance: Advance) -> TokenEvent:
+        finish = self._finish(FinishReason.ERROR)
+        error, is_own = advance.failure or advance.fault, advance.failure is not None
+        return self._event(msgspec.structs.replace(finish, error=error, is_own_fault=is_own))
 
     def _push(self, tokens: Iterable[_Token]) -> FinishReason | None:
         """Look at tokens up to the output's end; returns why it ends there, if it does."""
@@ -129,7 +136,7 @@ class Output:
             finish=finish,
         )
 
-    def _finish(self, reason: FinishReason, error: str | None = None) -> Finish:
+    def _finish(self, reason: FinishReason) -> Finish:
         sequence = self._sequence
         return Finish(
             reason=reason,
@@ -142,8 +149,11 @@ class Output:
             padded_tokens=sequence.num_padded,
             drafted_tokens=sequence.num_drafted,
             accepted_tokens=sequence.num_accepted,
-            error=error,
         )
+
+
+def _has_failed(advance: Advance) -> bool:
+    return advance.failure is not None or advance.fault is not None
 
 
 def _shown(sequence: Sequence) -> Shown | None:

@@ -12,6 +12,7 @@ import msgspec
 import numpy as np
 
 from openai_cpu_server.contract.adapter import Adapter, LoadedAdapter
+from openai_cpu_server.contract.containment import RequestFailed, contained
 from openai_cpu_server.contract.messages import EngineOptions
 from openai_cpu_server.contract.model_info import ModelInfo
 from openai_cpu_server.contract.request import Constraint
@@ -42,7 +43,7 @@ from openai_cpu_server.llama.grammar.constrained import ConstrainedOutput
 from openai_cpu_server.llama.grammar.constraints import Constraints
 from openai_cpu_server.llama.host.machine import Machine
 from openai_cpu_server.llama.loading import Loaded, load
-from openai_cpu_server.llama.sampling.logprobs import score
+from openai_cpu_server.llama.sampling.logprobs import BadLogits, score
 from openai_cpu_server.llama.sampling.sampler import Sampler
 from openai_cpu_server.llama.sampling.slot import OpenSlot, Sampled
 from openai_cpu_server.llama.sampling.truncation import Candidates
@@ -123,7 +124,8 @@ class LlamaBackend:
         return self._loaded.info
 
     def execute(self, step: Step) -> StepResult:
-        """Raises `DecodeFailed` or `BadLogits`; the backend is of no further use then.
+        """Raises `DecodeFailed` or `BadLogits`; the backend is of no further use then. Logits of one sequence
+        that are no numbers are a fault of that one's, as long as the model computes others.
 
         An interrupted step has done its verbs. Padding for which the pool has no room is left out.
         """
@@ -331,12 +333,20 @@ class LlamaBackend:
             return StepResult()
         logits = self._context.logits(layout.num_outputs)
         sampled: dict[int, Sampled] = {}
-        scores = {}
+        scores: dict[int, tuple[TokenLogprob, ...]] = {}
+        errors: dict[int, RequestFailed] = {}
         for span, rows in zip(spans, layout.rows, strict=False):  # padding has rows too, but none of use
-            if span.targets:
-                scores[span.slot] = self._score(span, logits[rows.targets.start : rows.targets.stop])
+            try:
+                if span.targets:
+                    scores[span.slot] = self._score(span, logits[rows.targets.start : rows.targets.stop])
+            except RequestFailed as error:
+                errors[span.slot] = error
+                continue
             if rows.samples:
                 sampled[span.slot] = self._sample(span, logits[rows.samples.start : rows.samples.stop])
+        errors |= {slot: found.error for slot, found in sampled.items() if found.error is not None}
+        if any(isinstance(error.__cause__, BadLogits) for error in errors.values()):
+            self._require_numbers()
         return StepResult(
             samples={slot: found.samples[0] for slot, found in sampled.items() if found.samples},
             further={slot: found.samples[1:] for slot, found in sampled.items() if found.samples[1:]},
@@ -347,7 +357,8 @@ class LlamaBackend:
             },
             drafting_ms=drafting_ms,
             scores=scores,
-            failures={slot: found.failure for slot, found in sampled.items() if found.failure is not None},
+            failures={slot: str(error) for slot, error in errors.items() if error.is_own_fault},
+            faults={slot: str(error) for slot, error in errors.items() if not error.is_own_fault},
         )
 
     def _drafted(self, span: Span, sampled: Sampled, draft: Draft) -> Drafted:
@@ -355,33 +366,46 @@ class LlamaBackend:
         return Drafted(len(span.draft), sampled.num_accepted, num_known, draft.num_tried)
 
     def _score(self, span: Span, logits: Logits) -> tuple[TokenLogprob, ...]:
+        """Raises `RequestFailed`."""
         num_top = self._slots[span.slot].num_top
-        return tuple(score(row, target, num_top) for row, target in zip(logits, span.targets, strict=True))
+        with contained():
+            return tuple(
+                score(row, target, num_top) for row, target in zip(logits, span.targets, strict=True)
+            )
 
     def _sample(self, span: Span, logits: Logits) -> Sampled:
         """Sample from `logits`, (1 + draft, vocabulary).
-        A constraint that fails ends its own request only."""
+        What goes wrong with that ends its own request only."""
         opened = self._slots[span.slot]
         sampled = opened.sample_along(span.draft, logits)
         if sampled.num_accepted < len(span.draft):
             self._context.trim(span.slot, span.start + len(span.tokens) + sampled.num_accepted)
-        if sampled.failure is not None and opened.constraint is not None:
+        if sampled.error is not None and opened.constraint is not None:
             self._constraints.give_up(opened.constraint)
         return sampled
 
     def _try(self, adapter: Adapter) -> None:
         """Compute a token with the adapter, if there is a cell for it. Raises `AdapterFailed`."""
         self._adapters.use(adapter.key)
+        if not self._computes_numbers():
+            raise AdapterFailed(f"{adapter.path} makes the model compute numbers that are not finite.")
+
+    def _require_numbers(self) -> None:
+        """One sequence has got none. If nobody gets any, another process does better. Raises `BadLogits`."""
+        if not self._computes_numbers():
+            raise BadLogits("The model computes numbers that are not finite.")
+
+    def _computes_numbers(self) -> bool:
+        """Compute a token apart, as long as there is a cell for it."""
         slot, token = self._loaded.set_aside.padding, self._loaded.vocabulary.bos or 0
         self._batch.fill([Span(slot=slot, start=0, tokens=(token,), sample=True)])
         try:
             self._context.decode(self._batch)
         except PoolFull:
-            return
+            return True
         is_finite = bool(np.isfinite(self._context.logits(1)).all())
         self._context.free_slot(slot)
-        if not is_finite:
-            raise AdapterFailed(f"{adapter.path} makes the model compute numbers that are not finite.")
+        return is_finite
 
 
 def _with_draft(span: Span, drafts: Drafts) -> Span:

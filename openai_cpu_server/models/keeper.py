@@ -17,7 +17,10 @@ from openai_cpu_server.models.memory_budget import MemoryBudget, MemoryNeed, Res
 logger = logging.getLogger(__name__)
 
 RETRY_S = 10.0
-"""A model that could not be loaded is tried again for a request that comes so much later."""
+"""A model that has failed is tried again for a request that comes so much later. For one that comes back by
+itself the time doubles with each try that follows the one before within `_CALM_S`."""
+_LONGEST_RETRY_S = 300.0
+_CALM_S = 900.0
 _PATIENCE_S = 10.0
 """So long a model waits for others to become idle. Then one of them is sent nothing new, until it is."""
 _LOOK_S, _LOOK_SOON_S = 1.0, 0.05
@@ -93,6 +96,11 @@ class Kept:
     """It is to end what its process has, and to make room then."""
     is_replaced: bool = False
     """Another has taken its place: it goes with its last request."""
+    comes_back: bool = False
+    """It is the only one: where it has failed it is tried again by itself: no request may come any more."""
+    num_tries: int = 0
+    """Loads in a row for which it had failed."""
+    last_try_s: float = float("-inf")
     begun: asyncio.Event = field(default_factory=asyncio.Event)
     """It is being loaded."""
 
@@ -126,9 +134,8 @@ class ModelKeeper:
         *,
         clock: Callable[[], float] = time.monotonic,
         patience_s: float = _PATIENCE_S,
-        retry_s: float | None = RETRY_S,
+        retry_s: float = RETRY_S,
     ) -> None:
-        """`retry_s`: None: a model that has failed is not tried again for a request."""
         self.budget = budget
         self._observer = observer
         self._clock = clock
@@ -165,9 +172,10 @@ class ModelKeeper:
     def may_retry(self, model: Kept) -> bool:
         """It has failed, long enough ago for another try."""
         failed_s = model.engine.failed_s
-        if failed_s is None or self._retry_s is None:
+        if failed_s is None:
             return False
-        return self._clock() - failed_s >= self._retry_s
+        wait_s = min(self._retry_s * 2.0 ** self._tries(model), _LONGEST_RETRY_S)
+        return self._clock() - failed_s >= wait_s
 
     def want(self, model: Kept) -> None:
         """A request needs it. Raises ModelTooLarge, and EngineUnavailable for one that has just failed, or
@@ -234,11 +242,18 @@ class ModelKeeper:
 
     async def _look(self) -> None:
         await self._unload_idle()
+        self._bring_back()
         wanted = [(model.wanted_s, model) for model in self._models if model.wanted_s is not None]
         for _, model in sorted(wanted, key=lambda pair: pair[0]):
             await self._try(model)
         if all(model.wanted_s is None for model in self._models):
             self._release_all()
+
+    def _bring_back(self) -> None:
+        for model in self._models:
+            may_come = model.comes_back and not model.is_replaced and self.why_never(model) is None
+            if may_come and model.engine.process_state is EngineState.FAILED and self.may_retry(model):
+                self._want(model)
 
     def _release_all(self) -> None:
         """Room was found elsewhere, or is not wanted any more."""
@@ -312,11 +327,20 @@ class ModelKeeper:
             self._begun(model)
             return
         logger.info("loading %s: %s", model.name, model.need)
+        if model.engine.process_state is EngineState.FAILED:
+            self._note_try(model)
         model.engine.wake()
         self._begun(model)
         task = asyncio.create_task(self._follow(model))
         self._loads.add(task)
         task.add_done_callback(self._loads.discard)
+
+    def _tries(self, model: Kept) -> int:
+        is_series = model.comes_back and self._clock() - model.last_try_s < _CALM_S
+        return model.num_tries if is_series else 0
+
+    def _note_try(self, model: Kept) -> None:
+        model.num_tries, model.last_try_s = self._tries(model) + 1, self._clock()
 
     def _begun(self, model: Kept) -> None:
         model.wanted_s = None

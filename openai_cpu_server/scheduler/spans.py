@@ -113,6 +113,8 @@ class Advance:
     scores: tuple[TokenLogprob, ...]
     failure: str | None = None
     """Why its constraint cannot be carried out any further: the caller must finish it. None: no failure."""
+    fault: str | None = None
+    """What else went wrong with it, and with nobody else: the caller must finish it. None: nothing."""
 
 
 def advance(sequence: Sequence, span: Span, result: StepResult, ledger: KVLedger) -> Advance:
@@ -125,7 +127,8 @@ def advance(sequence: Sequence, span: Span, result: StepResult, ledger: KVLedger
         _settle_draft(sequence, result.drafted.get(span.slot, NOTHING_DRAFTED), ledger)
     scores = result.scores.get(span.slot, ())[max(0, sequence.num_scored - span.start) :]
     sequence.num_scored += len(scores)
-    return Advance(sequence, samples, scores, result.failures.get(span.slot))
+    failure, fault = result.failures.get(span.slot), result.faults.get(span.slot)
+    return Advance(sequence, samples, scores, failure, fault)
 
 
 def _settle_draft(sequence: Sequence, drafted: Drafted, ledger: KVLedger) -> None:

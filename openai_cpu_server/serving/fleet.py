@@ -25,7 +25,7 @@ from openai_cpu_server.errors import (
     StartupError,
 )
 from openai_cpu_server.llama.host.machine import Machine
-from openai_cpu_server.models.keeper import RETRY_S, LoadObserver, ModelKeeper
+from openai_cpu_server.models.keeper import LoadObserver, ModelKeeper
 from openai_cpu_server.models.memory_budget import MemoryBudget
 from openai_cpu_server.models.registry import ModelRegistry
 from openai_cpu_server.models.routing.checks import problem
@@ -77,7 +77,7 @@ class Fleet:
     def _build_all(self, settings: Settings, plans: Sequence[ModelPlan], observer: FleetObserver) -> None:
         is_alone = len(plans) == 1 and settings.memory is None
         budget = MemoryBudget(sys.maxsize if is_alone else _budget_bytes(settings))
-        self._keeper = ModelKeeper(budget, observer, retry_s=None if is_alone else RETRY_S)
+        self._keeper = ModelKeeper(budget, observer)
         self._builder = Builder(settings, observer, self._keeper, self._readers, num_models=len(plans))
         self._build = self._builder.alone if is_alone else self._builder.one_of_several
         self._is_alone = is_alone

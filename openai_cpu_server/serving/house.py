@@ -11,6 +11,7 @@ from openai_cpu_server.contract.model_info import ModelInfo
 from openai_cpu_server.dispatch.cores.shared_cores import SharedCores
 from openai_cpu_server.dispatch.dispatcher import Dispatcher
 from openai_cpu_server.dispatch.process.observer import EngineObserver
+from openai_cpu_server.dispatch.requests.culprits import Culprits
 from openai_cpu_server.errors import StartupError
 from openai_cpu_server.models.broken import Unreadable
 from openai_cpu_server.models.grammars import Grammars
@@ -68,6 +69,7 @@ class Builder:
         self._keeper = keeper
         self._readers = readers
         self._num_models = num_models
+        self._culprits = Culprits(time.monotonic)
         self._cores = SharedCores(batch_floor=settings.batch_floor) if num_models > 1 else None
 
     def alone(self, plan: ModelPlan) -> House:
@@ -105,6 +107,7 @@ class Builder:
         told = (parts.options, None) if is_alone else (foreseen.options, foreseen.info)
         engine = self._engine(plan.name, *told, begins_asleep=begins_asleep)
         kept = self._kept(plan, engine, foreseen.need)
+        kept.comes_back = self._num_models == 1
         served = parts.served(engine, may_retry=lambda: self._keeper.may_retry(kept))
         return House(plan, served, engine, kept, stamp, is_broken=False)
 
@@ -138,7 +141,10 @@ class Builder:
             partner=self._cores.join(name) if self._cores is not None else None,
         )
         return Dispatcher(
-            supervisor, max_queue=settings.max_queue, max_held_bytes=settings.stream_buffer_mb * _MIB
+            supervisor,
+            max_queue=settings.max_queue,
+            max_held_bytes=settings.stream_buffer_mb * _MIB,
+            culprits=self._culprits,
         )
 
     def _kept(self, plan: ModelPlan, engine: Dispatcher, need: MemoryNeed) -> Kept:

@@ -5,7 +5,9 @@ from __future__ import annotations
 import httpx
 import pytest
 
-from tests.api.talking import chat, complete, error_of
+from openai_cpu_server.dispatch.dispatcher import Dispatcher
+from tests.api.serving import api, client
+from tests.api.talking import MESSAGES, chat, complete, error_of, events
 
 pytestmark = pytest.mark.anyio
 
@@ -57,3 +59,25 @@ async def test_a_header_names_what_was_not_enforced(http: httpx.AsyncClient, str
     response = await complete(http, response_format=wanted, stream=stream, max_tokens=0)
     assert response.status_code == 200
     assert response.headers["x-unenforced-schema-keywords"] == ("response_format.json_schema.schema.pattern")
+
+
+@pytest.mark.parametrize("stream", [True, False])
+@pytest.mark.parametrize("grammar", ['root ::= ("a")', 'root ::= "aa!"'], ids=["at its start", "on its way"])
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/completions", "/v1/generate", "/generate"])
+async def test_a_grammar_that_cannot_be_followed_is_the_clients_error(
+    process: Dispatcher, path: str, grammar: str, stream: bool
+) -> None:
+    """SDKs repeat what is a server's error. The fake breaks at a bracket, and at an exclamation mark."""
+    asked = {"messages": MESSAGES} if "chat" in path else {"prompt": "hi"}
+    body = {**asked, "grammar": grammar, "max_tokens": 50, "stream": stream and "generate" not in path}
+    async with client(api(process)) as http:
+        answer = await http.post(path, json=body)
+        if body["stream"]:
+            (error,) = [told["error"] for told in events(answer) if "error" in told]
+            assert isinstance(error, dict)
+        else:
+            assert answer.status_code == 400
+            assert answer.headers["x-should-retry"] == "false"
+            error = error_of(answer)
+    assert (error["type"], error["code"]) == ("invalid_request_error", "grammar_failed")
+    assert process.status().restarts == 0

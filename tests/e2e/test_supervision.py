@@ -79,7 +79,7 @@ def test_a_stopped_engine_is_replaced() -> None:
         assert "no progress for 2 s" in "".join(server.lines)
 
 
-def test_after_five_crashes_in_a_minute_it_is_not_ready_and_says_why() -> None:
+def test_after_five_crashes_in_a_minute_it_is_not_ready_says_why_and_comes_back() -> None:
     with ServerProcess(*MODEL) as server:
         for _ in range(5):
             os.kill(server.engine.pid, signal.SIGSEGV)
@@ -96,6 +96,8 @@ def test_after_five_crashes_in_a_minute_it_is_not_ready_and_says_why() -> None:
         assert answer.status_code == 503
         assert answer.json()["error"]["type"] == "server_error"
         assert "retry-after" in answer.headers
+        eventually(lambda: httpx.get(server.url + "/ready").status_code == 200, seconds=100)
+        assert httpx.post(server.url + "/v1/completions", json=body(5)).status_code == 200
 
 
 def test_an_engine_that_cannot_start_again_is_given_up_with_its_own_words(tmp_path: Path) -> None:

@@ -24,12 +24,12 @@ from openai_cpu_server.contract.messages import (
     Submit,
     TokenEvent,
 )
-from openai_cpu_server.contract.request import Constraint, Priority
+from openai_cpu_server.contract.request import Constraint, Priority, Sampling
 from openai_cpu_server.contract.step import Step, StepResult
 from openai_cpu_server.engine.build import build_core
-from openai_cpu_server.engine.core import EngineCore
+from openai_cpu_server.engine.core import EngineCore, Prepared
 from openai_cpu_server.engine.shares import shared_ms
-from tests.fakes import FAKE_INFO, FakeBackend
+from tests.fakes import FAKE_INFO, FakeBackend, Panic
 from tests.scheduler.driver import alone, request
 
 pytestmark = pytest.mark.thorough
@@ -116,6 +116,95 @@ class BrokenPieces(FakeBackend):
         return super().piece(token)
 
 
+class BrokenText(FakeBackend):
+    """Stumbles over a token's text in the middle of an output."""
+
+    def piece(self, token: int, *, special: bool = False) -> bytes:
+        if special and self.num_computed > 20:
+            raise Panic("index out of bounds")
+        return super().piece(token)
+
+
+@pytest.mark.parametrize("speculation", ["off", "always"])
+def test_a_sequence_in_which_something_goes_wrong_ends_and_the_others_do_not_notice(speculation: str) -> None:
+    """The prompt's last token, one in its middle (it is sampled later), and one that a constraint forces."""
+    options = msgspec.structs.replace(OPTIONS, speculation=speculation, prefill_tokens=8)
+    engine = Engine(options, FakeBackend(fault_on=290))
+    good = [request(f"good{i}", prompt=20, output=40) for i in range(3)]
+    bad = [
+        request("last", tokens=(5, 6, 290), output=9),
+        request("middle", tokens=(*range(2, 12), 290, *range(2, 40)), output=9),
+        request("forced", output=20, constraint=Constraint(grammar="???" + chr(288) + "???")),
+    ]
+    for one in (*good[:2], *bad, good[2]):
+        engine.core.handle(Submit(one))
+    engine.run()
+    for one in bad:
+        finish = engine.finish(one.id).finish
+        assert finish is not None
+        assert (finish.reason, finish.error) == (FinishReason.ERROR, "no numbers")
+        assert not finish.is_own_fault
+    for one in good:
+        tokens = [token for event in engine.events if event.id == one.id for token in event.tokens]
+        expected = alone(one)
+        assert tokens == expected[: len(tokens)]
+        assert len(tokens) >= len(expected) - 1  # the end token is not told
+    assert engine.backend.opened == {}
+    assert engine.last is not None
+    assert engine.last.kv is not None
+    assert engine.last.kv.pool_blocks_used == 0
+
+
+def test_a_panic_while_an_output_is_followed_ends_that_one_alone() -> None:
+    engine = Engine(backend=BrokenText())
+    one = request("good", output=30)
+    engine.core.handle(Submit(request("bad", output=30, show_control_tokens=True)))
+    engine.core.handle(Submit(one))
+    engine.run()
+    finish, other = engine.finish("bad").finish, engine.finish("good").finish
+    assert finish is not None
+    assert other is not None
+    assert (finish.reason, finish.is_own_fault) == (FinishReason.ERROR, False)
+    assert other.reason in (FinishReason.LENGTH, FinishReason.STOP)
+    assert engine.backend.opened == {}
+
+
+@pytest.mark.parametrize("pattern", ["abc?!", "(", "!"])
+def test_a_grammar_that_cannot_be_followed_is_its_requests_own_fault(pattern: str) -> None:
+    engine = Engine()
+    engine.core.handle(Submit(request("bad", output=9, constraint=Constraint(grammar=pattern))))
+    engine.core.handle(Submit(request("good", output=9)))
+    engine.run()
+    finish = engine.finish("bad").finish
+    assert finish is not None
+    assert (finish.reason, finish.is_own_fault) == (FinishReason.ERROR, True)
+    assert engine.finish("good").finish
+
+
+@pytest.mark.parametrize(
+    "more",
+    [
+        {"sampling": Sampling(seed=1, repeat_penalty=1e-300)},
+        {"sampling": Sampling(seed=1, temperature=float("nan"))},
+        {"sampling": Sampling(seed=1, logit_bias={5: float("inf")})},
+        {"sampling": Sampling(seed=1, top_k=2**31)},
+        {"tokens": (2**40,)},
+        {"tokens": (-1,)},
+        {"max_tokens": -5},
+    ],
+)
+def test_numbers_that_the_api_lets_nobody_send_are_refused_here_too(more: dict[str, object]) -> None:
+    engine = Engine()
+    engine.core.handle(Submit(request("bad", **more)))
+    engine.core.handle(Submit(request("good", output=3)))
+    engine.run()
+    finish = engine.finish("bad").finish
+    assert finish is not None
+    assert finish.reason is FinishReason.ERROR
+    assert "out of bounds" in (finish.error or "")
+    assert engine.finish("good").finish
+
+
 def test_nothing_stays_of_a_request_that_fails_halfway() -> None:
     engine = Engine(backend=BrokenPieces())
     pattern = Constraint(grammar="abc?")
@@ -148,7 +237,7 @@ def test_those_with_whom_the_scheduler_cannot_cope_are_announced() -> None:
     for name in ("a", "b"):
         engine.core.handle(Submit(request(name, output=9)))
     engine.step()
-    engine.core.handle(Submit(request("bad", tokens=(2**40,))))
+    engine.core.handle(Prepared(Submit(request("bad", tokens=(2**40,))), ()))
     with pytest.raises(OverflowError):
         engine.run()
     assert engine.started[-1] == ("a", "b", "bad")

@@ -7,6 +7,7 @@ import io
 from collections import Counter
 
 import anyio
+import anyio.lowlevel
 import msgspec
 import pytest
 
@@ -86,6 +87,45 @@ async def test_a_row_that_is_not_to_blame_is_tried_again(where: str) -> None:
         done = await ended(jobs, await begin(jobs, jsonl(10)))
     assert (done.completed, done.failed) == (10, 0)
     assert set(tried.values()) == {3}
+
+
+async def test_an_owner_who_has_to_wait_holds_up_nobody_else(where: str) -> None:
+    """And few of the owner's rows are begun meanwhile."""
+    may_go = anyio.Event()
+    begun: set[bytes] = set()
+
+    async def evil_waits(url: str, body: bytes, owner: str) -> RowAnswer:
+        await anyio.lowlevel.checkpoint()
+        if owner == "evil" and not may_go.is_set():
+            begun.add(body)
+            return RowAnswer(status=429, request_id="r", body=b"{}", retry_after_s=0.5, owner_waits=True)
+        return ok()
+
+    async with jobs_at(where, evil_waits) as jobs:
+        waiting = await begin(jobs, jsonl(1000), owner="evil")
+        with anyio.fail_after(30):
+            while not begun:
+                await anyio.sleep(0.001)
+        done = await ended(jobs, await begin(jobs, jsonl(100), owner="ann"))
+        assert (done.completed, done.failed) == (100, 0)
+        assert len(begun) < 100
+        may_go.set()
+        late = await ended(jobs, waiting)
+        assert (late.completed, late.failed) == (1000, 0)
+
+
+async def test_batches_of_owners_who_have_to_wait_can_be_cancelled_and_closed(where: str) -> None:
+    async def waits(url: str, body: bytes, owner: str) -> RowAnswer:
+        return RowAnswer(status=429, request_id="r", body=b"{}", retry_after_s=600.0, owner_waits=True)
+
+    async with jobs_at(where, waits) as jobs:
+        batch = await begin(jobs, jsonl(10))
+        await begin(jobs, jsonl(10))
+        with anyio.fail_after(30):
+            while (await jobs.batch("", batch.id)).status is not BatchStatus.IN_PROGRESS:
+                await anyio.sleep(0.01)
+        await jobs.cancel_batch("", batch.id)
+        assert (await ended(jobs, batch)).status is BatchStatus.CANCELLED
 
 
 async def test_rows_carry_their_owner(where: str) -> None:

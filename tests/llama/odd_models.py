@@ -61,6 +61,19 @@ def with_vocabulary(source: Path, target: Path, **arrays: list[object] | None) -
     return written(writer, target)
 
 
+def poisoned(source: Path, target: Path, *, token: int) -> Path:
+    """The same model, which computes NaN for every sequence that has this token."""
+    reader = gguf.GGUFReader(source)
+    writer = gguf.GGUFWriter(target, "llama")
+    copy_metadata(reader, writer, skip=set())
+    for tensor in reader.tensors:
+        data = tensor.data.copy()
+        if tensor.name == "token_embd.weight":
+            data[token] = np.nan
+        writer.add_tensor(tensor.name, data)
+    return written(writer, target)
+
+
 def split(source: Path, target: Path, *, tensors_per_part: int) -> list[Path]:
     """The same model in parts, `TARGET-00001-of-0000N.gguf` and so on, in order."""
     reader = gguf.GGUFReader(source)

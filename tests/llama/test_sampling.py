@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections import Counter
 
 import numpy as np
@@ -11,7 +12,7 @@ from openai_cpu_server.contract.request import Sampling
 from openai_cpu_server.contract.step import Open
 from openai_cpu_server.llama.sampling.draw import draw, uniform
 from openai_cpu_server.llama.sampling.logprobs import BadLogits, score
-from openai_cpu_server.llama.sampling.sampler import Sampler
+from openai_cpu_server.llama.sampling.sampler import Sampler, finite
 from openai_cpu_server.llama.sampling.truncation import Candidates
 
 SIZE = 1000
@@ -213,6 +214,43 @@ def test_logits_that_are_no_distribution_are_named(parameters: dict[str, float],
         samples(1, logits, **parameters)
     with pytest.raises(BadLogits):
         score(logits, 3, 2)
+
+
+EXTREMES = [
+    *({"repeat_penalty": penalty} for penalty in (1e-300, 1e-45, 1e-40, 1e-38, 0.01, 100.0, 1e38, 1e300)),
+    *({"min_p": share} for share in (5e-324, 1e-300, 1e-40, 1e-6, 0.999999, 1.0)),
+    *({"top_p": share} for share in (0.0, 5e-324, 1e-40, 1e-6, 1 - 1e-16)),
+    *({"typical_p": share} for share in (5e-324, 1e-40, 1e-3, 1 - 1e-16)),
+    *({"temperature": warmth} for warmth in (5e-324, 1e-300, 1e-40, 1e-5, 2.0)),
+    *({"presence_penalty": penalty} for penalty in (-2.0, 1e-320, 2.0)),
+    *({"frequency_penalty": penalty} for penalty in (-2.0, 1e-320, 2.0)),
+    *({"logit_bias": {5: bias, 6: -bias}} for bias in (1e-320, 100.0, 3e38)),
+    *({"top_k": count} for count in (1, 2**31 - 1)),
+    {"repeat_last_n": 2**31 - 1, "repeat_penalty": 1e-40, "presence_penalty": -2.0, "min_p": 0.1},
+]
+LARGEST = np.finfo(np.float32).max
+
+
+NARROWINGS = [{}, {"top_k": 40}, {"top_p": 0.9}, {"min_p": 0.99}, {"typical_p": 0.5}]
+
+
+@pytest.mark.parametrize("parameters", EXTREMES, ids=str)
+def test_no_parameter_makes_what_no_sampler_can_take(parameters: dict[str, object]) -> None:
+    """The API lets few of these pass; to the sampler it must not matter."""
+    for scale, narrowing in itertools.product((1.0, 1e4, 1e30, LARGEST / 10), NARROWINGS):
+        logits = (LOGITS / np.abs(LOGITS).max() * scale).astype(np.float32)
+        logits[7] = -np.inf
+        found = samples(3, logits, prompt=tuple(range(20)), **{**narrowing, **parameters})
+        assert all(0 <= token < SIZE for token in found)
+
+
+def test_adjustments_beyond_float32_are_numbers_again_and_what_is_forbidden_stays_so() -> None:
+    adjusted = np.float32([1.0, np.nan, np.inf, -np.inf, -3.0])
+    assert list(finite(adjusted)) == [1.0, -np.inf, LARGEST, -np.inf, -3.0]
+    usual = np.float32([1.0, -np.inf])
+    assert finite(usual) is usual
+    nothing = np.full(3, -np.inf, np.float32)
+    assert (finite(nothing) == -np.inf).all()
 
 
 def test_scores_are_the_logarithms_of_the_softmax() -> None:

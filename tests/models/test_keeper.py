@@ -119,6 +119,11 @@ class Story:
             task.cancel()
             await asyncio.wait([task])
 
+    async def has_told(self, number: int) -> None:
+        with anyio.fail_after(10):
+            while len(self.told) < number:
+                await asyncio.sleep(0.01)
+
 
 async def until(engine: FakeSleeper, state: EngineState) -> None:
     with anyio.fail_after(5):
@@ -251,6 +256,44 @@ async def test_a_model_that_cannot_be_loaded_has_failed_and_is_tried_again_after
         story.keeper.want(bad)
         await until(engine, EngineState.READY)
     assert story.told == [("not loaded", "bad"), ("loaded", "bad")]
+
+
+async def test_the_only_model_comes_back_by_itself_later_and_later() -> None:
+    """Nobody has to ask for it: a server that is not ready is sent no requests."""
+    story = Story()
+    only, engine = story.model("only", 10, breaks=True)
+    only.comes_back = True
+    _, asleep = story.model("other", 10)
+    async with story.running():
+        with pytest.raises(ModelNotLoaded, match="broken"):
+            await story.keeper.load(only)
+        for number in range(1, 4):
+            wait_s = RETRY_S * 2 ** (number - 1)
+            story.clock.now_s += wait_s - 0.1
+            assert not story.keeper.may_retry(only)
+            story.clock.now_s += 0.1
+            assert story.keeper.may_retry(only)
+            await story.has_told(number + 1)
+        engine.breaks = False
+        only.num_tries = 1000
+        story.clock.now_s += 300.0
+        await until(engine, EngineState.READY)
+        engine.state, engine.failed_s = EngineState.FAILED, story.clock.now_s + 1000.0
+        story.clock.now_s += 1000.0 + RETRY_S
+        await until(engine, EngineState.READY)
+    assert asleep.state is EngineState.ASLEEP
+    assert story.told == [("not loaded", "only")] * 4 + [("loaded", "only")] * 2
+
+
+async def test_what_can_never_be_loaded_does_not_come_back() -> None:
+    story = Story()
+    large, engine = story.model("large", 1000)
+    large.comes_back = True
+    engine.state, engine.failed_s = EngineState.FAILED, story.clock.now_s - 1000.0
+    small, _ = story.model("small", 1)
+    async with story.running():
+        await story.keeper.load(small)
+    assert engine.state is EngineState.FAILED
 
 
 async def test_unloading_spares_a_model_in_use() -> None:

@@ -50,6 +50,10 @@ def _next_alone(asked: GenerationRequest, tokens: list[int]) -> int:
     return next_token(adapted(asked.adapter, tokens)) if forced is None else forced
 
 
+FAULTY = 299
+"""Something goes wrong with the sequence that computes this token."""
+
+
 class TokenCost:
     """A step takes a millisecond a token. Sizes in `tiles` are said to be cheaper than those just below."""
 
@@ -185,7 +189,7 @@ class Driver:
         self.interruptible: list[bool] = []
 
     def _start(self) -> None:
-        self.backend = FakeBackend(self._info)
+        self.backend = FakeBackend(self._info, fault_on=FAULTY)
         self.ledger = KVLedger(self._info.kv_tokens // 16, 16)
         self.cache = PrefixCache(self._cache_blocks)
         self.scheduler = Scheduler(
@@ -300,8 +304,8 @@ class Driver:
             self._gain(advance.sequence, tuple(t for s in advance.samples for t in (s.token, *s.forced)))
             if advance.sequence.status is Status.FINISHED:
                 continue
-            if advance.failure is not None:
-                self.failures[name] = advance.failure
+            if (failed := advance.failure or advance.fault) is not None:
+                self.failures[name] = failed
                 self._finish(advance.sequence)
             elif advance.sequence.pending == 0:
                 self._finish(advance.sequence)

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from openai_cpu_server.contract.request import Constraint, GenerationRequest, Priority
 from openai_cpu_server.contract.thinking import Thinking
 from openai_cpu_server.scheduler.policy import FifoPolicy, PriorityPolicy, ShortestFirstPolicy
-from tests.scheduler.driver import Driver, KnowingDrafter, SilentDrafter, alone, request
+from tests.scheduler.driver import FAULTY, Driver, KnowingDrafter, SilentDrafter, alone, request
 
 BATCH = Priority.BATCH
 
@@ -27,6 +27,25 @@ def test_cells_are_freed_with_the_request() -> None:
     driver = Driver()
     driver.submit(request("a"), request("b"))
     driver.run()
+    assert driver.backend.cells == {}
+    assert driver.ledger.num_used == 0
+
+
+def test_a_sequence_in_which_something_goes_wrong_leaves_the_books_in_order() -> None:
+    """The driver compares them with the cells after each step."""
+    driver = Driver(decoding=16, idle=64, cache_blocks=8, drafter=KnowingDrafter())
+    forced = Constraint(grammar="??" + chr(FAULTY - 2) + "??")
+    good = [request(f"good{i}", prompt=30, output=20) for i in range(3)]
+    driver.submit(
+        *good[:2],
+        request("late", tokens=(*range(2, 90), FAULTY)),
+        request("early", tokens=(FAULTY, *range(2, 90))),
+        request("forced", output=20, constraint=forced),
+        good[2],
+    )
+    driver.run()
+    assert driver.failures.keys() == {"late", "early", "forced"}
+    assert [driver.outputs[one.id] for one in good] == [alone(one) for one in good]
     assert driver.backend.cells == {}
     assert driver.ledger.num_used == 0
 

@@ -82,6 +82,16 @@ class Client(msgspec.Struct, frozen=True):
         return "@".join(filter(None, (digest, address if is_administrator else "")))
 
 
+def account_of(identity: Identity) -> str:
+    """Who answers for what an engine dies of: the key, else the address; "" where neither is known.
+
+    A name in a body's `user` does not: anybody may write anything there.
+    """
+    if identity.key is not None and identity.key.digest:
+        return f"key:{identity.key.digest.hex()[:_DIGEST_CHARS]}"
+    return f"address:{identity.address}" if identity.address else ""
+
+
 def key_of(label: str) -> str:
     """The name of the key of a client with this label; "" for one without a named key."""
     client = Client.of_label(label)

@@ -11,7 +11,7 @@ from pathlib import PurePath
 import msgspec
 
 from openai_cpu_server import __version__
-from openai_cpu_server.api.access.clients import Client
+from openai_cpu_server.api.access.clients import Client, account_of
 from openai_cpu_server.api.calls.call import Asking, Call, Prompt, Reuse
 from openai_cpu_server.api.resolve.limits import (
     check_sequences,
@@ -130,6 +130,7 @@ def _request(body: GenerationBody, asking: Asking, output: Output) -> Generation
         priority=asking.sender.priority(field=body.priority, tier=body.service_tier),
         stop=stop_strings(body),
         client=Client.of(identity, body.user or body.safety_identifier).label,
+        account=account_of(identity),
         cache_namespace=cache_namespace(salt=body.cache_salt, key=key),
         adapter=asking.chosen.adapter,
         constraint=output.constraint,

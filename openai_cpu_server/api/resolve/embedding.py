@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import secrets
 
-from openai_cpu_server.api.access.clients import Client
+from openai_cpu_server.api.access.clients import Client, account_of
 from openai_cpu_server.api.calls.call import Asking
 from openai_cpu_server.api.calls.pooling import PoolingCall, Writer
 from openai_cpu_server.api.render.pooling import EmbeddingWriter
@@ -50,6 +50,7 @@ def embed_request(
         inputs=inputs,
         priority=sender.priority(field=body.priority, tier=body.service_tier),
         client=Client.of(sender.identity, body.user or body.safety_identifier).label,
+        account=account_of(sender.identity),
         route=id_prefix.removesuffix("-"),
     )
 

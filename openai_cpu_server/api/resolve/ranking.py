@@ -5,7 +5,7 @@ from __future__ import annotations
 import secrets
 from collections.abc import Sequence
 
-from openai_cpu_server.api.access.clients import Client
+from openai_cpu_server.api.access.clients import Client, account_of
 from openai_cpu_server.api.calls.call import Asking
 from openai_cpu_server.api.calls.pooling import PoolingCall, YesOrNo
 from openai_cpu_server.api.render.pooling import CosineWriter, ScoreWriter
@@ -152,6 +152,7 @@ def _questions(prompts: list[Tokens], answers: tuple[int, int], body: RerankBody
             priority=sender.priority(field=body.priority, tier=body.service_tier),
             top_logprobs=0,
             client=Client.of(sender.identity, body.user or body.safety_identifier).label,
+            account=account_of(sender.identity),
             route=_PREFIX.removesuffix("-"),
             cache_namespace=cache_namespace(salt=None, key=key),
             adapter=asking.chosen.adapter,

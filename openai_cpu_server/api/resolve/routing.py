@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from openai_cpu_server.api.access.clients import Client
+from openai_cpu_server.api.access.clients import Client, account_of
 from openai_cpu_server.api.access.keys import Identity
 from openai_cpu_server.api.calls.call import Sender
 from openai_cpu_server.api.resolve.answer_shape import asks_for_form
@@ -45,6 +45,7 @@ def questioner(body: GenerationBody, sender: Sender) -> Questioner:
     return Questioner(
         priority=sender.priority(field=body.priority, tier=body.service_tier),
         client=Client.of(sender.identity, body.user or body.safety_identifier).label,
+        account=account_of(sender.identity),
     )
 
 

@@ -35,6 +35,7 @@ from openai_cpu_server.api.schemas.generation import GenerationBody
 from openai_cpu_server.api.schemas.parse import Ignored
 from openai_cpu_server.contract.engine import Generation
 from openai_cpu_server.errors import (
+    ConstraintFailed,
     EngineUnavailable,
     GenerationFailed,
     InvalidRequest,
@@ -251,7 +252,7 @@ class GenerationRoute(Generic[B]):
                 heard = await trial.watched(first.hold)
         except PromptTooLong as error:
             return Decision(cascade.large, Reason.TOO_LONG, str(error))
-        except (EngineUnavailable, ModelTooLarge, QueueFull, GenerationFailed) as error:
+        except (EngineUnavailable, ModelTooLarge, QueueFull, GenerationFailed, ConstraintFailed) as error:
             return Decision(cascade.large, Reason.FAILED, str(error))
         piece = partial(goal.chosen.model.tokenizer.piece, special=True)
         decision = verdict(cascade, judged(call, heard, piece))

@@ -9,6 +9,7 @@ from pydantic.config import JsonDict
 from pydantic_core import PydanticCustomError
 
 from openai_cpu_server.api.schemas.base import Body
+from openai_cpu_server.api.schemas.numbers import Several, Share, Temperature, TopK
 from openai_cpu_server.api.schemas.structured import JsonObject
 from openai_cpu_server.api.schemas.unheeded import Hint, Hints
 from openai_cpu_server.api.schemas.unions import TEXT_OR_LIST, NonEmpty
@@ -188,7 +189,7 @@ class Metadata(Open):
 
 class Thinking(Open):
     type: Literal["enabled", "adaptive", "between_tools", "disabled"]
-    budget_tokens: Annotated[int, Field(ge=1)] | None = None
+    budget_tokens: Several | None = None
     display: Literal["summarized", "omitted"] | None = None
     """`omitted`: the model thinks, and the answer does not tell what."""
 
@@ -236,12 +237,12 @@ class CountBody(Cacheable):
 class MessagesBody(CountBody):
     hints: ClassVar[Hints] = SERVICE_HINTS
 
-    max_tokens: Annotated[int, Field(ge=1)]
+    max_tokens: Several
     stream: bool | None = None
     stop_sequences: Annotated[list[NonEmpty], Field(max_length=16, fail_fast=True)] | None = None
-    temperature: Annotated[float, Field(ge=0, le=2)] | None = None
-    top_p: Annotated[float, Field(ge=0, le=1)] | None = None
-    top_k: Annotated[int, Field(ge=0, lt=2**31)] | None = None
+    temperature: Temperature | None = None
+    top_p: Share | None = None
+    top_k: TopK | None = None
     metadata: Metadata | None = None
     service_tier: Literal["auto", "standard_only"] | None = None
     """There is one tier; the header `X-Priority` says what is urgent."""

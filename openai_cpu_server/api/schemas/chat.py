@@ -9,6 +9,7 @@ from pydantic_core import PydanticCustomError
 
 from openai_cpu_server.api.schemas.base import Body
 from openai_cpu_server.api.schemas.generation import GenerationBody
+from openai_cpu_server.api.schemas.numbers import Several, TopLogprobs
 from openai_cpu_server.api.schemas.reasoning import ReasoningBody
 from openai_cpu_server.api.schemas.tools import FunctionCall, Functions, ToolChoice, Tools
 from openai_cpu_server.api.schemas.unheeded import MESSAGE_REFUSALS, Refusals
@@ -106,10 +107,10 @@ Messages = Annotated[list[Message], Field(min_length=1, fail_fast=True)]
 
 class ChatBody(GenerationBody, ReasoningBody):
     messages: Messages
-    max_completion_tokens: Annotated[int, Field(ge=1)] | None = None
-    max_tokens: Annotated[int, Field(ge=1)] | None = None
+    max_completion_tokens: Several | None = None
+    max_tokens: Several | None = None
     logprobs: bool | None = None
-    top_logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
+    top_logprobs: TopLogprobs | None = None
     tools: Tools | None = None
     tool_choice: ToolChoice | None = None
     parallel_tool_calls: bool | None = None

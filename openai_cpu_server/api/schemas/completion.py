@@ -7,13 +7,14 @@ from typing import Annotated
 from pydantic import Field
 
 from openai_cpu_server.api.schemas.generation import GenerationBody
+from openai_cpu_server.api.schemas.numbers import Count, Several
 from openai_cpu_server.api.schemas.unions import Prompt
 
 
 class CompletionBody(GenerationBody):
     prompt: Prompt
     suffix: str | None = None
-    max_tokens: Annotated[int, Field(ge=0)] | None = None
-    best_of: Annotated[int, Field(ge=1)] | None = None
+    max_tokens: Count | None = None
+    best_of: Several | None = None
     echo: bool | None = None
     logprobs: Annotated[int, Field(ge=0, le=5)] | None = None

@@ -7,6 +7,7 @@ from typing import Annotated, Literal
 from pydantic import AfterValidator, Field
 
 from openai_cpu_server.api.schemas.generation import GenerationBody
+from openai_cpu_server.api.schemas.numbers import Several
 from openai_cpu_server.api.schemas.structured import JsonObject
 
 MAX_ITEMS = 1024
@@ -26,7 +27,7 @@ PriorityName = Annotated[
 class GenerateFields(GenerationBody):
     """What these bodies have beside the common fields, prompts aside."""
 
-    max_tokens: Annotated[int, Field(ge=1)] | None = None
+    max_tokens: Several | None = None
     format: Literal["text", "json"] | None = None
     """With a `json_schema` it is JSON anyway."""
     raw: bool | None = None

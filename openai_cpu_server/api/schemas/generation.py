@@ -8,6 +8,19 @@ from pydantic import Field, PlainValidator
 from pydantic_core import PydanticCustomError
 
 from openai_cpu_server.api.schemas.base import Body
+from openai_cpu_server.api.schemas.numbers import (
+    Bias,
+    Count,
+    Penalty,
+    RepeatPenalty,
+    Seconds,
+    Seed,
+    Several,
+    Share,
+    Temperature,
+    TopK,
+    TypicalP,
+)
 from openai_cpu_server.api.schemas.structured import (
     Choices,
     JsonObject,
@@ -25,8 +38,6 @@ from openai_cpu_server.api.schemas.unheeded import (
 )
 from openai_cpu_server.api.schemas.unions import Stop
 
-Penalty = Annotated[float, Field(ge=-2, le=2)]
-Bias = Annotated[float, Field(ge=-100, le=100)]
 Key = Annotated[str, Field(max_length=64)]
 Value = Annotated[str, Field(max_length=512)]
 
@@ -62,11 +73,11 @@ class GenerationBody(Body):
     model: str | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
-    n: Annotated[int, Field(ge=1)] | None = None
+    n: Several | None = None
     stop: Stop | None = None
-    seed: int | None = None
-    temperature: Annotated[float, Field(ge=0, le=2)] | None = None
-    top_p: Annotated[float, Field(ge=0, le=1)] | None = None
+    seed: Seed | None = None
+    temperature: Temperature | None = None
+    top_p: Share | None = None
     presence_penalty: Penalty | None = None
     frequency_penalty: Penalty | None = None
     logit_bias: dict[str, Bias] | None = None
@@ -79,11 +90,11 @@ class GenerationBody(Body):
     response_format: ResponseFormat | None = None
 
     # Ours, under the names that llama-server and vLLM use.
-    top_k: Annotated[int, Field(ge=-1, lt=2**31)] | None = None
-    min_p: Annotated[float, Field(ge=0, le=1)] | None = None
-    typical_p: Annotated[float, Field(gt=0, le=1)] | None = None
-    repeat_penalty: Annotated[float, Field(gt=0)] | None = None
-    repeat_last_n: Annotated[int, Field(ge=0, lt=2**31)] | None = None
+    top_k: TopK | None = None
+    min_p: Share | None = None
+    typical_p: TypicalP | None = None
+    repeat_penalty: RepeatPenalty | None = None
+    repeat_last_n: Count | None = None
     ignore_eos: bool | None = None
     lora: AdapterName | None = None
     """An adapter of the model; the same as `model: "MODEL:ADAPTER"`."""
@@ -91,7 +102,7 @@ class GenerationBody(Body):
     cache_salt: Annotated[str, Field(min_length=1, max_length=256)] | None = None
     cache: bool | None = None
     """`false`: neither answer from the cache of answers nor keep this answer there."""
-    timeout: Annotated[float, Field(gt=0)] | None = None
+    timeout: Seconds | None = None
     """Seconds that the call may take, waiting included."""
 
     # What the output must look like, beside `response_format`; at most one of all these.

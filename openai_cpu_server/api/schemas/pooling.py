@@ -8,6 +8,7 @@ from pydantic import BeforeValidator, Field, Tag
 
 from openai_cpu_server.api.schemas.base import Body
 from openai_cpu_server.api.schemas.generation import Tier
+from openai_cpu_server.api.schemas.numbers import Seconds, Several
 from openai_cpu_server.api.schemas.unheeded import (
     EMBEDDING_HINTS,
     EMBEDDING_REFUSALS,
@@ -60,7 +61,7 @@ class PoolingBody(Body):
     truncate: Truncate | None = None
     """Cut an input that is longer than the model takes, instead of refusing it."""
     priority: str | None = None
-    timeout: Annotated[float, Field(gt=0)] | None = None
+    timeout: Seconds | None = None
     """Seconds that the call may take, waiting included."""
 
 
@@ -70,7 +71,7 @@ class EmbeddingBody(PoolingBody):
 
     input: Input
     encoding_format: Literal["float", "base64"] | None = None
-    dimensions: Annotated[int, Field(ge=1)] | None = None
+    dimensions: Several | None = None
 
 
 class TextDocument(Body):
@@ -92,7 +93,7 @@ class RerankBody(PoolingBody):
 
     query: NonEmpty
     documents: Annotated[list[Document], Field(min_length=1, max_length=MAX_INPUTS, fail_fast=True)]
-    top_n: Annotated[int, Field(ge=1)] | None = None
+    top_n: Several | None = None
     return_documents: bool | None = None
     """Absent: they are returned, as vLLM and Jina do."""
     use_activation: bool | None = None

@@ -7,11 +7,10 @@ from typing import Annotated, ClassVar, Literal
 from pydantic import Field
 
 from openai_cpu_server.api.schemas.base import Body
+from openai_cpu_server.api.schemas.numbers import Budget, Count
 from openai_cpu_server.api.schemas.structured import JsonObject
 
 Effort = Literal["none", "minimal", "low", "medium", "high", "xhigh"]
-Budget = Annotated[int, Field(ge=-1, lt=2**31)]
-"""Tokens; -1: any number, as llama-server has it."""
 
 
 class Reasoning(Body):
@@ -20,7 +19,7 @@ class Reasoning(Body):
     is_open: ClassVar[bool] = True
 
     effort: Effort | None = None
-    max_tokens: Annotated[int, Field(ge=0, lt=2**31)] | None = None
+    max_tokens: Count | None = None
     enabled: bool | None = None
     exclude: bool | None = None
     """The model thinks, and the answer does not tell what."""
@@ -32,7 +31,7 @@ class ThinkingSwitch(Body):
     is_open: ClassVar[bool] = True
 
     type: Literal["enabled", "disabled", "adaptive", "auto"]
-    budget_tokens: Annotated[int, Field(ge=0, lt=2**31)] | None = None
+    budget_tokens: Count | None = None
 
 
 class ReasoningBody(Body):

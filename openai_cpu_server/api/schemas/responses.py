@@ -9,8 +9,22 @@ from pydantic_core import PydanticCustomError
 
 from openai_cpu_server.api.schemas.base import Body
 from openai_cpu_server.api.schemas.chat import LACKS
-from openai_cpu_server.api.schemas.generation import AdapterName, Bias, Key, Penalty, Value
-from openai_cpu_server.api.schemas.reasoning import Budget
+from openai_cpu_server.api.schemas.generation import AdapterName, Key, Value
+from openai_cpu_server.api.schemas.numbers import (
+    Bias,
+    Budget,
+    Count,
+    Penalty,
+    RepeatPenalty,
+    Seconds,
+    Seed,
+    Several,
+    Share,
+    Temperature,
+    TopK,
+    TopLogprobs,
+    TypicalP,
+)
 from openai_cpu_server.api.schemas.structured import Choices, JsonObject, Name
 from openai_cpu_server.api.schemas.tools import MAX_TOOLS
 from openai_cpu_server.api.schemas.unheeded import (
@@ -281,37 +295,37 @@ class ResponsesBody(Body):
     tools: Annotated[list[Tool], Field(max_length=MAX_TOOLS, fail_fast=True)] | None = None
     tool_choice: ToolChoice | None = None
     parallel_tool_calls: bool | None = None
-    max_tool_calls: Annotated[int, Field(ge=1)] | None = None
+    max_tool_calls: Several | None = None
     """Counts calls of tools that the server runs itself; there are none."""
-    max_output_tokens: Annotated[int, Field(ge=1)] | None = None
+    max_output_tokens: Several | None = None
     truncation: Literal["auto", "disabled"] | None = None
     include: Annotated[list[str], Field(max_length=32, fail_fast=True)] | None = None
-    top_logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
+    top_logprobs: TopLogprobs | None = None
     reasoning: ReasoningOptions | None = None
     metadata: Annotated[dict[Key, Value], Field(max_length=16)] | None = None
-    temperature: Annotated[float, Field(ge=0, le=2)] | None = None
-    top_p: Annotated[float, Field(ge=0, le=1)] | None = None
+    temperature: Temperature | None = None
+    top_p: Share | None = None
     user: str | None = None
     safety_identifier: str | None = None
     service_tier: Annotated[str, Field(max_length=64)] | None = None
     prompt_cache_key: str | None = None
 
     # Ours, as for chat completions.
-    seed: int | None = None
+    seed: Seed | None = None
     presence_penalty: Penalty | None = None
     frequency_penalty: Penalty | None = None
     logit_bias: dict[str, Bias] | None = None
-    top_k: Annotated[int, Field(ge=-1, lt=2**31)] | None = None
-    min_p: Annotated[float, Field(ge=0, le=1)] | None = None
-    typical_p: Annotated[float, Field(gt=0, le=1)] | None = None
-    repeat_penalty: Annotated[float, Field(gt=0)] | None = None
-    repeat_last_n: Annotated[int, Field(ge=0, lt=2**31)] | None = None
+    top_k: TopK | None = None
+    min_p: Share | None = None
+    typical_p: TypicalP | None = None
+    repeat_penalty: RepeatPenalty | None = None
+    repeat_last_n: Count | None = None
     ignore_eos: bool | None = None
     lora: AdapterName | None = None
     priority: str | None = None
     cache_salt: Annotated[str, Field(min_length=1, max_length=256)] | None = None
     cache: bool | None = None
-    timeout: Annotated[float, Field(gt=0)] | None = None
+    timeout: Seconds | None = None
     grammar: str | None = None
     regex: str | None = None
     choice: Choices | None = None

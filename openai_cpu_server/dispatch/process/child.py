@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import functools
+import os
 import socket
 from collections.abc import Sequence
 
@@ -12,6 +13,9 @@ import psutil
 
 from openai_cpu_server.contract.messages import Command, EngineOptions, Event, Start
 from openai_cpu_server.dispatch.process.channel import ClientChannel
+
+_VARIABLES = {"GGML_NO_BACKTRACE": "1"}
+"""ggml would start a debugger that attaches to a process as it aborts, which takes about a second."""
 
 
 @functools.lru_cache(maxsize=64)
@@ -58,6 +62,7 @@ class EngineProcess:
                     pass_fds=(theirs.fileno(),),
                     stdin=asyncio.subprocess.DEVNULL,
                     start_new_session=True,
+                    env={**os.environ, **_VARIABLES},
                 )
             except BaseException:
                 channel.close()

@@ -7,7 +7,7 @@ from typing import Protocol
 
 from openai_cpu_server.contract.messages import Handling, QueueState, StepDone, StepStarted
 from openai_cpu_server.contract.request import Priority
-from openai_cpu_server.dispatch.death import Death
+from openai_cpu_server.dispatch.death import Death, Search
 from openai_cpu_server.errors import ServerError
 
 
@@ -41,8 +41,13 @@ class Clientele(Protocol):
         """They wait for the model, of which this share is loaded."""
         ...
 
-    def died(self, death: Death) -> bool:
-        """Whether the search for a culprit needed this death, and has come closer to it."""
+    def died(self, death: Death) -> Search:
+        """What the death has done for the search for a culprit."""
+        ...
+
+    def has_explained(self) -> bool:
+        """Whether the deaths before were those of requests that have left since, before it could be shown.
+        Asked before `died`; then it is told no more."""
         ...
 
     def end(self, error: Callable[[], ServerError]) -> None:

@@ -12,8 +12,8 @@ _MINUTE_S = 60.0
 class CrashRecord:
     """Deaths that say something is wrong here; `max_a_minute` of them are too many.
 
-    Those by which the search for a culprit comes closer to it do not count: there are only few of them, and
-    the first and the last of each search do.
+    Those by which the search for a culprit comes closer to it do not count: there are only few of them. The
+    first of a search does, until the culprit is found: that explains it, and the record begins anew.
 
     So are `max_a_minute` starts in a row that fail, however long they take: a large model loads for minutes.
     """

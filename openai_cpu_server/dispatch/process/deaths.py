@@ -6,7 +6,7 @@ from collections import deque
 from collections.abc import Callable
 
 from openai_cpu_server.contract.engine import LastDeath
-from openai_cpu_server.dispatch.death import Death, DeathKind
+from openai_cpu_server.dispatch.death import Death, DeathKind, Search
 from openai_cpu_server.dispatch.process.crashes import CrashRecord
 
 _MOST_KNOWN = 10
@@ -48,20 +48,22 @@ class Deaths:
         return self._crashes.backoff_s
 
     def forgive(self) -> None:
-        """It is tried again on purpose: none of them counts any more."""
+        """None of them counts any more: they are explained, or it is tried again on purpose."""
         self._crashes = CrashRecord(max_a_minute=self._max_a_minute, clock=self._clock)
 
     def started(self) -> None:
         """A process has become ready."""
         self._crashes.started()
 
-    def book(self, death: Death, *, is_searching: bool, has_advanced: bool, while_restarting: bool) -> None:
-        """`is_searching`: the search for a culprit needed this death. `has_advanced`: the process had brought
-        tokens or vectors."""
+    def book(self, death: Death, *, search: Search, has_advanced: bool, while_restarting: bool) -> None:
+        """`has_advanced`: the process had brought tokens or vectors."""
         self.num += 1
         self._known.append((death, self._clock()))
+        if search is Search.FOUND:
+            self.forgive()
+            return
         is_kill = death.kind is DeathKind.KILL
-        if is_searching or (is_kill and has_advanced):
+        if search is Search.CLOSER or (is_kill and has_advanced):
             self._crashes.excuse()
         else:
             self._crashes.note()

@@ -32,7 +32,7 @@ from openai_cpu_server.contract.replica import Forecast
 from openai_cpu_server.contract.request import Priority
 from openai_cpu_server.dispatch.adapters.desk import AdapterDesk
 from openai_cpu_server.dispatch.cores.shared_cores import Partner
-from openai_cpu_server.dispatch.death import Death, DeathKind
+from openai_cpu_server.dispatch.death import Death, DeathKind, Search
 from openai_cpu_server.dispatch.process.child import EngineProcess, resident_bytes
 from openai_cpu_server.dispatch.process.clientele import Clientele
 from openai_cpu_server.dispatch.process.deaths import Deaths
@@ -340,7 +340,9 @@ class Supervisor:
             self._options = msgspec.structs.replace(self._options, calibrate="never")
         self.reason = self._start_failure or death.message
         logger.error("%s, %d requests live", self.reason, clientele.num_live)
-        self._book(death, is_searching=clientele.died(death))
+        if clientele.has_explained():
+            self._deaths.forgive()
+        self._book(death, clientele.died(death))
         if (why := self._deaths.why_too_many) is not None:
             self._give_up(why, clientele)
             return
@@ -372,13 +374,12 @@ class Supervisor:
         self.kv_stats, self.forecast = None, None
         self.held_blocks.clear()
 
-    def _book(self, death: Death, *, is_searching: bool) -> None:
-        """`is_searching`: the search for a culprit needed this death."""
+    def _book(self, death: Death, search: Search) -> None:
         self._forget_process()
         self._observer.engine_died(death.cause)
         self._deaths.book(
             death,
-            is_searching=is_searching,
+            search=search,
             has_advanced=self._has_advanced,
             while_restarting=self.state is EngineState.RESTARTING,
         )

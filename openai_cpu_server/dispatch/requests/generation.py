@@ -11,14 +11,14 @@ from openai_cpu_server.contract.request import GenerationRequest
 from openai_cpu_server.dispatch.requests.answer import Answer
 from openai_cpu_server.dispatch.requests.awaiting import TakesTokens
 from openai_cpu_server.dispatch.requests.backlog import Backlog
-from openai_cpu_server.errors import GenerationFailed, ReaderTooSlow
+from openai_cpu_server.errors import ConstraintFailed, GenerationFailed, ReaderTooSlow, ServerError
 
 
 class Generation(Answer[TokenEvent], TakesTokens):
     """The events of one API call's sequences, as they come. `async with` it: leaving cancels what still runs.
 
-    Iterating raises `GenerationFailed` when a sequence ends with an error, `RequestCancelled` when somebody
-    else ended it.
+    Iterating raises `GenerationFailed` when a sequence ends with an error, `ConstraintFailed` where that is
+    its own grammar's, `RequestCancelled` when somebody else ended it.
     """
 
     def __init__(
@@ -82,7 +82,7 @@ class Generation(Answer[TokenEvent], TakesTokens):
             self._finishes.append(event.finish)
             self._leave(event.id)
             if event.finish.reason is FinishReason.ERROR:
-                self._put(GenerationFailed(event.finish.error or "the engine gave no reason"))
+                self._put(_failure(event.finish))
                 return
         self._backlog.add(event)
         self._put(event)
@@ -94,3 +94,9 @@ class Generation(Answer[TokenEvent], TakesTokens):
         self._end(ReaderTooSlow())
         self._queue = asyncio.Queue()
         self._put(ReaderTooSlow())
+
+
+def _failure(finish: Finish) -> ServerError:
+    """What a sequence has ended with."""
+    kind = ConstraintFailed if finish.is_own_fault else GenerationFailed
+    return kind(finish.error or "the engine gave no reason")

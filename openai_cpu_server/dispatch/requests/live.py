@@ -44,6 +44,11 @@ class Live:
         """The key of its adapter."""
         return self.request.adapter if isinstance(self.request, GenerationRequest) else None
 
+    @property
+    def call(self) -> str:
+        """The id of the API call that it belongs to."""
+        return self.request.id.partition("/")[0]
+
     def submit(self) -> Submit:
         return Submit(request=self.request, output=tuple(self.output), num_embedded=self.num_embedded)
 

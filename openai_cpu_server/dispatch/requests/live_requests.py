@@ -102,4 +102,4 @@ class LiveRequests:
 
 def _names(live: Live) -> tuple[str, str]:
     """Its own, and its API call's."""
-    return live.request.id, live.request.id.partition("/")[0]
+    return live.request.id, live.call

@@ -15,7 +15,9 @@ from openai_cpu_server.contract.messages import (
     StepStarted,
 )
 from openai_cpu_server.contract.request import Priority
-from openai_cpu_server.dispatch.death import Death
+from openai_cpu_server.dispatch.death import Death, Search
+from openai_cpu_server.dispatch.requests.absent import AbsentSuspects
+from openai_cpu_server.dispatch.requests.culprits import Culprits
 from openai_cpu_server.dispatch.requests.delivery import Delivery, Totals
 from openai_cpu_server.dispatch.requests.live import Live
 from openai_cpu_server.dispatch.requests.live_requests import LiveRequests
@@ -27,9 +29,11 @@ from openai_cpu_server.errors import GenerationFailed, ServerError
 class Replay:
     """What a dead engine process has left is sent to the next one, with the output so far."""
 
-    def __init__(self, clock: Callable[[], float], left: Callable[[], None]) -> None:
+    def __init__(self, clock: Callable[[], float], left: Callable[[], None], culprits: Culprits) -> None:
         """`left` is told when a request with an adapter does not live any more."""
         self._left = left
+        self._culprits = culprits
+        self._absent = AbsentSuspects(culprits)
         self._clock = clock
         self._delivery = Delivery(clock, self._has_left)
         self._outside = Outside(self._delivery.live)
@@ -62,8 +66,10 @@ class Replay:
 
     def cancel(self, *request_ids: str) -> None:
         """The engine is not to compute them any more. Who reads them knows, or is still to be told."""
+        self._absent.left(live for live in map(self.live.get, request_ids) if live is not None)
         for request_id in request_ids:
             self._delivery.forget(request_id)
+        self._absent.conclude(self.live)
         self._tell(*[Cancel(id=request_id) for request_id in request_ids])
         self._send_due()
 
@@ -130,14 +136,23 @@ class Replay:
                 for answer, place in self.live.waiting(places, self._clock()).items():
                     answer.wait_at(place)
 
-    def died(self, death: Death) -> bool:
-        """Whether the search for a culprit needed this death, and has come closer to it."""
+    def has_explained(self) -> bool:
+        """Whether the deaths before were those of requests that have left since."""
+        return self._absent.take_conclusion()
+
+    def died(self, death: Death) -> Search:
+        """What the death has done for the search for a culprit."""
         ran = {live for live in self.live if live.state is RequestState.RUNNING}
         verdict = self._outside.crashed(death.kind)
         concerned = [live.request.id for live in self.live if live in ran or live.suspicion]
         self._recovery.died(concerned, num_suspects=verdict.num_suspects)
+        for live in verdict.guilty:
+            self._culprits.book(live.request.account, live.call)
         self.fail(verdict.guilty, lambda: GenerationFailed(death.verdict))
-        return verdict.is_closer
+        if verdict.guilty:
+            self._absent.forget()
+            return Search.FOUND
+        return Search.CLOSER if verdict.is_closer else Search.NOTHING
 
     def end(self, error: Callable[[], ServerError]) -> None:
         """No engine will serve what lives."""
@@ -161,6 +176,7 @@ class Replay:
             if live is not None:
                 self._outside.advanced(live)
                 self._recovery.is_back(live.request.id)
+        self._absent.conclude(self.live)
 
     def _has_left(self, live: Live) -> None:
         self._outside.remove(live.request.id)

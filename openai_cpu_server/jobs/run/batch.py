@@ -50,6 +50,8 @@ class BatchRun:
         self._thread = thread
         self._run_row = run_row
         self._slots = slots
+        self._goes_on_s = 0.0
+        """No other row begins before, on anyio's clock."""
         self._options = options
         self._clock = clock
         self._scope = anyio.CancelScope()
@@ -112,6 +114,7 @@ class BatchRun:
     async def _run_rows(self) -> None:
         async with anyio.create_task_group() as group:
             async for row in self._open_rows():
+                await anyio.sleep_until(self._goes_on_s)
                 await self._slots.acquire()
                 group.start_soon(self._row, row)
 
@@ -124,9 +127,20 @@ class BatchRun:
                     yield parse_row(line, self._batch.endpoint)
 
     async def _row(self, row: Row) -> None:
+        """It has a slot. While its owner has to wait that is for other batches."""
+        while (pause_s := await self._run_in_slot(row)) is not None:
+            self._goes_on_s = max(self._goes_on_s, anyio.current_time() + pause_s)
+            await anyio.sleep(pause_s)
+            await self._slots.acquire()
+
+    async def _run_in_slot(self, row: Row) -> float | None:
+        """How long its owner has to wait; None: the row has ended."""
         try:
             answer = await self._answer(row)
+            if answer.owner_waits:
+                return answer.retry_after_s
             await self._recorder.record(answered(self._batch.id, row, answer))
+            return None
         finally:
             self._slots.release()
 
@@ -135,7 +149,7 @@ class BatchRun:
         the queue is full, or the engine restarts."""
         while True:
             answer = await self._run_row(self._batch.endpoint, row.body, self._batch.owner)
-            if answer.retry_after_s is None:
+            if answer.retry_after_s is None or answer.owner_waits:
                 return answer
             await anyio.sleep(min(answer.retry_after_s, _LONGEST_RETRY_S))
 

@@ -7,8 +7,8 @@ from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 
+from openai_cpu_server.contract.containment import RequestFailed, contained
 from openai_cpu_server.contract.request import Constraint
-from openai_cpu_server.errors import ConstraintFailed
 from openai_cpu_server.llama.grammar.constrained import ConstrainedOutput, Words
 from openai_cpu_server.llama.grammar.grammars import Grammars, grammar_tokenizer
 from openai_cpu_server.llama.model.vocabulary import Vocabulary
@@ -68,7 +68,7 @@ def _words(vocabulary: Vocabulary) -> Words:
 def _foresee(outputs: Sequence[Future[ConstrainedOutput]]) -> None:
     """Compute the outputs' masks. Errors are ignored: they come again, and are told, when a mask is used."""
     for output in outputs:
-        with contextlib.suppress(ConstraintFailed):
+        with contextlib.suppress(RequestFailed), contained():
             constrained = output.result()
             if not constrained.is_forced:
                 constrained.allowed()

@@ -8,6 +8,7 @@ from collections.abc import Iterable
 
 import numpy as np
 
+from openai_cpu_server.contract.bounds import REPEAT_PENALTY
 from openai_cpu_server.contract.request import Sampling
 from openai_cpu_server.llama.cells.context import Logits
 
@@ -62,7 +63,7 @@ class _RepeatPenalty:
     """llama.cpp's repeat penalty: a factor makes tokens among the last n, prompt included, less likely."""
 
     def __init__(self, sampling: Sampling, prompt: Iterable[int]) -> None:
-        self._penalty = np.float32(sampling.repeat_penalty)
+        self._penalty = np.float32(REPEAT_PENALTY.nearest(sampling.repeat_penalty))
         self._window: deque[int] = deque(maxlen=sampling.repeat_last_n)
         self._counts: Counter[int] = Counter()
         for token in prompt:

@@ -5,13 +5,12 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
+from openai_cpu_server.contract.bounds import COLDEST
 from openai_cpu_server.llama.cells.context import Logits
 
 _MASK = 2**64 - 1
 _BLOCK = 256
 _FEW = 1024
-_COLDEST = 1e-30
-"""Lower temperatures count as greedy: float32 cannot hold them."""
 
 
 def uniform(seed: int, position: int) -> float:
@@ -30,11 +29,12 @@ def _splitmix64(state: int) -> int:
 def draw(logits: Logits, temperature: float, chance: float) -> int:
     """Index into `logits` at the quantile `chance` of their softmax at `temperature`.
 
-    `logits` may hold -inf (never drawn), but its largest must be finite.
+    `logits` may hold -inf (never drawn), but its largest must be finite. A temperature below `COLDEST` counts
+    as that.
     """
     if len(logits) <= _FEW:
         return _one_of_a_few(logits.astype(np.float64), temperature, chance)
-    scale = np.float32(max(temperature, _COLDEST))
+    scale = np.float32(max(temperature, COLDEST))
     with np.errstate(over="ignore"):  # what a cold division sends to -inf has weight 0
         weights = np.exp((logits - logits.max()) / scale)
     return _index_at(weights, chance)
@@ -42,7 +42,7 @@ def draw(logits: Logits, temperature: float, chance: float) -> int:
 
 def _one_of_a_few(logits: npt.NDArray[np.float64], temperature: float, chance: float) -> int:
     """The same draw for few tokens, with half of the overhead. Nothing overflows float32 here."""
-    weights = np.exp((logits - logits.max()) / max(temperature, _COLDEST))
+    weights = np.exp((logits - logits.max()) / max(temperature, COLDEST))
     sums = weights.cumsum()
     return int(sums.searchsorted(min(chance * sums[-1], np.nextafter(sums[-1], 0)), "right"))
 

@@ -12,6 +12,8 @@ from openai_cpu_server.llama.sampling.draw import draw, uniform
 from openai_cpu_server.llama.sampling.logprobs import BadLogits
 from openai_cpu_server.llama.sampling.truncation import Candidates, Truncation, truncates
 
+_LARGEST = float(np.finfo(np.float32).max)
+
 
 class Sampler:
     """The sampler of one open slot: bias and penalties, then truncation, then the draw of its output
@@ -43,7 +45,11 @@ class Sampler:
             raise BadLogits(
                 f"The model's largest logit is {logits[best]} at output position {self._position}."
             )
-        adjusted = logits if self._adjustments.is_empty else self._adjustments.apply(logits)
+        with np.errstate(all="ignore"):  # what is no number any more is one again before anything reads it
+            return self._choose(best, logits, allowed)
+
+    def _choose(self, best: int, logits: Logits, allowed: Allowed | None) -> int:
+        adjusted = logits if self._adjustments.is_empty else finite(self._adjustments.apply(logits))
         if allowed is not None:
             adjusted = _masked(adjusted, logits, allowed)
         if adjusted is not logits:
@@ -69,6 +75,18 @@ class Sampler:
             return draw(logits, temperature, chance)
         survivors = self._truncation.apply(logits)
         return int(survivors.tokens[draw(survivors.logits, temperature, chance)])
+
+
+def finite(adjusted: Logits) -> Logits:
+    """The logits with numbers for what an adjustment has made of them beyond float32; -inf, which forbids,
+    stays.
+
+    Neither native samplers nor a draw can cope with NaN, or with an infinity as the largest.
+    """
+    largest = adjusted.max()
+    if np.isfinite(largest) or largest == -np.inf:
+        return adjusted
+    return np.nan_to_num(adjusted, nan=-np.inf, posinf=_LARGEST, neginf=-np.inf)
 
 
 def _masked(adjusted: Logits, logits: Logits, allowed: Allowed) -> Logits:

@@ -8,9 +8,9 @@ from typing import NamedTuple
 
 import numpy as np
 
+from openai_cpu_server.contract.containment import RequestFailed, contained
 from openai_cpu_server.contract.request import Constraint
 from openai_cpu_server.contract.step import Open, Sample, TokenLogprob, num_right
-from openai_cpu_server.errors import ConstraintFailed
 from openai_cpu_server.llama.cells.context import Logits
 from openai_cpu_server.llama.grammar.constrained import Allowed, ConstrainedOutput
 from openai_cpu_server.llama.sampling.logprobs import score
@@ -23,8 +23,8 @@ class Sampled(NamedTuple):
     samples: tuple[Sample, ...]
     num_accepted: int
     """How many tokens of the draft, from its beginning on, belong to the output."""
-    failure: str | None = None
-    """Why the constraint failed behind the samples; None if it did not."""
+    error: RequestFailed | None = None
+    """Why nothing could be sampled behind them; None: something could."""
 
 
 class OpenSlot:
@@ -50,8 +50,9 @@ class OpenSlot:
         if self.constrained is None:
             return len(draft)
         try:
-            return self.constrained.result().num_allowed(draft)
-        except ConstraintFailed:
+            with contained():
+                return self.constrained.result().num_allowed(draft)
+        except RequestFailed:
             return 0  # it fails again, and is told, when a token is sampled
 
     def sample_along(self, draft: Sequence[int], logits: Logits) -> Sampled:
@@ -66,9 +67,10 @@ class OpenSlot:
         output: list[int] = []
         while len(output) <= len(draft) and output == list(draft[: len(output)]):
             try:
-                sample = self.sample(logits[len(output)])
-            except ConstraintFailed as error:
-                return Sampled(tuple(samples), len(output), str(error))
+                with contained():
+                    sample = self.sample(logits[len(output)])
+            except RequestFailed as error:
+                return Sampled(tuple(samples), len(output), error)
             samples.append(sample)
             output += (sample.token, *sample.forced)
         self.tokens += output

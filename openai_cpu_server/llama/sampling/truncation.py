@@ -83,12 +83,17 @@ def _seen(sampling: Sampling, logits: Logits) -> Tokens:
         return above(logits, _negligible(logits))
     if sampling.top_p < 1:
         return nucleus(logits, sampling.top_p)
-    least = float(logits.max()) + math.log(sampling.min_p) - _ROUNDING if sampling.min_p > 0 else -math.inf
-    return above(logits, least)
+    return above(logits, _below(logits, _ROUNDING - math.log(sampling.min_p)))
 
 
 def _negligible(logits: Logits) -> float:
-    return float(logits.max()) - _NEGLIGIBLE
+    return _below(logits, _NEGLIGIBLE)
+
+
+def _below(logits: Logits, depth: float) -> float:
+    """So far below the largest logit, and below it in any case: large float32 have no such small steps."""
+    largest = logits.max()
+    return float(min(largest - np.float32(depth), np.nextafter(largest, np.float32(-np.inf))))
 
 
 def _samplers(sampling: Sampling) -> list[object]:

@@ -31,6 +31,7 @@ class Questioner(msgspec.Struct, frozen=True):
 
     priority: Priority
     client: str
+    account: str = ""
 
 
 async def classified(
@@ -64,6 +65,7 @@ def _question(
         sampling=Sampling(seed=0, temperature=0),
         priority=who.priority,
         client=who.client,
+        account=who.account,
         route="route",
         constraint=Constraint(grammar=grammar.gbnf),
     )

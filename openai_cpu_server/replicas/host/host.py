@@ -14,6 +14,7 @@ from openai_cpu_server.contract.messages import Cancel, ClearCache, Submit
 from openai_cpu_server.contract.replica import Forecast
 from openai_cpu_server.contract.request import GenerationRequest
 from openai_cpu_server.dispatch.process.supervisor import Supervisor
+from openai_cpu_server.dispatch.requests.culprits import Culprits
 from openai_cpu_server.dispatch.requests.live import Live
 from openai_cpu_server.dispatch.requests.replay import Replay
 from openai_cpu_server.errors import RequestCancelled, ServerError
@@ -56,7 +57,7 @@ class Host:
         self._supervisor = supervisor
         self._lease_s = lease_s
         self._clock = clock
-        self._replay = Replay(clock, supervisor.adapters.free)
+        self._replay = Replay(clock, supervisor.adapters.free, Culprits(clock))
         supervisor.adapters.is_used = self._replay.uses_adapter
         self._sessions: dict[str, Session] = {}
         self._has_no_sessions = asyncio.Event()

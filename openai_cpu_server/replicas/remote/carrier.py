@@ -183,6 +183,8 @@ class Carrier:
 
     def _fail(self, live: Live, end: Ended) -> None:
         error = RequestCancelled if end.why is Why.CANCELLED else GenerationFailed
+        if end.why is Why.FAILED:  # the replica's engine has died of it
+            self.requests.culprits.book(live.request.account, live.call)
         self.requests.delivery.fail([live], lambda: error(end.message))
 
 

@@ -107,6 +107,7 @@ class RemoteEngine:
     def generate(self, requests: Sequence[GenerationRequest]) -> Generation:
         info = self._serving()
         check_generates(info)
+        self._requests.culprits.check(requests[0].account)
         self._queue.check(requests[0].priority, len(requests))
         requests = self._with_adapter(requests)
         generation = Generation(
@@ -120,6 +121,7 @@ class RemoteEngine:
 
     def embed(self, request: EmbedRequest) -> Embedding:
         check_embeds(self._serving(), request)
+        self._requests.culprits.check(request.account)
         self._queue.check(request.priority, 1)
         embedding = Embedding(request, cancel=self._requests.cancel, clock=self._clock)
         self._requests.accept([Live(request, embedding, self._clock())])

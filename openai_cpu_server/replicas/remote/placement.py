@@ -9,6 +9,7 @@ import msgspec
 from openai_cpu_server.contract.engine import RequestState
 from openai_cpu_server.contract.messages import Cancel
 from openai_cpu_server.dispatch.requests.awaiting import Awaiting
+from openai_cpu_server.dispatch.requests.culprits import Culprits
 from openai_cpu_server.dispatch.requests.delivery import Delivery
 from openai_cpu_server.dispatch.requests.live import Live
 from openai_cpu_server.errors import GenerationFailed, ServerError
@@ -31,6 +32,7 @@ class Placement:
 
     def __init__(self, replicas: Mapping[str, Known], router: Router, clock: Callable[[], float]) -> None:
         self.delivery = Delivery(clock, self._has_left)
+        self.culprits = Culprits(clock)
         self._replicas = replicas
         self._router = router
         self._clock = clock
@@ -88,6 +90,7 @@ class Placement:
                 self._suspend(live)
         if guilty is not None:
             message = f"Each replica that computed this request was lost; the last: {why}."
+            self.culprits.book(guilty.request.account, guilty.call)
             self.delivery.fail([guilty], lambda: GenerationFailed(message))
 
     def empty(self, replica: str) -> bool:

@@ -1,0 +1,119 @@
+"""A key whose requests the engine dies of is sent away, in all families; nobody else notices."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import httpx
+import pytest
+
+from openai_cpu_server.api.access.key_ring import KeyRing
+from openai_cpu_server.api.application import create_api
+from openai_cpu_server.dispatch.dispatcher import Dispatcher
+from tests.api.serving import OPTIONS, client, new_engine, running, served
+from tests.api.talking import error_of, messages_error_of
+from tests.api.test_websocket import connected
+
+pytestmark = pytest.mark.anyio
+
+KILL = f"kill_on={2 + ord('~')}"
+FAMILIES = {
+    "/v1/chat/completions": {"messages": [{"role": "user", "content": "TEXT"}]},
+    "/v1/completions": {"prompt": "TEXT"},
+    "/v1/messages": {"messages": [{"role": "user", "content": "TEXT"}], "max_tokens": 4},
+    "/v1/generate": {"prompt": "TEXT"},
+    "/generate": {"prompt": "TEXT"},
+}
+NAMES = ("ann", "bob")
+
+
+def body(path: str, text: str) -> dict[str, object]:
+    fields = json.loads(json.dumps(FAMILIES[path]).replace("TEXT", text))
+    return {"max_tokens": 4, "temperature": 0, **fields}
+
+
+@pytest.fixture
+async def engine() -> AsyncIterator[Dispatcher]:
+    async with running(new_engine(KILL, "step_s=0.002")) as engine:
+        yield engine
+
+
+@pytest.fixture
+def keys(tmp_path: Path) -> KeyRing:
+    path = tmp_path / "keys.toml"
+    path.write_text(
+        "\n".join(f'[keys.{n}]\nsha256 = "{hashlib.sha256(n.encode()).hexdigest()}"' for n in NAMES)
+    )
+    return KeyRing(None, path)
+
+
+async def say(http: httpx.AsyncClient, path: str, text: str, name: str) -> httpx.Response:
+    return await http.post(path, json=body(path, text), headers={"x-api-key": name})
+
+
+def code_of(answer: httpx.Response) -> object:
+    if answer.request.url.path == "/v1/messages":
+        return messages_error_of(answer)["type"]
+    return error_of(answer)["code"]
+
+
+async def test_a_key_that_kills_engines_is_sent_away_in_all_families(
+    engine: Dispatcher, keys: KeyRing
+) -> None:
+    app = create_api(served(engine), OPTIONS, keys=keys).app
+    async with client(app) as http:
+        for path in ("/v1/chat/completions", "/v1/generate"):
+            assert (await say(http, path, "~", "ann")).status_code == 500
+        for path in FAMILIES:
+            refused = await say(http, path, "~", "ann")
+            assert refused.status_code == 429, path
+            assert code_of(refused) in ("too_many_crashes", "rate_limit_error")
+            assert 0 < int(refused.headers["retry-after"]) <= 600
+            assert (await say(http, path, "hi", "bob")).status_code == 200
+        assert (await say(http, "/v1/completions", "hi", "ann")).status_code == 429
+        async with connected(app, {"x-api-key": "ann"}) as socket:
+            await socket.accepted()
+            socket.ask("a")
+            (end,) = (await socket.until_end("a"))["a"]
+            assert (end["status"], end["error"]["code"]) == (429, "too_many_crashes")
+        assert (await http.get("/ready")).status_code == 200
+        assert engine.status().restarts == 4
+
+
+async def test_each_family_counts(engine: Dispatcher, keys: KeyRing) -> None:
+    async with client(create_api(served(engine), OPTIONS, keys=keys).app) as http:
+        for path in ("/v1/messages", "/generate"):
+            assert (await say(http, path, "~", "bob")).status_code == 500
+        assert (await say(http, "/v1/completions", "hi", "bob")).status_code == 429
+
+
+async def test_rows_of_batches_count_and_wait_as_long(engine: Dispatcher, keys: KeyRing) -> None:
+    made = create_api(served(engine), OPTIONS, keys=keys)
+    path = "/v1/completions"
+    good, bad = (json.dumps(body(path, text)).encode() for text in ("hi", "~"))
+    for row, status in ((good, 200), (bad, 500), (good, 200), (bad, 500)):
+        answer = await made.run_row(path, row, "ann")
+        assert (answer.status, answer.retry_after_s, answer.owner_waits) == (status, None, False)
+    put_off = await made.run_row(path, good, "ann")
+    assert (put_off.status, put_off.owner_waits) == (429, True)
+    assert put_off.retry_after_s is not None
+    assert 0 < put_off.retry_after_s <= 600
+    assert (await made.run_row(path, good, "bob")).status == 200
+    async with client(made.app) as http:
+        assert (await say(http, path, "hi", "ann")).status_code == 429
+
+
+async def test_without_keys_the_address_answers(engine: Dispatcher) -> None:
+    app = create_api(served(engine), OPTIONS).app
+    evil, other = (httpx.ASGITransport(app, client=(address, 1)) for address in ("192.0.2.1", "192.0.2.2"))
+    async with httpx.AsyncClient(transport=evil, base_url="http://test") as http:
+        for number in range(2):
+            bad = {**body("/v1/completions", "~"), "user": f"somebody else {number}"}
+            assert (await http.post("/v1/completions", json=bad)).status_code == 500
+        refused = await http.post("/v1/completions", json={**body("/v1/completions", "hi"), "user": "new"})
+        assert (refused.status_code, error_of(refused)["code"]) == (429, "too_many_crashes")
+    async with httpx.AsyncClient(transport=other, base_url="http://test") as http:
+        assert (await http.post("/v1/completions", json=body("/v1/completions", "hi"))).status_code == 200

@@ -1,0 +1,211 @@
+"""Every number of a body has bounds that native code can hold, the same in all families."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import re
+from collections.abc import Iterator
+
+import pytest
+
+from openai_cpu_server.api.resolve.sampling import sampling_of
+from openai_cpu_server.api.schemas.adapters import AdapterBody
+from openai_cpu_server.api.schemas.anthropic import CountBody, MessagesBody
+from openai_cpu_server.api.schemas.base import Body
+from openai_cpu_server.api.schemas.batch_jobs import BatchBody
+from openai_cpu_server.api.schemas.chat import ChatBody
+from openai_cpu_server.api.schemas.completion import CompletionBody
+from openai_cpu_server.api.schemas.generate import GenerateBatchBody, GenerateBody
+from openai_cpu_server.api.schemas.generation import GenerationBody
+from openai_cpu_server.api.schemas.parse import parse
+from openai_cpu_server.api.schemas.pooling import EmbeddingBody, RerankBody
+from openai_cpu_server.api.schemas.responses import ResponsesBody
+from openai_cpu_server.api.schemas.tokens import TokenizeBody
+from openai_cpu_server.contract.request import GenerationRequest, Sampling
+from openai_cpu_server.errors import InvalidRequest
+
+MESSAGES = [{"role": "user", "content": "hi"}]
+FAMILIES: dict[type[Body], dict[str, object]] = {
+    ChatBody: {"messages": MESSAGES},
+    CompletionBody: {"prompt": "hi"},
+    ResponsesBody: {"input": "hi"},
+    MessagesBody: {"messages": MESSAGES, "max_tokens": 4},
+    GenerateBody: {"prompt": "hi"},
+    GenerateBatchBody: {"prompts": ["hi"]},
+    EmbeddingBody: {"input": "hi"},
+    RerankBody: {"query": "hi", "documents": ["hi"]},
+}
+NO_NUMBERS = ["1e400", "-1e400", "1" + "0" * 400, "-1" + "0" * 400, "NaN", "Infinity", '"1"', "true", "[]"]
+HUGE = [str(2**31), str(2**32), str(2**63), str(2**64), "9" * 4000]
+"""None of them fits into an int32."""
+FLOATS = {
+    "temperature": (["0", "5e-324", "1e-40", "1e-5", "2"], ["-5e-324", "-1", "2.0000001", "1e39"]),
+    "top_p": (["0", "5e-324", "1e-40", "1"], ["-5e-324", "1.0000001", "1e39"]),
+    "min_p": (["0", "5e-324", "1e-40", "1"], ["-5e-324", "1.0000001", "1e39"]),
+    "typical_p": (["5e-324", "1e-40", "0.5", "1"], ["0", "-5e-324", "1.0000001", "1e39"]),
+    "repeat_penalty": (
+        ["0.01", "1", "100"],
+        ["0", "-1", "5e-324", "1e-300", "1e-45", "1e-40", "1e-37", "0.0099", "100.001", "1e39", "1e300"],
+    ),
+    "presence_penalty": (["-2", "0", "5e-324", "2"], ["-2.0001", "2.0001", "1e39", "-1e300"]),
+    "frequency_penalty": (["-2", "0", "5e-324", "2"], ["-2.0001", "2.0001", "1e39", "-1e300"]),
+    "timeout": (["0.001", "0.5", "1e9"], ["0", "-1", "5e-324", "1.1e9", "1e39", "1e308"]),
+}
+INTEGERS = {
+    "top_k": (["-1", "0", "1", str(2**31 - 1)], ["-2", "1.5", *HUGE]),
+    "repeat_last_n": (["0", str(2**31 - 1)], ["-1", "0.5", *HUGE]),
+    "n": (["1", "2"], ["0", "-1", *HUGE]),
+    "best_of": (["1"], ["0", "-1", *HUGE]),
+    "max_tokens": (["1", str(2**31 - 1)], ["-1", "0.5", *HUGE]),
+    "max_completion_tokens": (["1"], ["0", "-1", *HUGE]),
+    "max_output_tokens": (["1"], ["0", "-1", *HUGE]),
+    "max_tool_calls": (["1"], ["0", "-1", *HUGE]),
+    "top_logprobs": (["0", "20"], ["-1", "21", *HUGE]),
+    "thinking_budget": (["-1", "0"], ["-2", *HUGE]),
+    "thinking_token_budget": (["-1", "0"], ["-2", *HUGE]),
+    "thinking_budget_tokens": (["-1", "0"], ["-2", *HUGE]),
+    "dimensions": (["1"], ["0", "-1", *HUGE]),
+    "top_n": (["1"], ["0", "-1", *HUGE]),
+}
+FIELDS = {**FLOATS, **INTEGERS}
+GENERATING = [family for family in FAMILIES if issubclass(family, GenerationBody)]
+
+
+def body(family: type[Body], name: str, value: str) -> bytes:
+    """`value` is JSON, also such as no JSON is."""
+    return json.dumps({**FAMILIES[family], name: "VALUE"}).replace('"VALUE"', value).encode()
+
+
+def cases(index: int) -> list[tuple[type[Body], str, str]]:
+    known = itertools.product(FAMILIES, FIELDS)
+    return [
+        (family, name, value)
+        for family, name in known
+        if name in family.model_fields
+        for value in FIELDS[name][index]
+    ]
+
+
+@pytest.mark.parametrize(("family", "name", "value"), cases(0))
+def test_what_lies_within_the_bounds_is_taken(family: type[Body], name: str, value: str) -> None:
+    parse(family, body(family, name, value), lenient=False)
+
+
+@pytest.mark.parametrize(("family", "name", "value"), cases(1))
+def test_what_lies_beyond_is_named(family: type[Body], name: str, value: str) -> None:
+    with pytest.raises(InvalidRequest) as caught:
+        parse(family, body(family, name, value), lenient=False)
+    assert caught.value.param == name
+    assert len(str(caught.value)) < 200
+
+
+@pytest.mark.parametrize("value", NO_NUMBERS)
+@pytest.mark.parametrize("family", FAMILIES)
+def test_what_is_no_number_is_refused(family: type[Body], value: str) -> None:
+    for name in FIELDS.keys() & family.model_fields.keys():
+        with pytest.raises(InvalidRequest):
+            parse(family, body(family, name, value), lenient=False)
+
+
+def unbounded(schema: object, at: str) -> Iterator[str]:
+    """The paths of numbers in a JSON Schema that lack a least or a most."""
+    if isinstance(schema, list):
+        for index, item in enumerate(schema):
+            yield from unbounded(item, f"{at}[{index}]")
+    if not isinstance(schema, dict):
+        return
+    if schema.get("type") in ("number", "integer"):
+        ends = (("minimum", "exclusiveMinimum"), ("maximum", "exclusiveMaximum"))
+        if not all(any(name in schema for name in names) for names in ends):
+            yield at
+    for name, inner in schema.items():
+        yield from unbounded(inner, f"{at}.{name}")
+
+
+@pytest.mark.parametrize("family", [*FAMILIES, AdapterBody, BatchBody, TokenizeBody, CountBody])
+def test_every_number_has_both_ends(family: type[Body]) -> None:
+    """But seeds, which are folded, and tokens, which are compared with the model's."""
+    found = {re.sub(r"\[\d+\]", "", path) for path in unbounded(family.model_json_schema(), "")}
+    assert {path for path in found if not re.search(r"seed|prompt|input\.", path)} == set()
+
+
+def test_the_fields_of_the_tables_are_those_that_there_are() -> None:
+    known = {name for family in FAMILIES for name in family.model_fields}
+    assert FIELDS.keys() <= known
+
+
+@pytest.mark.parametrize("family", [*GENERATING, ResponsesBody])
+@pytest.mark.parametrize("bias", ["1e39", "-101", "100.001", "1e400", "NaN", "true", '"1"'])
+def test_a_bias_is_named_with_its_token(family: type[Body], bias: str) -> None:
+    with pytest.raises(InvalidRequest):
+        parse(family, body(family, "logit_bias", f'{{"5": {bias}}}'), lenient=False)
+
+
+@pytest.mark.parametrize("seed", ["0", "-1", str(2**31), str(2**63), str(-(2**64)), "9" * 4000])
+@pytest.mark.parametrize("family", GENERATING)
+def test_any_seed_is_folded_into_63_bits(family: type[GenerationBody], seed: str) -> None:
+    parsed, _ = parse(family, body(family, "seed", seed), lenient=False)
+    assert 0 <= sampling_of(parsed, vocab_size=9).seed < 2**63
+
+
+@pytest.mark.parametrize(
+    ("given", "taken"),
+    [
+        ({"temperature": 1e-40}, {"temperature": 0.0}),
+        ({"temperature": 9e-6}, {"temperature": 0.0}),
+        ({"temperature": 1e-5}, {"temperature": 1e-5}),
+        ({"top_p": 1e-40}, {"top_p": 0.0}),
+        ({"min_p": 1e-40}, {"min_p": 0.0}),
+        ({"typical_p": 1e-40}, {"typical_p": 0.001}),
+        ({"presence_penalty": -1e-40}, {"presence_penalty": 0.0}),
+        ({"frequency_penalty": 1e-320}, {"frequency_penalty": 0.0}),
+    ],
+)
+def test_what_float32_cannot_hold_becomes_what_it_means(
+    given: dict[str, float], taken: dict[str, float]
+) -> None:
+    sampling = sampling_of(CompletionBody(prompt="hi", seed=1, **given), vocab_size=9)
+    assert sampling == Sampling(**{"seed": 1, **taken})
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        *itertools.product(
+            ("temperature", "top_p", "min_p", "typical_p", "repeat_penalty", "presence_penalty"),
+            (float("nan"), float("inf"), -float("inf"), -3.0, 1e39),
+        ),
+        ("repeat_penalty", 1e-300),
+        ("frequency_penalty", float("nan")),
+        ("typical_p", 0.0),
+        ("top_k", 0),
+        ("top_k", 2**31),
+        ("repeat_last_n", -1),
+        ("repeat_last_n", 2**31),
+        ("logit_bias", {5: float("inf")}),
+        ("logit_bias", {5: float("nan")}),
+        ("logit_bias", {9: 1.0}),
+        ("logit_bias", {-1: 1.0}),
+        ("scored", (9,)),
+    ],
+)
+def test_the_engine_holds_to_the_same_bounds(name: str, value: object) -> None:
+    sampling = Sampling(**{"seed": 1, name: value})
+    request = GenerationRequest(id="a", tokens=(1,), max_tokens=1, sampling=sampling)
+    assert request.wrong_number(vocab_size=9) == name
+
+
+@pytest.mark.parametrize(
+    ("tokens", "max_tokens", "wrong"),
+    [
+        ((1, 8), 0, None),
+        ((9,), 1, "tokens"),
+        ((-1,), 1, "tokens"),
+        ((1,), -1, "max_tokens"),
+        ((1,), 2**31, "max_tokens"),
+    ],
+)
+def test_so_it_does_for_tokens(tokens: tuple[int, ...], max_tokens: int, wrong: str | None) -> None:
+    request = GenerationRequest(id="a", tokens=tokens, max_tokens=max_tokens, sampling=Sampling(seed=0))
+    assert request.wrong_number(vocab_size=9) == wrong

@@ -1,0 +1,145 @@
+"""Requests that engines die of: they count against who has sent them, not against the engine."""
+
+from __future__ import annotations
+
+import asyncio
+
+import psutil
+import pytest
+
+from openai_cpu_server.contract.embedding import EmbedRequest
+from openai_cpu_server.contract.engine import EngineState
+from openai_cpu_server.contract.request import GenerationRequest
+from openai_cpu_server.dispatch.dispatcher import Dispatcher
+from openai_cpu_server.dispatch.requests.culprits import LIMIT, Culprits
+from openai_cpu_server.errors import CulpritsLimited, GenerationFailed
+from tests.dispatch.test_dispatcher import client, collect, eventually, expected_text, running, text, until
+from tests.scheduler.driver import request
+
+pytestmark = pytest.mark.thorough
+POISON = 300
+
+
+def killer(name: str, account: str = "key:evil") -> GenerationRequest:
+    return request(name, tokens=(2, 3, POISON), output=5, account=account)
+
+
+def good(name: str, account: str = "key:good") -> GenerationRequest:
+    return request(name, output=20, account=account)
+
+
+class Clock:
+    now_s = 1000.0
+
+    def __call__(self) -> float:
+        return self.now_s
+
+
+def test_two_calls_within_ten_minutes_are_too_many() -> None:
+    clock = Clock()
+    culprits = Culprits(clock)
+    for call in ("a", "b"):
+        culprits.check("key:a")
+        culprits.book("key:a", call)
+        clock.now_s += 200
+    with pytest.raises(CulpritsLimited) as caught:
+        culprits.check("key:a")
+    assert caught.value.retry_after_s == 200
+    culprits.check("key:b")
+    clock.now_s += 200
+    culprits.check("key:a")
+    culprits.book("key:a", "c")
+    with pytest.raises(CulpritsLimited):
+        culprits.check("key:a")
+
+
+def test_sequences_of_one_call_count_once_and_nobody_never() -> None:
+    culprits = Culprits(Clock())
+    for _ in range(9):
+        culprits.book("key:a", "one")
+        culprits.book("", f"{_}")
+    culprits.check("key:a")
+    culprits.check("")
+
+
+@pytest.mark.anyio
+async def test_who_kills_the_engine_again_and_again_is_sent_away_and_others_are_served() -> None:
+    async with running(client("step_s=0.005", "kill_on=300")) as engine:
+        for number in range(10):
+            with pytest.raises(GenerationFailed if number < LIMIT else CulpritsLimited):
+                await collect(engine, killer(f"bad{number}/0"))
+        assert engine.status().restarts == 2 * LIMIT
+        assert text(await collect(engine, good("good/0"))) == expected_text(good("good/0"))
+        assert engine.state is EngineState.READY
+
+
+@pytest.mark.anyio
+async def test_deaths_whose_culprits_were_found_do_not_end_the_engine() -> None:
+    """Nobody answers for these, so they come again and again: 20 deaths within a minute."""
+    async with running(client("kill_on=300")) as engine:
+        for number in range(10):
+            with pytest.raises(GenerationFailed, match="died each time"):
+                await collect(engine, killer(f"bad{number}/0", account=""))
+        assert engine.status().restarts == 20
+        assert text(await collect(engine, good("good/0"))) == expected_text(good("good/0"))
+
+
+@pytest.mark.anyio
+async def test_who_hangs_up_before_it_is_found_out_is_found_out_all_the_same() -> None:
+    async with running(client("step_s=0.005", "kill_on=300")) as engine:
+        for number in range(LIMIT):
+            await hang_up(engine, killer(f"bad{number}/0"))
+            await until(engine, EngineState.READY)
+        with pytest.raises(CulpritsLimited):
+            await collect(engine, killer("bad/0"))
+        for number in range(6):
+            await hang_up(engine, killer(f"unknown{number}/0", account=""))
+            await until(engine, EngineState.READY)
+        assert text(await collect(engine, good("good/0"))) == expected_text(good("good/0"))
+
+
+@pytest.mark.anyio
+async def test_others_are_heard_before_who_hung_up_is_found_out() -> None:
+    """All whom the death accuses; those who are left must prove themselves, and they do."""
+    async with running(client("step_s=0.02", "kill_on=300")) as engine:
+        streams = [asyncio.create_task(collect(engine, good(f"good{i}/0", f"key:{i}"))) for i in range(3)]
+        for number in range(LIMIT):
+            await hang_up(engine, killer(f"bad{number}/0"))
+            await until(engine, EngineState.READY)
+            if number == 0:
+                for stream in streams:
+                    await stream
+        with pytest.raises(CulpritsLimited):
+            await collect(engine, killer("bad/0"))
+        assert [text(stream.result()) for stream in streams] == [
+            expected_text(good(f"good{i}/0")) for i in range(3)
+        ]
+        for number in range(3):
+            await collect(engine, good(f"again{number}/0", f"key:{number}"))
+
+
+async def hang_up(engine: Dispatcher, one: GenerationRequest) -> None:
+    """Leave as soon as the engine has died of it once."""
+    deaths = engine.status().restarts
+    async with engine.generate([one]):
+        await eventually(lambda: engine.status().restarts > deaths)
+
+
+@pytest.mark.anyio
+async def test_so_it_is_with_embeddings() -> None:
+    async with running(client("embeds=1", "kill_on=300")) as engine:
+        for number in range(LIMIT):
+            bad = EmbedRequest(id=f"bad{number}", inputs=((2, POISON),), account="key:evil")
+            with pytest.raises(GenerationFailed, match="died each time"):
+                async with engine.embed(bad) as embedding:
+                    await embedding.vectors()
+        with pytest.raises(CulpritsLimited):
+            engine.embed(EmbedRequest(id="c", inputs=((2, 3),), account="key:evil"))
+        async with engine.embed(EmbedRequest(id="d", inputs=((2, 3),), account="key:good")) as embedding:
+            assert await embedding.vectors()
+
+
+@pytest.mark.anyio
+async def test_engines_start_without_a_debugger_for_their_aborts() -> None:
+    async with running(client()) as engine:
+        assert psutil.Process(engine.engine_pid).environ()["GGML_NO_BACKTRACE"] == "1"
