@@ -14,12 +14,11 @@ from typing import NamedTuple
 import uvicorn
 
 from openai_cpu_server.api.access.key_ring import KeyRing
-from openai_cpu_server.api.access.keys import GATEWAY_PATHS
 from openai_cpu_server.api.access.meter import Meter
 from openai_cpu_server.api.access.rate_limits import RateLimits
 from openai_cpu_server.api.application import Api, create_api
 from openai_cpu_server.api.calls.recall import Recall
-from openai_cpu_server.api.gates.entrance import EXCESS_CONNECTION
+from openai_cpu_server.api.gates.guarded import EXCESS_CONNECTION
 from openai_cpu_server.api.options import ApiOptions, SchedulingOptions
 from openai_cpu_server.api.routes.model_keeping import ModelKeeping
 from openai_cpu_server.errors import StartupError
@@ -115,8 +114,9 @@ def open_desk(
 
 
 def _keys(settings: Settings) -> KeyRing:
-    open_paths = GATEWAY_PATHS if settings.open_to_gateways else ()
-    return KeyRing(revealed(settings.api_key), settings.api_keys, open_paths=open_paths)
+    return KeyRing(
+        revealed(settings.api_key), settings.api_keys, is_open_to_gateways=settings.open_to_gateways
+    )
 
 
 class Offline(NamedTuple):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from starlette.routing import Route
 
-from openai_cpu_server.api.access.keys import GATEWAY_METRICS_PATH, PAGE_FILES
 from openai_cpu_server.api.assembly.parts import Parts
 from openai_cpu_server.api.calls.recall import Recall
 from openai_cpu_server.api.options import ApiOptions
@@ -14,7 +13,7 @@ from openai_cpu_server.api.routes.cache import CacheRoutes
 from openai_cpu_server.api.routes.events import EventRoutes
 from openai_cpu_server.api.routes.files import FileRoutes
 from openai_cpu_server.api.routes.health import HealthRoutes
-from openai_cpu_server.api.routes.metrics import MetricsRoutes
+from openai_cpu_server.api.routes.metrics import GATEWAY_METRICS_PATH, MetricsRoutes
 from openai_cpu_server.api.routes.model_keeping import ModelKeeping, ModelKeepingRoutes
 from openai_cpu_server.api.routes.models import ModelRoutes
 from openai_cpu_server.api.routes.page import PageRoutes
@@ -90,7 +89,7 @@ def _watching_routes(parts: Parts, *, has_usage: bool) -> list[Route]:
 
 def _page_routes() -> list[Route]:
     page = PageRoutes()
-    return [Route("/", page.index), Route(PAGE_FILES + "{version}/{name}", page.file)]
+    return [Route("/", page.index), Route("/page/{version}/{name}", page.file)]
 
 
 def _job_routes(jobs: Jobs, models: ModelRegistry, options: ApiOptions) -> list[Route]:

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 
 import anyio
 from starlette.datastructures import Headers
 from starlette.requests import Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from openai_cpu_server.api.access.access import Access, Metering
 from openai_cpu_server.api.access.identity import identity_of
-from openai_cpu_server.api.access.keys import METERED_PATHS
 from openai_cpu_server.api.access.rate_limits import Lease, RateLimits
 from openai_cpu_server.api.calls.call import PRIORITY_HEADER, Sender
 from openai_cpu_server.api.gates.ticket import ticket_of
@@ -31,47 +31,49 @@ _HELD_BODY = "openai_cpu_server.held_body"
 
 
 class FairUse:
-    """Holds a call to its key's limits for as long as it is served, and each body to its size and pace."""
+    """Holds a request to its key's limits for as long as it is served, and each body to its size and pace."""
 
-    def __init__(
-        self, app: ASGIApp, *, limits: RateLimits, options: ApiOptions, uploads: Mapping[str, int]
-    ) -> None:
-        """`uploads`: paths with limits of their own, whose bodies go to disk beyond `_SPOOLED_BYTES`."""
-        self._app = app
+    def __init__(self, *, limits: RateLimits, options: ApiOptions, bodies: BodyBudget) -> None:
         self._limits = limits
         self._options = options
-        self._budget = BodyBudget(options.max_bodies_bytes)
-        self._uploads = uploads
+        self._bodies = bodies
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+    async def serve(
+        self, access: Access, handle: ASGIApp, scope: Scope, receive: Receive, send: Send
+    ) -> None:
+        """The messages of a WebSocket are held to the same where they are read."""
         if scope["type"] != "http":
-            await self._app(scope, receive, send)
-        elif scope["path"] in METERED_PATHS:
-            await self._metered(scope, receive, send)
+            await handle(scope, receive, send)
+        elif access.metering is Metering.NONE:
+            await self._with_body(access, handle, scope, receive, send)
         else:
-            await self._with_body(scope, receive, send)
+            await self._metered(access, handle, scope, receive, send)
 
-    async def _metered(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["method"] == "POST":
+    async def _metered(
+        self, access: Access, handle: ASGIApp, scope: Scope, receive: Receive, send: Send
+    ) -> None:
+        if access.metering is Metering.CALLS and scope["method"] == "POST":
             ticket_of(scope).priority = self._sender(scope).announced_priority()
-        scope[_LEASE] = lease = self._limits.lease(identity_of(scope).key)
+        takes_place = access.metering is not Metering.REQUESTS
+        scope[_LEASE] = lease = self._limits.lease(identity_of(scope).key, takes_place=takes_place)
         async with lease:
-            await self._with_body(scope, receive, send)
+            await self._with_body(access, handle, scope, receive, send)
 
     def _sender(self, scope: Scope) -> Sender:
         header = Headers(scope=scope).get(PRIORITY_HEADER)
         return Sender.of(identity_of(scope), header=header, default=self._options.default_priority)
 
-    async def _with_body(self, scope: Scope, receive: Receive, send: Send) -> None:
+    async def _with_body(
+        self, access: Access, handle: ASGIApp, scope: Scope, receive: Receive, send: Send
+    ) -> None:
         """Refuses a body by what it says of its length, by counting, and if all together are too large."""
-        is_spooled = scope["path"] in self._uploads
-        max_bytes = self._uploads.get(scope["path"], self._options.max_body_bytes)
+        max_bytes = self._options.max_upload_bytes if access.is_upload else self._options.max_body_bytes
         announced = _announced_bytes(scope)
         if announced > max_bytes:
             if announced - max_bytes <= _HEARD_OUT_BYTES:
                 await _hear_out(receive)
             raise BodyTooLarge(max_bytes)
-        scope[_HELD_BODY] = held = HeldBody(self._budget, _SPOOLED_BYTES if is_spooled else max_bytes)
+        scope[_HELD_BODY] = held = HeldBody(self._bodies, _SPOOLED_BYTES if access.is_upload else max_bytes)
         in_time, received = paced(receive, self._options.read_timeout_s), 0
 
         async def counted() -> Message:
@@ -84,12 +86,14 @@ class FairUse:
             return message
 
         try:
-            await self._app(scope, counted, send)
+            await handle(scope, counted, send)
         finally:
             held.release()
 
 
 class BodyBudget:
+    """The memory for all bodies, and for messages of WebSockets, that are being read."""
+
     def __init__(self, max_bytes: int) -> None:
         self._max_bytes = max_bytes
         self._held_bytes = 0
@@ -126,14 +130,14 @@ class HeldBody:
 
 
 def lease_of(scope: Scope) -> Lease:
-    """The lease of a request on a metered path."""
+    """The lease of a request to a metered route."""
     lease = scope[_LEASE]
     assert isinstance(lease, Lease)
     return lease
 
 
 def limit_headers_of(scope: Scope) -> dict[str, str]:
-    """What the response of a request is to say of its key's limits; nothing on paths that are not metered."""
+    """What the response of a request is to say of its key's limits; nothing where it is not metered."""
     lease = scope.get(_LEASE)
     return lease.headers if isinstance(lease, Lease) else {}
 

@@ -196,7 +196,14 @@ class _Socket:
     def _ticket(self) -> Ticket:
         """Requests count and are logged one by one, in the trace of the handshake."""
         socket = ticket_of(self._websocket.scope)
-        return Ticket(new_request_id(), "POST", socket.path, Origin.WEBSOCKET, trace=socket.trace)
+        return Ticket(
+            new_request_id(),
+            "POST",
+            socket.path,
+            socket.route,
+            origin=Origin.WEBSOCKET,
+            trace=socket.trace,
+        )
 
     async def _serve(self, request: _Request, data: bytes) -> None:
         """The last message goes out when the request has given up all that it held, and its name."""

@@ -130,7 +130,14 @@ class _Socket:
 
     async def _serve(self, data: bytes) -> None:
         handshake = ticket_of(self._websocket.scope)
-        ticket = Ticket(new_request_id(), "POST", handshake.path, Origin.WEBSOCKET, trace=handshake.trace)
+        ticket = Ticket(
+            new_request_id(),
+            "POST",
+            handshake.path,
+            handshake.route,
+            origin=Origin.WEBSOCKET,
+            trace=handshake.trace,
+        )
         ticket.has_headers = False
         try:
             await self._answer(data, ticket)
