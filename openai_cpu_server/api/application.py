@@ -18,7 +18,7 @@ from openai_cpu_server.api.access.meter import Meter
 from openai_cpu_server.api.access.rate_limits import RateLimits
 from openai_cpu_server.api.assembly.gates import gates, route_guard
 from openai_cpu_server.api.assembly.generating import generating
-from openai_cpu_server.api.assembly.managing import managing_routes
+from openai_cpu_server.api.assembly.managing import managing_routes, page_routes
 from openai_cpu_server.api.assembly.parts import Parts
 from openai_cpu_server.api.calls.recall import Recall
 from openai_cpu_server.api.describe.openapi import PATH as OPENAPI_PATH
@@ -83,13 +83,15 @@ def create_api(
         jobs=jobs,
         recall=recall,
     )
-    asking = generating(parts)
-    routes: list[BaseRoute] = [
+    asking, page = generating(parts), page_routes(options)
+    described: list[BaseRoute] = [
         *asking.routes,
         *managing_routes(parts, keeping or AlwaysLoaded(), find_adapter),
+        *(page if options.page else []),
     ]
-    routes.append(Route(OPENAPI_PATH, OpenApiRoute(routes, lenient=options.lenient).document))
-    routes += asking.sockets
+    described.append(Route(OPENAPI_PATH, OpenApiRoute(described, lenient=options.lenient).document))
+    described += asking.sockets
+    routes = described if options.page else [*described, *page]
     guard = route_guard(parts)
     app = Starlette(
         routes=[guarded(route, OPERATIONS[operation_name(route)].access, guard) for route in routes],

@@ -16,7 +16,7 @@ from openai_cpu_server.api.routes.health import HealthRoutes
 from openai_cpu_server.api.routes.metrics import GATEWAY_METRICS_PATH, MetricsRoutes
 from openai_cpu_server.api.routes.model_keeping import ModelKeeping, ModelKeepingRoutes
 from openai_cpu_server.api.routes.models import ModelRoutes
-from openai_cpu_server.api.routes.page import PageRoutes
+from openai_cpu_server.api.routes.page import NoPage, PageRoutes
 from openai_cpu_server.api.routes.requests import RequestRoutes
 from openai_cpu_server.api.routes.stats import StatsRoutes
 from openai_cpu_server.api.routes.tokens import TokenRoutes
@@ -32,7 +32,6 @@ def managing_routes(parts: Parts, keeping: ModelKeeping, find_adapter: FindAdapt
         *_routes(models, options, parts.recall),
         *_adapter_routes(models, options, find_adapter),
         *(_job_routes(parts.jobs, models, options) if parts.jobs else []),
-        *(_page_routes() if options.page else []),
     ]
     has_usage = any(route.path == "/v1/usage" for route in routes)
     return [*routes, *_watching_routes(parts, has_usage=has_usage)]
@@ -87,8 +86,9 @@ def _watching_routes(parts: Parts, *, has_usage: bool) -> list[Route]:
     ]
 
 
-def _page_routes() -> list[Route]:
-    page = PageRoutes()
+def page_routes(options: ApiOptions) -> list[Route]:
+    """Without the page its paths stay open: whoever asks is told that nothing is there."""
+    page = PageRoutes() if options.page else NoPage()
     return [Route("/", page.index), Route("/page/{version}/{name}", page.file)]
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Callable
 
@@ -44,36 +45,28 @@ class FairUse:
         """The messages of a WebSocket are held to the same where they are read."""
         if scope["type"] != "http":
             await handle(scope, receive, send)
-        elif access.metering is Metering.NONE:
-            await self._with_body(access, handle, scope, receive, send)
-        else:
-            await self._metered(access, handle, scope, receive, send)
-
-    async def _metered(
-        self, access: Access, handle: ASGIApp, scope: Scope, receive: Receive, send: Send
-    ) -> None:
+            return
         if access.metering is Metering.CALLS and scope["method"] == "POST":
             ticket_of(scope).priority = self._sender(scope).announced_priority()
-        takes_place = access.metering is not Metering.REQUESTS
-        scope[_LEASE] = lease = self._limits.lease(identity_of(scope).key, takes_place=takes_place)
-        async with lease:
-            await self._with_body(access, handle, scope, receive, send)
+        max_bytes = self._options.max_upload_bytes if access.is_upload else self._options.max_body_bytes
+        await _check_announced(scope, receive, max_bytes)
+        if access.metering is not Metering.NONE:
+            takes_place = access.metering is not Metering.REQUESTS
+            scope[_LEASE] = self._limits.lease(identity_of(scope).key, takes_place=takes_place)
+        async with scope.get(_LEASE) or contextlib.nullcontext():
+            most_bytes = _SPOOLED_BYTES if access.is_upload else max_bytes
+            scope[_HELD_BODY] = held = HeldBody(self._bodies, most_bytes)
+            try:
+                await handle(scope, self._counted(receive, held, max_bytes), send)
+            finally:
+                held.release()
 
     def _sender(self, scope: Scope) -> Sender:
         header = Headers(scope=scope).get(PRIORITY_HEADER)
         return Sender.of(identity_of(scope), header=header, default=self._options.default_priority)
 
-    async def _with_body(
-        self, access: Access, handle: ASGIApp, scope: Scope, receive: Receive, send: Send
-    ) -> None:
-        """Refuses a body by what it says of its length, by counting, and if all together are too large."""
-        max_bytes = self._options.max_upload_bytes if access.is_upload else self._options.max_body_bytes
-        announced = _announced_bytes(scope)
-        if announced > max_bytes:
-            if announced - max_bytes <= _HEARD_OUT_BYTES:
-                await _hear_out(receive)
-            raise BodyTooLarge(max_bytes)
-        scope[_HELD_BODY] = held = HeldBody(self._bodies, _SPOOLED_BYTES if access.is_upload else max_bytes)
+    def _counted(self, receive: Receive, held: HeldBody, max_bytes: int) -> Receive:
+        """Returns a `receive` that raises for a body that is too large, too slow or too much."""
         in_time, received = paced(receive, self._options.read_timeout_s), 0
 
         async def counted() -> Message:
@@ -85,10 +78,7 @@ class FairUse:
             held.has_grown(received)
             return message
 
-        try:
-            await handle(scope, counted, send)
-        finally:
-            held.release()
+        return counted
 
 
 class BodyBudget:
@@ -146,6 +136,16 @@ def release_body(scope: Scope) -> None:
     """Gives the budget back early, for a request that goes on for long after its body is understood."""
     held: HeldBody = scope[_HELD_BODY]
     held.release()
+
+
+async def _check_announced(scope: Scope, receive: Receive, max_bytes: int) -> None:
+    """Raises BodyTooLarge for a body that says so itself; then it counts against no limit of its key."""
+    announced = _announced_bytes(scope)
+    if announced <= max_bytes:
+        return
+    if announced - max_bytes <= _HEARD_OUT_BYTES:
+        await _hear_out(receive)
+    raise BodyTooLarge(max_bytes)
 
 
 async def _hear_out(receive: Receive) -> None:
