@@ -6,8 +6,9 @@ import asyncio
 import contextlib
 import logging
 import socket
+import sys
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Iterator, Sequence
 from datetime import timedelta
 from typing import NamedTuple
 
@@ -18,6 +19,7 @@ from openai_cpu_server.api.access.meter import Meter
 from openai_cpu_server.api.access.rate_limits import RateLimits
 from openai_cpu_server.api.application import Api, create_api
 from openai_cpu_server.api.calls.recall import Recall
+from openai_cpu_server.api.gates.fair_use import HeldBody
 from openai_cpu_server.api.gates.guarded import EXCESS_CONNECTION
 from openai_cpu_server.api.options import ApiOptions, SchedulingOptions
 from openai_cpu_server.api.routes.model_keeping import ModelKeeping
@@ -35,10 +37,12 @@ from openai_cpu_server.serving.fleet import Fleet
 from openai_cpu_server.serving.plans import ModelPlan, planned_models
 from openai_cpu_server.serving.recall import open_recall
 from openai_cpu_server.settings import Settings, revealed, tune_engines, user_data_dir
-from openai_cpu_server.web.connection import ConnectionLimits, limited_connection, limited_socket
+from openai_cpu_server.web.complaints import Complaints
+from openai_cpu_server.web.connection import ConnectionLimits, limited_connection
 from openai_cpu_server.web.hangup import Hangup
 from openai_cpu_server.web.open_files import room_for_connections
 from openai_cpu_server.web.server import WebServer
+from openai_cpu_server.web.socket import limited_socket
 
 logger = logging.getLogger(__name__)
 
@@ -58,7 +62,7 @@ def serve(settings: Settings) -> None:
         watch = Watch.new(model=plans[0].name, tracing=tracing)
         fleet = Fleet(settings, plans, watch)
         desk = open_desk(settings, fleet.registry, watch, keeping=fleet)
-        config = _web_config(settings, desk.api.app, close_s=_CLOSE_CONNECTIONS_S)
+        config = _web_config(settings, desk.api, close_s=_CLOSE_CONNECTIONS_S)
         started = time.monotonic()
         try:
             server = WebServer(
@@ -134,7 +138,7 @@ def offline(settings: Settings, plans: Sequence[ModelPlan]) -> Offline:
     return Offline(fleet, create_api(fleet.registry, _api_options(settings), watch=watch).run_row)
 
 
-def _web_config(settings: Settings, api: Callable[..., Awaitable[None]], *, close_s: int) -> uvicorn.Config:
+def _web_config(settings: Settings, api: Api, *, close_s: int) -> uvicorn.Config:
     """`close_s`: what connections get to end when the server does. Raises StartupError for a certificate
     that cannot be used."""
     limits = ConnectionLimits(
@@ -142,9 +146,11 @@ def _web_config(settings: Settings, api: Callable[..., Awaitable[None]], *, clos
         read_timeout_s=settings.read_timeout_s,
         write_timeout_s=settings.write_timeout_s,
         excess_mark=EXCESS_CONNECTION,
+        messages=lambda: HeldBody(api.bodies, sys.maxsize),
+        complaints=Complaints(),
     )
     config = uvicorn.Config(
-        api,
+        api.app,
         http=limited_connection(limits),
         ws=limited_socket(limits),
         ws_max_size=settings.max_body_mb * _MIB,
@@ -186,9 +192,7 @@ async def _run(
 
 
 @contextlib.asynccontextmanager
-async def web_serving(
-    settings: Settings, api: Callable[..., Awaitable[None]], *, close_s: int
-) -> AsyncIterator[asyncio.Task[None]]:
+async def web_serving(settings: Settings, api: Api, *, close_s: int) -> AsyncIterator[asyncio.Task[None]]:
     """Meanwhile requests are answered, on a port that other processes may share. At the end those that run
     have `close_s`. Raises StartupError."""
     config = _web_config(settings, api, close_s=close_s)

@@ -100,7 +100,8 @@ class BodyBudget:
 
 
 class HeldBody:
-    """One body's part of the budget. At most `most_bytes` of it are in memory; the rest is on disk."""
+    """One body's part of the budget, or that of a WebSocket's unfinished messages. At most `most_bytes` of it
+    are in memory; the rest is on disk."""
 
     def __init__(self, budget: BodyBudget, most_bytes: int) -> None:
         self._budget = budget
@@ -113,6 +114,18 @@ class HeldBody:
         if due > self._charged_bytes:
             self._budget.take(due - self._charged_bytes)
             self._charged_bytes = due
+
+    def holds(self, num_bytes: int) -> bool:
+        """So many bytes are held now, be it more or less. False: there is no room for more."""
+        due = max(0, min(num_bytes, self._most_bytes) - FREE_BYTES)
+        if due < self._charged_bytes:
+            self._budget.give(self._charged_bytes - due)
+            self._charged_bytes = due
+        try:
+            self.has_grown(num_bytes)
+        except BodiesFull:
+            return False
+        return True
 
     def release(self) -> None:
         self._budget.give(self._charged_bytes)
