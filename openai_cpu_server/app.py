@@ -14,6 +14,7 @@ from typing import NamedTuple
 
 import uvicorn
 
+from openai_cpu_server.api.access.clients import is_loopback
 from openai_cpu_server.api.access.key_ring import KeyRing
 from openai_cpu_server.api.access.meter import Meter
 from openai_cpu_server.api.access.rate_limits import RateLimits
@@ -103,6 +104,12 @@ def open_desk(
     line."""
     recall = open_recall(settings, models, watch)
     keys, jobs = _keys(settings), _jobs(settings, models.default.name)
+    if keys.is_open and not _is_on_loopback(settings.host):
+        logger.warning(
+            "without --api-key or --api-keys, everybody who reaches %s may use this server%s",
+            settings.host or "it",
+            " and administrate it (--open-admin)" if settings.open_admin else "",
+        )
     api = create_api(
         models,
         _api_options(settings),
@@ -238,6 +245,8 @@ def _api_options(settings: Settings) -> ApiOptions:
         request_timeout_s=settings.request_timeout,
         read_timeout_s=settings.read_timeout_s,
         cors_origins=tuple(settings.cors_origin),
+        hosts=_hosts(settings),
+        is_admin_open=settings.open_admin or _is_on_loopback(settings.host),
         trusted_proxies=tuple(settings.trusted_proxy),
         prices={model: table.price for model, table in settings.prices.items()},
         page=settings.page,
@@ -252,6 +261,24 @@ def _api_options(settings: Settings) -> ApiOptions:
             max_queue=settings.max_queue,
         ),
     )
+
+
+def _hosts(settings: Settings) -> frozenset[str] | None:
+    """The names that clients may call the server by; None: any, for it has names that it does not know."""
+    if not settings.allowed_host and not _is_on_loopback(settings.host):
+        return None
+    return frozenset({"localhost", settings.host.lower(), *settings.allowed_host})
+
+
+def _is_on_loopback(host: str) -> bool:
+    """Whether only this machine can reach an address."""
+    if not host:
+        return False  # all addresses
+    try:
+        found = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
+    except OSError:
+        return False
+    return all(is_loopback(str(address[0])) for *_, address in found)
 
 
 def _jobs(settings: Settings, model: str) -> Jobs | None:

@@ -8,6 +8,7 @@ from starlette.middleware.cors import CORSMiddleware
 from openai_cpu_server.api.access.limit_headers import NAMES as LIMIT_HEADERS
 from openai_cpu_server.api.assembly.parts import Parts
 from openai_cpu_server.api.calls.recall import X_CACHE
+from openai_cpu_server.api.gates.browsers import canonical_origin
 from openai_cpu_server.api.gates.entrance import Entrance, HostGate
 from openai_cpu_server.api.gates.fair_use import FairUse
 from openai_cpu_server.api.gates.guarded import RouteGuard
@@ -32,7 +33,7 @@ def route_guard(parts: Parts) -> RouteGuard:
         FairUse(limits=parts.limits, options=options, bodies=parts.bodies),
         keys=parts.keys,
         trusted_proxies=options.trusted_proxies,
-        origins=options.cors_origins,
+        origins=frozenset(map(canonical_origin, options.cors_origins)),
         is_admin_open=options.is_admin_open,
     )
 
@@ -54,7 +55,7 @@ def _cors(origins: tuple[str, ...]) -> list[Middleware]:
     return [
         Middleware(
             CORSMiddleware,
-            allow_origins=origins,
+            allow_origins=tuple(map(canonical_origin, origins)),
             allow_methods=("GET", "POST", "DELETE"),
             allow_headers=("*",),
             expose_headers=exposed,

@@ -20,6 +20,7 @@ from openai_cpu_server.errors import HostRefused, OriginRefused
 ANY = "*"
 _HOST = re.compile(r"(?P<name>\[[0-9A-Za-z:.%]+\]|[0-9A-Za-z._-]+)(?::(?P<port>[0-9]{1,5}))?")
 _DEFAULT_PORTS = {"http": 80, "https": 443, "ws": 80, "wss": 443}
+_BEFORE_HOST = {"0.9", "1.0"}
 _SECURE = {"https", "wss"}
 _READING = {"GET", "HEAD", "OPTIONS"}
 """They change nothing, and what they answer a page of another origin cannot read."""
@@ -54,6 +55,12 @@ class Origin(NamedTuple):
         return f"{self.scheme}://{host}" if is_usual else f"{self.scheme}://{host}:{self.port}"
 
 
+def canonical_origin(text: str) -> str:
+    """As browsers write it, so that it can be compared; what is no origin (`*`, `null`) stays as it is."""
+    origin = Origin.of(text)
+    return text if origin is None else str(origin)
+
+
 def host_name(host: str) -> str | None:
     """The name in a `Host` header, without its port; None for what is no name and no address."""
     match = _HOST.fullmatch(host)
@@ -64,12 +71,12 @@ def check_host(scope: Scope, allowed: Collection[str] | None) -> None:
     """Raises HostRefused for a name that is none of these. `allowed`: None is any.
 
     An address needs no permission: a page's own name is never one. A client that sends no Host at all, as
-    HTTP/1.0 allows, is no browser.
+    was allowed before HTTP/1.1, is no browser.
     """
     if allowed is None or ANY in allowed:
         return
     hosts = Headers(scope=scope).getlist("host")
-    if not hosts and scope.get("http_version") == "1.0":
+    if not hosts and scope.get("http_version") in _BEFORE_HOST:
         return
     name = host_name(hosts[0]) if len(hosts) == 1 else None
     if name is None or not (name in allowed or _is_address(name)):
@@ -77,7 +84,8 @@ def check_host(scope: Scope, allowed: Collection[str] | None) -> None:
 
 
 def check_origin(scope: Scope, allowed: Collection[str]) -> None:
-    """Raises OriginRefused for a page that is neither this server's nor of an allowed origin.
+    """Raises OriginRefused for a page that is neither this server's nor of an allowed origin, which are
+    canonical.
 
     A browser sends some POSTs of any page without asking, and opens any WebSocket; all else that changes
     something needs a preflight.
@@ -86,10 +94,10 @@ def check_origin(scope: Scope, allowed: Collection[str]) -> None:
     given = headers.get("origin")
     if given is None or (scope["type"] == "http" and scope["method"] in _READING):
         return
-    if given in allowed or ANY in allowed:
+    if canonical_origin(given) in allowed or ANY in allowed:
         return
     origin = Origin.of(given)
-    if origin is None or not (origin == _own_origin(scope, headers) or str(origin) in allowed):
+    if origin is None or origin != _own_origin(scope, headers):
         raise OriginRefused(given)
 
 
