@@ -155,9 +155,9 @@ class Settings(ModelOptions, WhatToServe, BaseSettings):
     )
     allowed_host: list[Annotated[str, AfterValidator(_host_name)]] = Field(
         [],
-        description="clients may call the server by this name; * is any; may be given several times; beside "
-        "addresses, localhost and the name in --host. Default: those alone where it listens on a loopback "
-        "address, else any",
+        description="clients may call the server by this name, beside addresses, localhost and the name in "
+        "--host; * is any; may be given several times; default: none where it listens on a loopback address, "
+        "else any",
     )
     open_admin: bool = Field(
         False,
