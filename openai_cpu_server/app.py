@@ -6,20 +6,22 @@ import asyncio
 import contextlib
 import logging
 import socket
+import sys
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Iterator, Sequence
 from datetime import timedelta
 from typing import NamedTuple
 
 import uvicorn
 
+from openai_cpu_server.api.access.clients import is_loopback
 from openai_cpu_server.api.access.key_ring import KeyRing
-from openai_cpu_server.api.access.keys import GATEWAY_PATHS
 from openai_cpu_server.api.access.meter import Meter
 from openai_cpu_server.api.access.rate_limits import RateLimits
 from openai_cpu_server.api.application import Api, create_api
 from openai_cpu_server.api.calls.recall import Recall
-from openai_cpu_server.api.gates.entrance import EXCESS_CONNECTION
+from openai_cpu_server.api.gates.fair_use import HeldBody
+from openai_cpu_server.api.gates.guarded import EXCESS_CONNECTION
 from openai_cpu_server.api.options import ApiOptions, SchedulingOptions
 from openai_cpu_server.api.routes.model_keeping import ModelKeeping
 from openai_cpu_server.errors import StartupError
@@ -37,10 +39,12 @@ from openai_cpu_server.serving.fleet import Fleet
 from openai_cpu_server.serving.plans import ModelPlan, planned_models
 from openai_cpu_server.serving.recall import open_recall
 from openai_cpu_server.settings import Settings, revealed, tune_engines, user_data_dir
-from openai_cpu_server.web.connection import ConnectionLimits, limited_connection, limited_socket
+from openai_cpu_server.web.complaints import Complaints
+from openai_cpu_server.web.connection import ConnectionLimits, limited_connection
 from openai_cpu_server.web.hangup import Hangup
 from openai_cpu_server.web.open_files import room_for_connections
 from openai_cpu_server.web.server import WebServer
+from openai_cpu_server.web.socket import limited_socket
 
 logger = logging.getLogger(__name__)
 
@@ -62,7 +66,7 @@ def serve(settings: Settings) -> None:
         readers.on_death = watch.reader_died
         fleet = Fleet(settings, plans, watch, readers)
         desk = open_desk(settings, fleet.registry, watch, keeping=fleet)
-        config = _web_config(settings, desk.api.app, close_s=_CLOSE_CONNECTIONS_S)
+        config = _web_config(settings, desk.api, close_s=_CLOSE_CONNECTIONS_S)
         started = time.monotonic()
         try:
             server = WebServer(
@@ -103,6 +107,12 @@ def open_desk(
     line."""
     recall = open_recall(settings, models, watch)
     keys, jobs = _keys(settings), _jobs(settings, models.default.name)
+    if keys.is_open and not _is_on_loopback(settings.host):
+        logger.warning(
+            "without --api-key or --api-keys, everybody who reaches %s may use this server%s",
+            settings.host or "it",
+            " and administrate it (--open-admin)" if settings.open_admin else "",
+        )
     api = create_api(
         models,
         _api_options(settings),
@@ -118,8 +128,9 @@ def open_desk(
 
 
 def _keys(settings: Settings) -> KeyRing:
-    open_paths = GATEWAY_PATHS if settings.open_to_gateways else ()
-    return KeyRing(revealed(settings.api_key), settings.api_keys, open_paths=open_paths)
+    return KeyRing(
+        revealed(settings.api_key), settings.api_keys, is_open_to_gateways=settings.open_to_gateways
+    )
 
 
 class Offline(NamedTuple):
@@ -137,7 +148,7 @@ def offline(settings: Settings, plans: Sequence[ModelPlan]) -> Offline:
     return Offline(fleet, create_api(fleet.registry, _api_options(settings), watch=watch).run_row)
 
 
-def _web_config(settings: Settings, api: Callable[..., Awaitable[None]], *, close_s: int) -> uvicorn.Config:
+def _web_config(settings: Settings, api: Api, *, close_s: int) -> uvicorn.Config:
     """`close_s`: what connections get to end when the server does. Raises StartupError for a certificate
     that cannot be used."""
     limits = ConnectionLimits(
@@ -145,9 +156,11 @@ def _web_config(settings: Settings, api: Callable[..., Awaitable[None]], *, clos
         read_timeout_s=settings.read_timeout_s,
         write_timeout_s=settings.write_timeout_s,
         excess_mark=EXCESS_CONNECTION,
+        messages=lambda: HeldBody(api.bodies, sys.maxsize),
+        complaints=Complaints(),
     )
     config = uvicorn.Config(
-        api,
+        api.app,
         http=limited_connection(limits),
         ws=limited_socket(limits),
         ws_max_size=settings.max_body_mb * _MIB,
@@ -189,9 +202,7 @@ async def _run(
 
 
 @contextlib.asynccontextmanager
-async def web_serving(
-    settings: Settings, api: Callable[..., Awaitable[None]], *, close_s: int
-) -> AsyncIterator[asyncio.Task[None]]:
+async def web_serving(settings: Settings, api: Api, *, close_s: int) -> AsyncIterator[asyncio.Task[None]]:
     """Meanwhile requests are answered, on a port that other processes may share. At the end those that run
     have `close_s`. Raises StartupError."""
     config = _web_config(settings, api, close_s=close_s)
@@ -237,6 +248,8 @@ def _api_options(settings: Settings) -> ApiOptions:
         request_timeout_s=settings.request_timeout,
         read_timeout_s=settings.read_timeout_s,
         cors_origins=tuple(settings.cors_origin),
+        hosts=_hosts(settings),
+        is_admin_open=settings.open_admin or _is_on_loopback(settings.host),
         trusted_proxies=tuple(settings.trusted_proxy),
         prices={model: table.price for model, table in settings.prices.items()},
         page=settings.page,
@@ -251,6 +264,24 @@ def _api_options(settings: Settings) -> ApiOptions:
             max_queue=settings.max_queue,
         ),
     )
+
+
+def _hosts(settings: Settings) -> frozenset[str] | None:
+    """The names that clients may call the server by; None: any, for it has names that it does not know."""
+    if not settings.allowed_host and not _is_on_loopback(settings.host):
+        return None
+    return frozenset({"localhost", settings.host.lower(), *settings.allowed_host})
+
+
+def _is_on_loopback(host: str) -> bool:
+    """Whether only this machine can reach an address."""
+    if not host:
+        return False  # all addresses
+    try:
+        found = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
+    except OSError:
+        return False
+    return all(is_loopback(str(address[0])) for *_, address in found)
 
 
 def _jobs(settings: Settings, model: str) -> Jobs | None:

@@ -145,8 +145,9 @@ class Unauthorized(ServerError):
 class Forbidden(ServerError):
     """A right key, but not for this."""
 
-    def __init__(self, scope: str) -> None:
-        super().__init__(f"You have insufficient permissions for this operation. Missing scopes: {scope}.")
+    def __init__(self, scope: str, hint: str = "") -> None:
+        said = f"You have insufficient permissions for this operation. Missing scopes: {scope}."
+        super().__init__(f"{said} {hint}".strip())
 
 
 class OriginRefused(ServerError):
@@ -154,6 +155,16 @@ class OriginRefused(ServerError):
 
     def __init__(self, origin: str) -> None:
         super().__init__(f"Pages of {origin[:200]!r} may not call this server; see --cors-origin.")
+
+
+class HostRefused(ServerError):
+    """The request was sent to a name that is not this server's: a web page may have made it so."""
+
+    def __init__(self, host: str) -> None:
+        super().__init__(
+            f"This server does not go by the name {host[:200]!r}: call it by its address, or name it with "
+            "--allowed-host."
+        )
 
 
 class BodyTooSlow(ServerError):

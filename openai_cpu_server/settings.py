@@ -6,13 +6,22 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import re
 from collections.abc import Mapping, Sequence
 from ipaddress import IPv4Network, IPv6Network, ip_network
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import msgspec
-from pydantic import BaseModel, BeforeValidator, Field, PlainValidator, SecretStr, ValidationError
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    Field,
+    PlainValidator,
+    SecretStr,
+    ValidationError,
+)
 from pydantic_settings import (
     BaseSettings,
     CliApp,
@@ -71,6 +80,13 @@ def _one_or_more(given: object) -> object:
     if not isinstance(given, str):
         return given
     return json.loads(given) if given.startswith("[") else [given]
+
+
+def _host_name(given: str) -> str:
+    """Raises ValueError for what can be no name in a `Host` header."""
+    if given != "*" and not re.fullmatch(r"[0-9A-Za-z._-]+", given):
+        raise ValueError("expected a name, without http:// and without a port")
+    return given.lower().rstrip(".")
 
 
 class WhatToServe(BaseModel):
@@ -136,6 +152,17 @@ class Settings(ModelOptions, WhatToServe, BaseSettings):
     )
     cors_origin: list[str] = Field(
         [], description="pages of this origin may call from a browser; * is all; may be given several times"
+    )
+    allowed_host: list[Annotated[str, AfterValidator(_host_name)]] = Field(
+        [],
+        description="clients may call the server by this name, beside addresses, localhost and the name in "
+        "--host; * is any; may be given several times; default: none where it listens on a loopback address, "
+        "else any",
+    )
+    open_admin: bool = Field(
+        False,
+        description="without keys, clients on other machines are administrators too: they may load and "
+        "unload models and adapters, empty caches, and see and end everybody's requests",
     )
     trusted_proxy: list[Network] = Field(
         [],

@@ -53,7 +53,9 @@ class ServerProcess:
         self._reader.start()
 
     def __enter__(self) -> ServerProcess:
-        self.url = "http://127.0.0.1:" + self.wait_for(r"listening on http://127\.0\.0\.1:(\d+)")
+        self.url = "http://127.0.0.1:" + self.wait_for(
+            r"listening on http://(?:127\.0\.0\.1|0\.0\.0\.0):(\d+)"
+        )
         self.wait_for("(ready): ")
         return self
 

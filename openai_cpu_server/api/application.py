@@ -16,14 +16,17 @@ from openai_cpu_server.api.access.clients import key_of
 from openai_cpu_server.api.access.key_ring import KeyRing
 from openai_cpu_server.api.access.meter import Meter
 from openai_cpu_server.api.access.rate_limits import RateLimits
-from openai_cpu_server.api.assembly.gates import gates
+from openai_cpu_server.api.assembly.gates import gates, route_guard
 from openai_cpu_server.api.assembly.generating import generating
-from openai_cpu_server.api.assembly.managing import managing_routes
+from openai_cpu_server.api.assembly.managing import managing_routes, page_routes
 from openai_cpu_server.api.assembly.parts import Parts
 from openai_cpu_server.api.calls.recall import Recall
 from openai_cpu_server.api.describe.openapi import PATH as OPENAPI_PATH
 from openai_cpu_server.api.describe.openapi import OpenApiRoute
+from openai_cpu_server.api.describe.operations import OPERATIONS
 from openai_cpu_server.api.error_shapes import shaped_response
+from openai_cpu_server.api.gates.fair_use import BodyBudget
+from openai_cpu_server.api.gates.guarded import guarded, guarded_nowhere, operation_name
 from openai_cpu_server.api.gates.ticket import Endings, ticket_of
 from openai_cpu_server.api.options import ApiOptions
 from openai_cpu_server.api.routes.adapters import FindAdapter, no_adapters
@@ -35,12 +38,15 @@ from openai_cpu_server.observe.watch import Watch
 
 
 class Api(NamedTuple):
-    """The application for a web server, what runs the rows of batch jobs on the same way, and what must be
-    awaited when the engines have ended, before the jobs' database is closed."""
+    """The application for a web server, and what works beside it."""
 
     app: Starlette
     run_row: RowRunner
+    """Runs the rows of batch jobs on the same way."""
     settle: Callable[[], Awaitable[None]]
+    """It must be awaited when the engines have ended, before the jobs' database is closed."""
+    bodies: BodyBudget
+    """The web server counts against it what it holds of messages that are not whole."""
 
 
 def create_api(
@@ -71,27 +77,32 @@ def create_api(
         options=options,
         keys=keys or KeyRing(options.api_key),
         limits=limits or RateLimits(Meter.open(None)),
+        bodies=BodyBudget(options.max_bodies_bytes),
         endings=Endings(watch),
         watch=watch,
         jobs=jobs,
         recall=recall,
     )
-    asking = generating(parts)
-    routes: list[BaseRoute] = [
+    asking, page = generating(parts), page_routes(options)
+    described: list[BaseRoute] = [
         *asking.routes,
         *managing_routes(parts, keeping or AlwaysLoaded(), find_adapter),
+        *(page if options.page else []),
     ]
-    routes.append(Route(OPENAPI_PATH, OpenApiRoute(routes, lenient=options.lenient).document))
-    routes += asking.sockets
-    parts.endings.know(routes)
+    described.append(Route(OPENAPI_PATH, OpenApiRoute(described, lenient=options.lenient).document))
+    described += asking.sockets
+    routes = described if options.page else [*described, *page]
+    guard = route_guard(parts)
     app = Starlette(
-        routes=routes,
+        routes=[guarded(route, OPERATIONS[operation_name(route)].access, guard) for route in routes],
         middleware=gates(parts),
         exception_handlers={HTTPException: _no_such_route},
         lifespan=lifespan,
     )
     app.router.redirect_slashes = False
-    return Api(app, RowRunner(asking.rows, keys=parts.keys, endings=parts.endings), asking.settle)
+    app.router.default = guarded_nowhere(app.router.not_found, guard)
+    run_row = RowRunner(asking.rows, keys=parts.keys, endings=parts.endings)
+    return Api(app, run_row, asking.settle, parts.bodies)
 
 
 async def _no_such_route(request: Request, error: Exception) -> Response:

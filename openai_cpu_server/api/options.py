@@ -10,6 +10,9 @@ from openai_cpu_server.api.access.clients import Network
 from openai_cpu_server.contract.request import Priority
 from openai_cpu_server.contract.usage import Price
 
+_MULTIPART_BYTES = 64 * 1024
+"""So many bytes may surround the file in the body of an upload."""
+
 
 class SchedulingOptions(msgspec.Struct, frozen=True, kw_only=True):
     """What the engines were told, for those who watch them. Names are those of the command line."""
@@ -44,6 +47,10 @@ class ApiOptions(msgspec.Struct, frozen=True, kw_only=True):
     """The time that a body may take; each KiB of it buys a second more."""
     cors_origins: tuple[str, ...] = ()
     """Pages of these origins may call from a browser; `*` is all."""
+    hosts: frozenset[str] | None = None
+    """The names that the server goes by, beside its addresses; None: any."""
+    is_admin_open: bool = True
+    """Without keys everybody is an administrator; False: whoever calls from this machine is."""
     trusted_proxies: tuple[Network, ...] = ()
     """Peers that are believed about where a request came from."""
     max_socket_requests: int = 64
@@ -63,3 +70,8 @@ class ApiOptions(msgspec.Struct, frozen=True, kw_only=True):
     """There is a page for browsers."""
     keep_alive_s: float = 10.0
     """Seconds between the comments that keep a silent stream open; 0 sends none."""
+
+    @property
+    def max_upload_bytes(self) -> int:
+        """The limit for the whole body of an upload."""
+        return self.max_file_bytes + _MULTIPART_BYTES

@@ -50,7 +50,13 @@ class RowRunner:
 
     async def __call__(self, url: str, body: bytes, owner: str) -> RowAnswer:
         ticket = Ticket(
-            new_request_id(), "POST", url, Origin.BATCH, client=owner or None, priority=Priority.BATCH
+            new_request_id(),
+            "POST",
+            url,
+            url,
+            origin=Origin.BATCH,
+            client=owner or None,
+            priority=Priority.BATCH,
         )
         ticket.has_headers = False
         self._endings.row_begins()

@@ -3,20 +3,41 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import json
 import socket
-from typing import Any, ClassVar
+from collections.abc import Callable
+from http import HTTPStatus
+from typing import Any, ClassVar, Protocol
 
+import httptools
 import msgspec
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
-from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
+from uvicorn._types import ASGI3Application
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
+
+from openai_cpu_server.web.complaints import Complaints
 
 _MAX_HEADER_BYTES = 64 * 1024
+_MAX_FIELDS = 256
+"""A request's line, its headers and its trailers have no more bytes, and are no more, together."""
+_MAX_WAITING = 8
+"""So many requests may wait behind one that is answered."""
+_LINGER_S = 2.0
 _EXCESS_READ_S = 2.0
 """The seconds in which a connection beyond the limit must send its request, which is then refused."""
 _UNSENT_BYTES = 128 * 1024
 """Bytes of a response that the kernel takes before the client has room for them."""
 _NOT_SENT_LOWAT = getattr(socket, "TCP_NOTSENT_LOWAT", None)
+
+
+class HeldMessages(Protocol):
+    """A WebSocket's part of the memory for all bodies."""
+
+    def holds(self, num_bytes: int) -> bool:
+        """It holds so many bytes now. False: there is no room for them, and what was counted stays."""
+        ...
+
+    def release(self) -> None: ...
 
 
 class ConnectionLimits(msgspec.Struct, frozen=True, kw_only=True):
@@ -28,9 +49,30 @@ class ConnectionLimits(msgspec.Struct, frozen=True, kw_only=True):
     """The seconds after which a client that does not read is dropped."""
     excess_mark: str
     """The key in the connection's state that marks connections beyond the limit for the application."""
+    messages: Callable[[], HeldMessages]
+    """Makes what a WebSocket counts its messages in."""
+    complaints: Complaints
 
 
-class _Timer:
+class _Refusal(msgspec.Struct, frozen=True):
+    status: int
+    message: str
+    code: str
+
+
+_MALFORMED = _Refusal(400, "Invalid HTTP request received.", "invalid_http")
+_TOO_LARGE = _Refusal(431, "The request's headers are too large.", "headers_too_large")
+
+
+class _TooLarge(Exception):
+    """Stops the parser."""
+
+
+class _Full(Exception):
+    """Stops the parser: too many requests wait."""
+
+
+class Timer:
     """One timer, which runs at most once at a time."""
 
     def __init__(self) -> None:
@@ -53,10 +95,18 @@ class LimitedConnection(HttpToolsProtocol):
     limits: ClassVar[ConnectionLimits]
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        self._reading = _Timer()
-        self._writing = _Timer()
-        self._awaits_headers = True
-        self._header_bytes = 0
+        self._reading = Timer()
+        self._writing = Timer()
+        self._has_head = False
+        """A message is being read, and its headers are complete."""
+        self._drops_upgrade = False
+        self._is_over = False
+        """Nothing more is read."""
+        self._refusal = _MALFORMED
+        self._field_bytes = self._num_fields = 0
+        self._silent_bytes = 0
+        """Came since the parser had something to tell: it keeps them until it has."""
+        self._answered: RequestResponseCycle | None = None
         super().connection_made(transport)
         _bound_send_buffer(transport)
         read_s = self.limits.read_timeout_s
@@ -68,28 +118,122 @@ class LimitedConnection(HttpToolsProtocol):
     def connection_lost(self, exc: Exception | None) -> None:
         self._reading.stop()
         self._writing.stop()
+        self.pipeline.clear()
+        if self._answered is not None:
+            _disconnect(self._answered)  # uvicorn tells the request that came last
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
-        if self._awaits_headers:
-            self._header_bytes += len(data)
-        super().data_received(data)
-        if (
-            self._awaits_headers
-            and self._header_bytes > _MAX_HEADER_BYTES
-            and not self.transport.is_closing()
-        ):
-            self._refuse(431, "The request's headers are too large.", "headers_too_large")
+        if self._is_over:
+            return
+        self._unset_keepalive_if_required()
+        self._silent_bytes += len(data)
+        try:
+            self._read(data)
+            if self._silent_bytes > _MAX_HEADER_BYTES:
+                self._refuse(_TOO_LARGE)
+        except httptools.HttpParserError as error:
+            if isinstance(error.__context__, _Full):
+                self._end_after_accepted()
+            else:
+                self._refuse(self._refusal)
+
+    def _read(self, data: bytes) -> None:
+        while data:
+            try:
+                self.parser.feed_data(data)
+                return
+            except httptools.HttpParserUpgrade as stop:
+                data = self._switched(data[stop.args[0] :])
+
+    def _switched(self, rest: bytes) -> bytes:
+        """Returns what is to be read as HTTP, where the parser has stopped at an Upgrade.
+
+        A server may ignore one (RFC 9110, 7.8): the request is read again without it, and its body too.
+        """
+        if self._should_upgrade():
+            self._open_socket()
+            return b""
+        if not self._drops_upgrade:
+            return b""  # CONNECT, which has been refused
+        head = [
+            b"%b %b HTTP/%b" % (self.parser.get_method(), self.url, self.parser.get_http_version().encode())
+        ]
+        head += [b"%b: %b" % field for field in self.headers if field[0] != b"upgrade"]
+        self._drops_upgrade = False
+        self.parser = httptools.HttpRequestParser(self)
+        self.parser.set_dangerous_leniencies(lenient_data_after_close=True)  # as uvicorn has it
+        return b"\r\n".join((*head, b"", rest))
+
+    def _should_upgrade(self) -> bool:
+        return self.parser.get_method() == b"GET" and super()._should_upgrade()
+
+    def _open_socket(self) -> None:
+        """The reader of WebSockets takes nothing but ASCII."""
+        if all(map(bytes.isascii, (self.url, *itertools.chain(*self.headers)))):
+            self.handle_websocket_upgrade()
+        else:
+            self._refuse(_MALFORMED)
+
+    # -- what the parser tells ---------------------------------------------------------------------
 
     def on_message_begin(self) -> None:
-        self._awaits_headers = True
+        self._silent_bytes = 0
+        self._has_head = False
+        self._field_bytes = self._num_fields = 0
         super().on_message_begin()
 
+    def on_url(self, url: bytes) -> None:
+        self._count_field(len(url))
+        super().on_url(url)
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        """Also of a trailer, which nobody reads: but for the count it would be kept for ever."""
+        self._num_fields += 1
+        self._count_field(len(name) + len(value))
+        if not self._has_head:
+            super().on_header(name, value)
+
+    def _count_field(self, num_bytes: int) -> None:
+        self._silent_bytes = 0
+        self._field_bytes += num_bytes
+        if self._field_bytes > _MAX_HEADER_BYTES or self._num_fields > _MAX_FIELDS:
+            self._refusal = _TOO_LARGE
+            raise _TooLarge
+
     def on_headers_complete(self) -> None:
-        self._awaits_headers = False
-        self._header_bytes = 0
+        self._silent_bytes = 0
+        if self.parser.should_upgrade() and self._drops():
+            self._drops_upgrade = True
+            return
+        if self._is_answering() and len(self.pipeline) >= _MAX_WAITING:
+            raise _Full
+        self._has_head = True
         self._reading.stop()
         super().on_headers_complete()
+
+    def _drops(self) -> bool:
+        """CONNECT asks for another protocol without an Upgrade."""
+        return self.parser.get_method() != b"CONNECT" and not self._should_upgrade()
+
+    def on_chunk_header(self) -> None:
+        self._silent_bytes = 0
+
+    def on_body(self, body: bytes) -> None:
+        self._silent_bytes = 0
+        super().on_body(body)
+
+    def on_message_complete(self) -> None:
+        self._silent_bytes = 0
+        self._has_head = False
+        if not self._drops_upgrade:
+            super().on_message_complete()
+
+    # -- responses, and their ends -----------------------------------------------------------------
+
+    def _start_asgi_task(self, cycle: RequestResponseCycle, app: ASGI3Application) -> None:
+        self._answered = cycle
+        super()._start_asgi_task(cycle, app)
 
     def on_response_complete(self) -> None:
         super().on_response_complete()
@@ -111,23 +255,52 @@ class LimitedConnection(HttpToolsProtocol):
         if not self.transport.is_closing():
             self._writing.stop()
 
-    def send_400_response(self, msg: str) -> None:
-        self._refuse(400, msg, "invalid_http")
+    def _is_answering(self) -> bool:
+        return self.cycle is not None and not self.cycle.response_complete
 
-    def _refuse(self, status: int, message: str, code: str) -> None:
-        """Answer a request that never reaches the application, and close."""
-        error = {"message": message, "type": "invalid_request_error", "param": None, "code": code}
+    def _end_after_accepted(self) -> None:
+        """Reads nothing more. Requests that were accepted get their answers; then the connection closes."""
+        self._is_over = True
+        self.cycle.keep_alive = False
+        self.limits.complaints.note(self.client, "too many requests wait on one connection")
+
+    def _refuse(self, refusal: _Refusal) -> None:
+        """Answers a request that never reaches the application, or only a part of it, and closes."""
+        self.limits.complaints.note(self.client, refusal.message)
+        self._is_over = True
+        if not self._is_answering():
+            self._answer(refusal)
+        elif not self._has_head:  # an earlier request gets its answer
+            self.cycle.keep_alive = False
+        elif self.pipeline or self.cycle.response_started:
+            self.transport.abort()
+        else:
+            _disconnect(self.cycle)
+            self._answer(refusal)
+
+    def _answer(self, refusal: _Refusal) -> None:
+        """What the client still sends is thrown away for a while: closing at once would reset the connection,
+        and the client would not see the answer."""
+        error = {
+            "message": refusal.message,
+            "type": "invalid_request_error",
+            "param": None,
+            "code": refusal.code,
+        }
         body = json.dumps({"error": error}).encode()
-        reason = {400: b"Bad Request", 431: b"Request Header Fields Too Large"}[status]
         head = (
-            b"HTTP/1.1 %d %s" % (status, reason),
+            b"HTTP/1.1 %d %b" % (refusal.status, HTTPStatus(refusal.status).phrase.encode()),
             b"content-type: application/json",
             b"content-length: %d" % len(body),
             b"connection: close",
         )
         self.transport.write(b"\r\n".join((*head, b"", body)))
-        self.transport.close()
-        self._writing.start(self.limits.write_timeout_s, self.transport)
+        if self.transport.can_write_eof():
+            self.transport.write_eof()
+            self._reading.start(_LINGER_S, self.transport)
+        else:
+            self.transport.close()
+            self._writing.start(self.limits.write_timeout_s, self.transport)
 
 
 def limited_connection(limits: ConnectionLimits) -> type[asyncio.Protocol]:
@@ -136,32 +309,10 @@ def limited_connection(limits: ConnectionLimits) -> type[asyncio.Protocol]:
     return type("LimitedConnection", (LimitedConnection,), bound)
 
 
-class LimitedSocket(WebSocketsSansIOProtocol):
-    """A connection that has become a WebSocket. It is dropped, too, if its client takes no data."""
-
-    limits: ClassVar[ConnectionLimits]
-
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self._writing = _Timer()
-        super().connection_made(transport)
-
-    def connection_lost(self, exc: Exception | None) -> None:
-        self._writing.stop()
-        super().connection_lost(exc)
-
-    def pause_writing(self) -> None:
-        super().pause_writing()
-        self._writing.start(self.limits.write_timeout_s, self.transport)
-
-    def resume_writing(self) -> None:
-        super().resume_writing()
-        self._writing.stop()
-
-
-def limited_socket(limits: ConnectionLimits) -> type[asyncio.Protocol]:
-    """The same for WebSockets as `limited_connection` for HTTP."""
-    bound: dict[str, Any] = {"limits": limits}
-    return type("LimitedSocket", (LimitedSocket,), bound)
+def _disconnect(cycle: RequestResponseCycle) -> None:
+    """Tells the application of this request that its client is gone; what it sends is thrown away."""
+    cycle.disconnected = True
+    cycle.message_event.set()
 
 
 def _bound_send_buffer(transport: asyncio.Transport) -> None:

@@ -16,7 +16,7 @@ from starlette.routing import BaseRoute, Route, WebSocketRoute
 from starlette.types import Message
 
 from openai_cpu_server.api.access.key_ring import KeyRing
-from openai_cpu_server.api.access.keys import GATEWAY_PATHS, Scope
+from openai_cpu_server.api.access.keys import Scope
 from openai_cpu_server.jobs.jobs import Jobs
 from openai_cpu_server.jobs.options import JobOptions
 from openai_cpu_server.jobs.store.database import open_database
@@ -148,7 +148,7 @@ async def test_metrics_have_a_scope_of_their_own(http: httpx.AsyncClient, path: 
 async def test_gateways_may_be_let_in_without_a_key(
     engine: FakeEngine, jobs: Jobs, tmp_path: Path, headers: dict[str, str]
 ) -> None:
-    keys = KeyRing(None, key_file(tmp_path), open_paths=GATEWAY_PATHS)
+    keys = KeyRing(None, key_file(tmp_path), is_open_to_gateways=True)
     async with client(locked_api(engine, keys, jobs=jobs)) as http:
         for route in WITH_A_KEY:
             answer = await http.request(*split(route), headers=headers)

@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
+import threading
 
 import msgspec
 import pytest
 
+from openai_cpu_server.api.application import create_api
 from openai_cpu_server.api.gates.fair_use import FREE_BYTES, BodyBudget, HeldBody
 from openai_cpu_server.dispatch.dispatcher import Dispatcher
 from openai_cpu_server.errors import BodiesFull
 from tests.api.asgi import exchange
 from tests.api.fake_engine import FakeEngine
-from tests.api.serving import OPTIONS, api, client, eventually, num_live
-from tests.api.talking import chat, error_of
+from tests.api.fake_tokenizer import FakeTokenizer
+from tests.api.serving import OPTIONS, api, client, eventually, num_live, served
+from tests.api.talking import MESSAGES, chat, error_of
+from tests.api.test_websocket import opened
 
 pytestmark = pytest.mark.anyio
 
@@ -69,3 +74,51 @@ async def test_a_call_that_generates_holds_its_body_no_longer(slow_engine: Dispa
                 assert (await http.post("/tokenize", content=LARGE)).status_code == 400
                 one.disconnect()
             await eventually(lambda: num_live(slow_engine) == 0)
+
+
+class SlowTokenizer(FakeTokenizer):
+    """It goes on when it may."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.may_go_on = threading.Event()
+
+    def encode(self, text: str, *, add_special: bool, parse_special: bool) -> list[int]:
+        self.may_go_on.wait(20)
+        return super().encode(text, add_special=add_special, parse_special=parse_special)
+
+
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/responses"])
+async def test_a_message_is_counted_until_it_is_understood(slow_engine: Dispatcher, path: str) -> None:
+    """Of a WebSocket: while it waits for that, another is refused; while it generates, another is served."""
+    tokenizer = SlowTokenizer()
+    options = msgspec.structs.replace(OPTIONS, max_bodies_bytes=BUDGET)
+    app = create_api(served(slow_engine, tokenizer=tokenizer), options).app
+    chat = {"messages": MESSAGES, "max_tokens": 1000}
+    response = {"type": "response.create", "input": "a", "max_output_tokens": 1000}
+    asked = chat if path.endswith("completions") else response
+    large = json.dumps({**asked, "ignore_eos": True, "user": LARGE.decode()})
+    async with client(app) as http, opened(app, path=path) as socket, opened(app, path=path) as other:
+        socket.send(large)
+        await eventually(lambda: socket.to_app.empty())
+        other.send(large)
+        while (refused := await other.next()).get("status") != 503:
+            pass
+        assert refused["error"]["code"] == "too_many_bodies"
+        assert (await http.post("/tokenize", content=LARGE)).status_code == 503
+        tokenizer.may_go_on.set()
+        await eventually(lambda: num_live(slow_engine) == 1)
+        await asyncio.sleep(0)
+        assert (await http.post("/tokenize", content=LARGE)).status_code == 400
+    await eventually(lambda: num_live(slow_engine) == 0)
+    async with client(app) as http:
+        assert (await http.post("/tokenize", content=LARGE)).status_code == 400
+
+
+async def test_a_message_that_is_refused_is_not_counted(engine: FakeEngine) -> None:
+    app = api(engine, msgspec.structs.replace(OPTIONS, max_bodies_bytes=BUDGET))
+    async with opened(app) as socket:
+        for wrong in ("{", '{"request_id": 1}', '{"cancel": "x"}', '{"messages": 1}'):
+            for _ in range(3):
+                socket.send(LARGE.decode() + wrong)
+                assert (await socket.next())["status"] in (400, 404)

@@ -15,8 +15,9 @@ import pytest
 from starlette.applications import Starlette
 
 from openai_cpu_server.api.access.key_ring import KeyRing
-from openai_cpu_server.api.describe.openapi import document, operation_names
+from openai_cpu_server.api.describe.openapi import document
 from openai_cpu_server.api.describe.operations import OPERATIONS
+from openai_cpu_server.api.gates.guarded import operation_name
 from openai_cpu_server.jobs.jobs import Jobs
 from openai_cpu_server.jobs.options import JobOptions
 from openai_cpu_server.jobs.store.database import open_database
@@ -80,7 +81,7 @@ def answer_schema(described: Json, method: str, path: str, status: int) -> Json:
 
 
 async def test_the_table_has_every_route_and_no_other(whole: Starlette) -> None:
-    assert sorted(operation_names(whole.routes)) == sorted(OPERATIONS)
+    assert sorted(map(operation_name, whole.routes)) == sorted(OPERATIONS)
 
 
 async def test_the_document_has_the_routes_that_this_server_has(engine: FakeEngine, described: Json) -> None:

@@ -8,6 +8,7 @@ import socket
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import NoReturn
 
 import httpx
 import pytest
@@ -19,6 +20,9 @@ from openai_cpu_server.api.access.rate_limits import RateLimits
 from openai_cpu_server.contract.engine import Engine
 from openai_cpu_server.dispatch.dispatcher import Dispatcher
 from openai_cpu_server.errors import RequestsLimited, StartupError, TokensLimited
+from openai_cpu_server.jobs.jobs import Jobs
+from openai_cpu_server.jobs.options import JobOptions
+from openai_cpu_server.jobs.store.database import open_database
 from tests.api.asgi import exchange
 from tests.api.fake_engine import FakeEngine
 from tests.api.serving import client, eventually, locked_api, new_engine, num_live, running
@@ -232,3 +236,68 @@ def test_a_url_that_is_wrong_is_not_repeated(url: str) -> None:
     with pytest.raises(StartupError, match="--limits-url") as error:
         Meter.open(url)
     assert "hunter2" not in str(error.value)
+
+
+# -- what else counts -------------------------------------------------------------------------------------
+
+COUNTED = [
+    ("POST", "/tokenize"),
+    ("POST", "/detokenize"),
+    ("POST", "/v1/chat/completions/input_tokens"),
+    ("POST", "/v1/responses/input_tokens"),
+    ("POST", "/v1/messages/count_tokens"),
+    ("POST", "/v1/files"),
+    ("GET", "/v1/responses/resp_1"),
+    ("DELETE", "/v1/responses/resp_1"),
+    ("GET", "/v1/responses/resp_1/input_items"),
+]
+UNCOUNTED = [
+    ("POST", "/v1/responses/resp_1/cancel"),  # it frees what others wait for
+    ("GET", "/v1/models"),
+    ("GET", "/v1/requests"),
+    ("DELETE", "/v1/requests/x"),
+    ("GET", "/health"),
+]
+
+
+@pytest.fixture
+async def jobs(tmp_path: Path) -> AsyncIterator[Jobs]:
+    jobs = Jobs(open_database(str(tmp_path / "jobs.db")), JobOptions(model="fake"))
+    task = asyncio.create_task(jobs.run(_no_row))
+    await asyncio.sleep(0)
+    yield jobs
+    await jobs.close()
+    await task
+
+
+async def _no_row(*_: object) -> NoReturn:
+    raise AssertionError("no batch has been sent")
+
+
+@pytest.mark.parametrize("route", [*COUNTED, *UNCOUNTED])
+async def test_counting_uploads_and_stored_responses_count_as_requests(
+    engine: FakeEngine, jobs: Jobs, tmp_path: Path, route: tuple[str, str]
+) -> None:
+    app = locked_api(engine, keys(tmp_path, "requests_per_minute = 2"), jobs=jobs)
+    async with client(app) as http:
+        http.headers.update(HEADERS)
+        told = [await http.request(*route, json={} if route[0] == "POST" else None) for _ in range(3)]
+    is_counted = route in COUNTED
+    assert [answer.status_code == 429 for answer in told] == [False, False, is_counted]
+    assert ("x-ratelimit-remaining-requests" in told[0].headers) is is_counted
+
+
+async def test_who_waits_for_a_response_takes_no_place_of_it(
+    slow_engine: Dispatcher, jobs: Jobs, tmp_path: Path
+) -> None:
+    """A key with one place asks after what it has running in the background, and cancels it. It counts no
+    tokens meanwhile."""
+    app = locked_api(slow_engine, keys(tmp_path, "concurrent = 1"), jobs=jobs)
+    ask = {"input": "a", "max_output_tokens": 2000, "background": True, "ignore_eos": True}
+    async with client(app) as http:
+        http.headers.update(HEADERS)
+        running = (await http.post("/v1/responses", json=ask)).json()
+        assert (await http.get(f"/v1/responses/{running['id']}")).status_code == 200
+        assert (await http.post("/tokenize", json={"content": "a"})).status_code == 429
+        assert (await http.post(f"/v1/responses/{running['id']}/cancel")).status_code == 200
+        await eventually(lambda: num_live(slow_engine) == 0)

@@ -101,8 +101,10 @@ async def connected(
     headers: Mapping[str, str] | None = None,
     subprotocols: tuple[str, ...] = (),
     path: str = "/v1/chat/completions",
+    is_bare: bool = False,
 ) -> AsyncIterator[Socket]:
-    """Leaving it closes the socket and waits until the application has returned."""
+    """Leaving it closes the socket and waits until the application has returned. `is_bare`: without a Host of
+    its own."""
     socket = Socket()
     raw = [(name.lower().encode(), value.encode()) for name, value in (headers or {}).items()]
     scope = {
@@ -113,7 +115,7 @@ async def connected(
         "query_string": b"",
         "root_path": "",
         "scheme": "ws",
-        "headers": [(b"host", b"test"), *raw],
+        "headers": raw if is_bare else [(b"host", b"test"), *raw],
         "subprotocols": list(subprotocols),
         "extensions": {"websocket.http.response": {}},
     }

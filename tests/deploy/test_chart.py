@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import yaml
 
-from openai_cpu_server.api.access.keys import GATEWAY_METRICS_PATH
+from openai_cpu_server.api.routes.metrics import GATEWAY_METRICS_PATH
 from openai_cpu_server.settings import Settings
 from tests.deploy.dockerfile import ROOT
 from tests.lazy import Lazy

@@ -20,7 +20,7 @@ pytestmark = [pytest.mark.native, pytest.mark.thorough]
 MIB = 2**20
 SHORT = {"prompt": "a", "max_tokens": 1}
 LARGE = b" " * (4 * MIB - 100) + json.dumps(SHORT).encode().ljust(100)
-HEAD = b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-length: %d\r\n\r\n" % len(LARGE)
+HEAD = b"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\ncontent-length: %d\r\n\r\n" % len(LARGE)
 MEDIUM = LARGE[-400 * 1024 :]
 """More than is left beside two large bodies of which the last byte is missing."""
 

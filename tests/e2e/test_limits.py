@@ -37,7 +37,7 @@ def connect(server: ServerProcess, *, receive_bytes: int | None = None) -> socke
 
 def post(body: object, path: str = "/v1/chat/completions", *, request_id: str = "any") -> bytes:
     data = json.dumps(body).encode()
-    head = f"POST {path} HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\ncontent-length: {len(data)}"
+    head = f"POST {path} HTTP/1.1\r\nhost: localhost\r\ncontent-length: {len(data)}"
     return f"{head}\r\nx-request-id: {request_id}\r\n\r\n".encode() + data
 
 
@@ -133,7 +133,7 @@ def test_who_sends_nothing_is_dropped(strict: ServerProcess) -> None:
 
 def test_who_sends_headers_drop_by_drop_is_dropped(strict: ServerProcess) -> None:
     with connect(strict) as sock:
-        sock.sendall(b"GET /health HTTP/1.1\r\nhost: x\r\n")
+        sock.sendall(b"GET /health HTTP/1.1\r\nhost: localhost\r\n")
         sock.settimeout(0.1)
         eventually(lambda: not _drip(sock))
 
@@ -151,7 +151,7 @@ def _drip(sock: socket.socket) -> bool:
 
 def test_a_kept_connection_is_dropped_if_its_next_request_does_not_come(strict: ServerProcess) -> None:
     with connect(strict) as sock:
-        sock.sendall(b"GET /health HTTP/1.1\r\nhost: x\r\n\r\n")
+        sock.sendall(b"GET /health HTTP/1.1\r\nhost: localhost\r\n\r\n")
         assert everything_until(sock, b"restarts").startswith(b"HTTP/1.1 200")
         sock.sendall(b"GET /hea")
         assert everything(sock) == b""
@@ -168,7 +168,7 @@ def test_a_body_that_does_not_come_is_refused(strict: ServerProcess) -> None:
 def test_headers_without_end_are_refused(strict: ServerProcess) -> None:
     for flood in (b"a: " + b"x" * 200_000, b"a: b\r\n" * 40_000):
         with connect(strict) as sock:
-            sock.sendall(b"GET /health HTTP/1.1\r\nhost: x\r\n")
+            sock.sendall(b"GET /health HTTP/1.1\r\nhost: localhost\r\n")
             try:
                 sock.sendall(flood)
             except ConnectionError:
@@ -214,7 +214,7 @@ def test_few_open_files_mean_fewer_connections_and_the_others_are_told_so() -> N
         try:
             for _ in range(200):
                 with connect(server) as sock:
-                    sock.sendall(b"GET /v1/models HTTP/1.1\r\nhost: x\r\n\r\n")
+                    sock.sendall(b"GET /v1/models HTTP/1.1\r\nhost: localhost\r\n\r\n")
                     answer = everything(sock)
                 assert answer.startswith(b"HTTP/1.1 503")
                 assert error_in(answer)["code"] == "too_many_connections"

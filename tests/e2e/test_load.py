@@ -30,7 +30,7 @@ def body(max_tokens: int) -> bytes:
 
 
 def ask(data: bytes) -> bytes:
-    head = "POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\nconnection: close\r\ncontent-length: "
+    head = "POST /v1/chat/completions HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\ncontent-length: "
     return f"{head}{len(data)}\r\n\r\n".encode()
 
 

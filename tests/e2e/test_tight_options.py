@@ -33,7 +33,7 @@ OPTIONS = (
 )
 LONG = {"prompt": "a", "max_tokens": 3900, "ignore_eos": True, "stream": True, "logprobs": 5}
 ASK = (
-    b"POST /v1/completions HTTP/1.1\r\nhost: x\r\nauthorization: Bearer key-user\r\n"
+    b"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\nauthorization: Bearer key-user\r\n"
     b"content-length: %d\r\n\r\n%s" % (len(json.dumps(LONG)), json.dumps(LONG).encode())
 )
 SHORT = {"prompt": "a", "max_tokens": 1}
@@ -153,7 +153,7 @@ def test_calls_at_once(tight: ServerProcess) -> None:
 @pytest.mark.parametrize("path", ["/v1/completions", "/v1/chat/completions"])
 def test_a_large_body(tight: ServerProcess, path: str) -> None:
     """By its length, and in chunks that do not tell it: the last one goes too far."""
-    head = f"POST {path} HTTP/1.1\r\nhost: x\r\nauthorization: Bearer key-user\r\n".encode()
+    head = f"POST {path} HTTP/1.1\r\nhost: localhost\r\nauthorization: Bearer key-user\r\n".encode()
     chunk = b"10000\r\n" + b" " * 65536 + b"\r\n"
     for sent in (
         head + b"content-length: 1048577\r\n\r\n",
@@ -220,7 +220,8 @@ def test_each_route_asks_for_its_key(nobody: httpx.Client, route: str) -> None:
 def test_a_socket_asks_for_its_key(tight: ServerProcess, key: str | None, status: int) -> None:
     said = "" if key is None else f"authorization: Bearer key-{key}\r\n"
     handshake = (
-        f"GET /v1/chat/completions HTTP/1.1\r\nhost: x\r\n{said}upgrade: websocket\r\nconnection: upgrade\r\n"
+        f"GET /v1/chat/completions HTTP/1.1\r\nhost: localhost\r\n{said}"
+        "upgrade: websocket\r\nconnection: upgrade\r\n"
         "sec-websocket-version: 13\r\nsec-websocket-key: AAAAAAAAAAAAAAAAAAAAAA==\r\n\r\n"
     )
     with connect(tight) as sock:

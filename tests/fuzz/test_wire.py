@@ -18,7 +18,7 @@ from tests.tiny_model import tiny_model_path
 pytestmark = [pytest.mark.native, pytest.mark.thorough]
 
 BODY = json.dumps({"messages": [{"role": "user", "content": "a"}], "max_tokens": 2}).encode()
-HEAD = b"POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\n"
+HEAD = b"POST /v1/chat/completions HTTP/1.1\r\nhost: localhost\r\n"
 PATH = b"/v1/chat/completions"
 
 
@@ -65,16 +65,19 @@ def chunked(*chunks: bytes) -> bytes:
 ANSWERED: dict[str, tuple[bytes, set[int | None]]] = {
     "no http": (b"\x00\x01\x02\xff\xfe\r\n\r\n", {400}),
     "http/0.9": (b"GET /health\r\n\r\n", {200, 400}),
-    "http/9.9": (b"GET /health HTTP/9.9\r\nhost: x\r\n\r\n", {400, 505, None}),
-    "a method of our own": (b"BREW /v1/models HTTP/1.1\r\nhost: x\r\n\r\n", {400, 405}),
-    "null in the path": (b"GET /\x00 HTTP/1.1\r\nhost: x\r\n\r\n", {400, 404}),
-    "a path that is no utf-8": (b"GET /v1/models/%ff%fe HTTP/1.1\r\nhost: x\r\n\r\n", {404}),
-    "a path that escapes a null": (b"GET /v1/models/%00 HTTP/1.1\r\nhost: x\r\n\r\n", {404}),
-    "a long path": (b"GET /" + b"a" * 60_000 + b" HTTP/1.1\r\nhost: x\r\n\r\n", {404, 431}),
+    "http/9.9": (b"GET /health HTTP/9.9\r\nhost: localhost\r\n\r\n", {400, 505, None}),
+    "a method of our own": (b"BREW /v1/models HTTP/1.1\r\nhost: localhost\r\n\r\n", {400, 405}),
+    "null in the path": (b"GET /\x00 HTTP/1.1\r\nhost: localhost\r\n\r\n", {400, 404}),
+    "a path that is no utf-8": (b"GET /v1/models/%ff%fe HTTP/1.1\r\nhost: localhost\r\n\r\n", {404}),
+    "a path that escapes a null": (b"GET /v1/models/%00 HTTP/1.1\r\nhost: localhost\r\n\r\n", {400}),
+    "a long path": (b"GET /" + b"a" * 60_000 + b" HTTP/1.1\r\nhost: localhost\r\n\r\n", {404, 431}),
     "a header without colon": (b"GET /health HTTP/1.1\r\nhost\r\n\r\n", {400}),
-    "a header that is no utf-8": (b"GET /health HTTP/1.1\r\nhost: x\r\nx-request-id: \xff\r\n\r\n", {200}),
+    "a header that is no utf-8": (
+        b"GET /health HTTP/1.1\r\nhost: localhost\r\nx-request-id: \xff\r\n\r\n",
+        {200},
+    ),
     "a key that is no latin text": (
-        b"GET /v1/models HTTP/1.1\r\nhost: x\r\nx-api-key: \xc3\x28\r\n\r\n",
+        b"GET /v1/models HTTP/1.1\r\nhost: localhost\r\nx-api-key: \xc3\x28\r\n\r\n",
         {200},
     ),
     "two lengths": (with_length(b"5\r\ncontent-length: 9"), {400}),
@@ -90,11 +93,11 @@ ANSWERED: dict[str, tuple[bytes, set[int | None]]] = {
     "chunks without end": (chunked(b"5\r\nhello\r\n"), {408}),
     "utf-8 that is none": (with_length(b"5", b'{"\xc3\x28"'), {400}),
     "a socket without a key": (
-        b"GET " + PATH + b" HTTP/1.1\r\nhost: x\r\nupgrade: websocket\r\nconnection: upgrade\r\n\r\n",
+        b"GET " + PATH + b" HTTP/1.1\r\nhost: localhost\r\nupgrade: websocket\r\nconnection: upgrade\r\n\r\n",
         {400},
     ),
     "an upgrade to nothing known": (
-        b"GET /health HTTP/1.1\r\nhost: x\r\nupgrade: h2c\r\nconnection: upgrade\r\n\r\n",
+        b"GET /health HTTP/1.1\r\nhost: localhost\r\nupgrade: h2c\r\nconnection: upgrade\r\n\r\n",
         {200},
     ),
     "http/2": (b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n", {400, 505, None}),
@@ -142,7 +145,7 @@ def upgraded(server: ServerProcess) -> socket.socket:
     sock = socket.create_connection(("127.0.0.1", int(server.url.rsplit(":", 1)[1])), timeout=10)
     nonce = base64.b64encode(os.urandom(16))
     sock.sendall(
-        b"GET " + PATH + b" HTTP/1.1\r\nhost: x\r\nupgrade: websocket\r\nconnection: upgrade\r\n"
+        b"GET " + PATH + b" HTTP/1.1\r\nhost: localhost\r\nupgrade: websocket\r\nconnection: upgrade\r\n"
         b"sec-websocket-version: 13\r\nsec-websocket-key: " + nonce + b"\r\n\r\n"
     )
     answer = sock.recv(4096)

@@ -117,6 +117,23 @@ def client_address(scope: AsgiScope, trusted: Collection[Network]) -> str | None
     return _site(hop)
 
 
+def is_local(scope: AsgiScope) -> bool:
+    """Whether a request comes from this machine: its peer is on it, and no proxy's header names another.
+
+    That header need not be believed: it can only take away. A Unix socket, which has no addresses, is local.
+    """
+    client = scope.get("client")
+    if client is None:
+        return True
+    return all(is_loopback(hop) for hop in (client[0], *_forwarded(Headers(scope=scope))))
+
+
+def is_loopback(host: str) -> bool:
+    """False for names, `localhost` aside."""
+    address = _address(host)
+    return host == "localhost" if address is None else address.is_loopback
+
+
 def _forwarded(headers: Headers) -> list[str]:
     """The addresses in the headers of proxies, the nearest last."""
     listed = ",".join(headers.getlist("x-forwarded-for"))

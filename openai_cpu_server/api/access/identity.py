@@ -9,24 +9,42 @@ import msgspec
 from starlette.datastructures import Headers
 from starlette.types import Scope
 
-from openai_cpu_server.api.access.clients import Network, client_address
+from openai_cpu_server.api.access.access import Access
+from openai_cpu_server.api.access.clients import Network, client_address, is_local
 from openai_cpu_server.api.access.key_ring import KeyRing
-from openai_cpu_server.api.access.keys import STRANGER, Identity, required_scope
+from openai_cpu_server.api.access.keys import STRANGER, VISITOR, Identity, Key
 from openai_cpu_server.errors import Forbidden, Unauthorized
 
 SUBPROTOCOL = "openai-chat-completions"
 """The name of our WebSocket protocol. Browsers want the server to choose one of those that they offer."""
 _KEY_PROTOCOL = "openai-insecure-api-key."
 """A subprotocol that carries a key, as OpenAI has it: pages cannot set headers of a WebSocket."""
+_ADMIN_IS_LOCAL = (
+    "Without API keys they belong to the server's own machine: see --api-key, --api-keys and --open-admin."
+)
 _SCOPE_KEY = "openai_cpu_server.identity"
+_ASKED_KEY = "openai_cpu_server.asked"
 
 
-def identify(scope: Scope, keys: KeyRing, trusted_proxies: Collection[Network]) -> Identity:
-    """Finds out who sent this request; `identity_of` returns it from then on. Raises Unauthorized."""
+def identify(
+    scope: Scope,
+    access: Access,
+    keys: KeyRing,
+    trusted_proxies: Collection[Network],
+    *,
+    is_admin_open: bool = True,
+) -> Identity:
+    """Finds out who sent this request to a route; `identity_of` returns it from then on.
+
+    `is_admin_open`: without keys everybody is an administrator; False: those of this machine are. Raises
+    Unauthorized, Forbidden.
+    """
     given = given_key(Headers(scope=scope)) or offered_key(scope.get("subprotocols", ()))
-    found = _identified(keys, key_identity(given), scope["path"])
+    is_visitor = keys.is_open and not is_admin_open and not is_local(scope)
+    asked = _Asked(access, is_visitor=is_visitor)
+    found = _identified(keys, key_identity(given), asked)
     identity = msgspec.structs.replace(found, address=client_address(scope, trusted_proxies))
-    scope[_SCOPE_KEY] = identity
+    scope[_SCOPE_KEY], scope[_ASKED_KEY] = identity, asked
     return identity
 
 
@@ -39,17 +57,9 @@ def identity_of(scope: Scope) -> Identity:
 
 def identity_now(scope: Scope, keys: KeyRing) -> Identity:
     """Returns who opened this connection, by the keys as they are now. Raises Unauthorized, Forbidden."""
-    before = identity_of(scope)
-    identity = _identified(keys, before.digest, scope["path"])
-    check_scope(identity, scope["path"], keys)
-    return msgspec.structs.replace(identity, address=before.address)
-
-
-def check_scope(identity: Identity, path: str, keys: KeyRing) -> None:
-    """Raises Forbidden."""
-    required = required_scope(path)
-    if required is not None and not identity.may(required) and not keys.admits_strangers(path):
-        raise Forbidden(required.value)
+    before, asked = identity_of(scope), scope[_ASKED_KEY]
+    assert isinstance(asked, _Asked)
+    return msgspec.structs.replace(_identified(keys, before.digest, asked), address=before.address)
 
 
 def given_key(headers: Mapping[str, str]) -> bytes | None:
@@ -70,13 +80,32 @@ def key_identity(given: bytes | None) -> str | None:
     return None if given is None else hashlib.sha256(given).hexdigest()
 
 
-def _identified(keys: KeyRing, digest: str | None, path: str) -> Identity:
-    """`digest` is that of the key that was sent. Raises Unauthorized."""
-    if keys.is_open or required_scope(path) is None:
-        return Identity(None, digest)
+class _Asked(msgspec.Struct, frozen=True):
+    """What a request asks for, whatever the keys are meanwhile."""
+
+    access: Access
+    is_visitor: bool
+    """It came from another machine, to a server without keys that is not open to administrators there."""
+
+
+def _identified(keys: KeyRing, digest: str | None, asked: _Asked) -> Identity:
+    """`digest` is that of the key that was sent. Raises Unauthorized, Forbidden."""
+    identity = Identity(_key(keys, digest, asked), digest)
+    required = asked.access.scope
+    if required is None or identity.may(required) or keys.admits_strangers(asked.access):
+        return identity
+    raise Forbidden(required.value, _ADMIN_IS_LOCAL if asked.is_visitor else "")
+
+
+def _key(keys: KeyRing, digest: str | None, asked: _Asked) -> Key | None:
+    """None: everything is allowed. Raises Unauthorized."""
+    if keys.is_open:
+        return VISITOR if asked.is_visitor else None
+    if asked.access.scope is None:
+        return None
     key = None if digest is None else keys.with_digest(bytes.fromhex(digest))
-    if key is None and keys.admits_strangers(path):
+    if key is None and keys.admits_strangers(asked.access):
         key = STRANGER
     if key is None:
         raise Unauthorized("Missing or incorrect API key: send 'Authorization: Bearer KEY'.")
-    return Identity(key, digest)
+    return key

@@ -5,9 +5,9 @@ from __future__ import annotations
 import hashlib
 import hmac
 import logging
-from collections.abc import Collection
 from pathlib import Path
 
+from openai_cpu_server.api.access.access import Access, Callers
 from openai_cpu_server.api.access.key_file import read_keys
 from openai_cpu_server.api.access.keys import ALL_SCOPES, Key
 from openai_cpu_server.errors import StartupError
@@ -23,13 +23,13 @@ class KeyRing:
         api_key: str | None = None,
         path: Path | None = None,
         *,
-        open_paths: Collection[str] = (),
+        is_open_to_gateways: bool = False,
     ) -> None:
-        """`open_paths`: strangers may come there, beside those whose keys open more of them.
+        """`is_open_to_gateways`: what gateways read needs no key; those whose keys open more of it see more.
 
         Raises StartupError for a file that cannot be used.
         """
-        self._open_paths = open_paths
+        self._is_open_to_gateways = is_open_to_gateways
         self._own = () if api_key is None else (_shared_key(api_key),)
         self._path = path
         self._keys = self._own + (read_keys(path) if path else ())
@@ -38,8 +38,8 @@ class KeyRing:
     def is_open(self) -> bool:
         return not self._keys
 
-    def admits_strangers(self, path: str) -> bool:
-        return path in self._open_paths
+    def admits_strangers(self, access: Access) -> bool:
+        return self._is_open_to_gateways and access.callers is Callers.GATEWAYS
 
     def with_digest(self, digest: bytes) -> Key | None:
         """The key with this digest. It is compared with every key, whichever fits, so that time tells

@@ -1,4 +1,4 @@
-"""API keys as the server holds them (digests, never the keys themselves), and what each path asks of them."""
+"""API keys as the server holds them: digests, never the keys themselves."""
 
 from __future__ import annotations
 
@@ -74,53 +74,5 @@ ANYBODY = Identity(key=None, digest=None)
 """Somebody of whom nothing is known, on a server without keys."""
 STRANGER = Key(name="", digest=b"", scopes=frozenset())
 """Stands for the key of somebody who has none, on a server with keys: it may do nothing."""
-
-
-OPEN_PATHS = frozenset({"/health", "/ready"})
-"""Machines ask these all the time. They need no key and get no line in the log."""
-GATEWAY_METRICS_PATH = "/metrics/gateway"
-GATEWAY_PATHS = frozenset({"/version", "/metrics", GATEWAY_METRICS_PATH})
-"""What gateways in front of several servers read. `--open-to-gateways` lets them in without a key."""
-QUIET_PATHS = OPEN_PATHS | GATEWAY_PATHS
-"""These get no line in the log and no trace."""
-_DESCRIPTION_PATH = "/openapi.json"
-"""It says nothing that the source does not say, so it needs no key."""
-_PAGE = "/"
-PAGE_FILES = "/page/"
-"""The page and its files tell nothing of this server: a browser gets them before somebody enters a key."""
-_SCOPES = {
-    "/metrics": Scope.METRICS,
-    GATEWAY_METRICS_PATH: Scope.METRICS,
-    "/v1/stats": Scope.METRICS,
-    "/v1/cache": Scope.ADMIN,
-    "/v1/cache/stats": Scope.ADMIN,
-}
-_ADAPTERS = "/v1/adapters"
-METERED_PATHS = frozenset(
-    {
-        "/v1/chat/completions",
-        "/v1/completions",
-        "/v1/responses",
-        "/v1/messages",
-        "/generate",
-        "/v1/generate",
-        "/v1/embeddings",
-        "/v1/rerank",
-        "/v2/rerank",
-        "/rerank",
-    }
-)
-"""Calls there count against a key's limits."""
-
-
-_KEEPING_ACTIONS = ("/load", "/unload")
-
-
-def required_scope(path: str) -> Scope | None:
-    """The scope that a key needs for this path; None: the path is open."""
-    if path in OPEN_PATHS or path in (_DESCRIPTION_PATH, _PAGE) or path.startswith(PAGE_FILES):
-        return None
-    is_of_adapters = path == _ADAPTERS or path.startswith(f"{_ADAPTERS}/")
-    if is_of_adapters or (path.startswith("/v1/models/") and path.endswith(_KEEPING_ACTIONS)):
-        return Scope.ADMIN
-    return _SCOPES.get(path, Scope.INFERENCE)
+VISITOR = Key(name="", digest=b"", scopes=frozenset({Scope.INFERENCE, Scope.METRICS}))
+"""Stands for the key of somebody on another machine, on a server without keys: administrators are local."""

@@ -12,6 +12,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from types import TracebackType
 
+import msgspec
+
 from openai_cpu_server.api.access.keys import Allowance, Key
 from openai_cpu_server.api.access.limit_headers import limit_headers
 from openai_cpu_server.api.access.meter import Meter, Period, Quota, Unit
@@ -39,11 +41,13 @@ class RateLimits:
         self._meter = meter
         self._accounts: dict[str, _Account] = {}
 
-    def lease(self, key: Key | None) -> Lease:
-        """A lease for one call of this key."""
+    def lease(self, key: Key | None, *, takes_place: bool = True) -> Lease:
+        """A lease for one request of this key. `takes_place`: it is one of those at once."""
         name = key.name if key else ""
         allowance = key.allowance if key else _UNLIMITED
-        account = self._accounts.setdefault(name, _Account())
+        if not takes_place:
+            allowance = msgspec.structs.replace(allowance, concurrent=None)
+        account = self._accounts.setdefault(name, _Account()) if takes_place else _Account()
         return Lease(name, allowance, account, self._meter)
 
 

@@ -1,4 +1,4 @@
-"""The layers in front of all routes."""
+"""What stands in front of all routes."""
 
 from __future__ import annotations
 
@@ -8,31 +8,38 @@ from starlette.middleware.cors import CORSMiddleware
 from openai_cpu_server.api.access.limit_headers import NAMES as LIMIT_HEADERS
 from openai_cpu_server.api.assembly.parts import Parts
 from openai_cpu_server.api.calls.recall import X_CACHE
-from openai_cpu_server.api.gates.entrance import Entrance
+from openai_cpu_server.api.gates.browsers import canonical_origin
+from openai_cpu_server.api.gates.entrance import Entrance, HostGate
 from openai_cpu_server.api.gates.fair_use import FairUse
+from openai_cpu_server.api.gates.guarded import RouteGuard
 from openai_cpu_server.api.resolve.call import UNENFORCED
 from openai_cpu_server.api.resolve.routing import ROUTED_MODEL, ROUTED_WHY
-from openai_cpu_server.api.routes.files import MULTIPART_BYTES
 
 
 def gates(parts: Parts) -> list[Middleware]:
-    options = parts.options
-    uploads = {"/v1/files": options.max_file_bytes + MULTIPART_BYTES}
+    """The layers around the router."""
+    options, endings = parts.options, parts.endings
     return [
+        Middleware(HostGate, endings=endings, hosts=options.hosts),
         *_cors(options.cors_origins),
-        Middleware(
-            Entrance,
-            endings=parts.endings,
-            keys=parts.keys,
-            trusted_proxies=options.trusted_proxies,
-            origins=options.cors_origins,
-        ),
-        Middleware(FairUse, limits=parts.limits, options=options, uploads=uploads),
+        Middleware(Entrance, endings=endings),
     ]
 
 
+def route_guard(parts: Parts) -> RouteGuard:
+    """What stands before each route behind it."""
+    options = parts.options
+    return RouteGuard(
+        FairUse(limits=parts.limits, options=options, bodies=parts.bodies),
+        keys=parts.keys,
+        trusted_proxies=options.trusted_proxies,
+        origins=frozenset(map(canonical_origin, options.cors_origins)),
+        is_admin_open=options.is_admin_open,
+    )
+
+
 def _cors(origins: tuple[str, ...]) -> list[Middleware]:
-    """The layer around all others: a preflight has no key, and pages may read errors too."""
+    """The layer around all but one: a preflight has no key, and pages may read errors too."""
     if not origins:
         return []
     notes = (
@@ -48,7 +55,7 @@ def _cors(origins: tuple[str, ...]) -> list[Middleware]:
     return [
         Middleware(
             CORSMiddleware,
-            allow_origins=origins,
+            allow_origins=tuple(map(canonical_origin, origins)),
             allow_methods=("GET", "POST", "DELETE"),
             allow_headers=("*",),
             expose_headers=exposed,

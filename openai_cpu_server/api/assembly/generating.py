@@ -57,7 +57,14 @@ def generating(parts: Parts) -> Generating:
         *_message_routes(parts),
         *_old_routes(parts),
     ]
-    socket = SocketRoute(chat, keys=parts.keys, limits=parts.limits, endings=parts.endings, options=options)
+    socket = SocketRoute(
+        chat,
+        keys=parts.keys,
+        limits=parts.limits,
+        bodies=parts.bodies,
+        endings=parts.endings,
+        options=options,
+    )
     sockets = [WebSocketRoute("/v1/chat/completions", socket.serve), responses.socket]
     return Generating(rows, [*routes], [*sockets], responses.settle)
 
@@ -76,7 +83,13 @@ def _responses(parts: Parts) -> _Responses:
     reader, maker = TurnReader(shelf, options), Maker(models, options, shelf, parts.recall)
     route = ResponsesRoute(models, options, reader, maker, background)
     socket = ResponsesSocket(
-        reader, maker, keys=parts.keys, limits=parts.limits, endings=endings, options=options
+        reader,
+        maker,
+        keys=parts.keys,
+        limits=parts.limits,
+        bodies=parts.bodies,
+        endings=endings,
+        options=options,
     )
     return _Responses(
         route,

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from starlette.routing import Route
 
-from openai_cpu_server.api.access.keys import GATEWAY_METRICS_PATH, PAGE_FILES
 from openai_cpu_server.api.assembly.parts import Parts
 from openai_cpu_server.api.calls.recall import Recall
 from openai_cpu_server.api.options import ApiOptions
@@ -14,10 +13,10 @@ from openai_cpu_server.api.routes.cache import CacheRoutes
 from openai_cpu_server.api.routes.events import EventRoutes
 from openai_cpu_server.api.routes.files import FileRoutes
 from openai_cpu_server.api.routes.health import HealthRoutes
-from openai_cpu_server.api.routes.metrics import MetricsRoutes
+from openai_cpu_server.api.routes.metrics import GATEWAY_METRICS_PATH, MetricsRoutes
 from openai_cpu_server.api.routes.model_keeping import ModelKeeping, ModelKeepingRoutes
 from openai_cpu_server.api.routes.models import ModelRoutes
-from openai_cpu_server.api.routes.page import PageRoutes
+from openai_cpu_server.api.routes.page import NoPage, PageRoutes
 from openai_cpu_server.api.routes.requests import RequestRoutes
 from openai_cpu_server.api.routes.stats import StatsRoutes
 from openai_cpu_server.api.routes.tokens import TokenRoutes
@@ -33,7 +32,6 @@ def managing_routes(parts: Parts, keeping: ModelKeeping, find_adapter: FindAdapt
         *_routes(models, options, parts.recall),
         *_adapter_routes(models, options, find_adapter),
         *(_job_routes(parts.jobs, models, options) if parts.jobs else []),
-        *(_page_routes() if options.page else []),
     ]
     has_usage = any(route.path == "/v1/usage" for route in routes)
     return [*routes, *_watching_routes(parts, has_usage=has_usage)]
@@ -88,9 +86,10 @@ def _watching_routes(parts: Parts, *, has_usage: bool) -> list[Route]:
     ]
 
 
-def _page_routes() -> list[Route]:
-    page = PageRoutes()
-    return [Route("/", page.index), Route(PAGE_FILES + "{version}/{name}", page.file)]
+def page_routes(options: ApiOptions) -> list[Route]:
+    """Without the page its paths stay open: whoever asks is told that nothing is there."""
+    page = PageRoutes() if options.page else NoPage()
+    return [Route("/", page.index), Route("/page/{version}/{name}", page.file)]
 
 
 def _job_routes(jobs: Jobs, models: ModelRegistry, options: ApiOptions) -> list[Route]:

@@ -7,6 +7,7 @@ from typing import NamedTuple
 from openai_cpu_server.api.access.key_ring import KeyRing
 from openai_cpu_server.api.access.rate_limits import RateLimits
 from openai_cpu_server.api.calls.recall import Recall
+from openai_cpu_server.api.gates.fair_use import BodyBudget
 from openai_cpu_server.api.gates.ticket import Endings
 from openai_cpu_server.api.options import ApiOptions
 from openai_cpu_server.jobs.jobs import Jobs
@@ -19,6 +20,7 @@ class Parts(NamedTuple):
     options: ApiOptions
     keys: KeyRing
     limits: RateLimits
+    bodies: BodyBudget
     endings: Endings
     watch: Watch
     jobs: Jobs | None

@@ -6,18 +6,19 @@ import functools
 import inspect
 import json
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 import msgspec
 from pydantic.json_schema import models_json_schema
 from starlette.requests import Request
 from starlette.responses import Response
-from starlette.routing import BaseRoute, Route, WebSocketRoute
+from starlette.routing import BaseRoute
 
 from openai_cpu_server import __version__
-from openai_cpu_server.api.access.keys import OPEN_PATHS, required_scope
+from openai_cpu_server.api.access.access import Callers
 from openai_cpu_server.api.describe.operations import OPERATIONS, JsonSchema, Operation
 from openai_cpu_server.api.errors import HTTP_CODES, TABLE, ErrorObject
+from openai_cpu_server.api.gates.guarded import operation_name
 from openai_cpu_server.api.schemas.base import Body
 
 PATH = "/openapi.json"
@@ -38,17 +39,8 @@ class OpenApiRoute:
         self._lenient = lenient
 
     async def document(self, request: Request) -> Response:
-        text = _document(tuple(operation_names(self._routes)), self._lenient)
+        text = _document(tuple(map(operation_name, self._routes)), self._lenient)
         return Response(text, media_type="application/json")
-
-
-def operation_names(routes: Sequence[BaseRoute]) -> Iterator[str]:
-    """The names of routes as the table has them: `POST /v1/completions`."""
-    for route in routes:
-        assert isinstance(route, (Route, WebSocketRoute)), f"how is {route} described?"
-        methods = (route.methods or set()) - {"HEAD"} if isinstance(route, Route) else {"WEBSOCKET"}
-        path = re.sub(r":\w+}", "}", route.path)
-        yield from (f"{method} {path}" for method in sorted(methods))
 
 
 @functools.cache
@@ -84,7 +76,7 @@ def document(names: Sequence[str], *, lenient: bool) -> JsonSchema:
 
 
 def _operation(name: str, path: str, operation: Operation) -> JsonSchema:
-    scope = required_scope(path)
+    scope = operation.access.scope
     found: JsonSchema = {
         "summary": operation.summary,
         "operationId": re.sub(r"\W+", "_", name.lower()).strip("_"),
@@ -145,9 +137,9 @@ def _query_parameters(operation: Operation) -> list[JsonSchema]:
 
 def _errors_of(path: str, operation: Operation) -> list[int]:
     found = set(operation.errors)
-    if required_scope(path):
+    if operation.access.scope:
         found |= {401, 403}
-    if path not in OPEN_PATHS:
+    if operation.access.callers is not Callers.PROBES:
         found.add(503)
     if operation.body or operation.form:
         found |= {400, 408, 413}

@@ -1,52 +1,36 @@
-"""The outer gate: it gives every request its id and its one end, and decides who comes in."""
+"""The outer gates: the name that the server is called by, and for every request its id and its one end."""
 
 from __future__ import annotations
 
 import logging
+import re
 from collections.abc import Collection
-from urllib.parse import urlsplit
 
-from starlette.datastructures import Headers, MutableHeaders
+from starlette.datastructures import MutableHeaders
 from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from openai_cpu_server.api.access.clients import Network
-from openai_cpu_server.api.access.identity import check_scope, identify
-from openai_cpu_server.api.access.key_ring import KeyRing
-from openai_cpu_server.api.access.keys import OPEN_PATHS
 from openai_cpu_server.api.error_shapes import id_headers, shaped_response
 from openai_cpu_server.api.errors import INTERNAL, failure_of
+from openai_cpu_server.api.gates.browsers import check_host
 from openai_cpu_server.api.gates.fair_use import limit_headers_of
 from openai_cpu_server.api.gates.ticket import Endings, Ticket, open_ticket
-from openai_cpu_server.errors import JobsUnavailable, OriginRefused, TooManyConnections
+from openai_cpu_server.errors import HostRefused, InvalidRequest, JobsUnavailable
 
 logger = logging.getLogger(__name__)
 
-EXCESS_CONNECTION = "excess_connection"
-"""The web server sets this in the state of a request whose connection is one too many."""
+_CONTROL = re.compile(r"[\x00-\x1f\x7f]")
 _SOCKET_REFUSED = 403
 """The status that the web server makes of a WebSocket closed before it opened: nothing is at its path."""
 _SWITCHING_PROTOCOLS = 101
 
 
 class Entrance:
-    """What may not come in never reaches what lies behind. Failures become responses."""
+    """Failures become responses. What names no route is refused here, the rest by the guard of its route."""
 
-    def __init__(
-        self,
-        app: ASGIApp,
-        *,
-        endings: Endings,
-        keys: KeyRing,
-        trusted_proxies: Collection[Network],
-        origins: Collection[str],
-    ) -> None:
-        """`origins`: other servers' pages that may call; `*` is all."""
+    def __init__(self, app: ASGIApp, *, endings: Endings) -> None:
         self._app = app
         self._endings = endings
-        self._keys = keys
-        self._trusted_proxies = trusted_proxies
-        self._origins = origins
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] not in ("http", "websocket"):
@@ -64,7 +48,7 @@ class Entrance:
             await send(message)
 
         try:
-            self._admit(scope, ticket)
+            _check_path(scope["path"])
             await self._app(scope, receive, tagged)
         except ClientDisconnect:
             ticket.client_gone()
@@ -79,29 +63,39 @@ class Entrance:
         finally:
             self._endings.end(ticket)
 
-    def _admit(self, scope: Scope, ticket: Ticket) -> None:
-        """Raises TooManyConnections, OriginRefused, Unauthorized, Forbidden."""
-        path = scope["path"]
-        if path not in OPEN_PATHS and scope.get("state", {}).get(EXCESS_CONNECTION):
-            raise TooManyConnections
-        if scope["type"] == "websocket" or scope["method"] == "POST":
-            _check_origin(Headers(scope=scope), self._origins)
-        identity = identify(scope, self._keys, self._trusted_proxies)
-        ticket.client = identity.holder
-        check_scope(identity, path, self._keys)
+
+class HostGate:
+    """Stands around all, preflights of browsers included: whoever calls by another's name is refused."""
+
+    def __init__(self, app: ASGIApp, *, endings: Endings, hosts: Collection[str] | None) -> None:
+        """`hosts`: names that the server goes by, beside its addresses; None: any."""
+        self._app = app
+        self._hosts = hosts
+        self._refusing = Entrance(self._refuse, endings=endings)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] not in ("http", "websocket") or self._is_ours(scope):
+            await self._app(scope, receive, send)
+        else:
+            await self._refusing(scope, receive, send)
+
+    def _is_ours(self, scope: Scope) -> bool:
+        try:
+            check_host(scope, self._hosts)
+        except HostRefused:
+            return False
+        return True
+
+    async def _refuse(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Raises HostRefused."""
+        check_host(scope, self._hosts)
 
 
-def _check_origin(headers: Headers, allowed: Collection[str]) -> None:
-    """Raises OriginRefused for a page that is neither this server's nor of an allowed origin.
-
-    A browser sends some POSTs of any page without asking, and opens any WebSocket; all else that changes
-    something needs a preflight.
-    """
-    origin = headers.get("origin")
-    if origin is None or origin in allowed or "*" in allowed:
-        return
-    if urlsplit(origin).netloc != headers.get("host"):
-        raise OriginRefused(origin)
+def _check_path(path: str) -> None:
+    """Raises InvalidRequest for control characters: patterns and logs may take them for an end."""
+    if _CONTROL.search(path):
+        message = "The path has control characters."
+        raise InvalidRequest(message, code="invalid_path")
 
 
 def _begun(message: Message) -> int | None:

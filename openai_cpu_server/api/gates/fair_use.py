@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 
 import anyio
 from starlette.datastructures import Headers
 from starlette.requests import Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from openai_cpu_server.api.access.access import Access, Metering
 from openai_cpu_server.api.access.identity import identity_of
-from openai_cpu_server.api.access.keys import METERED_PATHS
 from openai_cpu_server.api.access.rate_limits import Lease, RateLimits
 from openai_cpu_server.api.calls.call import PRIORITY_HEADER, Sender
 from openai_cpu_server.api.gates.ticket import ticket_of
@@ -31,47 +32,41 @@ _HELD_BODY = "openai_cpu_server.held_body"
 
 
 class FairUse:
-    """Holds a call to its key's limits for as long as it is served, and each body to its size and pace."""
+    """Holds a request to its key's limits for as long as it is served, and each body to its size and pace."""
 
-    def __init__(
-        self, app: ASGIApp, *, limits: RateLimits, options: ApiOptions, uploads: Mapping[str, int]
-    ) -> None:
-        """`uploads`: paths with limits of their own, whose bodies go to disk beyond `_SPOOLED_BYTES`."""
-        self._app = app
+    def __init__(self, *, limits: RateLimits, options: ApiOptions, bodies: BodyBudget) -> None:
         self._limits = limits
         self._options = options
-        self._budget = BodyBudget(options.max_bodies_bytes)
-        self._uploads = uploads
+        self._bodies = bodies
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+    async def serve(
+        self, access: Access, handle: ASGIApp, scope: Scope, receive: Receive, send: Send
+    ) -> None:
+        """The messages of a WebSocket are held to the same where they are read."""
         if scope["type"] != "http":
-            await self._app(scope, receive, send)
-        elif scope["path"] in METERED_PATHS:
-            await self._metered(scope, receive, send)
-        else:
-            await self._with_body(scope, receive, send)
-
-    async def _metered(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["method"] == "POST":
+            await handle(scope, receive, send)
+            return
+        if access.metering is Metering.CALLS and scope["method"] == "POST":
             ticket_of(scope).priority = self._sender(scope).announced_priority()
-        scope[_LEASE] = lease = self._limits.lease(identity_of(scope).key)
-        async with lease:
-            await self._with_body(scope, receive, send)
+        max_bytes = self._options.max_upload_bytes if access.is_upload else self._options.max_body_bytes
+        await _check_announced(scope, receive, max_bytes)
+        if access.metering is not Metering.NONE:
+            takes_place = access.metering is not Metering.REQUESTS
+            scope[_LEASE] = self._limits.lease(identity_of(scope).key, takes_place=takes_place)
+        async with scope.get(_LEASE) or contextlib.nullcontext():
+            most_bytes = _SPOOLED_BYTES if access.is_upload else max_bytes
+            scope[_HELD_BODY] = held = HeldBody(self._bodies, most_bytes)
+            try:
+                await handle(scope, self._counted(receive, held, max_bytes), send)
+            finally:
+                held.release()
 
     def _sender(self, scope: Scope) -> Sender:
         header = Headers(scope=scope).get(PRIORITY_HEADER)
         return Sender.of(identity_of(scope), header=header, default=self._options.default_priority)
 
-    async def _with_body(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Refuses a body by what it says of its length, by counting, and if all together are too large."""
-        is_spooled = scope["path"] in self._uploads
-        max_bytes = self._uploads.get(scope["path"], self._options.max_body_bytes)
-        announced = _announced_bytes(scope)
-        if announced > max_bytes:
-            if announced - max_bytes <= _HEARD_OUT_BYTES:
-                await _hear_out(receive)
-            raise BodyTooLarge(max_bytes)
-        scope[_HELD_BODY] = held = HeldBody(self._budget, _SPOOLED_BYTES if is_spooled else max_bytes)
+    def _counted(self, receive: Receive, held: HeldBody, max_bytes: int) -> Receive:
+        """Returns a `receive` that raises for a body that is too large, too slow or too much."""
         in_time, received = paced(receive, self._options.read_timeout_s), 0
 
         async def counted() -> Message:
@@ -83,13 +78,12 @@ class FairUse:
             held.has_grown(received)
             return message
 
-        try:
-            await self._app(scope, counted, send)
-        finally:
-            held.release()
+        return counted
 
 
 class BodyBudget:
+    """The memory for all bodies, and for messages of WebSockets, that are being read."""
+
     def __init__(self, max_bytes: int) -> None:
         self._max_bytes = max_bytes
         self._held_bytes = 0
@@ -106,7 +100,8 @@ class BodyBudget:
 
 
 class HeldBody:
-    """One body's part of the budget. At most `most_bytes` of it are in memory; the rest is on disk."""
+    """One body's part of the budget, or that of a WebSocket's unfinished messages. At most `most_bytes` of it
+    are in memory; the rest is on disk."""
 
     def __init__(self, budget: BodyBudget, most_bytes: int) -> None:
         self._budget = budget
@@ -120,20 +115,32 @@ class HeldBody:
             self._budget.take(due - self._charged_bytes)
             self._charged_bytes = due
 
+    def holds(self, num_bytes: int) -> bool:
+        """So many bytes are held now, be it more or less. False: there is no room for more."""
+        due = max(0, min(num_bytes, self._most_bytes) - FREE_BYTES)
+        if due < self._charged_bytes:
+            self._budget.give(self._charged_bytes - due)
+            self._charged_bytes = due
+        try:
+            self.has_grown(num_bytes)
+        except BodiesFull:
+            return False
+        return True
+
     def release(self) -> None:
         self._budget.give(self._charged_bytes)
         self._charged_bytes = 0
 
 
 def lease_of(scope: Scope) -> Lease:
-    """The lease of a request on a metered path."""
+    """The lease of a request to a metered route."""
     lease = scope[_LEASE]
     assert isinstance(lease, Lease)
     return lease
 
 
 def limit_headers_of(scope: Scope) -> dict[str, str]:
-    """What the response of a request is to say of its key's limits; nothing on paths that are not metered."""
+    """What the response of a request is to say of its key's limits; nothing where it is not metered."""
     lease = scope.get(_LEASE)
     return lease.headers if isinstance(lease, Lease) else {}
 
@@ -142,6 +149,16 @@ def release_body(scope: Scope) -> None:
     """Gives the budget back early, for a request that goes on for long after its body is understood."""
     held: HeldBody = scope[_HELD_BODY]
     held.release()
+
+
+async def _check_announced(scope: Scope, receive: Receive, max_bytes: int) -> None:
+    """Raises BodyTooLarge for a body that says so itself; then it counts against no limit of its key."""
+    announced = _announced_bytes(scope)
+    if announced <= max_bytes:
+        return
+    if announced - max_bytes <= _HEARD_OUT_BYTES:
+        await _hear_out(receive)
+    raise BodyTooLarge(max_bytes)
 
 
 async def _hear_out(receive: Receive) -> None:

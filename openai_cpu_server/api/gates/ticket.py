@@ -6,15 +6,11 @@ import logging
 import re
 import secrets
 import time
-from collections.abc import Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
 
 from starlette.datastructures import Headers
-from starlette.routing import BaseRoute, Route, WebSocketRoute
 from starlette.types import Scope
 
-from openai_cpu_server.api.access.keys import QUIET_PATHS
 from openai_cpu_server.api.errors import CLIENT_GONE, code_of
 from openai_cpu_server.contract.request import Priority
 from openai_cpu_server.observe.ended import AnswerUse, CallFigures, Ended, Origin, RouteTaken, TraceParent
@@ -27,8 +23,8 @@ _TRACE_PARENT = re.compile(r"(?!ff)[0-9a-f]{2}-(?!0{32})[0-9a-f]{32}-(?!0{16})[0
 _MAX_TRACE_STATE = 512
 _SCOPE_KEY = "openai_cpu_server.ticket"
 _METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"})
-_OTHER = "other"
-"""How methods and paths are called that the server does not know."""
+_OTHER_METHOD = OTHER_ROUTE = "other"
+"""How methods and paths are called that the server does not know: clients cannot make up more."""
 
 
 @dataclass
@@ -38,6 +34,8 @@ class Ticket:
     id: str
     method: str
     path: str
+    route: str = OTHER_ROUTE
+    """The path of the route that was matched, as the table has it."""
     origin: Origin = Origin.HTTP
     trace: TraceParent | None = None
     started_s: float = field(default_factory=time.monotonic)
@@ -58,6 +56,8 @@ class Ticket:
     """Its answer has headers of its own; False: it is one of many in a body or a file."""
     answer: AnswerUse | None = None
     """What the cache of answers did for it; None: it was not asked."""
+    is_quiet: bool = False
+    """It gets no line in the log and no trace."""
     notes: dict[str, str | int | float] = field(default_factory=dict)
 
     def generated(self, figures: CallFigures) -> None:
@@ -94,7 +94,7 @@ class Ticket:
         self.notes["error"] = type(error).__name__
         self.code = code_of(error)
 
-    def log(self, seconds: float, *, quiet: bool) -> None:
+    def log(self, seconds: float) -> None:
         """Writes one line, and the same as fields. `seconds` is all the time that it took."""
         route = f"{self.method} {self.path[:200]!r}".replace("'", "")
         fields: dict[str, str | int | float] = {"id": self.id, "route": route, "status": self.status or "-"}
@@ -108,7 +108,7 @@ class Ticket:
             fields["trace_id"] = self.trace.trace_id
         fields |= {**self.notes, "total_ms": round(1000 * seconds, 1)}
         line = " ".join(f"{name}={value}" for name, value in fields.items())
-        logger.log(logging.DEBUG if quiet else logging.INFO, "%s", line, extra={"fields": fields})
+        logger.log(logging.DEBUG if self.is_quiet else logging.INFO, "%s", line, extra={"fields": fields})
 
 
 def open_ticket(scope: Scope) -> Ticket:
@@ -118,7 +118,7 @@ def open_ticket(scope: Scope) -> Ticket:
     request_id = given if _SANE_ID.fullmatch(given) else new_request_id()
     origin = Origin.HTTP if scope["type"] == "http" else Origin.WEBSOCKET
     method = scope.get("method", "GET")  # which a WebSocket's handshake is
-    ticket = Ticket(request_id, method, scope["path"], origin, trace=_trace(headers))
+    ticket = Ticket(request_id, method, scope["path"], origin=origin, trace=_trace(headers))
     scope[_SCOPE_KEY] = ticket
     return ticket
 
@@ -146,28 +146,22 @@ class Endings:
 
     def __init__(self, watch: Watch) -> None:
         self._watch = watch
-        self._names = RouteNames(())
-
-    def know(self, routes: Sequence[BaseRoute]) -> None:
-        """All routes of the application; any other path is one name for all."""
-        self._names = RouteNames(routes)
 
     def end(self, ticket: Ticket) -> None:
-        is_quiet = ticket.path in QUIET_PATHS
         ended_s = time.monotonic()
-        ticket.log(ended_s - ticket.started_s, quiet=is_quiet)
+        ticket.log(ended_s - ticket.started_s)
         self._watch.ended(
             Ended(
                 id=ticket.id,
                 origin=ticket.origin,
-                method=ticket.method if ticket.method in _METHODS else _OTHER,
-                route=self._names.of(ticket.path),
+                method=ticket.method if ticket.method in _METHODS else _OTHER_METHOD,
+                route=ticket.route,
                 priority=ticket.priority.label if ticket.priority is not None else "none",
                 status=CLIENT_GONE if ticket.status is None else ticket.status,
                 code=ticket.code,
                 started_s=ticket.started_s,
                 ended_s=ended_s,
-                is_quiet=is_quiet,
+                is_quiet=ticket.is_quiet,
                 call=ticket.call,
                 trace=ticket.trace,
                 routed=ticket.routed,
@@ -186,33 +180,3 @@ class Endings:
 
     def row_left(self) -> None:
         self._watch.metrics.rows_running.dec()
-
-
-class RouteNames:
-    """Gives any path one of few names, so that clients cannot make up more."""
-
-    def __init__(self, routes: Sequence[BaseRoute]) -> None:
-        """They may become more until the first request comes."""
-        self._routes = routes
-
-    @cached_property
-    def _plain(self) -> dict[str, str]:
-        return {route.path: route.path for route in self._known if "{" not in route.path}
-
-    @cached_property
-    def _patterns(self) -> list[tuple[re.Pattern[str], str]]:
-        return [
-            (route.path_regex, re.sub(r":\w+}", "}", route.path))
-            for route in self._known
-            if "{" in route.path
-        ]
-
-    @property
-    def _known(self) -> list[Route | WebSocketRoute]:
-        return [route for route in self._routes if isinstance(route, (Route, WebSocketRoute))]
-
-    def of(self, path: str) -> str:
-        name = self._plain.get(path)
-        if name is not None:
-            return name
-        return next((name for pattern, name in self._patterns if pattern.match(path)), _OTHER)

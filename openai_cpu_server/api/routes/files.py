@@ -21,8 +21,6 @@ from openai_cpu_server.jobs.jobs import Jobs
 from openai_cpu_server.jobs.records import FileRecord, Purpose
 from openai_cpu_server.models.registry import ModelRegistry
 
-MULTIPART_BYTES = 64 * 1024
-"""So many bytes may surround the file in the body of an upload."""
 _FIELDS = frozenset({"file", "purpose", "expires_after[anchor]", "expires_after[seconds]"})
 _MAX_FIELDS = 16
 _MAX_LISTED = 10_000

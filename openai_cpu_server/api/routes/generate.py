@@ -197,7 +197,7 @@ class _Work:
 
     async def _result(self, index: int) -> bytes:
         """Requests count and are logged one by one; their time began when the batch came in."""
-        ticket = Ticket(f"{self._outer.id}/{index}", "POST", _ITEM_PATH, trace=self._outer.trace)
+        ticket = Ticket(f"{self._outer.id}/{index}", "POST", _ITEM_PATH, _ITEM_PATH, trace=self._outer.trace)
         ticket.started_s, ticket.client = self._outer.started_s, self._identity.holder
         ticket.has_headers = False
         try:

@@ -12,6 +12,8 @@ from openai_cpu_server.observe.engine_gauges import EngineGauges
 from openai_cpu_server.observe.gateway_gauges import GatewayGauges
 from openai_cpu_server.observe.metrics import CONTENT_TYPE, Metrics, text_of
 
+GATEWAY_METRICS_PATH = "/metrics/gateway"
+
 
 class MetricsRoutes:
     def __init__(self, models: ModelRegistry, metrics: Metrics) -> None:

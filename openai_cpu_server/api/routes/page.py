@@ -67,6 +67,15 @@ class PageRoutes:
         return self._bundle
 
 
+class NoPage:
+    """Stands where the page is left out."""
+
+    async def index(self, request: Request) -> Response:
+        raise HTTPException(404)
+
+    file = index
+
+
 def _response(request: Request, file: PageFile, version: str, caching: str) -> Response:
     is_small = _takes_gzip(request.headers.get("accept-encoding", ""))
     etag = f'"{version}-gzip"' if is_small else f'"{version}"'

@@ -29,6 +29,7 @@ from openai_cpu_server.api.calls.socket_messages import (
 )
 from openai_cpu_server.api.calls.trial import Trial
 from openai_cpu_server.api.errors import INTERNAL, failure_of
+from openai_cpu_server.api.gates.fair_use import BodyBudget, HeldBody
 from openai_cpu_server.api.gates.ticket import Endings, Ticket, new_request_id, ticket_of
 from openai_cpu_server.api.offload import off_loop
 from openai_cpu_server.api.options import ApiOptions
@@ -59,12 +60,14 @@ class SocketRoute:
         *,
         keys: KeyRing,
         limits: RateLimits,
+        bodies: BodyBudget,
         endings: Endings,
         options: ApiOptions,
     ) -> None:
         self._route = route
         self._keys = keys
         self._limits = limits
+        self._bodies = bodies
         self._endings = endings
         self._options = options
 
@@ -96,6 +99,12 @@ class SocketRoute:
     def lease(self, identity: Identity) -> Lease:
         return self._limits.lease(identity.key)
 
+    def held(self, num_bytes: int) -> HeldBody:
+        """A message's part of what all bodies may have. Raises BodiesFull."""
+        held = HeldBody(self._bodies, num_bytes)
+        held.has_grown(num_bytes)
+        return held
+
     def end(self, ticket: Ticket) -> None:
         self._endings.end(ticket)
 
@@ -103,11 +112,23 @@ class SocketRoute:
 class _Request:
     """One of a socket's requests, from its message to its last one."""
 
-    def __init__(self, name: str, ticket: Ticket) -> None:
+    def __init__(self, name: str, ticket: Ticket, body: bytes, held: HeldBody) -> None:
         self.name = name
         self.ticket = ticket
+        self._body = body
+        self._held = held
         self._running: Running | None = None
         self._is_cancelled = False
+
+    def take_body(self) -> bytes:
+        """Gives the body away: nothing is kept of it while the call waits and is told."""
+        body, self._body = self._body, b""
+        return body
+
+    def release(self) -> None:
+        """The body is understood, or will never be."""
+        self._body = b""
+        self._held.release()
 
     def goes_by(self, name: str) -> bool:
         return name == self.name or (self._running is not None and name == self._running.call.id)
@@ -151,11 +172,18 @@ class _Socket:
         try:
             if len(data) > self._shared.options.max_body_bytes:
                 raise BodyTooLarge(self._shared.options.max_body_bytes)
-            message = await off_loop(len(data), partial(read_message, data))
-            if isinstance(message, Cancel):
-                self._cancel(message.name)
-            else:
-                self._begin(message, group)
+            held = self._shared.held(len(data))
+            try:
+                message = await off_loop(len(data), partial(read_message, data))
+                if isinstance(message, Cancel):
+                    self._cancel(message.name)
+                else:
+                    self._begin(message, held, group)
+                    return
+            except BaseException:
+                held.release()
+                raise
+            held.release()
         except Exception as error:
             await self._send(self._refused(error))
 
@@ -179,8 +207,8 @@ class _Socket:
         for request in named:
             request.cancel()
 
-    def _begin(self, ask: Ask, group: TaskGroup) -> None:
-        """Raises InvalidRequest, RequestsLimited."""
+    def _begin(self, ask: Ask, held: HeldBody, group: TaskGroup) -> None:
+        """The request will release what is held. Raises InvalidRequest, RequestsLimited: then it does not."""
         limit = self._shared.options.max_socket_requests
         if len(self._running) >= limit:
             said = f"requests at once on one WebSocket: Limit {limit}"
@@ -189,16 +217,23 @@ class _Socket:
             message = f"A request with the request_id '{ask.name}' is running on this socket."
             raise InvalidRequest(message, param="request_id", code="invalid_value")
         ticket = self._ticket()
-        request = _Request(ask.name or ticket.id, ticket)
+        request = _Request(ask.name or ticket.id, ticket, ask.body, held)
         self._running[request.name] = request
-        group.start_soon(self._serve, request, ask.body)
+        group.start_soon(self._serve, request)
 
     def _ticket(self) -> Ticket:
         """Requests count and are logged one by one, in the trace of the handshake."""
         socket = ticket_of(self._websocket.scope)
-        return Ticket(new_request_id(), "POST", socket.path, Origin.WEBSOCKET, trace=socket.trace)
+        return Ticket(
+            new_request_id(),
+            "POST",
+            socket.path,
+            socket.route,
+            origin=Origin.WEBSOCKET,
+            trace=socket.trace,
+        )
 
-    async def _serve(self, request: _Request, data: bytes) -> None:
+    async def _serve(self, request: _Request) -> None:
         """The last message goes out when the request has given up all that it held, and its name."""
         ticket, name, headers = request.ticket, request.name, {"x-request-id": request.ticket.id}
         try:
@@ -209,7 +244,7 @@ class _Socket:
             lease = self._shared.lease(identity)
             try:
                 async with lease:
-                    headers |= await self._answer(request, data, sender, lease)
+                    headers |= await self._answer(request, sender, lease)
             finally:
                 headers |= lease.headers
             ticket.status = 200
@@ -217,17 +252,17 @@ class _Socket:
         except Exception as error:
             last = self._failed(name, ticket, error, headers)
         finally:
+            request.release()
             del self._running[name]
             self._end(ticket)
         await self._send(last)
 
-    async def _answer(
-        self, request: _Request, data: bytes, sender: Sender, lease: Lease
-    ) -> Mapping[str, str]:
+    async def _answer(self, request: _Request, sender: Sender, lease: Lease) -> Mapping[str, str]:
         """Returns the headers that the response of a POST would have."""
         route, name = self._shared.route, request.name
         trial = Trial(submitted=request.submitted)
-        running = await route.begin(data, sender, request.ticket, lease, trial)
+        running = await route.begin(request.take_body(), sender, request.ticket, lease, trial)
+        request.release()
         request.submitted(running)
         if running.call.stream:
             await self._stream(name, running)

@@ -35,6 +35,8 @@ OF_SERVERS = frozenset(
         "open_to_gateways",
         "limits_url",
         "cors_origin",
+        "allowed_host",
+        "open_admin",
         "trusted_proxy",
         "ssl_certfile",
         "ssl_keyfile",

@@ -83,7 +83,7 @@ class ApiReplica:
     async def _listen(self) -> None:
         """Raises StartupError where the port is somebody else's."""
         close_s = math.ceil(0.9 * self._settings.ray.drain_s)
-        serving = web_serving(self._settings, self._desk.api.app, close_s=close_s)
+        serving = web_serving(self._settings, self._desk.api, close_s=close_s)
         self._tasks.append(await self._listening.enter_async_context(serving))
 
     def _served(self, parts: ModelParts, handle: DeploymentHandle) -> ServedModel:

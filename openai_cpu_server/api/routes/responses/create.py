@@ -113,7 +113,13 @@ class ResponsesRoute:
         """It goes on when this request has ended. The server's limit of time is not for it."""
         own, lease = ticket_of(request.scope), lease_of(request.scope)
         ticket = Ticket(
-            new_request_id(), "POST", own.path, Origin.BACKGROUND, trace=own.trace, client=own.client
+            new_request_id(),
+            "POST",
+            own.path,
+            own.route,
+            origin=Origin.BACKGROUND,
+            trace=own.trace,
+            client=own.client,
         )
         ticket.has_headers = False
         making = await self._maker.begin(read, sender, Terms(ticket, lease), status=ResponseStatus.QUEUED)

@@ -21,12 +21,13 @@ from openai_cpu_server.api.access.rate_limits import RateLimits
 from openai_cpu_server.api.calls.call import PRIORITY_HEADER, Sender
 from openai_cpu_server.api.calls.trial import Terms
 from openai_cpu_server.api.errors import INTERNAL, ErrorBody, error_object, failure_of
+from openai_cpu_server.api.gates.fair_use import BodyBudget, HeldBody
 from openai_cpu_server.api.gates.ticket import Endings, Ticket, new_request_id, ticket_of
 from openai_cpu_server.api.options import ApiOptions
 from openai_cpu_server.api.routes.responses.making import Maker, Making
 from openai_cpu_server.api.routes.responses.turns import Recent, TurnReader
 from openai_cpu_server.contract.messages import ModelLoading, Place
-from openai_cpu_server.errors import BodyTooLarge, InvalidRequest, RequestsLimited
+from openai_cpu_server.errors import BodiesFull, BodyTooLarge, InvalidRequest, RequestsLimited
 from openai_cpu_server.observe.ended import Origin
 
 logger = logging.getLogger(__name__)
@@ -53,6 +54,7 @@ class ResponsesSocket:
         *,
         keys: KeyRing,
         limits: RateLimits,
+        bodies: BodyBudget,
         endings: Endings,
         options: ApiOptions,
     ) -> None:
@@ -60,6 +62,7 @@ class ResponsesSocket:
         self.maker = maker
         self.keys = keys
         self.limits = limits
+        self.bodies = bodies
         self.endings = endings
         self.options = options
 
@@ -75,13 +78,32 @@ class ResponsesSocket:
         return Sender(identity, default_priority=at_handshake.priority())
 
 
+class _Message:
+    """A message that waits, and its part of what all bodies may have. Raises BodiesFull."""
+
+    def __init__(self, data: bytes, bodies: BodyBudget) -> None:
+        self.data = data
+        self._held = HeldBody(bodies, len(data))
+        self._held.has_grown(len(data))
+
+    def take(self) -> bytes:
+        """Gives the data away: nothing is kept of it while the response is told."""
+        data, self.data = self.data, b""
+        return data
+
+    def release(self) -> None:
+        """It is understood, or will never be."""
+        self.data = b""
+        self._held.release()
+
+
 class _Socket:
     """An open socket. When it closes, its response ends."""
 
     def __init__(self, websocket: WebSocket, shared: ResponsesSocket) -> None:
         self._websocket = websocket
         self._shared = shared
-        self._waiting: deque[bytes] = deque()
+        self._waiting: deque[_Message] = deque()
         self._news = anyio.Event()
         self._making: Making | None = None
         self._recent: Recent | None = None
@@ -93,6 +115,8 @@ class _Socket:
             while await self._has_message():
                 await self._serve(self._waiting.popleft())
             group.cancel_scope.cancel()
+        for message in self._waiting:
+            message.release()
 
     async def _has_message(self) -> bool:
         """False: the socket has closed."""
@@ -114,7 +138,11 @@ class _Socket:
         if refusal := self._no_room(len(data)):
             await self._refuse(refusal, ticket_of(self._websocket.scope).id)
             return
-        self._waiting.append(data)
+        try:
+            self._waiting.append(_Message(data, self._shared.bodies))
+        except BodiesFull as error:
+            await self._refuse(error, ticket_of(self._websocket.scope).id)
+            return
         news, self._news = self._news, anyio.Event()
         news.set()
 
@@ -123,42 +151,51 @@ class _Socket:
         if len(self._waiting) >= options.max_socket_requests:
             said = f"requests at once on one WebSocket: Limit {options.max_socket_requests}"
             return RequestsLimited(said, retry_after_s=_RETRY_S)
-        if self._waiting and sum(map(len, self._waiting)) + num_bytes > options.max_body_bytes:
+        if self._waiting and sum(len(one.data) for one in self._waiting) + num_bytes > options.max_body_bytes:
             said = f"bytes of requests that wait on one WebSocket: Limit {options.max_body_bytes}"
             return RequestsLimited(said, retry_after_s=_RETRY_S)
         return None
 
-    async def _serve(self, data: bytes) -> None:
+    async def _serve(self, message: _Message) -> None:
         handshake = ticket_of(self._websocket.scope)
-        ticket = Ticket(new_request_id(), "POST", handshake.path, Origin.WEBSOCKET, trace=handshake.trace)
+        ticket = Ticket(
+            new_request_id(),
+            "POST",
+            handshake.path,
+            handshake.route,
+            origin=Origin.WEBSOCKET,
+            trace=handshake.trace,
+        )
         ticket.has_headers = False
         try:
-            await self._answer(data, ticket)
+            await self._answer(message, ticket)
             ticket.status = 200
         except Exception as error:
             await self._failed(error, ticket)
         finally:
+            message.release()
             self._making = None
             if not self._is_open:
                 ticket.client_gone()
             self._shared.endings.end(ticket)
 
-    async def _answer(self, data: bytes, ticket: Ticket) -> None:
+    async def _answer(self, message: _Message, ticket: Ticket) -> None:
         shared = self._shared
         identity = identity_now(self._websocket.scope, shared.keys)
         ticket.client = identity.holder
         sender = shared.sender(self._websocket, identity)
         ticket.priority = sender.default_priority
-        body, is_to_generate = _body(data, shared.options.max_body_bytes)
+        body, is_to_generate = _body(message.take(), shared.options.max_body_bytes)
         async with shared.limits.lease(identity.key) as lease:
             read = await shared.reader.read(body, identity.holder or "", self._recent)
+            del body  # nothing is kept of it while the response is told
             if read.body.previous_response_id is not None:
                 self._recent = None  # an error in its middle leaves nothing to go on from
             terms = Terms(ticket, lease, shared.options.request_timeout_s)
-            if is_to_generate:
-                await self._tell(await shared.maker.begin(read, sender, terms))
-            else:
-                await self._warm(await shared.maker.begin(read.without_output(), sender, terms))
+            asked = read if is_to_generate else read.without_output()
+            making = await shared.maker.begin(asked, sender, terms)
+            message.release()
+            await (self._tell(making) if is_to_generate else self._warm(making))
 
     async def _tell(self, making: Making) -> None:
         self._making = making

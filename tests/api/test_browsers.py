@@ -1,0 +1,276 @@
+"""Web pages: by which name they call, and where they come from. Who is an administrator without keys."""
+
+from __future__ import annotations
+
+from ipaddress import ip_network
+from typing import Any
+
+import httpx
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from starlette.applications import Starlette
+
+from openai_cpu_server.api.access.clients import is_loopback
+from openai_cpu_server.api.gates.browsers import canonical_origin, host_name
+from tests.api.fake_engine import FakeEngine
+from tests.api.serving import OPTIONS, api
+from tests.api.talking import error_of, messages_error_of
+from tests.api.test_websocket import connected
+
+pytestmark = pytest.mark.anyio
+
+PAGE = "https://page.example"
+PREFLIGHT = {"origin": PAGE, "access-control-request-method": "POST"}
+OURS = frozenset({"localhost", "llm.example"})
+
+
+def client(app: Starlette, peer: str = "127.0.0.1") -> httpx.AsyncClient:
+    transport = httpx.ASGITransport(app, client=(peer, 1234))
+    return httpx.AsyncClient(transport=transport, base_url="http://localhost:8000")
+
+
+@pytest.fixture
+def named(engine: FakeEngine) -> Starlette:
+    return api(engine, msgspec.structs.replace(OPTIONS, hosts=OURS, cors_origins=(PAGE,)))
+
+
+# -- by which name ----------------------------------------------------------------------------------------
+
+OWN_NAMES = [
+    *("localhost", "localhost:8000", "LOCALHOST:1", "localhost.", "llm.example", "LLM.example.:443"),
+    *("127.0.0.1", "127.0.0.1:8000", "10.1.2.3:80", "[::1]:8000", "[::1]", "[fe80::1%25eth0]:8000"),
+]
+OTHER_NAMES = [
+    *("evil.example", "evil.example:8000", "localhost.evil.example", "127.0.0.1.evil.example:8000", ""),
+    *("evil.example@localhost", "localhost@evil.example", "localhost:8000@evil.example", "localhost evil"),
+    *(
+        "http://localhost",
+        "localhost/",
+        "localhost#",
+        "localhost:80x",
+        "localhost:",
+        "[::1",
+        "::1",
+        "[]",
+        ".",
+    ),
+    *("sub.llm.example", "xllm.example", "localhost, localhost", "1", "0x7f.1", "null", "*"),
+]
+
+
+@pytest.mark.parametrize("host", OWN_NAMES)
+async def test_by_its_names_and_addresses_it_answers(named: Starlette, host: str) -> None:
+    async with client(named) as http:
+        assert (await http.get("/health", headers={"host": host})).status_code == 200
+
+
+@pytest.mark.parametrize("host", OTHER_NAMES)
+async def test_by_another_name_nothing_answers(named: Starlette, host: str) -> None:
+    """By any method, whatever the page says of itself: a preflight too, and a probe."""
+    async with client(named) as http:
+        for method in ("GET", "POST", "DELETE", "OPTIONS", "HEAD", "PUT"):
+            for path in ("/", "/health", "/v1/cache", "/v1/chat/completions", "/nowhere"):
+                for more in ({}, PREFLIGHT, {"origin": "null"}):
+                    answer = await http.request(method, path, headers={"host": host, **more})
+                    assert answer.status_code == 421, (method, path, host)
+        answer = await http.get("/v1/models", headers={"host": host})
+        assert error_of(answer)["code"] == "host_not_allowed"
+        assert "--allowed-host" in str(error_of(answer)["message"])
+        anthropic = await http.post("/v1/messages", headers={"host": host}, json={})
+        assert messages_error_of(anthropic)["type"] == "invalid_request_error"
+
+
+async def test_two_names_are_none(named: Starlette) -> None:
+    async with client(named) as http:
+        request = httpx.Request(
+            "GET", "http://x/health", headers=[("host", "localhost"), ("host", "localhost")]
+        )
+        assert (await http.send(request)).status_code == 421
+
+
+@pytest.mark.parametrize(
+    ("host", "is_open"), [("localhost:8000", True), ("evil.example", False), ("", False)]
+)
+async def test_a_websocket_is_held_to_the_same(engine: FakeEngine, host: str, is_open: bool) -> None:
+    app = api(engine, msgspec.structs.replace(OPTIONS, hosts=OURS))
+    scope_host = {"host": host}
+    async with connected(app, headers=scope_host, is_bare=True) as socket:
+        if is_open:
+            await socket.accepted()
+        else:
+            status, error = await socket.refused()
+            assert (status, error["code"]) == (421, "host_not_allowed")
+
+
+@pytest.mark.parametrize("hosts", [None, frozenset({"*"})])
+async def test_the_check_can_be_off(engine: FakeEngine, hosts: frozenset[str] | None) -> None:
+    async with client(api(engine, msgspec.structs.replace(OPTIONS, hosts=hosts))) as http:
+        for host in ("evil.example", "", "x y"):
+            assert (await http.get("/health", headers={"host": host})).status_code == 200
+
+
+@given(st.text())
+def test_any_text_is_read_as_a_name_or_as_none(text: str) -> None:
+    name = host_name(text)
+    assert name is None or (name == name.lower() and not set(name) & set("/@#? ,"))
+
+
+# -- from where -------------------------------------------------------------------------------------------
+
+OWN_PAGES: list[tuple[str, dict[str, str]]] = [
+    ("http://localhost:8000", {}),
+    ("HTTP://LOCALHOST:8000", {}),
+    ("http://localhost", {"host": "localhost"}),
+    ("http://localhost:80", {"host": "localhost"}),
+    ("http://localhost", {"host": "localhost:80"}),
+    ("http://[::1]:8000", {"host": "[::1]:8000"}),
+    ("https://llm.example", {"host": "llm.example", "x-forwarded-proto": "https"}),
+    ("https://llm.example:443", {"host": "llm.example", "x-forwarded-proto": "https, http"}),
+    (PAGE, {}),
+    ("https://page.example:443", {}),
+]
+OTHER_PAGES: list[tuple[str, dict[str, str]]] = [
+    ("null", {}),
+    ("NULL", {}),
+    ("", {}),
+    ("null", {"host": "localhost"}),
+    ("https://localhost:8000", {}),
+    ("http://localhost", {}),
+    ("http://localhost:8001", {}),
+    ("https://localhost", {"host": "localhost:80"}),
+    ("http://127.0.0.1:8000", {}),
+    ("ftp://localhost:8000", {}),
+    ("file://", {}),
+    ("localhost:8000", {}),
+    ("//localhost:8000", {}),
+    ("http://localhost:8000@evil.example", {}),
+    ("http://evil.example/localhost:8000", {}),
+    ("http://localhost:8000#evil", {}),
+    ("http://localhost:8000, http://evil.example", {}),
+    ("http://page.example", {}),
+    ("https://page.example:8443", {}),
+    ("https://page.example.evil", {}),
+    ("http://llm.example", {"host": "llm.example", "x-forwarded-proto": "https"}),
+]
+
+
+@pytest.mark.parametrize(("origin", "headers"), OWN_PAGES)
+async def test_a_page_of_the_server_may_call(named: Starlette, origin: str, headers: dict[str, str]) -> None:
+    async with client(named) as http:
+        answer = await http.post("/tokenize", json={"content": "a"}, headers={**headers, "origin": origin})
+        assert answer.status_code == 200
+
+
+@pytest.mark.parametrize(("origin", "headers"), OTHER_PAGES)
+async def test_another_page_may_not(named: Starlette, origin: str, headers: dict[str, str]) -> None:
+    async with client(named) as http:
+        for method in ("POST", "DELETE", "PUT", "PATCH"):
+            answer = await http.request(method, "/v1/cache", headers={**headers, "origin": origin})
+            assert (answer.status_code, error_of(answer)["code"]) == (403, "origin_not_allowed")
+            assert "--cors-origin" in str(error_of(answer)["message"])
+        assert (await http.get("/health", headers={**headers, "origin": origin})).status_code == 200
+
+
+@pytest.mark.parametrize(
+    ("origin", "is_open"), [("null", False), ("https://localhost:1", False), (PAGE, True)]
+)
+async def test_a_page_opens_a_websocket_only_from_there(named: Starlette, origin: str, is_open: bool) -> None:
+    async with connected(named, headers={"host": "localhost:1", "origin": origin}, is_bare=True) as socket:
+        if is_open:
+            await socket.accepted()
+        else:
+            assert (await socket.refused())[0] == 403
+
+
+async def test_a_host_and_an_origin_that_are_both_nothing_are_not_alike(engine: FakeEngine) -> None:
+    async with client(api(engine)) as http:
+        answer = await http.request(
+            "POST", "/tokenize", headers={"host": "", "origin": "null"}, json={"content": "a"}
+        )
+        assert answer.status_code == 403
+
+
+async def test_an_application_has_an_origin_too(engine: FakeEngine) -> None:
+    """Those of no host's: as they are written, and no other."""
+    options = msgspec.structs.replace(
+        OPTIONS, cors_origins=("app://obsidian.md", "HTTPS://Page.Example:443/")
+    )
+    async with client(api(engine, options)) as http:
+        for origin, status in (("app://obsidian.md", 200), ("app://other", 403), (PAGE, 200)):
+            answer = await http.post("/tokenize", json={"content": "a"}, headers={"origin": origin})
+            assert answer.status_code == status
+        preflight = {"origin": PAGE, "access-control-request-method": "POST"}
+        answer = await http.options("/tokenize", headers=preflight)
+        assert answer.headers["access-control-allow-origin"] == PAGE
+
+
+@given(st.text() | st.from_regex(r"[a-z]{0,5}:?/{0,2}[\\[\\]:.@a-z0-9/#?]{0,20}"))
+def test_any_text_is_an_origin_or_none_and_canonical_but_once(text: str) -> None:
+    assert canonical_origin(canonical_origin(text)) == canonical_origin(text)
+
+
+# -- administrators without keys --------------------------------------------------------------------------
+
+LAN = "192.168.1.7"
+AS_ADMIN = [("DELETE", "/v1/cache"), ("GET", "/v1/cache/stats"), ("GET", "/v1/adapters")]
+
+
+async def statuses(app: Starlette, peer: str, **headers: str) -> set[int]:
+    async with client(app, peer) as http:
+        return {(await http.request(*route, headers=headers)).status_code for route in AS_ADMIN}
+
+
+@pytest.mark.parametrize("peer", ["127.0.0.1", "127.9.9.9", "::1", "::ffff:127.0.0.1"])
+async def test_whoever_is_on_the_machine_is_an_administrator(engine: FakeEngine, peer: str) -> None:
+    app = api(engine, msgspec.structs.replace(OPTIONS, is_admin_open=False))
+    assert await statuses(app, peer) <= {200, 204}
+
+
+@pytest.mark.parametrize("peer", [LAN, "2001:db8::1", "::ffff:10.0.0.1", "unknown"])
+async def test_others_may_ask_and_not_administrate(engine: FakeEngine, peer: str) -> None:
+    app = api(engine, msgspec.structs.replace(OPTIONS, is_admin_open=False))
+    assert await statuses(app, peer) == {403}
+    async with client(app, peer) as http:
+        for path in ("/v1/models", "/metrics", "/v1/stats", "/v1/requests", "/version", "/"):
+            assert (await http.get(path)).status_code == 200
+        assert (await http.post("/tokenize", json={"content": "a"})).status_code == 200
+        said = error_of(await http.delete("/v1/cache"))
+        assert said["code"] == "missing_scope"
+        assert "--open-admin" in str(said["message"])
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [
+        {"x-forwarded-for": LAN},
+        {"x-forwarded-for": f"127.0.0.1, {LAN}"},
+        {"x-forwarded-for": f"{LAN}, 127.0.0.1"},
+        {"x-forwarded-for": "unknown"},
+        {"forwarded": f"for={LAN}"},
+        {"forwarded": 'for="[2001:db8::1]:80"'},
+    ],
+)
+async def test_a_proxy_on_the_machine_makes_nobody_local(engine: FakeEngine, headers: dict[str, str]) -> None:
+    """Whether it is trusted or not; and no header makes somebody local who is not."""
+    for trusted in ((), (ip_network("127.0.0.0/8"), ip_network("0.0.0.0/0"))):
+        options = msgspec.structs.replace(OPTIONS, is_admin_open=False, trusted_proxies=trusted)
+        assert await statuses(api(engine, options), "127.0.0.1", **headers) == {403}
+        assert await statuses(api(engine, options), LAN, **{"x-forwarded-for": "127.0.0.1"}) == {403}
+
+
+async def test_a_key_goes_before_where_somebody_is(engine: FakeEngine) -> None:
+    app = api(engine, msgspec.structs.replace(OPTIONS, is_admin_open=False, api_key="k"))
+    assert await statuses(app, LAN, **{"x-api-key": "k"}) <= {200, 204}
+    assert await statuses(app, "127.0.0.1") == {401}
+
+
+async def test_it_can_be_open_to_all(engine: FakeEngine) -> None:
+    assert await statuses(api(engine), LAN) <= {200, 204}
+
+
+def test_what_is_loopback() -> None:
+    yes: list[Any] = ["127.0.0.1", "::1", "localhost", "127.1.2.3", "::ffff:127.0.0.1"]
+    no: list[Any] = ["0.0.0.0", "::", "10.0.0.1", "", "localhost.evil", "127.0.0.1.evil", "::ffff:1.2.3.4"]
+    assert [is_loopback(one) for one in yes + no] == [True] * len(yes) + [False] * len(no)

@@ -1,0 +1,364 @@
+"""What strangers may make the server keep: headers, trailers, waiting requests, pieces of messages."""
+
+from __future__ import annotations
+
+import base64
+import contextlib
+import json
+import os
+import socket
+from collections.abc import Iterator
+
+import httpx
+import psutil
+import pytest
+
+from tests.e2e.test_limits import eventually, everything
+from tests.server import ServerProcess
+from tests.tiny_model import tiny_model_path
+
+pytestmark = [pytest.mark.native, pytest.mark.thorough]
+
+MIB = 1024 * 1024
+CHAT = "/v1/chat/completions"
+BODY = json.dumps({"messages": [{"role": "user", "content": "a"}], "max_tokens": 2}).encode()
+GET = b"GET /version HTTP/1.1\r\nhost: localhost\r\n\r\n"
+CHUNKED = b"host: localhost\r\ntransfer-encoding: chunked\r\n\r\n"
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[ServerProcess]:
+    limits = ("--max-body-mb", "1", "--max-bodies-mb", "2", "--read-timeout-s", "2")
+    with ServerProcess("--model", str(tiny_model_path()), "--ctx-size", "4096", *limits) as process:
+        yield process
+        assert not any("Traceback" in line for line in process.lines), "".join(process.lines)
+
+
+def connect(server: ServerProcess) -> socket.socket:
+    return socket.create_connection(("127.0.0.1", int(server.url.rsplit(":", 1)[1])), timeout=30)
+
+
+def answered(server: ServerProcess, *pieces: bytes) -> bytes:
+    """All that comes back until the server closes. Each piece is a packet."""
+    with connect(server) as sock:
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        with contextlib.suppress(ConnectionError):
+            for piece in pieces:
+                sock.sendall(piece)
+        return everything(sock)
+
+
+def status_of(answer: bytes) -> int:
+    return int(answer.split(b" ", 2)[1])
+
+
+def resident(server: ServerProcess) -> int:
+    return int(psutil.Process(server.process.pid).memory_info().rss)
+
+
+def check_serves(server: ServerProcess) -> None:
+    assert httpx.post(server.url + CHAT, content=BODY, timeout=60).status_code == 200
+
+
+# -- headers and trailers ---------------------------------------------------------------------------------
+
+
+FIELDS = {
+    "one large": b"a: " + b"x" * 70_000 + b"\r\n",
+    "several large": b"".join(b"a%d: " % i + b"x" * 20_000 + b"\r\n" for i in range(4)),
+    "many": b"".join(b"a%d: b\r\n" % i for i in range(300)),
+    "many alike": b"a:\r\n" * 9000,
+    "a large name": b"x" * 70_000 + b": b\r\n",
+}
+
+
+@pytest.mark.parametrize("name", FIELDS)
+@pytest.mark.parametrize("size", [None, 1000])
+def test_headers_are_bounded_however_they_come(server: ServerProcess, name: str, size: int | None) -> None:
+    request = b"GET /version HTTP/1.1\r\nhost: localhost\r\n" + FIELDS[name] + b"\r\n"
+    answer = answered(server, *_cut(request, size))
+    assert status_of(answer) == 431
+    assert b"headers_too_large" in answer
+
+
+@pytest.mark.parametrize("name", FIELDS)
+@pytest.mark.parametrize("size", [None, 1000])
+def test_trailers_are_bounded_however_they_come(server: ServerProcess, name: str, size: int | None) -> None:
+    request = b"POST /tokenize HTTP/1.1\r\n" + CHUNKED + b"1\r\n{\r\n0\r\n" + FIELDS[name] + b"\r\n"
+    assert status_of(answered(server, *_cut(request, size))) == 431
+
+
+def test_headers_and_trailers_count_together(server: ServerProcess) -> None:
+    half = b"a: " + b"x" * 40_000 + b"\r\n"
+    head = b"POST /tokenize HTTP/1.1\r\n" + half
+    assert status_of(answered(server, head + CHUNKED + b"0\r\n" + half + b"\r\n")) == 431
+    kept = head + CHUNKED + b"0\r\n" + half[:20_000] + b"\r\n\r\n"
+    assert (
+        status_of(answered(server, kept + b"!")) == 400
+    )  # it is served; that an empty body is no JSON is said
+
+
+def test_a_long_line_counts_too(server: ServerProcess) -> None:
+    assert (
+        status_of(answered(server, b"GET /?" + b"a" * 70_000 + b" HTTP/1.1\r\nhost: localhost\r\n\r\n"))
+        == 431
+    )
+
+
+def test_each_request_of_a_connection_counts_anew(server: ServerProcess) -> None:
+    one = b"GET /version HTTP/1.1\r\nhost: localhost\r\na: " + b"x" * 30_000 + b"\r\n\r\n"
+    with connect(server) as sock:
+        for _ in range(5):
+            sock.sendall(one)
+            found = b""
+            while b'"version"' not in found:
+                found += sock.recv(65536)
+            assert found.startswith(b"HTTP/1.1 200")
+
+
+@pytest.mark.parametrize("path", ["GET /health", "POST /tokenize"])
+def test_endless_trailers_are_not_kept(server: ServerProcess, path: str) -> None:
+    before = resident(server)
+    flood = b"".join(b"trailer-%d: %b\r\n" % (i, b"x" * 40) for i in range(20_000))
+    for _ in range(3):
+        answered(server, path.encode() + b" HTTP/1.1\r\n" + CHUNKED + b"0\r\n", *_cut(flood * 10, 65536))
+    assert resident(server) - before < 20 * MIB
+    check_serves(server)
+
+
+def test_chunks_without_number_are_no_headers(server: ServerProcess) -> None:
+    chunks = b"".join(b"1\r\n \r\n" for _ in range(60_000)) + b"%x\r\n%b\r\n0\r\n\r\n" % (len(BODY), BODY)
+    request = b"POST " + CHAT.encode() + b" HTTP/1.1\r\nconnection: close\r\n" + CHUNKED + chunks
+    assert status_of(answered(server, request)) == 200
+
+
+# -- waiting requests -------------------------------------------------------------------------------------
+
+
+def test_so_many_requests_wait_and_no_more_are_read(server: ServerProcess) -> None:
+    before = resident(server)
+    for number in (20, 5000):
+        answer = answered(server, GET * number)
+        assert 1 <= answer.count(b"HTTP/1.1 200 OK") <= 9
+        assert b"HTTP/1.1 4" not in answer
+    assert resident(server) - before < 10 * MIB
+
+
+def test_a_few_that_wait_are_all_answered_in_their_order(server: ServerProcess) -> None:
+    paths = ["/version", "/v1/models", "/health", "/nowhere", "/ready", "/version"]
+    with connect(server) as sock:
+        for _ in range(3):
+            asked = (
+                f"GET {path} HTTP/1.1\r\nhost: localhost\r\nx-request-id: {path}\r\n\r\n" for path in paths
+            )
+            sock.sendall("".join(asked).encode())
+            found = b""
+            while found.count(b"x-request-id") < len(paths):
+                found += sock.recv(65536)
+            ids = [line.split(b": ")[1] for line in found.split(b"\r\n") if line.startswith(b"x-request-id")]
+            assert [one.decode() for one in ids] == paths
+
+
+def test_what_is_wrong_behind_a_good_request_costs_that_one_nothing(server: ServerProcess) -> None:
+    answer = answered(server, GET + b"\x00 nonsense\r\n\r\n")
+    assert answer.startswith(b"HTTP/1.1 200")
+    assert answer.count(b"HTTP/1.1 ") == 1
+
+
+# -- an Upgrade to anything but a WebSocket ---------------------------------------------------------------
+
+
+LENGTH = b"content-length: %d\r\n\r\n%b" % (len(BODY), BODY)
+PIECES = b"transfer-encoding: chunked\r\n\r\n5\r\n%b\r\n%x\r\n%b\r\n0\r\n\r\n" % (
+    BODY[:5],
+    len(BODY) - 5,
+    BODY[5:],
+)
+ASKED = {
+    "h2c": b"connection: Upgrade, HTTP2-Settings\r\nupgrade: h2c\r\nhttp2-settings: AAMAAABkAAQ\r\n",
+    "another": b"upgrade: TLS/1.0, HTTP/2.0\r\nconnection: keep-alive, upgrade\r\n",
+    "twice": b"connection: upgrade\r\nupgrade: h2c\r\nupgrade: foo\r\n",
+    "a socket by POST": b"connection: upgrade\r\nupgrade: websocket\r\n",
+}
+
+
+@pytest.mark.parametrize("name", ASKED)
+@pytest.mark.parametrize("body", [LENGTH, PIECES], ids=["length", "chunks"])
+@pytest.mark.parametrize("size", [None, 7, "body later"])
+def test_an_upgrade_to_what_is_not_spoken_here_is_ignored(
+    server: ServerProcess, name: str, body: bytes, size: int | str | None
+) -> None:
+    request = b"POST " + CHAT.encode() + b" HTTP/1.1\r\nhost: localhost\r\n" + ASKED[name] + body
+    head, _, rest = request.partition(b"\r\n\r\n")
+    pieces = [head + b"\r\n\r\n", rest] if isinstance(size, str) else _cut(request, size)
+    with connect(server) as sock:
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        for _ in range(2):  # the connection goes on
+            for piece in pieces:
+                sock.sendall(piece)
+            found = b""
+            while b'"usage"' not in found:
+                found += (piece := sock.recv(65536))
+                assert piece, found
+            assert found.startswith(b"HTTP/1.1 200")
+
+
+def test_such_requests_may_wait_for_each_other(server: ServerProcess) -> None:
+    one = b"GET /version HTTP/1.1\r\nhost: localhost\r\n" + ASKED["h2c"] + b"\r\n"
+    last = b"GET /version HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\r\n"
+    assert answered(server, one * 4 + last).count(b"HTTP/1.1 200") == 5
+
+
+def test_a_tunnel_is_refused(server: ServerProcess) -> None:
+    assert status_of(answered(server, b"CONNECT a:1 HTTP/1.1\r\nhost: localhost\r\n\r\nabc")) == 400
+
+
+# -- WebSockets -------------------------------------------------------------------------------------------
+
+
+def handshake(*more: bytes, path: bytes = CHAT.encode()) -> bytes:
+    nonce = base64.b64encode(os.urandom(16))
+    fields = (
+        b"host: localhost",
+        b"upgrade: websocket",
+        b"connection: upgrade",
+        b"sec-websocket-version: 13",
+        b"sec-websocket-key: " + nonce,
+        *more,
+    )
+    return b"GET " + path + b" HTTP/1.1\r\n" + b"\r\n".join(fields) + b"\r\n\r\n"
+
+
+def upgraded(server: ServerProcess, path: bytes = CHAT.encode()) -> socket.socket:
+    sock = connect(server)
+    sock.sendall(handshake(path=path))
+    assert sock.recv(4096).startswith(b"HTTP/1.1 101")
+    return sock
+
+
+def frame(opcode: int, payload: bytes, *, fin: bool = True) -> bytes:
+    """Masked with zeros."""
+    return header(opcode, len(payload), fin=fin) + payload
+
+
+def header(opcode: int, length: int, *, fin: bool = True) -> bytes:
+    first = bytes([(0x80 if fin else 0) | opcode])
+    if length < 126:
+        return first + bytes([0x80 | length]) + bytes(4)
+    if length < 65536:
+        return first + b"\xfe" + length.to_bytes(2, "big") + bytes(4)
+    return first + b"\xff" + length.to_bytes(8, "big") + bytes(4)
+
+
+def close_code(sock: socket.socket) -> int:
+    """Of the close frame that comes last, behind pongs and messages."""
+    found = everything(sock)
+    at = found.rindex(b"\x88")
+    return int.from_bytes(found[at + 2 : at + 4], "big")
+
+
+BAD_HANDSHAKES = {
+    "a protocol": handshake(b"sec-websocket-protocol: a\xff"),
+    "a protocol in UTF-8": handshake("sec-websocket-protocol: schlüssel".encode()),
+    "a key": handshake(b"sec-websocket-key: \xff"),
+    "an extension": handshake(b"sec-websocket-extensions: \xff\xfe"),
+    "any header": handshake(b"x-any: \xff"),
+    "a cookie": handshake(b"cookie: a=\xc3\xa4"),
+    "two keys": handshake(b"sec-websocket-key: AAAA"),
+    "a version": handshake(b"sec-websocket-version: \x0b7"),
+    "many headers": handshake(*(b"a%d: b" % i for i in range(200))),
+    "a long header": handshake(b"a: " + b"x" * 20_000),
+    "protocols that are none": handshake(b"sec-websocket-protocol: ,,;\x22"),
+}
+
+
+@pytest.mark.parametrize("name", BAD_HANDSHAKES)
+def test_a_bad_handshake_is_400_and_no_stack(server: ServerProcess, name: str) -> None:
+    answer = answered(server, BAD_HANDSHAKES[name])
+    assert status_of(answer) == 400, answer
+    check_serves(server)
+    assert not any("Traceback" in line for line in server.lines), "".join(server.lines)
+
+
+@pytest.mark.parametrize("path", [CHAT.encode(), b"/v1/responses"])
+def test_unfinished_messages_count_among_all_bodies(server: ServerProcess, path: bytes) -> None:
+    """Two fill the budget, be they one frame or pieces; then a third is refused, and a body too."""
+    half = b" " * (MIB // 2 - 1)
+    filling = [header(1, MIB) + b" " * (MIB - 1), frame(1, half, fin=False) + frame(0, half, fin=False)]
+    large = b" " * (MIB - 1)
+    with upgraded(server, path) as one, upgraded(server, path) as two, upgraded(server, path) as idle:
+        one.sendall(filling[0])
+        two.sendall(filling[1])
+        eventually(lambda: httpx.post(server.url + "/tokenize", content=large).status_code == 503)
+        with upgraded(server, path) as third:
+            third.sendall(header(1, MIB) + large)
+            assert close_code(third) == 1013
+        assert httpx.post(server.url + CHAT, content=BODY, timeout=60).status_code == 200
+        idle.sendall(frame(9, b"?"))
+        assert idle.recv(64) == b"\x8a\x01?"
+    eventually(lambda: httpx.post(server.url + "/tokenize", content=large).status_code == 400)
+
+
+def test_a_message_that_does_not_end_is_late(server: ServerProcess) -> None:
+    """However little of it comes, and with pings between. A socket without one waits as long as it likes."""
+    begun = (
+        b"\x81",
+        header(1, 1000) + b"{",
+        frame(1, b"", fin=False),
+        frame(1, b"{", fin=False) + frame(9, b"?") + frame(0, b"", fin=False),
+        frame(9, b"?") + b"\x89",
+    )
+    with upgraded(server) as idle:
+        for data in begun:
+            with upgraded(server) as sock:
+                sock.sendall(data)
+                assert close_code(sock) == 1008
+        idle.sendall(frame(1, BODY))
+        assert b"request_id" in idle.recv(4096)
+
+
+def test_a_message_in_too_many_pieces_ends_its_socket(server: ServerProcess) -> None:
+    before = resident(server)
+    with upgraded(server) as sock:
+        with contextlib.suppress(ConnectionError):
+            sock.sendall(frame(1, b"{", fin=False) + frame(0, b"", fin=False) * 100_000)
+        everything(sock)
+    assert resident(server) - before < 40 * MIB
+    with upgraded(server) as sock:
+        pieces = [BODY[i : i + 1] for i in range(len(BODY))]
+        sock.sendall(frame(1, b"", fin=False) + b"".join(frame(0, one, fin=False) for one in pieces))
+        sock.sendall(frame(0, b""))
+        assert b"request_id" in sock.recv(4096)
+
+
+def test_a_text_that_is_none_is_no_stack(server: ServerProcess) -> None:
+    for data in (frame(1, b"\xff"), frame(1, b"\xc3", fin=False) + frame(0, b"\x28")):
+        with upgraded(server) as sock:
+            sock.sendall(data)
+            assert close_code(sock) == 1007
+
+
+def test_letters_may_be_cut_between_pieces(server: ServerProcess) -> None:
+    body = BODY.replace(b'"a"', '"ä"'.encode())
+    at = body.index(b"\xc3") + 1
+    with upgraded(server) as sock:
+        sock.sendall(frame(1, body[:at], fin=False) + frame(0, body[at:]))
+        assert b'"error"' not in sock.recv(4096)
+
+
+def test_what_is_malformed_costs_a_line_for_many() -> None:
+    with ServerProcess("--model", str(tiny_model_path()), "--ctx-size", "4096") as server:
+        for _ in range(60):
+            answered(server, b"\x16\x03\x01\r\n\r\n")
+            answered(server, BAD_HANDSHAKES["a protocol"])
+            with upgraded(server) as sock:
+                sock.sendall(frame(1, b"\xff"))
+                everything(sock)
+        check_serves(server)
+        told = [line for line in server.lines if "malformed requests: " in line]
+    assert 1 <= len(told) <= 20  # one in ten seconds
+    assert not any("Traceback" in line for line in server.lines)
+
+
+def _cut(data: bytes, size: int | None) -> list[bytes]:
+    return [data] if size is None else [data[i : i + size] for i in range(0, len(data), size)]
