@@ -164,3 +164,17 @@ def test_lists_are_json_in_the_environment_and_lists_in_the_file(
     settings = read_settings(["--config", str(config)])
     assert settings.cors_origin == ["https://a.example", "https://b.example"]
     assert settings.pin_prompt == [Path("system.txt")]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "isolates"),
+    [
+        ([], False),
+        (["--api-key", "k"], True),
+        (["--api-keys", "keys.toml"], True),
+        (["--api-keys", "keys.toml", "--cache-isolation", "off"], False),
+        (["--cache-isolation", "key"], True),
+    ],
+)
+def test_keys_share_no_prompts_unless_that_is_asked_for(arguments: list[str], isolates: bool) -> None:
+    assert read_settings(arguments).isolates_by_key is isolates
