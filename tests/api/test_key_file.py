@@ -36,6 +36,7 @@ def test_everything_that_a_key_may_say(tmp_path: Path) -> None:
         [keys.ann]
         sha256 = "{sha("a")}"
         priority = "batch"
+        max_priority = "batch"
         models = ["demo"]
         requests_per_minute = 1
         tokens_per_minute = 2
@@ -61,6 +62,7 @@ def test_everything_that_a_key_may_say(tmp_path: Path) -> None:
     assert (bob.name, bob.scopes) == ("b@c.org", frozenset({Scope.METRICS, Scope.INFERENCE}))
     assert bob.allowance == Allowance()
     assert (root.scopes, root.models, root.priority) == (ALL_SCOPES, None, None)
+    assert (ann.max_priority, root.max_priority) == (Priority.BATCH, Priority.INTERACTIVE)
 
 
 BROKEN = [
@@ -72,6 +74,11 @@ BROKEN = [
     (f'[keys.a]\nsha256 = "{sha("a")}"\nconcurrent = 0', "concurrent"),
     (f'[keys.a]\nsha256 = "{sha("a")}"\nconcurrent = "x"', "concurrent"),
     (f'[keys.a]\nsha256 = "{sha("a")}"\npriority = "high"', "priority"),
+    (f'[keys.a]\nsha256 = "{sha("a")}"\nmax_priority = "high"', "max_priority"),
+    (
+        f'[keys.a]\nsha256 = "{sha("a")}"\npriority = "interactive"\nmax_priority = "batch"',
+        "exceeds its max_priority",
+    ),
     (f'[keys.a]\nsha256 = "{sha("a")}"\nscopes = ["all"]', "scopes"),
     (f'[keys.a]\nsha256 = "{sha("a")}"\nmodels = []', "models"),
     (f'[keys.a]\nsha256 = "{sha("a")}"\nkey = "hunter2"', "key"),

@@ -41,6 +41,8 @@ class Key(msgspec.Struct, frozen=True, kw_only=True):
     scopes: frozenset[Scope] = frozenset({Scope.INFERENCE})
     priority: Priority | None = None
     """Requests that name no priority have this one; None: the server's default."""
+    max_priority: Priority = Priority.INTERACTIVE
+    """The best that its requests get, whatever they name."""
     models: frozenset[str] | None = None
     """The names of models that it may use; None: all."""
     allowance: Allowance = Allowance()
