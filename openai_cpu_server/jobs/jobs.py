@@ -18,10 +18,11 @@ from openai_cpu_server.jobs.run.rows import RunRow
 from openai_cpu_server.jobs.run.runner import Runner
 from openai_cpu_server.jobs.store.batches import BatchStore
 from openai_cpu_server.jobs.store.database import Database
-from openai_cpu_server.jobs.store.files import FileStore, Source
+from openai_cpu_server.jobs.store.files import FileStore
 from openai_cpu_server.jobs.store.lease import new_holder
 from openai_cpu_server.jobs.store.ledger import Ledger
-from openai_cpu_server.jobs.store.thread import StoreThread
+from openai_cpu_server.jobs.store.thread import StoreThreads
+from openai_cpu_server.jobs.upload import Source, prune, upload
 from openai_cpu_server.jobs.usage import UsageBook
 from openai_cpu_server.jobs.window import window_seconds
 
@@ -41,22 +42,22 @@ class Jobs:
         self._database = database
         self._model = options.model
         self._clock = clock
-        self._thread = StoreThread()
+        self._threads = StoreThreads(database)
         self._files = FileStore(database)
         self._batches = BatchStore(database)
-        self._reader = FileReader(self._files, self._thread)
+        self._reader = FileReader(self._files, self._threads)
         self._runner = Runner(
             files=self._files,
             ledger=Ledger(database, holder=new_holder(), lease_s=options.lease_s),
             reader=self._reader,
-            thread=self._thread,
+            threads=self._threads,
             options=options,
             clock=clock,
         )
         self.responses = ResponseShelf(
-            database, self._thread, lifetime_s=options.response_lifetime_s, clock=clock
+            database, self._threads, lifetime_s=options.response_lifetime_s, clock=clock
         )
-        self.usage = UsageBook(database, self._thread, clock=clock)
+        self.usage = UsageBook(database, self._threads, clock=clock)
         self._running: anyio.CancelScope | None = None
         self._keeping: anyio.CancelScope | None = None
         self._ended = anyio.Event()
@@ -98,7 +99,7 @@ class Jobs:
                 if self._keeping is not None:
                     self._keeping.cancel()
                 await self.usage.save()
-                await self._thread.close()
+                await self._threads.close()
                 self._database.close()
 
     # -- files -----------------------------------------------------------------------------------------
@@ -118,23 +119,24 @@ class Jobs:
             created_at=now,
             expires_at=None if lifetime_s is None else now + lifetime_s,
         )
-        return await self._thread.do(self._files.add, record, content)
+        return await upload(self._files, self._threads, record, content)
 
     async def file(self, owner: str, file_id: str) -> FileRecord:
-        return await self._thread.do(self._files.get, owner, storable(file_id), self._clock())
+        return await self._threads.read(self._files.get, owner, storable(file_id), self._clock())
 
     async def list_files(
         self, owner: str, page: Page, purpose: Purpose | None = None
     ) -> tuple[list[FileRecord], bool]:
         """One page of files, and whether there are more."""
-        return await self._thread.do(self._files.page, owner, _storable_page(page), self._clock(), purpose)
+        return await self._threads.read(self._files.page, owner, _storable_page(page), self._clock(), purpose)
 
     def content(self, file: FileRecord) -> AsyncIterator[bytes]:
         return self._reader.parts(file.id)
 
     async def delete_file(self, owner: str, file_id: str) -> None:
         """Delete a file. Raises FileInUse."""
-        await self._thread.do(self._files.delete, owner, storable(file_id), self._clock())
+        await self._threads.write(self._files.delete, owner, storable(file_id), self._clock())
+        await prune(self._files, self._threads, storable(file_id))
 
     # -- batches ---------------------------------------------------------------------------------------
 
@@ -168,20 +170,20 @@ class Jobs:
             created_at=now,
             expires_at=now + window_seconds(completion_window),
         )
-        created = await self._thread.do(self._batches.create, batch)
+        created = await self._threads.write(self._batches.create, batch)
         self._runner.wake()
         return created
 
     async def batch(self, owner: str, batch_id: str) -> BatchRecord:
-        return await self._thread.do(self._batches.get, owner, storable(batch_id))
+        return await self._threads.read(self._batches.get, owner, storable(batch_id))
 
     async def list_batches(self, owner: str, page: Page) -> tuple[list[BatchRecord], bool]:
         """One page of batches, the newest first, and whether there are more."""
-        return await self._thread.do(self._batches.page, owner, _storable_page(page))
+        return await self._threads.read(self._batches.page, owner, _storable_page(page))
 
     async def cancel_batch(self, owner: str, batch_id: str) -> BatchRecord:
         """Cancel a batch. Running rows end, finished ones are kept. Raises BatchConflict."""
-        batch = await self._thread.do(self._batches.cancel, owner, storable(batch_id), self._clock())
+        batch = await self._threads.write(self._batches.cancel, owner, storable(batch_id), self._clock())
         self._runner.cancel(batch_id)
         return batch
 

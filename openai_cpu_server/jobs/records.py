@@ -54,6 +54,8 @@ ACTIVE = tuple(status for status in BatchStatus if not status.has_ended)
 class Purpose(enum.Enum):
     BATCH = "batch"
     BATCH_OUTPUT = "batch_output"
+    PARTIAL = "partial"
+    """Nobody sees it: an upload that has not ended, or what is left of a file that is deleted."""
 
 
 class FileRecord(msgspec.Struct, frozen=True, kw_only=True):

@@ -4,16 +4,23 @@ from __future__ import annotations
 
 import asyncio
 import io
+import sqlite3
+import threading
 from collections import Counter
+from contextlib import closing
+from pathlib import Path
 
 import anyio
 import msgspec
 import pytest
+from sqlalchemy import select
 
 from openai_cpu_server.jobs.records import BatchStatus, Page, RowResult
 from openai_cpu_server.jobs.run.recorder import Recorder
 from openai_cpu_server.jobs.run.rows import RowAnswer
+from openai_cpu_server.jobs.store.database import open_database
 from openai_cpu_server.jobs.store.files import PART_BYTES
+from openai_cpu_server.jobs.store.tables import files, parts
 from tests.jobs.support import OPTIONS, begin, echo, ended, jobs_at, jsonl, lines_of, never, ok
 
 pytestmark = pytest.mark.anyio
@@ -216,3 +223,68 @@ async def test_results_that_come_during_a_commit_share_the_next() -> None:
     gate.set()
     await asyncio.gather(*tasks)
     assert commits == [[0], [1, 2, 3, 4]]
+
+
+class Slow:
+    """An upload's content that comes piece by piece, when the test wants it."""
+
+    def __init__(self, num_parts: int) -> None:
+        self.goes_on = threading.Semaphore(0)
+        self.num_left = num_parts
+
+    def read(self, size: int, /) -> bytes:
+        self.goes_on.acquire()
+        if not self.num_left:
+            return b""
+        self.num_left -= 1
+        return b"x" * size
+
+
+async def test_while_one_uploads_others_read_and_write(where: str) -> None:
+    content = Slow(20)
+    async with jobs_at(where) as jobs:
+        uploading = asyncio.create_task(jobs.add_file("ann", "large", content))
+        for _ in range(20):
+            content.goes_on.release()
+            other = await jobs.add_file("bob", "small", io.BytesIO(b"x"))
+            assert await jobs.file("bob", other.id) == other
+        assert not uploading.done()
+        assert (await jobs.list_files("ann", Page(limit=9)))[0] == []
+        content.goes_on.release(2)  # the end is read twice
+        stored = await uploading
+        assert b"".join([part async for part in jobs.content(stored)]) == b"x" * stored.bytes
+
+
+async def test_an_upload_that_breaks_leaves_nothing(where: str) -> None:
+    class Broken:
+        num_reads = 0
+
+        def read(self, size: int, /) -> bytes:
+            self.num_reads += 1
+            if self.num_reads == 20:
+                raise OSError("gone")
+            return b"x" * size
+
+    async with jobs_at(where) as jobs:
+        with pytest.raises(OSError, match="gone"):
+            await jobs.add_file("", "x", Broken())
+        assert (await jobs.list_files("", Page(limit=9)))[0] == []
+    database = open_database(where)
+    with database.read() as connection:
+        for table in (files, parts):
+            assert connection.execute(select(table)).all() == []
+    database.close()
+
+
+async def test_reads_do_not_wait_for_a_write(tmp_path: Path) -> None:
+    path = tmp_path / "jobs.db"
+    async with jobs_at(str(path)) as jobs:
+        kept = await jobs.add_file("", "x", io.BytesIO(b"x"))
+        with closing(sqlite3.connect(path, isolation_level=None)) as other:
+            other.execute("BEGIN IMMEDIATE")
+            writing = asyncio.create_task(jobs.add_file("", "y", io.BytesIO(b"y")))
+            await asyncio.sleep(0.05)
+            assert await jobs.file("", kept.id) == kept
+            assert not writing.done()
+            other.execute("ROLLBACK")
+        await writing

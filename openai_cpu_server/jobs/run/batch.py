@@ -5,6 +5,7 @@ from __future__ import annotations
 import enum
 from collections.abc import AsyncIterator, Callable, Sequence
 from functools import partial
+from typing import ParamSpec, TypeVar
 
 import anyio
 
@@ -15,11 +16,15 @@ from openai_cpu_server.jobs.run.reading import FileReader
 from openai_cpu_server.jobs.run.recorder import Recorder
 from openai_cpu_server.jobs.run.rows import Row, RowAnswer, RunRow, answered, expired, parse_row
 from openai_cpu_server.jobs.store.ledger import LeaseLost, Ledger
-from openai_cpu_server.jobs.store.thread import StoreThread
+from openai_cpu_server.jobs.store.thread import StoreThreads
 
 _EXPIRED_AT_ONCE = 500
 """The rows in one transaction."""
 _LONGEST_RETRY_S = 10.0
+_INLINE_BYTES = 64 * 1024
+"""A line of this size is read or written within a fraction of a millisecond, which a thread costs."""
+P = ParamSpec("P")
+T = TypeVar("T")
 
 
 class Stop(enum.Enum):
@@ -38,7 +43,7 @@ class BatchRun:
         *,
         ledger: Ledger,
         reader: FileReader,
-        thread: StoreThread,
+        threads: StoreThreads,
         run_row: RunRow,
         slots: anyio.Semaphore,
         options: JobOptions,
@@ -47,7 +52,7 @@ class BatchRun:
         self._batch = batch
         self._ledger = ledger
         self._reader = reader
-        self._thread = thread
+        self._threads = threads
         self._run_row = run_row
         self._slots = slots
         self._options = options
@@ -91,11 +96,11 @@ class BatchRun:
             if self._errors:
                 return BatchStatus.FAILED
             begin = partial(self._ledger.begin, batch_id, num_rows=num_rows, now_s=self._clock())
-            if not await self._thread.do(begin):
+            if not await self._threads.write(begin):
                 return BatchStatus.CANCELLED
         if status is not BatchStatus.FINALIZING:
             await self._run_rows()
-            await self._thread.do(self._ledger.begin_end, batch_id, now_s=self._clock())
+            await self._threads.write(self._ledger.begin_end, batch_id, now_s=self._clock())
         return BatchStatus.COMPLETED
 
     async def _checked(self) -> tuple[int, list[LineError]]:
@@ -117,16 +122,17 @@ class BatchRun:
 
     async def _open_rows(self) -> AsyncIterator[Row]:
         """The rows without a committed result, in order. Only a part of the file is in memory."""
-        ended = await self._thread.do(self._ledger.ended_rows, self._batch.id)
+        ended = await self._threads.read(self._ledger.ended_rows, self._batch.id)
         async for lines in self._reader.lines(self._batch.input_file_id):
             for line in lines:
                 if line.number not in ended:
-                    yield parse_row(line, self._batch.endpoint)
+                    yield await _off_loop(len(line.content), parse_row, line, self._batch.endpoint)
 
     async def _row(self, row: Row) -> None:
         try:
             answer = await self._answer(row)
-            await self._recorder.record(answered(self._batch.id, row, answer))
+            result = await _off_loop(len(answer.body), answered, self._batch.id, row, answer)
+            await self._recorder.record(result)
         finally:
             self._slots.release()
 
@@ -141,14 +147,14 @@ class BatchRun:
 
     async def _commit(self, results: Sequence[RowResult]) -> None:
         try:
-            await self._thread.do(self._ledger.record, self._batch, results)
+            await self._threads.write(self._ledger.record, self._batch, results)
         except LeaseLost:
             self.stop(Stop.LEASE_LOST)
 
     async def _overdue(self) -> BatchStatus:
         """End a batch whose window is over.
         What is committed decides: the window may end in the middle of a move."""
-        status = await self._thread.do(self._ledger.status, self._batch.id)
+        status = await self._threads.read(self._ledger.status, self._batch.id)
         if status is BatchStatus.FINALIZING:
             return BatchStatus.COMPLETED
         if status is BatchStatus.CANCELLING:
@@ -163,13 +169,20 @@ class BatchRun:
         async for row in self._open_rows():
             results.append(expired(self._batch.id, row))
             if len(results) == _EXPIRED_AT_ONCE:
-                await self._thread.do(self._ledger.record, self._batch, results)
+                await self._threads.write(self._ledger.record, self._batch, results)
                 results = []
         if results:
-            await self._thread.do(self._ledger.record, self._batch, results)
+            await self._threads.write(self._ledger.record, self._batch, results)
 
     async def _finish(self, ending: BatchStatus) -> BatchStatus:
         finish = partial(
             self._ledger.finish, self._batch.id, ending, now_s=self._clock(), errors=self._errors
         )
-        return await self._thread.do(finish)
+        return await self._threads.write(finish)
+
+
+async def _off_loop(num_bytes: int, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+    """Does work on so many bytes without keeping the event loop."""
+    if num_bytes <= _INLINE_BYTES:
+        return work(*args, **kwargs)
+    return await anyio.to_thread.run_sync(partial(work, *args, **kwargs))

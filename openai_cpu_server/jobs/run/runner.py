@@ -17,7 +17,8 @@ from openai_cpu_server.jobs.run.reading import FileReader
 from openai_cpu_server.jobs.run.rows import RunRow
 from openai_cpu_server.jobs.store.files import FileStore
 from openai_cpu_server.jobs.store.ledger import Ledger
-from openai_cpu_server.jobs.store.thread import StoreThread
+from openai_cpu_server.jobs.store.thread import StoreThreads
+from openai_cpu_server.jobs.upload import prune
 
 logger = logging.getLogger(__name__)
 
@@ -34,14 +35,14 @@ class Runner:
         files: FileStore,
         ledger: Ledger,
         reader: FileReader,
-        thread: StoreThread,
+        threads: StoreThreads,
         options: JobOptions,
         clock: Callable[[], float],
     ) -> None:
         self._files = files
         self._ledger = ledger
         self._reader = reader
-        self._thread = thread
+        self._threads = threads
         self._options = options
         self._clock = clock
         self._runs: dict[str, BatchRun] = {}
@@ -75,7 +76,7 @@ class Runner:
     async def release(self) -> None:
         """Give up all leases. A lease that cannot be given up runs out."""
         for batch_id in list(self._runs):
-            await self._survive(partial(self._thread.do, self._ledger.release, batch_id))
+            await self._survive(partial(self._threads.write, self._ledger.release, batch_id))
             del self._runs[batch_id]
 
     @property
@@ -83,11 +84,11 @@ class Runner:
         return min(self._options.poll_s, self._options.lease_s / _RENEWALS_A_LEASE)
 
     async def _start_all(self, group: TaskGroup, run_row: RunRow, slots: anyio.Semaphore) -> None:
-        found = await self._thread.do(self._ledger.unfinished, self._options.model, self._clock())
+        found = await self._threads.read(self._ledger.unfinished, self._options.model, self._clock())
         for batch in found:
             if batch.id in self._runs or not self._has_room_for(batch):
                 continue
-            if await self._thread.do(self._ledger.claim, batch, self._clock()):
+            if await self._threads.write(self._ledger.claim, batch, self._clock()):
                 run = self._runs[batch.id] = self._batch_run(batch, run_row, slots)
                 group.start_soon(self._see_through, batch, run)
 
@@ -101,7 +102,7 @@ class Runner:
             batch,
             ledger=self._ledger,
             reader=self._reader,
-            thread=self._thread,
+            threads=self._threads,
             run_row=run_row,
             slots=slots,
             options=self._options,
@@ -116,16 +117,16 @@ class Runner:
         except Exception as error:
             _log_stop(batch, error)
             await anyio.sleep(_AFTER_FAILURE_S)
-            await self._survive(lambda: self._thread.do(self._ledger.release, batch.id))
+            await self._survive(lambda: self._threads.write(self._ledger.release, batch.id))
         del self._runs[batch.id]  # not when cancelled: `release` needs to know
         self.wake()
 
     async def _renew(self) -> None:
         """Renew the leases. Others may have cancelled batches that run here,
         or taken them while this process slept."""
-        held = await self._thread.do(self._ledger.renew, self._clock())
+        held = await self._threads.write(self._ledger.renew, self._clock())
         for batch_id in held.keys() - self._runs.keys():  # its release failed
-            await self._thread.do(self._ledger.release, batch_id)
+            await self._threads.write(self._ledger.release, batch_id)
         for batch_id, run in list(self._runs.items()):
             if batch_id not in held:
                 run.stop(Stop.LEASE_LOST)
@@ -133,7 +134,8 @@ class Runner:
                 run.stop(Stop.CANCELLED)
 
     async def _sweep(self) -> None:
-        await self._thread.do(self._files.sweep, self._clock())
+        for file_id in await self._threads.read(self._files.expired, self._clock()):
+            await prune(self._files, self._threads, file_id)
 
     async def _repeat(self, work: Callable[[], Awaitable[None]], every_s: float) -> None:
         while True:

@@ -80,11 +80,14 @@ class StoredResponses:
         if record.status is ResponseStatus.CANCELLED:
             return _json(record.response)
         if record.status.has_ended:
-            raise _refused(f"Cannot cancel a response that is {record.status.value}.")
+            raise _has_ended(record.status)
         live = self._background.find(owner, response_id) if self._background else None
         if live is not None:
             live.cancel()
             await live.log.ended()
+            status = ResponseStatus(live.response.status)
+            if status is not ResponseStatus.CANCELLED:  # its own end was faster
+                raise _has_ended(status)
             return _json(encoded(live.response))
         ended = cancelled(_object(record), _object(record).output)
         if not await shelf.end(_with(record, ended)):
@@ -111,7 +114,9 @@ class StoredResponses:
     async def _shown(self, owner: str, response_id: str) -> bytes:
         live = self._background.find(owner, response_id) if self._background else None
         if live is not None:
-            return encoded(live.response)
+            if not ResponseStatus(live.response.status).has_ended:
+                return encoded(live.response)
+            await live.log.ended()  # whoever sees its end may go on from it, so it is stored by then
         return (await self._record(owner, response_id)).response
 
     async def _record(self, owner: str, response_id: str) -> ResponseRecord:
@@ -180,6 +185,10 @@ def _with(record: ResponseRecord, response: ResponseObject) -> ResponseRecord:
 
 def _refused(message: str) -> InvalidRequest:
     return InvalidRequest(message, param="id", code="invalid_value")
+
+
+def _has_ended(status: ResponseStatus) -> InvalidRequest:
+    return _refused(f"Cannot cancel a response that is {status.value}.")
 
 
 def _check_known(query: QueryParams) -> None:
