@@ -91,7 +91,14 @@ def create_api(
         lifespan=lifespan,
     )
     app.router.redirect_slashes = False
-    return Api(app, RowRunner(asking.rows, keys=parts.keys, endings=parts.endings), asking.settle)
+    rows = RowRunner(
+        asking.rows,
+        keys=parts.keys,
+        limits=parts.limits,
+        storage=jobs.storage if jobs else None,
+        endings=parts.endings,
+    )
+    return Api(app, rows, asking.settle)
 
 
 async def _no_such_route(request: Request, error: Exception) -> Response:

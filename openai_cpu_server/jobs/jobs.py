@@ -5,13 +5,22 @@ from __future__ import annotations
 import secrets
 import time
 from collections.abc import AsyncIterator, Callable
+from pathlib import Path
 
 import anyio
 import msgspec
 
 from openai_cpu_server.errors import InvalidRequest
 from openai_cpu_server.jobs.options import JobOptions
-from openai_cpu_server.jobs.records import BatchRecord, FileRecord, Page, Purpose
+from openai_cpu_server.jobs.records import (
+    NO_LIMITS,
+    BatchRecord,
+    FileRecord,
+    Page,
+    Purpose,
+    StorageLimits,
+    Stored,
+)
 from openai_cpu_server.jobs.responses import ResponseShelf, storable
 from openai_cpu_server.jobs.run.reading import FileReader
 from openai_cpu_server.jobs.run.rows import RunRow
@@ -21,8 +30,9 @@ from openai_cpu_server.jobs.store.database import Database
 from openai_cpu_server.jobs.store.files import FileStore
 from openai_cpu_server.jobs.store.lease import new_holder
 from openai_cpu_server.jobs.store.ledger import Ledger
+from openai_cpu_server.jobs.store.storage import Space, Storage, disk_space
 from openai_cpu_server.jobs.store.thread import StoreThreads
-from openai_cpu_server.jobs.upload import Source, prune, upload
+from openai_cpu_server.jobs.store.upload import Source, prune, upload
 from openai_cpu_server.jobs.usage import UsageBook
 from openai_cpu_server.jobs.window import window_seconds
 
@@ -37,12 +47,18 @@ class Jobs:
     """
 
     def __init__(
-        self, database: Database, options: JobOptions, *, clock: Callable[[], float] = time.time
+        self,
+        database: Database,
+        options: JobOptions,
+        *,
+        clock: Callable[[], float] = time.time,
+        space: Callable[[Path], Space] = disk_space,
     ) -> None:
         self._database = database
         self._model = options.model
         self._clock = clock
         self._threads = StoreThreads(database)
+        self.storage = Storage(database, self._threads, clock=clock, space=space)
         self._files = FileStore(database)
         self._batches = BatchStore(database)
         self._reader = FileReader(self._files, self._threads)
@@ -51,11 +67,16 @@ class Jobs:
             ledger=Ledger(database, holder=new_holder(), lease_s=options.lease_s),
             reader=self._reader,
             threads=self._threads,
+            storage=self.storage,
             options=options,
             clock=clock,
         )
         self.responses = ResponseShelf(
-            database, self._threads, lifetime_s=options.response_lifetime_s, clock=clock
+            database,
+            self._threads,
+            self.storage,
+            lifetime_s=options.response_lifetime_s,
+            clock=clock,
         )
         self.usage = UsageBook(database, self._threads, clock=clock)
         self._running: anyio.CancelScope | None = None
@@ -105,10 +126,17 @@ class Jobs:
     # -- files -----------------------------------------------------------------------------------------
 
     async def add_file(
-        self, owner: str, filename: str, content: Source, *, lifetime_s: int | None = None
+        self,
+        owner: str,
+        filename: str,
+        content: Source,
+        *,
+        num_bytes: int = 0,
+        limits: StorageLimits = NO_LIMITS,
+        lifetime_s: int | None = None,
     ) -> FileRecord:
-        """Store a file. `content` is read in another thread.
-        Without an expiry the file stays until it is deleted."""
+        """Store a file of so many bytes. `content` is read in another thread.
+        Without an expiry the file stays until it is deleted. Raises StorageFull, DiskFull."""
         now = int(self._clock())
         record = FileRecord(
             id=_new_id("file-"),
@@ -119,7 +147,8 @@ class Jobs:
             created_at=now,
             expires_at=None if lifetime_s is None else now + lifetime_s,
         )
-        return await upload(self._files, self._threads, record, content)
+        async with self.storage.reserved(owner, limits, Stored(num_bytes=num_bytes, num_files=1)):
+            return await upload(self._files, self._threads, record, content)
 
     async def file(self, owner: str, file_id: str) -> FileRecord:
         return await self._threads.read(self._files.get, owner, storable(file_id), self._clock())
@@ -136,6 +165,7 @@ class Jobs:
     async def delete_file(self, owner: str, file_id: str) -> None:
         """Delete a file. Raises FileInUse."""
         await self._threads.write(self._files.delete, owner, storable(file_id), self._clock())
+        self.storage.changed(owner)
         await prune(self._files, self._threads, storable(file_id))
 
     # -- batches ---------------------------------------------------------------------------------------
@@ -149,12 +179,14 @@ class Jobs:
         completion_window: str,
         metadata: dict[str, str] | None = None,
         output_lifetime_s: int | None = None,
+        limits: StorageLimits = NO_LIMITS,
     ) -> BatchRecord:
-        """Create a batch. Raises InvalidRequest."""
+        """Create a batch. Raises InvalidRequest; StorageFull, DiskFull without room for any results."""
         if endpoint not in ENDPOINTS:
             known = " or ".join(f"'{name}'" for name in ENDPOINTS)
             message = f"Invalid value for 'endpoint': expected {known}."
             raise InvalidRequest(message, param="endpoint", code="invalid_value")
+        await self.storage.check(owner, limits, Stored(num_bytes=1))
         now, batch_id = int(self._clock()), _new_id("batch_")
         batch = BatchRecord(
             id=batch_id,

@@ -13,6 +13,7 @@ from openai_cpu_server.jobs.records import ItemRecord, Link, Page, ResponseRecor
 from openai_cpu_server.jobs.store.database import Database
 from openai_cpu_server.jobs.store.lease import has_died, new_holder
 from openai_cpu_server.jobs.store.responses import ResponseStore
+from openai_cpu_server.jobs.store.storage import Storage
 from openai_cpu_server.jobs.store.thread import StoreThreads
 
 _PURGE_EVERY_S = 600.0
@@ -29,12 +30,14 @@ class ResponseShelf:
         self,
         database: Database,
         threads: StoreThreads,
+        storage: Storage,
         *,
         lifetime_s: float,
         clock: Callable[[], float] = time.time,
     ) -> None:
         self._store = ResponseStore(database)
         self._threads = threads
+        self.storage = storage
         self._lifetime_s = lifetime_s
         self._clock = clock
         self._holder = new_holder()
@@ -59,12 +62,14 @@ class ResponseShelf:
     async def add(self, record: ResponseRecord, items: Sequence[ItemRecord]) -> None:
         await self._purge()
         await self._threads.write(self._store.add, record, items)
+        self.storage.grew(record.owner, _size(record, items))
 
     async def finish(
         self, record: ResponseRecord, outputs: Sequence[ItemRecord], events: Sequence[bytes]
     ) -> bool:
         """Store the end of a background response. False if it has ended otherwise or is deleted."""
         packed = await asyncio.to_thread(_packed, events)
+        self.storage.grew(record.owner, _size(record, outputs) + len(packed))
         return await self._threads.write(self._store.finish, record, outputs, packed)
 
     async def end(self, record: ResponseRecord) -> bool:
@@ -107,6 +112,7 @@ class ResponseShelf:
 
     async def delete(self, owner: str, response_id: str) -> None:
         await self._threads.write(self._store.delete, owner, storable(response_id), self._clock())
+        self.storage.changed(owner)
 
     async def _purge(self) -> None:
         """Delete what has expired, now and then."""
@@ -116,6 +122,10 @@ class ResponseShelf:
         self._purge_at_s = now_s + _PURGE_EVERY_S
         while await self._threads.write(self._store.purge, now_s):
             pass
+
+
+def _size(record: ResponseRecord, items: Sequence[ItemRecord]) -> int:
+    return len(record.response) + len(record.written) + sum(len(item.content) for item in items)
 
 
 def _packed(events: Sequence[bytes]) -> bytes:

@@ -29,6 +29,9 @@ class _Entry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     tokens_per_minute: Amount | None = None
     tokens_per_day: Amount | None = None
     concurrent: Amount | None = None
+    batch_tokens_per_day: Amount | None = None
+    stored_mb: Amount | None = None
+    files: Amount | None = None
 
 
 class _File(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -80,6 +83,9 @@ def _key(name: str, entry: _Entry) -> Key:
             tokens_per_minute=entry.tokens_per_minute,
             tokens_per_day=entry.tokens_per_day,
             concurrent=entry.concurrent,
+            batch_tokens_per_day=entry.batch_tokens_per_day,
+            stored_mb=entry.stored_mb,
+            files=entry.files,
         ),
     )
 

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import enum
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
+from contextlib import aclosing
 from functools import partial
 from typing import ParamSpec, TypeVar
 
 import anyio
 
+from openai_cpu_server.errors import ServerError
 from openai_cpu_server.jobs.options import JobOptions
 from openai_cpu_server.jobs.records import BatchRecord, BatchStatus, LineError, RowResult
 from openai_cpu_server.jobs.run.check import InputCheck
@@ -16,6 +18,7 @@ from openai_cpu_server.jobs.run.reading import FileReader
 from openai_cpu_server.jobs.run.recorder import Recorder
 from openai_cpu_server.jobs.run.rows import Row, RowAnswer, RunRow, answered, expired, parse_row
 from openai_cpu_server.jobs.store.ledger import LeaseLost, Ledger
+from openai_cpu_server.jobs.store.storage import Storage
 from openai_cpu_server.jobs.store.thread import StoreThreads
 
 _EXPIRED_AT_ONCE = 500
@@ -34,6 +37,14 @@ class Stop(enum.Enum):
     LEASE_LOST = "lease lost"
 
 
+class BatchPaused(ServerError):
+    """Its owner has used up what it may. All rows that have ended are committed."""
+
+    def __init__(self, wait_s: float) -> None:
+        super().__init__(f"no row can run for {wait_s:g} s")
+        self.wait_s = wait_s
+
+
 class BatchRun:
     """`slots` limits how many rows of all batches run at once. A cancelled `run` can be resumed."""
 
@@ -44,6 +55,7 @@ class BatchRun:
         ledger: Ledger,
         reader: FileReader,
         threads: StoreThreads,
+        storage: Storage,
         run_row: RunRow,
         slots: anyio.Semaphore,
         options: JobOptions,
@@ -53,12 +65,15 @@ class BatchRun:
         self._ledger = ledger
         self._reader = reader
         self._threads = threads
+        self._storage = storage
         self._run_row = run_row
         self._slots = slots
         self._options = options
         self._clock = clock
         self._scope = anyio.CancelScope()
         self._stop: Stop | None = None
+        self._pause_s: float | None = None
+        """No row can run for so long."""
         self._errors: list[LineError] = []
         self._recorder = Recorder(self._commit)
 
@@ -69,7 +84,7 @@ class BatchRun:
             self._scope.cancel()
 
     async def run(self) -> BatchStatus | None:
-        """Run the batch. Returns how it ended; None if another process has it now."""
+        """Run the batch. Returns how it ended; None if another process has it now. Raises BatchPaused."""
         try:
             ending = await self._until_stopped()
             if ending is BatchStatus.EXPIRED:
@@ -115,12 +130,17 @@ class BatchRun:
         return check.num_rows, check.errors()
 
     async def _run_rows(self) -> None:
-        async with anyio.create_task_group() as group:
-            async for row in self._open_rows():
+        async with anyio.create_task_group() as group, aclosing(self._open_rows()) as rows:
+            async for row in rows:
                 await self._slots.acquire()
+                if self._pause_s is not None:
+                    self._slots.release()
+                    break
                 group.start_soon(self._row, row)
+        if self._pause_s is not None:
+            raise BatchPaused(self._pause_s)
 
-    async def _open_rows(self) -> AsyncIterator[Row]:
+    async def _open_rows(self) -> AsyncGenerator[Row, None]:
         """The rows without a committed result, in order. Only a part of the file is in memory."""
         ended = await self._threads.read(self._ledger.ended_rows, self._batch.id)
         async for lines in self._reader.lines(self._batch.input_file_id):
@@ -131,6 +151,9 @@ class BatchRun:
     async def _row(self, row: Row) -> None:
         try:
             answer = await self._answer(row)
+            if answer.pauses:
+                self._pause_s = answer.retry_after_s
+                return
             result = await _off_loop(len(answer.body), answered, self._batch.id, row, answer)
             await self._recorder.record(result)
         finally:
@@ -141,13 +164,14 @@ class BatchRun:
         the queue is full, or the engine restarts."""
         while True:
             answer = await self._run_row(self._batch.endpoint, row.body, self._batch.owner)
-            if answer.retry_after_s is None:
+            if answer.retry_after_s is None or answer.pauses:
                 return answer
             await anyio.sleep(min(answer.retry_after_s, _LONGEST_RETRY_S))
 
     async def _commit(self, results: Sequence[RowResult]) -> None:
         try:
             await self._threads.write(self._ledger.record, self._batch, results)
+            self._storage.grew(self._batch.owner, sum(len(row.content) for row in results))
         except LeaseLost:
             self.stop(Stop.LEASE_LOST)
 

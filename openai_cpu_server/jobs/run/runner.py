@@ -12,18 +12,21 @@ from anyio.abc import TaskGroup
 from openai_cpu_server.errors import JobsUnavailable
 from openai_cpu_server.jobs.options import JobOptions
 from openai_cpu_server.jobs.records import BatchRecord, BatchStatus
-from openai_cpu_server.jobs.run.batch import BatchRun, Stop
+from openai_cpu_server.jobs.run.batch import BatchPaused, BatchRun, Stop
 from openai_cpu_server.jobs.run.reading import FileReader
 from openai_cpu_server.jobs.run.rows import RunRow
 from openai_cpu_server.jobs.store.files import FileStore
 from openai_cpu_server.jobs.store.ledger import Ledger
+from openai_cpu_server.jobs.store.storage import Storage
 from openai_cpu_server.jobs.store.thread import StoreThreads
-from openai_cpu_server.jobs.upload import prune
+from openai_cpu_server.jobs.store.upload import prune
 
 logger = logging.getLogger(__name__)
 
 _RENEWALS_A_LEASE = 4
 _SWEEP_S = 600.0
+_LONGEST_PAUSE_S = 600.0
+"""Limits may be raised, and files deleted, before a batch could go on by itself."""
 _AFTER_FAILURE_S = 5.0
 """Seconds before the next try: a full disk, or a database that cannot be reached, may come back."""
 
@@ -36,6 +39,7 @@ class Runner:
         ledger: Ledger,
         reader: FileReader,
         threads: StoreThreads,
+        storage: Storage,
         options: JobOptions,
         clock: Callable[[], float],
     ) -> None:
@@ -43,9 +47,11 @@ class Runner:
         self._ledger = ledger
         self._reader = reader
         self._threads = threads
+        self._storage = storage
         self._options = options
         self._clock = clock
         self._runs: dict[str, BatchRun] = {}
+        self._paused_until: dict[str, float] = {}
         self._is_database_away = False
         self._news = anyio.Event()
 
@@ -93,9 +99,12 @@ class Runner:
                 group.start_soon(self._see_through, batch, run)
 
     def _has_room_for(self, batch: BatchRecord) -> bool:
-        """Whether there is room for a batch. One that only has to be ended needs none."""
-        is_over = batch.status is BatchStatus.CANCELLING or batch.expires_at <= self._clock()
-        return is_over or len(self._runs) < self._options.max_batches
+        """Whether there is room for a batch. One that only has to be ended needs none, one that is paused
+        takes none."""
+        if batch.status is BatchStatus.CANCELLING or batch.expires_at <= self._clock():
+            return True
+        is_paused = self._paused_until.get(batch.id, 0.0) > self._clock()
+        return not is_paused and len(self._runs) < self._options.max_batches
 
     def _batch_run(self, batch: BatchRecord, run_row: RunRow, slots: anyio.Semaphore) -> BatchRun:
         return BatchRun(
@@ -103,6 +112,7 @@ class Runner:
             ledger=self._ledger,
             reader=self._reader,
             threads=self._threads,
+            storage=self._storage,
             run_row=run_row,
             slots=slots,
             options=self._options,
@@ -114,12 +124,21 @@ class Runner:
         try:
             ended = await run.run()
             logger.info("batch %s: %s", batch.id, ended.value if ended else "is run by another server")
+        except BatchPaused as paused:
+            self._pause(batch, paused.wait_s)
+            await self._survive(lambda: self._threads.write(self._ledger.release, batch.id))
         except Exception as error:
             _log_stop(batch, error)
             await anyio.sleep(_AFTER_FAILURE_S)
             await self._survive(lambda: self._threads.write(self._ledger.release, batch.id))
         del self._runs[batch.id]  # not when cancelled: `release` needs to know
         self.wake()
+
+    def _pause(self, batch: BatchRecord, wait_s: float) -> None:
+        logger.info("batch %s waits: its owner has used up what it may, or the disk is full", batch.id)
+        now_s = self._clock()
+        still = {batch_id: until_s for batch_id, until_s in self._paused_until.items() if until_s > now_s}
+        self._paused_until = {**still, batch.id: now_s + min(wait_s, _LONGEST_PAUSE_S)}
 
     async def _renew(self) -> None:
         """Renew the leases. Others may have cancelled batches that run here,

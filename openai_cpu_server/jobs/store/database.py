@@ -55,6 +55,14 @@ class Database:
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
 
+    @property
+    def folder(self) -> Path | None:
+        """Where its file lies; None: it has none, or is elsewhere."""
+        url = self._engine.url
+        if url.get_backend_name() != "sqlite" or _is_in_memory(url):
+            return None
+        return Path(url.database or "").absolute().parent
+
     @contextmanager
     def write(self) -> Iterator[Connection]:
         """A transaction: committed at the end, rolled back by an exception."""

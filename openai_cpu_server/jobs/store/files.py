@@ -59,7 +59,7 @@ class FileStore:
     ) -> tuple[list[FileRecord], bool]:
         """One page of files, and whether there are more."""
         order = files.c.number.asc() if page.is_ascending else files.c.number.desc()
-        query = select(files).where(files.c.owner == owner, _there(now_s)).order_by(order)
+        query = select(files).where(files.c.owner == owner, is_there(now_s)).order_by(order)
         if purpose is not None:
             query = query.where(files.c.purpose == purpose.value)
         with self._database.read() as connection:
@@ -122,12 +122,13 @@ def _record(row: RowMapping) -> FileRecord:
     return msgspec.convert(fields, FileRecord)
 
 
-def _there(now_s: float) -> ColumnElement[bool]:
+def is_there(now_s: float) -> ColumnElement[bool]:
+    """Whether a file is seen: whole, and not expired."""
     return and_(files.c.purpose != _PARTIAL, or_(files.c.expires_at.is_(None), files.c.expires_at > now_s))
 
 
 def _visible(owner: str, file_id: str, now_s: float) -> ColumnElement[bool]:
-    return and_(files.c.id == file_id, files.c.owner == owner, _there(now_s))
+    return and_(files.c.id == file_id, files.c.owner == owner, is_there(now_s))
 
 
 def _uses(file_id: str) -> ColumnElement[bool]:

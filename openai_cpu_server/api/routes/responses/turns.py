@@ -7,6 +7,7 @@ from functools import partial
 
 import msgspec
 
+from openai_cpu_server.api.access.keys import Identity
 from openai_cpu_server.api.offload import SLOW, off_loop
 from openai_cpu_server.api.options import ApiOptions
 from openai_cpu_server.api.render.responses.items import Item, decoded
@@ -22,8 +23,8 @@ from openai_cpu_server.api.resolve.responses.conversation import (
 )
 from openai_cpu_server.api.schemas.parse import Ignored, parse
 from openai_cpu_server.api.schemas.responses import ResponsesBody
-from openai_cpu_server.errors import InvalidRequest, JobObjectNotFound
-from openai_cpu_server.jobs.records import Link, ResponseStatus
+from openai_cpu_server.errors import DiskFull, InvalidRequest, JobObjectNotFound
+from openai_cpu_server.jobs.records import Link, ResponseStatus, StorageLimits, Stored
 from openai_cpu_server.jobs.responses import ResponseShelf
 
 NO_DATABASE = "this server keeps no responses, for it has no jobs database (--jobs-db)"
@@ -68,11 +69,13 @@ class TurnReader:
         self._shelf = shelf
         self._options = options
 
-    async def read(self, data: bytes, owner: str, recent: Recent | None = None) -> ReadTurn:
-        """Raises InvalidRequest, also for a response to go on from that there is not."""
+    async def read(self, data: bytes, identity: Identity, recent: Recent | None = None) -> ReadTurn:
+        """Raises InvalidRequest, also for a response to go on from that there is not; StorageFull, DiskFull
+        for one that cannot be stored."""
         reading = partial(parse, ResponsesBody, data, lenient=self._options.lenient)
         body, ignored = await off_loop(len(data), reading)
-        return await self.of_body(body, ignored, owner, recent, size=_work(data))
+        read = await self.of_body(body, ignored, identity.holder or "", recent, size=_work(data))
+        return await self._with_room(read, identity.storage, num_bytes=len(data))
 
     async def of_body(
         self, body: ResponsesBody, ignored: Ignored, owner: str, recent: Recent | None, *, size: int
@@ -93,6 +96,18 @@ class TurnReader:
             owner=owner,
             is_stored=is_stored,
         )
+
+    async def _with_room(self, read: ReadTurn, limits: StorageLimits, *, num_bytes: int) -> ReadTurn:
+        """On a disk that is nearly full, who has not asked for it in words gets one that is not stored."""
+        if self._shelf is None or not read.is_stored:
+            return read
+        try:
+            await self._shelf.storage.check(read.owner, limits, Stored(num_bytes=num_bytes))
+        except DiskFull:
+            if read.body.store or read.body.background:
+                raise
+            return msgspec.structs.replace(read, is_stored=False)
+        return read
 
     def _is_stored(self, body: ResponsesBody) -> bool:
         if body.background and body.store is False:
