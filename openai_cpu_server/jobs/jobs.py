@@ -166,6 +166,7 @@ class Jobs:
         """Delete a file. Raises FileInUse."""
         await self._threads.write(self._files.delete, owner, storable(file_id), self._clock())
         self.storage.changed(owner)
+        self._runner.resume()
         await prune(self._files, self._threads, storable(file_id))
 
     # -- batches ---------------------------------------------------------------------------------------

@@ -11,6 +11,7 @@ from contextlib import closing
 from pathlib import Path
 
 import anyio
+import anyio.lowlevel
 import msgspec
 import pytest
 from sqlalchemy import select
@@ -288,3 +289,46 @@ async def test_reads_do_not_wait_for_a_write(tmp_path: Path) -> None:
             assert not writing.done()
             other.execute("ROLLBACK")
         await writing
+
+
+class Limited:
+    """ann may run so many rows, until the test allows more."""
+
+    def __init__(self, allowed: int) -> None:
+        self.allowed = allowed
+        self.runs: Counter[bytes] = Counter()
+
+    async def __call__(self, url: str, body: bytes, owner: str) -> RowAnswer:
+        await anyio.lowlevel.checkpoint()
+        if owner == "ann":
+            if not self.allowed:
+                return RowAnswer(status=429, request_id="r", body=b"{}", retry_after_s=0.01, pauses=True)
+            self.allowed -= 1
+        self.runs[body] += 1
+        return ok()
+
+
+async def test_a_batch_that_is_paused_makes_room_for_others_and_goes_on_where_it_was(where: str) -> None:
+    rows, options = Limited(allowed=7), msgspec.structs.replace(OPTIONS, max_batches=1, concurrency=2)
+    async with jobs_at(where, rows, options) as jobs:
+        first = await begin(jobs, jsonl(20), owner="ann")
+        with anyio.fail_after(20):
+            while (await jobs.batch("ann", first.id)).completed < 7:
+                await anyio.sleep(0.01)
+        others = await ended(jobs, await begin(jobs, jsonl(5), owner="bob"))
+        assert others.completed == 5
+        assert not (await jobs.batch("ann", first.id)).status.has_ended
+        rows.allowed = 100
+        first = await ended(jobs, first)
+        assert (first.status, first.completed, first.failed) == (BatchStatus.COMPLETED, 20, 0)
+        assert names(await lines_of(jobs, first.output_file_id, "ann")) == NAMES[:20]
+    assert sum(rows.runs.values()) == 25
+
+
+async def test_a_batch_that_is_paused_can_be_cancelled_and_expires(where: str) -> None:
+    async with jobs_at(where, Limited(allowed=1)) as jobs:
+        one, two = [await begin(jobs, jsonl(3), owner="ann", window="2s") for _ in range(2)]
+        await anyio.sleep(0.1)
+        await jobs.cancel_batch("ann", one.id)
+        assert (await ended(jobs, one)).status is BatchStatus.CANCELLED
+        assert (await ended(jobs, two)).status is BatchStatus.EXPIRED

@@ -72,6 +72,11 @@ class Runner:
         """Look for batches now, because there is a new one."""
         self._news.set()
 
+    def resume(self) -> None:
+        """Try batches that are paused: there may be room again."""
+        self._paused_until.clear()
+        self.wake()
+
     def cancel(self, batch_id: str) -> None:
         """End a batch now, if it runs here. It is CANCELLING in the database already."""
         run = self._runs.get(batch_id)
