@@ -138,6 +138,7 @@ def _request(body: GenerationBody, asking: Asking, output: Output) -> Generation
         priority=asking.sender.priority(field=body.priority, tier=body.service_tier),
         stop=stop_strings(body),
         client=Client.of(identity, body.user or body.safety_identifier).label,
+        group=Client.group_of(identity),
         cache_namespace=cache_namespace(salt=body.cache_salt, key=key),
         adapter=asking.chosen.adapter,
         constraint=output.constraint,

@@ -50,6 +50,7 @@ def embed_request(
         inputs=inputs,
         priority=sender.priority(field=body.priority, tier=body.service_tier),
         client=Client.of(sender.identity, body.user or body.safety_identifier).label,
+        group=Client.group_of(sender.identity),
         route=id_prefix.removesuffix("-"),
     )
 

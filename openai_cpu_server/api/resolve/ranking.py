@@ -150,6 +150,7 @@ def _questions(prompts: list[Tokens], answers: tuple[int, int], body: RerankBody
             priority=sender.priority(field=body.priority, tier=body.service_tier),
             top_logprobs=0,
             client=Client.of(sender.identity, body.user or body.safety_identifier).label,
+            group=Client.group_of(sender.identity),
             route=_PREFIX.removesuffix("-"),
             cache_namespace=cache_namespace(salt=None, key=key),
             adapter=asking.chosen.adapter,

@@ -45,6 +45,7 @@ def questioner(body: GenerationBody, sender: Sender) -> Questioner:
     return Questioner(
         priority=sender.priority(field=body.priority, tier=body.service_tier),
         client=Client.of(sender.identity, body.user or body.safety_identifier).label,
+        group=Client.group_of(sender.identity),
     )
 
 

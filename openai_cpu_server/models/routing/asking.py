@@ -30,6 +30,7 @@ class Questioner(msgspec.Struct, frozen=True):
 
     priority: Priority
     client: str
+    group: str = ""
 
 
 async def classified(
@@ -61,6 +62,7 @@ def _question(
         sampling=Sampling(seed=0, temperature=0),
         priority=who.priority,
         client=who.client,
+        group=who.group,
         route="route",
         constraint=Constraint(grammar=grammar.gbnf),
     )
@@ -127,6 +129,7 @@ def _request_of(inputs: Sequence[tuple[int, ...]], who: Questioner) -> EmbedRequ
         inputs=tuple(inputs),
         priority=who.priority,
         client=who.client,
+        group=who.group,
         route="route",
     )
 
