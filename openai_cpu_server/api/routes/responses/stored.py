@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Mapping
+from functools import partial
 
 import anyio
 import msgspec
@@ -14,6 +15,7 @@ from starlette.types import ASGIApp
 
 from openai_cpu_server.api.calls.event_stream import events
 from openai_cpu_server.api.errors import ErrorBody, ErrorObject
+from openai_cpu_server.api.offload import off_loop
 from openai_cpu_server.api.options import ApiOptions
 from openai_cpu_server.api.render.responses.objects import (
     SERVER_ERROR,
@@ -104,7 +106,8 @@ class StoredResponses:
             last_id=items[-1].id if items else None,
             has_more=has_more,
         )
-        return json_response(listed)
+        size = sum(len(item.content) for item in items)
+        return _json(await off_loop(size, partial(msgspec.json.encode, listed)))
 
     def _there(self) -> ResponseShelf:
         if self._shelf is None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 
 import msgspec
@@ -144,7 +144,7 @@ class TurnReader:
         missing = [item_id for item_id in ids if item_id not in found]
         if missing and self._shelf is not None:
             stored = await self._shelf.items(owner, missing)
-            found |= {item_id: decoded(content) for item_id, content in stored.items()}
+            found |= await off_loop(sum(map(len, stored.values())), partial(_decoded, stored))
         return found
 
 
@@ -158,6 +158,10 @@ def _turn(
     items = new_items(body.input, found)
     told = with_instructions(turns([*earlier, *items]), body.instructions)
     return Turn(body, tuple(told)), tuple(items)
+
+
+def _decoded(stored: Mapping[str, bytes]) -> dict[str, Item]:
+    return {item_id: decoded(content) for item_id, content in stored.items()}
 
 
 def _sourced(links: Sequence[Link]) -> tuple[Sourced, ...]:
