@@ -241,7 +241,7 @@ def _api_options(settings: Settings) -> ApiOptions:
         max_file_bytes=settings.max_file_mb * _MIB,
         max_choices=settings.max_choices,
         default_priority=settings.priority,
-        isolate_by_key=settings.cache_isolation == "key",
+        isolate_by_key=settings.isolates_by_key,
         keep_alive_s=settings.keep_alive_s,
         max_prompt_tokens=settings.max_prompt_tokens,
         max_output_tokens=settings.max_output_tokens,

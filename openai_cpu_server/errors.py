@@ -322,6 +322,24 @@ class JobsUnavailable(ServerError):
         self.reason = reason
 
 
+class StorageFull(ServerError):
+    """A key has stored as much as it may: its files, results of its batches, and its responses."""
+
+    def __init__(self, said: str) -> None:
+        super().__init__(
+            f"Storage quota reached on {said}. Delete files or responses, or send 'store': false."
+        )
+
+
+class DiskFull(ServerError):
+    """The disk with the database has too little room left, so that nothing more is stored."""
+
+    retry_after_s = 60.0
+
+    def __init__(self) -> None:
+        super().__init__("The disk of this server is nearly full: nothing more is stored for now.")
+
+
 class JobObjectNotFound(ServerError):
     """This caller has no file or batch of that id."""
 

@@ -224,8 +224,10 @@ class Settings(ModelOptions, WhatToServe, BaseSettings):
         "nothing",
     )
     prefix_sharing: bool = Field(True, description="compute a common prompt once (off: for comparison)")
-    cache_isolation: Literal["off", "key"] = Field(
-        "off", description="key: requests of different API keys share no computed prompts"
+    cache_isolation: Literal["off", "key"] | None = Field(
+        None,
+        description="key: requests of different API keys share no computed prompts, and none is told how "
+        "much of its prompt another had sent; off: they do; default: key where there are keys",
     )
     answer_cache: SecretStr | None = Field(
         None,
@@ -345,6 +347,13 @@ class Settings(ModelOptions, WhatToServe, BaseSettings):
     ) -> tuple[PydanticBaseSettingsSource, ...]:
         toml = TomlConfigSettingsSource(settings_cls)
         return init_settings, env_settings, _secret_files(settings_cls), toml
+
+    @property
+    def isolates_by_key(self) -> bool:
+        """Whether requests of different API keys share no computed prompts."""
+        if self.cache_isolation is not None:
+            return self.cache_isolation == "key"
+        return self.api_key is not None or self.api_keys is not None
 
     def engine_options(
         self,

@@ -172,3 +172,17 @@ def test_names_of_the_server_are_names_alone() -> None:
     for wrong in ("http://llm.example", "llm.example:80", "a b", ""):
         with pytest.raises(StartupError, match=r"--allowed-host: .*without http:// and without a port"):
             read_settings(["--allowed-host", wrong])
+
+
+@pytest.mark.parametrize(
+    ("arguments", "isolates"),
+    [
+        ([], False),
+        (["--api-key", "k"], True),
+        (["--api-keys", "keys.toml"], True),
+        (["--api-keys", "keys.toml", "--cache-isolation", "off"], False),
+        (["--cache-isolation", "key"], True),
+    ],
+)
+def test_keys_share_no_prompts_unless_that_is_asked_for(arguments: list[str], isolates: bool) -> None:
+    assert read_settings(arguments).isolates_by_key is isolates

@@ -84,6 +84,7 @@ def _deciding(request: GenerationRequest) -> GenerationRequest:
         id="",
         priority=Priority.INTERACTIVE,
         client="",
+        group="",
         route="",
         pin=False,
         sampling=msgspec.structs.replace(request.sampling, seed=seed),

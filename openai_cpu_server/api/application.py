@@ -101,8 +101,14 @@ def create_api(
     )
     app.router.redirect_slashes = False
     app.router.default = guarded_nowhere(app.router.not_found, guard)
-    run_row = RowRunner(asking.rows, keys=parts.keys, endings=parts.endings)
-    return Api(app, run_row, asking.settle, parts.bodies)
+    rows = RowRunner(
+        asking.rows,
+        keys=parts.keys,
+        limits=parts.limits,
+        storage=jobs.storage if jobs else None,
+        endings=parts.endings,
+    )
+    return Api(app, rows, asking.settle, parts.bodies)
 
 
 async def _no_such_route(request: Request, error: Exception) -> Response:

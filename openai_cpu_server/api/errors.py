@@ -22,6 +22,7 @@ from openai_cpu_server.errors import (
     CulpritsLimited,
     DeadlineExceeded,
     DeadlyInput,
+    DiskFull,
     EmbeddingFailed,
     EngineUnavailable,
     FileInUse,
@@ -49,6 +50,7 @@ from openai_cpu_server.errors import (
     RequestsLimited,
     RouterNotModel,
     ServerError,
+    StorageFull,
     TemplateFailed,
     TokensLimited,
     TooManyConnections,
@@ -113,6 +115,8 @@ TABLE: Mapping[type[ServerError], Failure] = {
     EngineUnavailable: Failure(503, "server_error", "engine_unavailable"),
     AnswersUnavailable: Failure(503, "server_error", "answers_unavailable"),
     JobsUnavailable: Failure(503, "server_error", "jobs_unavailable"),
+    DiskFull: Failure(503, "server_error", "disk_full"),
+    StorageFull: Failure(507, "invalid_request_error", "storage_quota_exceeded"),
     BodiesFull: Failure(503, "server_error", "too_many_bodies"),
     TooManyConnections: Failure(503, "server_error", "too_many_connections"),
     TooManyWatchers: Failure(503, "server_error", "too_many_event_streams"),
@@ -192,13 +196,20 @@ def headers_of(error: Exception) -> dict[str, str]:
             return dict(headers or {})
         case RateLimited(retry_after_s=None) | DeadlineExceeded() | FileInUse() | BatchConflict():
             return {"x-should-retry": "false"}
-        case ModelTooLarge() | ModelNotLoaded() | ModelInUse():
+        case ModelTooLarge() | ModelNotLoaded() | ModelInUse() | StorageFull():
             return {"x-should-retry": "false"}
         case GenerationFailed(may_retry=False) | ConstraintFailed() | NativePanic():
             return {"x-should-retry": "false"}  # SDKs would send what kills the engine twice again
         case RateLimited(retry_after_s=float(seconds)):
             return _retry_after(seconds)
-        case QueueFull() | EngineUnavailable() | JobsUnavailable() | AnswersUnavailable() | TooManyWatchers():
+        case (
+            QueueFull()
+            | EngineUnavailable()
+            | JobsUnavailable()
+            | AnswersUnavailable()
+            | TooManyWatchers()
+            | DiskFull()
+        ):
             return _retry_after(error.retry_after_s)
         case TooManyConnections(retry_after_s=seconds) | BodiesFull(retry_after_s=seconds):
             return {**_retry_after(seconds), "connection": "close"}

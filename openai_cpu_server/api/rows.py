@@ -10,22 +10,31 @@ import msgspec
 
 from openai_cpu_server.api.access.key_ring import KeyRing
 from openai_cpu_server.api.access.keys import Identity, Key
+from openai_cpu_server.api.access.rate_limits import RateLimits
 from openai_cpu_server.api.calls.call import Sender
+from openai_cpu_server.api.calls.trial import Terms
 from openai_cpu_server.api.errors import INTERNAL, error_object, failure_of
 from openai_cpu_server.api.gates.ticket import Endings, Ticket, new_request_id
 from openai_cpu_server.contract.request import Priority
-from openai_cpu_server.errors import CulpritsLimited, EngineUnavailable, QueueFull, Unauthorized
+from openai_cpu_server.errors import (
+    CulpritsLimited,
+    DiskFull,
+    EngineUnavailable,
+    QueueFull,
+    StorageFull,
+    TokensLimited,
+    Unauthorized,
+)
+from openai_cpu_server.jobs.records import NO_LIMITS, Stored
 from openai_cpu_server.jobs.run.rows import RowAnswer
+from openai_cpu_server.jobs.store.storage import Storage
 from openai_cpu_server.observe.ended import Origin
 
 logger = logging.getLogger(__name__)
 
-_NOT_TO_BLAME = (QueueFull, EngineUnavailable, CulpritsLimited)
-"""A row that gets one of these is tried again."""
-
 
 class RowRoute(Protocol):
-    async def answer(self, data: bytes, sender: Sender, ticket: Ticket) -> bytes:
+    async def answer(self, data: bytes, sender: Sender, terms: Terms) -> bytes:
         """The whole answer to a body that came by no request of its own. Raises what `api/errors.py`
         lists."""
         ...
@@ -34,7 +43,8 @@ class RowRoute(Protocol):
 class RowRunner:
     """A `jobs.rows.RunRow`. A batch job outlives its request: each row asks what its key may do.
 
-    Rows do not count against a key's rate limits, as with OpenAI: they only get what nobody else needs.
+    Rows do not count against a key's rate limits, as with OpenAI: they only get what nobody else needs. They
+    have a limit of their own, and what they write counts as stored. Where that is used up, they wait.
     """
 
     def __init__(
@@ -42,9 +52,13 @@ class RowRunner:
         routes: Mapping[str, RowRoute],
         *,
         keys: KeyRing,
+        limits: RateLimits,
+        storage: Storage | None,
         endings: Endings,
     ) -> None:
         self._routes = routes
+        self._limits = limits
+        self._storage = storage
         self._keys = keys
         self._endings = endings
 
@@ -70,8 +84,13 @@ class RowRunner:
 
     async def _answer(self, ticket: Ticket, body: bytes, owner: str) -> RowAnswer:
         try:
-            sender = _sender(self._key_of(owner))
-            answer = await self._routes[ticket.path].answer(body, sender, ticket)
+            key = self._key_of(owner)
+            if self._storage is not None:
+                limits = key.allowance.storage if key else NO_LIMITS
+                await self._storage.check(owner, limits, Stored(num_bytes=1))
+            async with self._limits.row_lease(key) as lease:
+                terms = Terms(ticket, lease)
+                answer = await self._routes[ticket.path].answer(body, _sender(key), terms)
         except Exception as error:
             return _failed(error, ticket)
         ticket.status = 200
@@ -104,11 +123,26 @@ def _failed(error: Exception, ticket: Ticket) -> RowAnswer:
     ticket.status = failure.status
     if failure == INTERNAL:
         logger.error("row %s failed", ticket.id, exc_info=error)
-    again = error.retry_after_s if isinstance(error, _NOT_TO_BLAME) else None
+    again, pauses = _again(error)
     return RowAnswer(
         status=failure.status,
         request_id=ticket.id,
         body=msgspec.json.encode(error_object(error, request_id=ticket.id)),
         retry_after_s=again,
-        owner_waits=isinstance(error, CulpritsLimited),
+        pauses=pauses,
     )
+
+
+def _again(error: Exception) -> tuple[float | None, bool]:
+    """After how many seconds to try again, and whether no row of its owner can run before."""
+    match error:
+        case QueueFull() | EngineUnavailable():
+            return error.retry_after_s, False
+        case TokensLimited(retry_after_s=float(seconds)):
+            return seconds, True
+        case CulpritsLimited():
+            return error.retry_after_s, True
+        case StorageFull() | DiskFull():
+            return DiskFull.retry_after_s, True
+        case _:
+            return None, False

@@ -23,7 +23,13 @@ class EmbedRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
     """Whom to be fair to, as in `GenerationRequest`."""
     account: str = ""
     """Who answers for what the engine dies of, as in `GenerationRequest`."""
+    group: str = ""
     route: str = ""
+
+    @property
+    def turns(self) -> tuple[str, str]:
+        """As in `GenerationRequest`."""
+        return self.group or self.client, self.client
 
     @property
     def num_tokens(self) -> int:

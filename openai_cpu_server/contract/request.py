@@ -108,6 +108,9 @@ class GenerationRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults
     """Whom to be fair to: an opaque label, equal for requests of the same client."""
     account: str = ""
     """Who answers for what the engine dies of: an opaque label of a key or an address; "": nobody does."""
+    group: str = ""
+    """Clients of one group have one turn among all, and take turns for it: those of one address, who may call
+    themselves as they like. "": the client is alone."""
     route: str = ""
     """What kind of call it belongs to; outputs of one kind are expected to be alike in length."""
     cache_namespace: str = ""
@@ -122,6 +125,11 @@ class GenerationRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults
     else they are silent."""
     pin: bool = False
     """Keep the prompt in the prefix cache for good."""
+
+    @property
+    def turns(self) -> tuple[str, str]:
+        """Whose turn it is, among all and then in the group."""
+        return self.group or self.client, self.client
 
     @property
     def cells_namespace(self) -> str:

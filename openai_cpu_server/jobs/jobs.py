@@ -5,23 +5,34 @@ from __future__ import annotations
 import secrets
 import time
 from collections.abc import AsyncIterator, Callable
+from pathlib import Path
 
 import anyio
 import msgspec
 
 from openai_cpu_server.errors import InvalidRequest
 from openai_cpu_server.jobs.options import JobOptions
-from openai_cpu_server.jobs.records import BatchRecord, FileRecord, Page, Purpose
+from openai_cpu_server.jobs.records import (
+    NO_LIMITS,
+    BatchRecord,
+    FileRecord,
+    Page,
+    Purpose,
+    StorageLimits,
+    Stored,
+)
 from openai_cpu_server.jobs.responses import ResponseShelf, storable
 from openai_cpu_server.jobs.run.reading import FileReader
 from openai_cpu_server.jobs.run.rows import RunRow
 from openai_cpu_server.jobs.run.runner import Runner
 from openai_cpu_server.jobs.store.batches import BatchStore
 from openai_cpu_server.jobs.store.database import Database
-from openai_cpu_server.jobs.store.files import FileStore, Source
+from openai_cpu_server.jobs.store.files import FileStore
 from openai_cpu_server.jobs.store.lease import new_holder
 from openai_cpu_server.jobs.store.ledger import Ledger
-from openai_cpu_server.jobs.store.thread import StoreThread
+from openai_cpu_server.jobs.store.storage import Space, Storage, disk_space
+from openai_cpu_server.jobs.store.thread import StoreThreads
+from openai_cpu_server.jobs.store.upload import Source, prune, upload
 from openai_cpu_server.jobs.usage import UsageBook
 from openai_cpu_server.jobs.window import window_seconds
 
@@ -36,27 +47,38 @@ class Jobs:
     """
 
     def __init__(
-        self, database: Database, options: JobOptions, *, clock: Callable[[], float] = time.time
+        self,
+        database: Database,
+        options: JobOptions,
+        *,
+        clock: Callable[[], float] = time.time,
+        space: Callable[[Path], Space] = disk_space,
     ) -> None:
         self._database = database
         self._model = options.model
         self._clock = clock
-        self._thread = StoreThread()
+        self._threads = StoreThreads(database)
+        self.storage = Storage(database, self._threads, clock=clock, space=space)
         self._files = FileStore(database)
         self._batches = BatchStore(database)
-        self._reader = FileReader(self._files, self._thread)
+        self._reader = FileReader(self._files, self._threads)
         self._runner = Runner(
             files=self._files,
             ledger=Ledger(database, holder=new_holder(), lease_s=options.lease_s),
             reader=self._reader,
-            thread=self._thread,
+            threads=self._threads,
+            storage=self.storage,
             options=options,
             clock=clock,
         )
         self.responses = ResponseShelf(
-            database, self._thread, lifetime_s=options.response_lifetime_s, clock=clock
+            database,
+            self._threads,
+            self.storage,
+            lifetime_s=options.response_lifetime_s,
+            clock=clock,
         )
-        self.usage = UsageBook(database, self._thread, clock=clock)
+        self.usage = UsageBook(database, self._threads, clock=clock)
         self._running: anyio.CancelScope | None = None
         self._keeping: anyio.CancelScope | None = None
         self._ended = anyio.Event()
@@ -98,16 +120,23 @@ class Jobs:
                 if self._keeping is not None:
                     self._keeping.cancel()
                 await self.usage.save()
-                await self._thread.close()
+                await self._threads.close()
                 self._database.close()
 
     # -- files -----------------------------------------------------------------------------------------
 
     async def add_file(
-        self, owner: str, filename: str, content: Source, *, lifetime_s: int | None = None
+        self,
+        owner: str,
+        filename: str,
+        content: Source,
+        *,
+        num_bytes: int = 0,
+        limits: StorageLimits = NO_LIMITS,
+        lifetime_s: int | None = None,
     ) -> FileRecord:
-        """Store a file. `content` is read in another thread.
-        Without an expiry the file stays until it is deleted."""
+        """Store a file of so many bytes. `content` is read in another thread.
+        Without an expiry the file stays until it is deleted. Raises StorageFull, DiskFull."""
         now = int(self._clock())
         record = FileRecord(
             id=_new_id("file-"),
@@ -118,23 +147,27 @@ class Jobs:
             created_at=now,
             expires_at=None if lifetime_s is None else now + lifetime_s,
         )
-        return await self._thread.do(self._files.add, record, content)
+        async with self.storage.reserved(owner, limits, Stored(num_bytes=num_bytes, num_files=1)):
+            return await upload(self._files, self._threads, record, content)
 
     async def file(self, owner: str, file_id: str) -> FileRecord:
-        return await self._thread.do(self._files.get, owner, storable(file_id), self._clock())
+        return await self._threads.read(self._files.get, owner, storable(file_id), self._clock())
 
     async def list_files(
         self, owner: str, page: Page, purpose: Purpose | None = None
     ) -> tuple[list[FileRecord], bool]:
         """One page of files, and whether there are more."""
-        return await self._thread.do(self._files.page, owner, _storable_page(page), self._clock(), purpose)
+        return await self._threads.read(self._files.page, owner, _storable_page(page), self._clock(), purpose)
 
     def content(self, file: FileRecord) -> AsyncIterator[bytes]:
         return self._reader.parts(file.id)
 
     async def delete_file(self, owner: str, file_id: str) -> None:
         """Delete a file. Raises FileInUse."""
-        await self._thread.do(self._files.delete, owner, storable(file_id), self._clock())
+        await self._threads.write(self._files.delete, owner, storable(file_id), self._clock())
+        self.storage.changed(owner)
+        self._runner.resume()
+        await prune(self._files, self._threads, storable(file_id))
 
     # -- batches ---------------------------------------------------------------------------------------
 
@@ -147,12 +180,14 @@ class Jobs:
         completion_window: str,
         metadata: dict[str, str] | None = None,
         output_lifetime_s: int | None = None,
+        limits: StorageLimits = NO_LIMITS,
     ) -> BatchRecord:
-        """Create a batch. Raises InvalidRequest."""
+        """Create a batch. Raises InvalidRequest; StorageFull, DiskFull without room for any results."""
         if endpoint not in ENDPOINTS:
             known = " or ".join(f"'{name}'" for name in ENDPOINTS)
             message = f"Invalid value for 'endpoint': expected {known}."
             raise InvalidRequest(message, param="endpoint", code="invalid_value")
+        await self.storage.check(owner, limits, Stored(num_bytes=1))
         now, batch_id = int(self._clock()), _new_id("batch_")
         batch = BatchRecord(
             id=batch_id,
@@ -168,20 +203,20 @@ class Jobs:
             created_at=now,
             expires_at=now + window_seconds(completion_window),
         )
-        created = await self._thread.do(self._batches.create, batch)
+        created = await self._threads.write(self._batches.create, batch)
         self._runner.wake()
         return created
 
     async def batch(self, owner: str, batch_id: str) -> BatchRecord:
-        return await self._thread.do(self._batches.get, owner, storable(batch_id))
+        return await self._threads.read(self._batches.get, owner, storable(batch_id))
 
     async def list_batches(self, owner: str, page: Page) -> tuple[list[BatchRecord], bool]:
         """One page of batches, the newest first, and whether there are more."""
-        return await self._thread.do(self._batches.page, owner, _storable_page(page))
+        return await self._threads.read(self._batches.page, owner, _storable_page(page))
 
     async def cancel_batch(self, owner: str, batch_id: str) -> BatchRecord:
         """Cancel a batch. Running rows end, finished ones are kept. Raises BatchConflict."""
-        batch = await self._thread.do(self._batches.cancel, owner, storable(batch_id), self._clock())
+        batch = await self._threads.write(self._batches.cancel, owner, storable(batch_id), self._clock())
         self._runner.cancel(batch_id)
         return batch
 

@@ -54,6 +54,8 @@ ACTIVE = tuple(status for status in BatchStatus if not status.has_ended)
 class Purpose(enum.Enum):
     BATCH = "batch"
     BATCH_OUTPUT = "batch_output"
+    PARTIAL = "partial"
+    """Nobody sees it: an upload that has not ended, or what is left of a file that is deleted."""
 
 
 class FileRecord(msgspec.Struct, frozen=True, kw_only=True):
@@ -67,6 +69,38 @@ class FileRecord(msgspec.Struct, frozen=True, kw_only=True):
     bytes: int
     created_at: int
     expires_at: int | None = None
+
+
+class Stored(msgspec.Struct, frozen=True, kw_only=True):
+    """How much is stored of an owner."""
+
+    num_bytes: int = 0
+    """Of files, results of batches, and responses."""
+    num_files: int = 0
+
+    def __add__(self, other: Stored) -> Stored:
+        return Stored(num_bytes=self.num_bytes + other.num_bytes, num_files=self.num_files + other.num_files)
+
+    def __sub__(self, other: Stored) -> Stored:
+        return Stored(num_bytes=self.num_bytes - other.num_bytes, num_files=self.num_files - other.num_files)
+
+
+class StorageLimits(msgspec.Struct, frozen=True, kw_only=True):
+    """What an owner may store; None: there is no such limit."""
+
+    max_bytes: int | None = None
+    max_files: int | None = None
+
+    def excess(self, stored: Stored) -> str | None:
+        """Says which limit this would exceed; None: none."""
+        if self.max_files is not None and stored.num_files > self.max_files:
+            return f"files: Limit {self.max_files}"
+        if self.max_bytes is not None and stored.num_bytes > self.max_bytes:
+            return f"stored bytes: Limit {self.max_bytes}, Used and requested {stored.num_bytes}"
+        return None
+
+
+NO_LIMITS = StorageLimits()
 
 
 class LineError(msgspec.Struct, frozen=True):

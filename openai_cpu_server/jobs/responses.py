@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 import zlib
 from collections.abc import Callable, Sequence
@@ -12,7 +13,8 @@ from openai_cpu_server.jobs.records import ItemRecord, Link, Page, ResponseRecor
 from openai_cpu_server.jobs.store.database import Database
 from openai_cpu_server.jobs.store.lease import has_died, new_holder
 from openai_cpu_server.jobs.store.responses import ResponseStore
-from openai_cpu_server.jobs.store.thread import StoreThread
+from openai_cpu_server.jobs.store.storage import Storage
+from openai_cpu_server.jobs.store.thread import StoreThreads
 
 _PURGE_EVERY_S = 600.0
 RENEW_S = 5.0
@@ -27,13 +29,15 @@ class ResponseShelf:
     def __init__(
         self,
         database: Database,
-        thread: StoreThread,
+        threads: StoreThreads,
+        storage: Storage,
         *,
         lifetime_s: float,
         clock: Callable[[], float] = time.time,
     ) -> None:
         self._store = ResponseStore(database)
-        self._thread = thread
+        self._threads = threads
+        self.storage = storage
         self._lifetime_s = lifetime_s
         self._clock = clock
         self._holder = new_holder()
@@ -57,44 +61,48 @@ class ResponseShelf:
 
     async def add(self, record: ResponseRecord, items: Sequence[ItemRecord]) -> None:
         await self._purge()
-        await self._thread.do(self._store.add, record, items)
+        await self._threads.write(self._store.add, record, items)
+        self.storage.grew(record.owner, _size(record, items))
 
     async def finish(
         self, record: ResponseRecord, outputs: Sequence[ItemRecord], events: Sequence[bytes]
     ) -> bool:
         """Store the end of a background response. False if it has ended otherwise or is deleted."""
-        packed = zlib.compress(msgspec.msgpack.encode(events))
-        return await self._thread.do(self._store.finish, record, outputs, packed)
+        packed = await asyncio.to_thread(_packed, events)
+        self.storage.grew(record.owner, _size(record, outputs) + len(packed))
+        return await self._threads.write(self._store.finish, record, outputs, packed)
 
     async def end(self, record: ResponseRecord) -> bool:
         """Store an end that did not come by itself. False: it has ended before."""
-        return await self._thread.do(self._store.end, record)
+        return await self._threads.write(self._store.end, record)
 
     async def get(self, owner: str, response_id: str) -> ResponseRecord:
-        return await self._thread.do(self._store.get, owner, storable(response_id), self._clock())
+        return await self._threads.read(self._store.get, owner, storable(response_id), self._clock())
 
     async def chain(self, owner: str, response_id: str, *, max_bytes: int) -> list[Link]:
         """A response and all that it goes on from, the oldest first. Raises InvalidRequest if it is long."""
         known, now_s = storable(response_id), self._clock()
-        return await self._thread.do(self._store.chain, owner, known, now_s, max_bytes=max_bytes)
+        return await self._threads.read(self._store.chain, owner, known, now_s, max_bytes=max_bytes)
 
     async def inputs(self, owner: str, response_id: str, page: Page) -> tuple[list[ItemRecord], bool]:
         """One page of what went into a response, and whether there is more."""
         known = msgspec.structs.replace(page, after=None if page.after is None else storable(page.after))
-        return await self._thread.do(self._store.inputs, owner, storable(response_id), known, self._clock())
+        return await self._threads.read(
+            self._store.inputs, owner, storable(response_id), known, self._clock()
+        )
 
     async def items(self, owner: str, ids: Sequence[str]) -> dict[str, bytes]:
         """Items of any of its responses, as far as they are there."""
-        return await self._thread.do(self._store.items, owner, [*map(storable, ids)], self._clock())
+        return await self._threads.read(self._store.items, owner, [*map(storable, ids)], self._clock())
 
     async def events(self, response_id: str) -> list[bytes] | None:
         """The stream of a background response; None: it has none, or has not ended."""
-        packed = await self._thread.do(self._store.events, storable(response_id))
-        return None if packed is None else msgspec.msgpack.decode(zlib.decompress(packed), type=list[bytes])
+        packed = await self._threads.read(self._store.events, storable(response_id))
+        return None if packed is None else await asyncio.to_thread(_unpacked, packed)
 
     async def renew(self, record: ResponseRecord) -> bool:
         """Say that it is still being run, and how it looks. False if somebody has ended or deleted it."""
-        return await self._thread.do(
+        return await self._threads.write(
             self._store.renew,
             record.id,
             until_s=self._clock() + _LEASE_S,
@@ -103,7 +111,8 @@ class ResponseShelf:
         )
 
     async def delete(self, owner: str, response_id: str) -> None:
-        await self._thread.do(self._store.delete, owner, storable(response_id), self._clock())
+        await self._threads.write(self._store.delete, owner, storable(response_id), self._clock())
+        self.storage.changed(owner)
 
     async def _purge(self) -> None:
         """Delete what has expired, now and then."""
@@ -111,8 +120,20 @@ class ResponseShelf:
         if now_s < self._purge_at_s:
             return
         self._purge_at_s = now_s + _PURGE_EVERY_S
-        while await self._thread.do(self._store.purge, now_s):
+        while await self._threads.write(self._store.purge, now_s):
             pass
+
+
+def _size(record: ResponseRecord, items: Sequence[ItemRecord]) -> int:
+    return len(record.response) + len(record.written) + sum(len(item.content) for item in items)
+
+
+def _packed(events: Sequence[bytes]) -> bytes:
+    return zlib.compress(msgspec.msgpack.encode(events))
+
+
+def _unpacked(packed: bytes) -> list[bytes]:
+    return msgspec.msgpack.decode(zlib.decompress(packed), type=list[bytes])
 
 
 def storable(text: str) -> str:

@@ -12,7 +12,7 @@ import anyio
 from openai_cpu_server.contract.usage import Amounts
 from openai_cpu_server.errors import JobsUnavailable
 from openai_cpu_server.jobs.store.database import Database
-from openai_cpu_server.jobs.store.thread import StoreThread
+from openai_cpu_server.jobs.store.thread import StoreThreads
 from openai_cpu_server.jobs.store.usage import Slot, UsagePage, UsageQuery, UsageStore
 
 logger = logging.getLogger(__name__)
@@ -30,13 +30,13 @@ class UsageBook:
     def __init__(
         self,
         database: Database,
-        thread: StoreThread,
+        threads: StoreThreads,
         *,
         clock: Callable[[], float] = time.time,
         write_s: float = WRITE_S,
     ) -> None:
         self._store = UsageStore(database)
-        self._thread = thread
+        self._threads = threads
         self._clock = clock
         self._write_s = write_s
         self._unwritten: dict[Slot, Amounts] = {}
@@ -73,7 +73,7 @@ class UsageBook:
         Raises JobsUnavailable.
         """
         await self._write()
-        return await self._thread.do(self._store.page, query)
+        return await self._threads.read(self._store.page, query)
 
     async def _write(self) -> None:
         """Raises JobsUnavailable; then nothing is written, and nothing lost."""
@@ -83,7 +83,7 @@ class UsageBook:
                 return
             try:
                 with anyio.CancelScope(shield=True):  # else nobody knows whether it is written
-                    await self._thread.do(self._store.add, taken)
+                    await self._threads.write(self._store.add, taken)
             except Exception:
                 for slot, amounts in taken.items():
                     self._unwritten[slot] = self._unwritten.get(slot, Amounts()) + amounts

@@ -5,8 +5,9 @@ from __future__ import annotations
 import enum
 from bisect import bisect_left, insort
 from collections import Counter, OrderedDict
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from itertools import islice
+from typing import TypeVar
 
 from openai_cpu_server.scheduler.memory import Memory
 from openai_cpu_server.scheduler.policy import Policy
@@ -16,8 +17,11 @@ from openai_cpu_server.scheduler.sequence import Sequence
 
 _Entry = tuple[float, int, Sequence]
 """(policy's key, arrival, sequence): sorts without ever comparing sequences."""
-_Lane = OrderedDict[str, list[_Entry]]
-"""The clients of one lane in the order of their turns, each with its sequences sorted."""
+_Group = OrderedDict[str, list[_Entry]]
+"""The clients of one group in the order of their turns, each with its sequences sorted."""
+_Lane = OrderedDict[str, _Group]
+"""The groups of one lane in the order of their turns."""
+T = TypeVar("T")
 
 
 class WaitingRoom:
@@ -47,22 +51,26 @@ class WaitingRoom:
 
     def enter(self, sequence: Sequence) -> None:
         lane = self._lanes.setdefault(self._policy.lane(sequence), OrderedDict())
-        insort(lane.setdefault(self._policy.client(sequence), []), self._entry(sequence))
+        group, client = self._policy.turns(sequence)
+        insort(lane.setdefault(group, OrderedDict()).setdefault(client, []), self._entry(sequence))
         self._sizes[self._policy.lane(sequence)] += 1
 
     def leave(self, sequence: Sequence) -> None:
-        """Take it out, wherever it stands. Its client's next turn comes after everybody else's."""
-        number, client = self._policy.lane(sequence), self._policy.client(sequence)
+        """Take it out, wherever it stands. The next turn of its group comes after that of all others, and in
+        the group its client's."""
+        number, (group, client) = self._policy.lane(sequence), self._policy.turns(sequence)
         lane = self._lanes[number]
-        entries = lane[client]
+        entries = lane[group][client]
         at = bisect_left(entries, self._entry(sequence))
         assert entries[at][2] is sequence
         del entries[at]
         self._sizes[number] -= 1
-        if entries:
-            lane.move_to_end(client)
-            return
-        del lane[client]
+        lane[group].move_to_end(client)
+        lane.move_to_end(group)
+        if not entries:
+            del lane[group][client]
+        if not lane[group]:
+            del lane[group]
         if not lane:
             del self._lanes[number]
 
@@ -71,9 +79,9 @@ class WaitingRoom:
 
         The room must not change meanwhile.
         """
-        clients = self._lanes[lane].values()
-        for rank in range(max(map(len, clients))):
-            yield from (entries[rank][2] for entries in clients if rank < len(entries))
+        groups = self._lanes[lane].values()
+        for _, _, sequence in _alternating([_alternating(group.values()) for group in groups]):
+            yield sequence
 
     def in_order(self) -> Iterator[Sequence]:
         """All who wait, lane by lane, as they take turns. The room must not change meanwhile."""
@@ -82,6 +90,18 @@ class WaitingRoom:
 
     def _entry(self, sequence: Sequence) -> _Entry:
         return (self._policy.key(sequence), sequence.arrival, sequence)
+
+
+def _alternating(queues: Iterable[Iterable[T]]) -> Iterator[T]:
+    """The first of each, then the second of each, ..."""
+    left = [iter(queue) for queue in queues]
+    while left:
+        still = []
+        for queue in left:
+            for item in islice(queue, 1):
+                still.append(queue)
+                yield item
+        left = still
 
 
 _LOOK_AHEAD = 32

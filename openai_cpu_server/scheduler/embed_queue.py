@@ -104,36 +104,121 @@ class Part:
         return len(self.pending.request.inputs[self.first + self.count])
 
 
-class _Lane:
-    """The requests of one priority: clients take turns, and the requests of a client do."""
+_Path = tuple[Hashable, ...]
+"""From the group to the client to the request."""
+
+
+class _Turns:
+    """Those who take turns, each of them alone, or those who share its turn."""
 
     def __init__(self) -> None:
-        self.clients: FairTurns[str] = FairTurns()
-        self.requests: dict[str, FairTurns[Pending]] = {}
+        self._turns: FairTurns[Hashable] = FairTurns()
+        self._below: dict[Hashable, _Turns] = {}
+
+    def join(self, path: _Path) -> None:
+        self._turns.join(path[0])
+        if path[1:]:
+            self._below.setdefault(path[0], _Turns()).join(path[1:])
+
+    def leave(self, path: _Path) -> None:
+        if path[1:]:
+            self._below[path[0]].leave(path[1:])
+            if self._below[path[0]]:
+                return
+            del self._below[path[0]]
+        self._turns.leave(path[0])
+
+    def give(self, path: _Path, tokens: int) -> None:
+        self._turns.give(path[0], tokens)
+        if path[1:]:
+            self._below[path[0]].give(path[1:], tokens)
+
+    @property
+    def order(self) -> list[_Path]:
+        """As they would be served if each had one small input."""
+        queues = [
+            [(key, *path) for path in self._below[key].order] if key in self._below else [(key,)]
+            for key in self._turns.order
+        ]
+        ranks = range(max(map(len, queues), default=0))
+        return [queue[rank] for rank in ranks for queue in queues if rank < len(queue)]
+
+    def ranking(self) -> _Ranking:
+        """A copy to try turns with."""
+        return _Ranking(self._turns.ranking(), self._below)
+
+    def __bool__(self) -> bool:
+        return bool(self._turns)
+
+
+class _Ranking:
+    """Turns that are tried; what is below is copied when it is needed."""
+
+    def __init__(self, ranking: Ranking[Hashable], below: Mapping[Hashable, _Turns]) -> None:
+        self._ranking = ranking
+        self._turns = below
+        self._below: dict[Hashable, _Ranking] = {}
+
+    @property
+    def first(self) -> _Path:
+        key = self._ranking.first
+        return (key, *self._below_first.first) if key in self._turns else (key,)
+
+    def give(self, tokens: int, *, stays: bool) -> None:
+        """To the first, which leaves unless it `stays`."""
+        if self._ranking.first in self._turns:
+            below = self._below_first
+            below.give(tokens, stays=stays)
+            stays = bool(below)
+        self._ranking.give(tokens, stays=stays)
+
+    @property
+    def _below_first(self) -> _Ranking:
+        key = self._ranking.first
+        if key not in self._below:
+            self._below[key] = self._turns[key].ranking()
+        return self._below[key]
+
+    def __bool__(self) -> bool:
+        return bool(self._ranking)
+
+
+class _Lane:
+    """The requests of one priority: groups of clients take turns, in a group its clients, and of a client its
+    requests."""
+
+    def __init__(self) -> None:
+        self._turns = _Turns()
 
     def join(self, pending: Pending) -> None:
-        client = pending.request.client
-        self.clients.join(client)
-        self.requests.setdefault(client, FairTurns()).join(pending)
+        self._turns.join(_path(pending))
 
     def leave(self, pending: Pending) -> None:
-        client = pending.request.client
-        self.requests[client].leave(pending)
-        if not self.requests[client]:
-            del self.requests[client]
-            self.clients.leave(client)
+        self._turns.leave(_path(pending))
 
     def give(self, pending: Pending, tokens: int) -> None:
-        client = pending.request.client
-        self.clients.give(client, tokens)
-        self.requests[client].give(pending, tokens)
+        self._turns.give(_path(pending), tokens)
 
     @property
     def order(self) -> Iterator[Pending]:
         """As they would be served if each had one small input."""
-        queues = [self.requests[client].order for client in self.clients.order]
-        for rank in range(max(map(len, queues), default=0)):
-            yield from (queue[rank] for queue in queues if rank < len(queue))
+        return map(_pending, self._turns.order)
+
+    def ranking(self) -> _Ranking:
+        """A copy to try turns with."""
+        return self._turns.ranking()
+
+    def __bool__(self) -> bool:
+        return bool(self._turns)
+
+
+def _path(pending: Pending) -> _Path:
+    return (*pending.request.turns, pending)
+
+
+def _pending(path: _Path) -> Pending:
+    assert isinstance(path[-1], Pending)
+    return path[-1]
 
 
 class Room(NamedTuple):
@@ -169,7 +254,7 @@ class EmbedQueue:
     @property
     def best_priority(self) -> Priority | None:
         """None: nothing waits to be computed."""
-        return next((priority for priority in Priority if self._lanes[priority].clients), None)
+        return next((priority for priority in Priority if self._lanes[priority]), None)
 
     @property
     def num_waiting(self) -> int:
@@ -200,7 +285,7 @@ class EmbedQueue:
         """The parts of the next step, in which there is something if anything waits. Changes nothing."""
         step = _Composition(room)
         interactive, batch = self._lanes[Priority.INTERACTIVE], self._lanes[Priority.BATCH]
-        if interactive.clients and batch.clients:
+        if interactive and batch:
             step.add(batch, within=int(self._earned))
         step.add(interactive)
         step.add(batch)
@@ -217,7 +302,7 @@ class EmbedQueue:
                 self.remove(pending.request.id)
 
     def _account(self, parts: list[Part]) -> None:
-        if not all(lane.clients for lane in self._lanes.values()):
+        if not all(self._lanes.values()):
             self._earned = 0.0  # credit is for work that waits beside interactive work
             return
         spent = sum(_num_tokens(part) for part in parts if part.pending.request.priority is Priority.BATCH)
@@ -237,24 +322,19 @@ class _Composition:
     def add(self, lane: _Lane, within: int | None = None) -> None:
         """Add inputs of the lane in fair turns, as many as fit; `within`: of so many tokens at most."""
         left = self._room.max_tokens if within is None else within
-        clients, requests = lane.clients.ranking(), dict[str, Ranking[Pending]]()
-        while clients:
-            client = clients.first
-            if client not in requests:
-                requests[client] = lane.requests[client].ranking()
-            pending = requests[client].first
+        ranking = lane.ranking()
+        while ranking:
+            pending = _pending(ranking.first)
             part = self.parts.get(pending) or Part(pending, pending.next)
             if not part.num_left:  # an earlier call has added it all
-                requests[client].give(0, stays=False)
-                clients.give(0, stays=bool(requests[client]))
+                ranking.give(0, stays=False)
                 continue
             tokens = part.next_tokens
             if tokens > left or not self._fits(tokens):
                 return
             self._take(part, tokens)
             left -= tokens
-            requests[client].give(tokens, stays=part.num_left > 0)
-            clients.give(tokens, stays=bool(requests[client]))
+            ranking.give(tokens, stays=part.num_left > 0)
 
     def _fits(self, tokens: int) -> bool:
         room = self._room

@@ -26,8 +26,8 @@ class Policy(Protocol):
         """Sequences of a smaller lane may take the place of those of a larger one."""
         ...
 
-    def client(self, sequence: Sequence) -> str:
-        """Within a lane, clients take turns."""
+    def turns(self, sequence: Sequence) -> tuple[str, str]:
+        """Within a lane, groups of clients take turns, and within a group clients."""
         ...
 
     def key(self, sequence: Sequence) -> float: ...
@@ -39,8 +39,8 @@ class PriorityPolicy:
     def lane(self, sequence: Sequence) -> int:
         return sequence.request.priority
 
-    def client(self, sequence: Sequence) -> str:
-        return sequence.request.client
+    def turns(self, sequence: Sequence) -> tuple[str, str]:
+        return sequence.request.turns
 
     def key(self, sequence: Sequence) -> float:
         return sequence.arrived_s
@@ -52,8 +52,8 @@ class FifoPolicy:
     def lane(self, sequence: Sequence) -> int:
         return Priority.INTERACTIVE
 
-    def client(self, sequence: Sequence) -> str:
-        return ""
+    def turns(self, sequence: Sequence) -> tuple[str, str]:
+        return "", ""
 
     def key(self, sequence: Sequence) -> float:
         return sequence.arrived_s
@@ -65,8 +65,8 @@ class ShortestFirstPolicy:
     def lane(self, sequence: Sequence) -> int:
         return sequence.request.priority
 
-    def client(self, sequence: Sequence) -> str:
-        return ""
+    def turns(self, sequence: Sequence) -> tuple[str, str]:
+        return "", ""
 
     def key(self, sequence: Sequence) -> float:
         return sequence.expected_output + TOKENS_PER_S * sequence.arrived_s

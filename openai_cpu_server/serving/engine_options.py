@@ -39,6 +39,8 @@ def engine_options(
         of=of,
     )
     _warn_of_threads(max(of.threads or 1, of.threads_batch or 1), Machine().num_cpus())
+    if of.pin_prompt and settings.api_keys is not None and settings.isolates_by_key:
+        logger.warning("pinned prompts serve no key of --api-keys, unless with --cache-isolation off")
     if of.profile != "auto" or not settings.profile_dir.is_dir():
         return options
     given = frozenset(of.model_fields_set | settings.model_fields_set)
@@ -88,7 +90,7 @@ def _pinned(path: Path, tokenizer: Tokenizer) -> tuple[int, ...]:
 
 def _pinned_namespace(settings: Settings) -> str:
     """Pinned prompts serve the holders of the server's key, where keys are isolated."""
-    if settings.cache_isolation == "off" or settings.api_key is None:
+    if not settings.isolates_by_key or settings.api_key is None:
         return ""
     identity = key_identity(settings.api_key.get_secret_value().encode())
     return cache_namespace(salt=None, key=identity)

@@ -50,6 +50,17 @@ def test_the_peer_is_the_client(peer: str | None, address: str | None) -> None:
     assert client_address(scope(peer), ()) == address
 
 
+def test_all_of_one_address_are_a_group_but_for_the_holders_of_keys() -> None:
+    here = msgspec.structs.replace(ANYBODY, address="192.0.2.7")
+    with_some_key = msgspec.structs.replace(here, digest="ab" * 32)
+    shared = Identity(Key(name="", digest=b""), "cd" * 32, "192.0.2.7")
+    groups = {Client.group_of(one) for one in (here, with_some_key, shared)}
+    assert groups == {"peer:@192.0.2.7"}
+    assert Client.group_of(msgspec.structs.replace(here, address="192.0.2.8")) not in groups
+    assert Client.group_of(Identity(Key(name="ann", digest=b""), "ef" * 32, "192.0.2.7")) == ""
+    assert Client.group_of(ANYBODY) == ""
+
+
 def test_strangers_are_not_believed() -> None:
     assert forwarded("192.0.2.7", "198.51.100.1") == "192.0.2.7"
     assert client_address(scope("192.0.2.7", ("forwarded", "for=198.51.100.1")), TRUSTED) == "192.0.2.7"

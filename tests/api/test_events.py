@@ -7,6 +7,7 @@ import os
 import signal
 import time
 from collections.abc import Sequence
+from contextlib import AsyncExitStack
 from pathlib import Path
 
 import anyio
@@ -16,7 +17,12 @@ import pytest
 from openai_cpu_server.api.access.key_ring import KeyRing
 from openai_cpu_server.api.access.keys import Identity, Key, Scope
 from openai_cpu_server.api.events.agenda import Agenda
-from openai_cpu_server.api.events.hub import MOST_OF_ONE
+from openai_cpu_server.api.events.hub import (
+    FOR_ADMINISTRATORS,
+    MOST_LISTENERS,
+    MOST_OF_ADMINISTRATOR,
+    MOST_OF_ONE,
+)
 from openai_cpu_server.api.events.pace import Pace
 from openai_cpu_server.api.events.sight import Sight
 from openai_cpu_server.api.events.steps import MOST_STEPS
@@ -222,7 +228,7 @@ async def test_unknown_types_are_refused(http: httpx.AsyncClient, types: str) ->
 
 async def test_one_client_may_not_take_all_streams(engine: FakeEngine) -> None:
     app = api(engine)
-    streams = [watching(app, types="step") for _ in range(MOST_OF_ONE)]
+    streams = [watching(app, types="step") for _ in range(MOST_OF_ADMINISTRATOR)]
     async with client(app) as http:
         for stream in streams:
             await (await stream.__aenter__()).next()
@@ -234,6 +240,29 @@ async def test_one_client_may_not_take_all_streams(engine: FakeEngine) -> None:
             await stream.__aexit__(None, None, None)
         assert (await http.head("/v1/events")).status_code == 200
     assert engine.see is None
+
+
+async def test_ordinary_keys_cannot_keep_an_administrator_out(engine: FakeEngine, tmp_path: Path) -> None:
+    """Each takes what it gets, together all that there is for them."""
+    names = [f"key{number}" for number in range(1 + MOST_LISTENERS // MOST_OF_ONE)]
+    ring = keys(tmp_path, root=["inference", "admin"], **{name: ["inference"] for name in names})
+    app, root = locked_api(engine, ring), {"x-api-key": "root"}
+    async with AsyncExitStack() as open_streams, client(app) as http:
+
+        async def opened_by(name: str) -> int:
+            """Opens streams until the first is refused."""
+            num_opened = 0
+            while (await http.head("/v1/events", headers={"x-api-key": name})).status_code == 200:
+                stream = watching(app, headers={"x-api-key": name}, types="step")
+                await (await open_streams.enter_async_context(stream)).next()
+                num_opened += 1
+            return num_opened
+
+        opened = [await opened_by(name) for name in names]
+        assert max(opened) == MOST_OF_ONE
+        assert sum(opened) == MOST_LISTENERS - FOR_ADMINISTRATORS
+        assert (await http.head("/v1/events", headers=root)).status_code == 200
+        assert await opened_by("root") == MOST_OF_ADMINISTRATOR
 
 
 async def test_who_waits_is_told_with_place_and_reason_and_who_runs_can_be_ended() -> None:

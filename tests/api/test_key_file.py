@@ -15,6 +15,7 @@ from openai_cpu_server.api.access.keys import ALL_SCOPES, Allowance, Key, Scope
 from openai_cpu_server.api.access.new_key import new_key
 from openai_cpu_server.contract.request import Priority
 from openai_cpu_server.errors import StartupError
+from openai_cpu_server.jobs.records import StorageLimits
 
 
 def sha(key: str) -> str:
@@ -36,11 +37,15 @@ def test_everything_that_a_key_may_say(tmp_path: Path) -> None:
         [keys.ann]
         sha256 = "{sha("a")}"
         priority = "batch"
+        max_priority = "batch"
         models = ["demo"]
         requests_per_minute = 1
         tokens_per_minute = 2
         tokens_per_day = 3
         concurrent = 4
+        batch_tokens_per_day = 5
+        stored_mb = 6
+        files = 7
         [keys."b@c.org"]
         sha256 = "{sha("b").upper()}"
         scopes = ["metrics", "inference"]
@@ -56,11 +61,19 @@ def test_everything_that_a_key_may_say(tmp_path: Path) -> None:
         frozenset({Scope.INFERENCE}),
     )
     assert ann.allowance == Allowance(
-        requests_per_minute=1, tokens_per_minute=2, tokens_per_day=3, concurrent=4
+        requests_per_minute=1,
+        tokens_per_minute=2,
+        tokens_per_day=3,
+        concurrent=4,
+        batch_tokens_per_day=5,
+        stored_mb=6,
+        files=7,
     )
+    assert ann.allowance.storage == StorageLimits(max_bytes=6 * 2**20, max_files=7)
     assert (bob.name, bob.scopes) == ("b@c.org", frozenset({Scope.METRICS, Scope.INFERENCE}))
     assert bob.allowance == Allowance()
     assert (root.scopes, root.models, root.priority) == (ALL_SCOPES, None, None)
+    assert (ann.max_priority, root.max_priority) == (Priority.BATCH, Priority.INTERACTIVE)
 
 
 BROKEN = [
@@ -72,6 +85,11 @@ BROKEN = [
     (f'[keys.a]\nsha256 = "{sha("a")}"\nconcurrent = 0', "concurrent"),
     (f'[keys.a]\nsha256 = "{sha("a")}"\nconcurrent = "x"', "concurrent"),
     (f'[keys.a]\nsha256 = "{sha("a")}"\npriority = "high"', "priority"),
+    (f'[keys.a]\nsha256 = "{sha("a")}"\nmax_priority = "high"', "max_priority"),
+    (
+        f'[keys.a]\nsha256 = "{sha("a")}"\npriority = "interactive"\nmax_priority = "batch"',
+        "exceeds its max_priority",
+    ),
     (f'[keys.a]\nsha256 = "{sha("a")}"\nscopes = ["all"]', "scopes"),
     (f'[keys.a]\nsha256 = "{sha("a")}"\nmodels = []', "models"),
     (f'[keys.a]\nsha256 = "{sha("a")}"\nkey = "hunter2"', "key"),

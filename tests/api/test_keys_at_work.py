@@ -29,6 +29,7 @@ def keys(tmp_path: Path) -> KeyRing:
         "ann": 'priority = "batch"',
         "bob": 'models = ["team/fake"]',
         "carl": 'models = ["other"]',
+        "low": 'max_priority = "batch"',
         "root": "admin = true",
     }
     path = tmp_path / "keys.toml"
@@ -121,6 +122,48 @@ async def test_the_scheduler_knows_the_keys_name_and_priority(
         (live,) = slow_engine.requests()
         assert (live.client, live.priority.label) == seen
         one.disconnect()
+
+
+ASKING_MORE: list[tuple[str, dict[str, object], dict[str, str]]] = [
+    ("/v1/chat/completions", {**LONG, "priority": "interactive"}, {}),
+    ("/v1/chat/completions", {**LONG, "service_tier": "priority"}, {}),
+    ("/v1/chat/completions", LONG, {"x-priority": "interactive"}),
+    ("/v1/completions", {"prompt": "a", "ignore_eos": True}, {"x-priority": "interactive"}),
+    ("/v1/responses", {"input": "a", "service_tier": "fast"}, {}),
+    (
+        "/v1/messages",
+        {"messages": MESSAGES, "max_tokens": 900, "model": "fake"},
+        {"x-priority": "interactive"},
+    ),
+    ("/generate", {"prompt": "a"}, {"x-priority": "interactive"}),
+]
+
+
+@pytest.mark.parametrize(("path", "body", "headers"), ASKING_MORE)
+async def test_no_way_of_asking_gets_a_key_more_than_its_best_priority(
+    locked: Starlette,
+    slow_engine: Dispatcher,
+    path: str,
+    body: dict[str, object],
+    headers: dict[str, str],
+) -> None:
+    for name, priority in (("low", "batch"), ("bob", "interactive")):
+        async with exchange(locked, path, {**body, "model": "team/fake"}, {**of(name), **headers}) as one:
+            await eventually(lambda: num_live(slow_engine) == 1)
+            assert slow_engine.requests()[0].priority.label == priority
+            one.disconnect()
+        await eventually(lambda: num_live(slow_engine) == 0)
+
+
+async def test_a_tier_that_a_key_does_not_get_is_not_told(http: httpx.AsyncClient) -> None:
+    body = {"messages": MESSAGES, "max_tokens": 1, "service_tier": "priority"}
+    for name, tier in (("low", "flex"), ("ann", "priority")):
+        answer = await http.post("/v1/chat/completions", json=body, headers=of(name))
+        assert answer.json()["service_tier"] == tier
+    told = {"input": "a", "max_output_tokens": 1, "service_tier": "fast"}
+    for name, tier in (("low", "flex"), ("ann", "fast")):
+        answer = await http.post("/v1/responses", json=told, headers=of(name))
+        assert answer.json()["service_tier"] == tier
 
 
 async def test_one_sees_and_ends_ones_own_requests_only(

@@ -215,18 +215,26 @@ async def test_of_many_at_once_no_more_pass_than_may() -> None:
     assert passed == 10
 
 
-async def test_a_storage_that_is_down_limits_nobody_and_says_so_once(
+async def test_while_a_storage_is_down_this_process_counts_and_says_so_once(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
     limits = RateLimits(Meter.open(f"redis://:hunter2@127.0.0.1:{port}/0"))
+    ann = key(requests_per_minute=3, tokens_per_minute=20, tokens_per_day=20)
     with caplog.at_level(logging.INFO):
-        for _ in range(3):
-            async with limits.lease(key(requests_per_minute=1, tokens_per_minute=10)) as lease:
+        for _ in range(2):
+            async with limits.lease(ann) as lease:
                 await lease.reserve(prompt_tokens=5, output_tokens=5)
+                lease.output_tokens = 5
+        assert lease.headers["x-ratelimit-remaining-tokens"] == "0"
+        async with limits.lease(ann) as lease:
+            with pytest.raises(TokensLimited):
+                await lease.reserve(prompt_tokens=5, output_tokens=5)
+        with pytest.raises(RequestsLimited):
+            await limits.lease(ann).__aenter__()
     (record,) = caplog.records
-    assert "nobody is limited" in record.getMessage()
+    assert "counts alone" in record.getMessage()
     assert "ConnectionError" in record.getMessage()
     assert "hunter2" not in caplog.text
 

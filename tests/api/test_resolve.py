@@ -231,7 +231,7 @@ def test_unknown_priorities_are_refused(header: str | None, field: str | None, p
 
 def test_a_call_has_the_priority_of_all_its_requests() -> None:
     call = chat(sender=Sender(priority_header="batch"), n=2, service_tier="priority")
-    assert (call.priority, call.service_tier) == (Priority.BATCH, "priority")
+    assert (call.priority, call.service_tier) == (Priority.BATCH, "flex")
     assert {request.priority for request in call.requests} == {Priority.BATCH}
 
 

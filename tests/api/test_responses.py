@@ -5,8 +5,9 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import json
+import sqlite3
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, closing
 from pathlib import Path
 from typing import Any
 
@@ -474,6 +475,28 @@ async def test_a_client_that_leaves_ends_nothing_in_the_background() -> None:
         reading.cancel()
         engine.goes_on.set()
         assert (await has_ended(http, response))["status"] == "completed"
+
+
+async def test_a_client_that_leaves_while_it_is_stored_leaves_nothing_queued(tmp_path: Path) -> None:
+    path = tmp_path / "jobs.db"
+    engine = FakeEngine(says="Hello you")
+    engine.goes_on.clear()
+    async with serving(engine, str(path)) as http:
+        with closing(sqlite3.connect(path, isolation_level=None)) as other:
+            other.execute("BEGIN IMMEDIATE")  # the server cannot write now
+            asking = asyncio.create_task(respond(http, background=True))
+            await eventually(lambda: len(engine.requests()) == 1)
+            await asyncio.sleep(0.05)
+            asking.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await asking
+            other.execute("ROLLBACK")
+            engine.goes_on.set()
+
+            def statuses() -> list[str]:
+                return [status for (status,) in other.execute("SELECT status FROM responses")]
+
+            await eventually(lambda: statuses() == ["completed"])
 
 
 async def test_one_that_is_deleted_ends() -> None:

@@ -33,9 +33,13 @@ def http(server: ServerProcess, address: str, user: str = "") -> httpx.AsyncClie
     return httpx.AsyncClient(base_url=server.url, transport=transport, headers=headers, timeout=60)
 
 
-async def num_done_before(greedy: httpx.AsyncClient, other: httpx.AsyncClient, server: ServerProcess) -> int:
-    """How many of the greedy one's many requests were done before the other's only one."""
-    tasks = [asyncio.create_task(greedy.post("/v1/completions", json=BODY)) for _ in range(NUM_QUEUED)]
+async def num_done_before(
+    greedy: httpx.AsyncClient, other: httpx.AsyncClient, server: ServerProcess, *, has_names: bool = False
+) -> int:
+    """How many of the greedy one's many requests were done before the other's only one. `has_names`: each has
+    a user of its own."""
+    bodies = [{**BODY, "user": f"user{number}"} if has_names else BODY for number in range(NUM_QUEUED)]
+    tasks = [asyncio.create_task(greedy.post("/v1/completions", json=body)) for body in bodies]
     await asyncio.to_thread(eventually, lambda: num_live(server) >= NUM_QUEUED // 2)
     done_at_first = sum(task.done() for task in tasks)
     assert (await other.post("/v1/completions", json=BODY)).status_code == 200
@@ -57,6 +61,12 @@ async def test_one_address_does_not_wait_behind_all_of_another(
 ) -> None:
     async with http(fair, *greedy) as many, http(fair, *other) as one:
         assert await num_done_before(many, one, fair) < NUM_QUEUED // 3
+
+
+@pytest.mark.anyio
+async def test_a_new_user_for_each_request_is_no_new_client(fair: ServerProcess) -> None:
+    async with http(fair, PROXY) as many, http(fair, STRANGER) as one:
+        assert await num_done_before(many, one, fair, has_names=True) < NUM_QUEUED // 3
 
 
 @pytest.mark.anyio

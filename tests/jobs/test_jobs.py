@@ -4,17 +4,24 @@ from __future__ import annotations
 
 import asyncio
 import io
+import sqlite3
+import threading
 from collections import Counter
+from contextlib import closing
+from pathlib import Path
 
 import anyio
 import anyio.lowlevel
 import msgspec
 import pytest
+from sqlalchemy import select
 
 from openai_cpu_server.jobs.records import BatchStatus, Page, RowResult
 from openai_cpu_server.jobs.run.recorder import Recorder
 from openai_cpu_server.jobs.run.rows import RowAnswer
+from openai_cpu_server.jobs.store.database import open_database
 from openai_cpu_server.jobs.store.files import PART_BYTES
+from openai_cpu_server.jobs.store.tables import files, parts
 from tests.jobs.support import OPTIONS, begin, echo, ended, jobs_at, jsonl, lines_of, never, ok
 
 pytestmark = pytest.mark.anyio
@@ -256,3 +263,111 @@ async def test_results_that_come_during_a_commit_share_the_next() -> None:
     gate.set()
     await asyncio.gather(*tasks)
     assert commits == [[0], [1, 2, 3, 4]]
+
+
+class Slow:
+    """An upload's content that comes piece by piece, when the test wants it."""
+
+    def __init__(self, num_parts: int) -> None:
+        self.goes_on = threading.Semaphore(0)
+        self.num_left = num_parts
+
+    def read(self, size: int, /) -> bytes:
+        self.goes_on.acquire()
+        if not self.num_left:
+            return b""
+        self.num_left -= 1
+        return b"x" * size
+
+
+async def test_while_one_uploads_others_read_and_write(where: str) -> None:
+    content = Slow(20)
+    async with jobs_at(where) as jobs:
+        uploading = asyncio.create_task(jobs.add_file("ann", "large", content))
+        for _ in range(20):
+            content.goes_on.release()
+            other = await jobs.add_file("bob", "small", io.BytesIO(b"x"))
+            assert await jobs.file("bob", other.id) == other
+        assert not uploading.done()
+        assert (await jobs.list_files("ann", Page(limit=9)))[0] == []
+        content.goes_on.release(2)  # the end is read twice
+        stored = await uploading
+        assert b"".join([part async for part in jobs.content(stored)]) == b"x" * stored.bytes
+
+
+async def test_an_upload_that_breaks_leaves_nothing(where: str) -> None:
+    class Broken:
+        num_reads = 0
+
+        def read(self, size: int, /) -> bytes:
+            self.num_reads += 1
+            if self.num_reads == 20:
+                raise OSError("gone")
+            return b"x" * size
+
+    async with jobs_at(where) as jobs:
+        with pytest.raises(OSError, match="gone"):
+            await jobs.add_file("", "x", Broken())
+        assert (await jobs.list_files("", Page(limit=9)))[0] == []
+    database = open_database(where)
+    with database.read() as connection:
+        for table in (files, parts):
+            assert connection.execute(select(table)).all() == []
+    database.close()
+
+
+async def test_reads_do_not_wait_for_a_write(tmp_path: Path) -> None:
+    path = tmp_path / "jobs.db"
+    async with jobs_at(str(path)) as jobs:
+        kept = await jobs.add_file("", "x", io.BytesIO(b"x"))
+        with closing(sqlite3.connect(path, isolation_level=None)) as other:
+            other.execute("BEGIN IMMEDIATE")
+            writing = asyncio.create_task(jobs.add_file("", "y", io.BytesIO(b"y")))
+            await asyncio.sleep(0.05)
+            assert await jobs.file("", kept.id) == kept
+            assert not writing.done()
+            other.execute("ROLLBACK")
+        await writing
+
+
+class Limited:
+    """ann may run so many rows, until the test allows more."""
+
+    def __init__(self, allowed: int) -> None:
+        self.allowed = allowed
+        self.runs: Counter[bytes] = Counter()
+
+    async def __call__(self, url: str, body: bytes, owner: str) -> RowAnswer:
+        await anyio.lowlevel.checkpoint()
+        if owner == "ann":
+            if not self.allowed:
+                return RowAnswer(status=429, request_id="r", body=b"{}", retry_after_s=0.01, pauses=True)
+            self.allowed -= 1
+        self.runs[body] += 1
+        return ok()
+
+
+async def test_a_batch_that_is_paused_makes_room_for_others_and_goes_on_where_it_was(where: str) -> None:
+    rows, options = Limited(allowed=7), msgspec.structs.replace(OPTIONS, max_batches=1, concurrency=2)
+    async with jobs_at(where, rows, options) as jobs:
+        first = await begin(jobs, jsonl(20), owner="ann")
+        with anyio.fail_after(20):
+            while (await jobs.batch("ann", first.id)).completed < 7:
+                await anyio.sleep(0.01)
+        others = await ended(jobs, await begin(jobs, jsonl(5), owner="bob"))
+        assert others.completed == 5
+        assert not (await jobs.batch("ann", first.id)).status.has_ended
+        rows.allowed = 100
+        first = await ended(jobs, first)
+        assert (first.status, first.completed, first.failed) == (BatchStatus.COMPLETED, 20, 0)
+        assert names(await lines_of(jobs, first.output_file_id, "ann")) == NAMES[:20]
+    assert sum(rows.runs.values()) == 25
+
+
+async def test_a_batch_that_is_paused_can_be_cancelled_and_expires(where: str) -> None:
+    async with jobs_at(where, Limited(allowed=1)) as jobs:
+        one, two = [await begin(jobs, jsonl(3), owner="ann", window="2s") for _ in range(2)]
+        await anyio.sleep(0.1)
+        await jobs.cancel_batch("ann", one.id)
+        assert (await ended(jobs, one)).status is BatchStatus.CANCELLED
+        assert (await ended(jobs, two)).status is BatchStatus.EXPIRED

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import io
 import sqlite3
 from collections.abc import Iterator
 from pathlib import Path
 
+import msgspec
 import psutil
 import pytest
 from sqlalchemy import Engine, event
@@ -25,7 +25,7 @@ from openai_cpu_server.jobs.records import (
 )
 from openai_cpu_server.jobs.store.batches import BatchStore
 from openai_cpu_server.jobs.store.database import Database, open_database
-from openai_cpu_server.jobs.store.files import PART_BYTES, FileStore
+from openai_cpu_server.jobs.store.files import FileStore
 from openai_cpu_server.jobs.store.lease import has_died, new_holder
 from openai_cpu_server.jobs.store.ledger import LeaseLost, Ledger
 from openai_cpu_server.jobs.store.responses import ResponseStore
@@ -77,9 +77,24 @@ def ledger(database: Database) -> Ledger:
     return Ledger(database, holder=new_holder(), lease_s=30)
 
 
+def store_file(files: FileStore, record: FileRecord, *content: bytes) -> FileRecord:
+    """In as many parts as there are."""
+    found = content or (b"x",)
+    files.begin(record, until_s=1000)
+    files.append(record.id, found, first=1)
+    stored = msgspec.structs.replace(record, bytes=sum(map(len, found)))
+    files.complete(stored)
+    return stored
+
+
+def prune(files: FileStore, file_id: str) -> None:
+    while files.prune(file_id):
+        pass
+
+
 def begun(database: Database, book: Ledger, number: int = 0) -> BatchRecord:
     if number == 0:
-        FileStore(database).add(a_file(), io.BytesIO(b"x"))
+        store_file(FileStore(database), a_file())
     batch = BatchStore(database).create(a_batch(number))
     assert book.claim(batch, 100)
     assert book.begin(batch.id, num_rows=3, now_s=101)
@@ -95,39 +110,54 @@ def content(database: Database, file_id: str) -> bytes:
 
 
 def test_a_file_comes_back_as_it_was(database: Database) -> None:
-    files, data = FileStore(database), bytes(range(256)) * 2048
-    assert len(data) > PART_BYTES
-    stored = files.add(a_file(), io.BytesIO(data))
-    assert stored.bytes == len(data)
+    files = FileStore(database)
+    stored = store_file(files, a_file(), b"ab", b"c")
+    assert stored.bytes == 3
     assert files.get("", "file-0", 100) == stored
-    assert content(database, "file-0") == data
+    assert content(database, "file-0") == b"abc"
 
 
-def test_an_upload_that_breaks_leaves_nothing(database: Database) -> None:
-    class Broken:
-        def __init__(self) -> None:
-            self.reads = 0
-
-        def read(self, size: int, /) -> bytes:
-            self.reads += 1
-            if self.reads == 3:
-                raise OSError("gone")
-            return b"x" * size
-
-    with pytest.raises(OSError, match="gone"):
-        FileStore(database).add(a_file(), Broken())
+def test_an_upload_is_seen_by_nobody_before_its_end_and_is_swept_if_it_has_none(database: Database) -> None:
+    files, batches = FileStore(database), BatchStore(database)
+    files.begin(a_file(), until_s=200)
+    files.append("file-0", [b"x"], first=1)
+    for attempt in (
+        lambda: files.get("", "file-0", 100),
+        lambda: files.delete("", "file-0", 100),
+        lambda: batches.create(a_batch()),
+    ):
+        with pytest.raises(JobObjectNotFound):
+            attempt()
+    assert files.page("", Page(limit=9), 100, Purpose.PARTIAL) == ([], False)
+    assert files.expired(199) == []
+    assert files.expired(200) == ["file-0"]
+    prune(files, "file-0")
     assert content(database, "file-0") == b""
+    with pytest.raises(JobObjectNotFound):
+        files.complete(a_file())
+
+
+def test_a_large_file_is_removed_part_by_part_and_is_gone_at_once(database: Database) -> None:
+    files = FileStore(database)
+    store_file(files, a_file(), *[b"x"] * 40)
+    files.delete("", "file-0", 100)
+    with pytest.raises(JobObjectNotFound):
+        files.get("", "file-0", 100)
+    assert [files.prune("file-0") for _ in range(3)] == [True, True, False]
+    assert content(database, "file-0") == b""
+    assert files.expired(100) == []
 
 
 def test_expired_files_are_hidden_then_swept_but_not_inputs_in_use(database: Database) -> None:
     files, batches = FileStore(database), BatchStore(database)
     for number in (0, 1):
-        files.add(a_file(number, expires_at=200), io.BytesIO(b"x"))
+        store_file(files, a_file(number, expires_at=200))
     batches.create(a_batch())
     with pytest.raises(JobObjectNotFound):
         files.get("", "file-1", 200)
     assert files.page("", Page(limit=9), 200) == ([], False)
-    files.sweep(200)
+    assert files.expired(200) == ["file-1"]
+    prune(files, "file-1")
     assert content(database, "file-0") == b"x"
     assert content(database, "file-1") == b""
 
@@ -139,12 +169,13 @@ def test_the_input_of_a_batch_cannot_be_deleted_before_its_end(database: Databas
         files.delete("", "file-0", 102)
     book.finish(batch.id, BatchStatus.EXPIRED, now_s=103)
     files.delete("", "file-0", 104)
+    prune(files, "file-0")
     assert content(database, "file-0") == b""
 
 
 def test_others_see_nothing(database: Database) -> None:
     files, batches = FileStore(database), BatchStore(database)
-    files.add(a_file(owner="ann"), io.BytesIO(b"x"))
+    store_file(files, a_file(owner="ann"))
     batches.create(a_batch(owner="ann"))
     for attempt in (
         lambda: files.get("bob", "file-0", 100),
@@ -186,7 +217,7 @@ def test_the_output_is_in_the_order_of_the_input(database: Database) -> None:
 
 def test_a_wrong_input_is_kept_with_its_errors(database: Database) -> None:
     book, batches = ledger(database), BatchStore(database)
-    FileStore(database).add(a_file(), io.BytesIO(b"x"))
+    store_file(FileStore(database), a_file())
     batch = batches.create(a_batch())
     book.claim(batch, 100)
     errors = [LineError("invalid_json_line", "no", None, 3)]
@@ -237,7 +268,7 @@ def test_the_lease_of_a_dead_process_is_free_at_once() -> None:
 
 def test_batches_of_other_models_are_left_alone_until_they_only_have_to_be_ended(database: Database) -> None:
     book, batches = ledger(database), BatchStore(database)
-    FileStore(database).add(a_file(), io.BytesIO(b"x"))
+    store_file(FileStore(database), a_file())
     for number in (0, 1):
         batches.create(a_batch(number, model="other"))
     assert book.unfinished("m", 110) == []
@@ -273,7 +304,7 @@ def test_states_move_one_way() -> None:
 def test_a_database_of_the_first_version_is_brought_forward_and_loses_nothing(tmp_path: Path) -> None:
     path = tmp_path / "jobs.db"
     database = open_database(str(path))
-    FileStore(database).add(a_file(), io.BytesIO(b"kept"))
+    store_file(FileStore(database), a_file(), b"kept")
     database.close()
     connection = sqlite3.connect(path)
     for table in ("responses", "response_items", "response_events", "usage"):
@@ -351,7 +382,8 @@ def test_every_statement_is_postgresql_too(sqlite: Database) -> None:
         BatchStore(sqlite).page("", Page(limit=1, after=batch.id))
         files.page("", Page(limit=1, after="file-0", is_ascending=True), 114, Purpose.BATCH)
         files.delete("", "file-0", 114)
-        files.sweep(114)
+        files.expired(114)
+        files.prune("file-0")
     finally:
         event.remove(Engine, "before_execute", compile_it)
     assert len(compiled) > 25

@@ -13,7 +13,7 @@ from openai_cpu_server.contract.usage import Amounts, Price
 from openai_cpu_server.errors import JobsUnavailable
 from openai_cpu_server.jobs.records import Page
 from openai_cpu_server.jobs.store.database import open_database
-from openai_cpu_server.jobs.store.thread import StoreThread
+from openai_cpu_server.jobs.store.thread import StoreThreads
 from openai_cpu_server.jobs.store.usage import Slot, UsageQuery, UsageStore
 from openai_cpu_server.jobs.usage import UsageBook
 from tests.jobs.support import jobs_at
@@ -100,8 +100,9 @@ def test_costs_are_those_of_the_models_that_have_a_price(store: UsageStore) -> N
 
 async def test_a_database_that_is_away_loses_nothing(tmp_path: Path) -> None:
     path = tmp_path / "jobs.db"
-    database, thread = open_database(str(path)), StoreThread()
-    book = UsageBook(database, thread, clock=lambda: NOON_S)
+    database = open_database(str(path))
+    threads = StoreThreads(database)
+    book = UsageBook(database, threads, clock=lambda: NOON_S)
     connection = sqlite3.connect(path)
     connection.execute("ALTER TABLE usage RENAME TO away")
     book.add("a", "m", ONE)
@@ -113,13 +114,14 @@ async def test_a_database_that_is_away_loses_nothing(tmp_path: Path) -> None:
     connection.close()
     page = await book.page(asked())
     assert page.total.amounts == ONE + ONE
-    await thread.close()
+    await threads.close()
     database.close()
 
 
 async def test_it_is_written_by_itself(tmp_path: Path) -> None:
-    database, thread = open_database(str(tmp_path / "jobs.db")), StoreThread()
-    book = UsageBook(database, thread, clock=lambda: NOON_S, write_s=0.01)
+    database = open_database(str(tmp_path / "jobs.db"))
+    threads = StoreThreads(database)
+    book = UsageBook(database, threads, clock=lambda: NOON_S, write_s=0.01)
     async with anyio.create_task_group() as group:
         group.start_soon(book.run)
         book.add("a", "m", ONE)
@@ -127,5 +129,5 @@ async def test_it_is_written_by_itself(tmp_path: Path) -> None:
             while not UsageStore(database).page(asked()).rows:
                 await anyio.sleep(0.01)
         group.cancel_scope.cancel()
-    await thread.close()
+    await threads.close()
     database.close()

@@ -182,6 +182,23 @@ def test_clients_take_turns() -> None:
     assert driver.finished[:4] == ["a0", "b0", "c0", "a1"]
 
 
+def test_a_group_has_one_turn_whatever_its_clients_call_themselves() -> None:
+    driver = Driver(slots=1)
+    driver.submit(*(request(f"a{n}", client=f"user{n}", group="here") for n in range(5)))
+    driver.submit(request("b0", client="b", group="there"), request("c0", client="c"))
+    driver.run()
+    assert driver.finished == ["a0", "b0", "c0", "a1", "a2", "a3", "a4"]
+
+
+def test_within_a_group_clients_take_turns() -> None:
+    driver = Driver(slots=1)
+    driver.submit(*(request(f"a{n}", client="a", group="here") for n in range(3)))
+    driver.submit(request("b0", client="b", group="here"))
+    driver.submit(*(request(f"c{n}", client="a", group="there") for n in range(2)))
+    driver.run()
+    assert driver.finished == ["a0", "c0", "b0", "c1", "a1", "a2"]
+
+
 def test_fifo_knows_no_classes() -> None:
     driver = Driver(slots=1, policy=FifoPolicy())
     driver.submit(request("b", priority=BATCH), request("i"))

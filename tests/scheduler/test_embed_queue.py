@@ -16,10 +16,14 @@ ROOM = Room(max_inputs=8, max_tokens=100, budget_tokens=50)
 
 
 def embed(
-    name: str, *lengths: int, client: str = "", priority: Priority = Priority.INTERACTIVE
+    name: str,
+    *lengths: int,
+    client: str = "",
+    group: str = "",
+    priority: Priority = Priority.INTERACTIVE,
 ) -> EmbedRequest:
     inputs = tuple((1,) * length for length in lengths)
-    return EmbedRequest(id=name, inputs=inputs, client=client, priority=priority)
+    return EmbedRequest(id=name, inputs=inputs, client=client, group=group, priority=priority)
 
 
 def queue(*requests: EmbedRequest, floor: float = 0.1) -> EmbedQueue:
@@ -73,6 +77,25 @@ def test_a_short_request_does_not_wait_for_the_whole_of_a_long_one() -> None:
     waiting.computed(waiting.compose(ROOM))
     waiting.add(embed("short", 10, client="other"), 0, 1.0)
     assert ("short", 0, 1) in told(waiting.compose(ROOM))
+
+
+def test_a_group_has_one_turn_whatever_its_clients_call_themselves() -> None:
+    many = [embed(f"many{n}", 10, 10, client=f"user{n}", group="here") for n in range(8)]
+    waiting = queue(*many, embed("one", 10, 10, client="b", group="there"))
+    tokens = {"many": 0, "one": 0}
+    for name, _, count in told(waiting.compose(Room(max_inputs=8, max_tokens=100, budget_tokens=40))):
+        tokens[name.rstrip("01234567")] += 10 * count
+    assert tokens == {"many": 20, "one": 20}
+
+
+def test_within_a_group_clients_take_turns() -> None:
+    waiting = queue(
+        embed("a", *[10] * 9, client="a", group="here"), embed("b", *[10] * 9, client="b", group="here")
+    )
+    assert told(waiting.compose(Room(max_inputs=8, max_tokens=100, budget_tokens=40))) == [
+        ("a", 0, 2),
+        ("b", 0, 2),
+    ]
 
 
 def test_requests_of_one_client_take_turns_too() -> None:

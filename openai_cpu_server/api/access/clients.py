@@ -55,6 +55,14 @@ class Client(msgspec.Struct, frozen=True):
         return cls(ClientKind.PEER, f"{(identity.digest or '')[:_DIGEST_CHARS]}@{identity.address or ''}")
 
     @classmethod
+    def group_of(cls, identity: Identity) -> str:
+        """All who come from one address have one turn, whatever they call themselves, and with whatever key
+        that nobody needed. "": the holder of a key, or one of whose address nothing is known."""
+        if identity.holder is not None or identity.address is None:
+            return ""
+        return cls(ClientKind.PEER, f"@{identity.address}").label
+
+    @classmethod
     def of_label(cls, label: str) -> Client:
         """Reads a label. An empty one is a peer of whom nothing is known."""
         kind, _, name = label.partition(":")

@@ -7,6 +7,7 @@ import enum
 import msgspec
 
 from openai_cpu_server.contract.request import Priority
+from openai_cpu_server.jobs.records import NO_LIMITS, StorageLimits
 
 
 class Scope(enum.Enum):
@@ -30,6 +31,16 @@ class Allowance(msgspec.Struct, frozen=True, kw_only=True):
     tokens_per_day: int | None = None
     concurrent: int | None = None
     """Calls that this server process serves at once."""
+    batch_tokens_per_day: int | None = None
+    """Of rows of batches, which count in no other limit."""
+    stored_mb: int | None = None
+    """Files, results of batches, and responses."""
+    files: int | None = None
+
+    @property
+    def storage(self) -> StorageLimits:
+        max_bytes = None if self.stored_mb is None else self.stored_mb * 1024 * 1024
+        return StorageLimits(max_bytes=max_bytes, max_files=self.files)
 
 
 class Key(msgspec.Struct, frozen=True, kw_only=True):
@@ -41,6 +52,8 @@ class Key(msgspec.Struct, frozen=True, kw_only=True):
     scopes: frozenset[Scope] = frozenset({Scope.INFERENCE})
     priority: Priority | None = None
     """Requests that name no priority have this one; None: the server's default."""
+    max_priority: Priority = Priority.INTERACTIVE
+    """The best that its requests get, whatever they name."""
     models: frozenset[str] | None = None
     """The names of models that it may use; None: all."""
     allowance: Allowance = Allowance()
@@ -60,6 +73,11 @@ class Identity(msgspec.Struct, frozen=True):
     def holder(self) -> str | None:
         """The key's name, where it has one."""
         return self.key.name or None if self.key else None
+
+    @property
+    def storage(self) -> StorageLimits:
+        """What they may store."""
+        return self.key.allowance.storage if self.key else NO_LIMITS
 
     @property
     def allowed_models(self) -> frozenset[str] | None:

@@ -1,4 +1,4 @@
-"""Counts what keys use, in this process or in Redis. A storage that fails lets everybody pass."""
+"""Counts what keys use, in this process or in Redis. While Redis fails, this process counts for itself."""
 
 from __future__ import annotations
 
@@ -58,12 +58,37 @@ class Quota(msgspec.Struct, frozen=True):
         return kind(self.limit, namespace=f"openai-cpu-server/{self.unit.value}")
 
 
+class _Counter:
+    """Sliding windows in one storage."""
+
+    def __init__(self, storage: MemoryStorage | RedisStorage) -> None:
+        self._storage = storage
+        self._limiter = SlidingWindowCounterRateLimiter(storage)
+
+    async def hit(self, quota: Quota, name: str, cost: int) -> bool:
+        return await self._limiter.hit(quota.item, name, cost=cost)
+
+    async def window(self, quota: Quota, name: str) -> Window:
+        period_s = quota.item.get_expiry()
+        found = await self._storage.get_sliding_window(quota.item.key_for(name), period_s)
+        previous, previous_left_s, current, current_left_s = found
+        return Window(
+            period_s=period_s,
+            previous=previous,
+            previous_left_s=previous_left_s,
+            current=current,
+            current_left_s=current_left_s,
+        )
+
+
 class Meter:
+    """What was counted here while Redis was away stays here: Redis goes on from what it knows."""
+
     def __init__(
         self, storage: MemoryStorage | RedisStorage, *, clock: Callable[[], float] = time.monotonic
     ) -> None:
-        self._storage = storage
-        self._limiter = SlidingWindowCounterRateLimiter(storage)
+        self._counter = _Counter(storage)
+        self._meanwhile = _Counter(MemoryStorage())
         self._clock = clock
         self._asks_again_s = float("-inf")
         self._is_failing = False
@@ -86,41 +111,28 @@ class Meter:
     async def take(self, quota: Quota, name: str, cost: int) -> bool:
         """Counts `cost` against the quota of this name. Returns False, and counts nothing, if there is no
         room."""
-        return await self._ask(lambda: self._limiter.hit(quota.item, name, cost=cost), otherwise=True)
+        return await self._ask(lambda counter: counter.hit(quota, name, cost))
 
     async def give_back(self, quota: Quota, name: str, cost: int) -> None:
         """Takes back what `take` has counted, as far as it lies in the window that runs."""
         window = await self.window(quota, name)
         counted = min(cost, window.current)
         if counted > 0:
-            await self._ask(lambda: self._limiter.hit(quota.item, name, cost=-counted), otherwise=True)
+            await self._ask(lambda counter: counter.hit(quota, name, -counted))
 
     async def window(self, quota: Quota, name: str) -> Window:
-        """What is used; nothing, while the storage fails."""
-        period_s = quota.item.get_expiry()
+        """What is used."""
+        return await self._ask(lambda counter: counter.window(quota, name))
 
-        async def read() -> Window:
-            found = await self._storage.get_sliding_window(quota.item.key_for(name), period_s)
-            previous, previous_left_s, current, current_left_s = found
-            return Window(
-                period_s=period_s,
-                previous=previous,
-                previous_left_s=previous_left_s,
-                current=current,
-                current_left_s=current_left_s,
-            )
-
-        return await self._ask(read, otherwise=Window(period_s=period_s))
-
-    async def _ask(self, ask: Callable[[], Awaitable[T]], *, otherwise: T) -> T:
+    async def _ask(self, ask: Callable[[_Counter], Awaitable[T]]) -> T:
         if self._clock() < self._asks_again_s:
-            return otherwise
+            return await ask(self._meanwhile)
         try:
             with anyio.fail_after(_ANSWER_S):
-                answer = await ask()
+                answer = await ask(self._counter)
         except (StorageError, OSError, TimeoutError) as error:
             self._fails(error)
-            return otherwise
+            return await ask(self._meanwhile)
         self._works()
         return answer
 
@@ -129,7 +141,7 @@ class Meter:
         self._asks_again_s = self._clock() + _PAUSE_S
         if not self._is_failing:
             kind = type(error.__cause__ or error).__name__
-            logger.error("the storage of rate limits fails (%s): nobody is limited until it is back", kind)
+            logger.error("the storage of rate limits fails (%s): this server counts alone meanwhile", kind)
         self._is_failing = True
 
     def _works(self) -> None:

@@ -50,6 +50,13 @@ class RateLimits:
         account = self._accounts.setdefault(name, _Account()) if takes_place else _Account()
         return Lease(name, allowance, account, self._meter)
 
+    def row_lease(self, key: Key | None) -> Lease:
+        """A lease for one row of a batch of this key: it counts against the limit of rows, and no other."""
+        if key is None or key.allowance.batch_tokens_per_day is None:
+            return self.lease(None)
+        name, allowance = f"batch:{key.name}", Allowance(tokens_per_day=key.allowance.batch_tokens_per_day)
+        return Lease(name, allowance, self._accounts.setdefault(name, _Account()), self._meter)
+
 
 class Lease:
     """One call's share of its key's limits. `async with` it while the call is served; then its output tokens

@@ -44,13 +44,15 @@ class Sender(msgspec.Struct, frozen=True):
     def priority(self, *, field: str | None = None, tier: str | None = None) -> Priority:
         """`field` and `tier` stand in the body; our own field goes before OpenAI's tier.
 
-        Raises InvalidRequest for any value that is wrong, also for one that another outranks.
+        What exceeds the key's best is lowered to that. Raises InvalidRequest for any value that is wrong,
+        also for one that another outranks.
         """
         from_header = _named(self.priority_header, PRIORITY_HEADER)
         from_field = _named(field, "priority")
         from_tier = _BY_TIER.get(tier) if tier is not None else None
         given = (priority for priority in (from_header, from_field, from_tier) if priority is not None)
-        return next(given, self.default_priority)
+        best = self.identity.key.max_priority if self.identity.key else Priority.INTERACTIVE
+        return max(next(given, self.default_priority), best)  # the smaller one goes first
 
     def announced_priority(self) -> Priority | None:
         """The priority as far as it is known without the body; None: the header names none that there is."""

@@ -140,7 +140,7 @@ class Recall:
         file = await self._files.of(model)
         if file is None:
             return None
-        who = Questioner(call.priority, call.requests[0].client)
+        who = Questioner(call.priority, call.requests[0].client, call.requests[0].group)
         return Comparing(file, self._similar.least, partial(_vector, model, who))
 
     def _keep(self, question: Question, place: Place, chosen: Chosen, events: Sequence[TokenEvent]) -> None:

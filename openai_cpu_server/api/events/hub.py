@@ -20,8 +20,11 @@ from openai_cpu_server.models.registry import ModelRegistry
 from openai_cpu_server.models.served import ServedModel
 
 MOST_LISTENERS = 32
-MOST_OF_ONE = 8
+FOR_ADMINISTRATORS = 8
+"""So many of these places nobody else gets: whoever keeps the server can always look."""
+MOST_OF_ONE = 4
 """Streams of one client: a page in several tabs."""
+MOST_OF_ADMINISTRATOR = 8
 _KEPT_STEPS = 1000
 """Steps that wait for listeners, some 4 KiB each with 16 sequences; older ones are dropped."""
 _FEW = 100
@@ -39,6 +42,13 @@ class Seen(NamedTuple):
     shown: Shown
 
 
+class Watcher(NamedTuple):
+    """Who listens."""
+
+    client: str
+    is_administrator: bool
+
+
 class News(NamedTuple):
     steps: Sequence[Seen]
     num_dropped: int
@@ -52,8 +62,8 @@ class Hub:
     def __init__(self, models: ModelRegistry, *, clock: Callable[[], float] = time.monotonic) -> None:
         self._models = models
         self._clock = clock
-        self._listeners: list[str] = []
-        """Each by its client."""
+        self._listeners: list[Watcher] = []
+        """One for each stream."""
         self._watched: list[ServedModel] = []
         self._steps: deque[Seen] = deque(maxlen=_KEPT_STEPS)
         self._num_seen = 0
@@ -66,22 +76,27 @@ class Hub:
         """By live request: when it came, and whether it had output already, as of the last look."""
         self._looked_s = 0.0
 
-    def check_room(self, client: str) -> None:
+    def check_room(self, watcher: Watcher) -> None:
         """Raises TooManyWatchers."""
-        if len(self._listeners) >= MOST_LISTENERS or self._listeners.count(client) >= MOST_OF_ONE:
+        num_own = self._listeners.count(watcher)
+        if num_own >= (MOST_OF_ADMINISTRATOR if watcher.is_administrator else MOST_OF_ONE):
+            raise TooManyWatchers
+        num_others = sum(not one.is_administrator for one in self._listeners)
+        is_full = not watcher.is_administrator and num_others >= MOST_LISTENERS - FOR_ADMINISTRATORS
+        if is_full or len(self._listeners) >= MOST_LISTENERS:
             raise TooManyWatchers
 
     @contextmanager
-    def listening(self, client: str) -> Iterator[None]:
+    def listening(self, watcher: Watcher) -> Iterator[None]:
         """Steps are seen meanwhile. Raises TooManyWatchers."""
-        self.check_room(client)
+        self.check_room(watcher)
         if not self._listeners:
             self._begin()
-        self._listeners.append(client)
+        self._listeners.append(watcher)
         try:
             yield
         finally:
-            self._listeners.remove(client)
+            self._listeners.remove(watcher)
             if not self._listeners:
                 self._end()
 

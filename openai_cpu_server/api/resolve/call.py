@@ -26,7 +26,7 @@ from openai_cpu_server.api.schemas.generation import GenerationBody
 from openai_cpu_server.api.schemas.parse import header_safe
 from openai_cpu_server.api.schemas.unheeded import TIERS
 from openai_cpu_server.contract.model_info import ModelInfo
-from openai_cpu_server.contract.request import GenerationRequest, Sampling
+from openai_cpu_server.contract.request import GenerationRequest, Priority, Sampling
 
 UNENFORCED = "x-unenforced-schema-keywords"
 _MOST_NAMED = 32
@@ -79,7 +79,7 @@ def resolve_call(
         include_usage=include_usage(body),
         timeout_s=body.timeout,
         max_output_tokens=asked_tokens,
-        service_tier=_tier(body.service_tier),
+        service_tier=_tier(body.service_tier, alike.priority),
         metadata=body.metadata,
         shown_logprobs=logprobs,
         tool_calls=output.tool_calls,
@@ -95,9 +95,17 @@ def _reuse(body: GenerationBody, sampling: Sampling, asked_tokens: int) -> Reuse
     return Reuse(is_repeatable=sampling.temperature == 0 or body.seed is not None, asked_tokens=asked_tokens)
 
 
-def _tier(asked: str | None) -> str | None:
+def _tier(asked: str | None, priority: Priority) -> str | None:
     """The tier that the call is served in, as the answer tells it."""
-    return asked if asked is None or asked in TIERS else "default"
+    if asked is None:
+        return None
+    return served_tier(asked if asked in TIERS else "default", priority)
+
+
+def served_tier(asked: str, priority: Priority) -> str:
+    """A key's best priority, or the header, may have lowered it."""
+    is_lowered = priority is Priority.BATCH and asked in ("priority", "fast")
+    return "flex" if is_lowered else asked
 
 
 def fingerprint(info: ModelInfo, adapter_key: str | None = None) -> str:
@@ -131,6 +139,7 @@ def _request(body: GenerationBody, asking: Asking, output: Output) -> Generation
         stop=stop_strings(body),
         client=Client.of(identity, body.user or body.safety_identifier).label,
         account=account_of(identity),
+        group=Client.group_of(identity),
         cache_namespace=cache_namespace(salt=body.cache_salt, key=key),
         adapter=asking.chosen.adapter,
         constraint=output.constraint,

@@ -51,6 +51,7 @@ def embed_request(
         priority=sender.priority(field=body.priority, tier=body.service_tier),
         client=Client.of(sender.identity, body.user or body.safety_identifier).label,
         account=account_of(sender.identity),
+        group=Client.group_of(sender.identity),
         route=id_prefix.removesuffix("-"),
     )
 

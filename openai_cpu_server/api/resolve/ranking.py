@@ -153,6 +153,7 @@ def _questions(prompts: list[Tokens], answers: tuple[int, int], body: RerankBody
             top_logprobs=0,
             client=Client.of(sender.identity, body.user or body.safety_identifier).label,
             account=account_of(sender.identity),
+            group=Client.group_of(sender.identity),
             route=_PREFIX.removesuffix("-"),
             cache_namespace=cache_namespace(salt=None, key=key),
             adapter=asking.chosen.adapter,

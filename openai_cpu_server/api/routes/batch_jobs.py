@@ -6,6 +6,7 @@ import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
+from openai_cpu_server.api.access.identity import identity_of
 from openai_cpu_server.api.options import ApiOptions
 from openai_cpu_server.api.routes.files import owner_of
 from openai_cpu_server.api.routes.models import json_response
@@ -98,6 +99,7 @@ class BatchJobRoutes:
             completion_window=body.completion_window,
             metadata=body.metadata,
             output_lifetime_s=lifetime.seconds if lifetime else None,
+            limits=identity_of(request.scope).storage,
         )
         return json_response(_batch_object(batch), headers=ignored.headers)
 

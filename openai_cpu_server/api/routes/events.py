@@ -17,8 +17,9 @@ from openai_cpu_server.api.access.clients import Client
 from openai_cpu_server.api.access.identity import identity_now, identity_of
 from openai_cpu_server.api.access.key_ring import KeyRing
 from openai_cpu_server.api.access.keys import Identity
+from openai_cpu_server.api.access.keys import Scope as AccessScope
 from openai_cpu_server.api.errors import error_object
-from openai_cpu_server.api.events.hub import Hub
+from openai_cpu_server.api.events.hub import Hub, Watcher
 from openai_cpu_server.api.events.listener import INTERVAL_S, PERIODS_S, Listener
 from openai_cpu_server.api.events.objects import Event, name_of
 from openai_cpu_server.api.gates.ticket import ticket_of
@@ -55,14 +56,14 @@ class EventRoutes:
     async def stream(self, request: Request) -> Response:
         """`?types=step,restart`: only these. Raises InvalidRequest, TooManyWatchers."""
         kinds, identity = _kinds(request), identity_of(request.scope)
-        self._hub.check_room(_client(identity))
+        self._hub.check_room(_watcher(identity))
         if request.method == "HEAD":
             return Response(media_type="text/event-stream", headers=_HEADERS)
         return _Stream(self, kinds)
 
     async def tell(self, scope: Scope, receive: Receive, send: Send, kinds: frozenset[str]) -> None:
         identity = identity_of(scope)
-        with self._hub.listening(_client(identity)):
+        with self._hub.listening(_watcher(identity)):
             listener = Listener(
                 self._hub,
                 self._models,
@@ -123,8 +124,8 @@ def _kinds(request: Request) -> frozenset[str]:
     return kinds
 
 
-def _client(identity: Identity) -> str:
-    return Client.of(identity, None).label
+def _watcher(identity: Identity) -> Watcher:
+    return Watcher(Client.of(identity, None).label, identity.may(AccessScope.ADMIN))
 
 
 def _encoded(event: Event) -> bytes:

@@ -18,7 +18,7 @@ from openai_cpu_server.api.schemas.batch_jobs import ExpiresAfter
 from openai_cpu_server.api.schemas.parse import parse
 from openai_cpu_server.errors import InvalidRequest, JobObjectNotFound
 from openai_cpu_server.jobs.jobs import Jobs
-from openai_cpu_server.jobs.records import FileRecord, Purpose
+from openai_cpu_server.jobs.records import FileRecord, Purpose, Stored
 from openai_cpu_server.models.registry import ModelRegistry
 
 _FIELDS = frozenset({"file", "purpose", "expires_after[anchor]", "expires_after[seconds]"})
@@ -60,6 +60,8 @@ class FileRoutes:
 
     async def create(self, request: Request) -> Response:
         self._models.check_not_ending()  # before it is read: nobody waits for the end of an upload
+        owner, limits = owner_of(request), identity_of(request.scope).storage
+        await self._jobs.storage.check(owner, limits, Stored(num_bytes=1, num_files=1))
         async with request.form(max_files=1, max_fields=_MAX_FIELDS) as form:
             _check_form(form)
             upload, lifetime_s = form.get("file"), _lifetime_s(form)
@@ -69,7 +71,14 @@ class FileRoutes:
                 raise InvalidRequest("The file is empty.", param="file", code="empty_file")
             name = (upload.filename or "upload")[:_MAX_NAME_CHARS]
             # Shielded: a client that leaves must not close the file that the database is reading.
-            adding = self._jobs.add_file(owner_of(request), name, upload.file, lifetime_s=lifetime_s)
+            adding = self._jobs.add_file(
+                owner,
+                name,
+                upload.file,
+                num_bytes=upload.size,
+                limits=limits,
+                lifetime_s=lifetime_s,
+            )
             record = await _to_the_end(asyncio.ensure_future(adding))
         return json_response(_file_object(record))
 

@@ -142,7 +142,7 @@ class GenerationRoute(Generic[B]):
         )
         return await off_loop(_shown_bytes(running.call, usage), render)
 
-    async def answer(self, data: bytes, sender: Sender, ticket: Ticket) -> bytes:
+    async def answer(self, data: bytes, sender: Sender, terms: Terms) -> bytes:
         """The whole answer to a body that came by no request of its own, such as a row of a batch job.
 
         Raises what `api/errors.py` lists. The server's limit of time is not for these, which wait long.
@@ -151,8 +151,8 @@ class GenerationRoute(Generic[B]):
         if reading.body.stream:
             message = "'stream' is not possible in a batch."
             raise InvalidRequest(message, param="stream", code="unsupported_value")
-        goal = await self._goal(reading.body, sender, ticket)
-        running = await self._submitted(reading, goal, sender, Terms(ticket), UNWATCHED)
+        goal = await self._goal(reading.body, sender, terms.ticket)
+        running = await self._submitted(reading, goal, sender, terms, UNWATCHED)
         try:
             return await self.whole(running)
         except GenerationFailed:

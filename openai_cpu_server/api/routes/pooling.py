@@ -18,6 +18,7 @@ from openai_cpu_server.api.calls.call import PRIORITY_HEADER, Asking, Sender
 from openai_cpu_server.api.calls.deadline import limit_time
 from openai_cpu_server.api.calls.disconnect import while_connected
 from openai_cpu_server.api.calls.pooling import PoolingCall, Rows, submit
+from openai_cpu_server.api.calls.trial import Terms
 from openai_cpu_server.api.gates.fair_use import lease_of, release_body, unkept_body
 from openai_cpu_server.api.gates.ticket import Ticket, ticket_of
 from openai_cpu_server.api.offload import in_thread, off_loop
@@ -74,16 +75,16 @@ class PoolingRoute(Generic[B]):
         body = await _written(call, rows, working.timings)
         return Response(body, media_type="application/json", headers=dict(call.headers))
 
-    async def answer(self, data: bytes, sender: Sender, ticket: Ticket) -> bytes:
+    async def answer(self, data: bytes, sender: Sender, terms: Terms) -> bytes:
         """The answer to a body that came by no request of its own, such as a row of a batch job.
 
         Raises what `api/errors.py` lists. The server's limit of time is not for these, which wait long.
         """
-        call, working, chosen = await self._begun(data, sender, None)
+        call, working, chosen = await self._begun(data, sender, terms.lease)
         if call.timeout_s is not None:
             working.fail_in(call.timeout_s, DeadlineExceeded(call.timeout_s))
         try:
-            rows = await _Running(call, working, chosen.model.name, ticket).rows()
+            rows = await _Running(call, working, chosen.model.name, terms.ticket).rows()
         except GenerationFailed:
             chosen.model.loaded()  # an engine that is gone takes its requests with it: not their fault
             raise

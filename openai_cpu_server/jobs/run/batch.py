@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import enum
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
+from contextlib import aclosing
 from functools import partial
+from typing import ParamSpec, TypeVar
 
 import anyio
 
+from openai_cpu_server.errors import ServerError
 from openai_cpu_server.jobs.options import JobOptions
 from openai_cpu_server.jobs.records import BatchRecord, BatchStatus, LineError, RowResult
 from openai_cpu_server.jobs.run.check import InputCheck
@@ -15,11 +18,16 @@ from openai_cpu_server.jobs.run.reading import FileReader
 from openai_cpu_server.jobs.run.recorder import Recorder
 from openai_cpu_server.jobs.run.rows import Row, RowAnswer, RunRow, answered, expired, parse_row
 from openai_cpu_server.jobs.store.ledger import LeaseLost, Ledger
-from openai_cpu_server.jobs.store.thread import StoreThread
+from openai_cpu_server.jobs.store.storage import Storage
+from openai_cpu_server.jobs.store.thread import StoreThreads
 
 _EXPIRED_AT_ONCE = 500
 """The rows in one transaction."""
 _LONGEST_RETRY_S = 10.0
+_INLINE_BYTES = 64 * 1024
+"""A line of this size is read or written within a fraction of a millisecond, which a thread costs."""
+P = ParamSpec("P")
+T = TypeVar("T")
 
 
 class Stop(enum.Enum):
@@ -27,6 +35,14 @@ class Stop(enum.Enum):
 
     CANCELLED = "cancelled"
     LEASE_LOST = "lease lost"
+
+
+class BatchPaused(ServerError):
+    """Its owner has used up what it may. All rows that have ended are committed."""
+
+    def __init__(self, wait_s: float) -> None:
+        super().__init__(f"no row can run for {wait_s:g} s")
+        self.wait_s = wait_s
 
 
 class BatchRun:
@@ -38,7 +54,8 @@ class BatchRun:
         *,
         ledger: Ledger,
         reader: FileReader,
-        thread: StoreThread,
+        threads: StoreThreads,
+        storage: Storage,
         run_row: RunRow,
         slots: anyio.Semaphore,
         options: JobOptions,
@@ -47,15 +64,16 @@ class BatchRun:
         self._batch = batch
         self._ledger = ledger
         self._reader = reader
-        self._thread = thread
+        self._threads = threads
+        self._storage = storage
         self._run_row = run_row
         self._slots = slots
-        self._goes_on_s = 0.0
-        """No other row begins before, on anyio's clock."""
         self._options = options
         self._clock = clock
         self._scope = anyio.CancelScope()
         self._stop: Stop | None = None
+        self._pause_s: float | None = None
+        """No row can run for so long."""
         self._errors: list[LineError] = []
         self._recorder = Recorder(self._commit)
 
@@ -66,7 +84,7 @@ class BatchRun:
             self._scope.cancel()
 
     async def run(self) -> BatchStatus | None:
-        """Run the batch. Returns how it ended; None if another process has it now."""
+        """Run the batch. Returns how it ended; None if another process has it now. Raises BatchPaused."""
         try:
             ending = await self._until_stopped()
             if ending is BatchStatus.EXPIRED:
@@ -93,11 +111,11 @@ class BatchRun:
             if self._errors:
                 return BatchStatus.FAILED
             begin = partial(self._ledger.begin, batch_id, num_rows=num_rows, now_s=self._clock())
-            if not await self._thread.do(begin):
+            if not await self._threads.write(begin):
                 return BatchStatus.CANCELLED
         if status is not BatchStatus.FINALIZING:
             await self._run_rows()
-            await self._thread.do(self._ledger.begin_end, batch_id, now_s=self._clock())
+            await self._threads.write(self._ledger.begin_end, batch_id, now_s=self._clock())
         return BatchStatus.COMPLETED
 
     async def _checked(self) -> tuple[int, list[LineError]]:
@@ -112,35 +130,33 @@ class BatchRun:
         return check.num_rows, check.errors()
 
     async def _run_rows(self) -> None:
-        async with anyio.create_task_group() as group:
-            async for row in self._open_rows():
-                await anyio.sleep_until(self._goes_on_s)
+        async with anyio.create_task_group() as group, aclosing(self._open_rows()) as rows:
+            async for row in rows:
                 await self._slots.acquire()
+                if self._pause_s is not None:
+                    self._slots.release()
+                    break
                 group.start_soon(self._row, row)
+        if self._pause_s is not None:
+            raise BatchPaused(self._pause_s)
 
-    async def _open_rows(self) -> AsyncIterator[Row]:
+    async def _open_rows(self) -> AsyncGenerator[Row, None]:
         """The rows without a committed result, in order. Only a part of the file is in memory."""
-        ended = await self._thread.do(self._ledger.ended_rows, self._batch.id)
+        ended = await self._threads.read(self._ledger.ended_rows, self._batch.id)
         async for lines in self._reader.lines(self._batch.input_file_id):
             for line in lines:
                 if line.number not in ended:
-                    yield parse_row(line, self._batch.endpoint)
+                    yield await _off_loop(len(line.content), parse_row, line, self._batch.endpoint)
 
     async def _row(self, row: Row) -> None:
-        """It has a slot. While its owner has to wait that is for other batches."""
-        while (pause_s := await self._run_in_slot(row)) is not None:
-            self._goes_on_s = max(self._goes_on_s, anyio.current_time() + pause_s)
-            await anyio.sleep(pause_s)
-            await self._slots.acquire()
-
-    async def _run_in_slot(self, row: Row) -> float | None:
-        """How long its owner has to wait; None: the row has ended."""
+        """It has a slot."""
         try:
             answer = await self._answer(row)
-            if answer.owner_waits:
-                return answer.retry_after_s
-            await self._recorder.record(answered(self._batch.id, row, answer))
-            return None
+            if answer.pauses:
+                self._pause_s = answer.retry_after_s
+                return
+            result = await _off_loop(len(answer.body), answered, self._batch.id, row, answer)
+            await self._recorder.record(result)
         finally:
             self._slots.release()
 
@@ -149,20 +165,21 @@ class BatchRun:
         the queue is full, or the engine restarts."""
         while True:
             answer = await self._run_row(self._batch.endpoint, row.body, self._batch.owner)
-            if answer.retry_after_s is None or answer.owner_waits:
+            if answer.retry_after_s is None or answer.pauses:
                 return answer
             await anyio.sleep(min(answer.retry_after_s, _LONGEST_RETRY_S))
 
     async def _commit(self, results: Sequence[RowResult]) -> None:
         try:
-            await self._thread.do(self._ledger.record, self._batch, results)
+            await self._threads.write(self._ledger.record, self._batch, results)
+            self._storage.grew(self._batch.owner, sum(len(row.content) for row in results))
         except LeaseLost:
             self.stop(Stop.LEASE_LOST)
 
     async def _overdue(self) -> BatchStatus:
         """End a batch whose window is over.
         What is committed decides: the window may end in the middle of a move."""
-        status = await self._thread.do(self._ledger.status, self._batch.id)
+        status = await self._threads.read(self._ledger.status, self._batch.id)
         if status is BatchStatus.FINALIZING:
             return BatchStatus.COMPLETED
         if status is BatchStatus.CANCELLING:
@@ -177,13 +194,20 @@ class BatchRun:
         async for row in self._open_rows():
             results.append(expired(self._batch.id, row))
             if len(results) == _EXPIRED_AT_ONCE:
-                await self._thread.do(self._ledger.record, self._batch, results)
+                await self._threads.write(self._ledger.record, self._batch, results)
                 results = []
         if results:
-            await self._thread.do(self._ledger.record, self._batch, results)
+            await self._threads.write(self._ledger.record, self._batch, results)
 
     async def _finish(self, ending: BatchStatus) -> BatchStatus:
         finish = partial(
             self._ledger.finish, self._batch.id, ending, now_s=self._clock(), errors=self._errors
         )
-        return await self._thread.do(finish)
+        return await self._threads.write(finish)
+
+
+async def _off_loop(num_bytes: int, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+    """Does work on so many bytes without keeping the event loop."""
+    if num_bytes <= _INLINE_BYTES:
+        return work(*args, **kwargs)
+    return await anyio.to_thread.run_sync(partial(work, *args, **kwargs))

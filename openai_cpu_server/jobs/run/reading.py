@@ -8,17 +8,17 @@ import anyio
 
 from openai_cpu_server.jobs.run.lines import Line, LineSplitter
 from openai_cpu_server.jobs.store.files import FileStore
-from openai_cpu_server.jobs.store.thread import StoreThread
+from openai_cpu_server.jobs.store.thread import StoreThreads
 
 
 class FileReader:
-    def __init__(self, files: FileStore, thread: StoreThread) -> None:
+    def __init__(self, files: FileStore, threads: StoreThreads) -> None:
         self._files = files
-        self._thread = thread
+        self._threads = threads
 
     async def parts(self, file_id: str) -> AsyncIterator[bytes]:
         last = 0
-        while found := await self._thread.do(self._files.parts, file_id, last):
+        while found := await self._threads.read(self._files.parts, file_id, last):
             for _, content in found:
                 yield content
             last = found[-1][0]

@@ -31,8 +31,8 @@ class RowAnswer(msgspec.Struct, frozen=True, kw_only=True):
     """JSON."""
     retry_after_s: float | None = None
     """Seconds after which to try again: the row was not to blame. None: the answer is final."""
-    owner_waits: bool = False
-    """All of its owner's rows have to wait so long, and nobody else's."""
+    pauses: bool = False
+    """No row of this owner can run for so long: its batch makes room for others meanwhile."""
 
 
 class RunRow(Protocol):

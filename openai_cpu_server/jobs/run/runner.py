@@ -12,17 +12,21 @@ from anyio.abc import TaskGroup
 from openai_cpu_server.errors import JobsUnavailable
 from openai_cpu_server.jobs.options import JobOptions
 from openai_cpu_server.jobs.records import BatchRecord, BatchStatus
-from openai_cpu_server.jobs.run.batch import BatchRun, Stop
+from openai_cpu_server.jobs.run.batch import BatchPaused, BatchRun, Stop
 from openai_cpu_server.jobs.run.reading import FileReader
 from openai_cpu_server.jobs.run.rows import RunRow
 from openai_cpu_server.jobs.store.files import FileStore
 from openai_cpu_server.jobs.store.ledger import Ledger
-from openai_cpu_server.jobs.store.thread import StoreThread
+from openai_cpu_server.jobs.store.storage import Storage
+from openai_cpu_server.jobs.store.thread import StoreThreads
+from openai_cpu_server.jobs.store.upload import prune
 
 logger = logging.getLogger(__name__)
 
 _RENEWALS_A_LEASE = 4
 _SWEEP_S = 600.0
+_LONGEST_PAUSE_S = 600.0
+"""Limits may be raised, and files deleted, before a batch could go on by itself."""
 _AFTER_FAILURE_S = 5.0
 """Seconds before the next try: a full disk, or a database that cannot be reached, may come back."""
 
@@ -34,17 +38,20 @@ class Runner:
         files: FileStore,
         ledger: Ledger,
         reader: FileReader,
-        thread: StoreThread,
+        threads: StoreThreads,
+        storage: Storage,
         options: JobOptions,
         clock: Callable[[], float],
     ) -> None:
         self._files = files
         self._ledger = ledger
         self._reader = reader
-        self._thread = thread
+        self._threads = threads
+        self._storage = storage
         self._options = options
         self._clock = clock
         self._runs: dict[str, BatchRun] = {}
+        self._paused_until: dict[str, float] = {}
         self._is_database_away = False
         self._news = anyio.Event()
 
@@ -65,6 +72,11 @@ class Runner:
         """Look for batches now, because there is a new one."""
         self._news.set()
 
+    def resume(self) -> None:
+        """Try batches that are paused: there may be room again."""
+        self._paused_until.clear()
+        self.wake()
+
     def cancel(self, batch_id: str) -> None:
         """End a batch now, if it runs here. It is CANCELLING in the database already."""
         run = self._runs.get(batch_id)
@@ -75,7 +87,7 @@ class Runner:
     async def release(self) -> None:
         """Give up all leases. A lease that cannot be given up runs out."""
         for batch_id in list(self._runs):
-            await self._survive(partial(self._thread.do, self._ledger.release, batch_id))
+            await self._survive(partial(self._threads.write, self._ledger.release, batch_id))
             del self._runs[batch_id]
 
     @property
@@ -83,25 +95,29 @@ class Runner:
         return min(self._options.poll_s, self._options.lease_s / _RENEWALS_A_LEASE)
 
     async def _start_all(self, group: TaskGroup, run_row: RunRow, slots: anyio.Semaphore) -> None:
-        found = await self._thread.do(self._ledger.unfinished, self._options.model, self._clock())
+        found = await self._threads.read(self._ledger.unfinished, self._options.model, self._clock())
         for batch in found:
             if batch.id in self._runs or not self._has_room_for(batch):
                 continue
-            if await self._thread.do(self._ledger.claim, batch, self._clock()):
+            if await self._threads.write(self._ledger.claim, batch, self._clock()):
                 run = self._runs[batch.id] = self._batch_run(batch, run_row, slots)
                 group.start_soon(self._see_through, batch, run)
 
     def _has_room_for(self, batch: BatchRecord) -> bool:
-        """Whether there is room for a batch. One that only has to be ended needs none."""
-        is_over = batch.status is BatchStatus.CANCELLING or batch.expires_at <= self._clock()
-        return is_over or len(self._runs) < self._options.max_batches
+        """Whether there is room for a batch. One that only has to be ended needs none, one that is paused
+        takes none."""
+        if batch.status is BatchStatus.CANCELLING or batch.expires_at <= self._clock():
+            return True
+        is_paused = self._paused_until.get(batch.id, 0.0) > self._clock()
+        return not is_paused and len(self._runs) < self._options.max_batches
 
     def _batch_run(self, batch: BatchRecord, run_row: RunRow, slots: anyio.Semaphore) -> BatchRun:
         return BatchRun(
             batch,
             ledger=self._ledger,
             reader=self._reader,
-            thread=self._thread,
+            threads=self._threads,
+            storage=self._storage,
             run_row=run_row,
             slots=slots,
             options=self._options,
@@ -113,19 +129,28 @@ class Runner:
         try:
             ended = await run.run()
             logger.info("batch %s: %s", batch.id, ended.value if ended else "is run by another server")
+        except BatchPaused as paused:
+            self._pause(batch, paused.wait_s)
+            await self._survive(lambda: self._threads.write(self._ledger.release, batch.id))
         except Exception as error:
             _log_stop(batch, error)
             await anyio.sleep(_AFTER_FAILURE_S)
-            await self._survive(lambda: self._thread.do(self._ledger.release, batch.id))
+            await self._survive(lambda: self._threads.write(self._ledger.release, batch.id))
         del self._runs[batch.id]  # not when cancelled: `release` needs to know
         self.wake()
+
+    def _pause(self, batch: BatchRecord, wait_s: float) -> None:
+        logger.info("batch %s waits: its owner has used up what it may, or the disk is full", batch.id)
+        now_s = self._clock()
+        still = {batch_id: until_s for batch_id, until_s in self._paused_until.items() if until_s > now_s}
+        self._paused_until = {**still, batch.id: now_s + min(wait_s, _LONGEST_PAUSE_S)}
 
     async def _renew(self) -> None:
         """Renew the leases. Others may have cancelled batches that run here,
         or taken them while this process slept."""
-        held = await self._thread.do(self._ledger.renew, self._clock())
+        held = await self._threads.write(self._ledger.renew, self._clock())
         for batch_id in held.keys() - self._runs.keys():  # its release failed
-            await self._thread.do(self._ledger.release, batch_id)
+            await self._threads.write(self._ledger.release, batch_id)
         for batch_id, run in list(self._runs.items()):
             if batch_id not in held:
                 run.stop(Stop.LEASE_LOST)
@@ -133,7 +158,8 @@ class Runner:
                 run.stop(Stop.CANCELLED)
 
     async def _sweep(self) -> None:
-        await self._thread.do(self._files.sweep, self._clock())
+        for file_id in await self._threads.read(self._files.expired, self._clock()):
+            await prune(self._files, self._threads, file_id)
 
     async def _repeat(self, work: Callable[[], Awaitable[None]], every_s: float) -> None:
         while True:

@@ -1,1 +1,1 @@
-"""Files and batches in a database. Synchronous; one thread makes all calls."""
+"""Files and batches in a database. The stores are synchronous; one thread makes all calls that write."""

@@ -50,10 +50,18 @@ _READS = "openai_cpu_server_reads"
 
 
 class Database:
-    """The database, used by one thread. Every use raises JobsUnavailable while it cannot be reached."""
+    """The database; one thread writes to it. Every use raises JobsUnavailable while it cannot be reached."""
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
+
+    @property
+    def folder(self) -> Path | None:
+        """Where its file lies; None: it has none, or is elsewhere."""
+        url = self._engine.url
+        if url.get_backend_name() != "sqlite" or _is_in_memory(url):
+            return None
+        return Path(url.database or "").absolute().parent
 
     @contextmanager
     def write(self) -> Iterator[Connection]:
@@ -65,6 +73,11 @@ class Database:
     def read(self) -> Iterator[Connection]:
         with _named_failures(), self._engine.connect() as connection:
             yield connection.execution_options(**{_READS: True})
+
+    @property
+    def reads_beside_writes(self) -> bool:
+        """Whether other threads may read meanwhile. A database in memory has one connection for all."""
+        return not isinstance(self._engine.pool, StaticPool)
 
     def close(self) -> None:
         self._engine.dispose()

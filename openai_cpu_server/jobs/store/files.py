@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from itertools import count
-from typing import Protocol
+from collections.abc import Sequence
 
 import msgspec
-from sqlalchemy import ColumnElement, RowMapping, and_, delete, insert, or_, select
+from sqlalchemy import ColumnElement, RowMapping, and_, delete, insert, or_, select, update
 
 from openai_cpu_server.errors import FileInUse, JobObjectNotFound
 from openai_cpu_server.jobs.records import ACTIVE, FileRecord, Page, Purpose
@@ -16,27 +14,37 @@ from openai_cpu_server.jobs.store.tables import batches, files, parts
 
 PART_BYTES = 256 * 1024
 _PARTS_AT_ONCE = 16
+"""So many are read or deleted in one go: others get their turn between."""
+_PARTIAL = Purpose.PARTIAL.value
 _ACTIVE = tuple(status.value for status in ACTIVE)
-
-
-class Source(Protocol):
-    def read(self, size: int, /) -> bytes: ...
 
 
 class FileStore:
     def __init__(self, database: Database) -> None:
         self._database = database
 
-    def add(self, record: FileRecord, content: Source) -> FileRecord:
-        """Store a file. Returns its record with the size."""
-        num_bytes = 0
+    def begin(self, record: FileRecord, *, until_s: int) -> None:
+        """Begin an upload. What is not complete by then is swept away."""
+        partial = msgspec.structs.replace(record, purpose=Purpose.PARTIAL, expires_at=until_s)
         with self._database.write() as connection:
-            for number, part in _parts(content):
-                connection.execute(insert(parts).values(file_id=record.id, number=number, content=part))
-                num_bytes += len(part)
-            stored = msgspec.structs.replace(record, bytes=num_bytes)
-            connection.execute(insert(files).values(**msgspec.to_builtins(stored)))
-        return stored
+            connection.execute(insert(files).values(**msgspec.to_builtins(partial)))
+
+    def append(self, file_id: str, content: Sequence[bytes], *, first: int) -> None:
+        """Add parts to an upload; `first` is the number of the first one."""
+        rows = [
+            {"file_id": file_id, "number": number, "content": part}
+            for number, part in enumerate(content, first)
+        ]
+        with self._database.write() as connection:
+            connection.execute(insert(parts), rows)
+
+    def complete(self, record: FileRecord) -> None:
+        """End an upload: from now on the file is there. Raises JobObjectNotFound if it was swept away."""
+        begun = and_(files.c.id == record.id, files.c.purpose == _PARTIAL)
+        with self._database.write() as connection:
+            change = update(files).where(begun).values(**msgspec.to_builtins(record))
+            if connection.execute(change).rowcount != 1:
+                raise file_not_found(record.id)
 
     def get(self, owner: str, file_id: str, now_s: float) -> FileRecord:
         """One file's record. Raises JobObjectNotFound."""
@@ -51,7 +59,7 @@ class FileStore:
     ) -> tuple[list[FileRecord], bool]:
         """One page of files, and whether there are more."""
         order = files.c.number.asc() if page.is_ascending else files.c.number.desc()
-        query = select(files).where(files.c.owner == owner, _fresh(now_s)).order_by(order)
+        query = select(files).where(files.c.owner == owner, is_there(now_s)).order_by(order)
         if purpose is not None:
             query = query.where(files.c.purpose == purpose.value)
         with self._database.read() as connection:
@@ -72,7 +80,7 @@ class FileStore:
             return [(number, bytes(content)) for number, content in connection.execute(query)]
 
     def delete(self, owner: str, file_id: str, now_s: float) -> None:
-        """Delete a file. Raises JobObjectNotFound, and FileInUse for the
+        """Delete a file; `prune` then removes its parts. Raises JobObjectNotFound, and FileInUse for the
         input of a batch that has not ended."""
         with self._database.write() as connection:
             seen = select(files.c.id).where(_visible(owner, file_id, now_s)).with_for_update()
@@ -81,29 +89,32 @@ class FileStore:
             user = connection.execute(select(batches.c.id).where(_uses(file_id))).scalar()
             if user is not None:
                 raise FileInUse(file_id, user)
-            connection.execute(delete(files).where(files.c.id == file_id))
-            connection.execute(delete(parts).where(parts.c.file_id == file_id))
+            gone = {"purpose": _PARTIAL, "expires_at": 0}
+            connection.execute(update(files).where(files.c.id == file_id).values(gone))
 
-    def sweep(self, now_s: float) -> None:
-        """Delete files that have expired, except the inputs of batches that have not ended."""
+    def expired(self, now_s: float) -> list[str]:
+        """Files to prune: all that have expired but for the inputs of batches that have not ended."""
+        used = select(batches.c.input_file_id).where(batches.c.status.in_(_ACTIVE))
+        old = select(files.c.id).where(files.c.expires_at <= now_s, files.c.id.not_in(used))
+        with self._database.read() as connection:
+            return list(connection.execute(old).scalars())
+
+    def prune(self, file_id: str) -> bool:
+        """Remove some parts of a file that nobody sees any more, and after the last one its record.
+        Returns whether there is more."""
+        own = parts.c.file_id == file_id
+        some = select(parts.c.number).where(own).order_by(parts.c.number).limit(_PARTS_AT_ONCE)
         with self._database.write() as connection:
-            used = select(batches.c.input_file_id).where(batches.c.status.in_(_ACTIVE))
-            old = select(files.c.id).where(files.c.expires_at <= now_s, files.c.id.not_in(used))
-            for file_id in connection.execute(old).scalars().all():
-                connection.execute(delete(parts).where(parts.c.file_id == file_id))
+            numbers = connection.execute(some).scalars().all()
+            connection.execute(delete(parts).where(own, parts.c.number.in_(numbers)))
+            has_more = len(numbers) == _PARTS_AT_ONCE
+            if not has_more:
                 connection.execute(delete(files).where(files.c.id == file_id))
+        return has_more
 
 
 def file_not_found(file_id: str, *, param: str = "id") -> JobObjectNotFound:
     return JobObjectNotFound(f"No such File object: {file_id[:128]}", param=param)
-
-
-def _parts(content: Source) -> Iterator[tuple[int, bytes]]:
-    for number in count(1):
-        part = content.read(PART_BYTES)
-        if not part:
-            return
-        yield number, part
 
 
 def _record(row: RowMapping) -> FileRecord:
@@ -111,12 +122,13 @@ def _record(row: RowMapping) -> FileRecord:
     return msgspec.convert(fields, FileRecord)
 
 
-def _fresh(now_s: float) -> ColumnElement[bool]:
-    return or_(files.c.expires_at.is_(None), files.c.expires_at > now_s)
+def is_there(now_s: float) -> ColumnElement[bool]:
+    """Whether a file is seen: whole, and not expired."""
+    return and_(files.c.purpose != _PARTIAL, or_(files.c.expires_at.is_(None), files.c.expires_at > now_s))
 
 
 def _visible(owner: str, file_id: str, now_s: float) -> ColumnElement[bool]:
-    return and_(files.c.id == file_id, files.c.owner == owner, _fresh(now_s))
+    return and_(files.c.id == file_id, files.c.owner == owner, is_there(now_s))
 
 
 def _uses(file_id: str) -> ColumnElement[bool]:

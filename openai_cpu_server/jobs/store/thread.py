@@ -1,28 +1,46 @@
-"""The one thread that talks to the database:
-a single writer, and an event loop that never waits for a disk."""
+"""The threads that talk to the database: one that writes, and some that read without waiting for it.
+An event loop never waits for a disk."""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Executor, ThreadPoolExecutor
 from functools import partial
 from typing import ParamSpec, TypeVar
+
+from openai_cpu_server.jobs.store.database import Database
 
 P = ParamSpec("P")
 T = TypeVar("T")
 
+_READERS = 3
+"""A long conversation that is read keeps one of them busy, and nobody else waits."""
 
-class StoreThread:
-    def __init__(self) -> None:
-        self._executor = ThreadPoolExecutor(1, thread_name_prefix="jobs-db")
 
-    async def do(self, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-        """Call a function in the thread, in the order of the calls.
+class StoreThreads:
+    def __init__(self, database: Database) -> None:
+        self._writer = ThreadPoolExecutor(1, thread_name_prefix="jobs-db")
+        self._readers = (
+            ThreadPoolExecutor(_READERS, thread_name_prefix="jobs-db-read")
+            if database.reads_beside_writes
+            else self._writer
+        )
+
+    async def write(self, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+        """Call a function that writes, in the order of the calls.
         Work that has begun ends even if its caller is cancelled."""
-        loop = asyncio.get_running_loop()
-        return await loop.run_in_executor(self._executor, partial(work, *args, **kwargs))
+        return await _done(self._writer, partial(work, *args, **kwargs))
+
+    async def read(self, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+        """Call a function that only reads. It sees what is committed."""
+        return await _done(self._readers, partial(work, *args, **kwargs))
 
     async def close(self) -> None:
         """Wait until all work that has begun is done."""
-        await asyncio.to_thread(self._executor.shutdown)
+        for executor in (self._writer, self._readers):
+            await asyncio.to_thread(executor.shutdown)
+
+
+async def _done(executor: Executor, work: Callable[[], T]) -> T:
+    return await asyncio.get_running_loop().run_in_executor(executor, work)

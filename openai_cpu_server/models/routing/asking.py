@@ -32,6 +32,7 @@ class Questioner(msgspec.Struct, frozen=True):
     priority: Priority
     client: str
     account: str = ""
+    group: str = ""
 
 
 async def classified(
@@ -66,6 +67,7 @@ def _question(
         priority=who.priority,
         client=who.client,
         account=who.account,
+        group=who.group,
         route="route",
         constraint=Constraint(grammar=grammar.gbnf),
     )
@@ -132,6 +134,7 @@ def _request_of(inputs: Sequence[tuple[int, ...]], who: Questioner) -> EmbedRequ
         inputs=tuple(inputs),
         priority=who.priority,
         client=who.client,
+        group=who.group,
         route="route",
     )
 

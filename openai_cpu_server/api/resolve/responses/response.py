@@ -6,9 +6,11 @@ import msgspec
 
 from openai_cpu_server.api.calls.call import Call
 from openai_cpu_server.api.render.responses.objects import ReasoningSettings, ResponseObject, TextSettings
+from openai_cpu_server.api.resolve.call import served_tier
 from openai_cpu_server.api.resolve.responses.chat import Turn
 from openai_cpu_server.api.schemas import responses as schema
 from openai_cpu_server.api.schemas.base import Body
+from openai_cpu_server.contract.request import Priority
 from openai_cpu_server.jobs.records import ResponseStatus
 
 _TEXT = msgspec.Raw(b'{"type":"text"}')
@@ -31,7 +33,7 @@ def new_response(turn: Turn, call: Call, status: ResponseStatus, *, is_stored: b
         prompt_cache_key=body.prompt_cache_key,
         reasoning=_reasoning(body.reasoning),
         safety_identifier=body.safety_identifier,
-        service_tier=body.service_tier if body.service_tier not in (None, "auto") else "default",
+        service_tier=_tier(body.service_tier, call.priority),
         store=is_stored,
         temperature=1.0 if body.temperature is None else body.temperature,
         text=_text(body.text),
@@ -43,6 +45,10 @@ def new_response(turn: Turn, call: Call, status: ResponseStatus, *, is_stored: b
         user=body.user,
         metadata=body.metadata or {},
     )
+
+
+def _tier(asked: str | None, priority: Priority) -> str:
+    return "default" if asked is None or asked == "auto" else served_tier(asked, priority)
 
 
 def _reasoning(given: schema.ReasoningOptions | None) -> ReasoningSettings:

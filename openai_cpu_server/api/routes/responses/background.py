@@ -53,19 +53,16 @@ class Background:
         self._tasks: set[asyncio.Task[None]] = set()
 
     async def begin(self, live: Live) -> None:
-        """Stores it, and goes on with it. Raises JobsUnavailable, and makes nothing then."""
-        making = live.making
-        record = self._shelf.leased(making.record(self._shelf))
-        try:
-            await self._shelf.add(record, making.inputs())
-        except BaseException:
-            await making.running.__aexit__(None, None, None)
-            raise
+        """Stores it, and goes on with it. Raises JobsUnavailable, and makes nothing then.
+
+        A client that leaves meanwhile changes nothing: what is stored as queued is made.
+        """
         live.lease.keep()
-        self._live[record.id] = live
-        task = asyncio.create_task(self._make(live))
+        stored: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        task = asyncio.create_task(self._see_through(live, stored))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
+        await asyncio.shield(stored)
 
     def find(self, owner: str, response_id: str) -> Live | None:
         """None: it is not this process that makes it, or it is made no more."""
@@ -78,6 +75,20 @@ class Background:
             await asyncio.wait(self._tasks, timeout=_CLOSE_S)
         for task in self._tasks:
             task.cancel()
+
+    async def _see_through(self, live: Live, stored: asyncio.Future[None]) -> None:
+        making = live.making
+        record = self._shelf.leased(making.record(self._shelf))
+        try:
+            await self._shelf.add(record, making.inputs())
+        except BaseException as error:
+            await making.running.__aexit__(None, None, None)
+            await live.lease.end()
+            stored.set_exception(error)
+            return
+        self._live[record.id] = live
+        stored.set_result(None)
+        await self._make(live)
 
     async def _make(self, live: Live) -> None:
         making, ticket = live.making, live.ticket

@@ -59,7 +59,7 @@ class ResponsesRoute:
         identity = identity_of(request.scope)
         header = request.headers.get(PRIORITY_HEADER)
         sender = Sender.of(identity, header=header, default=self._options.default_priority)
-        read = await self._reader.read(data, owner_of(request))
+        read = await self._reader.read(data, identity)
         if read.body.background and self._background is not None:
             return await self._behind(request, read, sender, self._background)
         terms = Terms(ticket_of(request.scope), lease_of(request.scope), self._options.request_timeout_s)
@@ -72,14 +72,14 @@ class ResponsesRoute:
         body = await while_connected(request.receive, making.whole)
         return Response(body, media_type="application/json", headers=dict(making.running.call.headers))
 
-    async def answer(self, data: bytes, sender: Sender, ticket: Ticket) -> bytes:
+    async def answer(self, data: bytes, sender: Sender, terms: Terms) -> bytes:
         """The whole answer to a row of a batch job. Raises what `api/errors.py` lists."""
-        read = await self._reader.read(data, sender.identity.holder or "")
+        read = await self._reader.read(data, sender.identity)
         for name in ("stream", "background"):
             if getattr(read.body, name):
                 message = f"'{name}' is not possible in a batch."
                 raise InvalidRequest(message, param=name, code="unsupported_value")
-        making = await self._maker.begin(read, sender, Terms(ticket))
+        making = await self._maker.begin(read, sender, terms)
         try:
             return await making.whole()
         except GenerationFailed:

@@ -187,7 +187,7 @@ class _Socket:
         ticket.priority = sender.default_priority
         body, is_to_generate = _body(message.take(), shared.options.max_body_bytes)
         async with shared.limits.lease(identity.key) as lease:
-            read = await shared.reader.read(body, identity.holder or "", self._recent)
+            read = await shared.reader.read(body, identity, self._recent)
             del body  # nothing is kept of it while the response is told
             if read.body.previous_response_id is not None:
                 self._recent = None  # an error in its middle leaves nothing to go on from

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Mapping
+from functools import partial
 
 import anyio
 import msgspec
@@ -14,6 +15,7 @@ from starlette.types import ASGIApp
 
 from openai_cpu_server.api.calls.event_stream import events
 from openai_cpu_server.api.errors import ErrorBody, ErrorObject
+from openai_cpu_server.api.offload import off_loop
 from openai_cpu_server.api.options import ApiOptions
 from openai_cpu_server.api.render.responses.objects import (
     SERVER_ERROR,
@@ -80,11 +82,14 @@ class StoredResponses:
         if record.status is ResponseStatus.CANCELLED:
             return _json(record.response)
         if record.status.has_ended:
-            raise _refused(f"Cannot cancel a response that is {record.status.value}.")
+            raise _has_ended(record.status)
         live = self._background.find(owner, response_id) if self._background else None
         if live is not None:
             live.cancel()
             await live.log.ended()
+            status = ResponseStatus(live.response.status)
+            if status is not ResponseStatus.CANCELLED:  # its own end was faster
+                raise _has_ended(status)
             return _json(encoded(live.response))
         ended = cancelled(_object(record), _object(record).output)
         if not await shelf.end(_with(record, ended)):
@@ -101,7 +106,8 @@ class StoredResponses:
             last_id=items[-1].id if items else None,
             has_more=has_more,
         )
-        return json_response(listed)
+        size = sum(len(item.content) for item in items)
+        return _json(await off_loop(size, partial(msgspec.json.encode, listed)))
 
     def _there(self) -> ResponseShelf:
         if self._shelf is None:
@@ -111,7 +117,9 @@ class StoredResponses:
     async def _shown(self, owner: str, response_id: str) -> bytes:
         live = self._background.find(owner, response_id) if self._background else None
         if live is not None:
-            return encoded(live.response)
+            if not ResponseStatus(live.response.status).has_ended:
+                return encoded(live.response)
+            await live.log.ended()  # whoever sees its end may go on from it, so it is stored by then
         return (await self._record(owner, response_id)).response
 
     async def _record(self, owner: str, response_id: str) -> ResponseRecord:
@@ -180,6 +188,10 @@ def _with(record: ResponseRecord, response: ResponseObject) -> ResponseRecord:
 
 def _refused(message: str) -> InvalidRequest:
     return InvalidRequest(message, param="id", code="invalid_value")
+
+
+def _has_ended(status: ResponseStatus) -> InvalidRequest:
+    return _refused(f"Cannot cancel a response that is {status.value}.")
 
 
 def _check_known(query: QueryParams) -> None:

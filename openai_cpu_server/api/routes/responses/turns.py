@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 
 import msgspec
 
+from openai_cpu_server.api.access.keys import Identity
 from openai_cpu_server.api.offload import off_loop
 from openai_cpu_server.api.options import ApiOptions
 from openai_cpu_server.api.render.responses.items import Item, decoded
@@ -22,8 +23,8 @@ from openai_cpu_server.api.resolve.responses.conversation import (
 )
 from openai_cpu_server.api.schemas.parse import Ignored, parse
 from openai_cpu_server.api.schemas.responses import ResponsesBody
-from openai_cpu_server.errors import InvalidRequest, JobObjectNotFound
-from openai_cpu_server.jobs.records import Link, ResponseStatus
+from openai_cpu_server.errors import DiskFull, InvalidRequest, JobObjectNotFound
+from openai_cpu_server.jobs.records import Link, ResponseStatus, StorageLimits, Stored
 from openai_cpu_server.jobs.responses import ResponseShelf
 
 NO_DATABASE = "this server keeps no responses, for it has no jobs database (--jobs-db)"
@@ -69,11 +70,15 @@ class TurnReader:
         self._shelf = shelf
         self._options = options
 
-    async def read(self, data: bytes, owner: str, recent: Recent | None = None) -> ReadTurn:
-        """Raises InvalidRequest, also for a response to go on from that there is not."""
+    async def read(self, data: bytes, identity: Identity, recent: Recent | None = None) -> ReadTurn:
+        """Raises InvalidRequest, also for a response to go on from that there is not; StorageFull, DiskFull
+        for one that cannot be stored."""
         reading = partial(parse, ResponsesBody, data, lenient=self._options.lenient)
         body, ignored = await off_loop(len(data), reading)
-        return await self.of_body(body, ignored, owner, recent, size=len(data), slow=is_slow(data))
+        read = await self.of_body(
+            body, ignored, identity.holder or "", recent, size=len(data), slow=is_slow(data)
+        )
+        return await self._with_room(read, identity.storage, num_bytes=len(data))
 
     async def of_body(
         self,
@@ -102,6 +107,18 @@ class TurnReader:
             owner=owner,
             is_stored=is_stored,
         )
+
+    async def _with_room(self, read: ReadTurn, limits: StorageLimits, *, num_bytes: int) -> ReadTurn:
+        """On a disk that is nearly full, who has not asked for it in words gets one that is not stored."""
+        if self._shelf is None or not read.is_stored:
+            return read
+        try:
+            await self._shelf.storage.check(read.owner, limits, Stored(num_bytes=num_bytes))
+        except DiskFull:
+            if read.body.store or read.body.background:
+                raise
+            return msgspec.structs.replace(read, is_stored=False)
+        return read
 
     def _is_stored(self, body: ResponsesBody) -> bool:
         if body.background and body.store is False:
@@ -138,7 +155,7 @@ class TurnReader:
         missing = [item_id for item_id in ids if item_id not in found]
         if missing and self._shelf is not None:
             stored = await self._shelf.items(owner, missing)
-            found |= {item_id: decoded(content) for item_id, content in stored.items()}
+            found |= await off_loop(sum(map(len, stored.values())), partial(_decoded, stored))
         return found
 
 
@@ -148,6 +165,10 @@ def _turn(
     items = new_items(body.input, found)
     told = with_instructions(turns([*earlier, *items]), body.instructions)
     return Turn(body, tuple(told)), tuple(items)
+
+
+def _decoded(stored: Mapping[str, bytes]) -> dict[str, Item]:
+    return {item_id: decoded(content) for item_id, content in stored.items()}
 
 
 def _sourced(links: Sequence[Link]) -> tuple[Sourced, ...]:

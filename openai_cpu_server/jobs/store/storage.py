@@ -1,0 +1,126 @@
+"""Room for what is stored: of each owner's limits, and of the disk, of which a part stays free."""
+
+from __future__ import annotations
+
+import asyncio
+import shutil
+import time
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import NamedTuple
+
+from openai_cpu_server.errors import DiskFull, StorageFull
+from openai_cpu_server.jobs.records import NO_LIMITS, StorageLimits, Stored
+from openai_cpu_server.jobs.store.database import Database
+from openai_cpu_server.jobs.store.sizes import SizeStore
+from openai_cpu_server.jobs.store.thread import StoreThreads
+
+_MIB = 1024 * 1024
+_FREE_SHARE, _FREE_BYTES = 0.05, 1024 * _MIB
+"""The smaller of the two stays free: databases, logs and other programs need some room to go on."""
+_OLD_S = 60.0
+"""After so long what is stored is counted anew: other servers store and delete, and things expire."""
+_FRESH_S = 1.0
+"""Nobody is refused by figures older than that."""
+_DISK_S = 1.0
+
+
+class Space(NamedTuple):
+    """Of a disk, in bytes."""
+
+    total: int
+    free: int
+
+
+class _Figure(NamedTuple):
+    counted_s: float
+    stored: Stored
+
+
+def disk_space(folder: Path) -> Space:
+    usage = shutil.disk_usage(folder)
+    return Space(usage.total, usage.free)
+
+
+class Storage:
+    """All methods belong to one event loop's thread."""
+
+    def __init__(
+        self,
+        database: Database,
+        threads: StoreThreads,
+        *,
+        clock: Callable[[], float] = time.time,
+        space: Callable[[Path], Space] = disk_space,
+    ) -> None:
+        """`space`: that of the disk with this folder."""
+        self._folder = database.folder
+        self._sizes = SizeStore(database)
+        self._threads = threads
+        self._clock = clock
+        self._space = space
+        self._figures: dict[str, _Figure] = {}
+        """Of owners with limits."""
+        self._coming: dict[str, Stored] = {}
+        """Uploads that have not ended, by owner."""
+        self._left: tuple[float, int] | None = None
+        """When the disk was looked at, and what it had left for us."""
+
+    async def check(self, owner: str, limits: StorageLimits, asked: Stored) -> None:
+        """Raises StorageFull, DiskFull if there is no room for so much more."""
+        await self.check_disk(asked.num_bytes)
+        await self._check_limits(owner, limits, asked)
+
+    async def check_disk(self, num_bytes: int = 0) -> None:
+        """Raises DiskFull. A database elsewhere looks after its disk itself."""
+        if self._folder is None:
+            return
+        if self._left is None or self._clock() - self._left[0] >= _DISK_S:
+            space = await asyncio.to_thread(self._space, self._folder)
+            self._left = self._clock(), space.free - int(min(_FREE_SHARE * space.total, _FREE_BYTES))
+        if self._left[1] < num_bytes:
+            raise DiskFull
+
+    @asynccontextmanager
+    async def reserved(self, owner: str, limits: StorageLimits, asked: Stored) -> AsyncIterator[None]:
+        """Meanwhile others find so much less room. Raises StorageFull, DiskFull."""
+        before = self._coming.get(owner, Stored())
+        self._coming[owner] = before + asked  # before the first wait: who comes at once is seen
+        try:
+            await self.check_disk(asked.num_bytes)
+            await self._check_limits(owner, limits, Stored())
+            yield
+        finally:
+            self._coming[owner] -= asked
+            if self._coming[owner] == Stored():
+                del self._coming[owner]
+            self.changed(owner)
+
+    def grew(self, owner: str, num_bytes: int) -> None:
+        """So much more is stored."""
+        figure = self._figures.get(owner)
+        if figure is not None:
+            self._figures[owner] = figure._replace(stored=figure.stored + Stored(num_bytes=num_bytes))
+
+    def changed(self, owner: str) -> None:
+        """It is counted anew when somebody asks."""
+        self._figures.pop(owner, None)
+        self._left = None
+
+    async def _check_limits(self, owner: str, limits: StorageLimits, asked: Stored) -> None:
+        if limits == NO_LIMITS:
+            return
+        asked += self._coming.get(owner, Stored())
+        if limits.excess(asked + await self._stored(owner, _OLD_S)) is None:
+            return
+        excess = limits.excess(asked + await self._stored(owner, _FRESH_S))
+        if excess is not None:
+            raise StorageFull(excess)
+
+    async def _stored(self, owner: str, oldest_s: float) -> Stored:
+        figure = self._figures.get(owner)
+        if figure is None or self._clock() - figure.counted_s >= oldest_s:
+            stored = await self._threads.read(self._sizes.stored, owner, self._clock())
+            figure = self._figures[owner] = _Figure(self._clock(), stored)
+        return figure.stored

@@ -1,0 +1,242 @@
+"""What a key may store, what stays free of the disk, and how batches wait for room."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from openai_cpu_server.api.access.key_ring import KeyRing
+from openai_cpu_server.api.application import create_api
+from openai_cpu_server.jobs.jobs import Jobs
+from openai_cpu_server.jobs.options import JobOptions
+from openai_cpu_server.jobs.store.database import open_database
+from openai_cpu_server.jobs.store.storage import Space, disk_space
+from tests.api.fake_engine import FakeEngine
+from tests.api.serving import OPTIONS, client, served
+from tests.api.talking import error_of
+from tests.api.test_key_file import sha
+
+pytestmark = pytest.mark.anyio
+
+KB = 1024
+GIB = 1024**3
+CHAT = "/v1/chat/completions"
+OF = {"ann": {"x-api-key": "k"}, "bob": {"x-api-key": "b"}}
+
+
+class Disk:
+    """It says what the test wants."""
+
+    def __init__(self, space: Space | None = None) -> None:
+        self.space = space
+
+    def __call__(self, folder: Path) -> Space:
+        return disk_space(folder) if self.space is None else self.space
+
+
+@asynccontextmanager
+async def serving(
+    folder: Path, limits: str, *, disk: Disk | None = None, says: str = "Hello you"
+) -> AsyncIterator[httpx.AsyncClient]:
+    """ann has these limits, bob has none."""
+    path = folder / "keys.toml"
+    path.write_text(f'[keys.ann]\nsha256 = "{sha("k")}"\n{limits}\n[keys.bob]\nsha256 = "{sha("b")}"\n')
+    options = JobOptions(model="fake", poll_s=0.05)
+    jobs = Jobs(open_database(str(folder / "jobs.db")), options, space=disk or Disk())
+    made = create_api(served(FakeEngine(says=says)), OPTIONS, keys=KeyRing(None, path), jobs=jobs)
+    running = asyncio.create_task(jobs.run(made.run_row))
+    async with client(made.app) as http:
+        yield http
+    await made.settle()
+    await jobs.close()
+    await running
+
+
+async def upload(http: httpx.AsyncClient, who: str, content: bytes) -> httpx.Response:
+    return await http.post(
+        "/v1/files",
+        files={"file": ("rows.jsonl", content)},
+        data={"purpose": "batch"},
+        headers=OF[who],
+    )
+
+
+async def respond(http: httpx.AsyncClient, who: str, size: int, **fields: object) -> httpx.Response:
+    """It is stored with the description in its schema, of so many bytes."""
+    schema = {"type": "object", "description": "x" * size}
+    form = {"type": "json_schema", "name": "a", "schema": schema}
+    body = {"input": "x", "max_output_tokens": 5, "text": {"format": form}, **fields}
+    return await http.post("/v1/responses", json=body, headers=OF[who])
+
+
+async def batch(http: httpx.AsyncClient, who: str, file_id: str) -> httpx.Response:
+    body = {"input_file_id": file_id, "endpoint": CHAT, "completion_window": "24h"}
+    return await http.post("/v1/batches", json=body, headers=OF[who])
+
+
+def assert_full(answer: httpx.Response) -> None:
+    assert (answer.status_code, error_of(answer)["code"]) == (507, "storage_quota_exceeded")
+    assert answer.headers["x-should-retry"] == "false"
+
+
+def assert_disk_full(answer: httpx.Response) -> None:
+    assert (answer.status_code, error_of(answer)["code"]) == (503, "disk_full")
+    assert int(answer.headers["retry-after"]) > 0
+
+
+def lines(num_rows: int, **fields: object) -> bytes:
+    body = {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 5, **fields}
+    rows = (
+        {"custom_id": f"r{number}", "method": "POST", "url": CHAT, "body": body} for number in range(num_rows)
+    )
+    return b"".join(json.dumps(row).encode() + b"\n" for row in rows)
+
+
+async def test_so_many_files_and_no_more(tmp_path: Path) -> None:
+    async with serving(tmp_path, "files = 2") as http:
+        first, second, third = [await upload(http, "ann", b"x") for _ in range(3)]
+        assert (first.status_code, second.status_code) == (200, 200)
+        assert_full(third)
+        assert (await upload(http, "bob", b"x")).status_code == 200
+        await http.delete(f"/v1/files/{first.json()['id']}", headers=OF["ann"])
+        assert (await upload(http, "ann", b"x")).status_code == 200
+
+
+async def test_so_many_bytes_of_files_and_no_more(tmp_path: Path) -> None:
+    async with serving(tmp_path, "stored_mb = 1") as http:
+        kept = (await upload(http, "ann", b"x" * 900 * KB)).json()
+        assert_full(await upload(http, "ann", b"x" * 200 * KB))
+        assert (await upload(http, "ann", b"x" * 100 * KB)).status_code == 200
+        assert_full(await respond(http, "ann", 50 * KB))
+        assert (await upload(http, "bob", b"x" * 2000 * KB)).status_code == 200
+        await http.delete(f"/v1/files/{kept['id']}", headers=OF["ann"])
+        assert (await upload(http, "ann", b"x" * 200 * KB)).status_code == 200
+
+
+async def test_uploads_at_once_do_not_exceed_it_together(tmp_path: Path) -> None:
+    async with serving(tmp_path, "stored_mb = 1") as http:
+        answers = await asyncio.gather(*(upload(http, "ann", b"x" * 300 * KB) for _ in range(8)))
+        stored = [answer for answer in answers if answer.status_code == 200]
+        assert len(stored) <= 3
+        listed = (await http.get("/v1/files", headers=OF["ann"])).json()["data"]
+        assert len(listed) == len(stored)
+
+
+async def test_so_many_bytes_of_responses_and_no_more(tmp_path: Path) -> None:
+    async with serving(tmp_path, "stored_mb = 1") as http:
+        stored = [await respond(http, "ann", 240 * KB) for _ in range(4)]
+        assert [answer.status_code for answer in stored] == [200] * 4, stored[0].text
+        for fields in ({}, {"store": True}, {"background": True}, {"stream": True}):
+            assert_full(await respond(http, "ann", 240 * KB, **fields))
+        assert (await respond(http, "ann", 240 * KB, store=False)).status_code == 200
+        assert (await respond(http, "bob", 240 * KB)).status_code == 200
+        counted = await http.post("/v1/responses/input_tokens", json={"input": "x"}, headers=OF["ann"])
+        assert counted.status_code == 200
+        for answer in stored[:2]:
+            await http.delete(f"/v1/responses/{answer.json()['id']}", headers=OF["ann"])
+        assert (await respond(http, "ann", 240 * KB)).status_code == 200
+
+
+async def test_without_room_for_results_there_is_no_batch(tmp_path: Path) -> None:
+    async with serving(tmp_path, "stored_mb = 1") as http:
+        rows = lines(1)
+        file = (await upload(http, "ann", rows + b"\n" * (KB * KB - len(rows)))).json()
+        assert file["bytes"] == KB * KB
+        assert_full(await batch(http, "ann", file["id"]))
+
+
+async def test_rows_wait_for_room_and_go_on_when_there_is_some(tmp_path: Path) -> None:
+    """Beside a large file there is room for the results of a few of them."""
+    async with serving(tmp_path, "stored_mb = 1") as http:
+        rows = lines(100)
+        file = (await upload(http, "ann", rows)).json()
+        large = (await upload(http, "ann", b"x" * (KB * KB - len(rows) - 10 * KB))).json()
+        begun = (await batch(http, "ann", file["id"])).json()
+        other = (await upload(http, "bob", rows)).json()
+        others = (await batch(http, "bob", other["id"])).json()
+        assert (await ended(http, "bob", others["id"]))["request_counts"]["completed"] == 100
+        told = (await http.get(f"/v1/batches/{begun['id']}", headers=OF["ann"])).json()
+        assert told["status"] == "in_progress"
+        assert 0 < told["request_counts"]["completed"] < 100
+        await http.delete(f"/v1/files/{large['id']}", headers=OF["ann"])
+        counts = (await ended(http, "ann", begun["id"]))["request_counts"]
+        assert counts == {"total": 100, "completed": 100, "failed": 0}
+
+
+async def ended(http: httpx.AsyncClient, who: str, batch_id: str) -> dict[str, Any]:
+    for _ in range(1000):
+        told: dict[str, Any] = (await http.get(f"/v1/batches/{batch_id}", headers=OF[who])).json()
+        if told["completed_at"] or told["failed_at"]:
+            return told
+        await asyncio.sleep(0.01)
+    raise AssertionError(f"it does not end: {told}")
+
+
+@pytest.mark.parametrize(
+    ("space", "is_full"),
+    [
+        (Space(total=1000 * GIB, free=1 * GIB + GIB // 2), False),
+        (Space(total=1000 * GIB, free=1 * GIB - 1), True),
+        (Space(total=1 * GIB, free=GIB // 10), False),
+        (Space(total=1 * GIB, free=GIB // 21), True),
+    ],
+)
+async def test_a_part_of_the_disk_stays_free(tmp_path: Path, space: Space, is_full: bool) -> None:
+    disk = Disk()
+    async with serving(tmp_path, "", disk=disk) as http:
+        file = (await upload(http, "ann", lines(1))).json()
+        kept = (await respond(http, "ann", 10)).json()
+        disk.space = space
+        await http.delete(f"/v1/responses/{kept['id']}", headers=OF["ann"])  # the disk is looked at anew
+        refused = [
+            await upload(http, "bob", b"x"),
+            await batch(http, "ann", file["id"]),
+            await respond(http, "ann", 10, store=True),
+            await respond(http, "ann", 10, background=True),
+        ]
+        for answer in refused:
+            if is_full:
+                assert_disk_full(answer)
+            else:
+                assert answer.status_code == 200
+        unasked = await respond(http, "ann", 10)
+        assert (unasked.status_code, unasked.json()["store"]) == (200, not is_full)
+        assert (await http.get("/v1/files", headers=OF["ann"])).status_code == 200
+
+
+async def test_an_upload_must_fit_beside_what_stays_free(tmp_path: Path) -> None:
+    disk = Disk(Space(total=1000 * GIB, free=GIB + 100 * KB))
+    async with serving(tmp_path, "", disk=disk) as http:
+        assert_disk_full(await upload(http, "ann", b"x" * 200 * KB))
+        assert (await upload(http, "ann", b"x" * 50 * KB)).status_code == 200
+
+
+async def test_rows_have_a_limit_of_tokens_of_their_own(tmp_path: Path) -> None:
+    path = tmp_path / "keys.toml"
+    path.write_text(f'[keys.ann]\nsha256 = "{sha("k")}"\nbatch_tokens_per_day = 60\ntokens_per_day = 1000\n')
+    made = create_api(served(FakeEngine(says="Hello you")), OPTIONS, keys=KeyRing(None, path))
+
+    def body(max_tokens: int) -> bytes:
+        return json.dumps(
+            {"messages": [{"role": "user", "content": "hi"}], "max_tokens": max_tokens}
+        ).encode()
+
+    answers = [await made.run_row(CHAT, body(9), "ann") for _ in range(20)]
+    done = [answer for answer in answers if answer.status == 200]
+    usage = [json.loads(answer.body)["usage"]["total_tokens"] for answer in done]
+    assert 0 < sum(usage) <= 60
+    waiting = answers[len(done) :]
+    assert waiting
+    assert all(answer.pauses and answer.retry_after_s for answer in waiting)
+    never = await made.run_row(CHAT, body(100), "ann")
+    assert (never.status, never.retry_after_s, never.pauses) == (429, None, False)
+    async with client(made.app) as http:
+        one = await http.post(CHAT, content=body(9), headers=OF["ann"])
+        assert one.status_code == 200
