@@ -35,7 +35,8 @@ from openai_cpu_server.serving.engine_options import adapter_files
 from openai_cpu_server.serving.fleet import Fleet
 from openai_cpu_server.serving.plans import ModelPlan, planned_models
 from openai_cpu_server.serving.recall import open_recall
-from openai_cpu_server.settings import Settings, revealed, tune_engines, user_data_dir
+from openai_cpu_server.settings import Settings, revealed, tune_engines
+from openai_cpu_server.user_folders import user_data_dir
 from openai_cpu_server.web.connection import ConnectionLimits, limited_connection, limited_socket
 from openai_cpu_server.web.hangup import Hangup
 from openai_cpu_server.web.open_files import room_for_connections

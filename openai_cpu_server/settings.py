@@ -35,6 +35,7 @@ from openai_cpu_server.model_options import ModelOptions, ModelTable
 from openai_cpu_server.option_parser import OptionParser, add_option
 from openai_cpu_server.price_options import PriceTable
 from openai_cpu_server.ray_options import RayTable
+from openai_cpu_server.user_folders import expanded, user_cache_dir
 
 _PROGRAM = "openai-cpu-server serve"
 _ENV_PREFIX = "OCS_"
@@ -345,7 +346,8 @@ class Settings(ModelOptions, WhatToServe, BaseSettings):
 
     @property
     def profile_dir(self) -> Path:
-        return self.cache_dir or user_cache_dir()
+        """Engines may write into this folder: so no files of models are in it, and no wheels."""
+        return expanded(self.cache_dir) if self.cache_dir else user_cache_dir() / "measured"
 
     @property
     def traces_endpoint(self) -> str | None:
@@ -379,16 +381,6 @@ def tell_others(settings: Mapping[str, str]) -> None:
     """Lets processes of this one inherit settings of other programs, where a user has not said otherwise."""
     for name, value in settings.items():
         os.environ.setdefault(name, value)
-
-
-def user_cache_dir() -> Path:
-    base = os.environ.get("XDG_CACHE_HOME")
-    return (Path(base) if base else Path.home() / ".cache") / "openai-cpu-server"
-
-
-def user_data_dir() -> Path:
-    base = os.environ.get("XDG_DATA_HOME")
-    return (Path(base) if base else Path.home() / ".local" / "share") / "openai-cpu-server"
 
 
 HUGE_PAGES = {"GLIBC_TUNABLES": "glibc.malloc.hugetlb=1"}
@@ -465,7 +457,7 @@ def _config_path(arguments: Sequence[str]) -> Path | None:
     parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
     parser.add_argument("--config", default=os.environ.get(f"{_ENV_PREFIX}CONFIG"))
     path = parser.parse_known_args(arguments)[0].config
-    return Path(path).expanduser() if path else None
+    return expanded(path) if path else None
 
 
 def _problem(location: tuple[int | str, ...], message: str) -> str:

@@ -22,6 +22,9 @@ ALLOWED = {
     "__init__": set[str](),
     "__main__": {"commands.cli"},
     "errors": set[str](),
+    # What is written where others might read along.
+    "private_files": set[str](),
+    "user_folders": {"errors", "private_files"},
     "contract": {"errors"},
     "option_parser": {"errors"},
     "adapter_options": set[str](),
@@ -37,8 +40,9 @@ ALLOWED = {
         "option_parser",
         "price_options",
         "ray_options",
+        "user_folders",
     },
-    "model_source": {"adapter_options", "contract.adapter", "errors", "llama.gguf"},
+    "model_source": {"adapter_options", "contract.adapter", "errors", "llama.gguf", "user_folders"},
     "prompt": {"contract", "errors"},
     "structured": {"errors"},
     "scheduler": {"contract"},
@@ -49,7 +53,14 @@ ALLOWED = {
     "engine": {"contract", "errors", "scheduler"},
     # Kernels in front of ggml: whoever has loaded ggml hands it over.
     "kernels": {"contract"},
-    "llama": {"contract", "errors", "kernels.library", "kernels.proof", "structured.gbnf"},
+    "llama": {
+        "contract",
+        "errors",
+        "kernels.library",
+        "kernels.proof",
+        "private_files",
+        "structured.gbnf",
+    },
     # Below `api`, which looks a model up by the name in a body: for it there is no HTTP and no process.
     "models": {"contract", "errors", "prompt", "structured"},
     # Several engines elsewhere: the pure choice between them, and the way to them.
@@ -64,16 +75,18 @@ ALLOWED = {
         "models",
         "observe",
         "ray_options",
+        "private_files",
         "serving",
         "settings",
+        "user_folders",
     },
     # The files of the page: for it there is no HTTP.
     "page": set[str](),
     # Below `api`, which asks it before it submits a call: for it there is no HTTP, no model and no engine.
-    "answers": {"contract", "errors"},
+    "answers": {"contract", "errors", "private_files", "user_folders"},
     # Beside `api`, which calls it: batches know neither HTTP nor the engine. Rows are run through a callable
     # that `api` provides and `app` hands over.
-    "jobs": {"contract.usage", "errors"},
+    "jobs": {"contract.usage", "errors", "private_files", "user_folders"},
     # Below `api`, which tells it of requests; the engine's client tells it of steps through a protocol of its
     # own, and is looked at for gauges. It knows no HTTP; nobody else knows Prometheus or OpenTelemetry.
     "observe": {"", "contract", "errors"},
@@ -108,6 +121,7 @@ ALLOWED = {
         "prompt",
         "settings",
         "structured",
+        "user_folders",
     },
     "commands": {"", "errors"},
     "commands.table": {"", "errors", "kernels.library"},
@@ -124,8 +138,8 @@ ALLOWED = {
         "settings",
     },
     "commands.ray": {"", "errors", "replicas.ray", "settings"},
-    "commands.tune": {"contract", "errors", "llama", "model_source", "settings"},
-    "commands.quantize": {"engine.offspring", "errors", "llama", "model_source"},
+    "commands.tune": {"contract", "errors", "llama", "model_source", "settings", "user_folders"},
+    "commands.quantize": {"engine.offspring", "errors", "llama", "model_source", "user_folders"},
     "commands.inspect": {
         "contract",
         "errors",
@@ -144,6 +158,7 @@ ALLOWED = {
         "observe",
         "serving",
         "settings",
+        "user_folders",
         "web",
     },
     "engine.process": {"contract", "engine", "llama", "observe.logs"},
@@ -285,9 +300,11 @@ def test_pure_layers_use_the_standard_library_only_and_do_no_io() -> None:
 
 
 def test_only_the_settings_read_the_environment() -> None:
+    """But for where the system says the user's folders are, and for what of it children inherit."""
+    readers = {"sandbox.environment", "settings", "user_folders"}
     for module, nodes in parsed().items():
         names = {node.attr for node in nodes if isinstance(node, ast.Attribute)}
-        assert module == "settings" or not names & {"environ", "getenv"}, module
+        assert module in readers or not names & {"environ", "getenv"}, module
 
 
 def test_own_code_is_imported_at_the_top() -> None:

@@ -10,6 +10,7 @@ from openai_cpu_server.errors import AdapterFailed, AdapterNotAllowed, StartupEr
 from openai_cpu_server.llama.gguf.adapter_file import file_digest
 from openai_cpu_server.model_source.hub_name import PREFIX
 from openai_cpu_server.model_source.resolve import resolve_model
+from openai_cpu_server.user_folders import require_utf8
 
 
 class AdapterFiles:
@@ -65,4 +66,8 @@ _OUTSIDE = "The path leads out of the server's --adapter-dir."
 
 
 def _adapter(source: AdapterSource, path: Path) -> Adapter:
+    try:
+        require_utf8(path)
+    except StartupError as error:
+        raise AdapterFailed(f"{error}.") from None
     return Adapter(name=source.name, path=str(path), digest=file_digest(path), scale=source.scale)

@@ -17,6 +17,7 @@ from openai_cpu_server.prompt.chat import needs_special_tokens
 from openai_cpu_server.serving.foresight import Share
 from openai_cpu_server.serving.plans import ModelPlan
 from openai_cpu_server.settings import Settings
+from openai_cpu_server.user_folders import expanded
 
 logger = logging.getLogger(__name__)
 
@@ -48,9 +49,12 @@ def engine_options(
 def adapter_files(settings: Settings) -> AdapterFiles:
     """Raises StartupError for a folder that is none."""
     folder = settings.adapter_dir
-    if folder is not None and not folder.expanduser().is_dir():
+    if folder is None:
+        return AdapterFiles(None)
+    folder = expanded(folder)
+    if not folder.is_dir():
         raise StartupError(f"--adapter-dir: there is no folder {folder}")
-    return AdapterFiles(folder.expanduser() if folder is not None else None)
+    return AdapterFiles(folder)
 
 
 def read_text(path: Path) -> str:
