@@ -23,7 +23,7 @@ _NEW = os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 _ROOT = 0
 _DRAFT = ".draft"
 _BESIDE_SQLITE = ("-wal", "-shm", "-journal")
-"""What SQLite puts beside a database: it gives new ones the database's mode, and takes old ones as they are."""
+"""What SQLite puts beside a database. New ones get the database's mode, old ones are taken as they are."""
 
 
 class ForeignFile(OSError):

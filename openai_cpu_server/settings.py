@@ -53,6 +53,7 @@ _PASSED_ON = {
     "mixed_steps",
     "continuous_batching",
     "prefix_sharing",
+    "sandbox",
     "log_level",
 }
 """Options of all engines that they know by the same name."""
@@ -291,6 +292,11 @@ class Settings(ModelOptions, WhatToServe, BaseSettings):
     load_hang_seconds: float = Field(
         1800.0, ge=0, description="the same while the model is loaded and its steps are measured; 0: never"
     )
+    sandbox: Literal["auto", "off"] = Field(
+        _ENGINE.sandbox,
+        description="auto: processes that run native code open only files that they need, make no sockets "
+        "and start no programs, as far as this kernel sees to that; off: they may do what the server may",
+    )
     max_crashes_per_minute: int = Field(
         5, ge=1, description="of the engine; then it is given up. SIGKILLs after progress do not count"
     )
@@ -324,6 +330,7 @@ class Settings(ModelOptions, WhatToServe, BaseSettings):
         cache_bytes: int,
         draft_model_path: Path | None = None,
         adapters: tuple[Adapter, ...] = (),
+        adapter_folders: tuple[Path, ...] = (),
         pinned_prompts: tuple[tuple[int, ...], ...] = (),
         pinned_namespace: str = "",
         of: ModelOptions | None = None,
@@ -336,6 +343,7 @@ class Settings(ModelOptions, WhatToServe, BaseSettings):
             "model_path": str(model_path),
             "draft_model_path": str(draft_model_path) if draft_model_path else None,
             "adapters": adapters,
+            "adapter_folders": tuple(map(str, adapter_folders)),
             "cache_bytes": cache_bytes,
             "pinned_prompts": pinned_prompts,
             "pinned_namespace": pinned_namespace,

@@ -1,5 +1,5 @@
-"""The user's own folders, where the system says which they are: a container may give neither a name nor a home
-to whoever runs in it."""
+"""The user's own folders, where the system says which they are: whoever runs in a container may have neither
+a name nor a home."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def require_utf8(path: Path | str) -> None:
     try:
         str(path).encode()
     except UnicodeEncodeError:
-        raise StartupError(f"{ascii(str(path))}: the name is not UTF-8, rename it") from None
+        raise StartupError(f"{str(path)!a}: the name is not UTF-8, rename it") from None
 
 
 def _base(variable: str, below_home: str) -> Path | None:

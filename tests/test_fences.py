@@ -25,6 +25,8 @@ ALLOWED = {
     # What is written where others might read along.
     "private_files": set[str](),
     "user_folders": {"errors", "private_files"},
+    # What a child process may do: it knows nothing of what the child is for.
+    "sandbox": set[str](),
     "contract": {"errors"},
     "option_parser": {"errors"},
     "adapter_options": set[str](),
@@ -47,7 +49,7 @@ ALLOWED = {
     "structured": {"errors"},
     "scheduler": {"contract"},
     # The asyncio side of an engine: for it there is no scheduler, and no engine but what the contract says.
-    "dispatch": {"contract", "errors"},
+    "dispatch": {"contract", "errors", "sandbox.environment"},
     # Chooses between engines by what they tell: for it there is no Ray and no network.
     "replicas": {"contract"},
     "engine": {"contract", "errors", "scheduler"},
@@ -138,8 +140,23 @@ ALLOWED = {
         "settings",
     },
     "commands.ray": {"", "errors", "replicas.ray", "settings"},
-    "commands.tune": {"contract", "errors", "llama", "model_source", "settings", "user_folders"},
-    "commands.quantize": {"engine.offspring", "errors", "llama", "model_source", "user_folders"},
+    "commands.tune": {
+        "contract",
+        "errors",
+        "llama",
+        "model_source",
+        "sandbox.environment",
+        "settings",
+        "user_folders",
+    },
+    "commands.quantize": {
+        "engine.offspring",
+        "errors",
+        "llama",
+        "model_source",
+        "sandbox.environment",
+        "user_folders",
+    },
     "commands.inspect": {
         "contract",
         "errors",
@@ -161,7 +178,7 @@ ALLOWED = {
         "user_folders",
         "web",
     },
-    "engine.process": {"contract", "engine", "llama", "observe.logs"},
+    "engine.process": {"contract", "engine", "llama", "observe.logs", "sandbox.confine"},
 }
 """Layer (or one file of it) -> what it may import besides itself; "" is the package's own `__init__`."""
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pkgutil
 from pathlib import Path
 
 from openai_cpu_server.adapter_options import AdapterSource
@@ -12,6 +13,9 @@ from openai_cpu_server.model_source.hub_name import PREFIX
 from openai_cpu_server.model_source.resolve import resolve_model
 from openai_cpu_server.user_folders import require_utf8
 
+_HUB_CACHE = "openai_cpu_server.model_source.hub:cache_folder"
+"""It is imported when it is called: the hub's library takes a quarter of a start."""
+
 
 class AdapterFiles:
     """Its methods block: they read whole files, and may download some."""
@@ -19,6 +23,14 @@ class AdapterFiles:
     def __init__(self, folder: Path | None) -> None:
         """`folder`: what clients name must lie in it; None: clients may name nothing."""
         self._folder = folder
+
+    @property
+    def folders(self) -> tuple[Path, ...]:
+        """Where what clients name lies: the folder, and the hub's cache."""
+        if self._folder is None:
+            return ()
+        hub: Path = pkgutil.resolve_name(_HUB_CACHE)()
+        return (self._folder.resolve(), hub)
 
     def of_operator(self, source: AdapterSource) -> Adapter:
         """What whoever starts the server names may lie anywhere. Raises `StartupError`."""

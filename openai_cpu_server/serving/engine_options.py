@@ -34,6 +34,7 @@ def engine_options(
         cache_bytes=cache_bytes,
         draft_model_path=resolve_model(of.draft_model) if of.draft_model else None,
         adapters=tuple(AdapterFiles(None).of_operator(source) for source in plan.adapters),
+        adapter_folders=adapter_files(settings).folders,
         pinned_prompts=tuple(_pinned(path, tokenizer) for path in of.pin_prompt),
         pinned_namespace=_pinned_namespace(settings),
         of=of,

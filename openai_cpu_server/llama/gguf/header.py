@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Collection
 from pathlib import Path
 
@@ -95,6 +96,15 @@ def model_files(header: GgufHeader) -> list[Path]:
     if index != 0:
         raise StartupError(f"{header.path} is part {index + 1} of {count}; name the first, {parts[0]}.")
     return parts
+
+
+def files_by_name(path: Path) -> list[Path]:
+    """The files that a model of this name may have, present or not, without a look into any."""
+    found = re.fullmatch(r"(.*)-\d{5}-of-(\d{5})\.gguf", path.name)
+    if found is None:
+        return [path]
+    stem, count = found.groups()
+    return [path.with_name(f"{stem}-{number:05d}-of-{count}.gguf") for number in range(1, int(count) + 1)]
 
 
 def total_bytes(files: list[Path]) -> int:
