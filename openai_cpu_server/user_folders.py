@@ -41,12 +41,12 @@ def expanded(path: Path | str) -> Path:
         raise StartupError(f"cannot look for {path}: there is no such home directory") from None
 
 
-def require_utf8(path: Path | str) -> None:
-    """Raises StartupError for a name that cannot be told to another process, nor to a client."""
+def require_utf8(path: Path | str, origin: str = "the name") -> None:
+    """Raises StartupError for what the system has given that no other process and no client can be told."""
     try:
         str(path).encode()
     except UnicodeEncodeError:
-        raise StartupError(f"{str(path)!a}: the name is not UTF-8, rename it") from None
+        raise StartupError(f"{origin} {str(path)!a} is not UTF-8") from None
 
 
 def _base(variable: str, below_home: str) -> Path | None:

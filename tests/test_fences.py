@@ -29,6 +29,7 @@ ALLOWED = {
     "sandbox": set[str](),
     "contract": {"errors"},
     "option_parser": {"errors"},
+    "option_sources": {"errors", "user_folders"},
     "adapter_options": set[str](),
     "model_options": {"adapter_options", "contract", "router_options"},
     "router_options": {"models.routing.options"},
@@ -40,6 +41,7 @@ ALLOWED = {
         "errors",
         "model_options",
         "option_parser",
+        "option_sources",
         "price_options",
         "ray_options",
         "user_folders",
@@ -126,6 +128,7 @@ ALLOWED = {
         "user_folders",
     },
     "commands": {"", "errors"},
+    "commands.cli": {"commands", "errors", "user_folders"},
     "commands.table": {"", "errors", "kernels.library"},
     "commands.serve": {"app", "settings"},
     "commands.key": {"api.access.new_key", "errors"},
@@ -191,8 +194,16 @@ ONLY_IN = {
     "limits": {"api"},
     "redis": {"answers"},
     "sqlite3": {"answers", "jobs"},
-    "pydantic": {"api", "model_options", "price_options", "ray_options", "router_options", "settings"},
-    "pydantic_settings": {"settings"},
+    "pydantic": {
+        "api",
+        "model_options",
+        "option_sources",
+        "price_options",
+        "ray_options",
+        "router_options",
+        "settings",
+    },
+    "pydantic_settings": {"option_sources", "settings"},
     "huggingface_hub": {"model_source"},
     "jinja2": {"prompt"},
     "rich": {"commands"},
@@ -318,7 +329,7 @@ def test_pure_layers_use_the_standard_library_only_and_do_no_io() -> None:
 
 def test_only_the_settings_read_the_environment() -> None:
     """But for where the system says the user's folders are, and for what of it children inherit."""
-    readers = {"sandbox.environment", "settings", "user_folders"}
+    readers = {"option_sources", "sandbox.environment", "settings", "user_folders"}
     for module, nodes in parsed().items():
         names = {node.attr for node in nodes if isinstance(node, ast.Attribute)}
         assert module in readers or not names & {"environ", "getenv"}, module

@@ -19,6 +19,12 @@ FLOAT32 = 6
 """GGUF's number for that type."""
 _LONGEST_KEPT_ARRAY = 4096
 """Longer arrays belong to the vocabulary; arrays about layers are shorter."""
+_MOST_PAIRS = 1 << 16
+_MOST_STRINGS = 1 << 23
+_LONGEST_KEY = (1 << 16) - 1
+_LONGEST_STRING = 1 << 26
+"""No model has as much by far (vocabularies have a quarter of a million strings). Whoever believed the
+numbers of a damaged file would read all of it byte by byte."""
 
 
 class SkippedArray(msgspec.Struct, frozen=True):
@@ -74,10 +80,13 @@ class GgufReader:
 
     def pairs(self) -> dict[str, Value]:
         """All keys and values. The reader must be at the beginning of the file."""
-        version = self.scalar("I")
+        version = int(self.scalar("I"))
+        if int.from_bytes(version.to_bytes(4, "little"), "big") in _VERSIONS:
+            raise StartupError(f"{self._path} is for big-endian machines.")
         if version not in _VERSIONS:
             raise StartupError(f"{self._path} is a GGUF file of version {version}; 2 and 3 can be read.")
         self.num_tensors, num_pairs = int(self.scalar("Q")), int(self.scalar("Q"))
+        self._require(num_pairs, at_most=_MOST_PAIRS)
         return dict(self._pair() for _ in range(num_pairs))
 
     def scalar(self, code: str) -> int | float | bool:
@@ -89,8 +98,9 @@ class GgufReader:
         self.position += struct.calcsize("<" + code)
         return value  # type: ignore[no-any-return]
 
-    def string(self) -> str:
+    def string(self, at_most: int = _LONGEST_STRING) -> str:
         length = int(self.scalar("Q"))
+        self._require(length, at_most=at_most)
         start = self.position
         self._skip(length)
         return self._data[start : self.position].decode("utf-8", "replace")
@@ -99,7 +109,7 @@ class GgufReader:
         return [self.string() for _ in range(count)]
 
     def _pair(self) -> tuple[str, Value]:
-        key = self.string()
+        key = self.string(at_most=_LONGEST_KEY)
         self.kinds[key] = int(self.scalar("I"))
         return key, self._value(self.kinds[key])
 
@@ -134,6 +144,7 @@ class GgufReader:
 
     def _skip_strings(self, count: int) -> None:
         """Skip strings in a tight loop: a vocabulary has hundreds of thousands of them."""
+        self._require(count, at_most=_MOST_STRINGS)
         data, at, length_of = self._data, self.position, struct.Struct("<Q").unpack_from
         try:
             for _ in range(count):
@@ -142,6 +153,10 @@ class GgufReader:
             raise self._damage() from None
         self.position = at
         self._skip(0)
+
+    def _require(self, count: int, *, at_most: int) -> None:
+        if count > at_most:
+            raise StartupError(f"{self._path} is damaged: its header counts {count:,}, at most {at_most:,}.")
 
     def _damage(self) -> StartupError:
         return StartupError(f"{self._path} is truncated or damaged: its header ends too early.")
