@@ -37,6 +37,7 @@ from openai_cpu_server.serving.plans import ModelPlan, planned_models
 from openai_cpu_server.serving.recall import open_recall
 from openai_cpu_server.settings import Settings, revealed, tune_engines
 from openai_cpu_server.user_folders import user_data_dir
+from openai_cpu_server.web.authority import authority
 from openai_cpu_server.web.connection import ConnectionLimits, limited_connection, limited_socket
 from openai_cpu_server.web.hangup import Hangup
 from openai_cpu_server.web.open_files import room_for_connections
@@ -177,7 +178,7 @@ async def _run(
 ) -> None:
     """Runs engines and web server side by side; an only engine that cannot start ends both."""
     scheme = "https" if server.config.is_ssl else "http"
-    logger.info("listening on %s://%s:%d", scheme, *listener.getsockname()[:2])
+    logger.info("listening on %s://%s", scheme, authority(*listener.getsockname()[:2]))
     hangup.call(desk.keys.reload)
     engine_task = asyncio.create_task(fleet.run())
     engine_task.add_done_callback(server.stop_if_failed)
@@ -206,12 +207,18 @@ async def web_serving(
 @contextlib.contextmanager
 def listening(host: str, port: int, *, is_shared: bool = False) -> Iterator[socket.socket]:
     """Binds a socket, before anything slow begins. `is_shared`: others who say so too may have the port, and
-    each gets a share of the connections."""
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    each gets a share of the connections. `::` is all addresses, those of IPv4 too, where the system can."""
+    host = host.strip("[]")
     try:
-        listener = socket.create_server((host, port), family=family, backlog=1024, reuse_port=is_shared)
+        listener = socket.create_server(
+            (host, port),
+            family=socket.AF_INET6 if ":" in host else socket.AF_INET,
+            backlog=1024,
+            reuse_port=is_shared,
+            dualstack_ipv6=host == "::" and socket.has_dualstack_ipv6(),
+        )
     except OSError as error:
-        raise StartupError(f"cannot listen on {host}:{port}: {error}") from None
+        raise StartupError(f"cannot listen on {authority(host, port)}: {error}") from None
     with listener:
         # Connections inherit it. asyncio would set it for those of a socket made with IPPROTO_TCP alone, and
         # without it a kept-alive client gets bodies and tokens some 40 ms late: they wait for its next ACK.

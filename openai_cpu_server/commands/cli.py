@@ -18,8 +18,8 @@ _EXIT_INTERRUPTED = 130
 
 
 def main() -> None:
-    if isinstance(sys.stdout, io.TextIOWrapper):
-        sys.stdout.reconfigure(errors="backslashreplace")  # as stderr does; a terminal may know ASCII only
+    if isinstance(sys.stdout, io.TextIOWrapper) and sys.stdout.encoding.lower() != "utf-8":
+        sys.stdout.reconfigure(errors="backslashreplace")  # as stderr does: not every name can be written so
     is_python_default = signal.getsignal(signal.SIGINT) is signal.default_int_handler
     try:
         if is_python_default:
