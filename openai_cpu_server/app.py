@@ -33,12 +33,14 @@ from openai_cpu_server.models.registry import ModelRegistry
 from openai_cpu_server.observe.logs import set_up_logs
 from openai_cpu_server.observe.tracing import open_tracing
 from openai_cpu_server.observe.watch import Watch
-from openai_cpu_server.reader.pool import ReaderPool
 from openai_cpu_server.serving.engine_options import adapter_files
 from openai_cpu_server.serving.fleet import Fleet
+from openai_cpu_server.serving.parts import reader_pool
 from openai_cpu_server.serving.plans import ModelPlan, planned_models
 from openai_cpu_server.serving.recall import open_recall
-from openai_cpu_server.settings import Settings, revealed, tune_engines, user_data_dir
+from openai_cpu_server.settings import Settings, revealed, tune_engines
+from openai_cpu_server.user_folders import user_data_dir
+from openai_cpu_server.web.authority import authority
 from openai_cpu_server.web.complaints import Complaints
 from openai_cpu_server.web.connection import ConnectionLimits, limited_connection
 from openai_cpu_server.web.hangup import Hangup
@@ -58,7 +60,7 @@ def serve(settings: Settings) -> None:
     hangup = Hangup()
     set_up_logs(settings.log_level, settings.log_format)
     plans = planned_models(settings)
-    readers = ReaderPool()
+    readers = reader_pool(settings, plans)
     with listening(settings.host, settings.port) as listener:
         tune_engines()
         tracing = open_tracing(settings.traces_endpoint) if settings.traces_endpoint else None
@@ -144,7 +146,7 @@ def offline(settings: Settings, plans: Sequence[ModelPlan]) -> Offline:
     """Whoever uses it must run the fleet, and close it. Raises StartupError with one line."""
     tune_engines()
     watch = Watch.new(model=plans[0].name)
-    fleet = Fleet(settings, plans, watch, ReaderPool())
+    fleet = Fleet(settings, plans, watch, reader_pool(settings, plans))
     return Offline(fleet, create_api(fleet.registry, _api_options(settings), watch=watch).run_row)
 
 
@@ -192,7 +194,7 @@ async def _run(
 ) -> None:
     """Runs engines and web server side by side; an only engine that cannot start ends both."""
     scheme = "https" if server.config.is_ssl else "http"
-    logger.info("listening on %s://%s:%d", scheme, *listener.getsockname()[:2])
+    logger.info("listening on %s://%s", scheme, authority(*listener.getsockname()[:2]))
     hangup.call(desk.keys.reload)
     engine_task = asyncio.create_task(fleet.run())
     engine_task.add_done_callback(server.stop_if_failed)
@@ -219,12 +221,18 @@ async def web_serving(settings: Settings, api: Api, *, close_s: int) -> AsyncIte
 @contextlib.contextmanager
 def listening(host: str, port: int, *, is_shared: bool = False) -> Iterator[socket.socket]:
     """Binds a socket, before anything slow begins. `is_shared`: others who say so too may have the port, and
-    each gets a share of the connections."""
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    each gets a share of the connections. `::` is all addresses, those of IPv4 too, where the system can."""
+    host = host.strip("[]")
     try:
-        listener = socket.create_server((host, port), family=family, backlog=1024, reuse_port=is_shared)
+        listener = socket.create_server(
+            (host, port),
+            family=socket.AF_INET6 if ":" in host else socket.AF_INET,
+            backlog=1024,
+            reuse_port=is_shared,
+            dualstack_ipv6=host == "::" and socket.has_dualstack_ipv6(),
+        )
     except OSError as error:
-        raise StartupError(f"cannot listen on {host}:{port}: {error}") from None
+        raise StartupError(f"cannot listen on {authority(host, port)}: {error}") from None
     with listener:
         # Connections inherit it. asyncio would set it for those of a socket made with IPPROTO_TCP alone, and
         # without it a kept-alive client gets bodies and tokens some 40 ms late: they wait for its next ACK.

@@ -29,10 +29,8 @@ from pydantic_settings import (
     CliSuppress,
     NoDecode,
     PydanticBaseSettingsSource,
-    SecretsSettingsSource,
     SettingsConfigDict,
     SettingsError,
-    TomlConfigSettingsSource,
 )
 
 from openai_cpu_server.adapter_options import AdapterOption, parse_adapter
@@ -42,14 +40,22 @@ from openai_cpu_server.contract.request import Priority
 from openai_cpu_server.errors import StartupError
 from openai_cpu_server.model_options import ModelOptions, ModelTable
 from openai_cpu_server.option_parser import OptionParser, add_option
+from openai_cpu_server.option_sources import (
+    ENV_PREFIX,
+    ConfigFile,
+    SecretFiles,
+    Variables,
+    arguments_that_say_something,
+    option,
+    origin_of,
+    said,
+    variable,
+)
 from openai_cpu_server.price_options import PriceTable
 from openai_cpu_server.ray_options import RayTable
+from openai_cpu_server.user_folders import expanded, user_cache_dir
 
 _PROGRAM = "openai-cpu-server serve"
-_ENV_PREFIX = "OCS_"
-_SECRETS_VARIABLE = "OCS_SECRETS_DIR"
-"""Names a folder whose files are options, each named like its environment variable. Docker and Kubernetes
-hand secrets over so: what is in the environment, everybody sees who may look at a container."""
 _PASSED_ON = {
     "stream_rate",
     "stall_ms",
@@ -61,6 +67,7 @@ _PASSED_ON = {
     "mixed_steps",
     "continuous_batching",
     "prefix_sharing",
+    "sandbox",
     "log_level",
 }
 """Options of all engines that they know by the same name."""
@@ -127,7 +134,7 @@ class Settings(ModelOptions, WhatToServe, BaseSettings):
     """Serve a GGUF model behind the OpenAI API."""
 
     model_config = SettingsConfigDict(
-        env_prefix=_ENV_PREFIX,
+        env_prefix=ENV_PREFIX,
         cli_kebab_case=True,
         cli_implicit_flags=True,
         cli_hide_none_type=True,
@@ -137,7 +144,9 @@ class Settings(ModelOptions, WhatToServe, BaseSettings):
     host: str = Field("127.0.0.1", description="address to listen on")
     port: int = Field(8000, ge=0, le=65535, description="port to listen on; 0 picks one")
     api_key: SecretStr | None = Field(
-        None, description="require this key (Authorization: Bearer, or x-api-key)"
+        None,
+        description="require this key (Authorization: Bearer, or x-api-key). Arguments stand in the list of "
+        "processes for every user of the machine: better OCS_API_KEY, or a file in OCS_SECRETS_DIR",
     )
     api_keys: Path | None = Field(
         None, description="TOML file of keys, [keys.NAME] with sha256 and limits; read again on SIGHUP"
@@ -319,6 +328,11 @@ class Settings(ModelOptions, WhatToServe, BaseSettings):
     load_hang_seconds: float = Field(
         1800.0, ge=0, description="the same while the model is loaded and its steps are measured; 0: never"
     )
+    sandbox: Literal["auto", "off"] = Field(
+        _ENGINE.sandbox,
+        description="auto: processes that run native code open only files that they need, make no sockets "
+        "and start no programs, as far as this kernel sees to that; off: they may do what the server may",
+    )
     max_crashes_per_minute: int = Field(
         5,
         ge=1,
@@ -345,8 +359,7 @@ class Settings(ModelOptions, WhatToServe, BaseSettings):
         dotenv_settings: PydanticBaseSettingsSource,
         file_secret_settings: PydanticBaseSettingsSource,
     ) -> tuple[PydanticBaseSettingsSource, ...]:
-        toml = TomlConfigSettingsSource(settings_cls)
-        return init_settings, env_settings, _secret_files(settings_cls), toml
+        return init_settings, Variables(settings_cls), SecretFiles(settings_cls), ConfigFile(settings_cls)
 
     @property
     def isolates_by_key(self) -> bool:
@@ -362,6 +375,7 @@ class Settings(ModelOptions, WhatToServe, BaseSettings):
         cache_bytes: int,
         draft_model_path: Path | None = None,
         adapters: tuple[Adapter, ...] = (),
+        adapter_folders: tuple[Path, ...] = (),
         pinned_prompts: tuple[tuple[int, ...], ...] = (),
         pinned_namespace: str = "",
         of: ModelOptions | None = None,
@@ -374,6 +388,7 @@ class Settings(ModelOptions, WhatToServe, BaseSettings):
             "model_path": str(model_path),
             "draft_model_path": str(draft_model_path) if draft_model_path else None,
             "adapters": adapters,
+            "adapter_folders": tuple(map(str, adapter_folders)),
             "cache_bytes": cache_bytes,
             "pinned_prompts": pinned_prompts,
             "pinned_namespace": pinned_namespace,
@@ -384,7 +399,8 @@ class Settings(ModelOptions, WhatToServe, BaseSettings):
 
     @property
     def profile_dir(self) -> Path:
-        return self.cache_dir or user_cache_dir()
+        """Engines may write into this folder: so no files of models are in it, and no wheels."""
+        return expanded(self.cache_dir) if self.cache_dir else user_cache_dir() / "measured"
 
     @property
     def traces_endpoint(self) -> str | None:
@@ -396,17 +412,9 @@ class Settings(ModelOptions, WhatToServe, BaseSettings):
         return Priority[self.default_priority.upper()]
 
 
-def _secret_files(settings: type[BaseSettings]) -> SecretsSettingsSource:
-    """Raises SettingsError for a folder that is none."""
-    folder = os.environ.get(_SECRETS_VARIABLE) or None
-    if folder is not None and not Path(folder).is_dir():
-        raise SettingsError(f"{_SECRETS_VARIABLE}: there is no folder {folder}")
-    return SecretsSettingsSource(settings, secrets_dir=folder)
-
-
 def revealed(secret: SecretStr | None) -> str | None:
     """The secret itself, for somebody who needs it and does not write it anywhere."""
-    return secret.get_secret_value() if secret else None
+    return secret.get_secret_value() if secret is not None else None
 
 
 def foreign_settings() -> Mapping[str, str]:
@@ -418,16 +426,6 @@ def tell_others(settings: Mapping[str, str]) -> None:
     """Lets processes of this one inherit settings of other programs, where a user has not said otherwise."""
     for name, value in settings.items():
         os.environ.setdefault(name, value)
-
-
-def user_cache_dir() -> Path:
-    base = os.environ.get("XDG_CACHE_HOME")
-    return (Path(base) if base else Path.home() / ".cache") / "openai-cpu-server"
-
-
-def user_data_dir() -> Path:
-    base = os.environ.get("XDG_DATA_HOME")
-    return (Path(base) if base else Path.home() / ".local" / "share") / "openai-cpu-server"
 
 
 HUGE_PAGES = {"GLIBC_TUNABLES": "glibc.malloc.hugetlb=1"}
@@ -454,16 +452,25 @@ def tune_engines() -> None:
 
 
 def read_settings(arguments: Sequence[str]) -> Settings:
-    """Settings for these command line arguments. Raises StartupError with one line that names the option."""
+    """Settings for these command line arguments. Raises StartupError with one line that names the option, and
+    where it comes from."""
+    arguments = arguments_that_say_something(arguments)
     _refuse_replaced(arguments)
-    settings = _reading(_config_path(arguments))
+    config = _config_path(arguments)
+    settings = _reading(config)
     models, others = _models_and_others(arguments)
     named: dict[str, Any] = {"model": models} if models else {}
     try:
         return CliApp.run(settings, cli_args=others, cli_settings_source=_command_line(settings), **named)
     except ValidationError as error:
-        raise StartupError("; ".join(_problem(e["loc"], e["msg"]) for e in error.errors())) from None
+        problems = (
+            _problem(e["loc"], e["msg"], origin_of(str(e["loc"][0]), arguments, config) if e["loc"] else "")
+            for e in error.errors()
+        )
+        raise StartupError("; ".join(problems)) from None
     except (SettingsError, OSError, ValueError) as error:
+        if isinstance(error.__cause__, StartupError):
+            raise error.__cause__ from None
         raise StartupError(f"cannot read the settings: {error}") from None
 
 
@@ -481,7 +488,7 @@ def _refuse_replaced(arguments: Sequence[str]) -> None:
     """Raises StartupError for old names on the command line or in the environment, which would be ignored."""
     given = {argument.partition("=")[0] for argument in arguments}
     for name in _REPLACED:
-        if _option(name) in given or f"{_ENV_PREFIX}{name.upper()}" in os.environ:
+        if option(name) in given or variable(name) in os.environ:
             raise StartupError(_problem((name,), ""))
 
 
@@ -502,20 +509,17 @@ def _reading(path: Path | None) -> type[Settings]:
 def _config_path(arguments: Sequence[str]) -> Path | None:
     """Finds the TOML file, which must be known before the options are read."""
     parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
-    parser.add_argument("--config", default=os.environ.get(f"{_ENV_PREFIX}CONFIG"))
+    named = said("config", os.environ.get(variable("config")), variable("config"))
+    parser.add_argument("--config", default=named)
     path = parser.parse_known_args(arguments)[0].config
-    return Path(path).expanduser() if path else None
+    return expanded(path) if path else None
 
 
-def _problem(location: tuple[int | str, ...], message: str) -> str:
+def _problem(location: tuple[int | str, ...], message: str, origin: str = "") -> str:
     """`location` is the option and, for a list, the place in it, which says nothing to whoever gave a few."""
     names = [part for part in location if isinstance(part, str)]
     if names[:1] == ["models"] and len(names) > 1:
-        return " ".join([f"[models.{names[1]}]", *names[2:]]) + f": {message}"
+        return " ".join([f"[models.{names[1]}]", *names[2:]]) + f"{origin}: {message}"
     if names and names[0] in _REPLACED:
-        return f"{_option(names[0])} is gone: use {_REPLACED[names[0]]}"
-    return f"{_option('-'.join(names))}: {message}" if location else message
-
-
-def _option(name: str) -> str:
-    return "--" + name.replace("_", "-")
+        return f"{option(names[0])} is gone: use {_REPLACED[names[0]]}"
+    return f"{option('-'.join(names))}{origin}: {message}" if location else message

@@ -45,7 +45,8 @@ from openai_cpu_server.scheduler.kv_ledger import KVLedger
 from openai_cpu_server.scheduler.policy import PriorityPolicy
 from openai_cpu_server.scheduler.prefix_cache import PrefixCache
 from openai_cpu_server.scheduler.scheduler import Limits, Scheduler
-from openai_cpu_server.settings import HUGE_PAGES, user_cache_dir
+from openai_cpu_server.settings import HUGE_PAGES
+from openai_cpu_server.user_folders import user_cache_dir
 
 SAMPLING = {"temperature": 0.8, "top_k": 40, "top_p": 0.95}
 KV_TOKENS = 8192
@@ -119,7 +120,7 @@ def _curve(model: str) -> CostCurve:
     options = msgspec.structs.replace(OPTIONS, model_path=model)
     backend = LlamaBackend.load(options, lambda fraction: None)
     try:
-        return cost_curve(backend, options, user_cache_dir())
+        return cost_curve(backend, options, user_cache_dir() / "measured")
     finally:
         backend.close()
 

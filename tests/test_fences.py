@@ -22,8 +22,14 @@ ALLOWED = {
     "__init__": set[str](),
     "__main__": {"commands.cli"},
     "errors": set[str](),
+    # What is written where others might read along.
+    "private_files": set[str](),
+    "user_folders": {"errors", "private_files"},
+    # What a child process may do: it knows nothing of what the child is for.
+    "sandbox": set[str](),
     "contract": {"errors"},
     "option_parser": {"errors"},
+    "option_sources": {"errors", "user_folders"},
     "adapter_options": set[str](),
     "model_options": {"adapter_options", "contract", "router_options"},
     "router_options": {"models.routing.options"},
@@ -35,27 +41,42 @@ ALLOWED = {
         "errors",
         "model_options",
         "option_parser",
+        "option_sources",
         "price_options",
         "ray_options",
+        "user_folders",
     },
-    "model_source": {"adapter_options", "contract.adapter", "errors", "llama.gguf"},
+    "model_source": {"adapter_options", "contract.adapter", "errors", "llama.gguf", "user_folders"},
     "prompt": {"contract", "errors"},
     "structured": {"contract.grammar", "errors"},
     "scheduler": {"contract"},
     # The asyncio side of an engine: for it there is no scheduler, and no engine but what the contract says.
-    "dispatch": {"contract", "errors"},
+    "dispatch": {"contract", "errors", "sandbox.environment"},
     # Chooses between engines by what they tell: for it there is no Ray and no network.
     "replicas": {"contract"},
     "engine": {"contract", "errors", "scheduler"},
     # Kernels in front of ggml: whoever has loaded ggml hands it over.
     "kernels": {"contract"},
-    "llama": {"contract", "errors", "kernels.library", "kernels.proof", "structured.gbnf"},
+    "llama": {
+        "contract",
+        "errors",
+        "kernels.library",
+        "kernels.proof",
+        "private_files",
+        "structured.gbnf",
+    },
     # Below `api`, which looks a model up by the name in a body: for it there is no HTTP and no process.
     "models": {"contract", "errors", "prompt"},
     # The API process's way to the processes that read texts with native code, and these themselves.
-    "reader": {"contract", "dispatch.death", "errors", "prompt"},
+    "reader": {"contract", "dispatch.death", "errors", "prompt", "sandbox.environment"},
     "reader.work": {"errors", "llama", "prompt", "reader.messages", "structured.maker"},
-    "reader.process": {"contract.framing", "engine.offspring", "llama.model.native", "reader"},
+    "reader.process": {
+        "contract.framing",
+        "engine.offspring",
+        "llama.model.native",
+        "reader",
+        "sandbox.confine",
+    },
     # Several engines elsewhere: the pure choice between them, and the way to them.
     "replicas.remote": {"contract", "dispatch.requests", "errors"},
     "replicas.host": {"contract", "dispatch", "errors"},
@@ -68,17 +89,19 @@ ALLOWED = {
         "models",
         "observe",
         "ray_options",
+        "private_files",
         "reader.pool",
         "serving",
         "settings",
+        "user_folders",
     },
     # The files of the page: for it there is no HTTP.
     "page": set[str](),
     # Below `api`, which asks it before it submits a call: for it there is no HTTP, no model and no engine.
-    "answers": {"contract", "errors"},
+    "answers": {"contract", "errors", "private_files", "user_folders"},
     # Beside `api`, which calls it: batches know neither HTTP nor the engine. Rows are run through a callable
     # that `api` provides and `app` hands over.
-    "jobs": {"contract.usage", "errors"},
+    "jobs": {"contract.usage", "errors", "private_files", "user_folders"},
     # Below `api`, which tells it of requests; the engine's client tells it of steps through a protocol of its
     # own, and is looked at for gauges. It knows no HTTP; nobody else knows Prometheus or OpenTelemetry.
     "observe": {"", "contract", "errors"},
@@ -116,8 +139,10 @@ ALLOWED = {
         "prompt",
         "reader",
         "settings",
+        "user_folders",
     },
     "commands": {"", "errors"},
+    "commands.cli": {"commands", "errors", "user_folders"},
     "commands.table": {"", "errors", "kernels.library"},
     "commands.serve": {"app", "settings"},
     "commands.key": {"api.access.new_key", "errors"},
@@ -132,8 +157,23 @@ ALLOWED = {
         "settings",
     },
     "commands.ray": {"", "errors", "replicas.ray", "settings"},
-    "commands.tune": {"contract", "errors", "llama", "model_source", "settings"},
-    "commands.quantize": {"engine.offspring", "errors", "llama", "model_source"},
+    "commands.tune": {
+        "contract",
+        "errors",
+        "llama",
+        "model_source",
+        "sandbox.environment",
+        "settings",
+        "user_folders",
+    },
+    "commands.quantize": {
+        "engine.offspring",
+        "errors",
+        "llama",
+        "model_source",
+        "sandbox.environment",
+        "user_folders",
+    },
     "commands.inspect": {
         "contract",
         "errors",
@@ -153,9 +193,10 @@ ALLOWED = {
         "reader.pool",
         "serving",
         "settings",
+        "user_folders",
         "web",
     },
-    "engine.process": {"contract", "engine", "llama", "observe.logs"},
+    "engine.process": {"contract", "engine", "llama", "observe.logs", "sandbox.confine"},
 }
 """Layer (or one file of it) -> what it may import besides itself; "" is the package's own `__init__`."""
 
@@ -168,8 +209,16 @@ ONLY_IN = {
     "limits": {"api"},
     "redis": {"answers"},
     "sqlite3": {"answers", "jobs"},
-    "pydantic": {"api", "model_options", "price_options", "ray_options", "router_options", "settings"},
-    "pydantic_settings": {"settings"},
+    "pydantic": {
+        "api",
+        "model_options",
+        "option_sources",
+        "price_options",
+        "ray_options",
+        "router_options",
+        "settings",
+    },
+    "pydantic_settings": {"option_sources", "settings"},
     "huggingface_hub": {"model_source"},
     "jinja2": {"prompt"},
     "rich": {"commands"},
@@ -187,8 +236,6 @@ PURE = {
     "scheduler",
     "structured",
 }
-READS_ENVIRONMENT = {"settings", "dispatch.process.child"}
-"""The latter hands it on to the engine."""
 ROOMS_UPWARDS = {
     "dispatch": ("cores", "adapters", "process", "requests"),
     "replicas": ("remote", "host", "ray"),
@@ -329,9 +376,11 @@ def test_pure_layers_use_the_standard_library_only_and_do_no_io() -> None:
 
 
 def test_only_the_settings_read_the_environment() -> None:
+    """But for where the system says the user's folders are, and for what of it children inherit."""
+    readers = {"option_sources", "sandbox.environment", "settings", "user_folders"}
     for module, nodes in parsed().items():
         names = {node.attr for node in nodes if isinstance(node, ast.Attribute)}
-        assert module in READS_ENVIRONMENT or not names & {"environ", "getenv"}, module
+        assert module in readers or not names & {"environ", "getenv"}, module
 
 
 def test_own_code_is_imported_at_the_top() -> None:

@@ -4,7 +4,11 @@ from __future__ import annotations
 
 import socket
 
+import pytest
+
 from openai_cpu_server.app import listening
+from openai_cpu_server.errors import StartupError
+from openai_cpu_server.web.authority import authority
 
 
 def test_what_is_written_to_a_connection_leaves_at_once() -> None:
@@ -13,3 +17,40 @@ def test_what_is_written_to_a_connection_leaves_at_once() -> None:
         connection, _ = listener.accept()
         with connection:
             assert connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
+
+
+@pytest.fixture
+def _ipv6() -> None:
+    try:
+        socket.create_server(("::1", 0), family=socket.AF_INET6).close()
+    except OSError as error:
+        pytest.skip(f"there is no IPv6 here: {error}")
+
+
+@pytest.mark.usefixtures("_ipv6")
+@pytest.mark.parametrize("host", ["::", "[::]"])
+@pytest.mark.parametrize("is_shared", [False, True])
+def test_all_addresses_are_those_of_both_families(host: str, is_shared: bool) -> None:
+    with listening(host, 0, is_shared=is_shared) as listener:
+        port = listener.getsockname()[1]
+        for address in ("127.0.0.1", "::1"):
+            socket.create_connection((address, port)).close()
+
+
+@pytest.mark.usefixtures("_ipv6")
+@pytest.mark.parametrize("host", ["::1", "[::1]"])
+def test_one_address_of_ipv6_is_that_alone(host: str) -> None:
+    with listening(host, 0) as listener:
+        port = listener.getsockname()[1]
+        socket.create_connection(("::1", port)).close()
+        with pytest.raises(ConnectionRefusedError):
+            socket.create_connection(("127.0.0.1", port))
+
+
+@pytest.mark.usefixtures("_ipv6")
+def test_what_cannot_be_listened_on_is_named_as_urls_have_it() -> None:
+    with listening("::1", 0) as listener:
+        port = listener.getsockname()[1]
+        with pytest.raises(StartupError, match=rf"cannot listen on \[::1\]:{port}: "), listening("::1", port):
+            pass
+    assert (authority("127.0.0.1", 80), authority("fe80::1", 80)) == ("127.0.0.1:80", "[fe80::1]:80")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 from pathlib import Path
 
@@ -14,8 +15,8 @@ from openai_cpu_server.settings import read_settings, revealed, tune_engines
 
 @pytest.fixture(autouse=True)
 def _no_environment(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("OCS_CONFIG", "OCS_PORT", "OCS_MODEL"):
-        monkeypatch.delenv(name, raising=False)
+    for name in [name for name in os.environ if name.upper().startswith("OCS_")]:
+        monkeypatch.delenv(name)
 
 
 def test_defaults() -> None:
@@ -186,3 +187,147 @@ def test_names_of_the_server_are_names_alone() -> None:
 )
 def test_keys_share_no_prompts_unless_that_is_asked_for(arguments: list[str], isolates: bool) -> None:
     assert read_settings(arguments).isolates_by_key is isolates
+
+
+GUARDS = (
+    *("api_key", "api_keys", "limits_url", "ssl_certfile", "ssl_keyfile", "ssl_keyfile_password"),
+    "trusted_proxy",
+)
+EMPTY = ["", " ", "\t", "\n", "\r\n"]
+
+
+def refused(*arguments: str) -> str:
+    with pytest.raises(StartupError) as error:
+        read_settings(arguments)
+    (line,) = str(error.value).splitlines()
+    return line
+
+
+@pytest.mark.parametrize("empty", EMPTY)
+@pytest.mark.parametrize("guard", GUARDS)
+def test_a_guard_that_is_empty_is_refused_wherever_it_stands(
+    guard: str, empty: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    option, variable = "--" + guard.replace("_", "-"), f"OCS_{guard.upper()}"
+    assert refused(option, empty).startswith(f"{option} is empty: ")
+    assert refused(f"{option}={empty}").startswith(f"{option} is empty: ")
+    assert refused("--port", "1", option, empty, "--host", "::1").startswith(f"{option} is empty: ")
+    for name in (variable, variable.lower()):
+        monkeypatch.setenv(name, empty)
+        assert refused().startswith(f"{variable} is empty: ")
+        monkeypatch.delenv(name)
+    secrets = tmp_path / "secrets"
+    secrets.mkdir()
+    monkeypatch.setenv("OCS_SECRETS_DIR", str(secrets))
+    for name in (variable.lower(), variable):
+        (secrets / name).write_text(empty)
+        assert refused().startswith(f"{secrets / name} is empty: ")
+        (secrets / name).unlink()
+    monkeypatch.delenv("OCS_SECRETS_DIR")
+    config = tmp_path / "c.toml"
+    config.write_text(f"{guard} = {json.dumps(empty)}\n")
+    assert refused("--config", str(config)).startswith(f"{guard} in {config} is empty: ")
+
+
+@pytest.mark.parametrize("empty", EMPTY)
+def test_files_that_may_hold_guards_are_guards(empty: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert refused("--config", empty).startswith("--config is empty: ")
+    for name in ("OCS_CONFIG", "OCS_SECRETS_DIR"):
+        monkeypatch.setenv(name, empty)
+        assert refused().startswith(f"{name} is empty: ")
+        monkeypatch.delenv(name)
+
+
+def test_a_guard_elsewhere_does_not_excuse_an_empty_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OCS_API_KEY", "")
+    assert refused("--api-key", "k").startswith("OCS_API_KEY is empty: leave it out to go without --api-key")
+
+
+@pytest.mark.parametrize("empty", EMPTY)
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("host", "served_model_name", "model", "port", "draft_model", "adapter_dir", "jobs_db", "cache_dir"),
+        *("answer_cache", "semantic_cache_model", "otel_endpoint", "cors_origin", "cache_file", "log_level"),
+        *("chat_template", "pin_prompt", "adapter", "request_timeout", "page", "kv_type"),
+    ],
+)
+def test_all_else_that_is_empty_is_as_if_not_set(
+    name: str, empty: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = getattr(read_settings([]), name)
+    option = "--" + name.replace("_", "-")
+    found = [read_settings([option, empty]), read_settings([f"{option}={empty}"])]
+    config = tmp_path / "c.toml"
+    config.write_text(f"{name} = {json.dumps(empty)}\n")
+    found.append(read_settings(["--config", str(config)]))
+    (tmp_path / f"ocs_{name}").write_text(empty)
+    monkeypatch.setenv("OCS_SECRETS_DIR", str(tmp_path))
+    found.append(read_settings([]))
+    monkeypatch.setenv(f"OCS_{name.upper()}", empty)
+    found.append(read_settings([]))
+    assert [getattr(settings, name) for settings in found] == [before] * 5
+
+
+def test_an_empty_value_leaves_the_word_to_the_next_source(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = tmp_path / "c.toml"
+    config.write_text('host = "file"\n')
+    monkeypatch.setenv("OCS_HOST", "")
+    assert read_settings(["--config", str(config), "--host", ""]).host == "file"
+    monkeypatch.setenv("OCS_HOST", "environment")
+    assert read_settings(["--config", str(config), "--host", ""]).host == "environment"
+
+
+def test_a_key_file_s_last_line_end_is_no_part_of_the_key(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "ocs_api_key").write_text("k\n")
+    monkeypatch.setenv("OCS_SECRETS_DIR", str(tmp_path))
+    assert revealed(read_settings([]).api_key) == "k"
+
+
+def test_errors_say_where_the_value_came_from(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    config = tmp_path / "c.toml"
+    config.write_text('port = "x"\n[models.a]\nctx_size = 1\n')
+    assert f"--port (from {config}): Input should be a valid integer" in refused("--config", str(config))
+    assert f"[models.a] ctx_size (from {config}): Input should" in refused("--config", str(config))
+    (tmp_path / "ocs_port").write_text("y")
+    monkeypatch.setenv("OCS_SECRETS_DIR", str(tmp_path))
+    assert f"--port (from {tmp_path / 'ocs_port'}): " in refused("--config", str(config))
+    monkeypatch.setenv("OCS_PORT", "70000")
+    assert refused().startswith("--port (from OCS_PORT): Input should be less than")
+    assert refused("--port", "z").startswith("--port: Input should be a valid integer")
+    monkeypatch.setenv("OCS_CORS_ORIGIN", "https://a.example")
+    assert refused("--port", "1") == (
+        '--cors-origin (from OCS_CORS_ORIGIN): expected a list in JSON, such as ["a", "b"]'
+    )
+    config.write_text("port = \n")
+    assert refused("--config", str(config)).startswith(f"cannot read {config}: ")
+
+
+@pytest.mark.parametrize("link", ["tcp://10.0.0.1:8000", "udp://[fd00::1]:53"])
+def test_what_kubernetes_sets_for_a_service_is_named_with_its_cure(
+    link: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("OCS_PORT", link)
+    monkeypatch.setenv("OCS_SERVICE_HOST", "10.0.0.1")
+    monkeypatch.setenv("OCS_PORT_8000_TCP", link)
+    said = refused()
+    assert "--port (from OCS_PORT; Kubernetes sets it where there is a Service named ocs" in said
+    assert "enableServiceLinks to false" in said
+    assert read_settings(["--port", "1"]).port == 1
+
+
+def test_bytes_that_are_no_utf8_are_refused_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    bad = os.fsdecode(b"/models/b\xff.gguf")
+    assert refused(f"--model={bad}") == r"--model '/models/b\udcff.gguf' is not UTF-8"
+    monkeypatch.setenv("OCS_CACHE_DIR", bad)
+    assert refused().startswith("OCS_CACHE_DIR '/models/b")
+
+
+def test_errors_do_not_show_secrets(tmp_path: Path) -> None:
+    config = tmp_path / "c.toml"
+    config.write_text("api_key = 12345678\n")
+    assert "12345678" not in refused("--config", str(config))

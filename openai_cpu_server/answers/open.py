@@ -8,6 +8,7 @@ from openai_cpu_server.answers.redis import SCHEMES, RedisAnswers
 from openai_cpu_server.answers.sqlite import SqliteAnswers
 from openai_cpu_server.answers.store import AnswerStore, Bounds
 from openai_cpu_server.errors import StartupError
+from openai_cpu_server.user_folders import expanded
 
 
 def open_answers(where: str, bounds: Bounds, *, default: Path) -> AnswerStore:
@@ -21,4 +22,4 @@ def open_answers(where: str, bounds: Bounds, *, default: Path) -> AnswerStore:
         raise StartupError("--answer-cache: expected on, memory, a PATH, or redis://HOST:PORT")
     if where == "memory":
         return SqliteAnswers.open(None, bounds)
-    return SqliteAnswers.open(default if where == "on" else Path(where).expanduser(), bounds)
+    return SqliteAnswers.open(default if where == "on" else expanded(where), bounds)

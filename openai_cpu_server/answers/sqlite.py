@@ -15,6 +15,7 @@ from typing import TypeVar
 from openai_cpu_server.answers.similarity import Near, nearest
 from openai_cpu_server.answers.store import GROUP_LIMIT, Bounds, Entry, Size, StoreFailed
 from openai_cpu_server.errors import StartupError
+from openai_cpu_server.private_files import keep_database_private
 
 T = TypeVar("T")
 
@@ -67,7 +68,7 @@ class SqliteAnswers:
         try:
             if path is not None:
                 path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-                path.touch(mode=0o600)  # answers are nobody else's; SQLite's other files follow it
+                keep_database_private(path)
             connection = _connected(path)
         except (sqlite3.Error, OSError) as error:
             raise StartupError(f"cannot open the cache of answers {path}: {error}") from None

@@ -83,6 +83,10 @@ class EngineOptions(msgspec.Struct, frozen=True, kw_only=True):
 
     Off: no message is sent about turns.
     """
+    sandbox: Literal["auto", "off"] = "auto"
+    """auto: the process gives up what it does not need, as far as the kernel can."""
+    adapter_folders: tuple[str, ...] = ()
+    """Adapters that are loaded later lie in one of these."""
     tells_forecast: bool = False
     """Several engines are chosen between by what they forecast, and by the prompts that they hold."""
     log_level: str = "info"

@@ -109,11 +109,21 @@ BuildCore = Callable[[EngineOptions, Loaded, Callable[[float], None], EngineTurn
 """The third argument is told how far it has come, 0 to 1; the last says whether it may compute."""
 
 
-def run_engine(channel: EngineChannel, *, load: Load[Loaded], build_core: BuildCore[Loaded]) -> None:
-    """Load the model as the first command says, then serve until the client is gone."""
+def run_engine(
+    channel: EngineChannel,
+    *,
+    load: Load[Loaded],
+    build_core: BuildCore[Loaded],
+    confine: Callable[[EngineOptions], None] = lambda options: None,
+) -> None:
+    """Load the model as the first command says, then serve until the client is gone.
+
+    `confine`: called before there is another thread, and before anything is loaded.
+    """
     start = channel.receive()
     if not isinstance(start, Start):
         return
+    confine(start.options)
     inbox = Inbox()
     turn = SharedTurn(channel.send, wake=inbox.wake) if start.options.shares_cores else OwnCores()
     reader = Reader(channel, inbox, turn, grace_s=start.options.exit_grace_s)

@@ -5,6 +5,7 @@ Wires llama, scheduler and core.
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import logging
 import socket
@@ -29,10 +30,13 @@ from openai_cpu_server.engine.offspring import (
 from openai_cpu_server.engine.turn import EngineTurn, OwnCores
 from openai_cpu_server.llama.backend import LlamaBackend
 from openai_cpu_server.llama.embed.embedder import LlamaEmbedder
-from openai_cpu_server.llama.gguf.header import GgufHeader
+from openai_cpu_server.llama.gguf.header import GgufHeader, files_by_name
 from openai_cpu_server.llama.gguf.kind import model_kind
 from openai_cpu_server.llama.measure.calibrate import Calibrator
 from openai_cpu_server.observe.logs import set_up_logs
+from openai_cpu_server.sandbox.confine import confine
+
+logger = logging.getLogger(__name__)
 
 _MOST_TURNS = 60
 """A measurement at start is given up after so many turns.
@@ -100,12 +104,31 @@ def _measured(calibrator: Calibrator, turn: EngineTurn) -> CostCurve | None:
     return None
 
 
+def _confine(options: EngineOptions) -> None:
+    """Keep what the options name, with a word in the log."""
+    if options.sandbox == "off":
+        logger.info("sandbox: off")
+        return
+    models = [Path(path) for path in (options.model_path, options.draft_model_path) if path is not None]
+    files = [Path(adapter.path) for adapter in options.adapters]
+    folders = [Path(folder) for folder in options.adapter_folders]
+    kept = [Path(options.cost_dir)] if options.cost_dir is not None else []
+    for folder in (*folders, *kept):  # what comes later in its place would stay closed
+        with contextlib.suppress(OSError):
+            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    if options.cache_file is not None:
+        files.append(Path(options.cache_file))  # it may be a link
+        kept.append(Path(options.cache_file).parent)
+    parts = [part for model in models for part in files_by_name(model)]
+    logger.info("sandbox: %s", confine(read=[*parts, *files, *folders], write=kept))
+
+
 def main() -> None:
     leave_signals_to_parent()
     die_with_parent()
     set_up_logs("info", "json" if sys.argv[1] == "json" else "console")
     channel = EngineChannel(socket.socket(fileno=int(sys.argv[2])))
-    run_engine(channel, load=_load, build_core=_build)
+    run_engine(channel, load=_load, build_core=_build, confine=_confine)
 
 
 if __name__ == "__main__":

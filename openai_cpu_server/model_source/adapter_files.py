@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pkgutil
 from pathlib import Path
 
 from openai_cpu_server.adapter_options import AdapterSource
@@ -10,6 +11,10 @@ from openai_cpu_server.errors import AdapterFailed, AdapterNotAllowed, StartupEr
 from openai_cpu_server.llama.gguf.adapter_file import file_digest
 from openai_cpu_server.model_source.hub_name import PREFIX
 from openai_cpu_server.model_source.resolve import resolve_model
+from openai_cpu_server.user_folders import require_utf8
+
+_HUB_CACHE = "openai_cpu_server.model_source.hub:cache_folder"
+"""It is imported when it is called: the hub's library takes a quarter of a start."""
 
 
 class AdapterFiles:
@@ -18,6 +23,14 @@ class AdapterFiles:
     def __init__(self, folder: Path | None) -> None:
         """`folder`: what clients name must lie in it; None: clients may name nothing."""
         self._folder = folder
+
+    @property
+    def folders(self) -> tuple[Path, ...]:
+        """Where what clients name lies: the folder, and the hub's cache."""
+        if self._folder is None:
+            return ()
+        hub: Path = pkgutil.resolve_name(_HUB_CACHE)()
+        return (self._folder.resolve(), hub)
 
     def of_operator(self, source: AdapterSource) -> Adapter:
         """What whoever starts the server names may lie anywhere. Raises `StartupError`."""
@@ -65,4 +78,8 @@ _OUTSIDE = "The path leads out of the server's --adapter-dir."
 
 
 def _adapter(source: AdapterSource, path: Path) -> Adapter:
+    try:
+        require_utf8(path)
+    except StartupError as error:
+        raise AdapterFailed(f"{error}.") from None
     return Adapter(name=source.name, path=str(path), digest=file_digest(path), scale=source.scale)

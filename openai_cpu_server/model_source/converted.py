@@ -18,8 +18,8 @@ import msgspec
 from openai_cpu_server.errors import StartupError
 from openai_cpu_server.llama.gguf.header import GgufHeader
 from openai_cpu_server.llama.gguf.tensors import model_tensors
-from openai_cpu_server.model_source.cache import cache_folder
 from openai_cpu_server.model_source.package import Package
+from openai_cpu_server.user_folders import user_cache_dir
 
 logger = logging.getLogger(__name__)
 
@@ -45,7 +45,7 @@ class ConvertedModel(msgspec.Struct, frozen=True, kw_only=True):
     """The zip file's path below the module's folder."""
     name: str
     """What the GGUF file calls the model."""
-    cache: Path = msgspec.field(default_factory=cache_folder)
+    cache: Path = msgspec.field(default_factory=user_cache_dir)
 
     def path(self) -> Path:
         """The GGUF file, whole; it is made at the first call. Raises StartupError that says what is wrong and

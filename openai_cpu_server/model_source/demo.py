@@ -12,7 +12,7 @@ from pathlib import Path
 import msgspec
 
 from openai_cpu_server.errors import StartupError
-from openai_cpu_server.model_source.cache import cache_folder
+from openai_cpu_server.user_folders import user_cache_dir
 
 logger = logging.getLogger(__name__)
 
@@ -28,7 +28,7 @@ class DemoFiles(msgspec.Struct, frozen=True, kw_only=True):
         _PACKAGE.parent / "model_assets" / "demo.gguf",
     )
     generator: Path = _PACKAGE.parent / "scripts" / "make_model.py"
-    cache: Path = msgspec.field(default_factory=cache_folder)
+    cache: Path = msgspec.field(default_factory=user_cache_dir)
     """The folder for the random model."""
 
     def path(self) -> Path:

@@ -30,6 +30,11 @@ logger = logging.getLogger(__name__)
 _TIMEOUT_S = 10.0
 
 
+def cache_folder() -> Path:
+    """Where downloaded files lie."""
+    return Path(HF_HUB_CACHE)
+
+
 def fetch(name: HubName) -> Path:
     """The model's (first) file in the cache. It is downloaded if it is not there. Raises StartupError."""
     try:

@@ -16,6 +16,7 @@ from openai_cpu_server.model_source.aliases import ALIASES
 from openai_cpu_server.model_source.demo import DemoFiles
 from openai_cpu_server.model_source.hub_name import PREFIX, HubName, parse_hub_name
 from openai_cpu_server.model_source.packaged import PACKAGED
+from openai_cpu_server.user_folders import expanded, require_utf8
 
 logger = logging.getLogger(__name__)
 
@@ -56,12 +57,17 @@ def resolve_model(name: str, *, demo: DemoFiles | None = None) -> Path:
 
     `demo` and aliases come before files of the same name (write `./demo`), `hf:` before everything.
     """
-    return _resolved(name, _FETCH, demo or DemoFiles())
+    return _tellable(_resolved(name, _FETCH, demo or DemoFiles()))
 
 
 def local_model(name: str) -> Path:
     """The same file, but nothing is downloaded, for commands from which nobody expects gigabytes."""
-    return _resolved(name, _FIND_CACHED, DemoFiles())
+    return _tellable(_resolved(name, _FIND_CACHED, DemoFiles()))
+
+
+def _tellable(path: Path) -> Path:
+    require_utf8(path)
+    return path
 
 
 def _resolved(name: str, on_hub: str, demo: DemoFiles) -> Path:
@@ -100,11 +106,11 @@ def _at_hub(find: str, name: HubName) -> Path:
 
 def _local_file(name: str) -> Path:
     try:
-        path = Path(name).expanduser()
+        path = expanded(name)
         if path.is_file():
             return path
         is_folder = bool(name) and path.is_dir()
-    except (OSError, RuntimeError) as error:  # no access, too long a name; `~nobody`
+    except OSError as error:  # no access, too long a name
         raise StartupError(f"cannot look for {name}: {error}") from None
     if is_folder:
         raise StartupError(f"{name} is a folder, not a GGUF file")

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import enum
 import itertools
+import json
 import logging
 import socket
 import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
+from pathlib import Path
 from types import TracebackType
 from typing import NamedTuple
 
@@ -41,6 +43,7 @@ from openai_cpu_server.reader.messages import (
     Result,
     Work,
 )
+from openai_cpu_server.sandbox.environment import child_environment
 
 logger = logging.getLogger(__name__)
 
@@ -96,6 +99,7 @@ class _Process:
                     pass_fds=(theirs.fileno(),),
                     stdin=subprocess.DEVNULL,
                     start_new_session=True,
+                    env=child_environment(),
                 )
             except BaseException:
                 ours.close()
@@ -157,13 +161,15 @@ class _Place:
 class ReaderPool:
     """Some processes. Any thread may call its methods; all of them block."""
 
-    def __init__(self, command: Sequence[str] = _COMMAND) -> None:
-        """One process is started at once."""
+    def __init__(self, readable: Iterable[Path] | None = None) -> None:
+        """One process is started at once. `readable`: the folders that models are in, for the processes'
+        sandbox; None: they have none."""
         self.deaths = 0
         """Of processes that died of what they did, or were killed."""
         self.on_death: Callable[[str], None] = lambda cause: None
         """Called in any thread, with a signal's name, `exit_1` and the like, or `silence`."""
-        self._command = tuple(command)
+        told = None if readable is None else sorted({str(path) for path in readable})
+        self._command = (*_COMMAND, json.dumps(told))
         self._short, self._any = _Place(), _Place()
         self._free = threading.Condition()
         self._numbers = itertools.count(1)

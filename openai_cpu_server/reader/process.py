@@ -1,4 +1,5 @@
-"""A reader process: `python -m openai_cpu_server.reader.process FD`.
+"""A reader process: `python -m openai_cpu_server.reader.process FOLDERS FD`. FOLDERS, as JSON, are those that
+models are in; null: it is not confined to them.
 
 It reads one piece of work after the other from its socket, within bounds of memory and computing time, on a
 thread with a large stack: the splitters of some tokenizers recurse for each character of a long word, and the
@@ -8,11 +9,13 @@ grammar library for each rule of a chain. Beyond these bounds the process dies, 
 from __future__ import annotations
 
 import gc
+import json
 import resource
 import socket
 import sys
 import threading
 import time
+from pathlib import Path
 from typing import BinaryIO
 
 import msgspec
@@ -23,6 +26,7 @@ from openai_cpu_server.engine.offspring import die_with_parent, leave_signals_to
 from openai_cpu_server.llama.model.native import native_log
 from openai_cpu_server.reader.messages import OpenModel, Refused, Reply, Result, Work
 from openai_cpu_server.reader.work import Worker
+from openai_cpu_server.sandbox.confine import confine
 
 STACK_BYTES = 512 * 2**20
 """Only what is used of it takes memory."""
@@ -97,7 +101,10 @@ def main() -> None:
     leave_signals_to_parent()
     die_with_parent()
     native_log()
-    sock = socket.socket(fileno=int(sys.argv[1]))
+    folders = json.loads(sys.argv[1])
+    if folders is not None:
+        confine(read=map(Path, folders))
+    sock = socket.socket(fileno=int(sys.argv[2]))
     threading.stack_size(STACK_BYTES)
     thread = threading.Thread(target=_serve, args=(sock,))
     thread.start()

@@ -18,6 +18,7 @@ from openai_cpu_server.reader.pool import ReaderPool
 from openai_cpu_server.serving.foresight import Share
 from openai_cpu_server.serving.plans import ModelPlan
 from openai_cpu_server.settings import Settings
+from openai_cpu_server.user_folders import expanded
 
 logger = logging.getLogger(__name__)
 
@@ -34,6 +35,7 @@ def engine_options(
         cache_bytes=cache_bytes,
         draft_model_path=resolve_model(of.draft_model) if of.draft_model else None,
         adapters=tuple(AdapterFiles(None).of_operator(source) for source in plan.adapters),
+        adapter_folders=adapter_files(settings).folders,
         pinned_prompts=tuple(_pinned(path, tokenizer) for path in of.pin_prompt),
         pinned_namespace=_pinned_namespace(settings),
         of=of,
@@ -53,9 +55,12 @@ def engine_options(
 def adapter_files(settings: Settings) -> AdapterFiles:
     """Raises StartupError for a folder that is none."""
     folder = settings.adapter_dir
-    if folder is not None and not folder.expanduser().is_dir():
+    if folder is None:
+        return AdapterFiles(None)
+    folder = expanded(folder)
+    if not folder.is_dir():
         raise StartupError(f"--adapter-dir: there is no folder {folder}")
-    return AdapterFiles(folder.expanduser() if folder is not None else None)
+    return AdapterFiles(folder)
 
 
 def read_text(path: Path) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import time
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import NamedTuple
 
 from openai_cpu_server.contract.engine import Engine
@@ -85,6 +85,14 @@ class ModelParts(NamedTuple):
         )
         weakref.finalize(served, self.read.close)  # whoever has chosen it may still tokenise
         return served
+
+
+def reader_pool(settings: Settings, plans: Iterable[ModelPlan]) -> ReaderPool:
+    """The readers of a server with these models."""
+    if settings.sandbox == "off":
+        return ReaderPool()
+    paths = [path for plan in plans for path in (plan.path, plan.path.resolve())]
+    return ReaderPool([*(path.parent for path in paths), settings.profile_dir])
 
 
 def _source(plan: ModelPlan, kind: ModelKind) -> ModelSource:

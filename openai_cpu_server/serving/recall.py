@@ -10,7 +10,8 @@ from openai_cpu_server.contract.engine import EngineState
 from openai_cpu_server.contract.model_info import ModelKind
 from openai_cpu_server.errors import StartupError
 from openai_cpu_server.models.registry import ModelRegistry
-from openai_cpu_server.settings import Settings, revealed, user_data_dir
+from openai_cpu_server.settings import Settings, revealed
+from openai_cpu_server.user_folders import user_data_dir
 
 _MIB = 1024 * 1024
 

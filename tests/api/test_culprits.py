@@ -96,9 +96,9 @@ async def test_rows_of_batches_count_and_wait_as_long(engine: Dispatcher, keys: 
     good, bad = (json.dumps(body(path, text)).encode() for text in ("hi", "~"))
     for row, status in ((good, 200), (bad, 500), (good, 200), (bad, 500)):
         answer = await made.run_row(path, row, "ann")
-        assert (answer.status, answer.retry_after_s, answer.owner_waits) == (status, None, False)
+        assert (answer.status, answer.retry_after_s, answer.pauses) == (status, None, False)
     put_off = await made.run_row(path, good, "ann")
-    assert (put_off.status, put_off.owner_waits) == (429, True)
+    assert (put_off.status, put_off.pauses) == (429, True)
     assert put_off.retry_after_s is not None
     assert 0 < put_off.retry_after_s <= 600
     assert (await made.run_row(path, good, "bob")).status == 200

@@ -89,6 +89,10 @@ def test_kubernetes_accepts_what_comes_out(chart: Any, values: dict[str, Any], v
         {"config": {"ssl_certfile": "/x.pem"}},
         {"topologySpread": {"whenUnsatisfiable": "Never"}},
         {"probes": {"liveness": {"retries": 3}}},
+        {"image": {"digest": "latest"}},
+        {"image": {"digest": "sha256:abc"}},
+        {"tmp": {"sizeLimit": ""}},
+        {"networkPolicy": {"egress": {}}},
     ],
 )
 def test_values_that_mean_nothing_are_refused(chart: Any, wrong: dict[str, Any]) -> None:
@@ -154,6 +158,53 @@ def test_a_pod_gets_cores_of_its_own_and_can_do_little(chart: Any) -> None:
         "capabilities": {"drop": ["ALL"]},
     }
     assert not pod["automountServiceAccountToken"]
+    assert not pod["enableServiceLinks"]
+    assert pod["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}
+
+
+@pytest.mark.parametrize("values", [{}, ALL_ON, {"tmp": {"sizeLimit": "1Gi"}}])
+def test_no_pod_fills_its_node(chart: Any, values: dict[str, Any]) -> None:
+    volumes = one(chart, values, "Deployment")["spec"]["template"]["spec"]["volumes"]
+    folders = [volume["emptyDir"] for volume in volumes if "emptyDir" in volume]
+    assert len(folders) == 2
+    assert all(folder["sizeLimit"] for folder in folders)
+
+
+def test_another_volume_takes_the_place_of_the_pods_own(chart: Any) -> None:
+    claim = {"persistentVolumeClaim": {"claimName": "data"}}
+    volumes = one(chart, {"data": {"volume": claim}}, "Deployment")["spec"]["template"]["spec"]["volumes"]
+    (data,) = [volume for volume in volumes if volume["name"] == "data"]
+    assert data == {"name": "data", **claim}
+
+
+def test_an_image_may_be_named_by_its_digest(chart: Any) -> None:
+    digest = f"sha256:{'a' * 64}"
+    values = {"image": {"repository": "ocs", "tag": "1", "digest": digest}}
+    (container,) = one(chart, values, "Deployment")["spec"]["template"]["spec"]["containers"]
+    assert container["image"] == f"ocs:1@{digest}"
+
+
+def test_pods_go_nowhere_that_is_not_named(chart: Any) -> None:
+    enabled = {"enabled": True}
+    policy = one(chart, {"networkPolicy": enabled}, "NetworkPolicy")["spec"]
+    assert policy["policyTypes"] == ["Ingress", "Egress"]
+    (names,) = policy["egress"]
+    assert {(port["port"], port["protocol"]) for port in names["ports"]} == {(53, "UDP"), (53, "TCP")}
+    redis = {"to": [{"podSelector": {"matchLabels": {"app": "redis"}}}], "ports": [{"port": 6379}]}
+    policy = one(chart, {"networkPolicy": {**enabled, "egress": [redis]}}, "NetworkPolicy")["spec"]
+    assert policy["egress"] == [names, redis]
+
+
+def test_keys_are_asked_for_until_there_are_some(chart: Any) -> None:
+    def notes(values: dict[str, Any]) -> str:
+        rendered = chart.render(values, name="llm", namespace="ai")
+        (text,) = [text for path, text in rendered.items() if path.endswith("NOTES.txt")]
+        return str(text)
+
+    assert "WARNING: it has no keys" in notes({})
+    assert "keysSecret=" in notes({})
+    for values in ({"keysSecret": "keys"}, {"environmentSecret": "environment"}):
+        assert "WARNING" not in notes(values)
 
 
 def test_prometheus_gets_the_alerts_as_they_are(chart: Any) -> None:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+import subprocess
+import sys
 import time
 from pathlib import Path
 
@@ -50,6 +52,43 @@ def test_a_truncated_file(tmp_path: Path) -> None:
 
 def test_not_enough_memory_for_the_pool() -> None:
     assert "memory" in start_failure("--model", str(tiny_model_path()), "--ctx-size", "2000000000")
+
+
+@pytest.mark.parametrize("name", [b"b\xff.gguf", b"folder\xff/m.gguf", b"\xed\xa0\x80.gguf"])
+def test_a_file_whose_name_is_no_utf8(name: bytes, tmp_path: Path) -> None:
+    path = tmp_path / os.fsdecode(name)
+    path.parent.mkdir(exist_ok=True)
+    path.symlink_to(tiny_model_path())
+    assert "is not UTF-8" in start_failure("--model", str(path))
+    (tmp_path / "c.toml").write_text('model = "demo"\n')
+    assert "is not UTF-8" in start_failure("--cache-file", str(path), "--config", str(tmp_path / "c.toml"))
+    assert "is not UTF-8" in start_failure(env=os.environ | {"OCS_MODEL": str(path)})
+
+
+def test_a_key_that_is_named_and_empty() -> None:
+    for empty in ("", " \n"):
+        said = start_failure("--model", str(tiny_model_path()), env=os.environ | {"OCS_API_KEY": empty})
+        assert said.startswith("openai-cpu-server: OCS_API_KEY is empty: ")
+    assert "--api-key is empty" in start_failure("--model", str(tiny_model_path()), "--api-key", "")
+
+
+def test_a_user_whose_home_cannot_be_used_is_served(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    env = os.environ | {"HOME": str(tmp_path / "file"), "XDG_CACHE_HOME": "", "XDG_DATA_HOME": ""}
+    with ServerProcess("--model", str(tiny_model_path()), "--jobs-db", "", env=env) as server:
+        assert any("there is no batch API: " in line for line in server.lines)
+        assert httpx.get(server.url + "/v1/models").status_code == 200
+
+
+def test_a_terminal_that_knows_ascii_only(tmp_path: Path) -> None:
+    (tmp_path / "modèle.gguf").symlink_to(tiny_model_path())
+    env = os.environ | {"PYTHONIOENCODING": "ascii", "LC_ALL": "C"}
+    arguments = ("inspect", str(tmp_path / "modèle.gguf"))
+    command = [sys.executable, "-m", "openai_cpu_server", *arguments]
+    done = subprocess.run(command, env=env, capture_output=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.isascii()
+    assert b"Traceback" not in done.stderr
 
 
 @pytest.mark.parametrize("asked", ["auto", "off"])

@@ -105,7 +105,7 @@ async def test_an_owner_who_has_to_wait_holds_up_nobody_else(where: str) -> None
         await anyio.lowlevel.checkpoint()
         if owner == "evil" and not may_go.is_set():
             begun.add(body)
-            return RowAnswer(status=429, request_id="r", body=b"{}", retry_after_s=0.5, owner_waits=True)
+            return RowAnswer(status=429, request_id="r", body=b"{}", retry_after_s=0.5, pauses=True)
         return ok()
 
     async with jobs_at(where, evil_waits) as jobs:
@@ -123,7 +123,7 @@ async def test_an_owner_who_has_to_wait_holds_up_nobody_else(where: str) -> None
 
 async def test_batches_of_owners_who_have_to_wait_can_be_cancelled_and_closed(where: str) -> None:
     async def waits(url: str, body: bytes, owner: str) -> RowAnswer:
-        return RowAnswer(status=429, request_id="r", body=b"{}", retry_after_s=600.0, owner_waits=True)
+        return RowAnswer(status=429, request_id="r", body=b"{}", retry_after_s=600.0, pauses=True)
 
     async with jobs_at(where, waits) as jobs:
         batch = await begin(jobs, jsonl(10))

@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import logging
-import os
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -205,18 +202,6 @@ def test_the_same_model_under_another_name(tiny: Path, tmp_path: Path, path: Pat
     link.symlink_to(tiny)
     with small_backend(link) as backend:
         assert backend.import_cache(str(path)) == BLOCKS
-
-
-def test_what_killed_writers_left_behind_is_removed(writer: LlamaBackend, tmp_path: Path) -> None:
-    dead = subprocess.run(
-        [sys.executable, "-c", "import os; print(os.getpid())"], capture_output=True, check=True
-    )
-    orphan = tmp_path / f".prefixes.kv.{int(dead.stdout)}.draft"
-    others = [tmp_path / f".prefixes.kv.{os.getppid()}.draft", tmp_path / ".prefixes.kv.notes.draft"]
-    for file in (orphan, *others):
-        file.touch()
-    writer.export_cache(str(tmp_path / "prefixes.kv"), ())
-    assert set(tmp_path.iterdir()) == {tmp_path / "prefixes.kv", *others}
 
 
 def test_a_failed_export_leaves_everything_as_it_was(writer: LlamaBackend, tmp_path: Path) -> None:

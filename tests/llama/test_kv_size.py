@@ -96,3 +96,31 @@ def test_a_requested_pool() -> None:
     assert pool_cells(5000, 1000, 5000 * 1000) == 5000
     with pytest.raises(StartupError, match="Not enough memory"):
         pool_cells(5001, 1000, 5000 * 1000)
+
+
+@pytest.mark.parametrize("count", [513, 10**9, 2**32 - 1])
+def test_more_layers_than_any_model_has_are_refused(count: int, tmp_path: Path) -> None:
+    with pytest.raises(StartupError, match=rf"some\.block_count is {count:,}, at most 512 can be"):
+        header(tmp_path, block_count=count)
+
+
+@pytest.mark.parametrize(
+    "key", ["nextn_predict_layers", "attention.shared_kv_layers", "full_attention_interval"]
+)
+@pytest.mark.parametrize("value", [2**31 - 1, 2**32 - 1, 2**63 - 1, -1, -(10**9), -(2**63)])
+def test_a_number_about_layers_that_lies_costs_nothing(key: str, value: int, tmp_path: Path) -> None:
+    path = tmp_path / "lies.gguf"
+    writer = gguf.GGUFWriter(path, "some")
+    for name, number in MISTRAL_7B.items():
+        writer.add_uint32(f"some.{name}", number)
+    writer.add_int64(f"some.{key}", value)
+    for write in (writer.write_header_to_file, writer.write_kv_data_to_file):
+        write()
+    writer.close()
+    assert 0 <= bytes_per_cell(GgufHeader(path), KVType.F16) <= 512 * 4096
+
+
+@pytest.mark.parametrize("elements", [[float("nan")] * 32, [float("inf")] * 32, [1.5] * 32])
+def test_heads_that_are_no_integers(elements: list[float], tmp_path: Path) -> None:
+    facts = header(tmp_path, **(MISTRAL_7B | {"attention.head_count_kv": elements}))
+    assert bytes_per_cell(facts, KVType.F16) >= 0

@@ -94,7 +94,7 @@ class _Inspection:
     def __init__(self, header: GgufHeader, facts: Facts, settings: Settings) -> None:
         self._header = header
         self._facts = facts
-        self._cache_dir = settings.profile_dir.expanduser()
+        self._cache_dir = settings.profile_dir
         self._profile = load_profile(header.path, self._cache_dir) if settings.profile == "auto" else None
         draft = local_model(settings.draft_model) if settings.draft_model else None
         self._draft = GgufHeader(draft) if draft is not None else None

@@ -13,6 +13,7 @@ import msgspec
 
 from openai_cpu_server.commands.quantize.messages import Answer, Began, Done, Failed, Go, Job, Planned
 from openai_cpu_server.llama.gguf.quantize import Plan, QuantizeFailed
+from openai_cpu_server.sandbox.environment import child_environment
 
 _COMMAND = (sys.executable, "-m", "openai_cpu_server.commands.quantize.worker")
 
@@ -23,7 +24,11 @@ class Child:
     def __init__(self, job: Job) -> None:
         self._last_words = tempfile.TemporaryFile()  # noqa: SIM115 (closed with the process)
         self._process = subprocess.Popen(
-            _COMMAND, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._last_words
+            _COMMAND,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=self._last_words,
+            env=child_environment(),
         )
         self._send(job)
 

@@ -23,6 +23,7 @@ from openai_cpu_server.llama.gguf.file_types import file_type_named
 from openai_cpu_server.llama.gguf.importance import read_importance
 from openai_cpu_server.llama.gguf.quantize import QuantizeFailed, QuantizeOptions
 from openai_cpu_server.model_source import local_model
+from openai_cpu_server.user_folders import expanded
 
 _FAILED = 1
 _LIST = "list"
@@ -43,7 +44,7 @@ def quantize(arguments: Sequence[str]) -> None:
     source = Source.read(local_model(given.source))
     num_parts = len(source.files) if given.keep_split else 1
     options = quantize_options(given, kind, num_parts=num_parts)
-    output = Output(Path(given.output).expanduser(), num_parts=num_parts)
+    output = Output(expanded(given.output), num_parts=num_parts)
     output.check(source.files, may_overwrite=given.force)
     try:
         _quantize(source, output, options, dry_run=given.dry_run)

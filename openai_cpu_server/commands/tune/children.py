@@ -12,6 +12,7 @@ import msgspec
 from openai_cpu_server.commands.tune.workload import Failure, Part, Timings, Trial
 from openai_cpu_server.contract.messages import EngineOptions
 from openai_cpu_server.llama.measure.profile import Profile
+from openai_cpu_server.sandbox.environment import child_environment
 
 _COMMAND = (
     sys.executable,
@@ -60,7 +61,9 @@ class Children:
 
 def _run(trial: Trial, limit_s: float) -> Timings | Failure:
     pipe = subprocess.PIPE
-    with subprocess.Popen(_COMMAND, stdin=pipe, stdout=pipe, stderr=subprocess.DEVNULL) as child:
+    with subprocess.Popen(
+        _COMMAND, stdin=pipe, stdout=pipe, stderr=subprocess.DEVNULL, env=child_environment()
+    ) as child:
         try:
             output, _ = child.communicate(msgspec.json.encode(trial), timeout=limit_s)
         except subprocess.TimeoutExpired:

@@ -24,6 +24,7 @@ from openai_cpu_server.llama.model.kv_size import KVType
 from openai_cpu_server.llama.model.room import Room
 from openai_cpu_server.model_source import resolve_model
 from openai_cpu_server.settings import read_settings
+from openai_cpu_server.user_folders import expanded
 
 _BUDGET_S, _BUDGET_MAX_S = 100.0, 900.0
 """Seconds for a model of up to 1 GB, and the most for any. Larger models get time in proportion."""
@@ -36,7 +37,8 @@ def tune(arguments: Sequence[str]) -> None:
     """Run the command. It writes nothing before everything is measured. Raises StartupError with one line."""
     given = _parser().parse_args(arguments)
     model, goal, console = resolve_model(given.model), Goal(given.goal), Console()
-    cache_dir, neighbours = given.cache_dir or read_settings([]).profile_dir, Neighbours()
+    named, neighbours = given.cache_dir, Neighbours()
+    cache_dir = expanded(named) if named else read_settings([]).profile_dir
     rows = _measure(model, goal, console)
     console.print(table(rows, goal))
     _say(console, summary(rows))
@@ -47,7 +49,7 @@ def tune(arguments: Sequence[str]) -> None:
             f"Not kept: other processes took {others:.0%} of the machine. Tune again when it is idle.",
         )
         return
-    path = save_profile(model, cache_dir.expanduser(), winner(rows).profile)
+    path = save_profile(model, cache_dir, winner(rows).profile)
     if path is not None:
         _say(console, f"kept in {path}: serve uses it from now on")
 

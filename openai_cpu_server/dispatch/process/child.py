@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import functools
-import os
 import socket
 from collections.abc import Sequence
 
@@ -13,9 +12,7 @@ import psutil
 
 from openai_cpu_server.contract.messages import Command, EngineOptions, Event, Start
 from openai_cpu_server.dispatch.process.channel import ClientChannel
-
-_VARIABLES = {"GGML_NO_BACKTRACE": "1"}
-"""ggml would start a debugger that attaches to a process as it aborts, which takes about a second."""
+from openai_cpu_server.sandbox.environment import child_environment
 
 
 @functools.lru_cache(maxsize=64)
@@ -48,7 +45,8 @@ class EngineProcess:
     async def spawn(cls, command: Sequence[str], options: EngineOptions) -> EngineProcess:
         """Start `command` with its socket's file descriptor as last argument, and tell it the options.
 
-        It gets a session of its own: a terminal's Ctrl-C is for the parent, from the child's first moment on.
+        It gets a session of its own: a terminal's Ctrl-C is for the parent, from the child's first moment on;
+        and of the environment what native code needs, for it has no business with keys.
 
         Raises OSError, and RuntimeError where no thread can be had to wait for its end.
         """
@@ -62,7 +60,7 @@ class EngineProcess:
                     pass_fds=(theirs.fileno(),),
                     stdin=asyncio.subprocess.DEVNULL,
                     start_new_session=True,
-                    env={**os.environ, **_VARIABLES},
+                    env=child_environment(),
                 )
             except BaseException:
                 channel.close()

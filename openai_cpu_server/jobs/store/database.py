@@ -12,6 +12,7 @@ import sqlite3
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from urllib.parse import unquote, urlsplit
 
 from sqlalchemy import URL, Connection, Engine, create_engine, event, insert, make_url, select, update
 from sqlalchemy.engine.interfaces import DBAPIConnection
@@ -35,6 +36,8 @@ from openai_cpu_server.jobs.store.tables import (
     metadata,
     schema_version,
 )
+from openai_cpu_server.private_files import keep_database_private
+from openai_cpu_server.user_folders import expanded
 
 _LOCK_TIMEOUT_S = 30
 """The seconds that a transaction waits for one of another process."""
@@ -110,7 +113,7 @@ def open_database(where: str) -> Database:
 
 def _url(where: str) -> URL:
     if "://" not in where:
-        return URL.create("sqlite", database=str(Path(where).expanduser()))
+        return URL.create("sqlite", database=str(expanded(where)))
     try:
         url = make_url(where)
     except ArgumentError:
@@ -127,7 +130,7 @@ def _engine(url: URL) -> Engine:
         own = {name: value for name, value in _POSTGRES.items() if name not in url.query}
         return create_engine(url, pool_pre_ping=True, connect_args=own)
     if not _is_in_memory(url):
-        Path(url.database or "").parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        _keep_private(_file(url))
     engine = create_engine(
         url, connect_args={"timeout": _LOCK_TIMEOUT_S, "check_same_thread": False}, poolclass=_pool(url)
     )
@@ -136,8 +139,20 @@ def _engine(url: URL) -> Engine:
     return engine
 
 
+def _keep_private(path: Path) -> None:
+    """It has everybody's prompts, files and responses. Raises OSError."""
+    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    keep_database_private(path)
+
+
+def _file(url: URL) -> Path:
+    """The database may be named as SQLite's own URI, too: `sqlite:///file:PATH?uri=true`."""
+    name = url.database or ""
+    return Path(unquote(urlsplit(name).path) if name.startswith("file:") and "uri" in url.query else name)
+
+
 def _is_in_memory(url: URL) -> bool:
-    return url.database in (None, "", ":memory:")
+    return url.database in (None, "", ":memory:", "file::memory:") or url.query.get("mode") == "memory"
 
 
 def _pool(url: URL) -> type[Pool]:

@@ -4,13 +4,11 @@
     index   msgpack: fingerprint, and for each block its tokens, its place and its checksum
     cells   of each block, from the start of a page on
 
-A file is written whole under another name and then renamed, so that nobody ever sees half of one.
+The cells are people's prompts: `private_files` writes them whole, for this user alone.
 """
 
 from __future__ import annotations
 
-import contextlib
-import glob
 import mmap
 import os
 import struct
@@ -21,11 +19,11 @@ from typing import BinaryIO, NamedTuple
 
 import msgspec
 import numpy as np
-import psutil
 
 from openai_cpu_server.contract.step import SavedBlock
 from openai_cpu_server.errors import ServerError
 from openai_cpu_server.llama.cells.block_store import SavedCells
+from openai_cpu_server.private_files import replacing, require_trusted
 
 _MAGIC = b"OCS-KV\r\n"
 _VERSION = 1
@@ -33,7 +31,6 @@ _HEAD = struct.Struct("<8sIIQQ")
 _SEALED_FROM = 16
 """The checksum covers head and index from this byte on."""
 _PAGE = 4096
-_DRAFT = ".draft"
 
 
 class BadCacheFile(ServerError):
@@ -68,7 +65,7 @@ def write_cache_file(path: Path, fingerprint: str, blocks: Iterable[tuple[SavedB
     """Write the file. Raises OSError; then the file is as it was before."""
     blocks = list(blocks)
     index = _Index(fingerprint, tuple(_entries(blocks)))
-    with _replacing(path) as file:
+    with replacing(path) as file:
         file.write(_sealed(index))
         for _, cells in blocks:
             _fill_page(file)
@@ -78,8 +75,12 @@ def write_cache_file(path: Path, fingerprint: str, blocks: Iterable[tuple[SavedB
 
 def read_cache_file(path: Path, fingerprint: str) -> CacheFile:
     """Read the file and check every byte.
-    The cells stay in the mapped file. Raises OSError or `BadCacheFile`."""
+    The cells stay in the mapped file. Raises OSError or `BadCacheFile`.
+
+    Its checksums are no seal, and native code takes the cells as they are: so it has to be of this user.
+    """
     with path.open("rb") as file:
+        require_trusted(path, file.fileno())
         index, cells = _opened(_mapped(file))
     if index.fingerprint != fingerprint:
         raise BadCacheFile("it is of another model, KV type or version of llama.cpp")
@@ -140,39 +141,6 @@ def _mapped(file: BinaryIO) -> memoryview:
     if size == 0:
         raise BadCacheFile("it is empty")
     return memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
-
-
-@contextlib.contextmanager
-def _replacing(path: Path) -> Iterator[BinaryIO]:
-    """Yield a new file that replaces the old one, on disk as well, if nothing fails."""
-    _remove_orphans(path)
-    draft = path.with_name(f".{path.name}.{os.getpid()}{_DRAFT}")
-    try:
-        with draft.open("wb") as file:
-            yield file
-            file.flush()
-            os.fsync(file.fileno())
-        draft.replace(path)
-    except BaseException:
-        draft.unlink(missing_ok=True)
-        raise
-    _sync_folder(path.parent)
-
-
-def _remove_orphans(path: Path) -> None:
-    """Remove drafts of processes that were killed while they wrote: they can have gigabytes."""
-    for draft in path.parent.glob(f".{glob.escape(path.name)}.*{_DRAFT}"):
-        pid = draft.name.split(".")[-2]
-        if pid.isdecimal() and not psutil.pid_exists(int(pid)):
-            draft.unlink(missing_ok=True)
-
-
-def _sync_folder(folder: Path) -> None:
-    handle = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
 
 
 def _fill_page(file: BinaryIO) -> None:

@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Collection
 from pathlib import Path
 
 from openai_cpu_server.errors import StartupError
 from openai_cpu_server.llama.gguf.reader import FLOAT32, GgufReader, SkippedArray, opened
+
+_MOST_LAYERS = 512
+"""llama.cpp's LLAMA_MAX_LAYERS."""
+_MOST_PARTS = 99_999
+"""Their numbers have five digits."""
 
 
 class GgufHeader:
@@ -22,6 +28,14 @@ class GgufHeader:
         self.num_tensors = reader.num_tensors
         self.tensors_start = reader.position
         """Byte of the file at which the descriptions of the tensors begin."""
+        self._require_count(self.for_architecture("block_count"), at_most=_MOST_LAYERS)
+        self._require_count("split.count", at_most=_MOST_PARTS)
+
+    def _require_count(self, key: str, *, at_most: int) -> None:
+        """Lists of that length are made."""
+        count = self.get_int(key) or 0
+        if not 0 <= count <= at_most:
+            raise StartupError(f"{self.path} is damaged: {key} is {count:,}, at most {at_most:,} can be.")
 
     def has(self, key: str) -> bool:
         return key in self._values
@@ -50,8 +64,8 @@ class GgufHeader:
         """The first `length` elements of an array, or a scalar repeated; None if it is neither."""
         value = self._values.get(key)
         if isinstance(value, tuple):
-            return [int(element) for element in value[:length]]
-        return [value] * length if isinstance(value, int) else None
+            return [element for element in value[:length] if isinstance(element, int)]
+        return [value] * min(length, _MOST_LAYERS) if isinstance(value, int) else None
 
     def array_length(self, key: str) -> int | None:
         value = self._values.get(key)
@@ -100,6 +114,15 @@ def model_files(header: GgufHeader) -> list[Path]:
     if index != 0:
         raise StartupError(f"{header.path} is part {index + 1} of {count}; name the first, {parts[0]}.")
     return parts
+
+
+def files_by_name(path: Path) -> list[Path]:
+    """The files that a model of this name may have, present or not, without a look into any."""
+    found = re.fullmatch(r"(.*)-\d{5}-of-(\d{5})\.gguf", path.name)
+    if found is None:
+        return [path]
+    stem, count = found.groups()
+    return [path.with_name(f"{stem}-{number:05d}-of-{count}.gguf") for number in range(1, int(count) + 1)]
 
 
 def total_bytes(files: list[Path]) -> int:

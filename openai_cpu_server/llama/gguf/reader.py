@@ -19,10 +19,14 @@ FLOAT32 = 6
 """GGUF's number for that type."""
 _LONGEST_KEPT_ARRAY = 4096
 """Longer arrays belong to the vocabulary; arrays about layers are shorter."""
-_LONGEST_STRING = 64 * 2**20
-"""No text of a model is longer; a damaged length would have the rest of the file read into memory."""
 _WINDOW = 2**20
 _LENGTH = struct.Struct("<Q")
+_MOST_PAIRS = 1 << 16
+_MOST_STRINGS = 1 << 23
+_LONGEST_KEY = (1 << 16) - 1
+_LONGEST_STRING = 1 << 26
+"""No model has as much by far (vocabularies have a quarter of a million strings). Whoever believed the
+numbers of a damaged file would read all of it byte by byte."""
 
 
 class SkippedArray(msgspec.Struct, frozen=True):
@@ -80,10 +84,13 @@ class GgufReader:
 
     def pairs(self) -> dict[str, Value]:
         """All keys and values. The reader must be at the beginning of the file."""
-        version = self.scalar("I")
+        version = int(self.scalar("I"))
+        if int.from_bytes(version.to_bytes(4, "little"), "big") in _VERSIONS:
+            raise StartupError(f"{self._path} is for big-endian machines.")
         if version not in _VERSIONS:
             raise StartupError(f"{self._path} is a GGUF file of version {version}; 2 and 3 can be read.")
         self.num_tensors, num_pairs = int(self.scalar("Q")), int(self.scalar("Q"))
+        self._require(num_pairs, at_most=_MOST_PAIRS)
         return dict(self._pair() for _ in range(num_pairs))
 
     def scalar(self, code: str) -> int | float | bool:
@@ -94,10 +101,9 @@ class GgufReader:
         self.position += size
         return value  # type: ignore[no-any-return]
 
-    def string(self, errors: str = "replace") -> str:
+    def string(self, errors: str = "replace", *, at_most: int = _LONGEST_STRING) -> str:
         length = int(self.scalar("Q"))
-        if length > _LONGEST_STRING:
-            raise self._damage()
+        self._require(length, at_most=at_most)
         at = self._reach(length)
         self.position += length
         return self._window[at : at + length].decode("utf-8", errors)
@@ -106,7 +112,7 @@ class GgufReader:
         return [self.string(errors) for _ in range(count)]
 
     def _pair(self) -> tuple[str, Value]:
-        key = self.string()
+        key = self.string(at_most=_LONGEST_KEY)
         self.kinds[key] = int(self.scalar("I"))
         return key, self._value(self.kinds[key])
 
@@ -153,6 +159,7 @@ class GgufReader:
 
     def _skip_strings(self, count: int) -> None:
         """Skip strings in a tight loop: a vocabulary has hundreds of thousands of them."""
+        self._require(count, at_most=_MOST_STRINGS)
         length_of = _LENGTH.unpack_from
         while count:
             at = self._reach(_LENGTH.size)
@@ -162,6 +169,10 @@ class GgufReader:
                 count -= 1
             self.position = self._window_start + at
             self._skip(0)
+
+    def _require(self, count: int, *, at_most: int) -> None:
+        if count > at_most:
+            raise StartupError(f"{self._path} is damaged: its header counts {count:,}, at most {at_most:,}.")
 
     def _damage(self) -> StartupError:
         return StartupError(f"{self._path} is truncated or damaged: its header ends too early.")

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import logging
-import os
-import tempfile
 from pathlib import Path
 from typing import TypeVar
 
 import msgspec
+
+from openai_cpu_server.private_files import replacing, require_trusted
 
 logger = logging.getLogger(__name__)
 
@@ -36,7 +35,7 @@ class Measurements:
     def get(self, key: msgspec.Struct, type_: type[_Value]) -> _Value | None:
         path = self.path(key)
         try:
-            entry = msgspec.json.decode(path.read_bytes(), type=_Entry)
+            entry = msgspec.json.decode(_trusted(path), type=_Entry)
             if msgspec.json.decode(entry.key, type=type(key)) != key:
                 return None
             return msgspec.json.decode(entry.value, type=type_)
@@ -51,7 +50,7 @@ class Measurements:
         found = []
         for path in sorted(self._folder.glob(f"{_kind(key_type)}-*.json"), key=_age):
             try:
-                entry = msgspec.json.decode(path.read_bytes(), type=_Entry)
+                entry = msgspec.json.decode(_trusted(path), type=_Entry)
                 key = msgspec.json.decode(entry.key, type=key_type)
                 found.append((key, msgspec.json.decode(entry.value, type=type_)))
             except (OSError, msgspec.MsgspecError, UnicodeDecodeError) as error:
@@ -63,8 +62,9 @@ class Measurements:
         path = self.path(key)
         entry = _Entry(_raw(key), _raw(value))
         try:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            _write(path, msgspec.json.format(msgspec.json.encode(entry), indent=2))
+            path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            with replacing(path) as file:
+                file.write(msgspec.json.format(msgspec.json.encode(entry), indent=2))
         except OSError as error:
             logger.warning("cannot keep what was measured in %s: %s", path.parent, error.strerror or error)
             return False
@@ -86,13 +86,8 @@ def _raw(value: msgspec.Struct) -> msgspec.Raw:
     return msgspec.Raw(msgspec.json.encode(value))
 
 
-def _write(path: Path, data: bytes) -> None:
-    handle, name = tempfile.mkstemp(dir=path.parent, prefix=path.name, suffix=".part")
-    try:
-        with os.fdopen(handle, "wb") as file:
-            file.write(data)
-        Path(name).replace(path)
-    except BaseException:
-        with contextlib.suppress(OSError):
-            Path(name).unlink()
-        raise
+def _trusted(path: Path) -> bytes:
+    """The file's content: engines are run as it says. Raises OSError."""
+    with path.open("rb") as file:
+        require_trusted(path, file.fileno())
+        return file.read()

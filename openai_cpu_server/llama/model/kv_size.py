@@ -59,7 +59,7 @@ def _kv_heads(header: GgufHeader) -> list[int]:
     """The number of key and value heads, for each layer that has a cache of its own."""
     key = header.for_architecture
     num_all = header.get_int(key("block_count")) or 0
-    num_layers = num_all - (header.get_int(key("nextn_predict_layers")) or 0)
+    num_layers = min(num_all, max(0, num_all - (header.get_int(key("nextn_predict_layers")) or 0)))
     heads = header.get_ints(key("attention.head_count"), num_layers) or [0] * num_layers
     kv_heads = header.get_ints(key("attention.head_count_kv"), num_layers) or heads
     own = num_layers - (header.get_int(key("attention.shared_kv_layers")) or 0)

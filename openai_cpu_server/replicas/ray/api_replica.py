@@ -19,10 +19,9 @@ from openai_cpu_server.models.served import ServedModel
 from openai_cpu_server.observe.logs import set_up_logs
 from openai_cpu_server.observe.tracing import open_tracing
 from openai_cpu_server.observe.watch import Watch
-from openai_cpu_server.reader.pool import ReaderPool
 from openai_cpu_server.replicas.ray.links import Roster
 from openai_cpu_server.replicas.remote.engine import RemoteEngine
-from openai_cpu_server.serving.parts import ModelParts
+from openai_cpu_server.serving.parts import ModelParts, reader_pool
 from openai_cpu_server.serving.plans import ModelPlan, planned_models, planned_routers
 from openai_cpu_server.settings import Settings
 
@@ -43,7 +42,7 @@ class ApiReplica:
         self._tasks: list[asyncio.Task[None]] = []
         self._engines: list[RemoteEngine] = []
         plans = planned_models(settings)
-        self._readers = ReaderPool()
+        self._readers = reader_pool(settings, plans)
         opening = (asyncio.to_thread(ModelParts.open, settings, plan, None, self._readers) for plan in plans)
         parts = [await each for each in opening]
         tracing = open_tracing(settings.traces_endpoint) if settings.traces_endpoint else None

@@ -22,6 +22,7 @@ from openai_cpu_server.replicas.ray.environment import of_replicas
 from openai_cpu_server.serving.plans import planned_models
 from openai_cpu_server.serving.recall import check_recall
 from openai_cpu_server.settings import Settings, read_settings
+from openai_cpu_server.user_folders import expanded
 
 _GIB = 1024**3
 _ROUTER = "openai_cpu_server.replicas.ray.request_router.EngineRequestRouter"
@@ -152,7 +153,7 @@ def _proxies(settings: Settings) -> str:
 
 def config_file(settings: Settings, config: Path | None) -> str:
     """YAML for `serve run` and `serve deploy`."""
-    args = {} if config is None else {"config": str(config.expanduser().resolve())}
+    args = {} if config is None else {"config": str(expanded(config).resolve())}
     return f"""# For `serve run FILE` and `serve deploy FILE`.
 # [ray] of the TOML file says how many replicas there are. It must be at the same place on every
 # node, as the model's file must.

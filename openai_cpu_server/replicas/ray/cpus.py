@@ -12,6 +12,8 @@ import tempfile
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
+from openai_cpu_server.private_files import private_folder
+
 _NODES = Path("/sys/devices/system/node")
 
 
@@ -26,7 +28,7 @@ class CpuClaim:
     def claim(self, num: int, usable: Iterable[int], nodes: Mapping[int, int]) -> tuple[int, ...]:
         """So many CPUs of those that are usable and free, on as few NUMA nodes as can be; (): there are not
         enough. `nodes`: by CPU, its node."""
-        self._folder.mkdir(mode=0o700, exist_ok=True)
+        private_folder(self._folder)
         with (self._folder / "claiming.lock").open("w") as others:
             fcntl.flock(others, fcntl.LOCK_EX)  # one at a time: it takes a millisecond
             for cpu in usable:

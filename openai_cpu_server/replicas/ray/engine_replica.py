@@ -18,7 +18,6 @@ from openai_cpu_server.dispatch.process.observer import NOBODY
 from openai_cpu_server.dispatch.process.supervisor import Supervisor
 from openai_cpu_server.errors import StartupError
 from openai_cpu_server.observe.logs import set_up_logs
-from openai_cpu_server.reader.pool import ReaderPool
 from openai_cpu_server.replicas.host.door import Door
 from openai_cpu_server.replicas.host.host import Host
 from openai_cpu_server.replicas.host.spending import Spending
@@ -26,7 +25,7 @@ from openai_cpu_server.replicas.ray.cpus import CpuClaim, numa_nodes
 from openai_cpu_server.replicas.ray.scaling import autoscaling_stats
 from openai_cpu_server.replicas.ray.tls import server_tls
 from openai_cpu_server.replicas.wire import DoorPlate
-from openai_cpu_server.serving.parts import ModelParts
+from openai_cpu_server.serving.parts import ModelParts, reader_pool
 from openai_cpu_server.serving.plans import ModelPlan, planned_models
 from openai_cpu_server.serving.supervised import supervised
 from openai_cpu_server.settings import Settings, foreign_settings, tune_engines
@@ -97,7 +96,7 @@ class EngineReplica:
         plan: ModelPlan | None = None
         try:
             plan = next(plan for plan in planned_models(self._settings) if plan.name == model)
-            with ReaderPool() as readers:
+            with reader_pool(self._settings, [plan]) as readers:
                 parts = ModelParts.open(self._settings, plan, None, readers)
         except StartupError as error:
             path = str(plan.path) if plan is not None else model

@@ -26,7 +26,8 @@ from openai_cpu_server.contract.request import GenerationRequest, Priority, Samp
 from openai_cpu_server.dispatch.cores.shared_cores import SharedCores
 from openai_cpu_server.dispatch.dispatcher import Dispatcher
 from openai_cpu_server.dispatch.process.supervisor import Supervisor
-from openai_cpu_server.settings import tune_engines, user_cache_dir
+from openai_cpu_server.settings import tune_engines
+from openai_cpu_server.user_folders import user_cache_dir
 
 _COMMAND = (
     *(sys.executable, "-m", "openai_cpu_server.kernels.front"),
@@ -166,7 +167,7 @@ async def _engines(model: Path) -> AsyncIterator[tuple[Dispatcher, Dispatcher]]:
     tune_engines()
     cores = SharedCores(batch_floor=_FLOOR)
     options = EngineOptions(
-        model_path=str(model), kv_tokens=8192, calibrate="start", cost_dir=str(user_cache_dir())
+        model_path=str(model), kv_tokens=8192, calibrate="start", cost_dir=str(user_cache_dir() / "measured")
     )
     both = []
     async with contextlib.AsyncExitStack() as stack:

@@ -1,0 +1,220 @@
+"""A confined process tries what it may not do. Each attempt is a process of its own: there is no way back."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="landlock and seccomp are Linux's")
+
+_BEGIN = """
+import ctypes, os, signal, socket, subprocess, sys, threading
+from pathlib import Path
+from openai_cpu_server.sandbox.confine import confine
+
+kept, written, outside = map(Path, sys.argv[1:4])
+before = threading.Thread(target=threading.Event().wait, daemon=True)
+mine, peer = socket.socketpair()
+libc = ctypes.CDLL(None, use_errno=True)
+
+
+def call(number, *arguments):
+    if libc.syscall(number, *arguments) < 0:
+        raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
+
+
+"""
+
+
+@pytest.fixture
+def folders(tmp_path: Path) -> list[str]:
+    """One to read, one to write in, and another."""
+    folders = [tmp_path / name for name in ("kept", "written", "outside")]
+    for folder in folders:
+        folder.mkdir()
+        (folder / "file").write_text("secret")
+    return [*map(str, folders)]
+
+
+def confined(folders: list[str], attempt: str, begin: str = "") -> str:
+    """What the attempt printed, after it was confined, or the name of what it raised."""
+    script = (
+        f"{_BEGIN}{begin}\nheld = confine(read=[kept], write=[written])\n"
+        f"try:\n    {attempt}\nexcept Exception as error:\n    print(type(error).__name__)\n"
+    )
+    command = [sys.executable, "-c", script, *folders]
+    run = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert run.returncode == 0, run.stderr
+    return run.stdout.strip()
+
+
+@pytest.fixture(scope="module")
+def holds() -> str:
+    return confined([".", ".", "."], "print(held)")
+
+
+@pytest.fixture
+def landlock(holds: str) -> None:
+    if "landlock v" not in holds:
+        pytest.skip(holds)
+
+
+@pytest.fixture
+def seccomp(holds: str) -> None:
+    if "seccomp" not in holds.partition("(")[0]:
+        pytest.skip(holds)
+
+
+def test_it_says_what_holds_in_one_line(holds: str) -> None:
+    assert "no new privileges" in holds
+    assert all(name in holds for name in ("landlock", "seccomp", "capabilities"))
+    assert len(holds.splitlines()) == 1
+
+
+@pytest.mark.parametrize(
+    "attempt",
+    [
+        "(outside / 'file').read_text()",
+        "(outside / 'file').write_text('x')",
+        "(outside / 'new').write_text('x')",
+        "(outside / 'file').unlink()",
+        "os.listdir(outside)",
+        "(kept / 'file').write_text('x')",
+        "(kept / 'new').touch()",
+        "(kept / 'file').unlink()",
+        "os.truncate(kept / 'file', 0)",
+        "os.mkfifo(written / 'pipe')",
+        "(written / 'link').symlink_to(outside / 'file')",
+        "os.rename(outside / 'file', written / 'file')",
+        "os.link(outside / 'file', written / 'new')",
+        "Path('/etc/passwd').read_text()",
+        "os.listdir(Path.home())",
+        "os.listdir('.')",
+        "os.listdir('/')",
+        "Path(f'/proc/{os.getppid()}/environ').read_bytes()",
+        "os.readlink(f'/proc/{os.getppid()}/fd/0')",
+        "Path(f'/proc/{os.getppid()}/root/etc/passwd').read_bytes()",
+        "Path('/proc/self/root/etc/passwd').read_bytes()",
+        "Path('/proc/sys/kernel/core_pattern').write_text('x')",
+        "open('/dev/tty')",
+        "Path('/tmp/x-of-a-sandbox').touch()",
+    ],
+)
+@pytest.mark.usefixtures("landlock")
+def test_files_outside_are_closed(folders: list[str], attempt: str) -> None:
+    said = confined(folders, attempt)
+    assert said in ("PermissionError", "OSError"), said  # the latter: a link across folders
+    assert (Path(folders[2]) / "file").read_text() == "secret"
+    assert (Path(folders[0]) / "file").read_text() == "secret"
+
+
+@pytest.mark.usefixtures("landlock")
+def test_a_way_in_by_a_link_is_closed(folders: list[str]) -> None:
+    (Path(folders[0]) / "link").symlink_to(Path(folders[2]) / "file")
+    assert confined(folders, "(kept / 'link').read_text()") == "PermissionError"
+
+
+@pytest.mark.usefixtures("landlock")
+def test_a_file_that_came_later_is_open_in_a_kept_folder_only(folders: list[str]) -> None:
+    later = "os.mkdir(kept / 'a'); (kept / 'a' / 'b').write_text('x'); later = kept / 'a' / 'b'"
+    assert confined(folders, "print(later.read_text())", later) == "x"
+
+
+@pytest.mark.parametrize(
+    "attempt",
+    [
+        "print((kept / 'file').read_text())",
+        "print(os.listdir(kept) and 'secret')",
+        "(written / 'new').write_text('secret'); print((written / 'new').rename(written / 'b').read_text())",
+        "os.mkdir(written / 'c'); (written / 'c' / 'd').touch(); os.unlink(written / 'file'); print('secret')",  # noqa: E501
+        "import colorsys, decimal, sqlite3; print('secret')",
+        "import zoneinfo; zoneinfo.ZoneInfo('UTC'); print('secret')",
+        "ctypes.CDLL('libm.so.6'); print('secret')",
+        "print(len(os.sched_getaffinity(0)) and 'secret')",
+        "print(Path('/proc/meminfo').read_text() and Path('/proc/self/status').read_text() and 'secret')",
+        "print(os.urandom(1) and open('/dev/urandom', 'rb').read(1) and open('/dev/null', 'w') and 'secret')",
+        "import psutil; psutil.cpu_times(); psutil.virtual_memory(); psutil.Process().memory_info(); "
+        "psutil.cpu_count(logical=False); print('secret')",
+        "mine.sendall(b'secret'); print(peer.recv(6).decode())",
+        "before.start(); threading.Thread(target=print, args=['secret']).start()",
+        "import resource; print(resource.getrlimit(resource.RLIMIT_NOFILE) and 'secret')",
+        "os.kill(os.getpid(), 0); print('secret')",
+        "libc.prctl(1, 18, 0, 0, 0); print('secret')",
+    ],
+)
+def test_what_an_engine_needs_goes_on(folders: list[str], attempt: str) -> None:
+    assert confined(folders, attempt) == "secret"
+
+
+@pytest.mark.parametrize(
+    "attempt",
+    [
+        "socket.socket()",
+        "socket.socket(socket.AF_UNIX)",
+        "socket.socket(socket.AF_INET6, socket.SOCK_DGRAM)",
+        "socket.socket(socket.AF_NETLINK, socket.SOCK_RAW)",
+        "socket.create_connection(('127.0.0.1', 9))",
+        "mine.connect('/nowhere')",
+        "mine.bind('/nowhere')",
+        "mine.listen()",
+        "mine.accept()",
+        "subprocess.run(['/bin/true'])",
+        "os.execv('/bin/true', ['true'])",
+        "os.posix_spawn('/bin/true', ['true'], {})",
+        "call(425, 4, None)",
+        "os.kill(os.getppid(), 0)",
+        "os.kill(0, 0)",
+        "os.kill(-1, 0)",
+        "call(272 if os.uname().machine == 'x86_64' else 97, 0x10000000)",
+        "os.chroot('/')",
+        "socket.sethostname('x')",
+        "os.pidfd_open(os.getppid())",
+        "import fcntl, termios; fcntl.ioctl(mine, termios.TIOCSTI, b'x')",
+        "import resource; resource.prlimit(os.getppid(), resource.RLIMIT_NOFILE, (1, 1))",
+        "import time; time.clock_settime(time.CLOCK_REALTIME, time.time())",
+        "call(438, 3, 0, 0)",
+    ],
+)
+@pytest.mark.usefixtures("seccomp")
+def test_calls_that_reach_out_are_refused(folders: list[str], attempt: str) -> None:
+    assert confined(folders, attempt) == "PermissionError"
+
+
+@pytest.mark.usefixtures("seccomp")
+def test_threads_of_before_are_held_too(folders: list[str]) -> None:
+    begin = (
+        "go, said = threading.Event(), []\n"
+        "def attempt():\n"
+        "    go.wait()\n"
+        "    try:\n        socket.socket()\n"
+        "    except OSError as error:\n        said.append(type(error).__name__)\n"
+        "earlier = threading.Thread(target=attempt)\nearlier.start()\n"
+    )
+    assert confined(folders, "go.set(); earlier.join(); print(*said)", begin) == "PermissionError"
+
+
+def test_the_line_tells_of_threads_that_landlock_does_not_hold(folders: list[str], holds: str) -> None:
+    if "landlock v" not in holds:
+        pytest.skip(holds)
+    assert " but for 1 threads" in confined(folders, "print(held)", "before.start()")
+
+
+def test_paths_that_are_not_there_and_a_lost_working_directory(folders: list[str]) -> None:
+    begin = "os.chdir(written); (written / 'file').unlink(); written.rmdir(); kept = Path('/no/such/place')"
+    assert "privileges" in confined(folders, "print(held)", begin)
+
+
+def test_it_can_end_itself_as_native_code_does(folders: list[str]) -> None:
+    script = f"{_BEGIN}confine()\nlibc.abort()"
+    run = subprocess.run([sys.executable, "-c", script, *folders], capture_output=True, check=False)
+    assert run.returncode == -6
+
+
+@pytest.mark.usefixtures("landlock")
+def test_another_user_than_root_may_do_it(folders: list[str]) -> None:
+    """Where the tests run as root, as they do in containers."""
+    begin = "os.getuid() or os.setgroups([]) or os.setgid(65534) or os.setuid(65534)"
+    assert confined(folders, "print(held)", begin) == confined(folders, "print(held)")
