@@ -16,7 +16,8 @@ import msgspec
 import pytest
 from sqlalchemy import select
 
-from openai_cpu_server.jobs.records import BatchStatus, Page, RowResult
+from openai_cpu_server.jobs.jobs import Jobs
+from openai_cpu_server.jobs.records import BatchRecord, BatchStatus, Page, RowResult
 from openai_cpu_server.jobs.run.recorder import Recorder
 from openai_cpu_server.jobs.run.rows import RowAnswer
 from openai_cpu_server.jobs.store.database import open_database
@@ -333,39 +334,64 @@ async def test_reads_do_not_wait_for_a_write(tmp_path: Path) -> None:
 class Limited:
     """ann may run so many rows, until the test allows more."""
 
-    def __init__(self, allowed: int) -> None:
+    def __init__(self, allowed: int, *, wait_s: float) -> None:
         self.allowed = allowed
         self.runs: Counter[bytes] = Counter()
+        self._wait_s = wait_s
 
     async def __call__(self, url: str, body: bytes, owner: str) -> RowAnswer:
         await anyio.lowlevel.checkpoint()
         if owner == "ann":
             if not self.allowed:
-                return RowAnswer(status=429, request_id="r", body=b"{}", retry_after_s=0.01, pauses=True)
+                return RowAnswer(
+                    status=429, request_id="r", body=b"{}", retry_after_s=self._wait_s, pauses=True
+                )
             self.allowed -= 1
         self.runs[body] += 1
         return ok()
 
 
-async def test_a_batch_that_is_paused_makes_room_for_others_and_goes_on_where_it_was(where: str) -> None:
-    rows, options = Limited(allowed=7), msgspec.structs.replace(OPTIONS, max_batches=1, concurrency=2)
-    async with jobs_at(where, rows, options) as jobs:
+ONE_AT_ONCE = msgspec.structs.replace(OPTIONS, max_batches=1, concurrency=2)
+
+
+async def run_so_many(jobs: Jobs, batch: BatchRecord, num_rows: int) -> None:
+    with anyio.fail_after(20):
+        while (await jobs.batch(batch.owner, batch.id)).completed < num_rows:
+            await anyio.sleep(0.01)
+
+
+async def test_a_batch_that_waits_long_makes_room_for_others_and_goes_on_where_it_was(where: str) -> None:
+    rows = Limited(allowed=7, wait_s=3600)
+    async with jobs_at(where, rows, ONE_AT_ONCE) as jobs:
         first = await begin(jobs, jsonl(20), owner="ann")
-        with anyio.fail_after(20):
-            while (await jobs.batch("ann", first.id)).completed < 7:
-                await anyio.sleep(0.01)
+        await run_so_many(jobs, first, 7)
         others = await ended(jobs, await begin(jobs, jsonl(5), owner="bob"))
         assert others.completed == 5
         assert not (await jobs.batch("ann", first.id)).status.has_ended
         rows.allowed = 100
+        await jobs.delete_file("bob", others.output_file_id or "")  # there may be room now
         first = await ended(jobs, first)
         assert (first.status, first.completed, first.failed) == (BatchStatus.COMPLETED, 20, 0)
         assert names(await lines_of(jobs, first.output_file_id, "ann")) == NAMES[:20]
     assert sum(rows.runs.values()) == 25
 
 
-async def test_a_batch_that_is_paused_can_be_cancelled_and_expires(where: str) -> None:
-    async with jobs_at(where, Limited(allowed=1)) as jobs:
+async def test_a_batch_that_waits_shortly_keeps_no_slot_and_runs_each_row_once(where: str) -> None:
+    rows, options = Limited(allowed=7, wait_s=0.0), msgspec.structs.replace(ONE_AT_ONCE, max_batches=2)
+    async with jobs_at(where, rows, options) as jobs:
+        first = await begin(jobs, jsonl(20), owner="ann")
+        await run_so_many(jobs, first, 7)
+        others = await ended(jobs, await begin(jobs, jsonl(5), owner="bob"))
+        assert others.completed == 5
+        rows.allowed = 100
+        first = await ended(jobs, first)
+        assert names(await lines_of(jobs, first.output_file_id, "ann")) == NAMES[:20]
+    assert sum(rows.runs.values()) == 25
+
+
+@pytest.mark.parametrize("wait_s", [0.0, 3600.0])
+async def test_a_batch_that_waits_can_be_cancelled_and_expires(where: str, wait_s: float) -> None:
+    async with jobs_at(where, Limited(allowed=1, wait_s=wait_s)) as jobs:
         one, two = [await begin(jobs, jsonl(3), owner="ann", window="2s") for _ in range(2)]
         await anyio.sleep(0.1)
         await jobs.cancel_batch("ann", one.id)

@@ -24,6 +24,8 @@ from openai_cpu_server.jobs.store.thread import StoreThreads
 _EXPIRED_AT_ONCE = 500
 """The rows in one transaction."""
 _LONGEST_RETRY_S = 10.0
+_SHORTEST_WAIT_S, _LONGEST_WAIT_S = 1.0, 5.0
+"""A batch whose owner has to wait for longer makes room for others."""
 _INLINE_BYTES = 64 * 1024
 """A line of this size is read or written within a fraction of a millisecond, which a thread costs."""
 P = ParamSpec("P")
@@ -74,6 +76,8 @@ class BatchRun:
         self._stop: Stop | None = None
         self._pause_s: float | None = None
         """No row can run for so long."""
+        self._put_back: list[Row] = []
+        """Rows that were to run then."""
         self._errors: list[LineError] = []
         self._recorder = Recorder(self._commit)
 
@@ -130,15 +134,26 @@ class BatchRun:
         return check.num_rows, check.errors()
 
     async def _run_rows(self) -> None:
-        async with anyio.create_task_group() as group, aclosing(self._open_rows()) as rows:
-            async for row in rows:
+        """Raises BatchPaused if none can run for long. A short time is waited out, without any slot."""
+        async with aclosing(self._open_rows()) as rows:
+            while True:
+                await self._run_until_pause(rows)
+                if self._pause_s is None:
+                    return
+                if self._pause_s > _LONGEST_WAIT_S:
+                    raise BatchPaused(self._pause_s)
+                await anyio.sleep(max(_SHORTEST_WAIT_S, self._pause_s))
+                self._pause_s = None
+
+    async def _run_until_pause(self, rows: AsyncGenerator[Row, None]) -> None:
+        async with anyio.create_task_group() as group:
+            while (row := self._put_back.pop() if self._put_back else await anext(rows, None)) is not None:
                 await self._slots.acquire()
                 if self._pause_s is not None:
+                    self._put_back.append(row)
                     self._slots.release()
-                    break
+                    return
                 group.start_soon(self._row, row)
-        if self._pause_s is not None:
-            raise BatchPaused(self._pause_s)
 
     async def _open_rows(self) -> AsyncGenerator[Row, None]:
         """The rows without a committed result, in order. Only a part of the file is in memory."""
@@ -154,6 +169,7 @@ class BatchRun:
             answer = await self._answer(row)
             if answer.pauses:
                 self._pause_s = answer.retry_after_s
+                self._put_back.append(row)
                 return
             result = await _off_loop(len(answer.body), answered, self._batch.id, row, answer)
             await self._recorder.record(result)
