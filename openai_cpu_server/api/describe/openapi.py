@@ -146,7 +146,7 @@ def _errors_of(path: str, operation: Operation) -> list[int]:
     if operation.query:
         found.add(400)
     if "{" in path:
-        found.add(404)
+        found |= {400, 404}
     return sorted(found)
 
 
