@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import sys
+
 import msgspec
 
+from openai_cpu_server.structured.errors import SchemaTooLarge
 from openai_cpu_server.structured.languages.expr import NOTHING, Expr, Ref, Text, alt, literal
 from openai_cpu_server.structured.logic.goals import Branch, Fact, Goal, Goals
 from openai_cpu_server.structured.options import Budget, Options
@@ -37,7 +40,10 @@ class CompiledSchema(msgspec.Struct, frozen=True):
 def compile_schema(schema: Json, options: Options | None = None) -> CompiledSchema:
     """The GBNF of a schema, with what was left out.
     Raises UnsupportedSchema, InvalidSchema, SchemaTooLarge."""
-    return _Compiler(schema, options or Options()).compile()
+    try:
+        return _Compiler(schema, options or Options()).compile()
+    except RecursionError:  # a bound of 300 digits is a grammar of 300 levels
+        raise SchemaTooLarge("grammar_depth", sys.getrecursionlimit()) from None
 
 
 def schema_to_gbnf(schema: dict[str, Json] | bool, options: Options | None = None) -> str:

@@ -34,6 +34,7 @@ class SchemaTooLarge(InvalidRequest):
 
 
 _LIMITS = {
+    "grammar_depth": ("levels of grammar", "write bounds with fewer digits, or nest less"),
     "containers": ("objects and lists", "remove definitions that nothing refers to, and examples"),
     "schemas": ("subschemas", "remove properties and definitions that are not needed"),
     "depth": ("levels of nesting", "move inner schemas to '$defs' and refer to them"),

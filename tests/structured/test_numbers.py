@@ -1,7 +1,10 @@
 """minimum, maximum, exclusive bounds, multipleOf."""
 
+import contextlib
+
 import pytest
 
+from openai_cpu_server.errors import InvalidRequest
 from openai_cpu_server.structured import UnsupportedSchema
 from openai_cpu_server.structured.compiler import schema_to_gbnf
 from tests.structured.oracle import accepts, check
@@ -107,6 +110,17 @@ def test_bounds_as_large_as_numbers_get():
     assert accepts(grammar, "9.5e307")
     assert not accepts(grammar, "1e999")
     assert not accepts({"minimum": 0, "maximum": largest}, "1e400")
+
+
+@pytest.mark.parametrize("bound", [1e300, 1.7e308, 10**300])
+@pytest.mark.parametrize(
+    "keyword", ["minimum", "exclusiveMinimum", "maximum", "exclusiveMaximum", "multipleOf"]
+)
+@pytest.mark.parametrize("kind", ["number", "integer"])
+def test_a_bound_of_300_digits_is_taken_or_refused_in_words(kind: str, keyword: str, bound: float) -> None:
+    for value in (bound, -bound):
+        with contextlib.suppress(InvalidRequest):
+            assert schema_to_gbnf({"type": kind, keyword: value})
 
 
 def test_small_numbers_may_have_an_exponent_where_the_bounds_leave_room():
