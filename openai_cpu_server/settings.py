@@ -229,7 +229,9 @@ class Settings(ModelOptions, WhatToServe, BaseSettings):
         None, description="the model that embeds the turns; default: the only one that embeds"
     )
     cache_dir: Path | None = Field(
-        None, description="where measured costs and profiles are kept; default: the user's cache directory"
+        None,
+        description="where measured costs and profiles are kept; default: the folder measured in the user's "
+        "cache directory",
     )
     calibrate: Literal["idle", "start", "never"] = Field(
         _ENGINE.calibrate,
