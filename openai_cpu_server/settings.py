@@ -482,7 +482,7 @@ def _problem(location: tuple[int | str, ...], message: str, origin: str = "") ->
     """`location` is the option and, for a list, the place in it, which says nothing to whoever gave a few."""
     names = [part for part in location if isinstance(part, str)]
     if names[:1] == ["models"] and len(names) > 1:
-        return " ".join([f"[models.{names[1]}]", *names[2:]]) + f"{origin}: {message}"
+        return " ".join([f"[models.{names[1]}]", *names[2:]]) + f": {message}{origin}"
     if names and names[0] in _REPLACED:
         return f"{option(names[0])} is gone: use {_REPLACED[names[0]]}"
-    return f"{option('-'.join(names))}{origin}: {message}" if location else message
+    return f"{option('-'.join(names))}: {message}{origin}" if location else message
