@@ -138,7 +138,7 @@ def _with_empty_values(arguments: Sequence[str]) -> Iterator[list[str]]:
 
 
 def origin_of(name: str, arguments: Sequence[str], config: Path | None) -> str:
-    """What has said this option, in words for behind its name; "": the command line, which names it so."""
+    """What has said this option, in words for the end of a line; "": the command line, which names it so."""
     switches = {option(name), option(f"no_{name}")}
     if switches & {argument.partition("=")[0] for argument in arguments}:
         return ""
@@ -182,4 +182,4 @@ def _secret(name: str) -> Path | None:
 
 
 def _no_json(name: str, origin: str) -> StartupError:
-    return StartupError(f'{option(name)} (from {origin}): expected a list in JSON, such as ["a", "b"]')
+    return StartupError(f'{option(name)}: expected a list in JSON, such as ["a", "b"] (from {origin})')

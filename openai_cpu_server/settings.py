@@ -258,7 +258,9 @@ class Settings(ModelOptions, WhatToServe, BaseSettings):
         None, description="the model that embeds the turns; default: the only one that embeds"
     )
     cache_dir: Path | None = Field(
-        None, description="where measured costs and profiles are kept; default: the user's cache directory"
+        None,
+        description="where measured costs and profiles are kept; default: the folder measured in the user's "
+        "cache directory",
     )
     calibrate: Literal["idle", "start", "never"] = Field(
         _ENGINE.calibrate,
@@ -519,7 +521,7 @@ def _problem(location: tuple[int | str, ...], message: str, origin: str = "") ->
     """`location` is the option and, for a list, the place in it, which says nothing to whoever gave a few."""
     names = [part for part in location if isinstance(part, str)]
     if names[:1] == ["models"] and len(names) > 1:
-        return " ".join([f"[models.{names[1]}]", *names[2:]]) + f"{origin}: {message}"
+        return " ".join([f"[models.{names[1]}]", *names[2:]]) + f": {message}{origin}"
     if names and names[0] in _REPLACED:
         return f"{option(names[0])} is gone: use {_REPLACED[names[0]]}"
-    return f"{option('-'.join(names))}{origin}: {message}" if location else message
+    return f"{option('-'.join(names))}: {message}{origin}" if location else message

@@ -26,6 +26,10 @@ Between these two comes the folder that `OCS_SECRETS_DIR` names: a file in it is
 variable (`ocs_jobs_db`).
 An option that may be given several times is a list there: `OCS_CORS_ORIGIN='["https://a.example"]'`,
 `cors_origin = ["https://a.example"]`.
+
+An empty value is as if not set, wherever it stands: `OCS_HOST=` listens on this machine only. But an empty
+key, keys' file, TOML file, folder of secrets, certificate, proxy or `--limits-url` ends the start with one
+line: nobody who names one wants to go without it.
 """
 _ROUTES = """\
 These are the routes, the scope that a key needs for each, and the fields of each body. [The API](api.md)

@@ -167,7 +167,7 @@ def test_every_option_is_either_obeyed_or_refused() -> None:
             "max_prompt_tokens",
         ),
         *("max_output_tokens", "stream_buffer_mb", "max_batch_rows", "batch_concurrency", "hang_seconds"),
-        *("load_hang_seconds", "max_crashes_per_minute", "lenient", "log_level", "log_format"),
+        *("load_hang_seconds", "max_crashes_per_minute", "lenient", "sandbox", "log_level", "log_format"),
     }
     assert not obeyed & OF_SERVERS
     assert obeyed | OF_SERVERS == set(Settings.model_fields)
