@@ -84,6 +84,7 @@ def _deciding(request: GenerationRequest) -> GenerationRequest:
         id="",
         priority=Priority.INTERACTIVE,
         client="",
+        account="",
         group="",
         route="",
         pin=False,
