@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import itertools
 import json
 import socket
 from collections.abc import Callable
@@ -169,11 +168,12 @@ class LimitedConnection(HttpToolsProtocol):
         return self.parser.get_method() == b"GET" and super()._should_upgrade()
 
     def _open_socket(self) -> None:
-        """The reader of WebSockets takes nothing but ASCII."""
-        if all(map(bytes.isascii, (self.url, *itertools.chain(*self.headers)))):
-            self.handle_websocket_upgrade()
-        else:
+        """What the reader of WebSockets reads itself must be ASCII. Who waits for an answer opens none."""
+        read = [value for name, value in self.headers if name.startswith(b"sec-websocket-")]
+        if self._is_answering() or not all(map(bytes.isascii, (self.url, *read))):
             self._refuse(_MALFORMED)
+        else:
+            self.handle_websocket_upgrade()
 
     # -- what the parser tells ---------------------------------------------------------------------
 
@@ -208,9 +208,9 @@ class LimitedConnection(HttpToolsProtocol):
             return
         if self._is_answering() and len(self.pipeline) >= _MAX_WAITING:
             raise _Full
-        self._has_head = True
         self._reading.stop()
         super().on_headers_complete()
+        self._has_head = True
 
     def _drops(self) -> bool:
         """CONNECT asks for another protocol without an Upgrade."""
@@ -268,19 +268,19 @@ class LimitedConnection(HttpToolsProtocol):
         """Answers a request that never reaches the application, or only a part of it, and closes."""
         self.limits.complaints.note(self.client, refusal.message)
         self._is_over = True
-        if not self._is_answering():
-            self._answer(refusal)
-        elif not self._has_head:  # an earlier request gets its answer
+        if self._is_answering() and not self._has_head:  # an earlier request gets its answer
             self.cycle.keep_alive = False
-        elif self.pipeline or self.cycle.response_started:
+        elif self._is_answering() and (self.pipeline or self.cycle.response_started):
             self.transport.abort()
         else:
-            _disconnect(self.cycle)
-            self._answer(refusal)
+            is_answered = self._has_head and self.cycle.response_complete
+            if not is_answered:
+                self._answer(refusal)
+            self._hang_up()
 
     def _answer(self, refusal: _Refusal) -> None:
-        """What the client still sends is thrown away for a while: closing at once would reset the connection,
-        and the client would not see the answer."""
+        if self.cycle is not None:
+            _disconnect(self.cycle)
         error = {
             "message": refusal.message,
             "type": "invalid_request_error",
@@ -295,6 +295,10 @@ class LimitedConnection(HttpToolsProtocol):
             b"connection: close",
         )
         self.transport.write(b"\r\n".join((*head, b"", body)))
+
+    def _hang_up(self) -> None:
+        """What the client still sends is thrown away for a while: closing at once would reset the connection,
+        and the client would not see the answer."""
         if self.transport.can_write_eof():
             self.transport.write_eof()
             self._reading.start(_LINGER_S, self.transport)

@@ -1,0 +1,23 @@
+"""Malformed requests in the log: a line at once, then one for many."""
+
+from __future__ import annotations
+
+import pytest
+
+from openai_cpu_server.web.complaints import Complaints
+
+
+def test_a_line_tells_how_many_there_were_since_the_last(caplog: pytest.LogCaptureFixture) -> None:
+    now_s = 100.0
+    complaints = Complaints(lambda: now_s)
+    for _ in range(5):
+        complaints.note(("192.0.2.1", 5), "no HTTP")
+    now_s = 109.0
+    complaints.note(None, "no HTTP")
+    now_s = 110.0
+    complaints.note(("192.0.2.2", 5), "no WebSocket")
+    told = [record.getMessage() for record in caplog.records]
+    assert told == [
+        "malformed requests: 1; the last, from 192.0.2.1: no HTTP",
+        "malformed requests: 6; the last, from 192.0.2.2: no WebSocket",
+    ]
