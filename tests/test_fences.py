@@ -139,6 +139,7 @@ ALLOWED = {
         "errors",
         "jobs",
         "observe.logs",
+        "private_files",
         "serving.plans",
         "settings",
     },
