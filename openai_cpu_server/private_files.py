@@ -123,14 +123,12 @@ def _take_from_others(path: Path, found: os.stat_result) -> None:
 
 def _require_own(path: Path, found: os.stat_result, folder: Path) -> None:
     me = os.geteuid()
-    if found.st_uid not in (me, _owner_of_new_files(folder, unless=found.st_uid == me)):
+    if found.st_uid != me and found.st_uid != _owner_of_new_files(folder):
         raise ForeignFile(f"{path} belongs to another user (id {found.st_uid}, this one is {me})")
 
 
-def _owner_of_new_files(folder: Path, *, unless: bool) -> int | None:
-    """Some file systems of networks know one owner only, whoever writes; None: not looked, or not known."""
-    if unless:
-        return None
+def _owner_of_new_files(folder: Path) -> int | None:
+    """Some file systems of networks know one owner only, whoever writes; None: nothing can be written."""
     with contextlib.suppress(OSError), tempfile.TemporaryFile(dir=folder) as probe:
         return os.fstat(probe.fileno()).st_uid
     return None
