@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import glob
+import logging
 import os
 import secrets
 import stat
@@ -16,6 +17,8 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import BinaryIO
+
+logger = logging.getLogger(__name__)
 
 _OWNERS = 0o700
 """The bits that the owner alone has."""
@@ -62,25 +65,30 @@ def private_folder(path: Path) -> Path:
     if not stat.S_ISDIR(found.st_mode):
         raise ForeignFile(f"{path} is not a folder")
     _require_own(path, found, path)
-    if found.st_mode & ~_OWNERS & 0o777:
-        path.chmod(_OWNERS)
+    _take_from_others(path, found)
     return path
 
 
-def require_trusted(path: Path, descriptor: int) -> None:
-    """Raises `ForeignFile` unless this user or root has made the open file: others' are not believed."""
+def claim(path: Path, descriptor: int) -> None:
+    """For an open file that is going to be believed: this user's is private afterwards, root's may be read by
+    all. Raises `ForeignFile` for anybody else's, OSError."""
     found = os.fstat(descriptor)
-    if found.st_uid != _ROOT:
+    if found.st_uid == os.geteuid():
+        _take_from_others(path, found)
+    elif found.st_uid != _ROOT:
         _require_own(path, found, path.parent)
 
 
 @contextlib.contextmanager
-def replacing(path: Path) -> Iterator[BinaryIO]:
+def replacing(path: Path, *, mode: int = 0o600) -> Iterator[BinaryIO]:
     """Yields a new file that replaces the old one, on disk as well, if nothing fails: nobody ever sees half
-    of one. Drafts of processes that were killed meanwhile are removed, for they can have gigabytes."""
+    of one. Drafts of processes that were killed meanwhile are removed, for they can have gigabytes.
+
+    `mode`: 0o666 for what is made for a user, whose umask then says who reads it.
+    """
     _remove_orphans(path)
     draft = path.with_name(f".{path.name}.{secrets.token_hex(8)}{_DRAFT}")
-    descriptor = os.open(draft, os.O_WRONLY | _NEW, 0o600)
+    descriptor = os.open(draft, os.O_WRONLY | _NEW, mode)
     try:
         with os.fdopen(descriptor, "wb") as file:
             _lock(descriptor)
@@ -101,20 +109,26 @@ def _narrow(path: Path) -> None:
     if not stat.S_ISREG(found.st_mode):
         raise ForeignFile(f"{path} is not a plain file")
     _require_own(path, found, path.parent)
-    if found.st_mode & ~_OWNERS & 0o777:
+    _take_from_others(path, found)
+
+
+def _take_from_others(path: Path, found: os.stat_result) -> None:
+    if not found.st_mode & ~_OWNERS & 0o777:
+        return
+    try:
         path.chmod(found.st_mode & _OWNERS)
+    except OSError as error:  # some file systems have no modes, or are read-only
+        logger.warning("other users may read %s: %s", path, error.strerror)
 
 
 def _require_own(path: Path, found: os.stat_result, folder: Path) -> None:
     me = os.geteuid()
-    if found.st_uid not in (me, _owner_of_new_files(folder, unless=found.st_uid == me)):
+    if found.st_uid != me and found.st_uid != _owner_of_new_files(folder):
         raise ForeignFile(f"{path} belongs to another user (id {found.st_uid}, this one is {me})")
 
 
-def _owner_of_new_files(folder: Path, *, unless: bool) -> int | None:
-    """Some file systems of networks know one owner only, whoever writes; None: not looked, or not known."""
-    if unless:
-        return None
+def _owner_of_new_files(folder: Path) -> int | None:
+    """Some file systems of networks know one owner only, whoever writes; None: nothing can be written."""
     with contextlib.suppress(OSError), tempfile.TemporaryFile(dir=folder) as probe:
         return os.fstat(probe.fileno()).st_uid
     return None

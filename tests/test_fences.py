@@ -153,6 +153,7 @@ ALLOWED = {
         "errors",
         "jobs",
         "observe.logs",
+        "private_files",
         "serving.plans",
         "settings",
     },

@@ -98,6 +98,22 @@ def test_files_of_earlier_versions_become_so(write: Callable[[Path], None], tmp_
     require_private(tmp_path)
 
 
+def test_a_prefix_cache_of_an_earlier_version_becomes_so_when_it_is_read(tmp_path: Path) -> None:
+    path = tmp_path / "kept"
+    prefixes(path)
+    path.chmod(0o644)
+    read_cache_file(path, "f")
+    require_private(tmp_path)
+
+
+def test_what_is_made_for_a_user_is_as_the_umask_says(tmp_path: Path) -> None:
+    for umask, expected in ((0o022, 0o644), (0o077, 0o600)):
+        os.umask(umask)
+        with replacing(tmp_path / "made", mode=0o666):
+            pass
+        assert mode(tmp_path / "made") == expected
+
+
 def test_a_new_folder_is_its_owners_too(tmp_path: Path) -> None:
     for write in (jobs, answers, measurements):
         write(tmp_path / write.__name__ / "kept")

@@ -111,7 +111,7 @@ _CLONE3 = 435
 _CLONE, _IOCTL, _PRLIMIT = (56, 220), (16, 29), (302, 261)
 _SIGNALS = ((62, 129), (234, 131))
 """`kill` and `tgkill`: a process may still end itself, as `abort` does."""
-_NEW_NAMESPACES = 0x7E020080
+_NEW_NAMESPACES = 0x7E020000
 """All CLONE_NEW... flags but that for time, which `clone` does not take."""
 _TYPING = (0x5412, 0x541C)
 """TIOCSTI, TIOCLINUX: they type into the terminal of whoever started the server."""

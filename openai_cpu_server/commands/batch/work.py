@@ -14,11 +14,11 @@ from openai_cpu_server.errors import StartupError
 from openai_cpu_server.jobs.jobs import Jobs
 from openai_cpu_server.jobs.options import JobOptions
 from openai_cpu_server.jobs.records import BatchRecord, BatchStatus, Page
+from openai_cpu_server.private_files import replacing
 
 _OWNER = ""
 _WINDOW = "720h"
 _LOOK_S = 0.2
-_CHUNK = 1 << 20
 
 
 async def found_or_begun(jobs: Jobs, paths: Paths, options: JobOptions) -> BatchRecord:
@@ -99,8 +99,6 @@ async def _write(jobs: Jobs, file_id: str | None, path: Path) -> None:
     if file_id is None:
         return
     record = await jobs.file(_OWNER, file_id)
-    unfinished = path.with_name(path.name + ".part")
-    with unfinished.open("wb", buffering=_CHUNK) as out:
+    with replacing(path, mode=0o666) as out:
         async for content in jobs.content(record):
             out.write(content)
-    unfinished.replace(path)

@@ -23,7 +23,7 @@ import numpy as np
 from openai_cpu_server.contract.step import SavedBlock
 from openai_cpu_server.errors import ServerError
 from openai_cpu_server.llama.cells.block_store import SavedCells
-from openai_cpu_server.private_files import replacing, require_trusted
+from openai_cpu_server.private_files import claim, replacing
 
 _MAGIC = b"OCS-KV\r\n"
 _VERSION = 1
@@ -80,7 +80,7 @@ def read_cache_file(path: Path, fingerprint: str) -> CacheFile:
     Its checksums are no seal, and native code takes the cells as they are: so it has to be of this user.
     """
     with path.open("rb") as file:
-        require_trusted(path, file.fileno())
+        claim(path, file.fileno())
         index, cells = _opened(_mapped(file))
     if index.fingerprint != fingerprint:
         raise BadCacheFile("it is of another model, KV type or version of llama.cpp")

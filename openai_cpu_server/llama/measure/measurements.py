@@ -9,7 +9,7 @@ from typing import TypeVar
 
 import msgspec
 
-from openai_cpu_server.private_files import replacing, require_trusted
+from openai_cpu_server.private_files import claim, replacing
 
 logger = logging.getLogger(__name__)
 
@@ -89,5 +89,5 @@ def _raw(value: msgspec.Struct) -> msgspec.Raw:
 def _trusted(path: Path) -> bytes:
     """The file's content: engines are run as it says. Raises OSError."""
     with path.open("rb") as file:
-        require_trusted(path, file.fileno())
+        claim(path, file.fileno())
         return file.read()
