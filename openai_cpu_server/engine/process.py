@@ -9,6 +9,7 @@ import gc
 import logging
 import socket
 import sys
+import threading
 from collections.abc import Callable
 from pathlib import Path
 
@@ -100,7 +101,13 @@ def _measured(calibrator: Calibrator, turn: EngineTurn) -> CostCurve | None:
     return None
 
 
+_STACK_BYTES = 64 * 2**20
+"""Each thread may have so much; what is not used takes no memory. llguidance recurses over clients'
+grammars in threads, and 8 MiB suffice for all that `structured` lets pass."""
+
+
 def main() -> None:
+    threading.stack_size(_STACK_BYTES)
     leave_signals_to_parent()
     die_with_parent()
     set_up_logs("info", "json" if sys.argv[1] == "json" else "console")

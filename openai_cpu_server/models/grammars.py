@@ -14,7 +14,7 @@ import msgspec
 
 from openai_cpu_server.errors import InvalidRequest
 from openai_cpu_server.models.remembered import Remembered
-from openai_cpu_server.structured import Options, UnsupportedSchema, Whitespace
+from openai_cpu_server.structured import Options, SchemaTooLarge, UnsupportedSchema, Whitespace
 from openai_cpu_server.structured.compiler import compile_schema
 from openai_cpu_server.structured.extras import choice_to_gbnf, json_object_gbnf, regex_to_gbnf
 from openai_cpu_server.structured.gbnf.parser import names_tokens
@@ -25,6 +25,8 @@ _REMEMBERED_BYTES = 16 * 2**20
 """Thousands of ordinary grammars of some kilobytes, or some of the largest that `Limits` lets pass."""
 _LONGEST = 200_000
 """A client's own grammar may have so many characters."""
+_PLACED = (UnsupportedSchema, SchemaTooLarge)
+"""These errors may know their place within the schema."""
 
 
 class Grammar(msgspec.Struct, frozen=True):
@@ -55,7 +57,7 @@ class _Refusal(NamedTuple):
 
     @classmethod
     def of(cls, error: InvalidRequest) -> _Refusal:
-        return cls(str(error), error.code, error.path if isinstance(error, UnsupportedSchema) else None)
+        return cls(str(error), error.code, error.path if isinstance(error, _PLACED) else None)
 
     @property
     def num_bytes(self) -> int:
@@ -157,7 +159,7 @@ def naming(param: str) -> Iterator[None]:
     except InvalidRequest as error:
         if error.param is not None:
             raise
-        path = error.path if isinstance(error, _Refused | UnsupportedSchema) else None
+        path = error.path if isinstance(error, (_Refused, *_PLACED)) else None
         place = param if path is None else _param(param, path)
         raise InvalidRequest(str(error), param=place, code=error.code or "invalid_value") from error
 

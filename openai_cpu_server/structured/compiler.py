@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
+from openai_cpu_server.structured.errors import SchemaTooLarge
 from openai_cpu_server.structured.languages.expr import NOTHING, Expr, Ref, Text, alt, literal
 from openai_cpu_server.structured.logic.goals import Branch, Fact, Goal, Goals
 from openai_cpu_server.structured.options import Budget, Options
@@ -37,7 +38,11 @@ class CompiledSchema(msgspec.Struct, frozen=True):
 def compile_schema(schema: Json, options: Options | None = None) -> CompiledSchema:
     """The GBNF of a schema, with what was left out.
     Raises UnsupportedSchema, InvalidSchema, SchemaTooLarge."""
-    return _Compiler(schema, options or Options()).compile()
+    options = options or Options()
+    try:
+        return _Compiler(schema, options).compile()
+    except RecursionError:  # several limits nearly reached at once
+        raise SchemaTooLarge("depth", options.limits.depth) from None
 
 
 def schema_to_gbnf(schema: dict[str, Json] | bool, options: Options | None = None) -> str:
@@ -91,7 +96,11 @@ class _Compiler:
         while self._waiting:
             goal, name = self._waiting.pop()
             self._grammar.set(name, self._of_goal(goal, name))
-        return CompiledSchema(self._grammar.finish(root), self._report.unenforced)
+        return CompiledSchema(self._grammar.finish(root, self._paths().get), self._report.unenforced)
+
+    def _paths(self) -> dict[str, str]:
+        """By rule: the place in the schema of what the rule is for."""
+        return {name: self._table.place(goal[0][0])[0] for goal, name in self._rules.items() if goal}
 
     def _value(self, goal: Goal, hint: str) -> Expr:
         """The rule for a value that fits the goal. It is written later, so that nesting costs no stack."""
