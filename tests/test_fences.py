@@ -22,6 +22,7 @@ ALLOWED = {
     "__init__": set[str](),
     "__main__": {"commands.cli"},
     "errors": set[str](),
+    "json_size": {"errors"},
     "contract": {"errors"},
     "option_parser": {"errors"},
     "adapter_options": set[str](),
@@ -39,7 +40,7 @@ ALLOWED = {
         "ray_options",
     },
     "model_source": {"adapter_options", "contract.adapter", "errors", "llama.gguf"},
-    "prompt": {"contract", "errors"},
+    "prompt": {"contract", "errors", "json_size"},
     "structured": {"errors"},
     "scheduler": {"contract"},
     # The asyncio side of an engine: for it there is no scheduler, and no engine but what the contract says.
@@ -73,7 +74,7 @@ ALLOWED = {
     "answers": {"contract", "errors"},
     # Beside `api`, which calls it: batches know neither HTTP nor the engine. Rows are run through a callable
     # that `api` provides and `app` hands over.
-    "jobs": {"contract.usage", "errors"},
+    "jobs": {"contract.usage", "errors", "json_size"},
     # Below `api`, which tells it of requests; the engine's client tells it of steps through a protocol of its
     # own, and is looked at for gauges. It knows no HTTP; nobody else knows Prometheus or OpenTelemetry.
     "observe": {"", "contract", "errors"},
@@ -84,6 +85,7 @@ ALLOWED = {
         "contract",
         "errors",
         "jobs",
+        "json_size",
         "models",
         "observe",
         "page",

@@ -35,11 +35,14 @@ class Grammar(msgspec.Struct, frozen=True):
     """Paths of the schema keywords that it leaves out, such as `response_format...properties.a.pattern`."""
     is_json: bool = False
     """All that it accepts is JSON, whose first character tells it from the marker of a tool call."""
+    share: float = 0.0
+    """What it cost, as a share of what one schema may cost. It counts each time, be it remembered or not."""
 
 
 class _Compiled(NamedTuple):
     gbnf: str
-    unenforced: tuple[Unenforced, ...] = ()
+    unenforced: tuple[Unenforced, ...]
+    share: float
 
     @property
     def num_bytes(self) -> int:
@@ -89,9 +92,9 @@ class Grammars:
     def of_schema(self, schema: Mapping[str, object], param: str, *, strict: bool = True) -> Grammar:
         """If it is not strict, what cannot be enforced is left out and named."""
         with naming(param):
-            gbnf, unenforced = self._compiled_once(schema, strict)
+            gbnf, unenforced, share = self._compiled_once(schema, strict)
         paths = tuple(f"{_param(param, each.path)}.{each.keyword}" for each in unenforced)
-        return Grammar(gbnf, paths, is_json=True)
+        return Grammar(gbnf, paths, is_json=True, share=share)
 
     def of_any_object(self, param: str) -> Grammar:
         gbnf = json_object_gbnf(Options(whitespace=self.whitespace))
@@ -148,7 +151,7 @@ class Grammars:
             self._checked_once(compiled.gbnf)
         except InvalidRequest as error:
             return _Refusal.of(error)
-        return _Compiled(compiled.gbnf, compiled.unenforced)
+        return _Compiled(compiled.gbnf, compiled.unenforced, compiled.share)
 
 
 @contextmanager

@@ -33,6 +33,8 @@ class CompiledSchema(msgspec.Struct, frozen=True):
     gbnf: str
     unenforced: tuple[Unenforced, ...]
     """Keywords that were left out; empty unless the options allow that."""
+    share: float
+    """What it cost, as a share of what one schema may cost."""
 
 
 def compile_schema(schema: Json, options: Options | None = None) -> CompiledSchema:
@@ -55,7 +57,7 @@ def schema_to_gbnf(schema: dict[str, Json] | bool, options: Options | None = Non
 
 class _Compiler:
     def __init__(self, schema: Json, options: Options) -> None:
-        budget = Budget(options.limits)
+        self._budget = budget = Budget(options.limits)
         self._report = Report(options.strict)
         self._normaliser = Normaliser(schema, budget, self._report)
         self._table = self._normaliser.table
@@ -96,7 +98,8 @@ class _Compiler:
         while self._waiting:
             goal, name = self._waiting.pop()
             self._grammar.set(name, self._of_goal(goal, name))
-        return CompiledSchema(self._grammar.finish(root, self._paths().get), self._report.unenforced)
+        gbnf = self._grammar.finish(root, self._paths().get)
+        return CompiledSchema(gbnf, self._report.unenforced, self._budget.share)
 
     def _paths(self) -> dict[str, str]:
         """By rule: the place in the schema of what the rule is for."""

@@ -71,6 +71,10 @@ class Options(msgspec.Struct, frozen=True):
     limits: Limits = msgspec.field(default_factory=Limits)
 
 
+_WORK = ("schemas", "text", "branches", "unfolded", "regex_work", "rules", "grammar")
+"""These limits are about time."""
+
+
 class Budget:
     """The rest of each limit while one schema is compiled."""
 
@@ -87,6 +91,11 @@ class Budget:
 
     def spent(self, limit: str) -> int:
         return self._spent.get(limit, 0)
+
+    @property
+    def share(self) -> float:
+        """What was spent, as a share of all that may be: 1 is about a second."""
+        return sum(self.spent(limit) / self._allowed[limit] for limit in _WORK)
 
     def check(self, limit: str, amount: int, path: str | None = None) -> None:
         """Raises SchemaTooLarge, which names `path`, a pointer into the schema."""

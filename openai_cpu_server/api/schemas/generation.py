@@ -29,6 +29,8 @@ Penalty = Annotated[float, Field(ge=-2, le=2)]
 Bias = Annotated[float, Field(ge=-100, le=100)]
 Key = Annotated[str, Field(max_length=64)]
 Value = Annotated[str, Field(max_length=512)]
+Notes = Annotated[dict[Key, Value], Field(max_length=16, fail_fast=True)]
+LogitBias = Annotated[dict[str, Bias], Field(fail_fast=True)]
 
 
 class StreamOptions(Body):
@@ -69,11 +71,11 @@ class GenerationBody(Body):
     top_p: Annotated[float, Field(ge=0, le=1)] | None = None
     presence_penalty: Penalty | None = None
     frequency_penalty: Penalty | None = None
-    logit_bias: dict[str, Bias] | None = None
+    logit_bias: LogitBias | None = None
     user: str | None = None
     safety_identifier: str | None = None
     """What OpenAI calls `user` now."""
-    metadata: Annotated[dict[Key, Value], Field(max_length=16)] | None = None
+    metadata: Notes | None = None
     service_tier: Tier | None = None
 
     response_format: ResponseFormat | None = None

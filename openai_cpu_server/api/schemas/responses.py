@@ -9,7 +9,7 @@ from pydantic_core import PydanticCustomError
 
 from openai_cpu_server.api.schemas.base import Body
 from openai_cpu_server.api.schemas.chat import LACKS
-from openai_cpu_server.api.schemas.generation import AdapterName, Bias, Key, Penalty, Value
+from openai_cpu_server.api.schemas.generation import AdapterName, LogitBias, Notes, Penalty
 from openai_cpu_server.api.schemas.reasoning import Budget
 from openai_cpu_server.api.schemas.structured import Choices, JsonObject, Name
 from openai_cpu_server.api.schemas.tools import MAX_TOOLS
@@ -197,7 +197,7 @@ class NamedFunction(Echoed):
 class AllowedTools(Echoed):
     type: Literal["allowed_tools"]
     mode: Literal["auto", "required"]
-    tools: Annotated[list[dict[str, JsonValue]], Field(min_length=1, max_length=MAX_TOOLS)]
+    tools: Annotated[list[dict[str, JsonValue]], Field(min_length=1, max_length=MAX_TOOLS, fail_fast=True)]
 
 
 def _refuse_choice(kind: object) -> object:
@@ -288,7 +288,7 @@ class ResponsesBody(Body):
     include: Annotated[list[str], Field(max_length=32, fail_fast=True)] | None = None
     top_logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
     reasoning: ReasoningOptions | None = None
-    metadata: Annotated[dict[Key, Value], Field(max_length=16)] | None = None
+    metadata: Notes | None = None
     temperature: Annotated[float, Field(ge=0, le=2)] | None = None
     top_p: Annotated[float, Field(ge=0, le=1)] | None = None
     user: str | None = None
@@ -300,7 +300,7 @@ class ResponsesBody(Body):
     seed: int | None = None
     presence_penalty: Penalty | None = None
     frequency_penalty: Penalty | None = None
-    logit_bias: dict[str, Bias] | None = None
+    logit_bias: LogitBias | None = None
     top_k: Annotated[int, Field(ge=-1, lt=2**31)] | None = None
     min_p: Annotated[float, Field(ge=0, le=1)] | None = None
     typical_p: Annotated[float, Field(gt=0, le=1)] | None = None

@@ -93,7 +93,7 @@ class Grammar:
         rules = _reachable(_merged(rules))
         self._check_levels(rules, path_of)
         text = Printer(self._budget).text(rules)
-        self._budget.check("grammar", len(text))
+        self._budget.spend("grammar", len(text))
         return text
 
     def _check_levels(self, rules: dict[str, Expr], path_of: Callable[[str], str | None]) -> None:
