@@ -225,6 +225,13 @@ class BodyTooLarge(ServerError):
         self.limit = limit
 
 
+class TooManyValues(ServerError):
+    """The request's body has more values than anybody should have to parse at once."""
+
+    def __init__(self, most: str) -> None:
+        super().__init__(f"The request body has more than {most}; send several smaller requests.")
+
+
 class BodiesFull(ServerError):
     """The bodies that are being read hold as much memory as they may."""
 

@@ -28,9 +28,10 @@ class ServerProcess:
         env: dict[str, str] | None = None,
         max_open_files: int | None = None,
         is_fresh: bool = False,
+        module: str = "openai_cpu_server",
     ) -> None:
         """`is_fresh`: it imports for itself, as for a user, and does not come from `tests/warm.py`. One with
-        a limit does so too."""
+        a limit does so too, and one that another `module` starts."""
         self.lines: list[str] = []
         self._new: queue.SimpleQueue[str | None] = queue.SimpleQueue()
         command = ["serve"]
@@ -45,8 +46,8 @@ class ServerProcess:
         if "--drain-seconds" not in options:
             command += ["--drain-seconds", "0"]  # the end of a test waits for nobody
         command += options
-        if is_fresh or max_open_files is not None:
-            self.process: subprocess.Popen[str] | WarmProcess = _fresh(command, env, max_open_files)
+        if is_fresh or max_open_files is not None or module != "openai_cpu_server":
+            self.process: subprocess.Popen[str] | WarmProcess = _fresh(command, env, max_open_files, module)
         else:
             self.process = start(*command, env=env)
         self._reader = threading.Thread(target=self._read, daemon=True)
@@ -117,9 +118,9 @@ def is_reader(process: psutil.Process) -> bool:
 
 
 def _fresh(
-    arguments: list[str], env: dict[str, str] | None, max_open_files: int | None
+    arguments: list[str], env: dict[str, str] | None, max_open_files: int | None, module: str
 ) -> subprocess.Popen[str]:
-    command = [sys.executable, "-m", "openai_cpu_server", *arguments]
+    command = [sys.executable, "-m", module, *arguments]
     if max_open_files is not None:
         command = ["/bin/sh", "-c", f'ulimit -n {max_open_files} && exec "$@"', "sh", *command]
     return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=env)

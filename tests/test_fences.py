@@ -27,6 +27,7 @@ ALLOWED = {
     "user_folders": {"errors", "private_files"},
     # What a child process may do: it knows nothing of what the child is for.
     "sandbox": set[str](),
+    "json_size": {"errors"},
     "contract": {"errors"},
     "option_parser": {"errors"},
     "option_sources": {"errors", "user_folders"},
@@ -47,7 +48,7 @@ ALLOWED = {
         "user_folders",
     },
     "model_source": {"adapter_options", "contract.adapter", "errors", "llama.gguf", "user_folders"},
-    "prompt": {"contract", "errors"},
+    "prompt": {"contract", "errors", "json_size"},
     "structured": {"contract.grammar", "errors"},
     "scheduler": {"contract"},
     # The asyncio side of an engine: for it there is no scheduler, and no engine but what the contract says.
@@ -101,7 +102,7 @@ ALLOWED = {
     "answers": {"contract", "errors", "private_files", "user_folders"},
     # Beside `api`, which calls it: batches know neither HTTP nor the engine. Rows are run through a callable
     # that `api` provides and `app` hands over.
-    "jobs": {"contract.usage", "errors", "private_files", "user_folders"},
+    "jobs": {"contract.usage", "errors", "json_size", "private_files", "user_folders"},
     # Below `api`, which tells it of requests; the engine's client tells it of steps through a protocol of its
     # own, and is looked at for gauges. It knows no HTTP; nobody else knows Prometheus or OpenTelemetry.
     "observe": {"", "contract", "errors"},
@@ -112,6 +113,7 @@ ALLOWED = {
         "contract",
         "errors",
         "jobs",
+        "json_size",
         "models",
         "observe",
         "page",

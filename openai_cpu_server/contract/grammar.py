@@ -38,6 +38,8 @@ class MadeGrammar(msgspec.Struct, frozen=True, tag="made"):
     gbnf: str
     unenforced: tuple[tuple[str, str], ...] = ()
     """JSON pointers within the schema, each with a keyword that is left out there."""
+    share: float = 0.0
+    """What a schema cost, as a share of what one may cost."""
 
 
 class RefusedGrammar(msgspec.Struct, frozen=True, tag="refused"):

@@ -10,6 +10,7 @@ import gc
 import logging
 import socket
 import sys
+import threading
 from collections.abc import Callable
 from pathlib import Path
 
@@ -38,6 +39,9 @@ from openai_cpu_server.sandbox.confine import confine
 
 logger = logging.getLogger(__name__)
 
+_STACK_BYTES = 64 * 2**20
+"""Each thread may have so much; what is not used takes no memory. llguidance recurses over clients'
+grammars in threads, and 8 MiB suffice for all that `structured` lets pass."""
 _MOST_TURNS = 60
 """A measurement at start is given up after so many turns.
 
@@ -124,6 +128,7 @@ def _confine(options: EngineOptions) -> None:
 
 
 def main() -> None:
+    threading.stack_size(_STACK_BYTES)
     leave_signals_to_parent()
     die_with_parent()
     set_up_logs("info", "json" if sys.argv[1] == "json" else "console")

@@ -33,6 +33,8 @@ class Grammar(msgspec.Struct, frozen=True):
     """Paths of the schema keywords that it leaves out, such as `response_format...properties.a.pattern`."""
     is_json: bool = False
     """All that it accepts is JSON, whose first character tells it from the marker of a tool call."""
+    share: float = 0.0
+    """What it cost, as a share of what one schema may cost. It counts each time, be it remembered or not."""
 
 
 class Grammars:
@@ -50,7 +52,7 @@ class Grammars:
         """If it is not strict, what cannot be enforced is left out and named."""
         made = self._made(GrammarSource.SCHEMA, param, json.dumps(schema), strict=strict)
         paths = tuple(f"{_param(param, path)}.{keyword}" for path, keyword in made.unenforced)
-        return Grammar(made.gbnf, paths, is_json=True)
+        return Grammar(made.gbnf, paths, is_json=True, share=made.share)
 
     def of_any_object(self, param: str) -> Grammar:
         return Grammar(self._made(GrammarSource.ANY_OBJECT, param).gbnf, is_json=True)

@@ -6,7 +6,8 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-from openai_cpu_server.errors import InvalidRequest
+from openai_cpu_server.errors import InvalidRequest, TooManyValues
+from openai_cpu_server.json_size import check_size
 
 Message = Mapping[str, object]
 
@@ -82,12 +83,13 @@ def _tool_call(call: object, shape: CallShape) -> object:
 
 def arguments_object(arguments: object) -> object:
     """The arguments as an object.
-    OpenAI writes them as JSON text; text that is no JSON object stays as it is."""
+    OpenAI writes them as JSON text; text that is no JSON object, or too much of it, stays as it is."""
     if not isinstance(arguments, str):
         return arguments
     try:
+        check_size(arguments.encode(errors="surrogatepass"))
         parsed: object = json.loads(arguments)
-    except (ValueError, RecursionError):
+    except (ValueError, RecursionError, TooManyValues):
         return arguments
     return parsed if isinstance(parsed, dict) else arguments
 

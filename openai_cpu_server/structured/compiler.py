@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import sys
-
 import msgspec
 
 from openai_cpu_server.structured.errors import SchemaTooLarge
@@ -35,15 +33,18 @@ class CompiledSchema(msgspec.Struct, frozen=True):
     gbnf: str
     unenforced: tuple[Unenforced, ...]
     """Keywords that were left out; empty unless the options allow that."""
+    share: float
+    """What it cost, as a share of what one schema may cost."""
 
 
 def compile_schema(schema: Json, options: Options | None = None) -> CompiledSchema:
     """The GBNF of a schema, with what was left out.
     Raises UnsupportedSchema, InvalidSchema, SchemaTooLarge."""
+    options = options or Options()
     try:
-        return _Compiler(schema, options or Options()).compile()
-    except RecursionError:  # a bound of 300 digits is a grammar of 300 levels
-        raise SchemaTooLarge("grammar_depth", sys.getrecursionlimit()) from None
+        return _Compiler(schema, options).compile()
+    except RecursionError:  # several limits nearly reached at once
+        raise SchemaTooLarge("depth", options.limits.depth) from None
 
 
 def schema_to_gbnf(schema: dict[str, Json] | bool, options: Options | None = None) -> str:
@@ -56,7 +57,7 @@ def schema_to_gbnf(schema: dict[str, Json] | bool, options: Options | None = Non
 
 class _Compiler:
     def __init__(self, schema: Json, options: Options) -> None:
-        budget = Budget(options.limits)
+        self._budget = budget = Budget(options.limits)
         self._report = Report(options.strict)
         self._normaliser = Normaliser(schema, budget, self._report)
         self._table = self._normaliser.table
@@ -97,7 +98,12 @@ class _Compiler:
         while self._waiting:
             goal, name = self._waiting.pop()
             self._grammar.set(name, self._of_goal(goal, name))
-        return CompiledSchema(self._grammar.finish(root), self._report.unenforced)
+        gbnf = self._grammar.finish(root, self._paths().get)
+        return CompiledSchema(gbnf, self._report.unenforced, self._budget.share)
+
+    def _paths(self) -> dict[str, str]:
+        """By rule: the place in the schema of what the rule is for."""
+        return {name: self._table.place(goal[0][0])[0] for goal, name in self._rules.items() if goal}
 
     def _value(self, goal: Goal, hint: str) -> Expr:
         """The rule for a value that fits the goal. It is written later, so that nesting costs no stack."""

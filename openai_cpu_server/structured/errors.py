@@ -25,12 +25,15 @@ class InvalidSchema(InvalidRequest):
 
 
 class SchemaTooLarge(InvalidRequest):
-    """A limit of `Limits` was exceeded; `limit` is the name of its field."""
+    """A limit of `Limits` was exceeded; `limit` is the name of its field.
+    `path` is a JSON pointer, where the place is known."""
 
-    def __init__(self, limit: str, value: int) -> None:
+    def __init__(self, limit: str, value: int, path: str | None = None) -> None:
         named, advice = _LIMITS.get(limit, (limit.replace("_", " "), "make it smaller"))
-        super().__init__(f"The schema is too large: more than {value} {named}; {advice}.")
+        place = f"{path}: " if path else ""
+        super().__init__(f"{place}The schema is too large: more than {value} {named}; {advice}.")
         self.limit = limit
+        self.path = path
 
 
 _LIMITS = {
@@ -38,6 +41,14 @@ _LIMITS = {
     "containers": ("objects and lists", "remove definitions that nothing refers to, and examples"),
     "schemas": ("subschemas", "remove properties and definitions that are not needed"),
     "depth": ("levels of nesting", "move inner schemas to '$defs' and refer to them"),
+    "references": (
+        "references in a row, each of which stands for the same value as the next",
+        "let '$ref' name the last definition of the chain, or merge definitions that extend one another",
+    ),
+    "levels": (
+        "levels of rules that lie within one another, in a circle of definitions",
+        "refer back to definitions sooner, in smaller circles",
+    ),
     "values": ("values of one 'enum', or names of one 'properties'", "use a 'pattern', or fewer"),
     "text": ("characters of names, values and patterns", "shorten lists of values and patterns"),
     "branches": (

@@ -9,7 +9,7 @@ from typing import Union
 from openai_cpu_server.contract.grammar import GrammarOrder, GrammarSource, MadeGrammar, RefusedGrammar
 from openai_cpu_server.errors import InvalidRequest
 from openai_cpu_server.structured.compiler import compile_schema
-from openai_cpu_server.structured.errors import UnsupportedSchema
+from openai_cpu_server.structured.errors import SchemaTooLarge, UnsupportedSchema
 from openai_cpu_server.structured.extras import choice_to_gbnf, json_object_gbnf, regex_to_gbnf
 from openai_cpu_server.structured.gbnf.parser import names_tokens
 from openai_cpu_server.structured.options import Options, Whitespace
@@ -26,7 +26,7 @@ def grammar_maker(
             made = _made(order)
             check(made.gbnf)
         except InvalidRequest as error:
-            path = error.path if isinstance(error, UnsupportedSchema) else None
+            path = error.path if isinstance(error, (UnsupportedSchema, SchemaTooLarge)) else None
             return RefusedGrammar(str(error), error.code, path)
         return made
 
@@ -40,7 +40,7 @@ def _made(order: GrammarOrder) -> MadeGrammar:
         case GrammarSource.SCHEMA:
             compiled = compile_schema(json.loads(order.text), options)
             left_out = tuple((each.path, each.keyword) for each in compiled.unenforced)
-            return MadeGrammar(compiled.gbnf, left_out)
+            return MadeGrammar(compiled.gbnf, left_out, compiled.share)
         case GrammarSource.ANY_OBJECT:
             return MadeGrammar(json_object_gbnf(options))
         case GrammarSource.REGEX:

@@ -7,6 +7,7 @@ import enum
 import msgspec
 
 from openai_cpu_server.structured.errors import SchemaTooLarge
+from openai_cpu_server.structured.languages.order import MOST_LEVELS
 
 
 class Whitespace(enum.Enum):
@@ -41,6 +42,10 @@ class Limits(msgspec.Struct, frozen=True):
     """Subschemas that are looked at."""
     depth: int = 48
     """Levels of nested subschemas, of values in a `const`, and of groups in a pattern."""
+    references: int = 200
+    """References in a row that lead from one value to the same value, as `allOf` with a `$ref` does."""
+    levels: int = MOST_LEVELS
+    """Levels of rules within one another (`languages.order`) where rules lead back to themselves."""
     values: int = 2_000
     """Values of one `enum`, or names of one `properties`."""
     text: int = 200_000
@@ -66,6 +71,10 @@ class Options(msgspec.Struct, frozen=True):
     limits: Limits = msgspec.field(default_factory=Limits)
 
 
+_WORK = ("schemas", "text", "branches", "unfolded", "regex_work", "rules", "grammar")
+"""These limits are about time."""
+
+
 class Budget:
     """The rest of each limit while one schema is compiled."""
 
@@ -83,6 +92,12 @@ class Budget:
     def spent(self, limit: str) -> int:
         return self._spent.get(limit, 0)
 
-    def check(self, limit: str, amount: int) -> None:
+    @property
+    def share(self) -> float:
+        """What was spent, as a share of all that may be: 1 is about a second."""
+        return sum(self.spent(limit) / self._allowed[limit] for limit in _WORK)
+
+    def check(self, limit: str, amount: int, path: str | None = None) -> None:
+        """Raises SchemaTooLarge, which names `path`, a pointer into the schema."""
         if amount > self._allowed[limit]:
-            raise SchemaTooLarge(limit, self._allowed[limit])
+            raise SchemaTooLarge(limit, self._allowed[limit], path)

@@ -10,6 +10,7 @@ import msgspec
 from openai_cpu_server.api.errors import ErrorBody, error_object, failure_of, headers_of
 from openai_cpu_server.contract.messages import ModelLoading, Place
 from openai_cpu_server.errors import InvalidRequest
+from openai_cpu_server.json_size import MOST_TOKENS, check_size
 
 _MAX_NAME_CHARS = 64
 _ASKS_FOR_STREAM = msgspec.Raw(b"true")
@@ -74,8 +75,9 @@ class Failed(msgspec.Struct, frozen=True):
 def read_message(data: bytes) -> Union[Ask, Cancel]:
     """What the client wants. What is no JSON object is an Ask, too: it is refused where all bodies are.
 
-    Raises InvalidRequest.
+    Raises InvalidRequest, TooManyValues.
     """
+    check_size(data, most_numbers=MOST_TOKENS)
     try:
         fields = msgspec.json.decode(data, type=_Fields)
     except (msgspec.DecodeError, RecursionError, UnicodeDecodeError):

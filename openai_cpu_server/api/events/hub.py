@@ -13,6 +13,7 @@ from functools import partial
 from typing import NamedTuple
 
 from openai_cpu_server.api.events.pace import Pace
+from openai_cpu_server.contract.engine import LiveRequest
 from openai_cpu_server.contract.messages import StepFigures
 from openai_cpu_server.contract.shown import Shown, ShownPart, ShownState
 from openai_cpu_server.errors import TooManyWatchers
@@ -49,6 +50,12 @@ class Watcher(NamedTuple):
     is_administrator: bool
 
 
+class _Live(NamedTuple):
+    model: ServedModel
+    at_s: float
+    requests: Sequence[LiveRequest]
+
+
 class News(NamedTuple):
     steps: Sequence[Seen]
     num_dropped: int
@@ -75,6 +82,8 @@ class Hub:
         self._ages: dict[str, tuple[float, bool]] = {}
         """By live request: when it came, and whether it had output already, as of the last look."""
         self._looked_s = 0.0
+        self._live: dict[str, _Live] = {}
+        """By model."""
 
     def check_room(self, watcher: Watcher) -> None:
         """Raises TooManyWatchers."""
@@ -118,6 +127,13 @@ class Hub:
     def state_of(self, model: ServedModel) -> ShownState | None:
         return self._states.get(model.name)
 
+    def requests_of(self, model: ServedModel) -> Sequence[LiveRequest]:
+        """Its live requests, as of a moment ago: one look is for all listeners."""
+        now_s, known = self._clock(), self._live.get(model.name)
+        if known is None or known.model is not model or now_s - known.at_s >= _LOOK_S:
+            known = self._live[model.name] = _Live(model, now_s, model.engine.requests())
+        return known.requests
+
     def look_for_models(self) -> None:
         """A model may have been replaced: its successor is watched from now on."""
         for model in self._models.current:
@@ -136,6 +152,7 @@ class Hub:
         self._states.clear()
         self._generating.clear()
         self._ages.clear()
+        self._live.clear()
 
     def _watch(self, model: ServedModel) -> None:
         self._watched = [one for one in self._watched if one.name != model.name] + [model]

@@ -66,7 +66,7 @@ class Snapshots:
         running = (
             self._running(model, live)
             for model in self._seen
-            for live in model.engine.requests()
+            for live in self._hub.requests_of(model)
             if live.state is RequestState.RUNNING and self._sight.owns(live.client)
         )
         return Requests(running=list(islice(running, _MOST_LISTED)))
@@ -98,7 +98,7 @@ class Snapshots:
         is_ready = status.state is EngineState.READY
         found = [
             live
-            for live in model.engine.requests()
+            for live in self._hub.requests_of(model)
             if live.state is RequestState.WAITING and self._sight.owns(live.client)
         ]
         found.sort(key=lambda live: (live.position is None, live.position or 0))

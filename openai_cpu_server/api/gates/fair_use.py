@@ -21,6 +21,8 @@ from openai_cpu_server.errors import BodiesFull, BodyTooLarge, BodyTooSlow
 
 FREE_BYTES = 64 * 1024
 """So much of each body is free. Senders of large bodies who dawdle keep nobody from an ordinary request."""
+MOST_SMALL_BYTES = 64 * 1024
+"""A body has no more where all that is wanted are a few names and numbers."""
 _BYTES_PER_S = 1024
 """Each of so many bytes buys its body a second more."""
 _SPOOLED_BYTES = 1024 * 1024
@@ -167,6 +169,18 @@ async def _hear_out(receive: Receive) -> None:
     with anyio.move_on_after(_HEARD_OUT_S):
         while (await receive()).get("more_body", False):
             pass
+
+
+async def small_body(request: Request) -> bytes:
+    """The body of a request that never needs a large one, such as those that manage something.
+    Raises BodyTooLarge."""
+    received = bytearray()
+    async for piece in request.stream():
+        received += piece
+        if len(received) > MOST_SMALL_BYTES:
+            await _hear_out(request.receive)
+            raise BodyTooLarge(MOST_SMALL_BYTES)
+    return bytes(received)
 
 
 async def unkept_body(request: Request) -> bytes:

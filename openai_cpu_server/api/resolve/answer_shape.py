@@ -10,6 +10,7 @@ import pydantic_core
 from openai_cpu_server.api.schemas.generation import GenerationBody
 from openai_cpu_server.api.schemas.structured import JsonObject, ResponseFormat, StructuredOutputs
 from openai_cpu_server.errors import InvalidRequest
+from openai_cpu_server.json_size import check_size
 from openai_cpu_server.models.grammars import Grammar, Grammars
 
 _HINTS = re.compile(rb"response_format|tools|functions|grammar|regex|choice|json|structured_outputs|\\u00")
@@ -130,7 +131,8 @@ def _schema(schema: JsonObject | str, *, strict: bool = True) -> Make:
 
 
 def _parsed(text: str, param: str) -> JsonObject:
-    """vLLM also takes a schema as text."""
+    """vLLM also takes a schema as text. Raises InvalidRequest, TooManyValues."""
+    check_size(text.encode(errors="surrogatepass"))
     try:
         schema = pydantic_core.from_json(text, allow_inf_nan=False)
     except ValueError as error:

@@ -53,6 +53,11 @@ def choices(value: int | None, *, limit: int, param: str) -> int:
     return 1 if value is None else value
 
 
+def num_prompts(prompt: str | list[str] | list[int] | list[list[int]]) -> int:
+    """How many prompts a body's `prompt` is, before any of them is tokenised."""
+    return 1 if isinstance(prompt, str) or isinstance(prompt[0], int) else len(prompt)
+
+
 def check_sequences(num_prompts: int, best_of: int, *, limit: int) -> None:
     """Raises InvalidRequest for a call that is many calls."""
     if num_prompts * best_of > limit:

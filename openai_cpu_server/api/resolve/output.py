@@ -18,6 +18,9 @@ from openai_cpu_server.errors import InvalidRequest
 from openai_cpu_server.models.grammars import Grammar, Grammars
 from openai_cpu_server.prompt.tool_formats import Callee, Spelling, ToolFormat
 
+_MOST_SHARES = 3.0
+"""All schemas of a call may cost so many times what one may: two or three seconds. (128 functions with four
+`format`s each cost 2.2 times as much.)"""
 _NO_PARAMETERS: JsonObject = {"type": "object", "additionalProperties": False}
 _BLANKS = r"[ \t\n\r]{0,40}"
 """What flexible JSON may have between its tokens."""
@@ -71,7 +74,7 @@ class ToolOutputs:
     def of_plan(self, plan: ToolPlan, answer: Grammar | None) -> Output:
         """`answer`: what text must look like, where there is text. Raises InvalidRequest."""
         param = "functions" if plan.is_legacy else "tools"
-        offers = [self._offer(index, function) for index, function in enumerate(plan.callable)]
+        offers = self._offers(plan, 0.0 if answer is None else answer.share)
         parts = {rule: gbnf for offer in offers for rule, gbnf in offer.parts.items()}
         unenforced = tuple(path for offer in offers for path in offer.unenforced)
         constraint = self._constraint(plan, [offer.callee for offer in offers], parts, answer, param)
@@ -86,6 +89,20 @@ class ToolOutputs:
             functions={each.callee.name: self._form.raw_parameters(each.callee) for each in offers},
         )
         return Output(constraint, unenforced, style, is_free=is_auto and answer is None)
+
+    def _offers(self, plan: ToolPlan, spent: float) -> list[_Offer]:
+        """`spent`: what the answer's grammar has cost. Raises InvalidRequest where all cost too much."""
+        offers: list[_Offer] = []
+        for index, function in enumerate(plan.callable):
+            offers.append(self._offer(index, function))
+            spent += offers[-1].share
+            if spent > _MOST_SHARES:
+                message = (
+                    "The schemas of this call are too large together: all may cost three times what one may; "
+                    "use fewer tools, or simpler patterns."
+                )
+                raise InvalidRequest(message, param=function.param, code="invalid_value")
+        return offers
 
     def _constraint(
         self,
@@ -129,9 +146,9 @@ class ToolOutputs:
         if self._form.splits_parameters:
             split = SplitParameters(function, typed, self._grammars, rule)
             callee = Callee(function.name, rule, split.parameters)
-            return _Offer(callee, split.parts, split.unenforced)
+            return _Offer(callee, split.parts, split.unenforced, split.share)
         grammar = self._grammars.of_schema(typed, function.param, strict=function.is_strict)
-        return _Offer(Callee(function.name, rule), {rule: grammar.gbnf}, grammar.unenforced)
+        return _Offer(Callee(function.name, rule), {rule: grammar.gbnf}, grammar.unenforced, grammar.share)
 
 
 class _Offer(msgspec.Struct, frozen=True):
@@ -140,6 +157,8 @@ class _Offer(msgspec.Struct, frozen=True):
     callee: Callee
     parts: dict[str, str]
     unenforced: tuple[str, ...]
+    share: float
+    """What its grammars cost, as a share of what one schema may cost."""
 
 
 def _control_token(tokenizer: Tokenizer, name: str) -> int | None:

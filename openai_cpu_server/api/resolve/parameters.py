@@ -33,6 +33,8 @@ class SplitParameters:
         self.parts: dict[str, str] = {}
         """GBNF by the rule's name."""
         self.unenforced: tuple[str, ...] = self._left_out(schema)
+        self.share = 0.0
+        """What they cost together, as a share of what one schema may cost."""
         properties, required = schema.get("properties", {}), schema.get("required", [])
         if not isinstance(properties, dict):
             raise self._invalid("properties", "an object")
@@ -90,6 +92,7 @@ class SplitParameters:
             known = {**self._shared, **schema}
         grammar = self._grammars.of_schema(known, path, strict=is_strict)
         self.unenforced += grammar.unenforced
+        self.share += grammar.share
         return grammar
 
 

@@ -11,6 +11,7 @@ from starlette.responses import Response
 
 from openai_cpu_server.adapter_options import AdapterSource
 from openai_cpu_server.api.access.identity import identity_of
+from openai_cpu_server.api.gates.fair_use import small_body
 from openai_cpu_server.api.offload import in_thread, off_loop
 from openai_cpu_server.api.routes.models import json_response
 from openai_cpu_server.api.schemas.adapters import AdapterBody
@@ -71,7 +72,7 @@ class AdapterRoutes:
 
     async def load(self, request: Request) -> Response:
         """Answers when requests get it. Until then they get the one that had the name before."""
-        data = await request.body()
+        data = await small_body(request)
         body, ignored = await off_loop(len(data), partial(parse, AdapterBody, data, lenient=self._lenient))
         model = self._model(body.model, request)
         model.loaded()

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
 from openai_cpu_server.api.access.identity import identity_of
+from openai_cpu_server.api.gates.fair_use import small_body
+from openai_cpu_server.api.offload import off_loop
 from openai_cpu_server.api.options import ApiOptions
 from openai_cpu_server.api.routes.files import owner_of
 from openai_cpu_server.api.routes.models import json_response
@@ -90,7 +94,8 @@ class BatchJobRoutes:
 
     async def create(self, request: Request) -> Response:
         self._models.check_not_ending()
-        body, ignored = parse(BatchBody, await request.body(), lenient=self._lenient)
+        data = await small_body(request)
+        body, ignored = await off_loop(len(data), partial(parse, BatchBody, data, lenient=self._lenient))
         lifetime = body.output_expires_after
         batch = await self._jobs.create_batch(
             owner_of(request),

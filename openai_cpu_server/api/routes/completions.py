@@ -7,7 +7,7 @@ from openai_cpu_server.api.options import ApiOptions
 from openai_cpu_server.api.render.completion import CompletionRenderer
 from openai_cpu_server.api.resolve.answer_shape import answer_grammar
 from openai_cpu_server.api.resolve.call import resolve_call
-from openai_cpu_server.api.resolve.limits import choices
+from openai_cpu_server.api.resolve.limits import check_sequences, choices, num_prompts
 from openai_cpu_server.api.resolve.output import of_answer
 from openai_cpu_server.api.resolve.prompts import completion_prompts
 from openai_cpu_server.api.schemas.completion import CompletionBody
@@ -23,6 +23,8 @@ class CompletionFamily:
 
     def resolve(self, body: CompletionBody, asking: Asking) -> Call:
         best_of, model = _best_of(body, asking.options), asking.chosen.model
+        each = best_of or choices(body.n, limit=asking.options.max_choices, param="n")
+        check_sequences(num_prompts(body.prompt), each, limit=asking.options.max_sequences)
         return resolve_call(
             body,
             completion_prompts(body, model.tokenizer, asking.info.context_limit),

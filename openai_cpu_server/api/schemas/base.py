@@ -10,6 +10,7 @@ from pydantic.json_schema import JsonSchemaValue
 from pydantic_core import CoreSchema
 
 from openai_cpu_server.api.schemas.unheeded import Hints, Refusal, Refusals, is_one_of
+from openai_cpu_server.json_size import MOST_NUMBERS
 
 
 class Body(BaseModel):
@@ -17,6 +18,8 @@ class Body(BaseModel):
 
     hints: ClassVar[Hints] = {}
     refusals: ClassVar[Refusals] = {}
+    most_numbers: ClassVar[int] = MOST_NUMBERS
+    """A body may have so many values that are no strings, lists or objects."""
     is_open: ClassVar[bool] = False
     """Fields that no schema names change nothing here, whatever they are."""
 

@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from openai_cpu_server.api.schemas.base import Body
-from openai_cpu_server.api.schemas.generation import Key, Value
+from openai_cpu_server.api.schemas.generation import Notes
 
 Lifetime = Annotated[int, Field(ge=3600, le=2592000)]
 """Seconds: an hour to 30 days."""
@@ -22,5 +22,5 @@ class BatchBody(Body):
     input_file_id: str
     endpoint: str
     completion_window: str
-    metadata: Annotated[dict[Key, Value], Field(max_length=16)] | None = None
+    metadata: Notes | None = None
     output_expires_after: ExpiresAfter | None = None

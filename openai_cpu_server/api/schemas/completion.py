@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, ClassVar
 
 from pydantic import Field
 
 from openai_cpu_server.api.schemas.generation import GenerationBody
 from openai_cpu_server.api.schemas.numbers import Count, Several
 from openai_cpu_server.api.schemas.unions import Prompt
+from openai_cpu_server.json_size import MOST_TOKENS
 
 
 class CompletionBody(GenerationBody):
+    most_numbers: ClassVar[int] = MOST_TOKENS
+
     prompt: Prompt
     suffix: str | None = None
     max_tokens: Count | None = None

@@ -40,6 +40,8 @@ from openai_cpu_server.api.schemas.unions import Stop
 
 Key = Annotated[str, Field(max_length=64)]
 Value = Annotated[str, Field(max_length=512)]
+Notes = Annotated[dict[Key, Value], Field(max_length=16, fail_fast=True)]
+LogitBias = Annotated[dict[str, Bias], Field(fail_fast=True)]
 
 
 class StreamOptions(Body):
@@ -80,11 +82,11 @@ class GenerationBody(Body):
     top_p: Share | None = None
     presence_penalty: Penalty | None = None
     frequency_penalty: Penalty | None = None
-    logit_bias: dict[str, Bias] | None = None
+    logit_bias: LogitBias | None = None
     user: str | None = None
     safety_identifier: str | None = None
     """What OpenAI calls `user` now."""
-    metadata: Annotated[dict[Key, Value], Field(max_length=16)] | None = None
+    metadata: Notes | None = None
     service_tier: Tier | None = None
 
     response_format: ResponseFormat | None = None

@@ -1,4 +1,4 @@
-"""The bytes of a request become a checked body. Everything wrong with them is an InvalidRequest."""
+"""The bytes of a request become a checked body. What is wrong with them is an InvalidRequest."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from openai_cpu_server.api.schemas.base import Body, unheeded
 from openai_cpu_server.api.schemas.unheeded import Refusal
 from openai_cpu_server.api.schemas.wrong_values import complaint
 from openai_cpu_server.errors import InvalidRequest
+from openai_cpu_server.json_size import check_size
 
 B = TypeVar("B", bound=Body)
 MOST_NAMED = 32
@@ -34,7 +35,9 @@ class Ignored(msgspec.Struct, frozen=True):
 
 
 def parse(schema: type[B], data: bytes, *, lenient: bool) -> tuple[B, Ignored]:
-    """`lenient`: fields that nobody knows are ignored as well as harmless ones."""
+    """`lenient`: fields that nobody knows are ignored as well as harmless ones.
+    Raises InvalidRequest, TooManyValues."""
+    check_size(data, most_numbers=schema.most_numbers)
     try:
         body = schema.model_validate_json(data)
     except ValidationError as error:

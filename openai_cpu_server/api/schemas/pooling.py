@@ -18,6 +18,7 @@ from openai_cpu_server.api.schemas.unheeded import (
     Refusals,
 )
 from openai_cpu_server.api.schemas.unions import DOCUMENT_KIND, PROMPT_KIND, NonEmpty, Tokens
+from openai_cpu_server.json_size import MOST_TOKENS
 
 MAX_INPUTS = 2048
 """OpenAI's limit for one call."""
@@ -66,6 +67,7 @@ class PoolingBody(Body):
 
 
 class EmbeddingBody(PoolingBody):
+    most_numbers: ClassVar[int] = MOST_TOKENS
     hints: ClassVar[Hints] = EMBEDDING_HINTS
     refusals: ClassVar[Refusals] = EMBEDDING_REFUSALS
 

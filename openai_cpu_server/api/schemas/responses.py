@@ -9,9 +9,8 @@ from pydantic_core import PydanticCustomError
 
 from openai_cpu_server.api.schemas.base import Body
 from openai_cpu_server.api.schemas.chat import LACKS
-from openai_cpu_server.api.schemas.generation import AdapterName, Key, Value
+from openai_cpu_server.api.schemas.generation import AdapterName, LogitBias, Notes
 from openai_cpu_server.api.schemas.numbers import (
-    Bias,
     Budget,
     Count,
     Penalty,
@@ -211,7 +210,7 @@ class NamedFunction(Echoed):
 class AllowedTools(Echoed):
     type: Literal["allowed_tools"]
     mode: Literal["auto", "required"]
-    tools: Annotated[list[dict[str, JsonValue]], Field(min_length=1, max_length=MAX_TOOLS)]
+    tools: Annotated[list[dict[str, JsonValue]], Field(min_length=1, max_length=MAX_TOOLS, fail_fast=True)]
 
 
 def _refuse_choice(kind: object) -> object:
@@ -302,7 +301,7 @@ class ResponsesBody(Body):
     include: Annotated[list[str], Field(max_length=32, fail_fast=True)] | None = None
     top_logprobs: TopLogprobs | None = None
     reasoning: ReasoningOptions | None = None
-    metadata: Annotated[dict[Key, Value], Field(max_length=16)] | None = None
+    metadata: Notes | None = None
     temperature: Temperature | None = None
     top_p: Share | None = None
     user: str | None = None
@@ -314,7 +313,7 @@ class ResponsesBody(Body):
     seed: Seed | None = None
     presence_penalty: Penalty | None = None
     frequency_penalty: Penalty | None = None
-    logit_bias: dict[str, Bias] | None = None
+    logit_bias: LogitBias | None = None
     top_k: TopK | None = None
     min_p: Share | None = None
     typical_p: TypicalP | None = None

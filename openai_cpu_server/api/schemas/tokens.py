@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, ClassVar
 
 from pydantic import Field
 
 from openai_cpu_server.api.schemas.base import Body
 from openai_cpu_server.api.schemas.chat import Messages
+from openai_cpu_server.json_size import MOST_TOKENS
 
 
 class TokenizeBody(Body):
@@ -23,5 +24,7 @@ class TokenizeBody(Body):
 
 
 class DetokenizeBody(Body):
+    most_numbers: ClassVar[int] = MOST_TOKENS
+
     model: str | None = None
     tokens: Annotated[list[int], Field(fail_fast=True)]

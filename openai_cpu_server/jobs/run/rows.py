@@ -7,9 +7,10 @@ from typing import Protocol, Union
 
 import msgspec
 
-from openai_cpu_server.errors import ServerError
+from openai_cpu_server.errors import ServerError, TooManyValues
 from openai_cpu_server.jobs.records import RowResult
 from openai_cpu_server.jobs.run.lines import Line
+from openai_cpu_server.json_size import MOST_TOKENS, check_size
 
 _FIELDS = ("custom_id", "method", "url", "body")
 _MAX_ID_CHARS = 512
@@ -137,6 +138,10 @@ def _usage(body: bytes) -> _Usage:
 
 
 def _fields(content: bytes) -> dict[str, msgspec.Raw]:
+    try:
+        check_size(content, most_numbers=MOST_TOKENS)
+    except TooManyValues as error:
+        raise BadLine("too_many_values", str(error)) from None
     try:
         content.decode()  # what stays raw is not looked at by the decoder
         fields = msgspec.json.decode(content, type=dict[str, msgspec.Raw])

@@ -4,21 +4,29 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from openai_cpu_server.structured.gbnf.parser import ROOT
 from openai_cpu_server.structured.gbnf.plan import Plan, is_lexeme
 from openai_cpu_server.structured.gbnf.terminals import count, terminal_lines
-from openai_cpu_server.structured.languages.expr import EMPTY, Alt, Expr, Ref, Repeat, Seq, Text, Token
+from openai_cpu_server.structured.languages.charset import ANY
+from openai_cpu_server.structured.languages.expr import EMPTY, Alt, Chars, Expr, Ref, Repeat, Seq, Text, Token
 
 _HEAD = "%llguidance {}\n\n"
 _START = "start"
+_NEVER = "NEVER"
 
 
-def lark_text(plan: Plan, renumbered: Callable[[int], int]) -> str:
+def lark_text(plan: Plan, renumbered: Callable[[int], int], first: Sequence[str] = ()) -> str:
+    """`first`: the rules that llguidance shall compile before all others, in this order."""
     writer = _Writer(plan, renumbered)
     lines = [f"{writer.name(name)}: {writer.shown(expr)}" for name, expr in plan.rules.items()]
     lines += terminal_lines(writer.terminals())
+    if first:
+        # The root names them in an alternative that no text can take.
+        ordered = " ".join(map(writer.name, first))
+        lines[0] = lines[0].replace(":", f": {_NEVER} {ordered} |", 1)
+        lines += terminal_lines([(_NEVER, Chars(~ANY))])
     return _HEAD + "\n".join(lines) + "\n"
 
 

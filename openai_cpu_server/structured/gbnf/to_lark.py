@@ -4,14 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 
+from openai_cpu_server.structured.errors import InvalidGrammar
 from openai_cpu_server.structured.gbnf.conflicts import conflicting
 from openai_cpu_server.structured.gbnf.lark import lark_text
 from openai_cpu_server.structured.gbnf.nullable import every_expression
-from openai_cpu_server.structured.gbnf.parser import parse_gbnf
+from openai_cpu_server.structured.gbnf.parser import ROOT, parse_gbnf
 from openai_cpu_server.structured.gbnf.plan import Plan, is_character
 from openai_cpu_server.structured.gbnf.regular import Regular
 from openai_cpu_server.structured.gbnf.work import Share, Work
 from openai_cpu_server.structured.languages.expr import Expr
+from openai_cpu_server.structured.languages.order import CURE, described, order
 
 _GENTLE_ROUNDS = 2
 _ROUNDS = 3
@@ -30,7 +32,17 @@ def gbnf_to_lark(gbnf: str, renumbered: Callable[[int], int] = _same) -> str:
     Raises InvalidGrammar."""
     work = Work()
     work.spend(len(gbnf) // _CHARACTERS_PER_STEP)
-    return lark_text(_plan(parse_gbnf(gbnf).rules, work), renumbered)
+    plan = _plan(parse_gbnf(gbnf).rules, work)
+    return lark_text(plan, renumbered, _first(plan))
+
+
+def _first(plan: Plan) -> tuple[str, ...]:
+    """The rules that llguidance must compile before the others. Raises InvalidGrammar if its stack ends
+    then, too."""
+    found = order(plan.rules, ROOT)
+    if found.deepest:
+        raise InvalidGrammar(1, 1, f"{described(found.deepest)}; {CURE}")
+    return found.first
 
 
 def _plan(rules: dict[str, Expr], work: Work) -> Plan:

@@ -41,6 +41,8 @@ Goal = tuple[Signed, ...]
 Order = tuple[int, ...]
 _DEEP = 24
 _MOST_COMPARED = 60
+_COPIED_PER_STEP = 32
+"""One step of unfolding copies so many facts."""
 
 
 @dataclass(frozen=True)
@@ -134,7 +136,7 @@ class Goals:
         key = (goal, kind)
         if key not in self._branches:
             items = [_Item((i,), number, is_true) for i, (number, is_true) in enumerate(goal)]
-            found = dict.fromkeys(self._unfold(_State(), items, kind))
+            found = dict.fromkeys(self._unfold(items, kind))
             self._branches[key] = _without_special_cases(list(found))
         return self._branches[key]
 
@@ -159,16 +161,21 @@ class Goals:
 
     # Unfolding
 
-    def _unfold(self, state: _State, items: list[_Item], kind: Kind) -> Iterable[Branch]:
-        if not self._settle(state, items, kind):
-            return
-        choice = state.next_choice(self._marks)
-        if choice is None:
-            self._budget.spend("branches")
-            yield _branch(state.facts)
-            return
-        for option in choice:
-            yield from self._unfold(state.copy(), option, kind)
+    def _unfold(self, items: list[_Item], kind: Kind) -> Iterable[Branch]:
+        """Follow each option of each choice, the first one first."""
+        waiting = [(_State(), items)]
+        while waiting:
+            before, items = waiting.pop()
+            state = before.copy()
+            self._budget.spend("unfolded", len(state.stated) // _COPIED_PER_STEP)
+            if not self._settle(state, items, kind):
+                continue
+            choice = state.next_choice(self._marks)
+            if choice is None:
+                self._budget.spend("branches")
+                yield _branch(state.facts)
+            else:
+                waiting += [(state, option) for option in reversed(choice)]
 
     def _settle(self, state: _State, items: list[_Item], kind: Kind) -> bool:
         """Unfold everything that needs no choice; False on a contradiction."""
@@ -203,10 +210,15 @@ class Goals:
         return self._fact(item, node, state, queue, kind)
 
     def _followed(self, item: _Item, node: Reference) -> _Item:
-        if item.number in item.trail:
-            path, _ = self.table.place(item.number)
+        """The item for what the reference means in the end: a chain of mere references counts once."""
+        path, _ = self.table.place(item.number)
+        self._budget.check("references", len(item.trail) + 1, path)
+        met, target = {*item.trail, item.number}, self._look_up(node.pointer)
+        while isinstance(found := self.table[target], Reference) and target not in met:
+            met.add(target)
+            target = self._look_up(found.pointer)
+        if target in met or item.number in item.trail:
             raise InvalidSchema(path, f"'$ref' to '{node.pointer or '#'}' leads back to itself")
-        target = self._look_up(node.pointer)
         return _Item(item.order, target, item.is_true, item.trail | {item.number})
 
     def _combined(

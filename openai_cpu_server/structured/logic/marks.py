@@ -6,17 +6,17 @@ combination.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import msgspec
 
+from openai_cpu_server.structured.logic.settled import settled
 from openai_cpu_server.structured.schema.nodes import (
     TRUE,
     All,
     AnyOf,
     Constant,
     Negation,
-    Node,
     OneOf,
     Properties,
     Reference,
@@ -117,49 +117,51 @@ class Marks:
 
     def _of(self, number: int) -> dict[str, Values]:
         """By name, the values that a property must have in every object that fits the node."""
-        if number not in self._required:
-            self._required[number] = {}
-            self._required[number] = self._found(self._table[number])
-        return self._required[number]
+        return settled(number, self._required, self._in_place, self._found, {})
 
-    def _found(self, node: Node) -> dict[str, Values]:
+    def _in_place(self, number: int) -> Sequence[int]:
+        """The nodes that say of the same value what this one says."""
+        node = self._table[number]
         if isinstance(node, Reference):
-            return self._of(self._look_up(node.pointer))
+            return (self._look_up(node.pointer),)
+        return node.items if isinstance(node, (All, AnyOf, OneOf)) else ()
+
+    def _found(self, number: int, parts: list[dict[str, Values]]) -> dict[str, Values]:
+        node = self._table[number]
+        if isinstance(node, Reference):
+            return parts[0]
         if isinstance(node, (AnyOf, OneOf)):
-            first, *others = [self._of(x) for x in node.items]
+            first, *others = parts
             shared = [n for n in first if all(n in o for o in others)]
             return {n: first[n].union(*(o[n] for o in others)) for n in shared}
-        return self._of_all(node) if isinstance(node, All) else {}
+        return self._of_all(node, parts) if isinstance(node, All) else {}
 
-    def _of_all(self, node: All) -> dict[str, Values]:
+    def _of_all(self, node: All, items: list[dict[str, Values]]) -> dict[str, Values]:
         parts = [self._table[x] for x in node.items]
         names = {n for part in parts if isinstance(part, Required) for n in part.names}
         marks = [m for part in parts if isinstance(part, Properties) for m in self.said_by(part)]
         found = {m.name: m.listed for m in marks if m.name in names and m.listed is not None}
-        for item in node.items:
-            for name, values in self._of(item).items():
+        for item in items:
+            for name, values in item.items():
                 found[name] = found.get(name, values) & values
         return found
 
     def _values(self, number: int) -> Values | None:
         """The only values that fit the node; None if that is not plain."""
-        if number not in self._listed:
-            self._listed[number] = None
-            self._listed[number] = self._listed_by(self._table[number])
-        return self._listed[number]
+        return settled(number, self._listed, self._in_place, self._listed_by, None)
 
-    def _listed_by(self, node: Node) -> Values | None:
+    def _listed_by(self, number: int, parts: list[Values | None]) -> Values | None:
+        node = self._table[number]
         if isinstance(node, Scalars):
             return _values_of(node)
         if isinstance(node, Reference):
-            return self._values(self._look_up(node.pointer))
+            return parts[0]
         if isinstance(node, All):
             found: Values | None = None
-            for item in node.items:
-                found = _common(found, self._values(item))
+            for part in parts:
+                found = _common(found, part)
             return found
         if isinstance(node, (AnyOf, OneOf)):
-            parts = [self._values(x) for x in node.items]
             known = [p for p in parts if p is not None]
             return frozenset().union(*known) if len(known) == len(parts) else None
         return frozenset() if node == Constant(False) else None

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 
+from openai_cpu_server.structured.logic.settled import settled
 from openai_cpu_server.structured.schema.nodes import (
     KIND_OF,
     All,
@@ -29,37 +31,34 @@ class Truths:
     def __init__(self, table: Table, look_up: Callable[[str], int]) -> None:
         self._table = table
         self._look_up = look_up
-        self._known: dict[tuple[Signed, Kind], bool | None] = {}
+        self._known: dict[Kind, dict[Signed, bool | None]] = {kind: {} for kind in Kind}
 
     def of(self, signed: Signed, kind: Kind) -> bool | None:
         """Whether all values of the type fit (True), none does (False), or it depends (None)."""
-        key = (signed, kind)
-        if key not in self._known:
-            self._known[key] = None
-            self._known[key] = self._found(signed, kind)
-        return self._known[key]
+        return settled(signed, self._known[kind], self._parts, partial(self._found, kind), None)
 
-    def _found(self, signed: Signed, kind: Kind) -> bool | None:
+    def _parts(self, signed: Signed) -> list[Signed]:
+        """The signed nodes on which the truth of this one depends."""
+        number, is_true = signed
+        node = self._table[number]
+        if isinstance(node, Negation):
+            return [(node.item, not is_true)]
+        if isinstance(node, Reference):
+            return [(self._look_up(node.pointer), is_true)]
+        return [(x, is_true) for x in node.items] if isinstance(node, (All, AnyOf)) else []
+
+    def _found(self, kind: Kind, signed: Signed, truths: list[bool | None]) -> bool | None:
         number, is_true = signed
         node = self._table[number]
         if isinstance(node, Constant):
             return node.value == is_true
-        if isinstance(node, Negation):
-            return self.of((node.item, not is_true), kind)
-        if isinstance(node, Reference):
-            return self.of((self._look_up(node.pointer), is_true), kind)
+        if isinstance(node, (Negation, Reference)):
+            return truths[0]
         if isinstance(node, (All, AnyOf)):
-            return self._of_parts(node, is_true, kind)
+            return _of_parts(truths, decisive=isinstance(node, AnyOf) == is_true)
         if isinstance(node, Unevaluated):
             return None if node.kind is kind else is_true
         return None if isinstance(node, OneOf) else self.of_atom(node, is_true, kind)
-
-    def _of_parts(self, node: All | AnyOf, is_true: bool, kind: Kind) -> bool | None:
-        decisive = isinstance(node, AnyOf) == is_true
-        truths = [self.of((x, is_true), kind) for x in node.items]
-        if decisive in truths:
-            return decisive
-        return (not decisive) if all(t is (not decisive) for t in truths) else None
 
     def of_atom(self, node: Node, is_true: bool, kind: Kind) -> bool | None:
         if isinstance(node, Types):
@@ -69,6 +68,12 @@ class Truths:
         if isinstance(node, Scalars):
             return _of_scalars(node, is_true, kind)
         return None if KIND_OF[type(node)] is kind else is_true
+
+
+def _of_parts(truths: list[bool | None], *, decisive: bool) -> bool | None:
+    if decisive in truths:
+        return decisive
+    return (not decisive) if all(t is (not decisive) for t in truths) else None
 
 
 def _of_scalars(node: Scalars, is_true: bool, kind: Kind) -> bool | None:

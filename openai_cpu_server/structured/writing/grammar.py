@@ -11,7 +11,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 
-from openai_cpu_server.structured.errors import InvalidSchema
+from openai_cpu_server.structured.errors import InvalidSchema, SchemaTooLarge
 from openai_cpu_server.structured.languages.charset import ANY
 from openai_cpu_server.structured.languages.expr import (
     Alt,
@@ -25,6 +25,7 @@ from openai_cpu_server.structured.languages.expr import (
     repeat,
     seq,
 )
+from openai_cpu_server.structured.languages.order import order
 from openai_cpu_server.structured.options import Budget
 from openai_cpu_server.structured.writing.printer import Printer
 
@@ -82,16 +83,24 @@ class Grammar:
             self.set(NEVER, seq(Chars(~ANY), Ref(NEVER)))
         return self.define(hint, alt(lexeme, Ref(NEVER)))
 
-    def finish(self, root: Expr) -> str:
-        """The grammar's text. Raises InvalidSchema if nothing at all matches."""
+    def finish(self, root: Expr, path_of: Callable[[str], str | None] = lambda rule: None) -> str:
+        """The grammar's text. `path_of` tells where in the schema a rule comes from.
+        Raises SchemaTooLarge; InvalidSchema if nothing at all matches."""
         self._rules[ROOT] = root
         rules = _productive(self._rules)
         if ROOT not in rules:
             raise InvalidSchema("", "no value can satisfy this schema")
         rules = _reachable(_merged(rules))
+        self._check_levels(rules, path_of)
         text = Printer(self._budget).text(rules)
-        self._budget.check("grammar", len(text))
+        self._budget.spend("grammar", len(text))
         return text
+
+    def _check_levels(self, rules: dict[str, Expr], path_of: Callable[[str], str | None]) -> None:
+        most = self._budget.limits.levels
+        paths = [path for rule in order(rules, ROOT, most).deepest if (path := path_of(rule)) is not None]
+        if paths:
+            raise SchemaTooLarge("levels", most, paths[-1])
 
 
 def _productive(rules: dict[str, Expr]) -> dict[str, Expr]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import logging
 from collections import deque
+from functools import partial
 
 import anyio
 import msgspec
@@ -23,11 +24,13 @@ from openai_cpu_server.api.calls.trial import Terms
 from openai_cpu_server.api.errors import INTERNAL, ErrorBody, error_object, failure_of
 from openai_cpu_server.api.gates.fair_use import BodyBudget, HeldBody
 from openai_cpu_server.api.gates.ticket import Endings, Ticket, new_request_id, ticket_of
+from openai_cpu_server.api.offload import off_loop
 from openai_cpu_server.api.options import ApiOptions
 from openai_cpu_server.api.routes.responses.making import Maker, Making
 from openai_cpu_server.api.routes.responses.turns import Recent, TurnReader
 from openai_cpu_server.contract.messages import ModelLoading, Place
 from openai_cpu_server.errors import BodiesFull, BodyTooLarge, InvalidRequest, RequestsLimited
+from openai_cpu_server.json_size import check_size
 from openai_cpu_server.observe.ended import Origin
 
 logger = logging.getLogger(__name__)
@@ -185,7 +188,11 @@ class _Socket:
         ticket.client = identity.holder
         sender = shared.sender(self._websocket, identity)
         ticket.priority = sender.default_priority
-        body, is_to_generate = _body(message.take(), shared.options.max_body_bytes)
+        data = message.take()
+        if len(data) > shared.options.max_body_bytes:
+            raise BodyTooLarge(shared.options.max_body_bytes)
+        body, is_to_generate = await off_loop(len(data), partial(_body, data))
+        del data
         async with shared.limits.lease(identity.key) as lease:
             read = await shared.reader.read(body, identity, self._recent)
             del body  # nothing is kept of it while the response is told
@@ -245,13 +252,12 @@ class _Socket:
             self._making.running.cancel()
 
 
-def _body(data: bytes, max_bytes: int) -> tuple[bytes, bool]:
+def _body(data: bytes) -> tuple[bytes, bool]:
     """The body of a POST that streams, and whether there is to be an output: not with `generate: false`.
 
-    Raises InvalidRequest, BodyTooLarge.
+    Raises InvalidRequest, TooManyValues.
     """
-    if len(data) > max_bytes:
-        raise BodyTooLarge(max_bytes)
+    check_size(data)
     try:
         fields = msgspec.json.decode(data, type=dict[str, msgspec.Raw])
         kind = msgspec.json.decode(fields.pop("type", b"null"), type=str)

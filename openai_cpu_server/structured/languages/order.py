@@ -1,0 +1,113 @@
+"""The order in which llguidance compiles the rules of a grammar, and how much of its stack that takes.
+
+llguidance compiles a rule where it first meets the rule's name: within the rule that names it. So a chain of
+rules takes stack for each of them, and the stack's end is the process's end. Rules that are compiled already
+take none. So a long chain is compiled from its end, in pieces: some rules of it are named before all others.
+Only a circle of rules cannot be cut so. It is measured, and refused where it is too long.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import msgspec
+
+from openai_cpu_server.structured.languages.expr import Expr, Ref
+
+MOST_LEVELS = 3_000
+"""A rule counts as two levels and as one for each expression around the next rule's name. A level takes about
+1 KiB of stack on x86-64 (`tests/structured/test_chains.py` runs the deepest on 8 MiB)."""
+_PIECE = 600
+"""Chains up to here are compiled as they are."""
+_OF_RULE = 2
+
+CURE = "make the circle of rules that refer to one another shorter"
+_SHOWN = 4
+
+
+class Order(msgspec.Struct, frozen=True):
+    first: tuple[str, ...] = ()
+    """The rules to compile before the root, in this order."""
+    deepest: tuple[str, ...] = ()
+    """Rules within one another that are too many for the stack, from the outermost on; empty if none are."""
+
+
+def order(rules: dict[str, Expr], root: str, most_levels: int = MOST_LEVELS) -> Order:
+    """How to compile these rules, beginning with the root. Names of no rule in them are ignored."""
+    found = _Visit(rules, most_levels)
+    found.all_from(root)
+    first = tuple(found.ends_of_pieces)
+    if first:
+        found = _Visit(rules, most_levels)
+        for name in (*first, root):
+            found.all_from(name)
+    return Order(first, found.deepest)
+
+
+def described(deepest: Sequence[str]) -> str:
+    path = " -> ".join([*deepest[:_SHOWN], "...", deepest[-1]])
+    return f"{len(deepest)} rules lie within one another ({path}), which is too many"
+
+
+class _Open:
+    """A rule that is being compiled."""
+
+    def __init__(self, name: str, expr: Expr, levels: int) -> None:
+        self.name = name
+        self.names = _named(expr, _OF_RULE)
+        self.levels = levels
+        """The levels of all rules that are open, up to this one."""
+        self.height = 0
+        """The levels that the rules within this one take, as far as they end no piece."""
+
+
+class _Visit:
+    """Visits rules as llguidance does: depth first, in the order in which they are named."""
+
+    def __init__(self, rules: dict[str, Expr], most_levels: int) -> None:
+        self._rules = rules
+        self._most_levels = most_levels
+        self._met: set[str] = set()
+        self.ends_of_pieces: list[str] = []
+        self.deepest: tuple[str, ...] = ()
+
+    def all_from(self, start: str) -> None:
+        if start in self._met:
+            return
+        stack = [self._opened(start, 0)]
+        while stack:
+            here = stack[-1]
+            inner = next(((n, x) for n, x in here.names if n in self._rules and n not in self._met), None)
+            if inner is not None:
+                stack.append(self._opened(inner[0], here.levels + inner[1]))
+                self._note(stack)
+                continue
+            stack.pop()
+            height = self._closed(here)
+            if stack:
+                outer = stack[-1]
+                outer.height = max(outer.height, height + here.levels - outer.levels)
+
+    def _opened(self, name: str, levels: int) -> _Open:
+        self._met.add(name)
+        return _Open(name, self._rules[name], levels)
+
+    def _closed(self, rule: _Open) -> int:
+        """The height that counts for the rules around this one."""
+        if rule.height < _PIECE:
+            return rule.height
+        self.ends_of_pieces.append(rule.name)
+        return 0
+
+    def _note(self, stack: list[_Open]) -> None:
+        if stack[-1].levels > self._most_levels and not self.deepest:
+            self.deepest = tuple(rule.name for rule in stack)
+
+
+def _named(expr: Expr, level: int) -> Iterator[tuple[str, int]]:
+    """The names in an expression, from left to right, with the number of levels around them."""
+    if isinstance(expr, Ref):
+        yield expr.name, level
+    elif expr.references:
+        for part in expr.parts:
+            yield from _named(part, level + 1)

@@ -1,0 +1,189 @@
+"""What a body costs is known before it is paid.
+
+Values are counted before they are parsed, prompts before they are tokenised, a call's schemas together.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from pydantic import ValidationError
+
+from openai_cpu_server.api.application import create_api
+from openai_cpu_server.api.gates.fair_use import MOST_SMALL_BYTES
+from openai_cpu_server.api.schemas.batch_jobs import BatchBody
+from openai_cpu_server.api.schemas.chat import ChatBody
+from openai_cpu_server.api.schemas.completion import CompletionBody
+from openai_cpu_server.api.schemas.parse import parse
+from openai_cpu_server.api.schemas.pooling import EmbeddingBody
+from openai_cpu_server.api.schemas.responses import ResponsesBody
+from openai_cpu_server.api.schemas.tokens import DetokenizeBody
+from openai_cpu_server.errors import InvalidRequest, PromptTooLong, TooManyValues
+from openai_cpu_server.jobs.jobs import Jobs
+from openai_cpu_server.jobs.options import JobOptions
+from openai_cpu_server.jobs.store.database import open_database
+from openai_cpu_server.prompt.messages import arguments_object
+from tests.api.fake_engine import FakeEngine
+from tests.api.fake_tokenizer import FakeTokenizer
+from tests.api.resolving import chat, complete, param_of
+from tests.api.serving import OPTIONS, api, client, served
+from tests.api.talking import error_of
+from tests.api.test_websocket import opened
+
+MESSAGES = [{"role": "user", "content": "hi"}]
+MANY = 250_000
+PATHS = [
+    "/v1/chat/completions",
+    "/v1/completions",
+    "/v1/messages",
+    "/v1/messages/count_tokens",
+    "/v1/responses",
+    "/v1/responses/input_tokens",
+    "/v1/chat/completions/input_tokens",
+    "/v1/embeddings",
+    "/v1/rerank",
+    "/tokenize",
+    "/detokenize",
+    "/generate",
+    "/v1/generate/batch",
+]
+ODD = {
+    "lists": b"[" + b",".join([b"[]"] * MANY) + b"]",
+    "objects": b"[" + b",".join([b"{}"] * MANY) + b"]",
+    "names": b"{" + b",".join(b'"%d":""' % number for number in range(MANY)) + b"}",
+    "depth": b"[" * MANY,
+    "numbers": b"[" + b",".join([b"0"] * 3 * MANY) + b"]",
+    "digits": b"7" * 9_000_000,
+}
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize("odd", ODD)
+@pytest.mark.parametrize("path", PATHS)
+async def test_no_family_parses_too_many_values(engine: FakeEngine, path: str, odd: str) -> None:
+    body = b'{"model":null,"an_unknown_field":' + ODD[odd] + b"}"
+    async with client(api(engine)) as http:
+        refused = await http.post(path, content=body)
+    assert refused.status_code == 413
+    assert "send several smaller requests" in refused.text
+
+
+@pytest.mark.parametrize(
+    ("schema", "body"),
+    [
+        (CompletionBody, {"prompt": [[7] * 400] * 1_000}),
+        (EmbeddingBody, {"input": [[7] * 244] * 2_048}),
+        (DetokenizeBody, {"tokens": [70_000] * 400_000}),
+        (EmbeddingBody, {"input": ["some text, and: [more] of it. " * 200] * 2_048}),
+        (ChatBody, {"messages": MESSAGES * 10_000}),
+        (
+            ResponsesBody,
+            {"input": [{"role": "user", "content": [{"type": "input_text", "text": "a"}]}] * 9_999},
+        ),
+    ],
+)
+def test_long_bodies_of_honest_clients_pass(schema: type, body: dict[str, object]) -> None:
+    parse(schema, json.dumps(body).encode(), lenient=False)
+
+
+@pytest.mark.parametrize("schema", [ChatBody, CompletionBody, ResponsesBody])
+@pytest.mark.parametrize("name", ["logit_bias", "metadata"])
+def test_the_first_wrong_value_of_an_object_is_enough(schema: type[ChatBody], name: str) -> None:
+    """An error for each of them took a second and a hundred megabytes."""
+    body = {"messages": MESSAGES, "prompt": "a", "input": "a", name: {str(i): [] for i in range(20_000)}}
+    with pytest.raises(ValidationError) as caught:
+        schema.model_validate_json(json.dumps(body))
+    assert len(caught.value.errors()) < 5
+
+
+def test_metadata_of_a_batch_fails_at_once_too() -> None:
+    with pytest.raises(ValidationError) as caught:
+        BatchBody.model_validate_json(json.dumps({"metadata": {str(i): 1 for i in range(20_000)}}))
+    assert len(caught.value.errors()) < 5
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize("path", ["/v1/adapters", "/v1/batches"])
+async def test_what_manages_takes_small_bodies_only(engine: FakeEngine, path: str, tmp_path: Path) -> None:
+    jobs = Jobs(open_database(str(tmp_path / "jobs.db")), JobOptions(model="fake"))
+    app = create_api(served(engine), OPTIONS, jobs=jobs).app
+    async with client(app) as http:
+        refused = await http.post(path, content=b'{"metadata":"' + b"x" * MOST_SMALL_BYTES + b'"}')
+        assert (refused.status_code, error_of(refused)["code"]) == (413, "request_too_large")
+        assert (await http.post(path, json={})).status_code == 400
+
+
+class Untouched(FakeTokenizer):
+    """It must not be asked."""
+
+    def encode(self, text: str, *, add_special: bool, parse_special: bool) -> list[int]:
+        raise AssertionError("tokenised before the number of prompts was looked at")
+
+
+@pytest.mark.parametrize("fields", [{}, {"n": 8}, {"best_of": 8}])
+def test_prompts_are_counted_before_they_are_tokenised(fields: dict[str, int]) -> None:
+    with pytest.raises(InvalidRequest, match="60000 prompts") as refused:
+        complete(prompt=["abc"] * 60_000, tokenizer=Untouched(), **fields)
+    assert param_of(refused) == "prompt"
+
+
+def costly(number: int) -> dict[str, object]:
+    """A function with 60 patterns, each of its own."""
+    patterns = {
+        f"p{i}": {"type": "string", "pattern": f"^(a|b{number}){{1,50}}x[0-9]{{1,{i + 2}}}y.*{i}z$"}
+        for i in range(60)
+    }
+    return {"type": "function", "function": {"name": f"f{number}", "parameters": {"properties": patterns}}}
+
+
+def test_the_tools_of_a_call_have_one_budget() -> None:
+    with pytest.raises(InvalidRequest, match=r"too large together.*fewer tools") as refused:
+        chat(tools=[costly(number) for number in range(40)])
+    index = int(refused.value.param.removeprefix("tools[").partition("]")[0])
+    assert 5 < index < 39
+
+
+def test_remembered_schemas_count_as_often_as_they_are_sent() -> None:
+    """So a call that passes once passes always, and one that is refused is refused by every server."""
+    tools = [costly(number) for number in range(40)]
+    places = set()
+    for _ in range(2):
+        with pytest.raises(InvalidRequest) as refused:
+            chat(tools=tools)
+        places.add(refused.value.param)
+    assert len(places) == 1
+
+
+def test_as_many_ordinary_tools_as_there_may_be_pass() -> None:
+    formats = {name: {"type": "string", "format": name} for name in ("date-time", "uuid", "email", "uri")}
+    tools = [
+        {
+            "type": "function",
+            "function": {"name": f"f{i}", "parameters": {"properties": {**formats, f"q{i}": {}}}},
+        }
+        for i in range(128)
+    ]
+    with pytest.raises(PromptTooLong):  # this model's context is small; schemas are looked at before
+        chat(tools=tools)
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/responses"])
+async def test_messages_of_websockets_are_counted_too(engine: FakeEngine, path: str) -> None:
+    async with opened(api(engine), path=path) as socket:
+        socket.send({"type": "response.create", "request_id": "a", "odd": [[]] * MANY})
+        answer = await socket.next()
+        assert answer["status"] == 413
+        assert answer["error"]["code"] == "too_many_values"
+
+
+def test_a_schema_that_comes_as_text_is_counted_too() -> None:
+    with pytest.raises(TooManyValues):
+        chat(guided_json=json.dumps({"enum": [[]] * MANY}))
+
+
+def test_arguments_of_many_values_stay_text() -> None:
+    text = json.dumps({"a": [[]] * MANY})
+    assert arguments_object(text) == text

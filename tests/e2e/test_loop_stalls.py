@@ -1,0 +1,126 @@
+"""Hostile bodies cost their own request, and nobody else the event loop's time."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+
+import httpx
+import pytest
+from websockets.sync.client import connect
+
+from tests.loop_watch import MARK
+from tests.server import ServerProcess
+from tests.tiny_model import tiny_model_path
+
+pytestmark = [pytest.mark.native, pytest.mark.thorough]
+
+SAID = b'"messages":[{"role":"user","content":"hi"}]'
+CHAT = "/v1/chat/completions"
+
+
+def listed(item: bytes, num_bytes: int) -> bytes:
+    return b"[" + b",".join([item] * (num_bytes // (len(item) + 1))) + b"]"
+
+
+def named(value: bytes, num_bytes: int) -> bytes:
+    fields = (b'"%d":%s' % (number, value) for number in range(num_bytes // (len(value) + 9)))
+    return b"{" + b",".join(fields) + b"}"
+
+
+def tools() -> bytes:
+    """40 functions with 60 patterns each."""
+    return json.dumps(
+        [
+            {
+                "type": "function",
+                "function": {
+                    "name": f"f{number}",
+                    "parameters": {
+                        "properties": {
+                            f"p{i}": {
+                                "type": "string",
+                                "pattern": f"^(a|b{number}){{1,50}}x.{{1,{i + 2}}}z$",
+                            }
+                            for i in range(60)
+                        }
+                    },
+                },
+            }
+            for number in range(40)
+        ]
+    ).encode()
+
+
+def prompts(number: int) -> bytes:
+    return b'{"prompt":' + listed(b'"abcd"', 7 * number) + b',"max_tokens":1}'
+
+
+POSTS = {
+    "wrong biases, 5 MB": (CHAT, lambda: b'{"logit_bias":' + named(b'"x"', 4_800_000) + b"," + SAID + b"}"),
+    "wrong biases, 20 MB": (CHAT, lambda: b'{"logit_bias":' + named(b'"x"', 20_000_000) + b"," + SAID + b"}"),
+    "right biases": (CHAT, lambda: b'{"logit_bias":' + named(b"1", 900_000) + b"," + SAID + b"}"),
+    "lists in an unknown field": (CHAT, lambda: b'{"x":' + listed(b"[]", 8_000_000) + b"," + SAID + b"}"),
+    "many messages": (
+        CHAT,
+        lambda: b'{"messages":' + listed(b'{"role":"user","content":"x"}', 900_000) + b"}",
+    ),
+    "metadata": (CHAT, lambda: b'{"metadata":' + named(b"1", 1_000_000) + b"," + SAID + b"}"),
+    "metadata of a batch": ("/v1/batches", lambda: b'{"metadata":' + named(b"1", 3_900_000) + b"}"),
+    "depth": (CHAT, lambda: b'{"x":' + b"[" * 8_000_000),
+    "60,000 prompts": ("/v1/completions", lambda: prompts(60_000)),
+    "100,000 prompts": ("/v1/completions", lambda: prompts(100_000)),
+    "many sequences": ("/v1/completions", lambda: b'{"n":8,"max_tokens":1,"prompt":%s}' % listed(
+        listed(b"70", 9_000), 128 * 9_000
+    )),
+    "tools": (CHAT, lambda: b'{"tools":' + tools() + b"," + SAID + b"}"),
+    "pieces, 1 MB": ("/tokenize", lambda: b'{"with_pieces":true,"content":"' + b"a b " * 250_000 + b'"}'),
+    "pieces, 4 MB": ("/tokenize", lambda: b'{"with_pieces":true,"content":"' + b"a b " * 1_000_000 + b'"}'),
+    "tokens": ("/detokenize", lambda: b'{"tokens":' + listed(b"70", 1_200_000) + b"}"),
+    "prose": (CHAT, lambda: b'{"messages":[{"role":"user","content":"' + b"a\\n" * 10_000_000 + b'"}]}'),
+    "a long response": ("/v1/responses", lambda: b'{"input":"' + b"a, b: " * 5_000_000 + b'"}'),
+}  # fmt: skip
+MESSAGES = {
+    "lists": lambda: b'{"type":"response.create","x":' + listed(b"[]", 8_000_000) + b"}",
+    "names": lambda: b'{"type":"response.create",' + named(b"1", 8_000_000)[1:],
+    "text": lambda: b'{"type":"response.create","input":"' + b"a, b: " * 5_000_000 + b'"}',
+}
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[ServerProcess]:
+    options = ("--model", str(tiny_model_path()), "--ctx-size", "4096")
+    with ServerProcess(*options, module="tests.loop_watch") as process:
+        yield process
+
+
+@pytest.fixture(autouse=True)
+def no_stall(server: ServerProcess) -> Iterator[None]:
+    before = len(server.lines)
+    yield
+    assert httpx.get(server.url + "/health", timeout=60).status_code == 200
+    assert [line for line in server.lines[before:] if MARK in line] == []
+
+
+def status(server: ServerProcess, name: str) -> int:
+    path, body = POSTS[name]
+    return httpx.post(server.url + path, content=body(), timeout=120).status_code
+
+
+@pytest.mark.parametrize("name", POSTS)
+def test_a_hostile_body(server: ServerProcess, name: str) -> None:
+    assert status(server, name) in (200, 400, 413)
+
+
+def test_ten_at_once(server: ServerProcess) -> None:
+    with ThreadPoolExecutor(10) as clients:
+        assert set(clients.map(status, [server] * 10, ["tokens"] * 10)) <= {200, 400, 413, 503}
+
+
+@pytest.mark.parametrize("path", [CHAT, "/v1/responses"])
+@pytest.mark.parametrize("name", MESSAGES)
+def test_a_hostile_message(server: ServerProcess, path: str, name: str) -> None:
+    with connect(server.url.replace("http", "ws") + path, max_size=None) as socket:
+        socket.send(MESSAGES[name](), text=True)
+        assert '"error"' in str(socket.recv(timeout=120))

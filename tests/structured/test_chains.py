@@ -1,0 +1,132 @@
+"""However long a chain of definitions or rules is, it is compiled or refused in words, within the stack."""
+
+from __future__ import annotations
+
+import random
+import subprocess
+import sys
+
+import pytest
+
+from openai_cpu_server.llama.grammar.grammar_check import GrammarCheck
+from openai_cpu_server.structured import Limits, Options, SchemaTooLarge
+from openai_cpu_server.structured.compiler import schema_to_gbnf
+from openai_cpu_server.structured.errors import InvalidGrammar
+from openai_cpu_server.structured.languages.expr import Ref, Text, alt, seq
+from openai_cpu_server.structured.languages.order import MOST_LEVELS, order
+from tests.structured.chains import SCHEMAS, kinds
+
+_AT_ONCE = 100
+
+
+def compiled(kind, first, count=_AT_ONCE):
+    """What became of each, in a process of its own."""
+    command = [sys.executable, "-m", "tests.structured.chains", kind, str(first), str(first + count)]
+    done = subprocess.run(command, capture_output=True, text=True)
+    lines = done.stdout.splitlines()
+    assert done.returncode == 0, f"it died ({done.returncode}) at {lines[-1:]}: {done.stderr[-2_000:]}"
+    return [line.split(" ", 2)[2] for line in lines]
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize(
+    "first",
+    [0, *(pytest.param(first, marks=pytest.mark.slow) for first in range(_AT_ONCE, 1_000, _AT_ONCE))],
+)
+@pytest.mark.parametrize("kind", ["grammar", "schema"])
+def test_generated_chains_are_compiled_or_refused(kind, first):
+    found = compiled(kind, first)
+    assert len(found) == _AT_ONCE
+    assert all(each == "compiled" or each.startswith("400 ") for each in found)
+    assert found.count("compiled") >= _AT_ONCE // 3
+
+
+def test_every_keyword_is_generated():
+    drawn = [kinds(random.Random(number), SCHEMAS) for number in range(1_000)]
+    assert {kind for each in drawn for kind in each} == SCHEMAS.keys()
+
+
+def chain(length, link, last):
+    links = {f"d{i}": link({"$ref": f"#/$defs/d{i + 1}"}) for i in range(length)}
+    return {"$defs": {**links, f"d{length}": last}, "$ref": "#/$defs/d0"}
+
+
+def arrays(length, last):
+    return chain(length, lambda n: {"type": "array", "items": n, "minItems": 1, "maxItems": 1}, last)
+
+
+def test_a_long_chain_is_compiled_from_its_end():
+    check = GrammarCheck(schema_to_gbnf(arrays(2_500, {"type": "integer"})))
+    assert check.check("[" * 2_500 + "7" + "]" * 2_500).fits
+    assert not check.check("[" * 2_500 + "]" * 2_500).fits
+    assert not check.check("[" * 2_499 + "7" + "]" * 2_499).fits
+
+
+def test_a_wide_object_is_a_long_chain_too():
+    """Each property refers to those that may follow it."""
+    names = [f"p{i}" for i in range(1_500)]
+    check = GrammarCheck(
+        schema_to_gbnf({"properties": {n: {"type": "integer"} for n in names}, "type": "object"})
+    )
+    assert check.check('{"p3":1,"p1499":2}').fits
+    assert not check.check('{"p1499":1,"p3":"x"}').fits
+
+
+def test_a_grammar_with_a_long_chain_means_what_it_says():
+    links = "\n".join(f'r{i} ::= "a" r{i + 1} "b" | "c"' for i in range(3_000))
+    check = GrammarCheck(f'root ::= r0 root? "."\n{links}\nr3000 ::= "x"')
+    assert check.check("aacbb.").fits
+    assert check.check("aacbbc..").fits
+    assert check.check("a" * 3_000 + "x" + "b" * 3_000 + ".").fits
+    assert not check.check("aacb.").fits
+
+
+def test_a_long_circle_of_definitions_is_refused_with_its_place():
+    with pytest.raises(SchemaTooLarge, match=r"circle of definitions; refer back .* sooner") as caught:
+        schema_to_gbnf(arrays(2_000, {"type": "array", "items": {"$ref": "#/$defs/d0"}}))
+    assert caught.value.limit == "levels"
+    assert caught.value.path.startswith("/$defs/d")
+
+
+def test_a_short_circle_is_compiled():
+    check = GrammarCheck(schema_to_gbnf(arrays(200, {"type": "array", "items": {"$ref": "#/$defs/d0"}})))
+    assert check.check("[" * 401 + "]" * 401).accepted
+
+
+def test_a_long_circle_of_rules_is_refused_by_name():
+    links = "\n".join(f'r{i} ::= "a" r{i + 1}' for i in range(2_000))
+    with pytest.raises(InvalidGrammar, match=r"r\d+ -> r\d+ .* shorter"):
+        GrammarCheck(f'root ::= r0\n{links}\nr2000 ::= "x" | "y" r0')
+
+
+def test_references_that_stand_for_the_same_value_are_limited():
+    extended = chain(201, lambda n: {"allOf": [n, {"minimum": 1}]}, {"type": "integer"})
+    with pytest.raises(SchemaTooLarge, match="stands for the same value") as caught:
+        schema_to_gbnf(extended)
+    assert caught.value.limit == "references"
+    assert caught.value.path.startswith("/$defs/d")
+    assert schema_to_gbnf(extended, Options(limits=Limits(references=300)))
+
+
+def test_a_chain_of_mere_references_counts_once():
+    assert GrammarCheck(schema_to_gbnf(chain(3_000, lambda n: n, {"type": "integer"}))).check("12").fits
+
+
+class TestOrder:
+    def rules(self, length, last):
+        return {f"r{i}": seq(Text("a"), Ref(f"r{i + 1}")) for i in range(length)} | {f"r{length}": last}
+
+    def test_short_chains_are_left_alone(self):
+        assert order(self.rules(100, Text("x")), "r0").first == ()
+
+    def test_a_long_chain_is_cut_from_its_end(self):
+        found = order(self.rules(1_000, Text("x")), "r0")
+        assert [int(name[1:]) for name in found.first] == sorted(
+            (int(n[1:]) for n in found.first), reverse=True
+        )
+        assert not found.deepest
+
+    def test_a_circle_cannot_be_cut(self):
+        circle = alt(Text("x"), seq(Text("b"), Ref("r0")))
+        assert order(self.rules(2_000, circle), "r0").deepest
+        assert not order(self.rules(MOST_LEVELS // 3 - 5, circle), "r0").deepest
