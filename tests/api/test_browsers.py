@@ -260,6 +260,14 @@ async def test_a_proxy_on_the_machine_makes_nobody_local(engine: FakeEngine, hea
         assert await statuses(api(engine, options), LAN, **{"x-forwarded-for": "127.0.0.1"}) == {403}
 
 
+@pytest.mark.parametrize(("host", "allowed"), [("evil.example", False), ("", False), ("10.0.0.1:80", True)])
+async def test_nor_does_a_page_whose_name_points_here(engine: FakeEngine, host: str, allowed: bool) -> None:
+    """A browser of this machine shows it, and any name may be the server's."""
+    app = api(engine, msgspec.structs.replace(OPTIONS, is_admin_open=False))
+    told = await statuses(app, "127.0.0.1", host=host)
+    assert told <= {200, 204} if allowed else told == {403}
+
+
 async def test_a_key_goes_before_where_somebody_is(engine: FakeEngine) -> None:
     app = api(engine, msgspec.structs.replace(OPTIONS, is_admin_open=False, api_key="k"))
     assert await statuses(app, LAN, **{"x-api-key": "k"}) <= {200, 204}

@@ -10,7 +10,7 @@ from starlette.datastructures import Headers
 from starlette.types import Scope
 
 from openai_cpu_server.api.access.access import Access
-from openai_cpu_server.api.access.clients import Network, client_address, is_local
+from openai_cpu_server.api.access.clients import Network, client_address
 from openai_cpu_server.api.access.key_ring import KeyRing
 from openai_cpu_server.api.access.keys import STRANGER, VISITOR, Identity, Key
 from openai_cpu_server.errors import Forbidden, Unauthorized
@@ -32,16 +32,14 @@ def identify(
     keys: KeyRing,
     trusted_proxies: Collection[Network],
     *,
-    is_admin_open: bool = True,
+    is_administrator: bool,
 ) -> Identity:
     """Finds out who sent this request to a route; `identity_of` returns it from then on.
 
-    `is_admin_open`: without keys everybody is an administrator; False: those of this machine are. Raises
-    Unauthorized, Forbidden.
+    `is_administrator`: they would be one on a server without keys. Raises Unauthorized, Forbidden.
     """
     given = given_key(Headers(scope=scope)) or offered_key(scope.get("subprotocols", ()))
-    is_visitor = keys.is_open and not is_admin_open and not is_local(scope)
-    asked = _Asked(access, is_visitor=is_visitor)
+    asked = _Asked(access, is_visitor=keys.is_open and not is_administrator)
     found = _identified(keys, key_identity(given), asked)
     identity = msgspec.structs.replace(found, address=client_address(scope, trusted_proxies))
     scope[_SCOPE_KEY], scope[_ASKED_KEY] = identity, asked
@@ -85,7 +83,7 @@ class _Asked(msgspec.Struct, frozen=True):
 
     access: Access
     is_visitor: bool
-    """It came from another machine, to a server without keys that is not open to administrators there."""
+    """There are no keys, and this is nobody who administrates such a server."""
 
 
 def _identified(keys: KeyRing, digest: str | None, asked: _Asked) -> Identity:

@@ -34,6 +34,7 @@ def route_guard(parts: Parts) -> RouteGuard:
         keys=parts.keys,
         trusted_proxies=options.trusted_proxies,
         origins=frozenset(map(canonical_origin, options.cors_origins)),
+        hosts=options.hosts or {"localhost"},
         is_admin_open=options.is_admin_open,
     )
 

@@ -15,7 +15,7 @@ from urllib.parse import urlsplit
 from starlette.datastructures import Headers
 from starlette.types import Scope
 
-from openai_cpu_server.errors import HostRefused, OriginRefused
+from openai_cpu_server.errors import OriginRefused
 
 ANY = "*"
 _HOST = re.compile(r"(?P<name>\[[0-9A-Za-z:.%]+\]|[0-9A-Za-z._-]+)(?::(?P<port>[0-9]{1,5}))?")
@@ -67,20 +67,19 @@ def host_name(host: str) -> str | None:
     return match["name"].lower().rstrip(".") if match else None
 
 
-def check_host(scope: Scope, allowed: Collection[str] | None) -> None:
-    """Raises HostRefused for a name that is none of these. `allowed`: None is any.
+def is_own_host(scope: Scope, allowed: Collection[str]) -> bool:
+    """Whether the server was called by one of these names, or by an address.
 
     An address needs no permission: a page's own name is never one. A client that sends no Host at all, as
     was allowed before HTTP/1.1, is no browser.
     """
-    if allowed is None or ANY in allowed:
-        return
+    if ANY in allowed:
+        return True
     hosts = Headers(scope=scope).getlist("host")
-    if not hosts and scope.get("http_version") in _BEFORE_HOST:
-        return
+    if not hosts:
+        return scope.get("http_version") in _BEFORE_HOST
     name = host_name(hosts[0]) if len(hosts) == 1 else None
-    if name is None or not (name in allowed or _is_address(name)):
-        raise HostRefused(", ".join(hosts))
+    return name is not None and (name in allowed or _is_address(name))
 
 
 def check_origin(scope: Scope, allowed: Collection[str]) -> None:

@@ -6,13 +6,13 @@ import logging
 import re
 from collections.abc import Collection
 
-from starlette.datastructures import MutableHeaders
+from starlette.datastructures import Headers, MutableHeaders
 from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from openai_cpu_server.api.error_shapes import id_headers, shaped_response
 from openai_cpu_server.api.errors import INTERNAL, failure_of
-from openai_cpu_server.api.gates.browsers import check_host
+from openai_cpu_server.api.gates.browsers import is_own_host
 from openai_cpu_server.api.gates.fair_use import limit_headers_of
 from openai_cpu_server.api.gates.ticket import Endings, Ticket, open_ticket
 from openai_cpu_server.errors import HostRefused, InvalidRequest, JobsUnavailable
@@ -74,21 +74,15 @@ class HostGate:
         self._refusing = Entrance(self._refuse, endings=endings)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] not in ("http", "websocket") or self._is_ours(scope):
-            await self._app(scope, receive, send)
-        else:
+        is_request = scope["type"] in ("http", "websocket")
+        if is_request and self._hosts is not None and not is_own_host(scope, self._hosts):
             await self._refusing(scope, receive, send)
-
-    def _is_ours(self, scope: Scope) -> bool:
-        try:
-            check_host(scope, self._hosts)
-        except HostRefused:
-            return False
-        return True
+        else:
+            await self._app(scope, receive, send)
 
     async def _refuse(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Raises HostRefused."""
-        check_host(scope, self._hosts)
+        raise HostRefused(", ".join(Headers(scope=scope).getlist("host")))
 
 
 def _check_path(path: str) -> None:

@@ -13,10 +13,10 @@ from starlette.routing import BaseRoute, Route, WebSocketRoute
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from openai_cpu_server.api.access.access import INFERENCE, Access, Callers
-from openai_cpu_server.api.access.clients import Network
+from openai_cpu_server.api.access.clients import Network, is_local
 from openai_cpu_server.api.access.identity import identify
 from openai_cpu_server.api.access.key_ring import KeyRing
-from openai_cpu_server.api.gates.browsers import check_origin
+from openai_cpu_server.api.gates.browsers import check_origin, is_own_host
 from openai_cpu_server.api.gates.fair_use import FairUse
 from openai_cpu_server.api.gates.ticket import ticket_of
 from openai_cpu_server.errors import TooManyConnections
@@ -92,13 +92,18 @@ class RouteGuard:
         keys: KeyRing,
         trusted_proxies: Collection[Network],
         origins: Collection[str],
+        hosts: Collection[str],
         is_admin_open: bool,
     ) -> None:
-        """`origins`: other servers' pages that may call; `*` is all."""
+        """`origins`: other servers' pages that may call; `*` is all. `hosts`: names of the server.
+
+        `is_admin_open`: without keys everybody is an administrator; False: clients of this machine are.
+        """
         self._fair_use = fair_use
         self._keys = keys
         self._trusted_proxies = trusted_proxies
         self._origins = origins
+        self._hosts = hosts
         self._is_admin_open = is_admin_open
 
     async def admit(
@@ -111,8 +116,13 @@ class RouteGuard:
         if access.callers is not Callers.PROBES and scope.get("state", {}).get(EXCESS_CONNECTION):
             raise TooManyConnections
         check_origin(scope, self._origins)
+        is_administrator = self._is_admin_open or self._is_at_home(scope)
         identity = identify(
-            scope, access, self._keys, self._trusted_proxies, is_admin_open=self._is_admin_open
+            scope, access, self._keys, self._trusted_proxies, is_administrator=is_administrator
         )
         ticket.client = identity.holder
         await self._fair_use.serve(access, handle, scope, receive, send)
+
+    def _is_at_home(self, scope: Scope) -> bool:
+        """Also a browser on this machine may show a page whose name points here: it calls by that name."""
+        return is_local(scope) and is_own_host(scope, self._hosts)
