@@ -53,6 +53,19 @@ def tools() -> bytes:
     ).encode()
 
 
+def rules() -> bytes:
+    """97 kB: each rule names the next."""
+    links = "\n".join(f'r{number} ::= "a" r{number + 1}' for number in range(5_000))
+    return json.dumps(f'root ::= r0\n{links}\nr5000 ::= "x"').encode()
+
+
+def definitions() -> bytes:
+    """Each is an array of the next."""
+    links = {f"d{i}": {"type": "array", "items": {"$ref": f"#/$defs/d{i + 1}"}} for i in range(2_500)}
+    schema = {"$defs": {**links, "d2500": {"type": "null"}}, "$ref": "#/$defs/d0"}
+    return json.dumps({"type": "json_schema", "json_schema": {"name": "s", "schema": schema}}).encode()
+
+
 def prompts(number: int) -> bytes:
     return b'{"prompt":' + listed(b'"abcd"', 7 * number) + b',"max_tokens":1}'
 
@@ -74,6 +87,11 @@ POSTS = {
     "many sequences": ("/v1/completions", lambda: b'{"n":8,"max_tokens":1,"prompt":%s}' % listed(
         listed(b"70", 9_000), 128 * 9_000
     )),
+    "a chain of rules": (CHAT, lambda: b'{"max_tokens":1,"grammar":' + rules() + b"," + SAID + b"}"),
+    "a chain of definitions": (
+        CHAT,
+        lambda: b'{"max_tokens":1,"response_format":' + definitions() + b"," + SAID + b"}",
+    ),
     "tools": (CHAT, lambda: b'{"tools":' + tools() + b"," + SAID + b"}"),
     "pieces, 1 MB": ("/tokenize", lambda: b'{"with_pieces":true,"content":"' + b"a b " * 250_000 + b'"}'),
     "pieces, 4 MB": ("/tokenize", lambda: b'{"with_pieces":true,"content":"' + b"a b " * 1_000_000 + b'"}'),
@@ -81,10 +99,11 @@ POSTS = {
     "prose": (CHAT, lambda: b'{"messages":[{"role":"user","content":"' + b"a\\n" * 10_000_000 + b'"}]}'),
     "a long response": ("/v1/responses", lambda: b'{"input":"' + b"a, b: " * 5_000_000 + b'"}'),
 }  # fmt: skip
+# A frame of a WebSocket is unmasked, looked at and decoded in one go: some 2 ms for each megabyte.
 MESSAGES = {
     "lists": lambda: b'{"type":"response.create","x":' + listed(b"[]", 8_000_000) + b"}",
     "names": lambda: b'{"type":"response.create",' + named(b"1", 8_000_000)[1:],
-    "text": lambda: b'{"type":"response.create","input":"' + b"a, b: " * 5_000_000 + b'"}',
+    "text": lambda: b'{"type":"response.create","input":"' + b"a, b: " * 2_000_000 + b'"}',
 }
 
 

@@ -1,0 +1,84 @@
+"""Commands go out in order; very many tokens in slices, between which the loop does other work."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import socket
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import pytest
+
+from openai_cpu_server.contract.embedding import EmbedRequest
+from openai_cpu_server.contract.framing import LENGTH, read_command
+from openai_cpu_server.contract.messages import Cancel, Submit
+from openai_cpu_server.contract.request import GenerationRequest, Sampling
+from openai_cpu_server.dispatch.process.channel import ClientChannel
+
+pytestmark = pytest.mark.anyio
+
+TOKENS = tuple(range(400_000))
+
+
+@pytest.fixture
+def anyio_backend() -> str:
+    return "asyncio"
+
+
+def submit(number: int, tokens: tuple[int, ...] = TOKENS) -> Submit:
+    return Submit(
+        request=GenerationRequest(id=str(number), tokens=tokens, max_tokens=1, sampling=Sampling(seed=0))
+    )
+
+
+async def received(reader: asyncio.StreamReader, number: int) -> list[str]:
+    names = []
+    for _ in range(number):
+        (length,) = LENGTH.unpack(await reader.readexactly(LENGTH.size))
+        command = read_command(await reader.readexactly(length))
+        names.append(command.request.id if isinstance(command, Submit) else f"-{command.id}")
+    return names
+
+
+@asynccontextmanager
+async def linked() -> AsyncIterator[tuple[ClientChannel, asyncio.StreamWriter, asyncio.StreamReader]]:
+    """A channel, its writer, and the engine's end of the socket."""
+    ours, theirs = socket.socketpair()
+    engine, engine_writer = await asyncio.open_connection(sock=theirs)
+    reader, writer = await asyncio.open_connection(sock=ours)
+    yield ClientChannel(reader, writer), writer, engine
+    for one in (writer, engine_writer):
+        one.close()
+        with contextlib.suppress(ConnectionError):
+            await one.wait_closed()
+
+
+async def test_many_tokens_go_in_slices_and_in_order() -> None:
+    async with linked() as (channel, writer, engine):
+        channel.send(*(submit(number) for number in range(10)))
+        first = writer.transport.get_write_buffer_size()
+        channel.send(Cancel(id="3"))
+        assert writer.transport.get_write_buffer_size() == first  # it waits for its turn
+        assert first < 5 * 3 * len(TOKENS)
+        assert await received(engine, 11) == [*map(str, range(10)), "-3"]
+        channel.send(submit(10, (1, 2)), Cancel(id="10"))
+        assert await received(engine, 2) == ["10", "-10"]
+
+
+async def test_inputs_to_embed_are_tokens_too() -> None:
+    async with linked() as (channel, writer, engine):
+        inputs = (TOKENS,) * 2
+        channel.send(*(Submit(request=EmbedRequest(id=str(number), inputs=inputs)) for number in range(8)))
+        assert writer.transport.get_write_buffer_size() < 6 * 2 * 3 * len(TOKENS)
+        assert await received(engine, 8) == [str(number) for number in range(8)]
+
+
+async def test_what_waits_when_the_engine_goes_is_lost() -> None:
+    async with linked() as (channel, writer, _):
+        channel.send(*(submit(number) for number in range(10)))
+        channel.close()
+        await asyncio.sleep(0)
+        channel.send(Cancel(id="1"))
+        writer.transport.abort()
+        assert await channel.receive() is None
