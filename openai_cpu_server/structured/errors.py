@@ -37,7 +37,6 @@ class SchemaTooLarge(InvalidRequest):
 
 
 _LIMITS = {
-    "grammar_depth": ("levels of grammar", "write bounds with fewer digits, or nest less"),
     "containers": ("objects and lists", "remove definitions that nothing refers to, and examples"),
     "schemas": ("subschemas", "remove properties and definitions that are not needed"),
     "depth": ("levels of nesting", "move inner schemas to '$defs' and refer to them"),

@@ -78,14 +78,15 @@ class LimitedSocket(WebSocketsSansIOProtocol):
         """Pieces are joined as they come: a list of them would take many times their bytes."""
         if self.close_sent:
             return
-        self._message += event.data
-        self._num_fragments += 1
         if event.fin:
             self._stop_waiting()
             whole, self._message, self._num_fragments = self._message, bytearray(), 0
-            self.frames = [bytes(whole)]
+            self.frames = [bytes(whole + event.data) if whole else bytes(event.data)]
             self.send_receive_event_to_app()
-        elif self._num_fragments > _MAX_FRAGMENTS:
+            return
+        self._message += event.data
+        self._num_fragments += 1
+        if self._num_fragments > _MAX_FRAGMENTS:
             self._fail(CloseCode.POLICY_VIOLATION, f"a message has more than {_MAX_FRAGMENTS} pieces")
 
     def send_receive_event_to_app(self) -> None:
