@@ -33,6 +33,7 @@ from openai_cpu_server.models.registry import ModelRegistry
 from openai_cpu_server.observe.logs import set_up_logs
 from openai_cpu_server.observe.tracing import open_tracing
 from openai_cpu_server.observe.watch import Watch
+from openai_cpu_server.reader.child import ReaderChild
 from openai_cpu_server.serving.engine_options import adapter_files
 from openai_cpu_server.serving.fleet import Fleet
 from openai_cpu_server.serving.parts import reader_pool
@@ -55,12 +56,12 @@ _CLOSE_CONNECTIONS_S = 1
 _MIB = 1024 * 1024
 
 
-def serve(settings: Settings) -> None:
+def serve(settings: Settings, reader: ReaderChild | None = None) -> None:
     """Serve until Ctrl-C or SIGTERM. Raises StartupError with one line if that cannot begin."""
     hangup = Hangup()
     set_up_logs(settings.log_level, settings.log_format)
     plans = planned_models(settings)
-    readers = reader_pool(settings, plans)
+    readers = reader_pool(settings, plans, first=reader)
     with listening(settings.host, settings.port) as listener:
         tune_engines()
         tracing = open_tracing(settings.traces_endpoint) if settings.traces_endpoint else None

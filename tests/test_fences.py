@@ -72,7 +72,7 @@ ALLOWED = {
     "reader": {"contract", "dispatch.death", "errors", "prompt", "sandbox.environment"},
     "reader.work": {"errors", "llama", "prompt", "reader.messages", "structured.maker"},
     "reader.process": {
-        "contract.framing",
+        "contract.frames",
         "engine.offspring",
         "llama.model.native",
         "reader",
@@ -145,8 +145,8 @@ ALLOWED = {
     },
     "commands": {"", "errors"},
     "commands.cli": {"commands", "errors", "user_folders"},
-    "commands.table": {"", "errors", "kernels.library"},
-    "commands.serve": {"app", "settings"},
+    "commands.table": {"", "errors", "kernels.library", "reader.child"},
+    "commands.serve": {"app", "reader.child", "settings"},
     "commands.key": {"api.access.new_key", "errors"},
     "commands.grammar": {"errors", "llama.grammar.grammar_check", "structured"},
     "commands.batch": {
@@ -193,6 +193,7 @@ ALLOWED = {
         "jobs",
         "models.registry",
         "observe",
+        "reader.child",
         "reader.pool",
         "serving",
         "settings",

@@ -5,9 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from openai_cpu_server.app import serve as serve_with
+from openai_cpu_server.reader.child import ReaderChild
 from openai_cpu_server.settings import read_settings
 
 
-def serve(arguments: Sequence[str]) -> None:
-    """Serve until Ctrl-C or SIGTERM. Raises StartupError with one line if the server cannot start."""
-    serve_with(read_settings(arguments))
+def serve(arguments: Sequence[str], reader: ReaderChild | None = None) -> None:
+    """Serve until Ctrl-C or SIGTERM. Raises StartupError with one line if the server cannot start.
+
+    `reader`: a process that has been started already, to read texts.
+    """
+    serve_with(read_settings(arguments), reader)

@@ -11,6 +11,7 @@ from openai_cpu_server import __version__
 from openai_cpu_server.commands.plain_text import columns, show
 from openai_cpu_server.errors import StartupError
 from openai_cpu_server.kernels.library import put_in_front
+from openai_cpu_server.reader.child import ReaderChild
 
 _HELP = ("-h", "--help")
 
@@ -25,6 +26,8 @@ class _Command(NamedTuple):
     summary: str
     computes: bool = False
     """Whether it computes in its own process, where our kernels then go in front of what it imports."""
+    reads: bool = False
+    """Whether it takes a process that reads texts, which starts while the rest is imported."""
 
 
 def load(arguments: Sequence[str]) -> Callable[[], None]:
@@ -46,7 +49,9 @@ def load(arguments: Sequence[str]) -> Callable[[], None]:
     command = _COMMANDS[first]
     if command.computes:
         put_in_front()
-    return functools.partial(pkgutil.resolve_name(command.entry_point), arguments)
+    reader = ReaderChild() if command.reads and not {*_HELP} & {*arguments} else None
+    run = pkgutil.resolve_name(command.entry_point)
+    return functools.partial(run, arguments, reader) if command.reads else functools.partial(run, arguments)
 
 
 def version(_: Sequence[str]) -> None:
@@ -63,7 +68,9 @@ def _overview() -> str:
 
 
 _COMMANDS = {
-    "serve": _Command("openai_cpu_server.commands.serve:serve", "serve a GGUF model behind the OpenAI API"),
+    "serve": _Command(
+        "openai_cpu_server.commands.serve:serve", "serve a GGUF model behind the OpenAI API", reads=True
+    ),
     "batch": _Command(
         "openai_cpu_server.commands.batch:batch", "run a JSONL file of requests without a server"
     ),

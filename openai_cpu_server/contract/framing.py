@@ -1,21 +1,15 @@
-"""Messages as bytes on a socket: msgpack behind its length (four bytes, little-endian)."""
+"""Messages of engines as bytes on a socket: msgpack in frames."""
 
 from __future__ import annotations
 
-import struct
-
 import msgspec
 
+from openai_cpu_server.contract.frames import framed
 from openai_cpu_server.contract.messages import Command, Event
 
-LENGTH = struct.Struct("<I")
 _commands = msgspec.msgpack.Decoder(Command)
 _events = msgspec.msgpack.Decoder(Event)
 _encoder = msgspec.msgpack.Encoder()
-
-
-def framed(payload: bytes) -> bytes:
-    return LENGTH.pack(len(payload)) + payload
 
 
 def frame(message: Command | Event) -> bytes:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import socket
 import threading
 
-from openai_cpu_server.contract.framing import LENGTH, frame, read_command
+from openai_cpu_server.contract.frames import LENGTH
+from openai_cpu_server.contract.framing import frame, read_command
 from openai_cpu_server.contract.messages import Command, Event
 
 

@@ -4,11 +4,7 @@ from __future__ import annotations
 
 import enum
 import itertools
-import json
 import logging
-import socket
-import subprocess
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -20,8 +16,6 @@ from typing import NamedTuple
 
 import msgspec
 
-from openai_cpu_server.contract.framing import LENGTH, framed
-from openai_cpu_server.dispatch.death import death_cause
 from openai_cpu_server.errors import (
     DeadlyInput,
     EngineUnavailable,
@@ -32,6 +26,7 @@ from openai_cpu_server.errors import (
     StartupError,
     TemplateFailed,
 )
+from openai_cpu_server.reader.child import SILENCE, ReaderChild, ReaderDied
 from openai_cpu_server.reader.messages import (
     CloseModel,
     ModelFacts,
@@ -43,18 +38,13 @@ from openai_cpu_server.reader.messages import (
     Result,
     Work,
 )
-from openai_cpu_server.sandbox.environment import child_environment
 
 logger = logging.getLogger(__name__)
 
-_COMMAND = (sys.executable, "-m", "openai_cpu_server.reader.process")
-_PATIENCE_S = 120.0
-"""A process that says nothing for so long is stopped, or waits for a disk. One that computes ends earlier by
-itself."""
 _TRIES = 2
 _KILLED_S = 15.0
 """So long a piece of work is tried again whose processes somebody else kills."""
-_EXPLAINED = frozenset({"SIGXCPU", "silence"})
+_EXPLAINED = frozenset({"SIGXCPU", SILENCE})
 """It took too long: once more would take as long."""
 _FROM_OUTSIDE = frozenset({"SIGKILL", "SIGTERM", "SIGINT", "SIGHUP"})
 _AGAIN_S = 5
@@ -78,98 +68,46 @@ class OpenedKey(NamedTuple):
     digest: bytes
 
 
-class _Died(Exception):
-    """`cause`: a signal's name, `exit_1` and the like, `silence`."""
+class _Reader:
+    """A process, and what is open in it. Whoever has borrowed it may use it."""
 
-    def __init__(self, cause: str) -> None:
-        super().__init__(cause)
-        self.cause = cause
-
-
-class _Process:
-    """A child process and the socket to it. Whoever has borrowed it may use it."""
-
-    def __init__(self, command: Sequence[str]) -> None:
-        """Raises OSError."""
-        ours, theirs = socket.socketpair()
-        with theirs:
-            try:
-                self._child = subprocess.Popen(
-                    [*command, str(theirs.fileno())],
-                    pass_fds=(theirs.fileno(),),
-                    stdin=subprocess.DEVNULL,
-                    start_new_session=True,
-                    env=child_environment(),
-                )
-            except BaseException:
-                ours.close()
-                raise
-        ours.settimeout(_PATIENCE_S)
-        self._socket = ours
-        self._stream = ours.makefile("rb")
+    def __init__(self, child: ReaderChild, readable: Sequence[str] | None) -> None:
+        """Raises ReaderDied."""
+        self.child = child
         self.known: set[int] = set()
         """Numbers of the models that are open in it."""
-
-    @property
-    def pid(self) -> int:
-        return self._child.pid
+        child.send(_encoder.encode(readable))
 
     def do(self, work: Work) -> Reply:
-        """Raises _Died, and whatever keeps the work from being sent."""
-        message = framed(_encoder.encode(work))
+        """Raises ReaderDied, and whatever keeps the work from being told."""
+        self.child.send(_encoder.encode(work))
         try:
-            self._socket.sendall(message)
-            (length,) = LENGTH.unpack(self._read(LENGTH.size))
-            return _replies.decode(self._read(length))
-        except TimeoutError:
-            self._child.kill()
-            self.close()
-            raise _Died("silence") from None
-        except (OSError, msgspec.DecodeError):
-            self.close()
-            raise _Died(death_cause(self._child.returncode)) from None
-
-    def close(self) -> None:
-        """It ends with its socket. Returns when it is gone."""
-        with suppress(OSError):
-            self._stream.close()
-            self._socket.close()
-        try:
-            self._child.wait(timeout=5.0)
-        except subprocess.TimeoutExpired:
-            self._child.kill()
-            self._child.wait()
-
-    def kill(self) -> None:
-        self._child.kill()
-
-    def _read(self, size: int) -> bytes:
-        data = self._stream.read(size)
-        if len(data) < size:
-            raise ConnectionError("the process is gone")
-        return data
+            return _replies.decode(self.child.receive())
+        except msgspec.DecodeError:
+            self.child.kill()
+            self.child.close()
+            raise ReaderDied("bad_message") from None
 
 
 class _Place:
     """Where a process is, or another will be."""
 
     def __init__(self) -> None:
-        self.process: _Process | None = None
+        self.reader: _Reader | None = None
         self.is_lent = False
 
 
 class ReaderPool:
     """Some processes. Any thread may call its methods; all of them block."""
 
-    def __init__(self, readable: Iterable[Path] | None = None) -> None:
-        """One process is started at once. `readable`: the folders that models are in, for the processes'
-        sandbox; None: they have none."""
+    def __init__(self, readable: Iterable[Path] | None = None, *, first: ReaderChild | None = None) -> None:
+        """`readable`: the folders that models are in, for the processes' sandbox; None: they have none.
+        `first`: a process that is there already, and is the pool's from here on; None: one is started."""
         self.deaths = 0
         """Of processes that died of what they did, or were killed."""
         self.on_death: Callable[[str], None] = lambda cause: None
         """Called in any thread, with a signal's name, `exit_1` and the like, or `silence`."""
-        told = None if readable is None else sorted({str(path) for path in readable})
-        self._command = (*_COMMAND, json.dumps(told))
+        self._readable = None if readable is None else sorted({str(path) for path in readable})
         self._short, self._any = _Place(), _Place()
         self._free = threading.Condition()
         self._numbers = itertools.count(1)
@@ -177,11 +115,11 @@ class ReaderPool:
         self._is_closing = False
         # The kernel ends a child when the thread that started it ends.
         self._starter = ThreadPoolExecutor(1, thread_name_prefix="readers")
-        self._starter.submit(self._start, self._short)
+        self._starter.submit(self._start, self._short, first)
 
     @property
     def pids(self) -> list[int]:
-        return [place.process.pid for place in (self._short, self._any) if place.process is not None]
+        return [place.reader.child.pid for place in (self._short, self._any) if place.reader is not None]
 
     def prepare(self) -> None:
         """Starts the process for long work, before somebody needs it. Returns at once."""
@@ -194,8 +132,8 @@ class ReaderPool:
         try:
             with self._borrowed(Lane.SHORT) as place:
                 opened = self._tried(place, work, None)
-                if place.process is not None:
-                    place.process.known.add(number)
+                if place.reader is not None:
+                    place.reader.known.add(number)
         except DeadlyInput as error:
             raise StartupError(f"{source.path} is damaged: {error}") from None
         except (NativePanic, InvalidRequest, EngineUnavailable) as error:
@@ -222,12 +160,12 @@ class ReaderPool:
             self._is_closing = True
             self._free.notify_all()
         for place in (self._short, self._any):
-            if place.process is not None:
-                place.process.kill()
+            if place.reader is not None:
+                place.reader.child.kill()
         self._starter.shutdown(wait=True, cancel_futures=True)
         for place in (self._short, self._any):
-            if place.process is not None:
-                place.process.close()
+            if place.reader is not None:
+                place.reader.child.close()
 
     def __enter__(self) -> ReaderPool:
         return self
@@ -256,7 +194,7 @@ class ReaderPool:
             raise EngineUnavailable("The server is shutting down.", _AGAIN_S)
         if lane is Lane.SHORT and not self._short.is_lent:
             return self._short
-        is_there = self._any.process is not None or lane is Lane.LONG
+        is_there = self._any.reader is not None or lane is Lane.LONG
         return self._any if is_there and not self._any.is_lent else None
 
     def _tried(self, place: _Place, work: Work, model: OpenedKey | None) -> Result:
@@ -265,10 +203,10 @@ class ReaderPool:
         while not _is_settled(causes, time.monotonic() - began_s):
             try:
                 return self._done(place, work, model)
-            except _Died as died:
+            except ReaderDied as died:
                 self.deaths += 1
                 self.on_death(died.cause)
-                place.process = None
+                place.reader = None
                 causes.append(died.cause)
                 logger.error(
                     "a reader process died (%s) of a piece of work (%s); the next one starts",
@@ -282,17 +220,17 @@ class ReaderPool:
         raise DeadlyInput(_verdict(causes[-1]))
 
     def _done(self, place: _Place, work: Work, model: OpenedKey | None) -> Result:
-        """Raises _Died, and what `do` raises."""
-        process = place.process or self._starter.submit(self._start, place).result()
-        for number in self._taken(place) & process.known:
-            process.known.discard(number)
-            process.do(CloseModel(number))
-        if model is not None and model.number not in process.known:
-            self._open_again(process, model)
-        reply = process.do(work)
+        """Raises ReaderDied, and what `do` raises."""
+        reader = place.reader or self._starter.submit(self._start, place).result()
+        for number in self._taken(place) & reader.known:
+            reader.known.discard(number)
+            reader.do(CloseModel(number))
+        if model is not None and model.number not in reader.known:
+            self._open_again(reader, model)
+        reply = reader.do(work)
         if reply.is_last:
-            place.process = None
-            process.close()
+            place.reader = None
+            reader.child.close()
         if isinstance(reply.result, Refused):
             raise _raised(reply.result)
         return reply.result
@@ -301,30 +239,30 @@ class ReaderPool:
         numbers, self._closed_models[place] = self._closed_models[place], set()
         return numbers
 
-    def _open_again(self, process: _Process, model: OpenedKey) -> None:
+    def _open_again(self, reader: _Reader, model: OpenedKey) -> None:
         """Raises EngineUnavailable where the file is another by now."""
-        result = process.do(OpenModel(key=model.number, source=model.source, is_known=True)).result
+        result = reader.do(OpenModel(key=model.number, source=model.source, is_known=True)).result
         if isinstance(result, ModelOpened) and result.digest == model.digest:
-            process.known.add(model.number)
+            reader.known.add(model.number)
             return
         why = result.message if isinstance(result, Refused) else "it has another vocabulary"
-        process.do(CloseModel(model.number))
+        reader.do(CloseModel(model.number))
         message = f"The model's file has changed and must be loaded anew by an administrator: {why}"
         raise EngineUnavailable(message, _AGAIN_S)
 
-    def _start(self, place: _Place) -> _Process:
-        """Runs on the one thread that starts processes. Raises EngineUnavailable."""
+    def _start(self, place: _Place, child: ReaderChild | None = None) -> _Reader:
+        """Runs on the one thread that starts processes. Raises EngineUnavailable, ReaderDied."""
         if self._is_closing:
             raise EngineUnavailable("The server is shutting down.", _AGAIN_S)
-        if place.process is None:
+        if place.reader is None:
             try:
-                place.process = _Process(self._command)
+                place.reader = _Reader(child or ReaderChild(), self._readable)
             except OSError as error:
                 raise EngineUnavailable(f"No process can be started: {error}", _AGAIN_S) from None
-        return place.process
+        return place.reader
 
     def _prepared(self) -> None:
-        with suppress(EngineUnavailable):
+        with suppress(EngineUnavailable, ReaderDied):
             self._start(self._any)
 
 

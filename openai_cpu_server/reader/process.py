@@ -1,5 +1,4 @@
-"""A reader process: `python -m openai_cpu_server.reader.process FOLDERS FD`. FOLDERS, as JSON, are those that
-models are in; null: it is not confined to them.
+"""A reader process: `python -m openai_cpu_server.reader.process FD`.
 
 It reads one piece of work after the other from its socket, within bounds of memory and computing time, on a
 thread with a large stack: the splitters of some tokenizers recurse for each character of a long word, and the
@@ -9,19 +8,18 @@ grammar library for each rule of a chain. Beyond these bounds the process dies, 
 from __future__ import annotations
 
 import gc
-import json
 import resource
 import socket
 import sys
 import threading
 import time
 from pathlib import Path
-from typing import BinaryIO
+from typing import BinaryIO, Union
 
 import msgspec
 import psutil
 
-from openai_cpu_server.contract.framing import LENGTH, framed
+from openai_cpu_server.contract.frames import LENGTH, framed
 from openai_cpu_server.engine.offspring import die_with_parent, leave_signals_to_parent
 from openai_cpu_server.llama.model.native import native_log
 from openai_cpu_server.reader.messages import OpenModel, Refused, Reply, Result, Work
@@ -38,6 +36,8 @@ _COMPUTING_S = 20
 """Seconds of computing that one piece of work may take. The longest that is meant to pass takes two."""
 
 _works: msgspec.msgpack.Decoder[Work] = msgspec.msgpack.Decoder(Work)
+_readable: msgspec.msgpack.Decoder[Union[list[str], None]] = msgspec.msgpack.Decoder(Union[list[str], None])
+"""The first message: the folders that models are in; None: the process is not confined to them."""
 _encoder = msgspec.msgpack.Encoder()
 
 
@@ -67,10 +67,11 @@ def _limit(kind: int, most: int) -> None:
     resource.setrlimit(kind, (most if hard == resource.RLIM_INFINITY else min(most, hard), hard))
 
 
-def _serve(sock: socket.socket) -> None:
+def _serve(sock: socket.socket, stream: BinaryIO) -> None:
     """Until the other side is gone."""
-    stream, worker, bounds = sock.makefile("rb"), Worker(), _Bounds()
-    while (work := _next(stream)) is not None:
+    worker, bounds = Worker(), _Bounds()
+    while (payload := _next(stream)) is not None:
+        work = _works.decode(payload)
         bounds.begin()
         result = _contained(worker, work)
         if isinstance(work, OpenModel):
@@ -90,23 +91,23 @@ def _contained(worker: Worker, work: Work) -> Result:
         return Refused(kind="NativePanic", message=f"{type(panic).__name__}: {panic}"[:500])
 
 
-def _next(stream: BinaryIO) -> Work | None:
+def _next(stream: BinaryIO) -> bytes | None:
     head = stream.read(LENGTH.size)
-    if len(head) < LENGTH.size:
-        return None
-    return _works.decode(stream.read(LENGTH.unpack(head)[0]))
+    return stream.read(LENGTH.unpack(head)[0]) if len(head) == LENGTH.size else None
 
 
 def main() -> None:
     leave_signals_to_parent()
     die_with_parent()
     native_log()
-    folders = json.loads(sys.argv[1])
-    if folders is not None:
+    sock = socket.socket(fileno=int(sys.argv[1]))
+    stream = sock.makefile("rb")
+    if (first := _next(stream)) is None:
+        return
+    if (folders := _readable.decode(first)) is not None:
         confine(read=map(Path, folders))
-    sock = socket.socket(fileno=int(sys.argv[2]))
     threading.stack_size(STACK_BYTES)
-    thread = threading.Thread(target=_serve, args=(sock,))
+    thread = threading.Thread(target=_serve, args=(sock, stream))
     thread.start()
     thread.join()
 

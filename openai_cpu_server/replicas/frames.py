@@ -7,7 +7,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import cast
 
-from openai_cpu_server.contract.framing import LENGTH
+from openai_cpu_server.contract.frames import LENGTH
 
 _MOST_BYTES = 256 * 1024 * 1024
 _UNSENT_BYTES = 256 * 1024

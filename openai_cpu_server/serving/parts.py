@@ -21,6 +21,7 @@ from openai_cpu_server.models.served import ServedModel
 from openai_cpu_server.models.thinking import ModelThinking
 from openai_cpu_server.prompt.reasoning.template import TemplateReasoning
 from openai_cpu_server.prompt.tool_formats import TOOL_FORMATS
+from openai_cpu_server.reader.child import ReaderChild
 from openai_cpu_server.reader.messages import ModelSource
 from openai_cpu_server.reader.model import ReadGrammars, ReadModel
 from openai_cpu_server.reader.pool import ReaderPool
@@ -87,12 +88,14 @@ class ModelParts(NamedTuple):
         return served
 
 
-def reader_pool(settings: Settings, plans: Iterable[ModelPlan]) -> ReaderPool:
+def reader_pool(
+    settings: Settings, plans: Iterable[ModelPlan], *, first: ReaderChild | None = None
+) -> ReaderPool:
     """The readers of a server with these models."""
     if settings.sandbox == "off":
-        return ReaderPool()
+        return ReaderPool(first=first)
     paths = [path for plan in plans for path in (plan.path, plan.path.resolve())]
-    return ReaderPool([*(path.parent for path in paths), settings.profile_dir])
+    return ReaderPool([*(path.parent for path in paths), settings.profile_dir], first=first)
 
 
 def _source(plan: ModelPlan, kind: ModelKind) -> ModelSource:

@@ -6,7 +6,8 @@ import msgspec
 
 from openai_cpu_server.contract.cost import CostCurve
 from openai_cpu_server.contract.embedding import EmbedRequest
-from openai_cpu_server.contract.framing import LENGTH, frame, read_event
+from openai_cpu_server.contract.frames import LENGTH
+from openai_cpu_server.contract.framing import frame, read_event
 from openai_cpu_server.contract.messages import EngineOptions, HideSteps, ShowSteps, StepDone, Submit
 from openai_cpu_server.contract.request import Constraint, Priority
 from openai_cpu_server.contract.shown import ShownPart, ShownState

@@ -12,7 +12,7 @@ import msgspec
 import pytest
 
 from openai_cpu_server.contract.engine import EngineState
-from openai_cpu_server.contract.framing import LENGTH
+from openai_cpu_server.contract.frames import LENGTH
 from openai_cpu_server.contract.messages import Submit
 from openai_cpu_server.replicas.frames import FrameStream
 from openai_cpu_server.replicas.host.door import Door

@@ -7,7 +7,8 @@ import socket
 from collections import deque
 
 from openai_cpu_server.contract.embedding import EmbedRequest
-from openai_cpu_server.contract.framing import LENGTH, frame, read_event
+from openai_cpu_server.contract.frames import LENGTH
+from openai_cpu_server.contract.framing import frame, read_event
 from openai_cpu_server.contract.messages import Command, Event, Submit
 from openai_cpu_server.contract.request import GenerationRequest
 

@@ -11,7 +11,8 @@ from contextlib import asynccontextmanager
 import pytest
 
 from openai_cpu_server.contract.embedding import EmbedRequest
-from openai_cpu_server.contract.framing import LENGTH, read_command
+from openai_cpu_server.contract.frames import LENGTH
+from openai_cpu_server.contract.framing import read_command
 from openai_cpu_server.contract.messages import Cancel, Submit
 from openai_cpu_server.contract.request import GenerationRequest, Sampling
 from openai_cpu_server.dispatch.process.channel import ClientChannel

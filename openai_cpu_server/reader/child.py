@@ -1,0 +1,99 @@
+"""A reader process, from its start to its end. It imports little: a server starts one before all else, so
+that both import side by side."""
+
+from __future__ import annotations
+
+import socket
+import subprocess
+import sys
+from contextlib import suppress
+
+from openai_cpu_server.contract.frames import LENGTH, framed
+from openai_cpu_server.dispatch.death import death_cause
+from openai_cpu_server.sandbox.environment import child_environment
+
+_MODULE = "openai_cpu_server.reader.process"
+_PATIENCE_S = 120.0
+"""A process that says nothing for so long is stopped, or waits for a disk. One that computes ends earlier by
+itself."""
+_END_S = 5.0
+SILENCE = "silence"
+
+
+class ReaderDied(Exception):
+    """`cause`: a signal's name, `exit_1` and the like, `silence`."""
+
+    def __init__(self, cause: str) -> None:
+        super().__init__(cause)
+        self.cause = cause
+
+
+class ReaderChild:
+    """Owns the process and the socket to it. The thread that makes one must live as long: the kernel ends the
+    process with it."""
+
+    def __init__(self) -> None:
+        """Raises OSError."""
+        ours, theirs = socket.socketpair()
+        with theirs:
+            try:
+                self._process = subprocess.Popen(
+                    [sys.executable, "-m", _MODULE, str(theirs.fileno())],
+                    pass_fds=(theirs.fileno(),),
+                    stdin=subprocess.DEVNULL,
+                    start_new_session=True,
+                    env=child_environment(),
+                )
+            except BaseException:
+                ours.close()
+                raise
+        ours.settimeout(_PATIENCE_S)
+        self._socket = ours
+        self._stream = ours.makefile("rb")
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    def send(self, message: bytes) -> None:
+        """Raises ReaderDied."""
+        try:
+            self._socket.sendall(framed(message))
+        except OSError as error:
+            raise self._death(error) from None
+
+    def receive(self) -> bytes:
+        """The next message. Raises ReaderDied."""
+        try:
+            (length,) = LENGTH.unpack(self._read(LENGTH.size))
+            return self._read(length)
+        except OSError as error:
+            raise self._death(error) from None
+
+    def kill(self) -> None:
+        self._process.kill()
+
+    def close(self) -> None:
+        """It ends with its socket. Returns when it is gone."""
+        with suppress(OSError):
+            self._stream.close()
+            self._socket.close()
+        try:
+            self._process.wait(timeout=_END_S)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+
+    def _read(self, size: int) -> bytes:
+        data = self._stream.read(size)
+        if len(data) < size:
+            raise ConnectionError("the process is gone")
+        return data
+
+    def _death(self, error: OSError) -> ReaderDied:
+        if isinstance(error, TimeoutError):
+            self._process.kill()
+            self.close()
+            return ReaderDied(SILENCE)
+        self.close()
+        return ReaderDied(death_cause(self._process.returncode))
