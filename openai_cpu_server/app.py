@@ -56,18 +56,18 @@ _CLOSE_CONNECTIONS_S = 1
 _MIB = 1024 * 1024
 
 
-def serve(settings: Settings, reader: ReaderChild | None = None) -> None:
+def serve(settings: Settings, readers: Sequence[ReaderChild] = ()) -> None:
     """Serve until Ctrl-C or SIGTERM. Raises StartupError with one line if that cannot begin."""
     hangup = Hangup()
     set_up_logs(settings.log_level, settings.log_format)
     plans = planned_models(settings)
-    readers = reader_pool(settings, plans, first=reader)
+    pool = reader_pool(settings, plans, children=readers)
     with listening(settings.host, settings.port) as listener:
         tune_engines()
         tracing = open_tracing(settings.traces_endpoint) if settings.traces_endpoint else None
         watch = Watch.new(model=plans[0].name, tracing=tracing)
-        readers.on_death = watch.reader_died
-        fleet = Fleet(settings, plans, watch, readers)
+        pool.on_death = watch.reader_died
+        fleet = Fleet(settings, plans, watch, pool)
         desk = open_desk(settings, fleet.registry, watch, keeping=fleet)
         config = _web_config(settings, desk.api, close_s=_CLOSE_CONNECTIONS_S)
         started = time.monotonic()

@@ -9,9 +9,9 @@ from openai_cpu_server.reader.child import ReaderChild
 from openai_cpu_server.settings import read_settings
 
 
-def serve(arguments: Sequence[str], reader: ReaderChild | None = None) -> None:
+def serve(arguments: Sequence[str], readers: Sequence[ReaderChild] = ()) -> None:
     """Serve until Ctrl-C or SIGTERM. Raises StartupError with one line if the server cannot start.
 
-    `reader`: a process that has been started already, to read texts.
+    `readers`: processes that have been started already, to read texts.
     """
-    serve_with(read_settings(arguments), reader)
+    serve_with(read_settings(arguments), readers)

@@ -27,7 +27,7 @@ class _Command(NamedTuple):
     computes: bool = False
     """Whether it computes in its own process, where our kernels then go in front of what it imports."""
     reads: bool = False
-    """Whether it takes a process that reads texts, which starts while the rest is imported."""
+    """Whether it takes processes that read texts, which start while the rest is imported."""
 
 
 def load(arguments: Sequence[str]) -> Callable[[], None]:
@@ -49,9 +49,10 @@ def load(arguments: Sequence[str]) -> Callable[[], None]:
     command = _COMMANDS[first]
     if command.computes:
         put_in_front()
-    reader = ReaderChild() if command.reads and not {*_HELP} & {*arguments} else None
-    run = pkgutil.resolve_name(command.entry_point)
-    return functools.partial(run, arguments, reader) if command.reads else functools.partial(run, arguments)
+    is_help = bool({*_HELP} & {*arguments})
+    readers = (ReaderChild(), ReaderChild()) if command.reads and not is_help else ()
+    run = functools.partial(pkgutil.resolve_name(command.entry_point), arguments)
+    return functools.partial(run, readers) if readers else run
 
 
 def version(_: Sequence[str]) -> None:

@@ -9,7 +9,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
 from typing import NamedTuple
@@ -100,9 +100,12 @@ class _Place:
 class ReaderPool:
     """Some processes. Any thread may call its methods; all of them block."""
 
-    def __init__(self, readable: Iterable[Path] | None = None, *, first: ReaderChild | None = None) -> None:
+    def __init__(
+        self, readable: Iterable[Path] | None = None, *, children: Sequence[ReaderChild] = ()
+    ) -> None:
         """`readable`: the folders that models are in, for the processes' sandbox; None: they have none.
-        `first`: a process that is there already, and is the pool's from here on; None: one is started."""
+        `children`: processes that are there already, two at most, and are the pool's from here on. All others
+        are started when they are needed, the first one at once."""
         self.deaths = 0
         """Of processes that died of what they did, or were killed."""
         self.on_death: Callable[[str], None] = lambda cause: None
@@ -115,15 +118,14 @@ class ReaderPool:
         self._is_closing = False
         # The kernel ends a child when the thread that started it ends.
         self._starter = ThreadPoolExecutor(1, thread_name_prefix="readers")
+        first, second = [*children, None, None][:2]
         self._starter.submit(self._start, self._short, first)
+        if second is not None:
+            self._starter.submit(self._start, self._any, second)
 
     @property
     def pids(self) -> list[int]:
         return [place.reader.child.pid for place in (self._short, self._any) if place.reader is not None]
-
-    def prepare(self) -> None:
-        """Starts the process for long work, before somebody needs it. Returns at once."""
-        self._starter.submit(self._prepared)
 
     def open(self, source: ModelSource) -> tuple[OpenedKey, ModelFacts]:
         """Raises StartupError."""
@@ -260,10 +262,6 @@ class ReaderPool:
             except OSError as error:
                 raise EngineUnavailable(f"No process can be started: {error}", _AGAIN_S) from None
         return place.reader
-
-    def _prepared(self) -> None:
-        with suppress(EngineUnavailable, ReaderDied):
-            self._start(self._any)
 
 
 def _raised(refused: Refused) -> ServerError:

@@ -45,7 +45,6 @@ _BUDGET_SHARE = 0.8
 _LAST_CALLS_S = 2.0
 """A request that has chosen a model and is still being resolved gets so long to be submitted."""
 _LOOK_S = 0.05
-_SETTLED_S = 2.0
 _LOOK_AT_FILES_S = 1.0
 """A sleeping model whose file has changed is read anew within so long: its requests must be tokenised for the
 file that will be loaded."""
@@ -123,7 +122,6 @@ class Fleet:
         if not self._is_alone:
             self._load_first()
         self._spawn(self._look_at_files())
-        self._spawn(self._prepare_readers())
         try:
             await asyncio.wait([self._has_failed, keeping], return_when=asyncio.FIRST_COMPLETED)
         finally:
@@ -210,12 +208,6 @@ class Fleet:
 
     def _house_of(self, name: str) -> House:
         return next(house for house in self._houses if house.plan.name == name)
-
-    async def _prepare_readers(self) -> None:
-        """Once neither loading nor the first requests need the cores."""
-        await self.default.residency.settled()
-        await asyncio.sleep(_SETTLED_S)
-        self._readers.prepare()
 
     async def _look_at_files(self) -> None:
         """Sleeping models keep up with their files. One that is loaded waits for an administrator's word."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import time
 import weakref
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple
 
 from openai_cpu_server.contract.engine import Engine
@@ -89,13 +89,13 @@ class ModelParts(NamedTuple):
 
 
 def reader_pool(
-    settings: Settings, plans: Iterable[ModelPlan], *, first: ReaderChild | None = None
+    settings: Settings, plans: Iterable[ModelPlan], *, children: Sequence[ReaderChild] = ()
 ) -> ReaderPool:
     """The readers of a server with these models."""
     if settings.sandbox == "off":
-        return ReaderPool(first=first)
+        return ReaderPool(children=children)
     paths = [path for plan in plans for path in (plan.path, plan.path.resolve())]
-    return ReaderPool([*(path.parent for path in paths), settings.profile_dir], first=first)
+    return ReaderPool([*(path.parent for path in paths), settings.profile_dir], children=children)
 
 
 def _source(plan: ModelPlan, kind: ModelKind) -> ModelSource:

@@ -26,6 +26,7 @@ from openai_cpu_server.errors import (
 )
 from openai_cpu_server.llama.model.vocabulary import Vocabulary
 from openai_cpu_server.prompt.chat_prompts import Conversation
+from openai_cpu_server.reader.child import ReaderChild
 from openai_cpu_server.reader.messages import ModelSource
 from openai_cpu_server.reader.model import ReadGrammars, ReadModel
 from openai_cpu_server.reader.pool import ReaderPool
@@ -134,9 +135,8 @@ def test_work_that_takes_too_long_is_ended(demo: ReadModel, pool: ReaderPool) ->
 
 
 def test_a_closed_pool_ends_its_processes_and_says_so() -> None:
-    pool = ReaderPool()
+    pool = ReaderPool(children=(ReaderChild(), ReaderChild()))
     model = opened(pool, DEMO)
-    pool.prepare()
     until(lambda: len(pool.pids) == 2)
     children = [psutil.Process(pid) for pid in pool.pids]
     pool.close()
