@@ -8,7 +8,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import CancelledError, ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
@@ -223,7 +223,7 @@ class ReaderPool:
 
     def _done(self, place: _Place, work: Work, model: OpenedKey | None) -> Result:
         """Raises ReaderDied, and what `do` raises."""
-        reader = place.reader or self._starter.submit(self._start, place).result()
+        reader = place.reader or self._started(place)
         for number in self._taken(place) & reader.known:
             reader.known.discard(number)
             reader.do(CloseModel(number))
@@ -251,6 +251,13 @@ class ReaderPool:
         reader.do(CloseModel(model.number))
         message = f"The model's file has changed and must be loaded anew by an administrator: {why}"
         raise EngineUnavailable(message, _AGAIN_S)
+
+    def _started(self, place: _Place) -> _Reader:
+        """Raises what `_start` raises."""
+        try:
+            return self._starter.submit(self._start, place).result()
+        except (CancelledError, RuntimeError):  # `close` came first
+            raise EngineUnavailable("The server is shutting down.", _AGAIN_S) from None
 
     def _start(self, place: _Place, child: ReaderChild | None = None) -> _Reader:
         """Runs on the one thread that starts processes. Raises EngineUnavailable, ReaderDied."""
