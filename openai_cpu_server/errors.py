@@ -37,12 +37,14 @@ class PromptTooLong(ServerError):
 class PromptFarTooLong(InvalidRequest):
     """A text is so long that nobody needs its tokens to know that they do not fit."""
 
+    code = "context_length_exceeded"
+
     def __init__(self, *, least_tokens: int, limit: int, param: str | None = None) -> None:
         super().__init__(
             f"This model's maximum context length is {limit} tokens, but at least {least_tokens} were asked "
             "for.",
             param=param,
-            code="context_length_exceeded",
+            code=self.code,
         )
 
 

@@ -18,7 +18,10 @@ INLINE_BYTES = 2048
 _SLOW_AT_ONCE = 8
 """A schema can take a second. More such threads get no more done, for they share the interpreter's lock; and
 the event loop waits up to 5 ms for each of them whenever it wants that lock."""
+_LARGE_BYTES, _LARGE_AT_ONCE = 64 * 1024, 2
+"""Bodies above this size are parsed two at a time: each holds the interpreter's lock for milliseconds."""
 _slow_lane: RunVar[anyio.CapacityLimiter] = RunVar("slow_lane")
+_large_lane: RunVar[anyio.CapacityLimiter] = RunVar("large_lane")
 
 
 async def off_loop(num_bytes: int, work: Callable[[], T]) -> T:
@@ -29,7 +32,8 @@ async def off_loop(num_bytes: int, work: Callable[[], T]) -> T:
     """
     if num_bytes <= INLINE_BYTES:
         return _contained(work)
-    return await in_thread(work)
+    lane = _lane(_large_lane, _LARGE_AT_ONCE) if num_bytes > _LARGE_BYTES else None
+    return await anyio.to_thread.run_sync(_contained, work, limiter=lane)
 
 
 async def in_thread(work: Callable[[], T], *, is_slow: bool = False) -> T:
@@ -38,15 +42,16 @@ async def in_thread(work: Callable[[], T], *, is_slow: bool = False) -> T:
 
     Raises what the work raises; NativePanic in place of a panic.
     """
-    return await anyio.to_thread.run_sync(_contained, work, limiter=_lane() if is_slow else None)
+    lane = _lane(_slow_lane, _SLOW_AT_ONCE) if is_slow else None
+    return await anyio.to_thread.run_sync(_contained, work, limiter=lane)
 
 
-def _lane() -> anyio.CapacityLimiter:
+def _lane(of: RunVar[anyio.CapacityLimiter], at_once: int) -> anyio.CapacityLimiter:
     """The event loop's own."""
-    lane = _slow_lane.get(None)
+    lane = of.get(None)
     if lane is None:
-        lane = anyio.CapacityLimiter(_SLOW_AT_ONCE)
-        _slow_lane.set(lane)
+        lane = anyio.CapacityLimiter(at_once)
+        of.set(lane)
     return lane
 
 

@@ -13,7 +13,7 @@ from openai_cpu_server.dispatch.death import death_cause
 from openai_cpu_server.sandbox.environment import child_environment
 
 _MODULE = "openai_cpu_server.reader.process"
-_PATIENCE_S = 120.0
+_PATIENCE_S = 60.0
 """A process that says nothing for so long is stopped, or waits for a disk. One that computes ends earlier by
 itself."""
 _END_S = 5.0

@@ -132,7 +132,13 @@ class ReadTokenizer:
         return self._facts.pieces[self._ends[token - 1] if token else 0 : self._ends[token]]
 
     def decode(self, tokens: Sequence[int], *, special: bool = False) -> str:
-        return b"".join(self.piece(token, special=special) for token in tokens).decode("utf-8", "replace")
+        pieces, ends, silent = self._facts.pieces, self._ends, () if special else self._silent
+        if tokens and not 0 <= min(tokens) <= max(tokens) < self._facts.vocab_size:
+            self.piece(next(token for token in tokens if not 0 <= token < self._facts.vocab_size))
+        found = [
+            pieces[ends[token - 1] if token else 0 : ends[token]] for token in tokens if token not in silent
+        ]
+        return b"".join(found).decode("utf-8", "replace")
 
 
 class ReadPrompts:

@@ -44,9 +44,9 @@ logger = logging.getLogger(__name__)
 _TRIES = 2
 _KILLED_S = 15.0
 """So long a piece of work is tried again whose processes somebody else kills."""
-_EXPLAINED = frozenset({"SIGXCPU", SILENCE})
+_EXPLAINED = frozenset({"SIGXCPU"})
 """It took too long: once more would take as long."""
-_FROM_OUTSIDE = frozenset({"SIGKILL", "SIGTERM", "SIGINT", "SIGHUP"})
+_FROM_OUTSIDE = frozenset({"SIGKILL", "SIGTERM", "SIGINT", "SIGHUP", SILENCE})
 _AGAIN_S = 5
 
 _encoder = msgspec.msgpack.Encoder()
@@ -217,7 +217,7 @@ class ReaderPool:
                 )
         if causes[-1] in _FROM_OUTSIDE:
             raise ReaderLost(
-                f"The process that read this was killed, and so were the next ones ({causes[-1]})."
+                f"The process that read this was killed or stopped, and so were the next ones ({causes[-1]})."
             )
         raise DeadlyInput(_verdict(causes[-1]))
 

@@ -77,13 +77,16 @@ def _with_ignored(asking: Asking, said: Sequence[str]) -> Asking:
 
 
 def chat_prompt(
-    body: ChatBody, model: ServedModel, written: Written = NOTHING, *, most_tokens: int | None = None
+    body: ChatBody, model: ServedModel, written: Written = NOTHING, *, param: str = "messages"
 ) -> Prompt:
-    """The prompt that `resolve_chat` makes. Raises InvalidRequest, TemplateFailed."""
+    """The prompt that `resolve_chat` makes. `param`: the field that is named when it is too long to be
+    counted. Raises InvalidRequest, TemplateFailed."""
     wish = thinking_wish(body)
     thinking = thinking_plan(wish, model.thinking)
+    info = model.engine.info
+    most_tokens = info.context_limit if info is not None else None
     rendered = _rendering(tool_plan(body), model, thinking, wish, written, most_tokens=most_tokens)
-    return Prompt(rendered(checked_messages(body.messages)).tokens)
+    return Prompt(_naming(param, partial(rendered, checked_messages(body.messages))).tokens)
 
 
 def _rendering(

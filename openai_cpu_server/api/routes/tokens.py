@@ -10,7 +10,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from openai_cpu_server.api.access.identity import identity_of
-from openai_cpu_server.api.offload import in_thread
+from openai_cpu_server.api.offload import in_thread, off_loop
 from openai_cpu_server.api.resolve.answer_shape import is_slow
 from openai_cpu_server.api.resolve.messages import checked_messages
 from openai_cpu_server.api.resolve.prompts import whole_prompt
@@ -22,7 +22,7 @@ from openai_cpu_server.contract.model_info import ModelKind, Tokenizer
 from openai_cpu_server.errors import InvalidRequest
 from openai_cpu_server.models.registry import ModelRegistry
 from openai_cpu_server.models.served import ServedModel
-from openai_cpu_server.prompt.chat_prompts import Conversation
+from openai_cpu_server.prompt.chat_prompts import Conversation, require_room
 
 B = TypeVar("B", bound=Body)
 _SLICE = 10_000
@@ -67,11 +67,11 @@ class TokenRoutes:
         data = await request.body()
         body, ignored = await self._read(DetokenizeBody, data)
         model = self._model(body.model, request)
-        answer = await in_thread(partial(_detokenized, body, model), is_slow=is_slow(data))
+        answer = await off_loop(len(data), partial(_detokenized, body, model))
         return Response(answer, media_type="application/json", headers=ignored.headers)
 
     async def _read(self, schema: type[B], data: bytes) -> tuple[B, Ignored]:
-        return await in_thread(partial(parse, schema, data, lenient=self._lenient), is_slow=is_slow(data))
+        return await off_loop(len(data), partial(parse, schema, data, lenient=self._lenient))
 
     def _model(self, name: str | None, request: Request) -> ServedModel:
         return self._models.choose(name, identity_of(request.scope).allowed_models).model
@@ -102,6 +102,7 @@ def _tokens(body: TokenizeBody, model: ServedModel, limit: int | None) -> tuple[
     assert text is not None, "one of the three is given"
     add_special = body.prompt is not None if body.add_special is None else body.add_special
     if model.kind is not ModelKind.GENERATES:  # as for embeddings and reranking, whose texts are no prompts
+        require_room(model.tokenizer, text, limit)
         return tuple(model.tokenizer.encode(text, add_special=add_special, parse_special=False))
     return whole_prompt(text, model.tokenizer, add_special=add_special, most_tokens=limit)
 

@@ -27,4 +27,4 @@ class DetokenizeBody(Body):
     most_numbers: ClassVar[int] = MOST_TOKENS
 
     model: str | None = None
-    tokens: Annotated[list[int], Field(fail_fast=True)]
+    tokens: Annotated[list[int], Field(max_length=262_144, fail_fast=True)]

@@ -12,7 +12,7 @@ from openai_cpu_server.api.resolve.responses.conversation import Told
 from openai_cpu_server.api.resolve.responses.fitting import fitted
 from openai_cpu_server.api.schemas.chat import ChatBody
 from openai_cpu_server.contract.model_info import ModelInfo
-from openai_cpu_server.errors import ServerError
+from openai_cpu_server.errors import InvalidRequest, PromptFarTooLong, ServerError
 from openai_cpu_server.prompt.written import Written
 
 _ROOM = 1024
@@ -42,7 +42,7 @@ def resolve_turn(turn: Turn, body: ChatBody, asking: Asking) -> Call:
 def prompt_tokens(turn: Turn, told: Sequence[Told], asking: Asking) -> int:
     """How many tokens the prompt has. Raises InvalidRequest, TemplateFailed."""
     written = _written(told, asking.info)
-    return len(chat_prompt(chat_body(turn, told), asking.chosen.model, written).tokens)
+    return len(chat_prompt(chat_body(turn, told), asking.chosen.model, written, param="input").tokens)
 
 
 def _resolved(told: Sequence[Told], body: ChatBody, asking: Asking) -> Call:
@@ -56,7 +56,12 @@ def _fits(turn: Turn, told: Sequence[Told], asking: Asking) -> bool:
     context = asking.info.context_limit
     room = turn.body.max_output_tokens or min(_ROOM, context // 4)
     limit = min(context - room, asking.options.max_prompt_tokens or context)
-    return prompt_tokens(turn, told, asking) <= limit
+    try:
+        return prompt_tokens(turn, told, asking) <= limit
+    except InvalidRequest as error:
+        if error.code == PromptFarTooLong.code:
+            return False
+        raise
 
 
 def _written(told: Sequence[Told], info: ModelInfo) -> Written:
