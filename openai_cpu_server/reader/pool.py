@@ -285,7 +285,7 @@ def _is_settled(causes: Sequence[str], seconds: float) -> bool:
     if not causes:
         return False
     if causes[-1] in _FROM_OUTSIDE:
-        return seconds > _KILLED_S
+        return len(causes) > 1 and seconds > _KILLED_S
     return causes[-1] in _EXPLAINED or sum(cause not in _FROM_OUTSIDE for cause in causes) >= _TRIES
 
 
