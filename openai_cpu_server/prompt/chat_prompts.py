@@ -18,9 +18,6 @@ from openai_cpu_server.prompt.tool_formats import ToolFormat
 from openai_cpu_server.prompt.tool_texts import told_tools
 from openai_cpu_server.prompt.written import Message, Written, written_parts
 
-_TIMES_TOO_LONG = 2
-"""A prompt of so many times what fits is not handed over: only its length could be of use."""
-
 
 class ChatPrompt(msgspec.Struct, frozen=True):
     tokens: tuple[int, ...]
@@ -110,10 +107,7 @@ class ChatPrompts:
     def _encoded(self, text: str, literals: Literals, most_tokens: int | None) -> tuple[int, ...]:
         require_room(self._tokenizer, text, most_tokens)
         add_special = needs_special_tokens(text, bos_text=self._tokenizer.bos_text)
-        tokens = literals.encode(text, self._tokenizer, add_special=add_special)
-        if most_tokens is not None and len(tokens) > _TIMES_TOO_LONG * most_tokens:
-            raise PromptFarTooLong(least_tokens=len(tokens), limit=most_tokens)
-        return tuple(tokens)
+        return tuple(literals.encode(text, self._tokenizer, add_special=add_special))
 
     def _spliced(
         self, parts: Sequence[str], written: Written, literals: Literals, asked: Conversation

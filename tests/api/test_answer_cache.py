@@ -360,7 +360,11 @@ async def test_what_was_cut_is_not_kept(cached: Cached, http: httpx.AsyncClient)
 
 
 async def test_two_at_once_are_both_computed(cached: Cached, http: httpx.AsyncClient) -> None:
-    answers = await asyncio.gather(chat(http), chat(http))
+    cached.engine.goes_on.clear()
+    asking = asyncio.gather(chat(http), chat(http))
+    await eventually(lambda: num_live(cached.engine) == 2)
+    cached.engine.goes_on.set()
+    answers = await asking
     assert [answer.headers["x-cache"] for answer in answers] == ["miss", "miss"]
     assert same(*answers)
     await cached.kept(2)

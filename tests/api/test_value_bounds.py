@@ -75,7 +75,7 @@ async def test_no_family_parses_too_many_values(engine: FakeEngine, path: str, o
     [
         (CompletionBody, {"prompt": [[7] * 400] * 1_000}),
         (EmbeddingBody, {"input": [[7] * 244] * 2_048}),
-        (DetokenizeBody, {"tokens": [70_000] * 400_000}),
+        (DetokenizeBody, {"tokens": [70_000] * 262_144}),
         (EmbeddingBody, {"input": ["some text, and: [more] of it. " * 200] * 2_048}),
         (ChatBody, {"messages": MESSAGES * 10_000}),
         (
