@@ -77,7 +77,7 @@ def test_who_comes_after_a_death_does_not_notice(demo: ReadModel, pool: ReaderPo
     assert pool.deaths == deaths + (number != signal.SIGTERM)
 
 
-@pytest.mark.parametrize("kills", [10, pytest.param(100, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("kills", [5, pytest.param(100, marks=pytest.mark.slow)])
 def test_kills_under_load_cost_nothing(demo: ReadModel, pool: ReaderPool, kills: int) -> None:
     """Each comes when the last one is made good, at a random moment of somebody's work."""
     wanted = demo.tokenizer.encode_all(TEXTS, add_special=True, parse_special=False)
