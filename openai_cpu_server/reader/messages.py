@@ -86,7 +86,7 @@ Work = Union[OpenModel, CloseModel, Encode, RenderChat, RenderRerank, MakeGramma
 # -- what comes of it ----------------------------------------------------------------------------------------
 
 
-class ModelFacts(msgspec.Struct, frozen=True, tag=True, kw_only=True):
+class VocabularyFacts(msgspec.Struct, frozen=True, tag=True, kw_only=True):
     """A vocabulary, and what its chat template says and shows."""
 
     vocab_size: int
@@ -115,7 +115,7 @@ class ModelFacts(msgspec.Struct, frozen=True, tag=True, kw_only=True):
 class ModelOpened(msgspec.Struct, frozen=True, tag=True, kw_only=True):
     digest: bytes
     """Of the facts."""
-    facts: ModelFacts | None = None
+    facts: VocabularyFacts | None = None
 
 
 class Tokens(msgspec.Struct, frozen=True, tag=True):
@@ -128,7 +128,7 @@ class Rendered(msgspec.Struct, frozen=True, tag=True):
     wants_thoughts: bool
 
 
-class Grammar(msgspec.Struct, frozen=True, tag=True):
+class GrammarResult(msgspec.Struct, frozen=True, tag=True):
     made: Union[MadeGrammar, RefusedGrammar]
 
 
@@ -151,7 +151,7 @@ class Refused(msgspec.Struct, frozen=True, tag=True, kw_only=True):
     code: str | None = None
 
 
-Result = Union[ModelOpened, Tokens, Rendered, Grammar, Profiled, Closed, Refused]
+Result = Union[ModelOpened, Tokens, Rendered, GrammarResult, Profiled, Closed, Refused]
 
 
 class Reply(msgspec.Struct, frozen=True):

@@ -18,15 +18,15 @@ from openai_cpu_server.prompt.rerank_template import RerankPrompts
 from openai_cpu_server.reader.messages import (
     Encode,
     FindProfile,
-    Grammar,
+    GrammarResult,
     MakeGrammar,
-    ModelFacts,
     ModelSource,
     Profiled,
     RenderChat,
     Rendered,
     RenderRerank,
     Tokens,
+    VocabularyFacts,
 )
 from openai_cpu_server.reader.pool import Lane, OpenedKey, ReaderPool
 
@@ -56,7 +56,7 @@ class ReadModel:
 class ReadTokenizer:
     """The contract's `Tokenizer`."""
 
-    def __init__(self, pool: ReaderPool, key: OpenedKey, facts: ModelFacts) -> None:
+    def __init__(self, pool: ReaderPool, key: OpenedKey, facts: VocabularyFacts) -> None:
         self._pool = pool
         self._key = key
         self._facts = facts
@@ -196,7 +196,7 @@ class ReadGrammars:
             result = self._pool.do(MakeGrammar(order), lane=Lane.LONG)
         except DeadlyInput as error:
             return RefusedGrammar(str(error), error.code)
-        assert isinstance(result, Grammar)
+        assert isinstance(result, GrammarResult)
         return result.made
 
 

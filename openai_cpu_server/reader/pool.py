@@ -29,13 +29,13 @@ from openai_cpu_server.errors import (
 from openai_cpu_server.reader.child import SILENCE, ReaderChild, ReaderDied
 from openai_cpu_server.reader.messages import (
     CloseModel,
-    ModelFacts,
     ModelOpened,
     ModelSource,
     OpenModel,
     Refused,
     Reply,
     Result,
+    VocabularyFacts,
     Work,
 )
 
@@ -127,7 +127,7 @@ class ReaderPool:
     def pids(self) -> list[int]:
         return [place.reader.child.pid for place in (self._short, self._any) if place.reader is not None]
 
-    def open(self, source: ModelSource) -> tuple[OpenedKey, ModelFacts]:
+    def open(self, source: ModelSource) -> tuple[OpenedKey, VocabularyFacts]:
         """Raises StartupError."""
         number = next(self._numbers)
         work = OpenModel(key=number, source=source, is_known=False)

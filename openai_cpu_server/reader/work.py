@@ -24,9 +24,8 @@ from openai_cpu_server.reader.messages import (
     CloseModel,
     Encode,
     FindProfile,
-    Grammar,
+    GrammarResult,
     MakeGrammar,
-    ModelFacts,
     ModelOpened,
     ModelSource,
     OpenModel,
@@ -37,6 +36,7 @@ from openai_cpu_server.reader.messages import (
     RenderRerank,
     Result,
     Tokens,
+    VocabularyFacts,
     Work,
 )
 from openai_cpu_server.structured.maker import grammar_maker
@@ -64,9 +64,9 @@ class OpenedModel:
         rerank = rerank_template(self.vocabulary.rerank_template, template)
         self.rerank = TemplatePrompts(rerank, self.vocabulary, names) if rerank is not None else None
 
-    def facts(self) -> ModelFacts:
+    def facts(self) -> VocabularyFacts:
         vocabulary, pieces = self.vocabulary, self.vocabulary.pieces
-        return ModelFacts(
+        return VocabularyFacts(
             vocab_size=vocabulary.vocab_size,
             bos=vocabulary.bos,
             eos=vocabulary.eos,
@@ -126,7 +126,7 @@ class Worker:
                 assert asked is not None, "the model has no template for reranking"
                 return Tokens(asked.prompts(work.query, work.documents))
             case MakeGrammar(order=order):
-                return Grammar(self._make_grammar(order))
+                return GrammarResult(self._make_grammar(order))
             case FindProfile():
                 return _profiled(work)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import struct
 from pathlib import Path
 
@@ -9,6 +10,7 @@ import gguf
 import pytest
 
 from openai_cpu_server.errors import StartupError
+from openai_cpu_server.llama.bindings import libggml, llama_cpp
 from openai_cpu_server.llama.gguf.header import GgufHeader
 from openai_cpu_server.llama.gguf.tensor_types import TENSOR_TYPES, tensor_type_named
 from openai_cpu_server.llama.gguf.tensors import file_tensors, model_tensors
@@ -33,6 +35,32 @@ def test_types_have_the_sizes_that_gguf_knows() -> None:
     known = {int(number): size for number, size in gguf.GGML_QUANT_SIZES.items() if int(number) in sizes}
     assert len(known) > 20
     assert {number: sizes[number] for number in known} == known
+
+
+def test_types_are_those_of_the_ggml_that_is_here() -> None:
+    """The table stands in our code, so that who only reads headers loads no native library."""
+    results = {
+        "ggml_type_name": ctypes.c_char_p,
+        "ggml_blck_size": ctypes.c_int64,
+        "ggml_type_size": ctypes.c_size_t,
+        "ggml_is_quantized": ctypes.c_bool,
+        "ggml_quantize_requires_imatrix": ctypes.c_bool,
+    }
+    for name, result in results.items():
+        function = getattr(libggml, name)
+        function.argtypes, function.restype = [ctypes.c_int], result
+    # "Not given" is one more than the largest: the only place where the C interface tells the count.
+    count = int(llama_cpp.llama_model_quantize_default_params().output_tensor_type)
+    assert set(TENSOR_TYPES) == {n for n in range(count) if libggml.ggml_blck_size(n)}
+    for number, kind in TENSOR_TYPES.items():
+        described = [getattr(libggml, name)(number) for name in results]
+        assert described == [
+            kind.name.encode(),
+            kind.block_values,
+            kind.block_bytes,
+            kind.is_quantised,
+            kind.needs_importance,
+        ]
 
 
 def test_types_by_name() -> None:
