@@ -11,6 +11,7 @@ from starlette.responses import Response
 
 from openai_cpu_server.api.access.identity import identity_of
 from openai_cpu_server.api.calls.call import Prompt
+from openai_cpu_server.api.gates.fair_use import unkept_body
 from openai_cpu_server.api.offload import in_thread, off_loop
 from openai_cpu_server.api.resolve.answer_shape import is_slow
 from openai_cpu_server.api.resolve.chat import chat_prompt
@@ -65,7 +66,7 @@ class CountRoute(Generic[F]):
         self._lenient = lenient
 
     async def count(self, request: Request) -> Response:
-        data = await request.body()
+        data = await unkept_body(request)
         body, ignored = await off_loop(len(data), partial(self._family.read, data, lenient=self._lenient))
         model = self._model(body.model, request)
         prompt = await in_thread(partial(self._family.prompt, body, model), is_slow=is_slow(data))

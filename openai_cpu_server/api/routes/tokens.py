@@ -10,6 +10,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from openai_cpu_server.api.access.identity import identity_of
+from openai_cpu_server.api.gates.fair_use import unkept_body
 from openai_cpu_server.api.offload import in_thread, off_loop
 from openai_cpu_server.api.resolve.answer_shape import is_slow
 from openai_cpu_server.api.resolve.messages import checked_messages
@@ -55,7 +56,7 @@ class TokenRoutes:
         self._lenient = lenient
 
     async def tokenize(self, request: Request) -> Response:
-        data = await request.body()
+        data = await unkept_body(request)
         body, ignored = await self._read(TokenizeBody, data)
         model = self._model(body.model, request)
         info = model.engine.info
@@ -64,7 +65,7 @@ class TokenRoutes:
         return Response(answer, media_type="application/json", headers=ignored.headers)
 
     async def detokenize(self, request: Request) -> Response:
-        data = await request.body()
+        data = await unkept_body(request)
         body, ignored = await self._read(DetokenizeBody, data)
         model = self._model(body.model, request)
         answer = await off_loop(len(data), partial(_detokenized, body, model))

@@ -88,7 +88,7 @@ class ResponsesRoute:
 
     async def input_tokens(self, request: Request) -> Response:
         """Counts what the prompt would have, and makes nothing."""
-        data = await request.body()
+        data = await unkept_body(request)
         reading = partial(parse, InputTokensBody, data, lenient=self._options.lenient)
         asked, ignored = await off_loop(len(data), reading)
         body = asked.told()
