@@ -726,6 +726,7 @@ def result_of(folder: Path, workload: str) -> WorkloadResult:
     return result
 
 
+@pytest.mark.slow
 @pytest.mark.native
 def test_two_servers_stand_side_by_side(written: Path) -> None:
     result = result_of(written, "chat")
@@ -738,6 +739,7 @@ def test_two_servers_stand_side_by_side(written: Path) -> None:
     assert "| output | tok/s |" in (written / "report.md").read_text()
 
 
+@pytest.mark.slow
 @pytest.mark.native
 def test_the_steps_of_a_mixed_run_are_told() -> None:
     bench = a_bench(model=tiny_model_path(), known_options=our_options(), by_clock=True)
@@ -796,6 +798,7 @@ def test_what_measures_ours_alone_is_skipped_without_it(
     assert "not measured" in result.notes[0]
 
 
+@pytest.mark.slow
 @pytest.mark.native
 def test_a_workload_is_measured_and_written_down(written: Path) -> None:
     result = result_of(written, "memory")

@@ -28,6 +28,7 @@ def timeless(one: Figures) -> Figures:
     return msgspec.structs.replace(one, choosing_p50_us=0.0, choosing_p95_us=0.0)
 
 
+@pytest.mark.slow
 def test_a_prefix_workload_is_shared_evenly_and_hardly_computed_twice() -> None:
     ours, one = stories.run(_PLAN, _TURNS), stories.run(stories.one_instead(_PLAN), _TURNS)
     assert ours.hit_rate >= 0.95 * one.hit_rate

@@ -39,7 +39,7 @@ def test_a_missing_or_broken_library_is_an_obstacle(tmp_path: Path) -> None:
     assert "cannot be loaded" in (obstacle(tmp_path / "broken.so") or "")
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 def test_it_compiles_for_older_cpus_and_is_right_there_too(library: Library, tmp_path: Path) -> None:
     """AVX2 alone; every other test of kernels runs with what this machine has. Random shapes, which are many,
     do so too."""

@@ -16,7 +16,7 @@ from openai_cpu_server.structured.languages.expr import Ref, Text, alt, seq
 from openai_cpu_server.structured.languages.order import MOST_LEVELS, order
 from tests.structured.chains import SCHEMAS, kinds
 
-_AT_ONCE = 25
+_AT_ONCE = 10
 
 
 def compiled(kind, first, count=_AT_ONCE):
