@@ -6,7 +6,9 @@ import contextlib
 import fcntl
 import hashlib
 import logging
+import lzma
 import pkgutil
+import struct
 import tempfile
 import zipfile
 import zlib
@@ -34,7 +36,10 @@ class NotConvertible(ValueError):
     """The files are no model that the converter knows; the message is a clause."""
 
 
-_DAMAGES = (zipfile.BadZipFile, zlib.error, EOFError, NotImplementedError, NotConvertible)
+_DAMAGES = (zipfile.BadZipFile, zlib.error, lzma.LZMAError, struct.error, EOFError, RuntimeError, ValueError)
+"""What zipfile and its decompressors raise for bytes that are none of theirs, beside OSError: RuntimeError
+where a bit says that a file is encrypted or stored in an unknown way, ValueError for names that are no text.
+NotConvertible is one."""
 
 
 class ConvertedModel(msgspec.Struct, frozen=True, kw_only=True):
@@ -59,6 +64,8 @@ class ConvertedModel(msgspec.Struct, frozen=True, kw_only=True):
         except _DAMAGES as error:
             raise self.package.broken(f"{archive}: {error or type(error).__name__}") from None
         except OSError as error:
+            if error.errno is None:  # no call of the system's: bz2 tells of damage so
+                raise self.package.broken(f"{archive}: {error}") from None
             where = error.filename or self.cache
             raise StartupError(f"cannot convert {archive}: {error.strerror or error} ({where})") from None
 
