@@ -72,6 +72,9 @@ async def test_a_call_that_generates_holds_its_body_no_longer(slow_engine: Dispa
                 one.send_body(LARGE + json.dumps({**ask, "stream": stream}).encode())
                 await eventually(lambda: num_live(slow_engine) == 1)
                 assert (await http.post("/tokenize", content=LARGE)).status_code == 400
+                one.send_body(b"")  # whoever waits for the client to leave is told whatever comes
+                await eventually(lambda: one.has_taken_all)
+                assert (await http.post("/tokenize", content=LARGE)).status_code == 400
                 one.disconnect()
             await eventually(lambda: num_live(slow_engine) == 0)
 

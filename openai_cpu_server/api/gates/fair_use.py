@@ -75,10 +75,11 @@ class FairUse:
         async def counted() -> Message:
             nonlocal received
             message = await in_time()
-            received += len(message.get("body", b""))
-            if received > max_bytes:
-                raise BodyTooLarge(max_bytes)
-            held.has_grown(received)
+            if piece := message.get("body", b""):  # else what was given back early would be taken again
+                received += len(piece)
+                if received > max_bytes:
+                    raise BodyTooLarge(max_bytes)
+                held.has_grown(received)
             return message
 
         return counted
