@@ -153,7 +153,8 @@ def command(*arguments: object, width: int = 120) -> subprocess.CompletedProcess
 
 
 @pytest.mark.native
-@pytest.mark.parametrize("goal", ["throughput", pytest.param("latency", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("goal", ["throughput", "latency"])
 def test_tuning_the_tiny_model(tiny: Path, tmp_path: Path, goal: str) -> None:
     done = command(tiny, "--for", goal, "--cache-dir", tmp_path, "--force")
     assert (done.returncode, done.stderr) == (0, "")

@@ -94,7 +94,8 @@ def event_loop_of_thread() -> Iterator[None]:
 
 @pytest.mark.usefixtures("event_loop_of_thread")
 @pytest.mark.filterwarnings("ignore:Item '.*' on TypedDict:UserWarning")
-def test_litellm_may_send_what_other_services_note(server: ServerProcess) -> None:
+def test_litellm_may_send_what_other_services_note(client: openai.OpenAI) -> None:
+    """With a client that is closed: one of its own it keeps until the process ends."""
     noted: Any = [{"type": "text", "text": "Hi", "cache_control": {"type": "ephemeral"}}]
     messages = [
         {"role": "user", "content": noted},
@@ -103,7 +104,8 @@ def test_litellm_may_send_what_other_services_note(server: ServerProcess) -> Non
     ]
     answer: Any = litellm.completion(
         model="openai/tiny",
-        api_base=server.url + "/v1",
+        client=client,
+        api_base=str(client.base_url),
         api_key="none",
         messages=messages,
         max_tokens=4,

@@ -148,6 +148,7 @@ def perplexity(path: Path) -> float:
     return float(np.exp(np.mean(np.logaddexp.reduce(logits, axis=1) - told)))
 
 
+@pytest.mark.slow
 def test_a_model_still_knows_its_language(smollm2: Path, tmp_path: Path, made: Run) -> None:
     """Measured: 1.05 times the perplexity; with q2_k it is 1.33 times."""
     out = tmp_path / "out.gguf"
