@@ -7,6 +7,7 @@ from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
 
 from openai_cpu_server.contract.cost import TILE_TOKENS
+from openai_cpu_server.contract.experiment import AS_SERVED, Experiment
 from openai_cpu_server.contract.request import Priority
 from openai_cpu_server.scheduler.plan import Reason, StepPlan, StepPrices, StepRoom
 from openai_cpu_server.scheduler.sequence import Sequence
@@ -26,10 +27,7 @@ class StepOptions:
     """What an interactive newcomer may wait for batch work beside streams, whose steps none interrupts."""
     batch_floor: float
     """The share of slots and time, 0 to 1, that batch work keeps beside interactive work."""
-    fills_tiles: bool = True
-    """Steps grow until they fill a kernel's tile, where that costs next to nothing or saves time."""
-    mixes: bool = True
-    """Decoding sequences and prompts share steps (off: for comparison only)."""
+    experiment: Experiment = AS_SERVED
 
     @property
     def pace_ms(self) -> float:
@@ -135,7 +133,7 @@ class Composer:
         `has_newcomer`: an interactive one got a slot at once since the last step. `beside_interactive`:
         others wait for the end of the step, as if interactive sequences of this model were decoding.
         """
-        wanted = _Candidates.of(running, mixes=self._options.mixes)
+        wanted = _Candidates.of(running, mixes=self._options.experiment.mixed_steps)
         own_step = None if self._has_passed_over else self._step_of_batch(wanted, room, prices)
         self._has_passed_over = has_newcomer and own_step is not None
         if own_step is not None:

@@ -70,12 +70,10 @@ class Scheduler:
         cost: StepCost,
         options: StepOptions,
         policy: Policy,
-        continuous: bool = True,
         speculator: Speculator | None = None,
     ) -> None:
         """A scheduler without sequences.
 
-        `continuous`: newcomers join between steps (off, for comparison: only when nothing runs any more).
         `speculator`: None, nothing is drafted, as it must be where the backend's memory cannot be trimmed.
         """
         assert limits.step_tokens > limits.num_slots, "every sequence can decode in one step"
@@ -85,7 +83,6 @@ class Scheduler:
         self.cost = cost
         """The cost model; it may be replaced between two steps."""
         self._policy = policy
-        self._is_continuous = continuous
         self._memory = Memory(num_slots=limits.num_slots, ledger=ledger, cache=cache)
         self._options = options
         self._cohorts = _cohorts(options)
@@ -254,7 +251,7 @@ class Scheduler:
         `beside_interactive`: interactive work of another model waits meanwhile, and the step is as short as
         beside interactive work of this one.
         """
-        if self._is_continuous or not self._memory.running:
+        if self._options.experiment.continuous_batching or not self._memory.running:
             self._admission.admit()
         spans = self._composed(beside_interactive=beside_interactive)
         prices = self._prices(self._turn.key)
@@ -339,7 +336,7 @@ class Scheduler:
 
     def _prices(self, adapter: str | None) -> StepPrices:
         cost = self._cost_of(adapter)
-        return StepPrices(cost, self._limits.step_tokens, fills_tiles=self._options.fills_tiles)
+        return StepPrices(cost, self._limits.step_tokens, fills_tiles=self._options.experiment.tile_filling)
 
     @property
     def _room(self) -> StepRoom:

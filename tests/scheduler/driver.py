@@ -7,6 +7,7 @@ from collections.abc import Callable
 
 import msgspec
 
+from openai_cpu_server.contract.experiment import Experiment
 from openai_cpu_server.contract.request import GenerationRequest, Priority, Sampling
 from openai_cpu_server.contract.step import Step, StepResult
 from openai_cpu_server.errors import ConstraintFailed
@@ -172,10 +173,9 @@ class Driver:
             batch_stall_ms=idle,
             newcomer_wait_ms=decoding,
             batch_floor=floor,
-            mixes=mixes,
+            experiment=Experiment(mixed_steps=mixes, continuous_batching=continuous),
         )
         self._policy = policy or PriorityPolicy()
-        self._is_continuous = continuous
         self._drafter = drafter
         self._live: dict[str, GenerationRequest] = {}
         self._start()
@@ -199,7 +199,6 @@ class Driver:
             cost=self.cost,
             options=self._options,
             policy=self._policy,
-            continuous=self._is_continuous,
             speculator=self._speculator(),
         )
 
