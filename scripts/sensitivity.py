@@ -191,7 +191,7 @@ def serve(
         if not scheduler.has_work:
             now_ms = max(now_ms, arriving[0].arrives_ms)
         while arriving and arriving[0].arrives_ms <= now_ms:
-            scheduler.submit(arriving.pop(0).request, now_s=now_ms / 1000)
+            scheduler.sequences.submit(arriving.pop(0).request, now_s=now_ms / 1000)
         step = scheduler.schedule()
         elapsed_ms = true_ms(step, 16 * scheduler.kv_stats.pool_blocks_used)
         now_ms += elapsed_ms
@@ -201,7 +201,7 @@ def serve(
             served = by_name[advance.sequence.request.id]
             served.token_times += [now_ms] * len(advance.samples)
             if advance.sequence.remaining == 0:
-                scheduler.complete(advance.sequence)
+                scheduler.sequences.complete(advance.sequence)
     return now_ms
 
 
