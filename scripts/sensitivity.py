@@ -39,7 +39,7 @@ from openai_cpu_server.scheduler.policy import PriorityPolicy
 from openai_cpu_server.scheduler.prefix_cache import PrefixCache
 from openai_cpu_server.scheduler.scheduler import Limits, Scheduler
 from openai_cpu_server.scheduler.speculation.drafts import LookupDrafter
-from openai_cpu_server.scheduler.speculation.speculator import SpeculationOptions, Speculator
+from openai_cpu_server.scheduler.speculation.speculator import Speculator
 
 _SLOWNESS, _NOISE = 1.2, 0.1
 _VARIANTS: dict[str, tuple[float, ...]] = {
@@ -218,7 +218,7 @@ def _scheduler(slots: int, options: EngineOptions, told: CostCurve) -> Scheduler
         cost=CostModel(told),
         options=step_options(options),
         policy=PriorityPolicy(),
-        speculator=Speculator(LookupDrafter(frozenset({0})), SpeculationOptions()),
+        speculator=Speculator(LookupDrafter(frozenset({0}))),
     )
 
 

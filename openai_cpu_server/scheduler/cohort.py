@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from openai_cpu_server.contract.request import Priority
 from openai_cpu_server.fairness import Credit, FairTurns
-from openai_cpu_server.scheduler.compose import Composer
+from openai_cpu_server.scheduler.compose import Composer, StepOptions
 from openai_cpu_server.scheduler.plan import StepPlan, StepPrices, StepRoom
 from openai_cpu_server.scheduler.sequence import Sequence
 
@@ -24,15 +24,6 @@ _TURN_SWITCHES = {Priority.INTERACTIVE: 10, Priority.BATCH: 50}
 
 So switching costs a tenth of the time where somebody waits for each token, and a fiftieth where nobody does.
 """
-
-
-class CohortOptions(NamedTuple):
-    batch_floor: float
-    """The share of time that batch work keeps in cohorts that have no interactive work, beside those that
-    have some."""
-    interactive_turn_ms: float
-    """The longest that a turn goes on for the sake of fewer switches, while interactive work waits."""
-    batch_turn_ms: float
 
 
 class Turn(NamedTuple):
@@ -52,14 +43,18 @@ class Cohorts:
     interactive work, and never two in a row.
     """
 
-    def __init__(self, options: CohortOptions, *, new_composer: Callable[[], Composer]) -> None:
+    def __init__(self, options: StepOptions) -> None:
         self._options = options
-        self._new_composer = new_composer
-        self._composers: dict[Key, Composer] = {None: new_composer()}
+        self._longest_turn_ms = {
+            Priority.INTERACTIVE: options.pace_ms,
+            Priority.BATCH: options.batch_stall_ms,
+        }
+        """So long a turn goes on at most for the sake of fewer switches."""
+        self._composers: dict[Key, Composer] = {}
         self._turns = {priority: FairTurns[Key](favours_newcomers=True) for priority in Priority}
         self._last: Key = None
         self._switch_ms = 0.0
-        self._credit = Credit(options.batch_floor, most=options.interactive_turn_ms)
+        self._credit = Credit(options.batch_floor, most=options.pace_ms)
         """Of the batch work of waiting cohorts, in milliseconds."""
         self._was_floor = False
         """Whether the last step was one that they have paid for so."""
@@ -81,17 +76,6 @@ class Cohorts:
         `beside_interactive`: as for `Composer.compose`.
         """
         members = members_of(running)
-        if len(members) < 2:
-            self._leave_alone(members)
-            key = next(iter(members), None)
-            plan = self._composer(key).compose(
-                members.get(key, ()),
-                room,
-                prices(key),
-                has_newcomer=key in newcomers,
-                beside_interactive=beside_interactive,
-            )
-            return Turn(key, plan)
         self._switch_ms = switch_ms
         urgent = _having(members, Priority.INTERACTIVE)
         others = [key for key in _having(members, Priority.BATCH) if key not in urgent]
@@ -101,9 +85,9 @@ class Cohorts:
             self._credit.lapse()
         elif not self._was_floor and (floor := self._floor_turn(members, room, prices)) is not None:
             return floor
-        key = self._chosen(Priority.INTERACTIVE if urgent else Priority.BATCH, members, newcomers)
+        key = self._chosen(Priority.INTERACTIVE if urgent else Priority.BATCH, newcomers) if members else None
         plan = self._composer(key).compose(
-            members[key],
+            members.get(key, ()),
             room,
             prices(key),
             has_newcomer=key in newcomers,
@@ -132,31 +116,13 @@ class Cohorts:
         for turns in self._turns.values():
             turns.leave(key)
 
-    def _leave_alone(self, members: Mapping[Key, Seq[Sequence]]) -> None:
-        """Nobody takes turns."""
-        for turns in self._turns.values():
-            turns.only(members)
-        self._credit.lapse()
-        self._was_floor = False
-
-    def _chosen(
-        self,
-        priority: Priority,
-        members: Mapping[Key, Seq[Sequence]],
-        newcomers: frozenset[Key],
-    ) -> Key:
+    def _chosen(self, priority: Priority, newcomers: frozenset[Key]) -> Key:
         """Who has used least. The last one goes on for as long as a turn lasts, unless a newcomer waits."""
         turns, last = self._turns[priority], self._last
         first = turns.first
-        goes_on = last in members and any(s.request.priority is priority for s in members[last])
-        if first == last or not goes_on or first in newcomers:
+        if first == last or last not in turns or first in newcomers:
             return first
-        longest_ms = (
-            self._options.interactive_turn_ms
-            if priority is Priority.INTERACTIVE
-            else self._options.batch_turn_ms
-        )
-        turn_ms = min(_TURN_SWITCHES[priority] * self._switch_ms, longest_ms)
+        turn_ms = min(_TURN_SWITCHES[priority] * self._switch_ms, self._longest_turn_ms[priority])
         return last if turns.lead(last, first) < turn_ms else first
 
     def _floor_turn(
@@ -180,10 +146,9 @@ class Cohorts:
         return step_ms + 2 * self._switch_ms
 
     def _composer(self, key: Key) -> Composer:
-        composer = self._composers.get(key)
-        if composer is None:
-            composer = self._composers[key] = self._new_composer()
-        return composer
+        if key not in self._composers:
+            self._composers[key] = Composer(self._options)
+        return self._composers[key]
 
 
 def members_of(running: Iterable[Sequence]) -> dict[Key, list[Sequence]]:

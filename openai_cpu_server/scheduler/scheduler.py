@@ -12,8 +12,8 @@ from openai_cpu_server.contract.request import Priority
 from openai_cpu_server.contract.shown import ShownState
 from openai_cpu_server.contract.step import Drafted, Open, SavedBlock, Span, Step, StepResult
 from openai_cpu_server.scheduler.admission import Admission, WaitingRoom
-from openai_cpu_server.scheduler.cohort import CohortOptions, Cohorts, Turn
-from openai_cpu_server.scheduler.compose import Composer, StepOptions
+from openai_cpu_server.scheduler.cohort import Cohorts, Turn
+from openai_cpu_server.scheduler.compose import StepOptions
 from openai_cpu_server.scheduler.forecast import Expectations
 from openai_cpu_server.scheduler.holdings import shown_state
 from openai_cpu_server.scheduler.kv_ledger import KVLedger
@@ -96,7 +96,7 @@ class Scheduler:
             num_seats=min(limits.num_slots - 1, math.ceil(options.batch_floor * limits.num_slots)),
         )
         self._claims = Claims(self._memory, self._admission)
-        self._cohorts = _cohorts(options)
+        self._cohorts = Cohorts(options)
         self.plan = StepPlan(self._room)
         """The plan of the step that is being executed."""
         self._turn = Turn(None, self.plan)
@@ -252,13 +252,6 @@ class Scheduler:
         """Assert that sequences and memory agree (tests call this after every step)."""
         self.sequences.check()
         self._memory.check()
-
-
-def _cohorts(options: StepOptions) -> Cohorts:
-    return Cohorts(
-        CohortOptions(options.batch_floor, options.pace_ms, options.batch_stall_ms),
-        new_composer=lambda: Composer(options),
-    )
 
 
 def _model_outcomes(

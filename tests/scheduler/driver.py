@@ -18,7 +18,7 @@ from openai_cpu_server.scheduler.prefix_cache import PrefixCache
 from openai_cpu_server.scheduler.scheduler import Limits, Scheduler
 from openai_cpu_server.scheduler.sequence import Sequence, Status
 from openai_cpu_server.scheduler.speculation.drafts import Draft, Drafter, ModelDrafter
-from openai_cpu_server.scheduler.speculation.speculator import SpeculationOptions, Speculator
+from openai_cpu_server.scheduler.speculation.speculator import Speculator
 from tests.fakes import END_TOKEN, FAKE_INFO, FakeBackend, adapted, forced_token, next_token
 
 Spans = dict[str, int]
@@ -206,7 +206,7 @@ class Driver:
         if self._drafter is None:
             return None
         draft_model = ModelDrafter(0.1) if self._always else None
-        return Speculator(self._drafter, SpeculationOptions(always=self._always), draft_model)
+        return Speculator(self._drafter, draft_model, always=self._always)
 
     def crash(self, lost: int = 0) -> None:
         """A new engine, to which every live request is submitted again with what it has produced.
