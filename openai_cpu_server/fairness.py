@@ -153,7 +153,7 @@ class FairTurns(Generic[Key]):
         self._away = {key: account for key, account in self._away.items() if account.used > least}
 
 
-Path = tuple[Hashable, ...]
+Path = tuple[str, ...]
 """From the outermost group that somebody belongs to down to itself."""
 
 
@@ -162,9 +162,9 @@ class NestedTurns:
     names gets no more for it."""
 
     def __init__(self) -> None:
-        self._turns = FairTurns[Hashable](favours_newcomers=False)
-        self._below: dict[Hashable, NestedTurns] = {}
-        self._borrowed: set[Hashable] = set()
+        self._turns = FairTurns[str](favours_newcomers=False)
+        self._below: dict[str, NestedTurns] = {}
+        self._borrowed: set[str] = set()
         """Of those below: whose turns are those of the original still, which must not be changed."""
 
     def __len__(self) -> int:
@@ -210,10 +210,10 @@ class NestedTurns:
         copied._borrowed = set(self._below)
         return copied
 
-    def _order_below(self, key: Hashable) -> list[Path]:
+    def _order_below(self, key: str) -> list[Path]:
         return [(key, *path) for path in self._below[key].order] if key in self._below else [(key,)]
 
-    def _own(self, key: Hashable) -> NestedTurns:
+    def _own(self, key: str) -> NestedTurns:
         """Those below, of its own."""
         if key in self._borrowed:
             self._borrowed.remove(key)

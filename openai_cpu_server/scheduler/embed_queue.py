@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -51,12 +52,7 @@ class Part:
 
 def _path(pending: Pending) -> Path:
     """Groups of clients take turns, in a group its clients, and of a client its requests."""
-    return (*pending.request.turns, pending)
-
-
-def _pending(path: Path) -> Pending:
-    assert isinstance(path[-1], Pending)
-    return path[-1]
+    return (*pending.request.turns, pending.request.id)
 
 
 class Room(NamedTuple):
@@ -101,7 +97,7 @@ class EmbedQueue:
     @property
     def waiting(self) -> list[Pending]:
         """Those of which nothing was computed yet, about in the order in which they begin."""
-        order = (_pending(path) for priority in Priority for path in self._turns[priority].order)
+        order = (self._pending[path[-1]] for priority in Priority for path in self._turns[priority].order)
         return [pending for pending in order if not pending.has_run]
 
     def get(self, request_id: str) -> Pending | None:
@@ -121,7 +117,7 @@ class EmbedQueue:
 
     def compose(self, room: Room) -> list[Part]:
         """The parts of the next step, in which there is something if anything waits. Changes nothing."""
-        step = _Composition(room)
+        step = _Composition(room, self._pending)
         interactive, batch = (self._turns[priority].copy() for priority in Priority)
         if interactive and batch:
             step.add(batch, within=int(self._credit.amount))
@@ -150,8 +146,9 @@ class EmbedQueue:
 class _Composition:
     """A step that is being filled."""
 
-    def __init__(self, room: Room) -> None:
+    def __init__(self, room: Room, pending: Mapping[str, Pending]) -> None:
         self.parts: dict[Pending, Part] = {}
+        self._pending = pending
         self._room = room
         self._num_inputs = 0
         self._num_tokens = 0
@@ -161,7 +158,7 @@ class _Composition:
         left = self._room.max_tokens if within is None else within
         while turns:
             path = turns.first
-            pending = _pending(path)
+            pending = self._pending[path[-1]]
             part = self.parts.get(pending) or Part(pending, pending.next)
             tokens = part.next_tokens
             if tokens > left or not self._fits(tokens):
