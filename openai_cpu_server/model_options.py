@@ -20,7 +20,6 @@ _PASSED_ON = {
     "flash_attention",
     "kernels",
     "prefill_tokens",
-    "speculation",
     "draft_max",
 }
 """Options that the engine knows by the same name."""
@@ -169,6 +168,7 @@ class ModelOptions(BaseModel):
         """Fields of `EngineOptions` that need no look at the machine."""
         return {
             **self.model_dump(include=_PASSED_ON),
+            "speculation": "off" if self.speculation == "off" else "auto",
             "kv_tokens": self.ctx_size,
             "kv_type": "f16" if self.kv_type == "auto" else self.kv_type,
             "repack": {"auto": None, "on": True, "off": False}[self.repack],

@@ -35,6 +35,7 @@ from pydantic_settings import (
 
 from openai_cpu_server.adapter_options import AdapterOption, parse_adapter
 from openai_cpu_server.contract.adapter import Adapter
+from openai_cpu_server.contract.experiment import Experiment
 from openai_cpu_server.contract.messages import EngineOptions
 from openai_cpu_server.contract.request import Priority
 from openai_cpu_server.errors import StartupError
@@ -63,10 +64,6 @@ _PASSED_ON = {
     "batch_floor",
     "preempt_threshold_ms",
     "policy",
-    "tile_filling",
-    "mixed_steps",
-    "continuous_batching",
-    "prefix_sharing",
     "sandbox",
     "log_level",
 }
@@ -387,6 +384,7 @@ class Settings(ModelOptions, WhatToServe, BaseSettings):
         fields = {
             **self.model_dump(include=_PASSED_ON),
             **(of or self).engine_fields,
+            "experiment": self._experiment(of or self),
             "model_path": str(model_path),
             "draft_model_path": str(draft_model_path) if draft_model_path else None,
             "adapters": adapters,
@@ -398,6 +396,15 @@ class Settings(ModelOptions, WhatToServe, BaseSettings):
             "calibrate": self.calibrate,
         }
         return msgspec.convert(fields, EngineOptions)
+
+    def _experiment(self, of: ModelOptions) -> Experiment:
+        return Experiment(
+            tile_filling=self.tile_filling,
+            mixed_steps=self.mixed_steps,
+            continuous_batching=self.continuous_batching,
+            prefix_sharing=self.prefix_sharing,
+            always_drafts=of.speculation == "always",
+        )
 
     @property
     def profile_dir(self) -> Path:

@@ -11,11 +11,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
 from openai_cpu_server.contract.adapter import Adapter, LoadedAdapter
 from openai_cpu_server.contract.embedding import EmbedResult
+from openai_cpu_server.contract.experiment import Experiment
 from openai_cpu_server.contract.model_info import ModelInfo, ModelKind
 from openai_cpu_server.contract.request import Constraint
 from openai_cpu_server.contract.step import (
@@ -78,6 +80,14 @@ FAKE_RERANKER = msgspec.structs.replace(FAKE_EMBEDDER, kind=ModelKind.RERANKS, e
 
 class Panic(BaseException):
     """As what Rust code raises where it should not go on."""
+
+
+SPECULATION: dict[str, dict[str, Any]] = {
+    "off": {"speculation": "off"},
+    "auto": {},
+    "always": {"experiment": Experiment(always_drafts=True)},
+}
+"""Fields of `EngineOptions` by how much is drafted."""
 
 
 def next_token(tokens: list[int]) -> int:

@@ -9,6 +9,7 @@ import msgspec
 
 from openai_cpu_server.contract.adapter import Adapter, LoadedAdapter, RefusedAdapter
 from openai_cpu_server.contract.embedding import Embedded, EmbedRequest
+from openai_cpu_server.contract.experiment import AS_SERVED, Experiment
 from openai_cpu_server.contract.model_info import ModelInfo
 from openai_cpu_server.contract.replica import Forecast, PrefixNews
 from openai_cpu_server.contract.request import GenerationRequest, Priority
@@ -49,21 +50,15 @@ class EngineOptions(msgspec.Struct, frozen=True, kw_only=True):
     left; and beside interactive streams, where it may not, batch work makes no step longer.
     """
     policy: str = "priority"
-    tile_filling: bool = True
-    mixed_steps: bool = True
-    """Prompts and decoding sequences share steps."""
-    continuous_batching: bool = True
-    """Newcomers join between steps; off: they wait until the whole batch is done."""
-    speculation: str = "auto"
-    """`off`; `always`: whatever can be drafted is, whether that pays or not."""
+    experiment: Experiment = AS_SERVED
+    speculation: Literal["auto", "off"] = "auto"
+    """auto: drafts are computed where that is predicted to be faster."""
     draft_max: int = 31
     """Tokens that one sequence drafts in a step."""
     draft_model_path: str | None = None
     """A small model with the same tokens."""
     adapters: tuple[Adapter, ...] = ()
     """Loaded at start; one that cannot be is refused alone."""
-    prefix_sharing: bool = True
-    """Running sequences share cells, and computed prompts are saved and restored."""
     cache_bytes: int = 0
     """Host memory for the prefix cache."""
     cache_file: str | None = None

@@ -19,7 +19,7 @@ from openai_cpu_server.scheduler.policy import POLICIES
 from openai_cpu_server.scheduler.prefix_cache import Journal, PrefixCache
 from openai_cpu_server.scheduler.scheduler import Limits, Scheduler
 from openai_cpu_server.scheduler.speculation.drafts import LookupDrafter, ModelDrafter
-from openai_cpu_server.scheduler.speculation.speculator import SpeculationOptions, Speculator
+from openai_cpu_server.scheduler.speculation.speculator import Speculator
 
 
 def build_core(
@@ -30,7 +30,7 @@ def build_core(
     Without a curve it goes by a guess, until it has found time to `measure`.
     """
     info = backend.info
-    shares = info.can_share and options.prefix_sharing
+    shares = info.can_share and options.experiment.prefix_sharing
     journal = Journal() if options.tells_forecast else None
     cache = _cache(options, backend, journal) if shares else PrefixCache(0)
     scheduler = Scheduler(
@@ -40,7 +40,6 @@ def build_core(
         cost=CostModel(curve) if curve else CostModel.guess(info.num_parameters),
         options=step_options(options),
         policy=POLICIES[options.policy](),
-        continuous=options.continuous_batching,
         speculator=_speculator(options, info),
     )
     core = EngineCore(
@@ -77,8 +76,7 @@ def step_options(options: EngineOptions) -> StepOptions:
         batch_stall_ms=options.batch_stall_ms,
         newcomer_wait_ms=options.preempt_threshold_ms,
         batch_floor=options.batch_floor,
-        fills_tiles=options.tile_filling,
-        mixes=options.mixed_steps,
+        experiment=options.experiment,
     )
 
 
@@ -86,9 +84,12 @@ def _speculator(options: EngineOptions, info: ModelInfo) -> Speculator | None:
     """None where nothing is to be drafted, or where wrong drafts could not be taken back."""
     if options.speculation == "off" or not info.can_trim:
         return None
-    how = SpeculationOptions(max_tokens=options.draft_max, always=options.speculation == "always")
-    draft_model = ModelDrafter(info.draft_cost) if info.draft_cost is not None else None
-    return Speculator(LookupDrafter(info.end_tokens), how, draft_model)
+    return Speculator(
+        LookupDrafter(info.end_tokens),
+        ModelDrafter(info.draft_cost) if info.draft_cost is not None else None,
+        max_tokens=options.draft_max,
+        always=options.experiment.always_drafts,
+    )
 
 
 def _cache(options: EngineOptions, backend: Backend, journal: Journal | None) -> PrefixCache:

@@ -11,6 +11,7 @@ import msgspec
 import pytest
 
 from openai_cpu_server.contract.cost import CostCurve
+from openai_cpu_server.contract.experiment import Experiment
 from openai_cpu_server.contract.messages import (
     Cancel,
     ClearCache,
@@ -29,7 +30,7 @@ from openai_cpu_server.contract.step import Step, StepResult
 from openai_cpu_server.engine.build import build_core
 from openai_cpu_server.engine.core import EngineCore, Prepared
 from openai_cpu_server.engine.shares import shared_ms
-from tests.fakes import FAKE_INFO, FakeBackend, Panic
+from tests.fakes import FAKE_INFO, SPECULATION, FakeBackend, Panic
 from tests.scheduler.driver import alone, request
 
 pytestmark = pytest.mark.thorough
@@ -128,7 +129,7 @@ class BrokenText(FakeBackend):
 @pytest.mark.parametrize("speculation", ["off", "always"])
 def test_a_sequence_in_which_something_goes_wrong_ends_and_the_others_do_not_notice(speculation: str) -> None:
     """The prompt's last token, one in its middle (it is sampled later), and one that a constraint forces."""
-    options = msgspec.structs.replace(OPTIONS, speculation=speculation, prefill_tokens=8)
+    options = msgspec.structs.replace(OPTIONS, **SPECULATION[speculation], prefill_tokens=8)
     engine = Engine(options, FakeBackend(fault_on=290))
     good = [request(f"good{i}", prompt=20, output=40) for i in range(3)]
     bad = [
@@ -266,7 +267,7 @@ def test_what_was_reused_is_reported() -> None:
 
 
 def test_nothing_is_shared_where_that_is_switched_off() -> None:
-    engine = Engine(msgspec.structs.replace(OPTIONS, prefix_sharing=False))
+    engine = Engine(msgspec.structs.replace(OPTIONS, experiment=Experiment(prefix_sharing=False)))
     prompt = tuple(range(2, 102))
     for name in ("a", "b"):
         engine.core.handle(Submit(request(name, tokens=prompt)))
@@ -330,7 +331,7 @@ def test_the_cache_outlives_the_engine_in_its_file(tmp_path: Path) -> None:
 def test_a_server_without_a_cache_leaves_the_file_alone(tmp_path: Path) -> None:
     path = tmp_path / "cache"
     path.write_bytes(b"of an earlier run")
-    engine = Engine(msgspec.structs.replace(OPTIONS, prefix_sharing=False))
+    engine = Engine(msgspec.structs.replace(OPTIONS, experiment=Experiment(prefix_sharing=False)))
     engine.core.save_cache(str(path))
     assert path.read_bytes() == b"of an earlier run"
 

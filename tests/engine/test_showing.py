@@ -13,14 +13,14 @@ from openai_cpu_server.contract.request import Constraint, Priority
 from openai_cpu_server.contract.shown import ShownPart, ShownState
 from openai_cpu_server.engine.build import build_core, build_embed_core
 from openai_cpu_server.engine.core import EngineCore
-from tests.fakes import FAKE_INFO, FakeBackend, FakeEmbedder
+from tests.fakes import FAKE_INFO, SPECULATION, FakeBackend, FakeEmbedder
 from tests.scheduler.driver import request
 
 CURVE = CostCurve(step_ms=((1, 5.0), (256, 1000.0)), attended_ms=0.0)
 
 
 def core(*, max_seqs: int = 64, cache_bytes: int = 0, speculation: str = "off") -> EngineCore:
-    options = EngineOptions(model_path="", speculation=speculation, cache_bytes=cache_bytes)
+    options = EngineOptions(model_path="", **SPECULATION[speculation], cache_bytes=cache_bytes)
     info = msgspec.structs.replace(FAKE_INFO, max_seqs=max_seqs)
     return build_core(options, FakeBackend(info), CURVE)
 

@@ -17,7 +17,7 @@ from openai_cpu_server.contract.messages import (
 from openai_cpu_server.contract.request import Constraint, GenerationRequest
 from openai_cpu_server.contract.step import TokenLogprob
 from tests.engine.test_core import OPTIONS, Engine
-from tests.fakes import FAKE_INFO, FakeBackend, next_token
+from tests.fakes import FAKE_INFO, SPECULATION, FakeBackend, next_token
 from tests.scheduler.driver import request
 
 PERIOD = 12
@@ -33,7 +33,7 @@ def parrot(tokens: list[int]) -> int:
 def engine(speculation: str, *requests: GenerationRequest, **info: bool) -> Engine:
     """One that has the requests."""
     backend = FakeBackend(msgspec.structs.replace(FAKE_INFO, **info), choose=parrot)
-    made = Engine(msgspec.structs.replace(OPTIONS, speculation=speculation), backend)
+    made = Engine(msgspec.structs.replace(OPTIONS, **SPECULATION[speculation]), backend)
     for one in requests:
         made.core.handle(Submit(one))
     return made
@@ -129,7 +129,7 @@ def test_nothing_is_drafted_for_a_memory_that_cannot_be_trimmed() -> None:
 
 
 def test_no_draft_is_longer_than_the_option_says() -> None:
-    options = msgspec.structs.replace(OPTIONS, speculation="always", draft_max=3)
+    options = msgspec.structs.replace(OPTIONS, **SPECULATION["always"], draft_max=3)
     made = Engine(options, FakeBackend(choose=parrot))
     made.core.handle(Submit(quoting()))
     made.run()

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 from llguidance import LLMatcher
 
+from openai_cpu_server.contract.experiment import Experiment
 from openai_cpu_server.contract.messages import EngineOptions, FinishReason, Submit, TokenEvent
 from openai_cpu_server.contract.request import Constraint, GenerationRequest, Sampling
 from openai_cpu_server.contract.step import Close, Open, Span, Step
@@ -86,7 +87,7 @@ def run(
     backend: LlamaBackend, *requests: GenerationRequest, told: tuple[int, ...] = ()
 ) -> dict[str, Outcome]:
     """To their ends, through the engine's core. `told`: output that an earlier engine has told already."""
-    core = build_core(EngineOptions(model_path="", tile_filling=False), backend, None)
+    core = build_core(EngineOptions(model_path="", experiment=Experiment(tile_filling=False)), backend, None)
     events: dict[str, list[TokenEvent]] = {one.id: [] for one in requests}
     for one in requests:
         core.handle(Submit(one, output=told))

@@ -20,6 +20,7 @@ from openai_cpu_server.llama.model.vocabulary import Vocabulary
 from openai_cpu_server.llama.sampling.sampler import Sampler
 from openai_cpu_server.llama.sampling.slot import OpenSlot
 from openai_cpu_server.llama.sampling.truncation import Candidates
+from tests.fakes import SPECULATION
 from tests.llama.driver import GREEDY, execute_and_press, generate, opened
 
 SIZE = 40
@@ -277,7 +278,7 @@ def test_a_draft_is_cut_where_the_grammar_forbids(backend: LlamaBackend, vocabul
 
 def answers(backend: LlamaBackend, speculation: str, *requests: GenerationRequest) -> dict[str, TokenEvent]:
     """Through the engine's core: all that each request's events say, in one."""
-    options = EngineOptions(model_path="", speculation=speculation)
+    options = EngineOptions(model_path="", **SPECULATION[speculation])
     core = build_core(options, backend, None)
     for one in requests:
         core.handle(Submit(one))
