@@ -7,9 +7,9 @@ from sqlalchemy import RowMapping, and_, insert, or_, select, update
 
 from openai_cpu_server.errors import BatchConflict, JobObjectNotFound
 from openai_cpu_server.jobs.records import BatchRecord, BatchStatus, Page, Purpose
-from openai_cpu_server.jobs.store.database import Database
 from openai_cpu_server.jobs.store.files import file_not_found
 from openai_cpu_server.jobs.store.tables import batches, files
+from openai_cpu_server.storage.database import Database
 
 
 class BatchStore:

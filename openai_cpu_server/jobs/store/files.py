@@ -9,8 +9,8 @@ from sqlalchemy import ColumnElement, RowMapping, and_, delete, insert, or_, sel
 
 from openai_cpu_server.errors import FileInUse, JobObjectNotFound
 from openai_cpu_server.jobs.records import ACTIVE, FileRecord, Page, Purpose
-from openai_cpu_server.jobs.store.database import Database
 from openai_cpu_server.jobs.store.tables import batches, files, parts
+from openai_cpu_server.storage.database import Database
 
 PART_BYTES = 256 * 1024
 _PARTS_AT_ONCE = 16

@@ -22,9 +22,9 @@ from openai_cpu_server.jobs.records import (
     RowResult,
 )
 from openai_cpu_server.jobs.store.batches import batch_record
-from openai_cpu_server.jobs.store.database import Database
 from openai_cpu_server.jobs.store.lease import has_died
 from openai_cpu_server.jobs.store.tables import batches, files, parts, results
+from openai_cpu_server.storage.database import Database
 
 _ACTIVE = tuple(status.value for status in ACTIVE)
 

@@ -10,8 +10,8 @@ from sqlalchemy import CTE, ColumnElement, Connection, RowMapping, and_, delete,
 
 from openai_cpu_server.errors import InvalidRequest, JobObjectNotFound
 from openai_cpu_server.jobs.records import ItemRecord, Link, Page, ResponseRecord, ResponseStatus
-from openai_cpu_server.jobs.store.database import Database
 from openai_cpu_server.jobs.store.tables import response_events, response_items, responses
+from openai_cpu_server.storage.database import Database
 
 _ACTIVE = tuple(status.value for status in ResponseStatus if not status.has_ended)
 _SLACK_S = 24 * 3600

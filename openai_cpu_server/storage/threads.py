@@ -1,4 +1,4 @@
-"""The threads that talk to the database: one that writes, and some that read without waiting for it.
+"""The threads that talk to a database: one that writes, and some that read without waiting for it.
 An event loop never waits for a disk."""
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from concurrent.futures import Executor, ThreadPoolExecutor
 from functools import partial
 from typing import ParamSpec, TypeVar
 
-from openai_cpu_server.jobs.store.database import Database
+from openai_cpu_server.storage.database import Database
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -18,11 +18,13 @@ _READERS = 3
 """A long conversation that is read keeps one of them busy, and nobody else waits."""
 
 
-class StoreThreads:
-    def __init__(self, database: Database) -> None:
-        self._writer = ThreadPoolExecutor(1, thread_name_prefix="jobs-db")
+class DatabaseThreads:
+    """`name`: that of the threads. They raise RuntimeError once they are closed."""
+
+    def __init__(self, database: Database, name: str) -> None:
+        self._writer = ThreadPoolExecutor(1, thread_name_prefix=name)
         self._readers = (
-            ThreadPoolExecutor(_READERS, thread_name_prefix="jobs-db-read")
+            ThreadPoolExecutor(_READERS, thread_name_prefix=f"{name}-read")
             if database.reads_beside_writes
             else self._writer
         )
