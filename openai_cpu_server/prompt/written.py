@@ -11,8 +11,8 @@ import secrets
 from collections.abc import Callable, Mapping, Sequence
 
 from openai_cpu_server.errors import InvalidRequest, TemplateFailed
+from openai_cpu_server.prompt.messages import Message
 
-Message = Mapping[str, object]
 Written = Mapping[int, Sequence[int]]
 """By the index of an assistant's message: the tokens that the model wrote for it."""
 Render = Callable[[Sequence[Message]], str]
