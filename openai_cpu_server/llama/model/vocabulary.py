@@ -9,7 +9,6 @@ from collections import Counter
 from collections.abc import Sequence
 from itertools import pairwise
 from pathlib import Path
-from types import TracebackType
 from typing import NamedTuple
 
 from openai_cpu_server.contract.model_info import ControlToken, FimTokens, Marks
@@ -17,6 +16,7 @@ from openai_cpu_server.errors import InvalidRequest, StartupError
 from openai_cpu_server.llama.bindings import llama_cpp
 from openai_cpu_server.llama.gguf.header import GgufHeader
 from openai_cpu_server.llama.model.model import Model
+from openai_cpu_server.llama.model.native import Closable
 from openai_cpu_server.llama.model.word_pieces import LONGEST_WORD, WordPieces
 
 _BERT_UNKNOWN = 100
@@ -44,7 +44,7 @@ class Pieces(NamedTuple):
     """The tokens, in order, that have no bytes without `special`."""
 
 
-class Vocabulary:
+class Vocabulary(Closable):
     """The contract's `Tokenizer`. Safe to call from any thread: the native vocabulary is only read."""
 
     def __init__(self, model: Model, *, owns_model: bool = False) -> None:
@@ -210,14 +210,6 @@ class Vocabulary:
     def close(self) -> None:
         if self._owns_model:
             self._model.close()
-
-    def __enter__(self) -> Vocabulary:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
 
 def try_out(vocabulary: Vocabulary) -> None:
