@@ -25,8 +25,8 @@ _ALPHABET = string.ascii_letters + string.digits
 NewId = Callable[[], str]
 
 
-def new_tool_call_id(prefix: str = "call_") -> str:
-    return prefix + "".join(secrets.choice(_ALPHABET) for _ in range(24))
+def new_tool_call_id() -> str:
+    return "call_" + "".join(secrets.choice(_ALPHABET) for _ in range(24))
 
 
 class CalledFunction(msgspec.Struct, frozen=True):
