@@ -32,8 +32,13 @@ from sqlalchemy.exc import SQLAlchemyError
 from openai_cpu_server.answers.similarity import Near, nearest
 from openai_cpu_server.answers.store import GROUP_LIMIT, Bounds, Entry, Size, StoreFailed
 from openai_cpu_server.errors import StartupError
-from openai_cpu_server.storage.database import Database, SqliteOptions, cause_of, sqlite_engine
-from openai_cpu_server.storage.threads import DatabaseThreads
+from openai_cpu_server.storage.database import (
+    Database,
+    DatabaseThreads,
+    SqliteOptions,
+    cause_of,
+    sqlite_engine,
+)
 
 P = ParamSpec("P")
 T = TypeVar("T")

@@ -33,8 +33,7 @@ from openai_cpu_server.jobs.store.storage import Space, Storage, disk_space
 from openai_cpu_server.jobs.store.upload import Source, prune, upload
 from openai_cpu_server.jobs.usage import UsageBook
 from openai_cpu_server.jobs.window import window_seconds
-from openai_cpu_server.storage.database import Database
-from openai_cpu_server.storage.threads import DatabaseThreads
+from openai_cpu_server.storage.database import Database, DatabaseThreads
 
 ENDPOINTS = ("/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/embeddings", "/v1/rerank")
 

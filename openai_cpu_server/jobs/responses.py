@@ -13,8 +13,7 @@ from openai_cpu_server.jobs.records import ItemRecord, Link, Page, ResponseRecor
 from openai_cpu_server.jobs.store.lease import has_died, new_holder
 from openai_cpu_server.jobs.store.responses import ResponseStore
 from openai_cpu_server.jobs.store.storage import Storage
-from openai_cpu_server.storage.database import Database
-from openai_cpu_server.storage.threads import DatabaseThreads
+from openai_cpu_server.storage.database import Database, DatabaseThreads
 
 _PURGE_EVERY_S = 600.0
 RENEW_S = 5.0

@@ -13,8 +13,7 @@ from openai_cpu_server.contract.usage import Amounts
 from openai_cpu_server.jobs.store.database import away
 from openai_cpu_server.jobs.store.usage import Slot, UsagePage, UsageQuery, UsageStore
 from openai_cpu_server.storage.breaker import CircuitBreaker
-from openai_cpu_server.storage.database import Database
-from openai_cpu_server.storage.threads import DatabaseThreads
+from openai_cpu_server.storage.database import Database, DatabaseThreads
 
 logger = logging.getLogger(__name__)
 

@@ -1,9 +1,4 @@
-"""Earlier answers stand in a prompt as the tokens that the model wrote, so that it finds them computed.
-
-A template writes an answer of before from its text: it trims white space, and writes calls anew from their
-arguments. Tokenised again, even the very same text can become other tokens than those that were sampled. So a
-mark is rendered in place of such an answer, and the tokens are put where the mark stands.
-"""
+"""Earlier answers stand in a prompt as the tokens that the model wrote, so that it finds them computed."""
 
 from __future__ import annotations
 
@@ -21,6 +16,10 @@ Render = Callable[[Sequence[Message]], str]
 
 def written_parts(messages: Sequence[Message], written: Written, render: Render) -> list[str] | None:
     """The prompt's text before, between and behind the written answers.
+
+    A template writes an answer of before from its text: it trims white space, and writes calls anew from
+    their arguments. Tokenised again, even the very same text can become other tokens than those that were
+    sampled. So a mark is rendered in place of such an answer, and the tokens are put where the mark stands.
 
     None: the template does not show a plain answer where one of these stands.
     """

@@ -1,13 +1,16 @@
-"""A database behind SQLAlchemy: how SQLite is opened, and transactions whose failures their owner names."""
+"""A database behind SQLAlchemy: how SQLite is opened, transactions whose failures their owner names, and the
+threads that talk to it: an event loop never waits for a disk."""
 
 from __future__ import annotations
 
+import asyncio
 import sqlite3
 from collections.abc import Callable, Iterator
+from concurrent.futures import Executor, ThreadPoolExecutor
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, ParamSpec, TypeVar
 from urllib.parse import unquote, urlsplit
 
 from sqlalchemy import URL, Connection, Engine, create_engine, event
@@ -17,6 +20,11 @@ from sqlalchemy.pool import ConnectionPoolEntry, QueuePool, StaticPool
 
 from openai_cpu_server.private_files import keep_database_private
 
+P = ParamSpec("P")
+T = TypeVar("T")
+
+_READERS = 3
+"""A long conversation that is read keeps one of them busy, and nobody else waits."""
 _READS = "openai_cpu_server_reads"
 
 
@@ -78,6 +86,35 @@ class Database:
             raise named from error
 
 
+class DatabaseThreads:
+    """One thread writes, some read without waiting for it.
+
+    `name`: that of the threads. They raise RuntimeError once they are closed.
+    """
+
+    def __init__(self, database: Database, name: str) -> None:
+        self._writer = ThreadPoolExecutor(1, thread_name_prefix=name)
+        self._readers = (
+            ThreadPoolExecutor(_READERS, thread_name_prefix=f"{name}-read")
+            if database.reads_beside_writes
+            else self._writer
+        )
+
+    async def write(self, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+        """Call a function that writes, in the order of the calls.
+        Work that has begun ends even if its caller is cancelled."""
+        return await _done(self._writer, partial(work, *args, **kwargs))
+
+    async def read(self, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+        """Call a function that only reads. It sees what is committed."""
+        return await _done(self._readers, partial(work, *args, **kwargs))
+
+    async def close(self) -> None:
+        """Wait until all work that has begun is done."""
+        for executor in (self._writer, self._readers):
+            await asyncio.to_thread(executor.shutdown)
+
+
 def sqlite_engine(url: URL, options: SqliteOptions) -> Engine:
     """SQLite in WAL mode, in a file that is this user's alone. Raises OSError; whoever uses it first gets
     what `check` raises."""
@@ -128,3 +165,7 @@ def _begin_sqlite(connection: Connection) -> None:
     """Lock at the start of a transaction that will write: what it read cannot change before it writes."""
     is_reading = connection.get_execution_options().get(_READS, False)
     connection.exec_driver_sql("BEGIN" if is_reading else "BEGIN IMMEDIATE")
+
+
+async def _done(executor: Executor, work: Callable[[], T]) -> T:
+    return await asyncio.get_running_loop().run_in_executor(executor, work)

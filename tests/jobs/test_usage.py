@@ -16,7 +16,7 @@ from openai_cpu_server.jobs.records import Page
 from openai_cpu_server.jobs.store.database import open_database
 from openai_cpu_server.jobs.store.usage import Slot, UsageQuery, UsageStore
 from openai_cpu_server.jobs.usage import UsageBook
-from openai_cpu_server.storage.threads import DatabaseThreads
+from openai_cpu_server.storage.database import DatabaseThreads
 from tests.jobs.support import jobs_at
 
 pytestmark = pytest.mark.anyio

@@ -8,7 +8,7 @@ import anyio
 
 from openai_cpu_server.jobs.run.lines import Line, LineSplitter
 from openai_cpu_server.jobs.store.files import FileStore
-from openai_cpu_server.storage.threads import DatabaseThreads
+from openai_cpu_server.storage.database import DatabaseThreads
 
 
 class FileReader:

@@ -21,7 +21,7 @@ from openai_cpu_server.jobs.store.ledger import Ledger
 from openai_cpu_server.jobs.store.storage import Storage
 from openai_cpu_server.jobs.store.upload import prune
 from openai_cpu_server.storage.breaker import CircuitBreaker
-from openai_cpu_server.storage.threads import DatabaseThreads
+from openai_cpu_server.storage.database import DatabaseThreads
 
 logger = logging.getLogger(__name__)
 

@@ -1,10 +1,4 @@
-"""Opens the database of jobs: SQLite in WAL mode, or PostgreSQL, with the same statements.
-
-SQLite runs with synchronous=FULL. NORMAL would survive kill -9 as well (what is written to the WAL stays when
-the process dies), but after a power loss it may forget the last commits, and with them files and batches that
-a client knows of. A sync per commit is cheap beside a row that takes 100 ms and more, and rows that end
-together share one.
-"""
+"""Opens the database of jobs: SQLite in WAL mode, or PostgreSQL, with the same statements."""
 
 from __future__ import annotations
 
@@ -31,6 +25,9 @@ from openai_cpu_server.storage.database import Database, SqliteOptions, cause_of
 from openai_cpu_server.user_folders import expanded
 
 _SQLITE = SqliteOptions(lock_timeout_s=30, synchronous="FULL")
+"""NORMAL would survive kill -9 as well (what is written to the WAL stays when the process dies), but after a
+power loss it may forget the last commits, and with them files and batches that a client knows of. A sync per
+commit is cheap beside a row that takes 100 ms and more, and rows that end together share one."""
 _POSTGRES = {
     "connect_timeout": 10,
     "tcp_user_timeout": 30_000,

@@ -1,10 +1,4 @@
-"""The tables. A file's content is the concatenation of its parts, in the order of their numbers.
-
-Content lives in the database, not in a directory: then a file and its record, a row's result and its count
-are one transaction, and two servers on one PostgreSQL see the same files. An upload has parts of 256 KiB;
-an output file has one part per row, numbered by the input's line, written while the batch runs: when the
-last row is committed the file is complete and in order, and nothing is copied.
-"""
+"""The tables."""
 
 from __future__ import annotations
 
@@ -66,6 +60,13 @@ parts = Table(
     Column("number", Integer, primary_key=True, autoincrement=False),
     Column("content", LargeBinary, nullable=False),
 )
+"""A file's content is the concatenation of its parts, in the order of their numbers.
+
+Content lives in the database, not in a directory: then a file and its record, a row's result and its count
+are one transaction, and two servers on one PostgreSQL see the same files. An upload has parts of 256 KiB;
+an output file has one part per row, numbered by the input's line, written while the batch runs: when the
+last row is committed the file is complete and in order, and nothing is copied.
+"""
 
 batches = Table(
     "batches",

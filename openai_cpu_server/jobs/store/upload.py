@@ -12,7 +12,7 @@ import msgspec
 from openai_cpu_server.errors import JobsUnavailable
 from openai_cpu_server.jobs.records import FileRecord
 from openai_cpu_server.jobs.store.files import PART_BYTES, FileStore
-from openai_cpu_server.storage.threads import DatabaseThreads
+from openai_cpu_server.storage.database import DatabaseThreads
 
 _PARTS_A_PIECE = 8
 _LONGEST_S = 3600
